@@ -1,0 +1,12 @@
+// The commands of the `lockstep` program. Each adds its words to the parser and leaves the exit
+// status where the parser's callback can put it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace lockstep::program {
+
+void add_replay(CLI::App& app, int& status);
+void add_list(CLI::App& app, int& status);
+
+}  // namespace lockstep::program

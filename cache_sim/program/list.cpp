@@ -1,0 +1,65 @@
+// lockstep list: the names that words of other commands can be, one a line, the name first.
+#include <fmt/format.h>
+
+#include <map>
+
+#include "cache_sim/program/commands.hpp"
+#include "reference/base/mark.hpp"
+#include "reference/base/subject.hpp"
+
+namespace lockstep::program {
+namespace {
+
+void print_all(const std::vector<std::pair<std::string, std::string>>& rows) {
+  std::size_t width = 0;
+  for (const auto& [name, text] : rows) width = std::max(width, name.size());
+  for (const auto& [name, text] : rows) {
+    if (text.empty())
+      fmt::print("{}\n", name);
+    else
+      fmt::print("{:<{}}  {}\n", name, width, text);
+  }
+}
+
+std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what) {
+  std::vector<std::pair<std::string, std::string>> rows;
+  const auto add = [&](std::string_view name, std::string_view text) {
+    rows.emplace_back(name, text);
+  };
+  if (what == "policies" || what == "subjects")
+    for (const PolicyEntry& policy : Registry<PolicyEntry>::all()) add(policy.name, policy.summary);
+  if (what == "subjects") {
+    for (const OracleEntry& oracle : Registry<OracleEntry>::all())
+      add("oracle:" + std::string(oracle.name),
+          "the plain definition of " + std::string(oracle.name));
+    add("oracle", "the oracle of the first other subject");
+    add("exec:COMMAND", "a child process that speaks the subject protocol");
+  }
+  if (what == "layers") add("label", "the digest and length of the exact token prefix, no numbers");
+  if (what == "defects")
+    for (const DefectEntry& defect : Registry<DefectEntry>::all())
+      add(defect.name, defect.sentence);
+  if (what == "marks")
+    for (const MarkEntry& mark : Registry<MarkEntry>::all()) add(mark.name, "");
+  if (what == "workloads")
+    add("sglang-w1[:seed=,requests=,kv_tokens=,state_slots=]",
+        "2,000 multi-turn requests, made from a seed");
+  return rows;
+}
+
+}  // namespace
+
+void add_list(CLI::App& app, int&) {
+  CLI::App* const command =
+      app.add_subcommand("list", "names that other commands take, one a line");
+  const auto what = std::make_shared<std::string>();
+  command
+      ->add_option("WHAT", *what,
+                   "subjects, policies, layers, defects, marks, workloads or operations")
+      ->required()
+      ->check(CLI::IsMember(
+          {"subjects", "policies", "layers", "defects", "marks", "workloads", "operations"}));
+  command->callback([what] { print_all(rows_of(*what)); });
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,121 @@
+// lockstep replay: what happened, the first wrong event, and what surrounds it.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <iostream>
+
+#include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/replay_options.hpp"
+#include "cache_sim/result_json.hpp"
+
+namespace lockstep::program {
+namespace {
+
+using cache_sim::LocatedFinding;
+using cache_sim::ReplayOutcome;
+using cache_sim::ReplayRequest;
+
+void print_finding(const LocatedFinding& located, const ReplayRequest& request) {
+  const std::string place =
+      located.line > 0 ? fmt::format("{}:{}", located.file, located.line) : located.file;
+  fmt::print("{}: {} at event {}: {}\n", place, to_string(located.finding.kind), located.event,
+             located.finding.text);
+  fmt::print("  expected  {}\n  actual    {}\n", located.finding.expected, located.finding.actual);
+  if (!located.subject.empty()) fmt::print("  subject   {}\n", located.subject);
+  for (std::size_t i = 0; i < located.around.size(); ++i) {
+    const bool last = i + 1 == located.around.size();
+    const auto event = located.event - static_cast<std::int64_t>(located.around.size() - 1 - i);
+    fmt::print("  {} {:>6}  {}\n", last ? ">" : " ", event, located.around[i]);
+  }
+  fmt::print("replay   {}\n", replay_command(request));
+}
+
+void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
+  const cache_sim::Run& run = *outcome.run;
+  for (const LocatedFinding& located : run.findings()) print_finding(located, request);
+  std::string subjects;
+  for (std::size_t i = 0; i < run.subject_count(); ++i)
+    subjects += (i == 0 ? "" : " beside ") + run.subject_name(i);
+  fmt::print("{}: {}: {} events, {} requests, {}\n", request.file, subjects, run.event_count(),
+             run.outcomes().size(),
+             run.findings().empty()
+                 ? "nothing found"
+                 : fmt::format("{} found", to_string(run.findings().front().finding.kind)));
+  std::string line = fmt::format("digest={:016x}", run.digest());
+  if (outcome.decisions)
+    line += fmt::format(" decision_digest={:016x}", outcome.decisions->decision_digest);
+  if (run.subject_count() != 0) line += fmt::format(" hit_tokens={}", run.totals(0).hit_tokens);
+  fmt::print("{}\n", line);
+}
+
+std::string decisions_text(const ReplayOutcome& outcome) {
+  std::string lines;
+  if (!outcome.decisions) {
+    for (const cache_sim::RequestOutcome& request : outcome.run->outcomes())
+      lines += fmt::format("[\"{}\", {}, {}]\n", request.id.text(), request.prompt_tokens,
+                           request.cached_tokens);
+    return lines;
+  }
+  for (std::size_t i = 0; i < outcome.decisions->prefixes.size(); ++i)
+    lines += fmt::format("[{}, {}]\n", i, outcome.decisions->prefixes[i]);
+  return lines;
+}
+
+/// Files are written only after every input was read and every run was made: bad input writes
+/// nothing.
+Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayRequest>& requests,
+                         const std::vector<ReplayOutcome>& outcomes) {
+  using cache_sim::Json;
+  Json runs = Json::array();
+  Json timeline = {{"displayTimeUnit", "ms"}, {"traceEvents", Json::array()}};
+  std::string decisions;
+  for (std::size_t i = 0; i < outcomes.size(); ++i) {
+    runs.push_back(run_json(requests[i], outcomes[i]));
+    for (Json& event : timeline_json(outcomes[i])["traceEvents"]) {
+      event["pid"] = i + 1;
+      timeline["traceEvents"].push_back(std::move(event));
+    }
+    decisions += decisions_text(outcomes[i]);
+  }
+  const auto write = [](const std::string& path, const std::string& text) -> Result<void> {
+    return path.empty() ? Result<void>{} : cache_sim::write_file(path, text);
+  };
+  const Json& json = runs.size() == 1 ? runs[0] : runs;
+  return write(options.json_path, json.dump(1) + "\n")
+      .and_then([&] { return write(options.timeline_path, timeline.dump() + "\n"); })
+      .and_then([&] { return write(options.decisions_path, decisions); });
+}
+
+int run_replay(const ReplayOptions& options) {
+  Result<std::vector<ReplayRequest>> requests = options.requests();
+  const auto refuse = [](const Error& error) {
+    std::cerr << "lockstep: " << error.text << '\n';
+    return static_cast<int>(error.status);
+  };
+  if (!requests) return refuse(requests.error());
+  std::vector<ReplayOutcome> outcomes;
+  int status = kExitPass;
+  for (ReplayRequest& request : *requests) {
+    request.keep_events = !options.timeline_path.empty();
+    Result<ReplayOutcome> outcome = cache_sim::replay(request);
+    if (!outcome) return refuse(outcome.error());
+    if (status == kExitPass) status = outcome->status();
+    outcomes.push_back(std::move(*outcome));
+  }
+  for (std::size_t i = 0; i < outcomes.size(); ++i) print_outcome((*requests)[i], outcomes[i]);
+  if (const Result<void> written = write_files(options, *requests, outcomes); !written)
+    return refuse(written.error());
+  return status;
+}
+
+}  // namespace
+
+void add_replay(CLI::App& app, int& status) {
+  CLI::App* const command =
+      app.add_subcommand("replay", "replay traces or workloads against one or more subjects");
+  const auto options = std::make_shared<ReplayOptions>();
+  options->add_to(*command);
+  command->callback([options, &status] { status = run_replay(*options); });
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,751 @@
+#include "cache_sim/radix_auditor.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reference/base/mix.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::uint32_t kKindShift = 30;
+constexpr std::uint32_t kOfNode = 1u << kKindShift;
+constexpr std::uint32_t kOfRequest = 2u << kKindShift;
+constexpr std::uint32_t kOfHeld = 3u << kKindShift;
+constexpr std::uint32_t kIndexMask = kOfNode - 1;
+
+constexpr NodeIndex kRoot = RadixTree::kRoot;
+constexpr std::size_t kMostFindings = 8;  // of one operation: the first is the one that counts
+
+std::uint64_t digest_key(std::uint64_t digest, std::uint32_t size, Name salt) {
+  return mix64(digest ^ mix64(size ^ std::uint64_t{salt.index()} << 32));
+}
+
+std::string slot_text(StateSlot slot) {
+  return slot.exists() ? fmt::format("slot {}", slot.value) : "no state";
+}
+
+}  // namespace
+
+RadixAuditor::RadixAuditor(SglangPolicy& policy, const LabelState* labels)
+    : policy_(policy),
+      labels_(labels),
+      has_states_(policy.has_states()),
+      kv_owner_(
+          static_cast<std::size_t>(policy.kv_pool().first_slot() + policy.kv_pool().slot_count())),
+      state_owner_(static_cast<std::size_t>(policy.state_pool().slot_count() + 1)) {
+  policy_.audited_tree().start_auditing();
+  nodes_.resize(1);
+}
+
+std::string RadixAuditor::name_of(NodeIndex node) const {
+  if (node == kRoot) return "the root";
+  const Tokens& path = nodes_[node.value].exists() ? nodes_[node.value].path : actual(node).path;
+  return fmt::format("the node at {} ({} tokens)", path.text(40), path.size());
+}
+
+std::string RadixAuditor::owner_name(Owner owner) const {
+  const std::uint32_t index = owner & kIndexMask;
+  switch (owner >> kKindShift) {
+    case 1: return name_of({index});
+    case 2: return fmt::format("request `{}`", requests_[index].id.text());
+    case 3: return "a held slot";
+    default: return "nobody";
+  }
+}
+
+void RadixAuditor::report(FindingKind kind, std::string text, std::string expected,
+                          std::string actual) {
+  if (findings_->size() < kMostFindings)
+    findings_->push_back({kind, std::move(text), std::move(expected), std::move(actual)});
+}
+
+bool RadixAuditor::is_same_node(NodeIndex node) const {
+  return actual(node).alive && nodes_[node.value].serial == actual(node).serial;
+}
+
+// Slots
+// ---------------------------------------------------------------------------------------------------------------
+
+void RadixAuditor::own_kv(std::span<const KvExtent> extents, Owner owner) {
+  for (const KvExtent& extent : extents) {
+    if (std::uint64_t{extent.begin} + extent.size > kv_owner_.size()) {
+      report(FindingKind::out_of_range,
+             fmt::format("{} holds KV slots beyond the pool", owner_name(owner)),
+             fmt::format("slots below {}", kv_owner_.size()),
+             std::to_string(extent.begin + extent.size - 1));
+      continue;
+    }
+    for (std::uint32_t slot = extent.begin; slot < extent.begin + extent.size; ++slot) {
+      if (kv_owner_[slot] != 0) {
+        report(FindingKind::slot_in_two_places,
+               fmt::format("KV slot {} belongs to {} and to {}", slot, owner_name(kv_owner_[slot]),
+                           owner_name(owner)),
+               "one owner", "two");
+        continue;
+      }
+      if (policy_.kv_pool().is_free(slot)) {
+        report(FindingKind::freed_slot_in_use,
+               fmt::format("KV slot {} is free and belongs to {}", slot, owner_name(owner)),
+               "one or the other", "both");
+        continue;
+      }
+      kv_owner_[slot] = owner;
+      ++owned_kv_;
+    }
+  }
+}
+
+void RadixAuditor::disown_kv(std::span<const KvExtent> extents, Owner owner) {
+  for (const KvExtent& extent : extents)
+    for (std::uint32_t slot = extent.begin; slot < extent.begin + extent.size; ++slot) {
+      if (slot >= kv_owner_.size() || kv_owner_[slot] != owner) continue;
+      kv_owner_[slot] = 0;
+      --owned_kv_;
+    }
+}
+
+void RadixAuditor::own_state(StateSlot slot, Owner owner) {
+  if (!slot.exists()) return;
+  if (slot.value == 0 || slot.value >= state_owner_.size()) {
+    report(FindingKind::out_of_range,
+           fmt::format("{} holds state slot {}", owner_name(owner), slot.value),
+           fmt::format("a slot from 1 to {}", state_owner_.size() - 1), std::to_string(slot.value));
+    return;
+  }
+  Owner& now = state_owner_[slot.value];
+  if (now != 0) {
+    report(FindingKind::slot_in_two_places,
+           fmt::format("state slot {} belongs to {} and to {}", slot.value, owner_name(now),
+                       owner_name(owner)),
+           "one owner", "two");
+    return;
+  }
+  if (labels_ != nullptr && !labels_->state_in_use(slot)) {
+    report(FindingKind::freed_slot_in_use,
+           fmt::format("state slot {} is free and belongs to {}", slot.value, owner_name(owner)),
+           "one or the other", "both");
+    return;
+  }
+  now = owner;
+  ++owned_states_;
+}
+
+void RadixAuditor::disown_state(StateSlot slot, Owner owner) {
+  if (!slot.exists() || slot.value >= state_owner_.size() || state_owner_[slot.value] != owner)
+    return;
+  state_owner_[slot.value] = 0;
+  --owned_states_;
+}
+
+// Following an operation
+// ----------------------------------------------------------------------------------------------
+
+void RadixAuditor::after(const Operation& operation, const Reply& reply, Findings& findings) {
+  findings_ = &findings;
+  ++operation_;
+  collect_touched();
+  // Everything that moved leaves its old owner before anything gets a new one: a slot may pass
+  // between two of them.
+  for (const Touched& touched : touched_) bury(touched);
+  if (operation.id.exists()) follow_request(operation);
+  for (std::size_t i = 0; i < held_slots_.size(); ++i)
+    disown_state(held_slots_[i].slot, kOfHeld | static_cast<std::uint32_t>(i));
+  for (const Touched& touched : touched_) take_over(touched);
+  reparent();
+  if (operation.id.exists()) check_request(operation);
+  follow_held();
+  if (has_states_) note_use(operation, reply);
+  for (const Touched& touched : touched_) check_node(touched.node);
+  check_totals();
+}
+
+void RadixAuditor::collect_touched() {
+  touched_.clear();
+  born_.clear();
+  nodes_.resize(policy_.tree().node_count());
+  stamp_.resize(nodes_.size());
+  std::vector<NodeTouch>& touches = policy_.audited_tree().touched();
+  for (const NodeTouch& touch : touches) {
+    if (touch.node == kRoot) continue;
+    if (stamp_[touch.node.value] != operation_) {
+      stamp_[touch.node.value] = operation_;
+      touched_.push_back({touch.node, touch.kv, record(touch.node).child_count});
+    } else if (touch.kv) {
+      std::find_if(touched_.begin(), touched_.end(), [&](const Touched& t) {
+        return t.node == touch.node;
+      })->kv = true;
+    }
+  }
+  touches.clear();
+}
+
+/// Adds a node that only the holders or the uses concern, after the policy's own touches were
+/// collected.
+void RadixAuditor::touch(NodeIndex node) {
+  if (stamp_[node.value] == operation_) return;
+  stamp_[node.value] = operation_;
+  account(record(node), -1);
+  touched_.push_back({node, false, 0});
+}
+
+/// Takes a touched node's record out of the counts; where the node is gone, out of the records too.
+void RadixAuditor::bury(const Touched& touched) {
+  const NodeIndex node = touched.node;
+  NodeRecord& old = record(node);
+  if (!old.exists()) return;
+  account(old, -1);
+  const bool gone = !is_same_node(node);
+  const RadixNode& now = actual(node);
+  if (gone && (old.full_locks != 0 || old.state_locks != 0))
+    report(FindingKind::evicted_while_locked,
+           fmt::format("{} was evicted although it is locked", name_of(node)), "the node stays",
+           "it is gone");
+  if (!gone && old.state.exists() && !now.state.exists()) {
+    if (old.state_locks != 0)
+      report(FindingKind::evicted_while_locked,
+             fmt::format("the state of {} was evicted although it is locked", name_of(node)),
+             "the state stays", "it is gone");
+    if (touched.children_before == 0 && old.full_locks == 0)
+      report(FindingKind::tombstone_rule,
+             fmt::format("{} lost its state and kept its KV although it is an unlocked leaf: "
+                         "nothing can use that KV",
+                         name_of(node)),
+             "the leaf goes whole", "a tombstone");
+  }
+  if (gone || old.state != now.state) disown_state(old.state, kOfNode | node.value);
+  if (gone || touched.kv) disown_kv(old.kv, kOfNode | node.value);
+  if (!gone) return;
+  if (old.parent != kRoot && record(old.parent).exists()) --record(old.parent).child_count;
+  node_by_digest_.erase(digest_key(old.label.digest, old.label.size, old.salt));
+  old = NodeRecord{};
+}
+
+/// Brings a touched node's record up to what the policy holds now.
+void RadixAuditor::take_over(const Touched& touched) {
+  const NodeIndex node = touched.node;
+  const RadixNode& now = actual(node);
+  if (!now.alive) return;
+  NodeRecord& mine = record(node);
+  const bool born = !mine.exists();
+  if (born) {
+    born_.push_back(node);
+    mine.serial = now.serial;
+    mine.label = label_of(now.path, now.depth());
+    mine.path = now.path;
+    mine.salt = now.salt;
+    node_by_digest_[digest_key(mine.label.digest, mine.label.size, now.salt)] = node;
+  }
+  mine.edge_size = now.edge_size();
+  if (born || touched.kv) {
+    mine.kv = now.kv;
+    own_kv(mine.kv, kOfNode | node.value);
+    check_kv_labels(node);
+  }
+  if (mine.state != now.state) {
+    mine.state = now.state;
+    own_state(now.state, kOfNode | node.value);
+    check_state_label(node);
+  }
+}
+
+/// New parents take over the locks below them: a lock counts at every node above it.
+void RadixAuditor::reparent() {
+  for (const Touched& touched : touched_) {
+    NodeRecord& mine = record(touched.node);
+    if (!mine.exists() || mine.parent == actual(touched.node).parent) continue;
+    if (mine.parent.exists() && mine.parent != kRoot && record(mine.parent).exists())
+      --record(mine.parent).child_count;
+    mine.parent = actual(touched.node).parent;
+    if (mine.parent.exists() && mine.parent != kRoot) ++record(mine.parent).child_count;
+  }
+  if (born_.empty()) return;
+  const auto is_born = [&](NodeIndex node) {
+    return std::find(born_.begin(), born_.end(), node) != born_.end();
+  };
+  const auto pass_up = [&](NodeIndex node) {
+    if (is_born(record(node).parent))
+      record(record(node).parent).full_locks += record(node).full_locks;
+  };
+  for (const Touched& touched : touched_)
+    if (record(touched.node).exists() && !is_born(touched.node)) pass_up(touched.node);
+  // The deepest first: a new node has its sum before it passes it on.
+  std::sort(born_.begin(), born_.end(),
+            [&](NodeIndex a, NodeIndex b) { return record(a).label.size > record(b).label.size; });
+  for (const NodeIndex node : born_) pass_up(node);
+}
+
+void RadixAuditor::count_locks(NodeIndex end, int by) {
+  if (!end.exists() || end == kRoot || !record(end).exists()) return;
+  touch(end);
+  if (has_states_) record(end).state_locks += static_cast<std::uint32_t>(by);
+  for (NodeIndex at = end; at.exists() && at != kRoot && record(at).exists();
+       at = record(at).parent) {
+    touch(at);
+    record(at).full_locks += static_cast<std::uint32_t>(by);
+  }
+}
+
+void RadixAuditor::move_holder(NodeIndex& held, NodeIndex now) {
+  if (held == now) return;
+  count_locks(held, -1);
+  count_locks(now, +1);
+  held = now;
+}
+
+void RadixAuditor::follow_request(const Operation& operation) {
+  const auto mine = std::find_if(requests_.begin(), requests_.end(),
+                                 [&](const RequestRecord& r) { return r.id == operation.id; });
+  if (mine == requests_.end()) return;
+  const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
+  disown_state(mine->live, kOfRequest | place);
+  disown_kv(mine->own_kv, kOfRequest | place);
+  mine->live = StateSlot::none();
+  mine->own_kv.clear();
+}
+
+/// The operation's request as it is now: its locks, its slots, I4 (its row is its path) and that
+/// its state fits its KV.
+void RadixAuditor::check_request(const Operation& operation) {
+  const auto& running = policy_.requests();
+  const auto now = std::find_if(running.begin(), running.end(),
+                                [&](const RadixRequest& r) { return r.id == operation.id; });
+  auto mine = std::find_if(requests_.begin(), requests_.end(),
+                           [&](const RequestRecord& r) { return r.id == operation.id; });
+  if (now == running.end()) {
+    if (mine == requests_.end()) return;
+    move_holder(mine->locked, NodeIndex::none());
+    last_gone_ = *mine;
+    mine->id = Name();
+    return;
+  }
+  if (mine == requests_.end()) {
+    mine = std::find_if(requests_.begin(), requests_.end(),
+                        [](const RequestRecord& r) { return !r.id.exists(); });
+    if (mine == requests_.end()) mine = requests_.emplace(requests_.end());
+    mine->id = operation.id;
+    mine->salt = operation.salt;
+    mine->locked = NodeIndex::none();
+  }
+  const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
+  mine->known = now->known;
+  mine->prompt_size = now->prompt_size;
+  mine->computed = now->computed;
+  move_holder(mine->locked, now->locked);
+  mine->live = now->live;
+  own_state(mine->live, kOfRequest | place);
+  mine->own_kv.clear();
+  append_slice(mine->own_kv, now->kv, now->owned, now->allocated);
+  own_kv(mine->own_kv, kOfRequest | place);
+
+  scratch_.clear();
+  std::vector<KvExtent> row;
+  append_slice(row, now->kv, 0, now->owned);
+  if (now->locked.exists()) policy_.tree().append_path_kv(now->locked, 0, scratch_);
+  if (row != scratch_)
+    report(FindingKind::kv_state_disagree,
+           fmt::format("the row of request `{}` is not the tree's KV on its path",
+                       operation.id.text()),
+           "the slots of the path", "others");
+  if (labels_ == nullptr || !has_states_ || now->verifying || !labels_->state_exists(now->live))
+    return;
+  const Label due = label_of(now->known, now->computed);
+  for (const Label& label : {labels_->recurrent(now->live), labels_->conv(now->live)}) {
+    if (label == due) continue;
+    const FindingKind kind = operation.verb != Verb::admit ? FindingKind::kv_state_disagree
+                             : now->computed == 0          ? FindingKind::dirty_slot
+                                                           : FindingKind::wrong_state_prefix;
+    report(kind,
+           fmt::format("request `{}` has the KV of {} tokens and a state that stands for {}",
+                       operation.id.text(), now->computed, label.text()),
+           due.text(), label.text());
+    break;
+  }
+}
+
+void RadixAuditor::follow_held() {
+  const auto& slots = policy_.held_slots();
+  if (!slots.empty() || !held_slots_.empty()) held_slots_ = slots;
+  for (std::size_t i = 0; i < held_slots_.size(); ++i)
+    own_state(held_slots_[i].slot, kOfHeld | static_cast<std::uint32_t>(i));
+  for (HeldLock& mine : held_locks_) {
+    const auto now = std::find_if(policy_.held_locks().begin(), policy_.held_locks().end(),
+                                  [&](const HeldLock& held) { return held.name == mine.name; });
+    if (now == policy_.held_locks().end()) count_locks(mine.node, -1);
+  }
+  for (const HeldLock& held : policy_.held_locks()) {
+    const auto mine = std::find_if(held_locks_.begin(), held_locks_.end(),
+                                   [&](const HeldLock& old) { return old.name == held.name; });
+    if (mine == held_locks_.end()) count_locks(held.node, +1);
+  }
+  if (!held_locks_.empty() || !policy_.held_locks().empty()) held_locks_ = policy_.held_locks();
+}
+
+// Uses and list order
+// -------------------------------------------------------------------------------------------------
+
+void RadixAuditor::use(const Tokens& tokens, std::uint32_t size, Name salt) {
+  if (size == 0 || size > tokens.size()) return;
+  const auto found = node_by_digest_.find(digest_key(tokens.digest(size), size, salt));
+  if (found == node_by_digest_.end() || !record(found->second).exists()) return;
+  touch(found->second);
+  record(found->second).last_use = ++uses_;
+}
+
+/// Which state an operation used, from the rules and the reply: a match uses the one it ends at, an
+/// insert the end of its key.
+void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
+  const bool refused = reply.refused != Refusal::none;
+  const Name salt = operation.salt;
+  switch (operation.verb) {
+    case Verb::admit:
+      if (!refused)
+        return use(operation.tokens, static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
+                   salt);
+      // The match came before the refusal, unless there was no row to match for.
+      if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
+      return use(operation.tokens,
+                 longest_state(operation.tokens, operation.tokens.size() - 1, salt), salt);
+    case Verb::match:
+      return use(operation.tokens, static_cast<std::uint32_t>(reply.get(ReplyField::state)), salt);
+    case Verb::insert:
+      if (!refused) use(operation.tokens, operation.tokens.size(), salt);
+      return;
+    case Verb::checkpoint:
+    case Verb::finish: {
+      const auto mine = std::find_if(requests_.begin(), requests_.end(),
+                                     [&](const RequestRecord& r) { return r.id == operation.id; });
+      const RequestRecord& request = mine == requests_.end() ? last_gone_ : *mine;
+      if (refused || (operation.verb == Verb::finish && !operation.insert)) return;
+      const bool whole =
+          operation.verb == Verb::checkpoint
+              ? operation.up_to == Operation::kAbsent || operation.up_to == request.computed
+              : !policy_.strips_thinking() || request.computed <= request.prompt_size;
+      if (whole) use(request.known, request.computed, request.salt);
+      return;
+    }
+    default: return;
+  }
+}
+
+std::uint32_t RadixAuditor::longest_state(const Tokens& tokens, std::uint32_t limit,
+                                          Name salt) const {
+  std::uint32_t longest = 0;
+  for (const NodeRecord& node : nodes_)
+    if (node.exists() && node.state.exists() && node.salt == salt && node.label.size <= limit &&
+        node.label.size > longest && tokens.digest(node.label.size) == node.label.digest)
+      longest = node.label.size;
+  return longest;
+}
+
+// Checks
+// --------------------------------------------------------------------------------------------------------------
+
+void RadixAuditor::account(const NodeRecord& node, int by) {
+  (node.full_locks != 0 ? sizes_.protected_kv : sizes_.evictable_kv) +=
+      by * std::int64_t{node.edge_size};
+  if (node.state.exists())
+    (node.state_locks != 0 ? sizes_.protected_states : sizes_.evictable_states) += by;
+}
+
+void RadixAuditor::check_node(NodeIndex node) {
+  const NodeRecord& mine = record(node);
+  if (!mine.exists()) return;
+  account(mine, +1);
+  const RadixNode& now = actual(node);
+  const std::uint32_t page = policy_.tree().options().page;
+  if (mine.edge_size == 0 || mine.edge_size % page != 0)
+    report(FindingKind::size_accounting,
+           fmt::format("{} has an edge of {} tokens", name_of(node), mine.edge_size),
+           "at least one whole page", std::to_string(mine.edge_size));
+  const Label parent = now.parent == kRoot ? Label{} : record(now.parent).label;
+  if (parent.size != now.start || now.path.digest(now.start) != parent.digest)
+    report(FindingKind::wrong_state_prefix,
+           fmt::format("{} does not continue its parent", name_of(node)), parent.text(),
+           label_of(now.path, now.start).text());
+  if (now.full_lock != mine.full_locks || now.state_lock != mine.state_locks)
+    report(FindingKind::lock_imbalance,
+           fmt::format("{} counts {} KV and {} state locks, and {} and {} are held", name_of(node),
+                       now.full_lock, now.state_lock, mine.full_locks, mine.state_locks),
+           fmt::format("{} and {}", mine.full_locks, mine.state_locks),
+           fmt::format("{} and {}", now.full_lock, now.state_lock));
+  if (has_states_) check_list_place(node);
+}
+
+void RadixAuditor::check_kv_labels(NodeIndex node) {
+  const RadixNode& now = actual(node);
+  std::uint32_t depth = now.start;
+  for (const KvExtent& extent : now.kv) {
+    depth += extent.size;
+    if (depth > now.depth()) break;
+    if (labels_ == nullptr || !labels_->kv_exists(extent)) continue;
+    if (labels_->kv_digest(extent.begin + extent.size - 1) != now.path.digest(depth))
+      report(FindingKind::wrong_state_prefix,
+             fmt::format("KV slot {} of {} is not that of token {}", extent.begin + extent.size - 1,
+                         name_of(node), depth - 1),
+             label_of(now.path, depth).text(), "another prefix");
+  }
+  if (depth != now.depth())
+    report(FindingKind::kv_state_disagree,
+           fmt::format("{} has {} KV slots for {} tokens", name_of(node), depth - now.start,
+                       now.edge_size()),
+           std::to_string(now.edge_size()), std::to_string(depth - now.start));
+}
+
+/// I3: a state in the tree stands for exactly the path above it.
+void RadixAuditor::check_state_label(NodeIndex node) {
+  const RadixNode& now = actual(node);
+  // A slot that is free was reported as such by own_state().
+  if (labels_ == nullptr || !labels_->state_exists(now.state) || !labels_->state_in_use(now.state))
+    return;
+  const Label due = label_of(now.path, now.depth());
+  for (const Label& label : {labels_->recurrent(now.state), labels_->conv(now.state)}) {
+    if (label == due) continue;
+    report(FindingKind::wrong_state_prefix,
+           fmt::format("state slot {} of {} stands for {}", now.state.value, name_of(node),
+                       label.text()),
+           due.text(), label.text());
+    return;
+  }
+}
+
+void RadixAuditor::check_list_place(NodeIndex node) {
+  const RadixNode& now = actual(node);
+  const RadixTree& tree = policy_.tree();
+  const bool listed = now.lru_newer.exists() || now.lru_older.exists() || tree.lru_newest() == node;
+  if (listed != now.state.exists()) {
+    report(FindingKind::lru_order,
+           fmt::format("{} has {} and is {}in the list of states", name_of(node),
+                       slot_text(now.state), listed ? "" : "not "),
+           "in the list exactly with a state", listed ? "in the list" : "not in it");
+    return;
+  }
+  if (!listed) return;
+  const auto later = [&](NodeIndex newer, NodeIndex older) {
+    if (!newer.exists() || !older.exists() || record(newer).last_use > record(older).last_use)
+      return;
+    report(FindingKind::lru_order,
+           fmt::format("in the list of states {} is newer than {}, which was used after it",
+                       name_of(newer), name_of(older)),
+           "the order of use", "another");
+  };
+  later(now.lru_newer, node);
+  later(node, now.lru_older);
+}
+
+void RadixAuditor::check_totals() {
+  const RadixTree::Sizes& now = policy_.tree().sizes();
+  const auto compare = [&](const char* what, std::int64_t due, std::int64_t is) {
+    if (due != is)
+      report(FindingKind::size_accounting,
+             fmt::format("the tree counts {} {}, and there are {}", is, what, due),
+             std::to_string(due), std::to_string(is));
+  };
+  compare("evictable KV tokens", sizes_.evictable_kv, now.evictable_kv);
+  compare("protected KV tokens", sizes_.protected_kv, now.protected_kv);
+  compare("evictable states", sizes_.evictable_states, now.evictable_states);
+  compare("protected states", sizes_.protected_states, now.protected_states);
+  if (owned_kv_ + policy_.kv_pool().free_count() != policy_.kv_pool().slot_count())
+    find_unconserved("KV", kv_owner_, policy_.kv_pool().first_slot(), owned_kv_,
+                     policy_.kv_pool().free_count(),
+                     [&](std::uint32_t slot) { return policy_.kv_pool().is_free(slot); });
+  const auto& free_states = policy_.state_pool().free_slots();
+  if (owned_states_ + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
+    find_unconserved("state", state_owner_, 1, owned_states_, policy_.state_pool().free_count(),
+                     [&](std::uint32_t slot) {
+                       return std::find(free_states.begin(), free_states.end(), StateSlot{slot}) !=
+                              free_states.end();
+                     });
+}
+
+/// Owned and free do not add up to the pool: names a slot that is both or neither.
+template <class IsFree>
+void RadixAuditor::find_unconserved(const char* what, const std::vector<Owner>& owners,
+                                    std::uint32_t first, std::int64_t owned, std::int64_t free,
+                                    IsFree is_free) {
+  const auto all = static_cast<std::int64_t>(owners.size() - first);
+  const std::string due = fmt::format("{} slots, each free or owned", all);
+  const std::string now = fmt::format("{} free, {} owned", free, owned);
+  for (std::uint32_t slot = first; slot < owners.size(); ++slot) {
+    const bool is_owned = owners[slot] != 0;
+    if (is_owned && is_free(slot))
+      return report(
+          FindingKind::freed_slot_in_use,
+          fmt::format("{} slot {} is free and belongs to {}", what, slot, owner_name(owners[slot])),
+          due, now);
+    if (!is_owned && !is_free(slot))
+      return report(FindingKind::leak,
+                    fmt::format("{} slot {} is neither free nor anybody's", what, slot), due, now);
+  }
+  report(FindingKind::size_accounting,
+         fmt::format("the pool counts {} free {} slots, and there are {}", free, what, all - owned),
+         due, now);
+}
+
+// From nothing
+// --------------------------------------------------------------------------------------------------------
+
+void RadixAuditor::recompute(Findings& findings) {
+  findings_ = &findings;
+  recount_nodes();
+  recount_locks();
+  if (has_states_) recount_list();
+  recount_slots();
+}
+
+/// I3, I8, I9 and I5's sums: every node against the tokens themselves.
+void RadixAuditor::recount_nodes() {
+  const RadixTree& tree = policy_.tree();
+  std::vector<std::uint32_t> children(tree.node_count());
+  RadixTree::Sizes sizes;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    const RadixNode& now = tree.node({i});
+    if (!now.alive) continue;
+    ++children[now.parent.value];
+    const RadixNode& parent = tree.node(now.parent);
+    if (!parent.alive || parent.depth() != now.start || now.start >= now.depth() ||
+        now.path.prefix(now.start) != parent.path ||
+        (now.parent != kRoot && now.salt != parent.salt))
+      report(FindingKind::wrong_state_prefix,
+             fmt::format("{} does not continue its parent", name_of({i})),
+             "the parent's path and more", now.path.text(40));
+    if (tree.find(now.path, now.salt) != NodeIndex{i})
+      report(FindingKind::missed_reuse, fmt::format("{} is not found from the root", name_of({i})),
+             "found", "lost");
+    (now.full_lock != 0 ? sizes.protected_kv : sizes.evictable_kv) += now.edge_size();
+    if (now.state.exists())
+      (now.state_lock != 0 ? sizes.protected_states : sizes.evictable_states) += 1;
+    if (tree.is_leaf(now) && !now.in_heap)
+      report(FindingKind::leak, fmt::format("{} is a leaf that eviction cannot find", name_of({i})),
+             "in the heap", "not in it");
+    check_kv_labels({i});
+    recount_kv_labels(now, {i});
+    if (now.state.exists()) check_state_label({i});
+  }
+  for (std::uint32_t i = 0; i < tree.node_count(); ++i)
+    if (tree.node({i}).alive && tree.node({i}).child_count != children[i])
+      report(FindingKind::size_accounting,
+             fmt::format("{} counts {} children, and {} call it their parent", name_of({i}),
+                         tree.node({i}).child_count, children[i]),
+             std::to_string(children[i]), std::to_string(tree.node({i}).child_count));
+  if (sizes != tree.sizes())
+    report(FindingKind::size_accounting, "the tree's sizes are not the sums over its nodes",
+           fmt::format("{} + {} KV tokens, {} + {} states", sizes.evictable_kv, sizes.protected_kv,
+                       sizes.evictable_states, sizes.protected_states),
+           fmt::format("{} + {} KV tokens, {} + {} states", tree.sizes().evictable_kv,
+                       tree.sizes().protected_kv, tree.sizes().evictable_states,
+                       tree.sizes().protected_states));
+}
+
+/// Every KV slot of the edge, not only the last of each extent.
+void RadixAuditor::recount_kv_labels(const RadixNode& now, NodeIndex index) {
+  if (labels_ == nullptr) return;
+  digests_.resize(now.edge_size());
+  now.path.prefix_digests(now.start, now.depth(), digests_);
+  std::size_t at = 0;
+  for (const KvExtent& extent : now.kv) {
+    if (!labels_->kv_exists(extent)) continue;
+    for (std::uint32_t slot = extent.begin;
+         slot < extent.begin + extent.size && at < digests_.size(); ++slot, ++at)
+      if (labels_->kv_digest(slot) != digests_[at])
+        return report(FindingKind::wrong_state_prefix,
+                      fmt::format("KV slot {} of {} is not that of token {}", slot, name_of(index),
+                                  now.start + at),
+                      "its own prefix", "another");
+  }
+}
+
+/// I6: locks against their holders.
+void RadixAuditor::recount_locks() {
+  const RadixTree& tree = policy_.tree();
+  std::vector<std::uint32_t> full(tree.node_count());
+  std::vector<std::uint32_t> state(tree.node_count());
+  const auto hold = [&](NodeIndex end) {
+    if (!end.exists() || end == kRoot) return;
+    state[end.value] += has_states_ ? 1 : 0;
+    for (NodeIndex at = end; at.exists() && at != kRoot; at = tree.node(at).parent)
+      ++full[at.value];
+  };
+  for (const RadixRequest& request : policy_.requests())
+    if (request.id.exists()) hold(request.locked);
+  for (const HeldLock& held : policy_.held_locks()) hold(held.node);
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    const RadixNode& now = tree.node({i});
+    if (now.alive && (now.full_lock != full[i] || now.state_lock != state[i]))
+      report(FindingKind::lock_imbalance,
+             fmt::format("{} counts {} KV and {} state locks, and {} and {} are held", name_of({i}),
+                         now.full_lock, now.state_lock, full[i], state[i]),
+             fmt::format("{} and {}", full[i], state[i]),
+             fmt::format("{} and {}", now.full_lock, now.state_lock));
+  }
+}
+
+/// I7: the list of states, both ways, holds exactly the nodes with a state.
+void RadixAuditor::recount_list() {
+  const RadixTree& tree = policy_.tree();
+  std::size_t with_state = 0;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i)
+    with_state += tree.node({i}).alive && tree.node({i}).state.exists();
+  std::size_t listed = 0;
+  NodeIndex newer = NodeIndex::none();
+  NodeIndex at = tree.lru_newest();
+  for (; at.exists() && listed <= with_state; newer = at, at = tree.node(at).lru_older, ++listed) {
+    const RadixNode& now = tree.node(at);
+    if (!now.alive || !now.state.exists() || now.lru_newer != newer)
+      return report(FindingKind::lru_order,
+                    fmt::format("the list of states is broken at {}", name_of(at)),
+                    "a node with a state and both links", "something else");
+  }
+  if (listed != with_state || newer != tree.lru_oldest())
+    report(FindingKind::lru_order,
+           "the list of states does not hold exactly the nodes with a state",
+           std::to_string(with_state), std::to_string(listed));
+}
+
+/// I1, I2, I12: every slot is free or has one owner.
+void RadixAuditor::recount_slots() {
+  std::fill(kv_owner_.begin(), kv_owner_.end(), 0);
+  std::fill(state_owner_.begin(), state_owner_.end(), 0);
+  owned_kv_ = owned_states_ = 0;
+  const RadixTree& tree = policy_.tree();
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    if (!tree.node({i}).alive) continue;
+    own_kv(tree.node({i}).kv, kOfNode | i);
+    own_state(tree.node({i}).state, kOfNode | i);
+  }
+  for (std::uint32_t i = 0; i < requests_.size(); ++i) {
+    if (!requests_[i].id.exists()) continue;
+    const auto now = std::find_if(policy_.requests().begin(), policy_.requests().end(),
+                                  [&](const RadixRequest& r) { return r.id == requests_[i].id; });
+    if (now == policy_.requests().end()) continue;
+    scratch_.clear();
+    append_slice(scratch_, now->kv, now->owned, now->allocated);
+    own_kv(scratch_, kOfRequest | i);
+    own_state(now->live, kOfRequest | i);
+  }
+  for (std::uint32_t i = 0; i < policy_.held_slots().size(); ++i)
+    own_state(policy_.held_slots()[i].slot, kOfHeld | i);
+  std::int64_t free_kv = 0;
+  for (std::uint32_t slot = policy_.kv_pool().first_slot(); slot < kv_owner_.size(); ++slot)
+    free_kv += policy_.kv_pool().is_free(slot);
+  if (free_kv != policy_.kv_pool().free_count())
+    report(FindingKind::size_accounting, "the KV pool's count of free slots is not their number",
+           std::to_string(free_kv), std::to_string(policy_.kv_pool().free_count()));
+  std::vector<char> free_state(state_owner_.size());
+  for (const StateSlot slot : policy_.state_pool().free_slots()) {
+    if (slot.value >= free_state.size()) continue;
+    if (free_state[slot.value] != 0)
+      report(FindingKind::double_free,
+             fmt::format("state slot {} is in the free list twice", slot.value), "once", "twice");
+    if (state_owner_[slot.value] != 0)
+      report(FindingKind::freed_slot_in_use,
+             fmt::format("state slot {} is free and belongs to {}", slot.value,
+                         owner_name(state_owner_[slot.value])),
+             "one or the other", "both");
+    free_state[slot.value] = 1;
+  }
+  check_totals();
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,501 @@
+#include "cache_sim/radix_tree.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "cache_sim/sglang_defects.hpp"
+#include "reference/base/mark.hpp"
+#include "reference/base/mix.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kFirstTableSize = 1024;
+constexpr auto kLater = [](const auto& a, const auto& b) { return a.time > b.time; };
+
+}  // namespace
+
+RadixTree::RadixTree(const Options& options, KvPool& kv, StatePool& states)
+    : options_(options), kv_(kv), states_(states), children_(kFirstTableSize) {
+  nodes_.emplace_back();  // the root: an empty path, always alive, never in a list, never counted
+  nodes_[0].alive = true;
+}
+
+// Children
+// ------------------------------------------------------------------------------------------------------------
+
+std::uint64_t RadixTree::child_hash(NodeIndex parent, Name salt, const Tokens& key,
+                                    std::uint32_t at) const {
+  std::uint64_t hash =
+      mix64(parent.value) ^ (parent == kRoot ? mix64(~std::uint64_t{salt.index()}) : 0);
+  for (std::uint32_t i = 0; i < options_.page; ++i) hash = mix64(hash ^ key[at + i]);
+  return hash;
+}
+
+/// The child of `parent` whose edge starts with the page at `key[at]`; `common` is how far key[at,
+/// at + limit) follows it, in whole pages. At least a page is left.
+NodeIndex RadixTree::find_child(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at,
+                                std::uint32_t limit, std::uint32_t& common) const {
+  const std::uint64_t hash = child_hash(parent, salt, key, at);
+  const std::size_t mask = children_.size() - 1;
+  for (std::size_t i = hash & mask; children_[i].node.exists(); i = (i + 1) & mask) {
+    if (children_[i].hash != hash) continue;
+    const RadixNode& child = node(children_[i].node);
+    if (child.parent != parent || child.salt != salt) continue;
+    common = key.common(at, child.path, child.start, std::min(limit, child.edge_size()));
+    common -= common % options_.page;
+    if (common != 0) return children_[i].node;
+  }
+  return NodeIndex::none();
+}
+
+void RadixTree::add_child(NodeIndex child) {
+  if ((child_total_ + 1) * 2 > children_.size()) grow_children();
+  const RadixNode& added = node(child);
+  const std::uint64_t hash = child_hash(added.parent, added.salt, added.path, added.start);
+  const std::size_t mask = children_.size() - 1;
+  std::size_t i = hash & mask;
+  while (children_[i].node.exists()) i = (i + 1) & mask;
+  children_[i] = {hash, child};
+  ++child_total_;
+}
+
+void RadixTree::remove_child(NodeIndex child) {
+  const RadixNode& gone = node(child);
+  const std::size_t mask = children_.size() - 1;
+  std::size_t hole = child_hash(gone.parent, gone.salt, gone.path, gone.start) & mask;
+  while (children_[hole].node != child) hole = (hole + 1) & mask;
+  // Entries behind the hole move up unless that would put them before their own place.
+  for (std::size_t i = (hole + 1) & mask; children_[i].node.exists(); i = (i + 1) & mask) {
+    const std::size_t home = children_[i].hash & mask;
+    if (((i - home) & mask) < ((i - hole) & mask)) continue;
+    children_[hole] = children_[i];
+    hole = i;
+  }
+  children_[hole] = {};
+  --child_total_;
+}
+
+void RadixTree::grow_children() {
+  std::vector<Child> old(children_.size() * 2);
+  old.swap(children_);
+  const std::size_t mask = children_.size() - 1;
+  for (const Child& child : old) {
+    if (!child.node.exists()) continue;
+    std::size_t i = child.hash & mask;
+    while (children_[i].node.exists()) i = (i + 1) & mask;
+    children_[i] = child;
+  }
+}
+
+// Nodes
+// ---------------------------------------------------------------------------------------------------------------
+
+NodeIndex RadixTree::new_node() {
+  NodeIndex index;
+  if (dead_.empty()) {
+    index = {static_cast<std::uint32_t>(nodes_.size())};
+    nodes_.emplace_back();
+  } else {
+    index = dead_.back();
+    dead_.pop_back();
+  }
+  RadixNode& fresh = nodes_[index.value];
+  fresh.alive = true;
+  fresh.serial = ++serials_;
+  fresh.last_access = tick();
+  return index;
+}
+
+/// Section 1.3: a new parent takes the first `length` tokens of the child's edge. KV is divided,
+/// the KV lock copied, and everything about the state stays with the longer half: it summarises
+/// tokens that the shorter half has not seen.
+NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
+  const NodeIndex upper_index = new_node();
+  RadixNode& upper = nodes_[upper_index.value];
+  RadixNode& child = nodes_[child_index.value];
+  remove_child(child_index);
+  upper.path = child.path.prefix(child.start + length);
+  upper.start = child.start;
+  upper.parent = child.parent;
+  upper.salt = child.salt;
+  upper.child_count = 1;
+  upper.full_lock = planted(kSplitForgetsLock) ? 0 : child.full_lock;
+  std::vector<KvExtent> lower;
+  append_slice(upper.kv, child.kv, 0, length);
+  append_slice(lower, child.kv, length, child.edge_size());
+  child.kv.swap(lower);
+  child.start += length;
+  child.parent = upper_index;
+  child.last_access = tick();
+  if (child.state.exists()) LOCKSTEP_MARK("split.above_state");
+  if (!child.state.exists()) LOCKSTEP_MARK("split.above_tombstone");
+  if (child.full_lock != 0) LOCKSTEP_MARK("split.locked");
+  if (planted(kSplitMovesState) && child.state.exists()) {
+    upper.state = child.state;
+    child.state = StateSlot::none();
+    lru_remove(child_index);
+    lru_push_newest(upper_index);
+  }
+  add_child(upper_index);
+  add_child(child_index);
+  touch(upper_index, true);
+  touch(child_index, true);
+  touch(upper.parent, false);
+  return upper_index;
+}
+
+NodeIndex RadixTree::add_leaf(const Tokens& key, Name salt, NodeIndex parent) {
+  const NodeIndex index = new_node();
+  RadixNode& leaf = nodes_[index.value];
+  leaf.path = key;
+  leaf.start = node(parent).depth();
+  leaf.parent = parent;
+  leaf.salt = salt;
+  ++nodes_[parent.value].child_count;
+  add_child(index);
+  sizes_.evictable_kv += leaf.edge_size();
+  touch(index, true);
+  touch(parent, false);
+  return index;
+}
+
+/// The state of an insert's end node: taken where the node has none. Returns whether it had one.
+bool RadixTree::attach(NodeIndex index, StateSlot state) {
+  RadixNode& end = nodes_[index.value];
+  touch(index, false);
+  if (end.state.exists()) {
+    if (!planted(kInsertKeepsPlace)) {
+      lru_remove(index);
+      lru_push_newest(index);
+    }
+    return true;
+  }
+  if (end.state_lock != 0) LOCKSTEP_MARK("insert.refills_locked_tombstone");
+  end.state = state;
+  lru_push_newest(index);
+  (end.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) += 1;
+  return false;
+}
+
+// Match and insert
+// ----------------------------------------------------------------------------------------------------
+
+RadixTree::Match RadixTree::match(const Tokens& whole_key, Name salt) {
+  Match found{.end = kRoot};
+  const std::uint32_t size = whole_key.size() - whole_key.size() % options_.page;
+  NodeIndex at = kRoot;
+  while (found.full < size) {
+    std::uint32_t common = 0;
+    NodeIndex child = find_child(at, salt, whole_key, found.full, size - found.full, common);
+    if (!child.exists()) break;
+    const bool partial = common < node(child).edge_size();
+    found.full += common;
+    if (partial) child = split(child, common);
+    if (!options_.has_states || node(child).state.exists() || planted(kReusesKvWithoutState)) {
+      found.end = child;
+      found.prefix = found.full;
+    }
+    if (partial) break;
+    at = child;
+  }
+  if (found.end != kRoot) refresh_path(found.end);
+  const std::uint32_t branch = found.full / options_.branch_grid * options_.branch_grid;
+  if (branch > found.prefix) found.branch = branch;
+  return found;
+}
+
+/// The matched node becomes the newest state, alone (#31643); access times fall from it towards the
+/// root, so that a parent never outlives its child.
+void RadixTree::refresh_path(NodeIndex end) {
+  std::uint64_t time = tick();
+  for (NodeIndex at = end; at != kRoot; at = node(at).parent) {
+    if (!planted(kMatchForgetsTime)) nodes_[at.value].last_access = time--;
+    if (at != end && planted(kRefreshesWholePath) && node(at).state.exists()) {
+      lru_remove(at);
+      lru_push_newest(at);
+      touch(at, false);
+    }
+  }
+  if (node(end).state.exists() && !planted(kMatchKeepsPlace)) {
+    lru_remove(end);
+    lru_push_newest(end);
+  }
+  touch(end, false);
+}
+
+RadixTree::Inserted RadixTree::insert(const Tokens& whole_key, Name salt,
+                                      std::span<const KvExtent> row, std::uint32_t row_begin,
+                                      StateSlot state, std::uint32_t owned, NodeIndex from) {
+  const std::uint32_t size = whole_key.size() - whole_key.size() % options_.page;
+  Inserted done{.end = kRoot};
+  if (size == 0) return done;
+  const Tokens key = whole_key.prefix(size);
+  tick();  // the root's access time: read, and used by nobody
+  std::uint32_t depth = node(from).depth();
+  std::uint32_t above = 0;
+  for (NodeIndex at = from; at != kRoot; at = node(at).parent) ++above;
+  clock_ += above;
+  std::uint64_t time = clock_ << 20;
+  for (NodeIndex at = from; at != kRoot; at = node(at).parent, time -= std::uint64_t{1} << 20)
+    nodes_[at.value].last_access = time;
+
+  std::vector<KvExtent> surplus;
+  NodeIndex at = from;
+  while (depth < size) {
+    std::uint32_t common = 0;
+    NodeIndex child = find_child(at, salt, key, depth, size - depth, common);
+    if (!child.exists()) break;
+    nodes_[child.value].last_access = tick();
+    if (common < node(child).edge_size()) child = split(child, common);
+    const std::uint32_t first = std::max(owned, depth);
+    depth += common;
+    if (first < depth) {
+      append_slice(surplus, row, first - row_begin, depth - row_begin);
+      done.duplicates += depth - first;
+    }
+    at = child;
+  }
+  if (!surplus.empty()) {
+    LOCKSTEP_MARK("insert.duplicates");
+    if (planted(kFreesDuplicatesTwice)) kv_.release(surplus);
+    kv_.release(surplus);
+  }
+  if (depth < size) {
+    const std::uint32_t leaf_start = depth;
+    at = add_leaf(key, salt, at);
+    append_slice(nodes_[at.value].kv, row, leaf_start - row_begin, size - row_begin);
+    done.exist = options_.has_states && attach(at, state);
+    consider_leaf(at);
+  } else {
+    nodes_[at.value].last_access = tick();
+    done.exist = !options_.has_states || attach(at, state);
+  }
+  done.end = at;
+  return done;
+}
+
+NodeIndex RadixTree::find(const Tokens& tokens, Name salt) const {
+  NodeIndex at = kRoot;
+  while (node(at).depth() < tokens.size()) {
+    const std::uint32_t depth = node(at).depth();
+    std::uint32_t common = 0;
+    if (tokens.size() - depth < options_.page) return NodeIndex::none();
+    at = find_child(at, salt, tokens, depth, tokens.size() - depth, common);
+    if (!at.exists() || common < node(at).edge_size()) return NodeIndex::none();
+  }
+  return at;
+}
+
+std::uint32_t RadixTree::stored(const Tokens& tokens, Name salt) const {
+  std::uint32_t depth = 0;
+  for (NodeIndex at = kRoot; at.exists() && tokens.size() - depth >= options_.page;) {
+    std::uint32_t common = 0;
+    at = find_child(at, salt, tokens, depth, tokens.size() - depth, common);
+    depth += common;
+    if (at.exists() && common < node(at).edge_size()) break;
+  }
+  return depth;
+}
+
+void RadixTree::append_path_kv(NodeIndex end, std::uint32_t first,
+                               std::vector<KvExtent>& out) const {
+  path_.clear();
+  for (NodeIndex at = end; node(at).depth() > first; at = node(at).parent) path_.push_back(at);
+  for (; !path_.empty(); path_.pop_back()) {
+    const RadixNode& part = node(path_.back());
+    append_slice(out, part.kv, std::max(first, part.start) - part.start, part.edge_size());
+  }
+}
+
+// Locks
+// ---------------------------------------------------------------------------------------------------------------
+
+void RadixTree::lock(NodeIndex end) {
+  if (end == kRoot || !end.exists()) return;
+  for (NodeIndex at = end; at != kRoot; at = node(at).parent) {
+    RadixNode& locked = nodes_[at.value];
+    if (locked.full_lock++ == 0) {
+      sizes_.evictable_kv -= locked.edge_size();
+      sizes_.protected_kv += locked.edge_size();
+    }
+    touch(at, false);
+  }
+  if (!options_.has_states) return;
+  RadixNode& last = nodes_[end.value];
+  if (!last.state.exists()) {
+    LOCKSTEP_MARK("lock.tombstone");
+    if (planted(kTombstoneLockUncounted)) return;
+  }
+  if (last.state_lock++ == 0 && last.state.exists()) {
+    --sizes_.evictable_states;
+    ++sizes_.protected_states;
+  }
+}
+
+void RadixTree::unlock(NodeIndex end) {
+  if (end == kRoot || !end.exists()) return;
+  RadixNode& last = nodes_[end.value];
+  if (options_.has_states && !(planted(kTombstoneLockUncounted) && last.state_lock == 0)) {
+    require(last.state_lock != 0, "a state is unlocked as often as it was locked");
+    if (--last.state_lock == 0 && last.state.exists()) {
+      ++sizes_.evictable_states;
+      --sizes_.protected_states;
+    }
+  }
+  for (NodeIndex at = end; at != kRoot; at = node(at).parent) {
+    RadixNode& unlocked = nodes_[at.value];
+    require(unlocked.full_lock != 0, "a node is unlocked as often as it was locked");
+    if (--unlocked.full_lock == 0) {
+      sizes_.evictable_kv += unlocked.edge_size();
+      sizes_.protected_kv -= unlocked.edge_size();
+    }
+    touch(at, false);
+  }
+  consider_leaf(end);
+}
+
+// Eviction
+// ------------------------------------------------------------------------------------------------------------
+
+bool RadixTree::is_leaf(const RadixNode& candidate) const {
+  return candidate.alive && candidate.parent.exists() && candidate.child_count == 0 &&
+         candidate.full_lock == 0 && candidate.state_lock == 0;
+}
+
+void RadixTree::lru_remove(NodeIndex index) {
+  RadixNode& gone = nodes_[index.value];
+  (gone.lru_newer.exists() ? nodes_[gone.lru_newer.value].lru_older : lru_newest_) = gone.lru_older;
+  (gone.lru_older.exists() ? nodes_[gone.lru_older.value].lru_newer : lru_oldest_) = gone.lru_newer;
+  gone.lru_newer = gone.lru_older = NodeIndex::none();
+}
+
+void RadixTree::lru_push_newest(NodeIndex index) {
+  RadixNode& fresh = nodes_[index.value];
+  fresh.lru_older = lru_newest_;
+  (lru_newest_.exists() ? nodes_[lru_newest_.value].lru_newer : lru_oldest_) = index;
+  lru_newest_ = index;
+}
+
+void RadixTree::push_heap(HeapEntry entry) {
+  heap_.push_back(entry);
+  std::push_heap(heap_.begin(), heap_.end(), kLater);
+}
+
+/// Enters a node into the heap where it is a leaf; an entry that is already there is an older time
+/// of the same index, which pop_oldest_leaf() corrects.
+void RadixTree::consider_leaf(NodeIndex index) {
+  RadixNode& candidate = nodes_[index.value];
+  if (candidate.in_heap || !is_leaf(candidate)) return;
+  candidate.in_heap = true;
+  push_heap({candidate.last_access, index});
+}
+
+NodeIndex RadixTree::pop_oldest_leaf() {
+  while (!heap_.empty()) {
+    std::pop_heap(heap_.begin(), heap_.end(), kLater);
+    const HeapEntry entry = heap_.back();
+    heap_.pop_back();
+    RadixNode& candidate = nodes_[entry.node.value];
+    candidate.in_heap = false;
+    if (!is_leaf(candidate)) continue;
+    if (candidate.last_access == entry.time) return entry.node;
+    candidate.in_heap = true;
+    push_heap({candidate.last_access, entry.node});
+  }
+  return NodeIndex::none();
+}
+
+/// KV and state go, and the parent may have become a leaf; it stays even where it is a childless
+/// tombstone.
+void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
+  RadixNode& leaf = nodes_[index.value];
+  kv_.release(leaf.kv);
+  evicted.kv += leaf.edge_size();
+  auto& leaf_kv = leaf.full_lock != 0 ? sizes_.protected_kv : sizes_.evictable_kv;
+  if (!planted(kDropKeepsSize)) leaf_kv -= leaf.edge_size();
+  if (leaf.state.exists()) {
+    states_.release(leaf.state);
+    evicted.states += 1;
+    (leaf.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) -= 1;
+    lru_remove(index);
+  } else {
+    LOCKSTEP_MARK("evict.tombstone_leaf");
+  }
+  remove_child(index);
+  const NodeIndex parent = leaf.parent;
+  --nodes_[parent.value].child_count;
+  touch(index, true);
+  touch(parent, false);
+  const bool in_heap = leaf.in_heap;
+  std::vector<KvExtent> kv = std::move(leaf.kv);
+  kv.clear();
+  leaf = RadixNode{};
+  leaf.in_heap = in_heap;
+  leaf.kv = std::move(kv);  // keeps its capacity for the node that gets this index
+  dead_.push_back(index);
+  consider_leaf(parent);
+}
+
+/// A leaf goes whole; an inner node, or a leaf whose KV is locked, becomes a tombstone.
+void RadixTree::evict_state(NodeIndex index, Evicted& evicted) {
+  RadixNode& victim = nodes_[index.value];
+  if (is_leaf(victim) && !planted(kTombstonesLeaf)) return drop_leaf(index, evicted);
+  LOCKSTEP_MARK("evict.tombstone");
+  if (planted(kTombstoneKeepsSlot))
+    LOCKSTEP_MARK("defect.tombstone_keeps_slot");
+  else
+    states_.release(victim.state);
+  evicted.states += 1;
+  (victim.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) -= 1;
+  lru_remove(index);
+  victim.state = StateSlot::none();
+  touch(index, false);
+}
+
+template <class Done>
+void RadixTree::evict_leaves(Evicted& evicted, Done done) {
+  while (!done()) {
+    const NodeIndex victim = pop_oldest_leaf();
+    if (!victim.exists()) return;
+    drop_leaf(victim, evicted);
+  }
+}
+
+template <class Done>
+void RadixTree::evict_states(Evicted& evicted, Done done) {
+  const auto evictable = [&](NodeIndex from) {
+    while (from.exists() && node(from).state_lock != 0 && !planted(kEvictsLockedState))
+      from = node(from).lru_newer;
+    return from;
+  };
+  NodeIndex victim = evictable(lru_oldest_);
+  while (!done() && victim.exists()) {
+    // The next one is chosen before the step, as the original does: on the device a drop removes
+    // its victim alone.
+    const NodeIndex next = evictable(node(victim).lru_newer);
+    evict_state(victim, evicted);
+    victim = next;
+  }
+}
+
+RadixTree::Evicted RadixTree::evict(std::int64_t kv_tokens, std::int64_t states) {
+  Evicted evicted;
+  evict_leaves(evicted, [&] { return evicted.kv >= kv_tokens; });
+  evict_states(evicted, [&] { return evicted.states >= states; });
+  return evicted;
+}
+
+RadixTree::Evicted RadixTree::evict_for_alloc(std::int64_t kv_shortfall,
+                                              std::int64_t state_shortfall) {
+  Evicted evicted;
+  const std::int64_t kv_target = kv_.free_count() + kv_shortfall;
+  const std::int64_t state_target = states_.free_count() + state_shortfall;
+  evict_leaves(evicted, [&] { return kv_shortfall <= 0 || kv_.free_count() >= kv_target; });
+  evict_states(evicted,
+               [&] { return state_shortfall <= 0 || states_.free_count() >= state_target; });
+  return evicted;
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,182 @@
+// SGLang's tree of cached prefixes, 0.5.23 (TreeCore with its FULL and MAMBA components),
+// sections 1.1 - 1.6 of the rules at the head of reference/sglang_oracle.hpp. One tree serves
+// `radix` (no states: every node is a valid end of a match) and the hybrid policies (a match ends
+// at a node that has a state).
+//
+// Where the time goes, and what was done about it:
+//   tokens    are compared where a match walks and nowhere else: an insert starts at the node that
+//   the request has locked children  are found in one flat hash table keyed by (parent, first page)
+//   leaves    wait in a heap with stale keys; a node's access time only grows, so an old key is a
+//   lower bound
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cache_sim/pools.hpp"
+#include "reference/base/defect.hpp"
+#include "reference/base/ids.hpp"
+#include "reference/base/tokens.hpp"
+
+namespace lockstep::cache_sim {
+
+struct RadixNode {
+  Tokens path;               ///< from the root to this node's end; the edge is path[start, size)
+  std::vector<KvExtent> kv;  ///< one KV slot per token of the edge
+  std::uint32_t start = 0;   ///< the parent's depth
+  NodeIndex parent;          ///< none for the root and for dead nodes
+  std::uint32_t child_count = 0;
+  std::uint32_t full_lock = 0;   ///< locks in this subtree
+  std::uint32_t state_lock = 0;  ///< locks at this node
+  StateSlot state;               ///< none: a tombstone
+  std::uint64_t last_access = 0;
+  std::uint64_t serial = 0;  ///< which node this index holds: indices are reused, serials are not
+  NodeIndex lru_newer, lru_older;
+  Name salt;  ///< the namespace
+  bool alive = false;
+  bool in_heap = false;  ///< some entry of the leaf heap carries this index
+
+  std::uint32_t depth() const { return path.size(); }
+  std::uint32_t edge_size() const { return path.size() - start; }
+};
+
+/// What an operation did to a node, for auditors.
+struct NodeTouch {
+  NodeIndex node;
+  bool kv;  ///< its edge or its KV changed; otherwise only state, locks or list places did
+};
+
+class RadixTree {
+ public:
+  struct Options {
+    std::uint32_t page = 1;
+    bool has_states = true;
+    std::uint32_t branch_grid = 64;  ///< lcm(max(model chunk, page), page)
+    const Defect* planted = nullptr;
+  };
+  struct Match {
+    NodeIndex end;             ///< deepest valid node; the root where nothing can be used
+    std::uint32_t prefix = 0;  ///< its depth
+    std::uint32_t full = 0;    ///< tokens whose KV is there
+    std::uint32_t branch = 0;  ///< where a state would have served this key, 0 for none (1.2, 4)
+  };
+  struct Inserted {
+    bool exist = true;  ///< the end was there, with a state where the policy has them
+    NodeIndex end;
+    std::uint32_t duplicates =
+        0;  ///< tokens of the caller's KV that the tree had already and that are free again
+  };
+  struct Evicted {
+    std::int64_t kv = 0;  ///< tokens
+    std::int64_t states = 0;
+  };
+  struct Sizes {
+    std::int64_t evictable_kv = 0;  ///< tokens in unlocked nodes
+    std::int64_t protected_kv = 0;  ///< tokens in locked nodes
+    std::int64_t evictable_states = 0;
+    std::int64_t protected_states = 0;
+    bool operator==(const Sizes&) const = default;
+  };
+
+  RadixTree(const Options& options, KvPool& kv, StatePool& states);
+
+  static constexpr NodeIndex kRoot{0};
+
+  /// Section 1.2, without copy-on-write: splits where the key leaves an edge, refreshes access
+  /// times and the state list.
+  Match match(const Tokens& key, Name salt);
+
+  /// Section 1.4. The caller's KV: `row` holds a slot for each token from `row_begin` on; tokens
+  /// below `owned` belong to the tree already. `from` is a node on the key's path that the caller
+  /// has locked (or the root): the walk starts there.
+  Inserted insert(const Tokens& key, Name salt, std::span<const KvExtent> row,
+                  std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from);
+
+  void lock(NodeIndex node);
+  void unlock(NodeIndex node);
+
+  /// Section 1.6: KV tokens first, then states; states that fall with their leaves count for both.
+  Evicted evict(std::int64_t kv_tokens, std::int64_t states);
+  /// Evicts until that many more than now are free, or nothing is left to evict.
+  Evicted evict_for_alloc(std::int64_t kv_shortfall, std::int64_t state_shortfall);
+
+  /// The node whose path is exactly `tokens`, without any effect; none where there is none.
+  NodeIndex find(const Tokens& tokens, Name salt) const;
+  /// How many of the tokens have their KV in the tree, in whole pages, without any effect.
+  std::uint32_t stored(const Tokens& tokens, Name salt) const;
+  /// The KV slots of path[first, node depth) in order, appended.
+  void append_path_kv(NodeIndex node, std::uint32_t first, std::vector<KvExtent>& out) const;
+
+  const RadixNode& node(NodeIndex index) const { return nodes_[index.value]; }
+  std::uint32_t node_count() const {
+    return static_cast<std::uint32_t>(nodes_.size());
+  }  ///< indices, dead ones too
+  const Sizes& sizes() const { return sizes_; }
+  NodeIndex lru_newest() const { return lru_newest_; }
+  NodeIndex lru_oldest() const { return lru_oldest_; }
+  bool is_leaf(const RadixNode& node) const;
+  const Options& options() const { return options_; }
+
+  /// From now on, every node that an operation changes is noted.
+  void start_auditing() { auditing_ = true; }
+  std::vector<NodeTouch>& touched() { return touched_; }
+
+ private:
+  struct Child {
+    std::uint64_t hash = 0;
+    NodeIndex node;
+  };
+  struct HeapEntry {
+    std::uint64_t time;
+    NodeIndex node;
+  };
+
+  std::uint64_t tick() { return ++clock_ << 20; }
+  std::uint64_t child_hash(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at) const;
+  NodeIndex find_child(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at,
+                       std::uint32_t limit, std::uint32_t& common) const;
+  void add_child(NodeIndex child);
+  void remove_child(NodeIndex child);
+  void grow_children();
+  NodeIndex new_node();
+  NodeIndex split(NodeIndex child, std::uint32_t length);
+  NodeIndex add_leaf(const Tokens& key, Name salt, NodeIndex parent);
+  bool attach(NodeIndex node, StateSlot state);
+  void refresh_path(NodeIndex end);
+
+  void lru_remove(NodeIndex node);
+  void lru_push_newest(NodeIndex node);
+  void consider_leaf(NodeIndex node);
+  NodeIndex pop_oldest_leaf();
+  void push_heap(HeapEntry entry);
+  void drop_leaf(NodeIndex node, Evicted& evicted);
+  void evict_state(NodeIndex node, Evicted& evicted);
+  template <class Done>
+  void evict_leaves(Evicted& evicted, Done done);
+  template <class Done>
+  void evict_states(Evicted& evicted, Done done);
+
+  bool planted(const Defect& defect) const { return options_.planted == &defect; }
+  void touch(NodeIndex node, bool kv) {
+    if (auditing_) touched_.push_back({node, kv});
+  }
+
+  Options options_;
+  KvPool& kv_;
+  StatePool& states_;
+  std::vector<RadixNode> nodes_;
+  std::vector<NodeIndex> dead_;
+  std::vector<Child> children_;  // open addressing, linear probing; size a power of two
+  std::size_t child_total_ = 0;
+  std::vector<HeapEntry> heap_;
+  NodeIndex lru_newest_, lru_oldest_;
+  Sizes sizes_;
+  std::uint64_t clock_ = 0;
+  std::uint64_t serials_ = 0;
+  bool auditing_ = false;
+  std::vector<NodeTouch> touched_;
+  mutable std::vector<NodeIndex> path_;  // scratch of append_path_kv
+};
+
+}  // namespace lockstep::cache_sim

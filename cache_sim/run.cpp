@@ -1,0 +1,363 @@
+#include "cache_sim/run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <sstream>
+
+#include "cache_sim/exec_subject.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kEventsAround = 6;
+constexpr std::int64_t kRecomputeEvery = 1000;
+constexpr std::size_t kTextLimit = 100;  // characters of a token list in texts for people
+
+/// Fields that every policy or the scheduler in front of it honours.
+constexpr std::string_view kCommonFields =
+    "policy kv_tokens state_slots chunked_prefill max_running request_rows step_time model_chunk";
+
+bool names_field(std::string_view list, std::string_view field) {
+  std::istringstream words{std::string(list)};
+  std::string word;
+  while (words >> word)
+    if (word == field) return true;
+  return false;
+}
+
+/// A policy that would ignore a field which somebody set says so instead.
+Result<void> check_config(const PolicyEntry& policy, const Config& config) {
+  for (const std::string& field : config.changed())
+    if (!names_field(kCommonFields, field) && !names_field(policy.config_fields, field))
+      return fail(fmt::format("policy {} does not use the config field {}", policy.name, field));
+  if (policy.has_states && config.state_slots == 0)
+    return fail(
+        fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
+  if (config.kv_tokens < config.page)
+    return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
+                            config.page));
+  return {};
+}
+
+}  // namespace
+
+struct Run::Seat {
+  std::string name;
+  bool is_oracle = false;
+  std::unique_ptr<LabelState> labels;
+  std::unique_ptr<Subject> subject;
+  std::unique_ptr<Auditor> auditor;         // after the subject: it must go first
+  std::unique_ptr<PrefixIndex> stored;      // of a subject that shows nothing inside
+  std::map<std::uint32_t, Tokens> running;  // its requests' tokens, by Name::index()
+  SubjectTotals totals;
+  Findings findings;
+};
+
+Run::Run(const RunOptions& options) : options_(options) {}
+Run::~Run() = default;
+
+Result<std::unique_ptr<Run>> Run::start(const RunOptions& options) {
+  std::unique_ptr<Run> run(new Run(options));
+  for (const std::string& name : options.subjects)
+    if (const Result<void> seated = run->seat(name); !seated) return tl::unexpected(seated.error());
+  run->replies_.resize(run->seats_.size());
+  return run;
+}
+
+Result<void> Run::seat(const std::string& name) {
+  auto seat = std::make_unique<Seat>();
+  seat->name = name;
+  const bool checked = options_.check != CheckLevel::off;
+  if (name.starts_with("exec:")) {
+    auto child = start_child(
+        {.command = name.substr(5), .config = options_.config, .timeout = options_.timeout});
+    if (!child) {
+      if (!child.error().finding) return tl::unexpected(child.error());
+      seats_.push_back(std::move(seat));
+      add({*child.error().finding, child.error().text, "levels=…", "nothing usable"}, "", true);
+      return {};
+    }
+    seat->subject = std::move(*child);
+    if (checked) seat->stored = std::make_unique<PrefixIndex>();
+    seats_.push_back(std::move(seat));
+    return {};
+  }
+  SubjectOptions subject{.config = options_.config, .layers = &no_layers_, .defect = nullptr};
+  if (name.starts_with("oracle:")) {
+    const OracleEntry* const entry = Registry<OracleEntry>::find(name.substr(7));
+    if (entry == nullptr)
+      return lockstep::fail(
+          fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
+    if (const PolicyEntry* policy = Registry<PolicyEntry>::find(name.substr(7)))
+      if (const Result<void> fits = check_config(*policy, options_.config); !fits) return fits;
+    seat->is_oracle = true;
+    seat->subject = entry->make(subject);
+    seats_.push_back(std::move(seat));
+    return {};
+  }
+  const PolicyEntry* const entry = Registry<PolicyEntry>::find(name);
+  if (entry == nullptr)
+    return lockstep::fail(
+        fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
+  if (const Result<void> fits = check_config(*entry, options_.config); !fits) return fits;
+  if (options_.defect_name.starts_with(name + ":")) subject.defect = options_.defect;
+  if (checked) {
+    seat->labels = std::make_unique<LabelState>(entry->has_states ? options_.config.state_slots : 0,
+                                                options_.config.kv_tokens + options_.config.page);
+    subject.layers = seat->labels.get();
+  }
+  seat->subject = entry->make(subject);
+  if (options_.check == CheckLevel::all)
+    seat->auditor = seat->subject->make_auditor(seat->labels.get());
+  seats_.push_back(std::move(seat));
+  return {};
+}
+
+const std::string& Run::subject_name(std::size_t i) const {
+  return seats_[i]->name;
+}
+const SubjectTotals& Run::totals(std::size_t i) const {
+  return seats_[i]->totals;
+}
+std::optional<Snapshot> Run::snapshot(std::size_t i) const {
+  return seats_[i]->subject == nullptr ? std::nullopt : seats_[i]->subject->snapshot();
+}
+
+const Reply* Run::apply(const Operation& operation) {
+  if (stopped_) return nullptr;
+  ++events_;
+  for (std::size_t i = 0; i < seats_.size(); ++i) {
+    Seat& seat = *seats_[i];
+    Result<Reply> reply = Reply{};
+    try {
+      reply = seat.subject->apply(operation);
+    } catch (const std::exception& thrown) {
+      reply = fail_as(FindingKind::subject_died,
+                      fmt::format("{} stopped: {}", seat.name, thrown.what()));
+    }
+    if (!reply) {
+      if (!reply.error().finding) {
+        fail(reply.error());
+        return nullptr;
+      }
+      remember(operation, Reply{});
+      locate(&seat, {*reply.error().finding, reply.error().text, "an answer", "none"},
+             operation.id.text());
+      stopped_ = true;
+      return nullptr;
+    }
+    replies_[i] = *reply;
+    count(operation, replies_[i], seat);
+  }
+  const Reply& first = replies_.front();
+  digest_.add(static_cast<std::uint64_t>(operation.verb) << 32 | operation.tokens.size());
+  digest_.add(static_cast<std::uint64_t>(operation.n));
+  first.add_to(digest_);
+  if (options_.check == CheckLevel::off && seats_.size() == 1 && !options_.keep_events) {
+    follow(operation, first);
+    return &first;
+  }
+  remember(operation, first);
+  for (std::size_t i = 0; i < seats_.size(); ++i) check(*seats_[i], operation, replies_[i]);
+  compare(operation);
+  follow(operation, first);
+  return stopped_ ? nullptr : &first;
+}
+
+/// Labels, auditor and bounds of one subject; everything that an operation shows is reported, and
+/// the run stops there.
+void Run::check(Seat& seat, const Operation& operation, const Reply& reply) {
+  Findings& findings = seat.findings;
+  findings.clear();
+  if (seat.labels) findings = seat.labels->drain();
+  if (seat.auditor) {
+    seat.auditor->after(operation, reply, findings);
+    if (operation.verb == Verb::check || events_ % kRecomputeEvery == 0)
+      seat.auditor->recompute(findings);
+  }
+  if (operation.verb == Verb::check && &seat == seats_.front().get())
+    replies_.front().set(ReplyField::violations, static_cast<std::int64_t>(findings.size()));
+  if (options_.check != CheckLevel::off) check_cached(seat, operation, reply, findings);
+  // One broken rule shows in several ways; the kinds stand in the order in which they explain.
+  std::stable_sort(findings.begin(), findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
+  for (Finding& finding : findings) locate(&seat, std::move(finding), operation.id.text());
+  if (!findings.empty()) stopped_ = true;
+}
+
+/// What can be said of a reply by its numbers alone (I11), and of a closed subject by all that it
+/// was ever given.
+void Run::check_cached(Seat& seat, const Operation& operation, const Reply& reply,
+                       Findings& findings) {
+  const std::uint32_t name = operation.id.index();
+  if (seat.stored && operation.verb == Verb::extend && seat.running.contains(name))
+    seat.running[name] = seat.running[name].followed_by(operation.tokens);
+  if (seat.stored && operation.verb == Verb::accept && seat.running.contains(name))
+    seat.running[name] = seat.running[name].followed_by(operation.tokens);
+  if (operation.verb != Verb::admit || reply.refused != Refusal::none) return;
+  const std::int64_t cached = reply.get(ReplyField::cached);
+  const std::int64_t size = operation.tokens.size();
+  if (cached >= size)
+    findings.push_back(
+        {FindingKind::cached_too_much,
+         fmt::format(
+             "{} of {} tokens are said to be cached, so none is left whose output could be sampled",
+             cached, size),
+         fmt::format("at most {}", size - 1), std::to_string(cached)});
+  for (const ReplyField field : {ReplyField::state, ReplyField::conv})
+    if (reply.has(field) && reply.get(field) != cached && findings.empty())
+      findings.push_back(
+          {FindingKind::wrong_state_prefix,
+           fmt::format("request `{}` has {} cached tokens and a {} label of length {}",
+                       operation.id.text(), cached,
+                       field == ReplyField::conv ? "conv" : "recurrent", reply.get(field)),
+           std::to_string(cached), std::to_string(reply.get(field))});
+  if (!seat.stored) return;
+  const std::uint32_t bound = seat.stored->longest_common(operation.tokens, operation.salt);
+  if (cached > bound && cached < size)
+    findings.push_back(
+        {FindingKind::cached_too_much,
+         fmt::format("{} tokens are said to be cached, and nothing seen before shares more than {}",
+                     cached, bound),
+         fmt::format("at most {}", bound), std::to_string(cached)});
+  seat.stored->add(operation.tokens, operation.salt);
+  seat.running[name] = operation.tokens;
+}
+
+/// Replies against each other, field by field. An oracle's answer is the expected one.
+void Run::compare(const Operation& operation) {
+  for (std::size_t i = 1; i < seats_.size() && !stopped_; ++i) {
+    const bool first_is_oracle = seats_[0]->is_oracle;
+    const std::size_t expected = seats_[i]->is_oracle || !first_is_oracle ? i : 0;
+    const std::size_t actual = expected == i ? 0 : i;
+    const auto difference = replies_[actual].difference(replies_[expected]);
+    if (!difference) continue;
+    FindingKind kind = FindingKind::reply_differs;
+    if (difference->field == "cached" && seats_[expected]->is_oracle &&
+        replies_[actual].get(ReplyField::cached) < replies_[expected].get(ReplyField::cached))
+      kind = FindingKind::missed_reuse;
+    locate(seats_[actual].get(),
+           {kind,
+            fmt::format("{} answered {}={} and {} answered {}={}", seats_[actual]->name,
+                        difference->field, difference->here, seats_[expected]->name,
+                        difference->field, difference->there),
+            fmt::format("{}={}", difference->field, difference->there),
+            fmt::format("{}={}", difference->field, difference->here)},
+           operation.id.text());
+    stopped_ = true;
+  }
+}
+
+void Run::count(const Operation& operation, const Reply& reply, Seat& seat) {
+  SubjectTotals& totals = seat.totals;
+  if (operation.verb == Verb::preempt) ++totals.preemptions;
+  if (reply.refused != Refusal::none) return;
+  if (operation.verb == Verb::admit) {
+    const RequestOutcome* const known = find_outcome(operation.id);
+    if (known == nullptr || known->cached_tokens < 0) {
+      totals.input_tokens += operation.tokens.size();
+      totals.hit_tokens += reply.get(ReplyField::cached);
+    }
+  }
+  if (operation.verb == Verb::evict || operation.verb == Verb::flush) {
+    totals.evicted_kv += reply.get(ReplyField::kv);
+    totals.evicted_states += reply.get(ReplyField::state);
+  } else {
+    totals.evicted_kv += reply.get(ReplyField::evicted_kv);
+    totals.evicted_states += reply.get(ReplyField::evicted_states);
+  }
+}
+
+/// The request's ledger, from the operations themselves; a scheduler adds what only it knows.
+void Run::follow(const Operation& operation, const Reply& reply) {
+  switch (operation.verb) {
+    case Verb::admit: {
+      RequestOutcome& now = outcome(operation.id);
+      if (now.prompt_tokens == 0)
+        now.prompt_tokens =
+            operation.prompt == Operation::kAbsent ? operation.tokens.size() : operation.prompt;
+      if (reply.refused == Refusal::none && now.cached_tokens < 0)
+        now.cached_tokens = reply.get(ReplyField::cached);
+      now.finish = reply.refused == Refusal::none ? FinishReason::running : FinishReason::refused;
+      return;
+    }
+    case Verb::extend:
+    case Verb::accept:
+      if (reply.refused == Refusal::none && !operation.tokens.empty())
+        outcome(operation.id).output_tokens += operation.tokens.size();
+      return;
+    case Verb::finish: outcome(operation.id).finish = FinishReason::stop; return;
+    case Verb::abort: outcome(operation.id).finish = FinishReason::abort; return;
+    default: return;
+  }
+}
+
+RequestOutcome& Run::outcome(Name id) {
+  if (outcome_of_.size() <= id.index()) outcome_of_.resize(id.index() + 1);
+  std::uint32_t& place = outcome_of_[id.index()];
+  if (place == 0) {
+    outcomes_.emplace_back().id = id;
+    place = static_cast<std::uint32_t>(outcomes_.size());
+  }
+  return outcomes_[place - 1];
+}
+
+const RequestOutcome* Run::find_outcome(Name id) const {
+  if (id.index() >= outcome_of_.size() || outcome_of_[id.index()] == 0) return nullptr;
+  return &outcomes_[outcome_of_[id.index()] - 1];
+}
+
+void Run::remember(const Operation& operation, const Reply& reply) {
+  if (past_.size() == kEventsAround) past_.pop_front();
+  past_.push_back({operation, reply});
+  if (!options_.keep_events) return;
+  KeptEvent kept{line_, now_, operation.text(kTextLimit), reply.text()};
+  if (const auto now = seats_.front()->subject->snapshot()) {
+    kept.kv_used = now->kv_total - now->kv_free;
+    kept.states_used = now->states_total - now->states_free;
+  }
+  kept_.push_back(std::move(kept));
+}
+
+void Run::locate(Seat* seat, Finding finding, const std::string& request) {
+  LocatedFinding located;
+  located.finding = std::move(finding);
+  located.subject = seat == nullptr ? "" : seat->name;
+  located.file = options_.file;
+  located.line = line_;
+  located.event = events_;
+  located.request = request;
+  for (const PastEvent& event : past_)
+    located.around.push_back(
+        fmt::format("{} → {}", event.operation.text(kTextLimit), event.reply.text()));
+  if (!past_.empty()) located.operation = past_.back().operation.text(kTextLimit);
+  findings_.push_back(std::move(located));
+}
+
+void Run::add(Finding finding, std::string request, bool stop) {
+  locate(seats_.empty() ? nullptr : seats_.front().get(), std::move(finding), request);
+  if (stop) stopped_ = true;
+}
+
+void Run::fail(Error error) {
+  error.text = fmt::format("{}{}: {}", options_.file, line_ > 0 ? fmt::format(":{}", line_) : "",
+                           error.text);
+  error_ = std::move(error);
+  stopped_ = true;
+}
+
+void Run::conclude() {
+  if (stopped_) return;
+  for (const auto& seat : seats_) {
+    if (!seat->auditor) continue;
+    Findings findings;
+    seat->auditor->recompute(findings);
+    for (Finding& finding : findings) locate(seat.get(), std::move(finding), "");
+    if (!findings.empty()) stopped_ = true;
+  }
+}
+
+}  // namespace lockstep::cache_sim

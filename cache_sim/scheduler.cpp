@@ -1,0 +1,334 @@
+#include "cache_sim/scheduler.hpp"
+
+#include <algorithm>
+
+#include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// What a wrong draft consists of: a document that no file can name and no output uses.
+constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
+
+}  // namespace
+
+SchedulerEffects Scheduler::step(const SchedulerEvent& event) {
+  SchedulerEffects effects;
+  if (event.kind == SchedulerEvent::Kind::reply) {
+    require(asked_ != Asked::nothing, "a reply answers an operation");
+    settle(event.reply, effects);
+    next(effects);
+    return effects;
+  }
+  require(asked_ == Asked::nothing, "an operation is answered before anything else happens");
+  switch (event.kind) {
+    case SchedulerEvent::Kind::arrival:
+      requests_.push_back({event.spec});
+      enqueue(static_cast<RequestNumber>(requests_.size() - 1), false);
+      break;
+    case SchedulerEvent::Kind::abort:
+      require(phase_ == Phase::between_steps, "a client goes between steps");
+      if (requests_[event.request].state != State::ended)
+        drop(event.request, FinishReason::abort, effects);
+      break;
+    case SchedulerEvent::Kind::retract:
+      require(phase_ == Phase::between_steps, "a request is retracted between steps");
+      if (requests_[event.request].state == State::running) retract(event.request, effects);
+      break;
+    case SchedulerEvent::Kind::step_due:
+      require(phase_ == Phase::between_steps, "a step begins after the last one ended");
+      begin_step(effects);
+      next(effects);
+      break;
+    case SchedulerEvent::Kind::forward_done:
+      require(phase_ == Phase::forward, "results come from a forward");
+      phase_ = Phase::results;
+      cursor_ = 0;
+      next(effects);
+      break;
+    case SchedulerEvent::Kind::reply: break;
+  }
+  return effects;
+}
+
+void Scheduler::begin_step(SchedulerEffects& effects) {
+  batch_.clear();
+  cursor_ = 0;
+  budget_ = options_.chunked_prefill;
+  effects.idle = !has_work();
+  if (!effects.idle) phase_ = Phase::prefill;
+}
+
+/// Goes on until there is something to ask or time has to pass.
+void Scheduler::next(SchedulerEffects& effects) {
+  while (asked_ == Asked::nothing) {
+    switch (phase_) {
+      case Phase::between_steps:
+      case Phase::forward: return;
+      case Phase::prefill: next_prefill(effects); break;
+      case Phase::admission: next_admission(effects); break;
+      case Phase::decode: next_decode(effects); break;
+      case Phase::results: next_result(effects); break;
+    }
+  }
+}
+
+void Scheduler::next_prefill(SchedulerEffects& effects) {
+  for (; cursor_ < running_.size() && budget_ > 0; ++cursor_) {
+    const Request& request = requests_[running_[cursor_]];
+    if (!request.prefilling) continue;
+    return extend(running_[cursor_],
+                  static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_compute())),
+                  effects);
+  }
+  phase_ = Phase::admission;
+}
+
+void Scheduler::next_admission(SchedulerEffects& effects) {
+  const bool room =
+      budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
+  if (room && !waiting_.empty()) return ask(Verb::admit, waiting_.front(), Asked::admit, effects);
+  if (!batch_.empty()) return begin_forward(effects);
+  phase_ = Phase::decode;
+  cursor_ = 0;
+}
+
+void Scheduler::next_decode(SchedulerEffects& effects) {
+  if (cursor_ < running_.size()) {
+    const RequestNumber number = running_[cursor_];
+    const Request& request = requests_[number];
+    const bool drafts = request.verification < request.spec->drafts.size() &&
+                        request.spec->drafts[request.verification] > 0;
+    if (drafts) return verify(number, effects);
+    return extend(number, 1, effects);
+  }
+  if (!batch_.empty()) return begin_forward(effects);
+  phase_ = Phase::between_steps;  // everything that ran was refused or retracted
+}
+
+void Scheduler::begin_forward(SchedulerEffects& effects) {
+  ask(Verb::step, 0, Asked::step, effects);
+  effects.operation->id = Name();
+  for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
+}
+
+void Scheduler::next_result(SchedulerEffects& effects) {
+  if (cursor_ == batch_.size()) {
+    phase_ = Phase::between_steps;
+    return;
+  }
+  Row& row = batch_[cursor_];
+  Request& request = requests_[row.request];
+  if (row.accepts != 0) {
+    ask(Verb::accept, row.request, Asked::accept, effects);
+    effects.operation->n = row.accepts;
+    const std::uint32_t first = request.spec->prompt_size + request.sampled;
+    effects.operation->tokens = request.spec->tokens.slice(first, first + row.accepts);
+    return;
+  }
+  settle_result(effects);
+}
+
+/// One row's result is known: its tokens are computed, and a token is sampled where all that was
+/// known is.
+void Scheduler::settle_result(SchedulerEffects& effects) {
+  const Row& row = batch_[cursor_];
+  Request& request = requests_[row.request];
+  const bool is_chunk = request.prefilling;
+  if (row.accepts == 0) {
+    request.computed += row.tokens;
+  } else {
+    request.computed += row.accepts;
+    request.known += row.accepts;
+    request.sampled += row.accepts;
+    ++request.verification;
+  }
+  const bool sampled = row.accepts != 0 || request.to_compute() == 0;
+  if (sampled) {
+    request.prefilling = false;
+    if (row.accepts == 0) ++request.sampled;
+    effects.notes.push_back(
+        {SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.sampled});
+    if (request.sampled == request.spec->output_size())
+      return ask(Verb::finish, row.request, Asked::finish, effects);
+  }
+  if (is_chunk) return ask(Verb::checkpoint, row.request, Asked::checkpoint, effects);
+  ++cursor_;
+}
+
+void Scheduler::ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects) {
+  Operation operation;
+  operation.verb = verb;
+  asked_ = asked;
+  subject_of_ask_ = request;
+  if (verb != Verb::step) operation.id = requests_[request].spec->id;
+  if (verb == Verb::admit) {
+    const Request& waiting = requests_[request];
+    operation.salt = waiting.spec->salt;
+    operation.tokens = waiting.spec->tokens.prefix(waiting.spec->prompt_size + waiting.sampled);
+    operation.prompt = waiting.spec->prompt_size;
+  }
+  effects.operation = std::move(operation);
+}
+
+void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffects& effects) {
+  const Request& request = requests_[number];
+  ask(Verb::extend, number, Asked::extend, effects);
+  asked_tokens_ = tokens;
+  asked_accepts_ = 0;
+  effects.operation->n = tokens;
+  const std::uint32_t end = request.computed + tokens;
+  if (end > request.known)
+    effects.operation->tokens = request.spec->tokens.slice(request.known, end);
+}
+
+/// A verification: the last sampled token and the drafts, of which the first accept - 1 are what
+/// will be sampled.
+void Scheduler::verify(RequestNumber number, SchedulerEffects& effects) {
+  const Request& request = requests_[number];
+  const RequestSpec& spec = *request.spec;
+  const auto left = std::int64_t{spec.output_size()} - request.sampled;
+  const auto accepts =
+      static_cast<std::uint32_t>(std::min(spec.accept[request.verification], left));
+  const auto drafts = static_cast<std::uint32_t>(spec.drafts[request.verification]);
+  extend(number, 1, effects);
+  const std::uint32_t next = request.computed + 1;
+  const Tokens right = spec.tokens.slice(next, next + accepts - 1);
+  effects.operation->drafts =
+      right.followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - right.size()));
+  effects.operation->n = 1 + std::int64_t{drafts};
+  asked_tokens_ = 1 + drafts;
+  asked_accepts_ = accepts;
+}
+
+void Scheduler::retract(RequestNumber request, SchedulerEffects& effects) {
+  LOCKSTEP_MARK("scheduler.retract");
+  ask(Verb::preempt, request, Asked::preempt, effects);
+}
+
+void Scheduler::drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects) {
+  if (requests_[request].state == State::running) {
+    drop_reason_ = reason;
+    return ask(Verb::abort, request, Asked::drop, effects);
+  }
+  std::erase(waiting_, request);
+  end(request, reason, effects);
+}
+
+void Scheduler::end(RequestNumber request, FinishReason reason, SchedulerEffects& effects) {
+  requests_[request].state = State::ended;
+  effects.notes.push_back(
+      {SchedulerNote::Kind::ended, request, reason, requests_[request].sampled});
+}
+
+/// Higher priorities first; among equals, the order of arrival, and what was retracted before all
+/// of them.
+void Scheduler::enqueue(RequestNumber request, bool front) {
+  const std::int64_t priority = requests_[request].spec->priority;
+  const auto behind = std::find_if(waiting_.begin(), waiting_.end(), [&](RequestNumber other) {
+    const std::int64_t theirs = requests_[other].spec->priority;
+    return front ? theirs <= priority : theirs < priority;
+  });
+  waiting_.insert(behind, request);
+}
+
+/// A request that leaves in the middle of a step takes its row with it, and the cursor stays on the
+/// same request.
+void Scheduler::leave_batch(RequestNumber request) {
+  std::erase_if(batch_, [&](const Row& row) { return row.request == request; });
+  const auto place = std::find(running_.begin(), running_.end(), request);
+  if (place != running_.end()) {
+    if (phase_ != Phase::results && static_cast<std::size_t>(place - running_.begin()) < cursor_)
+      --cursor_;
+    running_.erase(place);
+  }
+}
+
+void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
+  const Asked asked = asked_;
+  const RequestNumber number = subject_of_ask_;
+  asked_ = Asked::nothing;
+  effects.operation.reset();
+  switch (asked) {
+    case Asked::admit: {
+      if (reply.refused != Refusal::none) {
+        // Nothing that runs will ever make room for it: it is refused for good. Otherwise admission
+        // ends for this step.
+        if (running_.empty() || reply.refused == Refusal::too_long) {
+          waiting_.pop_front();
+          end(number, FinishReason::refused, effects);
+        } else if (!batch_.empty()) {
+          begin_forward(effects);
+        } else {
+          phase_ = Phase::decode;
+          cursor_ = 0;
+        }
+        return;
+      }
+      Request& request = requests_[number];
+      waiting_.pop_front();
+      running_.push_back(number);
+      request.state = State::running;
+      request.prefilling = true;
+      request.known = request.spec->prompt_size + request.sampled;
+      request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
+      effects.notes.push_back({SchedulerNote::Kind::admitted, number});
+      extend(number,
+             static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_compute())),
+             effects);
+      return;
+    }
+    case Asked::extend: return settle_extend(reply, effects);
+    case Asked::preempt:
+      leave_batch(number);
+      requests_[number].state = State::waiting;
+      requests_[number].computed = requests_[number].known = 0;
+      enqueue(number, true);
+      effects.notes.push_back({SchedulerNote::Kind::retracted, number});
+      return;
+    case Asked::step: {
+      StepWork work;
+      for (const Row& row : batch_) {
+        (requests_[row.request].prefilling ? work.prefill_tokens : work.decode_tokens) +=
+            row.tokens;
+        work.context_tokens += requests_[row.request].computed;
+      }
+      effects.forward = work;
+      phase_ = Phase::forward;
+      return;
+    }
+    case Asked::accept: return settle_result(effects);
+    case Asked::checkpoint: ++cursor_; return;
+    case Asked::finish:
+      end(number, requests_[number].spec->stops ? FinishReason::stop : FinishReason::length,
+          effects);
+      std::erase(running_, number);
+      ++cursor_;
+      return;
+    case Asked::drop:
+      leave_batch(number);
+      end(number, drop_reason_, effects);
+      return;
+    case Asked::nothing: return;
+  }
+}
+
+void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
+  const RequestNumber number = subject_of_ask_;
+  Request& request = requests_[number];
+  if (reply.refused == Refusal::none) {
+    request.known =
+        std::max(request.known, request.computed + (asked_accepts_ != 0 ? 1 : asked_tokens_));
+    batch_.push_back({number, asked_tokens_, asked_accepts_});
+    if (phase_ != Phase::decode) budget_ -= asked_tokens_;
+    if (phase_ != Phase::admission) ++cursor_;
+    return;
+  }
+  if (running_.size() == 1) return drop(number, FinishReason::refused, effects);
+  if (phase_ == Phase::admission)
+    budget_ = 0;  // nobody is admitted behind a request that found no room
+  retract(running_.back(), effects);
+}
+
+}  // namespace lockstep::cache_sim

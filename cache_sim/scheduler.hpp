@@ -1,0 +1,157 @@
+// The server's scheduler as a state machine: step(event) → effects. It asks a subject one operation
+// at a time and learns of the reply as its next event; it holds no clock, no subject and no file,
+// so the same events give the same effects.
+//
+// One step, at one moment of virtual time (reference/contract.md, "The scheduler"):
+//   prefill  while chunked_prefill tokens are left: requests that run and still have prompt to
+//   compute, in order, then new
+//            ones from the front of the queue up to max_running; each gets one extend
+//   decode   otherwise each running request extends by one token, or verifies its drafts
+//   forward  `step ids=…`, and the step's cost passes
+//   results  in row order: accept (a verification), checkpoint (a chunk), finish (the last token)
+// Where an extend is refused, the last admitted request is retracted to the front of the queue and
+// the extend is tried again; a request that cannot go on alone, or be admitted with nothing else
+// running, is refused.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "cache_sim/trace.hpp"
+#include "reference/base/operation.hpp"
+
+namespace lockstep::cache_sim {
+
+/// What one forward works on, for the cost of a step.
+struct StepWork {
+  std::int64_t prefill_tokens = 0;
+  std::int64_t decode_tokens = 0;
+  std::int64_t context_tokens = 0;  ///< tokens of all rows before this forward
+};
+
+/// The cost model of a step. Integer arithmetic alone.
+class StepCost {
+ public:
+  virtual ~StepCost() = default;
+  virtual Nanoseconds of(const StepWork& work) const = 0;
+};
+
+class ConstantStepCost final : public StepCost {
+ public:
+  explicit ConstantStepCost(Nanoseconds step_time) : step_time_(step_time) {}
+  Nanoseconds of(const StepWork&) const override { return step_time_; }
+
+ private:
+  Nanoseconds step_time_;
+};
+
+/// Requests are numbered in the order of their arrival.
+using RequestNumber = std::uint32_t;
+
+struct SchedulerEvent {
+  enum class Kind {
+    arrival,       ///< `spec` joins the queue
+    abort,         ///< the client of `request` has gone
+    retract,       ///< `request` goes back to the front of the queue
+    step_due,      ///< a step may begin
+    forward_done,  ///< the forward's results are there
+    reply,         ///< the answer to the operation of the last effects
+  };
+  Kind kind;
+  RequestNumber request = 0;
+  const RequestSpec* spec = nullptr;
+  Reply reply{};
+};
+
+/// What a step did to a request, for ledgers and timelines.
+struct SchedulerNote {
+  enum class Kind { admitted, sampled, retracted, ended };
+  Kind kind;
+  RequestNumber request;
+  FinishReason reason = FinishReason::running;
+  std::int64_t output_tokens = 0;
+};
+
+struct SchedulerEffects {
+  std::optional<Operation> operation;  ///< to ask; nothing else happens before its reply
+  std::optional<StepWork>
+      forward;  ///< a forward has begun; forward_done follows when its cost has passed
+  std::vector<SchedulerNote> notes;
+  bool idle = false;  ///< there was nothing to do for a step
+};
+
+struct SchedulerOptions {
+  std::int64_t chunked_prefill = 8192;
+  std::int64_t max_running = 256;
+};
+
+class Scheduler {
+ public:
+  explicit Scheduler(const SchedulerOptions& options) : options_(options) {}
+
+  /// Errors of the caller (a reply that nobody waits for, a step inside a step) are broken
+  /// contracts.
+  SchedulerEffects step(const SchedulerEvent& event);
+
+  bool has_work() const { return !waiting_.empty() || !running_.empty(); }
+  bool ended(RequestNumber request) const { return requests_[request].state == State::ended; }
+
+ private:
+  enum class State { waiting, running, ended };
+  enum class Phase { between_steps, prefill, admission, decode, forward, results };
+  enum class Asked { nothing, admit, extend, preempt, step, accept, checkpoint, finish, drop };
+
+  struct Request {
+    const RequestSpec* spec;
+    State state = State::waiting;
+    std::uint32_t computed = 0;  // tokens whose KV and state the subject has
+    std::uint32_t known = 0;     // tokens that the subject was told
+    std::uint32_t sampled = 0;
+    std::size_t verification = 0;
+    bool prefilling = true;  // since the last admission, until all that was known then is computed
+    std::uint32_t to_compute() const { return spec->prompt_size + sampled - computed; }
+  };
+  struct Row {
+    RequestNumber request;
+    std::uint32_t tokens;   // extended in this step
+    std::uint32_t accepts;  // 0 for a chunk or a plain decode
+  };
+
+  void begin_step(SchedulerEffects& effects);
+  void next(SchedulerEffects& effects);
+  void next_prefill(SchedulerEffects& effects);
+  void next_admission(SchedulerEffects& effects);
+  void next_decode(SchedulerEffects& effects);
+  void next_result(SchedulerEffects& effects);
+  void settle(const Reply& reply, SchedulerEffects& effects);
+  void settle_extend(const Reply& reply, SchedulerEffects& effects);
+  void settle_result(SchedulerEffects& effects);
+  void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
+  void verify(RequestNumber request, SchedulerEffects& effects);
+  void retract(RequestNumber request, SchedulerEffects& effects);
+  void drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
+  void begin_forward(SchedulerEffects& effects);
+  void ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects);
+  void enqueue(RequestNumber request, bool front);
+  void leave_batch(RequestNumber request);
+  void end(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
+
+  SchedulerOptions options_;
+  std::vector<Request> requests_;
+  std::deque<RequestNumber> waiting_;
+  std::vector<RequestNumber> running_;  // in order of admission
+  std::vector<Row> batch_;              // this step's rows
+
+  Phase phase_ = Phase::between_steps;
+  Asked asked_ = Asked::nothing;
+  RequestNumber subject_of_ask_ = 0;
+  FinishReason drop_reason_ = FinishReason::abort;
+  std::uint32_t asked_tokens_ = 0;
+  std::uint32_t asked_accepts_ = 0;
+  std::size_t cursor_ = 0;
+  std::int64_t budget_ = 0;
+};
+
+}  // namespace lockstep::cache_sim

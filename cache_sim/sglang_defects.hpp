@@ -1,0 +1,90 @@
+// Defects of the SGLang policies: one rule broken each, most of them seen in a public report
+// (fixtures/traces has the trace that shows each). They are planted at the place of the rule.
+#pragma once
+
+#include "reference/base/defect.hpp"
+
+namespace lockstep::cache_sim {
+
+// The tree.
+inline const Defect kMatchKeepsPlace{"sglang-no-buffer:match-keeps-place",
+                                     "a match does not make the state it used the newest one"};
+inline const Defect kInsertKeepsPlace{
+    "sglang-no-buffer:insert-keeps-place",
+    "inserting a key that is there does not make its state the newest one"};
+inline const Defect kRefreshesWholePath{
+    "sglang-no-buffer:refreshes-whole-path",
+    "a match makes every state on the path new, not only the one it used (SGLang before #31643)"};
+inline const Defect kSplitMovesState{
+    "sglang-no-buffer:split-moves-state",
+    "a split gives the child's state to the new parent, which stands for fewer tokens"};
+inline const Defect kSplitForgetsLock{"sglang-no-buffer:split-forgets-lock",
+                                      "a split does not copy the KV lock to the new parent"};
+inline const Defect kTombstoneLockUncounted{
+    "sglang-no-buffer:tombstone-lock-uncounted",
+    "a lock on a node without a state is not counted, so a refilled state loses another holder's "
+    "lock (SGLang #21379)"};
+inline const Defect kDropKeepsSize{"sglang-no-buffer:drop-keeps-size",
+                                   "an evicted leaf stays in the count of evictable tokens"};
+inline const Defect kEvictsLockedState{"sglang-no-buffer:evicts-locked-state",
+                                       "state eviction does not look at locks"};
+inline const Defect kTombstonesLeaf{
+    "sglang-no-buffer:tombstones-leaf",
+    "state eviction leaves the KV of a leaf behind, where nothing can use it"};
+inline const Defect kTombstoneKeepsSlot{
+    "sglang-no-buffer:tombstone-keeps-slot",
+    "an inner node's evicted state does not go back to the free list"};
+inline const Defect kFreesDuplicatesTwice{"sglang-no-buffer:frees-duplicates-twice",
+                                          "KV that the tree had already is given back twice"};
+inline const Defect kReusesKvWithoutState{
+    "sglang-no-buffer:reuses-kv-without-state",
+    "a request resumes where its KV ends although no state is there (SGLang #22493: a retraction "
+    "kept the KV alone)"};
+inline const Defect kMatchForgetsTime{
+    "radix:match-forgets-time",
+    "a match does not refresh access times, so what is used is evicted first"};
+
+// The requests.
+inline const Defect kFreesDonatedSlot{
+    "sglang-no-buffer:frees-donated-slot",
+    "a finished request frees the slot that it has just given to the tree"};
+inline const Defect kSharesLiveSlot{
+    "sglang-no-buffer:shares-live-slot",
+    "a checkpoint gives the tree the request's running slot instead of a copy of it"};
+inline const Defect kAbortKeepsLock{"sglang-no-buffer:abort-keeps-lock",
+                                    "an aborted request leaves its prefix locked"};
+inline const Defect kAdmitsWithoutLock{
+    "sglang-no-buffer:admits-without-lock",
+    "an admitted request does not lock the prefix that it reads"};
+inline const Defect kSkipsZeroing{
+    "sglang-no-buffer:skips-zeroing",
+    "a request that starts from nothing gets a recycled slot as it is"};
+inline const Defect kLeaksRefusedSlot{"sglang-no-buffer:leaks-refused-slot",
+                                      "a checkpoint whose key is there already keeps its copy of "
+                                      "the state (SGLang #12432 and its kin)"};
+inline const Defect kLeaksCowSlot{"sglang-no-buffer:leaks-cow-slot",
+                                  "the slot that a match copied into is lost when the request is "
+                                  "not admitted after all (SGLang #16067)"};
+inline const Defect kMatchesWholePrompt{
+    "sglang-no-buffer:matches-whole-prompt",
+    "the last prompt token is matched too, so nothing is left to compute"};
+inline const Defect kAssertsOnDonation{"sglang-no-buffer:asserts-on-donation",
+                                       "a checkpoint that finds no slot kills the scheduler "
+                                       "instead of being skipped (SGLang 0.5.23, #36770)"};
+inline const Defect kStripsKeyOnly{"sglang-no-buffer:strips-key-only",
+                                   "strip_thinking cuts the finished key to the prompt and inserts "
+                                   "the state of the whole output (SGLang 0.5.23, #24380)"};
+inline const Defect kFreesBelowProtected{
+    "radix:frees-below-protected",
+    "strip_thinking frees KV from the prompt's end on although the tree owns more of it (SGLang "
+    "0.5.23 with extra buffer, #24380)"};
+inline const Defect kStateByRow{
+    "sglang-no-buffer:state-by-row",
+    "the state table is indexed by request row, not by state slot (SGLang #24244, #23975)"};
+inline const Defect kNeverEvictsForRows{
+    "sglang-no-buffer:allocates-without-evicting",
+    "a new request's slot is taken without evicting a state first (SGLang #11616)"};
+inline const Defect kKeyOneShort{"sglang-no-buffer:key-one-short",
+                                 "a finished key misses the last token that its state has seen"};
+
+}  // namespace lockstep::cache_sim

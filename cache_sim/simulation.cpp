@@ -1,0 +1,218 @@
+#include "cache_sim/simulation.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reference/base/overloaded.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// Steps in a row that compute nothing and end nobody before the run is called stuck.
+constexpr std::int64_t kIdleStepsUntilStuck = 1000;
+
+}  // namespace
+
+Simulation::Simulation(const Trace& trace, Run& run)
+    : trace_(trace),
+      run_(run),
+      scheduler_({.chunked_prefill = run.options().config.chunked_prefill,
+                  .max_running = run.options().config.max_running}),
+      cost_(std::make_unique<ConstantStepCost>(run.options().config.step_time)) {}
+
+void Simulation::play() {
+  for (const Statement& statement : trace_.statements) {
+    line_ = statement.line;
+    run_.set_place(line_, now_);
+    const Reply reply = perform(statement);
+    if (run_.stopped()) return;
+    hold_to_answer(statement, reply);
+  }
+  run_.set_place(0, now_);
+  run_.conclude();
+}
+
+Reply Simulation::perform(const Statement& statement) {
+  return std::visit(
+      Overloaded{[&](const Operation& operation) {
+                   const Reply* const reply = run_.apply(operation);
+                   return reply == nullptr ? Reply{} : *reply;
+                 },
+                 [&](const RequestSpec& spec) {
+                   const auto number = static_cast<RequestNumber>(specs_.size());
+                   specs_.push_back(&spec);
+                   span_of_.push_back(0);
+                   if (number_of_.size() <= spec.id.index()) number_of_.resize(spec.id.index() + 1);
+                   number_of_[spec.id.index()] = number;
+                   run_.outcome(spec.id).prompt_tokens = spec.prompt_size;
+                   run_.outcome(spec.id).arrival = std::max(spec.at, now_);
+                   schedule(
+                       spec.at,
+                       {.kind = SchedulerEvent::Kind::arrival, .request = number, .spec = &spec});
+                   return Reply{};
+                 },
+                 [&](const Intervention& stop) {
+                   schedule(stop.at, {.kind = stop.retract ? SchedulerEvent::Kind::retract
+                                                           : SchedulerEvent::Kind::abort,
+                                      .request = number_of_[stop.id.index()]});
+                   return Reply{};
+                 },
+                 [&](const CloseSession& close) {
+                   close_session(close.session);
+                   return Reply{};
+                 },
+                 [&](const RunStatement& limits) { return run_until(limits); },
+                 [&](const Expect& expect) { return expectation(expect.id); }},
+      statement.what);
+}
+
+/// Each field of the answer must be in the reply with that value; the run goes on, so that every
+/// wrong answer is shown.
+void Simulation::hold_to_answer(const Statement& statement, const Reply& reply) {
+  for (const AnswerField& due : statement.answer) {
+    std::string actual = "nothing";
+    if (due.field == "refused") {
+      if (reply.refused != Refusal::none) actual = to_string(reply.refused);
+    } else if (const auto field = reply_field_from(due.field); field && reply.has(*field)) {
+      actual = reply.value_text(*field);
+    }
+    if (actual == due.value) continue;
+    run_.set_place(statement.answer_line, now_);
+    run_.add({FindingKind::answer_differs,
+              fmt::format("the answer should carry {}={} and carries {}", due.field, due.value,
+                          actual == "nothing" ? "no such field" : due.field + "=" + actual),
+              due.field + "=" + due.value, due.field + "=" + actual},
+             "", false);
+  }
+}
+
+void Simulation::schedule(Nanoseconds at, const SchedulerEvent& event) {
+  due_.push({std::max(at, now_), sequence_++, event});
+  if (at <= now_) deliver_due();
+}
+
+void Simulation::close_session(Name session) {
+  for (RequestNumber number = 0; number < specs_.size(); ++number)
+    if (specs_[number]->session == session)
+      schedule(now_, {.kind = SchedulerEvent::Kind::abort, .request = number});
+}
+
+void Simulation::deliver_due() {
+  while (!due_.empty() && due_.top().time <= now_ && !run_.stopped()) {
+    const SchedulerEvent event = due_.top().event;
+    due_.pop();
+    feed(event);
+  }
+}
+
+/// One event, and every operation that it leads to until time has to pass.
+void Simulation::feed(SchedulerEvent event) {
+  for (;;) {
+    const SchedulerEffects effects = scheduler_.step(event);
+    for (const SchedulerNote& one : effects.notes) note(one);
+    if (effects.forward) forward_ = effects.forward;
+    if (!effects.operation) return;
+    if (effects.operation->verb == Verb::step) rows_ = effects.operation->ids;
+    run_.set_place(line_, now_);
+    const Reply* const reply = run_.apply(*effects.operation);
+    if (reply == nullptr) return;
+    event = {.kind = SchedulerEvent::Kind::reply, .reply = *reply};
+  }
+}
+
+/// Returns whether the step computed or ended anything.
+bool Simulation::one_step() {
+  const std::int64_t before = ended_ + computed_;
+  forward_.reset();
+  feed({.kind = SchedulerEvent::Kind::step_due});
+  if (!forward_ || run_.stopped()) return ended_ + computed_ != before;
+  computed_ += forward_->prefill_tokens + forward_->decode_tokens;
+  const Nanoseconds begin = now_;
+  now_ += cost_->of(*forward_);
+  const std::string_view name = forward_->prefill_tokens != 0 ? "prefill" : "decode";
+  for (const Name row : rows_) add_span(name, row, begin, now_);
+  feed({.kind = SchedulerEvent::Kind::forward_done});
+  return true;
+}
+
+Reply Simulation::run_until(const RunStatement& limits) {
+  const std::int64_t ended_before = ended_;
+  const std::size_t findings_before = run_.findings().size();
+  std::int64_t steps = 0;
+  std::int64_t idle_steps = 0;
+  while (!run_.stopped()) {
+    deliver_due();
+    if (limits.steps >= 0 && steps == limits.steps) break;
+    if (limits.until >= 0 && now_ >= limits.until) break;
+    if (!scheduler_.has_work()) {
+      if (due_.empty()) break;
+      if (limits.until >= 0 && due_.top().time > limits.until) break;
+      now_ = due_.top().time;
+      continue;
+    }
+    ++steps;
+    idle_steps = one_step() ? 0 : idle_steps + 1;
+    if (idle_steps == kIdleStepsUntilStuck)
+      run_.add({FindingKind::stuck,
+                fmt::format(
+                    "{} steps in a row computed nothing and ended no request, and some are waiting",
+                    idle_steps),
+                "progress", "none"},
+               "", true);
+  }
+  if (limits.until >= 0 && !run_.stopped()) now_ = std::max(now_, limits.until);
+  return Reply{}
+      .set(ReplyField::finished, ended_ - ended_before)
+      .set(ReplyField::violations,
+           static_cast<std::int64_t>(run_.findings().size() - findings_before))
+      .set(ReplyField::time, now_);
+}
+
+void Simulation::note(const SchedulerNote& note) {
+  const Name id = specs_[note.request]->id;
+  RequestOutcome& outcome = run_.outcome(id);
+  switch (note.kind) {
+    case SchedulerNote::Kind::admitted: add_span("queued", id, outcome.arrival, now_); return;
+    case SchedulerNote::Kind::sampled:
+      outcome.output_tokens = note.output_tokens;
+      if (outcome.first_token < 0) outcome.first_token = now_;
+      return;
+    case SchedulerNote::Kind::retracted:
+      run_.spans().push_back({"retracted", id, now_, now_});
+      span_of_[note.request] = 0;
+      outcome.finish = FinishReason::running;
+      return;
+    case SchedulerNote::Kind::ended:
+      outcome.output_tokens = note.output_tokens;
+      outcome.finish = note.reason;
+      outcome.end = now_;
+      ++ended_;
+      return;
+  }
+}
+
+/// A bar that goes on where the request's last one of this name ended makes that one longer.
+void Simulation::add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end) {
+  if (begin == end) return;
+  std::size_t& open = span_of_[number_of_[request.index()]];
+  std::vector<Span>& spans = run_.spans();
+  if (open != 0 && spans[open - 1].name == name && spans[open - 1].end == begin) {
+    spans[open - 1].end = end;
+    return;
+  }
+  spans.push_back({std::string(name), request, begin, end});
+  open = spans.size();
+}
+
+Reply Simulation::expectation(Name id) const {
+  const RequestOutcome* const outcome = run_.find_outcome(id);
+  Reply reply;
+  if (outcome == nullptr) return reply;
+  if (outcome->cached_tokens >= 0) reply.set(ReplyField::cached, outcome->cached_tokens);
+  reply.set(ReplyField::output_tokens, outcome->output_tokens);
+  reply.set(ReplyField::finish, static_cast<std::int64_t>(outcome->finish));
+  return reply;
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,28 @@
+# The program, the headers as they lie in the source tree, the objects, and find_package(lockstep).
+
+include(CMakePackageConfigHelpers)
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
+
+# fmt's library goes along, so that the installed folder also runs on a machine that has none of the packages.
+file(RELATIVE_PATH library_folder /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
+set_target_properties(lockstep PROPERTIES INSTALL_RPATH $ORIGIN/${library_folder})
+install(TARGETS lockstep)
+get_target_property(fmt_type fmt::fmt TYPE)
+if(fmt_type STREQUAL SHARED_LIBRARY)
+  install(IMPORTED_RUNTIME_ARTIFACTS fmt::fmt)
+endif()
+
+install(TARGETS ${installed_targets} EXPORT lockstepTargets
+        OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/lockstep)
+foreach(folder reference cache_sim kernels)
+  if(IS_DIRECTORY ${PROJECT_SOURCE_DIR}/${folder})
+    install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep
+            FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "program" EXCLUDE)
+  endif()
+endforeach()
+install(EXPORT lockstepTargets NAMESPACE lockstep:: DESTINATION ${package_folder})
+configure_package_config_file(cmake/lockstepConfig.cmake.in lockstepConfig.cmake
+                              INSTALL_DESTINATION ${package_folder})
+write_basic_package_version_file(lockstepConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/lockstepConfig.cmake ${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake
+        DESTINATION ${package_folder})

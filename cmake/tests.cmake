@@ -1,0 +1,54 @@
+# properties/*_test.cpp become one program per tier: _full_test.cpp, _gpu_test.cpp and _fuzz_test.cpp name
+# their tier, every other test is quick. A tier is a label of ctest.
+
+find_package(GTest REQUIRED)
+find_package(rapidcheck REQUIRED)
+
+file(GLOB support_sources CONFIGURE_DEPENDS properties/support/*.cpp)
+file(GLOB test_sources CONFIGURE_DEPENDS properties/*_test.cpp)
+
+add_library(lockstep_test_requirements INTERFACE)
+target_link_libraries(lockstep_test_requirements INTERFACE
+  lockstep::lockstep GTest::gtest_main rapidcheck_gtest)
+target_compile_definitions(lockstep_test_requirements INTERFACE
+  LOCKSTEP_PROGRAM="$<TARGET_FILE:lockstep>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+
+include(GoogleTest)
+function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where there is no source
+  if(NOT ARGN)
+    return()
+  elseif(NOT TARGET lockstep_views)
+    message(STATUS "The ${label} tests are left out: there are no CCCL headers (./lockstep test brings them in)")
+    return()
+  endif()
+  set(program lockstep_tests_${label})
+  if(label STREQUAL quick)
+    set(program lockstep_tests)
+  endif()
+  add_executable(${program} ${ARGN} ${support_sources})
+  target_link_libraries(${program} PRIVATE lockstep_test_requirements lockstep_views)
+  add_dependencies(${program} lockstep)
+  set(properties LABELS ${label} TIMEOUT 600)
+  if(label STREQUAL gpu)
+    list(APPEND properties RESOURCE_LOCK gpu)
+  endif()
+  gtest_discover_tests(${program} DISCOVERY_MODE POST_BUILD DISCOVERY_TIMEOUT 120 PROPERTIES ${properties})
+endfunction()
+
+foreach(tier full gpu fuzz)
+  set(tier_sources ${test_sources})
+  list(FILTER tier_sources INCLUDE REGEX "_${tier}_test\\.cpp$")
+  list(FILTER test_sources EXCLUDE REGEX "_${tier}_test\\.cpp$")
+  if(tier STREQUAL gpu AND NOT TARGET lockstep_kernels)
+    continue()
+  endif()
+  lockstep_tier(${tier} ${tier_sources})
+endforeach()
+lockstep_tier(quick ${test_sources})
+
+# A project of its own finds the installed package and sees the registered names.
+add_test(NAME install.consumer_finds_lockstep
+  COMMAND ${CMAKE_COMMAND} -D BINARY_DIR=${PROJECT_BINARY_DIR} -D SOURCE_DIR=${PROJECT_SOURCE_DIR}
+          -D CONFIG=$<CONFIG> -D COMPILER=${CMAKE_CXX_COMPILER} -D FLAGS=${CMAKE_CXX_FLAGS}
+          -P ${PROJECT_SOURCE_DIR}/cmake/consumer_test.cmake)
+set_tests_properties(install.consumer_finds_lockstep PROPERTIES LABELS quick TIMEOUT 600)

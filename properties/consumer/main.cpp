@@ -1,0 +1,15 @@
+// A program of somebody else: it includes the installed headers and finds the names that the
+// installed objects registered.
+#include <iostream>
+
+#include "reference/base/subject.hpp"
+
+int main() {
+  using lockstep::OracleEntry;
+  using lockstep::PolicyEntry;
+  using lockstep::Registry;
+  for (const PolicyEntry& policy : Registry<PolicyEntry>::all()) std::cout << policy.name << '\n';
+  const bool found = Registry<PolicyEntry>::find("sglang-no-buffer") != nullptr &&
+                     Registry<OracleEntry>::find("sglang-no-buffer") != nullptr;
+  return found ? 0 : 1;
+}

@@ -1,0 +1,49 @@
+// Names become objects through a Registration at a file's foot, so that a new policy is a new file
+// and no edit elsewhere.
+#pragma once
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+#include "reference/base/require.hpp"
+
+namespace lockstep {
+
+/// Everything of one kind that the linked objects registered. `Entry` has a `std::string_view
+/// name`.
+template <class Entry>
+class Registry {
+ public:
+  /// Sorted by name, so that no link order shows.
+  static std::vector<Entry> all() {
+    std::vector<Entry> sorted = entries();
+    std::sort(sorted.begin(), sorted.end(),
+              [](const Entry& a, const Entry& b) { return a.name < b.name; });
+    return sorted;
+  }
+
+  static const Entry* find(std::string_view name) {
+    for (const Entry& entry : entries())
+      if (entry.name == name) return &entry;
+    return nullptr;
+  }
+
+  static void add(Entry entry) {
+    require(find(entry.name) == nullptr, "a registered name is unique among its kind");
+    entries().push_back(entry);
+  }
+
+ private:
+  static std::vector<Entry>& entries() {
+    static std::vector<Entry> list;
+    return list;
+  }
+};
+
+template <class Entry>
+struct Registration {
+  explicit Registration(Entry entry) { Registry<Entry>::add(entry); }
+};
+
+}  // namespace lockstep

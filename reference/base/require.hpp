@@ -1,0 +1,29 @@
+// Broken contracts inside the project. A bad file or a dying child is not one: see result.hpp.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+/// Thrown where a caller broke a function's contract. An exception, not an abort, so that
+/// RapidCheck can shrink it.
+class ContractViolation : public std::logic_error {
+ public:
+  using std::logic_error::logic_error;
+};
+
+/// States what holds here. `sentence` is the contract, so that the failure reads as one.
+/// The place comes from builtins: clang 14 cannot evaluate libstdc++ 12's std::source_location.
+inline void require(bool condition, std::string_view sentence, const char* file = __builtin_FILE(),
+                    int line = __builtin_LINE()) {
+  if (condition) [[likely]]
+    return;
+  std::string_view name = file;
+  name.remove_prefix(name.find_last_of('/') + 1);  // npos + 1 is 0
+  throw ContractViolation(std::string(sentence) + " (" + std::string(name) + ":" +
+                          std::to_string(line) + ")");
+}
+
+}  // namespace lockstep
