@@ -15,7 +15,9 @@ std::string Label::text() const {
 }
 
 LabelState::LabelState(std::int64_t states, std::int64_t kv_end)
-    : states_(static_cast<std::size_t>(states + 1)), kv_(static_cast<std::size_t>(kv_end)) {
+    : states_(static_cast<std::size_t>(states + 1)),
+      kv_digest_(static_cast<std::size_t>(kv_end)),
+      kv_in_use_(static_cast<std::size_t>(kv_end)) {
   // Memory before its first use is as bad as freed memory.
   for (StateCell& cell : states_) cell.recurrent.poisoned = cell.conv.poisoned = true;
 }
@@ -98,45 +100,36 @@ void LabelState::free_state(StateSlot slot) {
   cell.recurrent.poisoned = cell.conv.poisoned = true;
 }
 
-void LabelState::allocate_kv(std::span<const KvExtent> extents) {
-  for (const KvExtent& extent : extents)
-    for (std::uint32_t slot = extent.begin; slot < extent.begin + extent.size; ++slot) {
-      if (kv_[slot].in_use)
-        report(FindingKind::slot_in_two_places,
-               fmt::format("KV slot {} was handed out although it is in use", slot), "a free slot",
-               fmt::format("slot {} is in use", slot));
-      kv_[slot].in_use = 1;
-    }
+void LabelState::allocate_kv(KvSlots slots) {
+  for (const std::uint32_t slot : slots) {
+    if (kv_in_use_[slot] != 0)
+      report(FindingKind::slot_in_two_places,
+             fmt::format("KV slot {} was handed out although it is in use", slot), "a free slot",
+             fmt::format("slot {} is in use", slot));
+    kv_in_use_[slot] = 1;
+  }
 }
 
-void LabelState::write_kv(std::span<const KvExtent> extents, const Tokens& tokens,
-                          std::uint32_t begin, std::uint32_t end) {
-  digests_.resize(end - begin);
-  tokens.prefix_digests(begin, end, digests_);
-  std::size_t at = 0;
-  for (const KvExtent& extent : extents)
-    for (std::uint32_t slot = extent.begin; slot < extent.begin + extent.size; ++slot, ++at) {
-      require(at < digests_.size(), "a forward writes one KV slot per token");
-      if (!kv_[slot].in_use)
-        report(FindingKind::freed_slot_in_use,
-               fmt::format("KV slot {} was written although it is free", slot), "a slot in use",
-               fmt::format("slot {} is free", slot));
-      kv_[slot].digest = digests_[at];
-    }
-  require(at == digests_.size(), "a forward writes one KV slot per token");
+void LabelState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
+  digests_.resize(slots.size());
+  tokens.prefix_digests(begin, begin + static_cast<std::uint32_t>(slots.size()), digests_);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (kv_in_use_[slots[i]] == 0)
+      report(FindingKind::freed_slot_in_use,
+             fmt::format("KV slot {} was written although it is free", slots[i]), "a slot in use",
+             fmt::format("slot {} is free", slots[i]));
+    kv_digest_[slots[i]] = digests_[i];
+  }
 }
 
-void LabelState::free_kv(std::span<const KvExtent> extents) {
-  for (const KvExtent& extent : extents)
-    for (std::uint32_t slot = extent.begin; slot < extent.begin + extent.size; ++slot) {
-      if (!kv_[slot].in_use) {
-        report(FindingKind::double_free,
-               fmt::format("KV slot {} was freed although it is free", slot), "a slot in use",
-               fmt::format("slot {} is free", slot));
-        break;  // one sentence per extent is enough
-      }
-      kv_[slot].in_use = 0;
-    }
+void LabelState::free_kv(KvSlots slots) {
+  for (const std::uint32_t slot : slots) {
+    if (kv_in_use_[slot] == 0)
+      return report(FindingKind::double_free,
+                    fmt::format("KV slot {} was freed although it is free", slot), "a slot in use",
+                    fmt::format("slot {} is free", slot));
+    kv_in_use_[slot] = 0;
+  }
 }
 
 LayerState::Lengths LabelState::state_lengths(StateSlot slot, std::int64_t expected) const {

@@ -36,22 +36,19 @@ class LabelState final : public LayerState {
   void advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
                      std::uint32_t end) override;
   void free_state(StateSlot slot) override;
-  void allocate_kv(std::span<const KvExtent> extents) override;
-  void write_kv(std::span<const KvExtent> extents, const Tokens& tokens, std::uint32_t begin,
-                std::uint32_t end) override;
-  void free_kv(std::span<const KvExtent> extents) override;
+  void allocate_kv(KvSlots slots) override;
+  void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
+  void free_kv(KvSlots slots) override;
   Lengths state_lengths(StateSlot slot, std::int64_t expected) const override;
 
   bool state_exists(StateSlot slot) const { return slot.value >= 1 && slot.value < states_.size(); }
   bool state_in_use(StateSlot slot) const { return states_[slot.value].in_use; }
   const Label& recurrent(StateSlot slot) const { return states_[slot.value].recurrent; }
   const Label& conv(StateSlot slot) const { return states_[slot.value].conv; }
-  bool kv_exists(KvExtent extent) const {
-    return std::uint64_t{extent.begin} + extent.size <= kv_.size();
-  }
-  bool kv_in_use(std::uint32_t slot) const { return kv_[slot].in_use; }
+  bool kv_exists(std::uint32_t slot) const { return slot < kv_in_use_.size(); }
+  bool kv_in_use(std::uint32_t slot) const { return kv_in_use_[slot] != 0; }
   /// Digest of the prefix that ends with the token whose KV the slot holds.
-  std::uint64_t kv_digest(std::uint32_t slot) const { return kv_[slot].digest; }
+  std::uint64_t kv_digest(std::uint32_t slot) const { return kv_digest_[slot]; }
 
   /// What the calls themselves did wrong since the last drain.
   Findings drain();
@@ -62,16 +59,12 @@ class LabelState final : public LayerState {
     Label conv;
     bool in_use = false;
   };
-  struct KvCell {
-    std::uint64_t digest : 61 = 0;  // the digest's field is 2^61 - 1
-    std::uint64_t in_use : 1 = 0;
-  };
-
   bool usable(StateSlot slot, const char* what);
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
 
   std::vector<StateCell> states_;
-  std::vector<KvCell> kv_;
+  std::vector<std::uint64_t> kv_digest_;
+  std::vector<char> kv_in_use_;
   Findings findings_;
   std::vector<std::uint64_t> digests_;  // scratch of write_kv
 };
@@ -84,9 +77,9 @@ class NoLayerState final : public LayerState {
   void copy_state(StateSlot, StateSlot) override {}
   void advance_state(StateSlot, const Tokens&, std::uint32_t, std::uint32_t) override {}
   void free_state(StateSlot) override {}
-  void allocate_kv(std::span<const KvExtent>) override {}
-  void write_kv(std::span<const KvExtent>, const Tokens&, std::uint32_t, std::uint32_t) override {}
-  void free_kv(std::span<const KvExtent>) override {}
+  void allocate_kv(KvSlots) override {}
+  void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}
+  void free_kv(KvSlots) override {}
   Lengths state_lengths(StateSlot, std::int64_t expected) const override {
     return {expected, expected};
   }

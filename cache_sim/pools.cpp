@@ -1,7 +1,7 @@
 #include "cache_sim/pools.hpp"
 
 #include <algorithm>
-#include <bit>
+#include <numeric>
 
 #include "reference/base/require.hpp"
 
@@ -9,57 +9,44 @@ namespace lockstep::cache_sim {
 
 KvPool::KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers)
     : free_count_(slots / page * page), slot_count_(free_count_), page_(page), layers_(layers) {
-  const auto end = static_cast<std::size_t>(page + free_count_);
-  words_.assign(end / 64 + 1, 0);
-  for (std::size_t slot = page; slot < end; ++slot)
-    words_[slot / 64] |= std::uint64_t{1} << (slot % 64);
+  const auto size = static_cast<std::uint32_t>(free_count_);
+  auto all = std::make_shared_for_overwrite<std::uint32_t[]>(size);
+  std::iota(all.get(), all.get() + size, page);
+  free_.push_back({std::move(all), 0, size});
 }
 
-/// The next run of free slots at or behind the cursor, at most `size` long, now taken.
-KvExtent KvPool::take_run(std::uint32_t size) {
-  while (words_[cursor_] == 0) cursor_ = cursor_ + 1 == words_.size() ? 0 : cursor_ + 1;
-  const int first = std::countr_zero(words_[cursor_]);
-  const auto begin = static_cast<std::uint32_t>(cursor_ * 64) + static_cast<std::uint32_t>(first);
-  std::uint32_t taken = 0;
-  std::uint32_t bit = static_cast<std::uint32_t>(first);
-  for (;;) {
-    const std::uint64_t rest = words_[cursor_] >> bit;
-    const std::uint32_t ones = std::min<std::uint32_t>(
-        static_cast<std::uint32_t>(std::countr_one(rest)), std::min(64 - bit, size - taken));
-    const std::uint64_t mask = ones == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << ones) - 1;
-    words_[cursor_] &= ~(mask << bit);
-    taken += ones;
-    if (taken == size || bit + ones < 64 || cursor_ + 1 == words_.size()) break;
-    ++cursor_;
-    bit = 0;
-  }
-  return {begin, taken};
-}
-
-void KvPool::allocate(std::uint32_t size, std::vector<KvExtent>& out) {
-  require(size <= free_count_, "an allocation is not larger than what is free");
+KvRun KvPool::allocate(std::uint32_t size) {
+  require(size != 0 && size <= free_count_, "an allocation is not larger than what is free");
   free_count_ -= size;
-  while (size != 0) {
-    const KvExtent run = take_run(size);
-    layers_.allocate_kv({&run, 1});
-    append_extent(out, run);
-    size -= run.size;
+  KvRun taken;
+  if (free_.front().size >= size) {
+    KvRun& front = free_.front();
+    taken = {front.array, front.begin, size};
+    front.begin += size;
+    front.size -= size;
+  } else {
+    auto array = std::make_shared_for_overwrite<std::uint32_t[]>(size);
+    for (std::uint32_t done = 0; done < size;) {
+      KvRun& front = free_.front();
+      const std::uint32_t piece = std::min(size - done, front.size);
+      std::copy_n(front.slots().begin(), piece, array.get() + done);
+      front.begin += piece;
+      front.size -= piece;
+      done += piece;
+      if (front.size == 0) free_.pop_front();
+    }
+    taken = {std::move(array), 0, size};
   }
+  if (!free_.empty() && free_.front().size == 0) free_.pop_front();
+  layers_.allocate_kv(taken.slots());
+  return taken;
 }
 
-void KvPool::release(std::span<const KvExtent> extents) {
-  layers_.free_kv(extents);
-  for (const KvExtent& extent : extents) {
-    free_count_ += extent.size;
-    std::uint32_t slot = extent.begin;
-    const std::uint32_t end = extent.begin + extent.size;
-    while (slot < end) {
-      const std::uint32_t bit = slot % 64;
-      const std::uint32_t count = std::min(64 - bit, end - slot);
-      const std::uint64_t mask = count == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
-      words_[slot / 64] |= mask << bit;
-      slot += count;
-    }
+void KvPool::release(const KvRuns& runs) {
+  for (const KvRun& run : runs) {
+    layers_.free_kv(run.slots());
+    free_count_ += run.size;
+    free_.push_back(run);
   }
 }
 
@@ -81,20 +68,44 @@ void StatePool::release(StateSlot slot) {
   free_.push_back(slot);
 }
 
-void append_slice(std::vector<KvExtent>& out, std::span<const KvExtent> extents,
-                  std::uint32_t first, std::uint32_t last) {
-  for (const KvExtent& extent : extents) {
+void append_run(KvRuns& runs, const KvRun& run) {
+  if (run.size == 0) return;
+  if (!runs.empty() && runs.back().array == run.array &&
+      runs.back().begin + runs.back().size == run.begin)
+    runs.back().size += run.size;
+  else
+    runs.push_back(run);
+}
+
+void append_slice(KvRuns& out, const KvRuns& runs, std::uint32_t first, std::uint32_t last) {
+  for (const KvRun& run : runs) {
     if (first >= last) return;
-    if (first < extent.size) {
-      const std::uint32_t stop = std::min(last, extent.size);
-      append_extent(out, {extent.begin + first, stop - first});
-      first = extent.size;
-      if (stop == last) return;
+    const std::uint32_t stop = std::min(last, run.size);
+    if (first < stop) {
+      append_run(out, {run.array, run.begin + first, stop - first});
+      first = stop;
     }
-    first -= extent.size;
-    last -= extent.size;
+    if (last <= run.size) return;
+    first -= run.size;
+    last -= run.size;
   }
-  require(first >= last, "a slice lies inside its extents");
+  require(first >= last, "a slice lies inside its runs");
+}
+
+bool same_slots(const KvRuns& a, const KvRuns& b) {
+  std::size_t i = 0;
+  std::size_t j = 0;
+  std::uint32_t in_a = 0;
+  std::uint32_t in_b = 0;
+  while (i < a.size() && j < b.size()) {
+    const std::uint32_t piece = std::min(a[i].size - in_a, b[j].size - in_b);
+    const std::uint32_t* const left = a[i].slots().data() + in_a;
+    const std::uint32_t* const right = b[j].slots().data() + in_b;
+    if (left != right && !std::equal(left, left + piece, right)) return false;
+    if ((in_a += piece) == a[i].size) in_a = 0, ++i;
+    if ((in_b += piece) == b[j].size) in_b = 0, ++j;
+  }
+  return i == a.size() && j == b.size();
 }
 
 }  // namespace lockstep::cache_sim

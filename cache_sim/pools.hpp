@@ -2,19 +2,35 @@
 // state. Rows of the request table are a third thing with their own numbers (rows are not slots).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
-#include <span>
+#include <memory>
 #include <vector>
 
 #include "reference/base/layer_state.hpp"
 
 namespace lockstep::cache_sim {
 
-/// KV slots in a bitmap, handed out by next fit. SGLang's allocator is a FIFO list of single slots;
-/// which KV slot a token gets shows in no reply, and a bitmap keeps runs together, so a row of
-/// thousands of tokens is a few extents. Slots page … page + slots - 1 exist (page 0 is the padding
-/// target), in whole pages.
+/// KV slots that belong together, in token order: a slice of a shared array of slot numbers. Rows,
+/// nodes and the free list pass runs to each other, so that thousands of slots change hands at the
+/// cost of one.
+struct KvRun {
+  std::shared_ptr<const std::uint32_t[]> array;
+  std::uint32_t begin = 0;
+  std::uint32_t size = 0;
+
+  KvSlots slots() const { return {array.get() + begin, size}; }
+  bool operator==(const KvRun& other) const {
+    return size == other.size && std::equal(slots().begin(), slots().end(), other.slots().begin());
+  }
+};
+using KvRuns = std::vector<KvRun>;
+
+/// KV slots in a FIFO list, SGLang's order: an allocation takes from the front, freed slots go to
+/// the end. Slots page … page + slots - 1 exist (page 0 is the padding target), in whole pages. An
+/// allocation copies its slots' numbers into one array, so that runs do not crumble however long a
+/// server runs.
 class KvPool {
  public:
   KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers);
@@ -22,18 +38,14 @@ class KvPool {
   std::int64_t free_count() const { return free_count_; }
   std::int64_t slot_count() const { return slot_count_; }
   std::uint32_t first_slot() const { return page_; }
-  bool is_free(std::uint32_t slot) const { return (words_[slot / 64] >> (slot % 64) & 1) != 0; }
+  const std::deque<KvRun>& free_runs() const { return free_; }
 
-  /// Appends extents of `size` slots to `out`, joining the last one where it continues. size <=
-  /// free_count(), whole pages.
-  void allocate(std::uint32_t size, std::vector<KvExtent>& out);
-  void release(std::span<const KvExtent> extents);
+  /// 1 <= size <= free_count(), whole pages.
+  KvRun allocate(std::uint32_t size);
+  void release(const KvRuns& runs);
 
  private:
-  KvExtent take_run(std::uint32_t size);
-
-  std::vector<std::uint64_t> words_;  // bit set: slot free
-  std::size_t cursor_ = 0;            // word where the next search starts
+  std::deque<KvRun> free_;
   std::int64_t free_count_;
   std::int64_t slot_count_;
   std::uint32_t page_;
@@ -60,17 +72,13 @@ class StatePool {
   LayerState& layers_;
 };
 
-/// Appends an extent, joining it with the last one where it continues it.
-inline void append_extent(std::vector<KvExtent>& extents, KvExtent extent) {
-  if (extent.size == 0) return;
-  if (!extents.empty() && extents.back().begin + extents.back().size == extent.begin)
-    extents.back().size += extent.size;
-  else
-    extents.push_back(extent);
-}
+/// Appends a run, joining it with the last one where it continues it.
+void append_run(KvRuns& runs, const KvRun& run);
 
-/// Slots first … last - 1, counted from the start of the extents, appended to `out`.
-void append_slice(std::vector<KvExtent>& out, std::span<const KvExtent> extents,
-                  std::uint32_t first, std::uint32_t last);
+/// Slots first … last - 1, counted from the start of the runs, appended to `out`.
+void append_slice(KvRuns& out, const KvRuns& runs, std::uint32_t first, std::uint32_t last);
+
+/// Equal slots in equal order, however they are cut into runs.
+bool same_slots(const KvRuns& a, const KvRuns& b);
 
 }  // namespace lockstep::cache_sim

@@ -68,38 +68,39 @@ bool RadixAuditor::is_same_node(NodeIndex node) const {
 // Slots
 // ---------------------------------------------------------------------------------------------------------------
 
-void RadixAuditor::own_kv(std::span<const KvExtent> extents, Owner owner) {
-  for (const KvExtent& extent : extents) {
-    if (std::uint64_t{extent.begin} + extent.size > kv_owner_.size()) {
-      report(FindingKind::out_of_range,
-             fmt::format("{} holds KV slots beyond the pool", owner_name(owner)),
-             fmt::format("slots below {}", kv_owner_.size()),
-             std::to_string(extent.begin + extent.size - 1));
-      continue;
+void RadixAuditor::own_kv(const KvRuns& runs, Owner owner) {
+  for (const KvRun& run : runs) {
+    for (const std::uint32_t slot : run.slots()) {
+      if (slot < kv_owner_.size() && kv_owner_[slot] == 0 &&
+          (labels_ == nullptr || labels_->kv_in_use(slot))) [[likely]]
+        kv_owner_[slot] = owner;
+      else
+        refuse_kv(slot, owner);
     }
-    for (std::uint32_t slot = extent.begin; slot < extent.begin + extent.size; ++slot) {
-      if (kv_owner_[slot] != 0) {
-        report(FindingKind::slot_in_two_places,
-               fmt::format("KV slot {} belongs to {} and to {}", slot, owner_name(kv_owner_[slot]),
-                           owner_name(owner)),
-               "one owner", "two");
-        continue;
-      }
-      if (policy_.kv_pool().is_free(slot)) {
-        report(FindingKind::freed_slot_in_use,
-               fmt::format("KV slot {} is free and belongs to {}", slot, owner_name(owner)),
-               "one or the other", "both");
-        continue;
-      }
-      kv_owner_[slot] = owner;
-      ++owned_kv_;
-    }
+    owned_kv_ += run.size;
   }
 }
 
-void RadixAuditor::disown_kv(std::span<const KvExtent> extents, Owner owner) {
-  for (const KvExtent& extent : extents)
-    for (std::uint32_t slot = extent.begin; slot < extent.begin + extent.size; ++slot) {
+/// A slot that its holder cannot own; the count of owned slots goes back by it.
+void RadixAuditor::refuse_kv(std::uint32_t slot, Owner owner) {
+  --owned_kv_;
+  if (slot >= kv_owner_.size())
+    report(FindingKind::out_of_range, fmt::format("{} holds KV slot {}", owner_name(owner), slot),
+           fmt::format("a slot below {}", kv_owner_.size()), std::to_string(slot));
+  else if (kv_owner_[slot] != 0)
+    report(FindingKind::slot_in_two_places,
+           fmt::format("KV slot {} belongs to {} and to {}", slot, owner_name(kv_owner_[slot]),
+                       owner_name(owner)),
+           "one owner", "two");
+  else
+    report(FindingKind::freed_slot_in_use,
+           fmt::format("KV slot {} is free and belongs to {}", slot, owner_name(owner)),
+           "one or the other", "both");
+}
+
+void RadixAuditor::disown_kv(const KvRuns& runs, Owner owner) {
+  for (const KvRun& run : runs)
+    for (const std::uint32_t slot : run.slots()) {
       if (slot >= kv_owner_.size() || kv_owner_[slot] != owner) continue;
       kv_owner_[slot] = 0;
       --owned_kv_;
@@ -148,7 +149,7 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
   collect_touched();
   // Everything that moved leaves its old owner before anything gets a new one: a slot may pass
   // between two of them.
-  for (const Touched& touched : touched_) bury(touched);
+  for (Touched& touched : touched_) bury(touched);
   if (operation.id.exists()) follow_request(operation);
   for (std::size_t i = 0; i < held_slots_.size(); ++i)
     disown_state(held_slots_[i].slot, kOfHeld | static_cast<std::uint32_t>(i));
@@ -190,8 +191,23 @@ void RadixAuditor::touch(NodeIndex node) {
   touched_.push_back({node, false, 0});
 }
 
+/// Whether `now` is the end of `old`, slot by slot.
+bool RadixAuditor::keeps_tail(const KvRuns& old, const KvRuns& now) {
+  const auto size = [](const KvRuns& runs) {
+    std::uint32_t sum = 0;
+    for (const KvRun& run : runs) sum += run.size;
+    return sum;
+  };
+  const std::uint32_t all = size(old);
+  const std::uint32_t kept = size(now);
+  if (kept > all) return false;
+  scratch_.clear();
+  append_slice(scratch_, old, all - kept, all);
+  return same_slots(scratch_, now);
+}
+
 /// Takes a touched node's record out of the counts; where the node is gone, out of the records too.
-void RadixAuditor::bury(const Touched& touched) {
+void RadixAuditor::bury(Touched& touched) {
   const NodeIndex node = touched.node;
   NodeRecord& old = record(node);
   if (!old.exists()) return;
@@ -215,7 +231,14 @@ void RadixAuditor::bury(const Touched& touched) {
              "the leaf goes whole", "a tombstone");
   }
   if (gone || old.state != now.state) disown_state(old.state, kOfNode | node.value);
-  if (gone || touched.kv) disown_kv(old.kv, kOfNode | node.value);
+  if (gone || touched.kv) {
+    // A split leaves the lower part of the edge where it is: only the upper part changes hands.
+    const bool split = !gone && now.edge_size() < old.edge_size && keeps_tail(old.kv, now.kv);
+    scratch_.clear();
+    append_slice(scratch_, old.kv, 0, split ? old.edge_size - now.edge_size() : old.edge_size);
+    disown_kv(scratch_, kOfNode | node.value);
+    touched.kept_kv = split;
+  }
   if (!gone) return;
   if (old.parent != kRoot && record(old.parent).exists()) --record(old.parent).child_count;
   node_by_digest_.erase(digest_key(old.label.digest, old.label.size, old.salt));
@@ -240,8 +263,10 @@ void RadixAuditor::take_over(const Touched& touched) {
   mine.edge_size = now.edge_size();
   if (born || touched.kv) {
     mine.kv = now.kv;
-    own_kv(mine.kv, kOfNode | node.value);
-    check_kv_labels(node);
+    if (!touched.kept_kv) {
+      own_kv(mine.kv, kOfNode | node.value);
+      check_kv_labels(node);
+    }
   }
   if (mine.state != now.state) {
     mine.state = now.state;
@@ -340,10 +365,10 @@ void RadixAuditor::check_request(const Operation& operation) {
   own_kv(mine->own_kv, kOfRequest | place);
 
   scratch_.clear();
-  std::vector<KvExtent> row;
+  KvRuns row;
   append_slice(row, now->kv, 0, now->owned);
   if (now->locked.exists()) policy_.tree().append_path_kv(now->locked, 0, scratch_);
-  if (row != scratch_)
+  if (!same_slots(row, scratch_))
     report(FindingKind::kv_state_disagree,
            fmt::format("the row of request `{}` is not the tree's KV on its path",
                        operation.id.text()),
@@ -476,15 +501,16 @@ void RadixAuditor::check_node(NodeIndex node) {
 void RadixAuditor::check_kv_labels(NodeIndex node) {
   const RadixNode& now = actual(node);
   std::uint32_t depth = now.start;
-  for (const KvExtent& extent : now.kv) {
-    depth += extent.size;
+  for (const KvRun& run : now.kv) {
+    depth += run.size;
     if (depth > now.depth()) break;
-    if (labels_ == nullptr || !labels_->kv_exists(extent)) continue;
-    if (labels_->kv_digest(extent.begin + extent.size - 1) != now.path.digest(depth))
-      report(FindingKind::wrong_state_prefix,
-             fmt::format("KV slot {} of {} is not that of token {}", extent.begin + extent.size - 1,
-                         name_of(node), depth - 1),
-             label_of(now.path, depth).text(), "another prefix");
+    const std::uint32_t last = run.slots().back();
+    if (labels_ == nullptr || !labels_->kv_exists(last)) continue;
+    if (labels_->kv_digest(last) != now.path.digest(depth))
+      report(
+          FindingKind::wrong_state_prefix,
+          fmt::format("KV slot {} of {} is not that of token {}", last, name_of(node), depth - 1),
+          label_of(now.path, depth).text(), "another prefix");
   }
   if (depth != now.depth())
     report(FindingKind::kv_state_disagree,
@@ -546,10 +572,14 @@ void RadixAuditor::check_totals() {
   compare("protected KV tokens", sizes_.protected_kv, now.protected_kv);
   compare("evictable states", sizes_.evictable_states, now.evictable_states);
   compare("protected states", sizes_.protected_states, now.protected_states);
-  if (owned_kv_ + policy_.kv_pool().free_count() != policy_.kv_pool().slot_count())
+  if (owned_kv_ + policy_.kv_pool().free_count() != policy_.kv_pool().slot_count()) {
+    std::vector<char> is_free(kv_owner_.size());
+    for (const KvRun& run : policy_.kv_pool().free_runs())
+      for (const std::uint32_t slot : run.slots()) is_free[slot] = 1;
     find_unconserved("KV", kv_owner_, policy_.kv_pool().first_slot(), owned_kv_,
                      policy_.kv_pool().free_count(),
-                     [&](std::uint32_t slot) { return policy_.kv_pool().is_free(slot); });
+                     [&](std::uint32_t slot) { return is_free[slot] != 0; });
+  }
   const auto& free_states = policy_.state_pool().free_slots();
   if (owned_states_ + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
     find_unconserved("state", state_owner_, 1, owned_states_, policy_.state_pool().free_count(),
@@ -638,22 +668,22 @@ void RadixAuditor::recount_nodes() {
                        tree.sizes().protected_states));
 }
 
-/// Every KV slot of the edge, not only the last of each extent.
+/// Every KV slot of the edge, not only the last of each run.
 void RadixAuditor::recount_kv_labels(const RadixNode& now, NodeIndex index) {
   if (labels_ == nullptr) return;
   digests_.resize(now.edge_size());
   now.path.prefix_digests(now.start, now.depth(), digests_);
   std::size_t at = 0;
-  for (const KvExtent& extent : now.kv) {
-    if (!labels_->kv_exists(extent)) continue;
-    for (std::uint32_t slot = extent.begin;
-         slot < extent.begin + extent.size && at < digests_.size(); ++slot, ++at)
-      if (labels_->kv_digest(slot) != digests_[at])
+  for (const KvRun& run : now.kv)
+    for (const std::uint32_t slot : run.slots()) {
+      if (at == digests_.size()) return;
+      if (labels_->kv_exists(slot) && labels_->kv_digest(slot) != digests_[at])
         return report(FindingKind::wrong_state_prefix,
                       fmt::format("KV slot {} of {} is not that of token {}", slot, name_of(index),
                                   now.start + at),
                       "its own prefix", "another");
-  }
+      ++at;
+    }
 }
 
 /// I6: locks against their holders.
@@ -726,12 +756,24 @@ void RadixAuditor::recount_slots() {
   }
   for (std::uint32_t i = 0; i < policy_.held_slots().size(); ++i)
     own_state(policy_.held_slots()[i].slot, kOfHeld | i);
-  std::int64_t free_kv = 0;
-  for (std::uint32_t slot = policy_.kv_pool().first_slot(); slot < kv_owner_.size(); ++slot)
-    free_kv += policy_.kv_pool().is_free(slot);
-  if (free_kv != policy_.kv_pool().free_count())
+  std::vector<char> free_kv(kv_owner_.size());
+  std::int64_t free_kv_count = 0;
+  for (const KvRun& run : policy_.kv_pool().free_runs())
+    for (const std::uint32_t slot : run.slots()) {
+      ++free_kv_count;
+      if (free_kv[slot] != 0)
+        report(FindingKind::double_free, fmt::format("KV slot {} is in the free list twice", slot),
+               "once", "twice");
+      if (kv_owner_[slot] != 0)
+        report(
+            FindingKind::freed_slot_in_use,
+            fmt::format("KV slot {} is free and belongs to {}", slot, owner_name(kv_owner_[slot])),
+            "one or the other", "both");
+      free_kv[slot] = 1;
+    }
+  if (free_kv_count != policy_.kv_pool().free_count())
     report(FindingKind::size_accounting, "the KV pool's count of free slots is not their number",
-           std::to_string(free_kv), std::to_string(policy_.kv_pool().free_count()));
+           std::to_string(free_kv_count), std::to_string(policy_.kv_pool().free_count()));
   std::vector<char> free_state(state_owner_.size());
   for (const StateSlot slot : policy_.state_pool().free_slots()) {
     if (slot.value >= free_state.size()) continue;

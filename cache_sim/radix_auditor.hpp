@@ -35,7 +35,7 @@ class RadixAuditor final : public Auditor {
     std::uint32_t state_locks = 0;
     StateSlot state;
     std::uint64_t last_use = 0;
-    std::vector<KvExtent> kv;
+    KvRuns kv;
     bool exists() const { return serial != 0; }
   };
   struct RequestRecord {
@@ -46,13 +46,14 @@ class RadixAuditor final : public Auditor {
     std::uint32_t computed = 0;
     NodeIndex locked;
     StateSlot live;
-    std::vector<KvExtent> own_kv;  // what the tree does not own
+    KvRuns own_kv;  // what the tree does not own
   };
   /// A node that the operation touched.
   struct Touched {
     NodeIndex node;
     bool kv;                            // its edge or KV changed
     std::uint32_t children_before = 0;  // before the operation
+    bool kept_kv = false;               // what is left of its KV is where it was
   };
   /// Who owns a slot: 0 nobody, else a tag of node, request place or held slot.
   using Owner = std::uint32_t;
@@ -66,7 +67,8 @@ class RadixAuditor final : public Auditor {
 
   void collect_touched();
   void touch(NodeIndex node);
-  void bury(const Touched& touched);
+  void bury(Touched& touched);
+  bool keeps_tail(const KvRuns& old, const KvRuns& now);
   void take_over(const Touched& touched);
   void reparent();
   void follow_request(const Operation& operation);
@@ -78,8 +80,9 @@ class RadixAuditor final : public Auditor {
   void use(const Tokens& tokens, std::uint32_t size, Name salt);
   std::uint32_t longest_state(const Tokens& tokens, std::uint32_t limit, Name salt) const;
 
-  void own_kv(std::span<const KvExtent> extents, Owner owner);
-  void disown_kv(std::span<const KvExtent> extents, Owner owner);
+  void own_kv(const KvRuns& runs, Owner owner);
+  void refuse_kv(std::uint32_t slot, Owner owner);
+  void disown_kv(const KvRuns& runs, Owner owner);
   void own_state(StateSlot slot, Owner owner);
   void disown_state(StateSlot slot, Owner owner);
 
@@ -121,7 +124,7 @@ class RadixAuditor final : public Auditor {
   std::vector<std::uint64_t> stamp_;  // by node: the operation that touched it last
   std::uint64_t operation_ = 0;
   RequestRecord last_gone_;  // the request that the operation ended
-  std::vector<KvExtent> scratch_;
+  KvRuns scratch_;
   std::vector<std::uint64_t> digests_;
 };
 

@@ -122,7 +122,7 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   upper.salt = child.salt;
   upper.child_count = 1;
   upper.full_lock = planted(kSplitForgetsLock) ? 0 : child.full_lock;
-  std::vector<KvExtent> lower;
+  KvRuns lower;
   append_slice(upper.kv, child.kv, 0, length);
   append_slice(lower, child.kv, length, child.edge_size());
   child.kv.swap(lower);
@@ -225,9 +225,9 @@ void RadixTree::refresh_path(NodeIndex end) {
   touch(end, false);
 }
 
-RadixTree::Inserted RadixTree::insert(const Tokens& whole_key, Name salt,
-                                      std::span<const KvExtent> row, std::uint32_t row_begin,
-                                      StateSlot state, std::uint32_t owned, NodeIndex from) {
+RadixTree::Inserted RadixTree::insert(const Tokens& whole_key, Name salt, const KvRuns& row,
+                                      std::uint32_t row_begin, StateSlot state, std::uint32_t owned,
+                                      NodeIndex from) {
   const std::uint32_t size = whole_key.size() - whole_key.size() % options_.page;
   Inserted done{.end = kRoot};
   if (size == 0) return done;
@@ -241,7 +241,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& whole_key, Name salt,
   for (NodeIndex at = from; at != kRoot; at = node(at).parent, time -= std::uint64_t{1} << 20)
     nodes_[at.value].last_access = time;
 
-  std::vector<KvExtent> surplus;
+  KvRuns surplus;
   NodeIndex at = from;
   while (depth < size) {
     std::uint32_t common = 0;
@@ -299,8 +299,7 @@ std::uint32_t RadixTree::stored(const Tokens& tokens, Name salt) const {
   return depth;
 }
 
-void RadixTree::append_path_kv(NodeIndex end, std::uint32_t first,
-                               std::vector<KvExtent>& out) const {
+void RadixTree::append_path_kv(NodeIndex end, std::uint32_t first, KvRuns& out) const {
   path_.clear();
   for (NodeIndex at = end; node(at).depth() > first; at = node(at).parent) path_.push_back(at);
   for (; !path_.empty(); path_.pop_back()) {
@@ -429,7 +428,7 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   touch(index, true);
   touch(parent, false);
   const bool in_heap = leaf.in_heap;
-  std::vector<KvExtent> kv = std::move(leaf.kv);
+  KvRuns kv = std::move(leaf.kv);
   kv.clear();
   leaf = RadixNode{};
   leaf.in_heap = in_heap;

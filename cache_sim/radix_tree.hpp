@@ -11,7 +11,6 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
 #include <vector>
 
 #include "cache_sim/pools.hpp"
@@ -22,10 +21,10 @@
 namespace lockstep::cache_sim {
 
 struct RadixNode {
-  Tokens path;               ///< from the root to this node's end; the edge is path[start, size)
-  std::vector<KvExtent> kv;  ///< one KV slot per token of the edge
-  std::uint32_t start = 0;   ///< the parent's depth
-  NodeIndex parent;          ///< none for the root and for dead nodes
+  Tokens path;              ///< from the root to this node's end; the edge is path[start, size)
+  KvRuns kv;                ///< one KV slot per token of the edge
+  std::uint32_t start = 0;  ///< the parent's depth
+  NodeIndex parent;         ///< none for the root and for dead nodes
   std::uint32_t child_count = 0;
   std::uint32_t full_lock = 0;   ///< locks in this subtree
   std::uint32_t state_lock = 0;  ///< locks at this node
@@ -90,8 +89,8 @@ class RadixTree {
   /// Section 1.4. The caller's KV: `row` holds a slot for each token from `row_begin` on; tokens
   /// below `owned` belong to the tree already. `from` is a node on the key's path that the caller
   /// has locked (or the root): the walk starts there.
-  Inserted insert(const Tokens& key, Name salt, std::span<const KvExtent> row,
-                  std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from);
+  Inserted insert(const Tokens& key, Name salt, const KvRuns& row, std::uint32_t row_begin,
+                  StateSlot state, std::uint32_t owned, NodeIndex from);
 
   void lock(NodeIndex node);
   void unlock(NodeIndex node);
@@ -106,7 +105,7 @@ class RadixTree {
   /// How many of the tokens have their KV in the tree, in whole pages, without any effect.
   std::uint32_t stored(const Tokens& tokens, Name salt) const;
   /// The KV slots of path[first, node depth) in order, appended.
-  void append_path_kv(NodeIndex node, std::uint32_t first, std::vector<KvExtent>& out) const;
+  void append_path_kv(NodeIndex node, std::uint32_t first, KvRuns& out) const;
 
   const RadixNode& node(NodeIndex index) const { return nodes_[index.value]; }
   std::uint32_t node_count() const {

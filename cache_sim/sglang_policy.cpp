@@ -197,6 +197,17 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   return reply;
 }
 
+/// The forward over tokens[computed, end) writes their KV through the row.
+void SglangPolicy::write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end) {
+  scratch_.clear();
+  append_slice(scratch_, request.kv, request.computed, end);
+  std::uint32_t at = request.computed;
+  for (const KvRun& run : scratch_) {
+    layers_.write_kv(run.slots(), tokens, at);
+    at += run.size;
+  }
+}
+
 Result<Reply> SglangPolicy::extend(const Operation& operation) {
   const Result<RadixRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
@@ -214,20 +225,17 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   RadixTree::Evicted evicted;
   if (!make_room_for_kv(needed, evicted)) return Reply::refusal(Refusal::no_kv);
   if (needed > 0) {
-    kv_.allocate(static_cast<std::uint32_t>(needed), request.kv);
+    append_run(request.kv, kv_.allocate(static_cast<std::uint32_t>(needed)));
     request.allocated += static_cast<std::uint32_t>(needed);
   }
   request.known = std::move(known);
   const auto stop = static_cast<std::uint32_t>(end);
-  std::vector<KvExtent>& written = scratch_;
-  written.clear();
-  append_slice(written, request.kv, request.computed, stop);
   if (drafts == 0) {
-    layers_.write_kv(written, request.known, request.computed, stop);
+    write_kv(request, request.known, stop);
     if (has_states_) layers_.advance_state(slot_of(request), request.known, request.computed, stop);
     request.computed = stop;
   } else {
-    layers_.write_kv(written, request.known.followed_by(operation.drafts), request.computed, stop);
+    write_kv(request, request.known.followed_by(operation.drafts), stop);
     request.verifying = true;
     request.drafts = operation.drafts;
   }
@@ -275,7 +283,7 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
   const RadixTree::Inserted done = tree_.insert(request.known.prefix(size), request.salt,
                                                 request.kv, 0, state, request.owned, from);
   if (done.duplicates != 0) {
-    std::vector<KvExtent> row;
+    KvRuns row;
     append_slice(row, request.kv, 0, request.owned);
     tree_.append_path_kv(done.end, request.owned, row);
     append_slice(row, request.kv, size, request.allocated);
@@ -369,10 +377,10 @@ Result<Reply> SglangPolicy::release(const Operation& operation) {
 
 void SglangPolicy::free_kv_from(RadixRequest& request, std::uint32_t first) {
   if (first >= request.allocated) return;
-  std::vector<KvExtent> tail;
+  KvRuns tail;
   append_slice(tail, request.kv, first, request.allocated);
   kv_.release(tail);
-  std::vector<KvExtent> kept;
+  KvRuns kept;
   append_slice(kept, request.kv, 0, first);
   request.kv.swap(kept);
   request.allocated = first;
@@ -449,9 +457,11 @@ Result<Reply> SglangPolicy::insert(const Operation& operation) {
   // Nothing has locked the prefix that `prev` counts on: where making room has taken it, the KV for
   // it is missing.
   if (owned > tree_.stored(operation.tokens, operation.salt)) return Reply::refusal(Refusal::no_kv);
-  std::vector<KvExtent> row;
-  kv_.allocate(size - first, row);
-  layers_.write_kv(row, operation.tokens, first, size);
+  KvRuns row;
+  if (size != first) {
+    row.push_back(kv_.allocate(size - first));
+    layers_.write_kv(row.front().slots(), operation.tokens, first);
+  }
   const RadixTree::Inserted done =
       tree_.insert(operation.tokens, operation.salt, row, first,
                    has_states_ ? held->slot : StateSlot::none(), first, RadixTree::kRoot);

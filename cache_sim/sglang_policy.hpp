@@ -25,7 +25,7 @@ struct RadixRequest {
   NodeIndex locked;            ///< node at depth `owned`, none where nothing is locked
   StateSlot live;              ///< the running state
   RequestRow row;
-  std::vector<KvExtent> kv;  ///< one slot per token of [0, allocated)
+  KvRuns kv;  ///< one slot per token of [0, allocated)
   std::uint32_t allocated = 0;
   bool verifying = false;  ///< drafts are computed and not yet accepted
   Tokens drafts;
@@ -93,6 +93,7 @@ class SglangPolicy : public Subject {
   bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
   RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
   void move_lock(RadixRequest& request, NodeIndex node);
+  void write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end);
   void free_kv_from(RadixRequest& request, std::uint32_t first);
   void remove(RadixRequest& request);
   StateSlot slot_of(const RadixRequest& request) const;
@@ -113,7 +114,7 @@ class SglangPolicy : public Subject {
   std::vector<RequestRow> free_rows_;
   std::vector<HeldSlot> held_slots_;
   std::vector<HeldLock> held_locks_;
-  std::vector<KvExtent> scratch_;
+  KvRuns scratch_;
 };
 
 }  // namespace lockstep::cache_sim

@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int status = lockstep::kExitPass;
   lockstep::program::add_replay(app, status);
+  lockstep::program::add_report(app, status);
   lockstep::program::add_list(app, status);
   try {
     app.parse(argc, argv);

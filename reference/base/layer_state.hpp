@@ -11,12 +11,8 @@
 
 namespace lockstep {
 
-/// Consecutive KV slots begin … begin + size - 1.
-struct KvExtent {
-  std::uint32_t begin = 0;
-  std::uint32_t size = 0;
-  bool operator==(const KvExtent&) const = default;
-};
+/// KV slots in the order of the tokens whose keys and values they hold.
+using KvSlots = std::span<const std::uint32_t>;
 
 class LayerState {
  public:
@@ -35,12 +31,10 @@ class LayerState {
   /// The slot goes back to the free list.
   virtual void free_state(StateSlot slot) = 0;
 
-  virtual void allocate_kv(std::span<const KvExtent> extents) = 0;
-  /// The forward writes the KV of tokens[begin, end) into the extents, which hold end - begin slots
-  /// in order.
-  virtual void write_kv(std::span<const KvExtent> extents, const Tokens& tokens,
-                        std::uint32_t begin, std::uint32_t end) = 0;
-  virtual void free_kv(std::span<const KvExtent> extents) = 0;
+  virtual void allocate_kv(KvSlots slots) = 0;
+  /// The forward writes the KV of tokens[begin, begin + slots.size()).
+  virtual void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) = 0;
+  virtual void free_kv(KvSlots slots) = 0;
 
   /// Lengths that the slot's labels stand for; `expected` where the fidelity keeps no labels.
   struct Lengths {

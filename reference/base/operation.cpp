@@ -11,6 +11,7 @@
 
 #include "reference/base/config.hpp"
 #include "reference/base/overloaded.hpp"
+#include "reference/base/require.hpp"
 
 namespace lockstep {
 namespace {
@@ -266,11 +267,22 @@ bool Reply::operator==(const Reply& other) const {
   return !difference(other);
 }
 
+Reply& Reply::set(ReplyField field, std::int64_t value) {
+  const std::size_t at = place(field);
+  if (!has(field)) {
+    const auto count = static_cast<std::size_t>(std::popcount(present_));
+    require(count < kMostFields, "a reply has room for its fields");
+    std::copy_backward(values_.begin() + at, values_.begin() + count, values_.begin() + count + 1);
+    present_ |= bit(field);
+  }
+  values_[at] = value;
+  return *this;
+}
+
 void Reply::add_to(Digest& digest) const {
   digest.add(std::uint64_t{present_} << 8 | static_cast<std::uint64_t>(refused));
-  for (std::uint32_t rest = present_; rest != 0; rest &= rest - 1)
-    digest.add(
-        static_cast<std::uint64_t>(values_[static_cast<std::size_t>(std::countr_zero(rest))]));
+  for (int i = 0; i < std::popcount(present_); ++i)
+    digest.add(static_cast<std::uint64_t>(values_[static_cast<std::size_t>(i)]));
 }
 
 std::optional<Reply::Difference> Reply::difference(const Reply& other) const {
@@ -282,7 +294,7 @@ std::optional<Reply::Difference> Reply::difference(const Reply& other) const {
   }
   for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
     const auto field = static_cast<ReplyField>(i);
-    if (has(field) && other.has(field) && values_[i] != other.values_[i])
+    if (has(field) && other.has(field) && get(field) != other.get(field))
       return Difference{std::string(to_string(field)), value_text(field), other.value_text(field)};
   }
   return std::nullopt;

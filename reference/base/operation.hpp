@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -131,15 +132,12 @@ class Reply {
     return reply;
   }
 
-  Reply& set(ReplyField field, std::int64_t value) {
-    present_ |= bit(field);
-    values_[static_cast<std::size_t>(field)] = value;
-    return *this;
-  }
+  /// At most kMostFields different ones.
+  Reply& set(ReplyField field, std::int64_t value);
   bool has(ReplyField field) const { return (present_ & bit(field)) != 0; }
   /// The field's value, or `otherwise` where the reply does not carry it.
   std::int64_t get(ReplyField field, std::int64_t otherwise = 0) const {
-    return has(field) ? values_[static_cast<std::size_t>(field)] : otherwise;
+    return has(field) ? values_[place(field)] : otherwise;
   }
   bool operator==(const Reply& other) const;
   /// Every field and its value, and the refusal, into a rolling digest.
@@ -157,12 +155,17 @@ class Reply {
       const;  ///< `cached=0 state=0` or `refused=no_kv`; `ok` where there is nothing to say
 
  private:
+  static constexpr std::size_t kMostFields = 8;  // a reply is copied often, so it stays small
+
   static constexpr std::uint32_t bit(ReplyField field) {
     return 1u << static_cast<unsigned>(field);
   }
+  std::size_t place(ReplyField field) const {
+    return static_cast<std::size_t>(std::popcount(present_ & (bit(field) - 1)));
+  }
 
   std::uint32_t present_ = 0;
-  std::array<std::int64_t, kReplyFieldCount> values_;  // only the present ones are set
+  std::array<std::int64_t, kMostFields> values_;  // of the present fields, in their order
 };
 
 /// `verb key=value …`, before anybody knows what the fields mean.

@@ -80,24 +80,49 @@ std::uint64_t extend_by_ramp(std::uint64_t digest, Token value, std::uint32_t n)
   return digest;
 }
 
-/// H extended by an array: four tokens a step, because a step's latency is that of one
-/// multiplication either way.
-std::uint64_t extend_by_ids(std::uint64_t digest, const std::uint32_t* ids, std::uint32_t n) {
+/// The digests behind each of four more values. The four do not wait for each other: a step's
+/// latency is that of one multiplication, not of four.
+struct FourDigests {
+  std::uint64_t after[4];
+};
+inline FourDigests extend_by_four(std::uint64_t digest, const std::uint64_t (&t)[4]) {
   constexpr std::uint64_t r1 = kRadix;
   constexpr std::uint64_t r2 = times(r1, r1);
   constexpr std::uint64_t r3 = times(r2, r1);
   constexpr std::uint64_t r4 = times(r2, r2);
+  // Each sum is below 4 * 2^61 * 2^61 + 2^61 < 2^124, so both parts of it and their sum fit 64
+  // bits.
+  const auto fold = [](Wide sum) {
+    return reduce((static_cast<std::uint64_t>(sum) & kPrime) +
+                  static_cast<std::uint64_t>(sum >> 61));
+  };
+  return {{fold(Wide{digest} * r1 + t[0]), fold(Wide{digest} * r2 + Wide{t[0]} * r1 + t[1]),
+           fold(Wide{digest} * r3 + Wide{t[0]} * r2 + Wide{t[1]} * r1 + t[2]),
+           fold(Wide{digest} * r4 + Wide{t[0]} * r3 + Wide{t[1]} * r2 + Wide{t[2]} * r1 + t[3])}};
+}
+
+/// H extended by an array of ids.
+std::uint64_t extend_by_ids(std::uint64_t digest, const std::uint32_t* ids, std::uint32_t n) {
+  std::uint32_t i = 0;
+  for (; i + 4 <= n; i += 4)
+    digest = extend_by_four(digest, {ids[i] + std::uint64_t{1}, ids[i + 1] + std::uint64_t{1},
+                                     ids[i + 2] + std::uint64_t{1}, ids[i + 3] + std::uint64_t{1}})
+                 .after[3];
+  for (; i < n; ++i) digest = plus(times(digest, kRadix), ids[i] + std::uint64_t{1});
+  return digest;
+}
+
+/// The digests behind each of n values, which `value(i)` gives plus one and below the prime.
+template <class Value>
+std::uint64_t each_digest(std::uint64_t digest, std::uint32_t n, Value value, std::uint64_t* out) {
   std::uint32_t i = 0;
   for (; i + 4 <= n; i += 4) {
-    const Wide sum = Wide{ids[i] + std::uint64_t{1}} * r3 +
-                     Wide{ids[i + 1] + std::uint64_t{1}} * r2 +
-                     Wide{ids[i + 2] + std::uint64_t{1}} * r1 + (ids[i + 3] + std::uint64_t{1}) +
-                     Wide{digest} * r4;
-    // sum < 2^61 * 2^61 + 3 * 2^32 * 2^61 + 2^33 < 2^123, so both parts and their sum fit 64 bits.
-    digest =
-        reduce((static_cast<std::uint64_t>(sum) & kPrime) + static_cast<std::uint64_t>(sum >> 61));
+    const FourDigests four =
+        extend_by_four(digest, {value(i), value(i + 1), value(i + 2), value(i + 3)});
+    std::copy_n(four.after, 4, out + i);
+    digest = four.after[3];
   }
-  for (; i < n; ++i) digest = plus(times(digest, r1), ids[i] + std::uint64_t{1});
+  for (; i < n; ++i) out[i] = digest = plus(times(digest, kRadix), value(i));
   return digest;
 }
 
@@ -190,6 +215,8 @@ LongNames& long_names() {
   return names;
 }
 
+thread_local std::uint64_t compared_ids = 0;
+
 /// Equal ids from the starts on: whole cache lines through memcmp, then the place of the
 /// difference.
 std::uint32_t common_ids(const std::uint32_t* a, const std::uint32_t* b, std::uint32_t n) {
@@ -199,6 +226,7 @@ std::uint32_t common_ids(const std::uint32_t* a, const std::uint32_t* b, std::ui
   while (i + kBlock <= n && std::memcmp(a + i, b + i, kBlock * sizeof *a) == 0) i += kBlock;
   while (i + 16 <= n && std::memcmp(a + i, b + i, 16 * sizeof *a) == 0) i += 16;
   while (i < n && a[i] == b[i]) ++i;
+  compared_ids += i;
   return i;
 }
 
@@ -300,6 +328,10 @@ Tokens Tokens::concatenated(const std::vector<Tokens>& pieces) {
   return {std::move(storage), 0, size};
 }
 
+std::uint64_t Tokens::compared() {
+  return compared_ids;
+}
+
 std::uint32_t Tokens::common(std::uint32_t at, const Tokens& other, std::uint32_t other_at,
                              std::uint32_t limit) const {
   if (limit == 0) return 0;
@@ -352,15 +384,21 @@ void Tokens::prefix_digests(std::uint32_t first, std::uint32_t last,
   std::uint64_t rolling = digest(first);
   std::uint32_t at = begin_ + first;
   const std::uint32_t end = begin_ + last;
-  std::size_t i = 0;
+  std::uint64_t* next = out.data();
   for (std::size_t r = at < end ? storage_->run_at(at) : 0; at < end; ++r) {
     const TokenRun& run = storage_->runs[r];
     const std::uint32_t stop = std::min(end, storage_->run_end(r));
     const std::uint32_t from = run.first + (at - run.begin);
-    for (std::uint32_t k = 0; k < stop - at; ++k)
-      out[i++] = rolling =
-          extend_digest(rolling, run.document == 0 ? Token{storage_->ids[from + k]}
-                                                   : token_of(run.document, from + k));
+    const std::uint32_t* const ids = storage_->ids.data() + (run.document == 0 ? from : 0);
+    const std::uint64_t base = reduce(token_of(run.document, from));
+    rolling =
+        run.document == 0
+            ? each_digest(
+                  rolling, stop - at, [&](std::uint32_t i) { return ids[i] + std::uint64_t{1}; },
+                  next)
+            : each_digest(
+                  rolling, stop - at, [&](std::uint32_t i) { return reduce(base + i + 1); }, next);
+    next += stop - at;
     at = stop;
   }
 }

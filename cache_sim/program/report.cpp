@@ -1,0 +1,104 @@
+// lockstep report: every fixture replayed and held to its promise, a workload under policies, and the page about it.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <iostream>
+
+#include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/replay_options.hpp"
+#include "cache_sim/report.hpp"
+
+namespace lockstep::program {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct ReportWords {
+  std::string fixtures;
+  std::string out;
+};
+
+/// The checkout that the current directory is in.
+std::optional<fs::path> source_root() {
+  std::error_code error;
+  for (fs::path folder = fs::current_path(error); !error; folder = folder.parent_path()) {
+    if (fs::is_directory(folder / "fixtures" / "traces", error) &&
+        fs::is_regular_file(folder / "reference" / "contract.md", error))
+      return folder;
+    error.clear();
+    if (folder == folder.parent_path()) break;
+  }
+  return std::nullopt;
+}
+
+/// The words of a `# run:` line mean what they mean on the command line.
+Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words) {
+  CLI::App parser("lockstep replay");
+  ReplayOptions options;
+  options.add_to(parser);
+  std::reverse(words.begin(), words.end());  // CLI11 takes words from the back
+  try {
+    parser.parse(std::move(words));
+  } catch (const CLI::ParseError& error) {
+    return fail(error.what());
+  }
+  return options.requests();
+}
+
+int refuse(const Error& error) {
+  std::cerr << "lockstep: " << error.text << '\n';
+  return error.status;
+}
+
+void print_summary(const cache_sim::Json& document, const std::string& page) {
+  const cache_sim::Json& summary = document["summary"];
+  const auto number = [&](const char* key) { return summary[key].get<std::int64_t>(); };
+  fmt::print("{} traces, {} runs: {} as expected, {} not; {} planted defects found, as {} kinds of finding\n",
+             number("traces"), number("runs"), number("as_expected"), number("not_as_expected"), number("defects_shown"),
+             number("kinds_shown"));
+  fmt::print("page  {}\n", page);
+}
+
+int run_report(const ReportWords& words) {
+  std::error_code error;
+  const std::optional<fs::path> root = source_root();
+  if (!root && (words.fixtures.empty() || words.out.empty()))
+    return refuse({"this is no checkout of Lockstep (no folder from here upward has fixtures/traces and reference/contract.md); "
+                   "name --fixtures and --out"});
+  cache_sim::ReportOptions options;
+  std::string out = words.out.empty() ? (*root / "reports" / "html").string() : fs::absolute(words.out, error).string();
+  if (!words.fixtures.empty()) options.fixtures = fs::absolute(words.fixtures, error).lexically_normal().string();
+  // Run lines name files from the checkout's root, and a page that is made elsewhere in it is the same page.
+  if (root) {
+    const fs::path inside = fs::path(options.fixtures).lexically_relative(*root);
+    if (!inside.empty() && *inside.begin() != "..") options.fixtures = inside.string();
+    fs::current_path(*root, error);
+    if (error) return refuse({fmt::format("{}: the folder cannot be entered", root->string()), kExitEnvironment});
+  }
+  while (options.fixtures.size() > 1 && options.fixtures.back() == '/') options.fixtures.pop_back();
+  options.read_run_line = read_run_line;
+  const bool on_terminal = isatty(STDOUT_FILENO) == 1;
+  options.progress = [on_terminal](const cache_sim::ReportProgress& done) {
+    if (!on_terminal && done.as_expected) return;
+    fmt::print("{} {}: {}\n", done.as_expected ? "✓" : "✗", done.command, done.outcome);
+    std::fflush(stdout);
+  };
+  const Result<cache_sim::Report> report = cache_sim::collect_report(options);
+  if (!report) return refuse(report.error());
+  if (const Result<void> written = cache_sim::write_report(*report, out); !written) return refuse(written.error());
+  print_summary(report->document, fs::path(out).lexically_normal().string() + "/index.html");
+  return report->status;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, int& status) {
+  CLI::App* const command = app.add_subcommand("report", "replay every fixture and write the page about it");
+  const auto words = std::make_shared<ReportWords>();
+  command->add_option("--fixtures", words->fixtures, "the folder with traces/ and regressions/ (fixtures/ of the checkout)");
+  command->add_option("--out", words->out, "where the page goes (reports/html/ of the checkout)");
+  command->callback([words, &status] { status = run_report(*words); });
+}
+
+}  // namespace lockstep::program

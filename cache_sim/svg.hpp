@@ -1,0 +1,53 @@
+// Small drawing helpers: an SVG picture as text, with sizes in pixels and colours as classes of the page's style sheet, so that
+// a picture follows the reader's light or dark setting.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::cache_sim {
+
+/// Text as it stands between tags and inside quoted attributes of HTML and XML.
+std::string escaped(std::string_view text);
+
+/// At most `limit` characters of UTF-8 text; where it is longer, its beginning and `…`.
+std::string shortened(std::string_view text, std::size_t limit);
+
+struct Point {
+  double x, y;
+};
+
+struct Box {
+  double x, y, width, height;
+};
+
+class Svg {
+ public:
+  /// `label` is what a screen reader says.
+  Svg(double width, double height, std::string_view label);
+
+  /// `style` arguments are class names. Every `content` and `title` is markup already: the caller escapes.
+  void rect(const Box& box, std::string_view style, double radius = 0, std::string_view title = {});
+  void line(Point from, Point to, std::string_view style);
+  /// Straight pieces from point to point.
+  void path(const std::vector<Point>& points, std::string_view style);
+  /// Across, down and across, as outlines have them.
+  void elbow(Point from, Point to, std::string_view style);
+  /// A line that ends in an arrow head.
+  void arrow(Point from, Point to, std::string_view style);
+  void text(Point at, std::string_view style, std::string_view content);
+  /// A padlock, 10 wide and 12 high, with its upper left corner here.
+  void padlock(Point at);
+  /// A triangle that points down to this place.
+  void marker(Point at, std::string_view style, std::string_view title);
+
+  std::string markup() const;
+
+ private:
+  double width_, height_;
+  std::string label_;
+  std::string body_;
+};
+
+}  // namespace lockstep::cache_sim

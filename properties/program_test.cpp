@@ -1,0 +1,408 @@
+// The program as its users meet it: bad input is refused with one sentence and leaves nothing
+// behind, and what a run writes can be relied on.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "properties/support/program.hpp"
+#include "reference/base/finding.hpp"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using testing_support::lines_of;
+using testing_support::ProgramRun;
+using testing_support::read_text;
+using testing_support::run_program;
+using testing_support::ScratchFolder;
+
+// --- Bad input -----------------------------------------------------------------------------------
+
+/// Where the file is wrong and what the sentence must name.
+struct BadFile {
+  std::string name;
+  std::string content;
+  std::string says;  ///< after the file's path: `:line: …` or what the sentence contains
+  std::vector<std::string> words = {};
+};
+
+void expect_refused(const ScratchFolder& folder, std::vector<std::string> words,
+                    const std::string& says, int status = kExitBadInput) {
+  const std::vector<std::string> before = folder.entries();
+  for (const char* const option : {"json", "timeline", "decisions"}) {
+    words.push_back(std::string("--") + option);
+    words.push_back(folder.path(std::string("written.") + option));
+  }
+  const ProgramRun run = run_program(words);
+  EXPECT_EQ(run.status, status) << run.err;
+  EXPECT_EQ(run.out, "");
+  ASSERT_EQ(lines_of(run.err).size(), 1u) << run.err;
+  EXPECT_NE(run.err.find(says), std::string::npos) << "`" << says << "` is not in " << run.err;
+  EXPECT_LT(run.err.size(), 600u) << "one sentence does not quote everything";
+  EXPECT_EQ(folder.entries(), before) << "bad input writes nothing";
+}
+
+class BadInput : public testing::TestWithParam<BadFile> {};
+
+TEST_P(BadInput, isRefusedWithOneSentenceAndNothingIsWritten) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("bad.trace", GetParam().content);
+  std::vector<std::string> words{"replay", file};
+  words.insert(words.end(), GetParam().words.begin(), GetParam().words.end());
+  const bool located = GetParam().says.front() == ':';
+  expect_refused(folder, words, located ? file + GetParam().says : GetParam().says);
+}
+
+std::string repeated(const std::string& piece, std::size_t times) {
+  std::string text;
+  for (std::size_t i = 0; i < times; ++i) text += piece;
+  return text;
+}
+
+const std::string kGood = "admit id=r tokens=a8\n";
+
+std::vector<BadFile> bad_files() {
+  const std::string requests = "request id=r tokens=a8 output=1 at=5ms\n";
+  return {
+      {"unknown_verb", "check\nadmitt id=r tokens=a8\n", ":2: unknown verb `admitt`"},
+      {"unknown_field", "admit id=r tokens=a8 token=a8\n", ":1: admit has no field `token`"},
+      {"unknown_field_of_a_request", "request id=r tokens=a8 output=1 out=2\n", ":1: field out"},
+      {"unknown_field_of_an_answer", "check\n----\nkv_left=3\n", ":3: no answer has a field `kv_"},
+      {"missing_field", "extend id=r\n", ":1: extend needs the field n"},
+      {"field_without_value", "admit id= tokens=a8\n", ":1: field id: is empty"},
+      {"field_without_equals", "admit r tokens=a8\n", ":1: `r` is not a field key=value"},
+      {"field_that_stands_twice", "admit id=r id=s tokens=a8\n", ":1: field id stands twice"},
+      {"answer_field_that_stands_twice", kGood + "----\ncached=0 cached=1\n",
+       ":3: field cached stands twice"},
+      {"token_term_without_number", "admit id=r tokens=a\n", ":1: field tokens: token term `a`"},
+      {"token_term_without_document", "admit id=r tokens=8\n", ":1: field tokens: token term `8`"},
+      {"token_term_in_capitals", "admit id=r tokens=A8\n", ":1: field tokens: token term `A8`"},
+      {"empty_token_term", "admit id=r tokens=a8++b8\n", ":1: field tokens: a token term is empty"},
+      {"open_list", "admit id=r tokens=[1,2\n", ":1: field tokens: token term `[1,2`"},
+      {"list_with_a_hole", "admit id=r tokens=[1,,2]\n", ":1: field tokens: token term `[1,,2]`"},
+      {"negative_token", "admit id=r tokens=[-1]\n", ":1: field tokens: token term `[-1]`"},
+      {"negative_document_size", "admit id=r tokens=a-8\n", ":1: field tokens: token term `a-8`"},
+      {"token_past_32_bits", "admit id=r tokens=[4294967296]\n", ":1: field tokens: token term"},
+      {"reversed_slice", "admit id=r tokens=a9:8\n", ":1: field tokens: token term `a9:8` is a rev"},
+      {"too_many_tokens", "admit id=r tokens=a16777217\n", ":1: field tokens: token term"},
+      {"too_many_tokens_in_all", "admit id=r tokens=a16777216+b1\n", ":1: field tokens: "},
+      {"negative_size", kGood + "extend id=r n=-1\n", ":2: field n: -1 is below 1"},
+      {"negative_eviction", "evict kv=-3\n", ":1: field kv: -3 is below 0"},
+      {"negative_output", "request id=r tokens=a8 output=-1\nrun\n", ":1: field output: -1"},
+      {"negative_config", "config kv_tokens=-1\ncheck\n", ":1: field kv_tokens: -1 is below 1"},
+      {"second_request_with_this_id",
+       "request id=r tokens=a8 output=1\nrequest id=r tokens=b8 output=1\nrun\n", ":2: field id: "},
+      {"second_admission_with_this_id", kGood + kGood, ":2: field id: request `r` is admitted"},
+      {"request_that_is_not_there", "finish id=r\n", ":1: field id: no admitted request"},
+      {"request_that_has_ended", kGood + "abort id=r\nfinish id=r\n", ":3: field id: no admitted"},
+      {"expectation_of_nobody", requests + "run\nexpect id=s\n", ":3: field id: no request"},
+      {"abort_of_nobody", requests + "abort id=s\nrun\n", ":2: field id: no request"},
+      {"time_that_goes_backwards", requests + "request id=s tokens=a8 output=1 at=4999us\nrun\n",
+       ":2: field at: 4999us is before 5ms"},
+      {"run_until_the_past", requests + "run until=1ms\n", ":2: field until: 1ms is before 5ms"},
+      {"time_without_unit", "request id=r tokens=a8 output=1 at=5\nrun\n", ":1: field at: `5`"},
+      {"number_past_64_bits", kGood + "extend id=r n=9223372036854775808\n",
+       ":2: field n: `9223372036854775808` does not fit 64 bits"},
+      {"time_past_64_bits", "request id=r tokens=a8 output=1 at=9223372037s\nrun\n",
+       ":1: field at: "},
+      {"number_with_a_tail", kGood + "extend id=r n=8x\n", ":2: field n: `8x`"},
+      {"accepts_without_drafts", "request id=r tokens=a8 output=4 accept=2\nrun\n", ":1: accept"},
+      {"accepts_more_than_drafted", "request id=r tokens=a8 output=4 accept=3 drafts=1\nrun\n",
+       ":1: field accept"},
+      {"answer_without_a_verb", "----\ncached=0\n", ":1: ---- stands behind a verb"},
+      {"second_answer", kGood + "----\ncached=0\n----\ncached=0\n", ":4: ---- stands behind a"},
+      {"answer_that_is_missing", kGood + "----\n", ":2: the file ends where the answer"},
+      {"config_behind_an_operation", "check\nconfig page=1\n", ":2: config stands before"},
+      {"config_without_such_a_field", "config kv_token=8\ncheck\n", ":1: config has no field `kv_t"},
+      {"admission_among_requests", requests + "admit id=s tokens=a8\nrun\n", ":2: admit cannot"},
+      {"run_without_requests", kGood + "run\n", ":2: run is for files with request lines"},
+      {"empty_file", "", ": the file is empty"},
+      {"file_of_comments", "# nothing\n\n", ": the file holds no operation"},
+      {"truncated_file", "check\nadmit id=r tok", ":2: the file ends inside this line"},
+      {"file_of_zeros", std::string(4096, '\0'), ":1: "},
+      {"binary_file", std::string("\x7f" "ELF\x02\x01\x01\0\0\n\xff\xfe\x80", 13), ":1: "},
+      {"binary_comment", "# \x01\ncheck\n", ":1: the control character"},
+      {"windows_file", "check\r\n", ":1: the line ends with a carriage return"},
+      {"line_past_1_MiB", "check\n# " + repeated("x", 1 << 20) + "\n", ":2: the line is longer"},
+      {"many_fields", "step " + repeated("x=1 ", 1) + "\n", ":1: step has no field `x`"},
+      {"finds_without_run", "# finds: leak\ncheck\n", ":1: # finds: stands behind"},
+      {"finds_of_no_kind", "# run: lockstep replay %s\n# finds: bug\ncheck\n", ":2: # finds: `bug`"},
+      {"no_kv", "config kv_tokens=0\ncheck\n", ":1: field kv_tokens: 0 is below 1"},
+      {"no_state_slots", "config state_slots=0\ncheck\n", ": field state_slots: "},
+      {"less_kv_than_a_page", "config policy=radix kv_tokens=15 page=16\ncheck\n", ": field kv_to"},
+      {"unknown_policy", "config policy=sglang\ncheck\n", "no subject `sglang`"},
+      {"field_that_the_policy_ignores", "config page=16\ncheck\n",
+       ": policy sglang-no-buffer does not use the config field page"},
+      {"verb_that_the_policy_ignores", kGood + "capture id=r as=c\n", ":2: capture"},
+      {"more_tokens_than_there_are", kGood + "extend id=r n=9\n", ":2: extend: n=9"},
+      {"state_of_a_policy_without_states", "config policy=radix\nalloc as=s\n", ":2: alloc: radix"},
+      {"unknown_subject", kGood, "no subject `nobody`", {"--subject", "nobody"}},
+      {"unknown_oracle", kGood, "no subject `oracle:nobody`", {"--subject", "oracle:nobody"}},
+      {"unknown_defect", kGood, "no defect `nobody:nothing`", {"--defect", "nobody:nothing"}},
+      {"defect_of_another_subject",
+       kGood,
+       "needs the subject radix",
+       {"--subject", "sglang-no-buffer", "--defect", "radix:match-forgets-time"}},
+      {"unknown_option_field", kGood, "--config: config has no field `pages`",
+       {"--config", "pages=1"}},
+      {"option_that_is_no_field", kGood, "--config: `pages` is not key=value", {"--config", "pages"}},
+      {"option_without_kv", kGood, "--config: field kv_tokens", {"--config", "kv_tokens=0"}},
+      {"option_that_the_policy_ignores", kGood, "does not use the config field page",
+       {"--config", "page=4"}},
+      {"unknown_fidelity", kGood, "fidelity `real` is not there", {"--fidelity", "real"}},
+      {"timeout_without_unit", kGood, "--timeout: `5`", {"--timeout", "5"}},
+  };
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, BadInput, testing::ValuesIn(bad_files()),
+                         [](const testing::TestParamInfo<BadFile>& info) {
+                           return info.param.name;
+                         });
+
+TEST(BadInputOfTheProgram, filesThatAreNoneAreNamed) {
+  const ScratchFolder folder;
+  expect_refused(folder, {"replay", folder.path("absent.trace")}, folder.path("absent.trace"));
+  expect_refused(folder, {"replay", folder.path("")}, folder.path(""));
+  expect_refused(folder, {"replay", "sglang-w1:request=5"}, "sglang-w1:request=5: ");
+  expect_refused(folder, {"replay", "sglang-w1:requests=-5"}, "sglang-w1:requests=-5: ");
+  expect_refused(folder, {"replay", "sglang-w1:state_slots=0,requests=5"}, "state_slots");
+}
+
+// One bad file among good ones: the good ones are not reported either.
+TEST(BadInputOfTheProgram, oneBadFileOfSeveralWritesNothing) {
+  const ScratchFolder folder;
+  const std::string good = folder.write("good.trace", kGood);
+  const std::string bad = folder.write("bad.trace", "nonsense\n");
+  expect_refused(folder, {"replay", good, bad}, bad + ":1: ");
+}
+
+// A log that was given by mistake must not be read to its end, nor into memory.
+TEST(BadInputOfTheProgram, aLineOf100MegabytesIsRefusedAtOnce) {
+  const ScratchFolder folder;
+  const std::string file =
+      folder.write("long.trace", "admit id=r tokens=[" + repeated("1,", 50'000'000) + "1]\n");
+  const ProgramRun run = run_program({"replay", file, "--json", folder.path("j")});
+  EXPECT_EQ(run.status, kExitBadInput);
+  EXPECT_EQ(run.out, "");
+  EXPECT_EQ(run.err, "lockstep: " + file + ":1: the line is longer than 1 MiB\n");
+  EXPECT_EQ(folder.entries(), std::vector<std::string>{"long.trace"});
+  EXPECT_LT(run.cpu_s, 1.0);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(run.peak_kib, 40 * 1024);
+#endif
+}
+
+TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
+  const std::vector<std::vector<std::string>> mistakes = {
+      {},
+      {"reply"},
+      {"replay"},
+      {"list"},
+      {"list", "everything"},
+      {"replay", "x.trace", "--chek", "off"},
+      {"replay", "x.trace", "--check", "some"},
+      {"replay", "x.trace", "--json"},
+  };
+  for (const std::vector<std::string>& words : mistakes) {
+    SCOPED_TRACE(testing::PrintToString(words));
+    const ProgramRun run = run_program(words);
+    EXPECT_EQ(run.status, kExitBadInput);
+    EXPECT_EQ(run.out, "");
+    EXPECT_NE(run.err, "");
+  }
+}
+
+// The input was good: it is the machine that lacks something.
+TEST(BadInputOfTheProgram, aFileThatCannotBeWrittenIsTheEnvironments) {
+  const ScratchFolder folder;
+  const std::string good = folder.write("good.trace", kGood);
+  for (const char* const option : {"--json", "--timeline", "--decisions"}) {
+    const std::string target = folder.path("missing/run.json");
+    const ProgramRun run = run_program({"replay", good, option, target});
+    EXPECT_EQ(run.status, kExitEnvironment);
+    EXPECT_EQ(run.err, "lockstep: " + target + ": cannot be written\n");
+  }
+  EXPECT_EQ(folder.entries(), std::vector<std::string>{"good.trace"});
+}
+
+// --- What a run prints and writes ----------------------------------------------------------------
+
+TEST(Program, listsNamesFirstOnEachLine) {
+  const auto first_words = [](const char* what) {
+    std::vector<std::string> words;
+    const ProgramRun run = run_program({"list", what});
+    EXPECT_EQ(run.status, kExitPass);
+    EXPECT_EQ(run.err, "");
+    for (const std::string& line : lines_of(run.out)) words.push_back(line.substr(0, line.find(' ')));
+    EXPECT_EQ(std::count(words.begin(), words.end(), ""), 0) << run.out;
+    return words;
+  };
+  const auto has = [](const std::vector<std::string>& words, const char* name) {
+    return std::count(words.begin(), words.end(), name) == 1;
+  };
+  EXPECT_TRUE(has(first_words("policies"), "sglang-no-buffer"));
+  EXPECT_FALSE(has(first_words("policies"), "oracle:radix"));
+  EXPECT_TRUE(has(first_words("subjects"), "oracle:radix"));
+  EXPECT_TRUE(has(first_words("defects"), "sglang-no-buffer:frees-donated-slot"));
+  EXPECT_TRUE(has(first_words("layers"), "label"));
+  EXPECT_TRUE(has(first_words("marks"), "checkpoint.exists"));
+  EXPECT_EQ(first_words("workloads").front().rfind("sglang-w1", 0), 0u);
+}
+
+const std::string kFinish = "fixtures/traces/finish_keeps_its_state.trace";
+const std::string kChunks = "fixtures/traces/chunk_ends_are_reused.trace";
+
+// Several files are one verdict: that of the first one that finds something.
+TEST(Program, replaysSeveralFilesInTheirOrder) {
+  const ProgramRun good = run_program({"replay", kFinish, kChunks});
+  EXPECT_EQ(good.status, kExitPass) << good.out;
+  std::vector<std::string> digests;
+  for (const std::string& line : lines_of(good.out))
+    if (line.rfind("digest=", 0) == 0) digests.push_back(line);
+  ASSERT_EQ(digests.size(), 2u);
+  EXPECT_NE(digests[0], digests[1]);
+  EXPECT_LT(good.out.find(kFinish), good.out.find(kChunks));
+
+  const ProgramRun bad = run_program(
+      {"replay", kChunks, kFinish, "--defect", "sglang-no-buffer:shares-live-slot"});
+  EXPECT_EQ(bad.status, kExitInvariant);
+}
+
+TEST(Program, comparesTheSubjectsThatWereNamed) {
+  const ProgramRun run = run_program({"replay", kFinish, "--subject", "sglang-no-buffer",
+                                      "--subject", "oracle", "--subject", "oracle:radix"});
+  // radix has no states, so it caches more: that is what a comparison is for.
+  EXPECT_EQ(run.status, kExitDiffers) << run.out;
+  const ProgramRun same =
+      run_program({"replay", kFinish, "--subject", "oracle", "--subject", "sglang-no-buffer"});
+  EXPECT_EQ(same.status, kExitPass) << same.out;
+  EXPECT_NE(same.out.find("oracle:sglang-no-buffer beside sglang-no-buffer"), std::string::npos)
+      << same.out;
+  EXPECT_NE(same.out.find("digest="), std::string::npos);
+}
+
+// Names and kinds of the contract's JSON, which other programs read.
+TEST(Program, jsonHasTheContractsFieldsAndIsTheSameBytesEachTime) {
+  const ScratchFolder folder;
+  std::vector<std::string> texts;
+  for (const char* const name : {"one.json", "two.json"}) {
+    const ProgramRun run =
+        run_program({"replay", kFinish, "--defect", "sglang-no-buffer:frees-donated-slot", "--json",
+                     folder.path(name)});
+    EXPECT_EQ(run.status, kExitInvariant) << run.out << run.err;
+    Json json = Json::parse(read_text(folder.path(name)));
+    for (const char* const field : {"wall_s", "load_s"})
+      EXPECT_TRUE(json["timing"][field].is_number()) << field;
+    EXPECT_TRUE(json["timing"]["date"].is_string());
+    json.erase("timing");
+    texts.push_back(json.dump());
+  }
+  EXPECT_EQ(texts[0], texts[1]);
+
+  const Json json = Json::parse(texts[0]);
+  EXPECT_EQ(json["lockstep"], 1);
+  EXPECT_EQ(json["command"], "replay");
+  EXPECT_EQ(json["verdict"], "finding");
+  EXPECT_EQ(json["workload"]["config"]["state_slots"], "16");
+  EXPECT_TRUE(json["seed"].is_number_integer());
+  EXPECT_TRUE(json["commit"].is_string());
+  EXPECT_EQ(json["digest"].get<std::string>().size(), 16u);
+  ASSERT_EQ(json["findings"].size(), 1u);
+  const Json& finding = json["findings"][0];
+  EXPECT_EQ(finding["kind"], "freed-slot-in-use");
+  EXPECT_EQ(finding["file"], kFinish);
+  EXPECT_EQ(finding["trace"], kFinish);
+  EXPECT_GT(finding["line"].get<int>(), 0);
+  EXPECT_GT(finding["event"].get<int>(), 0);
+  for (const char* const field : {"request", "expected", "actual", "text", "replay"})
+    EXPECT_TRUE(finding[field].is_string()) << field;
+  ASSERT_GE(json["requests"].size(), 1u);
+  for (const char* const field : {"prompt_tokens", "cached_tokens", "output_tokens"})
+    EXPECT_TRUE(json["requests"][0][field].is_number_integer()) << field;
+  EXPECT_EQ(json["requests"][0]["id"], "first");
+  ASSERT_EQ(json["subjects"].size(), 2u);
+  for (const Json* totals : {&json["totals"], &json["policies"][0], &json["policies"][1],
+                             &json["subjects"][0]["totals"]})
+    for (const char* const field : {"input_tokens", "hit_tokens", "hit_ratio"})
+      EXPECT_TRUE((*totals)[field].is_number()) << field << totals->dump();
+}
+
+// The command in a finding is the way back to it.
+TEST(Program, theReplayCommandOfAFindingFindsItAgain) {
+  const ScratchFolder folder;
+  run_program({"replay", kFinish, "--defect", "sglang-no-buffer:frees-donated-slot", "--config",
+               "kv_tokens=4096", "--json", folder.path("run.json")});
+  const Json json = Json::parse(read_text(folder.path("run.json")));
+  const std::string command = json["findings"][0]["replay"];
+  std::vector<std::string> words;
+  std::istringstream stream(command);
+  for (std::string word; stream >> word;) words.push_back(word);
+  ASSERT_EQ(words.front(), "./lockstep");
+  words.erase(words.begin());
+  words.insert(words.end(), {"--json", folder.path("again.json")});
+  EXPECT_EQ(run_program(words).status, kExitInvariant);
+  Json again = Json::parse(read_text(folder.path("again.json")));
+  EXPECT_EQ(again["findings"].dump(), json["findings"].dump());
+}
+
+TEST(Program, timesInTheJsonAreThoseOfTheVirtualClock) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("clock.trace",
+                                        "config chunked_prefill=4 step_time=7us\n"
+                                        "request id=r tokens=a10 output=3 at=3us\nrun\n");
+  run_program({"replay", file, "--json", folder.path("run.json")});
+  const Json request = Json::parse(read_text(folder.path("run.json")))["requests"][0];
+  EXPECT_EQ(request["ttft_ns"], 3 * 7000) << "three chunks: 4 + 4 + 2 tokens";
+  EXPECT_EQ(request["e2e_ns"], 5 * 7000) << "and two more tokens";
+  EXPECT_EQ(request["output_tokens"], 3);
+  EXPECT_EQ(request["finish"], "length");
+}
+
+// Checking is looking: it changes no decision.
+TEST(Program, checkLevelsDecideTheSame) {
+  std::vector<std::string> digests;
+  for (const char* const level : {"off", "labels", "all"}) {
+    const ProgramRun run = run_program(
+        {"replay", "sglang-w1:requests=300", "--subject", "sglang-no-buffer", "--check", level});
+    EXPECT_EQ(run.status, kExitPass) << run.err;
+    digests.push_back(run.out.substr(run.out.find("digest=")));
+    EXPECT_NE(digests.back().find("decision_digest="), std::string::npos) << run.out;
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+  EXPECT_EQ(digests[0], digests[2]);
+}
+
+TEST(Program, timelineIsAChromeTrace) {
+  const ScratchFolder folder;
+  const std::string tree = folder.write("tree.trace", "alloc as=s\nadvance slot=s tokens=a3\n");
+  const ProgramRun run =
+      run_program({"replay", kChunks, tree, "--timeline", folder.path("timeline.json")});
+  EXPECT_EQ(run.status, kExitPass) << run.err;
+  const Json timeline = Json::parse(read_text(folder.path("timeline.json")));
+  std::vector<std::string> bars[2];
+  for (const Json& event : timeline["traceEvents"]) {
+    ASSERT_TRUE(event["ph"].is_string() && event["name"].is_string()) << event.dump();
+    if (event["ph"] != "X") continue;
+    EXPECT_GE(event["ts"].get<double>(), 0);
+    EXPECT_GT(event["dur"].get<double>(), 0);
+    bars[event["pid"].get<std::size_t>() - 1].push_back(event["name"]);
+  }
+  EXPECT_GT(std::count(bars[0].begin(), bars[0].end(), "prefill"), 5);
+  EXPECT_GT(std::count(bars[0].begin(), bars[0].end(), "decode"), 5);
+  EXPECT_EQ(bars[1], (std::vector<std::string>{"alloc as=s", "advance slot=s tokens=a3"}));
+}
+
+TEST(Program, decisionsAreALinePerRequest) {
+  const ScratchFolder folder;
+  run_program({"replay", kFinish, "--decisions", folder.path("decisions")});
+  EXPECT_EQ(read_text(folder.path("decisions")),
+            "[\"first\", 1000, 0]\n[\"again\", 1000, 0]\n[\"continued\", 1058, 1007]\n");
+}
+
+}  // namespace
+}  // namespace lockstep
