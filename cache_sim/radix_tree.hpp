@@ -22,7 +22,6 @@ namespace lockstep::cache_sim {
 
 struct RadixNode {
   Tokens path;              ///< from the root to this node's end; the edge is path[start, size)
-  KvRuns kv;                ///< one KV slot per token of the edge
   std::uint32_t start = 0;  ///< the parent's depth
   NodeIndex parent;         ///< none for the root and for dead nodes
   std::uint32_t child_count = 0;
@@ -33,6 +32,7 @@ struct RadixNode {
   std::uint64_t serial = 0;  ///< which node this index holds: indices are reused, serials are not
   NodeIndex lru_newer, lru_older;
   Name salt;  ///< the namespace
+  KvRuns kv;  ///< one KV slot per token of the edge
   bool alive = false;
   bool in_heap = false;  ///< some entry of the leaf heap carries this index
 

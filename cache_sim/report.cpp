@@ -24,7 +24,8 @@ constexpr std::size_t kMostNodes = 40;
 constexpr std::int64_t kMostEvents = 40;
 constexpr std::int64_t kEventsAfter = 9;  // of those, behind the wrong one
 
-/// What SGLang 0.5.23's own caches decided on the default workload (field notes; properties/sglang_oracle_test.cpp).
+/// What SGLang 0.5.23's own caches decided on the default workload (field notes;
+/// properties/sglang_oracle_test.cpp).
 struct RecordedDecisions {
   std::string_view policy;
   std::string_view decision_digest;
@@ -73,12 +74,14 @@ Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
     Result<std::vector<std::string>> files = trace_files(place, kind == "traces");
     if (!files) return tl::unexpected(files.error());
     for (const std::string& name : *files) {
-      Fixture fixture{.folder = kind, .stem = fs::path(name).stem().string(), .file = place + "/" + name};
+      Fixture fixture{
+          .folder = kind, .stem = fs::path(name).stem().string(), .file = place + "/" + name};
       Result<Trace> trace = read_trace(fixture.file);
       if (!trace) return tl::unexpected(trace.error());
       fixture.trace = std::move(*trace);
       fixture.lines = lines_of(fixture.file);
-      if (fixture.trace.runs.empty()) fixture.trace.runs.push_back({0, "lockstep replay %s", std::nullopt});
+      if (fixture.trace.runs.empty())
+        fixture.trace.runs.push_back({0, "lockstep replay %s", std::nullopt});
       fixtures.push_back(std::move(fixture));
     }
   }
@@ -91,14 +94,16 @@ struct PlannedRun {
   ReplayRequest request;
 };
 
-Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive, const ReadRunLine& read_run_line) {
+Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive,
+                        const ReadRunLine& read_run_line) {
   const auto refuse = [&](const std::string& text) {
     return fail(fmt::format("{}:{}: {}", fixture.file, directive.line, text));
   };
   std::vector<std::string> words = directive_words(directive, fixture.file);
   PlannedRun planned{.command = "lockstep"};
   for (const std::string& word : words) planned.command += " " + word;
-  if (words.empty() || words.front() != "replay") return refuse("a report runs `lockstep replay` and nothing else");
+  if (words.empty() || words.front() != "replay")
+    return refuse("a report runs `lockstep replay` and nothing else");
   words.erase(words.begin());
   Result<std::vector<ReplayRequest>> requests = read_run_line(words);
   if (!requests) return refuse(requests.error().text);
@@ -127,7 +132,8 @@ Json events_json(const Run& run) {
 Json window_json(const Run& run) {
   const std::int64_t count = run.event_count();
   std::int64_t last = std::min(count, kMostEvents);
-  if (!run.findings().empty()) last = std::clamp(run.findings().front().event + kEventsAfter, last, count);
+  if (!run.findings().empty())
+    last = std::clamp(run.findings().front().event + kEventsAfter, last, count);
   const std::int64_t first = std::max<std::int64_t>(1, last - kMostEvents + 1);
   return {{"first", first}, {"last", last}, {"cut", first != 1 || last != count}};
 }
@@ -159,7 +165,8 @@ std::vector<std::int64_t> hidden_below(const std::vector<SnapshotNode>& nodes) {
   return hidden;
 }
 
-/// The tree when the run ended. Parents stand before children, so the first nodes are the top of the tree.
+/// The tree when the run ended. Parents stand before children, so the first nodes are the top of
+/// the tree.
 Json tree_json(const Run& run) {
   const std::optional<Snapshot> content = run.snapshot(0);
   if (!content) return nullptr;
@@ -169,17 +176,21 @@ Json tree_json(const Run& run) {
   Json tree = {{"has_states", content->states_total > 0},
                {"node_count", nodes.size()},
                {"state_count", count([](const SnapshotNode& node) { return node.has_state; })},
-               {"tombstone_count", content->states_total > 0
-                                       ? count([](const SnapshotNode& node) { return !node.has_state; })
-                                       : 0},
+               {"tombstone_count", content->states_total > 0 ? count([](const SnapshotNode& node) {
+                  return !node.has_state;
+                })
+                                                             : 0},
                {"locked_count", count([](const SnapshotNode& node) { return node.locked; })},
                {"shown_count", hidden.size() - 1},
                {"hidden_at_root", hidden.back()},
                {"nodes", Json::array()}};
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const SnapshotNode& node = nodes[i];
-    Json one = {{"parent", node.parent}, {"edge", node.edge},      {"depth", node.depth},
-                {"state", node.has_state}, {"locked", node.locked}};
+    Json one = {{"parent", node.parent},
+                {"edge", node.edge},
+                {"depth", node.depth},
+                {"state", node.has_state},
+                {"locked", node.locked}};
     if (i + 1 < hidden.size()) one["hidden_below"] = hidden[i];
     tree["nodes"].push_back(std::move(one));
   }
@@ -208,21 +219,28 @@ std::optional<FindingKind> found_by(const ReplayOutcome& outcome) {
   return findings.front().finding.kind;
 }
 
-Json kind_json(std::optional<FindingKind> kind) { return kind ? Json(to_string(*kind)) : Json(nullptr); }
+Json kind_json(std::optional<FindingKind> kind) {
+  return kind ? Json(to_string(*kind)) : Json(nullptr);
+}
 
-std::string kind_text(std::optional<FindingKind> kind) { return std::string(kind ? to_string(*kind) : "nothing"); }
+std::string kind_text(std::optional<FindingKind> kind) {
+  return std::string(kind ? to_string(*kind) : "nothing");
+}
 
 /// What every run of the document says of itself, whether a file's or a workload's.
-Json verdict_json(const PlannedRun& planned, const ReplayOutcome& outcome, std::optional<FindingKind> finds) {
+Json verdict_json(const PlannedRun& planned, const ReplayOutcome& outcome,
+                  std::optional<FindingKind> finds) {
   const std::optional<FindingKind> found = found_by(outcome);
   Json subjects = Json::array();
-  for (std::size_t i = 0; i < outcome.run->subject_count(); ++i) subjects.push_back(outcome.run->subject_name(i));
+  for (std::size_t i = 0; i < outcome.run->subject_count(); ++i)
+    subjects.push_back(outcome.run->subject_name(i));
   Json json = {{"command", planned.command},
                {"finds", kind_json(finds)},
                {"found", kind_json(found)},
                {"as_expected", found == finds}};
   if (found != finds)
-    json["complaint"] = fmt::format("The run found {} and should have found {}.", kind_text(found), kind_text(finds));
+    json["complaint"] = fmt::format("The run found {} and should have found {}.", kind_text(found),
+                                    kind_text(finds));
   json["subjects"] = subjects;
   json["defect"] = defect_json(planned.request.defect);
   return json;
@@ -230,7 +248,8 @@ Json verdict_json(const PlannedRun& planned, const ReplayOutcome& outcome, std::
 
 // --- Collecting ----------------------------------------------------------------------------------
 
-/// Names, comments and a child's answers can hold bytes that are no text; the document holds text alone.
+/// Names, comments and a child's answers can hold bytes that are no text; the document holds text
+/// alone.
 void make_text(Json& json) {
   if (json.is_structured()) {
     for (Json& inner : json) make_text(inner);
@@ -286,7 +305,8 @@ class Collector {
       if (!outcome) return tl::unexpected(outcome.error());
       Json run = fixture_run_json(*planned, *outcome, directive);
       const std::string prefix = fixture.folder == "traces" ? "" : fixture.folder + "-";
-      run["timeline"] = fmt::format("timelines/{}{}-{}.json", prefix, fixture.stem, json["runs"].size() + 1);
+      run["timeline"] =
+          fmt::format("timelines/{}{}-{}.json", prefix, fixture.stem, json["runs"].size() + 1);
       report_.timelines.push_back({run["timeline"], timeline_json(*outcome)});
       settle(run, *outcome);
       json["runs"].push_back(std::move(run));
@@ -294,7 +314,8 @@ class Collector {
     return json;
   }
 
-  static Json fixture_run_json(const PlannedRun& planned, const ReplayOutcome& outcome, const RunDirective& directive) {
+  static Json fixture_run_json(const PlannedRun& planned, const ReplayOutcome& outcome,
+                               const RunDirective& directive) {
     const Run& run = *outcome.run;
     Json json = verdict_json(planned, outcome, directive.finds);
     json["line"] = directive.line;
@@ -331,16 +352,17 @@ class Collector {
 
   /// The default workload has been decided by SGLang's own caches before.
   void hold_to_record(Json& run, const std::string& policy) const {
-    const auto* const recorded = std::find_if(kRecorded.begin(), kRecorded.end(), [&](const RecordedDecisions& one) {
-      return one.policy == policy;
-    });
+    const auto* const recorded =
+        std::find_if(kRecorded.begin(), kRecorded.end(),
+                     [&](const RecordedDecisions& one) { return one.policy == policy; });
     if (recorded == kRecorded.end() || options_.workload != "sglang-w1") return;
-    run["recorded"] = {{"decision_digest", recorded->decision_digest}, {"hit_tokens", recorded->hit_tokens}};
+    run["recorded"] = {{"decision_digest", recorded->decision_digest},
+                       {"hit_tokens", recorded->hit_tokens}};
     const std::string digest = run["run"]["decision_digest"];
     if (!run["as_expected"] || digest == recorded->decision_digest) return;
     run["as_expected"] = false;
-    run["complaint"] =
-        fmt::format("The decision digest is {} and was recorded as {}.", digest, recorded->decision_digest);
+    run["complaint"] = fmt::format("The decision digest is {} and was recorded as {}.", digest,
+                                   recorded->decision_digest);
   }
 
   /// Counts a run, and lets the first one that is not as expected decide the status.
@@ -358,16 +380,19 @@ class Collector {
       report_.status = outcome.status() == kExitPass ? kExitDiffers : outcome.status();
     if (report_.document.is_null()) report_.document["commit"] = run["run"]["commit"];
     if (options_.progress)
-      options_.progress({run["command"], as_expected ? "as expected: " + kind_text(found_by(outcome)) + " found"
-                                                     : run["complaint"].get<std::string>(),
+      options_.progress({run["command"],
+                         as_expected ? "as expected: " + kind_text(found_by(outcome)) + " found"
+                                     : run["complaint"].get<std::string>(),
                          as_expected});
   }
 
   void finish(Json traces, Json workloads) {
     Json kinds = Json::array();
-    for (const auto& [kind, count] : kinds_) kinds.push_back({{"kind", to_string(kind)}, {"runs", count}});
+    for (const auto& [kind, count] : kinds_)
+      kinds.push_back({{"kind", to_string(kind)}, {"runs", count}});
     const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
-    Json document = {{"lockstep", 1}, {"command", "report"}, {"commit", report_.document["commit"]}};
+    Json document = {
+        {"lockstep", 1}, {"command", "report"}, {"commit", report_.document["commit"]}};
     document["summary"] = {{"traces", trace_count_ + regression_count_},
                            {"regressions", regression_count_},
                            {"runs", run_count_},
@@ -379,6 +404,10 @@ class Collector {
                            {"events", event_count_},
                            {"requests", request_count_},
                            {"status", static_cast<int>(report_.status)}};
+    document["defects_not_shown"] = Json::array();
+    for (const DefectEntry& defect : Registry<DefectEntry>::all())
+      if (!defects_.contains(std::string(defect.name)))
+        document["defects_not_shown"].push_back(defect.name);
     document["kinds"] = std::move(kinds);
     document["traces"] = std::move(traces);
     document["workloads"] = std::move(workloads);
@@ -411,25 +440,33 @@ std::string suite_xml(const std::string& name, const Json& runs) {
     }
     ++failures;
     std::string text = run["complaint"];
-    for (const Json& finding : run["run"]["findings"]) text += "\n" + finding["text"].get<std::string>();
-    const std::string kind = run["found"].is_null() ? "nothing-found" : run["found"].get<std::string>();
-    cases += fmt::format(">\n   <failure type=\"{}\" message=\"{}\">{}</failure>\n  </testcase>\n",
-                         escaped(kind), escaped(run["complaint"].get<std::string>()), escaped(text));
+    for (const Json& finding : run["run"]["findings"])
+      text += "\n" + finding["text"].get<std::string>();
+    const std::string kind =
+        run["found"].is_null() ? "nothing-found" : run["found"].get<std::string>();
+    cases +=
+        fmt::format(">\n   <failure type=\"{}\" message=\"{}\">{}</failure>\n  </testcase>\n",
+                    escaped(kind), escaped(run["complaint"].get<std::string>()), escaped(text));
   }
-  return fmt::format(" <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"0\">\n{} </testsuite>\n",
-                     escaped(name), runs.size(), failures, cases);
+  return fmt::format(
+      " <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"0\">\n{} </testsuite>\n",
+      escaped(name), runs.size(), failures, cases);
 }
 
 }  // namespace
 
-Result<Report> collect_report(const ReportOptions& options) { return Collector(options).collect(); }
+Result<Report> collect_report(const ReportOptions& options) {
+  return Collector(options).collect();
+}
 
 std::string report_junit(const Json& document) {
   std::string suites;
   for (const Json& trace : document["traces"]) suites += suite_xml(trace["file"], trace["runs"]);
-  for (const Json& workload : document["workloads"]) suites += suite_xml(workload["workload"], workload["runs"]);
+  for (const Json& workload : document["workloads"])
+    suites += suite_xml(workload["workload"], workload["runs"]);
   return fmt::format(
-      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"lockstep report\" tests=\"{}\" "
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"lockstep report\" "
+      "tests=\"{}\" "
       "failures=\"{}\" errors=\"0\">\n{}</testsuites>\n",
       document["summary"]["runs"].get<std::int64_t>(),
       document["summary"]["not_as_expected"].get<std::int64_t>(), suites);
@@ -442,16 +479,25 @@ Result<void> write_report(const Report& report, const std::string& folder) {
   constexpr auto kReplace = nlohmann::detail::error_handler_t::replace;
   for (const TimelineFile& file : report.timelines) {
     const std::string text = file.timeline.dump(-1, ' ', false, kReplace) + "\n";
-    if (const Result<void> written = write_file(folder + "/" + file.path, text); !written) return written;
+    if (const Result<void> written = write_file(folder + "/" + file.path, text); !written)
+      return written;
   }
   return write_file(folder + "/report.json", report.document.dump(1) + "\n")
       .and_then([&] { return write_file(folder + "/junit.xml", report_junit(report.document)); })
       .and_then([&] { return write_file(folder + "/index.html", report_page(report.document)); });
 }
 
+Result<Report> make_report(const ReportOptions& options, const std::string& folder) {
+  return collect_report(options).and_then([&](Report report) -> Result<Report> {
+    if (const Result<void> written = write_report(report, folder); !written)
+      return tl::unexpected(written.error());
+    return report;
+  });
+}
+
 std::vector<std::string> public_references(const std::vector<std::string>& description) {
   constexpr std::array<std::string_view, 12> kProjects{
-      "sglang",  "vllm",   "flashinfer",   "flash-attention", "transformers", "pytorch",
+      "sglang", "vllm",   "flashinfer",   "flash-attention", "transformers", "pytorch",
       "dynamo", "mobius", "mlx-swift-lm", "tensorrt-llm",    "trt-edge",     "marconi"};
   std::vector<std::string> references;
   std::string project;

@@ -38,14 +38,19 @@ std::string node_style(const Place& node, bool has_states) {
 class TreeDrawing {
  public:
   explicit TreeDrawing(const Place& tree)
-      : tree_(tree), nodes_(tree.at("nodes")), shown_(static_cast<std::size_t>(tree.at("shown_count").integer())) {}
+      : tree_(tree),
+        nodes_(tree.at("nodes")),
+        shown_(static_cast<std::size_t>(tree.at("shown_count").integer())) {}
 
   std::string markup() {
     lay_out();
-    Svg svg(left_of(widths_.size()) + hidden_width_, next_y_ - kNodeGap + 2, "the cache's tree, root on the left");
+    Svg svg(left_of(widths_.size()) + hidden_width_, next_y_ - kNodeGap + 2,
+            "the cache's tree, root on the left");
     constexpr double kRootMiddle = kNodeHeight / 2 + 1;
-    for (const std::size_t root : roots_) svg.elbow({kRootWidth, kRootMiddle}, {left_of(0), middle_of(root)}, "edge");
-    if (hidden_at_root_y_ > 0) draw_hidden(svg, tree_.at("hidden_at_root"), {kRootWidth, kRootMiddle}, 0, hidden_at_root_y_);
+    for (const std::size_t root : roots_)
+      svg.elbow({kRootWidth, kRootMiddle}, {left_of(0), middle_of(root)}, "edge");
+    if (hidden_at_root_y_ > 0)
+      draw_hidden(svg, tree_.at("hidden_at_root"), {kRootWidth, kRootMiddle}, 0, hidden_at_root_y_);
     svg.rect({1, kRootMiddle - 12, kRootWidth - 1, 24}, "node root", 12);
     svg.text({kRootWidth / 2 + 0.5, kRootMiddle + 4}, "small middle", "root");
     for (std::size_t i = 0; i < shown_; ++i) draw(svg, i);
@@ -91,15 +96,18 @@ class TreeDrawing {
   double middle_of(std::size_t i) const { return drawn_[i].y + kNodeHeight / 2 + 1; }
   double left_of(std::size_t level) const {
     double x = kRootWidth + kLevelGap;
-    for (std::size_t i = 0; i < level; ++i) x += widths_[i] + (i + 1 < widths_.size() ? kLevelGap : 2);
+    for (std::size_t i = 0; i < level; ++i)
+      x += widths_[i] + (i + 1 < widths_.size() ? kLevelGap : 2);
     return x;
   }
 
   double width_of(const Place& node) const {
     const std::size_t edge = std::min(node.at("edge").text().size(), kMostEdgeCharacters);
-    const std::size_t below = std::to_string(node.at("depth").integer()).size() + (has_states() ? 20 : 7);
+    const std::size_t below =
+        std::to_string(node.at("depth").integer()).size() + (has_states() ? 20 : 7);
     const double lock = node.at("locked").flag() ? 20 : 0;
-    return std::max(static_cast<double>(edge) * kMonoAdvance + 16 + lock, static_cast<double>(below) * 5.4 + 16);
+    return std::max(static_cast<double>(edge) * kMonoAdvance + 16 + lock,
+                    static_cast<double>(below) * 5.4 + 16);
   }
   bool has_states() const { return tree_.at("has_states").flag(); }
 
@@ -110,8 +118,10 @@ class TreeDrawing {
     const double y = drawn_[i].y + 1;
     const double width = widths_[level];
     const Point right{x + width, middle_of(i)};
-    for (const std::size_t child : drawn_[i].children) svg.elbow(right, {left_of(level + 1), middle_of(child)}, "edge");
-    if (drawn_[i].hidden_y > 0) draw_hidden(svg, node.at("hidden_below"), right, level + 1, drawn_[i].hidden_y);
+    for (const std::size_t child : drawn_[i].children)
+      svg.elbow(right, {left_of(level + 1), middle_of(child)}, "edge");
+    if (drawn_[i].hidden_y > 0)
+      draw_hidden(svg, node.at("hidden_below"), right, level + 1, drawn_[i].hidden_y);
     std::string title = "edge " + escaped(node.at("edge").text());
     if (node.at("locked").flag()) title += ", locked";
     svg.rect({x, y, width, kNodeHeight}, node_style(node, has_states()), 5, title);
@@ -158,17 +168,20 @@ struct Strip {
 void draw_strip(Svg& svg, const Place& run, const Strip& strip, double top, double height) {
   const Place pools = run.at("pools");
   const Place events = run.at("events");
-  svg.text({0, top + 12}, "label",
-           fmt::format("{}: at most {} of {}", strip.title, count(pools.at(strip.used_max), Medium::svg),
-                       count(pools.at(strip.total), Medium::svg)));
+  svg.text(
+      {0, top + 12}, "label",
+      fmt::format("{}: at most {} of {}", strip.title, count(pools.at(strip.used_max), Medium::svg),
+                  count(pools.at(strip.total), Medium::svg)));
   const double base = top + height;
   const double room = height - 22;
   const auto total = static_cast<double>(pools.at(strip.total).integer());
-  const auto most = static_cast<double>(std::max<std::int64_t>(pools.at(strip.used_max).integer(), 1));
+  const auto most =
+      static_cast<double>(std::max<std::int64_t>(pools.at(strip.used_max).integer(), 1));
   const bool shows_total = total <= 2 * most;
   const double scale = room / (shows_total ? total : most);
   svg.line({0, base}, {kChartWidth, base}, "axis");
-  if (shows_total) svg.line({0, base - total * scale}, {kChartWidth, base - total * scale}, "limit");
+  if (shows_total)
+    svg.line({0, base - total * scale}, {kChartWidth, base - total * scale}, "limit");
   std::vector<Point> points{{0, base}};
   std::vector<Point> area{{0, base}};
   double last = 0;
@@ -212,16 +225,21 @@ void draw_span(Svg& svg, const Place& span, const RequestRows& rows) {
     return;
   }
   const double width = std::max(end - begin, 2.0);
-  const std::string style = name == "queued" || name == "prefill" || name == "decode" ? name : "other";
-  if (name == "queued") svg.rect({begin, y + 5, width, kRowHeight - 18}, "queued", 0, "queued");
-  else svg.rect({begin, y, width, kRowHeight - 8}, style, 2, escaped(name));
+  const std::string style =
+      name == "queued" || name == "prefill" || name == "decode" ? name : "other";
+  if (name == "queued")
+    svg.rect({begin, y + 5, width, kRowHeight - 18}, "queued", 0, "queued");
+  else
+    svg.rect({begin, y, width, kRowHeight - 8}, style, 2, escaped(name));
   if (width > static_cast<double>(name.size()) * 6.2 + 8 && name != "queued")
     svg.text({begin + 5, y + 12}, "small", words(span.at("name"), Medium::svg));
 }
 
 }  // namespace
 
-std::string tree_picture(const Place& tree) { return TreeDrawing(tree).markup(); }
+std::string tree_picture(const Place& tree) {
+  return TreeDrawing(tree).markup();
+}
 
 std::string pools_picture(const Place& run) {
   constexpr double kStripHeight = 84;
@@ -234,18 +252,22 @@ std::string pools_picture(const Place& run) {
   const double bottom = static_cast<double>(strips.size()) * (kStripHeight + kStripGap) - kStripGap;
   Svg svg(kChartWidth, bottom + 20, "pools in use over the events");
   for (std::size_t i = 0; i < strips.size(); ++i)
-    draw_strip(svg, run, strips[i], static_cast<double>(i) * (kStripHeight + kStripGap), kStripHeight);
+    draw_strip(svg, run, strips[i], static_cast<double>(i) * (kStripHeight + kStripGap),
+               kStripHeight);
   const std::int64_t wrong = wrong_event(run);
   if (wrong > 0 && events.size() > 0) {
-    const double x = (static_cast<double>(wrong) - 0.5) * kChartWidth / static_cast<double>(events.size());
+    const double x =
+        (static_cast<double>(wrong) - 0.5) * kChartWidth / static_cast<double>(events.size());
     svg.line({x, 18}, {x, bottom}, "wrong");
     const bool left = x > kChartWidth / 2;
     svg.text({x, bottom + 15}, left ? "small wrongtext end" : "small wrongtext",
-             "event " + count(run.at("run").at("findings").item(0).at("event"), Medium::svg) + " is wrong");
+             "event " + count(run.at("run").at("findings").item(0).at("event"), Medium::svg) +
+                 " is wrong");
     return svg.markup();
   }
   if (events.size() == 0) return svg.markup();
-  svg.text({0, bottom + 15}, "small dim", "event " + count(events.item(0).at("event"), Medium::svg));
+  svg.text({0, bottom + 15}, "small dim",
+           "event " + count(events.item(0).at("event"), Medium::svg));
   svg.text({kChartWidth, bottom + 15}, "small dim end",
            "event " + count(events.item(events.size() - 1).at("event"), Medium::svg));
   return svg.markup();
@@ -267,7 +289,9 @@ std::string requests_picture(const Place& run) {
     svg.line({kNameWidth, y + kRowHeight}, {kChartWidth, y + kRowHeight}, "faint");
   }
   // Waiting lies below everything else, and a retraction above.
-  const auto layer_of = [](const std::string& name) { return name == "queued" ? 0 : name == "retracted" ? 2 : 1; };
+  const auto layer_of = [](const std::string& name) {
+    return name == "queued" ? 0 : name == "retracted" ? 2 : 1;
+  };
   for (int layer = 0; layer <= 2; ++layer)
     for (std::size_t i = 0; i < spans.size(); ++i)
       if (layer_of(spans.item(i).at("name").text()) == layer) draw_span(svg, spans.item(i), rows);
@@ -303,7 +327,9 @@ std::string hit_ratio_picture(const Place& workload) {
 
 std::string legend_box(std::string_view kind) {
   Svg svg(64, kNodeHeight - 10, kind);
-  const std::string style = kind == "tombstone" ? "node tombstone" : kind == "kv" ? "node kv" : "node state";
+  const std::string style = kind == "tombstone" ? "node tombstone"
+                            : kind == "kv"      ? "node kv"
+                                                : "node state";
   svg.rect({1, 1, 62, kNodeHeight - 12}, style, 5);
   if (kind == "locked") svg.padlock({48, 7});
   return svg.markup();
@@ -316,7 +342,8 @@ std::string idea_picture() {
   constexpr std::array kListeners{Listener{"policy", "the real structure, a tree"},
                                   Listener{"oracle", "the plain definition, a sorted map"},
                                   Listener{"server", "your own, at the end of a pipe"}};
-  Svg svg(860, 200, "the same operations go to policy, oracle and server; a checker compares their replies");
+  Svg svg(860, 200,
+          "the same operations go to policy, oracle and server; a checker compares their replies");
   svg.rect({1, 62, 170, 76}, "idea", 6);
   svg.text({86, 90}, "label middle strong", "a trace");
   svg.text({86, 108}, "small middle", "admit · extend · accept");

@@ -1,4 +1,5 @@
-// The pictures of a report's page. Colours are classes of its style sheet, and no picture tells by colour alone.
+// The pictures of a report's page. Colours are classes of its style sheet, and no picture tells by
+// colour alone.
 #pragma once
 
 #include <string>

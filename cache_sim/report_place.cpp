@@ -9,12 +9,16 @@
 namespace lockstep::cache_sim {
 namespace {
 
-std::string as_attribute(std::string_view as) { return as.empty() ? "" : fmt::format(" data-as=\"{}\"", as); }
+std::string as_attribute(std::string_view as) {
+  return as.empty() ? "" : fmt::format(" data-as=\"{}\"", as);
+}
 
-std::string marked_figure(const Place& place, Medium medium, std::string_view as, std::string_view shown) {
+std::string marked_figure(const Place& place, Medium medium, std::string_view as,
+                          std::string_view shown) {
   const bool html = medium == Medium::html;
   return fmt::format("<{0} {1}=\"{2}\" data-path=\"{3}\"{4}>{5}</{0}>", html ? "data" : "tspan",
-                     html ? "value" : "data-value", place.json(), escaped(place.pointer()), as_attribute(as), shown);
+                     html ? "value" : "data-value", place.json(), escaped(place.pointer()),
+                     as_attribute(as), shown);
 }
 
 std::string marked_words(const Place& place, std::string_view tag, std::size_t limit) {
@@ -53,19 +57,23 @@ std::string moment(const Place& place, Medium medium) {
     std::int64_t nanoseconds;
     std::string_view name;
   };
-  constexpr std::array kUnits{Unit{1'000'000'000, "s"}, Unit{1'000'000, "ms"}, Unit{1'000, "µs"}, Unit{1, "ns"}};
+  constexpr std::array kUnits{Unit{1'000'000'000, "s"}, Unit{1'000'000, "ms"}, Unit{1'000, "µs"},
+                              Unit{1, "ns"}};
   const std::int64_t time = place.integer();
   if (time == 0) return marked_figure(place, medium, "time", "0 ms");
   std::size_t unit = 0;
   while (time < kUnits[unit].nanoseconds && unit + 1 < kUnits.size()) ++unit;
   const double value = static_cast<double>(time) / static_cast<double>(kUnits[unit].nanoseconds);
-  return marked_figure(place, medium, "time", fmt::format("{} {}", short_decimal(value), kUnits[unit].name));
+  return marked_figure(place, medium, "time",
+                       fmt::format("{} {}", short_decimal(value), kUnits[unit].name));
 }
 
 std::string words(const Place& place, Medium medium, std::size_t limit) {
   return marked_words(place, medium == Medium::html ? "span" : "tspan", limit);
 }
 
-std::string code(const Place& place, std::size_t limit) { return marked_words(place, "code", limit); }
+std::string code(const Place& place, std::size_t limit) {
+  return marked_words(place, "code", limit);
+}
 
 }  // namespace lockstep::cache_sim

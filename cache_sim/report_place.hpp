@@ -1,5 +1,6 @@
-// Places in a report's document, and how the page shows what stands there. Every function returns markup that carries the JSON
-// pointer it came from, so that whoever shows a figure names its source.
+// Places in a report's document, and how the page shows what stands there. Every function returns
+// markup that carries the JSON pointer it came from, so that whoever shows a figure names its
+// source.
 #pragma once
 
 #include <string>
@@ -14,11 +15,17 @@ class Place {
  public:
   explicit Place(const Json& document) : value_(&document) {}
 
-  Place at(std::string_view key) const { return {value_->at(std::string(key)), pointer_ + "/" + std::string(key)}; }
-  Place item(std::size_t index) const { return {value_->at(index), pointer_ + "/" + std::to_string(index)}; }
+  Place at(std::string_view key) const {
+    return {value_->at(std::string(key)), pointer_ + "/" + std::string(key)};
+  }
+  Place item(std::size_t index) const {
+    return {value_->at(index), pointer_ + "/" + std::to_string(index)};
+  }
 
   std::size_t size() const { return value_->size(); }
-  bool has(std::string_view key) const { return value_->contains(std::string(key)) && !value_->at(std::string(key)).is_null(); }
+  bool has(std::string_view key) const {
+    return value_->contains(std::string(key)) && !value_->at(std::string(key)).is_null();
+  }
   bool is_null() const { return value_->is_null(); }
   std::int64_t integer() const { return value_->get<std::int64_t>(); }
   double number() const { return value_->get<double>(); }

@@ -21,7 +21,9 @@ std::string titled(std::string_view tag, std::string_view title) {
   return fmt::format("><title>{}</title></{}>\n", title, tag);
 }
 
-bool continues_character(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
+bool continues_character(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0) == 0x80;
+}
 
 }  // namespace
 
@@ -100,14 +102,15 @@ void Svg::text(Point place, std::string_view style, std::string_view content) {
 
 void Svg::padlock(Point place) {
   body_ += fmt::format(
-      "<path d=\"M{} {}v-2a3 3 0 0 1 6 0v2\" class=\"shackle\"/><rect x=\"{}\" y=\"{}\" width=\"10\" "
+      "<path d=\"M{} {}v-2a3 3 0 0 1 6 0v2\" class=\"shackle\"/><rect x=\"{}\" y=\"{}\" "
+      "width=\"10\" "
       "height=\"7\" rx=\"1\" class=\"lock\"/>\n",
       at(place.x + 2), at(place.y + 5), at(place.x), at(place.y + 5));
 }
 
 void Svg::marker(Point place, std::string_view style, std::string_view title) {
-  body_ += fmt::format("<path d=\"M{} {}l-5 -8h10z\" class=\"{}\"{}", at(place.x), at(place.y), style,
-                       titled("path", title));
+  body_ += fmt::format("<path d=\"M{} {}l-5 -8h10z\" class=\"{}\"{}", at(place.x), at(place.y),
+                       style, titled("path", title));
 }
 
 std::string Svg::markup() const {

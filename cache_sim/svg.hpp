@@ -1,5 +1,5 @@
-// Small drawing helpers: an SVG picture as text, with sizes in pixels and colours as classes of the page's style sheet, so that
-// a picture follows the reader's light or dark setting.
+// Small drawing helpers: an SVG picture as text, with sizes in pixels and colours as classes of the
+// page's style sheet, so that a picture follows the reader's light or dark setting.
 #pragma once
 
 #include <string>
@@ -27,7 +27,8 @@ class Svg {
   /// `label` is what a screen reader says.
   Svg(double width, double height, std::string_view label);
 
-  /// `style` arguments are class names. Every `content` and `title` is markup already: the caller escapes.
+  /// `style` arguments are class names. Every `content` and `title` is markup already: the caller
+  /// escapes.
   void rect(const Box& box, std::string_view style, double radius = 0, std::string_view title = {});
   void line(Point from, Point to, std::string_view style);
   /// Straight pieces from point to point.

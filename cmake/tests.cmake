@@ -7,6 +7,11 @@ find_package(rapidcheck REQUIRED)
 file(GLOB support_sources CONFIGURE_DEPENDS properties/support/*.cpp)
 file(GLOB test_sources CONFIGURE_DEPENDS properties/*_test.cpp)
 
+# Some tests exist once per trace, and the names of tests are asked for after linking: a new trace links again.
+file(GLOB_RECURSE traces CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} fixtures/*.trace)
+list(JOIN traces "\n" trace_names)
+file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/traces.txt CONTENT "${trace_names}\n" @ONLY)
+
 add_library(lockstep_test_requirements INTERFACE)
 target_link_libraries(lockstep_test_requirements INTERFACE
   lockstep::lockstep GTest::gtest_main rapidcheck_gtest)
@@ -27,6 +32,7 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
   endif()
   add_executable(${program} ${ARGN} ${support_sources})
   target_link_libraries(${program} PRIVATE lockstep_test_requirements lockstep_views)
+  set_target_properties(${program} PROPERTIES LINK_DEPENDS ${PROJECT_BINARY_DIR}/traces.txt)
   add_dependencies(${program} lockstep)
   set(properties LABELS ${label} TIMEOUT 600)
   if(label STREQUAL gpu)

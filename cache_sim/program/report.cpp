@@ -1,4 +1,5 @@
-// lockstep report: every fixture replayed and held to its promise, a workload under policies, and the page about it.
+// lockstep report: every fixture replayed and held to its promise, a workload under policies, and
+// the page about it.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -54,9 +55,11 @@ int refuse(const Error& error) {
 void print_summary(const cache_sim::Json& document, const std::string& page) {
   const cache_sim::Json& summary = document["summary"];
   const auto number = [&](const char* key) { return summary[key].get<std::int64_t>(); };
-  fmt::print("{} traces, {} runs: {} as expected, {} not; {} planted defects found, as {} kinds of finding\n",
-             number("traces"), number("runs"), number("as_expected"), number("not_as_expected"), number("defects_shown"),
-             number("kinds_shown"));
+  fmt::print(
+      "{} traces, {} runs: {} as expected, {} not; {} planted defects found, as {} kinds of "
+      "finding\n",
+      number("traces"), number("runs"), number("as_expected"), number("not_as_expected"),
+      number("defects_shown"), number("kinds_shown"));
   fmt::print("page  {}\n", page);
 }
 
@@ -64,17 +67,24 @@ int run_report(const ReportWords& words) {
   std::error_code error;
   const std::optional<fs::path> root = source_root();
   if (!root && (words.fixtures.empty() || words.out.empty()))
-    return refuse({"this is no checkout of Lockstep (no folder from here upward has fixtures/traces and reference/contract.md); "
-                   "name --fixtures and --out"});
+    return refuse(
+        {"this is no checkout of Lockstep (no folder from here upward has fixtures/traces and "
+         "reference/contract.md); "
+         "name --fixtures and --out"});
   cache_sim::ReportOptions options;
-  std::string out = words.out.empty() ? (*root / "reports" / "html").string() : fs::absolute(words.out, error).string();
-  if (!words.fixtures.empty()) options.fixtures = fs::absolute(words.fixtures, error).lexically_normal().string();
-  // Run lines name files from the checkout's root, and a page that is made elsewhere in it is the same page.
+  std::string out = words.out.empty() ? (*root / "reports" / "html").string()
+                                      : fs::absolute(words.out, error).string();
+  if (!words.fixtures.empty())
+    options.fixtures = fs::absolute(words.fixtures, error).lexically_normal().string();
+  // Run lines name files from the checkout's root, and a page that is made elsewhere in it is the
+  // same page.
   if (root) {
     const fs::path inside = fs::path(options.fixtures).lexically_relative(*root);
     if (!inside.empty() && *inside.begin() != "..") options.fixtures = inside.string();
     fs::current_path(*root, error);
-    if (error) return refuse({fmt::format("{}: the folder cannot be entered", root->string()), kExitEnvironment});
+    if (error)
+      return refuse(
+          {fmt::format("{}: the folder cannot be entered", root->string()), kExitEnvironment});
   }
   while (options.fixtures.size() > 1 && options.fixtures.back() == '/') options.fixtures.pop_back();
   options.read_run_line = read_run_line;
@@ -84,9 +94,8 @@ int run_report(const ReportWords& words) {
     fmt::print("{} {}: {}\n", done.as_expected ? "✓" : "✗", done.command, done.outcome);
     std::fflush(stdout);
   };
-  const Result<cache_sim::Report> report = cache_sim::collect_report(options);
+  const Result<cache_sim::Report> report = cache_sim::make_report(options, out);
   if (!report) return refuse(report.error());
-  if (const Result<void> written = cache_sim::write_report(*report, out); !written) return refuse(written.error());
   print_summary(report->document, fs::path(out).lexically_normal().string() + "/index.html");
   return report->status;
 }
@@ -94,9 +103,11 @@ int run_report(const ReportWords& words) {
 }  // namespace
 
 void add_report(CLI::App& app, int& status) {
-  CLI::App* const command = app.add_subcommand("report", "replay every fixture and write the page about it");
+  CLI::App* const command =
+      app.add_subcommand("report", "replay every fixture and write the page about it");
   const auto words = std::make_shared<ReportWords>();
-  command->add_option("--fixtures", words->fixtures, "the folder with traces/ and regressions/ (fixtures/ of the checkout)");
+  command->add_option("--fixtures", words->fixtures,
+                      "the folder with traces/ and regressions/ (fixtures/ of the checkout)");
   command->add_option("--out", words->out, "where the page goes (reports/html/ of the checkout)");
   command->callback([words, &status] { status = run_report(*words); });
 }

@@ -267,22 +267,23 @@ bool Reply::operator==(const Reply& other) const {
   return !difference(other);
 }
 
-Reply& Reply::set(ReplyField field, std::int64_t value) {
-  const std::size_t at = place(field);
-  if (!has(field)) {
-    const auto count = static_cast<std::size_t>(std::popcount(present_));
-    require(count < kMostFields, "a reply has room for its fields");
-    std::copy_backward(values_.begin() + at, values_.begin() + count, values_.begin() + count + 1);
-    present_ |= bit(field);
-  }
-  values_[at] = value;
-  return *this;
+std::size_t Reply::place(ReplyField field) {
+  if (has(field))
+    return static_cast<std::size_t>(std::find(fields_.begin(), fields_.end(), field) -
+                                    fields_.begin());
+  require(count_ < kMostFields, "a reply has room for its fields");
+  present_ |= bit(field);
+  fields_[count_] = field;
+  return count_++;
 }
 
+/// Independent of the order in which the fields were set.
 void Reply::add_to(Digest& digest) const {
-  digest.add(std::uint64_t{present_} << 8 | static_cast<std::uint64_t>(refused));
-  for (int i = 0; i < std::popcount(present_); ++i)
-    digest.add(static_cast<std::uint64_t>(values_[static_cast<std::size_t>(i)]));
+  std::uint64_t all = std::uint64_t{present_} << 8 | static_cast<std::uint64_t>(refused);
+  for (std::size_t i = 0; i < count_; ++i)
+    all += mix64(static_cast<std::uint64_t>(values_[i]) ^
+                 std::uint64_t{static_cast<std::uint8_t>(fields_[i])} << 56);
+  digest.add(all);
 }
 
 std::optional<Reply::Difference> Reply::difference(const Reply& other) const {

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -133,11 +132,16 @@ class Reply {
   }
 
   /// At most kMostFields different ones.
-  Reply& set(ReplyField field, std::int64_t value);
+  Reply& set(ReplyField field, std::int64_t value) {
+    values_[place(field)] = value;
+    return *this;
+  }
   bool has(ReplyField field) const { return (present_ & bit(field)) != 0; }
   /// The field's value, or `otherwise` where the reply does not carry it.
   std::int64_t get(ReplyField field, std::int64_t otherwise = 0) const {
-    return has(field) ? values_[place(field)] : otherwise;
+    for (std::size_t i = 0; i < count_; ++i)
+      if (fields_[i] == field) return values_[i];
+    return otherwise;
   }
   bool operator==(const Reply& other) const;
   /// Every field and its value, and the refusal, into a rolling digest.
@@ -160,12 +164,13 @@ class Reply {
   static constexpr std::uint32_t bit(ReplyField field) {
     return 1u << static_cast<unsigned>(field);
   }
-  std::size_t place(ReplyField field) const {
-    return static_cast<std::size_t>(std::popcount(present_ & (bit(field) - 1)));
-  }
+  /// Where the field's value is or goes.
+  std::size_t place(ReplyField field);
 
   std::uint32_t present_ = 0;
-  std::array<std::int64_t, kMostFields> values_;  // of the present fields, in their order
+  std::uint8_t count_ = 0;
+  std::array<ReplyField, kMostFields> fields_;  // in the order of setting
+  std::array<std::int64_t, kMostFields> values_;
 };
 
 /// `verb key=value …`, before anybody knows what the fields mean.

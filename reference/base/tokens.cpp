@@ -297,8 +297,13 @@ Tokens Tokens::of_values(const std::vector<Token>& values) {
   return {std::move(storage), 0, static_cast<std::uint32_t>(values.size())};
 }
 
-Token Tokens::operator[](std::uint32_t index) const {
-  const std::uint32_t position = begin_ + index;
+Tokens::Tokens(std::shared_ptr<const TokenStorage> storage, std::uint32_t begin, std::uint32_t end)
+    : storage_(std::move(storage)), begin_(begin), end_(end) {
+  if (storage_->runs.size() == 1 && storage_->runs[0].document == 0)
+    flat_ = storage_->ids.data() + storage_->runs[0].first + begin_;
+}
+
+Token Tokens::token_at(std::uint32_t position) const {
   const TokenRun& run = storage_->runs[storage_->run_at(position)];
   const std::uint32_t first = run.first + (position - run.begin);
   return run.document == 0 ? Token{storage_->ids[first]} : token_of(run.document, first);
@@ -306,13 +311,21 @@ Token Tokens::operator[](std::uint32_t index) const {
 
 Tokens Tokens::slice(std::uint32_t first, std::uint32_t last) const {
   require(first <= last && last <= size(), "a slice lies inside its sequence");
-  return {storage_, begin_ + first, begin_ + last};
+  Tokens part = *this;
+  part.begin_ += first;
+  part.end_ = begin_ + last;
+  if (flat_ != nullptr) part.flat_ += first;
+  return part;
 }
 
 Tokens Tokens::followed_by(const Tokens& tail) const {
   if (tail.empty()) return *this;
   if (empty()) return tail;
-  if (storage_ == tail.storage_ && end_ == tail.begin_) return {storage_, begin_, tail.end_};
+  if (storage_ == tail.storage_ && end_ == tail.begin_) {
+    Tokens whole = *this;
+    whole.end_ = tail.end_;
+    return whole;
+  }
   return concatenated({*this, tail});
 }
 
@@ -334,7 +347,13 @@ std::uint64_t Tokens::compared() {
 
 std::uint32_t Tokens::common(std::uint32_t at, const Tokens& other, std::uint32_t other_at,
                              std::uint32_t limit) const {
-  if (limit == 0) return 0;
+  if (flat_ != nullptr && other.flat_ != nullptr)
+    return common_ids(flat_ + at, other.flat_ + other_at, limit);
+  return limit == 0 ? 0 : common_runs(at, other, other_at, limit);
+}
+
+std::uint32_t Tokens::common_runs(std::uint32_t at, const Tokens& other, std::uint32_t other_at,
+                                  std::uint32_t limit) const {
   const TokenStorage& a = *storage_;
   const TokenStorage& b = *other.storage_;
   std::uint32_t i = begin_ + at;

@@ -60,7 +60,9 @@ class Tokens {
 
   std::uint32_t size() const { return end_ - begin_; }
   bool empty() const { return begin_ == end_; }
-  Token operator[](std::uint32_t index) const;
+  Token operator[](std::uint32_t index) const {
+    return flat_ != nullptr ? Token{flat_[index]} : token_at(begin_ + index);
+  }
 
   /// Tokens first … last - 1 of this sequence, sharing its storage.
   Tokens slice(std::uint32_t first, std::uint32_t last) const;
@@ -95,10 +97,14 @@ class Tokens {
   std::vector<Token> values() const;
 
  private:
-  Tokens(std::shared_ptr<const TokenStorage> storage, std::uint32_t begin, std::uint32_t end)
-      : storage_(std::move(storage)), begin_(begin), end_(end) {}
+  Tokens(std::shared_ptr<const TokenStorage> storage, std::uint32_t begin, std::uint32_t end);
+  Token token_at(std::uint32_t position) const;
+  std::uint32_t common_runs(std::uint32_t at, const Tokens& other, std::uint32_t other_at,
+                            std::uint32_t limit) const;
 
   std::shared_ptr<const TokenStorage> storage_;
+  const std::uint32_t* flat_ =
+      nullptr;  // this view's ids, where all of the storage is one array of them
   std::uint32_t begin_ = 0;
   std::uint32_t end_ = 0;
 };

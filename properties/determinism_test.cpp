@@ -1,0 +1,72 @@
+// The same file gives the same digest: twice in one process, and on every compiler at every level of
+// optimisation, because the numbers stand here.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "cache_sim/replay.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+struct Recorded {
+  std::string file;
+  std::string subject;
+  std::string digests;  ///< of the run and, for a workload, of its decisions and the tokens hit
+};
+
+std::string digests_of(const Recorded& recorded, CheckLevel check) {
+  ReplayRequest request;
+  request.file = recorded.file.starts_with("sglang-w1")
+                     ? recorded.file
+                     : std::string(LOCKSTEP_SOURCE_DIR) + "/fixtures/traces/" + recorded.file;
+  request.subjects = {recorded.subject};
+  request.check = check;
+  const Result<ReplayOutcome> outcome = replay(request);
+  if (!outcome) return outcome.error().text;
+  std::string text = fmt::format("{:016x}", outcome->run->digest());
+  if (outcome->decisions)
+    text += fmt::format(" {:016x} {}", outcome->decisions->decision_digest,
+                        outcome->run->totals(0).hit_tokens);
+  return text;
+}
+
+class Determinism : public testing::TestWithParam<Recorded> {};
+
+TEST_P(Determinism, theSameRunHasTheRecordedDigest) {
+  EXPECT_EQ(digests_of(GetParam(), CheckLevel::all), GetParam().digests);
+  EXPECT_EQ(digests_of(GetParam(), CheckLevel::off), GetParam().digests) << "without checks";
+}
+
+// The decision digests are SGLang 0.5.23's own.
+INSTANTIATE_TEST_SUITE_P(
+    Runs, Determinism,
+    testing::Values(
+        Recorded{"sglang-w1", "sglang-no-buffer", "? a026abfb8a11e0b8 1776161"},
+        Recorded{"sglang-w1", "oracle:sglang-no-buffer", "? a026abfb8a11e0b8 1776161"},
+        Recorded{"sglang-w1", "radix", "? 46cd989e9d7dab80 2662730"},
+        Recorded{"sglang-w1", "oracle:radix", "? 46cd989e9d7dab80 2662730"},
+        Recorded{"chunk_ends_are_reused.trace", "sglang-no-buffer", "?"},
+        Recorded{"waiting_requests_never_spin.trace", "radix", "?"},
+        Recorded{"drafts_leave_no_trace.trace", "sglang-no-buffer", "?"}),
+    [](const testing::TestParamInfo<Recorded>& info) {
+      std::string name = info.param.file.substr(0, info.param.file.find('.')) + "_" +
+                         info.param.subject;
+      for (char& c : name)
+        if (c == '-' || c == ':') c = '_';
+      return name;
+    });
+
+// Another seed is another workload: the digest is not a constant.
+TEST(DigestOfARun, followsTheSeed) {
+  const auto digest = [](const std::string& file) {
+    return digests_of({file, "sglang-no-buffer", ""}, CheckLevel::off);
+  };
+  EXPECT_EQ(digest("sglang-w1:requests=40"), digest("sglang-w1:requests=40,seed=0x5EED2026"));
+  EXPECT_NE(digest("sglang-w1:requests=40"), digest("sglang-w1:requests=40,seed=1"));
+  EXPECT_NE(digest("sglang-w1:requests=40"), digest("sglang-w1:requests=41"));
+}
+
+}  // namespace
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,175 @@
+// What a slot stands for: copy copies, advance extends, free poisons, allocation without zeroing
+// keeps. Each misuse is its kind of finding.
+#include "cache_sim/label_state.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+namespace {
+
+constexpr StateSlot kOne{1}, kTwo{2}, kThree{3};
+
+Tokens tokens(const char* text) {
+  return parse_tokens(text).value();
+}
+
+class LabelStates : public testing::Test {
+ protected:
+  void TearDown() override { EXPECT_EQ(found(), "") << "a finding that the test did not expect"; }
+
+  /// Kinds of findings since the last call.
+  std::string found() {
+    std::string kinds;
+    for (const Finding& finding : labels.drain()) {
+      EXPECT_FALSE(finding.text.empty() || finding.expected.empty() || finding.actual.empty());
+      kinds += (kinds.empty() ? "" : " ") + std::string(to_string(finding.kind));
+    }
+    return kinds;
+  }
+  void expect_label(StateSlot slot, const Tokens& prefix) {
+    EXPECT_EQ(labels.recurrent(slot), label_of(prefix, prefix.size()));
+    EXPECT_EQ(labels.conv(slot), label_of(prefix, prefix.size()));
+    EXPECT_EQ(labels.state_lengths(slot, 77).recurrent, prefix.size());
+    EXPECT_EQ(labels.state_lengths(slot, 77).conv, prefix.size());
+  }
+  void fresh(StateSlot slot) {
+    labels.allocate_state(slot);
+    labels.zero_state(slot);
+  }
+
+  LabelState labels{3, 20};  // state slots 1 … 3, KV slots 0 … 19
+};
+
+TEST_F(LabelStates, advanceExtends) {
+  fresh(kOne);
+  expect_label(kOne, {});
+  const Tokens text = tokens("a7+[1,2]+b63");
+  labels.advance_state(kOne, text, 0, 7);
+  labels.advance_state(kOne, text, 7, 8);
+  labels.advance_state(kOne, text, 8, 8);
+  expect_label(kOne, text.prefix(8));
+  labels.advance_state(kOne, tokens("a7+[1]+b5"), 8, 13);
+  expect_label(kOne, tokens("a7+[1]+b5"));
+}
+
+TEST_F(LabelStates, copyThenAdvanceIsAdvanceThenCopy) {
+  const Tokens text = tokens("a9+b4");
+  for (const StateSlot slot : {kOne, kTwo, kThree}) fresh(slot);
+  labels.advance_state(kOne, text, 0, 9);
+  labels.copy_state(kOne, kTwo);
+  labels.advance_state(kTwo, text, 9, 13);
+  expect_label(kOne, text.prefix(9));
+  labels.advance_state(kOne, text, 9, 13);
+  labels.copy_state(kOne, kThree);
+  expect_label(kTwo, text);
+  expect_label(kThree, text);
+}
+
+// What a recycled slot holds is somebody else's state until it is zeroed.
+TEST_F(LabelStates, allocationKeepsWhatFreeingPoisoned) {
+  fresh(kOne);
+  labels.advance_state(kOne, tokens("a5"), 0, 5);
+  labels.free_state(kOne);
+  EXPECT_FALSE(labels.state_in_use(kOne));
+  labels.allocate_state(kOne);
+  EXPECT_TRUE(labels.state_in_use(kOne));
+  EXPECT_TRUE(labels.recurrent(kOne).poisoned);
+  EXPECT_EQ(labels.recurrent(kOne).size, 5u) << "its length is still there";
+  labels.advance_state(kOne, tokens("b3"), 0, 3);
+  EXPECT_EQ(found(), "dirty-slot");
+  labels.advance_state(kOne, tokens("a9"), 5, 9);
+  EXPECT_EQ(found(), "wrong-state-prefix") << "poison stands for no prefix, not even its old one";
+  labels.zero_state(kOne);
+  labels.advance_state(kOne, tokens("b3"), 0, 3);
+  expect_label(kOne, tokens("b3"));
+}
+
+TEST_F(LabelStates, memoryBeforeItsFirstUseIsPoison) {
+  labels.allocate_state(kTwo);
+  labels.advance_state(kTwo, tokens("a1"), 0, 1);
+  EXPECT_EQ(found(), "dirty-slot");
+}
+
+TEST_F(LabelStates, aCopyOfPoisonIsPoison) {
+  labels.allocate_state(kOne);
+  fresh(kTwo);
+  labels.copy_state(kOne, kTwo);
+  EXPECT_TRUE(labels.conv(kTwo).poisoned);
+  labels.advance_state(kTwo, tokens("a1"), 0, 1);
+  EXPECT_EQ(found(), "dirty-slot");
+}
+
+TEST_F(LabelStates, aStateContinuesItsOwnPrefixAndNoOther) {
+  fresh(kOne);
+  labels.advance_state(kOne, tokens("a5"), 0, 5);
+  labels.advance_state(kOne, tokens("a4+b5"), 5, 9);  // as long, and another prefix
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  labels.advance_state(kOne, tokens("a9"), 4, 9);
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  labels.advance_state(kOne, tokens("a9"), 6, 9);
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  expect_label(kOne, tokens("a5"));
+}
+
+TEST_F(LabelStates, slotsInUseAndFreeAreNotMixedUp) {
+  labels.zero_state(kOne);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+  fresh(kOne);
+  labels.copy_state(kTwo, kOne);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+  labels.copy_state(kOne, kTwo);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+  labels.allocate_state(kOne);
+  EXPECT_EQ(found(), "slot-in-two-places");
+  labels.free_state(kOne);
+  labels.free_state(kOne);
+  EXPECT_EQ(found(), "double-free");
+  labels.advance_state(kOne, tokens("a1"), 0, 1);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+}
+
+// Slot 0 is the padding target, and rows of the request table are no slots.
+TEST_F(LabelStates, slotsOutsideThePoolAreFound) {
+  for (const StateSlot slot : {StateSlot{0}, StateSlot{4}, StateSlot::none()}) {
+    EXPECT_FALSE(labels.state_exists(slot));
+    labels.allocate_state(slot);
+    EXPECT_EQ(found(), "out-of-range");
+    labels.advance_state(slot, tokens("a1"), 0, 1);
+    EXPECT_EQ(found(), "out-of-range");
+    labels.free_state(slot);
+    EXPECT_EQ(found(), "out-of-range");
+  }
+}
+
+TEST_F(LabelStates, kvSlotsHoldTheDigestsOfTheirPrefixes) {
+  const std::vector<std::uint32_t> slots{5, 19, 7};
+  const Tokens text = tokens("a2+[9]+b2");
+  labels.allocate_kv(slots);
+  labels.write_kv(slots, text, 1);
+  for (std::uint32_t i = 0; i < 3; ++i)
+    EXPECT_EQ(labels.kv_digest(slots[i]), text.digest(2 + i)) << i;
+  EXPECT_TRUE(labels.kv_in_use(19));
+  labels.allocate_kv(std::vector<std::uint32_t>{6, 7});
+  EXPECT_EQ(found(), "slot-in-two-places");
+  labels.free_kv(slots);
+  EXPECT_FALSE(labels.kv_in_use(7));
+  labels.free_kv(std::vector<std::uint32_t>{6, 5});
+  EXPECT_EQ(found(), "double-free");
+  labels.write_kv(std::vector<std::uint32_t>{7}, text, 0);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+  EXPECT_FALSE(labels.kv_exists(20));
+}
+
+TEST(Labels, sayWhatTheyStandFor) {
+  EXPECT_EQ(Label().text(), "the empty prefix");
+  EXPECT_EQ(label_of(tokens("a1000"), 64).text().find("a prefix of 64 tokens ("), 0u);
+  EXPECT_EQ((Label{.digest = 1, .size = 5, .poisoned = true}).text(), "a freed state");
+  EXPECT_NE(label_of(tokens("a5"), 5), label_of(tokens("b5"), 5));
+  EXPECT_EQ(label_of(tokens("a9"), 5), label_of(tokens("a5"), 5));
+}
+
+}  // namespace
+}  // namespace lockstep

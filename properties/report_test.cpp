@@ -1,0 +1,742 @@
+// The report: every figure of the page is one of its data, the verdicts are those of the runs, and
+// bad input leaves no trace.
+#include "cache_sim/report.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+
+#include "cache_sim/report_page.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+namespace fs = std::filesystem;
+
+// --- Fixtures of the test's own ------------------------------------------------------------------
+
+constexpr std::string_view kFinishKeepsItsState =
+    R"(# run: lockstep replay %s --subject sglang-no-buffer
+# run: lockstep replay %s --defect sglang-no-buffer:frees-donated-slot
+# finds: freed-slot-in-use
+# A finished request's state stands for prompt + output - 1 tokens.
+# Reported as sglang #22935, with tests in #38597.
+config chunked_prefill=8192 kv_tokens=65536 page=1 state_slots=16
+request id=first tokens=a1000 output=b8
+run
+request id=again tokens=a1000 output=b8
+run
+expect id=again
+----
+cached=0
+request id=continued tokens=a1000+b8+c50 output=8
+run
+----
+violations=0
+expect id=continued
+----
+cached=1007
+)";
+
+constexpr std::string_view kRetraction = R"(# run: lockstep replay %s
+# run: lockstep replay %s --subject oracle:sglang-no-buffer
+# run: lockstep replay %s --subject radix --subject oracle
+# A retracted request comes back.
+config kv_tokens=4096 state_slots=4 chunked_prefill=256
+request id=left tokens=a700 output=b40
+request id=right tokens=a300+c500 output=d20 at=2ms
+run steps=9
+retract id=right
+run
+expect id=right
+----
+finish=stop
+)";
+
+constexpr std::string_view kSplit = R"(# run: lockstep replay %s
+# run: lockstep replay %s --defect sglang-no-buffer:split-moves-state
+# finds: wrong-state-prefix
+# A split leaves the state with the longer half.
+config kv_tokens=64 state_slots=8
+alloc as=s1
+advance slot=s1 tokens=a4
+insert slot=s1 tokens=a4
+alloc as=s2
+advance slot=s2 tokens=a2+b3
+insert slot=s2 tokens=a2+b3
+lock tokens=a2+b3 as=r1
+check
+----
+violations=0
+)";
+
+/// A folder of fixtures that goes away with the test.
+class FixtureFolder {
+ public:
+  FixtureFolder() {
+    static int count = 0;
+    const std::string test = testing::UnitTest::GetInstance()->current_test_info()->name();
+    folder_ = fs::path(testing::TempDir()) /
+              fmt::format("lockstep_report_{}_{}_{}", test, getpid(), count++);
+    fs::create_directories(folder_ / "fixtures" / "traces");
+  }
+  FixtureFolder(const FixtureFolder&) = delete;
+  FixtureFolder& operator=(const FixtureFolder&) = delete;
+  ~FixtureFolder() { fs::remove_all(folder_); }
+
+  FixtureFolder& with(const std::string& name, std::string_view text,
+                      const std::string& kind = "traces") {
+    fs::create_directories(folder_ / "fixtures" / kind);
+    std::ofstream(folder_ / "fixtures" / kind / (name + ".trace"), std::ios::binary) << text;
+    return *this;
+  }
+  std::string fixtures() const { return (folder_ / "fixtures").string(); }
+  std::string out() const { return (folder_ / "out").string(); }
+
+ private:
+  fs::path folder_;
+};
+
+/// What the program's parser understands, as far as these tests need it.
+Result<std::vector<ReplayRequest>> read_run_line(const std::vector<std::string>& words) {
+  ReplayRequest request;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (!words[i].starts_with("--")) {
+      request.file = words[i];
+      continue;
+    }
+    if (i + 1 == words.size()) return fail(words[i] + " needs a value");
+    if (words[i] == "--subject")
+      request.subjects.push_back(words[i + 1]);
+    else if (words[i] == "--defect")
+      request.defect = words[i + 1];
+    else if (words[i] == "--config")
+      request.config = words[i + 1];
+    else
+      return fail("there is no option " + words[i]);
+    ++i;
+  }
+  return std::vector<ReplayRequest>{request};
+}
+
+ReportOptions options_of(const FixtureFolder& folder, const std::string& workload = "") {
+  return {.fixtures = folder.fixtures(), .workload = workload, .read_run_line = read_run_line};
+}
+
+Report collected(const FixtureFolder& folder, const std::string& workload = "") {
+  Result<Report> report = collect_report(options_of(folder, workload));
+  require(report.has_value(), report ? "" : report.error().text);
+  return std::move(*report);
+}
+
+Report report_of_everything() {
+  FixtureFolder folder;
+  folder.with("finish_keeps_its_state", kFinishKeepsItsState).with("retraction", kRetraction);
+  folder.with("split", kSplit, "regressions");
+  return collected(folder, "sglang-w1:requests=80");
+}
+
+std::string content(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// --- Reading a page ------------------------------------------------------------------------------
+
+struct Element {
+  std::string tag;
+  std::map<std::string, std::string> attributes;
+  std::string text;           ///< its own and that of everything inside
+  bool inside_place = false;  ///< it or one around it names a place in the data
+};
+
+std::string unescaped(std::string_view markup) {
+  constexpr std::pair<std::string_view, char> kEntities[] = {
+      {"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&#39;", '\''}};
+  std::string text;
+  while (!markup.empty()) {
+    const auto* const entity =
+        std::find_if(std::begin(kEntities), std::end(kEntities),
+                     [&](const auto& one) { return markup.starts_with(one.first); });
+    if (entity == std::end(kEntities)) {
+      require(markup[0] != '&', "every & begins an entity");
+      text += markup[0];
+      markup.remove_prefix(1);
+    } else {
+      text += entity->second;
+      markup.remove_prefix(entity->first.size());
+    }
+  }
+  return text;
+}
+
+/// Reads markup in which every tag is closed, and throws where one is not.
+class Markup {
+ public:
+  explicit Markup(std::string_view text) : rest_(text) {
+    while (!rest_.empty()) {
+      if (rest_[0] != '<')
+        take_text();
+      else if (rest_.starts_with("<!") || rest_.starts_with("<?"))
+        take_until(">");
+      else if (rest_.starts_with("</"))
+        take_end();
+      else
+        take_start();
+    }
+    require(open_.empty(), "every element is closed at the end");
+  }
+
+  const std::vector<Element>& elements() const { return elements_; }
+  /// Text with digits that belongs to no place of the data.
+  const std::vector<std::string>& loose_figures() const { return loose_figures_; }
+
+ private:
+  std::string take_until(std::string_view end) {
+    const std::size_t at = rest_.find(end);
+    require(at != std::string_view::npos, fmt::format("`{}` follows", end));
+    std::string taken(rest_.substr(0, at));
+    rest_.remove_prefix(at + end.size());
+    return taken;
+  }
+
+  void take_text() {
+    const std::size_t end = std::min(rest_.find('<'), rest_.size());
+    const std::string text = unescaped(rest_.substr(0, end));
+    rest_.remove_prefix(end);
+    for (const std::size_t i : open_) elements_[i].text += text;
+    if (open_.empty() || elements_[open_.back()].inside_place) return;
+    if (std::any_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; }))
+      loose_figures_.push_back(text);
+  }
+
+  void take_end() {
+    const std::string tag = take_until(">").substr(2);
+    require(!open_.empty() && elements_[open_.back()].tag == tag,
+            fmt::format("</{}> closes what was opened last", tag));
+    open_.pop_back();
+  }
+
+  void take_start() {
+    std::string tag = take_until(">").substr(1);
+    const bool closed = tag.ends_with('/');
+    if (closed) tag.pop_back();
+    Element element;
+    std::string_view fields = tag;
+    element.tag = fields.substr(0, std::min(fields.find(' '), fields.size()));
+    fields.remove_prefix(element.tag.size());
+    while (!fields.empty()) {
+      const std::size_t equals = fields.find("=\"");
+      const std::size_t end =
+          equals == std::string_view::npos ? equals : fields.find('"', equals + 2);
+      require(fields[0] == ' ' && end != std::string_view::npos,
+              "attributes are name=\"value\": " + tag);
+      const std::string name(fields.substr(1, equals - 1));
+      const std::string value = unescaped(fields.substr(equals + 2, end - equals - 2));
+      require(element.attributes.emplace(name, value).second, "an attribute stands once");
+      fields.remove_prefix(end + 1);
+    }
+    element.inside_place = element.attributes.contains("data-path") ||
+                           (!open_.empty() && elements_[open_.back()].inside_place);
+    elements_.push_back(std::move(element));
+    // What is between these tags is no markup.
+    for (const std::string_view raw : {"style", "script"})
+      if (elements_.back().tag == raw) {
+        elements_.back().text = take_until(fmt::format("</{}>", raw));
+        return;
+      }
+    if (!closed) open_.push_back(elements_.size() - 1);
+  }
+
+  std::string_view rest_;
+  std::vector<Element> elements_;
+  std::vector<std::size_t> open_;
+  std::vector<std::string> loose_figures_;
+};
+
+/// Whether the text shows this number of nanoseconds, to within its last digit.
+bool shows_time(const std::string& text, std::int64_t nanoseconds) {
+  const std::map<std::string, double> units{{"s", 1e9}, {"ms", 1e6}, {"µs", 1e3}, {"ns", 1}};
+  std::istringstream words(text);
+  double value = -1;
+  std::string unit;
+  words >> value >> unit;
+  return units.contains(unit) &&
+         std::abs(value * units.at(unit) - static_cast<double>(nanoseconds)) <=
+             0.0501 * units.at(unit);
+}
+
+bool shows(const Element& element, const Json& value) {
+  const auto as = element.attributes.find("data-as");
+  if (value.is_string()) {
+    const std::string whole = value.get<std::string>();
+    if (as == element.attributes.end()) return element.text == whole;
+    constexpr std::string_view kCut = "…";
+    return as->second == "shortened" && element.text.ends_with(kCut) &&
+           whole.starts_with(element.text.substr(0, element.text.size() - kCut.size()));
+  }
+  if (!value.is_number()) return false;
+  const std::string attribute = element.tag == "data" ? "value" : "data-value";
+  if (!element.attributes.contains(attribute) || element.attributes.at(attribute) != value.dump())
+    return false;
+  if (as == element.attributes.end()) {
+    std::string digits = element.text;
+    digits.erase(std::remove(digits.begin(), digits.end(), ','), digits.end());
+    return digits == value.dump();
+  }
+  if (as->second == "time") return shows_time(element.text, value.get<std::int64_t>());
+  return as->second == "percent" && element.text.ends_with(" %") &&
+         std::abs(std::stod(element.text) - 100 * value.get<double>()) <= 0.0501;
+}
+
+/// Everything on the page that is not what the data say.
+std::vector<std::string> complaints(const std::string& page, const Json& document) {
+  const Markup markup(page);
+  std::vector<std::string> found = markup.loose_figures();
+  for (const Element& element : markup.elements()) {
+    const auto path = element.attributes.find("data-path");
+    if (path == element.attributes.end()) {
+      if (element.tag == "data") found.push_back("a figure without a source: " + element.text);
+      continue;
+    }
+    const Json::json_pointer pointer(path->second);
+    if (!document.contains(pointer))
+      found.push_back("no such place: " + path->second);
+    else if (!shows(element, document.at(pointer)))
+      found.push_back(path->second + " is not " + element.text);
+  }
+  return found;
+}
+
+std::size_t place_count(const std::string& page) {
+  const Markup markup(page);
+  return static_cast<std::size_t>(std::count_if(
+      markup.elements().begin(), markup.elements().end(),
+      [](const Element& element) { return element.attributes.contains("data-path"); }));
+}
+
+void erase_timing(Json& json) {
+  if (json.is_object()) json.erase("timing");
+  if (json.is_structured())
+    for (Json& inner : json) erase_timing(inner);
+}
+
+// --- The page ------------------------------------------------------------------------------------
+
+// A reader who doubts a figure finds it in the data; a figure that came from anywhere else would be
+// a rumour.
+TEST(Report, everyFigureOfThePageIsOneOfItsData) {
+  const Report report = report_of_everything();
+  const std::string page = report_page(report.document);
+  EXPECT_EQ(complaints(page, report.document), std::vector<std::string>{});
+  EXPECT_GT(place_count(page), 500u);
+}
+
+// The check above would be worth nothing if it let a wrong page pass.
+TEST(Report, aDamagedPageIsNoticed) {
+  const Report report = report_of_everything();
+  const std::string page = report_page(report.document);
+  const auto damaged = [&](std::string_view old_text, std::string_view new_text) {
+    std::string copy = page;
+    const std::size_t at = copy.find(old_text);
+    require(at != std::string::npos, fmt::format("the page holds {}", old_text));
+    return copy.replace(at, old_text.size(), new_text);
+  };
+  EXPECT_FALSE(
+      complaints(damaged("data-path=\"/summary/runs\">9<", "data-path=\"/summary/runs\">8<"),
+                 report.document)
+          .empty());
+  EXPECT_FALSE(complaints(damaged("value=\"9\" data-path=\"/summary/runs\"",
+                                  "value=\"8\" data-path=\"/summary/runs\""),
+                          report.document)
+                   .empty());
+  EXPECT_FALSE(complaints(damaged("/summary/traces", "/summary/nothing"), report.document).empty());
+  EXPECT_FALSE(
+      complaints(damaged("What this page is made of</h2>", "What these 7 pages are made of</h2>"),
+                 report.document)
+          .empty());
+  EXPECT_FALSE(
+      complaints(damaged("a1000+b8+c50 output", "a1000+b8+c51 output"), report.document).empty());
+  EXPECT_THROW(complaints(damaged("</section>", ""), report.document), std::exception);
+}
+
+// The page is made from the data alone: other data, another page.
+TEST(Report, figuresFollowTheData) {
+  Report report = report_of_everything();
+  report.document["summary"]["runs"] = 987654;
+  report.document["traces"][0]["runs"][0]["run"]["requests"][0]["cached_tokens"] = 1234567;
+  const std::string page = report_page(report.document);
+  EXPECT_NE(page.find(">987,654<"), std::string::npos);
+  EXPECT_NE(page.find(">1,234,567<"), std::string::npos);
+  EXPECT_EQ(complaints(page, report.document), std::vector<std::string>{});
+}
+
+TEST(Report, pageHasASectionForEachTrace) {
+  const Report report = report_of_everything();
+  const Markup markup(report_page(report.document));
+  std::set<std::string> names;
+  std::map<std::string, int> tags;
+  for (const Element& element : markup.elements()) {
+    ++tags[element.tag];
+    if (element.attributes.contains("id"))
+      EXPECT_TRUE(names.insert(element.attributes.at("id")).second);
+  }
+  for (const std::string name : {"figures", "idea", "legend", "summary", "kinds", "workloads",
+                                 "making", "traces-retraction", "traces-finish_keeps_its_state",
+                                 "traces-finish_keeps_its_state-run-2", "regressions-split"})
+    EXPECT_TRUE(names.contains(name)) << name;
+  EXPECT_EQ(tags["section"], 3);
+  EXPECT_EQ(tags["article"], 7);  // one for each run of a file
+  EXPECT_GT(tags["svg"], 10);
+  for (const Element& element : markup.elements())
+    if (element.tag == "a" && element.attributes.at("href").starts_with("#"))
+      EXPECT_TRUE(names.contains(element.attributes.at("href").substr(1)))
+          << element.attributes.at("href");
+}
+
+// It is read on machines without a network, and tells nobody that it is read.
+TEST(Report, pageLoadsNothingFromElsewhere) {
+  const std::string page = report_page(report_of_everything().document);
+  EXPECT_EQ(page.find("http://"), std::string::npos);
+  EXPECT_EQ(page.find("https://"), std::string::npos);
+  EXPECT_EQ(page.find("@import"), std::string::npos);
+  EXPECT_EQ(page.find("url("), std::string::npos);
+  for (const Element& element : Markup(page).elements()) {
+    EXPECT_FALSE(element.attributes.contains("src"));
+    EXPECT_NE(element.tag, "link");
+    EXPECT_NE(element.tag, "iframe");
+    const auto target = element.attributes.find("href");
+    if (target != element.attributes.end()) EXPECT_EQ(target->second.find("//"), std::string::npos);
+  }
+}
+
+TEST(Report, whatAFileSaysIsTextAndNeverMarkup) {
+  FixtureFolder folder;
+  folder.with("angry",
+              "# <script>alert('1 & 2')</script> \"quoted\"\n# sglang #12 </code><b>bold\nalloc "
+              "as=<i>\ncheck\n");
+  const Report report = collected(folder);
+  const std::string page = report_page(report.document);
+  EXPECT_EQ(page.find("<script>alert"), std::string::npos);
+  EXPECT_EQ(page.find("<b>"), std::string::npos);
+  EXPECT_EQ(page.find("<i>"), std::string::npos);
+  EXPECT_EQ(complaints(page, report.document), std::vector<std::string>{});
+  EXPECT_NO_THROW(Markup(report_junit(report.document)));
+}
+
+// A comment can hold any bytes; JSON holds text.
+TEST(Report, bytesThatAreNoTextAreReplaced) {
+  FixtureFolder folder;
+  folder.with("bytes", "# caf\xE9 and \xFF\xFE\ncheck\n");
+  const Report report = collected(folder);
+  EXPECT_NO_THROW(report.document.dump());
+  EXPECT_EQ(complaints(report_page(report.document), report.document), std::vector<std::string>{});
+}
+
+// --- The data ------------------------------------------------------------------------------------
+
+TEST(Report, sameFixturesGiveTheSameBytes) {
+  FixtureFolder folder;
+  folder.with("finish_keeps_its_state", kFinishKeepsItsState).with("retraction", kRetraction);
+  Report first = collected(folder, "sglang-w1:requests=80");
+  Report second = collected(folder, "sglang-w1:requests=80");
+  EXPECT_EQ(report_page(first.document), report_page(second.document));
+  erase_timing(first.document);
+  erase_timing(second.document);
+  EXPECT_EQ(first.document.dump(), second.document.dump());
+  ASSERT_EQ(first.timelines.size(), 5u);
+  for (std::size_t i = 0; i < first.timelines.size(); ++i)
+    EXPECT_EQ(first.timelines[i].timeline, second.timelines[i].timeline);
+}
+
+TEST(Report, dataSayWhatEachRunFound) {
+  FixtureFolder folder;
+  folder.with("finish_keeps_its_state", kFinishKeepsItsState);
+  const Report report = collected(folder);
+  EXPECT_EQ(report.status, kExitPass);
+  const Json& trace = report.document["traces"][0];
+  EXPECT_EQ(trace["title"], "A finished request's state stands for prompt + output - 1 tokens.");
+  EXPECT_EQ(trace["references"], (Json{"sglang #22935", "sglang #38597"}));
+  EXPECT_EQ(trace["runs"][0]["found"], nullptr);
+  EXPECT_EQ(trace["runs"][1]["found"], "freed-slot-in-use");
+  EXPECT_EQ(trace["runs"][1]["defect"]["name"], "sglang-no-buffer:frees-donated-slot");
+  const Json& requests = trace["runs"][0]["run"]["requests"];
+  EXPECT_EQ(requests[1]["cached_tokens"], 0);
+  EXPECT_EQ(requests[2]["cached_tokens"], 1007);
+  const Json& summary = report.document["summary"];
+  EXPECT_EQ(summary["runs"], 2);
+  EXPECT_EQ(summary["as_expected"], 2);
+  EXPECT_EQ(summary["defects_shown"], 1);
+  EXPECT_EQ(summary["kinds_shown"], 1);
+  EXPECT_EQ(summary["requests"].get<int>(), 4);
+}
+
+// Without a run line a file is replayed as `lockstep replay FILE` does it.
+TEST(Report, fileWithoutRunLineIsReplayed) {
+  FixtureFolder folder;
+  folder.with("plain", "# A plain file.\nadmit id=r tokens=a10\ncheck\n", "regressions")
+      .with("other", "check\n");
+  const Report report = collected(folder);
+  EXPECT_EQ(report.document["summary"]["traces"], 2);
+  EXPECT_EQ(report.document["summary"]["regressions"], 1);
+  EXPECT_EQ(report.document["traces"][1]["runs"][0]["subjects"],
+            (Json{"sglang-no-buffer", "oracle:sglang-no-buffer"}));
+}
+
+TEST(Report, eventsOnThePageAreThoseAroundTheFinding) {
+  std::string text = "config kv_tokens=4096 state_slots=200\n";
+  for (int i = 0; i < 100; ++i) text += fmt::format("match tokens=a{}\n", i + 1);
+  const std::string plain = text;
+  text += "----\nstate=7\n";
+  for (int i = 0; i < 30; ++i) text += "match tokens=b1\n";
+  FixtureFolder folder;
+  folder.with("long", "# run: lockstep replay %s\n# finds: answer-differs\n" + text)
+      .with("plain", plain)
+      .with("short", "check\n");
+  const Report report = collected(folder);
+  const auto window = [&](int trace) {
+    return report.document["traces"][trace]["runs"][0]["window"];
+  };
+  EXPECT_EQ(report.document["traces"][0]["runs"][0]["run"]["findings"][0]["event"], 100);
+  EXPECT_EQ(window(0), (Json{{"first", 70}, {"last", 109}, {"cut", true}}));
+  EXPECT_EQ(window(1), (Json{{"first", 1}, {"last", 40}, {"cut", true}}));
+  EXPECT_EQ(window(2), (Json{{"first", 1}, {"last", 1}, {"cut", false}}));
+  EXPECT_EQ(complaints(report_page(report.document), report.document), std::vector<std::string>{});
+}
+
+// What is not drawn is counted where it would hang.
+TEST(Report, everyNodeOfABigTreeIsDrawnOrCounted) {
+  std::string text = "config kv_tokens=8192 state_slots=200\n";
+  for (int i = 0; i < 60; ++i)
+    text += fmt::format(
+        "alloc as=s{0}\nadvance slot=s{0} tokens=a{1}+[{0},7]\ninsert slot=s{0} "
+        "tokens=a{1}+[{0},7]\n",
+        i, 2 + i % 9);
+  for (int i = 60; i < 90; ++i)
+    text += fmt::format(
+        "alloc as=s{0}\nadvance slot=s{0} tokens=[{0},1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]\n"
+        "insert slot=s{0} tokens=[{0},1,2,3,4,5,6,7,8,9,10,11,12,13,14,15]\n",
+        i);
+  FixtureFolder folder;
+  folder.with("big", text);
+  const Report report = collected(folder);
+  const Json& tree = report.document["traces"][0]["runs"][0]["tree"];
+  const auto node_count = tree["node_count"].get<std::int64_t>();
+  EXPECT_EQ(node_count, 99);
+  EXPECT_EQ(tree["shown_count"], 40);
+  std::int64_t counted =
+      tree["shown_count"].get<std::int64_t>() + tree["hidden_at_root"].get<std::int64_t>();
+  for (const Json& node : tree["nodes"]) counted += node.value("hidden_below", std::int64_t{0});
+  EXPECT_EQ(counted, node_count);
+  EXPECT_GT(tree["hidden_at_root"], 0);
+  EXPECT_EQ(complaints(report_page(report.document), report.document), std::vector<std::string>{});
+}
+
+TEST(Report, referencesAreReadFromComments) {
+  EXPECT_EQ(public_references({"SGLang #16067, #21404 (merged) and vLLM #45100: see sglang #16067.",
+                               "also #7 and PR 12"}),
+            (std::vector<std::string>{"sglang #16067", "sglang #21404", "vllm #45100"}));
+  EXPECT_EQ(public_references({"#123 stands alone"}), std::vector<std::string>{"#123"});
+  EXPECT_TRUE(public_references({"nothing here"}).empty());
+}
+
+// --- Verdicts ------------------------------------------------------------------------------------
+
+struct Outcome {
+  std::string directives;
+  ExitStatus status;
+};
+
+// A fixture that stops showing its bug is as much of a failure as a policy that breaks.
+TEST(Report, firstUnexpectedOutcomeDecidesTheStatus) {
+  const std::string defect =
+      "# run: lockstep replay %s --defect sglang-no-buffer:frees-donated-slot\n";
+  const std::string none = "# run: lockstep replay %s\n";
+  const std::string found = "# finds: freed-slot-in-use\n";
+  const std::string other = "# finds: answer-differs\n";
+  const Outcome outcomes[] = {
+      {none, kExitPass},
+      {none + defect + found, kExitPass},
+      {defect, kExitInvariant},          // found where nothing is expected
+      {none + found, kExitDiffers},      // expected and not found
+      {defect + other, kExitInvariant},  // found, and another was expected
+      {none + found + defect, kExitDiffers},
+      {defect + none + found, kExitInvariant},
+  };
+  for (const Outcome& outcome : outcomes) {
+    FixtureFolder folder;
+    const std::string body(kFinishKeepsItsState.substr(kFinishKeepsItsState.find("# A finished")));
+    folder.with("case", outcome.directives + body);
+    const Report report = collected(folder);
+    EXPECT_EQ(report.status, outcome.status) << outcome.directives;
+    EXPECT_EQ(report.document["summary"]["status"], static_cast<int>(outcome.status));
+    EXPECT_EQ(report.document["summary"]["not_as_expected"] == 0, outcome.status == kExitPass);
+    const std::string page = report_page(report.document);
+    EXPECT_EQ(page.find("✗") == std::string::npos, outcome.status == kExitPass)
+        << outcome.directives;
+    EXPECT_EQ(complaints(page, report.document), std::vector<std::string>{});
+  }
+}
+
+TEST(Report, wrongAnswerInAFileIsNotAsExpected) {
+  FixtureFolder folder;
+  folder.with("wrong", "# A wrong answer.\nadmit id=r tokens=a10\n----\ncached=3\n");
+  const Report report = collected(folder);
+  EXPECT_EQ(report.status, kExitDiffers);
+  EXPECT_EQ(report.document["traces"][0]["runs"][0]["found"], "answer-differs");
+}
+
+TEST(Report, junitCountsWhatTheDataCount) {
+  FixtureFolder folder;
+  folder.with("finish_keeps_its_state", kFinishKeepsItsState);
+  folder.with("wrong", "# Wrong <answer>.\nadmit id=r tokens=a10\n----\ncached=3\n");
+  const Report report = collected(folder, "sglang-w1:requests=20");
+  const Markup junit(report_junit(report.document));
+  int cases = 0;
+  int failures = 0;
+  int cases_of_suites = 0;
+  int failures_of_suites = 0;
+  for (const Element& element : junit.elements()) {
+    if (element.tag == "testsuites") {
+      EXPECT_EQ(element.attributes.at("tests"), report.document["summary"]["runs"].dump());
+      EXPECT_EQ(element.attributes.at("failures"),
+                report.document["summary"]["not_as_expected"].dump());
+    } else if (element.tag == "testsuite") {
+      cases_of_suites += std::stoi(element.attributes.at("tests"));
+      failures_of_suites += std::stoi(element.attributes.at("failures"));
+    } else if (element.tag == "testcase") {
+      ++cases;
+    } else if (element.tag == "failure") {
+      ++failures;
+      EXPECT_NE(element.text.find("the answer should carry cached=3"), std::string::npos)
+          << element.text;
+    }
+  }
+  EXPECT_EQ(cases, 5);
+  EXPECT_EQ(failures, 1);
+  EXPECT_EQ(cases_of_suites, cases);
+  EXPECT_EQ(failures_of_suites, failures);
+}
+
+TEST(Report, workloadStandsBesideItsOracle) {
+  FixtureFolder folder;
+  folder.with("plain", "check\n");
+  const Report report = collected(folder, "sglang-w1:requests=80");
+  const Json& runs = report.document["workloads"][0]["runs"];
+  ASSERT_EQ(runs.size(), 2u);
+  for (const Json& run : runs) {
+    EXPECT_TRUE(run["as_expected"].get<bool>());
+    EXPECT_EQ(run["request_count"], 80);
+    EXPECT_EQ(run["run"]["subjects"][0]["totals"], run["run"]["subjects"][1]["totals"]);
+    EXPECT_GT(run["run"]["totals"]["hit_tokens"], 0);
+  }
+}
+
+// --- Files ---------------------------------------------------------------------------------------
+
+TEST(Report, whatIsWrittenIsWhatWasCollected) {
+  FixtureFolder folder;
+  folder.with("finish_keeps_its_state", kFinishKeepsItsState).with("split", kSplit, "regressions");
+  int progress = 0;
+  ReportOptions options = options_of(folder);
+  options.progress = [&](const ReportProgress& done) { progress += done.as_expected ? 1 : 0; };
+  const Result<Report> report = make_report(options, folder.out());
+  ASSERT_TRUE(report.has_value()) << report.error().text;
+  EXPECT_EQ(progress, 4);
+  EXPECT_EQ(Json::parse(content(folder.out() + "/report.json")), report->document);
+  EXPECT_EQ(content(folder.out() + "/index.html"), report_page(report->document));
+  EXPECT_EQ(content(folder.out() + "/junit.xml"), report_junit(report->document));
+  std::set<std::string> files;
+  for (const auto& entry : fs::recursive_directory_iterator(folder.out()))
+    if (entry.is_regular_file())
+      files.insert(fs::path(entry.path()).lexically_relative(folder.out()).string());
+  EXPECT_EQ(files,
+            (std::set<std::string>{
+                "index.html", "report.json", "junit.xml", "timelines/finish_keeps_its_state-1.json",
+                "timelines/finish_keeps_its_state-2.json", "timelines/regressions-split-1.json",
+                "timelines/regressions-split-2.json"}));
+  for (const TimelineFile& file : report->timelines)
+    EXPECT_EQ(Json::parse(content(folder.out() + "/" + file.path)), file.timeline);
+}
+
+TEST(Report, badInputIsAnErrorAndWritesNothing) {
+  const std::pair<std::string, std::string> bad[] = {
+      {"fly away=1\n", "bad.trace:1:"},
+      {"", "empty"},
+      {"# run: lockstep replay %s --sideways\ncheck\n",
+       "bad.trace:1: there is no option --sideways"},
+      {"# run: lockstep replay %s --sideways 1\ncheck\n",
+       "bad.trace:1: there is no option --sideways"},
+      {"# run: lockstep explore\ncheck\n", "bad.trace:1: a report runs"},
+      {"# run: lockstep replay %s --defect nobody:knows\ncheck\n", "nobody:knows"},
+      {"# run: lockstep replay %s --subject nobody\ncheck\n", "nobody"},
+      {"# finds: leak\ncheck\n", "bad.trace:1:"},
+      {"finish id=nobody\n", "bad.trace:1:"},
+  };
+  for (const auto& [text, says] : bad) {
+    FixtureFolder folder;
+    folder.with("a_good_one", "check\n").with("bad", text);
+    const Result<Report> report = make_report(options_of(folder), folder.out());
+    ASSERT_FALSE(report.has_value()) << text;
+    EXPECT_NE(report.error().text.find(says), std::string::npos) << report.error().text;
+    EXPECT_EQ(report.error().status, kExitBadInput) << text;
+    EXPECT_FALSE(fs::exists(folder.out())) << text;
+  }
+}
+
+TEST(Report, foldersWithoutTracesAreErrors) {
+  FixtureFolder folder;
+  EXPECT_FALSE(make_report(options_of(folder), folder.out()).has_value());
+  ReportOptions options = options_of(folder);
+  options.fixtures += "/nowhere";
+  EXPECT_FALSE(make_report(options, folder.out()).has_value());
+  EXPECT_FALSE(fs::exists(folder.out()));
+}
+
+#ifdef LOCKSTEP_PROGRAM
+int run_program(const std::string& folder, const std::string& words) {
+  const std::string command =
+      fmt::format("cd '{}' && '{}' {} >/dev/null 2>&1", folder, LOCKSTEP_PROGRAM, words);
+  return WEXITSTATUS(std::system(command.c_str()));  // NOLINT(cert-env33-c)
+}
+
+// What a newcomer runs first: all of the project's own fixtures, from anywhere in the checkout.
+TEST(Report, ownFixturesEndAsTheyPromise) {
+  FixtureFolder folder;
+  EXPECT_EQ(
+      run_program(std::string(LOCKSTEP_SOURCE_DIR) + "/cache_sim", "report --out " + folder.out()),
+      kExitPass);
+  const Json document = Json::parse(content(folder.out() + "/report.json"));
+  EXPECT_EQ(document["summary"]["not_as_expected"], 0);
+  EXPECT_EQ(document["workloads"][0]["runs"].size(), 2u);
+  EXPECT_EQ(complaints(content(folder.out() + "/index.html"), document),
+            std::vector<std::string>{});
+}
+
+TEST(Report, programSaysWhatIsWrongByItsStatus) {
+  FixtureFolder folder;
+  EXPECT_EQ(run_program("/", "report --out " + folder.out()), kExitBadInput);
+  EXPECT_EQ(run_program("/", "report --fixtures " + folder.fixtures() + " --out " + folder.out()),
+            kExitBadInput);
+  EXPECT_FALSE(fs::exists(folder.out()));
+  folder.with("wrong", "# run: lockstep replay %s\n# finds: leak\ncheck\n");
+  EXPECT_EQ(run_program("/", "report --fixtures " + folder.fixtures() + " --out " + folder.out()),
+            kExitDiffers);
+  EXPECT_TRUE(fs::exists(folder.out() + "/index.html"));
+}
+#endif
+
+}  // namespace
+}  // namespace lockstep::cache_sim

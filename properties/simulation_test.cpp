@@ -1,0 +1,220 @@
+// A trace with requests, played: the virtual clock, who is served when, what a run statement
+// answers, and what becomes of those who are aborted or retracted.
+#include "cache_sim/simulation.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "reference/base/philox.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// A trace that was played, by name.
+class Played {
+ public:
+  explicit Played(const std::string& text, std::vector<std::string> subjects = {"sglang-no-buffer",
+                                                                                "oracle:sglang-no-buffer"}) {
+    Result<Trace> trace = parse_trace(text, "x.trace");
+    require(trace.has_value(), trace ? "" : trace.error().text);
+    trace_ = std::make_unique<Trace>(std::move(*trace));
+    RunOptions options;
+    options.subjects = std::move(subjects);
+    options.config = trace_->config;
+    options.file = "x.trace";
+    Result<std::unique_ptr<Run>> run = Run::start(options);
+    require(run.has_value(), run ? "" : run.error().text);
+    run_ = std::move(*run);
+    Simulation(*trace_, *run_).play();
+  }
+
+  /// The first thing that went wrong, `line: kind: text`; empty where nothing did.
+  std::string wrong() const {
+    if (run_->error()) return run_->error()->text;
+    if (run_->findings().empty()) return "";
+    const LocatedFinding& first = run_->findings().front();
+    return fmt::format("{}: {}: {}", first.line, to_string(first.finding.kind), first.finding.text);
+  }
+  const RequestOutcome& of(const std::string& id) const {
+    const RequestOutcome* const outcome = run_->find_outcome(Name::intern(id));
+    require(outcome != nullptr, "the request is in the trace");
+    return *outcome;
+  }
+  std::string ending(const std::string& id) const {
+    return fmt::format("{} {}", to_string(of(id).finish), of(id).output_tokens);
+  }
+  const Run& run() const { return *run_; }
+
+ private:
+  std::unique_ptr<Trace> trace_;
+  std::unique_ptr<Run> run_;
+};
+
+TEST(SimulatedServer, takesAStepTimePerStep) {
+  const Played played(
+      "config chunked_prefill=4 step_time=7us\n"
+      "request id=r tokens=a10 output=3\nrun\n----\nfinished=1 time=35000 violations=0\n"
+      "expect id=r\n----\ncached=0 finish=length output_tokens=3\n");
+  EXPECT_EQ(played.wrong(), "");
+  EXPECT_EQ(played.of("r").first_token, 3 * 7000);
+  EXPECT_EQ(played.of("r").end, 5 * 7000);
+}
+
+// Nothing happens between arrivals: the clock jumps.
+TEST(SimulatedServer, sleepsUntilSomebodyComes) {
+  const Played played(
+      "request id=a tokens=a4 output=1 at=5ms\nrequest id=b tokens=b4 output=1 at=900s\n"
+      "run\n----\nfinished=2 time=900001000000 violations=0\n");
+  EXPECT_EQ(played.wrong(), "");
+  EXPECT_EQ(played.of("a").arrival, 5'000'000);
+  EXPECT_EQ(played.of("a").first_token, 6'000'000);
+  EXPECT_EQ(played.of("b").first_token, 900'001'000'000);
+}
+
+// An arrival during a step is admitted when the step is over.
+TEST(SimulatedServer, admitsAtTheBeginningOfAStep) {
+  const Played played(
+      "request id=a tokens=a4 output=3\nrequest id=b tokens=b4 output=1 at=1500us\nrun\n");
+  EXPECT_EQ(played.wrong(), "");
+  EXPECT_EQ(played.of("b").first_token, 3'000'000);
+  EXPECT_EQ(played.of("a").end, 4'000'000) << "the prefill went first";
+}
+
+TEST(SimulatedServer, runsUntilATimeOrForSomeSteps) {
+  const Played played(
+      "request id=r tokens=a4 output=9\n"
+      "run steps=0\n----\nfinished=0 time=0\n"
+      "run steps=2\n----\nfinished=0 time=2000000\n"
+      "expect id=r\n----\noutput_tokens=2 finish=running\n"
+      "run until=2500us\n----\ntime=3000000\n"
+      "run until=20ms\n----\nfinished=1 time=20000000\n"
+      "run\n----\nfinished=0 time=20000000\n");
+  EXPECT_EQ(played.wrong(), "");
+}
+
+TEST(SimulatedServer, namesTheLineOfAWrongAnswerAndGoesOn) {
+  const Played played("request id=r tokens=a4 output=2\nrun\n----\nfinished=2\nexpect id=r\n----\n"
+                      "cached=1 finish=stop\n");
+  ASSERT_EQ(played.run().findings().size(), 3u);
+  EXPECT_EQ(played.wrong(), "4: answer-differs: the answer should carry finished=2 and carries "
+                            "finished=1");
+  EXPECT_EQ(played.run().findings()[2].line, 7);
+  EXPECT_EQ(played.run().findings()[2].finding.actual, "finish=length");
+}
+
+// A line without `at` is said now, and one before it may be about later.
+TEST(SimulatedServer, requestsOfLaterLinesMayArriveEarlier) {
+  const Played played(
+      "request id=late tokens=a4 output=2 at=10ms\nrequest id=now tokens=b6 output=3\nrun\n"
+      "----\nfinished=2 violations=0\n");
+  EXPECT_EQ(played.wrong(), "");
+  EXPECT_EQ(played.ending("now"), "length 3");
+  EXPECT_EQ(played.ending("late"), "length 2");
+  EXPECT_EQ(played.of("now").arrival, 0);
+  EXPECT_EQ(played.of("now").end, 3'000'000);
+  EXPECT_EQ(played.of("late").first_token, 11'000'000);
+}
+
+TEST(SimulatedServer, aRequestThatIsAbortedBeforeItArrivesNeverDoes) {
+  const Played played(
+      "request id=gone tokens=a4 output=2 at=10ms\nabort id=gone\n"
+      "request id=other tokens=b4 output=1 at=20ms\nrun\n----\nfinished=1 violations=0\n"
+      "expect id=gone\n----\nfinish=abort output_tokens=0\n");
+  EXPECT_EQ(played.wrong(), "");
+  EXPECT_EQ(played.ending("other"), "length 1");
+}
+
+TEST(SimulatedServer, abortsAtTheTimeThatWasSaid) {
+  const Played played(
+      "request id=r tokens=a4 output=90\nabort id=r at=5ms\nrun\n----\nfinished=1 time=5000000\n"
+      "expect id=r\n----\nfinish=abort output_tokens=5\n"
+      "check\n----\nkv_locked=0 violations=0\n");
+  EXPECT_EQ(played.wrong(), "");
+}
+
+TEST(SimulatedServer, aClosedSessionTakesItsRequestsAndNoOthers) {
+  const Played played(
+      "request id=a tokens=a4 output=9 session=s\nrequest id=b tokens=b4 output=9 session=t\n"
+      "request id=c tokens=c4 output=9 session=s\nrun steps=2\nclose session=s\nrun\n"
+      "----\nfinished=1\n");
+  EXPECT_EQ(played.wrong(), "");
+  EXPECT_EQ(played.ending("a") + ", " + played.ending("b") + ", " + played.ending("c"),
+            "abort 2, length 9, abort 2");
+}
+
+TEST(SimulatedServer, aRetractedRequestKeepsItsOutputs) {
+  const Played played(
+      "request id=r tokens=a6 output=b5\nrun steps=3\nretract id=r\nexpect id=r\n----\n"
+      "output_tokens=3 finish=running\nrun\n----\nfinished=1\nexpect id=r\n----\n"
+      "output_tokens=5 finish=stop\n"
+      "request id=next tokens=a6+b5+c1 output=1\nrun\nexpect id=next\n----\ncached=10\n");
+  EXPECT_EQ(played.wrong(), "");
+}
+
+// Bad input that shows only when it runs is no finding.
+TEST(SimulatedServer, anOperationThatCannotBeIsBadInput) {
+  const Played played("admit id=r tokens=a4\nextend id=r n=5\ncheck\n");
+  ASSERT_TRUE(played.run().error());
+  EXPECT_EQ(played.run().error()->status, kExitBadInput);
+  EXPECT_EQ(played.wrong().find("x.trace:2: extend: "), 0u) << played.wrong();
+  EXPECT_EQ(played.run().event_count(), 2);
+}
+
+// Rows of the request table are not state slots: their numbers part ways as soon as a state stays
+// behind in the tree, whichever there is more of.
+TEST(SimulatedServer, rowsAndSlotsAreNumberedApart) {
+  for (const std::string rows : {"max_running=2 request_rows=2", "max_running=9 request_rows=40"})
+    for (const std::string slots : {"3", "4", "40"}) {
+      std::string text = "config kv_tokens=200 state_slots=" + slots + " " + rows + "\n";
+      for (int i = 0; i < 12; ++i)
+        text += fmt::format("request id=r{} tokens={}{} output={}\n", i,
+                            static_cast<char>('a' + i % 5), 4 + i, 1 + i % 4);
+      const Played played(text + "run\n----\nfinished=12 violations=0\ncheck\n----\nviolations=0\n");
+      EXPECT_EQ(played.wrong(), "") << rows << " " << slots;
+    }
+}
+
+/// Requests of few documents with pools that are too small for them, some aborted, some retracted.
+std::string random_requests(std::uint64_t seed) {
+  std::uint64_t index = 0;
+  const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 9, index++); };
+  std::string text = fmt::format(
+      "config kv_tokens={} state_slots={} chunked_prefill={} max_running={}\n", 40 + below(60),
+      2 + below(6), 3 + below(30), 1 + below(4));
+  Nanoseconds at = 0;
+  for (int i = 0; i < 14; ++i) {
+    at += static_cast<Nanoseconds>(below(4)) * 700'000;
+    text += fmt::format("request id=r{} tokens=a{}", i, 1 + below(20));
+    if (below(2) == 0) text += fmt::format("+b{}", 1 + below(12));
+    text += fmt::format(" output={} priority={}", 1 + below(12), below(2));
+    if (below(3) == 0) text += fmt::format(" accept={},{} drafts=2,3", 1 + below(3), 1 + below(4));
+    if (below(3) != 0) text += " at=" + time_text(at);
+    text += "\n";
+    const std::uint64_t who = below(static_cast<std::uint64_t>(i) + 1);
+    if (below(5) == 0) text += fmt::format("abort id=r{}\n", who);
+    if (below(5) == 0) text += fmt::format("retract id=r{}\n", who);
+    if (below(3) == 0) text += fmt::format("run steps={}\n", below(6));
+    if (below(9) == 0) text += "flush\n";
+  }
+  return text + "run\ncheck\n----\nkv_locked=0 violations=0\n";
+}
+
+// Every request ends, policy and oracle agree all the way, and nothing stays locked.
+TEST(SimulatedServer, randomRequestsEndWithoutAFinding) {
+  for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+    const std::string text = random_requests(seed);
+    const Played hybrid(text);
+    ASSERT_EQ(hybrid.wrong(), "") << "seed " << seed << "\n" << text;
+    const Played radix(text, {"radix", "oracle:radix"});
+    ASSERT_EQ(radix.wrong(), "") << "seed " << seed << "\n" << text;
+    for (int i = 0; i < 14; ++i)
+      ASSERT_NE(hybrid.of(fmt::format("r{}", i)).finish, FinishReason::running) << seed << "\n" << text;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,198 @@
+// Rules of the sources that no compiler knows: who may include whom, what would make a run depend on
+// the machine, and how a line looks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <functional>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "properties/support/program.hpp"
+
+namespace lockstep {
+namespace {
+
+struct Source {
+  std::string path;  ///< from the root of the sources
+  std::string text;
+  std::vector<std::string> lines;
+};
+
+const std::vector<Source>& sources() {
+  static const std::vector<Source> all = [] {
+    std::vector<Source> found;
+    const std::filesystem::path root = LOCKSTEP_SOURCE_DIR;
+    for (const char* const folder : {"reference", "cache_sim", "kernels", "properties", "bench"}) {
+      if (!std::filesystem::is_directory(root / folder)) continue;
+      for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {
+        const std::string suffix = entry.path().extension().string();
+        if (suffix != ".hpp" && suffix != ".cpp" && suffix != ".cu" && suffix != ".cuh") continue;
+        const std::string text = testing_support::read_text(entry.path());
+        found.push_back({std::filesystem::relative(entry.path(), root).string(), text,
+                         testing_support::lines_of(text)});
+      }
+    }
+    std::sort(found.begin(), found.end(),
+              [](const Source& a, const Source& b) { return a.path < b.path; });
+    return found;
+  }();
+  return all;
+}
+
+bool in(std::string_view path, std::string_view folder) {
+  return path.starts_with(folder);
+}
+
+/// Every place where a line breaks a rule; `rule` gives the sentence, or nothing.
+void hold(const std::function<std::string(const Source&, const std::string& line)>& rule) {
+  for (const Source& source : sources())
+    for (std::size_t i = 0; i < source.lines.size(); ++i)
+      if (const std::string broken = rule(source, source.lines[i]); !broken.empty())
+        ADD_FAILURE() << source.path << ":" << i + 1 << ": " << broken;
+}
+
+TEST(Sources, areFound) {
+  EXPECT_GT(sources().size(), 50u);
+}
+
+/// The folders of ours that a file may include.
+std::vector<std::string> allowed_folders(const std::string& path) {
+  if (in(path, "reference/base/")) return {"reference/base/"};
+  if (in(path, "reference/")) return {"reference/"};
+  if (in(path, "cache_sim/")) return {"reference/", "cache_sim/"};
+  if (in(path, "kernels/")) return {"reference/", "kernels/"};
+  return {"reference/", "cache_sim/", "kernels/", "properties/support/"};
+}
+
+std::string included(const std::string& line, char open, char close) {
+  if (!line.starts_with("#include")) return "";
+  const std::size_t begin = line.find(open, 8);
+  if (begin == std::string::npos) return "";
+  return line.substr(begin + 1, line.find(close, begin + 1) - begin - 1);
+}
+
+// reference/base ← reference ← {kernels, cache_sim}: what is true knows nobody who approximates it.
+TEST(Sources, includeOnlyWhatTheyMayKnow) {
+  hold([](const Source& source, const std::string& line) -> std::string {
+    const std::string file = included(line, '"', '"');
+    if (file.empty()) return "";
+    for (const std::string& folder : allowed_folders(source.path))
+      if (file.starts_with(folder)) return "";
+    return "includes " + file;
+  });
+}
+
+TEST(Sources, knowFrameworksOnlyWhereTheyBelong) {
+  const std::regex test_framework("^(gtest|gmock|rapidcheck)(/.*|\\.h)$");
+  const std::regex torch("^(torch|ATen|c10)/.*$");
+  hold([&](const Source& source, const std::string& line) -> std::string {
+    const std::string file = included(line, '<', '>');
+    if (std::regex_match(file, test_framework) && !in(source.path, "properties/"))
+      return "includes a test framework";
+    const bool may = in(source.path, "properties/") || in(source.path, "bench/") ||
+                     source.path == "kernels/torch_ops.cpp";
+    if (std::regex_match(file, torch) && !may) return "includes LibTorch";
+    return "";
+  });
+}
+
+/// A word that must not stand in the code (comments may speak of it).
+struct Ban {
+  std::string pattern;
+  std::string reason;
+  std::vector<std::string> allowed;  ///< paths, or folders that end with a slash
+};
+
+const std::vector<Ban>& bans() {
+  const std::vector<std::string> clocks = {"cache_sim/exec_subject.cpp", "cache_sim/replay.cpp",
+                                           "bench/"};
+  static const std::vector<Ban> list = {
+      {"\\brandom_device\\b", "a run depends on its seed alone", {}},
+      {"\\bstd::\\w+_distribution\\b", "standard distributions differ between libraries", {}},
+      {"\\b(mt19937|default_random_engine|minstd_rand)", "random numbers are Philox", {}},
+      {"\\bstd::(shuffle|random_shuffle|sample)\\b", "its result differs between libraries", {}},
+      {"\\bstd::hash\\b", "its values differ between libraries", {}},
+      {"(^|[^\\w:.>])s?rand\\(", "random numbers are Philox", {}},
+      {"\\bsystem_clock\\b", "time is the virtual clock", {}},
+      {"\\b(steady|high_resolution)_clock\\b", "time is the virtual clock", clocks},
+      {"\\b(clock_gettime|gettimeofday)\\b", "time is the virtual clock", clocks},
+      {"/(work|root|home)/", "paths of a machine do not belong into sources", {}},
+  };
+  return list;
+}
+
+bool is_allowed(const Ban& ban, const std::string& path) {
+  return std::any_of(ban.allowed.begin(), ban.allowed.end(), [&](const std::string& place) {
+    return place.ends_with("/") ? in(path, place) : path == place;
+  });
+}
+
+std::string broken_ban(const std::string& path, const std::string& line) {
+  if (path == "properties/tidy_test.cpp") return "";  // the list itself
+  const std::string code = line.substr(0, line.find("//"));
+  static std::vector<std::regex> patterns;
+  if (patterns.empty())
+    for (const Ban& ban : bans()) patterns.emplace_back(ban.pattern);
+  for (std::size_t i = 0; i < patterns.size(); ++i)
+    if (std::regex_search(code, patterns[i]) && !is_allowed(bans()[i], path))
+      return bans()[i].reason;
+  return "";
+}
+
+TEST(Sources, nameNothingThatDependsOnTheMachine) {
+  hold([](const Source& source, const std::string& line) {
+    return broken_ban(source.path, line);
+  });
+}
+
+// The rule itself can fail.
+TEST(Sources, bannedWordsAreSeen) {
+  for (const std::string line :
+       {"std::random_device seed;", "std::uniform_int_distribution<int> d;", "x = rand();",
+        "srand(1);", "std::shuffle(a, b, c);", "std::hash<int>{}(1)", "std::mt19937 g;",
+        "std::chrono::system_clock::now()", "std::chrono::steady_clock::now()",
+        "open(\"/root/x\")"})
+    EXPECT_NE(broken_ban("reference/x.cpp", line), "") << line;
+  for (const std::string line : {"// std::random_device is banned", "operand(1)", "grand(2)",
+                                 "generator.rand()", "hashed(x)"})
+    EXPECT_EQ(broken_ban("reference/x.cpp", line), "") << line;
+  EXPECT_EQ(broken_ban("bench/x.cpp", "std::chrono::steady_clock::now()"), "");
+  EXPECT_EQ(included("#include \"cache_sim/run.hpp\"", '"', '"'), "cache_sim/run.hpp");
+  EXPECT_EQ(included("#include <vector>", '"', '"'), "");
+}
+
+TEST(Sources, fitInto100Columns) {
+  hold([](const Source&, const std::string& line) -> std::string {
+    const auto width = std::count_if(line.begin(), line.end(), [](char c) {
+      return (static_cast<unsigned char>(c) & 0xC0) != 0x80;  // not the rest of a code point
+    });
+    return width > 100 ? std::to_string(width) + " columns" : "";
+  });
+}
+
+TEST(Sources, haveNoTabsAndNoBlanksAtTheEndsOfLines) {
+  hold([](const Source&, const std::string& line) -> std::string {
+    if (line.find('\t') != std::string::npos) return "a tab";
+    if (line.find('\r') != std::string::npos) return "a carriage return";
+    return !line.empty() && line.back() == ' ' ? "a blank at the end" : "";
+  });
+}
+
+TEST(Sources, endWithANewlineAndBeginWithWhatTheyAre) {
+  for (const Source& source : sources()) {
+    EXPECT_TRUE(source.text.ends_with("\n") && !source.text.ends_with("\n\n")) << source.path;
+    const bool is_header = source.path.ends_with(".hpp") || source.path.ends_with(".cuh");
+    const bool once = std::count(source.lines.begin(), source.lines.end(), "#pragma once") == 1;
+    EXPECT_EQ(once, is_header) << source.path;
+    if (is_header) {
+      EXPECT_TRUE(source.text.starts_with("// ")) << source.path << ": a header says what it is";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
