@@ -1,7 +1,8 @@
-// What a policy costs on `sglang-w1` (2,000 requests, 3.28 M prompt tokens), next to what the machine could do: the tokens that
-// the matches compare, over the rate at which one core reads memory in the same run.
-// Recorded peers on one core of an AMD EPYC, their tensor bookkeeping included: SGLang 0.5.23's Rust core 510 ms, its Python
-// core 1,090 ms (no_buffer); 380 and 890 ms for attention alone.
+// What a policy costs on `sglang-w1` (2,000 requests, 3.28 M prompt tokens), next to what the
+// machine could do: the tokens that the matches compare, over the rate at which one core reads
+// memory in the same run. Recorded peers on one core of an AMD EPYC, their tensor bookkeeping
+// included: SGLang 0.5.23's Rust core 510 ms, its Python core 1,090 ms (no_buffer); 380 and 890 ms
+// for attention alone.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -62,7 +63,8 @@ void replay_w1(benchmark::State& state, const char* policy, CheckLevel check) {
   }
   const auto requests = static_cast<double>(w1.requests.size());
   const auto iterations = static_cast<double>(state.iterations());
-  state.counters["requests"] = benchmark::Counter(requests * iterations, benchmark::Counter::kIsRate);
+  state.counters["requests"] =
+      benchmark::Counter(requests * iterations, benchmark::Counter::kIsRate);
   state.counters["hit_tokens"] = static_cast<double>(hit_tokens);
   if (check != CheckLevel::off) return;
   // Each token compared is four bytes on either side.
@@ -78,8 +80,10 @@ BENCHMARK_CAPTURE(replay_w1, no_buffer_labels, "sglang-no-buffer", CheckLevel::l
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(replay_w1, no_buffer_checked, "sglang-no-buffer", CheckLevel::all)
     ->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(replay_w1, radix_unchecked, "radix", CheckLevel::off)->Unit(benchmark::kMillisecond);
-BENCHMARK_CAPTURE(replay_w1, radix_checked, "radix", CheckLevel::all)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, radix_unchecked, "radix", CheckLevel::off)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, radix_checked, "radix", CheckLevel::all)
+    ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(replay_w1, no_buffer_oracle, "oracle:sglang-no-buffer", CheckLevel::off)
     ->Unit(benchmark::kMillisecond)
     ->Iterations(1);
@@ -92,8 +96,8 @@ void compare_tokens(benchmark::State& state) {
   const Tokens a = Tokens::of_ids(ids);
   const Tokens b = Tokens::of_ids(ids);
   for (auto _ : state) benchmark::DoNotOptimize(a.common(0, b, 0, size));
-  state.counters["compared_B"] =
-      benchmark::Counter(8.0 * size * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["compared_B"] = benchmark::Counter(
+      8.0 * size * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
   state.counters["read_B"] = read_rate();
 }
 BENCHMARK(compare_tokens)->Arg(1024)->Arg(64 << 10)->Arg(16 << 20);

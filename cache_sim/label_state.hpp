@@ -77,6 +77,7 @@ class NoLayerState final : public LayerState {
   void copy_state(StateSlot, StateSlot) override {}
   void advance_state(StateSlot, const Tokens&, std::uint32_t, std::uint32_t) override {}
   void free_state(StateSlot) override {}
+  bool keeps_kv() const override { return false; }
   void allocate_kv(KvSlots) override {}
   void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}
   void free_kv(KvSlots) override {}

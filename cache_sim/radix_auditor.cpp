@@ -65,8 +65,7 @@ bool RadixAuditor::is_same_node(NodeIndex node) const {
   return actual(node).alive && nodes_[node.value].serial == actual(node).serial;
 }
 
-// Slots
-// ---------------------------------------------------------------------------------------------------------------
+// --- Slots ---------------------------------------------------------------------------------------
 
 void RadixAuditor::own_kv(const KvRuns& runs, Owner owner) {
   for (const KvRun& run : runs) {
@@ -140,8 +139,7 @@ void RadixAuditor::disown_state(StateSlot slot, Owner owner) {
   --owned_states_;
 }
 
-// Following an operation
-// ----------------------------------------------------------------------------------------------
+// --- Following an operation ----------------------------------------------------------------------
 
 void RadixAuditor::after(const Operation& operation, const Reply& reply, Findings& findings) {
   findings_ = &findings;
@@ -407,8 +405,7 @@ void RadixAuditor::follow_held() {
   if (!held_locks_.empty() || !policy_.held_locks().empty()) held_locks_ = policy_.held_locks();
 }
 
-// Uses and list order
-// -------------------------------------------------------------------------------------------------
+// --- Uses and list order -------------------------------------------------------------------------
 
 void RadixAuditor::use(const Tokens& tokens, std::uint32_t size, Name salt) {
   if (size == 0 || size > tokens.size()) return;
@@ -464,8 +461,7 @@ std::uint32_t RadixAuditor::longest_state(const Tokens& tokens, std::uint32_t li
   return longest;
 }
 
-// Checks
-// --------------------------------------------------------------------------------------------------------------
+// --- Checks --------------------------------------------------------------------------------------
 
 void RadixAuditor::account(const NodeRecord& node, int by) {
   (node.full_locks != 0 ? sizes_.protected_kv : sizes_.evictable_kv) +=
@@ -613,8 +609,7 @@ void RadixAuditor::find_unconserved(const char* what, const std::vector<Owner>& 
          due, now);
 }
 
-// From nothing
-// --------------------------------------------------------------------------------------------------------
+// --- From nothing --------------------------------------------------------------------------------
 
 void RadixAuditor::recompute(Findings& findings) {
   findings_ = &findings;

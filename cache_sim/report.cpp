@@ -40,8 +40,8 @@ struct Fixture {
   std::string folder;  ///< traces or regressions
   std::string stem;
   std::string file;
-  Trace trace;
-  std::vector<std::string> lines;
+  Trace trace{};
+  std::vector<std::string> lines{};
 };
 
 // --- Reading -------------------------------------------------------------------------------------
@@ -74,8 +74,9 @@ Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
     Result<std::vector<std::string>> files = trace_files(place, kind == "traces");
     if (!files) return tl::unexpected(files.error());
     for (const std::string& name : *files) {
-      Fixture fixture{
-          .folder = kind, .stem = fs::path(name).stem().string(), .file = place + "/" + name};
+      Fixture fixture{.folder = kind,
+                      .stem = fs::path(name).stem().string(),
+                      .file = fmt::format("{}/{}", place, name)};
       Result<Trace> trace = read_trace(fixture.file);
       if (!trace) return tl::unexpected(trace.error());
       fixture.trace = std::move(*trace);
@@ -91,7 +92,7 @@ Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
 /// One run line of a file, ready to run.
 struct PlannedRun {
   std::string command;
-  ReplayRequest request;
+  ReplayRequest request{};
 };
 
 Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive,
@@ -479,8 +480,8 @@ Result<void> write_report(const Report& report, const std::string& folder) {
   constexpr auto kReplace = nlohmann::detail::error_handler_t::replace;
   for (const TimelineFile& file : report.timelines) {
     const std::string text = file.timeline.dump(-1, ' ', false, kReplace) + "\n";
-    if (const Result<void> written = write_file(folder + "/" + file.path, text); !written)
-      return written;
+    Result<void> written = write_file(fmt::format("{}/{}", folder, file.path), text);
+    if (!written) return written;
   }
   return write_file(folder + "/report.json", report.document.dump(1) + "\n")
       .and_then([&] { return write_file(folder + "/junit.xml", report_junit(report.document)); })
@@ -516,7 +517,7 @@ std::vector<std::string> public_references(const std::vector<std::string>& descr
       for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
       if (std::find(kProjects.begin(), kProjects.end(), lower) != kProjects.end()) project = lower;
       if (!is_number || word.size() < 3) continue;
-      std::string reference = project.empty() ? word : project + " " + word;
+      std::string reference = project.empty() ? word : fmt::format("{} {}", project, word);
       if (std::find(references.begin(), references.end(), reference) == references.end())
         references.push_back(std::move(reference));
     }

@@ -32,7 +32,7 @@ struct ReportOptions {
   std::vector<std::string> policies{
       "radix", "sglang-no-buffer"};  ///< of the workload, each beside its oracle
   ReadRunLine read_run_line;
-  std::function<void(const ReportProgress&)> progress;
+  std::function<void(const ReportProgress&)> progress{};
 };
 
 /// The Chrome trace of one run.
@@ -41,6 +41,7 @@ struct TimelineFile {
   Json timeline;
 };
 
+// NOLINTNEXTLINE(bugprone-exception-escape): moving a Json object throws nothing.
 struct Report {
   Json document;
   std::vector<TimelineFile> timelines;

@@ -276,7 +276,7 @@ std::string kinds_section(const Place& document) {
                         count(kind.at("runs")));
   }
   std::string html = "<h2 id=\"kinds\">What was found, by kind</h2>\n";
-  if (rows.empty()) return html + "<p>No file names a finding, and nothing was found.</p>\n";
+  if (rows.empty()) return html + "<p>No run found what its file names.</p>\n";
   html +=
       "<div class=\"scroll\"><table>\n<thead><tr><th>kind</th><th>what it means</th>"
       "<th class=\"number\">runs that show it</th></tr></thead>\n<tbody>\n" +
@@ -415,7 +415,7 @@ std::string tree_figure(const Place& tree) {
     caption += " The picture shows the first " + count(tree.at("shown_count")) + ".";
   if (tree.at("node_count").integer() == 0)
     return "<figure><figcaption>The tree is empty when the run ends.</figcaption></figure>\n";
-  return "<figure><figcaption>" + caption + "</figcaption><div class=\"scroll\">" +
+  return "<figure class=\"wide\"><figcaption>" + caption + "</figcaption><div class=\"scroll\">" +
          tree_picture(tree) + "</div></figure>\n";
 }
 
@@ -430,10 +430,9 @@ std::string requests_figure(const Place& run) {
     if (is_there) keys += fmt::format("<li><i class=\"{}\"></i>{}</li>", name, says);
   }
   const Place requests = run.at("run").at("requests");
-  const std::string caption =
-      std::string(requests.size() > kMostRequests ? "What the first requests did over time."
-                                                  : "What each request did over time.") +
-      " In a gap it waits for the steps of others.";
+  const std::string caption = requests.size() > kMostRequests
+                                  ? "What the first requests did over time; in a gap one waits."
+                                  : "What each request did over time; in a gap it waits.";
   return "<figure><figcaption>" + caption + "</figcaption><div class=\"chart\">" +
          requests_picture(run) + "</div><ul class=\"keys\">" + keys + "</ul></figure>\n";
 }
@@ -447,7 +446,7 @@ std::string pictures(const Place& run) {
   if (run.at("spans").size() > 0) figures += requests_figure(run);
   if (!run.has("tree"))
     figures +=
-        "<p class=\"dim\">This subject shows nothing of its inside, so there is no picture of "
+        "<p class=\"where\">This subject shows nothing of its inside, so there is no picture of "
         "it.</p>\n";
   return "<div class=\"pictures\">\n" + figures + "</div>\n";
 }

@@ -18,7 +18,8 @@ constexpr double kNodeHeight = 38;
 constexpr double kNodeGap = 10;
 constexpr double kHiddenHeight = 12;
 constexpr double kLevelGap = 34;
-constexpr double kMonoAdvance = 6.7;  // of an 11 px character
+constexpr double kMonoAdvance = 6.7;   // of an 11 px character
+constexpr double kSmallAdvance = 5.8;  // of one that is not monospaced, on average
 constexpr std::size_t kMostEdgeCharacters = 20;
 constexpr double kRootWidth = 44;
 
@@ -103,11 +104,13 @@ class TreeDrawing {
 
   double width_of(const Place& node) const {
     const std::size_t edge = std::min(node.at("edge").text().size(), kMostEdgeCharacters);
+    const std::int64_t depth = node.at("depth").integer();
+    const std::size_t digits = std::to_string(depth).size() + (depth >= 1000 ? 1 : 0);
     const std::size_t below =
-        std::to_string(node.at("depth").integer()).size() + (has_states() ? 20 : 7);
+        digits + std::string_view(has_states() ? " deep · tombstone" : " deep").size();
     const double lock = node.at("locked").flag() ? 20 : 0;
     return std::max(static_cast<double>(edge) * kMonoAdvance + 16 + lock,
-                    static_cast<double>(below) * 5.4 + 16);
+                    static_cast<double>(below) * kSmallAdvance + 16);
   }
   bool has_states() const { return tree_.at("has_states").flag(); }
 
@@ -122,9 +125,8 @@ class TreeDrawing {
       svg.elbow(right, {left_of(level + 1), middle_of(child)}, "edge");
     if (drawn_[i].hidden_y > 0)
       draw_hidden(svg, node.at("hidden_below"), right, level + 1, drawn_[i].hidden_y);
-    std::string title = "edge " + escaped(node.at("edge").text());
-    if (node.at("locked").flag()) title += ", locked";
-    svg.rect({x, y, width, kNodeHeight}, node_style(node, has_states()), 5, title);
+    svg.rect({x, y, width, kNodeHeight}, node_style(node, has_states()), 5,
+             hover_title(node.at("edge")));
     svg.text({x + 8, y + 15}, "mono", words(node.at("edge"), Medium::svg, kMostEdgeCharacters));
     std::string below = count(node.at("depth"), Medium::svg) + " deep";
     if (has_states()) below += node.at("state").flag() ? " · state" : " · tombstone";
@@ -221,16 +223,16 @@ void draw_span(Svg& svg, const Place& span, const RequestRows& rows) {
   const double begin = kNameWidth + static_cast<double>(span.at("begin_ns").integer()) * rows.scale;
   const double end = kNameWidth + static_cast<double>(span.at("end_ns").integer()) * rows.scale;
   if (name == "retracted") {
-    svg.marker({begin, y + 10}, "retracted", "retracted");
+    svg.marker({begin, y + 10}, "retracted", hover_title(span.at("name")));
     return;
   }
   const double width = std::max(end - begin, 2.0);
   const std::string style =
       name == "queued" || name == "prefill" || name == "decode" ? name : "other";
   if (name == "queued")
-    svg.rect({begin, y + 5, width, kRowHeight - 18}, "queued", 0, "queued");
+    svg.rect({begin, y + 5, width, kRowHeight - 18}, "queued", 0, hover_title(span.at("name")));
   else
-    svg.rect({begin, y, width, kRowHeight - 8}, style, 2, escaped(name));
+    svg.rect({begin, y, width, kRowHeight - 8}, style, 2, hover_title(span.at("name")));
   if (width > static_cast<double>(name.size()) * 6.2 + 8 && name != "queued")
     svg.text({begin + 5, y + 12}, "small", words(span.at("name"), Medium::svg));
 }

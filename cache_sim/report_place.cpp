@@ -72,6 +72,10 @@ std::string words(const Place& place, Medium medium, std::size_t limit) {
   return marked_words(place, medium == Medium::html ? "span" : "tspan", limit);
 }
 
+std::string hover_title(const Place& place) {
+  return marked_words(place, "title", 0);
+}
+
 std::string code(const Place& place, std::size_t limit) {
   return marked_words(place, "code", limit);
 }

@@ -50,6 +50,8 @@ std::string moment(const Place& place, Medium medium = Medium::html);   ///< 3 m
 
 /// A text of the document; longer than `limit` characters it is cut. 0: never.
 std::string words(const Place& place, Medium medium = Medium::html, std::size_t limit = 0);
+/// A text as the <title> element of a picture's part, which is shown when a pointer rests on it.
+std::string hover_title(const Place& place);
 /// A text in the type of commands and traces.
 std::string code(const Place& place, std::size_t limit = 0);
 

@@ -63,7 +63,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums;
 .chip.pass { background: var(--good-soft); color: var(--good); }
 .chip.found { background: var(--blue-soft); color: var(--blue); }
 .chip.bad { background: var(--bad-soft); color: var(--bad); font-weight: 600; }
-.chip { white-space: nowrap; } .chip code { font-size: 12px; } 
+.chip { white-space: nowrap; } .chip code { font-size: 12px; }
 .chip.public { border: 1px solid var(--rule); color: var(--dim); }
 .report .chip.public { border: 0; padding: 0; }
 .banner { border-left: 4px solid var(--bad); background: var(--bad-soft); padding: 8px 16px;
@@ -84,9 +84,9 @@ dl.words dd { margin: 0; max-width: 80ch; }
   text-align: right;
   color: var(--dim); user-select: none; }
 .trace code { font-size: inherit; white-space: pre-wrap; }
-.trace .comment code, .trace .rule code { color: var(--dim); }
-.trace .answer code { color: var(--good); }
-.trace .answer code::before { content: "expected answer: "; font-family: system-ui, sans-serif;
+.trace .comment > code, .trace .rule > code { color: var(--dim); }
+.trace .answer > code { color: var(--good); }
+.trace .answer > code::before { content: "expected answer: "; font-family: system-ui, sans-serif;
   font-size: 12px; opacity: 0.85; }
 .trace .wrong { background: var(--wrong-soft); box-shadow: inset 4px 0 0 var(--wrong); }
 .here { color: var(--bad); margin-left: 1.5em; flex: none; max-width: 50%; text-decoration: none; }
@@ -115,6 +115,7 @@ figure { margin: 0; max-width: 100%; } table + figure, .scroll + figure { margin
 .chart svg { max-width: 100%; height: auto; }
 .workload th.number { white-space: normal; } .workload code { white-space: nowrap; }
 figcaption { font-size: 14px; margin-bottom: 6px; max-width: 490px; }
+.wide figcaption { max-width: none; }
 .keys { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 13px; color: var(--dim);
   margin: 2px 0 0; padding: 0; list-style: none; }
 .keys i { display: inline-block; width: 18px; height: 11px; margin-right: 6px;

@@ -24,17 +24,20 @@ SchedulerEffects Scheduler::step(const SchedulerEvent& event) {
   require(asked_ == Asked::nothing, "an operation is answered before anything else happens");
   switch (event.kind) {
     case SchedulerEvent::Kind::arrival:
-      requests_.push_back({event.spec});
-      enqueue(static_cast<RequestNumber>(requests_.size() - 1), false);
+      if (record(event.request).state == State::ended) break;  // its client went before it came
+      require(record(event.request).state == State::expected, "a request arrives once");
+      requests_[event.request].spec = event.spec;
+      requests_[event.request].state = State::waiting;
+      enqueue(event.request, false);
       break;
     case SchedulerEvent::Kind::abort:
       require(phase_ == Phase::between_steps, "a client goes between steps");
-      if (requests_[event.request].state != State::ended)
+      if (record(event.request).state != State::ended)
         drop(event.request, FinishReason::abort, effects);
       break;
     case SchedulerEvent::Kind::retract:
       require(phase_ == Phase::between_steps, "a request is retracted between steps");
-      if (requests_[event.request].state == State::running) retract(event.request, effects);
+      if (record(event.request).state == State::running) retract(event.request, effects);
       break;
     case SchedulerEvent::Kind::step_due:
       require(phase_ == Phase::between_steps, "a step begins after the last one ended");
@@ -50,6 +53,11 @@ SchedulerEffects Scheduler::step(const SchedulerEvent& event) {
     case SchedulerEvent::Kind::reply: break;
   }
   return effects;
+}
+
+Scheduler::Request& Scheduler::record(RequestNumber request) {
+  if (requests_.size() <= request) requests_.resize(request + 1);
+  return requests_[request];
 }
 
 void Scheduler::begin_step(SchedulerEffects& effects) {

@@ -47,13 +47,13 @@ class ConstantStepCost final : public StepCost {
   Nanoseconds step_time_;
 };
 
-/// Requests are numbered in the order of their arrival.
+/// Requests are numbered by whoever brings them, from 0 on; they may arrive in another order.
 using RequestNumber = std::uint32_t;
 
 struct SchedulerEvent {
   enum class Kind {
     arrival,       ///< `spec` joins the queue
-    abort,         ///< the client of `request` has gone
+    abort,         ///< the client of `request` has gone, perhaps before it arrived
     retract,       ///< `request` goes back to the front of the queue
     step_due,      ///< a step may begin
     forward_done,  ///< the forward's results are there
@@ -96,16 +96,18 @@ class Scheduler {
   SchedulerEffects step(const SchedulerEvent& event);
 
   bool has_work() const { return !waiting_.empty() || !running_.empty(); }
-  bool ended(RequestNumber request) const { return requests_[request].state == State::ended; }
+  bool ended(RequestNumber request) const {
+    return request < requests_.size() && requests_[request].state == State::ended;
+  }
 
  private:
-  enum class State { waiting, running, ended };
+  enum class State { expected, waiting, running, ended };
   enum class Phase { between_steps, prefill, admission, decode, forward, results };
   enum class Asked { nothing, admit, extend, preempt, step, accept, checkpoint, finish, drop };
 
   struct Request {
-    const RequestSpec* spec;
-    State state = State::waiting;
+    const RequestSpec* spec = nullptr;  // none while it is expected
+    State state = State::expected;
     std::uint32_t computed = 0;  // tokens whose KV and state the subject has
     std::uint32_t known = 0;     // tokens that the subject was told
     std::uint32_t sampled = 0;
@@ -119,6 +121,7 @@ class Scheduler {
     std::uint32_t accepts;  // 0 for a chunk or a plain decode
   };
 
+  Request& record(RequestNumber request);
   void begin_step(SchedulerEffects& effects);
   void next(SchedulerEffects& effects);
   void next_prefill(SchedulerEffects& effects);

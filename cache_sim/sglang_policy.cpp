@@ -76,8 +76,7 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
       fmt::format("{} is not an operation of SGLang's radix caches", to_string(operation.verb)));
 }
 
-// Requests
-// ------------------------------------------------------------------------------------------------------------
+// --- Requests ------------------------------------------------------------------------------------
 
 RadixRequest* SglangPolicy::find(Name id) {
   if (id.index() >= place_of_.size() || place_of_[id.index()] == kNowhere) return nullptr;
@@ -199,6 +198,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
 
 /// The forward over tokens[computed, end) writes their KV through the row.
 void SglangPolicy::write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end) {
+  if (!layers_.keeps_kv()) return;
   scratch_.clear();
   append_slice(scratch_, request.kv, request.computed, end);
   std::uint32_t at = request.computed;
@@ -415,8 +415,7 @@ Reply SglangPolicy::check() const {
   return reply;
 }
 
-// Tree verbs
-// ----------------------------------------------------------------------------------------------------------
+// --- Tree verbs ----------------------------------------------------------------------------------
 
 HeldSlot* SglangPolicy::find_slot(Name name) {
   const auto found = std::find_if(held_slots_.begin(), held_slots_.end(),

@@ -1,5 +1,6 @@
-// `sglang-w1`: 2,000 multi-turn requests made from a seed, with their own driver, an operation stream. The decision digest
-// over its replies is recorded for SGLang's own caches, so whoever answers these operations can be held against them.
+// `sglang-w1`: 2,000 multi-turn requests made from a seed, with their own driver, an operation
+// stream. The decision digest over its replies is recorded for SGLang's own caches, so whoever
+// answers these operations can be held against them.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +25,11 @@ struct SglangW1Options {
 
 /// One request: its prompt and, right behind it in the same storage, the tokens it will output.
 struct SglangW1Request {
-  Name id;                      ///< r0, r1, …
+  Name id;  ///< r0, r1, …
   std::int64_t conversation;
-  std::int64_t previous;        ///< the conversation's previous request, -1 for none
+  std::int64_t previous;  ///< the conversation's previous request, -1 for none
   std::uint32_t prompt_size;
-  Tokens tokens;                ///< prompt + output
+  Tokens tokens;  ///< prompt + output
 };
 
 struct SglangW1 {
@@ -48,14 +49,17 @@ struct SglangW1Outcome {
   std::int64_t hit_tokens = 0;
   std::int64_t input_tokens = 0;
   std::vector<std::int64_t> prefixes;  ///< cached tokens by request, in order of admission
-  bool complete = false;               ///< false where the run stopped early or an operation was refused
+  bool complete = false;  ///< false where the run stopped early or an operation was refused
 };
 
-/// Called before request k is admitted (k = requests.size() before the final drain), with the digest and hit tokens so far.
-using SglangW1Progress = std::function<void(std::int64_t k, std::uint64_t digest, std::int64_t hit_tokens)>;
+/// Called before request k is admitted (k = requests.size() before the final drain), with the
+/// digest and hit tokens so far.
+using SglangW1Progress =
+    std::function<void(std::int64_t k, std::uint64_t digest, std::int64_t hit_tokens)>;
 
-/// Drives the workload: FIFO, at most 8 in flight, prefill chunks of 1,024, the finish allocates all outputs in one extend.
-/// Operations: admit, extend + checkpoint per chunk, extend (out - 1 output tokens), finish.
+/// Drives the workload: FIFO, at most 8 in flight, prefill chunks of 1,024, the finish allocates
+/// all outputs in one extend. Operations: admit, extend + checkpoint per chunk, extend (out - 1
+/// output tokens), finish.
 SglangW1Outcome drive(const SglangW1& workload, const ApplyOperation& apply,
                       const SglangW1Progress& progress = {});
 

@@ -186,7 +186,7 @@ void Simulation::note(const SchedulerNote& note) {
     case SchedulerNote::Kind::ended:
       outcome.output_tokens = note.output_tokens;
       outcome.finish = note.reason;
-      outcome.end = now_;
+      outcome.end = std::max(now_, outcome.arrival);  // it may be aborted before it arrives
       ++ended_;
       return;
   }

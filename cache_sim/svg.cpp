@@ -18,7 +18,7 @@ std::string at(double value) {
 
 std::string titled(std::string_view tag, std::string_view title) {
   if (title.empty()) return "/>\n";
-  return fmt::format("><title>{}</title></{}>\n", title, tag);
+  return fmt::format(">{}</{}>\n", title, tag);
 }
 
 bool continues_character(char c) {

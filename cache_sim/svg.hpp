@@ -27,8 +27,8 @@ class Svg {
   /// `label` is what a screen reader says.
   Svg(double width, double height, std::string_view label);
 
-  /// `style` arguments are class names. Every `content` and `title` is markup already: the caller
-  /// escapes.
+  /// `style` arguments are class names. `content` is markup already, and so is `title`, a whole
+  /// element of that name: the caller escapes.
   void rect(const Box& box, std::string_view style, double radius = 0, std::string_view title = {});
   void line(Point from, Point to, std::string_view style);
   /// Straight pieces from point to point.

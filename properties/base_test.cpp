@@ -26,9 +26,9 @@ TEST(Philox, givesTheKnownAnswers) {
   constexpr std::uint32_t ones = 0xffffffff;
   EXPECT_EQ(philox4x32_10({ones, ones, ones, ones}, {ones, ones}),
             (PhiloxBlock{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}));
-  EXPECT_EQ(philox4x32_10({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
-                          {0xa4093822, 0x299f31d0}),
-            (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
+  EXPECT_EQ(
+      philox4x32_10({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, {0xa4093822, 0x299f31d0}),
+      (PhiloxBlock{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}));
 }
 
 // Every bit of seed, stream and index counts: two streams never are one.
@@ -144,10 +144,10 @@ TEST(Findings, kindsDecideTheExitStatusOfTheContract) {
                           FindingKind::slot_in_two_places, FindingKind::leak,
                           FindingKind::size_accounting, FindingKind::out_of_range})
     EXPECT_EQ(exit_status(kind), 10) << to_string(kind);
-  for (const auto kind : {FindingKind::cached_too_much, FindingKind::missed_reuse,
-                          FindingKind::output_differs, FindingKind::reply_differs,
-                          FindingKind::answer_differs, FindingKind::subject_died,
-                          FindingKind::subject_silent, FindingKind::subject_garbled})
+  for (const auto kind :
+       {FindingKind::cached_too_much, FindingKind::missed_reuse, FindingKind::output_differs,
+        FindingKind::reply_differs, FindingKind::answer_differs, FindingKind::subject_died,
+        FindingKind::subject_silent, FindingKind::subject_garbled})
     EXPECT_EQ(exit_status(kind), 11) << to_string(kind);
   EXPECT_EQ(exit_status(FindingKind::stuck), 12);
   EXPECT_EQ(exit_status(FindingKind::nondeterministic), 13);

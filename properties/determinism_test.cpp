@@ -1,8 +1,9 @@
-// The same file gives the same digest: twice in one process, and on every compiler at every level of
-// optimisation, because the numbers stand here.
+// The same file gives the same digest: twice in one process, and on every compiler at every level
+// of optimisation, because the numbers stand here.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 
 #include "cache_sim/replay.hpp"
@@ -15,6 +16,9 @@ struct Recorded {
   std::string subject;
   std::string digests;  ///< of the run and, for a workload, of its decisions and the tokens hit
 };
+void PrintTo(const Recorded& recorded, std::ostream* out) {
+  *out << recorded.file << " by " << recorded.subject;
+}
 
 std::string digests_of(const Recorded& recorded, CheckLevel check) {
   ReplayRequest request;
@@ -43,16 +47,17 @@ TEST_P(Determinism, theSameRunHasTheRecordedDigest) {
 INSTANTIATE_TEST_SUITE_P(
     Runs, Determinism,
     testing::Values(
-        Recorded{"sglang-w1", "sglang-no-buffer", "? a026abfb8a11e0b8 1776161"},
-        Recorded{"sglang-w1", "oracle:sglang-no-buffer", "? a026abfb8a11e0b8 1776161"},
-        Recorded{"sglang-w1", "radix", "? 46cd989e9d7dab80 2662730"},
-        Recorded{"sglang-w1", "oracle:radix", "? 46cd989e9d7dab80 2662730"},
-        Recorded{"chunk_ends_are_reused.trace", "sglang-no-buffer", "?"},
-        Recorded{"waiting_requests_never_spin.trace", "radix", "?"},
-        Recorded{"drafts_leave_no_trace.trace", "sglang-no-buffer", "?"}),
+        Recorded{"sglang-w1", "sglang-no-buffer", "4bacb5c26073c92c a026abfb8a11e0b8 1776161"},
+        Recorded{"sglang-w1", "oracle:sglang-no-buffer",
+                 "4bacb5c26073c92c a026abfb8a11e0b8 1776161"},
+        Recorded{"sglang-w1", "radix", "88188de64dfcbe2f 46cd989e9d7dab80 2662730"},
+        Recorded{"sglang-w1", "oracle:radix", "88188de64dfcbe2f 46cd989e9d7dab80 2662730"},
+        Recorded{"chunk_ends_are_reused.trace", "sglang-no-buffer", "20e11ac1d6159a75"},
+        Recorded{"waiting_requests_never_spin.trace", "radix", "e9849176f1ca4759"},
+        Recorded{"drafts_leave_no_trace.trace", "sglang-no-buffer", "e28b890670f51f66"}),
     [](const testing::TestParamInfo<Recorded>& info) {
-      std::string name = info.param.file.substr(0, info.param.file.find('.')) + "_" +
-                         info.param.subject;
+      std::string name =
+          info.param.file.substr(0, info.param.file.find('.')) + "_" + info.param.subject;
       for (char& c : name)
         if (c == '-' || c == ':') c = '_';
       return name;

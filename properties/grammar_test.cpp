@@ -31,7 +31,8 @@ TEST(Lines, areAVerbAndFields) {
 }
 
 TEST(Lines, thatAreNoneAreRefused) {
-  for (const std::string text : {"id=r1", "x y", "x =y", "x a=1 a=2", "x a=\x01", "x\x7f", "\x1b[1m"})
+  for (const std::string text :
+       {"id=r1", "x y", "x =y", "x a=1 a=2", "x a=\x01", "x\x7f", "\x1b[1m"})
     EXPECT_FALSE(parse_line(text)) << text;
   std::string many = "x";
   for (int i = 0; i < 65; ++i) many += " f" + std::to_string(i) + "=1";
@@ -83,20 +84,21 @@ TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
 
 TEST(Operations, needTheFieldsThatTheyNeed) {
   for (const std::string text :
-       {"admit id=r", "admit tokens=a1", "extend id=r", "extend n=1", "accept id=r", "checkpoint",
-        "finish", "abort", "preempt", "complete", "capture id=r", "restore id=r", "compact",
-        "match", "alloc", "advance slot=s", "fork slot=s", "fork as=s", "copy from=s", "copy to=s",
-        "insert slot=s", "lock tokens=a1", "lock as=l", "unlock", "free"})
+       {"admit id=r",     "admit tokens=a1", "extend id=r", "extend n=1",  "accept id=r",
+        "checkpoint",     "finish",          "abort",       "preempt",     "complete",
+        "capture id=r",   "restore id=r",    "compact",     "match",       "alloc",
+        "advance slot=s", "fork slot=s",     "fork as=s",   "copy from=s", "copy to=s",
+        "insert slot=s",  "lock tokens=a1",  "lock as=l",   "unlock",      "free"})
     EXPECT_NE(operation_of(text).error().text.find("needs the field"), std::string::npos) << text;
 }
 
 TEST(Operations, refuseWhatTheyDoNotUnderstand) {
   for (const std::string text :
        {"", "Admit id=r tokens=a1", "flush now=1", "check id=r", "extend id=r n=0",
-        "extend id=r n=1 async=2", "finish id=r insert=yes", "step ids=r,,s", "step ids=",
-        "compact mapping=", "compact mapping=-2", "evict kv=-1", "evict kv=", "evict kv=+1",
-        "evict kv=1.5", "evict kv=0x10", "evict kv= 1", "checkpoint id=r up_to=-1",
-        "evict kv=9223372036854775808"})
+        "extend id=r n=1 async=2", "finish id=r insert=yes", "step ids=r,,s",
+        "step ids=", "compact mapping=", "compact mapping=-2", "evict kv=-1",
+        "evict kv=", "evict kv=+1", "evict kv=1.5", "evict kv=0x10", "evict kv= 1",
+        "checkpoint id=r up_to=-1", "evict kv=9223372036854775808"})
     EXPECT_FALSE(operation_of(text)) << text;
   EXPECT_EQ(operation_of("evict kv=9223372036854775807")->kv, INT64_MAX);
 }
@@ -111,7 +113,8 @@ RC_GTEST_PROP(Operations, anyOrderAndSubsetOfFieldsSurvivesPrinting, ()) {
   const auto drop = *rc::gen::inRange<std::size_t>(0, fields.size() + 1);
   if (drop < fields.size()) fields.erase(fields.begin() + static_cast<std::ptrdiff_t>(drop));
   std::string shuffled(line.verb);
-  for (const auto& [key, value] : fields) shuffled.append(" ").append(key).append("=").append(value);
+  for (const auto& [key, value] : fields)
+    shuffled.append(" ").append(key).append("=").append(value);
   const Result<Operation> operation = operation_of(shuffled);
   if (!operation) {
     RC_ASSERT(operation.error().text.find("needs the field") != std::string::npos);
@@ -138,8 +141,10 @@ Reply random_reply() {
   if (*rc::gen::inRange(0, 5) == 0)
     return Reply::refusal(static_cast<Refusal>(*rc::gen::inRange(1, 6)));
   Reply reply;
+  std::size_t count = 0;
   for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
-    if (*rc::gen::inRange(0, 3) != 0) continue;
+    if (count == Reply::kMostFields || *rc::gen::inRange(0, 3) != 0) continue;
+    ++count;
     const auto field = static_cast<ReplyField>(i);
     reply.set(field, field == ReplyField::finish
                          ? *rc::gen::inRange(0, 5)
@@ -195,6 +200,15 @@ TEST(Replies, nameTheFirstDifference) {
   EXPECT_EQ(Reply().set(ReplyField::finish, 1).text(), "finish=stop");
 }
 
+// A child may answer with every field there is: that is an error of its own, not an exception.
+TEST(Replies, withMoreFieldsThanAnyAnswerHasAreRefused) {
+  std::string all;
+  for (std::size_t i = 0; i < kReplyFieldCount; ++i)
+    if (const auto field = static_cast<ReplyField>(i); field != ReplyField::finish)
+      all += std::string(to_string(field)) + "=1 ";
+  EXPECT_FALSE(parse_reply(all, Verb::admit));
+}
+
 TEST(Replies, needWhatTheirVerbPromises) {
   EXPECT_TRUE(parse_reply("cached=0", Verb::admit));
   EXPECT_TRUE(parse_reply("cached=0 speed=fast", Verb::admit)) << "unknown fields are left aside";
@@ -232,9 +246,9 @@ TEST(ConfigFields, afterARoundTripAreTheSameConfig) {
   EXPECT_EQ(config.graph_batches, "1,2,4");
   EXPECT_EQ(config.groups, "attention:816,mamba:1648");
   EXPECT_EQ(config.step_time, 7000);
-  EXPECT_EQ(config.changed(), (std::vector<std::string>{"graph_batches", "groups", "kv_tokens",
-                                                        "path_cap", "policy", "pool_bytes",
-                                                        "step_time", "strip_thinking"}));
+  EXPECT_EQ(config.changed(),
+            (std::vector<std::string>{"graph_batches", "groups", "kv_tokens", "path_cap", "policy",
+                                      "pool_bytes", "step_time", "strip_thinking"}));
   Config one_by_one;
   std::string list;
   for (const auto& [field, value] : config.fields()) {
@@ -251,11 +265,26 @@ TEST(ConfigFields, afterARoundTripAreTheSameConfig) {
 }
 
 TEST(ConfigFields, areHeldToTheirRanges) {
-  for (const std::string list :
-       {"kv_tokens=0", "kv_tokens=1073741825", "page=0", "chunked_prefill=0", "max_running=0",
-        "state_slots=-1", "overlap=2", "path_cap=-2", "step_time=0ms", "step_time=5", "kv_tokens",
-        "=5", "kv_tokens=5,,page=1", "kv_tokens=5,page", ",kv_tokens=5", "policy=a b", "ranks=0",
-        "unknown=1", "kv_tokens=5,kv_tokens2=6", "kv_tokens=1,2"})
+  for (const std::string list : {"kv_tokens=0",
+                                 "kv_tokens=1073741825",
+                                 "page=0",
+                                 "chunked_prefill=0",
+                                 "max_running=0",
+                                 "state_slots=-1",
+                                 "overlap=2",
+                                 "path_cap=-2",
+                                 "step_time=0ms",
+                                 "step_time=5",
+                                 "kv_tokens",
+                                 "=5",
+                                 "kv_tokens=5,,page=1",
+                                 "kv_tokens=5,page",
+                                 ",kv_tokens=5",
+                                 "policy=a b",
+                                 "ranks=0",
+                                 "unknown=1",
+                                 "kv_tokens=5,kv_tokens2=6",
+                                 "kv_tokens=1,2"})
     EXPECT_FALSE(Config().set_all(list)) << list;
   EXPECT_TRUE(Config().set_all("")) << "no change";
   EXPECT_TRUE(Config().set_all("policy="));
@@ -274,9 +303,8 @@ TEST(Times, areReadAndPrintedInAnyUnit) {
   EXPECT_EQ(parse_time("5ms").value(), 5'000'000);
   EXPECT_EQ(parse_time("9223372036s").value(), 9'223'372'036'000'000'000);
   EXPECT_EQ(time_text(1'500'000), "1500us");
-  for (const std::string text :
-       {"", "5", "ms", "-5ms", "5 ms", "5m", "1.5s", "5msx", "9223372037s", "+5ms", "0x5ms",
-        "9223372036854775808ns", "5MS", "5sec"})
+  for (const std::string text : {"", "5", "ms", "-5ms", "5 ms", "5m", "1.5s", "5msx", "9223372037s",
+                                 "+5ms", "0x5ms", "9223372036854775808ns", "5MS", "5sec"})
     EXPECT_FALSE(parse_time(text)) << text;
 }
 

@@ -35,8 +35,8 @@ TEST(PrefixIndexes, findWhatComparingWithEverythingFinds) {
       std::uint32_t longest = 0;
       for (const auto& [old, old_salt] : added)
         if (old_salt == salt)
-          longest = std::max(
-              longest, tokens.common(0, old, 0, std::min(tokens.size(), old.size())));
+          longest =
+              std::max(longest, tokens.common(0, old, 0, std::min(tokens.size(), old.size())));
       ASSERT_EQ(index.longest_common(tokens, salt), longest)
           << "seed " << seed << ": " << tokens.text(200);
       index.add(tokens, salt);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -30,6 +31,9 @@ struct BadFile {
   std::string says;  ///< after the file's path: `:line: …` or what the sentence contains
   std::vector<std::string> words = {};
 };
+void PrintTo(const BadFile& file, std::ostream* out) {
+  *out << file.name;
+}
 
 void expect_refused(const ScratchFolder& folder, std::vector<std::string> words,
                     const std::string& says, int status = kExitBadInput) {
@@ -88,7 +92,8 @@ std::vector<BadFile> bad_files() {
       {"negative_token", "admit id=r tokens=[-1]\n", ":1: field tokens: token term `[-1]`"},
       {"negative_document_size", "admit id=r tokens=a-8\n", ":1: field tokens: token term `a-8`"},
       {"token_past_32_bits", "admit id=r tokens=[4294967296]\n", ":1: field tokens: token term"},
-      {"reversed_slice", "admit id=r tokens=a9:8\n", ":1: field tokens: token term `a9:8` is a rev"},
+      {"reversed_slice", "admit id=r tokens=a9:8\n",
+       ":1: field tokens: token term `a9:8` is a rev"},
       {"too_many_tokens", "admit id=r tokens=a16777217\n", ":1: field tokens: token term"},
       {"too_many_tokens_in_all", "admit id=r tokens=a16777216+b1\n", ":1: field tokens: "},
       {"negative_size", kGood + "extend id=r n=-1\n", ":2: field n: -1 is below 1"},
@@ -118,20 +123,26 @@ std::vector<BadFile> bad_files() {
       {"second_answer", kGood + "----\ncached=0\n----\ncached=0\n", ":4: ---- stands behind a"},
       {"answer_that_is_missing", kGood + "----\n", ":2: the file ends where the answer"},
       {"config_behind_an_operation", "check\nconfig page=1\n", ":2: config stands before"},
-      {"config_without_such_a_field", "config kv_token=8\ncheck\n", ":1: config has no field `kv_t"},
+      {"config_without_such_a_field", "config kv_token=8\ncheck\n",
+       ":1: config has no field `kv_t"},
       {"admission_among_requests", requests + "admit id=s tokens=a8\nrun\n", ":2: admit cannot"},
       {"run_without_requests", kGood + "run\n", ":2: run is for files with request lines"},
       {"empty_file", "", ": the file is empty"},
       {"file_of_comments", "# nothing\n\n", ": the file holds no operation"},
       {"truncated_file", "check\nadmit id=r tok", ":2: the file ends inside this line"},
       {"file_of_zeros", std::string(4096, '\0'), ":1: "},
-      {"binary_file", std::string("\x7f" "ELF\x02\x01\x01\0\0\n\xff\xfe\x80", 13), ":1: "},
+      {"binary_file",
+       std::string("\x7f"
+                   "ELF\x02\x01\x01\0\0\n\xff\xfe\x80",
+                   13),
+       ":1: "},
       {"binary_comment", "# \x01\ncheck\n", ":1: the control character"},
       {"windows_file", "check\r\n", ":1: the line ends with a carriage return"},
       {"line_past_1_MiB", "check\n# " + repeated("x", 1 << 20) + "\n", ":2: the line is longer"},
       {"many_fields", "step " + repeated("x=1 ", 1) + "\n", ":1: step has no field `x`"},
       {"finds_without_run", "# finds: leak\ncheck\n", ":1: # finds: stands behind"},
-      {"finds_of_no_kind", "# run: lockstep replay %s\n# finds: bug\ncheck\n", ":2: # finds: `bug`"},
+      {"finds_of_no_kind", "# run: lockstep replay %s\n# finds: bug\ncheck\n",
+       ":2: # finds: `bug`"},
       {"no_kv", "config kv_tokens=0\ncheck\n", ":1: field kv_tokens: 0 is below 1"},
       {"no_state_slots", "config state_slots=0\ncheck\n", ": field state_slots: "},
       {"less_kv_than_a_page", "config policy=radix kv_tokens=15 page=16\ncheck\n", ": field kv_to"},
@@ -148,11 +159,18 @@ std::vector<BadFile> bad_files() {
        kGood,
        "needs the subject radix",
        {"--subject", "sglang-no-buffer", "--defect", "radix:match-forgets-time"}},
-      {"unknown_option_field", kGood, "--config: config has no field `pages`",
+      {"unknown_option_field",
+       kGood,
+       "--config: config has no field `pages`",
        {"--config", "pages=1"}},
-      {"option_that_is_no_field", kGood, "--config: `pages` is not key=value", {"--config", "pages"}},
+      {"option_that_is_no_field",
+       kGood,
+       "--config: `pages` is not key=value",
+       {"--config", "pages"}},
       {"option_without_kv", kGood, "--config: field kv_tokens", {"--config", "kv_tokens=0"}},
-      {"option_that_the_policy_ignores", kGood, "does not use the config field page",
+      {"option_that_the_policy_ignores",
+       kGood,
+       "does not use the config field page",
        {"--config", "page=4"}},
       {"unknown_fidelity", kGood, "fidelity `real` is not there", {"--fidelity", "real"}},
       {"timeout_without_unit", kGood, "--timeout: `5`", {"--timeout", "5"}},
@@ -238,7 +256,8 @@ TEST(Program, listsNamesFirstOnEachLine) {
     const ProgramRun run = run_program({"list", what});
     EXPECT_EQ(run.status, kExitPass);
     EXPECT_EQ(run.err, "");
-    for (const std::string& line : lines_of(run.out)) words.push_back(line.substr(0, line.find(' ')));
+    for (const std::string& line : lines_of(run.out))
+      words.push_back(line.substr(0, line.find(' ')));
     EXPECT_EQ(std::count(words.begin(), words.end(), ""), 0) << run.out;
     return words;
   };
@@ -268,8 +287,8 @@ TEST(Program, replaysSeveralFilesInTheirOrder) {
   EXPECT_NE(digests[0], digests[1]);
   EXPECT_LT(good.out.find(kFinish), good.out.find(kChunks));
 
-  const ProgramRun bad = run_program(
-      {"replay", kChunks, kFinish, "--defect", "sglang-no-buffer:shares-live-slot"});
+  const ProgramRun bad =
+      run_program({"replay", kChunks, kFinish, "--defect", "sglang-no-buffer:shares-live-slot"});
   EXPECT_EQ(bad.status, kExitInvariant);
 }
 

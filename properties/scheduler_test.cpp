@@ -96,7 +96,8 @@ class Server {
       case SchedulerNote::Kind::admitted: return id + " admitted";
       case SchedulerNote::Kind::sampled: return fmt::format("{} has {}", id, note.output_tokens);
       case SchedulerNote::Kind::retracted: return id + " retracted";
-      case SchedulerNote::Kind::ended: return fmt::format("{} ends: {}", id, to_string(note.reason));
+      case SchedulerNote::Kind::ended:
+        return fmt::format("{} ends: {}", id, to_string(note.reason));
     }
     return "";
   }
@@ -173,7 +174,8 @@ TEST(Scheduler, aStepsChunkIsSharedInOrderAndNobodyDecodesBesideIt) {
 TEST(Scheduler, asManyRunAsMay) {
   Server server({.chunked_prefill = 100, .max_running = 2});
   for (const char* const id : {"a", "b", "c"}) server.arrive(id, 2, 2);
-  EXPECT_EQ(server.step(), "admit:a extend:a:2 admit:b extend:b:2 step:a:b |checkpoint:a checkpoint:b");
+  EXPECT_EQ(server.step(),
+            "admit:a extend:a:2 admit:b extend:b:2 step:a:b |checkpoint:a checkpoint:b");
   EXPECT_EQ(server.step(), "extend:a:1 extend:b:1 step:a:b |finish:a finish:b");
   EXPECT_EQ(server.step(), "admit:c extend:c:2 step:c |checkpoint:c");
 }
@@ -218,11 +220,10 @@ TEST(Scheduler, withoutKvTheLastAdmittedIsRetractedAndResumesWithItsOutputs) {
   };
   EXPECT_EQ(server.step(), "admit:c extend:a:1 preempt:b extend:a:1 step:a |");
   EXPECT_EQ(server.news(), "b retracted, a has 3");
-  EXPECT_EQ(server.step(),
-            "admit:b extend:b:5 admit:c extend:c:1 step:b:c |checkpoint:b finish:c");
+  EXPECT_EQ(server.step(), "admit:b extend:b:5 admit:c extend:c:1 step:b:c |checkpoint:b finish:c");
   EXPECT_EQ(resumed.tokens, spec_of("b", 3, 4).tokens.prefix(5)) << "outputs are known tokens now";
   EXPECT_EQ(resumed.prompt, 3);
-  EXPECT_EQ(server.news(), "b admitted, b has 3, c admitted, c has 1, c ends: length");
+  EXPECT_EQ(server.news(), "b admitted, c admitted, b has 3, c has 1, c ends: length");
   EXPECT_EQ(server.step(), "extend:a:1 extend:b:1 step:a:b |finish:b");
 }
 

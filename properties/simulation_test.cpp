@@ -17,8 +17,8 @@ namespace {
 /// A trace that was played, by name.
 class Played {
  public:
-  explicit Played(const std::string& text, std::vector<std::string> subjects = {"sglang-no-buffer",
-                                                                                "oracle:sglang-no-buffer"}) {
+  explicit Played(const std::string& text, std::vector<std::string> subjects = {
+                                               "sglang-no-buffer", "oracle:sglang-no-buffer"}) {
     Result<Trace> trace = parse_trace(text, "x.trace");
     require(trace.has_value(), trace ? "" : trace.error().text);
     trace_ = std::make_unique<Trace>(std::move(*trace));
@@ -97,11 +97,13 @@ TEST(SimulatedServer, runsUntilATimeOrForSomeSteps) {
 }
 
 TEST(SimulatedServer, namesTheLineOfAWrongAnswerAndGoesOn) {
-  const Played played("request id=r tokens=a4 output=2\nrun\n----\nfinished=2\nexpect id=r\n----\n"
-                      "cached=1 finish=stop\n");
+  const Played played(
+      "request id=r tokens=a4 output=2\nrun\n----\nfinished=2\nexpect id=r\n----\n"
+      "cached=1 finish=stop\n");
   ASSERT_EQ(played.run().findings().size(), 3u);
-  EXPECT_EQ(played.wrong(), "4: answer-differs: the answer should carry finished=2 and carries "
-                            "finished=1");
+  EXPECT_EQ(played.wrong(),
+            "4: answer-differs: the answer should carry finished=2 and carries "
+            "finished=1");
   EXPECT_EQ(played.run().findings()[2].line, 7);
   EXPECT_EQ(played.run().findings()[2].finding.actual, "finish=length");
 }
@@ -173,7 +175,8 @@ TEST(SimulatedServer, rowsAndSlotsAreNumberedApart) {
       for (int i = 0; i < 12; ++i)
         text += fmt::format("request id=r{} tokens={}{} output={}\n", i,
                             static_cast<char>('a' + i % 5), 4 + i, 1 + i % 4);
-      const Played played(text + "run\n----\nfinished=12 violations=0\ncheck\n----\nviolations=0\n");
+      const Played played(text +
+                          "run\n----\nfinished=12 violations=0\ncheck\n----\nviolations=0\n");
       EXPECT_EQ(played.wrong(), "") << rows << " " << slots;
     }
 }
@@ -182,9 +185,9 @@ TEST(SimulatedServer, rowsAndSlotsAreNumberedApart) {
 std::string random_requests(std::uint64_t seed) {
   std::uint64_t index = 0;
   const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 9, index++); };
-  std::string text = fmt::format(
-      "config kv_tokens={} state_slots={} chunked_prefill={} max_running={}\n", 40 + below(60),
-      2 + below(6), 3 + below(30), 1 + below(4));
+  std::string text =
+      fmt::format("config kv_tokens={} state_slots={} chunked_prefill={} max_running={}\n",
+                  40 + below(60), 2 + below(6), 3 + below(30), 1 + below(4));
   Nanoseconds at = 0;
   for (int i = 0; i < 14; ++i) {
     at += static_cast<Nanoseconds>(below(4)) * 700'000;
@@ -212,7 +215,8 @@ TEST(SimulatedServer, randomRequestsEndWithoutAFinding) {
     const Played radix(text, {"radix", "oracle:radix"});
     ASSERT_EQ(radix.wrong(), "") << "seed " << seed << "\n" << text;
     for (int i = 0; i < 14; ++i)
-      ASSERT_NE(hybrid.of(fmt::format("r{}", i)).finish, FinishReason::running) << seed << "\n" << text;
+      ASSERT_NE(hybrid.of(fmt::format("r{}", i)).finish, FinishReason::running) << seed << "\n"
+                                                                                << text;
   }
 }
 

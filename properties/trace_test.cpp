@@ -44,7 +44,8 @@ TEST(TraceFiles, headsHaveATitleAndDirectives) {
 TEST(TraceFiles, statementsKeepTheirLinesAndAnswers) {
   const Trace trace = parsed(
       "config kv_tokens=77\nconfig state_slots=3 page=1\n\n"
-      "admit id=r tokens=a8\n----\ncached=0 state=0\n  extend\tid=r n=8 \ncheck\n----\nkv_free=69\n");
+      "admit id=r tokens=a8\n----\ncached=0 state=0\n  extend\tid=r n=8 "
+      "\ncheck\n----\nkv_free=69\n");
   EXPECT_TRUE(trace.configured);
   EXPECT_EQ(trace.config.kv_tokens, 77);
   EXPECT_EQ(trace.config.state_slots, 3);

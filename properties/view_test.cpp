@@ -51,7 +51,8 @@ TEST(TensorViews, ofStrideZeroRepeatOneElement) {
   std::vector<int> values = counted(4);
   const TensorView<const int, 2> view =
       make_view<const int>(values.data(), Shape<2>{4, 63}, Shape<2>{1, 0});
-  for (std::int64_t i = 0; i < 4; ++i) EXPECT_EQ(&view(i, 62), &values[static_cast<std::size_t>(i)]);
+  for (std::int64_t i = 0; i < 4; ++i)
+    EXPECT_EQ(&view(i, 62), &values[static_cast<std::size_t>(i)]);
 }
 
 TEST(TensorViews, ofRankZeroAreOneElementAndOfRankOneARow) {

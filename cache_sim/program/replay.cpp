@@ -71,7 +71,8 @@ Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayR
   std::string decisions;
   for (std::size_t i = 0; i < outcomes.size(); ++i) {
     runs.push_back(run_json(requests[i], outcomes[i]));
-    for (Json& event : timeline_json(outcomes[i])["traceEvents"]) {
+    Json own = timeline_json(outcomes[i]);
+    for (Json& event : own["traceEvents"]) {
       event["pid"] = i + 1;
       timeline["traceEvents"].push_back(std::move(event));
     }

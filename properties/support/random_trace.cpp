@@ -51,7 +51,7 @@ Operation RandomTrace::admission() {
   admit.id = fresh_name("r");
   admit.salt = some_salt();
   admit.tokens = some_tokens();
-  if (below(3) == 0) admit.prompt = static_cast<std::int64_t>(1 + below(admit.tokens.size()));
+  if (below(3) == 0) admit.prompt = static_cast<std::int64_t>(below(admit.tokens.size() + 1));
   return admit;
 }
 
@@ -115,6 +115,10 @@ Operation RandomTrace::use_of_slot(std::size_t slot) {
     operation.slot = slots_[slot].name;
     operation.tokens = slots_[slot].tokens;
     operation.salt = some_salt();
+    const std::uint32_t stored = ending_.tokens.size();
+    if (node_is_there_ && ending_.salt == operation.salt && stored <= operation.tokens.size() &&
+        operation.tokens.prefix(stored) == ending_.tokens && below(2) == 0)
+      operation.prev = stored;
   } else if (choice == 6) {
     operation.verb = Verb::free;
     operation.slot = slots_[slot].name;
@@ -151,6 +155,12 @@ Operation RandomTrace::of_tree() {
   }
   if (!has_states_) {
     operation.verb = Verb::insert;
+    if (node_is_there_ && below(2) == 0) {  // what the last reply showed is counted on
+      operation.prev = ending_.tokens.size();
+      operation.tokens = ending_.tokens.followed_by(fresh_tokens(below(9)));
+      operation.salt = ending_.salt;
+      return operation;
+    }
     operation.tokens = some_tokens();
     operation.salt = some_salt();
     return operation;
@@ -216,7 +226,9 @@ void RandomTrace::answered(const Reply& reply) {
     }
     case Verb::finish: seen_.push_back(requests_[place_].known); [[fallthrough]];
     case Verb::abort:
-    case Verb::preempt: requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(place_)); return;
+    case Verb::preempt:
+      requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(place_));
+      return;
     case Verb::alloc: slots_.push_back({last_.as, Tokens()}); return;
     case Verb::fork: slots_.push_back({last_.as, slot_named(last_.slot)->tokens}); return;
     case Verb::copy: slots_[place_].tokens = slot_named(last_.from)->tokens; return;
@@ -272,7 +284,8 @@ RandomPlay play_random_trace(const cache_sim::RunOptions& options, std::uint64_t
   RandomPlay play;
   const auto say = [&](const Operation& operation) {
     const Reply* const reply = run.apply(operation);
-    play.transcript += "    " + operation.text() + (reply == nullptr ? "" : " → " + reply->text()) + "\n";
+    play.transcript +=
+        "    " + operation.text() + (reply == nullptr ? "" : " → " + reply->text()) + "\n";
     if (reply != nullptr && reply->refused != Refusal::none) ++play.refusals;
     if (reply != nullptr) play.left = *reply;
     return reply;

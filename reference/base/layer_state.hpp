@@ -31,6 +31,8 @@ class LayerState {
   /// The slot goes back to the free list.
   virtual void free_state(StateSlot slot) = 0;
 
+  /// False where write_kv() would have no effect, so that nobody has to collect the slots for it.
+  virtual bool keeps_kv() const { return true; }
   virtual void allocate_kv(KvSlots slots) = 0;
   /// The forward writes the KV of tokens[begin, begin + slots.size()).
   virtual void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) = 0;

@@ -267,14 +267,8 @@ bool Reply::operator==(const Reply& other) const {
   return !difference(other);
 }
 
-std::size_t Reply::place(ReplyField field) {
-  if (has(field))
-    return static_cast<std::size_t>(std::find(fields_.begin(), fields_.end(), field) -
-                                    fields_.begin());
-  require(count_ < kMostFields, "a reply has room for its fields");
-  present_ |= bit(field);
-  fields_[count_] = field;
-  return count_++;
+void Reply::throw_full() {
+  throw ContractViolation("a reply has room for its fields");
 }
 
 /// Independent of the order in which the fields were set.
@@ -390,6 +384,7 @@ Result<Reply> parse_reply(std::string_view text, Verb verb) {
   const Result<Line> line = parse_line(with_verb);
   if (!line) return tl::unexpected(line.error());
   Reply reply;
+  std::size_t known = 0;
   for (const auto& [key, value] : line->fields) {
     if (key == "refused") {
       const auto refusal = index_of(kRefusals, value);
@@ -400,6 +395,8 @@ Result<Reply> parse_reply(std::string_view text, Verb verb) {
     }
     const auto field = index_of(kReplyFields, key);
     if (!field) continue;
+    if (++known > Reply::kMostFields)
+      return fail(fmt::format("the answer has more than {} fields", Reply::kMostFields));
     if (static_cast<ReplyField>(*field) == ReplyField::finish) {
       const auto reason = index_of(kFinishReasons, value);
       if (!reason) return fail(fmt::format("finish={} is no known reason", value));

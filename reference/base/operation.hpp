@@ -122,6 +122,8 @@ std::string_view to_string(FinishReason reason);
 /// One reply: a refusal, or numbers by field.
 class Reply {
  public:
+  static constexpr std::size_t kMostFields = 12;  ///< a reply is copied often, so it stays small
+
   Refusal refused = Refusal::none;
 
   Reply() = default;
@@ -159,13 +161,22 @@ class Reply {
       const;  ///< `cached=0 state=0` or `refused=no_kv`; `ok` where there is nothing to say
 
  private:
-  static constexpr std::size_t kMostFields = 8;  // a reply is copied often, so it stays small
-
   static constexpr std::uint32_t bit(ReplyField field) {
     return 1u << static_cast<unsigned>(field);
   }
   /// Where the field's value is or goes.
-  std::size_t place(ReplyField field);
+  std::size_t place(ReplyField field) {
+    if (!has(field)) {
+      if (count_ == kMostFields) throw_full();
+      present_ |= bit(field);
+      fields_[count_] = field;
+      return count_++;
+    }
+    std::size_t i = 0;
+    while (fields_[i] != field) ++i;
+    return i;
+  }
+  [[noreturn]] static void throw_full();
 
   std::uint32_t present_ = 0;
   std::uint8_t count_ = 0;

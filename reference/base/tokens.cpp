@@ -217,15 +217,33 @@ LongNames& long_names() {
 
 thread_local std::uint64_t compared_ids = 0;
 
-/// Equal ids from the starts on: whole cache lines through memcmp, then the place of the
-/// difference.
+/// How many ids are equal from the starts on: blocks through memcmp, then the place of the
+/// difference by halving.
 std::uint32_t common_ids(const std::uint32_t* a, const std::uint32_t* b, std::uint32_t n) {
   constexpr std::uint32_t kBlock =
-      256;  // 1 KiB: long enough for memcmp to stream, short enough to search after it
+      256;  // 1 KiB: long enough for memcmp to stream, short enough to search in
+  const auto equal = [&](std::uint32_t at, std::uint32_t size) {
+    return std::memcmp(a + at, b + at, size * sizeof *a) == 0;
+  };
   std::uint32_t i = 0;
-  while (i + kBlock <= n && std::memcmp(a + i, b + i, kBlock * sizeof *a) == 0) i += kBlock;
-  while (i + 16 <= n && std::memcmp(a + i, b + i, 16 * sizeof *a) == 0) i += 16;
-  while (i < n && a[i] == b[i]) ++i;
+  while (i < n) {
+    std::uint32_t size = std::min(kBlock, n - i);
+    if (equal(i, size)) {
+      i += size;
+      continue;
+    }
+    while (size > 8) {
+      const std::uint32_t half = size / 2;
+      if (equal(i, half)) {
+        i += half;
+        size -= half;
+      } else {
+        size = half;
+      }
+    }
+    while (a[i] == b[i]) ++i;
+    break;
+  }
   compared_ids += i;
   return i;
 }

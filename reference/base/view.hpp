@@ -21,8 +21,8 @@ namespace lockstep {
 
 /// `T` may be const: a view of inputs.
 template <class T, std::size_t Rank>
-using TensorView = cuda::std::mdspan<T, cuda::std::dextents<std::int64_t, Rank>,
-                                     cuda::std::layout_stride>;
+using TensorView =
+    cuda::std::mdspan<T, cuda::std::dextents<std::int64_t, Rank>, cuda::std::layout_stride>;
 
 /// Elements per dimension, or elements between neighbours of a dimension.
 template <std::size_t Rank>
