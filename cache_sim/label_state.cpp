@@ -16,7 +16,7 @@ std::string Label::text() const {
 
 LabelState::LabelState(std::int64_t states, std::int64_t kv_end)
     : states_(static_cast<std::size_t>(states + 1)),
-      kv_digest_(static_cast<std::size_t>(kv_end)),
+      kv_fingerprint_(static_cast<std::size_t>(kv_end)),
       kv_in_use_(static_cast<std::size_t>(kv_end)) {
   // Memory before its first use is as bad as freed memory.
   for (StateCell& cell : states_) cell.recurrent.poisoned = cell.conv.poisoned = true;
@@ -111,14 +111,15 @@ void LabelState::allocate_kv(KvSlots slots) {
 }
 
 void LabelState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
-  digests_.resize(slots.size());
-  tokens.prefix_digests(begin, begin + static_cast<std::uint32_t>(slots.size()), digests_);
+  fingerprints_.resize(slots.size());
+  tokens.prefix_fingerprints(begin, begin + static_cast<std::uint32_t>(slots.size()),
+                             fingerprints_);
   for (std::size_t i = 0; i < slots.size(); ++i) {
     if (kv_in_use_[slots[i]] == 0)
       report(FindingKind::freed_slot_in_use,
              fmt::format("KV slot {} was written although it is free", slots[i]), "a slot in use",
              fmt::format("slot {} is free", slots[i]));
-    kv_digest_[slots[i]] = digests_[i];
+    kv_fingerprint_[slots[i]] = fingerprints_[i];
   }
 }
 

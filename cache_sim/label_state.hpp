@@ -47,8 +47,8 @@ class LabelState final : public LayerState {
   const Label& conv(StateSlot slot) const { return states_[slot.value].conv; }
   bool kv_exists(std::uint32_t slot) const { return slot < kv_in_use_.size(); }
   bool kv_in_use(std::uint32_t slot) const { return kv_in_use_[slot] != 0; }
-  /// Digest of the prefix that ends with the token whose KV the slot holds.
-  std::uint64_t kv_digest(std::uint32_t slot) const { return kv_digest_[slot]; }
+  /// Fingerprint of the prefix that ends with the token whose KV the slot holds.
+  std::uint64_t kv_fingerprint(std::uint32_t slot) const { return kv_fingerprint_[slot]; }
 
   /// What the calls themselves did wrong since the last drain.
   Findings drain();
@@ -63,10 +63,10 @@ class LabelState final : public LayerState {
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
 
   std::vector<StateCell> states_;
-  std::vector<std::uint64_t> kv_digest_;
+  std::vector<std::uint64_t> kv_fingerprint_;
   std::vector<char> kv_in_use_;
   Findings findings_;
-  std::vector<std::uint64_t> digests_;  // scratch of write_kv
+  std::vector<std::uint64_t> fingerprints_;  // scratch of write_kv
 };
 
 /// Where nothing is checked: no memory, no work.

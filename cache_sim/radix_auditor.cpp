@@ -502,7 +502,7 @@ void RadixAuditor::check_kv_labels(NodeIndex node) {
     if (depth > now.depth()) break;
     const std::uint32_t last = run.slots().back();
     if (labels_ == nullptr || !labels_->kv_exists(last)) continue;
-    if (labels_->kv_digest(last) != now.path.digest(depth))
+    if (labels_->kv_fingerprint(last) != now.path.fingerprint(depth))
       report(
           FindingKind::wrong_state_prefix,
           fmt::format("KV slot {} of {} is not that of token {}", last, name_of(node), depth - 1),
@@ -666,13 +666,13 @@ void RadixAuditor::recount_nodes() {
 /// Every KV slot of the edge, not only the last of each run.
 void RadixAuditor::recount_kv_labels(const RadixNode& now, NodeIndex index) {
   if (labels_ == nullptr) return;
-  digests_.resize(now.edge_size());
-  now.path.prefix_digests(now.start, now.depth(), digests_);
+  fingerprints_.resize(now.edge_size());
+  now.path.prefix_fingerprints(now.start, now.depth(), fingerprints_);
   std::size_t at = 0;
   for (const KvRun& run : now.kv)
     for (const std::uint32_t slot : run.slots()) {
-      if (at == digests_.size()) return;
-      if (labels_->kv_exists(slot) && labels_->kv_digest(slot) != digests_[at])
+      if (at == fingerprints_.size()) return;
+      if (labels_->kv_exists(slot) && labels_->kv_fingerprint(slot) != fingerprints_[at])
         return report(FindingKind::wrong_state_prefix,
                       fmt::format("KV slot {} of {} is not that of token {}", slot, name_of(index),
                                   now.start + at),

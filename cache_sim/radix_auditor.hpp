@@ -125,7 +125,7 @@ class RadixAuditor final : public Auditor {
   std::uint64_t operation_ = 0;
   RequestRecord last_gone_;  // the request that the operation ended
   KvRuns scratch_;
-  std::vector<std::uint64_t> digests_;
+  std::vector<std::uint64_t> fingerprints_;
 };
 
 }  // namespace lockstep::cache_sim

@@ -3,15 +3,12 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 
 namespace lockstep::cache_sim {
 namespace {
-
-#ifndef LOCKSTEP_COMMIT
-#define LOCKSTEP_COMMIT "unknown"
-#endif
 
 constexpr std::size_t kMostRequests = 100'000;
 
@@ -90,6 +87,11 @@ std::string today() {
 
 }  // namespace
 
+std::string commit() {
+  const char* const known = std::getenv("LOCKSTEP_COMMIT");  // the script asks git for it
+  return known == nullptr ? "unknown" : known;
+}
+
 std::string replay_command(const ReplayRequest& request) {
   std::string command = "./lockstep replay " + request.file;
   const auto quoted = [](const std::string& word) {
@@ -112,7 +114,7 @@ Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome) {
     json["workload"]["config"][field] = value;
   if (!request.defect.empty()) json["defect"] = request.defect;
   json["seed"] = 0;
-  json["commit"] = LOCKSTEP_COMMIT;
+  json["commit"] = commit();
   json["digest"] = hex(run.digest());
   if (outcome.decisions) json["decision_digest"] = hex(outcome.decisions->decision_digest);
   json["verdict"] = run.findings().empty() ? "pass" : "finding";

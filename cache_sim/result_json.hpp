@@ -20,6 +20,9 @@ Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome);
 /// instant per finding. Without a scheduler, each event is a microsecond wide.
 Json timeline_json(const ReplayOutcome& outcome);
 
+/// The commit of the checkout that the program runs in, `unknown` outside the lockstep script.
+std::string commit();
+
 /// The command that replays a finding.
 std::string replay_command(const ReplayRequest& request);
 

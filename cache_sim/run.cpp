@@ -143,7 +143,7 @@ const Reply* Run::apply(const Operation& operation) {
         fail(reply.error());
         return nullptr;
       }
-      remember(operation, Reply{});
+      remember(operation, nullptr);
       locate(&seat, {*reply.error().finding, reply.error().text, "an answer", "none"},
              operation.id.text());
       stopped_ = true;
@@ -160,7 +160,7 @@ const Reply* Run::apply(const Operation& operation) {
     follow(operation, first);
     return &first;
   }
-  remember(operation, first);
+  remember(operation, &first);
   for (std::size_t i = 0; i < seats_.size(); ++i) check(*seats_[i], operation, replies_[i]);
   compare(operation);
   follow(operation, first);
@@ -310,11 +310,11 @@ const RequestOutcome* Run::find_outcome(Name id) const {
   return &outcomes_[outcome_of_[id.index()] - 1];
 }
 
-void Run::remember(const Operation& operation, const Reply& reply) {
+void Run::remember(const Operation& operation, const Reply* reply) {
   if (past_.size() == kEventsAround) past_.pop_front();
-  past_.push_back({operation, reply});
+  past_.push_back({operation, reply == nullptr ? std::nullopt : std::optional(*reply)});
   if (!options_.keep_events) return;
-  KeptEvent kept{line_, now_, operation.text(kTextLimit), reply.text()};
+  KeptEvent kept{line_, now_, operation.text(kTextLimit), past_.back().answer()};
   if (const auto now = seats_.front()->subject->snapshot()) {
     kept.kv_used = now->kv_total - now->kv_free;
     kept.states_used = now->states_total - now->states_free;
@@ -332,7 +332,7 @@ void Run::locate(Seat* seat, Finding finding, const std::string& request) {
   located.request = request;
   for (const PastEvent& event : past_)
     located.around.push_back(
-        fmt::format("{} → {}", event.operation.text(kTextLimit), event.reply.text()));
+        fmt::format("{} → {}", event.operation.text(kTextLimit), event.answer()));
   if (!past_.empty()) located.operation = past_.back().operation.text(kTextLimit);
   findings_.push_back(std::move(located));
 }

@@ -130,7 +130,8 @@ class Run {
   struct Seat;  // a subject with its labels, auditor and totals
   struct PastEvent {
     Operation operation;
-    Reply reply;
+    std::optional<Reply> reply;  // none: the subject failed
+    std::string answer() const { return reply ? reply->text() : "no answer"; }
   };
 
   explicit Run(const RunOptions& options);
@@ -138,7 +139,7 @@ class Run {
   void check(Seat& seat, const Operation& operation, const Reply& reply);
   void check_cached(Seat& seat, const Operation& operation, const Reply& reply, Findings& findings);
   void compare(const Operation& operation);
-  void remember(const Operation& operation, const Reply& reply);
+  void remember(const Operation& operation, const Reply* reply);
   void follow(const Operation& operation, const Reply& reply);
   void count(const Operation& operation, const Reply& reply, Seat& seat);
   void locate(Seat* seat, Finding finding, const std::string& request);

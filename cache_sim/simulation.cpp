@@ -43,6 +43,7 @@ Reply Simulation::perform(const Statement& statement) {
                    const auto number = static_cast<RequestNumber>(specs_.size());
                    specs_.push_back(&spec);
                    span_of_.push_back(0);
+                   queued_since_.push_back(std::max(spec.at, now_));
                    if (number_of_.size() <= spec.id.index()) number_of_.resize(spec.id.index() + 1);
                    number_of_[spec.id.index()] = number;
                    run_.outcome(spec.id).prompt_tokens = spec.prompt_size;
@@ -173,7 +174,9 @@ void Simulation::note(const SchedulerNote& note) {
   const Name id = specs_[note.request]->id;
   RequestOutcome& outcome = run_.outcome(id);
   switch (note.kind) {
-    case SchedulerNote::Kind::admitted: add_span("queued", id, outcome.arrival, now_); return;
+    case SchedulerNote::Kind::admitted:
+      add_span("queued", id, queued_since_[note.request], now_);
+      return;
     case SchedulerNote::Kind::sampled:
       outcome.output_tokens = note.output_tokens;
       if (outcome.first_token < 0) outcome.first_token = now_;
@@ -181,6 +184,7 @@ void Simulation::note(const SchedulerNote& note) {
     case SchedulerNote::Kind::retracted:
       run_.spans().push_back({"retracted", id, now_, now_});
       span_of_[note.request] = 0;
+      queued_since_[note.request] = now_;
       outcome.finish = FinishReason::running;
       return;
     case SchedulerNote::Kind::ended:

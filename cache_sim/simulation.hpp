@@ -53,6 +53,7 @@ class Simulation {
   std::vector<const RequestSpec*> specs_;  // by request number
   std::vector<RequestNumber> number_of_;   // by Name::index()
   std::vector<std::size_t> span_of_;       // by request number: 1 + its open bar
+  std::vector<Nanoseconds> queued_since_;  // by request number: its arrival or last retraction
   int line_ = 0;
   std::int64_t ended_ = 0;
   std::int64_t computed_ = 0;  // tokens of all forwards

@@ -150,7 +150,7 @@ TEST_F(LabelStates, kvSlotsHoldTheDigestsOfTheirPrefixes) {
   labels.allocate_kv(slots);
   labels.write_kv(slots, text, 1);
   for (std::uint32_t i = 0; i < 3; ++i)
-    EXPECT_EQ(labels.kv_digest(slots[i]), text.digest(2 + i)) << i;
+    EXPECT_EQ(labels.kv_fingerprint(slots[i]), text.fingerprint(2 + i)) << i;
   EXPECT_TRUE(labels.kv_in_use(19));
   labels.allocate_kv(std::vector<std::uint32_t>{6, 7});
   EXPECT_EQ(found(), "slot-in-two-places");

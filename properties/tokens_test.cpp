@@ -142,15 +142,18 @@ RC_GTEST_PROP(TokenDigest, eachPrefixHasItsOwn, ()) {
   const Pair pair = random_pair();
   const auto last = *rc::gen::inRange<std::uint32_t>(0, pair.tokens.size() + 1);
   const auto first = *rc::gen::inRange<std::uint32_t>(0, last + 1);
-  std::vector<std::uint64_t> digests(last - first + 1, 77);
-  pair.tokens.prefix_digests(first, last, digests);
+  std::vector<std::uint64_t> prints(last - first + 1, 77);
+  pair.tokens.prefix_fingerprints(first, last, prints);
   for (std::uint32_t i = first; i < last; ++i) {
-    RC_ASSERT(digests[i - first] == pair.tokens.digest(i + 1));
-    RC_ASSERT(
-        digests[i - first] ==
-        folded({pair.values.begin(), pair.values.begin() + static_cast<std::ptrdiff_t>(i + 1)}));
+    const auto end = pair.values.begin() + static_cast<std::ptrdiff_t>(i + 1);
+    RC_ASSERT(prints[i - first] == pair.tokens.fingerprint(i + 1));
+    RC_ASSERT(prints[i - first] ==
+              Tokens::of_values({pair.values.begin(), end}).fingerprint(i + 1));
+    std::vector<Token> other(pair.values.begin(), end);
+    other[*rc::gen::inRange<std::size_t>(0, other.size())] ^= 1;
+    RC_ASSERT(prints[i - first] != Tokens::of_values(other).fingerprint(i + 1));
   }
-  RC_ASSERT(digests.back() == 77u);  // nothing behind the last one is written
+  RC_ASSERT(prints.back() == 77u);  // nothing behind the last one is written
 }
 
 // H(xy) = H(x) r^|y| + H(y): what makes it possible to extend a label.

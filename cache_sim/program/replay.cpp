@@ -82,8 +82,11 @@ Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayR
     return path.empty() ? Result<void>{} : cache_sim::write_file(path, text);
   };
   const Json& json = runs.size() == 1 ? runs[0] : runs;
-  return write(options.json_path, json.dump(1) + "\n")
-      .and_then([&] { return write(options.timeline_path, timeline.dump() + "\n"); })
+  return write(options.json_path, json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n")
+      .and_then([&] {
+        return write(options.timeline_path,
+                     timeline.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+      })
       .and_then([&] { return write(options.decisions_path, decisions); });
 }
 

@@ -80,49 +80,24 @@ std::uint64_t extend_by_ramp(std::uint64_t digest, Token value, std::uint32_t n)
   return digest;
 }
 
-/// The digests behind each of four more values. The four do not wait for each other: a step's
-/// latency is that of one multiplication, not of four.
-struct FourDigests {
-  std::uint64_t after[4];
-};
-inline FourDigests extend_by_four(std::uint64_t digest, const std::uint64_t (&t)[4]) {
+/// H extended by an array of ids: four a step, because a step's latency is that of one
+/// multiplication either way.
+std::uint64_t extend_by_ids(std::uint64_t digest, const std::uint32_t* ids, std::uint32_t n) {
   constexpr std::uint64_t r1 = kRadix;
   constexpr std::uint64_t r2 = times(r1, r1);
   constexpr std::uint64_t r3 = times(r2, r1);
   constexpr std::uint64_t r4 = times(r2, r2);
-  // Each sum is below 4 * 2^61 * 2^61 + 2^61 < 2^124, so both parts of it and their sum fit 64
-  // bits.
-  const auto fold = [](Wide sum) {
-    return reduce((static_cast<std::uint64_t>(sum) & kPrime) +
-                  static_cast<std::uint64_t>(sum >> 61));
-  };
-  return {{fold(Wide{digest} * r1 + t[0]), fold(Wide{digest} * r2 + Wide{t[0]} * r1 + t[1]),
-           fold(Wide{digest} * r3 + Wide{t[0]} * r2 + Wide{t[1]} * r1 + t[2]),
-           fold(Wide{digest} * r4 + Wide{t[0]} * r3 + Wide{t[1]} * r2 + Wide{t[2]} * r1 + t[3])}};
-}
-
-/// H extended by an array of ids.
-std::uint64_t extend_by_ids(std::uint64_t digest, const std::uint32_t* ids, std::uint32_t n) {
-  std::uint32_t i = 0;
-  for (; i + 4 <= n; i += 4)
-    digest = extend_by_four(digest, {ids[i] + std::uint64_t{1}, ids[i + 1] + std::uint64_t{1},
-                                     ids[i + 2] + std::uint64_t{1}, ids[i + 3] + std::uint64_t{1}})
-                 .after[3];
-  for (; i < n; ++i) digest = plus(times(digest, kRadix), ids[i] + std::uint64_t{1});
-  return digest;
-}
-
-/// The digests behind each of n values, which `value(i)` gives plus one and below the prime.
-template <class Value>
-std::uint64_t each_digest(std::uint64_t digest, std::uint32_t n, Value value, std::uint64_t* out) {
   std::uint32_t i = 0;
   for (; i + 4 <= n; i += 4) {
-    const FourDigests four =
-        extend_by_four(digest, {value(i), value(i + 1), value(i + 2), value(i + 3)});
-    std::copy_n(four.after, 4, out + i);
-    digest = four.after[3];
+    const Wide sum = Wide{ids[i] + std::uint64_t{1}} * r3 +
+                     Wide{ids[i + 1] + std::uint64_t{1}} * r2 +
+                     Wide{ids[i + 2] + std::uint64_t{1}} * r1 + (ids[i + 3] + std::uint64_t{1}) +
+                     Wide{digest} * r4;
+    // sum < 2^61 * 2^61 + 3 * 2^32 * 2^61 + 2^33 < 2^123, so both parts and their sum fit 64 bits.
+    digest =
+        reduce((static_cast<std::uint64_t>(sum) & kPrime) + static_cast<std::uint64_t>(sum >> 61));
   }
-  for (; i < n; ++i) out[i] = digest = plus(times(digest, kRadix), value(i));
+  for (; i < n; ++i) digest = plus(times(digest, r1), ids[i] + std::uint64_t{1});
   return digest;
 }
 
@@ -137,6 +112,11 @@ struct TokenStorage {
   std::vector<std::uint32_t> ids;
   std::uint32_t size = 0;
   mutable std::vector<std::uint64_t> memo;  // digest of the first (i + 1) * kMemoStride tokens
+  struct Recent {
+    std::uint32_t size = 0;
+    std::uint64_t digest = 0;
+  };
+  mutable std::array<Recent, 8> recent{};  // a run asks for the same few lengths again and again
 
   std::size_t run_at(std::uint32_t position) const {
     if (runs.size() == 1) return 0;
@@ -163,6 +143,12 @@ struct TokenStorage {
   }
 
   std::uint64_t prefix_digest(std::uint32_t n) const {
+    Recent& known = recent[n % recent.size()];
+    if (known.size != n) known = {n, find_prefix_digest(n)};
+    return known.digest;
+  }
+
+  std::uint64_t find_prefix_digest(std::uint32_t n) const {
     const std::uint32_t whole = n / kMemoStride;
     while (memo.size() < whole) {
       const auto at = static_cast<std::uint32_t>(memo.size()) * kMemoStride;
@@ -414,30 +400,44 @@ std::uint64_t extend_digest(std::uint64_t digest, Token token) {
   return plus(times(digest, kRadix), reduce(reduce(token) + 1));
 }
 
-void Tokens::prefix_digests(std::uint32_t first, std::uint32_t last,
-                            std::span<std::uint64_t> out) const {
+namespace {
+
+constexpr std::uint32_t kBlock = TokenStorage::kMemoStride;
+
+/// An odd factor for each place of a block.
+constexpr auto kFactors = [] {
+  std::array<std::uint64_t, kBlock> factors{};
+  for (std::uint32_t i = 0; i < kBlock; ++i) factors[i] = mix64(0x5EED + i) | 1;
+  return factors;
+}();
+
+}  // namespace
+
+void Tokens::prefix_fingerprints(std::uint32_t first, std::uint32_t last,
+                                 std::span<std::uint64_t> out) const {
   require(first <= last && last <= size() && out.size() >= last - first,
           "there is a place for each prefix asked for");
-  std::uint64_t rolling = digest(first);
-  std::uint32_t at = begin_ + first;
-  const std::uint32_t end = begin_ + last;
-  std::uint64_t* next = out.data();
-  for (std::size_t r = at < end ? storage_->run_at(at) : 0; at < end; ++r) {
-    const TokenRun& run = storage_->runs[r];
-    const std::uint32_t stop = std::min(end, storage_->run_end(r));
-    const std::uint32_t from = run.first + (at - run.begin);
-    const std::uint32_t* const ids = storage_->ids.data() + (run.document == 0 ? from : 0);
-    const std::uint64_t base = reduce(token_of(run.document, from));
-    rolling =
-        run.document == 0
-            ? each_digest(
-                  rolling, stop - at, [&](std::uint32_t i) { return ids[i] + std::uint64_t{1}; },
-                  next)
-            : each_digest(
-                  rolling, stop - at, [&](std::uint32_t i) { return reduce(base + i + 1); }, next);
-    next += stop - at;
-    at = stop;
+  std::size_t i = 0;
+  for (std::uint32_t at = first / kBlock * kBlock; at < last; at += kBlock) {
+    std::uint64_t sum = digest(at);
+    const std::uint32_t stop = std::min(kBlock, last - at);
+    const auto add = [&](std::uint32_t place, Token token) {
+      sum += (token + 1) * kFactors[place];
+      if (at + place >= first) out[i++] = sum;
+    };
+    if (flat_ != nullptr)
+      for (std::uint32_t place = 0; place < stop; ++place) add(place, flat_[at + place]);
+    else
+      for (std::uint32_t place = 0; place < stop; ++place)
+        add(place, token_at(begin_ + at + place));
   }
+}
+
+std::uint64_t Tokens::fingerprint(std::uint32_t size) const {
+  require(size >= 1 && size <= this->size(), "a fingerprint is that of a token's prefix");
+  std::uint64_t one = 0;
+  prefix_fingerprints(size - 1, size, {&one, 1});
+  return one;
 }
 
 std::uint64_t extend_digest(std::uint64_t digest, const Tokens& sequence, std::uint32_t begin,
