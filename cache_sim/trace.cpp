@@ -196,13 +196,15 @@ class Reader {
     return {};
   }
 
-  Result<void> read_at(std::string_view value, Nanoseconds& into) {
-    const Result<Nanoseconds> at = parse_time(value);
-    if (!at) return tl::unexpected(at.error());
-    if (*at < latest_)
+  /// A time that is not before the latest one of its kind: arrivals may lie behind the end of a
+  /// run.
+  static Result<void> read_time(std::string_view value, Nanoseconds& latest, Nanoseconds& into) {
+    const Result<Nanoseconds> time = parse_time(value);
+    if (!time) return tl::unexpected(time.error());
+    if (*time < latest)
       return fail(
-          fmt::format("{} is before {} of an earlier line", time_text(*at), time_text(latest_)));
-    latest_ = into = *at;
+          fmt::format("{} is before {} of an earlier line", time_text(*time), time_text(latest)));
+    latest = into = *time;
     return {};
   }
 
@@ -228,7 +230,7 @@ class Reader {
           if (key == "tokens")
             return parse_tokens(value).map([&](const Tokens& t) { spec.tokens = t; });
           if (key == "output") return void(output = value), Result<void>{};
-          if (key == "at") return read_at(value, spec.at);
+          if (key == "at") return read_time(value, latest_at_, spec.at);
           if (key == "accept")
             return parse_list(value, 1).map([&](const auto& list) { spec.accept = list; });
           if (key == "drafts")
@@ -275,7 +277,7 @@ class Reader {
     const Result<void> read =
         each_field(line, {"id"}, [&](std::string_view key, std::string_view value) -> Result<void> {
           if (key == "id") return read_known_id(value, stop.id);
-          if (key == "at") return read_at(value, stop.at);
+          if (key == "at") return read_time(value, latest_at_, stop.at);
           return fail(fmt::format("{} has no such field", line.verb));
         });
     if (!read) return tl::unexpected(read.error());
@@ -299,7 +301,10 @@ class Reader {
     RunStatement run;
     const Result<void> read =
         each_field(line, {}, [&](std::string_view key, std::string_view value) -> Result<void> {
-          if (key == "until") return read_at(value, run.until);
+          if (key == "until")
+            return read_time(value, latest_until_, run.until).map([&] {
+              latest_at_ = std::max(latest_at_, run.until);  // nothing arrives before the clock
+            });
           if (key == "steps")
             return parse_integer(value, 0, kMost).map([&](std::int64_t v) { run.steps = v; });
           return fail("run has no such field");
@@ -342,7 +347,8 @@ class Reader {
   int line_ = 0;
   Awaiting awaiting_ = Awaiting::nothing;
   bool after_verb_ = false;
-  Nanoseconds latest_ = 0;
+  Nanoseconds latest_at_ = 0;
+  Nanoseconds latest_until_ = 0;
   std::set<std::string, std::less<>> ids_;
   std::set<std::string, std::less<>> running_;
 };
