@@ -181,7 +181,7 @@ bool RadixTree::attach(NodeIndex index, StateSlot state) {
 // --- Match and insert ----------------------------------------------------------------------------
 
 RadixTree::Match RadixTree::match(const Tokens& whole_key, Name salt) {
-  Match found{.end = kRoot};
+  Match found{.end = kRoot, .reached = kRoot};
   const std::uint32_t size = whole_key.size() - whole_key.size() % options_.page;
   NodeIndex at = kRoot;
   while (found.full < size) {
@@ -191,6 +191,7 @@ RadixTree::Match RadixTree::match(const Tokens& whole_key, Name salt) {
     const bool partial = common < node(child).edge_size();
     found.full += common;
     if (partial) child = split(child, common);
+    found.reached = child;
     if (!options_.has_states || node(child).state.exists() || planted(kReusesKvWithoutState)) {
       found.end = child;
       found.prefix = found.full;
@@ -240,6 +241,10 @@ RadixTree::Inserted RadixTree::insert(const Tokens& whole_key, Name salt, const 
     nodes_[at.value].last_access = time;
 
   KvRuns surplus;
+  if (owned < depth) {
+    append_slice(surplus, row, owned - row_begin, depth - row_begin);
+    done.duplicates = depth - owned;
+  }
   NodeIndex at = from;
   while (depth < size) {
     std::uint32_t common = 0;

@@ -58,6 +58,7 @@ class RadixTree {
     NodeIndex end;             ///< deepest valid node; the root where nothing can be used
     std::uint32_t prefix = 0;  ///< its depth
     std::uint32_t full = 0;    ///< tokens whose KV is there
+    NodeIndex reached;         ///< the node that ends there; the root where there is none
     std::uint32_t branch = 0;  ///< where a state would have served this key, 0 for none (1.2, 4)
   };
   struct Inserted {
@@ -87,8 +88,8 @@ class RadixTree {
   Match match(const Tokens& key, Name salt);
 
   /// Section 1.4. The caller's KV: `row` holds a slot for each token from `row_begin` on; tokens
-  /// below `owned` belong to the tree already. `from` is a node on the key's path that the caller
-  /// has locked (or the root): the walk starts there.
+  /// below `owned` belong to the tree already. `from` is a node that is known to lie on the key's
+  /// path (or the root): no token above it is compared again.
   Inserted insert(const Tokens& key, Name salt, const KvRuns& row, std::uint32_t row_begin,
                   StateSlot state, std::uint32_t owned, NodeIndex from);
 

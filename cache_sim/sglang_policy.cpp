@@ -169,6 +169,8 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     if (!planted(kSkipsZeroing)) layers_.zero_state(request.live);
   }
   request.locked = hit ? match.end : NodeIndex::none();
+  request.reached = match.reached;
+  request.reached_serial = tree_.node(match.reached).serial;
   request.owned = request.computed = request.allocated = match.prefix;
   request.row = free_rows_.back();
   free_rows_.pop_back();
@@ -279,7 +281,12 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
 /// evicted between them (section 1.7).
 RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t size,
                                         StateSlot state) {
-  const NodeIndex from = request.locked.exists() ? request.locked : RadixTree::kRoot;
+  NodeIndex from = request.locked.exists() ? request.locked : RadixTree::kRoot;
+  // What the match compared need not be compared again, if nobody has evicted it since.
+  const RadixNode& reached = tree_.node(request.reached);
+  if (reached.alive && reached.serial == request.reached_serial &&
+      reached.depth() > request.owned && reached.depth() <= size)
+    from = request.reached;
   const RadixTree::Inserted done = tree_.insert(request.known.prefix(size), request.salt,
                                                 request.kv, 0, state, request.owned, from);
   if (done.duplicates != 0) {

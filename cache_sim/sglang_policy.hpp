@@ -23,7 +23,9 @@ struct RadixRequest {
   std::uint32_t computed = 0;  ///< tokens whose KV and state exist
   std::uint32_t owned = 0;     ///< tokens of the row that the tree owns ("prot")
   NodeIndex locked;            ///< node at depth `owned`, none where nothing is locked
-  StateSlot live;              ///< the running state
+  NodeIndex reached;  ///< where its match ended in KV: on its path while it is the same node
+  std::uint64_t reached_serial = 0;
+  StateSlot live;  ///< the running state
   RequestRow row;
   KvRuns kv;  ///< one slot per token of [0, allocated)
   std::uint32_t allocated = 0;
