@@ -52,19 +52,18 @@ NodeIndex RadixTree::find_child(NodeIndex parent, Name salt, const Tokens& key, 
 
 void RadixTree::add_child(NodeIndex child) {
   if ((child_total_ + 1) * 2 > children_.size()) grow_children();
-  const RadixNode& added = node(child);
-  const std::uint64_t hash = child_hash(added.parent, added.salt, added.path, added.start);
+  RadixNode& added = nodes_[child.value];
+  added.hash = child_hash(added.parent, added.salt, added.path, added.start);
   const std::size_t mask = children_.size() - 1;
-  std::size_t i = hash & mask;
+  std::size_t i = added.hash & mask;
   while (children_[i].node.exists()) i = (i + 1) & mask;
-  children_[i] = {hash, child};
+  children_[i] = {added.hash, child};
   ++child_total_;
 }
 
 void RadixTree::remove_child(NodeIndex child) {
-  const RadixNode& gone = node(child);
   const std::size_t mask = children_.size() - 1;
-  std::size_t hole = child_hash(gone.parent, gone.salt, gone.path, gone.start) & mask;
+  std::size_t hole = node(child).hash & mask;
   while (children_[hole].node != child) hole = (hole + 1) & mask;
   // Entries behind the hole move up unless that would put them before their own place.
   for (std::size_t i = (hole + 1) & mask; children_[i].node.exists(); i = (i + 1) & mask) {

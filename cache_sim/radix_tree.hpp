@@ -29,6 +29,7 @@ struct RadixNode {
   std::uint32_t state_lock = 0;  ///< locks at this node
   StateSlot state;               ///< none: a tombstone
   std::uint64_t last_access = 0;
+  std::uint64_t hash = 0;    ///< its place among the children of all nodes
   std::uint64_t serial = 0;  ///< which node this index holds: indices are reused, serials are not
   NodeIndex lru_newer, lru_older;
   Name salt;  ///< the namespace
