@@ -2,7 +2,6 @@
 // state. Rows of the request table are a third thing with their own numbers (rows are not slots).
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -21,9 +20,6 @@ struct KvRun {
   std::uint32_t size = 0;
 
   KvSlots slots() const { return {array.get() + begin, size}; }
-  bool operator==(const KvRun& other) const {
-    return size == other.size && std::equal(slots().begin(), slots().end(), other.slots().begin());
-  }
 };
 using KvRuns = std::vector<KvRun>;
 

@@ -231,11 +231,12 @@ void RadixAuditor::bury(Touched& touched) {
   if (gone || old.state != now.state) disown_state(old.state, kOfNode | node.value);
   if (gone || touched.kv) {
     // A split leaves the lower part of the edge where it is: only the upper part changes hands.
-    const bool split = !gone && now.edge_size() < old.edge_size && keeps_tail(old.kv, now.kv);
-    scratch_.clear();
-    append_slice(scratch_, old.kv, 0, split ? old.edge_size - now.edge_size() : old.edge_size);
-    disown_kv(scratch_, kOfNode | node.value);
-    touched.kept_kv = split;
+    touched.kept_kv = !gone && now.edge_size() < old.edge_size && keeps_tail(old.kv, now.kv);
+    if (touched.kept_kv) {
+      scratch_.clear();
+      append_slice(scratch_, old.kv, 0, old.edge_size - now.edge_size());
+    }
+    disown_kv(touched.kept_kv ? scratch_ : old.kv, kOfNode | node.value);
   }
   if (!gone) return;
   if (old.parent != kRoot && record(old.parent).exists()) --record(old.parent).child_count;
