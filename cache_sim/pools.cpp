@@ -42,12 +42,29 @@ KvRun KvPool::allocate(std::uint32_t size) {
   return taken;
 }
 
+void KvPool::release(KvRun run) {
+  layers_.free_kv(run.slots());
+  free_count_ += run.size;
+  free_.push_back(std::move(run));
+}
+
 void KvPool::release(const KvRuns& runs) {
-  for (const KvRun& run : runs) {
-    layers_.free_kv(run.slots());
-    free_count_ += run.size;
-    free_.push_back(run);
+  for (const KvRun& run : runs) release(run);
+}
+
+void KvPool::release_from(KvRuns& runs, std::uint32_t first) {
+  auto kept = runs.begin();
+  for (; kept != runs.end() && kept->size <= first; ++kept) first -= kept->size;
+  if (kept == runs.end()) return;
+  auto gone = kept;
+  if (first != 0) {
+    release({kept->array, kept->begin + first, kept->size - first});
+    kept->size = first;
+    ++gone;
   }
+  const auto end = gone;
+  for (; gone != runs.end(); ++gone) release(std::move(*gone));
+  runs.erase(end, runs.end());
 }
 
 StatePool::StatePool(std::int64_t slots, LayerState& layers) : slot_count_(slots), layers_(layers) {

@@ -39,8 +39,12 @@ class KvPool {
   /// 1 <= size <= free_count(), whole pages.
   KvRun allocate(std::uint32_t size);
   void release(const KvRuns& runs);
+  /// Releases the slots from the `first` one on, in order, and leaves the others in `runs`.
+  void release_from(KvRuns& runs, std::uint32_t first);
 
  private:
+  void release(KvRun run);
+
   std::deque<KvRun> free_;
   std::int64_t free_count_;
   std::int64_t slot_count_;

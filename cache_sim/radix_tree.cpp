@@ -144,10 +144,10 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   return upper_index;
 }
 
-NodeIndex RadixTree::add_leaf(const Tokens& key, Name salt, NodeIndex parent) {
+NodeIndex RadixTree::add_leaf(Tokens key, Name salt, NodeIndex parent) {
   const NodeIndex index = new_node();
   RadixNode& leaf = nodes_[index.value];
-  leaf.path = key;
+  leaf.path = std::move(key);
   leaf.start = node(parent).depth();
   leaf.parent = parent;
   leaf.salt = salt;
@@ -179,13 +179,13 @@ bool RadixTree::attach(NodeIndex index, StateSlot state) {
 
 // --- Match and insert ----------------------------------------------------------------------------
 
-RadixTree::Match RadixTree::match(const Tokens& whole_key, Name salt) {
+RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name salt) {
   Match found{.end = kRoot, .reached = kRoot};
-  const std::uint32_t size = whole_key.size() - whole_key.size() % options_.page;
+  size -= size % options_.page;
   NodeIndex at = kRoot;
   while (found.full < size) {
     std::uint32_t common = 0;
-    NodeIndex child = find_child(at, salt, whole_key, found.full, size - found.full, common);
+    NodeIndex child = find_child(at, salt, key, found.full, size - found.full, common);
     if (!child.exists()) break;
     const bool partial = common < node(child).edge_size();
     found.full += common;
@@ -223,13 +223,12 @@ void RadixTree::refresh_path(NodeIndex end) {
   touch(end, false);
 }
 
-RadixTree::Inserted RadixTree::insert(const Tokens& whole_key, Name salt, const KvRuns& row,
-                                      std::uint32_t row_begin, StateSlot state, std::uint32_t owned,
-                                      NodeIndex from) {
-  const std::uint32_t size = whole_key.size() - whole_key.size() % options_.page;
+RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Name salt,
+                                      const KvRuns& row, std::uint32_t row_begin, StateSlot state,
+                                      std::uint32_t owned, NodeIndex from) {
+  size -= size % options_.page;
   Inserted done{.end = kRoot};
   if (size == 0) return done;
-  const Tokens key = whole_key.prefix(size);
   tick();  // the root's access time: read, and used by nobody
   std::uint32_t depth = node(from).depth();
   std::uint32_t above = 0;
@@ -266,7 +265,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& whole_key, Name salt, const 
   }
   if (depth < size) {
     const std::uint32_t leaf_start = depth;
-    at = add_leaf(key, salt, at);
+    at = add_leaf(key.prefix(size), salt, at);
     append_slice(nodes_[at.value].kv, row, leaf_start - row_begin, size - row_begin);
     done.exist = options_.has_states && attach(at, state);
     consider_leaf(at);
@@ -312,48 +311,74 @@ void RadixTree::append_path_kv(NodeIndex end, std::uint32_t first, KvRuns& out) 
 
 // --- Locks ---------------------------------------------------------------------------------------
 
-void RadixTree::lock(NodeIndex end) {
-  if (end == kRoot || !end.exists()) return;
-  for (NodeIndex at = end; at != kRoot; at = node(at).parent) {
-    RadixNode& locked = nodes_[at.value];
-    if (locked.full_lock++ == 0) {
-      sizes_.evictable_kv -= locked.edge_size();
-      sizes_.protected_kv += locked.edge_size();
-    }
-    touch(at, false);
+void RadixTree::lock_kv(NodeIndex index) {
+  RadixNode& locked = nodes_[index.value];
+  if (locked.full_lock++ == 0) {
+    sizes_.evictable_kv -= locked.edge_size();
+    sizes_.protected_kv += locked.edge_size();
   }
+  touch(index, false);
+}
+
+void RadixTree::unlock_kv(NodeIndex index) {
+  RadixNode& unlocked = nodes_[index.value];
+  require(unlocked.full_lock != 0, "a node is unlocked as often as it was locked");
+  if (--unlocked.full_lock == 0) {
+    sizes_.evictable_kv += unlocked.edge_size();
+    sizes_.protected_kv -= unlocked.edge_size();
+  }
+  touch(index, false);
+}
+
+void RadixTree::lock_state(NodeIndex index) {
   if (!options_.has_states) return;
-  RadixNode& last = nodes_[end.value];
-  if (!last.state.exists()) {
+  RadixNode& locked = nodes_[index.value];
+  if (!locked.state.exists()) {
     LOCKSTEP_MARK("lock.tombstone");
     if (planted(kTombstoneLockUncounted)) return;
   }
-  if (last.state_lock++ == 0 && last.state.exists()) {
+  if (locked.state_lock++ == 0 && locked.state.exists()) {
     --sizes_.evictable_states;
     ++sizes_.protected_states;
   }
+  touch(index, false);
+}
+
+void RadixTree::unlock_state(NodeIndex index) {
+  RadixNode& unlocked = nodes_[index.value];
+  if (!options_.has_states || (planted(kTombstoneLockUncounted) && unlocked.state_lock == 0))
+    return;
+  require(unlocked.state_lock != 0, "a state is unlocked as often as it was locked");
+  if (--unlocked.state_lock == 0 && unlocked.state.exists()) {
+    ++sizes_.evictable_states;
+    --sizes_.protected_states;
+  }
+  touch(index, false);
+}
+
+void RadixTree::lock(NodeIndex end) {
+  if (end == kRoot || !end.exists()) return;
+  for (NodeIndex at = end; at != kRoot; at = node(at).parent) lock_kv(at);
+  lock_state(end);
 }
 
 void RadixTree::unlock(NodeIndex end) {
   if (end == kRoot || !end.exists()) return;
-  RadixNode& last = nodes_[end.value];
-  if (options_.has_states && !(planted(kTombstoneLockUncounted) && last.state_lock == 0)) {
-    require(last.state_lock != 0, "a state is unlocked as often as it was locked");
-    if (--last.state_lock == 0 && last.state.exists()) {
-      ++sizes_.evictable_states;
-      --sizes_.protected_states;
-    }
-  }
-  for (NodeIndex at = end; at != kRoot; at = node(at).parent) {
-    RadixNode& unlocked = nodes_[at.value];
-    require(unlocked.full_lock != 0, "a node is unlocked as often as it was locked");
-    if (--unlocked.full_lock == 0) {
-      sizes_.evictable_kv += unlocked.edge_size();
-      sizes_.protected_kv -= unlocked.edge_size();
-    }
-    touch(at, false);
-  }
+  unlock_state(end);
+  for (NodeIndex at = end; at != kRoot; at = node(at).parent) unlock_kv(at);
   consider_leaf(end);
+}
+
+/// Down a path, which is what requests do, only the new part of it is walked.
+void RadixTree::move_lock(NodeIndex from, NodeIndex to) {
+  NodeIndex at = to;
+  for (; at.exists() && at != kRoot && at != from; at = node(at).parent) lock_kv(at);
+  if (at != from) {
+    unlock(from);
+  } else if (from != to && from != kRoot) {
+    unlock_state(from);
+  }
+  if (from != to && to.exists() && to != kRoot) lock_state(to);
 }
 
 // --- Eviction ------------------------------------------------------------------------------------
@@ -391,17 +416,32 @@ void RadixTree::consider_leaf(NodeIndex index) {
   push_heap({candidate.last_access, index});
 }
 
+/// The heap without its oldest entry and with this one.
+void RadixTree::replace_oldest(HeapEntry entry) {
+  std::size_t hole = 0;
+  for (std::size_t child = 1; child < heap_.size(); child = hole * 2 + 1) {
+    if (child + 1 < heap_.size() && heap_[child + 1].time < heap_[child].time) ++child;
+    if (heap_[child].time >= entry.time) break;
+    heap_[hole] = heap_[child];
+    hole = child;
+  }
+  heap_[hole] = entry;
+}
+
 NodeIndex RadixTree::pop_oldest_leaf() {
   while (!heap_.empty()) {
-    std::pop_heap(heap_.begin(), heap_.end(), kLater);
-    const HeapEntry entry = heap_.back();
+    const HeapEntry oldest = heap_.front();
+    RadixNode& candidate = nodes_[oldest.node.value];
+    const bool leaf = is_leaf(candidate);
+    if (leaf && candidate.last_access != oldest.time) {
+      replace_oldest({candidate.last_access, oldest.node});
+      continue;
+    }
+    const HeapEntry last = heap_.back();
     heap_.pop_back();
-    RadixNode& candidate = nodes_[entry.node.value];
+    if (!heap_.empty()) replace_oldest(last);
     candidate.in_heap = false;
-    if (!is_leaf(candidate)) continue;
-    if (candidate.last_access == entry.time) return entry.node;
-    candidate.in_heap = true;
-    push_heap({candidate.last_access, entry.node});
+    if (leaf) return oldest.node;
   }
   return NodeIndex::none();
 }

@@ -20,7 +20,8 @@
 
 namespace lockstep::cache_sim {
 
-struct RadixNode {
+/// What a walk reads stands in the first of its two cache lines.
+struct alignas(64) RadixNode {
   Tokens path;              ///< from the root to this node's end; the edge is path[start, size)
   std::uint32_t start = 0;  ///< the parent's depth
   NodeIndex parent;         ///< none for the root and for dead nodes
@@ -85,17 +86,20 @@ class RadixTree {
   static constexpr NodeIndex kRoot{0};
 
   /// Section 1.2, without copy-on-write: splits where the key leaves an edge, refreshes access
-  /// times and the state list.
-  Match match(const Tokens& key, Name salt);
+  /// times and the state list. Of the key, the whole pages of its first `size` tokens count.
+  Match match(const Tokens& key, std::uint32_t size, Name salt);
 
   /// Section 1.4. The caller's KV: `row` holds a slot for each token from `row_begin` on; tokens
   /// below `owned` belong to the tree already. `from` is a node that is known to lie on the key's
-  /// path (or the root): no token above it is compared again.
-  Inserted insert(const Tokens& key, Name salt, const KvRuns& row, std::uint32_t row_begin,
-                  StateSlot state, std::uint32_t owned, NodeIndex from);
+  /// path (or the root): no token above it is compared again. Of the key, the whole pages of its
+  /// first `size` tokens are inserted.
+  Inserted insert(const Tokens& key, std::uint32_t size, Name salt, const KvRuns& row,
+                  std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from);
 
   void lock(NodeIndex node);
   void unlock(NodeIndex node);
+  /// What unlock(from) and lock(to) do together.
+  void move_lock(NodeIndex from, NodeIndex to);
 
   /// Section 1.6: KV tokens first, then states; states that fall with their leaves count for both.
   Evicted evict(std::int64_t kv_tokens, std::int64_t states);
@@ -142,8 +146,12 @@ class RadixTree {
   void grow_children();
   NodeIndex new_node();
   NodeIndex split(NodeIndex child, std::uint32_t length);
-  NodeIndex add_leaf(const Tokens& key, Name salt, NodeIndex parent);
+  NodeIndex add_leaf(Tokens key, Name salt, NodeIndex parent);
   bool attach(NodeIndex node, StateSlot state);
+  void lock_kv(NodeIndex node);
+  void unlock_kv(NodeIndex node);
+  void lock_state(NodeIndex node);
+  void unlock_state(NodeIndex node);
   void refresh_path(NodeIndex end);
 
   void lru_remove(NodeIndex node);
@@ -151,6 +159,7 @@ class RadixTree {
   void consider_leaf(NodeIndex node);
   NodeIndex pop_oldest_leaf();
   void push_heap(HeapEntry entry);
+  void replace_oldest(HeapEntry entry);
   void drop_leaf(NodeIndex node, Evicted& evicted);
   void evict_state(NodeIndex node, Evicted& evicted);
   template <class Done>

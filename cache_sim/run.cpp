@@ -126,18 +126,20 @@ std::optional<Snapshot> Run::snapshot(std::size_t i) const {
   return seats_[i]->subject == nullptr ? std::nullopt : seats_[i]->subject->snapshot();
 }
 
+/// The subject's reply; an exception is the subject's death.
+Result<Reply> Run::answer(Seat& seat, const Operation& operation) try {
+  return seat.subject->apply(operation);
+} catch (const std::exception& thrown) {
+  return fail_as(FindingKind::subject_died,
+                 fmt::format("{} stopped: {}", seat.name, thrown.what()));
+}
+
 const Reply* Run::apply(const Operation& operation) {
   if (stopped_) return nullptr;
   ++events_;
   for (std::size_t i = 0; i < seats_.size(); ++i) {
     Seat& seat = *seats_[i];
-    Result<Reply> reply = Reply{};
-    try {
-      reply = seat.subject->apply(operation);
-    } catch (const std::exception& thrown) {
-      reply = fail_as(FindingKind::subject_died,
-                      fmt::format("{} stopped: {}", seat.name, thrown.what()));
-    }
+    const Result<Reply> reply = answer(seat, operation);
     if (!reply) {
       if (!reply.error().finding) {
         fail(reply.error());

@@ -136,6 +136,7 @@ class Run {
 
   explicit Run(const RunOptions& options);
   Result<void> seat(const std::string& name);
+  static Result<Reply> answer(Seat& seat, const Operation& operation);
   void check(Seat& seat, const Operation& operation, const Reply& reply);
   void check_cached(Seat& seat, const Operation& operation, const Reply& reply, Findings& findings);
   void compare(const Operation& operation);

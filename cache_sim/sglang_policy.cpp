@@ -148,7 +148,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   request.prompt_size = static_cast<std::uint32_t>(prompt);
 
   const std::uint32_t limit = planted(kMatchesWholePrompt) ? size : size - 1;
-  const RadixTree::Match match = tree_.match(operation.tokens.prefix(limit), operation.salt);
+  const RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
   const bool hit = match.end != RadixTree::kRoot;
   if (hit && has_states_ && !copy_on_write(request, match))
     return Reply::refusal(Refusal::no_state_slot);
@@ -215,9 +215,9 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   if (!found) return tl::unexpected(found.error());
   RadixRequest& request = **found;
   if (operation.async) return fail("extend: these policies do not run ahead of results (async=1)");
-  Tokens known = request.known.followed_by(operation.tokens);
   const std::uint32_t drafts = operation.drafts.size();
-  const std::int64_t left = std::int64_t{known.size()} - request.computed + drafts;
+  const std::int64_t left =
+      std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
   if (operation.n > left || (drafts != 0 && operation.n != left))
     return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
                             operation.n, left, operation.id.text()));
@@ -230,7 +230,7 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
     append_run(request.kv, kv_.allocate(static_cast<std::uint32_t>(needed)));
     request.allocated += static_cast<std::uint32_t>(needed);
   }
-  request.known = std::move(known);
+  if (!operation.tokens.empty()) request.known = request.known.followed_by(operation.tokens);
   const auto stop = static_cast<std::uint32_t>(end);
   if (drafts == 0) {
     write_kv(request, request.known, stop);
@@ -287,22 +287,21 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
   if (reached.alive && reached.serial == request.reached_serial &&
       reached.depth() > request.owned && reached.depth() <= size)
     from = request.reached;
-  const RadixTree::Inserted done = tree_.insert(request.known.prefix(size), request.salt,
-                                                request.kv, 0, state, request.owned, from);
+  const RadixTree::Inserted done =
+      tree_.insert(request.known, size, request.salt, request.kv, 0, state, request.owned, from);
   if (done.duplicates != 0) {
-    KvRuns row;
-    append_slice(row, request.kv, 0, request.owned);
-    tree_.append_path_kv(done.end, request.owned, row);
-    append_slice(row, request.kv, size, request.allocated);
-    request.kv.swap(row);
+    scratch_.clear();
+    append_slice(scratch_, request.kv, 0, request.owned);
+    tree_.append_path_kv(done.end, request.owned, scratch_);
+    append_slice(scratch_, request.kv, size, request.allocated);
+    request.kv.swap(scratch_);
   }
   request.owned = size;
   return done;
 }
 
 void SglangPolicy::move_lock(RadixRequest& request, NodeIndex node) {
-  tree_.unlock(request.locked);
-  tree_.lock(node);
+  tree_.move_lock(request.locked, node);
   request.locked = node;
 }
 
@@ -384,12 +383,7 @@ Result<Reply> SglangPolicy::release(const Operation& operation) {
 
 void SglangPolicy::free_kv_from(RadixRequest& request, std::uint32_t first) {
   if (first >= request.allocated) return;
-  KvRuns tail;
-  append_slice(tail, request.kv, first, request.allocated);
-  kv_.release(tail);
-  KvRuns kept;
-  append_slice(kept, request.kv, 0, first);
-  request.kv.swap(kept);
+  kv_.release_from(request.kv, first);
   request.allocated = first;
 }
 
@@ -435,7 +429,7 @@ Result<Reply> SglangPolicy::match(const Operation& operation) {
       operation.limit == Operation::kAbsent ? operation.tokens.size() : operation.limit;
   const auto size =
       static_cast<std::uint32_t>(std::min<std::int64_t>(limit, operation.tokens.size()));
-  const RadixTree::Match found = tree_.match(operation.tokens.prefix(size), operation.salt);
+  const RadixTree::Match found = tree_.match(operation.tokens, size, operation.salt);
   Reply reply;
   reply.set(ReplyField::kv, found.full);
   if (has_states_) {
@@ -469,7 +463,7 @@ Result<Reply> SglangPolicy::insert(const Operation& operation) {
     layers_.write_kv(row.front().slots(), operation.tokens, first);
   }
   const RadixTree::Inserted done =
-      tree_.insert(operation.tokens, operation.salt, row, first,
+      tree_.insert(operation.tokens, size, operation.salt, row, first,
                    has_states_ ? held->slot : StateSlot::none(), first, RadixTree::kRoot);
   if (has_states_ && !done.exist)
     held_slots_.erase(held_slots_.begin() + (held - held_slots_.data()));

@@ -126,7 +126,18 @@ class Reply {
 
   Refusal refused = Refusal::none;
 
-  Reply() = default;
+  // A copy touches the values that are set and no others: replies are made and copied for every
+  // operation of every run.
+  Reply() {}
+  Reply(const Reply& other) { *this = other; }
+  Reply& operator=(const Reply& other) {
+    refused = other.refused;
+    present_ = other.present_;
+    count_ = other.count_;
+    fields_ = other.fields_;
+    for (std::size_t i = 0; i < count(); ++i) values_[i] = other.values_[i];
+    return *this;
+  }
   static Reply refusal(Refusal reason) {
     Reply reply;
     reply.refused = reason;
@@ -141,7 +152,7 @@ class Reply {
   bool has(ReplyField field) const { return (present_ & bit(field)) != 0; }
   /// The field's value, or `otherwise` where the reply does not carry it.
   std::int64_t get(ReplyField field, std::int64_t otherwise = 0) const {
-    for (std::size_t i = 0; i < count_; ++i)
+    for (std::size_t i = 0; i < count(); ++i)
       if (fields_[i] == field) return values_[i];
     return otherwise;
   }
@@ -164,6 +175,10 @@ class Reply {
   static constexpr std::uint32_t bit(ReplyField field) {
     return 1u << static_cast<unsigned>(field);
   }
+  std::size_t count() const {
+    if (count_ > kMostFields) __builtin_unreachable();  // or g++ 12 warns of values never set
+    return count_;
+  }
   /// Where the field's value is or goes.
   std::size_t place(ReplyField field) {
     if (!has(field)) {
@@ -173,15 +188,15 @@ class Reply {
       return count_++;
     }
     std::size_t i = 0;
-    while (fields_[i] != field) ++i;
+    while (i + 1 < count() && fields_[i] != field) ++i;
     return i;
   }
   [[noreturn]] static void throw_full();
 
   std::uint32_t present_ = 0;
   std::uint8_t count_ = 0;
-  std::array<ReplyField, kMostFields> fields_;  // in the order of setting
-  std::array<std::int64_t, kMostFields> values_;
+  std::array<ReplyField, kMostFields> fields_{};  // in the order of setting
+  std::array<std::int64_t, kMostFields> values_;  // the first count_ of them
 };
 
 /// `verb key=value …`, before anybody knows what the fields mean.

@@ -16,14 +16,17 @@ class ContractViolation : public std::logic_error {
 
 /// States what holds here. `sentence` is the contract, so that the failure reads as one.
 /// The place comes from builtins: clang 14 cannot evaluate libstdc++ 12's std::source_location.
+[[noreturn, gnu::cold, gnu::noinline]] inline void violated(std::string_view sentence,
+                                                            std::string_view file, int line) {
+  file.remove_prefix(file.find_last_of('/') + 1);  // npos + 1 is 0
+  throw ContractViolation(std::string(sentence) + " (" + std::string(file) + ":" +
+                          std::to_string(line) + ")");
+}
+
 inline void require(bool condition, std::string_view sentence, const char* file = __builtin_FILE(),
                     int line = __builtin_LINE()) {
-  if (condition) [[likely]]
-    return;
-  std::string_view name = file;
-  name.remove_prefix(name.find_last_of('/') + 1);  // npos + 1 is 0
-  throw ContractViolation(std::string(sentence) + " (" + std::string(name) + ":" +
-                          std::to_string(line) + ")");
+  if (!condition) [[unlikely]]
+    violated(sentence, file, line);
 }
 
 }  // namespace lockstep
