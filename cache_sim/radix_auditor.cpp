@@ -642,9 +642,9 @@ void RadixAuditor::recount_nodes() {
     (now.full_lock != 0 ? sizes.protected_kv : sizes.evictable_kv) += now.edge_size();
     if (now.state.exists())
       (now.state_lock != 0 ? sizes.protected_states : sizes.evictable_states) += 1;
-    if (tree.is_leaf(now) && !now.in_heap)
+    if (tree.is_leaf(now) && !now.listed)
       report(FindingKind::leak, fmt::format("{} is a leaf that eviction cannot find", name_of({i})),
-             "in the heap", "not in it");
+             "in the list of leaves", "not in it");
     check_kv_labels({i});
     recount_kv_labels(now, {i});
     if (now.state.exists()) check_state_label({i});

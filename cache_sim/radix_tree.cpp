@@ -12,7 +12,6 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr std::size_t kFirstTableSize = 1024;
-constexpr auto kLater = [](const auto& a, const auto& b) { return a.time > b.time; };
 
 }  // namespace
 
@@ -53,11 +52,12 @@ NodeIndex RadixTree::find_child(NodeIndex parent, Name salt, const Tokens& key, 
 void RadixTree::add_child(NodeIndex child) {
   if ((child_total_ + 1) * 2 > children_.size()) grow_children();
   RadixNode& added = nodes_[child.value];
-  added.hash = child_hash(added.parent, added.salt, added.path, added.start);
+  const std::uint64_t hash = child_hash(added.parent, added.salt, added.path, added.start);
+  added.hash = static_cast<std::uint32_t>(hash);
   const std::size_t mask = children_.size() - 1;
-  std::size_t i = added.hash & mask;
+  std::size_t i = hash & mask;
   while (children_[i].node.exists()) i = (i + 1) & mask;
-  children_[i] = {added.hash, child};
+  children_[i] = {hash, child};
   ++child_total_;
 }
 
@@ -127,6 +127,8 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   child.start += length;
   child.parent = upper_index;
   child.last_access = tick();
+  unlist(child_index);
+  list_if_leaf(child_index);
   if (child.state.exists()) LOCKSTEP_MARK("split.above_state");
   if (!child.state.exists()) LOCKSTEP_MARK("split.above_tombstone");
   if (child.full_lock != 0) LOCKSTEP_MARK("split.locked");
@@ -152,6 +154,7 @@ NodeIndex RadixTree::add_leaf(Tokens key, Name salt, NodeIndex parent) {
   leaf.parent = parent;
   leaf.salt = salt;
   ++nodes_[parent.value].child_count;
+  unlist(parent);
   add_child(index);
   sizes_.evictable_kv += leaf.edge_size();
   touch(index, true);
@@ -220,6 +223,8 @@ void RadixTree::refresh_path(NodeIndex end) {
     lru_remove(end);
     lru_push_newest(end);
   }
+  unlist(end);
+  list_if_leaf(end);
   touch(end, false);
 }
 
@@ -268,9 +273,11 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     at = add_leaf(key.prefix(size), salt, at);
     append_slice(nodes_[at.value].kv, row, leaf_start - row_begin, size - row_begin);
     done.exist = options_.has_states && attach(at, state);
-    consider_leaf(at);
+    list_if_leaf(at);
   } else {
     nodes_[at.value].last_access = tick();
+    unlist(at);
+    list_if_leaf(at);
     done.exist = !options_.has_states || attach(at, state);
   }
   done.end = at;
@@ -314,6 +321,7 @@ void RadixTree::append_path_kv(NodeIndex end, std::uint32_t first, KvRuns& out) 
 void RadixTree::lock_kv(NodeIndex index) {
   RadixNode& locked = nodes_[index.value];
   if (locked.full_lock++ == 0) {
+    unlist(index);
     sizes_.evictable_kv -= locked.edge_size();
     sizes_.protected_kv += locked.edge_size();
   }
@@ -366,7 +374,7 @@ void RadixTree::unlock(NodeIndex end) {
   if (end == kRoot || !end.exists()) return;
   unlock_state(end);
   for (NodeIndex at = end; at != kRoot; at = node(at).parent) unlock_kv(at);
-  consider_leaf(end);
+  list_if_leaf(end);
 }
 
 /// Down a path, which is what requests do, only the new part of it is walked.
@@ -402,55 +410,39 @@ void RadixTree::lru_push_newest(NodeIndex index) {
   lru_newest_ = index;
 }
 
-void RadixTree::push_heap(HeapEntry entry) {
-  heap_.push_back(entry);
-  std::push_heap(heap_.begin(), heap_.end(), kLater);
+/// Enters a node into the list of leaves where it is one, at the place of its access time; `near`
+/// is a listed leaf of about that age.
+void RadixTree::list_if_leaf(NodeIndex index, NodeIndex near) {
+  RadixNode& fresh = nodes_[index.value];
+  if (fresh.listed || !is_leaf(fresh)) return;
+  NodeIndex older = near.exists() ? near : leaf_newest_;
+  while (older.exists() && node(older).last_access > fresh.last_access)
+    older = node(older).leaf_older;
+  NodeIndex newer = older.exists() ? node(older).leaf_newer : leaf_oldest_;
+  while (newer.exists() && node(newer).last_access < fresh.last_access)
+    newer = node(newer).leaf_newer;
+  older = newer.exists() ? node(newer).leaf_older : leaf_newest_;
+  fresh.listed = true;
+  fresh.leaf_newer = newer;
+  fresh.leaf_older = older;
+  (newer.exists() ? nodes_[newer.value].leaf_older : leaf_newest_) = index;
+  (older.exists() ? nodes_[older.value].leaf_newer : leaf_oldest_) = index;
 }
 
-/// Enters a node into the heap where it is a leaf; an entry that is already there is an older time
-/// of the same index, which pop_oldest_leaf() corrects.
-void RadixTree::consider_leaf(NodeIndex index) {
-  RadixNode& candidate = nodes_[index.value];
-  if (candidate.in_heap || !is_leaf(candidate)) return;
-  candidate.in_heap = true;
-  push_heap({candidate.last_access, index});
-}
-
-/// The heap without its oldest entry and with this one.
-void RadixTree::replace_oldest(HeapEntry entry) {
-  std::size_t hole = 0;
-  for (std::size_t child = 1; child < heap_.size(); child = hole * 2 + 1) {
-    if (child + 1 < heap_.size() && heap_[child + 1].time < heap_[child].time) ++child;
-    if (heap_[child].time >= entry.time) break;
-    heap_[hole] = heap_[child];
-    hole = child;
-  }
-  heap_[hole] = entry;
-}
-
-NodeIndex RadixTree::pop_oldest_leaf() {
-  while (!heap_.empty()) {
-    const HeapEntry oldest = heap_.front();
-    RadixNode& candidate = nodes_[oldest.node.value];
-    const bool leaf = is_leaf(candidate);
-    if (leaf && candidate.last_access != oldest.time) {
-      replace_oldest({candidate.last_access, oldest.node});
-      continue;
-    }
-    const HeapEntry last = heap_.back();
-    heap_.pop_back();
-    if (!heap_.empty()) replace_oldest(last);
-    candidate.in_heap = false;
-    if (leaf) return oldest.node;
-  }
-  return NodeIndex::none();
+void RadixTree::unlist(NodeIndex index) {
+  RadixNode& gone = nodes_[index.value];
+  if (!gone.listed) return;
+  (gone.leaf_newer.exists() ? nodes_[gone.leaf_newer.value].leaf_older : leaf_newest_) =
+      gone.leaf_older;
+  (gone.leaf_older.exists() ? nodes_[gone.leaf_older.value].leaf_newer : leaf_oldest_) =
+      gone.leaf_newer;
+  gone.listed = false;
 }
 
 /// KV and state go, and the parent may have become a leaf; it stays even where it is a childless
 /// tombstone.
 void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   RadixNode& leaf = nodes_[index.value];
-  kv_.release(leaf.kv);
   evicted.kv += leaf.edge_size();
   auto& leaf_kv = leaf.full_lock != 0 ? sizes_.protected_kv : sizes_.evictable_kv;
   if (!planted(kDropKeepsSize)) leaf_kv -= leaf.edge_size();
@@ -462,19 +454,19 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   } else {
     LOCKSTEP_MARK("evict.tombstone_leaf");
   }
+  kv_.release_from(leaf.kv, 0);
+  const NodeIndex neighbour = leaf.listed ? leaf.leaf_older : NodeIndex::none();
+  unlist(index);
   remove_child(index);
   const NodeIndex parent = leaf.parent;
   --nodes_[parent.value].child_count;
   touch(index, true);
   touch(parent, false);
-  const bool in_heap = leaf.in_heap;
   KvRuns kv = std::move(leaf.kv);
-  kv.clear();
   leaf = RadixNode{};
-  leaf.in_heap = in_heap;
   leaf.kv = std::move(kv);  // keeps its capacity for the node that gets this index
   dead_.push_back(index);
-  consider_leaf(parent);
+  list_if_leaf(parent, neighbour.exists() ? neighbour : leaf_oldest_);
 }
 
 /// A leaf goes whole; an inner node, or a leaf whose KV is locked, becomes a tombstone.
@@ -495,11 +487,7 @@ void RadixTree::evict_state(NodeIndex index, Evicted& evicted) {
 
 template <class Done>
 void RadixTree::evict_leaves(Evicted& evicted, Done done) {
-  while (!done()) {
-    const NodeIndex victim = pop_oldest_leaf();
-    if (!victim.exists()) return;
-    drop_leaf(victim, evicted);
-  }
+  while (leaf_oldest_.exists() && !done()) drop_leaf(leaf_oldest_, evicted);
 }
 
 template <class Done>
@@ -509,6 +497,7 @@ void RadixTree::evict_states(Evicted& evicted, Done done) {
       from = node(from).lru_newer;
     return from;
   };
+  if (done()) return;
   NodeIndex victim = evictable(lru_oldest_);
   while (!done() && victim.exists()) {
     // The next one is chosen before the step, as the original does: on the device a drop removes

@@ -5,9 +5,10 @@
 //
 // Where the time goes, and what was done about it:
 //   tokens    are compared where a match walks and nowhere else: an insert starts at the node that
-//   the request has locked children  are found in one flat hash table keyed by (parent, first page)
-//   leaves    wait in a heap with stale keys; a node's access time only grows, so an old key is a
-//   lower bound
+//             the request has locked
+//   children  are found in one flat hash table keyed by (parent, first page)
+//   leaves    stand in a list ordered by access time: one that is listed was accessed just now, or
+//             it is a dropped leaf's parent and belongs near that leaf
 #pragma once
 
 #include <cstdint>
@@ -30,13 +31,14 @@ struct alignas(64) RadixNode {
   std::uint32_t state_lock = 0;  ///< locks at this node
   StateSlot state;               ///< none: a tombstone
   std::uint64_t last_access = 0;
-  std::uint64_t hash = 0;    ///< its place among the children of all nodes
   std::uint64_t serial = 0;  ///< which node this index holds: indices are reused, serials are not
+  std::uint32_t hash = 0;    ///< its place among the children of all nodes
   NodeIndex lru_newer, lru_older;
+  NodeIndex leaf_newer, leaf_older;
   Name salt;  ///< the namespace
   KvRuns kv;  ///< one KV slot per token of the edge
   bool alive = false;
-  bool in_heap = false;  ///< some entry of the leaf heap carries this index
+  bool listed = false;  ///< in the list of leaves
 
   std::uint32_t depth() const { return path.size(); }
   std::uint32_t edge_size() const { return path.size() - start; }
@@ -132,10 +134,6 @@ class RadixTree {
     std::uint64_t hash = 0;
     NodeIndex node;
   };
-  struct HeapEntry {
-    std::uint64_t time;
-    NodeIndex node;
-  };
 
   std::uint64_t tick() { return ++clock_ << 20; }
   std::uint64_t child_hash(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at) const;
@@ -156,10 +154,8 @@ class RadixTree {
 
   void lru_remove(NodeIndex node);
   void lru_push_newest(NodeIndex node);
-  void consider_leaf(NodeIndex node);
-  NodeIndex pop_oldest_leaf();
-  void push_heap(HeapEntry entry);
-  void replace_oldest(HeapEntry entry);
+  void list_if_leaf(NodeIndex node, NodeIndex near = NodeIndex::none());
+  void unlist(NodeIndex node);
   void drop_leaf(NodeIndex node, Evicted& evicted);
   void evict_state(NodeIndex node, Evicted& evicted);
   template <class Done>
@@ -179,8 +175,8 @@ class RadixTree {
   std::vector<NodeIndex> dead_;
   std::vector<Child> children_;  // open addressing, linear probing; size a power of two
   std::size_t child_total_ = 0;
-  std::vector<HeapEntry> heap_;
   NodeIndex lru_newest_, lru_oldest_;
+  NodeIndex leaf_newest_, leaf_oldest_;
   Sizes sizes_;
   std::uint64_t clock_ = 0;
   std::uint64_t serials_ = 0;

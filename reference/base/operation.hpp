@@ -152,6 +152,7 @@ class Reply {
   bool has(ReplyField field) const { return (present_ & bit(field)) != 0; }
   /// The field's value, or `otherwise` where the reply does not carry it.
   std::int64_t get(ReplyField field, std::int64_t otherwise = 0) const {
+    if (!has(field)) return otherwise;
     for (std::size_t i = 0; i < count(); ++i)
       if (fields_[i] == field) return values_[i];
     return otherwise;
