@@ -92,7 +92,7 @@ Result<void> Run::seat(const std::string& name) {
       return lockstep::fail(
           fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
     if (const PolicyEntry* policy = Registry<PolicyEntry>::find(name.substr(7)))
-      if (const Result<void> fits = check_config(*policy, options_.config); !fits) return fits;
+      if (Result<void> fits = check_config(*policy, options_.config); !fits) return fits;
     seat->is_oracle = true;
     seat->subject = entry->make(subject);
     seats_.push_back(std::move(seat));
@@ -102,7 +102,7 @@ Result<void> Run::seat(const std::string& name) {
   if (entry == nullptr)
     return lockstep::fail(
         fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
-  if (const Result<void> fits = check_config(*entry, options_.config); !fits) return fits;
+  if (Result<void> fits = check_config(*entry, options_.config); !fits) return fits;
   if (options_.defect_name.starts_with(name + ":")) subject.defect = options_.defect;
   if (checked) {
     seat->labels = std::make_unique<LabelState>(entry->has_states ? options_.config.state_slots : 0,
@@ -339,7 +339,7 @@ void Run::locate(Seat* seat, Finding finding, const std::string& request) {
   findings_.push_back(std::move(located));
 }
 
-void Run::add(Finding finding, std::string request, bool stop) {
+void Run::add(Finding finding, const std::string& request, bool stop) {
   locate(seats_.empty() ? nullptr : seats_.front().get(), std::move(finding), request);
   if (stop) stopped_ = true;
 }

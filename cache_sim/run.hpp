@@ -104,7 +104,7 @@ class Run {
   void conclude();
 
   /// A finding that the driver makes itself, at the current place; `stop` ends the run.
-  void add(Finding finding, std::string request, bool stop);
+  void add(Finding finding, const std::string& request, bool stop);
   /// Bad input that shows only when it runs; ends the run.
   void fail(Error error);
 

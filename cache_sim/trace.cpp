@@ -173,7 +173,7 @@ class Reader {
     if (!trace_.statements.empty()) return fail("config stands before the first operation");
     trace_.configured = true;
     for (const auto& [key, value] : line.fields)
-      if (const Result<void> set = trace_.config.set(key, value); !set) return set;
+      if (Result<void> set = trace_.config.set(key, value); !set) return set;
     return {};
   }
 
@@ -209,7 +209,7 @@ class Reader {
   }
 
   Result<void> read_known_id(std::string_view value, Name& into) {
-    if (const Result<void> named = read_name(value, into); !named) return named;
+    if (Result<void> named = read_name(value, into); !named) return named;
     if (!ids_.contains(std::string(value)))
       return fail(fmt::format("no request is called `{}` before this line", value.substr(0, 60)));
     return {};

@@ -1,12 +1,14 @@
 // lockstep: replays traces against cache policies, their oracles and real servers
 // (reference/contract.md).
+#include <cstdio>
 #include <exception>
-#include <iostream>
 
 #include "cache_sim/program/commands.hpp"
 #include "reference/base/finding.hpp"
 
-int main(int argc, char** argv) {
+namespace {
+
+int run(int argc, char** argv) {
   CLI::App app{
       "Lockstep: replays cache traces against policies, oracles and servers, and names the first "
       "wrong event.",
@@ -21,9 +23,19 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? lockstep::kExitPass : lockstep::kExitBadInput;
-  } catch (const std::exception& error) {
-    std::cerr << "lockstep: " << error.what() << '\n';
-    return lockstep::kExitEnvironment;
   }
   return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "lockstep: %s\n", error.what());
+  } catch (...) {
+    std::fputs("lockstep: stopped by something that is no error\n", stderr);
+  }
+  return lockstep::kExitEnvironment;
 }

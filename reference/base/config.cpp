@@ -180,6 +180,7 @@ Result<void> Config::set_all(std::string_view list) {
 
 std::vector<std::pair<std::string, std::string>> Config::fields() const {
   std::vector<std::pair<std::string, std::string>> all;
+  all.reserve(std::size(kFields));
   for (const Field& field : kFields) all.emplace_back(field.name, value_text(*this, field));
   return all;
 }
