@@ -30,6 +30,7 @@ std::string slot_text(StateSlot slot) {
 
 RadixAuditor::RadixAuditor(SglangPolicy& policy, const LabelState* labels)
     : policy_(policy),
+      rules_(policy.tree().options().rules),
       labels_(labels),
       has_states_(policy.has_states()),
       kv_owner_(
@@ -163,6 +164,7 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
 void RadixAuditor::collect_touched() {
   touched_.clear();
   born_.clear();
+  cut_.clear();
   nodes_.resize(policy_.tree().node_count());
   stamp_.resize(nodes_.size());
   std::vector<NodeTouch>& touches = policy_.audited_tree().touched();
@@ -259,6 +261,7 @@ void RadixAuditor::take_over(const Touched& touched) {
     mine.salt = now.salt;
     node_by_digest_[digest_key(mine.label.digest, mine.label.size, now.salt)] = node;
   }
+  if (!born && now.edge_size() < mine.edge_size) cut_.push_back(node);
   mine.edge_size = now.edge_size();
   if (born || touched.kv) {
     mine.kv = now.kv;
@@ -300,22 +303,15 @@ void RadixAuditor::reparent() {
   for (const NodeIndex node : born_) pass_up(node);
 }
 
-void RadixAuditor::count_locks(NodeIndex end, int by) {
+void RadixAuditor::count_locks(NodeIndex end, bool with_state, int by) {
   if (!end.exists() || end == kRoot || !record(end).exists()) return;
   touch(end);
-  if (has_states_) record(end).state_locks += static_cast<std::uint32_t>(by);
+  if (has_states_ && with_state) record(end).state_locks += static_cast<std::uint32_t>(by);
   for (NodeIndex at = end; at.exists() && at != kRoot && record(at).exists();
        at = record(at).parent) {
     touch(at);
     record(at).full_locks += static_cast<std::uint32_t>(by);
   }
-}
-
-void RadixAuditor::move_holder(NodeIndex& held, NodeIndex now) {
-  if (held == now) return;
-  count_locks(held, -1);
-  count_locks(now, +1);
-  held = now;
 }
 
 void RadixAuditor::follow_request(const Operation& operation) {
@@ -324,6 +320,7 @@ void RadixAuditor::follow_request(const Operation& operation) {
   if (mine == requests_.end()) return;
   const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
   disown_state(mine->live, kOfRequest | place);
+  for (const StateSlot slot : mine->tracking.slots) disown_state(slot, kOfRequest | place);
   disown_kv(mine->own_kv, kOfRequest | place);
   mine->live = StateSlot::none();
   mine->own_kv.clear();
@@ -339,8 +336,10 @@ void RadixAuditor::check_request(const Operation& operation) {
                            [&](const RequestRecord& r) { return r.id == operation.id; });
   if (now == running.end()) {
     if (mine == requests_.end()) return;
-    move_holder(mine->locked, NodeIndex::none());
+    count_locks(mine->locked, mine->state_locked, -1);
+    mine->locked = NodeIndex::none();
     last_gone_ = *mine;
+    owned_before_ = mine->owned;
     mine->id = Name();
     return;
   }
@@ -351,14 +350,26 @@ void RadixAuditor::check_request(const Operation& operation) {
     mine->id = operation.id;
     mine->salt = operation.salt;
     mine->locked = NodeIndex::none();
+    mine->computed = now->computed;
+    mine->tracking = {};
   }
   const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
+  check_tracked(*mine, *now);
+  owned_before_ = mine->owned;
   mine->known = now->known;
   mine->prompt_size = now->prompt_size;
   mine->computed = now->computed;
-  move_holder(mine->locked, now->locked);
+  mine->owned = now->owned;
+  if (mine->locked != now->locked || mine->state_locked != now->state_locked) {
+    count_locks(mine->locked, mine->state_locked, -1);
+    count_locks(now->locked, now->state_locked, +1);
+    mine->locked = now->locked;
+    mine->state_locked = now->state_locked;
+  }
   mine->live = now->live;
   own_state(mine->live, kOfRequest | place);
+  mine->tracking = now->tracking;
+  for (const StateSlot slot : mine->tracking.slots) own_state(slot, kOfRequest | place);
   mine->own_kv.clear();
   append_slice(mine->own_kv, now->kv, now->owned, now->allocated);
   own_kv(mine->own_kv, kOfRequest | place);
@@ -372,20 +383,57 @@ void RadixAuditor::check_request(const Operation& operation) {
            fmt::format("the row of request `{}` is not the tree's KV on its path",
                        operation.id.text()),
            "the slots of the path", "others");
-  if (labels_ == nullptr || !has_states_ || now->verifying || !labels_->state_exists(now->live))
+  check_live_state(operation, *now);
+}
+
+void RadixAuditor::check_live_state(const Operation& operation, const RadixRequest& now) {
+  if (labels_ == nullptr || !has_states_ || now.verifying || !labels_->state_exists(now.live))
     return;
-  const Label due = label_of(now->known, now->computed);
-  for (const Label& label : {labels_->recurrent(now->live), labels_->conv(now->live)}) {
+  const Label due = label_of(now.known, now.computed);
+  for (const Label& label : {labels_->recurrent(now.live), labels_->conv(now.live)}) {
     if (label == due) continue;
     const FindingKind kind = operation.verb != Verb::admit ? FindingKind::kv_state_disagree
-                             : now->computed == 0          ? FindingKind::dirty_slot
+                             : now.computed == 0           ? FindingKind::dirty_slot
                                                            : FindingKind::wrong_state_prefix;
     report(kind,
            fmt::format("request `{}` has the KV of {} tokens and a state that stands for {}",
-                       operation.id.text(), now->computed, label.text()),
+                       operation.id.text(), now.computed, label.text()),
            due.text(), label.text());
     break;
   }
+}
+
+/// A tracked state stands for as many tokens as the request says, and was taken where the forward
+/// has one: behind the last token, or a whole number of the kernel's chunks behind the first. A
+/// decode step ends at each token.
+void RadixAuditor::check_tracked(const RequestRecord& before, const RadixRequest& now) {
+  const Tracking& tracking = now.tracking;
+  const std::uint32_t sizes[] = {tracking.last_size, tracking.previous_size};
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const std::uint32_t size = sizes[i];
+    const StateSlot slot = tracking.slots[i == 0 ? tracking.last : 1 - tracking.last];
+    if (size == 0 || labels_ == nullptr || !labels_->state_exists(slot)) continue;
+    const Label due = label_of(now.known, size);
+    for (const Label& label : {labels_->recurrent(slot), labels_->conv(slot)}) {
+      if (label == due) continue;
+      report(FindingKind::wrong_state_prefix,
+             fmt::format("tracking slot {} of request `{}` stands for {}", slot.value,
+                         now.id.text(), label.text()),
+             due.text(), label.text());
+      break;
+    }
+  }
+  const std::uint32_t size = tracking.last_size;
+  const auto chunk = static_cast<std::uint32_t>(policy_.config().model_chunk);
+  if (size == before.tracking.last_size || size <= before.computed || size == now.computed ||
+      before.computed >= now.admitted || (size - before.computed) % chunk == 0)
+    return;
+  report(FindingKind::unaligned_state,
+         fmt::format("request `{}` kept a state after {} tokens of a chunk from {} to {}, where the "
+                     "kernel has none",
+                     now.id.text(), size, before.computed, now.computed),
+         fmt::format("a multiple of {} tokens from {}", chunk, before.computed),
+         fmt::format("{} tokens from it", size - before.computed));
 }
 
 void RadixAuditor::follow_held() {
@@ -396,24 +444,74 @@ void RadixAuditor::follow_held() {
   for (HeldLock& mine : held_locks_) {
     const auto now = std::find_if(policy_.held_locks().begin(), policy_.held_locks().end(),
                                   [&](const HeldLock& held) { return held.name == mine.name; });
-    if (now == policy_.held_locks().end()) count_locks(mine.node, -1);
+    if (now == policy_.held_locks().end()) count_locks(mine.node, true, -1);
   }
   for (const HeldLock& held : policy_.held_locks()) {
     const auto mine = std::find_if(held_locks_.begin(), held_locks_.end(),
                                    [&](const HeldLock& old) { return old.name == held.name; });
-    if (mine == held_locks_.end()) count_locks(held.node, +1);
+    if (mine == held_locks_.end()) count_locks(held.node, true, +1);
   }
   if (!held_locks_.empty() || !policy_.held_locks().empty()) held_locks_ = policy_.held_locks();
 }
 
 // --- Uses and list order -------------------------------------------------------------------------
 
-void RadixAuditor::use(const Tokens& tokens, std::uint32_t size, Name salt) {
-  if (size == 0 || size > tokens.size()) return;
+/// The node that ends behind the first `size` tokens; none where there is none.
+NodeIndex RadixAuditor::node_at(const Tokens& tokens, std::uint32_t size, Name salt) const {
+  if (size == 0 || size > tokens.size()) return NodeIndex::none();
   const auto found = node_by_digest_.find(digest_key(tokens.digest(size), size, salt));
-  if (found == node_by_digest_.end() || !record(found->second).exists()) return;
-  touch(found->second);
-  record(found->second).last_use = ++uses_;
+  if (found == node_by_digest_.end() || !nodes_[found->second.value].exists())
+    return NodeIndex::none();
+  return found->second;
+}
+
+void RadixAuditor::use(const Tokens& tokens, std::uint32_t size, Name salt) {
+  const NodeIndex node = node_at(tokens, size, salt);
+  if (!node.exists()) return;
+  touch(node);
+  record(node).last_use = ++uses_;
+}
+
+/// Older rules: the states above that node too, the deepest last.
+void RadixAuditor::use_path(const Tokens& tokens, std::uint32_t size, Name salt) {
+  std::vector<std::uint32_t> sizes;
+  for (NodeIndex at = node_at(tokens, size, salt); at.exists() && at != kRoot;
+       at = record(at).parent)
+    sizes.push_back(record(at).label.size);
+  for (; !sizes.empty(); sizes.pop_back()) use(tokens, sizes.back(), salt);
+}
+
+/// Older rules: a split makes its lower half new.
+void RadixAuditor::use_split() {
+  for (const NodeIndex node : cut_) record(node).last_use = ++uses_;
+}
+
+void RadixAuditor::use_by_match(const Tokens& tokens, std::uint32_t size, Name salt) {
+  if (rules_.insert_renews_path) use_split();
+  if (rules_.match_renews_path) use_path(tokens, size, salt);
+  use(tokens, size, salt);
+}
+
+void RadixAuditor::use_by_insert(const Tokens& tokens, std::uint32_t size, Name salt,
+                                 bool existed) {
+  if (size == 0) return;
+  if (rules_.insert_renews_path) {
+    use_path(tokens, size, salt);
+    use_split();
+  }
+  if (rules_.insert_renews_end || !existed) use(tokens, size, salt);
+}
+
+/// Tokens of the key that a checkpoint or a finish has inserted, 0 where it inserted nothing.
+std::uint32_t RadixAuditor::stored_size(const Operation& operation, const Reply& reply,
+                                        const RequestRecord& request) const {
+  const auto length = static_cast<std::uint32_t>(reply.get(ReplyField::length));
+  if (policy_.tracking_slots() != 0) return length > owned_before_ ? length : 0;
+  const bool whole = operation.verb == Verb::checkpoint
+                         ? operation.up_to == Operation::kAbsent ||
+                               operation.up_to == request.computed
+                         : !policy_.strips_thinking() || request.computed <= request.prompt_size;
+  return whole ? request.computed : 0;
 }
 
 /// Which state an operation used, from the rules and the reply: a match uses the one it ends at, an
@@ -421,31 +519,36 @@ void RadixAuditor::use(const Tokens& tokens, std::uint32_t size, Name salt) {
 void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
   const bool refused = reply.refused != Refusal::none;
   const Name salt = operation.salt;
+  const bool existed = reply.get(ReplyField::exist) != 0;
   switch (operation.verb) {
     case Verb::admit:
-      if (!refused)
-        return use(operation.tokens, static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
-                   salt);
       // The match came before the refusal, unless there was no row to match for.
       if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
-      return use(operation.tokens,
-                 longest_state(operation.tokens, operation.tokens.size() - 1, salt), salt);
+      return use_by_match(operation.tokens,
+                          refused ? longest_state(operation.tokens, operation.tokens.size() - 1, salt)
+                                  : static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
+                          salt);
     case Verb::match:
-      return use(operation.tokens, static_cast<std::uint32_t>(reply.get(ReplyField::state)), salt);
-    case Verb::insert:
-      if (!refused) use(operation.tokens, operation.tokens.size(), salt);
+      return use_by_match(operation.tokens,
+                          static_cast<std::uint32_t>(reply.get(ReplyField::state)), salt);
+    case Verb::insert: {
+      const std::uint32_t page = policy_.tree().options().page;
+      const std::uint32_t size = operation.tokens.size() - operation.tokens.size() % page;
+      if (refused) return;
+      use_by_insert(operation.tokens, size, salt, existed);
+      if (!existed) check_path_cap(node_at(operation.tokens, size, salt));
       return;
+    }
     case Verb::checkpoint:
     case Verb::finish: {
+      if (refused || (operation.verb == Verb::finish && !operation.insert)) return;
       const auto mine = std::find_if(requests_.begin(), requests_.end(),
                                      [&](const RequestRecord& r) { return r.id == operation.id; });
       const RequestRecord& request = mine == requests_.end() ? last_gone_ : *mine;
-      if (refused || (operation.verb == Verb::finish && !operation.insert)) return;
-      const bool whole =
-          operation.verb == Verb::checkpoint
-              ? operation.up_to == Operation::kAbsent || operation.up_to == request.computed
-              : !policy_.strips_thinking() || request.computed <= request.prompt_size;
-      if (whole) use(request.known, request.computed, request.salt);
+      const std::uint32_t size = stored_size(operation, reply, request);
+      use_by_insert(request.known, size, request.salt, existed);
+      if (operation.verb == Verb::checkpoint && policy_.variant().matches_after_checkpoint)
+        use_path(request.known, size, request.salt);
       return;
     }
     default: return;
@@ -493,6 +596,29 @@ void RadixAuditor::check_node(NodeIndex node) {
            fmt::format("{} and {}", mine.full_locks, mine.state_locks),
            fmt::format("{} and {}", now.full_lock, now.state_lock));
   if (has_states_) check_list_place(node);
+  if (rules_.drops_bare_parents && mine.child_count == 0 && !now.state.exists() &&
+      mine.full_locks == 0)
+    report(FindingKind::tombstone_rule,
+           fmt::format("{} is an unlocked leaf without a state", name_of(node)),
+           "it goes with its last child", "it stays");
+}
+
+/// Above a state that was just stored, more states than the cap are locked or forks'.
+void RadixAuditor::check_path_cap(NodeIndex tail) {
+  const std::int64_t cap = policy_.config().path_cap;
+  if (cap < 0 || !tail.exists()) return;
+  std::int64_t states = 0;
+  NodeIndex spare = NodeIndex::none();
+  for (NodeIndex at = tail; at.exists() && at != kRoot; at = record(at).parent) {
+    if (!record(at).state.exists()) continue;
+    ++states;
+    if (at != tail && record(at).state_locks == 0 && record(at).child_count == 1) spare = at;
+  }
+  if (states > cap && spare.exists())
+    report(FindingKind::tombstone_rule,
+           fmt::format("the path to {} has {} states, and {} could go", name_of(tail), states,
+                       name_of(spare)),
+           fmt::format("at most {}", cap), std::to_string(states));
 }
 
 void RadixAuditor::check_kv_labels(NodeIndex node) {
@@ -687,15 +813,15 @@ void RadixAuditor::recount_locks() {
   const RadixTree& tree = policy_.tree();
   std::vector<std::uint32_t> full(tree.node_count());
   std::vector<std::uint32_t> state(tree.node_count());
-  const auto hold = [&](NodeIndex end) {
+  const auto hold = [&](NodeIndex end, bool with_state) {
     if (!end.exists() || end == kRoot) return;
-    state[end.value] += has_states_ ? 1 : 0;
+    state[end.value] += has_states_ && with_state ? 1 : 0;
     for (NodeIndex at = end; at.exists() && at != kRoot; at = tree.node(at).parent)
       ++full[at.value];
   };
   for (const RadixRequest& request : policy_.requests())
-    if (request.id.exists()) hold(request.locked);
-  for (const HeldLock& held : policy_.held_locks()) hold(held.node);
+    if (request.id.exists()) hold(request.locked, request.state_locked);
+  for (const HeldLock& held : policy_.held_locks()) hold(held.node, true);
   for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
     const RadixNode& now = tree.node({i});
     if (now.alive && (now.full_lock != full[i] || now.state_lock != state[i]))
@@ -749,6 +875,7 @@ void RadixAuditor::recount_slots() {
     append_slice(scratch_, now->kv, now->owned, now->allocated);
     own_kv(scratch_, kOfRequest | i);
     own_state(now->live, kOfRequest | i);
+    for (const StateSlot slot : now->tracking.slots) own_state(slot, kOfRequest | i);
   }
   for (std::uint32_t i = 0; i < policy_.held_slots().size(); ++i)
     own_state(policy_.held_slots()[i].slot, kOfHeld | i);

@@ -44,8 +44,11 @@ class RadixAuditor final : public Auditor {
     Tokens known;
     std::uint32_t prompt_size = 0;
     std::uint32_t computed = 0;
+    std::uint32_t owned = 0;
     NodeIndex locked;
+    bool state_locked = true;
     StateSlot live;
+    Tracking tracking;
     KvRuns own_kv;  // what the tree does not own
   };
   /// A node that the operation touched.
@@ -73,11 +76,17 @@ class RadixAuditor final : public Auditor {
   void reparent();
   void follow_request(const Operation& operation);
   void follow_held();
-  void move_holder(NodeIndex& held, NodeIndex now);
-  void count_locks(NodeIndex node, int by);
+  void count_locks(NodeIndex node, bool with_state, int by);
   void account(const NodeRecord& node, int by);
   void note_use(const Operation& operation, const Reply& reply);
   void use(const Tokens& tokens, std::uint32_t size, Name salt);
+  void use_path(const Tokens& tokens, std::uint32_t size, Name salt);
+  void use_split();
+  void use_by_match(const Tokens& tokens, std::uint32_t size, Name salt);
+  void use_by_insert(const Tokens& tokens, std::uint32_t size, Name salt, bool existed);
+  std::uint32_t stored_size(const Operation& operation, const Reply& reply,
+                            const RequestRecord& request) const;
+  NodeIndex node_at(const Tokens& tokens, std::uint32_t size, Name salt) const;
   std::uint32_t longest_state(const Tokens& tokens, std::uint32_t limit, Name salt) const;
 
   void own_kv(const KvRuns& runs, Owner owner);
@@ -90,7 +99,10 @@ class RadixAuditor final : public Auditor {
   void check_kv_labels(NodeIndex node);
   void check_state_label(NodeIndex node);
   void check_list_place(NodeIndex node);
+  void check_path_cap(NodeIndex tail);
   void check_request(const Operation& operation);
+  void check_live_state(const Operation& operation, const RadixRequest& now);
+  void check_tracked(const RequestRecord& before, const RadixRequest& now);
   void check_totals();
   template <class IsFree>
   void find_unconserved(const char* what, const std::vector<Owner>& owners, std::uint32_t first,
@@ -103,6 +115,7 @@ class RadixAuditor final : public Auditor {
   void recount_kv_labels(const RadixNode& node, NodeIndex index);
 
   SglangPolicy& policy_;
+  const RadixRules& rules_;
   const LabelState* labels_;
   bool has_states_;
   std::vector<NodeRecord> nodes_;
@@ -121,9 +134,11 @@ class RadixAuditor final : public Auditor {
   Findings* findings_ = nullptr;
   std::vector<Touched> touched_;
   std::vector<NodeIndex> born_;
+  std::vector<NodeIndex> cut_;        // whose edges a split has shortened
   std::vector<std::uint64_t> stamp_;  // by node: the operation that touched it last
   std::uint64_t operation_ = 0;
   RequestRecord last_gone_;  // the request that the operation ended
+  std::uint32_t owned_before_ = 0;  // of the operation's request
   KvRuns scratch_;
   std::vector<std::uint64_t> fingerprints_;
 };

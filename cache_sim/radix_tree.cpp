@@ -140,6 +140,7 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   }
   add_child(upper_index);
   add_child(child_index);
+  if (options_.rules.insert_renews_path) renew_state(child_index);
   touch(upper_index, true);
   touch(child_index, true);
   touch(upper.parent, false);
@@ -167,17 +168,35 @@ bool RadixTree::attach(NodeIndex index, StateSlot state) {
   RadixNode& end = nodes_[index.value];
   touch(index, false);
   if (end.state.exists()) {
-    if (!planted(kInsertKeepsPlace)) {
-      lru_remove(index);
-      lru_push_newest(index);
-    }
+    if (options_.rules.insert_renews_end && !planted(kInsertKeepsPlace)) renew_state(index);
     return true;
   }
   if (end.state_lock != 0) LOCKSTEP_MARK("insert.refills_locked_tombstone");
   end.state = state;
   lru_push_newest(index);
   (end.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) += 1;
+  cap_states(index);
   return false;
+}
+
+/// Section 1.6, path_cap: the shallowest states above a new one go, but not a locked one and not a
+/// fork's.
+void RadixTree::cap_states(NodeIndex tail) {
+  if (options_.path_cap < 0) return;
+  path_.clear();
+  std::int64_t excess = -options_.path_cap;
+  for (NodeIndex at = tail; at != kRoot; at = node(at).parent) {
+    if (!node(at).state.exists()) continue;
+    path_.push_back(at);
+    ++excess;
+  }
+  Evicted unreported;
+  for (; excess > 0 && path_.back() != tail; path_.pop_back()) {
+    const RadixNode& state = node(path_.back());
+    if (state.state_lock != 0 || state.child_count != 1) continue;
+    if (!planted(kCapsNoPath)) evict_state(path_.back(), unreported);
+    --excess;
+  }
 }
 
 // --- Match and insert ----------------------------------------------------------------------------
@@ -192,11 +211,17 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
     if (!child.exists()) break;
     const bool partial = common < node(child).edge_size();
     found.full += common;
+    const NodeIndex lower = child;
     if (partial) child = split(child, common);
     found.reached = child;
     if (!options_.has_states || node(child).state.exists() || planted(kReusesKvWithoutState)) {
       found.end = child;
       found.prefix = found.full;
+    }
+    if (partial && node(lower).state.exists() &&
+        (planted(kOffersChildBefore) || planted(kOffersChildAfter))) {
+      found.end = lower;
+      found.prefix = planted(kOffersChildAfter) ? found.full : found.full - common;
     }
     if (partial) break;
     at = child;
@@ -207,25 +232,31 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
   return found;
 }
 
-/// The matched node becomes the newest state, alone (#31643); access times fall from it towards the
-/// root, so that a parent never outlives its child.
+/// The matched node becomes the newest state, alone (#31643; older rules: with its path, from the
+/// root on); access times fall from it towards the root, so that a parent never outlives its child.
 void RadixTree::refresh_path(NodeIndex end) {
   std::uint64_t time = tick();
   for (NodeIndex at = end; at != kRoot; at = node(at).parent) {
     if (!planted(kMatchForgetsTime)) nodes_[at.value].last_access = time--;
-    if (at != end && planted(kRefreshesWholePath) && node(at).state.exists()) {
-      lru_remove(at);
-      lru_push_newest(at);
-      touch(at, false);
-    }
+    if (at != end && planted(kRefreshesWholePath)) renew_state(at);
   }
-  if (node(end).state.exists() && !planted(kMatchKeepsPlace)) {
-    lru_remove(end);
-    lru_push_newest(end);
+  if (options_.rules.match_renews_path) {
+    path_.clear();
+    for (NodeIndex at = node(end).parent; at != kRoot; at = node(at).parent) path_.push_back(at);
+    for (; !path_.empty(); path_.pop_back()) renew_state(path_.back());
   }
+  if (!planted(kMatchKeepsPlace)) renew_state(end);
   unlist(end);
   list_if_leaf(end);
   touch(end, false);
+}
+
+/// The node's state, where it has one, becomes the newest.
+void RadixTree::renew_state(NodeIndex index) {
+  if (!node(index).state.exists()) return;
+  lru_remove(index);
+  lru_push_newest(index);
+  touch(index, false);
 }
 
 RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Name salt,
@@ -242,6 +273,11 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
   std::uint64_t time = clock_ << 20;
   for (NodeIndex at = from; at != kRoot; at = node(at).parent, time -= std::uint64_t{1} << 20)
     nodes_[at.value].last_access = time;
+  if (options_.rules.insert_renews_path) {
+    path_.clear();
+    for (NodeIndex at = from; at != kRoot; at = node(at).parent) path_.push_back(at);
+    for (; !path_.empty(); path_.pop_back()) renew_state(path_.back());
+  }
 
   KvRuns surplus;
   if (owned < depth) {
@@ -254,6 +290,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     NodeIndex child = find_child(at, salt, key, depth, size - depth, common);
     if (!child.exists()) break;
     nodes_[child.value].last_access = tick();
+    if (options_.rules.insert_renews_path) renew_state(child);
     if (common < node(child).edge_size()) child = split(child, common);
     const std::uint32_t first = std::max(owned, depth);
     depth += common;
@@ -343,7 +380,7 @@ void RadixTree::lock_state(NodeIndex index) {
   RadixNode& locked = nodes_[index.value];
   if (!locked.state.exists()) {
     LOCKSTEP_MARK("lock.tombstone");
-    if (planted(kTombstoneLockUncounted)) return;
+    if (!options_.rules.counts_bare_locks || planted(kTombstoneLockUncounted)) return;
   }
   if (locked.state_lock++ == 0 && locked.state.exists()) {
     --sizes_.evictable_states;
@@ -356,6 +393,7 @@ void RadixTree::unlock_state(NodeIndex index) {
   RadixNode& unlocked = nodes_[index.value];
   if (!options_.has_states || (planted(kTombstoneLockUncounted) && unlocked.state_lock == 0))
     return;
+  if (!options_.rules.counts_bare_locks && !unlocked.state.exists()) return;
   require(unlocked.state_lock != 0, "a state is unlocked as often as it was locked");
   if (--unlocked.state_lock == 0 && unlocked.state.exists()) {
     ++sizes_.evictable_states;
@@ -364,29 +402,30 @@ void RadixTree::unlock_state(NodeIndex index) {
   touch(index, false);
 }
 
-void RadixTree::lock(NodeIndex end) {
+void RadixTree::lock(NodeIndex end, bool with_state) {
   if (end == kRoot || !end.exists()) return;
   for (NodeIndex at = end; at != kRoot; at = node(at).parent) lock_kv(at);
-  lock_state(end);
+  if (with_state) lock_state(end);
 }
 
-void RadixTree::unlock(NodeIndex end) {
+void RadixTree::unlock(NodeIndex end, bool with_state) {
   if (end == kRoot || !end.exists()) return;
-  unlock_state(end);
+  if (with_state) unlock_state(end);
   for (NodeIndex at = end; at != kRoot; at = node(at).parent) unlock_kv(at);
   list_if_leaf(end);
 }
 
 /// Down a path, which is what requests do, only the new part of it is walked.
-void RadixTree::move_lock(NodeIndex from, NodeIndex to) {
+void RadixTree::move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state) {
+  if (from == to && from_state == to_state) return;
   NodeIndex at = to;
   for (; at.exists() && at != kRoot && at != from; at = node(at).parent) lock_kv(at);
   if (at != from) {
-    unlock(from);
-  } else if (from != to && from != kRoot) {
+    unlock(from, from_state);
+  } else if (from_state && from != kRoot) {
     unlock_state(from);
   }
-  if (from != to && to.exists() && to != kRoot) lock_state(to);
+  if (to_state && to.exists() && to != kRoot) lock_state(to);
 }
 
 // --- Eviction ------------------------------------------------------------------------------------
@@ -440,7 +479,7 @@ void RadixTree::unlist(NodeIndex index) {
 }
 
 /// KV and state go, and the parent may have become a leaf; it stays even where it is a childless
-/// tombstone.
+/// tombstone (older rules: it goes too, and so on upwards).
 void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   RadixNode& leaf = nodes_[index.value];
   evicted.kv += leaf.edge_size();
@@ -466,7 +505,11 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   leaf = RadixNode{};
   leaf.kv = std::move(kv);  // keeps its capacity for the node that gets this index
   dead_.push_back(index);
-  list_if_leaf(parent, neighbour.exists() ? neighbour : leaf_oldest_);
+  if (options_.rules.drops_bare_parents && is_leaf(node(parent)) && !node(parent).state.exists() &&
+      !planted(kKeepsBareParents))
+    drop_leaf(parent, evicted);
+  else
+    list_if_leaf(parent, neighbour.exists() ? neighbour : leaf_oldest_);
 }
 
 /// A leaf goes whole; an inner node, or a leaf whose KV is locked, becomes a tombstone.

@@ -44,6 +44,15 @@ struct alignas(64) RadixNode {
   std::uint32_t edge_size() const { return path.size() - start; }
 };
 
+/// Where SGLang's versions of the tree differ. The defaults are 0.5.23's.
+struct RadixRules {
+  bool match_renews_path = false;   ///< every state on a match's path becomes new, not its own alone
+  bool insert_renews_path = false;  ///< so it does on an insert's path, and below a split
+  bool insert_renews_end = true;    ///< an insert renews the state that its end has already
+  bool drops_bare_parents = false;  ///< with a leaf go the parents that it leaves as bare leaves
+  bool counts_bare_locks = true;    ///< a state lock on a tombstone counts
+};
+
 /// What an operation did to a node, for auditors.
 struct NodeTouch {
   NodeIndex node;
@@ -56,6 +65,8 @@ class RadixTree {
     std::uint32_t page = 1;
     bool has_states = true;
     std::uint32_t branch_grid = 64;  ///< lcm(max(model chunk, page), page)
+    std::int64_t path_cap = -1;      ///< states on a path, softly; -1: no cap
+    RadixRules rules;
     const Defect* planted = nullptr;
   };
   struct Match {
@@ -98,10 +109,13 @@ class RadixTree {
   Inserted insert(const Tokens& key, std::uint32_t size, Name salt, const KvRuns& row,
                   std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from);
 
-  void lock(NodeIndex node);
-  void unlock(NodeIndex node);
-  /// What unlock(from) and lock(to) do together.
-  void move_lock(NodeIndex from, NodeIndex to);
+  /// Section 1.5. `with_state` is the receipt: an unlock takes back what its lock took.
+  void lock(NodeIndex node, bool with_state = true);
+  void unlock(NodeIndex node, bool with_state = true);
+  /// What unlock(from, from_state) and lock(to, to_state) do together.
+  void move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state);
+  /// What a match that ends at this node does to times and to the list of states.
+  void refresh_path(NodeIndex end);
 
   /// Section 1.6: KV tokens first, then states; states that fall with their leaves count for both.
   Evicted evict(std::int64_t kv_tokens, std::int64_t states);
@@ -150,7 +164,8 @@ class RadixTree {
   void unlock_kv(NodeIndex node);
   void lock_state(NodeIndex node);
   void unlock_state(NodeIndex node);
-  void refresh_path(NodeIndex end);
+  void cap_states(NodeIndex tail);
+  void renew_state(NodeIndex node);
 
   void lru_remove(NodeIndex node);
   void lru_push_newest(NodeIndex node);

@@ -44,6 +44,20 @@ inline const Defect kMatchForgetsTime{
     "radix:match-forgets-time",
     "a match does not refresh access times, so what is used is evicted first"};
 
+inline const Defect kCapsNoPath{"sglang-no-buffer:ignores-path-cap",
+                                "states pile up on a path although path_cap limits them"};
+inline const Defect kKeepsBareParents{
+    "sglang-legacy:keeps-bare-parents",
+    "a parent that is left without children and without a state keeps its KV"};
+inline const Defect kOffersChildBefore{
+    "sglang-legacy:offers-child-before-append",
+    "a key that ends inside an edge gets the state at that edge's end, and the length of its "
+    "parent (the second of three proposed fixes, as printed)"};
+inline const Defect kOffersChildAfter{
+    "sglang-legacy:offers-child-after-append",
+    "a key that ends inside an edge gets the state at that edge's end, and its own length (the "
+    "second of three proposed fixes, repaired)"};
+
 // The requests.
 inline const Defect kFreesDonatedSlot{
     "sglang-no-buffer:frees-donated-slot",
@@ -84,7 +98,64 @@ inline const Defect kStateByRow{
 inline const Defect kNeverEvictsForRows{
     "sglang-no-buffer:allocates-without-evicting",
     "a new request's slot is taken without evicting a state first (SGLang #11616)"};
+inline const Defect kEvictsWhatItCopies{
+    "sglang-no-buffer:evicts-what-it-copies",
+    "the matched state is not locked while a slot for its copy is made free"};
+inline const Defect kForksAtFinish{
+    "sglang-legacy:forks-at-finish",
+    "a finished request gives the tree a copy of its state and loses its own slot (the first of "
+    "three proposed fixes)"};
+inline const Defect kFloorsFinishedKey{
+    "sglang-legacy:floors-finished-key",
+    "a finished key is cut to a multiple of 64 and its state is not (the third of three proposed "
+    "fixes)"};
 inline const Defect kKeyOneShort{"sglang-no-buffer:key-one-short",
                                  "a finished key misses the last token that its state has seen"};
+
+// The extra buffer.
+inline const Defect kKeepsTrackingSlots{
+    "sglang-extra-buffer:keeps-tracking-slots",
+    "a request that ends frees its KV and its live slot and loses the tracking slots (SGLang "
+    "#26941, #23496)"};
+inline const Defect kFreesKeptSlot{
+    "sglang-extra-buffer:frees-kept-slot",
+    "a finished request frees the tracking slot that it has just given to the tree"};
+inline const Defect kDonatesOtherSlot{
+    "sglang-extra-buffer:donates-other-slot",
+    "a checkpoint gives the tree the tracking slot that is written next"};
+inline const Defect kRemembersTracked{
+    "sglang-extra-buffer:remembers-tracked",
+    "a checkpoint does not forget the length that it has stored, so the next one stores it again "
+    "with the slot's garbage"};
+inline const Defect kTracksAtTheEnd{
+    "sglang-extra-buffer:tracks-at-the-end",
+    "the tracked state is the one behind the whole chunk (SGLang #24221: the copy ran at the "
+    "wrong time)"};
+inline const Defect kTracksInPages{
+    "sglang-extra-buffer:tracks-in-pages",
+    "the state is sought among the kernel's by the page's number, not by the chunk's (SGLang "
+    "#33515)"};
+inline const Defect kAbsoluteGrid{
+    "sglang-extra-buffer:absolute-grid",
+    "a chunk's tracked position is a multiple of the grid, and the kernel has states only at "
+    "multiples counted from the chunk's start"};
+inline const Defect kIgnoresBranch{"sglang-extra-buffer:ignores-branch",
+                                   "no state is left where the match would have used one"};
+inline const Defect kForgetsBranch{
+    "sglang-extra-buffer:forgets-branch",
+    "the branch position is looked for in a request's first chunk alone"};
+inline const Defect kCountsPrefillEnd{
+    "sglang-extra-buffer:counts-prefill-end",
+    "a prompt that ends on the decode grid is tracked as if it had been decoded"};
+inline const Defect kStoresBeyondOwned{
+    "sglang-extra-buffer:stores-beyond-owned",
+    "strip_thinking stores the last tracked state although it stands for outputs"};
+inline const Defect kKeepsOneTracked{
+    "sglang-extra-buffer:keeps-one-tracked",
+    "only the last tracked state can be stored: where it goes too far, nothing is"};
+inline const Defect kFreesFromOwned{
+    "sglang-extra-buffer:frees-from-owned",
+    "strip_thinking frees KV from the prompt's end on although the tree owns more of it (SGLang "
+    "0.5.23, #24380)"};
 
 }  // namespace lockstep::cache_sim

@@ -17,9 +17,15 @@ namespace {
 constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
 constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
 
-std::uint32_t branch_grid(const Config& config) {
-  return static_cast<std::uint32_t>(
-      std::lcm(std::max(config.model_chunk, config.page), config.page));
+RadixTree::Options tree_options(const SubjectOptions& options, const SglangVariant& variant) {
+  const Config& config = options.config;
+  return {.page = static_cast<std::uint32_t>(config.page),
+          .has_states = variant.has_states,
+          .branch_grid = static_cast<std::uint32_t>(
+              std::lcm(std::max(config.model_chunk, config.page), config.page)),
+          .path_cap = config.path_cap,
+          .rules = variant.tree,
+          .planted = options.defect};
 }
 
 tl::unexpected<Error> unknown(const Operation& operation, std::string_view what, Name name) {
@@ -29,15 +35,16 @@ tl::unexpected<Error> unknown(const Operation& operation, std::string_view what,
 
 }  // namespace
 
-SglangPolicy::SglangPolicy(const SubjectOptions& options, bool has_states)
+SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangVariant& variant)
     : config_(options.config),
       defect_(options.defect),
       layers_(*options.layers),
-      has_states_(has_states),
+      variant_(variant),
+      has_states_(variant.has_states),
       page_(static_cast<std::uint32_t>(config_.page)),
       kv_(config_.kv_tokens, page_, layers_),
-      states_(has_states ? config_.state_slots : 0, layers_),
-      tree_({page_, has_states, branch_grid(config_), defect_}, kv_, states_) {
+      states_(has_states_ ? config_.state_slots : 0, layers_),
+      tree_(tree_options(options, variant), kv_, states_) {
   for (std::int64_t row = config_.rows(); row >= 1; --row)
     free_rows_.push_back(
         {static_cast<std::uint32_t>(row)});  // row 1 is taken first; row 0 is the padding row
@@ -64,7 +71,7 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::unlock: return unlock(operation);
     case Verb::alloc:
     case Verb::fork: return hold_slot(operation);
-    case Verb::advance: return advance(operation);
+    case Verb::advance: return advance_slot(operation);
     case Verb::copy: return copy(operation);
     case Verb::free: return free(operation);
     case Verb::complete:
@@ -94,13 +101,17 @@ Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
 }
 
 bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted) {
-  if (size > kv_.free_count()) evicted = tree_.evict_for_alloc(size - kv_.free_count(), 0);
+  if (size > kv_.free_count())
+    evicted = variant_.evicts_the_need ? tree_.evict(size, 0)
+                                       : tree_.evict_for_alloc(size - kv_.free_count(), 0);
   return size <= kv_.free_count();
 }
 
-bool SglangPolicy::make_room_for_state(RadixTree::Evicted& evicted) {
-  if (states_.free_count() == 0) evicted = tree_.evict_for_alloc(0, 1);
-  return states_.free_count() != 0;
+bool SglangPolicy::make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted) {
+  if (count > states_.free_count())
+    evicted = tree_.evict_for_alloc(0, count - states_.free_count());
+  if (variant_.hides_kv_of_states) evicted.kv = 0;
+  return count <= states_.free_count();
 }
 
 /// The slot that a request's forward reads and writes.
@@ -113,10 +124,11 @@ StateSlot SglangPolicy::slot_of(const RadixRequest& request) const {
 bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& match) {
   if (states_.free_count() == 0) {
     LOCKSTEP_MARK("match.evicts_for_copy");
-    tree_.lock(match.end);
+    const NodeIndex locked = planted(kEvictsWhatItCopies) ? NodeIndex::none() : match.end;
+    tree_.lock(locked);
     RadixTree::Evicted unreported;
-    make_room_for_state(unreported);
-    tree_.unlock(match.end);
+    make_room_for_states(1, unreported);
+    tree_.unlock(locked);
   }
   if (states_.free_count() == 0) return false;
   request.live = states_.allocate();
@@ -125,6 +137,37 @@ bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& 
   else
     layers_.zero_state(request.live);
   return true;
+}
+
+/// What a request needs besides the copy of a matched state: a live slot where there was none to
+/// copy, and the slots for tracking.
+bool SglangPolicy::take_slots(RadixRequest& request, RadixTree::Evicted& evicted) {
+  const bool copied = request.live.exists();
+  const int needed = (copied ? 0 : 1) + tracking_slots();
+  if (planted(kNeverEvictsForRows))
+    require(states_.free_count() >= needed, "Not enough space for mamba cache");
+  if (!make_room_for_states(needed, evicted)) return false;
+  if (!copied) {
+    request.live = states_.allocate();
+    if (!planted(kSkipsZeroing)) layers_.zero_state(request.live);
+  }
+  for (int i = 0; i < tracking_slots(); ++i)
+    request.tracking.slots[static_cast<std::size_t>(i)] = states_.allocate();
+  return true;
+}
+
+/// Gives the request a place among those that run.
+void SglangPolicy::enter(RadixRequest&& request) {
+  if (free_places_.empty()) {
+    free_places_.push_back(static_cast<std::uint32_t>(requests_.size()));
+    requests_.emplace_back();
+  }
+  const std::uint32_t place = free_places_.back();
+  const Name id = request.id;
+  free_places_.pop_back();
+  requests_[place] = std::move(request);
+  if (place_of_.size() <= id.index()) place_of_.resize(id.index() + 1, kNowhere);
+  place_of_[id.index()] = place;
 }
 
 Result<Reply> SglangPolicy::admit(const Operation& operation) {
@@ -146,6 +189,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   request.salt = operation.salt;
   request.known = operation.tokens;
   request.prompt_size = static_cast<std::uint32_t>(prompt);
+  request.admitted = size;
 
   const std::uint32_t limit = planted(kMatchesWholePrompt) ? size : size - 1;
   const RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
@@ -154,21 +198,19 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     return Reply::refusal(Refusal::no_state_slot);
   const NodeIndex locked = hit && !planted(kAdmitsWithoutLock) ? match.end : NodeIndex::none();
   tree_.lock(locked);
-  if (size - match.prefix > kv_.free_count() + tree_.sizes().evictable_kv) {
-    LOCKSTEP_MARK("admit.no_room_for_prompt");
+  const auto refuse = [&](Refusal refusal) {
     tree_.unlock(locked);
     if (request.live.exists() && !planted(kLeaksCowSlot)) states_.release(request.live);
-    return Reply::refusal(Refusal::no_kv);
+    return Reply::refusal(refusal);
+  };
+  if (size - match.prefix > kv_.free_count() + tree_.sizes().evictable_kv) {
+    LOCKSTEP_MARK("admit.no_room_for_prompt");
+    return refuse(Refusal::no_kv);
   }
   RadixTree::Evicted evicted;
-  if (!hit && has_states_) {
-    if (planted(kNeverEvictsForRows))
-      require(states_.free_count() > 0, "Not enough space for mamba cache");
-    if (!make_room_for_state(evicted)) return Reply::refusal(Refusal::no_state_slot);
-    request.live = states_.allocate();
-    if (!planted(kSkipsZeroing)) layers_.zero_state(request.live);
-  }
+  if (has_states_ && !take_slots(request, evicted)) return refuse(Refusal::no_state_slot);
   request.locked = hit ? match.end : NodeIndex::none();
+  request.branch = match.branch;
   request.reached = match.reached;
   request.reached_serial = tree_.node(match.reached).serial;
   request.owned = request.computed = request.allocated = match.prefix;
@@ -176,6 +218,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   free_rows_.pop_back();
   request.kv.clear();
   if (hit) tree_.append_path_kv(match.end, 0, request.kv);
+  if (hit && tree_.node(match.end).depth() > match.prefix) keep_kv(request, match.prefix);  // defects
 
   Reply reply;
   reply.set(ReplyField::cached, match.prefix);
@@ -184,17 +227,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     reply.set(ReplyField::state, lengths.recurrent).set(ReplyField::conv, lengths.conv);
   }
   reply.set(ReplyField::evicted_kv, evicted.kv).set(ReplyField::evicted_states, evicted.states);
-
-  if (free_places_.empty()) {
-    free_places_.push_back(static_cast<std::uint32_t>(requests_.size()));
-    requests_.emplace_back();
-  }
-  const std::uint32_t place = free_places_.back();
-  free_places_.pop_back();
-  requests_[place] = std::move(request);
-  if (place_of_.size() <= operation.id.index())
-    place_of_.resize(operation.id.index() + 1, kNowhere);
-  place_of_[operation.id.index()] = place;
+  enter(std::move(request));
   return reply;
 }
 
@@ -208,6 +241,11 @@ void SglangPolicy::write_kv(const RadixRequest& request, const Tokens& tokens, s
     layers_.write_kv(run.slots(), tokens, at);
     at += run.size;
   }
+}
+
+void SglangPolicy::advance(RadixRequest& request, std::uint32_t stop, Forward /*forward*/) {
+  if (has_states_) layers_.advance_state(slot_of(request), request.known, request.computed, stop);
+  request.computed = stop;
 }
 
 Result<Reply> SglangPolicy::extend(const Operation& operation) {
@@ -234,8 +272,8 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   const auto stop = static_cast<std::uint32_t>(end);
   if (drafts == 0) {
     write_kv(request, request.known, stop);
-    if (has_states_) layers_.advance_state(slot_of(request), request.known, request.computed, stop);
-    request.computed = stop;
+    advance(request, stop,
+            request.computed < request.admitted ? Forward::chunk : Forward::decode);
   } else {
     write_kv(request, request.known.followed_by(operation.drafts), stop);
     request.verifying = true;
@@ -264,9 +302,7 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
       return fail("accept: the tokens kept are not the drafts");
     request->known = request->known.followed_by(operation.tokens);
     const std::uint32_t stop = request->known.size() - 1;
-    if (has_states_)
-      layers_.advance_state(slot_of(*request), request->known, request->computed, stop);
-    request->computed = stop;
+    advance(*request, stop, Forward::verification);
     request->verifying = false;
     request->drafts = {};
     free_kv_from(*request, (stop + page_ - 1) / page_ * page_);
@@ -281,7 +317,10 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
 /// evicted between them (section 1.7).
 RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t size,
                                         StateSlot state) {
-  NodeIndex from = request.locked.exists() ? request.locked : RadixTree::kRoot;
+  NodeIndex from = RadixTree::kRoot;
+  if (request.locked.exists() && request.owned <= size &&
+      tree_.node(request.locked).depth() == request.owned)
+    from = request.locked;
   // What the match compared need not be compared again, if nobody has evicted it since.
   const RadixNode& reached = tree_.node(request.reached);
   if (reached.alive && reached.serial == request.reached_serial &&
@@ -296,13 +335,19 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
     append_slice(scratch_, request.kv, size, request.allocated);
     request.kv.swap(scratch_);
   }
-  request.owned = size;
+  request.owned = std::max(size, planted(kFloorsFinishedKey) ? request.owned : 0);
   return done;
 }
 
 void SglangPolicy::move_lock(RadixRequest& request, NodeIndex node) {
-  tree_.move_lock(request.locked, node);
+  const bool state_locked = config_.skip_decode_lock == 0;
+  tree_.move_lock(request.locked, request.state_locked, node, state_locked);
+  request.state_locked = state_locked;
   request.locked = node;
+}
+
+Reply SglangPolicy::stored_reply(const RadixRequest& request, bool exist) const {
+  return Reply{}.set(ReplyField::exist, exist).set(ReplyField::length, request.owned);
 }
 
 Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
@@ -314,20 +359,21 @@ Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
   if (up_to > request.computed)
     return fail(fmt::format("checkpoint: up_to={} is beyond the {} computed tokens", up_to,
                             request.computed));
-  const std::uint32_t size = whole_pages(static_cast<std::uint32_t>(up_to));
-  const auto reply = [&](bool exist) {
-    return Reply{}.set(ReplyField::exist, exist).set(ReplyField::length, request.owned);
-  };
+  return store_unfinished(request, static_cast<std::uint32_t>(up_to));
+}
+
+Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to) {
+  const std::uint32_t size = whole_pages(up_to);
   // The running state stands for all computed tokens and for no shorter key.
-  if (has_states_ && up_to != request.computed) return reply(false);
-  if (size == 0 || size < request.owned) return reply(true);
+  if (has_states_ && up_to != request.computed) return stored_reply(request, false);
+  if (size == 0 || size < request.owned) return stored_reply(request, true);
   if (!has_states_) {
     const RadixTree::Inserted done = store(request, size, StateSlot::none());
     move_lock(request, done.end);
-    return reply(done.exist);
+    return stored_reply(request, done.exist);
   }
   RadixTree::Evicted unreported;
-  const bool room = make_room_for_state(unreported);
+  const bool room = make_room_for_states(1, unreported);
   if (planted(kAssertsOnDonation)) require(room, "Can not alloc mamba cache");
   if (!room) {
     LOCKSTEP_MARK("checkpoint.skipped");
@@ -336,41 +382,59 @@ Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
   const StateSlot donated = planted(kSharesLiveSlot) ? request.live : states_.allocate();
   if (!planted(kSharesLiveSlot)) layers_.copy_state(slot_of(request), donated);
   const RadixTree::Inserted done = store(request, size, donated);
+  if (variant_.matches_after_checkpoint) tree_.refresh_path(done.end);
   move_lock(request, done.end);
   if (done.exist) {
     LOCKSTEP_MARK("checkpoint.exists");
     if (!planted(kLeaksRefusedSlot)) states_.release(donated);
   }
-  return reply(done.exist);
+  return stored_reply(request, done.exist);
 }
 
 Result<Reply> SglangPolicy::finish(const Operation& operation) {
   const Result<RadixRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   RadixRequest& request = **found;
-  const std::uint32_t stored = config_.strip_thinking != 0
-                                   ? std::min(request.prompt_size, request.computed)
-                                   : request.computed;
-  std::uint32_t size = whole_pages(stored);
+  const std::uint32_t kept = config_.strip_thinking != 0
+                                 ? std::min(request.prompt_size, request.computed)
+                                 : request.computed;
+  const bool exist = store_finished(request, kept);
+  if (planted(kFreesBelowProtected)) request.owned = whole_pages(kept);
+  const Reply reply = stored_reply(request, exist);
+  remove(request);
+  return reply;
+}
+
+bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
+  std::uint32_t size = whole_pages(kept);
   if (planted(kKeyOneShort) && size > request.owned) --size;
+  if (planted(kFloorsFinishedKey)) size -= size % 64;
   bool exist = true;
   // The live state stands for all computed tokens: under a stripped key it would be a state of
   // another length.
-  const bool fits = !has_states_ || stored == request.computed || planted(kStripsKeyOnly);
+  const bool fits = !has_states_ || kept == request.computed || planted(kStripsKeyOnly);
   if (planted(kStripsKeyOnly))
     require(size >= request.owned, "cache_protected_len is at most len(new_indices)");
-  if (fits && size != 0 && size >= request.owned && (has_states_ || size > request.owned)) {
-    const RadixTree::Inserted done = store(request, size, request.live);
-    exist = done.exist;
-    if (has_states_ && !exist && !planted(kFreesDonatedSlot)) request.live = StateSlot::none();
+  const bool reaches = has_states_ ? size >= request.owned : size > request.owned;
+  if (fits && size != 0 && (reaches || planted(kFloorsFinishedKey))) {
+    StateSlot donated = request.live;
+    if (variant_.copies_at_finish || planted(kForksAtFinish)) {
+      RadixTree::Evicted unreported;
+      if (!make_room_for_states(1, unreported)) return true;
+      donated = states_.allocate();
+      layers_.copy_state(request.live, donated);
+    }
+    exist = store(request, size, donated).exist;
+    if (donated != request.live) {
+      if (exist) states_.release(donated);
+      if (!exist && planted(kForksAtFinish)) request.live = StateSlot::none();
+    } else if (has_states_ && !exist && !planted(kFreesDonatedSlot)) {
+      request.live = StateSlot::none();
+    }
   } else if (size != 0 && !fits) {
     LOCKSTEP_MARK("finish.state_does_not_fit");
   }
-  if (planted(kFreesBelowProtected)) request.owned = size;
-  Reply reply;
-  reply.set(ReplyField::exist, exist).set(ReplyField::length, request.owned);
-  remove(request);
-  return reply;
+  return exist;
 }
 
 Result<Reply> SglangPolicy::release(const Operation& operation) {
@@ -387,11 +451,20 @@ void SglangPolicy::free_kv_from(RadixRequest& request, std::uint32_t first) {
   request.allocated = first;
 }
 
+/// Cuts the row to its first `size` slots.
+void SglangPolicy::keep_kv(RadixRequest& request, std::uint32_t size) {
+  KvRuns kept;
+  append_slice(kept, request.kv, 0, size);
+  request.kv.swap(kept);
+}
+
 /// Gives back what the tree does not own, unlocks, and forgets the request.
 void SglangPolicy::remove(RadixRequest& request) {
   if (request.live.exists()) states_.release(request.live);
+  for (const StateSlot slot : request.tracking.slots)
+    if (slot.exists() && !planted(kKeepsTrackingSlots)) states_.release(slot);
   free_kv_from(request, request.owned);
-  tree_.unlock(request.locked);
+  tree_.unlock(request.locked, request.state_locked);
   free_rows_.push_back(request.row);
   const std::uint32_t place = place_of_[request.id.index()];
   place_of_[request.id.index()] = kNowhere;
@@ -402,7 +475,11 @@ void SglangPolicy::remove(RadixRequest& request) {
 }
 
 Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
-  const RadixTree::Evicted evicted = tree_.evict(kv, has_states_ ? states : 0);
+  RadixTree::Evicted evicted = tree_.evict(kv, has_states_ && !variant_.evicts_separately ? states : 0);
+  if (variant_.evicts_separately) {
+    const RadixTree::Evicted of_states = tree_.evict(0, states);
+    evicted = {evicted.kv + of_states.kv, evicted.states + of_states.states};
+  }
   return Reply{}.set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
 }
 
@@ -500,7 +577,7 @@ Result<Reply> SglangPolicy::hold_slot(const Operation& operation) {
   if (operation.verb == Verb::fork && find_slot(operation.slot) == nullptr)
     return unknown(operation, "held slot", operation.slot);
   RadixTree::Evicted unreported;
-  if (!make_room_for_state(unreported)) return Reply::refusal(Refusal::no_state_slot);
+  if (!make_room_for_states(1, unreported)) return Reply::refusal(Refusal::no_state_slot);
   const StateSlot slot = states_.allocate();
   HeldSlot fresh{operation.as, slot, {}};
   if (operation.verb == Verb::fork) {
@@ -514,7 +591,7 @@ Result<Reply> SglangPolicy::hold_slot(const Operation& operation) {
   return Reply{}.set(ReplyField::slot, slot.value);
 }
 
-Result<Reply> SglangPolicy::advance(const Operation& operation) {
+Result<Reply> SglangPolicy::advance_slot(const Operation& operation) {
   if (!has_states_) return fail("advance: radix has no states");
   HeldSlot* const held = find_slot(operation.slot);
   if (held == nullptr) return unknown(operation, "held slot", operation.slot);
@@ -578,17 +655,17 @@ std::optional<Snapshot> SglangPolicy::snapshot() const {
 namespace {
 
 std::unique_ptr<Subject> make_radix(const SubjectOptions& options) {
-  return std::make_unique<SglangPolicy>(options, false);
+  return std::make_unique<SglangPolicy>(options, SglangVariant{.has_states = false});
 }
 std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
-  return std::make_unique<SglangPolicy>(options, true);
+  return std::make_unique<SglangPolicy>(options, SglangVariant{});
 }
 
 const Registration<PolicyEntry> kRadix{{"radix", "SGLang 0.5.23's radix cache for attention alone",
                                         false, "page strip_thinking", make_radix}};
 const Registration<PolicyEntry> kNoBuffer{
     {"sglang-no-buffer", "SGLang 0.5.23's hybrid radix cache, one state slot a request", true,
-     "strip_thinking", make_no_buffer}};
+     "strip_thinking skip_decode_lock path_cap", make_no_buffer}};
 
 }  // namespace
 

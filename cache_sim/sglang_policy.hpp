@@ -1,8 +1,10 @@
 // The request side of SGLang's radix caches, 0.5.23: policies `radix` (attention alone) and
 // `sglang-no-buffer` (one state slot a request, copied into the tree at chunk ends and donated at
-// the finish). Sections 1.2 and 1.7 of the rules.
+// the finish). Sections 1.2 and 1.7 of the rules. SglangVariant says what older versions do
+// otherwise (sglang_legacy.cpp); sglang_extra_buffer.hpp has requests with tracking slots.
 #pragma once
 
+#include <array>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -14,18 +16,31 @@
 
 namespace lockstep::cache_sim {
 
+/// States that the forward left behind on its way, to be stored later (the extra buffer, 1.8).
+struct Tracking {
+  std::array<StateSlot, 2> slots;  ///< the second one is none until a lazy request needs it
+  std::uint32_t next = 0;          ///< the slot that is written next
+  std::uint32_t last = 1;          ///< the slot that was written last
+  std::uint32_t last_size = 0;     ///< tokens that slots[last] stands for; 0: nothing to store
+  std::uint32_t previous_size = 0;  ///< those of the other slot
+};
+
 /// A running request.
 struct RadixRequest {
   Name id;
   Name salt;
   Tokens known;  ///< prompt, outputs, and what extends brought
   std::uint32_t prompt_size = 0;
+  std::uint32_t admitted = 0;  ///< tokens known at the admission: up to them it prefills
   std::uint32_t computed = 0;  ///< tokens whose KV and state exist
   std::uint32_t owned = 0;     ///< tokens of the row that the tree owns ("prot")
+  std::uint32_t branch = 0;    ///< where its match would have used a state, 0 for nowhere
   NodeIndex locked;            ///< node at depth `owned`, none where nothing is locked
+  bool state_locked = true;    ///< that lock's receipt
   NodeIndex reached;  ///< where its match ended in KV: on its path while it is the same node
   std::uint64_t reached_serial = 0;
-  StateSlot live;  ///< the running state
+  StateSlot live;     ///< the running state
+  Tracking tracking;  ///< extra buffer alone
   RequestRow row;
   KvRuns kv;  ///< one slot per token of [0, allocated)
   std::uint32_t allocated = 0;
@@ -46,9 +61,20 @@ struct HeldLock {
   NodeIndex node;
 };
 
+/// What tells SGLang's caches of one state slot a request apart. The defaults are 0.5.23's.
+struct SglangVariant {
+  bool has_states = true;
+  RadixRules tree;
+  bool evicts_the_need = false;  ///< a KV shortage evicts as much as is needed, not what is missing
+  bool evicts_separately = false;  ///< states that fall with evicted KV do not count as evicted
+  bool hides_kv_of_states = false;  ///< a slot's eviction does not tell the KV that fell with it
+  bool matches_after_checkpoint = false;  ///< a checkpoint's key is matched again
+  bool copies_at_finish = false;          ///< the tree gets a copy of the finished request's state
+};
+
 class SglangPolicy : public Subject {
  public:
-  SglangPolicy(const SubjectOptions& options, bool has_states);
+  SglangPolicy(const SubjectOptions& options, const SglangVariant& variant);
 
   Result<Reply> apply(const Operation& operation) override;
   std::unique_ptr<Auditor> make_auditor(const LabelState* labels) override;
@@ -66,6 +92,38 @@ class SglangPolicy : public Subject {
   const std::vector<HeldLock>& held_locks() const { return held_locks_; }
   bool has_states() const { return has_states_; }
   bool strips_thinking() const { return config_.strip_thinking != 0; }
+  const Config& config() const { return config_; }
+  const SglangVariant& variant() const { return variant_; }
+  /// Slots that an admitted request gets for tracking.
+  virtual int tracking_slots() const { return 0; }
+
+ protected:
+  enum class Forward : std::uint8_t { chunk, decode, verification };
+
+  /// The forward moves the request's state from tokens[0, computed) to tokens[0, stop).
+  virtual void advance(RadixRequest& request, std::uint32_t stop, Forward forward);
+  /// A checkpoint of what is computed up to `up_to` tokens.
+  virtual Reply store_unfinished(RadixRequest& request, std::uint32_t up_to);
+  /// Stores what the first `kept` computed tokens leave in the cache. Returns exist.
+  virtual bool store_finished(RadixRequest& request, std::uint32_t kept);
+
+  bool make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted);
+  RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
+  void move_lock(RadixRequest& request, NodeIndex node);
+  Reply stored_reply(const RadixRequest& request, bool exist) const;
+  StateSlot slot_of(const RadixRequest& request) const;
+  std::uint32_t whole_pages(std::uint32_t size) const { return size - size % page_; }
+  bool planted(const Defect& defect) const { return defect_ == &defect; }
+
+  const Config config_;
+  const Defect* const defect_;
+  LayerState& layers_;
+  const SglangVariant variant_;
+  const bool has_states_;
+  const std::uint32_t page_;
+  KvPool kv_;
+  StatePool states_;
+  RadixTree tree_;
 
  private:
   // Request verbs.
@@ -83,7 +141,7 @@ class SglangPolicy : public Subject {
   Result<Reply> lock(const Operation& operation);
   Result<Reply> unlock(const Operation& operation);
   Result<Reply> hold_slot(const Operation& operation);  // alloc, fork
-  Result<Reply> advance(const Operation& operation);
+  Result<Reply> advance_slot(const Operation& operation);
   Result<Reply> copy(const Operation& operation);
   Result<Reply> free(const Operation& operation);
 
@@ -91,25 +149,14 @@ class SglangPolicy : public Subject {
   Result<RadixRequest*> idle(const Operation& operation);
   HeldSlot* find_slot(Name name);
   bool make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted);
-  bool make_room_for_state(RadixTree::Evicted& evicted);
   bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
-  RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
-  void move_lock(RadixRequest& request, NodeIndex node);
+  bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
+  void enter(RadixRequest&& request);
   void write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end);
   void free_kv_from(RadixRequest& request, std::uint32_t first);
+  static void keep_kv(RadixRequest& request, std::uint32_t size);
   void remove(RadixRequest& request);
-  StateSlot slot_of(const RadixRequest& request) const;
-  std::uint32_t whole_pages(std::uint32_t size) const { return size - size % page_; }
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
 
-  Config config_;
-  const Defect* defect_;
-  LayerState& layers_;
-  bool has_states_;
-  std::uint32_t page_;
-  KvPool kv_;
-  StatePool states_;
-  RadixTree tree_;
   std::vector<RadixRequest> requests_;
   std::vector<std::uint32_t> free_places_;  // indices into requests_
   std::vector<std::uint32_t> place_of_;     // by Name::index(), kNowhere where not admitted
