@@ -223,7 +223,7 @@ void RadixAuditor::bury(Touched& touched) {
       report(FindingKind::evicted_while_locked,
              fmt::format("the state of {} was evicted although it is locked", name_of(node)),
              "the state stays", "it is gone");
-    if (touched.children_before == 0 && old.full_locks == 0)
+    if (touched.children_before == 0 && now.child_count == 0 && old.full_locks == 0)
       report(FindingKind::tombstone_rule,
              fmt::format("{} lost its state and kept its KV although it is an unlocked leaf: "
                          "nothing can use that KV",
@@ -354,7 +354,7 @@ void RadixAuditor::check_request(const Operation& operation) {
     mine->tracking = {};
   }
   const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
-  check_tracked(*mine, *now);
+  check_tracked(operation, *mine, *now);
   owned_before_ = mine->owned;
   mine->known = now->known;
   mine->prompt_size = now->prompt_size;
@@ -404,9 +404,10 @@ void RadixAuditor::check_live_state(const Operation& operation, const RadixReque
 }
 
 /// A tracked state stands for as many tokens as the request says, and was taken where the forward
-/// has one: behind the last token, or a whole number of the kernel's chunks behind the first. A
-/// decode step ends at each token.
-void RadixAuditor::check_tracked(const RequestRecord& before, const RadixRequest& now) {
+/// has one: a chunk's kernel behind the last token, or a whole number of its own chunks behind the
+/// first; decoding and verification behind each token.
+void RadixAuditor::check_tracked(const Operation& operation, const RequestRecord& before,
+                                 const RadixRequest& now) {
   const Tracking& tracking = now.tracking;
   const std::uint32_t sizes[] = {tracking.last_size, tracking.previous_size};
   for (std::uint32_t i = 0; i < 2; ++i) {
@@ -425,15 +426,17 @@ void RadixAuditor::check_tracked(const RequestRecord& before, const RadixRequest
   }
   const std::uint32_t size = tracking.last_size;
   const auto chunk = static_cast<std::uint32_t>(policy_.config().model_chunk);
-  if (size == before.tracking.last_size || size <= before.computed || size == now.computed ||
-      before.computed >= now.admitted || (size - before.computed) % chunk == 0)
+  const bool is_chunk = operation.verb == Verb::extend && before.computed < now.admitted;
+  if (!is_chunk || size <= before.computed || size == now.computed ||
+      (size - before.computed) % chunk == 0)
     return;
-  report(FindingKind::unaligned_state,
-         fmt::format("request `{}` kept a state after {} tokens of a chunk from {} to {}, where the "
-                     "kernel has none",
-                     now.id.text(), size, before.computed, now.computed),
-         fmt::format("a multiple of {} tokens from {}", chunk, before.computed),
-         fmt::format("{} tokens from it", size - before.computed));
+  report(
+      FindingKind::unaligned_state,
+      fmt::format("request `{}` kept a state after {} tokens of a chunk from {} to {}, where the "
+                  "kernel has none",
+                  now.id.text(), size, before.computed, now.computed),
+      fmt::format("a multiple of {} tokens from {}", chunk, before.computed),
+      fmt::format("{} tokens from it", size - before.computed));
 }
 
 void RadixAuditor::follow_held() {
@@ -507,10 +510,10 @@ std::uint32_t RadixAuditor::stored_size(const Operation& operation, const Reply&
                                         const RequestRecord& request) const {
   const auto length = static_cast<std::uint32_t>(reply.get(ReplyField::length));
   if (policy_.tracking_slots() != 0) return length > owned_before_ ? length : 0;
-  const bool whole = operation.verb == Verb::checkpoint
-                         ? operation.up_to == Operation::kAbsent ||
-                               operation.up_to == request.computed
-                         : !policy_.strips_thinking() || request.computed <= request.prompt_size;
+  const bool whole =
+      operation.verb == Verb::checkpoint
+          ? operation.up_to == Operation::kAbsent || operation.up_to == request.computed
+          : !policy_.strips_thinking() || request.computed <= request.prompt_size;
   return whole ? request.computed : 0;
 }
 
@@ -525,8 +528,9 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
       // The match came before the refusal, unless there was no row to match for.
       if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
       return use_by_match(operation.tokens,
-                          refused ? longest_state(operation.tokens, operation.tokens.size() - 1, salt)
-                                  : static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
+                          refused
+                              ? longest_state(operation.tokens, operation.tokens.size() - 1, salt)
+                              : static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
                           salt);
     case Verb::match:
       return use_by_match(operation.tokens,

@@ -102,7 +102,8 @@ class RadixAuditor final : public Auditor {
   void check_path_cap(NodeIndex tail);
   void check_request(const Operation& operation);
   void check_live_state(const Operation& operation, const RadixRequest& now);
-  void check_tracked(const RequestRecord& before, const RadixRequest& now);
+  void check_tracked(const Operation& operation, const RequestRecord& before,
+                     const RadixRequest& now);
   void check_totals();
   template <class IsFree>
   void find_unconserved(const char* what, const std::vector<Owner>& owners, std::uint32_t first,
@@ -137,7 +138,7 @@ class RadixAuditor final : public Auditor {
   std::vector<NodeIndex> cut_;        // whose edges a split has shortened
   std::vector<std::uint64_t> stamp_;  // by node: the operation that touched it last
   std::uint64_t operation_ = 0;
-  RequestRecord last_gone_;  // the request that the operation ended
+  RequestRecord last_gone_;         // the request that the operation ended
   std::uint32_t owned_before_ = 0;  // of the operation's request
   KvRuns scratch_;
   std::vector<std::uint64_t> fingerprints_;

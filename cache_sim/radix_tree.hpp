@@ -46,7 +46,7 @@ struct alignas(64) RadixNode {
 
 /// Where SGLang's versions of the tree differ. The defaults are 0.5.23's.
 struct RadixRules {
-  bool match_renews_path = false;   ///< every state on a match's path becomes new, not its own alone
+  bool match_renews_path = false;  ///< every state on a match's path becomes new, not its own alone
   bool insert_renews_path = false;  ///< so it does on an insert's path, and below a split
   bool insert_renews_end = true;    ///< an insert renews the state that its end has already
   bool drops_bare_parents = false;  ///< with a leaf go the parents that it leaves as bare leaves

@@ -63,8 +63,8 @@ void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   std::uint32_t taken = position;  // what the state stands for, where nothing is broken
   if (planted(kTracksAtTheEnd)) taken = stop;
   if (planted(kTracksInPages))
-    taken = request.computed + (position - request.computed) / page_ *
-                                   static_cast<std::uint32_t>(config_.model_chunk);
+    taken = std::min(stop, request.computed + (position - request.computed) / page_ *
+                                                  static_cast<std::uint32_t>(config_.model_chunk));
   run_to(request, taken);
   Tracking& tracking = request.tracking;
   tracking.last = tracking.next;
@@ -127,7 +127,8 @@ bool SglangExtraBuffer::store_finished(RadixRequest& request, std::uint32_t kept
   std::uint32_t from = tracking.last;
   if (size > kept && !planted(kStoresBeyondOwned)) {
     LOCKSTEP_MARK("finish.tracked_beyond_kept");
-    size = tracking.previous_size <= kept && !planted(kKeepsOneTracked) ? tracking.previous_size : 0;
+    size =
+        tracking.previous_size <= kept && !planted(kKeepsOneTracked) ? tracking.previous_size : 0;
     from = 1 - from;
   }
   if (size <= request.owned) {
@@ -146,8 +147,9 @@ std::unique_ptr<Subject> make(const SubjectOptions& options) {
 }
 
 const Registration<PolicyEntry> kExtraBuffer{
-    {"sglang-extra-buffer", "SGLang 0.5.23's hybrid radix cache with tracking slots, states on a grid",
-     true, "page track_interval lazy strip_thinking skip_decode_lock path_cap", make}};
+    {"sglang-extra-buffer",
+     "SGLang 0.5.23's hybrid radix cache with tracking slots, states on a grid", true,
+     "page track_interval lazy strip_thinking skip_decode_lock path_cap", make}};
 
 }  // namespace
 

@@ -131,6 +131,7 @@ bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& 
     tree_.unlock(locked);
   }
   if (states_.free_count() == 0) return false;
+  require(tree_.node(match.end).alive, "a matched node stays until its state is copied");
   request.live = states_.allocate();
   if (tree_.node(match.end).state.exists())
     layers_.copy_state(tree_.node(match.end).state, request.live);
@@ -218,7 +219,8 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   free_rows_.pop_back();
   request.kv.clear();
   if (hit) tree_.append_path_kv(match.end, 0, request.kv);
-  if (hit && tree_.node(match.end).depth() > match.prefix) keep_kv(request, match.prefix);  // defects
+  if (hit && tree_.node(match.end).depth() > match.prefix)
+    keep_kv(request, match.prefix);  // defects
 
   Reply reply;
   reply.set(ReplyField::cached, match.prefix);
@@ -272,8 +274,7 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   const auto stop = static_cast<std::uint32_t>(end);
   if (drafts == 0) {
     write_kv(request, request.known, stop);
-    advance(request, stop,
-            request.computed < request.admitted ? Forward::chunk : Forward::decode);
+    advance(request, stop, request.computed < request.admitted ? Forward::chunk : Forward::decode);
   } else {
     write_kv(request, request.known.followed_by(operation.drafts), stop);
     request.verifying = true;
@@ -475,7 +476,8 @@ void SglangPolicy::remove(RadixRequest& request) {
 }
 
 Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
-  RadixTree::Evicted evicted = tree_.evict(kv, has_states_ && !variant_.evicts_separately ? states : 0);
+  RadixTree::Evicted evicted =
+      tree_.evict(kv, has_states_ && !variant_.evicts_separately ? states : 0);
   if (variant_.evicts_separately) {
     const RadixTree::Evicted of_states = tree_.evict(0, states);
     evicted = {evicted.kv + of_states.kv, evicted.states + of_states.states};

@@ -18,10 +18,10 @@ namespace lockstep::cache_sim {
 
 /// States that the forward left behind on its way, to be stored later (the extra buffer, 1.8).
 struct Tracking {
-  std::array<StateSlot, 2> slots;  ///< the second one is none until a lazy request needs it
-  std::uint32_t next = 0;          ///< the slot that is written next
-  std::uint32_t last = 1;          ///< the slot that was written last
-  std::uint32_t last_size = 0;     ///< tokens that slots[last] stands for; 0: nothing to store
+  std::array<StateSlot, 2> slots;   ///< the second one is none until a lazy request needs it
+  std::uint32_t next = 0;           ///< the slot that is written next
+  std::uint32_t last = 1;           ///< the slot that was written last
+  std::uint32_t last_size = 0;      ///< tokens that slots[last] stands for; 0: nothing to store
   std::uint32_t previous_size = 0;  ///< those of the other slot
 };
 
@@ -66,7 +66,7 @@ struct SglangVariant {
   bool has_states = true;
   RadixRules tree;
   bool evicts_the_need = false;  ///< a KV shortage evicts as much as is needed, not what is missing
-  bool evicts_separately = false;  ///< states that fall with evicted KV do not count as evicted
+  bool evicts_separately = false;   ///< states that fall with evicted KV do not count as evicted
   bool hides_kv_of_states = false;  ///< a slot's eviction does not tell the KV that fell with it
   bool matches_after_checkpoint = false;  ///< a checkpoint's key is matched again
   bool copies_at_finish = false;          ///< the tree gets a copy of the finished request's state

@@ -43,13 +43,21 @@ TEST_P(Determinism, theSameRunHasTheRecordedDigest) {
   EXPECT_EQ(digests_of(GetParam(), CheckLevel::off), GetParam().digests) << "without checks";
 }
 
-// The decision digests are SGLang 0.5.23's own.
+// The decision digests are SGLang's own, 0.5.23's and (legacy) 0.5.9's; that of sglang-v0 is ours,
+// because nobody recorded one.
 INSTANTIATE_TEST_SUITE_P(
     Runs, Determinism,
     testing::Values(
         Recorded{"sglang-w1", "sglang-no-buffer", "4bacb5c26073c92c a026abfb8a11e0b8 1776161"},
         Recorded{"sglang-w1", "oracle:sglang-no-buffer",
                  "4bacb5c26073c92c a026abfb8a11e0b8 1776161"},
+        Recorded{"sglang-w1", "sglang-extra-buffer", "174e44633c769c3b 1fd324026fc0ea08 2173312"},
+        Recorded{"sglang-w1", "oracle:sglang-extra-buffer",
+                 "174e44633c769c3b 1fd324026fc0ea08 2173312"},
+        Recorded{"sglang-w1", "sglang-legacy", "291aca3d4b108114 d27afaa997317904 1725906"},
+        Recorded{"sglang-w1", "oracle:sglang-legacy", "291aca3d4b108114 d27afaa997317904 1725906"},
+        Recorded{"sglang-w1", "sglang-v0", "077db3b4878b85ca c7e0fd53db3b180b 1772905"},
+        Recorded{"sglang-w1", "oracle:sglang-v0", "077db3b4878b85ca c7e0fd53db3b180b 1772905"},
         Recorded{"sglang-w1", "radix", "88188de64dfcbe2f 46cd989e9d7dab80 2662730"},
         Recorded{"sglang-w1", "oracle:radix", "88188de64dfcbe2f 46cd989e9d7dab80 2662730"},
         Recorded{"chunk_ends_are_reused.trace", "sglang-no-buffer", "20e11ac1d6159a75"},

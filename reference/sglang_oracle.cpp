@@ -27,8 +27,11 @@ void append(std::vector<Token>& known, const Tokens& more) {
   known.insert(known.end(), values.begin(), values.end());
 }
 
-SglangPrefixMap::Options map_options(const Config& config, bool has_states) {
-  return {.page = config.page, .has_states = has_states, .path_cap = config.path_cap};
+SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::Variant& variant) {
+  return {.page = config.page,
+          .has_states = variant.has_states,
+          .path_cap = config.path_cap,
+          .rules = variant.rules};
 }
 
 Reply evicted_reply(const SglangPrefixMap::Evicted& evicted) {
@@ -50,10 +53,11 @@ auto no_slot(Name name) {
 
 }  // namespace
 
-SglangOracle::SglangOracle(const Config& config, States states)
+SglangOracle::SglangOracle(const Config& config, const Variant& variant)
     : config_(config),
-      has_states_(states != States::none),
-      cached_(map_options(config, has_states_), free_slots_) {
+      variant_(variant),
+      has_states_(variant.has_states),
+      cached_(map_options(config, variant), free_slots_) {
   if (!has_states_) return;
   for (std::int64_t slot = 1; slot <= config.state_slots; ++slot)
     free_slots_.push_back({static_cast<std::uint32_t>(slot)});
@@ -106,14 +110,21 @@ std::int64_t SglangOracle::kv_free() const {
 
 /// Evicts what is missing [1.6]; false where that was not enough.
 bool SglangOracle::make_kv_free(std::int64_t needed, Evicted& evicted) {
-  if (needed > kv_free()) evicted = cached_.evict(needed - kv_free(), 0);
+  if (needed > kv_free())
+    evicted = cached_.evict(variant_.evicts_all_needed ? needed : needed - kv_free(), 0);
   return needed <= kv_free();
+}
+
+bool SglangOracle::make_slots_free(std::int64_t needed, Evicted& evicted) {
+  const auto lacking = needed - static_cast<std::int64_t>(free_slots_.size());
+  if (lacking > 0) evicted = cached_.evict(0, lacking);
+  if (variant_.slots_tell_no_kv) evicted.kv = 0;
+  return needed <= static_cast<std::int64_t>(free_slots_.size());
 }
 
 /// The first free slot, after evicting one state where none is free; none where that did not help.
 StateSlot SglangOracle::take_slot(Evicted& evicted) {
-  if (free_slots_.empty()) evicted = cached_.evict(0, 1);
-  if (free_slots_.empty()) return StateSlot::none();
+  if (!make_slots_free(1, evicted)) return StateSlot::none();
   const StateSlot slot = free_slots_.front();
   free_slots_.pop_front();
   return slot;
@@ -121,6 +132,11 @@ StateSlot SglangOracle::take_slot(Evicted& evicted) {
 
 void SglangOracle::release_slot(StateSlot slot) {
   if (slot.exists()) free_slots_.push_back(slot);
+}
+
+/// The positions at which one more state would help: whole pages and whole chunks of the model.
+std::int64_t SglangOracle::grid() const {
+  return std::lcm(std::max(config_.model_chunk, config_.page), config_.page);
 }
 
 // --- Requests -----------------------------------------------------------------------------------
@@ -140,8 +156,9 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   Request request;
   request.known = prefix_of(operation);
   request.prompt = prompt;
-  const std::int64_t cached =
-      cached_.match(cached_.whole_pages(request.known.first(size - 1))).prefix;
+  request.admitted = size;
+  const auto [full, cached] = cached_.match(cached_.whole_pages(request.known.first(size - 1)));
+  if (full / grid() * grid() > cached) request.branch = full / grid() * grid();
   const Prefix best = request.known.first(cached);
   const auto refuse = [&](Refusal refusal) {
     release_slot(request.live);
@@ -156,9 +173,12 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
     if (!request.live.exists()) return refuse(Refusal::no_state_slot);
   }
   if (size - cached > kv_free() + cached_.kv() - cached_.locked_kv()) return refuse(Refusal::no_kv);
-  if (has_states_ && cached == 0) {
-    request.live = take_slot(evicted);
-    if (!request.live.exists()) return refuse(Refusal::no_state_slot);
+  if (has_states_) {
+    const int needed = (cached > 0 ? 0 : 1) + tracking_slots();
+    if (!make_slots_free(needed, evicted)) return refuse(Refusal::no_state_slot);
+    Evicted nothing;
+    if (cached == 0) request.live = take_slot(nothing);
+    for (int i = 0; i < tracking_slots(); ++i) request.tracking.push_back(take_slot(nothing));
   }
   request.computed = request.allocated = request.protected_size = cached;
   request.state_locked = has_states_;
@@ -192,10 +212,13 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   if (!make_kv_free(allocated - request.allocated, evicted)) return Reply::refusal(Refusal::no_kv);
   request.allocated = allocated;
   append(request.known.tokens, operation.tokens);
-  if (verifies)
+  if (verifies) {
     request.pending = Verification{inputs, operation.drafts.values()};
-  else
+  } else {
+    const std::int64_t from = request.computed;
     request.computed += operation.n;
+    advanced(request, from, from < request.admitted ? Forward::chunk : Forward::decode);
+  }
   return evicted_reply(evicted).set(ReplyField::n, operation.n);
 }
 
@@ -213,7 +236,9 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
           fmt::format("accept: {} drafts allow 1 to {} tokens", drafts.size(), drafts.size() + 1));
     if (!std::equal(tokens.begin(), tokens.end() - 1, drafts.begin()))
       return fail("accept: all tokens but the last are drafts");
+    const std::int64_t from = request.computed;
     request.computed += inputs + operation.n - 1;  // nobody has computed the last token yet
+    advanced(request, from, Forward::verification);
     request.allocated = up_to_whole_pages(request.computed);
     request.pending.reset();
   }
@@ -239,26 +264,31 @@ Result<Reply> SglangOracle::checkpoint(const Operation& operation) {
     return fail(fmt::format("request {} has computed only {} tokens", operation.id.text(),
                             request.computed));
 
-  const auto nothing_stored = [&](bool exist) {
-    return Reply()
-        .set(ReplyField::exist, exist ? 1 : 0)
-        .set(ReplyField::length, request.protected_size);
-  };
+  const std::optional<Stored> stored = store_unfinished(request, up_to);
+  if (!stored) return Reply::refusal(Refusal::no_state_slot);
+  return Reply()
+      .set(ReplyField::exist, stored->exist ? 1 : 0)
+      .set(ReplyField::length, stored->length);
+}
+
+std::optional<SglangOracle::Stored> SglangOracle::store_unfinished(Request& request,
+                                                                   std::int64_t up_to) {
   // The live state is of no other length than what was computed.
-  if (has_states_ && up_to != request.computed) return nothing_stored(false);
+  if (has_states_ && up_to != request.computed) return Stored{false, request.protected_size};
   const std::int64_t length = whole_pages(up_to);
-  if (length == 0 || length < request.protected_size) return nothing_stored(true);
+  if (length == 0 || length < request.protected_size) return Stored{true, request.protected_size};
   StateSlot copy;
   if (has_states_) {
     Evicted unreported;
     copy = take_slot(unreported);
-    if (!copy.exists()) return Reply::refusal(Refusal::no_state_slot);
+    if (!copy.exists()) return std::nullopt;
   }
   const bool exist =
       cached_.insert(request.known.first(length), copy, request.protected_size).exist;
+  if (variant_.checkpoint_matches) cached_.match(request.known.first(length));
   move_lock(request, length);
   if (exist) release_slot(copy);
-  return Reply().set(ReplyField::exist, exist ? 1 : 0).set(ReplyField::length, length);
+  return Stored{exist, length};
 }
 
 Result<Reply> SglangOracle::finish(const Operation& operation) {
@@ -271,20 +301,30 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
   const bool only_prompt = config_.strip_thinking != 0;
   const std::int64_t owned =
       only_prompt ? std::min(request.prompt, request.computed) : request.computed;
+  const Stored stored = store_finished(request, owned);
+  forget(found);
+  return Reply()
+      .set(ReplyField::exist, stored.exist ? 1 : 0)
+      .set(ReplyField::length, stored.length);
+}
+
+SglangOracle::Stored SglangOracle::store_finished(Request& request, std::int64_t owned) {
   const std::int64_t length = whole_pages(owned);
   // A state goes with all that was computed or not at all; KV alone goes as far as it is new.
   const bool inserts =
       has_states_ ? owned == request.computed && length > 0 : length > request.protected_size;
-  bool exist = true;
-  if (inserts) {
-    exist = cached_.insert(request.known.first(length), request.live, request.protected_size).exist;
-    if (!exist) request.live = StateSlot::none();  // the map's now
+  if (!inserts) return {true, request.protected_size};
+  StateSlot given = request.live;
+  if (variant_.finish_copies) {
+    Evicted unreported;
+    given = take_slot(unreported);
+    if (!given.exists()) return {true, request.protected_size};
   }
-  const Reply reply = Reply()
-                          .set(ReplyField::exist, exist ? 1 : 0)
-                          .set(ReplyField::length, inserts ? length : request.protected_size);
-  forget(found);
-  return reply;
+  const bool exist =
+      cached_.insert(request.known.first(length), given, request.protected_size).exist;
+  if (variant_.finish_copies && exist) release_slot(given);
+  if (!variant_.finish_copies && !exist) request.live = StateSlot::none();  // the map's now
+  return {exist, length};
 }
 
 Result<Reply> SglangOracle::abort(const Operation& operation) {
@@ -298,6 +338,7 @@ Result<Reply> SglangOracle::abort(const Operation& operation) {
 void SglangOracle::forget(std::map<std::string, Request>::iterator request) {
   const Request& gone = request->second;
   release_slot(gone.live);
+  for (const StateSlot slot : gone.tracking) release_slot(slot);
   cached_.unlock(gone.known.first(gone.protected_size), gone.state_locked);
   requests_.erase(request);
 }
@@ -305,7 +346,11 @@ void SglangOracle::forget(std::map<std::string, Request>::iterator request) {
 // --- Both levels --------------------------------------------------------------------------------
 
 Reply SglangOracle::evict(std::int64_t kv, std::int64_t states) {
-  const Evicted evicted = cached_.evict(kv, states);
+  Evicted evicted = cached_.evict(kv, variant_.tracks_eviction_apart ? 0 : states);
+  if (variant_.tracks_eviction_apart) {
+    const Evicted more = cached_.evict(0, states);
+    evicted = {evicted.kv + more.kv, evicted.states + more.states};
+  }
   return Reply().set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
 }
 
@@ -325,9 +370,7 @@ Result<Reply> SglangOracle::match(const Operation& operation) {
   const auto [full, prefix] = cached_.match(cached_.whole_pages(tokens.first(limit)));
   Reply reply = Reply().set(ReplyField::kv, full);
   if (!has_states_) return reply;
-  const std::int64_t chunk = config_.model_chunk != 0 ? config_.model_chunk : 64;
-  const std::int64_t grid = std::lcm(std::max(chunk, config_.page), config_.page);
-  const std::int64_t branch = full / grid * grid;
+  const std::int64_t branch = full / grid() * grid();
   return reply.set(ReplyField::state, prefix).set(ReplyField::branch, branch > prefix ? branch : 0);
 }
 
@@ -422,14 +465,15 @@ Result<Reply> SglangOracle::unlock(const Operation& operation) {
 
 namespace {
 
-template <SglangOracle::States states>
-std::unique_ptr<Subject> make(const SubjectOptions& options) {
-  return std::make_unique<SglangOracle>(options.config, states);
+std::unique_ptr<Subject> make_radix(const SubjectOptions& options) {
+  return std::make_unique<SglangOracle>(options.config, SglangOracle::Variant{.has_states = false});
+}
+std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
+  return std::make_unique<SglangOracle>(options.config, SglangOracle::Variant{});
 }
 
-const Registration<OracleEntry> kRadix({"radix", make<SglangOracle::States::none>});
-const Registration<OracleEntry> kNoBuffer({"sglang-no-buffer",
-                                           make<SglangOracle::States::one_per_prefix>});
+const Registration<OracleEntry> kRadix({"radix", make_radix});
+const Registration<OracleEntry> kNoBuffer({"sglang-no-buffer", make_no_buffer});
 
 }  // namespace
 }  // namespace lockstep::reference

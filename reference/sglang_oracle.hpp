@@ -68,6 +68,9 @@
 //      request inserts nothing. (0.5.23 attaches the state to the prompt, and where protected is
 //      past the prompt frees KV of the tree or asserts.)
 //   Then, and on abort and preempt: KV beyond protected is freed, the prefix is unlocked.
+//
+// 1.8 sglang-extra-buffer: reference/sglang_extra_buffer_oracle.cpp. 1.10, 1.11 older versions:
+// reference/sglang_legacy_oracle.cpp.
 #pragma once
 
 #include <cstdint>
@@ -84,16 +87,34 @@ namespace lockstep::reference {
 
 class SglangOracle : public Subject {
  public:
-  enum class States : std::uint8_t { none, one_per_prefix };
+  /// Where the policies differ. The defaults are sglang-no-buffer's.
+  struct Variant {
+    bool has_states = true;
+    SglangPrefixMap::Rules rules{};
+    bool evicts_all_needed = false;      ///< a shortage of KV evicts what is needed, not what lacks
+    bool tracks_eviction_apart = false;  ///< states that fell in FULL do not count for MAMBA
+    bool slots_tell_no_kv = false;       ///< evicted_kv of an admission is 0
+    bool checkpoint_matches = false;     ///< a checkpoint's key is matched after its insert
+    bool finish_copies = false;          ///< a finish inserts a copy of the live state
+  };
 
   /// Moves no state: a stored state stands for its prefix by definition, so the oracle has no use
   /// for a LayerState.
-  SglangOracle(const Config& config, States states);
+  SglangOracle(const Config& config, const Variant& variant);
 
   Result<Reply> apply(const Operation& operation) override;
 
- private:
+ protected:
   using Evicted = SglangPrefixMap::Evicted;
+
+  /// How a request got from `from` to `to` computed tokens.
+  enum class Forward : std::uint8_t { chunk, decode, verification };
+
+  /// A tracked state and the slot that holds it [1.8].
+  struct Tracked {
+    std::size_t slot = 0;
+    std::int64_t length = 0;  ///< 0: there is none
+  };
 
   /// Draft tokens whose verification has not been accepted yet.
   struct Verification {
@@ -103,13 +124,47 @@ class SglangOracle : public Subject {
   struct Request {
     Prefix known;                     ///< prompt and outputs
     std::int64_t prompt = 0;          ///< how many of them are the original prompt
+    std::int64_t admitted = 0;        ///< how many were known at the admission
+    std::int64_t branch = 0;          ///< the match's branch position
     std::int64_t computed = 0;        ///< tokens that the live state stands for
     std::int64_t allocated = 0;       ///< tokens that have KV, rounded up to pages
     std::int64_t protected_size = 0;  ///< tokens whose KV is the map's: this prefix is locked
     bool state_locked = true;         ///< the lock's receipt
     StateSlot live;
+    std::vector<StateSlot> tracking;  ///< the extra buffer's slots
+    std::size_t write = 0;            ///< which of them is written next
+    Tracked latest, earlier;
     std::optional<Verification> pending;
   };
+  struct Stored {
+    bool exist = true;
+    std::int64_t length = 0;  ///< tokens that the map owns now
+  };
+
+  /// How many slots a request gets beside its live one.
+  virtual int tracking_slots() const { return 0; }
+  virtual void advanced(Request&, std::int64_t /*from*/, Forward) {}
+  /// Stores the request's state of up to `up_to` tokens, if it has one; none where no slot is free.
+  virtual std::optional<Stored> store_unfinished(Request& request, std::int64_t up_to);
+  /// Stores what `owned` tokens leave behind; the slot of the stored state is no longer the
+  /// request's.
+  virtual Stored store_finished(Request& request, std::int64_t owned);
+
+  std::int64_t whole_pages(std::int64_t tokens) const {
+    return tokens / config_.page * config_.page;
+  }
+  std::int64_t grid() const;
+  StateSlot take_slot(Evicted& evicted);
+  void release_slot(StateSlot slot);
+  void move_lock(Request& request, std::int64_t to);
+
+  const Config config_;
+  const Variant variant_;
+  const bool has_states_;
+  std::deque<StateSlot> free_slots_;
+  SglangPrefixMap cached_;
+
+ private:
   struct Held {
     StateSlot slot;
     std::int64_t length = 0;  ///< tokens that the state stands for
@@ -134,24 +189,15 @@ class SglangOracle : public Subject {
   Result<Reply> lock(const Operation& operation);
   Result<Reply> unlock(const Operation& operation);
 
-  std::int64_t whole_pages(std::int64_t tokens) const {
-    return tokens / config_.page * config_.page;
-  }
   std::int64_t up_to_whole_pages(std::int64_t tokens) const {
     return whole_pages(tokens + config_.page - 1);
   }
   std::int64_t kv_free() const;
   bool make_kv_free(std::int64_t needed, Evicted& evicted);
-  StateSlot take_slot(Evicted& evicted);
-  void release_slot(StateSlot slot);
+  bool make_slots_free(std::int64_t needed, Evicted& evicted);
   Result<Reply> hold_slot(Name name, std::int64_t length);
-  void move_lock(Request& request, std::int64_t to);
   void forget(std::map<std::string, Request>::iterator request);
 
-  Config config_;
-  bool has_states_;
-  std::deque<StateSlot> free_slots_;
-  SglangPrefixMap cached_;
   std::map<std::string, Request> requests_;
   std::map<std::string, Held> held_;     ///< state slots that tree verbs named
   std::map<std::string, Prefix> locks_;  ///< locks that tree verbs named

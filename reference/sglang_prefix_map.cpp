@@ -101,6 +101,11 @@ void SglangPrefixMap::split(const Prefix& end) {
   parent.last_access = read_clock();
   child.last_access = read_clock();
   records_.emplace(end, parent);
+  if (options_.rules.paths_are_used) use_state(child);
+}
+
+void SglangPrefixMap::use_states(const std::vector<Entry>& path) {
+  for (const Entry entry : path) use_state(entry->second);
 }
 
 SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
@@ -115,6 +120,7 @@ SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
   match.prefix = path.back()->first.size();
 
   // Only this state counts as used; the prefixes below it are each a hair older than the next.
+  if (options_.rules.paths_are_used) use_states(path);
   use_state(path.back()->second);
   std::int64_t time = read_clock();
   for (auto entry = path.rbegin(); entry != path.rend(); ++entry)
@@ -129,6 +135,7 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert(const Prefix& key, StateSlot s
   read_clock();  // the root's touch
   const std::vector<Entry> path = path_of(key);
   for (const Entry entry : path) entry->second.last_access = read_clock();
+  if (options_.rules.paths_are_used) use_states(path);
   const std::int64_t stored = longest_shared(key);
   if (stored > (path.empty() ? 0 : path.back()->first.size())) {
     read_clock();  // the touch of the one that is split, which the split repeats
@@ -141,7 +148,7 @@ SglangPrefixMap::Inserted SglangPrefixMap::insert(const Prefix& key, StateSlot s
   Record& end = records_[key];
   end.last_access = read_clock();
   if (!is_new && (!options_.has_states || end.state.exists())) {
-    use_state(end);
+    if (options_.rules.existing_end_is_used) use_state(end);
     inserted.exist = true;
     return inserted;
   }
@@ -172,7 +179,8 @@ void SglangPrefixMap::lock(const Prefix& end, bool with_state) {
   if (end.empty()) return;
   require(contains(end), "a lock is taken on a stored prefix");
   for (const Entry entry : path_of(end)) ++entry->second.full_lock;
-  if (with_state) ++records_.at(end).state_lock;  // on a tombstone too
+  Record& last = records_.at(end);
+  if (with_state && (options_.rules.tombstones_lock || last.state.exists())) ++last.state_lock;
 }
 
 void SglangPrefixMap::unlock(const Prefix& end, bool with_state) {
@@ -182,9 +190,10 @@ void SglangPrefixMap::unlock(const Prefix& end, bool with_state) {
     require(entry->second.full_lock > 0, "what is unlocked was locked");
     --entry->second.full_lock;
   }
-  if (!with_state) return;
-  require(records_.at(end).state_lock > 0, "a state that is unlocked was locked");
-  --records_.at(end).state_lock;
+  Record& last = records_.at(end);
+  if (!with_state || (!options_.rules.tombstones_lock && !last.state.exists())) return;
+  require(last.state_lock > 0, "a state that is unlocked was locked");
+  --last.state_lock;
 }
 
 // --- Forgetting ---------------------------------------------------------------------------------
@@ -196,13 +205,18 @@ void SglangPrefixMap::free_state(Record& record, Evicted& evicted) {
   ++evicted.states;
 }
 
-/// Its prefixes stay, even one that is now a tombstone without extensions.
+/// Its prefixes stay, even one that is now a tombstone without extensions; older versions drop that
+/// one as well.
 void SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
   const std::int64_t tokens = edge_size(leaf);
+  const std::vector<Entry> path = path_of(leaf->first);
   kv_ -= tokens;
   evicted.kv += tokens;
   free_state(leaf->second, evicted);
   records_.erase(leaf);
+  if (!options_.rules.bare_parents_go || path.size() < 2) return;
+  const Entry parent = path[path.size() - 2];
+  if (is_leaf(parent) && !parent->second.state.exists()) drop(parent, evicted);
 }
 
 SglangPrefixMap::Entry SglangPrefixMap::oldest_leaf() {

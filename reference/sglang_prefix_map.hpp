@@ -38,10 +38,19 @@ struct Prefix {
 
 class SglangPrefixMap {
  public:
+  /// Where older versions differ [1.10, 1.11]. The defaults are 0.5.23's.
+  struct Rules {
+    bool paths_are_used = false;       ///< match and insert use each state on the key's path,
+                                       ///< shortest first, and a split that of its longer half
+    bool existing_end_is_used = true;  ///< an insert uses the state that its key has already
+    bool bare_parents_go = false;      ///< what is left without state and extension goes too
+    bool tombstones_lock = true;       ///< a state lock on a tombstone counts
+  };
   struct Options {
     std::int64_t page = 1;
     bool has_states = true;      ///< false: plain radix, every stored prefix can be used
     std::int64_t path_cap = -1;  ///< states on a path, softly; -1: no cap
+    Rules rules{};
   };
   /// Evicted states go to the end of `free_slots`; whoever inserts took a slot from its front.
   SglangPrefixMap(const Options& options, std::deque<StateSlot>& free_slots)
@@ -108,6 +117,7 @@ class SglangPrefixMap {
 
   void split(const Prefix& end);
   void use_state(Record& record) { record.state_use = ++uses_; }
+  void use_states(const std::vector<Entry>& path);
   void cap_states(const Prefix& tail);
   void free_state(Record& record, Evicted& evicted);
   void drop(Entry leaf, Evicted& evicted);

@@ -106,10 +106,12 @@ Operation RandomTrace::use_of_slot(std::size_t slot) {
   place_ = slot;
   Operation operation;
   const std::uint64_t choice = below(8);
-  if (slots_[slot].tokens.empty() || choice < 2) {
+  const Tokens& held = slots_[slot].tokens;
+  const bool fits_a_key = !held.empty() && held.size() % config_.page == 0;  // keys are whole pages
+  if (!fits_a_key || choice < 2) {
     operation.verb = Verb::advance;
     operation.slot = slots_[slot].name;
-    operation.tokens = slots_[slot].tokens.empty() ? some_tokens() : fresh_tokens(1 + below(6));
+    operation.tokens = held.empty() ? some_tokens() : fresh_tokens(1 + below(6));
   } else if (choice < 6) {
     operation.verb = Verb::insert;
     operation.slot = slots_[slot].name;
@@ -132,7 +134,7 @@ Operation RandomTrace::use_of_slot(std::size_t slot) {
 
 Operation RandomTrace::of_tree() {
   Operation operation;
-  if (node_is_there_ && below(2) == 0) {
+  if (node_is_there_ && may_lock_ && below(2) == 0) {
     operation.verb = Verb::lock;
     operation.tokens = ending_.tokens;
     operation.salt = ending_.salt;
@@ -241,12 +243,16 @@ void RandomTrace::answered(const Reply& reply) {
       if (has_states_ && reply.get(ReplyField::exist) == 0) slots_.erase(slot_named(last_.slot));
       ending_ = last_;
       node_is_there_ = last_.tokens.size() % config_.page == 0;
+      may_lock_ = true;
       return;
     case Verb::match:
       // A match that ends inside an edge splits it, so a node ends here.
       ending_ = last_;
       ending_.tokens = last_.tokens.prefix(static_cast<std::uint32_t>(reply.get(ReplyField::kv)));
       node_is_there_ = !ending_.tokens.empty();
+      // Older versions lose count of locks on tombstones (SGLang #21379): not a difference to find.
+      may_lock_ = (config_.policy != "sglang-legacy" && config_.policy != "sglang-v0") ||
+                  reply.get(ReplyField::state) == reply.get(ReplyField::kv);
       return;
     case Verb::lock: locks_.push_back(last_.as); return;
     case Verb::unlock: std::erase(locks_, last_.lock); return;

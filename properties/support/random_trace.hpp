@@ -60,6 +60,7 @@ class RandomTrace {
   std::vector<Tokens> seen_;
   Operation ending_;  // a node that the last reply showed: tokens and salt
   bool node_is_there_ = false;
+  bool may_lock_ = false;  // it has a state, or tombstones can be locked as well
 };
 
 /// What a random trace came to.
