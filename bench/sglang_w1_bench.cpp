@@ -1,8 +1,8 @@
 // What a policy costs on `sglang-w1` (2,000 requests, 3.28 M prompt tokens), next to what the
 // machine could do: the tokens that the matches compare, over the rate at which one core reads
 // memory in the same run. Recorded peers on one core of an AMD EPYC, their tensor bookkeeping
-// included: SGLang 0.5.23's Rust core 510 ms, its Python core 1,090 ms (no_buffer); 380 and 890 ms
-// for attention alone.
+// included: SGLang 0.5.23's Rust core 510 ms, its Python core 1,090 ms (no_buffer); 480 and 870 ms
+// (extra_buffer); 380 and 890 ms for attention alone; 0.5.9's class (legacy) 1,020 ms.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -79,6 +79,12 @@ BENCHMARK_CAPTURE(replay_w1, no_buffer_unchecked, "sglang-no-buffer", CheckLevel
 BENCHMARK_CAPTURE(replay_w1, no_buffer_labels, "sglang-no-buffer", CheckLevel::labels)
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(replay_w1, no_buffer_checked, "sglang-no-buffer", CheckLevel::all)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, extra_buffer_unchecked, "sglang-extra-buffer", CheckLevel::off)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, extra_buffer_checked, "sglang-extra-buffer", CheckLevel::all)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, legacy_unchecked, "sglang-legacy", CheckLevel::off)
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(replay_w1, radix_unchecked, "radix", CheckLevel::off)
     ->Unit(benchmark::kMillisecond);

@@ -126,7 +126,7 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   child.kv.swap(lower);
   child.start += length;
   child.parent = upper_index;
-  child.last_access = tick();
+  if (!planted(kSplitLeavesChildOld)) child.last_access = tick();
   unlist(child_index);
   list_if_leaf(child_index);
   if (child.state.exists()) LOCKSTEP_MARK("split.above_state");
@@ -240,7 +240,7 @@ void RadixTree::refresh_path(NodeIndex end) {
     if (!planted(kMatchForgetsTime)) nodes_[at.value].last_access = time--;
     if (at != end && planted(kRefreshesWholePath)) renew_state(at);
   }
-  if (options_.rules.match_renews_path) {
+  if (options_.rules.match_renews_path && !planted(kMatchRenewsOne)) {
     path_.clear();
     for (NodeIndex at = node(end).parent; at != kRoot; at = node(at).parent) path_.push_back(at);
     for (; !path_.empty(); path_.pop_back()) renew_state(path_.back());
@@ -422,7 +422,7 @@ void RadixTree::move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to
   for (; at.exists() && at != kRoot && at != from; at = node(at).parent) lock_kv(at);
   if (at != from) {
     unlock(from, from_state);
-  } else if (from_state && from != kRoot) {
+  } else if (from_state && from.exists() && from != kRoot) {
     unlock_state(from);
   }
   if (to_state && to.exists() && to != kRoot) lock_state(to);

@@ -46,6 +46,18 @@ inline const Defect kMatchForgetsTime{
 
 inline const Defect kCapsNoPath{"sglang-no-buffer:ignores-path-cap",
                                 "states pile up on a path although path_cap limits them"};
+inline const Defect kSplitLeavesChildOld{
+    "sglang-no-buffer:split-leaves-child-old",
+    "a split does not make the longer half newer than the shorter one"};
+inline const Defect kUnlocksSkipped{
+    "sglang-no-buffer:unlocks-skipped-lock",
+    "an unlock takes a state lock away that its lock has skipped (SKIP_DECODE_LOCK)"};
+inline const Defect kMatchRenewsOne{
+    "sglang-legacy:match-renews-one-state",
+    "a match leaves the states above the one it used where they are"};
+inline const Defect kEvictsWhatLacks{
+    "sglang-legacy:evicts-what-is-missing",
+    "a shortage of KV evicts the missing tokens alone, as later versions do"};
 inline const Defect kKeepsBareParents{
     "sglang-legacy:keeps-bare-parents",
     "a parent that is left without children and without a state keeps its KV"};
@@ -105,6 +117,9 @@ inline const Defect kForksAtFinish{
     "sglang-legacy:forks-at-finish",
     "a finished request gives the tree a copy of its state and loses its own slot (the first of "
     "three proposed fixes)"};
+inline const Defect kLosesRefusedCopy{
+    "sglang-v0:loses-refused-copy",
+    "a finished request's copy of its state is lost where the key has a state already"};
 inline const Defect kFloorsFinishedKey{
     "sglang-legacy:floors-finished-key",
     "a finished key is cut to a multiple of 64 and its state is not (the third of three proposed "
@@ -147,6 +162,12 @@ inline const Defect kForgetsBranch{
 inline const Defect kCountsPrefillEnd{
     "sglang-extra-buffer:counts-prefill-end",
     "a prompt that ends on the decode grid is tracked as if it had been decoded"};
+inline const Defect kTracksInVerify{
+    "sglang-extra-buffer:tracks-in-verify",
+    "a verification still has the last chunk's mask and tracks its position again (SGLang #19415)"};
+inline const Defect kLazyOverwrites{
+    "sglang-extra-buffer:lazy-overwrites",
+    "a lazy request never takes its second slot, so the state before the last one is lost"};
 inline const Defect kStoresBeyondOwned{
     "sglang-extra-buffer:stores-beyond-owned",
     "strip_thinking stores the last tracked state although it stands for outputs"};

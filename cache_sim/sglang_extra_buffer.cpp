@@ -29,6 +29,7 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
     }
     case Forward::verification:  // one step: the last position that it passes
       if (last > request.computed) track_decoded(request, last);
+      if (planted(kTracksInVerify)) track_again(request);
       break;
   }
   run_to(request, stop);
@@ -78,7 +79,7 @@ void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t posit
   Tracking& tracking = request.tracking;
   const std::uint32_t other = 1 - tracking.last;
   if (tracking.last_size != 0 && tracking.next == tracking.last &&
-      !tracking.slots[other].exists()) {
+      !tracking.slots[other].exists() && !planted(kLazyOverwrites)) {
     // Lazy: the one slot is in use. Where no other can be had, the step writes over it.
     RadixTree::Evicted unreported;
     if (make_room_for_states(1, unreported)) {
@@ -93,6 +94,15 @@ void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t posit
   tracking.last = tracking.next;
   if (tracking.slots[1 - tracking.last].exists()) tracking.next = 1 - tracking.last;
   tracking.last_size = position;
+  layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
+}
+
+/// A defect: the state now, as that of the last position that the prompt was tracked at.
+void SglangExtraBuffer::track_again(RadixRequest& request) {
+  Tracking& tracking = request.tracking;
+  if (request.admitted < grid_) return;
+  tracking.last = tracking.next;
+  tracking.last_size = request.admitted / grid_ * grid_;
   layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
 }
 

@@ -102,8 +102,9 @@ Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
 
 bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted) {
   if (size > kv_.free_count())
-    evicted = variant_.evicts_the_need ? tree_.evict(size, 0)
-                                       : tree_.evict_for_alloc(size - kv_.free_count(), 0);
+    evicted = variant_.evicts_the_need && !planted(kEvictsWhatLacks)
+                  ? tree_.evict(size, 0)
+                  : tree_.evict_for_alloc(size - kv_.free_count(), 0);
   return size <= kv_.free_count();
 }
 
@@ -342,7 +343,8 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
 
 void SglangPolicy::move_lock(RadixRequest& request, NodeIndex node) {
   const bool state_locked = config_.skip_decode_lock == 0;
-  tree_.move_lock(request.locked, request.state_locked, node, state_locked);
+  const bool was_locked = request.state_locked || planted(kUnlocksSkipped);
+  tree_.move_lock(request.locked, was_locked, node, state_locked);
   request.state_locked = state_locked;
   request.locked = node;
 }
@@ -427,7 +429,7 @@ bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
     }
     exist = store(request, size, donated).exist;
     if (donated != request.live) {
-      if (exist) states_.release(donated);
+      if (exist && !planted(kLosesRefusedCopy)) states_.release(donated);
       if (!exist && planted(kForksAtFinish)) request.live = StateSlot::none();
     } else if (has_states_ && !exist && !planted(kFreesDonatedSlot)) {
       request.live = StateSlot::none();
@@ -465,7 +467,7 @@ void SglangPolicy::remove(RadixRequest& request) {
   for (const StateSlot slot : request.tracking.slots)
     if (slot.exists() && !planted(kKeepsTrackingSlots)) states_.release(slot);
   free_kv_from(request, request.owned);
-  tree_.unlock(request.locked, request.state_locked);
+  tree_.unlock(request.locked, request.state_locked || planted(kUnlocksSkipped));
   free_rows_.push_back(request.row);
   const std::uint32_t place = place_of_[request.id.index()];
   place_of_[request.id.index()] = kNowhere;

@@ -44,6 +44,9 @@ const std::vector<Setting> kSettings = {
      "4"},
     {"extraBufferLazy",
      "policy=sglang-extra-buffer,kv_tokens=70,lazy=1,model_chunk=1,state_slots=6,track_interval=2"},
+    {"extraBufferLazyAndStripped",
+     "policy=sglang-extra-buffer,kv_tokens=90,lazy=1,model_chunk=2,state_slots=9,strip_thinking=1,"
+     "track_interval=4"},
     {"extraBufferStripped",
      "policy=sglang-extra-buffer,kv_tokens=80,model_chunk=2,state_slots=12,strip_thinking=1,"
      "track_interval=2"},
