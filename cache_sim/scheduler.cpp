@@ -45,8 +45,9 @@ SchedulerEffects Scheduler::step(const SchedulerEvent& event) {
       next(effects);
       break;
     case SchedulerEvent::Kind::forward_done:
-      require(phase_ == Phase::forward, "results come from a forward");
+      require(phase_ == Phase::forward || waits_for_results(), "results come from a forward");
       phase_ = Phase::results;
+      if (launched_.empty()) launched_.swap(batch_);
       cursor_ = 0;
       next(effects);
       break;
@@ -60,12 +61,21 @@ Scheduler::Request& Scheduler::record(RequestNumber request) {
   return requests_[request];
 }
 
+bool Scheduler::waits_for_results() const {
+  if (!options_.overlap || batch_.empty()) return false;
+  return std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+    const Request& request = requests_[number];
+    return request.verification < request.spec->drafts.size();
+  });
+}
+
 void Scheduler::begin_step(SchedulerEffects& effects) {
+  launched_.swap(batch_);  // with overlap, what was decided before this step is under way
   batch_.clear();
   cursor_ = 0;
   budget_ = options_.chunked_prefill;
   effects.idle = !has_work();
-  if (!effects.idle) phase_ = Phase::prefill;
+  if (!effects.idle) phase_ = Phase::chunk_ends;
 }
 
 /// Goes on until there is something to ask or time has to pass.
@@ -74,6 +84,7 @@ void Scheduler::next(SchedulerEffects& effects) {
     switch (phase_) {
       case Phase::between_steps:
       case Phase::forward: return;
+      case Phase::chunk_ends: next_chunk_end(effects); break;
       case Phase::prefill: next_prefill(effects); break;
       case Phase::admission: next_admission(effects); break;
       case Phase::decode: next_decode(effects); break;
@@ -82,12 +93,26 @@ void Scheduler::next(SchedulerEffects& effects) {
   }
 }
 
+/// Chunks that more chunks follow: what they leave behind is stored before those begin.
+void Scheduler::next_chunk_end(SchedulerEffects& effects) {
+  for (; cursor_ < launched_.size(); ++cursor_) {
+    Row& row = launched_[cursor_];
+    if (!row.chunk || row.samples) continue;
+    row.checkpointed = true;
+    ask(Verb::checkpoint, row.request, Asked::checkpoint, effects);
+    effects.operation->up_to = row.begin + row.tokens;
+    return;
+  }
+  cursor_ = 0;
+  phase_ = Phase::prefill;
+}
+
 void Scheduler::next_prefill(SchedulerEffects& effects) {
   for (; cursor_ < running_.size() && budget_ > 0; ++cursor_) {
     const Request& request = requests_[running_[cursor_]];
     if (!request.prefilling) continue;
     return extend(running_[cursor_],
-                  static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_compute())),
+                  static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
                   effects);
   }
   phase_ = Phase::admission;
@@ -112,7 +137,11 @@ void Scheduler::next_decode(SchedulerEffects& effects) {
     return extend(number, 1, effects);
   }
   if (!batch_.empty()) return begin_forward(effects);
-  phase_ = Phase::between_steps;  // everything that ran was refused or retracted
+  end_decisions();  // everything that ran was refused or retracted
+}
+
+void Scheduler::end_decisions() {
+  phase_ = launched_.empty() ? Phase::between_steps : Phase::forward;
 }
 
 void Scheduler::begin_forward(SchedulerEffects& effects) {
@@ -122,12 +151,17 @@ void Scheduler::begin_forward(SchedulerEffects& effects) {
 }
 
 void Scheduler::next_result(SchedulerEffects& effects) {
-  if (cursor_ == batch_.size()) {
+  if (cursor_ == launched_.size()) {
+    launched_.clear();
     phase_ = Phase::between_steps;
     return;
   }
-  Row& row = batch_[cursor_];
+  Row& row = launched_[cursor_];
   Request& request = requests_[row.request];
+  if (options_.overlap && row.accepts == 0 && !row.completed) {
+    row.completed = true;
+    return ask(Verb::complete, row.request, Asked::complete, effects);
+  }
   if (row.accepts != 0) {
     ask(Verb::accept, row.request, Asked::accept, effects);
     effects.operation->n = row.accepts;
@@ -141,27 +175,26 @@ void Scheduler::next_result(SchedulerEffects& effects) {
 /// One row's result is known: its tokens are computed, and a token is sampled where all that was
 /// known is.
 void Scheduler::settle_result(SchedulerEffects& effects) {
-  const Row& row = batch_[cursor_];
+  const Row& row = launched_[cursor_];
   Request& request = requests_[row.request];
-  const bool is_chunk = request.prefilling;
-  if (row.accepts == 0) {
-    request.computed += row.tokens;
-  } else {
-    request.computed += row.accepts;
+  if (row.accepts != 0) {
+    request.scheduled += row.accepts;
     request.known += row.accepts;
     request.sampled += row.accepts;
     ++request.verification;
   }
-  const bool sampled = row.accepts != 0 || request.to_compute() == 0;
-  if (sampled) {
-    request.prefilling = false;
+  if (row.samples) {
     if (row.accepts == 0) ++request.sampled;
     effects.notes.push_back(
         {SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.sampled});
     if (request.sampled == request.spec->output_size())
       return ask(Verb::finish, row.request, Asked::finish, effects);
   }
-  if (is_chunk) return ask(Verb::checkpoint, row.request, Asked::checkpoint, effects);
+  if (row.chunk && !row.checkpointed) {
+    ask(Verb::checkpoint, row.request, Asked::checkpoint, effects);
+    if (options_.overlap) effects.operation->up_to = row.begin + row.tokens;
+    return;
+  }
   ++cursor_;
 }
 
@@ -186,7 +219,8 @@ void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffe
   asked_tokens_ = tokens;
   asked_accepts_ = 0;
   effects.operation->n = tokens;
-  const std::uint32_t end = request.computed + tokens;
+  effects.operation->async = options_.overlap;
+  const std::uint32_t end = request.scheduled + tokens;
   if (end > request.known)
     effects.operation->tokens = request.spec->tokens.slice(request.known, end);
 }
@@ -201,7 +235,8 @@ void Scheduler::verify(RequestNumber number, SchedulerEffects& effects) {
       static_cast<std::uint32_t>(std::min(spec.accept[request.verification], left));
   const auto drafts = static_cast<std::uint32_t>(spec.drafts[request.verification]);
   extend(number, 1, effects);
-  const std::uint32_t next = request.computed + 1;
+  effects.operation->async = false;
+  const std::uint32_t next = request.scheduled + 1;
   const Tokens right = spec.tokens.slice(next, next + accepts - 1);
   effects.operation->drafts =
       right.followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - right.size()));
@@ -244,7 +279,9 @@ void Scheduler::enqueue(RequestNumber request, bool front) {
 /// A request that leaves in the middle of a step takes its row with it, and the cursor stays on the
 /// same request.
 void Scheduler::leave_batch(RequestNumber request) {
-  std::erase_if(batch_, [&](const Row& row) { return row.request == request; });
+  const auto is_its = [&](const Row& row) { return row.request == request; };
+  std::erase_if(batch_, is_its);
+  if (phase_ != Phase::results) std::erase_if(launched_, is_its);
   const auto place = std::find(running_.begin(), running_.end(), request);
   if (place != running_.end()) {
     if (phase_ != Phase::results && static_cast<std::size_t>(place - running_.begin()) < cursor_)
@@ -280,10 +317,10 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
       request.state = State::running;
       request.prefilling = true;
       request.known = request.spec->prompt_size + request.sampled;
-      request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
+      request.scheduled = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
       effects.notes.push_back({SchedulerNote::Kind::admitted, number});
       extend(number,
-             static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_compute())),
+             static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
              effects);
       return;
     }
@@ -291,27 +328,28 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
     case Asked::preempt:
       leave_batch(number);
       requests_[number].state = State::waiting;
-      requests_[number].computed = requests_[number].known = 0;
+      requests_[number].scheduled = requests_[number].known = 0;
       enqueue(number, true);
       effects.notes.push_back({SchedulerNote::Kind::retracted, number});
       return;
     case Asked::step: {
       StepWork work;
       for (const Row& row : batch_) {
-        (requests_[row.request].prefilling ? work.prefill_tokens : work.decode_tokens) +=
-            row.tokens;
-        work.context_tokens += requests_[row.request].computed;
+        (row.chunk ? work.prefill_tokens : work.decode_tokens) += row.tokens;
+        work.context_tokens += row.begin;
       }
       effects.forward = work;
       phase_ = Phase::forward;
+      if (options_.overlap) end_decisions();
       return;
     }
+    case Asked::complete: return;
     case Asked::accept: return settle_result(effects);
     case Asked::checkpoint: ++cursor_; return;
     case Asked::finish:
       end(number, requests_[number].spec->stops ? FinishReason::stop : FinishReason::length,
           effects);
-      std::erase(running_, number);
+      leave_batch(number);
       ++cursor_;
       return;
     case Asked::drop:
@@ -326,14 +364,27 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
   const RequestNumber number = subject_of_ask_;
   Request& request = requests_[number];
   if (reply.refused == Refusal::none) {
-    request.known =
-        std::max(request.known, request.computed + (asked_accepts_ != 0 ? 1 : asked_tokens_));
-    batch_.push_back({number, asked_tokens_, asked_accepts_});
+    const bool verifies = asked_accepts_ != 0;
+    const std::uint32_t begin = request.scheduled;
+    request.known = std::max(request.known, begin + (verifies ? 1 : asked_tokens_));
+    if (!verifies) request.scheduled += asked_tokens_;  // otherwise the result decides
+    const bool chunk = request.prefilling;
+    if (chunk && request.to_prefill() == 0) request.prefilling = false;
+    batch_.push_back({.request = number,
+                      .begin = begin,
+                      .tokens = asked_tokens_,
+                      .accepts = asked_accepts_,
+                      .chunk = chunk,
+                      .samples = !request.prefilling});
     if (phase_ != Phase::decode) budget_ -= asked_tokens_;
     if (phase_ != Phase::admission) ++cursor_;
     return;
   }
-  if (running_.size() == 1) return drop(number, FinishReason::refused, effects);
+  if (running_.size() == 1) {
+    if (launched_.empty()) return drop(number, FinishReason::refused, effects);
+    ++cursor_;  // the results that are still out may end it
+    return;
+  }
   if (phase_ == Phase::admission)
     budget_ = 0;  // nobody is admitted behind a request that found no room
   retract(running_.back(), effects);

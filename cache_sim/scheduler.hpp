@@ -12,6 +12,12 @@
 // Where an extend is refused, the last admitted request is retracted to the front of the queue and
 // the extend is tried again; a request that cannot go on alone, or be admitted with nothing else
 // running, is refused.
+//
+// With overlap, a step is decided while the forward before it runs: its rows extend with async=1, a
+// chunk that is not its prompt's last is checkpointed before its result is there, and the results
+// of the step before (complete, then as above) follow after `step`. So a request that has ended
+// without the scheduler knowing has one row too many, and nobody hears of it. A verification's
+// result decides where the next step begins: who has drafts to come makes every step wait.
 #pragma once
 
 #include <cstdint>
@@ -85,6 +91,7 @@ struct SchedulerEffects {
 struct SchedulerOptions {
   std::int64_t chunked_prefill = 8192;
   std::int64_t max_running = 256;
+  bool overlap = false;  ///< a step is decided before the results of the one before
 };
 
 class Scheduler {
@@ -96,34 +103,55 @@ class Scheduler {
   SchedulerEffects step(const SchedulerEvent& event);
 
   bool has_work() const { return !waiting_.empty() || !running_.empty(); }
+  /// With overlap: the last step's results must come before the next one is decided.
+  bool waits_for_results() const;
+  /// A forward's results are due: forward_done is the next event.
+  bool awaits_results() const { return phase_ == Phase::forward; }
   bool ended(RequestNumber request) const {
     return request < requests_.size() && requests_[request].state == State::ended;
   }
 
  private:
   enum class State { expected, waiting, running, ended };
-  enum class Phase { between_steps, prefill, admission, decode, forward, results };
-  enum class Asked { nothing, admit, extend, preempt, step, accept, checkpoint, finish, drop };
+  enum class Phase { between_steps, chunk_ends, prefill, admission, decode, forward, results };
+  enum class Asked {
+    nothing,
+    admit,
+    extend,
+    preempt,
+    step,
+    complete,
+    accept,
+    checkpoint,
+    finish,
+    drop
+  };
 
   struct Request {
     const RequestSpec* spec = nullptr;  // none while it is expected
     State state = State::expected;
-    std::uint32_t computed = 0;  // tokens whose KV and state the subject has
-    std::uint32_t known = 0;     // tokens that the subject was told
+    std::uint32_t scheduled = 0;  // tokens that were extended, their results perhaps still out
+    std::uint32_t known = 0;      // tokens that the subject was told
     std::uint32_t sampled = 0;
     std::size_t verification = 0;
-    bool prefilling = true;  // since the last admission, until all that was known then is computed
-    std::uint32_t to_compute() const { return spec->prompt_size + sampled - computed; }
+    bool prefilling = true;  // since the last admission, until all that was known then is scheduled
+    std::uint32_t to_prefill() const { return spec->prompt_size + sampled - scheduled; }
   };
   struct Row {
     RequestNumber request;
-    std::uint32_t tokens;   // extended in this step
-    std::uint32_t accepts;  // 0 for a chunk or a plain decode
+    std::uint32_t begin;        // tokens before this step
+    std::uint32_t tokens;       // extended in this step
+    std::uint32_t accepts;      // 0 for a chunk or a plain decode
+    bool chunk;                 // of a prefill
+    bool samples;               // a token comes out
+    bool checkpointed = false;  // before its result
+    bool completed = false;     // with overlap: the subject knows of the result
   };
 
   Request& record(RequestNumber request);
   void begin_step(SchedulerEffects& effects);
   void next(SchedulerEffects& effects);
+  void next_chunk_end(SchedulerEffects& effects);
   void next_prefill(SchedulerEffects& effects);
   void next_admission(SchedulerEffects& effects);
   void next_decode(SchedulerEffects& effects);
@@ -136,6 +164,7 @@ class Scheduler {
   void retract(RequestNumber request, SchedulerEffects& effects);
   void drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
   void begin_forward(SchedulerEffects& effects);
+  void end_decisions();
   void ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects);
   void enqueue(RequestNumber request, bool front);
   void leave_batch(RequestNumber request);
@@ -145,7 +174,8 @@ class Scheduler {
   std::vector<Request> requests_;
   std::deque<RequestNumber> waiting_;
   std::vector<RequestNumber> running_;  // in order of admission
-  std::vector<Row> batch_;              // this step's rows
+  std::vector<Row> batch_;              // rows of the step that is being decided, or was last
+  std::vector<Row> launched_;           // rows whose results come next
 
   Phase phase_ = Phase::between_steps;
   Asked asked_ = Asked::nothing;

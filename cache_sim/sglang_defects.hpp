@@ -146,6 +146,14 @@ inline const Defect kTracksAtTheEnd{
     "sglang-extra-buffer:tracks-at-the-end",
     "the tracked state is the one behind the whole chunk (SGLang #24221: the copy ran at the "
     "wrong time)"};
+inline const Defect kCopiesBeforeForward{
+    "sglang-extra-buffer:copies-before-forward",
+    "with overlap, the tracked state is copied before the forward that makes it has run (SGLang "
+    "#24221)"};
+inline const Defect kCommitsAtLaunch{
+    "sglang-extra-buffer:commits-at-launch",
+    "with overlap, a request ends with the tokens of a step whose result nobody has (SGLang "
+    "#29792, #31369)"};
 inline const Defect kTracksInPages{
     "sglang-extra-buffer:tracks-in-pages",
     "the state is sought among the kernel's by the page's number, not by the chunk's (SGLang "

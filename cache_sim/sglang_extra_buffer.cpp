@@ -63,6 +63,7 @@ void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   if (position == request.branch) LOCKSTEP_MARK("track.branch");
   std::uint32_t taken = position;  // what the state stands for, where nothing is broken
   if (planted(kTracksAtTheEnd)) taken = stop;
+  if (planted(kCopiesBeforeForward) && request.in_flight_count != 0) taken = request.computed;
   if (planted(kTracksInPages))
     taken = std::min(stop, request.computed + (position - request.computed) / page_ *
                                                   static_cast<std::uint32_t>(config_.model_chunk));
@@ -106,10 +107,25 @@ void SglangExtraBuffer::track_again(RadixRequest& request) {
   layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
 }
 
-/// The tracked state goes into the tree, and a fresh slot takes its place.
+/// The last tracked state that stands for at most `most` tokens and for more than the tree owns: it
+/// or, where a later step has tracked again, the one before. Its size is 0 where there is none.
+SglangExtraBuffer::Tracked SglangExtraBuffer::tracked_within(const RadixRequest& request,
+                                                             std::uint32_t most) const {
+  const Tracking& tracking = request.tracking;
+  Tracked found{tracking.last, tracking.last_size};
+  if (found.size > most && !planted(kStoresBeyondOwned)) {
+    LOCKSTEP_MARK("track.last_is_beyond");
+    found = {1 - tracking.last, planted(kKeepsOneTracked) ? 0 : tracking.previous_size};
+    if (found.size > most) found.size = 0;
+  }
+  if (found.size <= request.owned && !planted(kRemembersTracked)) found.size = 0;
+  return found;
+}
+
+/// A tracked state goes into the tree, and a fresh slot takes its place.
 Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t up_to) {
-  Tracking& tracking = request.tracking;
-  if (tracking.last_size == 0 || tracking.last_size > up_to) {
+  const Tracked tracked = tracked_within(request, up_to);
+  if (tracked.size == 0) {
     LOCKSTEP_MARK("checkpoint.nothing_tracked");
     return stored_reply(request, false);
   }
@@ -118,35 +134,31 @@ Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t u
     LOCKSTEP_MARK("checkpoint.skipped");
     return Reply::refusal(Refusal::no_state_slot);
   }
-  StateSlot& tracked =
-      tracking.slots[planted(kDonatesOtherSlot) ? 1 - tracking.last : tracking.last];
-  const StateSlot donated = tracked;
-  tracked = states_.allocate();
-  const RadixTree::Inserted done = store(request, tracking.last_size, donated);
+  Tracking& tracking = request.tracking;
+  StateSlot& slot = tracking.slots[planted(kDonatesOtherSlot) ? 1 - tracked.slot : tracked.slot];
+  const StateSlot donated = slot;
+  slot = states_.allocate();
+  const RadixTree::Inserted done = store(request, tracked.size, donated);
   move_lock(request, done.end);
   if (done.exist) states_.release(donated);
-  if (!planted(kRemembersTracked)) tracking.last_size = tracking.previous_size = 0;
+  if (!planted(kRemembersTracked)) {
+    // Where the one before was stored, the last one belongs to a step that is still under way.
+    if (tracked.slot == tracking.last) tracking.last_size = 0;
+    tracking.previous_size = 0;
+  }
   return stored_reply(request, done.exist);
 }
 
-/// The last tracked state that stands for no more than what is kept. The other slots go back with
-/// the request.
+/// What the first `kept` tokens leave. The other slots go back with the request.
 bool SglangExtraBuffer::store_finished(RadixRequest& request, std::uint32_t kept) {
-  Tracking& tracking = request.tracking;
-  std::uint32_t size = tracking.last_size;
-  std::uint32_t from = tracking.last;
-  if (size > kept && !planted(kStoresBeyondOwned)) {
-    LOCKSTEP_MARK("finish.tracked_beyond_kept");
-    size =
-        tracking.previous_size <= kept && !planted(kKeepsOneTracked) ? tracking.previous_size : 0;
-    from = 1 - from;
-  }
-  if (size <= request.owned) {
+  const Tracked tracked = tracked_within(request, kept);
+  if (tracked.size <= request.owned) {
     if (planted(kFreesFromOwned)) request.owned = std::min(request.owned, kept);
     return true;
   }
-  const bool exist = store(request, size, tracking.slots[from]).exist;
-  if (!exist && !planted(kFreesKeptSlot)) tracking.slots[from] = StateSlot::none();
+  StateSlot& slot = request.tracking.slots[tracked.slot];
+  const bool exist = store(request, tracked.size, slot).exist;
+  if (!exist && !planted(kFreesKeptSlot)) slot = StateSlot::none();
   return exist;
 }
 
@@ -159,7 +171,7 @@ std::unique_ptr<Subject> make(const SubjectOptions& options) {
 const Registration<PolicyEntry> kExtraBuffer{
     {"sglang-extra-buffer",
      "SGLang 0.5.23's hybrid radix cache with tracking slots, states on a grid", true,
-     "page track_interval lazy strip_thinking skip_decode_lock path_cap", make}};
+     "page track_interval lazy strip_thinking skip_decode_lock path_cap overlap", make}};
 
 }  // namespace
 

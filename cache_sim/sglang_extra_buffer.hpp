@@ -18,6 +18,12 @@ class SglangExtraBuffer final : public SglangPolicy {
   Reply store_unfinished(RadixRequest& request, std::uint32_t up_to) override;
   bool store_finished(RadixRequest& request, std::uint32_t kept) override;
 
+  struct Tracked {
+    std::uint32_t slot;
+    std::uint32_t size;
+  };
+
+  Tracked tracked_within(const RadixRequest& request, std::uint32_t most) const;
   std::uint32_t tracked_in_chunk(const RadixRequest& request, std::uint32_t stop) const;
   void track_chunk(RadixRequest& request, std::uint32_t stop);
   void track_decoded(RadixRequest& request, std::uint32_t position);

@@ -54,6 +54,7 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
   switch (operation.verb) {
     case Verb::admit: return admit(operation);
     case Verb::extend: return extend(operation);
+    case Verb::complete: return complete(operation);
     case Verb::accept: return accept(operation);
     case Verb::checkpoint: return checkpoint(operation);
     case Verb::finish: return operation.insert ? finish(operation) : release(operation);
@@ -74,7 +75,6 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::advance: return advance_slot(operation);
     case Verb::copy: return copy(operation);
     case Verb::free: return free(operation);
-    case Verb::complete:
     case Verb::capture:
     case Verb::restore:
     case Verb::compact: break;
@@ -255,8 +255,15 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   const Result<RadixRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   RadixRequest& request = **found;
-  if (operation.async) return fail("extend: these policies do not run ahead of results (async=1)");
+  if (operation.async && config_.overlap == 0)
+    return fail("extend: async=1 is for a config with overlap=1");
+  if (!operation.async && request.in_flight_count != 0)
+    return fail("extend: results are still out, so async=1 goes on");
+  if (operation.async && request.in_flight_count == request.in_flight.size())
+    return fail("extend: two results are out already, and a server runs one step ahead");
   const std::uint32_t drafts = operation.drafts.size();
+  if (operation.async && drafts != 0)
+    return fail("extend: a verification's result decides what comes next, so it is not async");
   const std::int64_t left =
       std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
   if (operation.n > left || (drafts != 0 && operation.n != left))
@@ -273,6 +280,10 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   }
   if (!operation.tokens.empty()) request.known = request.known.followed_by(operation.tokens);
   const auto stop = static_cast<std::uint32_t>(end);
+  if (operation.async) {
+    if (request.in_flight_count == 0) request.in_flight_begin = request.computed;
+    request.in_flight[request.in_flight_count++] = stop;
+  }
   if (drafts == 0) {
     write_kv(request, request.known, stop);
     advance(request, stop, request.computed < request.admitted ? Forward::chunk : Forward::decode);
@@ -285,6 +296,18 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   reply.set(ReplyField::n, operation.n);
   reply.set(ReplyField::evicted_kv, evicted.kv).set(ReplyField::evicted_states, evicted.states);
   return reply;
+}
+
+/// The result of the oldest extend that ran ahead.
+Result<Reply> SglangPolicy::complete(const Operation& operation) {
+  RadixRequest* const request = find(operation.id);
+  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
+  if (request->in_flight_count == 0)
+    return fail(fmt::format("complete: request `{}` has no result to come", operation.id.text()));
+  request->in_flight_begin = request->in_flight[0];
+  request->in_flight[0] = request->in_flight[1];
+  --request->in_flight_count;
+  return Reply{};
 }
 
 /// The tokens kept of a verification: n - 1 drafts, whose KV is there already, and the token
@@ -398,9 +421,10 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   const Result<RadixRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   RadixRequest& request = **found;
-  const std::uint32_t kept = config_.strip_thinking != 0
-                                 ? std::min(request.prompt_size, request.computed)
-                                 : request.computed;
+  const std::uint32_t committed =
+      planted(kCommitsAtLaunch) ? request.computed : request.committed();
+  const std::uint32_t kept =
+      config_.strip_thinking != 0 ? std::min(request.prompt_size, committed) : committed;
   const bool exist = store_finished(request, kept);
   if (planted(kFreesBelowProtected)) request.owned = whole_pages(kept);
   const Reply reply = stored_reply(request, exist);
@@ -666,7 +690,7 @@ std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
 }
 
 const Registration<PolicyEntry> kRadix{{"radix", "SGLang 0.5.23's radix cache for attention alone",
-                                        false, "page strip_thinking", make_radix}};
+                                        false, "page strip_thinking overlap", make_radix}};
 const Registration<PolicyEntry> kNoBuffer{
     {"sglang-no-buffer", "SGLang 0.5.23's hybrid radix cache, one state slot a request", true,
      "strip_thinking skip_decode_lock path_cap", make_no_buffer}};

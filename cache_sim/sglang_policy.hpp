@@ -32,12 +32,14 @@ struct RadixRequest {
   Tokens known;  ///< prompt, outputs, and what extends brought
   std::uint32_t prompt_size = 0;
   std::uint32_t admitted = 0;  ///< tokens known at the admission: up to them it prefills
-  std::uint32_t computed = 0;  ///< tokens whose KV and state exist
-  std::uint32_t owned = 0;     ///< tokens of the row that the tree owns ("prot")
-  std::uint32_t branch = 0;    ///< where its match would have used a state, 0 for nowhere
-  NodeIndex locked;            ///< node at depth `owned`, none where nothing is locked
-  bool state_locked = true;    ///< that lock's receipt
-  NodeIndex reached;  ///< where its match ended in KV: on its path while it is the same node
+  std::uint32_t computed = 0;  ///< tokens whose KV and state exist, in the order of the forwards
+  std::array<std::uint32_t, 2> in_flight{};  ///< of extends whose results are out, where they end
+  std::uint32_t in_flight_count = 0;
+  std::uint32_t owned = 0;   ///< tokens of the row that the tree owns ("prot")
+  std::uint32_t branch = 0;  ///< where its match would have used a state, 0 for nowhere
+  NodeIndex locked;          ///< node at depth `owned`, none where nothing is locked
+  bool state_locked = true;  ///< that lock's receipt
+  NodeIndex reached;         ///< where its match ended in KV: on its path while it is the same node
   std::uint64_t reached_serial = 0;
   StateSlot live;     ///< the running state
   Tracking tracking;  ///< extra buffer alone
@@ -46,6 +48,10 @@ struct RadixRequest {
   std::uint32_t allocated = 0;
   bool verifying = false;  ///< drafts are computed and not yet accepted
   Tokens drafts;
+
+  std::uint32_t in_flight_begin = 0;  ///< tokens before the first of those extends
+  /// Tokens whose results are there: what the scheduler knows of.
+  std::uint32_t committed() const { return in_flight_count == 0 ? computed : in_flight_begin; }
 };
 
 /// A state slot that a trace holds by name (tree verbs).
@@ -129,6 +135,7 @@ class SglangPolicy : public Subject {
   // Request verbs.
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
+  Result<Reply> complete(const Operation& operation);
   Result<Reply> accept(const Operation& operation);
   Result<Reply> checkpoint(const Operation& operation);
   Result<Reply> finish(const Operation& operation);

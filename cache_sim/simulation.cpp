@@ -18,7 +18,8 @@ Simulation::Simulation(const Trace& trace, Run& run)
     : trace_(trace),
       run_(run),
       scheduler_({.chunked_prefill = run.options().config.chunked_prefill,
-                  .max_running = run.options().config.max_running}),
+                  .max_running = run.options().config.max_running,
+                  .overlap = run.options().config.overlap != 0}),
       cost_(std::make_unique<ConstantStepCost>(run.options().config.step_time)) {}
 
 void Simulation::play() {
@@ -122,19 +123,34 @@ void Simulation::feed(SchedulerEvent event) {
   }
 }
 
-/// Returns whether the step computed or ended anything.
+/// Returns whether the step computed or ended anything, or brought results.
 bool Simulation::one_step() {
   const std::int64_t before = ended_ + computed_;
+  if (scheduler_.waits_for_results()) take_results();
   forward_.reset();
-  feed({.kind = SchedulerEvent::Kind::step_due});
-  if (!forward_ || run_.stopped()) return ended_ + computed_ != before;
-  computed_ += forward_->prefill_tokens + forward_->decode_tokens;
-  const Nanoseconds begin = now_;
-  now_ += cost_->of(*forward_);
-  const std::string_view name = forward_->prefill_tokens != 0 ? "prefill" : "decode";
-  for (const Name row : rows_) add_span(name, row, begin, now_);
-  feed({.kind = SchedulerEvent::Kind::forward_done});
+  if (!run_.stopped()) feed({.kind = SchedulerEvent::Kind::step_due});
+  if (run_.stopped()) return true;
+  if (forward_) launch(*forward_);
+  if (!scheduler_.awaits_results()) return ended_ + computed_ != before;
+  take_results();
   return true;
+}
+
+/// The device works on one forward after the other.
+void Simulation::launch(const StepWork& work) {
+  computed_ += work.prefill_tokens + work.decode_tokens;
+  const Nanoseconds begin = std::max(now_, device_free_);
+  device_free_ = begin + cost_->of(work);
+  const std::string_view name = work.prefill_tokens != 0 ? "prefill" : "decode";
+  for (const Name row : rows_) add_span(name, row, begin, device_free_);
+  if (!scheduler_.awaits_results()) flights_.clear();  // nobody is left in those before
+  flights_.push_back(device_free_);
+}
+
+void Simulation::take_results() {
+  now_ = std::max(now_, flights_.front());
+  flights_.pop_front();
+  feed({.kind = SchedulerEvent::Kind::forward_done});
 }
 
 Reply Simulation::run_until(const RunStatement& limits) {

@@ -2,6 +2,7 @@
 // the file has requests.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <queue>
 #include <vector>
@@ -38,6 +39,8 @@ class Simulation {
   Reply run_until(const RunStatement& limits);
   void deliver_due();
   bool one_step();
+  void launch(const StepWork& work);
+  void take_results();
   void feed(SchedulerEvent event);
   void note(const SchedulerNote& note);
   void add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end);
@@ -58,7 +61,9 @@ class Simulation {
   std::int64_t ended_ = 0;
   std::int64_t computed_ = 0;  // tokens of all forwards
   std::optional<StepWork> forward_;
-  std::vector<Name> rows_;  // of the forward
+  std::vector<Name> rows_;           // of the forward
+  std::deque<Nanoseconds> flights_;  // when the forwards end whose results are still out
+  Nanoseconds device_free_ = 0;      // when the last forward ends
 };
 
 }  // namespace lockstep::cache_sim

@@ -53,6 +53,13 @@ const std::vector<Setting> kSettings = {
     {"extraBufferCappedAndUnlocked",
      "policy=sglang-extra-buffer,kv_tokens=70,model_chunk=2,path_cap=1,skip_decode_lock=1,"
      "state_slots=12,track_interval=4"},
+    {"extraBufferOverlapping",
+     "policy=sglang-extra-buffer,kv_tokens=70,model_chunk=2,overlap=1,state_slots=12,"
+     "track_interval=2"},
+    {"extraBufferOverlappingAndLazy",
+     "policy=sglang-extra-buffer,kv_tokens=70,lazy=1,model_chunk=2,overlap=1,state_slots=8,"
+     "strip_thinking=1,track_interval=2"},
+    {"radixOverlapping", "policy=radix,kv_tokens=40,overlap=1,page=4"},
     {"legacy", "policy=sglang-legacy,kv_tokens=53,state_slots=5"},
     {"legacyWithLittleKv", "policy=sglang-legacy,kv_tokens=27,state_slots=9"},
     {"first", "policy=sglang-v0,kv_tokens=53,state_slots=5"},

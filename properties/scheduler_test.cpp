@@ -52,8 +52,12 @@ class Server {
   /// One whole step: what was asked, `verb:id` or `verb:id:n`, in order.
   std::string step() {
     forward.reset();
-    std::string said = play({.kind = SchedulerEvent::Kind::step_due});
-    if (forward) said += " |" + play({.kind = SchedulerEvent::Kind::forward_done});
+    std::string said;
+    if (scheduler_.waits_for_results())
+      said = play({.kind = SchedulerEvent::Kind::forward_done}) + "| ";
+    said += play({.kind = SchedulerEvent::Kind::step_due});
+    if (scheduler_.awaits_results())
+      said += " |" + play({.kind = SchedulerEvent::Kind::forward_done});
     return said;
   }
   /// Notes since the last call.
@@ -106,7 +110,8 @@ class Server {
   std::deque<RequestSpec> specs_;  // addresses stay
 };
 
-// --- Each rule -----------------------------------------------------------------------------------
+// --- Each rule, without overlap
+// -----------------------------------------------------------------------------------
 
 TEST(Scheduler, aRequestIsAdmittedComputedCheckpointedDecodedAndFinished) {
   Server server({.chunked_prefill = 8});
@@ -337,6 +342,73 @@ TEST(Scheduler, aVerificationKeepsWhatWasAccepted) {
   EXPECT_EQ(server.step(), "extend:r:1 step:r |") << "no drafts: a plain decode";
 }
 
+// --- With overlap --------------------------------------------------------------------------------
+
+// The second step is decided before the first one's result is there, and the one after the last
+// token too: that row is nobody's.
+TEST(OverlappingScheduler, decidesAStepBeforeTheResultsOfTheOneBefore) {
+  Server server({.chunked_prefill = 8, .overlap = true});
+  const RequestNumber r = server.arrive("r", 5, 3);
+  EXPECT_EQ(server.step(), "admit:r extend:r:5 step:r");
+  EXPECT_EQ(server.news(), "r admitted");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r checkpoint:r");
+  EXPECT_EQ(server.news(), "r has 1");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+  EXPECT_EQ(server.news(), "r has 2, r has 3, r ends: length");
+  EXPECT_TRUE(server.ended(r));
+  EXPECT_EQ(server.step(), "");
+}
+
+TEST(OverlappingScheduler, aChunkIsCheckpointedBeforeTheNextOneBegins) {
+  Server server({.chunked_prefill = 4, .overlap = true});
+  server.arrive("r", 10, 1);
+  EXPECT_EQ(server.step(), "admit:r extend:r:4 step:r");
+  EXPECT_EQ(server.step(), "checkpoint:r extend:r:4 step:r |complete:r");
+  EXPECT_EQ(server.step(), "checkpoint:r extend:r:2 step:r |complete:r");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+}
+
+TEST(OverlappingScheduler, whoHasDraftsToComeMakesEveryStepWait) {
+  Server server({.chunked_prefill = 8, .overlap = true});
+  RequestSpec spec = spec_of("r", 5, 5);
+  spec.drafts = {2};
+  spec.accept = {2};
+  server.arrive(spec);
+  EXPECT_EQ(server.step(), "admit:r extend:r:5 step:r");
+  EXPECT_EQ(server.step(), "complete:r checkpoint:r| extend:r:3 step:r");
+  EXPECT_EQ(server.step(), "accept:r:2| extend:r:1 step:r");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+}
+
+TEST(OverlappingScheduler, whoIsRetractedLosesTheResultsThatAreOut) {
+  Server server({.chunked_prefill = 8, .overlap = true});
+  const RequestNumber r = server.arrive("r", 5, 3);
+  server.step();
+  server.step();
+  EXPECT_EQ(server.retract(r), "preempt:r");
+  EXPECT_EQ(server.step(), "admit:r extend:r:6 step:r");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r checkpoint:r");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+}
+
+// The pool is full, and the result that is out ends the request: it is not refused.
+TEST(OverlappingScheduler, whoIsAloneAndRefusedWaitsForItsResults) {
+  Server server({.chunked_prefill = 8, .overlap = true});
+  const RequestNumber r = server.arrive("r", 5, 2);
+  server.step();
+  server.step();
+  server.answer = [](const Operation& asked) {
+    return asked.verb == Verb::extend ? Reply::refusal(Refusal::no_kv) : Reply{};
+  };
+  EXPECT_EQ(server.step(), "extend:r:1 |complete:r finish:r");
+  EXPECT_TRUE(server.ended(r));
+  EXPECT_EQ(server.news(), "r admitted, r has 1, r has 2, r ends: length");
+}
+
+// -------------------------------------------------------------------------------------------------
+
 TEST(Scheduler, brokenOrdersOfEventsAreBrokenContracts) {
   const auto kind = [](SchedulerEvent::Kind kind) { return SchedulerEvent{.kind = kind}; };
   Scheduler scheduler({});
@@ -358,6 +430,7 @@ class MoodySubject {
       : seed_(seed), options_(options), refusals_in_16_(refusals_in_16) {}
 
   std::map<std::string, std::int64_t> known, computed, cached, extended;
+  std::map<std::string, std::deque<std::int64_t>> in_flight;  // tokens of extends, oldest first
   std::int64_t prefilled = 0, decoded = 0, largest_step = 0, mixed_steps = 0;
 
   Reply operator()(const Operation& asked) {
@@ -386,9 +459,20 @@ class MoodySubject {
           EXPECT_EQ(asked.n, known[id] - computed[id] + asked.drafts.size());
         }
         (prefill ? prefilled : decoded) += asked.n;
-        extended[id] += asked.n;
+        EXPECT_EQ(asked.async, options_.overlap && asked.drafts.empty());
+        if (asked.async)
+          in_flight[id].push_back(asked.n);
+        else
+          extended[id] += asked.n;
+        EXPECT_LE(in_flight[id].size(), 2u) << "one step ahead";
         return Reply{}.set(ReplyField::n, asked.n);
       }
+      case Verb::complete:
+        EXPECT_TRUE(runs) << id << " has ended, and nobody should hear of its results";
+        EXPECT_FALSE(in_flight[id].empty());
+        extended[id] += in_flight[id].front();
+        in_flight[id].pop_front();
+        return Reply{};
       case Verb::accept:
         known[id] += asked.n;
         computed[id] = known[id] - 1;
@@ -403,11 +487,13 @@ class MoodySubject {
       case Verb::finish:
         EXPECT_TRUE(runs) << id;
         finished[id] = computed[id];
+        for (const std::int64_t ahead : in_flight[id]) finished[id] -= ahead;
         [[fallthrough]];
       case Verb::preempt:
       case Verb::abort:
         EXPECT_TRUE(runs) << id;
         for (auto* const table : {&known, &computed, &prompt_}) table->erase(id);
+        in_flight.erase(id);
         return Reply{};
       default: EXPECT_EQ(asked.verb, Verb::checkpoint); return Reply{};
     }
@@ -434,7 +520,8 @@ void serve_random_requests(std::uint64_t seed) {
   std::uint64_t index = 0;
   const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 0, index++); };
   const SchedulerOptions options{.chunked_prefill = static_cast<std::int64_t>(1 + below(20)),
-                                 .max_running = static_cast<std::int64_t>(1 + below(5))};
+                                 .max_running = static_cast<std::int64_t>(1 + below(5)),
+                                 .overlap = seed % 2 == 0};
   const std::uint64_t refusals = below(3) * 4;
   Server server(options);
   MoodySubject subject(seed, options, refusals);

@@ -21,13 +21,17 @@
 //      earlier one. A verification counts as one step: the last multiple that it passed.
 //   The two slots are written in turn. Lazy: chunks write over the one slot; a decode step that
 //      finds it in use takes a second one (evicting one state), or, without one, writes over it.
-//   checkpoint: nothing without a latest state. Else a fresh slot is taken in place of the latest
-//      one, and that goes, as the state of its length, with known[:length] and prev = protected;
-//      lock and protected follow; afterwards there is neither a latest nor an earlier state.
-//   finish: the latest state if it stands for no more than is kept (strip_thinking keeps the prompt
-//      alone), else the earlier one if that does, else nothing; nor what is protected already. KV
-//      beyond the stored length goes back, and live and tracking slots do. (0.5.23 gives back KV
-//      from the kept tokens' end on, even where more than that is protected.)
+//   checkpoint: the latest state if it stands for no more than up_to, else the earlier one if that
+//      does; nothing without either, nor what is protected already. A fresh slot takes the place of
+//      the state's own, which goes with known[:length] and prev = protected; lock and protected
+//      follow, and the two states are forgotten, but not one of a later step.
+//   finish: the same, for as many tokens as are kept: those whose results are there, or the prompt
+//      (strip_thinking). KV beyond the stored length goes back, and live and tracking slots do.
+//      (0.5.23 gives back KV from the kept tokens' end on, even where more than that is protected.)
+//   Overlap: an extend with async=1 happens at once, in the order of the forwards; its result
+//   counts
+//      when it completes. So the latest state may be that of a step which the finish knows nothing
+//      of: hence the two slots, and the earlier state.
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -86,9 +90,15 @@ class SglangExtraBufferOracle final : public SglangOracle {
     return slot;
   }
 
+  /// The later one of the two that stands for at most `most` tokens and is not stored yet.
+  static Tracked tracked_within(const Request& request, std::int64_t most) {
+    const Tracked fits = request.latest.length <= most ? request.latest : request.earlier;
+    return fits.length <= most && fits.length > request.protected_size ? fits : Tracked{};
+  }
+
   std::optional<Stored> store_unfinished(Request& request, std::int64_t up_to) override {
-    const auto [slot, length] = request.latest;
-    if (length == 0 || length > up_to) return Stored{false, request.protected_size};
+    const auto [slot, length] = tracked_within(request, up_to);
+    if (length == 0) return Stored{false, request.protected_size};
     Evicted unreported;
     const StateSlot fresh = take_slot(unreported);
     if (!fresh.exists()) return std::nullopt;
@@ -97,19 +107,19 @@ class SglangExtraBufferOracle final : public SglangOracle {
         cached_.insert(request.known.first(length), given, request.protected_size).exist;
     move_lock(request, length);
     if (exist) release_slot(given);
-    request.latest = request.earlier = {};
+    if (request.latest.length <= up_to) request.latest = {};
+    request.earlier = {};
     return Stored{exist, length};
   }
 
   Stored store_finished(Request& request, std::int64_t owned) override {
-    const Tracked fits = request.latest.length <= owned ? request.latest : request.earlier;
-    if (fits.length > owned || fits.length <= request.protected_size)
-      return {true, request.protected_size};
-    StateSlot& given = request.tracking[fits.slot];
+    const auto [slot, length] = tracked_within(request, owned);
+    if (length == 0) return {true, request.protected_size};
+    StateSlot& given = request.tracking[slot];
     const bool exist =
-        cached_.insert(request.known.first(fits.length), given, request.protected_size).exist;
+        cached_.insert(request.known.first(length), given, request.protected_size).exist;
     if (!exist) given = StateSlot::none();  // the map's now
-    return {exist, fits.length};
+    return {exist, length};
   }
 };
 

@@ -73,7 +73,7 @@ Result<Reply> SglangOracle::apply(const Operation& operation) {
     case Verb::abort:
     case Verb::preempt: return abort(operation);
     case Verb::step: return Reply{};
-    case Verb::complete: return fail("complete: this cache does not run ahead of results");
+    case Verb::complete: return complete(operation);
     case Verb::capture:
     case Verb::restore:
     case Verb::compact:
@@ -194,9 +194,13 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   if (found == requests_.end()) return no_request(operation);
   Request& request = found->second;
   if (request.pending) return still_verifying(operation);
-  if (operation.async) return fail("extend: this cache does not run ahead of results");
+  if (operation.async && config_.overlap == 0)
+    return fail("extend: this cache does not run ahead of results without overlap=1");
+  if (operation.async ? request.in_flight.size() == 2 : !request.in_flight.empty())
+    return fail("extend: results of this request are still out");
 
   const bool verifies = !operation.drafts.empty();
+  if (verifies && operation.async) return fail("extend: a verification is not async");
   const std::int64_t known = request.known.size() + operation.tokens.size();
   const std::int64_t inputs = known - request.computed;
   const std::int64_t drafts = operation.drafts.size();
@@ -216,10 +220,19 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
     request.pending = Verification{inputs, operation.drafts.values()};
   } else {
     const std::int64_t from = request.computed;
+    if (operation.async) request.in_flight.push_back(from);
     request.computed += operation.n;
     advanced(request, from, from < request.admitted ? Forward::chunk : Forward::decode);
   }
   return evicted_reply(evicted).set(ReplyField::n, operation.n);
+}
+
+Result<Reply> SglangOracle::complete(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return no_request(operation);
+  if (found->second.in_flight.empty()) return fail("complete: no result is out");
+  found->second.in_flight.pop_front();
+  return Reply{};
 }
 
 Result<Reply> SglangOracle::accept(const Operation& operation) {
@@ -299,8 +312,8 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
   if (request.pending) return still_verifying(operation);
 
   const bool only_prompt = config_.strip_thinking != 0;
-  const std::int64_t owned =
-      only_prompt ? std::min(request.prompt, request.computed) : request.computed;
+  const std::int64_t committed = request.committed();
+  const std::int64_t owned = only_prompt ? std::min(request.prompt, committed) : committed;
   const Stored stored = store_finished(request, owned);
   forget(found);
   return Reply()

@@ -135,6 +135,10 @@ class SglangOracle : public Subject {
     std::size_t write = 0;            ///< which of them is written next
     Tracked latest, earlier;
     std::optional<Verification> pending;
+    std::deque<std::int64_t> in_flight;  ///< tokens before each extend whose result is out
+
+    /// Tokens whose results are there.
+    std::int64_t committed() const { return in_flight.empty() ? computed : in_flight.front(); }
   };
   struct Stored {
     bool exist = true;
@@ -172,6 +176,7 @@ class SglangOracle : public Subject {
 
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
+  Result<Reply> complete(const Operation& operation);
   Result<Reply> accept(const Operation& operation);
   Result<Reply> checkpoint(const Operation& operation);
   Result<Reply> finish(const Operation& operation);

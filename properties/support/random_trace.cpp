@@ -69,6 +69,11 @@ Operation RandomTrace::of_request() {
     operation.n = kept + 1;
     return operation;
   }
+  const bool overlaps = config_.overlap != 0;
+  if (overlaps && request.in_flight > 0 && (request.in_flight == 2 || below(4) == 0)) {
+    operation.verb = Verb::complete;
+    return operation;
+  }
   const std::int64_t left = request.known.size() - request.computed;
   const std::uint64_t choice = below(16);
   if (choice < 8) {
@@ -80,7 +85,8 @@ Operation RandomTrace::of_request() {
     }
     operation.n = 1 + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(most)));
     if (below(2) == 0) operation.n = most;
-    if (below(4) == 0) {
+    operation.async = request.in_flight > 0 || (overlaps && below(2) == 0);
+    if (!operation.async && below(4) == 0) {
       operation.drafts = fresh_tokens(1 + below(3));
       operation.n = most + operation.drafts.size();
     }
@@ -209,7 +215,7 @@ void RandomTrace::answered(const Reply& reply) {
   switch (last_.verb) {
     case Verb::admit:
       requests_.push_back(
-          {last_.id, last_.salt, last_.tokens, reply.get(ReplyField::cached), Tokens()});
+          {last_.id, last_.salt, last_.tokens, reply.get(ReplyField::cached), Tokens(), 0});
       seen_.push_back(last_.tokens);
       return;
     case Verb::extend: {
@@ -217,8 +223,10 @@ void RandomTrace::answered(const Reply& reply) {
       request.known = request.known.followed_by(last_.tokens);
       request.drafts = last_.drafts;
       if (last_.drafts.empty()) request.computed += last_.n;
+      if (last_.async) ++request.in_flight;
       return;
     }
+    case Verb::complete: --requests_[place_].in_flight; return;
     case Verb::accept: {
       Request& request = requests_[place_];
       request.known = request.known.followed_by(last_.tokens);
