@@ -211,7 +211,7 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
     if (!child.exists()) break;
     const bool partial = common < node(child).edge_size();
     found.full += common;
-    const NodeIndex lower = child;
+    const NodeIndex lower = child;  // the child itself, where the key passes it
     if (partial) child = split(child, common);
     found.reached = child;
     if (!options_.has_states || node(child).state.exists() || planted(kReusesKvWithoutState)) {
@@ -223,8 +223,8 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
       found.end = lower;
       found.prefix = planted(kOffersChildAfter) ? found.full : found.full - common;
     }
-    if (partial) break;
-    at = child;
+    if (partial && !planted(kDescendsAfterPartialMatch)) break;
+    at = lower;
   }
   if (found.end != kRoot) refresh_path(found.end);
   const std::uint32_t branch = found.full / options_.branch_grid * options_.branch_grid;

@@ -40,6 +40,10 @@ inline const Defect kReusesKvWithoutState{
     "sglang-no-buffer:reuses-kv-without-state",
     "a request resumes where its KV ends although no state is there (SGLang #22493: a retraction "
     "kept the KV alone)"};
+inline const Defect kDescendsAfterPartialMatch{
+    "radix:descends-after-partial-match",
+    "a match that ends inside an edge goes on below that edge, as if it had passed it (Marconi's "
+    "published simulator)"};
 inline const Defect kMatchForgetsTime{
     "radix:match-forgets-time",
     "a match does not refresh access times, so what is used is evicted first"};
@@ -104,6 +108,9 @@ inline const Defect kFreesBelowProtected{
     "radix:frees-below-protected",
     "strip_thinking frees KV from the prompt's end on although the tree owns more of it (SGLang "
     "0.5.23 with extra buffer, #24380)"};
+inline const Defect kMatchesFirstChunk{
+    "radix:matches-first-chunk",
+    "a request is matched as far as its first prefill chunk and no further (NVIDIA dynamo #13188)"};
 inline const Defect kStateByRow{
     "sglang-no-buffer:state-by-row",
     "the state table is indexed by request row, not by state slot (SGLang #24244, #23975)"};
@@ -154,6 +161,10 @@ inline const Defect kCommitsAtLaunch{
     "sglang-extra-buffer:commits-at-launch",
     "with overlap, a request ends with the tokens of a step whose result nobody has (SGLang "
     "#29792, #31369)"};
+inline const Defect kChunksAcrossRequests{
+    "sglang-extra-buffer:chunks-across-requests",
+    "the state is sought among the kernel's by the request's own tokens, and the kernel's chunks "
+    "run over the whole batch (SGLang #31833, #33450)"};
 inline const Defect kTracksInPages{
     "sglang-extra-buffer:tracks-in-pages",
     "the state is sought among the kernel's by the page's number, not by the chunk's (SGLang "

@@ -63,6 +63,11 @@ void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   if (position == request.branch) LOCKSTEP_MARK("track.branch");
   std::uint32_t taken = position;  // what the state stands for, where nothing is broken
   if (planted(kTracksAtTheEnd)) taken = stop;
+  if (planted(kChunksAcrossRequests)) {
+    const std::uint32_t in_batch = batch_tokens_ + position - request.computed;
+    const std::uint32_t late = in_batch % static_cast<std::uint32_t>(config_.model_chunk);
+    taken = std::max(request.computed, position - std::min(late, position));
+  }
   if (planted(kCopiesBeforeForward) && request.in_flight_count != 0) taken = request.computed;
   if (planted(kTracksInPages))
     taken = std::min(stop, request.computed + (position - request.computed) / page_ *

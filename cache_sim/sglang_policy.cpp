@@ -60,7 +60,7 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::finish: return operation.insert ? finish(operation) : release(operation);
     case Verb::abort:
     case Verb::preempt: return release(operation);
-    case Verb::step: return Reply{};
+    case Verb::step: batch_tokens_ = 0; return Reply{};
     case Verb::evict:
       return evict(std::max<std::int64_t>(operation.kv, 0),
                    std::max<std::int64_t>(operation.state, 0));
@@ -193,7 +193,9 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   request.prompt_size = static_cast<std::uint32_t>(prompt);
   request.admitted = size;
 
-  const std::uint32_t limit = planted(kMatchesWholePrompt) ? size : size - 1;
+  std::uint32_t limit = planted(kMatchesWholePrompt) ? size : size - 1;
+  if (planted(kMatchesFirstChunk))
+    limit = static_cast<std::uint32_t>(std::min<std::int64_t>(limit, config_.chunked_prefill));
   const RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
   const bool hit = match.end != RadixTree::kRoot;
   if (hit && has_states_ && !copy_on_write(request, match))
@@ -287,6 +289,7 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   if (drafts == 0) {
     write_kv(request, request.known, stop);
     advance(request, stop, request.computed < request.admitted ? Forward::chunk : Forward::decode);
+    batch_tokens_ += static_cast<std::uint32_t>(operation.n);
   } else {
     write_kv(request, request.known.followed_by(operation.drafts), stop);
     request.verifying = true;

@@ -130,6 +130,7 @@ class SglangPolicy : public Subject {
   KvPool kv_;
   StatePool states_;
   RadixTree tree_;
+  std::uint32_t batch_tokens_ = 0;  ///< of extends that wait for their `step`
 
  private:
   // Request verbs.

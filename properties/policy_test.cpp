@@ -65,7 +65,7 @@ const std::vector<Setting> kSettings = {
     {"first", "policy=sglang-v0,kv_tokens=53,state_slots=5"},
     {"firstWithLittleKv", "policy=sglang-v0,kv_tokens=27,state_slots=9"},
     {"radix", "policy=radix,kv_tokens=53"},
-    {"radixInPages", "policy=radix,kv_tokens=63,page=4"},
+    {"radixInPages", "policy=radix,chunked_prefill=9,kv_tokens=63,page=4"},
     {"radixStripped", "policy=radix,kv_tokens=63,page=4,strip_thinking=1"},
     {"radixWithFewRows", "policy=radix,kv_tokens=300,max_running=3,request_rows=2"},
 };
