@@ -99,6 +99,8 @@ Result<ReplayOutcome> replay_sglang_w1(const ReplayRequest& request, ReplayOutco
   config.chunked_prefill = 1024;
   Result<RunOptions> options = run_options(request, config);
   if (!options) return tl::unexpected(options.error());
+  if (options->config.ranks != 1 || options->config.overlap != 0)
+    return fail(fmt::format("{}: its own driver has one rank and no overlap", request.file));
   Result<std::unique_ptr<Run>> run = Run::start(*options);
   if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
   outcome.run = std::move(*run);

@@ -18,7 +18,8 @@ constexpr std::size_t kTextLimit = 100;  // characters of a token list in texts 
 
 /// Fields that every policy or the scheduler in front of it honours.
 constexpr std::string_view kCommonFields =
-    "policy kv_tokens state_slots chunked_prefill max_running request_rows step_time model_chunk";
+    "policy kv_tokens state_slots chunked_prefill max_running request_rows step_time model_chunk "
+    "ranks routing";
 
 bool names_field(std::string_view list, std::string_view field) {
   std::istringstream words{std::string(list)};
@@ -36,6 +37,8 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   if (policy.has_states && config.state_slots == 0)
     return fail(
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
+  if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
+    return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
   if (config.kv_tokens < config.page)
     return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
                             config.page));
@@ -46,6 +49,7 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
 
 struct Run::Seat {
   std::string name;
+  std::size_t rank = 0;
   bool is_oracle = false;
   std::unique_ptr<LabelState> labels;
   std::unique_ptr<Subject> subject;
@@ -61,9 +65,13 @@ Run::~Run() = default;
 
 Result<std::unique_ptr<Run>> Run::start(const RunOptions& options) {
   std::unique_ptr<Run> run(new Run(options));
-  for (const std::string& name : options.subjects)
-    if (const Result<void> seated = run->seat(name); !seated) return tl::unexpected(seated.error());
-  run->replies_.resize(run->seats_.size());
+  for (std::int64_t rank = 0; rank < options.config.ranks; ++rank)
+    for (const std::string& name : options.subjects) {
+      if (const Result<void> seated = run->seat(name); !seated)
+        return tl::unexpected(seated.error());
+      run->seats_.back()->rank = static_cast<std::size_t>(rank);
+    }
+  run->replies_.resize(run->subject_count());
   return run;
 }
 
@@ -116,14 +124,21 @@ Result<void> Run::seat(const std::string& name) {
   return {};
 }
 
-const std::string& Run::subject_name(std::size_t i) const {
-  return seats_[i]->name;
+SubjectTotals Run::totals(std::size_t i) const {
+  SubjectTotals all;
+  for (; i < seats_.size(); i += subject_count()) {
+    const SubjectTotals& one = seats_[i]->totals;
+    all.input_tokens += one.input_tokens;
+    all.hit_tokens += one.hit_tokens;
+    all.evicted_kv += one.evicted_kv;
+    all.evicted_states += one.evicted_states;
+    all.preemptions += one.preemptions;
+  }
+  return all;
 }
-const SubjectTotals& Run::totals(std::size_t i) const {
-  return seats_[i]->totals;
-}
-std::optional<Snapshot> Run::snapshot(std::size_t i) const {
-  return seats_[i]->subject == nullptr ? std::nullopt : seats_[i]->subject->snapshot();
+std::optional<Snapshot> Run::snapshot(std::size_t i, std::size_t rank) const {
+  const Seat& seat = *seats_[rank * subject_count() + i];
+  return seat.subject == nullptr ? std::nullopt : seat.subject->snapshot();
 }
 
 /// The subject's reply; an exception is the subject's death.
@@ -137,8 +152,8 @@ Result<Reply> Run::answer(Seat& seat, const Operation& operation) try {
 const Reply* Run::apply(const Operation& operation) {
   if (stopped_) return nullptr;
   ++events_;
-  for (std::size_t i = 0; i < seats_.size(); ++i) {
-    Seat& seat = *seats_[i];
+  for (std::size_t i = 0; i < subject_count(); ++i) {
+    Seat& seat = seat_at(i);
     const Result<Reply> reply = answer(seat, operation);
     if (!reply) {
       if (!reply.error().finding) {
@@ -157,13 +172,14 @@ const Reply* Run::apply(const Operation& operation) {
   const Reply& first = replies_.front();
   digest_.add(static_cast<std::uint64_t>(operation.verb) << 32 | operation.tokens.size());
   digest_.add(static_cast<std::uint64_t>(operation.n));
+  if (options_.config.ranks > 1) digest_.add(rank_);
   first.add_to(digest_);
-  if (options_.check == CheckLevel::off && seats_.size() == 1 && !options_.keep_events) {
+  if (options_.check == CheckLevel::off && subject_count() == 1 && !options_.keep_events) {
     follow(operation, first);
     return &first;
   }
   remember(operation, &first);
-  for (std::size_t i = 0; i < seats_.size(); ++i) check(*seats_[i], operation, replies_[i]);
+  for (std::size_t i = 0; i < subject_count(); ++i) check(seat_at(i), operation, replies_[i]);
   compare(operation);
   follow(operation, first);
   return stopped_ ? nullptr : &first;
@@ -180,7 +196,7 @@ void Run::check(Seat& seat, const Operation& operation, const Reply& reply) {
     if (operation.verb == Verb::check || events_ % kRecomputeEvery == 0)
       seat.auditor->recompute(findings);
   }
-  if (operation.verb == Verb::check && &seat == seats_.front().get())
+  if (operation.verb == Verb::check && &seat == &seat_at(0))
     replies_.front().set(ReplyField::violations, static_cast<std::int64_t>(findings.size()));
   if (options_.check != CheckLevel::off) check_cached(seat, operation, reply, findings);
   // One broken rule shows in several ways; the kinds stand in the order in which they explain.
@@ -231,20 +247,20 @@ void Run::check_cached(Seat& seat, const Operation& operation, const Reply& repl
 
 /// Replies against each other, field by field. An oracle's answer is the expected one.
 void Run::compare(const Operation& operation) {
-  for (std::size_t i = 1; i < seats_.size() && !stopped_; ++i) {
-    const bool first_is_oracle = seats_[0]->is_oracle;
-    const std::size_t expected = seats_[i]->is_oracle || !first_is_oracle ? i : 0;
+  for (std::size_t i = 1; i < subject_count() && !stopped_; ++i) {
+    const bool first_is_oracle = seat_at(0).is_oracle;
+    const std::size_t expected = seat_at(i).is_oracle || !first_is_oracle ? i : 0;
     const std::size_t actual = expected == i ? 0 : i;
     const auto difference = replies_[actual].difference(replies_[expected]);
     if (!difference) continue;
     FindingKind kind = FindingKind::reply_differs;
-    if (difference->field == "cached" && seats_[expected]->is_oracle &&
+    if (difference->field == "cached" && seat_at(expected).is_oracle &&
         replies_[actual].get(ReplyField::cached) < replies_[expected].get(ReplyField::cached))
       kind = FindingKind::missed_reuse;
-    locate(seats_[actual].get(),
+    locate(&seat_at(actual),
            {kind,
-            fmt::format("{} answered {}={} and {} answered {}={}", seats_[actual]->name,
-                        difference->field, difference->here, seats_[expected]->name,
+            fmt::format("{} answered {}={} and {} answered {}={}", seat_at(actual).name,
+                        difference->field, difference->here, seat_at(expected).name,
                         difference->field, difference->there),
             fmt::format("{}={}", difference->field, difference->there),
             fmt::format("{}={}", difference->field, difference->here)},
@@ -317,7 +333,7 @@ void Run::remember(const Operation& operation, const Reply* reply) {
   past_.push_back({operation, reply == nullptr ? std::nullopt : std::optional(*reply)});
   if (!options_.keep_events) return;
   KeptEvent kept{line_, now_, operation.text(kTextLimit), past_.back().answer()};
-  if (const auto now = seats_.front()->subject->snapshot()) {
+  if (const auto now = seat_at(0).subject->snapshot()) {
     kept.kv_used = now->kv_total - now->kv_free;
     kept.states_used = now->states_total - now->states_free;
   }
@@ -328,6 +344,8 @@ void Run::locate(Seat* seat, Finding finding, const std::string& request) {
   LocatedFinding located;
   located.finding = std::move(finding);
   located.subject = seat == nullptr ? "" : seat->name;
+  if (seat != nullptr && options_.config.ranks > 1)
+    located.finding.text += fmt::format(" (rank {})", seat->rank);
   located.file = options_.file;
   located.line = line_;
   located.event = events_;
@@ -340,7 +358,7 @@ void Run::locate(Seat* seat, Finding finding, const std::string& request) {
 }
 
 void Run::add(Finding finding, const std::string& request, bool stop) {
-  locate(seats_.empty() ? nullptr : seats_.front().get(), std::move(finding), request);
+  locate(seats_.empty() ? nullptr : &seat_at(0), std::move(finding), request);
   if (stop) stopped_ = true;
 }
 

@@ -117,10 +117,14 @@ class Run {
   const std::optional<Error>& error() const { return error_; }
   const std::vector<KeptEvent>& kept_events() const { return kept_; }
 
-  std::size_t subject_count() const { return seats_.size(); }
-  const std::string& subject_name(std::size_t i) const;
-  const SubjectTotals& totals(std::size_t i) const;
-  std::optional<Snapshot> snapshot(std::size_t i) const;
+  /// With config ranks=N every subject is there N times, each with its own memory: operations go to
+  /// those of one rank.
+  void set_rank(std::size_t rank) { rank_ = rank; }
+
+  std::size_t subject_count() const { return options_.subjects.size(); }
+  const std::string& subject_name(std::size_t i) const { return options_.subjects[i]; }
+  SubjectTotals totals(std::size_t i) const;  ///< over all ranks
+  std::optional<Snapshot> snapshot(std::size_t i, std::size_t rank = 0) const;
   std::int64_t event_count() const { return events_; }
   std::uint64_t digest() const { return digest_.value; }
   const RunOptions& options() const { return options_; }
@@ -144,10 +148,12 @@ class Run {
   void follow(const Operation& operation, const Reply& reply);
   void count(const Operation& operation, const Reply& reply, Seat& seat);
   void locate(Seat* seat, Finding finding, const std::string& request);
+  Seat& seat_at(std::size_t i) { return *seats_[rank_ * subject_count() + i]; }
 
   RunOptions options_;
   NoLayerState no_layers_;
-  std::vector<std::unique_ptr<Seat>> seats_;
+  std::vector<std::unique_ptr<Seat>> seats_;  // rank by rank
+  std::size_t rank_ = 0;
   std::vector<Reply> replies_;
   std::vector<LocatedFinding> findings_;
   std::optional<Error> error_;

@@ -45,7 +45,7 @@ SchedulerEffects Scheduler::step(const SchedulerEvent& event) {
       next(effects);
       break;
     case SchedulerEvent::Kind::forward_done:
-      require(phase_ == Phase::forward || waits_for_results(), "results come from a forward");
+      require(has_results_out(), "results come from a forward");
       phase_ = Phase::results;
       if (launched_.empty()) launched_.swap(batch_);
       cursor_ = 0;

@@ -105,6 +105,10 @@ class Scheduler {
   bool has_work() const { return !waiting_.empty() || !running_.empty(); }
   /// With overlap: the last step's results must come before the next one is decided.
   bool waits_for_results() const;
+  /// Rows were launched whose results have not come.
+  bool has_results_out() const { return phase_ == Phase::forward || !batch_.empty(); }
+  /// Requests that wait or run.
+  std::size_t load() const { return waiting_.size() + running_.size(); }
   /// A forward's results are due: forward_done is the next event.
   bool awaits_results() const { return phase_ == Phase::forward; }
   bool ended(RequestNumber request) const {

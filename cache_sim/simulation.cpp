@@ -11,16 +11,20 @@ namespace {
 
 /// Steps in a row that compute nothing and end nobody before the run is called stuck.
 constexpr std::int64_t kIdleStepsUntilStuck = 1000;
+constexpr std::size_t kUnrouted = static_cast<std::size_t>(-1);
 
 }  // namespace
 
 Simulation::Simulation(const Trace& trace, Run& run)
     : trace_(trace),
       run_(run),
-      scheduler_({.chunked_prefill = run.options().config.chunked_prefill,
-                  .max_running = run.options().config.max_running,
-                  .overlap = run.options().config.overlap != 0}),
-      cost_(std::make_unique<ConstantStepCost>(run.options().config.step_time)) {}
+      cost_(std::make_unique<ConstantStepCost>(run.options().config.step_time)) {
+  const Config& config = run.options().config;
+  for (std::int64_t rank = 0; rank < config.ranks; ++rank)
+    ranks_.push_back({Scheduler({.chunked_prefill = config.chunked_prefill,
+                                 .max_running = config.max_running,
+                                 .overlap = config.overlap != 0})});
+}
 
 void Simulation::play() {
   for (const Statement& statement : trace_.statements) {
@@ -36,13 +40,16 @@ void Simulation::play() {
 
 Reply Simulation::perform(const Statement& statement) {
   return std::visit(
-      Overloaded{[&](const Operation& operation) {
-                   const Reply* const reply = run_.apply(operation);
-                   return reply == nullptr ? Reply{} : *reply;
-                 },
+      Overloaded{[&](const Operation& operation) { return apply_to_all(operation); },
                  [&](const RequestSpec& spec) {
+                   if (spec.rank >= static_cast<std::int64_t>(ranks_.size())) {
+                     run_.fail({.text = fmt::format("field rank: {} is not below the {} ranks",
+                                                    spec.rank, ranks_.size())});
+                     return Reply{};
+                   }
                    const auto number = static_cast<RequestNumber>(specs_.size());
                    specs_.push_back(&spec);
+                   rank_of_.push_back(kUnrouted);
                    span_of_.push_back(0);
                    queued_since_.push_back(std::max(spec.at, now_));
                    if (number_of_.size() <= spec.id.index()) number_of_.resize(spec.id.index() + 1);
@@ -100,57 +107,137 @@ void Simulation::close_session(Name session) {
       schedule(now_, {.kind = SchedulerEvent::Kind::abort, .request = number});
 }
 
+/// What a line of the file asks of the cache: each rank does it, and the numbers add up.
+Reply Simulation::apply_to_all(const Operation& operation) {
+  if (ranks_.size() > 1 && !trace_.scheduler_level) {
+    run_.fail({.text = "config ranks is for files with request lines"});
+    return {};
+  }
+  Reply all;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    run_.set_rank(rank);
+    const Reply* const reply = run_.apply(operation);
+    if (reply == nullptr) return all;
+    if (rank == 0) {
+      all = *reply;
+      continue;
+    }
+    for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
+      const auto field = static_cast<ReplyField>(i);
+      if (reply->has(field)) all.set(field, all.get(field) + reply->get(field));
+    }
+  }
+  return all;
+}
+
 void Simulation::deliver_due() {
   while (!due_.empty() && due_.top().time <= now_ && !run_.stopped()) {
     const SchedulerEvent event = due_.top().event;
     due_.pop();
-    feed(event);
+    deliver(event);
   }
 }
 
+/// To the request's rank. One whose client goes before it arrives has any.
+void Simulation::deliver(const SchedulerEvent& event) {
+  std::size_t& rank = rank_of_[event.request];
+  if (rank == kUnrouted) {
+    if (event.kind == SchedulerEvent::Kind::retract) return;
+    rank = event.spec == nullptr ? 0 : route(*event.spec);
+  }
+  feed(rank, event);
+}
+
+std::size_t Simulation::route(const RequestSpec& spec) {
+  if (spec.rank >= 0) return static_cast<std::size_t>(spec.rank);
+  if (ranks_.size() == 1) return 0;
+  const bool by_prefix = run_.options().config.routing == "prefix";
+  std::size_t best = 0;
+  std::uint32_t best_prefix = 0;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const std::uint32_t prefix =
+        by_prefix ? ranks_[rank].sent.longest_common(spec.tokens, spec.salt) : 0;
+    const bool less_loaded = ranks_[rank].scheduler.load() < ranks_[best].scheduler.load();
+    if (rank != 0 && prefix <= best_prefix && (prefix < best_prefix || !less_loaded)) continue;
+    best = rank;
+    best_prefix = prefix;
+  }
+  if (by_prefix) ranks_[best].sent.add(spec.tokens, spec.salt);
+  return best;
+}
+
 /// One event, and every operation that it leads to until time has to pass.
-void Simulation::feed(SchedulerEvent event) {
+void Simulation::feed(std::size_t rank, SchedulerEvent event) {
+  Rank& server = ranks_[rank];
   for (;;) {
-    const SchedulerEffects effects = scheduler_.step(event);
+    const SchedulerEffects effects = server.scheduler.step(event);
     for (const SchedulerNote& one : effects.notes) note(one);
-    if (effects.forward) forward_ = effects.forward;
+    if (effects.forward) server.forward = effects.forward;
     if (!effects.operation) return;
-    if (effects.operation->verb == Verb::step) rows_ = effects.operation->ids;
+    if (effects.operation->verb == Verb::step) server.rows = effects.operation->ids;
     run_.set_place(line_, now_);
+    run_.set_rank(rank);
     const Reply* const reply = run_.apply(*effects.operation);
     if (reply == nullptr) return;
     event = {.kind = SchedulerEvent::Kind::reply, .reply = *reply};
   }
 }
 
-/// Returns whether the step computed or ended anything, or brought results.
+bool Simulation::any_rank(bool (Scheduler::*is)() const) const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [&](const Rank& rank) { return (rank.scheduler.*is)(); });
+}
+
+/// All ranks decide a step. Returns whether it computed or ended anything, or brought results.
 bool Simulation::one_step() {
   const std::int64_t before = ended_ + computed_;
-  if (scheduler_.waits_for_results()) take_results();
-  forward_.reset();
-  if (!run_.stopped()) feed({.kind = SchedulerEvent::Kind::step_due});
+  if (any_rank(&Scheduler::waits_for_results)) take_results(&Scheduler::has_results_out);
+  for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank) {
+    ranks_[rank].forward.reset();
+    feed(rank, {.kind = SchedulerEvent::Kind::step_due});
+  }
   if (run_.stopped()) return true;
-  if (forward_) launch(*forward_);
-  if (!scheduler_.awaits_results()) return ended_ + computed_ != before;
-  take_results();
+  if (!launch()) return true;
+  if (!any_rank(&Scheduler::awaits_results)) return ended_ + computed_ != before;
+  take_results(&Scheduler::awaits_results);
   return true;
 }
 
-/// The device works on one forward after the other.
-void Simulation::launch(const StepWork& work) {
-  computed_ += work.prefill_tokens + work.decode_tokens;
+/// The forward of the step, where any rank has rows: the others run it with none. The device works
+/// on one forward after the other. False where the run has stopped.
+bool Simulation::launch() {
+  Nanoseconds longest = 0;
+  for (const Rank& rank : ranks_) {
+    if (!rank.forward) continue;
+    computed_ += rank.forward->prefill_tokens + rank.forward->decode_tokens;
+    longest = std::max(longest, cost_->of(*rank.forward));
+  }
+  if (longest == 0) return true;
   const Nanoseconds begin = std::max(now_, device_free_);
-  device_free_ = begin + cost_->of(work);
-  const std::string_view name = work.prefill_tokens != 0 ? "prefill" : "decode";
-  for (const Name row : rows_) add_span(name, row, begin, device_free_);
-  if (!scheduler_.awaits_results()) flights_.clear();  // nobody is left in those before
+  device_free_ = begin + longest;
+  Operation idle;
+  idle.verb = Verb::step;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const Rank& server = ranks_[rank];
+    if (!server.forward) {
+      run_.set_rank(rank);
+      if (run_.apply(idle) == nullptr) return false;
+      continue;
+    }
+    const std::string_view name = server.forward->prefill_tokens != 0 ? "prefill" : "decode";
+    for (const Name row : server.rows) add_span(name, row, begin, device_free_);
+  }
+  if (!any_rank(&Scheduler::awaits_results)) flights_.clear();  // nobody is left in those before
   flights_.push_back(device_free_);
+  return true;
 }
 
-void Simulation::take_results() {
+/// The oldest forward's results, to the ranks that are due.
+void Simulation::take_results(bool (Scheduler::*due)() const) {
   now_ = std::max(now_, flights_.front());
   flights_.pop_front();
-  feed({.kind = SchedulerEvent::Kind::forward_done});
+  for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank)
+    if ((ranks_[rank].scheduler.*due)()) feed(rank, {.kind = SchedulerEvent::Kind::forward_done});
 }
 
 Reply Simulation::run_until(const RunStatement& limits) {
@@ -162,7 +249,7 @@ Reply Simulation::run_until(const RunStatement& limits) {
     deliver_due();
     if (limits.steps >= 0 && steps == limits.steps) break;
     if (limits.until >= 0 && now_ >= limits.until) break;
-    if (!scheduler_.has_work()) {
+    if (!any_rank(&Scheduler::has_work)) {
       if (due_.empty()) break;
       if (limits.until >= 0 && due_.top().time > limits.until) break;
       now_ = due_.top().time;

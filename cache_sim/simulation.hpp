@@ -1,5 +1,11 @@
-// Plays a trace: its statements one after the other, with the scheduler and its virtual clock where
-// the file has requests.
+// Plays a trace: its statements one after the other, with the schedulers and their virtual clock
+// where the file has requests.
+//
+// Data-parallel ranks (config ranks=N) each have a scheduler and subjects of their own. They step
+// together, as layers that all ranks share make them: a step takes as long as its slowest rank, and
+// a rank without work runs it with no rows. A request goes to the rank that its line names, else
+// where `routing` sends it: to the rank with the fewest requests (load, the default), or to the one
+// that was sent the longest prefix of it before (prefix), and among equals to the first one.
 #pragma once
 
 #include <deque>
@@ -7,6 +13,7 @@
 #include <queue>
 #include <vector>
 
+#include "cache_sim/prefix_index.hpp"
 #include "cache_sim/run.hpp"
 #include "cache_sim/scheduler.hpp"
 #include "cache_sim/trace.hpp"
@@ -39,29 +46,40 @@ class Simulation {
   Reply run_until(const RunStatement& limits);
   void deliver_due();
   bool one_step();
-  void launch(const StepWork& work);
-  void take_results();
-  void feed(SchedulerEvent event);
+  bool launch();
+  void take_results(bool (Scheduler::*due)() const);
+  /// A rank: its requests, and what was sent there.
+  struct Rank {
+    Scheduler scheduler;
+    std::optional<StepWork> forward{};  // of the step that is being decided
+    std::vector<Name> rows{};           // of that forward
+    PrefixIndex sent{};
+  };
+
+  std::size_t route(const RequestSpec& spec);
+  void deliver(const SchedulerEvent& event);
+  void feed(std::size_t rank, SchedulerEvent event);
+  Reply apply_to_all(const Operation& operation);
+  bool any_rank(bool (Scheduler::*is)() const) const;
   void note(const SchedulerNote& note);
   void add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end);
   Reply expectation(Name id) const;
 
   const Trace& trace_;
   Run& run_;
-  Scheduler scheduler_;
+  std::vector<Rank> ranks_;
   std::unique_ptr<StepCost> cost_;
   Nanoseconds now_ = 0;
   std::uint64_t sequence_ = 0;
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
   std::vector<const RequestSpec*> specs_;  // by request number
   std::vector<RequestNumber> number_of_;   // by Name::index()
+  std::vector<std::size_t> rank_of_;       // by request number: kUnrouted until it arrives
   std::vector<std::size_t> span_of_;       // by request number: 1 + its open bar
   std::vector<Nanoseconds> queued_since_;  // by request number: its arrival or last retraction
   int line_ = 0;
   std::int64_t ended_ = 0;
-  std::int64_t computed_ = 0;  // tokens of all forwards
-  std::optional<StepWork> forward_;
-  std::vector<Name> rows_;           // of the forward
+  std::int64_t computed_ = 0;        // tokens of all forwards
   std::deque<Nanoseconds> flights_;  // when the forwards end whose results are still out
   Nanoseconds device_free_ = 0;      // when the last forward ends
 };

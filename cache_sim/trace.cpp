@@ -241,7 +241,10 @@ class Reader {
             });
           if (key == "session") return read_name(value, spec.session);
           if (key == "salt") return read_name(value, spec.salt);
-          if (key == "rank") return parse_integer(value, 0, 0).map([](std::int64_t) {});
+          if (key == "rank")
+            return parse_integer(value, 0, trace_.config.ranks - 1).map([&](std::int64_t v) {
+              spec.rank = v;
+            });
           if (key == "external") return parse_integer(value, 0, 0).map([](std::int64_t) {});
           return fail("request has no such field");
         });

@@ -27,6 +27,7 @@ struct RequestSpec {
   std::vector<std::int64_t> accept;  ///< per verification, the tokens kept
   std::vector<std::int64_t> drafts;  ///< per verification, the draft tokens
   std::int64_t priority = 0;
+  std::int64_t rank = -1;  ///< where it goes; -1: where the routing sends it
   std::uint32_t output_size() const { return tokens.size() - prompt_size; }
 };
 

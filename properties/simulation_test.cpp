@@ -182,12 +182,12 @@ TEST(SimulatedServer, rowsAndSlotsAreNumberedApart) {
 }
 
 /// Requests of few documents with pools that are too small for them, some aborted, some retracted.
-std::string random_requests(std::uint64_t seed) {
+std::string random_requests(std::uint64_t seed, const std::string& more = "") {
   std::uint64_t index = 0;
   const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 9, index++); };
   std::string text =
-      fmt::format("config kv_tokens={} state_slots={} chunked_prefill={} max_running={}\n",
-                  40 + below(60), 2 + below(6), 3 + below(30), 1 + below(4));
+      fmt::format("config kv_tokens={} state_slots={} chunked_prefill={} max_running={}{}\n",
+                  40 + below(60), 2 + below(6), 3 + below(30), 1 + below(4), more);
   Nanoseconds at = 0;
   for (int i = 0; i < 14; ++i) {
     at += static_cast<Nanoseconds>(below(4)) * 700'000;
@@ -204,6 +204,68 @@ std::string random_requests(std::uint64_t seed) {
     if (below(9) == 0) text += "flush\n";
   }
   return text + "run\ncheck\n----\nkv_locked=0 violations=0\n";
+}
+
+// The same with overlap and over several ranks, for the policies that can be served so.
+TEST(SimulatedServer, randomRequestsEndWithOverlapAndOverRanks) {
+  constexpr std::string_view kExtra = " model_chunk=4 track_interval=8";
+  const std::string settings[] = {" overlap=1",
+                                  " overlap=1 lazy=1",
+                                  " ranks=3",
+                                  " ranks=2 routing=prefix overlap=1",
+                                  " strip_thinking=1 overlap=1",
+                                  " path_cap=1 skip_decode_lock=1 overlap=1"};
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    const std::string& more = settings[seed % std::size(settings)];
+    const std::string text = random_requests(seed, more + std::string(kExtra));
+    const Played extra(text, {"sglang-extra-buffer", "oracle:sglang-extra-buffer"});
+    ASSERT_EQ(extra.wrong(), "") << "seed " << seed << "\n" << text;
+    for (int i = 0; i < 14; ++i)
+      ASSERT_NE(extra.of(fmt::format("r{}", i)).finish, FinishReason::running) << seed << "\n"
+                                                                               << text;
+    if (more.find("lazy") != std::string::npos || more.find("cap") != std::string::npos) continue;
+    const std::string plain = random_requests(seed, more);
+    const Played radix(plain, {"radix", "oracle:radix"});
+    ASSERT_EQ(radix.wrong(), "") << "seed " << seed << "\n" << plain;
+  }
+}
+
+// Ranks step together: two requests of one prompt, one decode behind the other, take the time of
+// one.
+TEST(SimulatedServer, ranksStepTogether) {
+  const Played one(
+      "config step_time=7us\nrequest id=r tokens=a10 output=3\n"
+      "request id=s tokens=b10 output=3\nrun\n----\nfinished=2 time=21000\n");
+  EXPECT_EQ(one.wrong(), "");
+  const Played two(
+      "config step_time=7us ranks=2 chunked_prefill=10\n"
+      "request id=r tokens=a10 output=3\nrequest id=s tokens=b10 output=3\n"
+      "run\n----\nfinished=2 time=21000\ncheck\n----\nkv_free=262120\n");
+  EXPECT_EQ(two.wrong(), "");
+}
+
+TEST(SimulatedServer, aRankThatIsNotThereIsBadInput) {
+  Result<Trace> trace =
+      parse_trace("config ranks=2\nrequest id=r rank=1 tokens=a1 output=1\n", "x");
+  ASSERT_TRUE(trace);
+  RunOptions options;
+  options.subjects = {"radix"};  // and the file's config is overridden: one rank
+  const auto run = Run::start(options);
+  Simulation(*trace, **run).play();
+  ASSERT_TRUE((*run)->error());
+  EXPECT_NE((*run)->error()->text.find("field rank: 1"), std::string::npos);
+}
+
+// With overlap the device never waits between two steps, and the last row is one too many: the
+// answer is there when the step before it ends.
+TEST(SimulatedServer, overlapTakesNoMoreTimeForTheSameAnswers) {
+  for (const std::string overlap : {"0", "1"}) {
+    const Played played(
+        "config chunked_prefill=4 step_time=7us policy=radix overlap=" + overlap +
+            "\nrequest id=r tokens=a10 output=3\nrun\n----\nfinished=1 time=35000 violations=0\n",
+        {"radix", "oracle:radix"});
+    EXPECT_EQ(played.wrong(), "") << overlap;
+  }
 }
 
 // Every request ends, policy and oracle agree all the way, and nothing stays locked.

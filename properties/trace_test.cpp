@@ -60,6 +60,14 @@ TEST(TraceFiles, statementsKeepTheirLinesAndAnswers) {
   EXPECT_EQ(trace.statements[2].answer_line, 10);
 }
 
+TEST(TraceFiles, requestNamesOneOfTheRanksThatThereAre) {
+  const Trace trace = parsed("config ranks=3\nrequest id=n rank=2 tokens=a5 output=3\nrun\n");
+  EXPECT_EQ(std::get<RequestSpec>(trace.statements[0].what).rank, 2);
+  for (const char* const text : {"request id=n rank=1 tokens=a5 output=3\nrun\n",
+                                 "config ranks=3\nrequest id=n rank=3 tokens=a5 output=3\nrun\n"})
+    EXPECT_FALSE(parse_trace(text, "ranks")) << text;
+}
+
 TEST(TraceFiles, requestsCarryPromptAndOutputInOneSequence) {
   const Trace trace = parsed(
       "request id=n tokens=a5 output=3\n"
