@@ -13,11 +13,15 @@ constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
 
 }  // namespace
 
-SchedulerEffects Scheduler::step(const SchedulerEvent& event) {
-  SchedulerEffects effects;
+const SchedulerEffects& Scheduler::step(const SchedulerEvent& event) {
+  SchedulerEffects& effects = effects_;
+  effects.operation = nullptr;
+  effects.forward.reset();
+  effects.notes.clear();
+  effects.idle = false;
   if (event.kind == SchedulerEvent::Kind::reply) {
     require(asked_ != Asked::nothing, "a reply answers an operation");
-    settle(event.reply, effects);
+    settle(*event.reply, effects);
     next(effects);
     return effects;
   }
@@ -199,8 +203,13 @@ void Scheduler::settle_result(SchedulerEffects& effects) {
 }
 
 void Scheduler::ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects) {
-  Operation operation;
+  Operation& operation = operation_;
   operation.verb = verb;
+  operation.id = operation.salt = Name();
+  operation.tokens = operation.drafts = Tokens();
+  operation.n = operation.prompt = operation.up_to = Operation::kAbsent;
+  operation.async = false;
+  operation.ids.clear();
   asked_ = asked;
   subject_of_ask_ = request;
   if (verb != Verb::step) operation.id = requests_[request].spec->id;
@@ -210,7 +219,7 @@ void Scheduler::ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffe
     operation.tokens = waiting.spec->tokens.prefix(waiting.spec->prompt_size + waiting.sampled);
     operation.prompt = waiting.spec->prompt_size;
   }
-  effects.operation = std::move(operation);
+  effects.operation = &operation;
 }
 
 void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffects& effects) {
@@ -294,7 +303,7 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
   const Asked asked = asked_;
   const RequestNumber number = subject_of_ask_;
   asked_ = Asked::nothing;
-  effects.operation.reset();
+  effects.operation = nullptr;
   switch (asked) {
     case Asked::admit: {
       if (reply.refused != Refusal::none) {

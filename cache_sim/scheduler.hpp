@@ -68,7 +68,7 @@ struct SchedulerEvent {
   Kind kind;
   RequestNumber request = 0;
   const RequestSpec* spec = nullptr;
-  Reply reply{};
+  const Reply* reply = nullptr;
 };
 
 /// What a step did to a request, for ledgers and timelines.
@@ -81,7 +81,7 @@ struct SchedulerNote {
 };
 
 struct SchedulerEffects {
-  std::optional<Operation> operation;  ///< to ask; nothing else happens before its reply
+  Operation* operation = nullptr;  ///< to ask; nothing else happens before its reply
   std::optional<StepWork>
       forward;  ///< a forward has begun; forward_done follows when its cost has passed
   std::vector<SchedulerNote> notes;
@@ -99,8 +99,8 @@ class Scheduler {
   explicit Scheduler(const SchedulerOptions& options) : options_(options) {}
 
   /// Errors of the caller (a reply that nobody waits for, a step inside a step) are broken
-  /// contracts.
-  SchedulerEffects step(const SchedulerEvent& event);
+  /// contracts. The effects, and the operation in them, are there until the next call.
+  const SchedulerEffects& step(const SchedulerEvent& event);
 
   bool has_work() const { return !waiting_.empty() || !running_.empty(); }
   /// With overlap: the last step's results must come before the next one is decided.
@@ -175,6 +175,8 @@ class Scheduler {
   void end(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
 
   SchedulerOptions options_;
+  SchedulerEffects effects_;  // filled anew by each step, as is the operation:
+  Operation operation_;       // nothing is allocated for either
   std::vector<Request> requests_;
   std::deque<RequestNumber> waiting_;
   std::vector<RequestNumber> running_;  // in order of admission

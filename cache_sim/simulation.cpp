@@ -170,7 +170,7 @@ std::size_t Simulation::route(const RequestSpec& spec) {
 void Simulation::feed(std::size_t rank, SchedulerEvent event) {
   Rank& server = ranks_[rank];
   for (;;) {
-    const SchedulerEffects effects = server.scheduler.step(event);
+    const SchedulerEffects& effects = server.scheduler.step(event);
     for (const SchedulerNote& one : effects.notes) note(one);
     if (effects.forward) server.forward = effects.forward;
     if (!effects.operation) return;
@@ -179,7 +179,8 @@ void Simulation::feed(std::size_t rank, SchedulerEvent event) {
     run_.set_rank(rank);
     const Reply* const reply = run_.apply(*effects.operation);
     if (reply == nullptr) return;
-    event = {.kind = SchedulerEvent::Kind::reply, .reply = *reply};
+    event.kind = SchedulerEvent::Kind::reply;
+    event.reply = reply;
   }
 }
 

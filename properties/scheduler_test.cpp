@@ -77,14 +77,16 @@ class Server {
  private:
   std::string play(SchedulerEvent event) {
     std::string said;
+    Reply reply;
     for (;;) {
-      const SchedulerEffects effects = scheduler_.step(event);
+      const SchedulerEffects& effects = scheduler_.step(event);
       idle = effects.idle;
       if (effects.forward) forward = effects.forward;
       for (const SchedulerNote& note : effects.notes) notes.push_back(text(note));
       if (!effects.operation) return said;
       said += (said.empty() ? "" : " ") + text(*effects.operation);
-      event = {.kind = SchedulerEvent::Kind::reply, .reply = answer(*effects.operation)};
+      reply = answer(*effects.operation);
+      event = {.kind = SchedulerEvent::Kind::reply, .reply = &reply};
     }
   }
   static std::string text(const Operation& operation) {
