@@ -31,8 +31,8 @@ std::string text(const Judgement& j) {
                      j.wrong_tree_states, j.tree_states, j.lost_slots,
                      j.complete ? "" : ", stopped");
 }
-void PrintTo(const Judgement& judgement, std::ostream* out) {
-  *out << text(judgement);
+std::ostream& operator<<(std::ostream& out, const Judgement& judgement) {
+  return out << text(judgement);
 }
 
 /// A state is the length at which its last forward ended, as the judge of the real class had it: a
