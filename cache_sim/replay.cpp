@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 
+#include "cache_sim/model.hpp"
 #include "cache_sim/simulation.hpp"
+#include "cache_sim/workload.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -66,7 +68,16 @@ Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
   options.timeout = request.timeout;
   options.file = request.file;
   options.keep_events = request.keep_events;
+  options.watch = request.watch;
   return options;
+}
+
+/// The cost model that was asked for; null for the config's step_time.
+Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request) {
+  if (request.model.empty()) return nullptr;
+  return find_model(request.model).map([](const Model* model) -> std::unique_ptr<StepCost> {
+    return std::make_unique<ModelStepCost>(*model);
+  });
 }
 
 Result<ReplayOutcome> replay_trace(const ReplayRequest& request, ReplayOutcome outcome) {
@@ -79,10 +90,34 @@ Result<ReplayOutcome> replay_trace(const ReplayRequest& request, ReplayOutcome o
   Result<std::unique_ptr<Run>> run = Run::start(*options);
   if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
   outcome.run = std::move(*run);
+  Result<std::unique_ptr<StepCost>> cost = step_cost(request);
+  if (!cost) return tl::unexpected(cost.error());
   outcome.load_s = seconds_since(load_start);
   const auto start = std::chrono::steady_clock::now();
-  Simulation(*outcome.trace, *outcome.run).play();
+  Simulation(*outcome.run, std::move(*cost)).play(*outcome.trace);
   outcome.wall_s = seconds_since(start);
+  if (outcome.run->error()) return tl::unexpected(*outcome.run->error());
+  return outcome;
+}
+
+/// A workload without a driver of its own: its requests go to the scheduler as they arrive. Loading
+/// is opening it; what the stream reads while it is played is part of the replay.
+Result<ReplayOutcome> replay_workload(const ReplayRequest& request, ReplayOutcome outcome) {
+  const auto load_start = std::chrono::steady_clock::now();
+  OpenedStream requests = open_workload(request.file, request.limit);
+  if (!requests) return tl::unexpected(requests.error());
+  Result<RunOptions> options = run_options(request, Config{});
+  if (!options) return tl::unexpected(options.error());
+  Result<std::unique_ptr<Run>> run = Run::start(*options);
+  if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
+  outcome.run = std::move(*run);
+  Result<std::unique_ptr<StepCost>> cost = step_cost(request);
+  if (!cost) return tl::unexpected(cost.error());
+  outcome.load_s = seconds_since(load_start);
+  const auto start = std::chrono::steady_clock::now();
+  const Result<void> played = Simulation(*outcome.run, std::move(*cost)).play(**requests);
+  outcome.wall_s = seconds_since(start);
+  if (!played) return tl::unexpected(played.error());
   if (outcome.run->error()) return tl::unexpected(*outcome.run->error());
   return outcome;
 }
@@ -91,8 +126,9 @@ Result<ReplayOutcome> replay_sglang_w1(const ReplayRequest& request, ReplayOutco
   const auto load_start = std::chrono::steady_clock::now();
   std::string_view parameters = std::string_view(request.file).substr(kSglangW1.size());
   if (!parameters.empty()) parameters.remove_prefix(1);
-  const Result<SglangW1Options> w1 = SglangW1Options::parse(parameters);
+  Result<SglangW1Options> w1 = SglangW1Options::parse(parameters);
   if (!w1) return fail(fmt::format("{}: {}", request.file, w1.error().text));
+  if (request.limit > 0) w1->requests = std::min(w1->requests, request.limit);
   Config config;
   config.kv_tokens = w1->kv_tokens;
   config.state_slots = w1->state_slots;
@@ -122,10 +158,10 @@ ExitStatus ReplayOutcome::status() const {
 }
 
 Result<ReplayOutcome> replay(const ReplayRequest& request) {
-  const std::string_view file = request.file;
-  const bool is_w1 =
-      file == kSglangW1 || (file.starts_with(kSglangW1) && file[kSglangW1.size()] == ':');
-  return is_w1 ? replay_sglang_w1(request, {}) : replay_trace(request, {});
+  const GeneratedWorkload* const generated = find_generated(request.file);
+  if (generated != nullptr && generated->name == kSglangW1) return replay_sglang_w1(request, {});
+  if (generated != nullptr || is_workload_file(request.file)) return replay_workload(request, {});
+  return replay_trace(request, {});
 }
 
 std::vector<std::string> directive_words(const RunDirective& directive, const std::string& file) {

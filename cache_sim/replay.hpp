@@ -2,6 +2,7 @@
 // command, the report and the tests all go through here.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,7 +15,7 @@
 namespace lockstep::cache_sim {
 
 struct ReplayRequest {
-  std::string file;  ///< a path, or a generated workload's name with its parameters
+  std::string file;  ///< a trace, a workload's file, or a generated workload with its parameters
   std::vector<std::string>
       subjects;  ///< empty: the file's policy, or the defect's, beside its oracle
   std::string fidelity = "label";
@@ -23,6 +24,9 @@ struct ReplayRequest {
   std::string config;  ///< K=V,… over the file's own
   std::chrono::milliseconds timeout{10'000};
   bool keep_events = false;
+  std::int64_t limit = 0;  ///< requests of a workload that are played; 0: all
+  std::string model;       ///< whose costs a step takes; empty: the config's step_time
+  std::function<void(const Operation&, const Reply&)> watch{};  ///< see RunOptions
 };
 
 struct ReplayOutcome {

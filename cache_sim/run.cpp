@@ -170,6 +170,7 @@ const Reply* Run::apply(const Operation& operation) {
     count(operation, replies_[i], seat);
   }
   const Reply& first = replies_.front();
+  if (options_.watch) options_.watch(operation, first);
   digest_.add(static_cast<std::uint64_t>(operation.verb) << 32 | operation.tokens.size());
   digest_.add(static_cast<std::uint64_t>(operation.n));
   if (options_.config.ranks > 1) digest_.add(rank_);

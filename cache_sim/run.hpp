@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -71,6 +72,8 @@ struct RunOptions {
   std::chrono::milliseconds timeout{10'000};
   std::string file;          ///< named in findings
   bool keep_events = false;  ///< every event's text and the pools after it, for reports
+  /// Sees every operation and the first subject's reply; for whoever measures.
+  std::function<void(const Operation&, const Reply&)> watch{};
 };
 
 /// One event as a report shows it.

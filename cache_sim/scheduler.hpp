@@ -35,6 +35,7 @@ struct StepWork {
   std::int64_t prefill_tokens = 0;
   std::int64_t decode_tokens = 0;
   std::int64_t context_tokens = 0;  ///< tokens of all rows before this forward
+  std::int64_t seen_tokens = 0;     ///< summed over its tokens, the tokens that each attends to
 };
 
 /// The cost model of a step. Integer arithmetic alone.

@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <limits>
 #include <utility>
 
+#include "cache_sim/parameters.hpp"
+#include "cache_sim/workload.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::cache_sim {
@@ -74,50 +75,18 @@ std::size_t choose_conversation(const Hash& hash, std::uint64_t i,
   return active.size() - 1;
 }
 
-Result<std::int64_t> parse_number(std::string_view text, std::int64_t low, std::int64_t high) {
-  if (!text.starts_with("0x")) return parse_integer(text, low, high);
-  std::int64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data() + 2, end, value, 16);
-  if (error != std::errc{} || stop != end || value < low || value > high)
-    return fail(fmt::format("`{}` is not a hexadecimal number between {} and {}",
-                            text.substr(0, 60), low, high));
-  return value;
-}
-
 }  // namespace
 
 Result<SglangW1Options> SglangW1Options::parse(std::string_view parameters) {
-  struct Parameter {
-    std::string_view name;
-    std::int64_t low, high;
-    std::int64_t value;
-  };
   SglangW1Options options;
-  std::array known{Parameter{"seed", 0, kMost, static_cast<std::int64_t>(options.seed)},
-                   Parameter{"requests", 1, 1'000'000, options.requests},
-                   Parameter{"kv_tokens", 1, kMostSlots, options.kv_tokens},
-                   Parameter{"state_slots", 0, kMostSlots, options.state_slots}};
-  while (!parameters.empty()) {
-    const std::string_view piece = parameters.substr(0, parameters.find(','));
-    parameters.remove_prefix(std::min(piece.size() + 1, parameters.size()));
-    const std::size_t equals = std::min(piece.find('='), piece.size());
-    const std::string_view name = piece.substr(0, equals);
-    Parameter* const parameter = std::find_if(known.begin(), known.end(),
-                                              [&](const Parameter& p) { return p.name == name; });
-    if (parameter == known.end())
-      return fail(fmt::format("sglang-w1 has no parameter `{}`", name.substr(0, 60)));
-    if (equals == piece.size())
-      return fail(fmt::format("sglang-w1: parameter {} has no value", name));
-    const Result<std::int64_t> value =
-        parse_number(piece.substr(equals + 1), parameter->low, parameter->high);
-    if (!value) return fail(fmt::format("sglang-w1: parameter {}: {}", name, value.error().text));
-    parameter->value = *value;
-  }
-  options.seed = static_cast<std::uint64_t>(known[0].value);
-  options.requests = known[1].value;
-  options.kv_tokens = known[2].value;
-  options.state_slots = known[3].value;
+  auto seed = static_cast<std::int64_t>(options.seed);
+  const std::array known{Parameter{"seed", 0, kMost, &seed},
+                         Parameter{"requests", 1, 1'000'000, &options.requests},
+                         Parameter{"kv_tokens", 1, kMostSlots, &options.kv_tokens},
+                         Parameter{"state_slots", 0, kMostSlots, &options.state_slots}};
+  if (const Result<void> read = parse_parameters("sglang-w1", parameters, known); !read)
+    return tl::unexpected(read.error());
+  options.seed = static_cast<std::uint64_t>(seed);
   return options;
 }
 
@@ -271,5 +240,44 @@ SglangW1Outcome drive(const SglangW1& workload, const ApplyOperation& apply,
                       const SglangW1Progress& progress) {
   return Driver(workload, apply).run(progress);
 }
+
+// --- As a stream
+// ----------------------------------------------------------------------------------
+
+namespace {
+
+/// The same requests without the driver, one after the other.
+class SglangW1Stream final : public RequestStream {
+ public:
+  explicit SglangW1Stream(const SglangW1Options& options) : w1_(SglangW1::generate(options)) {}
+
+  Result<bool> next(RequestSpec& spec) override {
+    if (next_ == w1_.requests.size()) return false;
+    const SglangW1Request& request = w1_.requests[next_++];
+    spec = {.id = request.id,
+            .session = Name::intern(fmt::format("c{}", request.conversation)),
+            .tokens = request.tokens,
+            .prompt_size = request.prompt_size,
+            .at = 0};
+    return true;
+  }
+
+ private:
+  SglangW1 w1_;
+  std::size_t next_ = 0;
+};
+
+OpenedStream open_stream(std::string_view parameters) {
+  return SglangW1Options::parse(parameters)
+      .map([](const SglangW1Options& options) -> std::unique_ptr<RequestStream> {
+        return std::make_unique<SglangW1Stream>(options);
+      });
+}
+
+const Registration<GeneratedWorkload> kSglangW1{
+    {"sglang-w1", "2,000 multi-turn requests, made from a seed, with a driver of their own",
+     "seed=,requests=,kv_tokens=,state_slots=", open_stream}};
+
+}  // namespace
 
 }  // namespace lockstep::cache_sim

@@ -11,23 +11,25 @@ namespace {
 
 /// Steps in a row that compute nothing and end nobody before the run is called stuck.
 constexpr std::int64_t kIdleStepsUntilStuck = 1000;
+/// With overlap, rows of a request that has ended may be in the step behind.
+constexpr std::int64_t kStepsInFlight = 2;
 constexpr std::size_t kUnrouted = static_cast<std::size_t>(-1);
 
 }  // namespace
 
-Simulation::Simulation(const Trace& trace, Run& run)
-    : trace_(trace),
-      run_(run),
-      cost_(std::make_unique<ConstantStepCost>(run.options().config.step_time)) {
+Simulation::Simulation(Run& run, std::unique_ptr<StepCost> cost)
+    : run_(run), cost_(std::move(cost)), keeps_spans_(run.options().keep_events) {
   const Config& config = run.options().config;
+  if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);
   for (std::int64_t rank = 0; rank < config.ranks; ++rank)
     ranks_.push_back({Scheduler({.chunked_prefill = config.chunked_prefill,
                                  .max_running = config.max_running,
                                  .overlap = config.overlap != 0})});
 }
 
-void Simulation::play() {
-  for (const Statement& statement : trace_.statements) {
+void Simulation::play(const Trace& trace) {
+  scheduler_level_ = trace.scheduler_level;
+  for (const Statement& statement : trace.statements) {
     line_ = statement.line;
     run_.set_place(line_, now_);
     const Reply reply = perform(statement);
@@ -36,6 +38,22 @@ void Simulation::play() {
   }
   run_.set_place(0, now_);
   run_.conclude();
+}
+
+Result<void> Simulation::play(RequestStream& requests) {
+  stream_ = &requests;
+  pull(requests);
+  run_until({});
+  if (!run_.stopped() && stream_state_) run_.conclude();
+  return stream_state_;
+}
+
+/// The stream's next request becomes known, before it arrives.
+void Simulation::pull(RequestStream& requests) {
+  ahead_.emplace();
+  const Result<bool> more = requests.next(*ahead_);
+  if (!more) stream_state_ = tl::unexpected(more.error());
+  if (!more || !*more) ahead_.reset();
 }
 
 Reply Simulation::perform(const Statement& statement) {
@@ -47,18 +65,7 @@ Reply Simulation::perform(const Statement& statement) {
                                                     spec.rank, ranks_.size())});
                      return Reply{};
                    }
-                   const auto number = static_cast<RequestNumber>(specs_.size());
-                   specs_.push_back(&spec);
-                   rank_of_.push_back(kUnrouted);
-                   span_of_.push_back(0);
-                   queued_since_.push_back(std::max(spec.at, now_));
-                   if (number_of_.size() <= spec.id.index()) number_of_.resize(spec.id.index() + 1);
-                   number_of_[spec.id.index()] = number;
-                   run_.outcome(spec.id).prompt_tokens = spec.prompt_size;
-                   run_.outcome(spec.id).arrival = std::max(spec.at, now_);
-                   schedule(
-                       spec.at,
-                       {.kind = SchedulerEvent::Kind::arrival, .request = number, .spec = &spec});
+                   schedule(spec.at, arrival_of(spec));
                    return Reply{};
                  },
                  [&](const Intervention& stop) {
@@ -96,6 +103,21 @@ void Simulation::hold_to_answer(const Statement& statement, const Reply& reply) 
   }
 }
 
+/// Gives a request its number and its record, before it arrives at its time, or now.
+SchedulerEvent Simulation::arrival_of(const RequestSpec& spec) {
+  const auto number = static_cast<RequestNumber>(specs_.size());
+  specs_.push_back(&spec);
+  rank_of_.push_back(kUnrouted);
+  span_of_.push_back(0);
+  queued_since_.push_back(std::max(spec.at, now_));
+  if (number_of_.size() <= spec.id.index()) number_of_.resize(spec.id.index() + 1);
+  number_of_[spec.id.index()] = number;
+  RequestOutcome& outcome = run_.outcome(spec.id);
+  outcome.prompt_tokens = spec.prompt_size;
+  outcome.arrival = std::max(spec.at, now_);
+  return {.kind = SchedulerEvent::Kind::arrival, .request = number, .spec = &spec};
+}
+
 void Simulation::schedule(Nanoseconds at, const SchedulerEvent& event) {
   due_.push({std::max(at, now_), sequence_++, event});
   if (at <= now_) deliver_due();
@@ -109,7 +131,7 @@ void Simulation::close_session(Name session) {
 
 /// What a line of the file asks of the cache: each rank does it, and the numbers add up.
 Reply Simulation::apply_to_all(const Operation& operation) {
-  if (ranks_.size() > 1 && !trace_.scheduler_level) {
+  if (ranks_.size() > 1 && !scheduler_level_) {
     run_.fail({.text = "config ranks is for files with request lines"});
     return {};
   }
@@ -130,7 +152,28 @@ Reply Simulation::apply_to_all(const Operation& operation) {
   return all;
 }
 
+/// The stream's requests that have come by now; a step may have passed since.
+void Simulation::deliver_arrivals() {
+  while (ahead_ && ahead_->at <= now_ && !run_.stopped()) {
+    const auto number = static_cast<RequestNumber>(specs_.size());
+    const RequestSpec& spec = streamed_.emplace(number, std::move(*ahead_)).first->second;
+    pull(*stream_);
+    const SchedulerEvent arrival = arrival_of(spec);
+    queued_since_[number] = run_.outcome(spec.id).arrival = spec.at;
+    deliver(arrival);
+  }
+}
+
+/// When something happens next by itself.
+std::optional<Nanoseconds> Simulation::next_moment() const {
+  std::optional<Nanoseconds> moment;
+  if (!due_.empty()) moment = due_.top().time;
+  if (ahead_ && (!moment || ahead_->at < *moment)) moment = ahead_->at;
+  return moment;
+}
+
 void Simulation::deliver_due() {
+  deliver_arrivals();
   while (!due_.empty() && due_.top().time <= now_ && !run_.stopped()) {
     const SchedulerEvent event = due_.top().event;
     due_.pop();
@@ -174,7 +217,7 @@ void Simulation::feed(std::size_t rank, SchedulerEvent event) {
     for (const SchedulerNote& one : effects.notes) note(one);
     if (effects.forward) server.forward = effects.forward;
     if (!effects.operation) return;
-    if (effects.operation->verb == Verb::step) server.rows = effects.operation->ids;
+    if (keeps_spans_ && effects.operation->verb == Verb::step) server.rows = effects.operation->ids;
     run_.set_place(line_, now_);
     run_.set_rank(rank);
     const Reply* const reply = run_.apply(*effects.operation);
@@ -192,6 +235,11 @@ bool Simulation::any_rank(bool (Scheduler::*is)() const) const {
 /// All ranks decide a step. Returns whether it computed or ended anything, or brought results.
 bool Simulation::one_step() {
   const std::int64_t before = ended_ + computed_;
+  ++steps_;
+  for (; !gone_.empty() && gone_.front().step + kStepsInFlight < steps_; gone_.pop_front()) {
+    specs_[gone_.front().request] = nullptr;
+    streamed_.erase(gone_.front().request);
+  }
   if (any_rank(&Scheduler::waits_for_results)) take_results(&Scheduler::has_results_out);
   for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank) {
     ranks_[rank].forward.reset();
@@ -225,6 +273,7 @@ bool Simulation::launch() {
       if (run_.apply(idle) == nullptr) return false;
       continue;
     }
+    if (!keeps_spans_) continue;
     const std::string_view name = server.forward->prefill_tokens != 0 ? "prefill" : "decode";
     for (const Name row : server.rows) add_span(name, row, begin, device_free_);
   }
@@ -246,14 +295,14 @@ Reply Simulation::run_until(const RunStatement& limits) {
   const std::size_t findings_before = run_.findings().size();
   std::int64_t steps = 0;
   std::int64_t idle_steps = 0;
-  while (!run_.stopped()) {
+  while (!run_.stopped() && stream_state_) {
     deliver_due();
     if (limits.steps >= 0 && steps == limits.steps) break;
     if (limits.until >= 0 && now_ >= limits.until) break;
     if (!any_rank(&Scheduler::has_work)) {
-      if (due_.empty()) break;
-      if (limits.until >= 0 && due_.top().time > limits.until) break;
-      now_ = due_.top().time;
+      const std::optional<Nanoseconds> moment = next_moment();
+      if (!moment || (limits.until >= 0 && *moment > limits.until)) break;
+      now_ = *moment;
       continue;
     }
     ++steps;
@@ -286,7 +335,7 @@ void Simulation::note(const SchedulerNote& note) {
       if (outcome.first_token < 0) outcome.first_token = now_;
       return;
     case SchedulerNote::Kind::retracted:
-      run_.spans().push_back({"retracted", id, now_, now_});
+      if (keeps_spans_) run_.spans().push_back({"retracted", id, now_, now_});
       span_of_[note.request] = 0;
       queued_since_[note.request] = now_;
       outcome.finish = FinishReason::running;
@@ -296,13 +345,14 @@ void Simulation::note(const SchedulerNote& note) {
       outcome.finish = note.reason;
       outcome.end = std::max(now_, outcome.arrival);  // it may be aborted before it arrives
       ++ended_;
+      if (stream_ != nullptr) gone_.push_back({steps_, note.request});
       return;
   }
 }
 
 /// A bar that goes on where the request's last one of this name ended makes that one longer.
 void Simulation::add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end) {
-  if (begin == end) return;
+  if (begin == end || !keeps_spans_) return;
   std::size_t& open = span_of_[number_of_[request.index()]];
   std::vector<Span>& spans = run_.spans();
   if (open != 0 && spans[open - 1].name == name && spans[open - 1].end == begin) {

@@ -1,5 +1,5 @@
 // Plays a trace: its statements one after the other, with the schedulers and their virtual clock
-// where the file has requests.
+// where the file has requests. Plays a workload: its requests, as they arrive.
 //
 // Data-parallel ranks (config ranks=N) each have a scheduler and subjects of their own. They step
 // together, as layers that all ranks share make them: a step takes as long as its slowest rank, and
@@ -10,23 +10,29 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <queue>
+#include <unordered_map>
 #include <vector>
 
 #include "cache_sim/prefix_index.hpp"
 #include "cache_sim/run.hpp"
 #include "cache_sim/scheduler.hpp"
 #include "cache_sim/trace.hpp"
+#include "cache_sim/workload.hpp"
 
 namespace lockstep::cache_sim {
 
 class Simulation {
  public:
-  /// Both must outlive the simulation.
-  Simulation(const Trace& trace, Run& run);
+  /// `run` must outlive the simulation. Without a cost model a step takes the config's step_time.
+  explicit Simulation(Run& run, std::unique_ptr<StepCost> cost = nullptr);
 
-  /// Everything in the file, or until the run stops.
-  void play();
+  /// Everything in the trace, which must outlive the simulation, or until the run stops.
+  void play(const Trace& trace);
+  /// Every request of the stream, or until the run stops. What has ended is not held. The error is
+  /// the stream's.
+  Result<void> play(RequestStream& requests);
 
  private:
   /// Something that happens at a moment; ties go to what was said first.
@@ -41,7 +47,11 @@ class Simulation {
 
   Reply perform(const Statement& statement);
   void hold_to_answer(const Statement& statement, const Reply& reply);
+  SchedulerEvent arrival_of(const RequestSpec& spec);
   void schedule(Nanoseconds at, const SchedulerEvent& event);
+  void pull(RequestStream& requests);
+  void deliver_arrivals();
+  std::optional<Nanoseconds> next_moment() const;
   void close_session(Name session);
   Reply run_until(const RunStatement& limits);
   void deliver_due();
@@ -56,6 +66,11 @@ class Simulation {
     PrefixIndex sent{};
   };
 
+  struct Gone {
+    std::int64_t step;
+    RequestNumber request;
+  };
+
   std::size_t route(const RequestSpec& spec);
   void deliver(const SchedulerEvent& event);
   void feed(std::size_t rank, SchedulerEvent event);
@@ -65,19 +80,26 @@ class Simulation {
   void add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end);
   Reply expectation(Name id) const;
 
-  const Trace& trace_;
   Run& run_;
   std::vector<Rank> ranks_;
   std::unique_ptr<StepCost> cost_;
+  bool keeps_spans_;  // where somebody will draw them
   Nanoseconds now_ = 0;
   std::uint64_t sequence_ = 0;
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
-  std::vector<const RequestSpec*> specs_;  // by request number
+  std::vector<const RequestSpec*> specs_;  // by request number; null where it has ended
+  bool scheduler_level_ = true;  // of the trace
+  RequestStream* stream_ = nullptr;
+  std::optional<RequestSpec> ahead_;                         // the stream's next request
+  std::unordered_map<RequestNumber, RequestSpec> streamed_;  // those that have not ended
+  std::deque<Gone> gone_;                                    // of these, the latest to end
+  Result<void> stream_state_;
   std::vector<RequestNumber> number_of_;   // by Name::index()
   std::vector<std::size_t> rank_of_;       // by request number: kUnrouted until it arrives
   std::vector<std::size_t> span_of_;       // by request number: 1 + its open bar
   std::vector<Nanoseconds> queued_since_;  // by request number: its arrival or last retraction
   int line_ = 0;
+  std::int64_t steps_ = 0;
   std::int64_t ended_ = 0;
   std::int64_t computed_ = 0;        // tokens of all forwards
   std::deque<Nanoseconds> flights_;  // when the forwards end whose results are still out

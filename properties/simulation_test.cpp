@@ -29,7 +29,7 @@ class Played {
     Result<std::unique_ptr<Run>> run = Run::start(options);
     require(run.has_value(), run ? "" : run.error().text);
     run_ = std::move(*run);
-    Simulation(*trace_, *run_).play();
+    Simulation(*run_).play(*trace_);
   }
 
   /// The first thing that went wrong, `line: kind: text`; empty where nothing did.

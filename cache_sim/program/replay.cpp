@@ -61,6 +61,15 @@ std::string decisions_text(const ReplayOutcome& outcome) {
   return lines;
 }
 
+/// The run's events as those of a process of its own.
+void add_timeline(const ReplayOutcome& outcome, std::size_t process, cache_sim::Json& timeline) {
+  cache_sim::Json own = timeline_json(outcome);
+  for (cache_sim::Json& event : own["traceEvents"]) {
+    event["pid"] = process;
+    timeline["traceEvents"].push_back(std::move(event));
+  }
+}
+
 /// Files are written only after every input was read and every run was made: bad input writes
 /// nothing.
 Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayRequest>& requests,
@@ -71,11 +80,7 @@ Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayR
   std::string decisions;
   for (std::size_t i = 0; i < outcomes.size(); ++i) {
     runs.push_back(run_json(requests[i], outcomes[i]));
-    Json own = timeline_json(outcomes[i]);
-    for (Json& event : own["traceEvents"]) {
-      event["pid"] = i + 1;
-      timeline["traceEvents"].push_back(std::move(event));
-    }
+    if (!options.timeline_path.empty()) add_timeline(outcomes[i], i + 1, timeline);
     decisions += decisions_text(outcomes[i]);
   }
   const auto write = [](const std::string& path, const std::string& text) -> Result<void> {

@@ -3,7 +3,9 @@
 namespace lockstep::program {
 
 void ReplayOptions::add_to(CLI::App& command) {
-  command.add_option("FILE", files, "trace files, or workloads by name (sglang-w1[:key=value,…])")
+  command
+      .add_option("FILE", files,
+                  "trace files, workload files, or workloads by name (lockstep list workloads)")
       ->required();
   command
       .add_option(
@@ -17,6 +19,8 @@ void ReplayOptions::add_to(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--defect", request.defect, "plant a defect (lockstep list defects)");
   command.add_option("--config", request.config, "config fields over the file's own: key=value,…");
+  command.add_option("--model", request.model,
+                     "a step takes what it costs this model; without it, the config's step_time");
   command.add_option("--timeout", timeout, "how long a child may take for one answer")
       ->capture_default_str();
   command.add_option("--json", json_path, "write the run's data to this file");

@@ -277,6 +277,18 @@ Tokens Tokens::of_document(Document document, std::uint32_t first, std::uint32_t
   return {std::move(storage), 0, size};
 }
 
+Tokens Tokens::of_slices(std::span<const DocumentSlice> slices) {
+  auto storage = std::make_shared<TokenStorage>();
+  storage->runs.reserve(slices.size());
+  for (const DocumentSlice& slice : slices) {
+    require(slice.document != 0, "document 0 holds explicit ids");
+    require(slice.size <= kMaxSize - storage->size, "a sequence has at most 2^24 tokens");
+    storage->append_run(slice.document, slice.first, slice.size);
+  }
+  const std::uint32_t size = storage->size;
+  return {std::move(storage), 0, size};
+}
+
 Tokens Tokens::of_ids(std::vector<std::uint32_t> ids) {
   require(ids.size() <= kMaxSize, "a sequence has at most 2^24 tokens");
   auto storage = std::make_shared<TokenStorage>();

@@ -46,6 +46,13 @@ struct TokenRun {
   std::uint32_t first;  ///< the document's token index at `begin`
 };
 
+/// `size` tokens of a document from index `first` on; a term of the grammar.
+struct DocumentSlice {
+  Document document;
+  std::uint32_t first;
+  std::uint32_t size;
+};
+
 struct TokenStorage;
 
 /// A view of a shared, immutable sequence.
@@ -55,6 +62,8 @@ class Tokens {
 
   Tokens() = default;
   static Tokens of_document(Document document, std::uint32_t first, std::uint32_t size);
+  /// The slices one after the other, at most kMaxSize tokens; no document is 0.
+  static Tokens of_slices(std::span<const DocumentSlice> slices);
   static Tokens of_ids(std::vector<std::uint32_t> ids);
   static Tokens of_values(const std::vector<Token>& values);
 

@@ -1,0 +1,42 @@
+#include "cache_sim/block_tokens.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cache_sim/workload.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::int64_t kNoParent = -1;
+
+}  // namespace
+
+Result<Tokens> BlockTokens::of(std::span<const std::int64_t> ids, std::int64_t input_length,
+                               std::int64_t output_length, std::int64_t request) {
+  slices_.clear();
+  std::int64_t parent = kNoParent;
+  std::int64_t left = input_length;
+  for (const std::int64_t id : ids) {
+    const auto [found, fresh] = known_.try_emplace(id, Known{count_, parent});
+    if (fresh && ++count_ > kMostBlocks) return fail("holds more than 2^28 different blocks");
+    if (chained_ && found->second.parent != parent) {
+      const auto name = [](std::int64_t one) {
+        return one == kNoParent ? "the beginning" : fmt::format("block {}", one);
+      };
+      return fail(fmt::format("block {} follows {} here and {} before: an id has one parent", id,
+                              name(parent), name(found->second.parent)));
+    }
+    const auto size = static_cast<std::uint32_t>(std::min<std::int64_t>(left, block_));
+    slices_.push_back({kBlockDocuments + found->second.number, 0, size});
+    left -= size;
+    parent = id;
+  }
+  // What no id names is the request's own, and its output follows.
+  slices_.push_back({kOutputDocuments + static_cast<Document>(request), 0,
+                     static_cast<std::uint32_t>(left + output_length)});
+  return Tokens::of_slices(slices_);
+}
+
+}  // namespace lockstep::cache_sim
