@@ -16,13 +16,6 @@ std::string hex(std::uint64_t value) {
   return fmt::format("{:016x}", value);
 }
 
-/// A ratio as the contract prints it: six digits, computed once from integers.
-double ratio(std::int64_t part, std::int64_t whole) {
-  return whole == 0 ? 0
-                    : std::stod(fmt::format(
-                          "{:.6f}", static_cast<double>(part) / static_cast<double>(whole)));
-}
-
 std::string policy_of(const std::string& subject) {
   return subject.starts_with("oracle:") ? subject.substr(7) : subject;
 }
@@ -30,7 +23,7 @@ std::string policy_of(const std::string& subject) {
 Json totals_json(const SubjectTotals& totals) {
   return {{"input_tokens", totals.input_tokens},
           {"hit_tokens", totals.hit_tokens},
-          {"hit_ratio", ratio(totals.hit_tokens, totals.input_tokens)}};
+          {"hit_ratio", rounded_ratio(totals.hit_tokens, totals.input_tokens)}};
 }
 
 Json policy_json(const Run& run, std::size_t i) {
@@ -78,14 +71,20 @@ Json requests_json(const Run& run) {
   return requests;
 }
 
+}  // namespace
+
+double rounded_ratio(std::int64_t part, std::int64_t whole) {
+  return whole == 0 ? 0
+                    : std::stod(fmt::format(
+                          "{:.6f}", static_cast<double>(part) / static_cast<double>(whole)));
+}
+
 std::string today() {
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   gmtime_r(&now, &utc);
   return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
 }
-
-}  // namespace
 
 std::string commit() {
   const char* const known = std::getenv("LOCKSTEP_COMMIT");  // the script asks git for it

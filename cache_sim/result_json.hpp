@@ -20,6 +20,12 @@ Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome);
 /// instant per finding. Without a scheduler, each event is a microsecond wide.
 Json timeline_json(const ReplayOutcome& outcome);
 
+/// A ratio as the contract prints it: six digits, computed once from integers.
+double rounded_ratio(std::int64_t part, std::int64_t whole);
+
+/// The day, for `timing`.
+std::string today();
+
 /// The commit of the checkout that the program runs in, `unknown` outside the lockstep script.
 std::string commit();
 

@@ -3,7 +3,9 @@
 
 #include <map>
 
+#include "cache_sim/ideal_policy.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/workload.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/subject.hpp"
 
@@ -41,9 +43,14 @@ std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what
       add(defect.name, defect.sentence);
   if (what == "marks")
     for (const MarkEntry& mark : Registry<MarkEntry>::all()) add(mark.name, "");
-  if (what == "workloads")
-    add("sglang-w1[:seed=,requests=,kv_tokens=,state_slots=]",
-        "2,000 multi-turn requests, made from a seed");
+  if (what == "policies")
+    for (const cache_sim::IdealEntry& ideal : Registry<cache_sim::IdealEntry>::all())
+      add(ideal.name, ideal.summary);
+  if (what == "workloads") {
+    for (const auto& one : Registry<cache_sim::GeneratedWorkload>::all())
+      rows.emplace_back(fmt::format("{}[:{}]", one.name, one.parameters), one.summary);
+    for (const auto& one : Registry<cache_sim::WorkloadFormat>::all()) add(one.name, one.summary);
+  }
   return rows;
 }
 

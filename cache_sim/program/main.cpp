@@ -1,4 +1,5 @@
-// lockstep: replays traces against cache policies, their oracles and real servers
+// lockstep: replays traces against cache policies, their oracles and real servers, and compares
+// policies on workloads
 // (reference/contract.md).
 #include <cstdio>
 #include <exception>
@@ -17,6 +18,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   int status = lockstep::kExitPass;
   lockstep::program::add_replay(app, status);
+  lockstep::program::add_compare(app, status);
   lockstep::program::add_report(app, status);
   lockstep::program::add_list(app, status);
   try {

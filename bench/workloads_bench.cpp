@@ -1,0 +1,85 @@
+// What workloads cost: reading and comparing a real trace, and a request's cost as a workload gets
+// longer. At fixed pools a request costs the same however many came before it.
+#include <benchmark/benchmark.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "cache_sim/compare.hpp"
+#include "cache_sim/simulation.hpp"
+#include "cache_sim/workload.hpp"
+
+namespace {
+
+using namespace lockstep;
+using namespace lockstep::cache_sim;
+
+/// The largest resident set of this process so far, in MiB.
+double peak_mib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+/// A slice of Mooncake's conversation trace, or the whole of it where LOCKSTEP_MOONCAKE names it.
+std::string mooncake() {
+  const char* const whole = std::getenv("LOCKSTEP_MOONCAKE");
+  if (whole != nullptr) return whole;
+  return LOCKSTEP_SOURCE_DIR "/fixtures/workloads/mooncake_conversation_1000.jsonl";
+}
+
+void replay_stream(benchmark::State& state, const std::string& workload, const char* policy,
+                   std::int64_t kv_tokens, std::int64_t state_slots) {
+  RunOptions options;
+  options.subjects = {policy};
+  options.config.kv_tokens = kv_tokens;
+  options.config.state_slots = state_slots;
+  options.check = CheckLevel::off;
+  std::int64_t requests = 0;
+  std::int64_t events = 0;
+  for (auto _ : state) {
+    const auto stream = open_workload(workload);
+    const auto run = Run::start(options);
+    if (!stream || !run) return state.SkipWithError("the workload or the policy is not there");
+    if (!Simulation(**run).play(**stream)) return state.SkipWithError("the workload is bad");
+    requests += static_cast<std::int64_t>((*run)->outcomes().size());
+    events += (*run)->event_count();
+  }
+  constexpr auto kPerSecond = benchmark::Counter::kIsRate;
+  constexpr auto kSecondsPer = static_cast<benchmark::Counter::Flags>(benchmark::Counter::kIsRate |
+                                                                      benchmark::Counter::kInvert);
+  state.counters["events"] = benchmark::Counter(static_cast<double>(events), kPerSecond);
+  state.counters["per_request"] = benchmark::Counter(static_cast<double>(requests), kSecondsPer);
+  state.counters["peak_MiB"] = peak_mib();
+}
+
+/// The longest workload last, so that peak_MiB is its own.
+void streamed_sessions(benchmark::State& state) {
+  replay_stream(state, "sessions:output=8,gap_us=20000,requests=" + std::to_string(state.range(0)),
+                "sglang-no-buffer", 131072, 256);
+}
+BENCHMARK(streamed_sessions)
+    ->Arg(1000)
+    ->Arg(10'000)
+    ->Arg(100'000)
+    ->Arg(1'000'000)
+    ->Unit(benchmark::kMillisecond);
+
+void replay_mooncake(benchmark::State& state) {
+  replay_stream(state, mooncake(), "sglang-no-buffer", 1'048'576, 512);
+}
+BENCHMARK(replay_mooncake)->Unit(benchmark::kMillisecond);
+
+void compare_mooncake(benchmark::State& state) {
+  CompareRequest request;
+  request.workload = mooncake();
+  request.policies = {
+      "kv-bound", "state-at-end", "state-at-end-and-branch", "state-every-2048", "state-every-8192",
+      "lru",      "belady"};
+  request.capacities = {std::int64_t{64} << 30};
+  for (auto _ : state) benchmark::DoNotOptimize(compare(request));
+}
+BENCHMARK(compare_mooncake)->Unit(benchmark::kMillisecond);
+
+}  // namespace

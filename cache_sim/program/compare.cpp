@@ -1,0 +1,111 @@
+// lockstep compare: the same workload under several policies, as a table and as JSON.
+#include <fmt/format.h>
+
+#include <iostream>
+
+#include "cache_sim/compare.hpp"
+#include "cache_sim/program/commands.hpp"
+
+namespace lockstep::program {
+namespace {
+
+using cache_sim::ComparedPolicy;
+using cache_sim::CompareRequest;
+using cache_sim::Comparison;
+
+struct CompareWords {
+  CompareRequest request;
+  std::string policies;
+  std::vector<std::string> capacities;
+  std::string json_path;
+};
+
+std::vector<std::string> split(const std::string& list) {
+  std::vector<std::string> words;
+  std::string word;
+  for (const char c : list + ",") {
+    if (c != ',') {
+      word += c;
+    } else if (!word.empty()) {
+      words.push_back(std::move(word));
+      word.clear();
+    }
+  }
+  return words;
+}
+
+double share(std::int64_t part, std::int64_t whole) {
+  return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
+}
+
+std::string milliseconds(const std::optional<cache_sim::TimeSummary>& times) {
+  return times ? fmt::format("{:.0f}", static_cast<double>(times->mean) / 1e6) : "–";
+}
+
+void print_table(const CompareRequest& request, const Comparison& comparison) {
+  constexpr std::string_view kRow =
+      "{:<25} {:>12} {:>9} {:>9} {:>10} {:>9} {:>9} {:>12} {:>10} {:>8} {:>9}\n";
+  fmt::print("{}, model {}\n", request.workload, comparison.model.name);
+  fmt::print(kRow, "policy", "capacity", "hit", "requests", "saved", "states", "never hit",
+             "evicted KV", "dead KV", "preempt", "TTFT ms");
+  for (const ComparedPolicy& row : comparison.policies) {
+    const cache_sim::PolicyMeasures& m = row.measures;
+    fmt::print(kRow, row.policy, cache_sim::capacity_text(row.capacity),
+               fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
+               fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
+               fmt::format("{:.1f} PF", m.flops_saved / 1e15), m.states, m.states_never_hit,
+               m.evicted_tokens, m.dead_tokens, row.preemptions, milliseconds(row.ttft));
+  }
+  fmt::print("digest={:016x}\n", comparison.digest());
+}
+
+int run_compare(CompareWords words) {
+  const auto refuse = [](const Error& error) {
+    std::cerr << "lockstep: " << error.text << '\n';
+    return static_cast<int>(error.status);
+  };
+  words.request.policies = split(words.policies);
+  for (const std::string& text : words.capacities)
+    for (const std::string& one : split(text)) {
+      const auto capacity = cache_sim::parse_capacity(one);
+      if (!capacity) return refuse(capacity.error());
+      words.request.capacities.push_back(*capacity);
+    }
+  const Result<Comparison> comparison = cache_sim::compare(words.request);
+  if (!comparison) return refuse(comparison.error());
+  print_table(words.request, *comparison);
+  if (words.json_path.empty()) return kExitPass;
+  const Result<void> written = cache_sim::write_file(
+      words.json_path, comparison_json(words.request, *comparison).dump(1) + "\n");
+  return written ? kExitPass : refuse(written.error());
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, int& status) {
+  CLI::App* const command =
+      app.add_subcommand("compare", "the same workload under several policies");
+  const auto words = std::make_shared<CompareWords>();
+  command
+      ->add_option("WORKLOAD", words->request.workload,
+                   "a workload's file or name (lockstep list workloads)")
+      ->required();
+  command
+      ->add_option("--policies", words->policies,
+                   "P,… of lockstep list policies; state-every-N with a number for N")
+      ->required();
+  command
+      ->add_option("--capacity", words->capacities,
+                   "bytes of one pool for KV and states, as 64GiB, or inf; several times")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--config", words->request.config, "config fields: key=value,…");
+  command->add_option("--model", words->request.model, "whose bytes and FLOPs count")
+      ->capture_default_str();
+  command->add_option("--limit", words->request.limit, "the first N requests alone")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--json", words->json_path, "write the comparison's data to this file");
+  command->callback([words, &status] { status = run_compare(*words); });
+}
+
+}  // namespace lockstep::program

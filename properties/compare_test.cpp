@@ -1,0 +1,362 @@
+// Ideal policies against their plain definitions, the published ratios, and what `compare` says.
+#include "cache_sim/compare.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <set>
+
+#include "cache_sim/model.hpp"
+#include "properties/support/program.hpp"
+#include "reference/base/philox.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+using testing_support::ProgramRun;
+using testing_support::read_text;
+using testing_support::run_program;
+using testing_support::ScratchFolder;
+
+const std::string kMooncake =
+    std::string(LOCKSTEP_SOURCE_DIR) + "/fixtures/workloads/mooncake_conversation_1000.jsonl";
+
+Comparison compared(const std::string& workload, const std::vector<std::string>& policies,
+                    const std::vector<std::optional<std::int64_t>>& capacities = {},
+                    const std::string& config = "") {
+  Result<Comparison> comparison = compare(
+      {.workload = workload, .policies = policies, .capacities = capacities, .config = config});
+  require(comparison.has_value(), comparison ? "" : comparison.error().text);
+  return std::move(*comparison);
+}
+
+// --- The published ratios
+// -------------------------------------------------------------------------
+
+TEST(InfinitePolicies, hitTheKnownShareOfMooncakesFirstThousandRequests) {
+  const Comparison comparison =
+      compared(kMooncake, {"kv-bound", "state-at-end", "state-at-end-and-branch",
+                           "state-every-2048", "state-every-8192"});
+  std::vector<std::string> ratios;
+  for (const ComparedPolicy& row : comparison.policies)
+    ratios.push_back(
+        fmt::format("{:.6f}", rounded_ratio(row.measures.hit_tokens, row.measures.input_tokens)));
+  EXPECT_EQ(ratios,
+            (std::vector<std::string>{"0.215493", "0.196256", "0.198083", "0.173439", "0.133621"}));
+}
+
+// --- Plain definitions
+// ----------------------------------------------------------------------------
+
+/// Paths through a small random tree of blocks: block b is the whole path that ends with it.
+struct SmallWorkload {
+  static constexpr std::uint32_t kBlock = 4;
+  std::vector<std::vector<int>> requests;  // block numbers from the first one on
+
+  SmallWorkload(std::uint64_t seed, int blocks, int count) {
+    std::uint64_t index = 0;
+    const auto below = [&](int bound) {
+      return static_cast<int>(random_below(static_cast<std::uint64_t>(bound), seed, 7, index++));
+    };
+    std::vector<int> parent(static_cast<std::size_t>(blocks));
+    for (int b = 0; b < blocks; ++b) parent[static_cast<std::size_t>(b)] = below(b + 1) - 1;
+    for (int i = 0; i < count; ++i) {
+      std::vector<int> path;
+      for (int b = below(blocks); b >= 0; b = parent[static_cast<std::size_t>(b)])
+        path.insert(path.begin(), b);
+      requests.push_back(path);
+    }
+  }
+  static Tokens tokens(const std::vector<int>& path) {
+    std::vector<DocumentSlice> slices;
+    for (const int b : path)
+      slices.push_back({kBlockDocuments + static_cast<Document>(b), 0, kBlock});
+    return Tokens::of_slices(slices);
+  }
+};
+
+PolicyMeasures measured(const std::string& policy, const SmallWorkload& workload,
+                        std::int64_t capacity_blocks = 0) {
+  const auto found = find_ideal(policy);
+  require(found && *found, "the policy is there");
+  const auto ideal = (*found)->entry->make(
+      {.model = *find_model("tiny-hybrid"),
+       .block = SmallWorkload::kBlock,
+       .capacity_tokens = capacity_blocks * SmallWorkload::kBlock + 3,  // three are no block
+       .number = (*found)->number});
+  for (const std::vector<int>& path : workload.requests) {
+    const Tokens tokens = SmallWorkload::tokens(path);
+    ideal->serve({tokens, tokens, static_cast<std::int64_t>(tokens.size())});
+  }
+  return ideal->finish();
+}
+
+/// Blocks hit, states and states that were never hit, by sets of blocks.
+struct Plain {
+  std::int64_t hits = 0;
+  std::set<int> states{}, hit_states{};
+};
+
+Plain plain_states(const SmallWorkload& workload, const std::string& policy) {
+  Plain plain;
+  std::set<int> present;
+  std::map<int, std::set<int>> children;  // of a block
+  for (const std::vector<int>& path : workload.requests) {
+    std::size_t known = 0;
+    while (known < path.size() && present.contains(path[known])) ++known;
+    std::size_t hit = known;
+    if (policy == "state-every-8") hit -= hit % 2;
+    if (policy.starts_with("state-at-end"))
+      while (hit > 0 && !plain.states.contains(path[hit - 1])) --hit;
+    plain.hits += static_cast<std::int64_t>(hit);
+    if (hit > 0) plain.hit_states.insert(path[hit - 1]);
+    if (policy == "state-at-end-and-branch" && 0 < known && known < path.size() &&
+        !children[path[known - 1]].empty())
+      plain.states.insert(path[known - 1]);
+    for (std::size_t i = 0; i < path.size(); ++i) {
+      present.insert(path[i]);
+      if (i > 0) children[path[i - 1]].insert(path[i]);
+      if (policy == "state-every-8" && i % 2 == 1) plain.states.insert(path[i]);
+    }
+    if (policy.starts_with("state-at-end")) plain.states.insert(path.back());
+  }
+  return plain;
+}
+
+TEST(InfinitePolicies, areTheirPlainDefinitions) {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    const SmallWorkload workload(seed, 12, 25);
+    for (const char* const policy :
+         {"kv-bound", "state-at-end", "state-at-end-and-branch", "state-every-8"}) {
+      const Plain plain = plain_states(workload, policy);
+      const PolicyMeasures measures = measured(policy, workload);
+      ASSERT_EQ(measures.hit_tokens, plain.hits * SmallWorkload::kBlock) << policy << seed;
+      if (policy == std::string("kv-bound")) continue;
+      ASSERT_EQ(measures.states, static_cast<std::int64_t>(plain.states.size())) << policy << seed;
+      ASSERT_EQ(measures.states_never_hit,
+                static_cast<std::int64_t>(plain.states.size() - plain.hit_states.size()))
+          << policy << seed;
+    }
+  }
+}
+
+/// Block by block: when each was used last, and how deep it lies.
+std::int64_t plain_lru(const SmallWorkload& workload, std::size_t capacity) {
+  std::map<int, std::pair<int, int>> cached;  // block → (last use, -depth): the least goes first
+  std::int64_t hits = 0;
+  for (int now = 0; now < static_cast<int>(workload.requests.size()); ++now) {
+    const std::vector<int>& path = workload.requests[static_cast<std::size_t>(now)];
+    std::size_t known = 0;
+    while (known < path.size() && cached.contains(path[known])) ++known;
+    hits += static_cast<std::int64_t>(known);
+    for (std::size_t i = 0; i < path.size(); ++i) cached[path[i]] = {now, -static_cast<int>(i)};
+    while (cached.size() > capacity)
+      cached.erase(std::min_element(cached.begin(), cached.end(), [](const auto& a, const auto& b) {
+        return a.second < b.second;
+      }));
+  }
+  return hits;
+}
+
+TEST(Lru, isTheListOfBlocksByLastUse) {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    const SmallWorkload workload(seed, 14, 40);
+    const auto capacity = static_cast<std::int64_t>(1 + random_below(10, seed, 8, 0));
+    ASSERT_EQ(measured("lru", workload, capacity).hit_tokens,
+              plain_lru(workload, static_cast<std::size_t>(capacity)) * SmallWorkload::kBlock)
+        << seed;
+  }
+}
+
+/// The most hits of any choice of what to keep, by trying all of them.
+std::int64_t best_of_all(const SmallWorkload& workload, int capacity) {
+  std::map<unsigned, std::int64_t> best{{0, 0}};  // kept blocks → hits so far
+  for (const std::vector<int>& path : workload.requests) {
+    std::map<unsigned, std::int64_t> next;
+    for (const auto& [kept, hits] : best) {
+      unsigned known = 0;
+      while (known < path.size() && (kept >> path[known] & 1u) != 0) ++known;
+      unsigned all = kept;
+      for (const int b : path) all |= 1u << b;
+      for (unsigned keep = all;; keep = (keep - 1) & all) {
+        if (std::popcount(keep) <= capacity)
+          next[keep] = std::max(next[keep], hits + static_cast<std::int64_t>(known));
+        if (keep == 0) break;
+      }
+    }
+    best = std::move(next);
+  }
+  std::int64_t most = 0;
+  for (const auto& [kept, hits] : best) most = std::max(most, hits);
+  return most;
+}
+
+TEST(Belady, noChoiceOfWhatToKeepHitsMore) {
+  for (std::uint64_t seed = 1; seed <= 120; ++seed) {
+    const SmallWorkload workload(seed, 7, 12);
+    const int capacity = 1 + static_cast<int>(random_below(5, seed, 8, 0));
+    ASSERT_EQ(measured("belady", workload, capacity).hit_tokens,
+              best_of_all(workload, capacity) * SmallWorkload::kBlock)
+        << seed << " capacity " << capacity;
+  }
+}
+
+TEST(Belady, liesBetweenLruAndTheBound) {
+  for (const char* const workload : {"sessions:requests=300", "sglang-w1:requests=300"}) {
+    const Comparison comparison =
+        compared(workload, {"lru", "belady", "kv-bound"}, {200'000'000, 500'000'000});
+    const auto hits = [&](std::size_t i) { return comparison.policies[i].measures.hit_tokens; };
+    EXPECT_LT(hits(0), hits(2)) << workload;
+    EXPECT_LE(hits(1), hits(3)) << workload;
+    EXPECT_LE(hits(2), hits(3)) << workload;
+    EXPECT_LE(hits(3), hits(4)) << workload;
+  }
+}
+
+// With room for everything, all of them are the bound.
+TEST(IdealPolicies, withoutACapacityEqualTheBound) {
+  const Comparison comparison =
+      compared("sessions:requests=200,fork_every=3", {"kv-bound", "lru", "belady"}, {std::nullopt});
+  ASSERT_EQ(comparison.policies.size(), 3u);
+  for (const ComparedPolicy& row : comparison.policies) {
+    EXPECT_EQ(row.measures.hit_tokens, comparison.policies[0].measures.hit_tokens);
+    EXPECT_FALSE(row.capacity.has_value());
+  }
+}
+
+// --- Models
+// ---------------------------------------------------------------------------------------
+
+TEST(Models, bytesAreThoseOfThePublicConfigurations) {
+  const Model& qwen = **find_model("qwen3-next");
+  EXPECT_EQ(qwen.token_bytes, 24'576);
+  EXPECT_EQ(qwen.state_bytes, 77'266'944);
+  EXPECT_NEAR(static_cast<double>(qwen.flops_per_token), 6.5e9, 0.1e9);
+  const Model& nemotron = **find_model("nemotron-h");
+  EXPECT_EQ(nemotron.token_bytes, 16'384);
+  EXPECT_EQ(nemotron.state_bytes, 102'137'856);
+  EXPECT_EQ((*find_model("deepseek-v3"))->token_bytes, 70'272);
+  EXPECT_NE(find_model("gpt").error().text.find("qwen3-next"), std::string::npos);
+}
+
+// One token after the other costs what all of them at once do.
+TEST(Models, prefillIsTheSumOfItsTokens) {
+  const Model& model = **find_model("tiny-hybrid");
+  double sum = 0;
+  for (std::int64_t seen = 1; seen <= 100; ++seen)
+    sum += static_cast<double>(model.flops_per_token + seen * model.flops_per_pair);
+  EXPECT_EQ(model.prefill_flops(100), sum);
+}
+
+// --- Policies behind the scheduler
+// ----------------------------------------------------------------
+
+TEST(Compare, bytesBecomeTheTwoPools) {
+  const Model& model = **find_model("qwen3-next");
+  const Comparison comparison = compared("sessions:requests=20", {"radix", "sglang-no-buffer"},
+                                         {std::int64_t{8} << 30}, "state_share=250");
+  const ComparedPolicy& radix = comparison.policies[0];
+  EXPECT_EQ(radix.kv_tokens, (std::int64_t{8} << 30) / model.token_bytes);
+  const ComparedPolicy& hybrid = comparison.policies[1];
+  EXPECT_EQ(hybrid.state_slots, (std::int64_t{2} << 30) / model.state_bytes);
+  const std::int64_t spent =
+      hybrid.state_slots * model.state_bytes + hybrid.kv_tokens * model.token_bytes;
+  EXPECT_LE(spent, std::int64_t{8} << 30);
+  EXPECT_GT(spent + model.token_bytes, std::int64_t{8} << 30);
+}
+
+// The same figures as a replay's, which counts for itself.
+TEST(Compare, countsWhatAReplayCounts) {
+  const ScratchFolder folder;
+  const std::string config = "kv_tokens=60000,state_slots=90";
+  const Comparison comparison = compared("sessions:requests=150", {"sglang-no-buffer"}, {}, config);
+  const ProgramRun run =
+      run_program({"replay", "sessions:requests=150", "--subject", "sglang-no-buffer", "--config",
+                   config, "--model", "qwen3-next", "--json", folder.path("run.json")});
+  ASSERT_EQ(run.status, kExitPass) << run.err;
+  const Json json = Json::parse(read_text(folder.path("run.json")));
+  const ComparedPolicy& row = comparison.policies[0];
+  EXPECT_EQ(row.measures.hit_tokens, json["totals"]["hit_tokens"]);
+  EXPECT_EQ(row.measures.input_tokens, json["totals"]["input_tokens"]);
+  EXPECT_EQ(row.measures.evicted_tokens, json["policies"][0]["evictions"]["kv_tokens"]);
+  Nanoseconds sum = 0;
+  for (const Json& request : json["requests"]) sum += request["ttft_ns"].get<Nanoseconds>();
+  ASSERT_TRUE(row.ttft);
+  EXPECT_EQ(row.ttft->mean, sum / 150);
+  EXPECT_GT(row.measures.states_admitted, 150);
+  EXPECT_LT(row.measures.states_never_hit, row.measures.states_admitted);
+}
+
+// A cache that saves prefill work answers sooner.
+TEST(Compare, moreHitsMakeTheFirstTokenComeSooner) {
+  const Comparison comparison =
+      compared("sessions:requests=300", {"radix"}, {std::int64_t{1} << 29, std::int64_t{1} << 33});
+  const auto& small = comparison.policies[0];
+  const auto& large = comparison.policies[1];
+  EXPECT_LT(small.measures.hit_tokens, large.measures.hit_tokens);
+  EXPECT_LT(small.measures.flops_saved, large.measures.flops_saved);
+  EXPECT_GT(small.ttft->mean, large.ttft->mean);
+}
+
+TEST(Compare, generatedWorkloadsKeepTheirDriver) {
+  const Comparison comparison = compared("sglang-w1", {"sglang-no-buffer", "radix"});
+  EXPECT_EQ(comparison.policies[0].measures.hit_tokens, 1'776'161);
+  EXPECT_EQ(comparison.policies[1].measures.hit_tokens, 2'662'730);
+  EXPECT_FALSE(comparison.policies[0].ttft) << "it has no clock";
+}
+
+TEST(Compare, theJsonIsTheSameBytesEachTime) {
+  const ScratchFolder folder;
+  std::vector<std::string> texts;
+  for (const char* const name : {"a.json", "b.json"}) {
+    const ProgramRun run = run_program({"compare", "sessions:requests=80", "--policies",
+                                        "kv-bound,state-every-64,lru,radix", "--capacity", "1GiB",
+                                        "--capacity", "200000000", "--json", folder.path(name)});
+    ASSERT_EQ(run.status, kExitPass) << run.err;
+    EXPECT_NE(run.out.find("\ndigest="), std::string::npos);
+    Json json = Json::parse(read_text(folder.path(name)));
+    EXPECT_EQ(json["policies"].size(), 6u);
+    EXPECT_EQ(json["policies"][0]["capacity"], "inf");
+    EXPECT_EQ(json["policies"][2]["capacity"], std::int64_t{1} << 30);
+    for (const char* const field : {"hit_ratio", "request_hit_ratio", "flops_saved", "state_bytes",
+                                    "states_never_hit", "dead_tokens"})
+      EXPECT_TRUE(json["policies"][1][field].is_number()) << field;
+    json.erase("timing");
+    texts.push_back(json.dump());
+  }
+  EXPECT_EQ(texts[0], texts[1]);
+}
+
+TEST(Compare, badWordsAreRefusedByName) {
+  struct Bad {
+    std::vector<std::string> words;
+    std::string says;
+  };
+  const std::vector<Bad> all = {
+      {{"sessions", "--policies", "fifo"}, "there is no policy `fifo`"},
+      {{"sessions", "--policies", "state-every-x"}, "policy state-every-x: `x` is not"},
+      {{"sessions", "--policies", "state-every-0"}, "policy state-every-0: 0 is below 1"},
+      {{"sessions", "--policies", "lru", "--capacity", "12 GB"}, "--capacity: `12 GB` is not"},
+      {{"sessions", "--policies", "radix", "--capacity", "inf"}, "pools of a fixed size"},
+      {{"sessions", "--policies", "sglang-no-buffer", "--capacity", "1MiB"},
+       "no room for one state"},
+      {{"sessions", "--policies", "lru", "--model", "gpt"}, "there is no model `gpt`"},
+      {{"sessions", "--policies", "sglang-no-buffer", "--model", "deepseek-v3"}, "no recurrent"},
+      {{"sessions", "--policies", "lru", "--config", "kv=3"}, "config has no field `kv`"},
+      {{"nowhere.jsonl", "--policies", "lru"}, "nowhere.jsonl: cannot be read"},
+  };
+  for (const Bad& bad : all) {
+    std::vector<std::string> words{"compare"};
+    words.insert(words.end(), bad.words.begin(), bad.words.end());
+    const ProgramRun run = run_program(words);
+    EXPECT_EQ(run.status, kExitBadInput) << bad.says;
+    EXPECT_EQ(run.out, "");
+    EXPECT_NE(run.err.find(bad.says), std::string::npos) << bad.says << "\n" << run.err;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::cache_sim
