@@ -46,11 +46,10 @@ void replay_stream(benchmark::State& state, const std::string& workload, const c
     requests += static_cast<std::int64_t>((*run)->outcomes().size());
     events += (*run)->event_count();
   }
-  constexpr auto kPerSecond = benchmark::Counter::kIsRate;
-  constexpr auto kSecondsPer = static_cast<benchmark::Counter::Flags>(benchmark::Counter::kIsRate |
-                                                                      benchmark::Counter::kInvert);
-  state.counters["events"] = benchmark::Counter(static_cast<double>(events), kPerSecond);
-  state.counters["per_request"] = benchmark::Counter(static_cast<double>(requests), kSecondsPer);
+  using benchmark::Counter;
+  const auto seconds_per = Counter::kIsRate | Counter::kInvert;
+  state.counters["events"] = Counter(static_cast<double>(events), Counter::kIsRate);
+  state.counters["per_request"] = Counter(static_cast<double>(requests), seconds_per);
   state.counters["peak_MiB"] = peak_mib();
 }
 

@@ -332,6 +332,7 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
 
 std::string capacity_text(const std::optional<std::int64_t>& capacity) {
   if (!capacity) return "inf";
+  if (*capacity % (std::int64_t{1} << 30) == 0) return fmt::format("{} GiB", *capacity >> 30);
   return fmt::format("{:.1f} GiB", static_cast<double>(*capacity) / (std::int64_t{1} << 30));
 }
 

@@ -283,6 +283,11 @@ class Collector {
       if (!workload) return tl::unexpected(workload.error());
       workloads.push_back(std::move(*workload));
     }
+    for (const ComparisonPlan& plan : options_.comparisons) {
+      Result<Json> comparison = comparison_of(plan);
+      if (!comparison) return tl::unexpected(comparison.error());
+      comparisons_.push_back(std::move(*comparison));
+    }
     finish(std::move(traces), std::move(workloads));
     return std::move(report_);
   }
@@ -412,6 +417,7 @@ class Collector {
     document["kinds"] = std::move(kinds);
     document["traces"] = std::move(traces);
     document["workloads"] = std::move(workloads);
+    document["comparisons"] = std::move(comparisons_);
     document["timing"] = {{"wall_s", wall.count()}};
     make_text(document);
     report_.document = std::move(document);
@@ -420,6 +426,7 @@ class Collector {
   const ReportOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Report report_;
+  Json comparisons_ = Json::array();
   std::int64_t trace_count_ = 0, regression_count_ = 0, run_count_ = 0, as_expected_count_ = 0;
   std::int64_t event_count_ = 0, request_count_ = 0;
   std::map<FindingKind, std::int64_t> kinds_;

@@ -1,5 +1,6 @@
 // Everything that a report says, collected into one JSON document: each fixture's runs held to what
-// the file promises, and a workload under the policies that were recorded elsewhere. The page
+// the file promises, a workload under the policies that were recorded elsewhere, and comparisons of
+// policies. The page
 // (cache_sim/report_page.hpp) and the JUnit file are made from the document alone, so that no
 // figure of theirs can be another than the document's.
 #pragma once
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "cache_sim/replay.hpp"
+#include "cache_sim/report_comparison.hpp"
 #include "cache_sim/result_json.hpp"
 
 namespace lockstep::cache_sim {
@@ -30,7 +32,8 @@ struct ReportOptions {
       "fixtures";  ///< holds traces/ and, where there are any, regressions/; shown as it is given
   std::string workload = "sglang-w1";  ///< empty: none
   std::vector<std::string> policies{
-      "radix", "sglang-no-buffer"};  ///< of the workload, each beside its oracle
+      "radix", "sglang-no-buffer"};           ///< of the workload, each beside its oracle
+  std::vector<ComparisonPlan> comparisons{};  ///< hit ratio against capacity
   ReadRunLine read_run_line;
   std::function<void(const ReportProgress&)> progress{};
 };

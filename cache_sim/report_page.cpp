@@ -7,6 +7,7 @@
 #include <cctype>
 #include <vector>
 
+#include "cache_sim/report_comparison.hpp"
 #include "cache_sim/report_pictures.hpp"
 #include "cache_sim/report_place.hpp"
 #include "cache_sim/report_style.hpp"
@@ -61,6 +62,18 @@ its edge, and may hold a state for exactly the tokens from the root to its end.<
 evicted.</dd>
 <dt>eviction</dt><dd>Making room: the least recently used states and leaves go first.</dd>
 </dl>
+)html";
+
+constexpr std::string_view kComparing = R"html(
+<h2 id="comparisons">Which policy for which workload</h2>
+<p>The same requests under several policies, at several amounts of memory. <code>kv-bound</code>,
+<code>state-at-end-and-branch</code>, <code>belady</code> and <code>lru</code> are ideal: they take
+the requests one after the other and have no running requests to hold memory for;
+<code>belady</code> knows the future. <code>kv-bound</code>, <code>belady</code> and
+<code>lru</code> are about attention alone, in whole blocks of the workload. The others are a
+server’s policies behind a scheduler on a virtual clock; those for hybrid models split the memory
+between KV and states. A state that was never hit and dead KV, which no state makes reachable, are
+memory spent for nothing.</p>
 )html";
 
 std::string_view meaning_of(std::string_view kind) {
@@ -602,6 +615,8 @@ std::string navigation(const Place& document) {
       "<a href=\"#legend\">How to read the pictures</a>";
   if (document.at("workloads").size() > 0)
     html += "<a href=\"#workloads\">Policies on a workload</a>";
+  if (document.at("comparisons").size() > 0)
+    html += "<a href=\"#comparisons\">Which policy for which workload</a>";
   return html + "<a href=\"#making\">What this page is made of</a></nav>\n";
 }
 
@@ -627,6 +642,9 @@ std::string report_page(const Json& data) {
     html += "<h2 id=\"workloads\">Policies on a workload</h2>\n";
   for (std::size_t i = 0; i < document.at("workloads").size(); ++i)
     html += workload_section(document.at("workloads").item(i));
+  if (document.at("comparisons").size() > 0) html += kComparing;
+  for (std::size_t i = 0; i < document.at("comparisons").size(); ++i)
+    html += comparison_section(document.at("comparisons").item(i));
   html += making(document);
   // On paper everything is open.
   html +=

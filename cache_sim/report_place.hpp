@@ -27,6 +27,7 @@ class Place {
     return value_->contains(std::string(key)) && !value_->at(std::string(key)).is_null();
   }
   bool is_null() const { return value_->is_null(); }
+  bool is_text() const { return value_->is_string(); }
   std::int64_t integer() const { return value_->get<std::int64_t>(); }
   double number() const { return value_->get<double>(); }
   bool flag() const { return value_->get<bool>(); }

@@ -139,11 +139,25 @@ Report collected(const FixtureFolder& folder, const std::string& workload = "") 
   return std::move(*report);
 }
 
+/// A small comparison of two capacities.
+ComparisonPlan small_comparison() {
+  return {.title = "Chats",
+          .about = "A few chats.",
+          .request = {.workload = "sessions:requests=60,seats=4",
+                      .policies = {"kv-bound", "state-at-end-and-branch", "belady", "lru", "radix",
+                                   "sglang-no-buffer"},
+                      .capacities = {std::int64_t{1} << 30, std::int64_t{4} << 30}}};
+}
+
 Report report_of_everything() {
   FixtureFolder folder;
   folder.with("finish_keeps_its_state", kFinishKeepsItsState).with("retraction", kRetraction);
   folder.with("split", kSplit, "regressions");
-  return collected(folder, "sglang-w1:requests=80");
+  ReportOptions options = options_of(folder, "sglang-w1:requests=80");
+  options.comparisons = {small_comparison()};
+  Result<Report> report = collect_report(options);
+  require(report.has_value(), report ? "" : report.error().text);
+  return std::move(*report);
 }
 
 std::string content(const std::string& path) {
@@ -649,6 +663,49 @@ TEST(Report, workloadStandsBesideItsOracle) {
   }
 }
 
+// A comparison's rows are those of the command that stands above it, and what is concluded from
+// them follows them.
+TEST(Report, comparisonsAreThoseOfTheirCommand) {
+  const Report report = report_of_everything();
+  const Json& comparison = report.document["comparisons"][0];
+  EXPECT_EQ(comparison["command"],
+            "lockstep compare sessions:requests=60,seats=4 --policies "
+            "kv-bound,state-at-end-and-branch,belady,lru,radix,sglang-no-buffer "
+            "--capacity 1GiB --capacity 4GiB");
+  const Result<Comparison> again = compare(small_comparison().request);
+  ASSERT_TRUE(again.has_value());
+  ASSERT_EQ(comparison["policies"].size(), 10u);
+  for (std::size_t i = 0; i < 10; ++i)
+    EXPECT_EQ(comparison["policies"][i]["hit_tokens"], again->policies[i].measures.hit_tokens);
+  const std::string bound =
+      fmt::format("{:.1f} %", 100 * comparison["policies"][0]["hit_ratio"].get<double>());
+  EXPECT_NE(comparison["conclusions"][0].get<std::string>().find(bound), std::string::npos);
+  const std::string page = report_page(report.document);
+  EXPECT_NE(page.find("id=\"comparisons\""), std::string::npos);
+  EXPECT_NE(page.find("data-path=\"/comparisons/0/policies/9/hit_ratio\""), std::string::npos);
+}
+
+// Where more memory gains nothing, the page says how much is enough.
+TEST(Report, conclusionsFollowTheFigures) {
+  const auto row = [](const std::string& policy, std::int64_t gib, std::int64_t hits) {
+    ComparedPolicy one{.policy = policy, .capacity = gib << 30};
+    one.scheduled = true;
+    one.measures.input_tokens = 1000;
+    one.measures.hit_tokens = hits;
+    return one;
+  };
+  Comparison comparison{
+      .policies = {row("sglang-no-buffer", 1, 100), row("sglang-no-buffer", 2, 290),
+                   row("sglang-no-buffer", 4, 300)},
+      .model = **find_model("tiny-hybrid")};
+  EXPECT_EQ(conclusions_of(comparison),
+            std::vector<std::string>{"sglang-no-buffer hits 10.0 % with 1 GiB and 30.0 % with "
+                                     "4 GiB; 2 GiB already give nearly all of it."});
+  comparison.policies.back().measures.hit_tokens = 600;
+  EXPECT_NE(conclusions_of(comparison)[0].find("each step of memory still pays"),
+            std::string::npos);
+}
+
 // --- Files ---------------------------------------------------------------------------------------
 
 TEST(Report, whatIsWrittenIsWhatWasCollected) {
@@ -724,6 +781,7 @@ TEST(Report, ownFixturesEndAsTheyPromise) {
   const Json document = Json::parse(content(folder.out() + "/report.json"));
   EXPECT_EQ(document["summary"]["not_as_expected"], 0);
   EXPECT_EQ(document["workloads"][0]["runs"].size(), 2u);
+  EXPECT_EQ(document["comparisons"].size(), 3u);
   EXPECT_EQ(complaints(content(folder.out() + "/index.html"), document),
             std::vector<std::string>{});
 }

@@ -48,7 +48,7 @@ std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what
       add(ideal.name, ideal.summary);
   if (what == "workloads") {
     for (const auto& one : Registry<cache_sim::GeneratedWorkload>::all())
-      rows.emplace_back(fmt::format("{}[:{}]", one.name, one.parameters), one.summary);
+      rows.emplace_back(one.name, fmt::format("{}: {}", one.summary, one.parameters));
     for (const auto& one : Registry<cache_sim::WorkloadFormat>::all()) add(one.name, one.summary);
   }
   return rows;
