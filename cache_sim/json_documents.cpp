@@ -252,6 +252,20 @@ Result<std::string> Record::text(std::string_view field) const {
   return (*value)->get<std::string>();
 }
 
+Result<bool> Record::flag(std::string_view field) const {
+  const Result<const json*> value = need(field);
+  if (!value) return tl::unexpected(value.error());
+  if (!(*value)->is_boolean()) return error(field, kind_of(**value) + ", not true or false");
+  return (*value)->get<bool>();
+}
+
+Result<Record> Record::object(std::string_view field) const {
+  const Result<const json*> value = need(field);
+  if (!value) return tl::unexpected(value.error());
+  if (!(*value)->is_object()) return error(field, kind_of(**value) + ", not an object");
+  return Record(**value, place_, fmt::format("{}{}.", path_, field));
+}
+
 Result<std::vector<std::int64_t>> Record::integers(std::string_view field, std::int64_t low,
                                                    std::int64_t high) const {
   const Result<const json*> value = need(field);

@@ -69,6 +69,8 @@ class Record {
   /// A number, whole or not, in units of so many nanoseconds; not negative.
   Result<Nanoseconds> time(std::string_view field, Nanoseconds unit) const;
   Result<std::string> text(std::string_view field) const;
+  Result<bool> flag(std::string_view field) const;
+  Result<Record> object(std::string_view field) const;
   Result<std::vector<std::int64_t>> integers(std::string_view field, std::int64_t low,
                                              std::int64_t high) const;
   Result<std::vector<Record>> objects(std::string_view field) const;

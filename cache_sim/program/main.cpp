@@ -19,6 +19,7 @@ int run(int argc, char** argv) {
   int status = lockstep::kExitPass;
   lockstep::program::add_replay(app, status);
   lockstep::program::add_compare(app, status);
+  lockstep::program::add_check_log(app, status);
   lockstep::program::add_report(app, status);
   lockstep::program::add_list(app, status);
   try {
