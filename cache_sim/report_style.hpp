@@ -150,11 +150,13 @@ svg .decode { fill: var(--orange); } svg .other { fill: var(--panel); stroke: va
   svg .retracted { fill: var(--bad); }
 i.prefill { background: var(--blue-soft); border: 1px solid var(--blue); }
 svg .bar { fill: var(--blue); } svg .barroom { fill: var(--panel); stroke: var(--rule); }
-svg .curve { fill: none; stroke: var(--dim); stroke-width: 1.8; } svg .point { fill: var(--page); }
+svg .curve { fill: none; stroke: var(--dim); stroke-width: 1.8; }
+svg .point { fill: var(--page); }
 svg .c0 { stroke-dasharray: 7 4; } svg .c1 { stroke: var(--blue); stroke-dasharray: 7 4; }
-svg .c2 { stroke-dasharray: 2 3; } svg .c3 { stroke-dasharray: 1 0; }
-svg .c4 { stroke: var(--orange); } svg .c5 { stroke: var(--blue); }
-svg .c6 { stroke: var(--bad); } svg .point { stroke-dasharray: none; }
+svg .c2 { stroke: var(--blue); stroke-dasharray: 2 3; } svg .c3 { stroke-dasharray: 2 3; }
+svg .c4 { stroke-dasharray: 1 0; } svg .c5 { stroke: var(--orange); }
+svg .c6 { stroke: var(--blue); }
+svg .c7 { stroke: var(--bad); } svg .point { stroke-dasharray: none; }
 .conclusions li { margin: 4px 0; }
 svg .idea { fill: var(--panel); } svg .idea.checker { fill: var(--blue-soft);
   stroke: var(--blue); }

@@ -144,8 +144,8 @@ ComparisonPlan small_comparison() {
   return {.title = "Chats",
           .about = "A few chats.",
           .request = {.workload = "sessions:requests=60,seats=4",
-                      .policies = {"kv-bound", "state-at-end-and-branch", "belady", "lru", "radix",
-                                   "sglang-no-buffer"},
+                      .policies = {"kv-bound", "state-at-end-and-branch", "state-at-end", "belady",
+                                   "lru", "radix", "sglang-no-buffer"},
                       .capacities = {std::int64_t{1} << 30, std::int64_t{4} << 30}}};
 }
 
@@ -670,19 +670,19 @@ TEST(Report, comparisonsAreThoseOfTheirCommand) {
   const Json& comparison = report.document["comparisons"][0];
   EXPECT_EQ(comparison["command"],
             "lockstep compare sessions:requests=60,seats=4 --policies "
-            "kv-bound,state-at-end-and-branch,belady,lru,radix,sglang-no-buffer "
+            "kv-bound,state-at-end-and-branch,state-at-end,belady,lru,radix,sglang-no-buffer "
             "--capacity 1GiB --capacity 4GiB");
   const Result<Comparison> again = compare(small_comparison().request);
   ASSERT_TRUE(again.has_value());
-  ASSERT_EQ(comparison["policies"].size(), 10u);
-  for (std::size_t i = 0; i < 10; ++i)
+  ASSERT_EQ(comparison["policies"].size(), 11u);
+  for (std::size_t i = 0; i < 11; ++i)
     EXPECT_EQ(comparison["policies"][i]["hit_tokens"], again->policies[i].measures.hit_tokens);
   const std::string bound =
       fmt::format("{:.1f} %", 100 * comparison["policies"][0]["hit_ratio"].get<double>());
   EXPECT_NE(comparison["conclusions"][0].get<std::string>().find(bound), std::string::npos);
   const std::string page = report_page(report.document);
   EXPECT_NE(page.find("id=\"comparisons\""), std::string::npos);
-  EXPECT_NE(page.find("data-path=\"/comparisons/0/policies/9/hit_ratio\""), std::string::npos);
+  EXPECT_NE(page.find("data-path=\"/comparisons/0/policies/10/hit_ratio\""), std::string::npos);
 }
 
 // Where more memory gains nothing, the page says how much is enough.
