@@ -59,9 +59,9 @@ class BailianStream final : public RequestStream {
  private:
   /// The chat that a turn belongs to, by the id of its first turn.
   Result<std::int64_t> first_turn_of(const Record& record) {
-    const auto chat = record.integer("chat_id", 0, kMost);
+    auto chat = record.integer("chat_id", 0, kMost);
     if (!chat) return chat;
-    const auto parent = record.integer("parent_chat_id", -1, kMost);
+    auto parent = record.integer("parent_chat_id", -1, kMost);
     if (!parent) return parent;
     std::int64_t first = *chat;
     if (*parent != -1) {

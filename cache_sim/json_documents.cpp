@@ -47,7 +47,7 @@ class ZstdBytes final : public ByteSource {
       if (in_ == input_.size()) {
         input_.clear();
         in_ = 0;
-        const Result<bool> more = packed_->append_to(input_);
+        Result<bool> more = packed_->append_to(input_);
         if (!more) return more;
         if (!*more) {
           buffer.resize(size);
@@ -140,7 +140,7 @@ Result<bool> JsonDocuments::skip_blanks() {
       if (kBlanks.find(buffer_[at_]) == std::string_view::npos) return true;
       if (buffer_[at_] == '\n') ++line_;
     }
-    const Result<bool> more = fill();
+    Result<bool> more = fill();
     if (!more || !*more) return more;
   }
 }

@@ -28,7 +28,7 @@ class LlmServingSimStream final : public RequestStream {
   Result<bool> next(RequestSpec& spec) override {
     // Whatever begins later than the earliest known request cannot come before it.
     while (!at_end_ && (queue_.empty() || latest_ <= queue_.earliest())) {
-      const Result<bool> read = read_line();
+      Result<bool> read = read_line();
       if (!read) return read;
     }
     if (queue_.empty()) return false;
@@ -76,9 +76,9 @@ class LlmServingSimStream final : public RequestStream {
 
   /// Queues a request and gives the tokens of its output.
   Result<std::int64_t> read_request(const Record& record, Name session, Nanoseconds at) {
-    const auto input = record.integer("input_toks", 1, Tokens::kMaxSize - 1);
+    auto input = record.integer("input_toks", 1, Tokens::kMaxSize - 1);
     if (!input) return input;
-    const auto output = record.integer("output_toks", 0, Tokens::kMaxSize - *input);
+    auto output = record.integer("output_toks", 0, Tokens::kMaxSize - *input);
     if (!output) return output;
     const auto size = std::max<std::int64_t>(*output, 1);
     const Document own = kOutputDocuments + static_cast<Document>(count_);

@@ -7,6 +7,9 @@
 namespace lockstep::cache_sim {
 namespace {
 
+// Products of small literals stand in their derivations.
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
+
 // Weights, KV and conv states are bf16; recurrent states are float32, the servers' default.
 constexpr std::int64_t kBf16 = 2;
 constexpr std::int64_t kFloat32 = 4;
@@ -84,6 +87,8 @@ const Registration<Model> kTinyHybrid{
 const Registration<Model> kTinyMla{{"tiny-mla", "2 layers of MLA, latents of 64 and 16, hidden 128",
                                     2 * (64 + 16) * kBf16, 0, 2 * 2 * 12 * 128 * 128,
                                     2 * 2 * 4 * (48 + 32), 2 * 12 * 128 * 128 * kBf16}};
+
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)
 
 }  // namespace
 

@@ -20,7 +20,7 @@ constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
 
 /// A name can stand in a trace and in a table.
 Result<std::string> read_id(const Record& line, std::string_view field) {
-  const Result<std::string> id = line.text(field);
+  Result<std::string> id = line.text(field);
   if (!id) return id;
   if (id->empty()) return line.error(field, "is empty");
   for (const char c : *id)
