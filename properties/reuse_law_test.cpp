@@ -27,7 +27,7 @@ std::int64_t cached_in_the_end(const std::string& policy, std::int64_t prompt, s
   options.subjects = {policy, "oracle:" + policy};
   const auto run = Run::start(options);
   EXPECT_TRUE(run.has_value());
-  Simulation(*trace, **run).play();
+  Simulation(**run).play(*trace);
   EXPECT_TRUE((*run)->findings().empty()) << policy << " " << text;
   return (*run)->find_outcome(Name::intern(fmt::format("r{}", times - 1)))->cached_tokens;
 }

@@ -251,7 +251,7 @@ TEST(SimulatedServer, aRankThatIsNotThereIsBadInput) {
   RunOptions options;
   options.subjects = {"radix"};  // and the file's config is overridden: one rank
   const auto run = Run::start(options);
-  Simulation(*trace, **run).play();
+  Simulation(**run).play(*trace);
   ASSERT_TRUE((*run)->error());
   EXPECT_NE((*run)->error()->text.find("field rank: 1"), std::string::npos);
 }
