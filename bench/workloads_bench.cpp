@@ -56,7 +56,7 @@ void replay_stream(benchmark::State& state, const std::string& workload, const c
 /// The longest workload last, so that peak_MiB is its own.
 void streamed_sessions(benchmark::State& state) {
   replay_stream(state, "sessions:output=8,gap_us=20000,requests=" + std::to_string(state.range(0)),
-                "sglang-no-buffer", 131072, 256);
+                "sglang-extra-buffer", 131072, 256);
 }
 BENCHMARK(streamed_sessions)
     ->Arg(1000)
@@ -66,7 +66,7 @@ BENCHMARK(streamed_sessions)
     ->Unit(benchmark::kMillisecond);
 
 void replay_mooncake(benchmark::State& state) {
-  replay_stream(state, mooncake(), "sglang-no-buffer", 1'048'576, 512);
+  replay_stream(state, mooncake(), "sglang-extra-buffer", 1'048'576, 512);
 }
 BENCHMARK(replay_mooncake)->Unit(benchmark::kMillisecond);
 

@@ -346,8 +346,8 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
       for (const Row& row : batch_) {
         (row.chunk ? work.prefill_tokens : work.decode_tokens) += row.tokens;
         work.context_tokens += row.begin;
-        work.seen_tokens += std::int64_t{row.tokens} * row.begin +
-                            std::int64_t{row.tokens} * (row.tokens + 1) / 2;
+        work.seen_tokens +=
+            std::int64_t{row.tokens} * row.begin + std::int64_t{row.tokens} * (row.tokens + 1) / 2;
       }
       effects.forward = work;
       phase_ = Phase::forward;

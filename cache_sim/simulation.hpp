@@ -88,7 +88,7 @@ class Simulation {
   std::uint64_t sequence_ = 0;
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
   std::vector<const RequestSpec*> specs_;  // by request number; null where it has ended
-  bool scheduler_level_ = true;  // of the trace
+  bool scheduler_level_ = true;            // of the trace
   RequestStream* stream_ = nullptr;
   std::optional<RequestSpec> ahead_;                         // the stream's next request
   std::unordered_map<RequestNumber, RequestSpec> streamed_;  // those that have not ended

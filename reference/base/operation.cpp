@@ -276,7 +276,7 @@ void Reply::add_to(Digest& digest) const {
   std::uint64_t all = std::uint64_t{present_} << 8 | static_cast<std::uint64_t>(refused);
   for (std::size_t i = 0; i < count_; ++i)
     all += mix64(static_cast<std::uint64_t>(values_[i]) ^
-                 std::uint64_t{static_cast<std::uint8_t>(fields_[i])} << 56);
+                 static_cast<std::uint64_t>(field_at(i)) << 56);
   digest.add(all);
 }
 

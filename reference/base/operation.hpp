@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "reference/base/ids.hpp"
@@ -126,16 +127,17 @@ class Reply {
 
   Refusal refused = Refusal::none;
 
-  // A copy touches the values that are set and no others: replies are made and copied for every
-  // operation of every run.
+  // Replies are made and copied for every operation of every run. A copy touches the values that
+  // are set and no others, one by one: a wider load has to wait for the narrow stores just before
+  // it.
   Reply() {}
   Reply(const Reply& other) { *this = other; }
   Reply& operator=(const Reply& other) {
     refused = other.refused;
-    present_ = other.present_;
     count_ = other.count_;
-    fields_ = other.fields_;
-    for (std::size_t i = 0; i < count(); ++i) values_[i] = other.values_[i];
+    present_ = other.present_;
+    order_ = other.order_;
+    copy_values(other, std::make_index_sequence<kMostFields>());
     return *this;
   }
   static Reply refusal(Refusal reason) {
@@ -152,10 +154,7 @@ class Reply {
   bool has(ReplyField field) const { return (present_ & bit(field)) != 0; }
   /// The field's value, or `otherwise` where the reply does not carry it.
   std::int64_t get(ReplyField field, std::int64_t otherwise = 0) const {
-    if (!has(field)) return otherwise;
-    for (std::size_t i = 0; i < count(); ++i)
-      if (fields_[i] == field) return values_[i];
-    return otherwise;
+    return has(field) ? values_[index_of(field)] : otherwise;
   }
   bool operator==(const Reply& other) const;
   /// Every field and its value, and the refusal, into a rolling digest.
@@ -176,27 +175,35 @@ class Reply {
   static constexpr std::uint32_t bit(ReplyField field) {
     return 1u << static_cast<unsigned>(field);
   }
-  std::size_t count() const {
-    if (count_ > kMostFields) __builtin_unreachable();  // or g++ 12 warns of values never set
-    return count_;
+  static constexpr unsigned kFieldBits = 5;
+  static_assert(kReplyFieldCount <= std::size_t{1} << kFieldBits && kMostFields * kFieldBits <= 64);
+
+  ReplyField field_at(std::size_t i) const {
+    return static_cast<ReplyField>(order_ >> (i * kFieldBits) & ((1u << kFieldBits) - 1));
+  }
+  /// Of a field that is there.
+  std::size_t index_of(ReplyField field) const {
+    std::size_t i = 0;
+    while (i + 1 < kMostFields && field_at(i) != field) ++i;
+    return i;
   }
   /// Where the field's value is or goes.
   std::size_t place(ReplyField field) {
-    if (!has(field)) {
-      if (count_ == kMostFields) throw_full();
-      present_ |= bit(field);
-      fields_[count_] = field;
-      return count_++;
-    }
-    std::size_t i = 0;
-    while (i + 1 < count() && fields_[i] != field) ++i;
-    return i;
+    if (has(field)) return index_of(field);
+    if (count_ == kMostFields) throw_full();
+    present_ |= bit(field);
+    order_ |= static_cast<std::uint64_t>(field) << (count_ * kFieldBits);
+    return count_++;
+  }
+  template <std::size_t... i>
+  void copy_values(const Reply& other, std::index_sequence<i...>) {
+    static_cast<void>(((i < count_ && (values_[i] = other.values_[i], true)) && ...));
   }
   [[noreturn]] static void throw_full();
 
+  std::uint32_t count_ = 0;
   std::uint32_t present_ = 0;
-  std::uint8_t count_ = 0;
-  std::array<ReplyField, kMostFields> fields_{};  // in the order of setting
+  std::uint64_t order_ = 0;  // the fields, kFieldBits each, in the order of setting
   std::array<std::int64_t, kMostFields> values_;  // the first count_ of them
 };
 
