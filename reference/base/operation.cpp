@@ -275,8 +275,8 @@ void Reply::throw_full() {
 void Reply::add_to(Digest& digest) const {
   std::uint64_t all = std::uint64_t{present_} << 8 | static_cast<std::uint64_t>(refused);
   for (std::size_t i = 0; i < count_; ++i)
-    all += mix64(static_cast<std::uint64_t>(values_[i]) ^
-                 static_cast<std::uint64_t>(field_at(i)) << 56);
+    all += mix64(static_cast<std::uint64_t>(values_[i]) ^ static_cast<std::uint64_t>(field_at(i))
+                                                              << 56);
   digest.add(all);
 }
 
