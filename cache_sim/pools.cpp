@@ -15,6 +15,36 @@ KvPool::KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers)
   free_.push_back({std::move(all), 0, size});
 }
 
+/// Copies the numbers of the first free slots, which are then free no more.
+void KvPool::take(std::uint32_t size, std::uint32_t* into) {
+  for (std::uint32_t done = 0; done < size;) {
+    KvRun& front = free_.front();
+    const std::uint32_t piece = std::min(size - done, front.size);
+    std::copy_n(front.slots().begin(), piece, into + done);
+    front.begin += piece;
+    front.size -= piece;
+    done += piece;
+    if (front.size == 0) free_.pop_front();
+  }
+}
+
+void KvPool::allocate(std::uint32_t size, KvRuns& onto, KvTail& tail) {
+  if (size > KvTail::kSize / 4) return append_run(onto, allocate(size));
+  require(size <= free_count_, "an allocation is not larger than what is free");
+  if (tail.used + size > KvTail::kSize)
+    tail = {std::make_shared_for_overwrite<std::uint32_t[]>(KvTail::kSize), 0};
+  free_count_ -= size;
+  take(size, tail.array.get() + tail.used);
+  layers_.allocate_kv({tail.array.get() + tail.used, size});
+  const bool goes_on = !onto.empty() && onto.back().array == tail.array &&
+                       onto.back().begin + onto.back().size == tail.used;
+  if (goes_on)
+    onto.back().size += size;
+  else
+    onto.push_back({tail.array, tail.used, size});
+  tail.used += size;
+}
+
 KvRun KvPool::allocate(std::uint32_t size) {
   require(size != 0 && size <= free_count_, "an allocation is not larger than what is free");
   free_count_ -= size;
@@ -26,15 +56,7 @@ KvRun KvPool::allocate(std::uint32_t size) {
     front.size -= size;
   } else {
     auto array = std::make_shared_for_overwrite<std::uint32_t[]>(size);
-    for (std::uint32_t done = 0; done < size;) {
-      KvRun& front = free_.front();
-      const std::uint32_t piece = std::min(size - done, front.size);
-      std::copy_n(front.slots().begin(), piece, array.get() + done);
-      front.begin += piece;
-      front.size -= piece;
-      done += piece;
-      if (front.size == 0) free_.pop_front();
-    }
+    take(size, array.get());
     taken = {std::move(array), 0, size};
   }
   if (!free_.empty() && free_.front().size == 0) free_.pop_front();

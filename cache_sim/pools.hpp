@@ -23,6 +23,14 @@ struct KvRun {
 };
 using KvRuns = std::vector<KvRun>;
 
+/// Where a request that grows token by token keeps its newest slots' numbers. Requests that decode
+/// side by side take turns at the free list: without it each slot would be a run of its own.
+struct KvTail {
+  static constexpr std::uint32_t kSize = 256;
+  std::shared_ptr<std::uint32_t[]> array;
+  std::uint32_t used = kSize;
+};
+
 /// KV slots in a FIFO list, SGLang's order: an allocation takes from the front, freed slots go to
 /// the end. Slots page … page + slots - 1 exist (page 0 is the padding target), in whole pages. An
 /// allocation copies its slots' numbers into one array, so that runs do not crumble however long a
@@ -38,11 +46,14 @@ class KvPool {
 
   /// 1 <= size <= free_count(), whole pages.
   KvRun allocate(std::uint32_t size);
+  /// The same, appended to a request's runs.
+  void allocate(std::uint32_t size, KvRuns& onto, KvTail& tail);
   void release(const KvRuns& runs);
   /// Releases the slots from the `first` one on, in order, and leaves the others in `runs`.
   void release_from(KvRuns& runs, std::uint32_t first);
 
  private:
+  void take(std::uint32_t size, std::uint32_t* into);
   void release(KvRun run);
 
   std::deque<KvRun> free_;

@@ -277,10 +277,10 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   RadixTree::Evicted evicted;
   if (!make_room_for_kv(needed, evicted)) return Reply::refusal(Refusal::no_kv);
   if (needed > 0) {
-    append_run(request.kv, kv_.allocate(static_cast<std::uint32_t>(needed)));
+    kv_.allocate(static_cast<std::uint32_t>(needed), request.kv, request.kv_tail);
     request.allocated += static_cast<std::uint32_t>(needed);
   }
-  if (!operation.tokens.empty()) request.known = request.known.followed_by(operation.tokens);
+  request.known.append(operation.tokens);
   const auto stop = static_cast<std::uint32_t>(end);
   if (operation.async) {
     if (request.in_flight_count == 0) request.in_flight_begin = request.computed;

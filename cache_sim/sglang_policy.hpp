@@ -45,6 +45,7 @@ struct RadixRequest {
   Tracking tracking;  ///< extra buffer alone
   RequestRow row;
   KvRuns kv;  ///< one slot per token of [0, allocated)
+  KvTail kv_tail;
   std::uint32_t allocated = 0;
   bool verifying = false;  ///< drafts are computed and not yet accepted
   Tokens drafts;

@@ -79,6 +79,13 @@ class Tokens {
 
   /// This sequence followed by another; no copy where `tail` is what follows in the same storage.
   Tokens followed_by(const Tokens& tail) const;
+  /// *this = followed_by(tail).
+  void append(const Tokens& tail) {
+    if (!empty() && storage_ == tail.storage_ && end_ == tail.begin_)
+      end_ = tail.end_;
+    else if (!tail.empty())
+      *this = followed_by(tail);
+  }
   static Tokens concatenated(const std::vector<Tokens>& pieces);
 
   /// How many tokens from `at` here and `other_at` there are equal, at most `limit`; both ranges
