@@ -41,37 +41,6 @@ Result<void> name_oracles(std::vector<std::string>& subjects) {
   return {};
 }
 
-Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
-  if (request.fidelity != "label")
-    return fail(fmt::format("fidelity `{}` is not there; `lockstep list layers` shows what is",
-                            request.fidelity));
-  if (const Result<void> set = config.set_all(request.config); !set)
-    return fail("--config: " + set.error().text);
-  RunOptions options;
-  options.subjects =
-      request.subjects.empty() ? default_subjects(request, config) : request.subjects;
-  if (const Result<void> named = name_oracles(options.subjects); !named)
-    return tl::unexpected(named.error());
-  if (!request.defect.empty()) {
-    options.defect = Defect::find(request.defect);
-    if (options.defect == nullptr)
-      return fail(fmt::format("there is no defect `{}`; `lockstep list defects` shows all",
-                              request.defect));
-    options.defect_name = request.defect;
-    const std::string policy = request.defect.substr(0, request.defect.find(':'));
-    if (std::find(options.subjects.begin(), options.subjects.end(), policy) ==
-        options.subjects.end())
-      return fail(fmt::format("the defect {} needs the subject {}", request.defect, policy));
-  }
-  options.config = std::move(config);
-  options.check = request.check;
-  options.timeout = request.timeout;
-  options.file = request.file;
-  options.keep_events = request.keep_events;
-  options.watch = request.watch;
-  return options;
-}
-
 /// The cost model that was asked for; null for the config's step_time.
 Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request) {
   if (request.model.empty()) return nullptr;
@@ -152,6 +121,37 @@ Result<ReplayOutcome> replay_sglang_w1(const ReplayRequest& request, ReplayOutco
 }
 
 }  // namespace
+
+Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
+  if (request.fidelity != "label")
+    return fail(fmt::format("fidelity `{}` is not there; `lockstep list layers` shows what is",
+                            request.fidelity));
+  if (const Result<void> set = config.set_all(request.config); !set)
+    return fail("--config: " + set.error().text);
+  RunOptions options;
+  options.subjects =
+      request.subjects.empty() ? default_subjects(request, config) : request.subjects;
+  if (const Result<void> named = name_oracles(options.subjects); !named)
+    return tl::unexpected(named.error());
+  if (!request.defect.empty()) {
+    options.defect = Defect::find(request.defect);
+    if (options.defect == nullptr)
+      return fail(fmt::format("there is no defect `{}`; `lockstep list defects` shows all",
+                              request.defect));
+    options.defect_name = request.defect;
+    const std::string policy = request.defect.substr(0, request.defect.find(':'));
+    if (std::find(options.subjects.begin(), options.subjects.end(), policy) ==
+        options.subjects.end())
+      return fail(fmt::format("the defect {} needs the subject {}", request.defect, policy));
+  }
+  options.config = std::move(config);
+  options.check = request.check;
+  options.timeout = request.timeout;
+  options.file = request.file;
+  options.keep_events = request.keep_events;
+  options.watch = request.watch;
+  return options;
+}
 
 ExitStatus ReplayOutcome::status() const {
   return run->findings().empty() ? kExitPass : exit_status(run->findings().front().finding.kind);

@@ -43,6 +43,10 @@ struct ReplayOutcome {
 /// Errors are bad input or a missing environment; what a run finds is in its findings.
 Result<ReplayOutcome> replay(const ReplayRequest& request);
 
+/// The run that a request asks for, over this config: subjects by default, plain oracles named, the
+/// defect found. Errors name what does not exist.
+Result<RunOptions> run_options(const ReplayRequest& request, Config config);
+
 /// The words of a `# run:` line behind `lockstep`, with %s replaced by the file.
 std::vector<std::string> directive_words(const RunDirective& directive, const std::string& file);
 

@@ -157,6 +157,10 @@ const Reply* Run::apply(const Operation& operation) {
     const Result<Reply> reply = answer(seat, operation);
     if (!reply) {
       if (!reply.error().finding) {
+        if (i == 0 && options_.skip_illegal) {
+          --events_;
+          return nullptr;
+        }
         fail(reply.error());
         return nullptr;
       }

@@ -74,6 +74,8 @@ struct RunOptions {
   bool keep_events = false;  ///< every event's text and the pools after it, for reports
   /// Sees every operation and the first subject's reply; for whoever measures.
   std::function<void(const Operation&, const Reply&)> watch{};
+  /// An operation that the first subject refuses as bad input is left out.
+  bool skip_illegal = false;
 };
 
 /// One event as a report shows it.

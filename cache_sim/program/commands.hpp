@@ -11,5 +11,7 @@ void add_check_log(CLI::App& app, int& status);
 void add_compare(CLI::App& app, int& status);
 void add_report(CLI::App& app, int& status);
 void add_list(CLI::App& app, int& status);
+void add_explore(CLI::App& app, int& status);
+void add_shrink(CLI::App& app, int& status);
 
 }  // namespace lockstep::program

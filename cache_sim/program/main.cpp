@@ -22,6 +22,8 @@ int run(int argc, char** argv) {
   lockstep::program::add_check_log(app, status);
   lockstep::program::add_report(app, status);
   lockstep::program::add_list(app, status);
+  lockstep::program::add_explore(app, status);
+  lockstep::program::add_shrink(app, status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

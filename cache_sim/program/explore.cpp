@@ -1,0 +1,248 @@
+// lockstep explore, lockstep shrink: findings that nobody wrote down, as small as they get.
+#include "cache_sim/explore.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+
+#include "cache_sim/program/commands.hpp"
+#include "cache_sim/replay.hpp"
+#include "cache_sim/result_json.hpp"
+#include "cache_sim/trace_text.hpp"
+
+namespace lockstep::program {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace cache_sim;
+
+int refuse(const Error& error) {
+  std::cerr << "lockstep: " << error.text << '\n';
+  return static_cast<int>(error.status);
+}
+
+/// The words of a replay that shows the finding, with `%s` for the file.
+ReplayRequest replay_of(const RunOptions& run, const std::string& file) {
+  ReplayRequest request;
+  request.file = file;
+  request.subjects = run.subjects;
+  request.defect = run.defect_name;
+  request.check = run.check;
+  return request;
+}
+
+/// The comment lines of a shrunk trace: how to run it, what it finds, and what that means.
+void describe(Trace& trace, const LocatedFinding& finding, const RunOptions& run,
+              const std::string& origin) {
+  trace.description = {"run: " + replay_command(replay_of(run, "%s")).substr(2),
+                       fmt::format("finds: {}", to_string(finding.finding.kind)),
+                       finding.finding.text + ".", origin};
+}
+
+void print_finding(const Trace& trace, const LocatedFinding& finding, const std::string& path,
+                   const RunOptions& run) {
+  fmt::print("{}: {}\n\n{}\n", to_string(finding.finding.kind), finding.finding.text,
+             trace_text(trace));
+  fmt::print("written  {}\nreplay   {}\n", path, replay_command(replay_of(run, path)));
+}
+
+// --- explore
+// --------------------------------------------------------------------------------------
+
+struct ExploreWords {
+  ReplayRequest request;
+  std::uint64_t seed = 1;
+  std::int64_t traces = 1000;
+  std::string time;
+  std::int64_t findings = 1;
+  std::string out = "findings";
+  std::string json_path;
+};
+
+/// Traces that an earlier search left in the folder: those that still show their finding.
+Result<std::vector<std::string>> still_there(const std::string& folder) {
+  std::vector<std::string> files;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(folder, none))
+    if (entry.path().extension() == ".trace") files.push_back(entry.path().string());
+  std::sort(files.begin(), files.end());
+  std::vector<std::string> there;
+  for (const std::string& file : files) {
+    const Result<Trace> trace = read_trace(file);
+    if (!trace) return tl::unexpected(trace.error());
+    for (const RunDirective& directive : trace->runs) {
+      if (!directive.finds) continue;
+      CLI::App words;
+      ReplayRequest request;
+      request.file = file;
+      words.add_option("--subject", request.subjects)->take_all()->allow_extra_args(false);
+      words.add_option("--defect", request.defect);
+      words.add_option("--config", request.config);
+      words.allow_extras();
+      std::vector<std::string> line = directive_words(directive, file);
+      std::reverse(line.begin(), line.end());
+      try {
+        words.parse(line);
+      } catch (const CLI::ParseError& error) {
+        return fail(fmt::format("{}:{}: {}", file, directive.line, error.what()));
+      }
+      const Result<ReplayOutcome> outcome = replay(request);
+      if (!outcome) return tl::unexpected(outcome.error());
+      if (!outcome->run->findings().empty()) there.push_back(file);
+    }
+  }
+  return there;
+}
+
+Json search_json(const ExploreWords& words, const RunOptions& run, const ExploreOutcome& outcome,
+                 const std::vector<std::string>& paths) {
+  Json json = {{"lockstep", 1}, {"command", "explore"}, {"seed", words.seed}};
+  json["digest"] = fmt::format("{:016x}", outcome.digest);
+  json["verdict"] = outcome.discoveries.empty() ? "pass" : "finding";
+  json["subjects"] = run.subjects;
+  if (!run.defect_name.empty()) json["defect"] = run.defect_name;
+  json["findings"] = Json::array();
+  for (std::size_t i = 0; i < outcome.discoveries.size(); ++i) {
+    const Discovery& found = outcome.discoveries[i];
+    json["findings"].push_back({{"kind", to_string(found.finding.finding.kind)},
+                                {"text", found.finding.finding.text},
+                                {"expected", found.finding.finding.expected},
+                                {"actual", found.finding.finding.actual},
+                                {"trace", paths[i]},
+                                {"replay", replay_command(replay_of(run, paths[i]))},
+                                {"tests_to_detect", found.trace_number},
+                                {"lines_before", found.lines_before},
+                                {"shrunk_lines", line_count(found.trace)},
+                                {"shrink_executions", found.shrink_executions}});
+  }
+  json["search"] = {{"traces_run", outcome.traces},
+                    {"operations", outcome.operations},
+                    {"from_corpus", outcome.from_corpus},
+                    {"corpus", outcome.corpus}};
+  if (!outcome.discoveries.empty()) {
+    json["search"]["tests_to_detect"] = outcome.discoveries.front().trace_number;
+    json["search"]["shrunk_lines"] = line_count(outcome.discoveries.front().trace);
+  }
+  double shrink_s = 0;
+  for (const Discovery& found : outcome.discoveries) shrink_s += found.shrink_s;
+  json["timing"] = {{"wall_s", outcome.wall_s}, {"shrink_s", shrink_s}};
+  return json;
+}
+
+int run_explore(const ExploreWords& words) {
+  Result<RunOptions> run = run_options(words.request, Config());
+  if (!run) return refuse(run.error());
+  const Result<std::vector<std::string>> there = still_there(words.out);
+  if (!there) return refuse(there.error());
+  for (const std::string& file : *there) fmt::print("{}: is still there\n", file);
+
+  ExploreOptions options;
+  options.run = *run;
+  options.seed = words.seed;
+  options.traces = words.traces;
+  options.findings = words.findings;
+  if (!words.time.empty()) {
+    const Result<Nanoseconds> time = parse_time(words.time);
+    if (!time) return refuse({.text = "--time: " + time.error().text});
+    options.time = std::chrono::milliseconds(std::max<Nanoseconds>(1, *time / 1'000'000));
+  }
+  if (isatty(STDERR_FILENO) != 0)
+    options.progress = [](std::int64_t traces, std::size_t findings) {
+      if (traces % 256 == 0) fmt::print(stderr, "\r{} traces, {} findings", traces, findings);
+    };
+  Result<ExploreOutcome> outcome = explore(options);
+  if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
+  if (!outcome) return refuse(outcome.error());
+
+  std::vector<std::string> paths;
+  for (Discovery& found : outcome->discoveries) {
+    std::error_code none;
+    fs::create_directories(words.out, none);
+    paths.push_back(fmt::format("{}/{}-{}-{}.trace", words.out,
+                                to_string(found.finding.finding.kind), words.seed,
+                                found.trace_number));
+    describe(found.trace, found.finding, *run,
+             fmt::format("Found by trace {} of seed {}; {} lines before it was shrunk.",
+                         found.trace_number, words.seed, found.lines_before));
+    if (const Result<void> written = write_file(paths.back(), trace_text(found.trace)); !written)
+      return refuse(written.error());
+    print_finding(found.trace, found.finding, paths.back(), *run);
+  }
+  if (!words.json_path.empty()) {
+    const Json json = search_json(words, *run, *outcome, paths);
+    if (const Result<void> written = write_file(words.json_path, json.dump(1) + "\n"); !written)
+      return refuse(written.error());
+  }
+  fmt::print("{} traces, {} operations, {} of {} traces from a corpus of {}: {}\n", outcome->traces,
+             outcome->operations, outcome->from_corpus, outcome->traces, outcome->corpus,
+             outcome->discoveries.empty() ? "nothing found"
+                                          : fmt::format("{} found", outcome->discoveries.size()));
+  fmt::print("digest={:016x} seed={}\n", outcome->digest, words.seed);
+  if (!outcome->discoveries.empty())
+    return exit_status(outcome->discoveries.front().finding.finding.kind);
+  return there->empty() ? kExitPass : kExitInvariant;
+}
+
+// --- shrink
+// ---------------------------------------------------------------------------------------
+
+int run_shrink(const ReplayRequest& request, const std::string& out) {
+  const Result<Trace> trace = read_trace(request.file);
+  if (!trace) return refuse(trace.error());
+  Result<RunOptions> run = run_options(request, trace->config);
+  if (!run) return refuse(run.error());
+  Trace configured = *trace;
+  configured.config = run->config;
+  Result<ShrinkOutcome> shrunk = shrink(configured, *run);
+  if (!shrunk) return refuse({.text = request.file + ": " + shrunk.error().text});
+  describe(shrunk->trace, shrunk->finding, *run, "Shrunk from " + request.file + ".");
+  if (const Result<void> written = write_file(out, trace_text(shrunk->trace)); !written)
+    return refuse(written.error());
+  print_finding(shrunk->trace, shrunk->finding, out, *run);
+  fmt::print("{} of {} lines are left after {} executions\n", line_count(shrunk->trace),
+             line_count(*trace), shrunk->executions);
+  return exit_status(shrunk->finding.finding.kind);
+}
+
+}  // namespace
+
+void add_explore(CLI::App& app, int& status) {
+  CLI::App* const command = app.add_subcommand(
+      "explore", "play random traces; a finding is shrunk and written as a trace file");
+  const auto words = std::make_shared<ExploreWords>();
+  command->add_option("--subject", words->request.subjects, "as in replay")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--defect", words->request.defect, "plant a defect (lockstep list defects)");
+  command->add_option("--config", words->request.config, "fields that are not drawn: key=value,…");
+  command->add_option("--seed", words->seed, "decides every trace")->capture_default_str();
+  CLI::Option* const traces =
+      command->add_option("--traces", words->traces, "how many at most")->capture_default_str();
+  command->add_option("--time", words->time, "how long at most: 30s")->excludes(traces);
+  command->add_option("--findings", words->findings, "stop behind that many")
+      ->capture_default_str();
+  command->add_option("--out", words->out, "folder for findings")->capture_default_str();
+  command->add_option("--json", words->json_path, "write the search's data to this file");
+  command->callback([words, &status] { status = run_explore(*words); });
+}
+
+void add_shrink(CLI::App& app, int& status) {
+  CLI::App* const command =
+      app.add_subcommand("shrink", "the smallest trace with the same kind of finding");
+  const auto request = std::make_shared<ReplayRequest>();
+  const auto out = std::make_shared<std::string>();
+  command->add_option("FILE", request->file, "a trace with a finding")->required();
+  command->add_option("--subject", request->subjects, "as in replay")
+      ->take_all()
+      ->allow_extra_args(false);
+  command->add_option("--defect", request->defect, "plant a defect (lockstep list defects)");
+  command->add_option("--config", request->config,
+                      "config fields over the file's own: key=value,…");
+  command->add_option("-o,--out", *out, "the file to write")->required();
+  command->callback([request, out, &status] { status = run_shrink(*request, *out); });
+}
+
+}  // namespace lockstep::program

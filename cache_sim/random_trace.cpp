@@ -1,0 +1,377 @@
+#include "cache_sim/random_trace.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// One of several things, as often as their weights say.
+template <std::size_t N>
+std::size_t pick(Draw& draw, const std::array<int, N>& weights) {
+  std::uint64_t sum = 0;
+  for (const int weight : weights) sum += static_cast<std::uint64_t>(weight);
+  std::uint64_t at = draw.below(sum);
+  std::size_t i = 0;
+  while (at >= static_cast<std::uint64_t>(weights[i]))
+    at -= static_cast<std::uint64_t>(weights[i++]);
+  return i;
+}
+
+Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size) {
+  // One document in two is the first: hot and cold prefixes.
+  const std::uint64_t document =
+      draw.chance(1, 2) ? 0 : draw.below(static_cast<std::uint64_t>(swarm.documents));
+  return Tokens::of_document(static_cast<Document>(1 + document),
+                             static_cast<std::uint32_t>(draw.below(3)),
+                             static_cast<std::uint32_t>(size));
+}
+
+/// Often a prefix of what was there before, and something behind it.
+Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& seen) {
+  Tokens tokens;
+  if (!seen.empty() && draw.chance(static_cast<std::uint64_t>(swarm.shared), 10)) {
+    const Tokens& old = seen[draw.below(seen.size())];
+    const bool whole = draw.chance(1, 2);
+    tokens = whole ? old : old.prefix(static_cast<std::uint32_t>(draw.below(old.size() + 1)));
+  }
+  if (tokens.empty() || !draw.chance(1, 3))
+    tokens = tokens.followed_by(drawn_tokens(swarm, draw, draw.between(1, swarm.piece)));
+  const auto longest = static_cast<std::uint32_t>(swarm.longest);
+  return tokens.size() > longest ? tokens.prefix(longest) : tokens;
+}
+
+}  // namespace
+
+Tokens RandomTrace::fresh_tokens(std::int64_t size) {
+  return drawn_tokens(swarm_, draw_, size);
+}
+
+Tokens RandomTrace::some_tokens() {
+  return drawn_prompt(swarm_, draw_, seen_);
+}
+
+Name RandomTrace::some_salt() {
+  return draw_.chance(static_cast<std::uint64_t>(swarm_.salted), 40)
+             ? Name::intern(draw_.chance(1, 2) ? "s" : "t")
+             : Name();
+}
+
+Name RandomTrace::fresh_name(const char* prefix) {
+  return Name::intern(fmt::format("{}{}", prefix, names_++));
+}
+
+Operation RandomTrace::admission() {
+  Operation admit;
+  admit.verb = Verb::admit;
+  admit.id = fresh_name("r");
+  admit.salt = some_salt();
+  admit.tokens = some_tokens();
+  if (draw_.below(3) == 0)
+    admit.prompt = static_cast<std::int64_t>(draw_.below(admit.tokens.size() + 1));
+  return admit;
+}
+
+/// What came of a verification.
+Operation RandomTrace::verdict(const Request& request) {
+  Operation operation;
+  operation.id = request.id;
+  operation.verb = draw_.chance(1, 9) ? Verb::abort : Verb::accept;
+  if (operation.verb == Verb::abort) return operation;
+  const auto kept = static_cast<std::uint32_t>(draw_.below(request.drafts.size() + 1));
+  operation.tokens = request.drafts.prefix(kept).followed_by(fresh_tokens(1));
+  operation.n = kept + 1;
+  return operation;
+}
+
+Operation RandomTrace::forward(const Request& request) {
+  Operation operation;
+  operation.verb = Verb::extend;
+  operation.id = request.id;
+  std::int64_t most = request.known.size() - request.computed;
+  if (most == 0 || draw_.chance(1, 3)) {
+    operation.tokens = fresh_tokens(draw_.between(1, 4));
+    most += operation.tokens.size();
+  }
+  operation.n = draw_.chance(1, 2) ? most : draw_.between(1, most);
+  if (draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10)) {
+    operation.drafts = fresh_tokens(draw_.between(1, 3));
+    operation.n = most + operation.drafts.size();
+  }
+  return operation;
+}
+
+Operation RandomTrace::of_request() {
+  const auto most = static_cast<std::size_t>(swarm_.running);
+  if (requests_.empty() || (requests_.size() < most && draw_.chance(1, 4))) return admission();
+  place_ = draw_.below(requests_.size());
+  const Request& request = requests_[place_];
+  if (!request.drafts.empty()) return verdict(request);
+  Operation operation;
+  operation.id = request.id;
+  switch (pick<5>(
+      draw_, {swarm_.extend, swarm_.checkpoint, swarm_.finish, swarm_.abort, swarm_.preempt})) {
+    case 0: return forward(request);
+    case 1:
+      operation.verb = Verb::checkpoint;
+      if (draw_.chance(1, 5)) operation.up_to = draw_.between(0, request.computed);
+      break;
+    case 2:
+      operation.verb = Verb::finish;
+      operation.insert = !draw_.chance(static_cast<std::uint64_t>(swarm_.discarded), 10);
+      break;
+    case 3: operation.verb = Verb::abort; break;
+    default: operation.verb = Verb::preempt; break;
+  }
+  return operation;
+}
+
+Operation RandomTrace::use_of_slot(std::size_t slot) {
+  place_ = slot;
+  Operation operation;
+  const std::uint64_t choice = draw_.below(8);
+  const Tokens& held = slots_[slot].tokens;
+  const bool fits_a_key =
+      !held.empty() && held.size() % swarm_.config.page == 0;  // keys are whole pages
+  if (!fits_a_key || choice < 2) {
+    operation.verb = Verb::advance;
+    operation.slot = slots_[slot].name;
+    operation.tokens = held.empty() ? some_tokens() : fresh_tokens(draw_.between(1, 6));
+  } else if (choice < 6) {
+    operation.verb = Verb::insert;
+    operation.slot = slots_[slot].name;
+    operation.tokens = slots_[slot].tokens;
+    operation.salt = some_salt();
+    const std::uint32_t stored = ending_.tokens.size();
+    if (node_is_there_ && ending_.salt == operation.salt && stored <= operation.tokens.size() &&
+        operation.tokens.prefix(stored) == ending_.tokens && draw_.below(2) == 0)
+      operation.prev = stored;
+  } else if (choice == 6) {
+    operation.verb = Verb::free;
+    operation.slot = slots_[slot].name;
+  } else {
+    operation.verb = Verb::fork;
+    operation.slot = slots_[slot].name;
+    operation.as = fresh_name("f");
+  }
+  return operation;
+}
+
+Operation RandomTrace::of_tree() {
+  Operation operation;
+  if (node_is_there_ && may_lock_ && draw_.below(2) == 0) {
+    operation.verb = Verb::lock;
+    operation.tokens = ending_.tokens;
+    operation.salt = ending_.salt;
+    operation.as = fresh_name("l");
+    return operation;
+  }
+  const std::uint64_t choice = draw_.below(12);
+  if (!locks_.empty() && choice < 3) {
+    operation.verb = Verb::unlock;
+    operation.lock = locks_[draw_.below(locks_.size())];
+    return operation;
+  }
+  if (choice < 6) {
+    operation.verb = Verb::match;
+    operation.tokens = some_tokens();
+    operation.salt = some_salt();
+    if (draw_.below(4) == 0)
+      operation.limit = static_cast<std::int64_t>(draw_.below(operation.tokens.size() + 3));
+    return operation;
+  }
+  if (!has_states_) {
+    operation.verb = Verb::insert;
+    if (node_is_there_ && draw_.below(2) == 0) {  // what the last reply showed is counted on
+      operation.prev = ending_.tokens.size();
+      operation.tokens = ending_.tokens.followed_by(fresh_tokens(draw_.between(0, 8)));
+      operation.salt = ending_.salt;
+      return operation;
+    }
+    operation.tokens = some_tokens();
+    operation.salt = some_salt();
+    return operation;
+  }
+  if (slots_.size() >= 2 && choice == 6) {
+    operation.verb = Verb::copy;
+    const std::size_t from = draw_.below(slots_.size());
+    place_ = draw_.below(slots_.size());
+    operation.from = slots_[from].name;
+    operation.to = slots_[place_].name;
+    return operation;
+  }
+  if (!slots_.empty() && choice < 11) return use_of_slot(draw_.below(slots_.size()));
+  operation.verb = Verb::alloc;
+  operation.as = fresh_name("s");
+  return operation;
+}
+
+Operation RandomTrace::next() {
+  switch (pick<5>(draw_, {swarm_.request, swarm_.tree, swarm_.evict, swarm_.check, swarm_.flush})) {
+    case 0: last_ = of_request(); break;
+    case 1: last_ = of_tree(); break;
+    case 2:
+      last_ = Operation{};
+      last_.verb = Verb::evict;
+      last_.kv = draw_.between(0, swarm_.longest);
+      last_.state = draw_.between(0, 2);
+      break;
+    case 3: last_ = Operation{}; break;  // check
+    default:
+      last_ = Operation{};
+      last_.verb = Verb::flush;
+      break;
+  }
+  node_is_there_ = false;
+  return last_;
+}
+
+void RandomTrace::answered(const Reply& reply) {
+  if (reply.refused != Refusal::none) return;
+  const auto slot_named = [&](Name name) {
+    return std::find_if(slots_.begin(), slots_.end(),
+                        [&](const Slot& slot) { return slot.name == name; });
+  };
+  switch (last_.verb) {
+    case Verb::admit:
+      requests_.push_back(
+          {last_.id, last_.salt, last_.tokens, reply.get(ReplyField::cached), Tokens()});
+      seen_.push_back(last_.tokens);
+      return;
+    case Verb::extend: {
+      Request& request = requests_[place_];
+      request.known = request.known.followed_by(last_.tokens);
+      request.drafts = last_.drafts;
+      if (last_.drafts.empty()) request.computed += last_.n;
+      return;
+    }
+    case Verb::accept: {
+      Request& request = requests_[place_];
+      request.known = request.known.followed_by(last_.tokens);
+      request.computed = request.known.size() - 1;
+      request.drafts = Tokens();
+      return;
+    }
+    case Verb::finish: seen_.push_back(requests_[place_].known); [[fallthrough]];
+    case Verb::abort:
+    case Verb::preempt:
+      requests_.erase(requests_.begin() + static_cast<std::ptrdiff_t>(place_));
+      return;
+    case Verb::alloc: slots_.push_back({last_.as, Tokens()}); return;
+    case Verb::fork: slots_.push_back({last_.as, slot_named(last_.slot)->tokens}); return;
+    case Verb::copy: slots_[place_].tokens = slot_named(last_.from)->tokens; return;
+    case Verb::advance:
+      slots_[place_].tokens = slots_[place_].tokens.followed_by(last_.tokens);
+      return;
+    case Verb::free: slots_.erase(slot_named(last_.slot)); return;
+    case Verb::insert:
+      seen_.push_back(last_.tokens);
+      if (has_states_ && reply.get(ReplyField::exist) == 0) slots_.erase(slot_named(last_.slot));
+      ending_ = last_;
+      node_is_there_ = last_.tokens.size() % swarm_.config.page == 0;
+      may_lock_ = true;
+      return;
+    case Verb::match:
+      // A match that ends inside an edge splits it, so a node ends here.
+      ending_ = last_;
+      ending_.tokens = last_.tokens.prefix(static_cast<std::uint32_t>(reply.get(ReplyField::kv)));
+      node_is_there_ = !ending_.tokens.empty();
+      // Older versions lose count of locks on tombstones (SGLang #21379): not a difference to find.
+      may_lock_ =
+          (policy_ != "sglang-legacy" && policy_ != "sglang-v0") ||
+          reply.get(ReplyField::state) == reply.get(ReplyField::kv);
+      return;
+    case Verb::lock: locks_.push_back(last_.as); return;
+    case Verb::unlock: std::erase(locks_, last_.lock); return;
+    default: return;
+  }
+}
+
+bool RandomTrace::next_of_the_end(Operation& operation) {
+  operation = Operation{};
+  if (!requests_.empty()) {
+    operation.verb =
+        draw_.below(2) == 0 || !requests_.back().drafts.empty() ? Verb::abort : Verb::finish;
+    operation.id = requests_.back().id;
+    requests_.pop_back();
+  } else if (!locks_.empty()) {
+    operation.verb = Verb::unlock;
+    operation.lock = locks_.back();
+    locks_.pop_back();
+  } else if (!slots_.empty()) {
+    operation.verb = Verb::free;
+    operation.slot = slots_.back().name;
+    slots_.pop_back();
+  } else {
+    return false;
+  }
+  return true;
+}
+
+namespace {
+
+/// Of each verification, drafts and how many tokens are kept, until `output` tokens are sampled.
+void draw_verifications(Draw& draw, RequestSpec& spec) {
+  for (std::int64_t sampled = 1; sampled < spec.output_size(); sampled += spec.accept.back()) {
+    spec.drafts.push_back(draw.between(0, 3));
+    spec.accept.push_back(draw.between(1, spec.drafts.back() + 1));
+  }
+}
+
+}  // namespace
+
+std::vector<Statement> random_requests(const Swarm& swarm, Draw& draw) {
+  std::vector<Statement> statements;
+  std::vector<Tokens> seen;
+  std::vector<Name> ids;
+  Nanoseconds latest = 0;
+  const auto say = [&](auto what) {
+    statements.push_back(
+        {.line = static_cast<int>(statements.size()) + 1, .what = std::move(what)});
+  };
+  const auto some_time = [&] {
+    if (!draw.chance(1, 3)) return Nanoseconds{-1};
+    return latest += draw.between(0, 4) * swarm.config.step_time;
+  };
+  for (int i = 0; i < swarm.operations; ++i) {
+    RequestSpec spec;
+    spec.id = Name::intern(fmt::format("q{}", i));
+    if (draw.chance(static_cast<std::uint64_t>(swarm.salted), 40)) spec.salt = Name::intern("s");
+    const Tokens prompt = drawn_prompt(swarm, draw, seen);
+    spec.prompt_size = prompt.size();
+    spec.tokens = prompt.followed_by(drawn_tokens(swarm, draw, draw.between(1, swarm.piece)));
+    spec.stops = true;
+    spec.at = some_time();
+    if (draw.chance(static_cast<std::uint64_t>(swarm.drafts), 10)) draw_verifications(draw, spec);
+    seen.push_back(spec.tokens);
+    ids.push_back(spec.id);
+    say(std::move(spec));
+    const auto stop = pick<3>(draw, {12, swarm.abort * 2, swarm.preempt * 2});
+    if (stop != 0) {
+      Intervention intervention;
+      intervention.retract = stop == 2;
+      intervention.id = ids[draw.below(ids.size())];
+      intervention.at = some_time();
+      say(intervention);
+    }
+    if (draw.chance(1, 3)) say(RunStatement{.steps = draw.between(1, 6)});
+    if (draw.chance(static_cast<std::uint64_t>(swarm.evict), 12)) {
+      Operation evict;
+      evict.verb = Verb::evict;
+      evict.kv = draw.between(0, swarm.longest);
+      evict.state = draw.between(0, 2);
+      say(evict);
+    }
+  }
+  say(RunStatement{});
+  for (const Verb verb : {Verb::flush, Verb::check}) {
+    Operation operation;
+    operation.verb = verb;
+    say(operation);
+  }
+  return statements;
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""Plants every single-statement deletion and every flipped comparison of some sources behind a run-time switch.
+
+mutate.py SOURCE… --root DIR --out DIR     writes the changed sources below --out, and the list mutants.json
+
+One build then holds all mutants; the environment variable LOCKSTEP_MUTANT names the one that is alive. Positions
+come from clang's syntax tree, so nothing is guessed from the text. Left alone: declarations, the last return of a
+function, LOCKSTEP_MARK, `require` (a check, not a rule), and what stands behind planted(…), which is dead in the
+undamaged program.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "!=", "!=": "=="}
+NAMES = {"<": "less", ">": "greater", "<=": "at_most", ">=": "at_least", "==": "equal", "!=": "different"}
+KEPT = {"DeclStmt", "CompoundStmt", "NullStmt", "CaseStmt", "DefaultStmt", "BreakStmt", "CXXTryStmt"}
+
+
+def syntax_trees(source: pathlib.Path, root: pathlib.Path, names: list[str]):
+    """The declarations of the file whose qualified name contains one of the names."""
+    for name in names:
+        command = ["clang++", "-std=c++20", "-fsyntax-only", "-w", f"-I{root}", "-isystem", "/usr/include/eigen3",
+                   "-Xclang", "-ast-dump=json", "-Xclang", f"-ast-dump-filter={name}", str(source)]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        decoder, at = json.JSONDecoder(), 0
+        while (at := text.find("{", at)) >= 0:
+            tree, at = decoder.raw_decode(text, at)
+            yield tree
+
+
+class Source:
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.text = path.read_bytes()
+        self.found = {}  # (begin, end, kind) -> mutant
+
+    def span(self, node):
+        """Bytes [begin, end) of a node in this file; None for what a macro made or another file holds."""
+        begin, end = node.get("range", {}).get("begin", {}), node.get("range", {}).get("end", {})
+        if "offset" not in begin or "offset" not in end or "includedFrom" in begin:
+            return None
+        return begin["offset"], end["offset"] + end["tokLen"]
+
+    def line(self, offset):
+        return self.text.count(b"\n", 0, offset) + 1
+
+    def functions(self, tree):
+        kind = tree.get("kind", "")
+        if kind == "FunctionTemplateDecl":  # the pattern alone, not what it was instantiated to
+            patterns = [c for c in tree.get("inner", []) if c["kind"] in ("CXXMethodDecl", "FunctionDecl")]
+            yield from self.functions(patterns[0]) if patterns else ()
+            return
+        body = [c for c in tree.get("inner", []) if c.get("kind") == "CompoundStmt"]
+        if kind in ("CXXMethodDecl", "FunctionDecl", "CXXConstructorDecl") and body:
+            span = self.span(body[0])
+            if span and self.text[span[0]:span[0] + 1] == b"{":
+                yield body[0]
+        for child in tree.get("inner", []):
+            if child.get("kind", "").endswith("Decl"):
+                yield from self.functions(child)
+
+    def enumerate(self, body):
+        self.block(body, last=True)
+
+    def block(self, node, last):
+        children = node.get("inner", [])
+        for i, child in enumerate(children):
+            self.statement(child, last and i + 1 == len(children))
+
+    def statement(self, node, last=False):
+        kind = node.get("kind", "")
+        span = self.span(node)
+        if span is None:
+            return
+        words = self.text[span[0]:span[1]]
+        if words.startswith((b"LOCKSTEP_MARK", b"require(")) or (kind == "IfStmt" and self.is_planted(node)):
+            return
+        if kind not in KEPT and not (kind == "ReturnStmt" and last):
+            self.add_deletion(node, span)
+        self.inside(node, last)
+
+    def is_planted(self, node):
+        condition = self.span(node["inner"][0])
+        text = self.text[condition[0]:condition[1]] if condition else b""
+        return b"planted(" in text and b"!planted(" not in text
+
+    def inside(self, node, last=False):
+        kind = node.get("kind", "")
+        children = [c for c in node.get("inner", []) if c]
+        if kind == "CompoundStmt":
+            self.block(node, last)
+        elif kind == "IfStmt":
+            self.expression(children[0])
+            for branch in children[1:]:
+                self.statement(branch, last)
+        elif kind in ("ForStmt", "WhileStmt", "DoStmt", "CXXForRangeStmt", "SwitchStmt"):
+            for child in children[:-1]:
+                if kind != "CXXForRangeStmt":
+                    self.expression(child)
+            self.statement(children[-1])
+        elif kind in ("CaseStmt", "DefaultStmt"):
+            self.statement(children[-1], last)
+        else:
+            self.expression(node)
+
+    def expression(self, node):
+        kind = node.get("kind", "")
+        if kind == "LambdaExpr":
+            bodies = [c for c in node.get("inner", []) if c.get("kind") == "CompoundStmt"]
+            if bodies:
+                self.block(bodies[-1], last=True)
+            return
+        if kind == "VarDecl" and node.get("constexpr"):
+            return
+        self.add_comparison(node)
+        for child in node.get("inner", []):
+            if child:
+                self.expression(child)
+
+    def add_deletion(self, node, span):
+        begin, end = span
+        behind = len(self.text[end:]) - len(self.text[end:].lstrip())
+        if self.text[end + behind:end + behind + 1] == b";":
+            end += behind + 1
+        if b"planted(" in self.text[begin:end] and node["kind"] == "IfStmt" and b"!planted(" not in self.text[begin:end]:
+            return
+        self.found.setdefault((begin, end, "deletion"), {"text": self.shown(begin, end)})
+
+    def add_comparison(self, node):
+        kind, operands = node.get("kind"), []
+        if kind == "BinaryOperator" and node.get("opcode") in FLIPPED:
+            operands = node["inner"]
+        elif kind == "CXXOperatorCallExpr":
+            operands = node["inner"][1:]
+        elif kind == "CXXRewrittenBinaryOperator":
+            call = node
+            while call.get("kind") != "CXXOperatorCallExpr" and call.get("inner"):
+                call = call["inner"][0]
+            operands = call.get("inner", [])[1:]
+        if len(operands) != 2:
+            return
+        spans = [self.span(operand) for operand in operands]
+        whole = self.span(node)
+        if None in spans or whole is None:
+            return
+        left, right = sorted(spans)
+        operator = self.text[left[1]:right[0]].decode().strip()
+        if operator not in FLIPPED or b"planted(" in self.text[whole[0]:whole[1]]:
+            return
+        self.found.setdefault((left[0], right[1], "comparison"),
+                              {"text": self.shown(left[0], right[1]), "operator": operator,
+                               "between": (left[1], right[0])})
+
+    def shown(self, begin, end):
+        text = " ".join(self.text[begin:end].decode().split())
+        return text if len(text) <= 100 else text[:97] + "…"
+
+    def mutated(self, first):
+        """The changed text, and the mutants from number `first` on."""
+        insertions, cuts, mutants = [], [], []
+        for number, ((begin, end, kind), mutant) in enumerate(sorted(self.found.items()), first):
+            if kind == "deletion":
+                insertions += [(begin, -end, f"if (!lockstep::mutant({number})) {{ "), (end, begin, " }")]
+            else:
+                gap = mutant["between"]
+                name = NAMES[mutant["operator"]]
+                insertions += [(begin, -end, f"lockstep::{name}({number}, "), (end, begin, ")"),
+                               (gap[0], 0, ", ")]
+                cuts.append(gap)
+            mutants.append({"number": number, "file": str(self.path), "line": self.line(begin), "kind": kind,
+                            "text": mutant["text"]})
+        pieces, at = [], 0
+        # At one place: what ends there closes innermost first, then what begins opens outermost first.
+        order = sorted(insertions, key=lambda i: (i[0], 0 if i[1] >= 0 else 1, -i[1] if i[1] >= 0 else i[1]))
+        cut_at = dict(cuts)
+        for place, _, words in order:
+            pieces += [self.text[at:place], words.encode()]
+            at = place
+            if words == ", " and place in cut_at:
+                at = cut_at[place]
+        return b"".join(pieces) + self.text[at:], mutants
+
+
+SWITCH = """// The mutant that is alive, and what a flipped comparison says.
+#pragma once
+
+#include <cstdlib>
+
+namespace lockstep {
+
+inline const int kMutant = std::getenv("LOCKSTEP_MUTANT") ? std::atoi(std::getenv("LOCKSTEP_MUTANT")) : 0;
+inline bool mutant(int number) { return number == kMutant; }
+
+""" + "\n".join(
+    f"constexpr auto {NAMES[o]} = [](int number, const auto& a, const auto& b) -> bool "
+    f"{{ return mutant(number) ? a {FLIPPED[o]} b : a {o} b; }};" for o in FLIPPED) + """
+
+}  // namespace lockstep
+"""
+
+
+def main():
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("sources", nargs="+")
+    words.add_argument("--root", required=True, type=pathlib.Path)
+    words.add_argument("--out", required=True, type=pathlib.Path)
+    options = words.parse_args()
+    mutants = []
+    for name in options.sources:
+        source = Source(options.root / name)
+        for tree in syntax_trees(source.path, options.root, ["lockstep::cache_sim"]):
+            for body in source.functions(tree):
+                source.enumerate(body)
+        text, own = source.mutated(len(mutants) + 1)
+        for mutant in own:
+            mutant["file"] = name
+        mutants += own
+        out = options.out / name
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(b'#include "mutant_switch.hpp"\n' + text)
+        print(f"{name}: {len(own)} mutants")
+    (options.out / "mutant_switch.hpp").write_text(SWITCH)
+    (options.out / "mutants.json").write_text(json.dumps(mutants, indent=1) + "\n")
+
+
+main()
