@@ -8,6 +8,7 @@
 
 #include "cache_sim/random_trace.hpp"
 #include "cache_sim/simulation.hpp"
+#include "cache_sim/trace_player.hpp"
 #include "reference/base/mark.hpp"
 
 namespace lockstep::cache_sim {
@@ -18,20 +19,41 @@ using Clock = std::chrono::steady_clock;  // budgets and reported times alone
 constexpr std::int64_t kTwiceEvery = 20;
 constexpr std::size_t kMostCorpus = 512;
 
-/// What a trace came to, and the trace itself, as it can be written down.
+/// A trace to play, and who plays it.
+struct Candidate {
+  std::size_t player = 0;  // index into the explorer's players
+  Config config;
+  bool scheduled = false;
+  Steps steps;
+};
+
+/// What a trace came to; its steps are what was played, literally.
 struct Execution {
-  Trace trace;
+  Candidate candidate;
   std::optional<LocatedFinding> finding;
   std::uint64_t digest = 0;
   std::int64_t operations = 0;
 };
 
+Trace as_trace(const Candidate& candidate) {
+  Trace trace;
+  trace.config = candidate.config;
+  trace.scheduler_level = candidate.scheduled;
+  for (const Step& step : candidate.steps) trace.statements.push_back(step.statement);
+  return trace;
+}
+
 /// Which marks the last trace reached.
 class Marks {
  public:
   Marks() {
-    for (const MarkEntry& mark : Registry<MarkEntry>::all()) counts_.push_back(mark.count);
+    for (const MarkEntry& mark : Registry<MarkEntry>::all()) {
+      names_.emplace_back(mark.name);
+      counts_.push_back(mark.count);
+    }
     before_.resize(counts_.size());
+    start();
+    first_ = before_;
   }
   void start() {
     for (std::size_t i = 0; i < counts_.size(); ++i) before_[i] = *counts_[i];
@@ -47,18 +69,32 @@ class Marks {
         fresh |= pairs_.emplace(reached_[i], reached_[j]).second;
     return fresh;
   }
+  std::vector<std::string> missed() const {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < counts_.size(); ++i)
+      if (*counts_[i] == first_[i]) names.push_back(names_[i]);
+    return names;
+  }
 
  private:
+  std::vector<std::string> names_;
+  std::vector<std::uint64_t> first_;  // before the search
   std::vector<const std::uint64_t*> counts_;
   std::vector<std::uint64_t> before_;
   std::vector<std::size_t> reached_;
   std::set<std::pair<std::size_t, std::size_t>> pairs_;
 };
 
+/// Who plays a trace: the policy that the swarm is drawn for, and all subjects.
+struct Player {
+  const PolicyEntry* policy;
+  std::vector<std::string> subjects;
+};
+
 class Explorer {
  public:
-  Explorer(const ExploreOptions& options, const PolicyEntry& policy)
-      : options_(options), policy_(policy) {}
+  Explorer(const ExploreOptions& options, std::vector<Player> players)
+      : options_(options), players_(std::move(players)) {}
 
   Result<ExploreOutcome> explore() {
     const auto start = Clock::now();
@@ -76,12 +112,13 @@ class Explorer {
         if (const Result<void> noted = note(number, std::move(*played)); !noted)
           return tl::unexpected(noted.error());
       } else if (marks_.reached_new_pair() && corpus_.size() < kMostCorpus) {
-        corpus_.push_back(std::move(played->trace));
+        corpus_.push_back(std::move(played->candidate));
       }
       if (options_.progress) options_.progress(number, outcome_.discoveries.size());
     }
     outcome_.corpus = corpus_.size();
     outcome_.digest = digest.value;
+    outcome_.marks_missed = marks_.missed();
     outcome_.wall_s = std::chrono::duration<double>(Clock::now() - start).count();
     return std::move(outcome_);
   }
@@ -93,53 +130,54 @@ class Explorer {
     return number <= options_.traces;
   }
 
+  /// One trace in four is an earlier one, cut up, spliced and doubled; the others are new.
   Result<Execution> one_trace(Draw& draw) {
-    // Half of what the corpus gives is cut up, spliced and doubled; the rest is new.
     if (!corpus_.empty() && draw.chance(1, 4)) {
       ++outcome_.from_corpus;
       return play(mutated(draw));
     }
-    const Swarm swarm = draw_swarm(draw, policy_, options_.run.config);
-    if (swarm.scheduled) {
-      Trace trace;
-      trace.config = swarm.config;
-      trace.scheduler_level = true;
-      trace.statements = random_requests(swarm, draw);
-      return play(std::move(trace));
-    }
-    return play_operations(swarm, draw);
+    Candidate fresh;
+    fresh.player = draw.below(players_.size());
+    const PolicyEntry& policy = *players_[fresh.player].policy;
+    const Swarm swarm = draw_swarm(draw, policy, options_.run.config);
+    fresh.config = swarm.config;
+    fresh.scheduled = swarm.scheduled;
+    if (!swarm.scheduled) return play_fresh(std::move(fresh), swarm, draw);
+    fresh.steps = literal_steps(random_requests(swarm, draw));
+    return play(std::move(fresh));
   }
 
-  Result<std::unique_ptr<Run>> start(const Config& config) const {
+  Result<std::unique_ptr<Run>> start(const Candidate& candidate, bool skip_illegal) const {
     RunOptions run = options_.run;
-    run.config = config;
-    run.skip_illegal = true;
+    run.subjects = players_[candidate.player].subjects;
+    run.config = candidate.config;
+    run.skip_illegal = skip_illegal;
     return Run::start(run);
   }
 
-  static Result<Execution> executed(Trace trace, Run& run) {
+  static Result<Execution> executed(Candidate candidate, const Run& run) {
     if (run.error()) return tl::unexpected(*run.error());
     Execution execution;
-    execution.trace = std::move(trace);
+    execution.candidate = std::move(candidate);
     execution.digest = run.digest();
     execution.operations = run.event_count();
     if (!run.findings().empty()) execution.finding = run.findings().front();
     return execution;
   }
 
-  Result<Execution> play_operations(const Swarm& swarm, Draw& draw) const {
-    Result<std::unique_ptr<Run>> started = start(swarm.config);
+  /// Operations that are made one after the other, each from what was answered before. All of them
+  /// are legal: one that is refused as bad input is an error.
+  Result<Execution> play_fresh(Candidate candidate, const Swarm& swarm, Draw& draw) const {
+    Result<std::unique_ptr<Run>> started = start(candidate, false);
     if (!started) return tl::unexpected(started.error());
     Run& run = **started;
-    Trace trace;
-    trace.config = swarm.config;
+    OperationPlayer player(run);
     const auto say = [&](const Operation& operation) {
-      trace.statements.push_back(
-          {.line = static_cast<int>(trace.statements.size()) + 1, .what = operation});
-      run.set_place(trace.statements.back().line, 0);
-      return run.apply(operation);
+      Step step;
+      step.statement.what = operation;
+      return player.play(std::move(step));
     };
-    RandomTrace random(swarm, policy_, draw);
+    RandomTrace random(swarm, *players_[candidate.player].policy, draw);
     for (int i = 0; i < swarm.operations && !run.stopped(); ++i)
       if (const Reply* const reply = say(random.next())) random.answered(*reply);
     for (Operation end; !run.stopped() && random.next_of_the_end(end);) say(end);
@@ -149,81 +187,111 @@ class Explorer {
       if (!run.stopped()) say(operation);
     }
     run.conclude();
-    return executed(std::move(trace), run);
+    candidate.steps = std::move(player.played());
+    return executed(std::move(candidate), run);
   }
 
-  Result<Execution> play(Trace trace) const {
-    Result<std::unique_ptr<Run>> started = start(trace.config);
+  Result<Execution> play(Candidate candidate) const {
+    Result<std::unique_ptr<Run>> started = start(candidate, !candidate.scheduled);
     if (!started) return tl::unexpected(started.error());
-    Simulation(**started).play(trace);
-    return executed(std::move(trace), **started);
+    Run& run = **started;
+    if (candidate.scheduled) {
+      const Trace trace = as_trace(candidate);
+      Simulation(run).play(trace);
+      return executed(std::move(candidate), run);
+    }
+    OperationPlayer player(run);
+    for (const Step& step : candidate.steps)
+      if (!run.stopped()) player.play(step);
+    run.conclude();
+    candidate.steps = std::move(player.played());
+    return executed(std::move(candidate), run);
   }
 
   /// A trace of the corpus with a piece dropped, doubled or replaced by a piece of another one of
   /// the same level.
-  Trace mutated(Draw& draw) const {
-    Trace trace = corpus_[draw.below(corpus_.size())];
-    const Trace& other = corpus_[draw.below(corpus_.size())];
-    auto& statements = trace.statements;
-    for (std::uint64_t times = 1 + draw.below(3); times > 0 && !statements.empty(); --times) {
-      const std::size_t first = draw.below(statements.size());
+  Candidate mutated(Draw& draw) const {
+    Candidate candidate = corpus_[draw.below(corpus_.size())];
+    const Candidate& other = corpus_[draw.below(corpus_.size())];
+    Steps& steps = candidate.steps;
+    for (std::uint64_t times = 1 + draw.below(3); times > 0 && !steps.empty(); --times) {
+      const std::size_t first = draw.below(steps.size());
       const std::size_t last =
-          first + 1 + draw.below(std::min<std::size_t>(12, statements.size() - first));
-      const auto at = [&](std::size_t i) {
-        return statements.begin() + static_cast<std::ptrdiff_t>(i);
+          first + 1 + draw.below(std::min<std::size_t>(12, steps.size() - first));
+      const auto at = [](auto& all, std::size_t i) {
+        return all.begin() + static_cast<std::ptrdiff_t>(i);
       };
       const std::uint64_t kind = draw.below(3);
       if (kind == 0) {
-        statements.erase(at(first), at(last));
-      } else if (kind == 1 && !trace.scheduler_level) {  // a request arrives once
-        const std::vector<Statement> piece(at(first), at(last));
-        statements.insert(at(last), piece.begin(), piece.end());
-      } else if (trace.scheduler_level == other.scheduler_level && !trace.scheduler_level) {
-        const std::size_t from = draw.below(other.statements.size());
-        statements.erase(at(first), statements.end());
-        statements.insert(statements.end(),
-                          other.statements.begin() + static_cast<std::ptrdiff_t>(from),
-                          other.statements.end());
+        steps.erase(at(steps, first), at(steps, last));
+      } else if (kind == 1) {
+        const Steps piece(at(steps, first), at(steps, last));
+        steps.insert(at(steps, last), piece.begin(), piece.end());
+      } else if (candidate.scheduled == other.scheduled) {
+        const std::size_t from = draw.below(other.steps.size());
+        steps.erase(at(steps, first), steps.end());
+        steps.insert(steps.end(), at(other.steps, from), other.steps.end());
       }
     }
-    return sensible(std::move(trace));
+    if (candidate.scheduled) make_sensible(candidate);
+    return candidate;
   }
 
-  /// Lines numbered anew; interventions on requests that are gone go as well.
-  static Trace sensible(Trace trace) {
+  /// A request that comes twice is another one; who was not asked for is not stopped; times, which
+  /// never go back, are those of the schedule.
+  static void make_sensible(Candidate& candidate) {
     std::set<std::uint32_t> ids;
-    std::erase_if(trace.statements, [&](const Statement& statement) {
-      if (const auto* spec = std::get_if<RequestSpec>(&statement.what))
-        return !ids.insert(spec->id.index()).second;
-      const auto* stop = std::get_if<Intervention>(&statement.what);
-      return stop != nullptr && !ids.contains(stop->id.index());
-    });
+    std::set<std::uint32_t> sessions;
     int line = 0;
-    for (Statement& statement : trace.statements) statement.line = ++line;
-    return trace;
+    std::erase_if(candidate.steps, [&](Step& step) {
+      step.statement.line = ++line;
+      if (auto* const spec = std::get_if<RequestSpec>(&step.statement.what)) {
+        spec->at = -1;
+        if (spec->rank >= candidate.config.ranks) spec->rank = -1;
+        for (int other = line; !ids.insert(spec->id.index()).second; ++other)
+          spec->id = Name::intern(fmt::format("x{}", other));
+        sessions.insert(spec->session.index());
+      }
+      if (auto* const stop = std::get_if<Intervention>(&step.statement.what)) {
+        stop->at = -1;
+        return !ids.contains(stop->id.index());
+      }
+      const auto* const close = std::get_if<CloseSession>(&step.statement.what);
+      return close != nullptr && !sessions.contains(close->session.index());
+    });
+    line = 0;
+    for (Step& step : candidate.steps) step.statement.line = ++line;
   }
 
+  /// The trace that was played, as it is written down and replayed, gives the same run.
   void hold_to_itself(Execution& first) const {
-    const Result<Execution> again = play(first.trace);
-    if (again && again->digest == first.digest) return;
+    const Result<std::unique_ptr<Run>> again = start(first.candidate, false);
+    const Trace trace = as_trace(first.candidate);
+    if (again) Simulation(**again).play(trace);
+    if (again && !(*again)->error() && (*again)->digest() == first.digest) return;
     LocatedFinding located;
     located.finding = {FindingKind::nondeterministic,
                        "the same trace gives another digest when it is played again",
                        fmt::format("{:016x}", first.digest),
-                       again ? fmt::format("{:016x}", again->digest) : again.error().text};
-    located.subject = options_.run.subjects.front();
+                       !again              ? again.error().text
+                       : (*again)->error() ? (*again)->error()->text
+                                           : fmt::format("{:016x}", (*again)->digest())};
+    located.subject = players_[first.candidate.player].subjects.front();
     first.finding = located;
   }
 
   Result<void> note(std::int64_t number, Execution execution) {
     Discovery found;
     found.trace_number = number;
+    found.subjects = players_[execution.candidate.player].subjects;
     found.finding = *execution.finding;
-    found.lines_before = line_count(execution.trace);
-    found.trace = std::move(execution.trace);
+    found.trace = as_trace(execution.candidate);
+    found.lines_before = line_count(found.trace);
     if (options_.shrinks && found.finding.finding.kind != FindingKind::nondeterministic) {
       const auto start = Clock::now();
-      Result<ShrinkOutcome> shrunk = shrink(found.trace, options_.run);
+      RunOptions run = options_.run;
+      run.subjects = found.subjects;
+      Result<ShrinkOutcome> shrunk = shrink(found.trace, run);
       if (!shrunk)
         return fail(fmt::format("trace {} of seed {} shows `{}` and not again when it is replayed",
                                 number, options_.seed, to_string(found.finding.finding.kind)));
@@ -237,26 +305,40 @@ class Explorer {
   }
 
   const ExploreOptions& options_;
-  const PolicyEntry& policy_;
+  const std::vector<Player> players_;
   Marks marks_;
-  std::vector<Trace> corpus_;
+  std::vector<Candidate> corpus_;
   ExploreOutcome outcome_;
 };
+
+/// Without subjects: every policy beside its oracle.
+Result<std::vector<Player>> players_of(const RunOptions& run) {
+  std::vector<Player> players;
+  if (run.subjects.empty()) {
+    for (const OracleEntry& oracle : Registry<OracleEntry>::all())
+      if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(oracle.name))
+        players.push_back(
+            {policy, {std::string(oracle.name), fmt::format("oracle:{}", oracle.name)}});
+    return players;
+  }
+  std::string_view name = run.subjects.front();
+  if (name.starts_with("oracle:")) name.remove_prefix(7);
+  const PolicyEntry* policy = Registry<PolicyEntry>::find(name);
+  // A child is asked what its config's policy understands.
+  if (policy == nullptr)
+    policy = Registry<PolicyEntry>::find(run.config.policy.empty() ? "sglang-no-buffer"
+                                                                   : run.config.policy);
+  if (policy == nullptr) return fail(fmt::format("there is no policy `{}` to explore", name));
+  players.push_back({policy, run.subjects});
+  return players;
+}
 
 }  // namespace
 
 Result<ExploreOutcome> explore(const ExploreOptions& options) {
-  const std::string& first = options.run.subjects.front();
-  const std::string_view name = std::string_view(first).starts_with("oracle:")
-                                    ? std::string_view(first).substr(7)
-                                    : std::string_view(first);
-  const PolicyEntry* policy = Registry<PolicyEntry>::find(name);
-  // A child is asked what its config's policy understands.
-  if (policy == nullptr)
-    policy = Registry<PolicyEntry>::find(
-        options.run.config.policy.empty() ? "sglang-no-buffer" : options.run.config.policy);
-  if (policy == nullptr) return fail(fmt::format("there is no policy `{}` to explore", name));
-  return Explorer(options, *policy).explore();
+  Result<std::vector<Player>> players = players_of(options.run);
+  if (!players) return tl::unexpected(players.error());
+  return Explorer(options, std::move(*players)).explore();
 }
 
 }  // namespace lockstep::cache_sim

@@ -17,7 +17,7 @@ namespace lockstep::cache_sim {
 
 struct ExploreOptions {
   /// Subjects, defect, checks and the config fields that stay as they are; the first subject's
-  /// policy draws the others.
+  /// policy draws the others. Without subjects, each trace draws a policy that has an oracle.
   RunOptions run;
   std::uint64_t seed = 1;
   std::int64_t traces = 1000;
@@ -29,7 +29,8 @@ struct ExploreOptions {
 
 struct Discovery {
   std::int64_t trace_number = 0;  ///< counted from 1: tests to detect
-  Trace trace;                    ///< shrunk, with its comment lines
+  std::vector<std::string> subjects;
+  Trace trace;  ///< shrunk, with its comment lines
   LocatedFinding finding;
   std::size_t lines_before = 0;
   std::int64_t shrink_executions = 0;
@@ -43,6 +44,7 @@ struct ExploreOutcome {
   std::size_t corpus = 0;
   std::uint64_t digest = 0;  ///< over all runs' digests
   std::vector<Discovery> discoveries;
+  std::vector<std::string> marks_missed;  ///< that no trace reached
   double wall_s = 0;
 };
 

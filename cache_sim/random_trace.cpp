@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "cache_sim/trace_player.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
@@ -96,7 +98,9 @@ Operation RandomTrace::forward(const Request& request) {
     most += operation.tokens.size();
   }
   operation.n = draw_.chance(1, 2) ? most : draw_.between(1, most);
-  if (draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10)) {
+  const bool overlaps = swarm_.config.overlap != 0;
+  operation.async = request.in_flight > 0 || (overlaps && draw_.chance(1, 2));
+  if (!operation.async && draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10)) {
     operation.drafts = fresh_tokens(draw_.between(1, 3));
     operation.n = most + operation.drafts.size();
   }
@@ -111,6 +115,10 @@ Operation RandomTrace::of_request() {
   if (!request.drafts.empty()) return verdict(request);
   Operation operation;
   operation.id = request.id;
+  if (request.in_flight > 0 && (request.in_flight == 2 || draw_.chance(1, 4))) {
+    operation.verb = Verb::complete;
+    return operation;
+  }
   switch (pick<5>(
       draw_, {swarm_.extend, swarm_.checkpoint, swarm_.finish, swarm_.abort, swarm_.preempt})) {
     case 0: return forward(request);
@@ -237,7 +245,7 @@ void RandomTrace::answered(const Reply& reply) {
   switch (last_.verb) {
     case Verb::admit:
       requests_.push_back(
-          {last_.id, last_.salt, last_.tokens, reply.get(ReplyField::cached), Tokens()});
+          {last_.id, last_.salt, last_.tokens, reply.get(ReplyField::cached), Tokens(), 0});
       seen_.push_back(last_.tokens);
       return;
     case Verb::extend: {
@@ -245,8 +253,10 @@ void RandomTrace::answered(const Reply& reply) {
       request.known = request.known.followed_by(last_.tokens);
       request.drafts = last_.drafts;
       if (last_.drafts.empty()) request.computed += last_.n;
+      if (last_.async) ++request.in_flight;
       return;
     }
+    case Verb::complete: --requests_[place_].in_flight; return;
     case Verb::accept: {
       Request& request = requests_[place_];
       request.known = request.known.followed_by(last_.tokens);
@@ -278,10 +288,8 @@ void RandomTrace::answered(const Reply& reply) {
       ending_ = last_;
       ending_.tokens = last_.tokens.prefix(static_cast<std::uint32_t>(reply.get(ReplyField::kv)));
       node_is_there_ = !ending_.tokens.empty();
-      // Older versions lose count of locks on tombstones (SGLang #21379): not a difference to find.
-      may_lock_ =
-          (policy_ != "sglang-legacy" && policy_ != "sglang-v0") ||
-          reply.get(ReplyField::state) == reply.get(ReplyField::kv);
+      may_lock_ = !loses_locks_on_tombstones(policy_) ||
+                  reply.get(ReplyField::state) == reply.get(ReplyField::kv);
       return;
     case Verb::lock: locks_.push_back(last_.as); return;
     case Verb::unlock: std::erase(locks_, last_.lock); return;
@@ -322,56 +330,101 @@ void draw_verifications(Draw& draw, RequestSpec& spec) {
 
 }  // namespace
 
-std::vector<Statement> random_requests(const Swarm& swarm, Draw& draw) {
-  std::vector<Statement> statements;
-  std::vector<Tokens> seen;
-  std::vector<Name> ids;
-  Nanoseconds latest = 0;
-  const auto say = [&](auto what) {
-    statements.push_back(
-        {.line = static_cast<int>(statements.size()) + 1, .what = std::move(what)});
-  };
-  const auto some_time = [&] {
-    if (!draw.chance(1, 3)) return Nanoseconds{-1};
-    return latest += draw.between(0, 4) * swarm.config.step_time;
-  };
-  for (int i = 0; i < swarm.operations; ++i) {
+namespace {
+
+/// Requests to the scheduler, one after the other.
+class RequestMaker {
+ public:
+  RequestMaker(const Swarm& swarm, Draw& draw) : swarm_(swarm), draw_(draw) {}
+
+  std::vector<Statement> all() {
+    for (int i = 0; i < swarm_.operations; ++i) {
+      say(request(Name::intern(fmt::format("q{}", i))));
+      const auto stop = pick<3>(draw_, {12, swarm_.abort * 2, swarm_.preempt * 2});
+      if (stop != 0)
+        say(Intervention{
+            .retract = stop == 2, .id = ids_[draw_.below(ids_.size())], .at = some_time()});
+      if (!sessions_.empty() && draw_.chance(1, 6))
+        say(CloseSession{sessions_[draw_.below(sessions_.size())]});
+      if (draw_.chance(1, 3)) say(some_run());
+      if (draw_.chance(static_cast<std::uint64_t>(swarm_.evict), 12)) say(some_eviction());
+    }
+    say(RunStatement{});
+    for (const Verb verb : {Verb::flush, Verb::check}) {
+      Operation operation;
+      operation.verb = verb;
+      say(operation);
+    }
+    return std::move(statements_);
+  }
+
+ private:
+  template <class What>
+  void say(What what) {
+    statements_.push_back(
+        {.line = static_cast<int>(statements_.size()) + 1, .what = std::move(what)});
+  }
+
+  /// Times never go back from line to line.
+  Nanoseconds some_time() {
+    if (!draw_.chance(1, 3)) return -1;
+    return latest_ += draw_.between(0, 4) * swarm_.config.step_time;
+  }
+  Name some_session() {
+    return Name::intern(
+        fmt::format("c{}", draw_.below(static_cast<std::uint64_t>(swarm_.sessions))));
+  }
+
+  RequestSpec request(Name id) {
     RequestSpec spec;
-    spec.id = Name::intern(fmt::format("q{}", i));
-    if (draw.chance(static_cast<std::uint64_t>(swarm.salted), 40)) spec.salt = Name::intern("s");
-    const Tokens prompt = drawn_prompt(swarm, draw, seen);
+    spec.id = id;
+    if (draw_.chance(static_cast<std::uint64_t>(swarm_.salted), 40)) spec.salt = Name::intern("s");
+    const Tokens prompt = drawn_prompt(swarm_, draw_, seen_);
     spec.prompt_size = prompt.size();
-    spec.tokens = prompt.followed_by(drawn_tokens(swarm, draw, draw.between(1, swarm.piece)));
+    spec.tokens = prompt.followed_by(drawn_tokens(swarm_, draw_, draw_.between(1, swarm_.piece)));
     spec.stops = true;
     spec.at = some_time();
-    if (draw.chance(static_cast<std::uint64_t>(swarm.drafts), 10)) draw_verifications(draw, spec);
-    seen.push_back(spec.tokens);
-    ids.push_back(spec.id);
-    say(std::move(spec));
-    const auto stop = pick<3>(draw, {12, swarm.abort * 2, swarm.preempt * 2});
-    if (stop != 0) {
-      Intervention intervention;
-      intervention.retract = stop == 2;
-      intervention.id = ids[draw.below(ids.size())];
-      intervention.at = some_time();
-      say(intervention);
+    if (draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10))
+      draw_verifications(draw_, spec);
+    if (draw_.chance(static_cast<std::uint64_t>(swarm_.urgent), 10))
+      spec.priority = draw_.between(1, 2);
+    if (swarm_.sessions != 0 && draw_.chance(1, 2)) {
+      spec.session = some_session();
+      sessions_.push_back(spec.session);
     }
-    if (draw.chance(1, 3)) say(RunStatement{.steps = draw.between(1, 6)});
-    if (draw.chance(static_cast<std::uint64_t>(swarm.evict), 12)) {
-      Operation evict;
-      evict.verb = Verb::evict;
-      evict.kv = draw.between(0, swarm.longest);
-      evict.state = draw.between(0, 2);
-      say(evict);
-    }
+    if (swarm_.config.ranks > 1 && draw_.chance(1, 4))
+      spec.rank = draw_.between(0, swarm_.config.ranks - 1);
+    seen_.push_back(spec.tokens);
+    ids_.push_back(spec.id);
+    return spec;
   }
-  say(RunStatement{});
-  for (const Verb verb : {Verb::flush, Verb::check}) {
-    Operation operation;
-    operation.verb = verb;
-    say(operation);
+
+  RunStatement some_run() {
+    if (!draw_.chance(1, 3)) return {.steps = draw_.between(1, 6)};
+    return {.until = latest_ += draw_.between(0, 5) * swarm_.config.step_time};
   }
-  return statements;
+
+  Operation some_eviction() {
+    Operation evict;
+    evict.verb = Verb::evict;
+    evict.kv = draw_.between(0, swarm_.longest);
+    evict.state = draw_.between(0, 2);
+    return evict;
+  }
+
+  const Swarm& swarm_;
+  Draw& draw_;
+  std::vector<Statement> statements_;
+  std::vector<Tokens> seen_;
+  std::vector<Name> ids_;
+  std::vector<Name> sessions_;
+  Nanoseconds latest_ = 0;
+};
+
+}  // namespace
+
+std::vector<Statement> random_requests(const Swarm& swarm, Draw& draw) {
+  return RequestMaker(swarm, draw).all();
 }
 
 }  // namespace lockstep::cache_sim

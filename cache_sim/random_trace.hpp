@@ -30,7 +30,8 @@ class RandomTrace {
     Name salt;
     Tokens known;
     std::int64_t computed = 0;
-    Tokens drafts;  // of a verification that waits for its accept
+    Tokens drafts;      // of a verification that waits for its accept
+    int in_flight = 0;  // extends whose results are out
   };
   struct Slot {
     Name name;

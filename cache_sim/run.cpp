@@ -39,10 +39,34 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
   if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
+  // SGLang refuses to start so too: its grid would lie where no chunk of the kernel ends.
+  if (names_field(policy.config_fields, "track_interval") &&
+      config.page % config.model_chunk != 0 && config.model_chunk % config.page != 0)
+    return fail(fmt::format("field page: neither {} nor the model_chunk of {} divides the other",
+                            config.page, config.model_chunk));
   if (config.kv_tokens < config.page)
     return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
                             config.page));
   return {};
+}
+
+/// How many more requests, slots and locks hold something.
+int change_of_holders(const Operation& operation, const Reply& reply) {
+  if (reply.refused != Refusal::none) return 0;
+  switch (operation.verb) {
+    case Verb::admit:
+    case Verb::alloc:
+    case Verb::fork:
+    case Verb::lock:
+    case Verb::capture: return 1;
+    case Verb::finish:
+    case Verb::abort:
+    case Verb::preempt:
+    case Verb::free:
+    case Verb::unlock: return -1;
+    case Verb::insert: return operation.slot.exists() && reply.get(ReplyField::exist) == 0 ? -1 : 0;
+    default: return 0;
+  }
 }
 
 }  // namespace
@@ -51,6 +75,7 @@ struct Run::Seat {
   std::string name;
   std::size_t rank = 0;
   bool is_oracle = false;
+  bool is_child = false;
   std::unique_ptr<LabelState> labels;
   std::unique_ptr<Subject> subject;
   std::unique_ptr<Auditor> auditor;         // after the subject: it must go first
@@ -72,14 +97,16 @@ Result<std::unique_ptr<Run>> Run::start(const RunOptions& options) {
       run->seats_.back()->rank = static_cast<std::size_t>(rank);
     }
   run->replies_.resize(run->subject_count());
+  run->holders_.resize(static_cast<std::size_t>(options.config.ranks));
   return run;
 }
 
 Result<void> Run::seat(const std::string& name) {
   auto seat = std::make_unique<Seat>();
   seat->name = name;
+  seat->is_child = name.starts_with("exec:");
   const bool checked = options_.check != CheckLevel::off;
-  if (name.starts_with("exec:")) {
+  if (seat->is_child) {
     auto child = start_child(
         {.command = name.substr(5), .config = options_.config, .timeout = options_.timeout});
     if (!child) {
@@ -149,30 +176,65 @@ Result<Reply> Run::answer(Seat& seat, const Operation& operation) try {
                  fmt::format("{} stopped: {}", seat.name, thrown.what()));
 }
 
+/// Every subject's reply. Children come last: they are not held to say what is bad input, and see
+/// none where somebody else can tell. False where there is nothing to compare.
+bool Run::ask_all(const Operation& operation) {
+  std::vector<std::optional<Error>> refusals;
+  for (const bool children : {false, true}) {
+    if (!refusals.empty()) break;
+    for (std::size_t i = 0; i < subject_count(); ++i) {
+      Seat& seat = seat_at(i);
+      if (seat.is_child != children) continue;
+      Result<Reply> reply = answer(seat, operation);
+      if (reply) {
+        replies_[i] = *reply;
+        count(operation, replies_[i], seat);
+        continue;
+      }
+      if (reply.error().finding) {
+        remember(operation, nullptr);
+        locate(&seat, {*reply.error().finding, reply.error().text, "an answer", "none"},
+               operation.id.text());
+        stopped_ = true;
+        return false;
+      }
+      refusals.resize(subject_count());
+      refusals[i] = std::move(reply.error());
+    }
+  }
+  if (refusals.empty()) return true;
+  take_refusal(operation, refusals);
+  return false;
+}
+
+/// Bad input is what all who can tell call so. That one takes what the other refuses is a
+/// difference like any other.
+void Run::take_refusal(const Operation& operation,
+                       const std::vector<std::optional<Error>>& refusals) {
+  std::size_t refuser = 0;
+  while (!refusals[refuser]) ++refuser;
+  for (std::size_t i = 0; i < subject_count(); ++i) {
+    if (refusals[i] || seat_at(i).is_child) continue;
+    remember(operation, nullptr);
+    locate(&seat_at(seat_at(i).is_oracle ? refuser : i),
+           {FindingKind::reply_differs,
+            fmt::format("{} answered {} and {} calls the operation bad input: {}", seat_at(i).name,
+                        replies_[i].text(), seat_at(refuser).name, refusals[refuser]->text),
+            "one opinion", "two"},
+           operation.id.text());
+    stopped_ = true;
+    return;
+  }
+  if (options_.skip_illegal)
+    --events_;
+  else
+    fail(*refusals[refuser]);
+}
+
 const Reply* Run::apply(const Operation& operation) {
   if (stopped_) return nullptr;
   ++events_;
-  for (std::size_t i = 0; i < subject_count(); ++i) {
-    Seat& seat = seat_at(i);
-    const Result<Reply> reply = answer(seat, operation);
-    if (!reply) {
-      if (!reply.error().finding) {
-        if (i == 0 && options_.skip_illegal) {
-          --events_;
-          return nullptr;
-        }
-        fail(reply.error());
-        return nullptr;
-      }
-      remember(operation, nullptr);
-      locate(&seat, {*reply.error().finding, reply.error().text, "an answer", "none"},
-             operation.id.text());
-      stopped_ = true;
-      return nullptr;
-    }
-    replies_[i] = *reply;
-    count(operation, replies_[i], seat);
-  }
+  if (!ask_all(operation)) return nullptr;
   const Reply& first = replies_.front();
   if (options_.watch) options_.watch(operation, first);
   digest_.add(static_cast<std::uint64_t>(operation.verb) << 32 | operation.tokens.size());
@@ -204,6 +266,8 @@ void Run::check(Seat& seat, const Operation& operation, const Reply& reply) {
   if (operation.verb == Verb::check && &seat == &seat_at(0))
     replies_.front().set(ReplyField::violations, static_cast<std::int64_t>(findings.size()));
   if (options_.check != CheckLevel::off) check_cached(seat, operation, reply, findings);
+  if (options_.check == CheckLevel::all && operation.verb == Verb::flush)
+    check_emptied(seat, findings);
   // One broken rule shows in several ways; the kinds stand in the order in which they explain.
   std::stable_sort(findings.begin(), findings.end(),
                    [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
@@ -248,6 +312,26 @@ void Run::check_cached(Seat& seat, const Operation& operation, const Reply& repl
          fmt::format("at most {}", bound), std::to_string(cached)});
   seat.stored->add(operation.tokens, operation.salt);
   seat.running[name] = operation.tokens;
+}
+
+/// Liveness of the pools: behind a flush, with nothing running, every slot is free. What excuses
+/// one that is not: a request that runs, a slot or a lock that a tree verb holds, a row that a slot
+/// cache has captured. What a result under way will be written to is no excuse: its request has
+/// gone.
+void Run::check_emptied(const Seat& seat, Findings& findings) const {
+  if (holders_[seat.rank] != 0) return;
+  const std::optional<Snapshot> now = seat.subject->snapshot();
+  if (!now) return;
+  const auto hold = [&](const char* what, std::int64_t free, std::int64_t total) {
+    if (free != total)
+      findings.push_back(
+          {FindingKind::leak,
+           fmt::format("nothing runs and the cache was flushed, and {} of {} {} are not free",
+                       total - free, total, what),
+           std::to_string(total), std::to_string(free)});
+  };
+  hold("KV slots", now->kv_free, now->kv_total);
+  hold("state slots", now->states_free, now->states_total);
 }
 
 /// Replies against each other, field by field. An oracle's answer is the expected one.
@@ -296,6 +380,7 @@ void Run::count(const Operation& operation, const Reply& reply, Seat& seat) {
 
 /// The request's ledger, from the operations themselves; a scheduler adds what only it knows.
 void Run::follow(const Operation& operation, const Reply& reply) {
+  holders_[rank_] += change_of_holders(operation, reply);
   switch (operation.verb) {
     case Verb::admit: {
       RequestOutcome& now = outcome(operation.id);

@@ -74,7 +74,7 @@ struct RunOptions {
   bool keep_events = false;  ///< every event's text and the pools after it, for reports
   /// Sees every operation and the first subject's reply; for whoever measures.
   std::function<void(const Operation&, const Reply&)> watch{};
-  /// An operation that the first subject refuses as bad input is left out.
+  /// An operation that every subject refuses as bad input is left out.
   bool skip_illegal = false;
 };
 
@@ -146,8 +146,11 @@ class Run {
   explicit Run(const RunOptions& options);
   Result<void> seat(const std::string& name);
   static Result<Reply> answer(Seat& seat, const Operation& operation);
+  bool ask_all(const Operation& operation);
+  void take_refusal(const Operation& operation, const std::vector<std::optional<Error>>& refusals);
   void check(Seat& seat, const Operation& operation, const Reply& reply);
   void check_cached(Seat& seat, const Operation& operation, const Reply& reply, Findings& findings);
+  void check_emptied(const Seat& seat, Findings& findings) const;
   void compare(const Operation& operation);
   void remember(const Operation& operation, const Reply* reply);
   void follow(const Operation& operation, const Reply& reply);
@@ -159,6 +162,7 @@ class Run {
   NoLayerState no_layers_;
   std::vector<std::unique_ptr<Seat>> seats_;  // rank by rank
   std::size_t rank_ = 0;
+  std::vector<std::int64_t> holders_;  // by rank: requests, slots and locks that hold something
   std::vector<Reply> replies_;
   std::vector<LocatedFinding> findings_;
   std::optional<Error> error_;

@@ -8,83 +8,18 @@
 #include <utility>
 
 #include "cache_sim/simulation.hpp"
+#include "cache_sim/trace_player.hpp"
 #include "reference/base/overloaded.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
-
-constexpr std::int64_t kLiteral = -1;
-
-/// A statement and what it left undone when it was last played: tokens not computed behind an
-/// extend, computed tokens behind a checkpoint's length.
-struct Step {
-  Statement statement;
-  std::int64_t rest = kLiteral;
-};
-using Steps = std::vector<Step>;
 
 struct Candidate {
   Config config;
   Steps steps;
 };
 
-// --- Playing
-// --------------------------------------------------------------------------------------
-
-/// What the requests of a trace of operations have, so that numbers can follow their tokens.
-class Ledger {
- public:
-  void adapt(Operation& operation, std::int64_t rest) const {
-    if (operation.verb == Verb::admit)
-      operation.prompt = std::min<std::int64_t>(operation.prompt, operation.tokens.size());
-    if (operation.verb == Verb::accept) operation.n = operation.tokens.size();
-    const auto found = requests_.find(operation.id.index());
-    if (rest == kLiteral || found == requests_.end()) return;
-    const Request& request = found->second;
-    if (operation.verb == Verb::extend) {
-      const std::int64_t left =
-          request.known + operation.tokens.size() - request.computed + operation.drafts.size();
-      operation.n = operation.drafts.empty() ? std::max<std::int64_t>(1, left - rest) : left;
-    }
-    if (operation.verb == Verb::checkpoint && operation.up_to != Operation::kAbsent)
-      operation.up_to = std::max<std::int64_t>(0, request.computed - rest);
-  }
-
-  /// What the operation, which was answered so, leaves undone.
-  std::int64_t follow(const Operation& operation, const Reply& reply) {
-    Request& request = requests_[operation.id.index()];
-    switch (operation.verb) {
-      case Verb::admit:
-        if (reply.refused == Refusal::none)
-          request = {operation.tokens.size(), reply.get(ReplyField::cached)};
-        return kLiteral;
-      case Verb::extend: {
-        const std::int64_t left = request.known + operation.tokens.size() - request.computed;
-        if (!operation.drafts.empty()) return 0;
-        const std::int64_t rest = left - operation.n;
-        if (reply.refused == Refusal::none) {
-          request.known += operation.tokens.size();
-          request.computed += operation.n;
-        }
-        return rest;
-      }
-      case Verb::accept:
-        request.known += operation.tokens.size();
-        request.computed = request.known - 1;
-        return kLiteral;
-      case Verb::checkpoint:
-        return operation.up_to == Operation::kAbsent ? 0 : request.computed - operation.up_to;
-      default: return kLiteral;
-    }
-  }
-
- private:
-  struct Request {
-    std::int64_t known = 0;
-    std::int64_t computed = 0;
-  };
-  std::map<std::uint32_t, Request> requests_;
-};
+// --- Playing -------------------------------------------------------------------------------------
 
 bool is_scheduled(const Steps& steps) {
   return std::any_of(steps.begin(), steps.end(), [](const Step& step) {
@@ -136,25 +71,13 @@ Played play_scheduled(const Trace& trace, Run& run) {
   return played;
 }
 
-/// Operation by operation: each is adapted to what its request has now.
-Played play_operations(const Trace& trace, const Candidate& candidate, Run& run) {
-  Played played;
-  Ledger ledger;
-  for (std::size_t i = 0; i < trace.statements.size(); ++i) {
-    Step step = candidate.steps[i];
-    if (!std::holds_alternative<Operation>(step.statement.what)) continue;
-    auto& operation = std::get<Operation>(step.statement.what);
-    ledger.adapt(operation, step.rest);
-    run.set_place(static_cast<int>(i) + 1, 0);
-    const Reply* const reply = run.apply(operation);
-    if (reply == nullptr && !run.stopped()) continue;  // it makes no sense any more
-    if (reply != nullptr) step.rest = ledger.follow(operation, *reply);
-    played.steps.push_back(std::move(step));
-    if (run.stopped()) return played;
-  }
+Played play_operations(const Steps& steps, Run& run) {
+  OperationPlayer player(run);
+  for (const Step& step : steps)
+    if (!run.stopped()) player.play(step);
   run.set_place(0, 0);
   run.conclude();
-  return played;
+  return {.finding = std::nullopt, .steps = std::move(player.played())};
 }
 
 bool has_answers(const Steps& steps) {
@@ -162,8 +85,7 @@ bool has_answers(const Steps& steps) {
                      [](const Step& step) { return !step.statement.answer.empty(); });
 }
 
-// --- Shrinking
-// ------------------------------------------------------------------------------------
+// --- Shrinking -----------------------------------------------------------------------------------
 
 class Shrinker {
  public:
@@ -174,7 +96,7 @@ class Shrinker {
 
   Result<ShrinkOutcome> shrink(const Trace& trace) {
     best_.config = trace.config;
-    for (const Statement& statement : trace.statements) best_.steps.push_back({statement});
+    best_.steps = literal_steps(trace.statements);
     const std::optional<Played> first = play(best_);
     if (!first || !first->finding)
       return fail("the trace ends without a finding, so there is nothing to shrink");
@@ -212,7 +134,7 @@ class Shrinker {
     if (trace.scheduler_level || has_answers(candidate.steps)) {
       played = play_scheduled(trace, run);
     } else {
-      played = play_operations(trace, candidate, run);
+      played = play_operations(candidate.steps, run);
     }
     if (run.error()) return std::nullopt;
     if (!run.findings().empty()) played.finding = run.findings().front();
@@ -364,8 +286,7 @@ class Shrinker {
     }
   }
 
-  // --- Tokens
-  // -------------------------------------------------------------------------------------
+  // --- Tokens ------------------------------------------------------------------------------------
 
   /// An output that is given as a number has tokens of its own, which no other line can name.
   static std::vector<Tokens> tokens_of(const Statement& statement) {
@@ -471,8 +392,7 @@ class Shrinker {
         if (attempt(mapped([&](Token token) { return moved(token, all[i], all[j]); }))) break;
   }
 
-  // --- Names
-  // --------------------------------------------------------------------------------------
+  // --- Names -------------------------------------------------------------------------------------
 
   /// Documents a, b, …; requests r1, r2, …: in the order in which they appear. Not a matter of
   /// size, so done once and kept only where the finding survives it.

@@ -4,8 +4,7 @@
 // features; all of it again until nothing gets smaller.
 //
 // Lines lean on each other: an `extend` after a shorter `admit` has another number of tokens left.
-// A line therefore remembers what it left undone rather than what it did, and is adapted when it is
-// played; one that makes no sense any more is left out.
+// So every candidate is played through cache_sim/trace_player.hpp, which adapts its lines.
 #pragma once
 
 #include <cstdint>

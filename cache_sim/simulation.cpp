@@ -316,11 +316,28 @@ Reply Simulation::run_until(const RunStatement& limits) {
                "", true);
   }
   if (limits.until >= 0 && !run_.stopped()) now_ = std::max(now_, limits.until);
+  if (limits.until < 0 && limits.steps < 0) hold_to_the_end();
   return Reply{}
       .set(ReplyField::finished, ended_ - ended_before)
       .set(ReplyField::violations,
            static_cast<std::int64_t>(run_.findings().size() - findings_before))
       .set(ReplyField::time, now_);
+}
+
+/// Liveness of the requests: a run without limits ends every one. What excuses a request: nothing.
+/// One that fits nowhere ends as refused, one whose client went before it arrived as aborted. A
+/// stream's requests are followed by their number alone and are not asked.
+void Simulation::hold_to_the_end() {
+  if (stream_ != nullptr || run_.stopped()) return;
+  for (const RequestSpec* const spec : specs_) {
+    const RequestOutcome* const outcome = run_.find_outcome(spec->id);
+    if (outcome->end >= 0) continue;
+    run_.add({FindingKind::stuck,
+              fmt::format("nothing is left to do and request `{}` has not ended", spec->id.text()),
+              "every request ends", "it waits for ever"},
+             spec->id.text(), true);
+    return;
+  }
 }
 
 void Simulation::note(const SchedulerNote& note) {

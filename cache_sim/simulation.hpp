@@ -54,6 +54,7 @@ class Simulation {
   std::optional<Nanoseconds> next_moment() const;
   void close_session(Name session);
   Reply run_until(const RunStatement& limits);
+  void hold_to_the_end();
   void deliver_due();
   bool one_step();
   bool launch();

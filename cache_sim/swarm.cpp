@@ -38,6 +38,11 @@ class ConfigDraw {
   std::vector<std::string> fixed_;
 };
 
+/// States on a grid of pages and chunks exist where one of the two divides the other.
+bool page_fits_chunk(const Config& config) {
+  return config.page % config.model_chunk == 0 || config.model_chunk % config.page == 0;
+}
+
 /// Mostly the usual weight, sometimes none and sometimes much.
 int weight(Draw& draw, int usual) {
   const std::uint64_t kind = draw.below(8);
@@ -53,6 +58,11 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   ConfigDraw fields(policy, swarm.config);
   constexpr std::int64_t kPages[] = {1, 1, 2, 3, 4};
   fields.optional("page", &Config::page, kPages[draw.below(5)]);
+  fields.common("model_chunk", &Config::model_chunk, std::int64_t{1} << draw.below(4));
+  if (!page_fits_chunk(swarm.config)) {
+    fields.common("model_chunk", &Config::model_chunk, swarm.config.page * draw.between(1, 2));
+    if (!page_fits_chunk(swarm.config)) fields.common("page", &Config::page, 1);
+  }
   const std::int64_t page = swarm.config.page;
   swarm.longest = static_cast<int>(draw.between(6, 40));
   // Pools from "nothing fits" to "hardly anything is evicted".
@@ -62,7 +72,6 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   fields.common("request_rows", &Config::request_rows, draw.between(1, 5));
   fields.common("max_running", &Config::max_running, draw.between(1, 5));
   fields.common("chunked_prefill", &Config::chunked_prefill, draw.between(1, 16));
-  fields.common("model_chunk", &Config::model_chunk, std::int64_t{1} << draw.below(4));
   fields.optional("track_interval", &Config::track_interval, std::int64_t{1} << draw.below(4));
   fields.optional("lazy", &Config::lazy, draw.chance(1, 4) ? 1 : 0);
   fields.optional("overlap", &Config::overlap, draw.chance(1, 4) ? 1 : 0);
@@ -71,6 +80,10 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   fields.optional("path_cap", &Config::path_cap, draw.chance(1, 6) ? draw.between(0, 3) : -1);
 
   swarm.scheduled = draw.chance(1, 4);
+  if (swarm.scheduled) {
+    fields.common("ranks", &Config::ranks, draw.chance(1, 4) ? draw.between(2, 3) : 1);
+    if (fields.free("routing") && draw.chance(1, 2)) swarm.config.routing = "prefix";
+  }
   swarm.operations =
       static_cast<int>(swarm.scheduled ? draw.between(3, 16) : draw.between(20, 120));
   swarm.request = weight(draw, 9);
@@ -88,6 +101,8 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   swarm.drafts = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 6));
   swarm.salted = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 20));
   swarm.discarded = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 5));
+  swarm.urgent = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 5));
+  swarm.sessions = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 3));
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12));
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));

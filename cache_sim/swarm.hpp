@@ -43,11 +43,13 @@ struct Swarm {
   int drafts = 2;     ///< extends that verify drafts
   int salted = 1;     ///< of forty
   int discarded = 2;  ///< finishes that leave nothing in the cache
+  int urgent = 0;     ///< requests that go before others
   // How large.
   int running = 4;    ///< requests at once
   int longest = 24;   ///< tokens of a prompt
   int piece = 9;      ///< tokens that a prompt has beyond its shared part
   int documents = 2;  ///< that prompts are made of: few are hot, many are cold
+  int sessions = 0;   ///< that requests belong to and that are closed
 };
 
 /// Draws a swarm for a policy. Fields that `base` changes from their defaults stay as they are

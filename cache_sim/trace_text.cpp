@@ -27,6 +27,7 @@ std::string request_text(const RequestSpec& spec) {
   text += spec.stops ? " output=" + spec.tokens.slice(spec.prompt_size, spec.tokens.size()).text()
                      : fmt::format(" output={}", spec.output_size());
   if (spec.priority != 0) text += fmt::format(" priority={}", spec.priority);
+  if (spec.rank >= 0) text += fmt::format(" rank={}", spec.rank);
   text += optional_name("salt", spec.salt) + optional_name("session", spec.session);
   return text + " tokens=" + spec.tokens.prefix(spec.prompt_size).text();
 }

@@ -2,6 +2,7 @@
 #include "cache_sim/explore.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,7 +25,7 @@ int refuse(const Error& error) {
   return static_cast<int>(error.status);
 }
 
-/// The words of a replay that shows the finding, with `%s` for the file.
+/// The replay that shows a finding.
 ReplayRequest replay_of(const RunOptions& run, const std::string& file) {
   ReplayRequest request;
   request.file = file;
@@ -49,8 +50,7 @@ void print_finding(const Trace& trace, const LocatedFinding& finding, const std:
   fmt::print("written  {}\nreplay   {}\n", path, replay_command(replay_of(run, path)));
 }
 
-// --- explore
-// --------------------------------------------------------------------------------------
+// --- explore -------------------------------------------------------------------------------------
 
 struct ExploreWords {
   ReplayRequest request;
@@ -58,6 +58,7 @@ struct ExploreWords {
   std::int64_t traces = 1000;
   std::string time;
   std::int64_t findings = 1;
+  bool raw = false;
   std::string out = "findings";
   std::string json_path;
 };
@@ -97,6 +98,13 @@ Result<std::vector<std::string>> still_there(const std::string& folder) {
   return there;
 }
 
+/// The run that a finding was made by.
+RunOptions run_of(const RunOptions& run, const Discovery& found) {
+  RunOptions own = run;
+  own.subjects = found.subjects;
+  return own;
+}
+
 Json search_json(const ExploreWords& words, const RunOptions& run, const ExploreOutcome& outcome,
                  const std::vector<std::string>& paths) {
   Json json = {{"lockstep", 1}, {"command", "explore"}, {"seed", words.seed}};
@@ -112,7 +120,7 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
                                 {"expected", found.finding.finding.expected},
                                 {"actual", found.finding.finding.actual},
                                 {"trace", paths[i]},
-                                {"replay", replay_command(replay_of(run, paths[i]))},
+                                {"replay", replay_command(replay_of(run_of(run, found), paths[i]))},
                                 {"tests_to_detect", found.trace_number},
                                 {"lines_before", found.lines_before},
                                 {"shrunk_lines", line_count(found.trace)},
@@ -121,7 +129,8 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
   json["search"] = {{"traces_run", outcome.traces},
                     {"operations", outcome.operations},
                     {"from_corpus", outcome.from_corpus},
-                    {"corpus", outcome.corpus}};
+                    {"corpus", outcome.corpus},
+                    {"marks_missed", outcome.marks_missed}};
   if (!outcome.discoveries.empty()) {
     json["search"]["tests_to_detect"] = outcome.discoveries.front().trace_number;
     json["search"]["shrunk_lines"] = line_count(outcome.discoveries.front().trace);
@@ -135,6 +144,9 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
 int run_explore(const ExploreWords& words) {
   Result<RunOptions> run = run_options(words.request, Config());
   if (!run) return refuse(run.error());
+  // Nobody has said what to search: each trace draws its policy.
+  if (words.request.subjects.empty() && words.request.defect.empty() && run->config.policy.empty())
+    run->subjects.clear();
   const Result<std::vector<std::string>> there = still_there(words.out);
   if (!there) return refuse(there.error());
   for (const std::string& file : *there) fmt::print("{}: is still there\n", file);
@@ -144,6 +156,7 @@ int run_explore(const ExploreWords& words) {
   options.seed = words.seed;
   options.traces = words.traces;
   options.findings = words.findings;
+  options.shrinks = !words.raw;
   if (!words.time.empty()) {
     const Result<Nanoseconds> time = parse_time(words.time);
     if (!time) return refuse({.text = "--time: " + time.error().text});
@@ -164,12 +177,13 @@ int run_explore(const ExploreWords& words) {
     paths.push_back(fmt::format("{}/{}-{}-{}.trace", words.out,
                                 to_string(found.finding.finding.kind), words.seed,
                                 found.trace_number));
-    describe(found.trace, found.finding, *run,
+    const RunOptions own = run_of(*run, found);
+    describe(found.trace, found.finding, own,
              fmt::format("Found by trace {} of seed {}; {} lines before it was shrunk.",
                          found.trace_number, words.seed, found.lines_before));
     if (const Result<void> written = write_file(paths.back(), trace_text(found.trace)); !written)
       return refuse(written.error());
-    print_finding(found.trace, found.finding, paths.back(), *run);
+    print_finding(found.trace, found.finding, paths.back(), own);
   }
   if (!words.json_path.empty()) {
     const Json json = search_json(words, *run, *outcome, paths);
@@ -180,14 +194,15 @@ int run_explore(const ExploreWords& words) {
              outcome->operations, outcome->from_corpus, outcome->traces, outcome->corpus,
              outcome->discoveries.empty() ? "nothing found"
                                           : fmt::format("{} found", outcome->discoveries.size()));
+  if (!outcome->marks_missed.empty())
+    fmt::print("never reached: {}\n", fmt::join(outcome->marks_missed, ", "));
   fmt::print("digest={:016x} seed={}\n", outcome->digest, words.seed);
   if (!outcome->discoveries.empty())
     return exit_status(outcome->discoveries.front().finding.finding.kind);
   return there->empty() ? kExitPass : kExitInvariant;
 }
 
-// --- shrink
-// ---------------------------------------------------------------------------------------
+// --- shrink --------------------------------------------------------------------------------------
 
 int run_shrink(const ReplayRequest& request, const std::string& out) {
   const Result<Trace> trace = read_trace(request.file);
@@ -224,6 +239,7 @@ void add_explore(CLI::App& app, int& status) {
   command->add_option("--time", words->time, "how long at most: 30s")->excludes(traces);
   command->add_option("--findings", words->findings, "stop behind that many")
       ->capture_default_str();
+  command->add_flag("--no-shrink", words->raw, "write traces as they were found");
   command->add_option("--out", words->out, "folder for findings")->capture_default_str();
   command->add_option("--json", words->json_path, "write the search's data to this file");
   command->callback([words, &status] { status = run_explore(*words); });

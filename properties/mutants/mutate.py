@@ -162,7 +162,8 @@ class Source:
         insertions, cuts, mutants = [], [], []
         for number, ((begin, end, kind), mutant) in enumerate(sorted(self.found.items()), first):
             if kind == "deletion":
-                insertions += [(begin, -end, f"if (!lockstep::mutant({number})) {{ "), (end, begin, " }")]
+                # Braces of its own, or an else behind it would change its if.
+                insertions += [(begin, -end, f"{{ if (!lockstep::mutant({number})) {{ "), (end, begin, " } }")]
             else:
                 gap = mutant["between"]
                 name = NAMES[mutant["operator"]]

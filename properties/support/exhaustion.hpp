@@ -1,0 +1,25 @@
+// Small scopes, completely: every short trace, and every allocation of a fixture with empty pools.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep::testing_support {
+
+/// What was played, and the first finding with its trace; empty where there was none.
+struct Exhausted {
+  std::int64_t traces = 0;
+  std::int64_t refusals = 0;  ///< of operations that found a pool empty
+  std::string finding;
+};
+
+/// Every trace of up to `most` operations with two requests, three state slots and few KV slots, on
+/// the policy beside its oracle. Traces that begin with an illegal operation are not gone through.
+Exhausted all_short_traces(const std::string& policy, int most);
+
+/// The file's operations as often as it has operations: before the n-th one, whatever can be
+/// evicted is, and what is free is taken away for as long as that operation lasts; every `step`-th
+/// n.
+Exhausted each_allocation_failing(const std::string& file, std::size_t step);
+
+}  // namespace lockstep::testing_support

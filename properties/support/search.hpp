@@ -1,0 +1,32 @@
+// Searches as tests ask for them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cache_sim/explore.hpp"
+
+namespace lockstep::testing_support {
+
+/// A search of a policy beside its oracle; of a policy drawn by each trace where `policy` is empty.
+cache_sim::ExploreOutcome searched(const std::string& policy, const std::string& config,
+                                   std::uint64_t seed, std::int64_t traces);
+
+/// The defect's policy, damaged, beside its oracle.
+cache_sim::RunOptions run_with_defect(const std::string& defect);
+
+/// Holds a search to finding the defect within so many traces and to shrinking it to at most
+/// kMostShrunkLines.
+void search_for(const std::string& defect, std::uint64_t seed, std::int64_t traces);
+inline constexpr std::size_t kMostShrunkLines = 8;
+
+std::vector<std::string> policies_with_oracle();
+std::vector<std::string> all_defects();
+
+std::vector<std::string> one_defect_in_eight();
+
+/// As GoogleTest allows it.
+std::string test_name(std::string text);
+
+}  // namespace lockstep::testing_support
