@@ -1,8 +1,10 @@
 # properties/*_test.cpp become one program per tier: _full_test.cpp, _gpu_test.cpp and _fuzz_test.cpp name
-# their tier, every other test is quick. A tier is a label of ctest.
+# their tier, every other test is quick. A tier is a label of ctest. _torch_test.cpp are quick too, in a program of
+# their own: the only files that wait for LibTorch's headers, which they share precompiled.
 
 find_package(GTest REQUIRED)
 find_package(rapidcheck REQUIRED)
+include(cmake/torch.cmake)  # the target lockstep_torch, where LibTorch is
 
 file(GLOB support_sources CONFIGURE_DEPENDS properties/support/*.cpp)
 file(GLOB test_sources CONFIGURE_DEPENDS properties/*_test.cpp)
@@ -40,6 +42,19 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
   endif()
   gtest_discover_tests(${program} DISCOVERY_MODE POST_BUILD DISCOVERY_TIMEOUT 120 PROPERTIES ${properties})
 endfunction()
+
+set(torch_sources ${test_sources})
+list(FILTER torch_sources INCLUDE REGEX "_torch_test\\.cpp$")
+list(FILTER test_sources EXCLUDE REGEX "_torch_test\\.cpp$")
+if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
+  add_executable(lockstep_torch_tests ${torch_sources})
+  target_link_libraries(lockstep_torch_tests PRIVATE
+    lockstep_requirements lockstep_views lockstep_torch GTest::gtest_main rapidcheck_gtest)
+  target_precompile_headers(lockstep_torch_tests PRIVATE <ATen/ATen.h> <gtest/gtest.h>)
+  # One test of ctest: each start of the program loads LibTorch anew.
+  add_test(NAME reference.agrees_with_libtorch COMMAND lockstep_torch_tests)
+  set_tests_properties(reference.agrees_with_libtorch PROPERTIES LABELS quick TIMEOUT 600)
+endif()
 
 foreach(tier full gpu fuzz)
   set(tier_sources ${test_sources})

@@ -1,0 +1,17 @@
+# LibTorch for the tests that take it as a second opinion: the folder `torch` of a PyPI wheel. Its own CMake package
+# asks for a CUDA toolkit, which the CPU library does not need, so the targets are made here.
+
+set(LOCKSTEP_TORCH_DIR ${PROJECT_SOURCE_DIR}/.lockstep/torch/torch CACHE PATH
+    "The folder of PyTorch's Python package, with include/ and lib/")
+if(EXISTS ${LOCKSTEP_TORCH_DIR}/include/ATen/ATen.h)
+  add_library(lockstep_torch INTERFACE)
+  target_include_directories(lockstep_torch SYSTEM INTERFACE
+    ${LOCKSTEP_TORCH_DIR}/include ${LOCKSTEP_TORCH_DIR}/include/torch/csrc/api/include)
+  target_link_directories(lockstep_torch INTERFACE ${LOCKSTEP_TORCH_DIR}/lib)
+  target_link_options(lockstep_torch INTERFACE
+    -Wl,--as-needed -Wl,--unresolved-symbols=ignore-in-shared-libs -Wl,-rpath,${LOCKSTEP_TORCH_DIR}/lib)
+  target_link_libraries(lockstep_torch INTERFACE torch_cpu c10)
+else()
+  message(STATUS "The tests against LibTorch are left out: there is none in ${LOCKSTEP_TORCH_DIR} "
+                 "(./lockstep test brings it in)")
+endif()

@@ -1,0 +1,128 @@
+// Which rows a packed batch has, and in which slot of a state pool a row finds and leaves its
+// state. The one implementation of the contract's rules on slots (reference/contract.md), shared by
+// the convolution and the recurrences.
+//
+//   here          vLLM                                  shape
+//   starts        query_start_loc, cu_seqlens           [N + 1]; absent: every token is a row
+//   indices       cache_indices, ssm_state_indices      [N]
+//   table         ssm_state_indices of a verification   [N, 1 + drafts]
+//   out_indices   dst_state_batch_indices               [N]
+//   num_accepted  num_accepted_tokens                   [N], needs a table
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "reference/base/eigen.hpp"
+
+namespace lockstep {
+
+using IndexView = TensorView<const std::int32_t, 1>;
+using IndexTable = TensorView<const std::int32_t, 2>;
+
+/// Tokens [begin, end) of a packed batch.
+struct RowRange {
+  std::int64_t begin;
+  std::int64_t end;
+  std::int64_t size() const { return end - begin; }
+};
+
+inline std::int64_t row_count(const std::optional<IndexView>& starts, std::int64_t tokens) {
+  return starts ? starts->extent(0) - 1 : tokens;
+}
+
+/// Row `row` of the batch. The starts grow from 0 to at most `tokens`: what lies behind the last
+/// row is padding.
+inline RowRange row_range(const std::optional<IndexView>& starts, std::int64_t row,
+                          std::int64_t tokens) {
+  if (!starts) return {row, row + 1};
+  require((*starts)(0) == 0, "query_start_loc begins with 0");
+  const RowRange range{(*starts)(row), (*starts)(row + 1)};
+  require(0 <= range.begin && range.begin <= range.end && range.end <= tokens,
+          "query_start_loc never falls and stays within the tokens");
+  return range;
+}
+
+constexpr std::int64_t kNoSlot = -1;
+
+/// Without indices and without a table, row i uses slot i.
+struct StateSlots {
+  std::optional<IndexView> indices{};
+  std::optional<IndexTable> table{};
+  std::optional<IndexView> out_indices{};
+  std::optional<IndexView> num_accepted{};
+  std::int32_t pad_slot_id = -1;
+};
+
+namespace slots_detail {
+
+inline std::int64_t named(const StateSlots& slots, std::int32_t entry, std::int64_t slot_count) {
+  if (entry < 0 || entry == slots.pad_slot_id) return kNoSlot;
+  require(entry < slot_count, "a state index is below the number of slots");
+  return entry;
+}
+
+}  // namespace slots_detail
+
+/// Accepted tokens of the row's previous step, at least 1: its state is in column accepted - 1.
+inline std::int64_t accepted_before(const StateSlots& slots, std::int64_t row) {
+  if (!slots.num_accepted) return 1;
+  return std::max<std::int64_t>(1, (*slots.num_accepted)(row));
+}
+
+/// The slot that the row reads; kNoSlot: the row is padding, its output is 0 and nothing is
+/// written.
+inline std::int64_t source_slot(const StateSlots& slots, std::int64_t row,
+                                std::int64_t slot_count) {
+  if (slots.table) {
+    const std::int64_t column = accepted_before(slots, row) - 1;
+    require(column < slots.table->extent(1),
+            "no more tokens were accepted than the table has columns");
+    return slots_detail::named(slots, (*slots.table)(row, column), slot_count);
+  }
+  require(!slots.num_accepted, "num_accepted_tokens needs a table of state indices");
+  if (slots.indices) return slots_detail::named(slots, (*slots.indices)(row), slot_count);
+  require(row < slot_count, "without state indices, every row has a slot of its own number");
+  return row;
+}
+
+/// The slot that takes the state after token `token` of the row's `size`; kNoSlot: it goes nowhere.
+inline std::int64_t target_slot(const StateSlots& slots, std::int64_t row, std::int64_t token,
+                                std::int64_t size, std::int64_t slot_count) {
+  if (slots.table) {
+    if (token >= slots.table->extent(1)) return kNoSlot;
+    return slots_detail::named(slots, (*slots.table)(row, token), slot_count);
+  }
+  if (token != size - 1) return kNoSlot;
+  if (slots.out_indices) return slots_detail::named(slots, (*slots.out_indices)(row), slot_count);
+  return source_slot(slots, row, slot_count);
+}
+
+/// Rows run in any order: no two write one slot, and none reads a slot that another one writes.
+inline void check_slots(const StateSlots& slots, const std::optional<IndexView>& starts,
+                        std::int64_t tokens, std::int64_t slot_count) {
+  require(!(slots.table && slots.indices), "state indices are one list or one table");
+  require(!(slots.table && slots.out_indices), "state_out_indices go with a list of state indices");
+  const std::int64_t rows = row_count(starts, tokens);
+  std::set<std::int64_t> written;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    if (source_slot(slots, row, slot_count) == kNoSlot) continue;
+    const std::int64_t size = row_range(starts, row, tokens).size();
+    for (std::int64_t token = 0; token < size; ++token) {
+      const std::int64_t target = target_slot(slots, row, token, size, slot_count);
+      require(target == kNoSlot || written.insert(target).second, "a slot is written once");
+    }
+  }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t source = source_slot(slots, row, slot_count);
+    if (source == kNoSlot || !written.count(source)) continue;
+    const std::int64_t size = row_range(starts, row, tokens).size();
+    bool own = false;
+    for (std::int64_t token = 0; token < size; ++token)
+      own = own || target_slot(slots, row, token, size, slot_count) == source;
+    require(own, "no row reads a slot that another row writes");
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,87 @@
+// Where production kernels round. A reference computes in its scalar; a storage point is a place
+// where a kernel writes a narrower type to memory or feeds it to a tensor core. Naming these points
+// makes "the same precision" a thing that one can ask for: see yardstick.hpp.
+//
+//   format      significand  smallest normal  largest   beyond the largest
+//   float32     24 bits      2^-126           3.4e38    infinity
+//   bf16         8           2^-126           3.4e38    infinity
+//   fp16        11           2^-14            65504     infinity
+//   e4m3         4           2^-6             448       448: conversions saturate
+//   e4m3fnuz     4           2^-7             240       240
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "reference/base/eigen.hpp"
+
+namespace lockstep {
+
+/// kExact is the scalar of the computation itself: nothing is rounded.
+enum class Format { exact, float32, bf16, fp16, e4m3, e4m3fnuz };
+
+struct FormatTraits {
+  int significand_bits;  ///< the hidden one included
+  int exponent_min;      ///< of the smallest normal number
+  double largest;
+  bool saturates;
+};
+
+constexpr FormatTraits traits_of(Format format) {
+  switch (format) {
+    case Format::exact: return {53, -1022, std::numeric_limits<double>::max(), false};
+    case Format::float32: return {24, -126, 0x1.fffffep127, false};
+    case Format::bf16: return {8, -126, 0x1.fep127, false};
+    case Format::fp16: return {11, -14, 65504, false};
+    case Format::e4m3: return {4, -6, 448, true};
+    case Format::e4m3fnuz: return {4, -7, 240, true};
+  }
+  return {};
+}
+
+/// The distance of neighbours in `format` at x (one unit in the last place).
+inline double unit_in_last_place(double x, Format format) {
+  const FormatTraits traits = traits_of(format);
+  int exponent = traits.exponent_min;
+  if (x != 0 && std::isfinite(x)) exponent = std::max(std::ilogb(x), exponent);
+  return std::ldexp(1.0, exponent - (traits.significand_bits - 1));
+}
+
+/// The nearest number of `format`, ties to even. NaN stays NaN; -0 stays (0 in e4m3fnuz, which has
+/// no other).
+template <class S>
+S rounded(S x, Format format) {
+  if (format == Format::exact || std::isnan(x)) return x;
+  const FormatTraits traits = traits_of(format);
+  const double beyond = traits.saturates ? traits.largest : std::numeric_limits<double>::infinity();
+  if (std::isinf(x)) return static_cast<S>(std::copysign(beyond, x));
+  const double unit = unit_in_last_place(static_cast<double>(x), format);
+  const double nearest = std::nearbyint(static_cast<double>(x) / unit) * unit;
+  if (std::abs(nearest) > traits.largest) return static_cast<S>(std::copysign(beyond, x));
+  if (nearest == 0 && format == Format::e4m3fnuz) return S{0};
+  return static_cast<S>(nearest);
+}
+
+/// Every element of an Eigen expression, rounded. The result is a plain matrix of the same shape.
+template <class Expression>
+auto rounded_each(const Eigen::MatrixBase<Expression>& x, Format format) {
+  using S = typename Expression::Scalar;
+  typename Expression::PlainObject result = x;
+  if (format != Format::exact) result = result.unaryExpr([&](S e) { return rounded(e, format); });
+  return result;
+}
+
+/// The storage points of the recurrences and attentions. Each is exact unless it is named.
+struct StoragePoints {
+  Format state = Format::exact;  ///< a state when it is stored to its slot or snapshot
+  Format chunk_state =
+      Format::exact;  ///< a state at a chunk's start, as the chunk's products use it
+  Format normalised_qk = Format::exact;  ///< q and k after their L2 norm
+  Format operand = Format::exact;        ///< what a chunk kernel hands from one product to the next
+  Format output = Format::exact;
+  /// The state is rounded after every token, as single-token launches and replay commits do it,
+  /// instead of once at the end of the launch.
+  bool state_each_token = false;
+};
+
+}  // namespace lockstep
