@@ -23,6 +23,7 @@
 #include <optional>
 #include <vector>
 
+#include "reference/base/functions.hpp"
 #include "reference/base/slots.hpp"
 #include "reference/base/storage.hpp"
 #include "reference/base/tree.hpp"
@@ -30,11 +31,6 @@
 namespace lockstep::reference {
 
 enum class Activation { none, silu };
-
-template <class S>
-S silu(S x) {
-  return x / (S{1} + std::exp(-x));
-}
 
 template <class S>
 struct CausalConv1dInputs {

@@ -1,0 +1,151 @@
+// Laws of the gated delta rule alone; what it shares with other recurrences is in
+// recurrence_test.cpp.
+#include "reference/gated_delta_rule.hpp"
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "properties/support/recurrences.hpp"
+#include "reference/base/yardstick.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using Run = GatedDeltaRun<double>;
+
+double relative(const Matrix<double>& a, const Matrix<double>& b) {
+  return (a - b).norm() / std::max(b.norm(), 1e-300);
+}
+
+// The paper's equation as it stands, without grouping: S = alpha S (I - beta k k^T) + beta v k^T.
+RC_GTEST_PROP(GatedDeltaRule, isThePapersEquation, ()) {
+  const Run run(1, 1, draw_seed());
+  auto state = run.states();
+  Array<double, 3> out(run.out_shape);
+  Run::update(run.inputs(0, 1), state.view(), out.view());
+  for (std::int64_t hv = 0; hv < run.HV; ++hv) {
+    const std::int64_t h = hv / (run.HV / run.H);
+    const Vector<double> k = reference::l2_normalised(as_vector(at(run.k.view(), 0, h)));
+    const Vector<double> q = reference::l2_normalised(as_vector(at(run.q.view(), 0, h)));
+    const Vector<double> v = as_vector(at(run.v.view(), 0, hv));
+    const Matrix<double> I = Matrix<double>::Identity(run.K, run.K);
+    const double alpha = std::exp(run.g(0, hv)), beta = run.beta(0, hv);
+    const Matrix<double> S = as_matrix(at(run.states().view(), 0, hv));
+    const Matrix<double> next =
+        alpha * S * (I - beta * k * k.transpose()) + beta * v * k.transpose();
+    RC_ASSERT(relative(as_matrix(at(state.view(), 0, hv)), next) < 1e-14);
+    const Vector<double> o = next * q / std::sqrt(static_cast<double>(run.K));
+    RC_ASSERT(relative(as_vector(at(out.view(), 0, hv)), o) < 1e-13);
+  }
+}
+
+// Each stage of a chunk against its definition: A's inverse is one, W and U solve their systems,
+// and the new values are those that the recurrence writes.
+RC_GTEST_PROP(GatedDeltaRule, stagesOfAChunkAreWhatTheySay, ()) {
+  const std::int64_t L = std::max<std::int64_t>(1, draw_length(65));
+  const Run run(L, 1, draw_seed());
+  const auto c = reference::gated_delta_chunk_of(run.inputs(0, L), {0, L}, 0);
+  const Matrix<double> before = as_matrix(at(run.states().view(), 0, 0));
+  const auto s = reference::gated_delta_chunk(c, before);
+  const Matrix<double> I = Matrix<double>::Identity(L, L);
+  RC_ASSERT(relative((I + s.A) * s.Tm, I) < 1e-12);
+  RC_ASSERT(relative((I + s.A) * s.U, c.beta.asDiagonal() * c.V) < 1e-12);
+  Vector<double> cumulative = c.g;
+  for (std::int64_t i = 1; i < L; ++i) cumulative(i) += cumulative(i - 1);
+  const Vector<double> weights = c.beta.array() * cumulative.array().exp();
+  RC_ASSERT(relative((I + s.A) * s.W, weights.asDiagonal() * c.K) < 1e-12);
+  Matrix<double> S = before;
+  for (std::int64_t i = 0; i < L; ++i) {
+    S *= std::exp(c.g(i));
+    const Vector<double> k = c.K.row(i), v = c.V.row(i);
+    const Vector<double> u = c.beta(i) * (v - S * k);
+    S += u * k.transpose();
+    RC_ASSERT((s.Vn.row(i).transpose() - u).norm() < 1e-12 * std::max(1.0, u.norm()));
+  }
+  RC_ASSERT(relative(s.state, S) < 1e-12);
+}
+
+// Grouped value heads: replicated keys and queries give the same.
+RC_GTEST_PROP(GatedDeltaRule, valueHeadsShareKeysInConsecutiveBlocks, ()) {
+  const std::int64_t T = draw_length(5);
+  const Run run(T, 1, draw_seed());
+  auto in = run.inputs(0, T);
+  Array<double, 3> q({T, run.HV, run.K}), k({T, run.HV, run.K});
+  for_each_element(q.view(), [&](const auto& i, double& e) {
+    const std::int64_t h = i[1] / (run.HV / run.H);
+    e = run.q(i[0], h, i[2]);
+    k(i[0], i[1], i[2]) = run.k(i[0], h, i[2]);
+  });
+  auto state = run.states(), replicated = run.states();
+  Array<double, 3> out(run.out_shape), replicated_out(run.out_shape);
+  Run::scan(in, state.view(), out.view());
+  in.q = q, in.k = k;
+  Run::scan(in, replicated.view(), replicated_out.view());
+  RC_ASSERT(same_bits(out, replicated_out) && same_bits(state, replicated));
+}
+
+// The write-up's layout [K, V] and vLLM's [V, K] are one state seen two ways.
+RC_GTEST_PROP(GatedDeltaRule, kMajorStatesAreTransposedViews, ()) {
+  const std::int64_t T = draw_length(5);
+  const Run run(T, 1, draw_seed());
+  auto state = run.states();
+  const Shape<4> s = run.state_shape;
+  Array<double, 4> k_major(Shape<4>{s[0], s[1], s[3], s[2]});
+  for_each_element(state.view(),
+                   [&](const auto& i, double e) { k_major(i[0], i[1], i[3], i[2]) = e; });
+  Array<double, 3> out(run.out_shape), k_major_out(run.out_shape);
+  Run::scan(run.inputs(0, T), state.view(), out.view());
+  Run::scan(run.inputs(0, T), transposed(k_major.view()), k_major_out.view());
+  RC_ASSERT(same_bits(out, k_major_out) && same_bits(state.view(), transposed(k_major.view())));
+}
+
+// Without decay, with beta = 1 and a unit key, what was written is what is read.
+RC_GTEST_PROP(GatedDeltaRule, aKeyReadsTheValueThatItWrote, ()) {
+  Run run(1, 1, draw_seed());
+  for (double& g : run.g) g = 0;
+  for (double& beta : run.beta) beta = 1;
+  for (double& k : run.k) k += 3;  // not zero
+  auto in = run.inputs(0, 1);
+  in.q = in.k, in.scale = 1.0;
+  auto state = run.states();
+  Array<double, 3> out(run.out_shape);
+  Run::update(in, state.view(), out.view());
+  for_each_element(out.view(), [&](const auto& i, double o) {
+    RC_ASSERT(std::abs(o - run.v(i[0], i[1], i[2])) < 1e-5);  // the norm's epsilon is 1e-6
+  });
+}
+
+TEST(GatedDeltaRule, gatesForgetAndWriteLess) {
+  const Array<double, 2> a(Shape<2>{1, 2}, 0.5), b(Shape<2>{1, 2}, 0.0);
+  const Array<double, 1> A_log(Shape<1>{2}, 1.0), bias(Shape<1>{2}, 0.25);
+  const auto gates = reference::gated_delta_gates<double>(a, b, A_log, bias);
+  EXPECT_DOUBLE_EQ(gates.g(0, 1), -std::exp(1.0) * std::log1p(std::exp(0.75)));
+  EXPECT_EQ(gates.beta(0, 0), 0.5);
+}
+
+TEST(GatedDeltaRule, aZeroVectorStaysZeroUnderTheNorm) {
+  const Vector<double> zero = Vector<double>::Zero(5), norm = reference::l2_normalised(zero);
+  EXPECT_EQ(norm, zero);
+  EXPECT_NEAR(reference::l2_normalised<double>(Vector<double>::Ones(4)).norm(), 1, 1e-6);
+}
+
+// One token that forgets everything: differences of cumulative sums would lose 5e-2 in float32,
+// sums of segments lose nothing.
+TEST(GatedDeltaRule, chunksSurviveATokenThatForgetsAll) {
+  const std::int64_t T = 64;
+  GatedDeltaRun<float> run(T, 1, 7);
+  for (const std::int64_t hv : {0, 1}) {
+    if (hv < run.HV) run.g(31, hv) = -20000;
+    if (hv < run.HV) run.g(40, hv) = -std::numeric_limits<float>::infinity();
+  }
+  auto state = run.states(), chunked = run.states();
+  Array<float, 3> out(run.out_shape), chunked_out(run.out_shape);
+  GatedDeltaRun<float>::scan(run.inputs(0, T), state.view(), out.view());
+  GatedDeltaRun<float>::chunked(run.inputs(0, T), 64, chunked.view(), chunked_out.view());
+  EXPECT_LT(difference(chunked_out, out).relative(), 2e-6);
+  EXPECT_LT(difference(chunked, state).relative(), 2e-6);
+}
+
+}  // namespace
+}  // namespace lockstep

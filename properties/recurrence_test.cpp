@@ -1,0 +1,382 @@
+// Laws that every recurrence obeys: Mamba2 and the gated delta rule, by the same sentences.
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include "properties/support/recurrences.hpp"
+#include "reference/base/yardstick.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kSameForm = 0;       // the same operations in the same order: by bits
+constexpr double kOtherForm = 1e-12;  // another algebraic form, in double
+
+template <class Run>
+class Recurrence : public testing::Test {};
+using Runs = testing::Types<Mamba2Run<double>, GatedDeltaRun<double>>;
+TYPED_TEST_SUITE(Recurrence, Runs);
+
+/// RapidCheck's cases inside a typed test of GoogleTest.
+template <class Law>
+void holds(Law law) {
+  EXPECT_TRUE(rc::check(law));
+}
+
+template <std::size_t Rank>
+bool agree(const Array<double, Rank>& a, const Array<double, Rank>& b, double tolerance) {
+  if (tolerance == kSameForm) return same_bits(a, b);
+  const Difference found = difference(a, b);
+  if (found.misplaced == 0 && found.relative() <= tolerance) return true;
+  RC_LOG() << found.text(Format::exact) << "\n";
+  return false;
+}
+
+// A state carried across a cut equals the state of the uncut run: prefix caching is sound.
+TYPED_TEST(Recurrence, aCutRunIsTheUncutRun) {
+  holds([] {
+    const std::int64_t T = draw_length(65);
+    const TypeParam run(T, 1, draw_seed());
+    const std::int64_t chunk = *rc::gen::element<std::int64_t>(0, 1, 3, 16, 64);
+    auto state = run.states(), carried = run.states();
+    Array<double, 3> whole(run.out_shape), pieces(run.out_shape);
+    TypeParam::scan(run.inputs(0, T), state.view(), whole);
+    std::int64_t at = 0;
+    for (const std::int64_t size : draw_pieces(T)) {
+      const auto out = cut(pieces.view(), at, at + size);
+      if (chunk == 0)
+        TypeParam::scan(run.inputs(at, at + size), carried.view(), out);
+      else
+        TypeParam::chunked(run.inputs(at, at + size), chunk, carried.view(), out);
+      at += size;
+    }
+    RC_ASSERT(agree(pieces, whole, chunk ? kOtherForm : kSameForm));
+    RC_ASSERT(agree(carried, state, chunk ? kOtherForm : kSameForm));
+  });
+}
+
+TYPED_TEST(Recurrence, chunksOfEverySizeAreTheRecurrence) {
+  holds([] {
+    const Sizes lengths = draw_row_lengths(4, 129);
+    const auto rows = static_cast<std::int64_t>(lengths.size());
+    const TypeParam run(sum(lengths), rows, draw_seed());
+    const std::int64_t size = *rc::gen::element<std::int64_t>(1, 2, 7, 16, 63, 64, 65, 128, 256);
+    const auto starts = starts_of(lengths);
+    auto in = run.inputs(0, sum(lengths));
+    in.rows.query_start_loc = starts.view();
+    auto state = run.states(), chunked_state = run.states();
+    Array<double, 3> out(run.out_shape), chunked(run.out_shape);
+    TypeParam::scan(in, state.view(), out);
+    TypeParam::chunked(in, size, chunked_state.view(), chunked);
+    RC_ASSERT(agree(chunked, out, kOtherForm));
+    RC_ASSERT(agree(chunked_state, state, kOtherForm));
+  });
+}
+
+TYPED_TEST(Recurrence, aPrefillIsItsDecodes) {
+  holds([] {
+    const std::int64_t T = draw_length(17);
+    const TypeParam run(T, 1, draw_seed());
+    auto state = run.states(), carried = run.states();
+    Array<double, 3> whole(run.out_shape), steps(run.out_shape);
+    TypeParam::scan(run.inputs(0, T), state.view(), whole);
+    for (std::int64_t t = 0; t < T; ++t)
+      TypeParam::update(run.inputs(t, t + 1), carried.view(), cut(steps.view(), t, t + 1));
+    RC_ASSERT(same_bits(whole, steps));
+    RC_ASSERT(same_bits(state, carried));
+  });
+}
+
+// Whatever rows stand beside a row and whatever slots they use: it gets what it gets alone. Slots
+// that no row names keep their bytes, and tokens behind the last row give 0.
+TYPED_TEST(Recurrence, aRowIsAloneInItsBatch) {
+  holds([] {
+    const Sizes lengths = draw_row_lengths(5, 8);
+    const auto rows = static_cast<std::int64_t>(lengths.size());
+    const bool update = *rc::gen::arbitrary<bool>();
+    const TypeParam run(sum(lengths) + 2, rows + 3, draw_seed());
+    const auto starts = starts_of(lengths);
+    Sizes slots = draw_order(rows + 3);
+    slots.resize(lengths.size());
+    const auto indices = ints(slots);
+    auto in = run.inputs(0, run.out_shape[0]);
+    in.rows.query_start_loc = starts.view();
+    in.rows.slots.indices = indices.view();
+    auto state = run.states(), expected = run.states();
+    Array<double, 3> out(run.out_shape);
+    if (update)
+      TypeParam::update(in, state.view(), out);
+    else
+      TypeParam::scan(in, state.view(), out);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto slot = slots[static_cast<std::size_t>(row)];
+      const auto tokens = cut(out.view(), starts(row), starts(row + 1));
+      Array<double, 3> alone(shape_of(tokens));
+      TypeParam::scan(run.inputs(starts(row), starts(row + 1)),
+                      cut(expected.view(), slot, slot + 1), alone);
+      RC_ASSERT(same_bits(alone.view(), tokens));
+    }
+    RC_ASSERT(same_bits(state, expected));
+    for_each_element(cut(out.view(), sum(lengths), run.out_shape[0]),
+                     [](const auto&, double y) { RC_ASSERT(y == 0.0); });
+  });
+}
+
+TYPED_TEST(Recurrence, aStateIsReadFromOneSlotAndWrittenToAnother) {
+  holds([] {
+    const TypeParam run(2, 4, draw_seed());
+    const Sizes order = draw_order(4);
+    const auto from = ints({order[0], order[1]}), to = ints({order[2], order[3]});
+    auto in = run.inputs(0, 2);
+    in.rows.slots.indices = from.view();
+    auto in_place = run.states(), moved = run.states();
+    Array<double, 3> out(run.out_shape), moved_out(run.out_shape);
+    TypeParam::update(in, in_place.view(), out);
+    in.rows.slots.out_indices = to.view();
+    TypeParam::update(in, moved.view(), moved_out);
+    RC_ASSERT(same_bits(out, moved_out));
+    const auto before = run.states();
+    for (std::int64_t row = 0; row < 2; ++row) {
+      RC_ASSERT(same_bits(at(moved.view(), to(row)), at(in_place.view(), from(row))));
+      RC_ASSERT(same_bits(at(moved.view(), from(row)), at(before.view(), from(row))));
+    }
+  });
+}
+
+TYPED_TEST(Recurrence, aFirstChunkStartsFromZerosOnADirtySlot) {
+  holds([] {
+    const std::int64_t T = draw_length(8);
+    const TypeParam run(T, 1, draw_seed());
+    const bool no = false;
+    auto in = run.inputs(0, T);
+    Array<double, 4> dirty(run.state_shape, kNan), zeros(run.state_shape, 0.0);
+    Array<double, 3> out(run.out_shape), expected(run.out_shape), stateless(run.out_shape);
+    TypeParam::scan(in, zeros.view(), expected);
+    TypeParam::scan(in, {}, stateless);
+    in.rows.has_initial_state = make_view(&no, Shape<1>{1});
+    TypeParam::scan(in, dirty.view(), out);
+    RC_ASSERT(same_bits(out, expected));
+    RC_ASSERT(same_bits(stateless, expected));
+    RC_ASSERT(same_bits(dirty, zeros));
+  });
+}
+
+// A tracked state is the state of its prefix, counted from the row's start.
+TYPED_TEST(Recurrence, boundaryStatesAreThoseOfTheirPrefixes) {
+  holds([] {
+    const Sizes lengths = draw_row_lengths(3, 17);
+    const std::int64_t every = *rc::gen::inRange<std::int64_t>(1, 9);
+    const std::int64_t chunk = *rc::gen::element<std::int64_t>(0, 1, 5, 64);
+    const TypeParam run(sum(lengths), static_cast<std::int64_t>(lengths.size()), draw_seed());
+    const auto starts = starts_of(lengths);
+    std::int64_t count = 0;
+    for (const std::int64_t length : lengths) count += length / every;
+    Shape<4> shape = run.state_shape;
+    shape[0] = count;
+    Array<double, 4> tracked(shape), expected(shape);
+    const BoundaryStates<double> boundary{tracked.view(), every};
+    auto in = run.inputs(0, sum(lengths));
+    in.rows.query_start_loc = starts.view();
+    auto state = run.states();
+    Array<double, 3> out(run.out_shape);
+    if (chunk == 0)
+      TypeParam::scan(in, state.view(), out, boundary);
+    else
+      TypeParam::chunked(in, chunk, state.view(), out, boundary);
+    std::int64_t next = 0;
+    for (std::int64_t row = 0; row + 1 < starts.size(); ++row)
+      for (std::int64_t end = starts(row) + every; end <= starts(row + 1); end += every) {
+        auto prefix = run.states();
+        Array<double, 3> ignored({end - starts(row), run.out_shape[1], run.out_shape[2]});
+        TypeParam::scan(run.inputs(starts(row), end), cut(prefix.view(), row, row + 1), ignored);
+        for_each_element(at(prefix.view(), row), [&](const auto& i, double s) {
+          at(expected.view(), next)(i[0], i[1], i[2]) = s;
+        });
+        ++next;
+      }
+    RC_ASSERT(next == count);
+    RC_ASSERT(agree(tracked, expected, chunk ? kOtherForm : kSameForm));
+  });
+}
+
+// A draft that is not accepted leaves no trace; each token's snapshot is the state of its path.
+TYPED_TEST(Recurrence, aVerificationReadsTheStateAndSnapshotsEachPath) {
+  holds([] {
+    const std::int64_t T = draw_length(8);
+    const TypeParam run(T, 2, draw_seed());
+    const bool tree = *rc::gen::arbitrary<bool>();
+    const auto drawn = draw_parents(T, true);
+    const std::optional<IndexView> parents =
+        tree ? std::optional<IndexView>(drawn.view()) : std::nullopt;
+    const auto starts = starts_of({T});
+    const auto indices = ints({1});
+    auto in = run.inputs(0, T);
+    in.rows.query_start_loc = starts.view();
+    in.rows.slots.indices = indices.view();
+    const auto before = run.states();
+    auto state = run.states();
+    Shape<4> shape = run.state_shape;
+    shape[0] = T;
+    Array<double, 4> snapshots(shape);
+    Array<double, 3> out(run.out_shape);
+    TypeParam::update(in, state.view(), out, parents, snapshots.view());
+    RC_ASSERT(same_bits(state, before));
+    for (std::int64_t t = 0; t < T; ++t) {
+      auto replayed = run.states();
+      Array<double, 3> last({1, run.out_shape[1], run.out_shape[2]}, 0.0);
+      for (const std::int64_t node : path_to(parents, {0, T}, t))
+        TypeParam::update(run.inputs(node, node + 1), cut(replayed.view(), 1, 2), last);
+      RC_ASSERT(same_bits(at(last.view(), 0), at(out.view(), t)));
+      RC_ASSERT(same_bits(at(replayed.view(), 1), at(snapshots.view(), t)));
+    }
+  });
+}
+
+// vLLM's slot table: the state after token i goes to column i, and the next step reads the column
+// of the last accepted token. Whatever is drafted, the outputs of accepted tokens are those of the
+// accepted text alone, and the first request's slots are not the second's.
+TYPED_TEST(Recurrence, speculativeStepsAreTheAcceptedText) {
+  holds([] {
+    const std::int64_t drafts = *rc::gen::inRange<std::int64_t>(0, 4);
+    const std::int64_t steps = *rc::gen::inRange<std::int64_t>(1, 6), width = 1 + drafts;
+    const TypeParam run(2 * steps * width, 2 * width + 1, draw_seed());
+    const auto table = ints(draw_order(2 * width + 1));
+    auto state = run.states();
+    const auto before = run.states();
+    Shape<4> one = run.state_shape;
+    one[0] = 1;
+    std::vector<Array<double, 4>> plain;
+    for (std::int64_t row = 0; row < 2; ++row)
+      plain.push_back(joined<TensorView<const double, 4>>(
+          {cut(before.view(), table(row * width), table(row * width) + 1)}));
+    Sizes accepted{1, 1};
+    for (std::int64_t step = 0; step < steps; ++step) {
+      const Sizes sizes{1 + *rc::gen::inRange<std::int64_t>(0, width),
+                        1 + *rc::gen::inRange<std::int64_t>(0, width)};
+      const std::int64_t begin = 2 * step * width;
+      const auto starts = starts_of(sizes);
+      const auto counts = ints(accepted);
+      auto in = run.inputs(begin, begin + sum(sizes));
+      in.rows.query_start_loc = starts.view();
+      in.rows.slots = {.table = make_view(table.data(), Shape<2>{2, width}),
+                       .num_accepted = counts.view()};
+      Array<double, 3> out({sum(sizes), run.out_shape[1], run.out_shape[2]});
+      TypeParam::update(in, state.view(), out);
+      for (std::size_t row = 0; row < 2; ++row) {
+        accepted[row] = *rc::gen::inRange<std::int64_t>(1, sizes[row] + 1);
+        for (std::int64_t t = 0; t < accepted[row]; ++t) {
+          const std::int64_t token = starts(static_cast<std::int64_t>(row)) + t;
+          Array<double, 3> alone({1, run.out_shape[1], run.out_shape[2]});
+          TypeParam::update(run.inputs(begin + token, begin + token + 1), plain[row].view(), alone);
+          RC_ASSERT(same_bits(at(alone.view(), 0), at(out.view(), token)));
+        }
+      }
+    }
+    const std::int64_t unused = table(2 * width);
+    RC_ASSERT(same_bits(at(state.view(), unused), at(before.view(), unused)));
+  });
+}
+
+// Verify, then replay what was accepted: the state of the accepted decode steps, by bits, in states
+// of half precision too. Nothing accepted leaves the state as it was.
+TYPED_TEST(Recurrence, aReplayIsTheAcceptedDecodeSteps) {
+  holds([] {
+    const std::int64_t T = draw_length(8);
+    const TypeParam run(T, 1, draw_seed());
+    const bool tree = *rc::gen::arbitrary<bool>();
+    const Format format = *rc::gen::element(Format::exact, Format::fp16, Format::bf16);
+    const auto starts = starts_of({T});
+    const auto accepted = ints({*rc::gen::inRange<std::int64_t>(-1, T + 2)});
+    Sizes path;  // of a tree: what was accepted, with entries that are no tokens in between
+    for (std::int64_t node = 0; node < T; ++node)
+      if (*rc::gen::arbitrary<bool>())
+        path.push_back(*rc::gen::element(node, node, std::int64_t{-1}, T));
+    const auto nodes = ints(path);
+    auto in = run.inputs(0, T);
+    in.rows.query_start_loc = starts.view();
+    in.rows.storage.state = format;
+    auto state = run.states(), expected = run.states();
+    const std::optional<IndexTable> table =
+        tree ? std::optional<IndexTable>(make_view(nodes.data(), Shape<2>{1, nodes.size()}))
+             : std::nullopt;
+    TypeParam::replay(in, accepted.view(), state.view(), table);
+    Array<double, 3> out({1, run.out_shape[1], run.out_shape[2]});
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(accepted(0), tree ? nodes.size() : T);
+         ++i) {
+      const std::int64_t node = tree ? nodes(i) : i;
+      if (node < 0 || node >= T) continue;
+      auto one = run.inputs(node, node + 1);
+      one.rows.storage.state = format;
+      TypeParam::update(one, expected.view(), out);
+    }
+    RC_ASSERT(same_bits(state, expected));
+  });
+}
+
+TYPED_TEST(Recurrence, rowsWithoutASlotWriteNothing) {
+  holds([] {
+    const TypeParam run(3, 2, draw_seed());
+    const std::int32_t pad = *rc::gen::element(-1, 0);
+    const auto indices = ints({pad, 1, pad});
+    auto in = run.inputs(0, 3);
+    in.rows.slots = {.indices = indices.view(), .pad_slot_id = pad};
+    auto state = run.states(), expected = run.states();
+    Array<double, 3> out(run.out_shape), alone({1, run.out_shape[1], run.out_shape[2]});
+    TypeParam::update(in, state.view(), out);
+    TypeParam::update(run.inputs(1, 2), cut(expected.view(), 1, 2), alone);
+    RC_ASSERT(same_bits(state, expected));
+    RC_ASSERT(same_bits(at(out.view(), 1), at(alone.view(), 0)));
+    for (const std::int64_t row : {0, 2})
+      for_each_element(at(out.view(), row), [](const auto&, double y) { RC_ASSERT(y == 0.0); });
+  });
+}
+
+// A pool whose states lie apart and whose rows are columns: strides are honoured.
+TYPED_TEST(Recurrence, statesOfAnyStridesAreTheSame) {
+  holds([] {
+    const std::int64_t T = draw_length(5);
+    const TypeParam run(T, 1, draw_seed());
+    auto state = run.states();
+    Array<double, 3> out(run.out_shape), strided_out(run.out_shape);
+    const Shape<4> s = run.state_shape;
+    Array<double, 1> memory(Shape<1>{s[1] * s[2] * s[3] + 7}, 5.0);
+    const auto strided = make_view(
+        memory.data() + 3, s, Shape<4>{s[1] * s[2] * s[3], s[2] * s[3], 1, s[2]});  // column-major
+    for_each_element(state.view(),
+                     [&](const auto& i, double e) { strided(i[0], i[1], i[2], i[3]) = e; });
+    TypeParam::scan(run.inputs(0, T), state.view(), out);
+    TypeParam::scan(run.inputs(0, T), strided, strided_out);
+    RC_ASSERT(same_bits(out, strided_out));
+    RC_ASSERT(same_bits(state.view(), strided));
+    for (const std::int64_t i : {0, 1, 2}) RC_ASSERT(memory(i) == 5.0);
+  });
+}
+
+// bf16 states: one launch of q tokens rounds once, q launches round q times, and the policy names
+// which of the two is meant.
+TYPED_TEST(Recurrence, roundingEachTokenIsOneLaunchPerToken) {
+  holds([] {
+    const std::int64_t T = draw_length(5);
+    const TypeParam run(T, 1, draw_seed());
+    const auto starts = starts_of({T});
+    auto in = run.inputs(0, T);
+    in.rows.query_start_loc = starts.view();
+    in.rows.storage = {.state = Format::bf16, .state_each_token = true};
+    auto state = run.states(), carried = run.states();
+    Array<double, 3> out(run.out_shape), steps(run.out_shape);
+    TypeParam::update(in, state.view(), out);
+    for (std::int64_t t = 0; t < T; ++t) {
+      auto one = run.inputs(t, t + 1);
+      one.rows.storage = {.state = Format::bf16};
+      TypeParam::update(one, carried.view(), cut(steps.view(), t, t + 1));
+    }
+    RC_ASSERT(same_bits(out, steps));
+    RC_ASSERT(same_bits(state, carried));
+    for_each_element(state.view(),
+                     [](const auto&, double s) { RC_ASSERT(rounded(s, Format::bf16) == s); });
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
