@@ -83,6 +83,15 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_FLAGS MATCHES "fuzzer-no-l
                                        ${found} ${corpus_of_${name}})
     set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 600)
   endforeach()
+
+# The laws of the references again, with ten times the cases of the quick tier.
+if(TARGET lockstep_tests)
+  set(suites CausalConv1d Recurrence/ Mamba2 GatedDelta SoftmaxAttention MlaAttention SplitSchedule LatentToken
+      RmsNorm Rope Router SpeculativeCommit RejectionSampling StaticKv HybridLayers)
+  list(JOIN suites "*:" filter)
+  add_test(NAME reference.laws_with_1000_cases COMMAND lockstep_tests --gtest_filter=${filter}*)
+  set_tests_properties(reference.laws_with_1000_cases PROPERTIES
+    LABELS full TIMEOUT 600 ENVIRONMENT RC_PARAMS=max_success=1000)
 endif()
 
 # A project of its own finds the installed package and sees the registered names.

@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "reference/base/parallel.hpp"
 #include "reference/base/slots.hpp"
 #include "reference/base/storage.hpp"
 #include "reference/base/tree.hpp"
@@ -83,6 +84,11 @@ void verify_tree(const Rows& rows, const RowRange& range, std::int64_t h,
 
 }  // namespace recurrence_detail
 
+/// Multiplications of a row, about.
+inline std::int64_t work_of(const RowRange& range, std::int64_t heads, std::int64_t state_size) {
+  return 4 * range.size() * heads * state_size;
+}
+
 /// Decode and verification. step(token, head, state) advances the state and writes the output,
 /// which the caller has zeroed: padding rows and invalid tokens keep the zeros. With `parents` or
 /// `snapshots` the state is only read.
@@ -99,13 +105,15 @@ void run_update(const Rows& rows, const TensorView<S, 4>& state,
     const RowRange range = row_range(rows.query_start_loc, row, rows.tokens);
     const std::int64_t slot = source_slot(rows.slots, row, state.extent(0));
     if (slot == kNoSlot) continue;
-    for (std::int64_t h = 0; h < state.extent(1); ++h) {
-      if (read_only)
-        recurrence_detail::verify_tree<S>(rows, range, h, at(state, slot, h), parents, snapshots,
-                                          step);
-      else
-        recurrence_detail::update_chain<S>(rows, row, range, h, state, step);
-    }
+    parallel_for(state.extent(1),
+                 work_of(range, state.extent(1), state.extent(2) * state.extent(3)),
+                 [&](std::int64_t h) {
+                   if (read_only)
+                     recurrence_detail::verify_tree<S>(rows, range, h, at(state, slot, h), parents,
+                                                       snapshots, step);
+                   else
+                     recurrence_detail::update_chain<S>(rows, row, range, h, state, step);
+                 });
   }
 }
 
@@ -138,7 +146,7 @@ void run_prefill(const Rows& rows, const Shape<3>& shape, std::int64_t piece_siz
     const std::int64_t boundaries = every ? range.size() / every : 0;
     const std::int64_t slot = state ? source_slot(rows.slots, row, state->extent(0)) : 0;
     const bool resumes = state && (!rows.has_initial_state || (*rows.has_initial_state)(row));
-    for (std::int64_t h = 0; slot != kNoSlot && h < shape[0]; ++h) {
+    const auto run_head = [&](std::int64_t h) {
       Matrix<S> running = Matrix<S>::Zero(shape[1], shape[2]);
       if (resumes) running = as_matrix(at(*state, slot, h));
       for (std::int64_t t = 0; t < range.size();) {
@@ -158,7 +166,9 @@ void run_prefill(const Rows& rows, const Shape<3>& shape, std::int64_t piece_siz
       const bool changed = range.size() > 0 || !resumes;
       if (state && changed && target != kNoSlot)
         recurrence_detail::store(running, *state, target, h, rows.storage.state);
-    }
+    };
+    if (slot != kNoSlot)
+      parallel_for(shape[0], work_of(range, shape[0], shape[1] * shape[2]), run_head);
     first_boundary += boundaries;
   }
 }

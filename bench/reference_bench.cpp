@@ -1,0 +1,97 @@
+// What the references cost at the head shapes of real models. FLOPs are those of the definition (a
+// multiplication and an addition each), so forms that do more work are not rewarded for it.
+#include <benchmark/benchmark.h>
+
+#include "reference/base/grid.hpp"
+#include "reference/gated_delta_rule.hpp"
+#include "reference/mamba2.hpp"
+#include "reference/mla_attention.hpp"
+
+namespace lockstep {
+namespace {
+
+template <std::size_t Rank>
+Array<float, Rank> drawn(const Shape<Rank>& shape, std::uint64_t stream) {
+  return on_grid<float>(shape, {.stream = stream});
+}
+
+void count_flops(benchmark::State& state, double flops) {
+  state.counters["FLOP/s"] =
+      benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+}
+
+/// Qwen3-Next: 16 key heads, 32 value heads, K = V = 128. chunk 0 is the recurrence.
+void gated_delta_rule(benchmark::State& state) {
+  const std::int64_t T = state.range(0), chunk = state.range(1), H = 16, HV = 32, K = 128, V = 128;
+  const auto q = drawn<3>({T, H, K}, 1), k = drawn<3>({T, H, K}, 2), v = drawn<3>({T, HV, V}, 3);
+  const Array<float, 2> g(Shape<2>{T, HV}, -0.1F), beta(Shape<2>{T, HV}, 0.5F);
+  Array<float, 4> pool(Shape<4>{1, HV, V, K}, 0.0F);
+  Array<float, 3> out(Shape<3>{T, HV, V});
+  const reference::GatedDeltaRuleInputs<float> in{
+      .q = q, .k = k, .v = v, .g = g, .beta = beta, .use_qk_l2norm = true};
+  for (auto _ : state) {
+    if (chunk == 0)
+      reference::gated_delta_rule_scan<float>(in, pool.view(), out);
+    else
+      reference::gated_delta_rule_prefill<float>(in, chunk, pool.view(), out);
+  }
+  count_flops(state, static_cast<double>(T * HV * K * V) * 7);
+}
+BENCHMARK(gated_delta_rule)
+    ->Args({256, 0})
+    ->Args({256, 64})
+    ->Unit(benchmark::kMillisecond)
+    ->UseRealTime();
+
+/// Nemotron-H: 64 heads of 64, state 128, 8 groups. chunk 0 is the recurrence.
+void mamba2(benchmark::State& state) {
+  const std::int64_t T = state.range(0), chunk = state.range(1), H = 64, P = 64, N = 128, G = 8;
+  const auto x = drawn<3>({T, H, P}, 1), B = drawn<3>({T, G, N}, 2), C = drawn<3>({T, G, N}, 3);
+  const Array<float, 2> dt(Shape<2>{T, H}, 0.1F);
+  const Array<float, 1> A(Shape<1>{H}, -1.0F);
+  Array<float, 4> pool(Shape<4>{1, H, P, N}, 0.0F);
+  Array<float, 3> out(Shape<3>{T, H, P});
+  const reference::Mamba2Inputs<float> in{
+      .x = x, .dt = repeat(dt.view(), P), .A = repeat(repeat(A.view(), P), N), .B = B, .C = C};
+  for (auto _ : state) {
+    if (chunk == 0)
+      reference::selective_scan<float>(in, pool.view(), out);
+    else
+      reference::ssd_prefill<float>(in, chunk, pool.view(), out);
+  }
+  count_flops(state, static_cast<double>(T * H * P * N) * 5);
+}
+BENCHMARK(mamba2)->Args({256, 0})->Args({256, 128})->Unit(benchmark::kMillisecond)->UseRealTime();
+
+/// DeepSeek-V3: one token of 128 heads over latents of 576.
+void mla_decode(benchmark::State& state) {
+  const std::int64_t L = state.range(0), H = 128, page = 64;
+  const auto q = drawn<4>({1, 1, H, 576}, 1);
+  const auto cache = drawn<3>({L / page, page, 576}, 2);
+  Array<std::int32_t, 2> table(Shape<2>{1, L / page}, 0);
+  for (std::int64_t i = 0; i < L / page; ++i) table(0, i) = static_cast<std::int32_t>(i);
+  const Array<std::int32_t, 1> lengths(Shape<1>{1}, static_cast<std::int32_t>(L));
+  Array<float, 4> out(Shape<4>{1, 1, H, 512});
+  Array<float, 3> lse(Shape<3>{1, H, 1});
+  for (auto _ : state)
+    reference::mla_decode<float>(
+        {.q = q, .cache = cache, .block_table = table, .seq_lens = lengths, .softmax_scale = 0.07},
+        out, lse);
+  count_flops(state, static_cast<double>(2 * H * L * (576 + 512)));
+}
+BENCHMARK(mla_decode)->Arg(1024)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+/// What one core multiplies at best, by the same library: a product of 512 x 512 matrices.
+void eigen_product(benchmark::State& state) {
+  const Matrix<float> a = Matrix<float>::Ones(512, 512);
+  Matrix<float> c(512, 512);
+  for (auto _ : state) {
+    c.noalias() = a * a;
+    benchmark::DoNotOptimize(c.data());
+  }
+  count_flops(state, 2.0 * 512 * 512 * 512);
+}
+BENCHMARK(eigen_product)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+// Independent pieces of work on the threads of the machine. What is computed does not depend on how
+// many there are: pieces share nothing.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+
+/// Below this many multiplications a thread costs more than it saves.
+constexpr std::int64_t kWorthAThread = 1 << 20;
+
+/// body(i) for i in 0 ... count - 1, in any order; `work` is about the multiplications of all. The
+/// first exception is thrown again here.
+template <class Body>
+void parallel_for(std::int64_t count, std::int64_t work, Body body) {
+  const std::int64_t useful = std::min(count, work / kWorthAThread);
+  const std::int64_t threads = std::min<std::int64_t>(useful, std::thread::hardware_concurrency());
+  if (threads < 2) {
+    for (std::int64_t i = 0; i < count; ++i) body(i);
+    return;
+  }
+  std::atomic<std::int64_t> next{0};
+  std::exception_ptr failure;
+  std::mutex guard;
+  const auto run = [&] {
+    try {
+      for (std::int64_t i = next++; i < count; i = next++) body(i);
+    } catch (...) {
+      const std::lock_guard lock(guard);
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<std::thread> others;
+  for (std::int64_t i = 1; i < threads; ++i) others.emplace_back(run);
+  run();
+  for (std::thread& other : others) other.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace lockstep
