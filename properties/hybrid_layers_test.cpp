@@ -42,7 +42,7 @@ struct MixerLayer : Weights {  // H 4, P 3, N 5, G 2, hidden 6, W 4
 
 struct DeltaNetLayer : Weights {  // H 2, HV 4, K 3, V 5, hidden 6, W 4
   explicit DeltaNetLayer(std::uint64_t seed) : Weights(seed) {}
-  Array<double, 2> qkvz = draw<2>({2 * (6 + 20), 6}), ba = draw<2>({8, 6}), conv = draw<2>({32, 4});
+  Array<double, 2> qkvz = draw<2>({52, 6}), ba = draw<2>({8, 6}), conv = draw<2>({32, 4});
   Array<double, 1> A_log = draw<1>({4}), dt_bias = draw<1>({4}), norm = draw<1>({5});
   Array<double, 2> out_proj = draw<2>({6, 20});
   Array<double, 3> conv_state = draw<3>({1, 32, 3});

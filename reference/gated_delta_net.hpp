@@ -45,10 +45,10 @@ struct GatedDeltaProjections {
 template <class S>
 GatedDeltaProjections<S> gated_delta_projections(const TensorView<const S, 2>& hidden,
                                                  const GatedDeltaNet<S>& w) {
-  const std::int64_t T = hidden.extent(0), r = w.HV / w.H, rV = r * w.V;
+  const std::int64_t T = hidden.extent(0), r = w.HV / w.H, values = r * w.V;
   const std::int64_t keys = w.H * w.K;
   const Array<S, 2> qkvz = projected(hidden, w.qkvz), ba = projected(hidden, w.ba);
-  require(qkvz.extent(1) == w.H * (2 * w.K + 2 * rV),
+  require(qkvz.extent(1) == w.H * (2 * w.K + 2 * values),
           "in_proj_qkvz has q, k, v and z per key head");
   GatedDeltaProjections<S> p{Array<S, 2>(Shape<2>{T, 2 * keys + w.HV * w.V}),
                              Array<S, 2>(Shape<2>{T, w.HV * w.V}), Array<S, 2>(Shape<2>{T, w.HV}),
@@ -58,12 +58,12 @@ GatedDeltaProjections<S> gated_delta_projections(const TensorView<const S, 2>& h
     auto a = mapped(at(p.a.view(), t)), b = mapped(at(p.b.view(), t));
     for (std::int64_t h = 0; h < w.H; ++h) {
       const auto head =
-          mapped(at(qkvz.view(), t)).segment(h * (2 * w.K + 2 * rV), 2 * w.K + 2 * rV);
+          mapped(at(qkvz.view(), t)).segment(h * (2 * w.K + 2 * values), 2 * w.K + 2 * values);
       const auto gates = mapped(at(ba.view(), t)).segment(h * 2 * r, 2 * r);
       qkv.segment(h * w.K, w.K) = head.head(w.K);
       qkv.segment(keys + h * w.K, w.K) = head.segment(w.K, w.K);
-      qkv.segment(2 * keys + h * rV, rV) = head.segment(2 * w.K, rV);
-      z.segment(h * rV, rV) = head.tail(rV);
+      qkv.segment(2 * keys + h * values, values) = head.segment(2 * w.K, values);
+      z.segment(h * values, values) = head.tail(values);
       b.segment(h * r, r) = gates.head(r);
       a.segment(h * r, r) = gates.tail(r);
     }

@@ -87,7 +87,7 @@ template <class S>
 Vector<S> direction(const GatedDeltaRuleInputs<S>& in, const TensorView<const S, 3>& qk,
                     std::int64_t t, std::int64_t hv) {
   const std::int64_t h = hv / (in.v.extent(1) / qk.extent(1));
-  const Vector<S> x = as_vector(at(qk, t, h));
+  Vector<S> x = as_vector(at(qk, t, h));
   if (!in.use_qk_l2norm) return x;
   return rounded_each(l2_normalised(x), in.rows.storage.normalised_qk);
 }

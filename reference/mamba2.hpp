@@ -196,15 +196,15 @@ void chunk(const Mamba2Inputs<S>& in, const RowRange& tokens, std::int64_t h, Ma
   const Vector<S> log_decay = in.A(h, 0, 0) * d;
   const Matrix<S> E = segment_decays(log_decay);
   const Vector<S> since_start = decays_from_start(log_decay);
-  const Matrix<S> dX = rounded_each((d.asDiagonal() * X).eval(), storage.operand);  // d_j x_j
+  const Matrix<S> inputs = rounded_each((d.asDiagonal() * X).eval(), storage.operand);  // d_j x_j
   const Matrix<S> scores = rounded_each((C * B.transpose()).cwiseProduct(E).eval(),
                                         storage.operand);  // (C_i . B_j) E_ij
   const Matrix<S> before = rounded_each(state, storage.chunk_state);
 
-  Matrix<S> Y = scores * dX;                                 // from the chunk's tokens
+  Matrix<S> Y = scores * inputs;                             // from the chunk's tokens
   Y += since_start.asDiagonal() * (C * before.transpose());  // from what came before it
   state = since_start(L - 1) * state +                       // S' = exp(a_last) S
-          dX.transpose() *
+          inputs.transpose() *
               (E.row(L - 1).transpose().asDiagonal() * B);  // + sum_j exp(a_last - a_j) ...
   for (std::int64_t i = 0; i < L; ++i)
     for (std::int64_t p = 0; p < P; ++p) write_output(in, tokens.begin + i, h, p, Y(i, p), out);

@@ -69,7 +69,7 @@ void mamba_mixer(const TensorView<const S, 2>& hidden, const MambaMixer<S>& w, c
     return make_view(in.data() + first, Shape<2>{T, count}, Shape<2>{in.extent(1), 1});
   };
 
-  Array<S, 2> xBC(Shape<2>{T, conv_dim});
+  Array<S, 2> mixed(Shape<2>{T, conv_dim});
   const CausalConv1dInputs<S> conv{.x = columns(d_inner, conv_dim),
                                    .weight = w.conv_weight,
                                    .bias = w.conv_bias,
@@ -79,17 +79,17 @@ void mamba_mixer(const TensorView<const S, 2>& hidden, const MambaMixer<S>& w, c
                                    .activation = Activation::silu,
                                    .storage = rows.storage};
   if (run.update)
-    causal_conv1d_update<S>(conv, conv_state, xBC);
+    causal_conv1d_update<S>(conv, conv_state, mixed);
   else
-    causal_conv1d<S>(conv, conv_state, xBC);
+    causal_conv1d<S>(conv, conv_state, mixed);
 
   const Vector<S> decay_rates = -as_vector(w.A_log).array().exp();
   const auto A = make_view(decay_rates.data(), Shape<1>{w.H});
-  const Mamba2Inputs<S> ssm{.x = heads_of(xBC, 0, w.H, w.P),
+  const Mamba2Inputs<S> ssm{.x = heads_of(mixed, 0, w.H, w.P),
                             .dt = repeat(columns(d_inner + conv_dim, w.H), w.P),
                             .A = repeat(repeat(A, w.P), w.N),
-                            .B = heads_of(xBC, d_inner, w.G, w.N),
-                            .C = heads_of(xBC, d_inner + w.G * w.N, w.G, w.N),
+                            .B = heads_of(mixed, d_inner, w.G, w.N),
+                            .C = heads_of(mixed, d_inner + w.G * w.N, w.G, w.N),
                             .D = repeat(w.D, w.P),
                             .dt_bias = repeat(w.dt_bias, w.P),
                             .dt_softplus = true,

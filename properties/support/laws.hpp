@@ -94,6 +94,7 @@ bool same_bits(const A& a, const B& b) {
   for_each_element(a, [&](const auto& index, const auto& element) {
     std::int64_t offset = 0;
     for (std::size_t i = 0; i < index.size(); ++i) offset += index[i] * b.stride(i);
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): bits are what is compared
     same = same && std::memcmp(&element, b.data_handle() + offset, sizeof element) == 0;
   });
   return same;
