@@ -83,6 +83,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_FLAGS MATCHES "fuzzer-no-l
                                        ${found} ${corpus_of_${name}})
     set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 600)
   endforeach()
+endif()
 
 # The laws of the references again, with ten times the cases of the quick tier.
 if(TARGET lockstep_tests)

@@ -13,5 +13,5 @@ if(EXISTS ${LOCKSTEP_TORCH_DIR}/include/ATen/ATen.h)
   target_link_libraries(lockstep_torch INTERFACE torch_cpu c10)
 else()
   message(STATUS "The tests against LibTorch are left out: there is none in ${LOCKSTEP_TORCH_DIR} "
-                 "(./lockstep test brings it in)")
+                 "(-D LOCKSTEP_TORCH_DIR=… names the torch folder of an installed wheel)")
 endif()

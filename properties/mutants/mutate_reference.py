@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Plants one small mistake at a time in a reference and asks its tests whether they see it.
 
-  properties/mutants/mutate.py STEM... [--count N] [--seed S] [--cxx COMMAND]
+  properties/mutants/mutate_reference.py STEM... [--count N] [--seed S] [--cxx COMMAND]
 
 STEM is a header of reference/ or reference/base/; TESTS below names the test files that must notice. A mutant that does
 not compile does not count. The headers are copied into a scratch folder: the checkout stays as it is. Exits with 1 if
