@@ -32,27 +32,10 @@ class BailianStream final : public RequestStream {
     const Record record(**line, documents_->place());
     const Result<std::int64_t> chat = first_turn_of(record);
     if (!chat) return tl::unexpected(chat.error());
-    const auto arrival = record.time("timestamp", kSecond);
-    if (!arrival) return tl::unexpected(arrival.error());
-    if (*arrival < latest_) return record.error("timestamp", "is before that of an earlier line");
-    const auto input = record.integer("input_length", 1, Tokens::kMaxSize - 1);
-    if (!input) return tl::unexpected(input.error());
-    const auto output = record.integer("output_length", 0, Tokens::kMaxSize - *input);
-    if (!output) return tl::unexpected(output.error());
-    const auto ids = record.integers("hash_ids", -kMost, kMost);
-    if (!ids) return tl::unexpected(ids.error());
-    if (static_cast<std::int64_t>(ids->size()) != block_count(*input, kBlock))
-      return record.error(
-          "hash_ids", fmt::format("{} ids for {} tokens, which are {} blocks of {}", ids->size(),
-                                  *input, block_count(*input, kBlock), kBlock));
-    Result<Tokens> tokens = blocks_.of(*ids, *input, std::max<std::int64_t>(*output, 1), count_);
-    if (!tokens) return record.error("hash_ids", tokens.error().text);
-    spec = {.id = request_name(count_++),
-            .session = Name::intern(fmt::format("chat{}", *chat)),
-            .tokens = std::move(*tokens),
-            .prompt_size = static_cast<std::uint32_t>(*input),
-            .at = *arrival};
-    latest_ = *arrival;
+    Result<RequestSpec> request = lines_.read(record);
+    if (!request) return tl::unexpected(request.error());
+    spec = std::move(*request);
+    spec.session = Name::intern(fmt::format("chat{}", *chat));
     return true;
   }
 
@@ -77,10 +60,8 @@ class BailianStream final : public RequestStream {
   }
 
   std::unique_ptr<JsonDocuments> documents_;
-  BlockTokens blocks_{kBlock, true};
+  BlockLines lines_{kBlock, kSecond, -kMost};
   std::unordered_map<std::int64_t, std::int64_t> first_turns_;
-  std::int64_t count_ = 0;
-  Nanoseconds latest_ = 0;
 };
 
 bool recognises(const nlohmann::json& first) {

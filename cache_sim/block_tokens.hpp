@@ -7,6 +7,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "cache_sim/json_documents.hpp"
+#include "cache_sim/trace.hpp"
 #include "reference/base/result.hpp"
 #include "reference/base/tokens.hpp"
 
@@ -35,6 +37,26 @@ class BlockTokens {
   std::uint32_t count_ = 0;  // blocks so far, forgotten ones too
   std::unordered_map<std::int64_t, Known> known_;
   std::vector<DocumentSlice> slices_;
+};
+
+/// The lines that Mooncake's and Bailian's traces share but for units: `timestamp`, `input_length`,
+/// `output_length` and chained `hash_ids`, one per block of the prompt.
+class BlockLines {
+ public:
+  /// Timestamps count in `unit`; ids are at least `lowest_id`.
+  BlockLines(std::uint32_t block, Nanoseconds unit, std::int64_t lowest_id)
+      : block_(block), unit_(unit), lowest_id_(lowest_id), blocks_(block, true) {}
+
+  /// The request of the next line, without its session. Errors name the field.
+  Result<RequestSpec> read(const Record& record);
+
+ private:
+  std::uint32_t block_;
+  Nanoseconds unit_;
+  std::int64_t lowest_id_;
+  BlockTokens blocks_;
+  std::int64_t count_ = 0;
+  Nanoseconds latest_ = 0;
 };
 
 /// ceil(length / block), the ids of an input.

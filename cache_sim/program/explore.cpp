@@ -10,6 +10,7 @@
 #include <iostream>
 
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/replay.hpp"
 #include "cache_sim/result_json.hpp"
 #include "cache_sim/trace_text.hpp"
@@ -76,23 +77,16 @@ Result<std::vector<std::string>> still_there(const std::string& folder) {
     if (!trace) return tl::unexpected(trace.error());
     for (const RunDirective& directive : trace->runs) {
       if (!directive.finds) continue;
-      CLI::App words;
-      ReplayRequest request;
-      request.file = file;
-      words.add_option("--subject", request.subjects)->take_all()->allow_extra_args(false);
-      words.add_option("--defect", request.defect);
-      words.add_option("--config", request.config);
-      words.allow_extras();
-      std::vector<std::string> line = directive_words(directive, file);
-      std::reverse(line.begin(), line.end());
-      try {
-        words.parse(line);
-      } catch (const CLI::ParseError& error) {
-        return fail(fmt::format("{}:{}: {}", file, directive.line, error.what()));
+      std::vector<std::string> words = directive_words(directive, file);
+      if (!words.empty()) words.erase(words.begin());  // `replay`
+      const auto requests = read_run_line(words);
+      if (!requests)
+        return fail(fmt::format("{}:{}: {}", file, directive.line, requests.error().text));
+      for (const ReplayRequest& request : *requests) {
+        const Result<ReplayOutcome> outcome = replay(request);
+        if (!outcome) return tl::unexpected(outcome.error());
+        if (!outcome->run->findings().empty()) there.push_back(file);
       }
-      const Result<ReplayOutcome> outcome = replay(request);
-      if (!outcome) return tl::unexpected(outcome.error());
-      if (!outcome->run->findings().empty()) there.push_back(file);
     }
   }
   return there;

@@ -1,5 +1,7 @@
 #include "cache_sim/program/replay_options.hpp"
 
+#include <algorithm>
+
 namespace lockstep::program {
 
 void ReplayOptions::add_to(CLI::App& command) {
@@ -42,6 +44,19 @@ Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
     all.push_back(std::move(one));
   }
   return all;
+}
+
+Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words) {
+  CLI::App parser("lockstep replay");
+  ReplayOptions options;
+  options.add_to(parser);
+  std::reverse(words.begin(), words.end());  // CLI11 takes words from the back
+  try {
+    parser.parse(std::move(words));
+  } catch (const CLI::ParseError& error) {
+    return fail(error.what());
+  }
+  return options.requests();
 }
 
 }  // namespace lockstep::program

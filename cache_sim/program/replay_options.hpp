@@ -23,4 +23,8 @@ struct ReplayOptions {
   Result<std::vector<cache_sim::ReplayRequest>> requests() const;
 };
 
+/// The words of a `# run:` line behind `lockstep replay`: they mean what they mean on the command
+/// line.
+Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words);
+
 }  // namespace lockstep::program

@@ -33,20 +33,6 @@ std::optional<fs::path> source_root() {
   return std::nullopt;
 }
 
-/// The words of a `# run:` line mean what they mean on the command line.
-Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words) {
-  CLI::App parser("lockstep replay");
-  ReplayOptions options;
-  options.add_to(parser);
-  std::reverse(words.begin(), words.end());  // CLI11 takes words from the back
-  try {
-    parser.parse(std::move(words));
-  } catch (const CLI::ParseError& error) {
-    return fail(error.what());
-  }
-  return options.requests();
-}
-
 int refuse(const Error& error) {
   std::cerr << "lockstep: " << error.text << '\n';
   return error.status;
