@@ -1,7 +1,7 @@
 # LibTorch for the tests that take it as a second opinion: the folder `torch` of a PyPI wheel. Its own CMake package
 # asks for a CUDA toolkit, which the CPU library does not need, so the targets are made here.
 
-set(LOCKSTEP_TORCH_DIR ${PROJECT_SOURCE_DIR}/.lockstep/torch/torch CACHE PATH
+set(LOCKSTEP_TORCH_DIR ${PROJECT_SOURCE_DIR}/.lockstep/wheels/torch CACHE PATH
     "The folder of PyTorch's Python package, with include/ and lib/")
 if(EXISTS ${LOCKSTEP_TORCH_DIR}/include/ATen/ATen.h)
   add_library(lockstep_torch INTERFACE)
@@ -13,5 +13,5 @@ if(EXISTS ${LOCKSTEP_TORCH_DIR}/include/ATen/ATen.h)
   target_link_libraries(lockstep_torch INTERFACE torch_cpu c10)
 else()
   message(STATUS "The tests against LibTorch are left out: there is none in ${LOCKSTEP_TORCH_DIR} "
-                 "(-D LOCKSTEP_TORCH_DIR=… names the torch folder of an installed wheel)")
+                 "(./lockstep test brings it in; -D LOCKSTEP_TORCH_DIR=… names the torch folder of an installed wheel)")
 endif()
