@@ -258,11 +258,7 @@ void Run::check(Seat& seat, const Operation& operation, const Reply& reply) {
   Findings& findings = seat.findings;
   findings.clear();
   if (seat.labels) findings = seat.labels->drain();
-  if (seat.auditor) {
-    seat.auditor->after(operation, reply, findings);
-    if (operation.verb == Verb::check || events_ % kRecomputeEvery == 0)
-      seat.auditor->recompute(findings);
-  }
+  if (seat.auditor) audit(seat, &operation, &reply);
   if (operation.verb == Verb::check && &seat == &seat_at(0))
     replies_.front().set(ReplyField::violations, static_cast<std::int64_t>(findings.size()));
   if (options_.check != CheckLevel::off) check_cached(seat, operation, reply, findings);
@@ -273,6 +269,18 @@ void Run::check(Seat& seat, const Operation& operation, const Reply& reply) {
                    [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
   for (Finding& finding : findings) locate(&seat, std::move(finding), operation.id.text());
   if (!findings.empty()) stopped_ = true;
+}
+
+/// Behind an operation, or at the end. What broke may be such that the auditor cannot read it.
+void Run::audit(Seat& seat, const Operation* operation, const Reply* reply) try {
+  if (operation != nullptr) seat.auditor->after(*operation, *reply, seat.findings);
+  if (operation == nullptr || operation->verb == Verb::check || events_ % kRecomputeEvery == 0)
+    seat.auditor->recompute(seat.findings);
+} catch (const std::exception& thrown) {
+  seat.findings.push_back(
+      {FindingKind::out_of_range,
+       fmt::format("what lies inside {} makes no sense: {}", seat.name, thrown.what()),
+       "a sound structure", thrown.what()});
 }
 
 /// What can be said of a reply by its numbers alone (I11), and of a closed subject by all that it
@@ -463,10 +471,10 @@ void Run::conclude() {
   if (stopped_) return;
   for (const auto& seat : seats_) {
     if (!seat->auditor) continue;
-    Findings findings;
-    seat->auditor->recompute(findings);
-    for (Finding& finding : findings) locate(seat.get(), std::move(finding), "");
-    if (!findings.empty()) stopped_ = true;
+    seat->findings.clear();
+    audit(*seat, nullptr, nullptr);
+    for (Finding& finding : seat->findings) locate(seat.get(), std::move(finding), "");
+    if (!seat->findings.empty()) stopped_ = true;
   }
 }
 

@@ -149,6 +149,7 @@ class Run {
   bool ask_all(const Operation& operation);
   void take_refusal(const Operation& operation, const std::vector<std::optional<Error>>& refusals);
   void check(Seat& seat, const Operation& operation, const Reply& reply);
+  void audit(Seat& seat, const Operation* operation, const Reply* reply);
   void check_cached(Seat& seat, const Operation& operation, const Reply& reply, Findings& findings);
   void check_emptied(const Seat& seat, Findings& findings) const;
   void compare(const Operation& operation);

@@ -135,6 +135,10 @@ void Scheduler::next_decode(SchedulerEffects& effects) {
   if (cursor_ < running_.size()) {
     const RequestNumber number = running_[cursor_];
     const Request& request = requests_[number];
+    if (request.prefilling) {  // it found no room and waits for the results that are still out
+      ++cursor_;
+      return;
+    }
     const bool drafts = request.verification < request.spec->drafts.size() &&
                         request.spec->drafts[request.verification] > 0;
     if (drafts) return verify(number, effects);
@@ -185,8 +189,8 @@ void Scheduler::settle_result(SchedulerEffects& effects) {
     request.scheduled += row.accepts;
     request.known += row.accepts;
     request.sampled += row.accepts;
-    ++request.verification;
   }
+  if (!row.chunk) ++request.verification;  // one without drafts is a decode like any other
   if (row.samples) {
     if (row.accepts == 0) ++request.sampled;
     effects.notes.push_back(
@@ -394,6 +398,7 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
   if (running_.size() == 1) {
     if (launched_.empty()) return drop(number, FinishReason::refused, effects);
     ++cursor_;  // the results that are still out may end it
+    budget_ = 0;
     return;
   }
   if (phase_ == Phase::admission)

@@ -14,6 +14,9 @@ constexpr std::int64_t kIdleStepsUntilStuck = 1000;
 /// With overlap, rows of a request that has ended may be in the step behind.
 constexpr std::int64_t kStepsInFlight = 2;
 constexpr std::size_t kUnrouted = static_cast<std::size_t>(-1);
+/// Operations of one event after which, and after each doubling of which, a scheduler that goes on
+/// asking is looked at before it has come to an end.
+constexpr std::size_t kManyOperations = 4096;
 
 }  // namespace
 
@@ -21,10 +24,13 @@ Simulation::Simulation(Run& run, std::unique_ptr<StepCost> cost)
     : run_(run), cost_(std::move(cost)), keeps_spans_(run.options().keep_events) {
   const Config& config = run.options().config;
   if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);
-  for (std::int64_t rank = 0; rank < config.ranks; ++rank)
-    ranks_.push_back({Scheduler({.chunked_prefill = config.chunked_prefill,
+  const SchedulerOptions options{.chunked_prefill = config.chunked_prefill,
                                  .max_running = config.max_running,
-                                 .overlap = config.overlap != 0})});
+                                 .overlap = config.overlap != 0};
+  for (std::int64_t rank = 0; rank < config.ranks; ++rank) {
+    ranks_.push_back({Scheduler(options)});
+    if (run.options().check == CheckLevel::all) ranks_.back().check.emplace(options);
+  }
 }
 
 void Simulation::play(const Trace& trace) {
@@ -212,19 +218,47 @@ std::size_t Simulation::route(const RequestSpec& spec) {
 /// One event, and every operation that it leads to until time has to pass.
 void Simulation::feed(std::size_t rank, SchedulerEvent event) {
   Rank& server = ranks_[rank];
+  if (server.check) server.episode.begin(event);
   for (;;) {
-    const SchedulerEffects& effects = server.scheduler.step(event);
-    for (const SchedulerNote& one : effects.notes) note(one);
-    if (effects.forward) server.forward = effects.forward;
-    if (!effects.operation) return;
-    if (keeps_spans_ && effects.operation->verb == Verb::step) server.rows = effects.operation->ids;
+    const SchedulerEffects* const effects = effects_of(server, event);
+    if (effects == nullptr) return;
+    Operation* const operation = effects->operation;
+    if (operation == nullptr) return hold_schedule(server, true);
+    if (keeps_spans_ && operation->verb == Verb::step) server.rows = operation->ids;
     run_.set_place(line_, now_);
     run_.set_rank(rank);
-    const Reply* const reply = run_.apply(*effects.operation);
+    const Reply* const reply = run_.apply(*operation);
     if (reply == nullptr) return;
+    if (server.check) {
+      server.episode.asked.push_back({*operation, *reply});
+      const std::size_t count = server.episode.asked.size();
+      if (count >= kManyOperations && (count & (count - 1)) == 0) hold_schedule(server, false);
+      if (run_.stopped()) return;
+    }
     event.kind = SchedulerEvent::Kind::reply;
     event.reply = reply;
   }
+}
+
+/// Null where the scheduler broke a contract of its own.
+const SchedulerEffects* Simulation::effects_of(Rank& server, const SchedulerEvent& event) try {
+  const SchedulerEffects& effects = server.scheduler.step(event);
+  for (const SchedulerNote& one : effects.notes) note(one);
+  if (effects.forward) server.forward = effects.forward;
+  if (server.check) server.episode.add(effects);
+  return &effects;
+} catch (const std::exception& thrown) {
+  run_.add({FindingKind::schedule_differs, fmt::format("the scheduler stopped: {}", thrown.what()),
+            "a schedule", thrown.what()},
+           "", true);
+  return nullptr;
+}
+
+void Simulation::hold_schedule(Rank& server, bool is_whole) {
+  if (!server.check) return;
+  std::optional<Finding> parted =
+      is_whole ? server.check->hold(server.episode) : server.check->hold_so_far(server.episode);
+  if (parted) run_.add(std::move(*parted), "", true);
 }
 
 bool Simulation::any_rank(bool (Scheduler::*is)() const) const {

@@ -17,6 +17,7 @@
 
 #include "cache_sim/prefix_index.hpp"
 #include "cache_sim/run.hpp"
+#include "cache_sim/schedule_check.hpp"
 #include "cache_sim/scheduler.hpp"
 #include "cache_sim/trace.hpp"
 #include "cache_sim/workload.hpp"
@@ -62,6 +63,8 @@ class Simulation {
   /// A rank: its requests, and what was sent there.
   struct Rank {
     Scheduler scheduler;
+    std::optional<ScheduleCheck> check{};  // where everything is checked
+    SchedulerEpisode episode{};
     std::optional<StepWork> forward{};  // of the step that is being decided
     std::vector<Name> rows{};           // of that forward
     PrefixIndex sent{};
@@ -75,6 +78,8 @@ class Simulation {
   std::size_t route(const RequestSpec& spec);
   void deliver(const SchedulerEvent& event);
   void feed(std::size_t rank, SchedulerEvent event);
+  const SchedulerEffects* effects_of(Rank& server, const SchedulerEvent& event);
+  void hold_schedule(Rank& server, bool is_whole);
   Reply apply_to_all(const Operation& operation);
   bool any_rank(bool (Scheduler::*is)() const) const;
   void note(const SchedulerNote& note);

@@ -1,5 +1,6 @@
 // The scheduler alone, its subject's answers made by hand: first each rule of the contract's "The
-// scheduler", then any requests against a subject that refuses as it likes.
+// scheduler", then any requests against a subject that refuses as it likes. All of it is held to
+// the rules as they stand a second time, in schedule_check.cpp.
 #include "cache_sim/scheduler.hpp"
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "cache_sim/schedule_check.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/base/require.hpp"
 
@@ -29,9 +31,11 @@ RequestSpec spec_of(const std::string& id, std::uint32_t prompt, std::uint32_t o
 /// A scheduler with a subject that says yes unless told otherwise, and everything that was said.
 class Server {
  public:
-  explicit Server(const SchedulerOptions& options) : scheduler_(options) {}
+  explicit Server(const SchedulerOptions& options) : scheduler_(options), check_(options) {}
 
   std::function<Reply(const Operation&)> answer = [](const Operation&) { return Reply{}; };
+  std::function<void(SchedulerEpisode&)> spoil;  ///< what the check hears
+  std::optional<Finding> finding;
   std::vector<std::string> notes;
 
   RequestNumber arrive(RequestSpec spec) {
@@ -78,16 +82,24 @@ class Server {
   std::string play(SchedulerEvent event) {
     std::string said;
     Reply reply;
+    SchedulerEpisode episode;
+    episode.begin(event);
     for (;;) {
       const SchedulerEffects& effects = scheduler_.step(event);
       idle = effects.idle;
       if (effects.forward) forward = effects.forward;
       for (const SchedulerNote& note : effects.notes) notes.push_back(text(note));
-      if (!effects.operation) return said;
+      episode.add(effects);
+      if (!effects.operation) break;
       said += (said.empty() ? "" : " ") + text(*effects.operation);
       reply = answer(*effects.operation);
+      episode.asked.push_back({*effects.operation, reply});
       event = {.kind = SchedulerEvent::Kind::reply, .reply = &reply};
     }
+    if (spoil) spoil(episode);
+    if (!finding) finding = check_.hold(episode);
+    if (finding && !spoil) ADD_FAILURE() << finding->text;
+    return said;
   }
   static std::string text(const Operation& operation) {
     std::string said(to_string(operation.verb));
@@ -109,6 +121,7 @@ class Server {
   }
 
   Scheduler scheduler_;
+  ScheduleCheck check_;
   std::deque<RequestSpec> specs_;  // addresses stay
 };
 
@@ -344,6 +357,19 @@ TEST(Scheduler, aVerificationKeepsWhatWasAccepted) {
   EXPECT_EQ(server.step(), "extend:r:1 step:r |") << "no drafts: a plain decode";
 }
 
+// One draft list of a file may say that nothing was drafted this time.
+TEST(Scheduler, aVerificationWithoutDraftsIsADecodeAndTheNextOneHasItsOwn) {
+  Server server({});
+  RequestSpec spec = spec_of("r", 4, 8);
+  spec.drafts = {0, 2};
+  spec.accept = {1, 3};
+  server.arrive(spec);
+  server.step();
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |");
+  EXPECT_EQ(server.step(), "extend:r:3 step:r |accept:r:3");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |");
+}
+
 // --- With overlap --------------------------------------------------------------------------------
 
 // The second step is decided before the first one's result is there, and the one after the last
@@ -393,6 +419,19 @@ TEST(OverlappingScheduler, whoIsRetractedLosesTheResultsThatAreOut) {
   EXPECT_EQ(server.step(), "admit:r extend:r:6 step:r");
   EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r checkpoint:r");
   EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+}
+
+// It has no result that could end it, and nobody comes before it.
+TEST(OverlappingScheduler, nobodyIsAdmittedOrDecodedWhileAPromptFindsNoRoom) {
+  Server server({.chunked_prefill = 4, .overlap = true});
+  server.arrive("long", 10, 1);
+  server.step();
+  server.arrive("next", 1, 1);
+  server.answer = [](const Operation& asked) {
+    return asked.verb == Verb::extend ? Reply::refusal(Refusal::no_kv) : Reply{};
+  };
+  EXPECT_EQ(server.step(), "checkpoint:long extend:long:4 |complete:long");
+  EXPECT_EQ(server.step(), "extend:long:4 abort:long admit:next extend:next:1 abort:next");
 }
 
 // The pool is full, and the result that is out ends the request: it is not refused.
@@ -518,7 +557,10 @@ class MoodySubject {
   std::map<std::string, std::int64_t> prompt_;
 };
 
-void serve_random_requests(std::uint64_t seed) {
+using Spoil = std::function<void(SchedulerEpisode&)>;
+
+/// What the check found where it was told otherwise than it was.
+std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& spoil = {}) {
   std::uint64_t index = 0;
   const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 0, index++); };
   const SchedulerOptions options{.chunked_prefill = static_cast<std::int64_t>(1 + below(20)),
@@ -528,6 +570,7 @@ void serve_random_requests(std::uint64_t seed) {
   Server server(options);
   MoodySubject subject(seed, options, refusals);
   server.answer = [&](const Operation& asked) { return subject(asked); };
+  server.spoil = spoil;
   std::vector<RequestSpec> specs;
   std::vector<RequestNumber> aborted;
   for (std::uint64_t n = below(9); n > 0; --n) {
@@ -549,7 +592,7 @@ void serve_random_requests(std::uint64_t seed) {
     if (below(6) == 0) server.retract(number);
   }
   for (int steps = 0; server.has_work(); ++steps) {
-    ASSERT_LT(steps, 5000) << "nobody gets anywhere";
+    require(steps < 5000, "everybody gets somewhere");
     server.step();
   }
   EXPECT_LE(subject.largest_step, options.chunked_prefill);
@@ -573,6 +616,7 @@ void serve_random_requests(std::uint64_t seed) {
       EXPECT_EQ(subject.cached[id] + subject.extended[id], spec.tokens.size() - 1) << id;
     }
   }
+  return server.finding;
 }
 
 TEST(Scheduler, whateverIsRefusedEveryRequestEndsAndNoRuleIsBroken) {
@@ -581,6 +625,71 @@ TEST(Scheduler, whateverIsRefusedEveryRequestEndsAndNoRuleIsBroken) {
     serve_random_requests(seed);
     if (testing::Test::HasFailure()) return;
   }
+}
+
+// --- The check itself ----------------------------------------------------------------------------
+
+// Whatever is said otherwise once, it hears: an operation that another one is, that is missing or
+// comes twice, a note, a forward. Of a scheduler that goes on asking it has heard enough before the
+// end.
+TEST(ScheduleCheck, hearsWhateverIsSaidOtherwise) {
+  const std::vector<std::pair<std::string, Spoil>> lies = {
+      {"another request", [](auto& e) { e.asked.back().operation.id = Name::intern("other"); }},
+      {"one more token", [](auto& e) { e.asked.back().operation.n += 1; }},
+      {"another time", [](auto& e) { e.asked.back().operation.async ^= true; }},
+      {"another length", [](auto& e) { e.asked.back().operation.up_to += 1; }},
+      {"another prompt", [](auto& e) { e.asked.back().operation.prompt += 1; }},
+      {"another namespace", [](auto& e) { e.asked.back().operation.salt = Name::intern("x"); }},
+      {"other tokens",
+       [](auto& e) { e.asked.back().operation.tokens.append(Tokens::of_document(9, 0, 1)); }},
+      {"other drafts",
+       [](auto& e) { e.asked.back().operation.drafts.append(Tokens::of_document(9, 0, 1)); }},
+      {"another row", [](auto& e) { e.asked.back().operation.ids.push_back(Name::intern("x")); }},
+      {"nothing", [](auto& e) { e.asked.pop_back(); }},
+      {"it twice", [](auto& e) { e.asked.push_back(e.asked.back()); }},
+      {"a note more",
+       [](auto& e) {
+         e.notes.push_back({SchedulerNote::Kind::sampled, 0});
+       }},
+      {"a forward more",
+       [](auto& e) {
+         e.forward = StepWork{1, 2, 3, 4};
+       }},
+      {"that it is idle", [](auto& e) { e.idle = !e.idle; }},
+  };
+  for (const auto& [what, lie] : lies)
+    for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+      SCOPED_TRACE(what);
+      std::uint64_t left = random_below(20, seed, 2, 0);
+      bool lied = false;
+      const std::optional<Finding> finding =
+          serve_random_requests(seed, [&](SchedulerEpisode& episode) {
+            if (lied || episode.asked.empty() || left-- != 0) return;
+            lie(episode);
+            lied = true;
+          });
+      EXPECT_EQ(finding.has_value(), lied) << "seed " << seed;
+    }
+}
+
+TEST(ScheduleCheck, hearsASchedulerThatNeverStopsAsking) {
+  ScheduleCheck check({});
+  const RequestSpec spec = spec_of("r", 4, 1);
+  SchedulerEpisode episode;
+  episode.begin({.kind = SchedulerEvent::Kind::arrival, .spec = &spec});
+  EXPECT_FALSE(check.hold(episode));
+  episode.begin({.kind = SchedulerEvent::Kind::step_due});
+  Operation admit;
+  admit.verb = Verb::admit;
+  admit.id = spec.id;
+  admit.tokens = spec.tokens.prefix(4);
+  admit.prompt = 4;
+  episode.asked.push_back({admit, Reply{}});
+  EXPECT_FALSE(check.hold_so_far(episode)) << "so it begins";
+  episode.notes.push_back({SchedulerNote::Kind::admitted, 0});
+  episode.asked.push_back({admit, Reply{}});
+  EXPECT_TRUE(check.hold_so_far(episode));
+  EXPECT_TRUE(check.hold(episode)) << "and nothing was noted of what was heard so far";
 }
 
 }  // namespace

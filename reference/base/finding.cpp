@@ -33,6 +33,7 @@ constexpr std::array kKinds{
     KindRow{FindingKind::output_differs, "output-differs", kExitDiffers},
     KindRow{FindingKind::reply_differs, "reply-differs", kExitDiffers},
     KindRow{FindingKind::answer_differs, "answer-differs", kExitDiffers},
+    KindRow{FindingKind::schedule_differs, "schedule-differs", kExitDiffers},
     KindRow{FindingKind::subject_died, "subject-died", kExitDiffers},
     KindRow{FindingKind::subject_silent, "subject-silent", kExitDiffers},
     KindRow{FindingKind::subject_garbled, "subject-garbled", kExitDiffers},

@@ -32,6 +32,7 @@ enum class FindingKind : std::uint8_t {
   output_differs,
   reply_differs,
   answer_differs,
+  schedule_differs,  ///< the scheduler does what its rules do not say
   subject_died,
   subject_silent,
   subject_garbled,
