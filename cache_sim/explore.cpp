@@ -103,7 +103,12 @@ class Explorer {
       Draw draw(options_.seed, static_cast<std::uint64_t>(number));
       marks_.start();
       Result<Execution> played = one_trace(draw);
-      if (!played) return tl::unexpected(played.error());
+      if (!played) {
+        Error error = played.error();
+        error.text =
+            fmt::format("trace {} of seed {} is bad input: {}", number, options_.seed, error.text);
+        return tl::unexpected(std::move(error));
+      }
       ++outcome_.traces;
       outcome_.operations += played->operations;
       digest.add(played->digest);
@@ -114,7 +119,7 @@ class Explorer {
       } else if (marks_.reached_new_pair() && corpus_.size() < kMostCorpus) {
         corpus_.push_back(std::move(played->candidate));
       }
-      if (options_.progress) options_.progress(number, outcome_.discoveries.size());
+      report(number, false);
     }
     outcome_.corpus = corpus_.size();
     outcome_.digest = digest.value;
@@ -128,6 +133,10 @@ class Explorer {
     if (static_cast<std::int64_t>(outcome_.discoveries.size()) >= options_.findings) return false;
     if (options_.time.count() != 0) return Clock::now() - start < options_.time;
     return number <= options_.traces;
+  }
+
+  void report(std::int64_t number, bool shrinking) const {
+    if (options_.progress) options_.progress({number, outcome_.discoveries.size(), shrinking});
   }
 
   /// One trace in four is an earlier one, cut up, spliced and doubled; the others are new.
@@ -165,21 +174,32 @@ class Explorer {
     return execution;
   }
 
-  /// Operations that are made one after the other, each from what was answered before. All of them
-  /// are legal: one that is refused as bad input is an error.
+  /// Operations that are made one after the other, each from what was answered before. What is made
+  /// as legal is, and what is made as bad input is not: anything else is an error, or a finding
+  /// where the subjects are of two opinions.
   Result<Execution> play_fresh(Candidate candidate, const Swarm& swarm, Draw& draw) const {
-    Result<std::unique_ptr<Run>> started = start(candidate, false);
+    Result<std::unique_ptr<Run>> started = start(candidate, true);
     if (!started) return tl::unexpected(started.error());
     Run& run = **started;
     OperationPlayer player(run);
-    const auto say = [&](const Operation& operation) {
+    std::string mistake;
+    const auto say = [&](const Operation& operation, bool is_bad = false) {
       Step step;
       step.statement.what = operation;
-      return player.play(std::move(step));
+      step.stands = is_bad;
+      const Reply* const reply = player.play(std::move(step));
+      if ((reply == nullptr) != is_bad && !run.stopped())
+        mistake = fmt::format("`{}` {}", operation.text(),
+                              is_bad ? "should be bad input and was answered" : "is bad input");
+      return reply;
     };
     RandomTrace random(swarm, *players_[candidate.player].policy, draw);
-    for (int i = 0; i < swarm.operations && !run.stopped(); ++i)
+    for (int i = 0; i < swarm.operations && !run.stopped() && mistake.empty(); ++i) {
+      if (somebody_judges(candidate))
+        if (const std::optional<Operation> bad = random.bad_input()) say(*bad, true);
+      if (run.stopped()) break;
       if (const Reply* const reply = say(random.next())) random.answered(*reply);
+    }
     for (Operation end; !run.stopped() && random.next_of_the_end(end);) say(end);
     for (const Verb verb : {Verb::flush, Verb::check}) {
       Operation operation;
@@ -187,8 +207,16 @@ class Explorer {
       if (!run.stopped()) say(operation);
     }
     run.conclude();
+    if (!mistake.empty()) return fail(mistake);
     candidate.steps = std::move(player.played());
     return executed(std::move(candidate), run);
+  }
+
+  /// Children are not held to say what is bad input.
+  bool somebody_judges(const Candidate& candidate) const {
+    const std::vector<std::string>& subjects = players_[candidate.player].subjects;
+    return !std::all_of(subjects.begin(), subjects.end(),
+                        [](const std::string& name) { return name.starts_with("exec:"); });
   }
 
   Result<Execution> play(Candidate candidate) const {
@@ -291,7 +319,9 @@ class Explorer {
       const auto start = Clock::now();
       RunOptions run = options_.run;
       run.subjects = found.subjects;
-      Result<ShrinkOutcome> shrunk = shrink(found.trace, run);
+      ShrinkOptions shrinking;
+      shrinking.progress = [&](std::int64_t, std::size_t) { report(number, true); };
+      Result<ShrinkOutcome> shrunk = shrink(found.trace, run, shrinking);
       if (!shrunk)
         return fail(fmt::format("trace {} of seed {} shows `{}` and not again when it is replayed",
                                 number, options_.seed, to_string(found.finding.finding.kind)));

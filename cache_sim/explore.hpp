@@ -24,7 +24,13 @@ struct ExploreOptions {
   std::chrono::milliseconds time{0};  ///< 0: no limit; otherwise `traces` is none
   std::int64_t findings = 1;          ///< stops behind that many
   bool shrinks = true;
-  std::function<void(std::int64_t traces, std::size_t findings)> progress;
+  /// Called behind each trace, and behind each execution while a finding is shrunk.
+  struct Progress {
+    std::int64_t traces = 0;
+    std::size_t findings = 0;
+    bool shrinking = false;
+  };
+  std::function<void(const Progress&)> progress{};
 };
 
 struct Discovery {

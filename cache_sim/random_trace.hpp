@@ -2,6 +2,7 @@
 // is depends on the draw and on what was answered before.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ class RandomTrace {
       : swarm_(swarm), draw_(draw), policy_(policy.name), has_states_(policy.has_states) {}
 
   Operation next();
+  /// Sometimes, an operation that is bad input whatever was answered before.
+  std::optional<Operation> bad_input();
   /// What was answered to the last operation of next().
   void answered(const Reply& reply);
   /// What ends everything that is held or runs, one operation a call; false where nothing is left.
@@ -48,6 +51,11 @@ class RandomTrace {
   Operation verdict(const Request& request);
   Operation forward(const Request& request);
   Operation use_of_slot(std::size_t slot);
+  Operation bad_forward(const Request& request);
+  Operation bad_result(const Request& request);
+  Operation bad_admission();
+  Operation bad_of_tree();
+  Operation of_nobody();
 
   const Swarm& swarm_;
   Draw& draw_;

@@ -44,6 +44,7 @@ struct Swarm {
   int salted = 1;     ///< of forty
   int discarded = 2;  ///< finishes that leave nothing in the cache
   int urgent = 0;     ///< requests that go before others
+  int bad = 0;        ///< of forty: operations that are bad input
   // How large.
   int running = 4;    ///< requests at once
   int longest = 24;   ///< tokens of a prompt

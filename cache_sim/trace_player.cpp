@@ -17,6 +17,8 @@ bool loses_locks_on_tombstones(std::string_view policy) {
 
 bool Ledger::adapt(Step& step) const {
   auto& operation = std::get<Operation>(step.statement.what);
+  if (step.rest == Step::kLiteral && contradicts_itself(operation)) step.stands = true;
+  if (step.stands) return true;
   switch (operation.verb) {
     case Verb::insert: return adapt_insert(operation, step.of_slot);
     case Verb::lock:
@@ -29,6 +31,24 @@ bool Ledger::adapt(Step& step) const {
     case Verb::extend: adapt_extend(operation, step.rest); return true;
     case Verb::checkpoint: adapt_checkpoint(operation, step.rest); return true;
     default: return true;
+  }
+}
+
+/// Bad input where it comes from a trace that was played so.
+bool Ledger::contradicts_itself(const Operation& operation) const {
+  const auto request = requests_.find(operation.id.index());
+  const bool known = request != requests_.end();
+  switch (operation.verb) {
+    case Verb::admit: return operation.prompt > std::int64_t{operation.tokens.size()};
+    case Verb::accept: return operation.n != std::int64_t{operation.tokens.size()};
+    case Verb::checkpoint: return known && operation.up_to > request->second.computed;
+    case Verb::extend: {
+      if (!known) return false;
+      const std::int64_t left = request->second.known + operation.tokens.size() -
+                                request->second.computed + operation.drafts.size();
+      return operation.n > left || (!operation.drafts.empty() && operation.n != left);
+    }
+    default: return false;
   }
 }
 

@@ -26,6 +26,8 @@ struct Step {
   /// insert: its tokens were those that its slot stood for. One that says otherwise lies about a
   /// state by itself, which is nobody's defect.
   bool of_slot = false;
+  /// It is bad input by intent, so nothing makes it fit.
+  bool stands = false;
 };
 using Steps = std::vector<Step>;
 
@@ -53,6 +55,7 @@ class Ledger {
     std::int64_t known = 0;
     std::int64_t computed = 0;
   };
+  bool contradicts_itself(const Operation& operation) const;
   bool adapt_insert(Operation& operation, bool& of_slot) const;
   void adapt_extend(Operation& operation, std::int64_t& rest) const;
   void adapt_checkpoint(Operation& operation, std::int64_t& rest) const;

@@ -1,8 +1,10 @@
 // The program as its users meet it: bad input is refused with one sentence and leaves nothing
 // behind, and what a run writes can be relied on.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <ostream>
 #include <sstream>
@@ -417,6 +419,22 @@ TEST(Program, timelineIsAChromeTrace) {
   EXPECT_GT(std::count(bars[0].begin(), bars[0].end(), "prefill"), 5);
   EXPECT_GT(std::count(bars[0].begin(), bars[0].end(), "decode"), 5);
   EXPECT_EQ(bars[1], (std::vector<std::string>{"alloc as=s", "advance slot=s tokens=a3"}));
+}
+
+// Who kills the process that searches him is named with his trace, which the seed gives again.
+TEST(Program, aSearchThatIsKilledSaysAtWhichTrace) {
+  const ScratchFolder folder;
+  const std::string command = std::string("timeout --preserve-status -s ABRT 0.3 ") +
+                              LOCKSTEP_PROGRAM + " explore --seed 9 --time 60s --out " +
+                              folder.path("findings") + " 2> " + folder.path("err") + " > " +
+                              folder.path("out");
+  const int status = std::system(command.c_str());
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), kExitDiffers);
+  const std::string err = read_text(folder.path("err"));
+  EXPECT_EQ(err.find("lockstep: trace "), 0u) << err;
+  EXPECT_NE(err.find(" of seed 9 kills the program while it is played\n"), std::string::npos)
+      << err;
 }
 
 TEST(Program, decisionsAreALinePerRequest) {

@@ -11,6 +11,7 @@
 
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/replay_options.hpp"
+#include "cache_sim/program/watch.hpp"
 #include "cache_sim/replay.hpp"
 #include "cache_sim/result_json.hpp"
 #include "cache_sim/trace_text.hpp"
@@ -60,6 +61,7 @@ struct ExploreWords {
   std::string time;
   std::int64_t findings = 1;
   bool raw = false;
+  std::string timeout = "10s";
   std::string out = "findings";
   std::string json_path;
 };
@@ -156,12 +158,19 @@ int run_explore(const ExploreWords& words) {
     if (!time) return refuse({.text = "--time: " + time.error().text});
     options.time = std::chrono::milliseconds(std::max<Nanoseconds>(1, *time / 1'000'000));
   }
-  if (isatty(STDERR_FILENO) != 0)
-    options.progress = [](std::int64_t traces, std::size_t findings) {
-      if (traces % 256 == 0) fmt::print(stderr, "\r{} traces, {} findings", traces, findings);
-    };
+  const Result<Nanoseconds> limit = parse_time(words.timeout);
+  if (!limit) return refuse({.text = "--timeout: " + limit.error().text});
+  options.run.timeout = std::chrono::milliseconds(std::max<Nanoseconds>(*limit / 1'000'000, 1));
+  watch_search(words.seed, options.run.timeout);
+  const bool is_shown = isatty(STDERR_FILENO) != 0;
+  options.progress = [&](const ExploreOptions::Progress& now) {
+    watch_trace(now.shrinking ? now.traces : now.traces + 1,
+                now.shrinking ? "is shrunk" : "is played");
+    if (is_shown && now.traces % 256 == 0)
+      fmt::print(stderr, "\r{} traces, {} findings", now.traces, now.findings);
+  };
   Result<ExploreOutcome> outcome = explore(options);
-  if (options.progress) fmt::print(stderr, "\r{:40}\r", "");
+  if (is_shown) fmt::print(stderr, "\r{:40}\r", "");
   if (!outcome) return refuse(outcome.error());
 
   std::vector<std::string> paths;
@@ -232,6 +241,10 @@ void add_explore(CLI::App& app, int& status) {
       command->add_option("--traces", words->traces, "how many at most")->capture_default_str();
   command->add_option("--time", words->time, "how long at most: 30s")->excludes(traces);
   command->add_option("--findings", words->findings, "stop behind that many")
+      ->capture_default_str();
+  command
+      ->add_option("--timeout", words->timeout,
+                   "how long a trace may compute, and a child take for one answer")
       ->capture_default_str();
   command->add_flag("--no-shrink", words->raw, "write traces as they were found");
   command->add_option("--out", words->out, "folder for findings")->capture_default_str();
