@@ -4,7 +4,8 @@
 mutate.py SOURCE… --root DIR --out DIR     writes the changed sources below --out, and the list mutants.json
 
 One build then holds all mutants; the environment variable LOCKSTEP_MUTANT names the one that is alive. Positions
-come from clang's syntax tree, so nothing is guessed from the text. Left alone: declarations, the last return of a
+come from clang's syntax tree, so nothing is guessed from the text. A mutant's key (file, function, kind, text, and a
+number where that is not enough) survives that lines move. Left alone: declarations, the last return of a
 function, LOCKSTEP_MARK, `require` (a check, not a rule), and what stands behind planted(…), which is dead in the
 undamaged program.
 """
@@ -15,7 +16,7 @@ import subprocess
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "!=", "!=": "=="}
 NAMES = {"<": "less", ">": "greater", "<=": "at_most", ">=": "at_least", "==": "equal", "!=": "different"}
-KEPT = {"DeclStmt", "CompoundStmt", "NullStmt", "CaseStmt", "DefaultStmt", "BreakStmt", "CXXTryStmt"}
+KEPT = {"DeclStmt", "CompoundStmt", "NullStmt", "CaseStmt", "DefaultStmt", "CXXTryStmt"}
 
 
 def syntax_trees(source: pathlib.Path, root: pathlib.Path, names: list[str]):
@@ -35,6 +36,7 @@ class Source:
         self.path = path
         self.text = path.read_bytes()
         self.found = {}  # (begin, end, kind) -> mutant
+        self.function = ""  # that is being enumerated
 
     def span(self, node):
         """Bytes [begin, end) of a node in this file; None for what a macro made or another file holds."""
@@ -56,12 +58,13 @@ class Source:
         if kind in ("CXXMethodDecl", "FunctionDecl", "CXXConstructorDecl") and body:
             span = self.span(body[0])
             if span and self.text[span[0]:span[0] + 1] == b"{":
-                yield body[0]
+                yield tree["name"], body[0]
         for child in tree.get("inner", []):
             if child.get("kind", "").endswith("Decl"):
                 yield from self.functions(child)
 
-    def enumerate(self, body):
+    def enumerate(self, function, body):
+        self.function = function
         self.block(body, last=True)
 
     def block(self, node, last):
@@ -126,7 +129,7 @@ class Source:
             end += behind + 1
         if b"planted(" in self.text[begin:end] and node["kind"] == "IfStmt" and b"!planted(" not in self.text[begin:end]:
             return
-        self.found.setdefault((begin, end, "deletion"), {"text": self.shown(begin, end)})
+        self.found.setdefault((begin, end, "deletion"), {"text": self.shown(begin, end), "function": self.function})
 
     def add_comparison(self, node):
         kind, operands = node.get("kind"), []
@@ -150,8 +153,8 @@ class Source:
         if operator not in FLIPPED or b"planted(" in self.text[whole[0]:whole[1]]:
             return
         self.found.setdefault((left[0], right[1], "comparison"),
-                              {"text": self.shown(left[0], right[1]), "operator": operator,
-                               "between": (left[1], right[0])})
+                              {"text": self.shown(left[0], right[1]), "function": self.function,
+                               "operator": operator, "between": (left[1], right[0])})
 
     def shown(self, begin, end):
         text = " ".join(self.text[begin:end].decode().split())
@@ -159,7 +162,7 @@ class Source:
 
     def mutated(self, first):
         """The changed text, and the mutants from number `first` on."""
-        insertions, cuts, mutants = [], [], []
+        insertions, cuts, mutants, keys = [], [], [], {}
         for number, ((begin, end, kind), mutant) in enumerate(sorted(self.found.items()), first):
             if kind == "deletion":
                 # Braces of its own, or an else behind it would change its if.
@@ -170,7 +173,10 @@ class Source:
                 insertions += [(begin, -end, f"lockstep::{name}({number}, "), (end, begin, ")"),
                                (gap[0], 0, ", ")]
                 cuts.append(gap)
-            mutants.append({"number": number, "file": str(self.path), "line": self.line(begin), "kind": kind,
+            key = f"{self.path.name} {mutant['function']} {kind} {mutant['text']}"
+            keys[key] = keys.get(key, 0) + 1
+            mutants.append({"number": number, "key": key if keys[key] == 1 else f"{key} ({keys[key]})",
+                            "file": str(self.path), "line": self.line(begin), "kind": kind,
                             "text": mutant["text"]})
         pieces, at = [], 0
         # At one place: what ends there closes innermost first, then what begins opens outermost first.
@@ -212,8 +218,8 @@ def main():
     for name in options.sources:
         source = Source(options.root / name)
         for tree in syntax_trees(source.path, options.root, ["lockstep::cache_sim"]):
-            for body in source.functions(tree):
-                source.enumerate(body)
+            for function, body in source.functions(tree):
+                source.enumerate(function, body)
         text, own = source.mutated(len(mutants) + 1)
         for mutant in own:
             mutant["file"] = name

@@ -1,33 +1,43 @@
 #!/usr/bin/env python3
 """How much of what can be broken does the search find? Plants every mutant of mutate.py and lets `explore` look for it.
 
-run.py --build build/cpu --out DIR [SOURCE…] [--seeds 3] [--traces 5000] [--every 1] [--time 600]
+run.py --build build/cpu --out DIR [SOURCE…] [--seeds 20] [--first 3] [--traces 5000] [--time 600]
 
 The mutated sources are compiled as the build folder compiles them and linked with its other objects, so that one
-program holds all mutants. Each is searched for with seeds 1 … N: how many traces until it is found (median of the
-seeds), as which kind of finding, and how many lines are left when the trace of seed 1 is shrunk. A mutant that kills
-the program or never ends is found too; how soon is then known by halving. Writes mutants.json and mutants.md.
+program holds all mutants. Each is searched for with seeds 1 … --first; where one of them finds it, with the others
+too: in how many traces it is found (median of the seeds), as which kind of finding, and how many lines are left when
+the first finding is shrunk. A mutant that kills the program or never ends is found as well, with its trace's number.
+
+Results are added to DIR/results.jsonl one by one, so that a run that was ended goes on where it was. A mutant that was
+not found and has a reason in equivalent.txt is listed as equivalent: nothing that anybody can observe depends on it.
+--publish FILE writes the table (Markdown) and, beside it, the data (JSON).
 """
 import argparse
+import collections
 import json
 import os
 import pathlib
+import re
 import shlex
 import statistics
 import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 SOURCES = ["cache_sim/" + name for name in ("pools.cpp", "radix_tree.cpp", "sglang_policy.cpp",
                                             "sglang_extra_buffer.cpp", "sglang_legacy.cpp", "scheduler.cpp")]
-LONGEST_S = 20  # an undamaged search of 5,000 traces takes a few seconds: what takes longer hangs
+LONGEST_S = 60  # a search of 5,000 traces takes a second or two
+TRACE_LONGEST = "2s"  # a trace takes a fraction of a millisecond
 
+
+# --- The program ------------------------------------------------------------------------------------------------------
 
 def build(options):
-    """The program with all mutants, and their list."""
+    """Compiles the program with all mutants and their list."""
     mutated = options.out / "mutated"
-    subprocess.run([sys.executable, str(ROOT / "properties/mutants/mutate.py"), *options.sources,
+    subprocess.run([sys.executable, str(HERE / "mutate.py"), *options.sources,
                     "--root", str(ROOT), "--out", str(mutated)], check=True)
     commands = {c["file"]: c for c in json.loads((options.build / "compile_commands.json").read_text())}
     parts = [options.build / "CMakeFiles" / f"lockstep{part}.dir" for part in ("", "_base", "_reference", "_sim")]
@@ -36,100 +46,179 @@ def build(options):
         command = commands[str(ROOT / name)]
         words = shlex.split(command["command"])
         own = str((options.out / name.replace("/", "_")).with_suffix(".o").resolve())
-        objects.discard(str(pathlib.Path(command["directory"]) / words[words.index("-o") + 1])
-                        if not words[words.index("-o") + 1].startswith("/") else words[words.index("-o") + 1])
+        built = pathlib.Path(command["directory"]) / words[words.index("-o") + 1]
+        objects.discard(str(built))
         words[words.index("-o") + 1] = own
         words[words.index("-c") + 1] = str((mutated / name).resolve())
         print("compiling", name, flush=True)
         subprocess.run([*words, f"-I{mutated.resolve()}", "-Wno-error", "-w"], check=True, cwd=command["directory"])
         objects.add(own)
-    program = options.out / "lockstep_mutants"
-    libraries = ["-lfmt", "-lzstd", "-lpthread"]
-    subprocess.run(["c++", "-o", str(program), *sorted(objects), *libraries], check=True)
-    return program.resolve(), json.loads((mutated / "mutants.json").read_text())
+    subprocess.run(["c++", "-o", str(options.out / "lockstep_mutants"), *sorted(objects),
+                    "-lfmt", "-lzstd", "-lpthread"], check=True)
+
+
+# --- The search -------------------------------------------------------------------------------------------------------
+
+Found = collections.namedtuple("Found", "traces kind lines executions trace")
 
 
 class Search:
-    def __init__(self, program, out, traces):
-        self.program, self.out, self.traces = program, out, traces
+    def __init__(self, out, traces):
+        self.program, self.out, self.traces = (out / "lockstep_mutants").resolve(), out, traces
 
-    def explore(self, number, seed, traces, shrinks):
-        """What the search said, or how the program ended: `died`, `never ended`."""
-        result = self.out / "explore.json"
+    def explore(self, number, seed, shrinks):
+        """What a search finds; None for nothing, "too long" where shrinking does not end."""
+        result, folder = self.out / "explore.json", self.out / "findings" / str(number)
         result.unlink(missing_ok=True)
-        words = [str(self.program), "explore", "--seed", str(seed), "--traces", str(traces), "--json", str(result),
-                 "--out", str(self.out / "findings" / str(number))]
+        for old in folder.glob("*.trace"):
+            old.unlink()
+        words = [str(self.program), "explore", "--seed", str(seed), "--traces", str(self.traces), "--json", str(result),
+                 "--timeout", TRACE_LONGEST, "--out", str(folder)] + ([] if shrinks else ["--no-shrink"])
         try:
-            done = subprocess.run(words + ([] if shrinks else ["--no-shrink"]), capture_output=True, text=True,
-                                  timeout=LONGEST_S, env={**os.environ, "LOCKSTEP_MUTANT": str(number)})
+            done = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S,
+                                  env={**os.environ, "LOCKSTEP_MUTANT": str(number)})
         except subprocess.TimeoutExpired:
-            return "never ended"
-        if done.returncode == 2:  # the generator's own operations became bad input
-            return "bad input"
+            return "too long"
         if not result.exists():
-            return "died"
-        return json.loads(result.read_text())
-
-    def first_trace_that_ends_so(self, number, seed, ending):
-        low, high = 0, self.traces
-        step = 1
-        while step < high:  # most show at once
-            if self.explore(number, seed, step, False) == ending:
-                high = step
-                break
-            low, step = step, step * 4
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.explore(number, seed, middle, False) == ending:
-                high = middle
-            else:
-                low = middle
-        return high
-
-    def tests_to_detect(self, number, seed, shrinks):
-        """(traces, kind, shrunk lines), or None where nothing is found."""
-        said = self.explore(number, seed, self.traces, shrinks)
-        if isinstance(said, str) and shrinks:  # it may be the shrinking that ends so
-            said = self.explore(number, seed, self.traces, False)
-        if said == "never ended":
-            return self.traces, said, None  # halving would take minutes
-        if isinstance(said, str):
-            return self.first_trace_that_ends_so(number, seed, said), said, None
+            where = re.search(r"trace (\d+) of seed \d+ ([^\n]*)", done.stderr)
+            if not where:
+                sys.exit(f"mutant {number}, seed {seed}: status {done.returncode}: {done.stderr[-300:]}")
+            kind = ("never ends" if "not ended" in where[2] else "dies" if "kills" in where[2] else "bad input")
+            return Found(int(where[1]), kind, None, None, None)
+        said = json.loads(result.read_text())
         if said["verdict"] == "pass":
             return None
-        search = said["search"]
-        return search["tests_to_detect"], said["findings"][0]["kind"], search["shrunk_lines"] if shrinks else None
+        finding = said["findings"][0]
+        text = pathlib.Path(finding["trace"]).read_text()
+        kept = [line for line in text.splitlines() if line and not line.startswith("#")] if shrinks else None
+        return Found(finding["tests_to_detect"], finding["kind"], finding["shrunk_lines"] if shrinks else None,
+                     finding["shrink_executions"] if shrinks else None, kept)
+
+    def shrunk(self, number, seed):
+        """Where a shrunk trace of a mutant hangs or dies, the finding as it was."""
+        found = self.explore(number, seed, True)
+        if isinstance(found, Found) and found.lines is not None:
+            return found
+        return self.explore(number, seed, False)
 
 
-def judged(search, mutant, seeds):
-    found = [search.tests_to_detect(mutant["number"], seed, seed == 1) for seed in range(1, seeds + 1)]
-    counts = [f[0] if f else float("inf") for f in found]
+def judged(search, mutant, options):
+    found, number = {}, mutant["number"]
+    shrunk = None
+    for seed in range(1, options.seeds + 1):
+        if seed > options.first and not any(found.values()):
+            break
+        found[seed] = search.explore(number, seed, False)
+        if found[seed] == "too long":
+            found[seed] = Found(options.traces, "never ends", None, None, None)
+        if found[seed] and shrunk is None:
+            shrunk = search.shrunk(number, seed)
+    counts = [f.traces if f else float("inf") for f in found.values()]
     median = statistics.median_low(counts)
-    first = next((f for f in found if f), None)
-    return {**mutant, "found": first is not None, "seeds_that_found": sum(f is not None for f in found),
+    kinds = collections.Counter(f.kind for f in found.values() if f)
+    return {"key": mutant["key"], "seeds": len(found), "seeds_that_found": sum(f is not None for f in found.values()),
             "tests_to_detect": None if median == float("inf") else median,
-            "kind_of_finding": first and first[1], "shrunk_lines": found[0] and found[0][2]}
+            "kind": kinds.most_common(1)[0][0] if kinds else None,
+            "shrunk_lines": shrunk.lines if isinstance(shrunk, Found) else None,
+            "shrink_executions": shrunk.executions if isinstance(shrunk, Found) else None,
+            "trace": shrunk.trace if isinstance(shrunk, Found) else None}
 
 
-def table(results, options, skipped):
+# --- The table --------------------------------------------------------------------------------------------------------
+
+def reasons():
+    """Key → why nothing depends on it. A line that starts a paragraph is a key, the others its reason."""
+    found = {}
+    for paragraph in (HERE / "equivalent.txt").read_text().split("\n\n"):
+        lines = [line for line in paragraph.splitlines() if not line.startswith("#")]
+        keys = [line for line in lines if line and not line.startswith(" ")]
+        for key in keys:
+            found[key] = " ".join(line.strip() for line in lines if line.startswith(" "))
+    return found
+
+
+def number(value):
+    return "-" if value is None else f"{value:g}"
+
+
+def row(name, own):
+    alive = [r for r in own if not r["equivalent"]]
+    found = [r for r in alive if r["seeds_that_found"]]
+    tests = [r["tests_to_detect"] for r in found if r["tests_to_detect"] is not None]
+    lines = [r["shrunk_lines"] for r in found if r["shrunk_lines"] is not None]
+    share = f"{100 * len(found) / len(alive):.1f} %" if alive else "-"
+    return (f"| {name} | {len(own)} | {len(own) - len(alive)} | {len(found)} of {len(alive)} | {share} "
+            f"| {number(statistics.median(tests) if tests else None)} | {sum(t <= 10 for t in tests)} "
+            f"| {sum(t > 1000 for t in tests)} | {number(statistics.median(lines) if lines else None)} "
+            f"| {number(max(lines, default=None))} |")
+
+
+def escaped(text):
+    return text.replace("|", "\\|").replace("`", "'")
+
+
+def table(results, mutants, options):
+    kinds = ("deletion", "comparison")
+    equivalent = sum(r["equivalent"] is not None for r in results)
     lines = ["# Planted defects in bulk", "",
-             f"`properties/mutants/run.py --seeds {options.seeds} --traces {options.traces}` over "
-             f"{len(results)} mutants ({skipped} not run).", "",
-             "| kind | mutants | found | share | median traces | found by the first 10 | median lines | longest |",
-             "|---|---|---|---|---|---|---|---|"]
-    for kind in ("deletion", "comparison"):
-        own = [r for r in results if r["kind"] == kind]
-        found = [r for r in own if r["found"]]
-        tests = [r["tests_to_detect"] for r in found if r["tests_to_detect"] is not None]
-        shrunk = [r["shrunk_lines"] for r in found if r["shrunk_lines"] is not None]
-        if own:
-            lines.append(f"| {kind} | {len(own)} | {len(found)} | {100 * len(found) / len(own):.1f} % "
-                         f"| {statistics.median(tests) if tests else '-'} | {sum(t <= 10 for t in tests)} "
-                         f"| {statistics.median(shrunk) if shrunk else '-'} | {max(shrunk, default='-')} |")
-    lines += ["", "## Not found", "", "| number | place | kind | text |", "|---|---|---|---|"]
-    lines += [f"| {r['number']} | {r['file']}:{r['line']} | {r['kind']} | `{r['text'].replace('|', chr(92) + '|')}` |"
-              for r in results if not r["found"]]
+             f"Every single-statement deletion and every flipped comparison of {len(options.sources)} sources, "
+             f"{len(mutants)} mutants, of which {len(results)} were run: `properties/mutants/run.py`. A search is "
+             f"{options.traces:,} traces of `lockstep explore`; a mutant has {options.first} searches (seeds 1 … "
+             f"{options.first}), and one that is found {options.seeds}. "
+             f"{equivalent} mutants ({100 * equivalent / max(1, len(results)):.1f} %) are equivalent: "
+             "nothing that can be observed depends on them.", "",
+             "| | mutants | equivalent | found | share | median traces | found by the first 10 | after 1,000 or more "
+             "| median lines | longest |", "|---|---|---|---|---|---|---|---|---|---|"]
+    lines += [row(kind, [r for r in results if r["mutation"] == kind]) for kind in kinds]
+    lines += [row(f"`{source}`", own) for source in options.sources
+              if (own := [r for r in results if r["file"] == source])]
+    ended = collections.Counter(r["kind"] for r in results if r["seeds_that_found"])
+    lines += ["", "Found as: " + ", ".join(f"{kind} {count}" for kind, count in ended.most_common()) + ".",
+              "`dies` and `never ends`: the program does, and the number of the trace is known; `bad input`: the "
+              "policy calls a legal operation bad input.", "", "## Not found", ""]
+    missed = [r for r in results if not r["seeds_that_found"] and not r["equivalent"]]
+    lines += [f"- `{escaped(r['key'])}`" for r in missed] or ["None."]
+    lines += ["", "## Equivalent", ""]
+    by_reason = collections.defaultdict(list)
+    for r in results:
+        if r["equivalent"]:
+            by_reason[r["equivalent"]].append(r["key"])
+    for reason, keys in by_reason.items():
+        lines += [f"- {reason}"] + [f"  - `{escaped(key)}`" for key in keys]
     return "\n".join(lines) + "\n"
+
+
+def publish(options, mutants):
+    equivalent, results = reasons(), []
+    done = read_results(options)
+    for mutant in mutants:
+        if mutant["key"] in done:
+            result = done[mutant["key"]]
+            reason = None if result["seeds_that_found"] else equivalent.get(mutant["key"])
+            results.append({**result, "file": mutant["file"], "mutation": mutant["kind"], "equivalent": reason})
+    stale = set(equivalent) - {m["key"] for m in mutants}
+    found_now = [r["key"] for r in results if r["seeds_that_found"] and r["key"] in equivalent]
+    for key in sorted(stale):
+        print("equivalent.txt names no mutant:", key)
+    for key in found_now:
+        print("equivalent.txt names a mutant that was found:", key)
+    options.publish.write_text(table(results, mutants, options))
+    fields = ("tests_to_detect", "seeds_that_found", "seeds", "kind", "shrunk_lines", "shrink_executions")
+    rows = ["  " + json.dumps([r["key"], *(r[f] for f in fields), r["equivalent"] is not None], ensure_ascii=False)
+            for r in results]
+    data = json.dumps({"lockstep": 1, "command": "mutants", "traces": options.traces, "seeds": options.seeds,
+                       "columns": ["key", *fields, "equivalent"]}, indent=1)[:-2]
+    options.publish.with_suffix(".json").write_text(data + ',\n "mutants": [\n' + ",\n".join(rows) + "\n ]}\n")
+    print(table(results, mutants, options).split("## Not found")[0])
+
+
+# --- What was done already --------------------------------------------------------------------------------------------
+
+def read_results(options):
+    path = options.out / "results.jsonl"
+    if not path.exists():
+        return {}
+    return {r["key"]: r for r in map(json.loads, path.read_text().splitlines())}
 
 
 def main():
@@ -137,30 +226,33 @@ def main():
     words.add_argument("sources", nargs="*", default=SOURCES)
     words.add_argument("--build", type=pathlib.Path, default=ROOT / "build/cpu")
     words.add_argument("--out", type=pathlib.Path, required=True)
-    words.add_argument("--seeds", type=int, default=3)
+    words.add_argument("--seeds", type=int, default=20)
+    words.add_argument("--first", type=int, default=3)
     words.add_argument("--traces", type=int, default=5000)
-    words.add_argument("--every", type=int, default=1, help="one mutant of so many")
     words.add_argument("--time", type=float, default=float("inf"), help="seconds after which no other mutant begins")
-    words.add_argument("--only", type=int, nargs="*", help="these numbers alone")
+    words.add_argument("--only", help="mutants whose key contains this")
+    words.add_argument("--again", action="store_true", help="also those that have a result and were not found")
     words.add_argument("--built", action="store_true", help="the program of the last call")
+    words.add_argument("--publish", type=pathlib.Path, help="no search: the table of what was found so far")
     options = words.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.built:
-        program = (options.out / "lockstep_mutants").resolve()
-        mutants = json.loads((options.out / "mutated/mutants.json").read_text())
-    else:
-        program, mutants = build(options)
-    chosen = [m for m in mutants if m["number"] in options.only] if options.only else mutants[::options.every]
-    search, results, start = Search(program, options.out, options.traces), [], time.monotonic()
+    if not options.built and not options.publish:
+        build(options)
+    mutants = json.loads((options.out / "mutated/mutants.json").read_text())
+    if options.publish:
+        return publish(options, mutants)
+    done, search, start = read_results(options), Search(options.out, options.traces), time.monotonic()
+    if options.again:
+        done = {key: r for key, r in done.items() if r["seeds_that_found"]}
+    chosen = [m for m in mutants if m["key"] not in done and (not options.only or options.only in m["key"])]
     for mutant in chosen:
         if time.monotonic() - start > options.time:
             break
-        results.append(judged(search, mutant, options.seeds))
-        last = results[-1]
-        print(f"{last['number']} {last['file']}:{last['line']} {last['kind']}: "
-              f"{last['tests_to_detect']} {last['kind_of_finding']} {last['shrunk_lines']}", flush=True)
-    (options.out / "mutants_found.json").write_text(json.dumps(results, indent=1) + "\n")
-    (options.out / "mutants.md").write_text(table(results, options, len(mutants) - len(results)))
+        result = judged(search, mutant, options)
+        with open(options.out / "results.jsonl", "a") as file:
+            file.write(json.dumps(result) + "\n")
+        print(f"{mutant['number']} {mutant['file']}:{mutant['line']} {mutant['kind']}: {result['seeds_that_found']}/"
+              f"{result['seeds']} after {result['tests_to_detect']} {result['kind']} {result['shrunk_lines']}", flush=True)
 
 
 main()
