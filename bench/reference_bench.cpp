@@ -1,6 +1,11 @@
 // What the references cost at the head shapes of real models. FLOPs are those of the definition (a
 // multiplication and an addition each), so forms that do more work are not rewarded for it.
+// `of_peak` is their share of what all cores together reach in products of matrices, by the same
+// library, measured when the program starts.
 #include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <thread>
 
 #include "reference/base/grid.hpp"
 #include "reference/gated_delta_rule.hpp"
@@ -15,9 +20,37 @@ Array<float, Rank> drawn(const Shape<Rank>& shape, std::uint64_t stream) {
   return on_grid<float>(shape, {.stream = stream});
 }
 
+/// FLOP/s of all cores at once, each with a product of 512 x 512 matrices: the best of five.
+double peak_flops() {
+  static const double peak = [] {
+    const auto cores = static_cast<int>(std::thread::hardware_concurrency());
+    constexpr int kProducts = 20;
+    double best = 0;
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      const auto start = std::chrono::steady_clock::now();
+      std::vector<std::thread> threads;
+      for (int i = 0; i < cores; ++i)
+        threads.emplace_back([] {
+          const Matrix<float> a = Matrix<float>::Ones(512, 512);
+          Matrix<float> c(512, 512);
+          for (int product = 0; product < kProducts; ++product) {
+            c.noalias() = a * a;
+            benchmark::DoNotOptimize(c.data());
+          }
+        });
+      for (std::thread& thread : threads) thread.join();
+      const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start;
+      best = std::max(best, 2.0 * 512 * 512 * 512 * kProducts * cores / passed.count());
+    }
+    return best;
+  }();
+  return peak;
+}
+
 void count_flops(benchmark::State& state, double flops) {
-  state.counters["FLOP/s"] =
-      benchmark::Counter(flops, benchmark::Counter::kIsIterationInvariantRate);
+  using benchmark::Counter;
+  state.counters["FLOP/s"] = Counter(flops, Counter::kIsIterationInvariantRate);
+  state.counters["of_peak"] = Counter(flops / peak_flops(), Counter::kIsIterationInvariantRate);
 }
 
 /// Qwen3-Next: 16 key heads, 32 value heads, K = V = 128. chunk 0 is the recurrence.
@@ -80,6 +113,55 @@ void mla_decode(benchmark::State& state) {
   count_flops(state, static_cast<double>(2 * H * L * (576 + 512)));
 }
 BENCHMARK(mla_decode)->Arg(1024)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+/// DeepSeek-V3's up-projection, as the checkpoint has it: 128 heads of 128 + 128 rows over 512.
+struct UpProjection {
+  static constexpr std::int64_t H = 128, dn = 128, dr = 64, dc = 512;
+  Array<float, 2> kv_b = drawn<2>({H * (dn + 128), dc}, 7);
+  Array<float, 3> q_nope = drawn<3>({1, H, dn}, 8), q_pe = drawn<3>({1, H, dr}, 9);
+};
+
+/// A decode step's queries, absorbed by weights that were split once, when they were loaded.
+void mla_absorb_at_load(benchmark::State& state) {
+  const UpProjection p;
+  const auto w = reference::split_kv_b<float>(p.kv_b, p.H, p.dn);
+  for (auto _ : state)
+    benchmark::DoNotOptimize(reference::absorbed_queries<float>(p.q_nope, p.q_pe, w).data());
+}
+BENCHMARK(mla_absorb_at_load)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+/// The same, with the split in every forward.
+void mla_absorb_in_forward(benchmark::State& state) {
+  const UpProjection p;
+  for (auto _ : state) {
+    const auto w = reference::split_kv_b<float>(p.kv_b, p.H, p.dn);
+    benchmark::DoNotOptimize(reference::absorbed_queries<float>(p.q_nope, p.q_pe, w).data());
+  }
+}
+BENCHMARK(mla_absorb_in_forward)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+/// Bytes that a cached token takes in bf16: the latent, the decompressed keys and values, and their
+/// padded form. The time is that of decompressing 64 tokens.
+void mla_cache_memory(benchmark::State& state) {
+  const UpProjection p;
+  const std::int64_t L = 64, bf16 = 2;
+  const auto w = reference::split_kv_b<float>(p.kv_b, p.H, p.dn);
+  const auto latent = drawn<2>({L, p.dc}, 1), k_pe = drawn<2>({L, p.dr}, 2);
+  double plain = 0, padded = 0;
+  for (auto _ : state) {
+    const auto [k, v] = reference::decompressed<float>(latent, k_pe, w);
+    plain = static_cast<double>(bf16 * (k.size() + v.size())) / L;
+    benchmark::DoNotOptimize(k.data());
+  }
+  const auto [k, v] = reference::decompressed<float>(latent, k_pe, w, 256, 256);
+  padded = static_cast<double>(bf16 * (k.size() + v.size())) / L;
+  const double compact = static_cast<double>(bf16 * (latent.size() + k_pe.size())) / L;
+  state.counters["latent_bytes"] = compact;
+  state.counters["decompressed_bytes"] = plain;
+  state.counters["padded_bytes"] = padded;
+  state.counters["ratio"] = plain / compact;
+}
+BENCHMARK(mla_cache_memory)->Unit(benchmark::kMillisecond)->UseRealTime();
 
 /// What one core multiplies at best, by the same library: a product of 512 x 512 matrices.
 void eigen_product(benchmark::State& state) {

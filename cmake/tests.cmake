@@ -51,9 +51,12 @@ if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
   target_link_libraries(lockstep_torch_tests PRIVATE
     lockstep_requirements lockstep_views lockstep_torch GTest::gtest_main rapidcheck_gtest)
   target_precompile_headers(lockstep_torch_tests PRIVATE <ATen/ATen.h> <gtest/gtest.h>)
-  # One test of ctest: each start of the program loads LibTorch anew.
-  add_test(NAME reference.agrees_with_libtorch COMMAND lockstep_torch_tests)
+  # One test of ctest per tier: each start of the program loads LibTorch anew.
+  set(table RecurrenceAccuracy.*)
+  add_test(NAME reference.agrees_with_libtorch COMMAND lockstep_torch_tests --gtest_filter=-${table})
+  add_test(NAME reference.accuracy_by_length COMMAND lockstep_torch_tests --gtest_filter=${table})
   set_tests_properties(reference.agrees_with_libtorch PROPERTIES LABELS quick TIMEOUT 600)
+  set_tests_properties(reference.accuracy_by_length PROPERTIES LABELS full TIMEOUT 600)
 endif()
 
 foreach(tier full gpu fuzz)
@@ -85,14 +88,12 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_FLAGS MATCHES "fuzzer-no-l
   endforeach()
 endif()
 
-# The laws of the references again, with ten times the cases of the quick tier.
-if(TARGET lockstep_tests)
-  set(suites CausalConv1d Recurrence/ Mamba2 GatedDelta SoftmaxAttention MlaAttention SplitSchedule LatentToken
-      RmsNorm Rope Router SpeculativeCommit RejectionSampling StaticKv HybridLayers)
-  list(JOIN suites "*:" filter)
-  add_test(NAME reference.laws_with_1000_cases COMMAND lockstep_tests --gtest_filter=${filter}*)
-  set_tests_properties(reference.laws_with_1000_cases PROPERTIES
-    LABELS full TIMEOUT 600 ENVIRONMENT RC_PARAMS=max_success=1000)
+# The laws of the references again, with ten times the cases of the quick tier, as a list with cases and discards.
+find_program(LOCKSTEP_PYTHON python3)
+if(TARGET lockstep_tests AND LOCKSTEP_PYTHON)
+  add_test(NAME reference.laws_with_1000_cases
+    COMMAND ${LOCKSTEP_PYTHON} ${PROJECT_SOURCE_DIR}/properties/list_laws.py $<TARGET_FILE:lockstep_tests>)
+  set_tests_properties(reference.laws_with_1000_cases PROPERTIES LABELS full TIMEOUT 1200 PROCESSORS 2)
 endif()
 
 # A project of its own finds the installed package and sees the registered names.

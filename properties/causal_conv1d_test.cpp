@@ -42,6 +42,32 @@ struct Conv {
   Array<double, 3> state;
 };
 
+// The definition, term by term: a window of W inputs that ends with the token, zeros or the state
+// before the first.
+RC_GTEST_PROP(CausalConv1d, isTheDefinition, ()) {
+  const std::int64_t T = draw_length(8);
+  const Conv conv(T);
+  const bool activates = *rc::gen::arbitrary<bool>(), biased = *rc::gen::arbitrary<bool>();
+  Inputs in = conv.inputs();
+  in.activation = activates ? Activation::silu : Activation::none;
+  if (!biased) in.bias = {};
+  auto out = conv.output();
+  auto state = conv.state;
+  causal_conv1d<double>(in, state.view(), out);
+  const auto input = [&](std::int64_t p, std::int64_t d) {
+    return p >= 0 ? conv.x(p, d) : conv.state(0, d, conv.C + p);
+  };
+  for (std::int64_t d = 0; d < conv.D; ++d) {
+    for (std::int64_t t = 0; t < T; ++t) {
+      double y = biased ? conv.bias(d) : 0;
+      for (std::int64_t k = 0; k < conv.W; ++k)
+        y += conv.weight(d, k) * input(t - (conv.W - 1) + k, d);
+      RC_ASSERT(out(t, d) == (activates ? y / (1 + std::exp(-y)) : y));
+    }
+    for (std::int64_t c = 0; c < conv.C; ++c) RC_ASSERT(state(0, d, c) == input(T - conv.C + c, d));
+  }
+}
+
 // A state carried across a cut equals the state of the uncut run: prefix caching is sound.
 RC_GTEST_PROP(CausalConv1d, aCutRunIsTheUncutRun, ()) {
   const std::int64_t T = draw_length(65);
@@ -212,6 +238,40 @@ RC_GTEST_PROP(CausalConv1d, speculativeStepsAreTheAcceptedText, ()) {
   RC_ASSERT(same_bits(cut(state.view(), 0, 2), cut(conv.state.view(), 0, 2)));
 }
 
+// A tree behind accepted counts: the pool's row is only read, from the column of the last accepted
+// token on, and each token's snapshot is the window that the next one would see.
+RC_GTEST_PROP(CausalConv1d, aTreeStartsAtTheAcceptedColumn, ()) {
+  const std::int64_t T = 1 + draw_length(7), accepted = *rc::gen::inRange<std::int64_t>(1, 6);
+  const Conv conv(T, 2, 6);
+  const bool tree = *rc::gen::arbitrary<bool>();
+  const auto drawn = draw_parents(T, true);
+  const std::optional<IndexView> parents =
+      tree ? std::optional<IndexView>(drawn.view()) : std::nullopt;
+  const auto starts = starts_of({T}), table = ints({1}), counts = ints({accepted});
+  Inputs in = conv.inputs();
+  in.query_start_loc = starts.view();
+  in.slots = {.table = make_view(table.data(), Shape<2>{1, 1}), .num_accepted = counts.view()};
+  auto state = conv.state;
+  for (std::int64_t d = 0; d < conv.D; ++d)  // behind the history, whatever earlier drafts left
+    for (std::int64_t c = accepted + conv.W - 2; c < conv.C; ++c) state(1, d, c) = kNan;
+  const auto before = state;
+  auto out = conv.output();
+  Array<double, 3> snapshots(Shape<3>{T, conv.D, conv.W - 1});
+  causal_conv1d_update<double>(in, state.view(), out, parents, snapshots.view());
+  RC_ASSERT(same_bits(state, before));
+  for (std::int64_t t = 0; t < T; ++t) {
+    Array<double, 3> window(Shape<3>{1, conv.D, conv.W - 1});
+    for (std::int64_t d = 0; d < conv.D; ++d)
+      for (std::int64_t c = 0; c < conv.W - 1; ++c) window(0, d, c) = state(1, d, accepted - 1 + c);
+    Array<double, 2> last(Shape<2>{1, conv.D}, 0.0);
+    for (const std::int64_t node : path_to(parents, {0, T}, t))
+      causal_conv1d_update<double>(conv.inputs(cut(conv.x.view(), node, node + 1)), window.view(),
+                                   last);
+    RC_ASSERT(same_bits(at(last.view(), 0), at(out.view(), t)));
+    RC_ASSERT(same_bits(at(window.view(), 0), at(snapshots.view(), t)));
+  }
+}
+
 // Padding rows of a captured graph: their output is zero, and no slot changes.
 RC_GTEST_PROP(CausalConv1d, rowsWithoutASlotWriteNothing, ()) {
   const Conv conv(3, 2);
@@ -244,6 +304,124 @@ TEST(CausalConv1d, refusesSlotsThatAreNone) {
   const Inputs in{.x = x, .weight = weight};
   EXPECT_THROW(causal_conv1d_update<double>(in, short_state.view(), x.view()), ContractViolation);
   EXPECT_THROW(causal_conv1d_update<double>(in, long_state.view(), x.view()), ContractViolation);
+}
+
+// Shapes that do not fit are errors by name.
+TEST(CausalConv1d, refusesShapesThatDoNotFit) {
+  const Array<double, 2> x(Shape<2>{2, 3}, 0.0), weight(Shape<2>{3, 2}, 0.0), odd(Shape<2>{2, 2});
+  const Array<double, 1> bias(Shape<1>{2}, 0.0);
+  Array<double, 2> out(Shape<2>{2, 3}), narrow(Shape<2>{2, 2});
+  Array<double, 3> state(Shape<3>{2, 3, 1}, 0.0);
+  const auto both = [&](const Inputs& in, Array<double, 2>& y) {
+    EXPECT_THROW(causal_conv1d<double>(in, state.view(), y), ContractViolation);
+    EXPECT_THROW(causal_conv1d_update<double>(in, state.view(), y), ContractViolation);
+  };
+  both({.x = x, .weight = odd}, out);
+  both({.x = x, .weight = weight, .bias = bias.view()}, out);
+  both({.x = x, .weight = weight}, narrow);
+  const auto twice = ints({1, 1}), starts = starts_of({1, 1});
+  both({.x = x,
+        .weight = weight,
+        .query_start_loc = starts.view(),
+        .slots = {.indices = twice.view()}},
+       out);
+  const auto lengths = ints({3});
+  Array<double, 3> padded(Shape<3>{1, 2, 3});
+  EXPECT_THROW(causal_conv1d_padded<double>({.x = x, .weight = weight},
+                                            make_view<const double>(x.data(), Shape<3>{1, 2, 3}),
+                                            lengths.view(), state.view(), padded.view()),
+               ContractViolation);
+  const Inputs one_slot{.x = x, .weight = weight, .slots = {.indices = twice.view()}};
+  Array<double, 3> two(Shape<3>{2, 1, 3});
+  EXPECT_THROW(
+      causal_conv1d_padded<double>(one_slot, make_view<const double>(x.data(), Shape<3>{2, 1, 3}),
+                                   {}, state.view(), two.view()),
+      ContractViolation)
+      << "two rows of one slot";
+}
+
+// A padded batch goes by rows of its own: padding rows write nothing, first chunks start from
+// zeros, and without lengths all tokens count.
+TEST(CausalConv1d, paddedRowsHaveSlotsAndBeginnings) {
+  const auto x = on_grid<double>(Shape<3>{3, 2, 2}, {.seed = 1});
+  const auto weight = on_grid<double>(Shape<2>{2, 3}, {.seed = 2});
+  const auto before = on_grid<double>(Shape<3>{4, 2, 2}, {.seed = 3});
+  const auto slots = ints({2, -1, 0});
+  Array<bool, 1> resumes(Shape<1>{3}, true);
+  resumes(2) = false;
+  auto state = before;
+  Array<double, 3> out(x.shape());
+  causal_conv1d_padded<double>({.x = at(x.view(), 0),
+                                .weight = weight,
+                                .slots = {.indices = slots.view()},
+                                .has_initial_state = resumes.view()},
+                               x.view(), {}, state.view(), out.view());
+  auto expected = before;
+  fill(at(expected.view(), 0), 0.0);
+  for (const std::int64_t row : {0, 2}) {
+    Array<double, 2> alone(Shape<2>{2, 2});
+    causal_conv1d<double>({.x = at(x.view(), row), .weight = weight},
+                          cut(expected.view(), slots(row), slots(row) + 1), alone);
+    EXPECT_TRUE(same_bits(at(out.view(), row), alone.view()));
+  }
+  EXPECT_TRUE(same_bits(state, expected));
+  for_each_element(at(out.view(), 1), [](const auto&, double y) { EXPECT_EQ(y, 0); });
+}
+
+// A prefill's row without a slot writes nothing, and its output is 0.
+TEST(CausalConv1d, prefillRowsWithoutASlotWriteNothing) {
+  const auto x = on_grid<double>(Shape<2>{2, 2}, {.seed = 1});
+  const auto weight = on_grid<double>(Shape<2>{2, 3}, {.seed = 2});
+  auto state = on_grid<double>(Shape<3>{1, 2, 2}, {.seed = 3});
+  const auto before = state;
+  const auto slots = ints({-1});
+  Array<double, 2> out(x.shape());
+  causal_conv1d<double>({.x = x, .weight = weight, .slots = {.indices = slots.view()}},
+                        state.view(), out);
+  EXPECT_TRUE(same_bits(state, before));
+  for (const double y : out) EXPECT_EQ(y, 0);
+}
+
+// Storage points: outputs and states are rounded when they are stored, and only then.
+TEST(CausalConv1d, roundsWhereItStores) {
+  const auto x = on_grid<double>(Shape<2>{3, 2}, {.seed = 1});
+  Array<double, 2> weight = on_grid<double>(Shape<2>{2, 3}, {.seed = 2});
+  for (double& w : weight) w += 1.0 / 1024;
+  auto state = on_grid<double>(Shape<3>{1, 2, 2}, {.seed = 3});
+  for (double& s : state) s += 1.0 / 1024;
+  const auto starts = starts_of({3});
+  for (const int how : {0, 1, 2}) {
+    auto exact_state = state, stored = state;
+    Array<double, 2> exact(x.shape()), out(x.shape());
+    Array<double, 3> snapshots(Shape<3>{3, 2, 2}), exact_snapshots = snapshots;
+    Inputs in{.x = x, .weight = weight, .query_start_loc = starts.view()};
+    Inputs narrow = in;
+    narrow.storage = {.state = Format::e4m3, .output = Format::bf16};
+    const auto run = [&](const Inputs& with, auto& s, auto& y, auto& shots) {
+      if (how == 0) causal_conv1d<double>(with, s.view(), y);
+      if (how == 1) causal_conv1d_update<double>(with, s.view(), y);
+      if (how == 2) causal_conv1d_update<double>(with, s.view(), y, {}, shots.view());
+    };
+    run(in, exact_state, exact, exact_snapshots);
+    run(narrow, stored, out, snapshots);
+    for (std::int64_t i = 0; i < out.size(); ++i)
+      EXPECT_EQ(out.data()[i], rounded(exact.data()[i], Format::bf16));
+    const auto& found = how == 2 ? snapshots : stored;
+    const auto& truth = how == 2 ? exact_snapshots : exact_state;
+    for (std::int64_t i = 0; i < found.size(); ++i)
+      EXPECT_EQ(found.data()[i], rounded(truth.data()[i], Format::e4m3));
+  }
+}
+
+TEST(CausalConv1d, snapshotsAreAsWideAsStates) {
+  Array<double, 2> x(Shape<2>{1, 2}, 0.0), weight(Shape<2>{2, 3}, 0.0), out(Shape<2>{1, 2});
+  Array<double, 3> state(Shape<3>{1, 2, 3}, 0.0), snapshots(Shape<3>{1, 2, 2}, 0.0);
+  const Inputs in{.x = x, .weight = weight};
+  EXPECT_THROW(causal_conv1d_update<double>(in, state.view(), out, {}, snapshots.view()),
+               ContractViolation);
+  Array<double, 3> few(Shape<3>{0, 2, 3}, 0.0);
+  EXPECT_THROW(causal_conv1d_update<double>(in, state.view(), out, {}, few.view()),
+               ContractViolation);
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // The convolution against LibTorch's conv1d.
-#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "properties/support/torch_bridge.hpp"
+#include "properties/support/eager.hpp"
 #include "reference/base/grid.hpp"
 #include "reference/base/yardstick.hpp"
 #include "reference/causal_conv1d.hpp"
@@ -12,18 +11,6 @@ namespace {
 
 using namespace testing_support;
 using reference::Activation;
-
-/// x [T, D], weight [D, W], bias [D], state [D, W - 1]. Gives out [T, D] and the new state.
-std::pair<at::Tensor, at::Tensor> eager(const at::Tensor& x, const at::Tensor& weight,
-                                        const at::Tensor& bias, const at::Tensor& state) {
-  const at::Tensor joined = at::cat({state, x.t()}, 1);  // [D, W - 1 + T]
-  const std::int64_t one = 1, zero = 0;
-  const at::Tensor y =
-      at::conv1d(joined.unsqueeze(0), weight.unsqueeze(1), bias, at::IntArrayRef(one),
-                 at::IntArrayRef(zero), at::IntArrayRef(one), weight.size(0));
-  const std::int64_t kept = state.size(1);
-  return {at::silu(y[0].t()), joined.slice(1, joined.size(1) - kept)};
-}
 
 class CausalConv1dAgainstTorch
     : public testing::TestWithParam<std::tuple<std::int64_t, std::int64_t>> {};
@@ -36,7 +23,7 @@ TEST_P(CausalConv1dAgainstTorch, outputsAndStatesAgree) {
   const auto bias = on_grid<double>(Shape<1>{D}, {.stream = 3});
   auto state = on_grid<double>(Shape<3>{1, D, W - 1}, {.stream = 4});
   const auto [expected, expected_state] =
-      eager(tensor_of(x), tensor_of(weight), tensor_of(bias), tensor_of(state)[0]);
+      eager_conv1d(tensor_of(x), tensor_of(weight), tensor_of(bias), tensor_of(state)[0]);
   Array<double, 2> out(Shape<2>{T, D});
   reference::causal_conv1d<double>(
       {.x = x, .weight = weight, .bias = bias.view(), .activation = Activation::silu}, state.view(),

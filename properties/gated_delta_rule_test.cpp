@@ -12,7 +12,7 @@ namespace lockstep {
 namespace {
 
 using namespace testing_support;
-using Run = GatedDeltaRun<double>;
+using Layer = GatedDeltaRun<double>;
 
 double relative(const Matrix<double>& a, const Matrix<double>& b) {
   return (a - b).norm() / std::max(b.norm(), 1e-300);
@@ -20,10 +20,10 @@ double relative(const Matrix<double>& a, const Matrix<double>& b) {
 
 // The paper's equation as it stands, without grouping: S = alpha S (I - beta k k^T) + beta v k^T.
 RC_GTEST_PROP(GatedDeltaRule, isThePapersEquation, ()) {
-  const Run run(1, 1, draw_seed());
+  const Layer run(1, 1, draw_seed());
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
-  Run::update(run.inputs(0, 1), state.view(), out.view());
+  Layer::update(run.inputs(0, 1), state.view(), out.view());
   for (std::int64_t hv = 0; hv < run.HV; ++hv) {
     const std::int64_t h = hv / (run.HV / run.H);
     const Vector<double> k = reference::l2_normalised(as_vector(at(run.k.view(), 0, h)));
@@ -45,7 +45,7 @@ RC_GTEST_PROP(GatedDeltaRule, isThePapersEquation, ()) {
 // and the new values are those that the recurrence writes.
 RC_GTEST_PROP(GatedDeltaRule, stagesOfAChunkAreWhatTheySay, ()) {
   const std::int64_t L = std::max<std::int64_t>(1, draw_length(65));
-  const Run run(L, 1, draw_seed());
+  const Layer run(L, 1, draw_seed());
   const auto c = reference::gated_delta_chunk_of(run.inputs(0, L), {0, L}, 0);
   const Matrix<double> before = as_matrix(at(run.states().view(), 0, 0));
   const auto s = reference::gated_delta_chunk(c, before);
@@ -70,7 +70,7 @@ RC_GTEST_PROP(GatedDeltaRule, stagesOfAChunkAreWhatTheySay, ()) {
 // Grouped value heads: replicated keys and queries give the same.
 RC_GTEST_PROP(GatedDeltaRule, valueHeadsShareKeysInConsecutiveBlocks, ()) {
   const std::int64_t T = draw_length(5);
-  const Run run(T, 1, draw_seed());
+  const Layer run(T, 1, draw_seed());
   auto in = run.inputs(0, T);
   Array<double, 3> q({T, run.HV, run.K}), k({T, run.HV, run.K});
   for_each_element(q.view(), [&](const auto& i, double& e) {
@@ -80,30 +80,30 @@ RC_GTEST_PROP(GatedDeltaRule, valueHeadsShareKeysInConsecutiveBlocks, ()) {
   });
   auto state = run.states(), replicated = run.states();
   Array<double, 3> out(run.out_shape), replicated_out(run.out_shape);
-  Run::scan(in, state.view(), out.view());
+  Layer::scan(in, state.view(), out.view());
   in.q = q, in.k = k;
-  Run::scan(in, replicated.view(), replicated_out.view());
+  Layer::scan(in, replicated.view(), replicated_out.view());
   RC_ASSERT(same_bits(out, replicated_out) && same_bits(state, replicated));
 }
 
 // The write-up's layout [K, V] and vLLM's [V, K] are one state seen two ways.
 RC_GTEST_PROP(GatedDeltaRule, kMajorStatesAreTransposedViews, ()) {
   const std::int64_t T = draw_length(5);
-  const Run run(T, 1, draw_seed());
+  const Layer run(T, 1, draw_seed());
   auto state = run.states();
   const Shape<4> s = run.state_shape;
   Array<double, 4> k_major(Shape<4>{s[0], s[1], s[3], s[2]});
   for_each_element(state.view(),
                    [&](const auto& i, double e) { k_major(i[0], i[1], i[3], i[2]) = e; });
   Array<double, 3> out(run.out_shape), k_major_out(run.out_shape);
-  Run::scan(run.inputs(0, T), state.view(), out.view());
-  Run::scan(run.inputs(0, T), transposed(k_major.view()), k_major_out.view());
+  Layer::scan(run.inputs(0, T), state.view(), out.view());
+  Layer::scan(run.inputs(0, T), transposed(k_major.view()), k_major_out.view());
   RC_ASSERT(same_bits(out, k_major_out) && same_bits(state.view(), transposed(k_major.view())));
 }
 
 // Without decay, with beta = 1 and a unit key, what was written is what is read.
 RC_GTEST_PROP(GatedDeltaRule, aKeyReadsTheValueThatItWrote, ()) {
-  Run run(1, 1, draw_seed());
+  Layer run(1, 1, draw_seed());
   for (double& g : run.g) g = 0;
   for (double& beta : run.beta) beta = 1;
   for (double& k : run.k) k += 3;  // not zero
@@ -111,7 +111,7 @@ RC_GTEST_PROP(GatedDeltaRule, aKeyReadsTheValueThatItWrote, ()) {
   in.q = in.k, in.scale = 1.0;
   auto state = run.states();
   Array<double, 3> out(run.out_shape);
-  Run::update(in, state.view(), out.view());
+  Layer::update(in, state.view(), out.view());
   for_each_element(out.view(), [&](const auto& i, double o) {
     RC_ASSERT(std::abs(o - run.v(i[0], i[1], i[2])) < 1e-5);  // the norm's epsilon is 1e-6
   });
@@ -146,6 +146,139 @@ TEST(GatedDeltaRule, chunksSurviveATokenThatForgetsAll) {
   GatedDeltaRun<float>::chunked(run.inputs(0, T), 64, chunked.view(), chunked_out.view());
   EXPECT_LT(difference(chunked_out, out).relative(), 2e-6);
   EXPECT_LT(difference(chunked, state).relative(), 2e-6);
+}
+
+// The paper's chunk output as printed weighs the tokens of a chunk by the causal mask alone; the
+// decay between them is missing (NVlabs/GatedDeltaNet issue 15). As printed it is not the
+// recurrence, unless nothing decays; with the decays it is.
+RC_GTEST_PROP(GatedDeltaRule, outputsOfAChunkNeedTheDecays, ()) {
+  const std::int64_t L = 2 + draw_length(31);
+  Layer run(L, 1, draw_seed());
+  const bool decays = *rc::gen::arbitrary<bool>();
+  for (double& g : run.g) g = decays ? g - 0.5 : 0.0;
+  for (double& beta : run.beta) beta = beta / 2 + 0.25;
+  for (Array<double, 3>* const x : {&run.q, &run.k, &run.v})
+    for (double& e : *x) e += 3;  // no product cancels
+  const auto c = reference::gated_delta_chunk_of(run.inputs(0, L), {0, L}, 0);
+  const Matrix<double> before = as_matrix(at(run.states().view(), 0, 0));
+  const auto s = reference::gated_delta_chunk(c, before);
+  const Vector<double> since_start = reference::decays_from_start(c.g);
+  const Matrix<double> carried = since_start.asDiagonal() * (c.Q * before.transpose());
+  const Matrix<double> mask =
+      Matrix<double>::Ones(L, L).triangularView<Eigen::Lower>().toDenseMatrix();
+  const auto output = [&](const Matrix<double>& weights) {
+    const Matrix<double> scores = (c.Q * c.K.transpose()).cwiseProduct(weights);
+    return Matrix<double>(carried + scores * s.Vn);
+  };
+  auto state = run.states();
+  Array<double, 3> out(run.out_shape);
+  Layer::scan(run.inputs(0, L), state.view(), out.view());
+  Matrix<double> truth(L, run.V);
+  for (std::int64_t t = 0; t < L; ++t) truth.row(t) = mapped(at(out.view(), t, 0)).transpose();
+  RC_ASSERT(relative(output(s.E), truth) < 1e-11);
+  RC_ASSERT((relative(output(mask), truth) < 1e-11) == !decays);
+}
+
+TEST(GatedDeltaRule, refusesShapesThatDoNotFit) {
+  const Layer run(2, 2, 1), longer(3, 2, 1);
+  const auto good = run.inputs(0, 2), more = longer.inputs(0, 3);
+  auto state = run.states();
+  Array<double, 3> out(run.out_shape), long_out(longer.out_shape);
+  const auto refused = [&](const auto& in, Array<double, 3>& y) {
+    EXPECT_THROW(Layer::update(in, state.view(), y.view()), ContractViolation);
+    EXPECT_THROW(Layer::scan(in, state.view(), y.view()), ContractViolation);
+    EXPECT_THROW(Layer::chunked(in, 4, state.view(), y.view()), ContractViolation);
+  };
+  refused(good, long_out);
+  auto in = good;
+  in.k = more.k;
+  refused(in, out);
+  in = good, in.v = more.v;
+  refused(in, out);
+  in = good, in.g = more.g;
+  refused(in, out);
+  in = good, in.beta = more.beta;
+  refused(in, out);
+  const Array<double, 3> keys(Shape<3>{2, run.HV + 1, run.K}, 0.0);
+  in = good, in.q = keys, in.k = keys;
+  refused(in, out);
+  in = good, in.rows.storage.state_each_token = true;
+  EXPECT_THROW(Layer::chunked(in, 4, state.view(), out.view()), ContractViolation);
+}
+
+// Without the norm q and k are taken as they are, and the scale is what is given.
+TEST(GatedDeltaRule, theNormAndTheScaleAreOptions) {
+  const Layer run(1, 1, 6);
+  auto in = run.inputs(0, 1);
+  in.use_qk_l2norm = false;
+  in.scale = 0.75;
+  auto state = run.states();
+  Array<double, 3> out(run.out_shape);
+  Layer::update(in, state.view(), out.view());
+  for (std::int64_t hv = 0; hv < run.HV; ++hv) {
+    const std::int64_t h = hv / (run.HV / run.H);
+    const Vector<double> k = as_vector(at(run.k.view(), 0, h)),
+                         q = as_vector(at(run.q.view(), 0, h));
+    Matrix<double> S = std::exp(run.g(0, hv)) * as_matrix(at(run.states().view(), 0, hv));
+    S += run.beta(0, hv) * (as_vector(at(run.v.view(), 0, hv)) - S * k) * k.transpose();
+    EXPECT_LT(relative(as_matrix(at(state.view(), 0, hv)), S), 1e-14);
+    EXPECT_LT((as_vector(at(out.view(), 0, hv)) - 0.75 * (S * q)).norm(), 1e-13 * (1 + S.norm()));
+  }
+  const Vector<double> x = Vector<double>::Constant(1, 1e-3);
+  EXPECT_DOUBLE_EQ(reference::l2_normalised(x)(0), 1e-3 / std::sqrt(2e-6)) << "eps is 1e-6";
+}
+
+// A prefill cuts its chunks at multiples of their size, counted from the row's start: each is
+// gated_delta_chunk() of its tokens, by bits, with every storage point.
+TEST(GatedDeltaRule, chunksAreCutAtMultiplesOfTheirSize) {
+  const Layer run(10, 1, 8);
+  auto in = run.inputs(0, 10);
+  in.rows.storage = {.state = Format::bf16,
+                     .chunk_state = Format::bf16,
+                     .normalised_qk = Format::bf16,
+                     .operand = Format::bf16,
+                     .output = Format::bf16};
+  auto pool = run.states();
+  Array<double, 3> out(run.out_shape);
+  Layer::chunked(in, 4, pool.view(), out.view());
+  for (std::int64_t hv = 0; hv < run.HV; ++hv) {
+    Matrix<double> state = as_matrix(at(run.states().view(), 0, hv));
+    for (const RowRange tokens : {RowRange{0, 4}, RowRange{4, 8}, RowRange{8, 10}}) {
+      const auto c = reference::gated_delta_chunk_of(in, tokens, hv);
+      EXPECT_EQ(c.K, rounded_each(c.K, Format::bf16));
+      const auto s = reference::gated_delta_chunk(c, state, in.rows.storage);
+      for (std::int64_t i = 0; i < tokens.size(); ++i)
+        for (std::int64_t j = 0; j < run.V; ++j)
+          EXPECT_EQ(out(tokens.begin + i, hv, j), rounded(s.O(i, j), Format::bf16));
+      state = s.state;
+    }
+    EXPECT_EQ(as_matrix(at(pool.view(), 0, hv)), rounded_each(state, Format::bf16));
+  }
+}
+
+// Each storage point of a chunk, alone: the stages before it are exact, and those behind it are
+// not.
+TEST(GatedDeltaRule, storagePointsAreWhereTheySay) {
+  const Layer run(8, 1, 9);
+  const auto c = reference::gated_delta_chunk_of(run.inputs(0, 8), {0, 8}, 0);
+  const Matrix<double> before = as_matrix(at(run.states().view(), 0, 0)) / 3;
+  const auto exact = reference::gated_delta_chunk(c, before);
+  const auto narrow = reference::gated_delta_chunk(c, before, {.operand = Format::bf16});
+  EXPECT_EQ(narrow.E, exact.E);
+  EXPECT_EQ(narrow.A, exact.A);
+  for (const auto* stored : {&narrow.Tm, &narrow.U, &narrow.W, &narrow.Vn})
+    EXPECT_EQ(*stored, rounded_each(*stored, Format::bf16));
+  EXPECT_EQ(narrow.Tm, rounded_each(exact.Tm, Format::bf16));
+  const Matrix<double> V = rounded_each((c.beta.asDiagonal() * c.V).eval(), Format::bf16);
+  EXPECT_EQ(narrow.U, rounded_each((narrow.Tm * V).eval(), Format::bf16));
+  const Matrix<double> Vn = narrow.U - narrow.W * before.transpose();
+  EXPECT_EQ(narrow.Vn, rounded_each(Vn, Format::bf16));
+  const auto carried = reference::gated_delta_chunk(c, before, {.chunk_state = Format::bf16});
+  const auto rounded_before = reference::gated_delta_chunk(c, rounded_each(before, Format::bf16));
+  EXPECT_EQ(carried.Vn, rounded_before.Vn);
+  EXPECT_EQ(carried.O, rounded_before.O);
+  EXPECT_NE(carried.O, exact.O);
+  EXPECT_NE(carried.state, rounded_before.state) << "the state itself is carried as it is";
 }
 
 }  // namespace

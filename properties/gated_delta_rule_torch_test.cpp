@@ -1,44 +1,13 @@
-// The gated delta rule written again with LibTorch: all heads at once, the ungrouped equation of
-// the paper.
-#include <ATen/ATen.h>
+// The gated delta rule against its eager form: the ungrouped equation of the paper.
 #include <gtest/gtest.h>
 
-#include "properties/support/recurrences.hpp"
-#include "properties/support/torch_bridge.hpp"
+#include "properties/support/eager.hpp"
 #include "reference/base/yardstick.hpp"
 
 namespace lockstep {
 namespace {
 
 using namespace testing_support;
-
-struct EagerResult {
-  at::Tensor out;    // [T, HV, V]
-  at::Tensor state;  // [HV, V, K]
-};
-
-/// S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T
-template <class S>
-EagerResult eager(const GatedDeltaRun<S>& run) {
-  const std::int64_t per_head = run.HV / run.H;
-  const auto unit = [&](const Array<S, 3>& x) {
-    const at::Tensor t = tensor_of(x);
-    return (t / at::sqrt((t * t).sum(-1, true) + 1e-6)).repeat_interleave(per_head, 1);
-  };
-  const at::Tensor q = unit(run.q) / std::sqrt(static_cast<double>(run.K)), k = unit(run.k);
-  const at::Tensor v = tensor_of(run.v), alpha = at::exp(tensor_of(run.g));
-  const at::Tensor beta = tensor_of(run.beta).unsqueeze(-1).unsqueeze(-1);  // [T, HV, 1, 1]
-  const at::Tensor I = at::eye(run.K, k.options());
-  at::Tensor state = tensor_of(run.states())[0];
-  std::vector<at::Tensor> outputs;
-  for (std::int64_t t = 0; t < run.out_shape[0]; ++t) {
-    const at::Tensor kk = at::einsum("hi,hj->hij", {k[t], k[t]});
-    const at::Tensor vk = at::einsum("hi,hj->hij", {v[t], k[t]});
-    state = alpha[t].view({run.HV, 1, 1}) * at::matmul(state, I - beta[t] * kk) + beta[t] * vk;
-    outputs.push_back(at::einsum("hvk,hk->hv", {state, q[t]}));
-  }
-  return {at::stack(outputs), state};
-}
 
 class GatedDeltaRuleAgainstTorch : public testing::TestWithParam<std::int64_t> {};
 

@@ -2,59 +2,15 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include "properties/support/hybrid_layers.hpp"
 #include "properties/support/laws.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/gated_delta_net.hpp"
-#include "reference/mamba_mixer.hpp"
 
 namespace lockstep {
 namespace {
 
 using namespace testing_support;
 using reference::LayerRun;
-
-/// The weights of a layer, drawn from one seed, and its states for one request.
-struct Weights {
-  explicit Weights(std::uint64_t seed) : seed(seed) {}
-  template <std::size_t Rank>
-  Array<double, Rank> draw(const Shape<Rank>& shape) {
-    return on_grid<double>(shape, {.seed = seed, .stream = next++});
-  }
-  std::uint64_t seed, next = 0;
-};
-
-struct MixerLayer : Weights {  // H 4, P 3, N 5, G 2, hidden 6, W 4
-  explicit MixerLayer(std::uint64_t seed) : Weights(seed) {}
-  Array<double, 2> in_proj = draw<2>({12 + 32 + 4, 6}), conv = draw<2>({32, 4});
-  Array<double, 1> bias = draw<1>({32}), A_log = draw<1>({4}), D = draw<1>({4});
-  Array<double, 1> dt_bias = draw<1>({4}), norm = draw<1>({12});
-  Array<double, 2> out_proj = draw<2>({6, 12});
-  Array<double, 3> conv_state = draw<3>({1, 32, 4});
-  Array<double, 4> state = draw<4>({1, 4, 3, 5});
-
-  void run(const TensorView<const double, 2>& hidden, const LayerRun& how,
-           TensorView<double, 2> out) {
-    reference::mamba_mixer<double>(
-        hidden, {4, 3, 5, 2, in_proj, conv, bias.view(), A_log, D, dt_bias, norm, out_proj}, {},
-        how, conv_state, state, out);
-  }
-};
-
-struct DeltaNetLayer : Weights {  // H 2, HV 4, K 3, V 5, hidden 6, W 4
-  explicit DeltaNetLayer(std::uint64_t seed) : Weights(seed) {}
-  Array<double, 2> qkvz = draw<2>({52, 6}), ba = draw<2>({8, 6}), conv = draw<2>({32, 4});
-  Array<double, 1> A_log = draw<1>({4}), dt_bias = draw<1>({4}), norm = draw<1>({5});
-  Array<double, 2> out_proj = draw<2>({6, 20});
-  Array<double, 3> conv_state = draw<3>({1, 32, 3});
-  Array<double, 4> state = draw<4>({1, 4, 5, 3});
-
-  void run(const TensorView<const double, 2>& hidden, const LayerRun& how,
-           TensorView<double, 2> out) {
-    reference::gated_delta_net<double>(hidden,
-                                       {2, 4, 3, 5, qkvz, ba, conv, A_log, dt_bias, norm, out_proj},
-                                       {}, how, conv_state, state, out);
-  }
-};
 
 template <class Layer>
 class HybridLayers : public testing::Test {};

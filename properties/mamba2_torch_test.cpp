@@ -1,47 +1,13 @@
-// Mamba2 written again with LibTorch: all heads at once, no rows, no slots.
-#include <ATen/ATen.h>
+// Mamba2 against its eager form.
 #include <gtest/gtest.h>
 
-#include "properties/support/recurrences.hpp"
-#include "properties/support/torch_bridge.hpp"
+#include "properties/support/eager.hpp"
 #include "reference/base/yardstick.hpp"
 
 namespace lockstep {
 namespace {
 
 using namespace testing_support;
-
-struct EagerResult {
-  at::Tensor out;    // [T, H, P]
-  at::Tensor state;  // [H, P, N]
-};
-
-/// In the dtype of the tensors; dt' is given.
-EagerResult eager(const at::Tensor& x, const at::Tensor& dt, const at::Tensor& A,
-                  const at::Tensor& B, const at::Tensor& C, const at::Tensor& D,
-                  const at::Tensor& z, at::Tensor state) {
-  const std::int64_t T = x.size(0), H = x.size(1), per_group = H / B.size(1);
-  std::vector<at::Tensor> outputs;
-  for (std::int64_t t = 0; t < T; ++t) {
-    const at::Tensor b = B[t].repeat_interleave(per_group, 0);  // [H, N]
-    const at::Tensor c = C[t].repeat_interleave(per_group, 0);
-    const at::Tensor decay = at::exp(A * dt[t]).view({H, 1, 1});
-    state = state * decay + at::einsum("hp,hn->hpn", {x[t], dt[t].unsqueeze(1) * b});
-    const at::Tensor y = at::einsum("hpn,hn->hp", {state, c}) + D.unsqueeze(1) * x[t];
-    outputs.push_back(y * at::silu(z[t]));
-  }
-  return {at::stack(outputs), state};
-}
-
-template <class S>
-EagerResult eager(const Mamba2Run<S>& run) {
-  const auto in = run.inputs(0, 0);
-  at::Tensor dt = at::softplus(tensor_of(run.dt) + tensor_of(run.dt_bias), 1, 20);
-  if (in.dt_min) dt = at::clamp_min(dt, *in.dt_min);
-  if (in.dt_max) dt = at::clamp_max(dt, *in.dt_max);
-  return eager(tensor_of(run.x), dt, tensor_of(run.A), tensor_of(run.B), tensor_of(run.C),
-               tensor_of(run.D), tensor_of(run.z), tensor_of(run.states())[0]);
-}
 
 class Mamba2AgainstTorch : public testing::TestWithParam<std::int64_t> {};
 

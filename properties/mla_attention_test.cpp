@@ -4,10 +4,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
-#include "properties/support/laws.hpp"
+#include "properties/support/latents.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/latent_token.hpp"
-#include "reference/split_schedule.hpp"
 
 namespace lockstep {
 namespace {
@@ -15,43 +13,34 @@ namespace {
 using namespace testing_support;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// A small head shape with everything different: H 3, dn 6, dr 4, dv 5, dc 12.
-template <class S>
-struct Mla {
-  Mla(std::int64_t T, std::int64_t L, std::uint64_t seed)
-      : q_nope(draw<3>({T, 3, 6}, seed, 1)),
-        q_pe(draw<3>({T, 3, 4}, seed, 2)),
-        latent(draw<2>({L, 12}, seed, 3)),
-        k_pe(draw<2>({L, 4}, seed, 4)),
-        kv_b(draw<2>({3 * 11, 12}, seed, 5)),
-        w(reference::split_kv_b<S>(kv_b, 3, 6)),
-        out_shape{T, 3, 5},
-        lse_shape{3, T} {}
-
-  template <std::size_t Rank>
-  static Array<S, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed, std::uint64_t stream) {
-    return on_grid<S>(shape, {.seed = seed, .stream = stream});
-  }
-  reference::MlaInputs<S> inputs() const { return {q_nope, q_pe, latent, k_pe}; }
-
-  Array<S, 3> q_nope, q_pe;
-  Array<S, 2> latent, k_pe, kv_b;
-  reference::MlaUpWeights<S> w;
-  Shape<3> out_shape;
-  Shape<2> lse_shape;
-};
-
-/// An output and its lse.
-template <class S>
-struct Result {
-  explicit Result(const Mla<S>& mla) : out(mla.out_shape), lse(mla.lse_shape) {}
-  bool near(const Result& other, double tolerance) const {
-    const Difference o = difference(out, other.out), l = difference(lse, other.lse);
-    return !o.misplaced && !l.misplaced && o.relative() < tolerance && l.relative() < tolerance;
-  }
-  Array<S, 3> out;
-  Array<S, 2> lse;
-};
+// The definition, one number at a time, from kv_b_proj itself.
+RC_GTEST_PROP(MlaAttention, isTheDefinition, ()) {
+  const std::int64_t L = 1 + draw_length(8), T = *rc::gen::inRange<std::int64_t>(1, L + 1);
+  const Mla<double> mla(T, L, draw_seed());
+  const bool causal = *rc::gen::arbitrary<bool>();
+  Result<double> found(mla);
+  reference::mla_normal<double>(mla.inputs(), mla.w, {.scale = 0.3, .causal = causal}, found.out,
+                                found.lse);
+  for (std::int64_t h = 0; h < 3; ++h)
+    for (std::int64_t i = 0; i < T; ++i) {
+      double sum = 0;
+      Vector<double> o = Vector<double>::Zero(5);
+      for (std::int64_t l = 0; l < (causal ? L - T + i + 1 : L); ++l) {
+        double score = 0;
+        for (std::int64_t c = 0; c < 12; ++c)
+          for (std::int64_t n = 0; n < 6; ++n)
+            score += mla.q_nope(i, h, n) * mla.kv_b(h * 11 + n, c) * mla.latent(l, c);
+        for (std::int64_t r = 0; r < 4; ++r) score += mla.q_pe(i, h, r) * mla.k_pe(l, r);
+        const double weight = std::exp(0.3 * score);
+        sum += weight;
+        for (std::int64_t j = 0; j < 5; ++j)
+          for (std::int64_t c = 0; c < 12; ++c)
+            o(j) += weight * mla.kv_b(h * 11 + 6 + j, c) * mla.latent(l, c);
+      }
+      RC_ASSERT((as_vector(at(found.out.view(), i, h)) - o / sum).norm() < 1e-11);
+      RC_ASSERT(std::abs(found.lse(h, i) - std::log(sum)) < 1e-12);
+    }
+}
 
 RC_GTEST_PROP(MlaAttention, absorbedIsNormalIsPadded, ()) {
   const std::int64_t L = draw_length(33), T = std::min<std::int64_t>(draw_length(8), L);
@@ -84,35 +73,6 @@ RC_GTEST_PROP(MlaAttention, chunksOfThePrefixAreTheWhole, ()) {
                                         chunked.lse);
   RC_ASSERT(chunked.near(whole, 1e-12));
 }
-
-/// A batch of requests with latents of width 8 (value_dim 5) in pages; unused entries are NaN and
-/// the block table's tail is wild.
-struct Cache {
-  Cache(Sizes lengths, std::int64_t page, std::uint64_t seed) : seq_lens(ints(lengths)) {
-    std::int64_t blocks = 1, widest = 0;
-    for (const std::int64_t length : lengths) {
-      blocks += (length + page - 1) / page;
-      widest = std::max(widest, (length + page - 1) / page + 1);
-    }
-    const Sizes order = draw_order(blocks);
-    pages = Array<double, 3>(Shape<3>{blocks, page, 8});
-    table = Array<std::int32_t, 2>(Shape<2>{seq_lens.size(), widest}, 2147480000);
-    std::size_t next = 0;
-    for (std::int64_t b = 0; b < seq_lens.size(); ++b) {
-      latents.push_back(on_grid<double>(Shape<2>{seq_lens(b), 8},
-                                        {.seed = seed, .stream = static_cast<std::uint64_t>(b)}));
-      for (std::int64_t l = 0; l < seq_lens(b); ++l) {
-        if (l % page == 0) table(b, l / page) = static_cast<std::int32_t>(order[next++]);
-        mapped(at(pages.view(), table(b, l / page), l % page)) =
-            mapped(at(latents.back().view(), l));
-      }
-    }
-  }
-  Array<double, 3> pages;
-  Array<std::int32_t, 2> table;
-  Array<std::int32_t, 1> seq_lens;
-  std::vector<Array<double, 2>> latents;
-};
 
 // FlashMLA's poison: NaN past every length and in unused pages, wild entries behind the table.
 RC_GTEST_PROP(MlaAttention, decodeSeesTheRequestsOwnLatentsAlone, ()) {
@@ -152,113 +112,6 @@ RC_GTEST_PROP(MlaAttention, decodeSeesTheRequestsOwnLatentsAlone, ()) {
         RC_ASSERT(
             (n == 0 ? lse(b, h, i) == kInfinity : std::abs(lse(b, h, i) - std::log(sum)) < 1e-12));
       }
-}
-
-// Every block of every request is in exactly one part, and the parts' splits are numbered through.
-RC_GTEST_PROP(SplitSchedule, coversEveryBlockOnce, ()) {
-  Sizes lengths;
-  for (int count = *rc::gen::inRange(1, 12); count > 0; --count)
-    lengths.push_back(*rc::gen::element<std::int64_t>(0, 1, 63, 64, 65, 500, 4097, 30000));
-  const auto seq_lens = ints(lengths);
-  const std::int64_t parts = *rc::gen::inRange<std::int64_t>(1, 133), B = seq_lens.size();
-  const auto schedule = reference::split_schedule(seq_lens, parts);
-  RC_ASSERT(static_cast<std::int64_t>(schedule.parts.size()) == parts);
-  RC_ASSERT(static_cast<std::int64_t>(schedule.num_splits.size()) == B + 1);
-  RC_ASSERT(schedule.num_splits.back() <= B + parts - 1);
-  for (std::int64_t b = 0; b < B; ++b) {
-    std::int64_t covered = 0, touched = 0;
-    for (const reference::SplitPart& part : schedule.parts) {
-      if (b < part.begin_request || b > part.end_request) continue;
-      const std::int64_t begin = b == part.begin_request ? part.begin_block : 0;
-      const std::int64_t end =
-          b == part.end_request ? part.end_block : reference::split_blocks(seq_lens(b));
-      RC_ASSERT(begin == covered && end > begin);
-      RC_ASSERT(b != part.begin_request || part.begin_split == touched);
-      covered = end;
-      ++touched;
-    }
-    const auto at = static_cast<std::size_t>(b);
-    RC_ASSERT(covered == reference::split_blocks(seq_lens(b)));
-    RC_ASSERT(touched == schedule.num_splits[at + 1] - schedule.num_splits[at]);
-  }
-}
-
-RC_GTEST_PROP(SplitSchedule, splitsDoNotMatter, ()) {
-  const std::int64_t L = *rc::gen::element<std::int64_t>(0, 1, 63, 64, 65, 300, 700);
-  const std::uint64_t seed = draw_seed();
-  const Matrix<double> K =
-      as_matrix(on_grid<double>(Shape<2>{L, 4}, {.seed = seed, .stream = 1}).view());
-  const Vector<double> q =
-      as_vector(on_grid<double>(Shape<1>{4}, {.seed = seed, .stream = 2}).view());
-  const auto seq_lens = ints({129, L, 64});
-  const auto schedule = reference::split_schedule(seq_lens, *rc::gen::inRange<std::int64_t>(1, 30));
-  const auto split = reference::attend_split<double>(q, K, K, 0.5, schedule, 1);
-  const auto whole = reference::attend<double>(q, K, K, 0.5);
-  RC_ASSERT((split.out - whole.out).norm() < 1e-13);
-  RC_ASSERT((L == 0 ? split.lse == kInfinity : std::abs(split.lse - whole.lse) < 1e-12));
-}
-
-TEST(SplitSchedule, knowsTheParts) {
-  EXPECT_EQ(reference::split_parts(132, 1, 16), 132);
-  EXPECT_EQ(reference::split_parts(132, 1, 128), 66);
-  EXPECT_EQ(reference::split_parts(132, 1, 256), 33);
-}
-
-// The bounds of field measurements: 16/448 of a tile's largest with float scales, 1/17 with powers
-// of two; the rotary part is lossless in bf16, and zeros stay zeros.
-RC_GTEST_PROP(LatentToken, isWithinItsFormatsError, ()) {
-  using reference::TileScale;
-  const TileScale kind = *rc::gen::element(TileScale::exact, TileScale::power_of_two);
-  const double size = *rc::gen::element(0.0, 1e-3, 1.0, 300.0);
-  const auto x = on_grid<double>(Shape<1>{576}, {.seed = draw_seed(), .limit = 2});
-  Vector<double> token = as_vector(x.view());
-  token.head(512) *= size;
-  const Vector<double> back =
-      reference::unpacked_token<double>(reference::packed_token(token, kind));
-  for (std::int64_t tile = 0; tile < 4; ++tile) {
-    const double amax = token.segment(tile * 128, 128).cwiseAbs().maxCoeff();
-    const double bound = kind == TileScale::exact ? 0.0358 * amax : std::max(amax / 16.9, 0x1p-23);
-    RC_ASSERT((back - token).segment(tile * 128, 128).cwiseAbs().maxCoeff() <= bound);
-  }
-  RC_ASSERT(back.tail(64) == token.tail(64));
-}
-
-TEST(Fp8, bytesAreTheirNumbers) {
-  for (int byte = 0; byte < 256; ++byte) {
-    const double value = decode_e4m3(static_cast<std::uint8_t>(byte));
-    if (std::isnan(value)) continue;
-    EXPECT_EQ(encode_e4m3(value), byte);
-    EXPECT_EQ(rounded(value, Format::e4m3), value);
-  }
-  EXPECT_TRUE(std::isnan(decode_e4m3(encode_e4m3(std::nan("")))));
-  EXPECT_EQ(decode_e4m3(encode_e4m3(-1e9)), -448);
-}
-
-// Blocks of 128 straddle heads and the keys' end when dn is no multiple of 128: weights are
-// dequantised before they are split.
-TEST(Fp8, blocksAreScaledBeforeHeadsAreCut) {
-  const std::int64_t H = 2, dn = 192, dv = 100, dc = 130;
-  const auto weights = on_grid<double>(Shape<2>{H * (dn + dv), dc}, {.seed = 1});
-  const auto scales = on_grid<double>(Shape<2>{5, 2}, {.seed = 2});
-  const Matrix<double> whole = dequantised_blocks<double>(weights, scales);
-  for (const std::int64_t row : {0, 127, 128, 583})
-    for (const std::int64_t column : {0, 127, 128, 129})
-      EXPECT_EQ(whole(row, column), weights(row, column) * scales(row / 128, column / 128));
-}
-
-TEST(Fp8, scaledTensorsStayWithinTheFormat) {
-  for (const Format format : {Format::e4m3, Format::e4m3fnuz}) {
-    const auto a = on_grid<double>(Shape<2>{5, 64}, {.seed = 3});
-    const auto b = on_grid<double>(Shape<2>{7, 64}, {.seed = 4});
-    const auto qa = scaled_to_fp8(a, format), qb = scaled_to_fp8(b, format);
-    const Matrix<double> exact = as_matrix(a.view()) * as_matrix(b.view()).transpose();
-    EXPECT_LT((scaled_product(qa, qb) - exact).norm() / exact.norm(), 0.06);
-    double largest = 0;
-    for (const double e : qa.values) largest = std::max(largest, std::abs(e));
-    EXPECT_EQ(largest, traits_of(format).largest);
-  }
-  const auto zeros = scaled_to_fp8(Array<double, 2>(Shape<2>{2, 2}, 0.0));
-  for (const double e : zeros.values) EXPECT_EQ(e, 0);
 }
 
 // The layer with and without q_lora, from hidden states: a prompt in two parts, the second over the
@@ -302,6 +155,93 @@ RC_GTEST_PROP(MlaAttention, aPromptInTwoPartsIsThePromptAtOnce, ()) {
                                   options, out, lse);
   const auto expected = cut(at_once.out.view(), first, T);
   RC_ASSERT(difference(out.view(), expected).relative() < 1e-11);
+}
+
+// From hidden states, one number at a time: with and without q_lora, each head's rows in their
+// place, and the rotary parts turned by their positions.
+TEST(MlaAttention, projectionsAreTheDefinition) {
+  const std::int64_t T = 3, hidden_size = 5;
+  const auto draw = [](Shape<2> shape, std::uint64_t stream) {
+    return on_grid<double>(shape, {.seed = 8, .stream = stream});
+  };
+  const auto hidden = draw({T, hidden_size}, 1), q_a = draw({4, hidden_size}, 2);
+  const auto kv_a = draw({3 + 2, hidden_size}, 3);
+  const auto q_norm = on_grid<double>(Shape<1>{4}, {.seed = 8, .stream = 4});
+  const auto kv_norm = on_grid<double>(Shape<1>{3}, {.seed = 8, .stream = 5});
+  const auto rope = reference::yarn_rope<double>(2, 100, {.factor = 4});
+  const auto positions = ints({0, 3, 7});
+  for (const bool lora : {false, true}) {
+    const auto q_b = draw({2 * (6 + 2), lora ? 4 : hidden_size}, 6);
+    reference::MlaLayer<double> layer{
+        .H = 2, .dn = 6, .dr = 2, .q_b = q_b, .kv_a = kv_a, .kv_a_norm = kv_norm};
+    if (lora) layer.q_a = q_a.view(), layer.q_a_norm = q_norm.view();
+    const auto p = reference::mla_project<double>(hidden, positions, layer, rope);
+    const auto product = [](const Array<double, 2>& w, std::int64_t row, const Vector<double>& x) {
+      double sum = 0;
+      for (std::int64_t i = 0; i < x.size(); ++i) sum += w(row, i) * x(i);
+      return sum;
+    };
+    const auto normed = [](Vector<double> x, const Array<double, 1>& weight) {
+      double squares = 0;
+      for (const double e : x) squares += e * e;
+      const double root = std::sqrt(squares / static_cast<double>(x.size()) + 1e-6);
+      for (std::int64_t i = 0; i < x.size(); ++i) x(i) *= weight(i) / root;
+      return x;
+    };
+    for (std::int64_t t = 0; t < T; ++t) {
+      const Vector<double> x = as_vector(at(hidden.view(), t));
+      Vector<double> low(4), kv(5);
+      for (std::int64_t i = 0; i < 4; ++i) low(i) = product(q_a, i, x);
+      for (std::int64_t i = 0; i < 5; ++i) kv(i) = product(kv_a, i, x);
+      const Vector<double> to_q = lora ? normed(low, q_norm) : x;
+      const double angle = static_cast<double>(positions(t)) * rope.frequencies(0);
+      const double c = rope.magnitude * std::cos(angle), s = rope.magnitude * std::sin(angle);
+      for (std::int64_t h = 0; h < 2; ++h) {
+        for (std::int64_t n = 0; n < 6; ++n)
+          EXPECT_NEAR(p.q_nope(t, h, n), product(q_b, 8 * h + n, to_q), 1e-14);
+        const double a = product(q_b, 8 * h + 6, to_q), b = product(q_b, 8 * h + 7, to_q);
+        EXPECT_NEAR(p.q_pe(t, h, 0), a * c - b * s, 1e-14);
+        EXPECT_NEAR(p.q_pe(t, h, 1), b * c + a * s, 1e-14);
+      }
+      const Vector<double> latent = normed(kv.head(3), kv_norm);
+      for (std::int64_t i = 0; i < 3; ++i) EXPECT_NEAR(p.latent(t, i), latent(i), 1e-14);
+      EXPECT_NEAR(p.k_pe(t, 0), kv(3) * c - kv(4) * s, 1e-14);
+      EXPECT_NEAR(p.k_pe(t, 1), kv(4) * c + kv(3) * s, 1e-14);
+    }
+  }
+  EXPECT_NE(rope.magnitude, 1);
+}
+
+// Heads as wide as their parts and no wider; a decode's queries have a scale of their own.
+TEST(MlaAttention, partsFitAndQueriesAreScaled) {
+  const Mla<double> mla(2, 2, 1);
+  const auto padded = reference::side_by_side<double>(mla.q_nope, mla.q_pe, 12);
+  for (std::int64_t i = 0; i < 12; ++i)
+    EXPECT_EQ(padded(1, 2, i), i < 6 ? mla.q_nope(1, 2, i) : i < 10 ? mla.q_pe(1, 2, i - 6) : 0.0);
+  EXPECT_THROW(reference::side_by_side<double>(mla.q_nope, mla.q_pe, 9), ContractViolation);
+  EXPECT_THROW(reference::split_kv_b<double>(mla.kv_b, 4, 6), ContractViolation);
+  EXPECT_THROW(reference::split_kv_b<double>(mla.kv_b, 3, 11), ContractViolation);
+  Result<double> result(mla);
+  EXPECT_THROW(reference::mla_chunked_prefix<double>(mla.inputs(), mla.w, {.scale = 1}, 0,
+                                                     result.out, result.lse),
+               ContractViolation);
+  const auto cache = on_grid<double>(Shape<3>{1, 4, 8}, {.seed = 1});
+  const auto q = on_grid<double>(Shape<4>{1, 1, 1, 8}, {.seed = 2});
+  Array<double, 4> doubled = q, out(Shape<4>{1, 1, 1, 5}), expected = out;
+  for (double& e : doubled) e *= 2;
+  Array<double, 3> lse(Shape<3>{1, 1, 1}), expected_lse = lse;
+  const auto table = ints({0}), lengths = ints({4});
+  reference::MlaDecodeInputs<double> in{.q = q,
+                                        .cache = cache,
+                                        .block_table = make_view(table.data(), Shape<2>{1, 1}),
+                                        .seq_lens = lengths,
+                                        .softmax_scale = 0.3,
+                                        .value_dim = 5,
+                                        .q_scale = 2};
+  reference::mla_decode<double>(in, out, lse);
+  in.q = doubled, in.q_scale = 1;
+  reference::mla_decode<double>(in, expected, expected_lse);
+  EXPECT_TRUE(same_bits(out, expected) && same_bits(lse, expected_lse));
 }
 
 }  // namespace

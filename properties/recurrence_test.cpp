@@ -26,6 +26,8 @@ void holds(Law law) {
 
 template <std::size_t Rank>
 bool agree(const Array<double, Rank>& a, const Array<double, Rank>& b, double tolerance) {
+  for (const double e : a)
+    if (!std::isfinite(e)) return false;  // what nobody wrote is NaN on both sides
   if (tolerance == kSameForm) return same_bits(a, b);
   const Difference found = difference(a, b);
   if (found.misplaced == 0 && found.relative() <= tolerance) return true;
@@ -142,6 +144,49 @@ TYPED_TEST(Recurrence, aStateIsReadFromOneSlotAndWrittenToAnother) {
       RC_ASSERT(same_bits(at(moved.view(), from(row)), at(before.view(), from(row))));
     }
   });
+}
+
+// A table may name other slots to write than it reads: the states of a verification then lie beside
+// the committed ones, which keep their bytes.
+TYPED_TEST(Recurrence, aTablesStatesMayGoToAnotherTable) {
+  holds([] {
+    const std::int64_t width = 1 + *rc::gen::inRange<std::int64_t>(0, 4);
+    const std::int64_t size = *rc::gen::inRange<std::int64_t>(1, width + 1);
+    const TypeParam run(size, 2 * width + 1, draw_seed());
+    const auto order = ints(draw_order(2 * width));
+    const auto starts = starts_of({size});
+    const auto accepted = ints({*rc::gen::inRange<std::int64_t>(1, width + 1)});
+    auto in = run.inputs(0, size);
+    in.rows.query_start_loc = starts.view();
+    in.rows.slots = {.table = make_view(order.data(), Shape<2>{1, width}),
+                     .num_accepted = accepted.view()};
+    auto in_place = run.states(), apart = run.states();
+    Array<double, 3> out(run.out_shape), apart_out(run.out_shape);
+    TypeParam::update(in, in_place.view(), out);
+    in.rows.slots.out_table = make_view(order.data() + width, Shape<2>{1, width});
+    TypeParam::update(in, apart.view(), apart_out);
+    RC_ASSERT(same_bits(out, apart_out));
+    const auto before = run.states();
+    for (std::int64_t i = 0; i < width; ++i) {
+      RC_ASSERT(same_bits(at(apart.view(), order(i)), at(before.view(), order(i))));
+      const auto target = at(apart.view(), order(width + i));
+      RC_ASSERT((i < size ? same_bits(target, at(in_place.view(), order(i)))
+                          : same_bits(target, at(before.view(), order(width + i)))));
+    }
+    RC_ASSERT(same_bits(at(apart.view(), 2 * width), at(before.view(), 2 * width)));
+  });
+}
+
+TYPED_TEST(Recurrence, anOutputTableStandsBesideATable) {
+  const TypeParam run(1, 2, 0);
+  auto state = run.states();
+  Array<double, 3> out(run.out_shape);
+  auto in = run.inputs(0, 1);
+  const auto zero = ints({0});
+  in.rows.slots = {.indices = zero.view(), .out_table = make_view(zero.data(), Shape<2>{1, 1})};
+  EXPECT_THROW(TypeParam::update(in, state.view(), out.view()), ContractViolation);
+  in.rows.slots = {.table = make_view(zero.data(), Shape<2>{1, 1}), .out_indices = zero.view()};
+  EXPECT_THROW(TypeParam::update(in, state.view(), out.view()), ContractViolation);
 }
 
 TYPED_TEST(Recurrence, aFirstChunkStartsFromZerosOnADirtySlot) {
@@ -330,6 +375,115 @@ TYPED_TEST(Recurrence, rowsWithoutASlotWriteNothing) {
     for (const std::int64_t row : {0, 2})
       for_each_element(at(out.view(), row), [](const auto&, double y) { RC_ASSERT(y == 0.0); });
   });
+}
+
+// The same of verifications and of prefills: what a token starts from is what would have been
+// stored before it.
+TYPED_TEST(Recurrence, roundingEachTokenIsTheSameInEveryForm) {
+  const std::int64_t T = 5;
+  const TypeParam run(T, 1, 12);
+  const auto starts = starts_of({T});
+  auto in = run.inputs(0, T);
+  in.rows.query_start_loc = starts.view();
+  in.rows.storage = {.state = Format::bf16, .state_each_token = true};
+  auto state = run.states(), scanned = run.states(), verified = run.states();
+  Array<double, 3> out(run.out_shape), scan_out(run.out_shape), verify_out(run.out_shape);
+  Shape<4> shape = run.state_shape;
+  shape[0] = T;
+  Array<double, 4> snapshots(shape);
+  TypeParam::update(in, state.view(), out.view());
+  TypeParam::scan(in, scanned.view(), scan_out.view());
+  TypeParam::update(in, verified.view(), verify_out.view(), {}, snapshots.view());
+  EXPECT_TRUE(same_bits(out, scan_out) && same_bits(out, verify_out));
+  EXPECT_TRUE(same_bits(state, scanned));
+  EXPECT_TRUE(same_bits(at(state.view(), 0), at(snapshots.view(), T - 1)));
+  auto once = in;
+  once.rows.storage.state_each_token = false;
+  auto carried = run.states();
+  Array<double, 3> once_out(run.out_shape);
+  TypeParam::update(once, carried.view(), once_out.view());
+  EXPECT_FALSE(same_bits(once_out, out)) << "one launch rounds once";
+  once.rows.storage.output = Format::bf16;
+  Array<double, 3> narrow(run.out_shape);
+  carried = run.states();
+  TypeParam::update(once, carried.view(), narrow.view());
+  for (std::int64_t i = 0; i < narrow.size(); ++i)
+    EXPECT_EQ(narrow.data()[i], rounded(once_out.data()[i], Format::bf16));
+}
+
+// A row without tokens has no output and leaves its state, or zeroes it where it begins anew.
+TYPED_TEST(Recurrence, aRowWithoutTokensIsEmpty) {
+  const TypeParam run(2, 3, 13);
+  const auto starts = starts_of({1, 0, 1});
+  for (const bool chunked : {false, true})
+    for (const bool resumes : {false, true}) {
+      Array<bool, 1> has(Shape<1>{3}, true);
+      has(1) = resumes;
+      auto in = run.inputs(0, 2);
+      in.rows.query_start_loc = starts.view();
+      in.rows.has_initial_state = has.view();
+      auto state = run.states();
+      Array<double, 3> out(run.out_shape);
+      if (chunked)
+        TypeParam::chunked(in, 4, state.view(), out.view());
+      else
+        TypeParam::scan(in, state.view(), out.view());
+      const auto before = run.states();
+      for_each_element(at(state.view(), 1), [&](const auto& i, double s) {
+        EXPECT_EQ(s, resumes ? at(before.view(), 1)(i[0], i[1], i[2]) : 0.0);
+      });
+    }
+}
+
+// Every form checks whose slots are whose, and that there are as many snapshots, parents and
+// tokens as there must be.
+TYPED_TEST(Recurrence, refusesWhatDoesNotFit) {
+  const TypeParam run(2, 3, 14);
+  const auto twice = ints({1, 1}), one = ints({1, 1}), starts = starts_of({1, 1});
+  auto state = run.states();
+  Array<double, 3> out(run.out_shape);
+  auto in = run.inputs(0, 2);
+  in.rows.query_start_loc = starts.view();
+  in.rows.slots.indices = twice.view();
+  EXPECT_THROW(TypeParam::update(in, state.view(), out.view()), ContractViolation);
+  EXPECT_THROW(TypeParam::scan(in, state.view(), out.view()), ContractViolation);
+  EXPECT_THROW(TypeParam::chunked(in, 4, state.view(), out.view()), ContractViolation);
+  EXPECT_THROW(TypeParam::replay(in, one.view(), state.view()), ContractViolation);
+  Shape<4> shape = run.state_shape;
+  shape[0] = 2;
+  Array<double, 4> snapshots(shape);
+  EXPECT_NO_THROW(TypeParam::update(in, state.view(), out.view(), {}, snapshots.view()))
+      << "a verification writes no slot";
+  in.rows.slots = {};
+  shape[0] = 1;
+  Array<double, 4> few(shape);
+  EXPECT_THROW(TypeParam::update(in, state.view(), out.view(), {}, few.view()), ContractViolation);
+  const auto short_parents = ints({-1});
+  EXPECT_THROW(TypeParam::update(in, state.view(), out.view(), short_parents.view()),
+               ContractViolation);
+  EXPECT_THROW(TypeParam::chunked(in, 0, state.view(), out.view()), ContractViolation);
+  const BoundaryStates<double> boundary{few.view(), 0};
+  EXPECT_THROW(TypeParam::scan(in, state.view(), out.view(), boundary), ContractViolation);
+  in.rows.slots.table = make_view(twice.data(), Shape<2>{2, 1});
+  EXPECT_THROW(TypeParam::scan(in, state.view(), out.view()), ContractViolation);
+  const bool no = false;
+  in.rows.slots = {};
+  in.rows.has_initial_state = make_view(&no, Shape<1>{1});
+  EXPECT_THROW(TypeParam::update(in, state.view(), out.view()), ContractViolation);
+}
+
+// Of a replayed batch, rows of padding are not looked at, whatever count stands beside them.
+TYPED_TEST(Recurrence, aReplaySkipsRowsWithoutASlot) {
+  const TypeParam run(3, 2, 15);
+  const auto starts = starts_of({1, 1, 1}), slots = ints({-1, 1, -1}), accepted = ints({1, 1, 1});
+  auto in = run.inputs(0, 3);
+  in.rows.query_start_loc = starts.view();
+  in.rows.slots.indices = slots.view();
+  auto state = run.states(), expected = run.states();
+  TypeParam::replay(in, accepted.view(), state.view());
+  Array<double, 3> out({1, run.out_shape[1], run.out_shape[2]});
+  TypeParam::update(run.inputs(1, 2), cut(expected.view(), 1, 2), out.view());
+  EXPECT_TRUE(same_bits(state, expected));
 }
 
 // A pool whose states lie apart and whose rows are columns: strides are honoured.

@@ -129,5 +129,63 @@ TEST(TreeAcceptance, followsTheTarget) {
   EXPECT_TRUE(reference::accepted_path(ints({0}).view(), {0, 1}, {1}, {1}).empty());
 }
 
+// The first index whose cumulative weight exceeds u of the whole; indices of no weight are never
+// drawn, not by rounding either.
+TEST(RejectionSampling, drawsByCumulativeWeights) {
+  Vector<double> weights(5);
+  weights << 0, 1, 0, 3, 0;
+  const auto drawn = [&](double u) { return reference::drawn_from<double>(weights, u); };
+  EXPECT_EQ(drawn(0), 1);
+  EXPECT_EQ(drawn(0.2499), 1);
+  EXPECT_EQ(drawn(0.25), 3) << "the weight must be exceeded";
+  EXPECT_EQ(drawn(0.999), 3);
+  EXPECT_EQ(drawn(1), 3) << "beyond the sum: the last that has a weight";
+}
+
+// A draft with equal probabilities is kept by every draw below 1, and one that the target never
+// says by none.
+TEST(RejectionSampling, comparesTheDrawWithTheRatio) {
+  Matrix<double> target(2, 2), draft(1, 2);
+  target << 0.25, 0.75, 0, 1;
+  draft << 0.5, 0.5;
+  const auto first = [&](std::int64_t x, double judge) {
+    const reference::AcceptanceDraws<double> draws{Vector<double>::Constant(1, judge), 0.0};
+    return reference::accept_random<double>({x}, target, draft, draws);
+  };
+  EXPECT_EQ(first(0, 0.4999), (Emitted{0, 1}));
+  EXPECT_EQ(first(0, 0.5), (Emitted{1})) << "a draw at the ratio is not below it";
+  EXPECT_EQ(first(1, 0.999), (Emitted{1, 1}));
+  target << 0, 1, 0, 1;
+  EXPECT_EQ(first(0, 0.0), (Emitted{1}));
+}
+
+// Copies within a pool of several layers leave every other slot as it is, and refuse what is none.
+TEST(SpeculativeCommit, copiesStayWithinTheirSlots) {
+  Array<double, 3> pool(Shape<3>{2, 4, 3});
+  for (std::int64_t i = 0; i < pool.size(); ++i) pool.data()[i] = static_cast<double>(i);
+  const Array<double, 3> before = pool;
+  reference::copy_states(pool, ints({3}), ints({1}));
+  for_each_element(pool.view(), [&](const auto& i, double e) {
+    EXPECT_EQ(e, before(i[0], i[1] == 1 ? 3 : i[1], i[2]));
+  });
+  EXPECT_THROW(reference::copy_states(pool, ints({4}), ints({1})), ContractViolation);
+  EXPECT_THROW(reference::copy_states(pool, ints({0}), ints({-1})), ContractViolation);
+  EXPECT_THROW(reference::copy_states(pool, ints({0, 1}), ints({2})), ContractViolation);
+  Array<double, 3> empty(Shape<3>{0, 4, 3});
+  EXPECT_NO_THROW(reference::copy_states(empty, ints({0}), ints({1})));
+  Array<double, 2> state(Shape<2>{2, 1}, 5.0);
+  const Array<double, 3> snapshots(Shape<3>{1, 2, 1}, 1.0);
+  reference::scatter_accepted(state.view(), snapshots.view(), ints({-1}).view(), ints({1}).view());
+  EXPECT_EQ(state(0, 0) + state(1, 0), 10) << "a row without a slot";
+}
+
+TEST(TreeAcceptance, startsAtAKnownRoot) {
+  const auto parents = ints({0, -1, 0, 1});  // a row of three behind another token
+  EXPECT_EQ(reference::accepted_path(parents.view(), {1, 4}, {7, 8, 9}, {8, 9, 0}),
+            (Sizes{0, 1, 2}));
+  EXPECT_TRUE(reference::accepted_path(parents.view(), {1, 1}, {}, {}).empty());
+  EXPECT_THROW(reference::accept_greedy({1}, {1}), ContractViolation);
+}
+
 }  // namespace
 }  // namespace lockstep

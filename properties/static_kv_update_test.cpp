@@ -133,5 +133,26 @@ TEST(StaticKv, positionsOutsideTheCacheAreErrors) {
   EXPECT_THROW(reference::write_kv<double>(prompts.k, ints({2}), 1, k), ContractViolation);
 }
 
+// Zeros everywhere but at the positions of a step, and only real rows are applied.
+TEST(StaticKv, sidecarsHoldOneStep) {
+  const auto fresh = on_grid<double>(Shape<4>{2, 3, 2, 4}, {.seed = 1, .limit = 2});
+  const auto positions = ints({4, 5, 6});
+  const auto sidecar = reference::sidecar_of<double>(fresh, positions, 8);
+  EXPECT_EQ(sidecar.shape(), (Shape<4>{2, 2, 8, 4}));
+  for_each_element(sidecar.view(), [&](const auto& i, double e) {
+    const bool written = 4 <= i[2] && i[2] <= 6;
+    EXPECT_EQ(e, written ? fresh(i[0], i[2] - 4, i[1], i[3]) : 0.0);
+  });
+  Array<double, 4> cache(sidecar.shape(), 9.0);
+  reference::apply_sidecar<double>(sidecar, positions, 2, cache);
+  for_each_element(cache.view(), [&](const auto& i, double e) {
+    const bool written = i[2] == 4 || i[2] == 5;
+    EXPECT_EQ(e, written ? fresh(i[0], i[2] - 4, i[1], i[3]) : 9.0);
+  });
+  EXPECT_THROW(reference::write_kv<double>(fresh, positions, 4, cache), ContractViolation);
+  EXPECT_THROW(reference::write_kv<double>(fresh, ints({-1, 0, 1}), 3, cache), ContractViolation);
+  EXPECT_EQ(reference::chosen_bucket(4, 0, 64, {4, 8}), 4) << "a bucket that is just full";
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -49,6 +49,47 @@ TEST(Formats, knowEveryNumberOfE4m3) {
   }
 }
 
+// Every format at both ends: its smallest number and half of it, its largest and what is beyond.
+TEST(Formats, haveTheirEnds) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  struct End {
+    Format format;
+    double smallest, largest, beyond;
+  };
+  for (const auto& [format, smallest, largest, beyond] :
+       {End{Format::float32, 0x1p-149, 0x1.fffffep127, infinity},
+        End{Format::bf16, 0x1p-133, 0x1.fep127, infinity},
+        End{Format::fp16, 0x1p-24, 65504, infinity}, End{Format::e4m3, 0x1p-9, 448, 448},
+        End{Format::e4m3fnuz, 0x1p-10, 240, 240}, End{Format::int8, 1, 127, 127},
+        End{Format::int16, 1, 32767, 32767}}) {
+    EXPECT_EQ(rounded(smallest, format), smallest);
+    EXPECT_EQ(rounded(3 * smallest, format), 3 * smallest);
+    EXPECT_EQ(rounded(smallest / 2, format), 0);
+    EXPECT_EQ(rounded(1.5 * smallest, format), 2 * smallest);
+    EXPECT_EQ(rounded(largest, format), largest);
+    EXPECT_EQ(rounded(-largest, format), -largest);
+    EXPECT_EQ(rounded(largest * 1.1, format), beyond);
+    EXPECT_EQ(rounded(-infinity, format), -beyond);
+    EXPECT_EQ(unit_in_last_place(0, format), smallest);
+    EXPECT_EQ(unit_in_last_place(infinity, format), smallest);
+    EXPECT_EQ(unit_in_last_place(largest, format),
+              largest - rounded(largest * (1 - 1e-9) - unit_in_last_place(largest, format) * 0.9,
+                                format));
+  }
+  EXPECT_EQ(unit_in_last_place(1, Format::bf16), 0x1p-7);
+  EXPECT_EQ(unit_in_last_place(1, Format::exact), 0x1p-52);
+  EXPECT_EQ(unit_in_last_place(0, Format::exact), 0x1p-1074);
+  EXPECT_EQ(unit_in_last_place(126, Format::int8), 1);
+  EXPECT_EQ(rounded(2.5, Format::int8), 2) << "a tie, to even";
+  EXPECT_FALSE(std::signbit(rounded(-0.25, Format::int8)));
+  EXPECT_EQ(rounded(std::numeric_limits<double>::max(), Format::exact),
+            std::numeric_limits<double>::max());
+  Matrix<double> m(1, 2);
+  m << 1 + 1.0 / 256, 3;
+  EXPECT_EQ(rounded_each(m, Format::exact), m);
+  EXPECT_EQ(rounded_each(m, Format::bf16)(0, 0), 1);
+}
+
 TEST(TestData, isExactInHalfPrecision) {
   const auto values = on_grid<double>(Shape<1>{4096}, {.seed = 3, .stream = 1, .limit = 2});
   double largest = 0;
@@ -99,6 +140,42 @@ TEST(Yardstick, measuresByTheReferenceInFloat) {
   EXPECT_FALSE(judge(matrix({1, 2, 3, 4 + 0x1p-20}), truth, truth).pass);
   EXPECT_FALSE(judge(matrix({1, 2, 3, std::nan("")}), yardstick, truth).pass);
   EXPECT_TRUE(judge(matrix({1, 2, 3, 4.03}), truth, truth, {.format = Format::bf16}).pass);
+}
+
+// The sentence of a failure, whole.
+TEST(Yardstick, saysWhatIsWrong) {
+  const auto truth = matrix({1, -2, 2, 4}), yardstick = matrix({1, -2, 2, 4.5});
+  const Verdict verdict = judge(matrix({1, -2, 2, 7}), yardstick, truth, {.format = Format::bf16});
+  EXPECT_EQ(verdict.text,
+            "worst at [1, 1]: 7.000000 for 4.000000 (96.000000 ulp); relative Frobenius error "
+            "6.000e-01, at most 4.125e-01 allowed; largest difference 3.000e+00, at most 2.031e+00 "
+            "allowed");
+  EXPECT_FALSE(verdict.pass);
+  EXPECT_DOUBLE_EQ(verdict.error, 0.6);
+  EXPECT_DOUBLE_EQ(verdict.bound, (4 * 0.5 + 2 * 0x1p-5) / 5);
+  const Difference found = difference(matrix({std::nan(""), -2, 2, 4}), truth);
+  EXPECT_EQ(found.text(Format::bf16),
+            "worst at [0, 0]: nan for 1.000000 (nan ulp); relative Frobenius error 0.000e+00; 1 "
+            "infinities or NaN misplaced");
+  EXPECT_DOUBLE_EQ(found.expected_norm, 5);
+  EXPECT_EQ(found.expected_largest, 4);
+  EXPECT_EQ(found.count, 4);
+  EXPECT_DOUBLE_EQ(difference(matrix({1, -2, 2, 9}), truth).relative(), 1);
+  EXPECT_EQ(difference(matrix({1, 3, 3, 4}), matrix({1, 2, 2, 4})).worst_index, "[0, 1]")
+      << "the first of the worst";
+}
+
+// No single element may be far off, and neither may all be a little.
+TEST(Yardstick, boundsTheWhole) {
+  const auto truth = matrix({1, 2, 3, 4}), yardstick = matrix({1, 2, 3, 4 + 1e-3});
+  EXPECT_FALSE(judge(matrix({1 + 3e-3, 2 + 3e-3, 3 + 3e-3, 4 + 3e-3}), yardstick, truth).pass);
+  EXPECT_TRUE(judge(matrix({1 + 1e-3, 2 + 1e-3, 3 + 1e-3, 4 + 1e-3}), yardstick, truth).pass);
+  const Array<double, 2> zeros(Shape<2>{2, 2}, 0.0);
+  const Verdict nothing = judge(zeros, zeros, zeros);
+  EXPECT_TRUE(nothing.pass);
+  EXPECT_EQ(nothing.error, 0);
+  EXPECT_DOUBLE_EQ(nothing.bound, 2 * 0x1p-149);
+  EXPECT_EQ(judge(matrix({1, 0, 0, 0}), zeros, zeros).error, 1);
 }
 
 }  // namespace

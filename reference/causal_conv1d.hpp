@@ -15,6 +15,7 @@
 // The state has C = W - 1 or C = W columns. With accepted counts (a speculative pool), it has at
 // least W - 1 + longest row - 1 and is left aligned: history = columns acc - 1 ... acc + W - 3, and
 // afterwards columns 0 ... W - 3 + q hold the old history but its first column, then the q tokens.
+// Snapshots of such a pool are the W - 1 columns that the next token would see.
 #pragma once
 
 #include <algorithm>
@@ -176,6 +177,12 @@ void update_row(const CausalConv1dInputs<S>& in, const RowRange& row, std::int64
   mapped(state).leftCols(kept) = rounded_each(all.rightCols(kept), in.storage.state);
 }
 
+/// `state[:, first:first + count]`, in place.
+template <class S>
+TensorView<S, 2> history_at(const TensorView<S, 2>& state, std::int64_t first, std::int64_t count) {
+  return transposed(cut(transposed(state), first, first + count));
+}
+
 /// Outputs and snapshots of a row; the committed state is only read.
 template <class S>
 void verify_row(const CausalConv1dInputs<S>& in, const RowRange& row, const TensorView<S, 2>& state,
@@ -198,8 +205,8 @@ void verify_row(const CausalConv1dInputs<S>& in, const RowRange& row, const Tens
 
 /// Decode and verification, packed like the prefill; without query_start_loc every token is a row.
 /// With `parents` (base/tree.hpp) a token follows its parent instead of its predecessor. With
-/// `snapshots` [T, D, C], each token leaves there the state after it. With either, the state itself
-/// is only read.
+/// `snapshots` [T, D, C] ([T, D, W - 1] with accepted counts), each token leaves there the state
+/// after it. With either, the state itself is only read.
 template <class S>
 void causal_conv1d_update(const CausalConv1dInputs<S>& in, const TensorView<S, 3>& conv_state,
                           TensorView<S, 2> out, const std::optional<IndexView>& parents = {},
@@ -210,9 +217,10 @@ void causal_conv1d_update(const CausalConv1dInputs<S>& in, const TensorView<S, 3
   const std::int64_t T = in.x.extent(0), W = in.weight.extent(1), C = conv_state.extent(2);
   const bool speculative = in.slots.num_accepted.has_value();
   require(C >= W - 1 && (speculative || C <= W), "a conv state has W - 1 or W columns");
-  require(!speculative || (!parents && !snapshots),
-          "with accepted counts the conv state keeps the drafts itself");
   require(!speculative || W >= 2, "a speculative conv state has a history");
+  require(!snapshots ||
+              (snapshots->extent(0) == T && snapshots->extent(2) == (speculative ? W - 1 : C)),
+          "there is a snapshot for every token, as wide as a state");
   const StateSlots slots = first_slots(in.slots);
   const std::int64_t slot_count = conv_state.extent(0);
   if (!parents && !snapshots) check_slots(slots, in.query_start_loc, T, slot_count);
@@ -222,11 +230,13 @@ void causal_conv1d_update(const CausalConv1dInputs<S>& in, const TensorView<S, 3
     const std::int64_t slot = source_slot(slots, row, slot_count);
     if (slot == kNoSlot || range.size() == 0) continue;
     const TensorView<S, 2> state = at(conv_state, slot);  // [D, C]
+    const std::int64_t first = accepted_before(in.slots, row) - 1;
+    require(!speculative || first + W - 1 <= C,
+            "accepted tokens have their columns in the conv state");
     if (parents || snapshots) {
-      verify_row(in, range, state, parents, snapshots, out);
+      verify_row(in, range, speculative ? history_at(state, first, W - 1) : state, parents,
+                 snapshots, out);
     } else if (speculative) {
-      const std::int64_t first = accepted_before(in.slots, row) - 1;
-      require(first + W - 1 <= C, "accepted tokens have their columns in the conv state");
       require(W - 2 + range.size() <= C, "a speculative conv state has a column for every draft");
       update_row(in, range, first, W - 2 + range.size(), state, out);
     } else {

@@ -77,19 +77,7 @@ void gated_delta_net(const TensorView<const S, 2>& hidden, const GatedDeltaNet<S
                      const TensorView<S, 4>& state, TensorView<S, 2> out) {
   const std::int64_t T = hidden.extent(0), keys = w.H * w.K;
   const GatedDeltaProjections<S> p = gated_delta_projections(hidden, w);
-  Array<S, 2> qkv(p.qkv.shape());
-  const CausalConv1dInputs<S> conv{.x = p.qkv,
-                                   .weight = w.conv_weight,
-                                   .query_start_loc = rows.query_start_loc,
-                                   .slots = rows.slots,
-                                   .has_initial_state = rows.has_initial_state,
-                                   .activation = Activation::silu,
-                                   .storage = rows.storage};
-  if (run.update)
-    causal_conv1d_update<S>(conv, conv_state, qkv);
-  else
-    causal_conv1d<S>(conv, conv_state, qkv);
-
+  const Array<S, 2> qkv = convolved<S>(p.qkv, w.conv_weight, {}, rows, run, conv_state);
   const GatedDeltaGates<S> gates = gated_delta_gates<S>(p.a, p.b, w.A_log, w.dt_bias);
   const GatedDeltaRuleInputs<S> rule{.q = heads_of(qkv, 0, w.H, w.K),
                                      .k = heads_of(qkv, keys, w.H, w.K),

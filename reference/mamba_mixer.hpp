@@ -57,6 +57,27 @@ TensorView<const S, 3> heads_of(const Array<S, 2>& y, std::int64_t first, std::i
                    Shape<3>{y.extent(1), width, 1});
 }
 
+/// The layer's convolution behind a SiLU: channels [T, D] by weight [D, W].
+template <class S>
+Array<S, 2> convolved(const TensorView<const S, 2>& channels, const TensorView<const S, 2>& weight,
+                      const std::optional<TensorView<const S, 1>>& bias, const Rows& rows,
+                      const LayerRun& run, const TensorView<S, 3>& conv_state) {
+  Array<S, 2> out(shape_of(channels));
+  const CausalConv1dInputs<S> conv{.x = channels,
+                                   .weight = weight,
+                                   .bias = bias,
+                                   .query_start_loc = rows.query_start_loc,
+                                   .slots = rows.slots,
+                                   .has_initial_state = rows.has_initial_state,
+                                   .activation = Activation::silu,
+                                   .storage = rows.storage};
+  if (run.update)
+    causal_conv1d_update<S>(conv, conv_state, out);
+  else
+    causal_conv1d<S>(conv, conv_state, out);
+  return out;
+}
+
 template <class S>
 void mamba_mixer(const TensorView<const S, 2>& hidden, const MambaMixer<S>& w, const Rows& rows,
                  const LayerRun& run, const TensorView<S, 3>& conv_state,
@@ -69,20 +90,8 @@ void mamba_mixer(const TensorView<const S, 2>& hidden, const MambaMixer<S>& w, c
     return make_view(in.data() + first, Shape<2>{T, count}, Shape<2>{in.extent(1), 1});
   };
 
-  Array<S, 2> mixed(Shape<2>{T, conv_dim});
-  const CausalConv1dInputs<S> conv{.x = columns(d_inner, conv_dim),
-                                   .weight = w.conv_weight,
-                                   .bias = w.conv_bias,
-                                   .query_start_loc = rows.query_start_loc,
-                                   .slots = rows.slots,
-                                   .has_initial_state = rows.has_initial_state,
-                                   .activation = Activation::silu,
-                                   .storage = rows.storage};
-  if (run.update)
-    causal_conv1d_update<S>(conv, conv_state, mixed);
-  else
-    causal_conv1d<S>(conv, conv_state, mixed);
-
+  const Array<S, 2> mixed =
+      convolved<S>(columns(d_inner, conv_dim), w.conv_weight, w.conv_bias, rows, run, conv_state);
   const Vector<S> decay_rates = -as_vector(w.A_log).array().exp();
   const auto A = make_view(decay_rates.data(), Shape<1>{w.H});
   const Mamba2Inputs<S> ssm{.x = heads_of(mixed, 0, w.H, w.P),

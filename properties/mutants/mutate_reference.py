@@ -351,14 +351,14 @@ auto negative(int n, const A& a) {
 }
 template <class A, class B>
 auto& add_to(int minus, int no, A&& a, const B& b) {
-  if constexpr (requires { a -= b; }) if (on(minus)) return static_cast<std::remove_reference_t<A>&>(a -= b);
-  if (!on(no)) a += b;
+  if (on(minus)) { if constexpr (requires { a -= b; }) a -= b; }
+  else if (!on(no)) a += b;
   return static_cast<std::remove_reference_t<A>&>(a);
 }
 template <class A, class B>
 auto& subtract_from(int plus, int no, A&& a, const B& b) {
-  if (on(plus)) return static_cast<std::remove_reference_t<A>&>(a += b);
-  if (!on(no)) a -= b;
+  if (on(plus)) a += b;
+  else if (!on(no)) a -= b;
   return static_cast<std::remove_reference_t<A>&>(a);
 }
 template <class A, class B>

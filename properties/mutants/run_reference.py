@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Do the laws see every small mistake in reference/? Plants the mutants of mutate_reference.py and runs the tests.
 
-run_reference.py --out DIR [HEADER…] [--every N] [--seed S] [--time SECONDS]
+run_reference.py --out DIR [HEADER…] [--every N] [--seed S] [--time SECONDS] [--torch FOLDER]
 
 Each test program is compiled once with all mutants in it. Every test is run alone first, to know which mutants it
 comes by and how long it takes; a mutant is then given to the tests that come by it, shortest program first, until one
-fails. Assertions of Eigen and of the standard library are on. Results go to DIR/results.jsonl as they come, and a
+fails. The tests against LibTorch take part where LibTorch is. Assertions of Eigen and of the standard library are on. Results go to DIR/results.jsonl as they come, and a
 second call goes on where the first one stopped; what survived is asked again when a test has changed. DIR/mutants.md is
 the table. Survivors are excused by name, with a reason, in reference_survivors.md beside this script; exits with 1 if
 one is not, or if fewer than 95 % are killed.
@@ -37,14 +37,21 @@ def headers():
     return own + sorted(f"reference/{p.name}" for p in (ROOT / "reference").glob("*.hpp") if p.stem not in OTHERS)
 
 
-def tests(mutated):
+def system_folders():
+    """Where Eigen and the views are."""
+    return [folder for folder in ("/usr/include/eigen3", "/usr/local/cuda/include/cccl",
+                                  str(ROOT / ".lockstep/wheels/nvidia/cu13/include/cccl")) if pathlib.Path(folder).is_dir()]
+
+
+def tests(mutated, torch):
     """The quick tests that include one of the headers and nothing that needs the rest of the project."""
     found = []
     for path in sorted((ROOT / "properties").glob("*_test.cpp")):
         included = re.findall(r'#include "([^"]+)"', path.read_text())
         ours = all(i.startswith("reference/") and (ROOT / i).with_suffix(".cpp").exists() is False or
                    i.startswith("properties/support/") and not (ROOT / i).with_suffix(".cpp").exists() for i in included)
-        if ours and included and not re.search(r"_(full|gpu|torch)_test", path.name) and any(
+        skipped = r"_(full|gpu)_test|accuracy" if torch.is_dir() else r"_(full|gpu|torch)_test"
+        if ours and included and not re.search(skipped, path.name) and any(
                 i in mutated or i.startswith("properties/support/") for i in included):
             found.append(path)
     return found
@@ -55,7 +62,7 @@ def digest(*paths):
 
 
 class Program:
-    def __init__(self, source, out, include, cxx):
+    def __init__(self, source, out, include, cxx, torch):
         self.name, self.path = source.stem, out / source.stem
         support = sorted((ROOT / "properties/support").glob("*.hpp"))
         headers_in = sorted((out / "mutated").rglob("*.hpp"))
@@ -63,7 +70,12 @@ class Program:
         if not self.path.exists() or not stamp.exists() or stamp.read_text() != now:
             print("compiling", source.name, flush=True)
             folders = [f"-I{out / 'mutated'}", f"-I{ROOT}"] + [w for i in include for w in ("-isystem", i)]
-            subprocess.run([*cxx.split(), *folders, str(source), "-o", str(self.path), *LIBRARIES], check=True)
+            libraries = list(LIBRARIES)
+            if "_torch_" in source.name:
+                folders += ["-isystem", f"{torch}/include", "-isystem", f"{torch}/include/torch/csrc/api/include"]
+                libraries += [f"-L{torch}/lib", "-Wl,--as-needed", "-Wl,--unresolved-symbols=ignore-in-shared-libs",
+                              f"-Wl,-rpath,{torch}/lib", "-ltorch_cpu", "-lc10"]
+            subprocess.run([*cxx.split(), *folders, str(source), "-o", str(self.path), *libraries], check=True)
             stamp.write_text(now)
             (out / f"{source.stem}.reached.json").unlink(missing_ok=True)
         self.look(out / f"{source.stem}.reached.json")
@@ -183,10 +195,9 @@ def main():
     words.add_argument("--every", type=int, default=1, help="one mutant of so many, chosen by the seed")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--time", type=float, default=float("inf"), help="seconds after which no other mutant begins")
+    words.add_argument("--torch", type=pathlib.Path, default=ROOT / ".lockstep/wheels/torch")
     words.add_argument("--cxx", default="g++ -std=c++20 -O1 -w -ffp-contract=off -D_GLIBCXX_ASSERTIONS")
-    words.add_argument("--include", nargs="*", default=[f for f in (
-        "/usr/include/eigen3", "/usr/local/cuda/include/cccl", str(ROOT / ".lockstep/wheels/nvidia/cu13/include/cccl"))
-        if pathlib.Path(f).is_dir()])
+    words.add_argument("--include", nargs="*", default=system_folders())
     options = words.parse_args()
     options.out = options.out.resolve()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -201,7 +212,8 @@ def main():
     planted = len(mutants)
     if options.every > 1:
         mutants = sorted(random.Random(options.seed).sample(mutants, planted // options.every), key=lambda m: m["number"])
-    programs = [Program(source, options.out, options.include, options.cxx) for source in tests(set(chosen))]
+    programs = [Program(source, options.out, options.include, options.cxx, options.torch)
+                for source in tests(set(chosen), options.torch)]
     log = options.out / "results.jsonl"
     old = {r["id"]: r for r in map(json.loads, log.read_text().splitlines())} if log.exists() else {}
     results = judge(options, mutants, programs, old)

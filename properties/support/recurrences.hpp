@@ -13,36 +13,42 @@ using States = TensorView<S, 4>;
 template <class S>
 using Output = TensorView<S, 3>;
 
+/// Small sizes and test data that depend on a seed alone.
+struct Drawn {
+  /// 1 ... most
+  std::int64_t pick(std::uint64_t stream, std::uint64_t most) const {
+    return 1 + static_cast<std::int64_t>(random_below(most, seed, 100, stream));
+  }
+  template <class S, std::size_t Rank>
+  Array<S, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) const {
+    return on_grid<S>(shape, {.seed = seed, .stream = stream});
+  }
+  std::uint64_t seed;
+};
+
 /// A Mamba2 layer with an input of T tokens.
 template <class S>
-struct Mamba2Run {
+struct Mamba2Run : Drawn {
   Mamba2Run(std::int64_t T, std::int64_t slots, std::uint64_t seed)
-      : seed(seed),
+      : Drawn{seed},
         H(2 * pick(1, 2)),
         G(pick(2, 2)),
         P(pick(3, 5)),
         N(pick(4, 5)),
         state_shape{slots, H, P, N},
         out_shape{T, H, P},
-        x(draw<3>({T, H, P}, 1)),
-        dt(draw<2>({T, H}, 2)),
-        A(draw<1>({H}, 3)),
-        B(draw<3>({T, G, N}, 4)),
-        C(draw<3>({T, G, N}, 5)),
-        D(draw<1>({H}, 6)),
-        dt_bias(draw<1>({H}, 7)),
-        z(draw<3>({T, H, P}, 8)) {
+        x(draw<S, 3>({T, H, P}, 1)),
+        dt(draw<S, 2>({T, H}, 2)),
+        A(draw<S, 1>({H}, 3)),
+        B(draw<S, 3>({T, G, N}, 4)),
+        C(draw<S, 3>({T, G, N}, 5)),
+        D(draw<S, 1>({H}, 6)),
+        dt_bias(draw<S, 1>({H}, 7)),
+        z(draw<S, 3>({T, H, P}, 8)) {
     for (S& a : A) a = -S{1} / 64 - std::abs(a);
   }
 
-  std::int64_t pick(std::uint64_t stream, std::uint64_t most) const {
-    return 1 + static_cast<std::int64_t>(random_below(most, seed, 100, stream));
-  }
-  template <std::size_t Rank>
-  Array<S, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) const {
-    return on_grid<S>(shape, {.seed = seed, .stream = stream});
-  }
-  Array<S, 4> states() const { return draw<4>(state_shape, 9); }
+  Array<S, 4> states() const { return draw<S, 4>(state_shape, 9); }
 
   /// Inputs for tokens [begin, end).
   reference::Mamba2Inputs<S> inputs(std::int64_t begin, std::int64_t end) const {
@@ -79,7 +85,6 @@ struct Mamba2Run {
     reference::mamba2_replay(reference::mamba2_stash(in), in.rows, accepted, state, nodes);
   }
 
-  std::uint64_t seed;
   std::int64_t H, G, P, N;
   Shape<4> state_shape;
   Shape<3> out_shape;
@@ -93,32 +98,25 @@ struct Mamba2Run {
 
 /// A gated delta rule with an input of T tokens. Keys are normalised, as in every model.
 template <class S>
-struct GatedDeltaRun {
+struct GatedDeltaRun : Drawn {
   GatedDeltaRun(std::int64_t T, std::int64_t slots, std::uint64_t seed)
-      : seed(seed),
+      : Drawn{seed},
         H(pick(1, 2)),
         HV(H * pick(2, 3)),
         K(pick(3, 6)),
         V(pick(4, 6)),
         state_shape{slots, HV, V, K},
         out_shape{T, HV, V},
-        q(draw<3>({T, H, K}, 1)),
-        k(draw<3>({T, H, K}, 2)),
-        v(draw<3>({T, HV, V}, 3)),
-        g(draw<2>({T, HV}, 4)),
-        beta(draw<2>({T, HV}, 5)) {
+        q(draw<S, 3>({T, H, K}, 1)),
+        k(draw<S, 3>({T, H, K}, 2)),
+        v(draw<S, 3>({T, HV, V}, 3)),
+        g(draw<S, 2>({T, HV}, 4)),
+        beta(draw<S, 2>({T, HV}, 5)) {
     for (S& e : g) e = -std::abs(e);
     for (S& e : beta) e = std::abs(e);
   }
 
-  std::int64_t pick(std::uint64_t stream, std::uint64_t most) const {
-    return 1 + static_cast<std::int64_t>(random_below(most, seed, 100, stream));
-  }
-  template <std::size_t Rank>
-  Array<S, Rank> draw(const Shape<Rank>& shape, std::uint64_t stream) const {
-    return on_grid<S>(shape, {.seed = seed, .stream = stream});
-  }
-  Array<S, 4> states() const { return draw<4>(state_shape, 9); }
+  Array<S, 4> states() const { return draw<S, 4>(state_shape, 9); }
 
   reference::GatedDeltaRuleInputs<S> inputs(std::int64_t begin, std::int64_t end) const {
     return {.q = cut(q.view(), begin, end),
@@ -149,7 +147,6 @@ struct GatedDeltaRun {
     reference::gated_delta_rule_replay(in, accepted, state, nodes);
   }
 
-  std::uint64_t seed;
   std::int64_t H, HV, K, V;
   Shape<4> state_shape;
   Shape<3> out_shape;

@@ -7,6 +7,7 @@
 //   indices       cache_indices, ssm_state_indices      [N]
 //   table         ssm_state_indices of a verification   [N, 1 + drafts]
 //   out_indices   dst_state_batch_indices               [N]
+//   out_table     dst_state_batch_indices               [N, 1 + drafts], with a table
 //   num_accepted  num_accepted_tokens                   [N], needs a table
 #pragma once
 
@@ -53,6 +54,9 @@ struct StateSlots {
   std::optional<IndexView> out_indices{};
   std::optional<IndexView> num_accepted{};
   std::int32_t pad_slot_id = -1;
+  /// Where a table's states go instead: the state after token i to column i. The table itself is
+  /// then only read.
+  std::optional<IndexTable> out_table{};
 };
 
 namespace slots_detail {
@@ -91,8 +95,9 @@ inline std::int64_t source_slot(const StateSlots& slots, std::int64_t row,
 inline std::int64_t target_slot(const StateSlots& slots, std::int64_t row, std::int64_t token,
                                 std::int64_t size, std::int64_t slot_count) {
   if (slots.table) {
-    if (token >= slots.table->extent(1)) return kNoSlot;
-    return slots_detail::named(slots, (*slots.table)(row, token), slot_count);
+    const IndexTable& columns = slots.out_table ? *slots.out_table : *slots.table;
+    if (token >= columns.extent(1)) return kNoSlot;
+    return slots_detail::named(slots, columns(row, token), slot_count);
   }
   if (token != size - 1) return kNoSlot;
   if (slots.out_indices) return slots_detail::named(slots, (*slots.out_indices)(row), slot_count);
@@ -103,7 +108,8 @@ inline std::int64_t target_slot(const StateSlots& slots, std::int64_t row, std::
 inline void check_slots(const StateSlots& slots, const std::optional<IndexView>& starts,
                         std::int64_t tokens, std::int64_t slot_count) {
   require(!(slots.table && slots.indices), "state indices are one list or one table");
-  require(!(slots.table && slots.out_indices), "state_out_indices go with a list of state indices");
+  require(!(slots.table && slots.out_indices) && (slots.table || !slots.out_table),
+          "state_out_indices are a list beside a list of state indices, a table beside a table");
   const std::int64_t rows = row_count(starts, tokens);
   std::set<std::int64_t> written;
   for (std::int64_t row = 0; row < rows; ++row) {

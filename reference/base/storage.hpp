@@ -8,6 +8,8 @@
 //   fp16        11           2^-14            65504     infinity
 //   e4m3         4           2^-6             448       448: conversions saturate
 //   e4m3fnuz     4           2^-7             240       240
+//   int8         integers                     127       127: with a scale, see scaled_state.hpp
+//   int16        integers                     32767     32767
 #pragma once
 
 #include <cmath>
@@ -18,7 +20,7 @@
 namespace lockstep {
 
 /// kExact is the scalar of the computation itself: nothing is rounded.
-enum class Format { exact, float32, bf16, fp16, e4m3, e4m3fnuz };
+enum class Format { exact, float32, bf16, fp16, e4m3, e4m3fnuz, int8, int16 };
 
 struct FormatTraits {
   int significand_bits;  ///< the hidden one included
@@ -35,8 +37,15 @@ constexpr FormatTraits traits_of(Format format) {
     case Format::fp16: return {11, -14, 65504, false};
     case Format::e4m3: return {4, -6, 448, true};
     case Format::e4m3fnuz: return {4, -7, 240, true};
+    // Integers are numbers whose unit is 1 up to their largest.
+    case Format::int8: return {8, 7, 127, true};
+    case Format::int16: return {16, 15, 32767, true};
   }
   return {};
+}
+
+constexpr bool is_integer(Format format) {
+  return format == Format::int8 || format == Format::int16;
 }
 
 /// The distance of neighbours in `format` at x (one unit in the last place).
@@ -47,8 +56,8 @@ inline double unit_in_last_place(double x, Format format) {
   return std::ldexp(1.0, exponent - (traits.significand_bits - 1));
 }
 
-/// The nearest number of `format`, ties to even. NaN stays NaN; -0 stays (0 in e4m3fnuz, which has
-/// no other).
+/// The nearest number of `format`, ties to even. NaN stays NaN; -0 stays (0 in e4m3fnuz and in
+/// integers, which have no other).
 template <class S>
 S rounded(S x, Format format) {
   if (format == Format::exact || std::isnan(x)) return x;
@@ -58,8 +67,21 @@ S rounded(S x, Format format) {
   const double unit = unit_in_last_place(static_cast<double>(x), format);
   const double nearest = std::nearbyint(static_cast<double>(x) / unit) * unit;
   if (std::abs(nearest) > traits.largest) return static_cast<S>(std::copysign(beyond, x));
-  if (nearest == 0 && format == Format::e4m3fnuz) return S{0};
+  const bool signed_zero = format != Format::e4m3fnuz && !is_integer(format);
+  if (nearest == 0 && !signed_zero) return S{0};
   return static_cast<S>(nearest);
+}
+
+/// One of the two numbers of `format` around x: the upper one if `draw`, in [0, 1), is below the
+/// part of the way that x has gone to it, so that the mean over draws is x. Beyond the largest
+/// number, as rounded() has it.
+template <class S>
+S rounded_stochastically(S x, Format format, double draw) {
+  if (format == Format::exact || !std::isfinite(x)) return rounded(x, format);
+  const double unit = unit_in_last_place(static_cast<double>(x), format);
+  const double steps = static_cast<double>(x) / unit, below = std::floor(steps);
+  const double number = (draw < steps - below ? below + 1 : below) * unit;
+  return static_cast<S>(rounded(number, format));
 }
 
 /// Every element of an Eigen expression, rounded. The result is a plain matrix of the same shape.

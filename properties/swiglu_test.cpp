@@ -1,0 +1,25 @@
+// The feed-forward unit, by hand.
+#include "reference/swiglu.hpp"
+
+#include <gtest/gtest.h>
+
+#include "reference/base/array.hpp"
+
+namespace lockstep {
+namespace {
+
+TEST(Swiglu, gatesWhatItRaises) {
+  Array<double, 2> x(Shape<2>{1, 2}), gate(Shape<2>{1, 2}), up(Shape<2>{1, 2}),
+      down(Shape<2>{2, 1});
+  x(0, 0) = 1, x(0, 1) = 2;
+  gate(0, 0) = 0.5, gate(0, 1) = 0.25;
+  up(0, 0) = 3, up(0, 1) = -1;
+  down(0, 0) = 1, down(1, 0) = -2;
+  Array<double, 2> out(Shape<2>{1, 2});
+  reference::swiglu<double>(x, gate, up, down, out);
+  EXPECT_DOUBLE_EQ(out(0, 0), reference::silu(1.0));
+  EXPECT_DOUBLE_EQ(out(0, 1), -2 * reference::silu(1.0));
+}
+
+}  // namespace
+}  // namespace lockstep

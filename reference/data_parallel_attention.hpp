@@ -1,0 +1,116 @@
+// Data-parallel attention: every rank keeps the cache of its own requests; before the MLP the
+// ranks' hidden states are gathered, and after it each takes its own back. SGLang's two layouts of
+// the gathered buffer, the rule between them, and the collectives that a rank issues, as pure
+// functions of the numbers of tokens that all ranks know.
+//
+//   here        SGLang                        unit
+//   tokens      global_num_tokens             [ranks], 0 for an idle rank
+//   padded      rounded up to attn_tp_size    [ranks]
+//   max_len     DpPaddingMode.MAX_LEN         rank r's rows begin at r * max(padded)
+//   sum_len     DpPaddingMode.SUM_LEN         rank r's rows begin at the sum of those before
+#pragma once
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "reference/base/array.hpp"
+#include "reference/base/eigen.hpp"
+
+namespace lockstep::reference {
+
+enum class DpPadding { max_len, sum_len };
+
+struct DpStep {
+  std::vector<std::int64_t> tokens;  ///< [ranks]
+  std::int64_t attention_ranks = 1;  ///< ranks that share one data-parallel rank's attention
+  bool extend = false;               ///< any rank has new tokens of prompts
+  bool all_to_all = false;           ///< the experts' exchange wants equal ranks (pplx, deepep)
+  bool recurrent = false;            ///< the model has recurrent layers
+  bool fits_custom_all_reduce = false;
+
+  std::int64_t ranks() const { return static_cast<std::int64_t>(tokens.size()); }
+};
+
+inline std::vector<std::int64_t> dp_padded(const DpStep& step) {
+  std::vector<std::int64_t> padded;
+  for (const std::int64_t n : step.tokens)
+    padded.push_back((n + step.attention_ranks - 1) / step.attention_ranks * step.attention_ranks);
+  return padded;
+}
+
+inline DpPadding dp_padding(const DpStep& step) {
+  if (step.all_to_all) return DpPadding::max_len;
+  const std::vector<std::int64_t> padded = dp_padded(step);
+  const std::int64_t most = *std::max_element(padded.begin(), padded.end());
+  const std::int64_t sum = std::accumulate(padded.begin(), padded.end(), std::int64_t{0});
+  if (step.extend && step.ranks() > 1) {
+    const bool idle = std::count(step.tokens.begin(), step.tokens.end(), 0) > 0;
+    return step.recurrent && idle ? DpPadding::max_len : DpPadding::sum_len;
+  }
+  if (!step.extend && step.fits_custom_all_reduce) return DpPadding::sum_len;
+  return 2 * sum >= step.ranks() * most ? DpPadding::max_len : DpPadding::sum_len;
+}
+
+/// Where each rank's rows stand in the gathered buffer, and how many rows that has.
+struct DpLayout {
+  std::vector<std::int64_t> begin;  ///< [ranks]
+  std::int64_t rows;
+};
+
+inline DpLayout dp_layout(const DpStep& step, DpPadding padding) {
+  const std::vector<std::int64_t> padded = dp_padded(step);
+  const std::int64_t most = *std::max_element(padded.begin(), padded.end());
+  DpLayout layout{{}, 0};
+  for (const std::int64_t n : padded) {
+    layout.begin.push_back(layout.rows);
+    layout.rows += padding == DpPadding::max_len ? most : n;
+  }
+  return layout;
+}
+
+struct Collective {
+  std::string operation;
+  std::int64_t rows;
+  bool operator==(const Collective& other) const = default;
+};
+
+/// What a rank issues around one MLP, in order: the same for every rank, idle ones too, or the
+/// group waits for ever.
+inline std::vector<Collective> dp_collectives(const DpStep& step, DpPadding padding) {
+  const std::int64_t rows = dp_layout(step, padding).rows;
+  if (padding == DpPadding::sum_len) return {{"all_reduce", rows}};
+  if (step.attention_ranks == 1) return {{"all_gather", rows}, {"reduce_scatter", rows}};
+  const std::int64_t own = rows / step.ranks();
+  return {{"attention_reduce_scatter", own}, {"all_gather", rows}, {"reduce_scatter", rows}};
+}
+
+/// The gathered rows [rows, hidden] of the ranks' own [tokens, hidden]. Rows of padding are 0 here;
+/// in SGLang's max_len they are stale, and nothing may depend on them.
+template <class S>
+Array<S, 2> dp_gathered(const DpStep& step, DpPadding padding,
+                        const std::vector<Array<S, 2>>& locals) {
+  require(static_cast<std::int64_t>(locals.size()) == step.ranks(), "every rank has hidden states");
+  const DpLayout layout = dp_layout(step, padding);
+  Array<S, 2> all(Shape<2>{layout.rows, locals.at(0).extent(1)}, S{0});
+  for (std::size_t r = 0; r < locals.size(); ++r) {
+    require(locals[r].extent(0) == step.tokens[r], "a rank has as many rows as it says");
+    for (std::int64_t t = 0; t < step.tokens[r]; ++t)
+      mapped(at(all.view(), layout.begin[r] + t)) = mapped(at(locals[r].view(), t));
+  }
+  return all;
+}
+
+/// The rows of one rank out of the gathered ones.
+template <class S>
+Array<S, 2> dp_scattered(const DpStep& step, DpPadding padding, const Array<S, 2>& all,
+                         std::size_t rank) {
+  const DpLayout layout = dp_layout(step, padding);
+  Array<S, 2> own(Shape<2>{step.tokens.at(rank), all.extent(1)});
+  for (std::int64_t t = 0; t < own.extent(0); ++t)
+    mapped(at(own.view(), t)) = mapped(at(all.view(), layout.begin[rank] + t));
+  return own;
+}
+
+}  // namespace lockstep::reference
