@@ -47,11 +47,26 @@ double peak_flops() {
   return peak;
 }
 
-void count_flops(benchmark::State& state, double flops) {
-  using benchmark::Counter;
-  state.counters["FLOP/s"] = Counter(flops, Counter::kIsIterationInvariantRate);
-  state.counters["of_peak"] = Counter(flops / peak_flops(), Counter::kIsIterationInvariantRate);
-}
+/// Counts the floating-point operations of a loop from its construction to its end.
+class FlopCount {
+ public:
+  FlopCount(benchmark::State& state, double per_iteration)
+      : state_(state), flops_(per_iteration), peak_(peak_flops()) {}
+  FlopCount(const FlopCount&) = delete;
+  FlopCount& operator=(const FlopCount&) = delete;
+  ~FlopCount() {
+    using benchmark::Counter;
+    const std::chrono::duration<double> passed = std::chrono::steady_clock::now() - start_;
+    const double done = flops_ * static_cast<double>(state_.iterations());
+    state_.counters["FLOP/s"] = Counter(flops_, Counter::kIsIterationInvariantRate);
+    state_.counters["of_peak"] = done / passed.count() / peak_;
+  }
+
+ private:
+  benchmark::State& state_;
+  double flops_, peak_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
 
 /// Qwen3-Next: 16 key heads, 32 value heads, K = V = 128. chunk 0 is the recurrence.
 void gated_delta_rule(benchmark::State& state) {
@@ -62,13 +77,13 @@ void gated_delta_rule(benchmark::State& state) {
   Array<float, 3> out(Shape<3>{T, HV, V});
   const reference::GatedDeltaRuleInputs<float> in{
       .q = q, .k = k, .v = v, .g = g, .beta = beta, .use_qk_l2norm = true};
+  const FlopCount count(state, static_cast<double>(T * HV * K * V) * 7);
   for (auto _ : state) {
     if (chunk == 0)
       reference::gated_delta_rule_scan<float>(in, pool.view(), out);
     else
       reference::gated_delta_rule_prefill<float>(in, chunk, pool.view(), out);
   }
-  count_flops(state, static_cast<double>(T * HV * K * V) * 7);
 }
 BENCHMARK(gated_delta_rule)
     ->Args({256, 0})
@@ -86,13 +101,13 @@ void mamba2(benchmark::State& state) {
   Array<float, 3> out(Shape<3>{T, H, P});
   const reference::Mamba2Inputs<float> in{
       .x = x, .dt = repeat(dt.view(), P), .A = repeat(repeat(A.view(), P), N), .B = B, .C = C};
+  const FlopCount count(state, static_cast<double>(T * H * P * N) * 5);
   for (auto _ : state) {
     if (chunk == 0)
       reference::selective_scan<float>(in, pool.view(), out);
     else
       reference::ssd_prefill<float>(in, chunk, pool.view(), out);
   }
-  count_flops(state, static_cast<double>(T * H * P * N) * 5);
 }
 BENCHMARK(mamba2)->Args({256, 0})->Args({256, 128})->Unit(benchmark::kMillisecond)->UseRealTime();
 
@@ -106,11 +121,11 @@ void mla_decode(benchmark::State& state) {
   const Array<std::int32_t, 1> lengths(Shape<1>{1}, static_cast<std::int32_t>(L));
   Array<float, 4> out(Shape<4>{1, 1, H, 512});
   Array<float, 3> lse(Shape<3>{1, H, 1});
+  const FlopCount count(state, static_cast<double>(2 * H * L * (576 + 512)));
   for (auto _ : state)
     reference::mla_decode<float>(
         {.q = q, .cache = cache, .block_table = table, .seq_lens = lengths, .softmax_scale = 0.07},
         out, lse);
-  count_flops(state, static_cast<double>(2 * H * L * (576 + 512)));
 }
 BENCHMARK(mla_decode)->Arg(1024)->Unit(benchmark::kMillisecond)->UseRealTime();
 
@@ -167,11 +182,11 @@ BENCHMARK(mla_cache_memory)->Unit(benchmark::kMillisecond)->UseRealTime();
 void eigen_product(benchmark::State& state) {
   const Matrix<float> a = Matrix<float>::Ones(512, 512);
   Matrix<float> c(512, 512);
+  const FlopCount count(state, 2.0 * 512 * 512 * 512);
   for (auto _ : state) {
     c.noalias() = a * a;
     benchmark::DoNotOptimize(c.data());
   }
-  count_flops(state, 2.0 * 512 * 512 * 512);
 }
 BENCHMARK(eigen_product)->Unit(benchmark::kMillisecond)->UseRealTime();
 

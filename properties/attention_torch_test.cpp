@@ -48,6 +48,34 @@ TEST_P(AttentionAgainstTorch, groupedQueriesAgree) {
   EXPECT_LT(difference(lse, array_of<double, 2>(expected_lse)).relative(), 1e-12);
 }
 
+// In float and in bf16 LibTorch's operator is within the yardstick, which rounds its outputs
+// likewise.
+TEST_P(AttentionAgainstTorch, floatAndBf16StayWithinTheYardstick) {
+  const auto [T, L] = GetParam();
+  const auto run = [T = T, L = L]<class S>(S, Format format) {
+    const auto q = on_grid<S>(Shape<3>{T, 6, 16}, {.seed = 11, .stream = 1, .limit = 2});
+    const auto k = on_grid<S>(Shape<3>{L, 2, 16}, {.seed = 11, .stream = 2, .limit = 2});
+    const auto v = on_grid<S>(Shape<3>{L, 2, 8}, {.seed = 11, .stream = 3, .limit = 2});
+    Array<S, 3> out(Shape<3>{T, 6, 8});
+    Array<S, 2> lse(Shape<2>{6, T});
+    reference::attention_row<S>(q, k, v, {.scale = 0.25}, out, lse);
+    for (S& y : out) y = rounded(y, format);
+    return out;
+  };
+  const auto truth = run(double{}, Format::exact);
+  for (const auto& [dtype, format] :
+       {std::pair{at::kFloat, Format::float32}, std::pair{at::kBFloat16, Format::bf16}}) {
+    const auto q = tensor_of(drawn<3>({T, 6, 16}, 1)).to(dtype);
+    const auto k = tensor_of(drawn<3>({L, 2, 16}, 2)).to(dtype).repeat_interleave(3, 1);
+    const auto v = tensor_of(drawn<3>({L, 2, 8}, 3)).to(dtype).repeat_interleave(3, 1);
+    const at::Tensor found = at::scaled_dot_product_attention(by_head(q), by_head(k), by_head(v),
+                                                              causal_mask(T, L), 0.0, false, 0.25);
+    const Verdict verdict = judge(array_of<float, 3>(found[0].transpose(0, 1).to(at::kFloat)),
+                                  run(float{}, format), truth, {.format = format});
+    EXPECT_TRUE(verdict.pass) << verdict.text;
+  }
+}
+
 // DeepSeek's head shape, two heads of it: both forms against the definition in LibTorch.
 TEST_P(AttentionAgainstTorch, latentAttentionAgrees) {
   const auto [T, L] = GetParam();

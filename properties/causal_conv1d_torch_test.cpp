@@ -32,6 +32,44 @@ TEST_P(CausalConv1dAgainstTorch, outputsAndStatesAgree) {
   EXPECT_EQ(difference(at(state.view(), 0), array_of<double, 2>(expected_state).view()).largest, 0);
 }
 
+// LibTorch in float and in bf16 is a kernel like any other: within the yardstick, which rounds its
+// outputs to the same format.
+TEST_P(CausalConv1dAgainstTorch, floatAndBf16StayWithinTheYardstick) {
+  const auto [T, W] = GetParam();
+  const std::int64_t D = 24;
+  const auto run = [&, T = T, W = W]<class S>(S, Format output, auto&& use) {
+    const auto x = on_grid<S>(Shape<2>{T, D}, {.stream = 1});
+    const auto weight = on_grid<S>(Shape<2>{D, W}, {.stream = 2});
+    const auto bias = on_grid<S>(Shape<1>{D}, {.stream = 3});
+    auto state = on_grid<S>(Shape<3>{1, D, W - 1}, {.stream = 4});
+    use(x, weight, bias, state);
+    Array<S, 2> out(x.shape());
+    reference::causal_conv1d<S>({.x = x,
+                                 .weight = weight,
+                                 .bias = bias.view(),
+                                 .activation = Activation::silu,
+                                 .storage = {.output = output}},
+                                state.view(), out);
+    return out;
+  };
+  const auto nothing = [](const auto&...) {};
+  const auto truth = run(double{}, Format::exact, nothing);
+  for (const auto& [dtype, format] :
+       {std::pair{at::kFloat, Format::float32}, std::pair{at::kBFloat16, Format::bf16}}) {
+    at::Tensor found;
+    const auto yardstick = run(
+        float{}, format,
+        [&, dtype = dtype](const auto& x, const auto& weight, const auto& bias, const auto& state) {
+          found = eager_conv1d(tensor_of(x).to(dtype), tensor_of(weight).to(dtype),
+                               tensor_of(bias).to(dtype), tensor_of(state)[0].to(dtype))
+                      .out;
+        });
+    const Verdict verdict =
+        judge(array_of<float, 2>(found.to(at::kFloat)), yardstick, truth, {.format = format});
+    EXPECT_TRUE(verdict.pass) << verdict.text;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Sizes, CausalConv1dAgainstTorch,
                          testing::Combine(testing::Values(1, 2, 3, 4, 63, 64, 65),
                                           testing::Values(2, 3, 4)));

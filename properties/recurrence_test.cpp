@@ -4,6 +4,7 @@
 
 #include "properties/support/recurrences.hpp"
 #include "reference/base/yardstick.hpp"
+#include "reference/speculative_commit.hpp"
 
 namespace lockstep {
 namespace {
@@ -484,6 +485,30 @@ TYPED_TEST(Recurrence, aReplaySkipsRowsWithoutASlot) {
   Array<double, 3> out({1, run.out_shape[1], run.out_shape[2]});
   TypeParam::update(run.inputs(1, 2), cut(expected.view(), 1, 2), out.view());
   EXPECT_TRUE(same_bits(state, expected));
+}
+
+// P8. A captured state is that of its moment, whatever happens to its slot, and going on from it in
+// another slot is going on.
+TYPED_TEST(Recurrence, aRestoredCaptureGoesOnUninterrupted) {
+  holds([] {
+    const std::int64_t T = draw_length(17), moment = *rc::gen::inRange<std::int64_t>(0, T + 1);
+    const TypeParam run(T, 1, draw_seed());
+    auto whole = run.states();
+    Array<double, 3> out(run.out_shape), again(run.out_shape), scratch(run.out_shape);
+    TypeParam::scan(run.inputs(0, T), whole.view(), out);
+    const Shape<4> s = run.state_shape;
+    Array<double, 5> pool(Shape<5>{1, 3, s[1], s[2], s[3]});  // NaN
+    const auto slot = [&](std::int64_t i) { return cut(at(pool.view(), 0), i, i + 1); };
+    const auto before = run.states();
+    for_each_element(before.view(),
+                     [&](const auto& i, double e) { slot(1)(i[0], i[1], i[2], i[3]) = e; });
+    TypeParam::scan(run.inputs(0, moment), slot(1), cut(again.view(), 0, moment));
+    reference::copy_states(pool, ints({1}), ints({2}));
+    TypeParam::scan(run.inputs(0, T), slot(1), scratch);  // somebody else's tokens
+    reference::copy_states(pool, ints({2}), ints({0}));
+    TypeParam::scan(run.inputs(moment, T), slot(0), cut(again.view(), moment, T));
+    RC_ASSERT(same_bits(again, out) && same_bits(slot(0), whole.view()));
+  });
 }
 
 // A pool whose states lie apart and whose rows are columns: strides are honoured.

@@ -136,9 +136,10 @@ def key(mutant):
 def excuses():
     """Survivors that have a reason: the rows of reference_survivors.md."""
     path = HERE / "reference_survivors.md"
-    rows = re.findall(r"^\| `?([^|`]+?)`? \| `(.+?)` \| ([^|]+?) \| ([^|]+?) \|$", path.read_text(), re.M) if path.exists() else []
-    return {f"{file} | {text.replace(chr(92) + '|', '|')} | {kind.replace(chr(92) + '|', '|')}": why
-            for file, text, kind, why in rows}
+    lines = path.read_text().splitlines() if path.exists() else []
+    rows = [re.split(r"(?<!\\)\|", line) for line in lines if line.startswith("| reference/")]
+    plain = [[cell.strip().strip("`").replace("\\|", "|") for cell in row[1:-1]] for row in rows]
+    return {f"{file} | {text} | {kind}": why for file, text, kind, why in plain}
 
 
 def judge(options, mutants, programs, old):
@@ -183,8 +184,10 @@ def table(results, planted, options):
         named = sum(not r["killed"] and key(r) in excused for r in own)
         lines.append(f"| {file or 'all'} | {len(own)} | {killed} | {100 * killed / max(1, len(own)):.1f} % | {named} |")
     lines += ["", "## Survivors", "", "| header | text | kind | reason |", "|---|---|---|---|"]
-    lines += [f"| {r['file']}:{r['line']} | `{r['text']}` | {r['kind']} | {excused.get(key(r), '')} |".replace("||", r"\|\|")
-              for r in results if not r["killed"]]
+    for r in results:
+        if not r["killed"]:
+            text, kind = r["text"].replace("|", "\\|"), r["kind"].replace("|", "\\|")
+            lines.append(f"| {r['file']} | `{text}` | {kind} | {excused.get(key(r), '')} | {r['line']}")
     return "\n".join(lines) + "\n"
 
 
