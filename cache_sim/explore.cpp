@@ -183,22 +183,26 @@ class Explorer {
     Run& run = **started;
     OperationPlayer player(run);
     std::string mistake;
-    const auto say = [&](const Operation& operation, bool is_bad = false) {
+    enum class Made { legal, bad, either };
+    const auto say = [&](const Operation& operation, Made made = Made::legal) {
       Step step;
       step.statement.what = operation;
-      step.stands = is_bad;
+      step.stands = made == Made::bad;
       const Reply* const reply = player.play(std::move(step));
-      if ((reply == nullptr) != is_bad && !run.stopped())
-        mistake = fmt::format("`{}` {}", operation.text(),
-                              is_bad ? "should be bad input and was answered" : "is bad input");
+      if (made != Made::either && (reply == nullptr) != (made == Made::bad) && !run.stopped())
+        mistake =
+            fmt::format("`{}` {}", operation.text(),
+                        reply == nullptr ? "is bad input" : "should be bad input and was answered");
       return reply;
     };
     RandomTrace random(swarm, *players_[candidate.player].policy, draw);
     for (int i = 0; i < swarm.operations && !run.stopped() && mistake.empty(); ++i) {
       if (somebody_judges(candidate))
-        if (const std::optional<Operation> bad = random.bad_input()) say(*bad, true);
+        if (const std::optional<Operation> bad = random.bad_input()) say(*bad, Made::bad);
       if (run.stopped()) break;
-      if (const Reply* const reply = say(random.next())) random.answered(*reply);
+      const Operation next = random.next();
+      if (const Reply* const reply = say(next, random.may_be_bad() ? Made::either : Made::legal))
+        random.answered(*reply);
     }
     for (Operation end; !run.stopped() && random.next_of_the_end(end);) say(end);
     for (const Verb verb : {Verb::flush, Verb::check}) {

@@ -77,7 +77,7 @@ void KvPool::release(const KvRuns& runs) {
 void KvPool::release_from(KvRuns& runs, std::uint32_t first) {
   auto kept = runs.begin();
   for (; kept != runs.end() && kept->size <= first; ++kept) first -= kept->size;
-  if (kept == runs.end()) return;
+  require(kept != runs.end() || first == 0, "runs are cut inside or at their end");
   auto gone = kept;
   if (first != 0) {
     release({kept->array, kept->begin + first, kept->size - first});
@@ -108,7 +108,6 @@ void StatePool::release(StateSlot slot) {
 }
 
 void append_run(KvRuns& runs, const KvRun& run) {
-  if (run.size == 0) return;
   if (!runs.empty() && runs.back().array == run.array &&
       runs.back().begin + runs.back().size == run.begin)
     runs.back().size += run.size;
@@ -118,7 +117,6 @@ void append_run(KvRuns& runs, const KvRun& run) {
 
 void append_slice(KvRuns& out, const KvRuns& runs, std::uint32_t first, std::uint32_t last) {
   for (const KvRun& run : runs) {
-    if (first >= last) return;
     const std::uint32_t stop = std::min(last, run.size);
     if (first < stop) {
       append_run(out, {run.array, run.begin + first, stop - first});
@@ -129,22 +127,6 @@ void append_slice(KvRuns& out, const KvRuns& runs, std::uint32_t first, std::uin
     last -= run.size;
   }
   require(first >= last, "a slice lies inside its runs");
-}
-
-bool same_slots(const KvRuns& a, const KvRuns& b) {
-  std::size_t i = 0;
-  std::size_t j = 0;
-  std::uint32_t in_a = 0;
-  std::uint32_t in_b = 0;
-  while (i < a.size() && j < b.size()) {
-    const std::uint32_t piece = std::min(a[i].size - in_a, b[j].size - in_b);
-    const std::uint32_t* const left = a[i].slots().data() + in_a;
-    const std::uint32_t* const right = b[j].slots().data() + in_b;
-    if (left != right && !std::equal(left, left + piece, right)) return false;
-    if ((in_a += piece) == a[i].size) in_a = 0, ++i;
-    if ((in_b += piece) == b[j].size) in_b = 0, ++j;
-  }
-  return i == a.size() && j == b.size();
 }
 
 }  // namespace lockstep::cache_sim

@@ -83,13 +83,10 @@ class StatePool {
   LayerState& layers_;
 };
 
-/// Appends a run, joining it with the last one where it continues it.
+/// Appends a run of at least one slot, joining it with the last one where it continues it.
 void append_run(KvRuns& runs, const KvRun& run);
 
 /// Slots first … last - 1, counted from the start of the runs, appended to `out`.
 void append_slice(KvRuns& out, const KvRuns& runs, std::uint32_t first, std::uint32_t last);
-
-/// Equal slots in equal order, however they are cut into runs.
-bool same_slots(const KvRuns& a, const KvRuns& b);
 
 }  // namespace lockstep::cache_sim

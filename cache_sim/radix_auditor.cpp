@@ -22,6 +22,23 @@ std::uint64_t digest_key(std::uint64_t digest, std::uint32_t size, Name salt) {
   return mix64(digest ^ mix64(size ^ std::uint64_t{salt.index()} << 32));
 }
 
+/// Equal slots in equal order, however they are cut into runs.
+bool same_slots(const KvRuns& a, const KvRuns& b) {
+  std::size_t i = 0;
+  std::size_t j = 0;
+  std::uint32_t in_a = 0;
+  std::uint32_t in_b = 0;
+  while (i < a.size() && j < b.size()) {
+    const std::uint32_t piece = std::min(a[i].size - in_a, b[j].size - in_b);
+    const std::uint32_t* const left = a[i].slots().data() + in_a;
+    const std::uint32_t* const right = b[j].slots().data() + in_b;
+    if (left != right && !std::equal(left, left + piece, right)) return false;
+    if ((in_a += piece) == a[i].size) in_a = 0, ++i;
+    if ((in_b += piece) == b[j].size) in_b = 0, ++j;
+  }
+  return i == a.size() && j == b.size();
+}
+
 std::string slot_text(StateSlot slot) {
   return slot.exists() ? fmt::format("slot {}", slot.value) : "no state";
 }
@@ -748,6 +765,41 @@ void RadixAuditor::recompute(Findings& findings) {
   recount_locks();
   if (has_states_) recount_list();
   recount_slots();
+  recount_places();
+}
+
+/// Tables: what is reused is neither lost nor there twice.
+void RadixAuditor::recount_places() {
+  const RadixTree& tree = policy_.tree();
+  const auto hold = [&](const char* what, std::size_t due, std::size_t counted) {
+    if (due != counted)
+      report(FindingKind::size_accounting,
+             fmt::format("{} {} where there are {}", counted, what, due), std::to_string(due),
+             std::to_string(counted));
+  };
+  std::size_t alive = 0;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) alive += tree.node({i}).alive ? 1 : 0;
+  hold("dead nodes wait for a new one", tree.node_count() - 1 - alive, tree.dead_count());
+  hold("nodes are counted among the children of all", alive, tree.child_total());
+  hold("nodes are found among the children of all", alive, tree.count_children());
+
+  std::size_t running = 0;
+  std::vector<char> row_used(static_cast<std::size_t>(policy_.config().rows()) + 1);
+  const auto use_row = [&](RequestRow row) {
+    if (row.value == 0 || row.value >= row_used.size() || row_used[row.value]++ != 0)
+      report(FindingKind::slot_in_two_places,
+             fmt::format("row {} is not one of its own", row.value), "one owner", "another");
+  };
+  for (const RadixRequest& request : policy_.requests()) {
+    if (!request.id.exists()) continue;
+    ++running;
+    use_row(request.row);
+  }
+  for (const RequestRow row : policy_.free_rows()) use_row(row);
+  hold("rows are free", static_cast<std::size_t>(policy_.config().rows()) - running,
+       policy_.free_rows().size());
+  hold("places of requests are free", policy_.requests().size() - running,
+       policy_.free_place_count());
 }
 
 /// I3, I8, I9 and I5's sums: every node against the tokens themselves.

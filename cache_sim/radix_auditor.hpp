@@ -113,6 +113,7 @@ class RadixAuditor final : public Auditor {
   void recount_locks();
   void recount_list();
   void recount_slots();
+  void recount_places();
   void recount_kv_labels(const RadixNode& node, NodeIndex index);
 
   SglangPolicy& policy_;

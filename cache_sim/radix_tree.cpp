@@ -11,7 +11,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::size_t kFirstTableSize = 1024;
+constexpr std::size_t kFirstTableSize = 16;
 
 }  // namespace
 
@@ -33,9 +33,10 @@ std::uint64_t RadixTree::child_hash(NodeIndex parent, Name salt, const Tokens& k
 }
 
 /// The child of `parent` whose edge starts with the page at `key[at]`; `common` is how far key[at,
-/// at + limit) follows it, in whole pages. At least a page is left.
+/// at + limit) follows it, in whole pages.
 NodeIndex RadixTree::find_child(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at,
                                 std::uint32_t limit, std::uint32_t& common) const {
+  if (limit < options_.page) return NodeIndex::none();
   const std::uint64_t hash = child_hash(parent, salt, key, at);
   const std::size_t mask = children_.size() - 1;
   for (std::size_t i = hash & mask; children_[i].node.exists(); i = (i + 1) & mask) {
@@ -86,6 +87,12 @@ void RadixTree::grow_children() {
     while (children_[i].node.exists()) i = (i + 1) & mask;
     children_[i] = child;
   }
+}
+
+std::size_t RadixTree::count_children() const {
+  std::size_t count = 0;
+  for (const Child& child : children_) count += child.node.exists() ? 1 : 0;
+  return count;
 }
 
 // --- Nodes ---------------------------------------------------------------------------------------
@@ -183,7 +190,6 @@ bool RadixTree::attach(NodeIndex index, StateSlot state) {
 /// fork's.
 void RadixTree::cap_states(NodeIndex tail) {
   if (options_.path_cap < 0) return;
-  path_.clear();
   std::int64_t excess = -options_.path_cap;
   for (NodeIndex at = tail; at != kRoot; at = node(at).parent) {
     if (!node(at).state.exists()) continue;
@@ -197,13 +203,13 @@ void RadixTree::cap_states(NodeIndex tail) {
     if (!planted(kCapsNoPath)) evict_state(path_.back(), unreported);
     --excess;
   }
+  path_.clear();
 }
 
 // --- Match and insert ----------------------------------------------------------------------------
 
 RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name salt) {
   Match found{.end = kRoot, .reached = kRoot};
-  size -= size % options_.page;
   NodeIndex at = kRoot;
   while (found.full < size) {
     std::uint32_t common = 0;
@@ -241,7 +247,6 @@ void RadixTree::refresh_path(NodeIndex end) {
     if (at != end && planted(kRefreshesWholePath)) renew_state(at);
   }
   if (options_.rules.match_renews_path && !planted(kMatchRenewsOne)) {
-    path_.clear();
     for (NodeIndex at = node(end).parent; at != kRoot; at = node(at).parent) path_.push_back(at);
     for (; !path_.empty(); path_.pop_back()) renew_state(path_.back());
   }
@@ -262,21 +267,13 @@ void RadixTree::renew_state(NodeIndex index) {
 RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Name salt,
                                       const KvRuns& row, std::uint32_t row_begin, StateSlot state,
                                       std::uint32_t owned, NodeIndex from) {
-  size -= size % options_.page;
+  require(size != 0 && size % options_.page == 0, "a key is whole pages, and at least one");
   Inserted done{.end = kRoot};
-  if (size == 0) return done;
-  tick();  // the root's access time: read, and used by nobody
   std::uint32_t depth = node(from).depth();
-  std::uint32_t above = 0;
-  for (NodeIndex at = from; at != kRoot; at = node(at).parent) ++above;
-  clock_ += above;
-  std::uint64_t time = clock_ << 20;
-  for (NodeIndex at = from; at != kRoot; at = node(at).parent, time -= std::uint64_t{1} << 20)
-    nodes_[at.value].last_access = time;
-  if (options_.rules.insert_renews_path) {
-    path_.clear();
-    for (NodeIndex at = from; at != kRoot; at = node(at).parent) path_.push_back(at);
-    for (; !path_.empty(); path_.pop_back()) renew_state(path_.back());
+  for (NodeIndex at = from; at != kRoot; at = node(at).parent) path_.push_back(at);
+  for (; !path_.empty(); path_.pop_back()) {
+    nodes_[path_.back().value].last_access = tick();
+    if (options_.rules.insert_renews_path) renew_state(path_.back());
   }
 
   KvRuns surplus;
@@ -312,7 +309,6 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     done.exist = options_.has_states && attach(at, state);
     list_if_leaf(at);
   } else {
-    nodes_[at.value].last_access = tick();
     unlist(at);
     list_if_leaf(at);
     done.exist = !options_.has_states || attach(at, state);
@@ -326,7 +322,6 @@ NodeIndex RadixTree::find(const Tokens& tokens, Name salt) const {
   while (node(at).depth() < tokens.size()) {
     const std::uint32_t depth = node(at).depth();
     std::uint32_t common = 0;
-    if (tokens.size() - depth < options_.page) return NodeIndex::none();
     at = find_child(at, salt, tokens, depth, tokens.size() - depth, common);
     if (!at.exists() || common < node(at).edge_size()) return NodeIndex::none();
   }
@@ -335,7 +330,7 @@ NodeIndex RadixTree::find(const Tokens& tokens, Name salt) const {
 
 std::uint32_t RadixTree::stored(const Tokens& tokens, Name salt) const {
   std::uint32_t depth = 0;
-  for (NodeIndex at = kRoot; at.exists() && tokens.size() - depth >= options_.page;) {
+  for (NodeIndex at = kRoot; at.exists();) {
     std::uint32_t common = 0;
     at = find_child(at, salt, tokens, depth, tokens.size() - depth, common);
     depth += common;
@@ -345,7 +340,6 @@ std::uint32_t RadixTree::stored(const Tokens& tokens, Name salt) const {
 }
 
 void RadixTree::append_path_kv(NodeIndex end, std::uint32_t first, KvRuns& out) const {
-  path_.clear();
   for (NodeIndex at = end; node(at).depth() > first; at = node(at).parent) path_.push_back(at);
   for (; !path_.empty(); path_.pop_back()) {
     const RadixNode& part = node(path_.back());
@@ -417,15 +411,15 @@ void RadixTree::unlock(NodeIndex end, bool with_state) {
 
 /// Down a path, which is what requests do, only the new part of it is walked.
 void RadixTree::move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state) {
-  if (from == to && from_state == to_state) return;
   NodeIndex at = to;
-  for (; at.exists() && at != kRoot && at != from; at = node(at).parent) lock_kv(at);
-  if (at != from) {
-    unlock(from, from_state);
-  } else if (from_state && from.exists() && from != kRoot) {
-    unlock_state(from);
+  for (; at != kRoot && at != from; at = node(at).parent) lock_kv(at);
+  if (at != from && (planted(kOffersChildBefore) || planted(kOffersChildAfter))) {
+    unlock(from, from_state);  // it lies below what the request was told
+    from = NodeIndex::none();
   }
-  if (to_state && to.exists() && to != kRoot) lock_state(to);
+  require(at == from || !from.exists(), "a lock moves down its path");
+  if (from_state && from.exists()) unlock_state(from);
+  if (to_state) lock_state(to);
 }
 
 // --- Eviction ------------------------------------------------------------------------------------
@@ -517,10 +511,7 @@ void RadixTree::evict_state(NodeIndex index, Evicted& evicted) {
   RadixNode& victim = nodes_[index.value];
   if (is_leaf(victim) && !planted(kTombstonesLeaf)) return drop_leaf(index, evicted);
   LOCKSTEP_MARK("evict.tombstone");
-  if (planted(kTombstoneKeepsSlot))
-    LOCKSTEP_MARK("defect.tombstone_keeps_slot");
-  else
-    states_.release(victim.state);
+  if (!planted(kTombstoneKeepsSlot)) states_.release(victim.state);
   evicted.states += 1;
   (victim.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) -= 1;
   lru_remove(index);

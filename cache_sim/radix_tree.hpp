@@ -104,15 +104,16 @@ class RadixTree {
 
   /// Section 1.4. The caller's KV: `row` holds a slot for each token from `row_begin` on; tokens
   /// below `owned` belong to the tree already. `from` is a node that is known to lie on the key's
-  /// path (or the root): no token above it is compared again. Of the key, the whole pages of its
-  /// first `size` tokens are inserted.
+  /// path (or the root): no token above it is compared again. Of the key, the first `size` tokens
+  /// are inserted, whole pages and at least one.
   Inserted insert(const Tokens& key, std::uint32_t size, Name salt, const KvRuns& row,
                   std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from);
 
   /// Section 1.5. `with_state` is the receipt: an unlock takes back what its lock took.
   void lock(NodeIndex node, bool with_state = true);
   void unlock(NodeIndex node, bool with_state = true);
-  /// What unlock(from, from_state) and lock(to, to_state) do together.
+  /// What unlock(from, from_state) and lock(to, to_state) do together, where `to` is `from` or
+  /// below it, or nothing is locked.
   void move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state);
   /// What a match that ends at this node does to times and to the list of states.
   void refresh_path(NodeIndex end);
@@ -134,6 +135,9 @@ class RadixTree {
     return static_cast<std::uint32_t>(nodes_.size());
   }  ///< indices, dead ones too
   const Sizes& sizes() const { return sizes_; }
+  std::size_t dead_count() const { return dead_.size(); }  ///< indices that wait for a node
+  std::size_t child_total() const { return child_total_; }
+  std::size_t count_children() const;
   NodeIndex lru_newest() const { return lru_newest_; }
   NodeIndex lru_oldest() const { return lru_oldest_; }
   bool is_leaf(const RadixNode& node) const;
@@ -197,7 +201,7 @@ class RadixTree {
   std::uint64_t serials_ = 0;
   bool auditing_ = false;
   std::vector<NodeTouch> touched_;
-  mutable std::vector<NodeIndex> path_;  // scratch of append_path_kv
+  mutable std::vector<NodeIndex> path_;  // scratch, empty between its uses
 };
 
 }  // namespace lockstep::cache_sim

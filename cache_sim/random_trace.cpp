@@ -156,6 +156,8 @@ Operation RandomTrace::use_of_slot(std::size_t slot) {
     if (node_is_there_ && ending_.salt == operation.salt && stored <= operation.tokens.size() &&
         operation.tokens.prefix(stored) == ending_.tokens && draw_.below(2) == 0)
       operation.prev = stored;
+    else
+      overstate_prev(operation);
   } else if (choice == 6) {
     operation.verb = Verb::free;
     operation.slot = slots_[slot].name;
@@ -165,6 +167,14 @@ Operation RandomTrace::use_of_slot(std::size_t slot) {
     operation.as = fresh_name("f");
   }
   return operation;
+}
+
+/// Now and then an insert says that the tree has more of its tokens than anybody has looked at.
+void RandomTrace::overstate_prev(Operation& insert) {
+  if (!draw_.chance(static_cast<std::uint64_t>(swarm_.bad), 40)) return;
+  const auto page = static_cast<std::uint64_t>(swarm_.config.page);
+  insert.prev = static_cast<std::int64_t>(draw_.below(insert.tokens.size() / page + 1) * page);
+  may_be_bad_ = true;
 }
 
 Operation RandomTrace::of_tree() {
@@ -200,6 +210,7 @@ Operation RandomTrace::of_tree() {
     }
     operation.tokens = some_tokens();
     operation.salt = some_salt();
+    overstate_prev(operation);
     return operation;
   }
   if (slots_.size() >= 2 && choice == 6) {
@@ -364,8 +375,8 @@ Operation RandomTrace::bad_of_tree() {
   } else if (choice == 4) {
     operation.verb = Verb::insert;
     operation.tokens = Tokens::of_document(kNowhere, 0, page);
-    if (has_states_ && slots_.empty()) operation.slot = nobody();
-    if (!slots_.empty() && draw_.chance(2, 3)) operation.slot = slots_.front().name;
+    if (has_states_ && draw_.chance(1, 2)) return operation;  // it needs a slot
+    if (has_states_) operation.slot = slots_.empty() ? nobody() : slots_.front().name;
     operation.prev = page;
   } else if (choice == 5 && has_states_) {
     operation.verb = draw_.chance(1, 2) && !slots_.empty() ? Verb::fork : Verb::alloc;
@@ -385,6 +396,7 @@ Operation RandomTrace::bad_of_tree() {
 }
 
 Operation RandomTrace::next() {
+  may_be_bad_ = false;
   switch (pick<5>(draw_, {swarm_.request, swarm_.tree, swarm_.evict, swarm_.check, swarm_.flush})) {
     case 0: last_ = of_request(); break;
     case 1: last_ = of_tree(); break;

@@ -20,6 +20,8 @@ class RandomTrace {
       : swarm_(swarm), draw_(draw), policy_(policy.name), has_states_(policy.has_states) {}
 
   Operation next();
+  /// Whether it depends on what the cache holds if that one is bad input.
+  bool may_be_bad() const { return may_be_bad_; }
   /// Sometimes, an operation that is bad input whatever was answered before.
   std::optional<Operation> bad_input();
   /// What was answered to the last operation of next().
@@ -51,6 +53,7 @@ class RandomTrace {
   Operation verdict(const Request& request);
   Operation forward(const Request& request);
   Operation use_of_slot(std::size_t slot);
+  void overstate_prev(Operation& insert);
   Operation bad_forward(const Request& request);
   Operation bad_result(const Request& request);
   Operation bad_admission();
@@ -70,6 +73,7 @@ class RandomTrace {
   std::vector<Tokens> seen_;
   Operation ending_;  // a node that the last reply showed: tokens and salt
   bool node_is_there_ = false;
+  bool may_be_bad_ = false;
   bool may_lock_ = false;  // it has a state, or tombstones can be locked as well
 };
 

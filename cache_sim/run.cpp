@@ -348,7 +348,9 @@ void Run::compare(const Operation& operation) {
     const bool first_is_oracle = seat_at(0).is_oracle;
     const std::size_t expected = seat_at(i).is_oracle || !first_is_oracle ? i : 0;
     const std::size_t actual = expected == i ? 0 : i;
-    const auto difference = replies_[actual].difference(replies_[expected]);
+    const bool whole = !seat_at(actual).is_child && !seat_at(expected).is_child;
+    const auto difference = whole ? replies_[actual].exact_difference(replies_[expected])
+                                  : replies_[actual].difference(replies_[expected]);
     if (!difference) continue;
     FindingKind kind = FindingKind::reply_differs;
     if (difference->field == "cached" && seat_at(expected).is_oracle &&

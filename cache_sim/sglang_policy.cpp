@@ -134,10 +134,11 @@ bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& 
   if (states_.free_count() == 0) return false;
   require(tree_.node(match.end).alive, "a matched node stays until its state is copied");
   request.live = states_.allocate();
-  if (tree_.node(match.end).state.exists())
-    layers_.copy_state(tree_.node(match.end).state, request.live);
-  else
+  const StateSlot matched = tree_.node(match.end).state;
+  if (planted(kReusesKvWithoutState) && !matched.exists())
     layers_.zero_state(request.live);
+  else
+    layers_.copy_state(matched, request.live);
   return true;
 }
 
@@ -222,8 +223,11 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   free_rows_.pop_back();
   request.kv.clear();
   if (hit) tree_.append_path_kv(match.end, 0, request.kv);
-  if (hit && tree_.node(match.end).depth() > match.prefix)
-    keep_kv(request, match.prefix);  // defects
+  if (planted(kOffersChildBefore) || planted(kOffersChildAfter)) {
+    KvRuns kept;
+    append_slice(kept, request.kv, 0, match.prefix);
+    request.kv.swap(kept);
+  }
 
   Reply reply;
   reply.set(ReplyField::cached, match.prefix);
@@ -332,7 +336,6 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
     const std::uint32_t stop = request->known.size() - 1;
     advance(*request, stop, Forward::verification);
     request->verifying = false;
-    request->drafts = {};
     free_kv_from(*request, (stop + page_ - 1) / page_ * page_);
   } else {
     request->known = request->known.followed_by(operation.tokens);
@@ -476,16 +479,8 @@ Result<Reply> SglangPolicy::release(const Operation& operation) {
 }
 
 void SglangPolicy::free_kv_from(RadixRequest& request, std::uint32_t first) {
-  if (first >= request.allocated) return;
   kv_.release_from(request.kv, first);
   request.allocated = first;
-}
-
-/// Cuts the row to its first `size` slots.
-void SglangPolicy::keep_kv(RadixRequest& request, std::uint32_t size) {
-  KvRuns kept;
-  append_slice(kept, request.kv, 0, size);
-  request.kv.swap(kept);
 }
 
 /// Gives back what the tree does not own, unlocks, and forgets the request.
@@ -501,7 +496,6 @@ void SglangPolicy::remove(RadixRequest& request) {
   free_places_.push_back(place);
   request.id = Name();
   request.known = {};
-  request.drafts = {};
 }
 
 Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {

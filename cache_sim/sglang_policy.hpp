@@ -97,6 +97,8 @@ class SglangPolicy : public Subject {
   }  ///< those without a name are free places
   const std::vector<HeldSlot>& held_slots() const { return held_slots_; }
   const std::vector<HeldLock>& held_locks() const { return held_locks_; }
+  const std::vector<RequestRow>& free_rows() const { return free_rows_; }
+  std::size_t free_place_count() const { return free_places_.size(); }
   bool has_states() const { return has_states_; }
   bool strips_thinking() const { return config_.strip_thinking != 0; }
   const Config& config() const { return config_; }
@@ -163,7 +165,6 @@ class SglangPolicy : public Subject {
   void enter(RadixRequest&& request);
   void write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end);
   void free_kv_from(RadixRequest& request, std::uint32_t first);
-  static void keep_kv(RadixRequest& request, std::uint32_t size);
   void remove(RadixRequest& request);
 
   std::vector<RadixRequest> requests_;

@@ -56,23 +56,27 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   Swarm swarm;
   swarm.config = base;
   ConfigDraw fields(policy, swarm.config);
+  // Sizes as they are in servers, now and then: what is done differently for them is done, too.
+  const bool large = draw.chance(1, 24);
+  const std::int64_t scale = large ? 16 : 1;
   constexpr std::int64_t kPages[] = {1, 1, 2, 3, 4};
-  fields.optional("page", &Config::page, kPages[draw.below(5)]);
-  fields.common("model_chunk", &Config::model_chunk, std::int64_t{1} << draw.below(4));
+  const std::int64_t drawn_page = kPages[draw.below(5)];
+  fields.optional("page", &Config::page, large && drawn_page > 1 ? drawn_page * 8 : drawn_page);
+  fields.common("model_chunk", &Config::model_chunk, scale << draw.below(4));
   if (!page_fits_chunk(swarm.config)) {
     fields.common("model_chunk", &Config::model_chunk, swarm.config.page * draw.between(1, 2));
     if (!page_fits_chunk(swarm.config)) fields.common("page", &Config::page, 1);
   }
   const std::int64_t page = swarm.config.page;
-  swarm.longest = static_cast<int>(draw.between(6, 40));
+  swarm.longest = static_cast<int>(draw.between(6, 40) * scale);
   // Pools from "nothing fits" to "hardly anything is evicted".
   fields.common("kv_tokens", &Config::kv_tokens,
-                std::max<std::int64_t>(page, draw.between(8, 100) / page * page));
+                std::max<std::int64_t>(page, draw.between(8, 100) * scale / page * page));
   if (policy.has_states) fields.common("state_slots", &Config::state_slots, draw.between(1, 12));
   fields.common("request_rows", &Config::request_rows, draw.between(1, 5));
   fields.common("max_running", &Config::max_running, draw.between(1, 5));
-  fields.common("chunked_prefill", &Config::chunked_prefill, draw.between(1, 16));
-  fields.optional("track_interval", &Config::track_interval, std::int64_t{1} << draw.below(4));
+  fields.common("chunked_prefill", &Config::chunked_prefill, draw.between(1, 16) * scale);
+  fields.optional("track_interval", &Config::track_interval, scale << draw.below(4));
   fields.optional("lazy", &Config::lazy, draw.chance(1, 4) ? 1 : 0);
   fields.optional("overlap", &Config::overlap, draw.chance(1, 4) ? 1 : 0);
   fields.optional("strip_thinking", &Config::strip_thinking, draw.chance(1, 6) ? 1 : 0);
@@ -105,7 +109,7 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   swarm.bad = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 12));
   swarm.sessions = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 3));
   swarm.running = static_cast<int>(draw.between(1, 5));
-  swarm.piece = static_cast<int>(draw.between(1, 12));
+  swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
   return swarm;
 }

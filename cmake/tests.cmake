@@ -71,19 +71,16 @@ endforeach()
 lockstep_tier(quick ${test_sources})
 
 # properties/*_fuzz.cpp become libFuzzer programs, where the compiler has it. Coverage guides them only if the
-# library was compiled with it too: the preset `fuzz`. The tier runs each for a minute from the fixtures.
+# library was compiled with it too: the preset `fuzz`. The tier runs each for a minute; properties/fuzz.py runs them
+# for ten million executions.
 if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_FLAGS MATCHES "fuzzer-no-link")
   file(GLOB fuzz_sources CONFIGURE_DEPENDS properties/*_fuzz.cpp)
-  set(corpus_of_grammar ${PROJECT_SOURCE_DIR}/fixtures/traces)
-  set(corpus_of_loaders ${PROJECT_SOURCE_DIR}/fixtures/workloads ${PROJECT_SOURCE_DIR}/fixtures/bad/workloads)
   foreach(source IN LISTS fuzz_sources)
     string(REGEX REPLACE ".*/(.*)_fuzz\\.cpp" "\\1" name ${source})
     add_executable(lockstep_fuzz_${name} ${source})
     target_link_libraries(lockstep_fuzz_${name} PRIVATE lockstep::lockstep -fsanitize=fuzzer)
-    set(found ${PROJECT_BINARY_DIR}/fuzz/${name})
-    file(MAKE_DIRECTORY ${found})
-    add_test(NAME fuzz.${name} COMMAND lockstep_fuzz_${name} -max_total_time=60 -max_len=65536 -seed=1
-                                       ${found} ${corpus_of_${name}})
+    add_test(NAME fuzz.${name} COMMAND ${PROJECT_SOURCE_DIR}/properties/fuzz.py ${name} --time 60
+                                       --build ${PROJECT_BINARY_DIR})
     set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 600)
   endforeach()
 endif()

@@ -6,7 +6,7 @@ mutate.py SOURCE… --root DIR --out DIR     writes the changed sources below --
 One build then holds all mutants; the environment variable LOCKSTEP_MUTANT names the one that is alive. Positions
 come from clang's syntax tree, so nothing is guessed from the text. A mutant's key (file, function, kind, text, and a
 number where that is not enough) survives that lines move. Left alone: declarations, the last return of a
-function, LOCKSTEP_MARK, `require` (a check, not a rule), and what stands behind planted(…), which is dead in the
+function, LOCKSTEP_MARK, `require` (a check, not a rule), `touch` (a note for the auditor), and what stands behind planted(…), which is dead in the
 undamaged program.
 """
 import argparse
@@ -16,6 +16,7 @@ import subprocess
 
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "!=", "!=": "=="}
 NAMES = {"<": "less", ">": "greater", "<=": "at_most", ">=": "at_least", "==": "equal", "!=": "different"}
+LEFT_ALONE = (b"LOCKSTEP_MARK", b"require(", b"touch(")
 KEPT = {"DeclStmt", "CompoundStmt", "NullStmt", "CaseStmt", "DefaultStmt", "CXXTryStmt"}
 
 
@@ -78,16 +79,29 @@ class Source:
         if span is None:
             return
         words = self.text[span[0]:span[1]]
-        if words.startswith((b"LOCKSTEP_MARK", b"require(")) or (kind == "IfStmt" and self.is_planted(node)):
+        if words.startswith(LEFT_ALONE):
+            return
+        if kind == "IfStmt" and self.is_always(node["inner"][0], False):  # of a planted defect: its else is the rule
+            for branch in node["inner"][2:]:
+                self.statement(branch, last)
             return
         if kind not in KEPT and not (kind == "ReturnStmt" and last):
             self.add_deletion(node, span)
         self.inside(node, last)
 
-    def is_planted(self, node):
-        condition = self.span(node["inner"][0])
-        text = self.text[condition[0]:condition[1]] if condition else b""
-        return b"planted(" in text and b"!planted(" not in text
+    def is_always(self, node, value):
+        """Whether a condition has this value wherever no defect is planted."""
+        kind, inner = node.get("kind", ""), [c for c in node.get("inner", []) if c]
+        if kind == "CXXMemberCallExpr":
+            span = self.span(node)
+            return not value and span is not None and self.text[span[0]:span[1]].startswith(b"planted(")
+        if kind == "UnaryOperator" and node.get("opcode") == "!":
+            return self.is_always(inner[0], not value)
+        if kind == "BinaryOperator" and node.get("opcode") in ("&&", "||"):
+            one_decides = (node["opcode"] == "&&") != value
+            return (any if one_decides else all)(self.is_always(c, value) for c in inner)
+        return len(inner) == 1 and kind in ("ParenExpr", "ImplicitCastExpr", "ExprWithCleanups") and self.is_always(
+            inner[0], value)
 
     def inside(self, node, last=False):
         kind = node.get("kind", "")
@@ -127,8 +141,6 @@ class Source:
         behind = len(self.text[end:]) - len(self.text[end:].lstrip())
         if self.text[end + behind:end + behind + 1] == b";":
             end += behind + 1
-        if b"planted(" in self.text[begin:end] and node["kind"] == "IfStmt" and b"!planted(" not in self.text[begin:end]:
-            return
         self.found.setdefault((begin, end, "deletion"), {"text": self.shown(begin, end), "function": self.function})
 
     def add_comparison(self, node):

@@ -111,7 +111,7 @@ def judged(search, mutant, options):
         found[seed] = search.explore(number, seed, False)
         if found[seed] == "too long":
             found[seed] = Found(options.traces, "never ends", None, None, None)
-        if found[seed] and shrunk is None:
+        if found[seed] and shrunk is None and not options.raw:
             shrunk = search.shrunk(number, seed)
     counts = [f.traces if f else float("inf") for f in found.values()]
     median = statistics.median_low(counts)
@@ -232,6 +232,7 @@ def main():
     words.add_argument("--time", type=float, default=float("inf"), help="seconds after which no other mutant begins")
     words.add_argument("--only", help="mutants whose key contains this")
     words.add_argument("--again", action="store_true", help="also those that have a result and were not found")
+    words.add_argument("--raw", action="store_true", help="nothing is shrunk")
     words.add_argument("--built", action="store_true", help="the program of the last call")
     words.add_argument("--publish", type=pathlib.Path, help="no search: the table of what was found so far")
     options = words.parse_args()

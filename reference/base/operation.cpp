@@ -295,6 +295,19 @@ std::optional<Reply::Difference> Reply::difference(const Reply& other) const {
   return std::nullopt;
 }
 
+std::optional<Reply::Difference> Reply::exact_difference(const Reply& other) const {
+  if (std::optional<Difference> different = difference(other)) return different;
+  for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
+    const auto field = static_cast<ReplyField>(i);
+    if (has(field) == other.has(field) || field == ReplyField::violations) continue;
+    const auto text = [&](const Reply& reply) {
+      return reply.has(field) ? reply.value_text(field) : std::string("nothing");
+    };
+    return Difference{std::string(to_string(field)), text(*this), text(other)};
+  }
+  return std::nullopt;
+}
+
 std::string Reply::value_text(ReplyField field) const {
   if (field == ReplyField::finish)
     return std::string(to_string(static_cast<FinishReason>(get(field))));

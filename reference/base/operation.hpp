@@ -166,6 +166,9 @@ class Reply {
     std::string field, here, there;
   };
   std::optional<Difference> difference(const Reply& other) const;
+  /// The same, where a field that one of the two lacks is a difference as well; `violations`, which
+  /// the run itself adds to one of them, aside.
+  std::optional<Difference> exact_difference(const Reply& other) const;
 
   std::string value_text(ReplyField field) const;
   std::string text()

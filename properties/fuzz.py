@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Runs the libFuzzer programs of the preset `fuzz`, each from a corpus made of the fixtures.
+
+fuzz.py --build build/fuzz [TARGET…] [--runs 10000000] [--time SECONDS] [--seed 1]
+
+Runs are made in pieces of a million, each from what the pieces before it have found: names are kept for as long as a
+program lives, so that one of ten million would need their memory. A crash leaves its input in BUILD/fuzz/TARGET and
+ends the script with 1.
+"""
+import argparse
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PIECE = 1_000_000
+MOST_BYTES = 4096  # of an input: longer ones show nothing more and take their time
+FIXTURES = {"grammar": ["traces", "regressions"], "loaders": ["workloads", "bad/workloads"]}
+WORDS = ["{", "}", "[", "]", ",", ":", "null", "true", "0", "-1", "1e3", "4294967296"] + [
+    f'"{key}"' for key in (
+        "timestamp input_length output_length hash_ids chat_id parent_chat_id type turn id requests t in out model api_time "
+        "think_time block_size hash_id_scope tool_tokens system_tokens stop models local subagent session_id sub_requests "
+        "input_toks output_toks input_tok_ids output_tok_ids arrival_time_ns tool_duration_ns prompt_token_ids output_ids "
+        "token_ids input_ids prompt output cached_tokens num_cached_tokens meta_info request_id outputs start end greedy text "
+        "temperature sampling_params finished").split()]
+
+
+def first_lines(path):
+    """A fixture, cut to whole lines that fit."""
+    data = path.read_bytes()
+    if len(data) <= MOST_BYTES or path.suffix == ".zst":
+        return data
+    return data[:data.rfind(b"\n", 0, MOST_BYTES) + 1]
+
+
+def answers():
+    """Every expected answer of the traces, as an answer to each verb: the target's first byte names it."""
+    found = set()
+    for trace in sorted((ROOT / "fixtures").rglob("*.trace")):
+        lines = trace.read_text().splitlines()
+        found.update(b for a, b in zip(lines, lines[1:]) if a == "----")
+    for answer in sorted(found | {"ok", "refused=no_kv", "cached=0 conv=0 state=0", "n=1 evicted_kv=0"}):
+        for verb in range(24):
+            yield bytes([verb]) + answer.encode()
+
+
+def logs():
+    """A line of each format of logs, and two that contradict each other."""
+    own = {"id": "r1", "prompt": [1, 2, 3], "output": [4, 5], "cached": 2, "start": 0, "end": 1.5, "greedy": True}
+    sglang = {"input_ids": [1, 2, 3], "output_ids": [4], "meta_info": {"id": "r2", "prompt_tokens": 3,
+              "cached_tokens": 1, "completion_tokens": 1, "e2e_latency": 0.5}}
+    vllm = {"request_id": "r3", "prompt_token_ids": [1, 2, 3], "num_cached_tokens": 0, "finished": True,
+            "outputs": [{"index": 0, "token_ids": [4, 6]}]}
+    for line in (own, sglang, vllm):
+        yield (json.dumps(line) + "\n").encode()
+    yield (json.dumps(own) + "\n" + json.dumps({**own, "id": "r4", "output": [9], "cached": 3}) + "\n").encode()
+
+
+def make_corpus(target, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    pieces = []
+    for name in FIXTURES.get(target, []):
+        pieces += [first_lines(path) for path in sorted((ROOT / "fixtures" / name).iterdir()) if path.suffix != ".md"]
+    pieces += list(answers()) if target == "protocol" else list(logs()) if target == "logs" else []
+    for number, piece in enumerate(pieces):
+        (folder / f"fixture-{number}").write_bytes(piece)
+
+
+def fuzz(program, target, options):
+    found = options.build / "fuzz" / target
+    make_corpus(target, found / "corpus")
+    dictionary = found / "words"
+    dictionary.write_text("".join('"{}"\n'.format(w.replace('"', '\\"')) for w in WORDS))
+    runs, start, seed = 0, time.monotonic(), options.seed
+    while runs < options.runs and (not options.time or time.monotonic() - start < options.time):
+        words = [str(program), f"-runs={min(PIECE, options.runs - runs)}", f"-max_len={MOST_BYTES}", f"-seed={seed}",
+                 "-print_final_stats=1", "-verbosity=0", "-timeout=25", "-reduce_inputs=1", f"-artifact_prefix={found}/"]
+        if target in ("loaders", "logs"):
+            words.append(f"-dict={dictionary}")
+        if options.time:
+            words.append(f"-max_total_time={max(1, int(options.time - (time.monotonic() - start)))}")
+        done = subprocess.run([*words, str(found / "corpus")], capture_output=True, text=True)
+        stats = re.search(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)
+        if done.returncode != 0 or not stats:
+            print(done.stderr[-6000:])
+            print(f"{target}: crashed behind {runs:,} executions")
+            return False
+        runs += int(stats[1])
+        seed += 1
+        print(f"{target}: {runs:,} executions in {time.monotonic() - start:.0f} s, no crash", flush=True)
+    return True
+
+
+def main():
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("targets", nargs="*", metavar="TARGET")
+    words.add_argument("--build", type=pathlib.Path, default=ROOT / "build/fuzz")
+    words.add_argument("--runs", type=int, default=10_000_000)
+    words.add_argument("--time", type=float, default=0)
+    words.add_argument("--seed", type=int, default=1)
+    options = words.parse_args()
+    programs = {p.name.removeprefix("lockstep_fuzz_"): p for p in sorted(options.build.glob("lockstep_fuzz_*"))}
+    return all([fuzz(programs[target], target, options) for target in options.targets or programs])
+
+
+sys.exit(0 if main() else 1)
