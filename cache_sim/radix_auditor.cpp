@@ -16,7 +16,8 @@ constexpr std::uint32_t kOfHeld = 3u << kKindShift;
 constexpr std::uint32_t kIndexMask = kOfNode - 1;
 
 constexpr NodeIndex kRoot = RadixTree::kRoot;
-constexpr std::size_t kMostFindings = 8;  // of one operation: the first is the one that counts
+constexpr std::uint64_t kPictureEvery = 4;  // recounts
+constexpr std::size_t kMostFindings = 8;    // of one operation: the first is the one that counts
 
 std::uint64_t digest_key(std::uint64_t digest, std::uint32_t size, Name salt) {
   return mix64(digest ^ mix64(size ^ std::uint64_t{salt.index()} << 32));
@@ -320,10 +321,15 @@ void RadixAuditor::reparent() {
   for (const NodeIndex node : born_) pass_up(node);
 }
 
+/// Older rules do not count a lock on a tombstone.
+bool RadixAuditor::locks_state(NodeIndex end) const {
+  return has_states_ && (rules_.counts_bare_locks || actual(end).state.exists());
+}
+
 void RadixAuditor::count_locks(NodeIndex end, bool with_state, int by) {
   if (!end.exists() || end == kRoot || !record(end).exists()) return;
   touch(end);
-  if (has_states_ && with_state) record(end).state_locks += static_cast<std::uint32_t>(by);
+  if (with_state && locks_state(end)) record(end).state_locks += static_cast<std::uint32_t>(by);
   for (NodeIndex at = end; at.exists() && at != kRoot && record(at).exists();
        at = record(at).parent) {
     touch(at);
@@ -766,6 +772,37 @@ void RadixAuditor::recompute(Findings& findings) {
   if (has_states_) recount_list();
   recount_slots();
   recount_places();
+  if (recounts_++ % kPictureEvery == 0) recount_picture();
+}
+
+/// What is shown to people is the tree: each node once, behind its parent, with its own edge.
+void RadixAuditor::recount_picture() {
+  const std::optional<Snapshot> shown = policy_.snapshot();
+  const RadixTree& tree = policy_.tree();
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i)
+    if (tree.node({i}).alive) order.push_back(i);
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return std::pair(tree.node({a}).depth(), tree.node({a}).serial) <
+           std::pair(tree.node({b}).depth(), tree.node({b}).serial);
+  });
+  std::unordered_map<std::uint32_t, int> place = {{kRoot.value, -1}};
+  bool same = shown->nodes.size() == order.size() &&
+              shown->kv_free == policy_.kv_pool().free_count() &&
+              shown->kv_total == policy_.kv_pool().slot_count() &&
+              shown->states_free == policy_.state_pool().free_count() &&
+              shown->states_total == policy_.state_pool().slot_count();
+  for (std::size_t i = 0; same && i < order.size(); ++i) {
+    const RadixNode& now = tree.node({order[i]});
+    const SnapshotNode& picture = shown->nodes[i];
+    place[order[i]] = static_cast<int>(i);
+    same = picture.parent == place.at(now.parent.value) && picture.depth == now.depth() &&
+           picture.edge == now.path.slice(now.start, now.depth()).text(40) &&
+           picture.has_state == now.state.exists() && picture.locked == (now.full_lock > 0);
+  }
+  if (!same)
+    report(FindingKind::size_accounting, "the picture of the cache is not the cache",
+           "every node, in order", "something else");
 }
 
 /// Tables: what is reused is neither lost nor there twice.
@@ -871,7 +908,7 @@ void RadixAuditor::recount_locks() {
   std::vector<std::uint32_t> state(tree.node_count());
   const auto hold = [&](NodeIndex end, bool with_state) {
     if (!end.exists() || end == kRoot) return;
-    state[end.value] += has_states_ && with_state ? 1 : 0;
+    state[end.value] += with_state && locks_state(end) ? 1 : 0;
     for (NodeIndex at = end; at.exists() && at != kRoot; at = tree.node(at).parent)
       ++full[at.value];
   };

@@ -76,6 +76,7 @@ class RadixAuditor final : public Auditor {
   void reparent();
   void follow_request(const Operation& operation);
   void follow_held();
+  bool locks_state(NodeIndex end) const;
   void count_locks(NodeIndex node, bool with_state, int by);
   void account(const NodeRecord& node, int by);
   void note_use(const Operation& operation, const Reply& reply);
@@ -114,9 +115,11 @@ class RadixAuditor final : public Auditor {
   void recount_list();
   void recount_slots();
   void recount_places();
+  void recount_picture();
   void recount_kv_labels(const RadixNode& node, NodeIndex index);
 
   SglangPolicy& policy_;
+  std::uint64_t recounts_ = 0;
   const RadixRules& rules_;
   const LabelState* labels_;
   bool has_states_;

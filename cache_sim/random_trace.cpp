@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "cache_sim/trace_player.hpp"
 
@@ -23,6 +24,12 @@ std::size_t pick(Draw& draw, const std::array<int, N>& weights) {
 }
 
 Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size) {
+  if (swarm.letters != 0) {
+    std::vector<std::uint32_t> ids(static_cast<std::size_t>(size));
+    for (std::uint32_t& id : ids)
+      id = static_cast<std::uint32_t>(1 + draw.below(static_cast<std::uint64_t>(swarm.letters)));
+    return Tokens::of_ids(std::move(ids));
+  }
   // One document in two is the first: hot and cold prefixes.
   const std::uint64_t document =
       draw.chance(1, 2) ? 0 : draw.below(static_cast<std::uint64_t>(swarm.documents));
@@ -179,11 +186,17 @@ void RandomTrace::overstate_prev(Operation& insert) {
 
 Operation RandomTrace::of_tree() {
   Operation operation;
-  if (node_is_there_ && may_lock_ && draw_.below(2) == 0) {
+  if (bare_lock_.exists()) {  // nothing may come between: see loses_locks_on_tombstones
+    operation.verb = Verb::unlock;
+    operation.lock = std::exchange(bare_lock_, Name());
+    return operation;
+  }
+  if (node_is_there_ && draw_.below(2) == 0) {
     operation.verb = Verb::lock;
     operation.tokens = ending_.tokens;
     operation.salt = ending_.salt;
     operation.as = fresh_name("l");
+    if (!may_lock_) bare_lock_ = operation.as;
     return operation;
   }
   const std::uint64_t choice = draw_.below(12);
@@ -363,7 +376,7 @@ Operation RandomTrace::bad_of_tree() {
   } else if (choice == 1) {
     operation.verb = Verb::unlock;
     operation.lock = nobody();
-  } else if (choice == 2 && !locks_.empty() && node_is_there_ && may_lock_) {
+  } else if (choice == 2 && !locks_.empty() && node_is_there_) {
     operation.verb = Verb::lock;
     operation.tokens = ending_.tokens;
     operation.salt = ending_.salt;
@@ -397,6 +410,10 @@ Operation RandomTrace::bad_of_tree() {
 
 Operation RandomTrace::next() {
   may_be_bad_ = false;
+  if (bare_lock_.exists()) {
+    node_is_there_ = false;
+    return last_ = of_tree();
+  }
   switch (pick<5>(draw_, {swarm_.request, swarm_.tree, swarm_.evict, swarm_.check, swarm_.flush})) {
     case 0: last_ = of_request(); break;
     case 1: last_ = of_tree(); break;
@@ -479,7 +496,11 @@ void RandomTrace::answered(const Reply& reply) {
 
 bool RandomTrace::next_of_the_end(Operation& operation) {
   operation = Operation{};
-  if (!requests_.empty()) {
+  if (bare_lock_.exists()) {
+    std::erase(locks_, bare_lock_);
+    operation.verb = Verb::unlock;
+    operation.lock = std::exchange(bare_lock_, Name());
+  } else if (!requests_.empty()) {
     operation.verb =
         draw_.below(2) == 0 || !requests_.back().drafts.empty() ? Verb::abort : Verb::finish;
     operation.id = requests_.back().id;

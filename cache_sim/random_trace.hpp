@@ -74,7 +74,8 @@ class RandomTrace {
   Operation ending_;  // a node that the last reply showed: tokens and salt
   bool node_is_there_ = false;
   bool may_be_bad_ = false;
-  bool may_lock_ = false;  // it has a state, or tombstones can be locked as well
+  bool may_lock_ = false;  // it has a state, or tombstones can be locked for long as well
+  Name bare_lock_;         // of a tombstone, to be unlocked at once
 };
 
 /// Requests to the scheduler, with aborts, retractions and partial runs between them, a `run` to

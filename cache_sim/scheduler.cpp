@@ -75,7 +75,6 @@ bool Scheduler::waits_for_results() const {
 
 void Scheduler::begin_step(SchedulerEffects& effects) {
   launched_.swap(batch_);  // with overlap, what was decided before this step is under way
-  batch_.clear();
   cursor_ = 0;
   budget_ = options_.chunked_prefill;
   effects.idle = !has_work();
@@ -132,13 +131,11 @@ void Scheduler::next_admission(SchedulerEffects& effects) {
 }
 
 void Scheduler::next_decode(SchedulerEffects& effects) {
+  // Who still prefills found no room and waits for the results that are out.
+  while (cursor_ < running_.size() && requests_[running_[cursor_]].prefilling) ++cursor_;
   if (cursor_ < running_.size()) {
     const RequestNumber number = running_[cursor_];
     const Request& request = requests_[number];
-    if (request.prefilling) {  // it found no room and waits for the results that are still out
-      ++cursor_;
-      return;
-    }
     const bool drafts = request.verification < request.spec->drafts.size() &&
                         request.spec->drafts[request.verification] > 0;
     if (drafts) return verify(number, effects);
@@ -154,7 +151,6 @@ void Scheduler::end_decisions() {
 
 void Scheduler::begin_forward(SchedulerEffects& effects) {
   ask(Verb::step, 0, Asked::step, effects);
-  effects.operation->id = Name();
   for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
 }
 
@@ -307,7 +303,6 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
   const Asked asked = asked_;
   const RequestNumber number = subject_of_ask_;
   asked_ = Asked::nothing;
-  effects.operation = nullptr;
   switch (asked) {
     case Asked::admit: {
       if (reply.refused != Refusal::none) {

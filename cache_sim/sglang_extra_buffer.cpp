@@ -29,7 +29,11 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
     }
     case Forward::verification:  // one step: the last position that it passes
       if (last > request.computed) track_decoded(request, last);
-      if (planted(kTracksInVerify)) track_again(request);
+      if (planted(kTracksInVerify) && request.admitted >= grid_) {
+        request.tracking.last = request.tracking.next;
+        request.tracking.last_size = request.admitted / grid_ * grid_;
+        layers_.copy_state(slot_of(request), request.tracking.slots[request.tracking.last]);
+      }
       break;
   }
   run_to(request, stop);
@@ -103,17 +107,9 @@ void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t posit
   layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
 }
 
-/// A defect: the state now, as that of the last position that the prompt was tracked at.
-void SglangExtraBuffer::track_again(RadixRequest& request) {
-  Tracking& tracking = request.tracking;
-  if (request.admitted < grid_) return;
-  tracking.last = tracking.next;
-  tracking.last_size = request.admitted / grid_ * grid_;
-  layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
-}
-
-/// The last tracked state that stands for at most `most` tokens and for more than the tree owns: it
-/// or, where a later step has tracked again, the one before. Its size is 0 where there is none.
+/// The last tracked state that stands for at most `most` tokens: it or, where a later step has
+/// tracked again, the one before. Its size is 0 where there is none. What the tree owns already is
+/// never tracked.
 SglangExtraBuffer::Tracked SglangExtraBuffer::tracked_within(const RadixRequest& request,
                                                              std::uint32_t most) const {
   const Tracking& tracking = request.tracking;
@@ -123,7 +119,6 @@ SglangExtraBuffer::Tracked SglangExtraBuffer::tracked_within(const RadixRequest&
     found = {1 - tracking.last, planted(kKeepsOneTracked) ? 0 : tracking.previous_size};
     if (found.size > most) found.size = 0;
   }
-  if (found.size <= request.owned && !planted(kRemembersTracked)) found.size = 0;
   return found;
 }
 

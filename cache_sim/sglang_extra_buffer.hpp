@@ -27,7 +27,6 @@ class SglangExtraBuffer final : public SglangPolicy {
   std::uint32_t tracked_in_chunk(const RadixRequest& request, std::uint32_t stop) const;
   void track_chunk(RadixRequest& request, std::uint32_t stop);
   void track_decoded(RadixRequest& request, std::uint32_t position);
-  void track_again(RadixRequest& request);
   void run_to(RadixRequest& request, std::uint32_t position);
 
   const std::uint32_t grid_;         ///< tokens between positions that a chunk can be tracked at

@@ -617,7 +617,6 @@ Result<Reply> SglangPolicy::hold_slot(const Operation& operation) {
 }
 
 Result<Reply> SglangPolicy::advance_slot(const Operation& operation) {
-  if (!has_states_) return fail("advance: radix has no states");
   HeldSlot* const held = find_slot(operation.slot);
   if (held == nullptr) return unknown(operation, "held slot", operation.slot);
   const std::uint32_t begin = held->tokens.size();
@@ -627,7 +626,6 @@ Result<Reply> SglangPolicy::advance_slot(const Operation& operation) {
 }
 
 Result<Reply> SglangPolicy::copy(const Operation& operation) {
-  if (!has_states_) return fail("copy: radix has no states");
   HeldSlot* const from = find_slot(operation.from);
   HeldSlot* const to = find_slot(operation.to);
   if (from == nullptr || to == nullptr)
@@ -638,7 +636,6 @@ Result<Reply> SglangPolicy::copy(const Operation& operation) {
 }
 
 Result<Reply> SglangPolicy::free(const Operation& operation) {
-  if (!has_states_) return fail("free: radix has no states");
   HeldSlot* const held = find_slot(operation.slot);
   if (held == nullptr) return unknown(operation, "held slot", operation.slot);
   states_.release(held->slot);

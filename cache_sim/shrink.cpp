@@ -243,8 +243,9 @@ class Shrinker {
     on_request([](RequestSpec& spec) { return set(spec.session, Name()); });
     change_each([](Step& step) {
       auto* const run = std::get_if<RunStatement>(&step.statement.what);
-      return run != nullptr &&
-             (set(run->steps, std::int64_t{-1}) | set(run->until, Nanoseconds{-1}));
+      if (run == nullptr) return false;
+      const bool had_steps = set(run->steps, std::int64_t{-1});
+      return set(run->until, Nanoseconds{-1}) || had_steps;
     });
     Candidate unsalted = best_;
     bool salted = false;

@@ -58,7 +58,7 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   ConfigDraw fields(policy, swarm.config);
   // Sizes as they are in servers, now and then: what is done differently for them is done, too.
   const bool large = draw.chance(1, 24);
-  const std::int64_t scale = large ? 16 : 1;
+  const std::int64_t scale = large ? 32 : 1;
   constexpr std::int64_t kPages[] = {1, 1, 2, 3, 4};
   const std::int64_t drawn_page = kPages[draw.below(5)];
   fields.optional("page", &Config::page, large && drawn_page > 1 ? drawn_page * 8 : drawn_page);
@@ -111,6 +111,7 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
+  swarm.letters = draw.chance(1, 6) ? static_cast<int>(draw.between(1, 3)) : 0;
   return swarm;
 }
 

@@ -50,6 +50,7 @@ struct Swarm {
   int longest = 24;   ///< tokens of a prompt
   int piece = 9;      ///< tokens that a prompt has beyond its shared part
   int documents = 2;  ///< that prompts are made of: few are hot, many are cold
+  int letters = 0;    ///< or so many different tokens, so that anything looks like anything; 0: no
   int sessions = 0;   ///< that requests belong to and that are closed
 };
 

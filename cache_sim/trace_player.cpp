@@ -19,11 +19,9 @@ bool Ledger::adapt(Step& step) const {
   auto& operation = std::get<Operation>(step.statement.what);
   if (step.rest == Step::kLiteral && contradicts_itself(operation)) step.stands = true;
   if (step.stands) return true;
+  if (bare_lock_.exists() && operation.lock != bare_lock_) return false;
   switch (operation.verb) {
     case Verb::insert: return adapt_insert(operation, step.of_slot);
-    case Verb::lock:
-      return !locks_states_alone_ ||
-             (shown_ && shown_->tokens == operation.tokens && shown_->salt == operation.salt);
     case Verb::admit:
       operation.prompt = std::min<std::int64_t>(operation.prompt, operation.tokens.size());
       return true;
@@ -84,6 +82,11 @@ void Ledger::adapt_checkpoint(Operation& operation, std::int64_t& rest) const {
 }
 
 void Ledger::follow(const Operation& operation, const Reply& reply) {
+  const bool shows_state =
+      shown_ && shown_->tokens == operation.tokens && shown_->salt == operation.salt;
+  if (operation.verb == Verb::lock && locks_states_alone_ && !shows_state)
+    bare_lock_ = operation.as;
+  if (operation.verb == Verb::unlock) bare_lock_ = Name();
   shown_.reset();
   if (reply.refused != Refusal::none) return;
   if (is_tree_verb(operation.verb))

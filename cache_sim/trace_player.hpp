@@ -34,8 +34,8 @@ using Steps = std::vector<Step>;
 /// Statements to play as they stand.
 Steps literal_steps(const std::vector<Statement>& statements);
 
-/// Older policies lose count of locks on tombstones (SGLang #21379), so that a search must not lock
-/// them.
+/// Older policies lose count of a lock on a tombstone that gets a state (SGLang #21379), so that a
+/// search must unlock it before anything else happens.
 bool loses_locks_on_tombstones(std::string_view policy);
 
 /// What the requests, slots and matches of a trace have, so that operations can follow them.
@@ -67,6 +67,7 @@ class Ledger {
   std::map<std::uint32_t, Request> requests_;  // by Name::index()
   std::map<std::uint32_t, Tokens> slots_;
   std::optional<Operation> shown_;  // the last operation, where it showed a node with a state
+  Name bare_lock_;                  // of what may be a tombstone, where that must not last
 };
 
 class OperationPlayer {

@@ -131,6 +131,8 @@ class Source:
             return
         if kind == "VarDecl" and node.get("constexpr"):
             return
+        if kind == "BinaryOperator" and self.is_always(node, node.get("opcode") == "||"):  # a planted defect decides
+            return
         self.add_comparison(node)
         for child in node.get("inner", []):
             if child:
