@@ -178,7 +178,7 @@ Operation RandomTrace::use_of_slot(std::size_t slot) {
 
 /// Now and then an insert says that the tree has more of its tokens than anybody has looked at.
 void RandomTrace::overstate_prev(Operation& insert) {
-  if (!draw_.chance(static_cast<std::uint64_t>(swarm_.bad), 40)) return;
+  if (!draw_.chance(static_cast<std::uint64_t>(swarm_.bad), 20)) return;
   const auto page = static_cast<std::uint64_t>(swarm_.config.page);
   insert.prev = static_cast<std::int64_t>(draw_.below(insert.tokens.size() / page + 1) * page);
   may_be_bad_ = true;
@@ -258,20 +258,21 @@ std::optional<Operation> RandomTrace::bad_input() {
   const Request* const request =
       requests_.empty() ? nullptr : &requests_[draw_.below(requests_.size())];
   switch (draw_.below(6)) {
-    case 0: return of_nobody();
+    case 0: return refused_.empty() ? bad_admission() : of_the_refused();
     case 1: return bad_of_tree();
     case 2: return bad_admission();
-    case 3: return request == nullptr ? of_nobody() : bad_result(*request);
+    case 3: return request == nullptr ? bad_admission() : bad_result(*request);
     default: return request == nullptr ? bad_of_tree() : bad_forward(*request);
   }
 }
 
-Operation RandomTrace::of_nobody() {
+/// Of a request that was not admitted. (One that was never asked for cannot stand in a file.)
+Operation RandomTrace::of_the_refused() {
   constexpr Verb kVerbs[] = {Verb::extend, Verb::complete, Verb::accept, Verb::checkpoint,
                              Verb::finish, Verb::abort,    Verb::preempt};
   Operation operation;
   operation.verb = kVerbs[draw_.below(std::size(kVerbs))];
-  operation.id = nobody();
+  operation.id = refused_[draw_.below(refused_.size())];
   operation.insert = operation.verb != Verb::finish || draw_.chance(1, 2);
   if (operation.verb == Verb::extend || operation.verb == Verb::accept) {
     operation.tokens = fresh_tokens(1);
@@ -298,8 +299,9 @@ Operation RandomTrace::bad_forward(const Request& request) {
       operation.up_to = request.computed + draw_.between(verifying ? 0 : 1, 3);
       return operation;
     case 2:
-      operation.verb = verifying ? Verb::finish : Verb::admit;
-      if (!verifying) operation.tokens = some_tokens();
+      if (verifying) operation.verb = Verb::finish;
+      operation.n = left + 1;
+      operation.async = request.in_flight > 0;
       return operation;
     case 3:
       operation.drafts = fresh_tokens(draw_.between(1, 3));
@@ -369,9 +371,10 @@ Operation RandomTrace::bad_of_tree() {
   Operation operation;
   const std::uint64_t choice = draw_.below(10);
   if (choice == 0) {
-    constexpr Verb kVerbs[] = {Verb::capture, Verb::restore, Verb::compact};
-    operation.verb = kVerbs[draw_.below(std::size(kVerbs))];
-    operation.id = operation.as = operation.from = nobody();
+    constexpr Verb kVerbs[] = {Verb::compact, Verb::capture, Verb::restore};
+    operation.verb = kVerbs[draw_.below(requests_.empty() ? 1 : std::size(kVerbs))];
+    operation.as = operation.from = nobody();
+    if (!requests_.empty()) operation.id = requests_.front().id;
     if (operation.verb == Verb::compact) operation.mapping = {0};
   } else if (choice == 1) {
     operation.verb = Verb::unlock;
@@ -395,7 +398,7 @@ Operation RandomTrace::bad_of_tree() {
     operation.verb = draw_.chance(1, 2) && !slots_.empty() ? Verb::fork : Verb::alloc;
     operation.as = slots_.empty() ? Name() : slots_[draw_.below(slots_.size())].name;
     operation.slot = operation.as;
-    if (slots_.empty()) return of_nobody();
+    if (slots_.empty()) return bad_admission();
   } else {
     constexpr Verb kVerbs[] = {Verb::fork, Verb::advance, Verb::copy, Verb::free, Verb::insert};
     operation.verb = kVerbs[draw_.below(has_states_ ? 5 : 4)];
@@ -434,7 +437,10 @@ Operation RandomTrace::next() {
 }
 
 void RandomTrace::answered(const Reply& reply) {
-  if (reply.refused != Refusal::none) return;
+  if (reply.refused != Refusal::none) {
+    if (last_.verb == Verb::admit) refused_.push_back(last_.id);
+    return;
+  }
   const auto slot_named = [&](Name name) {
     return std::find_if(slots_.begin(), slots_.end(),
                         [&](const Slot& slot) { return slot.name == name; });

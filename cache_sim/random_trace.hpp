@@ -58,7 +58,7 @@ class RandomTrace {
   Operation bad_result(const Request& request);
   Operation bad_admission();
   Operation bad_of_tree();
-  Operation of_nobody();
+  Operation of_the_refused();
 
   const Swarm& swarm_;
   Draw& draw_;
@@ -70,6 +70,7 @@ class RandomTrace {
   std::vector<Request> requests_;
   std::vector<Slot> slots_;
   std::vector<Name> locks_;
+  std::vector<Name> refused_;  // requests that were not admitted
   std::vector<Tokens> seen_;
   Operation ending_;  // a node that the last reply showed: tokens and salt
   bool node_is_there_ = false;

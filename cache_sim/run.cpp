@@ -39,7 +39,10 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
   if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
-  // SGLang refuses to start so too: its grid would lie where no chunk of the kernel ends.
+  // SGLang asserts the same where it derives its grid (mamba_cache_chunk_size; its first versions
+  // wanted a page that divides 64): otherwise the grid lies where no chunk of the kernel ends. That
+  // it also wants a track_interval of whole pages is not asked here: the decode grid is the least
+  // common multiple of both.
   if (names_field(policy.config_fields, "track_interval") &&
       config.page % config.model_chunk != 0 && config.model_chunk % config.page != 0)
     return fail(fmt::format("field page: neither {} nor the model_chunk of {} divides the other",

@@ -35,7 +35,22 @@ std::string text(const std::optional<StepWork>& work) {
                      work->decode_tokens, work->context_tokens, work->seen_tokens);
 }
 
+std::string text(const SchedulerStatus& status) {
+  return fmt::format("work {}, waits {}, out {}, awaits {}, load {}, ended {}", status.has_work,
+                     status.waits_for_results, status.has_results_out, status.awaits_results,
+                     status.load, status.has_ended);
+}
+
 }  // namespace
+
+SchedulerStatus SchedulerStatus::of(const Scheduler& scheduler, RequestNumber request) {
+  return {scheduler.has_work(),
+          scheduler.waits_for_results(),
+          scheduler.has_results_out(),
+          scheduler.awaits_results(),
+          scheduler.load(),
+          scheduler.ended(request)};
+}
 
 void SchedulerEpisode::begin(const SchedulerEvent& with) {
   event = with;
@@ -67,6 +82,8 @@ std::optional<Finding> ScheduleCheck::hold(const SchedulerEpisode& episode) try 
   if (idle_ != episode.idle)
     part("has", idle_ ? "nothing to do" : "something to do",
          episode.idle ? "nothing to do" : "something to do");
+  if (const SchedulerStatus due = status(episode.event.request); due != episode.status)
+    part("says of itself", text(due), text(episode.status));
   return std::nullopt;
 } catch (const Parted& parted) {
   return parted.finding;
@@ -118,6 +135,19 @@ Operation ScheduleCheck::about(Verb verb, RequestNumber number) const {
   return operation;
 }
 
+SchedulerStatus ScheduleCheck::status(RequestNumber request) {
+  const bool has_drafts_to_come =
+      std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+        return requests_[number].verification < requests_[number].spec->drafts.size();
+      });
+  return {.has_work = !queue_.empty() || !running_.empty(),
+          .waits_for_results = options_.overlap && !decided_.empty() && has_drafts_to_come,
+          .has_results_out = awaits_results_ || !decided_.empty(),
+          .awaits_results = awaits_results_,
+          .load = queue_.size() + running_.size(),
+          .has_ended = at(request).state == State::ended};
+}
+
 // --- Events --------------------------------------------------------------------------------------
 
 void ScheduleCheck::play(const SchedulerEvent& event) {
@@ -163,6 +193,7 @@ void ScheduleCheck::step() {
   admit();
   if (decided_.empty()) decode();
   if (!decided_.empty()) forward();
+  awaits_results_ = options_.overlap ? !under_way_.empty() : !decided_.empty();
 }
 
 /// With overlap, what a chunk leaves behind is stored before the next chunk begins. Behind the last
@@ -358,6 +389,7 @@ void ScheduleCheck::end(RequestNumber number, FinishReason reason) {
 // --- Results -------------------------------------------------------------------------------------
 
 void ScheduleCheck::take_results() {
+  awaits_results_ = false;
   std::vector<Row> rows = std::exchange(under_way_.empty() ? decided_ : under_way_, {});
   for (Row& row : rows) take_result(row);
 }

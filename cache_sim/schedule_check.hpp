@@ -12,6 +12,19 @@
 
 namespace lockstep::cache_sim {
 
+/// What a scheduler says of itself when it is asked.
+struct SchedulerStatus {
+  bool has_work = false;
+  bool waits_for_results = false;
+  bool has_results_out = false;
+  bool awaits_results = false;
+  std::size_t load = 0;
+  bool has_ended = false;  ///< the event's request
+  bool operator==(const SchedulerStatus&) const = default;
+
+  static SchedulerStatus of(const Scheduler& scheduler, RequestNumber request);
+};
+
 /// One event and everything that the scheduler made of it.
 struct SchedulerEpisode {
   struct Exchange {
@@ -23,6 +36,7 @@ struct SchedulerEpisode {
   std::vector<SchedulerNote> notes;
   std::optional<StepWork> forward;
   bool idle = false;
+  SchedulerStatus status{};  ///< in the end
 
   void begin(const SchedulerEvent& with);
   /// What one call of the scheduler brought.
@@ -65,6 +79,7 @@ class ScheduleCheck {
     Finding finding;
   };
 
+  SchedulerStatus status(RequestNumber request);
   void play(const SchedulerEvent& event);
   void arrive(RequestNumber number, const RequestSpec* spec);
   void abort(RequestNumber number);
@@ -100,6 +115,7 @@ class ScheduleCheck {
   std::vector<Row> decided_;            // of the step that is decided now, or was last
   std::vector<Row> under_way_;          // whose results come next
   std::int64_t budget_ = 0;
+  bool awaits_results_ = false;  // results are the next thing that comes
 
   const SchedulerEpisode* episode_ = nullptr;
   bool is_whole_ = true;

@@ -285,18 +285,13 @@ void Scheduler::enqueue(RequestNumber request, bool front) {
   waiting_.insert(behind, request);
 }
 
-/// A request that leaves in the middle of a step takes its row with it, and the cursor stays on the
-/// same request.
+/// A request that leaves in the middle of a step takes its row with it. Nobody leaves who comes
+/// before the one that the cursor is on.
 void Scheduler::leave_batch(RequestNumber request) {
   const auto is_its = [&](const Row& row) { return row.request == request; };
   std::erase_if(batch_, is_its);
   if (phase_ != Phase::results) std::erase_if(launched_, is_its);
-  const auto place = std::find(running_.begin(), running_.end(), request);
-  if (place != running_.end()) {
-    if (phase_ != Phase::results && static_cast<std::size_t>(place - running_.begin()) < cursor_)
-      --cursor_;
-    running_.erase(place);
-  }
+  std::erase(running_, request);
 }
 
 void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
@@ -336,7 +331,6 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
     case Asked::preempt:
       leave_batch(number);
       requests_[number].state = State::waiting;
-      requests_[number].scheduled = requests_[number].known = 0;
       enqueue(number, true);
       effects.notes.push_back({SchedulerNote::Kind::retracted, number});
       return;

@@ -545,9 +545,9 @@ Result<Reply> SglangPolicy::match(const Operation& operation) {
 
 Result<Reply> SglangPolicy::insert(const Operation& operation) {
   HeldSlot* const held = find_slot(operation.slot);
-  if (has_states_ && !operation.slot.exists())
-    return fail("insert: a policy with states needs the field slot");
-  if (has_states_ && held == nullptr) return unknown(operation, "held slot", operation.slot);
+  if (has_states_ && held == nullptr)
+    return operation.slot.exists() ? unknown(operation, "held slot", operation.slot)
+                                   : fail("insert: a policy with states needs the field slot");
   const std::uint32_t size = whole_pages(operation.tokens.size());
   const std::int64_t owned = std::max<std::int64_t>(operation.prev, 0);
   if (owned > tree_.stored(operation.tokens, operation.salt))

@@ -256,6 +256,7 @@ const SchedulerEffects* Simulation::effects_of(Rank& server, const SchedulerEven
 
 void Simulation::hold_schedule(Rank& server, bool is_whole) {
   if (!server.check) return;
+  server.episode.status = SchedulerStatus::of(server.scheduler, server.episode.event.request);
   std::optional<Finding> parted =
       is_whole ? server.check->hold(server.episode) : server.check->hold_so_far(server.episode);
   if (parted) run_.add(std::move(*parted), "", true);

@@ -111,7 +111,7 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
-  swarm.letters = draw.chance(1, 6) ? static_cast<int>(draw.between(1, 3)) : 0;
+  swarm.letters = draw.chance(1, 4) ? static_cast<int>(draw.between(1, 3)) : 0;
   return swarm;
 }
 

@@ -96,6 +96,7 @@ class Server {
       episode.asked.push_back({*effects.operation, reply});
       event = {.kind = SchedulerEvent::Kind::reply, .reply = &reply};
     }
+    episode.status = SchedulerStatus::of(scheduler_, episode.event.request);
     if (spoil) spoil(episode);
     if (!finding) finding = check_.hold(episode);
     if (finding && !spoil) ADD_FAILURE() << finding->text;
@@ -656,6 +657,8 @@ TEST(ScheduleCheck, hearsWhateverIsSaidOtherwise) {
          e.forward = StepWork{1, 2, 3, 4};
        }},
       {"that it is idle", [](auto& e) { e.idle = !e.idle; }},
+      {"that results are due", [](auto& e) { e.status.awaits_results ^= true; }},
+      {"another load", [](auto& e) { ++e.status.load; }},
   };
   for (const auto& [what, lie] : lies)
     for (std::uint64_t seed = 1; seed <= 40; ++seed) {
@@ -677,6 +680,7 @@ TEST(ScheduleCheck, hearsASchedulerThatNeverStopsAsking) {
   const RequestSpec spec = spec_of("r", 4, 1);
   SchedulerEpisode episode;
   episode.begin({.kind = SchedulerEvent::Kind::arrival, .spec = &spec});
+  episode.status = {.has_work = true, .load = 1};
   EXPECT_FALSE(check.hold(episode));
   episode.begin({.kind = SchedulerEvent::Kind::step_due});
   Operation admit;

@@ -137,40 +137,54 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
   return json;
 }
 
+Result<std::chrono::milliseconds> duration(const std::string& text, const char* option) {
+  const Result<Nanoseconds> time = parse_time(text);
+  if (!time) return fail(fmt::format("{}: {}", option, time.error().text));
+  return std::chrono::milliseconds(std::max<Nanoseconds>(1, *time / 1'000'000));
+}
+
+Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptions& run) {
+  ExploreOptions options;
+  options.run = run;
+  options.seed = words.seed;
+  options.traces = words.traces;
+  options.findings = words.findings;
+  options.shrinks = !words.raw;
+  if (!words.time.empty()) {
+    const auto time = duration(words.time, "--time");
+    if (!time) return tl::unexpected(time.error());
+    options.time = *time;
+  }
+  const auto limit = duration(words.timeout, "--timeout");
+  if (!limit) return tl::unexpected(limit.error());
+  options.run.timeout = *limit;
+  const bool is_shown = isatty(STDERR_FILENO) != 0;
+  options.progress = [is_shown](const ExploreOptions::Progress& now) {
+    watch_trace(now.shrinking ? now.traces : now.traces + 1,
+                now.shrinking ? "it is shrunk" : "it is played");
+    if (is_shown && now.traces % 256 == 0)
+      fmt::print(stderr, "\r{} traces, {} findings", now.traces, now.findings);
+  };
+  return options;
+}
+
 int run_explore(const ExploreWords& words) {
   Result<RunOptions> run = run_options(words.request, Config());
   if (!run) return refuse(run.error());
   // Nobody has said what to search: each trace draws its policy.
   if (words.request.subjects.empty() && words.request.defect.empty() && run->config.policy.empty())
     run->subjects.clear();
+  const Result<ExploreOptions> options = explore_options(words, *run);
+  if (!options) return refuse(options.error());
+  watch_trace(0, "earlier findings are replayed");
+  watch_search(words.seed, options->run.timeout);
   const Result<std::vector<std::string>> there = still_there(words.out);
   if (!there) return refuse(there.error());
   for (const std::string& file : *there) fmt::print("{}: is still there\n", file);
 
-  ExploreOptions options;
-  options.run = *run;
-  options.seed = words.seed;
-  options.traces = words.traces;
-  options.findings = words.findings;
-  options.shrinks = !words.raw;
-  if (!words.time.empty()) {
-    const Result<Nanoseconds> time = parse_time(words.time);
-    if (!time) return refuse({.text = "--time: " + time.error().text});
-    options.time = std::chrono::milliseconds(std::max<Nanoseconds>(1, *time / 1'000'000));
-  }
-  const Result<Nanoseconds> limit = parse_time(words.timeout);
-  if (!limit) return refuse({.text = "--timeout: " + limit.error().text});
-  options.run.timeout = std::chrono::milliseconds(std::max<Nanoseconds>(*limit / 1'000'000, 1));
-  watch_search(words.seed, options.run.timeout);
-  const bool is_shown = isatty(STDERR_FILENO) != 0;
-  options.progress = [&](const ExploreOptions::Progress& now) {
-    watch_trace(now.shrinking ? now.traces : now.traces + 1,
-                now.shrinking ? "is shrunk" : "is played");
-    if (is_shown && now.traces % 256 == 0)
-      fmt::print(stderr, "\r{} traces, {} findings", now.traces, now.findings);
-  };
-  Result<ExploreOutcome> outcome = explore(options);
-  if (is_shown) fmt::print(stderr, "\r{:40}\r", "");
+  watch_trace(1, "it is played");
+  Result<ExploreOutcome> outcome = explore(*options);
+  if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r{:40}\r", "");
   if (!outcome) return refuse(outcome.error());
 
   std::vector<std::string> paths;

@@ -19,7 +19,7 @@ constexpr std::size_t kStackSize = 64 * 1024;  // of the handlers: a recursion m
 
 // What a signal's handler may read.
 std::atomic<std::int64_t> trace_number{1};
-std::atomic<const char*> doing{"is played"};
+std::atomic<const char*> doing{"it is played"};
 std::atomic<std::int64_t> beats{0};
 std::atomic<std::uint64_t> search_seed{0};
 std::atomic<std::int64_t> beats_seen{-1};
@@ -30,7 +30,7 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 [[noreturn]] void leave(const char* fate, ExitStatus status) {
   std::array<char, 200> text{};
   const auto end =
-      fmt::format_to_n(text.data(), text.size(), "lockstep: trace {} of seed {} {} while it {}\n",
+      fmt::format_to_n(text.data(), text.size(), "lockstep: trace {} of seed {} {} while {}\n",
                        trace_number.load(), search_seed.load(), fate, doing.load());
   [[maybe_unused]] const auto written =
       ::write(STDERR_FILENO, text.data(), std::min(end.size, text.size()));

@@ -29,7 +29,7 @@ ROOT = HERE.parents[1]
 SOURCES = ["cache_sim/" + name for name in ("pools.cpp", "radix_tree.cpp", "sglang_policy.cpp",
                                             "sglang_extra_buffer.cpp", "sglang_legacy.cpp", "scheduler.cpp")]
 LONGEST_S = 60  # a search of 5,000 traces takes a second or two
-TRACE_LONGEST = "2s"  # a trace takes a fraction of a millisecond
+TRACE_LONGEST = "500ms"  # a trace takes a fraction of a millisecond
 
 
 # --- The program ------------------------------------------------------------------------------------------------------

@@ -134,15 +134,17 @@ class Hog {
  public:
   explicit Hog(OperationPlayer& player) : player_(player) {}
 
-  void take() {
+  void take(Short what) {
     say("evict kv=1000000 state=1000000");
     const Reply* const left = say("check");
     const std::int64_t kv = left == nullptr ? 0 : left->get(ReplyField::kv_free);
-    if (kv > 0 && say(fmt::format("admit id=hog tokens=hog{}", kv)) != nullptr) {
+    if (what != Short::of_states && kv > 0 &&
+        say(fmt::format("admit id=hog tokens=hog{}", kv)) != nullptr) {
       Step all = extend_by_all("hog", "");
       player_.play(all);
     }
-    for (slots_ = 0;; ++slots_) {
+    slots_ = 0;
+    for (; what != Short::of_kv; ++slots_) {
       const Reply* const slot = say(fmt::format("alloc as=hog{}", slots_));
       if (slot == nullptr || slot->refused != Refusal::none) return;
     }
@@ -175,7 +177,32 @@ Exhausted all_short_traces(const std::string& policy, int most) {
   return ShortTraces(std::move(options), most).all();
 }
 
-Exhausted each_allocation_failing(const std::string& file, std::size_t step) {
+namespace {
+
+/// Whoever still holds something lets go of it; what nobody holds (any more) is bad input and left
+/// out.
+void end_everything(const std::vector<Operation>& operations, OperationPlayer& player) {
+  for (const Operation& operation : operations) {
+    Step end;
+    Operation gives_back;
+    gives_back.id = operation.id;
+    gives_back.slot = gives_back.lock = operation.as;
+    switch (operation.verb) {
+      case Verb::admit: gives_back.verb = Verb::abort; break;
+      case Verb::alloc:
+      case Verb::fork: gives_back.verb = Verb::free; break;
+      case Verb::lock: gives_back.verb = Verb::unlock; break;
+      default: continue;
+    }
+    end.statement.what = gives_back;
+    player.play(end);
+  }
+  for (const char* const line : {"flush", "check"}) player.play(step_of(line));
+}
+
+}  // namespace
+
+Exhausted each_allocation_failing(const std::string& file, Short what, std::size_t step) {
   const Recording recording = recorded(file);
   Exhausted exhausted;
   for (std::size_t n = 0; n < recording.operations.size(); n += step) {
@@ -183,7 +210,7 @@ Exhausted each_allocation_failing(const std::string& file, std::size_t step) {
     OperationPlayer player(*run);
     Hog hog(player);
     for (std::size_t i = 0; i < recording.operations.size() && !run->stopped(); ++i) {
-      if (i == n) hog.take();
+      if (i == n) hog.take(what);
       Step one;
       one.statement.what = recording.operations[i];
       const Reply* const reply = player.play(one);
@@ -191,6 +218,7 @@ Exhausted each_allocation_failing(const std::string& file, std::size_t step) {
       if (reply != nullptr && reply->refused != Refusal::none) ++exhausted.refusals;
       hog.give_back();
     }
+    if (!run->stopped()) end_everything(recording.operations, player);
     run->conclude();
     ++exhausted.traces;
     if (run->findings().empty()) continue;

@@ -17,9 +17,12 @@ struct Exhausted {
 /// the policy beside its oracle. Traces that begin with an illegal operation are not gone through.
 Exhausted all_short_traces(const std::string& policy, int most);
 
+/// Which memory is empty.
+enum class Short { of_kv, of_states, of_both };
+
 /// The file's operations as often as it has operations: before the n-th one, whatever can be
 /// evicted is, and what is free is taken away for as long as that operation lasts; every `step`-th
-/// n.
-Exhausted each_allocation_failing(const std::string& file, std::size_t step);
+/// n. In the end everything is given back, and every pool must be full again.
+Exhausted each_allocation_failing(const std::string& file, Short what, std::size_t step);
 
 }  // namespace lockstep::testing_support
