@@ -189,7 +189,8 @@ class Explorer {
       step.statement.what = operation;
       step.stands = made == Made::bad;
       const Reply* const reply = player.play(std::move(step));
-      if (made != Made::either && (reply == nullptr) != (made == Made::bad) && !run.stopped())
+      const bool certain = made != Made::either && !has_child(candidate);
+      if (certain && (reply == nullptr) != (made == Made::bad) && !run.stopped())
         mistake =
             fmt::format("`{}` {}", operation.text(),
                         reply == nullptr ? "is bad input" : "should be bad input and was answered");
@@ -197,7 +198,7 @@ class Explorer {
     };
     RandomTrace random(swarm, *players_[candidate.player].policy, draw);
     for (int i = 0; i < swarm.operations && !run.stopped() && mistake.empty(); ++i) {
-      if (somebody_judges(candidate))
+      if (!has_child(candidate))
         if (const std::optional<Operation> bad = random.bad_input()) say(*bad, Made::bad);
       if (run.stopped()) break;
       const Operation next = random.next();
@@ -216,11 +217,11 @@ class Explorer {
     return executed(std::move(candidate), run);
   }
 
-  /// Children are not held to say what is bad input.
-  bool somebody_judges(const Candidate& candidate) const {
+  /// A child is not held to say what is bad input, and may know no tree verbs.
+  bool has_child(const Candidate& candidate) const {
     const std::vector<std::string>& subjects = players_[candidate.player].subjects;
-    return !std::all_of(subjects.begin(), subjects.end(),
-                        [](const std::string& name) { return name.starts_with("exec:"); });
+    return std::any_of(subjects.begin(), subjects.end(),
+                       [](const std::string& name) { return name.starts_with("exec:"); });
   }
 
   Result<Execution> play(Candidate candidate) const {

@@ -180,7 +180,9 @@ Operation RandomTrace::use_of_slot(std::size_t slot) {
 void RandomTrace::overstate_prev(Operation& insert) {
   if (!draw_.chance(static_cast<std::uint64_t>(swarm_.bad), 20)) return;
   const auto page = static_cast<std::uint64_t>(swarm_.config.page);
-  insert.prev = static_cast<std::int64_t>(draw_.below(insert.tokens.size() / page + 1) * page);
+  const std::uint64_t pages = insert.tokens.size() / page;
+  insert.prev =
+      static_cast<std::int64_t>((draw_.chance(1, 2) ? pages : draw_.below(pages + 1)) * page);
   may_be_bad_ = true;
 }
 

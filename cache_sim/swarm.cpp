@@ -106,7 +106,7 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   swarm.salted = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 20));
   swarm.discarded = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 5));
   swarm.urgent = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 5));
-  swarm.bad = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 12));
+  swarm.bad = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 12));
   swarm.sessions = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 3));
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);

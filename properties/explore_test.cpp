@@ -12,6 +12,7 @@
 #include "cache_sim/random_trace.hpp"
 #include "cache_sim/simulation.hpp"
 #include "cache_sim/trace_text.hpp"
+#include "properties/support/program.hpp"
 #include "properties/support/search.hpp"
 #include "reference/base/defect.hpp"
 
@@ -84,6 +85,61 @@ RC_GTEST_PROP(ScheduledTraces, endWithoutAFinding, (std::uint64_t seed, std::uin
   for (const RequestOutcome& outcome : (*run)->outcomes()) RC_ASSERT(outcome.end >= 0);
 }
 
+/// A random trace of single operations, as `explore` makes them: what was said, and whether each
+/// was bad input exactly where it was made so.
+struct PlayedOperations {
+  std::vector<LocatedFinding> findings;
+  std::int64_t answered = 0, refused = 0, bad = 0, misjudged = 0;
+};
+
+PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream,
+                                        const PolicyEntry& policy) {
+  Draw draw(seed, stream);
+  Swarm swarm = draw_swarm(draw, policy, Config());
+  swarm.config.ranks = 1;
+  RunOptions options;
+  options.config = swarm.config;
+  options.subjects = {std::string(policy.name), fmt::format("oracle:{}", policy.name)};
+  options.skip_illegal = true;
+  const Result<std::unique_ptr<Run>> run = Run::start(options);
+  require(run.has_value(), run ? "" : run.error().text);
+  PlayedOperations played;
+  RandomTrace random(swarm, policy, draw);
+  for (int i = 0; i < 100 && !(*run)->stopped(); ++i) {
+    if (const std::optional<Operation> bad = random.bad_input()) {
+      ++played.bad;
+      if ((*run)->apply(*bad) != nullptr) ++played.misjudged;
+    }
+    const Reply* const reply = (*run)->apply(random.next());
+    if (reply == nullptr) {
+      if (!random.may_be_bad()) ++played.misjudged;
+      continue;
+    }
+    ++(reply->refused == Refusal::none ? played.answered : played.refused);
+    random.answered(*reply);
+  }
+  for (Operation end; !(*run)->stopped() && random.next_of_the_end(end);)
+    if ((*run)->apply(end) == nullptr) ++played.misjudged;
+  for (const Verb verb : {Verb::flush, Verb::check}) {
+    Operation operation;
+    operation.verb = verb;
+    (*run)->apply(operation);
+  }
+  (*run)->conclude();
+  played.findings = (*run)->findings();
+  return played;
+}
+
+// Any operations on any policy: it agrees with its oracle, on what is bad input too, and gives
+// everything back.
+RC_GTEST_PROP(OperationTraces, endWithoutAFinding, (std::uint64_t seed, std::uint64_t stream)) {
+  const PlayedOperations played = play_random_operations(seed, stream, some_policy());
+  RC_CLASSIFY(played.bad != 0, "with bad input");
+  RC_CLASSIFY(played.refused != 0, "with refusals");
+  RC_ASSERT(played.findings.empty());
+  RC_ASSERT(played.misjudged == 0);
+}
+
 // --- explore -------------------------------------------------------------------------------------
 
 class Policies : public testing::TestWithParam<std::string> {};
@@ -111,6 +167,32 @@ TEST(Explore, saysWhichMarksItMissed) {
   const std::vector<std::string> missed = searched("radix", "", 1, 50).marks_missed;
   EXPECT_NE(std::find(missed.begin(), missed.end(), "track.branch"), missed.end())
       << "attention alone tracks no states";
+}
+
+// One trace in twenty is played twice. The child's answer depends on which process it is.
+TEST(Explore, findsASubjectThatAnswersOtherwiseTheSecondTime) {
+  const testing_support::ScratchFolder folder;
+  const std::string child = folder.write("child.py", R"(
+import os, sys
+for number, line in enumerate(sys.stdin):
+    verb = line.split()[0]
+    answer = {"hello": "levels=request", "admit": "cached=0"}
+    answer["check"] = "kv_free=%d" % (os.getpid() % 1009)
+    if verb == "extend":
+        answer["extend"] = "n=" + next(w[2:] for w in line.split() if w.startswith("n="))
+    if verb == "accept":
+        answer["accept"] = "n=1"
+    print(answer.get(verb, "ok"), flush=True)
+)");
+  ExploreOptions options;
+  options.run.subjects = {"exec:python3 " + child};
+  ASSERT_TRUE(options.run.config.set_all("policy=radix,kv_tokens=64"));
+  options.traces = 80;
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().text;
+  ASSERT_EQ(outcome->discoveries.size(), 1u);
+  EXPECT_EQ(outcome->discoveries.front().finding.finding.kind, FindingKind::nondeterministic);
+  EXPECT_EQ(outcome->discoveries.front().trace_number % 20, 0);
 }
 
 TEST(Explore, refusesSubjectsThatAreNotThere) {

@@ -17,7 +17,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PIECE = 1_000_000
-MOST_BYTES = 4096  # of an input: longer ones show nothing more and take their time
+MOST_BYTES = {"protocol": 256, "grammar": 1024, "loaders": 2048, "logs": 2048}  # longer ones show nothing more
 FIXTURES = {"grammar": ["traces", "regressions"], "loaders": ["workloads", "bad/workloads"]}
 WORDS = ["{", "}", "[", "]", ",", ":", "null", "true", "0", "-1", "1e3", "4294967296"] + [
     f'"{key}"' for key in (
@@ -28,12 +28,12 @@ WORDS = ["{", "}", "[", "]", ",", ":", "null", "true", "0", "-1", "1e3", "429496
         "temperature sampling_params finished").split()]
 
 
-def first_lines(path):
+def first_lines(path, most):
     """A fixture, cut to whole lines that fit."""
     data = path.read_bytes()
-    if len(data) <= MOST_BYTES or path.suffix == ".zst":
+    if len(data) <= most or path.suffix == ".zst":
         return data
-    return data[:data.rfind(b"\n", 0, MOST_BYTES) + 1]
+    return data[:data.rfind(b"\n", 0, most) + 1]
 
 
 def answers():
@@ -63,7 +63,7 @@ def make_corpus(target, folder):
     folder.mkdir(parents=True, exist_ok=True)
     pieces = []
     for name in FIXTURES.get(target, []):
-        pieces += [first_lines(path) for path in sorted((ROOT / "fixtures" / name).iterdir()) if path.suffix != ".md"]
+        pieces += [first_lines(path, MOST_BYTES[target]) for path in sorted((ROOT / "fixtures" / name).iterdir()) if path.suffix != ".md"]
     pieces += list(answers()) if target == "protocol" else list(logs()) if target == "logs" else []
     for number, piece in enumerate(pieces):
         (folder / f"fixture-{number}").write_bytes(piece)
@@ -76,7 +76,7 @@ def fuzz(program, target, options):
     dictionary.write_text("".join('"{}"\n'.format(w.replace('"', '\\"')) for w in WORDS))
     runs, start, seed = 0, time.monotonic(), options.seed
     while runs < options.runs and (not options.time or time.monotonic() - start < options.time):
-        words = [str(program), f"-runs={min(PIECE, options.runs - runs)}", f"-max_len={MOST_BYTES}", f"-seed={seed}",
+        words = [str(program), f"-runs={min(PIECE, options.runs - runs)}", f"-max_len={MOST_BYTES[target]}", f"-seed={seed}",
                  "-print_final_stats=1", "-verbosity=0", "-timeout=25", "-reduce_inputs=1", f"-artifact_prefix={found}/"]
         if target in ("loaders", "logs"):
             words.append(f"-dict={dictionary}")

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <string>
 #include <string_view>
@@ -162,6 +163,43 @@ TEST(Sources, bannedWordsAreSeen) {
   EXPECT_EQ(broken_ban("bench/x.cpp", "std::chrono::steady_clock::now()"), "");
   EXPECT_EQ(included("#include \"cache_sim/run.hpp\"", '"', '"'), "cache_sim/run.hpp");
   EXPECT_EQ(included("#include <vector>", '"', '"'), "");
+}
+
+/// Names of a file's unordered containers, and where a loop runs over one.
+std::vector<std::size_t> loops_over_unordered(const std::vector<std::string>& lines,
+                                              const std::vector<std::string>& declarations) {
+  static const std::regex declares("std::unordered_\\w+<.*>[&\\s]+(\\w+)\\s*(\\{.*\\})?[;,)=(]?");
+  std::set<std::string> names;
+  for (const std::string& line : declarations) {
+    std::smatch found;
+    if (std::regex_search(line, found, declares)) names.insert(found[1]);
+  }
+  static const std::regex loop("for \\(.* : (?:\\w+\\.|\\w+->)*(\\w+)\\)");
+  std::vector<std::size_t> found;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    std::smatch over;
+    if (std::regex_search(lines[i], over, loop) && names.contains(over[1])) found.push_back(i + 1);
+  }
+  return found;
+}
+
+// Their order differs between libraries.
+TEST(Sources, doNotLoopOverUnorderedContainers) {
+  for (const Source& source : sources()) {
+    if (source.path == "properties/tidy_test.cpp") continue;  // the rule itself
+    std::vector<std::string> declarations = source.lines;
+    const std::string header = source.path.substr(0, source.path.find_last_of('.')) + ".hpp";
+    for (const Source& other : sources())
+      if (other.path == header)
+        declarations.insert(declarations.end(), other.lines.begin(), other.lines.end());
+    for (const std::size_t line : loops_over_unordered(source.lines, declarations))
+      ADD_FAILURE() << source.path << ":" << line << ": loops over an unordered container";
+  }
+  const std::vector<std::string> wrong = {"  std::unordered_map<int, std::string> names_;",
+                                          "  for (const auto& [key, name] : names_)"};
+  EXPECT_EQ(loops_over_unordered(wrong, wrong), std::vector<std::size_t>{2}) << "it can fail";
+  const std::vector<std::string> right = {"  std::map<int, std::string> names_;", wrong[1]};
+  EXPECT_TRUE(loops_over_unordered(right, right).empty());
 }
 
 TEST(Sources, fitInto100Columns) {
