@@ -424,5 +424,18 @@ TEST(CausalConv1d, snapshotsAreAsWideAsStates) {
                ContractViolation);
 }
 
+// A verification only reads its slots: two rows may verify against one state.
+TEST(CausalConv1d, twoRowsMayVerifyAgainstOneState) {
+  const auto x = on_grid<double>(Shape<2>{2, 2}, {.seed = 1});
+  const auto weight = on_grid<double>(Shape<2>{2, 3}, {.seed = 2});
+  auto state = on_grid<double>(Shape<3>{1, 2, 2}, {.seed = 3});
+  const auto slots = ints({0, 0}), parents = ints({-1, -1});
+  const Inputs in{.x = x, .weight = weight, .slots = {.indices = slots.view()}};
+  Array<double, 2> out(x.shape());
+  Array<double, 3> snapshots(Shape<3>{2, 2, 2});
+  EXPECT_NO_THROW(causal_conv1d_update<double>(in, state.view(), out, {}, snapshots.view()));
+  EXPECT_NO_THROW(causal_conv1d_update<double>(in, state.view(), out, parents.view()));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -24,8 +24,7 @@ FLAGS = "-std=c++20 -O0 -w -ffp-contract=off -fprofile-instr-generate -fcoverage
 def build_and_run(source, out, include):
     """The profile of one test program."""
     program, profile, stamp = out / source.stem, out / f"{source.stem}.profraw", out / f"{source.stem}.stamp"
-    now = run_reference.digest(source, *sorted((ROOT / "reference").rglob("*.hpp")),
-                               *sorted((HERE / "support").glob("*.hpp")))
+    now = run_reference.digest(*run_reference.included(source, [ROOT]))
     if not profile.exists() or not stamp.exists() or stamp.read_text() != now:
         print("compiling", source.name, flush=True)
         folders = [f"-I{ROOT}"] + [word for folder in include for word in ("-isystem", folder)]

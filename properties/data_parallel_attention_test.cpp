@@ -110,6 +110,10 @@ TEST(DataParallelAttention, choosesTheLayout) {
   EXPECT_EQ(dp_padding({.tokens = {8}, .extend = true}), DpPadding::max_len);
   EXPECT_EQ(dp_padding({.tokens = uneven, .extend = true, .recurrent = true}), DpPadding::max_len);
   EXPECT_EQ(dp_padding({.tokens = even, .extend = true, .recurrent = true}), DpPadding::sum_len);
+  EXPECT_EQ(dp_padding({.tokens = uneven, .extend = true}), DpPadding::sum_len);
+  EXPECT_EQ(dp_padding({.tokens = {8, 8}, .extend = true}), DpPadding::sum_len);
+  EXPECT_EQ(dp_padding({.tokens = {8, 1}, .extend = true, .recurrent = true}), DpPadding::sum_len)
+      << "one token is not idle";
   EXPECT_EQ(dp_padding({.tokens = even, .fits_custom_all_reduce = true}), DpPadding::sum_len);
   EXPECT_EQ(dp_padding({.tokens = {8}, .extend = true, .fits_custom_all_reduce = true}),
             DpPadding::max_len);

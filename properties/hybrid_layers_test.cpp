@@ -31,6 +31,7 @@ TYPED_TEST(HybridLayers, piecesAndDecodesAreThePromptAtOnce) {
       other.run(cut(hidden.view(), at, at + size), how, cut(pieces.view(), at, at + size));
       at += size;
     }
+    for (const double y : whole) RC_ASSERT(std::isfinite(y));
     RC_ASSERT(difference(pieces, whole).relative() < 1e-10);
     RC_ASSERT(difference(other.state, layer.state).relative() < 1e-10);
     RC_ASSERT(same_bits(other.conv_state, layer.conv_state));
@@ -43,7 +44,7 @@ TEST(GatedDeltaNet, projectionsArePutInOrder) {
   DeltaNetLayer layer(3);
   const auto hidden = on_grid<double>(Shape<2>{1, 6}, {.seed = 5});
   const reference::GatedDeltaNet<double> net{2,
-                                             4,
+                                             6,
                                              3,
                                              5,
                                              layer.qkvz,
@@ -57,12 +58,13 @@ TEST(GatedDeltaNet, projectionsArePutInOrder) {
   const auto row = [&](const Array<double, 2>& w, std::int64_t i) {
     return as_vector(at(w.view(), i)).dot(as_vector(at(hidden.view(), 0)));
   };
-  EXPECT_DOUBLE_EQ(p.qkv(0, 3), row(layer.qkvz, 26)) << "query of key head 1";
+  // Per key head: q 3, k 3, v 15, z 15; b 3, a 3.
+  EXPECT_DOUBLE_EQ(p.qkv(0, 3), row(layer.qkvz, 36)) << "query of key head 1";
   EXPECT_DOUBLE_EQ(p.qkv(0, 6), row(layer.qkvz, 3)) << "key of key head 0";
-  EXPECT_DOUBLE_EQ(p.qkv(0, 12 + 10), row(layer.qkvz, 26 + 6)) << "value head 2";
-  EXPECT_DOUBLE_EQ(p.z(0, 10), row(layer.qkvz, 26 + 16));
-  EXPECT_DOUBLE_EQ(p.b(0, 2), row(layer.ba, 4));
-  EXPECT_DOUBLE_EQ(p.a(0, 2), row(layer.ba, 6));
+  EXPECT_DOUBLE_EQ(p.qkv(0, 12 + 15), row(layer.qkvz, 36 + 6)) << "value head 3";
+  EXPECT_DOUBLE_EQ(p.z(0, 15), row(layer.qkvz, 36 + 21));
+  EXPECT_DOUBLE_EQ(p.b(0, 3), row(layer.ba, 6));
+  EXPECT_DOUBLE_EQ(p.a(0, 3), row(layer.ba, 9));
 }
 
 }  // namespace

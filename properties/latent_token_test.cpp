@@ -37,7 +37,8 @@ RC_GTEST_PROP(LatentBlock, isWithinItsFormatsError, ()) {
   const double size = *rc::gen::element(0.0, 1e-3, 1.0, 300.0);
   auto tokens = on_grid<double>(Shape<2>{n, 512}, {.seed = draw_seed(), .limit = 2});
   for (std::int64_t t = 0; t < n; ++t)
-    for (std::int64_t i = 0; i < 448; ++i) tokens(t, i) *= size * (i / 64 == 3 ? 1e-2 : 1);
+    for (std::int64_t i = 0; i < 448; ++i)
+      tokens(t, i) *= size * (i / 64 == 3 ? 1e-2 : 1) * (t % 2 ? 1 : 20);
   const auto block = reference::packed_block<double>(tokens);
   RC_ASSERT(block.size() % 576 == 0u && block.size() >= static_cast<std::size_t>(584 * n));
   RC_ASSERT(block.size() < static_cast<std::size_t>(584 * n + 576));
@@ -65,6 +66,9 @@ TEST(LatentBlock, layoutIsFlashMlas) {
   EXPECT_EQ(block[2 * 576 + 7], 0) << "padding of token 0's scales";
   EXPECT_EQ(block[576 + 448] | block[576 + 449] << 8, 0xBFC0) << "-1.5 in bf16";
   EXPECT_EQ(reference::latent_block_size(64), 65 * 576);
+  EXPECT_EQ(reference::latent_block_size(72), 73 * 576) << "nothing is left over";
+  EXPECT_EQ(reference::latent_block_size(73), 75 * 576);
+  EXPECT_EQ(reference::latent_block_size(1), 2 * 576);
   EXPECT_THROW(reference::unpacked_from_block<double>(block, 2, 2), ContractViolation);
   EXPECT_THROW(reference::unpacked_from_block<double>(block, 1, 0), ContractViolation);
 }

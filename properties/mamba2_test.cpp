@@ -198,6 +198,7 @@ TEST(Mamba2, timeStepsAreClampedBehindTheSoftplus) {
     return state(0, 0, 0, 0);  // dt', because x = B = 1
   };
   EXPECT_EQ(after(0.25, false, {}, {}), 0.25);
+  EXPECT_FALSE(reference::Mamba2Inputs<double>{}.dt_softplus);
   EXPECT_DOUBLE_EQ(after(0.25, true, {}, {}), std::log(1 + std::exp(0.25)));
   EXPECT_EQ(after(20.5, true, {}, {}), 20.5) << "beyond 20 the softplus is the identity";
   EXPECT_EQ(after(-3, true, 0.5, {}), 0.5);

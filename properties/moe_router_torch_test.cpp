@@ -60,7 +60,7 @@ TEST_P(RouterAgainstTorch, expertsAndWeightsAgree) {
 INSTANTIATE_TEST_SUITE_P(Rules, RouterAgainstTorch,
                          testing::Combine(testing::Values(RouterScore::softmax,
                                                           RouterScore::sigmoid),
-                                          testing::Values(1, 4, 8, 32), testing::Bool()));
+                                          testing::Values(1, 2, 4, 8, 32), testing::Bool()));
 
 }  // namespace
 }  // namespace lockstep

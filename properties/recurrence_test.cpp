@@ -131,13 +131,19 @@ TYPED_TEST(Recurrence, aStateIsReadFromOneSlotAndWrittenToAnother) {
     const TypeParam run(2, 4, draw_seed());
     const Sizes order = draw_order(4);
     const auto from = ints({order[0], order[1]}), to = ints({order[2], order[3]});
+    const auto starts = starts_of({1, 1});
+    const bool prefill = *rc::gen::arbitrary<bool>();
     auto in = run.inputs(0, 2);
+    in.rows.query_start_loc = starts.view();
     in.rows.slots.indices = from.view();
+    const auto advance = [&](auto states, auto y) {
+      prefill ? TypeParam::scan(in, states, y) : TypeParam::update(in, states, y);
+    };
     auto in_place = run.states(), moved = run.states();
     Array<double, 3> out(run.out_shape), moved_out(run.out_shape);
-    TypeParam::update(in, in_place.view(), out);
+    advance(in_place.view(), out.view());
     in.rows.slots.out_indices = to.view();
-    TypeParam::update(in, moved.view(), moved_out);
+    advance(moved.view(), moved_out.view());
     RC_ASSERT(same_bits(out, moved_out));
     const auto before = run.states();
     for (std::int64_t row = 0; row < 2; ++row) {
@@ -423,6 +429,7 @@ TYPED_TEST(Recurrence, aRowWithoutTokensIsEmpty) {
       auto in = run.inputs(0, 2);
       in.rows.query_start_loc = starts.view();
       in.rows.has_initial_state = has.view();
+      in.rows.storage.state = Format::e4m3;  // the pool's numbers are none of the format's
       auto state = run.states();
       Array<double, 3> out(run.out_shape);
       if (chunked)
@@ -473,6 +480,24 @@ TYPED_TEST(Recurrence, refusesWhatDoesNotFit) {
   EXPECT_THROW(TypeParam::update(in, state.view(), out.view()), ContractViolation);
 }
 
+// Tokens behind the last row give 0 in every form.
+TYPED_TEST(Recurrence, tokensBehindTheLastRowGiveZero) {
+  const TypeParam run(4, 2, 17);
+  const auto starts = starts_of({1, 1});
+  auto in = run.inputs(0, 4);
+  in.rows.query_start_loc = starts.view();
+  for (const int form : {0, 1, 2}) {
+    auto state = run.states();
+    Array<double, 3> out(run.out_shape);
+    if (form == 0) TypeParam::update(in, state.view(), out.view());
+    if (form == 1) TypeParam::scan(in, state.view(), out.view());
+    if (form == 2) TypeParam::chunked(in, 4, state.view(), out.view());
+    for_each_element(cut(out.view(), 2, 4), [](const auto&, double y) { EXPECT_EQ(y, 0); });
+    for_each_element(cut(out.view(), 0, 2),
+                     [](const auto&, double y) { EXPECT_TRUE(std::isfinite(y)); });
+  }
+}
+
 // Of a replayed batch, rows of padding are not looked at, whatever count stands beside them.
 TYPED_TEST(Recurrence, aReplaySkipsRowsWithoutASlot) {
   const TypeParam run(3, 2, 15);
@@ -485,6 +510,15 @@ TYPED_TEST(Recurrence, aReplaySkipsRowsWithoutASlot) {
   Array<double, 3> out({1, run.out_shape[1], run.out_shape[2]});
   TypeParam::update(run.inputs(1, 2), cut(expected.view(), 1, 2), out.view());
   EXPECT_TRUE(same_bits(state, expected));
+  const TypeParam many(1, 9, 16);  // more slots than heads
+  auto pool = many.states(), advanced = many.states();
+  in = many.inputs(0, 1);
+  const auto last = ints({8}), one = ints({1});
+  in.rows.slots.indices = last.view();
+  TypeParam::replay(in, one.view(), pool.view());
+  Array<double, 3> y({1, many.out_shape[1], many.out_shape[2]});
+  TypeParam::update(many.inputs(0, 1), cut(advanced.view(), 8, 9), y.view());
+  EXPECT_TRUE(same_bits(pool, advanced));
 }
 
 // P8. A captured state is that of its moment, whatever happens to its slot, and going on from it in

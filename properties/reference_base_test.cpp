@@ -54,10 +54,10 @@ TEST(TestData, reachesAllOfTheGrid) {
 
 TEST(Arrays, areCastElementByElement) {
   Array<double, 2> source(Shape<2>{2, 2});
-  for (std::int64_t i = 0; i < 4; ++i) source.data()[i] = static_cast<double>(i) + 0.5;
+  for (std::int64_t i = 0; i < 4; ++i) source.data()[i] = static_cast<double>(i) + 1.5;
   const Array<std::int32_t, 2> whole = cast<std::int32_t>(source);
-  EXPECT_EQ(whole(0, 0), 0);
-  EXPECT_EQ(whole(1, 1), 3);
+  EXPECT_EQ(whole(0, 0), 1);
+  EXPECT_EQ(whole(1, 1), 4);
   EXPECT_EQ(whole.shape(), source.shape());
 }
 

@@ -106,6 +106,11 @@ TEST(Rope, turnsPairsByTheirFrequencies) {
 // Where YaRN's blend begins and ends, whatever the rotations, and its corners: a context that is
 // not stretched, and a ramp of no width.
 TEST(Rope, yarnBlendsBetweenItsRotations) {
+  const reference::YarnOptions<double> defaults{.factor = 2};
+  EXPECT_EQ(defaults.original_positions, 4096);
+  EXPECT_EQ(defaults.beta_fast, 32);
+  EXPECT_EQ(defaults.beta_slow, 1);
+  EXPECT_EQ(defaults.attention_factor, 1);
   EXPECT_EQ(reference::get_mscale(1.0, 5.0), 1);
   EXPECT_EQ(reference::get_mscale(0.5, 5.0), 1);
   EXPECT_DOUBLE_EQ(reference::get_mscale(1.5, 2.0), 0.1 * 2 * std::log(1.5) + 1);
@@ -141,6 +146,8 @@ TEST(Rope, yarnBlendsBetweenItsRotations) {
        .beta_slow = 1});
   EXPECT_DOUBLE_EQ(step.frequencies(0), 1);
   EXPECT_DOUBLE_EQ(step.frequencies(1), std::pow(10.0, -0.5));
+  const auto unset = reference::yarn_rope<double>(4, 10, {.factor = 8, .mscale_all_dim = 0.5});
+  EXPECT_DOUBLE_EQ(unset.magnitude, (0.1 * std::log(8.0) + 1) / (0.05 * std::log(8.0) + 1));
   const auto both = reference::yarn_rope<double>(
       4, 10, {.factor = 8, .mscale = 2.0, .mscale_all_dim = 0.5, .attention_factor = 1.25});
   EXPECT_DOUBLE_EQ(both.magnitude, (0.2 * std::log(8.0) + 1) / (0.05 * std::log(8.0) + 1) * 1.25);

@@ -88,8 +88,11 @@ RC_GTEST_PROP(ScaledState, updatesAreThoseOfWhatIsStored, ()) {
   const Run run(3, 6, draw_seed());
   const Sizes order = draw_order(6);
   const bool moves = *rc::gen::arbitrary<bool>();
-  const auto indices = ints({order[0], -1, order[1]}), targets = ints({order[2], -1, order[3]});
+  const auto indices = ints({order[0], -1, order[1]}),
+             targets = ints({order[2], order[4], order[3]});
   Pool pool(run.states(), *rc::gen::inRange<std::int64_t>(1, 4), format);
+  for (double& e : pool.values) e = std::trunc(e / 2);
+  for (double& e : pool.scales) e *= 4;  // larger than a store would choose: a store can be seen
   const Pool before = pool;
   auto in = run.inputs(0, 3);
   in.rows.tokens = 3;
@@ -116,16 +119,17 @@ TEST(ScaledState, everyColumnOfATableIsStored) {
   using Run = GatedDeltaRun<double>;
   const Run run(2, 4, 9);
   const auto starts = starts_of({2});
-  const Array<std::int32_t, 2> table = [] {
-    Array<std::int32_t, 2> t(Shape<2>{1, 2}, 3);
-    t(0, 1) = 1;
-    return t;
-  }();
+  const auto entries = ints({3, 1, 2});  // a third column that two tokens do not reach
+  const auto table = make_view(entries.data(), Shape<2>{1, 3});
   auto in = run.inputs(0, 2);
   in.rows.tokens = 2;
   in.rows.query_start_loc = starts.view();
-  in.rows.slots.table = table.view();
+  in.rows.slots.table = table;
   Pool pool(run.states(), 2, Format::int16);
+  for_each_element(at(pool.values.view(), 2),
+                   [](const auto&, double& e) { e = std::trunc(e / 3); });
+  for_each_element(at(pool.scales.view(), 2), [](const auto&, double& e) { e *= 4; });
+  const Pool before = pool;
   auto plain = pool.scaled_up();
   Array<double, 3> out(run.out_shape);
   Run::update(in, plain.view(), out.view());
@@ -134,6 +138,8 @@ TEST(ScaledState, everyColumnOfATableIsStored) {
   Pool stored(plain, 2, Format::int16);
   for (const std::int64_t slot : {1, 3})
     EXPECT_TRUE(same_bits(at(pool.values.view(), slot), at(stored.values.view(), slot))) << slot;
+  EXPECT_TRUE(same_bits(at(pool.values.view(), 2), at(before.values.view(), 2)));
+  EXPECT_TRUE(same_bits(at(pool.scales.view(), 2), at(before.scales.view(), 2)));
 }
 
 // Stochastic rounding gives one of the two neighbours, and over 1,000 seeds their mean is the
@@ -226,6 +232,25 @@ TEST(ScaledState, errorsAreThoseOfTheFormat) {
   EXPECT_LT(errors[1], errors[0] / 50);
   EXPECT_GT(errors[2], errors[0]) << "e4m3 has four bits, int8 seven";
   EXPECT_LT(errors[2], 1e-1);
+}
+
+// An element's draw is that of its index in the whole pool.
+TEST(ScaledState, drawsGoByTheIndexInThePool) {
+  const auto states = on_grid<double>(Shape<4>{3, 2, 4, 5}, {.seed = 6});
+  Pool pool(states, 5, Format::int8);
+  const StochasticRounding rounding{.seed = 8, .stream = 9};
+  std::int64_t index = 0;
+  for (std::int64_t slot = 0; slot < 3; ++slot)
+    for (std::int64_t h = 0; h < 2; ++h)
+      reference::store_scaled<double>(as_matrix(at(states.view(), slot, h)), pool.view(rounding),
+                                      slot, h);
+  for_each_element(pool.values.view(), [&](const auto& i, double found) {
+    const double number = states(i[0], i[1], i[2], i[3]) / pool.scales(i[0], i[1], i[2], 0);
+    EXPECT_EQ(found, rounded_stochastically(number, Format::int8, rounding.draw(index++)));
+  });
+  EXPECT_THROW(reference::with_scaled_states<double>(
+                   {}, {pool.values.view(), pool.scales.view(), 0}, [](auto) {}),
+               ContractViolation);
 }
 
 }  // namespace

@@ -151,5 +151,22 @@ TEST(SoftmaxAttention, doesNotOverflow) {
   EXPECT_NEAR(a.lse, 1000 + std::log1p(std::exp(-1)), 1e-12);
 }
 
+// Sides of very different size: the larger lse is taken out before the exponential.
+TEST(SoftmaxAttention, mergesDoNotOverflow) {
+  const Attended<double> large{Vector<double>::Ones(1), 1000},
+      small{Vector<double>::Zero(1), -1000};
+  EXPECT_TRUE(same(reference::merged(large, small), large));
+  EXPECT_TRUE(same(reference::merged(small, large), large));
+}
+
+TEST(SoftmaxAttention, aQueryWithoutKeysHasAnLseOfMinusInfinity) {
+  const Attention none(1, 0, 1);
+  Array<double, 3> out(none.out.shape());
+  Array<double, 2> lse(none.lse.shape());
+  reference::attention_row<double>(none.q, none.k, none.v, {.scale = 1}, out, lse);
+  EXPECT_EQ(lse(0, 0), -kInfinity);
+  EXPECT_EQ(out(0, 0, 0), 0);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -184,6 +184,7 @@ TEST(TreeAcceptance, startsAtAKnownRoot) {
   EXPECT_EQ(reference::accepted_path(parents.view(), {1, 4}, {7, 8, 9}, {8, 9, 0}),
             (Sizes{0, 1, 2}));
   EXPECT_TRUE(reference::accepted_path(parents.view(), {1, 1}, {}, {}).empty());
+  EXPECT_EQ(reference::accepted_path(parents.view(), {1, 2}, {7}, {8}), (Sizes{0}));
   EXPECT_THROW(reference::accept_greedy({1}, {1}), ContractViolation);
 }
 

@@ -82,6 +82,9 @@ TEST(SplitSchedule, isFlashMlasWalk) {
   EXPECT_EQ(text_of(split_schedule(ints({1280}).view(), 4)),
             "0.0.0-0.7 0.7.1-0.14 0.14.2-0.20 1.0.0-0.20 0 3 ")
       << "the fourth part is idle";
+  EXPECT_EQ(text_of(split_schedule(ints({1280}).view(), 5)),
+            "0.0.0-0.5 0.5.1-0.10 0.10.2-0.15 0.15.3-0.20 1.0.0-0.20 0 4 ")
+      << "25 blocks in five parts: nothing to round up";
   EXPECT_EQ(text_of(split_schedule(ints({640, 640, 64}).view(), 3)),
             "0.0.0-0.10 1.0.0-1.10 2.0.0-2.1 0 1 2 3 ");
   for (const auto& [length, blocks] :

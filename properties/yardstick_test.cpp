@@ -125,6 +125,9 @@ TEST(Differences, seeInfinitiesThatAreMisplaced) {
   EXPECT_EQ(difference(matrix({nan, infinity, 1, 2}), matrix({nan, infinity, 1, 2})).misplaced, 0);
   EXPECT_EQ(difference(matrix({nan, infinity, 1, 2}), matrix({1, -infinity, nan, 2})).misplaced, 3);
   EXPECT_EQ(difference(matrix({1, 1, 1, nan}), matrix({1, 1, 9, 1})).worst_index, "[1, 1]");
+  EXPECT_EQ(difference(matrix({infinity, 1, 1, 1}), matrix({1, 1, 1, infinity})).misplaced, 2);
+  EXPECT_EQ(difference(matrix({nan, 1, 1, 1}), matrix({1, 1, 1, 1})).relative(), infinity);
+  EXPECT_EQ(difference(matrix({nan, 1, 1, 1}), matrix({nan, 1, 1, 1})).relative(), 0);
 }
 
 // A kernel may be four times as far from the truth as float is, and not five times; and one unit in
@@ -155,7 +158,7 @@ TEST(Yardstick, saysWhatIsWrong) {
   EXPECT_DOUBLE_EQ(verdict.bound, (4 * 0.5 + 2 * 0x1p-5) / 5);
   const Difference found = difference(matrix({std::nan(""), -2, 2, 4}), truth);
   EXPECT_EQ(found.text(Format::bf16),
-            "worst at [0, 0]: nan for 1.000000 (nan ulp); relative Frobenius error 0.000e+00; 1 "
+            "worst at [0, 0]: nan for 1.000000 (nan ulp); relative Frobenius error inf; 1 "
             "infinities or NaN misplaced");
   EXPECT_DOUBLE_EQ(found.expected_norm, 5);
   EXPECT_EQ(found.expected_largest, 4);
@@ -176,6 +179,10 @@ TEST(Yardstick, boundsTheWhole) {
   EXPECT_EQ(nothing.error, 0);
   EXPECT_DOUBLE_EQ(nothing.bound, 2 * 0x1p-149);
   EXPECT_EQ(judge(matrix({1, 0, 0, 0}), zeros, zeros).error, 1);
+  const auto small = matrix({0.25, 0, 0, 0});
+  EXPECT_EQ(difference(matrix({0.5, 0, 0, 0}), small).relative(), 1);
+  EXPECT_EQ(judge(matrix({0.5, 0, 0, 0}), small, small).error, 1);
+  EXPECT_EQ(Difference{}.relative(), 0);
 }
 
 }  // namespace

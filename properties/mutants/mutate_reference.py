@@ -60,6 +60,10 @@ class Header:
     def words(self, begin, end):
         return self.bytes[begin:end].decode()
 
+    def source_line(self, offset):
+        begin, end = self.bytes.rfind(b"\n", 0, offset) + 1, self.bytes.find(b"\n", offset)
+        return self.words(begin, end).split(" //")[0].strip()
+
     def edit(self, span, kinds, render):
         self.edits.setdefault((*span, kinds[0]), Edit(*span, kinds, render))
 
@@ -252,7 +256,8 @@ class Header:
                 edit.numbers.append(first + len(mutants))
                 mutants.append({"number": edit.numbers[-1], "file": self.name,
                                 "line": self.bytes.count(b"\n", 0, edit.begin) + 1, "kind": kind,
-                                "text": shown if len(shown) <= 90 else shown[:87] + "…"})
+                                "text": shown if len(shown) <= 90 else shown[:87] + "…",
+                                "source": self.source_line(edit.begin)})
         text = self.text(0, len(self.bytes), order)
         text = re.sub(r"^(template <[^\n]*>\n)?constexpr (?=[\w:<>]+ \w+\()", r"\1inline ", text, flags=re.M)
         return text.replace("#pragma once\n", '#pragma once\n\n#include "mutant_switch.hpp"\n', 1), mutants

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Do the laws see every small mistake in reference/? Plants the mutants of mutate_reference.py and runs the tests.
 
-run_reference.py --out DIR [HEADER…] [--every N] [--seed S] [--time SECONDS] [--torch FOLDER]
+run_reference.py --out DIR [HEADER…] [--tests NAME…] [--every N] [--seed S] [--time SECONDS] [--torch FOLDER]
 
 Each test program is compiled once with all mutants in it. Every test is run alone first, to know which mutants it
 comes by and how long it takes; a mutant is then given to the tests that come by it, shortest program first, until one
@@ -57,6 +57,19 @@ def tests(mutated, torch):
     return found
 
 
+def included(path, folders):
+    """The file and what it includes of ours, through all of them."""
+    found, waiting = [], [path]
+    while waiting:
+        last = waiting.pop()
+        if last in found:
+            continue
+        found.append(last)
+        for name in re.findall(r'^#include "([^"]+)"', last.read_text(), re.M):
+            waiting += [folder / name for folder in folders if (folder / name).exists()][:1]
+    return sorted(found)
+
+
 def digest(*paths):
     return hashlib.sha256(b"".join(p.read_bytes() for p in paths)).hexdigest()[:16]
 
@@ -64,9 +77,7 @@ def digest(*paths):
 class Program:
     def __init__(self, source, out, include, cxx, torch):
         self.name, self.path = source.stem, out / source.stem
-        support = sorted((ROOT / "properties/support").glob("*.hpp"))
-        headers_in = sorted((out / "mutated").rglob("*.hpp"))
-        stamp, now = out / f"{source.stem}.stamp", digest(source, *support, *headers_in)
+        stamp, now = out / f"{source.stem}.stamp", digest(*included(source, [out / "mutated", ROOT]))
         if not self.path.exists() or not stamp.exists() or stamp.read_text() != now:
             print("compiling", source.name, flush=True)
             folders = [f"-I{out / 'mutated'}", f"-I{ROOT}"] + [w for i in include for w in ("-isystem", i)]
@@ -133,13 +144,23 @@ def key(mutant):
     return f"{mutant['file']} | {mutant['text']} | {mutant['kind']}"
 
 
+def place(mutant):
+    """By which a survivor is excused: the line of code it stands on, what it changes there, and how."""
+    return mutant["file"], mutant["source"], mutant["text"], mutant["kind"]
+
+
 def excuses():
     """Survivors that have a reason: the rows of reference_survivors.md."""
     path = HERE / "reference_survivors.md"
     lines = path.read_text().splitlines() if path.exists() else []
-    rows = [re.split(r"(?<!\\)\|", line) for line in lines if line.startswith("| reference/")]
-    plain = [[cell.strip().strip("`").replace("\\|", "|") for cell in row[1:-1]] for row in rows]
-    return {f"{file} | {text} | {kind}": why for file, text, kind, why in plain}
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("| reference/")]
+    plain = [[cell.strip().strip("`").replace("\\|", "|") for cell in row] for row in rows]
+    return {tuple(row[:4]): row[4] for row in plain}
+
+
+def row(mutant, reason):
+    cells = [mutant["file"], f"`{mutant['source']}`", f"`{mutant['text']}`", mutant["kind"], reason]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def judge(options, mutants, programs, old):
@@ -156,7 +177,7 @@ def judge(options, mutants, programs, old):
             known = old.get(mutant["id"])
             tried = sorted((p for p in programs if number in p.by_mutant), key=lambda p: p.seconds(number))
             asked = {p.name: (options.out / f"{p.name}.stamp").read_text() for p in tried}
-            if known and (known["killed"] or known["asked"] == asked):
+            if known and (known["killed"] or known["asked"] == asked or (options.tests and not tried)):
                 results.append({**mutant, **known})
                 continue
             if time.monotonic() - start > options.time:
@@ -181,13 +202,10 @@ def table(results, planted, options):
     for file in sorted({r["file"] for r in results}) + [""]:
         own = [r for r in results if r["file"] == file or not file]
         killed = sum(bool(r["killed"]) for r in own)
-        named = sum(not r["killed"] and key(r) in excused for r in own)
+        named = sum(not r["killed"] and place(r) in excused for r in own)
         lines.append(f"| {file or 'all'} | {len(own)} | {killed} | {100 * killed / max(1, len(own)):.1f} % | {named} |")
-    lines += ["", "## Survivors", "", "| header | text | kind | reason |", "|---|---|---|---|"]
-    for r in results:
-        if not r["killed"]:
-            text, kind = r["text"].replace("|", "\\|"), r["kind"].replace("|", "\\|")
-            lines.append(f"| {r['file']} | `{text}` | {kind} | {excused.get(key(r), '')} | {r['line']}")
+    lines += ["", "## Survivors", "", "| header | line | mutated | how | reason |", "|---|---|---|---|---|"]
+    lines += [row(r, excused.get(place(r), "")) for r in results if not r["killed"]]
     return "\n".join(lines) + "\n"
 
 
@@ -195,6 +213,7 @@ def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("headers", nargs="*")
     words.add_argument("--out", type=pathlib.Path, required=True)
+    words.add_argument("--tests", nargs="*", help="stems of the files in properties/ that are asked, all by default")
     words.add_argument("--every", type=int, default=1, help="one mutant of so many, chosen by the seed")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--time", type=float, default=float("inf"), help="seconds after which no other mutant begins")
@@ -216,13 +235,13 @@ def main():
     if options.every > 1:
         mutants = sorted(random.Random(options.seed).sample(mutants, planted // options.every), key=lambda m: m["number"])
     programs = [Program(source, options.out, options.include, options.cxx, options.torch)
-                for source in tests(set(chosen), options.torch)]
+                for source in tests(set(chosen), options.torch) if not options.tests or source.stem in options.tests]
     log = options.out / "results.jsonl"
     old = {r["id"]: r for r in map(json.loads, log.read_text().splitlines())} if log.exists() else {}
     results = judge(options, mutants, programs, old)
     (options.out / "mutants.md").write_text(table(results, planted, options))
     killed, excused = sum(bool(r["killed"]) for r in results), excuses()
-    unexcused = [r for r in results if not r["killed"] and key(r) not in excused]
+    unexcused = [r for r in results if not r["killed"] and place(r) not in excused]
     print(f"{killed} of {len(results)} killed ({100 * killed / max(1, len(results)):.1f} %), "
           f"{len(unexcused)} survivors without a reason")
     return 0 if killed >= 0.95 * len(results) and not unexcused else 1

@@ -19,14 +19,14 @@ struct Weights {
 
 /// Hidden states are 6 wide, the convolution is 4 wide.
 struct MixerLayer : Weights {
-  static constexpr std::int64_t H = 4, P = 3, N = 5, G = 2;
+  static constexpr std::int64_t H = 6, P = 2, N = 5, G = 3;
   explicit MixerLayer(std::uint64_t seed) : Weights(seed) {}
-  Array<double, 2> in_proj = draw<2>({12 + 32 + 4, 6}), conv = draw<2>({32, 4});
-  Array<double, 1> bias = draw<1>({32}), A_log = draw<1>({4}), D = draw<1>({4});
-  Array<double, 1> dt_bias = draw<1>({4}), norm = draw<1>({12});
+  Array<double, 2> in_proj = draw<2>({12 + 42 + 6, 6}), conv = draw<2>({42, 4});
+  Array<double, 1> bias = draw<1>({42}), A_log = draw<1>({6}), D = draw<1>({6});
+  Array<double, 1> dt_bias = draw<1>({6}), norm = draw<1>({12});
   Array<double, 2> out_proj = draw<2>({6, 12});
-  Array<double, 3> conv_state = draw<3>({1, 32, 4});
-  Array<double, 4> state = draw<4>({1, 4, 3, 5});
+  Array<double, 3> conv_state = draw<3>({1, 42, 4});
+  Array<double, 4> state = draw<4>({1, 6, 2, 5});
 
   void run(const TensorView<const double, 2>& hidden, const reference::LayerRun& how,
            TensorView<double, 2> out) {
@@ -37,13 +37,13 @@ struct MixerLayer : Weights {
 };
 
 struct DeltaNetLayer : Weights {
-  static constexpr std::int64_t H = 2, HV = 4, K = 3, V = 5;
+  static constexpr std::int64_t H = 2, HV = 6, K = 3, V = 5;
   explicit DeltaNetLayer(std::uint64_t seed) : Weights(seed) {}
-  Array<double, 2> qkvz = draw<2>({52, 6}), ba = draw<2>({8, 6}), conv = draw<2>({32, 4});
-  Array<double, 1> A_log = draw<1>({4}), dt_bias = draw<1>({4}), norm = draw<1>({5});
-  Array<double, 2> out_proj = draw<2>({6, 20});
-  Array<double, 3> conv_state = draw<3>({1, 32, 3});
-  Array<double, 4> state = draw<4>({1, 4, 5, 3});
+  Array<double, 2> qkvz = draw<2>({72, 6}), ba = draw<2>({12, 6}), conv = draw<2>({42, 4});
+  Array<double, 1> A_log = draw<1>({6}), dt_bias = draw<1>({6}), norm = draw<1>({5});
+  Array<double, 2> out_proj = draw<2>({6, 30});
+  Array<double, 3> conv_state = draw<3>({1, 42, 3});
+  Array<double, 4> state = draw<4>({1, 6, 5, 3});
 
   void run(const TensorView<const double, 2>& hidden, const reference::LayerRun& how,
            TensorView<double, 2> out) {

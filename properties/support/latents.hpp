@@ -50,7 +50,7 @@ struct Result {
 /// A batch of requests with latents of width 8 (value_dim 5) in pages; unused entries are NaN and
 /// the block table's tail is wild.
 struct Cache {
-  Cache(Sizes lengths, std::int64_t page, std::uint64_t seed) : seq_lens(ints(lengths)) {
+  Cache(const Sizes& lengths, std::int64_t page, std::uint64_t seed) : seq_lens(ints(lengths)) {
     std::int64_t blocks = 1, widest = 0;
     for (const std::int64_t length : lengths) {
       blocks += (length + page - 1) / page;

@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <string>
 
 #include "reference/base/array.hpp"
@@ -34,8 +35,12 @@ struct Difference {
   double worst_actual = 0;
   double worst_expected = 0;
 
-  /// ||actual - expected|| / ||expected||; the plain norm where expected is 0.
-  double relative() const { return expected_norm > 0 ? norm / expected_norm : norm; }
+  /// ||actual - expected|| / ||expected||; the plain norm where expected is 0; infinite where an
+  /// infinity or NaN is misplaced.
+  double relative() const {
+    if (misplaced > 0) return std::numeric_limits<double>::infinity();
+    return expected_norm > 0 ? norm / expected_norm : norm;
+  }
   double worst_ulp(Format format) const {
     return std::abs(worst_actual - worst_expected) / unit_in_last_place(worst_expected, format);
   }
