@@ -105,6 +105,7 @@ class Shrinker {
     for (std::size_t before = 0; before != size();) {
       before = size();
       drop_lines();
+      drop_padding();
       drop_features();
       lower_config();
       shorten_tokens();
@@ -181,6 +182,26 @@ class Shrinker {
       else if (!dropped)
         return;
     }
+  }
+
+  /// A line that does nothing but hold memory goes together with that memory.
+  void drop_padding() {
+    for (std::size_t i = 0; i < best_.steps.size();) {
+      const auto* const operation = std::get_if<Operation>(&best_.steps[i].statement.what);
+      const std::int64_t tokens =
+          operation == nullptr ? 0 : std::max<std::int64_t>(0, operation->n);
+      if (operation == nullptr ||
+          !(drop_with(i, 1, 0) || drop_with(i, 3, 0) || (tokens != 0 && drop_with(i, 0, tokens))))
+        ++i;
+    }
+  }
+
+  bool drop_with(std::size_t line, std::int64_t states, std::int64_t tokens) {
+    Candidate candidate = best_;
+    candidate.steps.erase(candidate.steps.begin() + static_cast<std::ptrdiff_t>(line));
+    candidate.config.state_slots -= states;
+    candidate.config.kv_tokens -= tokens / candidate.config.page * candidate.config.page;
+    return candidate.config.state_slots > 0 && candidate.config.kv_tokens > 0 && attempt(candidate);
   }
 
   /// Applies a change to a copy of each statement in turn.

@@ -80,6 +80,8 @@ TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
     EXPECT_EQ(is_tree_verb(operation->verb), i >= 15) << kFullLines[i];
   }
   EXPECT_FALSE(is_operation_verb("request"));
+  // Found by grammar_fuzz.cpp: no tokens were written as no field, which the verb needs.
+  EXPECT_EQ(operation_of("match tokens=b0")->text(), "match tokens=[]");
 }
 
 TEST(Operations, needTheFieldsThatTheyNeed) {
@@ -213,6 +215,8 @@ TEST(Replies, needWhatTheirVerbPromises) {
   EXPECT_TRUE(parse_reply("cached=0", Verb::admit));
   EXPECT_TRUE(parse_reply("cached=0 speed=fast", Verb::admit)) << "unknown fields are left aside";
   EXPECT_TRUE(parse_reply("refused=no_row", Verb::admit));
+  // Found by protocol_fuzz.cpp: numbers beside a refusal were kept and never printed.
+  EXPECT_EQ(*parse_reply("kv_free=128 refused=no_kv", Verb::alloc), Reply::refusal(Refusal::no_kv));
   EXPECT_TRUE(parse_reply("ok", Verb::finish));
   for (const std::string text : {"ok", "", "kv=3", "cached=-1", "cached=", "cached", "cached=1e3",
                                  "cached=9223372036854775808", "refused=none", "refused=", "0",

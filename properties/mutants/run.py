@@ -6,7 +6,8 @@ run.py --build build/cpu --out DIR [SOURCE…] [--seeds 20] [--first 3] [--trace
 The mutated sources are compiled as the build folder compiles them and linked with its other objects, so that one
 program holds all mutants. Each is searched for with seeds 1 … --first; where one of them finds it, with the others
 too: in how many traces it is found (median of the seeds), as which kind of finding, and how many lines are left when
-the first finding is shrunk. A mutant that kills the program or never ends is found as well, with its trace's number.
+the first finding is shrunk. A mutant that kills the program or never ends is found as well, with its trace's number;
+one that never ends keeps to the first seeds, one that equivalent.txt names and that is not found to the first.
 
 Results are added to DIR/results.jsonl one by one, so that a run that was ended goes on where it was. A mutant that was
 not found and has a reason in equivalent.txt is listed as equivalent: nothing that anybody can observe depends on it.
@@ -29,8 +30,10 @@ ROOT = HERE.parents[1]
 SOURCES = ["cache_sim/" + name for name in ("pools.cpp", "radix_tree.cpp", "sglang_policy.cpp",
                                             "sglang_extra_buffer.cpp", "sglang_legacy.cpp", "scheduler.cpp")]
 LONGEST_S = 60  # a search of 5,000 traces takes a second or two
-TRACE_LONGEST = "500ms"  # a trace takes a fraction of a millisecond
+TRACE_LONGEST = "200ms"  # a trace takes a fraction of a millisecond
 
+
+UNSHRUNK = ("never ends", "dies", "bad input")  # there is no run that could be shortened
 
 # --- The program ------------------------------------------------------------------------------------------------------
 
@@ -102,16 +105,18 @@ class Search:
         return self.explore(number, seed, False)
 
 
-def judged(search, mutant, options):
+def judged(search, mutant, options, equivalent):
     found, number = {}, mutant["number"]
+    first = 1 if mutant["key"] in equivalent else options.first
     shrunk = None
     for seed in range(1, options.seeds + 1):
-        if seed > options.first and not any(found.values()):
-            break
+        seen = {f and f.kind for f in found.values()}
+        if seed > first and (seen == {None} or seen == {"never ends"}):
+            break  # a hang takes its time, and more seeds would only take it again
         found[seed] = search.explore(number, seed, False)
         if found[seed] == "too long":
             found[seed] = Found(options.traces, "never ends", None, None, None)
-        if found[seed] and shrunk is None and not options.raw:
+        if found[seed] and shrunk is None and not options.raw and found[seed].kind not in UNSHRUNK:
             shrunk = search.shrunk(number, seed)
     counts = [f.traces if f else float("inf") for f in found.values()]
     median = statistics.median_low(counts)
@@ -245,11 +250,12 @@ def main():
     done, search, start = read_results(options), Search(options.out, options.traces), time.monotonic()
     if options.again:
         done = {key: r for key, r in done.items() if r["seeds_that_found"]}
+    equivalent = reasons()
     chosen = [m for m in mutants if m["key"] not in done and (not options.only or options.only in m["key"])]
     for mutant in chosen:
         if time.monotonic() - start > options.time:
             break
-        result = judged(search, mutant, options)
+        result = judged(search, mutant, options, equivalent)
         with open(options.out / "results.jsonl", "a") as file:
             file.write(json.dumps(result) + "\n")
         print(f"{mutant['number']} {mutant['file']}:{mutant['line']} {mutant['kind']}: {result['seeds_that_found']}/"

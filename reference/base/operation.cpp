@@ -202,7 +202,10 @@ std::string field_text(const Operation& operation, const FieldRow& row, std::siz
                                                       : std::string(value ? "1" : "0");
                  },
                  [&](const NameField& f) { return (operation.*f.member).text(); },
-                 [&](const TokensField& f) { return (operation.*f.member).text(limit); },
+                 [&](const TokensField& f) {
+                   const Tokens& tokens = operation.*f.member;
+                   return tokens.empty() && row.required ? "[]" : tokens.text(limit);
+                 },
                  [&](const NamesField& f) {
                    std::string list;
                    for (const Name name : operation.*f.member)
@@ -420,11 +423,10 @@ Result<Reply> parse_reply(std::string_view text, Verb verb) {
     if (!number) return fail(fmt::format("field {}: {}", key, number.error().text));
     reply.set(static_cast<ReplyField>(*field), *number);
   }
-  if (reply.refused == Refusal::none) {
-    for (const ReplyField needed : kVerbs[static_cast<std::size_t>(verb)].reply)
-      if (!reply.has(needed))
-        return fail(fmt::format("an answer to {} carries {}=", to_string(verb), to_string(needed)));
-  }
+  if (reply.refused != Refusal::none) return Reply::refusal(reply.refused);  // and nothing else
+  for (const ReplyField needed : kVerbs[static_cast<std::size_t>(verb)].reply)
+    if (!reply.has(needed))
+      return fail(fmt::format("an answer to {} carries {}=", to_string(verb), to_string(needed)));
   return reply;
 }
 
