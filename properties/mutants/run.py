@@ -131,10 +131,10 @@ def judged(search, mutant, options, equivalent):
 
 # --- The table --------------------------------------------------------------------------------------------------------
 
-def reasons():
-    """Key → why nothing depends on it. A line that starts a paragraph is a key, the others its reason."""
+def reasons(file):
+    """Key → reason. Lines that are not indented are keys, the others the reason that they share."""
     found = {}
-    for paragraph in (HERE / "equivalent.txt").read_text().split("\n\n"):
+    for paragraph in (HERE / file).read_text().split("\n\n"):
         lines = [line for line in paragraph.splitlines() if not line.startswith("#")]
         keys = [line for line in lines if line and not line.startswith(" ")]
         for key in keys:
@@ -181,32 +181,34 @@ def table(results, mutants, options):
     lines += ["", "Found as: " + ", ".join(f"{kind} {count}" for kind, count in ended.most_common()) + ".",
               "`dies` and `never ends`: the program does, and the number of the trace is known; `bad input`: the "
               "policy calls a legal operation bad input.", "", "## Not found", ""]
-    missed = [r for r in results if not r["seeds_that_found"] and not r["equivalent"]]
-    lines += [f"- `{escaped(r['key'])}`" for r in missed] or ["None."]
+    lines += by_reason((r["gap"], r["key"]) for r in results if not r["seeds_that_found"] and not r["equivalent"])
     lines += ["", "## Equivalent", ""]
-    by_reason = collections.defaultdict(list)
-    for r in results:
-        if r["equivalent"]:
-            by_reason[r["equivalent"]].append(r["key"])
-    for reason, keys in by_reason.items():
-        lines += [f"- {reason}"] + [f"  - `{escaped(key)}`" for key in keys]
+    lines += by_reason((r["equivalent"], r["key"]) for r in results if r["equivalent"])
     return "\n".join(lines) + "\n"
 
 
+def by_reason(pairs):
+    keys = collections.defaultdict(list)
+    for reason, key in pairs:
+        keys[reason].append(key)
+    return [line for reason, own in keys.items()
+            for line in (f"- {reason}", *(f"  - `{escaped(key)}`" for key in own))] or ["None."]
+
+
 def publish(options, mutants):
-    equivalent, results = reasons(), []
+    equivalent, gaps, results = reasons("equivalent.txt"), reasons("gaps.txt"), []
     done = read_results(options)
     for mutant in mutants:
         if mutant["key"] in done:
             result = done[mutant["key"]]
             reason = None if result["seeds_that_found"] else equivalent.get(mutant["key"])
-            results.append({**result, "file": mutant["file"], "mutation": mutant["kind"], "equivalent": reason})
-    stale = set(equivalent) - {m["key"] for m in mutants}
-    found_now = [r["key"] for r in results if r["seeds_that_found"] and r["key"] in equivalent]
-    for key in sorted(stale):
-        print("equivalent.txt names no mutant:", key)
-    for key in found_now:
-        print("equivalent.txt names a mutant that was found:", key)
+            results.append({**result, "file": mutant["file"], "mutation": mutant["kind"], "equivalent": reason,
+                            "gap": gaps.get(mutant["key"], "Nobody knows why.")})
+    for name, listed in (("equivalent.txt", equivalent), ("gaps.txt", gaps)):
+        for key in sorted(set(listed) - {m["key"] for m in mutants}):
+            print(name, "names no mutant:", key)
+        for key in (r["key"] for r in results if r["seeds_that_found"] and r["key"] in listed):
+            print(name, "names a mutant that was found:", key)
     options.publish.write_text(table(results, mutants, options))
     fields = ("tests_to_detect", "seeds_that_found", "seeds", "kind", "shrunk_lines", "shrink_executions")
     rows = ["  " + json.dumps([r["key"], *(r[f] for f in fields), r["equivalent"] is not None], ensure_ascii=False)
@@ -250,7 +252,7 @@ def main():
     done, search, start = read_results(options), Search(options.out, options.traces), time.monotonic()
     if options.again:
         done = {key: r for key, r in done.items() if r["seeds_that_found"]}
-    equivalent = reasons()
+    equivalent = reasons("equivalent.txt")
     chosen = [m for m in mutants if m["key"] not in done and (not options.only or options.only in m["key"])]
     for mutant in chosen:
         if time.monotonic() - start > options.time:
