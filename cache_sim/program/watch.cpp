@@ -15,7 +15,8 @@ namespace lockstep::program {
 namespace {
 
 constexpr int kLooks = 4;                      // within the limit
-constexpr std::size_t kStackSize = std::size_t{64} * 1024;  // of the handlers: a recursion may have used up ours
+// Of the handlers: a recursion may have used up ours.
+constexpr std::size_t kStackSize = std::size_t{64} * 1024;
 
 // What a signal's handler may read.
 std::atomic<std::int64_t> trace_number{1};
