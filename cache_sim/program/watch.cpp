@@ -14,7 +14,7 @@
 namespace lockstep::program {
 namespace {
 
-constexpr int kLooks = 4;                      // within the limit
+constexpr int kLooks = 4;  // within the limit
 // Of the handlers: a recursion may have used up ours.
 constexpr std::size_t kStackSize = std::size_t{64} * 1024;
 
