@@ -1,0 +1,171 @@
+// What every kernel uses: 16-byte accesses, conversions, and launches that overlap.
+#pragma once
+
+#include "kernels/base/check.hpp"
+
+namespace lockstep::kernels {
+
+template <class T>
+__device__ inline float to_float(T x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  if constexpr (std::is_same_v<T, Bf16>) return __bfloat162float(x);
+  if constexpr (std::is_same_v<T, Fp16>) return __half2float(x);
+}
+
+/// The nearest number of type T, ties to even.
+template <class T>
+__device__ inline T from_float(float x) {
+  if constexpr (std::is_same_v<T, float>) return x;
+  if constexpr (std::is_same_v<T, Bf16>) return __float2bfloat16_rn(x);
+  if constexpr (std::is_same_v<T, Fp16>) return __float2half_rn(x);
+}
+
+template <class T>
+__device__ inline float rounded_to(float x) {
+  return to_float(from_float<T>(x));
+}
+
+/// N elements that one instruction moves: at most 16 bytes, aligned to their size.
+template <class T, int N>
+struct alignas(N * sizeof(T)) Pack {
+  static_assert(N * sizeof(T) <= 16, "an access moves at most 16 bytes");
+  T value[N];
+};
+
+/// Reads that leave no trace in the caches: a state is used once per launch.
+enum class Cached { yes, streaming };
+
+template <Cached kCached, class T, int N>
+__device__ inline void load_pack(float (&x)[N], const T* source) {
+  using Word = std::conditional_t<
+      N * sizeof(T) == 16, uint4,
+      std::conditional_t<N * sizeof(T) == 8, uint2,
+                         std::conditional_t<N * sizeof(T) == 4, unsigned, unsigned short>>>;
+  union {
+    Word word;
+    Pack<T, N> pack;
+  } loaded;
+  const Word* from = reinterpret_cast<const Word*>(source);
+  if constexpr (kCached == Cached::streaming)
+    loaded.word = __ldcs(from);
+  else
+    loaded.word = *from;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = to_float(loaded.pack.value[i]);
+}
+
+template <Cached kCached, class T, int N>
+__device__ inline void store_pack(T* target, const float (&x)[N]) {
+  using Word = std::conditional_t<
+      N * sizeof(T) == 16, uint4,
+      std::conditional_t<N * sizeof(T) == 8, uint2,
+                         std::conditional_t<N * sizeof(T) == 4, unsigned, unsigned short>>>;
+  union {
+    Word word;
+    Pack<T, N> pack;
+  } stored;
+#pragma unroll
+  for (int i = 0; i < N; ++i) stored.pack.value[i] = from_float<T>(x[i]);
+  Word* to = reinterpret_cast<Word*>(target);
+  if constexpr (kCached == Cached::streaming)
+    __stcs(to, stored.word);
+  else
+    *to = stored.word;
+}
+
+/// One element of a view whose type is told at run time. First its bits: reads that are asked for
+/// before any of them is looked at wait together.
+__device__ inline unsigned bits_at(const void* data, Format format, std::int64_t offset) {
+  return format == Format::float32 ? static_cast<const unsigned*>(data)[offset]
+                                   : static_cast<const unsigned short*>(data)[offset];
+}
+__device__ inline float value_of(unsigned bits, Format format) {
+  if (format == Format::float32) return __uint_as_float(bits);
+  return format == Format::bf16 ? __uint_as_float(bits << 16)
+                                : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
+__device__ inline unsigned bits_at(const MixedView<1>& v, int i) {
+  return bits_at(v.data, v.format, i * v.strides[0]);
+}
+__device__ inline unsigned bits_at(const MixedView<2>& v, int i, int j) {
+  return bits_at(v.data, v.format, i * v.strides[0] + j * v.strides[1]);
+}
+__device__ inline unsigned bits_at(const MixedView<3>& v, int i, int j, int k) {
+  return bits_at(v.data, v.format, i * v.strides[0] + j * v.strides[1] + k * v.strides[2]);
+}
+template <std::size_t Rank, class... Index>
+__device__ float at(const MixedView<Rank>& v, Index... index) {
+  return value_of(bits_at(v, index...), v.format);
+}
+
+/// Tokens' vectors [T, heads, extent] whose last dimension is contiguous.
+template <class T>
+struct HeadVectors {
+  T* data = nullptr;
+  std::int64_t token_stride = 0, head_stride = 0;
+
+  HeadVectors() = default;
+  explicit HeadVectors(const TensorView<T, 3>& view)
+      : data(view.data_handle()), token_stride(view.stride(0)), head_stride(view.stride(1)) {}
+  __device__ T* at(int t, int head) const { return data + t * token_stride + head * head_stride; }
+};
+
+/// x / divisor for x and divisor below 65536, without a division on the device.
+struct Divisor {
+  std::uint64_t reciprocal = 0;
+
+  Divisor() = default;
+  explicit Divisor(std::int64_t divisor)
+      : reciprocal(((std::uint64_t{1} << 32) + static_cast<std::uint64_t>(divisor) - 1) /
+                   static_cast<std::uint64_t>(divisor)) {}
+  __device__ int of(int x) const {
+    return static_cast<int>(static_cast<unsigned>(x) * reciprocal >> 32);
+  }
+};
+
+/// The functions of reference/base/functions.hpp.
+__device__ inline float softplus(float x) {
+  return x <= 20.0f ? log1pf(expf(x)) : x;
+}
+__device__ inline float sigmoid(float x) {
+  return 1.0f / (1.0f + expf(-x));
+}
+__device__ inline float silu(float x) {
+  return x / (1.0f + expf(-x));
+}
+
+/// Starts a kernel. `overlaps`: the kernel begins with wait_for_earlier_launch(), so that its
+/// blocks may take their places while the launch before it still runs.
+template <class... Parameters, class... Arguments>
+void launch(const char* operation, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            std::size_t shared_bytes, cudaStream_t stream, bool overlaps,
+            const Arguments&... arguments) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = overlaps ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), operation);
+}
+
+/// From here on all that the earlier launch wrote can be seen. Every thread calls it.
+__device__ inline void wait_for_earlier_launch() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+/// The next launch may take its places. Its own wait_for_earlier_launch() still waits for the end
+/// of this one.
+__device__ inline void let_the_next_launch_start() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,61 @@
+// The element types of device memory, and views whose element type is told at run time: for the
+// small inputs (gates, biases, weights per head), so that a kernel is not compiled once per type of
+// each.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <string>
+#include <type_traits>
+
+#include "reference/base/storage.hpp"
+#include "reference/base/view.hpp"
+
+namespace lockstep::kernels {
+
+using Bf16 = __nv_bfloat16;
+using Fp16 = __half;
+
+template <class T>
+constexpr Format format_of() {
+  if constexpr (std::is_same_v<T, float>) return Format::float32;
+  if constexpr (std::is_same_v<T, Bf16>) return Format::bf16;
+  if constexpr (std::is_same_v<T, Fp16>) return Format::fp16;
+}
+
+inline const char* name_of(Format format) {
+  switch (format) {
+    case Format::float32: return "float32";
+    case Format::bf16: return "bfloat16";
+    case Format::fp16: return "float16";
+    default: return "another type";
+  }
+}
+
+/// A view of float32, bfloat16 or float16 elements. Without data it stands for an absent argument.
+template <std::size_t Rank>
+struct MixedView {
+  const void* data = nullptr;
+  Format format = Format::float32;
+  std::int64_t extents[Rank] = {};
+  std::int64_t strides[Rank] = {};
+
+  MixedView() = default;
+  template <class T>
+  MixedView(const TensorView<const T, Rank>& view)  // NOLINT(google-explicit-constructor)
+      : data(view.data_handle()), format(format_of<T>()) {
+    for (std::size_t i = 0; i < Rank; ++i) {
+      extents[i] = view.extent(i);
+      strides[i] = view.stride(i);
+    }
+  }
+  template <class T>
+  requires(!std::is_const_v<T>)
+      MixedView(const TensorView<T, Rank>& view)  // NOLINT(google-explicit-constructor)
+      : MixedView(TensorView<const T, Rank>(view)) {}
+
+  __host__ __device__ explicit operator bool() const { return data != nullptr; }
+};
+
+}  // namespace lockstep::kernels

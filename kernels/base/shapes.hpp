@@ -1,0 +1,30 @@
+// The shapes for which kernels with 16-byte accesses are compiled, a line each: the serving shapes
+// always, the others with LOCKSTEP_ALL_SHAPES. Every other shape runs through kernels that take
+// any.
+#pragma once
+
+// K of the gated delta rule, N of Mamba2: the length of a state's rows.
+#define LOCKSTEP_SERVING_STATE_ROWS(X) X(128)  // Qwen3-Next, Nemotron-H
+#ifdef LOCKSTEP_ALL_SHAPES
+#define LOCKSTEP_OTHER_STATE_ROWS(X) \
+  X(64)                              \
+  X(256)
+#else
+#define LOCKSTEP_OTHER_STATE_ROWS(X)
+#endif
+#define LOCKSTEP_STATE_ROWS(X)   \
+  LOCKSTEP_SERVING_STATE_ROWS(X) \
+  LOCKSTEP_OTHER_STATE_ROWS(X)
+
+// Activations beside states.
+#define LOCKSTEP_SERVING_TYPES(X) \
+  X(Bf16, float)                  \
+  X(Bf16, Bf16)
+#define LOCKSTEP_OTHER_TYPES(X) \
+  X(Bf16, Fp16)                 \
+  X(Fp16, float)                \
+  X(Fp16, Fp16)                 \
+  X(Fp16, Bf16)                 \
+  X(float, float)               \
+  X(float, Bf16)                \
+  X(float, Fp16)

@@ -1,0 +1,128 @@
+// The rules on rows and slots of reference/base/slots.hpp, on the device. What is an error there is
+// a row or a store left out here: a kernel cannot ask.
+#pragma once
+
+#include <climits>
+
+#include "kernels/base/check.hpp"
+#include "reference/base/slots.hpp"
+
+namespace lockstep::kernels {
+
+struct TokenRange {
+  int begin;
+  int size;
+};
+
+constexpr int kNowhere = -1;  ///< a slot number: padding, or a state that goes nowhere
+
+/// What a kernel needs of `query_start_loc` and StateSlots. Pointers are into device memory.
+struct RowSlots {
+  const std::int32_t* starts = nullptr;   ///< [N + 1]; null: every token is a row
+  const std::int32_t* indices = nullptr;  ///< [N], or the table [N, columns]
+  const std::int32_t* out_indices = nullptr;
+  const std::int32_t* num_accepted = nullptr;
+  int starts_stride = 0;
+  int indices_stride = 0;
+  int column_stride = 0;
+  int columns = 0;  ///< 0: there is no table
+  int out_indices_stride = 0;
+  int num_accepted_stride = 0;
+  int pad_slot_id = -1;
+  int slot_count = 0;
+  int rows = 0;
+  int tokens = 0;
+
+#ifdef __CUDACC__
+  __device__ TokenRange range(int row) const {
+    if (!starts) return {row, 1};
+    const int begin = starts[row * starts_stride], end = starts[(row + 1) * starts_stride];
+    const bool sound = 0 <= begin && begin <= end && end <= tokens;
+    return {sound ? begin : 0, sound ? end - begin : 0};
+  }
+  /// Tokens behind the last row.
+  __device__ int padding_begin() const {
+    return starts ? max(0, starts[rows * starts_stride]) : tokens;
+  }
+  __device__ int named(int entry) const {
+    return entry < 0 || entry == pad_slot_id || entry >= slot_count ? kNowhere : entry;
+  }
+  __device__ int accepted_before(int row) const {
+    return num_accepted ? max(1, num_accepted[row * num_accepted_stride]) : 1;
+  }
+  __device__ int source(int row) const {
+    if (!indices) return row < slot_count ? row : kNowhere;
+    if (columns == 0) return named(indices[row * indices_stride]);
+    const int column = accepted_before(row) - 1;
+    if (column >= columns) return kNowhere;
+    return named(indices[row * indices_stride + column * column_stride]);
+  }
+  /// Where the state after token `token` of the row's `size` goes; `source` is what source() said.
+  __device__ int target(int row, int token, int size, int source) const {
+    if (columns > 0)
+      return token < columns ? named(indices[row * indices_stride + token * column_stride])
+                             : kNowhere;
+    if (token != size - 1) return kNowhere;
+    return out_indices ? named(out_indices[row * out_indices_stride]) : source;
+  }
+#endif
+};
+
+/// `slots` of an operation over T tokens, checked as far as the host can.
+inline RowSlots row_slots(const Checks& checks, const StateSlots& slots,
+                          const std::optional<IndexView>& starts, std::int64_t tokens,
+                          std::int64_t slot_count) {
+  RowSlots rows;
+  const auto number = [&](std::int64_t x, const char* argument) {
+    checks.expect(0 <= x && x <= INT_MAX, argument, "of at most 2147483647 elements and strides",
+                  std::to_string(x));
+    return static_cast<int>(x);
+  };
+  rows.tokens = number(tokens, "the batch");
+  rows.rows = number(row_count(starts, tokens), "the batch");
+  rows.slot_count = number(slot_count, "state");
+  rows.pad_slot_id = slots.pad_slot_id;
+  if (starts) {
+    checks.expect(starts->extent(0) >= 1, "query_start_loc", "[N + 1]", "no elements");
+    rows.starts = starts->data_handle();
+    rows.starts_stride = number(starts->stride(0), "query_start_loc");
+  }
+  const auto per_row = [&](const IndexView& view, const char* argument) {
+    checks.shape(view, argument, "[N]", {rows.rows});
+  };
+  checks.expect(!(slots.indices && slots.table), "state_indices", "one list or one table", "both");
+  if (slots.indices) {
+    per_row(*slots.indices, "state_indices");
+    rows.indices = slots.indices->data_handle();
+    rows.indices_stride = number(slots.indices->stride(0), "state_indices");
+  }
+  if (slots.table) {
+    checks.expect(slots.table->extent(0) == rows.rows && slots.table->extent(1) >= 1,
+                  "state_indices", "[N, 1 + drafts] with N = " + std::to_string(rows.rows),
+                  text_of(shape_of(*slots.table)));
+    checks.expect(!slots.out_indices, "state_out_indices", "absent beside a table", "given");
+    rows.indices = slots.table->data_handle();
+    rows.indices_stride = number(slots.table->stride(0), "state_indices");
+    rows.column_stride = number(slots.table->stride(1), "state_indices");
+    rows.columns = number(slots.table->extent(1), "state_indices");
+  }
+  if (slots.out_indices) {
+    per_row(*slots.out_indices, "state_out_indices");
+    rows.out_indices = slots.out_indices->data_handle();
+    rows.out_indices_stride = number(slots.out_indices->stride(0), "state_out_indices");
+  }
+  if (slots.num_accepted) {
+    per_row(*slots.num_accepted, "num_accepted_tokens");
+    rows.num_accepted = slots.num_accepted->data_handle();
+    rows.num_accepted_stride = number(slots.num_accepted->stride(0), "num_accepted_tokens");
+  }
+  return rows;
+}
+
+/// A launch has one block row per row of the batch, and the grid's y has 65535.
+inline void check_row_count(const Checks& checks, const RowSlots& rows) {
+  checks.expect(rows.rows <= 65535, "the batch", "of at most 65535 rows",
+                std::to_string(rows.rows));
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,133 @@
+// How a warp holds rows of a recurrent state [R, C]: a row belongs to kLanes neighbouring lanes,
+// each with kChunks pieces of kVec elements, in float32.
+//
+//   column of element (chunk c, i) in the lane `part` of the row:  (c kLanes + part) kVec + i
+//
+// Where rows are contiguous and C fits, a piece is 16 bytes and the lanes of a row read 128 bytes
+// side by side. Otherwise (any C up to 256, any strides) a piece is one element.
+#pragma once
+
+#include "kernels/base/device.cuh"
+
+namespace lockstep::kernels {
+
+template <int kLanes_, int kVec_, int kChunks_, bool kMasked_>
+struct RowLayout {
+  static constexpr int kLanes = kLanes_;
+  static constexpr int kVec = kVec_;
+  static constexpr int kChunks = kChunks_;
+  static constexpr bool kMasked = kMasked_;
+  static constexpr int kCount = kVec * kChunks;     ///< elements of a row in one lane
+  static constexpr int kRowsPerWarp = 32 / kLanes;  ///< rows side by side
+
+  __device__ static int part() { return static_cast<int>(threadIdx.x % kLanes); }
+  __device__ static int row_in_warp() { return static_cast<int>(threadIdx.x % 32 / kLanes); }
+  __device__ static int column(int chunk) { return (chunk * kLanes + part()) * kVec; }
+
+  /// The lane's elements as they lie in memory: asked for, and not yet waited for.
+  template <class T>
+  struct Raw {
+    static constexpr int kPack = kMasked ? 1 : (kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec);
+    Pack<T, kPack> packs[kCount / kPack];
+
+    __device__ void fetch(const T* row, int extent) {
+      const T* const mine = row + part() * kVec;
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c)
+#pragma unroll
+        for (int i = 0; i < kVec; i += kPack) {
+          Pack<T, kPack>& pack = packs[(c * kVec + i) / kPack];
+          if constexpr (kMasked)
+            pack.value[0] = column(c) < extent ? row[column(c)] : from_float<T>(0.0f);
+          else
+            pack = *reinterpret_cast<const Pack<T, kPack>*>(mine + c * kLanes * kVec + i);
+        }
+    }
+    __device__ void values(float (&x)[kCount]) const {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) x[i] = to_float(packs[i / kPack].value[i % kPack]);
+    }
+  };
+
+  /// The lane's elements of a row of `extent` elements; elements beyond are 0.
+  template <Cached kCached, class T>
+  __device__ static void load(float (&x)[kCount], const T* row, int extent,
+                              std::int64_t stride = 1) {
+    const T* const mine = row + part() * kVec;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if constexpr (kMasked) {
+        x[c] = column(c) < extent ? to_float(row[column(c) * stride]) : 0.0f;
+      } else {
+        constexpr int kPack = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
+#pragma unroll
+        for (int i = 0; i < kVec; i += kPack) {
+          float piece[kPack];
+          load_pack<kCached>(piece, mine + c * kLanes * kVec + i);
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) x[c * kVec + i + j] = piece[j];
+        }
+      }
+    }
+  }
+
+  template <Cached kCached, class T>
+  __device__ static void store(T* row, const float (&x)[kCount], int extent,
+                               std::int64_t stride = 1) {
+    T* const mine = row + part() * kVec;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if constexpr (kMasked) {
+        if (column(c) < extent) row[column(c) * stride] = from_float<T>(x[c]);
+      } else {
+        static_assert(kVec * sizeof(T) <= 16);
+        float piece[kVec];
+#pragma unroll
+        for (int i = 0; i < kVec; ++i) piece[i] = x[c * kVec + i];
+        store_pack<kCached>(mine + c * kLanes * kVec, piece);
+      }
+    }
+  }
+
+  /// The sum over the row's lanes, in every one of them. The order is fixed.
+  __device__ static float sum(float x) {
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2)
+      x += __shfl_xor_sync(0xffffffffu, x, distance);
+    return x;
+  }
+
+  __device__ static float dot(const float (&a)[kCount], const float (&b)[kCount]) {
+    float even = 0, odd = 0;  // two chains, so that one does not wait for the other
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i % 2 == 0)
+        even = fmaf(a[i], b[i], even);
+      else
+        odd = fmaf(a[i], b[i], odd);
+    }
+    return even + odd;
+  }
+};
+
+/// Eight lanes a row: each of their reads is 128 contiguous bytes.
+template <class S, int C>
+using FastRows = RowLayout<8, 16 / static_cast<int>(sizeof(S)),
+                           C / (8 * (16 / static_cast<int>(sizeof(S)))), false>;
+/// A warp a row, any row of up to 256 elements.
+constexpr int kAnyRowsExtent = 256;
+using AnyRows = RowLayout<32, 1, kAnyRowsExtent / 32, true>;
+
+/// Whether every row of the view begins at a multiple of `bytes` and is contiguous.
+template <AnyView V>
+bool rows_aligned(const V& view, std::size_t bytes) {
+  using T = std::remove_const_t<ElementOf<V>>;
+  constexpr std::size_t last = V::rank() - 1;
+  if (view.stride(last) != 1 && view.extent(last) > 1) return false;
+  if (reinterpret_cast<std::uintptr_t>(view.data_handle()) % bytes != 0) return false;
+  for (std::size_t i = 0; i < last; ++i)
+    if (view.extent(i) > 1 && view.stride(i) * sizeof(T) % bytes != 0) return false;
+  return true;
+}
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,301 @@
+// Mamba2's state update for decoding. Equations: reference/mamba2.hpp; how it maps onto the
+// machine: kernels/base/recurrence.cuh, with a head's s [P, N] as the state: C . s is a sum over
+// the lanes of one row.
+#include "kernels/selective_state_update.hpp"
+
+#include "kernels/base/recurrence.cuh"
+
+namespace lockstep::kernels {
+namespace {
+
+/// kPerHead: A, dt and dt_bias are one number per head, as in Mamba2; otherwise any (Mamba1).
+template <class T, bool kPerHead>
+struct SelectiveState {
+  struct Parameters {
+    HeadVectors<const T> x, B, C;
+    MixedView<3> dt, A, z;
+    MixedView<2> D, dt_bias;
+    HeadVectors<T> out;
+    TensorView<float, 2> stash_decay, stash_dt;
+    TensorView<const float, 2> folded_decay, folded_dt;
+    HeadVectors<const T> folded_x, folded_B;
+    float dt_min, dt_max;  ///< infinite where there is no limit
+    bool dt_softplus;
+    Divisor heads_per_group;
+  };
+
+  template <class Layout, int kRows>
+  struct Token {
+    float Bdt[Layout::kCount];  ///< B_t d_t; where d_t differs along P, B_t
+    float C[Layout::kCount];
+    float x[kRows];
+    float Dx[kRows];    ///< D x_t
+    float gate[kRows];  ///< silu(z_t), or 1
+    float dt[kPerHead ? 1 : kRows];
+    float decay;                                     ///< exp(A d_t)
+    float A[kPerHead ? 1 : kRows * Layout::kCount];  ///< where it differs
+  };
+
+  __device__ static float time_step(const Parameters& p, unsigned dt_bits, unsigned bias_bits) {
+    float dt = value_of(dt_bits, p.dt.format);
+    if (p.dt_bias) dt += value_of(bias_bits, p.dt_bias.format);
+    if (p.dt_softplus) dt = softplus(dt);
+    return fminf(fmaxf(dt, p.dt_min), p.dt_max);
+  }
+
+  static constexpr int steps(int rows) { return kPerHead ? 1 : rows; }
+
+  template <class Layout, int kRows>
+  struct Raw {
+    typename Layout::template Raw<T> B, C;
+    T x[kRows];
+    unsigned dt[steps(kRows)], dt_bias[steps(kRows)], D[kRows], z[kRows], A;
+  };
+
+  template <class Layout, int kRows>
+  __device__ static void fetch_inputs(Raw<Layout, kRows>& raw, const T* x, const T* B,
+                                      const Place<Layout, kRows>& place) {
+    raw.B.fetch(B, place.C);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) raw.x[r] = place.has(r) ? x[place.row(r)] : from_float<T>(0.0f);
+  }
+
+  template <class Layout, int kRows>
+  __device__ static Raw<Layout, kRows> fetch(const Parameters& p, int t, int h,
+                                             const Place<Layout, kRows>& place) {
+    Raw<Layout, kRows> raw;
+    const int group = p.heads_per_group.of(h);
+#pragma unroll
+    for (int r = 0; r < steps(kRows); ++r) {
+      const int row = kPerHead ? 0 : min(place.row(r), place.R - 1);
+      raw.dt[r] = bits_at(p.dt, t, h, row);
+      raw.dt_bias[r] = p.dt_bias ? bits_at(p.dt_bias, h, row) : 0;
+    }
+    raw.A = kPerHead ? bits_at(p.A, h, 0, 0) : 0;
+    fetch_inputs(raw, p.x.at(t, h), p.B.at(t, group), place);
+    raw.C.fetch(p.C.at(t, group), place.C);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      raw.D[r] = p.D && place.has(r) ? bits_at(p.D, h, place.row(r)) : 0;
+      raw.z[r] = p.z && place.has(r) ? bits_at(p.z, t, h, place.row(r)) : 0;
+    }
+    return raw;
+  }
+
+  template <class Layout, int kRows>
+  __device__ static Token<Layout, kRows> prepare(const Parameters& p, int t, int h,
+                                                 const Place<Layout, kRows>& place,
+                                                 const Raw<Layout, kRows>& raw) {
+    Token<Layout, kRows> token;
+    raw.B.values(token.Bdt);
+    raw.C.values(token.C);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      token.x[r] = to_float(raw.x[r]);
+      token.Dx[r] = p.D ? value_of(raw.D[r], p.D.format) * token.x[r] : 0.0f;
+      token.gate[r] = p.z ? silu(value_of(raw.z[r], p.z.format)) : 1.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < steps(kRows); ++r) token.dt[r] = time_step(p, raw.dt[r], raw.dt_bias[r]);
+    if constexpr (kPerHead) {
+      token.decay = expf(__fmul_rn(value_of(raw.A, Format::float32), token.dt[0]));
+#pragma unroll
+      for (int i = 0; i < Layout::kCount; ++i) token.Bdt[i] = __fmul_rn(token.Bdt[i], token.dt[0]);
+      if (p.stash_dt.data_handle() && place.first == 0 && Layout::part() == 0) {
+        p.stash_decay(t, h) = token.decay;
+        p.stash_dt(t, h) = token.dt[0];
+      }
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int i = 0; i < Layout::kCount; ++i) {
+          const int n = Layout::column(i / Layout::kVec) + i % Layout::kVec;
+          token.A[r * Layout::kCount + i] =
+              place.has(r) && n < place.C ? at(p.A, h, place.row(r), n) : 0.0f;
+        }
+    }
+    return token;
+  }
+
+  template <class Layout, int kRows>
+  __device__ static Token<Layout, kRows> load_folded(const Parameters& p, int t, int h,
+                                                     const Place<Layout, kRows>& place) {
+    Raw<Layout, kRows> raw;
+    fetch_inputs(raw, p.folded_x.at(t, h), p.folded_B.at(t, p.heads_per_group.of(h)), place);
+    Token<Layout, kRows> token;
+    token.decay = p.folded_decay(t, h);
+    const float dt = p.folded_dt(t, h);
+    raw.B.values(token.Bdt);
+#pragma unroll
+    for (int i = 0; i < Layout::kCount; ++i) token.Bdt[i] = __fmul_rn(token.Bdt[i], dt);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) token.x[r] = to_float(raw.x[r]);
+    return token;
+  }
+
+  /// s = s exp(A d) + (B d) x, in operations that no compiler fuses otherwise: a replay repeats a
+  /// decode bit by bit.
+  template <class Layout, class Token>
+  __device__ static void advance(const Token& token, float (&s)[Layout::kCount], int r) {
+#pragma unroll
+    for (int i = 0; i < Layout::kCount; ++i) {
+      if constexpr (kPerHead) {
+        s[i] = fmaf(token.Bdt[i], token.x[r], __fmul_rn(s[i], token.decay));
+      } else {
+        const float decay = expf(__fmul_rn(token.A[r * Layout::kCount + i], token.dt[r]));
+        s[i] = fmaf(__fmul_rn(token.Bdt[i], token.dt[r]), token.x[r], __fmul_rn(s[i], decay));
+      }
+    }
+  }
+
+  /// (C . s + D x) silu(z)
+  template <class Layout, class Token>
+  __device__ static float step(const Token& token, float (&s)[Layout::kCount], int r) {
+    advance<Layout>(token, s, r);
+    return (Layout::sum(Layout::dot(s, token.C)) + token.Dx[r]) * token.gate[r];
+  }
+
+  __device__ static void write(const Parameters& p, int t, int h, int row, float y) {
+    p.out.at(t, h)[row] = from_float<T>(y);
+  }
+};
+
+constexpr const char* kStateLetters = "[slots, H, P, N]";
+constexpr const char* kName = "selective_state_update";
+
+/// One number for all along the dimensions from `first` on.
+template <std::size_t Rank>
+bool is_repeated(const MixedView<Rank>& view, std::size_t first) {
+  for (std::size_t i = first; view && i < Rank; ++i)
+    if (view.strides[i] != 0 && view.extents[i] > 1) return false;
+  return true;
+}
+
+template <class T, class S>
+void launch_per_head(const RecurrenceParameters<S>& p,
+                     const typename SelectiveState<T, true>::Parameters& in, bool aligned,
+                     cudaStream_t stream) {
+  using Op = SelectiveState<T, true>;
+  if (aligned) {
+#define LOCKSTEP_CASE(N) \
+  if (launch_fast<Op, S, FastRows<S, N>>(kName, p, in, stream)) return;
+    LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
+#undef LOCKSTEP_CASE
+  }
+  launch_recurrence<Op, S, AnyRows, Deal<2, 4, 8>>(kName, p, in, stream);
+}
+
+template <class T, class S, bool kPerHead>
+typename SelectiveState<T, kPerHead>::Parameters inputs_of(const SelectiveStateUpdate<T, S>& in) {
+  typename SelectiveState<T, kPerHead>::Parameters p{};
+  p.x = HeadVectors<const T>(in.x);
+  p.B = HeadVectors<const T>(in.B);
+  p.C = HeadVectors<const T>(in.C);
+  p.dt = in.dt;
+  p.A = in.A;
+  p.z = in.z;
+  p.D = in.D;
+  p.dt_bias = in.dt_bias;
+  p.out = HeadVectors<T>(in.out);
+  p.dt_min = in.dt_min.value_or(-INFINITY);
+  p.dt_max = in.dt_max.value_or(INFINITY);
+  p.dt_softplus = in.dt_softplus;
+  p.heads_per_group = Divisor(in.x.extent(1) / in.B.extent(1));
+  if (in.stash_dt) {
+    p.stash_decay = *in.stash_decay;
+    p.stash_dt = *in.stash_dt;
+  }
+  return p;
+}
+
+template <class T, class S>
+void check(const Checks& checks, const SelectiveStateUpdate<T, S>& in, bool per_head) {
+  const Shape<3> tokens = shape_of(in.x);
+  const std::int64_t T_ = tokens[0], H = tokens[1], P = tokens[2];
+  const std::int64_t G = in.B.extent(1), N = in.B.extent(2);
+  checks.expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G",
+                "H = " + std::to_string(H) + ", G = " + std::to_string(G));
+  checks.shape(in.state, "state", kStateLetters, {in.state.extent(0), H, P, N});
+  checks.shape(in.B, "B", "[T, G, N]", {T_, G, N});
+  checks.shape(in.C, "C", "[T, G, N]", {T_, G, N});
+  checks.shape(in.out, "out", "[T, H, P]", tokens);
+  checks.shape(in.dt, "dt", "[T, H, P]", tokens);
+  checks.shape(in.A, "A", "[H, P, N]", {H, P, N});
+  checks.expect(in.A.format == Format::float32, "A", "float32", name_of(in.A.format));
+  if (in.D) checks.shape(in.D, "D", "[H, P]", {H, P});
+  if (in.z) checks.shape(in.z, "z", "[T, H, P]", tokens);
+  if (in.dt_bias) checks.shape(in.dt_bias, "dt_bias", "[H, P]", {H, P});
+  checks.contiguous_rows(in.x, "x");
+  checks.contiguous_rows(in.B, "B");
+  checks.contiguous_rows(in.C, "C");
+  checks.contiguous_rows(in.out, "out");
+  checks.expect(in.stash_dt.has_value() == in.stash_decay.has_value(), "stash_decay and stash_dt",
+                "both given, or neither", "one of them");
+  if (!in.stash_dt) return;
+  checks.expect(per_head, "A, dt and dt_bias", "one number per head with a stash", "more");
+  checks.shape(*in.stash_dt, "stash_dt", "[T, H]", {T_, H});
+  checks.shape(*in.stash_decay, "stash_decay", "[T, H]", {T_, H});
+}
+
+}  // namespace
+
+template <class T, class S>
+void selective_state_update(const SelectiveStateUpdate<T, S>& in, cudaStream_t stream) {
+  const Checks checks(kName);
+  const bool per_head = is_repeated(in.A, 1) && is_repeated(in.dt, 2) && is_repeated(in.dt_bias, 1);
+  check(checks, in, per_head);
+  RecurrenceParameters<S> p = recurrence_parameters(checks, kStateLetters, in.state, in.slots,
+                                                    in.query_start_loc, in.x.extent(0));
+  p.read_only = in.read_only;
+  add_snapshots(checks, in.snapshots, p);
+  add_parents(checks, in.parents, p);
+  if (p.rows.rows == 0 || in.state.empty()) return;
+  if (per_head)
+    launch_per_head<T, S>(p, inputs_of<T, S, true>(in),
+                          rows_aligned(in.B, 16) && rows_aligned(in.C, 16), stream);
+  else
+    launch_recurrence<SelectiveState<T, false>, S, AnyRows, Deal<2, 4, 8>>(
+        kName, p, inputs_of<T, S, false>(in), stream);
+}
+
+template <class T, class S>
+void selective_state_replay(const SelectiveStateStash<T>& stash, const TensorView<S, 4>& state,
+                            const StateSlots& slots, const IndexView& accepted,
+                            const std::optional<IndexTable>& nodes, cudaStream_t stream) {
+  const Checks checks("selective_state_replay");
+  const std::int64_t T_ = stash.x.extent(0), H = stash.x.extent(1), G = stash.B.extent(1);
+  checks.expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G",
+                "H = " + std::to_string(H) + ", G = " + std::to_string(G));
+  checks.shape(stash.B, "B", "[T, G, N]", {T_, G, state.extent(3)});
+  checks.shape(stash.x, "x", "[T, H, P]", {T_, state.extent(1), state.extent(2)});
+  checks.shape(stash.decay, "decay", "[T, H]", {T_, H});
+  checks.shape(stash.dt, "dt", "[T, H]", {T_, H});
+  checks.contiguous_rows(stash.B, "B");
+  checks.contiguous_rows(stash.x, "x");
+  typename SelectiveState<T, true>::Parameters inputs{};
+  inputs.folded_decay = stash.decay;
+  inputs.folded_dt = stash.dt;
+  inputs.folded_x = HeadVectors<const T>(stash.x);
+  inputs.folded_B = HeadVectors<const T>(stash.B);
+  inputs.heads_per_group = Divisor(H / G);
+  RecurrenceParameters<S> p =
+      recurrence_parameters(checks, kStateLetters, state, slots, stash.query_start_loc, T_);
+  add_fold(checks, p.rows, accepted, nodes, p);
+  p.runs_tokens = false;
+  if (p.rows.rows == 0 || state.empty()) return;
+  launch_per_head<T, S>(p, inputs, rows_aligned(stash.B, 16), stream);
+}
+
+#define LOCKSTEP_INSTANTIATE(T, S)                                                             \
+  template void selective_state_update(const SelectiveStateUpdate<T, S>&, cudaStream_t);       \
+  template void selective_state_replay(const SelectiveStateStash<T>&, const TensorView<S, 4>&, \
+                                       const StateSlots&, const IndexView&,                    \
+                                       const std::optional<IndexTable>&, cudaStream_t);
+LOCKSTEP_SERVING_TYPES(LOCKSTEP_INSTANTIATE)
+#ifdef LOCKSTEP_ALL_SHAPES
+LOCKSTEP_OTHER_TYPES(LOCKSTEP_INSTANTIATE)
+#endif
+#undef LOCKSTEP_INSTANTIATE
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,214 @@
+// The kernel of causal_conv1d_update against the reference of the same name.
+#include "kernels/causal_conv1d_update.hpp"
+
+#include <gmock/gmock.h>
+
+#include "properties/support/gpu.hpp"
+#include "reference/causal_conv1d.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using kernels::Bf16;
+using kernels::DeviceTensor;
+using kernels::Fp16;
+
+constexpr const char* kOperation = "causal_conv1d_update";
+
+struct Extents {
+  std::int64_t D, W, C;
+};
+
+struct Inputs {
+  Inputs(const Batch& batch, const Extents& e, std::uint64_t seed)
+      : x(draw<2>({batch.tokens, e.D}, seed, 1)),
+        weight(draw<2>({e.D, e.W}, seed, 2)),
+        bias(draw<1>({e.D}, seed, 3)),
+        state(draw<3>({batch.slots, e.D, e.C}, seed, 4)) {}
+  template <std::size_t Rank>
+  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
+                                  std::uint64_t stream) {
+    return on_grid<double>(shape, {.seed = seed, .stream = stream});
+  }
+  Array<double, 2> x, weight;
+  Array<double, 1> bias;
+  Array<double, 3> state;
+};
+
+struct Question {
+  bool silu = true;
+  bool with_bias = true;
+  bool one_token_rows = false;  ///< without query_start_loc
+  bool channels_contiguous = true;
+  bool snapshots = false;
+  std::optional<Array<std::int32_t, 1>> parents{};
+};
+
+/// A conv state lies in the row's first slot; the accepted counts go beside a list.
+StateSlots conv_slots(const Batch& batch, const StateSlots& all) {
+  StateSlots slots = all;
+  if (batch.columns == 0) slots.num_accepted.reset();
+  return slots;
+}
+
+template <class S>
+struct Answer {
+  Array<S, 2> out;
+  Array<S, 3> state, snapshots;
+};
+
+template <class S>
+Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Question& question,
+                           const StoragePoints& storage) {
+  const auto x = cast<S>(inputs.x), weight = cast<S>(inputs.weight);
+  const auto bias = cast<S>(inputs.bias);
+  Answer<S> answer{Array<S, 2>(x.shape()), cast<S>(inputs.state), {}};
+  Shape<3> snapshot_shape = inputs.state.shape();
+  snapshot_shape[0] = batch.tokens;
+  answer.snapshots = Array<S, 3>(snapshot_shape);
+  reference::CausalConv1dInputs<S> in{
+      .x = x,
+      .weight = weight,
+      .slots = conv_slots(batch, batch.host()),
+      .activation = question.silu ? reference::Activation::silu : reference::Activation::none,
+      .storage = storage};
+  if (question.with_bias) in.bias = bias;
+  if (!question.one_token_rows) in.query_start_loc = batch.starts.view();
+  std::optional<IndexView> parents;
+  if (question.parents) parents = question.parents->view();
+  std::optional<TensorView<S, 3>> snapshots;
+  if (question.snapshots) snapshots = answer.snapshots.view();
+  reference::causal_conv1d_update<S>(in, answer.state.view(), answer.out.view(), parents,
+                                     snapshots);
+  return answer;
+}
+
+template <class T, class S>
+void expect_agreement(const Extents& e, const Batch& batch, const Question& question,
+                      std::uint64_t seed) {
+  const Inputs inputs(batch, e, seed);
+  const auto truth = reference_answer<double>(inputs, batch, question, {});
+  const auto yardstick = reference_answer<float>(
+      inputs, batch, question,
+      {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()});
+  const DeviceBatch indices(batch);
+  const DeviceTensor<T, 2> x(inputs.x), weight(inputs.weight);
+  const DeviceTensor<T, 1> bias(inputs.bias);
+  DeviceTensor<T, 2> out(inputs.x.shape());
+  DeviceTensor<S, 3> state(
+      question.channels_contiguous ? contiguous(transposed(inputs.state.view())) : inputs.state);
+  DeviceTensor<S, 3> snapshots(Shape<3>{batch.tokens, e.D, e.C});
+  kernels::CausalConv1dUpdate<T, S> in{
+      .x = x.view(),
+      .conv_state = question.channels_contiguous ? transposed(state.view()) : state.view(),
+      .weight = weight.view(),
+      .out = out.view(),
+      .silu = question.silu,
+      .slots = conv_slots(batch, indices.slots())};
+  if (question.with_bias) in.bias = bias.view();
+  if (!question.one_token_rows) in.query_start_loc = indices.starts.view();
+  if (question.snapshots) in.snapshots = snapshots.view();
+  std::optional<DeviceTensor<std::int32_t, 1>> parents;
+  if (question.parents) {
+    parents.emplace(*question.parents);
+    in.parents = std::as_const(*parents).view();
+  }
+  kernels::causal_conv1d_update<T, S>(in, nullptr);
+  finish();
+  EXPECT_TRUE(within_yardstick(kOperation, "out", out, yardstick.out, truth.out));
+  EXPECT_TRUE(state.guards_intact());
+  const Array<float, 3> raw = state.host();
+  const Array<float, 3> after =
+      question.channels_contiguous ? contiguous(transposed(raw.view())) : raw;
+  EXPECT_TRUE(same_bits(after, yardstick.state)) << "a conv state is moved, never computed";
+  if (question.snapshots) {
+    const Difference moved = difference(snapshots.host(), yardstick.snapshots);
+    EXPECT_TRUE(moved.norm == 0 && moved.misplaced == 0) << moved.text(kernels::format_of<S>());
+  }
+}
+
+template <class Types>
+class CausalConv1dUpdateGpu : public GpuTest {};
+using TypePairs = ::testing::Types<
+#ifdef LOCKSTEP_ALL_SHAPES
+    std::pair<Fp16, Fp16>, std::pair<float, float>, std::pair<float, Bf16>,
+#endif
+    std::pair<Bf16, float>, std::pair<Bf16, Bf16>>;
+TYPED_TEST_SUITE(CausalConv1dUpdateGpu, TypePairs);
+
+const std::vector<Extents> kExtents{{8, 4, 3},  {1024, 4, 3}, {1032, 4, 4}, {24, 3, 2},  {40, 3, 3},
+                                    {16, 2, 1}, {64, 2, 2},   {7, 4, 3},    {129, 3, 2}, {1, 2, 1}};
+
+TYPED_TEST(CausalConv1dUpdateGpu, aDecodeIsTheReferences) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::int64_t rows : {1, 5, 70})
+      for (const bool contiguous : {false, true})
+        expect_agreement<T, S>(e, Batch::draw(rows, rows, 1, false),
+                               {.silu = rows != 1,
+                                .with_bias = rows != 5,
+                                .one_token_rows = true,
+                                .channels_contiguous = contiguous},
+                               rows);
+}
+
+TYPED_TEST(CausalConv1dUpdateGpu, rowsOfSeveralTokensShiftTheirState) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::uint64_t seed : {1, 2})
+      expect_agreement<T, S>(e, Batch::draw(seed, 5, 6, false), {.channels_contiguous = seed == 1},
+                             seed);
+}
+
+// A speculative pool: history from the accepted column on, and the drafts kept behind it.
+TYPED_TEST(CausalConv1dUpdateGpu, acceptedCountsSayWhereHistoryBegins) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::int64_t W : {2, 3, 4})
+    for (const std::uint64_t seed : {3, 4, 5})
+      expect_agreement<T, S>({130, W, W - 1 + 4 - 1}, Batch::draw(seed, 6, 4, true),
+                             {.channels_contiguous = seed != 3}, seed);
+}
+
+TYPED_TEST(CausalConv1dUpdateGpu, snapshotsAndTreesLeaveTheStateAlone) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::uint64_t seed : {6, 7}) {
+      const Batch batch = Batch::draw(seed, 4, 7, false);
+      expect_agreement<T, S>(e, batch, {.snapshots = true}, seed);
+      expect_agreement<T, S>(e, batch, {.snapshots = true, .parents = draw_tree(batch, seed)},
+                             seed);
+    }
+}
+
+class CausalConv1dUpdateArguments : public GpuTest {};
+
+TEST_F(CausalConv1dUpdateArguments, areRefusedByName) {
+  const DeviceTensor<Bf16, 2> x(Shape<2>{2, 8}), weight(Shape<2>{8, 5});
+  DeviceTensor<Bf16, 2> out(Shape<2>{2, 8});
+  DeviceTensor<Bf16, 3> state(Shape<3>{4, 8, 3});
+  const auto complaint = [](const kernels::CausalConv1dUpdate<Bf16, Bf16>& in) -> std::string {
+    try {
+      kernels::causal_conv1d_update<Bf16, Bf16>(in, nullptr);
+    } catch (const kernels::ArgumentError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  kernels::CausalConv1dUpdate<Bf16, Bf16> in{
+      .x = x.view(), .conv_state = state.view(), .weight = weight.view(), .out = out.view()};
+  EXPECT_THAT(complaint(in),
+              ::testing::HasSubstr("weight is expected to be [D, W] with W from 2 to 4"));
+  const DeviceTensor<Bf16, 2> two(Shape<2>{8, 2});
+  in.weight = two.view();
+  EXPECT_THAT(complaint(in), ::testing::HasSubstr(
+                                 "conv_state is expected to be [slots, D, C] with C = W - 1 or W; "
+                                 "got C = 3 for W = 2"));
+}
+
+}  // namespace
+}  // namespace lockstep

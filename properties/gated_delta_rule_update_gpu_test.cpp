@@ -1,0 +1,431 @@
+// The kernel of gated_delta_rule_update against the reference of the same name.
+#include "kernels/gated_delta_rule_update.hpp"
+
+#include <gmock/gmock.h>
+
+#include "properties/support/gpu.hpp"
+#include "reference/gated_delta_rule.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using kernels::Bf16;
+using kernels::DeviceTensor;
+using kernels::Fp16;
+
+/// A layer's inputs for the tokens of a batch, on the grid: exact in every type.
+struct Inputs {
+  Inputs(std::int64_t tokens, std::int64_t slots, std::int64_t H, std::int64_t HV, std::int64_t K,
+         std::int64_t V, std::uint64_t seed)
+      : q(draw<3>({tokens, H, K}, seed, 1)),
+        k(draw<3>({tokens, H, K}, seed, 2)),
+        v(draw<3>({tokens, HV, V}, seed, 3)),
+        a(draw<2>({tokens, HV}, seed, 4)),
+        b(draw<2>({tokens, HV}, seed, 5)),
+        A_log(draw<1>({HV}, seed, 6)),
+        dt_bias(draw<1>({HV}, seed, 7)),
+        state(draw<4>({slots, HV, V, K}, seed, 8)) {}
+
+  template <std::size_t Rank>
+  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
+                                  std::uint64_t stream) {
+    return on_grid<double>(shape, {.seed = seed, .stream = stream});
+  }
+
+  Array<double, 3> q, k, v;
+  Array<double, 2> a, b;
+  Array<double, 1> A_log, dt_bias;
+  Array<double, 4> state;
+};
+
+/// What is asked of an update beside its inputs.
+struct Question {
+  bool raw_gates = true;
+  bool l2norm = true;
+  bool snapshots = false;
+  std::optional<Array<std::int32_t, 1>> parents{};
+};
+
+template <class S>
+struct Answer {
+  Array<S, 3> out;
+  Array<S, 4> state, snapshots;
+};
+
+/// g and beta that a kernel is handed ready-made: float32.
+struct ReadyGates {
+  explicit ReadyGates(const Inputs& in) : g(cast<float>(in.a)), beta(cast<float>(in.b)) {
+    for (float& x : g) x = -std::abs(x);
+    for (float& x : beta) x = std::abs(x);
+  }
+  Array<float, 2> g, beta;
+};
+
+template <class S>
+Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Question& question,
+                           const StoragePoints& storage) {
+  const auto q = cast<S>(inputs.q), k = cast<S>(inputs.k), v = cast<S>(inputs.v);
+  const auto a = cast<S>(inputs.a), b = cast<S>(inputs.b);
+  const auto A_log = cast<S>(inputs.A_log), dt_bias = cast<S>(inputs.dt_bias);
+  reference::GatedDeltaGates<S> gates{cast<S>(ReadyGates(inputs).g),
+                                      cast<S>(ReadyGates(inputs).beta)};
+  if (question.raw_gates)
+    gates = reference::gated_delta_gates<S>(a.view(), b.view(), A_log.view(), dt_bias.view());
+  Answer<S> answer{Array<S, 3>(v.shape()), cast<S>(inputs.state), {}};
+  Shape<4> snapshot_shape = inputs.state.shape();
+  snapshot_shape[0] = batch.tokens;
+  answer.snapshots = Array<S, 4>(snapshot_shape);
+  const reference::GatedDeltaRuleInputs<S> in{
+      .q = q,
+      .k = k,
+      .v = v,
+      .g = gates.g,
+      .beta = gates.beta,
+      .use_qk_l2norm = question.l2norm,
+      .rows = {.query_start_loc = batch.starts.view(), .slots = batch.host(), .storage = storage}};
+  std::optional<IndexView> parents;
+  if (question.parents) parents = question.parents->view();
+  std::optional<TensorView<S, 4>> snapshots;
+  if (question.snapshots) snapshots = answer.snapshots.view();
+  reference::gated_delta_rule_update<S>(in, answer.state.view(), answer.out.view(), parents,
+                                        snapshots);
+  return answer;
+}
+
+/// Inputs and results on the device.
+template <class T, class S>
+struct Device {
+  Device(const Inputs& in, const Batch& batch, bool k_major = false)
+      : indices(batch),
+        q(in.q),
+        k(in.k),
+        v(in.v),
+        a(in.a),
+        b(in.b),
+        g(ReadyGates(in).g),
+        beta(ReadyGates(in).beta),
+        A_log(in.A_log),
+        dt_bias(in.dt_bias),
+        out(in.v.shape()),
+        state(k_major ? contiguous(transposed(in.state.view())) : in.state),
+        snapshots(
+            Shape<4>{batch.tokens, in.state.extent(1), in.state.extent(2), in.state.extent(3)}),
+        k_major(k_major) {}
+
+  kernels::GatedDeltaRuleUpdate<T, S> arguments(const Question& question) {
+    kernels::GatedDeltaRuleUpdate<T, S> in{
+        .tokens = {.q = std::as_const(q).view(),
+                   .k = std::as_const(k).view(),
+                   .v = std::as_const(v).view(),
+                   .g = question.raw_gates ? kernels::MixedView<2>(a.view()) : g.view(),
+                   .beta = question.raw_gates ? kernels::MixedView<2>(b.view()) : beta.view(),
+                   .query_start_loc = std::as_const(indices.starts).view()},
+        .state = k_major ? transposed(state.view()) : state.view(),
+        .out = out.view(),
+        .slots = indices.slots(),
+        .use_qk_l2norm = question.l2norm};
+    if (question.raw_gates) {
+      in.A_log = A_log.view();
+      in.dt_bias = dt_bias.view();
+    }
+    if (question.snapshots) in.snapshots = snapshots.view();
+    if (question.parents) {
+      parents.emplace(*question.parents);
+      in.parents = std::as_const(*parents).view();
+    }
+    return in;
+  }
+  void run(const Question& question) {
+    kernels::gated_delta_rule_update<T, S>(arguments(question), nullptr);
+    finish();
+  }
+  Array<float, 4> host_state() const {
+    const Array<float, 4> raw = state.host();
+    return k_major ? contiguous(transposed(raw.view())) : raw;
+  }
+
+  DeviceBatch indices;
+  DeviceTensor<T, 3> q, k, v;
+  DeviceTensor<T, 2> a, b;
+  DeviceTensor<float, 2> g, beta;
+  DeviceTensor<float, 1> A_log, dt_bias;
+  DeviceTensor<T, 3> out;
+  DeviceTensor<S, 4> state, snapshots;
+  std::optional<DeviceTensor<std::int32_t, 1>> parents;
+  bool k_major;
+};
+
+template <class T, class S>
+StoragePoints storage_of() {
+  return {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()};
+}
+
+struct Extents {
+  std::int64_t H, HV, K, V;
+};
+
+template <class T, class S>
+void expect_agreement(const Extents& e, const Batch& batch, const Question& question,
+                      std::uint64_t seed, bool k_major = false) {
+  const Inputs inputs(batch.tokens, batch.slots, e.H, e.HV, e.K, e.V, seed);
+  const auto truth = reference_answer<double>(inputs, batch, question, {});
+  const auto yardstick = reference_answer<float>(inputs, batch, question, storage_of<T, S>());
+  Device<T, S> device(inputs, batch, k_major);
+  device.run(question);
+  constexpr const char* kOperation = "gated_delta_rule_update";
+  EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
+  EXPECT_TRUE(device.state.guards_intact());
+  EXPECT_TRUE(
+      within_yardstick<S>(kOperation, "state", device.host_state(), yardstick.state, truth.state));
+  if (question.snapshots) {
+    EXPECT_TRUE(within_yardstick(kOperation, "snapshots", device.snapshots, yardstick.snapshots,
+                                 truth.snapshots));
+  }
+}
+
+const std::vector<Extents> kExtents{{1, 1, 128, 128}, {2, 4, 128, 64}, {1, 2, 64, 33},
+                                    {2, 2, 256, 8},   {1, 3, 17, 5},   {3, 3, 1, 1}};
+
+template <class Types>
+class GatedDeltaRuleUpdateGpu : public GpuTest {};
+using TypePairs = ::testing::Types<
+#ifdef LOCKSTEP_ALL_SHAPES
+    std::pair<Bf16, Fp16>, std::pair<Fp16, float>, std::pair<Fp16, Fp16>, std::pair<float, float>,
+    std::pair<float, Bf16>,
+#endif
+    std::pair<Bf16, float>, std::pair<Bf16, Bf16>>;
+TYPED_TEST_SUITE(GatedDeltaRuleUpdateGpu, TypePairs);
+
+// One token per row: the decode step of every server.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, aDecodeIsTheReferences) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::int64_t rows : {1, 3, 9})
+      for (const bool raw : {false, true})
+        expect_agreement<T, S>(e, Batch::draw(rows, rows, 1, false), {.raw_gates = raw}, rows);
+}
+
+// Rows of several tokens with a slot for each token's state, read at the accepted column.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, aVerificationLeavesAStateForEveryToken) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::uint64_t seed : {1, 2, 3})
+      expect_agreement<T, S>(e, Batch::draw(seed, 5, 4, true), {}, seed);
+}
+
+TYPED_TEST(GatedDeltaRuleUpdateGpu, packedRowsRunInOneSlotEach) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::uint64_t seed : {4, 5})
+    expect_agreement<T, S>({2, 4, 128, 64}, Batch::draw(seed, 6, 7, false),
+                           {.l2norm = seed % 2 == 0}, seed);
+}
+
+// A K-major pool is the same states by strides.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, aKMajorPoolServesAsWell) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : {Extents{2, 4, 128, 64}, Extents{1, 2, 17, 5}})
+    expect_agreement<T, S>(e, Batch::draw(6, 4, 3, true), {}, 6, true);
+}
+
+TYPED_TEST(GatedDeltaRuleUpdateGpu, snapshotsAreTheStatesAndTheStateStays) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    expect_agreement<T, S>(e, Batch::draw(7, 4, 5, false), {.snapshots = true}, 7);
+}
+
+// Trees with invalid tokens among them: output 0, the committed state as snapshot.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, aTreeTokenFollowsItsParent) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : {Extents{2, 4, 128, 64}, Extents{1, 2, 17, 5}})
+    for (const std::uint64_t seed : {8, 9, 10}) {
+      const Batch batch = Batch::draw(seed, 4, 12, false);
+      const auto parents = draw_tree(batch, seed);
+      expect_agreement<T, S>(e, batch, {.snapshots = true, .parents = parents}, seed);
+    }
+}
+
+// A verification that only reads, then a replay of what was accepted, is the accepted decodes.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, replayIsTheAcceptedDecodesBitByBit) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  constexpr std::int64_t kDrafts = 4, kRows = 5;
+  for (const Extents& e : {Extents{2, 4, 128, 64}, Extents{1, 2, 17, 5}}) {
+    Batch batch = Batch::draw(11, kRows, 1, false);  // slots and indices
+    batch.lengths.assign(kRows, kDrafts);
+    batch.starts = starts_of(batch.lengths);
+    batch.tokens = kRows * kDrafts;
+    const Inputs inputs(batch.tokens, batch.slots, e.H, e.HV, e.K, e.V, 11);
+    Array<std::int32_t, 1> accepted(Shape<1>{kRows}, 0);
+    for (std::int64_t n = 0; n < kRows; ++n) accepted(n) = static_cast<std::int32_t>(n);
+    const DeviceTensor<std::int32_t, 1> device_accepted(accepted);
+
+    Device<T, S> verified(inputs, batch);
+    auto verification = verified.arguments({});
+    verification.read_only = true;
+    kernels::gated_delta_rule_update<T, S>(verification, nullptr);
+    const Device<T, S> untouched(inputs, batch);
+    finish();
+    EXPECT_TRUE(same_bits(verified.state, untouched.state));
+    kernels::gated_delta_rule_replay<T, S>(verification, device_accepted.view(), {}, nullptr);
+
+    // The same as a fold into the next verification, whose tokens are the old ones again.
+    Device<T, S> folded(inputs, batch);
+    auto next = folded.arguments({});
+    next.fold = next.tokens;
+    next.fold_accepted = device_accepted.view();
+    kernels::gated_delta_rule_update<T, S>(next, nullptr);
+
+    Device<T, S> decoded(inputs, batch);
+    for (std::int64_t i = 0; i < kDrafts; ++i) {
+      // The i-th launch decodes the rows that accepted more than i tokens.
+      Array<std::int32_t, 1> indices(Shape<1>{batch.tokens}, -1);
+      for (std::int64_t n = 0; n < kRows; ++n)
+        if (accepted(n) > i) indices(n * kDrafts + i) = batch.indices(n);
+      const DeviceTensor<std::int32_t, 1> device_indices(indices);
+      auto step = decoded.arguments({});
+      step.tokens.query_start_loc.reset();
+      step.slots = {.indices = device_indices.view()};
+      kernels::gated_delta_rule_update<T, S>(step, nullptr);
+      finish();
+    }
+    finish();
+    EXPECT_TRUE(same_bits(verified.state, decoded.state));
+    EXPECT_TRUE(same_bits(folded.state, decoded.state));
+  }
+}
+
+// Rows do not see each other, and neither does a second run.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, theOrderOfTheBatchDoesNotMatter) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  const Batch batch = Batch::draw(12, 8, 1, false);
+  const Inputs inputs(batch.tokens, batch.slots, 2, 4, 128, 64, 12);
+  Device<T, S> once(inputs, batch), again(inputs, batch);
+  once.run({});
+  again.run({});
+  EXPECT_TRUE(same_bits(once.out, again.out));
+  EXPECT_TRUE(same_bits(once.state, again.state));
+
+  Batch reversed = batch;
+  Inputs turned = inputs;
+  const std::int64_t N = batch.rows();
+  for (std::int64_t n = 0; n < N; ++n) {
+    reversed.indices(n) = batch.indices(N - 1 - n);
+    const auto move = [&](auto& to, const auto& from) {
+      const std::int64_t size = from.size() / N;
+      std::copy_n(from.data() + (N - 1 - n) * size, size, to.data() + n * size);
+    };
+    move(turned.q, inputs.q), move(turned.k, inputs.k), move(turned.v, inputs.v);
+    move(turned.a, inputs.a), move(turned.b, inputs.b);
+  }
+  Device<T, S> backwards(turned, reversed);
+  backwards.run({});
+  EXPECT_TRUE(same_bits(once.state, backwards.state));
+}
+
+// A captured graph runs on what the buffers hold when it is replayed.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, aGraphReplaysWithOtherContents) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  const Batch batch = Batch::draw(13, 4, 1, false);
+  const Inputs first(batch.tokens, batch.slots, 1, 2, 128, 128, 13);
+  const Inputs second(batch.tokens, batch.slots, 1, 2, 128, 128, 14);
+  Device<T, S> captured(first, batch), direct(second, batch);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replayable;
+  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
+  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  kernels::gated_delta_rule_update<T, S>(captured.arguments({}), stream);
+  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&replayable, graph, 0), cudaSuccess);
+  captured.q.set(direct.q.elements()), captured.k.set(direct.k.elements());
+  captured.v.set(direct.v.elements()), captured.a.set(direct.a.elements());
+  captured.b.set(direct.b.elements()), captured.state.set(direct.state.elements());
+  captured.A_log.set(direct.A_log.elements()), captured.dt_bias.set(direct.dt_bias.elements());
+  ASSERT_EQ(cudaGraphLaunch(replayable, stream), cudaSuccess);
+  direct.run({});
+  EXPECT_TRUE(same_bits(captured.out, direct.out));
+  EXPECT_TRUE(same_bits(captured.state, direct.state));
+  cudaGraphExecDestroy(replayable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+// A pool of more than 2^31 elements: its last slot gives what the same state in a small pool gives.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, offsetsGoBeyond32Bits) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  constexpr std::int64_t kState = 32 * 128 * 128;
+  const std::int64_t slots = (std::int64_t{1} << 31) / kState + 2;
+  std::size_t free = 0, total = 0;
+  ASSERT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  if (free < static_cast<std::size_t>(slots) * kState * sizeof(S) * 2)
+    GTEST_SKIP() << "there is too little device memory for a pool beyond 2^31 elements";
+  Batch batch = Batch::draw(15, 1, 1, false);
+  batch.slots = 1;
+  batch.indices(0) = 0;
+  const Inputs inputs(1, 1, 16, 32, 128, 128, 15);
+  Device<T, S> small(inputs, batch), large(inputs, batch);
+  small.run({});
+  DeviceTensor<S, 4> pool(Shape<4>{slots, 32, 128, 128});
+  S* const last = pool.data() + (slots - 1) * kState;
+  ASSERT_EQ(cudaMemcpy(last, large.state.data(), large.state.bytes(), cudaMemcpyDeviceToDevice),
+            cudaSuccess);
+  const DeviceTensor<std::int32_t, 1> index(ints({slots - 1}));
+  auto in = large.arguments({});
+  in.state = pool.view();
+  in.slots = {.indices = index.view()};
+  kernels::gated_delta_rule_update<T, S>(in, nullptr);
+  finish();
+  ASSERT_EQ(cudaMemcpy(large.state.data(), last, large.state.bytes(), cudaMemcpyDeviceToDevice),
+            cudaSuccess);
+  EXPECT_TRUE(same_bits(small.out, large.out));
+  EXPECT_TRUE(same_bits(small.state, large.state));
+  EXPECT_TRUE(pool.guards_intact());
+}
+
+class GatedDeltaRuleUpdateArguments : public GpuTest {};
+
+template <class Change>
+std::string complaint_about(Change change) {
+  const Batch batch = Batch::draw(16, 2, 2, true);
+  const Inputs inputs(batch.tokens, batch.slots, 2, 4, 128, 64, 16);
+  Device<Bf16, float> device(inputs, batch);
+  auto in = device.arguments({});
+  change(in);
+  try {
+    kernels::gated_delta_rule_update<Bf16, float>(in, nullptr);
+  } catch (const kernels::ArgumentError& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+// Whoever calls with a wrong argument reads which one, what is expected and what came.
+TEST_F(GatedDeltaRuleUpdateArguments, areRefusedByName) {
+  using In = kernels::GatedDeltaRuleUpdate<Bf16, float>;
+  EXPECT_EQ(complaint_about([](In&) {}), "nothing");
+  EXPECT_THAT(complaint_about([](In& in) { in.tokens.k = cut(in.tokens.k, 0, 1); }),
+              ::testing::HasSubstr("q is expected to be [T, H, K] = [1, 2, 128]; got ["));
+  EXPECT_THAT(complaint_about([](In& in) { in.out = cut(in.out, 0, 1); }),
+              ::testing::HasSubstr("out is expected to be [T, HV, V]"));
+  EXPECT_THAT(complaint_about([](In& in) { in.dt_bias = {}; }),
+              ::testing::HasSubstr("A_log and dt_bias is expected to be both given, or neither"));
+  EXPECT_THAT(complaint_about([](In& in) { in.slots.indices = IndexView(); }),
+              ::testing::HasSubstr("state_indices is expected to be one list or one table"));
+  EXPECT_THAT(complaint_about([](In& in) { in.slots.table.reset(); }),
+              ::testing::HasSubstr("num_accepted_tokens is expected to be absent"));
+  EXPECT_THAT(complaint_about([](In& in) { in.fold = in.tokens; }),
+              ::testing::HasSubstr("fold_accepted is expected to be given with a fold"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,308 @@
+// The kernel of selective_state_update against the reference of the same name.
+#include "kernels/selective_state_update.hpp"
+
+#include <gmock/gmock.h>
+
+#include "properties/support/gpu.hpp"
+#include "reference/mamba2.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using kernels::Bf16;
+using kernels::DeviceTensor;
+using kernels::Fp16;
+
+constexpr const char* kOperation = "selective_state_update";
+
+struct Extents {
+  std::int64_t H, G, P, N;
+};
+
+/// A layer's inputs for the tokens of a batch, on the grid: exact in every type.
+struct Inputs {
+  Inputs(const Batch& batch, const Extents& e, std::uint64_t seed, bool mamba1 = false)
+      : x(draw<3>({batch.tokens, e.H, e.P}, seed, 1)),
+        dt(draw<3>({batch.tokens, e.H, mamba1 ? e.P : 1}, seed, 2)),
+        A(draw<3>({e.H, mamba1 ? e.P : 1, mamba1 ? e.N : 1}, seed, 3)),
+        B(draw<3>({batch.tokens, e.G, e.N}, seed, 4)),
+        C(draw<3>({batch.tokens, e.G, e.N}, seed, 5)),
+        D(draw<1>({e.H}, seed, 6)),
+        dt_bias(draw<1>({e.H}, seed, 7)),
+        z(draw<3>({batch.tokens, e.H, e.P}, seed, 8)),
+        state(draw<4>({batch.slots, e.H, e.P, e.N}, seed, 9)) {
+    for (double& a : A) a = -1.0 / 64 - std::abs(a);
+  }
+  template <std::size_t Rank>
+  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
+                                  std::uint64_t stream) {
+    return on_grid<double>(shape, {.seed = seed, .stream = stream});
+  }
+  Array<double, 3> x, dt, A, B, C;
+  Array<double, 1> D, dt_bias;
+  Array<double, 3> z;
+  Array<double, 4> state;
+};
+
+struct Question {
+  bool gated = true;
+  bool limited = false;
+  bool snapshots = false;
+  std::optional<Array<std::int32_t, 1>> parents{};
+};
+
+/// [.., 1] seen as [.., n], by a stride of 0.
+template <AnyView V>
+V widened(const V& view, std::size_t dimension, std::int64_t n) {
+  Shape<V::rank()> extents = shape_of(view), strides = strides_of(view);
+  if (extents[dimension] == 1) {
+    extents[dimension] = n;
+    strides[dimension] = 0;
+  }
+  return make_view(view.data_handle(), extents, strides);
+}
+
+template <class S>
+struct Answer {
+  Array<S, 3> out;
+  Array<S, 4> state, snapshots;
+};
+
+template <class S>
+Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Question& question,
+                           const StoragePoints& storage) {
+  const auto x = cast<S>(inputs.x), dt = cast<S>(inputs.dt), A = cast<S>(inputs.A);
+  const auto B = cast<S>(inputs.B), C = cast<S>(inputs.C), z = cast<S>(inputs.z);
+  const auto D = cast<S>(inputs.D), dt_bias = cast<S>(inputs.dt_bias);
+  const std::int64_t P = x.extent(2), N = B.extent(2);
+  Answer<S> answer{Array<S, 3>(x.shape()), cast<S>(inputs.state), {}};
+  Shape<4> snapshot_shape = inputs.state.shape();
+  snapshot_shape[0] = batch.tokens;
+  answer.snapshots = Array<S, 4>(snapshot_shape);
+  reference::Mamba2Inputs<S> in{
+      .x = x,
+      .dt = widened(dt.view(), 2, P),
+      .A = widened(widened(A.view(), 1, P), 2, N),
+      .B = B,
+      .C = C,
+      .D = repeat(D.view(), P),
+      .dt_bias = repeat(dt_bias.view(), P),
+      .dt_softplus = true,
+      .rows = {.query_start_loc = batch.starts.view(), .slots = batch.host(), .storage = storage}};
+  if (question.gated) in.z = z;
+  if (question.limited) in.dt_min = S{0.5}, in.dt_max = S{1};
+  std::optional<IndexView> parents;
+  if (question.parents) parents = question.parents->view();
+  std::optional<TensorView<S, 4>> snapshots;
+  if (question.snapshots) snapshots = answer.snapshots.view();
+  reference::selective_state_update<S>(in, answer.state.view(), answer.out.view(), parents,
+                                       snapshots);
+  return answer;
+}
+
+template <class T, class S>
+struct Device {
+  Device(const Inputs& in, const Batch& batch)
+      : indices(batch),
+        x(in.x),
+        dt(in.dt),
+        z(in.z),
+        B(in.B),
+        C(in.C),
+        A(in.A),
+        D(in.D),
+        dt_bias(in.dt_bias),
+        out(in.x.shape()),
+        state(in.state),
+        snapshots(
+            Shape<4>{batch.tokens, in.state.extent(1), in.state.extent(2), in.state.extent(3)}),
+        decay(Shape<2>{batch.tokens, in.x.extent(1)}),
+        step(decay.shape()) {}
+
+  kernels::SelectiveStateUpdate<T, S> arguments(const Question& question) {
+    const std::int64_t P = x.shape()[2], N = B.shape()[2];
+    kernels::SelectiveStateUpdate<T, S> in{.x = std::as_const(x).view(),
+                                           .dt = widened(dt.view(), 2, P),
+                                           .A = widened(widened(A.view(), 1, P), 2, N),
+                                           .B = std::as_const(B).view(),
+                                           .C = std::as_const(C).view(),
+                                           .state = state.view(),
+                                           .out = out.view(),
+                                           .D = repeat(D.view(), P),
+                                           .dt_bias = repeat(dt_bias.view(), P),
+                                           .dt_softplus = true,
+                                           .slots = indices.slots(),
+                                           .query_start_loc = std::as_const(indices.starts).view()};
+    if (question.gated) in.z = z.view();
+    if (question.limited) in.dt_min = 0.5f, in.dt_max = 1.0f;
+    if (question.snapshots) in.snapshots = snapshots.view();
+    if (question.parents) {
+      parents.emplace(*question.parents);
+      in.parents = std::as_const(*parents).view();
+    }
+    return in;
+  }
+  void run(const Question& question) {
+    kernels::selective_state_update<T, S>(arguments(question), nullptr);
+    finish();
+  }
+
+  DeviceBatch indices;
+  DeviceTensor<T, 3> x, dt, z, B, C;
+  DeviceTensor<float, 3> A;
+  DeviceTensor<float, 1> D, dt_bias;
+  DeviceTensor<T, 3> out;
+  DeviceTensor<S, 4> state, snapshots;
+  DeviceTensor<float, 2> decay, step;
+  std::optional<DeviceTensor<std::int32_t, 1>> parents;
+};
+
+template <class T, class S>
+void expect_agreement(const Extents& e, const Batch& batch, const Question& question,
+                      std::uint64_t seed, bool mamba1 = false) {
+  const Inputs inputs(batch, e, seed, mamba1);
+  const auto truth = reference_answer<double>(inputs, batch, question, {});
+  const auto yardstick = reference_answer<float>(
+      inputs, batch, question,
+      {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()});
+  Device<T, S> device(inputs, batch);
+  device.run(question);
+  EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
+  EXPECT_TRUE(within_yardstick(kOperation, "state", device.state, yardstick.state, truth.state));
+  if (question.snapshots) {
+    EXPECT_TRUE(within_yardstick(kOperation, "snapshots", device.snapshots, yardstick.snapshots,
+                                 truth.snapshots));
+  }
+}
+
+const std::vector<Extents> kExtents{{8, 2, 64, 128}, {4, 4, 33, 128}, {2, 1, 16, 64},
+                                    {2, 2, 8, 256},  {3, 1, 5, 17},   {1, 1, 1, 1}};
+
+template <class Types>
+class SelectiveStateUpdateGpu : public GpuTest {};
+using TypePairs = ::testing::Types<
+#ifdef LOCKSTEP_ALL_SHAPES
+    std::pair<Bf16, Fp16>, std::pair<Fp16, float>, std::pair<Fp16, Fp16>, std::pair<float, float>,
+    std::pair<float, Bf16>,
+#endif
+    std::pair<Bf16, float>, std::pair<Bf16, Bf16>>;
+TYPED_TEST_SUITE(SelectiveStateUpdateGpu, TypePairs);
+
+TYPED_TEST(SelectiveStateUpdateGpu, aDecodeIsTheReferences) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::int64_t rows : {1, 3, 9})
+      expect_agreement<T, S>(e, Batch::draw(rows, rows, 1, false),
+                             {.gated = rows != 3, .limited = rows == 9}, rows);
+}
+
+// A, dt and dt_bias that differ along P and N: Mamba1.
+TYPED_TEST(SelectiveStateUpdateGpu, aStepPerChannelServesMamba1) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    expect_agreement<T, S>(e, Batch::draw(2, 3, 2, true), {}, 2, true);
+}
+
+TYPED_TEST(SelectiveStateUpdateGpu, aVerificationLeavesAStateForEveryToken) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::uint64_t seed : {3, 4})
+      expect_agreement<T, S>(e, Batch::draw(seed, 5, 4, true), {}, seed);
+}
+
+TYPED_TEST(SelectiveStateUpdateGpu, snapshotsAndTreesLeaveTheStateAlone) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::uint64_t seed : {5, 6}) {
+      const Batch batch = Batch::draw(seed, 4, 6, false);
+      expect_agreement<T, S>(e, batch, {.snapshots = true}, seed);
+      expect_agreement<T, S>(e, batch, {.snapshots = true, .parents = draw_tree(batch, seed)},
+                             seed);
+    }
+}
+
+// A verification that only reads and stashes, then a commit, is the accepted decodes.
+TYPED_TEST(SelectiveStateUpdateGpu, replayIsTheAcceptedDecodesBitByBit) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  constexpr std::int64_t kDrafts = 4, kRows = 5;
+  for (const Extents& e : {Extents{8, 2, 64, 128}, Extents{3, 1, 5, 17}}) {
+    Batch batch = Batch::draw(7, kRows, 1, false);
+    batch.lengths.assign(kRows, kDrafts);
+    batch.starts = starts_of(batch.lengths);
+    batch.tokens = kRows * kDrafts;
+    const Inputs inputs(batch, e, 7);
+    Array<std::int32_t, 1> accepted(Shape<1>{kRows}, 0);
+    for (std::int64_t n = 0; n < kRows; ++n) accepted(n) = static_cast<std::int32_t>(n);
+    const DeviceTensor<std::int32_t, 1> device_accepted(accepted);
+
+    Device<T, S> verified(inputs, batch);
+    auto verification = verified.arguments({});
+    verification.read_only = true;
+    verification.stash_decay = verified.decay.view();
+    verification.stash_dt = verified.step.view();
+    kernels::selective_state_update<T, S>(verification, nullptr);
+    const Device<T, S> untouched(inputs, batch);
+    finish();
+    EXPECT_TRUE(same_bits(verified.state, untouched.state));
+    kernels::selective_state_replay<T, S>({.decay = std::as_const(verified.decay).view(),
+                                           .dt = std::as_const(verified.step).view(),
+                                           .x = std::as_const(verified.x).view(),
+                                           .B = std::as_const(verified.B).view(),
+                                           .query_start_loc = verification.query_start_loc},
+                                          verified.state.view(), verification.slots,
+                                          device_accepted.view(), {}, nullptr);
+    Device<T, S> decoded(inputs, batch);
+    for (std::int64_t i = 0; i < kDrafts; ++i) {
+      Array<std::int32_t, 1> indices(Shape<1>{batch.tokens}, -1);
+      for (std::int64_t n = 0; n < kRows; ++n)
+        if (accepted(n) > i) indices(n * kDrafts + i) = batch.indices(n);
+      const DeviceTensor<std::int32_t, 1> device_indices(indices);
+      auto step = decoded.arguments({});
+      step.query_start_loc.reset();
+      step.slots = {.indices = device_indices.view()};
+      kernels::selective_state_update<T, S>(step, nullptr);
+      finish();
+    }
+    finish();
+    EXPECT_TRUE(same_bits(verified.state, decoded.state));
+  }
+}
+
+class SelectiveStateUpdateArguments : public GpuTest {};
+
+template <class Change>
+std::string complaint_about(Change change) {
+  const Batch batch = Batch::draw(8, 2, 2, false);
+  const Inputs inputs(batch, {8, 2, 64, 128}, 8);
+  Device<Bf16, float> device(inputs, batch);
+  auto in = device.arguments({});
+  change(in, device);
+  try {
+    kernels::selective_state_update<Bf16, float>(in, nullptr);
+  } catch (const kernels::ArgumentError& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+TEST_F(SelectiveStateUpdateArguments, areRefusedByName) {
+  using ::testing::HasSubstr;
+  EXPECT_EQ(complaint_about([](auto&, auto&) {}), "nothing");
+  EXPECT_THAT(complaint_about([](auto& in, auto& device) {
+                in.A = kernels::MixedView<3>(widened(widened(device.dt.view(), 1, 64), 2, 128));
+              }),
+              HasSubstr("A is expected to be"));
+  EXPECT_THAT(complaint_about([](auto& in, auto&) { in.C = cut(in.C, 0, 0); }),
+              HasSubstr("C is expected to be [T, G, N]"));
+  EXPECT_THAT(complaint_about([](auto& in, auto& device) { in.stash_dt = device.step.view(); }),
+              HasSubstr("stash_decay and stash_dt is expected to be both given, or neither"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,195 @@
+// What the tests of kernels share: whether there is a GPU, batches that hurt, and comparisons.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "kernels/base/device_tensor.hpp"
+#include "properties/support/laws.hpp"
+#include "reference/base/recurrence.hpp"
+#include "reference/base/yardstick.hpp"
+
+namespace lockstep::testing_support {
+
+/// Skips its test where there is no GPU.
+class GpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    int count = 0;
+    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) GTEST_SKIP() << "there is no GPU";
+  }
+};
+
+inline void finish() {
+  kernels::check_cuda(cudaDeviceSynchronize(), "a kernel");
+}
+
+/// Rows of a batch over the slots of a pool: some rows padding, every other one with a slot of its
+/// own, and slots that nobody uses.
+struct Batch {
+  Sizes lengths;
+  std::int64_t tokens = 0;
+  std::int64_t slots = 0;
+  std::int64_t columns = 0;  ///< of the table; 0: a list
+  Array<std::int32_t, 1> starts, accepted;
+  Array<std::int32_t, 2> table;    // [N, columns or 1]
+  Array<std::int32_t, 1> indices;  // column 0 of it
+
+  std::int64_t rows() const { return static_cast<std::int64_t>(lengths.size()); }
+
+  /// A pure function of the seed. Lengths up to `most`; at least one.
+  static Batch draw(std::uint64_t seed, std::int64_t rows, std::int64_t most, bool with_table) {
+    Batch batch;
+    const auto below = [&](std::int64_t bound, std::uint64_t index) {
+      return static_cast<std::int64_t>(
+          random_below(static_cast<std::uint64_t>(bound), seed, 200, index));
+    };
+    for (std::int64_t n = 0; n < rows; ++n)
+      batch.lengths.push_back(most == 1 ? 1 : below(most + 1, static_cast<std::uint64_t>(n)));
+    batch.tokens = sum(batch.lengths) + (most == 1 ? 0 : below(3, 999));  // padding behind the rows
+    batch.starts = starts_of(batch.lengths);
+    batch.columns = with_table ? most : 0;
+    const std::int64_t width = std::max<std::int64_t>(batch.columns, 1);
+    batch.slots = rows * width + 3;
+    Sizes order(static_cast<std::size_t>(batch.slots));
+    std::iota(order.begin(), order.end(), 0);
+    for (std::size_t i = order.size(); i > 1; --i)
+      std::swap(order[i - 1],
+                order[static_cast<std::size_t>(below(static_cast<std::int64_t>(i), 1000 + i))]);
+    batch.table = Array<std::int32_t, 2>(Shape<2>{rows, width}, -1);
+    batch.accepted = Array<std::int32_t, 1>(Shape<1>{rows}, 0);
+    batch.indices = Array<std::int32_t, 1>(Shape<1>{rows}, -1);
+    for (std::int64_t n = 0; n < rows; ++n) {
+      for (std::int64_t c = 0; c < width; ++c)
+        batch.table(n, c) =
+            static_cast<std::int32_t>(order[static_cast<std::size_t>(n * width + c)]);
+      batch.accepted(n) = static_cast<std::int32_t>(below(width + 1, 3000 + n));  // 0 counts as 1
+      if (rows > 1 && below(5, 4000 + static_cast<std::uint64_t>(n)) == 0)
+        for (std::int64_t c = 0; c < width; ++c) batch.table(n, c) = c % 2 ? -1 : -7;  // padding
+      batch.indices(n) = batch.table(n, 0);
+    }
+    return batch;
+  }
+
+  StateSlots host() const {
+    if (columns == 0) return {.indices = indices.view()};
+    return {.table = table.view(), .num_accepted = accepted.view()};
+  }
+};
+
+/// The batch's index arrays on the device.
+struct DeviceBatch {
+  explicit DeviceBatch(const Batch& batch)
+      : columns(batch.columns),
+        starts(batch.starts),
+        accepted(batch.accepted),
+        indices(batch.indices),
+        table(batch.table) {}
+
+  StateSlots slots() const {
+    if (columns == 0) return {.indices = indices.view()};
+    return {.table = table.view(), .num_accepted = accepted.view()};
+  }
+
+  std::int64_t columns;
+  kernels::DeviceTensor<std::int32_t, 1> starts, accepted, indices;
+  kernels::DeviceTensor<std::int32_t, 2> table;
+};
+
+/// Every comparison by the yardstick, for the evidence of a kernel: of each operation and case, the
+/// largest error and what it could have been. Written at the program's end to the file that
+/// LOCKSTEP_ACCURACY names, if it does.
+class AccuracyLog {
+ public:
+  static AccuracyLog& get() {
+    static AccuracyLog log;
+    return log;
+  }
+  void add(const std::string& operation, const std::string& what, const Verdict& verdict) {
+    Entry& entry = entries_[operation][what];
+    ++entry.cases;
+    if (entry.cases > 1 && verdict.error <= entry.error) return;
+    entry.error = verdict.error;
+    entry.bound = verdict.bound;
+    entry.text = verdict.text;
+  }
+  ~AccuracyLog() {
+    const char* const file = std::getenv("LOCKSTEP_ACCURACY");
+    if (!file) return;
+    nlohmann::json all;
+    for (const auto& [operation, entries] : entries_)
+      for (const auto& [what, entry] : entries)
+        all[operation].push_back({{"case", what},
+                                  {"error", entry.error},
+                                  {"yardstick", entry.bound},
+                                  {"cases", entry.cases},
+                                  {"worst", entry.text}});
+    std::ofstream(file) << all.dump(1) << '\n';
+  }
+
+ private:
+  struct Entry {
+    double error = 0, bound = 0;
+    long cases = 0;
+    std::string text;
+  };
+  std::map<std::string, std::map<std::string, Entry>> entries_;
+};
+
+/// A result held against the yardstick, and noted under `operation`.
+template <class T, std::size_t Rank>
+::testing::AssertionResult within_yardstick(const std::string& operation, const std::string& what,
+                                            const Array<float, Rank>& actual,
+                                            const Array<float, Rank>& yardstick,
+                                            const Array<double, Rank>& truth) {
+  const Verdict verdict = judge(actual, yardstick, truth, {.format = kernels::format_of<T>()});
+  AccuracyLog::get().add(operation, what + " " + kernels::name_of(kernels::format_of<T>()),
+                         verdict);
+  if (verdict.pass) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << verdict.text;
+}
+
+template <class T, std::size_t Rank>
+::testing::AssertionResult within_yardstick(const std::string& operation, const std::string& what,
+                                            const kernels::DeviceTensor<T, Rank>& actual,
+                                            const Array<float, Rank>& yardstick,
+                                            const Array<double, Rank>& truth) {
+  if (!actual.guards_intact())
+    return ::testing::AssertionFailure() << "bytes beside the tensor were written";
+  return within_yardstick<T>(operation, what, actual.host(), yardstick, truth);
+}
+
+/// The elements of a view, contiguous.
+template <AnyView V>
+auto contiguous(const V& view) {
+  Array<std::remove_const_t<ElementOf<V>>, V::rank()> array(shape_of(view));
+  std::int64_t i = 0;
+  for_each_element(view, [&](const auto&, const auto& element) { array.data()[i++] = element; });
+  return array;
+}
+
+/// Parents of every token of the batch; with invalid ones among them.
+inline Array<std::int32_t, 1> draw_tree(const Batch& batch, std::uint64_t seed) {
+  Array<std::int32_t, 1> parents(Shape<1>{batch.tokens}, -1);
+  for (std::int64_t n = 0; n < batch.rows(); ++n)
+    for (std::int64_t i = 0; i < batch.lengths[static_cast<std::size_t>(n)]; ++i) {
+      const std::int64_t t = batch.starts(n) + i;
+      const auto draw =
+          static_cast<std::int64_t>(random_below(12, seed, 300, static_cast<std::uint64_t>(t)));
+      parents(t) = static_cast<std::int32_t>(i == 0 ? -1 : draw % i);
+      if (draw == 11) parents(t) = static_cast<std::int32_t>(i);
+    }
+  return parents;
+}
+
+template <class T, std::size_t Rank>
+bool same_bits(const kernels::DeviceTensor<T, Rank>& a, const kernels::DeviceTensor<T, Rank>& b) {
+  const auto x = a.elements(), y = b.elements();
+  return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(T)) == 0;
+}
+
+}  // namespace lockstep::testing_support
