@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Measures the kernels on a machine that has a GPU and perhaps no network.
+#
+#   bench/on_gpu.sh stage         on a machine with network: what the other one lacks goes to .lockstep/stage/
+#                                 (headers and libraries of Debian 12) and .lockstep/peers/ (bench/peers/stage.sh)
+#   bench/on_gpu.sh run RESULTS   on the GPU machine: builds all shapes, tests, runs the four sanitizers, measures
+#                                 beside the peers and profiles; files go to the folder RESULTS
+#
+# Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/. The GPU machine has CUDA 13.0, CMake, ninja
+# and PyTorch 2.11.
+set -euo pipefail
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+stage=$root/.lockstep/stage
+packages='libexpected-dev libfmt-dev libfmt9 nlohmann-json3-dev libcli11-dev libzstd-dev libzstd1 libeigen3-dev
+  libgtest-dev libgmock-dev librapidcheck-dev'
+
+stage() {
+  mkdir -p "$stage/debs"
+  # shellcheck disable=SC2086  # each word is a package
+  (cd "$stage/debs" && apt-get download $packages)
+  for package in "$stage"/debs/*.deb; do dpkg -x "$package" "$stage/prefix"; done
+  rm -rf "$stage/debs" "$stage/prefix/usr/share/doc" "$stage/prefix/usr/src"
+  "$root/bench/peers/stage.sh"
+}
+
+build() {
+  local torch
+  torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))')
+  cmake -S "$root" -B "$root/build/gpu" -G Ninja -D CMAKE_BUILD_TYPE=Release -D LOCKSTEP_CUDA=on \
+    -D LOCKSTEP_ALL_SHAPES=on -D LOCKSTEP_BUILD_TESTS=on -D LOCKSTEP_BUILD_BENCH=off \
+    -D CMAKE_PREFIX_PATH="$stage/prefix/usr" -D LOCKSTEP_TORCH_DIR="$torch" -D LOCKSTEP_WERROR=off
+  cmake --build "$root/build/gpu" --target lockstep_tests_gpu lockstep_torch_ops
+}
+
+sanitize() {  # sanitize RESULTS: the number of errors of each tool, with a test of every kind
+  local tool errors separator=
+  printf '{' >"$1/sanitizer.json"
+  for tool in memcheck racecheck initcheck synccheck; do
+    timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 "$root/build/gpu/lockstep_tests_gpu" \
+      --gtest_filter="-*offsetsGoBeyond32Bits*" >"$1/$tool.log" 2>&1 || true
+    errors=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) error.*/\1/p; s/.*RACECHECK SUMMARY: \([0-9]*\) hazard.*/\1/p' "$1/$tool.log" | tail -1)
+    printf '%s"%s": %s' "$separator" "$tool" "${errors:--1}" >>"$1/sanitizer.json"
+    separator=', '
+  done
+  printf '}\n' >>"$1/sanitizer.json"
+}
+
+run() {
+  local results=$1
+  mkdir -p "$results"
+  build >"$results/build.log" 2>&1 || { tail -40 "$results/build.log"; exit 1; }
+  LOCKSTEP_ACCURACY=$results/accuracy.json "$root/build/gpu/lockstep_tests_gpu" >"$results/tests.log" 2>&1 ||
+    { grep -A12 Failure "$results/tests.log" | head -60; exit 1; }
+  tail -1 "$results/tests.log"
+  python3 "$root/bench/peers/run.py" --ours "$root/build/gpu/liblockstep_torch.so" --out "$results"
+  sanitize "$results"
+  cat "$results/sanitizer.json"
+}
+
+case ${1:-} in
+  stage) stage ;;
+  run) run "$(mkdir -p -- "${2:?RESULTS}" && cd -- "$2" && pwd)" ;;
+  sanitize) sanitize "${2:?RESULTS}" ;;
+  *) sed -n '2,11p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+esac

@@ -1,0 +1,244 @@
+"""The cases of the speed table: inputs, counted bytes, and what the answer is in float64.
+
+A case holds several input sets. Launches rotate over them, so that between two uses of one set
+more bytes move than the L2 cache holds. Every contestant of a case gets the same sets.
+"""
+
+import math
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Callable
+
+import torch
+
+COLD_BYTES = 256 << 20  # counted traffic between two uses of a set
+STATE_FOOTPRINT = 128 << 20  # of in-place states, over all sets
+CHECKED_ROWS = 8  # rows of a batch that are compared with float64
+
+CONV = SimpleNamespace(D=8192, W=4)
+SSU = SimpleNamespace(H=128, P=64, N=128, G=8)
+GDN = SimpleNamespace(H=16, HV=32, K=128, V=128)
+POOL = SimpleNamespace(layers=36, slots=128, rows=64)
+
+
+@dataclass
+class Case:
+    """One row of the table. `kind` tells peers.py which calls fit."""
+
+    operation: str
+    name: str
+    kind: str
+    B: int
+    bytes: int  # read and written by one launch, each input and output once
+    sets: list = field(default_factory=list)
+    reference: Callable = None  # (set, rows) -> (out, state) in float64, from the state before
+
+
+def sets_needed(traffic, state_bytes):
+    """How many input sets keep L2 cold."""
+    return max(1, math.ceil(COLD_BYTES / traffic), math.ceil(STATE_FOOTPRINT / state_bytes))
+
+
+def nbytes(*tensors):
+    """Bytes of the tensors together."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def rand(*shape, dtype=torch.bfloat16, scale=1.0):
+    """Normal values on the GPU."""
+    return (torch.randn(*shape, device="cuda", dtype=torch.float32) * scale).to(dtype)
+
+
+def big_rand(*shape, dtype):
+    """Normal values for whole pools, drawn slot by slot where a float32 copy would be too large."""
+    out = torch.empty(*shape, device="cuda", dtype=dtype)
+    for part in out.split(max(1, (1 << 26) // max(1, out[0].numel()))):
+        part.copy_(torch.randn(part.shape, device="cuda", dtype=torch.float32))
+    return out
+
+
+def slots(B, extra=1):
+    """B slots in random order, int32; slot 0 stays free, since vLLM keeps it for padding."""
+    return (torch.randperm(B, device="cuda") + extra).to(torch.int32)
+
+
+def conv_update(B):
+    """x, out [B, D]; conv_state [B + 1, D, W - 1] with channels contiguous; weight [D, W]."""
+    D, W = CONV.D, CONV.W
+
+    def make():
+        s = SimpleNamespace(
+            x=rand(B, D), weight=rand(D, W, scale=0.5), bias=rand(D, scale=0.5),
+            out=torch.empty(B, D, device="cuda", dtype=torch.bfloat16),
+            state=rand(B + 1, W - 1, D).transpose(1, 2), slots=slots(B))
+        s.weight_by_tap = s.weight.t().contiguous().t()  # [D, W] too, with channels contiguous
+        return s
+
+    def reference(s, rows):
+        history = s.state[s.slots[:rows].long()].double()
+        window = torch.cat([history, s.x[:rows, :, None].double()], 2)
+        y = (window * s.weight.double()).sum(2) + s.bias.double()
+        return y * torch.sigmoid(y), window[:, :, 1:]
+
+    one = make()
+    state_bytes = B * D * (W - 1) * 2
+    traffic = nbytes(one.x, one.out, one.weight, one.bias, one.slots) + 2 * state_bytes
+    sets = [one] + [make() for _ in range(sets_needed(traffic, state_bytes) - 1)]
+    name = f"B={B} D={D} W={W} bf16"
+    return Case("causal_conv1d_update", name, "conv", B, traffic, sets, reference)
+
+
+def ssu(B, dtype):
+    """state [B + 1, H, P, N]; x, out [B, H, P]; dt [B, H]; A, D, dt_bias [H]; B, C [B, G, N]."""
+    H, P, N, G = SSU.H, SSU.P, SSU.N, SSU.G
+    A = -torch.rand(H, device="cuda") * 4 - 0.5
+    D16, dt_bias16 = rand(H), rand(H, scale=0.5) - 2
+    D, dt_bias = D16.float(), dt_bias16.float()
+
+    def make():
+        return SimpleNamespace(
+            x=rand(B, H, P), dt=rand(B, H), B=rand(B, G, N), C=rand(B, G, N), A=A, D=D,
+            dt_bias=dt_bias, D16=D16, dt_bias16=dt_bias16,
+            out=torch.empty(B, H, P, device="cuda", dtype=torch.bfloat16),
+            state=big_rand(B + 1, H, P, N, dtype=dtype), slots=slots(B))
+
+    def reference(s, rows):
+        state = s.state[s.slots[:rows].long()].double()
+        dt = torch.nn.functional.softplus(s.dt[:rows].double() + s.dt_bias.double())  # [r, H]
+        x = s.x[:rows].double()
+        Bh, Ch = (t[:rows].double().repeat_interleave(H // G, 1) for t in (s.B, s.C))  # [r, H, N]
+        state = state * torch.exp(dt * s.A.double())[..., None, None]
+        state = state + (dt[..., None] * x)[..., None] * Bh[:, :, None, :]
+        return (state * Ch[:, :, None, :]).sum(-1) + x * s.D.double()[:, None], state
+
+    one = make()
+    state_bytes = B * H * P * N * one.state.element_size()
+    traffic = 2 * state_bytes
+    traffic += nbytes(one.x, one.out, one.dt, one.B, one.C, A, D, dt_bias, one.slots)
+    sets = [one] + [make() for _ in range(sets_needed(traffic, state_bytes) - 1)]
+    name = f"B={B} H={H} P={P} N={N} G={G} state {short(dtype)}"
+    return Case("selective_state_update", name, "ssu", B, traffic, sets, reference)
+
+
+def gdn(B, dtype, T=1):
+    """q, k [B, T, H, K]; v, out [B, T, HV, V]; g, beta [B, T, HV] and the raw a, b they come from;
+    state [slots, HV, V, K]; T > 1: table [B, T], one slot per token, the state before in column 0.
+    """
+    H, HV, K, V = GDN.H, GDN.HV, GDN.K, GDN.V
+    A_log = torch.log(torch.rand(HV, device="cuda") * 8 + 0.5)
+    dt_bias = rand(HV, dtype=torch.float32, scale=0.5)
+
+    def make():
+        q, k, v = rand(B, T, H, K), rand(B, T, H, K), rand(B, T, HV, V)
+        a, b = rand(B, T, HV) - 2, rand(B, T, HV)
+        g = -torch.exp(A_log) * torch.nn.functional.softplus(a.float() + dt_bias)
+        s = SimpleNamespace(q=q, k=k, v=v, a=a, b=b, g=g, beta=torch.sigmoid(b.float()),
+                            A_log=A_log, dt_bias=dt_bias, out=torch.empty_like(v),
+                            state=big_rand(B * T + 1, HV, V, K, dtype=dtype))
+        s.starts = torch.arange(0, B * T + 1, T, device="cuda", dtype=torch.int32)
+        s.table = slots(B * T).view(B, T)
+        s.slots = torch.empty(B, device="cuda", dtype=torch.int32).copy_(s.table[:, 0])
+        s.accepted = torch.ones(B, device="cuda", dtype=torch.int32)
+        if T == 1:
+            s.mixed = torch.cat([q.reshape(B, -1), k.reshape(B, -1), v.reshape(B, -1)], 1)
+        return s
+
+    def reference(s, rows):
+        state = s.state[s.slots[:rows].long()].double()  # [r, HV, V, K]
+        outs, states = [], []
+        for t in range(T):
+            q, k = (unit(x[:rows, t].double()).repeat_interleave(HV // H, 1) for x in (s.q, s.k))
+            state = state * torch.exp(s.g[:rows, t].double())[..., None, None]
+            error = s.v[:rows, t].double() - (state * k[:, :, None, :]).sum(-1)
+            error = error * s.beta[:rows, t].double()[..., None]
+            state = state + error[..., None] * k[:, :, None, :]
+            outs.append((state * (q * K**-0.5)[:, :, None, :]).sum(-1))
+            states.append(state)
+        return torch.stack(outs, 1), torch.stack(states, 1)
+
+    one = make()
+    state_bytes = B * HV * V * K * one.state.element_size()
+    traffic = (1 + T) * state_bytes
+    traffic += nbytes(one.q, one.k, one.v, one.g, one.beta, one.out, one.table)
+    sets = [one] + [make() for _ in range(sets_needed(traffic, T * state_bytes) - 1)]
+    tokens = f" T={T}" if T > 1 else ""
+    name = f"B={B}{tokens} H={H} HV={HV} K=V={K} state {short(dtype)}"
+    kind = "gdn" if T == 1 else "gdn_verify"
+    return Case("gated_delta_rule_update", name, kind, B, traffic, sets, reference)
+
+
+def unit(x):
+    """x normalised over its last dimension, as the kernels do it."""
+    return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def state_copy(elements):
+    """state [layers, slots, elements] bf16; source, target [rows]: disjoint slots of the pool."""
+    L, S, R = POOL.layers, POOL.slots, POOL.rows
+
+    def make():
+        order = torch.randperm(S, device="cuda")
+        s = SimpleNamespace(state=big_rand(L, S, elements, dtype=torch.bfloat16),
+                            source=order[:R].contiguous(), target=order[R:2 * R].contiguous())
+        s.source32, s.target32 = s.source.to(torch.int32), s.target.to(torch.int32)
+        return s
+
+    def reference(s, rows):
+        moved = s.state[:, s.source[:rows]].double()
+        return moved, moved
+
+    traffic = 2 * L * R * elements * 2
+    sets = [make() for _ in range(max(1, math.ceil(COLD_BYTES / traffic)))]
+    size = elements * 2
+    text = f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+    name = f"{L} layers x {R} of {S} slots of {text} bf16"
+    return Case("state_copy", name, "copy", R, traffic, sets, reference)
+
+
+def short(dtype):
+    """float32 -> fp32, bfloat16 -> bf16."""
+    return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
+
+
+def all_cases(quick=False):
+    """(operation, key of the recorded figure, maker of the case), in the table's order."""
+    batches = (16, 64) if quick else (1, 16, 64, 256, 1024)
+    found = []
+    for B in (b for b in batches if b > 1):
+        found.append(("causal_conv1d_update", ("conv", B), lambda B=B: conv_update(B)))
+    for dtype in (torch.float32, torch.bfloat16):
+        for B in batches:
+            found.append(("selective_state_update", ("ssu", short(dtype), B),
+                          lambda B=B, d=dtype: ssu(B, d)))
+    for dtype in (torch.float32, torch.bfloat16):
+        for B in batches:
+            found.append(("gated_delta_rule_update", ("gdn", short(dtype), B),
+                          lambda B=B, d=dtype: gdn(B, d)))
+    for dtype in (torch.float32, torch.bfloat16):
+        for B in (b for b in batches if b <= 256):
+            found.append(("gated_delta_rule_update", ("gdn_verify", short(dtype), B),
+                          lambda B=B, d=dtype: gdn(B, d, T=4)))
+    for elements in (24576, 1 << 20):
+        found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
+    return found
+
+
+# The fastest peer's time where none can be run: measured earlier on an H200 with the same method.
+RECORDED = {}
+for _key, _peer, _times in (
+    (("conv",), "vLLM 0.33.0 Triton", {16: 2.5, 64: 4.5, 256: 13.5, 1024: 47.4}),
+    (("ssu", "fp32"), "vLLM 0.33.0 Triton", {1: 4.6, 16: 38.5, 64: 142.6, 256: 564.5}),
+    (("ssu", "fp32"), "FlashInfer 0.7.2.post1 CUDA", {1024: 2257.1}),
+    (("ssu", "bf16"), "vLLM 0.33.0 Triton", {1: 3.8, 16: 21.1}),
+    (("ssu", "bf16"), "FlashInfer 0.7.2.post1 CUDA", {64: 75.3, 256: 278.9, 1024: 1109.9}),
+    (("gdn", "fp32"), "FLA 0.6.0 Triton", {1: 3.8, 256: 261.6, 1024: 1026.4}),
+    (("gdn", "fp32"), "FlashInfer 0.7.2.post1 CuTe", {16: 20.5, 64: 70.6}),
+    (("gdn", "bf16"), "FlashInfer 0.7.2.post1 CuTe", {1: 3.3, 16: 12.8}),
+    (("gdn", "bf16"), "vLLM 0.33.0 Triton", {64: 40.8, 256: 144.8, 1024: 556.1}),
+    (("gdn_verify", "fp32"), "FlashInfer 0.7.2.post1 CuTe",
+     {1: 7.2, 16: 53.5, 64: 190.1, 256: 728.4}),
+    (("gdn_verify", "bf16"), "FlashInfer 0.7.2.post1 CuTe",
+     {1: 6.6, 16: 33.2, 64: 108.7, 256: 395.2}),
+):
+    for _B, _us in _times.items():
+        RECORDED[(*_key, _B)] = (_peer, _us)

@@ -1,0 +1,330 @@
+"""Loads the peers' kernels from the files that stage.sh unpacked.
+
+An installed package is used as it is. A staged one is imported without its packages' own
+`__init__` files, which would pull in whole servers: empty packages stand in their places, and the
+few names that the kernels' files ask for (a logger, the platform) are given here.
+"""
+
+import ctypes
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import types
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import torch
+
+ROOT = Path(
+    os.environ.get("LOCKSTEP_PEERS", Path(__file__).resolve().parents[2] / ".lockstep" / "peers")
+)
+
+
+class Absent(Exception):
+    """A peer that cannot be run here; its text says why."""
+
+
+def staged(name):
+    """The staged folder of a peer and its version; Absent where there is none."""
+    folder = ROOT / name
+    if not (folder / "VERSION").exists():
+        raise Absent(f"{name} is neither installed nor staged in {ROOT.name}/")
+    return folder, (folder / "VERSION").read_text().strip()
+
+
+def installed(name, distribution=None):
+    """The installed version of a package, or None."""
+    try:
+        if importlib.util.find_spec(name) is None:
+            return None
+        return importlib.metadata.version(distribution or name)
+    except (ImportError, ValueError, importlib.metadata.PackageNotFoundError):
+        return None
+
+
+def package(name, path=None, **names):
+    """Registers an empty package that finds its modules in `path` and holds `names`."""
+    module = types.ModuleType(name)
+    module.__path__ = [str(path)] if path else []
+    for key, value in names.items():
+        setattr(module, key, value)
+    sys.modules[name] = module
+    parent, _, leaf = name.rpartition(".")
+    if parent in sys.modules:
+        setattr(sys.modules[parent], leaf, module)
+    return module
+
+
+def quiet_logger(name):
+    """A logger with the extra methods that vLLM and FlashInfer give theirs."""
+    logger = logging.getLogger(name)
+    for level in ("debug", "info", "warning"):
+        setattr(logger, f"{level}_once", lambda *args, **kwargs: None)
+    return logger
+
+
+def vllm():
+    """vLLM's Triton kernels: modules `conv`, `ssu`, `recurrent`, `gating`, and `version`."""
+    version = installed("vllm")
+    if version is None:
+        folder, version = staged("vllm")
+        stub_vllm(folder)
+    ops = "vllm.model_executor.layers.mamba.ops"
+    linear = "vllm.third_party.flash_linear_attention.ops"
+    return types.SimpleNamespace(
+        version=version,
+        conv=importlib.import_module(f"{ops}.causal_conv1d"),
+        ssu=importlib.import_module(f"{ops}.mamba_ssm"),
+        recurrent=importlib.import_module(f"{linear}.fused_recurrent"),
+        gating=importlib.import_module(f"{linear}.fused_sigmoid_gating"),
+    )
+
+
+def stub_vllm(folder):
+    """The names outside the kernels' own folders that vLLM's Triton files import."""
+    import triton
+    import triton.language as tl
+    import triton.language.extra.libdevice as tldevice
+
+    capability = torch.cuda.get_device_capability()
+    number = capability[0] * 10 + capability[1]
+    platform = types.SimpleNamespace(
+        is_cpu=lambda: False,
+        is_cuda=lambda: True,
+        is_cuda_alike=lambda: True,
+        is_rocm=lambda: False,
+        is_xpu=lambda: False,
+        is_arch_support_pdl=lambda: capability >= (9, 0),
+        is_device_capability_family=lambda family, device_id=0: capability[0] == family // 10,
+        has_device_capability=lambda wanted, device_id=0: number >= wanted,
+    )
+    device_name = torch.cuda.get_device_name().replace(" ", "_")
+    package("vllm", folder)
+    package("vllm.platforms", current_platform=platform)
+    package("vllm.triton_utils", HAS_TRITON=True, triton=triton, tl=tl, tldevice=tldevice)
+    package("vllm.envs", VLLM_TUNED_CONFIG_FOLDER=None)
+    package("vllm._custom_ops")
+    package("vllm.logger", init_logger=quiet_logger)
+    package("vllm.utils")
+    package("vllm.utils.platform_utils", get_device_name_as_file_name=lambda: device_name)
+    package("vllm.utils.torch_utils", async_tensor_h2d=None)
+    package("vllm.utils.gpu_sync_debug", gpu_sync_allowed=None)
+    for name in ("v1", "v1.attention", "v1.attention.backends"):
+        package(f"vllm.{name}")
+    package("vllm.v1.attention.backends.utils", NULL_BLOCK_ID=0, PAD_SLOT_ID=-1)
+    for name in ("model_executor", "model_executor.layers", "model_executor.layers.mamba",
+                 "model_executor.layers.mamba.ops", "third_party",
+                 "third_party.flash_linear_attention", "third_party.flash_linear_attention.ops"):
+        package(f"vllm.{name}", folder / name.replace(".", "/"))
+
+
+def fla():
+    """FLA's recurrent gated delta rule: module `recurrent`, and `version`."""
+    version = installed("fla", "fla-core")
+    if version is None:
+        folder, version = staged("fla")
+        package("fla", folder, __version__=version)
+        for name in ("ops", "ops.utils", "ops.gated_delta_rule"):
+            package(f"fla.{name}", folder / name.replace(".", "/"))
+    recurrent = importlib.import_module("fla.ops.gated_delta_rule.fused_recurrent")
+    return types.SimpleNamespace(version=version, recurrent=recurrent)
+
+
+def mamba_ssm():
+    """mamba-ssm's Triton kernel: module `ssu`, and `version`."""
+    version = installed("mamba_ssm", "mamba-ssm")
+    if version is None:
+        folder, version = staged("mamba_ssm")
+        package("mamba_ssm", folder)
+        package("mamba_ssm.ops", folder / "ops")
+        package("mamba_ssm.ops.triton", folder / "ops" / "triton")
+    ssu = importlib.import_module("mamba_ssm.ops.triton.selective_state_update")
+    return types.SimpleNamespace(version=version, ssu=ssu)
+
+
+def flashinfer():
+    """FlashInfer's CuTe kernels of the gated delta rule: module `gdn`, and `version`."""
+    version = installed("flashinfer", "flashinfer-python")
+    if version is None:
+        folder, version = staged("flashinfer")
+        stub_flashinfer(folder)
+    gdn = importlib.import_module("flashinfer.gdn_decode")
+    return types.SimpleNamespace(version=version, gdn=gdn)
+
+
+def stub_flashinfer(folder):
+    """FlashInfer's decode files, with the disk cache of compiled kernels replaced by ours.
+
+    With the CuTe compiler (installed, or staged as cutlass_dsl_*.tar.xz) a kernel is compiled once
+    and kept as a small library; without it the kept libraries are loaded and the compiler's names
+    are stand-ins that nothing calls.
+    """
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))  # tvm_ffi, which must not build its torch bridge here
+    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
+    if importlib.util.find_spec("tvm_ffi") is None:
+        raise Absent("apache-tvm-ffi, which loads FlashInfer's kernels, is not here")
+    importlib.import_module("tvm_ffi")
+    compiler = has_cute_compiler()
+    kernels = ROOT / "flashinfer_kernels"
+    if not compiler and not list(kernels.glob("*.so")):
+        raise Absent("neither the CuTe compiler nor kernels compiled by it are here")
+    if not compiler:
+        for name in ("cutlass", "cutlass.cute", "cutlass.cute.nvgpu", "cutlass.cute.runtime"):
+            sys.modules[name] = MagicMock(name=name)
+
+    def build_and_load(module_name, kernel_name, compile_fn, extra_key_files=()):
+        del extra_key_files
+        symbol = re.sub(r"[^0-9a-zA-Z_]", "_", f"{module_name}_{kernel_name}")
+        library = kernels / f"{symbol}.so"
+        if not library.exists():
+            if not compiler:
+                raise Absent(f"FlashInfer's kernel {symbol} was not compiled before")
+            compiled = compile_fn()
+            try:
+                link_kernel(compiled, symbol, library)
+            except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+                text = getattr(error, "stderr", None) or error
+                print(f"kernel {symbol} could not be kept: {text}", flush=True)
+                return compiled
+        return load_kernel(library, symbol)
+
+    capability = torch.cuda.get_device_capability()
+    package("flashinfer", folder)
+    package("flashinfer.utils", get_compute_capability=lambda device: capability)
+    package("flashinfer.jit")
+    package("flashinfer.jit.core", logger=quiet_logger("flashinfer"))
+    package("flashinfer.jit.cute_dsl_core", build_and_load_cute_dsl_kernel=build_and_load)
+
+
+def flashinfer_ssu(state_dtype):
+    """FlashInfer's CUDA kernels of selective_state_update for one state type, built by nvcc once:
+    bf16 inputs and weights, float32 A, P = 64, N = 128, one token. Returns the function."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
+    folder, _ = staged("flashinfer")
+    tvm_ffi = importlib.import_module("tvm_ffi")
+    kernels = ROOT / "flashinfer_kernels"
+    name = str(state_dtype).removeprefix("torch.")
+    library = kernels / f"selective_state_update_{name}.so"
+    if not library.exists():
+        nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+        if not Path(nvcc).exists():
+            raise Absent("there is no nvcc to build FlashInfer's CUDA kernels")
+        build_ssu(nvcc, folder / "data", state_dtype, library)
+    return tvm_ffi.load_module(str(library))["selective_state_update"]
+
+
+def build_ssu(nvcc, data, state_dtype, library):
+    """Builds the library of flashinfer_ssu with the flags that FlashInfer's own build uses."""
+    state_type = {torch.float32: "float", torch.bfloat16: "nv_bfloat16"}[state_dtype]
+    types = {"state_dtype": state_type, "input_dtype": "nv_bfloat16",
+             "weight_dtype": "nv_bfloat16", "matrixA_dtype": "float", "stateIndex_dtype": "int32_t",
+             "cu_seqlens_dtype": "int32_t", "num_accepted_tokens_dtype": "int64_t",
+             "state_scale_type": "void", "dim": "64", "dstate": "128", "ntokens_mtp": "1",
+             "philox_rounds": "0"}
+    sources = ("selective_state_update.cu", "selective_state_update_kernel_inst.cu",
+               "flashinfer_mamba_binding.cu")
+    with tempfile.TemporaryDirectory() as folder:
+        text = (data / "csrc" / "selective_state_update_customize_config.jinja").read_text()
+        for key, value in types.items():
+            text = text.replace("{{ " + key + " }}", value)
+        (Path(folder) / "selective_state_update_config.inc").write_text(text)
+        for source in sources:
+            shutil.copy(data / "csrc" / source, folder)
+        shutil.copytree(data / "include", Path(folder) / "include")
+        for header in (Path(folder) / "include").rglob("mamba/*.cuh"):  # nvcc 13.0: no narrowing
+            text = header.read_text()
+            header.write_text(text.replace("* DIM, params.state_stride_batch}",
+                                           "* DIM, (uint64_t)params.state_stride_batch}"))
+        flags = ["-DFLASHINFER_ENABLE_" + f for f in
+                 ("F16", "BF16", "FP8_E4M3", "FP8_E5M2", "FP8_E8M0", "FP4_E2M1")]
+        includes = [Path(folder), Path(folder) / "include", data / "csrc",
+                    ROOT / "tvm_ffi" / "include"]
+        includes += sorted({p.parent.parent for p in (ROOT / "tvm_ffi").rglob("dlpack/dlpack.h")})
+        command = [nvcc, "-shared", "-std=c++17", "-O3", "-use_fast_math", "-Xcompiler", "-fPIC",
+                   "--expt-relaxed-constexpr",
+                   "-gencode=arch=compute_90a,code=sm_90a", "-DFLASHINFER_MAMBA_ENABLE_SM90",
+                   "--threads", "4", *flags, *(f"-I{path}" for path in includes), *sources,
+                   "-o", str(library.resolve()), "-lcuda"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            errors = re.findall(r"^.*error.*$", done.stderr, re.MULTILINE)
+            raise Absent(f"nvcc: {' | '.join(errors)[:250]}")
+
+
+def has_cute_compiler():
+    """Whether `cutlass.cute` can be imported, after unpacking the staged compiler if need be."""
+    if importlib.util.find_spec("cutlass") is not None:
+        return True
+    archives = sorted(ROOT.glob("cutlass_dsl_*.tar.xz"))
+    if not archives:
+        return False
+    folder = Path(tempfile.mkdtemp(prefix="cutlass_dsl_"))
+    inner = folder / "nvidia_cutlass_dsl"
+    inner.mkdir()
+    for archive in archives:
+        subprocess.run(["tar", "-C", str(inner), "-xJf", str(archive)], check=True)
+    sys.path[:0] = [str(folder), str(inner / "dsl_packages"), str(inner)]
+    importlib.invalidate_caches()
+    return importlib.util.find_spec("cutlass") is not None
+
+
+def loaded_library(pattern):
+    """The path of a shared library of this process whose name matches."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split()[-1]
+        if re.search(pattern, path):
+            return path
+    raise OSError(f"no loaded library matches {pattern}")
+
+
+def link_kernel(compiled, symbol, library):
+    """Keeps a kernel that the CuTe compiler made as a shared library of its own."""
+    torch.cuda.init()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "kernel.o"
+        compiled.export_to_c(str(made), function_name=symbol)
+        subprocess.run(
+            ["g++", "-shared", "-o", str(library), str(made),
+             str(library.parent / "libcuda_dialect_runtime_static.a"),
+             loaded_library(r"libtvm_ffi\.so"), loaded_library(r"libcudart\.so")],
+            check=True, capture_output=True, text=True)
+
+
+def load_kernel(library, symbol):
+    """The function of a kept library. What it needs is in the process already, by its soname."""
+    import tvm_ffi
+
+    torch.cuda.init()
+    for pattern in (r"libtvm_ffi\.so", r"libcudart\.so"):
+        ctypes.CDLL(loaded_library(pattern), mode=ctypes.RTLD_GLOBAL)
+    provide_error_hook()
+    return getattr(tvm_ffi.load_module(str(library)), symbol)
+
+
+@functools.cache
+def provide_error_hook():
+    """The one function that kept kernels want from the compiler's own runtime: it reports a CUDA
+    error. Ours reports it too, without the compiler's 40 MB."""
+    source = """
+        void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message);
+        int CuteDSLRT_TVMFFISetRaisedCudaError(void) {
+          TVMFFIErrorSetRaisedFromCStr("RuntimeError", "a CUDA call of this kernel failed");
+          return -1;
+        }
+    """
+    library = Path(tempfile.mkdtemp(prefix="error_hook_")) / "error_hook.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library)], check=True,
+                   input=source, text=True)
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)

@@ -1,0 +1,301 @@
+"""Ours and the peers', per kind of case: calls that launch once on an input set.
+
+Each peer gets the most favourable form that it supports of the same work: the same bytes read and
+written, its own layout of the small inputs, its output buffer reused where it takes one.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+
+import load
+
+OURS = "lockstep"
+BY_TAP = ", weight channels contiguous"  # [D, W] by strides: vLLM's kernel is twice as fast on it
+
+
+@dataclass
+class Contestant:
+    """`launch(set)` runs once; `view(set, result, rows)` gives the first rows' output and state."""
+
+    name: str
+    launch: Callable
+    view: Callable
+
+
+class Loaded:
+    """The peers of one process, each loaded once; a peer that cannot be loaded is asked for again
+    by name in `why`."""
+
+    def __init__(self, ours):
+        self.why = {}
+        self.modules = {}
+        self.ours = False
+        for name in ("vllm", "fla", "mamba_ssm", "flashinfer"):
+            try:
+                self.modules[name] = getattr(load, name)()
+            except Exception as error:  # whatever a peer's import throws, the others still run
+                self.why[name] = f"{type(error).__name__}: {error}"[:300]
+        if ours is not None:
+            torch.ops.load_library(str(ours))
+            self.ours = True
+        pool = ThreadPoolExecutor(2)  # nvcc builds these while other cases run
+        self.flashinfer_ssu = {dtype: pool.submit(load.flashinfer_ssu, dtype)
+                               for dtype in (torch.float32, torch.bfloat16)}
+        pool.shutdown(wait=False)
+
+    def operator(self, name):
+        """Our operator, or None where the library has none of that name."""
+        return getattr(torch.ops.lockstep, name, None) if self.ours else None
+
+
+# The peers of each kind of case; the last ones were never fetched, and say so.
+PEERS_OF = {
+    "conv": ("vllm",),
+    "ssu": ("vllm", "mamba_ssm"),
+    "gdn": ("fla", "vllm", "flashinfer"),
+    "gdn_verify": ("vllm", "flashinfer"),
+    "copy": (),
+}
+NOT_FETCHED = {
+    "conv": [("causal-conv1d", "its CUDA sources are not built here"),
+             ("FLA", "its cache is W wide, other bytes")],
+    "ssu": [],
+    "gdn": [],
+    "gdn_verify": [("FLA", "it returns only the last state")],
+    "copy": [],
+}
+
+
+def contestants(case, loaded):
+    """(contestants, absent) of a case; absent: [{"name", "why"}]."""
+    makers = {"conv": conv, "ssu": ssu, "gdn": gdn, "gdn_verify": gdn_verify, "copy": copy}
+    found = makers[case.kind](case, loaded)
+    absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
+    absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
+    if case.kind == "ssu":
+        error = loaded.flashinfer_ssu[case.sets[0].state.dtype].exception()
+        if error is not None:
+            why = f"{type(error).__name__}: {error}"[:300]
+            absent.append({"name": "FlashInfer CUDA", "why": why})
+    return found, absent
+
+
+def slot_view(s, result, rows):
+    """Output and state where the state was updated in its slot."""
+    out = result[0] if isinstance(result, tuple) else result
+    return out[:rows], s.state[s.slots[:rows].long()]
+
+
+def conv(case, loaded):
+    """[B, D] single tokens."""
+    found = []
+    ours = loaded.operator("causal_conv1d_update")
+    if ours is not None:
+        for weight, name in (("weight", OURS), ("weight_by_tap", f"{OURS}{BY_TAP}")):
+            found.append(Contestant(name, lambda s, weight=weight: ours(
+                s.x, s.state, getattr(s, weight), s.bias, state_indices=s.slots,
+                activation="silu"), slot_view))
+    if "vllm" in loaded.modules:
+        vllm = loaded.modules["vllm"]
+        update = vllm.conv.causal_conv1d_update
+        for weight, note in (("weight", ""), ("weight_by_tap", BY_TAP)):
+            found.append(Contestant(
+                f"vLLM {vllm.version} Triton{note}", lambda s, weight=weight: update(
+                    s.x, s.state, getattr(s, weight), s.bias, activation="silu",
+                    conv_state_indices=s.slots, out=s.out), slot_view))
+    return found
+
+
+def ssu(case, loaded):
+    """The peers take A, D, dt and dt_bias as views broadcast over P and N."""
+    found = []
+    ours = loaded.operator("selective_state_update")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(
+            s.state, s.x, s.dt, s.A, s.B, s.C, D=s.D, dt_bias=s.dt_bias, dt_softplus=True,
+            state_indices=s.slots), slot_view))
+
+    def wide(s):
+        P, N = s.state.shape[2:]
+        return dict(state=s.state, x=s.x, dt=s.dt[..., None].expand(-1, -1, P),
+                    A=s.A[:, None, None].expand(-1, P, N), B=s.B, C=s.C,
+                    D=s.D[:, None].expand(-1, P), dt_bias=s.dt_bias[:, None].expand(-1, P),
+                    dt_softplus=True, state_batch_indices=s.slots)
+
+    if "vllm" in loaded.modules:
+        vllm = loaded.modules["vllm"]
+
+        def launch(s):
+            vllm.ssu.selective_state_update(**wide(s), out=s.out)
+            return s.out
+
+        found.append(Contestant(f"vLLM {vllm.version} Triton", launch, slot_view))
+    if "mamba_ssm" in loaded.modules:
+        mamba = loaded.modules["mamba_ssm"]
+        found.append(Contestant(f"mamba-ssm {mamba.version} Triton",
+                                lambda s: mamba.ssu.selective_state_update(**wide(s)), slot_view))
+    future = loaded.flashinfer_ssu[case.sets[0].state.dtype]
+    if future.exception() is None:
+        _, version = load.staged("flashinfer")
+        found += [flashinfer_ssu(future.result(), wide, f"FlashInfer {version} CUDA {name}", number)
+                  for name, number in (("simple", 1), ("vertical", 2))]
+    return found
+
+
+def flashinfer_ssu(function, wide, name, algorithm):
+    """FlashInfer's CUDA kernel; its dt, D and dt_bias share one type, here bf16."""
+
+    def launch(s):
+        w = wide(s)
+        D, dt_bias = (t[:, None].expand(-1, s.state.shape[2]) for t in (s.D16, s.dt_bias16))
+        function(w["state"], w["x"], w["dt"], w["A"], w["B"], w["C"], D, None, dt_bias, True,
+                 s.slots, None, -1, None, s.out, False, None, None, None, None, 0, None, None,
+                 algorithm)
+        return s.out
+
+    return Contestant(name, launch, slot_view)
+
+
+def gdn(case, loaded):
+    """One token per row. FLA and FlashInfer's float32 kernel have no slots, so row b is slot b + 1
+    for all."""
+    found = []
+    for s in case.sets:
+        s.slots = torch.arange(1, case.B + 1, device="cuda", dtype=torch.int32)
+        s.table = s.slots[:, None]
+    scale = case.sets[0].k.shape[-1] ** -0.5
+    ours = loaded.operator("gated_delta_rule_update")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(
+            s.q[:, 0], s.k[:, 0], s.v[:, 0], s.g[:, 0], s.beta[:, 0], s.state,
+            state_indices=s.slots, use_qk_l2norm=True), single(slot_view)))
+    if "fla" in loaded.modules:
+        fla = loaded.modules["fla"]  # reads one buffer, writes another, always float32
+        found.append(Contestant(f"FLA {fla.version} Triton",
+                                lambda s: fla.recurrent.fused_recurrent_gated_delta_rule(
+                                    s.q, s.k, s.v, g=s.g, beta=s.beta, scale=scale,
+                                    initial_state=s.state[1:], output_final_state=True,
+                                    use_qk_l2norm_in_kernel=True, state_v_first=True),
+                                lambda s, result, rows: (result[0][:rows], result[1][:rows, None])))
+    if "vllm" in loaded.modules:
+        vllm = loaded.modules["vllm"]
+        found.append(Contestant(
+            f"vLLM {vllm.version} Triton packed decode",
+            lambda s: vllm.recurrent.fused_recurrent_gated_delta_rule_packed_decode(
+                s.mixed, s.a[:, 0], s.b[:, 0], s.A_log, s.dt_bias, scale, s.state, s.out, s.slots,
+                use_qk_l2norm_in_kernel=True), single(slot_view)))
+        found.append(vllm_recurrent(vllm, scale))
+    if "flashinfer" in loaded.modules:
+        flashinfer = loaded.modules["flashinfer"]
+        direct = case.sets[0].state.dtype == torch.float32  # by slots it is 2 to 3 % slower
+
+        def launch(s):
+            state = dict(state=s.state[1:]) if direct else dict(
+                state=None, initial_state=s.state, initial_state_indices=s.slots)
+            return flashinfer.gdn.gated_delta_rule_decode_pretranspose(
+                q=s.q, k=s.k, v=s.v, A_log=s.A_log, a=s.a, dt_bias=s.dt_bias, b=s.b, scale=scale,
+                output=s.out, use_qk_l2norm=True, backend="flashinfer", **state)[0]
+
+        found.append(Contestant(f"FlashInfer {flashinfer.version} CuTe", launch, single(slot_view)))
+    return found
+
+
+def single(view):
+    """A view for one token per row: out [rows, 1, HV, V] and state [rows, 1, HV, V, K]."""
+
+    def widened(s, result, rows):
+        out, state = view(s, result, rows)
+        return out.reshape(rows, 1, *out.shape[-2:]), state[:, None]
+
+    return widened
+
+
+def table_view(s, result, rows):
+    """Output [rows, T, HV, V] and the states after each token, in the table's slots."""
+    out = result[0] if isinstance(result, tuple) else result
+    B, T = s.table.shape
+    return out.reshape(B, T, *out.shape[-2:])[:rows], s.state[s.table[:rows].long()]
+
+
+def packed(x):
+    """[B, T, ...] as one packed batch [1, B T, ...]."""
+    return x.reshape(1, -1, *x.shape[2:])
+
+
+def vllm_recurrent(vllm, scale):
+    """vLLM's recurrent kernel with gates computed before; T slots per row, T = 1 or more."""
+
+    def launch(s):
+        accepted = dict(num_accepted_tokens=s.accepted) if s.table.shape[1] > 1 else {}
+        return vllm.recurrent.fused_recurrent_gated_delta_rule(
+            packed(s.q), packed(s.k), packed(s.v), packed(s.g), packed(s.beta), scale, s.state,
+            True, s.starts, s.table, use_qk_l2norm_in_kernel=True, **accepted)
+
+    return Contestant(f"vLLM {vllm.version} Triton recurrent", launch, table_view)
+
+
+def gdn_verify(case, loaded):
+    """T tokens per row, the state after each of them kept."""
+    found = []
+    scale = case.sets[0].k.shape[-1] ** -0.5
+    ours = loaded.operator("gated_delta_rule_update")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(
+            s.q.flatten(0, 1), s.k.flatten(0, 1), s.v.flatten(0, 1), s.g.flatten(0, 1),
+            s.beta.flatten(0, 1), s.state, query_start_loc=s.starts, state_indices=s.table,
+            num_accepted_tokens=s.accepted, use_qk_l2norm=True), table_view))
+    if "vllm" in loaded.modules:
+        vllm = loaded.modules["vllm"]
+        found.append(vllm_recurrent(vllm, scale))
+        found.append(Contestant(
+            f"vLLM {vllm.version} Triton sigmoid gating",
+            lambda s: vllm.gating.fused_sigmoid_gating_delta_rule_update(
+                A_log=s.A_log, a=packed(s.a)[0], b=packed(s.b)[0], dt_bias=s.dt_bias, q=packed(s.q),
+                k=packed(s.k), v=packed(s.v), scale=scale, initial_state=s.state,
+                inplace_final_state=True, cu_seqlens=s.starts, ssm_state_indices=s.table,
+                num_accepted_tokens=s.accepted, use_qk_l2norm_in_kernel=True), table_view))
+    if "flashinfer" in loaded.modules:
+        flashinfer = loaded.modules["flashinfer"]
+        for s in case.sets:  # it writes the states into a buffer of their own
+            B, T = s.table.shape
+            s.snapshots = torch.empty(B, T, *s.state.shape[1:], device="cuda", dtype=s.state.dtype)
+
+        def launch(s):
+            return flashinfer.gdn.gated_delta_rule_decode_pretranspose(
+                q=s.q, k=s.k, v=s.v, state=None, A_log=s.A_log, a=s.a, dt_bias=s.dt_bias, b=s.b,
+                scale=scale, output=s.out, use_qk_l2norm=True, initial_state=s.state,
+                initial_state_indices=s.slots, intermediate_states_buffer=s.snapshots,
+                disable_state_update=True, backend="flashinfer")[0]
+
+        found.append(Contestant(f"FlashInfer {flashinfer.version} CuTe", launch,
+                                lambda s, result, rows: (result[:rows], s.snapshots[:rows])))
+    return found
+
+
+def copy(case, loaded):
+    """Rows of a [layers, slots, elements] pool."""
+    del case
+
+    def view(s, result, rows):
+        del result
+        moved = s.state[:, s.target[:rows]]
+        return moved, moved
+
+    def assign(s):
+        s.state[:, s.target] = s.state[:, s.source]
+
+    found = []
+    ours = loaded.operator("state_copy")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(s.state, s.source32, s.target32), view))
+    found.append(Contestant(f"torch {torch.__version__} indexing", assign, view))
+
+    def words(s):  # index_copy_ moves element by element, so wide elements favour it
+        state = s.state.view(torch.int64)
+        state.index_copy_(1, s.target, state.index_select(1, s.source))
+
+    found.append(Contestant(f"torch {torch.__version__} index_copy_ of int64", words, view))
+    return found

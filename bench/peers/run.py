@@ -1,0 +1,263 @@
+"""Times our kernels and the peers' in one process, interleaved, and writes speed.json.
+
+    python3 bench/peers/run.py --ours build/gpu/liblockstep_torch.so --out reports/speed
+
+Every contestant is first compared with float64 on rows of the very case; one that disagrees is
+named and not timed. Then each becomes a CUDA graph of many launches that rotate over input sets
+(cases.py), and the graphs are replayed in turns, so that clocks and power limits meet all alike.
+
+limit_share is the time of the counted bytes at the copy rate of this run over the measured time:
+every operation here writes more than a tenth of what it moves, and none comes near the matmul rate.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import triton
+import triton.language as tl
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import cases
+import peers
+
+TOLERANCE = 5e-2  # relative, against float64: tells a wrong call from rounding
+MIN_LAUNCHES = 50
+MIN_GRAPH_US = 1500.0  # a shorter graph would measure its own launch
+
+
+@triton.jit
+def copy_kernel(source, target, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at))
+
+
+@triton.jit
+def read_kernel(source, target, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + tl.program_id(0), tl.sum(tl.load(source + at)))
+
+
+def event_us(function, repeats):
+    """Microseconds of each of `repeats` calls, by events."""
+    pairs = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        function()
+        end.record()
+        pairs.append((start, end))
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+
+def ceilings():
+    """Copy and read rate in GB/s and bf16 matmul rate in TFLOP/s, the best of what we tried."""
+    count = 1 << 29  # 2 GiB of float32
+    a, b = torch.randn(count, device="cuda"), torch.empty(count, device="cuda")
+    size = count * 4
+    copies, reads = [], []
+    ways = [lambda: b.copy_(a)]
+    for block, warps in ((4096, 4), (8192, 8)):
+        grid = (count // block,)
+        ways.append(lambda g=grid, k=block, w=warps: copy_kernel[g](a, b, BLOCK=k, num_warps=w))
+        reads.append(lambda g=grid, k=block, w=warps: read_kernel[g](a, b, BLOCK=k, num_warps=w))
+    for way in ways:
+        event_us(way, 2)
+        copies.append(2 * size / statistics.median(event_us(way, 15)) / 1e3)
+    read_rates = []
+    for way in reads + [lambda: a.sum()]:
+        event_us(way, 2)
+        read_rates.append(size / statistics.median(event_us(way, 15)) / 1e3)
+    del a, b
+    torch.cuda.empty_cache()
+    x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    event_us(lambda: x @ y, 3)
+    rates = []
+    for _ in range(3):  # bursts: longer runs meet the power limit
+        time.sleep(0.3)
+        rates += [2 * 8192**3 / us / 1e6 for us in event_us(lambda: x @ y, 10)]
+    return {"copy_gbps": round(max(copies), 1), "read_gbps": round(max(read_rates), 1),
+            "matmul_tflops": round(statistics.median(rates), 1)}
+
+
+def relative_error(got, want):
+    """||got - want|| / ||want||, infinite where a value is not finite or a shape differs."""
+    if got.shape != want.shape or not torch.isfinite(got).all():
+        return float("inf")
+    return ((got.double() - want).norm() / want.norm()).item()
+
+
+def check(case, contestant):
+    """Relative error of output and state on the first rows of set 0, against float64."""
+    s = case.sets[0]
+    rows = min(case.B, cases.CHECKED_ROWS)
+    if case.kind == "copy":
+        s.state[:, s.target] = 0
+        rows = 2
+    want = case.reference(s, rows)
+    result = contestant.launch(s)
+    torch.cuda.synchronize()
+    got = contestant.view(s, result, rows)
+    return max(relative_error(g, w) for g, w in zip(got, want, strict=True))
+
+
+def capture(case, contestant):
+    """A CUDA graph of launches that rotate over the sets, and their number."""
+    sets = case.sets
+    for s in sets[: min(len(sets), 3)]:
+        contestant.launch(s)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    roofline_us = case.bytes / 4.3e6
+    wanted = max(MIN_LAUNCHES, MIN_GRAPH_US / max(roofline_us, 1.5))
+    launches = len(sets) * max(1, round(wanted / len(sets) + 0.499))
+    graph = torch.cuda.CUDAGraph()
+    kept = [None] * len(sets)  # a result lives until its set's next turn: no output stays in L2
+    with torch.cuda.graph(graph):
+        for i in range(launches):
+            kept[i % len(sets)] = contestant.launch(sets[i % len(sets)])
+    return graph, launches
+
+
+def interleaved(graphs, rounds):
+    """{name: median microseconds per launch}, the graphs replayed in turns."""
+    times = {name: [] for name in graphs}
+    began = time.time()
+    for graph, _ in graphs.values():
+        graph.replay()
+    torch.cuda.synchronize()
+    if time.time() - began > 1:  # many seconds of it would say nothing more
+        rounds = min(rounds, 7)
+    names = list(graphs)
+    for turn in range(rounds):
+        for name in names[turn % len(names):] + names[: turn % len(names)]:
+            graph, launches = graphs[name]
+            times[name].append(event_us(graph.replay, 1)[0] / launches)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure(case, key, loaded, rates, rounds):
+    """The row of speed.json for one case."""
+    found, absent = peers.contestants(case, loaded)
+    graphs, errors = {}, {}
+    for contestant in found:
+        try:
+            errors[contestant.name] = check(case, contestant)
+            if not errors[contestant.name] <= TOLERANCE:
+                absent.append({"name": contestant.name,
+                               "why": f"differs from float64 by {errors[contestant.name]:.2e}"})
+                continue
+            graphs[contestant.name] = capture(case, contestant)
+        except Exception as error:  # a peer that fails is named in the report; the rest still run
+            torch.cuda.synchronize()
+            why = f"{type(error).__name__}: {error}"[:300]
+            absent.append({"name": contestant.name, "why": why})
+    times = interleaved(graphs, rounds)
+    row = {"case": case.name, "bytes": case.bytes}
+    ours = times.pop(peers.OURS, None)
+    if ours is not None:
+        gbps = case.bytes / ours / 1e3
+        row |= {"time_us": round(ours, 3), "gbps": round(gbps, 1),
+                "limit_share": round(gbps / rates["copy_gbps"], 4)}
+    timed = [{"name": name, "time_us": round(us, 3), "error": float(f"{errors[name]:.3g}")}
+             for name, us in sorted(times.items(), key=lambda item: item[1])]
+    row["peers"] = [entry for entry in timed if not entry["name"].startswith(peers.OURS)]
+    row["variants"] = [entry for entry in timed if entry["name"].startswith(peers.OURS)]
+    if peers.OURS in errors:
+        row["error"] = float(f"{errors[peers.OURS]:.3g}")
+    if row["peers"]:
+        row |= {"peer": row["peers"][0]["name"], "peer_time_us": row["peers"][0]["time_us"],
+                "peer_run": "same"}
+    if key in cases.RECORDED:
+        name, us = cases.RECORDED[key]
+        row["recorded"] = {"name": name, "time_us": us}
+        if "peer" not in row:
+            row |= {"peer": name, "peer_time_us": us, "peer_run": "recorded"}
+    row["absent"] = absent
+    return row
+
+
+def show(operations, rates):
+    """The table: ours, the fastest peer, their ratio, the share of the limit."""
+    for operation, rows in operations.items():
+        print(f"\n{operation}")
+        print(f"  {'case':<44} {'ours us':>9} {'peer us':>9} {'ratio':>6} {'limit':>6} "
+              f"{'recorded':>9}  fastest peer; others")
+        for row in rows:
+            ours, peer = row.get("time_us"), row.get("peer_time_us")
+            recorded = row.get("recorded", {}).get("time_us")
+            ratio = f"{ours / peer:.3f}" if ours and peer else "-"
+            limit = f"{row['limit_share']:.3f}" if ours else "-"
+            others = "; ".join(f"{p['name']} {p['time_us']:.2f}"
+                               for p in row["peers"][1:] + row["variants"])
+            mark = "" if row.get("peer_run") == "same" else " (recorded)"
+            if ours and peer and ours > 1.02 * peer + 0.1:
+                mark += " MISSED (1.02 x + 0.1 us)"
+            print(f"  {row['case']:<44} {number(ours):>9} {number(peer):>9} {ratio:>6} {limit:>6} "
+                  f"{number(recorded):>9}  {row.get('peer', 'none')}{mark}; {others}")
+            for absent in row["absent"]:
+                if "differs" in absent["why"] or absent["name"] == peers.OURS:
+                    print(f"    {absent['name']}: {absent['why']}")
+    missing = {(a["name"], a["why"]) for rows in operations.values() for row in rows
+               for a in row["absent"]}
+    print("\nabsent:", *(f"  {name}: {why}" for name, why in sorted(missing)), sep="\n")
+    print("\n" + ", ".join(f"{key} {value}" for key, value in rates.items()))
+
+
+def number(value):
+    """A time for the table."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def driver():
+    """The NVIDIA driver's version."""
+    done = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"],
+                          capture_output=True, text=True, check=False)
+    return done.stdout.strip().splitlines()[0] if done.stdout.strip() else "unknown"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ours", type=Path, help="liblockstep_torch.so; without it only peers run")
+    parser.add_argument("--out", type=Path, required=True, help="folder for speed.json")
+    parser.add_argument("--operation", action="append", help="only this one; may be repeated")
+    parser.add_argument("--kind", action="append", help="only conv, ssu, gdn, gdn_verify or copy")
+    parser.add_argument("--quick", action="store_true", help="two batch sizes, fewer rounds")
+    arguments = parser.parse_args()
+
+    torch.manual_seed(1)
+    began = time.time()
+    loaded = peers.Loaded(arguments.ours)
+    for name, why in loaded.why.items():
+        print(f"absent: {name}: {why}", flush=True)
+    rates = ceilings()
+    print(f"{torch.cuda.get_device_name()}: {rates} ({time.time() - began:.0f} s)", flush=True)
+    report = {"gpu": torch.cuda.get_device_name(), "driver": driver(), "cuda": torch.version.cuda,
+              "torch": torch.__version__, "triton": triton.__version__, **rates, "operations": {}}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for operation, key, make in cases.all_cases(arguments.quick):
+        if arguments.operation and operation not in arguments.operation:
+            continue
+        if arguments.kind and key[0] not in arguments.kind:
+            continue
+        case = make()
+        row = measure(case, key, loaded, rates, 5 if arguments.quick else 11)
+        report["operations"].setdefault(operation, []).append(row)
+        (arguments.out / "speed.json").write_text(json.dumps(report, indent=1) + "\n")
+        print(f"{time.time() - began:4.0f} s  {operation} {case.name}: "
+              f"ours {number(row.get('time_us'))}, peer {number(row.get('peer_time_us'))} us",
+              flush=True)
+        del case
+        torch.cuda.empty_cache()
+    show(report["operations"], rates)
+
+
+if __name__ == "__main__":
+    main()

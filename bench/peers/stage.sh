@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Fetches the peers' kernels by name and unpacks the few files that the benchmark loads.
+#
+#   bench/peers/stage.sh [FOLDER]        default: .lockstep/peers, which git ignores
+#
+# Runs where there is a network; the folder then travels to the machine with the GPU. Everything is
+# a wheel from the package index, except mamba-ssm, whose source distribution builds CUDA: its two
+# Triton files come from its repository (MAMBA_REPOSITORY names another place to clone from).
+# WHEELS names a folder that already holds some of the wheels. DSL=1 also packs the compiler of
+# FlashInfer's CuTe kernels (60 MB); without it the kernels compiled by an earlier run are used
+# (flashinfer_kernels/, filled by the first run that has the compiler). FlashInfer's CUDA kernels
+# are built by the nvcc of the machine with the GPU, and kept in the same place.
+set -euo pipefail
+
+root=$(cd "$(dirname "$0")/../.." && pwd)
+out=${1:-$root/.lockstep/peers}
+wheels=${WHEELS:-$out/../peers_wheels}
+mkdir -p "$out" "$wheels"
+out=$(cd "$out" && pwd)
+wheels=$(cd "$wheels" && pwd)
+python=${PYTHON_VERSION:-3.12}  # of the machine with the GPU
+
+# fetch NAME VERSION: the wheel's path, downloaded unless it is there.
+fetch() {
+  local stem=${1//-/_}
+  if ! ls "$wheels/$stem-$2-"*.whl >/dev/null 2>&1; then
+    local platforms=()
+    local p
+    for p in _2_35 _2_31 _2_28 _2_24 _2_17 2014; do
+      platforms+=(--platform "manylinux${p}_x86_64")
+    done
+    pip download -q --no-deps --only-binary=:all: --python-version "$python" --implementation cp \
+      "${platforms[@]}" -d "$wheels" "$1==$2" >&2
+  fi
+  ls "$wheels/$stem-$2-"*.whl | head -1
+}
+
+cd "$out"
+rm -rf fla vllm mamba_ssm flashinfer tvm_ffi
+
+wheel=$(fetch fla-core 0.6.0)
+unzip -qo "$wheel" 'fla/__init__.py' 'fla/utils/*' 'fla/ops/utils/*.py' \
+  'fla/ops/gated_delta_rule/*.py'
+echo 0.6.0 >fla/VERSION
+
+wheel=$(fetch vllm 0.33.0)
+unzip -qo "$wheel" 'vllm/model_executor/layers/mamba/ops/*.py' \
+  'vllm/model_executor/layers/mamba/ops/configs/selective_state_update/*H[12]00*' \
+  'vllm/third_party/flash_linear_attention/ops/*.py'
+echo 0.33.0 >vllm/VERSION
+
+wheel=$(fetch flashinfer-python 0.7.2.post1)
+unzip -qo "$wheel" 'flashinfer/gdn_decode.py' 'flashinfer/gdn_kernels/__init__.py' \
+  'flashinfer/gdn_kernels/gdn_decode_'{bf16_state,mtp,pretranspose}.py \
+  'flashinfer/gdn_kernels/'{cute_dsl_cache_naming,device_target,dtype_compat}.py \
+  'flashinfer/data/csrc/selective_state_update*' 'flashinfer/data/csrc/*mamba_binding.cu' \
+  'flashinfer/data/csrc/tvm_ffi_utils.h' 'flashinfer/data/include/flashinfer/exception.h' \
+  'flashinfer/data/include/flashinfer/'{utils,vec_dtypes,layout}.cuh \
+  'flashinfer/data/include/flashinfer/mamba/*.cuh'
+echo 0.7.2.post1 >flashinfer/VERSION
+wheel=$(fetch apache-tvm-ffi 0.1.15.post2)
+unzip -qo "$wheel" 'tvm_ffi/*' 'apache_tvm_ffi-*' \
+  -x '*/3rdparty/libbacktrace/*' '*/src/*'
+
+clone=$(mktemp -d)
+trap 'rm -rf "$clone"' EXIT
+if git clone -q --depth 1 --filter=blob:none --no-checkout \
+    "${MAMBA_REPOSITORY:-https://github.com/state-spaces/mamba}" "$clone/mamba"; then
+  mkdir -p mamba_ssm/ops/triton
+  for file in selective_state_update softplus; do
+    git -C "$clone/mamba" show "HEAD:mamba_ssm/ops/triton/$file.py" >"mamba_ssm/ops/triton/$file.py"
+  done
+  version=$(git -C "$clone/mamba" show HEAD:mamba_ssm/__init__.py |
+    sed -n 's/^__version__ = "\(.*\)"/\1/p')
+  echo "$version ($(git -C "$clone/mamba" rev-parse --short HEAD))" >mamba_ssm/VERSION
+else
+  echo "mamba-ssm: its repository cannot be cloned, so it will be named as absent" >&2
+fi
+
+# What links a compiled CuTe kernel is 52 KB and always travels; the compiler only with DSL=1.
+for name in nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-core \
+            nvidia-cutlass-dsl-libs-cu13; do
+  wheel=$(fetch "$name" 4.8.0)
+  unzip -qo "$wheel" -d "$clone/dsl"
+done
+mkdir -p flashinfer_kernels
+cp "$clone/dsl/nvidia_cutlass_dsl/cu13/lib/libcuda_dialect_runtime_static.a" flashinfer_kernels/
+if [ "${DSL:-0}" = 1 ] && [ ! -e cutlass_dsl_libraries.tar.xz ]; then  # minutes of one core
+  package=$clone/dsl/nvidia_cutlass_dsl
+  mv "$clone/dsl/"*.dist-info "$package/"  # it asks for its own version
+  libraries=(dsl_packages/cutlass/_mlir/_mlir_libs cu13/lib/libcute_dsl_runtime.so)
+  (cd "$package" && tar -c "${libraries[@]}") |
+    xz --x86 --lzma2=preset=6,dict=64MiB -T1 >cutlass_dsl_libraries.tar.xz
+  (cd "$package" && rm -rf "${libraries[@]}" dsl_packages/iket cu13/lib/stubs)
+  tar -C "$package" -cJf cutlass_dsl_python.tar.xz .
+fi
+
+find . -name '__pycache__' -prune -exec rm -rf {} +
+du -sh "$out"
