@@ -11,6 +11,7 @@
 #include <iterator>
 #include <set>
 
+#include "cache_sim/report_kernels.hpp"
 #include "cache_sim/report_page.hpp"
 #include "cache_sim/svg.hpp"
 
@@ -288,6 +289,9 @@ class Collector {
       if (!comparison) return tl::unexpected(comparison.error());
       comparisons_.push_back(std::move(*comparison));
     }
+    Result<Json> kernels = kernels_of(options_.kernels);
+    if (!kernels) return tl::unexpected(kernels.error());
+    kernels_ = std::move(*kernels);
     finish(std::move(traces), std::move(workloads));
     return std::move(report_);
   }
@@ -418,6 +422,7 @@ class Collector {
     document["traces"] = std::move(traces);
     document["workloads"] = std::move(workloads);
     document["comparisons"] = std::move(comparisons_);
+    document["kernels"] = std::move(kernels_);
     document["timing"] = {{"wall_s", wall.count()}};
     make_text(document);
     report_.document = std::move(document);
@@ -426,7 +431,7 @@ class Collector {
   const ReportOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Report report_;
-  Json comparisons_ = Json::array();
+  Json comparisons_ = Json::array(), kernels_ = Json::array();
   std::int64_t trace_count_ = 0, regression_count_ = 0, run_count_ = 0, as_expected_count_ = 0;
   std::int64_t event_count_ = 0, request_count_ = 0;
   std::map<FindingKind, std::int64_t> kinds_;

@@ -34,6 +34,7 @@ struct ReportOptions {
   std::vector<std::string> policies{
       "radix", "sglang-no-buffer"};           ///< of the workload, each beside its oracle
   std::vector<ComparisonPlan> comparisons{};  ///< hit ratio against capacity
+  std::string kernels{};                      ///< the folder of their evidence; empty: none
   ReadRunLine read_run_line;
   std::function<void(const ReportProgress&)> progress{};
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache_sim/report_comparison.hpp"
+#include "cache_sim/report_kernels.hpp"
 #include "cache_sim/report_pictures.hpp"
 #include "cache_sim/report_place.hpp"
 #include "cache_sim/report_style.hpp"
@@ -62,6 +63,13 @@ its edge, and may hold a state for exactly the tokens from the root to its end.<
 evicted.</dd>
 <dt>eviction</dt><dd>Making room: the least recently used states and leaves go first.</dd>
 </dl>
+)html";
+
+constexpr std::string_view kMeasured = R"html(
+<h2 id="kernels">Kernels on the GPU</h2>
+<p>Medians of launches with a cold cache, replayed in a CUDA graph, ours and the peers' in turn.
+An accuracy is an error against the reference in double, beside what the yardstick allows.
+<code>bench/on_gpu.sh</code> measures them.</p>
 )html";
 
 constexpr std::string_view kComparing = R"html(
@@ -617,6 +625,7 @@ std::string navigation(const Place& document) {
     html += "<a href=\"#workloads\">Policies on a workload</a>";
   if (document.at("comparisons").size() > 0)
     html += "<a href=\"#comparisons\">Which policy for which workload</a>";
+  if (document.at("kernels").size() > 0) html += "<a href=\"#kernels\">Kernels</a>";
   return html + "<a href=\"#making\">What this page is made of</a></nav>\n";
 }
 
@@ -645,6 +654,9 @@ std::string report_page(const Json& data) {
   if (document.at("comparisons").size() > 0) html += kComparing;
   for (std::size_t i = 0; i < document.at("comparisons").size(); ++i)
     html += comparison_section(document.at("comparisons").item(i));
+  if (document.at("kernels").size() > 0) html += kMeasured;
+  for (std::size_t i = 0; i < document.at("kernels").size(); ++i)
+    html += kernel_section(document.at("kernels").item(i));
   html += making(document);
   // On paper everything is open.
   html +=

@@ -16,7 +16,9 @@
 #include <set>
 #include <sstream>
 
+#include "cache_sim/report_kernels.hpp"
 #include "cache_sim/report_page.hpp"
+#include "properties/support/program.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -149,12 +151,26 @@ ComparisonPlan small_comparison() {
                       .capacities = {std::int64_t{1} << 30, std::int64_t{4} << 30}}};
 }
 
+constexpr std::string_view kEvidence = R"({"operation": "state_copy", "sources": "0", "commit": "0",
+ "gpu": "a GPU", "driver": "1", "cuda": "13.0", "date": "2026-01-01", "copy_gbps": 4000,
+ "read_gbps": 4100, "matmul_tflops": 700,
+ "accuracy": [{"case": "out", "error": 1e-3, "yardstick": 4e-3, "cases": 7, "worst": "none"}],
+ "speed": [{"case": "B=1 <small>", "time_us": 3.5, "bytes": 1000, "gbps": 400, "limit_share": 0.5,
+            "peer": "another", "peer_time_us": 7.0, "peer_run": "recorded"},
+           {"case": "B=2", "time_us": 2500.4, "bytes": 1000, "gbps": 4000, "limit_share": 0.97}],
+ "sanitizer": {"memcheck": 0}})";
+
 Report report_of_everything() {
   FixtureFolder folder;
   folder.with("finish_keeps_its_state", kFinishKeepsItsState).with("retraction", kRetraction);
   folder.with("split", kSplit, "regressions");
   ReportOptions options = options_of(folder, "sglang-w1:requests=80");
   options.comparisons = {small_comparison()};
+  const testing_support::ScratchFolder measured;
+  std::filesystem::create_directory(measured.path("kernels"));
+  measured.write("kernels/state_copy.json", std::string(kEvidence));
+  measured.write("pending.json", R"({"state_copy": "its chunks became longer"})");
+  options.kernels = measured.path("kernels");
   Result<Report> report = collect_report(options);
   require(report.has_value(), report ? "" : report.error().text);
   return std::move(*report);
@@ -798,6 +814,25 @@ TEST(Report, programSaysWhatIsWrongByItsStatus) {
   EXPECT_TRUE(fs::exists(folder.out() + "/index.html"));
 }
 #endif
+
+// A kernel's figures stand beside the peer's; one whose sources changed since says so.
+TEST(Report, showsKernelsBesidePeersAndSaysWhichArePending) {
+  const std::string page = report_page(report_of_everything().document);
+  for (const char* const text :
+       {"state_copy", "3.50 µs", "7.00 µs (another, recorded)", ">0.50<", "2500 µs", "97 %",
+        "its chunks became longer", "1.00e-03 of at most 4.00e-03", "B=1 &lt;small&gt;"})
+    EXPECT_NE(page.find(text), std::string::npos) << text;
+}
+
+TEST(Report, refusesEvidenceThatLacksAField) {
+  const testing_support::ScratchFolder measured;
+  std::filesystem::create_directory(measured.path("kernels"));
+  measured.write("kernels/broken.json", R"({"operation": "broken", "speed": [{"case": "B=1"}]})");
+  const Result<Json> kernels = kernels_of(measured.path("kernels"));
+  ASSERT_FALSE(kernels.has_value());
+  EXPECT_NE(kernels.error().text.find("broken.json"), std::string::npos) << kernels.error().text;
+  EXPECT_NE(kernels.error().text.find("time_us"), std::string::npos) << kernels.error().text;
+}
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -75,6 +75,7 @@ int run_report(const ReportWords& words) {
   while (options.fixtures.size() > 1 && options.fixtures.back() == '/') options.fixtures.pop_back();
   options.read_run_line = read_run_line;
   options.comparisons = cache_sim::default_comparisons(options.fixtures);
+  if (root) options.kernels = "reports/kernels";
   const bool on_terminal = isatty(STDOUT_FILENO) == 1;
   options.progress = [on_terminal](const cache_sim::ReportProgress& done) {
     if (!on_terminal && done.as_expected) return;

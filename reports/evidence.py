@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""The evidence of the kernels: reports/kernels/<operation>.json.
+
+    evidence.py check                 every kernel's evidence is of the sources that are there now, or
+                                      the kernel is listed in reports/pending.json with a reason
+    evidence.py digest [OPERATION]    what the sources are now
+    evidence.py merge RESULTS         writes the evidence from a folder of results that bench/on_gpu.sh
+                                      brought back: accuracy.json, speed.json, sanitizer.json
+    evidence.py selftest              check notices a changed source, and no changed comment
+
+The digest is of the operation's kernel files and of every file of this project that they include,
+comments and spaces left out.
+"""
+import datetime
+import hashlib
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def operations(root):
+    """Names of the kernels: an operation is a file of kernels/ that nvcc compiles."""
+    return sorted(path.stem for path in (root / "kernels").glob("*.cu"))
+
+
+def sources(root, operation):
+    """The operation's files and what they include, relative to the root."""
+    found, waiting = set(), [f"kernels/{operation}.cu"]
+    while waiting:
+        name = waiting.pop()
+        if name in found or not (root / name).is_file():
+            continue
+        found.add(name)
+        waiting += re.findall(r'^\s*#\s*include\s+"([^"]+)"', (root / name).read_text(), re.M)
+    return sorted(found)
+
+
+def bare(text):
+    """C++ without comments and spaces; strings stay as they are."""
+    token = re.compile(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])+\'|//[^\n]*|/\*.*?\*/|\s+', re.S)
+    return token.sub(lambda m: m[0] if m[0][0] in "\"'" else "", text)
+
+
+def digest(root, operation):
+    whole = hashlib.sha256()
+    for name in sources(root, operation):
+        whole.update(f"{name}\n{bare((root / name).read_text())}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+def complaints(root):
+    """A sentence for every kernel whose evidence is missing or of other sources."""
+    pending = json.loads((root / "reports/pending.json").read_text())
+    known = operations(root)
+    said = [f"reports/pending.json: {name} is no kernel" for name in pending if name not in known]
+    for operation in known:
+        file = root / "reports/kernels" / f"{operation}.json"
+        if operation in pending:
+            if not str(pending[operation]).strip():
+                said.append(f"reports/pending.json: {operation} is pending without a reason")
+        elif not file.is_file():
+            said.append(f"{operation}: there is no reports/kernels/{operation}.json")
+        elif json.loads(file.read_text())["sources"] != digest(root, operation):
+            said.append(f"{operation}: its sources changed since they were measured; measure it with "
+                        "bench/on_gpu.sh or list it in reports/pending.json with a reason")
+    return said
+
+
+def merge(root, results):
+    """Writes the evidence of every operation that the results speak of."""
+    speed = json.loads((results / "speed.json").read_text())
+    accuracy = json.loads((results / "accuracy.json").read_text())
+    sanitizer = json.loads((results / "sanitizer.json").read_text())
+    commit = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
+    for operation in operations(root):
+        if operation not in accuracy:
+            continue
+        evidence = {"operation": operation, "sources": digest(root, operation),
+                    "commit": commit.stdout.strip() or "unknown"}
+        evidence |= {key: speed[key] for key in ("gpu", "driver", "cuda", "copy_gbps", "read_gbps",
+                                                 "matmul_tflops")}
+        evidence["date"] = datetime.date.today().isoformat()
+        evidence["accuracy"] = accuracy[operation]
+        evidence["speed"] = speed["operations"].get(operation, [])
+        evidence["sanitizer"] = sanitizer
+        file = root / "reports/kernels" / f"{operation}.json"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
+        print(f"written {file.relative_to(root)}")
+
+
+def selftest(root):
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder)
+        for name in ("kernels", "reference", "reports"):
+            shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("html"))
+        (copy / "reports/pending.json").write_text("{}")
+        (copy / "reports/kernels").mkdir(exist_ok=True)
+        for operation in operations(copy):
+            (copy / "reports/kernels" / f"{operation}.json").write_text(
+                json.dumps({"sources": digest(copy, operation)}))
+        assert complaints(copy) == [], complaints(copy)
+        changed = copy / "kernels/base/device.cuh"
+        changed.write_text("// another comment\n" + changed.read_text())
+        assert complaints(copy) == [], "a comment was taken for a change"
+        changed.write_text(changed.read_text() + "\nint another_line;\n")
+        assert len(complaints(copy)) == len(operations(copy)), "a changed header went unnoticed"
+        (copy / "reports/pending.json").write_text(json.dumps({operations(copy)[0]: " "}))
+        assert any("without a reason" in text for text in complaints(copy))
+
+
+def main(words):
+    if words == ["check"]:
+        said = complaints(ROOT)
+        print("\n".join(said) or "every kernel's evidence is of these sources, or pending")
+        return 1 if said else 0
+    if words == ["selftest"]:
+        selftest(ROOT)
+        return 0
+    if words[:1] == ["digest"] and len(words) <= 2:
+        for operation in words[1:] or operations(ROOT):
+            print(operation, digest(ROOT, operation))
+        return 0
+    if words[:1] == ["merge"] and len(words) == 2:
+        merge(ROOT, pathlib.Path(words[1]))
+        return 0
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
