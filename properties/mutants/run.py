@@ -169,7 +169,8 @@ def table(results, mutants, options):
              f"Every single-statement deletion and every flipped comparison of {len(options.sources)} sources, "
              f"{len(mutants)} mutants, of which {len(results)} were run: `properties/mutants/run.py`. A search is "
              f"{options.traces:,} traces of `lockstep explore`; a mutant has {options.first} searches (seeds 1 … "
-             f"{options.first}), and one that is found {options.seeds}. "
+             f"{options.first}), and one that is found {options.seeds}; one that never ends keeps to the first "
+             f"{options.first}, one that is listed as equivalent and not found to the first. "
              f"{equivalent} mutants ({100 * equivalent / max(1, len(results)):.1f} %) are equivalent: "
              "nothing that can be observed depends on them.", "",
              "| | mutants | equivalent | found | share | median traces | found by the first 10 | after 1,000 or more "
