@@ -343,9 +343,9 @@ TEST(CausalConv1d, refusesShapesThatDoNotFit) {
 // A padded batch goes by rows of its own: padding rows write nothing, first chunks start from
 // zeros, and without lengths all tokens count.
 TEST(CausalConv1d, paddedRowsHaveSlotsAndBeginnings) {
-  const auto x = on_grid<double>(Shape<3>{3, 2, 2}, {.seed = 1});
-  const auto weight = on_grid<double>(Shape<2>{2, 3}, {.seed = 2});
-  const auto before = on_grid<double>(Shape<3>{4, 2, 2}, {.seed = 3});
+  const auto x = on_grid<double>(Shape<3>{3, 2, 4}, {.seed = 1});
+  const auto weight = on_grid<double>(Shape<2>{4, 3}, {.seed = 2});
+  const auto before = on_grid<double>(Shape<3>{4, 4, 2}, {.seed = 3});
   const auto slots = ints({2, -1, 0});
   Array<bool, 1> resumes(Shape<1>{3}, true);
   resumes(2) = false;
@@ -359,7 +359,7 @@ TEST(CausalConv1d, paddedRowsHaveSlotsAndBeginnings) {
   auto expected = before;
   fill(at(expected.view(), 0), 0.0);
   for (const std::int64_t row : {0, 2}) {
-    Array<double, 2> alone(Shape<2>{2, 2});
+    Array<double, 2> alone(Shape<2>{2, 4});
     causal_conv1d<double>({.x = at(x.view(), row), .weight = weight},
                           cut(expected.view(), slots(row), slots(row) + 1), alone);
     EXPECT_TRUE(same_bits(at(out.view(), row), alone.view()));
@@ -435,6 +435,33 @@ TEST(CausalConv1d, twoRowsMayVerifyAgainstOneState) {
   Array<double, 3> snapshots(Shape<3>{2, 2, 2});
   EXPECT_NO_THROW(causal_conv1d_update<double>(in, state.view(), out, {}, snapshots.view()));
   EXPECT_NO_THROW(causal_conv1d_update<double>(in, state.view(), out, parents.view()));
+}
+
+// A row's conv state lies in the first slot of its row of the table.
+TEST(CausalConv1d, tablesNameTheirFirstSlots) {
+  const auto x = on_grid<double>(Shape<2>{2, 2}, {.seed = 1});
+  const auto weight = on_grid<double>(Shape<2>{2, 3}, {.seed = 2});
+  const auto before = on_grid<double>(Shape<3>{7, 2, 4}, {.seed = 3});
+  const auto entries = ints({4, 0, 1, 6, 2, 3}), counts = ints({1, 2}), starts = starts_of({1, 1});
+  auto state = before, expected = before;
+  Array<double, 2> out(x.shape());
+  causal_conv1d_update<double>({.x = x,
+                                .weight = weight,
+                                .query_start_loc = starts.view(),
+                                .slots = {.table = make_view(entries.data(), Shape<2>{2, 3}),
+                                          .num_accepted = counts.view()}},
+                               state.view(), out);
+  for (std::int64_t row = 0; row < 2; ++row) {
+    const std::int64_t slot = entries(3 * row), first = counts(row) - 1;
+    for (std::int64_t d = 0; d < 2; ++d) {
+      double y = weight(d, 2) * x(row, d);
+      for (std::int64_t k = 0; k < 2; ++k) y += weight(d, k) * before(slot, d, first + k);
+      EXPECT_DOUBLE_EQ(out(row, d), y);
+      expected(slot, d, 0) = before(slot, d, first + 1);
+      expected(slot, d, 1) = x(row, d);
+    }
+  }
+  EXPECT_TRUE(same_bits(state, expected));
 }
 
 }  // namespace

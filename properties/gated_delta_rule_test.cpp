@@ -209,6 +209,7 @@ TEST(GatedDeltaRule, refusesShapesThatDoNotFit) {
 
 // Without the norm q and k are taken as they are, and the scale is what is given.
 TEST(GatedDeltaRule, theNormAndTheScaleAreOptions) {
+  EXPECT_FALSE(reference::GatedDeltaRuleInputs<double>{}.use_qk_l2norm);
   const Layer run(1, 1, 6);
   auto in = run.inputs(0, 1);
   in.use_qk_l2norm = false;

@@ -41,6 +41,7 @@ TYPED_TEST(HybridLayers, piecesAndDecodesAreThePromptAtOnce) {
 // Qwen3-Next interleaves its projections by key head: the first rows of the second key head are its
 // query, and its values come behind the first head's.
 TEST(GatedDeltaNet, projectionsArePutInOrder) {
+  EXPECT_EQ(LayerRun{}.chunk_size, 128);
   DeltaNetLayer layer(3);
   const auto hidden = on_grid<double>(Shape<2>{1, 6}, {.seed = 5});
   const reference::GatedDeltaNet<double> net{2,

@@ -240,6 +240,18 @@ TEST(Mamba2, everyStateHasADecayOfItsOwn) {
                     dt * run.B(0, h / (run.H / run.G), n) * run.x(0, h, p),
                 1e-14);
   });
+  // The same where a channel's states share theirs.
+  Array<double, 2> channels(Shape<2>{run.H, run.P});
+  for_each_element(A.view(), [&](const auto& i, double& a) {
+    if (i[2] == 0) channels(i[0], i[1]) = a;
+    a = channels(i[0], i[1]);
+  });
+  auto repeated = run.states(), full = run.states();
+  Array<double, 3> repeated_out(run.out_shape);
+  Layer::update(in, full.view(), out.view());
+  in.A = repeat(std::as_const(channels).view(), run.N);
+  Layer::update(in, repeated.view(), repeated_out.view());
+  EXPECT_TRUE(same_bits(repeated, full) && same_bits(repeated_out, out));
 }
 
 // A padded batch goes by rows of its own: padding rows write nothing, first chunks start from

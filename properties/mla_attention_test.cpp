@@ -214,6 +214,7 @@ TEST(MlaAttention, projectionsAreTheDefinition) {
 
 // Heads as wide as their parts and no wider; a decode's queries have a scale of their own.
 TEST(MlaAttention, partsFitAndQueriesAreScaled) {
+  EXPECT_EQ(reference::MlaDecodeInputs<double>{}.value_dim, 512);
   const Mla<double> mla(2, 2, 1);
   const auto padded = reference::side_by_side<double>(mla.q_nope, mla.q_pe, 12);
   for (std::int64_t i = 0; i < 12; ++i)

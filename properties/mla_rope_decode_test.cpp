@@ -82,5 +82,35 @@ TEST(MlaRopeDecode, latentsGoToTheirSlotsAlone) {
                ContractViolation);
 }
 
+// Two requests in one launch are two launches.
+TEST(MlaRopeDecode, aRowIsAloneInItsBatch) {
+  const Mla<double> mla(2, 2, 5);
+  const auto rope = reference::plain_rope<double>(4, 100);
+  const auto positions = ints({3, 8}), slots = ints({1, 2}), lengths = ints({2, 1});
+  const auto table = ints({0, 1});
+  Array<double, 3> cache = on_grid<double>(Shape<3>{2, 2, 16}, {.seed = 6}), alone_cache = cache;
+  Array<double, 3> out(Shape<3>{2, 3, 5});
+  const auto inputs = [&](std::int64_t begin, std::int64_t end) {
+    return reference::MlaRopeDecodeInputs<double>{
+        .q_nope = cut(mla.q_nope.view(), begin, end),
+        .q_pe = cut(mla.q_pe.view(), begin, end),
+        .latent = cut(mla.latent.view(), begin, end),
+        .k_pe = cut(mla.k_pe.view(), begin, end),
+        .positions = cut(positions.view(), begin, end),
+        .slots = cut(slots.view(), begin, end),
+        .block_table = cut(make_view(table.data(), Shape<2>{2, 1}), begin, end),
+        .seq_lens = cut(lengths.view(), begin, end),
+        .softmax_scale = 0.3};
+  };
+  reference::mla_rope_decode<double>(inputs(0, 2), mla.w, rope, cache.view(), out.view());
+  for (std::int64_t row = 0; row < 2; ++row) {
+    Array<double, 3> alone(Shape<3>{1, 3, 5});
+    reference::mla_rope_decode<double>(inputs(row, row + 1), mla.w, rope, alone_cache.view(),
+                                       alone.view());
+    EXPECT_TRUE(same_bits(at(out.view(), row), at(alone.view(), 0)));
+  }
+  EXPECT_TRUE(same_bits(cache, alone_cache));
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -15,7 +15,6 @@ using namespace testing_support;
 using reference::CausalConv1dInputs;
 using Rule = GatedDeltaRun<double>;
 using Ssm = Mamba2Run<double>;
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 /// The state of slot `slot` after tokens [begin, end) that start from it.
 template <class Run>
@@ -475,7 +474,7 @@ TEST(RecurrentBugs, edgeLlmCompaction_rowsMoveWithTheirOwnLength) {
 // The same: a row of length 0 did not store its length, and its new row kept the old one's.
 TEST(RecurrentBugs, edgeLlmCompaction_emptyRowsAreEmptyWhereTheyGo) {
   const auto skips = [](CachedRows rows, const Sizes& mapping) {
-    const CachedRows moved = compacted(rows, mapping);
+    CachedRows moved = compacted(rows, mapping);
     for (std::size_t old = 0; old < mapping.size(); ++old)
       if (rows.lengths(0, static_cast<std::int64_t>(old)) == 0) return rows;
     return moved;

@@ -185,6 +185,8 @@ TEST(TreeAcceptance, startsAtAKnownRoot) {
             (Sizes{0, 1, 2}));
   EXPECT_TRUE(reference::accepted_path(parents.view(), {1, 1}, {}, {}).empty());
   EXPECT_EQ(reference::accepted_path(parents.view(), {1, 2}, {7}, {8}), (Sizes{0}));
+  EXPECT_EQ(reference::accepted_path(ints({-1, 5}).view(), {0, 2}, {7, 8}, {8, 0}), (Sizes{0}))
+      << "an invalid child does not make its root one";
   EXPECT_THROW(reference::accept_greedy({1}, {1}), ContractViolation);
 }
 

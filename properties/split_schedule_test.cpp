@@ -87,6 +87,7 @@ TEST(SplitSchedule, isFlashMlasWalk) {
       << "25 blocks in five parts: nothing to round up";
   EXPECT_EQ(text_of(split_schedule(ints({640, 640, 64}).view(), 3)),
             "0.0.0-0.10 1.0.0-1.10 2.0.0-2.1 0 1 2 3 ");
+  EXPECT_EQ(text_of(split_schedule(ints({}).view(), 2)), "0.0.0--1.0 0.0.0--1.0 0 ");
   for (const auto& [length, blocks] :
        {std::pair{0, 1}, std::pair{1, 1}, std::pair{64, 1}, std::pair{65, 2}, std::pair{128, 2}})
     EXPECT_EQ(reference::split_blocks(length), blocks) << length;
