@@ -660,9 +660,10 @@ TEST(ScheduleCheck, hearsWhateverIsSaidOtherwise) {
       {"that results are due", [](auto& e) { e.status.awaits_results ^= true; }},
       {"another load", [](auto& e) { ++e.status.load; }},
   };
-  for (const auto& [what, lie] : lies)
+  for (const auto& named : lies)
     for (std::uint64_t seed = 1; seed <= 40; ++seed) {
-      SCOPED_TRACE(what);
+      SCOPED_TRACE(named.first);
+      const Spoil& lie = named.second;
       std::uint64_t left = random_below(20, seed, 2, 0);
       bool lied = false;
       const std::optional<Finding> finding =
