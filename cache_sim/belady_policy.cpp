@@ -33,7 +33,7 @@ PolicyMeasures Belady::finish() {
     for (const PrefixTrie::Index node : path_) segments_[node].uses.push_back(i);
   }
   for (std::uint32_t i = 0; i < visits_.size(); ++i) replay(i);
-  return measures;
+  return measures_;
 }
 
 void Belady::replay(std::uint32_t number) {
@@ -54,25 +54,25 @@ void Belady::replay(std::uint32_t number) {
       ++segment.next;
     // What is never used again is not kept.
     const std::uint32_t keep = segment.next == segment.uses.size() ? 0 : size;
-    measures.stored_tokens += std::int64_t{keep} - segment.cached;
-    if (keep < segment.cached) measures.evicted_tokens += segment.cached - keep;
+    measures_.stored_tokens += std::int64_t{keep} - segment.cached;
+    if (keep < segment.cached) measures_.evicted_tokens += segment.cached - keep;
     segment.cached = keep;
     if (keep > 0) kept_.insert(key_of(node));
   }
-  while (measures.stored_tokens > capacity_) drop_last();
+  while (measures_.stored_tokens > capacity_) drop_last();
 }
 
 /// Drops, from its end, what will be used last.
 void Belady::drop_last() {
   const PrefixTrie::Index node = kept_.rbegin()->node;
   Segment& segment = segments_[node];
-  const std::int64_t excess = measures.stored_tokens - capacity_;
+  const std::int64_t excess = measures_.stored_tokens - capacity_;
   const std::int64_t whole = (excess + block_ - 1) / block_ * block_;
   const auto size = static_cast<std::uint32_t>(std::min<std::int64_t>(whole, segment.cached));
   if (size == segment.cached) kept_.erase(std::prev(kept_.end()));
   segment.cached -= size;
-  measures.stored_tokens -= size;
-  measures.evicted_tokens += size;
+  measures_.stored_tokens -= size;
+  measures_.evicted_tokens += size;
 }
 
 namespace {

@@ -45,7 +45,7 @@ struct PolicyMeasures {
 
 class IdealPolicy {
  public:
-  explicit IdealPolicy(const Model& costs) : model(costs) {}
+  explicit IdealPolicy(const Model& costs) : model_(costs) {}
   virtual ~IdealPolicy() = default;
 
   virtual void serve(const IdealRequest& request) = 0;
@@ -54,15 +54,15 @@ class IdealPolicy {
 
  protected:
   void count(std::int64_t input_tokens, std::int64_t hit_tokens) {
-    ++measures.requests;
-    measures.hit_requests += hit_tokens > 0 ? 1 : 0;
-    measures.input_tokens += input_tokens;
-    measures.hit_tokens += hit_tokens;
-    measures.flops_saved += model.prefill_flops(hit_tokens);
+    ++measures_.requests;
+    measures_.hit_requests += hit_tokens > 0 ? 1 : 0;
+    measures_.input_tokens += input_tokens;
+    measures_.hit_tokens += hit_tokens;
+    measures_.flops_saved += model_.prefill_flops(hit_tokens);
   }
 
-  Model model;
-  PolicyMeasures measures;
+  Model model_;
+  PolicyMeasures measures_;
 };
 
 struct IdealOptions {

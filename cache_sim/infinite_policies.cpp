@@ -24,10 +24,10 @@ class KvBound final : public IdealPolicy {
 
   void serve(const IdealRequest& request) override {
     count(request.input_tokens, trie_.match(request.prompt).size);
-    measures.stored_tokens += request.stored.size() - trie_.match(request.stored).size;
+    measures_.stored_tokens += request.stored.size() - trie_.match(request.stored).size;
     trie_.insert(request.stored);
   }
-  PolicyMeasures finish() override { return measures; }
+  PolicyMeasures finish() override { return measures_; }
 
  private:
   PrefixTrie trie_;
@@ -63,7 +63,7 @@ class StateAtEnd final : public IdealPolicy {
     count(request.input_tokens, look_up(request.prompt));
     if (request.stored.empty()) return;
     const PrefixTrie::Match known = trie_.match(request.stored);
-    measures.stored_tokens += request.stored.size() - known.size;
+    measures_.stored_tokens += request.stored.size() - known.size;
     const PrefixTrie::Index end = trie_.insert(request.stored);
     // A state stays with the end that it stands for, and so does a node's index.
     marks_.resize(trie_.node_count());
@@ -76,14 +76,14 @@ class StateAtEnd final : public IdealPolicy {
   }
 
   PolicyMeasures finish() override {
-    measures.states_admitted = measures.states;
-    measures.states_never_hit = std::count_if(marks_.begin(), marks_.end(), [](const Mark& mark) {
+    measures_.states_admitted = measures_.states;
+    measures_.states_never_hit = std::count_if(marks_.begin(), marks_.end(), [](const Mark& mark) {
       return mark.has_state && !mark.was_hit;
     });
-    measures.dead_tokens = dead_tokens(trie_, [&](PrefixTrie::Index index) {
+    measures_.dead_tokens = dead_tokens(trie_, [&](PrefixTrie::Index index) {
       return marks_[index].has_state ? trie_.node(index).end : 0;
     });
-    return measures;
+    return measures_;
   }
 
  private:
@@ -100,7 +100,7 @@ class StateAtEnd final : public IdealPolicy {
     return trie_.node(node).end;
   }
   void add_state(PrefixTrie::Index node) {
-    measures.states += marks_[node].has_state ? 0 : 1;
+    measures_.states += marks_[node].has_state ? 0 : 1;
     marks_[node].has_state = true;
   }
 
@@ -119,18 +119,18 @@ class StateEveryN final : public IdealPolicy {
     count(request.input_tokens, hit);
     if (hit > 0) hit_states_.insert(request.prompt.digest(hit));
     const std::uint32_t known = trie_.match(request.stored).size;
-    measures.stored_tokens += request.stored.size() - known;
-    measures.states += states_within(request.stored.size()) - states_within(known);
+    measures_.stored_tokens += request.stored.size() - known;
+    measures_.states += states_within(request.stored.size()) - states_within(known);
     trie_.insert(request.stored);
   }
 
   PolicyMeasures finish() override {
-    measures.states_admitted = measures.states;
-    measures.states_never_hit = measures.states - static_cast<std::int64_t>(hit_states_.size());
-    measures.dead_tokens = dead_tokens(trie_, [&](PrefixTrie::Index index) {
+    measures_.states_admitted = measures_.states;
+    measures_.states_never_hit = measures_.states - static_cast<std::int64_t>(hit_states_.size());
+    measures_.dead_tokens = dead_tokens(trie_, [&](PrefixTrie::Index index) {
       return states_within(trie_.node(index).end) * every_;
     });
-    return measures;
+    return measures_;
   }
 
  private:

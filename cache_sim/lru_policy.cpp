@@ -21,7 +21,7 @@ class Lru final : public IdealPolicy, private PrefixTrie::SplitListener {
     ++now_;
     count(request.input_tokens, trie_.match(request.prompt).size);
     if (request.stored.empty()) return;
-    measures.stored_tokens += request.stored.size() - trie_.match(request.stored).size;
+    measures_.stored_tokens += request.stored.size() - trie_.match(request.stored).size;
     const PrefixTrie::Index end = trie_.insert(request.stored, this);
     used_.resize(trie_.node_count());
     for (PrefixTrie::Index node = end; node != PrefixTrie::kRoot; node = trie_.node(node).parent) {
@@ -29,24 +29,24 @@ class Lru final : public IdealPolicy, private PrefixTrie::SplitListener {
       used_[node] = now_;
     }
     if (trie_.node(end).child_count == 0) leaves_.insert({now_, end});
-    while (measures.stored_tokens > capacity_) evict();
+    while (measures_.stored_tokens > capacity_) evict();
   }
 
-  PolicyMeasures finish() override { return measures; }
+  PolicyMeasures finish() override { return measures_; }
 
  private:
   /// Trims the least recently used leaf as far as needed, or away.
   void evict() {
     const auto [used, leaf] = *leaves_.begin();
     const PrefixTrie::Node& node = trie_.node(leaf);
-    const std::int64_t excess = measures.stored_tokens - capacity_;
+    const std::int64_t excess = measures_.stored_tokens - capacity_;
     const std::int64_t whole = (excess + block_ - 1) / block_ * block_;
     const std::uint32_t size =
         static_cast<std::uint32_t>(std::min<std::int64_t>(whole, node.end - node.begin));
     const PrefixTrie::Index parent = node.parent;
     trie_.trim(leaf, node.end - size);
-    measures.stored_tokens -= size;
-    measures.evicted_tokens += size;
+    measures_.stored_tokens -= size;
+    measures_.evicted_tokens += size;
     if (trie_.node(leaf).begin != trie_.node(leaf).end) return;
     leaves_.erase(leaves_.begin());
     if (parent != PrefixTrie::kRoot && trie_.node(parent).child_count == 0)
