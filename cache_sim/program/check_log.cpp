@@ -21,8 +21,7 @@ Result<void> write_files(const CheckLogWords& words,
   if (!words.trace_path.empty()) {
     const Result<std::string> trace = cache_sim::log_trace(log);
     if (!trace) return tl::unexpected(trace.error());
-    if (const auto written = cache_sim::write_file(words.trace_path, *trace); !written)
-      return written;
+    if (auto written = cache_sim::write_file(words.trace_path, *trace); !written) return written;
   }
   if (words.log_path.empty()) return {};
   return cache_sim::write_file(words.log_path, cache_sim::log_text(log));
