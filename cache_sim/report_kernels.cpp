@@ -12,7 +12,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr double kRowHeight = 22, kNameWidth = 250, kBarWidth = 300;
+constexpr double kRowHeight = 22, kNameWidth = 330, kBarWidth = 300;
 
 Result<Json> read_json(const std::filesystem::path& file) {
   std::ifstream in(file);
@@ -49,14 +49,14 @@ std::string limit_picture(const Place& speed) {
     const Place row = speed.item(i);
     const double y = kRowHeight * static_cast<double>(i);
     const double share = std::min(row.at("limit_share").number(), 1.1);
-    svg.text({0, y + 14}, "small", words(row.at("case"), Medium::svg, 44));
+    svg.text({0, y + 14}, "small", words(row.at("case"), Medium::svg, 52));
     svg.rect({kNameWidth, y + 2, kBarWidth, kRowHeight - 6}, "barroom", 2);
     svg.rect({kNameWidth, y + 2, kBarWidth * share, kRowHeight - 6}, "bar", 2);
     svg.text({kNameWidth + kBarWidth + 10, y + 14}, "label",
              words(row.at("share_text"), Medium::svg));
     if (!row.has("peer_share")) continue;
     const double peer = kNameWidth + kBarWidth * std::min(row.at("peer_share").number(), 1.1);
-    svg.line({peer, y}, {peer, y + kRowHeight - 2}, "curve c1");
+    svg.line({peer, y}, {peer, y + kRowHeight - 2}, "shackle");
   }
   return svg.markup();
 }
