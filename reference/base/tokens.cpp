@@ -479,6 +479,10 @@ std::string Tokens::text(std::size_t limit) const {
       out += '[';
       for (std::uint32_t i = first; i < last; ++i) {
         if (i != first) out += ',';
+        // What the cut takes away is not written: a token and its comma are two characters at
+        // least.
+        if (limit != 0 && i - first == limit && last - i > limit)
+          i = last - static_cast<std::uint32_t>(limit);
         fmt::format_to(std::back_inserter(out), "{}", storage_->ids[i]);
       }
       out += ']';
