@@ -4,7 +4,7 @@
 #   bench/on_gpu.sh stage         on a machine with network: what the other one lacks goes to .lockstep/stage/
 #                                 (headers and libraries of Debian 12) and .lockstep/peers/ (bench/peers/stage.sh)
 #   bench/on_gpu.sh run RESULTS   on the GPU machine: builds all shapes, tests, runs the four sanitizers, measures
-#                                 beside the peers and profiles; files go to the folder RESULTS
+#                                 beside the peers; files go to the folder RESULTS
 #
 # Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/. The GPU machine has CUDA 13.0, CMake, ninja
 # and PyTorch 2.11.

@@ -91,10 +91,10 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_FLAGS MATCHES "fuzzer-no-l
 endif()
 
 # The laws of the references again, with ten times the cases of the quick tier, as a list with cases and discards.
-find_program(LOCKSTEP_PYTHON python3)
-if(TARGET lockstep_tests AND LOCKSTEP_PYTHON)
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+if(TARGET lockstep_tests)
   add_test(NAME reference.laws_with_1000_cases
-    COMMAND ${LOCKSTEP_PYTHON} ${PROJECT_SOURCE_DIR}/properties/list_laws.py $<TARGET_FILE:lockstep_tests>)
+    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/list_laws.py $<TARGET_FILE:lockstep_tests>)
   set_tests_properties(reference.laws_with_1000_cases PROPERTIES LABELS full TIMEOUT 1200 PROCESSORS 2)
 endif()
 
@@ -106,7 +106,6 @@ add_test(NAME install.consumer_finds_lockstep
 set_tests_properties(install.consumer_finds_lockstep PROPERTIES LABELS quick TIMEOUT 600)
 
 # The measured figures of a kernel are of the sources that are there now, or the kernel is listed as pending.
-find_package(Python3 REQUIRED COMPONENTS Interpreter)
 foreach(word check selftest)
   add_test(NAME evidence.${word} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/evidence.py ${word})
   set_tests_properties(evidence.${word} PROPERTIES LABELS quick TIMEOUT 60)

@@ -14,13 +14,15 @@
 // from the committed state is run again: arithmetic instead of memory.
 //
 // An operation Op brings
-//   Op::Parameters                                  what its tokens consist of, passed to the
-//   kernel Op::Token<Layout, kRows>                        one token as a lane sees it Op::load(p,
-//   t, head, place)                     reads it; `place` says which rows the lane has
-//   Op::load_folded(p, t, head, place)              likewise, of tokens that only advance the state
-//   Op::advance(token, s, r)                        moves the lane's r-th row
-//   Op::step(token, s, r)                           likewise; what the row gives, in each of its
-//   lanes Op::write(p, t, head, row, value)               stores it
+//   - Op::Parameters: what its tokens consist of, passed to the kernel
+//   - Op::Token<Layout, kRows>: one token as a lane sees it
+//   - Op::Raw<Layout, kRows>: a token's inputs, asked for and not yet waited for
+//   - Op::fetch(p, t, head, place): asks; `place` says which rows the lane has
+//   - Op::prepare(p, t, head, place, raw): the token
+//   - Op::load_folded(p, t, head, place): a token that only advances the state
+//   - Op::advance(token, s, r): moves the lane's r-th row
+//   - Op::step(token, s, r): likewise; returns what the row gives, in each of its lanes
+//   - Op::write(p, t, head, row, value): stores it
 #pragma once
 
 #include "kernels/base/shapes.hpp"
@@ -305,8 +307,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarpsPerProcessor / kWarps)
   block.run_chain(state, range, source);
 }
 
-// --- The host's side
-// ------------------------------------------------------------------------------
+// --- The host's side ---------------------------------------------------------------------------
 
 /// How a state's rows are dealt out. kWarpsPerProcessor: so many fit, which bounds the registers.
 template <int kRows_, int kWarps_, int kWarpsPerProcessor_, Cached kCached_ = Cached::streaming>
