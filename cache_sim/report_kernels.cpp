@@ -129,15 +129,20 @@ std::string kernel_section(const Place& kernel) {
   if (kernel.has("pending"))
     html += fmt::format("<p><b>Pending:</b> {}. The figures are of earlier sources.</p>\n",
                         words(kernel.at("pending")));
+  const auto details = [](std::string_view summary, const std::string& tables) {
+    return fmt::format("<details><summary>{}</summary>\n{}</details>\n", summary, tables);
+  };
+  const std::string results =
+      table({"result", "comparisons", "largest error, and what the yardstick allows"}, accuracy);
+  if (speed.empty()) return html + "<p>Plain: no speed row.</p>\n" + details("Accuracy", results);
   return html +
          "<figure><figcaption>Share of the least possible time at the copy rate; the mark is the "
          "fastest peer.</figcaption><div class=\"chart scroll\">" +
-         limit_picture(kernel.at("speed")) +
-         "</div></figure>\n<details><summary>All figures</summary>\n" +
-         table({"case", "time", "rate", "of the limit", "fastest peer", "time / peer"}, speed) +
-         table({"result", "comparisons", "largest error, and what the yardstick allows"},
-               accuracy) +
-         "</details>\n";
+         limit_picture(kernel.at("speed")) + "</div></figure>\n" +
+         details(
+             "All figures",
+             table({"case", "time", "rate", "of the limit", "fastest peer", "time / peer"}, speed) +
+                 results);
 }
 
 }  // namespace lockstep::cache_sim

@@ -75,6 +75,12 @@ foreach(tier full gpu fuzz)
 endforeach()
 lockstep_tier(quick ${test_sources})
 
+# What kernels say of arguments that they refuse needs no GPU: nothing is launched.
+if(TARGET lockstep_tests_gpu)
+  add_test(NAME kernels.refuse_arguments_by_name COMMAND lockstep_tests_gpu --gtest_filter=*Arguments.*)
+  set_tests_properties(kernels.refuse_arguments_by_name PROPERTIES LABELS quick TIMEOUT 60)
+endif()
+
 # properties/*_fuzz.cpp become libFuzzer programs, where the compiler has it. Coverage guides them only if the
 # library was compiled with it too: the preset `fuzz`. The tier runs each for a minute; properties/fuzz.py runs them
 # for ten million executions.

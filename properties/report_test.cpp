@@ -160,6 +160,14 @@ constexpr std::string_view kEvidence = R"({"operation": "state_copy", "sources":
            {"case": "B=2", "time_us": 2500.4, "bytes": 1000, "gbps": 4000, "limit_share": 0.97}],
  "sanitizer": {"memcheck": 0}})";
 
+/// The evidence of a layer of which nobody asks for its speed.
+std::string untimed(std::string_view evidence) {
+  Json json = Json::parse(evidence);
+  json["operation"] = "rms_norm";
+  json["speed"] = Json::array();
+  return json.dump();
+}
+
 Report report_of_everything() {
   FixtureFolder folder;
   folder.with("finish_keeps_its_state", kFinishKeepsItsState).with("retraction", kRetraction);
@@ -169,6 +177,7 @@ Report report_of_everything() {
   const testing_support::ScratchFolder measured;
   std::filesystem::create_directory(measured.path("kernels"));
   measured.write("kernels/state_copy.json", std::string(kEvidence));
+  measured.write("kernels/rms_norm.json", untimed(kEvidence));
   measured.write("pending.json", R"({"state_copy": "its chunks became longer"})");
   options.kernels = measured.path("kernels");
   Result<Report> report = collect_report(options);
@@ -822,6 +831,18 @@ TEST(Report, showsKernelsBesidePeersAndSaysWhichArePending) {
        {"state_copy", "3.50 µs", "7.00 µs (another, recorded)", ">0.50<", "2500 µs", "97 %",
         "its chunks became longer", "1.00e-03 of at most 4.00e-03", "B=1 &lt;small&gt;"})
     EXPECT_NE(page.find(text), std::string::npos) << text;
+}
+
+// A plain layer is measured for accuracy alone.
+TEST(Report, showsPlainLayersWithoutSpeed) {
+  const std::string page = report_page(report_of_everything().document);
+  const std::size_t layer = page.find("rms_norm");
+  ASSERT_NE(layer, std::string::npos);
+  const std::string section = page.substr(layer, page.find("state_copy", layer) - layer);
+  EXPECT_NE(section.find("Plain: no speed row."), std::string::npos);
+  EXPECT_NE(section.find("1.00e-03 of at most 4.00e-03"), std::string::npos);
+  EXPECT_EQ(section.find("<figure>"), std::string::npos);
+  EXPECT_EQ(page.find("Plain: no speed row.", page.find("state_copy", layer)), std::string::npos);
 }
 
 TEST(Report, refusesEvidenceThatLacksAField) {

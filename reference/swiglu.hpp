@@ -12,6 +12,13 @@
 
 namespace lockstep::reference {
 
+/// What stands between the products: silu(gate) up, of [T, F] each.
+template <class S>
+void swiglu_gate(const TensorView<const S, 2>& gate, const TensorView<const S, 2>& up,
+                 TensorView<S, 2> out) {
+  mapped(out) = mapped(gate).unaryExpr([](S u) { return silu(u); }).cwiseProduct(mapped(up));
+}
+
 template <class S>
 void swiglu(const TensorView<const S, 2>& x, const TensorView<const S, 2>& gate,
             const TensorView<const S, 2>& up, const TensorView<const S, 2>& down,

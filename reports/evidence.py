@@ -5,14 +5,18 @@
                                       the kernel is listed in reports/pending.json with a reason
     evidence.py digest [OPERATION]    what the sources are now
     evidence.py merge RESULTS         writes the evidence from a folder of results that bench/on_gpu.sh
-                                      brought back: accuracy.json, speed.json, sanitizer.json
-    evidence.py selftest              check notices a changed source, and no changed comment
+                                      brought back: accuracy.json, speed.json, sanitizer.json; plain
+                                      layers have accuracy and no speed row
+    evidence.py selftest              check notices a changed source, and no changed comment; merge takes
+                                      an operation without a speed row
 
 The digest is of the operation's kernel files and of every file of this project that they include,
 comments and spaces left out.
 """
+import contextlib
 import datetime
 import hashlib
+import io
 import json
 import pathlib
 import re
@@ -113,6 +117,22 @@ def selftest(root):
         assert len(complaints(copy)) == len(operations(copy)), "a changed header went unnoticed"
         (copy / "reports/pending.json").write_text(json.dumps({operations(copy)[0]: " "}))
         assert any("without a reason" in text for text in complaints(copy))
+        untimed, timed = operations(copy)[:2]
+        results = copy / "results"
+        results.mkdir()
+        numbers = dict.fromkeys(("gpu", "driver", "cuda", "copy_gbps", "read_gbps", "matmul_tflops"), 1)
+        for name, content in (("accuracy", {untimed: [{"case": "out"}], timed: [{"case": "out"}]}),
+                              ("speed", numbers | {"operations": {timed: [{"case": "B=1"}]}}),
+                              ("sanitizer", {"memcheck": 0})):
+            (results / f"{name}.json").write_text(json.dumps(content))
+        with contextlib.redirect_stdout(io.StringIO()):
+            merge(copy, results)
+        (copy / "reports/pending.json").write_text("{}")
+        evidence = {name: json.loads((copy / "reports/kernels" / f"{name}.json").read_text())
+                    for name in (untimed, timed)}
+        assert evidence[untimed]["accuracy"] and evidence[untimed]["speed"] == []
+        assert evidence[timed]["speed"] == [{"case": "B=1"}]
+        assert not any(text.startswith(f"{untimed}:") for text in complaints(copy)), complaints(copy)
 
 
 def main(words):
