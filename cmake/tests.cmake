@@ -56,11 +56,19 @@ if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
   target_link_libraries(lockstep_torch_tests PRIVATE
     lockstep_requirements lockstep_views lockstep_torch GTest::gtest_main rapidcheck_gtest)
   target_precompile_headers(lockstep_torch_tests PRIVATE <ATen/ATen.h> <gtest/gtest.h>)
+  set_source_files_properties(properties/torch_ops_torch_test.cpp PROPERTIES COMPILE_DEFINITIONS
+    "LOCKSTEP_TORCH_OPS=\"$<TARGET_FILE:lockstep_torch_ops>\";LOCKSTEP_SOURCE_DIR=\"${PROJECT_SOURCE_DIR}\"")
+  target_link_libraries(lockstep_torch_tests PRIVATE ${CMAKE_DL_LIBS})
+  add_dependencies(lockstep_torch_tests lockstep_torch_ops)
   # One test of ctest per tier: each start of the program loads LibTorch anew.
   set(table RecurrenceAccuracy.*)
-  add_test(NAME reference.agrees_with_libtorch COMMAND lockstep_torch_tests --gtest_filter=-${table})
+  set(operators TorchOps*)
+  add_test(NAME reference.agrees_with_libtorch
+           COMMAND lockstep_torch_tests --gtest_filter=-${table}:${operators})
+  add_test(NAME operators.keep_their_contract COMMAND lockstep_torch_tests --gtest_filter=${operators})
   add_test(NAME reference.accuracy_by_length COMMAND lockstep_torch_tests --gtest_filter=${table})
-  set_tests_properties(reference.agrees_with_libtorch PROPERTIES LABELS quick TIMEOUT 600)
+  set_tests_properties(reference.agrees_with_libtorch operators.keep_their_contract
+    PROPERTIES LABELS quick TIMEOUT 600)
   set_tests_properties(reference.accuracy_by_length PROPERTIES LABELS full TIMEOUT 600)
 endif()
 

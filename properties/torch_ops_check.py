@@ -1,0 +1,309 @@
+#!/usr/bin/env python3
+"""The operators torch.ops.lockstep.* under Python: opcheck, torch.compile and CUDA graphs.
+
+    properties/torch_ops_check.py build/cuda/liblockstep_torch.so
+
+Of each operator, on the CPU and on the GPU where there is one:
+
+  opcheck   torch.library.opcheck: schema, fake tensors, autograd, ahead-of-time tracing
+  compile   torch.compile(fullgraph=True) gives the bits that the call itself gives
+  cpu       the GPU's results are near the reference's: an argument that went to another's place is not
+  graph     a captured CUDA graph, replayed with other contents, gives the bits of a direct call
+
+One line per operator and device; the first difference ends the run with status 1.
+"""
+
+import argparse
+import sys
+import warnings
+
+import torch
+
+SLOTS = 12
+ROWS = 4
+STARTS = [0, 2, 3, 5, 8]  # rows of 2, 1, 2 and 3 tokens
+TOKENS = 8
+
+
+class Difference(Exception):
+    """Two results that should agree do not."""
+
+
+class Data:
+    """Test data of one case on one device, a function of the seed."""
+
+    def __init__(self, device, seed):
+        self.device = device
+        self.generator = torch.Generator().manual_seed(seed)
+        self.order = torch.randperm(SLOTS, generator=self.generator).tolist()
+
+    def normal(self, *shape, dtype=torch.bfloat16):
+        values = torch.randn(shape, generator=self.generator) / 2
+        return values.to(dtype).to(self.device)
+
+    def negative(self, *shape, dtype=torch.float32):
+        return -self.normal(*shape, dtype=dtype).abs() - 1 / 64
+
+    def ints(self, values):
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
+
+    def starts(self):
+        return self.ints(STARTS)
+
+    def indices(self, count=ROWS):
+        """Different slots for rows, one row padding."""
+        return self.ints([slot if row != 1 else -1 for row, slot in enumerate(self.order[:count])])
+
+    def table(self):
+        return self.ints(self.order).reshape(ROWS, 3)
+
+    def sizes(self, on_gpu, on_cpu):
+        """Sizes of a serving model where a kernel is compiled for them, small ones elsewhere."""
+        return on_gpu if self.device == "cuda" else on_cpu
+
+
+def conv(data, **more):
+    channels, columns = data.sizes((256, 4), (12, 4))
+    wide = columns - 1 + more.pop("extra", 0)
+    tokens = more.pop("tokens", TOKENS)
+    more.setdefault("state_indices", data.indices())
+    return dict(
+        x=data.normal(tokens, channels), conv_state=data.normal(SLOTS, channels, wide),
+        weight=data.normal(channels, columns), bias=data.normal(channels), activation="silu", **more)
+
+
+def conv_cases(data):
+    yield conv(data, tokens=ROWS)
+    yield conv(data, query_start_loc=data.starts(), extra=1)
+    yield conv(data, query_start_loc=data.starts(), extra=2,
+               num_accepted_tokens=data.ints([1, 2, 0, 3]))
+    for parents in (None, data.ints([-1, 0, -1, -1, 0, -1, 0, 0])):
+        case = conv(data, query_start_loc=data.starts(), parents=parents)
+        channels, columns = case["conv_state"].shape[1:]
+        yield {**case, "snapshots": data.normal(TOKENS, channels, columns)}
+
+
+def mamba(data, tokens=TOKENS, state=torch.float32, **more):
+    H, P, G, N = data.sizes((8, 64, 2, 128), (4, 3, 2, 5))
+    more.setdefault("state_indices", data.indices())
+    return dict(
+        state=data.normal(SLOTS, H, P, N, dtype=state), x=data.normal(tokens, H, P),
+        dt=data.normal(tokens, H), A=data.negative(H), B=data.normal(tokens, G, N),
+        C=data.normal(tokens, G, N), D=data.normal(H, dtype=torch.float32),
+        z=data.normal(tokens, H, P), dt_bias=data.normal(H, dtype=torch.float32),
+        dt_softplus=True, dt_max=1.5, **more)
+
+
+def mamba_cases(data):
+    for state in (torch.float32, torch.bfloat16):
+        yield mamba(data, ROWS, state)
+        yield mamba(data, state=state, query_start_loc=data.starts(), state_indices=data.table(),
+                    num_accepted_tokens=data.ints([1, 3, 0, 2]))
+        case = mamba(data, state=state, query_start_loc=data.starts(),
+                     parents=data.ints([-1, 0, -1, -1, 0, -1, 0, 0]))
+        yield {**case, "snapshots": data.normal(TOKENS, *case["state"].shape[1:], dtype=state)}
+        heads = case["x"].shape[1]
+        yield mamba(data, state=state, query_start_loc=data.starts(), read_only=True,
+                    stash_decay=data.normal(TOKENS, heads, dtype=torch.float32),
+                    stash_dt=data.normal(TOKENS, heads, dtype=torch.float32))
+    if data.device == "cpu":  # the kernels' states are float32, bfloat16 and float16
+        case = mamba(data, ROWS)
+        numbers = (case["state"] * 64).round().clamp(-127, 127).to(torch.int8)
+        scale = data.normal(*numbers.shape[:3], 1, dtype=torch.float32).abs() + 1 / 64
+        yield {**case, "state": numbers, "state_scale": scale, "rand_seed": 3}
+
+
+def mamba_replay_cases(data):
+    for nodes in (None, data.ints([[0, 1], [0, -1], [1, 0], [2, 0]])):
+        case = mamba(data, state=torch.bfloat16)
+        heads = case["x"].shape[1]
+        yield dict(
+            state=case["state"], x=case["x"], B=case["B"], nodes=nodes,
+            stash_decay=-data.negative(TOKENS, heads) / 2, stash_dt=-data.negative(TOKENS, heads),
+            num_accepted_tokens=data.ints([2, 1, 0, 3]), state_indices=case["state_indices"],
+            query_start_loc=data.starts())
+
+
+def delta(data, tokens=TOKENS, state=torch.float32, **more):
+    H, HV, K, V = data.sizes((2, 4, 128, 128), (2, 4, 5, 3))
+    more.setdefault("state_indices", data.indices())
+    return dict(
+        q=data.normal(tokens, H, K), k=data.normal(tokens, H, K), v=data.normal(tokens, HV, V),
+        g=data.normal(tokens, HV), beta=data.normal(tokens, HV),
+        state=data.normal(SLOTS, HV, V, K, dtype=state), A_log=data.normal(HV, dtype=torch.float32),
+        dt_bias=data.normal(HV, dtype=torch.float32), use_qk_l2norm=True, **more)
+
+
+def delta_cases(data):
+    for state in (torch.float32, torch.bfloat16):
+        yield delta(data, ROWS, state)
+        case = delta(data, ROWS, state, scale=0.25)
+        del case["A_log"], case["dt_bias"]
+        case["g"], case["beta"] = data.negative(*case["g"].shape), -data.negative(*case["g"].shape)
+        case["state"] = case["state"].transpose(2, 3).contiguous().transpose(2, 3)  # K-major
+        yield case
+        yield delta(data, state=state, query_start_loc=data.starts(), state_indices=data.table(),
+                    num_accepted_tokens=data.ints([1, 3, 0, 2]))
+        case = delta(data, state=state, query_start_loc=data.starts(),
+                     parents=data.ints([-1, 0, -1, -1, 0, -1, 0, 0]))
+        yield {**case, "snapshots": data.normal(TOKENS, *case["state"].shape[1:], dtype=state)}
+        case = delta(data, state=state, query_start_loc=data.starts(), read_only=True)
+        yield case
+        earlier = delta(data)
+        fold = {f"fold_{name}": earlier[name] for name in ("k", "v", "g", "beta")}
+        yield {**case, **fold, "fold_query_start_loc": data.starts(),
+               "fold_num_accepted_tokens": data.ints([2, 1, 0, 3])}
+
+
+def delta_replay_cases(data):
+    for nodes in (None, data.ints([[0, 1], [0, -1], [1, 0], [2, 0]])):
+        case = delta(data, state=torch.bfloat16, query_start_loc=data.starts())
+        del case["q"]
+        yield {**case, "nodes": nodes, "num_accepted_tokens": data.ints([2, 1, 0, 3])}
+
+
+def copy_cases(data):
+    for dtype in (torch.float32, torch.bfloat16):
+        yield dict(state=data.normal(3, SLOTS, 4, 16, dtype=dtype),
+                   source=data.ints(data.order[:5]), target=data.ints(data.order[2:7]))
+
+
+def zero_cases(data):
+    yield dict(state=data.normal(3, SLOTS, 4, 16), slots=data.ints([*data.order[:3], -1]))
+
+
+def scatter_cases(data):
+    yield dict(state=data.normal(SLOTS, 4, 16), intermediate=data.normal(ROWS, 3, 4, 16),
+               slots=data.indices(), num_accepted_tokens=data.ints([1, 2, 0, 3]))
+
+
+CASES = {
+    "causal_conv1d_update": conv_cases,
+    "selective_state_update": mamba_cases,
+    "selective_state_replay": mamba_replay_cases,
+    "gated_delta_rule_update": delta_cases,
+    "gated_delta_rule_replay": delta_replay_cases,
+    "state_copy": copy_cases,
+    "state_zero": zero_cases,
+    "state_scatter_accepted": scatter_cases,
+}
+
+
+def copied(case):
+    """The case with tensors of its own, of the same strides."""
+    return {name: value.clone() if torch.is_tensor(value) else value for name, value in case.items()}
+
+
+def outcome(case, result):
+    """Everything that a call leaves: its result, and its arguments, some of which it wrote."""
+    tensors = {name: value for name, value in case.items() if torch.is_tensor(value)}
+    return tensors if result is None else {**tensors, "the result": result}
+
+
+def expect_bits(found, expected, what):
+    for name, wanted in expected.items():
+        mine = found[name]
+        if mine.shape != wanted.shape or mine.dtype != wanted.dtype:
+            raise Difference(f"{what}: {name} is {mine.dtype} {tuple(mine.shape)}, "
+                             f"not {wanted.dtype} {tuple(wanted.shape)}")
+        a, b = (x.contiguous().flatten().view(torch.uint8).cpu() for x in (mine, wanted))
+        if not torch.equal(a, b):
+            at = int((a != b).nonzero()[0]) // mine.element_size()
+            raise Difference(f"{what}: element {at} of {name} is {mine.flatten()[at].item()}, "
+                             f"not {wanted.flatten()[at].item()}")
+
+
+def expect_near(found, expected, what):
+    """Within 2 % of the largest element: roundings differ, misplaced arguments differ by more."""
+    for name, wanted in expected.items():
+        a, b = found[name].double().cpu(), wanted.double().cpu()
+        largest = float(b.abs().max()) if b.numel() else 0.0
+        apart = float((a - b).abs().max()) if b.numel() else 0.0
+        if not apart <= 0.02 * largest:
+            raise Difference(f"{what}: {name} is {apart} apart, of {largest}")
+
+
+def check_opcheck(op, case, what):
+    try:
+        torch.library.opcheck(op.default, (), copied(case))
+    except Exception as error:
+        raise Difference(f"{what}: opcheck: {error}") from error
+
+
+def check_compile(op, case, what, backend):
+    def step(case):
+        result = op(**case)
+        return None if result is None else result * 2
+
+    direct, compiled = copied(case), copied(case)
+    expected = outcome(direct, step(direct))
+    torch._dynamo.reset()
+    try:
+        result = torch.compile(step, fullgraph=True, backend=backend)(compiled)
+    except Exception as error:
+        raise Difference(f"{what}: torch.compile: {error}") from error
+    expect_bits(outcome(compiled, result), expected, f"{what}: torch.compile")
+
+
+def check_near_cpu(op, case, what):
+    on_cpu = {name: value.cpu() if torch.is_tensor(value) else value for name, value in case.items()}
+    expected = outcome(on_cpu, op(**on_cpu))
+    on_gpu = copied(case)
+    expect_near(outcome(on_gpu, op(**on_gpu)), expected, f"{what}: beside the CPU")
+
+
+def check_graph(op, case, other, what):
+    """Captures the operator on `case`, and replays the graph on the contents of `other`."""
+    captured, direct = copied(case), copied(other)
+    op(**copied(case))  # kernels are loaded before the capture
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = op(**captured)
+    for name, value in direct.items():
+        if torch.is_tensor(value):
+            captured[name].copy_(value)
+    graph.replay()
+    torch.cuda.synchronize()
+    expected = outcome(direct, op(**direct))
+    expect_bits(outcome(captured, result), expected, f"{what}: CUDA graph")
+
+
+def check(name, device, backend):
+    op = getattr(torch.ops.lockstep, name)
+    cases = list(CASES[name](Data(device, seed=1)))
+    others = list(CASES[name](Data(device, seed=2)))
+    checks = ["opcheck", "compile"] + (["cpu", "graph"] if device == "cuda" else [])
+    for number, (case, other) in enumerate(zip(cases, others, strict=True)):
+        what = f"{name} on {device}, case {number}"
+        before = copied(case)
+        check_opcheck(op, case, what)
+        check_compile(op, case, what, backend)
+        if device == "cuda":
+            check_near_cpu(op, case, what)
+            check_graph(op, case, other, what)
+        expect_bits(outcome(case, None), outcome(before, None), f"{what}: the check itself")
+    print(f"{device:4}  {name}: {', '.join(checks)} ok, {len(cases)} cases", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library", help="liblockstep_torch.so")
+    parser.add_argument("--backend", default="inductor", help="of torch.compile (inductor)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="one alone; both where there are")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.ops.load_library(arguments.library)
+    devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+    for device in [arguments.device] if arguments.device else devices:
+        for name in CASES:
+            check(name, device, arguments.backend)
+    if "cuda" not in devices:
+        print("cuda  there is no GPU: not checked", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Difference as difference:
+        sys.exit(f"{difference}")
