@@ -19,6 +19,16 @@ target_link_libraries(lockstep_test_requirements INTERFACE
 target_compile_definitions(lockstep_test_requirements INTERFACE
   LOCKSTEP_PROGRAM="$<TARGET_FILE:lockstep>" LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
 
+# Kernels for `lockstep judge` to judge, right ones and broken ones: a library like somebody else's.
+if(TARGET lockstep_views)
+  file(GLOB candidate_sources CONFIGURE_DEPENDS fixtures/candidates/*.cpp)
+  add_library(lockstep_candidates MODULE ${candidate_sources})
+  set_target_properties(lockstep_candidates PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+  target_link_libraries(lockstep_candidates PRIVATE lockstep_requirements lockstep_views)
+  set_source_files_properties(properties/judge_test.cpp PROPERTIES
+    COMPILE_DEFINITIONS LOCKSTEP_CANDIDATES="${PROJECT_BINARY_DIR}/lockstep_candidates.so")
+endif()
+
 include(GoogleTest)
 function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where there is no source
   if(NOT ARGN)
@@ -38,7 +48,7 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
   else()
     add_executable(${program} ${ARGN} ${support_sources})
     target_link_libraries(${program} PRIVATE lockstep_test_requirements lockstep_views)
-    add_dependencies(${program} lockstep)
+    add_dependencies(${program} lockstep lockstep_candidates)
   endif()
   set_target_properties(${program} PROPERTIES LINK_DEPENDS ${PROJECT_BINARY_DIR}/traces.txt)
   set(properties LABELS ${label} TIMEOUT 600)

@@ -8,6 +8,7 @@ namespace lockstep::program {
 
 void add_replay(CLI::App& app, int& status);
 void add_check_log(CLI::App& app, int& status);
+void add_judge(CLI::App& app, int& status);
 void add_compare(CLI::App& app, int& status);
 void add_report(CLI::App& app, int& status);
 void add_list(CLI::App& app, int& status);

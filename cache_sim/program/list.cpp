@@ -6,6 +6,7 @@
 #include "cache_sim/ideal_policy.hpp"
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/workload.hpp"
+#include "reference/base/judged.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/subject.hpp"
 
@@ -41,6 +42,8 @@ std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what
   if (what == "defects")
     for (const DefectEntry& defect : Registry<DefectEntry>::all())
       add(defect.name, defect.sentence);
+  if (what == "operations")
+    for (const JudgedOperation& one : Registry<JudgedOperation>::all()) add(one.name, one.summary);
   if (what == "marks")
     for (const MarkEntry& mark : Registry<MarkEntry>::all()) add(mark.name, "");
   if (what == "policies")

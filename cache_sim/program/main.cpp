@@ -20,6 +20,7 @@ int run(int argc, char** argv) {
   lockstep::program::add_replay(app, status);
   lockstep::program::add_compare(app, status);
   lockstep::program::add_check_log(app, status);
+  lockstep::program::add_judge(app, status);
   lockstep::program::add_report(app, status);
   lockstep::program::add_list(app, status);
   lockstep::program::add_explore(app, status);

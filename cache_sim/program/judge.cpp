@@ -1,0 +1,89 @@
+// lockstep judge: somebody's kernel against the one obvious definition of its operation.
+#include <fmt/format.h>
+
+#include <iostream>
+
+#include "cache_sim/program/commands.hpp"
+#include "cache_sim/result_json.hpp"
+#include "reference/base/judged.hpp"
+
+namespace lockstep::program {
+namespace {
+
+struct JudgeWords {
+  JudgeRequest request;
+  std::string json_path;
+};
+
+std::string known_operations() {
+  std::string names;
+  for (const JudgedOperation& one : Registry<JudgedOperation>::all())
+    names += (names.empty() ? "" : ", ") + std::string(one.name);
+  return names;
+}
+
+Result<JudgeReport> judged(const JudgeWords& words) {
+  if (Registry<JudgedOperation>::all().empty())
+    return fail(
+        "judge is not in this build: there were no CCCL headers (./lockstep test brings them in)",
+        kExitEnvironment);
+  const JudgedOperation* const operation = Registry<JudgedOperation>::find(words.request.operation);
+  if (operation == nullptr)
+    return fail(fmt::format("`{}` cannot be judged; what can is {}", words.request.operation,
+                            known_operations()));
+  return operation->judge(words.request);
+}
+
+int run_judge(const JudgeWords& words) {
+  const auto refuse = [](const Error& error) {
+    std::cerr << "lockstep: " << error.text << '\n';
+    return static_cast<int>(error.status);
+  };
+  const Result<JudgeReport> report = judged(words);
+  if (!report) return refuse(report.error());
+  fmt::print("{}", report->text);
+  if (!words.json_path.empty())
+    if (const Result<void> written = cache_sim::write_file(words.json_path, report->json); !written)
+      return refuse(written.error());
+  return report->status;
+}
+
+}  // namespace
+
+void add_judge(CLI::App& app, int& status) {
+  CLI::App* const command = app.add_subcommand(
+      "judge",
+      "somebody's kernel against the reference: error, guards, poison, speed, and what is wrong");
+  const auto words = std::make_shared<JudgeWords>();
+  JudgeRequest& request = words->request;
+  command->add_option("OPERATION", request.operation, "one of lockstep list operations")
+      ->required();
+  command
+      ->add_option("--candidate", request.candidate,
+                   "MODULE:FUNCTION or FILE.py:FUNCTION, a Python function with the operation's "
+                   "schema; or LIB.so:SYMBOL (kernels/judge_abi.h)")
+      ->required();
+  command->add_option("--device", request.device, "cpu, cuda, or auto: cuda where there is a GPU")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->capture_default_str();
+  command->add_option("--types", request.types,
+                      "of activations and states, as bfloat16/float32 or float32/float32");
+  command->add_option("--case", request.only, "only cases whose name contains this");
+  command->add_option("--batch", request.batch, "rows of the timed cases; 64 on a GPU, 4 on a CPU")
+      ->check(CLI::PositiveNumber);
+  command->add_option("--seed", request.seed, "of the cases' numbers")->capture_default_str();
+  command->add_option("--timeout", request.timeout_s, "seconds for all cases together")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_flag("!--no-time", request.timed, "errors alone");
+  command->add_option("--json", words->json_path, "write the verdict's data to this file");
+  command->footer(
+      "Exit status: 0 nothing found, 2 bad usage, 3 the environment (no GPU, no PyTorch, a module "
+      "that does not load),\n10 something was written or read that is not the operation's, 11 "
+      "outputs differ or the candidate failed, 13 two runs differ.\nLOCKSTEP_PYTHON names the "
+      "Python "
+      "of Python candidates (python3).");
+  command->callback([words, &status] { status = run_judge(*words); });
+}
+
+}  // namespace lockstep::program

@@ -1,0 +1,157 @@
+#include "kernels/judge/memory.hpp"
+
+#ifdef LOCKSTEP_HAS_CUDA
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <vector>
+
+namespace lockstep::judging {
+namespace {
+
+void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess)
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+class CudaPlace : public Place {
+ public:
+  CudaPlace() {
+    check(cudaGetDeviceProperties(&properties_, 0), "the GPU");
+    check(cudaStreamCreate(&stream_), "a stream");
+    for (cudaEvent_t& event : events_) check(cudaEventCreate(&event), "an event");
+  }
+
+  std::string name() const override { return properties_.name; }
+  bool is_gpu() const override { return true; }
+  void* stream() override { return stream_; }
+  char* allocate(std::int64_t bytes) override {
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, static_cast<std::size_t>(bytes)), "device memory");
+    return static_cast<char*>(memory);
+  }
+  void release(char* memory) override { cudaFree(memory); }
+  void upload(char* to, const char* from, std::int64_t bytes) override {
+    check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice), "a copy");
+  }
+  void download(char* to, const char* from, std::int64_t bytes) override {
+    check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost), "a copy");
+  }
+  void finish() override { check(cudaDeviceSynchronize(), "the kernel"); }
+
+  /// Microseconds between two events around body().
+  template <class Body>
+  double event_us(Body body) {
+    check(cudaEventRecord(events_[0], stream_), "an event");
+    body();
+    check(cudaEventRecord(events_[1], stream_), "an event");
+    check(cudaEventSynchronize(events_[1]), "the kernel");
+    float ms = 0;
+    check(cudaEventElapsedTime(&ms, events_[0], events_[1]), "an event");
+    return ms * 1e3;
+  }
+
+  Timing time(const std::function<void(std::size_t)>& launch, std::size_t sets) override {
+    for (std::size_t i = 0; i < 3; ++i) launch(i % sets);
+    finish();
+    const double once = event_us([&] { launch(0); });
+    // Long enough that the graph's own launch does not count, and every set equally often.
+    const double wanted = std::max(50.0, 1500.0 / std::max(once, 1.5));
+    const std::size_t launches =
+        sets *
+        std::max<std::size_t>(1, static_cast<std::size_t>(wanted / static_cast<double>(sets)));
+    constexpr int kRounds = 11;
+    std::vector<double> times;
+    if (cudaGraphExec_t graph = captured(launch, sets, launches)) {
+      check(cudaGraphLaunch(graph, stream_), "the graph");
+      finish();
+      for (int i = 0; i < kRounds; ++i)
+        times.push_back(event_us([&] { check(cudaGraphLaunch(graph, stream_), "the graph"); }) /
+                        static_cast<double>(launches));
+      cudaGraphExecDestroy(graph);
+      return {median(times), "median of " + std::to_string(kRounds) + " CUDA graphs of " +
+                                 std::to_string(launches) + " launches, L2 cold"};
+    }
+    for (std::size_t i = 0; i < std::max<std::size_t>(50, sets); ++i)
+      times.push_back(event_us([&] { launch(i % sets); }));
+    return {median(times), "median of " + std::to_string(times.size()) +
+                               " launches between events (it cannot be captured into a graph), L2 "
+                               "cold"};
+  }
+
+  double copy_gbps() override {
+    constexpr std::size_t kBytes = std::size_t{1} << 30;
+    char* const from = allocate(kBytes);
+    char* const to = allocate(kBytes);
+    std::vector<double> times;
+    for (int i = 0; i < 12; ++i)
+      times.push_back(event_us([&] {
+        check(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDeviceToDevice, stream_), "a copy");
+      }));
+    times.erase(times.begin(), times.begin() + 2);
+    release(from), release(to);
+    return 2.0 * kBytes / median(times) / 1e3;
+  }
+  std::int64_t cold_bytes() const override { return std::int64_t{4} * properties_.l2CacheSize; }
+
+ private:
+  /// Null where a launch does something that a graph cannot hold.
+  cudaGraphExec_t captured(const std::function<void(std::size_t)>& launch, std::size_t sets,
+                           std::size_t launches) {
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t executable = nullptr;
+    if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) return {};
+    bool failed = false;
+    try {
+      for (std::size_t i = 0; i < launches && !failed; ++i) launch(i % sets);
+    } catch (const std::exception&) {
+      failed = true;
+    }
+    if (cudaStreamEndCapture(stream_, &graph) != cudaSuccess || failed || graph == nullptr) {
+      cudaGetLastError();
+      return {};
+    }
+    std::size_t nodes = 0;
+    // A candidate that launches on another stream leaves the graph empty.
+    const bool empty = cudaGraphGetNodes(graph, nullptr, &nodes) != cudaSuccess || nodes == 0;
+    if (empty || cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess) executable = nullptr;
+    cudaGraphDestroy(graph);
+    cudaGetLastError();
+    return executable;
+  }
+
+  cudaDeviceProp properties_{};
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t events_[2] = {};
+};
+
+}  // namespace
+
+std::unique_ptr<Place> cuda_place() {
+  int count = 0;
+  if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0)
+    throw std::runtime_error("there is no GPU that CUDA can use");
+  return std::make_unique<CudaPlace>();
+}
+
+}  // namespace lockstep::judging
+
+#else
+
+namespace lockstep::judging {
+
+std::unique_ptr<Place> cuda_place() {
+  return nullptr;
+}
+
+}  // namespace lockstep::judging
+
+#endif

@@ -1,0 +1,88 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <new>
+#include <vector>
+
+#include "kernels/judge/memory.hpp"
+
+namespace lockstep::judging {
+namespace {
+
+double seconds_of(const std::function<void()>& body) {
+  const auto begin = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
+}
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) {
+      const std::size_t colon = line.find(": ");
+      if (colon != std::string::npos) return line.substr(colon + 2);
+    }
+  return "a CPU";
+}
+
+class HostPlace : public Place {
+ public:
+  std::string name() const override { return processor(); }
+  bool is_gpu() const override { return false; }
+  void* stream() override { return nullptr; }
+  char* allocate(std::int64_t bytes) override {
+    // As aligned as the memory of a GPU is.
+    void* const memory =
+        std::aligned_alloc(512, static_cast<std::size_t>((bytes + 511) / 512 * 512));
+    if (memory == nullptr) throw std::bad_alloc();
+    return static_cast<char*>(memory);
+  }
+  void release(char* memory) override { std::free(memory); }
+  void upload(char* to, const char* from, std::int64_t bytes) override {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+  void download(char* to, const char* from, std::int64_t bytes) override {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+  void finish() override {}
+
+  Timing time(const std::function<void(std::size_t)>& launch, std::size_t sets) override {
+    constexpr double kEnough = 1.0;  // seconds
+    constexpr std::size_t kFew = 5, kMany = 200;
+    std::vector<double> times;
+    launch(0);
+    double total = 0;
+    while (times.size() < kFew || (total < kEnough && times.size() < kMany)) {
+      times.push_back(seconds_of([&] { launch(times.size() % sets); }));
+      total += times.back();
+    }
+    return {median(times) * 1e6,
+            "median of " + std::to_string(times.size()) + " calls, sets of inputs in turns"};
+  }
+
+  double copy_gbps() override {
+    constexpr std::size_t kBytes = std::size_t{128} << 20;
+    std::vector<char> from(kBytes, 1), to(kBytes, 2);
+    std::vector<double> times;
+    for (int i = 0; i < 5; ++i)
+      times.push_back(seconds_of([&] { std::memcpy(to.data(), from.data(), kBytes); }));
+    return 2.0 * kBytes / median(times) / 1e9;
+  }
+  std::int64_t cold_bytes() const override { return std::int64_t{128} << 20; }
+};
+
+}  // namespace
+
+std::unique_ptr<Place> host_place() {
+  return std::make_unique<HostPlace>();
+}
+
+}  // namespace lockstep::judging

@@ -1,0 +1,289 @@
+#include "kernels/judge/operation.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "reference/base/grid.hpp"
+
+namespace lockstep::judging {
+
+// --- Case
+// -------------------------------------------------------------------------------------------
+
+const Tensor* Case::find(std::string_view wanted) const {
+  for (const Tensor& one : tensors)
+    if (one.name == wanted) return &one;
+  return nullptr;
+}
+
+const Tensor& Case::tensor(std::string_view wanted) const {
+  const Tensor* const found = find(wanted);
+  require(found != nullptr, "a case gives the arguments that its definition takes");
+  return *found;
+}
+
+bool Case::flag(std::string_view wanted) const {
+  for (const Scalar& one : scalars)
+    if (one.name == wanted) return std::get<bool>(one.value);
+  return false;
+}
+
+std::optional<double> Case::number(std::string_view wanted) const {
+  for (const Scalar& one : scalars)
+    if (one.name == wanted) {
+      if (const auto* const integer = std::get_if<std::int64_t>(&one.value))
+        return static_cast<double>(*integer);
+      return std::get<double>(one.value);
+    }
+  return std::nullopt;
+}
+
+std::string Case::text(std::string_view wanted) const {
+  for (const Scalar& one : scalars)
+    if (one.name == wanted) return std::get<std::string>(one.value);
+  return "";
+}
+
+// --- Batch
+// ------------------------------------------------------------------------------------------
+
+std::int64_t Batch::tokens() const {
+  return std::accumulate(lengths.begin(), lengths.end(), behind);
+}
+
+std::int64_t Batch::slot_count() const {
+  if (in_order) return rows();
+  return rows() * std::max<std::int64_t>(columns, 1) * (apart ? 2 : 1) + 4;
+}
+
+bool Batch::is_padding(std::int64_t row) const {
+  return std::find(padding_rows.begin(), padding_rows.end(), row) != padding_rows.end();
+}
+
+/// The slots 1 ... slot_count() - 2 in an order of the seed.
+std::vector<std::int32_t> Batch::order() const {
+  if (in_order) {
+    std::vector<std::int32_t> same(lengths.size());
+    std::iota(same.begin(), same.end(), 0);
+    return same;
+  }
+  std::vector<std::int32_t> slots(static_cast<std::size_t>(slot_count() - 2));
+  std::iota(slots.begin(), slots.end(), 1);
+  for (std::size_t i = slots.size(); i > 1; --i)
+    std::swap(slots[i - 1], slots[random_below(i, seed, 900, i)]);
+  return slots;
+}
+
+std::vector<std::int32_t> Batch::starts() const {
+  std::vector<std::int32_t> all{0};
+  for (const std::int64_t length : lengths)
+    all.push_back(all.back() + static_cast<std::int32_t>(length));
+  return all;
+}
+
+std::vector<std::int32_t> Batch::indices() const {
+  const auto width = static_cast<std::size_t>(std::max<std::int64_t>(columns, 1));
+  const std::vector<std::int32_t> slots = order();
+  std::vector<std::int32_t> all;
+  for (std::int64_t row = 0; row < rows(); ++row)
+    for (std::size_t c = 0; c < width; ++c) {
+      std::int32_t entry = slots[static_cast<std::size_t>(row) * width + c];
+      // With a pad slot of its own, padding is that; any negative entry is padding too.
+      if (is_padding(row)) entry = pad_slot_id >= 0 ? pad_slot_id : (c % 2 == 0 ? -1 : -7);
+      all.push_back(entry);
+    }
+  return all;
+}
+
+std::vector<std::int32_t> Batch::out_indices() const {
+  const std::vector<std::int32_t> slots = order();
+  std::vector<std::int32_t> all;
+  for (std::int64_t row = 0; apart && row < rows(); ++row)
+    all.push_back(is_padding(row) ? -1 : slots[static_cast<std::size_t>(rows() + row)]);
+  return all;
+}
+
+std::vector<std::int32_t> Batch::accepted() const {
+  std::vector<std::int32_t> all;  // 0 counts as 1
+  for (std::int64_t row = 0; row < rows(); ++row)
+    all.push_back(static_cast<std::int32_t>(
+        row == 0 ? columns
+                 : random_below(static_cast<std::uint64_t>(columns) + 1, seed, 901,
+                                static_cast<std::uint64_t>(row))));
+  return all;
+}
+
+void Batch::describe(Case& into) const {
+  const std::vector<std::int32_t> entries = indices(), counts = accepted(), moved = out_indices();
+  const auto width = static_cast<std::size_t>(std::max<std::int64_t>(columns, 1));
+  const bool has_counts = columns > 0 && with_accepted;
+  if (packed) into.tensors.push_back(judging::indices("query_start_loc", {rows() + 1}, starts()));
+  if (!in_order && columns > 0)
+    into.tensors.push_back(judging::indices("state_indices", {rows(), columns}, entries));
+  if (!in_order && columns == 0)
+    into.tensors.push_back(judging::indices("state_indices", {rows()}, entries));
+  if (apart) into.tensors.push_back(judging::indices("state_out_indices", {rows()}, moved));
+  if (has_counts) into.tensors.push_back(judging::indices("num_accepted_tokens", {rows()}, counts));
+  if (pad_slot_id != -1)
+    into.scalars.push_back({"pad_slot_id", static_cast<std::int64_t>(pad_slot_id)});
+
+  into.slots.assign(static_cast<std::size_t>(slot_count()), {});
+  const auto use = [&](std::int32_t slot, SlotUse how, const Token& token) {
+    if (slot < 0) return;
+    Slot& named = into.slots[static_cast<std::size_t>(slot)];
+    named.read = named.read || how == SlotUse::read;
+    if (named.use != SlotUse::written) named.use = how, named.token = token;
+  };
+  for (std::int64_t row = 0; row < rows(); ++row) {
+    const auto n = static_cast<std::size_t>(row);
+    const std::int64_t count = has_counts ? std::max(counts[n], 1) : 1;
+    Token token{.row = row, .row_size = lengths[n], .padding = is_padding(row), .accepted = count};
+    for (std::int64_t i = 0; i < lengths[n]; ++i) {
+      token.position = i;
+      into.tokens.push_back(token);
+    }
+    if (token.padding || lengths[n] == 0) continue;
+    const auto entry = [&](std::int64_t column) {
+      return in_order ? static_cast<std::int32_t>(row)
+                      : entries[n * width + static_cast<std::size_t>(column)];
+    };
+    use(entry(one_slot_per_row ? 0 : count - 1), SlotUse::read, token);
+    if (!writes) continue;
+    if (columns > 0 && !one_slot_per_row) {
+      for (std::int64_t i = 0; i < std::min(lengths[n], columns); ++i) {
+        token.position = i;
+        use(entry(i), SlotUse::written, token);
+      }
+    } else {
+      token.position = lengths[n] - 1;
+      use(apart ? moved[n] : entry(0), SlotUse::written, token);
+    }
+  }
+  for (std::int64_t i = 0; i < behind; ++i) into.tokens.push_back({.padding = true});
+}
+
+// --- HostRows
+// ---------------------------------------------------------------------------------------
+
+namespace {
+
+std::optional<Array<std::int32_t, 1>> list_of(const Case& from, std::string_view name) {
+  const Tensor* const tensor = from.find(name);
+  if (tensor == nullptr || tensor->extents.size() != 1) return std::nullopt;
+  return array_of<std::int32_t, 1>(*tensor, tensor->values);
+}
+
+std::optional<IndexView> seen(const std::optional<Array<std::int32_t, 1>>& list) {
+  if (!list) return std::nullopt;
+  return list->view();
+}
+
+}  // namespace
+
+HostRows::HostRows(const Case& from)
+    : starts(list_of(from, "query_start_loc")),
+      indices(list_of(from, "state_indices")),
+      out_indices(list_of(from, "state_out_indices")),
+      accepted(list_of(from, "num_accepted_tokens")),
+      tree(list_of(from, "parents")) {
+  if (const Tensor* const tensor = from.find("state_indices");
+      tensor && tensor->extents.size() == 2)
+    table = array_of<std::int32_t, 2>(*tensor, tensor->values);
+  if (const auto given = from.number("pad_slot_id"))
+    pad_slot_id = static_cast<std::int32_t>(*given);
+}
+
+std::optional<IndexView> HostRows::query_start_loc() const {
+  return seen(starts);
+}
+std::optional<IndexView> HostRows::parents() const {
+  return seen(tree);
+}
+
+StateSlots HostRows::slots() const {
+  StateSlots all{.indices = seen(indices),
+                 .out_indices = seen(out_indices),
+                 .num_accepted = seen(accepted),
+                 .pad_slot_id = pad_slot_id};
+  if (table) all.table = table->view();
+  return all;
+}
+
+// --- Tensors
+// ----------------------------------------------------------------------------------------
+
+Tensor Draw::operator()(std::string name, ElementType type, Extents extents,
+                        std::vector<std::string> axes) {
+  Tensor tensor{.name = std::move(name),
+                .type = type,
+                .extents = extents,
+                .strides = contiguous(extents),
+                .axes = std::move(axes)};
+  const Grid grid{.seed = seed_, .stream = ++stream_};
+  tensor.values.resize(static_cast<std::size_t>(tensor.count()));
+  for (std::size_t i = 0; i < tensor.values.size(); ++i) tensor.values[i] = grid(i);
+  return tensor;
+}
+
+Tensor Draw::output(std::string name, ElementType type, Extents extents,
+                    std::vector<std::string> axes) {
+  return {.name = std::move(name),
+          .type = type,
+          .role = Role::output,
+          .extents = extents,
+          .strides = contiguous(extents),
+          .axes = std::move(axes)};
+}
+
+Tensor indices(std::string name, Extents extents, const std::vector<std::int32_t>& values) {
+  return {.name = std::move(name),
+          .type = ElementType::int32,
+          .extents = extents,
+          .strides = contiguous(extents),
+          .values = {values.begin(), values.end()}};
+}
+
+namespace {
+
+/// body(i, value) for the values whose index in dimension 0 is one that `bad` names.
+template <class Bad>
+void poison(Tensor& tensor, Bad bad) {
+  const std::int64_t rows = tensor.extents.at(0);
+  const std::int64_t size = rows == 0 ? 0 : tensor.count() / rows;
+  for (std::int64_t row = 0; row < rows; ++row)
+    if (bad(static_cast<std::size_t>(row)))
+      std::fill_n(tensor.values.begin() + row * size, size,
+                  std::numeric_limits<double>::quiet_NaN());
+}
+
+}  // namespace
+
+void poison_padding(Tensor& tensor, const Case& of) {
+  poison(tensor, [&](std::size_t token) { return of.tokens[token].padding; });
+}
+
+void poison_unread(Tensor& tensor, const Case& of) {
+  poison(tensor, [&](std::size_t slot) { return !of.slots[slot].read; });
+}
+
+void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap) {
+  for (std::size_t d = 0; d <= dimension; ++d) {
+    std::int64_t inner = 1;
+    for (std::size_t i = d + 1; i < tensor.extents.size() && i <= dimension; ++i)
+      inner *= tensor.extents[i];
+    tensor.strides[d] += gap * inner;
+  }
+}
+
+void swap_last_two(Tensor& tensor) {
+  const std::size_t n = tensor.extents.size();
+  tensor.strides[n - 2] = 1;
+  tensor.strides[n - 1] = tensor.extents[n - 2];
+}
+
+StoragePoints storage_of(const Case& of, std::string_view state, bool rounded) {
+  if (!rounded) return {};
+  return {.state = format_of(of.tensor(state).type), .output = format_of(of.tensor("out").type)};
+}
+
+}  // namespace lockstep::judging

@@ -1,0 +1,169 @@
+// An operation that can be judged: its cases, its one obvious definition, and mistakes that people
+// make, each as a definition of its own. A new operation is a new file.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+
+#include "kernels/judge/tensor.hpp"
+#include "reference/base/judged.hpp"
+#include "reference/base/slots.hpp"
+
+namespace lockstep::judging {
+
+/// What a token or a slot is to its case, for the sentence that says where something is wrong.
+struct Token {
+  std::int64_t row = -1;  ///< -1: behind the last row
+  std::int64_t position = 0;
+  std::int64_t row_size = 1;
+  bool padding = false;  ///< the row's slot names none, or there is no row
+  std::int64_t accepted = 1;
+};
+enum class SlotUse : std::uint8_t { unused, read, written };
+struct Slot {
+  SlotUse use = SlotUse::unused;
+  bool read = false;  ///< also where it is written
+  Token token;        ///< after which its state is left there
+};
+
+struct Case {
+  std::string name;
+  std::string about;            ///< one line: its sizes
+  std::vector<Tensor> tensors;  ///< in the order of the schema; what is absent is not given
+  std::vector<Scalar> scalars;
+  std::vector<Token> tokens;
+  std::vector<Slot> slots;
+  std::int64_t heads_per_group = 1;
+  bool timed = false;
+  std::int64_t bytes = 0;  ///< the least that has to be read and written
+
+  const Tensor* find(std::string_view name) const;
+  const Tensor& tensor(std::string_view name) const;
+  bool flag(std::string_view name) const;
+  std::optional<double> number(std::string_view name) const;
+  std::string text(std::string_view name) const;
+};
+
+/// Values of the states and outputs, by name, last dimension fastest.
+using Answer = std::map<std::string, std::vector<double>>;
+
+struct Mistake {
+  std::string_view id;
+  std::string_view sentence;  ///< goes on from "it agrees with the definition …"
+};
+
+struct CaseOptions {
+  ElementType activations = ElementType::bf16;
+  ElementType states = ElementType::float32;
+  std::int64_t batch = 4;  ///< rows of the timed cases
+  std::uint64_t seed = 1;
+};
+
+struct Operation {
+  std::string_view name;
+  std::string_view summary;
+  std::vector<std::string> positional;  ///< arguments of the schema in front of the `*`
+  bool returns = true;                  ///< `out`
+  bool exact = false;                   ///< results are copies: bits are compared
+  std::string default_types;
+  std::function<std::vector<Case>(const CaseOptions&)> cases;
+  std::function<Answer(const Case&, std::string_view mistake)> truth;      ///< in double
+  std::function<Answer(const Case&, std::string_view mistake)> yardstick;  ///< in float, rounded
+  std::vector<Mistake> mistakes;
+  /// What the states and outputs of a wrong answer say of the stage that is wrong; empty: nothing.
+  std::function<std::string(const Case&, const Answer& candidate, const Answer& truth)> stages;
+};
+
+Result<JudgeReport> judge_operation(const Operation& operation, const JudgeRequest& request);
+
+// --- What cases are made of
+// ------------------------------------------------------------------------
+
+/// Rows of a batch over the slots of a pool. Slots are permuted; the first and the last one are
+/// nobody's, so that a padding entry that is taken for slot 0, or wraps around, shows.
+struct Batch {
+  std::vector<std::int64_t> lengths;       ///< tokens per row
+  std::int64_t behind = 0;                 ///< tokens behind the last row
+  std::int64_t columns = 0;                ///< of a table of state indices; 0: a list
+  std::vector<std::int64_t> padding_rows;  ///< their entries name no slot
+  std::int32_t pad_slot_id = -1;
+  bool packed = false;        ///< query_start_loc is given
+  bool apart = false;         ///< state_out_indices: states go to other slots than they come from
+  bool in_order = false;      ///< no state_indices: row i has slot i
+  bool with_accepted = true;  ///< num_accepted_tokens beside a table
+  bool writes = true;         ///< false: states go to snapshots, and slots are only read
+  bool one_slot_per_row = false;  ///< the table's first column alone is used (convolution)
+  std::uint64_t seed = 1;
+
+  std::int64_t rows() const { return static_cast<std::int64_t>(lengths.size()); }
+  std::int64_t tokens() const;
+  std::int64_t slot_count() const;
+  bool is_padding(std::int64_t row) const;
+
+  std::vector<std::int32_t> starts() const;
+  std::vector<std::int32_t> indices() const;      ///< [rows, max(columns, 1)]
+  std::vector<std::int32_t> out_indices() const;  ///< [rows]
+  std::vector<std::int32_t> accepted() const;     ///< [rows]
+
+  /// query_start_loc, state_indices and so on as arguments; tokens and slots of the case.
+  void describe(Case& into) const;
+
+ private:
+  std::vector<std::int32_t> order() const;
+};
+
+/// The index arguments of a case as the references take them.
+struct HostRows {
+  explicit HostRows(const Case& from);
+  std::optional<IndexView> query_start_loc() const;
+  std::optional<IndexView> parents() const;
+  StateSlots slots() const;
+
+  std::optional<Array<std::int32_t, 1>> starts, indices, out_indices, accepted, tree;
+  std::optional<Array<std::int32_t, 2>> table;
+  std::int32_t pad_slot_id = -1;
+};
+
+/// Makes the tensors of a case: numbers on the grid (reference/base/grid.hpp), a stream for each.
+class Draw {
+ public:
+  explicit Draw(std::uint64_t seed) : seed_(seed) {}
+  Tensor operator()(std::string name, ElementType type, Extents extents,
+                    std::vector<std::string> axes = {});
+  static Tensor output(std::string name, ElementType type, Extents extents,
+                       std::vector<std::string> axes);
+
+ private:
+  std::uint64_t seed_;
+  std::uint64_t stream_ = 0;
+};
+
+Tensor indices(std::string name, Extents extents, const std::vector<std::int32_t>& values);
+
+/// NaN in the tokens of padding rows and behind the last row; dimension 0 is the token.
+void poison_padding(Tensor& tensor, const Case& of);
+/// NaN in the slots that no row reads; dimension 0 is the slot.
+void poison_unread(Tensor& tensor, const Case& of);
+
+/// Every stride but the last dimension's grows: holes between a tensor's rows.
+void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap);
+/// The last two dimensions of memory change places.
+void swap_last_two(Tensor& tensor);
+
+template <class S, std::size_t Rank>
+Array<S, Rank> array_of(const Case& from, std::string_view name) {
+  const Tensor& tensor = from.tensor(name);
+  return array_of<S, Rank>(tensor, tensor.values);
+}
+
+/// An array's elements as an answer.
+template <class S, std::size_t Rank>
+std::vector<double> as_values(const Array<S, Rank>& array) {
+  return {array.begin(), array.end()};
+}
+
+/// Rounded where a kernel stores: the yardstick's storage points.
+StoragePoints storage_of(const Case& of, std::string_view state, bool rounded);
+
+}  // namespace lockstep::judging

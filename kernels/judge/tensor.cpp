@@ -1,0 +1,138 @@
+#include "kernels/judge/tensor.hpp"
+
+#include <cstring>
+
+namespace lockstep::judging {
+namespace {
+
+constexpr char kPoisonByte = '\xff';  // NaN in every floating-point type, -1 as an index
+constexpr char kFiniteByte = '\x3e';  // about 0.2
+
+template <class T>
+void put(char* at, T element) {
+  std::memcpy(at, &element, sizeof element);
+}
+template <class T>
+T got(const char* at) {
+  T element;
+  std::memcpy(&element, at, sizeof element);
+  return element;
+}
+
+void encode(double value, ElementType type, char* at) {
+  switch (type) {
+    case ElementType::float32: return put(at, static_cast<float>(value));
+    case ElementType::bf16: return put(at, Eigen::bfloat16(static_cast<float>(value)));
+    case ElementType::fp16: return put(at, Eigen::half(static_cast<float>(value)));
+    case ElementType::int32: return put(at, static_cast<std::int32_t>(value));
+  }
+}
+
+double decode(ElementType type, const char* at) {
+  switch (type) {
+    case ElementType::float32: return got<float>(at);
+    case ElementType::bf16: return static_cast<float>(got<Eigen::bfloat16>(at));
+    case ElementType::fp16: return static_cast<float>(got<Eigen::half>(at));
+    case ElementType::int32: return got<std::int32_t>(at);
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::string_view name_of(ElementType type) {
+  switch (type) {
+    case ElementType::float32: return "float32";
+    case ElementType::bf16: return "bfloat16";
+    case ElementType::fp16: return "float16";
+    case ElementType::int32: return "int32";
+  }
+  return "";
+}
+
+Format format_of(ElementType type) {
+  switch (type) {
+    case ElementType::float32: return Format::float32;
+    case ElementType::bf16: return Format::bf16;
+    case ElementType::fp16: return Format::fp16;
+    case ElementType::int32: return Format::exact;
+  }
+  return Format::exact;
+}
+
+std::int64_t size_of(ElementType type) {
+  return type == ElementType::bf16 || type == ElementType::fp16 ? 2 : 4;
+}
+
+Extents contiguous(const Extents& extents) {
+  Extents strides(extents.size());
+  std::int64_t step = 1;
+  for (std::size_t i = extents.size(); i-- > 0;) {
+    strides[i] = step;
+    step *= std::max<std::int64_t>(extents[i], 1);
+  }
+  return strides;
+}
+
+std::int64_t Tensor::count() const {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : extents) product *= extent;
+  return product;
+}
+
+std::int64_t Tensor::span() const {
+  std::int64_t last = 0;
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    if (extents[i] == 0) return 0;
+    last += (extents[i] - 1) * strides[i];
+  }
+  return last + 1;
+}
+
+std::int64_t Tensor::allocation_bytes() const {
+  constexpr std::int64_t kAlignment = 512;  // what stands behind the element's memory begins there
+  const std::int64_t bytes = span() * size_of(type) + 2 * kGuardBytes;
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+std::vector<std::int64_t> byte_offsets(const Tensor& tensor) {
+  std::vector<std::int64_t> offsets;
+  offsets.reserve(static_cast<std::size_t>(tensor.count()));
+  const std::int64_t size = size_of(tensor.type);
+  const std::size_t rank = tensor.extents.size();
+  Extents index(rank, 0);
+  std::int64_t offset = kGuardBytes;
+  for (std::int64_t i = 0; i < tensor.count(); ++i) {
+    offsets.push_back(offset);
+    for (std::size_t d = rank; d-- > 0;) {
+      offset += tensor.strides[d] * size;
+      if (++index[d] < tensor.extents[d]) break;
+      offset -= index[d] * tensor.strides[d] * size;
+      index[d] = 0;
+    }
+  }
+  return offsets;
+}
+
+Bytes allocation_of(const Tensor& tensor, Fill fill) {
+  Bytes bytes(static_cast<std::size_t>(tensor.allocation_bytes()),
+              fill == Fill::poison ? kPoisonByte : kFiniteByte);
+  if (tensor.values.empty()) return bytes;
+  const std::vector<std::int64_t> offsets = byte_offsets(tensor);
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    const double value = tensor.values[i];
+    if (std::isnan(value) && fill == Fill::poison) continue;  // the poison's own bits
+    encode(std::isnan(value) ? kFinite : value, tensor.type, bytes.data() + offsets[i]);
+  }
+  return bytes;
+}
+
+std::vector<double> values_in(const Tensor& tensor, const char* allocation) {
+  std::vector<double> values;
+  values.reserve(static_cast<std::size_t>(tensor.count()));
+  for (const std::int64_t offset : byte_offsets(tensor))
+    values.push_back(decode(tensor.type, allocation + offset));
+  return values;
+}
+
+}  // namespace lockstep::judging

@@ -1,0 +1,79 @@
+// An argument of a case: its numbers as the references take them, and its bytes as a candidate gets
+// them, between guard bands.
+//
+//   values       doubles, last dimension fastest, exact in the tensor's type; NaN is poison
+//   allocation   guard | elements by strides, with holes between them | guard
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "reference/base/array.hpp"
+#include "reference/base/storage.hpp"
+
+namespace lockstep::judging {
+
+/// The numbers of kernels/judge_abi.h.
+enum class ElementType : std::uint8_t { float32 = 0, bf16 = 1, fp16 = 2, int32 = 3 };
+
+std::string_view name_of(ElementType type);  // as PyTorch has it
+Format format_of(ElementType type);
+std::int64_t size_of(ElementType type);
+
+/// What the operation may do with it.
+enum class Role : std::uint8_t { input, state, output };
+
+using Extents = std::vector<std::int64_t>;
+
+struct Tensor {
+  std::string name;
+  ElementType type = ElementType::float32;
+  Role role = Role::input;
+  Extents extents;
+  Extents strides;                ///< elements; set by contiguous() unless a case says otherwise
+  std::vector<double> values;     ///< empty for an output
+  std::vector<std::string> axes;  ///< what its dimensions are called where something is wrong
+
+  std::int64_t count() const;
+  std::int64_t span() const;  ///< elements from the first to behind the last
+  std::int64_t bytes() const { return count() * size_of(type); }
+  std::int64_t allocation_bytes() const;
+};
+
+Extents contiguous(const Extents& extents);
+
+constexpr std::int64_t kGuardBytes = 4096;
+
+/// What stands where nothing may be read or written: NaN, or finite numbers in their place, so that
+/// a result that depends on it shows.
+enum class Fill : std::uint8_t { poison, finite };
+constexpr double kFinite = 0.75;  ///< for a NaN among the values
+
+using Bytes = std::vector<char>;
+
+Bytes allocation_of(const Tensor& tensor, Fill fill);
+std::vector<double> values_in(const Tensor& tensor, const char* allocation);
+
+/// Offset of every element in the allocation, in bytes, in the order of `values`.
+std::vector<std::int64_t> byte_offsets(const Tensor& tensor);
+
+/// A scalar argument of the schema.
+struct Scalar {
+  std::string name;
+  std::variant<bool, std::int64_t, double, std::string> value;
+};
+
+/// The values as an array; the rank is the tensor's.
+template <class S, std::size_t Rank>
+Array<S, Rank> array_of(const Tensor& tensor, const std::vector<double>& values) {
+  require(tensor.extents.size() == Rank, "an argument has the rank of its schema");
+  Shape<Rank> shape{};
+  for (std::size_t i = 0; i < Rank; ++i) shape[i] = tensor.extents[i];
+  Array<S, Rank> array(shape);
+  for (std::size_t i = 0; i < values.size(); ++i) array.data()[i] = static_cast<S>(values[i]);
+  return array;
+}
+
+}  // namespace lockstep::judging

@@ -1,0 +1,473 @@
+#include "kernels/judge/verdict.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+
+namespace lockstep::judging {
+namespace {
+
+/// The first allocation byte of a tensor in a run's bytes.
+std::int64_t offset_of(const Case& c, const Tensor& tensor) {
+  std::int64_t offset = 0;
+  for (const Tensor& one : c.tensors) {
+    if (&one == &tensor) return offset;
+    offset += one.allocation_bytes();
+  }
+  return offset;
+}
+
+std::string index_text(const Tensor& tensor, std::int64_t flat) {
+  Extents index(tensor.extents.size());
+  for (std::size_t d = index.size(); d-- > 0;) {
+    index[d] = flat % tensor.extents[d];
+    flat /= tensor.extents[d];
+  }
+  std::string text = "[";
+  for (std::size_t d = 0; d < index.size(); ++d) text += (d ? ", " : "") + std::to_string(index[d]);
+  return text + "]";
+}
+
+/// Whether the elements of index i in dimension 0 may be written.
+bool may_write(const Case& c, const Tensor& tensor, std::int64_t i) {
+  if (tensor.axes.empty()) return true;
+  const auto n = static_cast<std::size_t>(i);
+  if (tensor.axes[0] == "slot") return c.slots[n].use == SlotUse::written;
+  if (tensor.axes[0] == "token" && tensor.role == Role::state) return !c.tokens[n].padding;
+  return true;
+}
+
+std::string slot_story(const Case& c, std::int64_t slot) {
+  const Slot& named = c.slots[static_cast<std::size_t>(slot)];
+  std::string story =
+      named.use == SlotUse::read ? " (a row reads it, none writes it)" : " (no row names it)";
+  const bool has_padding = std::any_of(c.tokens.begin(), c.tokens.end(), [](const Token& token) {
+    return token.padding && token.row >= 0;
+  });
+  if (named.use == SlotUse::unused && has_padding && slot == 0)
+    story += ": padding entries seem to be taken for slot 0";
+  if (named.use == SlotUse::unused && has_padding &&
+      slot + 1 == static_cast<std::int64_t>(c.slots.size()))
+    story += ": padding entries of -1 seem to wrap around to the last slot";
+  return story;
+}
+
+// --- What was touched
+// ---------------------------------------------------------------------------------
+
+/// Bytes of a run that are not what they were before it.
+class Touched {
+ public:
+  Touched(const Case& c, const Tensor& tensor, Fill fill, const Bytes& after)
+      : case_(c),
+        tensor_(tensor),
+        before_(allocation_of(tensor, fill)),
+        after_(after.data() + offset_of(c, tensor)) {}
+
+  void find(std::vector<Finding>& findings) const {
+    const std::int64_t end = kGuardBytes + tensor_.span() * size_of(tensor_.type);
+    const auto size = static_cast<std::int64_t>(before_.size());
+    guard(findings, 0, kGuardBytes, "in front of");
+    guard(findings, end, size, "behind");
+    std::vector<bool> element(before_.size(), false);
+    const std::vector<std::int64_t> offsets = byte_offsets(tensor_);
+    std::int64_t first = -1, changed = 0, last_slot = -1;
+    std::set<std::int64_t> slots;
+    const std::int64_t inner = tensor_.extents.empty() || tensor_.extents[0] == 0
+                                   ? 1
+                                   : tensor_.count() / tensor_.extents[0];
+    for (std::size_t i = 0; i < offsets.size(); ++i) {
+      for (std::int64_t b = 0; b < size_of(tensor_.type); ++b)
+        element[static_cast<std::size_t>(offsets[i] + b)] = true;
+      const std::int64_t outer = static_cast<std::int64_t>(i) / inner;
+      const bool allowed = tensor_.role == Role::output ||
+                           (tensor_.role == Role::state && may_write(case_, tensor_, outer));
+      if (allowed || !differs(offsets[i], size_of(tensor_.type))) continue;
+      if (first < 0) first = static_cast<std::int64_t>(i);
+      ++changed;
+      if (outer != last_slot) slots.insert(last_slot = outer);
+    }
+    if (first >= 0) report_elements(findings, first, changed, slots);
+    for (std::int64_t b = kGuardBytes; b < end; ++b)
+      if (!element[static_cast<std::size_t>(b)] && differs(b, 1)) {
+        findings.push_back({FindingKind::out_of_range,
+                            fmt::format("{}: memory between its elements was written (byte {} "
+                                        "behind its first element): a stride is not honoured",
+                                        tensor_.name, b - kGuardBytes),
+                            "nothing written", "written"});
+        return;
+      }
+  }
+
+ private:
+  bool differs(std::int64_t at, std::int64_t size) const {
+    return std::memcmp(before_.data() + at, after_ + at, static_cast<std::size_t>(size)) != 0;
+  }
+
+  void guard(std::vector<Finding>& findings, std::int64_t begin, std::int64_t end,
+             std::string_view side) const {
+    std::int64_t count = 0, near = -1;
+    for (std::int64_t b = begin; b < end; ++b) {
+      if (!differs(b, 1)) continue;
+      ++count;
+      if (near < 0 || begin == 0) near = begin == 0 ? kGuardBytes - b : b - begin;
+    }
+    if (count == 0) return;
+    findings.push_back(
+        {FindingKind::out_of_range,
+         fmt::format("{}: {} bytes {} the tensor were written, the nearest {} bytes away",
+                     tensor_.name, count, side, near),
+         "nothing written outside of a tensor", fmt::format("{} bytes", count)});
+  }
+
+  void report_elements(std::vector<Finding>& findings, std::int64_t first, std::int64_t changed,
+                       const std::set<std::int64_t>& slots) const {
+    std::string text;
+    if (tensor_.role == Role::input)
+      text = fmt::format("{}: an input was written ({} elements, first {})", tensor_.name, changed,
+                         index_text(tensor_, first));
+    else if (tensor_.axes[0] == "slot")
+      text = fmt::format("{}: slot {} was written{}{}", tensor_.name, *slots.begin(),
+                         slot_story(case_, *slots.begin()),
+                         slots.size() > 1 ? fmt::format("; {} such slots", slots.size()) : "");
+    else
+      text = fmt::format("{}: {} of a padding {} was written ({} elements)", tensor_.name,
+                         index_text(tensor_, first), tensor_.axes[0], changed);
+    findings.push_back({FindingKind::out_of_range, text, "the bytes that were there",
+                        fmt::format("{} elements changed", changed)});
+  }
+
+  const Case& case_;
+  const Tensor& tensor_;
+  Bytes before_;
+  const char* after_;
+};
+
+/// Elements of a result that differ by bits between two runs; those that must not be written are
+/// looked at elsewhere.
+std::int64_t first_difference(const Case& c, const Tensor& tensor, const Bytes& a, const Bytes& b,
+                              std::int64_t& count) {
+  const std::int64_t begin = offset_of(c, tensor), size = size_of(tensor.type);
+  const std::int64_t inner =
+      tensor.extents.empty() || tensor.extents[0] == 0 ? 1 : tensor.count() / tensor.extents[0];
+  const std::vector<std::int64_t> offsets = byte_offsets(tensor);
+  std::int64_t first = -1;
+  count = 0;
+  for (std::size_t i = 0; i < offsets.size(); ++i) {
+    if (!may_write(c, tensor, static_cast<std::int64_t>(i) / inner)) continue;
+    const std::int64_t at = begin + offsets[i];
+    if (std::memcmp(a.data() + at, b.data() + at, static_cast<std::size_t>(size)) == 0) continue;
+    if (first < 0) first = static_cast<std::int64_t>(i);
+    ++count;
+  }
+  return first;
+}
+
+// --- Where something is wrong
+// ---------------------------------------------------------------------------
+
+std::string plural(const std::string& axis) {
+  return axis + "s";
+}
+
+std::string ranges(const std::set<std::int64_t>& numbers) {
+  std::string text;
+  int pieces = 0;
+  for (auto i = numbers.begin(); i != numbers.end();) {
+    const std::int64_t begin = *i;
+    std::int64_t end = begin;
+    while (++i != numbers.end() && *i == end + 1) end = *i;
+    if (++pieces > 6) return text + ", …";
+    if (!text.empty()) text += ", ";
+    text += begin == end ? std::to_string(begin) : fmt::format("{} to {}", begin, end);
+  }
+  return text;
+}
+
+/// Whether the wrong indices are those, and all of those, for which `rule` holds.
+template <class Rule>
+bool exactly(const std::set<std::int64_t>& wrong, std::int64_t extent, Rule rule) {
+  for (std::int64_t i = 0; i < extent; ++i)
+    if (rule(i) != wrong.contains(i)) return false;
+  return true;
+}
+
+/// Whether `rule` holds for all wrong indices, and not for all.
+template <class Rule>
+bool only(const std::set<std::int64_t>& wrong, std::int64_t extent, Rule rule) {
+  for (const std::int64_t i : wrong)
+    if (!rule(i)) return false;
+  for (std::int64_t i = 0; i < extent; ++i)
+    if (!rule(i)) return true;
+  return false;
+}
+
+using TokenOf = std::function<const Token&(std::int64_t)>;
+
+std::string token_rule(const std::set<std::int64_t>& wrong, std::int64_t extent,
+                       const TokenOf& token, const std::function<bool(std::int64_t)>& counts) {
+  const auto holds = [&](auto rule) {
+    return only(wrong, extent, [&](std::int64_t i) { return counts(i) && rule(token(i)); });
+  };
+  const auto sometimes_not = [&](auto rule) {  // among those that count
+    for (std::int64_t i = 0; i < extent; ++i)
+      if (counts(i) && !token(i).padding && !rule(token(i))) return true;
+    return false;
+  };
+  struct Rule {
+    bool (*rule)(const Token&);
+    const char* text;
+  };
+  const Rule rules[] = {
+      {[](const Token& t) { return t.row < 0; }, "only behind the last row"},
+      {[](const Token& t) { return t.padding && t.row >= 0; }, "only rows whose slot is padding"},
+      {[](const Token& t) { return t.position > 0; }, "only tokens behind the first of their row"},
+      {[](const Token& t) { return t.position > 0 && t.position + 1 == t.row_size; },
+       "only the last tokens of rows"},
+      {[](const Token& t) { return t.accepted > 1; },
+       "only rows that had accepted more than one token"},
+      {[](const Token& t) { return t.row == 0; }, "only the first row"},
+      {[](const Token& t) { return t.row != 0; }, "no token of the first row"},
+  };
+  for (const Rule& one : rules)
+    if (holds(one.rule) && sometimes_not(one.rule)) return one.text;
+  return "";
+}
+
+std::string head_rule(const std::set<std::int64_t>& wrong, std::int64_t extent,
+                      std::int64_t group) {
+  if (group > 1) {
+    if (exactly(wrong, extent, [&](std::int64_t h) { return h >= group; }))
+      return fmt::format("only heads of groups behind the first (h >= {})", group);
+    if (exactly(wrong, extent, [&](std::int64_t h) { return h % group != 0; }))
+      return "only heads that are not the first of their group";
+    const std::int64_t groups = extent / group;
+    if (exactly(wrong, extent, [&](std::int64_t h) { return h / group != h % groups; }))
+      return "only heads whose group h // (H / G) is not h % G: the group mapping";
+  }
+  return "";
+}
+
+std::string axis_text(const Case& c, const Tensor& tensor, std::size_t d,
+                      const std::set<std::int64_t>& wrong) {
+  const std::string& axis = tensor.axes[d];
+  const std::int64_t extent = tensor.extents[d];
+  if (axis == "token") {
+    const auto used = [&](std::int64_t i) {
+      return !c.tokens[static_cast<std::size_t>(i)].padding;
+    };
+    if (exactly(wrong, extent, used)) return "";
+    const std::string rule = token_rule(
+        wrong, extent,
+        [&](std::int64_t i) -> const Token& { return c.tokens[static_cast<std::size_t>(i)]; },
+        [](std::int64_t) { return true; });
+    if (!rule.empty()) return rule + fmt::format(" ({} {})", plural(axis), ranges(wrong));
+  }
+  if (axis == "slot") {
+    const auto written = [&](std::int64_t i) {
+      return c.slots[static_cast<std::size_t>(i)].use == SlotUse::written;
+    };
+    if (exactly(wrong, extent, written)) return "";
+    const std::string rule = token_rule(
+        wrong, extent,
+        [&](std::int64_t i) -> const Token& { return c.slots[static_cast<std::size_t>(i)].token; },
+        written);
+    if (!rule.empty()) return rule + fmt::format(" ({} {})", plural(axis), ranges(wrong));
+  }
+  if (static_cast<std::int64_t>(wrong.size()) == extent) return "";
+  if (axis.ends_with("head"))
+    if (const std::string rule = head_rule(wrong, extent, c.heads_per_group); !rule.empty())
+      return rule;
+  if (*wrong.rbegin() == extent - 1 &&
+      static_cast<std::int64_t>(wrong.size()) == extent - *wrong.begin())
+    return fmt::format("only {} {} and beyond", plural(axis), *wrong.begin());
+  if (extent > 2 && exactly(wrong, extent, [](std::int64_t i) { return i % 2 == 1; }))
+    return fmt::format("only odd {}", plural(axis));
+  if (extent > 2 && exactly(wrong, extent, [](std::int64_t i) { return i % 2 == 0; }))
+    return fmt::format("only even {}", plural(axis));
+  return fmt::format("only {} {}", wrong.size() == 1 ? axis : plural(axis), ranges(wrong));
+}
+
+bool off(double a, double e, double bound) {
+  if (std::isnan(a) || std::isnan(e)) return std::isnan(a) != std::isnan(e);
+  if (std::isinf(a) || std::isinf(e)) return a != e;
+  return std::abs(a - e) > bound;
+}
+
+std::string where_wrong(const Case& c, const Tensor& tensor, const std::vector<double>& got,
+                        const std::vector<double>& want, double bound) {
+  std::vector<std::set<std::int64_t>> wrong(tensor.extents.size());
+  std::int64_t count = 0, not_finite = 0;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    if (!off(got[i], want[i], bound)) continue;
+    ++count;
+    not_finite += std::isfinite(want[i]) && !std::isfinite(got[i]);
+    auto flat = static_cast<std::int64_t>(i);
+    for (std::size_t d = wrong.size(); d-- > 0;) {
+      wrong[d].insert(flat % tensor.extents[d]);
+      flat /= tensor.extents[d];
+    }
+  }
+  if (count == 0) return "a little everywhere: no element stands out";
+  std::string text = fmt::format("{} of {} elements", count, got.size());
+  if (not_finite > 0) text += fmt::format(", {} of them NaN or infinite", not_finite);
+  for (std::size_t d = 0; d < wrong.size(); ++d)
+    if (const std::string part = axis_text(c, tensor, d, wrong[d]); !part.empty())
+      text += "; " + part;
+  return text;
+}
+
+// --- The yardstick
+// ----------------------------------------------------------------------------------------
+
+template <std::size_t Rank>
+Verdict verdict_of(const Tensor& tensor, const std::vector<double>& got,
+                   const std::vector<double>& yardstick, const std::vector<double>& truth) {
+  if constexpr (Rank > 1)
+    if (tensor.extents.size() < Rank) return verdict_of<Rank - 1>(tensor, got, yardstick, truth);
+  return lockstep::judge(array_of<double, Rank>(tensor, got),
+                         array_of<double, Rank>(tensor, yardstick),
+                         array_of<double, Rank>(tensor, truth), {.format = format_of(tensor.type)});
+}
+
+Verdict bits_verdict(const Tensor& tensor, const std::vector<double>& got,
+                     const std::vector<double>& truth) {
+  Verdict verdict{.pass = true};
+  std::int64_t count = 0, first = -1;
+  for (std::size_t i = 0; i < got.size(); ++i)
+    if (off(got[i], truth[i], 0)) {
+      if (first < 0) first = static_cast<std::int64_t>(i);
+      ++count;
+    }
+  if (count == 0) return verdict;
+  const auto n = static_cast<std::size_t>(first);
+  verdict.pass = false;
+  verdict.error = static_cast<double>(count) / static_cast<double>(got.size());
+  verdict.text = fmt::format("{} of {} elements are not the copy, the first at {}: {} for {}",
+                             count, got.size(), index_text(tensor, first), got[n], truth[n]);
+  return verdict;
+}
+
+Verdict compare(const Operation& operation, const Tensor& tensor, const std::vector<double>& got,
+                const std::vector<double>& yardstick, const std::vector<double>& truth) {
+  if (operation.exact) return bits_verdict(tensor, got, truth);
+  return verdict_of<5>(tensor, got, yardstick, truth);
+}
+
+double largest_error(const std::vector<double>& a, const std::vector<double>& e) {
+  double largest = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (std::isfinite(a[i]) && std::isfinite(e[i]))
+      largest = std::max(largest, std::abs(a[i] - e[i]));
+  return largest;
+}
+
+/// What the candidate must not write counts as right here: Touched has looked at it.
+std::vector<double> results_of(const Case& c, const Tensor& tensor, const Bytes& run,
+                               const std::vector<double>& truth) {
+  std::vector<double> values = values_in(tensor, run.data() + offset_of(c, tensor));
+  const std::int64_t inner =
+      tensor.extents.empty() || tensor.extents[0] == 0 ? 1 : tensor.count() / tensor.extents[0];
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (!may_write(c, tensor, static_cast<std::int64_t>(i) / inner)) values[i] = truth[i];
+  return values;
+}
+
+void compare_runs(const Case& c, const CaseRuns& runs, std::vector<Finding>& findings) {
+  for (const Tensor& tensor : c.tensors) {
+    if (tensor.role == Role::input) continue;
+    std::int64_t count = 0;
+    const std::int64_t unstable = first_difference(c, tensor, runs.runs[0], runs.runs[1], count);
+    if (unstable >= 0) {
+      findings.push_back({FindingKind::nondeterministic,
+                          fmt::format("{}: two runs on the same bytes differ in {} elements, the "
+                                      "first at {}",
+                                      tensor.name, count, index_text(tensor, unstable)),
+                          "the same bits", fmt::format("{} elements differ", count)});
+      continue;
+    }
+    const std::int64_t leak = first_difference(c, tensor, runs.runs[0], runs.runs[2], count);
+    if (leak < 0) continue;
+    const std::vector<double> poisoned =
+        values_in(tensor, runs.runs[0].data() + offset_of(c, tensor));
+    const double value = poisoned[static_cast<std::size_t>(leak)];
+    findings.push_back(
+        {FindingKind::padding_leak,
+         fmt::format("{}: what lies in padding, unused slots, holes or an output's old bytes "
+                     "reaches {} elements, the first at {} ({} with NaN there)",
+                     tensor.name, count, index_text(tensor, leak), value),
+         "the same bits whatever stands there", fmt::format("{} elements differ", count)});
+  }
+}
+
+}  // namespace
+
+bool Judgement::wrong() const {
+  return std::any_of(measured.begin(), measured.end(),
+                     [](const Measured& one) { return !one.verdict.pass; });
+}
+
+bool agrees(const Operation& operation, const Case& c, const Answer& candidate,
+            std::string_view mistake) try {
+  const Answer truth = operation.truth(c, mistake);
+  for (const auto& [name, values] : truth) {
+    // Far away: no need to compute the yardstick as well.
+    double difference = 0, size = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (off(candidate.at(name)[i], values[i], std::numeric_limits<double>::infinity()))
+        return false;
+      if (!std::isfinite(values[i])) continue;
+      difference += std::pow(candidate.at(name)[i] - values[i], 2);
+      size += values[i] * values[i];
+    }
+    if (difference > 0.01 * size + 1e-12) return false;
+  }
+  const Answer yardstick = operation.yardstick(c, mistake);
+  for (const auto& [name, values] : truth)
+    if (!compare(operation, c.tensor(name), candidate.at(name), yardstick.at(name), values).pass)
+      return false;
+  return true;
+} catch (const ContractViolation&) {
+  return false;  // the mistake has no meaning for this case
+}
+
+Judgement judgement_of(const Operation& operation, const Case& c, const CaseRuns& runs) {
+  Judgement judged;
+  for (std::size_t run = 0; run < runs.runs.size(); ++run) {
+    std::vector<Finding> found;
+    for (const Tensor& tensor : c.tensors)
+      Touched(c, tensor, kRunFills[run], runs.runs[run]).find(found);
+    if (run == 0 || judged.findings.empty()) judged.findings = std::move(found);
+  }
+  compare_runs(c, runs, judged.findings);
+  const Answer truth = operation.truth(c, ""), yardstick = operation.yardstick(c, "");
+  for (const Tensor& tensor : c.tensors) {
+    if (tensor.role == Role::input) continue;
+    const std::vector<double>&want = truth.at(tensor.name), &allowed = yardstick.at(tensor.name);
+    judged.answer[tensor.name] = results_of(c, tensor, runs.runs[0], want);
+    const std::vector<double>& got = judged.answer[tensor.name];
+    Measured one{.name = tensor.name, .verdict = compare(operation, tensor, got, allowed, want)};
+    if (!one.verdict.pass) {
+      double largest = 0;
+      for (const double x : want)
+        if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+      const double bound = operation.exact
+                               ? 0
+                               : 4 * largest_error(allowed, want) +
+                                     unit_in_last_place(largest, format_of(tensor.type));
+      one.where = where_wrong(c, tensor, got, want, bound);
+      judged.findings.push_back(
+          {FindingKind::output_differs,
+           fmt::format("{}: {}; {}", tensor.name, one.where, one.verdict.text),
+           "within the yardstick", "beyond it"});
+    }
+    judged.measured.push_back(std::move(one));
+  }
+  std::stable_sort(judged.findings.begin(), judged.findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
+  return judged;
+}
+
+}  // namespace lockstep::judging

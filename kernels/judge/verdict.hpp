@@ -1,0 +1,33 @@
+// What the runs of a case say: findings, errors beside the yardstick, and where and what is wrong.
+#pragma once
+
+#include "kernels/judge/run.hpp"
+#include "reference/base/yardstick.hpp"
+
+namespace lockstep::judging {
+
+/// One state or output beside its definition.
+struct Measured {
+  std::string name;
+  Verdict verdict;
+  std::string where;  ///< of what is wrong
+};
+
+struct Judgement {
+  std::vector<Finding> findings;  ///< in the order of their kinds
+  std::vector<Measured> measured;
+  std::vector<std::string> agrees_with;  ///< ids of mistakes
+  std::string stage;
+  Answer answer;  ///< of the first run, what it must not write replaced by the truth
+
+  bool wrong() const;  ///< a state or output is beyond the yardstick
+};
+
+Judgement judgement_of(const Operation& operation, const Case& c, const CaseRuns& runs);
+
+/// Whether a definition with a mistake is what the candidate computes; false where it cannot be
+/// told.
+bool agrees(const Operation& operation, const Case& c, const Answer& candidate,
+            std::string_view mistake);
+
+}  // namespace lockstep::judging

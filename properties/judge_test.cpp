@@ -1,0 +1,176 @@
+// `lockstep judge` as its user runs it: right candidates pass, broken ones are caught and named.
+#include <gmock/gmock.h>
+
+#include <nlohmann/json.hpp>
+
+#include "properties/support/program.hpp"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing_support::ProgramRun;
+using testing_support::read_text;
+using testing_support::run_program;
+using testing_support::ScratchFolder;
+
+constexpr const char* kDelta = "gated_delta_rule_update";
+
+std::string library(const std::string& symbol) {
+  return std::string(LOCKSTEP_CANDIDATES) + ":" + symbol;
+}
+
+/// A candidate of fixtures/candidates/ on the host, without its time.
+ProgramRun judged(const std::string& operation, const std::string& symbol,
+                  std::vector<std::string> more = {}) {
+  std::vector<std::string> words{"judge",         operation,  "--candidate",
+                                 library(symbol), "--device", "cpu",
+                                 "--no-time",     "--batch",  "1"};
+  words.insert(words.end(), more.begin(), more.end());
+  return run_program(words);
+}
+
+// Who follows the definition passes in every case and every type.
+TEST(Judge, aRightCandidatePasses) {
+  for (const std::string types : {"float32/float32", "bfloat16/float32", "bfloat16/bfloat16"}) {
+    const ProgramRun run = judged(kDelta, "gdn_right", {"--types", types});
+    EXPECT_EQ(run.status, 0) << run.out << run.err;
+    EXPECT_THAT(run.out, HasSubstr("14 cases: nothing found")) << types;
+  }
+}
+
+struct Broken {
+  std::string operation;
+  std::string symbol;
+  int status;
+  std::vector<std::string> said;
+};
+
+void expect_caught(const std::vector<Broken>& all) {
+  for (const Broken& broken : all) {
+    const ProgramRun run = judged(broken.operation, broken.symbol, {"--types", "float32/float32"});
+    EXPECT_EQ(run.status, broken.status) << broken.symbol << '\n' << run.out << run.err;
+    for (const std::string& said : broken.said)
+      EXPECT_THAT(run.out, HasSubstr(said)) << broken.symbol;
+  }
+}
+
+// Wrong numbers are traced to the mistake behind them, or to the stage.
+TEST(Judge, aMistakeIsNamed) {
+  expect_caught({
+      {kDelta, "gdn_no_l2norm", 11, {"agrees with the definition without the L2 norm of q and k"}},
+      {kDelta,
+       "gdn_no_scale",
+       11,
+       {"without the scale of q", "the state is right; first wrong stage: the read-out S q"}},
+      {kDelta, "gdn_group_modulo", 11, {"on key head h % H", "only heads whose group"}},
+      {kDelta,
+       "gdn_first_column",
+       10,
+       {"first column of the table read", "only rows that had accepted more than one token"}},
+      {kDelta, "gdn_decay_after", 11, {"with the decay applied behind the update"}},
+      {kDelta,
+       "gdn_half_beta",
+       11,
+       {"with none of the definition's known mistakes",
+        "v - S k are right; first wrong stage: beta times it"}},
+      {kDelta, "gdn_short_columns", 11, {"only value columns 32 and beyond"}},
+  });
+}
+
+// What a candidate touches or reads and should not.
+TEST(Judge, whatIsNotTheOperationsIsGuarded) {
+  expect_caught({
+      {kDelta, "gdn_out_of_bounds", 10, {"out-of-range: out: 4 bytes behind the tensor"}},
+      {kDelta,
+       "gdn_padding_is_slot_0",
+       10,
+       {"state: slot 0 was written (no row names it): padding entries seem to be taken for slot "
+        "0"}},
+      {kDelta, "gdn_nan_leak", 10, {"padding-leak: out:", "only rows whose slot is padding"}},
+      {kDelta, "gdn_ignores_strides", 10, {"decode-strided: padding-leak: out:"}},
+      {kDelta, "gdn_writes_input", 10, {"k: an input was written (1 elements, first [0, 0, 0])"}},
+  });
+}
+
+TEST(Judge, twoRunsHaveTheSameBits) {
+  const ProgramRun run = judged(kDelta, "gdn_unstable", {"--case", "pad-slot-0"});
+  EXPECT_EQ(run.status, 13) << run.out;
+  EXPECT_THAT(run.out, HasSubstr("two runs on the same bytes differ in 1 elements"));
+}
+
+// Whatever a candidate does, the judge lives on and says it.
+TEST(Judge, aCandidateMayDieOrFallSilent) {
+  const ProgramRun died = judged(kDelta, "gdn_dies");
+  EXPECT_EQ(died.status, 11);
+  EXPECT_THAT(died.out, HasSubstr("packed-rows: subject-died: it died of signal 6"));
+  const ProgramRun silent = judged(kDelta, "gdn_hangs", {"--timeout", "1"});
+  EXPECT_EQ(silent.status, 11);
+  EXPECT_THAT(silent.out, HasSubstr("subject-silent: no answer within 1 s"));
+  const ProgramRun failed = judged(kDelta, "gdn_fails", {"--case", "decode-ones"});
+  EXPECT_EQ(failed.status, 11);
+  EXPECT_THAT(failed.out, HasSubstr("it returned 2: no luck"));
+}
+
+TEST(Judge, badWordsAreRefusedInASentence) {
+  const auto complaint = [](const std::vector<std::string>& words, int status) {
+    std::vector<std::string> all{"judge"};
+    all.insert(all.end(), words.begin(), words.end());
+    const ProgramRun run = run_program(all);
+    EXPECT_EQ(run.status, status) << run.out << run.err;
+    return run.err;
+  };
+  EXPECT_THAT(complaint({"softmax", "--candidate", "a:b"}, 2),
+              HasSubstr("`softmax` cannot be judged; what can is"));
+  EXPECT_THAT(complaint({kDelta, "--candidate", "nothing"}, 2), HasSubstr("MODULE:FUNCTION"));
+  EXPECT_THAT(complaint({kDelta, "--candidate", "missing.so:f"}, 2), HasSubstr("no such file"));
+  EXPECT_THAT(complaint({kDelta, "--candidate", library("nobody"), "--device", "cpu"}, 2),
+              HasSubstr("exports no function `nobody`"));
+  EXPECT_THAT(complaint({kDelta, "--candidate", library("gdn_right"), "--types", "int4"}, 2),
+              HasSubstr("--types `int4`"));
+  EXPECT_THAT(complaint({kDelta, "--candidate", library("gdn_right"), "--case", "x"}, 2),
+              HasSubstr("the cases of gated_delta_rule_update are decode, "));
+  EXPECT_THAT(
+      complaint({kDelta, "--candidate", library("gdn_knows_nothing"), "--device", "cpu"}, 2),
+      HasSubstr("supports none of the cases"));
+}
+
+// Everything but the time is a function of the seed.
+TEST(Judge, theJsonIsTheSameTwice) {
+  const ScratchFolder folder;
+  nlohmann::json documents[2];
+  for (int i = 0; i < 2; ++i) {
+    const std::string path = folder.path(std::to_string(i));
+    const ProgramRun run = judged(kDelta, "gdn_no_scale", {"--json", path, "--seed", "7"});
+    EXPECT_EQ(run.status, 11) << run.err;
+    documents[i] = nlohmann::json::parse(read_text(path));
+    EXPECT_TRUE(documents[i].at("timing").contains("wall_s"));
+    documents[i].erase("timing");
+  }
+  EXPECT_EQ(documents[0], documents[1]);
+  EXPECT_EQ(documents[0].at("verdict"), "finding");
+  EXPECT_EQ(documents[0].at("agrees_with").at(0).at("mistake"), "no-scale");
+  EXPECT_EQ(documents[0].at("findings").at(0).at("kind"), "output-differs");
+}
+
+// A floor is of counted bytes and a measured rate, and the text says of what.
+TEST(Judge, theTimeStandsBesideTheFloor) {
+  const ScratchFolder folder;
+  const std::string path = folder.path("json");
+  const ProgramRun run =
+      run_program({"judge", kDelta, "--candidate", library("gdn_right"), "--device", "cpu",
+                   "--case", "serving-in-order", "--batch", "1", "--json", path});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  EXPECT_THAT(run.out, HasSubstr("The floor of a CPU is"));
+  const auto document = nlohmann::json::parse(read_text(path));
+  const auto& speed = document.at("timing").at("speed").at(0);
+  // One row: a state of 32 x 128 x 128 floats in and out, and the token.
+  EXPECT_EQ(speed.at("bytes"), 2 * 32 * 128 * 128 * 4 + 2 * (2 * 16 + 2 * 32) * 128 + 2 * 32 * 4);
+  EXPECT_GT(speed.at("time_us"), 0.0);
+  EXPECT_NEAR(speed.at("limit_share").get<double>(),
+              speed.at("floor_us").get<double>() / speed.at("time_us").get<double>(), 1e-9);
+}
+
+}  // namespace
+}  // namespace lockstep

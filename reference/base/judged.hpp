@@ -1,0 +1,39 @@
+// What `lockstep judge` can judge: operations register themselves, so that the program finds them
+// by name where they are linked, and refuses them by name where they are not.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "reference/base/registry.hpp"
+#include "reference/base/result.hpp"
+
+namespace lockstep {
+
+struct JudgeRequest {
+  std::string operation;
+  std::string candidate;        ///< MODULE:FUNCTION, FILE.py:FUNCTION or LIB.so:SYMBOL
+  std::string device = "auto";  ///< or cpu, cuda
+  std::string types;       ///< of activations and states, "bfloat16/float32"; empty: usual ones
+  std::string only;        ///< cases whose name contains this
+  std::int64_t batch = 0;  ///< rows of the timed cases; 0: the device's default
+  std::uint64_t seed = 1;
+  std::int64_t timeout_s = 300;  ///< for all cases of a candidate together
+  bool timed = true;
+};
+
+/// What is printed, what is written, and what the program exits with.
+struct JudgeReport {
+  std::string text;
+  std::string json;
+  ExitStatus status = kExitPass;
+};
+
+struct JudgedOperation {
+  std::string_view name;
+  std::string_view summary;
+  Result<JudgeReport> (*judge)(const JudgeRequest& request);
+};
+
+}  // namespace lockstep
