@@ -17,7 +17,7 @@ install(TARGETS ${installed_targets} EXPORT lockstepTargets
 foreach(folder reference cache_sim kernels)
   if(IS_DIRECTORY ${PROJECT_SOURCE_DIR}/${folder})
     install(DIRECTORY ${folder} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep
-            FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "program" EXCLUDE)
+            FILES_MATCHING PATTERN "*.hpp" PATTERN "*.cuh" PATTERN "*_abi.h" PATTERN "program" EXCLUDE)
   endif()
 endforeach()
 install(EXPORT lockstepTargets NAMESPACE lockstep:: DESTINATION ${package_folder})

@@ -305,25 +305,11 @@ bool is_step_mistake(std::string_view mistake) {
          mistake == "out-before";
 }
 
-/// A table's reading column changed; the copy of the counts lives as long as the case's rows.
-void change_slots(HostRows& rows, std::string_view mistake, std::int64_t row_total) {
-  if (mistake == "row-slots") {
-    rows.table.reset(), rows.accepted.reset(), rows.out_indices.reset();
-    rows.indices.emplace(Shape<1>{row_total}, 0);
-    for (std::int64_t i = 0; i < row_total; ++i) (*rows.indices)(i) = static_cast<std::int32_t>(i);
-  }
-  if (!rows.accepted) return;
-  for (std::int32_t& n : *rows.accepted) {
-    if (mistake == "first-column") n = 1;
-    if (mistake == "next-column") n = std::max(n, 0) + 1;
-  }
-}
-
 template <class S>
 Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   Host<S> host(c, mistake);
   const auto T = host.q.extent(0);
-  change_slots(host.rows, mistake, row_count(host.rows.query_start_loc(), T));
+  change_slots(host.rows, mistake, T);
   reference::GatedDeltaRuleInputs<S> in{.q = host.q,
                                         .k = host.k,
                                         .v = host.v,
@@ -334,13 +320,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
                                         .rows = {.query_start_loc = host.rows.query_start_loc(),
                                                  .slots = host.rows.slots(),
                                                  .storage = storage_of(c, "state", rounded)}};
-  if (mistake == "transposed") {  // the memory of a state read as [K, V]
-    const Shape<4> s = host.state.shape();
-    Array<S, 4> turned(s);
-    const auto from = make_view<const S>(host.state.data(), Shape<4>{s[0], s[1], s[3], s[2]});
-    for_each_element(turned.view(), [&](const auto& i, S& e) { e = from(i[0], i[1], i[3], i[2]); });
-    host.state = turned;
-  }
+  if (mistake == "transposed") host.state = as_if_turned(host.state);
   if (mistake == "from-zero")
     for (S& x : host.state)
       if (!std::isnan(x)) x = S{0};
@@ -350,7 +330,6 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   if (c.find("snapshots") != nullptr)
     shots = snapshots.emplace(array_of<S, 4>(c, "snapshots")).view();
   std::optional<IndexView> parents = host.rows.parents();
-  Array<std::int32_t, 1> nobody;
   if (!is_step_mistake(mistake) && mistake != "no-running-state") {
     reference::gated_delta_rule_update<S>(in, host.state.view(), out.view(), parents, shots);
   } else {
@@ -368,14 +347,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
           }
         });
   }
-  if (mistake == "transposed") {
-    const Shape<4> s = host.state.shape();
-    Array<S, 4> turned(s);
-    const auto to = make_view<S>(turned.data(), Shape<4>{s[0], s[1], s[3], s[2]});
-    for_each_element(host.state.view(),
-                     [&](const auto& i, S& e) { to(i[0], i[1], i[3], i[2]) = e; });
-    host.state = turned;
-  }
+  if (mistake == "transposed") host.state = turned_back(host.state);
   Answer answer{{"out", as_values(out)}, {"state", as_values(host.state)}};
   if (snapshots) answer["snapshots"] = as_values(*snapshots);
   return answer;
@@ -511,7 +483,8 @@ std::string stages(const Case& c, const Answer& candidate, const Answer& truth) 
 
 const Operation kOperation{
     .name = kName,
-    .summary = "decode and verification of the gated delta rule: cases, 27 known mistakes, stages",
+    .summary =
+        "decode and verification of the gated delta rule: 14 cases, 27 known mistakes, stages",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
     .cases = cases,

@@ -182,6 +182,7 @@ std::string table(const Report& report) {
       report.runs.device, name_of(report.options.activations), name_of(report.options.states));
   text += fmt::format("{:<24}{:<10}", "case", "verdict");
   for (const std::string& name : names) text += fmt::format("{:<24}", name + ": error of bound");
+  while (text.back() == ' ') text.pop_back();
   text += '\n';
   for (const JudgedCase& one : report.cases) {
     text += fmt::format("{:<24}{:<10}", one.which->name, status_word(one));

@@ -281,6 +281,20 @@ void swap_last_two(Tensor& tensor) {
   tensor.strides[n - 1] = tensor.extents[n - 2];
 }
 
+void change_slots(HostRows& rows, std::string_view mistake, std::int64_t tokens) {
+  if (mistake == "row-slots") {
+    const std::int64_t count = row_count(rows.query_start_loc(), tokens);
+    rows.table.reset(), rows.accepted.reset(), rows.out_indices.reset();
+    rows.indices.emplace(Shape<1>{count}, 0);
+    std::iota(rows.indices->begin(), rows.indices->end(), 0);
+  }
+  if (!rows.accepted) return;
+  for (std::int32_t& n : *rows.accepted) {
+    if (mistake == "first-column") n = 1;
+    if (mistake == "next-column") n = std::max(n, 0) + 1;
+  }
+}
+
 StoragePoints storage_of(const Case& of, std::string_view state, bool rounded) {
   if (!rounded) return {};
   return {.state = format_of(of.tensor(state).type), .output = format_of(of.tensor("out").type)};

@@ -157,6 +157,27 @@ Array<S, Rank> array_of(const Case& from, std::string_view name) {
   return array_of<S, Rank>(tensor, tensor.values);
 }
 
+/// The mistakes of slots that all recurrences share: "row-slots", "first-column", "next-column".
+void change_slots(HostRows& rows, std::string_view mistake, std::int64_t tokens);
+
+/// States whose memory [.., R, C] is read as [.., C, R], and their way back.
+template <class S>
+Array<S, 4> as_if_turned(Array<S, 4>& states) {
+  const Shape<4> s = states.shape();
+  Array<S, 4> turned(s);
+  const auto from = make_view(states.data(), Shape<4>{s[0], s[1], s[3], s[2]});
+  for_each_element(turned.view(), [&](const auto& i, S& e) { e = from(i[0], i[1], i[3], i[2]); });
+  return turned;
+}
+template <class S>
+Array<S, 4> turned_back(Array<S, 4>& turned) {
+  const Shape<4> s = turned.shape();
+  Array<S, 4> states(s);
+  const auto to = make_view(states.data(), Shape<4>{s[0], s[1], s[3], s[2]});
+  for_each_element(turned.view(), [&](const auto& i, S& e) { to(i[0], i[1], i[3], i[2]) = e; });
+  return states;
+}
+
 /// An array's elements as an answer.
 template <class S, std::size_t Rank>
 std::vector<double> as_values(const Array<S, Rank>& array) {
