@@ -109,9 +109,12 @@ struct Ban {
 };
 
 const std::vector<Ban>& bans() {
-  const std::vector<std::string> clocks = {"cache_sim/exec_subject.cpp", "cache_sim/replay.cpp",
-                                           "cache_sim/compare.cpp",      "cache_sim/explore.cpp",
-                                           "cache_sim/report.cpp",       "kernels/judge/",
+  const std::vector<std::string> clocks = {"cache_sim/exec_subject.cpp",
+                                           "cache_sim/replay.cpp",
+                                           "cache_sim/compare.cpp",
+                                           "cache_sim/explore.cpp",
+                                           "cache_sim/report.cpp",
+                                           "kernels/judge/",
                                            "bench/"};
   static const std::vector<Ban> list = {
       {"\\brandom_device\\b", "a run depends on its seed alone", {}},
