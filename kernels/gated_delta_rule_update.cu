@@ -27,40 +27,72 @@ struct GatedDelta {
     Divisor value_heads_per_key_head;
   };
 
+  /// What a token is to every row.
+  struct Scalars {
+    float k_scale, q_scale;  ///< what k and q are still to be multiplied by
+    float alpha, beta;
+    float kq;  ///< k . q, scaled
+  };
+  enum : int {
+    kColumnVectors = 2,  ///< k, q
+    kRowVectors = 1      ///< v
+  };
+
   template <class Layout, int kRows>
   struct Token {
     float k[Layout::kCount];  ///< as it came
     float q[Layout::kCount];
-    float k_scale, q_scale;  ///< what k and q are still to be multiplied by
-    float v[kRows];
-    float alpha, beta;
-    float kq;  ///< k . q, scaled
+    Scalars scalars;
+    float v;  ///< of the row that the lane owns
   };
 
-  /// What makes x a direction, if that is asked for.
-  template <class Layout>
-  __device__ static float scale_of(const Parameters& p, const float (&x)[Layout::kCount]) {
-    return p.use_qk_l2norm ? 1.0f / sqrtf(Layout::sum(Layout::dot(x, x)) + 1e-6f) : 1.0f;
+  template <class Token, class Visit>
+  __device__ static void visit_columns(Token& token, bool folded, Visit visit) {
+    visit(0, token.k);
+    if (!folded) visit(1, token.q);
+  }
+  /// value(i, r): the i-th value of the lane's r-th row.
+  template <class Layout, int kRows, class Value>
+  __device__ static void take_rows(Token<Layout, kRows>& token, bool, Value value) {
+    token.v = value(0, Layout::template own<kRows>());
+  }
+  template <bool kFolded>
+  __device__ static const Tokens<T>& source(const Parameters& p) {
+    return kFolded ? p.folded : p.tokens;
+  }
+  template <bool kFolded>
+  __device__ static float row_value(const Parameters& p, int, int t, int hv, int row) {
+    return to_float(source<kFolded>(p).v.at(t, hv)[row]);
   }
 
   template <class Layout, int kRows>
   struct Raw {
     typename Layout::template Raw<T> k, q;
-    T v[kRows];
+    T v;
     unsigned g, beta, A_log, dt_bias;
   };
 
   template <class Layout, int kRows>
-  __device__ static Raw<Layout, kRows> fetch_from(const Parameters& p, const Tokens<T>& from, int t,
-                                                  int hv, const Place<Layout, kRows>& place,
-                                                  bool with_q) {
+  __device__ static void prefetch(const Parameters& p, int t, int hv,
+                                  const Place<Layout, kRows>& place) {
+    const int h = p.value_heads_per_key_head.of(hv);
+    Layout::prefetch_row(p.tokens.k.at(t, h));
+    Layout::prefetch_row(p.tokens.q.at(t, h));
+    prefetch_to_l2(p.tokens.v.at(t, hv) + place.first);
+    prefetch_to_l2(address_of(p.tokens.g, t, hv));
+    prefetch_to_l2(address_of(p.tokens.beta, t, hv));
+  }
+
+  template <bool kFolded, class Layout, int kRows>
+  __device__ static Raw<Layout, kRows> fetch(const Parameters& p, int t, int hv,
+                                             const Place<Layout, kRows>& place) {
+    const Tokens<T>& from = source<kFolded>(p);
     Raw<Layout, kRows> raw;
     const int h = p.value_heads_per_key_head.of(hv);
     raw.k.fetch(from.k.at(t, h), place.C);
-    if (with_q) raw.q.fetch(from.q.at(t, h), place.C);
-    const T* const v = from.v.at(t, hv);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) raw.v[r] = place.has(r) ? v[place.row(r)] : from_float<T>(0.0f);
+    if (!kFolded) raw.q.fetch(from.q.at(t, h), place.C);
+    const int own = Layout::template own<kRows>();
+    raw.v = place.has(own) ? from.v.at(t, hv)[place.row(own)] : from_float<T>(0.0f);
     raw.g = bits_at(from.g, t, hv);
     raw.beta = bits_at(from.beta, t, hv);
     raw.A_log = p.A_log ? bits_at(p.A_log, hv) : 0;
@@ -68,77 +100,86 @@ struct GatedDelta {
     return raw;
   }
 
-  template <class Layout, int kRows>
-  __device__ static Token<Layout, kRows> prepare_from(const Parameters& p, const Tokens<T>& from,
-                                                      const Raw<Layout, kRows>& raw, bool with_q) {
-    Token<Layout, kRows> token;
-    raw.k.values(token.k);
-    token.k_scale = scale_of<Layout>(p, token.k);
-    if (with_q) {
-      raw.q.values(token.q);
-      token.q_scale = p.scale * scale_of<Layout>(p, token.q);
-      token.kq = token.k_scale * token.q_scale * Layout::sum(Layout::dot(token.k, token.q));
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) token.v[r] = to_float(raw.v[r]);
-    float g = value_of(raw.g, from.g.format);
-    token.beta = value_of(raw.beta, from.beta.format);
-    if (p.A_log) {
-      g = -expf(value_of(raw.A_log, p.A_log.format)) *
-          softplus(g + value_of(raw.dt_bias, p.dt_bias.format));
-      token.beta = sigmoid(token.beta);
-    }
-    token.alpha = expf(g);
-    return token;
+  /// What makes x a direction, if that is asked for.
+  template <class Layout>
+  __device__ static float scale_of(const Parameters& p, const float (&x)[Layout::kCount]) {
+    return p.use_qk_l2norm ? rsqrtf(Layout::sum(Layout::dot(x, x)) + 1e-6f) : 1.0f;
   }
 
-  template <class Layout, int kRows>
-  __device__ static Raw<Layout, kRows> fetch(const Parameters& p, int t, int hv,
-                                             const Place<Layout, kRows>& place) {
-    return fetch_from<Layout, kRows>(p, p.tokens, t, hv, place, true);
-  }
-
-  template <class Layout, int kRows>
+  template <bool kFolded, class Layout, int kRows>
   __device__ static Token<Layout, kRows> prepare(const Parameters& p, int, int,
                                                  const Place<Layout, kRows>&,
                                                  const Raw<Layout, kRows>& raw) {
-    return prepare_from<Layout, kRows>(p, p.tokens, raw, true);
+    const Tokens<T>& from = source<kFolded>(p);
+    Token<Layout, kRows> token;
+    Scalars& x = token.scalars;
+    raw.k.values(token.k);
+    x.k_scale = scale_of<Layout>(p, token.k);
+    x.q_scale = x.kq = 0.0f;
+    if (!kFolded) {
+      raw.q.values(token.q);
+      x.q_scale = p.scale * scale_of<Layout>(p, token.q);
+      x.kq = x.k_scale * x.q_scale * Layout::sum(Layout::dot(token.k, token.q));
+    }
+    token.v = to_float(raw.v);
+    float g = value_of(raw.g, from.g.format);
+    x.beta = value_of(raw.beta, from.beta.format);
+    if (p.A_log) {
+      g = -expf(value_of(raw.A_log, p.A_log.format)) *
+          softplus(g + value_of(raw.dt_bias, p.dt_bias.format));
+      x.beta = sigmoid(x.beta);
+    }
+    x.alpha = expf(g);
+    return token;
   }
 
-  template <class Layout, int kRows>
-  __device__ static Token<Layout, kRows> load_folded(const Parameters& p, int t, int hv,
-                                                     const Place<Layout, kRows>& place) {
-    return prepare_from<Layout, kRows>(
-        p, p.folded, fetch_from<Layout, kRows>(p, p.folded, t, hv, place, false), false);
-  }
+  __device__ static void keep(const Parameters&, int, int, const Scalars&) {}
 
   /// S = alpha S; u = beta (v - S k); S += u k^T, of which the sum of S k without its scale is
   /// given for the S before. The one place where a state advances, in operations that no compiler
-  /// fuses otherwise: a replay repeats a decode bit by bit. Returns u.
-  template <class Layout, class Token>
-  __device__ static float advance_by(const Token& token, float (&s)[Layout::kCount], int r,
-                                     float Sk) {
-    const float seen = __fmul_rn(token.alpha, __fmul_rn(token.k_scale, Sk));
-    const float u = __fmul_rn(token.beta, __fsub_rn(token.v[r], seen));
-    const float scaled = __fmul_rn(u, token.k_scale);
+  /// fuses otherwise: a replay repeats a decode bit by bit. Returns u of the row that the lane
+  /// owns.
+  template <class Layout, int kRows>
+  __device__ static float advance_by(const Token<Layout, kRows>& token,
+                                     float (&s)[kRows][Layout::kCount], float Sk) {
+    const Scalars& x = token.scalars;
+    const float seen = __fmul_rn(x.alpha, __fmul_rn(x.k_scale, Sk));
+    const float u = __fmul_rn(x.beta, __fsub_rn(token.v, seen));
+    const float scaled = __fmul_rn(u, x.k_scale);
 #pragma unroll
-    for (int i = 0; i < Layout::kCount; ++i)
-      s[i] = fmaf(scaled, token.k[i], __fmul_rn(token.alpha, s[i]));
+    for (int r = 0; r < kRows; ++r) {
+      const float scaled_r = Layout::template of_owner<kRows>(scaled, r);
+#pragma unroll
+      for (int i = 0; i < Layout::kCount; ++i)
+        s[r][i] = fmaf(scaled_r, token.k[i], __fmul_rn(x.alpha, s[r][i]));
+    }
     return u;
   }
 
-  template <class Layout, class Token>
-  __device__ static void advance(const Token& token, float (&s)[Layout::kCount], int r) {
-    advance_by<Layout>(token, s, r, Layout::sum(Layout::dot(s, token.k)));
+  /// The product of every row with x, added up: of the row that the lane owns.
+  template <class Layout, int kRows>
+  __device__ static float product(const float (&s)[kRows][Layout::kCount],
+                                  const float (&x)[Layout::kCount]) {
+    float dots[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) dots[r] = Layout::dot(s[r], x);
+    return Layout::own_sum(dots);
+  }
+
+  template <class Layout, int kRows>
+  __device__ static void advance(const Token<Layout, kRows>& token,
+                                 float (&s)[kRows][Layout::kCount]) {
+    advance_by(token, s, product<Layout>(s, token.k));
   }
 
   /// o = S q = alpha S' q + u (k . q) for the S' before: neither sum waits for the other.
-  template <class Layout, class Token>
-  __device__ static float step(const Token& token, float (&s)[Layout::kCount], int r) {
-    const float Sk = Layout::dot(s, token.k), Sq = Layout::dot(s, token.q);
-    const float sum_k = Layout::sum(Sk), sum_q = Layout::sum(Sq);
-    const float u = advance_by<Layout>(token, s, r, sum_k);
-    return fmaf(u, token.kq, token.alpha * token.q_scale * sum_q);
+  template <class Layout, int kRows>
+  __device__ static float step(const Token<Layout, kRows>& token,
+                               float (&s)[kRows][Layout::kCount]) {
+    const float Sk = product<Layout>(s, token.k), Sq = product<Layout>(s, token.q);
+    const float u = advance_by(token, s, Sk);
+    const Scalars& x = token.scalars;
+    return fmaf(u, x.kq, x.alpha * x.q_scale * Sq);
   }
 
   __device__ static void write(const Parameters& p, int t, int hv, int row, float o) {
@@ -158,7 +199,7 @@ void launch_update(const RecurrenceParameters<S>& p, const typename GatedDelta<T
     LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
 #undef LOCKSTEP_CASE
   }
-  launch_recurrence<Op, S, AnyRows, Deal<2, 4, 8>>(kName, p, in, stream);
+  launch_any<Op>(kName, p, in, stream);
 }
 
 template <class T>

@@ -24,17 +24,49 @@ struct SelectiveState {
     Divisor heads_per_group;
   };
 
+  /// What a token is to every row.
+  struct Scalars {
+    float decay;  ///< exp(A d_t)
+    float dt;     ///< d_t
+  };
+  enum : int {
+    kColumnVectors = 2,  ///< B d_t, C
+    kRowVectors = 3      ///< x, D x, silu(z)
+  };
+
   template <class Layout, int kRows>
   struct Token {
     float Bdt[Layout::kCount];  ///< B_t d_t; where d_t differs along P, B_t
     float C[Layout::kCount];
     float x[kRows];
-    float Dx[kRows];    ///< D x_t
-    float gate[kRows];  ///< silu(z_t), or 1
-    float dt[kPerHead ? 1 : kRows];
-    float decay;                                     ///< exp(A d_t)
-    float A[kPerHead ? 1 : kRows * Layout::kCount];  ///< where it differs
+    float Dx;    ///< D x_t of the row that the lane owns
+    float gate;  ///< its silu(z_t), or 1
+    Scalars scalars;
+    float dt[kPerHead ? 1 : kRows];  ///< where it differs, like A
+    float A[kPerHead ? 1 : kRows * Layout::kCount];
   };
+
+  template <class Token, class Visit>
+  __device__ static void visit_columns(Token& token, bool folded, Visit visit) {
+    visit(0, token.Bdt);
+    if (!folded) visit(1, token.C);
+  }
+  /// value(i, r): the i-th value of the lane's r-th row.
+  template <class Layout, int kRows, class Value>
+  __device__ static void take_rows(Token<Layout, kRows>& token, bool folded, Value value) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) token.x[r] = value(0, r);
+    if (folded) return;
+    token.Dx = value(1, Layout::template own<kRows>());
+    token.gate = value(2, Layout::template own<kRows>());
+  }
+  template <bool kFolded>
+  __device__ static float row_value(const Parameters& p, int which, int t, int h, int row) {
+    const float x = to_float((kFolded ? p.folded_x : p.x).at(t, h)[row]);
+    if (kFolded || which == 0) return x;
+    if (which == 1) return p.D ? __fmul_rn(at(p.D, h, row), x) : 0.0f;
+    return p.z ? silu(at(p.z, t, h, row)) : 1.0f;
+  }
 
   __device__ static float time_step(const Parameters& p, unsigned dt_bits, unsigned bias_bits) {
     float dt = value_of(dt_bits, p.dt.format);
@@ -43,68 +75,84 @@ struct SelectiveState {
     return fminf(fmaxf(dt, p.dt_min), p.dt_max);
   }
 
-  static constexpr int steps(int rows) { return kPerHead ? 1 : rows; }
+  static constexpr int steps(int rows) {
+    return kPerHead ? 1 : rows;
+  }
 
   template <class Layout, int kRows>
   struct Raw {
     typename Layout::template Raw<T> B, C;
-    T x[kRows];
-    unsigned dt[steps(kRows)], dt_bias[steps(kRows)], D[kRows], z[kRows], A;
+    T x[kRows], own_x;
+    unsigned dt[steps(kRows)], dt_bias[steps(kRows)], D, z, A;
+    float decay, folded_dt;
   };
 
   template <class Layout, int kRows>
-  __device__ static void fetch_inputs(Raw<Layout, kRows>& raw, const T* x, const T* B,
-                                      const Place<Layout, kRows>& place) {
-    raw.B.fetch(B, place.C);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) raw.x[r] = place.has(r) ? x[place.row(r)] : from_float<T>(0.0f);
+  __device__ static void prefetch(const Parameters& p, int t, int h,
+                                  const Place<Layout, kRows>& place) {
+    const int group = p.heads_per_group.of(h);
+    Layout::prefetch_row(p.B.at(t, group));
+    Layout::prefetch_row(p.C.at(t, group));
+    prefetch_to_l2(p.x.at(t, h) + place.first);
+    prefetch_to_l2(address_of(p.dt, t, h, 0));
+    if (p.z) prefetch_to_l2(address_of(p.z, t, h, place.first));
   }
 
-  template <class Layout, int kRows>
+  template <bool kFolded, class Layout, int kRows>
   __device__ static Raw<Layout, kRows> fetch(const Parameters& p, int t, int h,
                                              const Place<Layout, kRows>& place) {
     Raw<Layout, kRows> raw;
     const int group = p.heads_per_group.of(h);
+    const T* const x = (kFolded ? p.folded_x : p.x).at(t, h);
+    if constexpr (kFolded) {
+      raw.decay = p.folded_decay(t, h);
+      raw.folded_dt = p.folded_dt(t, h);
+    } else {
 #pragma unroll
-    for (int r = 0; r < steps(kRows); ++r) {
-      const int row = kPerHead ? 0 : min(place.row(r), place.R - 1);
-      raw.dt[r] = bits_at(p.dt, t, h, row);
-      raw.dt_bias[r] = p.dt_bias ? bits_at(p.dt_bias, h, row) : 0;
+      for (int r = 0; r < steps(kRows); ++r) {
+        const int row = kPerHead ? 0 : min(place.row(r), place.R - 1);
+        raw.dt[r] = bits_at(p.dt, t, h, row);
+        raw.dt_bias[r] = p.dt_bias ? bits_at(p.dt_bias, h, row) : 0;
+      }
+      raw.A = kPerHead ? bits_at(p.A, h, 0, 0) : 0;
     }
-    raw.A = kPerHead ? bits_at(p.A, h, 0, 0) : 0;
-    fetch_inputs(raw, p.x.at(t, h), p.B.at(t, group), place);
-    raw.C.fetch(p.C.at(t, group), place.C);
+    raw.B.fetch((kFolded ? p.folded_B : p.B).at(t, group), place.C);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      raw.D[r] = p.D && place.has(r) ? bits_at(p.D, h, place.row(r)) : 0;
-      raw.z[r] = p.z && place.has(r) ? bits_at(p.z, t, h, place.row(r)) : 0;
+    for (int r = 0; r < kRows; ++r) raw.x[r] = place.has(r) ? x[place.row(r)] : from_float<T>(0.0f);
+    if constexpr (!kFolded) {
+      raw.C.fetch(p.C.at(t, group), place.C);
+      const int own = Layout::template own<kRows>();
+      raw.own_x = place.has(own) ? x[place.row(own)] : from_float<T>(0.0f);
+      raw.D = p.D && place.has(own) ? bits_at(p.D, h, place.row(own)) : 0;
+      raw.z = p.z && place.has(own) ? bits_at(p.z, t, h, place.row(own)) : 0;
     }
     return raw;
   }
 
-  template <class Layout, int kRows>
-  __device__ static Token<Layout, kRows> prepare(const Parameters& p, int t, int h,
+  template <bool kFolded, class Layout, int kRows>
+  __device__ static Token<Layout, kRows> prepare(const Parameters& p, int, int h,
                                                  const Place<Layout, kRows>& place,
                                                  const Raw<Layout, kRows>& raw) {
     Token<Layout, kRows> token;
     raw.B.values(token.Bdt);
-    raw.C.values(token.C);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      token.x[r] = to_float(raw.x[r]);
-      token.Dx[r] = p.D ? value_of(raw.D[r], p.D.format) * token.x[r] : 0.0f;
-      token.gate[r] = p.z ? silu(value_of(raw.z[r], p.z.format)) : 1.0f;
+    for (int r = 0; r < kRows; ++r) token.x[r] = to_float(raw.x[r]);
+    if constexpr (kFolded) {
+      token.scalars = {raw.decay, raw.folded_dt};
+    } else {
+      raw.C.values(token.C);
+      token.Dx = p.D ? __fmul_rn(value_of(raw.D, p.D.format), to_float(raw.own_x)) : 0.0f;
+      token.gate = p.z ? silu(value_of(raw.z, p.z.format)) : 1.0f;
+#pragma unroll
+      for (int r = 0; r < steps(kRows); ++r) token.dt[r] = time_step(p, raw.dt[r], raw.dt_bias[r]);
+      if constexpr (kPerHead)
+        token.scalars = {expf(__fmul_rn(value_of(raw.A, Format::float32), token.dt[0])),
+                         token.dt[0]};
     }
-#pragma unroll
-    for (int r = 0; r < steps(kRows); ++r) token.dt[r] = time_step(p, raw.dt[r], raw.dt_bias[r]);
     if constexpr (kPerHead) {
-      token.decay = expf(__fmul_rn(value_of(raw.A, Format::float32), token.dt[0]));
 #pragma unroll
-      for (int i = 0; i < Layout::kCount; ++i) token.Bdt[i] = __fmul_rn(token.Bdt[i], token.dt[0]);
-      if (p.stash_dt.data_handle() && place.first == 0 && Layout::part() == 0) {
-        p.stash_decay(t, h) = token.decay;
-        p.stash_dt(t, h) = token.dt[0];
-      }
+      for (int i = 0; i < Layout::kCount; ++i)
+        token.Bdt[i] = __fmul_rn(token.Bdt[i], token.scalars.dt);
     } else {
 #pragma unroll
       for (int r = 0; r < kRows; ++r)
@@ -118,42 +166,41 @@ struct SelectiveState {
     return token;
   }
 
-  template <class Layout, int kRows>
-  __device__ static Token<Layout, kRows> load_folded(const Parameters& p, int t, int h,
-                                                     const Place<Layout, kRows>& place) {
-    Raw<Layout, kRows> raw;
-    fetch_inputs(raw, p.folded_x.at(t, h), p.folded_B.at(t, p.heads_per_group.of(h)), place);
-    Token<Layout, kRows> token;
-    token.decay = p.folded_decay(t, h);
-    const float dt = p.folded_dt(t, h);
-    raw.B.values(token.Bdt);
-#pragma unroll
-    for (int i = 0; i < Layout::kCount; ++i) token.Bdt[i] = __fmul_rn(token.Bdt[i], dt);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) token.x[r] = to_float(raw.x[r]);
-    return token;
+  /// Stashes what a replay needs. One lane per token and head calls it.
+  __device__ static void keep(const Parameters& p, int t, int h, const Scalars& scalars) {
+    if (!p.stash_dt.data_handle()) return;
+    p.stash_decay(t, h) = scalars.decay;
+    p.stash_dt(t, h) = scalars.dt;
   }
 
   /// s = s exp(A d) + (B d) x, in operations that no compiler fuses otherwise: a replay repeats a
   /// decode bit by bit.
-  template <class Layout, class Token>
-  __device__ static void advance(const Token& token, float (&s)[Layout::kCount], int r) {
+  template <class Layout, int kRows>
+  __device__ static void advance(const Token<Layout, kRows>& token,
+                                 float (&s)[kRows][Layout::kCount]) {
 #pragma unroll
-    for (int i = 0; i < Layout::kCount; ++i) {
-      if constexpr (kPerHead) {
-        s[i] = fmaf(token.Bdt[i], token.x[r], __fmul_rn(s[i], token.decay));
-      } else {
-        const float decay = expf(__fmul_rn(token.A[r * Layout::kCount + i], token.dt[r]));
-        s[i] = fmaf(__fmul_rn(token.Bdt[i], token.dt[r]), token.x[r], __fmul_rn(s[i], decay));
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < Layout::kCount; ++i) {
+        if constexpr (kPerHead) {
+          s[r][i] = fmaf(token.Bdt[i], token.x[r], __fmul_rn(s[r][i], token.scalars.decay));
+        } else {
+          const float decay = expf(__fmul_rn(token.A[r * Layout::kCount + i], token.dt[r]));
+          s[r][i] =
+              fmaf(__fmul_rn(token.Bdt[i], token.dt[r]), token.x[r], __fmul_rn(s[r][i], decay));
+        }
       }
-    }
   }
 
-  /// (C . s + D x) silu(z)
-  template <class Layout, class Token>
-  __device__ static float step(const Token& token, float (&s)[Layout::kCount], int r) {
-    advance<Layout>(token, s, r);
-    return (Layout::sum(Layout::dot(s, token.C)) + token.Dx[r]) * token.gate[r];
+  /// (C . s + D x) silu(z) of the row that the lane owns.
+  template <class Layout, int kRows>
+  __device__ static float step(const Token<Layout, kRows>& token,
+                               float (&s)[kRows][Layout::kCount]) {
+    advance(token, s);
+    float dots[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) dots[r] = Layout::dot(s[r], token.C);
+    return (Layout::own_sum(dots) + token.Dx) * token.gate;
   }
 
   __device__ static void write(const Parameters& p, int t, int h, int row, float y) {
@@ -183,7 +230,7 @@ void launch_per_head(const RecurrenceParameters<S>& p,
     LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
 #undef LOCKSTEP_CASE
   }
-  launch_recurrence<Op, S, AnyRows, Deal<2, 4, 8>>(kName, p, in, stream);
+  launch_any<Op>(kName, p, in, stream);
 }
 
 template <class T, class S, bool kPerHead>
@@ -255,8 +302,7 @@ void selective_state_update(const SelectiveStateUpdate<T, S>& in, cudaStream_t s
     launch_per_head<T, S>(p, inputs_of<T, S, true>(in),
                           rows_aligned(in.B, 16) && rows_aligned(in.C, 16), stream);
   else
-    launch_recurrence<SelectiveState<T, false>, S, AnyRows, Deal<2, 4, 8>>(
-        kName, p, inputs_of<T, S, false>(in), stream);
+    launch_any<SelectiveState<T, false>>(kName, p, inputs_of<T, S, false>(in), stream);
 }
 
 template <class T, class S>

@@ -84,6 +84,13 @@ __device__ inline float value_of(unsigned bits, Format format) {
   return format == Format::bf16 ? __uint_as_float(bits << 16)
                                 : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
+template <std::size_t Rank, class... Index>
+__device__ const void* address_of(const MixedView<Rank>& v, Index... index) {
+  std::int64_t offset = 0;
+  int d = 0;
+  ((offset += index * v.strides[d++]), ...);
+  return static_cast<const char*>(v.data) + offset * (v.format == Format::float32 ? 4 : 2);
+}
 __device__ inline unsigned bits_at(const MixedView<1>& v, int i) {
   return bits_at(v.data, v.format, i * v.strides[0]);
 }
@@ -165,6 +172,19 @@ __device__ inline void wait_for_earlier_launch() {
 __device__ inline void let_the_next_launch_start() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+/// Asks L2 for the line at `address`, or for `bytes` from there on (addresses and sizes of whole 16
+/// bytes). What L2 holds is what everybody sees, so this may come before wait_for_earlier_launch().
+__device__ inline void prefetch_to_l2(const void* address) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#endif
+}
+__device__ inline void prefetch_to_l2(const void* address, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes));
 #endif
 }
 

@@ -15,14 +15,18 @@
 //
 // An operation Op brings
 //   - Op::Parameters: what its tokens consist of, passed to the kernel
-//   - Op::Token<Layout, kRows>: one token as a lane sees it
+//   - Op::Token<Layout, kRows>: one token as a lane sees it: pieces of vectors along the columns,
+//     Op::Scalars, and values of the lane's rows
 //   - Op::Raw<Layout, kRows>: a token's inputs, asked for and not yet waited for
-//   - Op::fetch(p, t, head, place): asks; `place` says which rows the lane has
-//   - Op::prepare(p, t, head, place, raw): the token
-//   - Op::load_folded(p, t, head, place): a token that only advances the state
-//   - Op::advance(token, s, r): moves the lane's r-th row
-//   - Op::step(token, s, r): likewise; returns what the row gives, in each of its lanes
+//   - Op::prefetch(p, t, head, place): asks L2 for them; `place` says which rows the lane has
+//   - Op::fetch<kFolded>(p, t, head, place): asks for them. A folded token is one of an earlier
+//     verification, which only advances the state
+//   - Op::prepare<kFolded>(p, t, head, place, raw): the token
+//   - Op::keep(p, t, head, scalars): stores what a later replay wants; once per token and head
+//   - Op::advance(token, s): moves the lane's part of the rows s
+//   - Op::step(token, s): likewise; returns what the row that the lane owns gives
 //   - Op::write(p, t, head, row, value): stores it
+// and, so that a token can lie in shared memory: visit_columns, take_rows and row_value.
 #pragma once
 
 #include "kernels/base/shapes.hpp"
@@ -31,6 +35,8 @@
 
 namespace lockstep::kernels {
 
+constexpr int kSmallBatch = 8;        ///< rows of a batch that waits more than it moves
+constexpr int kLargeBatch = 128;      ///< rows of a batch whose states fill L2
 constexpr int kTreeTokensMax = 1024;  ///< of a row of a tree: a path lies in shared memory
 
 /// Tokens that advance the stored state, which is rounded after each: those of an earlier
@@ -71,6 +77,7 @@ struct RecurrenceParameters {
   bool store_snapshots = false;
   bool runs_tokens = true;  ///< false: a replay, which has no outputs
   bool aligned = false;     ///< rows of 16-byte pieces
+  bool dense = false;       ///< a state's rows lie one behind another
   int heads = 0, R = 0, C = 0;
 };
 
@@ -122,39 +129,158 @@ struct StateRows {
   }
 };
 
+/// Tokens that a block prepared together, in shared memory.
+template <class Op, class Layout, int kRowsOfBlock, int kTokens>
+struct StagedTokens {
+  alignas(16) float columns[kTokens][Op::kColumnVectors][Layout::kExtent];
+  float rows[kTokens][Op::kRowVectors][kRowsOfBlock];
+  typename Op::Scalars scalars[kTokens];
+};
+
 /// One block's share of the work: some rows of one head's state, for one row of the batch.
-template <class Op, class S, class Layout, int kRows, Cached kCached>
+template <class Op, class S, class Layout, int kRows, int kWarps, Cached kCached>
 struct RecurrenceBlock {
+  static constexpr int kRowsOfBlock = kWarps * kRows * Layout::kRowsPerWarp;
+  static constexpr int kStage = 2 * kWarps;
   using Token = typename Op::template Token<Layout, kRows>;
   using Raw = typename Op::template Raw<Layout, kRows>;
+  using Staged = StagedTokens<Op, Layout, kRowsOfBlock, kStage>;
   const RecurrenceParameters<S>& p;
   const typename Op::Parameters& inputs;
   Place<Layout, kRows> place;
   int n;  ///< row of the batch
   int head;
 
-  __device__ static void advance(const Token& token, StateRows<Layout, kRows>& state) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) Op::template advance<Layout>(token, state.s[r], r);
+  template <bool kFolded>
+  __device__ Token load(int t) const {
+    return prepare<kFolded>(t, fetch<kFolded>(t));
+  }
+  template <bool kFolded>
+  __device__ Raw fetch(int t) const {
+    return Op::template fetch<kFolded, Layout, kRows>(inputs, t, head, place);
+  }
+  template <bool kFolded>
+  __device__ Token prepare(int t, const Raw& raw) const {
+    const Token token = Op::template prepare<kFolded, Layout, kRows>(inputs, t, head, place, raw);
+    if (!kFolded && place.first == 0 && Layout::part() == 0)
+      Op::keep(inputs, t, head, token.scalars);
+    return token;
   }
 
-  /// Advances the state by a token of which the outputs are wanted, too.
-  __device__ void step(const Token& token, StateRows<Layout, kRows>& state,
-                       float (&out)[kRows]) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) out[r] = Op::template step<Layout>(token, state.s[r], r);
+  /// `out` is of the row that the lane owns.
+  __device__ void write(float out, int t) const {
+    const int own = Layout::template own<kRows>();
+    if (Layout::template speaks_for_owners<kRows>() && place.has(own))
+      Op::write(inputs, t, head, place.row(own), out);
   }
 
-  __device__ void write(const float (&out)[kRows], int t) const {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      if (Layout::part() == 0 && place.has(r)) Op::write(inputs, t, head, place.row(r), out[r]);
+  /// What the state is after token `i` of the row goes where it belongs.
+  __device__ void store(const StateRows<Layout, kRows>& state, const RowPlan& plan, int i) const {
+    if (p.store_snapshots) {
+      state.template store<kCached>(place, p.snapshots, plan.range.begin + i, head);
+    } else if (!p.read_only) {
+      const int target = p.rows.target(plan, n, i);
+      if (target != kNowhere) state.template store<kCached>(place, p.state, target, head);
+    }
   }
 
-  __device__ void write_zeros(int t) const {
+  /// Asks L2 for what the block will read first. Slots that an earlier launch still writes may be
+  /// other ones than those that count later: then a hint was wrong.
+  __device__ void prefetch() const {
+    if constexpr (Layout::kMasked) return;
+    if (p.rows.rows <= kSmallBatch) Op::template prefetch<Layout, kRows>(inputs, n, head, place);
+    const bool pays = sizeof(S) == 2 || p.rows.rows <= kSmallBatch || p.rows.rows >= kLargeBatch;
+    if (threadIdx.x != 0 || !p.dense || !pays) return;
+    const int slot = p.rows.likely_source(n);
+    if (slot == kNowhere) return;
+    prefetch_to_l2(p.state.data + slot * p.state.slot_stride + head * p.state.head_stride +
+                       place.first * p.state.row_stride,
+                   kRowsOfBlock * p.C * sizeof(S));
+  }
+
+  __device__ void run_step() const {
+    const Raw raw = fetch<false>(n);  // before the slot is known
+    const int source = p.rows.source(n);
+    if (source == kNowhere) return write(0.0f, n);
+    StateRows<Layout, kRows> state;
+    state.template load<kCached>(place, p.state, source, head);
+    const int target = p.rows.target(n, 0, 1, source);
+    const Token token = prepare<false>(n, raw);
+    const float out = Op::step(token, state.s);
+    if (target != kNowhere) state.template store<kCached>(place, p.state, target, head);
+    write(out, n);
+  }
+
+  /// Prepares token t as the i-th one of `staged`. A warp's work.
+  template <bool kFolded>
+  __device__ void stage(Staged& staged, int i, int t) const {
+    const Token token =
+        Op::template prepare<kFolded, Layout, kRows>(inputs, t, head, place, fetch<kFolded>(t));
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    if (Layout::row_in_warp() == 0)
+      Op::visit_columns(token, kFolded, [&](int which, const auto& x) {
+        Layout::template store<Cached::yes>(staged.columns[i][which], x, Layout::kExtent);
+      });
+    if (lane == 0) {
+      staged.scalars[i] = token.scalars;
+      if (!kFolded && blockIdx.x == 0) Op::keep(inputs, t, head, token.scalars);
+    }
+    const int first = static_cast<int>(blockIdx.x) * kRowsOfBlock;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r)
-      if (Layout::part() == 0 && place.has(r)) Op::write(inputs, t, head, place.row(r), 0.0f);
+    for (int which = 0; which < (kFolded ? 1 : Op::kRowVectors); ++which)
+      for (int row = lane; row < kRowsOfBlock; row += 32)
+        staged.rows[i][which][row] =
+            Op::template row_value<kFolded>(inputs, which, t, head, first + row);
+  }
+
+  __device__ Token staged_token(const Staged& staged, int i, bool folded) const {
+    Token token;
+    Op::visit_columns(token, folded, [&](int which, auto& x) {
+      Layout::template load<Cached::yes>(x, staged.columns[i][which], Layout::kExtent);
+    });
+    token.scalars = staged.scalars[i];
+    const int first = place.first - static_cast<int>(blockIdx.x) * kRowsOfBlock;
+    Op::take_rows(token, folded, [&](int which, int r) {
+      return staged.rows[i][which][first + r * Layout::kRowsPerWarp];
+    });
+    return token;
+  }
+
+  /// The accepted tokens of an earlier verification, then the row's own. In pieces: the block
+  /// prepares one together, and every warp takes its rows of the state through it.
+  __device__ void run_staged(Staged& staged, StateRows<Layout, kRows>& state,
+                             const RowPlan& plan) const {
+    TokenRange folded{0, 0};
+    int folds = 0;
+    if (p.fold.accepted) {
+      folded = p.fold.rows.range(n);
+      folds = max(0, min(p.fold.accepted[n * p.fold.accepted_stride], folded.size));
+    }
+    const int warp = static_cast<int>(threadIdx.x / 32), total = folds + plan.range.size;
+    for (int first = 0; first < total; first += kStage) {
+      const int end = min(total, first + kStage);
+      if (first > 0) __syncthreads();  // the piece before has been read
+      for (int i = first + warp; i < end; i += kWarps) {
+        if (i < folds)
+          stage<true>(staged, i - first, folded.begin + i);
+        else
+          stage<false>(staged, i - first, plan.range.begin + i - folds);
+      }
+      __syncthreads();
+      if (end == total) let_the_next_launch_start();
+      for (int i = first; i < end; ++i) {
+        if (i < folds) {
+          Op::advance(staged_token(staged, i - first, true), state.s);
+          state.template round<S>();
+          if (i == folds - 1 && plan.last != kNowhere)
+            state.template store<kCached>(place, p.state, plan.last, head);
+        } else {
+          const float out = Op::step(staged_token(staged, i - first, false), state.s);
+          store(state, plan, i - folds);
+          write(out, plan.range.begin + i - folds);
+        }
+      }
+    }
   }
 
   /// Folds accepted tokens into the state; whether there were any.
@@ -166,54 +292,19 @@ struct RecurrenceBlock {
     for (int i = 0; i < count; ++i) {
       const int node = f.nodes ? f.nodes[n * f.nodes_stride + i * f.nodes_column_stride] : i;
       if (node < 0 || node >= range.size) continue;
-      advance(Op::template load_folded<Layout, kRows>(inputs, range.begin + node, head, place),
-              state);
+      Op::advance(load<true>(range.begin + node), state.s);
       state.template round<S>();
     }
     return count > 0;
   }
 
-  __device__ Raw fetch(int t) const {
-    return Op::template fetch<Layout, kRows>(inputs, t, head, place);
-  }
-  __device__ Token prepare(int t, const Raw& raw) const {
-    return Op::template prepare<Layout, kRows>(inputs, t, head, place, raw);
-  }
-
-  __device__ void run_step() const {
-    const Raw raw = fetch(n);  // before the slot is known
-    const int source = p.rows.source(n);
-    if (source == kNowhere) return write_zeros(n);
-    StateRows<Layout, kRows> state;
-    state.template load<kCached>(place, p.state, source, head);
-    const int target = p.rows.target(n, 0, 1, source);
-    const Token token = prepare(n, raw);
-    let_the_next_launch_start();
-    float out[kRows];
-    step(token, state, out);
-    if (target != kNowhere) state.template store<kCached>(place, p.state, target, head);
-    write(out, n);
-  }
-
-  __device__ void run_chain(StateRows<Layout, kRows>& state, const TokenRange& range,
-                            int source) const {
-    // Lane i asks for the slot of token i now, so that no store waits for its own.
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const int targets =
-        lane < range.size && !p.read_only ? p.rows.target(n, lane, range.size, source) : kNowhere;
-    for (int i = 0; i < range.size; ++i) {
-      const int t = range.begin + i;
-      const Token token = prepare(t, fetch(t));
-      if (i == range.size - 1) let_the_next_launch_start();
-      float out[kRows];
-      step(token, state, out);
-      if (p.store_snapshots) {
-        state.template store<kCached>(place, p.snapshots, t, head);
-      } else if (!p.read_only) {
-        const int target =
-            i < 32 ? __shfl_sync(0xffffffffu, targets, i) : p.rows.target(n, i, range.size, source);
-        if (target != kNowhere) state.template store<kCached>(place, p.state, target, head);
-      }
+  __device__ void run_chain(StateRows<Layout, kRows>& state, const RowPlan& plan) const {
+    for (int i = 0; i < plan.range.size; ++i) {
+      const int t = plan.range.begin + i;
+      const Token token = load<false>(t);
+      if (i == plan.range.size - 1) let_the_next_launch_start();
+      const float out = Op::step(token, state.s);
+      store(state, plan, i);
       write(out, t);
     }
   }
@@ -250,12 +341,10 @@ struct RecurrenceBlock {
       const int length = path[kTreeTokensMax];
       const bool follows = length > 0 && (length > 1 ? path[length - 2] : -1) == at_hand;
       if (!follows) state = committed;
-      if (length == 0) write_zeros(t);
+      if (length == 0) write(0.0f, t);
       for (int next = follows ? length - 1 : 0; next < length; ++next) {
         const int node = range.begin + path[next];
-        const Token token = prepare(node, fetch(node));
-        float out[kRows];
-        step(token, state, out);
+        const float out = Op::step(load<false>(node), state.s);
         if (next == length - 1) write(out, node);
       }
       at_hand = length > 0 ? i : -1;
@@ -264,47 +353,60 @@ struct RecurrenceBlock {
   }
 };
 
-/// What a launch asks for, a kernel each, because the general one needs twice the registers: one
-/// token per row with one slot; chains of tokens; and everything else (trees, folds, replays).
-enum class Work { step, chain, any };
+/// What a launch asks for, a kernel each, because the general one needs twice the registers.
+enum class Work {
+  step,    ///< one token per row with one slot
+  chain,   ///< several tokens per row
+  staged,  ///< the first tokens of an earlier verification, several per row, or both
+  any      ///< all of these, trees, and what was accepted of them
+};
 
 template <class Op, class S, class Layout, int kRows, int kWarps, int kWarpsPerProcessor,
           Cached kCached, Work kWork>
 __global__ void __launch_bounds__(32 * kWarps, kWarpsPerProcessor / kWarps)
     recurrence_kernel(const __grid_constant__ RecurrenceParameters<S> p,
                       const __grid_constant__ typename Op::Parameters inputs) {
-  __shared__ std::int16_t path[kWork == Work::any ? kTreeTokensMax + 1 : 1];
+  using Block = RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached>;
   const int warp = static_cast<int>(blockIdx.x * kWarps + threadIdx.x / 32);
-  const RecurrenceBlock<Op, S, Layout, kRows, kCached> block{
-      p,
-      inputs,
-      {warp * kRows * Layout::kRowsPerWarp + Layout::row_in_warp(), p.R, p.C},
-      static_cast<int>(blockIdx.z),
-      static_cast<int>(blockIdx.y)};
-  wait_for_earlier_launch();
+  const Block block{p,
+                    inputs,
+                    {warp * kRows * Layout::kRowsPerWarp + Layout::row_in_warp(), p.R, p.C},
+                    static_cast<int>(blockIdx.z),
+                    static_cast<int>(blockIdx.y)};
+  if constexpr (kWork == Work::step) {
+    block.prefetch();
+    wait_for_earlier_launch();
+    let_the_next_launch_start();
+    block.run_step();
+  } else {
+    constexpr bool kFolds = kWork != Work::chain;
+    wait_for_earlier_launch();
+    RowPlan plan = p.rows.plan(block.n);
+    if (kFolds && !p.runs_tokens) plan.range = {0, 0};
+    if (plan.source == kNowhere)
+      for (int i = 0; i < plan.range.size; ++i) block.write(0.0f, plan.range.begin + i);
+    if ((!kFolds || p.runs_tokens) && block.n == p.rows.rows - 1)
+      for (int t = p.rows.padding_begin(); t < p.rows.tokens; ++t) block.write(0.0f, t);
+    const bool folds = kFolds && p.fold.accepted;
+    if (plan.source == kNowhere || (plan.range.size == 0 && !folds)) return;
 
-  if constexpr (kWork == Work::step) return block.run_step();
-  const int source = p.rows.source(block.n);
-  const bool runs_tokens = kWork != Work::any || p.runs_tokens;
-  const bool folds = kWork == Work::any && p.fold.accepted;
-  const TokenRange range = runs_tokens ? p.rows.range(block.n) : TokenRange{0, 0};
-  if (runs_tokens && source == kNowhere)
-    for (int i = 0; i < range.size; ++i) block.write_zeros(range.begin + i);
-  if (runs_tokens && block.n == p.rows.rows - 1)
-    for (int t = p.rows.padding_begin(); t < p.rows.tokens; ++t) block.write_zeros(t);
-  if (source == kNowhere || (range.size == 0 && !folds)) return;
-
-  StateRows<Layout, kRows> state;
-  state.template load<kCached>(block.place, p.state, source, block.head);
-  if constexpr (kWork == Work::any) {
-    if (folds && block.fold(state)) {
-      const int target = p.rows.target(block.n, 0, 1, source);
-      if (target != kNowhere)
-        state.template store<kCached>(block.place, p.state, target, block.head);
+    StateRows<Layout, kRows> state;
+    state.template load<kCached>(block.place, p.state, plan.source, block.head);
+    if constexpr (kWork == Work::any) {
+      __shared__ std::int16_t path[kTreeTokensMax + 1];
+      if (folds && block.fold(state) && plan.last != kNowhere)
+        state.template store<kCached>(block.place, p.state, plan.last, block.head);
+      if (p.parents)
+        block.run_tree(state, plan.range, path);
+      else
+        block.run_chain(state, plan);
+    } else if constexpr (kWork == Work::staged) {
+      __shared__ typename Block::Staged staged;
+      block.run_staged(staged, state, plan);
+    } else {
+      block.run_chain(state, plan);
     }
-    if (p.parents) return block.run_tree(state, range, path);
   }
-  block.run_chain(state, range, source);
 }
 
 // --- The host's side ---------------------------------------------------------------------------
@@ -316,49 +418,66 @@ struct Deal {
   static constexpr Cached kCached = kCached_;
 };
 
+template <Work kWork>
+using Launch = std::integral_constant<Work, kWork>;
+
 template <class Op, class S, class Layout, class Deal>
 bool fits(const RecurrenceParameters<S>& p) {
   return p.aligned && p.C == Layout::kLanes * Layout::kCount &&
          p.R % (Deal::kWarps * Deal::kRows * Layout::kRowsPerWarp) == 0;
 }
 
-template <class Op, class S, class Layout, class Deal>
+template <class Op, Work kWork, class S, class Layout, class Deal>
 void launch_recurrence(const char* operation, const RecurrenceParameters<S>& p,
                        const typename Op::Parameters& inputs, cudaStream_t stream) {
   constexpr int kRows = Deal::kRows, kWarps = Deal::kWarps;
   constexpr int kRowsOfBlock = kWarps * kRows * Layout::kRowsPerWarp;
   const dim3 grid(static_cast<unsigned>((p.R + kRowsOfBlock - 1) / kRowsOfBlock),
                   static_cast<unsigned>(p.heads), static_cast<unsigned>(p.rows.rows));
-  const bool any = p.parents || p.fold.accepted;
-  const bool step = !any && !p.rows.starts && p.rows.columns == 0 && !p.read_only;
-  constexpr int kFit = Deal::kWarpsPerProcessor;
-  constexpr Cached kCached = Deal::kCached;
-  const auto kernel =
-      any    ? recurrence_kernel<Op, S, Layout, kRows, kWarps, 8, kCached, Work::any>
-      : step ? recurrence_kernel<Op, S, Layout, kRows, kWarps, kFit, kCached, Work::step>
-             : recurrence_kernel<Op, S, Layout, kRows, kWarps, kFit, kCached, Work::chain>;
-  launch(operation, kernel, grid, dim3(32 * kWarps), 0, stream, !any, p, inputs);
+  launch(operation,
+         recurrence_kernel<Op, S, Layout, kRows, kWarps, Deal::kWarpsPerProcessor, Deal::kCached,
+                           kWork>,
+         grid, dim3(32 * kWarps), 0, stream, true, p, inputs);
+}
+
+/// Any shape and any strides.
+template <class Op, class S>
+void launch_any(const char* operation, const RecurrenceParameters<S>& p,
+                const typename Op::Parameters& inputs, cudaStream_t stream) {
+  launch_recurrence<Op, Work::any, S, AnyRows, Deal<2, 4, 8>>(operation, p, inputs, stream);
 }
 
 /// Launches the fast layout if the states have its shape. The deals are measured (H200, states of
-/// [128, 128] and [64, 128]): rows of 16 bits want twice as many in flight, but not where a small
-/// batch leaves processors without work; states that pass through a full L2 are better left to it.
+/// [128, 128] and [64, 128]): rows of 16 bits want twice as many in flight; a small batch wants few
+/// instructions and finds its states in L2, where the launch before asked for them; states that
+/// pass through a full L2 are better left to it. Where tokens outweigh the states that are moved,
+/// four warps prepare them together.
 template <class Op, class S, class Layout>
 bool launch_fast(const char* operation, const RecurrenceParameters<S>& p,
                  const typename Op::Parameters& inputs, cudaStream_t stream) {
-  const auto launched = [&](auto deal) {
-    using Chosen = decltype(deal);
+  const auto launched = [&]<Work kWork, class Chosen>(Launch<kWork>, Chosen) {
     if (!fits<Op, S, Layout, Chosen>(p)) return false;
-    launch_recurrence<Op, S, Layout, Chosen>(operation, p, inputs, stream);
+    launch_recurrence<Op, kWork, S, Layout, Chosen>(operation, p, inputs, stream);
     return true;
   };
-  const bool fills_l2 = p.rows.rows >= 128;
-  if constexpr (sizeof(S) == 2) {
-    if (fills_l2 && launched(Deal<4, 1, 16, Cached::yes>())) return true;
-    if (p.rows.rows >= 8 && launched(Deal<4, 1, 16>())) return true;
+  constexpr bool kNarrow = sizeof(S) == 2;
+  const bool small = p.rows.rows <= kSmallBatch, fills_l2 = p.rows.rows >= kLargeBatch;
+  const bool tree = p.parents || p.fold.nodes;
+  const bool several = p.rows.starts || p.rows.columns > 0;
+  const bool kept = !p.read_only || p.store_snapshots;
+  constexpr int kRows = kNarrow ? 4 : 2;
+  if (!tree && (p.fold.accepted || !kept)) {
+    if (launched(Launch<Work::staged>(), Deal<4, 4, 16, Cached::yes>())) return true;
+  } else if (!tree && (several || p.read_only)) {
+    if (small && launched(Launch<Work::staged>(), Deal<2, 4, 16>())) return true;
+    if (fills_l2 && launched(Launch<Work::chain>(), Deal<kRows, 1, 16, Cached::yes>())) return true;
+    if (launched(Launch<Work::chain>(), Deal<kRows, 1, 16>())) return true;
+  } else if (!tree) {
+    if (small && launched(Launch<Work::step>(), Deal<4, 1, 16, Cached::yes>())) return true;
+    if (fills_l2 && launched(Launch<Work::step>(), Deal<kRows, 1, 16, Cached::yes>())) return true;
+    if (launched(Launch<Work::step>(), Deal<kRows, 1, 16>())) return true;
   }
-  if (fills_l2 && launched(Deal<2, 1, 16, Cached::yes>())) return true;
-  return launched(Deal<2, 1, 16>());
+  return launched(Launch<Work::any>(), Deal<2, 1, 8>());
 }
 
 /// Rows, slots and extents of an update over T tokens. `letters` name the state's dimensions.
@@ -382,6 +501,7 @@ RecurrenceParameters<S> recurrence_parameters(const Checks& checks, const char* 
   check_row_count(checks, p.rows);
   p.state = StatePool<S>(state);
   p.aligned = rows_aligned(state, 16);
+  p.dense = state.stride(2) == shape[3];
   p.heads = static_cast<int>(shape[1]);
   p.R = static_cast<int>(shape[2]);
   p.C = static_cast<int>(shape[3]);

@@ -16,6 +16,14 @@ struct TokenRange {
 
 constexpr int kNowhere = -1;  ///< a slot number: padding, or a state that goes nowhere
 
+/// A row's tokens and slots as a warp knows them.
+struct RowPlan {
+  TokenRange range;
+  int source;
+  int last;   ///< where the state after the last token goes, if there is no table
+  int entry;  ///< lane i has the table's i-th slot
+};
+
 /// What a kernel needs of `query_start_loc` and StateSlots. Pointers are into device memory.
 struct RowSlots {
   const std::int32_t* starts = nullptr;   ///< [N + 1]; null: every token is a row
@@ -56,6 +64,40 @@ struct RowSlots {
     const int column = accepted_before(row) - 1;
     if (column >= columns) return kNowhere;
     return named(indices[row * indices_stride + column * column_stride]);
+  }
+  /// What source() may say once the earlier launch has ended; there is no table. Past L1, where
+  /// what is read now would stay.
+  __device__ int likely_source(int row) const {
+    if (!indices) return row < slot_count ? row : kNowhere;
+    return named(__ldcg(indices + row * indices_stride));
+  }
+  /// All that a row of several tokens needs, asked for at once. Every lane of a warp calls it.
+  __device__ RowPlan plan(int row) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    RowPlan plan;
+    plan.entry = !indices         ? row
+                 : columns == 0   ? indices[row * indices_stride]
+                 : lane < columns ? indices[row * indices_stride + lane * column_stride]
+                                  : kNowhere;
+    const int out = out_indices ? out_indices[row * out_indices_stride] : kNowhere;
+    const int column = accepted_before(row) - 1;
+    plan.range = range(row);
+    plan.entry = named(plan.entry);
+    plan.source = plan.entry;
+    if (columns > 0)
+      plan.source = column < 32 ? __shfl_sync(0xffffffffu, plan.entry, column)
+                    : column < columns
+                        ? named(indices[row * indices_stride + column * column_stride])
+                        : kNowhere;
+    plan.last = out_indices ? named(out) : plan.source;
+    return plan;
+  }
+  /// Where the state after token `token` of the row goes. Every lane of a warp calls it.
+  __device__ int target(const RowPlan& plan, int row, int token) const {
+    if (columns == 0) return token == plan.range.size - 1 ? plan.last : kNowhere;
+    if (token < 32) return __shfl_sync(0xffffffffu, plan.entry, token);
+    return token < columns ? named(indices[row * indices_stride + token * column_stride])
+                           : kNowhere;
   }
   /// Where the state after token `token` of the row's `size` goes; `source` is what source() said.
   __device__ int target(int row, int token, int size, int source) const {

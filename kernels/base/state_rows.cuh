@@ -18,6 +18,7 @@ struct RowLayout {
   static constexpr int kChunks = kChunks_;
   static constexpr bool kMasked = kMasked_;
   static constexpr int kCount = kVec * kChunks;     ///< elements of a row in one lane
+  static constexpr int kExtent = kCount * kLanes;   ///< of a row, at most
   static constexpr int kRowsPerWarp = 32 / kLanes;  ///< rows side by side
 
   __device__ static int part() { return static_cast<int>(threadIdx.x % kLanes); }
@@ -48,6 +49,13 @@ struct RowLayout {
       for (int i = 0; i < kCount; ++i) x[i] = to_float(packs[i / kPack].value[i % kPack]);
     }
   };
+
+  /// Asks L2 for a row of inputs; each lane for what it will read.
+  template <class T>
+  __device__ static void prefetch_row(const T* row) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) prefetch_to_l2(row + column(c));
+  }
 
   /// The lane's elements of a row of `extent` elements; elements beyond are 0.
   template <Cached kCached, class T>
@@ -80,11 +88,14 @@ struct RowLayout {
       if constexpr (kMasked) {
         if (column(c) < extent) row[column(c) * stride] = from_float<T>(x[c]);
       } else {
-        static_assert(kVec * sizeof(T) <= 16);
-        float piece[kVec];
+        constexpr int kPack = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
 #pragma unroll
-        for (int i = 0; i < kVec; ++i) piece[i] = x[c * kVec + i];
-        store_pack<kCached>(mine + c * kLanes * kVec, piece);
+        for (int i = 0; i < kVec; i += kPack) {
+          float piece[kPack];
+#pragma unroll
+          for (int j = 0; j < kPack; ++j) piece[j] = x[c * kVec + i + j];
+          store_pack<kCached>(mine + c * kLanes * kVec + i, piece);
+        }
       }
     }
   }
@@ -95,6 +106,44 @@ struct RowLayout {
     for (int distance = kLanes / 2; distance > 0; distance /= 2)
       x += __shfl_xor_sync(0xffffffffu, x, distance);
     return x;
+  }
+
+  /// Of kRows sums over the row's lanes, the one that the lane owns: number own<kRows>(). As many
+  /// lanes own a sum as there are more lanes than sums. Added in the order of sum().
+  template <int kRows>
+  __device__ static int own() {
+    return part() / (kLanes / kRows);
+  }
+  template <int kRows>
+  __device__ static float own_sum(const float (&x)[kRows]) {
+    static_assert(kLanes % kRows == 0);
+    float left[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) left[i] = x[i];
+    int distance = kLanes / 2;
+#pragma unroll
+    for (int count = kRows / 2; count > 0; count /= 2, distance /= 2) {
+      const bool upper = part() & distance;
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const float kept = upper ? left[i + count] : left[i];
+        const float given = upper ? left[i] : left[i + count];
+        left[i] = kept + __shfl_xor_sync(0xffffffffu, given, distance);
+      }
+    }
+#pragma unroll
+    for (; distance > 0; distance /= 2) left[0] += __shfl_xor_sync(0xffffffffu, left[0], distance);
+    return left[0];
+  }
+  /// The value that the owners of number `i` have.
+  template <int kRows>
+  __device__ static float of_owner(float x, int i) {
+    return __shfl_sync(0xffffffffu, x, i * (kLanes / kRows), kLanes);
+  }
+  /// One of the lanes that own the same.
+  template <int kRows>
+  __device__ static bool speaks_for_owners() {
+    return part() % (kLanes / kRows) == 0;
   }
 
   __device__ static float dot(const float (&a)[kCount], const float (&b)[kCount]) {

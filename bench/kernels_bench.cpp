@@ -1,0 +1,258 @@
+// What the kernels cost at serving shapes, against the chip's copy rate: `limit_share` is the time
+// of the bytes that must move over the measured one. bench/peers/ puts others' kernels beside them.
+#include "kernels/causal_conv1d_update.hpp"
+
+#include <numeric>
+
+#include "bench/support/gpu_timing.hpp"
+#include "kernels/gated_delta_rule_update.hpp"
+#include "kernels/selective_state_update.hpp"
+#include "kernels/state_copy.hpp"
+
+namespace lockstep::bench {
+namespace {
+
+using kernels::Bf16;
+
+/// The slots 0 ... count - 1 in an order without neighbours.
+std::vector<std::int32_t> scattered(std::int64_t count) {
+  std::int64_t step = count * 5 / 8 | 1;
+  while (std::gcd(step, count) != 1) step += 2;
+  std::vector<std::int32_t> slots(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i)
+    slots[static_cast<std::size_t>(i)] = static_cast<std::int32_t>((i * step + 3) % count);
+  return slots;
+}
+
+/// Row by row as many tokens: 0, each, 2 each, …
+std::vector<std::int32_t> starts_of(std::int64_t rows, std::int64_t each) {
+  std::vector<std::int32_t> starts(static_cast<std::size_t>(rows + 1));
+  for (std::int64_t i = 0; i <= rows; ++i)
+    starts[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(i * each);
+  return starts;
+}
+
+void skip_without_gpu(benchmark::State& state, void (*body)(benchmark::State&)) {
+  if (has_gpu())
+    body(state);
+  else
+    state.SkipWithError("there is no GPU");
+}
+
+// --- Gated delta rule, Qwen3-Next ----------------------------------------------------------------
+
+constexpr std::int64_t kH = 16, kHV = 32, kK = 128, kV = 128;
+
+/// Sets of B rows with T tokens each; every row has T slots.
+template <class S>
+struct GatedDelta {
+  std::int64_t B, T;
+  int sets;
+  Buffer<Bf16> q, k, v, out;
+  Buffer<float> g, beta;
+  Buffer<S> state;
+  Buffer<std::int32_t> slots, starts, accepted;
+
+  /// States that a launch moves: read once, written `writes` times.
+  GatedDelta(std::int64_t rows, std::int64_t tokens, double writes)
+      : B(rows),
+        T(tokens),
+        sets(cold_sets((1 + writes) * static_cast<double>(B * kHV * kK * kV * sizeof(S)))),
+        q(sets * B * T * kH * kK, -1, 1),
+        k(sets * B * T * kH * kK, -1, 1),
+        v(sets * B * T * kHV * kV, -1, 1),
+        out(sets * B * T * kHV * kV),
+        g(sets * B * T * kHV, -0.1, -0.001),
+        beta(sets * B * T * kHV, 0, 1),
+        state(sets * B * T * kHV * kV * kK, -1, 1),
+        slots(scattered(B * T)),
+        starts(starts_of(B, T)),
+        accepted(std::vector<std::int32_t>(static_cast<std::size_t>(B), 1)) {}
+
+  double state_bytes() const { return static_cast<double>(B * kHV * kK * kV * sizeof(S)); }
+  double token_bytes() const {
+    return static_cast<double>(B * T * (2 * kH * kK * 2 + 2 * kHV * kV * 2 + 2 * kHV * 4));
+  }
+
+  kernels::GatedDeltaTokens<Bf16> tokens(int set) const {
+    const std::int64_t n = B * T, at = set * n;
+    kernels::GatedDeltaTokens<Bf16> tokens{
+        .q = make_view<const Bf16, 3>(q.at(at * kH * kK), {n, kH, kK}),
+        .k = make_view<const Bf16, 3>(k.at(at * kH * kK), {n, kH, kK}),
+        .v = make_view<const Bf16, 3>(v.at(at * kHV * kV), {n, kHV, kV}),
+        .g = make_view<const float, 2>(g.at(at * kHV), {n, kHV}),
+        .beta = make_view<const float, 2>(beta.at(at * kHV), {n, kHV})};
+    if (T > 1) tokens.query_start_loc = make_view<const std::int32_t, 1>(starts.at(0), {B + 1});
+    return tokens;
+  }
+  kernels::GatedDeltaRuleUpdate<Bf16, S> update(int set) const {
+    const std::int64_t n = B * T;
+    return {.tokens = tokens(set),
+            .state = make_view<S, 4>(state.at(set * n * kHV * kV * kK), {n, kHV, kV, kK}),
+            .out = make_view<Bf16, 3>(out.at(set * n * kHV * kV), {n, kHV, kV}),
+            .slots = {.indices = make_view<const std::int32_t, 1>(slots.at(0), {B})},
+            .use_qk_l2norm = true};
+  }
+};
+
+template <class S>
+void gdn_decode(benchmark::State& state) {
+  const GatedDelta<S> in(state.range(0), 1, 1);
+  time_launches(state, in.sets, 2 * in.state_bytes() + in.token_bytes(),
+                [&](int set, cudaStream_t s) { gated_delta_rule_update(in.update(set), s); });
+}
+
+/// Tokens of a verification, each with a slot for the state behind it.
+template <class S>
+void gdn_verify(benchmark::State& state) {
+  const GatedDelta<S> in(state.range(0), 4, 4);
+  const StateSlots table{
+      .table = make_view<const std::int32_t, 2>(in.slots.at(0), {in.B, in.T}),
+      .num_accepted = make_view<const std::int32_t, 1>(in.accepted.at(0), {in.B})};
+  time_launches(state, in.sets, 5 * in.state_bytes() + in.token_bytes(),
+                [&](int set, cudaStream_t s) {
+                  auto update = in.update(set);
+                  update.slots = table;
+                  gated_delta_rule_update(update, s);
+                });
+}
+
+/// The same without states in between: a verification that only reads, and a commit of its launch.
+template <class S>
+void gdn_verify_replay(benchmark::State& state) {
+  const GatedDelta<S> in(state.range(0), 4, 2);
+  const auto accepted = make_view<const std::int32_t, 1>(in.accepted.at(0), {in.B});
+  time_launches(state, in.sets, 3 * in.state_bytes() + in.token_bytes(),
+                [&](int set, cudaStream_t s) {
+                  auto update = in.update(set);
+                  update.read_only = true;
+                  gated_delta_rule_update(update, s);
+                  gated_delta_rule_replay(update, accepted, {}, s);
+                });
+}
+
+/// A verification that first commits the one before.
+template <class S>
+void gdn_verify_fold(benchmark::State& state) {
+  const GatedDelta<S> in(state.range(0), 4, 1);
+  const auto accepted = make_view<const std::int32_t, 1>(in.accepted.at(0), {in.B});
+  time_launches(state, in.sets, 2 * in.state_bytes() + in.token_bytes(),
+                [&](int set, cudaStream_t s) {
+                  auto update = in.update(set);
+                  update.fold = in.tokens((set + 1) % in.sets);
+                  update.fold_accepted = accepted;
+                  gated_delta_rule_update(update, s);
+                });
+}
+
+// --- Mamba2, Nemotron-H --------------------------------------------------------------------------
+
+template <class S>
+void ssu_decode(benchmark::State& state) {
+  constexpr std::int64_t H = 128, P = 64, N = 128, G = 8;
+  const std::int64_t B = state.range(0);
+  const double state_bytes = static_cast<double>(B * H * P * N * sizeof(S));
+  const int sets = cold_sets(2 * state_bytes);
+  const Buffer<Bf16> x(sets * B * H * P, -1, 1), dt(sets * B * H, -1, 1);
+  const Buffer<Bf16> Bs(sets * B * G * N, -1, 1), C(sets * B * G * N, -1, 1);
+  const Buffer<Bf16> out(sets * B * H * P);
+  const Buffer<float> A(H, -4, -0.5), D(H, -1, 1), dt_bias(H, -3, -1);
+  const Buffer<S> states(sets * B * H * P * N, -1, 1);
+  const Buffer<std::int32_t> slots(scattered(B));
+  time_launches(state, sets,
+                2 * state_bytes + static_cast<double>(B * (2 * H * P + 2 * G * N + H) * 2),
+                [&](int set, cudaStream_t stream) {
+                  const auto repeated = [&](const float* per_head) {
+                    return make_view<const float, 2>(per_head, Shape<2>{H, P}, Shape<2>{1, 0});
+                  };
+                  kernels::selective_state_update(
+                      kernels::SelectiveStateUpdate<Bf16, S>{
+                          .x = make_view<const Bf16, 3>(x.at(set * B * H * P), {B, H, P}),
+                          .dt = make_view<const Bf16, 3>(dt.at(set * B * H), {B, H, P}, {H, 1, 0}),
+                          .A = make_view<const float, 3>(A.at(0), {H, P, N}, {1, 0, 0}),
+                          .B = make_view<const Bf16, 3>(Bs.at(set * B * G * N), {B, G, N}),
+                          .C = make_view<const Bf16, 3>(C.at(set * B * G * N), {B, G, N}),
+                          .state = make_view<S, 4>(states.at(set * B * H * P * N), {B, H, P, N}),
+                          .out = make_view<Bf16, 3>(out.at(set * B * H * P), {B, H, P}),
+                          .D = repeated(D.at(0)),
+                          .dt_bias = repeated(dt_bias.at(0)),
+                          .dt_softplus = true,
+                          .slots = {.indices = make_view<const std::int32_t, 1>(slots.at(0), {B})}},
+                      stream);
+                });
+}
+
+// --- Convolution and pools -----------------------------------------------------------------------
+
+void conv_decode(benchmark::State& state) {
+  constexpr std::int64_t D = 8192, W = 4;
+  const std::int64_t B = state.range(0);
+  const double state_bytes = static_cast<double>(B * D * (W - 1) * 2);
+  const double bytes = 2 * state_bytes + static_cast<double>(2 * B * D * 2 + D * (W + 1) * 2);
+  const int sets = cold_sets(bytes);
+  const Buffer<Bf16> x(sets * B * D, -1, 1), out(sets * B * D);
+  const Buffer<Bf16> weight(D * W, -1, 1), bias(D, -1, 1), states(sets * B * D * (W - 1), -1, 1);
+  const Buffer<std::int32_t> slots(scattered(B));
+  time_launches(state, sets, bytes, [&](int set, cudaStream_t stream) {
+    causal_conv1d_update(
+        kernels::CausalConv1dUpdate<Bf16, Bf16>{
+            .x = make_view<const Bf16, 2>(x.at(set * B * D), {B, D}),
+            .conv_state = make_view<Bf16, 3>(states.at(set * B * D * (W - 1)), {B, D, W - 1},
+                                             {D * (W - 1), 1, D}),
+            .weight = make_view<const Bf16, 2>(weight.at(0), {D, W}, {1, D}),
+            .out = make_view<Bf16, 2>(out.at(set * B * D), {B, D}),
+            .bias = make_view<const Bf16, 1>(bias.at(0), {D}),
+            .silu = true,
+            .slots = {.indices = make_view<const std::int32_t, 1>(slots.at(0), {B})}},
+        stream);
+  });
+}
+
+/// 64 moves among 128 slots of each of 36 layers.
+void pool_copy(benchmark::State& state) {
+  constexpr std::int64_t kLayers = 36, kSlots = 128, kMoves = 64;
+  const std::int64_t row = state.range(0);
+  const double bytes = 2.0 * kLayers * kMoves * static_cast<double>(row);
+  const int sets = cold_sets(bytes);
+  const Buffer<Bf16> pool(sets * kLayers * kSlots * row / 2, -1, 1);
+  const Buffer<std::int32_t> slots(scattered(kSlots));
+  time_launches(state, sets, bytes, [&](int set, cudaStream_t stream) {
+    kernels::state_copy({.data = pool.at(set * kLayers * kSlots * row / 2),
+                         .layers = kLayers,
+                         .slots = kSlots,
+                         .row_bytes = row,
+                         .layer_stride_bytes = kSlots * row,
+                         .slot_stride_bytes = row},
+                        make_view<const std::int32_t, 1>(slots.at(0), {kMoves}),
+                        make_view<const std::int32_t, 1>(slots.at(kMoves), {kMoves}), stream);
+  });
+}
+
+// -------------------------------------------------------------------------------------------------
+
+const bool kRegistered = [] {
+  using Body = void (*)(benchmark::State&);
+  const auto add = [](const char* name, Body body, const std::vector<std::int64_t>& sizes) {
+    auto* const benchmark = benchmark::RegisterBenchmark(name, skip_without_gpu, body);
+    for (const std::int64_t size : sizes) benchmark->Arg(size);
+    benchmark->UseManualTime()->Unit(benchmark::kMicrosecond)->Iterations(11);
+  };
+  const std::vector<std::int64_t> batches{1, 16, 64, 256, 1024}, verified{1, 16, 64, 256};
+  add("kernels/causal_conv1d_update/bf16", conv_decode, batches);
+  add("kernels/selective_state_update/float32", ssu_decode<float>, batches);
+  add("kernels/selective_state_update/bf16", ssu_decode<Bf16>, batches);
+  add("kernels/gated_delta_rule_update/float32", gdn_decode<float>, batches);
+  add("kernels/gated_delta_rule_update/bf16", gdn_decode<Bf16>, batches);
+  add("kernels/gated_delta_rule_update/4_tokens/float32", gdn_verify<float>, verified);
+  add("kernels/gated_delta_rule_update/4_tokens/bf16", gdn_verify<Bf16>, verified);
+  add("kernels/gated_delta_rule_update/4_tokens_replay/float32", gdn_verify_replay<float>,
+      verified);
+  add("kernels/gated_delta_rule_update/4_tokens_replay/bf16", gdn_verify_replay<Bf16>, verified);
+  add("kernels/gated_delta_rule_update/4_tokens_fold/float32", gdn_verify_fold<float>, verified);
+  add("kernels/gated_delta_rule_update/4_tokens_fold/bf16", gdn_verify_fold<Bf16>, verified);
+  add("kernels/state_copy/bytes", pool_copy, {48 << 10, 2 << 20});
+  return true;
+}();
+
+}  // namespace
+}  // namespace lockstep::bench

@@ -1,0 +1,14 @@
+// A copy within device memory that runs at the chip's rate. The driver's own does not: it leaves
+// copies inside a graph to an engine of its own.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace lockstep::bench {
+
+/// `bytes` is a multiple of 16 KiB.
+void copy_on_device(void* to, const void* from, std::int64_t bytes, cudaStream_t stream);
+
+}  // namespace lockstep::bench
