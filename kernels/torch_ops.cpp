@@ -9,6 +9,8 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <set>
+
 #include "reference/base/array.hpp"
 #include "reference/causal_conv1d.hpp"
 #include "reference/gated_delta_rule.hpp"
@@ -312,12 +314,15 @@ void with_types(const Tensor& x, const Tensor& state, Body body) {
 
 /// A tensor [layers, slots, ...] as rows of bytes.
 kernels::StatePoolBytes pool_of(const Tensor& tensor, const char* argument) {
-  const Tensor row = tensor.select(0, 0).select(0, 0);
-  TORCH_CHECK(row.is_contiguous(), argument, " is expected to have contiguous states; got strides ",
-              tensor.strides());
-  const std::int64_t size = tensor.element_size();
-  return {tensor.data_ptr(),  tensor.size(0),          tensor.size(1),
-          row.numel() * size, tensor.stride(0) * size, tensor.stride(1) * size};
+  std::int64_t bytes = tensor.element_size();
+  const std::int64_t size = bytes;
+  for (std::int64_t i = tensor.dim() - 1; i >= 2; --i) {
+    TORCH_CHECK(tensor.size(i) <= 1 || tensor.stride(i) * size == bytes, argument,
+                " is expected to have contiguous states; got strides ", tensor.strides());
+    bytes *= tensor.size(i);
+  }
+  return {tensor.data_ptr(),       tensor.size(0),         tensor.size(1), bytes,
+          tensor.stride(0) * size, tensor.stride(1) * size};
 }
 
 cudaStream_t stream() {

@@ -6,16 +6,21 @@
 Of each operator, on the CPU and on the GPU where there is one:
 
   opcheck   torch.library.opcheck: schema, fake tensors, autograd, ahead-of-time tracing
-  compile   torch.compile(fullgraph=True) gives the bits that the call itself gives
-  cpu       the GPU's results are near the reference's: an argument that went to another's place is not
+  compile   torch.compile(fullgraph=True) gives the bits that the call itself gives (the first and
+            last case through Inductor, where it has a compiler; the others by aot_eager)
+  cpu       the GPU's results are near the reference's: with arguments swapped they would not be
   graph     a captured CUDA graph, replayed with other contents, gives the bits of a direct call
 
-One line per operator and device; the first difference ends the run with status 1.
+One line per operator and device, and one for the README's example; the first difference ends the
+run with status 1.
 """
 
 import argparse
+import re
+import shutil
 import sys
 import warnings
+from pathlib import Path
 
 import torch
 
@@ -69,7 +74,8 @@ def conv(data, **more):
     more.setdefault("state_indices", data.indices())
     return dict(
         x=data.normal(tokens, channels), conv_state=data.normal(SLOTS, channels, wide),
-        weight=data.normal(channels, columns), bias=data.normal(channels), activation="silu", **more)
+        weight=data.normal(channels, columns), bias=data.normal(channels), activation="silu",
+        **more)
 
 
 def conv_cases(data):
@@ -189,9 +195,14 @@ CASES = {
 }
 
 
+def with_tensors(case, change):
+    """The case with its tensors changed."""
+    return {name: change(x) if torch.is_tensor(x) else x for name, x in case.items()}
+
+
 def copied(case):
     """The case with tensors of its own, of the same strides."""
-    return {name: value.clone() if torch.is_tensor(value) else value for name, value in case.items()}
+    return with_tensors(case, torch.clone)
 
 
 def outcome(case, result):
@@ -246,7 +257,7 @@ def check_compile(op, case, what, backend):
 
 
 def check_near_cpu(op, case, what):
-    on_cpu = {name: value.cpu() if torch.is_tensor(value) else value for name, value in case.items()}
+    on_cpu = with_tensors(case, torch.Tensor.cpu)
     expected = outcome(on_cpu, op(**on_cpu))
     on_gpu = copied(case)
     expect_near(outcome(on_gpu, op(**on_gpu)), expected, f"{what}: beside the CPU")
@@ -273,12 +284,13 @@ def check(name, device, backend):
     op = getattr(torch.ops.lockstep, name)
     cases = list(CASES[name](Data(device, seed=1)))
     others = list(CASES[name](Data(device, seed=2)))
-    checks = ["opcheck", "compile"] + (["cpu", "graph"] if device == "cuda" else [])
+    checks = ["opcheck", f"compile ({backend})"] + (["cpu", "graph"] if device == "cuda" else [])
     for number, (case, other) in enumerate(zip(cases, others, strict=True)):
+        at_the_ends = number in (0, len(cases) - 1)
         what = f"{name} on {device}, case {number}"
         before = copied(case)
         check_opcheck(op, case, what)
-        check_compile(op, case, what, backend)
+        check_compile(op, case, what, backend if at_the_ends else "aot_eager")
         if device == "cuda":
             check_near_cpu(op, case, what)
             check_graph(op, case, other, what)
@@ -286,18 +298,35 @@ def check(name, device, backend):
     print(f"{device:4}  {name}: {', '.join(checks)} ok, {len(cases)} cases", flush=True)
 
 
+def check_example(library, device):
+    """Runs the README's example: the slots that it names are written, and no other."""
+    text = (Path(__file__).resolve().parents[1] / "README.md").read_text()
+    example = re.search(r"```python\n(import torch;.*?)```", text, re.DOTALL).group(1)
+    example = re.sub(r'load_library\(".*?"\)', f"load_library({library!r})", example)
+    names = {}
+    exec(example.replace('device = "cuda"', f"device = {device!r}"), names)
+    written = names["state"].flatten(1).ne(0).any(1).nonzero().flatten().tolist()
+    finite = bool(names["out"].isfinite().all()) and bool(names["out"].ne(0).any())
+    if written != sorted(names["slots"].tolist()) or not finite:
+        raise Difference(f"the README's example on {device}: slots {written} were written")
+    print(f"{device:4}  the README's example: ok", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("library", help="liblockstep_torch.so")
-    parser.add_argument("--backend", default="inductor", help="of torch.compile (inductor)")
+    parser.add_argument("--backend", help="of torch.compile; inductor, where it has a compiler")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="one alone; both where there are")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.ops.load_library(arguments.library)
     devices = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
     for device in [arguments.device] if arguments.device else devices:
+        compiler = device == "cuda" or shutil.which("g++") or shutil.which("c++")
+        backend = arguments.backend or ("inductor" if compiler else "aot_eager")
         for name in CASES:
-            check(name, device, arguments.backend)
+            check(name, device, backend)
+        check_example(arguments.library, device)
     if "cuda" not in devices:
         print("cuda  there is no GPU: not checked", flush=True)
 

@@ -2,8 +2,8 @@
 // references bit by bit, write what their schemas say and nothing else, and refuse what they cannot
 // take by the argument's name. The GPU's side and torch.compile: properties/torch_ops_check.py.
 #include <fstream>
-#include <functional>
 #include <set>
+#include <sstream>
 
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
