@@ -66,6 +66,7 @@ std::vector<std::string> allowed_folders(const std::string& path) {
   if (in(path, "reference/")) return {"reference/"};
   if (in(path, "cache_sim/")) return {"reference/", "cache_sim/"};
   if (in(path, "kernels/")) return {"reference/", "kernels/"};
+  if (in(path, "bench/")) return {"reference/", "cache_sim/", "kernels/", "bench/support/"};
   return {"reference/", "cache_sim/", "kernels/", "properties/support/"};
 }
 
