@@ -240,15 +240,13 @@ StoragePoints storage_of(const Tensor& out, const Tensor& state) {
 void check_host_slots(const Rows& rows, std::int64_t slot_count, bool read_only) {
   const std::int64_t N = row_count(rows.query_start_loc, rows.tokens);
   const StateSlots& s = rows.slots;
-  const auto per_row = [&](bool given, std::int64_t extent, const char* argument) {
-    expect(!given || extent == N, argument, "[N] = " + std::to_string(N), extent);
+  const auto per_row = [&](const auto& view, const char* argument) {
+    if (view) expect(view->extent(0) == N, argument, std::to_string(N) + " rows", view->extent(0));
   };
-  per_row(s.indices.has_value(), s.indices ? s.indices->extent(0) : 0, "state_indices");
-  per_row(s.table.has_value(), s.table ? s.table->extent(0) : 0, "state_indices");
-  per_row(s.out_indices.has_value(), s.out_indices ? s.out_indices->extent(0) : 0,
-          "state_out_indices");
-  per_row(s.num_accepted.has_value(), s.num_accepted ? s.num_accepted->extent(0) : 0,
-          "num_accepted_tokens");
+  per_row(s.indices, "state_indices");
+  per_row(s.table, "state_indices");
+  per_row(s.out_indices, "state_out_indices");
+  per_row(s.num_accepted, "num_accepted_tokens");
   for (std::int64_t row = 0; row < N; ++row) row_range(rows.query_start_loc, row, rows.tokens);
   try {
     for (std::int64_t row = 0; row < N; ++row) source_slot(s, row, slot_count);
@@ -558,12 +556,12 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
       if (rand_seed) scaled.stochastic = {.seed = static_cast<std::uint64_t>(*rand_seed)};
       in.rows.storage.state = Format::exact;
       reference::with_scaled_states(written, scaled, update);
-      scales.write_back();
     } else {
       update(hstate.out());
     }
     if (stash_dt) stash(in);
     if (!reads_only()) hstate.write_back();
+    if (!reads_only()) scales.write_back();
     if (snapshots) shots.write_back();
     return out.as(x.scalar_type());
   }
