@@ -3,12 +3,14 @@
 // alone, and not on pages, chunks or other rows: prefill and decode agree bit by bit.
 //
 //   here              FlashAttention, vLLM    shape, all in device memory
-//   q, out            q, out                  [T, HQ, d], [T, HQ, dv]   head h uses key head h /
-//   (HQ / HKV) k_pages, v_pages  k_cache, v_cache        [pages, page, HKV, d], [pages, page, HKV,
-//   dv] block_table       block_table             [N, blocks]   pages of a row in order seq_lens
-//   seqused_k               [N]           the row's queries included query_start_loc   cu_seqlens_q
-//   [N + 1] lse               softmax_lse             [HQ, T] float32, natural log slots
-//   slot_mapping            [T]           page number times page size, plus place
+//   q, out            q, out                  [T, HQ, d], [T, HQ, dv]
+//   k_pages           k_cache                 [pages, page, HKV, d], HKV a divisor of HQ
+//   v_pages           v_cache                 [pages, page, HKV, dv]
+//   block_table       block_table             [N, blocks]   pages of a row in order
+//   seq_lens          seqused_k               [N]           the row's queries included
+//   query_start_loc   cu_seqlens_q            [N + 1]
+//   lse               softmax_lse             [HQ, T] float32, natural log
+//   slots             slot_mapping            [T]           page number x page size + place
 #pragma once
 
 #include <cuda_runtime_api.h>
