@@ -42,6 +42,21 @@ TEST(Judge, aRightCandidatePasses) {
   }
 }
 
+// The other operations have definitions and cases of their own.
+TEST(Judge, everyOperationHasARightCandidate) {
+  const std::vector<std::pair<std::string, std::string>> all{
+      {"selective_state_update", "ssu_right"},
+      {"causal_conv1d_update", "conv_right"},
+      {"state_copy", "copy_right"},
+      {"state_scatter_accepted", "scatter_right"}};
+  for (const auto& [operation, symbol] : all) {
+    const ProgramRun run = judged(operation, symbol);
+    EXPECT_EQ(run.status, 0) << run.out << run.err;
+    EXPECT_THAT(run.out, HasSubstr("cases: nothing found"));
+    EXPECT_THAT(run_program({"list", "operations"}).out, HasSubstr(operation + " "));
+  }
+}
+
 struct Broken {
   std::string operation;
   std::string symbol;
@@ -91,6 +106,25 @@ TEST(Judge, aMistakeIsNamed) {
        {"with none of the definition's known mistakes",
         "v - S k are right; first wrong stage: beta times it"}},
       {kDelta, "gdn_short_columns", "decode-odd", 11, {"only value columns 32 and beyond"}},
+  });
+}
+
+TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
+  constexpr const char *kMamba = "selective_state_update", *kConv = "causal_conv1d_update";
+  expect_caught({
+      {kMamba, "ssu_no_softplus", "decode-limits", 11, {"without the softplus of dt"}},
+      {kMamba, "ssu_no_dt_bias", "decode-ones", 11, {"without dt_bias"}},
+      {kMamba, "ssu_no_D", "decode-limits", 11, {"definition without D x"}},
+      {kMamba, "ssu_no_z", "decode-limits", 11, {"without the gate z"}},
+      {kMamba, "ssu_output_before", "decode-mamba1", 11, {"output read before the state's update"}},
+      {kMamba, "ssu_row_slots", "decode-limits", 10, {"row i on slot i, without state_indices"}},
+      {kConv, "conv_no_bias", "width", 11, {"definition without the bias"}},
+      {kConv, "conv_no_silu", "width", 11, {"without the activation"}},
+      {kConv, "conv_reversed", "decode-bare", 11, {"taps of the weight reversed"}},
+      {kConv, "conv_state_stays", "decode-bare", 11, {"with the state left as it was"}},
+      {kConv, "conv_writes_holes", "strided", 10, {"conv_state: memory between its elements"}},
+      {"state_copy", "copy_in_order", "c", 11, {"sources were overwritten"}},
+      {"state_scatter_accepted", "scatter_by_index", "every", 11, {"index instead of the count"}},
   });
 }
 

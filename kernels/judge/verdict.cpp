@@ -254,7 +254,7 @@ std::string axis_text(const Case& c, const Tensor& tensor, std::size_t d,
                       const std::set<std::int64_t>& wrong) {
   const std::string& axis = tensor.axes[d];
   const std::int64_t extent = tensor.extents[d];
-  if (axis == "token") {
+  if (axis == "token" && !c.tokens.empty()) {
     const auto used = [&](std::int64_t i) {
       return !c.tokens[static_cast<std::size_t>(i)].padding;
     };
@@ -265,7 +265,7 @@ std::string axis_text(const Case& c, const Tensor& tensor, std::size_t d,
         [](std::int64_t) { return true; });
     if (!rule.empty()) return rule + fmt::format(" ({} {})", plural(axis), ranges(wrong));
   }
-  if (axis == "slot") {
+  if (axis == "slot" && !c.slots.empty()) {
     const auto written = [&](std::int64_t i) {
       return c.slots[static_cast<std::size_t>(i)].use == SlotUse::written;
     };
