@@ -1,6 +1,8 @@
 // `lockstep judge` as its user runs it: right candidates pass, broken ones are caught and named.
 #include <gmock/gmock.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "properties/support/program.hpp"
@@ -50,7 +52,8 @@ TEST(Judge, everyOperationHasARightCandidate) {
       {"state_copy", "copy_right"},
       {"state_scatter_accepted", "scatter_right"}};
   for (const auto& [operation, symbol] : all) {
-    const ProgramRun run = judged(operation, symbol);
+    const bool large = symbol == "ssu_right";  // its serving shape takes seconds here
+    const ProgramRun run = judged(operation, symbol, {"--case", large ? "decode" : ""});
     EXPECT_EQ(run.status, 0) << run.out << run.err;
     EXPECT_THAT(run.out, HasSubstr("cases: nothing found"));
     EXPECT_THAT(run_program({"list", "operations"}).out, HasSubstr(operation + " "));
@@ -174,6 +177,75 @@ TEST(Judge, aCandidateMayDieOrFallSilent) {
   const ProgramRun failed = judged(kDelta, "gdn_fails", {"--case", "decode-ones"});
   EXPECT_EQ(failed.status, 11);
   EXPECT_THAT(failed.out, HasSubstr("it returned 2: no luck"));
+}
+
+constexpr const char* kTorchCandidate = "fixtures/candidates/torch_delta_rule.py:";
+
+/// The judge with another Python.
+ProgramRun judged_by(const std::string& python, const std::string& candidate,
+                     const std::string& only) {
+  const char* const old = std::getenv("LOCKSTEP_PYTHON");
+  const std::string before = old == nullptr ? "" : old;
+  if (!python.empty()) ::setenv("LOCKSTEP_PYTHON", python.c_str(), 1);
+  const ProgramRun run = run_program({"judge", kDelta, "--candidate", candidate, "--device", "cpu",
+                                      "--no-time", "--batch", "1", "--case", only});
+  if (before.empty())
+    ::unsetenv("LOCKSTEP_PYTHON");
+  else
+    ::setenv("LOCKSTEP_PYTHON", before.c_str(), 1);
+  return run;
+}
+
+// A Python function is a candidate; needs a Python with PyTorch.
+TEST(JudgePython, aFunctionIsJudgedLikeALibrary) {
+  const char* const given = std::getenv("LOCKSTEP_PYTHON");
+  const std::string python = given == nullptr ? "python3" : given;
+  // NOLINTNEXTLINE(cert-env33-c): the user's own Python, by the word that the user gave
+  if (std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+    GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
+  const auto run = [](const std::string& function, const std::string& only) {
+    return judged_by("", kTorchCandidate + function, only);
+  };
+  const ProgramRun right = run("right", "");
+  EXPECT_EQ(right.status, 0) << right.out << right.err;
+  EXPECT_THAT(right.out, HasSubstr("14 cases: nothing found"));
+  const ProgramRun wrong = run("no_delta", "decode-o");
+  EXPECT_EQ(wrong.status, 11) << wrong.out << wrong.err;
+  EXPECT_THAT(wrong.out, HasSubstr("with v instead of v - S k (no delta rule)"));
+  EXPECT_THAT(run("no_softplus", "decode-o").out, HasSubstr("without the softplus in the decay"));
+  const ProgramRun raised = run("raises", "decode-ones");
+  EXPECT_EQ(raised.status, 11);
+  EXPECT_THAT(raised.out, HasSubstr("KeyError: 'a key that is not there' (torch_delta_rule.py:"));
+  EXPECT_THAT(run("wrong_shape", "decode-ones").out,
+              HasSubstr("out is [1, 3, 1], and [1, 1, 3, 1] came back"));
+  const ProgramRun partly = run("decode_alone", "s");
+  EXPECT_EQ(partly.status, 0) << partly.out;
+  EXPECT_THAT(partly.out, HasSubstr("left out  one token per row alone"));
+  const ProgramRun absent = run("nobody", "decode-ones");
+  EXPECT_EQ(absent.status, 2);
+  EXPECT_THAT(absent.err, HasSubstr("torch_delta_rule.py has no `nobody`"));
+  const ScratchFolder folder;
+  const std::string broken = folder.write("broken.py", "import nothing_of_that_name\n");
+  const ProgramRun unimportable = judged_by("", broken + ":f", "decode-ones");
+  EXPECT_EQ(unimportable.status, 3);
+  EXPECT_THAT(unimportable.err, HasSubstr("broken.py does not import: ModuleNotFoundError"));
+}
+
+// Without PyTorch, or without Python, one sentence says what is missing.
+TEST(JudgePython, whatIsMissingIsNamed) {
+  const ScratchFolder folder;
+  const ProgramRun none = judged_by(folder.path("python"), "m:f", "decode-ones");
+  EXPECT_EQ(none.status, 3);
+  EXPECT_THAT(none.err, HasSubstr("python cannot be started: No such file"));
+  const std::string bare =
+      folder.write("bare",
+                   "#!/bin/sh\nexec python3 -c 'import sys; sys.modules[\"torch\"] = None; "
+                   "sys.argv = sys.argv[1:]; exec(open(sys.argv[0]).read())' \"$@\"\n");
+  std::filesystem::permissions(bare, std::filesystem::perms::owner_all);
+  const ProgramRun run = judged_by(bare, "m:f", "decode-ones");
+  EXPECT_EQ(run.status, 3) << run.out;
+  EXPECT_THAT(run.err, HasSubstr("has no PyTorch"));
+  EXPECT_THAT(run.err, HasSubstr("LOCKSTEP_PYTHON names a Python that has"));
 }
 
 TEST(Judge, badWordsAreRefusedInASentence) {

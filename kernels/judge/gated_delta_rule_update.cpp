@@ -472,7 +472,7 @@ std::string stages(const Case& c, const Answer& candidate, const Answer& truth) 
       const double out_scale = std::max(s.out.norm(), 1e-30);
       if ((out - s.out).norm() > 20 * tolerance * out_scale) {
         std::string said = where + "the state is right; first wrong stage: the read-out S q";
-        if (const auto factor = multiple(out, s.out, tolerance))
+        if (const auto factor = multiple(out, s.out, 20 * tolerance))
           said += fmt::format(" (the output is {:.6g} of what it should be)", *factor);
         return said;
       }

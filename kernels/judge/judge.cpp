@@ -181,7 +181,7 @@ std::string table(const Report& report) {
       "{} · {} · {} · activations {}, states {}\n", report.operation.name, report.request.candidate,
       report.runs.device, name_of(report.options.activations), name_of(report.options.states));
   text += fmt::format("{:<24}{:<10}", "case", "verdict");
-  for (const std::string& name : names) text += fmt::format("{:<24}", name + ": error of bound");
+  for (const std::string& name : names) text += fmt::format("{:<23} ", name + ": error/bound");
   while (text.back() == ' ') text.pop_back();
   text += '\n';
   for (const JudgedCase& one : report.cases) {
@@ -203,8 +203,11 @@ std::string findings_text(const std::vector<LocatedFinding>& findings) {
   std::map<FindingKind, int> seen;
   for (const LocatedFinding& one : findings) {
     const int count = ++seen[one.finding.kind];
-    if (count <= kShown)
-      text += fmt::format("{}: {}: {}\n", one.where, to_string(one.finding.kind), one.finding.text);
+    if (count > kShown) continue;
+    std::string said = one.finding.text;
+    if (const std::size_t worst = said.find("; worst at "); worst != std::string::npos)
+      said.replace(worst, 2, "\n  ");
+    text += fmt::format("{}: {}: {}\n", one.where, to_string(one.finding.kind), said);
   }
   for (const auto& [kind, count] : seen)
     if (count > kShown)

@@ -287,6 +287,9 @@ std::string axis_text(const Case& c, const Tensor& tensor, std::size_t d,
     return fmt::format("only odd {}", plural(axis));
   if (extent > 2 && exactly(wrong, extent, [](std::int64_t i) { return i % 2 == 0; }))
     return fmt::format("only even {}", plural(axis));
+  std::int64_t pieces = 0;
+  for (const std::int64_t i : wrong) pieces += !wrong.contains(i - 1);
+  if (pieces > 4 && static_cast<std::int64_t>(wrong.size()) * 4 > extent) return "";  // no pattern
   return fmt::format("only {} {}", wrong.size() == 1 ? axis : plural(axis), ranges(wrong));
 }
 

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Judges kernels with `lockstep judge` on a GPU machine: FLA's, ours, and calls of ours that are wrong on purpose.
+#
+#   bench/judge_on_gpu.sh RESULTS    behind `bench/on_gpu.sh run`, which builds build/gpu; the verdicts go to the folder
+#                                    RESULTS as JSON and text
+#
+# Ends with 0 if ours pass everything and every broken copy is caught. FLA's verdict is written, whatever it is: where
+# it is neither installed nor staged (bench/on_gpu.sh stage), it is named as absent.
+set -uo pipefail
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+results=$(mkdir -p -- "${1:?RESULTS}" && cd -- "$1" && pwd) || exit 2
+cd -- "$root" || exit 2
+build=$root/build/gpu
+export PYTHONPATH=$root/.lockstep/peers${PYTHONPATH:+:$PYTHONPATH}
+cmake --build "$build" --target lockstep >"$results/build.log" 2>&1 || { tail -20 "$results/build.log"; exit 3; }
+candidates=fixtures/candidates
+failed=0
+
+judge() {  # judge NAME WANTED OPERATION CANDIDATE [WORD…]: WANTED is a list of exit statuses, or `any`
+  local name=$1 wanted=$2 operation=$3 candidate=$4 status
+  shift 4
+  "$build/lockstep" judge "$operation" --candidate "$candidate" --device cuda --timeout 280 \
+    --json "$results/$name.json" "$@" >"$results/$name.txt" 2>&1
+  status=$?
+  printf '\n== %s: status %s (wanted: %s)\n' "$name" "$status" "$wanted"
+  tail -n 12 "$results/$name.txt"
+  [[ $wanted == any || " $wanted " == *" $status "* ]] || failed=1
+}
+
+ours=$candidates/lockstep_ops.py
+judge fla any gated_delta_rule_update $candidates/fla.py:gated_delta_rule_update
+for types in bfloat16/float32 bfloat16/bfloat16; do
+  judge "gdn_${types//\//_}" 0 gated_delta_rule_update $ours:gated_delta_rule_update --types $types
+done
+judge ssu 0 selective_state_update $ours:selective_state_update
+judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
+judge copy 0 state_copy $ours:state_copy
+judge scatter 0 state_scatter_accepted $ours:state_scatter_accepted
+for broken in raw_beta group_modulo no_scale; do
+  judge "broken_$broken" "10 11" gated_delta_rule_update $ours:$broken --no-time
+done
+nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc)
+if [[ -n $nvcc ]] && "$nvcc" -O3 -arch=native -shared -Xcompiler -fPIC -I kernels $candidates/scatter.cu \
+    -o "$results/scatter.so" >"$results/nvcc.log" 2>&1; then
+  judge library 0 state_scatter_accepted "$results/scatter.so:scatter"
+  judge broken_library 11 state_scatter_accepted "$results/scatter.so:scatter_by_index" --no-time
+  rm -f "$results/scatter.so"
+else
+  printf '\nthe shared library was not built\n'
+  failed=1
+fi
+printf '\n%s\n' "$([[ $failed == 0 ]] && echo 'ours pass, broken copies are caught' || echo 'NOT AS WANTED: see above')"
+exit $failed
