@@ -42,6 +42,7 @@ struct Inputs {
 
   std::vector<std::int32_t> expected() const {
     std::vector<std::int32_t> tokens;
+    tokens.reserve(static_cast<std::size_t>(logits.extent(0)));
     for (std::int64_t n = 0; n < logits.extent(0); ++n)
       tokens.push_back(reference::sampled_token(at(logits.view(), n),
                                                 {.temperature = temperature(n),
@@ -53,6 +54,7 @@ struct Inputs {
   }
   std::vector<std::int32_t> expected_greedy() const {
     std::vector<std::int32_t> tokens;
+    tokens.reserve(static_cast<std::size_t>(logits.extent(0)));
     for (std::int64_t n = 0; n < logits.extent(0); ++n)
       tokens.push_back(reference::greedy_token(at(logits.view(), n)));
     return tokens;
