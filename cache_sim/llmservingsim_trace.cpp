@@ -2,8 +2,8 @@
 //   {"input_toks": n, "output_toks": n, "arrival_time_ns": t,
 //    ["input_tok_ids": [id, …], "output_tok_ids": [id, …]]}
 //   {"session_id": text, "arrival_time_ns": t, "sub_requests": [
-//     {"input_toks": n, "output_toks": n, ["input_tok_ids", "output_tok_ids",] "tool_duration_ns":
-//     t}]}
+//     {"input_toks": n, "output_toks": n, ["input_tok_ids": …, "output_tok_ids": …,]
+//      "tool_duration_ns": t}]}
 // Without ids nothing is known to be shared, so the prompt is the request's own. In a session each
 // request follows the one before it when that was answered and its tool has run; the answer's own
 // time is taken as kTokenTime a token, because a stream does not know the server.

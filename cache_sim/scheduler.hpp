@@ -4,8 +4,8 @@
 //
 // One step, at one moment of virtual time (reference/contract.md, "The scheduler"):
 //   prefill  while chunked_prefill tokens are left: requests that run and still have prompt to
-//   compute, in order, then new
-//            ones from the front of the queue up to max_running; each gets one extend
+//            compute, in order, then new ones from the front of the queue up to max_running; each
+//            gets one extend
 //   decode   otherwise each running request extends by one token, or verifies its drafts
 //   forward  `step ids=…`, and the step's cost passes
 //   results  in row order: accept (a verification), checkpoint (a chunk), finish (the last token)

@@ -1,12 +1,11 @@
 // A whole gated-delta-net layer. Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", figure 1
 // (right), as Qwen3-Next has it.
 //
-//   in_proj_qkvz, in_proj_ba -> [q | k | v] -> conv, SiLU -> norm of q, k -> delta rule -> norm,
-//   gate -> out_proj
+//   in_proj_qkvz, in_proj_ba -> [q | k | v] -> conv, SiLU -> norm of q, k -> delta rule
+//                            -> norm, gate -> out_proj
 //
-//   here          Qwen3-Next                shape
-//   qkvz          in_proj_qkvz.weight       [H (2 K + 2 r V), hidden], r = HV / H value heads per
-//   key head,
+//   here          Qwen3-Next                shape (r = HV / H value heads per key head)
+//   qkvz          in_proj_qkvz.weight       [H (2 K + 2 r V), hidden]
 //                                           per key head [q K | k K | v r V | z r V]
 //   ba            in_proj_ba.weight         [2 HV, hidden], per key head [b r | a r]
 //   conv_weight   conv1d.weight             [2 H K + HV V, W], channels [q | k | v]

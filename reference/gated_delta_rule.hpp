@@ -3,13 +3,13 @@
 //
 //   S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T        o_t = S_t q_t
 //
-//   here      paper        FLA, vLLM        shape
-//   g         log alpha_t  g                [T, HV]            <= 0
-//   beta      beta_t       beta             [T, HV]
-//   q, k      q_t, k_t     q, k             [T, H, K]          value head hv uses head hv / (HV /
-//   H) v         v_t          v                [T, HV, V] state     S_t          ssm_state [slots,
-//   HV, V, K]  V-major; transposed() of a K-major pool out       o_t          o                [T,
-//   HV, V]
+//   here      paper        FLA, vLLM     shape
+//   g         log alpha_t  g             [T, HV], <= 0
+//   beta      beta_t       beta          [T, HV]
+//   q, k      q_t, k_t     q, k          [T, H, K]; value head hv uses head hv / (HV / H)
+//   v         v_t          v             [T, HV, V]
+//   state     S_t          ssm_state     [slots, HV, V, K], V-major; K-major: transposed()
+//   out       o_t          o             [T, HV, V]
 //
 // q and k are normalised first if asked for, then q is scaled. Chunk form, for tokens i, j of a
 // chunk with G_i = sum_{l <= i} g_l and E_ij = exp(G_i - G_j) for j <= i, else 0 (masked before the

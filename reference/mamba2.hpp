@@ -3,16 +3,17 @@
 // listing 1 (chunks).
 //
 //   d_t = clamp(softplus(dt_t + dt_bias))
-//   s_t = exp(A d_t) s_{t-1} + d_t B_t x_t          y_t = C_t . s_t + D x_t, times silu(z_t) if
-//   given
+//   s_t = exp(A d_t) s_{t-1} + d_t B_t x_t
+//   y_t = C_t . s_t + D x_t, times silu(z_t) if given
 //
-//   here     paper    mamba-ssm, vLLM     shape
-//   x        X        x                   [T, H, P]   packed rows; head h uses group h / (H / G)
-//   dt       Delta    dt                  [T, H, P]   [T, H] is repeated along P with stride 0
-//   A        A        A                   [H, P, N]   likewise from [H]; negative, float32 or
-//   better B, C     B, C     B, C                [T, G, N] D        D        D [H, P]      likewise
-//   from [H] dt_bias           dt_bias             [H, P]      likewise from [H] state    h state,
-//   ssm_states   [slots, H, P, N]
+//   here     paper    mamba-ssm, vLLM      shape
+//   x, z     X        x, z                 [T, H, P], packed rows; head h uses group h / (H / G)
+//   dt       Delta    dt                   [T, H, P]; [T, H] is repeated along P with stride 0
+//   A        A        A                    [H, P, N], likewise from [H]; A < 0, float32 or better
+//   B, C     B, C     B, C                 [T, G, N]
+//   D        D        D                    [H, P], likewise from [H]
+//   dt_bias           dt_bias              [H, P], likewise from [H]
+//   state    h        state, ssm_states    [slots, H, P, N]
 //
 // repeat() of base/eigen.hpp makes the views of stride 0.
 #pragma once

@@ -1,12 +1,11 @@
 // Multi-head latent attention. DeepSeek-AI 2024, "DeepSeek-V2", eqs. 9 to 19 and appendix C
 // (absorption).
 //
-//   normal    k_h = [Wk_h c ; k_pe], v_h = Wv_h c           o_h = attention(q_h; k_h, v_h)
-//   absorbed  q'_h = [q_nope_h Wk_h ; q_pe_h]               o_h = attention(q'_h; [c ; k_pe], c)
-//   Wv_h^T
+//   normal    k_h  = [Wk_h c ; k_pe], v_h = Wv_h c      o_h = attention(q_h; k_h, v_h)
+//   absorbed  q'_h = [q_nope_h Wk_h ; q_pe_h]           o_h = attention(q'_h; [c ; k_pe], c) Wv_h^T
 //
-// Both with the same scale (dn + dr)^-0.5 m^2, never that of the 576-wide query. Causal is
-// bottom-right.
+// Both with the same scale (dn + dr)^-0.5 m^2, never that of the 576-wide query.
+// Causal is bottom-right.
 //
 //   here      paper         SGLang                    shape
 //   q_nope    q^C           q_nope                    [T, H, dn]

@@ -1,8 +1,8 @@
 // Rotary position embedding. Su et al. 2021, "RoFormer", eq. 34; stretched contexts: Peng et al.
 // 2023, "YaRN: Efficient Context Window Extension of Large Language Models", eqs. 17 to 22.
 //
-//   (x_a, x_b) -> (x_a cos - x_b sin, x_b cos + x_a sin),   angle = position f_i, f_i = base^(-2i /
-//   d)
+//   (x_a, x_b) -> (x_a cos - x_b sin, x_b cos + x_a sin)
+//   angle = position f_i,   f_i = base^(-2i / d)
 //
 // with (a, b) = (2i, 2i + 1), interleaved (DeepSeek), or (i, i + d/2), half-split (NeoX, Qwen).
 //

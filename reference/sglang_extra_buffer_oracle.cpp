@@ -29,9 +29,8 @@
 //      (strip_thinking). KV beyond the stored length goes back, and live and tracking slots do.
 //      (0.5.23 gives back KV from the kept tokens' end on, even where more than that is protected.)
 //   Overlap: an extend with async=1 happens at once, in the order of the forwards; its result
-//   counts
-//      when it completes. So the latest state may be that of a step which the finish knows nothing
-//      of: hence the two slots, and the earlier state.
+//      counts when it completes. So the latest state may be that of a step which the finish knows
+//      nothing of: hence the two slots, and the earlier state.
 #include <memory>
 #include <numeric>
 #include <utility>

@@ -6,9 +6,9 @@
 //
 //   here         vLLM, TensorRT-Edge-LLM       shape
 //   drafts       draft_token_ids               [drafts]
-//   target       target_probs, p               [drafts + 1, vocabulary]   after each accepted
-//   prefix draft        draft_probs, q                [drafts, vocabulary] accepted
-//   num_accepted_tokens           accepted drafts + 1
+//   target       target_probs, p               [drafts + 1, vocabulary], after each accepted prefix
+//   draft        draft_probs, q                [drafts, vocabulary]
+//   accepted     num_accepted_tokens           accepted drafts + 1
 #pragma once
 
 #include <algorithm>

@@ -2,10 +2,10 @@
 // (a chunk at a time in a chunked prefill), and states go to slots, snapshots or boundaries. What a
 // token does to a state is the operation's own business.
 //
-//   here       shape
-//   state      [slots, H, R, C]       one matrix per head: [P, N] in Mamba2, [V, K] in the delta
-//   rule snapshots  [T, H, R, C]           the state after each token of a verification boundary
-//   [sum of floor(len / every), H, R, C]
+//   here       shape                                  (a matrix per head)
+//   state      [slots, H, R, C]                       [P, N] in Mamba2, [V, K] in the delta rule
+//   snapshots  [T, H, R, C]                           after each token of a verification
+//   boundary   [sum of floor(len / every), H, R, C]   after every so many tokens of a prefill
 #pragma once
 
 #include <algorithm>
