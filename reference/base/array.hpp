@@ -17,6 +17,14 @@ constexpr std::int64_t element_count(const Shape<Rank>& shape) {
   return count;
 }
 
+/// What contiguous strides step over: more than the elements where an extent is 0.
+template <std::size_t Rank>
+constexpr std::int64_t stepped_count(const Shape<Rank>& shape) {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : shape) count *= extent > 0 ? extent : 1;
+  return count;
+}
+
 template <class T, std::size_t Rank>
 class Array {
  public:
@@ -27,11 +35,11 @@ class Array {
       : Array(shape,
               std::numeric_limits<T>::has_quiet_NaN ? std::numeric_limits<T>::quiet_NaN() : T{}) {}
   Array(const Shape<Rank>& shape, T fill)
-      : shape_(shape), values_(Values::Constant(element_count(shape), fill)) {}
+      : shape_(shape), values_(Values::Constant(stepped_count(shape), fill)) {}
 
   const Shape<Rank>& shape() const { return shape_; }
   std::int64_t extent(std::size_t i) const { return shape_[i]; }
-  std::int64_t size() const { return values_.size(); }
+  std::int64_t size() const { return element_count(shape_); }
   T* data() { return values_.data(); }
   const T* data() const { return values_.data(); }
   T* begin() { return data(); }
@@ -57,7 +65,7 @@ class Array {
  private:
   using Values = Eigen::Array<T, Eigen::Dynamic, 1>;
   Shape<Rank> shape_{};
-  Values values_;
+  Values values_;  ///< never of no element: a piece of an empty array has a pointer to step from
 };
 
 /// The same elements in another type.
