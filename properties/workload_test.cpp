@@ -11,6 +11,7 @@
 
 #include "cache_sim/simulation.hpp"
 #include "properties/support/program.hpp"
+#include "properties/support/sanitized.hpp"
 #include "reference/base/philox.hpp"
 
 namespace lockstep::cache_sim {
@@ -360,9 +361,7 @@ TEST(StreamedWorkload, playsAsTheSameRequestsInATraceDo) {
 
 // What has ended is not held: a long workload takes little more memory than a short one.
 TEST(StreamedWorkload, memoryDoesNotGrowWithTheTokens) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "a sanitizer keeps what is freed for a while";
-#endif
+  if (testing_support::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed for a while";
   const auto peak = [](const std::string& requests) {
     const ProgramRun run =
         run_program({"replay", "sessions:output=4,gap_us=20000,requests=" + requests, "--subject",
