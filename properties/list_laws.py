@@ -20,7 +20,8 @@ SUITES = ("CausalConv1d Recurrence/ Mamba2 GatedDelta ScaledState SoftmaxAttenti
           "DataParallelAttention").split()
 
 
-def names(program, chosen):
+def names(program, chosen="*"):
+    """The program's tests, as GoogleTest filters them."""
     listed = subprocess.run([program, "--gtest_list_tests", f"--gtest_filter={chosen}"], check=True,
                             capture_output=True, text=True).stdout
     suite = ""

@@ -24,6 +24,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "properties"))
+from list_laws import names  # noqa: E402
 # Oracles of cache policies and the vocabulary of traces have mutants of their own: run.py.
 BASE = ["array", "eigen", "fp8", "functions", "grid", "parallel", "recurrence", "slots", "storage", "tree", "view",
         "yardstick"]
@@ -91,21 +93,11 @@ class Program:
             (out / f"{source.stem}.reached.json").unlink(missing_ok=True)
         self.look(out / f"{source.stem}.reached.json")
 
-    def names(self):
-        listed = subprocess.run([self.path, "--gtest_list_tests"], capture_output=True, text=True, check=True).stdout
-        suite = ""
-        for line in listed.splitlines():
-            name = line.split("#")[0].rstrip()
-            if not line.startswith(" "):
-                suite = name
-            elif name:
-                yield suite + name.strip()
-
     def look(self, cache):
         """Which mutants each test comes by, and its seconds."""
         if not cache.exists():
             self.tests, seen = {}, cache.with_suffix(".txt")
-            for name in self.names():
+            for name in names(self.path):
                 start = time.monotonic()
                 done = subprocess.run([self.path, f"--gtest_filter={name}"], capture_output=True,
                                       env={**ENVIRONMENT, "LOCKSTEP_REACHED": str(seen)})
