@@ -49,16 +49,24 @@ Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request) {
   });
 }
 
+Result<void> start_run(const ReplayRequest& request, const Result<RunOptions>& options,
+                       ReplayOutcome& outcome) {
+  if (!options) return tl::unexpected(options.error());
+  Result<std::unique_ptr<Run>> run = Run::start(*options);
+  if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
+  outcome.run = std::move(*run);
+  return {};
+}
+
 Result<ReplayOutcome> replay_trace(const ReplayRequest& request, ReplayOutcome outcome) {
   const auto load_start = std::chrono::steady_clock::now();
   Result<Trace> trace = read_trace(request.file);
   if (!trace) return tl::unexpected(trace.error());
   outcome.trace = std::move(*trace);
-  Result<RunOptions> options = run_options(request, outcome.trace->config);
-  if (!options) return tl::unexpected(options.error());
-  Result<std::unique_ptr<Run>> run = Run::start(*options);
-  if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
-  outcome.run = std::move(*run);
+  if (const Result<void> started =
+          start_run(request, run_options(request, outcome.trace->config), outcome);
+      !started)
+    return tl::unexpected(started.error());
   Result<std::unique_ptr<StepCost>> cost = step_cost(request);
   if (!cost) return tl::unexpected(cost.error());
   outcome.load_s = seconds_since(load_start);
@@ -75,11 +83,9 @@ Result<ReplayOutcome> replay_workload(const ReplayRequest& request, ReplayOutcom
   const auto load_start = std::chrono::steady_clock::now();
   OpenedStream requests = open_workload(request.file, request.limit);
   if (!requests) return tl::unexpected(requests.error());
-  Result<RunOptions> options = run_options(request, Config{});
-  if (!options) return tl::unexpected(options.error());
-  Result<std::unique_ptr<Run>> run = Run::start(*options);
-  if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
-  outcome.run = std::move(*run);
+  if (const Result<void> started = start_run(request, run_options(request, Config{}), outcome);
+      !started)
+    return tl::unexpected(started.error());
   Result<std::unique_ptr<StepCost>> cost = step_cost(request);
   if (!cost) return tl::unexpected(cost.error());
   outcome.load_s = seconds_since(load_start);
@@ -102,13 +108,12 @@ Result<ReplayOutcome> replay_sglang_w1(const ReplayRequest& request, ReplayOutco
   config.kv_tokens = w1->kv_tokens;
   config.state_slots = w1->state_slots;
   config.chunked_prefill = 1024;
-  Result<RunOptions> options = run_options(request, config);
+  const Result<RunOptions> options = run_options(request, config);
   if (!options) return tl::unexpected(options.error());
   if (options->config.ranks != 1 || options->config.overlap != 0)
     return fail(fmt::format("{}: its own driver has one rank and no overlap", request.file));
-  Result<std::unique_ptr<Run>> run = Run::start(*options);
-  if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
-  outcome.run = std::move(*run);
+  if (const Result<void> started = start_run(request, options, outcome); !started)
+    return tl::unexpected(started.error());
   const SglangW1 workload = SglangW1::generate(*w1);
   outcome.load_s = seconds_since(load_start);
   const auto start = std::chrono::steady_clock::now();
