@@ -49,13 +49,14 @@ TEST(Judge, everyOperationHasARightCandidate) {
   const std::vector<std::pair<std::string, std::string>> all{
       {"selective_state_update", "ssu_right"},
       {"causal_conv1d_update", "conv_right"},
+      {"gated_delta_rule_prefill", "prefill_right"},
       {"state_copy", "copy_right"},
       {"state_scatter_accepted", "scatter_right"}};
   for (const auto& [operation, symbol] : all) {
     const bool large = symbol == "ssu_right";  // its serving shape takes seconds here
     const ProgramRun run = judged(operation, symbol, {"--case", large ? "decode" : ""});
     EXPECT_EQ(run.status, 0) << run.out << run.err;
-    EXPECT_THAT(run.out, HasSubstr("cases: nothing found"));
+    EXPECT_THAT(run.out, HasSubstr(": nothing found"));
     EXPECT_THAT(run_program({"list", "operations"}).out, HasSubstr(operation + " "));
   }
 }
@@ -126,6 +127,11 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {kConv, "conv_reversed", "decode-bare", 11, {"taps of the weight reversed"}},
       {kConv, "conv_state_stays", "decode-bare", 11, {"with the state left as it was"}},
       {kConv, "conv_writes_holes", "strided", 10, {"conv_state: memory between its elements"}},
+      {"gated_delta_rule_prefill",
+       "prefill_no_carry",
+       "one-row",
+       11,
+       {"every chunk of 64 tokens started from the row's initial state"}},
       {"state_copy", "copy_in_order", "c", 11, {"sources were overwritten"}},
       {"state_scatter_accepted", "scatter_by_index", "every", 11, {"index instead of the count"}},
   });
@@ -229,6 +235,26 @@ TEST(JudgePython, aFunctionIsJudgedLikeALibrary) {
   const ProgramRun unimportable = judged_by("", broken + ":f", "decode-ones");
   EXPECT_EQ(unimportable.status, 3);
   EXPECT_THAT(unimportable.err, HasSubstr("broken.py does not import: ModuleNotFoundError"));
+}
+
+// A candidate that gives back its stages learns which is the first wrong one.
+TEST(JudgePython, theFirstWrongStageOfAChunkIsNamed) {
+  const char* const given = std::getenv("LOCKSTEP_PYTHON");
+  const std::string python = given == nullptr ? "python3" : given;
+  // NOLINTNEXTLINE(cert-env33-c): the user's own Python, by the word that the user gave
+  if (std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+    GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
+  const auto run = [](const std::string& function) {
+    return run_program({"judge", "gated_delta_rule_prefill", "--candidate",
+                        "fixtures/candidates/torch_delta_prefill.py:" + function, "--device", "cpu",
+                        "--case", "one-row"});
+  };
+  EXPECT_EQ(run("right").status, 0);
+  EXPECT_THAT(run("wrong_w").out, HasSubstr("tokens 0 to 63: U is right; first wrong stage: W;"));
+  EXPECT_THAT(run("wrong_state").out,
+              HasSubstr("tokens 0 to 63: U is right; W is right; new_values is right; first wrong "
+                        "stage: chunk_states;"));
+  EXPECT_THAT(run("wrong_output").out, HasSubstr("chunk_states is right; first wrong stage: O;"));
 }
 
 // Without PyTorch, or without Python, one sentence says what is missing.

@@ -75,8 +75,8 @@ def candidate_of(words):
 class Arguments:
     """A case's tensors on the device, and the call."""
 
-    def __init__(self, run, case, device):
-        self.run, self.case, self.device = run, case, device
+    def __init__(self, run, case, number, device):
+        self.run, self.case, self.number, self.device = run, case, number, device
         self.bytes = sum(t["bytes"] for t in case["tensors"])
         self.memory = torch.empty(self.bytes, dtype=torch.uint8, device=device)
         self.views = {}
@@ -100,6 +100,16 @@ class Arguments:
         positional = [given.pop(name, None) for name in self.run["positional"]]
         return function(*positional, **given)
 
+    def write_stages(self, stages):
+        """Named stages of the computation, in float32."""
+        sizes, data = {}, b""
+        for name, value in stages.items():
+            one = torch.as_tensor(value).detach().float().cpu().contiguous()
+            sizes[name] = one.numel() * 4
+            data += ctypes.string_at(one.data_ptr(), one.numel() * 4)
+        (FOLDER / f"stages_{self.number}.bin").write_bytes(data)
+        write(f"stages_{self.number}.json", sizes)
+
     def answer(self, result):
         """The bytes behind the call, with what it returned in the place of the output."""
         stages = None
@@ -117,7 +127,8 @@ class Arguments:
             if str(result.dtype) != "torch." + t["dtype"]:
                 raise ValueError(f"{t['name']} is {t['dtype']}, and {result.dtype} came back")
             self.views[t["name"]].copy_(result)
-        del stages
+        if stages is not None:
+            self.write_stages(stages)
         host = self.memory.cpu()
         return ctypes.string_at(host.data_ptr(), self.bytes)
 
@@ -196,7 +207,7 @@ def timed(run, case, number, function, device):
         cold = 4 * getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 64 << 20)
     sets = []
     while not sets or (len(sets) < 16 and sum(s.bytes for s in sets) < cold):
-        sets.append(Arguments(run, case, device))
+        sets.append(Arguments(run, case, number, device))
         sets[-1].set(data)
     us, how = (time_cuda if device == "cuda" else time_cpu)(sets, function)
     return {"time_us": us, "how": how}
@@ -221,7 +232,7 @@ def copy_gbps(device):
 def run_case(run, case, number, function, device):
     """One case: runs with every fill, then its time."""
     for i, fill in enumerate(run["fills"]):
-        arguments = Arguments(run, case, device)
+        arguments = Arguments(run, case, number, device)
         arguments.set(inputs_of(number, fill, device))
         try:
             result = arguments.call(function)

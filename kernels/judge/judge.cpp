@@ -66,6 +66,8 @@ void diagnose(const Operation& operation, std::vector<JudgedCase>& cases) {
     for (const Mistake& mistake : operation.mistakes)
       if (agrees(operation, *one->which, one->judgement.answer, mistake.id))
         one->judgement.agrees_with.emplace_back(mistake.id);
+    if (operation.named_stages && !one->runs->stages.empty())
+      one->judgement.stage = operation.named_stages(*one->which, one->runs->stages);
     if (operation.stages)
       one->judgement.stage =
           operation.stages(*one->which, one->judgement.answer, operation.truth(*one->which, ""));

@@ -48,6 +48,12 @@ struct Case {
 /// Values of the states and outputs, by name, last dimension fastest.
 using Answer = std::map<std::string, std::vector<double>>;
 
+/// A stage of the computation that a Python candidate gave back beside its output, flattened.
+struct NamedStage {
+  std::vector<double> values;
+};
+using NamedStages = std::map<std::string, NamedStage>;
+
 struct Mistake {
   std::string_view id;
   std::string_view sentence;  ///< goes on from "it agrees with the definition …"
@@ -73,6 +79,8 @@ struct Operation {
   std::vector<Mistake> mistakes;
   /// What the states and outputs of a wrong answer say of the stage that is wrong; empty: nothing.
   std::function<std::string(const Case&, const Answer& candidate, const Answer& truth)> stages;
+  /// Likewise of the stages that the candidate names itself.
+  std::function<std::string(const Case&, const NamedStages&)> named_stages;
 };
 
 Result<JudgeReport> judge_operation(const Operation& operation, const JudgeRequest& request);

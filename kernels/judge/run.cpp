@@ -132,6 +132,23 @@ std::string ending(int status) {
   return fmt::format("it ended with status {}", WEXITSTATUS(status));
 }
 
+NamedStages read_stages(const Folder& folder, std::size_t number) {
+  const Json sizes =
+      Json::parse(read_text(folder.file(fmt::format("stages_{}.json", number))), nullptr, false);
+  NamedStages stages;
+  if (!sizes.is_object()) return stages;
+  const std::string bytes = read_text(folder.file(fmt::format("stages_{}.bin", number)));
+  std::size_t at = 0;
+  for (const auto& [name, size] : sizes.items()) {
+    std::vector<float> values(size.get<std::size_t>() / sizeof(float));
+    if (at + values.size() * sizeof(float) > bytes.size()) break;
+    std::memcpy(values.data(), bytes.data() + at, values.size() * sizeof(float));
+    at += values.size() * sizeof(float);
+    stages[name].values.assign(values.begin(), values.end());
+  }
+  return stages;
+}
+
 Result<CandidateRuns> read_answers(const Folder& folder, const std::vector<Case>& cases,
                                    const std::string& ended, bool silent) {
   CandidateRuns all;
@@ -162,6 +179,7 @@ Result<CandidateRuns> read_answers(const Folder& folder, const std::vector<Case>
     one.time_us = done.value("time_us", 0.0);
     one.how = done.value("how", "");
     if (one.outcome != Outcome::done) continue;
+    one.stages = read_stages(folder, i);
     std::size_t size = 0;
     for (const Tensor& tensor : cases[i].tensors)
       size += static_cast<std::size_t>(tensor.allocation_bytes());

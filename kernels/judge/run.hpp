@@ -6,6 +6,7 @@
 //   in_I_F.bin         the allocations of case I, one behind the other, with fill F
 //   out_I_R.bin        the same behind run R
 //   done_I.json        {"status": "done" | "unsupported" | "raised", "message", "time_us", "how"}
+//   stages_I.json      {"NAME": bytes, …}: named stages of case I, float32 in stages_I.bin
 //   environment.json   {"text", "status"}: why nothing could be run at all
 //   machine.json       {"device", "copy_gbps"}
 #pragma once
@@ -19,10 +20,10 @@ enum class Outcome : std::uint8_t { done, unsupported, raised, died, silent };
 struct CaseRuns {
   Outcome outcome = Outcome::died;
   std::string message;
-  std::vector<Bytes> runs;   ///< all allocations of the case, behind each run
-  double time_us = 0;        ///< median; 0: not timed
-  std::string how;           ///< was timed
-  std::string extra_stages;  ///< JSON of the named stages that a Python candidate gave back
+  std::vector<Bytes> runs;  ///< all allocations of the case, behind each run
+  double time_us = 0;       ///< median; 0: not timed
+  std::string how;          ///< was timed
+  NamedStages stages;       ///< that a Python candidate gave back
 };
 
 struct CandidateRuns {

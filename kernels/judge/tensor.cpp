@@ -25,6 +25,7 @@ void encode(double value, ElementType type, char* at) {
     case ElementType::bf16: return put(at, Eigen::bfloat16(static_cast<float>(value)));
     case ElementType::fp16: return put(at, Eigen::half(static_cast<float>(value)));
     case ElementType::int32: return put(at, static_cast<std::int32_t>(value));
+    case ElementType::boolean: return put(at, static_cast<std::uint8_t>(value != 0));
   }
 }
 
@@ -34,6 +35,7 @@ double decode(ElementType type, const char* at) {
     case ElementType::bf16: return static_cast<float>(got<Eigen::bfloat16>(at));
     case ElementType::fp16: return static_cast<float>(got<Eigen::half>(at));
     case ElementType::int32: return got<std::int32_t>(at);
+    case ElementType::boolean: return got<std::uint8_t>(at);
   }
   return 0;
 }
@@ -46,6 +48,7 @@ std::string_view name_of(ElementType type) {
     case ElementType::bf16: return "bfloat16";
     case ElementType::fp16: return "float16";
     case ElementType::int32: return "int32";
+    case ElementType::boolean: return "bool";
   }
   return "";
 }
@@ -55,12 +58,14 @@ Format format_of(ElementType type) {
     case ElementType::float32: return Format::float32;
     case ElementType::bf16: return Format::bf16;
     case ElementType::fp16: return Format::fp16;
-    case ElementType::int32: return Format::exact;
+    case ElementType::int32:
+    case ElementType::boolean: return Format::exact;
   }
   return Format::exact;
 }
 
 std::int64_t size_of(ElementType type) {
+  if (type == ElementType::boolean) return 1;
   return type == ElementType::bf16 || type == ElementType::fp16 ? 2 : 4;
 }
 
