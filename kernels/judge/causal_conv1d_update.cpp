@@ -67,11 +67,9 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Case> cases(const CaseOptions& options) {
+std::vector<Wanted> plain_decodes() {
   const std::vector<std::int64_t> nine(9, 1), four(4, 1);
-  const std::vector<std::int64_t> served(static_cast<std::size_t>(options.batch), 1);
-  const std::vector<std::int64_t> ragged{3, 0, 1, 7, 2}, drafts{4, 2, 4, 1, 3};
-  const std::vector<Wanted> all{
+  return {
       {.name = "decode",
        .D = 256,
        .W = 4,
@@ -91,6 +89,12 @@ std::vector<Case> cases(const CaseOptions& options) {
        .silu = false},
       {.name = "decode-width-2", .D = 63, .W = 2, .C = 1, .batch = {.lengths = four}},
       {.name = "decode-width-3", .D = 64, .W = 3, .C = 2, .batch = {.lengths = four}},
+  };
+}
+
+std::vector<Wanted> other_decodes() {
+  const std::vector<std::int64_t> nine(9, 1), four(4, 1);
+  return {
       {.name = "decode-ones", .D = 1, .W = 4, .C = 3, .batch = {.lengths = {1}}},
       {.name = "decode-strided",
        .D = 128,
@@ -109,6 +113,12 @@ std::vector<Case> cases(const CaseOptions& options) {
        .W = 4,
        .C = 3,
        .batch = {.lengths = nine, .padding_rows = {1, 8}, .pad_slot_id = 0}},
+  };
+}
+
+std::vector<Wanted> longer_rows() {
+  const std::vector<std::int64_t> ragged{3, 0, 1, 7, 2}, drafts{4, 2, 4, 1, 3};
+  return {
       {.name = "packed-rows",
        .D = 128,
        .W = 4,
@@ -126,23 +136,33 @@ std::vector<Case> cases(const CaseOptions& options) {
        .C = 3,
        .batch = {.lengths = {4, 1, 3}, .behind = 1, .padding_rows = {1}, .packed = true},
        .snapshots = true},
+  };
+}
+
+std::vector<Wanted> served(std::int64_t batch) {
+  const std::vector<std::int64_t> rows(static_cast<std::size_t>(batch), 1);
+  return {
       {.name = "serving",
        .D = 8192,
        .W = 4,
        .C = 3,
-       .batch = {.lengths = served},
+       .batch = {.lengths = rows},
        .layout = Layout::columns_first,
        .timed = true},
       {.name = "serving-in-order",
        .D = 8192,
        .W = 4,
        .C = 3,
-       .batch = {.lengths = served, .in_order = true},
+       .batch = {.lengths = rows, .in_order = true},
        .layout = Layout::columns_first,
        .timed = true},
   };
+}
+
+std::vector<Case> cases(const CaseOptions& options) {
   std::vector<Case> made;
-  for (const Wanted& wanted : all) made.push_back(make(wanted, options));
+  for (const auto& part : {plain_decodes(), other_decodes(), longer_rows(), served(options.batch)})
+    for (const Wanted& wanted : part) made.push_back(make(wanted, options));
   return made;
 }
 

@@ -94,10 +94,9 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Case> cases(const CaseOptions& options) {
+std::vector<Wanted> plain_decodes() {
   const std::vector<std::int64_t> nine(9, 1), four(4, 1);
-  const std::vector<std::int64_t> served(static_cast<std::size_t>(options.batch), 1);
-  const std::vector<Wanted> all{
+  return {
       {.name = "decode",
        .H = 8,
        .G = 2,
@@ -129,6 +128,12 @@ std::vector<Case> cases(const CaseOptions& options) {
        .z = true,
        .limits = true},
       {.name = "decode-ones", .H = 3, .G = 1, .P = 1, .N = 1, .batch = {.lengths = {1}}, .z = true},
+  };
+}
+
+std::vector<Wanted> other_decodes() {
+  const std::vector<std::int64_t> nine(9, 1), four(4, 1);
+  return {
       {.name = "decode-mamba1",
        .H = 2,
        .G = 1,
@@ -162,6 +167,11 @@ std::vector<Case> cases(const CaseOptions& options) {
        .P = 64,
        .N = 128,
        .batch = {.lengths = four, .padding_rows = {2}, .apart = true}},
+  };
+}
+
+std::vector<Wanted> longer_rows() {
+  return {
       {.name = "packed-rows",
        .H = 8,
        .G = 2,
@@ -186,23 +196,33 @@ std::vector<Case> cases(const CaseOptions& options) {
        .N = 128,
        .batch = {.lengths = {4, 1, 3}, .behind = 1, .padding_rows = {1}, .packed = true},
        .snapshots = true},
+  };
+}
+
+std::vector<Wanted> served(std::int64_t batch) {
+  const std::vector<std::int64_t> rows(static_cast<std::size_t>(batch), 1);
+  return {
       {.name = "serving",
        .H = 128,
        .G = 8,
        .P = 64,
        .N = 128,
-       .batch = {.lengths = served},
+       .batch = {.lengths = rows},
        .timed = true},
       {.name = "serving-in-order",
        .H = 128,
        .G = 8,
        .P = 64,
        .N = 128,
-       .batch = {.lengths = served, .in_order = true},
+       .batch = {.lengths = rows, .in_order = true},
        .timed = true},
   };
+}
+
+std::vector<Case> cases(const CaseOptions& options) {
   std::vector<Case> made;
-  for (const Wanted& wanted : all) made.push_back(make(wanted, options));
+  for (const auto& part : {plain_decodes(), other_decodes(), longer_rows(), served(options.batch)})
+    for (const Wanted& wanted : part) made.push_back(make(wanted, options));
   return made;
 }
 
