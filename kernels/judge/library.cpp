@@ -43,7 +43,7 @@ lockstep_candidate loaded(const std::string& candidate) {
 /// The tensors of one case where the candidate gets them.
 class Arguments {
  public:
-  Arguments(Place& place, const Operation& operation, const Case& c) : place_(place), case_(c) {
+  Arguments(Place& place, const Operation& operation, const Case& c) : place_(place) {
     std::int64_t bytes = 0;
     for (const Tensor& tensor : c.tensors) bytes += tensor.allocation_bytes();
     bytes_ = bytes;
@@ -102,7 +102,6 @@ class Arguments {
   }
 
   Place& place_;
-  const Case& case_;
   std::int64_t bytes_ = 0;
   char* memory_ = nullptr;
   std::vector<lockstep_tensor> tensors_;

@@ -278,8 +278,7 @@ std::string axis_text(const Case& c, const Tensor& tensor, std::size_t d,
   }
   if (static_cast<std::int64_t>(wrong.size()) == extent) return "";
   if (axis.ends_with("head"))
-    if (const std::string rule = head_rule(wrong, extent, c.heads_per_group); !rule.empty())
-      return rule;
+    if (std::string rule = head_rule(wrong, extent, c.heads_per_group); !rule.empty()) return rule;
   if (*wrong.rbegin() == extent - 1 &&
       static_cast<std::int64_t>(wrong.size()) == extent - *wrong.begin())
     return fmt::format("only {} {} and beyond", plural(axis), *wrong.begin());
