@@ -211,6 +211,36 @@ struct SelectiveState {
 constexpr const char* kStateLetters = "[slots, H, P, N]";
 constexpr const char* kName = "selective_state_update";
 
+/// The scales of a pool [slots, H, P, N], if it has any.
+template <class T, class S>
+void add_scales(const Checks& checks, const SelectiveStateUpdate<T, S>& in, StatePool<S>& pool) {
+  checks.expect(in.state_scale.has_value() == kIsScaled<S>, "state_scale",
+                kIsScaled<S> ? "given for states in int8 and e4m3" : "absent",
+                kIsScaled<S> ? "nothing" : "one");
+  checks.expect(!in.rand_seed || kIsScaled<S>, "rand_seed", "absent without state_scale", "given");
+  if constexpr (kIsScaled<S>) {
+    checks.expect(!in.snapshots, "snapshots", "absent beside state_scale", "given");
+    const TensorView<float, 4>& scales = *in.state_scale;
+    const Shape<4> state = shape_of(in.state);
+    const std::int64_t blocks = scales.extent(3);
+    checks.shape(scales, "state_scale", "[slots, H, P, blocks]",
+                 {state[0], state[1], state[2], blocks});
+    const std::int64_t block = blocks < 1 ? 0 : (state[3] + blocks - 1) / blocks;
+    checks.expect(block >= 1 && (state[3] + block - 1) / block == blocks, "state_scale",
+                  "[slots, H, P, ceil(N / block)]", text_of(shape_of(scales)));
+    pool.scales = scales.data_handle();
+    pool.scale_slot_stride = scales.stride(0);
+    pool.scale_head_stride = scales.stride(1);
+    pool.scale_row_stride = scales.stride(2);
+    pool.scale_stride = scales.stride(3);
+    pool.block = static_cast<int>(block);
+    pool.heads = static_cast<int>(state[1]);
+    pool.stochastic = in.rand_seed.has_value();
+    pool.seed = in.rand_seed.value_or(0);
+    pool.stream = in.rand_stream;
+  }
+}
+
 /// One number for all along the dimensions from `first` on.
 template <std::size_t Rank>
 bool is_repeated(const MixedView<Rank>& view, std::size_t first) {
@@ -295,6 +325,7 @@ void selective_state_update(const SelectiveStateUpdate<T, S>& in, cudaStream_t s
   RecurrenceParameters<S> p = recurrence_parameters(checks, kStateLetters, in.state, in.slots,
                                                     in.query_start_loc, in.x.extent(0));
   p.read_only = in.read_only;
+  add_scales(checks, in, p.state);
   add_snapshots(checks, in.snapshots, p);
   add_parents(checks, in.parents, p);
   if (p.rows.rows == 0 || in.state.empty()) return;
@@ -343,5 +374,12 @@ LOCKSTEP_SERVING_TYPES(LOCKSTEP_INSTANTIATE)
 LOCKSTEP_OTHER_TYPES(LOCKSTEP_INSTANTIATE)
 #endif
 #undef LOCKSTEP_INSTANTIATE
+
+#ifdef LOCKSTEP_ALL_SHAPES
+#define LOCKSTEP_INSTANTIATE(T, S) \
+  template void selective_state_update(const SelectiveStateUpdate<T, S>&, cudaStream_t);
+LOCKSTEP_SCALED_TYPES(LOCKSTEP_INSTANTIATE)
+#undef LOCKSTEP_INSTANTIATE
+#endif
 
 }  // namespace lockstep::kernels

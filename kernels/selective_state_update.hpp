@@ -38,6 +38,12 @@ struct SelectiveStateUpdate {
   std::optional<float> dt_max{};
   StateSlots slots{};
   std::optional<IndexView> query_start_loc{};  // [N + 1]
+  /// Of states in int8 and e4m3, float32 [slots, H, P, ceil(N / block)]: value = number * scale
+  /// (reference/scaled_state.hpp). With rand_seed numbers are rounded stochastically, by the Philox
+  /// stream rand_stream: another one for every launch. Such states have no snapshots and no replay.
+  std::optional<TensorView<float, 4>> state_scale{};
+  std::optional<std::uint64_t> rand_seed{};
+  std::uint64_t rand_stream = 0;
   /// With snapshots [T, H, P, N], parents [T] or read_only, the state is only read.
   std::optional<TensorView<S, 4>> snapshots{};
   std::optional<IndexView> parents{};

@@ -5,6 +5,7 @@
 
 #include "properties/support/gpu.hpp"
 #include "reference/mamba2.hpp"
+#include "reference/scaled_state.hpp"
 
 namespace lockstep {
 namespace {
@@ -63,6 +64,42 @@ V widened(const V& view, std::size_t dimension, std::int64_t n) {
   return make_view(view.data_handle(), extents, strides);
 }
 
+/// The inputs as a reference takes them, in its scalar.
+template <class S>
+struct HostInputs {
+  explicit HostInputs(const Inputs& in)
+      : x(cast<S>(in.x)),
+        dt(cast<S>(in.dt)),
+        A(cast<S>(in.A)),
+        B(cast<S>(in.B)),
+        C(cast<S>(in.C)),
+        z(cast<S>(in.z)),
+        D(cast<S>(in.D)),
+        dt_bias(cast<S>(in.dt_bias)) {}
+
+  reference::Mamba2Inputs<S> arguments(const Batch& batch, const Question& question,
+                                       const StoragePoints& storage) const {
+    const std::int64_t P = x.extent(2), N = B.extent(2);
+    reference::Mamba2Inputs<S> in{.x = x,
+                                  .dt = widened(dt.view(), 2, P),
+                                  .A = widened(widened(A.view(), 1, P), 2, N),
+                                  .B = B,
+                                  .C = C,
+                                  .D = repeat(D.view(), P),
+                                  .dt_bias = repeat(dt_bias.view(), P),
+                                  .dt_softplus = true,
+                                  .rows = {.tokens = batch.tokens,
+                                           .query_start_loc = batch.starts.view(),
+                                           .slots = batch.host(),
+                                           .storage = storage}};
+    if (question.gated) in.z = z;
+    if (question.limited) in.dt_min = S{0.5}, in.dt_max = S{1};
+    return in;
+  }
+  Array<S, 3> x, dt, A, B, C, z;
+  Array<S, 1> D, dt_bias;
+};
+
 template <class S>
 struct Answer {
   Array<S, 3> out;
@@ -72,32 +109,17 @@ struct Answer {
 template <class S>
 Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Question& question,
                            const StoragePoints& storage) {
-  const auto x = cast<S>(inputs.x), dt = cast<S>(inputs.dt), A = cast<S>(inputs.A);
-  const auto B = cast<S>(inputs.B), C = cast<S>(inputs.C), z = cast<S>(inputs.z);
-  const auto D = cast<S>(inputs.D), dt_bias = cast<S>(inputs.dt_bias);
-  const std::int64_t P = x.extent(2), N = B.extent(2);
-  Answer<S> answer{Array<S, 3>(x.shape()), cast<S>(inputs.state), {}};
+  const HostInputs<S> host(inputs);
   Shape<4> snapshot_shape = inputs.state.shape();
   snapshot_shape[0] = batch.tokens;
-  answer.snapshots = Array<S, 4>(snapshot_shape);
-  reference::Mamba2Inputs<S> in{
-      .x = x,
-      .dt = widened(dt.view(), 2, P),
-      .A = widened(widened(A.view(), 1, P), 2, N),
-      .B = B,
-      .C = C,
-      .D = repeat(D.view(), P),
-      .dt_bias = repeat(dt_bias.view(), P),
-      .dt_softplus = true,
-      .rows = {.query_start_loc = batch.starts.view(), .slots = batch.host(), .storage = storage}};
-  if (question.gated) in.z = z;
-  if (question.limited) in.dt_min = S{0.5}, in.dt_max = S{1};
+  Answer<S> answer{Array<S, 3>(inputs.x.shape()), cast<S>(inputs.state),
+                   Array<S, 4>(snapshot_shape)};
   std::optional<IndexView> parents;
   if (question.parents) parents = question.parents->view();
   std::optional<TensorView<S, 4>> snapshots;
   if (question.snapshots) snapshots = answer.snapshots.view();
-  reference::selective_state_update<S>(in, answer.state.view(), answer.out.view(), parents,
-                                       snapshots);
+  reference::selective_state_update<S>(host.arguments(batch, question, storage),
+                                       answer.state.view(), answer.out.view(), parents, snapshots);
   return answer;
 }
 
@@ -273,6 +295,126 @@ TYPED_TEST(SelectiveStateUpdateGpu, replayIsTheAcceptedDecodesBitByBit) {
     EXPECT_TRUE(same_bits(verified.state, decoded.state));
   }
 }
+
+#ifdef LOCKSTEP_ALL_SHAPES
+template <class Number>
+class ScaledStatesGpu : public GpuTest {};
+using ScaledNumbers = ::testing::Types<kernels::Int8, kernels::E4m3>;
+TYPED_TEST_SUITE(ScaledStatesGpu, ScaledNumbers);
+
+/// A pool in narrow numbers: what the device begins with, and what a reference makes of it.
+template <class Number>
+struct ScaledPool {
+  ScaledPool(const Inputs& inputs, std::int64_t block_)
+      : block(block_), numbers(scaled(inputs.state)), scales(scales_for(inputs.state, block_)) {}
+
+  static Array<double, 4> scaled(Array<double, 4> state) {
+    for (double& x : state) x = std::trunc(x * 50);
+    return state;
+  }
+  static Array<double, 4> scales_for(const Array<double, 4>& state, std::int64_t block) {
+    const Shape<4> s = state.shape();
+    auto scales = on_grid<double>(Shape<4>{s[0], s[1], s[2], (s[3] + block - 1) / block}, {});
+    for (double& scale : scales) scale = (std::abs(scale) + 0.125) / 64;
+    return scales;
+  }
+
+  template <class S>
+  Array<S, 3> advance(const Inputs& inputs, const Batch& batch, const Question& question,
+                      const StoragePoints& storage, const std::optional<std::uint64_t>& rand_seed) {
+    const HostInputs<S> host(inputs);
+    const auto in = host.arguments(batch, question, storage);
+    auto values = cast<S>(numbers.host()), factors = cast<S>(scales.host());
+    reference::ScaledStates<S> states{values.view(), factors.view(), block,
+                                      kernels::format_of<Number>()};
+    if (rand_seed) states.stochastic = {.seed = *rand_seed, .stream = 3};
+    Array<S, 3> out(inputs.x.shape());
+    reference::with_scaled_states<S>(in.rows, states, [&](const TensorView<S, 4>& plain) {
+      reference::selective_state_update<S>(in, plain, out.view());
+    });
+    expected_numbers = cast<double>(values);
+    expected_scales = cast<double>(factors);
+    return out;
+  }
+
+  /// Numbers are those of the reference, but for ones that stand between two and were rounded to
+  /// the other: at most one in a hundred, and by one step.
+  ::testing::AssertionResult is_as_expected() const {
+    const Array<float, 4> got = numbers.host(), got_scales = scales.host();
+    std::int64_t moved = 0;
+    for (std::int64_t i = 0; i < got_scales.size(); ++i)
+      if (!(std::abs(got_scales.data()[i] / expected_scales.data()[i] - 1) < 1e-5))
+        return ::testing::AssertionFailure() << "scale " << i << " is " << got_scales.data()[i]
+                                             << ", not " << expected_scales.data()[i];
+    for (std::int64_t i = 0; i < got.size(); ++i) {
+      const double a = got.data()[i], b = expected_numbers.data()[i];
+      if (a == b) continue;
+      ++moved;
+      const Format format = kernels::format_of<Number>();
+      if (std::abs(a - b) <= std::max(unit_in_last_place(a, format), unit_in_last_place(b, format)))
+        continue;
+      return ::testing::AssertionFailure() << "number " << i << " is " << a << ", not " << b;
+    }
+    if (!numbers.guards_intact() || !scales.guards_intact())
+      return ::testing::AssertionFailure() << "bytes beside the pool were written";
+    if (moved * 100 <= got.size()) return ::testing::AssertionSuccess();
+    return ::testing::AssertionFailure() << moved << " of " << got.size() << " numbers differ";
+  }
+
+  std::int64_t block;
+  DeviceTensor<Number, 4> numbers;
+  DeviceTensor<float, 4> scales;
+  Array<double, 4> expected_numbers, expected_scales;
+};
+
+// Rows without a slot, slots that nobody uses, blocks of any size, tables of slots; to nearest and
+// by the draws of the reference.
+TYPED_TEST(ScaledStatesGpu, areTheReferences) {
+  const std::vector<std::pair<Extents, std::int64_t>> cases{
+      {{8, 2, 64, 128}, 128}, {{8, 2, 64, 128}, 16}, {{4, 4, 32, 128}, 64},
+      {{2, 1, 16, 64}, 64},   {{2, 2, 8, 256}, 256}, {{2, 2, 8, 256}, 128},
+      {{3, 1, 5, 17}, 17},    {{3, 1, 5, 17}, 4},    {{1, 1, 1, 1}, 1}};
+  for (const auto& [e, block] : cases)
+    for (const std::uint64_t seed : {1, 2, 3, 4}) {
+      const bool table = seed == 4;
+      const Batch batch = Batch::draw(seed, 5, table ? 3 : 1, table);
+      const Inputs inputs(batch, e, seed);
+      const Question question{.gated = seed != 3};
+      std::optional<std::uint64_t> rand_seed;
+      if (seed == 2) rand_seed = 99;
+      ScaledPool<TypeParam> pool(inputs, block);
+      const auto yardstick = pool.template advance<float>(inputs, batch, question,
+                                                          {.output = Format::bf16}, rand_seed);
+      const auto truth = pool.template advance<double>(inputs, batch, question, {}, rand_seed);
+
+      Device<Bf16, float> device(inputs, batch);  // for all but the states
+      const auto like = device.arguments(question);
+      kernels::SelectiveStateUpdate<Bf16, TypeParam> in{.x = like.x,
+                                                        .dt = like.dt,
+                                                        .A = like.A,
+                                                        .B = like.B,
+                                                        .C = like.C,
+                                                        .state = pool.numbers.view(),
+                                                        .out = like.out,
+                                                        .D = like.D,
+                                                        .z = like.z,
+                                                        .dt_bias = like.dt_bias,
+                                                        .dt_softplus = like.dt_softplus,
+                                                        .slots = like.slots,
+                                                        .query_start_loc = like.query_start_loc,
+                                                        .state_scale = pool.scales.view(),
+                                                        .rand_seed = rand_seed,
+                                                        .rand_stream = 3};
+      if (!table) in.query_start_loc.reset();  // one token per row: the fast way
+      kernels::selective_state_update(in, nullptr);
+      finish();
+      const std::string what =
+          rand_seed ? "out of scaled states, stochastic" : "out of scaled states";
+      EXPECT_TRUE(within_yardstick(kOperation, what, device.out, yardstick, truth));
+      EXPECT_TRUE(pool.is_as_expected()) << e.P << " x " << e.N << ", blocks of " << block;
+    }
+}
+#endif
 
 class SelectiveStateUpdateArguments : public GpuTest {};
 

@@ -167,6 +167,40 @@ def gdn(B, dtype, T=1):
     return Case("gated_delta_rule_update", name, kind, B, traffic, sets, reference)
 
 
+def gdn_replay(B, dtype, folded, T=4):
+    """A verification without states in between: B rows of T tokens that only read, and a commit of
+    the first 1 ... T of them by replay, in a launch of its own or, folded, at the beginning of the
+    next verification: then k, v, g, beta are those of the verification before."""
+    case = gdn(B, dtype, T)
+    verify = case.reference
+    state_bytes = B * GDN.HV * GDN.V * GDN.K * case.sets[0].state.element_size()
+    for s in case.sets:
+        s.committed = (torch.arange(B, device="cuda") % T + 1).to(torch.int32)
+        if folded:
+            s.before = SimpleNamespace(k=rand(*s.k.shape), v=rand(*s.v.shape),
+                                       g=s.g.roll(1, 0).contiguous(),
+                                       beta=s.beta.roll(1, 0).contiguous())
+
+    def reference(s, rows):
+        last = (s.committed[:rows] - 1).long()
+        if not folded:
+            out, states = verify(s, rows)
+            return out, states[torch.arange(rows, device="cuda"), last]
+        step = SimpleNamespace(**vars(s))
+        step.k, step.v, step.g, step.beta = s.before.k, s.before.v, s.before.g, s.before.beta
+        states = verify(step, rows)[1]
+        committed = states[torch.arange(rows, device="cuda"), last]
+        then = SimpleNamespace(**vars(s))
+        then.state, then.slots = committed, torch.arange(rows, device="cuda")
+        return verify(then, rows)[0], committed
+
+    traffic = case.bytes - (1 + T) * state_bytes + (2 if folded else 3) * state_bytes
+    how = "commit folded into the next" if folded else "verify and commit"
+    name = f"{case.name}, replay: {how}"
+    kind = "gdn_fold" if folded else "gdn_replay"
+    return Case("gated_delta_rule_update", name, kind, B, traffic, case.sets, reference)
+
+
 def unit(x):
     """x normalised over its last dimension, as the kernels do it."""
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6)
@@ -218,6 +252,11 @@ def all_cases(quick=False):
         for B in (b for b in batches if b <= 256):
             found.append(("gated_delta_rule_update", ("gdn_verify", short(dtype), B),
                           lambda B=B, d=dtype: gdn(B, d, T=4)))
+    for dtype in (torch.float32, torch.bfloat16):
+        for B in (64,) if quick else (64, 256):
+            for folded in (False, True):
+                found.append(("gated_delta_rule_update", ("gdn_replay", short(dtype), B),
+                              lambda B=B, d=dtype, f=folded: gdn_replay(B, d, f)))
     for elements in (24576, 1 << 20):
         found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
     return found
@@ -226,6 +265,8 @@ def all_cases(quick=False):
 # The fastest peer's time where none can be run: measured earlier on an H200 with the same method.
 RECORDED = {}
 for _key, _peer, _times in (
+    (("gdn_replay", "fp32"), "FlashInfer 0.7.2.post1 CuTe, snapshots", {64: 190.1, 256: 728.4}),
+    (("gdn_replay", "bf16"), "FlashInfer 0.7.2.post1 CuTe, snapshots", {64: 108.7, 256: 395.2}),
     (("conv",), "vLLM 0.33.0 Triton", {16: 2.5, 64: 4.5, 256: 13.5, 1024: 47.4}),
     (("ssu", "fp32"), "vLLM 0.33.0 Triton", {1: 4.6, 16: 38.5, 64: 142.6, 256: 564.5}),
     (("ssu", "fp32"), "FlashInfer 0.7.2.post1 CUDA", {1024: 2257.1}),

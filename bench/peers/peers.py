@@ -57,6 +57,8 @@ PEERS_OF = {
     "ssu": ("vllm", "mamba_ssm"),
     "gdn": ("fla", "vllm", "flashinfer"),
     "gdn_verify": ("vllm", "flashinfer"),
+    "gdn_replay": ("vllm", "flashinfer"),
+    "gdn_fold": (),
     "copy": (),
 }
 NOT_FETCHED = {
@@ -65,13 +67,16 @@ NOT_FETCHED = {
     "ssu": [],
     "gdn": [],
     "gdn_verify": [("FLA", "it returns only the last state")],
+    "gdn_replay": [("FLA", "it returns only the last state")],
+    "gdn_fold": [("FlashInfer", "it commits by copies")],
     "copy": [],
 }
 
 
 def contestants(case, loaded):
     """(contestants, absent) of a case; absent: [{"name", "why"}]."""
-    makers = {"conv": conv, "ssu": ssu, "gdn": gdn, "gdn_verify": gdn_verify, "copy": copy}
+    makers = {"conv": conv, "ssu": ssu, "gdn": gdn, "gdn_verify": gdn_verify,
+              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy}
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
     absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
@@ -273,6 +278,56 @@ def gdn_verify(case, loaded):
         found.append(Contestant(f"FlashInfer {flashinfer.version} CuTe", launch,
                                 lambda s, result, rows: (result[:rows], s.snapshots[:rows])))
     return found
+
+
+def tokens(s):
+    """k, v, g and beta of a set or of the step before it, packed over the rows."""
+    return tuple(x.flatten(0, 1) for x in (s.k, s.v, s.g, s.beta))
+
+
+def replay_view(s, result, rows):
+    """Output [rows, T, HV, V] and the state in the row's slot."""
+    B, T = s.table.shape
+    return result.reshape(B, T, *result.shape[-2:])[:rows], s.state[s.slots[:rows].long()]
+
+
+def gdn_replay(case, loaded):
+    """Verify and commit; beside those that keep a state after every token."""
+    found = []
+    verify, commit = (loaded.operator(f"gated_delta_rule_{name}") for name in ("update", "replay"))
+    if verify is not None and commit is not None:
+        def launch(s):
+            out = verify(s.q.flatten(0, 1), *tokens(s), s.state, query_start_loc=s.starts,
+                         state_indices=s.slots, use_qk_l2norm=True, read_only=True)
+            commit(*tokens(s), s.state, s.committed, query_start_loc=s.starts,
+                   state_indices=s.slots, use_qk_l2norm=True)
+            return out
+
+        found.append(Contestant(OURS, launch, replay_view))
+    for other in gdn_verify(case, loaded):
+        def view(s, result, rows, view=other.view):
+            out, states = view(s, result, rows)
+            return out, states[torch.arange(rows, device="cuda"), (s.committed[:rows] - 1).long()]
+
+        found.append(Contestant(f"{other.name}, snapshots", other.launch, view))
+    return found
+
+
+def gdn_fold(case, loaded):
+    """A verification that first commits the one before."""
+    del case
+    verify = loaded.operator("gated_delta_rule_update")
+    if verify is None:
+        return []
+
+    def launch(s):
+        k, v, g, beta = tokens(s.before)
+        return verify(s.q.flatten(0, 1), *tokens(s), s.state, query_start_loc=s.starts,
+                      state_indices=s.slots, use_qk_l2norm=True, fold_k=k, fold_v=v, fold_g=g,
+                      fold_beta=beta, fold_query_start_loc=s.starts,
+                      fold_num_accepted_tokens=s.committed)
+
+    return [Contestant(OURS, launch, replay_view)]
 
 
 def copy(case, loaded):

@@ -228,7 +228,7 @@ def main():
     parser.add_argument("--ours", type=Path, help="liblockstep_torch.so; without it only peers run")
     parser.add_argument("--out", type=Path, required=True, help="folder for speed.json")
     parser.add_argument("--operation", action="append", help="only this one; may be repeated")
-    parser.add_argument("--kind", action="append", help="only conv, ssu, gdn, gdn_verify or copy")
+    parser.add_argument("--kind", action="append", help="only conv, ssu, gdn, gdn_verify, gdn_replay or copy")
     parser.add_argument("--quick", action="store_true", help="two batch sizes, fewer rounds")
     arguments = parser.parse_args()
 

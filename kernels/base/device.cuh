@@ -10,6 +10,7 @@ __device__ inline float to_float(T x) {
   if constexpr (std::is_same_v<T, float>) return x;
   if constexpr (std::is_same_v<T, Bf16>) return __bfloat162float(x);
   if constexpr (std::is_same_v<T, Fp16>) return __half2float(x);
+  if constexpr (kIsScaled<T>) return static_cast<float>(x);
 }
 
 /// The nearest number of type T, ties to even.

@@ -19,12 +19,14 @@ template <class T>
 float to_host(T x) {
   if constexpr (std::is_same_v<T, Bf16>) return __bfloat162float(x);
   if constexpr (std::is_same_v<T, Fp16>) return __half2float(x);
+  if constexpr (std::is_same_v<T, E4m3>) return static_cast<float>(x);
   if constexpr (std::is_arithmetic_v<T>) return static_cast<float>(x);
 }
 template <class T>
 T from_host(double x) {
   if constexpr (std::is_same_v<T, Bf16>) return __float2bfloat16_rn(static_cast<float>(x));
   if constexpr (std::is_same_v<T, Fp16>) return __float2half_rn(static_cast<float>(x));
+  if constexpr (std::is_same_v<T, E4m3>) return E4m3(static_cast<float>(x));
   if constexpr (std::is_arithmetic_v<T>) return static_cast<T>(x);
 }
 

@@ -5,6 +5,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <string>
 #include <type_traits>
@@ -16,12 +17,20 @@ namespace lockstep::kernels {
 
 using Bf16 = __nv_bfloat16;
 using Fp16 = __half;
+using Int8 = std::int8_t;
+using E4m3 = __nv_fp8_e4m3;
+
+/// Numbers that stand for a value only together with a scale: reference/scaled_state.hpp.
+template <class S>
+constexpr bool kIsScaled = std::is_same_v<S, Int8> || std::is_same_v<S, E4m3>;
 
 template <class T>
 constexpr Format format_of() {
   if constexpr (std::is_same_v<T, float>) return Format::float32;
   if constexpr (std::is_same_v<T, Bf16>) return Format::bf16;
   if constexpr (std::is_same_v<T, Fp16>) return Format::fp16;
+  if constexpr (std::is_same_v<T, Int8>) return Format::int8;
+  if constexpr (std::is_same_v<T, E4m3>) return Format::e4m3;
 }
 
 inline const char* name_of(Format format) {
@@ -29,6 +38,8 @@ inline const char* name_of(Format format) {
     case Format::float32: return "float32";
     case Format::bf16: return "bfloat16";
     case Format::fp16: return "float16";
+    case Format::int8: return "int8";
+    case Format::e4m3: return "float8_e4m3fn";
     default: return "another type";
   }
 }

@@ -29,9 +29,9 @@
 // and, so that a token can lie in shared memory: visit_columns, take_rows and row_value.
 #pragma once
 
+#include "kernels/base/scaled_rows.cuh"
 #include "kernels/base/shapes.hpp"
 #include "kernels/base/slots.cuh"
-#include "kernels/base/state_rows.cuh"
 
 namespace lockstep::kernels {
 
@@ -52,7 +52,7 @@ struct Fold {
 
 /// States [slots or tokens, heads, R, C] by strides.
 template <class S>
-struct StatePool {
+struct StatePool : ScalesOf<S> {
   S* data = nullptr;
   std::int64_t slot_stride = 0, head_stride = 0, row_stride = 0, column_stride = 0;
 
@@ -101,6 +101,12 @@ struct StateRows {
 #pragma unroll
     for (int r = 0; r < kRows; ++r, row += Layout::kRowsPerWarp * pool.row_stride)
       if (place.has(r)) Layout::template load<kCached>(s[r], row, place.C, pool.column_stride);
+    if constexpr (kIsScaled<S>) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+        if (place.has(r))
+          scale_up<Layout>(s[r], pool.scales_of(slot, head, place.row(r)), pool, place.C);
+    }
   }
 
   template <Cached kCached, class S>
@@ -108,12 +114,22 @@ struct StateRows {
                         int head) const {
     S* row = first_row(place, pool, slot, head);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r, row += Layout::kRowsPerWarp * pool.row_stride)
-      if (place.has(r)) Layout::template store<kCached>(row, s[r], place.C, pool.column_stride);
+    for (int r = 0; r < kRows; ++r, row += Layout::kRowsPerWarp * pool.row_stride) {
+      if (!place.has(r)) continue;
+      if constexpr (kIsScaled<S>) {
+        const std::int64_t element =
+            ((std::int64_t{slot} * pool.heads + head) * place.R + place.row(r)) * place.C;
+        store_scaled<Layout>(row, s[r], pool.scales_of(slot, head, place.row(r)), pool,
+                             pool.column_stride, place.C, element);
+      } else {
+        Layout::template store<kCached>(row, s[r], place.C, pool.column_stride);
+      }
+    }
   }
 
   template <class S>
   __device__ void round() {
+    static_assert(!kIsScaled<S>, "a commit of scaled states is not there");
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
 #pragma unroll
@@ -189,7 +205,7 @@ struct RecurrenceBlock {
   __device__ void prefetch() const {
     if constexpr (Layout::kMasked) return;
     if (p.rows.rows <= kSmallBatch) Op::template prefetch<Layout, kRows>(inputs, n, head, place);
-    const bool pays = sizeof(S) == 2 || p.rows.rows <= kSmallBatch || p.rows.rows >= kLargeBatch;
+    const bool pays = sizeof(S) <= 2 || p.rows.rows <= kSmallBatch || p.rows.rows >= kLargeBatch;
     if (threadIdx.x != 0 || !p.dense || !pays) return;
     const int slot = p.rows.likely_source(n);
     if (slot == kNowhere) return;
@@ -394,8 +410,9 @@ __global__ void __launch_bounds__(32 * kWarps, kWarpsPerProcessor / kWarps)
     state.template load<kCached>(block.place, p.state, plan.source, block.head);
     if constexpr (kWork == Work::any) {
       __shared__ std::int16_t path[kTreeTokensMax + 1];
-      if (folds && block.fold(state) && plan.last != kNowhere)
-        state.template store<kCached>(block.place, p.state, plan.last, block.head);
+      if constexpr (!kIsScaled<S>)
+        if (folds && block.fold(state) && plan.last != kNowhere)
+          state.template store<kCached>(block.place, p.state, plan.last, block.head);
       if (p.parents)
         block.run_tree(state, plan.range, path);
       else
@@ -460,24 +477,33 @@ bool launch_fast(const char* operation, const RecurrenceParameters<S>& p,
     launch_recurrence<Op, kWork, S, Layout, Chosen>(operation, p, inputs, stream);
     return true;
   };
-  constexpr bool kNarrow = sizeof(S) == 2;
+  constexpr bool kNarrow = sizeof(S) <= 2;
   const bool small = p.rows.rows <= kSmallBatch, fills_l2 = p.rows.rows >= kLargeBatch;
   const bool tree = p.parents || p.fold.nodes;
   const bool several = p.rows.starts || p.rows.columns > 0;
   const bool kept = !p.read_only || p.store_snapshots;
   constexpr int kRows = kNarrow ? 4 : 2;
-  if (!tree && (p.fold.accepted || !kept)) {
-    if (launched(Launch<Work::staged>(), Deal<4, 4, 16, Cached::yes>())) return true;
-  } else if (!tree && (several || p.read_only)) {
-    if (small && launched(Launch<Work::staged>(), Deal<2, 4, 16>())) return true;
-    if (fills_l2 && launched(Launch<Work::chain>(), Deal<kRows, 1, 16, Cached::yes>())) return true;
-    if (launched(Launch<Work::chain>(), Deal<kRows, 1, 16>())) return true;
-  } else if (!tree) {
-    if (small && launched(Launch<Work::step>(), Deal<4, 1, 16, Cached::yes>())) return true;
-    if (fills_l2 && launched(Launch<Work::step>(), Deal<kRows, 1, 16, Cached::yes>())) return true;
-    if (launched(Launch<Work::step>(), Deal<kRows, 1, 16>())) return true;
+  if constexpr (kIsScaled<S>) {
+    if (several || tree || !kept || !blocks_are_pieces<Layout>(p.state, p.C)) return false;
+    return launched(Launch<Work::step>(), Deal<2, 1, 16, Cached::yes>());
+  } else {
+    if (tree) {
+      // below
+    } else if (p.fold.accepted || !kept) {
+      if (launched(Launch<Work::staged>(), Deal<4, 4, 16, Cached::yes>())) return true;
+    } else if (several || p.read_only) {
+      if (small && launched(Launch<Work::staged>(), Deal<2, 4, 16>())) return true;
+      if (fills_l2 && launched(Launch<Work::chain>(), Deal<kRows, 1, 16, Cached::yes>()))
+        return true;
+      if (launched(Launch<Work::chain>(), Deal<kRows, 1, 16>())) return true;
+    } else {
+      if (small && launched(Launch<Work::step>(), Deal<4, 1, 16, Cached::yes>())) return true;
+      if (fills_l2 && launched(Launch<Work::step>(), Deal<kRows, 1, 16, Cached::yes>()))
+        return true;
+      if (launched(Launch<Work::step>(), Deal<kRows, 1, 16>())) return true;
+    }
+    return launched(Launch<Work::any>(), Deal<2, 1, 8>());
   }
-  return launched(Launch<Work::any>(), Deal<2, 1, 8>());
 }
 
 /// Rows, slots and extents of an update over T tokens. `letters` name the state's dimensions.

@@ -28,3 +28,8 @@
   X(float, float)               \
   X(float, Bf16)                \
   X(float, Fp16)
+
+// Activations beside states with scales, compiled with LOCKSTEP_ALL_SHAPES.
+#define LOCKSTEP_SCALED_TYPES(X) \
+  X(Bf16, Int8)                  \
+  X(Bf16, E4m3)

@@ -161,8 +161,9 @@ struct RowLayout {
 
 /// Eight lanes a row: each of their reads is 128 contiguous bytes.
 template <class S, int C>
-using FastRows = RowLayout<8, 16 / static_cast<int>(sizeof(S)),
-                           C / (8 * (16 / static_cast<int>(sizeof(S)))), false>;
+constexpr int kFastVec = std::min(16 / static_cast<int>(sizeof(S)), C / 8);
+template <class S, int C>
+using FastRows = RowLayout<8, kFastVec<S, C>, C / (8 * kFastVec<S, C>), false>;
 /// A warp a row, any row of up to 256 elements.
 constexpr int kAnyRowsExtent = 256;
 using AnyRows = RowLayout<32, 1, kAnyRowsExtent / 32, true>;
