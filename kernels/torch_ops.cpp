@@ -23,6 +23,7 @@
 
 #include "kernels/base/shapes.hpp"
 #include "kernels/causal_conv1d_update.hpp"
+#include "kernels/conv_state_shift.hpp"
 #include "kernels/gated_delta_rule_update.hpp"
 #include "kernels/selective_state_update.hpp"
 #include "kernels/state_copy.hpp"
@@ -310,6 +311,28 @@ void with_types(const Tensor& x, const Tensor& state, Body body) {
               x.scalar_type(), " and ", state.scalar_type());
 }
 
+/// Likewise, of states in narrow numbers with scales.
+template <class Body>
+void with_scaled_types(const Tensor& x, const Tensor& state, Body body) {
+#ifdef LOCKSTEP_ALL_SHAPES
+  using kernels::Bf16;
+  using kernels::E4m3;
+  using kernels::Int8;
+  const Format a = format_of(x), s = format_of(state);
+#define LOCKSTEP_CASE(T, S)                                         \
+  if (a == kernels::format_of<T>() && s == kernels::format_of<S>()) \
+    return body(TypeOf<T>(), TypeOf<S>());
+  LOCKSTEP_SCALED_TYPES(LOCKSTEP_CASE)
+#undef LOCKSTEP_CASE
+#endif
+  static_cast<void>(body);
+  TORCH_CHECK(
+      false,
+      "the types of activations and of a state with state_scale are expected to be bfloat16 "
+      "beside int8 or float8_e4m3fn, in a build with LOCKSTEP_ALL_SHAPES; got ",
+      x.scalar_type(), " and ", state.scalar_type());
+}
+
 /// A tensor [layers, slots, ...] as rows of bytes.
 kernels::StatePoolBytes pool_of(const Tensor& tensor, const char* argument) {
   std::int64_t bytes = tensor.element_size();
@@ -584,13 +607,11 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check_ranks();
-    expect(!state_scale, "state_scale",
-           "absent: on the GPU, states are float32, bfloat16 or float16", "given");
     expect_type(B, x.scalar_type(), "B");
     expect_type(C, x.scalar_type(), "C");
     const Tensor dt = wide_dt(), A = wide_A(), out = like(x);
     const MaybeTensor D = wide_D(), dt_bias = wide_bias();
-    with_types(x, state, [&](auto t, auto s) {
+    const auto update = [&](auto t, auto s) {
       using T = typename decltype(t)::type;
       using S = typename decltype(s)::type;
       kernels::selective_state_update<T, S>(
@@ -609,13 +630,19 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
            .dt_max = as_float(dt_max),
            .slots = slots(),
            .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
+           .state_scale = maybe_view<float, 4>(state_scale, at::kFloat, "state_scale"),
+           .rand_seed = rand_seed,
            .snapshots = maybe_view<S, 4>(snapshots, state.scalar_type(), "snapshots"),
            .parents = indices_of(parents, "parents"),
            .read_only = read_only,
            .stash_decay = maybe_view<float, 2>(stash_decay, at::kFloat, "stash_decay"),
            .stash_dt = maybe_view<float, 2>(stash_dt, at::kFloat, "stash_dt")},
           stream());
-    });
+    };
+    if (state_scale)
+      with_scaled_types(x, state, update);
+    else
+      with_types(x, state, update);
     return out;
   }
 #endif
@@ -1043,6 +1070,60 @@ struct StateZero : Arguments {
 #endif
 };
 
+struct ConvStateShift : Arguments {
+  static constexpr const char* kSchema = R"(
+conv_state_shift(Tensor(a!) state, Tensor state_indices, Tensor num_accepted_tokens,
+    int width) -> ())";
+
+  using Arguments::Arguments;
+  const Tensor state = tensor(), state_indices = tensor(), num_accepted_tokens = tensor();
+  const std::int64_t width = integer();
+
+  void meta() const {}
+
+  void check() const {
+    expect_rank(state, "state", 4);
+    expect(2 <= width && width <= 8, "width", "from 2 to 8", width);
+    expect(state.size(3) >= width - 1, "state", "[layers, slots, D, C] with C at least width - 1",
+           state.sizes());
+    expect(state.element_size() == 2 || state.element_size() == 4, "state",
+           "of elements of 2 or 4 bytes", state.scalar_type());
+    expect_rank(state_indices, "state_indices", 1);
+    expect_shape(num_accepted_tokens, "num_accepted_tokens", "[N]", {state_indices.size(0)});
+  }
+
+  void cpu() const {
+    check();
+    const auto slots = host_slots(state_indices, "state_indices", state.size(1));
+    const auto accepted = indices_of<1>(num_accepted_tokens, "num_accepted_tokens");
+    for (std::size_t n = 0; n < slots.size(); ++n) {
+      const std::int64_t first = accepted(static_cast<std::int64_t>(n)) - 1;
+      if (slots[n] < 0 || first < 1 || first + width - 1 > state.size(3)) continue;
+      const Tensor rows = state.select(1, slots[n]);
+      rows.narrow(-1, 0, width - 1).copy_(rows.narrow(-1, first, width - 1).clone());
+    }
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  void cuda() const {
+    check();
+    kernels::conv_state_shift({.data = state.data_ptr(),
+                               .element_bytes = static_cast<int>(state.element_size()),
+                               .layers = state.size(0),
+                               .slots = state.size(1),
+                               .channels = state.size(2),
+                               .columns = state.size(3),
+                               .layer_stride = state.stride(0),
+                               .slot_stride = state.stride(1),
+                               .channel_stride = state.stride(2),
+                               .column_stride = state.stride(3)},
+                              indices_of<1>(state_indices, "state_indices"),
+                              indices_of<1>(num_accepted_tokens, "num_accepted_tokens"),
+                              static_cast<int>(width), stream());
+  }
+#endif
+};
+
 struct StateScatterAccepted : Arguments {
   static constexpr const char* kSchema = R"(
 state_scatter_accepted(Tensor(a!) state, Tensor intermediate, Tensor slots,
@@ -1138,7 +1219,7 @@ struct Operators {
 
 using All =
     Operators<CausalConv1dUpdate, SelectiveStateUpdate, SelectiveStateReplay, GatedDeltaRuleUpdate,
-              GatedDeltaRuleReplay, StateCopy, StateZero, StateScatterAccepted>;
+              GatedDeltaRuleReplay, StateCopy, StateZero, StateScatterAccepted, ConvStateShift>;
 
 }  // namespace
 

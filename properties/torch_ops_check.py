@@ -112,11 +112,13 @@ def mamba_cases(data):
         yield mamba(data, state=state, query_start_loc=data.starts(), read_only=True,
                     stash_decay=data.normal(TOKENS, heads, dtype=torch.float32),
                     stash_dt=data.normal(TOKENS, heads, dtype=torch.float32))
-    if data.device == "cpu":  # the kernels' states are float32, bfloat16 and float16
-        case = mamba(data, ROWS)
-        numbers = (case["state"] * 64).round().clamp(-127, 127).to(torch.int8)
-        scale = data.normal(*numbers.shape[:3], 1, dtype=torch.float32).abs() + 1 / 64
-        yield {**case, "state": numbers, "state_scale": scale, "rand_seed": 3}
+    case = mamba(data, ROWS)
+    for name in ("x", "dt", "B", "C", "z"):  # the kernel has scaled states beside bfloat16
+        if torch.is_tensor(case.get(name)):
+            case[name] = case[name].bfloat16()
+    numbers = (case["state"] * 64).round().clamp(-127, 127).to(torch.int8)
+    scale = data.normal(*numbers.shape[:3], 1, dtype=torch.float32).abs() + 1 / 64
+    yield {**case, "state": numbers, "state_scale": scale, "rand_seed": 3}
 
 
 def mamba_replay_cases(data):
@@ -183,6 +185,11 @@ def scatter_cases(data):
                slots=data.indices(), num_accepted_tokens=data.ints([1, 2, 0, 3]))
 
 
+def shift_cases(data):
+    yield dict(state=data.normal(3, SLOTS, 8, 6), state_indices=data.indices(),
+               num_accepted_tokens=data.ints([1, 2, 0, 3]), width=4)
+
+
 CASES = {
     "causal_conv1d_update": conv_cases,
     "selective_state_update": mamba_cases,
@@ -192,6 +199,7 @@ CASES = {
     "state_copy": copy_cases,
     "state_zero": zero_cases,
     "state_scatter_accepted": scatter_cases,
+    "conv_state_shift": shift_cases,
 }
 
 

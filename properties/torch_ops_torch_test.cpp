@@ -682,6 +682,21 @@ TEST(TorchOpsPool, zeroedSlotsAreZeroAndOthersStay) {
   }
 }
 
+TEST(TorchOpsPool, acceptedHistoriesMoveToTheFront) {
+  for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    const Tensor pool = pool_of_bytes(type).view({2, 6, 2, 8}), before = pool.clone();
+    const Sizes slots{4, 0, -1, 2, 5, 1}, accepted{3, 1, 2, 6, 7, 0};
+    checked_call("conv_state_shift", {{"state", pool},
+                                      {"state_indices", tensor_of(ints(slots))},
+                                      {"num_accepted_tokens", tensor_of(ints(accepted))},
+                                      {"width", 4}});
+    Tensor expected = before.clone();  // six columns back, the three of seven do not fit
+    for (const auto& [slot, first] : {std::pair{4, 2}, std::pair{2, 5}})
+      expected.select(1, slot).narrow(-1, 0, 3).copy_(before.select(1, slot).narrow(-1, first, 3));
+    EXPECT_EQ(bytes_of(pool), bytes_of(expected));
+  }
+}
+
 TEST(TorchOpsPool, acceptedSnapshotsBecomeStates) {
   const Ints slots = ints({4, 0, -1, 2}), accepted = ints({3, 0, 1, 1});
   for (const at::ScalarType type : kPoolTypes) {
@@ -1036,6 +1051,18 @@ TEST(TorchOpsRefuse, aMovesBadArgumentsByName) {
                    {"target", list({2, 2})},
                    {"target", list({2})},
                    {"target", list({2, 3}).to(at::kMeta)}});
+  expect_refusals("conv_state_shift",
+                  {{"state", zeros({2, 6, 4, 5})},
+                   {"state_indices", list({0})},
+                   {"num_accepted_tokens", list({2})},
+                   {"width", 4}},
+                  {{"state", zeros({6, 4, 5})},
+                   {"state", zeros({2, 6, 4, 2})},
+                   {"state", zeros({2, 6, 4, 5}, at::kDouble)},
+                   {"num_accepted_tokens", list({1, 2})},
+                   {"state_indices", list({6})},
+                   {"width", 9},
+                   {"width", 1}});
   expect_refusals("state_zero", {{"state", pool}, {"slots", list({0})}},
                   {{"state", zeros({6, 16})},
                    {"slots", list({6})},
