@@ -34,10 +34,14 @@ build() {
 
 sanitize() {  # sanitize RESULTS: the number of errors of each tool, with a test of every kind
   local tool errors separator=
+  local tools='memcheck racecheck initcheck synccheck'
+  for tool in $tools; do
+    timeout 400 compute-sanitizer --tool "$tool" --error-exitcode 9 "$root/build/gpu/lockstep_tests_gpu" \
+      --gtest_filter="-*offsetsGoBeyond32Bits*" >"$1/$tool.log" 2>&1 &
+  done
+  wait
   printf '{' >"$1/sanitizer.json"
-  for tool in memcheck racecheck initcheck synccheck; do
-    timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 "$root/build/gpu/lockstep_tests_gpu" \
-      --gtest_filter="-*offsetsGoBeyond32Bits*" >"$1/$tool.log" 2>&1 || true
+  for tool in $tools; do
     errors=$(sed -n 's/.*ERROR SUMMARY: \([0-9]*\) error.*/\1/p; s/.*RACECHECK SUMMARY: \([0-9]*\) hazard.*/\1/p' "$1/$tool.log" | tail -1)
     printf '%s"%s": %s' "$separator" "$tool" "${errors:--1}" >>"$1/sanitizer.json"
     separator=', '
@@ -52,6 +56,8 @@ run() {
   LOCKSTEP_ACCURACY=$results/accuracy.json "$root/build/gpu/lockstep_tests_gpu" >"$results/tests.log" 2>&1 ||
     { grep -A12 Failure "$results/tests.log" | head -60; exit 1; }
   tail -1 "$results/tests.log"
+  python3 "$root/properties/torch_ops_check.py" "$root/build/gpu/liblockstep_torch.so" --device cuda \
+    >"$results/operators.log" 2>&1 || { tail -20 "$results/operators.log"; exit 1; }
   python3 "$root/bench/peers/run.py" --ours "$root/build/gpu/liblockstep_torch.so" --out "$results"
   sanitize "$results"
   cat "$results/sanitizer.json"

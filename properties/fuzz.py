@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Runs the libFuzzer programs of the preset `fuzz`, each from a corpus made of the fixtures.
 
-fuzz.py --build build/fuzz [TARGET…] [--runs 10000000] [--time SECONDS] [--seed 1]
+fuzz.py --build build/fuzz [TARGET…] [--runs 10000000] [--time SECONDS] [--seed 1] [--jobs 1]
 
 Runs are made in pieces of a million, each from what the pieces before it have found: names are kept for as long as a
-program lives, so that one of ten million would need their memory. A crash leaves its input in BUILD/fuzz/TARGET and
-ends the script with 1.
+program lives, so that one of ten million would need their memory. With --jobs as many pieces run at once, and find
+what the others put into the corpus. A crash leaves its input in BUILD/fuzz/TARGET and ends the script with 1.
 """
 import argparse
+import concurrent.futures
 import json
 import pathlib
 import re
@@ -74,24 +75,42 @@ def fuzz(program, target, options):
     make_corpus(target, found / "corpus")
     dictionary = found / "words"
     dictionary.write_text("".join('"{}"\n'.format(w.replace('"', '\\"')) for w in WORDS))
-    runs, start, seed = 0, time.monotonic(), options.seed
-    while runs < options.runs and (not options.time or time.monotonic() - start < options.time):
-        words = [str(program), f"-runs={min(PIECE, options.runs - runs)}", f"-max_len={MOST_BYTES[target]}", f"-seed={seed}",
-                 "-print_final_stats=1", "-verbosity=0", "-timeout=25", "-reduce_inputs=1", f"-artifact_prefix={found}/"]
-        if target in ("loaders", "logs"):
-            words.append(f"-dict={dictionary}")
-        if options.time:
-            words.append(f"-max_total_time={max(1, int(options.time - (time.monotonic() - start)))}")
-        done = subprocess.run([*words, str(found / "corpus")], capture_output=True, text=True)
-        stats = re.search(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)
-        if done.returncode != 0 or not stats:
-            print(done.stderr[-6000:])
-            print(f"{target}: crashed behind {runs:,} executions")
-            return False
-        runs += int(stats[1])
-        seed += 1
-        print(f"{target}: {runs:,} executions in {time.monotonic() - start:.0f} s, no crash", flush=True)
-    return True
+    start, seed, runs, crash = time.monotonic(), options.seed, 0, None
+    piece = min(PIECE, -(-options.runs // options.jobs))
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        running, begun = set(), 0
+        while True:
+            left = options.time - (time.monotonic() - start) if options.time else None
+            while len(running) < options.jobs and begun < options.runs and not crash and (left is None or left > 0):
+                count = min(piece, options.runs - begun)
+                running.add(pool.submit(run_piece, program, target, found, dictionary, count, seed, left))
+                begun += count
+                seed += 1
+            if not running:
+                break
+            done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
+            for future in done:
+                executed, text = future.result()
+                crash = crash or (text if executed is None else None)
+                runs += executed or 0
+            print(f"{target}: {runs:,} executions in {time.monotonic() - start:.0f} s, "
+                  f"{'CRASHED' if crash else 'no crash'}", flush=True)
+    if crash:
+        print(crash[-6000:])
+    return not crash
+
+
+def run_piece(program, target, found, dictionary, runs, seed, seconds):
+    """(executions, "") or (None, what the program said when it crashed)."""
+    words = [str(program), f"-runs={runs}", f"-max_len={MOST_BYTES[target]}", f"-seed={seed}", "-print_final_stats=1",
+             "-verbosity=0", "-timeout=25", "-reduce_inputs=1", f"-artifact_prefix={found}/"]
+    if target in ("loaders", "logs"):
+        words.append(f"-dict={dictionary}")
+    if seconds is not None:
+        words.append(f"-max_total_time={max(1, int(seconds))}")
+    done = subprocess.run([*words, str(found / "corpus")], capture_output=True, text=True)
+    stats = re.search(r"stat::number_of_executed_units:\s+(\d+)", done.stderr)
+    return (int(stats[1]), "") if done.returncode == 0 and stats else (None, done.stderr)
 
 
 def main():
@@ -101,6 +120,7 @@ def main():
     words.add_argument("--runs", type=int, default=10_000_000)
     words.add_argument("--time", type=float, default=0)
     words.add_argument("--seed", type=int, default=1)
+    words.add_argument("--jobs", type=int, default=1)
     options = words.parse_args()
     programs = {p.name.removeprefix("lockstep_fuzz_"): p for p in sorted(options.build.glob("lockstep_fuzz_*"))}
     return all([fuzz(programs[target], target, options) for target in options.targets or programs])
