@@ -5,7 +5,8 @@
                                       the kernel is listed in reports/pending.json with a reason
     evidence.py digest [OPERATION]    what the sources are now
     evidence.py merge RESULTS         writes the evidence from a folder of results that bench/on_gpu.sh
-                                      brought back: accuracy.json, speed.json, sanitizer.json; plain
+                                      brought back: accuracy.json, speed.json, sanitizer.json (without it
+                                      the evidence is not complete); plain
                                       layers have accuracy and no speed row
     evidence.py selftest              check notices a changed source, and no changed comment; merge takes
                                       an operation without a speed row
@@ -26,6 +27,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def operations(root):
@@ -73,6 +75,8 @@ def complaints(root):
         elif json.loads(file.read_text())["sources"] != digest(root, operation):
             said.append(f"{operation}: its sources changed since they were measured; measure it with "
                         "bench/on_gpu.sh or list it in reports/pending.json with a reason")
+        elif unclean := [tool for tool in SANITIZERS if json.loads(file.read_text())["sanitizer"].get(tool) != 0]:
+            said.append(f"{operation}: {', '.join(unclean)} of compute-sanitizer did not end clean over these sources")
     return said
 
 
@@ -80,7 +84,7 @@ def merge(root, results):
     """Writes the evidence of every operation that the results speak of."""
     speed = json.loads((results / "speed.json").read_text())
     accuracy = json.loads((results / "accuracy.json").read_text())
-    sanitizer = json.loads((results / "sanitizer.json").read_text())
+    sanitizer = json.loads(file.read_text()) if (file := results / "sanitizer.json").is_file() else {}
     commit = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
     for operation in operations(root):
         if operation not in accuracy:
@@ -108,7 +112,7 @@ def selftest(root):
         (copy / "reports/kernels").mkdir(exist_ok=True)
         for operation in operations(copy):
             (copy / "reports/kernels" / f"{operation}.json").write_text(
-                json.dumps({"sources": digest(copy, operation)}))
+                json.dumps({"sources": digest(copy, operation), "sanitizer": dict.fromkeys(SANITIZERS, 0)}))
         assert complaints(copy) == [], complaints(copy)
         changed = copy / "kernels/base/device.cuh"
         changed.write_text("// another comment\n" + changed.read_text())
@@ -123,7 +127,7 @@ def selftest(root):
         numbers = dict.fromkeys(("gpu", "driver", "cuda", "copy_gbps", "read_gbps", "matmul_tflops"), 1)
         for name, content in (("accuracy", {untimed: [{"case": "out"}], timed: [{"case": "out"}]}),
                               ("speed", numbers | {"operations": {timed: [{"case": "B=1"}]}}),
-                              ("sanitizer", {"memcheck": 0})):
+                              ("sanitizer", dict.fromkeys(SANITIZERS, 0) | {"racecheck": 2})):
             (results / f"{name}.json").write_text(json.dumps(content))
         with contextlib.redirect_stdout(io.StringIO()):
             merge(copy, results)
@@ -132,7 +136,17 @@ def selftest(root):
                     for name in (untimed, timed)}
         assert evidence[untimed]["accuracy"] and evidence[untimed]["speed"] == []
         assert evidence[timed]["speed"] == [{"case": "B=1"}]
-        assert not any(text.startswith(f"{untimed}:") for text in complaints(copy)), complaints(copy)
+        wanted = f"{untimed}: racecheck of compute-sanitizer did not end clean over these sources"
+        assert wanted in complaints(copy), complaints(copy)
+        for content, unclean in ((dict.fromkeys(SANITIZERS, 0), False), (None, True)):
+            (results / "sanitizer.json").unlink()
+            if content:
+                (results / "sanitizer.json").write_text(json.dumps(content))
+            with contextlib.redirect_stdout(io.StringIO()):
+                merge(copy, results)
+            found = any(text.startswith(f"{untimed}:") for text in complaints(copy))
+            assert found == unclean, complaints(copy)
+            (results / "sanitizer.json").touch()
 
 
 def main(words):
