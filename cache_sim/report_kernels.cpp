@@ -12,7 +12,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr double kRowHeight = 22, kNameWidth = 330, kBarWidth = 300;
+constexpr double kRowHeight = 22, kNameWidth = 480, kBarWidth = 300;
 
 Result<Json> read_json(const std::filesystem::path& file) {
   std::ifstream in(file);
@@ -49,7 +49,7 @@ std::string limit_picture(const Place& speed) {
     const Place row = speed.item(i);
     const double y = kRowHeight * static_cast<double>(i);
     const double share = std::min(row.at("limit_share").number(), 1.1);
-    svg.text({0, y + 14}, "small", words(row.at("case"), Medium::svg, 52));
+    svg.text({0, y + 14}, "small", words(row.at("case"), Medium::svg, 80));
     svg.rect({kNameWidth, y + 2, kBarWidth, kRowHeight - 6}, "barroom", 2);
     svg.rect({kNameWidth, y + 2, kBarWidth * share, kRowHeight - 6}, "bar", 2);
     svg.text({kNameWidth + kBarWidth + 10, y + 14}, "label",
@@ -127,8 +127,7 @@ std::string kernel_section(const Place& kernel) {
   std::string html = fmt::format("<h3>{}</h3>\n<p>{}.</p>\n", code(kernel.at("operation")),
                                  words(kernel.at("about")));
   if (kernel.has("pending"))
-    html += fmt::format("<p><b>Pending:</b> {}. The figures are of earlier sources.</p>\n",
-                        words(kernel.at("pending")));
+    html += fmt::format("<p><b>Pending:</b> {}.</p>\n", words(kernel.at("pending")));
   const auto details = [](std::string_view summary, const std::string& tables) {
     return fmt::format("<details><summary>{}</summary>\n{}</details>\n", summary, tables);
   };
