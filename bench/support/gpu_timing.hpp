@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "bench/support/copy_rate.hpp"
+#include "kernels/base/copy_rate.hpp"
 #include "kernels/base/device_tensor.hpp"
 
 namespace lockstep::bench {
@@ -122,7 +122,7 @@ inline double copy_gbps() {
     constexpr std::int64_t kBytes = std::int64_t{1} << 31;
     const Buffer<float> from(kBytes / 4, -1, 1), to(kBytes / 4);
     const LaunchGraph graph(1, 1000, [&](int, cudaStream_t stream) {
-      copy_on_device(to.at(0), from.at(0), kBytes, stream);
+      kernels::copy_on_device(to.at(0), from.at(0), kBytes, stream);
     });
     double best = 0;
     for (int i = 0; i < 3; ++i) best = std::max(best, 2e-3 * kBytes / graph.replay_us());

@@ -1,9 +1,9 @@
 // The chip's copy rate, by the plainest kernel that reaches it.
-#include "bench/support/copy_rate.hpp"
+#include "kernels/base/copy_rate.hpp"
 
 #include <cstdint>
 
-namespace lockstep::bench {
+namespace lockstep::kernels {
 namespace {
 
 constexpr int kThreads = 256, kPieces = 4;  ///< of 16 bytes, per thread
@@ -24,4 +24,4 @@ void copy_on_device(void* to, const void* from, std::int64_t bytes, cudaStream_t
       static_cast<uint4*>(to), static_cast<const uint4*>(from));
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::kernels

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-namespace lockstep::bench {
+namespace lockstep::kernels {
 
 /// `bytes` is a multiple of 16 KiB.
 void copy_on_device(void* to, const void* from, std::int64_t bytes, cudaStream_t stream);
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::kernels
