@@ -13,8 +13,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-// --- States, watched from outside
-// -----------------------------------------------------------------
+// --- States, watched from outside ----------------------------------------------------------------
 
 /// Which prefixes had a state, and which of them a request resumed from, told by operations and
 /// replies alone: a checkpoint or a finish leaves a state of the length that it answers, and an
@@ -79,8 +78,7 @@ TimeSummary summary_of(std::vector<Nanoseconds> times) {
   return {.mean = sum / count, .median = at(50), .p99 = at(99)};
 }
 
-// --- Policies behind the scheduler
-// ----------------------------------------------------------------
+// --- Policies behind the scheduler ---------------------------------------------------------------
 
 /// A K=V,… list without one field.
 std::string without(std::string_view list, std::string_view field) {

@@ -191,8 +191,7 @@ Result<const json*> JsonDocuments::read() {
   return &document_;
 }
 
-// --- Fields
-// ---------------------------------------------------------------------------------------
+// --- Fields --------------------------------------------------------------------------------------
 
 tl::unexpected<Error> Record::error(std::string_view field, const std::string& text) const {
   return fail(fmt::format("{}: field {}{}: {}", place_, path_, field, text));

@@ -241,8 +241,7 @@ SglangW1Outcome drive(const SglangW1& workload, const ApplyOperation& apply,
   return Driver(workload, apply).run(progress);
 }
 
-// --- As a stream
-// ----------------------------------------------------------------------------------
+// --- As a stream ---------------------------------------------------------------------------------
 
 namespace {
 

@@ -59,8 +59,7 @@ bool is_workload_file(const std::string& path);
 /// Opens a generated workload or a file. `limit` requests at most; 0: all of them.
 OpenedStream open_workload(const std::string& word, std::int64_t limit = 0);
 
-// --- Documents of tokens
-// --------------------------------------------------------------------------
+// --- Documents of tokens -------------------------------------------------------------------------
 
 /// Prompts of workloads are made of documents that no trace can name (names of up to six letters
 /// are below 2^29). Outputs are those of trace files: numbers from 2^30 on.

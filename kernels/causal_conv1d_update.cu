@@ -44,8 +44,7 @@ __device__ inline float activated(float x) {
   return __fdividef(x, 1.0f + __expf(-x));
 }
 
-// --- One token per row
-// ----------------------------------------------------------------------------
+// --- One token per row ---------------------------------------------------------------------------
 
 /// kByTap: the weights of all channels for one tap lie side by side, instead of the taps of a
 /// channel.
@@ -95,8 +94,7 @@ __global__ void __launch_bounds__(kThreads)
   store_pack<Cached::streaming>(p.out.data_handle() + n * p.out.stride(0) + d, y);
 }
 
-// --- Everything else
-// ------------------------------------------------------------------------------
+// --- Everything else -----------------------------------------------------------------------------
 
 template <class T, class S>
 struct Channel {
@@ -203,8 +201,7 @@ __global__ void __launch_bounds__(kThreads)
                                 : from_float<S>(channel.token(range.begin + j + skip - columns));
 }
 
-// --- Launches
-// -------------------------------------------------------------------------------------
+// --- Launches ------------------------------------------------------------------------------------
 
 template <class T, int W, int C, int kVec>
 void launch_vectors(const Parameters<T, T>& p, cudaStream_t stream) {

@@ -103,8 +103,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// --- Sorting and combining
-// ------------------------------------------------------------------------
+// --- Sorting and combining -----------------------------------------------------------------------
 
 /// body(choice, rank): the warp's lanes over all choices of expert e, in order; `rank` counts them.
 /// Gives their number.
@@ -184,8 +183,7 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
-// --- Launches
-// -------------------------------------------------------------------------------------
+// --- Launches ------------------------------------------------------------------------------------
 
 /// The grid of a product with `row_tiles`.
 dim3 tiles_of(const Checks& checks, std::int64_t row_tiles, std::int64_t N) {

@@ -33,8 +33,7 @@ Comparison compared(const std::string& workload, const std::vector<std::string>&
   return std::move(*comparison);
 }
 
-// --- The published ratios
-// -------------------------------------------------------------------------
+// --- The published ratios ------------------------------------------------------------------------
 
 TEST(InfinitePolicies, hitTheKnownShareOfMooncakesFirstThousandRequests) {
   const Comparison comparison =
@@ -48,8 +47,7 @@ TEST(InfinitePolicies, hitTheKnownShareOfMooncakesFirstThousandRequests) {
             (std::vector<std::string>{"0.215493", "0.196256", "0.198083", "0.173439", "0.133621"}));
 }
 
-// --- Plain definitions
-// ----------------------------------------------------------------------------
+// --- Plain definitions ---------------------------------------------------------------------------
 
 /// Paths through a small random tree of blocks: block b is the whole path that ends with it.
 struct SmallWorkload {
@@ -227,8 +225,7 @@ TEST(IdealPolicies, withoutACapacityEqualTheBound) {
   }
 }
 
-// --- Models
-// ---------------------------------------------------------------------------------------
+// --- Models --------------------------------------------------------------------------------------
 
 TEST(Models, bytesAreThoseOfThePublicConfigurations) {
   const Model& qwen = **find_model("qwen3-next");
@@ -251,8 +248,7 @@ TEST(Models, prefillIsTheSumOfItsTokens) {
   EXPECT_EQ(model.prefill_flops(100), sum);
 }
 
-// --- Policies behind the scheduler
-// ----------------------------------------------------------------
+// --- Policies behind the scheduler ---------------------------------------------------------------
 
 TEST(Compare, bytesBecomeTheTwoPools) {
   const Model& model = **find_model("qwen3-next");

@@ -126,8 +126,7 @@ class Server {
   std::deque<RequestSpec> specs_;  // addresses stay
 };
 
-// --- Each rule, without overlap
-// -----------------------------------------------------------------------------------
+// --- Each rule, without overlap ------------------------------------------------------------------
 
 TEST(Scheduler, aRequestIsAdmittedComputedCheckpointedDecodedAndFinished) {
   Server server({.chunked_prefill = 8});

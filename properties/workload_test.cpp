@@ -51,8 +51,7 @@ std::uint32_t shared_prefix(const RequestSpec& a, const RequestSpec& b) {
   return a.tokens.common(0, b.tokens, 0, std::min(a.prompt_size, b.prompt_size));
 }
 
-// --- Formats
-// --------------------------------------------------------------------------------------
+// --- Formats -------------------------------------------------------------------------------------
 
 TEST(Workloads, mooncakeBlocksAreSharedTokens) {
   const Read read = read_all(fixture("mooncake_conversation_1000.jsonl"));
@@ -172,8 +171,7 @@ TEST(Workloads, wekaSessionsFollowEachOtherOnTheirSeats) {
   EXPECT_GT(read.requests.back().at, 7'000'000'000);
 }
 
-// --- Bad files
-// ------------------------------------------------------------------------------------
+// --- Bad files -----------------------------------------------------------------------------------
 
 struct BadWorkload {
   std::string file;
@@ -263,8 +261,7 @@ TEST(Workloads, parametersAreRefusedByName) {
   EXPECT_NE(read_all("sessions:turns=4096,input=1048576").error.find("2^24"), std::string::npos);
 }
 
-// --- Generated sessions
-// ---------------------------------------------------------------------------
+// --- Generated sessions --------------------------------------------------------------------------
 
 // Each turn's prompt is the one before it, its answer, and something new.
 TEST(Sessions, aTurnContinuesTheOneBeforeIt) {
@@ -320,8 +317,7 @@ TEST(Sessions, areAFunctionOfSeedAndNumber) {
   EXPECT_GT(different, 90);
 }
 
-// --- Playing a stream
-// -----------------------------------------------------------------------------
+// --- Playing a stream ----------------------------------------------------------------------------
 
 std::unique_ptr<Run> started(const std::string& config) {
   RunOptions options;

@@ -12,8 +12,7 @@ namespace {
 
 constexpr std::string_view kName = "causal_conv1d_update";
 
-// --- Cases
-// ------------------------------------------------------------------------------------------
+// --- Cases ---------------------------------------------------------------------------------------
 
 enum class Layout { channels_first, columns_first, strided };
 
@@ -166,8 +165,7 @@ std::vector<Case> cases(const CaseOptions& options) {
   return made;
 }
 
-// --- The definition, and definitions with a mistake
-// ---------------------------------------------------
+// --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes{
     {"no-bias", "without the bias"},

@@ -12,8 +12,7 @@ namespace {
 
 constexpr std::string_view kName = "gated_delta_rule_prefill";
 
-// --- Cases
-// ------------------------------------------------------------------------------------------
+// --- Cases ---------------------------------------------------------------------------------------
 
 struct Wanted {
   std::string name;
@@ -126,12 +125,12 @@ std::vector<Case> cases(const CaseOptions& options) {
        .boundary_every = 64},
   };
   std::vector<Case> made;
+  made.reserve(all.size());
   for (const Wanted& wanted : all) made.push_back(make(wanted, options));
   return made;
 }
 
-// --- The definition, and definitions with a mistake
-// ---------------------------------------------------
+// --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes{
     {"no-l2norm", "without the L2 norm of q and k"},
@@ -266,8 +265,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   return answer;
 }
 
-// --- The stages of the chunk form
-// ---------------------------------------------------------------------
+// --- The stages of the chunk form ----------------------------------------------------------------
 
 /// The tokens of every chunk of every row.
 std::vector<RowRange> chunks_of(const Case& c, std::int64_t chunk_size) {

@@ -11,8 +11,7 @@ namespace {
 
 constexpr std::string_view kName = "gated_delta_rule_update";
 
-// --- Cases
-// ------------------------------------------------------------------------------------------
+// --- Cases ---------------------------------------------------------------------------------------
 
 struct Shapes {
   std::int64_t H, HV, K, V;
@@ -33,7 +32,7 @@ struct Wanted {
 };
 
 /// q, k and v side by side in one tensor of a token, as projections leave them.
-void share_rows(std::vector<Tensor*> parts) {
+void share_rows(const std::vector<Tensor*>& parts) {
   std::int64_t width = 0;
   for (const Tensor* const part : parts) width += part->extents[1] * part->extents[2];
   for (Tensor* const part : parts)
@@ -158,12 +157,12 @@ std::vector<Case> cases(const CaseOptions& options) {
        .timed = true},
   };
   std::vector<Case> made;
+  made.reserve(all.size());
   for (const Wanted& wanted : all) made.push_back(make(wanted, options));
   return made;
 }
 
-// --- The definition, and definitions with a mistake
-// ---------------------------------------------------
+// --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes{
     {"no-l2norm", "without the L2 norm of q and k"},
@@ -353,8 +352,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   return answer;
 }
 
-// --- Which stage is wrong
-// -----------------------------------------------------------------------------
+// --- Which stage is wrong ------------------------------------------------------------------------
 
 double relative(const Matrix<double>& a, const Matrix<double>& b) {
   const double scale = b.norm();

@@ -71,9 +71,9 @@ class HostPlace : public Place {
   double copy_gbps() override {
     constexpr std::size_t kBytes = std::size_t{128} << 20;
     std::vector<char> from(kBytes, 1), to(kBytes, 2);
-    std::vector<double> times;
-    for (int i = 0; i < 5; ++i)
-      times.push_back(seconds_of([&] { std::memcpy(to.data(), from.data(), kBytes); }));
+    std::vector<double> times(5);
+    for (double& seconds : times)
+      seconds = seconds_of([&] { std::memcpy(to.data(), from.data(), kBytes); });
     return 2.0 * kBytes / median(times) / 1e9;
   }
   std::int64_t cold_bytes() const override { return std::int64_t{128} << 20; }

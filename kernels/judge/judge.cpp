@@ -96,8 +96,7 @@ std::vector<std::pair<std::string, int>> explanations(const Operation& operation
   return all;
 }
 
-// --- The report
-// -------------------------------------------------------------------------------------------
+// --- The report ----------------------------------------------------------------------------------
 
 struct Report {
   const Operation& operation;

@@ -7,8 +7,7 @@
 
 namespace lockstep::judging {
 
-// --- Case
-// -------------------------------------------------------------------------------------------
+// --- Case ----------------------------------------------------------------------------------------
 
 const Tensor* Case::find(std::string_view wanted) const {
   for (const Tensor& one : tensors)
@@ -44,8 +43,7 @@ std::string Case::text(std::string_view wanted) const {
   return "";
 }
 
-// --- Batch
-// ------------------------------------------------------------------------------------------
+// --- Batch ---------------------------------------------------------------------------------------
 
 std::int64_t Batch::tokens() const {
   return std::accumulate(lengths.begin(), lengths.end(), behind);
@@ -162,8 +160,7 @@ void Batch::describe(Case& into) const {
   for (std::int64_t i = 0; i < behind; ++i) into.tokens.push_back({.padding = true});
 }
 
-// --- HostRows
-// ---------------------------------------------------------------------------------------
+// --- HostRows ------------------------------------------------------------------------------------
 
 namespace {
 
@@ -209,10 +206,9 @@ StateSlots HostRows::slots() const {
   return all;
 }
 
-// --- Tensors
-// ----------------------------------------------------------------------------------------
+// --- Tensors -------------------------------------------------------------------------------------
 
-Tensor Draw::operator()(std::string name, ElementType type, Extents extents,
+Tensor Draw::operator()(std::string name, ElementType type, const Extents& extents,
                         std::vector<std::string> axes) {
   Tensor tensor{.name = std::move(name),
                 .type = type,
@@ -225,7 +221,7 @@ Tensor Draw::operator()(std::string name, ElementType type, Extents extents,
   return tensor;
 }
 
-Tensor Draw::output(std::string name, ElementType type, Extents extents,
+Tensor Draw::output(std::string name, ElementType type, const Extents& extents,
                     std::vector<std::string> axes) {
   return {.name = std::move(name),
           .type = type,
@@ -235,7 +231,7 @@ Tensor Draw::output(std::string name, ElementType type, Extents extents,
           .axes = std::move(axes)};
 }
 
-Tensor indices(std::string name, Extents extents, const std::vector<std::int32_t>& values) {
+Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values) {
   return {.name = std::move(name),
           .type = ElementType::int32,
           .extents = extents,

@@ -85,8 +85,7 @@ struct Operation {
 
 Result<JudgeReport> judge_operation(const Operation& operation, const JudgeRequest& request);
 
-// --- What cases are made of
-// ------------------------------------------------------------------------
+// --- What cases are made of ----------------------------------------------------------------------
 
 /// Rows of a batch over the slots of a pool. Slots are permuted; the first and the last one are
 /// nobody's, so that a padding entry that is taken for slot 0, or wraps around, shows.
@@ -137,9 +136,9 @@ struct HostRows {
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : seed_(seed) {}
-  Tensor operator()(std::string name, ElementType type, Extents extents,
+  Tensor operator()(std::string name, ElementType type, const Extents& extents,
                     std::vector<std::string> axes = {});
-  static Tensor output(std::string name, ElementType type, Extents extents,
+  static Tensor output(std::string name, ElementType type, const Extents& extents,
                        std::vector<std::string> axes);
 
  private:
@@ -147,7 +146,7 @@ class Draw {
   std::uint64_t stream_ = 0;
 };
 
-Tensor indices(std::string name, Extents extents, const std::vector<std::int32_t>& values);
+Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values);
 
 /// NaN in the tokens of padding rows and behind the last row; dimension 0 is the token.
 void poison_padding(Tensor& tensor, const Case& of);

@@ -41,8 +41,7 @@ bool is_library(const std::string& candidate);
 Result<CandidateRuns> run_candidate(const Operation& operation, const std::vector<Case>& cases,
                                     const JudgeRequest& request);
 
-// --- Inside the child
-// -------------------------------------------------------------------------------
+// --- Inside the child ----------------------------------------------------------------------------
 
 /// What a fork with a shared library does; the exit status of the child.
 int run_library(const Operation& operation, const std::vector<Case>& cases,

@@ -10,8 +10,7 @@ namespace {
 
 constexpr std::string_view kName = "selective_state_update";
 
-// --- Cases
-// ------------------------------------------------------------------------------------------
+// --- Cases ---------------------------------------------------------------------------------------
 
 enum class Layout { plain, n_first, strided };
 
@@ -226,8 +225,7 @@ std::vector<Case> cases(const CaseOptions& options) {
   return made;
 }
 
-// --- The definition, and definitions with a mistake
-// ---------------------------------------------------
+// --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes{
     {"no-softplus", "without the softplus of dt"},

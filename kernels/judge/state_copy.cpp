@@ -12,8 +12,7 @@
 namespace lockstep::judging {
 namespace {
 
-// --- state_copy
-// -------------------------------------------------------------------------------------
+// --- state_copy ----------------------------------------------------------------------------------
 
 struct Moves {
   std::string name;
@@ -70,6 +69,7 @@ std::vector<Case> copy_cases(const CaseOptions& options) {
        .timed = true},
   };
   std::vector<Case> made;
+  made.reserve(all.size());
   for (const Moves& moves : all) made.push_back(make_copy(moves, options));
   return made;
 }
@@ -123,8 +123,7 @@ const Operation kCopy{.name = "state_copy",
                       .yardstick = copy_truth,
                       .mistakes = kCopyMistakes};
 
-// --- state_scatter_accepted
-// -------------------------------------------------------------------------
+// --- state_scatter_accepted ----------------------------------------------------------------------
 
 struct Commits {
   std::string name;

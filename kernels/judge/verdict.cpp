@@ -54,8 +54,7 @@ std::string slot_story(const Case& c, std::int64_t slot) {
   return story;
 }
 
-// --- What was touched
-// ---------------------------------------------------------------------------------
+// --- What was touched ----------------------------------------------------------------------------
 
 /// Bytes of a run that are not what they were before it.
 class Touched {
@@ -165,8 +164,7 @@ std::int64_t first_difference(const Case& c, const Tensor& tensor, const Bytes& 
   return first;
 }
 
-// --- Where something is wrong
-// ---------------------------------------------------------------------------
+// --- Where something is wrong --------------------------------------------------------------------
 
 std::string plural(const std::string& axis) {
   return axis + "s";
@@ -321,8 +319,7 @@ std::string where_wrong(const Case& c, const Tensor& tensor, const std::vector<d
   return text;
 }
 
-// --- The yardstick
-// ----------------------------------------------------------------------------------------
+// --- The yardstick -------------------------------------------------------------------------------
 
 template <std::size_t Rank>
 Verdict verdict_of(const Tensor& tensor, const std::vector<double>& got,
