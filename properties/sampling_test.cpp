@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
+#include <numeric>
+
 #include "properties/support/laws.hpp"
 
 namespace lockstep {
@@ -124,6 +126,38 @@ TEST(Sampling, drawsFollowTheSoftmax) {
       const double p = chances[v] / total;
       EXPECT_NEAR(counts[v], p * kDraws, 4 * std::sqrt(p * (1 - p) * kDraws)) << "token " << v;
     }
+  }
+}
+
+// With nothing asked for, every token stays, those of weight 0 too; p = 1/2 of two equal ones is
+// one.
+TEST(Sampling, whatIsNotAskedForChangesNothing) {
+  const SamplingOptions plain;
+  EXPECT_EQ(plain.temperature, 1);
+  EXPECT_EQ(plain.top_k, 0);
+  EXPECT_EQ(plain.top_p, 1);
+  EXPECT_EQ(plain.seed, 0u);
+  EXPECT_EQ(plain.position, 0);
+  const auto kept = [](const std::vector<float>& logits, const SamplingOptions& options) {
+    return reference::kept_tokens(row(logits), reference::sampling_weights(row(logits), 1),
+                                  options);
+  };
+  EXPECT_EQ(kept({0, -1000}, plain).size(), 2u);
+  EXPECT_EQ(kept({3, 3}, {.top_p = 0.5f}).size(), 1u);
+  EXPECT_EQ(reference::sampled_token(row({3}), plain), 0);
+}
+
+// The draw falls on weights in the order of token numbers.
+TEST(Sampling, drawsWalkTheTokensInOrder) {
+  const auto logits = row({0, 1, -1, 0.5f});
+  const auto weights = reference::sampling_weights(logits, 1);
+  const std::uint64_t total = std::accumulate(weights.begin(), weights.end(), std::uint64_t{0});
+  for (std::int32_t position = 0; position < 200; ++position) {
+    std::uint64_t draw = random_below(total, 5, 0, static_cast<std::uint64_t>(position));
+    std::int32_t token = 0;
+    while (draw >= weights[static_cast<std::size_t>(token)])
+      draw -= weights[static_cast<std::size_t>(token++)];
+    EXPECT_EQ(reference::sampled_token(logits, {.seed = 5, .position = position}), token);
   }
 }
 

@@ -63,7 +63,7 @@ std::vector<Case> copy_cases(const CaseOptions& options) {
        .target = {0, 1},
        .spread = true},
       {.name = "serving",
-       .pool = {4, 2 * moved, 32, 128, 128},
+       .pool = {4, std::int64_t{2} * moved, 32, 128, 128},
        .source = from,
        .target = to,
        .timed = true},
@@ -174,6 +174,7 @@ std::vector<Case> scatter_cases(const CaseOptions& options) {
       {.name = "serving", .T = 4, .slots = served, .accepted = counts, .timed = true},
   };
   std::vector<Case> made;
+  made.reserve(all.size());
   for (const Commits& commits : all) made.push_back(make_scatter(commits, options));
   return made;
 }

@@ -294,6 +294,7 @@ inline bool on(int n) {
 }
 inline bool flip(int n, bool b) { return on(n) ? !b : b; }
 inline double doubled(int n, double x) { return on(n) ? 2 * x : x; }
+inline float doubled(int n, float x) { return on(n) ? 2 * x : x; }
 template <class S = int>
 S integer(int low, int high, S value, S below, S above) { return on(low) ? below : on(high) ? above : value; }
 template <class S = int>
