@@ -147,7 +147,7 @@ void ssu_decode(benchmark::State& state) {
   const double state_bytes = static_cast<double>(B * H * P * N * sizeof(S));
   const int sets = cold_sets(2 * state_bytes);
   const Buffer<Bf16> x(sets * B * H * P, -1, 1), dt(sets * B * H, -1, 1);
-  const Buffer<Bf16> Bs(sets * B * G * N, -1, 1), C(sets * B * G * N, -1, 1);
+  const Buffer<Bf16> in_b(sets * B * G * N, -1, 1), C(sets * B * G * N, -1, 1);
   const Buffer<Bf16> out(sets * B * H * P);
   const Buffer<float> A(H, -4, -0.5), D(H, -1, 1), dt_bias(H, -3, -1);
   const Buffer<S> states(sets * B * H * P * N, -1, 1);
@@ -163,7 +163,7 @@ void ssu_decode(benchmark::State& state) {
                           .x = make_view<const Bf16, 3>(x.at(set * B * H * P), {B, H, P}),
                           .dt = make_view<const Bf16, 3>(dt.at(set * B * H), {B, H, P}, {H, 1, 0}),
                           .A = make_view<const float, 3>(A.at(0), {H, P, N}, {1, 0, 0}),
-                          .B = make_view<const Bf16, 3>(Bs.at(set * B * G * N), {B, G, N}),
+                          .B = make_view<const Bf16, 3>(in_b.at(set * B * G * N), {B, G, N}),
                           .C = make_view<const Bf16, 3>(C.at(set * B * G * N), {B, G, N}),
                           .state = make_view<S, 4>(states.at(set * B * H * P * N), {B, H, P, N}),
                           .out = make_view<Bf16, 3>(out.at(set * B * H * P), {B, H, P}),
