@@ -5,6 +5,8 @@
 #                                 (headers and libraries of Debian 12) and .lockstep/peers/ (bench/peers/stage.sh)
 #   bench/on_gpu.sh run RESULTS   on the GPU machine: builds all shapes, tests, runs the four sanitizers, measures
 #                                 beside the peers; files go to the folder RESULTS
+#   bench/on_gpu.sh measure RESULTS    the same without the sanitizers, which take the longest
+#   bench/on_gpu.sh sanitize RESULTS   these alone, behind a run or measure that has built
 #
 # Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/. The GPU machine has CUDA 13.0, CMake, ninja
 # and PyTorch 2.11.
@@ -49,7 +51,7 @@ sanitize() {  # sanitize RESULTS: the number of errors of each tool, with a test
   printf '}\n' >>"$1/sanitizer.json"
 }
 
-run() {
+measure() {
   local results=$1
   mkdir -p "$results"
   build >"$results/build.log" 2>&1 || { tail -40 "$results/build.log"; exit 1; }
@@ -59,13 +61,14 @@ run() {
   python3 "$root/properties/torch_ops_check.py" "$root/build/gpu/liblockstep_torch.so" --device cuda \
     >"$results/operators.log" 2>&1 || { tail -20 "$results/operators.log"; exit 1; }
   python3 "$root/bench/peers/run.py" --ours "$root/build/gpu/liblockstep_torch.so" --out "$results"
-  sanitize "$results"
-  cat "$results/sanitizer.json"
 }
 
 case ${1:-} in
   stage) stage ;;
-  run) run "$(mkdir -p -- "${2:?RESULTS}" && cd -- "$2" && pwd)" ;;
-  sanitize) sanitize "${2:?RESULTS}" ;;
-  *) sed -n '2,11p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+  run | measure | sanitize)
+    results=$(mkdir -p -- "${2:?RESULTS}" && cd -- "$2" && pwd)
+    [ "$1" = sanitize ] || measure "$results"
+    [ "$1" = measure ] || { sanitize "$results"; cat "$results/sanitizer.json"; }
+    ;;
+  *) sed -n '2,13p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
