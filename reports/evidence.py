@@ -80,6 +80,11 @@ def complaints(root):
     return said
 
 
+def write(root, file, evidence):
+    file.write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
+    print(f"written {file.relative_to(root)}")
+
+
 def merge(root, results):
     """Writes the evidence of every operation that the results speak of. Results of the sanitizers alone
     are added to the evidence that is of the sources that are there now."""
@@ -88,8 +93,7 @@ def merge(root, results):
             file = root / "reports/kernels" / f"{operation}.json"
             if file.is_file() and (evidence := json.loads(file.read_text()))["sources"] == digest(root, operation):
                 evidence["sanitizer"] = json.loads((results / "sanitizer.json").read_text())
-                file.write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
-                print(f"written {file.relative_to(root)}")
+                write(root, file, evidence)
         return
     speed = json.loads((results / "speed.json").read_text())
     accuracy = json.loads((results / "accuracy.json").read_text())
@@ -108,8 +112,7 @@ def merge(root, results):
         evidence["sanitizer"] = sanitizer
         file = root / "reports/kernels" / f"{operation}.json"
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(evidence, indent=1, ensure_ascii=False) + "\n")
-        print(f"written {file.relative_to(root)}")
+        write(root, file, evidence)
 
 
 def selftest(root):

@@ -124,10 +124,7 @@ std::vector<Case> cases(const CaseOptions& options) {
        .lengths = {130, 63, 64},
        .boundary_every = 64},
   };
-  std::vector<Case> made;
-  made.reserve(all.size());
-  for (const Wanted& wanted : all) made.push_back(make(wanted, options));
-  return made;
+  return made_of(all, options, make);
 }
 
 // --- The definition, and definitions with a mistake ----------------------------------------------

@@ -156,10 +156,7 @@ std::vector<Case> cases(const CaseOptions& options) {
        .raw_gates = false,
        .timed = true},
   };
-  std::vector<Case> made;
-  made.reserve(all.size());
-  for (const Wanted& wanted : all) made.push_back(make(wanted, options));
-  return made;
+  return made_of(all, options, make);
 }
 
 // --- The definition, and definitions with a mistake ----------------------------------------------

@@ -158,6 +158,24 @@ void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap);
 /// The last two dimensions of memory change places.
 void swap_last_two(Tensor& tensor);
 
+/// make(wanted, options) of each that is wanted.
+template <class Wanted, class Make>
+std::vector<Case> made_of(const std::vector<Wanted>& all, const CaseOptions& options, Make make) {
+  std::vector<Case> cases;
+  cases.reserve(all.size());
+  for (const Wanted& wanted : all) cases.push_back(make(wanted, options));
+  return cases;
+}
+/// Likewise, of lists one behind the other.
+template <class Wanted, class Make>
+std::vector<Case> made_of(const std::vector<std::vector<Wanted>>& parts, const CaseOptions& options,
+                          Make make) {
+  std::vector<Case> cases;
+  for (const std::vector<Wanted>& part : parts)
+    for (Case& made : made_of(part, options, make)) cases.push_back(std::move(made));
+  return cases;
+}
+
 template <class S, std::size_t Rank>
 Array<S, Rank> array_of(const Case& from, std::string_view name) {
   const Tensor& tensor = from.tensor(name);

@@ -219,10 +219,8 @@ std::vector<Wanted> served(std::int64_t batch) {
 }
 
 std::vector<Case> cases(const CaseOptions& options) {
-  std::vector<Case> made;
-  for (const auto& part : {plain_decodes(), other_decodes(), longer_rows(), served(options.batch)})
-    for (const Wanted& wanted : part) made.push_back(make(wanted, options));
-  return made;
+  return made_of<Wanted>({plain_decodes(), other_decodes(), longer_rows(), served(options.batch)},
+                         options, make);
 }
 
 // --- The definition, and definitions with a mistake ----------------------------------------------

@@ -68,10 +68,7 @@ std::vector<Case> copy_cases(const CaseOptions& options) {
        .target = to,
        .timed = true},
   };
-  std::vector<Case> made;
-  made.reserve(all.size());
-  for (const Moves& moves : all) made.push_back(make_copy(moves, options));
-  return made;
+  return made_of(all, options, make_copy);
 }
 
 const std::vector<Mistake> kCopyMistakes{
@@ -173,10 +170,7 @@ std::vector<Case> scatter_cases(const CaseOptions& options) {
       {.name = "one-token", .T = 1, .slots = {2, 1}, .accepted = {1, 1}},
       {.name = "serving", .T = 4, .slots = served, .accepted = counts, .timed = true},
   };
-  std::vector<Case> made;
-  made.reserve(all.size());
-  for (const Commits& commits : all) made.push_back(make_scatter(commits, options));
-  return made;
+  return made_of(all, options, make_scatter);
 }
 
 const std::vector<Mistake> kScatterMistakes{
