@@ -37,13 +37,13 @@ judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
 judge copy 0 state_copy $ours:state_copy
 judge scatter 0 state_scatter_accepted $ours:state_scatter_accepted
 for broken in raw_beta group_modulo no_scale; do
-  judge "broken_$broken" "10 11" gated_delta_rule_update $ours:$broken --no-time
+  judge "broken_$broken" "10 11" gated_delta_rule_update $ours:$broken --batch 4 --no-time
 done
 nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc)
 if [[ -n $nvcc ]] && "$nvcc" -O3 -arch=native -shared -Xcompiler -fPIC -I kernels $candidates/scatter.cu \
     -o "$results/scatter.so" >"$results/nvcc.log" 2>&1; then
   judge library 0 state_scatter_accepted "$results/scatter.so:scatter"
-  judge broken_library 11 state_scatter_accepted "$results/scatter.so:scatter_by_index" --no-time
+  judge broken_library 11 state_scatter_accepted "$results/scatter.so:scatter_by_index" --batch 4 --no-time
   rm -f "$results/scatter.so"
 else
   printf '\nthe shared library was not built\n'

@@ -10,6 +10,8 @@
 
 #include "kernels/judge/verdict.hpp"
 
+#include "reference/base/parallel.hpp"
+
 namespace lockstep::judging {
 namespace {
 
@@ -369,11 +371,11 @@ Result<JudgeReport> judge_operation(const Operation& operation, const JudgeReque
   const Result<CandidateRuns> runs = run_candidate(operation, cases, request);
   if (!runs) return tl::unexpected(runs.error());
   std::vector<JudgedCase> judged;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    judged.push_back({&cases[i], &runs->cases[i], {}});
-    if (runs->cases[i].outcome == Outcome::done)
-      judged.back().judgement = judgement_of(operation, cases[i], runs->cases[i]);
-  }
+  for (std::size_t i = 0; i < cases.size(); ++i) judged.push_back({&cases[i], &runs->cases[i], {}});
+  in_parallel(judged, [&](JudgedCase& one) {
+    if (one.runs->outcome == Outcome::done)
+      one.judgement = judgement_of(operation, *one.which, *one.runs);
+  });
   if (std::all_of(judged.begin(), judged.end(),
                   [](const JudgedCase& one) { return one.runs->outcome == Outcome::unsupported; }))
     return fail(

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,8 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
+
+#include "reference/base/parallel.hpp"
 
 namespace lockstep::judging {
 namespace {
@@ -83,21 +86,29 @@ Result<void> write_inputs(const Folder& folder, const Operation& operation,
            {"timed", request.timed},      {"positional", operation.positional},
            {"returns", operation.returns}};
   for (const Fill fill : kRunFills) all["fills"].push_back(fill_name(fill));
+  struct Input {
+    std::size_t number;
+    Fill fill;
+    bool written = false;
+  };
+  std::vector<Input> inputs;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     all["cases"].push_back(case_json(cases[i]));
-    for (const Fill fill : {Fill::poison, Fill::finite}) {
-      std::ofstream file(folder.file(fmt::format("in_{}_{}.bin", i, fill_name(fill))),
-                         std::ios::binary);
-      for (const Tensor& tensor : cases[i].tensors) {
-        const Bytes bytes = allocation_of(tensor, fill);
-        file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-      }
-      file.close();
-      if (!file)
-        return fail(folder.path() + ": the cases cannot be written there (a full disk?)",
-                    kExitEnvironment);
-    }
+    for (const Fill fill : {Fill::poison, Fill::finite}) inputs.push_back({i, fill});
   }
+  in_parallel(inputs, [&](Input& one) {
+    std::ofstream file(folder.file(fmt::format("in_{}_{}.bin", one.number, fill_name(one.fill))),
+                       std::ios::binary);
+    for (const Tensor& tensor : cases[one.number].tensors) {
+      const Bytes bytes = allocation_of(tensor, one.fill);
+      file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    }
+    file.close();
+    one.written = !file.fail();
+  });
+  if (!std::all_of(inputs.begin(), inputs.end(), [](const Input& one) { return one.written; }))
+    return fail(folder.path() + ": the cases cannot be written there (a full disk?)",
+                kExitEnvironment);
   write_child_file(folder.file("run.json"), all.dump());
   return {};
 }

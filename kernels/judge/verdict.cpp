@@ -6,6 +6,8 @@
 #include <cstring>
 #include <set>
 
+#include "reference/base/parallel.hpp"
+
 namespace lockstep::judging {
 namespace {
 
@@ -70,7 +72,8 @@ class Touched {
     const auto size = static_cast<std::int64_t>(before_.size());
     guard(findings, 0, kGuardBytes, "in front of");
     guard(findings, end, size, "behind");
-    std::vector<bool> element(before_.size(), false);
+    const bool dense = tensor_.span() == tensor_.count();
+    std::vector<bool> element(dense ? 0 : before_.size(), false);
     const std::vector<std::int64_t> offsets = byte_offsets(tensor_);
     std::int64_t first = -1, changed = 0, last_slot = -1;
     std::set<std::int64_t> slots;
@@ -78,7 +81,7 @@ class Touched {
                                    ? 1
                                    : tensor_.count() / tensor_.extents[0];
     for (std::size_t i = 0; i < offsets.size(); ++i) {
-      for (std::int64_t b = 0; b < size_of(tensor_.type); ++b)
+      for (std::int64_t b = 0; b < size_of(tensor_.type) && !dense; ++b)
         element[static_cast<std::size_t>(offsets[i] + b)] = true;
       const std::int64_t outer = static_cast<std::int64_t>(i) / inner;
       const bool allowed = tensor_.role == Role::output ||
@@ -89,7 +92,7 @@ class Touched {
       if (outer != last_slot) slots.insert(last_slot = outer);
     }
     if (first >= 0) report_elements(findings, first, changed, slots);
-    for (std::int64_t b = kGuardBytes; b < end; ++b)
+    for (std::int64_t b = kGuardBytes; b < end && !dense; ++b)
       if (!element[static_cast<std::size_t>(b)] && differs(b, 1)) {
         findings.push_back({FindingKind::out_of_range,
                             fmt::format("{}: memory between its elements was written (byte {} "
@@ -149,11 +152,14 @@ class Touched {
 std::int64_t first_difference(const Case& c, const Tensor& tensor, const Bytes& a, const Bytes& b,
                               std::int64_t& count) {
   const std::int64_t begin = offset_of(c, tensor), size = size_of(tensor.type);
+  count = 0;
+  if (std::memcmp(a.data() + begin, b.data() + begin,
+                  static_cast<std::size_t>(tensor.allocation_bytes())) == 0)
+    return -1;
   const std::int64_t inner =
       tensor.extents.empty() || tensor.extents[0] == 0 ? 1 : tensor.count() / tensor.extents[0];
   const std::vector<std::int64_t> offsets = byte_offsets(tensor);
   std::int64_t first = -1;
-  count = 0;
   for (std::size_t i = 0; i < offsets.size(); ++i) {
     if (!may_write(c, tensor, static_cast<std::int64_t>(i) / inner)) continue;
     const std::int64_t at = begin + offsets[i];
@@ -434,14 +440,24 @@ bool agrees(const Operation& operation, const Case& c, const Answer& candidate,
 
 Judgement judgement_of(const Operation& operation, const Case& c, const CaseRuns& runs) {
   Judgement judged;
-  for (std::size_t run = 0; run < runs.runs.size(); ++run) {
+  struct Touches {
+    std::size_t run;
     std::vector<Finding> found;
+  };
+  std::vector<Touches> touches;
+  for (std::size_t run = 0; run < runs.runs.size(); ++run) touches.push_back({run, {}});
+  in_parallel(touches, [&](Touches& one) {
     for (const Tensor& tensor : c.tensors)
-      Touched(c, tensor, kRunFills[run], runs.runs[run]).find(found);
-    if (run == 0 || judged.findings.empty()) judged.findings = std::move(found);
-  }
+      Touched(c, tensor, kRunFills[one.run], runs.runs[one.run]).find(one.found);
+  });
+  for (Touches& one : touches)
+    if (judged.findings.empty()) judged.findings = std::move(one.found);
   compare_runs(c, runs, judged.findings);
-  const Answer truth = operation.truth(c, ""), yardstick = operation.yardstick(c, "");
+  Answer truth, yardstick;
+  std::vector<std::pair<Answer*, bool>> answers{{&truth, true}, {&yardstick, false}};
+  in_parallel(answers, [&](const auto& one) {
+    *one.first = one.second ? operation.truth(c, "") : operation.yardstick(c, "");
+  });
   for (const Tensor& tensor : c.tensors) {
     if (tensor.role == Role::input) continue;
     const std::vector<double>&want = truth.at(tensor.name), &allowed = yardstick.at(tensor.name);

@@ -43,4 +43,12 @@ void parallel_for(std::int64_t count, std::int64_t work, Body body) {
   if (failure) std::rethrow_exception(failure);
 }
 
+/// body(item) for each of a few items that are worth a thread.
+template <class Items, class Body>
+void in_parallel(Items& items, Body body) {
+  const auto count = static_cast<std::int64_t>(items.size());
+  parallel_for(count, count * kWorthAThread,
+               [&](std::int64_t i) { body(items[static_cast<std::size_t>(i)]); });
+}
+
 }  // namespace lockstep
