@@ -221,6 +221,22 @@ void pool_copy(benchmark::State& state) {
   });
 }
 
+// --- What streaming alone costs ------------------------------------------------------------------
+
+/// As many bytes as the states of a launch, read once and written `kWrites` times, and no more: the
+/// least that a kernel of this traffic can take, launch and all.
+template <int kWrites>
+void stream_states(benchmark::State& state) {
+  const std::int64_t bytes = state.range(0) << 20;
+  const double moved = (1.0 + kWrites) * static_cast<double>(bytes);
+  const int sets = cold_sets(moved);
+  const Buffer<float> from(sets * bytes / 4, -1, 1), to(sets * kWrites * bytes / 4);
+  time_launches(state, sets, moved, [&](int set, cudaStream_t stream) {
+    kernels::fan_out_on_device(to.at(set * kWrites * bytes / 4), from.at(set * bytes / 4), bytes,
+                               kWrites, stream);
+  });
+}
+
 // -------------------------------------------------------------------------------------------------
 
 const bool kRegistered = [] {
@@ -248,6 +264,9 @@ const bool kRegistered = [] {
   add("kernels/gated_delta_rule_update/4_tokens_replay/bf16", gdn_verify_replay<Bf16>, verified);
   add("kernels/gated_delta_rule_update/4_tokens_fold/float32", gdn_verify_fold<float>, verified);
   add("kernels/gated_delta_rule_update/4_tokens_fold/bf16", gdn_verify_fold<Bf16>, verified);
+  const std::vector<std::int64_t> megabytes{1, 2, 4, 16, 32, 64, 128, 256, 512};
+  add("kernels/streams/1_read_1_write/MiB", stream_states<1>, megabytes);
+  add("kernels/streams/1_read_4_writes/MiB", stream_states<4>, megabytes);
   add("kernels/state_copy/bytes", pool_copy, {48 << 10, 2 << 20});
   return true;
 }();

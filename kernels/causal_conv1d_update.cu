@@ -46,52 +46,85 @@ __device__ inline float activated(float x) {
 
 // --- One token per row ---------------------------------------------------------------------------
 
-/// kByTap: the weights of all channels for one tap lie side by side, instead of the taps of a
-/// channel.
+/// Rows from which on a launch is so long that the next one may take its places at once.
+constexpr int kManyRows = 512;
+
+/// A thread's share of a row: kVec neighbouring channels. kByTap: the weights of all channels for
+/// one tap lie side by side, instead of the taps of a channel.
 template <class T, int W, int C, int kVec, bool kByTap>
+struct ConvStep {
+  static constexpr int kChannels = kThreads * kVec;  ///< of a block
+  const Parameters<T, T>& p;
+  int n;  ///< the row
+  int d;  ///< the first channel
+
+  /// Asks L2 for what the block will read, in its likely slot: thread c for column c of the state,
+  /// the next one for x.
+  __device__ void prefetch() const {
+    const int c = static_cast<int>(threadIdx.x);
+    if (c > C) return;
+    const int begin = static_cast<int>(blockIdx.x) * kChannels;
+    const auto bytes = static_cast<unsigned>(min(kChannels, p.D - begin) * sizeof(T));
+    if (c == C) return prefetch_to_l2(p.x.data_handle() + n * p.x.stride(0) + begin, bytes);
+    const int slot = p.rows.likely_source(n);
+    if (slot == kNowhere) return;
+    prefetch_to_l2(p.state.data_handle() + slot * p.state.stride(0) + c * p.state.stride(2) + begin,
+                   bytes);
+  }
+
+  template <bool kMany>
+  __device__ void run() const {
+    // What does not depend on the slot is asked for before it is known.
+    using Channels = Pack<T, kVec>;
+    float w[W][kVec], bias[kVec] = {};
+    const Channels x = load_raw<Cached::streaming, kVec>(p.x.data_handle() + n * p.x.stride(0) + d);
+    const T* const weights = static_cast<const T*>(p.weight.data) + (kByTap ? d : d * W);
+    const std::int64_t piece = kByTap ? p.weight.strides[1] : kVec;
+#pragma unroll
+    for (int i = 0; i < W; ++i) load_pack<Cached::yes>(w[i], weights + i * piece);
+    if (p.bias) load_pack<Cached::yes>(bias, static_cast<const T*>(p.bias.data) + d);
+    const int source = p.rows.source(n), target = p.rows.target(n, 0, 1, source);
+
+    float y[kVec] = {};
+    if (source != kNowhere) {
+      const std::int64_t column = p.state.stride(2);
+      const T* const state = p.state.data_handle() + source * p.state.stride(0) + d;
+      Channels old[C];
+#pragma unroll
+      for (int c = 0; c < C; ++c) old[c] = load_raw<Cached::streaming, kVec>(state + c * column);
+      if constexpr (!kMany) let_the_next_launch_start();
+#pragma unroll
+      for (int j = 0; j < kVec; ++j) {
+        float sum = bias[j];
+#pragma unroll
+        for (int k = 0; k < W; ++k) {
+          const int i = j * W + k;
+          const float weight = kByTap ? w[k][j] : w[i / kVec][i % kVec];
+          const Channels& input = k < W - 1 ? old[C - (W - 1) + k] : x;
+          sum = fmaf(weight, to_float(input.value[j]), sum);
+        }
+        y[j] = p.silu ? activated<T>(sum) : sum;
+      }
+      if (target != kNowhere) {
+        T* const next = p.state.data_handle() + target * p.state.stride(0) + d;
+#pragma unroll
+        for (int c = 0; c < C; ++c)
+          store_raw<Cached::streaming>(next + c * column, c + 1 < C ? old[c + 1] : x);
+      }
+    }
+    store_pack<Cached::streaming>(p.out.data_handle() + n * p.out.stride(0) + d, y);
+  }
+};
+
+template <class T, int W, int C, int kVec, bool kMany, bool kByTap>
 __global__ void __launch_bounds__(kThreads)
     conv_step_kernel(const __grid_constant__ Parameters<T, T> p) {
   const int d = (static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x)) * kVec;
-  const int n = static_cast<int>(blockIdx.y);
+  const ConvStep<T, W, C, kVec, kByTap> step{p, static_cast<int>(blockIdx.y), d};
+  step.prefetch();
   wait_for_earlier_launch();
-  if (d >= p.D) return;
-  // What does not depend on the slot is asked for before it is known.
-  float x[kVec], w[W][kVec], bias[kVec] = {};
-  load_pack<Cached::streaming>(x, p.x.data_handle() + n * p.x.stride(0) + d);
-  const T* const weights = static_cast<const T*>(p.weight.data) + (kByTap ? d : d * W);
-  const std::int64_t piece = kByTap ? p.weight.strides[1] : kVec;
-#pragma unroll
-  for (int i = 0; i < W; ++i) load_pack<Cached::yes>(w[i], weights + i * piece);
-  if (p.bias) load_pack<Cached::yes>(bias, static_cast<const T*>(p.bias.data) + d);
-  const int source = p.rows.source(n), target = p.rows.target(n, 0, 1, source);
-
-  float y[kVec] = {};
-  if (source != kNowhere) {
-    const std::int64_t column = p.state.stride(2);
-    const T* const state = p.state.data_handle() + source * p.state.stride(0) + d;
-    float old[C][kVec];
-#pragma unroll
-    for (int c = 0; c < C; ++c) load_pack<Cached::streaming>(old[c], state + c * column);
-    let_the_next_launch_start();
-#pragma unroll
-    for (int j = 0; j < kVec; ++j) {
-      float sum = bias[j];
-#pragma unroll
-      for (int k = 0; k < W; ++k) {
-        const int i = j * W + k;
-        const float weight = kByTap ? w[k][j] : w[i / kVec][i % kVec];
-        sum = fmaf(weight, k < W - 1 ? old[C - (W - 1) + k][j] : x[j], sum);
-      }
-      y[j] = p.silu ? activated<T>(sum) : sum;
-    }
-    if (target != kNowhere) {
-      T* const next = p.state.data_handle() + target * p.state.stride(0) + d;
-#pragma unroll
-      for (int c = 0; c < C; ++c)
-        store_pack<Cached::streaming>(next + c * column, c + 1 < C ? old[c + 1] : x);
-    }
-  }
-  store_pack<Cached::streaming>(p.out.data_handle() + n * p.out.stride(0) + d, y);
+  if constexpr (kMany) let_the_next_launch_start();
+  if (d < p.D) step.template run<kMany>();
 }
 
 // --- Everything else -----------------------------------------------------------------------------
@@ -203,11 +236,11 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Launches ------------------------------------------------------------------------------------
 
-template <class T, int W, int C, int kVec>
+template <class T, int W, int C, int kVec, bool kMany>
 void launch_vectors(const Parameters<T, T>& p, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((p.D / kVec + kThreads - 1) / kThreads);
-  const auto kernel = p.weight.strides[0] == 1 ? conv_step_kernel<T, W, C, kVec, true>
-                                               : conv_step_kernel<T, W, C, kVec, false>;
+  const auto kernel = p.weight.strides[0] == 1 ? conv_step_kernel<T, W, C, kVec, kMany, true>
+                                               : conv_step_kernel<T, W, C, kVec, kMany, false>;
   launch("causal_conv1d_update", kernel, dim3(blocks, static_cast<unsigned>(p.rows.rows)),
          dim3(kThreads), 0, stream, true, p);
 }
@@ -215,9 +248,11 @@ void launch_vectors(const Parameters<T, T>& p, cudaStream_t stream) {
 template <class T, int W, int C>
 void launch_step(const Parameters<T, T>& p, cudaStream_t stream) {
   if (p.rows.rows < 64)  // few rows: more threads with less each (2.4 us for 2.9 at 16 rows)
-    launch_vectors<T, W, C, 2>(p, stream);
+    launch_vectors<T, W, C, 2, false>(p, stream);
+  else if (p.rows.rows < kManyRows)
+    launch_vectors<T, W, C, 4, false>(p, stream);
   else
-    launch_vectors<T, W, C, 4>(p, stream);
+    launch_vectors<T, W, C, 4, true>(p, stream);
 }
 
 /// Whether the kernel for one token per row takes it.

@@ -35,7 +35,9 @@ struct GatedDelta {
   };
   enum : int {
     kColumnVectors = 2,  ///< k, q
-    kRowVectors = 1      ///< v
+    kRowVectors = 1,     ///< v
+    /// Where tf32 holds k and q, and outputs are not more precise than that.
+    kHasChunks = sizeof(T) == 2
   };
 
   template <class Layout, int kRows>
@@ -72,15 +74,16 @@ struct GatedDelta {
     unsigned g, beta, A_log, dt_bias;
   };
 
-  template <class Layout, int kRows>
+  template <bool kFolded, class Layout, int kRows>
   __device__ static void prefetch(const Parameters& p, int t, int hv,
                                   const Place<Layout, kRows>& place) {
+    const Tokens<T>& from = source<kFolded>(p);
     const int h = p.value_heads_per_key_head.of(hv);
-    Layout::prefetch_row(p.tokens.k.at(t, h));
-    Layout::prefetch_row(p.tokens.q.at(t, h));
-    prefetch_to_l2(p.tokens.v.at(t, hv) + place.first);
-    prefetch_to_l2(address_of(p.tokens.g, t, hv));
-    prefetch_to_l2(address_of(p.tokens.beta, t, hv));
+    Layout::prefetch_row(from.k.at(t, h));
+    if (!kFolded) Layout::prefetch_row(from.q.at(t, h));
+    prefetch_to_l2(from.v.at(t, hv) + place.first);
+    prefetch_to_l2(address_of(from.g, t, hv));
+    prefetch_to_l2(address_of(from.beta, t, hv));
   }
 
   template <bool kFolded, class Layout, int kRows>
@@ -135,23 +138,27 @@ struct GatedDelta {
 
   __device__ static void keep(const Parameters&, int, int, const Scalars&) {}
 
-  /// S = alpha S; u = beta (v - S k); S += u k^T, of which the sum of S k without its scale is
-  /// given for the S before. The one place where a state advances, in operations that no compiler
-  /// fuses otherwise: a replay repeats a decode bit by bit. Returns u of the row that the lane
-  /// owns.
+  /// u = beta (v - alpha S k), of which the sum of S k without its scale is given; and an element
+  /// of S = alpha S + u k^T. The one place where a state advances, in operations that no compiler
+  /// fuses otherwise: a replay repeats a decode bit by bit.
+  __device__ static float new_value(const Scalars& x, float v, float Sk) {
+    return __fmul_rn(x.beta, __fsub_rn(v, __fmul_rn(x.alpha, __fmul_rn(x.k_scale, Sk))));
+  }
+  __device__ static float advanced(const Scalars& x, float u, float k, float s) {
+    return fmaf(__fmul_rn(u, x.k_scale), k, __fmul_rn(x.alpha, s));
+  }
+
+  /// Returns u of the row that the lane owns.
   template <class Layout, int kRows>
   __device__ static float advance_by(const Token<Layout, kRows>& token,
                                      float (&s)[kRows][Layout::kCount], float Sk) {
-    const Scalars& x = token.scalars;
-    const float seen = __fmul_rn(x.alpha, __fmul_rn(x.k_scale, Sk));
-    const float u = __fmul_rn(x.beta, __fsub_rn(token.v, seen));
-    const float scaled = __fmul_rn(u, x.k_scale);
+    const float u = new_value(token.scalars, token.v, Sk);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const float scaled_r = Layout::template of_owner<kRows>(scaled, r);
+      const float u_r = Layout::template of_owner<kRows>(u, r);
 #pragma unroll
       for (int i = 0; i < Layout::kCount; ++i)
-        s[r][i] = fmaf(scaled_r, token.k[i], __fmul_rn(x.alpha, s[r][i]));
+        s[r][i] = advanced(token.scalars, u_r, token.k[i], s[r][i]);
     }
     return u;
   }
@@ -180,6 +187,30 @@ struct GatedDelta {
     const float u = advance_by(token, s, Sk);
     const Scalars& x = token.scalars;
     return fmaf(u, x.kq, x.alpha * x.q_scale * Sq);
+  }
+
+  // Chunks of the delta rule (Yang et al., 2024, arXiv 2412.06464, section 3.3):
+  // u_t = beta_t (v_t - alpha_t S_{t-1} k_t) and o_t = S_t q_t, with
+  // S_t = (alpha_1 ... alpha_t) S_0 + the sum over j <= t of (alpha_{j+1} ... alpha_t) u_j k_j^T.
+
+  template <class Layout, class Staged>
+  __device__ static void pair_products(const Staged& staged, int earlier, int later,
+                                       float (&products)[2]) {
+    float k[Layout::kCount], x[Layout::kCount];
+    Layout::template load<Cached::yes>(k, staged.columns[earlier][0], Layout::kExtent);
+    const Scalars& of = staged.scalars[later];
+    const float scales[2] = {of.k_scale, of.q_scale};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      Layout::template load<Cached::yes>(x, staged.columns[later][i], Layout::kExtent);
+      products[i] = staged.scalars[earlier].k_scale * scales[i] * Layout::sum(Layout::dot(k, x));
+    }
+  }
+  __device__ static float2 state_scales(const Scalars& x, float decay) {
+    return {decay * x.k_scale, decay * x.q_scale};
+  }
+  __device__ static float chunk_value(const Scalars& x, float v, float seen) {
+    return x.beta * (v - seen);
   }
 
   __device__ static void write(const Parameters& p, int t, int hv, int row, float o) {

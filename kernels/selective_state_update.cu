@@ -31,7 +31,8 @@ struct SelectiveState {
   };
   enum : int {
     kColumnVectors = 2,  ///< B d_t, C
-    kRowVectors = 3      ///< x, D x, silu(z)
+    kRowVectors = 3,     ///< x, D x, silu(z)
+    kHasChunks = false
   };
 
   template <class Layout, int kRows>
@@ -87,9 +88,10 @@ struct SelectiveState {
     float decay, folded_dt;
   };
 
-  template <class Layout, int kRows>
+  template <bool kFolded, class Layout, int kRows>
   __device__ static void prefetch(const Parameters& p, int t, int h,
                                   const Place<Layout, kRows>& place) {
+    if constexpr (kFolded) return;
     const int group = p.heads_per_group.of(h);
     Layout::prefetch_row(p.B.at(t, group));
     Layout::prefetch_row(p.C.at(t, group));

@@ -30,7 +30,7 @@ struct Moves {
   int chunk;
 };
 
-__device__ inline unsigned shared_address(const void* pointer) {
+[[maybe_unused]] __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 

@@ -239,6 +239,28 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, snapshotsAreTheStatesAndTheStateStays) {
     expect_agreement<T, S>(e, Batch::draw(7, 4, 5, false), {.snapshots = true}, 7);
 }
 
+// Tokens whose states nobody asks for may be treated as chunks.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, aVerificationThatOnlyReadsGivesTheSame) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::int64_t most : {2, 8, 20}) {
+      const Batch batch = Batch::draw(17, 5, most, false);
+      const Inputs inputs(batch.tokens, batch.slots, e.H, e.HV, e.K, e.V, 17);
+      const auto truth = reference_answer<double>(inputs, batch, {}, {});
+      const auto yardstick = reference_answer<float>(inputs, batch, {}, storage_of<T, S>());
+      const Device<T, S> untouched(inputs, batch);
+      Device<T, S> device(inputs, batch);
+      auto in = device.arguments({});
+      in.read_only = true;
+      kernels::gated_delta_rule_update<T, S>(in, nullptr);
+      finish();
+      EXPECT_TRUE(
+          within_yardstick("gated_delta_rule_update", "out", device.out, yardstick.out, truth.out));
+      EXPECT_TRUE(same_bits(device.state, untouched.state));
+    }
+}
+
 // Trees with invalid tokens among them: output 0, the committed state as snapshot.
 TYPED_TEST(GatedDeltaRuleUpdateGpu, aTreeTokenFollowsItsParent) {
   using T = typename TypeParam::first_type;
@@ -255,7 +277,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, aTreeTokenFollowsItsParent) {
 TYPED_TEST(GatedDeltaRuleUpdateGpu, replayIsTheAcceptedDecodesBitByBit) {
   using T = typename TypeParam::first_type;
   using S = typename TypeParam::second_type;
-  constexpr std::int64_t kDrafts = 4, kRows = 5;
+  constexpr std::int64_t kDrafts = 6, kRows = 7;
   for (const Extents& e : {Extents{2, 4, 128, 64}, Extents{1, 2, 17, 5}}) {
     Batch batch = Batch::draw(11, kRows, 1, false);  // slots and indices
     batch.lengths.assign(kRows, kDrafts);
@@ -274,6 +296,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, replayIsTheAcceptedDecodesBitByBit) {
     finish();
     EXPECT_TRUE(same_bits(verified.state, untouched.state));
     kernels::gated_delta_rule_replay<T, S>(verification, device_accepted.view(), {}, nullptr);
+    kernels::gated_delta_rule_update<T, S>(verification, nullptr);
 
     // The same as a fold into the next verification, whose tokens are the old ones again.
     Device<T, S> folded(inputs, batch);
@@ -298,6 +321,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, replayIsTheAcceptedDecodesBitByBit) {
     finish();
     EXPECT_TRUE(same_bits(verified.state, decoded.state));
     EXPECT_TRUE(same_bits(folded.state, decoded.state));
+    EXPECT_TRUE(same_bits(folded.out, verified.out));
   }
 }
 

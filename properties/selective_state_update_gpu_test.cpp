@@ -248,6 +248,30 @@ TYPED_TEST(SelectiveStateUpdateGpu, snapshotsAndTreesLeaveTheStateAlone) {
     }
 }
 
+// Tokens whose states nobody asks for may be treated as chunks.
+TYPED_TEST(SelectiveStateUpdateGpu, aVerificationThatOnlyReadsGivesTheSame) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::int64_t most : {2, 8, 20}) {
+      const Question question{.gated = most == 8};
+      const Batch batch = Batch::draw(18, 5, most, false);
+      const Inputs inputs(batch, e, 18);
+      const auto truth = reference_answer<double>(inputs, batch, question, {});
+      const auto yardstick = reference_answer<float>(
+          inputs, batch, question,
+          {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()});
+      const Device<T, S> untouched(inputs, batch);
+      Device<T, S> device(inputs, batch);
+      auto in = device.arguments(question);
+      in.read_only = true;
+      kernels::selective_state_update<T, S>(in, nullptr);
+      finish();
+      EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
+      EXPECT_TRUE(same_bits(device.state, untouched.state));
+    }
+}
+
 // A verification that only reads and stashes, then a commit, is the accepted decodes.
 TYPED_TEST(SelectiveStateUpdateGpu, replayIsTheAcceptedDecodesBitByBit) {
   using T = typename TypeParam::first_type;

@@ -1,6 +1,8 @@
 // What every kernel uses: 16-byte accesses, conversions, and launches that overlap.
 #pragma once
 
+#include <bit>
+
 #include "kernels/base/check.hpp"
 
 namespace lockstep::kernels {
@@ -36,42 +38,41 @@ struct alignas(N * sizeof(T)) Pack {
 /// Reads that leave no trace in the caches: a state is used once per launch.
 enum class Cached { yes, streaming };
 
+/// What one instruction moves.
+template <int kBytes>
+using Word = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2,
+                       std::conditional_t<kBytes == 4, unsigned, unsigned short>>>;
+
+template <Cached kCached, int N, class T>
+__device__ inline Pack<T, N> load_raw(const T* source) {
+  const auto* const from = reinterpret_cast<const Word<N * sizeof(T)>*>(source);
+  return std::bit_cast<Pack<T, N>>(kCached == Cached::streaming ? __ldcs(from) : *from);
+}
 template <Cached kCached, class T, int N>
-__device__ inline void load_pack(float (&x)[N], const T* source) {
-  using Word = std::conditional_t<
-      N * sizeof(T) == 16, uint4,
-      std::conditional_t<N * sizeof(T) == 8, uint2,
-                         std::conditional_t<N * sizeof(T) == 4, unsigned, unsigned short>>>;
-  union {
-    Word word;
-    Pack<T, N> pack;
-  } loaded;
-  const Word* from = reinterpret_cast<const Word*>(source);
+__device__ inline void store_raw(T* target, const Pack<T, N>& pack) {
+  auto* const to = reinterpret_cast<Word<N * sizeof(T)>*>(target);
+  const auto word = std::bit_cast<Word<N * sizeof(T)>>(pack);
   if constexpr (kCached == Cached::streaming)
-    loaded.word = __ldcs(from);
+    __stcs(to, word);
   else
-    loaded.word = *from;
-#pragma unroll
-  for (int i = 0; i < N; ++i) x[i] = to_float(loaded.pack.value[i]);
+    *to = word;
 }
 
+/// The same as numbers.
+template <Cached kCached, class T, int N>
+__device__ inline void load_pack(float (&x)[N], const T* source) {
+  const Pack<T, N> pack = load_raw<kCached, N>(source);
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = to_float(pack.value[i]);
+}
 template <Cached kCached, class T, int N>
 __device__ inline void store_pack(T* target, const float (&x)[N]) {
-  using Word = std::conditional_t<
-      N * sizeof(T) == 16, uint4,
-      std::conditional_t<N * sizeof(T) == 8, uint2,
-                         std::conditional_t<N * sizeof(T) == 4, unsigned, unsigned short>>>;
-  union {
-    Word word;
-    Pack<T, N> pack;
-  } stored;
+  Pack<T, N> pack;
 #pragma unroll
-  for (int i = 0; i < N; ++i) stored.pack.value[i] = from_float<T>(x[i]);
-  Word* to = reinterpret_cast<Word*>(target);
-  if constexpr (kCached == Cached::streaming)
-    __stcs(to, stored.word);
-  else
-    *to = stored.word;
+  for (int i = 0; i < N; ++i) pack.value[i] = from_float<T>(x[i]);
+  store_raw<kCached>(target, pack);
 }
 
 /// One element of a view whose type is told at run time. First its bits: reads that are asked for
@@ -86,20 +87,20 @@ __device__ inline float value_of(unsigned bits, Format format) {
                                 : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 template <std::size_t Rank, class... Index>
-__device__ const void* address_of(const MixedView<Rank>& v, Index... index) {
+__device__ std::int64_t offset_in(const MixedView<Rank>& v, Index... index) {
   std::int64_t offset = 0;
   int d = 0;
   ((offset += index * v.strides[d++]), ...);
-  return static_cast<const char*>(v.data) + offset * (v.format == Format::float32 ? 4 : 2);
+  return offset;
 }
-__device__ inline unsigned bits_at(const MixedView<1>& v, int i) {
-  return bits_at(v.data, v.format, i * v.strides[0]);
+template <std::size_t Rank, class... Index>
+__device__ const void* address_of(const MixedView<Rank>& v, Index... index) {
+  return static_cast<const char*>(v.data) +
+         offset_in(v, index...) * (v.format == Format::float32 ? 4 : 2);
 }
-__device__ inline unsigned bits_at(const MixedView<2>& v, int i, int j) {
-  return bits_at(v.data, v.format, i * v.strides[0] + j * v.strides[1]);
-}
-__device__ inline unsigned bits_at(const MixedView<3>& v, int i, int j, int k) {
-  return bits_at(v.data, v.format, i * v.strides[0] + j * v.strides[1] + k * v.strides[2]);
+template <std::size_t Rank, class... Index>
+__device__ unsigned bits_at(const MixedView<Rank>& v, Index... index) {
+  return bits_at(v.data, v.format, offset_in(v, index...));
 }
 template <std::size_t Rank, class... Index>
 __device__ float at(const MixedView<Rank>& v, Index... index) {

@@ -18,7 +18,8 @@
 //   - Op::Token<Layout, kRows>: one token as a lane sees it: pieces of vectors along the columns,
 //     Op::Scalars, and values of the lane's rows
 //   - Op::Raw<Layout, kRows>: a token's inputs, asked for and not yet waited for
-//   - Op::prefetch(p, t, head, place): asks L2 for them; `place` says which rows the lane has
+//   - Op::prefetch<kFolded>(p, t, head, place): asks L2 for them; `place` says which rows the lane
+//     has
 //   - Op::fetch<kFolded>(p, t, head, place): asks for them. A folded token is one of an earlier
 //     verification, which only advances the state
 //   - Op::prepare<kFolded>(p, t, head, place, raw): the token
@@ -27,8 +28,23 @@
 //   - Op::step(token, s): likewise; returns what the row that the lane owns gives
 //   - Op::write(p, t, head, row, value): stores it
 // and, so that a token can lie in shared memory: visit_columns, take_rows and row_value.
+//
+// A verification whose states nobody asks for can treat a few tokens as a chunk, as prefill does
+// (Op::kHasChunks): all of them read the state before the chunk, by one small matrix product on the
+// tensor cores, and meet each other by inner products that a block takes once for all its rows.
+// Such an Op brings
+//   - Op::Scalars::alpha: what a token multiplies the state with
+//   - Op::pair_products<Layout>(staged, earlier, later, products): the two products of the later
+//     token's columns with the earlier one's
+//   - Op::state_scales(scalars, decay): what the products of its columns with the state count
+//   - Op::chunk_value(scalars, value, seen): the row value of what the token adds, by its own row
+//     value and what its first column has seen
+//   - Op::new_value(scalars, value, product): likewise of a folded token, rounded as a decode does
+//     it; the product is of its first column, as it lies in shared memory
+//   - Op::advanced(scalars, new value, k, s): an element of the state, bit by bit as a decode
 #pragma once
 
+#include "kernels/base/quad_rows.cuh"
 #include "kernels/base/scaled_rows.cuh"
 #include "kernels/base/shapes.hpp"
 #include "kernels/base/slots.cuh"
@@ -48,6 +64,22 @@ struct Fold {
   const std::int32_t* nodes = nullptr;  ///< [N, node_columns]; null: the first tokens of the row
   std::int64_t nodes_stride = 0, nodes_column_stride = 0;
   int node_columns = 0;
+};
+
+/// The accepted ones of a row's tokens to fold: asked for, and not yet waited for.
+struct AcceptedTokens {
+  int begin = 0, end = 0, count = 0;
+
+  __device__ void ask(const Fold& fold, int row) {
+    if (!fold.accepted) return;
+    begin = fold.rows.begin(row);
+    end = fold.rows.begin(row + 1);
+    count = fold.accepted[row * fold.accepted_stride];
+  }
+  __device__ TokenRange range(const Fold& fold) const {
+    const TokenRange all = fold.rows.checked_range(begin, end);
+    return {all.begin, max(0, min(count, all.size))};
+  }
 };
 
 /// States [slots or tokens, heads, R, C] by strides.
@@ -153,6 +185,22 @@ struct StagedTokens {
   typename Op::Scalars scalars[kTokens];
 };
 
+/// What the tokens of a chunk are to each other and to the state before it.
+template <int kTokens>
+struct ChunkProducts {
+  float pairs[2][kTokens][kTokens];  ///< [column][later][earlier], decayed
+  float2 state_scales[kTokens];
+};
+
+/// What a launch asks for, a kernel each, because the general one needs twice the registers.
+enum class Work {
+  step,    ///< one token per row with one slot
+  chain,   ///< several tokens per row
+  staged,  ///< the first tokens of an earlier verification, several per row, or both
+  verify,  ///< the same in chunks, where nobody asks for the states of the row's own
+  any      ///< all of these, trees, and what was accepted of them
+};
+
 /// One block's share of the work: some rows of one head's state, for one row of the batch.
 template <class Op, class S, class Layout, int kRows, int kWarps, Cached kCached>
 struct RecurrenceBlock {
@@ -200,18 +248,30 @@ struct RecurrenceBlock {
     }
   }
 
-  /// Asks L2 for what the block will read first. Slots that an earlier launch still writes may be
-  /// other ones than those that count later: then a hint was wrong.
+  /// Asks L2 for what the block will read first. Slots and counts that an earlier launch still
+  /// writes may be other ones than those that count later: then a hint was wrong.
+  template <Work kWork>
   __device__ void prefetch() const {
     if constexpr (Layout::kMasked) return;
-    if (p.rows.rows <= kSmallBatch) Op::template prefetch<Layout, kRows>(inputs, n, head, place);
-    const bool pays = sizeof(S) <= 2 || p.rows.rows <= kSmallBatch || p.rows.rows >= kLargeBatch;
+    const bool small = p.rows.rows <= kSmallBatch;
+    if (small && kWork == Work::step) {
+      Op::template prefetch<false, Layout, kRows>(inputs, n, head, place);
+    } else if (small) {
+      if (p.runs_tokens) prefetch_tokens<false>(p.rows.likely_range(n));
+      if (p.fold.accepted) prefetch_tokens<true>(p.fold.rows.likely_range(n));
+    }
+    const bool pays = sizeof(S) <= 2 || small || p.rows.rows >= kLargeBatch;
     if (threadIdx.x != 0 || !p.dense || !pays) return;
     const int slot = p.rows.likely_source(n);
     if (slot == kNowhere) return;
     prefetch_to_l2(p.state.data + slot * p.state.slot_stride + head * p.state.head_stride +
                        place.first * p.state.row_stride,
                    kRowsOfBlock * p.C * sizeof(S));
+  }
+  template <bool kFolded>
+  __device__ void prefetch_tokens(const TokenRange& range) const {
+    for (int i = static_cast<int>(threadIdx.x / 32); i < min(range.size, kStage); i += kWarps)
+      Op::template prefetch<kFolded, Layout, kRows>(inputs, range.begin + i, head, place);
   }
 
   __device__ void run_step() const {
@@ -230,9 +290,19 @@ struct RecurrenceBlock {
   /// Prepares token t as the i-th one of `staged`. A warp's work.
   template <bool kFolded>
   __device__ void stage(Staged& staged, int i, int t) const {
-    const Token token =
-        Op::template prepare<kFolded, Layout, kRows>(inputs, t, head, place, fetch<kFolded>(t));
+    static_assert(kRowsOfBlock % 32 == 0);
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const int first = static_cast<int>(blockIdx.x) * kRowsOfBlock;
+    constexpr int kVectors = kFolded ? 1 : Op::kRowVectors;
+    const Raw raw = fetch<kFolded>(t);
+    float values[kVectors][kRowsOfBlock / 32];  // asked for with the rest
+#pragma unroll
+    for (int which = 0; which < kVectors; ++which)
+#pragma unroll
+      for (int r = 0; r < kRowsOfBlock / 32; ++r)
+        values[which][r] =
+            Op::template row_value<kFolded>(inputs, which, t, head, first + 32 * r + lane);
+    const Token token = Op::template prepare<kFolded, Layout, kRows>(inputs, t, head, place, raw);
     if (Layout::row_in_warp() == 0)
       Op::visit_columns(token, kFolded, [&](int which, const auto& x) {
         Layout::template store<Cached::yes>(staged.columns[i][which], x, Layout::kExtent);
@@ -241,12 +311,11 @@ struct RecurrenceBlock {
       staged.scalars[i] = token.scalars;
       if (!kFolded && blockIdx.x == 0) Op::keep(inputs, t, head, token.scalars);
     }
-    const int first = static_cast<int>(blockIdx.x) * kRowsOfBlock;
 #pragma unroll
-    for (int which = 0; which < (kFolded ? 1 : Op::kRowVectors); ++which)
-      for (int row = lane; row < kRowsOfBlock; row += 32)
-        staged.rows[i][which][row] =
-            Op::template row_value<kFolded>(inputs, which, t, head, first + row);
+    for (int which = 0; which < kVectors; ++which)
+#pragma unroll
+      for (int r = 0; r < kRowsOfBlock / 32; ++r)
+        staged.rows[i][which][32 * r + lane] = values[which][r];
   }
 
   __device__ Token staged_token(const Staged& staged, int i, bool folded) const {
@@ -262,28 +331,27 @@ struct RecurrenceBlock {
     return token;
   }
 
+  /// Stages [first, end) of the folded tokens and the own ones behind them. A block's work.
+  __device__ void stage_piece(Staged& staged, int folded, int folds, int own, int first,
+                              int end) const {
+    for (int i = first + static_cast<int>(threadIdx.x / 32); i < end; i += kWarps) {
+      if (i < folds)
+        stage<true>(staged, i - first, folded + i);
+      else
+        stage<false>(staged, i - first, own + i - folds);
+    }
+  }
+
   /// The accepted tokens of an earlier verification, then the row's own. In pieces: the block
   /// prepares one together, and every warp takes its rows of the state through it.
-  __device__ void run_staged(Staged& staged, StateRows<Layout, kRows>& state,
-                             const RowPlan& plan) const {
-    TokenRange folded{0, 0};
-    int folds = 0;
-    if (p.fold.accepted) {
-      folded = p.fold.rows.range(n);
-      folds = max(0, min(p.fold.accepted[n * p.fold.accepted_stride], folded.size));
-    }
-    const int warp = static_cast<int>(threadIdx.x / 32), total = folds + plan.range.size;
+  __device__ void run_staged(Staged& staged, StateRows<Layout, kRows>& state, const RowPlan& plan,
+                             const TokenRange& folded) const {
+    const int folds = folded.size, total = folds + plan.range.size;
     for (int first = 0; first < total; first += kStage) {
       const int end = min(total, first + kStage);
       if (first > 0) __syncthreads();  // the piece before has been read
-      for (int i = first + warp; i < end; i += kWarps) {
-        if (i < folds)
-          stage<true>(staged, i - first, folded.begin + i);
-        else
-          stage<false>(staged, i - first, plan.range.begin + i - folds);
-      }
+      stage_piece(staged, folded.begin, folds, plan.range.begin, first, end);
       __syncthreads();
-      if (end == total) let_the_next_launch_start();
       for (int i = first; i < end; ++i) {
         if (i < folds) {
           Op::advance(staged_token(staged, i - first, true), state.s);
@@ -296,6 +364,114 @@ struct RecurrenceBlock {
           write(out, plan.range.begin + i - folds);
         }
       }
+    }
+  }
+
+  /// The accepted tokens of an earlier verification, then chunks of the row's own. In pieces as
+  /// above; where the own ones are cut does not depend on how many were accepted.
+  __device__ void run_verification(Staged& staged, ChunkProducts<kStage>& products,
+                                   const RowPlan& plan, const TokenRange& folded) const {
+    const int warp = static_cast<int>(threadIdx.x / 32);
+    const int first_row = static_cast<int>(blockIdx.x) * kRowsOfBlock + warp * 16;
+    const auto at = [&](int slot) {
+      return p.state.data + slot * p.state.slot_stride + head * p.state.head_stride +
+             first_row * p.state.row_stride;
+    };
+    QuadRows<Layout> state;
+    state.template load<kCached>(at(plan.source), p.state.row_stride);
+    const int folds = folded.size, total = folds + plan.range.size;
+    for (int first = 0, end; first < total; first = end) {
+      end = min(total, first + kStage);
+      if (first < folds && end < total) end = min(end, folds);
+      if (first > 0) __syncthreads();  // the piece before has been read
+      stage_piece(staged, folded.begin, folds, plan.range.begin, first, end);
+      __syncthreads();
+      const int own = max(first, folds) - first, count = end - first;
+      if (own < count) take_products(staged, products, own, count);
+      for (int i = 0; i < min(own, count); ++i) {
+        state.advance(
+            staged.columns[i][0],
+            [&](int r, float product) {
+              const int row = warp * 16 + QuadRows<Layout>::row(r);
+              return Op::new_value(staged.scalars[i], staged.rows[i][0][row], product);
+            },
+            [&](float u, float k, float s) { return Op::advanced(staged.scalars[i], u, k, s); });
+        state.template round<S>();
+        if (first + i == folds - 1 && plan.last != kNowhere)
+          state.template store<kCached>(at(plan.last), p.state.row_stride);
+      }
+      if (own >= count) continue;
+      __syncthreads();
+      read_chunk(staged, products, state, own, count, plan.range.begin + first + own - folds);
+      if (end == total) return;
+      for (int i = own; i < count; ++i) {
+        state.advance(
+            staged.columns[i][0],
+            [&](int r, float) { return staged.rows[i][0][warp * 16 + QuadRows<Layout>::row(r)]; },
+            [&](float u, float k, float s) { return Op::advanced(staged.scalars[i], u, k, s); });
+      }
+    }
+  }
+
+  /// Of the chunk [begin, end) of staged tokens.
+  __device__ void take_products(const Staged& staged, ChunkProducts<kStage>& products, int begin,
+                                int end) const {
+    constexpr int kGroups = 32 * kWarps / Layout::kLanes;
+    const int count = end - begin, group = static_cast<int>(threadIdx.x / Layout::kLanes);
+    for (int first = 0; first < count * count; first += kGroups) {
+      const int pair = min(first + group, count * count - 1);
+      const int later = pair / count, earlier = pair - later * count;
+      float pair_products[2];
+      Op::template pair_products<Layout>(staged, begin + earlier, begin + later, pair_products);
+      if (earlier > later || Layout::part() != 0) continue;
+      float decay = 1.0f;
+      for (int i = earlier + 1; i <= later; ++i) decay *= staged.scalars[begin + i].alpha;
+      for (int i = 0; i < 2; ++i) products.pairs[i][later][earlier] = decay * pair_products[i];
+      if (earlier == 0)
+        products.state_scales[later] =
+            Op::state_scales(staged.scalars[begin + later], decay * staged.scalars[begin].alpha);
+    }
+  }
+
+  /// Outputs of the chunk [begin, end), whose first token is t. First row values become what each
+  /// token adds. The lane has token lane % 4 of every four, in
+  /// the rows lane / 4 and lane / 4 + 8.
+  __device__ void read_chunk(Staged& staged, const ChunkProducts<kStage>& products,
+                             const QuadRows<Layout>& state, int begin, int end, int t) const {
+    const int mine = static_cast<int>(threadIdx.x % 4);
+    const int warp_row = static_cast<int>(threadIdx.x / 32) * 16;
+    for (int first = begin; first < end; first += 4) {
+      const int column = static_cast<int>(threadIdx.x % 32 / 4);
+      float by_state[2][2];  // [row][column]
+      state.template multiply<sizeof(S) == 4>(
+          staged.columns[min(first + column / 2, end - 1)][column % 2], by_state);
+      const int i = min(first + mine, end - 1), later = i - begin;
+      const float2 scales = products.state_scales[later];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = warp_row + QuadRows<Layout>::row(r);
+        const float value = first + mine < end ? staged.rows[i][0][row] : 0.0f;
+        float seen[2] = {scales.x * by_state[r][0], scales.y * by_state[r][1]};
+        const auto meet = [&](int earlier, float u_earlier) {
+          if (earlier <= later)
+            seen[1] = fmaf(u_earlier, products.pairs[1][later][earlier], seen[1]);
+          if (earlier < later)
+            seen[0] = fmaf(u_earlier, products.pairs[0][later][earlier], seen[0]);
+        };
+        for (int j = begin; j < first; ++j) meet(j - begin, staged.rows[j][0][row]);
+        float u = 0.0f;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          if (mine == j) u = Op::chunk_value(staged.scalars[i], value, seen[0]);
+          meet(first - begin + j, __shfl_sync(0xffffffffu, u, j, 4));
+        }
+        if (first + mine < end) {
+          staged.rows[i][0][row] = u;
+          const int block_row = static_cast<int>(blockIdx.x) * kRowsOfBlock;
+          Op::write(inputs, t + later, head, block_row + row, seen[1]);
+        }
+      }
+      __syncwarp();
     }
   }
 
@@ -369,14 +545,6 @@ struct RecurrenceBlock {
   }
 };
 
-/// What a launch asks for, a kernel each, because the general one needs twice the registers.
-enum class Work {
-  step,    ///< one token per row with one slot
-  chain,   ///< several tokens per row
-  staged,  ///< the first tokens of an earlier verification, several per row, or both
-  any      ///< all of these, trees, and what was accepted of them
-};
-
 template <class Op, class S, class Layout, int kRows, int kWarps, int kWarpsPerProcessor,
           Cached kCached, Work kWork>
 __global__ void __launch_bounds__(32 * kWarps, kWarpsPerProcessor / kWarps)
@@ -389,14 +557,15 @@ __global__ void __launch_bounds__(32 * kWarps, kWarpsPerProcessor / kWarps)
                     {warp * kRows * Layout::kRowsPerWarp + Layout::row_in_warp(), p.R, p.C},
                     static_cast<int>(blockIdx.z),
                     static_cast<int>(blockIdx.y)};
+  if constexpr (kWork != Work::chain && kWork != Work::any) block.template prefetch<kWork>();
+  wait_for_earlier_launch();
+  if constexpr (kWork != Work::chain) let_the_next_launch_start();
   if constexpr (kWork == Work::step) {
-    block.prefetch();
-    wait_for_earlier_launch();
-    let_the_next_launch_start();
     block.run_step();
   } else {
     constexpr bool kFolds = kWork != Work::chain;
-    wait_for_earlier_launch();
+    AcceptedTokens accepted;  // asked for with the plan
+    if constexpr (kWork == Work::staged || kWork == Work::verify) accepted.ask(p.fold, block.n);
     RowPlan plan = p.rows.plan(block.n);
     if (kFolds && !p.runs_tokens) plan.range = {0, 0};
     if (plan.source == kNowhere)
@@ -406,22 +575,28 @@ __global__ void __launch_bounds__(32 * kWarps, kWarpsPerProcessor / kWarps)
     const bool folds = kFolds && p.fold.accepted;
     if (plan.source == kNowhere || (plan.range.size == 0 && !folds)) return;
 
-    StateRows<Layout, kRows> state;
-    state.template load<kCached>(block.place, p.state, plan.source, block.head);
-    if constexpr (kWork == Work::any) {
-      __shared__ std::int16_t path[kTreeTokensMax + 1];
-      if constexpr (!kIsScaled<S>)
-        if (folds && block.fold(state) && plan.last != kNowhere)
-          state.template store<kCached>(block.place, p.state, plan.last, block.head);
-      if (p.parents)
-        block.run_tree(state, plan.range, path);
-      else
-        block.run_chain(state, plan);
-    } else if constexpr (kWork == Work::staged) {
+    if constexpr (kWork == Work::verify) {
       __shared__ typename Block::Staged staged;
-      block.run_staged(staged, state, plan);
+      __shared__ ChunkProducts<Block::kStage> products;
+      return block.run_verification(staged, products, plan, accepted.range(p.fold));
     } else {
-      block.run_chain(state, plan);
+      StateRows<Layout, kRows> state;
+      state.template load<kCached>(block.place, p.state, plan.source, block.head);
+      if constexpr (kWork == Work::any) {
+        __shared__ std::int16_t path[kTreeTokensMax + 1];
+        if constexpr (!kIsScaled<S>)
+          if (folds && block.fold(state) && plan.last != kNowhere)
+            state.template store<kCached>(block.place, p.state, plan.last, block.head);
+        if (p.parents)
+          block.run_tree(state, plan.range, path);
+        else
+          block.run_chain(state, plan);
+      } else if constexpr (kWork == Work::staged) {
+        __shared__ typename Block::Staged staged;
+        block.run_staged(staged, state, plan, accepted.range(p.fold));
+      } else {
+        block.run_chain(state, plan);
+      }
     }
   }
 }
@@ -490,6 +665,11 @@ bool launch_fast(const char* operation, const RecurrenceParameters<S>& p,
     if (tree) {
       // below
     } else if (p.fold.accepted || !kept) {
+      if constexpr (Op::kHasChunks) {
+        if (p.runs_tokens && !p.store_snapshots &&
+            launched(Launch<Work::verify>(), Deal<4, 4, 16, Cached::yes>()))
+          return true;
+      }
       if (launched(Launch<Work::staged>(), Deal<4, 4, 16, Cached::yes>())) return true;
     } else if (several || p.read_only) {
       if (small && launched(Launch<Work::staged>(), Deal<2, 4, 16>())) return true;

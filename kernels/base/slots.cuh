@@ -42,9 +42,14 @@ struct RowSlots {
   int tokens = 0;
 
 #ifdef __CUDACC__
+  /// The first token of a row; of the one behind the last, the end.
+  __device__ int begin(int row) const {
+    return starts ? starts[row * starts_stride] : row;
+  }
   __device__ TokenRange range(int row) const {
-    if (!starts) return {row, 1};
-    const int begin = starts[row * starts_stride], end = starts[(row + 1) * starts_stride];
+    return checked_range(begin(row), begin(row + 1));
+  }
+  __device__ TokenRange checked_range(int begin, int end) const {
     const bool sound = 0 <= begin && begin <= end && end <= tokens;
     return {sound ? begin : 0, sound ? end - begin : 0};
   }
@@ -65,11 +70,19 @@ struct RowSlots {
     if (column >= columns) return kNowhere;
     return named(indices[row * indices_stride + column * column_stride]);
   }
-  /// What source() may say once the earlier launch has ended; there is no table. Past L1, where
-  /// what is read now would stay.
+  /// What source() may say when the earlier launch has ended. Past L1, where what is read now would
+  /// stay.
   __device__ int likely_source(int row) const {
     if (!indices) return row < slot_count ? row : kNowhere;
-    return named(__ldcg(indices + row * indices_stride));
+    const int accepted = num_accepted ? __ldcg(num_accepted + row * num_accepted_stride) : 1;
+    const int column = columns == 0 ? 0 : min(max(accepted, 1), columns) - 1;
+    return named(__ldcg(indices + row * indices_stride + column * column_stride));
+  }
+  /// Likewise of range().
+  __device__ TokenRange likely_range(int row) const {
+    if (!starts) return {row, 1};
+    return checked_range(__ldcg(starts + row * starts_stride),
+                         __ldcg(starts + (row + 1) * starts_stride));
   }
   /// All that a row of several tokens needs, asked for at once. Every lane of a warp calls it.
   __device__ RowPlan plan(int row) const {

@@ -57,46 +57,55 @@ struct RowLayout {
     for (int c = 0; c < kChunks; ++c) prefetch_to_l2(row + column(c));
   }
 
+  /// The elements of the lane `part` of a row that has all of them.
+  template <Cached kCached, class T>
+  __device__ static void load_part(float (&x)[kCount], const T* row, int part) {
+    constexpr int kPack = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+#pragma unroll
+      for (int i = 0; i < kVec; i += kPack) {
+        const auto pack = load_raw<kCached, kPack>(row + (c * kLanes + part) * kVec + i);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) x[c * kVec + i + j] = to_float(pack.value[j]);
+      }
+  }
+  template <Cached kCached, class T>
+  __device__ static void store_part(T* row, const float (&x)[kCount], int part) {
+    constexpr int kPack = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c)
+#pragma unroll
+      for (int i = 0; i < kVec; i += kPack) {
+        Pack<T, kPack> pack;
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) pack.value[j] = from_float<T>(x[c * kVec + i + j]);
+        store_raw<kCached>(row + (c * kLanes + part) * kVec + i, pack);
+      }
+  }
+
   /// The lane's elements of a row of `extent` elements; elements beyond are 0.
   template <Cached kCached, class T>
   __device__ static void load(float (&x)[kCount], const T* row, int extent,
                               std::int64_t stride = 1) {
-    const T* const mine = row + part() * kVec;
+    if constexpr (kMasked) {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      if constexpr (kMasked) {
+      for (int c = 0; c < kChunks; ++c)
         x[c] = column(c) < extent ? to_float(row[column(c) * stride]) : 0.0f;
-      } else {
-        constexpr int kPack = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
-#pragma unroll
-        for (int i = 0; i < kVec; i += kPack) {
-          float piece[kPack];
-          load_pack<kCached>(piece, mine + c * kLanes * kVec + i);
-#pragma unroll
-          for (int j = 0; j < kPack; ++j) x[c * kVec + i + j] = piece[j];
-        }
-      }
+    } else {
+      load_part<kCached>(x, row, part());
     }
   }
 
   template <Cached kCached, class T>
   __device__ static void store(T* row, const float (&x)[kCount], int extent,
                                std::int64_t stride = 1) {
-    T* const mine = row + part() * kVec;
+    if constexpr (kMasked) {
 #pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      if constexpr (kMasked) {
+      for (int c = 0; c < kChunks; ++c)
         if (column(c) < extent) row[column(c) * stride] = from_float<T>(x[c]);
-      } else {
-        constexpr int kPack = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
-#pragma unroll
-        for (int i = 0; i < kVec; i += kPack) {
-          float piece[kPack];
-#pragma unroll
-          for (int j = 0; j < kPack; ++j) piece[j] = x[c * kVec + i + j];
-          store_pack<kCached>(mine + c * kLanes * kVec + i, piece);
-        }
-      }
+    } else {
+      store_part<kCached>(row, x, part());
     }
   }
 

@@ -55,7 +55,9 @@ TensorView<ElementOf<V>, V::rank() - 1> at(const V& view, std::int64_t index) {
     extents[i - 1] = view.extent(i);
     strides[i - 1] = view.stride(i);
   }
-  return make_view(view.data_handle() + index * view.stride(0), extents, strides);
+  ElementOf<V>* const first =
+      index == 0 ? view.data_handle() : view.data_handle() + index * view.stride(0);
+  return make_view(first, extents, strides);
 }
 
 template <AnyView V, class... Rest>
