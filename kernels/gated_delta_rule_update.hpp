@@ -40,7 +40,8 @@ struct GatedDeltaRuleUpdate {
   std::optional<float> scale{};  ///< of q; K^-0.5 by default
   bool use_qk_l2norm = false;
   /// With snapshots [T, HV, V, K], parents [T] or read_only, the state is only read (but for a
-  /// fold).
+  /// fold). With read_only or a fold, and T in 16 bits, the tokens may run as chunks: outputs are
+  /// then those of a decode to rounding.
   std::optional<TensorView<S, 4>> snapshots{};
   std::optional<IndexView> parents{};
   bool read_only = false;

@@ -15,7 +15,8 @@
 
 namespace lockstep::kernels {
 
-/// Rows of bytes in `slots` slots of each layer; a row is contiguous.
+/// Rows of bytes in `slots` slots of each layer; a row is contiguous. Addresses, rows and strides
+/// are of whole 16 bytes.
 struct StatePoolBytes {
   void* data = nullptr;
   std::int64_t layers = 0, slots = 0;
