@@ -29,13 +29,6 @@ judge() {  # judge NAME WANTED OPERATION CANDIDATE [WORD…]: WANTED is a list o
 
 ours=$candidates/lockstep_ops.py
 judge fla any gated_delta_rule_update $candidates/fla.py:gated_delta_rule_update
-for types in bfloat16/float32 bfloat16/bfloat16; do
-  judge "gdn_${types//\//_}" 0 gated_delta_rule_update $ours:gated_delta_rule_update --types $types
-done
-judge ssu 0 selective_state_update $ours:selective_state_update
-judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
-judge copy 0 state_copy $ours:state_copy
-judge scatter 0 state_scatter_accepted $ours:state_scatter_accepted
 for broken in raw_beta group_modulo no_scale; do
   judge "broken_$broken" "10 11" gated_delta_rule_update $ours:$broken --batch 4 --no-time
 done
@@ -49,5 +42,12 @@ else
   printf '\nthe shared library was not built\n'
   failed=1
 fi
+for types in bfloat16/float32 bfloat16/bfloat16; do
+  judge "gdn_${types//\//_}" 0 gated_delta_rule_update $ours:gated_delta_rule_update --types $types
+done
+judge ssu 0 selective_state_update $ours:selective_state_update
+judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
+judge copy 0 state_copy $ours:state_copy
+judge scatter 0 state_scatter_accepted $ours:state_scatter_accepted
 printf '\n%s\n' "$([[ $failed == 0 ]] && echo 'ours pass, broken copies are caught' || echo 'NOT AS WANTED: see above')"
 exit $failed

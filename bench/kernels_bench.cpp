@@ -230,10 +230,10 @@ void stream_states(benchmark::State& state) {
   const std::int64_t bytes = state.range(0) << 20;
   const double moved = (1.0 + kWrites) * static_cast<double>(bytes);
   const int sets = cold_sets(moved);
-  const Buffer<float> from(sets * bytes / 4, -1, 1), to(sets * kWrites * bytes / 4);
+  const Buffer<float> from(sets * bytes / 4, -1, 1), to(std::int64_t{kWrites} * sets * bytes / 4);
   time_launches(state, sets, moved, [&](int set, cudaStream_t stream) {
-    kernels::fan_out_on_device(to.at(set * kWrites * bytes / 4), from.at(set * bytes / 4), bytes,
-                               kWrites, stream);
+    kernels::fan_out_on_device(to.at(std::int64_t{kWrites} * set * bytes / 4),
+                               from.at(set * bytes / 4), bytes, kWrites, stream);
   });
 }
 
