@@ -434,8 +434,9 @@ struct RecurrenceBlock {
   }
 
   /// Outputs of the chunk [begin, end), whose first token is t. First row values become what each
-  /// token adds. The lane has token lane % 4 of every four, in
-  /// the rows lane / 4 and lane / 4 + 8.
+  /// token adds. The lane has token lane % 4 of every four, in the rows lane / 4 and lane / 4 + 8.
+  /// A state stored in 16 bits is exact in tf32 before the first chunk; before a later one, of rows
+  /// of more than kStage tokens, its upper 11 bits are read.
   __device__ void read_chunk(Staged& staged, const ChunkProducts<kStage>& products,
                              const QuadRows<Layout>& state, int begin, int end, int t) const {
     const int mine = static_cast<int>(threadIdx.x % 4);
