@@ -381,9 +381,7 @@ const Operation kOperation{
     .mistakes = kMistakes,
     .named_stages = compare_stages};
 
-const Registration<JudgedOperation> kRegistered{
-    {kName, kOperation.summary,
-     [](const JudgeRequest& request) { return judge_operation(kOperation, request); }}};
+const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
 }  // namespace lockstep::judging

@@ -488,9 +488,7 @@ const Operation kOperation{
     .mistakes = kMistakes,
     .stages = stages};
 
-const Registration<JudgedOperation> kRegistered{
-    {kName, kOperation.summary,
-     [](const JudgeRequest& request) { return judge_operation(kOperation, request); }}};
+const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
 }  // namespace lockstep::judging

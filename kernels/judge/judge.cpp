@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/judge/verdict.hpp"
-
 #include "reference/base/parallel.hpp"
 
 namespace lockstep::judging {

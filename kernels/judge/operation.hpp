@@ -85,6 +85,13 @@ struct Operation {
 
 Result<JudgeReport> judge_operation(const Operation& operation, const JudgeRequest& request);
 
+/// What registers a constant of an operation's file.
+template <const Operation& kOperation>
+JudgedOperation judged() {
+  return {kOperation.name, kOperation.summary,
+          [](const JudgeRequest& request) { return judge_operation(kOperation, request); }};
+}
+
 // --- What cases are made of ----------------------------------------------------------------------
 
 /// Rows of a batch over the slots of a pool. Slots are permuted; the first and the last one are

@@ -420,9 +420,7 @@ const Operation kOperation{
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes};
 
-const Registration<JudgedOperation> kRegistered{
-    {kName, kOperation.summary,
-     [](const JudgeRequest& request) { return judge_operation(kOperation, request); }}};
+const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
 
 }  // namespace
 }  // namespace lockstep::judging

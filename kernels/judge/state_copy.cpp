@@ -212,12 +212,8 @@ const Operation kScatter{
     .yardstick = scatter_truth,
     .mistakes = kScatterMistakes};
 
-const Registration<JudgedOperation> kRegisteredCopy{
-    {"state_copy", kCopy.summary,
-     [](const JudgeRequest& request) { return judge_operation(kCopy, request); }}};
-const Registration<JudgedOperation> kRegisteredScatter{
-    {"state_scatter_accepted", kScatter.summary,
-     [](const JudgeRequest& request) { return judge_operation(kScatter, request); }}};
+const Registration<JudgedOperation> kRegisteredCopy{judged<kCopy>()};
+const Registration<JudgedOperation> kRegisteredScatter{judged<kScatter>()};
 
 }  // namespace
 }  // namespace lockstep::judging

@@ -72,8 +72,6 @@ class Touched {
     const auto size = static_cast<std::int64_t>(before_.size());
     guard(findings, 0, kGuardBytes, "in front of");
     guard(findings, end, size, "behind");
-    const bool dense = tensor_.span() == tensor_.count();
-    std::vector<bool> element(dense ? 0 : before_.size(), false);
     const std::vector<std::int64_t> offsets = byte_offsets(tensor_);
     std::int64_t first = -1, changed = 0, last_slot = -1;
     std::set<std::int64_t> slots;
@@ -81,8 +79,6 @@ class Touched {
                                    ? 1
                                    : tensor_.count() / tensor_.extents[0];
     for (std::size_t i = 0; i < offsets.size(); ++i) {
-      for (std::int64_t b = 0; b < size_of(tensor_.type) && !dense; ++b)
-        element[static_cast<std::size_t>(offsets[i] + b)] = true;
       const std::int64_t outer = static_cast<std::int64_t>(i) / inner;
       const bool allowed = tensor_.role == Role::output ||
                            (tensor_.role == Role::state && may_write(case_, tensor_, outer));
@@ -92,15 +88,7 @@ class Touched {
       if (outer != last_slot) slots.insert(last_slot = outer);
     }
     if (first >= 0) report_elements(findings, first, changed, slots);
-    for (std::int64_t b = kGuardBytes; b < end && !dense; ++b)
-      if (!element[static_cast<std::size_t>(b)] && differs(b, 1)) {
-        findings.push_back({FindingKind::out_of_range,
-                            fmt::format("{}: memory between its elements was written (byte {} "
-                                        "behind its first element): a stride is not honoured",
-                                        tensor_.name, b - kGuardBytes),
-                            "nothing written", "written"});
-        return;
-      }
+    if (tensor_.span() != tensor_.count()) holes(findings, offsets, end);
   }
 
  private:
@@ -122,6 +110,23 @@ class Touched {
          fmt::format("{}: {} bytes {} the tensor were written, the nearest {} bytes away",
                      tensor_.name, count, side, near),
          "nothing written outside of a tensor", fmt::format("{} bytes", count)});
+  }
+
+  void holes(std::vector<Finding>& findings, const std::vector<std::int64_t>& offsets,
+             std::int64_t end) const {
+    std::vector<bool> element(before_.size(), false);
+    for (const std::int64_t offset : offsets)
+      for (std::int64_t b = 0; b < size_of(tensor_.type); ++b)
+        element[static_cast<std::size_t>(offset + b)] = true;
+    for (std::int64_t b = kGuardBytes; b < end; ++b)
+      if (!element[static_cast<std::size_t>(b)] && differs(b, 1)) {
+        findings.push_back({FindingKind::out_of_range,
+                            fmt::format("{}: memory between its elements was written (byte {} "
+                                        "behind its first element): a stride is not honoured",
+                                        tensor_.name, b - kGuardBytes),
+                            "nothing written", "written"});
+        return;
+      }
   }
 
   void report_elements(std::vector<Finding>& findings, std::int64_t first, std::int64_t changed,
@@ -453,11 +458,13 @@ Judgement judgement_of(const Operation& operation, const Case& c, const CaseRuns
   for (Touches& one : touches)
     if (judged.findings.empty()) judged.findings = std::move(one.found);
   compare_runs(c, runs, judged.findings);
-  Answer truth, yardstick;
-  std::vector<std::pair<Answer*, bool>> answers{{&truth, true}, {&yardstick, false}};
-  in_parallel(answers, [&](const auto& one) {
-    *one.first = one.second ? operation.truth(c, "") : operation.yardstick(c, "");
-  });
+  struct Computed {
+    const decltype(Operation::truth)& definition;
+    Answer answer;
+  };
+  std::vector<Computed> computed{{operation.truth, {}}, {operation.yardstick, {}}};
+  in_parallel(computed, [&](Computed& one) { one.answer = one.definition(c, ""); });
+  const Answer &truth = computed[0].answer, &yardstick = computed[1].answer;
   for (const Tensor& tensor : c.tensors) {
     if (tensor.role == Role::input) continue;
     const std::vector<double>&want = truth.at(tensor.name), &allowed = yardstick.at(tensor.name);
