@@ -1,13 +1,13 @@
 // What the kernels cost at serving shapes, against the chip's copy rate: `limit_share` is the time
 // of the bytes that must move over the measured one. bench/peers/ puts others' kernels beside them.
-#include "kernels/causal_conv1d_update.hpp"
+#include "kernels/recurrent/causal_conv1d_update.hpp"
 
 #include <numeric>
 
 #include "bench/support/gpu_timing.hpp"
-#include "kernels/gated_delta_rule_update.hpp"
-#include "kernels/selective_state_update.hpp"
-#include "kernels/state_copy.hpp"
+#include "kernels/recurrent/gated_delta_rule_update.hpp"
+#include "kernels/recurrent/selective_state_update.hpp"
+#include "kernels/recurrent/state_copy.hpp"
 
 namespace lockstep::bench {
 namespace {

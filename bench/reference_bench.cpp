@@ -7,10 +7,10 @@
 #include <chrono>
 #include <thread>
 
+#include "reference/attention/mla_attention.hpp"
 #include "reference/base/grid.hpp"
-#include "reference/gated_delta_rule.hpp"
-#include "reference/mamba2.hpp"
-#include "reference/mla_attention.hpp"
+#include "reference/recurrent/gated_delta_rule.hpp"
+#include "reference/recurrent/mamba2.hpp"
 
 namespace lockstep {
 namespace {

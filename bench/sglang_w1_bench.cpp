@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "cache_sim/replay.hpp"
-#include "cache_sim/sglang_w1.hpp"
+#include "cache_sim/replay/replay.hpp"
+#include "cache_sim/workloads/sglang_w1.hpp"
 
 namespace {
 

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <string>
 
-#include "cache_sim/compare.hpp"
-#include "cache_sim/simulation.hpp"
-#include "cache_sim/workload.hpp"
+#include "cache_sim/compare/compare.hpp"
+#include "cache_sim/server/simulation.hpp"
+#include "cache_sim/workloads/workload.hpp"
 
 namespace {
 

@@ -4,10 +4,10 @@
 
 #include "properties/support/laws.hpp"
 #include "properties/support/planted.hpp"
+#include "reference/attention/mla_attention.hpp"
+#include "reference/attention/static_kv_update.hpp"
 #include "reference/base/fp8.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/mla_attention.hpp"
-#include "reference/static_kv_update.hpp"
 
 namespace lockstep {
 namespace {

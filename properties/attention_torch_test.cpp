@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 
 #include "properties/support/torch_bridge.hpp"
+#include "reference/attention/mla_attention.hpp"
 #include "reference/base/grid.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/mla_attention.hpp"
-#include "reference/swiglu.hpp"
+#include "reference/layers/swiglu.hpp"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "reference/base/defect.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/base/mark.hpp"
@@ -15,6 +14,7 @@
 #include "reference/base/registry.hpp"
 #include "reference/base/require.hpp"
 #include "reference/base/result.hpp"
+#include "reference/protocol/defect.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
 // Laws of the convolution. Outputs and states are equal by bits: each is one sum in one order.
-#include "reference/causal_conv1d.hpp"
+#include "reference/recurrent/causal_conv1d.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -4,7 +4,7 @@
 #include "properties/support/eager.hpp"
 #include "reference/base/grid.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/causal_conv1d.hpp"
+#include "reference/recurrent/causal_conv1d.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,10 +1,10 @@
 // The kernel of causal_conv1d_update against the reference of the same name.
-#include "kernels/causal_conv1d_update.hpp"
+#include "kernels/recurrent/causal_conv1d_update.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/gpu.hpp"
-#include "reference/causal_conv1d.hpp"
+#include "reference/recurrent/causal_conv1d.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
 // Ideal policies against their plain definitions, the published ratios, and what `compare` says.
-#include "cache_sim/compare.hpp"
+#include "cache_sim/compare/compare.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "cache_sim/model.hpp"
+#include "cache_sim/model/model.hpp"
 #include "properties/support/program.hpp"
 #include "reference/base/philox.hpp"
 

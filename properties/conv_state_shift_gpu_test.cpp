@@ -1,5 +1,5 @@
 // The shift of conv states after a verification: bits are what is compared.
-#include "kernels/conv_state_shift.hpp"
+#include "kernels/recurrent/conv_state_shift.hpp"
 
 #include <gmock/gmock.h>
 

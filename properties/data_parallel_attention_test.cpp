@@ -1,5 +1,5 @@
 // Gathering hidden states over data-parallel ranks and taking them back.
-#include "reference/data_parallel_attention.hpp"
+#include "reference/attention/data_parallel_attention.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -6,7 +6,7 @@
 #include <ostream>
 #include <string>
 
-#include "cache_sim/replay.hpp"
+#include "cache_sim/replay/replay.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

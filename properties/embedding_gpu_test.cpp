@@ -1,10 +1,10 @@
 // The kernels of the embedding and of the logits against their references.
-#include "kernels/embedding.hpp"
+#include "kernels/layers/embedding.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/plain_layers.hpp"
-#include "reference/embedding.hpp"
+#include "reference/layers/embedding.hpp"
 
 namespace lockstep {
 namespace {

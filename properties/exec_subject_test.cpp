@@ -1,6 +1,6 @@
 // Children of every kind, most of them a line of shell: what each does to the run is a finding, an
 // error or an answer, within the time given, and none is left behind.
-#include "cache_sim/exec_subject.hpp"
+#include "cache_sim/check/exec_subject.hpp"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
-#include "cache_sim/label_state.hpp"
-#include "reference/base/operation.hpp"
+#include "cache_sim/model/label_state.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/base/registry.hpp"
+#include "reference/protocol/operation.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

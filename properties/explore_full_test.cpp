@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cache_sim/trace_text.hpp"
+#include "cache_sim/trace/trace_writer.hpp"
 #include "properties/support/search.hpp"
 
 namespace lockstep::cache_sim {

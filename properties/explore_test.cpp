@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/explore.hpp"
-#include "cache_sim/random_trace.hpp"
-#include "cache_sim/simulation.hpp"
-#include "cache_sim/trace_text.hpp"
+#include "cache_sim/search/explore.hpp"
+#include "cache_sim/search/random_trace.hpp"
+#include "cache_sim/server/simulation.hpp"
+#include "cache_sim/trace/trace_writer.hpp"
 #include "properties/support/program.hpp"
 #include "properties/support/search.hpp"
-#include "reference/base/defect.hpp"
+#include "reference/protocol/defect.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

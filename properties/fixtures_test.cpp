@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/replay.hpp"
-#include "cache_sim/trace.hpp"
+#include "cache_sim/replay/replay.hpp"
+#include "cache_sim/trace/trace.hpp"
 #include "properties/support/program.hpp"
-#include "reference/base/defect.hpp"
+#include "reference/protocol/defect.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

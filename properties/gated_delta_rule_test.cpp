@@ -1,6 +1,6 @@
 // Laws of the gated delta rule alone; what it shares with other recurrences is in
 // recurrence_test.cpp.
-#include "reference/gated_delta_rule.hpp"
+#include "reference/recurrent/gated_delta_rule.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

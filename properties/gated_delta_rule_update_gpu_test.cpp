@@ -1,10 +1,10 @@
 // The kernel of gated_delta_rule_update against the reference of the same name.
-#include "kernels/gated_delta_rule_update.hpp"
+#include "kernels/recurrent/gated_delta_rule_update.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/gpu.hpp"
-#include "reference/gated_delta_rule.hpp"
+#include "reference/recurrent/gated_delta_rule.hpp"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "cache_sim/trace_text.hpp"
+#include "cache_sim/trace/trace_writer.hpp"
 #include "reference/base/require.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

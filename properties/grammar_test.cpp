@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "reference/base/config.hpp"
-#include "reference/base/operation.hpp"
+#include "reference/protocol/config.hpp"
+#include "reference/protocol/operation.hpp"
 
 namespace lockstep {
 namespace {

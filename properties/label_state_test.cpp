@@ -1,6 +1,6 @@
 // What a slot stands for: copy copies, advance extends, free poisons, allocation without zeroing
 // keeps. Each misuse is its kind of finding.
-#include "cache_sim/label_state.hpp"
+#include "cache_sim/model/label_state.hpp"
 
 #include <gtest/gtest.h>
 

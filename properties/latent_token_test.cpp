@@ -1,5 +1,5 @@
 // Latents in bytes: within the error of their format.
-#include "reference/latent_token.hpp"
+#include "reference/attention/latent_token.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

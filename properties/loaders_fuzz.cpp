@@ -1,6 +1,6 @@
 // Any bytes as a workload's file, plain or compressed, of any format (the content tells): refused
 // with a sentence, or requests with tokens.
-#include "cache_sim/workload.hpp"
+#include "cache_sim/workloads/workload.hpp"
 #include "properties/support/memory_file.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

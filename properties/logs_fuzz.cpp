@@ -1,6 +1,6 @@
 // Any bytes as a server's log: refused with a sentence, or judged, and written so that it is read
 // again as the same log.
-#include "cache_sim/server_log.hpp"
+#include "cache_sim/logs/server_log.hpp"
 #include "properties/support/memory_file.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -1,5 +1,5 @@
 // Laws of Mamba2 alone; what it shares with other recurrences is in recurrence_test.cpp.
-#include "reference/mamba2.hpp"
+#include "reference/recurrent/mamba2.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,5 +1,5 @@
 // Laws of multi-head latent attention: normal = absorbed = padded = chunked, for any cache.
-#include "reference/mla_attention.hpp"
+#include "reference/attention/mla_attention.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

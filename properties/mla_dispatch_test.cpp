@@ -1,5 +1,5 @@
 // Which form of latent attention is taken, and that it does not matter.
-#include "reference/mla_dispatch.hpp"
+#include "reference/attention/mla_dispatch.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

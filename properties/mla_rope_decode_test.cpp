@@ -1,5 +1,5 @@
 // The fused decode is its parts: rotate, write, attend over the latents, project.
-#include "reference/mla_rope_decode.hpp"
+#include "reference/attention/mla_rope_decode.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

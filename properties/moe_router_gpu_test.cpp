@@ -1,10 +1,10 @@
 // The kernel of the router against its reference.
-#include "kernels/moe_router.hpp"
+#include "kernels/layers/moe_router.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/plain_layers.hpp"
-#include "reference/moe_router.hpp"
+#include "reference/layers/moe_router.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
 // Which experts a token goes to.
-#include "reference/moe_router.hpp"
+#include "reference/layers/moe_router.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -5,7 +5,7 @@
 #include "properties/support/torch_bridge.hpp"
 #include "reference/base/grid.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/moe_router.hpp"
+#include "reference/layers/moe_router.hpp"
 
 namespace lockstep {
 namespace {

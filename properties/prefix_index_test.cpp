@@ -1,5 +1,5 @@
 // The bound that any subject is held to: the longest prefix of anything that it was given.
-#include "cache_sim/prefix_index.hpp"
+#include "cache_sim/base/prefix_index.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,10 +1,10 @@
 // The kernels of products with weights and of experts against their references.
-#include "kernels/product.hpp"
+#include "kernels/layers/product.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/plain_layers.hpp"
-#include "reference/product.hpp"
+#include "reference/layers/product.hpp"
 
 namespace lockstep {
 namespace {

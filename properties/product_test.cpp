@@ -1,11 +1,11 @@
 // Laws of the products with weights: sorting tokens by expert changes nothing.
-#include "reference/product.hpp"
+#include "reference/layers/product.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/laws.hpp"
-#include "reference/embedding.hpp"
+#include "reference/layers/embedding.hpp"
 
 namespace lockstep {
 namespace {

@@ -7,8 +7,8 @@
 #include <ostream>
 #include <string>
 
-#include "cache_sim/sglang_policy.hpp"
-#include "cache_sim/sglang_w1.hpp"
+#include "cache_sim/policies/sglang/sglang_policy.hpp"
+#include "cache_sim/workloads/sglang_w1.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

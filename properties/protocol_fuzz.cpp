@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "reference/base/operation.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/operation.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace lockstep;

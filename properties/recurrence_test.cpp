@@ -4,7 +4,7 @@
 
 #include "properties/support/recurrences.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/speculative_commit.hpp"
+#include "reference/recurrent/speculative_commit.hpp"
 
 namespace lockstep {
 namespace {

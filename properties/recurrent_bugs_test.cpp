@@ -5,8 +5,8 @@
 #include "properties/support/planted.hpp"
 #include "properties/support/recurrences.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/causal_conv1d.hpp"
-#include "reference/speculative_commit.hpp"
+#include "reference/recurrent/causal_conv1d.hpp"
+#include "reference/recurrent/speculative_commit.hpp"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include "properties/support/laws.hpp"
 #include "reference/base/functions.hpp"
 #include "reference/base/parallel.hpp"
-#include "reference/base/recurrence.hpp"
+#include "reference/recurrent/recurrence.hpp"
 
 namespace lockstep {
 namespace {

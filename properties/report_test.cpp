@@ -1,6 +1,6 @@
 // The report: every figure of the page is one of its data, the verdicts are those of the runs, and
 // bad input leaves no trace.
-#include "cache_sim/report.hpp"
+#include "cache_sim/report/collect.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,8 +16,8 @@
 #include <set>
 #include <sstream>
 
-#include "cache_sim/report_kernels.hpp"
-#include "cache_sim/report_page.hpp"
+#include "cache_sim/report/kernels.hpp"
+#include "cache_sim/report/page.hpp"
 #include "properties/support/program.hpp"
 
 namespace lockstep::cache_sim {

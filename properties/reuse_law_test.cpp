@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <string>
 
-#include "cache_sim/run.hpp"
-#include "cache_sim/simulation.hpp"
-#include "cache_sim/trace.hpp"
+#include "cache_sim/check/run.hpp"
+#include "cache_sim/server/simulation.hpp"
+#include "cache_sim/trace/trace.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

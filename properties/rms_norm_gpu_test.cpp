@@ -1,10 +1,10 @@
 // The kernels of the norms against their references.
-#include "kernels/rms_norm.hpp"
+#include "kernels/layers/rms_norm.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/plain_layers.hpp"
-#include "reference/rms_norm.hpp"
+#include "reference/layers/rms_norm.hpp"
 
 namespace lockstep {
 namespace {

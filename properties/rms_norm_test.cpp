@@ -1,5 +1,5 @@
 // Laws of the norms: plain, with a residual, and gated.
-#include "reference/rms_norm.hpp"
+#include "reference/layers/rms_norm.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

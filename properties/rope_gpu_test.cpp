@@ -1,10 +1,10 @@
 // The kernel of the rotary position embedding against its reference.
-#include "kernels/rope.hpp"
+#include "kernels/layers/rope.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/plain_layers.hpp"
-#include "reference/rope.hpp"
+#include "reference/layers/rope.hpp"
 
 namespace lockstep {
 namespace {

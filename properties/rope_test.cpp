@@ -1,5 +1,5 @@
 // Laws of rotary embeddings, and YaRN's numbers.
-#include "reference/rope.hpp"
+#include "reference/layers/rope.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,10 +1,10 @@
 // The kernel of sampling against its reference: the same tokens.
-#include "kernels/sampling.hpp"
+#include "kernels/layers/sampling.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/plain_layers.hpp"
-#include "reference/sampling.hpp"
+#include "reference/layers/sampling.hpp"
 
 namespace lockstep {
 namespace {

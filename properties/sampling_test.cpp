@@ -1,5 +1,5 @@
 // Laws of the choice of the next token.
-#include "reference/sampling.hpp"
+#include "reference/layers/sampling.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,5 +1,5 @@
 // Scaled narrow states: what storing costs, and that it costs nothing else.
-#include "reference/scaled_state.hpp"
+#include "reference/recurrent/scaled_state.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

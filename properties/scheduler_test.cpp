@@ -1,7 +1,7 @@
 // The scheduler alone, its subject's answers made by hand: first each rule of the contract's "The
 // scheduler", then any requests against a subject that refuses as it likes. All of it is held to
 // the rules as they stand a second time, in schedule_check.cpp.
-#include "cache_sim/scheduler.hpp"
+#include "cache_sim/server/scheduler.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/schedule_check.hpp"
+#include "cache_sim/check/schedule_check.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/base/require.hpp"
 

@@ -1,11 +1,11 @@
 // The kernel of selective_state_update against the reference of the same name.
-#include "kernels/selective_state_update.hpp"
+#include "kernels/recurrent/selective_state_update.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/gpu.hpp"
-#include "reference/mamba2.hpp"
-#include "reference/scaled_state.hpp"
+#include "reference/recurrent/mamba2.hpp"
+#include "reference/recurrent/scaled_state.hpp"
 
 namespace lockstep {
 namespace {

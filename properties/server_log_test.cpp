@@ -1,5 +1,5 @@
 // check-log: what a server cannot have had cached or said, and no more than that.
-#include "cache_sim/server_log.hpp"
+#include "cache_sim/logs/server_log.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // The oracle of SGLang's radix caches against what was recorded of SGLang itself, and each of its
-// rules alone. Section numbers are those at the head of reference/sglang_oracle.hpp.
-#include "reference/sglang_oracle.hpp"
+// rules alone. Section numbers are those at the head of reference/caches/sglang_oracle.hpp.
+#include "reference/caches/sglang_oracle.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,9 +12,9 @@
 #include <string_view>
 #include <vector>
 
-#include "cache_sim/sglang_w1.hpp"
+#include "cache_sim/workloads/sglang_w1.hpp"
 #include "reference/base/mix.hpp"
-#include "reference/base/subject.hpp"
+#include "reference/protocol/subject.hpp"
 
 namespace lockstep {
 namespace {

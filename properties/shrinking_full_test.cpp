@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/trace_player.hpp"
+#include "cache_sim/search/operation_player.hpp"
 #include "properties/support/search.hpp"
 
 namespace lockstep::cache_sim {

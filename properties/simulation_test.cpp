@@ -1,6 +1,6 @@
 // A trace with requests, played: the virtual clock, who is served when, what a run statement
 // answers, and what becomes of those who are aborted or retracted.
-#include "cache_sim/simulation.hpp"
+#include "cache_sim/server/simulation.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,10 +1,10 @@
 // The kernel of softmax attention over pages against its reference.
-#include "kernels/softmax_attention.hpp"
+#include "kernels/attention/softmax_attention.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/plain_layers.hpp"
-#include "reference/softmax_attention.hpp"
+#include "reference/attention/softmax_attention.hpp"
 
 namespace lockstep {
 namespace {

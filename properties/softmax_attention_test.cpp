@@ -1,5 +1,5 @@
 // Laws of softmax attention: pages, rows and partial results do not change what a query sees.
-#include "reference/softmax_attention.hpp"
+#include "reference/attention/softmax_attention.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,5 +1,5 @@
 // What is accepted, and that commits by copy are the accepted steps.
-#include "reference/speculative_commit.hpp"
+#include "reference/recurrent/speculative_commit.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -4,7 +4,7 @@
 
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
-#include "reference/speculative_commit.hpp"
+#include "reference/recurrent/speculative_commit.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
 // How a decode is spread over the machine: every block once, and splits do not matter.
-#include "reference/split_schedule.hpp"
+#include "reference/attention/split_schedule.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -1,5 +1,5 @@
 // Moves of states within pools: bits are what is compared.
-#include "kernels/state_copy.hpp"
+#include "kernels/recurrent/state_copy.hpp"
 
 #include <gmock/gmock.h>
 

@@ -1,5 +1,5 @@
 // Laws of the static cache: buckets, masks and double writes change nothing that can be seen.
-#include "reference/static_kv_update.hpp"
+#include "reference/attention/static_kv_update.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

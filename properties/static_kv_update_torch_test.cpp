@@ -5,8 +5,8 @@
 
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
+#include "reference/attention/static_kv_update.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/static_kv_update.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,10 +1,10 @@
 // The kernel of the feed-forward unit's gate against its reference.
-#include "kernels/swiglu.hpp"
+#include "kernels/layers/swiglu.hpp"
 
 #include <gmock/gmock.h>
 
 #include "properties/support/plain_layers.hpp"
-#include "reference/swiglu.hpp"
+#include "reference/layers/swiglu.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
 // The feed-forward unit, by hand.
-#include "reference/swiglu.hpp"
+#include "reference/layers/swiglu.hpp"
 
 #include <gtest/gtest.h>
 

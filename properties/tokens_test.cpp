@@ -1,6 +1,6 @@
 // Token sequences against plain vectors: however a sequence came to be (terms, slices, pieces put
 // together, values), it has the same tokens, the same text and the same digest.
-#include "reference/base/tokens.hpp"
+#include "reference/protocol/tokens.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>

@@ -8,11 +8,11 @@
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
 #include "properties/support/torch_operator.hpp"
-#include "reference/causal_conv1d.hpp"
-#include "reference/gated_delta_rule.hpp"
-#include "reference/mamba2.hpp"
-#include "reference/scaled_state.hpp"
-#include "reference/speculative_commit.hpp"
+#include "reference/recurrent/causal_conv1d.hpp"
+#include "reference/recurrent/gated_delta_rule.hpp"
+#include "reference/recurrent/mamba2.hpp"
+#include "reference/recurrent/scaled_state.hpp"
+#include "reference/recurrent/speculative_commit.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,6 +1,6 @@
 // What a trace file says is what will be played: the statements, the head, and what is checked
 // before anything runs. Bad files are in program_test.cpp, where a user meets them.
-#include "cache_sim/trace.hpp"
+#include "cache_sim/trace/trace.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <variant>
 #include <vector>
 
-#include "cache_sim/replay.hpp"
+#include "cache_sim/replay/replay.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

@@ -1,6 +1,6 @@
 // Workloads: each format gives the requests that its file holds, bad files are refused by file,
 // line and field, and a stream plays as the same requests in a trace do.
-#include "cache_sim/workload.hpp"
+#include "cache_sim/workloads/workload.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "cache_sim/simulation.hpp"
+#include "cache_sim/server/simulation.hpp"
 #include "properties/support/program.hpp"
 #include "properties/support/sanitized.hpp"
 #include "reference/base/philox.hpp"

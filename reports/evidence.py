@@ -11,8 +11,9 @@
     evidence.py selftest              check notices a changed source, and no changed comment; merge takes
                                       an operation without a speed row
 
-The digest is of the operation's kernel files and of every file of this project that they include,
-comments and spaces left out.
+The digest is of the operation's kernel file and of every file of this project that it includes, by their names
+without folders; comments, spaces and the lines that include files of this project are left out. A file that
+only moves keeps its digest.
 """
 import contextlib
 import datetime
@@ -28,23 +29,31 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
+OUR_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
+
+
+def kernel_files(root):
+    """The kernels: an operation is a file of a family's folder that nvcc compiles. Name and path from the root."""
+    families = ("recurrent", "attention", "layers")
+    return {path.stem: str(path.relative_to(root))
+            for family in families for path in (root / "kernels" / family).glob("*.cu")}
 
 
 def operations(root):
-    """Names of the kernels: an operation is a file of kernels/ that nvcc compiles."""
-    return sorted(path.stem for path in (root / "kernels").glob("*.cu"))
+    """Names of the kernels, sorted."""
+    return sorted(kernel_files(root))
 
 
 def sources(root, operation):
     """The operation's files and what they include, relative to the root."""
-    found, waiting = set(), [f"kernels/{operation}.cu"]
+    found, waiting = set(), [kernel_files(root)[operation]]
     while waiting:
         name = waiting.pop()
         if name in found or not (root / name).is_file():
             continue
         found.add(name)
-        waiting += re.findall(r'^\s*#\s*include\s+"([^"]+)"', (root / name).read_text(), re.M)
-    return sorted(found)
+        waiting += OUR_INCLUDE.findall((root / name).read_text())
+    return sorted(found, key=lambda name: pathlib.PurePath(name).name)
 
 
 def bare(text):
@@ -56,7 +65,8 @@ def bare(text):
 def digest(root, operation):
     whole = hashlib.sha256()
     for name in sources(root, operation):
-        whole.update(f"{name}\n{bare((root / name).read_text())}\n".encode())
+        text = OUR_INCLUDE.sub("", (root / name).read_text())
+        whole.update(f"{pathlib.PurePath(name).name}\n{bare(text)}\n".encode())
     return whole.hexdigest()[:16]
 
 

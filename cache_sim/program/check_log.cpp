@@ -3,9 +3,9 @@
 
 #include <iostream>
 
+#include "cache_sim/logs/server_log.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/result_json.hpp"
-#include "cache_sim/server_log.hpp"
+#include "cache_sim/replay/run_json.hpp"
 
 namespace lockstep::program {
 namespace {

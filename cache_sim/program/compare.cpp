@@ -3,7 +3,7 @@
 
 #include <iostream>
 
-#include "cache_sim/compare.hpp"
+#include "cache_sim/compare/compare.hpp"
 #include "cache_sim/program/commands.hpp"
 
 namespace lockstep::program {

@@ -1,5 +1,5 @@
 // lockstep explore, lockstep shrink: findings that nobody wrote down, as small as they get.
-#include "cache_sim/explore.hpp"
+#include "cache_sim/search/explore.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,9 +12,9 @@
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/program/watch.hpp"
-#include "cache_sim/replay.hpp"
-#include "cache_sim/result_json.hpp"
-#include "cache_sim/trace_text.hpp"
+#include "cache_sim/replay/replay.hpp"
+#include "cache_sim/replay/run_json.hpp"
+#include "cache_sim/trace/trace_writer.hpp"
 
 namespace lockstep::program {
 namespace {

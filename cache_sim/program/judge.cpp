@@ -4,7 +4,7 @@
 #include <iostream>
 
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/result_json.hpp"
+#include "cache_sim/replay/run_json.hpp"
 #include "reference/base/judged.hpp"
 
 namespace lockstep::program {
@@ -61,7 +61,7 @@ void add_judge(CLI::App& app, int& status) {
   command
       ->add_option("--candidate", request.candidate,
                    "MODULE:FUNCTION or FILE.py:FUNCTION, a Python function with the operation's "
-                   "schema; or LIB.so:SYMBOL (kernels/judge_abi.h)")
+                   "schema; or LIB.so:SYMBOL (kernels/judge/judge_abi.h)")
       ->required();
   command->add_option("--device", request.device, "cpu, cuda, or auto: cuda where there is a GPU")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))

@@ -3,12 +3,12 @@
 
 #include <map>
 
-#include "cache_sim/ideal_policy.hpp"
+#include "cache_sim/policies/ideal/ideal_policy.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/workload.hpp"
+#include "cache_sim/workloads/workload.hpp"
 #include "reference/base/judged.hpp"
 #include "reference/base/mark.hpp"
-#include "reference/base/subject.hpp"
+#include "reference/protocol/subject.hpp"
 
 namespace lockstep::program {
 namespace {

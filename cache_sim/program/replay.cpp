@@ -6,7 +6,7 @@
 
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/replay_options.hpp"
-#include "cache_sim/result_json.hpp"
+#include "cache_sim/replay/run_json.hpp"
 
 namespace lockstep::program {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/replay.hpp"
+#include "cache_sim/replay/replay.hpp"
 
 namespace lockstep::program {
 

@@ -8,7 +8,7 @@
 
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/replay_options.hpp"
-#include "cache_sim/report.hpp"
+#include "cache_sim/report/collect.hpp"
 
 namespace lockstep::program {
 namespace {

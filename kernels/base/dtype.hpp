@@ -20,7 +20,7 @@ using Fp16 = __half;
 using Int8 = std::int8_t;
 using E4m3 = __nv_fp8_e4m3;
 
-/// Numbers that stand for a value only together with a scale: reference/scaled_state.hpp.
+/// Numbers that stand for a value only together with a scale: reference/recurrent/scaled_state.hpp.
 template <class S>
 constexpr bool kIsScaled = std::is_same_v<S, Int8> || std::is_same_v<S, E4m3>;
 

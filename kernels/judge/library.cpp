@@ -1,4 +1,4 @@
-// The child that loads a shared library (kernels/judge_abi.h).
+// The child that loads a shared library (kernels/judge/judge_abi.h).
 #include <dlfcn.h>
 #include <fmt/format.h>
 
@@ -6,9 +6,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "kernels/judge/judge_abi.h"
 #include "kernels/judge/memory.hpp"
 #include "kernels/judge/run.hpp"
-#include "kernels/judge_abi.h"
 
 namespace lockstep::judging {
 namespace {

@@ -15,7 +15,7 @@
 
 namespace lockstep::judging {
 
-/// The numbers of kernels/judge_abi.h.
+/// The numbers of kernels/judge/judge_abi.h.
 enum class ElementType : std::uint8_t { float32 = 0, bf16 = 1, fp16 = 2, int32 = 3, boolean = 4 };
 
 std::string_view name_of(ElementType type);  // as PyTorch has it

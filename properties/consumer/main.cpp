@@ -2,7 +2,7 @@
 // installed objects registered.
 #include <iostream>
 
-#include "reference/base/subject.hpp"
+#include "reference/protocol/subject.hpp"
 
 int main() {
   using lockstep::OracleEntry;

@@ -27,8 +27,10 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SOURCES = ["cache_sim/" + name for name in ("pools.cpp", "radix_tree.cpp", "sglang_policy.cpp",
-                                            "sglang_extra_buffer.cpp", "sglang_legacy.cpp", "scheduler.cpp")]
+SOURCES = ["cache_sim/policies/pools.cpp",
+           *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "cache_sim/policies/sglang").glob("*.cpp")
+                   if not path.stem.startswith("radix_audit")),
+           "cache_sim/server/scheduler.cpp"]
 LONGEST_S = 60  # a search of 5,000 traces takes a second or two
 TRACE_LONGEST = "200ms"  # a trace takes a fraction of a millisecond
 
@@ -43,7 +45,7 @@ def build(options):
     subprocess.run([sys.executable, str(HERE / "mutate.py"), *options.sources,
                     "--root", str(ROOT), "--out", str(mutated)], check=True)
     commands = {c["file"]: c for c in json.loads((options.build / "compile_commands.json").read_text())}
-    parts = [options.build / "CMakeFiles" / f"lockstep{part}.dir" for part in ("", "_base", "_reference", "_sim")]
+    parts = [options.build / "CMakeFiles" / f"lockstep{part}.dir" for part in ("", "_reference", "_sim")]
     objects = {str(path) for part in parts for path in part.rglob("*.o")}
     for name in options.sources:
         command = commands[str(ROOT / name)]

@@ -6,10 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include "cache_sim/replay.hpp"
-#include "cache_sim/run.hpp"
-#include "cache_sim/trace_player.hpp"
-#include "cache_sim/trace_text.hpp"
+#include "cache_sim/check/run.hpp"
+#include "cache_sim/replay/replay.hpp"
+#include "cache_sim/search/operation_player.hpp"
+#include "cache_sim/trace/trace_writer.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::testing_support {

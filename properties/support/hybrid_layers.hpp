@@ -2,8 +2,8 @@
 #pragma once
 
 #include "reference/base/grid.hpp"
-#include "reference/gated_delta_net.hpp"
-#include "reference/mamba_mixer.hpp"
+#include "reference/recurrent/gated_delta_net.hpp"
+#include "reference/recurrent/mamba_mixer.hpp"
 
 namespace lockstep::testing_support {
 

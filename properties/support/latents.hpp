@@ -2,8 +2,8 @@
 #pragma once
 
 #include "properties/support/laws.hpp"
+#include "reference/attention/mla_attention.hpp"
 #include "reference/base/yardstick.hpp"
-#include "reference/mla_attention.hpp"
 
 namespace lockstep::testing_support {
 

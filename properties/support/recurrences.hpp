@@ -3,8 +3,8 @@
 #pragma once
 
 #include "properties/support/laws.hpp"
-#include "reference/gated_delta_rule.hpp"
-#include "reference/mamba2.hpp"
+#include "reference/recurrent/gated_delta_rule.hpp"
+#include "reference/recurrent/mamba2.hpp"
 
 namespace lockstep::testing_support {
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cctype>
 
-#include "cache_sim/trace_text.hpp"
-#include "reference/base/defect.hpp"
+#include "cache_sim/trace/trace_writer.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/defect.hpp"
 
 namespace lockstep::testing_support {
 

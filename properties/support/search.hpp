@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/explore.hpp"
+#include "cache_sim/search/explore.hpp"
 
 namespace lockstep::testing_support {
 

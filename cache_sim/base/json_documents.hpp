@@ -1,0 +1,90 @@
+// JSON documents of a file, one after the other: a line each, or over several lines; plain or
+// zstd-compressed. Only the current one is held in memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "reference/base/result.hpp"
+#include "reference/protocol/config.hpp"
+
+namespace lockstep::cache_sim {
+
+/// The first bytes of a zstd frame (RFC 8878, section 3.1.1).
+inline constexpr std::string_view kZstdMagic = "\x28\xB5\x2F\xFD";
+
+/// Bytes of a file, decompressed where they are compressed.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  /// Appends some bytes; false at the end.
+  virtual Result<bool> append_to(std::string& buffer) = 0;
+};
+Result<std::unique_ptr<ByteSource>> open_bytes(const std::string& path);
+
+class JsonDocuments {
+ public:
+  static Result<std::unique_ptr<JsonDocuments>> open(const std::string& path);
+
+  /// The next document, an object; null at the end. It is the stream's until the call after.
+  Result<const nlohmann::json*> next();
+  /// The document that next() will give.
+  Result<const nlohmann::json*> peek();
+
+  /// `path:line` of the current document's first line.
+  std::string place() const;
+  const std::string& path() const { return path_; }
+
+ private:
+  JsonDocuments(std::string path, std::unique_ptr<ByteSource> bytes)
+      : path_(std::move(path)), bytes_(std::move(bytes)) {}
+  Result<bool> fill();
+  Result<bool> skip_blanks();
+  Result<std::size_t> find_end();
+  Result<const nlohmann::json*> read();
+
+  std::string path_;
+  std::unique_ptr<ByteSource> bytes_;
+  std::string buffer_;
+  std::size_t at_ = 0;     // of the first byte that is not read yet
+  std::int64_t line_ = 1;  // of that byte
+  std::int64_t document_line_ = 1;
+  bool ended_ = false;
+  bool peeked_ = false;
+  nlohmann::json document_;
+};
+
+/// An object of a document and where it stands, for errors that name the field.
+class Record {
+ public:
+  Record(const nlohmann::json& object, std::string place, std::string path = "")
+      : object_(&object), place_(std::move(place)), path_(std::move(path)) {}
+
+  bool has(std::string_view field) const { return find(field) != nullptr; }
+  Result<std::int64_t> integer(std::string_view field, std::int64_t low, std::int64_t high) const;
+  /// A number, whole or not, in units of so many nanoseconds; not negative.
+  Result<Nanoseconds> time(std::string_view field, Nanoseconds unit) const;
+  Result<std::string> text(std::string_view field) const;
+  Result<bool> flag(std::string_view field) const;
+  Result<Record> object(std::string_view field) const;
+  Result<std::vector<std::int64_t>> integers(std::string_view field, std::int64_t low,
+                                             std::int64_t high) const;
+  Result<std::vector<Record>> objects(std::string_view field) const;
+
+  /// `path:line: field NAME: TEXT`.
+  tl::unexpected<Error> error(std::string_view field, const std::string& text) const;
+
+ private:
+  const nlohmann::json* find(std::string_view field) const;
+  Result<const nlohmann::json*> need(std::string_view field) const;
+
+  const nlohmann::json* object_;
+  std::string place_;
+  std::string path_;
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,486 @@
+#include "cache_sim/check/run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <set>
+#include <sstream>
+
+#include "cache_sim/check/exec_subject.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kEventsAround = 6;
+constexpr std::int64_t kRecomputeEvery = 1000;
+constexpr std::size_t kTextLimit = 100;  // characters of a token list in texts for people
+
+/// Fields that every policy or the scheduler in front of it honours.
+constexpr std::string_view kCommonFields =
+    "policy kv_tokens state_slots chunked_prefill max_running request_rows step_time model_chunk "
+    "ranks routing";
+
+bool names_field(std::string_view list, std::string_view field) {
+  std::istringstream words{std::string(list)};
+  std::string word;
+  while (words >> word)
+    if (word == field) return true;
+  return false;
+}
+
+/// A policy that would ignore a field which somebody set says so instead.
+Result<void> check_config(const PolicyEntry& policy, const Config& config) {
+  for (const std::string& field : config.changed())
+    if (!names_field(kCommonFields, field) && !names_field(policy.config_fields, field))
+      return fail(fmt::format("policy {} does not use the config field {}", policy.name, field));
+  if (policy.has_states && config.state_slots == 0)
+    return fail(
+        fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
+  if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
+    return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
+  // SGLang asserts the same where it derives its grid (mamba_cache_chunk_size; its first versions
+  // wanted a page that divides 64): otherwise the grid lies where no chunk of the kernel ends. That
+  // it also wants a track_interval of whole pages is not asked here: the decode grid is the least
+  // common multiple of both.
+  if (names_field(policy.config_fields, "track_interval") &&
+      config.page % config.model_chunk != 0 && config.model_chunk % config.page != 0)
+    return fail(fmt::format("field page: neither {} nor the model_chunk of {} divides the other",
+                            config.page, config.model_chunk));
+  if (config.kv_tokens < config.page)
+    return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
+                            config.page));
+  return {};
+}
+
+/// How many more requests, slots and locks hold something.
+int change_of_holders(const Operation& operation, const Reply& reply) {
+  if (reply.refused != Refusal::none) return 0;
+  switch (operation.verb) {
+    case Verb::admit:
+    case Verb::alloc:
+    case Verb::fork:
+    case Verb::lock:
+    case Verb::capture: return 1;
+    case Verb::finish:
+    case Verb::abort:
+    case Verb::preempt:
+    case Verb::free:
+    case Verb::unlock: return -1;
+    case Verb::insert: return operation.slot.exists() && reply.get(ReplyField::exist) == 0 ? -1 : 0;
+    default: return 0;
+  }
+}
+
+}  // namespace
+
+struct Run::Seat {
+  std::string name;
+  std::size_t rank = 0;
+  bool is_oracle = false;
+  bool is_child = false;
+  std::unique_ptr<LabelState> labels;
+  std::unique_ptr<Subject> subject;
+  std::unique_ptr<Auditor> auditor;         // after the subject: it must go first
+  std::unique_ptr<PrefixIndex> stored;      // of a subject that shows nothing inside
+  std::map<std::uint32_t, Tokens> running;  // its requests' tokens, by Name::index()
+  SubjectTotals totals;
+  Findings findings;
+};
+
+Run::Run(const RunOptions& options) : options_(options) {}
+Run::~Run() = default;
+
+Result<std::unique_ptr<Run>> Run::start(const RunOptions& options) {
+  std::unique_ptr<Run> run(new Run(options));
+  for (std::int64_t rank = 0; rank < options.config.ranks; ++rank)
+    for (const std::string& name : options.subjects) {
+      if (const Result<void> seated = run->seat(name); !seated)
+        return tl::unexpected(seated.error());
+      run->seats_.back()->rank = static_cast<std::size_t>(rank);
+    }
+  run->replies_.resize(run->subject_count());
+  run->holders_.resize(static_cast<std::size_t>(options.config.ranks));
+  return run;
+}
+
+Result<void> Run::seat(const std::string& name) {
+  auto seat = std::make_unique<Seat>();
+  seat->name = name;
+  seat->is_child = name.starts_with("exec:");
+  const bool checked = options_.check != CheckLevel::off;
+  if (seat->is_child) {
+    auto child = start_child(
+        {.command = name.substr(5), .config = options_.config, .timeout = options_.timeout});
+    if (!child) {
+      if (!child.error().finding) return tl::unexpected(child.error());
+      seats_.push_back(std::move(seat));
+      add({*child.error().finding, child.error().text, "levels=…", "nothing usable"}, "", true);
+      return {};
+    }
+    seat->subject = std::move(*child);
+    if (checked) seat->stored = std::make_unique<PrefixIndex>();
+    seats_.push_back(std::move(seat));
+    return {};
+  }
+  SubjectOptions subject{.config = options_.config, .layers = &no_layers_, .defect = nullptr};
+  if (name.starts_with("oracle:")) {
+    const OracleEntry* const entry = Registry<OracleEntry>::find(name.substr(7));
+    if (entry == nullptr)
+      return lockstep::fail(
+          fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
+    if (const PolicyEntry* policy = Registry<PolicyEntry>::find(name.substr(7)))
+      if (Result<void> fits = check_config(*policy, options_.config); !fits) return fits;
+    seat->is_oracle = true;
+    seat->subject = entry->make(subject);
+    seats_.push_back(std::move(seat));
+    return {};
+  }
+  const PolicyEntry* const entry = Registry<PolicyEntry>::find(name);
+  if (entry == nullptr)
+    return lockstep::fail(
+        fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
+  if (Result<void> fits = check_config(*entry, options_.config); !fits) return fits;
+  if (options_.defect_name.starts_with(name + ":")) subject.defect = options_.defect;
+  if (checked) {
+    seat->labels = std::make_unique<LabelState>(entry->has_states ? options_.config.state_slots : 0,
+                                                options_.config.kv_tokens + options_.config.page);
+    subject.layers = seat->labels.get();
+  }
+  seat->subject = entry->make(subject);
+  if (options_.check == CheckLevel::all)
+    seat->auditor = seat->subject->make_auditor(seat->labels.get());
+  seats_.push_back(std::move(seat));
+  return {};
+}
+
+SubjectTotals Run::totals(std::size_t i) const {
+  SubjectTotals all;
+  for (; i < seats_.size(); i += subject_count()) {
+    const SubjectTotals& one = seats_[i]->totals;
+    all.input_tokens += one.input_tokens;
+    all.hit_tokens += one.hit_tokens;
+    all.evicted_kv += one.evicted_kv;
+    all.evicted_states += one.evicted_states;
+    all.preemptions += one.preemptions;
+  }
+  return all;
+}
+std::optional<Snapshot> Run::snapshot(std::size_t i, std::size_t rank) const {
+  const Seat& seat = *seats_[rank * subject_count() + i];
+  return seat.subject == nullptr ? std::nullopt : seat.subject->snapshot();
+}
+
+/// The subject's reply; an exception is the subject's death.
+Result<Reply> Run::answer(Seat& seat, const Operation& operation) try {
+  return seat.subject->apply(operation);
+} catch (const std::exception& thrown) {
+  return fail_as(FindingKind::subject_died,
+                 fmt::format("{} stopped: {}", seat.name, thrown.what()));
+}
+
+/// Every subject's reply. Children come last: they are not held to say what is bad input, and see
+/// none where somebody else can tell. False where there is nothing to compare.
+bool Run::ask_all(const Operation& operation) {
+  std::vector<std::optional<Error>> refusals;
+  for (const bool children : {false, true}) {
+    if (!refusals.empty()) break;
+    for (std::size_t i = 0; i < subject_count(); ++i) {
+      Seat& seat = seat_at(i);
+      if (seat.is_child != children) continue;
+      Result<Reply> reply = answer(seat, operation);
+      if (reply) {
+        replies_[i] = *reply;
+        count(operation, replies_[i], seat);
+        continue;
+      }
+      if (reply.error().finding) {
+        remember(operation, nullptr);
+        locate(&seat, {*reply.error().finding, reply.error().text, "an answer", "none"},
+               operation.id.text());
+        stopped_ = true;
+        return false;
+      }
+      refusals.resize(subject_count());
+      refusals[i] = std::move(reply.error());
+    }
+  }
+  if (refusals.empty()) return true;
+  take_refusal(operation, refusals);
+  return false;
+}
+
+/// Bad input is what all who can tell call so. That one takes what the other refuses is a
+/// difference like any other.
+void Run::take_refusal(const Operation& operation,
+                       const std::vector<std::optional<Error>>& refusals) {
+  std::size_t refuser = 0;
+  while (!refusals[refuser]) ++refuser;
+  for (std::size_t i = 0; i < subject_count(); ++i) {
+    if (refusals[i] || seat_at(i).is_child) continue;
+    remember(operation, nullptr);
+    locate(&seat_at(seat_at(i).is_oracle ? refuser : i),
+           {FindingKind::reply_differs,
+            fmt::format("{} answered {} and {} calls the operation bad input: {}", seat_at(i).name,
+                        replies_[i].text(), seat_at(refuser).name, refusals[refuser]->text),
+            "one opinion", "two"},
+           operation.id.text());
+    stopped_ = true;
+    return;
+  }
+  if (options_.skip_illegal)
+    --events_;
+  else
+    fail(*refusals[refuser]);
+}
+
+const Reply* Run::apply(const Operation& operation) {
+  if (stopped_) return nullptr;
+  ++events_;
+  if (!ask_all(operation)) return nullptr;
+  const Reply& first = replies_.front();
+  if (options_.watch) options_.watch(operation, first);
+  digest_.add(static_cast<std::uint64_t>(operation.verb) << 32 | operation.tokens.size());
+  digest_.add(static_cast<std::uint64_t>(operation.n));
+  if (options_.config.ranks > 1) digest_.add(rank_);
+  first.add_to(digest_);
+  if (options_.check == CheckLevel::off && subject_count() == 1 && !options_.keep_events) {
+    follow(operation, first);
+    return &first;
+  }
+  remember(operation, &first);
+  for (std::size_t i = 0; i < subject_count(); ++i) check(seat_at(i), operation, replies_[i]);
+  compare(operation);
+  follow(operation, first);
+  return stopped_ ? nullptr : &first;
+}
+
+/// Labels, auditor and bounds of one subject; everything that an operation shows is reported, and
+/// the run stops there.
+void Run::check(Seat& seat, const Operation& operation, const Reply& reply) {
+  Findings& findings = seat.findings;
+  findings.clear();
+  if (seat.labels) findings = seat.labels->drain();
+  if (seat.auditor) audit(seat, &operation, &reply);
+  if (operation.verb == Verb::check && &seat == &seat_at(0))
+    replies_.front().set(ReplyField::violations, static_cast<std::int64_t>(findings.size()));
+  if (options_.check != CheckLevel::off) check_cached(seat, operation, reply, findings);
+  if (options_.check == CheckLevel::all && operation.verb == Verb::flush)
+    check_emptied(seat, findings);
+  // One broken rule shows in several ways; the kinds stand in the order in which they explain.
+  std::stable_sort(findings.begin(), findings.end(),
+                   [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
+  for (Finding& finding : findings) locate(&seat, std::move(finding), operation.id.text());
+  if (!findings.empty()) stopped_ = true;
+}
+
+/// Behind an operation, or at the end. What broke may be such that the auditor cannot read it.
+void Run::audit(Seat& seat, const Operation* operation, const Reply* reply) try {
+  if (operation != nullptr) seat.auditor->after(*operation, *reply, seat.findings);
+  if (operation == nullptr || operation->verb == Verb::check || events_ % kRecomputeEvery == 0)
+    seat.auditor->recompute(seat.findings);
+} catch (const std::exception& thrown) {
+  seat.findings.push_back(
+      {FindingKind::out_of_range,
+       fmt::format("what lies inside {} makes no sense: {}", seat.name, thrown.what()),
+       "a sound structure", thrown.what()});
+}
+
+/// What can be said of a reply by its numbers alone (I11), and of a closed subject by all that it
+/// was ever given.
+void Run::check_cached(Seat& seat, const Operation& operation, const Reply& reply,
+                       Findings& findings) {
+  const std::uint32_t name = operation.id.index();
+  if (seat.stored && operation.verb == Verb::extend && seat.running.contains(name))
+    seat.running[name] = seat.running[name].followed_by(operation.tokens);
+  if (seat.stored && operation.verb == Verb::accept && seat.running.contains(name))
+    seat.running[name] = seat.running[name].followed_by(operation.tokens);
+  if (operation.verb != Verb::admit || reply.refused != Refusal::none) return;
+  const std::int64_t cached = reply.get(ReplyField::cached);
+  const std::int64_t size = operation.tokens.size();
+  if (cached >= size)
+    findings.push_back(
+        {FindingKind::cached_too_much,
+         fmt::format(
+             "{} of {} tokens are said to be cached, so none is left whose output could be sampled",
+             cached, size),
+         fmt::format("at most {}", size - 1), std::to_string(cached)});
+  for (const ReplyField field : {ReplyField::state, ReplyField::conv})
+    if (reply.has(field) && reply.get(field) != cached && findings.empty())
+      findings.push_back(
+          {FindingKind::wrong_state_prefix,
+           fmt::format("request `{}` has {} cached tokens and a {} label of length {}",
+                       operation.id.text(), cached,
+                       field == ReplyField::conv ? "conv" : "recurrent", reply.get(field)),
+           std::to_string(cached), std::to_string(reply.get(field))});
+  if (!seat.stored) return;
+  const std::uint32_t bound = seat.stored->longest_common(operation.tokens, operation.salt);
+  if (cached > bound && cached < size)
+    findings.push_back(
+        {FindingKind::cached_too_much,
+         fmt::format("{} tokens are said to be cached, and nothing seen before shares more than {}",
+                     cached, bound),
+         fmt::format("at most {}", bound), std::to_string(cached)});
+  seat.stored->add(operation.tokens, operation.salt);
+  seat.running[name] = operation.tokens;
+}
+
+/// Liveness of the pools: behind a flush, with nothing running, every slot is free. What excuses
+/// one that is not: a request that runs, a slot or a lock that a tree verb holds, a row that a slot
+/// cache has captured. What a result under way will be written to is no excuse: its request has
+/// gone.
+void Run::check_emptied(const Seat& seat, Findings& findings) const {
+  if (holders_[seat.rank] != 0) return;
+  const std::optional<Snapshot> now = seat.subject->snapshot();
+  if (!now) return;
+  const auto hold = [&](const char* what, std::int64_t free, std::int64_t total) {
+    if (free != total)
+      findings.push_back(
+          {FindingKind::leak,
+           fmt::format("nothing runs and the cache was flushed, and {} of {} {} are not free",
+                       total - free, total, what),
+           std::to_string(total), std::to_string(free)});
+  };
+  hold("KV slots", now->kv_free, now->kv_total);
+  hold("state slots", now->states_free, now->states_total);
+}
+
+/// Replies against each other, field by field. An oracle's answer is the expected one.
+void Run::compare(const Operation& operation) {
+  for (std::size_t i = 1; i < subject_count() && !stopped_; ++i) {
+    const bool first_is_oracle = seat_at(0).is_oracle;
+    const std::size_t expected = seat_at(i).is_oracle || !first_is_oracle ? i : 0;
+    const std::size_t actual = expected == i ? 0 : i;
+    const bool whole = !seat_at(actual).is_child && !seat_at(expected).is_child;
+    const auto difference = whole ? replies_[actual].exact_difference(replies_[expected])
+                                  : replies_[actual].difference(replies_[expected]);
+    if (!difference) continue;
+    FindingKind kind = FindingKind::reply_differs;
+    if (difference->field == "cached" && seat_at(expected).is_oracle &&
+        replies_[actual].get(ReplyField::cached) < replies_[expected].get(ReplyField::cached))
+      kind = FindingKind::missed_reuse;
+    locate(&seat_at(actual),
+           {kind,
+            fmt::format("{} answered {}={} and {} answered {}={}", seat_at(actual).name,
+                        difference->field, difference->here, seat_at(expected).name,
+                        difference->field, difference->there),
+            fmt::format("{}={}", difference->field, difference->there),
+            fmt::format("{}={}", difference->field, difference->here)},
+           operation.id.text());
+    stopped_ = true;
+  }
+}
+
+void Run::count(const Operation& operation, const Reply& reply, Seat& seat) {
+  SubjectTotals& totals = seat.totals;
+  if (operation.verb == Verb::preempt) ++totals.preemptions;
+  if (reply.refused != Refusal::none) return;
+  if (operation.verb == Verb::admit) {
+    const RequestOutcome* const known = find_outcome(operation.id);
+    if (known == nullptr || known->cached_tokens < 0) {
+      totals.input_tokens += operation.tokens.size();
+      totals.hit_tokens += reply.get(ReplyField::cached);
+    }
+  }
+  if (operation.verb == Verb::evict || operation.verb == Verb::flush) {
+    totals.evicted_kv += reply.get(ReplyField::kv);
+    totals.evicted_states += reply.get(ReplyField::state);
+  } else {
+    totals.evicted_kv += reply.get(ReplyField::evicted_kv);
+    totals.evicted_states += reply.get(ReplyField::evicted_states);
+  }
+}
+
+/// The request's ledger, from the operations themselves; a scheduler adds what only it knows.
+void Run::follow(const Operation& operation, const Reply& reply) {
+  holders_[rank_] += change_of_holders(operation, reply);
+  switch (operation.verb) {
+    case Verb::admit: {
+      RequestOutcome& now = outcome(operation.id);
+      if (now.prompt_tokens == 0)
+        now.prompt_tokens =
+            operation.prompt == Operation::kAbsent ? operation.tokens.size() : operation.prompt;
+      if (reply.refused == Refusal::none && now.cached_tokens < 0)
+        now.cached_tokens = reply.get(ReplyField::cached);
+      now.finish = reply.refused == Refusal::none ? FinishReason::running : FinishReason::refused;
+      return;
+    }
+    case Verb::extend:
+    case Verb::accept:
+      if (reply.refused == Refusal::none && !operation.tokens.empty())
+        outcome(operation.id).output_tokens += operation.tokens.size();
+      return;
+    case Verb::finish: outcome(operation.id).finish = FinishReason::stop; return;
+    case Verb::abort: outcome(operation.id).finish = FinishReason::abort; return;
+    default: return;
+  }
+}
+
+RequestOutcome& Run::outcome(Name id) {
+  if (outcome_of_.size() <= id.index()) outcome_of_.resize(id.index() + 1);
+  std::uint32_t& place = outcome_of_[id.index()];
+  if (place == 0) {
+    outcomes_.emplace_back().id = id;
+    place = static_cast<std::uint32_t>(outcomes_.size());
+  }
+  return outcomes_[place - 1];
+}
+
+const RequestOutcome* Run::find_outcome(Name id) const {
+  if (id.index() >= outcome_of_.size() || outcome_of_[id.index()] == 0) return nullptr;
+  return &outcomes_[outcome_of_[id.index()] - 1];
+}
+
+void Run::remember(const Operation& operation, const Reply* reply) {
+  if (past_.size() == kEventsAround) past_.pop_front();
+  past_.push_back({operation, reply == nullptr ? std::nullopt : std::optional(*reply)});
+  if (!options_.keep_events) return;
+  KeptEvent kept{line_, now_, operation.text(kTextLimit), past_.back().answer()};
+  if (const auto now = seat_at(0).subject->snapshot()) {
+    kept.kv_used = now->kv_total - now->kv_free;
+    kept.states_used = now->states_total - now->states_free;
+  }
+  kept_.push_back(std::move(kept));
+}
+
+void Run::locate(Seat* seat, Finding finding, const std::string& request) {
+  LocatedFinding located;
+  located.finding = std::move(finding);
+  located.subject = seat == nullptr ? "" : seat->name;
+  if (seat != nullptr && options_.config.ranks > 1)
+    located.finding.text += fmt::format(" (rank {})", seat->rank);
+  located.file = options_.file;
+  located.line = line_;
+  located.event = events_;
+  located.request = request;
+  for (const PastEvent& event : past_)
+    located.around.push_back(
+        fmt::format("{} → {}", event.operation.text(kTextLimit), event.answer()));
+  if (!past_.empty()) located.operation = past_.back().operation.text(kTextLimit);
+  findings_.push_back(std::move(located));
+}
+
+void Run::add(Finding finding, const std::string& request, bool stop) {
+  locate(seats_.empty() ? nullptr : &seat_at(0), std::move(finding), request);
+  if (stop) stopped_ = true;
+}
+
+void Run::fail(Error error) {
+  error.text = fmt::format("{}{}: {}", options_.file, line_ > 0 ? fmt::format(":{}", line_) : "",
+                           error.text);
+  error_ = std::move(error);
+  stopped_ = true;
+}
+
+void Run::conclude() {
+  if (stopped_) return;
+  for (const auto& seat : seats_) {
+    if (!seat->auditor) continue;
+    seat->findings.clear();
+    audit(*seat, nullptr, nullptr);
+    for (Finding& finding : seat->findings) locate(seat.get(), std::move(finding), "");
+    if (!seat->findings.empty()) stopped_ = true;
+  }
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,427 @@
+#include "cache_sim/check/schedule_check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kTextLimit = 100;
+
+/// What a wrong draft consists of (contract: a document that no file can name).
+constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
+
+/// Thrown where an episode that goes on has been heard so far.
+struct HeardAll {};
+
+bool same(const Operation& a, const Operation& b) {
+  return a.verb == b.verb && a.id == b.id && a.salt == b.salt && a.tokens == b.tokens &&
+         a.drafts == b.drafts && a.n == b.n && a.prompt == b.prompt && a.up_to == b.up_to &&
+         a.async == b.async && a.insert == b.insert && a.ids == b.ids;
+}
+
+std::string text(const SchedulerNote& note) {
+  constexpr std::string_view kKinds[] = {"admitted", "sampled", "retracted", "ended"};
+  return fmt::format("request {} {} ({}, {} tokens)", note.request,
+                     kKinds[static_cast<std::size_t>(note.kind)], to_string(note.reason),
+                     note.output_tokens);
+}
+
+std::string text(const std::optional<StepWork>& work) {
+  if (!work) return "no forward";
+  return fmt::format("prefill {}, decode {}, context {}, seen {}", work->prefill_tokens,
+                     work->decode_tokens, work->context_tokens, work->seen_tokens);
+}
+
+std::string text(const SchedulerStatus& status) {
+  return fmt::format("work {}, waits {}, out {}, awaits {}, load {}, ended {}", status.has_work,
+                     status.waits_for_results, status.has_results_out, status.awaits_results,
+                     status.load, status.has_ended);
+}
+
+}  // namespace
+
+SchedulerStatus SchedulerStatus::of(const Scheduler& scheduler, RequestNumber request) {
+  return {scheduler.has_work(),
+          scheduler.waits_for_results(),
+          scheduler.has_results_out(),
+          scheduler.awaits_results(),
+          scheduler.load(),
+          scheduler.ended(request)};
+}
+
+void SchedulerEpisode::begin(const SchedulerEvent& with) {
+  event = with;
+  asked.clear();
+  notes.clear();
+  forward.reset();
+  idle = false;
+}
+
+void SchedulerEpisode::add(const SchedulerEffects& effects) {
+  notes.insert(notes.end(), effects.notes.begin(), effects.notes.end());
+  if (effects.forward) forward = effects.forward;
+  idle = idle || effects.idle;
+}
+
+// --- Hearing -------------------------------------------------------------------------------------
+
+std::optional<Finding> ScheduleCheck::hold(const SchedulerEpisode& episode) try {
+  episode_ = &episode;
+  next_asked_ = next_note_ = 0;
+  work_.reset();
+  idle_ = false;
+  play(episode.event);
+  if (next_asked_ < episode.asked.size())
+    part("asks", "nothing more", episode.asked[next_asked_].operation.text(kTextLimit));
+  if (next_note_ < episode.notes.size())
+    part("says", "nothing more", text(episode.notes[next_note_]));
+  if (text(work_) != text(episode.forward)) part("begins", text(work_), text(episode.forward));
+  if (idle_ != episode.idle)
+    part("has", idle_ ? "nothing to do" : "something to do",
+         episode.idle ? "nothing to do" : "something to do");
+  if (const SchedulerStatus due = status(episode.event.request); due != episode.status)
+    part("says of itself", text(due), text(episode.status));
+  return std::nullopt;
+} catch (const Parted& parted) {
+  return parted.finding;
+}
+
+std::optional<Finding> ScheduleCheck::hold_so_far(const SchedulerEpisode& episode) const try {
+  ScheduleCheck trial = *this;
+  trial.is_whole_ = false;
+  return trial.hold(episode);
+} catch (const HeardAll&) {
+  return std::nullopt;
+}
+
+void ScheduleCheck::part(std::string_view what, std::string due, std::string came) {
+  throw Parted{{FindingKind::schedule_differs,
+                fmt::format("the scheduler {} `{}` where its rules say `{}`", what, came, due),
+                std::move(due), std::move(came)}};
+}
+
+const Reply& ScheduleCheck::ask(const Operation& due) {
+  if (next_asked_ == episode_->asked.size()) {
+    if (!is_whole_) throw HeardAll();
+    part("asks", due.text(kTextLimit), "nothing");
+  }
+  const SchedulerEpisode::Exchange& came = episode_->asked[next_asked_++];
+  if (!same(due, came.operation))
+    part("asks", due.text(kTextLimit), came.operation.text(kTextLimit));
+  return came.reply;
+}
+
+void ScheduleCheck::note(const SchedulerNote& due) {
+  if (next_note_ == episode_->notes.size()) {
+    if (!is_whole_) throw HeardAll();
+    part("says", text(due), "nothing");
+  }
+  const SchedulerNote& came = episode_->notes[next_note_++];
+  if (text(due) != text(came)) part("says", text(due), text(came));
+}
+
+ScheduleCheck::Request& ScheduleCheck::at(RequestNumber number) {
+  if (requests_.size() <= number) requests_.resize(number + 1);
+  return requests_[number];
+}
+
+Operation ScheduleCheck::about(Verb verb, RequestNumber number) const {
+  Operation operation;
+  operation.verb = verb;
+  operation.id = requests_[number].spec->id;
+  return operation;
+}
+
+SchedulerStatus ScheduleCheck::status(RequestNumber request) {
+  const bool has_drafts_to_come =
+      std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+        return requests_[number].verification < requests_[number].spec->drafts.size();
+      });
+  return {.has_work = !queue_.empty() || !running_.empty(),
+          .waits_for_results = options_.overlap && !decided_.empty() && has_drafts_to_come,
+          .has_results_out = awaits_results_ || !decided_.empty(),
+          .awaits_results = awaits_results_,
+          .load = queue_.size() + running_.size(),
+          .has_ended = at(request).state == State::ended};
+}
+
+// --- Events --------------------------------------------------------------------------------------
+
+void ScheduleCheck::play(const SchedulerEvent& event) {
+  switch (event.kind) {
+    case SchedulerEvent::Kind::arrival: return arrive(event.request, event.spec);
+    case SchedulerEvent::Kind::abort: return abort(event.request);
+    case SchedulerEvent::Kind::retract:
+      if (at(event.request).state == State::running) give_way(event.request);
+      return;
+    case SchedulerEvent::Kind::step_due: return step();
+    case SchedulerEvent::Kind::forward_done: return take_results();
+    case SchedulerEvent::Kind::reply: return;
+  }
+}
+
+void ScheduleCheck::arrive(RequestNumber number, const RequestSpec* spec) {
+  Request& request = at(number);
+  if (request.state == State::ended) return;  // its client went before it came
+  request.spec = spec;
+  wait(number, false);
+}
+
+void ScheduleCheck::abort(RequestNumber number) {
+  const State state = at(number).state;
+  if (state == State::ended) return;
+  if (state == State::running) {
+    ask(about(Verb::abort, number));
+    leave(number);
+  }
+  std::erase(queue_, number);
+  end(number, FinishReason::abort);
+}
+
+// --- A step --------------------------------------------------------------------------------------
+
+void ScheduleCheck::step() {
+  under_way_ = std::exchange(decided_, {});
+  idle_ = queue_.empty() && running_.empty();
+  if (idle_) return;
+  budget_ = options_.chunked_prefill;
+  store_chunk_ends();
+  prefill();
+  admit();
+  if (decided_.empty()) decode();
+  if (!decided_.empty()) forward();
+  awaits_results_ = options_.overlap ? !under_way_.empty() : !decided_.empty();
+}
+
+/// With overlap, what a chunk leaves behind is stored before the next chunk begins. Behind the last
+/// chunk of a prompt it has time until its result.
+void ScheduleCheck::store_chunk_ends() {
+  for (Row& row : under_way_) {
+    if (!row.chunk || row.ends_prompt) continue;
+    row.stored = true;
+    Operation checkpoint = about(Verb::checkpoint, row.request);
+    checkpoint.up_to = row.begin + row.tokens;
+    ask(checkpoint);
+  }
+}
+
+void ScheduleCheck::prefill() {
+  for (std::size_t i = 0; i < running_.size() && budget_ > 0;) {
+    const RequestNumber number = running_[i];
+    const Request& request = requests_[number];
+    if (request.prefills())
+      budget_ -= compute(number, static_cast<std::uint32_t>(std::min<std::int64_t>(
+                                     budget_, request.goal - request.computed)));
+    if (i < running_.size() && running_[i] == number) ++i;
+  }
+}
+
+void ScheduleCheck::admit() {
+  const auto has_room = [&] {
+    return budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
+  };
+  while (has_room() && !queue_.empty()) {
+    const RequestNumber number = queue_.front();
+    Request& request = requests_[number];
+    const std::uint32_t size = request.spec->prompt_size + request.sampled;
+    Operation admission = about(Verb::admit, number);
+    admission.tokens = request.spec->tokens.prefix(size);
+    admission.prompt = request.spec->prompt_size;
+    admission.salt = request.spec->salt;
+    const Reply& reply = ask(admission);
+    if (reply.refused != Refusal::none) {
+      if (!running_.empty() && reply.refused != Refusal::too_long) return;
+      queue_.erase(queue_.begin());
+      end(number, FinishReason::refused);
+      continue;
+    }
+    queue_.erase(queue_.begin());
+    running_.push_back(number);
+    request.state = State::running;
+    request.goal = request.told = size;
+    request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
+    note({SchedulerNote::Kind::admitted, number});
+    budget_ -= compute(number, static_cast<std::uint32_t>(std::min<std::int64_t>(
+                                   budget_, request.goal - request.computed)));
+    if (request.state == State::waiting) return;  // nobody is admitted behind who found no room
+  }
+}
+
+void ScheduleCheck::decode() {
+  for (std::size_t i = 0; i < running_.size();) {
+    const RequestNumber number = running_[i];
+    const Request& request = requests_[number];
+    const bool verifies = request.verification < request.spec->drafts.size() &&
+                          request.spec->drafts[request.verification] != 0;
+    std::uint32_t kept = 0;
+    if (request.prefills()) {
+      // It found no room and waits for the results that are under way.
+    } else if (verifies) {
+      const Operation drafts = verification(number, kept);
+      compute(number, drafts, kept);
+    } else {
+      compute(number, 1);
+    }
+    if (i < running_.size() && running_[i] == number) ++i;
+  }
+}
+
+void ScheduleCheck::forward() {
+  Operation begin;
+  begin.verb = Verb::step;
+  StepWork work;
+  for (const Row& row : decided_) {
+    begin.ids.push_back(requests_[row.request].spec->id);
+    if (row.chunk)
+      work.prefill_tokens += row.tokens;
+    else
+      work.decode_tokens += row.tokens;
+    work.context_tokens += row.begin;
+    for (std::uint32_t i = 1; i <= row.tokens; ++i) work.seen_tokens += row.begin + i;
+  }
+  ask(begin);
+  work_ = work;
+}
+
+// --- A row ---------------------------------------------------------------------------------------
+
+Operation ScheduleCheck::extend_by(RequestNumber number, std::uint32_t tokens) const {
+  const Request& request = requests_[number];
+  Operation extend = about(Verb::extend, number);
+  extend.n = tokens;
+  extend.async = options_.overlap;
+  const std::uint32_t end = request.computed + tokens;
+  if (end > request.told) extend.tokens = request.spec->tokens.slice(request.told, end);
+  return extend;
+}
+
+/// The last token and its drafts: those that will be kept, and wrong ones. No more are kept than
+/// the output has.
+Operation ScheduleCheck::verification(RequestNumber number, std::uint32_t& kept) const {
+  const Request& request = requests_[number];
+  const RequestSpec& spec = *request.spec;
+  const auto drafts = static_cast<std::uint32_t>(spec.drafts[request.verification]);
+  kept = std::min(static_cast<std::uint32_t>(spec.accept[request.verification]),
+                  spec.output_size() - request.sampled);
+  Operation extend = extend_by(number, 1);
+  const std::uint32_t first = request.computed + 1;
+  extend.drafts = spec.tokens.slice(first, first + kept - 1)
+                      .followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - (kept - 1)));
+  extend.n = 1 + drafts;
+  extend.async = false;
+  return extend;
+}
+
+std::uint32_t ScheduleCheck::compute(RequestNumber number, std::uint32_t tokens) {
+  return compute(number, extend_by(number, tokens), 0);
+}
+
+/// Extends a running request, at the cost of those that were admitted after it, and in the end at
+/// its own. Returns how many tokens are computed.
+std::uint32_t ScheduleCheck::compute(RequestNumber number, const Operation& extend,
+                                     std::uint32_t kept) {
+  while (ask(extend).refused != Refusal::none) {
+    if (running_.size() > 1) {
+      const RequestNumber last = running_.back();
+      give_way(last);
+      if (last == number) return 0;
+      continue;
+    }
+    if (under_way_.empty())
+      drop(number);
+    else
+      budget_ = 0;  // the results that are under way may end it
+    return 0;
+  }
+  Request& request = requests_[number];
+  const std::uint32_t begin = request.computed;
+  const bool chunk = request.prefills();
+  const auto tokens = static_cast<std::uint32_t>(extend.n);
+  request.told += extend.tokens.size();
+  if (kept == 0) request.computed += tokens;  // of a verification, the result decides
+  decided_.push_back({number, begin, tokens, kept, chunk, !request.prefills()});
+  return tokens;
+}
+
+void ScheduleCheck::give_way(RequestNumber number) {
+  ask(about(Verb::preempt, number));
+  leave(number);
+  requests_[number].computed = requests_[number].goal = requests_[number].told = 0;
+  wait(number, true);
+  note({SchedulerNote::Kind::retracted, number});
+}
+
+/// Nothing that runs will ever make room for it.
+void ScheduleCheck::drop(RequestNumber number) {
+  ask(about(Verb::abort, number));
+  leave(number);
+  end(number, FinishReason::refused);
+}
+
+void ScheduleCheck::leave(RequestNumber number) {
+  const auto is_its = [&](const Row& row) { return row.request == number; };
+  std::erase_if(decided_, is_its);
+  std::erase_if(under_way_, is_its);
+  std::erase(running_, number);
+}
+
+/// Higher priorities first, then who came first; one that gave way stands before its equals.
+void ScheduleCheck::wait(RequestNumber number, bool before_equals) {
+  const std::int64_t priority = requests_[number].spec->priority;
+  std::size_t place = 0;
+  while (place < queue_.size()) {
+    const std::int64_t other = requests_[queue_[place]].spec->priority;
+    if (other < priority || (before_equals && other == priority)) break;
+    ++place;
+  }
+  queue_.insert(queue_.begin() + static_cast<std::ptrdiff_t>(place), number);
+  requests_[number].state = State::waiting;
+}
+
+void ScheduleCheck::end(RequestNumber number, FinishReason reason) {
+  requests_[number].state = State::ended;
+  note({SchedulerNote::Kind::ended, number, reason, requests_[number].sampled});
+}
+
+// --- Results -------------------------------------------------------------------------------------
+
+void ScheduleCheck::take_results() {
+  awaits_results_ = false;
+  std::vector<Row> rows = std::exchange(under_way_.empty() ? decided_ : under_way_, {});
+  for (Row& row : rows) take_result(row);
+}
+
+void ScheduleCheck::take_result(Row& row) {
+  Request& request = requests_[row.request];
+  const RequestSpec& spec = *request.spec;
+  if (row.kept != 0) {
+    Operation accept = about(Verb::accept, row.request);
+    accept.n = row.kept;
+    const std::uint32_t first = spec.prompt_size + request.sampled;
+    accept.tokens = spec.tokens.slice(first, first + row.kept);
+    ask(accept);
+    request.computed += row.kept;
+    request.told += row.kept;
+  } else if (options_.overlap) {
+    ask(about(Verb::complete, row.request));
+  }
+  if (!row.chunk) ++request.verification;  // one without drafts is a decode like any other
+  if (row.samples()) {
+    request.sampled += row.kept == 0 ? 1 : row.kept;
+    note({SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.sampled});
+  }
+  if (row.samples() && request.sampled == spec.output_size()) {
+    ask(about(Verb::finish, row.request));
+    leave(row.request);
+    return end(row.request, spec.stops ? FinishReason::stop : FinishReason::length);
+  }
+  if (!row.chunk || row.stored) return;
+  Operation checkpoint = about(Verb::checkpoint, row.request);
+  if (options_.overlap) checkpoint.up_to = row.begin + row.tokens;
+  ask(checkpoint);
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,128 @@
+// The scheduler's rules (scheduler.hpp) a second time: a procedure that asks, is answered and goes
+// on, where the scheduler is a machine that is told of each answer. It hears what the scheduler was
+// told, what it asked and what it was answered, and says where the two part.
+#pragma once
+
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "cache_sim/server/scheduler.hpp"
+#include "reference/base/finding.hpp"
+
+namespace lockstep::cache_sim {
+
+/// What a scheduler says of itself when it is asked.
+struct SchedulerStatus {
+  bool has_work = false;
+  bool waits_for_results = false;
+  bool has_results_out = false;
+  bool awaits_results = false;
+  std::size_t load = 0;
+  bool has_ended = false;  ///< the event's request
+  bool operator==(const SchedulerStatus&) const = default;
+
+  static SchedulerStatus of(const Scheduler& scheduler, RequestNumber request);
+};
+
+/// One event and everything that the scheduler made of it.
+struct SchedulerEpisode {
+  struct Exchange {
+    Operation operation;
+    Reply reply;
+  };
+  SchedulerEvent event;
+  std::vector<Exchange> asked;
+  std::vector<SchedulerNote> notes;
+  std::optional<StepWork> forward;
+  bool idle = false;
+  SchedulerStatus status{};  ///< in the end
+
+  void begin(const SchedulerEvent& with);
+  /// What one call of the scheduler brought.
+  void add(const SchedulerEffects& effects);
+};
+
+class ScheduleCheck {
+ public:
+  explicit ScheduleCheck(const SchedulerOptions& options) : options_(options) {}
+
+  /// Where the episode is not what the rules make of its event. Behind such a finding nothing that
+  /// follows means anything.
+  std::optional<Finding> hold(const SchedulerEpisode& episode);
+  /// The same of an episode that has not come to its end, without taking note of it.
+  std::optional<Finding> hold_so_far(const SchedulerEpisode& episode) const;
+
+ private:
+  enum class State : std::uint8_t { expected, waiting, running, ended };
+  struct Request {
+    const RequestSpec* spec = nullptr;
+    State state = State::expected;
+    std::uint32_t computed = 0;  ///< tokens of which the subject has, or will have, KV and state
+    std::uint32_t goal = 0;      ///< the tokens of its last admission: below it, it prefills
+    std::uint32_t told = 0;      ///< tokens that the subject knows
+    std::uint32_t sampled = 0;
+    std::size_t verification = 0;
+    bool prefills() const { return computed < goal; }
+  };
+  struct Row {
+    RequestNumber request;
+    std::uint32_t begin;
+    std::uint32_t tokens;
+    std::uint32_t kept;  ///< of a verification, 0 for other rows
+    bool chunk;
+    bool ends_prompt;
+    bool stored = false;  ///< its checkpoint went before its result
+    bool samples() const { return !chunk || ends_prompt; }
+  };
+  struct Parted {
+    Finding finding;
+  };
+
+  SchedulerStatus status(RequestNumber request);
+  void play(const SchedulerEvent& event);
+  void arrive(RequestNumber number, const RequestSpec* spec);
+  void abort(RequestNumber number);
+  void step();
+  void store_chunk_ends();
+  void prefill();
+  void admit();
+  void decode();
+  void forward();
+  void take_results();
+  void take_result(Row& row);
+
+  std::uint32_t compute(RequestNumber number, std::uint32_t tokens);
+  std::uint32_t compute(RequestNumber number, const Operation& extend, std::uint32_t kept);
+  Operation extend_by(RequestNumber number, std::uint32_t tokens) const;
+  Operation verification(RequestNumber number, std::uint32_t& kept) const;
+  void give_way(RequestNumber number);
+  void drop(RequestNumber number);
+  void leave(RequestNumber number);
+  void wait(RequestNumber number, bool before_equals);
+  void end(RequestNumber number, FinishReason reason);
+
+  Operation about(Verb verb, RequestNumber number) const;
+  const Reply& ask(const Operation& due);
+  void note(const SchedulerNote& due);
+  [[noreturn]] static void part(std::string_view what, std::string due, std::string came);
+  Request& at(RequestNumber number);
+
+  SchedulerOptions options_;
+  std::vector<Request> requests_;
+  std::vector<RequestNumber> queue_;
+  std::vector<RequestNumber> running_;  // in order of admission
+  std::vector<Row> decided_;            // of the step that is decided now, or was last
+  std::vector<Row> under_way_;          // whose results come next
+  std::int64_t budget_ = 0;
+  bool awaits_results_ = false;  // results are the next thing that comes
+
+  const SchedulerEpisode* episode_ = nullptr;
+  bool is_whole_ = true;
+  std::size_t next_asked_ = 0;
+  std::size_t next_note_ = 0;
+  std::optional<StepWork> work_;
+  bool idle_ = false;
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,388 @@
+#include "cache_sim/compare/compare.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <unordered_set>
+
+#include "cache_sim/replay/replay.hpp"
+#include "reference/protocol/config.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+// --- States, watched from outside ----------------------------------------------------------------
+
+/// Which prefixes had a state, and which of them a request resumed from, told by operations and
+/// replies alone: a checkpoint or a finish leaves a state of the length that it answers, and an
+/// admission with cached tokens uses one.
+class StateLedger {
+ public:
+  void watch(const Operation& operation, const Reply& reply) {
+    if (reply.refused != Refusal::none) return;
+    const std::uint32_t id = operation.id.index();
+    switch (operation.verb) {
+      case Verb::admit:
+        if (known_.size() <= id) known_.resize(id + 1);
+        known_[id] = operation.tokens;
+        if (const std::int64_t cached = reply.get(ReplyField::cached); cached > 0)
+          hit_.insert(operation.tokens.digest(static_cast<std::uint32_t>(cached)));
+        return;
+      case Verb::extend:
+      case Verb::accept: known_[id] = known_[id].followed_by(operation.tokens); return;
+      case Verb::checkpoint:
+      case Verb::finish: {
+        const std::int64_t length = reply.get(ReplyField::length);
+        if (0 < length && length <= known_[id].size())
+          stored_.insert(known_[id].digest(static_cast<std::uint32_t>(length)));
+        if (operation.verb == Verb::finish) known_[id] = Tokens();
+        return;
+      }
+      default: return;
+    }
+  }
+  std::int64_t admitted() const { return static_cast<std::int64_t>(stored_.size()); }
+  std::int64_t never_hit() const {
+    return std::count_if(stored_.begin(), stored_.end(),
+                         [&](std::uint64_t state) { return !hit_.contains(state); });
+  }
+
+ private:
+  std::vector<Tokens> known_;  // by Name::index()
+  std::unordered_set<std::uint64_t> stored_, hit_;
+};
+
+/// KV of nodes below which no state lies. Parents stand before children.
+std::int64_t dead_tokens(const Snapshot& content) {
+  std::vector<bool> alive(content.nodes.size());
+  std::int64_t dead = 0;
+  for (std::size_t i = content.nodes.size(); i-- > 0;) {
+    const SnapshotNode& node = content.nodes[i];
+    const auto parent = static_cast<std::size_t>(node.parent);
+    alive[i] = alive[i] || node.has_state;
+    if (alive[i] && node.parent >= 0) alive[parent] = true;
+    if (!alive[i]) dead += node.depth - (node.parent < 0 ? 0 : content.nodes[parent].depth);
+  }
+  return dead;
+}
+
+TimeSummary summary_of(std::vector<Nanoseconds> times) {
+  if (times.empty()) return {};
+  std::sort(times.begin(), times.end());
+  Nanoseconds sum = 0;
+  for (const Nanoseconds time : times) sum += time;
+  const auto count = static_cast<Nanoseconds>(times.size());
+  const auto at = [&](std::size_t percent) { return times[(times.size() - 1) * percent / 100]; };
+  return {.mean = sum / count, .median = at(50), .p99 = at(99)};
+}
+
+// --- Policies behind the scheduler ---------------------------------------------------------------
+
+/// A K=V,… list without one field.
+std::string without(std::string_view list, std::string_view field) {
+  std::string rest;
+  while (!list.empty()) {
+    const std::string_view piece = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(piece.size() + 1, list.size()));
+    if (piece.starts_with(field) && piece.substr(field.size()).starts_with('=')) continue;
+    rest += (rest.empty() ? "" : ",") + std::string(piece);
+  }
+  return rest;
+}
+
+class Comparer {
+ public:
+  Comparer(const CompareRequest& request, const Model& model) : request_(request), model_(model) {}
+
+  Result<Comparison> run() {
+    if (const Result<void> set = config_.set_all(request_.config); !set)
+      return fail("--config: " + set.error().text);
+    if (request_.policies.empty()) return fail("--policies names no policy");
+    if (const Result<void> planned = plan(); !planned) return tl::unexpected(planned.error());
+    if (const Result<void> done = run_ideal(); !done) return tl::unexpected(done.error());
+    for (ComparedPolicy& row : rows_)
+      if (row.scheduled)
+        if (const Result<void> done = run_scheduled(row); !done)
+          return tl::unexpected(done.error());
+    return Comparison{std::move(rows_), model_, 0};
+  }
+
+ private:
+  /// A row for each policy at each of its capacities, in the order of the request.
+  Result<void> plan() {
+    for (const std::string& name : request_.policies) {
+      const Result<std::optional<FoundIdeal>> ideal = find_ideal(name);
+      if (!ideal) return tl::unexpected(ideal.error());
+      if (*ideal && !(*ideal)->entry->has_capacity) {
+        rows_.push_back({.policy = name});
+        continue;
+      }
+      const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
+      if (!*ideal && policy == nullptr)
+        return fail(fmt::format("there is no policy `{}`; `lockstep list policies` shows all",
+                                name.substr(0, 60)));
+      if (policy != nullptr && policy->has_states && model_.state_bytes == 0)
+        return fail(fmt::format("model {} has no recurrent state, which policy {} is about",
+                                model_.name, name));
+      if (request_.capacities.empty()) {
+        rows_.push_back(counted_row(name, policy));
+        continue;
+      }
+      for (const auto& capacity : request_.capacities) {
+        const Result<ComparedPolicy> row = row_of(name, policy, capacity);
+        if (!row) return tl::unexpected(row.error());
+        rows_.push_back(*row);
+      }
+    }
+    return {};
+  }
+
+  /// A row with the pools of the config.
+  ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy) const {
+    ComparedPolicy row{.policy = name, .kv_tokens = config_.kv_tokens};
+    row.scheduled = policy != nullptr;
+    row.capacity = row.kv_tokens * model_.token_bytes;
+    if (policy == nullptr || !policy->has_states) return row;
+    row.state_slots = config_.state_slots;
+    *row.capacity += row.state_slots * model_.state_bytes;
+    return row;
+  }
+
+  /// A row with pools that share these bytes.
+  Result<ComparedPolicy> row_of(const std::string& name, const PolicyEntry* policy,
+                                const std::optional<std::int64_t>& capacity) const {
+    ComparedPolicy row{.policy = name, .capacity = capacity};
+    row.scheduled = policy != nullptr;
+    if (!capacity) {
+      if (policy == nullptr) return row;
+      return fail(fmt::format("policy {} has pools of a fixed size, not of capacity inf", name));
+    }
+    const auto refuse = [&](std::string_view what) {
+      return fail(fmt::format("policy {}: {} bytes have no room for one {} of model {}", name,
+                              *capacity, what, model_.name));
+    };
+    std::int64_t left = *capacity;
+    if (policy != nullptr && policy->has_states) {
+      const std::int64_t share =
+          config_.state_share == 0 ? kDefaultStateShare : config_.state_share;
+      row.state_slots = std::min(left / 1000 * share / model_.state_bytes, kMostSlots);
+      if (row.state_slots == 0) return refuse("state");
+      left -= row.state_slots * model_.state_bytes;
+    }
+    row.kv_tokens = std::min(left / model_.token_bytes, kMostSlots);
+    row.kv_tokens -= row.kv_tokens % config_.page;
+    if (row.kv_tokens == 0) return refuse("page of KV");
+    return row;
+  }
+
+  /// All ideal policies in one pass over the workload.
+  Result<void> run_ideal() {
+    std::vector<std::pair<ComparedPolicy*, std::unique_ptr<IdealPolicy>>> ideal;
+    OpenedStream stream = open_workload(request_.workload, request_.limit);
+    if (!stream) return tl::unexpected(stream.error());
+    for (ComparedPolicy& row : rows_) {
+      if (row.scheduled) continue;
+      const FoundIdeal found = **find_ideal(row.policy);
+      const std::int64_t most = std::numeric_limits<std::int64_t>::max() / 2;
+      ideal.emplace_back(&row,
+                         found.entry->make({.model = &model_,
+                                            .block = (*stream)->block_size(),
+                                            .capacity_tokens = row.capacity ? row.kv_tokens : most,
+                                            .number = found.number}));
+    }
+    if (ideal.empty()) return {};
+    for (RequestSpec spec;;) {
+      const Result<bool> more = (*stream)->next(spec);
+      if (!more) return tl::unexpected(more.error());
+      if (!*more) break;
+      const IdealRequest request = IdealRequest::of(spec, **stream);
+      for (auto& [row, policy] : ideal) policy->serve(request);
+    }
+    for (auto& [row, policy] : ideal) row->measures = policy->finish();
+    return {};
+  }
+
+  Result<void> run_scheduled(ComparedPolicy& row) {
+    const bool has_states = Registry<PolicyEntry>::find(row.policy)->has_states;
+    ReplayRequest replayed;
+    replayed.file = request_.workload;
+    replayed.subjects = {row.policy};
+    replayed.check = CheckLevel::off;
+    replayed.config =
+        without(without(without(request_.config, "state_share"), "kv_tokens"), "state_slots");
+    replayed.config +=
+        fmt::format("{}kv_tokens={}", replayed.config.empty() ? "" : ",", row.kv_tokens);
+    if (has_states) replayed.config += fmt::format(",state_slots={}", row.state_slots);
+    replayed.limit = request_.limit;
+    const bool own_step_time = config_.step_time != Config{}.step_time;
+    if (!own_step_time) replayed.model = std::string(model_.name);
+    StateLedger ledger;
+    if (has_states)
+      replayed.watch = [&](const Operation& operation, const Reply& reply) {
+        ledger.watch(operation, reply);
+      };
+    const Result<ReplayOutcome> outcome = replay(replayed);
+    if (!outcome) return tl::unexpected(outcome.error());
+    if (outcome->decisions && !outcome->decisions->complete)
+      return fail(
+          fmt::format("policy {}: the driver of {} needs larger pools than {} KV tokens and "
+                      "{} states",
+                      row.policy, request_.workload, row.kv_tokens, row.state_slots));
+    measure(*outcome, has_states, row);
+    row.measures.states_admitted = ledger.admitted();
+    row.measures.states_never_hit = ledger.never_hit();
+    return {};
+  }
+
+  void measure(const ReplayOutcome& outcome, bool has_states, ComparedPolicy& row) const {
+    const Run& run = *outcome.run;
+    PolicyMeasures& measures = row.measures;
+    std::vector<Nanoseconds> ttft, e2e;
+    for (const RequestOutcome& request : run.outcomes()) {
+      ++measures.requests;
+      row.refused_requests += request.finish == FinishReason::refused ? 1 : 0;
+      const std::int64_t hit = std::max<std::int64_t>(request.cached_tokens, 0);
+      measures.hit_requests += hit > 0 ? 1 : 0;
+      measures.flops_saved += model_.prefill_flops(hit);
+      if (request.first_token >= 0) ttft.push_back(request.first_token - request.arrival);
+      if (request.end >= 0 && request.first_token >= 0)
+        e2e.push_back(request.end - request.arrival);
+    }
+    const SubjectTotals& totals = run.totals(0);
+    measures.input_tokens = totals.input_tokens;
+    measures.hit_tokens = totals.hit_tokens;
+    measures.evicted_tokens = totals.evicted_kv;
+    measures.evicted_states = totals.evicted_states;
+    row.preemptions = totals.preemptions;
+    if (!outcome.decisions) {
+      row.ttft = summary_of(std::move(ttft));
+      row.e2e = summary_of(std::move(e2e));
+    }
+    const std::optional<Snapshot> content = run.snapshot(0);
+    if (!content) return;
+    measures.stored_tokens = content->kv_total - content->kv_free;
+    measures.states = content->states_total - content->states_free;
+    if (has_states) measures.dead_tokens = dead_tokens(*content);
+  }
+
+  static constexpr std::int64_t kMostSlots = std::int64_t{1} << 30;  // as in Config
+
+  const CompareRequest& request_;
+  const Model& model_;
+  Config config_;
+  std::vector<ComparedPolicy> rows_;
+};
+
+Json times_json(const TimeSummary& times) {
+  return {{"mean_ns", times.mean}, {"median_ns", times.median}, {"p99_ns", times.p99}};
+}
+
+}  // namespace
+
+std::uint64_t Comparison::digest() const {
+  Digest digest;
+  for (const ComparedPolicy& row : policies) {
+    for (const char c : row.policy) digest.add(static_cast<std::uint64_t>(c));
+    const PolicyMeasures& m = row.measures;
+    for (const std::int64_t count :
+         {row.kv_tokens, row.state_slots, m.requests, m.hit_requests, m.input_tokens, m.hit_tokens,
+          m.stored_tokens, m.dead_tokens, m.states, m.states_admitted, m.states_never_hit,
+          m.evicted_tokens, m.evicted_states, row.preemptions, row.refused_requests,
+          row.ttft ? row.ttft->mean : 0, row.e2e ? row.e2e->mean : 0})
+      digest.add(static_cast<std::uint64_t>(count));
+  }
+  return digest.value;
+}
+
+Result<Comparison> compare(const CompareRequest& request) {
+  const auto start = std::chrono::steady_clock::now();
+  const Result<const Model*> model = find_model(request.model);
+  if (!model) return tl::unexpected(model.error());
+  Result<Comparison> comparison = Comparer(request, **model).run();
+  const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+  if (comparison) comparison->wall_s = spent.count();
+  return comparison;
+}
+
+Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
+  struct Unit {
+    std::string_view name;
+    int shift;
+  };
+  constexpr std::array kUnits{Unit{"KiB", 10}, Unit{"MiB", 20}, Unit{"GiB", 30}, Unit{"TiB", 40}};
+  if (text == "inf") return std::nullopt;
+  int shift = 0;
+  std::string_view digits = text;
+  for (const Unit& unit : kUnits)
+    if (text.ends_with(unit.name)) {
+      shift = unit.shift;
+      digits.remove_suffix(unit.name.size());
+    }
+  const Result<std::int64_t> count =
+      parse_integer(digits, 1, std::numeric_limits<std::int64_t>::max() >> shift);
+  if (!count)
+    return fail(fmt::format("--capacity: `{}` is not bytes, as 1000000 or 64GiB, or inf",
+                            text.substr(0, 60)));
+  return *count << shift;
+}
+
+std::string capacity_text(const std::optional<std::int64_t>& capacity) {
+  if (!capacity) return "inf";
+  if (*capacity % (std::int64_t{1} << 30) == 0) return fmt::format("{} GiB", *capacity >> 30);
+  return fmt::format("{:.1f} GiB", static_cast<double>(*capacity) / (std::int64_t{1} << 30));
+}
+
+Json compared_json(const ComparedPolicy& row, const Model& model) {
+  const PolicyMeasures& m = row.measures;
+  Json json = {{"policy", row.policy}};
+  json["capacity"] = row.capacity ? Json(*row.capacity) : Json("inf");
+  if (row.capacity) json["kv_tokens"] = row.kv_tokens;
+  if (row.capacity) json["state_slots"] = row.state_slots;
+  json["requests"] = m.requests;
+  json["hit_requests"] = m.hit_requests;
+  json["request_hit_ratio"] = rounded_ratio(m.hit_requests, m.requests);
+  json["input_tokens"] = m.input_tokens;
+  json["hit_tokens"] = m.hit_tokens;
+  json["hit_ratio"] = rounded_ratio(m.hit_tokens, m.input_tokens);
+  json["flops_saved"] = m.flops_saved;
+  json["stored_tokens"] = m.stored_tokens;
+  json["dead_tokens"] = m.dead_tokens;
+  json["states"] = m.states;
+  json["state_bytes"] = m.states * model.state_bytes;
+  json["states_admitted"] = m.states_admitted;
+  json["states_never_hit"] = m.states_never_hit;
+  json["evictions"] = {{"kv_tokens", m.evicted_tokens}, {"states", m.evicted_states}};
+  if (!row.scheduled) return json;
+  json["preemptions"] = row.preemptions;
+  json["refused"] = row.refused_requests;
+  if (row.ttft) json["ttft"] = times_json(*row.ttft);
+  if (row.e2e) json["e2e"] = times_json(*row.e2e);
+  return json;
+}
+
+Json comparison_json(const CompareRequest& request, const Comparison& comparison) {
+  const Model& model = comparison.model;
+  Json json = {{"lockstep", 1}, {"command", "compare"}};
+  json["workload"] = {{"file", request.workload}};
+  if (request.limit != 0) json["workload"]["limit"] = request.limit;
+  json["model"] = {{"name", model.name},
+                   {"token_bytes", model.token_bytes},
+                   {"state_bytes", model.state_bytes},
+                   {"flops_per_token", model.flops_per_token},
+                   {"flops_per_pair", model.flops_per_pair},
+                   {"weight_bytes", model.weight_bytes}};
+  json["config"] = request.config;
+  json["commit"] = commit();
+  json["digest"] = fmt::format("{:016x}", comparison.digest());
+  json["verdict"] = "pass";
+  json["findings"] = Json::array();
+  json["policies"] = Json::array();
+  for (const ComparedPolicy& row : comparison.policies)
+    json["policies"].push_back(compared_json(row, model));
+  json["timing"] = {{"wall_s", comparison.wall_s}, {"date", today()}};
+  return json;
+}
+
+}  // namespace lockstep::cache_sim

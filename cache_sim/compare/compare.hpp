@@ -1,0 +1,71 @@
+// The same workload under several policies: ideal ones (cache_sim/policies/ideal/ideal_policy.hpp),
+// and every registered policy with the scheduler in front of it. Capacities are bytes of one pool;
+// a policy with two pools splits it by the config field state_share.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cache_sim/policies/ideal/ideal_policy.hpp"
+#include "cache_sim/replay/run_json.hpp"
+
+namespace lockstep::cache_sim {
+
+/// SGLang's default --mamba-full-memory-ratio 0.9: 0.9 / 1.9 of the memory is for states. Per
+/// mille.
+inline constexpr std::int64_t kDefaultStateShare = 474;
+
+struct CompareRequest {
+  std::string workload;
+  std::vector<std::string> policies;
+  /// Bytes; nothing: infinite. A policy of infinite memory runs once whatever stands here. Empty:
+  /// the other policies have the pools of `config`.
+  std::vector<std::optional<std::int64_t>> capacities;
+  std::string config;  ///< K=V,… over the defaults
+  std::string model = std::string(kDefaultModel);
+  std::int64_t limit = 0;
+};
+
+/// What a distribution of times looks like, in nanoseconds.
+struct TimeSummary {
+  Nanoseconds mean = 0;
+  Nanoseconds median = 0;
+  Nanoseconds p99 = 0;
+};
+
+/// One policy at one capacity.
+struct ComparedPolicy {
+  std::string policy;
+  std::optional<std::int64_t> capacity;  ///< bytes; nothing: infinite
+  std::int64_t kv_tokens = 0;            ///< what the capacity makes; 0 where it is infinite
+  std::int64_t state_slots = 0;
+  PolicyMeasures measures;
+  // Of policies behind the scheduler alone.
+  bool scheduled = false;
+  std::int64_t preemptions = 0;
+  std::int64_t refused_requests = 0;
+  std::optional<TimeSummary> ttft;  ///< none where the workload has a driver without a clock
+  std::optional<TimeSummary> e2e;
+};
+
+struct Comparison {
+  std::vector<ComparedPolicy> policies;
+  Model model;
+  double wall_s = 0;
+
+  std::uint64_t digest() const;
+};
+
+/// Errors are bad input: unknown names, a policy that has no use for its pools, a bad workload.
+Result<Comparison> compare(const CompareRequest& request);
+
+/// `64GiB`, `1000000000`, `inf`.
+Result<std::optional<std::int64_t>> parse_capacity(std::string_view text);
+std::string capacity_text(const std::optional<std::int64_t>& capacity);
+
+/// The contract's object of one policy, and of a whole comparison.
+Json compared_json(const ComparedPolicy& policy, const Model& model);
+Json comparison_json(const CompareRequest& request, const Comparison& comparison);
+
+}  // namespace lockstep::cache_sim

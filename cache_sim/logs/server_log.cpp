@@ -1,0 +1,302 @@
+#include "cache_sim/logs/server_log.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <set>
+#include <unordered_map>
+
+#include "cache_sim/base/prefix_index.hpp"
+#include "cache_sim/trace/trace.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr Nanoseconds kSecond = 1'000'000'000;
+constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
+
+// --- Reading -------------------------------------------------------------------------------------
+
+/// A name can stand in a trace and in a table.
+Result<std::string> read_id(const Record& line, std::string_view field) {
+  Result<std::string> id = line.text(field);
+  if (!id) return id;
+  if (id->empty()) return line.error(field, "is empty");
+  for (const char c : *id)
+    if (static_cast<unsigned char>(c) <= 0x20) return line.error(field, "holds a blank");
+  return id;
+}
+
+/// Sets prompt and output from two lists of token ids.
+Result<void> read_tokens(const Record& prompt_line, std::string_view prompt_field,
+                         const Record& output_line, std::string_view output_field,
+                         LoggedRequest& request) {
+  const auto prompt = prompt_line.integers(prompt_field, 0, kMostId);
+  if (!prompt) return tl::unexpected(prompt.error());
+  if (prompt->empty()) return prompt_line.error(prompt_field, "a prompt has at least one token");
+  const auto output = output_line.integers(output_field, 0, kMostId);
+  if (!output) return tl::unexpected(output.error());
+  if (prompt->size() + output->size() > Tokens::kMaxSize)
+    return output_line.error(output_field, "prompt and output have more than 2^24 tokens");
+  std::vector<std::uint32_t> ids(prompt->begin(), prompt->end());
+  ids.insert(ids.end(), output->begin(), output->end());
+  request.tokens = Tokens::of_ids(std::move(ids));
+  request.prompt_size = static_cast<std::uint32_t>(prompt->size());
+  return {};
+}
+
+Result<void> read_times(const Record& line, LoggedRequest& request) {
+  if (!line.has("start")) return {};
+  const auto start = line.time("start", kSecond);
+  if (!start) return tl::unexpected(start.error());
+  const auto end = line.time("end", kSecond);
+  if (!end) return tl::unexpected(end.error());
+  if (*end < *start) return line.error("end", "is before the start");
+  request.start = *start;
+  request.end = *end;
+  return {};
+}
+
+Result<LoggedRequest> read_own(const Record& line) {
+  LoggedRequest request;
+  const Result<std::string> id = read_id(line, "id");
+  if (!id) return tl::unexpected(id.error());
+  request.id = *id;
+  if (const auto read = read_tokens(line, "prompt", line, "output", request); !read)
+    return tl::unexpected(read.error());
+  const auto cached = line.integer("cached", 0, Tokens::kMaxSize);
+  if (!cached) return tl::unexpected(cached.error());
+  request.cached = *cached;
+  if (const auto read = read_times(line, request); !read) return tl::unexpected(read.error());
+  if (line.has("salt")) {
+    const Result<std::string> salt = read_id(line, "salt");
+    if (!salt) return tl::unexpected(salt.error());
+    request.salt = Name::intern(*salt);
+  }
+  if (line.has("greedy")) {
+    const Result<bool> greedy = line.flag("greedy");
+    if (!greedy) return tl::unexpected(greedy.error());
+    request.greedy = *greedy;
+  }
+  return request;
+}
+
+/// SGLang's answer of /generate, with the input_ids that were sent put beside it.
+Result<LoggedRequest> read_sglang(const Record& line) {
+  LoggedRequest request;
+  const Result<Record> meta = line.object("meta_info");
+  if (!meta) return tl::unexpected(meta.error());
+  const Result<std::string> id = read_id(*meta, "id");
+  if (!id) return tl::unexpected(id.error());
+  request.id = *id;
+  if (const auto read = read_tokens(line, "input_ids", line, "output_ids", request); !read)
+    return tl::unexpected(read.error());
+  const auto prompt = meta->integer("prompt_tokens", request.prompt_size, request.prompt_size);
+  if (!prompt) return tl::unexpected(prompt.error());
+  const auto cached = meta->integer("cached_tokens", 0, Tokens::kMaxSize);
+  if (!cached) return tl::unexpected(cached.error());
+  request.cached = *cached;
+  if (const auto read = read_times(line, request); !read) return tl::unexpected(read.error());
+  return request;
+}
+
+/// vLLM's RequestOutput, its fields as JSON.
+Result<LoggedRequest> read_vllm(const Record& line) {
+  LoggedRequest request;
+  const Result<std::string> id = read_id(line, "request_id");
+  if (!id) return tl::unexpected(id.error());
+  request.id = *id;
+  const Result<std::vector<Record>> outputs = line.objects("outputs");
+  if (!outputs) return tl::unexpected(outputs.error());
+  if (outputs->size() != 1) return line.error("outputs", "one output a request is understood");
+  if (const auto read =
+          read_tokens(line, "prompt_token_ids", outputs->front(), "token_ids", request);
+      !read)
+    return tl::unexpected(read.error());
+  const auto cached = line.integer("num_cached_tokens", 0, Tokens::kMaxSize);
+  if (!cached) return tl::unexpected(cached.error());
+  request.cached = *cached;
+  if (const auto read = read_times(line, request); !read) return tl::unexpected(read.error());
+  return request;
+}
+
+const Registration<LogFormat> kOwn{
+    {"lockstep", [](const nlohmann::json& first) { return first.contains("cached"); }, read_own}};
+const Registration<LogFormat> kSglang{
+    {"sglang", [](const nlohmann::json& first) { return first.contains("meta_info"); },
+     read_sglang}};
+const Registration<LogFormat> kVllm{
+    {"vllm", [](const nlohmann::json& first) { return first.contains("num_cached_tokens"); },
+     read_vllm}};
+
+}  // namespace
+
+Result<std::vector<LoggedRequest>> read_log(const std::string& path) {
+  Result<std::unique_ptr<JsonDocuments>> documents = JsonDocuments::open(path);
+  if (!documents) return tl::unexpected(documents.error());
+  const LogFormat* format = nullptr;
+  std::vector<LoggedRequest> log;
+  std::set<std::string> ids;
+  for (;;) {
+    const Result<const nlohmann::json*> line = (*documents)->next();
+    if (!line) return tl::unexpected(line.error());
+    if (*line == nullptr) break;
+    const Record record(**line, (*documents)->place());
+    if (format == nullptr)
+      for (const LogFormat& one : Registry<LogFormat>::all())
+        if (one.recognises(**line)) format = Registry<LogFormat>::find(one.name);
+    if (format == nullptr)
+      return fail((*documents)->place() + ": its fields are those of no known log");
+    Result<LoggedRequest> request = format->read(record);
+    if (!request) return tl::unexpected(request.error());
+    request->place = (*documents)->place();
+    if (!ids.insert(request->id).second)
+      return fail(fmt::format("{}: a request `{}` stands above", request->place,
+                              request->id.substr(0, 60)));
+    if (!log.empty() && (log.front().start < 0) != (request->start < 0))
+      return fail(request->place + ": field start: all requests have times, or none");
+    log.push_back(std::move(*request));
+  }
+  if (log.empty()) return fail(path + ": the log holds no request");
+  return log;
+}
+
+// --- Judging -------------------------------------------------------------------------------------
+
+namespace {
+
+std::uint32_t shared(const LoggedRequest& a, const LoggedRequest& b) {
+  if (!(a.salt == b.salt)) return 0;
+  return a.tokens.common(0, b.tokens, 0, std::min(a.prompt_size, b.tokens.size()));
+}
+
+/// What each request may have found: the longest prefix of its prompt that belongs to another
+/// request which had begun before its end.
+std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
+  std::vector<std::size_t> order(log.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return log[a].start < log[b].start; });
+  std::vector<std::uint32_t> bounds(log.size());
+  PrefixIndex begun;
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    const LoggedRequest& request = log[order[k]];
+    std::uint32_t bound =
+        begun.longest_common(request.tokens.prefix(request.prompt_size), request.salt);
+    // A server may serve a later request first.
+    for (std::size_t j = k + 1; j < order.size() && log[order[j]].start < request.end; ++j)
+      bound = std::max(bound, shared(request, log[order[j]]));
+    bounds[order[k]] = bound;
+    begun.add(request.tokens, request.salt);
+  }
+  return bounds;
+}
+
+void judge_cached(const LoggedRequest& request, std::uint32_t bound,
+                  std::vector<LogFinding>& findings) {
+  const auto add = [&](const std::string& text, std::int64_t most) {
+    findings.push_back({request.place,
+                        request.id,
+                        {FindingKind::cached_too_much, text, fmt::format("at most {}", most),
+                         std::to_string(request.cached)}});
+  };
+  if (request.cached >= request.prompt_size)
+    return add(fmt::format("all {} tokens of the prompt are said to be cached, so none is left "
+                           "whose output could be sampled",
+                           request.prompt_size),
+               request.prompt_size - 1);
+  if (request.cached > bound)
+    add(fmt::format("{} tokens are said to be cached, and no request that had begun shares more "
+                    "than {}",
+                    request.cached, bound),
+        bound);
+}
+
+/// Greedy outputs are a function of the tokens before them: whoever said what first, by the digest
+/// of those tokens.
+class OutputJudge {
+ public:
+  void judge(const LoggedRequest& request, std::vector<LogFinding>& findings) {
+    const std::uint64_t salt = request.salt.index();
+    for (std::uint32_t at = request.prompt_size; at < request.tokens.size(); ++at) {
+      const std::uint64_t before = mix64(request.tokens.digest(at) ^ mix64(salt)) ^ at;
+      const auto [said, first] = said_.try_emplace(before, Said{request.tokens[at], &request});
+      if (first || said->second.token == request.tokens[at]) continue;
+      const LoggedRequest& other = *said->second.by;
+      findings.push_back(
+          {request.place,
+           request.id,
+           {FindingKind::output_differs,
+            fmt::format("behind the same {} tokens, `{}` ({} cached) says {} and `{}` ({} cached, "
+                        "{}) says {}",
+                        at, request.id, request.cached, request.tokens[at], other.id, other.cached,
+                        other.place, said->second.token),
+            std::to_string(said->second.token), std::to_string(request.tokens[at])}});
+      return;
+    }
+  }
+
+ private:
+  struct Said {
+    Token token;
+    const LoggedRequest* by;
+  };
+  std::unordered_map<std::uint64_t, Said> said_;
+};
+
+}  // namespace
+
+std::vector<LogFinding> judge_log(const std::vector<LoggedRequest>& log) {
+  std::vector<LogFinding> findings;
+  const std::vector<std::uint32_t> bounds = bounds_of(log);
+  OutputJudge outputs;
+  for (std::size_t i = 0; i < log.size(); ++i) {
+    judge_cached(log[i], bounds[i], findings);
+    if (log[i].greedy) outputs.judge(log[i], findings);
+  }
+  return findings;
+}
+
+// --- Writing -------------------------------------------------------------------------------------
+
+std::string log_text(const std::vector<LoggedRequest>& log) {
+  std::string text;
+  for (const LoggedRequest& request : log) {
+    nlohmann::ordered_json line = {
+        {"id", request.id},
+        {"prompt", request.tokens.prefix(request.prompt_size).values()},
+        {"output", request.tokens.slice(request.prompt_size, request.tokens.size()).values()},
+        {"cached", request.cached}};
+    if (request.salt.exists()) line["salt"] = request.salt.text();
+    if (request.start >= 0) {
+      line["start"] = static_cast<double>(request.start) / static_cast<double>(kSecond);
+      line["end"] = static_cast<double>(request.end) / static_cast<double>(kSecond);
+    }
+    if (request.greedy) line["greedy"] = true;
+    text += line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
+  }
+  return text;
+}
+
+Result<std::string> log_trace(const std::vector<LoggedRequest>& log) {
+  std::vector<const LoggedRequest*> order;
+  for (const LoggedRequest& request : log) order.push_back(&request);
+  std::stable_sort(order.begin(), order.end(),
+                   [](const auto* a, const auto* b) { return a->start < b->start; });
+  std::string text = "# From a server's log.\n";
+  for (const LoggedRequest* const request : order) {
+    const Tokens output = request->tokens.slice(request->prompt_size, request->tokens.size());
+    std::string line = fmt::format("request id={} tokens={} output={}", request->id,
+                                   request->tokens.prefix(request->prompt_size).text(),
+                                   output.empty() ? std::string("1") : output.text());
+    if (request->start >= 0) line += fmt::format(" at={}ns", request->start);
+    if (request->salt.exists()) line += " salt=" + request->salt.text();
+    if (line.size() > kMaxLineSize)
+      return fail(request->place + ": its line of a trace would be longer than 1 MiB");
+    text += line + "\n";
+  }
+  return text + "run\n";
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,56 @@
+// A server's log: per request its prompt, its output and how many tokens it says it had cached.
+// What can be judged of it knowing nothing of the server's inside (lockstep check-log).
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cache_sim/base/json_documents.hpp"
+#include "reference/base/finding.hpp"
+#include "reference/base/ids.hpp"
+#include "reference/base/registry.hpp"
+#include "reference/protocol/tokens.hpp"
+
+namespace lockstep::cache_sim {
+
+struct LoggedRequest {
+  std::string id;
+  std::string place;  ///< file:line
+  Name salt;
+  Tokens tokens;  ///< prompt and output
+  std::uint32_t prompt_size = 0;
+  std::int64_t cached = 0;  ///< as the server says
+  Nanoseconds start = -1;   ///< when it was sent, and when its answer was there; -1: not logged
+  Nanoseconds end = -1;
+  bool greedy = false;  ///< its output is a function of its prompt alone
+};
+
+/// A format of logs, told by its first line. Names stand in reference/contract.md.
+struct LogFormat {
+  std::string_view name;
+  bool (*recognises)(const nlohmann::json& first);
+  Result<LoggedRequest> (*read)(const Record& line);
+};
+
+/// The whole log. Errors name file, line and field.
+Result<std::vector<LoggedRequest>> read_log(const std::string& path);
+
+struct LogFinding {
+  std::string place;
+  std::string request;
+  Finding finding;
+};
+
+/// Everything in the log that no server can answer that keeps only what it computed:
+///   cached-too-much  the whole prompt, or more than any other request shared with it that had
+///                    begun before its end (without times: that stands above it)
+///   output-differs   two greedy requests went on differently behind the same tokens
+std::vector<LogFinding> judge_log(const std::vector<LoggedRequest>& log);
+
+/// The log as lines of Lockstep's own format, and as a trace of `request` lines to replay. The
+/// error: a request that makes too long a line for a trace.
+std::string log_text(const std::vector<LoggedRequest>& log);
+Result<std::string> log_trace(const std::vector<LoggedRequest>& log);
+
+}  // namespace lockstep::cache_sim

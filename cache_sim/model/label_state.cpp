@@ -1,0 +1,141 @@
+#include "cache_sim/model/label_state.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "reference/base/require.hpp"
+
+namespace lockstep {
+
+std::string Label::text() const {
+  if (poisoned) return "a freed state";
+  if (size == 0 && digest == 0) return "the empty prefix";
+  return fmt::format("a prefix of {} tokens ({:08x})", size, digest >> 29);
+}
+
+LabelState::LabelState(std::int64_t states, std::int64_t kv_end)
+    : states_(static_cast<std::size_t>(states + 1)),
+      kv_fingerprint_(static_cast<std::size_t>(kv_end)),
+      kv_in_use_(static_cast<std::size_t>(kv_end)) {
+  // Memory before its first use is as bad as freed memory.
+  for (StateCell& cell : states_) cell.recurrent.poisoned = cell.conv.poisoned = true;
+}
+
+void LabelState::report(FindingKind kind, std::string text, std::string expected,
+                        std::string actual) {
+  findings_.push_back({kind, std::move(text), std::move(expected), std::move(actual)});
+}
+
+Findings LabelState::drain() {
+  return std::exchange(findings_, {});
+}
+
+bool LabelState::usable(StateSlot slot, const char* what) {
+  if (!state_exists(slot)) {
+    report(
+        FindingKind::out_of_range,
+        fmt::format("state slot {} was {}, and the pool has slots 1 to {}",
+                    slot.exists() ? std::to_string(slot.value) : "none", what, states_.size() - 1),
+        fmt::format("a slot from 1 to {}", states_.size() - 1),
+        slot.exists() ? std::to_string(slot.value) : "none");
+    return false;
+  }
+  if (!states_[slot.value].in_use) {
+    report(FindingKind::freed_slot_in_use,
+           fmt::format("state slot {} was {} although it is free", slot.value, what),
+           "a slot in use", fmt::format("slot {} is free", slot.value));
+    return false;
+  }
+  return true;
+}
+
+void LabelState::allocate_state(StateSlot slot) {
+  if (!state_exists(slot)) return void(usable(slot, "allocated"));
+  StateCell& cell = states_[slot.value];
+  if (cell.in_use)
+    report(FindingKind::slot_in_two_places,
+           fmt::format("state slot {} was handed out although it is in use", slot.value),
+           "a free slot", fmt::format("slot {} is in use", slot.value));
+  cell.in_use = true;
+}
+
+void LabelState::zero_state(StateSlot slot) {
+  if (!usable(slot, "zeroed")) return;
+  states_[slot.value].recurrent = states_[slot.value].conv = Label{};
+}
+
+void LabelState::copy_state(StateSlot source, StateSlot target) {
+  if (!usable(source, "copied from") || !usable(target, "copied to")) return;
+  states_[target.value].recurrent = states_[source.value].recurrent;
+  states_[target.value].conv = states_[source.value].conv;
+}
+
+void LabelState::advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
+                               std::uint32_t end) {
+  if (!usable(slot, "advanced")) return;
+  StateCell& cell = states_[slot.value];
+  const Label before = label_of(tokens, begin);
+  for (Label* label : {&cell.recurrent, &cell.conv}) {
+    if (*label != before) {
+      const bool fresh = begin == 0;
+      report(fresh ? FindingKind::dirty_slot : FindingKind::wrong_state_prefix,
+             fmt::format("state slot {} runs over tokens {} to {} of {} but stands for {}",
+                         slot.value, begin, end, tokens.text(60), label->text()),
+             before.text(), label->text());
+      return;
+    }
+    *label = {extend_digest(label->digest, tokens, begin, end), end};
+  }
+}
+
+void LabelState::free_state(StateSlot slot) {
+  if (!state_exists(slot)) return void(usable(slot, "freed"));
+  StateCell& cell = states_[slot.value];
+  if (!cell.in_use)
+    report(FindingKind::double_free,
+           fmt::format("state slot {} was freed although it is free", slot.value), "a slot in use",
+           fmt::format("slot {} is free", slot.value));
+  cell.in_use = false;
+  cell.recurrent.poisoned = cell.conv.poisoned = true;
+}
+
+void LabelState::allocate_kv(KvSlots slots) {
+  for (const std::uint32_t slot : slots) {
+    if (kv_in_use_[slot] != 0)
+      report(FindingKind::slot_in_two_places,
+             fmt::format("KV slot {} was handed out although it is in use", slot), "a free slot",
+             fmt::format("slot {} is in use", slot));
+    kv_in_use_[slot] = 1;
+  }
+}
+
+void LabelState::write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) {
+  fingerprints_.resize(slots.size());
+  tokens.prefix_fingerprints(begin, begin + static_cast<std::uint32_t>(slots.size()),
+                             fingerprints_);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    if (kv_in_use_[slots[i]] == 0)
+      report(FindingKind::freed_slot_in_use,
+             fmt::format("KV slot {} was written although it is free", slots[i]), "a slot in use",
+             fmt::format("slot {} is free", slots[i]));
+    kv_fingerprint_[slots[i]] = fingerprints_[i];
+  }
+}
+
+void LabelState::free_kv(KvSlots slots) {
+  for (const std::uint32_t slot : slots) {
+    if (kv_in_use_[slot] == 0)
+      return report(FindingKind::double_free,
+                    fmt::format("KV slot {} was freed although it is free", slot), "a slot in use",
+                    fmt::format("slot {} is free", slot));
+    kv_in_use_[slot] = 0;
+  }
+}
+
+LayerState::Lengths LabelState::state_lengths(StateSlot slot, std::int64_t expected) const {
+  if (!state_exists(slot)) return {expected, expected};
+  return {states_[slot.value].recurrent.size, states_[slot.value].conv.size};
+}
+
+}  // namespace lockstep

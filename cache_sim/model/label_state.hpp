@@ -1,0 +1,89 @@
+// LayerState at label fidelity: a slot holds no numbers but what they would stand for. Copy copies,
+// advance extends, free poisons, and allocation without zeroing keeps the old label
+// (reference/contract.md, Labels).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reference/base/finding.hpp"
+#include "reference/protocol/layer_state.hpp"
+
+namespace lockstep {
+
+/// The exact prefix that a state stands for. Two labels are equal where their prefixes are.
+struct Label {
+  std::uint64_t digest = 0;
+  std::uint32_t size = 0;
+  bool poisoned = false;
+  bool operator==(const Label&) const = default;
+  std::string text() const;
+};
+
+inline Label label_of(const Tokens& tokens, std::uint32_t size) {
+  return {tokens.digest(size), size};
+}
+
+class LabelState final : public LayerState {
+ public:
+  /// State slots 1 … states and KV slots up to kv_end - 1 exist.
+  LabelState(std::int64_t states, std::int64_t kv_end);
+
+  void allocate_state(StateSlot slot) override;
+  void zero_state(StateSlot slot) override;
+  void copy_state(StateSlot source, StateSlot target) override;
+  void advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
+                     std::uint32_t end) override;
+  void free_state(StateSlot slot) override;
+  void allocate_kv(KvSlots slots) override;
+  void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
+  void free_kv(KvSlots slots) override;
+  Lengths state_lengths(StateSlot slot, std::int64_t expected) const override;
+
+  bool state_exists(StateSlot slot) const { return slot.value >= 1 && slot.value < states_.size(); }
+  bool state_in_use(StateSlot slot) const { return states_[slot.value].in_use; }
+  const Label& recurrent(StateSlot slot) const { return states_[slot.value].recurrent; }
+  const Label& conv(StateSlot slot) const { return states_[slot.value].conv; }
+  bool kv_exists(std::uint32_t slot) const { return slot < kv_in_use_.size(); }
+  bool kv_in_use(std::uint32_t slot) const { return kv_in_use_[slot] != 0; }
+  /// Fingerprint of the prefix that ends with the token whose KV the slot holds.
+  std::uint64_t kv_fingerprint(std::uint32_t slot) const { return kv_fingerprint_[slot]; }
+
+  /// What the calls themselves did wrong since the last drain.
+  Findings drain();
+
+ private:
+  struct StateCell {
+    Label recurrent;
+    Label conv;
+    bool in_use = false;
+  };
+  bool usable(StateSlot slot, const char* what);
+  void report(FindingKind kind, std::string text, std::string expected, std::string actual);
+
+  std::vector<StateCell> states_;
+  std::vector<std::uint64_t> kv_fingerprint_;
+  std::vector<char> kv_in_use_;
+  Findings findings_;
+  std::vector<std::uint64_t> fingerprints_;  // scratch of write_kv
+};
+
+/// Where nothing is checked: no memory, no work.
+class NoLayerState final : public LayerState {
+ public:
+  void allocate_state(StateSlot) override {}
+  void zero_state(StateSlot) override {}
+  void copy_state(StateSlot, StateSlot) override {}
+  void advance_state(StateSlot, const Tokens&, std::uint32_t, std::uint32_t) override {}
+  void free_state(StateSlot) override {}
+  bool keeps_kv() const override { return false; }
+  void allocate_kv(KvSlots) override {}
+  void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}
+  void free_kv(KvSlots) override {}
+  Lengths state_lengths(StateSlot, std::int64_t expected) const override {
+    return {expected, expected};
+  }
+};
+
+}  // namespace lockstep

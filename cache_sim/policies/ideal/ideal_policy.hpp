@@ -1,0 +1,90 @@
+// Ideal policies: what could be hit at best. They know no scheduler, no pools and no running
+// requests: requests come one after the other, each is looked up and then stored as a whole before
+// the next one comes.
+//
+// A prompt is looked up, and stored, in whole blocks of its workload (RequestStream::block_size).
+// Where the workload knows the outputs, what a request leaves behind is prompt and output without
+// the last token, which no server computes; else it is the prompt.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cache_sim/model/model.hpp"
+#include "cache_sim/workloads/workload.hpp"
+
+namespace lockstep::cache_sim {
+
+struct IdealRequest {
+  Tokens prompt;  ///< whole blocks
+  Tokens stored;  ///< what it leaves behind; begins with `prompt`
+  std::int64_t input_tokens;
+
+  static IdealRequest of(const RequestSpec& spec, const RequestStream& workload);
+};
+
+/// What was measured of one policy, ideal or not. Counts are tokens, states or requests.
+struct PolicyMeasures {
+  std::int64_t requests = 0;
+  std::int64_t hit_requests = 0;
+  std::int64_t input_tokens = 0;
+  std::int64_t hit_tokens = 0;
+  double flops_saved = 0;
+  std::int64_t stored_tokens = 0;  ///< in the cache at the end
+  /// Of those, the ones that no stored state lets a request reach; without states, none.
+  std::int64_t dead_tokens = 0;
+  std::int64_t states = 0;            ///< in the cache at the end
+  std::int64_t states_admitted = 0;   ///< different prefixes for which a state was ever stored
+  std::int64_t states_never_hit = 0;  ///< of those
+  std::int64_t evicted_tokens = 0;
+  std::int64_t evicted_states = 0;
+};
+
+class IdealPolicy {
+ public:
+  explicit IdealPolicy(const Model& costs) : model_(costs) {}
+  virtual ~IdealPolicy() = default;
+
+  virtual void serve(const IdealRequest& request) = 0;
+  /// After the last request.
+  virtual PolicyMeasures finish() = 0;
+
+ protected:
+  void count(std::int64_t input_tokens, std::int64_t hit_tokens) {
+    ++measures_.requests;
+    measures_.hit_requests += hit_tokens > 0 ? 1 : 0;
+    measures_.input_tokens += input_tokens;
+    measures_.hit_tokens += hit_tokens;
+    measures_.flops_saved += model_.prefill_flops(hit_tokens);
+  }
+
+  Model model_;
+  PolicyMeasures measures_;
+};
+
+struct IdealOptions {
+  const Model* model;
+  std::uint32_t block;           ///< tokens in which anything is stored
+  std::int64_t capacity_tokens;  ///< of KV; whole blocks of it are used. Ignored by the infinite
+  std::int64_t number = 0;       ///< the N of a name that ends so
+};
+
+struct IdealEntry {
+  std::string_view name;  ///< where it ends with -N, that stands for a number of tokens
+  std::string_view summary;
+  bool has_capacity;
+  std::unique_ptr<IdealPolicy> (*make)(const IdealOptions&);
+};
+
+/// An entry and the N of its name.
+struct FoundIdeal {
+  const IdealEntry* entry;
+  std::int64_t number;
+};
+/// Nothing where no ideal policy is called so. The error: a number that is none.
+Result<std::optional<FoundIdeal>> find_ideal(std::string_view name);
+
+}  // namespace lockstep::cache_sim

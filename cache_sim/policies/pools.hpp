@@ -1,0 +1,92 @@
+// The two memories of a hybrid server: KV slots, one per token, and state slots, one per recurrent
+// state. Rows of the request table are a third thing with their own numbers (rows are not slots).
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "reference/protocol/layer_state.hpp"
+
+namespace lockstep::cache_sim {
+
+/// KV slots that belong together, in token order: a slice of a shared array of slot numbers. Rows,
+/// nodes and the free list pass runs to each other, so that thousands of slots change hands at the
+/// cost of one.
+struct KvRun {
+  std::shared_ptr<const std::uint32_t[]> array;
+  std::uint32_t begin = 0;
+  std::uint32_t size = 0;
+
+  KvSlots slots() const { return {array.get() + begin, size}; }
+};
+using KvRuns = std::vector<KvRun>;
+
+/// Where a request that grows token by token keeps its newest slots' numbers. Requests that decode
+/// side by side take turns at the free list: without it each slot would be a run of its own.
+struct KvTail {
+  static constexpr std::uint32_t kSize = 256;
+  std::shared_ptr<std::uint32_t[]> array;
+  std::uint32_t used = kSize;
+};
+
+/// KV slots in a FIFO list, SGLang's order: an allocation takes from the front, freed slots go to
+/// the end. Slots page … page + slots - 1 exist (page 0 is the padding target), in whole pages. An
+/// allocation copies its slots' numbers into one array, so that runs do not crumble however long a
+/// server runs.
+class KvPool {
+ public:
+  KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers);
+
+  std::int64_t free_count() const { return free_count_; }
+  std::int64_t slot_count() const { return slot_count_; }
+  std::uint32_t first_slot() const { return page_; }
+  const std::deque<KvRun>& free_runs() const { return free_; }
+
+  /// 1 <= size <= free_count(), whole pages.
+  KvRun allocate(std::uint32_t size);
+  /// The same, appended to a request's runs.
+  void allocate(std::uint32_t size, KvRuns& onto, KvTail& tail);
+  void release(const KvRuns& runs);
+  /// Releases the slots from the `first` one on, in order, and leaves the others in `runs`.
+  void release_from(KvRuns& runs, std::uint32_t first);
+
+ private:
+  void take(std::uint32_t size, std::uint32_t* into);
+  void release(KvRun run);
+
+  std::deque<KvRun> free_;
+  std::int64_t free_count_;
+  std::int64_t slot_count_;
+  std::uint32_t page_;
+  LayerState& layers_;
+};
+
+/// State slots 1 … slots in a FIFO list: allocation takes from the front, a freed slot goes to the
+/// end (section 0 of the SGLang notes: MambaSlotAllocator). Slot 0 is the padding target.
+class StatePool {
+ public:
+  StatePool(std::int64_t slots, LayerState& layers);
+
+  std::int64_t free_count() const { return static_cast<std::int64_t>(free_.size()); }
+  std::int64_t slot_count() const { return slot_count_; }
+  const std::deque<StateSlot>& free_slots() const { return free_; }
+
+  StateSlot allocate();  ///< requires free_count() > 0
+  void release(StateSlot slot);
+  LayerState& layers() { return layers_; }
+
+ private:
+  std::deque<StateSlot> free_;
+  std::int64_t slot_count_;
+  LayerState& layers_;
+};
+
+/// Appends a run of at least one slot, joining it with the last one where it continues it.
+void append_run(KvRuns& runs, const KvRun& run);
+
+/// Slots first … last - 1, counted from the start of the runs, appended to `out`.
+void append_slice(KvRuns& out, const KvRuns& runs, std::uint32_t first, std::uint32_t last);
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,1009 @@
+#include "cache_sim/policies/sglang/radix_auditor.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reference/base/mix.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::uint32_t kKindShift = 30;
+constexpr std::uint32_t kOfNode = 1u << kKindShift;
+constexpr std::uint32_t kOfRequest = 2u << kKindShift;
+constexpr std::uint32_t kOfHeld = 3u << kKindShift;
+constexpr std::uint32_t kIndexMask = kOfNode - 1;
+
+constexpr NodeIndex kRoot = RadixTree::kRoot;
+constexpr std::uint64_t kPictureEvery = 4;  // recounts
+constexpr std::size_t kMostFindings = 8;    // of one operation: the first is the one that counts
+
+std::uint64_t digest_key(std::uint64_t digest, std::uint32_t size, Name salt) {
+  return mix64(digest ^ mix64(size ^ std::uint64_t{salt.index()} << 32));
+}
+
+/// Equal slots in equal order, however they are cut into runs.
+bool same_slots(const KvRuns& a, const KvRuns& b) {
+  std::size_t i = 0;
+  std::size_t j = 0;
+  std::uint32_t in_a = 0;
+  std::uint32_t in_b = 0;
+  while (i < a.size() && j < b.size()) {
+    const std::uint32_t piece = std::min(a[i].size - in_a, b[j].size - in_b);
+    const std::uint32_t* const left = a[i].slots().data() + in_a;
+    const std::uint32_t* const right = b[j].slots().data() + in_b;
+    if (left != right && !std::equal(left, left + piece, right)) return false;
+    if ((in_a += piece) == a[i].size) in_a = 0, ++i;
+    if ((in_b += piece) == b[j].size) in_b = 0, ++j;
+  }
+  return i == a.size() && j == b.size();
+}
+
+std::string slot_text(StateSlot slot) {
+  return slot.exists() ? fmt::format("slot {}", slot.value) : "no state";
+}
+
+}  // namespace
+
+RadixAuditor::RadixAuditor(SglangPolicy& policy, const LabelState* labels)
+    : policy_(policy),
+      rules_(policy.tree().options().rules),
+      labels_(labels),
+      has_states_(policy.has_states()),
+      kv_owner_(
+          static_cast<std::size_t>(policy.kv_pool().first_slot() + policy.kv_pool().slot_count())),
+      state_owner_(static_cast<std::size_t>(policy.state_pool().slot_count() + 1)) {
+  policy_.audited_tree().start_auditing();
+  nodes_.resize(1);
+}
+
+std::string RadixAuditor::name_of(NodeIndex node) const {
+  if (node == kRoot) return "the root";
+  const Tokens& path = nodes_[node.value].exists() ? nodes_[node.value].path : actual(node).path;
+  return fmt::format("the node at {} ({} tokens)", path.text(40), path.size());
+}
+
+std::string RadixAuditor::owner_name(Owner owner) const {
+  const std::uint32_t index = owner & kIndexMask;
+  switch (owner >> kKindShift) {
+    case 1: return name_of({index});
+    case 2: return fmt::format("request `{}`", requests_[index].id.text());
+    case 3: return "a held slot";
+    default: return "nobody";
+  }
+}
+
+void RadixAuditor::report(FindingKind kind, std::string text, std::string expected,
+                          std::string actual) {
+  if (findings_->size() < kMostFindings)
+    findings_->push_back({kind, std::move(text), std::move(expected), std::move(actual)});
+}
+
+bool RadixAuditor::is_same_node(NodeIndex node) const {
+  return actual(node).alive && nodes_[node.value].serial == actual(node).serial;
+}
+
+// --- Slots ---------------------------------------------------------------------------------------
+
+void RadixAuditor::own_kv(const KvRuns& runs, Owner owner) {
+  for (const KvRun& run : runs) {
+    for (const std::uint32_t slot : run.slots()) {
+      if (slot < kv_owner_.size() && kv_owner_[slot] == 0 &&
+          (labels_ == nullptr || labels_->kv_in_use(slot))) [[likely]]
+        kv_owner_[slot] = owner;
+      else
+        refuse_kv(slot, owner);
+    }
+    owned_kv_ += run.size;
+  }
+}
+
+/// A slot that its holder cannot own; the count of owned slots goes back by it.
+void RadixAuditor::refuse_kv(std::uint32_t slot, Owner owner) {
+  --owned_kv_;
+  if (slot >= kv_owner_.size())
+    report(FindingKind::out_of_range, fmt::format("{} holds KV slot {}", owner_name(owner), slot),
+           fmt::format("a slot below {}", kv_owner_.size()), std::to_string(slot));
+  else if (kv_owner_[slot] != 0)
+    report(FindingKind::slot_in_two_places,
+           fmt::format("KV slot {} belongs to {} and to {}", slot, owner_name(kv_owner_[slot]),
+                       owner_name(owner)),
+           "one owner", "two");
+  else
+    report(FindingKind::freed_slot_in_use,
+           fmt::format("KV slot {} is free and belongs to {}", slot, owner_name(owner)),
+           "one or the other", "both");
+}
+
+void RadixAuditor::disown_kv(const KvRuns& runs, Owner owner) {
+  for (const KvRun& run : runs)
+    for (const std::uint32_t slot : run.slots()) {
+      if (slot >= kv_owner_.size() || kv_owner_[slot] != owner) continue;
+      kv_owner_[slot] = 0;
+      --owned_kv_;
+    }
+}
+
+void RadixAuditor::own_state(StateSlot slot, Owner owner) {
+  if (!slot.exists()) return;
+  if (slot.value == 0 || slot.value >= state_owner_.size()) {
+    report(FindingKind::out_of_range,
+           fmt::format("{} holds state slot {}", owner_name(owner), slot.value),
+           fmt::format("a slot from 1 to {}", state_owner_.size() - 1), std::to_string(slot.value));
+    return;
+  }
+  Owner& now = state_owner_[slot.value];
+  if (now != 0) {
+    report(FindingKind::slot_in_two_places,
+           fmt::format("state slot {} belongs to {} and to {}", slot.value, owner_name(now),
+                       owner_name(owner)),
+           "one owner", "two");
+    return;
+  }
+  if (labels_ != nullptr && !labels_->state_in_use(slot)) {
+    report(FindingKind::freed_slot_in_use,
+           fmt::format("state slot {} is free and belongs to {}", slot.value, owner_name(owner)),
+           "one or the other", "both");
+    return;
+  }
+  now = owner;
+  ++owned_states_;
+}
+
+void RadixAuditor::disown_state(StateSlot slot, Owner owner) {
+  if (!slot.exists() || slot.value >= state_owner_.size() || state_owner_[slot.value] != owner)
+    return;
+  state_owner_[slot.value] = 0;
+  --owned_states_;
+}
+
+// --- Following an operation ----------------------------------------------------------------------
+
+void RadixAuditor::after(const Operation& operation, const Reply& reply, Findings& findings) {
+  findings_ = &findings;
+  ++operation_;
+  collect_touched();
+  // Everything that moved leaves its old owner before anything gets a new one: a slot may pass
+  // between two of them.
+  for (Touched& touched : touched_) bury(touched);
+  if (operation.id.exists()) follow_request(operation);
+  for (std::size_t i = 0; i < held_slots_.size(); ++i)
+    disown_state(held_slots_[i].slot, kOfHeld | static_cast<std::uint32_t>(i));
+  for (const Touched& touched : touched_) take_over(touched);
+  reparent();
+  if (operation.id.exists()) check_request(operation);
+  follow_held();
+  if (has_states_) note_use(operation, reply);
+  for (const Touched& touched : touched_) check_node(touched.node);
+  check_totals();
+}
+
+void RadixAuditor::collect_touched() {
+  touched_.clear();
+  born_.clear();
+  cut_.clear();
+  nodes_.resize(policy_.tree().node_count());
+  stamp_.resize(nodes_.size());
+  std::vector<NodeTouch>& touches = policy_.audited_tree().touched();
+  for (const NodeTouch& touch : touches) {
+    if (touch.node == kRoot) continue;
+    if (stamp_[touch.node.value] != operation_) {
+      stamp_[touch.node.value] = operation_;
+      touched_.push_back({touch.node, touch.kv, record(touch.node).child_count});
+    } else if (touch.kv) {
+      std::find_if(touched_.begin(), touched_.end(), [&](const Touched& t) {
+        return t.node == touch.node;
+      })->kv = true;
+    }
+  }
+  touches.clear();
+}
+
+/// Adds a node that only the holders or the uses concern, after the policy's own touches were
+/// collected.
+void RadixAuditor::touch(NodeIndex node) {
+  if (stamp_[node.value] == operation_) return;
+  stamp_[node.value] = operation_;
+  account(record(node), -1);
+  touched_.push_back({node, false, 0});
+}
+
+/// Whether `now` is the end of `old`, slot by slot.
+bool RadixAuditor::keeps_tail(const KvRuns& old, const KvRuns& now) {
+  const auto size = [](const KvRuns& runs) {
+    std::uint32_t sum = 0;
+    for (const KvRun& run : runs) sum += run.size;
+    return sum;
+  };
+  const std::uint32_t all = size(old);
+  const std::uint32_t kept = size(now);
+  if (kept > all) return false;
+  scratch_.clear();
+  append_slice(scratch_, old, all - kept, all);
+  return same_slots(scratch_, now);
+}
+
+/// Takes a touched node's record out of the counts; where the node is gone, out of the records too.
+void RadixAuditor::bury(Touched& touched) {
+  const NodeIndex node = touched.node;
+  NodeRecord& old = record(node);
+  if (!old.exists()) return;
+  account(old, -1);
+  const bool gone = !is_same_node(node);
+  const RadixNode& now = actual(node);
+  if (gone && (old.full_locks != 0 || old.state_locks != 0))
+    report(FindingKind::evicted_while_locked,
+           fmt::format("{} was evicted although it is locked", name_of(node)), "the node stays",
+           "it is gone");
+  if (!gone && old.state.exists() && !now.state.exists()) {
+    if (old.state_locks != 0)
+      report(FindingKind::evicted_while_locked,
+             fmt::format("the state of {} was evicted although it is locked", name_of(node)),
+             "the state stays", "it is gone");
+    if (touched.children_before == 0 && now.child_count == 0 && old.full_locks == 0)
+      report(FindingKind::tombstone_rule,
+             fmt::format("{} lost its state and kept its KV although it is an unlocked leaf: "
+                         "nothing can use that KV",
+                         name_of(node)),
+             "the leaf goes whole", "a tombstone");
+  }
+  if (gone || old.state != now.state) disown_state(old.state, kOfNode | node.value);
+  if (gone || touched.kv) {
+    // A split leaves the lower part of the edge where it is: only the upper part changes hands.
+    touched.kept_kv = !gone && now.edge_size() < old.edge_size && keeps_tail(old.kv, now.kv);
+    if (touched.kept_kv) {
+      scratch_.clear();
+      append_slice(scratch_, old.kv, 0, old.edge_size - now.edge_size());
+    }
+    disown_kv(touched.kept_kv ? scratch_ : old.kv, kOfNode | node.value);
+  }
+  if (!gone) return;
+  if (old.parent != kRoot && record(old.parent).exists()) --record(old.parent).child_count;
+  node_by_digest_.erase(digest_key(old.label.digest, old.label.size, old.salt));
+  old = NodeRecord{};
+}
+
+/// Brings a touched node's record up to what the policy holds now.
+void RadixAuditor::take_over(const Touched& touched) {
+  const NodeIndex node = touched.node;
+  const RadixNode& now = actual(node);
+  if (!now.alive) return;
+  NodeRecord& mine = record(node);
+  const bool born = !mine.exists();
+  if (born) {
+    born_.push_back(node);
+    mine.serial = now.serial;
+    mine.label = label_of(now.path, now.depth());
+    mine.path = now.path;
+    mine.salt = now.salt;
+    node_by_digest_[digest_key(mine.label.digest, mine.label.size, now.salt)] = node;
+  }
+  if (!born && now.edge_size() < mine.edge_size) cut_.push_back(node);
+  mine.edge_size = now.edge_size();
+  if (born || touched.kv) {
+    mine.kv = now.kv;
+    if (!touched.kept_kv) {
+      own_kv(mine.kv, kOfNode | node.value);
+      check_kv_labels(node);
+    }
+  }
+  if (mine.state != now.state) {
+    mine.state = now.state;
+    own_state(now.state, kOfNode | node.value);
+    check_state_label(node);
+  }
+}
+
+/// New parents take over the locks below them: a lock counts at every node above it.
+void RadixAuditor::reparent() {
+  for (const Touched& touched : touched_) {
+    NodeRecord& mine = record(touched.node);
+    if (!mine.exists() || mine.parent == actual(touched.node).parent) continue;
+    if (mine.parent.exists() && mine.parent != kRoot && record(mine.parent).exists())
+      --record(mine.parent).child_count;
+    mine.parent = actual(touched.node).parent;
+    if (mine.parent.exists() && mine.parent != kRoot) ++record(mine.parent).child_count;
+  }
+  if (born_.empty()) return;
+  const auto is_born = [&](NodeIndex node) {
+    return std::find(born_.begin(), born_.end(), node) != born_.end();
+  };
+  const auto pass_up = [&](NodeIndex node) {
+    if (is_born(record(node).parent))
+      record(record(node).parent).full_locks += record(node).full_locks;
+  };
+  for (const Touched& touched : touched_)
+    if (record(touched.node).exists() && !is_born(touched.node)) pass_up(touched.node);
+  // The deepest first: a new node has its sum before it passes it on.
+  std::sort(born_.begin(), born_.end(),
+            [&](NodeIndex a, NodeIndex b) { return record(a).label.size > record(b).label.size; });
+  for (const NodeIndex node : born_) pass_up(node);
+}
+
+/// Older rules do not count a lock on a tombstone.
+bool RadixAuditor::locks_state(NodeIndex end) const {
+  return has_states_ && (rules_.counts_bare_locks || actual(end).state.exists());
+}
+
+void RadixAuditor::count_locks(NodeIndex end, bool with_state, int by) {
+  if (!end.exists() || end == kRoot || !record(end).exists()) return;
+  touch(end);
+  if (with_state && locks_state(end)) record(end).state_locks += static_cast<std::uint32_t>(by);
+  for (NodeIndex at = end; at.exists() && at != kRoot && record(at).exists();
+       at = record(at).parent) {
+    touch(at);
+    record(at).full_locks += static_cast<std::uint32_t>(by);
+  }
+}
+
+void RadixAuditor::follow_request(const Operation& operation) {
+  const auto mine = std::find_if(requests_.begin(), requests_.end(),
+                                 [&](const RequestRecord& r) { return r.id == operation.id; });
+  if (mine == requests_.end()) return;
+  const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
+  disown_state(mine->live, kOfRequest | place);
+  for (const StateSlot slot : mine->tracking.slots) disown_state(slot, kOfRequest | place);
+  disown_kv(mine->own_kv, kOfRequest | place);
+  mine->live = StateSlot::none();
+  mine->own_kv.clear();
+}
+
+/// The operation's request as it is now: its locks, its slots, I4 (its row is its path) and that
+/// its state fits its KV.
+void RadixAuditor::check_request(const Operation& operation) {
+  const auto& running = policy_.requests();
+  const auto now = std::find_if(running.begin(), running.end(),
+                                [&](const RadixRequest& r) { return r.id == operation.id; });
+  auto mine = std::find_if(requests_.begin(), requests_.end(),
+                           [&](const RequestRecord& r) { return r.id == operation.id; });
+  if (now == running.end()) {
+    if (mine == requests_.end()) return;
+    count_locks(mine->locked, mine->state_locked, -1);
+    mine->locked = NodeIndex::none();
+    last_gone_ = *mine;
+    owned_before_ = mine->owned;
+    mine->id = Name();
+    return;
+  }
+  if (mine == requests_.end()) {
+    mine = std::find_if(requests_.begin(), requests_.end(),
+                        [](const RequestRecord& r) { return !r.id.exists(); });
+    if (mine == requests_.end()) mine = requests_.emplace(requests_.end());
+    mine->id = operation.id;
+    mine->salt = operation.salt;
+    mine->locked = NodeIndex::none();
+    mine->computed = now->computed;
+    mine->tracking = {};
+  }
+  const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
+  check_tracked(operation, *mine, *now);
+  owned_before_ = mine->owned;
+  mine->known = now->known;
+  mine->prompt_size = now->prompt_size;
+  mine->computed = now->computed;
+  mine->owned = now->owned;
+  if (mine->locked != now->locked || mine->state_locked != now->state_locked) {
+    count_locks(mine->locked, mine->state_locked, -1);
+    count_locks(now->locked, now->state_locked, +1);
+    mine->locked = now->locked;
+    mine->state_locked = now->state_locked;
+  }
+  mine->live = now->live;
+  own_state(mine->live, kOfRequest | place);
+  mine->tracking = now->tracking;
+  for (const StateSlot slot : mine->tracking.slots) own_state(slot, kOfRequest | place);
+  mine->own_kv.clear();
+  append_slice(mine->own_kv, now->kv, now->owned, now->allocated);
+  own_kv(mine->own_kv, kOfRequest | place);
+
+  scratch_.clear();
+  KvRuns row;
+  append_slice(row, now->kv, 0, now->owned);
+  if (now->locked.exists()) policy_.tree().append_path_kv(now->locked, 0, scratch_);
+  if (!same_slots(row, scratch_))
+    report(FindingKind::kv_state_disagree,
+           fmt::format("the row of request `{}` is not the tree's KV on its path",
+                       operation.id.text()),
+           "the slots of the path", "others");
+  check_live_state(operation, *now);
+}
+
+void RadixAuditor::check_live_state(const Operation& operation, const RadixRequest& now) {
+  if (labels_ == nullptr || !has_states_ || now.verifying || !labels_->state_exists(now.live))
+    return;
+  const Label due = label_of(now.known, now.computed);
+  for (const Label& label : {labels_->recurrent(now.live), labels_->conv(now.live)}) {
+    if (label == due) continue;
+    const FindingKind kind = operation.verb != Verb::admit ? FindingKind::kv_state_disagree
+                             : now.computed == 0           ? FindingKind::dirty_slot
+                                                           : FindingKind::wrong_state_prefix;
+    report(kind,
+           fmt::format("request `{}` has the KV of {} tokens and a state that stands for {}",
+                       operation.id.text(), now.computed, label.text()),
+           due.text(), label.text());
+    break;
+  }
+}
+
+/// A tracked state stands for as many tokens as the request says, and was taken where the forward
+/// has one: a chunk's kernel behind the last token, or a whole number of its own chunks behind the
+/// first; decoding and verification behind each token.
+void RadixAuditor::check_tracked(const Operation& operation, const RequestRecord& before,
+                                 const RadixRequest& now) {
+  const Tracking& tracking = now.tracking;
+  const std::uint32_t sizes[] = {tracking.last_size, tracking.previous_size};
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    const std::uint32_t size = sizes[i];
+    const StateSlot slot = tracking.slots[i == 0 ? tracking.last : 1 - tracking.last];
+    if (size == 0 || labels_ == nullptr || !labels_->state_exists(slot)) continue;
+    const Label due = label_of(now.known, size);
+    for (const Label& label : {labels_->recurrent(slot), labels_->conv(slot)}) {
+      if (label == due) continue;
+      report(FindingKind::wrong_state_prefix,
+             fmt::format("tracking slot {} of request `{}` stands for {}", slot.value,
+                         now.id.text(), label.text()),
+             due.text(), label.text());
+      break;
+    }
+  }
+  const std::uint32_t size = tracking.last_size;
+  const auto chunk = static_cast<std::uint32_t>(policy_.config().model_chunk);
+  const bool is_chunk = operation.verb == Verb::extend && before.computed < now.admitted;
+  if (!is_chunk || size <= before.computed || size == now.computed ||
+      (size - before.computed) % chunk == 0)
+    return;
+  report(
+      FindingKind::unaligned_state,
+      fmt::format("request `{}` kept a state after {} tokens of a chunk from {} to {}, where the "
+                  "kernel has none",
+                  now.id.text(), size, before.computed, now.computed),
+      fmt::format("a multiple of {} tokens from {}", chunk, before.computed),
+      fmt::format("{} tokens from it", size - before.computed));
+}
+
+void RadixAuditor::follow_held() {
+  const auto& slots = policy_.held_slots();
+  if (!slots.empty() || !held_slots_.empty()) held_slots_ = slots;
+  for (std::size_t i = 0; i < held_slots_.size(); ++i)
+    own_state(held_slots_[i].slot, kOfHeld | static_cast<std::uint32_t>(i));
+  for (HeldLock& mine : held_locks_) {
+    const auto now = std::find_if(policy_.held_locks().begin(), policy_.held_locks().end(),
+                                  [&](const HeldLock& held) { return held.name == mine.name; });
+    if (now == policy_.held_locks().end()) count_locks(mine.node, true, -1);
+  }
+  for (const HeldLock& held : policy_.held_locks()) {
+    const auto mine = std::find_if(held_locks_.begin(), held_locks_.end(),
+                                   [&](const HeldLock& old) { return old.name == held.name; });
+    if (mine == held_locks_.end()) count_locks(held.node, true, +1);
+  }
+  if (!held_locks_.empty() || !policy_.held_locks().empty()) held_locks_ = policy_.held_locks();
+}
+
+// --- Uses and list order -------------------------------------------------------------------------
+
+/// The node that ends behind the first `size` tokens; none where there is none.
+NodeIndex RadixAuditor::node_at(const Tokens& tokens, std::uint32_t size, Name salt) const {
+  if (size == 0 || size > tokens.size()) return NodeIndex::none();
+  const auto found = node_by_digest_.find(digest_key(tokens.digest(size), size, salt));
+  if (found == node_by_digest_.end() || !nodes_[found->second.value].exists())
+    return NodeIndex::none();
+  return found->second;
+}
+
+void RadixAuditor::use(const Tokens& tokens, std::uint32_t size, Name salt) {
+  const NodeIndex node = node_at(tokens, size, salt);
+  if (!node.exists()) return;
+  touch(node);
+  record(node).last_use = ++uses_;
+}
+
+/// Older rules: the states above that node too, the deepest last.
+void RadixAuditor::use_path(const Tokens& tokens, std::uint32_t size, Name salt) {
+  std::vector<std::uint32_t> sizes;
+  for (NodeIndex at = node_at(tokens, size, salt); at.exists() && at != kRoot;
+       at = record(at).parent)
+    sizes.push_back(record(at).label.size);
+  for (; !sizes.empty(); sizes.pop_back()) use(tokens, sizes.back(), salt);
+}
+
+/// Older rules: a split makes its lower half new.
+void RadixAuditor::use_split() {
+  for (const NodeIndex node : cut_) record(node).last_use = ++uses_;
+}
+
+void RadixAuditor::use_by_match(const Tokens& tokens, std::uint32_t size, Name salt) {
+  if (rules_.insert_renews_path) use_split();
+  if (rules_.match_renews_path) use_path(tokens, size, salt);
+  use(tokens, size, salt);
+}
+
+void RadixAuditor::use_by_insert(const Tokens& tokens, std::uint32_t size, Name salt,
+                                 bool existed) {
+  if (size == 0) return;
+  if (rules_.insert_renews_path) {
+    use_path(tokens, size, salt);
+    use_split();
+  }
+  if (rules_.insert_renews_end || !existed) use(tokens, size, salt);
+}
+
+/// Tokens of the key that a checkpoint or a finish has inserted, 0 where it inserted nothing.
+std::uint32_t RadixAuditor::stored_size(const Operation& operation, const Reply& reply,
+                                        const RequestRecord& request) const {
+  const auto length = static_cast<std::uint32_t>(reply.get(ReplyField::length));
+  if (policy_.tracking_slots() != 0) return length > owned_before_ ? length : 0;
+  const bool whole =
+      operation.verb == Verb::checkpoint
+          ? operation.up_to == Operation::kAbsent || operation.up_to == request.computed
+          : !policy_.strips_thinking() || request.computed <= request.prompt_size;
+  return whole ? request.computed : 0;
+}
+
+/// Which state an operation used, from the rules and the reply: a match uses the one it ends at, an
+/// insert the end of its key.
+void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
+  const bool refused = reply.refused != Refusal::none;
+  const Name salt = operation.salt;
+  const bool existed = reply.get(ReplyField::exist) != 0;
+  switch (operation.verb) {
+    case Verb::admit:
+      // The match came before the refusal, unless there was no row to match for.
+      if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
+      return use_by_match(operation.tokens,
+                          refused
+                              ? longest_state(operation.tokens, operation.tokens.size() - 1, salt)
+                              : static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
+                          salt);
+    case Verb::match:
+      return use_by_match(operation.tokens,
+                          static_cast<std::uint32_t>(reply.get(ReplyField::state)), salt);
+    case Verb::insert: {
+      const std::uint32_t page = policy_.tree().options().page;
+      const std::uint32_t size = operation.tokens.size() - operation.tokens.size() % page;
+      if (refused) return;
+      use_by_insert(operation.tokens, size, salt, existed);
+      if (!existed) check_path_cap(node_at(operation.tokens, size, salt));
+      return;
+    }
+    case Verb::checkpoint:
+    case Verb::finish: {
+      if (refused || (operation.verb == Verb::finish && !operation.insert)) return;
+      const auto mine = std::find_if(requests_.begin(), requests_.end(),
+                                     [&](const RequestRecord& r) { return r.id == operation.id; });
+      const RequestRecord& request = mine == requests_.end() ? last_gone_ : *mine;
+      const std::uint32_t size = stored_size(operation, reply, request);
+      use_by_insert(request.known, size, request.salt, existed);
+      if (operation.verb == Verb::checkpoint && policy_.variant().matches_after_checkpoint)
+        use_path(request.known, size, request.salt);
+      return;
+    }
+    default: return;
+  }
+}
+
+std::uint32_t RadixAuditor::longest_state(const Tokens& tokens, std::uint32_t limit,
+                                          Name salt) const {
+  std::uint32_t longest = 0;
+  for (const NodeRecord& node : nodes_)
+    if (node.exists() && node.state.exists() && node.salt == salt && node.label.size <= limit &&
+        node.label.size > longest && tokens.digest(node.label.size) == node.label.digest)
+      longest = node.label.size;
+  return longest;
+}
+
+// --- Checks --------------------------------------------------------------------------------------
+
+void RadixAuditor::account(const NodeRecord& node, int by) {
+  (node.full_locks != 0 ? sizes_.protected_kv : sizes_.evictable_kv) +=
+      by * std::int64_t{node.edge_size};
+  if (node.state.exists())
+    (node.state_locks != 0 ? sizes_.protected_states : sizes_.evictable_states) += by;
+}
+
+void RadixAuditor::check_node(NodeIndex node) {
+  const NodeRecord& mine = record(node);
+  if (!mine.exists()) return;
+  account(mine, +1);
+  const RadixNode& now = actual(node);
+  const std::uint32_t page = policy_.tree().options().page;
+  if (mine.edge_size == 0 || mine.edge_size % page != 0)
+    report(FindingKind::size_accounting,
+           fmt::format("{} has an edge of {} tokens", name_of(node), mine.edge_size),
+           "at least one whole page", std::to_string(mine.edge_size));
+  const Label parent = now.parent == kRoot ? Label{} : record(now.parent).label;
+  if (parent.size != now.start || now.path.digest(now.start) != parent.digest)
+    report(FindingKind::wrong_state_prefix,
+           fmt::format("{} does not continue its parent", name_of(node)), parent.text(),
+           label_of(now.path, now.start).text());
+  if (now.full_lock != mine.full_locks || now.state_lock != mine.state_locks)
+    report(FindingKind::lock_imbalance,
+           fmt::format("{} counts {} KV and {} state locks, and {} and {} are held", name_of(node),
+                       now.full_lock, now.state_lock, mine.full_locks, mine.state_locks),
+           fmt::format("{} and {}", mine.full_locks, mine.state_locks),
+           fmt::format("{} and {}", now.full_lock, now.state_lock));
+  if (has_states_) check_list_place(node);
+  if (rules_.drops_bare_parents && mine.child_count == 0 && !now.state.exists() &&
+      mine.full_locks == 0)
+    report(FindingKind::tombstone_rule,
+           fmt::format("{} is an unlocked leaf without a state", name_of(node)),
+           "it goes with its last child", "it stays");
+}
+
+/// Above a state that was just stored, more states than the cap are locked or forks'.
+void RadixAuditor::check_path_cap(NodeIndex tail) {
+  const std::int64_t cap = policy_.config().path_cap;
+  if (cap < 0 || !tail.exists()) return;
+  std::int64_t states = 0;
+  NodeIndex spare = NodeIndex::none();
+  for (NodeIndex at = tail; at.exists() && at != kRoot; at = record(at).parent) {
+    if (!record(at).state.exists()) continue;
+    ++states;
+    if (at != tail && record(at).state_locks == 0 && record(at).child_count == 1) spare = at;
+  }
+  if (states > cap && spare.exists())
+    report(FindingKind::tombstone_rule,
+           fmt::format("the path to {} has {} states, and {} could go", name_of(tail), states,
+                       name_of(spare)),
+           fmt::format("at most {}", cap), std::to_string(states));
+}
+
+void RadixAuditor::check_kv_labels(NodeIndex node) {
+  const RadixNode& now = actual(node);
+  std::uint32_t depth = now.start;
+  for (const KvRun& run : now.kv) {
+    depth += run.size;
+    if (depth > now.depth()) break;
+    const std::uint32_t last = run.slots().back();
+    if (labels_ == nullptr || !labels_->kv_exists(last)) continue;
+    if (labels_->kv_fingerprint(last) != now.path.fingerprint(depth))
+      report(
+          FindingKind::wrong_state_prefix,
+          fmt::format("KV slot {} of {} is not that of token {}", last, name_of(node), depth - 1),
+          label_of(now.path, depth).text(), "another prefix");
+  }
+  if (depth != now.depth())
+    report(FindingKind::kv_state_disagree,
+           fmt::format("{} has {} KV slots for {} tokens", name_of(node), depth - now.start,
+                       now.edge_size()),
+           std::to_string(now.edge_size()), std::to_string(depth - now.start));
+}
+
+/// I3: a state in the tree stands for exactly the path above it.
+void RadixAuditor::check_state_label(NodeIndex node) {
+  const RadixNode& now = actual(node);
+  // A slot that is free was reported as such by own_state().
+  if (labels_ == nullptr || !labels_->state_exists(now.state) || !labels_->state_in_use(now.state))
+    return;
+  const Label due = label_of(now.path, now.depth());
+  for (const Label& label : {labels_->recurrent(now.state), labels_->conv(now.state)}) {
+    if (label == due) continue;
+    report(FindingKind::wrong_state_prefix,
+           fmt::format("state slot {} of {} stands for {}", now.state.value, name_of(node),
+                       label.text()),
+           due.text(), label.text());
+    return;
+  }
+}
+
+void RadixAuditor::check_list_place(NodeIndex node) {
+  const RadixNode& now = actual(node);
+  const RadixTree& tree = policy_.tree();
+  const bool listed = now.lru_newer.exists() || now.lru_older.exists() || tree.lru_newest() == node;
+  if (listed != now.state.exists()) {
+    report(FindingKind::lru_order,
+           fmt::format("{} has {} and is {}in the list of states", name_of(node),
+                       slot_text(now.state), listed ? "" : "not "),
+           "in the list exactly with a state", listed ? "in the list" : "not in it");
+    return;
+  }
+  if (!listed) return;
+  const auto later = [&](NodeIndex newer, NodeIndex older) {
+    if (!newer.exists() || !older.exists() || record(newer).last_use > record(older).last_use)
+      return;
+    report(FindingKind::lru_order,
+           fmt::format("in the list of states {} is newer than {}, which was used after it",
+                       name_of(newer), name_of(older)),
+           "the order of use", "another");
+  };
+  later(now.lru_newer, node);
+  later(node, now.lru_older);
+}
+
+void RadixAuditor::check_totals() {
+  const RadixTree::Sizes& now = policy_.tree().sizes();
+  const auto compare = [&](const char* what, std::int64_t due, std::int64_t is) {
+    if (due != is)
+      report(FindingKind::size_accounting,
+             fmt::format("the tree counts {} {}, and there are {}", is, what, due),
+             std::to_string(due), std::to_string(is));
+  };
+  compare("evictable KV tokens", sizes_.evictable_kv, now.evictable_kv);
+  compare("protected KV tokens", sizes_.protected_kv, now.protected_kv);
+  compare("evictable states", sizes_.evictable_states, now.evictable_states);
+  compare("protected states", sizes_.protected_states, now.protected_states);
+  if (owned_kv_ + policy_.kv_pool().free_count() != policy_.kv_pool().slot_count()) {
+    std::vector<char> is_free(kv_owner_.size());
+    for (const KvRun& run : policy_.kv_pool().free_runs())
+      for (const std::uint32_t slot : run.slots()) is_free[slot] = 1;
+    find_unconserved("KV", kv_owner_, policy_.kv_pool().first_slot(), owned_kv_,
+                     policy_.kv_pool().free_count(),
+                     [&](std::uint32_t slot) { return is_free[slot] != 0; });
+  }
+  const auto& free_states = policy_.state_pool().free_slots();
+  if (owned_states_ + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
+    find_unconserved("state", state_owner_, 1, owned_states_, policy_.state_pool().free_count(),
+                     [&](std::uint32_t slot) {
+                       return std::find(free_states.begin(), free_states.end(), StateSlot{slot}) !=
+                              free_states.end();
+                     });
+}
+
+/// Owned and free do not add up to the pool: names a slot that is both or neither.
+template <class IsFree>
+void RadixAuditor::find_unconserved(const char* what, const std::vector<Owner>& owners,
+                                    std::uint32_t first, std::int64_t owned, std::int64_t free,
+                                    IsFree is_free) {
+  const auto all = static_cast<std::int64_t>(owners.size() - first);
+  const std::string due = fmt::format("{} slots, each free or owned", all);
+  const std::string now = fmt::format("{} free, {} owned", free, owned);
+  for (std::uint32_t slot = first; slot < owners.size(); ++slot) {
+    const bool is_owned = owners[slot] != 0;
+    if (is_owned && is_free(slot))
+      return report(
+          FindingKind::freed_slot_in_use,
+          fmt::format("{} slot {} is free and belongs to {}", what, slot, owner_name(owners[slot])),
+          due, now);
+    if (!is_owned && !is_free(slot))
+      return report(FindingKind::leak,
+                    fmt::format("{} slot {} is neither free nor anybody's", what, slot), due, now);
+  }
+  report(FindingKind::size_accounting,
+         fmt::format("the pool counts {} free {} slots, and there are {}", free, what, all - owned),
+         due, now);
+}
+
+// --- From nothing --------------------------------------------------------------------------------
+
+void RadixAuditor::recompute(Findings& findings) {
+  findings_ = &findings;
+  recount_nodes();
+  recount_locks();
+  if (has_states_) recount_list();
+  recount_slots();
+  recount_places();
+  if (recounts_++ % kPictureEvery == 0) recount_picture();
+}
+
+/// What is shown to people is the tree: each node once, behind its parent, with its own edge.
+void RadixAuditor::recount_picture() {
+  const std::optional<Snapshot> shown = policy_.snapshot();
+  const RadixTree& tree = policy_.tree();
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i)
+    if (tree.node({i}).alive) order.push_back(i);
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    return std::pair(tree.node({a}).depth(), tree.node({a}).serial) <
+           std::pair(tree.node({b}).depth(), tree.node({b}).serial);
+  });
+  std::unordered_map<std::uint32_t, int> place = {{kRoot.value, -1}};
+  bool same = shown->nodes.size() == order.size() &&
+              shown->kv_free == policy_.kv_pool().free_count() &&
+              shown->kv_total == policy_.kv_pool().slot_count() &&
+              shown->states_free == policy_.state_pool().free_count() &&
+              shown->states_total == policy_.state_pool().slot_count();
+  for (std::size_t i = 0; same && i < order.size(); ++i) {
+    const RadixNode& now = tree.node({order[i]});
+    const SnapshotNode& picture = shown->nodes[i];
+    place[order[i]] = static_cast<int>(i);
+    same = picture.parent == place.at(now.parent.value) && picture.depth == now.depth() &&
+           picture.edge == now.path.slice(now.start, now.depth()).text(40) &&
+           picture.has_state == now.state.exists() && picture.locked == (now.full_lock > 0);
+  }
+  if (!same)
+    report(FindingKind::size_accounting, "the picture of the cache is not the cache",
+           "every node, in order", "something else");
+}
+
+/// Tables: what is reused is neither lost nor there twice.
+void RadixAuditor::recount_places() {
+  const RadixTree& tree = policy_.tree();
+  const auto hold = [&](const char* what, std::size_t due, std::size_t counted) {
+    if (due != counted)
+      report(FindingKind::size_accounting,
+             fmt::format("{} {} where there are {}", counted, what, due), std::to_string(due),
+             std::to_string(counted));
+  };
+  std::size_t alive = 0;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) alive += tree.node({i}).alive ? 1 : 0;
+  hold("dead nodes wait for a new one", tree.node_count() - 1 - alive, tree.dead_count());
+  hold("nodes are counted among the children of all", alive, tree.child_total());
+  hold("nodes are found among the children of all", alive, tree.count_children());
+
+  std::size_t running = 0;
+  std::vector<char> row_used(static_cast<std::size_t>(policy_.config().rows()) + 1);
+  const auto use_row = [&](RequestRow row) {
+    if (row.value == 0 || row.value >= row_used.size() || row_used[row.value]++ != 0)
+      report(FindingKind::slot_in_two_places,
+             fmt::format("row {} is not one of its own", row.value), "one owner", "another");
+  };
+  for (const RadixRequest& request : policy_.requests()) {
+    if (!request.id.exists()) continue;
+    ++running;
+    use_row(request.row);
+  }
+  for (const RequestRow row : policy_.free_rows()) use_row(row);
+  hold("rows are free", static_cast<std::size_t>(policy_.config().rows()) - running,
+       policy_.free_rows().size());
+  hold("places of requests are free", policy_.requests().size() - running,
+       policy_.free_place_count());
+}
+
+/// I3, I8, I9 and I5's sums: every node against the tokens themselves.
+void RadixAuditor::recount_nodes() {
+  const RadixTree& tree = policy_.tree();
+  std::vector<std::uint32_t> children(tree.node_count());
+  RadixTree::Sizes sizes;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    const RadixNode& now = tree.node({i});
+    if (!now.alive) continue;
+    ++children[now.parent.value];
+    const RadixNode& parent = tree.node(now.parent);
+    if (!parent.alive || parent.depth() != now.start || now.start >= now.depth() ||
+        now.path.prefix(now.start) != parent.path ||
+        (now.parent != kRoot && now.salt != parent.salt))
+      report(FindingKind::wrong_state_prefix,
+             fmt::format("{} does not continue its parent", name_of({i})),
+             "the parent's path and more", now.path.text(40));
+    if (tree.find(now.path, now.salt) != NodeIndex{i})
+      report(FindingKind::missed_reuse, fmt::format("{} is not found from the root", name_of({i})),
+             "found", "lost");
+    (now.full_lock != 0 ? sizes.protected_kv : sizes.evictable_kv) += now.edge_size();
+    if (now.state.exists())
+      (now.state_lock != 0 ? sizes.protected_states : sizes.evictable_states) += 1;
+    if (tree.is_leaf(now) && !now.listed)
+      report(FindingKind::leak, fmt::format("{} is a leaf that eviction cannot find", name_of({i})),
+             "in the list of leaves", "not in it");
+    check_kv_labels({i});
+    recount_kv_labels(now, {i});
+    if (now.state.exists()) check_state_label({i});
+  }
+  for (std::uint32_t i = 0; i < tree.node_count(); ++i)
+    if (tree.node({i}).alive && tree.node({i}).child_count != children[i])
+      report(FindingKind::size_accounting,
+             fmt::format("{} counts {} children, and {} call it their parent", name_of({i}),
+                         tree.node({i}).child_count, children[i]),
+             std::to_string(children[i]), std::to_string(tree.node({i}).child_count));
+  if (sizes != tree.sizes())
+    report(FindingKind::size_accounting, "the tree's sizes are not the sums over its nodes",
+           fmt::format("{} + {} KV tokens, {} + {} states", sizes.evictable_kv, sizes.protected_kv,
+                       sizes.evictable_states, sizes.protected_states),
+           fmt::format("{} + {} KV tokens, {} + {} states", tree.sizes().evictable_kv,
+                       tree.sizes().protected_kv, tree.sizes().evictable_states,
+                       tree.sizes().protected_states));
+}
+
+/// Every KV slot of the edge, not only the last of each run.
+void RadixAuditor::recount_kv_labels(const RadixNode& now, NodeIndex index) {
+  if (labels_ == nullptr) return;
+  fingerprints_.resize(now.edge_size());
+  now.path.prefix_fingerprints(now.start, now.depth(), fingerprints_);
+  std::size_t at = 0;
+  for (const KvRun& run : now.kv)
+    for (const std::uint32_t slot : run.slots()) {
+      if (at == fingerprints_.size()) return;
+      if (labels_->kv_exists(slot) && labels_->kv_fingerprint(slot) != fingerprints_[at])
+        return report(FindingKind::wrong_state_prefix,
+                      fmt::format("KV slot {} of {} is not that of token {}", slot, name_of(index),
+                                  now.start + at),
+                      "its own prefix", "another");
+      ++at;
+    }
+}
+
+/// I6: locks against their holders.
+void RadixAuditor::recount_locks() {
+  const RadixTree& tree = policy_.tree();
+  std::vector<std::uint32_t> full(tree.node_count());
+  std::vector<std::uint32_t> state(tree.node_count());
+  const auto hold = [&](NodeIndex end, bool with_state) {
+    if (!end.exists() || end == kRoot) return;
+    state[end.value] += with_state && locks_state(end) ? 1 : 0;
+    for (NodeIndex at = end; at.exists() && at != kRoot; at = tree.node(at).parent)
+      ++full[at.value];
+  };
+  for (const RadixRequest& request : policy_.requests())
+    if (request.id.exists()) hold(request.locked, request.state_locked);
+  for (const HeldLock& held : policy_.held_locks()) hold(held.node, true);
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    const RadixNode& now = tree.node({i});
+    if (now.alive && (now.full_lock != full[i] || now.state_lock != state[i]))
+      report(FindingKind::lock_imbalance,
+             fmt::format("{} counts {} KV and {} state locks, and {} and {} are held", name_of({i}),
+                         now.full_lock, now.state_lock, full[i], state[i]),
+             fmt::format("{} and {}", full[i], state[i]),
+             fmt::format("{} and {}", now.full_lock, now.state_lock));
+  }
+}
+
+/// I7: the list of states, both ways, holds exactly the nodes with a state.
+void RadixAuditor::recount_list() {
+  const RadixTree& tree = policy_.tree();
+  std::size_t with_state = 0;
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i)
+    with_state += tree.node({i}).alive && tree.node({i}).state.exists();
+  std::size_t listed = 0;
+  NodeIndex newer = NodeIndex::none();
+  NodeIndex at = tree.lru_newest();
+  for (; at.exists() && listed <= with_state; newer = at, at = tree.node(at).lru_older, ++listed) {
+    const RadixNode& now = tree.node(at);
+    if (!now.alive || !now.state.exists() || now.lru_newer != newer)
+      return report(FindingKind::lru_order,
+                    fmt::format("the list of states is broken at {}", name_of(at)),
+                    "a node with a state and both links", "something else");
+  }
+  if (listed != with_state || newer != tree.lru_oldest())
+    report(FindingKind::lru_order,
+           "the list of states does not hold exactly the nodes with a state",
+           std::to_string(with_state), std::to_string(listed));
+}
+
+/// I1, I2, I12: every slot is free or has one owner.
+void RadixAuditor::recount_slots() {
+  std::fill(kv_owner_.begin(), kv_owner_.end(), 0);
+  std::fill(state_owner_.begin(), state_owner_.end(), 0);
+  owned_kv_ = owned_states_ = 0;
+  const RadixTree& tree = policy_.tree();
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    if (!tree.node({i}).alive) continue;
+    own_kv(tree.node({i}).kv, kOfNode | i);
+    own_state(tree.node({i}).state, kOfNode | i);
+  }
+  for (std::uint32_t i = 0; i < requests_.size(); ++i) {
+    if (!requests_[i].id.exists()) continue;
+    const auto now = std::find_if(policy_.requests().begin(), policy_.requests().end(),
+                                  [&](const RadixRequest& r) { return r.id == requests_[i].id; });
+    if (now == policy_.requests().end()) continue;
+    scratch_.clear();
+    append_slice(scratch_, now->kv, now->owned, now->allocated);
+    own_kv(scratch_, kOfRequest | i);
+    own_state(now->live, kOfRequest | i);
+    for (const StateSlot slot : now->tracking.slots) own_state(slot, kOfRequest | i);
+  }
+  for (std::uint32_t i = 0; i < policy_.held_slots().size(); ++i)
+    own_state(policy_.held_slots()[i].slot, kOfHeld | i);
+  std::vector<char> free_kv(kv_owner_.size());
+  std::int64_t free_kv_count = 0;
+  for (const KvRun& run : policy_.kv_pool().free_runs())
+    for (const std::uint32_t slot : run.slots()) {
+      ++free_kv_count;
+      if (free_kv[slot] != 0)
+        report(FindingKind::double_free, fmt::format("KV slot {} is in the free list twice", slot),
+               "once", "twice");
+      if (kv_owner_[slot] != 0)
+        report(
+            FindingKind::freed_slot_in_use,
+            fmt::format("KV slot {} is free and belongs to {}", slot, owner_name(kv_owner_[slot])),
+            "one or the other", "both");
+      free_kv[slot] = 1;
+    }
+  if (free_kv_count != policy_.kv_pool().free_count())
+    report(FindingKind::size_accounting, "the KV pool's count of free slots is not their number",
+           std::to_string(free_kv_count), std::to_string(policy_.kv_pool().free_count()));
+  std::vector<char> free_state(state_owner_.size());
+  for (const StateSlot slot : policy_.state_pool().free_slots()) {
+    if (slot.value >= free_state.size()) continue;
+    if (free_state[slot.value] != 0)
+      report(FindingKind::double_free,
+             fmt::format("state slot {} is in the free list twice", slot.value), "once", "twice");
+    if (state_owner_[slot.value] != 0)
+      report(FindingKind::freed_slot_in_use,
+             fmt::format("state slot {} is free and belongs to {}", slot.value,
+                         owner_name(state_owner_[slot.value])),
+             "one or the other", "both");
+    free_state[slot.value] = 1;
+  }
+  check_totals();
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,151 @@
+// Holds a radix policy to invariants I1 - I12 of the rules at the head of
+// reference/caches/sglang_oracle.hpp: after every operation for what the operation touched, and
+// from nothing when asked. It keeps its own record of every node, slot and lock and shares none of
+// the policy's decisions; what it reads of the policy is where things lie.
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "cache_sim/model/label_state.hpp"
+#include "cache_sim/policies/sglang/sglang_policy.hpp"
+
+namespace lockstep::cache_sim {
+
+class RadixAuditor final : public Auditor {
+ public:
+  /// `labels` may be null: then states are not held to their prefixes, everything else is.
+  RadixAuditor(SglangPolicy& policy, const LabelState* labels);
+
+  void after(const Operation& operation, const Reply& reply, Findings& findings) override;
+  void recompute(Findings& findings) override;
+
+ private:
+  /// What a node was after the last operation, and what holders say of its locks.
+  struct NodeRecord {
+    std::uint64_t serial = 0;  // 0: no node
+    Label label;
+    Tokens path;
+    Name salt;
+    NodeIndex parent;
+    std::uint32_t edge_size = 0;
+    std::uint32_t child_count = 0;
+    std::uint32_t full_locks = 0;
+    std::uint32_t state_locks = 0;
+    StateSlot state;
+    std::uint64_t last_use = 0;
+    KvRuns kv;
+    bool exists() const { return serial != 0; }
+  };
+  struct RequestRecord {
+    Name id;
+    Name salt;
+    Tokens known;
+    std::uint32_t prompt_size = 0;
+    std::uint32_t computed = 0;
+    std::uint32_t owned = 0;
+    NodeIndex locked;
+    bool state_locked = true;
+    StateSlot live;
+    Tracking tracking;
+    KvRuns own_kv;  // what the tree does not own
+  };
+  /// A node that the operation touched.
+  struct Touched {
+    NodeIndex node;
+    bool kv;                            // its edge or KV changed
+    std::uint32_t children_before = 0;  // before the operation
+    bool kept_kv = false;               // what is left of its KV is where it was
+  };
+  /// Who owns a slot: 0 nobody, else a tag of node, request place or held slot.
+  using Owner = std::uint32_t;
+
+  const RadixNode& actual(NodeIndex node) const { return policy_.tree().node(node); }
+  NodeRecord& record(NodeIndex node) { return nodes_[node.value]; }
+  bool is_same_node(NodeIndex node) const;
+  std::string name_of(NodeIndex node) const;
+  std::string owner_name(Owner owner) const;
+  void report(FindingKind kind, std::string text, std::string expected, std::string actual);
+
+  void collect_touched();
+  void touch(NodeIndex node);
+  void bury(Touched& touched);
+  bool keeps_tail(const KvRuns& old, const KvRuns& now);
+  void take_over(const Touched& touched);
+  void reparent();
+  void follow_request(const Operation& operation);
+  void follow_held();
+  bool locks_state(NodeIndex end) const;
+  void count_locks(NodeIndex node, bool with_state, int by);
+  void account(const NodeRecord& node, int by);
+  void note_use(const Operation& operation, const Reply& reply);
+  void use(const Tokens& tokens, std::uint32_t size, Name salt);
+  void use_path(const Tokens& tokens, std::uint32_t size, Name salt);
+  void use_split();
+  void use_by_match(const Tokens& tokens, std::uint32_t size, Name salt);
+  void use_by_insert(const Tokens& tokens, std::uint32_t size, Name salt, bool existed);
+  std::uint32_t stored_size(const Operation& operation, const Reply& reply,
+                            const RequestRecord& request) const;
+  NodeIndex node_at(const Tokens& tokens, std::uint32_t size, Name salt) const;
+  std::uint32_t longest_state(const Tokens& tokens, std::uint32_t limit, Name salt) const;
+
+  void own_kv(const KvRuns& runs, Owner owner);
+  void refuse_kv(std::uint32_t slot, Owner owner);
+  void disown_kv(const KvRuns& runs, Owner owner);
+  void own_state(StateSlot slot, Owner owner);
+  void disown_state(StateSlot slot, Owner owner);
+
+  void check_node(NodeIndex node);
+  void check_kv_labels(NodeIndex node);
+  void check_state_label(NodeIndex node);
+  void check_list_place(NodeIndex node);
+  void check_path_cap(NodeIndex tail);
+  void check_request(const Operation& operation);
+  void check_live_state(const Operation& operation, const RadixRequest& now);
+  void check_tracked(const Operation& operation, const RequestRecord& before,
+                     const RadixRequest& now);
+  void check_totals();
+  template <class IsFree>
+  void find_unconserved(const char* what, const std::vector<Owner>& owners, std::uint32_t first,
+                        std::int64_t owned, std::int64_t free, IsFree is_free);
+
+  void recount_nodes();
+  void recount_locks();
+  void recount_list();
+  void recount_slots();
+  void recount_places();
+  void recount_picture();
+  void recount_kv_labels(const RadixNode& node, NodeIndex index);
+
+  SglangPolicy& policy_;
+  std::uint64_t recounts_ = 0;
+  const RadixRules& rules_;
+  const LabelState* labels_;
+  bool has_states_;
+  std::vector<NodeRecord> nodes_;
+  std::vector<RequestRecord> requests_;
+  std::vector<HeldSlot> held_slots_;
+  std::vector<HeldLock> held_locks_;
+  std::vector<Owner> kv_owner_;
+  std::vector<Owner> state_owner_;
+  std::int64_t owned_kv_ = 0;
+  std::int64_t owned_states_ = 0;
+  RadixTree::Sizes sizes_;
+  std::uint64_t uses_ = 0;
+  std::unordered_map<std::uint64_t, NodeIndex> node_by_digest_;
+
+  // Scratch of one operation.
+  Findings* findings_ = nullptr;
+  std::vector<Touched> touched_;
+  std::vector<NodeIndex> born_;
+  std::vector<NodeIndex> cut_;        // whose edges a split has shortened
+  std::vector<std::uint64_t> stamp_;  // by node: the operation that touched it last
+  std::uint64_t operation_ = 0;
+  RequestRecord last_gone_;         // the request that the operation ended
+  std::uint32_t owned_before_ = 0;  // of the operation's request
+  KvRuns scratch_;
+  std::vector<std::uint64_t> fingerprints_;
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,207 @@
+// SGLang's tree of cached prefixes, 0.5.23 (TreeCore with its FULL and MAMBA components),
+// sections 1.1 - 1.6 of the rules at the head of reference/caches/sglang_oracle.hpp. One tree
+// serves `radix` (no states: every node is a valid end of a match) and the hybrid policies (a match
+// ends at a node that has a state).
+//
+// Where the time goes, and what was done about it:
+//   tokens    are compared where a match walks and nowhere else: an insert starts at the node that
+//             the request has locked
+//   children  are found in one flat hash table keyed by (parent, first page)
+//   leaves    stand in a list ordered by access time: one that is listed was accessed just now, or
+//             it is a dropped leaf's parent and belongs near that leaf
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cache_sim/policies/pools.hpp"
+#include "reference/base/ids.hpp"
+#include "reference/protocol/defect.hpp"
+#include "reference/protocol/tokens.hpp"
+
+namespace lockstep::cache_sim {
+
+/// What a walk reads stands in the first of its two cache lines.
+struct alignas(64) RadixNode {
+  Tokens path;              ///< from the root to this node's end; the edge is path[start, size)
+  std::uint32_t start = 0;  ///< the parent's depth
+  NodeIndex parent;         ///< none for the root and for dead nodes
+  std::uint32_t child_count = 0;
+  std::uint32_t full_lock = 0;   ///< locks in this subtree
+  std::uint32_t state_lock = 0;  ///< locks at this node
+  StateSlot state;               ///< none: a tombstone
+  std::uint64_t last_access = 0;
+  std::uint64_t serial = 0;  ///< which node this index holds: indices are reused, serials are not
+  std::uint32_t hash = 0;    ///< its place among the children of all nodes
+  NodeIndex lru_newer, lru_older;
+  NodeIndex leaf_newer, leaf_older;
+  Name salt;  ///< the namespace
+  KvRuns kv;  ///< one KV slot per token of the edge
+  bool alive = false;
+  bool listed = false;  ///< in the list of leaves
+
+  std::uint32_t depth() const { return path.size(); }
+  std::uint32_t edge_size() const { return path.size() - start; }
+};
+
+/// Where SGLang's versions of the tree differ. The defaults are 0.5.23's.
+struct RadixRules {
+  bool match_renews_path = false;  ///< every state on a match's path becomes new, not its own alone
+  bool insert_renews_path = false;  ///< so it does on an insert's path, and below a split
+  bool insert_renews_end = true;    ///< an insert renews the state that its end has already
+  bool drops_bare_parents = false;  ///< with a leaf go the parents that it leaves as bare leaves
+  bool counts_bare_locks = true;    ///< a state lock on a tombstone counts
+};
+
+/// What an operation did to a node, for auditors.
+struct NodeTouch {
+  NodeIndex node;
+  bool kv;  ///< its edge or its KV changed; otherwise only state, locks or list places did
+};
+
+class RadixTree {
+ public:
+  struct Options {
+    std::uint32_t page = 1;
+    bool has_states = true;
+    std::uint32_t branch_grid = 64;  ///< lcm(max(model chunk, page), page)
+    std::int64_t path_cap = -1;      ///< states on a path, softly; -1: no cap
+    RadixRules rules;
+    const Defect* planted = nullptr;
+  };
+  struct Match {
+    NodeIndex end;             ///< deepest valid node; the root where nothing can be used
+    std::uint32_t prefix = 0;  ///< its depth
+    std::uint32_t full = 0;    ///< tokens whose KV is there
+    NodeIndex reached;         ///< the node that ends there; the root where there is none
+    std::uint32_t branch = 0;  ///< where a state would have served this key, 0 for none (1.2, 4)
+  };
+  struct Inserted {
+    bool exist = true;  ///< the end was there, with a state where the policy has them
+    NodeIndex end;
+    std::uint32_t duplicates =
+        0;  ///< tokens of the caller's KV that the tree had already and that are free again
+  };
+  struct Evicted {
+    std::int64_t kv = 0;  ///< tokens
+    std::int64_t states = 0;
+  };
+  struct Sizes {
+    std::int64_t evictable_kv = 0;  ///< tokens in unlocked nodes
+    std::int64_t protected_kv = 0;  ///< tokens in locked nodes
+    std::int64_t evictable_states = 0;
+    std::int64_t protected_states = 0;
+    bool operator==(const Sizes&) const = default;
+  };
+
+  RadixTree(const Options& options, KvPool& kv, StatePool& states);
+
+  static constexpr NodeIndex kRoot{0};
+
+  /// Section 1.2, without copy-on-write: splits where the key leaves an edge, refreshes access
+  /// times and the state list. Of the key, the whole pages of its first `size` tokens count.
+  Match match(const Tokens& key, std::uint32_t size, Name salt);
+
+  /// Section 1.4. The caller's KV: `row` holds a slot for each token from `row_begin` on; tokens
+  /// below `owned` belong to the tree already. `from` is a node that is known to lie on the key's
+  /// path (or the root): no token above it is compared again. Of the key, the first `size` tokens
+  /// are inserted, whole pages and at least one.
+  Inserted insert(const Tokens& key, std::uint32_t size, Name salt, const KvRuns& row,
+                  std::uint32_t row_begin, StateSlot state, std::uint32_t owned, NodeIndex from);
+
+  /// Section 1.5. `with_state` is the receipt: an unlock takes back what its lock took.
+  void lock(NodeIndex node, bool with_state = true);
+  void unlock(NodeIndex node, bool with_state = true);
+  /// What unlock(from, from_state) and lock(to, to_state) do together, where `to` is `from` or
+  /// below it, or nothing is locked.
+  void move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state);
+  /// What a match that ends at this node does to times and to the list of states.
+  void refresh_path(NodeIndex end);
+
+  /// Section 1.6: KV tokens first, then states; states that fall with their leaves count for both.
+  Evicted evict(std::int64_t kv_tokens, std::int64_t states);
+  /// Evicts until that many more than now are free, or nothing is left to evict.
+  Evicted evict_for_alloc(std::int64_t kv_shortfall, std::int64_t state_shortfall);
+
+  /// The node whose path is exactly `tokens`, without any effect; none where there is none.
+  NodeIndex find(const Tokens& tokens, Name salt) const;
+  /// How many of the tokens have their KV in the tree, in whole pages, without any effect.
+  std::uint32_t stored(const Tokens& tokens, Name salt) const;
+  /// The KV slots of path[first, node depth) in order, appended.
+  void append_path_kv(NodeIndex node, std::uint32_t first, KvRuns& out) const;
+
+  const RadixNode& node(NodeIndex index) const { return nodes_[index.value]; }
+  std::uint32_t node_count() const {
+    return static_cast<std::uint32_t>(nodes_.size());
+  }  ///< indices, dead ones too
+  const Sizes& sizes() const { return sizes_; }
+  std::size_t dead_count() const { return dead_.size(); }  ///< indices that wait for a node
+  std::size_t child_total() const { return child_total_; }
+  std::size_t count_children() const;
+  NodeIndex lru_newest() const { return lru_newest_; }
+  NodeIndex lru_oldest() const { return lru_oldest_; }
+  bool is_leaf(const RadixNode& node) const;
+  const Options& options() const { return options_; }
+
+  /// From now on, every node that an operation changes is noted.
+  void start_auditing() { auditing_ = true; }
+  std::vector<NodeTouch>& touched() { return touched_; }
+
+ private:
+  struct Child {
+    std::uint64_t hash = 0;
+    NodeIndex node;
+  };
+
+  std::uint64_t tick() { return ++clock_ << 20; }
+  std::uint64_t child_hash(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at) const;
+  NodeIndex find_child(NodeIndex parent, Name salt, const Tokens& key, std::uint32_t at,
+                       std::uint32_t limit, std::uint32_t& common) const;
+  void add_child(NodeIndex child);
+  void remove_child(NodeIndex child);
+  void grow_children();
+  NodeIndex new_node();
+  NodeIndex split(NodeIndex child, std::uint32_t length);
+  NodeIndex add_leaf(Tokens key, Name salt, NodeIndex parent);
+  bool attach(NodeIndex node, StateSlot state);
+  void lock_kv(NodeIndex node);
+  void unlock_kv(NodeIndex node);
+  void lock_state(NodeIndex node);
+  void unlock_state(NodeIndex node);
+  void cap_states(NodeIndex tail);
+  void renew_state(NodeIndex node);
+
+  void lru_remove(NodeIndex node);
+  void lru_push_newest(NodeIndex node);
+  void list_if_leaf(NodeIndex node, NodeIndex near = NodeIndex::none());
+  void unlist(NodeIndex node);
+  void drop_leaf(NodeIndex node, Evicted& evicted);
+  void evict_state(NodeIndex node, Evicted& evicted);
+  template <class Done>
+  void evict_leaves(Evicted& evicted, Done done);
+  template <class Done>
+  void evict_states(Evicted& evicted, Done done);
+
+  bool planted(const Defect& defect) const { return options_.planted == &defect; }
+  void touch(NodeIndex node, bool kv) {
+    if (auditing_) touched_.push_back({node, kv});
+  }
+
+  Options options_;
+  KvPool& kv_;
+  StatePool& states_;
+  std::vector<RadixNode> nodes_;
+  std::vector<NodeIndex> dead_;
+  std::vector<Child> children_;  // open addressing, linear probing; size a power of two
+  std::size_t child_total_ = 0;
+  NodeIndex lru_newest_, lru_oldest_;
+  NodeIndex leaf_newest_, leaf_oldest_;
+  Sizes sizes_;
+  std::uint64_t clock_ = 0;
+  std::uint64_t serials_ = 0;
+  bool auditing_ = false;
+  std::vector<NodeTouch> touched_;
+  mutable std::vector<NodeIndex> path_;  // scratch, empty between its uses
+};
+
+}  // namespace lockstep::cache_sim

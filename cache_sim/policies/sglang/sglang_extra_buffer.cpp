@@ -1,0 +1,178 @@
+#include "cache_sim/policies/sglang/sglang_extra_buffer.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "cache_sim/policies/sglang/sglang_defects.hpp"
+#include "reference/base/mark.hpp"
+
+namespace lockstep::cache_sim {
+
+SglangExtraBuffer::SglangExtraBuffer(const SubjectOptions& options)
+    : SglangPolicy(options, {}),
+      grid_(tree_.options().branch_grid),
+      decode_grid_(static_cast<std::uint32_t>(
+          std::lcm(std::int64_t{grid_}, options.config.track_interval))) {}
+
+void SglangExtraBuffer::run_to(RadixRequest& request, std::uint32_t position) {
+  SglangPolicy::advance(request, position, Forward::chunk);
+}
+
+void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forward forward) {
+  const std::uint32_t last = stop / decode_grid_ * decode_grid_;
+  switch (forward) {
+    case Forward::chunk: track_chunk(request, stop); break;
+    case Forward::decode: {  // step by step, however many tokens one extend brings
+      const std::uint32_t first = request.computed / decode_grid_ * decode_grid_ + decode_grid_;
+      for (std::uint32_t at = first; at <= stop; at += decode_grid_) track_decoded(request, at);
+      break;
+    }
+    case Forward::verification:  // one step: the last position that it passes
+      if (last > request.computed) track_decoded(request, last);
+      if (planted(kTracksInVerify) && request.admitted >= grid_) {
+        request.tracking.last = request.tracking.next;
+        request.tracking.last_size = request.admitted / grid_ * grid_;
+        layers_.copy_state(slot_of(request), request.tracking.slots[request.tracking.last]);
+      }
+      break;
+  }
+  run_to(request, stop);
+  if (forward == Forward::chunk && planted(kCountsPrefillEnd) && stop == last)
+    track_decoded(request, stop);
+}
+
+/// Where in the chunk [computed, stop) a state is kept, 0 for nowhere: the last position of the
+/// grid, counted from the chunk's start, or the branch position instead.
+std::uint32_t SglangExtraBuffer::tracked_in_chunk(const RadixRequest& request,
+                                                  std::uint32_t stop) const {
+  const std::uint32_t begin = request.computed;
+  if (stop - begin < grid_) return 0;
+  std::uint32_t position = begin + (stop - begin) / grid_ * grid_;
+  if (planted(kAbsoluteGrid)) position = stop / grid_ * grid_;
+  const auto model_chunk = static_cast<std::uint32_t>(config_.model_chunk);
+  if (begin < request.branch && request.branch < position && !planted(kIgnoresBranch)) {
+    if ((request.branch - begin) % model_chunk == 0)
+      position = request.branch;
+    else
+      LOCKSTEP_MARK("track.branch_off_the_grid");
+  }
+  // A key is whole pages. SGLang's chunks are, too; where ours is not, the state would fit no key.
+  return position % page_ == 0 ? position : 0;
+}
+
+void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
+  const std::uint32_t position = tracked_in_chunk(request, stop);
+  if (planted(kForgetsBranch)) request.branch = 0;
+  if (position == 0) return;
+  if (position == request.branch) LOCKSTEP_MARK("track.branch");
+  std::uint32_t taken = position;  // what the state stands for, where nothing is broken
+  if (planted(kTracksAtTheEnd)) taken = stop;
+  if (planted(kChunksAcrossRequests)) {
+    const std::uint32_t in_batch = batch_tokens_ + position - request.computed;
+    const std::uint32_t late = in_batch % static_cast<std::uint32_t>(config_.model_chunk);
+    taken = std::max(request.computed, position - std::min(late, position));
+  }
+  if (planted(kCopiesBeforeForward) && request.in_flight_count != 0) taken = request.computed;
+  if (planted(kTracksInPages))
+    taken = std::min(stop, request.computed + (position - request.computed) / page_ *
+                                                  static_cast<std::uint32_t>(config_.model_chunk));
+  run_to(request, taken);
+  Tracking& tracking = request.tracking;
+  tracking.last = tracking.next;
+  if (config_.lazy == 0) tracking.next = 1 - tracking.next;
+  tracking.last_size = position;
+  layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
+}
+
+void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t position) {
+  run_to(request, position);
+  Tracking& tracking = request.tracking;
+  const std::uint32_t other = 1 - tracking.last;
+  if (tracking.last_size != 0 && tracking.next == tracking.last &&
+      !tracking.slots[other].exists() && !planted(kLazyOverwrites)) {
+    // Lazy: the one slot is in use. Where no other can be had, the step writes over it.
+    RadixTree::Evicted unreported;
+    if (make_room_for_states(1, unreported)) {
+      LOCKSTEP_MARK("track.second_slot");
+      tracking.slots[other] = states_.allocate();
+      tracking.next = other;
+    } else {
+      LOCKSTEP_MARK("track.no_second_slot");
+    }
+  }
+  tracking.previous_size = tracking.next == tracking.last ? 0 : tracking.last_size;
+  tracking.last = tracking.next;
+  if (tracking.slots[1 - tracking.last].exists()) tracking.next = 1 - tracking.last;
+  tracking.last_size = position;
+  layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
+}
+
+/// The last tracked state that stands for at most `most` tokens: it or, where a later step has
+/// tracked again, the one before. Its size is 0 where there is none. What the tree owns already is
+/// never tracked.
+SglangExtraBuffer::Tracked SglangExtraBuffer::tracked_within(const RadixRequest& request,
+                                                             std::uint32_t most) const {
+  const Tracking& tracking = request.tracking;
+  Tracked found{tracking.last, tracking.last_size};
+  if (found.size > most && !planted(kStoresBeyondOwned)) {
+    LOCKSTEP_MARK("track.last_is_beyond");
+    found = {1 - tracking.last, planted(kKeepsOneTracked) ? 0 : tracking.previous_size};
+    if (found.size > most) found.size = 0;
+  }
+  return found;
+}
+
+/// A tracked state goes into the tree, and a fresh slot takes its place.
+Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t up_to) {
+  const Tracked tracked = tracked_within(request, up_to);
+  if (tracked.size == 0) {
+    LOCKSTEP_MARK("checkpoint.nothing_tracked");
+    return stored_reply(request, false);
+  }
+  RadixTree::Evicted unreported;
+  if (!make_room_for_states(1, unreported)) {
+    LOCKSTEP_MARK("checkpoint.skipped");
+    return Reply::refusal(Refusal::no_state_slot);
+  }
+  Tracking& tracking = request.tracking;
+  StateSlot& slot = tracking.slots[planted(kDonatesOtherSlot) ? 1 - tracked.slot : tracked.slot];
+  const StateSlot donated = slot;
+  slot = states_.allocate();
+  const RadixTree::Inserted done = store(request, tracked.size, donated);
+  move_lock(request, done.end);
+  if (done.exist) states_.release(donated);
+  if (!planted(kRemembersTracked)) {
+    // Where the one before was stored, the last one belongs to a step that is still under way.
+    if (tracked.slot == tracking.last) tracking.last_size = 0;
+    tracking.previous_size = 0;
+  }
+  return stored_reply(request, done.exist);
+}
+
+/// What the first `kept` tokens leave. The other slots go back with the request.
+bool SglangExtraBuffer::store_finished(RadixRequest& request, std::uint32_t kept) {
+  const Tracked tracked = tracked_within(request, kept);
+  if (tracked.size <= request.owned) {
+    if (planted(kFreesFromOwned)) request.owned = std::min(request.owned, kept);
+    return true;
+  }
+  StateSlot& slot = request.tracking.slots[tracked.slot];
+  const bool exist = store(request, tracked.size, slot).exist;
+  if (!exist && !planted(kFreesKeptSlot)) slot = StateSlot::none();
+  return exist;
+}
+
+namespace {
+
+std::unique_ptr<Subject> make(const SubjectOptions& options) {
+  return std::make_unique<SglangExtraBuffer>(options);
+}
+
+const Registration<PolicyEntry> kExtraBuffer{
+    {"sglang-extra-buffer",
+     "SGLang 0.5.23's hybrid radix cache with tracking slots, states on a grid", true,
+     "page track_interval lazy strip_thinking skip_decode_lock path_cap overlap", make}};
+
+}  // namespace
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,36 @@
+// SGLang 0.5.23's extra_buffer: beside its running state, a request has tracking slots, into which
+// the forward leaves the states of positions that others can use. Section 1.8 of the rules; the
+// tree, the pools and everything else about a request are those of sglang-no-buffer.
+#pragma once
+
+#include "cache_sim/policies/sglang/sglang_policy.hpp"
+
+namespace lockstep::cache_sim {
+
+class SglangExtraBuffer final : public SglangPolicy {
+ public:
+  explicit SglangExtraBuffer(const SubjectOptions& options);
+
+  int tracking_slots() const override { return config_.lazy != 0 ? 1 : 2; }
+
+ private:
+  void advance(RadixRequest& request, std::uint32_t stop, Forward forward) override;
+  Reply store_unfinished(RadixRequest& request, std::uint32_t up_to) override;
+  bool store_finished(RadixRequest& request, std::uint32_t kept) override;
+
+  struct Tracked {
+    std::uint32_t slot;
+    std::uint32_t size;
+  };
+
+  Tracked tracked_within(const RadixRequest& request, std::uint32_t most) const;
+  std::uint32_t tracked_in_chunk(const RadixRequest& request, std::uint32_t stop) const;
+  void track_chunk(RadixRequest& request, std::uint32_t stop);
+  void track_decoded(RadixRequest& request, std::uint32_t position);
+  void run_to(RadixRequest& request, std::uint32_t position);
+
+  const std::uint32_t grid_;         ///< tokens between positions that a chunk can be tracked at
+  const std::uint32_t decode_grid_;  ///< the same for decoding: a multiple of it
+};
+
+}  // namespace lockstep::cache_sim

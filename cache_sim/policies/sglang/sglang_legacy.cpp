@@ -1,0 +1,48 @@
+// Older versions of SGLang's hybrid cache. They share everything with sglang-no-buffer that
+// SglangVariant does not name.
+//
+// sglang-legacy is MambaRadixCache as of 0.5.9 (section 1.10 of the rules). A match and an insert
+// make every state on their path new, so that a conversation's old turns outlive other
+// conversations; a leaf takes bare parents with it, so that no KV lies where nothing can use it.
+//
+// sglang-v0 is the first version (#11214) as its own document states it (1.11): a finished request
+// leaves a copy, a match uses one state, and an insert that finds its key renews the KV alone.
+#include "cache_sim/policies/sglang/sglang_policy.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr SglangVariant kLegacy{
+    .tree = {.match_renews_path = true,
+             .insert_renews_path = true,
+             .drops_bare_parents = true,
+             .counts_bare_locks = false},
+    .evicts_the_need = true,
+    .evicts_separately = true,
+    .hides_kv_of_states = true,
+    .matches_after_checkpoint = true,
+};
+
+constexpr SglangVariant kFirst{
+    .tree = {.insert_renews_end = false, .drops_bare_parents = true, .counts_bare_locks = false},
+    .evicts_the_need = true,
+    .evicts_separately = true,
+    .copies_at_finish = true,
+};
+
+std::unique_ptr<Subject> make_legacy(const SubjectOptions& options) {
+  return std::make_unique<SglangPolicy>(options, kLegacy);
+}
+std::unique_ptr<Subject> make_first(const SubjectOptions& options) {
+  return std::make_unique<SglangPolicy>(options, kFirst);
+}
+
+const Registration<PolicyEntry> kLegacyEntry{
+    {"sglang-legacy", "SGLang 0.5.9's hybrid radix cache: matches renew their whole path", true, "",
+     make_legacy}};
+const Registration<PolicyEntry> kFirstEntry{
+    {"sglang-v0", "SGLang's first hybrid radix cache (#11214): every stored state is a copy", true,
+     "", make_first}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,694 @@
+#include "cache_sim/policies/sglang/sglang_policy.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "cache_sim/policies/sglang/radix_auditor.hpp"
+#include "cache_sim/policies/sglang/sglang_defects.hpp"
+#include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
+constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
+
+RadixTree::Options tree_options(const SubjectOptions& options, const SglangVariant& variant) {
+  const Config& config = options.config;
+  return {.page = static_cast<std::uint32_t>(config.page),
+          .has_states = variant.has_states,
+          .branch_grid = static_cast<std::uint32_t>(
+              std::lcm(std::max(config.model_chunk, config.page), config.page)),
+          .path_cap = config.path_cap,
+          .rules = variant.tree,
+          .planted = options.defect};
+}
+
+tl::unexpected<Error> unknown(const Operation& operation, std::string_view what, Name name) {
+  return fail(
+      fmt::format("{}: no {} is called `{}` here", to_string(operation.verb), what, name.text()));
+}
+
+}  // namespace
+
+SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangVariant& variant)
+    : config_(options.config),
+      defect_(options.defect),
+      layers_(*options.layers),
+      variant_(variant),
+      has_states_(variant.has_states),
+      page_(static_cast<std::uint32_t>(config_.page)),
+      kv_(config_.kv_tokens, page_, layers_),
+      states_(has_states_ ? config_.state_slots : 0, layers_),
+      tree_(tree_options(options, variant), kv_, states_) {
+  for (std::int64_t row = config_.rows(); row >= 1; --row)
+    free_rows_.push_back(
+        {static_cast<std::uint32_t>(row)});  // row 1 is taken first; row 0 is the padding row
+}
+
+Result<Reply> SglangPolicy::apply(const Operation& operation) {
+  switch (operation.verb) {
+    case Verb::admit: return admit(operation);
+    case Verb::extend: return extend(operation);
+    case Verb::complete: return complete(operation);
+    case Verb::accept: return accept(operation);
+    case Verb::checkpoint: return checkpoint(operation);
+    case Verb::finish: return operation.insert ? finish(operation) : release(operation);
+    case Verb::abort:
+    case Verb::preempt: return release(operation);
+    case Verb::step: batch_tokens_ = 0; return Reply{};
+    case Verb::evict:
+      return evict(std::max<std::int64_t>(operation.kv, 0),
+                   std::max<std::int64_t>(operation.state, 0));
+    case Verb::flush: return evict(kEverything, kEverything);
+    case Verb::check: return check();
+    case Verb::match: return match(operation);
+    case Verb::insert: return insert(operation);
+    case Verb::lock: return lock(operation);
+    case Verb::unlock: return unlock(operation);
+    case Verb::alloc:
+    case Verb::fork: return hold_slot(operation);
+    case Verb::advance: return advance_slot(operation);
+    case Verb::copy: return copy(operation);
+    case Verb::free: return free(operation);
+    case Verb::capture:
+    case Verb::restore:
+    case Verb::compact: break;
+  }
+  return fail(
+      fmt::format("{} is not an operation of SGLang's radix caches", to_string(operation.verb)));
+}
+
+// --- Requests ------------------------------------------------------------------------------------
+
+RadixRequest* SglangPolicy::find(Name id) {
+  if (id.index() >= place_of_.size() || place_of_[id.index()] == kNowhere) return nullptr;
+  return &requests_[place_of_[id.index()]];
+}
+
+/// The request of an operation that cannot stand between a verification and its acceptance.
+Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
+  RadixRequest* const request = find(operation.id);
+  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
+  if (request->verifying)
+    return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
+                            to_string(operation.verb), operation.id.text()));
+  return request;
+}
+
+bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted) {
+  if (size > kv_.free_count())
+    evicted = variant_.evicts_the_need && !planted(kEvictsWhatLacks)
+                  ? tree_.evict(size, 0)
+                  : tree_.evict_for_alloc(size - kv_.free_count(), 0);
+  return size <= kv_.free_count();
+}
+
+bool SglangPolicy::make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted) {
+  if (count > states_.free_count())
+    evicted = tree_.evict_for_alloc(0, count - states_.free_count());
+  if (variant_.hides_kv_of_states) evicted.kv = 0;
+  return count <= states_.free_count();
+}
+
+/// The slot that a request's forward reads and writes.
+StateSlot SglangPolicy::slot_of(const RadixRequest& request) const {
+  return planted(kStateByRow) ? StateSlot{request.row.value} : request.live;
+}
+
+/// Section 1.2, 5: the request's own slot, filled from the matched node, which must survive the
+/// eviction that makes room.
+bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& match) {
+  if (states_.free_count() == 0) {
+    LOCKSTEP_MARK("match.evicts_for_copy");
+    const NodeIndex locked = planted(kEvictsWhatItCopies) ? NodeIndex::none() : match.end;
+    tree_.lock(locked);
+    RadixTree::Evicted unreported;
+    make_room_for_states(1, unreported);
+    tree_.unlock(locked);
+  }
+  if (states_.free_count() == 0) return false;
+  require(tree_.node(match.end).alive, "a matched node stays until its state is copied");
+  request.live = states_.allocate();
+  const StateSlot matched = tree_.node(match.end).state;
+  if (planted(kReusesKvWithoutState) && !matched.exists())
+    layers_.zero_state(request.live);
+  else
+    layers_.copy_state(matched, request.live);
+  return true;
+}
+
+/// What a request needs besides the copy of a matched state: a live slot where there was none to
+/// copy, and the slots for tracking.
+bool SglangPolicy::take_slots(RadixRequest& request, RadixTree::Evicted& evicted) {
+  const bool copied = request.live.exists();
+  const int needed = (copied ? 0 : 1) + tracking_slots();
+  if (planted(kNeverEvictsForRows))
+    require(states_.free_count() >= needed, "Not enough space for mamba cache");
+  if (!make_room_for_states(needed, evicted)) return false;
+  if (!copied) {
+    request.live = states_.allocate();
+    if (!planted(kSkipsZeroing)) layers_.zero_state(request.live);
+  }
+  for (int i = 0; i < tracking_slots(); ++i)
+    request.tracking.slots[static_cast<std::size_t>(i)] = states_.allocate();
+  return true;
+}
+
+/// Gives the request a place among those that run.
+void SglangPolicy::enter(RadixRequest&& request) {
+  if (free_places_.empty()) {
+    free_places_.push_back(static_cast<std::uint32_t>(requests_.size()));
+    requests_.emplace_back();
+  }
+  const std::uint32_t place = free_places_.back();
+  const Name id = request.id;
+  free_places_.pop_back();
+  requests_[place] = std::move(request);
+  if (place_of_.size() <= id.index()) place_of_.resize(id.index() + 1, kNowhere);
+  place_of_[id.index()] = place;
+}
+
+Result<Reply> SglangPolicy::admit(const Operation& operation) {
+  if (find(operation.id) != nullptr)
+    return fail(fmt::format("admit: request `{}` is admitted already", operation.id.text()));
+  const std::uint32_t size = operation.tokens.size();
+  if (size == 0) return fail("admit: a request has at least one token");
+  const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
+  if (prompt > size) return fail("admit: the prompt is longer than the tokens");
+  if (operation.external > 0)
+    return fail("admit: SGLang's radix caches take no external tokens here");
+  if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
+  if (free_rows_.empty()) return Reply::refusal(Refusal::no_row);
+
+  RadixRequest request;
+  if (!free_places_.empty())
+    request.kv = std::move(requests_[free_places_.back()].kv);  // its capacity
+  request.id = operation.id;
+  request.salt = operation.salt;
+  request.known = operation.tokens;
+  request.prompt_size = static_cast<std::uint32_t>(prompt);
+  request.admitted = size;
+
+  std::uint32_t limit = planted(kMatchesWholePrompt) ? size : size - 1;
+  if (planted(kMatchesFirstChunk))
+    limit = static_cast<std::uint32_t>(std::min<std::int64_t>(limit, config_.chunked_prefill));
+  const RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
+  const bool hit = match.end != RadixTree::kRoot;
+  if (hit && has_states_ && !copy_on_write(request, match))
+    return Reply::refusal(Refusal::no_state_slot);
+  const NodeIndex locked = hit && !planted(kAdmitsWithoutLock) ? match.end : NodeIndex::none();
+  tree_.lock(locked);
+  const auto refuse = [&](Refusal refusal) {
+    tree_.unlock(locked);
+    if (request.live.exists() && !planted(kLeaksCowSlot)) states_.release(request.live);
+    return Reply::refusal(refusal);
+  };
+  if (size - match.prefix > kv_.free_count() + tree_.sizes().evictable_kv) {
+    LOCKSTEP_MARK("admit.no_room_for_prompt");
+    return refuse(Refusal::no_kv);
+  }
+  RadixTree::Evicted evicted;
+  if (has_states_ && !take_slots(request, evicted)) return refuse(Refusal::no_state_slot);
+  request.locked = hit ? match.end : NodeIndex::none();
+  request.branch = match.branch;
+  request.reached = match.reached;
+  request.reached_serial = tree_.node(match.reached).serial;
+  request.owned = request.computed = request.allocated = match.prefix;
+  request.row = free_rows_.back();
+  free_rows_.pop_back();
+  request.kv.clear();
+  if (hit) tree_.append_path_kv(match.end, 0, request.kv);
+  if (planted(kOffersChildBefore) || planted(kOffersChildAfter)) {
+    KvRuns kept;
+    append_slice(kept, request.kv, 0, match.prefix);
+    request.kv.swap(kept);
+  }
+
+  Reply reply;
+  reply.set(ReplyField::cached, match.prefix);
+  if (has_states_) {
+    const LayerState::Lengths lengths = layers_.state_lengths(request.live, match.prefix);
+    reply.set(ReplyField::state, lengths.recurrent).set(ReplyField::conv, lengths.conv);
+  }
+  reply.set(ReplyField::evicted_kv, evicted.kv).set(ReplyField::evicted_states, evicted.states);
+  enter(std::move(request));
+  return reply;
+}
+
+/// The forward over tokens[computed, end) writes their KV through the row.
+void SglangPolicy::write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end) {
+  if (!layers_.keeps_kv()) return;
+  scratch_.clear();
+  append_slice(scratch_, request.kv, request.computed, end);
+  std::uint32_t at = request.computed;
+  for (const KvRun& run : scratch_) {
+    layers_.write_kv(run.slots(), tokens, at);
+    at += run.size;
+  }
+}
+
+void SglangPolicy::advance(RadixRequest& request, std::uint32_t stop, Forward /*forward*/) {
+  if (has_states_) layers_.advance_state(slot_of(request), request.known, request.computed, stop);
+  request.computed = stop;
+}
+
+Result<Reply> SglangPolicy::extend(const Operation& operation) {
+  const Result<RadixRequest*> found = idle(operation);
+  if (!found) return tl::unexpected(found.error());
+  RadixRequest& request = **found;
+  if (operation.async && config_.overlap == 0)
+    return fail("extend: async=1 is for a config with overlap=1");
+  if (!operation.async && request.in_flight_count != 0)
+    return fail("extend: results are still out, so async=1 goes on");
+  if (operation.async && request.in_flight_count == request.in_flight.size())
+    return fail("extend: two results are out already, and a server runs one step ahead");
+  const std::uint32_t drafts = operation.drafts.size();
+  if (operation.async && drafts != 0)
+    return fail("extend: a verification's result decides what comes next, so it is not async");
+  const std::int64_t left =
+      std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
+  if (operation.n > left || (drafts != 0 && operation.n != left))
+    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
+                            operation.n, left, operation.id.text()));
+
+  const std::int64_t end = request.computed + operation.n;
+  const std::int64_t needed = (end + page_ - 1) / page_ * page_ - request.allocated;
+  RadixTree::Evicted evicted;
+  if (!make_room_for_kv(needed, evicted)) return Reply::refusal(Refusal::no_kv);
+  if (needed > 0) {
+    kv_.allocate(static_cast<std::uint32_t>(needed), request.kv, request.kv_tail);
+    request.allocated += static_cast<std::uint32_t>(needed);
+  }
+  request.known.append(operation.tokens);
+  const auto stop = static_cast<std::uint32_t>(end);
+  if (operation.async) {
+    if (request.in_flight_count == 0) request.in_flight_begin = request.computed;
+    request.in_flight[request.in_flight_count++] = stop;
+  }
+  if (drafts == 0) {
+    write_kv(request, request.known, stop);
+    advance(request, stop, request.computed < request.admitted ? Forward::chunk : Forward::decode);
+    batch_tokens_ += static_cast<std::uint32_t>(operation.n);
+  } else {
+    write_kv(request, request.known.followed_by(operation.drafts), stop);
+    request.verifying = true;
+    request.drafts = operation.drafts;
+  }
+  Reply reply;
+  reply.set(ReplyField::n, operation.n);
+  reply.set(ReplyField::evicted_kv, evicted.kv).set(ReplyField::evicted_states, evicted.states);
+  return reply;
+}
+
+/// The result of the oldest extend that ran ahead.
+Result<Reply> SglangPolicy::complete(const Operation& operation) {
+  RadixRequest* const request = find(operation.id);
+  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
+  if (request->in_flight_count == 0)
+    return fail(fmt::format("complete: request `{}` has no result to come", operation.id.text()));
+  request->in_flight_begin = request->in_flight[0];
+  request->in_flight[0] = request->in_flight[1];
+  --request->in_flight_count;
+  return Reply{};
+}
+
+/// The tokens kept of a verification: n - 1 drafts, whose KV is there already, and the token
+/// sampled behind them.
+Result<Reply> SglangPolicy::accept(const Operation& operation) {
+  RadixRequest* const request = find(operation.id);
+  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
+  if (operation.tokens.size() != operation.n)
+    return fail(fmt::format("accept: n={} beside {} tokens", operation.n, operation.tokens.size()));
+  if (request->verifying) {
+    const std::uint32_t drafts = request->drafts.size();
+    if (operation.n < 1 || operation.n > drafts + 1)
+      return fail(fmt::format("accept: n={} is not within 1 … {} (the drafts and one more)",
+                              operation.n, drafts + 1));
+    const auto kept = static_cast<std::uint32_t>(operation.n) - 1;
+    if (operation.tokens.prefix(kept) != request->drafts.prefix(kept))
+      return fail("accept: the tokens kept are not the drafts");
+    request->known = request->known.followed_by(operation.tokens);
+    const std::uint32_t stop = request->known.size() - 1;
+    advance(*request, stop, Forward::verification);
+    request->verifying = false;
+    free_kv_from(*request, (stop + page_ - 1) / page_ * page_);
+  } else {
+    request->known = request->known.followed_by(operation.tokens);
+  }
+  return Reply{}.set(ReplyField::n, operation.n);
+}
+
+/// Inserts the request's first `size` tokens with `state`, moves the lock there, and lets the row
+/// point at the tree's KV. The insert comes before the unlock, so that nothing on the path can be
+/// evicted between them (section 1.7).
+RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t size,
+                                        StateSlot state) {
+  NodeIndex from = RadixTree::kRoot;
+  if (request.locked.exists() && request.owned <= size &&
+      tree_.node(request.locked).depth() == request.owned)
+    from = request.locked;
+  // What the match compared need not be compared again, if nobody has evicted it since.
+  const RadixNode& reached = tree_.node(request.reached);
+  if (reached.alive && reached.serial == request.reached_serial &&
+      reached.depth() > request.owned && reached.depth() <= size)
+    from = request.reached;
+  const RadixTree::Inserted done =
+      tree_.insert(request.known, size, request.salt, request.kv, 0, state, request.owned, from);
+  if (done.duplicates != 0) {
+    scratch_.clear();
+    append_slice(scratch_, request.kv, 0, request.owned);
+    tree_.append_path_kv(done.end, request.owned, scratch_);
+    append_slice(scratch_, request.kv, size, request.allocated);
+    request.kv.swap(scratch_);
+  }
+  request.owned = std::max(size, planted(kFloorsFinishedKey) ? request.owned : 0);
+  return done;
+}
+
+void SglangPolicy::move_lock(RadixRequest& request, NodeIndex node) {
+  const bool state_locked = config_.skip_decode_lock == 0;
+  const bool was_locked = request.state_locked || planted(kUnlocksSkipped);
+  tree_.move_lock(request.locked, was_locked, node, state_locked);
+  request.state_locked = state_locked;
+  request.locked = node;
+}
+
+Reply SglangPolicy::stored_reply(const RadixRequest& request, bool exist) const {
+  return Reply{}.set(ReplyField::exist, exist).set(ReplyField::length, request.owned);
+}
+
+Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
+  const Result<RadixRequest*> found = idle(operation);
+  if (!found) return tl::unexpected(found.error());
+  RadixRequest& request = **found;
+  const std::int64_t up_to =
+      operation.up_to == Operation::kAbsent ? request.computed : operation.up_to;
+  if (up_to > request.computed)
+    return fail(fmt::format("checkpoint: up_to={} is beyond the {} computed tokens", up_to,
+                            request.computed));
+  return store_unfinished(request, static_cast<std::uint32_t>(up_to));
+}
+
+Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to) {
+  const std::uint32_t size = whole_pages(up_to);
+  // The running state stands for all computed tokens and for no shorter key.
+  if (has_states_ && up_to != request.computed) return stored_reply(request, false);
+  if (size == 0 || size < request.owned) return stored_reply(request, true);
+  if (!has_states_) {
+    const RadixTree::Inserted done = store(request, size, StateSlot::none());
+    move_lock(request, done.end);
+    return stored_reply(request, done.exist);
+  }
+  RadixTree::Evicted unreported;
+  const bool room = make_room_for_states(1, unreported);
+  if (planted(kAssertsOnDonation)) require(room, "Can not alloc mamba cache");
+  if (!room) {
+    LOCKSTEP_MARK("checkpoint.skipped");
+    return Reply::refusal(Refusal::no_state_slot);
+  }
+  const StateSlot donated = planted(kSharesLiveSlot) ? request.live : states_.allocate();
+  if (!planted(kSharesLiveSlot)) layers_.copy_state(slot_of(request), donated);
+  const RadixTree::Inserted done = store(request, size, donated);
+  if (variant_.matches_after_checkpoint) tree_.refresh_path(done.end);
+  move_lock(request, done.end);
+  if (done.exist) {
+    LOCKSTEP_MARK("checkpoint.exists");
+    if (!planted(kLeaksRefusedSlot)) states_.release(donated);
+  }
+  return stored_reply(request, done.exist);
+}
+
+Result<Reply> SglangPolicy::finish(const Operation& operation) {
+  const Result<RadixRequest*> found = idle(operation);
+  if (!found) return tl::unexpected(found.error());
+  RadixRequest& request = **found;
+  const std::uint32_t committed =
+      planted(kCommitsAtLaunch) ? request.computed : request.committed();
+  const std::uint32_t kept =
+      config_.strip_thinking != 0 ? std::min(request.prompt_size, committed) : committed;
+  const bool exist = store_finished(request, kept);
+  if (planted(kFreesBelowProtected)) request.owned = whole_pages(kept);
+  const Reply reply = stored_reply(request, exist);
+  remove(request);
+  return reply;
+}
+
+bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
+  std::uint32_t size = whole_pages(kept);
+  if (planted(kKeyOneShort) && size > request.owned) --size;
+  if (planted(kFloorsFinishedKey)) size -= size % 64;
+  bool exist = true;
+  // The live state stands for all computed tokens: under a stripped key it would be a state of
+  // another length.
+  const bool fits = !has_states_ || kept == request.computed || planted(kStripsKeyOnly);
+  if (planted(kStripsKeyOnly))
+    require(size >= request.owned, "cache_protected_len is at most len(new_indices)");
+  const bool reaches = has_states_ ? size >= request.owned : size > request.owned;
+  if (fits && size != 0 && (reaches || planted(kFloorsFinishedKey))) {
+    StateSlot donated = request.live;
+    if (variant_.copies_at_finish || planted(kForksAtFinish)) {
+      RadixTree::Evicted unreported;
+      if (!make_room_for_states(1, unreported)) return true;
+      donated = states_.allocate();
+      layers_.copy_state(request.live, donated);
+    }
+    exist = store(request, size, donated).exist;
+    if (donated != request.live) {
+      if (exist && !planted(kLosesRefusedCopy)) states_.release(donated);
+      if (!exist && planted(kForksAtFinish)) request.live = StateSlot::none();
+    } else if (has_states_ && !exist && !planted(kFreesDonatedSlot)) {
+      request.live = StateSlot::none();
+    }
+  } else if (size != 0 && !fits) {
+    LOCKSTEP_MARK("finish.state_does_not_fit");
+  }
+  return exist;
+}
+
+Result<Reply> SglangPolicy::release(const Operation& operation) {
+  RadixRequest* const request = find(operation.id);
+  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
+  if (planted(kAbortKeepsLock)) request->locked = NodeIndex::none();
+  remove(*request);
+  return Reply{};
+}
+
+void SglangPolicy::free_kv_from(RadixRequest& request, std::uint32_t first) {
+  kv_.release_from(request.kv, first);
+  request.allocated = first;
+}
+
+/// Gives back what the tree does not own, unlocks, and forgets the request.
+void SglangPolicy::remove(RadixRequest& request) {
+  if (request.live.exists()) states_.release(request.live);
+  for (const StateSlot slot : request.tracking.slots)
+    if (slot.exists() && !planted(kKeepsTrackingSlots)) states_.release(slot);
+  free_kv_from(request, request.owned);
+  tree_.unlock(request.locked, request.state_locked || planted(kUnlocksSkipped));
+  free_rows_.push_back(request.row);
+  const std::uint32_t place = place_of_[request.id.index()];
+  place_of_[request.id.index()] = kNowhere;
+  free_places_.push_back(place);
+  request.id = Name();
+  request.known = {};
+}
+
+Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
+  RadixTree::Evicted evicted =
+      tree_.evict(kv, has_states_ && !variant_.evicts_separately ? states : 0);
+  if (variant_.evicts_separately) {
+    const RadixTree::Evicted of_states = tree_.evict(0, states);
+    evicted = {evicted.kv + of_states.kv, evicted.states + of_states.states};
+  }
+  return Reply{}.set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
+}
+
+Reply SglangPolicy::check() const {
+  Reply reply;
+  reply.set(ReplyField::kv_free, kv_.free_count())
+      .set(ReplyField::kv_locked, tree_.sizes().protected_kv);
+  if (has_states_)
+    reply.set(ReplyField::states_free, states_.free_count())
+        .set(ReplyField::states_locked, tree_.sizes().protected_states);
+  return reply;
+}
+
+// --- Tree verbs ----------------------------------------------------------------------------------
+
+HeldSlot* SglangPolicy::find_slot(Name name) {
+  const auto found = std::find_if(held_slots_.begin(), held_slots_.end(),
+                                  [&](const HeldSlot& held) { return held.name == name; });
+  return found == held_slots_.end() ? nullptr : &*found;
+}
+
+Result<Reply> SglangPolicy::match(const Operation& operation) {
+  const std::int64_t limit =
+      operation.limit == Operation::kAbsent ? operation.tokens.size() : operation.limit;
+  const auto size =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(limit, operation.tokens.size()));
+  const RadixTree::Match found = tree_.match(operation.tokens, size, operation.salt);
+  Reply reply;
+  reply.set(ReplyField::kv, found.full);
+  if (has_states_) {
+    std::int64_t length = found.prefix;
+    if (found.end != RadixTree::kRoot && tree_.node(found.end).state.exists())
+      length = layers_.state_lengths(tree_.node(found.end).state, length).recurrent;
+    reply.set(ReplyField::state, length).set(ReplyField::branch, found.branch);
+  }
+  return reply;
+}
+
+Result<Reply> SglangPolicy::insert(const Operation& operation) {
+  HeldSlot* const held = find_slot(operation.slot);
+  if (has_states_ && held == nullptr)
+    return operation.slot.exists() ? unknown(operation, "held slot", operation.slot)
+                                   : fail("insert: a policy with states needs the field slot");
+  const std::uint32_t size = whole_pages(operation.tokens.size());
+  const std::int64_t owned = std::max<std::int64_t>(operation.prev, 0);
+  if (owned > tree_.stored(operation.tokens, operation.salt))
+    return fail(fmt::format("insert: prev={} is more than the tree holds of these tokens", owned));
+  if (size == 0) return Reply{}.set(ReplyField::exist, 1).set(ReplyField::freed_kv, 0);
+  RadixTree::Evicted unreported;
+  const auto first = static_cast<std::uint32_t>(owned);
+  if (!make_room_for_kv(size - owned, unreported)) return Reply::refusal(Refusal::no_kv);
+  // Nothing has locked the prefix that `prev` counts on: where making room has taken it, the KV for
+  // it is missing.
+  if (owned > tree_.stored(operation.tokens, operation.salt)) return Reply::refusal(Refusal::no_kv);
+  KvRuns row;
+  if (size != first) {
+    row.push_back(kv_.allocate(size - first));
+    layers_.write_kv(row.front().slots(), operation.tokens, first);
+  }
+  const RadixTree::Inserted done =
+      tree_.insert(operation.tokens, size, operation.salt, row, first,
+                   has_states_ ? held->slot : StateSlot::none(), first, RadixTree::kRoot);
+  if (has_states_ && !done.exist)
+    held_slots_.erase(held_slots_.begin() + (held - held_slots_.data()));
+  return Reply{}.set(ReplyField::exist, done.exist).set(ReplyField::freed_kv, done.duplicates);
+}
+
+Result<Reply> SglangPolicy::lock(const Operation& operation) {
+  for (const HeldLock& held : held_locks_)
+    if (held.name == operation.as)
+      return fail(fmt::format("lock: `{}` is held already", operation.as.text()));
+  const NodeIndex node = tree_.find(operation.tokens, operation.salt);
+  if (!node.exists() || node == RadixTree::kRoot)
+    return fail("lock: no node of the tree ends at these tokens");
+  tree_.lock(node);
+  held_locks_.push_back({operation.as, node});
+  return Reply{};
+}
+
+Result<Reply> SglangPolicy::unlock(const Operation& operation) {
+  const auto held = std::find_if(held_locks_.begin(), held_locks_.end(),
+                                 [&](const HeldLock& lock) { return lock.name == operation.lock; });
+  if (held == held_locks_.end()) return unknown(operation, "lock", operation.lock);
+  tree_.unlock(held->node);
+  held_locks_.erase(held);
+  return Reply{};
+}
+
+/// alloc: the state of the empty prefix. fork: that of another held slot.
+Result<Reply> SglangPolicy::hold_slot(const Operation& operation) {
+  if (!has_states_) return fail(fmt::format("{}: radix has no states", to_string(operation.verb)));
+  if (find_slot(operation.as) != nullptr)
+    return fail(
+        fmt::format("{}: `{}` is held already", to_string(operation.verb), operation.as.text()));
+  if (operation.verb == Verb::fork && find_slot(operation.slot) == nullptr)
+    return unknown(operation, "held slot", operation.slot);
+  RadixTree::Evicted unreported;
+  if (!make_room_for_states(1, unreported)) return Reply::refusal(Refusal::no_state_slot);
+  const StateSlot slot = states_.allocate();
+  HeldSlot fresh{operation.as, slot, {}};
+  if (operation.verb == Verb::fork) {
+    const HeldSlot& source = *find_slot(operation.slot);
+    layers_.copy_state(source.slot, slot);
+    fresh.tokens = source.tokens;
+  } else if (!planted(kSkipsZeroing)) {
+    layers_.zero_state(slot);
+  }
+  held_slots_.push_back(fresh);
+  return Reply{}.set(ReplyField::slot, slot.value);
+}
+
+Result<Reply> SglangPolicy::advance_slot(const Operation& operation) {
+  HeldSlot* const held = find_slot(operation.slot);
+  if (held == nullptr) return unknown(operation, "held slot", operation.slot);
+  const std::uint32_t begin = held->tokens.size();
+  held->tokens = held->tokens.followed_by(operation.tokens);
+  layers_.advance_state(held->slot, held->tokens, begin, held->tokens.size());
+  return Reply{}.set(ReplyField::length, held->tokens.size());
+}
+
+Result<Reply> SglangPolicy::copy(const Operation& operation) {
+  HeldSlot* const from = find_slot(operation.from);
+  HeldSlot* const to = find_slot(operation.to);
+  if (from == nullptr || to == nullptr)
+    return unknown(operation, "held slot", from == nullptr ? operation.from : operation.to);
+  layers_.copy_state(from->slot, to->slot);
+  to->tokens = from->tokens;
+  return Reply{};
+}
+
+Result<Reply> SglangPolicy::free(const Operation& operation) {
+  HeldSlot* const held = find_slot(operation.slot);
+  if (held == nullptr) return unknown(operation, "held slot", operation.slot);
+  states_.release(held->slot);
+  held_slots_.erase(held_slots_.begin() + (held - held_slots_.data()));
+  return Reply{};
+}
+
+std::unique_ptr<Auditor> SglangPolicy::make_auditor(const LabelState* labels) {
+  return std::make_unique<RadixAuditor>(*this, labels);
+}
+
+/// Nodes by depth, then age: parents come before their children.
+std::optional<Snapshot> SglangPolicy::snapshot() const {
+  Snapshot content;
+  content.kv_free = kv_.free_count();
+  content.kv_total = kv_.slot_count();
+  content.states_free = states_.free_count();
+  content.states_total = states_.slot_count();
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t i = 1; i < tree_.node_count(); ++i)
+    if (tree_.node({i}).alive) order.push_back(i);
+  std::sort(order.begin(), order.end(), [&](std::uint32_t a, std::uint32_t b) {
+    const RadixNode& left = tree_.node({a});
+    const RadixNode& right = tree_.node({b});
+    return left.depth() != right.depth() ? left.depth() < right.depth()
+                                         : left.serial < right.serial;
+  });
+  std::vector<int> place(tree_.node_count(), -1);
+  for (const std::uint32_t i : order) {
+    const RadixNode& node = tree_.node({i});
+    place[i] = static_cast<int>(content.nodes.size());
+    content.nodes.push_back({place[node.parent.value],
+                             node.path.slice(node.start, node.depth()).text(40), node.depth(),
+                             node.state.exists(), node.full_lock != 0});
+  }
+  return content;
+}
+
+namespace {
+
+std::unique_ptr<Subject> make_radix(const SubjectOptions& options) {
+  return std::make_unique<SglangPolicy>(options, SglangVariant{.has_states = false});
+}
+std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
+  return std::make_unique<SglangPolicy>(options, SglangVariant{});
+}
+
+const Registration<PolicyEntry> kRadix{{"radix", "SGLang 0.5.23's radix cache for attention alone",
+                                        false, "page strip_thinking overlap", make_radix}};
+const Registration<PolicyEntry> kNoBuffer{
+    {"sglang-no-buffer", "SGLang 0.5.23's hybrid radix cache, one state slot a request", true,
+     "strip_thinking skip_decode_lock path_cap", make_no_buffer}};
+
+}  // namespace
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,179 @@
+// The request side of SGLang's radix caches, 0.5.23: policies `radix` (attention alone) and
+// `sglang-no-buffer` (one state slot a request, copied into the tree at chunk ends and donated at
+// the finish). Sections 1.2 and 1.7 of the rules. SglangVariant says what older versions do
+// otherwise (sglang_legacy.cpp); sglang_extra_buffer.hpp has requests with tracking slots.
+#pragma once
+
+#include <array>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "cache_sim/policies/pools.hpp"
+#include "cache_sim/policies/sglang/radix_tree.hpp"
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::cache_sim {
+
+/// States that the forward left behind on its way, to be stored later (the extra buffer, 1.8).
+struct Tracking {
+  std::array<StateSlot, 2> slots;   ///< the second one is none until a lazy request needs it
+  std::uint32_t next = 0;           ///< the slot that is written next
+  std::uint32_t last = 1;           ///< the slot that was written last
+  std::uint32_t last_size = 0;      ///< tokens that slots[last] stands for; 0: nothing to store
+  std::uint32_t previous_size = 0;  ///< those of the other slot
+};
+
+/// A running request.
+struct RadixRequest {
+  Name id;
+  Name salt;
+  Tokens known;  ///< prompt, outputs, and what extends brought
+  std::uint32_t prompt_size = 0;
+  std::uint32_t admitted = 0;  ///< tokens known at the admission: up to them it prefills
+  std::uint32_t computed = 0;  ///< tokens whose KV and state exist, in the order of the forwards
+  std::array<std::uint32_t, 2> in_flight{};  ///< of extends whose results are out, where they end
+  std::uint32_t in_flight_count = 0;
+  std::uint32_t owned = 0;   ///< tokens of the row that the tree owns ("prot")
+  std::uint32_t branch = 0;  ///< where its match would have used a state, 0 for nowhere
+  NodeIndex locked;          ///< node at depth `owned`, none where nothing is locked
+  bool state_locked = true;  ///< that lock's receipt
+  NodeIndex reached;         ///< where its match ended in KV: on its path while it is the same node
+  std::uint64_t reached_serial = 0;
+  StateSlot live;     ///< the running state
+  Tracking tracking;  ///< extra buffer alone
+  RequestRow row;
+  KvRuns kv;  ///< one slot per token of [0, allocated)
+  KvTail kv_tail;
+  std::uint32_t allocated = 0;
+  bool verifying = false;  ///< drafts are computed and not yet accepted
+  Tokens drafts;
+
+  std::uint32_t in_flight_begin = 0;  ///< tokens before the first of those extends
+  /// Tokens whose results are there: what the scheduler knows of.
+  std::uint32_t committed() const { return in_flight_count == 0 ? computed : in_flight_begin; }
+};
+
+/// A state slot that a trace holds by name (tree verbs).
+struct HeldSlot {
+  Name name;
+  StateSlot slot;
+  Tokens tokens;
+};
+
+/// A lock that a trace holds by name.
+struct HeldLock {
+  Name name;
+  NodeIndex node;
+};
+
+/// What tells SGLang's caches of one state slot a request apart. The defaults are 0.5.23's.
+struct SglangVariant {
+  bool has_states = true;
+  RadixRules tree;
+  bool evicts_the_need = false;  ///< a KV shortage evicts as much as is needed, not what is missing
+  bool evicts_separately = false;   ///< states that fall with evicted KV do not count as evicted
+  bool hides_kv_of_states = false;  ///< a slot's eviction does not tell the KV that fell with it
+  bool matches_after_checkpoint = false;  ///< a checkpoint's key is matched again
+  bool copies_at_finish = false;          ///< the tree gets a copy of the finished request's state
+};
+
+class SglangPolicy : public Subject {
+ public:
+  SglangPolicy(const SubjectOptions& options, const SglangVariant& variant);
+
+  Result<Reply> apply(const Operation& operation) override;
+  std::unique_ptr<Auditor> make_auditor(const LabelState* labels) override;
+  std::optional<Snapshot> snapshot() const override;
+
+  // What an auditor sees.
+  const RadixTree& tree() const { return tree_; }
+  RadixTree& audited_tree() { return tree_; }
+  const KvPool& kv_pool() const { return kv_; }
+  const StatePool& state_pool() const { return states_; }
+  const std::vector<RadixRequest>& requests() const {
+    return requests_;
+  }  ///< those without a name are free places
+  const std::vector<HeldSlot>& held_slots() const { return held_slots_; }
+  const std::vector<HeldLock>& held_locks() const { return held_locks_; }
+  const std::vector<RequestRow>& free_rows() const { return free_rows_; }
+  std::size_t free_place_count() const { return free_places_.size(); }
+  bool has_states() const { return has_states_; }
+  bool strips_thinking() const { return config_.strip_thinking != 0; }
+  const Config& config() const { return config_; }
+  const SglangVariant& variant() const { return variant_; }
+  /// Slots that an admitted request gets for tracking.
+  virtual int tracking_slots() const { return 0; }
+
+ protected:
+  enum class Forward : std::uint8_t { chunk, decode, verification };
+
+  /// The forward moves the request's state from tokens[0, computed) to tokens[0, stop).
+  virtual void advance(RadixRequest& request, std::uint32_t stop, Forward forward);
+  /// A checkpoint of what is computed up to `up_to` tokens.
+  virtual Reply store_unfinished(RadixRequest& request, std::uint32_t up_to);
+  /// Stores what the first `kept` computed tokens leave in the cache. Returns exist.
+  virtual bool store_finished(RadixRequest& request, std::uint32_t kept);
+
+  bool make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted);
+  RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
+  void move_lock(RadixRequest& request, NodeIndex node);
+  Reply stored_reply(const RadixRequest& request, bool exist) const;
+  StateSlot slot_of(const RadixRequest& request) const;
+  std::uint32_t whole_pages(std::uint32_t size) const { return size - size % page_; }
+  bool planted(const Defect& defect) const { return defect_ == &defect; }
+
+  const Config config_;
+  const Defect* const defect_;
+  LayerState& layers_;
+  const SglangVariant variant_;
+  const bool has_states_;
+  const std::uint32_t page_;
+  KvPool kv_;
+  StatePool states_;
+  RadixTree tree_;
+  std::uint32_t batch_tokens_ = 0;  ///< of extends that wait for their `step`
+
+ private:
+  // Request verbs.
+  Result<Reply> admit(const Operation& operation);
+  Result<Reply> extend(const Operation& operation);
+  Result<Reply> complete(const Operation& operation);
+  Result<Reply> accept(const Operation& operation);
+  Result<Reply> checkpoint(const Operation& operation);
+  Result<Reply> finish(const Operation& operation);
+  Result<Reply> release(const Operation& operation);  // abort, preempt
+  Reply evict(std::int64_t kv, std::int64_t states);
+  Reply check() const;
+  // Tree verbs.
+  Result<Reply> match(const Operation& operation);
+  Result<Reply> insert(const Operation& operation);
+  Result<Reply> lock(const Operation& operation);
+  Result<Reply> unlock(const Operation& operation);
+  Result<Reply> hold_slot(const Operation& operation);  // alloc, fork
+  Result<Reply> advance_slot(const Operation& operation);
+  Result<Reply> copy(const Operation& operation);
+  Result<Reply> free(const Operation& operation);
+
+  RadixRequest* find(Name id);
+  Result<RadixRequest*> idle(const Operation& operation);
+  HeldSlot* find_slot(Name name);
+  bool make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted);
+  bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
+  bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
+  void enter(RadixRequest&& request);
+  void write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end);
+  void free_kv_from(RadixRequest& request, std::uint32_t first);
+  void remove(RadixRequest& request);
+
+  std::vector<RadixRequest> requests_;
+  std::vector<std::uint32_t> free_places_;  // indices into requests_
+  std::vector<std::uint32_t> place_of_;     // by Name::index(), kNowhere where not admitted
+  std::vector<RequestRow> free_rows_;
+  std::vector<HeldSlot> held_slots_;
+  std::vector<HeldLock> held_locks_;
+  KvRuns scratch_;
+};
+
+}  // namespace lockstep::cache_sim

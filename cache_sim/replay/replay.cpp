@@ -1,0 +1,194 @@
+#include "cache_sim/replay/replay.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "cache_sim/model/model.hpp"
+#include "cache_sim/server/simulation.hpp"
+#include "cache_sim/workloads/workload.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::string_view kDefaultPolicy = "sglang-no-buffer";
+constexpr std::string_view kSglangW1 = "sglang-w1";
+
+double seconds_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+/// Without --subject: the policy of the defect, of the file, or the default one, beside its oracle.
+std::vector<std::string> default_subjects(const ReplayRequest& request, const Config& config) {
+  std::string policy(kDefaultPolicy);
+  if (!config.policy.empty()) policy = config.policy;
+  if (!request.defect.empty()) policy = request.defect.substr(0, request.defect.find(':'));
+  std::vector<std::string> subjects{policy};
+  if (Registry<OracleEntry>::find(policy) != nullptr) subjects.push_back("oracle:" + policy);
+  return subjects;
+}
+
+/// A plain `oracle` is that of the first other subject named.
+Result<void> name_oracles(std::vector<std::string>& subjects) {
+  for (std::string& subject : subjects) {
+    if (subject != "oracle") continue;
+    const auto other = std::find_if(subjects.begin(), subjects.end(), [](const std::string& name) {
+      return Registry<PolicyEntry>::find(name) != nullptr;
+    });
+    subject = fmt::format("oracle:{}", other == subjects.end() ? kDefaultPolicy : *other);
+  }
+  return {};
+}
+
+/// The cost model that was asked for; null for the config's step_time.
+Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request) {
+  if (request.model.empty()) return nullptr;
+  return find_model(request.model).map([](const Model* model) -> std::unique_ptr<StepCost> {
+    return std::make_unique<ModelStepCost>(*model);
+  });
+}
+
+Result<void> start_run(const ReplayRequest& request, const Result<RunOptions>& options,
+                       ReplayOutcome& outcome) {
+  if (!options) return tl::unexpected(options.error());
+  Result<std::unique_ptr<Run>> run = Run::start(*options);
+  if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
+  outcome.run = std::move(*run);
+  return {};
+}
+
+Result<ReplayOutcome> replay_trace(const ReplayRequest& request, ReplayOutcome outcome) {
+  const auto load_start = std::chrono::steady_clock::now();
+  Result<Trace> trace = read_trace(request.file);
+  if (!trace) return tl::unexpected(trace.error());
+  outcome.trace = std::move(*trace);
+  if (const Result<void> started =
+          start_run(request, run_options(request, outcome.trace->config), outcome);
+      !started)
+    return tl::unexpected(started.error());
+  Result<std::unique_ptr<StepCost>> cost = step_cost(request);
+  if (!cost) return tl::unexpected(cost.error());
+  outcome.load_s = seconds_since(load_start);
+  const auto start = std::chrono::steady_clock::now();
+  Simulation(*outcome.run, std::move(*cost)).play(*outcome.trace);
+  outcome.wall_s = seconds_since(start);
+  if (outcome.run->error()) return tl::unexpected(*outcome.run->error());
+  return outcome;
+}
+
+/// A workload without a driver of its own: its requests go to the scheduler as they arrive. Loading
+/// is opening it; what the stream reads while it is played is part of the replay.
+Result<ReplayOutcome> replay_workload(const ReplayRequest& request, ReplayOutcome outcome) {
+  const auto load_start = std::chrono::steady_clock::now();
+  OpenedStream requests = open_workload(request.file, request.limit);
+  if (!requests) return tl::unexpected(requests.error());
+  if (const Result<void> started = start_run(request, run_options(request, Config{}), outcome);
+      !started)
+    return tl::unexpected(started.error());
+  Result<std::unique_ptr<StepCost>> cost = step_cost(request);
+  if (!cost) return tl::unexpected(cost.error());
+  outcome.load_s = seconds_since(load_start);
+  const auto start = std::chrono::steady_clock::now();
+  const Result<void> played = Simulation(*outcome.run, std::move(*cost)).play(**requests);
+  outcome.wall_s = seconds_since(start);
+  if (!played) return tl::unexpected(played.error());
+  if (outcome.run->error()) return tl::unexpected(*outcome.run->error());
+  return outcome;
+}
+
+Result<ReplayOutcome> replay_sglang_w1(const ReplayRequest& request, ReplayOutcome outcome) {
+  const auto load_start = std::chrono::steady_clock::now();
+  std::string_view parameters = std::string_view(request.file).substr(kSglangW1.size());
+  if (!parameters.empty()) parameters.remove_prefix(1);
+  Result<SglangW1Options> w1 = SglangW1Options::parse(parameters);
+  if (!w1) return fail(fmt::format("{}: {}", request.file, w1.error().text));
+  if (request.limit > 0) w1->requests = std::min(w1->requests, request.limit);
+  Config config;
+  config.kv_tokens = w1->kv_tokens;
+  config.state_slots = w1->state_slots;
+  config.chunked_prefill = 1024;
+  const Result<RunOptions> options = run_options(request, config);
+  if (!options) return tl::unexpected(options.error());
+  if (options->config.ranks != 1 || options->config.overlap != 0)
+    return fail(fmt::format("{}: its own driver has one rank and no overlap", request.file));
+  if (const Result<void> started = start_run(request, options, outcome); !started)
+    return tl::unexpected(started.error());
+  const SglangW1 workload = SglangW1::generate(*w1);
+  outcome.load_s = seconds_since(load_start);
+  const auto start = std::chrono::steady_clock::now();
+  outcome.decisions =
+      drive(workload, [&](const Operation& operation) { return outcome.run->apply(operation); });
+  outcome.run->conclude();
+  outcome.wall_s = seconds_since(start);
+  if (outcome.run->error()) return tl::unexpected(*outcome.run->error());
+  return outcome;
+}
+
+}  // namespace
+
+Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
+  if (request.fidelity != "label")
+    return fail(fmt::format("fidelity `{}` is not there; `lockstep list layers` shows what is",
+                            request.fidelity));
+  if (const Result<void> set = config.set_all(request.config); !set)
+    return fail("--config: " + set.error().text);
+  RunOptions options;
+  options.subjects =
+      request.subjects.empty() ? default_subjects(request, config) : request.subjects;
+  if (const Result<void> named = name_oracles(options.subjects); !named)
+    return tl::unexpected(named.error());
+  if (!request.defect.empty()) {
+    options.defect = Defect::find(request.defect);
+    if (options.defect == nullptr)
+      return fail(fmt::format("there is no defect `{}`; `lockstep list defects` shows all",
+                              request.defect));
+    options.defect_name = request.defect;
+    const std::string policy = request.defect.substr(0, request.defect.find(':'));
+    if (std::find(options.subjects.begin(), options.subjects.end(), policy) ==
+        options.subjects.end())
+      return fail(fmt::format("the defect {} needs the subject {}", request.defect, policy));
+  }
+  options.config = std::move(config);
+  options.check = request.check;
+  options.timeout = request.timeout;
+  options.file = request.file;
+  options.keep_events = request.keep_events;
+  options.watch = request.watch;
+  return options;
+}
+
+ExitStatus ReplayOutcome::status() const {
+  return run->findings().empty() ? kExitPass : exit_status(run->findings().front().finding.kind);
+}
+
+Result<ReplayOutcome> replay(const ReplayRequest& request) {
+  const GeneratedWorkload* const generated = find_generated(request.file);
+  if (generated != nullptr && generated->name == kSglangW1) return replay_sglang_w1(request, {});
+  if (generated != nullptr || is_workload_file(request.file)) return replay_workload(request, {});
+  return replay_trace(request, {});
+}
+
+std::vector<std::string> directive_words(const RunDirective& directive, const std::string& file) {
+  std::vector<std::string> words;
+  std::string word;
+  const auto end_word = [&] {
+    if (!word.empty()) words.push_back(word);
+    word.clear();
+  };
+  for (std::size_t i = 0; i < directive.command.size(); ++i) {
+    if (directive.command[i] == ' ') {
+      end_word();
+    } else if (directive.command.compare(i, 2, "%s") == 0) {
+      word += file;
+      ++i;
+    } else {
+      word += directive.command[i];
+    }
+  }
+  end_word();
+  words.erase(words.begin());  // `lockstep`
+  return words;
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,211 @@
+#include "cache_sim/replay/run_json.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kMostRequests = 100'000;
+
+std::string hex(std::uint64_t value) {
+  return fmt::format("{:016x}", value);
+}
+
+std::string policy_of(const std::string& subject) {
+  return subject.starts_with("oracle:") ? subject.substr(7) : subject;
+}
+
+Json totals_json(const SubjectTotals& totals) {
+  return {{"input_tokens", totals.input_tokens},
+          {"hit_tokens", totals.hit_tokens},
+          {"hit_ratio", rounded_ratio(totals.hit_tokens, totals.input_tokens)}};
+}
+
+Json policy_json(const Run& run, std::size_t i) {
+  const SubjectTotals& totals = run.totals(i);
+  Json policy = {{"policy", policy_of(run.subject_name(i))},
+                 {"capacity",
+                  {{"kv_tokens", run.options().config.kv_tokens},
+                   {"state_slots", run.options().config.state_slots}}}};
+  policy.update(totals_json(totals));
+  policy["evictions"] = {{"kv_tokens", totals.evicted_kv}, {"states", totals.evicted_states}};
+  policy["preemptions"] = totals.preemptions;
+  if (const auto content = run.snapshot(i))
+    policy["states"] = content->states_total - content->states_free;
+  return policy;
+}
+
+Json finding_json(const LocatedFinding& located, const ReplayRequest& request) {
+  return {{"kind", to_string(located.finding.kind)},
+          {"subject", located.subject},
+          {"file", located.file},
+          {"line", located.line},
+          {"event", located.event},
+          {"request", located.request},
+          {"operation", located.operation},
+          {"expected", located.finding.expected},
+          {"actual", located.finding.actual},
+          {"text", located.finding.text},
+          {"around", located.around},
+          {"trace", located.file},
+          {"replay", replay_command(request)}};
+}
+
+Json requests_json(const Run& run) {
+  Json requests = Json::array();
+  for (const RequestOutcome& outcome : run.outcomes()) {
+    Json one = {{"id", outcome.id.text()},
+                {"prompt_tokens", outcome.prompt_tokens},
+                {"cached_tokens", std::max<std::int64_t>(outcome.cached_tokens, 0)},
+                {"output_tokens", outcome.output_tokens},
+                {"finish", to_string(outcome.finish)}};
+    if (outcome.first_token >= 0) one["ttft_ns"] = outcome.first_token - outcome.arrival;
+    if (outcome.end >= 0) one["e2e_ns"] = outcome.end - outcome.arrival;
+    requests.push_back(std::move(one));
+  }
+  return requests;
+}
+
+}  // namespace
+
+double rounded_ratio(std::int64_t part, std::int64_t whole) {
+  return whole == 0 ? 0
+                    : std::stod(fmt::format(
+                          "{:.6f}", static_cast<double>(part) / static_cast<double>(whole)));
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+std::string commit() {
+  const char* const known = std::getenv("LOCKSTEP_COMMIT");  // the script asks git for it
+  return known == nullptr ? "unknown" : known;
+}
+
+std::string replay_command(const ReplayRequest& request) {
+  std::string command = "./lockstep replay " + request.file;
+  const auto quoted = [](const std::string& word) {
+    return word.find(' ') == std::string::npos ? word : "'" + word + "'";
+  };
+  for (const std::string& subject : request.subjects) command += " --subject " + quoted(subject);
+  if (!request.defect.empty()) command += " --defect " + request.defect;
+  if (!request.config.empty()) command += " --config " + request.config;
+  if (request.check != CheckLevel::all)
+    command += request.check == CheckLevel::off ? " --check off" : " --check labels";
+  return command;
+}
+
+Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome) {
+  const Run& run = *outcome.run;
+  Json json = {{"lockstep", 1}, {"command", "replay"}};
+  json["workload"] = {{"file", request.file}};
+  if (outcome.trace) json["workload"]["title"] = outcome.trace->title;
+  for (const auto& [field, value] : run.options().config.fields())
+    json["workload"]["config"][field] = value;
+  if (!request.defect.empty()) json["defect"] = request.defect;
+  json["seed"] = 0;
+  json["commit"] = commit();
+  json["digest"] = hex(run.digest());
+  if (outcome.decisions) json["decision_digest"] = hex(outcome.decisions->decision_digest);
+  json["verdict"] = run.findings().empty() ? "pass" : "finding";
+  json["events"] = run.event_count();
+  Json findings = Json::array();
+  for (const LocatedFinding& located : run.findings())
+    findings.push_back(finding_json(located, request));
+  json["findings"] = findings;
+  if (run.outcomes().size() <= kMostRequests) json["requests"] = requests_json(run);
+  json["policies"] = Json::array();
+  for (std::size_t i = 0; i < run.subject_count(); ++i)
+    json["policies"].push_back(policy_json(run, i));
+  if (run.subject_count() != 0) json["totals"] = totals_json(run.totals(0));
+  if (run.subject_count() > 1) {
+    json["subjects"] = Json::array();
+    for (std::size_t i = 0; i < run.subject_count(); ++i) {
+      Json own = Json::array();
+      for (const LocatedFinding& located : run.findings())
+        if (located.subject == run.subject_name(i)) own.push_back(finding_json(located, request));
+      json["subjects"].push_back({{"subject", run.subject_name(i)},
+                                  {"verdict", own.empty() ? "pass" : "finding"},
+                                  {"findings", own},
+                                  {"policies", Json::array({policy_json(run, i)})},
+                                  {"totals", totals_json(run.totals(i))}});
+    }
+  }
+  json["timing"] = {{"wall_s", outcome.wall_s}, {"load_s", outcome.load_s}, {"date", today()}};
+  return json;
+}
+
+Json timeline_json(const ReplayOutcome& outcome) {
+  Json events = Json::array();
+  const Run& run = *outcome.run;
+  const auto microseconds = [](Nanoseconds time) { return static_cast<double>(time) / 1000.0; };
+  std::size_t row = 0;
+  std::vector<std::size_t> row_of;
+  for (const RequestOutcome& request : run.outcomes()) {
+    ++row;
+    if (row_of.size() <= request.id.index()) row_of.resize(request.id.index() + 1);
+    row_of[request.id.index()] = row;
+    events.push_back({{"ph", "M"},
+                      {"name", "thread_name"},
+                      {"pid", 1},
+                      {"tid", row},
+                      {"args", {{"name", request.id.text()}}}});
+  }
+  for (const Span& span : run.spans())
+    events.push_back({{"ph", "X"},
+                      {"name", span.name},
+                      {"pid", 1},
+                      {"tid", row_of[span.request.index()]},
+                      {"ts", microseconds(span.begin)},
+                      {"dur", microseconds(span.end - span.begin)}});
+  if (run.spans().empty()) {
+    std::int64_t at = 0;
+    for (const KeptEvent& event : run.kept_events())
+      events.push_back({{"ph", "X"},
+                        {"name", event.operation},
+                        {"pid", 1},
+                        {"tid", 0},
+                        {"ts", at++},
+                        {"dur", 1},
+                        {"args", {{"reply", event.reply}, {"line", event.line}}}});
+  }
+  for (const LocatedFinding& located : run.findings())
+    events.push_back({{"ph", "i"},
+                      {"s", "g"},
+                      {"name", to_string(located.finding.kind)},
+                      {"pid", 1},
+                      {"tid", 0},
+                      {"ts", run.spans().empty() ? static_cast<double>(located.event - 1)
+                                                 : microseconds(run.now())},
+                      {"args", {{"text", located.finding.text}}}});
+  return {{"displayTimeUnit", "ms"}, {"traceEvents", events}};
+}
+
+Result<void> write_file(const std::string& path, const std::string& content) {
+  const std::string part = path + ".part";
+  {
+    std::ofstream file(part, std::ios::binary | std::ios::trunc);
+    file << content;
+    file.close();
+    if (!file) {
+      std::remove(part.c_str());
+      return fail(path + ": cannot be written", kExitEnvironment);
+    }
+  }
+  if (std::rename(part.c_str(), path.c_str()) != 0) {
+    std::remove(part.c_str());
+    return fail(path + ": cannot be written", kExitEnvironment);
+  }
+  return {};
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,540 @@
+#include "cache_sim/report/collect.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+
+#include "cache_sim/report/kernels.hpp"
+#include "cache_sim/report/page.hpp"
+#include "cache_sim/report/svg.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// What a picture or a list can hold before nobody reads it.
+constexpr std::size_t kMostNodes = 40;
+constexpr std::int64_t kMostEvents = 40;
+constexpr std::int64_t kEventsAfter = 9;  // of those, behind the wrong one
+
+/// What SGLang 0.5.23's own caches decided on the default workload (field notes;
+/// properties/sglang_oracle_test.cpp).
+struct RecordedDecisions {
+  std::string_view policy;
+  std::string_view decision_digest;
+  std::int64_t hit_tokens;
+};
+constexpr std::array kRecorded{
+    RecordedDecisions{"radix", "46cd989e9d7dab80", 2'662'730},
+    RecordedDecisions{"sglang-no-buffer", "a026abfb8a11e0b8", 1'776'161},
+};
+
+struct Fixture {
+  std::string folder;  ///< traces or regressions
+  std::string stem;
+  std::string file;
+  Trace trace{};
+  std::vector<std::string> lines{};
+};
+
+// --- Reading -------------------------------------------------------------------------------------
+
+Result<std::vector<std::string>> trace_files(const std::string& folder, bool needed) {
+  std::vector<std::string> files;
+  std::error_code error;
+  if (!needed && !fs::exists(folder, error)) return files;
+  fs::directory_iterator entries(folder, error);
+  if (error) return fail(fmt::format("{}: the folder cannot be read", folder));
+  for (const fs::directory_entry& entry : entries)
+    if (entry.path().extension() == ".trace") files.push_back(entry.path().filename().string());
+  std::sort(files.begin(), files.end());
+  if (needed && files.empty()) return fail(fmt::format("{}: no .trace file is there", folder));
+  return files;
+}
+
+std::vector<std::string> lines_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+/// Every file, before the first of them runs.
+Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
+  std::vector<Fixture> fixtures;
+  for (const std::string kind : {"traces", "regressions"}) {
+    const std::string place = fmt::format("{}/{}", folder, kind);
+    Result<std::vector<std::string>> files = trace_files(place, kind == "traces");
+    if (!files) return tl::unexpected(files.error());
+    for (const std::string& name : *files) {
+      Fixture fixture{.folder = kind,
+                      .stem = fs::path(name).stem().string(),
+                      .file = fmt::format("{}/{}", place, name)};
+      Result<Trace> trace = read_trace(fixture.file);
+      if (!trace) return tl::unexpected(trace.error());
+      fixture.trace = std::move(*trace);
+      fixture.lines = lines_of(fixture.file);
+      if (fixture.trace.runs.empty())
+        fixture.trace.runs.push_back({0, "lockstep replay %s", std::nullopt});
+      fixtures.push_back(std::move(fixture));
+    }
+  }
+  return fixtures;
+}
+
+/// One run line of a file, ready to run.
+struct PlannedRun {
+  std::string command;
+  ReplayRequest request{};
+};
+
+Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive,
+                        const ReadRunLine& read_run_line) {
+  const auto refuse = [&](const std::string& text) {
+    return fail(fmt::format("{}:{}: {}", fixture.file, directive.line, text));
+  };
+  std::vector<std::string> words = directive_words(directive, fixture.file);
+  PlannedRun planned{.command = "lockstep"};
+  for (const std::string& word : words) planned.command += " " + word;
+  if (words.empty() || words.front() != "replay")
+    return refuse("a report runs `lockstep replay` and nothing else");
+  words.erase(words.begin());
+  Result<std::vector<ReplayRequest>> requests = read_run_line(words);
+  if (!requests) return refuse(requests.error().text);
+  if (requests->size() != 1) return refuse("a # run: line replays one file");
+  planned.request = std::move(requests->front());
+  planned.request.keep_events = true;
+  return planned;
+}
+
+// --- What a run shows ----------------------------------------------------------------------------
+
+Json events_json(const Run& run) {
+  Json events = Json::array();
+  for (const KeptEvent& event : run.kept_events())
+    events.push_back({{"event", events.size() + 1},
+                      {"line", event.line},
+                      {"time_ns", event.time},
+                      {"operation", event.operation},
+                      {"reply", event.reply},
+                      {"kv_used", event.kv_used},
+                      {"states_used", event.states_used}});
+  return events;
+}
+
+/// Which events a page shows: those around the first finding, or the first ones.
+Json window_json(const Run& run) {
+  const std::int64_t count = run.event_count();
+  std::int64_t last = std::min(count, kMostEvents);
+  if (!run.findings().empty())
+    last = std::clamp(run.findings().front().event + kEventsAfter, last, count);
+  const std::int64_t first = std::max<std::int64_t>(1, last - kMostEvents + 1);
+  return {{"first", first}, {"last", last}, {"cut", first != 1 || last != count}};
+}
+
+Json pools_json(const Run& run) {
+  const std::optional<Snapshot> content = run.snapshot(0);
+  if (!content) return nullptr;
+  std::int64_t kv_most = 0;
+  std::int64_t states_most = 0;
+  for (const KeptEvent& event : run.kept_events()) {
+    kv_most = std::max(kv_most, event.kv_used);
+    states_most = std::max(states_most, event.states_used);
+  }
+  return {{"kv_total", content->kv_total},
+          {"kv_used_max", kv_most},
+          {"states_total", content->states_total},
+          {"states_used_max", states_most}};
+}
+
+/// For each node that is shown, and for the root in the last place: how many below it are not.
+std::vector<std::int64_t> hidden_below(const std::vector<SnapshotNode>& nodes) {
+  const std::size_t shown = std::min(nodes.size(), kMostNodes);
+  std::vector<std::int64_t> hidden(shown + 1);
+  for (std::size_t i = shown; i < nodes.size(); ++i) {
+    int above = nodes[i].parent;
+    while (above >= static_cast<int>(shown)) above = nodes[static_cast<std::size_t>(above)].parent;
+    ++hidden[above < 0 ? shown : static_cast<std::size_t>(above)];
+  }
+  return hidden;
+}
+
+/// The tree when the run ended. Parents stand before children, so the first nodes are the top of
+/// the tree.
+Json tree_json(const Run& run) {
+  const std::optional<Snapshot> content = run.snapshot(0);
+  if (!content) return nullptr;
+  const std::vector<SnapshotNode>& nodes = content->nodes;
+  const auto count = [&](auto what) { return std::count_if(nodes.begin(), nodes.end(), what); };
+  const std::vector<std::int64_t> hidden = hidden_below(nodes);
+  Json tree = {{"has_states", content->states_total > 0},
+               {"node_count", nodes.size()},
+               {"state_count", count([](const SnapshotNode& node) { return node.has_state; })},
+               {"tombstone_count", content->states_total > 0 ? count([](const SnapshotNode& node) {
+                  return !node.has_state;
+                })
+                                                             : 0},
+               {"locked_count", count([](const SnapshotNode& node) { return node.locked; })},
+               {"shown_count", hidden.size() - 1},
+               {"hidden_at_root", hidden.back()},
+               {"nodes", Json::array()}};
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const SnapshotNode& node = nodes[i];
+    Json one = {{"parent", node.parent},
+                {"edge", node.edge},
+                {"depth", node.depth},
+                {"state", node.has_state},
+                {"locked", node.locked}};
+    if (i + 1 < hidden.size()) one["hidden_below"] = hidden[i];
+    tree["nodes"].push_back(std::move(one));
+  }
+  return tree;
+}
+
+Json spans_json(const Run& run) {
+  Json spans = Json::array();
+  for (const Span& span : run.spans())
+    spans.push_back({{"request", span.request.text()},
+                     {"name", span.name},
+                     {"begin_ns", span.begin},
+                     {"end_ns", span.end}});
+  return spans;
+}
+
+Json defect_json(const std::string& name) {
+  const DefectEntry* const entry = Registry<DefectEntry>::find(name);
+  if (entry == nullptr) return nullptr;
+  return {{"name", name}, {"sentence", entry->sentence}};
+}
+
+std::optional<FindingKind> found_by(const ReplayOutcome& outcome) {
+  const std::vector<LocatedFinding>& findings = outcome.run->findings();
+  if (findings.empty()) return std::nullopt;
+  return findings.front().finding.kind;
+}
+
+Json kind_json(std::optional<FindingKind> kind) {
+  return kind ? Json(to_string(*kind)) : Json(nullptr);
+}
+
+std::string kind_text(std::optional<FindingKind> kind) {
+  return std::string(kind ? to_string(*kind) : "nothing");
+}
+
+/// What every run of the document says of itself, whether a file's or a workload's.
+Json verdict_json(const PlannedRun& planned, const ReplayOutcome& outcome,
+                  std::optional<FindingKind> finds) {
+  const std::optional<FindingKind> found = found_by(outcome);
+  Json subjects = Json::array();
+  for (std::size_t i = 0; i < outcome.run->subject_count(); ++i)
+    subjects.push_back(outcome.run->subject_name(i));
+  Json json = {{"command", planned.command},
+               {"finds", kind_json(finds)},
+               {"found", kind_json(found)},
+               {"as_expected", found == finds}};
+  if (found != finds)
+    json["complaint"] = fmt::format("The run found {} and should have found {}.", kind_text(found),
+                                    kind_text(finds));
+  json["subjects"] = subjects;
+  json["defect"] = defect_json(planned.request.defect);
+  return json;
+}
+
+// --- Collecting ----------------------------------------------------------------------------------
+
+/// Names, comments and a child's answers can hold bytes that are no text; the document holds text
+/// alone.
+void make_text(Json& json) {
+  if (json.is_structured()) {
+    for (Json& inner : json) make_text(inner);
+    return;
+  }
+  if (!json.is_string()) return;
+  std::string text = json.get<std::string>();
+  for (char& c : text)
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7F) c = '?';
+  constexpr auto kReplace = nlohmann::detail::error_handler_t::replace;
+  json = Json::parse(Json(text).dump(-1, ' ', false, kReplace)).get<std::string>();
+}
+
+class Collector {
+ public:
+  explicit Collector(const ReportOptions& options) : options_(options) {}
+
+  Result<Report> collect() {
+    Result<std::vector<Fixture>> fixtures = read_fixtures(options_.fixtures);
+    if (!fixtures) return tl::unexpected(fixtures.error());
+    Json traces = Json::array();
+    for (const Fixture& fixture : *fixtures) {
+      Result<Json> trace = run_fixture(fixture);
+      if (!trace) return tl::unexpected(trace.error());
+      traces.push_back(std::move(*trace));
+    }
+    Json workloads = Json::array();
+    if (!options_.workload.empty()) {
+      Result<Json> workload = run_workload();
+      if (!workload) return tl::unexpected(workload.error());
+      workloads.push_back(std::move(*workload));
+    }
+    for (const ComparisonPlan& plan : options_.comparisons) {
+      Result<Json> comparison = comparison_of(plan);
+      if (!comparison) return tl::unexpected(comparison.error());
+      comparisons_.push_back(std::move(*comparison));
+    }
+    Result<Json> kernels = kernels_of(options_.kernels);
+    if (!kernels) return tl::unexpected(kernels.error());
+    kernels_ = std::move(*kernels);
+    finish(std::move(traces), std::move(workloads));
+    return std::move(report_);
+  }
+
+ private:
+  Result<Json> run_fixture(const Fixture& fixture) {
+    Json json = {{"file", fixture.file},
+                 {"name", fixture.stem},
+                 {"folder", fixture.folder},
+                 {"title", fixture.trace.title.empty() ? fixture.stem : fixture.trace.title},
+                 {"description", fixture.trace.description},
+                 {"references", public_references(fixture.trace.description)},
+                 {"text", fixture.lines},
+                 {"line_count", fixture.lines.size()},
+                 {"runs", Json::array()}};
+    (fixture.folder == "traces" ? trace_count_ : regression_count_)++;
+    for (const RunDirective& directive : fixture.trace.runs) {
+      const Result<PlannedRun> planned = plan(fixture, directive, options_.read_run_line);
+      if (!planned) return tl::unexpected(planned.error());
+      const Result<ReplayOutcome> outcome = replay(planned->request);
+      if (!outcome) return tl::unexpected(outcome.error());
+      Json run = fixture_run_json(*planned, *outcome, directive);
+      const std::string prefix = fixture.folder == "traces" ? "" : fixture.folder + "-";
+      run["timeline"] =
+          fmt::format("timelines/{}{}-{}.json", prefix, fixture.stem, json["runs"].size() + 1);
+      report_.timelines.push_back({run["timeline"], timeline_json(*outcome)});
+      settle(run, *outcome);
+      json["runs"].push_back(std::move(run));
+    }
+    return json;
+  }
+
+  static Json fixture_run_json(const PlannedRun& planned, const ReplayOutcome& outcome,
+                               const RunDirective& directive) {
+    const Run& run = *outcome.run;
+    Json json = verdict_json(planned, outcome, directive.finds);
+    json["line"] = directive.line;
+    json["run"] = run_json(planned.request, outcome);
+    json["end_ns"] = run.now();
+    json["events"] = events_json(run);
+    json["window"] = window_json(run);
+    json["pools"] = pools_json(run);
+    json["tree"] = tree_json(run);
+    json["spans"] = spans_json(run);
+    return json;
+  }
+
+  Result<Json> run_workload() {
+    Json json = {{"workload", options_.workload}, {"runs", Json::array()}};
+    for (const std::string& policy : options_.policies) {
+      PlannedRun planned;
+      planned.request.file = options_.workload;
+      planned.request.subjects = {policy, "oracle:" + policy};
+      planned.command = replay_command(planned.request).substr(2);  // without ./
+      const Result<ReplayOutcome> outcome = replay(planned.request);
+      if (!outcome) return tl::unexpected(outcome.error());
+      Json run = verdict_json(planned, *outcome, std::nullopt);
+      run["policy"] = policy;
+      run["run"] = run_json(planned.request, *outcome);
+      run["request_count"] = outcome->run->outcomes().size();
+      run["run"].erase("requests");
+      hold_to_record(run, policy);
+      settle(run, *outcome);
+      json["runs"].push_back(std::move(run));
+    }
+    return json;
+  }
+
+  /// The default workload has been decided by SGLang's own caches before.
+  void hold_to_record(Json& run, const std::string& policy) const {
+    const auto* const recorded =
+        std::find_if(kRecorded.begin(), kRecorded.end(),
+                     [&](const RecordedDecisions& one) { return one.policy == policy; });
+    if (recorded == kRecorded.end() || options_.workload != "sglang-w1") return;
+    run["recorded"] = {{"decision_digest", recorded->decision_digest},
+                       {"hit_tokens", recorded->hit_tokens}};
+    const std::string digest = run["run"]["decision_digest"];
+    if (!run["as_expected"] || digest == recorded->decision_digest) return;
+    run["as_expected"] = false;
+    run["complaint"] = fmt::format("The decision digest is {} and was recorded as {}.", digest,
+                                   recorded->decision_digest);
+  }
+
+  /// Counts a run, and lets the first one that is not as expected decide the status.
+  void settle(const Json& run, const ReplayOutcome& outcome) {
+    const bool as_expected = run["as_expected"];
+    ++run_count_;
+    if (as_expected) ++as_expected_count_;
+    event_count_ += outcome.run->event_count();
+    request_count_ += static_cast<std::int64_t>(outcome.run->outcomes().size());
+    if (const auto found = found_by(outcome); found && as_expected) {
+      ++kinds_[*found];
+      if (!run["defect"].is_null()) defects_.insert(run["defect"]["name"]);
+    }
+    if (!as_expected && report_.status == kExitPass)
+      report_.status = outcome.status() == kExitPass ? kExitDiffers : outcome.status();
+    if (report_.document.is_null()) report_.document["commit"] = run["run"]["commit"];
+    if (options_.progress)
+      options_.progress({run["command"],
+                         as_expected ? "as expected: " + kind_text(found_by(outcome)) + " found"
+                                     : run["complaint"].get<std::string>(),
+                         as_expected});
+  }
+
+  void finish(Json traces, Json workloads) {
+    Json kinds = Json::array();
+    for (const auto& [kind, count] : kinds_)
+      kinds.push_back({{"kind", to_string(kind)}, {"runs", count}});
+    const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start_;
+    Json document = {
+        {"lockstep", 1}, {"command", "report"}, {"commit", report_.document["commit"]}};
+    document["summary"] = {{"traces", trace_count_ + regression_count_},
+                           {"regressions", regression_count_},
+                           {"runs", run_count_},
+                           {"as_expected", as_expected_count_},
+                           {"not_as_expected", run_count_ - as_expected_count_},
+                           {"defects_shown", defects_.size()},
+                           {"defects_known", Registry<DefectEntry>::all().size()},
+                           {"kinds_shown", kinds_.size()},
+                           {"events", event_count_},
+                           {"requests", request_count_},
+                           {"status", static_cast<int>(report_.status)}};
+    document["defects_not_shown"] = Json::array();
+    for (const DefectEntry& defect : Registry<DefectEntry>::all())
+      if (!defects_.contains(std::string(defect.name)))
+        document["defects_not_shown"].push_back(defect.name);
+    document["kinds"] = std::move(kinds);
+    document["traces"] = std::move(traces);
+    document["workloads"] = std::move(workloads);
+    document["comparisons"] = std::move(comparisons_);
+    document["kernels"] = std::move(kernels_);
+    document["timing"] = {{"wall_s", wall.count()}};
+    make_text(document);
+    report_.document = std::move(document);
+  }
+
+  const ReportOptions& options_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  Report report_;
+  Json comparisons_ = Json::array(), kernels_ = Json::array();
+  std::int64_t trace_count_ = 0, regression_count_ = 0, run_count_ = 0, as_expected_count_ = 0;
+  std::int64_t event_count_ = 0, request_count_ = 0;
+  std::map<FindingKind, std::int64_t> kinds_;
+  std::set<std::string> defects_;
+};
+
+// --- JUnit ---------------------------------------------------------------------------------------
+
+std::string suite_xml(const std::string& name, const Json& runs) {
+  std::string cases;
+  int failures = 0;
+  for (const Json& run : runs) {
+    cases += fmt::format("  <testcase classname=\"{}\" name=\"{}\" time=\"{:.6f}\"", escaped(name),
+                         escaped(run["command"].get<std::string>()),
+                         run["run"]["timing"]["wall_s"].get<double>());
+    if (run["as_expected"]) {
+      cases += "/>\n";
+      continue;
+    }
+    ++failures;
+    std::string text = run["complaint"];
+    for (const Json& finding : run["run"]["findings"])
+      text += "\n" + finding["text"].get<std::string>();
+    const std::string kind =
+        run["found"].is_null() ? "nothing-found" : run["found"].get<std::string>();
+    cases +=
+        fmt::format(">\n   <failure type=\"{}\" message=\"{}\">{}</failure>\n  </testcase>\n",
+                    escaped(kind), escaped(run["complaint"].get<std::string>()), escaped(text));
+  }
+  return fmt::format(
+      " <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"0\">\n{} </testsuite>\n",
+      escaped(name), runs.size(), failures, cases);
+}
+
+}  // namespace
+
+Result<Report> collect_report(const ReportOptions& options) {
+  return Collector(options).collect();
+}
+
+std::string report_junit(const Json& document) {
+  std::string suites;
+  for (const Json& trace : document["traces"]) suites += suite_xml(trace["file"], trace["runs"]);
+  for (const Json& workload : document["workloads"])
+    suites += suite_xml(workload["workload"], workload["runs"]);
+  return fmt::format(
+      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"lockstep report\" "
+      "tests=\"{}\" "
+      "failures=\"{}\" errors=\"0\">\n{}</testsuites>\n",
+      document["summary"]["runs"].get<std::int64_t>(),
+      document["summary"]["not_as_expected"].get<std::int64_t>(), suites);
+}
+
+Result<void> write_report(const Report& report, const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder + "/timelines", error);
+  if (error) return fail(fmt::format("{}: the folder cannot be made", folder), kExitEnvironment);
+  constexpr auto kReplace = nlohmann::detail::error_handler_t::replace;
+  for (const TimelineFile& file : report.timelines) {
+    const std::string text = file.timeline.dump(-1, ' ', false, kReplace) + "\n";
+    Result<void> written = write_file(fmt::format("{}/{}", folder, file.path), text);
+    if (!written) return written;
+  }
+  return write_file(folder + "/report.json", report.document.dump(1) + "\n")
+      .and_then([&] { return write_file(folder + "/junit.xml", report_junit(report.document)); })
+      .and_then([&] { return write_file(folder + "/index.html", report_page(report.document)); });
+}
+
+Result<Report> make_report(const ReportOptions& options, const std::string& folder) {
+  return collect_report(options).and_then([&](Report report) -> Result<Report> {
+    if (const Result<void> written = write_report(report, folder); !written)
+      return tl::unexpected(written.error());
+    return report;
+  });
+}
+
+std::vector<std::string> public_references(const std::vector<std::string>& description) {
+  constexpr std::array<std::string_view, 12> kProjects{
+      "sglang", "vllm",   "flashinfer",   "flash-attention", "transformers", "pytorch",
+      "dynamo", "mobius", "mlx-swift-lm", "tensorrt-llm",    "trt-edge",     "marconi"};
+  std::vector<std::string> references;
+  std::string project;
+  for (const std::string& line : description) {
+    for (std::size_t at = 0; at < line.size();) {
+      const bool is_number = line[at] == '#';
+      std::size_t end = at + (is_number ? 1 : 0);
+      const auto belongs = [&](char c) {
+        const auto letter = static_cast<unsigned char>(c);
+        return is_number ? std::isdigit(letter) != 0 : std::isalnum(letter) != 0 || c == '-';
+      };
+      while (end < line.size() && belongs(line[end])) ++end;
+      std::string word = line.substr(at, end - at);
+      at = std::max(end, at + 1);
+      std::string lower = word;
+      for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      if (std::find(kProjects.begin(), kProjects.end(), lower) != kProjects.end()) project = lower;
+      if (!is_number || word.size() < 3) continue;
+      std::string reference = project.empty() ? word : fmt::format("{} {}", project, word);
+      if (std::find(references.begin(), references.end(), reference) == references.end())
+        references.push_back(std::move(reference));
+    }
+  }
+  return references;
+}
+
+}  // namespace lockstep::cache_sim

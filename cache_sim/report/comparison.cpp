@@ -1,0 +1,372 @@
+#include "cache_sim/report/comparison.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "cache_sim/report/svg.hpp"
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::int64_t kGib = std::int64_t{1} << 30;
+
+// --- Collecting ----------------------------------------------------------------------------------
+
+std::vector<std::optional<std::int64_t>> gibs(std::initializer_list<std::int64_t> sizes) {
+  std::vector<std::optional<std::int64_t>> capacities;
+  for (const std::int64_t size : sizes) capacities.emplace_back(size * kGib);
+  return capacities;
+}
+
+double hit_ratio(const ComparedPolicy& row) {
+  return rounded_ratio(row.measures.hit_tokens, row.measures.input_tokens);
+}
+
+/// The name without what stands only on this page: 41.3 %.
+std::string percent_text(double ratio) {
+  return fmt::format("{:.1f} %", ratio * 100);
+}
+
+bool is_hybrid(const ComparedPolicy& row) {
+  return row.scheduled && Registry<PolicyEntry>::find(row.policy)->has_states;
+}
+
+std::string command_of(const CompareRequest& request) {
+  std::string command = "lockstep compare " + request.workload + " --policies ";
+  for (std::size_t i = 0; i < request.policies.size(); ++i)
+    command += (i == 0 ? "" : ",") + request.policies[i];
+  for (const auto& capacity : request.capacities)
+    command += capacity ? fmt::format(" --capacity {}GiB", *capacity / kGib) : " --capacity inf";
+  if (request.limit != 0) command += fmt::format(" --limit {}", request.limit);
+  return command;
+}
+
+/// The rows of a policy by growing capacity.
+std::vector<const ComparedPolicy*> curve_of(const Comparison& comparison,
+                                            const std::string& policy) {
+  std::vector<const ComparedPolicy*> rows;
+  for (const ComparedPolicy& row : comparison.policies)
+    if (row.policy == policy) rows.push_back(&row);
+  std::sort(rows.begin(), rows.end(), [](const auto* a, const auto* b) {
+    return a->capacity.value_or(0) < b->capacity.value_or(0);
+  });
+  return rows;
+}
+
+const ComparedPolicy* largest(const Comparison& comparison, const std::string& policy) {
+  const auto rows = curve_of(comparison, policy);
+  return rows.empty() ? nullptr : rows.back();
+}
+
+/// What infinite memory would give, and how much of it each rule for states keeps.
+std::string bound_sentence(const Comparison& comparison) {
+  const ComparedPolicy* const kv = largest(comparison, "kv-bound");
+  const ComparedPolicy* const ends = largest(comparison, "state-at-end");
+  const ComparedPolicy* const branches = largest(comparison, "state-at-end-and-branch");
+  if (kv == nullptr || ends == nullptr || branches == nullptr) return "";
+  const double enough = 0.9 * hit_ratio(*kv);
+  return fmt::format(
+      "With memory without end, attention alone hits {} of the input tokens; a hybrid model with a "
+      "state at the end of each request {}, and with one where requests branch off as well {}: {}",
+      percent_text(hit_ratio(*kv)), percent_text(hit_ratio(*ends)),
+      percent_text(hit_ratio(*branches)),
+      hit_ratio(*ends) > enough       ? "a state at each end is nearly enough."
+      : hit_ratio(*branches) > enough ? "take a policy that keeps states at branches."
+                                      : "take a policy that keeps states in between.");
+}
+
+/// What one more step of memory is worth to a policy.
+std::string memory_sentence(const Comparison& comparison, const std::string& policy) {
+  const auto rows = curve_of(comparison, policy);
+  const double best = hit_ratio(*rows.back());
+  const auto enough = std::find_if(rows.begin(), rows.end(), [&](const ComparedPolicy* row) {
+    return hit_ratio(*row) >= 0.95 * best;
+  });
+  std::string sentence =
+      fmt::format("{} hits {} with {} and {} with {}", policy,
+                  percent_text(hit_ratio(*rows.front())), capacity_text(rows.front()->capacity),
+                  percent_text(best), capacity_text(rows.back()->capacity));
+  if (*enough == rows.back()) return sentence + "; each step of memory still pays.";
+  return sentence +
+         fmt::format("; {} already give nearly all of it.", capacity_text((*enough)->capacity));
+}
+
+/// What a hybrid policy's states were worth.
+std::string states_sentence(const Comparison& comparison, const std::string& policy) {
+  const auto rows = curve_of(comparison, policy);
+  const ComparedPolicy& row = *rows[rows.size() / 2];
+  if (row.measures.states_admitted == 0) return "";
+  return fmt::format(
+      "Of the states that {} stored with {}, {} were never hit.", policy,
+      capacity_text(row.capacity),
+      percent_text(rounded_ratio(row.measures.states_never_hit, row.measures.states_admitted)));
+}
+
+/// Which of the hybrid policies to take, where there are several.
+std::string choice_sentence(const Comparison& comparison) {
+  const ComparedPolicy* best = nullptr;
+  const ComparedPolicy* next = nullptr;
+  for (const ComparedPolicy& row : comparison.policies) {
+    if (!is_hybrid(row) || &row != largest(comparison, row.policy)) continue;
+    if (best == nullptr || hit_ratio(row) > hit_ratio(*best)) {
+      next = best;
+      best = &row;
+    } else if (next == nullptr || hit_ratio(row) > hit_ratio(*next)) {
+      next = &row;
+    }
+  }
+  if (next == nullptr) return "";
+  return fmt::format(
+      "Of the hybrid policies, {} serves this workload best: {} against {} of {}, "
+      "with {} each.",
+      best->policy, percent_text(hit_ratio(*best)), percent_text(hit_ratio(*next)), next->policy,
+      capacity_text(best->capacity));
+}
+
+/// How much a better choice of what to evict could give.
+std::string eviction_sentence(const Comparison& comparison) {
+  const auto lru = curve_of(comparison, "lru");
+  const auto belady = curve_of(comparison, "belady");
+  if (lru.empty() || belady.empty()) return "";
+  const double gain = hit_ratio(*belady.front()) - hit_ratio(*lru.front());
+  return fmt::format(
+      "With {}, evicting what was used longest ago hits {}, and knowing the future "
+      "{} (attention alone): {}",
+      capacity_text(lru.front()->capacity), percent_text(hit_ratio(*lru.front())),
+      percent_text(hit_ratio(*belady.front())),
+      gain > 0.02 ? "a better choice of what to evict is worth looking for."
+                  : "a better choice of what to evict would gain little.");
+}
+
+/// The picture's axis of ratios: a few round steps up to what is reached.
+Json ratio_ticks(const Comparison& comparison) {
+  double most = 0;
+  for (const ComparedPolicy& row : comparison.policies) most = std::max(most, hit_ratio(row));
+  const double step = most > 0.5 ? 0.25 : most > 0.2 ? 0.1 : 0.05;
+  Json ticks = Json::array();
+  for (int i = 0; i == 0 || (i - 1) * step < most; ++i) ticks.push_back(i * step);
+  return ticks;
+}
+
+}  // namespace
+
+std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
+  std::vector<std::string> policies{"kv-bound", "state-at-end-and-branch", "state-at-end", "belady",
+                                    "lru"};
+  for (const char* const policy : {"radix", "sglang-no-buffer", "sglang-extra-buffer"})
+    if (Registry<PolicyEntry>::find(policy) != nullptr) policies.emplace_back(policy);
+  std::vector<ComparisonPlan> plans;
+  const std::string mooncake = fixtures + "/workloads/mooncake_conversation_1000.jsonl";
+  std::error_code error;
+  if (std::filesystem::exists(mooncake, error))
+    plans.push_back(
+        {"Conversations with long documents (Mooncake)",
+         "The first requests of Mooncake’s conversation trace, from a real service: "
+         "long prompts, few of which share more than their beginning.",
+         {.workload = mooncake, .policies = policies, .capacities = gibs({16, 64, 256, 1024})}});
+  plans.push_back(
+      {"Multi-turn chats (sglang-w1)",
+       "Conversations of several turns with a few system prompts, generated, eight in "
+       "flight at once; each turn continues the one before it.",
+       {.workload = "sglang-w1", .policies = policies, .capacities = gibs({8, 16, 32, 64, 128})}});
+  plans.push_back({"Sessions of agents",
+                   "Long sessions with tools, generated: every few turns a sub-agent forks the "
+                   "context, works on its own, and the session goes on without it.",
+                   {.workload = "sessions:requests=600,seats=24,turns=21,system=4096,input=600,"
+                                "output=100,fork_every=4,gap_us=250000",
+                    .policies = policies,
+                    .capacities = gibs({4, 8, 16, 32, 64})}});
+  return plans;
+}
+
+std::vector<std::string> conclusions_of(const Comparison& comparison) {
+  std::vector<std::string> sentences{bound_sentence(comparison)};
+  std::vector<std::string> told;
+  for (const ComparedPolicy& row : comparison.policies) {
+    const bool known = std::find(told.begin(), told.end(), row.policy) != told.end();
+    if (!row.scheduled || known) continue;
+    told.push_back(row.policy);
+    sentences.push_back(memory_sentence(comparison, row.policy));
+    if (is_hybrid(row)) sentences.push_back(states_sentence(comparison, row.policy));
+  }
+  sentences.push_back(choice_sentence(comparison));
+  sentences.push_back(eviction_sentence(comparison));
+  std::erase(sentences, "");
+  return sentences;
+}
+
+Result<Json> comparison_of(const ComparisonPlan& plan) {
+  const Result<Comparison> comparison = compare(plan.request);
+  if (!comparison) return tl::unexpected(comparison.error());
+  Json json = comparison_json(plan.request, *comparison);
+  json["title"] = plan.title;
+  json["about"] = plan.about;
+  json["command"] = command_of(plan.request);
+  for (std::size_t i = 0; i < comparison->policies.size(); ++i)
+    json["policies"][i]["capacity_text"] = capacity_text(comparison->policies[i].capacity);
+  json["ticks"] = ratio_ticks(*comparison);
+  json["conclusions"] = conclusions_of(*comparison);
+  return json;
+}
+
+// --- The page ------------------------------------------------------------------------------------
+
+namespace {
+
+/// The rows of one policy, by growing capacity.
+struct Curve {
+  std::string policy;
+  std::vector<Place> rows;
+  bool infinite() const { return rows.front().at("capacity").is_text(); }
+};
+
+std::vector<Curve> curves_of(const Place& comparison) {
+  std::vector<Curve> curves;
+  const Place rows = comparison.at("policies");
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const std::string policy = rows.item(i).at("policy").text();
+    if (curves.empty() || curves.back().policy != policy) curves.push_back({policy, {}});
+    curves.back().rows.push_back(rows.item(i));
+  }
+  return curves;
+}
+
+constexpr double kLeft = 62;
+constexpr double kWidth = 520;
+constexpr double kHeight = 300;
+constexpr double kTop = 12;
+constexpr double kLabelHeight = 15;
+
+/// Where ratios and capacities lie in the picture; capacities by their logarithm.
+class Axes {
+ public:
+  Axes(const Place& comparison, const std::vector<Curve>& curves) {
+    const Place ticks = comparison.at("ticks");
+    most_ = ticks.item(ticks.size() - 1).number();
+    for (const Curve& curve : curves)
+      if (!curve.infinite())
+        for (const Place& row : curve.rows) {
+          first_ = std::min(first_, log_of(row));
+          last_ = std::max(last_, log_of(row));
+        }
+  }
+  double y(const Place& ratio) const { return kTop + kHeight * (1 - ratio.number() / most_); }
+  double x(const Place& row) const {
+    if (last_ <= first_) return kLeft + kWidth / 2;
+    return kLeft + 14 + (log_of(row) - first_) / (last_ - first_) * (kWidth - 28);
+  }
+
+ private:
+  static double log_of(const Place& row) { return std::log2(row.at("capacity").number()); }
+  double most_ = 1;
+  double first_ = 64;
+  double last_ = 0;
+};
+
+void draw_axes(Svg& svg, const Place& comparison, const std::vector<Curve>& curves,
+               const Axes& axes) {
+  const Place ticks = comparison.at("ticks");
+  for (std::size_t i = 0; i < ticks.size(); ++i) {
+    const double y = axes.y(ticks.item(i));
+    svg.line({kLeft, y}, {kLeft + kWidth, y}, i == 0 ? "axis" : "faint");
+    svg.text({kLeft - 6, y + 4}, "small dim end", percent(ticks.item(i), Medium::svg));
+  }
+  const auto finite = std::find_if(curves.begin(), curves.end(),
+                                   [](const Curve& curve) { return !curve.infinite(); });
+  if (finite == curves.end()) return;
+  for (const Place& row : finite->rows)
+    svg.text({axes.x(row), kTop + kHeight + 16}, "small dim middle",
+             words(row.at("capacity_text"), Medium::svg));
+}
+
+std::string curves_picture(const Place& comparison) {
+  const std::vector<Curve> curves = curves_of(comparison);
+  const Axes axes(comparison, curves);
+  Svg svg(kLeft + kWidth + 190, kTop + kHeight + 24, "hit ratio of each policy against capacity");
+  draw_axes(svg, comparison, curves, axes);
+  struct Label {
+    double y;
+    std::size_t curve;
+  };
+  std::vector<Label> labels;
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    const Curve& curve = curves[i];
+    const std::string style = fmt::format("curve c{}", i % 8);
+    std::vector<Point> points;
+    for (const Place& row : curve.rows) {
+      const double y = axes.y(row.at("hit_ratio"));
+      if (curve.infinite()) points.push_back({kLeft, y});
+      points.push_back({curve.infinite() ? kLeft + kWidth : axes.x(row), y});
+    }
+    svg.path(points, style);
+    if (!curve.infinite())
+      for (const Point& point : points)
+        svg.rect({point.x - 3, point.y - 3, 6, 6}, style + " point", i % 2 == 0 ? 3 : 0);
+    labels.push_back({points.back().y, i});
+  }
+  // Names stand at the ends of their curves, and make room for each other.
+  std::stable_sort(labels.begin(), labels.end(),
+                   [](const Label& a, const Label& b) { return a.y < b.y; });
+  for (std::size_t i = 1; i < labels.size(); ++i)
+    labels[i].y = std::max(labels[i].y, labels[i - 1].y + kLabelHeight);
+  double below = kTop + kHeight;
+  for (std::size_t i = labels.size(); i-- > 0;) {
+    labels[i].y = std::min(labels[i].y, below);
+    below = labels[i].y - kLabelHeight;
+  }
+  for (const Label& label : labels) {
+    const Curve& curve = curves[label.curve];
+    const double x = kLeft + kWidth + 8;
+    svg.line({x, label.y}, {x + 18, label.y}, fmt::format("curve c{}", label.curve % 8));
+    svg.text({x + 24, label.y + 4}, "small", words(curve.rows[0].at("policy"), Medium::svg));
+  }
+  return svg.markup();
+}
+
+std::string table_row(const Place& row) {
+  const bool timed = row.has("ttft");
+  const bool scheduled = row.has("preemptions");
+  const std::string none = "<span class=\"dim\">–</span>";
+  std::string html = fmt::format("<tr><td>{}</td><td class=\"number\">{}</td>",
+                                 code(row.at("policy")), words(row.at("capacity_text")));
+  for (const std::string& cell :
+       {percent(row.at("hit_ratio")), percent(row.at("request_hit_ratio")),
+        count(row.at("states_admitted")), count(row.at("states_never_hit")),
+        count(row.at("dead_tokens")), count(row.at("evictions").at("kv_tokens")),
+        count(row.at("evictions").at("states")), scheduled ? count(row.at("preemptions")) : none,
+        timed ? moment(row.at("ttft").at("mean_ns")) : none})
+    html += fmt::format("<td class=\"number\">{}</td>", cell);
+  return html + "</tr>\n";
+}
+
+}  // namespace
+
+std::string comparison_section(const Place& comparison) {
+  std::string rows;
+  for (std::size_t i = 0; i < comparison.at("policies").size(); ++i)
+    rows += table_row(comparison.at("policies").item(i));
+  std::string sentences;
+  for (std::size_t i = 0; i < comparison.at("conclusions").size(); ++i)
+    sentences += fmt::format("<li>{}</li>\n", words(comparison.at("conclusions").item(i)));
+  std::string heads;
+  for (const char* const head :
+       {"capacity", "hit ratio", "requests that hit", "states stored", "never hit", "dead KV",
+        "KV evicted", "states evicted", "preemptions", "mean time to first token"})
+    heads += fmt::format("<th class=\"number\">{}</th>", head);
+  return fmt::format(
+      "<h3>{}</h3>\n<p>{}</p>\n<pre><code>./{}</code></pre>\n<ul class=\"conclusions\">\n{}</ul>\n"
+      "<figure><figcaption>Hit ratio against capacity, model {}. Bytes are one pool for KV and "
+      "states; horizontal lines have memory without end.</figcaption>"
+      "<div class=\"chart scroll\">{}</div></figure>\n<details><summary>All figures</summary>\n"
+      "<div class=\"scroll\"><table "
+      "class=\"workload\">\n<thead><tr><th>policy</th>{}</tr></thead>\n"
+      "<tbody>\n{}</tbody></table></div></details>\n",
+      words(comparison.at("title")), words(comparison.at("about")), words(comparison.at("command")),
+      sentences, words(comparison.at("model").at("name")), curves_picture(comparison), heads, rows);
+}
+
+}  // namespace lockstep::cache_sim

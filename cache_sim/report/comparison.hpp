@@ -1,0 +1,34 @@
+// The report's comparisons: hit ratio against capacity for a few workloads, and what to conclude.
+// The data are collected here; the page is made from them alone (cache_sim/report/page.hpp).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cache_sim/compare/compare.hpp"
+#include "cache_sim/report/place.hpp"
+
+namespace lockstep::cache_sim {
+
+/// One workload of the report.
+struct ComparisonPlan {
+  std::string title;
+  std::string about;  ///< what the workload is, in a sentence
+  CompareRequest request;
+};
+
+/// The slice of Mooncake's conversation trace below `fixtures` (where it is), sglang-w1 and agents'
+/// sessions, each under the ideal policies and SGLang's that are registered.
+std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures);
+
+/// A comparison as the report's document holds it: comparison_json(), with `title`, `about`,
+/// `command`, the axis of its picture, and `conclusions`, sentences made from the same figures.
+Result<Json> comparison_of(const ComparisonPlan& plan);
+
+/// What the figures say, for whoever has to choose.
+std::vector<std::string> conclusions_of(const Comparison& comparison);
+
+/// /comparisons/… as a section of the page.
+std::string comparison_section(const Place& comparison);
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,147 @@
+#include "cache_sim/report/kernels.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <vector>
+
+#include "cache_sim/report/svg.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr double kRowHeight = 22, kNameWidth = 480, kBarWidth = 300;
+
+Result<Json> read_json(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  Json json = Json::parse(in, nullptr, false);
+  if (!in || json.is_discarded()) return fail(file.string() + ": is no JSON file");
+  return json;
+}
+
+std::string microseconds(double us) {
+  return us < 100 ? fmt::format("{:.2f} µs", us) : fmt::format("{:.0f} µs", us);
+}
+
+/// The figures of one case as the page shows them. `peer_share` is the peer's part of the limit.
+void add_texts(Json& row) {
+  const double time = row.at("time_us").get<double>(), share = row.at("limit_share").get<double>();
+  row["time_text"] = microseconds(time);
+  row["share_text"] = fmt::format("{:.0f} %", 100 * share);
+  row["rate_text"] = fmt::format("{:.0f} GB/s", row.at("gbps").get<double>());
+  if (row.value("peer_time_us", Json()).is_number()) {
+    const double peer = row.at("peer_time_us").get<double>();
+    row["peer_text"] =
+        fmt::format("{} ({}{})", microseconds(peer), row.at("peer").get<std::string>(),
+                    row.at("peer_run") == "recorded" ? ", recorded" : "");
+    row["ratio_text"] = fmt::format("{:.2f}", time / peer);
+    row["peer_share"] = share * time / peer;
+  }
+}
+
+/// How much of the limit each case reaches: a bar, and a mark where the fastest peer stands.
+std::string limit_picture(const Place& speed) {
+  const double height = kRowHeight * static_cast<double>(speed.size()) + 24;
+  Svg svg(kNameWidth + kBarWidth + 80, height, "share of the hardware's limit, case by case");
+  for (std::size_t i = 0; i < speed.size(); ++i) {
+    const Place row = speed.item(i);
+    const double y = kRowHeight * static_cast<double>(i);
+    const double share = std::min(row.at("limit_share").number(), 1.1);
+    svg.text({0, y + 14}, "small", words(row.at("case"), Medium::svg, 80));
+    svg.rect({kNameWidth, y + 2, kBarWidth, kRowHeight - 6}, "barroom", 2);
+    svg.rect({kNameWidth, y + 2, kBarWidth * share, kRowHeight - 6}, "bar", 2);
+    svg.text({kNameWidth + kBarWidth + 10, y + 14}, "label",
+             words(row.at("share_text"), Medium::svg));
+    if (!row.has("peer_share")) continue;
+    const double peer = kNameWidth + kBarWidth * std::min(row.at("peer_share").number(), 1.1);
+    svg.line({peer, y}, {peer, y + kRowHeight - 2}, "shackle");
+  }
+  return svg.markup();
+}
+
+std::string table(const std::vector<const char*>& heads, const std::string& rows) {
+  std::string html = "<div class=\"scroll\"><table class=\"workload\">\n<thead><tr>";
+  for (const char* const head : heads) html += fmt::format("<th>{}</th>", head);
+  return html + "</tr></thead>\n<tbody>\n" + rows + "</tbody></table></div>\n";
+}
+
+std::string cell(const Place& row, std::string_view key) {
+  return fmt::format("<td>{}</td>", row.has(key) ? words(row.at(key))
+                                                 : std::string("<span class=\"dim\">–</span>"));
+}
+
+}  // namespace
+
+Result<Json> kernels_of(const std::string& folder) {
+  Json kernels = Json::array();
+  if (!std::filesystem::is_directory(folder)) return kernels;
+  const std::filesystem::path reasons =
+      std::filesystem::path(folder).parent_path() / "pending.json";
+  Json pending = Json::object();
+  if (std::filesystem::exists(reasons)) {
+    Result<Json> read = read_json(reasons);
+    if (!read) return read;
+    pending = std::move(*read);
+  }
+  std::vector<std::filesystem::path> files;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().extension() == ".json") files.push_back(entry.path());
+  std::sort(files.begin(), files.end());
+  for (const std::filesystem::path& file : files) {
+    Result<Json> read = read_json(file);
+    if (!read) return read;
+    try {
+      for (Json& row : read->at("speed")) add_texts(row);
+      for (Json& row : read->at("accuracy"))
+        row["text"] = fmt::format("{:.2e} of at most {:.2e}", row.at("error").get<double>(),
+                                  row.at("yardstick").get<double>());
+      const std::string name = read->at("operation").get<std::string>();
+      (*read)["about"] =
+          fmt::format("{}, driver {}, CUDA {}, {}; copy rate {:.0f} GB/s in the same run",
+                      read->at("gpu").get<std::string>(), read->at("driver").get<std::string>(),
+                      read->at("cuda").get<std::string>(), read->at("date").get<std::string>(),
+                      read->at("copy_gbps").get<double>());
+      if (pending.contains(name)) (*read)["pending"] = pending.at(name);
+    } catch (const Json::exception& error) {
+      return fail(file.string() + ": " + error.what());
+    }
+    kernels.push_back(std::move(*read));
+  }
+  return kernels;
+}
+
+std::string kernel_section(const Place& kernel) {
+  std::string speed, accuracy;
+  for (std::size_t i = 0; i < kernel.at("speed").size(); ++i) {
+    const Place row = kernel.at("speed").item(i);
+    speed += "<tr>" + cell(row, "case") + cell(row, "time_text") + cell(row, "rate_text") +
+             cell(row, "share_text") + cell(row, "peer_text") + cell(row, "ratio_text") + "</tr>\n";
+  }
+  for (std::size_t i = 0; i < kernel.at("accuracy").size(); ++i) {
+    const Place row = kernel.at("accuracy").item(i);
+    accuracy += fmt::format("<tr>{}<td class=\"number\">{}</td>{}</tr>\n", cell(row, "case"),
+                            count(row.at("cases")), cell(row, "text"));
+  }
+  std::string html = fmt::format("<h3>{}</h3>\n<p>{}.</p>\n", code(kernel.at("operation")),
+                                 words(kernel.at("about")));
+  if (kernel.has("pending"))
+    html += fmt::format("<p><b>Pending:</b> {}.</p>\n", words(kernel.at("pending")));
+  const auto details = [](std::string_view summary, const std::string& tables) {
+    return fmt::format("<details><summary>{}</summary>\n{}</details>\n", summary, tables);
+  };
+  const std::string results =
+      table({"result", "comparisons", "largest error, and what the yardstick allows"}, accuracy);
+  if (speed.empty()) return html + "<p>Plain: no speed row.</p>\n" + details("Accuracy", results);
+  return html +
+         "<figure><figcaption>Share of the least possible time at the copy rate; the mark is the "
+         "fastest peer.</figcaption><div class=\"chart scroll\">" +
+         limit_picture(kernel.at("speed")) + "</div></figure>\n" +
+         details(
+             "All figures",
+             table({"case", "time", "rate", "of the limit", "fastest peer", "time / peer"}, speed) +
+                 results);
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,83 @@
+#include "cache_sim/report/place.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "cache_sim/report/svg.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+std::string as_attribute(std::string_view as) {
+  return as.empty() ? "" : fmt::format(" data-as=\"{}\"", as);
+}
+
+std::string marked_figure(const Place& place, Medium medium, std::string_view as,
+                          std::string_view shown) {
+  const bool html = medium == Medium::html;
+  return fmt::format("<{0} {1}=\"{2}\" data-path=\"{3}\"{4}>{5}</{0}>", html ? "data" : "tspan",
+                     html ? "value" : "data-value", place.json(), escaped(place.pointer()),
+                     as_attribute(as), shown);
+}
+
+std::string marked_words(const Place& place, std::string_view tag, std::size_t limit) {
+  const std::string text = place.text();
+  const std::string shown = limit == 0 ? text : shortened(text, limit);
+  return fmt::format("<{0} data-path=\"{1}\"{2}>{3}</{0}>", tag, escaped(place.pointer()),
+                     as_attribute(shown == text ? "" : "shortened"), escaped(shown));
+}
+
+std::string with_commas(std::int64_t value) {
+  std::string digits = std::to_string(value);
+  const std::size_t first = value < 0 ? 1 : 0;
+  for (std::size_t at = digits.size(); at > first + 3; at -= 3) digits.insert(at - 3, ",");
+  return digits;
+}
+
+/// At most one decimal, and none where it would be a zero.
+std::string short_decimal(double value) {
+  std::string text = fmt::format("{:.1f}", value);
+  if (text.ends_with(".0")) text.resize(text.size() - 2);
+  return text;
+}
+
+}  // namespace
+
+std::string count(const Place& place, Medium medium) {
+  return marked_figure(place, medium, "", with_commas(place.integer()));
+}
+
+std::string percent(const Place& place, Medium medium) {
+  return marked_figure(place, medium, "percent", fmt::format("{:.1f} %", place.number() * 100));
+}
+
+std::string moment(const Place& place, Medium medium) {
+  struct Unit {
+    std::int64_t nanoseconds;
+    std::string_view name;
+  };
+  constexpr std::array kUnits{Unit{1'000'000'000, "s"}, Unit{1'000'000, "ms"}, Unit{1'000, "µs"},
+                              Unit{1, "ns"}};
+  const std::int64_t time = place.integer();
+  if (time == 0) return marked_figure(place, medium, "time", "0 ms");
+  std::size_t unit = 0;
+  while (time < kUnits[unit].nanoseconds && unit + 1 < kUnits.size()) ++unit;
+  const double value = static_cast<double>(time) / static_cast<double>(kUnits[unit].nanoseconds);
+  return marked_figure(place, medium, "time",
+                       fmt::format("{} {}", short_decimal(value), kUnits[unit].name));
+}
+
+std::string words(const Place& place, Medium medium, std::size_t limit) {
+  return marked_words(place, medium == Medium::html ? "span" : "tspan", limit);
+}
+
+std::string hover_title(const Place& place) {
+  return marked_words(place, "title", 0);
+}
+
+std::string code(const Place& place, std::size_t limit) {
+  return marked_words(place, "code", limit);
+}
+
+}  // namespace lockstep::cache_sim

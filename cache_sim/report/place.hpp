@@ -1,0 +1,59 @@
+// Places in a report's document, and how the page shows what stands there. Every function returns
+// markup that carries the JSON pointer it came from, so that whoever shows a figure names its
+// source.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cache_sim/replay/run_json.hpp"
+
+namespace lockstep::cache_sim {
+
+/// A value of the document together with its JSON pointer.
+class Place {
+ public:
+  explicit Place(const Json& document) : value_(&document) {}
+
+  Place at(std::string_view key) const {
+    return {value_->at(std::string(key)), pointer_ + "/" + std::string(key)};
+  }
+  Place item(std::size_t index) const {
+    return {value_->at(index), pointer_ + "/" + std::to_string(index)};
+  }
+
+  std::size_t size() const { return value_->size(); }
+  bool has(std::string_view key) const {
+    return value_->contains(std::string(key)) && !value_->at(std::string(key)).is_null();
+  }
+  bool is_null() const { return value_->is_null(); }
+  bool is_text() const { return value_->is_string(); }
+  std::int64_t integer() const { return value_->get<std::int64_t>(); }
+  double number() const { return value_->get<double>(); }
+  bool flag() const { return value_->get<bool>(); }
+  std::string text() const { return value_->get<std::string>(); }
+  std::string json() const { return value_->dump(); }
+  const std::string& pointer() const { return pointer_; }
+
+ private:
+  Place(const Json& value, std::string pointer) : value_(&value), pointer_(std::move(pointer)) {}
+
+  const Json* value_;
+  std::string pointer_;
+};
+
+/// Pages and pictures mark figures with different elements.
+enum class Medium { html, svg };
+
+std::string count(const Place& place, Medium medium = Medium::html);    ///< 1,776,161
+std::string percent(const Place& place, Medium medium = Medium::html);  ///< 66.7 %, of a ratio
+std::string moment(const Place& place, Medium medium = Medium::html);   ///< 3 ms, of nanoseconds
+
+/// A text of the document; longer than `limit` characters it is cut. 0: never.
+std::string words(const Place& place, Medium medium = Medium::html, std::size_t limit = 0);
+/// A text as the <title> element of a picture's part, which is shown when a pointer rests on it.
+std::string hover_title(const Place& place);
+/// A text in the type of commands and traces.
+std::string code(const Place& place, std::size_t limit = 0);
+
+}  // namespace lockstep::cache_sim

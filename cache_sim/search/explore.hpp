@@ -1,0 +1,61 @@
+// The search: random traces from random swarms, and traces that reached something new, cut up and
+// put together again. A finding is shrunk and becomes a trace file.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cache_sim/check/run.hpp"
+#include "cache_sim/search/shrink.hpp"
+
+namespace lockstep::cache_sim {
+
+struct ExploreOptions {
+  /// Subjects, defect, checks and the config fields that stay as they are; the first subject's
+  /// policy draws the others. Without subjects, each trace draws a policy that has an oracle.
+  RunOptions run;
+  std::uint64_t seed = 1;
+  std::int64_t traces = 1000;
+  std::chrono::milliseconds time{0};  ///< 0: no limit; otherwise `traces` is none
+  std::int64_t findings = 1;          ///< stops behind that many
+  bool shrinks = true;
+  /// Called behind each trace, and behind each execution while a finding is shrunk.
+  struct Progress {
+    std::int64_t traces = 0;
+    std::size_t findings = 0;
+    bool shrinking = false;
+  };
+  std::function<void(const Progress&)> progress{};
+};
+
+struct Discovery {
+  std::int64_t trace_number = 0;  ///< counted from 1: tests to detect
+  std::vector<std::string> subjects;
+  Trace trace;  ///< shrunk, with its comment lines
+  LocatedFinding finding;
+  std::size_t lines_before = 0;
+  std::int64_t shrink_executions = 0;
+  double shrink_s = 0;
+};
+
+struct ExploreOutcome {
+  std::int64_t traces = 0;
+  std::int64_t operations = 0;  ///< of all traces
+  std::int64_t from_corpus = 0;
+  std::size_t corpus = 0;
+  std::uint64_t digest = 0;  ///< over all runs' digests
+  std::vector<Discovery> discoveries;
+  std::vector<std::string> marks_missed;  ///< that no trace reached
+  double wall_s = 0;
+};
+
+/// Errors: unknown subjects, a config that fits no policy, an illegal operation by the generator.
+/// One trace in twenty is played twice; a difference is a finding of kind `nondeterministic`.
+Result<ExploreOutcome> explore(const ExploreOptions& options);
+
+}  // namespace lockstep::cache_sim

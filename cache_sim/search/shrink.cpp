@@ -1,0 +1,486 @@
+#include "cache_sim/search/shrink.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "cache_sim/search/operation_player.hpp"
+#include "cache_sim/server/simulation.hpp"
+#include "reference/base/overloaded.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+struct Candidate {
+  Config config;
+  Steps steps;
+};
+
+// --- Playing -------------------------------------------------------------------------------------
+
+bool is_scheduled(const Steps& steps) {
+  return std::any_of(steps.begin(), steps.end(), [](const Step& step) {
+    return std::holds_alternative<RequestSpec>(step.statement.what);
+  });
+}
+
+/// Without the statements about requests that are not there (any more).
+Trace as_trace(const Candidate& candidate) {
+  Trace trace;
+  trace.config = candidate.config;
+  trace.scheduler_level = is_scheduled(candidate.steps);
+  std::set<std::uint32_t> ids;
+  std::set<std::uint32_t> sessions;
+  for (const Step& step : candidate.steps) {
+    const bool makes_sense = std::visit(
+        Overloaded{
+            [&](const RequestSpec& spec) {
+              sessions.insert(spec.session.index());
+              return ids.insert(spec.id.index()).second;
+            },
+            [&](const Intervention& stop) { return ids.contains(stop.id.index()); },
+            [&](const Expect& expect) {
+              return !trace.scheduler_level || ids.contains(expect.id.index());
+            },
+            [&](const CloseSession& close) { return sessions.contains(close.session.index()); },
+            [](const auto&) { return true; }},
+        step.statement.what);
+    if (!makes_sense) continue;
+    trace.statements.push_back(step.statement);
+    trace.statements.back().line = static_cast<int>(trace.statements.size());
+    trace.statements.back().answer_line = trace.statements.back().line;
+  }
+  return trace;
+}
+
+struct Played {
+  std::optional<LocatedFinding> finding;
+  Steps steps;  ///< what was played, up to the finding
+};
+
+Played play_scheduled(const Trace& trace, Run& run) {
+  Played played;
+  Simulation(run).play(trace);
+  std::size_t end = trace.statements.size();
+  if (!run.findings().empty() && run.findings().front().line > 0)
+    end = std::min(end, static_cast<std::size_t>(run.findings().front().line));
+  for (std::size_t i = 0; i < end; ++i) played.steps.push_back({trace.statements[i]});
+  return played;
+}
+
+Played play_operations(const Steps& steps, Run& run) {
+  OperationPlayer player(run);
+  for (const Step& step : steps)
+    if (!run.stopped()) player.play(step);
+  run.set_place(0, 0);
+  run.conclude();
+  return {.finding = std::nullopt, .steps = std::move(player.played())};
+}
+
+bool has_answers(const Steps& steps) {
+  return std::any_of(steps.begin(), steps.end(),
+                     [](const Step& step) { return !step.statement.answer.empty(); });
+}
+
+// --- Shrinking -----------------------------------------------------------------------------------
+
+class Shrinker {
+ public:
+  Shrinker(const RunOptions& run, const ShrinkOptions& options) : run_(run), options_(options) {
+    run_.skip_illegal = true;
+    run_.keep_events = false;
+  }
+
+  Result<ShrinkOutcome> shrink(const Trace& trace) {
+    best_.config = trace.config;
+    best_.steps = literal_steps(trace.statements);
+    const std::optional<Played> first = play(best_);
+    if (!first || !first->finding)
+      return fail("the trace ends without a finding, so there is nothing to shrink");
+    kind_ = first->finding->finding.kind;
+    adopt(best_.config, *first);
+    for (std::size_t before = 0; before != size();) {
+      before = size();
+      drop_lines();
+      drop_padding();
+      drop_features();
+      lower_config();
+      shorten_tokens();
+      merge_documents();
+    }
+    rename();
+    ShrinkOutcome outcome;
+    outcome.trace = as_trace(best_);
+    outcome.finding = finding_;
+    outcome.executions = executions_;
+    return outcome;
+  }
+
+ private:
+  /// What a candidate comes to; nothing where it is no legal trace.
+  std::optional<Played> play(const Candidate& candidate) {
+    if (executions_ >= options_.most_executions) return std::nullopt;
+    ++executions_;
+    if (options_.progress) options_.progress(executions_, best_.steps.size());
+    const Trace trace = as_trace(candidate);
+    run_.config = candidate.config;
+    Result<std::unique_ptr<Run>> started = Run::start(run_);
+    if (!started) return std::nullopt;
+    Run& run = **started;
+    // Answers are held to by the simulation alone.
+    Played played;
+    if (trace.scheduler_level || has_answers(candidate.steps)) {
+      played = play_scheduled(trace, run);
+    } else {
+      played = play_operations(candidate.steps, run);
+    }
+    if (run.error()) return std::nullopt;
+    if (!run.findings().empty()) played.finding = run.findings().front();
+    return played;
+  }
+
+  /// Takes the candidate where it still shows the finding. It must not be larger.
+  bool attempt(const Candidate& candidate) {
+    const std::optional<Played> played = play(candidate);
+    if (!played || !played->finding || played->finding->finding.kind != kind_) return false;
+    adopt(candidate.config, *played);
+    return true;
+  }
+
+  void adopt(const Config& config, const Played& played) {
+    best_.config = config;
+    best_.steps = played.steps;
+    finding_ = *played.finding;
+  }
+
+  /// What shrinks: lines, tokens, then everything that is not as usual.
+  std::size_t size() const {
+    std::size_t sum = best_.steps.size() * 1000 + best_.config.changed().size();
+    for (const Step& step : best_.steps)
+      for (const Tokens& tokens : tokens_of(step.statement)) sum += tokens.size();
+    return sum;
+  }
+
+  void drop_lines() {
+    for (std::size_t piece = std::max<std::size_t>(1, best_.steps.size() / 2);;) {
+      bool dropped = false;
+      for (std::size_t at = 0; at < best_.steps.size();) {
+        Candidate candidate = best_;
+        const std::size_t end = std::min(at + piece, candidate.steps.size());
+        candidate.steps.erase(candidate.steps.begin() + static_cast<std::ptrdiff_t>(at),
+                              candidate.steps.begin() + static_cast<std::ptrdiff_t>(end));
+        if (attempt(candidate))
+          dropped = true;
+        else
+          at += piece;
+      }
+      if (piece > 1)
+        piece /= 2;
+      else if (!dropped)
+        return;
+    }
+  }
+
+  /// A line that does nothing but hold memory goes together with that memory.
+  void drop_padding() {
+    for (std::size_t i = 0; i < best_.steps.size();) {
+      const auto* const operation = std::get_if<Operation>(&best_.steps[i].statement.what);
+      const std::int64_t tokens =
+          operation == nullptr ? 0 : std::max<std::int64_t>(0, operation->n);
+      if (operation == nullptr ||
+          !(drop_with(i, 1, 0) || drop_with(i, 3, 0) || (tokens != 0 && drop_with(i, 0, tokens))))
+        ++i;
+    }
+  }
+
+  bool drop_with(std::size_t line, std::int64_t states, std::int64_t tokens) {
+    Candidate candidate = best_;
+    candidate.steps.erase(candidate.steps.begin() + static_cast<std::ptrdiff_t>(line));
+    candidate.config.state_slots -= states;
+    candidate.config.kv_tokens -= tokens / candidate.config.page * candidate.config.page;
+    return candidate.config.state_slots > 0 && candidate.config.kv_tokens > 0 && attempt(candidate);
+  }
+
+  /// Applies a change to a copy of each statement in turn.
+  template <class Change>
+  void change_each(Change change) {
+    for (std::size_t i = 0; i < best_.steps.size(); ++i) {
+      Candidate candidate = best_;
+      if (change(candidate.steps[i])) attempt(candidate);
+    }
+  }
+
+  template <class T>
+  static bool set(T& field, const T& value) {
+    if (field == value) return false;
+    field = value;
+    return true;
+  }
+
+  /// Every field back to what it usually is.
+  void drop_features() {
+    const auto on_operation = [&](auto change) {
+      change_each([&](Step& step) {
+        auto* const operation = std::get_if<Operation>(&step.statement.what);
+        return operation != nullptr && change(*operation, step);
+      });
+    };
+    const auto on_request = [&](auto change) {
+      change_each([&](Step& step) {
+        auto* const spec = std::get_if<RequestSpec>(&step.statement.what);
+        return spec != nullptr && change(*spec);
+      });
+    };
+    on_operation([](Operation& o, Step&) { return set(o.prompt, Operation::kAbsent); });
+    on_operation([](Operation& o, Step&) { return set(o.up_to, Operation::kAbsent); });
+    on_operation([](Operation& o, Step&) { return set(o.limit, Operation::kAbsent); });
+    on_operation([](Operation& o, Step&) { return set(o.prev, Operation::kAbsent); });
+    on_operation([](Operation& o, Step&) { return set(o.insert, true); });
+    on_operation([](Operation& o, Step&) { return set(o.drafts, Tokens()); });
+    on_operation([](Operation& o, Step& step) {
+      return o.verb == Verb::extend && o.drafts.empty() && set(step.rest, std::int64_t{0});
+    });
+    on_operation([](Operation& o, Step&) { return o.kv > 0 && set(o.kv, std::int64_t{0}); });
+    on_operation([](Operation& o, Step&) { return o.state > 0 && set(o.state, std::int64_t{0}); });
+    on_request([](RequestSpec& spec) {
+      const bool changed = !spec.drafts.empty();
+      spec.drafts.clear();
+      spec.accept.clear();
+      return changed;
+    });
+    on_request([](RequestSpec& spec) { return set(spec.at, Nanoseconds{-1}); });
+    const auto shorten_output = [](RequestSpec& spec, std::uint32_t to) {
+      if (spec.stops || to == 0 || to >= spec.output_size()) return false;
+      spec.tokens = spec.tokens.prefix(spec.prompt_size + to);
+      return true;
+    };
+    on_request([&](RequestSpec& spec) { return shorten_output(spec, 1); });
+    on_request([&](RequestSpec& spec) { return shorten_output(spec, spec.output_size() / 2); });
+    on_request([&](RequestSpec& spec) { return shorten_output(spec, spec.output_size() - 1); });
+    on_request([](RequestSpec& spec) { return set(spec.priority, std::int64_t{0}); });
+    on_request([](RequestSpec& spec) { return set(spec.session, Name()); });
+    change_each([](Step& step) {
+      auto* const run = std::get_if<RunStatement>(&step.statement.what);
+      if (run == nullptr) return false;
+      const bool had_steps = set(run->steps, std::int64_t{-1});
+      return set(run->until, Nanoseconds{-1}) || had_steps;
+    });
+    Candidate unsalted = best_;
+    bool salted = false;
+    for (Step& step : unsalted.steps) {
+      if (auto* operation = std::get_if<Operation>(&step.statement.what))
+        salted |= set(operation->salt, Name());
+      if (auto* spec = std::get_if<RequestSpec>(&step.statement.what))
+        salted |= set(spec->salt, Name());
+    }
+    if (salted) attempt(unsalted);
+  }
+
+  void lower_config() {
+    const Config defaults;
+    const std::vector<std::pair<std::string, std::string>> usual = defaults.fields();
+    for (const std::string& field : best_.config.changed()) {
+      if (field == "policy") continue;
+      Candidate candidate = best_;
+      const auto value = std::find_if(usual.begin(), usual.end(),
+                                      [&](const auto& pair) { return pair.first == field; });
+      if (candidate.config.set(field, value->second) && attempt(candidate)) continue;
+      lower_field(field);
+    }
+  }
+
+  /// Numbers towards 1, first in large steps.
+  void lower_field(const std::string& field) {
+    for (;;) {
+      const std::vector<std::pair<std::string, std::string>> fields = best_.config.fields();
+      const auto at = std::find_if(fields.begin(), fields.end(),
+                                   [&](const auto& pair) { return pair.first == field; });
+      const Result<std::int64_t> now = parse_integer(at->second, 1, std::int64_t{1} << 40);
+      if (!now || *now == 1) return;
+      const auto lowered = [&](std::int64_t value) {
+        Candidate candidate = best_;
+        return candidate.config.set(field, std::to_string(value)) && attempt(candidate);
+      };
+      if (!lowered(1) && !lowered(*now / 2) && !lowered(*now - 1)) return;
+    }
+  }
+
+  // --- Tokens ------------------------------------------------------------------------------------
+
+  /// An output that is given as a number has tokens of its own, which no other line can name.
+  static std::vector<Tokens> tokens_of(const Statement& statement) {
+    if (const auto* operation = std::get_if<Operation>(&statement.what))
+      return {operation->tokens, operation->drafts};
+    if (const auto* spec = std::get_if<RequestSpec>(&statement.what))
+      return {spec->stops ? spec->tokens : spec->tokens.prefix(spec->prompt_size)};
+    return {};
+  }
+
+  /// The candidate with every token replaced by what `map` makes of it; nothing: it goes.
+  template <class Map>
+  Candidate mapped(Map map) const {
+    const auto apply = [&](const Tokens& tokens) {
+      std::vector<Token> values;
+      for (const Token token : tokens.values())
+        if (const std::optional<Token> to = map(token)) values.push_back(*to);
+      return Tokens::of_values(values);
+    };
+    Candidate candidate = best_;
+    for (Step& step : candidate.steps) {
+      if (auto* operation = std::get_if<Operation>(&step.statement.what)) {
+        if (!operation->tokens.empty()) operation->tokens = apply(operation->tokens);
+        if (!operation->drafts.empty()) operation->drafts = apply(operation->drafts);
+      }
+      if (auto* spec = std::get_if<RequestSpec>(&step.statement.what)) {
+        const Tokens prompt = apply(spec->tokens.prefix(spec->prompt_size));
+        const Tokens output = spec->tokens.slice(spec->prompt_size, spec->tokens.size());
+        spec->tokens = prompt.followed_by(spec->stops ? apply(output) : output);
+        spec->prompt_size = prompt.size();
+      }
+    }
+    // A sequence that has become empty has lost its statement's meaning.
+    std::erase_if(candidate.steps, [](const Step& step) {
+      if (const auto* operation = std::get_if<Operation>(&step.statement.what))
+        return operation->tokens.empty() &&
+               (operation->verb == Verb::admit || operation->verb == Verb::accept ||
+                operation->verb == Verb::advance || operation->verb == Verb::match ||
+                operation->verb == Verb::insert || operation->verb == Verb::lock);
+      const auto* spec = std::get_if<RequestSpec>(&step.statement.what);
+      return spec != nullptr && (spec->prompt_size == 0 || spec->output_size() == 0);
+    });
+    return candidate;
+  }
+
+  /// Pieces of documents between the places where some sequence begins, ends or breaks off.
+  std::vector<std::pair<Token, Token>> pieces() const {
+    std::set<Token> edges;
+    std::set<Token> present;
+    for (const Step& step : best_.steps)
+      for (const Tokens& tokens : tokens_of(step.statement)) {
+        Token last = 0;
+        for (const Token token : tokens.values()) {
+          present.insert(token);
+          if (token != last + 1) edges.insert({token, last + 1});
+          last = token;
+        }
+        edges.insert(last + 1);
+      }
+    std::vector<std::pair<Token, Token>> all;
+    for (const Token token : present) {
+      if (all.empty() || all.back().second != token || edges.contains(token))
+        all.push_back({token, token});
+      all.back().second = token + 1;
+    }
+    return all;
+  }
+
+  void shorten_tokens() {
+    const std::vector<std::pair<Token, Token>> all = pieces();
+    for (auto piece = all.rbegin(); piece != all.rend(); ++piece) {
+      auto [first, last] = *piece;
+      for (Token gone = last - first; gone > 0;) {
+        const Token from = last - gone;
+        if (attempt(mapped([&, to = last](Token token) {
+              return token >= from && token < to ? std::nullopt : std::optional(token);
+            })))
+          last = from;
+        gone = std::min(gone / 2, last - first);
+      }
+    }
+  }
+
+  std::vector<Document> documents() const {
+    std::vector<Document> all;
+    for (const Step& step : best_.steps)
+      for (const Tokens& tokens : tokens_of(step.statement))
+        for (const Token token : tokens.values()) {
+          const auto document = static_cast<Document>(token >> 32);
+          if (std::find(all.begin(), all.end(), document) == all.end()) all.push_back(document);
+        }
+    return all;
+  }
+
+  static std::optional<Token> moved(Token token, Document from, Document to) {
+    return token >> 32 == from ? token_of(to, static_cast<std::uint32_t>(token)) : token;
+  }
+
+  void merge_documents() {
+    const std::vector<Document> all = documents();
+    for (std::size_t i = 1; i < all.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j)
+        if (attempt(mapped([&](Token token) { return moved(token, all[i], all[j]); }))) break;
+  }
+
+  // --- Names -------------------------------------------------------------------------------------
+
+  /// Documents a, b, …; requests r1, r2, …: in the order in which they appear. Not a matter of
+  /// size, so done once and kept only where the finding survives it.
+  void rename() {
+    const std::vector<Document> all = documents();
+    std::map<Token, std::uint32_t> first;  // by document: its lowest index
+    for (const auto& [begin, end] : pieces()) {
+      const auto [place, fresh] = first.emplace(begin >> 32, static_cast<std::uint32_t>(begin));
+      if (!fresh) place->second = std::min(place->second, static_cast<std::uint32_t>(begin));
+    }
+    Document next = 1;
+    std::map<Token, Document> to;
+    for (const Document document : all)
+      if (document != 0) to.emplace(document, next++);
+    attempt(mapped([&](Token token) -> std::optional<Token> {
+      const Token document = token >> 32;
+      if (document == 0) return token;
+      return token_of(to.at(document), static_cast<std::uint32_t>(token) - first.at(document));
+    }));
+    Candidate renamed = best_;
+    std::map<std::uint32_t, Name> names;
+    const auto rename_one = [&](Name& name, char prefix) {
+      if (!name.exists()) return;
+      const auto found = names.find(name.index());
+      if (found == names.end()) {
+        const auto count = std::count_if(names.begin(), names.end(), [&](const auto& known) {
+          return known.second.text()[0] == prefix;
+        });
+        names.emplace(name.index(), Name::intern(fmt::format("{}{}", prefix, count + 1)));
+      }
+      name = names.at(name.index());
+    };
+    for (Step& step : renamed.steps)
+      std::visit(Overloaded{[&](Operation& o) {
+                              rename_one(o.id, 'r');
+                              rename_one(o.slot, 's');
+                              rename_one(o.from, 's');
+                              rename_one(o.to, 's');
+                              rename_one(o.as, o.verb == Verb::lock ? 'l' : 's');
+                              rename_one(o.lock, 'l');
+                              for (Name& id : o.ids) rename_one(id, 'r');
+                            },
+                            [&](RequestSpec& spec) { rename_one(spec.id, 'r'); },
+                            [&](Intervention& stop) { rename_one(stop.id, 'r'); },
+                            [&](Expect& expect) { rename_one(expect.id, 'r'); }, [](auto&) {}},
+                 step.statement.what);
+    attempt(renamed);
+  }
+
+  RunOptions run_;
+  ShrinkOptions options_;
+  Candidate best_;
+  LocatedFinding finding_;
+  FindingKind kind_ = FindingKind::leak;
+  std::int64_t executions_ = 0;
+};
+
+}  // namespace
+
+Result<ShrinkOutcome> shrink(const Trace& trace, const RunOptions& run,
+                             const ShrinkOptions& options) {
+  return Shrinker(run, options).shrink(trace);
+}
+
+std::size_t line_count(const Trace& trace) {
+  return trace.statements.size();
+}
+
+}  // namespace lockstep::cache_sim

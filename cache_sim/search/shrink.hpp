@@ -1,0 +1,40 @@
+// The smallest trace that still ends with the same kind of finding: delta debugging on the lines
+// (Zeller and Hildebrandt 2002, "Simplifying and isolating failure-inducing input"), then what only
+// somebody who knows caches can do: merge equal prompts, shorten them, renumber, lower pools, drop
+// features; all of it again until nothing gets smaller.
+//
+// Lines lean on each other: an `extend` after a shorter `admit` has another number of tokens left.
+// So every candidate is played through cache_sim/search/operation_player.hpp, which adapts its
+// lines.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "cache_sim/check/run.hpp"
+#include "cache_sim/trace/trace.hpp"
+
+namespace lockstep::cache_sim {
+
+struct ShrinkOutcome {
+  Trace trace;             ///< config and statements alone
+  LocatedFinding finding;  ///< of the shrunk trace
+  std::int64_t executions = 0;
+};
+
+struct ShrinkOptions {
+  std::int64_t most_executions = 20'000;
+  std::function<void(std::int64_t executions, std::size_t lines)> progress;
+};
+
+/// `run` says which subjects, defect and checks; its config is the trace's. Expected answers are
+/// kept where the finding is one of theirs. Error: the trace ends without a finding.
+Result<ShrinkOutcome> shrink(const Trace& trace, const RunOptions& run,
+                             const ShrinkOptions& options = {});
+
+/// Verb lines of a trace, the measure of a shrunk one.
+std::size_t line_count(const Trace& trace);
+
+}  // namespace lockstep::cache_sim

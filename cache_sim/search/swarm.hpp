@@ -1,0 +1,61 @@
+// What a random trace draws before its first operation: the configuration of the caches and how
+// often each thing happens, with some things switched off altogether. Features that crowd each
+// other out in an average mix meet in some of the swarm (Groce, Zhang, Eide, Chen, Regehr 2012,
+// "Swarm testing").
+#pragma once
+
+#include <cstdint>
+
+#include "reference/base/philox.hpp"
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::cache_sim {
+
+/// The random numbers of one trace: a pure function of (seed, stream, index).
+class Draw {
+ public:
+  Draw(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
+
+  /// 0 … bound - 1; bound >= 1.
+  std::uint64_t below(std::uint64_t bound) { return random_below(bound, seed_, stream_, index_++); }
+  std::int64_t between(std::int64_t low, std::int64_t high) {
+    return low + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(high - low) + 1));
+  }
+  bool chance(std::uint64_t times, std::uint64_t of) { return below(of) < times; }
+
+ private:
+  std::uint64_t seed_;
+  std::uint64_t stream_;
+  std::uint64_t index_ = 0;
+};
+
+/// Weights are relative to each other, 0: never. Rates are of ten.
+struct Swarm {
+  Config config;
+  bool scheduled = false;  ///< requests to the scheduler instead of single operations
+  int operations = 60;     ///< or requests, where scheduled
+  // What happens next.
+  int request = 9, tree = 8, evict = 1, check = 1, flush = 0;
+  // What happens to a request.
+  int extend = 8, checkpoint = 3, finish = 3, abort = 1, preempt = 1;
+  // Of ten.
+  int shared = 7;     ///< prompts that begin like an earlier one
+  int drafts = 2;     ///< extends that verify drafts
+  int salted = 1;     ///< of forty
+  int discarded = 2;  ///< finishes that leave nothing in the cache
+  int urgent = 0;     ///< requests that go before others
+  int bad = 0;        ///< of forty: operations that are bad input
+  // How large.
+  int running = 4;    ///< requests at once
+  int longest = 24;   ///< tokens of a prompt
+  int piece = 9;      ///< tokens that a prompt has beyond its shared part
+  int documents = 2;  ///< that prompts are made of: few are hot, many are cold
+  int letters = 0;    ///< or so many different tokens, so that anything looks like anything; 0: no
+  int sessions = 0;   ///< that requests belong to and that are closed
+};
+
+/// Draws a swarm for a policy. Fields that `base` changes from their defaults stay as they are
+/// there.
+Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base);
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,398 @@
+#include "cache_sim/server/scheduler.hpp"
+
+#include <algorithm>
+
+#include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// What a wrong draft consists of: a document that no file can name and no output uses.
+constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
+
+}  // namespace
+
+const SchedulerEffects& Scheduler::step(const SchedulerEvent& event) {
+  SchedulerEffects& effects = effects_;
+  effects.operation = nullptr;
+  effects.forward.reset();
+  effects.notes.clear();
+  effects.idle = false;
+  if (event.kind == SchedulerEvent::Kind::reply) {
+    require(asked_ != Asked::nothing, "a reply answers an operation");
+    settle(*event.reply, effects);
+    next(effects);
+    return effects;
+  }
+  require(asked_ == Asked::nothing, "an operation is answered before anything else happens");
+  switch (event.kind) {
+    case SchedulerEvent::Kind::arrival:
+      if (record(event.request).state == State::ended) break;  // its client went before it came
+      require(record(event.request).state == State::expected, "a request arrives once");
+      requests_[event.request].spec = event.spec;
+      requests_[event.request].state = State::waiting;
+      enqueue(event.request, false);
+      break;
+    case SchedulerEvent::Kind::abort:
+      require(phase_ == Phase::between_steps, "a client goes between steps");
+      if (record(event.request).state != State::ended)
+        drop(event.request, FinishReason::abort, effects);
+      break;
+    case SchedulerEvent::Kind::retract:
+      require(phase_ == Phase::between_steps, "a request is retracted between steps");
+      if (record(event.request).state == State::running) retract(event.request, effects);
+      break;
+    case SchedulerEvent::Kind::step_due:
+      require(phase_ == Phase::between_steps, "a step begins after the last one ended");
+      begin_step(effects);
+      next(effects);
+      break;
+    case SchedulerEvent::Kind::forward_done:
+      require(has_results_out(), "results come from a forward");
+      phase_ = Phase::results;
+      if (launched_.empty()) launched_.swap(batch_);
+      cursor_ = 0;
+      next(effects);
+      break;
+    case SchedulerEvent::Kind::reply: break;
+  }
+  return effects;
+}
+
+Scheduler::Request& Scheduler::record(RequestNumber request) {
+  if (requests_.size() <= request) requests_.resize(request + 1);
+  return requests_[request];
+}
+
+bool Scheduler::waits_for_results() const {
+  if (!options_.overlap || batch_.empty()) return false;
+  return std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+    const Request& request = requests_[number];
+    return request.verification < request.spec->drafts.size();
+  });
+}
+
+void Scheduler::begin_step(SchedulerEffects& effects) {
+  launched_.swap(batch_);  // with overlap, what was decided before this step is under way
+  cursor_ = 0;
+  budget_ = options_.chunked_prefill;
+  effects.idle = !has_work();
+  if (!effects.idle) phase_ = Phase::chunk_ends;
+}
+
+/// Goes on until there is something to ask or time has to pass.
+void Scheduler::next(SchedulerEffects& effects) {
+  while (asked_ == Asked::nothing) {
+    switch (phase_) {
+      case Phase::between_steps:
+      case Phase::forward: return;
+      case Phase::chunk_ends: next_chunk_end(effects); break;
+      case Phase::prefill: next_prefill(effects); break;
+      case Phase::admission: next_admission(effects); break;
+      case Phase::decode: next_decode(effects); break;
+      case Phase::results: next_result(effects); break;
+    }
+  }
+}
+
+/// Chunks that more chunks follow: what they leave behind is stored before those begin.
+void Scheduler::next_chunk_end(SchedulerEffects& effects) {
+  for (; cursor_ < launched_.size(); ++cursor_) {
+    Row& row = launched_[cursor_];
+    if (!row.chunk || row.samples) continue;
+    row.checkpointed = true;
+    ask(Verb::checkpoint, row.request, Asked::checkpoint, effects);
+    effects.operation->up_to = row.begin + row.tokens;
+    return;
+  }
+  cursor_ = 0;
+  phase_ = Phase::prefill;
+}
+
+void Scheduler::next_prefill(SchedulerEffects& effects) {
+  for (; cursor_ < running_.size() && budget_ > 0; ++cursor_) {
+    const Request& request = requests_[running_[cursor_]];
+    if (!request.prefilling) continue;
+    return extend(running_[cursor_],
+                  static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
+                  effects);
+  }
+  phase_ = Phase::admission;
+}
+
+void Scheduler::next_admission(SchedulerEffects& effects) {
+  const bool room =
+      budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
+  if (room && !waiting_.empty()) return ask(Verb::admit, waiting_.front(), Asked::admit, effects);
+  if (!batch_.empty()) return begin_forward(effects);
+  phase_ = Phase::decode;
+  cursor_ = 0;
+}
+
+void Scheduler::next_decode(SchedulerEffects& effects) {
+  // Who still prefills found no room and waits for the results that are out.
+  while (cursor_ < running_.size() && requests_[running_[cursor_]].prefilling) ++cursor_;
+  if (cursor_ < running_.size()) {
+    const RequestNumber number = running_[cursor_];
+    const Request& request = requests_[number];
+    const bool drafts = request.verification < request.spec->drafts.size() &&
+                        request.spec->drafts[request.verification] > 0;
+    if (drafts) return verify(number, effects);
+    return extend(number, 1, effects);
+  }
+  if (!batch_.empty()) return begin_forward(effects);
+  end_decisions();  // everything that ran was refused or retracted
+}
+
+void Scheduler::end_decisions() {
+  phase_ = launched_.empty() ? Phase::between_steps : Phase::forward;
+}
+
+void Scheduler::begin_forward(SchedulerEffects& effects) {
+  ask(Verb::step, 0, Asked::step, effects);
+  for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
+}
+
+void Scheduler::next_result(SchedulerEffects& effects) {
+  if (cursor_ == launched_.size()) {
+    launched_.clear();
+    phase_ = Phase::between_steps;
+    return;
+  }
+  Row& row = launched_[cursor_];
+  Request& request = requests_[row.request];
+  if (options_.overlap && row.accepts == 0 && !row.completed) {
+    row.completed = true;
+    return ask(Verb::complete, row.request, Asked::complete, effects);
+  }
+  if (row.accepts != 0) {
+    ask(Verb::accept, row.request, Asked::accept, effects);
+    effects.operation->n = row.accepts;
+    const std::uint32_t first = request.spec->prompt_size + request.sampled;
+    effects.operation->tokens = request.spec->tokens.slice(first, first + row.accepts);
+    return;
+  }
+  settle_result(effects);
+}
+
+/// One row's result is known: its tokens are computed, and a token is sampled where all that was
+/// known is.
+void Scheduler::settle_result(SchedulerEffects& effects) {
+  const Row& row = launched_[cursor_];
+  Request& request = requests_[row.request];
+  if (row.accepts != 0) {
+    request.scheduled += row.accepts;
+    request.known += row.accepts;
+    request.sampled += row.accepts;
+  }
+  if (!row.chunk) ++request.verification;  // one without drafts is a decode like any other
+  if (row.samples) {
+    if (row.accepts == 0) ++request.sampled;
+    effects.notes.push_back(
+        {SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.sampled});
+    if (request.sampled == request.spec->output_size())
+      return ask(Verb::finish, row.request, Asked::finish, effects);
+  }
+  if (row.chunk && !row.checkpointed) {
+    ask(Verb::checkpoint, row.request, Asked::checkpoint, effects);
+    if (options_.overlap) effects.operation->up_to = row.begin + row.tokens;
+    return;
+  }
+  ++cursor_;
+}
+
+void Scheduler::ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects) {
+  Operation& operation = operation_;
+  operation.verb = verb;
+  operation.id = operation.salt = Name();
+  operation.tokens = operation.drafts = Tokens();
+  operation.n = operation.prompt = operation.up_to = Operation::kAbsent;
+  operation.async = false;
+  operation.ids.clear();
+  asked_ = asked;
+  subject_of_ask_ = request;
+  if (verb != Verb::step) operation.id = requests_[request].spec->id;
+  if (verb == Verb::admit) {
+    const Request& waiting = requests_[request];
+    operation.salt = waiting.spec->salt;
+    operation.tokens = waiting.spec->tokens.prefix(waiting.spec->prompt_size + waiting.sampled);
+    operation.prompt = waiting.spec->prompt_size;
+  }
+  effects.operation = &operation;
+}
+
+void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffects& effects) {
+  const Request& request = requests_[number];
+  ask(Verb::extend, number, Asked::extend, effects);
+  asked_tokens_ = tokens;
+  asked_accepts_ = 0;
+  effects.operation->n = tokens;
+  effects.operation->async = options_.overlap;
+  const std::uint32_t end = request.scheduled + tokens;
+  if (end > request.known)
+    effects.operation->tokens = request.spec->tokens.slice(request.known, end);
+}
+
+/// A verification: the last sampled token and the drafts, of which the first accept - 1 are what
+/// will be sampled.
+void Scheduler::verify(RequestNumber number, SchedulerEffects& effects) {
+  const Request& request = requests_[number];
+  const RequestSpec& spec = *request.spec;
+  const auto left = std::int64_t{spec.output_size()} - request.sampled;
+  const auto accepts =
+      static_cast<std::uint32_t>(std::min(spec.accept[request.verification], left));
+  const auto drafts = static_cast<std::uint32_t>(spec.drafts[request.verification]);
+  extend(number, 1, effects);
+  effects.operation->async = false;
+  const std::uint32_t next = request.scheduled + 1;
+  const Tokens right = spec.tokens.slice(next, next + accepts - 1);
+  effects.operation->drafts =
+      right.followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - right.size()));
+  effects.operation->n = 1 + std::int64_t{drafts};
+  asked_tokens_ = 1 + drafts;
+  asked_accepts_ = accepts;
+}
+
+void Scheduler::retract(RequestNumber request, SchedulerEffects& effects) {
+  LOCKSTEP_MARK("scheduler.retract");
+  ask(Verb::preempt, request, Asked::preempt, effects);
+}
+
+void Scheduler::drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects) {
+  if (requests_[request].state == State::running) {
+    drop_reason_ = reason;
+    return ask(Verb::abort, request, Asked::drop, effects);
+  }
+  std::erase(waiting_, request);
+  end(request, reason, effects);
+}
+
+void Scheduler::end(RequestNumber request, FinishReason reason, SchedulerEffects& effects) {
+  requests_[request].state = State::ended;
+  effects.notes.push_back(
+      {SchedulerNote::Kind::ended, request, reason, requests_[request].sampled});
+}
+
+/// Higher priorities first; among equals, the order of arrival, and what was retracted before all
+/// of them.
+void Scheduler::enqueue(RequestNumber request, bool front) {
+  const std::int64_t priority = requests_[request].spec->priority;
+  const auto behind = std::find_if(waiting_.begin(), waiting_.end(), [&](RequestNumber other) {
+    const std::int64_t theirs = requests_[other].spec->priority;
+    return front ? theirs <= priority : theirs < priority;
+  });
+  waiting_.insert(behind, request);
+}
+
+/// A request that leaves in the middle of a step takes its row with it. Nobody leaves who comes
+/// before the one that the cursor is on.
+void Scheduler::leave_batch(RequestNumber request) {
+  const auto is_its = [&](const Row& row) { return row.request == request; };
+  std::erase_if(batch_, is_its);
+  if (phase_ != Phase::results) std::erase_if(launched_, is_its);
+  std::erase(running_, request);
+}
+
+void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
+  const Asked asked = asked_;
+  const RequestNumber number = subject_of_ask_;
+  asked_ = Asked::nothing;
+  switch (asked) {
+    case Asked::admit: {
+      if (reply.refused != Refusal::none) {
+        // Nothing that runs will ever make room for it: it is refused for good. Otherwise admission
+        // ends for this step.
+        if (running_.empty() || reply.refused == Refusal::too_long) {
+          waiting_.pop_front();
+          end(number, FinishReason::refused, effects);
+        } else if (!batch_.empty()) {
+          begin_forward(effects);
+        } else {
+          phase_ = Phase::decode;
+          cursor_ = 0;
+        }
+        return;
+      }
+      Request& request = requests_[number];
+      waiting_.pop_front();
+      running_.push_back(number);
+      request.state = State::running;
+      request.prefilling = true;
+      request.known = request.spec->prompt_size + request.sampled;
+      request.scheduled = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
+      effects.notes.push_back({SchedulerNote::Kind::admitted, number});
+      extend(number,
+             static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
+             effects);
+      return;
+    }
+    case Asked::extend: return settle_extend(reply, effects);
+    case Asked::preempt:
+      leave_batch(number);
+      requests_[number].state = State::waiting;
+      enqueue(number, true);
+      effects.notes.push_back({SchedulerNote::Kind::retracted, number});
+      return;
+    case Asked::step: {
+      StepWork work;
+      for (const Row& row : batch_) {
+        (row.chunk ? work.prefill_tokens : work.decode_tokens) += row.tokens;
+        work.context_tokens += row.begin;
+        work.seen_tokens +=
+            std::int64_t{row.tokens} * row.begin + std::int64_t{row.tokens} * (row.tokens + 1) / 2;
+      }
+      effects.forward = work;
+      phase_ = Phase::forward;
+      if (options_.overlap) end_decisions();
+      return;
+    }
+    case Asked::complete: return;
+    case Asked::accept: return settle_result(effects);
+    case Asked::checkpoint: ++cursor_; return;
+    case Asked::finish:
+      end(number, requests_[number].spec->stops ? FinishReason::stop : FinishReason::length,
+          effects);
+      leave_batch(number);
+      ++cursor_;
+      return;
+    case Asked::drop:
+      leave_batch(number);
+      end(number, drop_reason_, effects);
+      return;
+    case Asked::nothing: return;
+  }
+}
+
+void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
+  const RequestNumber number = subject_of_ask_;
+  Request& request = requests_[number];
+  if (reply.refused == Refusal::none) {
+    const bool verifies = asked_accepts_ != 0;
+    const std::uint32_t begin = request.scheduled;
+    request.known = std::max(request.known, begin + (verifies ? 1 : asked_tokens_));
+    if (!verifies) request.scheduled += asked_tokens_;  // otherwise the result decides
+    const bool chunk = request.prefilling;
+    if (chunk && request.to_prefill() == 0) request.prefilling = false;
+    batch_.push_back({.request = number,
+                      .begin = begin,
+                      .tokens = asked_tokens_,
+                      .accepts = asked_accepts_,
+                      .chunk = chunk,
+                      .samples = !request.prefilling});
+    if (phase_ != Phase::decode) budget_ -= asked_tokens_;
+    if (phase_ != Phase::admission) ++cursor_;
+    return;
+  }
+  if (running_.size() == 1) {
+    if (launched_.empty()) return drop(number, FinishReason::refused, effects);
+    ++cursor_;  // the results that are still out may end it
+    budget_ = 0;
+    return;
+  }
+  if (phase_ == Phase::admission)
+    budget_ = 0;  // nobody is admitted behind a request that found no room
+  retract(running_.back(), effects);
+}
+
+}  // namespace lockstep::cache_sim

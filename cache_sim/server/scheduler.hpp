@@ -1,0 +1,197 @@
+// The server's scheduler as a state machine: step(event) → effects. It asks a subject one operation
+// at a time and learns of the reply as its next event; it holds no clock, no subject and no file,
+// so the same events give the same effects.
+//
+// One step, at one moment of virtual time (reference/contract.md, "The scheduler"):
+//   prefill  while chunked_prefill tokens are left: requests that run and still have prompt to
+//            compute, in order, then new ones from the front of the queue up to max_running; each
+//            gets one extend
+//   decode   otherwise each running request extends by one token, or verifies its drafts
+//   forward  `step ids=…`, and the step's cost passes
+//   results  in row order: accept (a verification), checkpoint (a chunk), finish (the last token)
+// Where an extend is refused, the last admitted request is retracted to the front of the queue and
+// the extend is tried again; a request that cannot go on alone, or be admitted with nothing else
+// running, is refused.
+//
+// With overlap, a step is decided while the forward before it runs: its rows extend with async=1, a
+// chunk that is not its prompt's last is checkpointed before its result is there, and the results
+// of the step before (complete, then as above) follow after `step`. So a request that has ended
+// without the scheduler knowing has one row too many, and nobody hears of it. A verification's
+// result decides where the next step begins: who has drafts to come makes every step wait.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "cache_sim/trace/trace.hpp"
+#include "reference/protocol/operation.hpp"
+
+namespace lockstep::cache_sim {
+
+/// What one forward works on, for the cost of a step.
+struct StepWork {
+  std::int64_t prefill_tokens = 0;
+  std::int64_t decode_tokens = 0;
+  std::int64_t context_tokens = 0;  ///< tokens of all rows before this forward
+  std::int64_t seen_tokens = 0;     ///< summed over its tokens, the tokens that each attends to
+};
+
+/// The cost model of a step. Integer arithmetic alone.
+class StepCost {
+ public:
+  virtual ~StepCost() = default;
+  virtual Nanoseconds of(const StepWork& work) const = 0;
+};
+
+class ConstantStepCost final : public StepCost {
+ public:
+  explicit ConstantStepCost(Nanoseconds step_time) : step_time_(step_time) {}
+  Nanoseconds of(const StepWork&) const override { return step_time_; }
+
+ private:
+  Nanoseconds step_time_;
+};
+
+/// Requests are numbered by whoever brings them, from 0 on; they may arrive in another order.
+using RequestNumber = std::uint32_t;
+
+struct SchedulerEvent {
+  enum class Kind {
+    arrival,       ///< `spec` joins the queue
+    abort,         ///< the client of `request` has gone, perhaps before it arrived
+    retract,       ///< `request` goes back to the front of the queue
+    step_due,      ///< a step may begin
+    forward_done,  ///< the forward's results are there
+    reply,         ///< the answer to the operation of the last effects
+  };
+  Kind kind;
+  RequestNumber request = 0;
+  const RequestSpec* spec = nullptr;
+  const Reply* reply = nullptr;
+};
+
+/// What a step did to a request, for ledgers and timelines.
+struct SchedulerNote {
+  enum class Kind { admitted, sampled, retracted, ended };
+  Kind kind;
+  RequestNumber request;
+  FinishReason reason = FinishReason::running;
+  std::int64_t output_tokens = 0;
+};
+
+struct SchedulerEffects {
+  Operation* operation = nullptr;  ///< to ask; nothing else happens before its reply
+  std::optional<StepWork>
+      forward;  ///< a forward has begun; forward_done follows when its cost has passed
+  std::vector<SchedulerNote> notes;
+  bool idle = false;  ///< there was nothing to do for a step
+};
+
+struct SchedulerOptions {
+  std::int64_t chunked_prefill = 8192;
+  std::int64_t max_running = 256;
+  bool overlap = false;  ///< a step is decided before the results of the one before
+};
+
+class Scheduler {
+ public:
+  explicit Scheduler(const SchedulerOptions& options) : options_(options) {}
+
+  /// Errors of the caller (a reply that nobody waits for, a step inside a step) are broken
+  /// contracts. The effects, and the operation in them, are there until the next call.
+  const SchedulerEffects& step(const SchedulerEvent& event);
+
+  bool has_work() const { return !waiting_.empty() || !running_.empty(); }
+  /// With overlap: the last step's results must come before the next one is decided.
+  bool waits_for_results() const;
+  /// Rows were launched whose results have not come.
+  bool has_results_out() const { return phase_ == Phase::forward || !batch_.empty(); }
+  /// Requests that wait or run.
+  std::size_t load() const { return waiting_.size() + running_.size(); }
+  /// A forward's results are due: forward_done is the next event.
+  bool awaits_results() const { return phase_ == Phase::forward; }
+  bool ended(RequestNumber request) const {
+    return request < requests_.size() && requests_[request].state == State::ended;
+  }
+
+ private:
+  enum class State { expected, waiting, running, ended };
+  enum class Phase { between_steps, chunk_ends, prefill, admission, decode, forward, results };
+  enum class Asked {
+    nothing,
+    admit,
+    extend,
+    preempt,
+    step,
+    complete,
+    accept,
+    checkpoint,
+    finish,
+    drop
+  };
+
+  struct Request {
+    const RequestSpec* spec = nullptr;  // none while it is expected
+    State state = State::expected;
+    std::uint32_t scheduled = 0;  // tokens that were extended, their results perhaps still out
+    std::uint32_t known = 0;      // tokens that the subject was told
+    std::uint32_t sampled = 0;
+    std::size_t verification = 0;
+    bool prefilling = true;  // since the last admission, until all that was known then is scheduled
+    std::uint32_t to_prefill() const { return spec->prompt_size + sampled - scheduled; }
+  };
+  struct Row {
+    RequestNumber request;
+    std::uint32_t begin;        // tokens before this step
+    std::uint32_t tokens;       // extended in this step
+    std::uint32_t accepts;      // 0 for a chunk or a plain decode
+    bool chunk;                 // of a prefill
+    bool samples;               // a token comes out
+    bool checkpointed = false;  // before its result
+    bool completed = false;     // with overlap: the subject knows of the result
+  };
+
+  Request& record(RequestNumber request);
+  void begin_step(SchedulerEffects& effects);
+  void next(SchedulerEffects& effects);
+  void next_chunk_end(SchedulerEffects& effects);
+  void next_prefill(SchedulerEffects& effects);
+  void next_admission(SchedulerEffects& effects);
+  void next_decode(SchedulerEffects& effects);
+  void next_result(SchedulerEffects& effects);
+  void settle(const Reply& reply, SchedulerEffects& effects);
+  void settle_extend(const Reply& reply, SchedulerEffects& effects);
+  void settle_result(SchedulerEffects& effects);
+  void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
+  void verify(RequestNumber request, SchedulerEffects& effects);
+  void retract(RequestNumber request, SchedulerEffects& effects);
+  void drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
+  void begin_forward(SchedulerEffects& effects);
+  void end_decisions();
+  void ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects);
+  void enqueue(RequestNumber request, bool front);
+  void leave_batch(RequestNumber request);
+  void end(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
+
+  SchedulerOptions options_;
+  SchedulerEffects effects_;  // filled anew by each step, as is the operation:
+  Operation operation_;       // nothing is allocated for either
+  std::vector<Request> requests_;
+  std::deque<RequestNumber> waiting_;
+  std::vector<RequestNumber> running_;  // in order of admission
+  std::vector<Row> batch_;              // rows of the step that is being decided, or was last
+  std::vector<Row> launched_;           // rows whose results come next
+
+  Phase phase_ = Phase::between_steps;
+  Asked asked_ = Asked::nothing;
+  RequestNumber subject_of_ask_ = 0;
+  FinishReason drop_reason_ = FinishReason::abort;
+  std::uint32_t asked_tokens_ = 0;
+  std::uint32_t asked_accepts_ = 0;
+  std::size_t cursor_ = 0;
+  std::int64_t budget_ = 0;
+};
+
+}  // namespace lockstep::cache_sim

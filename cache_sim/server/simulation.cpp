@@ -1,0 +1,428 @@
+#include "cache_sim/server/simulation.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "reference/base/overloaded.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// Steps in a row that compute nothing and end nobody before the run is called stuck.
+constexpr std::int64_t kIdleStepsUntilStuck = 1000;
+/// With overlap, rows of a request that has ended may be in the step behind.
+constexpr std::int64_t kStepsInFlight = 2;
+constexpr std::size_t kUnrouted = static_cast<std::size_t>(-1);
+/// Operations of one event after which, and after each doubling of which, a scheduler that goes on
+/// asking is looked at before it has come to an end.
+constexpr std::size_t kManyOperations = 4096;
+
+}  // namespace
+
+Simulation::Simulation(Run& run, std::unique_ptr<StepCost> cost)
+    : run_(run), cost_(std::move(cost)), keeps_spans_(run.options().keep_events) {
+  const Config& config = run.options().config;
+  if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);
+  const SchedulerOptions options{.chunked_prefill = config.chunked_prefill,
+                                 .max_running = config.max_running,
+                                 .overlap = config.overlap != 0};
+  for (std::int64_t rank = 0; rank < config.ranks; ++rank) {
+    ranks_.push_back({Scheduler(options)});
+    if (run.options().check == CheckLevel::all) ranks_.back().check.emplace(options);
+  }
+}
+
+void Simulation::play(const Trace& trace) {
+  scheduler_level_ = trace.scheduler_level;
+  for (const Statement& statement : trace.statements) {
+    line_ = statement.line;
+    run_.set_place(line_, now_);
+    const Reply reply = perform(statement);
+    if (run_.stopped()) return;
+    hold_to_answer(statement, reply);
+  }
+  run_.set_place(0, now_);
+  run_.conclude();
+}
+
+Result<void> Simulation::play(RequestStream& requests) {
+  stream_ = &requests;
+  pull(requests);
+  run_until({});
+  if (!run_.stopped() && stream_state_) run_.conclude();
+  return stream_state_;
+}
+
+/// The stream's next request becomes known, before it arrives.
+void Simulation::pull(RequestStream& requests) {
+  ahead_.emplace();
+  const Result<bool> more = requests.next(*ahead_);
+  if (!more) stream_state_ = tl::unexpected(more.error());
+  if (!more || !*more) ahead_.reset();
+}
+
+Reply Simulation::perform(const Statement& statement) {
+  return std::visit(
+      Overloaded{[&](const Operation& operation) { return apply_to_all(operation); },
+                 [&](const RequestSpec& spec) {
+                   if (spec.rank >= static_cast<std::int64_t>(ranks_.size())) {
+                     run_.fail({.text = fmt::format("field rank: {} is not below the {} ranks",
+                                                    spec.rank, ranks_.size())});
+                     return Reply{};
+                   }
+                   schedule(spec.at, arrival_of(spec));
+                   return Reply{};
+                 },
+                 [&](const Intervention& stop) {
+                   schedule(stop.at, {.kind = stop.retract ? SchedulerEvent::Kind::retract
+                                                           : SchedulerEvent::Kind::abort,
+                                      .request = number_of_[stop.id.index()]});
+                   return Reply{};
+                 },
+                 [&](const CloseSession& close) {
+                   close_session(close.session);
+                   return Reply{};
+                 },
+                 [&](const RunStatement& limits) { return run_until(limits); },
+                 [&](const Expect& expect) { return expectation(expect.id); }},
+      statement.what);
+}
+
+/// Each field of the answer must be in the reply with that value; the run goes on, so that every
+/// wrong answer is shown.
+void Simulation::hold_to_answer(const Statement& statement, const Reply& reply) {
+  for (const AnswerField& due : statement.answer) {
+    std::string actual = "nothing";
+    if (due.field == "refused") {
+      if (reply.refused != Refusal::none) actual = to_string(reply.refused);
+    } else if (const auto field = reply_field_from(due.field); field && reply.has(*field)) {
+      actual = reply.value_text(*field);
+    }
+    if (actual == due.value) continue;
+    run_.set_place(statement.answer_line, now_);
+    run_.add({FindingKind::answer_differs,
+              fmt::format("the answer should carry {}={} and carries {}", due.field, due.value,
+                          actual == "nothing" ? "no such field" : due.field + "=" + actual),
+              due.field + "=" + due.value, due.field + "=" + actual},
+             "", false);
+  }
+}
+
+/// Gives a request its number and its record, before it arrives at its time, or now.
+SchedulerEvent Simulation::arrival_of(const RequestSpec& spec) {
+  const auto number = static_cast<RequestNumber>(specs_.size());
+  specs_.push_back(&spec);
+  rank_of_.push_back(kUnrouted);
+  span_of_.push_back(0);
+  queued_since_.push_back(std::max(spec.at, now_));
+  if (number_of_.size() <= spec.id.index()) number_of_.resize(spec.id.index() + 1);
+  number_of_[spec.id.index()] = number;
+  RequestOutcome& outcome = run_.outcome(spec.id);
+  outcome.prompt_tokens = spec.prompt_size;
+  outcome.arrival = std::max(spec.at, now_);
+  return {.kind = SchedulerEvent::Kind::arrival, .request = number, .spec = &spec};
+}
+
+void Simulation::schedule(Nanoseconds at, const SchedulerEvent& event) {
+  due_.push({std::max(at, now_), sequence_++, event});
+  if (at <= now_) deliver_due();
+}
+
+void Simulation::close_session(Name session) {
+  for (RequestNumber number = 0; number < specs_.size(); ++number)
+    if (specs_[number]->session == session)
+      schedule(now_, {.kind = SchedulerEvent::Kind::abort, .request = number});
+}
+
+/// What a line of the file asks of the cache: each rank does it, and the numbers add up.
+Reply Simulation::apply_to_all(const Operation& operation) {
+  if (ranks_.size() > 1 && !scheduler_level_) {
+    run_.fail({.text = "config ranks is for files with request lines"});
+    return {};
+  }
+  Reply all;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    run_.set_rank(rank);
+    const Reply* const reply = run_.apply(operation);
+    if (reply == nullptr) return all;
+    if (rank == 0) {
+      all = *reply;
+      continue;
+    }
+    for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
+      const auto field = static_cast<ReplyField>(i);
+      if (reply->has(field)) all.set(field, all.get(field) + reply->get(field));
+    }
+  }
+  return all;
+}
+
+/// The stream's requests that have come by now; a step may have passed since.
+void Simulation::deliver_arrivals() {
+  while (ahead_ && ahead_->at <= now_ && !run_.stopped()) {
+    const auto number = static_cast<RequestNumber>(specs_.size());
+    const RequestSpec& spec = streamed_.emplace(number, std::move(*ahead_)).first->second;
+    pull(*stream_);
+    const SchedulerEvent arrival = arrival_of(spec);
+    queued_since_[number] = run_.outcome(spec.id).arrival = spec.at;
+    deliver(arrival);
+  }
+}
+
+/// When something happens next by itself.
+std::optional<Nanoseconds> Simulation::next_moment() const {
+  std::optional<Nanoseconds> moment;
+  if (!due_.empty()) moment = due_.top().time;
+  if (ahead_ && (!moment || ahead_->at < *moment)) moment = ahead_->at;
+  return moment;
+}
+
+void Simulation::deliver_due() {
+  deliver_arrivals();
+  while (!due_.empty() && due_.top().time <= now_ && !run_.stopped()) {
+    const SchedulerEvent event = due_.top().event;
+    due_.pop();
+    deliver(event);
+  }
+}
+
+/// To the request's rank. One whose client goes before it arrives has any.
+void Simulation::deliver(const SchedulerEvent& event) {
+  std::size_t& rank = rank_of_[event.request];
+  if (rank == kUnrouted) {
+    if (event.kind == SchedulerEvent::Kind::retract) return;
+    rank = event.spec == nullptr ? 0 : route(*event.spec);
+  }
+  feed(rank, event);
+}
+
+std::size_t Simulation::route(const RequestSpec& spec) {
+  if (spec.rank >= 0) return static_cast<std::size_t>(spec.rank);
+  if (ranks_.size() == 1) return 0;
+  const bool by_prefix = run_.options().config.routing == "prefix";
+  std::size_t best = 0;
+  std::uint32_t best_prefix = 0;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const std::uint32_t prefix =
+        by_prefix ? ranks_[rank].sent.longest_common(spec.tokens, spec.salt) : 0;
+    const bool less_loaded = ranks_[rank].scheduler.load() < ranks_[best].scheduler.load();
+    if (rank != 0 && prefix <= best_prefix && (prefix < best_prefix || !less_loaded)) continue;
+    best = rank;
+    best_prefix = prefix;
+  }
+  if (by_prefix) ranks_[best].sent.add(spec.tokens, spec.salt);
+  return best;
+}
+
+/// One event, and every operation that it leads to until time has to pass.
+void Simulation::feed(std::size_t rank, SchedulerEvent event) {
+  Rank& server = ranks_[rank];
+  if (server.check) server.episode.begin(event);
+  for (;;) {
+    const SchedulerEffects* const effects = effects_of(server, event);
+    if (effects == nullptr) return;
+    Operation* const operation = effects->operation;
+    if (operation == nullptr) return hold_schedule(server, true);
+    if (keeps_spans_ && operation->verb == Verb::step) server.rows = operation->ids;
+    run_.set_place(line_, now_);
+    run_.set_rank(rank);
+    const Reply* const reply = run_.apply(*operation);
+    if (reply == nullptr) return;
+    if (server.check) {
+      server.episode.asked.push_back({*operation, *reply});
+      const std::size_t count = server.episode.asked.size();
+      if (count >= kManyOperations && (count & (count - 1)) == 0) hold_schedule(server, false);
+      if (run_.stopped()) return;
+    }
+    event.kind = SchedulerEvent::Kind::reply;
+    event.reply = reply;
+  }
+}
+
+/// Null where the scheduler broke a contract of its own.
+const SchedulerEffects* Simulation::effects_of(Rank& server, const SchedulerEvent& event) try {
+  const SchedulerEffects& effects = server.scheduler.step(event);
+  for (const SchedulerNote& one : effects.notes) note(one);
+  if (effects.forward) server.forward = effects.forward;
+  if (server.check) server.episode.add(effects);
+  return &effects;
+} catch (const std::exception& thrown) {
+  run_.add({FindingKind::schedule_differs, fmt::format("the scheduler stopped: {}", thrown.what()),
+            "a schedule", thrown.what()},
+           "", true);
+  return nullptr;
+}
+
+void Simulation::hold_schedule(Rank& server, bool is_whole) {
+  if (!server.check) return;
+  server.episode.status = SchedulerStatus::of(server.scheduler, server.episode.event.request);
+  std::optional<Finding> parted =
+      is_whole ? server.check->hold(server.episode) : server.check->hold_so_far(server.episode);
+  if (parted) run_.add(std::move(*parted), "", true);
+}
+
+bool Simulation::any_rank(bool (Scheduler::*is)() const) const {
+  return std::any_of(ranks_.begin(), ranks_.end(),
+                     [&](const Rank& rank) { return (rank.scheduler.*is)(); });
+}
+
+/// All ranks decide a step. Returns whether it computed or ended anything, or brought results.
+bool Simulation::one_step() {
+  const std::int64_t before = ended_ + computed_;
+  ++steps_;
+  for (; !gone_.empty() && gone_.front().step + kStepsInFlight < steps_; gone_.pop_front()) {
+    specs_[gone_.front().request] = nullptr;
+    streamed_.erase(gone_.front().request);
+  }
+  if (any_rank(&Scheduler::waits_for_results)) take_results(&Scheduler::has_results_out);
+  for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank) {
+    ranks_[rank].forward.reset();
+    feed(rank, {.kind = SchedulerEvent::Kind::step_due});
+  }
+  if (run_.stopped()) return true;
+  if (!launch()) return true;
+  if (!any_rank(&Scheduler::awaits_results)) return ended_ + computed_ != before;
+  take_results(&Scheduler::awaits_results);
+  return true;
+}
+
+/// The forward of the step, where any rank has rows: the others run it with none. The device works
+/// on one forward after the other. False where the run has stopped.
+bool Simulation::launch() {
+  Nanoseconds longest = 0;
+  for (const Rank& rank : ranks_) {
+    if (!rank.forward) continue;
+    computed_ += rank.forward->prefill_tokens + rank.forward->decode_tokens;
+    longest = std::max(longest, cost_->of(*rank.forward));
+  }
+  if (longest == 0) return true;
+  const Nanoseconds begin = std::max(now_, device_free_);
+  device_free_ = begin + longest;
+  Operation idle;
+  idle.verb = Verb::step;
+  for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+    const Rank& server = ranks_[rank];
+    if (!server.forward) {
+      run_.set_rank(rank);
+      if (run_.apply(idle) == nullptr) return false;
+      continue;
+    }
+    if (!keeps_spans_) continue;
+    const std::string_view name = server.forward->prefill_tokens != 0 ? "prefill" : "decode";
+    for (const Name row : server.rows) add_span(name, row, begin, device_free_);
+  }
+  if (!any_rank(&Scheduler::awaits_results)) flights_.clear();  // nobody is left in those before
+  flights_.push_back(device_free_);
+  return true;
+}
+
+/// The oldest forward's results, to the ranks that are due.
+void Simulation::take_results(bool (Scheduler::*due)() const) {
+  now_ = std::max(now_, flights_.front());
+  flights_.pop_front();
+  for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank)
+    if ((ranks_[rank].scheduler.*due)()) feed(rank, {.kind = SchedulerEvent::Kind::forward_done});
+}
+
+Reply Simulation::run_until(const RunStatement& limits) {
+  const std::int64_t ended_before = ended_;
+  const std::size_t findings_before = run_.findings().size();
+  std::int64_t steps = 0;
+  std::int64_t idle_steps = 0;
+  while (!run_.stopped() && stream_state_) {
+    deliver_due();
+    if (limits.steps >= 0 && steps == limits.steps) break;
+    if (limits.until >= 0 && now_ >= limits.until) break;
+    if (!any_rank(&Scheduler::has_work)) {
+      const std::optional<Nanoseconds> moment = next_moment();
+      if (!moment || (limits.until >= 0 && *moment > limits.until)) break;
+      now_ = *moment;
+      continue;
+    }
+    ++steps;
+    idle_steps = one_step() ? 0 : idle_steps + 1;
+    if (idle_steps == kIdleStepsUntilStuck)
+      run_.add({FindingKind::stuck,
+                fmt::format(
+                    "{} steps in a row computed nothing and ended no request, and some are waiting",
+                    idle_steps),
+                "progress", "none"},
+               "", true);
+  }
+  if (limits.until >= 0 && !run_.stopped()) now_ = std::max(now_, limits.until);
+  if (limits.until < 0 && limits.steps < 0) hold_to_the_end();
+  return Reply{}
+      .set(ReplyField::finished, ended_ - ended_before)
+      .set(ReplyField::violations,
+           static_cast<std::int64_t>(run_.findings().size() - findings_before))
+      .set(ReplyField::time, now_);
+}
+
+/// Liveness of the requests: a run without limits ends every one. What excuses a request: nothing.
+/// One that fits nowhere ends as refused, one whose client went before it arrived as aborted. A
+/// stream's requests are followed by their number alone and are not asked.
+void Simulation::hold_to_the_end() {
+  if (stream_ != nullptr || run_.stopped()) return;
+  for (const RequestSpec* const spec : specs_) {
+    const RequestOutcome* const outcome = run_.find_outcome(spec->id);
+    if (outcome->end >= 0) continue;
+    run_.add({FindingKind::stuck,
+              fmt::format("nothing is left to do and request `{}` has not ended", spec->id.text()),
+              "every request ends", "it waits for ever"},
+             spec->id.text(), true);
+    return;
+  }
+}
+
+void Simulation::note(const SchedulerNote& note) {
+  const Name id = specs_[note.request]->id;
+  RequestOutcome& outcome = run_.outcome(id);
+  switch (note.kind) {
+    case SchedulerNote::Kind::admitted:
+      add_span("queued", id, queued_since_[note.request], now_);
+      return;
+    case SchedulerNote::Kind::sampled:
+      outcome.output_tokens = note.output_tokens;
+      if (outcome.first_token < 0) outcome.first_token = now_;
+      return;
+    case SchedulerNote::Kind::retracted:
+      if (keeps_spans_) run_.spans().push_back({"retracted", id, now_, now_});
+      span_of_[note.request] = 0;
+      queued_since_[note.request] = now_;
+      outcome.finish = FinishReason::running;
+      return;
+    case SchedulerNote::Kind::ended:
+      outcome.output_tokens = note.output_tokens;
+      outcome.finish = note.reason;
+      outcome.end = std::max(now_, outcome.arrival);  // it may be aborted before it arrives
+      ++ended_;
+      if (stream_ != nullptr) gone_.push_back({steps_, note.request});
+      return;
+  }
+}
+
+/// A bar that goes on where the request's last one of this name ended makes that one longer.
+void Simulation::add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end) {
+  if (begin == end || !keeps_spans_) return;
+  std::size_t& open = span_of_[number_of_[request.index()]];
+  std::vector<Span>& spans = run_.spans();
+  if (open != 0 && spans[open - 1].name == name && spans[open - 1].end == begin) {
+    spans[open - 1].end = end;
+    return;
+  }
+  spans.push_back({std::string(name), request, begin, end});
+  open = spans.size();
+}
+
+Reply Simulation::expectation(Name id) const {
+  const RequestOutcome* const outcome = run_.find_outcome(id);
+  Reply reply;
+  if (outcome == nullptr) return reply;
+  if (outcome->cached_tokens >= 0) reply.set(ReplyField::cached, outcome->cached_tokens);
+  reply.set(ReplyField::output_tokens, outcome->output_tokens);
+  reply.set(ReplyField::finish, static_cast<std::int64_t>(outcome->finish));
+  return reply;
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,88 @@
+// Trace files: what a cache or a server was told, and what it should have answered
+// (reference/contract.md, grammar).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "reference/base/finding.hpp"
+#include "reference/protocol/config.hpp"
+#include "reference/protocol/operation.hpp"
+
+namespace lockstep::cache_sim {
+
+/// `request …`: what a client asks of the scheduler.
+struct RequestSpec {
+  Name id;
+  Name session;
+  Name salt;
+  Tokens tokens;  ///< prompt and, behind it, every token that will be sampled
+  std::uint32_t prompt_size = 0;
+  bool stops = false;   ///< the output was given as tokens: it ends by itself, not by its length
+  Nanoseconds at = -1;  ///< arrival; -1: when the scheduler comes to this line
+  std::vector<std::int64_t> accept;  ///< per verification, the tokens kept
+  std::vector<std::int64_t> drafts;  ///< per verification, the draft tokens
+  std::int64_t priority = 0;
+  std::int64_t rank = -1;  ///< where it goes; -1: where the routing sends it
+  std::uint32_t output_size() const { return tokens.size() - prompt_size; }
+};
+
+/// `abort id= [at=]`, `retract id= [at=]`
+struct Intervention {
+  bool retract = false;
+  Name id;
+  Nanoseconds at = -1;
+};
+struct CloseSession {
+  Name session;
+};
+struct RunStatement {
+  Nanoseconds until = -1;
+  std::int64_t steps = -1;
+};
+struct Expect {
+  Name id;
+};
+
+struct AnswerField {
+  std::string field;
+  std::string value;
+};
+
+struct Statement {
+  int line = 0;
+  std::variant<Operation, RequestSpec, Intervention, CloseSession, RunStatement, Expect> what;
+  std::vector<AnswerField> answer;  ///< empty where no answer is expected
+  int answer_line = 0;
+};
+
+/// `# run: lockstep …` and the finding that it must end with.
+struct RunDirective {
+  int line = 0;
+  std::string command;  ///< with %s for the file
+  std::optional<FindingKind> finds;
+};
+
+struct Trace {
+  std::string path;
+  std::string title;  ///< the first comment line that is no directive and no file name
+  std::vector<std::string> description;  ///< the comment lines
+  Config config;
+  bool configured = false;  ///< a config line stands in the file
+  bool scheduler_level = false;
+  std::vector<RunDirective> runs;
+  std::vector<Statement> statements;
+};
+
+inline constexpr std::size_t kMaxLineSize = std::size_t{1} << 20;
+
+/// Reads and checks the whole file before anything runs. Errors are one sentence `path:line: …`
+/// that names the field.
+Result<Trace> read_trace(const std::string& path);
+Result<Trace> parse_trace(std::string_view text, const std::string& path);
+
+}  // namespace lockstep::cache_sim

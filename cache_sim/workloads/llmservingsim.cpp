@@ -1,0 +1,129 @@
+// LLMServingSim's workloads, a line a request or an agent's session:
+//   {"input_toks": n, "output_toks": n, "arrival_time_ns": t,
+//    ["input_tok_ids": [id, …], "output_tok_ids": [id, …]]}
+//   {"session_id": text, "arrival_time_ns": t, "sub_requests": [
+//     {"input_toks": n, "output_toks": n, ["input_tok_ids": …, "output_tok_ids": …,]
+//      "tool_duration_ns": t}]}
+// Without ids nothing is known to be shared, so the prompt is the request's own. In a session each
+// request follows the one before it when that was answered and its tool has run; the answer's own
+// time is taken as kTokenTime a token, because a stream does not know the server.
+#include <fmt/format.h>
+
+#include <unordered_set>
+
+#include "cache_sim/workloads/arrival_queue.hpp"
+#include "cache_sim/workloads/workload.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr Nanoseconds kTokenTime = 20'000'000;
+constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
+
+class LlmServingSimStream final : public RequestStream {
+ public:
+  explicit LlmServingSimStream(std::unique_ptr<JsonDocuments> documents)
+      : documents_(std::move(documents)) {}
+
+  Result<bool> next(RequestSpec& spec) override {
+    // Whatever begins later than the earliest known request cannot come before it.
+    while (!at_end_ && (queue_.empty() || latest_ <= queue_.earliest())) {
+      Result<bool> read = read_line();
+      if (!read) return read;
+    }
+    if (queue_.empty()) return false;
+    spec = queue_.pop();
+    return true;
+  }
+
+ private:
+  Result<bool> read_line() {
+    const Result<const nlohmann::json*> line = documents_->next();
+    if (!line) return tl::unexpected(line.error());
+    at_end_ = *line == nullptr;
+    if (at_end_) return false;
+    const Record record(**line, documents_->place());
+    const auto arrival = record.time("arrival_time_ns", 1);
+    if (!arrival) return tl::unexpected(arrival.error());
+    if (*arrival < latest_)
+      return record.error("arrival_time_ns", "is before that of an earlier line");
+    latest_ = *arrival;
+    if (!record.has("sub_requests"))
+      return read_request(record, Name(), *arrival).map([](auto) { return true; });
+    const Result<std::string> session = record.text("session_id");
+    if (!session) return tl::unexpected(session.error());
+    if (session->empty()) return record.error("session_id", "is empty");
+    if (!sessions_.insert(*session).second)
+      return record.error("session_id",
+                          fmt::format("an earlier session is called `{}`", session->substr(0, 60)));
+    return read_session(record, Name::intern(*session), *arrival);
+  }
+
+  Result<bool> read_session(const Record& record, Name session, Nanoseconds at) {
+    const Result<std::vector<Record>> requests = record.objects("sub_requests");
+    if (!requests) return tl::unexpected(requests.error());
+    for (const Record& request : *requests) {
+      const Result<std::int64_t> output = read_request(request, session, at);
+      if (!output) return tl::unexpected(output.error());
+      at += *output * kTokenTime;
+      if (!request.has("tool_duration_ns")) continue;
+      const auto tool = request.time("tool_duration_ns", 1);
+      if (!tool) return tl::unexpected(tool.error());
+      at += *tool;
+    }
+    return true;
+  }
+
+  /// Queues a request and gives the tokens of its output.
+  Result<std::int64_t> read_request(const Record& record, Name session, Nanoseconds at) {
+    auto input = record.integer("input_toks", 1, Tokens::kMaxSize - 1);
+    if (!input) return input;
+    auto output = record.integer("output_toks", 0, Tokens::kMaxSize - *input);
+    if (!output) return output;
+    const auto size = std::max<std::int64_t>(*output, 1);
+    const Document own = kOutputDocuments + static_cast<Document>(count_);
+    Tokens tokens = Tokens::of_document(own, 0, static_cast<std::uint32_t>(*input + size));
+    for (const bool is_output : {false, true}) {
+      const std::string_view field = is_output ? "output_tok_ids" : "input_tok_ids";
+      if (!record.has(field)) continue;
+      const auto ids = record.integers(field, 0, kMostId);
+      if (!ids) return tl::unexpected(ids.error());
+      const std::int64_t due = is_output ? *output : *input;
+      if (static_cast<std::int64_t>(ids->size()) != due)
+        return record.error(field, fmt::format("{} ids for {} tokens", ids->size(), due));
+      if (ids->empty()) continue;
+      const Tokens known = Tokens::of_ids({ids->begin(), ids->end()});
+      const auto prompt = static_cast<std::uint32_t>(*input);
+      tokens = is_output ? tokens.prefix(prompt).followed_by(known)
+                         : known.followed_by(tokens.slice(prompt, tokens.size()));
+    }
+    queue_.push({.id = request_name(count_++),
+                 .session = session,
+                 .tokens = std::move(tokens),
+                 .prompt_size = static_cast<std::uint32_t>(*input),
+                 .at = at});
+    return *output;
+  }
+
+  std::unique_ptr<JsonDocuments> documents_;
+  std::unordered_set<std::string> sessions_;
+  ArrivalQueue queue_;
+  Nanoseconds latest_ = 0;  // of the lines that were read
+  std::int64_t count_ = 0;
+  bool at_end_ = false;
+};
+
+bool recognises(const nlohmann::json& first) {
+  return first.contains("input_toks") || first.contains("sub_requests");
+}
+
+OpenedStream open(std::unique_ptr<JsonDocuments> documents) {
+  return std::make_unique<LlmServingSimStream>(std::move(documents));
+}
+
+const Registration<WorkloadFormat> kLlmServingSim{
+    {"llmservingsim", "JSONL: input_toks, output_toks, arrival_time_ns, token ids; sub_requests",
+     recognises, open}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,282 @@
+#include "cache_sim/workloads/sglang_w1.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <limits>
+#include <utility>
+
+#include "cache_sim/base/parameters.hpp"
+#include "cache_sim/workloads/workload.hpp"
+#include "reference/base/mix.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+// --- The generator ------------------------------------------------------------------------------
+
+/// What a hash is for. The numbers are part of the workload.
+enum class Tag : std::uint64_t {
+  system_size = 1,
+  system_token = 2,
+  request = 3,
+  user_size = 4,
+  user_token = 5,
+  output_size = 6,
+  output_token = 7,
+};
+
+constexpr std::uint32_t kSystemPrompts = 64;
+constexpr std::size_t kActiveConversations = 128;
+constexpr int kTurns = 6;             // of a conversation
+constexpr int kContinuePercent = 60;  // of requests, where there is a conversation to continue
+constexpr std::uint32_t kVocabulary = 31999;
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMostSlots = std::int64_t{1} << 30;  // as in Config
+
+/// h(tag, a, b) of one seed.
+struct Hash {
+  std::uint64_t seed;
+  std::uint64_t operator()(Tag tag, std::uint64_t a, std::uint64_t b) const {
+    return mix64(mix64(mix64(seed + static_cast<std::uint64_t>(tag)) ^ a) ^ b);
+  }
+  std::uint32_t within(std::uint32_t low, std::uint32_t count, Tag tag, std::uint64_t a) const {
+    return low + static_cast<std::uint32_t>((*this)(tag, a, 0) % count);
+  }
+  void append(std::vector<std::uint32_t>& ids, std::uint32_t count, Tag tag,
+              std::uint64_t a) const {
+    for (std::uint32_t j = 0; j < count; ++j)
+      ids.push_back(1 + static_cast<std::uint32_t>((*this)(tag, a, j) % kVocabulary));
+  }
+};
+
+struct Conversation {
+  std::int64_t number = 0;
+  int turns = 0;
+  std::int64_t previous = -1;  ///< its last request
+  std::vector<std::uint32_t>
+      context;  ///< the system prompt, then each turn's user and output tokens
+};
+
+/// The conversation that request `i` belongs to, at its place among the active ones.
+std::size_t choose_conversation(const Hash& hash, std::uint64_t i,
+                                std::vector<Conversation>& active,
+                                std::int64_t& conversation_count) {
+  const std::uint64_t draw = hash(Tag::request, i, 0);
+  if (!active.empty() && draw % 100 < kContinuePercent) return (draw >> 8) % active.size();
+  const std::uint64_t k = (draw >> 8) % kSystemPrompts;
+  Conversation fresh;
+  fresh.number = conversation_count++;
+  hash.append(fresh.context, hash.within(512, 1537, Tag::system_size, k), Tag::system_token, k);
+  active.push_back(std::move(fresh));
+  if (active.size() > kActiveConversations) active.erase(active.begin());
+  return active.size() - 1;
+}
+
+}  // namespace
+
+Result<SglangW1Options> SglangW1Options::parse(std::string_view parameters) {
+  SglangW1Options options;
+  auto seed = static_cast<std::int64_t>(options.seed);
+  const std::array known{Parameter{"seed", 0, kMost, &seed},
+                         Parameter{"requests", 1, 1'000'000, &options.requests},
+                         Parameter{"kv_tokens", 1, kMostSlots, &options.kv_tokens},
+                         Parameter{"state_slots", 0, kMostSlots, &options.state_slots}};
+  if (const Result<void> read = parse_parameters("sglang-w1", parameters, known); !read)
+    return tl::unexpected(read.error());
+  options.seed = static_cast<std::uint64_t>(seed);
+  return options;
+}
+
+SglangW1 SglangW1::generate(const SglangW1Options& options) {
+  const Hash hash{options.seed};
+  SglangW1 workload{options, {}};
+  workload.requests.reserve(static_cast<std::size_t>(options.requests));
+  std::vector<Conversation> active;
+  std::int64_t conversation_count = 0;
+  for (std::int64_t i = 0; i < options.requests; ++i) {
+    const auto a = static_cast<std::uint64_t>(i);
+    const std::size_t at = choose_conversation(hash, a, active, conversation_count);
+    Conversation& conversation = active[at];
+    std::vector<std::uint32_t>& ids = conversation.context;
+    hash.append(ids, hash.within(16, 241, Tag::user_size, a), Tag::user_token, a);
+    const auto prompt_size = static_cast<std::uint32_t>(ids.size());
+    hash.append(ids, hash.within(32, 225, Tag::output_size, a), Tag::output_token, a);
+    workload.requests.push_back({.id = Name::intern(fmt::format("r{}", i)),
+                                 .conversation = conversation.number,
+                                 .previous = conversation.previous,
+                                 .prompt_size = prompt_size,
+                                 .tokens = Tokens::of_ids(ids)});
+    conversation.previous = i;
+    if (++conversation.turns == kTurns)
+      active.erase(active.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  return workload;
+}
+
+std::uint64_t SglangW1::token_digest() const {
+  Digest digest;
+  for (const SglangW1Request& request : requests)
+    for (std::uint32_t i = 0; i < request.tokens.size(); ++i) digest.add(request.tokens[i]);
+  return digest.value;
+}
+
+// --- The driver ---------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::int64_t kInFlight = 8;
+constexpr std::int64_t kChunk = 1024;
+
+/// Events of the decision digest, by what they tell.
+enum class Event : std::uint8_t { kv_eviction = 1, slot_eviction = 2, prefix = 3 };
+
+/// Operations are made once and filled in again: the driver allocates nothing, because it stands
+/// inside benchmarks.
+class Driver {
+ public:
+  Driver(const SglangW1& workload, const ApplyOperation& apply)
+      : workload_(workload), apply_(apply) {
+    admit_.verb = Verb::admit;
+    prefill_.verb = Verb::extend;
+    checkpoint_.verb = Verb::checkpoint;
+    decode_.verb = Verb::extend;
+    finish_.verb = Verb::finish;
+    outcome_.prefixes.reserve(workload.requests.size());
+  }
+
+  SglangW1Outcome run(const SglangW1Progress& progress) {
+    outcome_.complete = admit_all(progress) && finish_until(request_count());
+    outcome_.decision_digest = digest_.value;
+    return std::move(outcome_);
+  }
+
+ private:
+  std::int64_t request_count() const {
+    return static_cast<std::int64_t>(workload_.requests.size());
+  }
+
+  bool admit_all(const SglangW1Progress& progress) {
+    for (std::int64_t k = 0; k < request_count(); ++k) {
+      if (progress) progress(k, digest_.value, outcome_.hit_tokens);
+      const SglangW1Request& request = workload_.requests[static_cast<std::size_t>(k)];
+      // First in, first out: to wait for the conversation's previous request is to finish all up to
+      // it.
+      if (!finish_until(std::max(k - kInFlight + 1, request.previous + 1))) return false;
+      if (!prefill(request)) return false;
+    }
+    if (progress) progress(request_count(), digest_.value, outcome_.hit_tokens);
+    return true;
+  }
+
+  bool prefill(const SglangW1Request& request) {
+    admit_.id = prefill_.id = checkpoint_.id = request.id;
+    admit_.tokens = request.tokens.prefix(request.prompt_size);
+    admit_.prompt = request.prompt_size;
+    if (!send(admit_)) return false;
+    const std::int64_t cached = reply_->get(ReplyField::cached);
+    outcome_.hit_tokens += cached;
+    outcome_.input_tokens += request.prompt_size;
+    outcome_.prefixes.push_back(cached);
+    digest_.add(static_cast<std::uint64_t>(Event::prefix));
+    digest_.add(static_cast<std::uint64_t>(cached));
+    note_eviction(Event::slot_eviction);
+    for (std::int64_t at = cached; at < request.prompt_size; at += prefill_.n) {
+      prefill_.n = std::min<std::int64_t>(kChunk, request.prompt_size - at);
+      if (!send(prefill_)) return false;
+      note_eviction(Event::kv_eviction);
+      if (!send(checkpoint_) && !(reply_ != nullptr && reply_->refused == Refusal::no_state_slot))
+        return false;
+    }
+    return true;
+  }
+
+  /// Finishes requests, oldest first, until `count` are finished.
+  bool finish_until(std::int64_t count) {
+    for (; finished_ < count; ++finished_) {
+      const SglangW1Request& request = workload_.requests[static_cast<std::size_t>(finished_)];
+      decode_.id = finish_.id = request.id;
+      // The last output is sampled and never fed back, so nobody computes it.
+      const std::uint32_t computed = request.tokens.size() - 1;
+      decode_.n = computed - request.prompt_size;
+      if (decode_.n > 0) {
+        decode_.tokens = request.tokens.slice(request.prompt_size, computed);
+        if (!send(decode_)) return false;
+        note_eviction(Event::kv_eviction);
+      }
+      if (!send(finish_)) return false;
+    }
+    return true;
+  }
+
+  bool send(const Operation& operation) {
+    reply_ = apply_(operation);
+    return reply_ != nullptr && reply_->refused == Refusal::none;
+  }
+
+  void note_eviction(Event event) {
+    const std::int64_t kv = reply_->get(ReplyField::evicted_kv);
+    const std::int64_t states = reply_->get(ReplyField::evicted_states);
+    if (kv == 0 && states == 0) return;
+    digest_.add(static_cast<std::uint64_t>(event));
+    digest_.add(static_cast<std::uint64_t>(kv));
+    digest_.add(static_cast<std::uint64_t>(states));
+  }
+
+  const SglangW1& workload_;
+  const ApplyOperation& apply_;
+  Operation admit_, prefill_, checkpoint_, decode_, finish_;
+  const Reply* reply_ = nullptr;
+  std::int64_t finished_ = 0;  // requests before this one are done, those from it on are in flight
+  Digest digest_;
+  SglangW1Outcome outcome_;
+};
+
+}  // namespace
+
+SglangW1Outcome drive(const SglangW1& workload, const ApplyOperation& apply,
+                      const SglangW1Progress& progress) {
+  return Driver(workload, apply).run(progress);
+}
+
+// --- As a stream ---------------------------------------------------------------------------------
+
+namespace {
+
+/// The same requests without the driver, one after the other.
+class SglangW1Stream final : public RequestStream {
+ public:
+  explicit SglangW1Stream(const SglangW1Options& options) : w1_(SglangW1::generate(options)) {}
+
+  Result<bool> next(RequestSpec& spec) override {
+    if (next_ == w1_.requests.size()) return false;
+    const SglangW1Request& request = w1_.requests[next_++];
+    spec = {.id = request.id,
+            .session = Name::intern(fmt::format("c{}", request.conversation)),
+            .tokens = request.tokens,
+            .prompt_size = request.prompt_size,
+            .at = 0};
+    return true;
+  }
+
+ private:
+  SglangW1 w1_;
+  std::size_t next_ = 0;
+};
+
+OpenedStream open_stream(std::string_view parameters) {
+  return SglangW1Options::parse(parameters)
+      .map([](const SglangW1Options& options) -> std::unique_ptr<RequestStream> {
+        return std::make_unique<SglangW1Stream>(options);
+      });
+}
+
+const Registration<GeneratedWorkload> kSglangW1{
+    {"sglang-w1", "2,000 multi-turn requests, made from a seed, with a driver of their own",
+     "seed=,requests=,kv_tokens=,state_slots=", open_stream}};
+
+}  // namespace
+
+}  // namespace lockstep::cache_sim

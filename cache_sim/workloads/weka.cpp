@@ -1,0 +1,156 @@
+// Weka's agentic traces, a JSON document a session:
+//   {"id": text, "block_size": tokens, "hash_id_scope": "local", "requests": [
+//     {"t": s, "type": "n" or "s", "in": tokens, "out": tokens, "hash_ids": [id, …], …},
+//     {"t": s, "type": "subagent", "requests": [ … ]}]}
+// Times count from the session's start. A sub-agent's requests are a fork: they share the blocks
+// that they name with the session, and the session goes on without them. Ids of different sessions
+// never meet. The tail of a prompt may have no id.
+//
+// The files say nothing of how sessions lie to each other, so kSeats of them run side by side, and
+// the next one of the file begins where one ends.
+#include <fmt/format.h>
+
+#include <unordered_set>
+
+#include "cache_sim/workloads/arrival_queue.hpp"
+#include "cache_sim/workloads/block_tokens.hpp"
+#include "cache_sim/workloads/workload.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kSeats = 8;
+constexpr Nanoseconds kSecond = 1'000'000'000;
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+class WekaStream final : public RequestStream {
+ public:
+  WekaStream(std::unique_ptr<JsonDocuments> documents, std::uint32_t block)
+      : documents_(std::move(documents)), block_(block), blocks_(block, false) {}
+
+  std::uint32_t block_size() const override { return block_; }
+  bool knows_outputs() const override { return false; }
+
+  Result<bool> next(RequestSpec& spec) override {
+    // A seat whose session ends before everything that is known takes the next session.
+    while (!at_end_ && (seats_.size() < kSeats || earliest_seat() <= next_arrival())) {
+      const Result<bool> read = read_session();
+      if (!read) return read;
+    }
+    if (queue_.empty()) return false;
+    spec = queue_.pop();
+    return true;
+  }
+
+ private:
+  Nanoseconds earliest_seat() const { return *std::min_element(seats_.begin(), seats_.end()); }
+  Nanoseconds next_arrival() const { return queue_.empty() ? kMost : queue_.earliest(); }
+
+  Result<bool> read_session() {
+    const Result<const nlohmann::json*> document = documents_->next();
+    if (!document) return tl::unexpected(document.error());
+    at_end_ = *document == nullptr;
+    if (at_end_) return false;
+    const Record session(**document, documents_->place());
+    const Result<std::string> id = session.text("id");
+    if (!id) return tl::unexpected(id.error());
+    if (id->empty()) return session.error("id", "is empty");
+    if (!ids_.insert(*id).second)
+      return session.error("id",
+                           fmt::format("an earlier session is called `{}`", id->substr(0, 60)));
+    const auto block = session.integer("block_size", 1, 1 << 20);
+    if (!block) return tl::unexpected(block.error());
+    if (*block != block_)
+      return session.error("block_size", fmt::format("{} here and {} before", *block, block_));
+    const Result<std::string> scope = session.text("hash_id_scope");
+    if (!scope) return tl::unexpected(scope.error());
+    if (*scope != "local")
+      return session.error("hash_id_scope",
+                           fmt::format("`{}` is not `local`", scope->substr(0, 60)));
+    if (seats_.size() < kSeats) seats_.push_back(0);
+    Nanoseconds& seat = *std::min_element(seats_.begin(), seats_.end());
+    blocks_.forget();
+    const Nanoseconds start = seat;
+    return read_requests(session, {Name::intern(*id), start, &seat}, 0);
+  }
+
+  struct Session {
+    Name id;
+    Nanoseconds start;
+    Nanoseconds* end;  // its last arrival so far
+  };
+
+  /// The requests of a session or, from `from` on, of a sub-agent.
+  Result<bool> read_requests(const Record& parent, const Session& session, Nanoseconds from) {
+    const Result<std::vector<Record>> requests = parent.objects("requests");
+    if (!requests) return tl::unexpected(requests.error());
+    for (const Record& request : *requests) {
+      const auto time = request.time("t", kSecond);
+      if (!time) return tl::unexpected(time.error());
+      if (*time < from)
+        return request.error("t", "is before that of an earlier request, or of the sub-agent");
+      from = *time;
+      const Result<std::string> type = request.text("type");
+      if (!type) return tl::unexpected(type.error());
+      if (*type != "n" && *type != "s" && *type != "subagent")
+        return request.error("type",
+                             fmt::format("`{}` is none of n, s, subagent", type->substr(0, 60)));
+      const Result<bool> read = *type == "subagent" ? read_requests(request, session, from)
+                                                    : read_request(request, session, *time);
+      if (!read) return read;
+    }
+    return true;
+  }
+
+  Result<bool> read_request(const Record& request, const Session& session, Nanoseconds time) {
+    const auto input = request.integer("in", 1, Tokens::kMaxSize - 1);
+    if (!input) return tl::unexpected(input.error());
+    const auto output = request.integer("out", 0, Tokens::kMaxSize - *input);
+    if (!output) return tl::unexpected(output.error());
+    const auto ids = request.integers("hash_ids", -kMost, kMost);
+    if (!ids) return tl::unexpected(ids.error());
+    const auto count = static_cast<std::int64_t>(ids->size());
+    if (count != block_count(*input, block_) && count != *input / block_)
+      return request.error(
+          "hash_ids", fmt::format("{} ids for {} tokens in blocks of {}", count, *input, block_));
+    Result<Tokens> tokens = blocks_.of(*ids, *input, std::max<std::int64_t>(*output, 1), count_);
+    if (!tokens) return request.error("hash_ids", tokens.error().text);
+    const Nanoseconds at = session.start + time;
+    queue_.push({.id = request_name(count_++),
+                 .session = session.id,
+                 .tokens = std::move(*tokens),
+                 .prompt_size = static_cast<std::uint32_t>(*input),
+                 .at = at});
+    *session.end = std::max(*session.end, at);
+    return true;
+  }
+
+  std::unique_ptr<JsonDocuments> documents_;
+  std::uint32_t block_;
+  BlockTokens blocks_;
+  std::unordered_set<std::string> ids_;
+  std::vector<Nanoseconds> seats_;  // when each one's session ends
+  ArrivalQueue queue_;
+  std::int64_t count_ = 0;
+  bool at_end_ = false;
+};
+
+bool recognises(const nlohmann::json& first) {
+  return first.contains("requests") && (first.contains("block_size") || first.contains("models"));
+}
+
+OpenedStream open(std::unique_ptr<JsonDocuments> documents) {
+  const Result<const nlohmann::json*> first = documents->peek();
+  if (!first) return tl::unexpected(first.error());
+  const auto block = Record(**first, documents->place()).integer("block_size", 1, 1 << 20);
+  if (!block) return tl::unexpected(block.error());
+  return std::make_unique<WekaStream>(std::move(documents), static_cast<std::uint32_t>(*block));
+}
+
+const Registration<WorkloadFormat> kWeka{
+    {"weka-agentic",
+     "JSON, a document a session: id, block_size, requests with hash_ids, subagents", recognises,
+     open}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,343 @@
+// The cases of causal_conv1d_update, its definition, and the mistakes that people make with it.
+#include "reference/recurrent/causal_conv1d.hpp"
+
+#include <fmt/format.h>
+
+#include "kernels/judge/operation.hpp"
+#include "reference/base/array.hpp"
+#include "reference/base/mix.hpp"
+
+namespace lockstep::judging {
+namespace {
+
+constexpr std::string_view kName = "causal_conv1d_update";
+
+// --- Cases ---------------------------------------------------------------------------------------
+
+enum class Layout { channels_first, columns_first, strided };
+
+struct Wanted {
+  std::string name;
+  std::int64_t D, W, C;
+  Batch batch;
+  bool bias = true, silu = true;
+  Layout layout = Layout::channels_first;
+  bool snapshots = false;
+  bool timed = false;
+};
+
+Case make(const Wanted& w, const CaseOptions& options) {
+  Batch batch = w.batch;
+  batch.seed = options.seed;
+  batch.writes = !w.snapshots;
+  batch.one_slot_per_row = true;
+  const std::int64_t T = batch.tokens(), slots = batch.slot_count();
+  Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 191 + T * 3 + w.D)));
+  Case c{.name = w.name, .timed = w.timed};
+  c.tensors.push_back(draw("x", options.activations, {T, w.D}, {"token", "channel"}));
+  Tensor state =
+      draw("conv_state", options.states, {slots, w.D, w.C}, {"slot", "channel", "column"});
+  state.role = Role::state;
+  if (w.layout == Layout::columns_first) swap_last_two(state);
+  if (w.layout == Layout::strided) {
+    spread(state, 0, 96);
+    c.tensors[0].strides[0] += 2 * w.D;  // a part of a wider projection
+  }
+  c.tensors.push_back(std::move(state));
+  c.tensors.push_back(draw("weight", options.activations, {w.D, w.W}, {"channel", "tap"}));
+  if (w.bias) c.tensors.push_back(draw("bias", options.activations, {w.D}, {"channel"}));
+  batch.describe(c);
+  if (w.silu) c.scalars.push_back({"activation", std::string("silu")});
+  if (w.snapshots) {
+    Tensor snapshots =
+        draw("snapshots", options.states, {T, w.D, w.C}, {"token", "channel", "column"});
+    snapshots.role = Role::state;
+    std::fill(snapshots.values.begin(), snapshots.values.end(),
+              std::numeric_limits<double>::quiet_NaN());
+    c.tensors.push_back(std::move(snapshots));
+  }
+  c.tensors.push_back(Draw::output("out", options.activations, {T, w.D}, {"token", "channel"}));
+  poison_padding(c.tensors[0], c);
+  poison_unread(c.tensors[1], c);
+  c.bytes = 2 * c.tensors[1].bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
+  for (const std::string_view name : {"x", "weight", "out"}) c.bytes += c.tensor(name).bytes();
+  c.about =
+      fmt::format("{} rows, {} tokens, D={} W={} state {} wide", batch.rows(), T, w.D, w.W, w.C);
+  return c;
+}
+
+std::vector<Wanted> plain_decodes() {
+  const std::vector<std::int64_t> nine(9, 1), four(4, 1);
+  return {
+      {.name = "decode",
+       .D = 256,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = nine, .padding_rows = {2, 7}}},
+      {.name = "decode-wide-state",
+       .D = 256,
+       .W = 4,
+       .C = 4,
+       .batch = {.lengths = nine, .padding_rows = {0}}},
+      {.name = "decode-bare",
+       .D = 65,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = four},
+       .bias = false,
+       .silu = false},
+      {.name = "decode-width-2", .D = 63, .W = 2, .C = 1, .batch = {.lengths = four}},
+      {.name = "decode-width-3", .D = 64, .W = 3, .C = 2, .batch = {.lengths = four}},
+  };
+}
+
+std::vector<Wanted> other_decodes() {
+  const std::vector<std::int64_t> nine(9, 1), four(4, 1);
+  return {
+      {.name = "decode-ones", .D = 1, .W = 4, .C = 3, .batch = {.lengths = {1}}},
+      {.name = "decode-strided",
+       .D = 128,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = four, .padding_rows = {1}},
+       .layout = Layout::strided},
+      {.name = "decode-channels-last",
+       .D = 128,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = four, .padding_rows = {3}},
+       .layout = Layout::columns_first},
+      {.name = "decode-pad-slot-0",
+       .D = 128,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = nine, .padding_rows = {1, 8}, .pad_slot_id = 0}},
+  };
+}
+
+std::vector<Wanted> longer_rows() {
+  const std::vector<std::int64_t> ragged{3, 0, 1, 7, 2}, drafts{4, 2, 4, 1, 3};
+  return {
+      {.name = "packed-rows",
+       .D = 128,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = ragged, .behind = 2, .padding_rows = {2}, .packed = true}},
+      {.name = "verify-accepted",  // left aligned: W - 1 + longest row - 1 columns
+       .D = 128,
+       .W = 4,
+       .C = 6,
+       .batch =
+           {.lengths = drafts, .behind = 1, .columns = 4, .padding_rows = {2}, .packed = true}},
+      {.name = "verify-snapshots",
+       .D = 128,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = {4, 1, 3}, .behind = 1, .padding_rows = {1}, .packed = true},
+       .snapshots = true},
+  };
+}
+
+std::vector<Wanted> served(std::int64_t batch) {
+  const std::vector<std::int64_t> rows(static_cast<std::size_t>(batch), 1);
+  return {
+      {.name = "serving",
+       .D = 8192,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = rows},
+       .layout = Layout::columns_first,
+       .timed = true},
+      {.name = "serving-in-order",
+       .D = 8192,
+       .W = 4,
+       .C = 3,
+       .batch = {.lengths = rows, .in_order = true},
+       .layout = Layout::columns_first,
+       .timed = true},
+  };
+}
+
+std::vector<Case> cases(const CaseOptions& options) {
+  return made_of<Wanted>({plain_decodes(), other_decodes(), longer_rows(), served(options.batch)},
+                         options, make);
+}
+
+// --- The definition, and definitions with a mistake ----------------------------------------------
+
+const std::vector<Mistake> kMistakes{
+    {"no-bias", "without the bias"},
+    {"no-silu", "without the activation"},
+    {"always-silu", "with a silu that was not asked for"},
+    {"sigmoid", "with a sigmoid for the silu"},
+    {"silu-before-bias", "with the silu in front of the bias instead of behind it"},
+    {"weights-reversed", "with the taps of the weight reversed (a true convolution)"},
+    {"history-reversed", "with the state's columns taken from newest to oldest"},
+    {"oldest-columns", "with the state's first W - 1 columns taken for the history"},
+    {"accepted-off-by-one", "with the history one column further (acc for acc - 1)"},
+    {"accepted-ignored", "with the history at column 0, without num_accepted_tokens"},
+    {"state-not-updated", "with the state left as it was"},
+    {"state-shifted-twice", "with the state shifted one column too far"},
+    {"row-slots", "with row i on slot i, without state_indices"},
+    {"from-zero", "with every row started from a zero state"},
+    {"no-running-state", "with every token of a row started from the row's old state"},
+};
+
+template <class S>
+struct Host {
+  explicit Host(const Case& c)
+      : rows(c),
+        x(array_of<S, 2>(c, "x")),
+        weight(array_of<S, 2>(c, "weight")),
+        state(array_of<S, 3>(c, "conv_state")),
+        silu(c.text("activation") == "silu") {
+    if (c.find("bias") != nullptr) bias = array_of<S, 1>(c, "bias");
+    if (c.find("snapshots") != nullptr) snapshots = array_of<S, 3>(c, "snapshots");
+  }
+
+  reference::CausalConv1dInputs<S> inputs(const Case& c, bool rounded) const {
+    reference::CausalConv1dInputs<S> in{
+        .x = x,
+        .weight = weight,
+        .query_start_loc = rows.query_start_loc(),
+        .slots = rows.slots(),
+        .activation = silu ? reference::Activation::silu : reference::Activation::none,
+        .storage = storage_of(c, "conv_state", rounded)};
+    if (bias) in.bias = bias->view();
+    return in;
+  }
+
+  void run(const reference::CausalConv1dInputs<S>& in, Array<S, 2>& out) {
+    std::optional<TensorView<S, 3>> shots;
+    if (snapshots) shots = snapshots->view();
+    reference::causal_conv1d_update<S>(in, state.view(), out.view(), rows.parents(), shots);
+  }
+
+  HostRows rows;
+  Array<S, 2> x, weight;
+  Array<S, 3> state;
+  std::optional<Array<S, 1>> bias;
+  std::optional<Array<S, 3>> snapshots;
+  bool silu;
+};
+
+template <class S>
+void reverse_columns(Array<S, 3>& state, std::int64_t from = 0) {
+  for (std::int64_t s = 0; s < state.extent(0); ++s)
+    for (std::int64_t d = 0; d < state.extent(1); ++d) {
+      S* const row = &state(s, d, 0);
+      std::reverse(row + from, row + state.extent(2));
+    }
+}
+
+/// Mistakes of what goes in.
+template <class S>
+void change(Host<S>& host, std::string_view mistake) {
+  change_slots(host.rows, mistake, host.x.extent(0));
+  if (mistake == "no-bias") host.bias.reset();
+  if (mistake == "no-silu") host.silu = false;
+  if (mistake == "always-silu") host.silu = true;
+  if (mistake == "accepted-off-by-one" && host.rows.accepted)
+    for (std::int32_t& n : *host.rows.accepted) n = std::max(n, 1) + 1;
+  if (mistake == "accepted-ignored" && host.rows.accepted)
+    for (std::int32_t& n : *host.rows.accepted) n = 1;
+  if (mistake == "from-zero")
+    for (S& x : host.state)
+      if (!std::isnan(x)) x = S{0};
+  const std::int64_t W = host.weight.extent(1), C = host.state.extent(2);
+  if (mistake == "weights-reversed")
+    for (std::int64_t d = 0; d < host.weight.extent(0); ++d)
+      std::reverse(&host.weight(d, 0), &host.weight(d, 0) + W);
+  if (mistake == "history-reversed") reverse_columns(host.state);
+  if (mistake == "oldest-columns" && C == W)
+    for (std::int64_t s = 0; s < host.state.extent(0); ++s)
+      for (std::int64_t d = 0; d < host.state.extent(1); ++d) {
+        S* const row = &host.state(s, d, 0);
+        std::copy_backward(row, row + C - 1, row + C);
+      }
+}
+
+template <class S>
+bool is_row_written(const Case& c, std::int64_t slot) {
+  return c.slots[static_cast<std::size_t>(slot)].use == SlotUse::written;
+}
+
+/// Mistakes of what comes out.
+template <class S>
+void spoil(const Case& c, Host<S>& host, const Array<S, 3>& before, const Array<S, 2>& plain,
+           std::string_view mistake, Array<S, 2>& out) {
+  const std::int64_t C = host.state.extent(2);
+  if (mistake == "state-not-updated") host.state = before;
+  if (mistake == "state-shifted-twice")
+    for (std::int64_t s = 0; s < host.state.extent(0); ++s)
+      for (std::int64_t d = 0; is_row_written<S>(c, s) && d < host.state.extent(1); ++d) {
+        S* const row = &host.state(s, d, 0);
+        std::copy(row + 1, row + C, row);
+      }
+  if (mistake == "history-reversed") reverse_columns(host.state);
+  for (std::int64_t t = 0; t < out.extent(0); ++t) {
+    if (c.tokens[static_cast<std::size_t>(t)].padding || !host.silu) continue;
+    for (std::int64_t d = 0; d < out.extent(1); ++d) {
+      if (mistake == "sigmoid") out(t, d) = reference::sigmoid(plain(t, d));
+      if (mistake == "silu-before-bias" && host.bias)
+        out(t, d) = reference::silu(plain(t, d) - (*host.bias)(d)) + (*host.bias)(d);
+    }
+  }
+}
+
+/// Each token alone on the row's old state.
+template <class S>
+void without_running_state(const Case& c, Host<S>& host, const Array<S, 3>& before,
+                           Array<S, 2>& out) {
+  require(!host.rows.accepted && !host.snapshots, "a mistake of plain rows");
+  const std::int64_t T = host.x.extent(0);
+  for (std::int64_t t = 0; t < T; ++t) {
+    const Token& token = c.tokens[static_cast<std::size_t>(t)];
+    if (token.padding) continue;
+    auto in = host.inputs(c, false);
+    const std::int64_t slot = source_slot(in.slots, token.row, before.extent(0));
+    const auto index = static_cast<std::int32_t>(slot);
+    Array<S, 3> one = before;
+    in.x = cut(in.x, t, t + 1);
+    in.query_start_loc.reset();
+    in.slots = {.indices = make_view(&index, Shape<1>{1})};
+    reference::causal_conv1d_update<S>(in, one.view(), cut(out.view(), t, t + 1));
+    mapped(at(host.state.view(), slot)) = mapped(at(one.view(), slot));
+  }
+}
+
+template <class S>
+Answer compute(const Case& c, std::string_view mistake, bool rounded) {
+  Host<S> host(c);
+  change(host, mistake);
+  const Array<S, 3> before = host.state;
+  Array<S, 2> out(host.x.shape(), S{0}), plain(host.x.shape(), S{0});
+  if (mistake == "sigmoid" || mistake == "silu-before-bias") {
+    Host<S> linear = host;
+    linear.silu = false;
+    linear.run(linear.inputs(c, false), plain);
+  }
+  if (mistake == "no-running-state")
+    without_running_state(c, host, before, out);
+  else
+    host.run(host.inputs(c, rounded), out);
+  spoil(c, host, before, plain, mistake, out);
+  Answer answer{{"out", as_values(out)}, {"conv_state", as_values(host.state)}};
+  if (host.snapshots) answer["snapshots"] = as_values(*host.snapshots);
+  return answer;
+}
+
+const Operation kOperation{
+    .name = kName,
+    .summary = "decode and verification of the short convolution: 14 cases, 15 known mistakes",
+    .positional = {"x", "conv_state", "weight", "bias"},
+    .default_types = "bfloat16/bfloat16",
+    .cases = cases,
+    .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
+    .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
+    .mistakes = kMistakes};
+
+const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
+
+}  // namespace
+}  // namespace lockstep::judging

@@ -1,0 +1,387 @@
+// The cases of gated_delta_rule_prefill, its definition, mistakes, and the stages of its chunk
+// form. Not timed: its least time is one of products, whose rate the judge does not measure.
+#include <fmt/format.h>
+
+#include "kernels/judge/operation.hpp"
+#include "reference/base/mix.hpp"
+#include "reference/base/yardstick.hpp"
+#include "reference/recurrent/gated_delta_rule.hpp"
+
+namespace lockstep::judging {
+namespace {
+
+constexpr std::string_view kName = "gated_delta_rule_prefill";
+
+// --- Cases ---------------------------------------------------------------------------------------
+
+struct Wanted {
+  std::string name;
+  std::int64_t H, HV, K, V;
+  std::vector<std::int64_t> lengths;
+  std::vector<std::int64_t> padding_rows{};
+  std::vector<std::int64_t> fresh_rows{};  ///< has_initial_state is false
+  bool raw_gates = false;
+  bool l2norm = true;
+  std::int64_t behind = 0;
+  std::int64_t boundary_every = 0;
+};
+
+bool among(const std::vector<std::int64_t>& rows, std::int64_t row) {
+  return std::find(rows.begin(), rows.end(), row) != rows.end();
+}
+
+void add_boundaries(Case& c, Draw& draw, const Wanted& w, ElementType type) {
+  std::int64_t count = 0;
+  for (const std::int64_t length : w.lengths) count += length / w.boundary_every;
+  Tensor states = draw("boundary_states", type, {count, w.HV, w.V, w.K},
+                       {"boundary", "value head", "value column", "key column"});
+  states.role = Role::state;
+  std::fill(states.values.begin(), states.values.end(), std::numeric_limits<double>::quiet_NaN());
+  c.tensors.push_back(std::move(states));
+  c.scalars.push_back({"boundary_every", w.boundary_every});
+}
+
+Case make(const Wanted& w, const CaseOptions& options) {
+  const Batch batch{.lengths = w.lengths,
+                    .behind = w.behind,
+                    .padding_rows = w.padding_rows,
+                    .packed = true,
+                    .seed = options.seed};
+  const std::int64_t T = batch.tokens(), slots = batch.slot_count();
+  Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 61 + T)));
+  Case c{.name = w.name, .heads_per_group = w.HV / w.H};
+  const ElementType type = options.activations;
+  const ElementType gate = w.raw_gates ? type : ElementType::float32;
+  c.tensors.push_back(draw("q", type, {T, w.H, w.K}, {"token", "key head", "column"}));
+  c.tensors.push_back(draw("k", type, {T, w.H, w.K}, {"token", "key head", "column"}));
+  c.tensors.push_back(draw("v", type, {T, w.HV, w.V}, {"token", "value head", "value column"}));
+  c.tensors.push_back(draw("g", gate, {T, w.HV}, {"token", "value head"}));
+  c.tensors.push_back(draw("beta", gate, {T, w.HV}, {"token", "value head"}));
+  if (!w.raw_gates)
+    for (const std::size_t i : {3, 4})
+      for (double& x : c.tensors[i].values) x = i == 3 ? -std::abs(x) : std::abs(x);
+  c.tensors.push_back(draw("state", options.states, {slots, w.HV, w.V, w.K},
+                           {"slot", "value head", "value column", "key column"}));
+  c.tensors[5].role = Role::state;
+  if (w.raw_gates) {
+    c.tensors.push_back(draw("A_log", ElementType::float32, {w.HV}));
+    c.tensors.push_back(draw("dt_bias", ElementType::float32, {w.HV}));
+  }
+  batch.describe(c);
+  if (!w.fresh_rows.empty()) {
+    std::vector<std::int32_t> resumes;
+    for (std::int64_t row = 0; row < batch.rows(); ++row)
+      resumes.push_back(among(w.fresh_rows, row) ? 0 : 1);
+    c.tensors.push_back(indices("has_initial_state", {batch.rows()}, resumes));
+    c.tensors.back().type = ElementType::boolean;
+  }
+  for (std::size_t i = 0; i < 5; ++i) poison_padding(c.tensors[i], c);
+  for (Slot& slot : c.slots)  // whatever a fresh row's slot holds counts as zero
+    slot.read = slot.read && !among(w.fresh_rows, slot.token.row);
+  poison_unread(c.tensors[5], c);
+  if (w.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
+  if (w.boundary_every > 0) add_boundaries(c, draw, w, options.states);
+  c.tensors.push_back(
+      Draw::output("out", type, {T, w.HV, w.V}, {"token", "value head", "value column"}));
+  c.about =
+      fmt::format("{} rows, {} tokens, H={} HV={} K={} V={}", batch.rows(), T, w.H, w.HV, w.K, w.V);
+  return c;
+}
+
+std::vector<Case> cases(const CaseOptions& options) {
+  const std::vector<Wanted> all{
+      {.name = "one-row", .H = 2, .HV = 4, .K = 64, .V = 64, .lengths = {130}},
+      {.name = "one-chunk", .H = 1, .HV = 2, .K = 128, .V = 64, .lengths = {64}},
+      {.name = "short-rows", .H = 1, .HV = 1, .K = 64, .V = 64, .lengths = {1, 2, 3}},
+      {.name = "ragged-rows",
+       .H = 2,
+       .HV = 4,
+       .K = 64,
+       .V = 64,
+       .lengths = {65, 0, 1, 63, 129},
+       .padding_rows = {3},
+       .behind = 3},
+      {.name = "fresh-rows",
+       .H = 2,
+       .HV = 4,
+       .K = 64,
+       .V = 64,
+       .lengths = {70, 5, 64},
+       .fresh_rows = {0, 2}},
+      {.name = "raw-gates",
+       .H = 2,
+       .HV = 4,
+       .K = 64,
+       .V = 64,
+       .lengths = {100, 30},
+       .raw_gates = true},
+      {.name = "odd-sizes", .H = 1, .HV = 3, .K = 63, .V = 65, .lengths = {67, 9}},
+      {.name = "boundaries",
+       .H = 2,
+       .HV = 2,
+       .K = 64,
+       .V = 64,
+       .lengths = {130, 63, 64},
+       .boundary_every = 64},
+  };
+  return made_of(all, options, make);
+}
+
+// --- The definition, and definitions with a mistake ----------------------------------------------
+
+const std::vector<Mistake> kMistakes{
+    {"no-l2norm", "without the L2 norm of q and k"},
+    {"no-scale", "without the scale of q"},
+    {"scale-twice", "with the scale of q applied twice"},
+    {"no-beta", "without beta (1 in its place)"},
+    {"raw-beta", "with beta as it came, without its sigmoid"},
+    {"no-decay", "without the decay"},
+    {"no-dt-bias", "without dt_bias in the decay"},
+    {"group-modulo", "with value head h on key head h % H instead of h // (HV / H)"},
+    {"from-zero", "with every row started from a zero state"},
+    {"fresh-rows-resume", "with has_initial_state left out: fresh rows resume what lies there"},
+    {"no-carry", "with every chunk of 64 tokens started from the row's initial state"},
+    {"no-delta", "with v instead of v - S k (no delta rule)"},
+};
+
+template <class S>
+struct Host {
+  Host(const Case& c, std::string_view mistake)
+      : rows(c),
+        q(array_of<S, 3>(c, "q")),
+        k(array_of<S, 3>(c, "k")),
+        v(array_of<S, 3>(c, "v")),
+        state(array_of<S, 4>(c, "state")),
+        gates{array_of<S, 2>(c, "g"), array_of<S, 2>(c, "beta")} {
+    if (c.find("A_log") != nullptr) {
+      const auto A_log = array_of<S, 1>(c, "A_log");
+      auto bias = array_of<S, 1>(c, "dt_bias");
+      if (mistake == "no-dt-bias") fill(bias.view(), S{0});
+      const Array<S, 2> a = gates.g, b = gates.beta;
+      gates = reference::gated_delta_gates<S>(a.view(), b.view(), A_log.view(),
+                                              std::as_const(bias).view());
+      if (mistake == "raw-beta") gates.beta = b;
+    }
+    if (mistake == "no-beta") fill(gates.beta.view(), S{1});
+    if (mistake == "no-decay") fill(gates.g.view(), S{0});
+    if (mistake == "group-modulo") q = regrouped(q), k = regrouped(k);
+    if (const Tensor* const flags = c.find("has_initial_state"); flags != nullptr)
+      resumes = array_of<bool, 1>(*flags, flags->values);
+    if (mistake == "fresh-rows-resume" && resumes) fill(resumes->view(), true);
+    if (mistake == "from-zero")
+      resumes = Array<bool, 1>(Shape<1>{rows.starts->extent(0) - 1}, false);
+  }
+
+  Array<S, 3> regrouped(const Array<S, 3>& x) const {
+    Array<S, 3> wide({x.extent(0), v.extent(1), x.extent(2)});
+    for (std::int64_t t = 0; t < x.extent(0); ++t)
+      for (std::int64_t h = 0; h < v.extent(1); ++h)
+        mapped(at(wide.view(), t, h)) = mapped(at(x.view(), t, h % x.extent(1)));
+    return wide;
+  }
+
+  reference::GatedDeltaRuleInputs<S> inputs(const Case& c, std::string_view mistake,
+                                            bool rounded) const {
+    reference::GatedDeltaRuleInputs<S> in{
+        .q = q,
+        .k = k,
+        .v = v,
+        .g = gates.g,
+        .beta = gates.beta,
+        .use_qk_l2norm = c.flag("use_qk_l2norm") && mistake != "no-l2norm",
+        .rows = {.tokens = q.extent(0),
+                 .query_start_loc = rows.query_start_loc(),
+                 .slots = rows.slots(),
+                 .storage = storage_of(c, "state", rounded)}};
+    if (rounded) {  // what a chunk kernel hands to tensor cores is of the activations' type
+      const Format type = format_of(c.tensor("q").type);
+      in.rows.storage.operand = in.rows.storage.chunk_state = type;
+      in.rows.storage.normalised_qk = type;
+    }
+    if (resumes) in.rows.has_initial_state = resumes->view();
+    const S usual = S{1} / std::sqrt(static_cast<S>(q.extent(2)));
+    if (mistake == "no-scale") in.scale = S{1};
+    if (mistake == "scale-twice") in.scale = usual * usual;
+    return in;
+  }
+
+  HostRows rows;
+  Array<S, 3> q, k, v;
+  Array<S, 4> state;
+  reference::GatedDeltaGates<S> gates;
+  std::optional<Array<bool, 1>> resumes;
+};
+
+constexpr std::int64_t kChunk = 64;
+
+/// Chunks that all start from the row's initial state, or tokens without the delta.
+template <class S>
+void run_wrong(const Case& c, Host<S>& host, const reference::GatedDeltaRuleInputs<S>& in,
+               std::string_view mistake, Array<S, 3>& out) {
+  std::map<std::pair<std::int64_t, std::int64_t>, Matrix<S>> initial;  // by row and head
+  run_prefill<S>(in.rows, reference::gated_delta_detail::state_shape(in), 1, host.state.view(), {},
+                 [&](const RowRange& tokens, std::int64_t h, Matrix<S>& s) {
+                   const std::int64_t t = tokens.begin;
+                   const Token& token = c.tokens[static_cast<std::size_t>(t)];
+                   if (mistake == "no-delta") {
+                     using reference::gated_delta_detail::direction;
+                     const Vector<S> k = direction(in, in.k, t, h), v = as_vector(at(in.v, t, h));
+                     s = (s * std::exp(in.g(t, h)) + in.beta(t, h) * v * k.transpose()).eval();
+                     const Vector<S> q =
+                         direction(in, in.q, t, h) * reference::gated_delta_detail::scale_of(in);
+                     mapped(at(out.view(), t, h)) =
+                         rounded_each((s * q).eval(), in.rows.storage.output);
+                     return;
+                   }
+                   if (token.position == 0) initial[{token.row, h}] = s;
+                   if (token.position % kChunk == 0) s = initial[{token.row, h}];
+                   reference::gated_delta_detail::step(in, t, h, s, out.view());
+                 });
+}
+
+template <class S>
+Answer compute(const Case& c, std::string_view mistake, bool rounded) {
+  Host<S> host(c, mistake);
+  const reference::GatedDeltaRuleInputs<S> in = host.inputs(c, mistake, rounded);
+  Array<S, 3> out(host.v.shape(), S{0});
+  std::optional<Array<S, 4>> boundary;
+  std::optional<BoundaryStates<S>> states;
+  if (c.find("boundary_states") != nullptr) {
+    boundary = array_of<S, 4>(c, "boundary_states");
+    states =
+        BoundaryStates<S>{boundary->view(), static_cast<std::int64_t>(*c.number("boundary_every"))};
+  }
+  if (mistake == "no-carry" || mistake == "no-delta")
+    run_wrong(c, host, in, mistake, out);
+  else if (rounded)
+    reference::gated_delta_rule_prefill<S>(in, kChunk, host.state.view(), out.view(), states);
+  else
+    reference::gated_delta_rule_scan<S>(in, host.state.view(), out.view(), states);
+  Answer answer{{"out", as_values(out)}, {"state", as_values(host.state)}};
+  if (boundary) answer["boundary_states"] = as_values(*boundary);
+  return answer;
+}
+
+// --- The stages of the chunk form ----------------------------------------------------------------
+
+/// The tokens of every chunk of every row.
+std::vector<RowRange> chunks_of(const Case& c, std::int64_t chunk_size) {
+  const HostRows rows(c);
+  const auto T = static_cast<std::int64_t>(c.tokens.size());
+  std::vector<RowRange> chunks;
+  for (std::int64_t row = 0; row < row_count(rows.query_start_loc(), T); ++row) {
+    const RowRange range = row_range(rows.query_start_loc(), row, T);
+    for (std::int64_t t = range.begin; t < range.end; t += chunk_size)
+      chunks.push_back({t, std::min(t + chunk_size, range.end)});
+  }
+  return chunks;
+}
+
+/// By name: U, new_values, O [T, HV, V], W [T, HV, K], chunk_states [chunks, HV, V, K] behind each
+/// chunk of each row. Tokens of padding stay 0.
+template <class S>
+std::map<std::string, Array<S, 4>> chunk_stages(const Case& c, std::int64_t chunk_size,
+                                                bool rounded) {
+  const Host<S> host(c, "");
+  const reference::GatedDeltaRuleInputs<S> in = host.inputs(c, "", rounded);
+  const auto [T, HV, V] = host.v.shape();
+  const std::int64_t K = host.q.extent(2);
+  const std::vector<RowRange> chunks = chunks_of(c, chunk_size);
+  std::map<std::string, Array<S, 4>> all;
+  for (const std::string name : {"U", "new_values", "O"})
+    all[name] = Array<S, 4>({T, HV, 1, V}, S{0});
+  all["W"] = Array<S, 4>({T, HV, 1, K}, S{0});
+  all["chunk_states"] = Array<S, 4>({static_cast<std::int64_t>(chunks.size()), HV, V, K}, S{0});
+  for (std::int64_t h = 0; h < HV; ++h) {
+    Matrix<S> running;
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      const RowRange& chunk = chunks[i];
+      const Token& token = c.tokens[static_cast<std::size_t>(chunk.begin)];
+      if (token.padding) continue;
+      if (token.position == 0) {
+        const bool resumes = !host.resumes || (*host.resumes)(token.row);
+        running = Matrix<S>::Zero(V, K);
+        if (resumes)
+          running = as_matrix(at(host.state.view(),
+                                 source_slot(in.rows.slots, token.row, host.state.extent(0)), h));
+      }
+      const auto stages = reference::gated_delta_chunk(
+          reference::gated_delta_chunk_of(in, chunk, h), running, in.rows.storage);
+      for (std::int64_t t = 0; t < chunk.size(); ++t) {
+        const auto put = [&](const char* name, const auto& row) {
+          mapped(at(all[name].view(), chunk.begin + t, h, 0)) = row.transpose();
+        };
+        put("U", stages.U.row(t)), put("W", stages.W.row(t));
+        put("new_values", stages.Vn.row(t)), put("O", stages.O.row(t));
+      }
+      running = stages.state;
+      mapped(at(all["chunk_states"].view(), static_cast<std::int64_t>(i), h)) = running;
+    }
+  }
+  return all;
+}
+
+template <class S>
+Array<S, 4> part_of(const Array<S, 4>& all, const RowRange& range) {
+  Shape<4> shape = all.shape();
+  const std::int64_t size = all.size() / std::max<std::int64_t>(1, shape[0]);
+  shape[0] = range.size();
+  Array<S, 4> part(shape);
+  std::copy_n(all.data() + range.begin * size, part.size(), part.data());
+  return part;
+}
+
+std::string compare_stages(const Case& c, const NamedStages& given) {
+  const auto size = given.find("chunk_size");
+  const std::int64_t chunk_size = size == given.end() || size->second.values.empty()
+                                      ? kChunk
+                                      : static_cast<std::int64_t>(size->second.values[0]);
+  if (chunk_size < 1) return "chunk_size is below 1";
+  const auto truth = chunk_stages<double>(c, chunk_size, false);
+  const auto yardstick = chunk_stages<float>(c, chunk_size, true);
+  std::map<std::string, Array<double, 4>> found;
+  for (const auto& [name, right] : truth) {
+    const auto stage = given.find(name);
+    if (stage == given.end()) continue;
+    if (static_cast<std::int64_t>(stage->second.values.size()) != right.size())
+      return fmt::format("stage {} has {} elements for {}", name, stage->second.values.size(),
+                         right.size());
+    found[name] = Array<double, 4>(right.shape());
+    std::copy(stage->second.values.begin(), stage->second.values.end(), found[name].data());
+  }
+  // A chunk's stages in their order, before those of the chunk that starts from its state.
+  const std::vector<RowRange> chunks = chunks_of(c, chunk_size);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    if (c.tokens[static_cast<std::size_t>(chunks[i].begin)].padding) continue;
+    std::string seen;
+    for (const std::string name : {"U", "W", "new_values", "chunk_states", "O"}) {
+      if (!found.contains(name)) continue;
+      const auto n = static_cast<std::int64_t>(i);
+      const RowRange part = name == "chunk_states" ? RowRange{n, n + 1} : chunks[i];
+      const Verdict verdict =
+          judge(part_of(found.at(name), part), part_of(yardstick.at(name), part),
+                part_of(truth.at(name), part), {.format = format_of(c.tensor("q").type)});
+      if (!verdict.pass)
+        return fmt::format("chunk of tokens {} to {}: {}first wrong stage: {}; {}", chunks[i].begin,
+                           chunks[i].end - 1, seen, name, verdict.text);
+      seen += name + " is right; ";
+    }
+  }
+  return found.empty() ? "" : "every stage that was given is right";
+}
+
+const Operation kOperation{
+    .name = kName,
+    .summary = "prefill of the gated delta rule, with the stages of its chunk form: 8 cases",
+    .positional = {"q", "k", "v", "g", "beta", "state"},
+    .default_types = "bfloat16/float32",
+    .cases = cases,
+    .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
+    .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
+    .mistakes = kMistakes,
+    .named_stages = compare_stages};
+
+const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
+
+}  // namespace
+}  // namespace lockstep::judging

@@ -1,0 +1,494 @@
+// The cases of gated_delta_rule_update, its definition, and the mistakes that people make with it.
+#include "reference/recurrent/gated_delta_rule.hpp"
+
+#include <fmt/format.h>
+
+#include "kernels/judge/operation.hpp"
+#include "reference/base/mix.hpp"
+
+namespace lockstep::judging {
+namespace {
+
+constexpr std::string_view kName = "gated_delta_rule_update";
+
+// --- Cases ---------------------------------------------------------------------------------------
+
+struct Shapes {
+  std::int64_t H, HV, K, V;
+};
+
+enum class Layout { v_major, k_major, strided };
+
+struct Wanted {
+  std::string name;
+  Shapes shapes;
+  Batch batch;
+  bool raw_gates = true;
+  bool l2norm = true;
+  std::optional<double> scale{};
+  Layout layout = Layout::v_major;
+  bool snapshots = false;
+  bool timed = false;
+};
+
+/// q, k and v side by side in one tensor of a token, as projections leave them.
+void share_rows(const std::vector<Tensor*>& parts) {
+  std::int64_t width = 0;
+  for (const Tensor* const part : parts) width += part->extents[1] * part->extents[2];
+  for (Tensor* const part : parts)
+    part->strides[0] = width;  // the other parts' elements are holes here
+}
+
+void add_gates(Case& c, Draw& draw, const Wanted& wanted, std::int64_t T, ElementType type) {
+  const std::int64_t HV = wanted.shapes.HV;
+  const std::vector<std::string> axes{"token", "value head"};
+  const ElementType gate = wanted.raw_gates ? type : ElementType::float32;
+  Tensor g = draw("g", gate, {T, HV}, axes), beta = draw("beta", gate, {T, HV}, axes);
+  if (!wanted.raw_gates) {
+    for (double& x : g.values) x = -std::abs(x);
+    for (double& x : beta.values) x = std::abs(x);
+  }
+  c.tensors.push_back(std::move(g));
+  c.tensors.push_back(std::move(beta));
+}
+
+Case make(const Wanted& wanted, const CaseOptions& options) {
+  const auto [H, HV, K, V] = wanted.shapes;
+  Batch batch = wanted.batch;
+  batch.seed = options.seed;
+  batch.writes = !wanted.snapshots;
+  const std::int64_t T = batch.tokens(), slots = batch.slot_count();
+  const std::uint64_t seed =
+      mix64(options.seed ^ static_cast<std::uint64_t>(wanted.name.size() * 131 + T * 7 + K));
+  Draw draw(seed);
+  Case c{.name = wanted.name, .heads_per_group = HV / H, .timed = wanted.timed};
+  const ElementType type = options.activations;
+  c.tensors.push_back(draw("q", type, {T, H, K}, {"token", "key head", "column"}));
+  c.tensors.push_back(draw("k", type, {T, H, K}, {"token", "key head", "column"}));
+  c.tensors.push_back(draw("v", type, {T, HV, V}, {"token", "value head", "value column"}));
+  if (wanted.layout == Layout::strided) share_rows({&c.tensors[0], &c.tensors[1], &c.tensors[2]});
+  add_gates(c, draw, wanted, T, type);
+  Tensor state = draw("state", options.states, {slots, HV, V, K},
+                      {"slot", "value head", "value column", "key column"});
+  state.role = Role::state;
+  if (wanted.layout == Layout::k_major) swap_last_two(state);
+  if (wanted.layout == Layout::strided) spread(state, 0, 192);
+  c.tensors.push_back(std::move(state));
+  if (wanted.scale) c.scalars.push_back({"scale", *wanted.scale});
+  if (wanted.raw_gates) {
+    c.tensors.push_back(draw("A_log", ElementType::float32, {HV}, {"value head"}));
+    c.tensors.push_back(draw("dt_bias", ElementType::float32, {HV}, {"value head"}));
+  }
+  batch.describe(c);
+  if (wanted.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
+  if (wanted.snapshots) {
+    Tensor snapshots = draw("snapshots", options.states, {T, HV, V, K},
+                            {"token", "value head", "value column", "key column"});
+    snapshots.role = Role::state;
+    std::fill(snapshots.values.begin(), snapshots.values.end(),
+              std::numeric_limits<double>::quiet_NaN());
+    c.tensors.push_back(std::move(snapshots));
+  }
+  c.tensors.push_back(
+      Draw::output("out", type, {T, HV, V}, {"token", "value head", "value column"}));
+  for (std::size_t i = 0; i < 5; ++i) poison_padding(c.tensors[i], c);
+  poison_unread(c.tensors[5], c);
+  const Tensor& pool = c.tensors[5];
+  c.bytes = 2 * pool.bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
+  for (const std::string_view name : {"q", "k", "v", "g", "beta", "out"})
+    c.bytes += c.tensor(name).bytes();
+  c.about = fmt::format("{} rows, {} tokens, H={} HV={} K={} V={}", batch.rows(), T, H, HV, K, V);
+  return c;
+}
+
+std::vector<Case> cases(const CaseOptions& options) {
+  const std::vector<std::int64_t> nine(9, 1), ragged{3, 0, 1, 7, 2};
+  const std::vector<std::int64_t> served(static_cast<std::size_t>(options.batch), 1);
+  const std::vector<Wanted> all{
+      {.name = "decode",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = nine, .padding_rows = {2, 7}}},
+      {.name = "decode-no-padding", .shapes = {2, 4, 128, 128}, .batch = {.lengths = {1, 1, 1}}},
+      {.name = "decode-ready-gates",
+       .shapes = {2, 6, 64, 65},
+       .batch = {.lengths = nine, .padding_rows = {0}},
+       .raw_gates = false,
+       .l2norm = false,
+       .scale = 0.25},
+      {.name = "decode-odd-sizes", .shapes = {1, 3, 63, 65}, .batch = {.lengths = {1, 1, 1}}},
+      {.name = "decode-ones", .shapes = {3, 3, 1, 1}, .batch = {.lengths = {1}}},
+      {.name = "decode-strided",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {1}},
+       .layout = Layout::strided},
+      {.name = "decode-k-major",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {3}},
+       .layout = Layout::k_major},
+      {.name = "decode-pad-slot-0",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = nine, .padding_rows = {1, 8}, .pad_slot_id = 0}},
+      {.name = "decode-to-other-slots",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {2}, .apart = true}},
+      {.name = "packed-rows",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = ragged, .behind = 2, .padding_rows = {2}, .packed = true}},
+      {.name = "verify-table",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = {4, 2, 4, 1, 3},
+                 .behind = 1,
+                 .columns = 4,
+                 .padding_rows = {2},
+                 .packed = true}},
+      {.name = "verify-snapshots",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = {4, 1, 3}, .behind = 1, .padding_rows = {1}, .packed = true},
+       .snapshots = true},
+      {.name = "serving",
+       .shapes = {16, 32, 128, 128},
+       .batch = {.lengths = served},
+       .raw_gates = false,
+       .timed = true},
+      {.name = "serving-in-order",
+       .shapes = {16, 32, 128, 128},
+       .batch = {.lengths = served, .in_order = true},
+       .raw_gates = false,
+       .timed = true},
+  };
+  return made_of(all, options, make);
+}
+
+// --- The definition, and definitions with a mistake ----------------------------------------------
+
+const std::vector<Mistake> kMistakes{
+    {"no-l2norm", "without the L2 norm of q and k"},
+    {"always-l2norm", "with an L2 norm of q and k that was not asked for"},
+    {"no-l2norm-q", "without the L2 norm of q (k has it)"},
+    {"no-l2norm-k", "without the L2 norm of k (q has it)"},
+    {"no-scale", "without the scale of q"},
+    {"scale-twice", "with the scale of q applied twice"},
+    {"default-scale", "with the scale K^-0.5 where another one was given"},
+    {"no-beta", "without beta (1 in its place)"},
+    {"beta-twice", "with beta applied twice"},
+    {"raw-beta", "with beta as it came, without its sigmoid"},
+    {"no-decay", "without the decay"},
+    {"decay-after", "with the decay applied behind the update instead of before it"},
+    {"read-undecayed", "with S k read from the state before its decay"},
+    {"no-dt-bias", "without dt_bias in the decay"},
+    {"no-softplus", "without the softplus in the decay"},
+    {"no-exp-a-log", "with A_log taken for A, without its exp"},
+    {"grow", "with the decay's sign turned around (exp(-g))"},
+    {"no-delta", "with v instead of v - S k (no delta rule)"},
+    {"out-before", "with the output read before the state's update"},
+    {"group-modulo", "with value head h on key head h % H instead of h // (HV / H)"},
+    {"first-key-head", "with every value head on key head 0"},
+    {"transposed", "with the state transposed ([K, V] for [V, K])"},
+    {"row-slots", "with row i on slot i, without state_indices"},
+    {"first-column", "with the first column of the table read, without num_accepted_tokens"},
+    {"next-column", "with num_accepted_tokens taken for the column instead of the count"},
+    {"from-zero", "with every row started from a zero state"},
+    {"no-running-state", "with every token of a row started from the row's old state"},
+};
+
+/// A batch's tensors, changed where a mistake is one of inputs.
+template <class S>
+struct Host {
+  Host(const Case& c, std::string_view mistake)
+      : rows(c),
+        q(array_of<S, 3>(c, "q")),
+        k(array_of<S, 3>(c, "k")),
+        v(array_of<S, 3>(c, "v")),
+        state(array_of<S, 4>(c, "state")),
+        gates{array_of<S, 2>(c, "g"), array_of<S, 2>(c, "beta")},
+        l2norm(c.flag("use_qk_l2norm")) {
+    if (c.find("A_log") != nullptr) {
+      Array<S, 1> A_log = array_of<S, 1>(c, "A_log"), bias = array_of<S, 1>(c, "dt_bias");
+      if (mistake == "no-dt-bias") fill(bias.view(), S{0});
+      if (mistake == "no-exp-a-log")
+        for (S& x : A_log) x = std::log(std::abs(x));
+      const Array<S, 2> a = gates.g, b = gates.beta;
+      gates = reference::gated_delta_gates<S>(a.view(), b.view(), std::as_const(A_log).view(),
+                                              std::as_const(bias).view());
+      for (std::int64_t t = 0; t < a.extent(0); ++t)
+        for (std::int64_t h = 0; h < a.extent(1); ++h) {
+          if (mistake == "no-softplus") gates.g(t, h) = -std::exp(A_log(h)) * (a(t, h) + bias(h));
+          if (mistake == "raw-beta") gates.beta(t, h) = b(t, h);
+        }
+    }
+    if (const auto given = c.number("scale")) scale = static_cast<S>(*given);
+    change_gates(mistake);
+    change_directions(mistake);
+  }
+
+  void change_gates(std::string_view mistake) {
+    for (S& x : gates.beta) {
+      if (mistake == "no-beta") x = S{1};
+      if (mistake == "beta-twice") x *= x;
+    }
+    for (S& x : gates.g) {
+      if (mistake == "no-decay") x = S{0};
+      if (mistake == "grow") x = -x;
+    }
+  }
+
+  void normalise(Array<S, 3>& x) {
+    for (std::int64_t t = 0; t < x.extent(0); ++t)
+      for (std::int64_t h = 0; h < x.extent(1); ++h)
+        mapped(at(x.view(), t, h)) = reference::l2_normalised<S>(as_vector(at(x.view(), t, h)));
+  }
+
+  /// Key heads as value heads would see them.
+  void regroup(Array<S, 3>& x, std::string_view mistake) {
+    const std::int64_t H = x.extent(1), HV = v.extent(1);
+    Array<S, 3> wide({x.extent(0), HV, x.extent(2)});
+    for (std::int64_t t = 0; t < x.extent(0); ++t)
+      for (std::int64_t h = 0; h < HV; ++h)
+        mapped(at(wide.view(), t, h)) =
+            mapped(at(x.view(), t, mistake == "group-modulo" ? h % H : 0));
+    x = wide;
+  }
+
+  void change_directions(std::string_view mistake) {
+    const S usual = S{1} / std::sqrt(static_cast<S>(q.extent(2)));
+    if (mistake == "no-scale") scale = S{1};
+    if (mistake == "scale-twice") scale = scale.value_or(usual) * scale.value_or(usual);
+    if (mistake == "default-scale") scale.reset();
+    if (mistake == "no-l2norm") l2norm = false;
+    if (mistake == "always-l2norm") l2norm = true;
+    if (l2norm && (mistake == "no-l2norm-q" || mistake == "no-l2norm-k")) {
+      l2norm = false;
+      normalise(mistake == "no-l2norm-q" ? k : q);
+    }
+    if (mistake == "group-modulo" || mistake == "first-key-head")
+      regroup(q, mistake), regroup(k, mistake);
+  }
+
+  HostRows rows;
+  Array<S, 3> q, k, v;
+  Array<S, 4> state;
+  reference::GatedDeltaGates<S> gates;
+  std::optional<S> scale;
+  bool l2norm;
+};
+
+/// A token as the mistakes of order have it; `start` is the row's state before its first token.
+template <class S>
+void wrong_step(std::string_view mistake, const reference::GatedDeltaRuleInputs<S>& in,
+                std::int64_t t, std::int64_t h, Matrix<S>& state, const TensorView<S, 3>& out) {
+  using reference::gated_delta_detail::direction;
+  const Vector<S> k = direction(in, in.k, t, h), v = as_vector(at(in.v, t, h));
+  const Vector<S> q = direction(in, in.q, t, h) * reference::gated_delta_detail::scale_of(in);
+  const S decay = std::exp(in.g(t, h)), beta = in.beta(t, h);
+  const Matrix<S> before = state;
+  if (mistake == "decay-after") {
+    state += (beta * (v - before * k) * k.transpose()).eval();
+    state *= decay;
+  } else if (mistake == "read-undecayed") {
+    state = decay * before + beta * (v - before * k) * k.transpose();
+  } else if (mistake == "no-delta") {
+    state = decay * before + beta * v * k.transpose();
+  } else {
+    state *= decay;
+    state += (beta * (v - state * k) * k.transpose()).eval();
+  }
+  const Vector<S> o = mistake == "out-before" ? Vector<S>(before * q) : Vector<S>(state * q);
+  mapped(at(out, t, h)) = rounded_each(o, in.rows.storage.output);
+}
+
+bool is_step_mistake(std::string_view mistake) {
+  return mistake == "decay-after" || mistake == "read-undecayed" || mistake == "no-delta" ||
+         mistake == "out-before";
+}
+
+template <class S>
+Answer compute(const Case& c, std::string_view mistake, bool rounded) {
+  Host<S> host(c, mistake);
+  const auto T = host.q.extent(0);
+  change_slots(host.rows, mistake, T);
+  reference::GatedDeltaRuleInputs<S> in{.q = host.q,
+                                        .k = host.k,
+                                        .v = host.v,
+                                        .g = host.gates.g,
+                                        .beta = host.gates.beta,
+                                        .scale = host.scale,
+                                        .use_qk_l2norm = host.l2norm,
+                                        .rows = {.query_start_loc = host.rows.query_start_loc(),
+                                                 .slots = host.rows.slots(),
+                                                 .storage = storage_of(c, "state", rounded)}};
+  if (mistake == "transposed") host.state = as_if_turned(host.state);
+  if (mistake == "from-zero")
+    for (S& x : host.state)
+      if (!std::isnan(x)) x = S{0};
+  Array<S, 3> out(host.v.shape(), S{0});
+  std::optional<Array<S, 4>> snapshots;
+  std::optional<TensorView<S, 4>> shots;
+  if (c.find("snapshots") != nullptr)
+    shots = snapshots.emplace(array_of<S, 4>(c, "snapshots")).view();
+  std::optional<IndexView> parents = host.rows.parents();
+  if (!is_step_mistake(mistake) && mistake != "no-running-state") {
+    reference::gated_delta_rule_update<S>(in, host.state.view(), out.view(), parents, shots);
+  } else {
+    in.rows.tokens = T;
+    const Array<S, 4> old = host.state;
+    run_update(
+        in.rows, host.state.view(), parents, shots,
+        [&](std::int64_t t, std::int64_t h, Matrix<S>& s) {
+          if (mistake == "no-running-state") {
+            const Token& token = c.tokens[static_cast<std::size_t>(t)];
+            s = as_matrix(at(old.view(), source_slot(in.rows.slots, token.row, old.extent(0)), h));
+            reference::gated_delta_detail::step(in, t, h, s, out.view());
+          } else {
+            wrong_step(mistake, in, t, h, s, out.view());
+          }
+        });
+  }
+  if (mistake == "transposed") host.state = turned_back(host.state);
+  Answer answer{{"out", as_values(out)}, {"state", as_values(host.state)}};
+  if (snapshots) answer["snapshots"] = as_values(*snapshots);
+  return answer;
+}
+
+// --- Which stage is wrong ------------------------------------------------------------------------
+
+double relative(const Matrix<double>& a, const Matrix<double>& b) {
+  const double scale = b.norm();
+  return (a - b).norm() / (scale > 0 ? scale : 1);
+}
+
+/// The stages of one token of one value head, from the state before it to its output.
+struct TokenStages {
+  Matrix<double> before, decayed, after;  // [V, K]
+  Vector<double> k, q, read, difference, update, out;
+};
+
+TokenStages stages_of(const Host<double>& host, std::int64_t t, std::int64_t h,
+                      const Matrix<double>& before) {
+  const reference::GatedDeltaRuleInputs<double> in{.q = host.q,
+                                                   .k = host.k,
+                                                   .v = host.v,
+                                                   .g = host.gates.g,
+                                                   .beta = host.gates.beta,
+                                                   .scale = host.scale,
+                                                   .use_qk_l2norm = host.l2norm};
+  using reference::gated_delta_detail::direction;
+  TokenStages s{.before = before};
+  s.k = direction(in, in.k, t, h);
+  s.q = direction(in, in.q, t, h) * reference::gated_delta_detail::scale_of(in);
+  s.decayed = before * std::exp(host.gates.g(t, h));
+  s.read = s.decayed * s.k;
+  s.difference = as_vector(at(in.v, t, h)) - s.read;
+  s.update = host.gates.beta(t, h) * s.difference;
+  s.after = s.decayed + s.update * s.k.transpose();
+  s.out = s.after * s.q;
+  return s;
+}
+
+/// c where x is about c y; nothing where it is not.
+std::optional<double> multiple(const Vector<double>& x, const Vector<double>& y, double tolerance) {
+  if (y.squaredNorm() == 0) return std::nullopt;
+  const double c = x.dot(y) / y.squaredNorm();
+  return (x - c * y).norm() <= tolerance * x.norm() ? std::optional(c) : std::nullopt;
+}
+
+std::string wrong_state(const TokenStages& s, const Matrix<double>& state, double beta,
+                        const Vector<double>& v, double tolerance) {
+  if (relative(state, s.before) < tolerance)
+    return "the state after it is the one before it: no update was stored";
+  const double kk = s.k.squaredNorm();
+  const Matrix<double> added = state - s.decayed;
+  const Vector<double> u = kk > 0 ? Vector<double>(added * s.k / kk) : Vector<double>(s.update);
+  if ((added - u * s.k.transpose()).norm() > tolerance * state.norm()) {
+    // Not the decayed state plus a column times k: does another decay make it so?
+    const Matrix<double> across =  // what of a matrix k does not see
+        Matrix<double>::Identity(s.k.size(), s.k.size()) - s.k * s.k.transpose() / kk;
+    const Matrix<double> seen = state * across, had = s.before * across;
+    const double c = had.squaredNorm() > 0 ? seen.cwiseProduct(had).sum() / had.squaredNorm() : 0;
+    const double expected = s.decayed.cwiseProduct(s.before).sum() / s.before.squaredNorm();
+    if ((seen - c * had).norm() <= tolerance * seen.norm())
+      return fmt::format("first wrong stage: the decay of the state, {:.6g} for {:.6g}", c,
+                         expected);
+    return "first wrong stage: k, or the state that is read: what was added to the decayed state "
+           "is not a column times k";
+  }
+  if (const auto c = multiple(u, s.difference, tolerance))
+    return fmt::format(
+        "the decay, S k and v - S k are right; first wrong stage: beta times it, with {:.6g} for "
+        "{:.6g}",
+        *c, beta);
+  if (const auto c = multiple(u, v, tolerance))
+    return fmt::format(
+        "the decay is right; first wrong stage: v - S k, of which S k is missing "
+        "(what was added is {:.6g} v k^T)",
+        *c);
+  return "the decay is right, and a column times k was added; first wrong stage: S k, what is "
+         "read, "
+         "or v - S k";
+}
+
+/// The first token and head whose state (or, with states right, output) is wrong.
+std::string stages(const Case& c, const Answer& candidate, const Answer& truth) {
+  const Extents& extents = c.tensor("state").extents;
+  if (c.find("snapshots") != nullptr || extents[2] < 2 || extents[3] < 2) return "";
+  const Host<double> host(c, "");
+  const auto shape = host.state.shape();
+  const std::int64_t V = shape[2], K = shape[3], HV = shape[1];
+  const double tolerance = c.tensor("state").type == ElementType::float32 ? 1e-3 : 3e-2;
+  const std::vector<double>&got = candidate.at("state"), &want = truth.at("state");
+  const auto matrix = [&](const std::vector<double>& values, std::int64_t slot, std::int64_t h) {
+    return Matrix<double>(
+        Eigen::Map<const Matrix<double>>(values.data() + (slot * HV + h) * V * K, V, K));
+  };
+  const std::vector<double>& old = c.tensor("state").values;
+  const StateSlots slots = host.rows.slots();
+  for (std::size_t t = 0; t < c.tokens.size(); ++t) {
+    const Token& token = c.tokens[t];
+    if (token.padding) continue;
+    const auto n = static_cast<std::int64_t>(t);
+    const std::int64_t target =
+        target_slot(slots, token.row, token.position, token.row_size, shape[0]);
+    const bool from_old = token.position == 0;
+    const std::int64_t source =
+        from_old ? source_slot(slots, token.row, shape[0])
+                 : target_slot(slots, token.row, token.position - 1, token.row_size, shape[0]);
+    if (target == kNoSlot || source == kNoSlot || (!from_old && !slots.table)) continue;
+    for (std::int64_t h = 0; h < HV; ++h) {
+      const Matrix<double> state = matrix(got, target, h), right = matrix(want, target, h);
+      const Vector<double> out =
+          Eigen::Map<const Vector<double>>(candidate.at("out").data() + (n * HV + h) * V, V);
+      if (!state.allFinite() || !out.allFinite()) continue;
+      const TokenStages s =
+          stages_of(host, n, h, from_old ? matrix(old, source, h) : matrix(want, source, h));
+      const std::string where = fmt::format("token {} (row {}, its token {}), value head {}: ", t,
+                                            token.row, token.position, h);
+      if (relative(state, right) > tolerance)
+        return where + wrong_state(s, state, host.gates.beta(n, h),
+                                   as_vector(at(host.v.view(), n, h)), tolerance);
+      const double out_scale = std::max(s.out.norm(), 1e-30);
+      if ((out - s.out).norm() > 20 * tolerance * out_scale) {
+        std::string said = where + "the state is right; first wrong stage: the read-out S q";
+        if (const auto factor = multiple(out, s.out, 20 * tolerance))
+          said += fmt::format(" (the output is {:.6g} of what it should be)", *factor);
+        return said;
+      }
+    }
+  }
+  return "";
+}
+
+const Operation kOperation{
+    .name = kName,
+    .summary =
+        "decode and verification of the gated delta rule: 14 cases, 27 known mistakes, stages",
+    .positional = {"q", "k", "v", "g", "beta", "state"},
+    .default_types = "bfloat16/float32",
+    .cases = cases,
+    .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
+    .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
+    .mistakes = kMistakes,
+    .stages = stages};
+
+const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
+
+}  // namespace
+}  // namespace lockstep::judging

@@ -1,0 +1,387 @@
+// Mamba2's state update for decoding. Equations: reference/recurrent/mamba2.hpp; how it maps onto
+// the machine: kernels/recurrent/recurrence.cuh, with a head's s [P, N] as the state: C . s is a
+// sum over the lanes of one row.
+#include "kernels/recurrent/selective_state_update.hpp"
+
+#include "kernels/recurrent/recurrence.cuh"
+
+namespace lockstep::kernels {
+namespace {
+
+/// kPerHead: A, dt and dt_bias are one number per head, as in Mamba2; otherwise any (Mamba1).
+template <class T, bool kPerHead>
+struct SelectiveState {
+  struct Parameters {
+    HeadVectors<const T> x, B, C;
+    MixedView<3> dt, A, z;
+    MixedView<2> D, dt_bias;
+    HeadVectors<T> out;
+    TensorView<float, 2> stash_decay, stash_dt;
+    TensorView<const float, 2> folded_decay, folded_dt;
+    HeadVectors<const T> folded_x, folded_B;
+    float dt_min, dt_max;  ///< infinite where there is no limit
+    bool dt_softplus;
+    Divisor heads_per_group;
+  };
+
+  /// What a token is to every row.
+  struct Scalars {
+    float decay;  ///< exp(A d_t)
+    float dt;     ///< d_t
+  };
+  enum : int {
+    kColumnVectors = 2,  ///< B d_t, C
+    kRowVectors = 3,     ///< x, D x, silu(z)
+    kHasChunks = false
+  };
+
+  template <class Layout, int kRows>
+  struct Token {
+    float Bdt[Layout::kCount];  ///< B_t d_t; where d_t differs along P, B_t
+    float C[Layout::kCount];
+    float x[kRows];
+    float Dx;    ///< D x_t of the row that the lane owns
+    float gate;  ///< its silu(z_t), or 1
+    Scalars scalars;
+    float dt[kPerHead ? 1 : kRows];  ///< where it differs, like A
+    float A[kPerHead ? 1 : kRows * Layout::kCount];
+  };
+
+  template <class Token, class Visit>
+  __device__ static void visit_columns(Token& token, bool folded, Visit visit) {
+    visit(0, token.Bdt);
+    if (!folded) visit(1, token.C);
+  }
+  /// value(i, r): the i-th value of the lane's r-th row.
+  template <class Layout, int kRows, class Value>
+  __device__ static void take_rows(Token<Layout, kRows>& token, bool folded, Value value) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) token.x[r] = value(0, r);
+    if (folded) return;
+    token.Dx = value(1, Layout::template own<kRows>());
+    token.gate = value(2, Layout::template own<kRows>());
+  }
+  template <bool kFolded>
+  __device__ static float row_value(const Parameters& p, int which, int t, int h, int row) {
+    const float x = to_float((kFolded ? p.folded_x : p.x).at(t, h)[row]);
+    if (kFolded || which == 0) return x;
+    if (which == 1) return p.D ? __fmul_rn(at(p.D, h, row), x) : 0.0f;
+    return p.z ? silu(at(p.z, t, h, row)) : 1.0f;
+  }
+
+  __device__ static float time_step(const Parameters& p, unsigned dt_bits, unsigned bias_bits) {
+    float dt = value_of(dt_bits, p.dt.format);
+    if (p.dt_bias) dt += value_of(bias_bits, p.dt_bias.format);
+    if (p.dt_softplus) dt = softplus(dt);
+    return fminf(fmaxf(dt, p.dt_min), p.dt_max);
+  }
+
+  static constexpr int steps(int rows) {
+    return kPerHead ? 1 : rows;
+  }
+
+  template <class Layout, int kRows>
+  struct Raw {
+    typename Layout::template Raw<T> B, C;
+    T x[kRows], own_x;
+    unsigned dt[steps(kRows)], dt_bias[steps(kRows)], D, z, A;
+    float decay, folded_dt;
+  };
+
+  template <bool kFolded, class Layout, int kRows>
+  __device__ static void prefetch(const Parameters& p, int t, int h,
+                                  const Place<Layout, kRows>& place) {
+    if constexpr (kFolded) return;
+    const int group = p.heads_per_group.of(h);
+    Layout::prefetch_row(p.B.at(t, group));
+    Layout::prefetch_row(p.C.at(t, group));
+    prefetch_to_l2(p.x.at(t, h) + place.first);
+    prefetch_to_l2(address_of(p.dt, t, h, 0));
+    if (p.z) prefetch_to_l2(address_of(p.z, t, h, place.first));
+  }
+
+  template <bool kFolded, class Layout, int kRows>
+  __device__ static Raw<Layout, kRows> fetch(const Parameters& p, int t, int h,
+                                             const Place<Layout, kRows>& place) {
+    Raw<Layout, kRows> raw;
+    const int group = p.heads_per_group.of(h);
+    const T* const x = (kFolded ? p.folded_x : p.x).at(t, h);
+    if constexpr (kFolded) {
+      raw.decay = p.folded_decay(t, h);
+      raw.folded_dt = p.folded_dt(t, h);
+    } else {
+#pragma unroll
+      for (int r = 0; r < steps(kRows); ++r) {
+        const int row = kPerHead ? 0 : min(place.row(r), place.R - 1);
+        raw.dt[r] = bits_at(p.dt, t, h, row);
+        raw.dt_bias[r] = p.dt_bias ? bits_at(p.dt_bias, h, row) : 0;
+      }
+      raw.A = kPerHead ? bits_at(p.A, h, 0, 0) : 0;
+    }
+    raw.B.fetch((kFolded ? p.folded_B : p.B).at(t, group), place.C);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) raw.x[r] = place.has(r) ? x[place.row(r)] : from_float<T>(0.0f);
+    if constexpr (!kFolded) {
+      raw.C.fetch(p.C.at(t, group), place.C);
+      const int own = Layout::template own<kRows>();
+      raw.own_x = place.has(own) ? x[place.row(own)] : from_float<T>(0.0f);
+      raw.D = p.D && place.has(own) ? bits_at(p.D, h, place.row(own)) : 0;
+      raw.z = p.z && place.has(own) ? bits_at(p.z, t, h, place.row(own)) : 0;
+    }
+    return raw;
+  }
+
+  template <bool kFolded, class Layout, int kRows>
+  __device__ static Token<Layout, kRows> prepare(const Parameters& p, int, int h,
+                                                 const Place<Layout, kRows>& place,
+                                                 const Raw<Layout, kRows>& raw) {
+    Token<Layout, kRows> token;
+    raw.B.values(token.Bdt);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) token.x[r] = to_float(raw.x[r]);
+    if constexpr (kFolded) {
+      token.scalars = {raw.decay, raw.folded_dt};
+    } else {
+      raw.C.values(token.C);
+      token.Dx = p.D ? __fmul_rn(value_of(raw.D, p.D.format), to_float(raw.own_x)) : 0.0f;
+      token.gate = p.z ? silu(value_of(raw.z, p.z.format)) : 1.0f;
+#pragma unroll
+      for (int r = 0; r < steps(kRows); ++r) token.dt[r] = time_step(p, raw.dt[r], raw.dt_bias[r]);
+      if constexpr (kPerHead)
+        token.scalars = {expf(__fmul_rn(value_of(raw.A, Format::float32), token.dt[0])),
+                         token.dt[0]};
+    }
+    if constexpr (kPerHead) {
+#pragma unroll
+      for (int i = 0; i < Layout::kCount; ++i)
+        token.Bdt[i] = __fmul_rn(token.Bdt[i], token.scalars.dt);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r)
+#pragma unroll
+        for (int i = 0; i < Layout::kCount; ++i) {
+          const int n = Layout::column(i / Layout::kVec) + i % Layout::kVec;
+          token.A[r * Layout::kCount + i] =
+              place.has(r) && n < place.C ? at(p.A, h, place.row(r), n) : 0.0f;
+        }
+    }
+    return token;
+  }
+
+  /// Stashes what a replay needs. One lane per token and head calls it.
+  __device__ static void keep(const Parameters& p, int t, int h, const Scalars& scalars) {
+    if (!p.stash_dt.data_handle()) return;
+    p.stash_decay(t, h) = scalars.decay;
+    p.stash_dt(t, h) = scalars.dt;
+  }
+
+  /// s = s exp(A d) + (B d) x, in operations that no compiler fuses otherwise: a replay repeats a
+  /// decode bit by bit.
+  template <class Layout, int kRows>
+  __device__ static void advance(const Token<Layout, kRows>& token,
+                                 float (&s)[kRows][Layout::kCount]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < Layout::kCount; ++i) {
+        if constexpr (kPerHead) {
+          s[r][i] = fmaf(token.Bdt[i], token.x[r], __fmul_rn(s[r][i], token.scalars.decay));
+        } else {
+          const float decay = expf(__fmul_rn(token.A[r * Layout::kCount + i], token.dt[r]));
+          s[r][i] =
+              fmaf(__fmul_rn(token.Bdt[i], token.dt[r]), token.x[r], __fmul_rn(s[r][i], decay));
+        }
+      }
+  }
+
+  /// (C . s + D x) silu(z) of the row that the lane owns.
+  template <class Layout, int kRows>
+  __device__ static float step(const Token<Layout, kRows>& token,
+                               float (&s)[kRows][Layout::kCount]) {
+    advance(token, s);
+    float dots[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) dots[r] = Layout::dot(s[r], token.C);
+    return (Layout::own_sum(dots) + token.Dx) * token.gate;
+  }
+
+  __device__ static void write(const Parameters& p, int t, int h, int row, float y) {
+    p.out.at(t, h)[row] = from_float<T>(y);
+  }
+};
+
+constexpr const char* kStateLetters = "[slots, H, P, N]";
+constexpr const char* kName = "selective_state_update";
+
+/// The scales of a pool [slots, H, P, N], if it has any.
+template <class T, class S>
+void add_scales(const Checks& checks, const SelectiveStateUpdate<T, S>& in, StatePool<S>& pool) {
+  checks.expect(in.state_scale.has_value() == kIsScaled<S>, "state_scale",
+                kIsScaled<S> ? "given for states in int8 and e4m3" : "absent",
+                kIsScaled<S> ? "nothing" : "one");
+  checks.expect(!in.rand_seed || kIsScaled<S>, "rand_seed", "absent without state_scale", "given");
+  if constexpr (kIsScaled<S>) {
+    checks.expect(!in.snapshots, "snapshots", "absent beside state_scale", "given");
+    const TensorView<float, 4>& scales = *in.state_scale;
+    const Shape<4> state = shape_of(in.state);
+    const std::int64_t blocks = scales.extent(3);
+    checks.shape(scales, "state_scale", "[slots, H, P, blocks]",
+                 {state[0], state[1], state[2], blocks});
+    const std::int64_t block = blocks < 1 ? 0 : (state[3] + blocks - 1) / blocks;
+    checks.expect(block >= 1 && (state[3] + block - 1) / block == blocks, "state_scale",
+                  "[slots, H, P, ceil(N / block)]", text_of(shape_of(scales)));
+    pool.scales = scales.data_handle();
+    pool.scale_slot_stride = scales.stride(0);
+    pool.scale_head_stride = scales.stride(1);
+    pool.scale_row_stride = scales.stride(2);
+    pool.scale_stride = scales.stride(3);
+    pool.block = static_cast<int>(block);
+    pool.heads = static_cast<int>(state[1]);
+    pool.stochastic = in.rand_seed.has_value();
+    pool.seed = in.rand_seed.value_or(0);
+    pool.stream = in.rand_stream;
+  }
+}
+
+/// One number for all along the dimensions from `first` on.
+template <std::size_t Rank>
+bool is_repeated(const MixedView<Rank>& view, std::size_t first) {
+  for (std::size_t i = first; view && i < Rank; ++i)
+    if (view.strides[i] != 0 && view.extents[i] > 1) return false;
+  return true;
+}
+
+template <class T, class S>
+void launch_per_head(const RecurrenceParameters<S>& p,
+                     const typename SelectiveState<T, true>::Parameters& in, bool aligned,
+                     cudaStream_t stream) {
+  using Op = SelectiveState<T, true>;
+  if (aligned) {
+#define LOCKSTEP_CASE(N) \
+  if (launch_fast<Op, S, FastRows<S, N>>(kName, p, in, stream)) return;
+    LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
+#undef LOCKSTEP_CASE
+  }
+  launch_any<Op>(kName, p, in, stream);
+}
+
+template <class T, class S, bool kPerHead>
+typename SelectiveState<T, kPerHead>::Parameters inputs_of(const SelectiveStateUpdate<T, S>& in) {
+  typename SelectiveState<T, kPerHead>::Parameters p{};
+  p.x = HeadVectors<const T>(in.x);
+  p.B = HeadVectors<const T>(in.B);
+  p.C = HeadVectors<const T>(in.C);
+  p.dt = in.dt;
+  p.A = in.A;
+  p.z = in.z;
+  p.D = in.D;
+  p.dt_bias = in.dt_bias;
+  p.out = HeadVectors<T>(in.out);
+  p.dt_min = in.dt_min.value_or(-INFINITY);
+  p.dt_max = in.dt_max.value_or(INFINITY);
+  p.dt_softplus = in.dt_softplus;
+  p.heads_per_group = Divisor(in.x.extent(1) / in.B.extent(1));
+  if (in.stash_dt) {
+    p.stash_decay = *in.stash_decay;
+    p.stash_dt = *in.stash_dt;
+  }
+  return p;
+}
+
+template <class T, class S>
+void check(const Checks& checks, const SelectiveStateUpdate<T, S>& in, bool per_head) {
+  const Shape<3> tokens = shape_of(in.x);
+  const std::int64_t T_ = tokens[0], H = tokens[1], P = tokens[2];
+  const std::int64_t G = in.B.extent(1), N = in.B.extent(2);
+  checks.expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G",
+                "H = " + std::to_string(H) + ", G = " + std::to_string(G));
+  checks.shape(in.state, "state", kStateLetters, {in.state.extent(0), H, P, N});
+  checks.shape(in.B, "B", "[T, G, N]", {T_, G, N});
+  checks.shape(in.C, "C", "[T, G, N]", {T_, G, N});
+  checks.shape(in.out, "out", "[T, H, P]", tokens);
+  checks.shape(in.dt, "dt", "[T, H, P]", tokens);
+  checks.shape(in.A, "A", "[H, P, N]", {H, P, N});
+  checks.expect(in.A.format == Format::float32, "A", "float32", name_of(in.A.format));
+  if (in.D) checks.shape(in.D, "D", "[H, P]", {H, P});
+  if (in.z) checks.shape(in.z, "z", "[T, H, P]", tokens);
+  if (in.dt_bias) checks.shape(in.dt_bias, "dt_bias", "[H, P]", {H, P});
+  checks.contiguous_rows(in.x, "x");
+  checks.contiguous_rows(in.B, "B");
+  checks.contiguous_rows(in.C, "C");
+  checks.contiguous_rows(in.out, "out");
+  checks.expect(in.stash_dt.has_value() == in.stash_decay.has_value(), "stash_decay and stash_dt",
+                "both given, or neither", "one of them");
+  if (!in.stash_dt) return;
+  checks.expect(per_head, "A, dt and dt_bias", "one number per head with a stash", "more");
+  checks.shape(*in.stash_dt, "stash_dt", "[T, H]", {T_, H});
+  checks.shape(*in.stash_decay, "stash_decay", "[T, H]", {T_, H});
+}
+
+}  // namespace
+
+template <class T, class S>
+void selective_state_update(const SelectiveStateUpdate<T, S>& in, cudaStream_t stream) {
+  const Checks checks(kName);
+  const bool per_head = is_repeated(in.A, 1) && is_repeated(in.dt, 2) && is_repeated(in.dt_bias, 1);
+  check(checks, in, per_head);
+  RecurrenceParameters<S> p = recurrence_parameters(checks, kStateLetters, in.state, in.slots,
+                                                    in.query_start_loc, in.x.extent(0));
+  p.read_only = in.read_only;
+  add_scales(checks, in, p.state);
+  add_snapshots(checks, in.snapshots, p);
+  add_parents(checks, in.parents, p);
+  if (p.rows.rows == 0 || in.state.empty()) return;
+  if (per_head)
+    launch_per_head<T, S>(p, inputs_of<T, S, true>(in),
+                          rows_aligned(in.B, 16) && rows_aligned(in.C, 16), stream);
+  else
+    launch_any<SelectiveState<T, false>>(kName, p, inputs_of<T, S, false>(in), stream);
+}
+
+template <class T, class S>
+void selective_state_replay(const SelectiveStateStash<T>& stash, const TensorView<S, 4>& state,
+                            const StateSlots& slots, const IndexView& accepted,
+                            const std::optional<IndexTable>& nodes, cudaStream_t stream) {
+  const Checks checks("selective_state_replay");
+  const std::int64_t T_ = stash.x.extent(0), H = stash.x.extent(1), G = stash.B.extent(1);
+  checks.expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G",
+                "H = " + std::to_string(H) + ", G = " + std::to_string(G));
+  checks.shape(stash.B, "B", "[T, G, N]", {T_, G, state.extent(3)});
+  checks.shape(stash.x, "x", "[T, H, P]", {T_, state.extent(1), state.extent(2)});
+  checks.shape(stash.decay, "decay", "[T, H]", {T_, H});
+  checks.shape(stash.dt, "dt", "[T, H]", {T_, H});
+  checks.contiguous_rows(stash.B, "B");
+  checks.contiguous_rows(stash.x, "x");
+  typename SelectiveState<T, true>::Parameters inputs{};
+  inputs.folded_decay = stash.decay;
+  inputs.folded_dt = stash.dt;
+  inputs.folded_x = HeadVectors<const T>(stash.x);
+  inputs.folded_B = HeadVectors<const T>(stash.B);
+  inputs.heads_per_group = Divisor(H / G);
+  RecurrenceParameters<S> p =
+      recurrence_parameters(checks, kStateLetters, state, slots, stash.query_start_loc, T_);
+  add_fold(checks, p.rows, accepted, nodes, p);
+  p.runs_tokens = false;
+  if (p.rows.rows == 0 || state.empty()) return;
+  launch_per_head<T, S>(p, inputs, rows_aligned(stash.B, 16), stream);
+}
+
+#define LOCKSTEP_INSTANTIATE(T, S)                                                             \
+  template void selective_state_update(const SelectiveStateUpdate<T, S>&, cudaStream_t);       \
+  template void selective_state_replay(const SelectiveStateStash<T>&, const TensorView<S, 4>&, \
+                                       const StateSlots&, const IndexView&,                    \
+                                       const std::optional<IndexTable>&, cudaStream_t);
+LOCKSTEP_SERVING_TYPES(LOCKSTEP_INSTANTIATE)
+#ifdef LOCKSTEP_ALL_SHAPES
+LOCKSTEP_OTHER_TYPES(LOCKSTEP_INSTANTIATE)
+#endif
+#undef LOCKSTEP_INSTANTIATE
+
+#ifdef LOCKSTEP_ALL_SHAPES
+#define LOCKSTEP_INSTANTIATE(T, S) \
+  template void selective_state_update(const SelectiveStateUpdate<T, S>&, cudaStream_t);
+LOCKSTEP_SCALED_TYPES(LOCKSTEP_INSTANTIATE)
+#undef LOCKSTEP_INSTANTIATE
+#endif
+
+}  // namespace lockstep::kernels

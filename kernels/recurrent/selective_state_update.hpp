@@ -1,0 +1,80 @@
+// Mamba2's state update for decoding: one token per row, or the tokens of a verification. Equations
+// and names: reference/recurrent/mamba2.hpp; slots: reference/base/slots.hpp.
+//
+//   here      mamba-ssm, vLLM      shape, all in device memory
+//   x, z, out x, z, out            [T, H, P]
+//   dt        dt                   [T, H, P], or of [T, H] repeated with stride 0
+//   A         A                    [H, P, N] float32, or of [H] repeated
+//   B, C      B, C                 [T, G, N]
+//   D         D                    [H, P], or of [H] repeated
+//   dt_bias   dt_bias              likewise
+//   state     ssm_state            [slots, H, P, N], any strides
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <optional>
+
+#include "kernels/base/dtype.hpp"
+#include "reference/base/slots.hpp"
+
+namespace lockstep::kernels {
+
+/// T is the type of activations, S that of states.
+template <class T, class S>
+struct SelectiveStateUpdate {
+  TensorView<const T, 3> x;  // [T, H, P]
+  MixedView<3> dt;           // [T, H, P]
+  MixedView<3> A;            // [H, P, N] float32
+  TensorView<const T, 3> B;  // [T, G, N]
+  TensorView<const T, 3> C;  // [T, G, N]
+  TensorView<S, 4> state;    // [slots, H, P, N]
+  TensorView<T, 3> out;      // [T, H, P]
+  MixedView<2> D{};          // [H, P]
+  MixedView<3> z{};          // [T, H, P]
+  MixedView<2> dt_bias{};    // [H, P]
+  bool dt_softplus = false;
+  std::optional<float> dt_min{};
+  std::optional<float> dt_max{};
+  StateSlots slots{};
+  std::optional<IndexView> query_start_loc{};  // [N + 1]
+  /// Of states in int8 and e4m3, float32 [slots, H, P, ceil(N / block)]: value = number * scale
+  /// (reference/recurrent/scaled_state.hpp). With rand_seed numbers are rounded stochastically, by
+  /// the Philox stream rand_stream: another one for every launch. Such states have no snapshots and
+  /// no replay.
+  std::optional<TensorView<float, 4>> state_scale{};
+  std::optional<std::uint64_t> rand_seed{};
+  std::uint64_t rand_stream = 0;
+  /// With snapshots [T, H, P, N], parents [T] or read_only, the state is only read.
+  std::optional<TensorView<S, 4>> snapshots{};
+  std::optional<IndexView> parents{};
+  bool read_only = false;
+  /// What a replay needs beside x and B, float32 [T, H]: exp(A d_t) and d_t. One A, dt and dt_bias
+  /// per head.
+  std::optional<TensorView<float, 2>> stash_decay{};
+  std::optional<TensorView<float, 2>> stash_dt{};
+};
+
+/// Decode and verification. Rows without a slot give 0; tokens behind the last row too. The running
+/// state is float32 within a launch and rounded once per store. Throws ArgumentError.
+template <class T, class S>
+void selective_state_update(const SelectiveStateUpdate<T, S>& in, cudaStream_t stream);
+
+/// A verification's stash: see SelectiveStateUpdate.
+template <class T>
+struct SelectiveStateStash {
+  TensorView<const float, 2> decay;            // [T, H]
+  TensorView<const float, 2> dt;               // [T, H]
+  TensorView<const T, 3> x;                    // [T, H, P]
+  TensorView<const T, 3> B;                    // [T, G, N]
+  std::optional<IndexView> query_start_loc{};  // [N + 1]
+};
+
+/// Commits a read-only verification: the first accepted[row] tokens of each row, or the nodes
+/// nodes[row, 0 ... accepted - 1], rounding the state after each as single-token launches do.
+template <class T, class S>
+void selective_state_replay(const SelectiveStateStash<T>& stash, const TensorView<S, 4>& state,
+                            const StateSlots& slots, const IndexView& accepted,
+                            const std::optional<IndexTable>& nodes, cudaStream_t stream);
+
+}  // namespace lockstep::kernels

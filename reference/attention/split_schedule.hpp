@@ -1,0 +1,112 @@
+// How FlashMLA's dense decode spreads requests over the machine: a greedy walk that gives every
+// part the same payload of blocks of 64 keys, splitting requests where a part is full, and the
+// combination of the partial results. FlashMLA (DeepSeek 2025), get_mla_metadata; pure functions
+// here.
+//
+//   here        FlashMLA                     unit
+//   parts       num_sm_parts                 groups of thread blocks that share nothing
+//   seq_lens    cache_seqlens                tokens; a request of none counts as one block
+//   num_splits  num_splits                   [B + 1], cumulative
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "reference/attention/softmax_attention.hpp"
+
+namespace lockstep::reference {
+
+constexpr std::int64_t kSplitBlock = 64;    ///< keys per block
+constexpr std::int64_t kSplitOverhead = 5;  ///< what starting a request costs, in blocks
+
+/// Parts that a machine of `processors` runs at once.
+inline std::int64_t split_parts(std::int64_t processors, std::int64_t key_heads,
+                                std::int64_t query_rows) {
+  const std::int64_t tiles = (query_rows / key_heads + 63) / 64;
+  return std::max<std::int64_t>(processors / key_heads / tiles, 1);
+}
+
+struct SplitPart {
+  std::int64_t begin_request;  ///< B where the part is idle
+  std::int64_t begin_block;
+  std::int64_t begin_split;  ///< which split of begin_request this part begins with
+  std::int64_t end_request;  ///< inclusive
+  std::int64_t end_block;    ///< of end_request, exclusive
+};
+
+struct SplitSchedule {
+  std::vector<SplitPart> parts;
+  std::vector<std::int64_t> num_splits;  // [B + 1]
+};
+
+inline std::int64_t split_blocks(std::int64_t seq_len) {
+  return std::max<std::int64_t>(seq_len - 1, 0) / kSplitBlock + 1;
+}
+
+inline SplitSchedule split_schedule(const IndexView& seq_lens, std::int64_t parts) {
+  const std::int64_t B = seq_lens.extent(0);
+  std::int64_t total = 0;
+  for (std::int64_t b = 0; b < B; ++b) total += split_blocks(seq_lens(b)) + kSplitOverhead;
+  const std::int64_t payload = (total + parts - 1) / parts + kSplitOverhead;
+  SplitSchedule schedule{{}, {0}};
+  std::int64_t request = 0, block = 0, split = 0;
+  for (std::int64_t i = 0; i < parts; ++i) {
+    SplitPart part{request, block, split, 0, 0};
+    for (std::int64_t left = payload; request < B;) {
+      const std::int64_t rest = split_blocks(seq_lens(request)) - block;
+      if (left < rest + kSplitOverhead) {  // the request does not end in this part
+        if (left > kSplitOverhead) block += left - kSplitOverhead, ++split;
+        break;
+      }
+      left -= rest + kSplitOverhead;
+      schedule.num_splits.push_back(schedule.num_splits.back() + split + 1);
+      ++request, block = 0, split = 0;
+    }
+    part.end_request = block > 0 ? request : request - 1;
+    part.end_block = block > 0               ? block
+                     : part.end_request >= 0 ? split_blocks(seq_lens(part.end_request))
+                                             : 0;
+    schedule.parts.push_back(part);
+  }
+  return schedule;
+}
+
+/// A split's result as kernels keep it: the output normalised, the lse in base 2.
+template <class S>
+struct SplitPartial {
+  Vector<S> out;
+  S lse2;
+};
+
+/// The whole of its splits; the lse is natural, +inf where all are empty.
+template <class S>
+Attended<S> combined(const std::vector<SplitPartial<S>>& splits) {
+  require(!splits.empty(), "a request has at least one split");
+  const S ln2 = std::log(S{2});
+  Attended<S> whole{splits[0].out, splits[0].lse2 * ln2};
+  for (std::size_t i = 1; i < splits.size(); ++i)
+    whole = merged<S>(whole, {splits[i].out, splits[i].lse2 * ln2});
+  if (!std::isinf(whole.lse)) return whole;
+  return {Vector<S>::Zero(whole.out.size()), std::numeric_limits<S>::infinity()};
+}
+
+/// One query over keys K [L, d] and values V [L, dv] by the schedule's splits of request b.
+template <class S>
+Attended<S> attend_split(const Vector<S>& q, const Matrix<S>& K, const Matrix<S>& V, S scale,
+                         const SplitSchedule& schedule, std::int64_t b) {
+  std::vector<SplitPartial<S>> splits;
+  for (const SplitPart& part : schedule.parts) {
+    if (b < part.begin_request || b > part.end_request) continue;
+    const std::int64_t first = b == part.begin_request ? part.begin_block : 0;
+    const std::int64_t last = b == part.end_request ? part.end_block : split_blocks(K.rows());
+    const std::int64_t begin = std::min(first * kSplitBlock, static_cast<std::int64_t>(K.rows()));
+    const std::int64_t end = std::min(last * kSplitBlock, static_cast<std::int64_t>(K.rows()));
+    const Attended<S> a =
+        attend<S>(q, K.middleRows(begin, end - begin), V.middleRows(begin, end - begin), scale);
+    splits.push_back({a.out, a.lse / std::log(S{2})});
+  }
+  return combined(splits);
+}
+
+}  // namespace lockstep::reference

@@ -1,0 +1,132 @@
+// SGLang's extra_buffer, 0.5.23: the rules, and the subject that follows them literally. The rest
+// of the rules, and the words, are at the head of reference/caches/sglang_oracle.hpp. This oracle
+// gives the decision digest of SGLang's Rust and Python tree cores on `sglang-w1`.
+//
+//   here                 SGLang
+//   tracking slots       mamba_ping_pong_track_buffer
+//   latest, earlier      mamba_last_track_seqlen and the one before, each with its buffer index
+//   write                mamba_next_track_idx
+//
+// 1.8 extra_buffer. grid = lcm(max(model chunk, page), page); decode grid = lcm(grid, interval).
+//   admit: beside the live slot, two tracking slots (lazy: one). What is not free is evicted at
+//      once, after the match's copy took its slot.
+//   A forward over [from, to) of tokens that were known at the admission is a chunk. If it is at
+//      least a grid long, it leaves the state of one position behind: the last multiple of the grid
+//      counted from `from`; or, instead, the match's branch position if that lies strictly between
+//      the two and a multiple of the model chunk from `from`. (A prefill kernel has the states
+//      between its own chunks, counted from where it began, and no others. A position inside a page
+//      would fit no key, so it is left out; SGLang's chunks are whole pages.)
+//   Any other forward is decoding, one token a step: each step that makes the number of computed
+//      tokens a multiple of the decode grid leaves that state behind, and the one before is the
+//      earlier one. A verification counts as one step: the last multiple that it passed.
+//   The two slots are written in turn. Lazy: chunks write over the one slot; a decode step that
+//      finds it in use takes a second one (evicting one state), or, without one, writes over it.
+//   checkpoint: the latest state if it stands for no more than up_to, else the earlier one if that
+//      does; nothing without either, nor what is protected already. A fresh slot takes the place of
+//      the state's own, which goes with known[:length] and prev = protected; lock and protected
+//      follow, and the two states are forgotten, but not one of a later step.
+//   finish: the same, for as many tokens as are kept: those whose results are there, or the prompt
+//      (strip_thinking). KV beyond the stored length goes back, and live and tracking slots do.
+//      (0.5.23 gives back KV from the kept tokens' end on, even where more than that is protected.)
+//   Overlap: an extend with async=1 happens at once, in the order of the forwards; its result
+//      counts when it completes. So the latest state may be that of a step which the finish knows
+//      nothing of: hence the two slots, and the earlier state.
+#include <memory>
+#include <numeric>
+#include <utility>
+
+#include "reference/caches/sglang_oracle.hpp"
+
+namespace lockstep::reference {
+namespace {
+
+class SglangExtraBufferOracle final : public SglangOracle {
+ public:
+  explicit SglangExtraBufferOracle(const Config& config) : SglangOracle(config, Variant{}) {}
+
+ private:
+  int tracking_slots() const override { return config_.lazy != 0 ? 1 : 2; }
+
+  std::int64_t decode_grid() const { return std::lcm(grid(), config_.track_interval); }
+
+  void advanced(Request& request, std::int64_t from, Forward forward) override {
+    const std::int64_t to = request.computed;
+    if (forward == Forward::chunk) return track_chunk(request, from, to);
+    for (std::int64_t position = from + 1; position <= to; ++position) {
+      const bool passed_later = position + decode_grid() <= to;
+      if (position % decode_grid() == 0 && !(forward == Forward::verification && passed_later))
+        track_step(request, position);
+    }
+  }
+
+  void track_chunk(Request& request, std::int64_t from, std::int64_t to) const {
+    if (to - from < grid()) return;
+    std::int64_t position = to - (to - from) % grid();
+    const std::int64_t branch = request.branch;
+    if (from < branch && branch < position && (branch - from) % config_.model_chunk == 0)
+      position = branch;
+    if (position % config_.page != 0) return;
+    request.latest = {next_slot(request), position};
+  }
+
+  void track_step(Request& request, std::int64_t position) {
+    const bool all_in_use = request.latest.length > 0 && request.tracking.size() == 1;
+    if (all_in_use) {
+      Evicted unreported;
+      const StateSlot second = take_slot(unreported);
+      if (second.exists()) request.tracking.push_back(second);
+      request.write = request.tracking.size() - 1;
+    }
+    const Tracked before = request.latest;
+    request.latest = {next_slot(request), position};
+    request.earlier = request.latest.slot == before.slot ? Tracked{} : before;
+  }
+
+  /// The slot that was not written last; the only one where there is one.
+  std::size_t next_slot(Request& request) const {
+    const std::size_t slot = request.write;
+    request.write = (slot + 1) % request.tracking.size();
+    return slot;
+  }
+
+  /// The later one of the two that stands for at most `most` tokens and is not stored yet.
+  static Tracked tracked_within(const Request& request, std::int64_t most) {
+    const Tracked fits = request.latest.length <= most ? request.latest : request.earlier;
+    return fits.length <= most && fits.length > request.protected_size ? fits : Tracked{};
+  }
+
+  std::optional<Stored> store_unfinished(Request& request, std::int64_t up_to) override {
+    const auto [slot, length] = tracked_within(request, up_to);
+    if (length == 0) return Stored{false, request.protected_size};
+    Evicted unreported;
+    const StateSlot fresh = take_slot(unreported);
+    if (!fresh.exists()) return std::nullopt;
+    const StateSlot given = std::exchange(request.tracking[slot], fresh);
+    const bool exist =
+        cached_.insert(request.known.first(length), given, request.protected_size).exist;
+    move_lock(request, length);
+    if (exist) release_slot(given);
+    if (request.latest.length <= up_to) request.latest = {};
+    request.earlier = {};
+    return Stored{exist, length};
+  }
+
+  Stored store_finished(Request& request, std::int64_t owned) override {
+    const auto [slot, length] = tracked_within(request, owned);
+    if (length == 0) return {true, request.protected_size};
+    StateSlot& given = request.tracking[slot];
+    const bool exist =
+        cached_.insert(request.known.first(length), given, request.protected_size).exist;
+    if (!exist) given = StateSlot::none();  // the map's now
+    return {exist, length};
+  }
+};
+
+std::unique_ptr<Subject> make(const SubjectOptions& options) {
+  return std::make_unique<SglangExtraBufferOracle>(options.config);
+}
+
+const Registration<OracleEntry> kExtraBuffer({"sglang-extra-buffer", make});
+
+}  // namespace
+}  // namespace lockstep::reference

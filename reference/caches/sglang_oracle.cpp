@@ -1,0 +1,492 @@
+#include "reference/caches/sglang_oracle.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+#include <memory>
+#include <numeric>
+
+#include "reference/base/require.hpp"
+
+namespace lockstep::reference {
+namespace {
+
+constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
+
+std::int64_t or_else(std::int64_t field, std::int64_t otherwise) {
+  return field == Operation::kAbsent ? otherwise : field;
+}
+
+Prefix prefix_of(const Operation& operation) {
+  return {operation.salt.text(), operation.tokens.values()};
+}
+
+void append(std::vector<Token>& known, const Tokens& more) {
+  const std::vector<Token> values = more.values();
+  known.insert(known.end(), values.begin(), values.end());
+}
+
+SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::Variant& variant) {
+  return {.page = config.page,
+          .has_states = variant.has_states,
+          .path_cap = config.path_cap,
+          .rules = variant.rules};
+}
+
+Reply evicted_reply(const SglangPrefixMap::Evicted& evicted) {
+  return Reply()
+      .set(ReplyField::evicted_kv, evicted.kv)
+      .set(ReplyField::evicted_states, evicted.states);
+}
+
+auto no_request(const Operation& operation) {
+  return fail(fmt::format("there is no request {}", operation.id.text()));
+}
+auto still_verifying(const Operation& operation) {
+  return fail(
+      fmt::format("request {} has a verification that was not accepted yet", operation.id.text()));
+}
+auto no_slot(Name name) {
+  return fail(fmt::format("there is no slot {}", name.text()));
+}
+
+}  // namespace
+
+SglangOracle::SglangOracle(const Config& config, const Variant& variant)
+    : config_(config),
+      variant_(variant),
+      has_states_(variant.has_states),
+      cached_(map_options(config, variant), free_slots_) {
+  if (!has_states_) return;
+  for (std::int64_t slot = 1; slot <= config.state_slots; ++slot)
+    free_slots_.push_back({static_cast<std::uint32_t>(slot)});
+}
+
+Result<Reply> SglangOracle::apply(const Operation& operation) {
+  switch (operation.verb) {
+    case Verb::admit: return admit(operation);
+    case Verb::extend: return extend(operation);
+    case Verb::accept: return accept(operation);
+    case Verb::checkpoint: return checkpoint(operation);
+    case Verb::finish: return finish(operation);
+    case Verb::abort:
+    case Verb::preempt: return abort(operation);
+    case Verb::step: return Reply{};
+    case Verb::complete: return complete(operation);
+    case Verb::capture:
+    case Verb::restore:
+    case Verb::compact:
+      return fail(fmt::format("{}: this cache has no slot cache", to_string(operation.verb)));
+    case Verb::evict: return evict(or_else(operation.kv, 0), or_else(operation.state, 0));
+    case Verb::flush: return evict(kEverything, kEverything);
+    case Verb::check: return check();
+    case Verb::match: return match(operation);
+    case Verb::insert: return insert(operation);
+    case Verb::lock: return lock(operation);
+    case Verb::unlock: return unlock(operation);
+    default: break;
+  }
+  if (!has_states_) return fail(fmt::format("{}: radix has no states", to_string(operation.verb)));
+  switch (operation.verb) {
+    case Verb::alloc: return alloc(operation);
+    case Verb::advance: return advance(operation);
+    case Verb::fork: return fork(operation);
+    case Verb::copy: return copy(operation);
+    case Verb::free: return free(operation);
+    default: break;
+  }
+  return fail(fmt::format("{}: this cache does not know the verb", to_string(operation.verb)));
+}
+
+// --- The two memories ---------------------------------------------------------------------------
+
+/// Every KV slot is free, of the map, or private to a request.
+std::int64_t SglangOracle::kv_free() const {
+  std::int64_t used = cached_.kv();
+  for (const auto& [name, request] : requests_) used += request.allocated - request.protected_size;
+  return whole_pages(config_.kv_tokens) - used;
+}
+
+/// Evicts what is missing [1.6]; false where that was not enough.
+bool SglangOracle::make_kv_free(std::int64_t needed, Evicted& evicted) {
+  if (needed > kv_free())
+    evicted = cached_.evict(variant_.evicts_all_needed ? needed : needed - kv_free(), 0);
+  return needed <= kv_free();
+}
+
+bool SglangOracle::make_slots_free(std::int64_t needed, Evicted& evicted) {
+  const auto lacking = needed - static_cast<std::int64_t>(free_slots_.size());
+  if (lacking > 0) evicted = cached_.evict(0, lacking);
+  if (variant_.slots_tell_no_kv) evicted.kv = 0;
+  return needed <= static_cast<std::int64_t>(free_slots_.size());
+}
+
+/// The first free slot, after evicting one state where none is free; none where that did not help.
+StateSlot SglangOracle::take_slot(Evicted& evicted) {
+  if (!make_slots_free(1, evicted)) return StateSlot::none();
+  const StateSlot slot = free_slots_.front();
+  free_slots_.pop_front();
+  return slot;
+}
+
+void SglangOracle::release_slot(StateSlot slot) {
+  if (slot.exists()) free_slots_.push_back(slot);
+}
+
+/// The positions at which one more state would help: whole pages and whole chunks of the model.
+std::int64_t SglangOracle::grid() const {
+  return std::lcm(std::max(config_.model_chunk, config_.page), config_.page);
+}
+
+// --- Requests -----------------------------------------------------------------------------------
+
+Result<Reply> SglangOracle::admit(const Operation& operation) {
+  const std::string& name = operation.id.text();
+  const std::int64_t size = operation.tokens.size();
+  const std::int64_t prompt = or_else(operation.prompt, size);
+  if (requests_.contains(name)) return fail(fmt::format("request {} is admitted already", name));
+  if (size == 0) return fail(fmt::format("request {} has no tokens", name));
+  if (prompt > size) return fail(fmt::format("request {} has fewer tokens than its prompt", name));
+  if (or_else(operation.external, 0) > 0) return fail("admit: this cache has no external tokens");
+  if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
+  if (static_cast<std::int64_t>(requests_.size()) >= config_.rows())
+    return Reply::refusal(Refusal::no_row);
+
+  Request request;
+  request.known = prefix_of(operation);
+  request.prompt = prompt;
+  request.admitted = size;
+  const auto [full, cached] = cached_.match(cached_.whole_pages(request.known.first(size - 1)));
+  if (full / grid() * grid() > cached) request.branch = full / grid() * grid();
+  const Prefix best = request.known.first(cached);
+  const auto refuse = [&](Refusal refusal) {
+    release_slot(request.live);
+    cached_.unlock(best, has_states_);
+    return Reply::refusal(refusal);
+  };
+  // Locked before a slot is sought: that eviction must not take what is to be copied.
+  cached_.lock(best, has_states_);
+  Evicted unreported, evicted;
+  if (has_states_ && cached > 0) {  // the copy's slot
+    request.live = take_slot(unreported);
+    if (!request.live.exists()) return refuse(Refusal::no_state_slot);
+  }
+  if (size - cached > kv_free() + cached_.kv() - cached_.locked_kv()) return refuse(Refusal::no_kv);
+  if (has_states_) {
+    const int needed = (cached > 0 ? 0 : 1) + tracking_slots();
+    if (!make_slots_free(needed, evicted)) return refuse(Refusal::no_state_slot);
+    Evicted nothing;
+    if (cached == 0) request.live = take_slot(nothing);
+    for (int i = 0; i < tracking_slots(); ++i) request.tracking.push_back(take_slot(nothing));
+  }
+  request.computed = request.allocated = request.protected_size = cached;
+  request.state_locked = has_states_;
+  requests_.emplace(name, std::move(request));
+
+  Reply reply = evicted_reply(evicted).set(ReplyField::cached, cached);
+  if (has_states_) reply.set(ReplyField::state, cached).set(ReplyField::conv, cached);
+  return reply;
+}
+
+Result<Reply> SglangOracle::extend(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return no_request(operation);
+  Request& request = found->second;
+  if (request.pending) return still_verifying(operation);
+  if (operation.async && config_.overlap == 0)
+    return fail("extend: this cache does not run ahead of results without overlap=1");
+  if (operation.async ? request.in_flight.size() == 2 : !request.in_flight.empty())
+    return fail("extend: results of this request are still out");
+
+  const bool verifies = !operation.drafts.empty();
+  if (verifies && operation.async) return fail("extend: a verification is not async");
+  const std::int64_t known = request.known.size() + operation.tokens.size();
+  const std::int64_t inputs = known - request.computed;
+  const std::int64_t drafts = operation.drafts.size();
+  if (verifies && operation.n != inputs + drafts)
+    return fail(fmt::format("extend: n is {} where {} inputs and {} drafts are computed",
+                            operation.n, inputs, drafts));
+  if (!verifies && (operation.n < 1 || operation.n > inputs))
+    return fail(
+        fmt::format("request {} extends past the tokens it was given", operation.id.text()));
+
+  const std::int64_t allocated = up_to_whole_pages(request.computed + operation.n);
+  Evicted evicted;
+  if (!make_kv_free(allocated - request.allocated, evicted)) return Reply::refusal(Refusal::no_kv);
+  request.allocated = allocated;
+  append(request.known.tokens, operation.tokens);
+  if (verifies) {
+    request.pending = Verification{inputs, operation.drafts.values()};
+  } else {
+    const std::int64_t from = request.computed;
+    if (operation.async) request.in_flight.push_back(from);
+    request.computed += operation.n;
+    advanced(request, from, from < request.admitted ? Forward::chunk : Forward::decode);
+  }
+  return evicted_reply(evicted).set(ReplyField::n, operation.n);
+}
+
+Result<Reply> SglangOracle::complete(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return no_request(operation);
+  if (found->second.in_flight.empty()) return fail("complete: no result is out");
+  found->second.in_flight.pop_front();
+  return Reply{};
+}
+
+Result<Reply> SglangOracle::accept(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return no_request(operation);
+  Request& request = found->second;
+  const std::vector<Token> tokens = operation.tokens.values();
+  if (operation.n != static_cast<std::int64_t>(tokens.size()))
+    return fail(fmt::format("accept: n is {} but {} tokens came", operation.n, tokens.size()));
+  if (request.pending) {
+    const auto& [inputs, drafts] = *request.pending;
+    if (tokens.empty() || tokens.size() > drafts.size() + 1)
+      return fail(
+          fmt::format("accept: {} drafts allow 1 to {} tokens", drafts.size(), drafts.size() + 1));
+    if (!std::equal(tokens.begin(), tokens.end() - 1, drafts.begin()))
+      return fail("accept: all tokens but the last are drafts");
+    const std::int64_t from = request.computed;
+    request.computed += inputs + operation.n - 1;  // nobody has computed the last token yet
+    advanced(request, from, Forward::verification);
+    request.allocated = up_to_whole_pages(request.computed);
+    request.pending.reset();
+  }
+  append(request.known.tokens, operation.tokens);
+  return Reply().set(ReplyField::n, operation.n);
+}
+
+/// Unlocks the request's prefix and locks its first `to` tokens instead.
+void SglangOracle::move_lock(Request& request, std::int64_t to) {
+  cached_.unlock(request.known.first(request.protected_size), request.state_locked);
+  request.state_locked = has_states_ && config_.skip_decode_lock == 0;
+  request.protected_size = to;
+  cached_.lock(request.known.first(to), request.state_locked);
+}
+
+Result<Reply> SglangOracle::checkpoint(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return no_request(operation);
+  Request& request = found->second;
+  if (request.pending) return still_verifying(operation);
+  const std::int64_t up_to = or_else(operation.up_to, request.computed);
+  if (up_to > request.computed)
+    return fail(fmt::format("request {} has computed only {} tokens", operation.id.text(),
+                            request.computed));
+
+  const std::optional<Stored> stored = store_unfinished(request, up_to);
+  if (!stored) return Reply::refusal(Refusal::no_state_slot);
+  return Reply()
+      .set(ReplyField::exist, stored->exist ? 1 : 0)
+      .set(ReplyField::length, stored->length);
+}
+
+std::optional<SglangOracle::Stored> SglangOracle::store_unfinished(Request& request,
+                                                                   std::int64_t up_to) {
+  // The live state is of no other length than what was computed.
+  if (has_states_ && up_to != request.computed) return Stored{false, request.protected_size};
+  const std::int64_t length = whole_pages(up_to);
+  if (length == 0 || length < request.protected_size) return Stored{true, request.protected_size};
+  StateSlot copy;
+  if (has_states_) {
+    Evicted unreported;
+    copy = take_slot(unreported);
+    if (!copy.exists()) return std::nullopt;
+  }
+  const bool exist =
+      cached_.insert(request.known.first(length), copy, request.protected_size).exist;
+  if (variant_.checkpoint_matches) cached_.match(request.known.first(length));
+  move_lock(request, length);
+  if (exist) release_slot(copy);
+  return Stored{exist, length};
+}
+
+Result<Reply> SglangOracle::finish(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return no_request(operation);
+  Request& request = found->second;
+  if (!operation.insert) return abort(operation);
+  if (request.pending) return still_verifying(operation);
+
+  const bool only_prompt = config_.strip_thinking != 0;
+  const std::int64_t committed = request.committed();
+  const std::int64_t owned = only_prompt ? std::min(request.prompt, committed) : committed;
+  const Stored stored = store_finished(request, owned);
+  forget(found);
+  return Reply()
+      .set(ReplyField::exist, stored.exist ? 1 : 0)
+      .set(ReplyField::length, stored.length);
+}
+
+SglangOracle::Stored SglangOracle::store_finished(Request& request, std::int64_t owned) {
+  const std::int64_t length = whole_pages(owned);
+  // A state goes with all that was computed or not at all; KV alone goes as far as it is new.
+  const bool inserts =
+      has_states_ ? owned == request.computed && length > 0 : length > request.protected_size;
+  if (!inserts) return {true, request.protected_size};
+  StateSlot given = request.live;
+  if (variant_.finish_copies) {
+    Evicted unreported;
+    given = take_slot(unreported);
+    if (!given.exists()) return {true, request.protected_size};
+  }
+  const bool exist =
+      cached_.insert(request.known.first(length), given, request.protected_size).exist;
+  if (variant_.finish_copies && exist) release_slot(given);
+  if (!variant_.finish_copies && !exist) request.live = StateSlot::none();  // the map's now
+  return {exist, length};
+}
+
+Result<Reply> SglangOracle::abort(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return no_request(operation);
+  forget(found);
+  return Reply{};
+}
+
+/// With the request goes its claim on KV beyond what is protected.
+void SglangOracle::forget(std::map<std::string, Request>::iterator request) {
+  const Request& gone = request->second;
+  release_slot(gone.live);
+  for (const StateSlot slot : gone.tracking) release_slot(slot);
+  cached_.unlock(gone.known.first(gone.protected_size), gone.state_locked);
+  requests_.erase(request);
+}
+
+// --- Both levels --------------------------------------------------------------------------------
+
+Reply SglangOracle::evict(std::int64_t kv, std::int64_t states) {
+  Evicted evicted = cached_.evict(kv, variant_.tracks_eviction_apart ? 0 : states);
+  if (variant_.tracks_eviction_apart) {
+    const Evicted more = cached_.evict(0, states);
+    evicted = {evicted.kv + more.kv, evicted.states + more.states};
+  }
+  return Reply().set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
+}
+
+Reply SglangOracle::check() const {
+  Reply reply;
+  reply.set(ReplyField::kv_free, kv_free()).set(ReplyField::kv_locked, cached_.locked_kv());
+  if (!has_states_) return reply;
+  return reply.set(ReplyField::states_free, static_cast<std::int64_t>(free_slots_.size()))
+      .set(ReplyField::states_locked, cached_.locked_states());
+}
+
+// --- Tree verbs ---------------------------------------------------------------------------------
+
+Result<Reply> SglangOracle::match(const Operation& operation) {
+  const Prefix tokens = prefix_of(operation);
+  const std::int64_t limit = std::min(or_else(operation.limit, tokens.size()), tokens.size());
+  const auto [full, prefix] = cached_.match(cached_.whole_pages(tokens.first(limit)));
+  Reply reply = Reply().set(ReplyField::kv, full);
+  if (!has_states_) return reply;
+  const std::int64_t branch = full / grid() * grid();
+  return reply.set(ReplyField::state, prefix).set(ReplyField::branch, branch > prefix ? branch : 0);
+}
+
+/// A slot with a name of its own, standing for `length` tokens.
+Result<Reply> SglangOracle::hold_slot(Name name, std::int64_t length) {
+  if (held_.contains(name.text()))
+    return fail(fmt::format("there is a slot {} already", name.text()));
+  Evicted unreported;
+  const StateSlot slot = take_slot(unreported);
+  if (!slot.exists()) return Reply::refusal(Refusal::no_state_slot);
+  held_.emplace(name.text(), Held{slot, length});
+  return Reply().set(ReplyField::slot, slot.value);
+}
+
+Result<Reply> SglangOracle::alloc(const Operation& operation) {
+  return hold_slot(operation.as, 0);
+}
+
+Result<Reply> SglangOracle::advance(const Operation& operation) {
+  const auto held = held_.find(operation.slot.text());
+  if (held == held_.end()) return no_slot(operation.slot);
+  held->second.length += operation.tokens.size();
+  return Reply().set(ReplyField::length, held->second.length);
+}
+
+Result<Reply> SglangOracle::fork(const Operation& operation) {
+  const auto held = held_.find(operation.slot.text());
+  if (held == held_.end()) return no_slot(operation.slot);
+  return hold_slot(operation.as, held->second.length);
+}
+
+Result<Reply> SglangOracle::copy(const Operation& operation) {
+  const auto from = held_.find(operation.from.text());
+  const auto to = held_.find(operation.to.text());
+  if (from == held_.end()) return no_slot(operation.from);
+  if (to == held_.end()) return no_slot(operation.to);
+  to->second.length = from->second.length;
+  return Reply{};
+}
+
+Result<Reply> SglangOracle::free(const Operation& operation) {
+  const auto held = held_.find(operation.slot.text());
+  if (held == held_.end()) return no_slot(operation.slot);
+  release_slot(held->second.slot);
+  held_.erase(held);
+  return Reply{};
+}
+
+Result<Reply> SglangOracle::insert(const Operation& operation) {
+  auto held = held_.end();
+  if (has_states_) {
+    if (!operation.slot.exists())
+      return fail("insert: a state goes with the tokens, so it needs the field slot");
+    held = held_.find(operation.slot.text());
+    if (held == held_.end()) return no_slot(operation.slot);
+  }
+  const Prefix key = cached_.whole_pages(prefix_of(operation));
+  const std::int64_t prev = or_else(operation.prev, 0);
+  const auto prev_is_stored = [&] { return prev <= cached_.longest_shared(key); };
+  if (!prev_is_stored())
+    return fail(fmt::format("insert: the first {} tokens are not stored", prev));
+  Evicted unreported;
+  if (!make_kv_free(key.size() - prev, unreported)) return Reply::refusal(Refusal::no_kv);
+  // Whoever counts on stored tokens should have locked them: room was made out of these.
+  if (!prev_is_stored()) return Reply::refusal(Refusal::no_kv);
+
+  const StateSlot slot = has_states_ ? held->second.slot : StateSlot::none();
+  const auto [exist, duplicates] = cached_.insert(key, slot, prev);
+  if (has_states_ && !exist) held_.erase(held);  // the slot is the map's now
+  return Reply().set(ReplyField::exist, exist ? 1 : 0).set(ReplyField::freed_kv, duplicates);
+}
+
+Result<Reply> SglangOracle::lock(const Operation& operation) {
+  const std::string& name = operation.as.text();
+  if (locks_.contains(name)) return fail(fmt::format("there is a lock {} already", name));
+  Prefix end = prefix_of(operation);
+  if (!cached_.contains(end)) return fail("lock: no stored prefix ends where the tokens end");
+  cached_.lock(end, has_states_);
+  locks_.emplace(name, std::move(end));
+  return Reply{};
+}
+
+Result<Reply> SglangOracle::unlock(const Operation& operation) {
+  const auto found = locks_.find(operation.lock.text());
+  if (found == locks_.end()) return fail(fmt::format("there is no lock {}", operation.lock.text()));
+  cached_.unlock(found->second, has_states_);
+  locks_.erase(found);
+  return Reply{};
+}
+
+// --- By name ------------------------------------------------------------------------------------
+
+namespace {
+
+std::unique_ptr<Subject> make_radix(const SubjectOptions& options) {
+  return std::make_unique<SglangOracle>(options.config, SglangOracle::Variant{.has_states = false});
+}
+std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
+  return std::make_unique<SglangOracle>(options.config, SglangOracle::Variant{});
+}
+
+const Registration<OracleEntry> kRadix({"radix", make_radix});
+const Registration<OracleEntry> kNoBuffer({"sglang-no-buffer", make_no_buffer});
+
+}  // namespace
+}  // namespace lockstep::reference

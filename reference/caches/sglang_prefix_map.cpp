@@ -1,0 +1,260 @@
+#include "reference/caches/sglang_prefix_map.hpp"
+
+#include <algorithm>
+#include <iterator>
+
+#include "reference/base/require.hpp"
+
+namespace lockstep::reference {
+
+Prefix Prefix::first(std::int64_t count) const {
+  require(count <= size(), "a prefix is not longer than its sequence");
+  return {salt, {tokens.begin(), tokens.begin() + count}};
+}
+
+// --- Looking ------------------------------------------------------------------------------------
+
+/// Tokens that two sequences share from their starts, in whole pages: part of a page never matches.
+std::int64_t SglangPrefixMap::shared(const Prefix& a, const Prefix& b) const {
+  if (a.salt != b.salt) return 0;
+  const auto differ =
+      std::mismatch(a.tokens.begin(), a.tokens.end(), b.tokens.begin(), b.tokens.end());
+  return (differ.first - a.tokens.begin()) / options_.page * options_.page;
+}
+
+bool SglangPrefixMap::is_prefix(const Prefix& shorter, const Prefix& longer) const {
+  return shorter.size() <= longer.size() && shared(shorter, longer) == shorter.size();
+}
+
+std::int64_t SglangPrefixMap::longest_shared(const Prefix& key) const {
+  const auto after = records_.lower_bound(key);
+  std::int64_t longest = 0;
+  if (after != records_.end()) longest = shared(key, after->first);
+  if (after != records_.begin()) longest = std::max(longest, shared(key, std::prev(after)->first));
+  return longest;
+}
+
+/// The stored prefixes of `key`, shortest first; `key` itself is one of them where it is stored.
+std::vector<SglangPrefixMap::Entry> SglangPrefixMap::path_of(const Prefix& key) {
+  std::vector<Entry> path;
+  for (Entry entry = records_.upper_bound(key); entry != records_.begin();) {
+    --entry;
+    if (shared(entry->first, key) == 0) break;  // nor does anything that sorts before it
+    if (is_prefix(entry->first, key)) path.push_back(entry);
+  }
+  std::reverse(path.begin(), path.end());
+  return path;
+}
+
+std::int64_t SglangPrefixMap::edge_size(Map::const_iterator entry) const {
+  const Prefix& end = entry->first;
+  while (entry != records_.begin()) {
+    --entry;
+    if (is_prefix(entry->first, end)) return end.size() - entry->first.size();
+    if (shared(entry->first, end) == 0) break;
+  }
+  return end.size();
+}
+
+/// Extensions that are nobody else's: skips, behind each child, the child's own extensions.
+std::size_t SglangPrefixMap::child_count(Entry entry) {
+  std::size_t count = 0;
+  Entry child = std::next(entry);
+  while (child != records_.end() && is_prefix(entry->first, child->first)) {
+    ++count;
+    Entry next = std::next(child);
+    while (next != records_.end() && is_prefix(child->first, next->first)) ++next;
+    child = next;
+  }
+  return count;
+}
+
+/// [1.1] A device leaf: no extension and no lock. It need not have a state.
+bool SglangPrefixMap::is_leaf(Entry entry) {
+  if (entry->second.full_lock != 0 || entry->second.state_lock != 0) return false;
+  const Entry next = std::next(entry);
+  return next == records_.end() || !is_prefix(entry->first, next->first);
+}
+
+std::int64_t SglangPrefixMap::locked_kv() const {
+  std::int64_t tokens = 0;
+  for (auto entry = records_.begin(); entry != records_.end(); ++entry)
+    if (entry->second.full_lock > 0) tokens += edge_size(entry);
+  return tokens;
+}
+
+std::int64_t SglangPrefixMap::locked_states() const {
+  return std::count_if(records_.begin(), records_.end(), [](const auto& entry) {
+    return entry.second.state.exists() && entry.second.state_lock > 0;
+  });
+}
+
+// --- Remembering --------------------------------------------------------------------------------
+
+/// [1.3] One more stored prefix, on the edge of the shortest extension of it. The state stays with
+/// the longer one: it stands for tokens that the shorter one lacks.
+void SglangPrefixMap::split(const Prefix& end) {
+  // Extensions follow where their prefix would stand, and the child is the shortest of them.
+  Record& child = records_.lower_bound(end)->second;
+  Record parent;
+  parent.full_lock = child.full_lock;
+  parent.last_access = read_clock();
+  child.last_access = read_clock();
+  records_.emplace(end, parent);
+  if (options_.rules.paths_are_used) use_state(child);
+}
+
+void SglangPrefixMap::use_states(const std::vector<Entry>& path) {
+  for (const Entry entry : path) use_state(entry->second);
+}
+
+SglangPrefixMap::Match SglangPrefixMap::match(const Prefix& key) {
+  Match match;
+  if (key.empty()) return match;
+  match.full = longest_shared(key);
+  if (match.full > 0 && !contains(key.first(match.full))) split(key.first(match.full));
+
+  std::vector<Entry> path = path_of(key);
+  while (!path.empty() && !can_be_matched(path.back())) path.pop_back();
+  if (path.empty()) return match;
+  match.prefix = path.back()->first.size();
+
+  // Only this state counts as used; the prefixes below it are each a hair older than the next.
+  if (options_.rules.paths_are_used) use_states(path);
+  use_state(path.back()->second);
+  std::int64_t time = read_clock();
+  for (auto entry = path.rbegin(); entry != path.rend(); ++entry)
+    (*entry)->second.last_access = time--;
+  return match;
+}
+
+SglangPrefixMap::Inserted SglangPrefixMap::insert(const Prefix& key, StateSlot state,
+                                                  std::int64_t prev) {
+  if (key.empty()) return {};
+  require(state.exists() == options_.has_states, "an insert brings a state where there are states");
+  read_clock();  // the root's touch
+  const std::vector<Entry> path = path_of(key);
+  for (const Entry entry : path) entry->second.last_access = read_clock();
+  if (options_.rules.paths_are_used) use_states(path);
+  const std::int64_t stored = longest_shared(key);
+  if (stored > (path.empty() ? 0 : path.back()->first.size())) {
+    read_clock();  // the touch of the one that is split, which the split repeats
+    split(key.first(stored));
+  }
+
+  Inserted inserted{.exist = false, .duplicates = std::max<std::int64_t>(0, stored - prev)};
+  kv_ += key.size() - stored;
+  const bool is_new = stored < key.size();
+  Record& end = records_[key];
+  end.last_access = read_clock();
+  if (!is_new && (!options_.has_states || end.state.exists())) {
+    if (options_.rules.existing_end_is_used) use_state(end);
+    inserted.exist = true;
+    return inserted;
+  }
+  end.state = state;  // a new prefix, or a tombstone that gets a state again
+  use_state(end);
+  cap_states(key);
+  return inserted;
+}
+
+/// [1.6] The shallowest states beyond the cap go, but not the tail's, a fork's or a locked one.
+void SglangPrefixMap::cap_states(const Prefix& tail) {
+  if (options_.path_cap < 0) return;
+  std::vector<Entry> path = path_of(tail);
+  std::erase_if(path, [](Entry entry) { return !entry->second.state.exists(); });
+  std::int64_t excess = static_cast<std::int64_t>(path.size()) - options_.path_cap;
+  Evicted unreported;
+  for (const Entry entry : path) {
+    if (excess <= 0 || entry->first == tail) return;
+    if (entry->second.state_lock > 0 || child_count(entry) != 1) continue;
+    free_state(entry->second, unreported);
+    --excess;
+  }
+}
+
+// --- Locking ------------------------------------------------------------------------------------
+
+void SglangPrefixMap::lock(const Prefix& end, bool with_state) {
+  if (end.empty()) return;
+  require(contains(end), "a lock is taken on a stored prefix");
+  for (const Entry entry : path_of(end)) ++entry->second.full_lock;
+  Record& last = records_.at(end);
+  if (with_state && (options_.rules.tombstones_lock || last.state.exists())) ++last.state_lock;
+}
+
+void SglangPrefixMap::unlock(const Prefix& end, bool with_state) {
+  if (end.empty()) return;
+  require(contains(end), "a locked prefix stays stored");
+  for (const Entry entry : path_of(end)) {
+    require(entry->second.full_lock > 0, "what is unlocked was locked");
+    --entry->second.full_lock;
+  }
+  Record& last = records_.at(end);
+  if (!with_state || (!options_.rules.tombstones_lock && !last.state.exists())) return;
+  require(last.state_lock > 0, "a state that is unlocked was locked");
+  --last.state_lock;
+}
+
+// --- Forgetting ---------------------------------------------------------------------------------
+
+void SglangPrefixMap::free_state(Record& record, Evicted& evicted) {
+  if (!record.state.exists()) return;
+  free_slots_.push_back(record.state);
+  record.state = StateSlot::none();
+  ++evicted.states;
+}
+
+/// Its prefixes stay, even one that is now a tombstone without extensions; older versions drop that
+/// one as well.
+void SglangPrefixMap::drop(Entry leaf, Evicted& evicted) {
+  const std::int64_t tokens = edge_size(leaf);
+  const std::vector<Entry> path = path_of(leaf->first);
+  kv_ -= tokens;
+  evicted.kv += tokens;
+  free_state(leaf->second, evicted);
+  records_.erase(leaf);
+  if (!options_.rules.bare_parents_go || path.size() < 2) return;
+  const Entry parent = path[path.size() - 2];
+  if (is_leaf(parent) && !parent->second.state.exists()) drop(parent, evicted);
+}
+
+SglangPrefixMap::Entry SglangPrefixMap::oldest_leaf() {
+  Entry oldest = records_.end();
+  for (Entry entry = records_.begin(); entry != records_.end(); ++entry) {
+    const bool older =
+        oldest == records_.end() || entry->second.last_access < oldest->second.last_access;
+    if (older && is_leaf(entry)) oldest = entry;
+  }
+  return oldest;
+}
+
+SglangPrefixMap::Entry SglangPrefixMap::oldest_unlocked_state() {
+  Entry oldest = records_.end();
+  for (Entry entry = records_.begin(); entry != records_.end(); ++entry) {
+    if (!entry->second.state.exists() || entry->second.state_lock > 0) continue;
+    if (oldest == records_.end() || entry->second.state_use < oldest->second.state_use)
+      oldest = entry;
+  }
+  return oldest;
+}
+
+SglangPrefixMap::Evicted SglangPrefixMap::evict(std::int64_t kv, std::int64_t states) {
+  Evicted evicted;
+  while (evicted.kv < kv) {  // FULL: leaves, by access
+    const Entry leaf = oldest_leaf();
+    if (leaf == records_.end()) break;
+    drop(leaf, evicted);
+  }
+  while (evicted.states < states) {  // MAMBA: states, by use
+    const Entry victim = oldest_unlocked_state();
+    if (victim == records_.end()) break;
+    if (is_leaf(victim))
+      drop(victim, evicted);
+    else
+      free_state(victim->second, evicted);  // a tombstone remains
+  }
+  return evicted;
+}
+
+}  // namespace lockstep::reference

@@ -1,0 +1,135 @@
+// What SGLang's radix tree remembers, without the tree: a sorted map from the prefix at which a
+// node ends to the node's record. The rules are at the head of reference/caches/sglang_oracle.hpp;
+// numbers in brackets are its sections.
+//
+//   here                                          in the tree
+//   a stored prefix                               a node, named by its end
+//   its size less its longest stored prefix's     the length of the node's edge
+//   the stored prefixes of a key                  the key's path
+//   the stored extensions of a prefix             the node's subtree
+//   storing a prefix inside an edge               a split
+//
+// Two facts about a sorted map of sequences carry every search: a key's prefixes sort before it,
+// the shorter ones first; and nothing stored shares more with a key than the key's neighbours do.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "reference/base/ids.hpp"
+#include "reference/protocol/tokens.hpp"
+
+namespace lockstep::reference {
+
+/// Tokens from the start of a prompt. A salt (empty where there is none) keeps equal tokens apart.
+struct Prefix {
+  std::string salt;
+  std::vector<Token> tokens;
+
+  std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
+  bool empty() const { return tokens.empty(); }
+  Prefix first(std::int64_t count) const;
+  auto operator<=>(const Prefix&) const = default;
+};
+
+class SglangPrefixMap {
+ public:
+  /// Where older versions differ [1.10, 1.11]. The defaults are 0.5.23's.
+  struct Rules {
+    bool paths_are_used = false;       ///< match and insert use each state on the key's path,
+                                       ///< shortest first, and a split that of its longer half
+    bool existing_end_is_used = true;  ///< an insert uses the state that its key has already
+    bool bare_parents_go = false;      ///< what is left without state and extension goes too
+    bool tombstones_lock = true;       ///< a state lock on a tombstone counts
+  };
+  struct Options {
+    std::int64_t page = 1;
+    bool has_states = true;      ///< false: plain radix, every stored prefix can be used
+    std::int64_t path_cap = -1;  ///< states on a path, softly; -1: no cap
+    Rules rules{};
+  };
+  /// Evicted states go to the end of `free_slots`; whoever inserts took a slot from its front.
+  SglangPrefixMap(const Options& options, std::deque<StateSlot>& free_slots)
+      : options_(options), free_slots_(free_slots) {}
+
+  struct Match {
+    std::int64_t full = 0;    ///< tokens whose KV is stored
+    std::int64_t prefix = 0;  ///< tokens of the longest stored prefix that can be used
+  };
+  struct Inserted {
+    bool exist = true;            ///< the key was stored, with a state where there are states
+    std::int64_t duplicates = 0;  ///< tokens stored already that the caller brought KV for
+  };
+  struct Evicted {
+    std::int64_t kv = 0;
+    std::int64_t states = 0;
+  };
+
+  // Every key but that of whole_pages() consists of whole pages.
+
+  /// [1.2] without copy-on-write.
+  Match match(const Prefix& key);
+  /// [1.4] `state` goes to the map unless the reply says exist.
+  Inserted insert(const Prefix& key, StateSlot state, std::int64_t prev);
+  /// [1.5] `end` is stored or empty.
+  void lock(const Prefix& end, bool with_state);
+  void unlock(const Prefix& end, bool with_state);
+  /// [1.6] Until that much was freed or nothing is left that may go.
+  Evicted evict(std::int64_t kv, std::int64_t states);
+
+  Prefix whole_pages(const Prefix& key) const {
+    return key.first(key.size() / options_.page * options_.page);
+  }
+  bool contains(const Prefix& end) const { return records_.contains(end); }
+  /// How many of the key's tokens are stored. No effect.
+  std::int64_t longest_shared(const Prefix& key) const;
+
+  std::int64_t kv() const { return kv_; }  ///< tokens stored
+  std::int64_t locked_kv() const;
+  std::int64_t locked_states() const;
+
+ private:
+  struct Record {
+    std::int64_t full_lock = 0;
+    std::int64_t state_lock = 0;
+    std::int64_t last_access = 0;  ///< t: clock * 2^20 - distance from the matched prefix
+    StateSlot state;               ///< none: a tombstone
+    std::int64_t state_use = 0;    ///< sequence number of the state's last use
+  };
+  using Map = std::map<Prefix, Record>;
+  using Entry = Map::iterator;
+  static constexpr std::int64_t kTick = 1 << 20;  // more than any path has nodes
+
+  std::int64_t read_clock() { return ++clock_ * kTick; }
+  std::int64_t shared(const Prefix& a, const Prefix& b) const;
+  bool is_prefix(const Prefix& shorter, const Prefix& longer) const;
+  std::vector<Entry> path_of(const Prefix& key);
+  std::int64_t edge_size(Map::const_iterator entry) const;
+  std::size_t child_count(Entry entry);
+  bool can_be_matched(Entry entry) const {
+    return !options_.has_states || entry->second.state.exists();
+  }
+  bool is_leaf(Entry entry);
+
+  void split(const Prefix& end);
+  void use_state(Record& record) { record.state_use = ++uses_; }
+  void use_states(const std::vector<Entry>& path);
+  void cap_states(const Prefix& tail);
+  void free_state(Record& record, Evicted& evicted);
+  void drop(Entry leaf, Evicted& evicted);
+  Entry oldest_leaf();
+  Entry oldest_unlocked_state();
+
+  Options options_;
+  std::deque<StateSlot>& free_slots_;
+  Map records_;
+  std::int64_t kv_ = 0;
+  std::int64_t clock_ = 0;
+  std::int64_t uses_ = 0;
+};
+
+}  // namespace lockstep::reference

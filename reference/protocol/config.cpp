@@ -1,0 +1,196 @@
+#include "reference/protocol/config.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <variant>
+
+#include "reference/base/overloaded.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kMostSlots = std::int64_t{1}
+                                    << 30;  // slots and tokens are indexed by 32 bits
+
+struct Integer {
+  std::int64_t Config::*member;
+  std::int64_t low;
+  std::int64_t high;
+};
+struct Time {
+  Nanoseconds Config::*member;
+};
+struct Text {
+  std::string Config::*member;
+};
+
+struct Field {
+  std::string_view name;
+  std::variant<Integer, Time, Text> kind;
+};
+
+constexpr Integer flag(std::int64_t Config::*member) {
+  return {member, 0, 1};
+}
+constexpr Integer bytes(std::int64_t Config::*member) {
+  return {member, 0, kMost};
+}
+
+// Sorted by name: the order in which fields are printed.
+const std::array kFields{
+    Field{"block", Integer{&Config::block, 1, kMostSlots}},
+    Field{"blocks", Integer{&Config::blocks, 1, kMostSlots}},
+    Field{"chunked_prefill", Integer{&Config::chunked_prefill, 1, kMostSlots}},
+    Field{"drafts", Integer{&Config::drafts, 0, 1024}},
+    Field{"eagle", flag(&Config::eagle)},
+    Field{"graph_batches", Text{&Config::graph_batches}},
+    Field{"groups", Text{&Config::groups}},
+    Field{"hash_block", Integer{&Config::hash_block, 1, kMostSlots}},
+    Field{"kv_tokens", Integer{&Config::kv_tokens, 1, kMostSlots}},
+    Field{"lazy", flag(&Config::lazy)},
+    Field{"max_running", Integer{&Config::max_running, 1, 1 << 20}},
+    Field{"model_chunk", Integer{&Config::model_chunk, 1, 1 << 20}},
+    Field{"overlap", flag(&Config::overlap)},
+    Field{"page", Integer{&Config::page, 1, 1 << 20}},
+    Field{"path_cap", Integer{&Config::path_cap, -1, kMostSlots}},
+    Field{"policy", Text{&Config::policy}},
+    Field{"pool_bytes", bytes(&Config::pool_bytes)},
+    Field{"ranks", Integer{&Config::ranks, 1, 1024}},
+    Field{"request_rows", Integer{&Config::request_rows, 0, 1 << 20}},
+    Field{"retention", Text{&Config::retention}},
+    Field{"routing", Text{&Config::routing}},
+    Field{"skip_decode_lock", flag(&Config::skip_decode_lock)},
+    Field{"state_bytes", bytes(&Config::state_bytes)},
+    Field{"state_share", Integer{&Config::state_share, 0, 1000}},
+    Field{"state_slots", Integer{&Config::state_slots, 0, kMostSlots}},
+    Field{"step_time", Time{&Config::step_time}},
+    Field{"strip_thinking", flag(&Config::strip_thinking)},
+    Field{"token_bytes", bytes(&Config::token_bytes)},
+    Field{"track_interval", Integer{&Config::track_interval, 1, kMostSlots}},
+};
+
+std::string value_text(const Config& config, const Field& field) {
+  return std::visit(Overloaded{[&](const Integer& i) { return std::to_string(config.*i.member); },
+                               [&](const Time& t) { return time_text(config.*t.member); },
+                               [&](const Text& t) { return config.*t.member; }},
+                    field.kind);
+}
+
+}  // namespace
+
+Result<std::int64_t> parse_integer(std::string_view text, std::int64_t low, std::int64_t high) {
+  std::int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc::result_out_of_range)
+    return fail(fmt::format("`{}` does not fit 64 bits", text.substr(0, 60)));
+  if (error != std::errc{} || stop != end)
+    return fail(fmt::format("`{}` is not a whole number", text.substr(0, 60)));
+  if (value < low) return fail(fmt::format("{} is below {}", value, low));
+  if (value > high) return fail(fmt::format("{} is above {}", value, high));
+  return value;
+}
+
+namespace {
+
+struct Unit {
+  std::string_view name;
+  Nanoseconds nanoseconds;
+};
+// The longest unit first: it prints a time in the largest unit that divides it.
+constexpr std::array kUnits{Unit{"s", 1'000'000'000}, Unit{"ms", 1'000'000}, Unit{"us", 1'000},
+                            Unit{"ns", 1}};
+
+}  // namespace
+
+Result<Nanoseconds> parse_time(std::string_view text) {
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  for (const Unit& unit : kUnits) {
+    if (digits == 0 || text.substr(digits) != unit.name) continue;
+    return parse_integer(text.substr(0, digits), 0, kMost / unit.nanoseconds)
+        .map([&](std::int64_t count) { return count * unit.nanoseconds; });
+  }
+  return fail(fmt::format("`{}` is not a time like 5ms (digits, then ns, us, ms or s)",
+                          text.substr(0, 60)));
+}
+
+std::string time_text(Nanoseconds time) {
+  for (const Unit& unit : kUnits)
+    if (time % unit.nanoseconds == 0)
+      return fmt::format("{}{}", time / unit.nanoseconds, unit.name);
+  return fmt::format("{}ns", time);
+}
+
+Result<void> Config::set(std::string_view name, std::string_view value) {
+  const auto* const field =
+      std::find_if(kFields.begin(), kFields.end(), [&](const Field& f) { return f.name == name; });
+  if (field == kFields.end())
+    return fail(fmt::format("config has no field `{}`", name.substr(0, 60)));
+  const auto named = [&](const Error& error) {
+    return Error{.text = fmt::format("field {}: {}", name, error.text)};
+  };
+  return std::visit(
+      Overloaded{[&](const Integer& i) -> Result<void> {
+                   return parse_integer(value, i.low, i.high)
+                       .map([&](std::int64_t v) { this->*i.member = v; })
+                       .map_error(named);
+                 },
+                 [&](const Time& t) -> Result<void> {
+                   Result<Nanoseconds> time = parse_time(value);
+                   if (time && *time == 0) time = fail("a step takes time");
+                   return time.map([&](Nanoseconds v) { this->*t.member = v; }).map_error(named);
+                 },
+                 [&](const Text& t) -> Result<void> {
+                   for (const char c : value)  // a blank would break a child's greeting
+                     if (static_cast<unsigned char>(c) <= 0x20)
+                       return fail(
+                           fmt::format("field {}: a blank cannot stand in its value", name));
+                   this->*t.member = std::string(value);
+                   return {};
+                 }},
+      field->kind);
+}
+
+Result<void> Config::set_all(std::string_view list) {
+  // A comma also stands inside the values of graph_batches and groups: a piece without `=` goes on
+  // the value before it.
+  while (!list.empty()) {
+    const std::size_t equals = list.find('=');
+    if (equals == std::string_view::npos || equals == 0)
+      return fail(fmt::format("`{}` is not key=value", list.substr(0, 60)));
+    const std::size_t next_equals = list.find('=', equals + 1);
+    std::size_t end = list.size();
+    if (next_equals != std::string_view::npos) {
+      end = list.rfind(',', next_equals);
+      if (end == std::string_view::npos || end < equals)
+        return fail(fmt::format("`{}` is not key=value", list.substr(0, 60)));
+    }
+    if (auto set_one = set(list.substr(0, equals), list.substr(equals + 1, end - equals - 1));
+        !set_one)
+      return set_one;
+    list.remove_prefix(std::min(end + 1, list.size()));
+  }
+  return {};
+}
+
+std::vector<std::pair<std::string, std::string>> Config::fields() const {
+  std::vector<std::pair<std::string, std::string>> all;
+  all.reserve(std::size(kFields));
+  for (const Field& field : kFields) all.emplace_back(field.name, value_text(*this, field));
+  return all;
+}
+
+std::vector<std::string> Config::changed() const {
+  static const Config defaults;
+  std::vector<std::string> names;
+  for (const Field& field : kFields)
+    if (value_text(*this, field) != value_text(defaults, field)) names.emplace_back(field.name);
+  return names;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,433 @@
+#include "reference/protocol/operation.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <limits>
+#include <span>
+#include <variant>
+
+#include "reference/base/overloaded.hpp"
+#include "reference/base/require.hpp"
+#include "reference/protocol/config.hpp"
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kMostFields = 64;  // more than any verb or reply has
+constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+
+struct NumberField {
+  std::int64_t Operation::*member;
+  std::int64_t low = 0;
+};
+struct FlagField {
+  bool Operation::*member;
+};
+struct NameField {
+  Name Operation::*member;
+};
+struct TokensField {
+  Tokens Operation::*member;
+};
+struct NamesField {
+  std::vector<Name> Operation::*member;
+};
+struct NumbersField {
+  std::vector<std::int64_t> Operation::*member;
+};
+
+struct FieldRow {
+  std::string_view name;
+  std::variant<NumberField, FlagField, NameField, TokensField, NamesField, NumbersField> kind;
+  bool required = false;
+};
+
+// One row per field, sorted by name within a verb: the order of printing.
+constexpr FieldRow kId{"id", NameField{&Operation::id}, true};
+constexpr FieldRow kSalt{"salt", NameField{&Operation::salt}};
+constexpr FieldRow kTokens{"tokens", TokensField{&Operation::tokens}, true};
+constexpr FieldRow kSlot{"slot", NameField{&Operation::slot}, true};
+constexpr FieldRow kAs{"as", NameField{&Operation::as}, true};
+constexpr FieldRow kFrom{"from", NameField{&Operation::from}, true};
+
+constexpr FieldRow kAdmit[] = {{"external", NumberField{&Operation::external}},
+                               kId,
+                               {"prompt", NumberField{&Operation::prompt}},
+                               kSalt,
+                               kTokens};
+constexpr FieldRow kExtend[] = {{"async", FlagField{&Operation::async}},
+                                {"drafts", TokensField{&Operation::drafts}},
+                                kId,
+                                {"n", NumberField{&Operation::n, 1}, true},
+                                {"tokens", TokensField{&Operation::tokens}}};
+constexpr FieldRow kAccept[] = {
+    kId, {"n", NumberField{&Operation::n, 0}, true}, {"tokens", TokensField{&Operation::tokens}}};
+constexpr FieldRow kCheckpoint[] = {kId, {"up_to", NumberField{&Operation::up_to}}};
+constexpr FieldRow kFinish[] = {kId, {"insert", FlagField{&Operation::insert}}};
+constexpr FieldRow kOnlyId[] = {kId};
+constexpr FieldRow kStep[] = {{"ids", NamesField{&Operation::ids}},
+                              {"padded", NumberField{&Operation::padded}}};
+constexpr FieldRow kCapture[] = {kAs, kId};
+constexpr FieldRow kRestore[] = {kFrom, kId};
+constexpr FieldRow kCompact[] = {{"mapping", NumbersField{&Operation::mapping}, true}};
+constexpr FieldRow kEvict[] = {{"kv", NumberField{&Operation::kv}},
+                               {"state", NumberField{&Operation::state}}};
+constexpr FieldRow kMatch[] = {{"limit", NumberField{&Operation::limit}}, kSalt, kTokens};
+constexpr FieldRow kAlloc[] = {kAs};
+constexpr FieldRow kAdvance[] = {kSlot, kTokens};
+constexpr FieldRow kFork[] = {kAs, kSlot};
+constexpr FieldRow kCopy[] = {kFrom, {"to", NameField{&Operation::to}, true}};
+constexpr FieldRow kInsert[] = {
+    {"prev", NumberField{&Operation::prev}}, kSalt, {"slot", NameField{&Operation::slot}}, kTokens};
+constexpr FieldRow kLock[] = {kAs, kSalt, kTokens};
+constexpr FieldRow kUnlock[] = {{"lock", NameField{&Operation::lock}, true}};
+constexpr FieldRow kFree[] = {kSlot};
+
+struct VerbRow {
+  std::string_view name;
+  std::span<const FieldRow> fields;
+  std::span<const ReplyField> reply = {};  ///< what an answer must carry where it is not a refusal
+};
+
+constexpr ReplyField kCachedReply[] = {ReplyField::cached};
+constexpr ReplyField kExtendReply[] = {ReplyField::n};
+constexpr ReplyField kMatchReply[] = {ReplyField::kv};
+constexpr ReplyField kExistReply[] = {ReplyField::exist};
+
+// Indexed by Verb.
+constexpr VerbRow kVerbs[] = {
+    {"admit", kAdmit, kCachedReply},
+    {"extend", kExtend, kExtendReply},
+    {"accept", kAccept},
+    {"checkpoint", kCheckpoint},
+    {"finish", kFinish},
+    {"abort", kOnlyId},
+    {"preempt", kOnlyId},
+    {"step", kStep},
+    {"complete", kOnlyId},
+    {"capture", kCapture},
+    {"restore", kRestore},
+    {"compact", kCompact},
+    {"evict", kEvict},
+    {"flush", {}},
+    {"check", {}},
+    {"match", kMatch, kMatchReply},
+    {"alloc", kAlloc},
+    {"advance", kAdvance},
+    {"fork", kFork},
+    {"copy", kCopy},
+    {"insert", kInsert, kExistReply},
+    {"lock", kLock},
+    {"unlock", kUnlock},
+    {"free", kFree},
+};
+static_assert(std::size(kVerbs) == kVerbCount);
+
+constexpr std::string_view kReplyFields[] = {
+    "branch",         "cached",   "conv",      "evicted_kv",
+    "evicted_states", "exist",    "finish",    "finished",
+    "freed_kv",       "junction", "kv",        "kv_free",
+    "kv_locked",      "length",   "n",         "output_tokens",
+    "slot",           "state",    "states",    "states_free",
+    "states_locked",  "time",     "violations"};
+static_assert(std::size(kReplyFields) == kReplyFieldCount);
+
+constexpr std::string_view kRefusals[] = {"none",   "no_kv",     "no_state_slot",
+                                          "no_row", "same_step", "too_long"};
+constexpr std::string_view kFinishReasons[] = {"running", "stop", "length", "abort", "refused"};
+
+/// Calls `use` with each comma-separated piece; stops at the first error.
+template <class Use>
+Result<void> each_piece(std::string_view list, Use use) {
+  for (;;) {
+    const std::size_t comma = std::min(list.find(','), list.size());
+    if (Result<void> used = use(list.substr(0, comma)); !used) return used;
+    if (comma == list.size()) return {};
+    list.remove_prefix(comma + 1);
+  }
+}
+
+Result<void> set_field(Operation& operation, const FieldRow& row, std::string_view value) {
+  return std::visit(
+      Overloaded{[&](const NumberField& f) -> Result<void> {
+                   return parse_integer(value, f.low, kMost).map([&](std::int64_t v) {
+                     operation.*f.member = v;
+                   });
+                 },
+                 [&](const FlagField& f) -> Result<void> {
+                   return parse_integer(value, 0, 1).map([&](std::int64_t v) {
+                     operation.*f.member = v != 0;
+                   });
+                 },
+                 [&](const NameField& f) -> Result<void> {
+                   if (value.empty()) return fail("is empty");
+                   operation.*f.member = Name::intern(value);
+                   return {};
+                 },
+                 [&](const TokensField& f) -> Result<void> {
+                   return parse_tokens(value).map(
+                       [&](const Tokens& t) { operation.*f.member = t; });
+                 },
+                 [&](const NamesField& f) -> Result<void> {
+                   return each_piece(value, [&](std::string_view piece) -> Result<void> {
+                     if (piece.empty()) return fail("has an empty name in its list");
+                     (operation.*f.member).push_back(Name::intern(piece));
+                     return {};
+                   });
+                 },
+                 [&](const NumbersField& f) -> Result<void> {
+                   return each_piece(value, [&](std::string_view piece) -> Result<void> {
+                     return parse_integer(piece, -1, kMost).map([&](std::int64_t v) {
+                       (operation.*f.member).push_back(v);
+                     });
+                   });
+                 }},
+      row.kind);
+}
+
+/// The field's text, empty where it is absent (or has the value that absence means).
+std::string field_text(const Operation& operation, const FieldRow& row, std::size_t limit) {
+  return std::visit(
+      Overloaded{[&](const NumberField& f) {
+                   const std::int64_t value = operation.*f.member;
+                   return value == Operation::kAbsent ? std::string() : std::to_string(value);
+                 },
+                 [&](const FlagField& f) {
+                   static const Operation defaults;
+                   const bool value = operation.*f.member;
+                   return value == defaults.*f.member ? std::string()
+                                                      : std::string(value ? "1" : "0");
+                 },
+                 [&](const NameField& f) { return (operation.*f.member).text(); },
+                 [&](const TokensField& f) {
+                   const Tokens& tokens = operation.*f.member;
+                   return tokens.empty() && row.required ? "[]" : tokens.text(limit);
+                 },
+                 [&](const NamesField& f) {
+                   std::string list;
+                   for (const Name name : operation.*f.member)
+                     list += (list.empty() ? "" : ",") + name.text();
+                   return list;
+                 },
+                 [&](const NumbersField& f) {
+                   std::string list;
+                   for (const std::int64_t number : operation.*f.member)
+                     list += (list.empty() ? "" : ",") + std::to_string(number);
+                   return list;
+                 }},
+      row.kind);
+}
+
+const VerbRow* find_verb(std::string_view name) {
+  const auto* const found = std::find_if(std::begin(kVerbs), std::end(kVerbs),
+                                         [&](const VerbRow& row) { return row.name == name; });
+  return found == std::end(kVerbs) ? nullptr : found;
+}
+
+template <std::size_t N>
+std::optional<std::size_t> index_of(const std::string_view (&names)[N], std::string_view name) {
+  for (std::size_t i = 0; i < N; ++i)
+    if (names[i] == name) return i;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::string_view to_string(Verb verb) {
+  return kVerbs[static_cast<std::size_t>(verb)].name;
+}
+bool is_tree_verb(Verb verb) {
+  return verb >= Verb::match;
+}
+bool is_operation_verb(std::string_view verb) {
+  return find_verb(verb) != nullptr;
+}
+std::string_view to_string(ReplyField field) {
+  return kReplyFields[static_cast<std::size_t>(field)];
+}
+std::string_view to_string(Refusal refusal) {
+  return kRefusals[static_cast<std::size_t>(refusal)];
+}
+std::string_view to_string(FinishReason reason) {
+  return kFinishReasons[static_cast<std::size_t>(reason)];
+}
+
+std::string Operation::text(std::size_t limit) const {
+  const VerbRow& row = kVerbs[static_cast<std::size_t>(verb)];
+  std::string line(row.name);
+  for (const FieldRow& field : row.fields) {
+    const std::string value = field_text(*this, field, limit);
+    if (!value.empty()) line.append(" ").append(field.name).append("=").append(value);
+  }
+  return line;
+}
+
+bool Reply::operator==(const Reply& other) const {
+  if (refused != other.refused || present_ != other.present_) return false;
+  return !difference(other);
+}
+
+void Reply::throw_full() {
+  throw ContractViolation("a reply has room for its fields");
+}
+
+/// Independent of the order in which the fields were set.
+void Reply::add_to(Digest& digest) const {
+  std::uint64_t all = std::uint64_t{present_} << 8 | static_cast<std::uint64_t>(refused);
+  for (std::size_t i = 0; i < count_; ++i)
+    all += mix64(static_cast<std::uint64_t>(values_[i]) ^ static_cast<std::uint64_t>(field_at(i))
+                                                              << 56);
+  digest.add(all);
+}
+
+std::optional<Reply::Difference> Reply::difference(const Reply& other) const {
+  if (refused != other.refused) {
+    const auto name = [](const Reply& reply) {
+      return reply.refused == Refusal::none ? reply.text() : std::string(to_string(reply.refused));
+    };
+    return Difference{"refused", name(*this), name(other)};
+  }
+  for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
+    const auto field = static_cast<ReplyField>(i);
+    if (has(field) && other.has(field) && get(field) != other.get(field))
+      return Difference{std::string(to_string(field)), value_text(field), other.value_text(field)};
+  }
+  return std::nullopt;
+}
+
+std::optional<Reply::Difference> Reply::exact_difference(const Reply& other) const {
+  if (std::optional<Difference> different = difference(other)) return different;
+  for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
+    const auto field = static_cast<ReplyField>(i);
+    if (has(field) == other.has(field) || field == ReplyField::violations) continue;
+    const auto text = [&](const Reply& reply) {
+      return reply.has(field) ? reply.value_text(field) : std::string("nothing");
+    };
+    return Difference{std::string(to_string(field)), text(*this), text(other)};
+  }
+  return std::nullopt;
+}
+
+std::string Reply::value_text(ReplyField field) const {
+  if (field == ReplyField::finish)
+    return std::string(to_string(static_cast<FinishReason>(get(field))));
+  return std::to_string(get(field));
+}
+
+std::string Reply::text() const {
+  if (refused != Refusal::none) return fmt::format("refused={}", to_string(refused));
+  std::string line;
+  for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
+    const auto field = static_cast<ReplyField>(i);
+    if (!has(field)) continue;
+    if (!line.empty()) line += ' ';
+    line.append(to_string(field)).append("=").append(value_text(field));
+  }
+  return line.empty() ? "ok" : line;
+}
+
+std::optional<std::string_view> Line::find(std::string_view key) const {
+  for (const auto& [name, value] : fields)
+    if (name == key) return value;
+  return std::nullopt;
+}
+
+Result<Line> parse_line(std::string_view text) {
+  Line line;
+  for (std::size_t at = 0; at < text.size();) {
+    if (text[at] == ' ' || text[at] == '\t') {
+      ++at;
+      continue;
+    }
+    std::size_t end = at;
+    while (end < text.size() && text[end] != ' ' && text[end] != '\t') {
+      const auto c = static_cast<unsigned char>(text[end]);
+      if (c < 0x20 || c == 0x7F)
+        return fail(
+            fmt::format("column {}: the control character {} cannot stand here", end + 1, c));
+      ++end;
+    }
+    const std::string_view word = text.substr(at, end - at);
+    at = end;
+    const std::size_t equals = word.find('=');
+    if (line.verb.empty()) {
+      if (equals != std::string_view::npos)
+        return fail(fmt::format("`{}` stands where a verb is due", word.substr(0, 60)));
+      line.verb = word;
+      continue;
+    }
+    if (equals == std::string_view::npos || equals == 0)
+      return fail(fmt::format("`{}` is not a field key=value", word.substr(0, 60)));
+    const std::string_view key = word.substr(0, equals);
+    if (line.fields.size() == kMostFields)
+      return fail(fmt::format("the line has more than {} fields", kMostFields));
+    if (line.find(key)) return fail(fmt::format("field {} stands twice", key.substr(0, 60)));
+    line.fields.emplace_back(key, word.substr(equals + 1));
+  }
+  return line;
+}
+
+Result<Operation> parse_operation(const Line& line) {
+  const VerbRow* const row = find_verb(line.verb);
+  if (row == nullptr) return fail(fmt::format("unknown verb `{}`", line.verb.substr(0, 60)));
+  Operation operation;
+  operation.verb = static_cast<Verb>(row - std::begin(kVerbs));
+  for (const auto& [key, value] : line.fields) {
+    const auto field = std::find_if(row->fields.begin(), row->fields.end(),
+                                    [&, name = key](const FieldRow& f) { return f.name == name; });
+    if (field == row->fields.end())
+      return fail(fmt::format("{} has no field `{}`", row->name, key.substr(0, 60)));
+    if (const Result<void> set = set_field(operation, *field, value); !set)
+      return fail(fmt::format("field {}: {}", key, set.error().text));
+  }
+  for (const FieldRow& field : row->fields)
+    if (field.required && !line.find(field.name))
+      return fail(fmt::format("{} needs the field {}", row->name, field.name));
+  return operation;
+}
+
+std::optional<ReplyField> reply_field_from(std::string_view name) {
+  const auto index = index_of(kReplyFields, name);
+  return index ? std::optional(static_cast<ReplyField>(*index)) : std::nullopt;
+}
+
+Result<Reply> parse_reply(std::string_view text, Verb verb) {
+  // A reply has no verb; parse_line wants one.
+  const std::string with_verb = "reply " + std::string(text == "ok" ? "" : text);
+  const Result<Line> line = parse_line(with_verb);
+  if (!line) return tl::unexpected(line.error());
+  Reply reply;
+  std::size_t known = 0;
+  for (const auto& [key, value] : line->fields) {
+    if (key == "refused") {
+      const auto refusal = index_of(kRefusals, value);
+      if (!refusal || *refusal == 0)
+        return fail(fmt::format("refused={} is no known refusal", value));
+      reply.refused = static_cast<Refusal>(*refusal);
+      continue;
+    }
+    const auto field = index_of(kReplyFields, key);
+    if (!field) continue;
+    if (++known > Reply::kMostFields)
+      return fail(fmt::format("the answer has more than {} fields", Reply::kMostFields));
+    if (static_cast<ReplyField>(*field) == ReplyField::finish) {
+      const auto reason = index_of(kFinishReasons, value);
+      if (!reason) return fail(fmt::format("finish={} is no known reason", value));
+      reply.set(ReplyField::finish, static_cast<std::int64_t>(*reason));
+      continue;
+    }
+    const Result<std::int64_t> number = parse_integer(value, 0, kMost);
+    if (!number) return fail(fmt::format("field {}: {}", key, number.error().text));
+    reply.set(static_cast<ReplyField>(*field), *number);
+  }
+  if (reply.refused != Refusal::none) return Reply::refusal(reply.refused);  // and nothing else
+  for (const ReplyField needed : kVerbs[static_cast<std::size_t>(verb)].reply)
+    if (!reply.has(needed))
+      return fail(fmt::format("an answer to {} carries {}=", to_string(verb), to_string(needed)));
+  return reply;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,232 @@
+// Operations and replies: the one vocabulary in which schedulers, traces, policies, oracles and
+// child processes speak (reference/contract.md, "The trace grammar"). An operation is a line `verb
+// key=value …`; a reply is a line `key=value …`.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "reference/base/ids.hpp"
+#include "reference/base/mix.hpp"
+#include "reference/base/result.hpp"
+#include "reference/protocol/tokens.hpp"
+
+namespace lockstep {
+
+enum class Verb : std::uint8_t {
+  // Request verbs: what every subject understands.
+  admit,
+  extend,
+  accept,
+  checkpoint,
+  finish,
+  abort,
+  preempt,
+  step,
+  complete,
+  capture,
+  restore,
+  compact,
+  evict,
+  flush,
+  check,
+  // Tree verbs: the radix families.
+  match,
+  alloc,
+  advance,
+  fork,
+  copy,
+  insert,
+  lock,
+  unlock,
+  free,
+};
+inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::free) + 1;
+
+std::string_view to_string(Verb verb);
+bool is_tree_verb(Verb verb);
+
+/// One operation. A field that a verb does not have keeps its default; absent numbers are kAbsent.
+struct Operation {
+  static constexpr std::int64_t kAbsent = -1;
+
+  Verb verb = Verb::check;
+  bool insert = true;                 ///< finish: leave the request's tokens in the cache
+  bool async = false;                 ///< extend: the result arrives with a `complete`
+  Name id;                            ///< the request
+  Name salt;                          ///< admit, match, insert: the namespace
+  Name slot, as, from, to, lock;      ///< names that tree verbs and slot caches give
+  Tokens tokens;                      ///< see the verb
+  Tokens drafts;                      ///< extend: draft tokens to verify
+  std::int64_t n = kAbsent;           ///< extend: tokens to compute; accept: tokens kept
+  std::int64_t prompt = kAbsent;      ///< admit: how many of `tokens` are the original prompt
+  std::int64_t external = kAbsent;    ///< admit: tokens whose KV and state came by transfer
+  std::int64_t up_to = kAbsent;       ///< checkpoint: length; absent: all that is computed
+  std::int64_t limit = kAbsent;       ///< match: tokens to look at
+  std::int64_t prev = kAbsent;        ///< insert: tokens whose KV the tree owns already
+  std::int64_t kv = kAbsent;          ///< evict: KV tokens
+  std::int64_t state = kAbsent;       ///< evict: states
+  std::int64_t padded = kAbsent;      ///< step: rows of the captured graph
+  std::vector<Name> ids;              ///< step: row order
+  std::vector<std::int64_t> mapping;  ///< compact: new row of each row, -1: gone
+
+  /// The line, fields sorted. Token lists longer than `limit` characters are cut in the middle; 0:
+  /// nothing is cut.
+  std::string text(std::size_t limit = 0) const;
+};
+
+/// The reply's fields, in the alphabetical order in which they are printed.
+enum class ReplyField : std::uint8_t {
+  branch,
+  cached,
+  conv,
+  evicted_kv,
+  evicted_states,
+  exist,
+  finish,
+  finished,
+  freed_kv,
+  junction,
+  kv,
+  kv_free,
+  kv_locked,
+  length,
+  n,
+  output_tokens,
+  slot,
+  state,
+  states,
+  states_free,
+  states_locked,
+  time,
+  violations,
+};
+inline constexpr std::size_t kReplyFieldCount =
+    static_cast<std::size_t>(ReplyField::violations) + 1;
+
+std::string_view to_string(ReplyField field);
+std::optional<ReplyField> reply_field_from(std::string_view name);
+
+/// Why an operation was not done. A refusal changes nothing but what eviction freed on the way.
+enum class Refusal : std::uint8_t { none, no_kv, no_state_slot, no_row, same_step, too_long };
+std::string_view to_string(Refusal refusal);
+
+/// How a request ended, the values of `finish=`.
+enum class FinishReason : std::uint8_t { running, stop, length, abort, refused };
+std::string_view to_string(FinishReason reason);
+
+/// One reply: a refusal, or numbers by field.
+class Reply {
+ public:
+  static constexpr std::size_t kMostFields = 12;  ///< a reply is copied often, so it stays small
+
+  Refusal refused = Refusal::none;
+
+  // Replies are made and copied for every operation of every run. A copy touches the values that
+  // are set and no others, one by one: a wider load has to wait for the narrow stores just before
+  // it.
+  Reply() {}
+  Reply(const Reply& other) { *this = other; }
+  Reply& operator=(const Reply& other) {
+    refused = other.refused;
+    count_ = other.count_;
+    present_ = other.present_;
+    order_ = other.order_;
+    copy_values(other, std::make_index_sequence<kMostFields>());
+    return *this;
+  }
+  static Reply refusal(Refusal reason) {
+    Reply reply;
+    reply.refused = reason;
+    return reply;
+  }
+
+  /// At most kMostFields different ones.
+  Reply& set(ReplyField field, std::int64_t value) {
+    values_[place(field)] = value;
+    return *this;
+  }
+  bool has(ReplyField field) const { return (present_ & bit(field)) != 0; }
+  /// The field's value, or `otherwise` where the reply does not carry it.
+  std::int64_t get(ReplyField field, std::int64_t otherwise = 0) const {
+    return has(field) ? values_[index_of(field)] : otherwise;
+  }
+  bool operator==(const Reply& other) const;
+  /// Every field and its value, and the refusal, into a rolling digest.
+  void add_to(Digest& digest) const;
+
+  /// The first field that both replies carry with different values (a refusal differs from
+  /// everything but itself).
+  struct Difference {
+    std::string field, here, there;
+  };
+  std::optional<Difference> difference(const Reply& other) const;
+  /// The same, where a field that one of the two lacks is a difference as well; `violations`, which
+  /// the run itself adds to one of them, aside.
+  std::optional<Difference> exact_difference(const Reply& other) const;
+
+  std::string value_text(ReplyField field) const;
+  std::string text()
+      const;  ///< `cached=0 state=0` or `refused=no_kv`; `ok` where there is nothing to say
+
+ private:
+  static constexpr std::uint32_t bit(ReplyField field) {
+    return 1u << static_cast<unsigned>(field);
+  }
+  static constexpr unsigned kFieldBits = 5;
+  static_assert(kReplyFieldCount <= std::size_t{1} << kFieldBits && kMostFields * kFieldBits <= 64);
+
+  ReplyField field_at(std::size_t i) const {
+    return static_cast<ReplyField>(order_ >> (i * kFieldBits) & ((1u << kFieldBits) - 1));
+  }
+  /// Of a field that is there.
+  std::size_t index_of(ReplyField field) const {
+    std::size_t i = 0;
+    while (i + 1 < kMostFields && field_at(i) != field) ++i;
+    return i;
+  }
+  /// Where the field's value is or goes.
+  std::size_t place(ReplyField field) {
+    if (has(field)) return index_of(field);
+    if (count_ == kMostFields) throw_full();
+    present_ |= bit(field);
+    order_ |= static_cast<std::uint64_t>(field) << (count_ * kFieldBits);
+    return count_++;
+  }
+  template <std::size_t... i>
+  void copy_values(const Reply& other, std::index_sequence<i...>) {
+    static_cast<void>(((i < count_ && (values_[i] = other.values_[i], true)) && ...));
+  }
+  [[noreturn]] static void throw_full();
+
+  std::uint32_t count_ = 0;
+  std::uint32_t present_ = 0;
+  std::uint64_t order_ = 0;  // the fields, kFieldBits each, in the order of setting
+  std::array<std::int64_t, kMostFields> values_;  // the first count_ of them
+};
+
+/// `verb key=value …`, before anybody knows what the fields mean.
+struct Line {
+  std::string_view verb;
+  std::vector<std::pair<std::string_view, std::string_view>> fields;
+  std::optional<std::string_view> find(std::string_view key) const;
+};
+
+/// Splits a line at blanks. Refuses control characters, fields without `=` and fields that stand
+/// twice.
+Result<Line> parse_line(std::string_view text);
+
+/// The operation that a line spells; unknown verbs and fields, missing and malformed ones are
+/// errors that name the field.
+Result<Operation> parse_operation(const Line& line);
+bool is_operation_verb(std::string_view verb);
+
+/// A child's answer. `verb` says which fields it must carry; unknown fields are left aside.
+Result<Reply> parse_reply(std::string_view text, Verb verb);
+
+}  // namespace lockstep

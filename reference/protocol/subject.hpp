@@ -1,0 +1,89 @@
+// Subject: whatever answers operations. The oracle in reference/, the policy in cache_sim/ and the
+// child process at the end of a pipe are the same to a run.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "reference/base/finding.hpp"
+#include "reference/base/registry.hpp"
+#include "reference/base/result.hpp"
+#include "reference/protocol/config.hpp"
+#include "reference/protocol/defect.hpp"
+#include "reference/protocol/layer_state.hpp"
+#include "reference/protocol/operation.hpp"
+
+namespace lockstep {
+
+class LabelState;
+
+/// Holds a subject's inside to its invariants. Made by the subject, because it alone shows its
+/// inside; it shares none of the subject's decisions.
+class Auditor {
+ public:
+  virtual ~Auditor() = default;
+  /// After every operation: what the operation touched.
+  virtual void after(const Operation& operation, const Reply& reply, Findings& findings) = 0;
+  /// Everything, from nothing.
+  virtual void recompute(Findings& findings) = 0;
+};
+
+/// What a cache looks like from outside, for a picture.
+struct SnapshotNode {
+  int parent = -1;   ///< index into `nodes`, -1 for the root
+  std::string edge;  ///< the edge's tokens, in the grammar's terms
+  std::int64_t depth = 0;
+  bool has_state = false;
+  bool locked = false;
+};
+struct Snapshot {
+  std::vector<SnapshotNode> nodes;  ///< parents before children
+  std::int64_t kv_free = 0, kv_total = 0;
+  std::int64_t states_free = 0, states_total = 0;
+};
+
+class Subject {
+ public:
+  virtual ~Subject() = default;
+
+  /// Does the operation and answers. A refusal is an ordinary reply. An error is either bad input
+  /// (an operation on a request that is not there) or, with `finding` set, the failure of the
+  /// subject itself.
+  virtual Result<Reply> apply(const Operation& operation) = 0;
+
+  /// True where the subject understands tree verbs too.
+  virtual bool has_tree_verbs() const { return true; }
+
+  /// An auditor over this subject, which must outlive it; null where the subject shows nothing of
+  /// its inside.
+  virtual std::unique_ptr<Auditor> make_auditor(const LabelState* /*labels*/) { return nullptr; }
+
+  /// The cache's content now; nothing where the subject does not show it.
+  virtual std::optional<Snapshot> snapshot() const { return std::nullopt; }
+};
+
+struct SubjectOptions {
+  Config config;
+  LayerState* layers =
+      nullptr;  ///< never null; a LayerState that does nothing where nothing is checked
+  const Defect* defect = nullptr;  ///< the one rule to break
+};
+
+/// A cache policy, the real structure (cache_sim/).
+struct PolicyEntry {
+  std::string_view name;
+  std::string_view summary;
+  bool has_states;
+  std::string_view
+      config_fields;  ///< the fields it honours besides the common ones, separated by blanks
+  std::unique_ptr<Subject> (*make)(const SubjectOptions&);
+};
+
+/// The oracle of a policy, by the policy's name (reference/).
+struct OracleEntry {
+  std::string_view name;
+  std::unique_ptr<Subject> (*make)(const SubjectOptions&);
+};
+
+}  // namespace lockstep
