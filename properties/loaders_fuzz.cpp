@@ -9,7 +9,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const testing_support::MemoryFile file(data, size);
   cache_sim::OpenedStream stream = cache_sim::open_workload(file.path(), kMostRequests);
   if (!stream) return 0;
-  for (cache_sim::RequestSpec spec;;) {
+  for (RequestSpec spec;;) {
     const Result<bool> more = (*stream)->next(spec);
     if (!more || !*more) return 0;
     require(spec.prompt_size <= spec.tokens.size(), "a prompt is part of its request's tokens");

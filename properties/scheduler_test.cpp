@@ -1,6 +1,6 @@
 // The scheduler alone, its subject's answers made by hand: first each rule of the contract's "The
 // scheduler", then any requests against a subject that refuses as it likes. All of it is held to
-// the rules as they stand a second time, in schedule_check.cpp.
+// the scheduler's oracle, reference/caches/scheduler_oracle.hpp.
 #include "cache_sim/server/scheduler.hpp"
 
 #include <fmt/format.h>
@@ -13,9 +13,9 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/check/schedule_check.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/base/require.hpp"
+#include "reference/caches/scheduler_oracle.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -96,9 +96,9 @@ class Server {
       episode.asked.push_back({*effects.operation, reply});
       event = {.kind = SchedulerEvent::Kind::reply, .reply = &reply};
     }
-    episode.status = SchedulerStatus::of(scheduler_, episode.event.request);
+    episode.status = scheduler_.status(episode.event.request);
     if (spoil) spoil(episode);
-    if (!finding) finding = check_.hold(episode);
+    if (!finding) finding = check_.check(episode);
     if (finding && !spoil) ADD_FAILURE() << finding->text;
     return said;
   }
@@ -122,7 +122,7 @@ class Server {
   }
 
   Scheduler scheduler_;
-  ScheduleCheck check_;
+  reference::SchedulerOracle check_;
   std::deque<RequestSpec> specs_;  // addresses stay
 };
 
@@ -632,7 +632,7 @@ TEST(Scheduler, whateverIsRefusedEveryRequestEndsAndNoRuleIsBroken) {
 // Whatever is said otherwise once, it hears: an operation that another one is, that is missing or
 // comes twice, a note, a forward. Of a scheduler that goes on asking it has heard enough before the
 // end.
-TEST(ScheduleCheck, hearsWhateverIsSaidOtherwise) {
+TEST(SchedulerOracle, hearsWhateverIsSaidOtherwise) {
   const std::vector<std::pair<std::string, Spoil>> lies = {
       {"another request", [](auto& e) { e.asked.back().operation.id = Name::intern("other"); }},
       {"one more token", [](auto& e) { e.asked.back().operation.n += 1; }},
@@ -675,13 +675,13 @@ TEST(ScheduleCheck, hearsWhateverIsSaidOtherwise) {
     }
 }
 
-TEST(ScheduleCheck, hearsASchedulerThatNeverStopsAsking) {
-  ScheduleCheck check({});
+TEST(SchedulerOracle, hearsASchedulerThatNeverStopsAsking) {
+  reference::SchedulerOracle check({});
   const RequestSpec spec = spec_of("r", 4, 1);
   SchedulerEpisode episode;
   episode.begin({.kind = SchedulerEvent::Kind::arrival, .spec = &spec});
   episode.status = {.has_work = true, .load = 1};
-  EXPECT_FALSE(check.hold(episode));
+  EXPECT_FALSE(check.check(episode));
   episode.begin({.kind = SchedulerEvent::Kind::step_due});
   Operation admit;
   admit.verb = Verb::admit;
@@ -689,11 +689,11 @@ TEST(ScheduleCheck, hearsASchedulerThatNeverStopsAsking) {
   admit.tokens = spec.tokens.prefix(4);
   admit.prompt = 4;
   episode.asked.push_back({admit, Reply{}});
-  EXPECT_FALSE(check.hold_so_far(episode)) << "so it begins";
+  EXPECT_FALSE(check.check_so_far(episode)) << "so it begins";
   episode.notes.push_back({SchedulerNote::Kind::admitted, 0});
   episode.asked.push_back({admit, Reply{}});
-  EXPECT_TRUE(check.hold_so_far(episode));
-  EXPECT_TRUE(check.hold(episode)) << "and nothing was noted of what was heard so far";
+  EXPECT_TRUE(check.check_so_far(episode));
+  EXPECT_TRUE(check.check(episode)) << "and nothing was noted of what was heard so far";
 }
 
 }  // namespace

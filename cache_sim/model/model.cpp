@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 namespace lockstep::cache_sim {
 namespace {
 
@@ -99,15 +97,6 @@ Result<const Model*> find_model(std::string_view name) {
   for (const Model& one : Registry<Model>::all())
     all += fmt::format("{}{}", all.empty() ? "" : ", ", one.name);
   return fail(fmt::format("there is no model `{}`; there are {}", name.substr(0, 60), all));
-}
-
-Nanoseconds ModelStepCost::of(const StepWork& work) const {
-  const std::int64_t tokens = work.prefill_tokens + work.decode_tokens;
-  const std::int64_t computing = tokens * model_.flops_per_token / kFlopsPerNanosecond +
-                                 work.seen_tokens * model_.flops_per_pair / kFlopsPerNanosecond;
-  const std::int64_t reading =
-      (model_.weight_bytes + work.context_tokens * model_.token_bytes) / kBytesPerNanosecond;
-  return std::max(computing, reading) + kLaunch;
 }
 
 }  // namespace lockstep::cache_sim

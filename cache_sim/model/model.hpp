@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "cache_sim/server/scheduler.hpp"
 #include "reference/base/registry.hpp"
 #include "reference/base/result.hpp"
 
@@ -34,21 +33,5 @@ struct Model {
 Result<const Model*> find_model(std::string_view name);
 
 inline constexpr std::string_view kDefaultModel = "qwen3-next";
-
-/// A step on a node of four H200 at what servers sustain (about 40 % of the matrix peak, 80 % of
-/// the memory rate): the longer of computing and reading, and what launching it takes. Every step
-/// reads all weights, which a batch of a mixture-of-experts model nearly does.
-class ModelStepCost final : public StepCost {
- public:
-  static constexpr std::int64_t kFlopsPerNanosecond = 1'600'000;
-  static constexpr std::int64_t kBytesPerNanosecond = 16'000;
-  static constexpr Nanoseconds kLaunch = 500'000;
-
-  explicit ModelStepCost(const Model& model) : model_(model) {}
-  Nanoseconds of(const StepWork& work) const override;
-
- private:
-  Model model_;
-};
 
 }  // namespace lockstep::cache_sim

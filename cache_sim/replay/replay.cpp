@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "cache_sim/model/model.hpp"
+#include "cache_sim/model/step_cost.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "cache_sim/workloads/workload.hpp"
 

@@ -6,13 +6,6 @@
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
-namespace {
-
-/// What a wrong draft consists of: a document that no file can name and no output uses.
-constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
-
-}  // namespace
-
 const SchedulerEffects& Scheduler::step(const SchedulerEvent& event) {
   SchedulerEffects& effects = effects_;
   effects.operation = nullptr;

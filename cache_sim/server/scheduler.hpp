@@ -25,75 +25,10 @@
 #include <optional>
 #include <vector>
 
-#include "cache_sim/trace/trace.hpp"
 #include "reference/protocol/operation.hpp"
+#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
-
-/// What one forward works on, for the cost of a step.
-struct StepWork {
-  std::int64_t prefill_tokens = 0;
-  std::int64_t decode_tokens = 0;
-  std::int64_t context_tokens = 0;  ///< tokens of all rows before this forward
-  std::int64_t seen_tokens = 0;     ///< summed over its tokens, the tokens that each attends to
-};
-
-/// The cost model of a step. Integer arithmetic alone.
-class StepCost {
- public:
-  virtual ~StepCost() = default;
-  virtual Nanoseconds of(const StepWork& work) const = 0;
-};
-
-class ConstantStepCost final : public StepCost {
- public:
-  explicit ConstantStepCost(Nanoseconds step_time) : step_time_(step_time) {}
-  Nanoseconds of(const StepWork&) const override { return step_time_; }
-
- private:
-  Nanoseconds step_time_;
-};
-
-/// Requests are numbered by whoever brings them, from 0 on; they may arrive in another order.
-using RequestNumber = std::uint32_t;
-
-struct SchedulerEvent {
-  enum class Kind {
-    arrival,       ///< `spec` joins the queue
-    abort,         ///< the client of `request` has gone, perhaps before it arrived
-    retract,       ///< `request` goes back to the front of the queue
-    step_due,      ///< a step may begin
-    forward_done,  ///< the forward's results are there
-    reply,         ///< the answer to the operation of the last effects
-  };
-  Kind kind;
-  RequestNumber request = 0;
-  const RequestSpec* spec = nullptr;
-  const Reply* reply = nullptr;
-};
-
-/// What a step did to a request, for ledgers and timelines.
-struct SchedulerNote {
-  enum class Kind { admitted, sampled, retracted, ended };
-  Kind kind;
-  RequestNumber request;
-  FinishReason reason = FinishReason::running;
-  std::int64_t output_tokens = 0;
-};
-
-struct SchedulerEffects {
-  Operation* operation = nullptr;  ///< to ask; nothing else happens before its reply
-  std::optional<StepWork>
-      forward;  ///< a forward has begun; forward_done follows when its cost has passed
-  std::vector<SchedulerNote> notes;
-  bool idle = false;  ///< there was nothing to do for a step
-};
-
-struct SchedulerOptions {
-  std::int64_t chunked_prefill = 8192;
-  std::int64_t max_running = 256;
-  bool overlap = false;  ///< a step is decided before the results of the one before
-};
 
 class Scheduler {
  public:
@@ -114,6 +49,11 @@ class Scheduler {
   bool awaits_results() const { return phase_ == Phase::forward; }
   bool ended(RequestNumber request) const {
     return request < requests_.size() && requests_[request].state == State::ended;
+  }
+  /// All of the above, for the scheduler's oracle to compare.
+  SchedulerStatus status(RequestNumber request) const {
+    return {has_work(), waits_for_results(), has_results_out(), awaits_results(),
+            load(),     ended(request)};
   }
 
  private:

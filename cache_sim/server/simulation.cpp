@@ -40,7 +40,7 @@ void Simulation::play(const Trace& trace) {
     run_.set_place(line_, now_);
     const Reply reply = perform(statement);
     if (run_.stopped()) return;
-    hold_to_answer(statement, reply);
+    check_answer(statement, reply);
   }
   run_.set_place(0, now_);
   run_.conclude();
@@ -91,7 +91,7 @@ Reply Simulation::perform(const Statement& statement) {
 
 /// Each field of the answer must be in the reply with that value; the run goes on, so that every
 /// wrong answer is shown.
-void Simulation::hold_to_answer(const Statement& statement, const Reply& reply) {
+void Simulation::check_answer(const Statement& statement, const Reply& reply) {
   for (const AnswerField& due : statement.answer) {
     std::string actual = "nothing";
     if (due.field == "refused") {
@@ -218,21 +218,21 @@ std::size_t Simulation::route(const RequestSpec& spec) {
 /// One event, and every operation that it leads to until time has to pass.
 void Simulation::feed(std::size_t rank, SchedulerEvent event) {
   Rank& server = ranks_[rank];
-  if (server.check) server.episode.begin(event);
+  if (server.oracle) server.episode.begin(event);
   for (;;) {
     const SchedulerEffects* const effects = effects_of(server, event);
     if (effects == nullptr) return;
     Operation* const operation = effects->operation;
-    if (operation == nullptr) return hold_schedule(server, true);
+    if (operation == nullptr) return check_schedule(server, true);
     if (keeps_spans_ && operation->verb == Verb::step) server.rows = operation->ids;
     run_.set_place(line_, now_);
     run_.set_rank(rank);
     const Reply* const reply = run_.apply(*operation);
     if (reply == nullptr) return;
-    if (server.check) {
+    if (server.oracle) {
       server.episode.asked.push_back({*operation, *reply});
       const std::size_t count = server.episode.asked.size();
-      if (count >= kManyOperations && (count & (count - 1)) == 0) hold_schedule(server, false);
+      if (count >= kManyOperations && (count & (count - 1)) == 0) check_schedule(server, false);
       if (run_.stopped()) return;
     }
     event.kind = SchedulerEvent::Kind::reply;
@@ -245,7 +245,7 @@ const SchedulerEffects* Simulation::effects_of(Rank& server, const SchedulerEven
   const SchedulerEffects& effects = server.scheduler.step(event);
   for (const SchedulerNote& one : effects.notes) note(one);
   if (effects.forward) server.forward = effects.forward;
-  if (server.check) server.episode.add(effects);
+  if (server.oracle) server.episode.add(effects);
   return &effects;
 } catch (const std::exception& thrown) {
   run_.add({FindingKind::schedule_differs, fmt::format("the scheduler stopped: {}", thrown.what()),
@@ -254,11 +254,11 @@ const SchedulerEffects* Simulation::effects_of(Rank& server, const SchedulerEven
   return nullptr;
 }
 
-void Simulation::hold_schedule(Rank& server, bool is_whole) {
-  if (!server.check) return;
-  server.episode.status = SchedulerStatus::of(server.scheduler, server.episode.event.request);
+void Simulation::check_schedule(Rank& server, bool is_whole) {
+  if (!server.oracle) return;
+  server.episode.status = server.scheduler.status(server.episode.event.request);
   std::optional<Finding> parted =
-      is_whole ? server.check->hold(server.episode) : server.check->hold_so_far(server.episode);
+      is_whole ? server.oracle->check(server.episode) : server.oracle->check_so_far(server.episode);
   if (parted) run_.add(std::move(*parted), "", true);
 }
 
@@ -351,7 +351,7 @@ Reply Simulation::run_until(const RunStatement& limits) {
                "", true);
   }
   if (limits.until >= 0 && !run_.stopped()) now_ = std::max(now_, limits.until);
-  if (limits.until < 0 && limits.steps < 0) hold_to_the_end();
+  if (limits.until < 0 && limits.steps < 0) check_the_end();
   return Reply{}
       .set(ReplyField::finished, ended_ - ended_before)
       .set(ReplyField::violations,
@@ -362,7 +362,7 @@ Reply Simulation::run_until(const RunStatement& limits) {
 /// Liveness of the requests: a run without limits ends every one. What excuses a request: nothing.
 /// One that fits nowhere ends as refused, one whose client went before it arrived as aborted. A
 /// stream's requests are followed by their number alone and are not asked.
-void Simulation::hold_to_the_end() {
+void Simulation::check_the_end() {
   if (stream_ != nullptr || run_.stopped()) return;
   for (const RequestSpec* const spec : specs_) {
     const RequestOutcome* const outcome = run_.find_outcome(spec->id);

@@ -17,10 +17,11 @@
 
 #include "cache_sim/base/prefix_index.hpp"
 #include "cache_sim/check/run.hpp"
-#include "cache_sim/check/schedule_check.hpp"
+#include "cache_sim/model/step_cost.hpp"
 #include "cache_sim/server/scheduler.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "cache_sim/workloads/workload.hpp"
+#include "reference/caches/scheduler_oracle.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -47,7 +48,7 @@ class Simulation {
   };
 
   Reply perform(const Statement& statement);
-  void hold_to_answer(const Statement& statement, const Reply& reply);
+  void check_answer(const Statement& statement, const Reply& reply);
   SchedulerEvent arrival_of(const RequestSpec& spec);
   void schedule(Nanoseconds at, const SchedulerEvent& event);
   void pull(RequestStream& requests);
@@ -55,7 +56,7 @@ class Simulation {
   std::optional<Nanoseconds> next_moment() const;
   void close_session(Name session);
   Reply run_until(const RunStatement& limits);
-  void hold_to_the_end();
+  void check_the_end();
   void deliver_due();
   bool one_step();
   bool launch();
@@ -63,7 +64,7 @@ class Simulation {
   /// A rank: its requests, and what was sent there.
   struct Rank {
     Scheduler scheduler;
-    std::optional<ScheduleCheck> check{};  // where everything is checked
+    std::optional<reference::SchedulerOracle> oracle{};  // where everything is checked
     SchedulerEpisode episode{};
     std::optional<StepWork> forward{};  // of the step that is being decided
     std::vector<Name> rows{};           // of that forward
@@ -79,7 +80,7 @@ class Simulation {
   void deliver(const SchedulerEvent& event);
   void feed(std::size_t rank, SchedulerEvent event);
   const SchedulerEffects* effects_of(Rank& server, const SchedulerEvent& event);
-  void hold_schedule(Rank& server, bool is_whole);
+  void check_schedule(Rank& server, bool is_whole);
   Reply apply_to_all(const Operation& operation);
   bool any_rank(bool (Scheduler::*is)() const) const;
   void note(const SchedulerNote& note);

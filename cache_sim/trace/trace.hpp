@@ -12,24 +12,9 @@
 #include "reference/base/finding.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/operation.hpp"
+#include "reference/protocol/request.hpp"
 
 namespace lockstep::cache_sim {
-
-/// `request …`: what a client asks of the scheduler.
-struct RequestSpec {
-  Name id;
-  Name session;
-  Name salt;
-  Tokens tokens;  ///< prompt and, behind it, every token that will be sampled
-  std::uint32_t prompt_size = 0;
-  bool stops = false;   ///< the output was given as tokens: it ends by itself, not by its length
-  Nanoseconds at = -1;  ///< arrival; -1: when the scheduler comes to this line
-  std::vector<std::int64_t> accept;  ///< per verification, the tokens kept
-  std::vector<std::int64_t> drafts;  ///< per verification, the draft tokens
-  std::int64_t priority = 0;
-  std::int64_t rank = -1;  ///< where it goes; -1: where the routing sends it
-  std::uint32_t output_size() const { return tokens.size() - prompt_size; }
-};
 
 /// `abort id= [at=]`, `retract id= [at=]`
 struct Intervention {

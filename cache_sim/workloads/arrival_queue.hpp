@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache_sim/trace/trace.hpp"
+#include "reference/protocol/request.hpp"
 
 namespace lockstep::cache_sim {
 

@@ -8,8 +8,8 @@
 #include <unordered_map>
 
 #include "cache_sim/base/json_documents.hpp"
-#include "cache_sim/trace/trace.hpp"
 #include "reference/base/result.hpp"
+#include "reference/protocol/request.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep::cache_sim {

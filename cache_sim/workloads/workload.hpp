@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "cache_sim/base/json_documents.hpp"
-#include "cache_sim/trace/trace.hpp"
 #include "reference/base/registry.hpp"
+#include "reference/protocol/request.hpp"
 
 namespace lockstep::cache_sim {
 

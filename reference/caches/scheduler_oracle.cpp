@@ -1,17 +1,14 @@
-#include "cache_sim/check/schedule_check.hpp"
+#include "reference/caches/scheduler_oracle.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
-namespace lockstep::cache_sim {
+namespace lockstep::reference {
 namespace {
 
 constexpr std::size_t kTextLimit = 100;
-
-/// What a wrong draft consists of (contract: a document that no file can name).
-constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
 
 /// Thrown where an episode that goes on has been heard so far.
 struct HeardAll {};
@@ -43,99 +40,78 @@ std::string text(const SchedulerStatus& status) {
 
 }  // namespace
 
-SchedulerStatus SchedulerStatus::of(const Scheduler& scheduler, RequestNumber request) {
-  return {scheduler.has_work(),
-          scheduler.waits_for_results(),
-          scheduler.has_results_out(),
-          scheduler.awaits_results(),
-          scheduler.load(),
-          scheduler.ended(request)};
-}
-
-void SchedulerEpisode::begin(const SchedulerEvent& with) {
-  event = with;
-  asked.clear();
-  notes.clear();
-  forward.reset();
-  idle = false;
-}
-
-void SchedulerEpisode::add(const SchedulerEffects& effects) {
-  notes.insert(notes.end(), effects.notes.begin(), effects.notes.end());
-  if (effects.forward) forward = effects.forward;
-  idle = idle || effects.idle;
-}
-
 // --- Hearing -------------------------------------------------------------------------------------
 
-std::optional<Finding> ScheduleCheck::hold(const SchedulerEpisode& episode) try {
+std::optional<Finding> SchedulerOracle::check(const SchedulerEpisode& episode) try {
   episode_ = &episode;
   next_asked_ = next_note_ = 0;
   work_.reset();
   idle_ = false;
   play(episode.event);
   if (next_asked_ < episode.asked.size())
-    part("asks", "nothing more", episode.asked[next_asked_].operation.text(kTextLimit));
+    report_difference("asks", "nothing more",
+                      episode.asked[next_asked_].operation.text(kTextLimit));
   if (next_note_ < episode.notes.size())
-    part("says", "nothing more", text(episode.notes[next_note_]));
-  if (text(work_) != text(episode.forward)) part("begins", text(work_), text(episode.forward));
+    report_difference("says", "nothing more", text(episode.notes[next_note_]));
+  if (text(work_) != text(episode.forward))
+    report_difference("begins", text(work_), text(episode.forward));
   if (idle_ != episode.idle)
-    part("has", idle_ ? "nothing to do" : "something to do",
-         episode.idle ? "nothing to do" : "something to do");
+    report_difference("has", idle_ ? "nothing to do" : "something to do",
+                      episode.idle ? "nothing to do" : "something to do");
   if (const SchedulerStatus due = status(episode.event.request); due != episode.status)
-    part("says of itself", text(due), text(episode.status));
+    report_difference("says of itself", text(due), text(episode.status));
   return std::nullopt;
 } catch (const Parted& parted) {
   return parted.finding;
 }
 
-std::optional<Finding> ScheduleCheck::hold_so_far(const SchedulerEpisode& episode) const try {
-  ScheduleCheck trial = *this;
+std::optional<Finding> SchedulerOracle::check_so_far(const SchedulerEpisode& episode) const try {
+  SchedulerOracle trial = *this;
   trial.is_whole_ = false;
-  return trial.hold(episode);
+  return trial.check(episode);
 } catch (const HeardAll&) {
   return std::nullopt;
 }
 
-void ScheduleCheck::part(std::string_view what, std::string due, std::string came) {
+void SchedulerOracle::report_difference(std::string_view what, std::string due, std::string came) {
   throw Parted{{FindingKind::schedule_differs,
                 fmt::format("the scheduler {} `{}` where its rules say `{}`", what, came, due),
                 std::move(due), std::move(came)}};
 }
 
-const Reply& ScheduleCheck::ask(const Operation& due) {
+const Reply& SchedulerOracle::ask(const Operation& due) {
   if (next_asked_ == episode_->asked.size()) {
     if (!is_whole_) throw HeardAll();
-    part("asks", due.text(kTextLimit), "nothing");
+    report_difference("asks", due.text(kTextLimit), "nothing");
   }
   const SchedulerEpisode::Exchange& came = episode_->asked[next_asked_++];
   if (!same(due, came.operation))
-    part("asks", due.text(kTextLimit), came.operation.text(kTextLimit));
+    report_difference("asks", due.text(kTextLimit), came.operation.text(kTextLimit));
   return came.reply;
 }
 
-void ScheduleCheck::note(const SchedulerNote& due) {
+void SchedulerOracle::note(const SchedulerNote& due) {
   if (next_note_ == episode_->notes.size()) {
     if (!is_whole_) throw HeardAll();
-    part("says", text(due), "nothing");
+    report_difference("says", text(due), "nothing");
   }
   const SchedulerNote& came = episode_->notes[next_note_++];
-  if (text(due) != text(came)) part("says", text(due), text(came));
+  if (text(due) != text(came)) report_difference("says", text(due), text(came));
 }
 
-ScheduleCheck::Request& ScheduleCheck::at(RequestNumber number) {
+SchedulerOracle::Request& SchedulerOracle::at(RequestNumber number) {
   if (requests_.size() <= number) requests_.resize(number + 1);
   return requests_[number];
 }
 
-Operation ScheduleCheck::about(Verb verb, RequestNumber number) const {
+Operation SchedulerOracle::about(Verb verb, RequestNumber number) const {
   Operation operation;
   operation.verb = verb;
   operation.id = requests_[number].spec->id;
   return operation;
 }
 
-SchedulerStatus ScheduleCheck::status(RequestNumber request) {
+SchedulerStatus SchedulerOracle::status(RequestNumber request) {
   const bool has_drafts_to_come =
       std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
         return requests_[number].verification < requests_[number].spec->drafts.size();
@@ -150,7 +126,7 @@ SchedulerStatus ScheduleCheck::status(RequestNumber request) {
 
 // --- Events --------------------------------------------------------------------------------------
 
-void ScheduleCheck::play(const SchedulerEvent& event) {
+void SchedulerOracle::play(const SchedulerEvent& event) {
   switch (event.kind) {
     case SchedulerEvent::Kind::arrival: return arrive(event.request, event.spec);
     case SchedulerEvent::Kind::abort: return abort(event.request);
@@ -163,14 +139,14 @@ void ScheduleCheck::play(const SchedulerEvent& event) {
   }
 }
 
-void ScheduleCheck::arrive(RequestNumber number, const RequestSpec* spec) {
+void SchedulerOracle::arrive(RequestNumber number, const RequestSpec* spec) {
   Request& request = at(number);
   if (request.state == State::ended) return;  // its client went before it came
   request.spec = spec;
   wait(number, false);
 }
 
-void ScheduleCheck::abort(RequestNumber number) {
+void SchedulerOracle::abort(RequestNumber number) {
   const State state = at(number).state;
   if (state == State::ended) return;
   if (state == State::running) {
@@ -183,7 +159,7 @@ void ScheduleCheck::abort(RequestNumber number) {
 
 // --- A step --------------------------------------------------------------------------------------
 
-void ScheduleCheck::step() {
+void SchedulerOracle::step() {
   under_way_ = std::exchange(decided_, {});
   idle_ = queue_.empty() && running_.empty();
   if (idle_) return;
@@ -198,7 +174,7 @@ void ScheduleCheck::step() {
 
 /// With overlap, what a chunk leaves behind is stored before the next chunk begins. Behind the last
 /// chunk of a prompt it has time until its result.
-void ScheduleCheck::store_chunk_ends() {
+void SchedulerOracle::store_chunk_ends() {
   for (Row& row : under_way_) {
     if (!row.chunk || row.ends_prompt) continue;
     row.stored = true;
@@ -208,7 +184,7 @@ void ScheduleCheck::store_chunk_ends() {
   }
 }
 
-void ScheduleCheck::prefill() {
+void SchedulerOracle::prefill() {
   for (std::size_t i = 0; i < running_.size() && budget_ > 0;) {
     const RequestNumber number = running_[i];
     const Request& request = requests_[number];
@@ -219,7 +195,7 @@ void ScheduleCheck::prefill() {
   }
 }
 
-void ScheduleCheck::admit() {
+void SchedulerOracle::admit() {
   const auto has_room = [&] {
     return budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
   };
@@ -250,7 +226,7 @@ void ScheduleCheck::admit() {
   }
 }
 
-void ScheduleCheck::decode() {
+void SchedulerOracle::decode() {
   for (std::size_t i = 0; i < running_.size();) {
     const RequestNumber number = running_[i];
     const Request& request = requests_[number];
@@ -269,7 +245,7 @@ void ScheduleCheck::decode() {
   }
 }
 
-void ScheduleCheck::forward() {
+void SchedulerOracle::forward() {
   Operation begin;
   begin.verb = Verb::step;
   StepWork work;
@@ -288,7 +264,7 @@ void ScheduleCheck::forward() {
 
 // --- A row ---------------------------------------------------------------------------------------
 
-Operation ScheduleCheck::extend_by(RequestNumber number, std::uint32_t tokens) const {
+Operation SchedulerOracle::extend_by(RequestNumber number, std::uint32_t tokens) const {
   const Request& request = requests_[number];
   Operation extend = about(Verb::extend, number);
   extend.n = tokens;
@@ -300,7 +276,7 @@ Operation ScheduleCheck::extend_by(RequestNumber number, std::uint32_t tokens) c
 
 /// The last token and its drafts: those that will be kept, and wrong ones. No more are kept than
 /// the output has.
-Operation ScheduleCheck::verification(RequestNumber number, std::uint32_t& kept) const {
+Operation SchedulerOracle::verification(RequestNumber number, std::uint32_t& kept) const {
   const Request& request = requests_[number];
   const RequestSpec& spec = *request.spec;
   const auto drafts = static_cast<std::uint32_t>(spec.drafts[request.verification]);
@@ -315,14 +291,14 @@ Operation ScheduleCheck::verification(RequestNumber number, std::uint32_t& kept)
   return extend;
 }
 
-std::uint32_t ScheduleCheck::compute(RequestNumber number, std::uint32_t tokens) {
+std::uint32_t SchedulerOracle::compute(RequestNumber number, std::uint32_t tokens) {
   return compute(number, extend_by(number, tokens), 0);
 }
 
 /// Extends a running request, at the cost of those that were admitted after it, and in the end at
 /// its own. Returns how many tokens are computed.
-std::uint32_t ScheduleCheck::compute(RequestNumber number, const Operation& extend,
-                                     std::uint32_t kept) {
+std::uint32_t SchedulerOracle::compute(RequestNumber number, const Operation& extend,
+                                       std::uint32_t kept) {
   while (ask(extend).refused != Refusal::none) {
     if (running_.size() > 1) {
       const RequestNumber last = running_.back();
@@ -346,7 +322,7 @@ std::uint32_t ScheduleCheck::compute(RequestNumber number, const Operation& exte
   return tokens;
 }
 
-void ScheduleCheck::give_way(RequestNumber number) {
+void SchedulerOracle::give_way(RequestNumber number) {
   ask(about(Verb::preempt, number));
   leave(number);
   requests_[number].computed = requests_[number].goal = requests_[number].told = 0;
@@ -355,13 +331,13 @@ void ScheduleCheck::give_way(RequestNumber number) {
 }
 
 /// Nothing that runs will ever make room for it.
-void ScheduleCheck::drop(RequestNumber number) {
+void SchedulerOracle::drop(RequestNumber number) {
   ask(about(Verb::abort, number));
   leave(number);
   end(number, FinishReason::refused);
 }
 
-void ScheduleCheck::leave(RequestNumber number) {
+void SchedulerOracle::leave(RequestNumber number) {
   const auto is_its = [&](const Row& row) { return row.request == number; };
   std::erase_if(decided_, is_its);
   std::erase_if(under_way_, is_its);
@@ -369,7 +345,7 @@ void ScheduleCheck::leave(RequestNumber number) {
 }
 
 /// Higher priorities first, then who came first; one that gave way stands before its equals.
-void ScheduleCheck::wait(RequestNumber number, bool before_equals) {
+void SchedulerOracle::wait(RequestNumber number, bool before_equals) {
   const std::int64_t priority = requests_[number].spec->priority;
   std::size_t place = 0;
   while (place < queue_.size()) {
@@ -381,20 +357,20 @@ void ScheduleCheck::wait(RequestNumber number, bool before_equals) {
   requests_[number].state = State::waiting;
 }
 
-void ScheduleCheck::end(RequestNumber number, FinishReason reason) {
+void SchedulerOracle::end(RequestNumber number, FinishReason reason) {
   requests_[number].state = State::ended;
   note({SchedulerNote::Kind::ended, number, reason, requests_[number].sampled});
 }
 
 // --- Results -------------------------------------------------------------------------------------
 
-void ScheduleCheck::take_results() {
+void SchedulerOracle::take_results() {
   awaits_results_ = false;
   std::vector<Row> rows = std::exchange(under_way_.empty() ? decided_ : under_way_, {});
   for (Row& row : rows) take_result(row);
 }
 
-void ScheduleCheck::take_result(Row& row) {
+void SchedulerOracle::take_result(Row& row) {
   Request& request = requests_[row.request];
   const RequestSpec& spec = *request.spec;
   if (row.kept != 0) {
@@ -424,4 +400,4 @@ void ScheduleCheck::take_result(Row& row) {
   ask(checkpoint);
 }
 
-}  // namespace lockstep::cache_sim
+}  // namespace lockstep::reference

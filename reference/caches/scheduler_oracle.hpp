@@ -1,57 +1,27 @@
-// The scheduler's rules (scheduler.hpp) a second time: a procedure that asks, is answered and goes
-// on, where the scheduler is a machine that is told of each answer. It hears what the scheduler was
-// told, what it asked and what it was answered, and says where the two part.
+// The oracle of the scheduler: its rules (reference/contract.md, "The scheduler") written a second
+// time, as a procedure that asks a question and goes on with the answer. The scheduler itself is a
+// state machine. The oracle is given what the scheduler was told, what it asked and what it was
+// answered, and reports the first difference.
 #pragma once
 
 #include <deque>
 #include <optional>
 #include <vector>
 
-#include "cache_sim/server/scheduler.hpp"
 #include "reference/base/finding.hpp"
+#include "reference/protocol/schedule.hpp"
 
-namespace lockstep::cache_sim {
+namespace lockstep::reference {
 
-/// What a scheduler says of itself when it is asked.
-struct SchedulerStatus {
-  bool has_work = false;
-  bool waits_for_results = false;
-  bool has_results_out = false;
-  bool awaits_results = false;
-  std::size_t load = 0;
-  bool has_ended = false;  ///< the event's request
-  bool operator==(const SchedulerStatus&) const = default;
-
-  static SchedulerStatus of(const Scheduler& scheduler, RequestNumber request);
-};
-
-/// One event and everything that the scheduler made of it.
-struct SchedulerEpisode {
-  struct Exchange {
-    Operation operation;
-    Reply reply;
-  };
-  SchedulerEvent event;
-  std::vector<Exchange> asked;
-  std::vector<SchedulerNote> notes;
-  std::optional<StepWork> forward;
-  bool idle = false;
-  SchedulerStatus status{};  ///< in the end
-
-  void begin(const SchedulerEvent& with);
-  /// What one call of the scheduler brought.
-  void add(const SchedulerEffects& effects);
-};
-
-class ScheduleCheck {
+class SchedulerOracle {
  public:
-  explicit ScheduleCheck(const SchedulerOptions& options) : options_(options) {}
+  explicit SchedulerOracle(const SchedulerOptions& options) : options_(options) {}
 
   /// Where the episode is not what the rules make of its event. Behind such a finding nothing that
   /// follows means anything.
-  std::optional<Finding> hold(const SchedulerEpisode& episode);
+  std::optional<Finding> check(const SchedulerEpisode& episode);
   /// The same of an episode that has not come to its end, without taking note of it.
-  std::optional<Finding> hold_so_far(const SchedulerEpisode& episode) const;
+  std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const;
 
  private:
   enum class State : std::uint8_t { expected, waiting, running, ended };
@@ -105,7 +75,8 @@ class ScheduleCheck {
   Operation about(Verb verb, RequestNumber number) const;
   const Reply& ask(const Operation& due);
   void note(const SchedulerNote& due);
-  [[noreturn]] static void part(std::string_view what, std::string due, std::string came);
+  [[noreturn]] static void report_difference(std::string_view what, std::string due,
+                                             std::string came);
   Request& at(RequestNumber number);
 
   SchedulerOptions options_;
@@ -125,4 +96,4 @@ class ScheduleCheck {
   bool idle_ = false;
 };
 
-}  // namespace lockstep::cache_sim
+}  // namespace lockstep::reference

@@ -1,0 +1,96 @@
+// What a scheduler is told and what it answers: events, effects, notes, and the record of one event
+// with everything that it led to. The scheduler of cache_sim/ and its oracle share these and
+// nothing else.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "reference/protocol/operation.hpp"
+#include "reference/protocol/request.hpp"
+
+namespace lockstep {
+
+/// What a wrong draft consists of (contract: a document that no file can name).
+inline constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
+
+/// What one forward works on, for the cost of a step.
+struct StepWork {
+  std::int64_t prefill_tokens = 0;
+  std::int64_t decode_tokens = 0;
+  std::int64_t context_tokens = 0;  ///< tokens of all rows before this forward
+  std::int64_t seen_tokens = 0;     ///< summed over its tokens, the tokens that each attends to
+};
+
+/// Requests are numbered by whoever brings them, from 0 on; they may arrive in another order.
+using RequestNumber = std::uint32_t;
+
+struct SchedulerEvent {
+  enum class Kind {
+    arrival,       ///< `spec` joins the queue
+    abort,         ///< the client of `request` has gone, perhaps before it arrived
+    retract,       ///< `request` goes back to the front of the queue
+    step_due,      ///< a step may begin
+    forward_done,  ///< the forward's results are there
+    reply,         ///< the answer to the operation of the last effects
+  };
+  Kind kind;
+  RequestNumber request = 0;
+  const RequestSpec* spec = nullptr;
+  const Reply* reply = nullptr;
+};
+
+/// What a step did to a request, for ledgers and timelines.
+struct SchedulerNote {
+  enum class Kind { admitted, sampled, retracted, ended };
+  Kind kind;
+  RequestNumber request;
+  FinishReason reason = FinishReason::running;
+  std::int64_t output_tokens = 0;
+};
+
+struct SchedulerEffects {
+  Operation* operation = nullptr;  ///< to ask; nothing else happens before its reply
+  std::optional<StepWork>
+      forward;  ///< a forward has begun; forward_done follows when its cost has passed
+  std::vector<SchedulerNote> notes;
+  bool idle = false;  ///< there was nothing to do for a step
+};
+
+struct SchedulerOptions {
+  std::int64_t chunked_prefill = 8192;
+  std::int64_t max_running = 256;
+  bool overlap = false;  ///< a step is decided before the results of the one before
+};
+
+/// What a scheduler says of itself when it is asked.
+struct SchedulerStatus {
+  bool has_work = false;
+  bool waits_for_results = false;
+  bool has_results_out = false;
+  bool awaits_results = false;
+  std::size_t load = 0;
+  bool has_ended = false;  ///< the event's request
+  bool operator==(const SchedulerStatus&) const = default;
+};
+
+/// One event and everything that the scheduler made of it.
+struct SchedulerEpisode {
+  struct Exchange {
+    Operation operation;
+    Reply reply;
+  };
+  SchedulerEvent event;
+  std::vector<Exchange> asked;
+  std::vector<SchedulerNote> notes;
+  std::optional<StepWork> forward;
+  bool idle = false;
+  SchedulerStatus status{};  ///< in the end
+
+  void begin(const SchedulerEvent& with);
+  /// What one call of the scheduler brought.
+  void add(const SchedulerEffects& effects);
+};
+
+}  // namespace lockstep
