@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "reference/attention/mla_attention.hpp"
-#include "reference/base/grid.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
 #include "reference/recurrent/mamba2.hpp"
+#include "reference/tensors/grid.hpp"
 
 namespace lockstep {
 namespace {

@@ -6,8 +6,8 @@
 #include "properties/support/planted.hpp"
 #include "reference/attention/mla_attention.hpp"
 #include "reference/attention/static_kv_update.hpp"
-#include "reference/base/fp8.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/fp8.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

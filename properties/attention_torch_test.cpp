@@ -4,9 +4,9 @@
 
 #include "properties/support/torch_bridge.hpp"
 #include "reference/attention/mla_attention.hpp"
-#include "reference/base/grid.hpp"
-#include "reference/base/yardstick.hpp"
 #include "reference/layers/swiglu.hpp"
+#include "reference/tensors/grid.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

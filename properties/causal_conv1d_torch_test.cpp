@@ -2,9 +2,9 @@
 #include <gtest/gtest.h>
 
 #include "properties/support/eager.hpp"
-#include "reference/base/grid.hpp"
-#include "reference/base/yardstick.hpp"
 #include "reference/recurrent/causal_conv1d.hpp"
+#include "reference/tensors/grid.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

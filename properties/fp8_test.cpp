@@ -1,10 +1,10 @@
 // Eight-bit floats: bytes, scales and products.
-#include "reference/base/fp8.hpp"
+#include "reference/tensors/fp8.hpp"
 
 #include <gtest/gtest.h>
 
-#include "reference/base/array.hpp"
-#include "reference/base/grid.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/grid.hpp"
 
 namespace lockstep {
 namespace {

@@ -6,7 +6,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/recurrences.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "properties/support/hybrid_layers.hpp"
 #include "properties/support/laws.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,7 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/latents.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

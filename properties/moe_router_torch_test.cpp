@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "properties/support/torch_bridge.hpp"
-#include "reference/base/grid.hpp"
-#include "reference/base/yardstick.hpp"
 #include "reference/layers/moe_router.hpp"
+#include "reference/tensors/grid.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "properties/support/eager.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

@@ -3,8 +3,8 @@
 #include <rapidcheck/gtest.h>
 
 #include "properties/support/recurrences.hpp"
-#include "reference/base/yardstick.hpp"
 #include "reference/recurrent/speculative_commit.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

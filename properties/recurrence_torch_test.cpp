@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "properties/support/eager.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

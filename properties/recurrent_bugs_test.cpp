@@ -4,9 +4,9 @@
 
 #include "properties/support/planted.hpp"
 #include "properties/support/recurrences.hpp"
-#include "reference/base/yardstick.hpp"
 #include "reference/recurrent/causal_conv1d.hpp"
 #include "reference/recurrent/speculative_commit.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "properties/support/laws.hpp"
-#include "reference/base/functions.hpp"
 #include "reference/base/parallel.hpp"
 #include "reference/recurrent/recurrence.hpp"
+#include "reference/tensors/functions.hpp"
 
 namespace lockstep {
 namespace {

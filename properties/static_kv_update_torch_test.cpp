@@ -6,7 +6,7 @@
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
 #include "reference/attention/static_kv_update.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "reference/base/array.hpp"
+#include "reference/tensors/array.hpp"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
 // A view finds the element that plain index arithmetic finds, whatever its strides.
-#include "reference/base/view.hpp"
+#include "reference/tensors/view.hpp"
 
 #include <gtest/gtest.h>
 

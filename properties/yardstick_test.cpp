@@ -1,9 +1,9 @@
 // The yardstick and what it stands on: storage formats, test data, differences.
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 #include <gtest/gtest.h>
 
-#include "reference/base/grid.hpp"
+#include "reference/tensors/grid.hpp"
 
 namespace lockstep {
 namespace {

@@ -27,9 +27,11 @@ Simulation::Simulation(Run& run, std::unique_ptr<StepCost> cost)
   const SchedulerOptions options{.chunked_prefill = config.chunked_prefill,
                                  .max_running = config.max_running,
                                  .overlap = config.overlap != 0};
+  const ScheduleCheckerEntry* const oracle = Registry<ScheduleCheckerEntry>::find(kSchedulerOracle);
+  require(oracle != nullptr, "the scheduler's oracle is linked");
   for (std::int64_t rank = 0; rank < config.ranks; ++rank) {
     ranks_.push_back({Scheduler(options)});
-    if (run.options().check == CheckLevel::all) ranks_.back().check.emplace(options);
+    if (run.options().check == CheckLevel::all) ranks_.back().oracle = oracle->make(options);
   }
 }
 

@@ -21,7 +21,7 @@
 #include "cache_sim/server/scheduler.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "cache_sim/workloads/workload.hpp"
-#include "reference/caches/scheduler_oracle.hpp"
+#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -64,7 +64,7 @@ class Simulation {
   /// A rank: its requests, and what was sent there.
   struct Rank {
     Scheduler scheduler;
-    std::optional<reference::SchedulerOracle> oracle{};  // where everything is checked
+    std::unique_ptr<ScheduleChecker> oracle{};  // where everything is checked
     SchedulerEpisode episode{};
     std::optional<StepWork> forward{};  // of the step that is being decided
     std::vector<Name> rows{};           // of that forward

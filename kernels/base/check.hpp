@@ -7,7 +7,7 @@
 #include <string>
 
 #include "kernels/base/dtype.hpp"
-#include "reference/base/eigen.hpp"
+#include "reference/tensors/eigen.hpp"
 
 namespace lockstep::kernels {
 

@@ -132,7 +132,7 @@ struct Divisor {
   }
 };
 
-/// The functions of reference/base/functions.hpp.
+/// The functions of reference/tensors/functions.hpp.
 __device__ inline float softplus(float x) {
   return x <= 20.0f ? log1pf(expf(x)) : x;
 }

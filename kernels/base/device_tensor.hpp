@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/base/check.hpp"
-#include "reference/base/array.hpp"
+#include "reference/tensors/array.hpp"
 
 namespace lockstep::kernels {
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <type_traits>
 
-#include "reference/base/storage.hpp"
-#include "reference/base/view.hpp"
+#include "reference/tensors/storage.hpp"
+#include "reference/tensors/view.hpp"
 
 namespace lockstep::kernels {
 

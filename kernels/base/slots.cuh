@@ -1,11 +1,11 @@
-// The rules on rows and slots of reference/base/slots.hpp, on the device. What is an error there is
-// a row or a store left out here: a kernel cannot ask.
+// The rules on rows and slots of reference/tensors/slots.hpp, on the device. What is an error there
+// is a row or a store left out here: a kernel cannot ask.
 #pragma once
 
 #include <climits>
 
 #include "kernels/base/check.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::kernels {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "reference/base/grid.hpp"
+#include "reference/tensors/grid.hpp"
 
 namespace lockstep::judging {
 

@@ -8,7 +8,7 @@
 
 #include "kernels/judge/tensor.hpp"
 #include "reference/base/judged.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::judging {
 
@@ -139,7 +139,8 @@ struct HostRows {
   std::int32_t pad_slot_id = -1;
 };
 
-/// Makes the tensors of a case: numbers on the grid (reference/base/grid.hpp), a stream for each.
+/// Makes the tensors of a case: numbers on the grid (reference/tensors/grid.hpp), a stream for
+/// each.
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : seed_(seed) {}

@@ -10,8 +10,8 @@
 #include <variant>
 #include <vector>
 
-#include "reference/base/array.hpp"
-#include "reference/base/storage.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/storage.hpp"
 
 namespace lockstep::judging {
 

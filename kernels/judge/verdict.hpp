@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/judge/run.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep::judging {
 

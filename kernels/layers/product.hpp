@@ -15,7 +15,7 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/base/dtype.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::kernels {
 

@@ -16,7 +16,7 @@
 #include <optional>
 
 #include "kernels/base/dtype.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::kernels {
 

@@ -1,5 +1,5 @@
 // Depthwise causal convolution for decoding: one token per row, or the tokens of a verification.
-// Equations and names: reference/recurrent/causal_conv1d.hpp; slots: reference/base/slots.hpp.
+// Equations and names: reference/recurrent/causal_conv1d.hpp; slots: reference/tensors/slots.hpp.
 //
 //   here         causal-conv1d, vLLM    shape, all in device memory
 //   x, out       x, out                 [T, D], packed
@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "kernels/base/dtype.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::kernels {
 

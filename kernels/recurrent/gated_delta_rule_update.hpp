@@ -1,5 +1,5 @@
 // Gated delta rule for decoding: one token per row, or the tokens of a verification. Equations and
-// names: reference/recurrent/gated_delta_rule.hpp; slots: reference/base/slots.hpp.
+// names: reference/recurrent/gated_delta_rule.hpp; slots: reference/tensors/slots.hpp.
 //
 //   here              vLLM, FLA                 shape, all in device memory
 //   q, k              q, k                      [T, H, K]
@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "kernels/base/dtype.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::kernels {
 

@@ -1,5 +1,5 @@
 // Mamba2's state update for decoding: one token per row, or the tokens of a verification. Equations
-// and names: reference/recurrent/mamba2.hpp; slots: reference/base/slots.hpp.
+// and names: reference/recurrent/mamba2.hpp; slots: reference/tensors/slots.hpp.
 //
 //   here      mamba-ssm, vLLM      shape, all in device memory
 //   x, z, out x, z, out            [T, H, P]
@@ -16,7 +16,7 @@
 #include <optional>
 
 #include "kernels/base/dtype.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::kernels {
 

@@ -11,11 +11,11 @@
 
 #include <set>
 
-#include "reference/base/array.hpp"
 #include "reference/recurrent/causal_conv1d.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
 #include "reference/recurrent/mamba2.hpp"
 #include "reference/recurrent/scaled_state.hpp"
+#include "reference/tensors/array.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
 #include <c10/cuda/CUDAGuard.h>

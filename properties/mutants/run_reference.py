@@ -27,16 +27,14 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "properties"))
 from list_laws import names  # noqa: E402
 # Oracles of cache policies and the vocabulary of traces have mutants of their own: run.py.
-BASE = ["array", "eigen", "fp8", "functions", "grid", "parallel", "slots", "storage", "view", "yardstick"]
-FAMILIES = ["recurrent", "attention", "layers"]
+FOLDERS = ["tensors", "recurrent", "attention", "layers"]
 LIBRARIES = ["-lgtest_main", "-lgtest", "-lrapidcheck", "-lpthread"]
 ENVIRONMENT = {**os.environ, "RC_PARAMS": "seed=1 noshrink=1 max_success=100"}
 
 
 def headers():
-    own = [f"reference/base/{stem}.hpp" for stem in BASE if (ROOT / f"reference/base/{stem}.hpp").exists()]
-    return own + sorted(f"reference/{family}/{p.name}" for family in FAMILIES
-                        for p in (ROOT / "reference" / family).glob("*.hpp"))
+    return ["reference/base/parallel.hpp"] + [str(path.relative_to(ROOT)) for folder in FOLDERS
+                                              for path in sorted((ROOT / "reference" / folder).glob("*.hpp"))]
 
 
 def system_folders():

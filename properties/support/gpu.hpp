@@ -10,8 +10,8 @@
 
 #include "kernels/base/device_tensor.hpp"
 #include "properties/support/laws.hpp"
-#include "reference/base/yardstick.hpp"
 #include "reference/recurrent/recurrence.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep::testing_support {
 

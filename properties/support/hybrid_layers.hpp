@@ -1,9 +1,9 @@
 // The two recurrent layers at a small size, with weights and states drawn from one seed.
 #pragma once
 
-#include "reference/base/grid.hpp"
 #include "reference/recurrent/gated_delta_net.hpp"
 #include "reference/recurrent/mamba_mixer.hpp"
+#include "reference/tensors/grid.hpp"
 
 namespace lockstep::testing_support {
 

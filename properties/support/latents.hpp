@@ -3,7 +3,7 @@
 
 #include "properties/support/laws.hpp"
 #include "reference/attention/mla_attention.hpp"
-#include "reference/base/yardstick.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep::testing_support {
 

@@ -8,10 +8,10 @@
 #include <numeric>
 #include <vector>
 
-#include "reference/base/array.hpp"
-#include "reference/base/eigen.hpp"
-#include "reference/base/grid.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/eigen.hpp"
+#include "reference/tensors/grid.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::testing_support {
 

@@ -3,8 +3,8 @@
 
 #include <ATen/ATen.h>
 
-#include "reference/base/array.hpp"
-#include "reference/base/eigen.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/eigen.hpp"
 
 namespace lockstep::testing_support {
 

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "reference/base/array.hpp"
-#include "reference/base/eigen.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/eigen.hpp"
 
 namespace lockstep::reference {
 

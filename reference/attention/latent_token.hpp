@@ -23,7 +23,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "reference/base/fp8.hpp"
+#include "reference/tensors/fp8.hpp"
 
 namespace lockstep::reference {
 

@@ -19,8 +19,8 @@
 #include <cmath>
 #include <limits>
 
-#include "reference/base/array.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::reference {
 

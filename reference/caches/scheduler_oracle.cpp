@@ -400,4 +400,9 @@ void SchedulerOracle::take_result(Row& row) {
   ask(checkpoint);
 }
 
+const Registration<ScheduleCheckerEntry> kRegistered{
+    {kSchedulerOracle, [](const SchedulerOptions& options) -> std::unique_ptr<ScheduleChecker> {
+       return std::make_unique<SchedulerOracle>(options);
+     }}};
+
 }  // namespace lockstep::reference

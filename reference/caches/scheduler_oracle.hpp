@@ -13,15 +13,12 @@
 
 namespace lockstep::reference {
 
-class SchedulerOracle {
+class SchedulerOracle final : public ScheduleChecker {
  public:
   explicit SchedulerOracle(const SchedulerOptions& options) : options_(options) {}
 
-  /// Where the episode is not what the rules make of its event. Behind such a finding nothing that
-  /// follows means anything.
-  std::optional<Finding> check(const SchedulerEpisode& episode);
-  /// The same of an episode that has not come to its end, without taking note of it.
-  std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const;
+  std::optional<Finding> check(const SchedulerEpisode& episode) override;
+  std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const override;
 
  private:
   enum class State : std::uint8_t { expected, waiting, running, ended };

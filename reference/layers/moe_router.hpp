@@ -14,8 +14,8 @@
 #include <optional>
 #include <vector>
 
-#include "reference/base/array.hpp"
-#include "reference/base/functions.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/functions.hpp"
 
 namespace lockstep::reference {
 

@@ -11,8 +11,8 @@
 //   place                                        [T, k]       the sorted row of each choice, or -1
 #pragma once
 
-#include "reference/base/array.hpp"
-#include "reference/base/slots.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::reference {
 

@@ -14,8 +14,8 @@
 
 #include <cmath>
 
-#include "reference/base/functions.hpp"
-#include "reference/base/storage.hpp"
+#include "reference/tensors/functions.hpp"
+#include "reference/tensors/storage.hpp"
 
 namespace lockstep::reference {
 

@@ -22,7 +22,7 @@
 #include <numbers>
 #include <optional>
 
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::reference {
 

@@ -28,8 +28,8 @@
 #include <numeric>
 #include <vector>
 
-#include "reference/base/array.hpp"
 #include "reference/base/philox.hpp"
+#include "reference/tensors/array.hpp"
 
 namespace lockstep::reference {
 

@@ -8,7 +8,7 @@
 //   down        down_proj                   [D, F]
 #pragma once
 
-#include "reference/base/functions.hpp"
+#include "reference/tensors/functions.hpp"
 
 namespace lockstep::reference {
 

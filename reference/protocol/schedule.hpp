@@ -4,9 +4,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string_view>
 #include <vector>
 
+#include "reference/base/finding.hpp"
+#include "reference/base/registry.hpp"
 #include "reference/protocol/operation.hpp"
 #include "reference/protocol/request.hpp"
 
@@ -92,5 +96,23 @@ struct SchedulerEpisode {
   /// What one call of the scheduler brought.
   void add(const SchedulerEffects& effects);
 };
+
+/// Judges a scheduler by its episodes.
+class ScheduleChecker {
+ public:
+  virtual ~ScheduleChecker() = default;
+  /// The first difference between the episode and what the rules make of its event. Behind such a
+  /// finding nothing that follows means anything.
+  virtual std::optional<Finding> check(const SchedulerEpisode& episode) = 0;
+  /// The same of an episode that has not come to its end, without taking note of it.
+  virtual std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const = 0;
+};
+
+/// Registered by reference/caches/scheduler_oracle.cpp under kSchedulerOracle.
+struct ScheduleCheckerEntry {
+  std::string_view name;
+  std::unique_ptr<ScheduleChecker> (*make)(const SchedulerOptions& options);
+};
+inline constexpr std::string_view kSchedulerOracle = "scheduler-oracle";
 
 }  // namespace lockstep

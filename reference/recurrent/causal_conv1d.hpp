@@ -24,10 +24,10 @@
 #include <optional>
 #include <vector>
 
-#include "reference/base/functions.hpp"
-#include "reference/base/slots.hpp"
-#include "reference/base/storage.hpp"
 #include "reference/recurrent/tree.hpp"
+#include "reference/tensors/functions.hpp"
+#include "reference/tensors/slots.hpp"
+#include "reference/tensors/storage.hpp"
 
 namespace lockstep::reference {
 

@@ -24,9 +24,9 @@
 #include <Eigen/LU>
 #include <cmath>
 
-#include "reference/base/array.hpp"
-#include "reference/base/functions.hpp"
 #include "reference/recurrent/recurrence.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/functions.hpp"
 
 namespace lockstep::reference {
 

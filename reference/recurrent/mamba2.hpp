@@ -21,9 +21,9 @@
 #include <cmath>
 #include <type_traits>
 
-#include "reference/base/array.hpp"
-#include "reference/base/functions.hpp"
 #include "reference/recurrent/recurrence.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/functions.hpp"
 
 namespace lockstep::reference {
 

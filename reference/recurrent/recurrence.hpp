@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "reference/base/parallel.hpp"
-#include "reference/base/slots.hpp"
-#include "reference/base/storage.hpp"
 #include "reference/recurrent/tree.hpp"
+#include "reference/tensors/slots.hpp"
+#include "reference/tensors/storage.hpp"
 
 namespace lockstep {
 

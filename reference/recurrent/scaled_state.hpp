@@ -18,9 +18,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "reference/base/array.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/recurrent/recurrence.hpp"
+#include "reference/tensors/array.hpp"
 
 namespace lockstep::reference {
 

@@ -15,9 +15,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "reference/base/array.hpp"
-#include "reference/base/slots.hpp"
 #include "reference/recurrent/tree.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep::reference {
 

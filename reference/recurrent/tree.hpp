@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "reference/base/slots.hpp"
+#include "reference/tensors/slots.hpp"
 
 namespace lockstep {
 

@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include "kernels/judge/operation.hpp"
-#include "reference/base/array.hpp"
 #include "reference/base/mix.hpp"
+#include "reference/tensors/array.hpp"
 
 namespace lockstep::judging {
 namespace {

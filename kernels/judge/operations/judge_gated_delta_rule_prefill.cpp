@@ -4,8 +4,8 @@
 
 #include "kernels/judge/operation.hpp"
 #include "reference/base/mix.hpp"
-#include "reference/base/yardstick.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
+#include "reference/tensors/yardstick.hpp"
 
 namespace lockstep::judging {
 namespace {

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "reference/base/array.hpp"
 #include "reference/base/philox.hpp"
+#include "reference/tensors/array.hpp"
 
 namespace lockstep {
 

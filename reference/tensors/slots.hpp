@@ -15,7 +15,7 @@
 #include <optional>
 #include <set>
 
-#include "reference/base/eigen.hpp"
+#include "reference/tensors/eigen.hpp"
 
 namespace lockstep {
 

@@ -14,7 +14,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "reference/base/view.hpp"
+#include "reference/tensors/view.hpp"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "reference/base/view.hpp"
+#include "reference/tensors/view.hpp"
 
 namespace lockstep {
 

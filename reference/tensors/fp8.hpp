@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstdint>
 
-#include "reference/base/array.hpp"
-#include "reference/base/storage.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/storage.hpp"
 
 namespace lockstep {
 

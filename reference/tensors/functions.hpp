@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "reference/base/eigen.hpp"
+#include "reference/tensors/eigen.hpp"
 
 namespace lockstep::reference {
 

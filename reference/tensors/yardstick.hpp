@@ -16,8 +16,8 @@
 #include <limits>
 #include <string>
 
-#include "reference/base/array.hpp"
-#include "reference/base/storage.hpp"
+#include "reference/tensors/array.hpp"
+#include "reference/tensors/storage.hpp"
 
 namespace lockstep {
 

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <limits>
 
-#include "reference/base/eigen.hpp"
+#include "reference/tensors/eigen.hpp"
 
 namespace lockstep {
 
