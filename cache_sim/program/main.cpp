@@ -6,6 +6,7 @@
 
 #include "cache_sim/program/commands.hpp"
 #include "reference/base/finding.hpp"
+#include "reference/base/leftovers.hpp"
 
 namespace {
 
@@ -36,6 +37,7 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lockstep::clean_up_on_signals();
   try {
     return run(argc, argv);
   } catch (const std::exception& error) {

@@ -1,0 +1,129 @@
+// Child processes end with everything that they started, whatever ends them.
+#include "reference/base/child_process.hpp"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+namespace lockstep {
+namespace {
+
+using namespace std::chrono_literals;
+
+/// A pipe that processes inherit: it ends when the last of them is gone.
+class Inherited {
+ public:
+  Inherited() { EXPECT_EQ(::pipe(ends_), 0); }
+  ~Inherited() {
+    ::close(ends_[0]);
+    if (ends_[1] >= 0) ::close(ends_[1]);
+  }
+  void leave_to_children() {
+    ::close(ends_[1]);
+    ends_[1] = -1;
+  }
+  bool everybody_is_gone() const {
+    pollfd end{ends_[0], POLLIN, 0};
+    char byte = 0;
+    return ::poll(&end, 1, 2000) == 1 && ::read(ends_[0], &byte, 1) == 0;
+  }
+
+ private:
+  int ends_[2];
+};
+
+std::string text_of(const std::string& path) {
+  std::ifstream file(path);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+TEST(ChildProcess, aBodyRunsInAForkAndItsValueIsTheStatus) {
+  ChildProcess child;
+  int here = 1;
+  ASSERT_EQ(child.start({.body = [&] { return here = 7; }}), 0);
+  const auto end = child.wait_for_exit(10s);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(ending_text(*end), "exit status 7");
+  EXPECT_EQ(here, 1);
+}
+
+TEST(ChildProcess, aLogHoldsWhatTheChildSaysAndItsInputIsEmpty) {
+  const auto folder = TemporaryFolder::make("test");
+  ASSERT_TRUE(folder);
+  ChildProcess child;
+  ASSERT_EQ(child.start({.words = {"sh", "-c", "cat; echo out; echo err >&2; kill -SEGV $$"},
+                         .log = folder->file("log.txt")}),
+            0);
+  const auto end = child.wait_for_exit(10s);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(ending_text(*end).substr(0, 9), "signal 11");
+  EXPECT_EQ(text_of(folder->file("log.txt")), "out\nerr\n");
+}
+
+TEST(ChildProcess, aProgramThatIsNotThereIsSaid) {
+  ChildProcess child;
+  EXPECT_EQ(child.start({.words = {"/nonexistent/program"}}), ENOENT);
+}
+
+// A time-out that killed the child alone left its workers running, with the GPU in their hands.
+TEST(ChildProcess, aTimeOutEndsWhatTheChildStarted) {
+  Inherited pipe;
+  ChildProcess child;
+  ASSERT_EQ(child.start({.words = {"sh", "-c", "trap '' TERM; sleep 60 & sleep 60"}}), 0);
+  pipe.leave_to_children();
+  EXPECT_FALSE(child.wait_for_exit(50ms));
+  child.stop(0ms);
+  EXPECT_TRUE(pipe.everybody_is_gone());
+}
+
+// Ctrl-C does not reach the children by itself: they have process groups of their own.
+TEST(ChildProcess, aSignalTakesChildrenAndFoldersAlong) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    Inherited pipe;
+    ChildProcess program;
+    const auto body = [] {
+      clean_up_on_signals();
+      const auto folder = TemporaryFolder::make("test");
+      std::ofstream(folder->file("a file")) << "text";
+      ChildProcess server;
+      server.start({.words = {"sh", "-c", "trap '' TERM INT HUP; sleep 60 & sleep 60"}});
+      const std::string line = folder->path() + "\n";
+      if (::write(STDOUT_FILENO, line.data(), line.size()) < 0) return 1;
+      for (;;) ::pause();
+    };
+    ASSERT_EQ(program.start({.body = body}), 0);
+    pipe.leave_to_children();
+    ASSERT_EQ(program.exchange("", 10s), Exchange::answered);
+    const std::string folder = program.take_answer();
+    EXPECT_TRUE(std::filesystem::exists(folder + "/a file"));
+    kill(program.id(), signal);
+    const auto end = program.wait_for_exit(10s);
+    ASSERT_TRUE(end);
+    EXPECT_EQ(end->si_status, signal) << "it ends by the signal, as its caller expects";
+    EXPECT_FALSE(std::filesystem::exists(folder));
+    EXPECT_TRUE(pipe.everybody_is_gone());
+  }
+}
+
+// `nohup lockstep explore` goes on when the terminal goes.
+TEST(ChildProcess, anIgnoredSignalStaysIgnored) {
+  ChildProcess program;
+  const auto body = [] {
+    ::signal(SIGHUP, SIG_IGN);
+    clean_up_on_signals();
+    ::raise(SIGHUP);
+    return 5;
+  };
+  ASSERT_EQ(program.start({.body = body}), 0);
+  const auto end = program.wait_for_exit(10s);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(ending_text(*end), "exit status 5");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,126 @@
+#include "reference/base/leftovers.hpp"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What a handler reads: fixed places, so that noting something never moves what is noted already.
+// Whatever finds no place is cleaned up as before, by destructors alone.
+constexpr std::size_t kMostGroups = 1024;
+constexpr std::size_t kMostFolders = 64;
+constexpr std::size_t kLongestPath = 512;
+constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP};
+
+struct NotedFolder {
+  std::atomic<bool> taken{false};
+  std::atomic<bool> there{false};  // set behind the path, cleared before the path changes
+  std::array<char, kLongestPath> path{};
+};
+
+std::array<std::atomic<pid_t>, kMostGroups> groups{};
+std::array<NotedFolder, kMostFolders> folders;
+std::atomic<pid_t> owner{0};  // the process that noted them; a fork of it cleans up nothing
+static_assert(std::atomic<pid_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+/// `rm -rf PATH`, waited for; removing a tree by itself is nothing that a handler may do.
+void remove_tree(const char* path) {
+  const pid_t child = ::_Fork();
+  if (child == 0) {
+    ::execl("/bin/rm", "rm", "-rf", "--", path, static_cast<char*>(nullptr));
+    ::_exit(1);
+  }
+  while (child > 0 && ::waitpid(child, nullptr, 0) < 0 && errno == EINTR) continue;
+}
+
+void on_ending(int signal) {
+  clean_up();
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);  // delivered when this handler returns
+}
+
+}  // namespace
+
+void clean_up() {
+  if (owner.load() != ::getpid()) return;
+  const int error = errno;
+  for (std::atomic<pid_t>& group : groups)
+    if (const pid_t leader = group.exchange(0); leader > 0) ::kill(-leader, SIGKILL);
+  for (NotedFolder& folder : folders)
+    if (folder.there.exchange(false)) remove_tree(folder.path.data());
+  errno = error;
+}
+
+void clean_up_on_signals() {
+  for (const int signal : kEndings) {
+    struct sigaction now {};
+    if (::sigaction(signal, nullptr, &now) != 0 || now.sa_handler != SIG_DFL) continue;
+    struct sigaction ours {};
+    ours.sa_handler = on_ending;
+    for (const int other : kEndings) sigaddset(&ours.sa_mask, other);
+    ours.sa_flags = SA_RESTART;
+    ::sigaction(signal, &ours, nullptr);
+  }
+}
+
+SignalsBlocked::SignalsBlocked() {
+  sigset_t endings;
+  sigemptyset(&endings);
+  for (const int signal : kEndings) sigaddset(&endings, signal);
+  pthread_sigmask(SIG_BLOCK, &endings, &before_);
+}
+SignalsBlocked::~SignalsBlocked() {
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+NotedProcessGroup::NotedProcessGroup(pid_t leader) {
+  owner = ::getpid();
+  for (std::size_t i = 0; i < kMostGroups && place_ == kNowhere; ++i)
+    if (pid_t none = 0; groups[i].compare_exchange_strong(none, leader)) place_ = i;
+}
+
+void NotedProcessGroup::forget() {
+  if (place_ != kNowhere) groups[std::exchange(place_, kNowhere)] = 0;
+}
+
+Result<TemporaryFolder> TemporaryFolder::make(std::string_view name) {
+  std::error_code error;
+  const fs::path parent = fs::temp_directory_path(error);
+  if (error) return fail("TMPDIR names no folder: " + error.message(), kExitEnvironment);
+  std::string path = (parent / ("lockstep-" + std::string(name) + "-XXXXXX")).string();
+  const SignalsBlocked blocked;
+  if (::mkdtemp(path.data()) == nullptr)
+    return fail(path + ": the folder cannot be made: " + std::strerror(errno), kExitEnvironment);
+  owner = ::getpid();
+  std::size_t place = 0;
+  if (path.size() + 1 > kLongestPath) return TemporaryFolder(std::move(path), kMostFolders);
+  while (place < kMostFolders && folders[place].taken.exchange(true)) ++place;
+  if (place < kMostFolders) {
+    std::memcpy(folders[place].path.data(), path.c_str(), path.size() + 1);
+    folders[place].there = true;
+  }
+  return TemporaryFolder(std::move(path), place);
+}
+
+TemporaryFolder::~TemporaryFolder() {
+  if (path_.empty()) return;
+  std::error_code ignored;
+  fs::remove_all(path_, ignored);
+  if (place_ == kMostFolders) return;
+  folders[place_].there = false;
+  folders[place_].taken = false;
+}
+
+}  // namespace lockstep

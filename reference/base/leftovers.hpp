@@ -1,0 +1,77 @@
+// What a program leaves behind when a signal ends it: child processes and temporary folders. Each
+// is noted here while it exists, so that a signal handler can take it along.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "reference/base/result.hpp"
+
+namespace lockstep {
+
+/// From now on INT, TERM and HUP kill every noted process group, remove every noted folder and then
+/// end this program by the same signal. A signal that somebody handles or ignores already is left
+/// as it is.
+void clean_up_on_signals();
+
+/// Kills the noted process groups and removes the noted folders. Safe in a signal handler, for
+/// programs that have handlers of their own. Does nothing in a fork of the program that noted them.
+void clean_up();
+
+/// While it lives, no signal that clean_up_on_signals() handles is delivered to this thread:
+/// nothing is cleaned up between the start of something and its note.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  ~SignalsBlocked();
+
+ private:
+  sigset_t before_;
+};
+
+/// Notes a process group for as long as it lives.
+class NotedProcessGroup {
+ public:
+  NotedProcessGroup() = default;
+  explicit NotedProcessGroup(pid_t leader);
+  NotedProcessGroup(NotedProcessGroup&& other) noexcept
+      : place_(std::exchange(other.place_, kNowhere)) {}
+  NotedProcessGroup& operator=(NotedProcessGroup&& other) noexcept {
+    std::swap(place_, other.place_);
+    return *this;
+  }
+  ~NotedProcessGroup() { forget(); }
+  void forget();
+
+ private:
+  static constexpr std::size_t kNowhere = static_cast<std::size_t>(-1);
+  std::size_t place_ = kNowhere;
+};
+
+/// A folder of its own in the temporary directory; it goes, with all that is in it, when this
+/// object does.
+class TemporaryFolder {
+ public:
+  /// `TMPDIR/lockstep-NAME-XXXXXX`. The error names the folder and the system's reason.
+  static Result<TemporaryFolder> make(std::string_view name);
+  TemporaryFolder(TemporaryFolder&& other) noexcept
+      : path_(std::exchange(other.path_, "")), place_(other.place_) {}
+  TemporaryFolder& operator=(TemporaryFolder&&) = delete;
+  ~TemporaryFolder();
+
+  const std::string& path() const { return path_; }
+  std::string file(std::string_view name) const { return path_ + "/" + std::string(name); }
+
+ private:
+  TemporaryFolder(std::string path, std::size_t place) : path_(std::move(path)), place_(place) {}
+  std::string path_;
+  std::size_t place_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,25 @@
+// Text that somebody else wrote, made fit for a sentence of ours.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <iterator>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+/// The text's first `limit` bytes, where everything but printable ASCII is written as \xNN: no
+/// bytes that are no UTF-8 reach a file of JSON, and no escape sequence a terminal.
+inline std::string printable(std::string_view text, std::size_t limit = 60) {
+  std::string out;
+  for (const char c : text.substr(0, limit)) {
+    if (c >= ' ' && c <= '~')
+      out += c;
+    else
+      fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<unsigned char>(c));
+  }
+  return text.size() > limit ? out + "…" : out;
+}
+
+}  // namespace lockstep
