@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <exception>
 #include <set>
-#include <sstream>
 
 #include "cache_sim/check/exec_subject.hpp"
 
@@ -17,40 +16,34 @@ constexpr std::int64_t kRecomputeEvery = 1000;
 constexpr std::size_t kTextLimit = 100;  // characters of a token list in texts for people
 
 /// Fields that every policy or the scheduler in front of it honours.
-constexpr std::string_view kCommonFields =
-    "policy kv_tokens state_slots chunked_prefill max_running request_rows step_time model_chunk "
-    "ranks routing";
-
-bool names_field(std::string_view list, std::string_view field) {
-  std::istringstream words{std::string(list)};
-  std::string word;
-  while (words >> word)
-    if (word == field) return true;
-  return false;
-}
+constexpr ConfigFields kCommonFields{ConfigField::policy,      ConfigField::kv_tokens,
+                                     ConfigField::state_slots, ConfigField::chunked_prefill,
+                                     ConfigField::max_running, ConfigField::request_rows,
+                                     ConfigField::step_time,   ConfigField::model_chunk,
+                                     ConfigField::ranks,       ConfigField::routing};
 
 /// A policy that would ignore a field which somebody set says so instead.
 Result<void> check_config(const PolicyEntry& policy, const Config& config) {
-  for (const std::string& field : config.changed())
-    if (!names_field(kCommonFields, field) && !names_field(policy.config_fields, field))
-      return fail(fmt::format("policy {} does not use the config field {}", policy.name, field));
+  for (const ConfigField field : config.changed())
+    if (!kCommonFields.contains(field) && !policy.config_fields.contains(field))
+      return fail(
+          fmt::format("policy {} does not use the config field {}", policy.name, to_string(field)));
   if (policy.has_states && config.state_slots == 0)
     return fail(
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
   if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
-  // SGLang asserts the same where it derives its grid (mamba_cache_chunk_size; its first versions
-  // wanted a page that divides 64): otherwise the grid lies where no chunk of the kernel ends. That
-  // it also wants a track_interval of whole pages is not asked here: the decode grid is the least
-  // common multiple of both.
-  if (names_field(policy.config_fields, "track_interval") &&
-      config.page % config.model_chunk != 0 && config.model_chunk % config.page != 0)
-    return fail(fmt::format("field page: neither {} nor the model_chunk of {} divides the other",
-                            config.page, config.model_chunk));
   if (config.kv_tokens < config.page)
     return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
                             config.page));
-  return {};
+  return policy.check == nullptr ? Result<void>() : policy.check(config);
+}
+
+/// The auditor that knows the subject's family; null where none does.
+std::unique_ptr<Auditor> make_auditor(Subject& subject, const LabelState* labels) {
+  for (const AuditorEntry& family : Registry<AuditorEntry>::all())
+    if (auto auditor = family.make(subject, labels)) return auditor;
+  return nullptr;
 }
 
 /// How many more requests, slots and locks hold something.
@@ -149,7 +142,7 @@ Result<void> Run::seat(const std::string& name) {
   }
   seat->subject = entry->make(subject);
   if (options_.check == CheckLevel::all)
-    seat->auditor = seat->subject->make_auditor(seat->labels.get());
+    seat->auditor = make_auditor(*seat->subject, seat->labels.get());
   seats_.push_back(std::move(seat));
   return {};
 }

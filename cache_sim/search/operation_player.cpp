@@ -11,10 +11,6 @@ Steps literal_steps(const std::vector<Statement>& statements) {
   return steps;
 }
 
-bool loses_locks_on_tombstones(std::string_view policy) {
-  return policy == "sglang-legacy" || policy == "sglang-v0";
-}
-
 bool Ledger::adapt(Step& step) const {
   auto& operation = std::get<Operation>(step.statement.what);
   if (step.rest == Step::kLiteral && contradicts_itself(operation)) step.stands = true;
@@ -144,7 +140,9 @@ void Ledger::follow_slot(const Operation& operation, const Reply& reply) {
 OperationPlayer::OperationPlayer(Run& run) : run_(run), ledger_(run.options().config.page, false) {
   for (const std::string& subject : run.options().subjects) {
     const std::string_view name = subject;
-    if (loses_locks_on_tombstones(name.starts_with("oracle:") ? name.substr(7) : name))
+    const PolicyEntry* const policy =
+        Registry<PolicyEntry>::find(name.starts_with("oracle:") ? name.substr(7) : name);
+    if (policy != nullptr && !policy->counts_locks_on_tombstones)
       ledger_ = Ledger(run.options().config.page, true);
   }
 }

@@ -34,10 +34,6 @@ using Steps = std::vector<Step>;
 /// Statements to play as they stand.
 Steps literal_steps(const std::vector<Statement>& statements);
 
-/// Older policies lose count of a lock on a tombstone that gets a state (SGLang #21379), so that a
-/// search must unlock it before anything else happens.
-bool loses_locks_on_tombstones(std::string_view policy);
-
 /// What the requests, slots and matches of a trace have, so that operations can follow them.
 class Ledger {
  public:

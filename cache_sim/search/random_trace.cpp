@@ -188,7 +188,7 @@ void RandomTrace::overstate_prev(Operation& insert) {
 
 Operation RandomTrace::of_tree() {
   Operation operation;
-  if (bare_lock_.exists()) {  // nothing may come between: see loses_locks_on_tombstones
+  if (bare_lock_.exists()) {  // nothing may come between: see counts_locks_on_tombstones
     operation.verb = Verb::unlock;
     operation.lock = std::exchange(bare_lock_, Name());
     return operation;
@@ -493,8 +493,8 @@ void RandomTrace::answered(const Reply& reply) {
       ending_ = last_;
       ending_.tokens = last_.tokens.prefix(static_cast<std::uint32_t>(reply.get(ReplyField::kv)));
       node_is_there_ = !ending_.tokens.empty();
-      may_lock_ = !loses_locks_on_tombstones(policy_) ||
-                  reply.get(ReplyField::state) == reply.get(ReplyField::kv);
+      may_lock_ =
+          counts_locks_on_tombstones_ || reply.get(ReplyField::state) == reply.get(ReplyField::kv);
       return;
     case Verb::lock: locks_.push_back(last_.as); return;
     case Verb::unlock: std::erase(locks_, last_.lock); return;

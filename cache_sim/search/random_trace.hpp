@@ -17,7 +17,10 @@ namespace lockstep::cache_sim {
 class RandomTrace {
  public:
   RandomTrace(const Swarm& swarm, const PolicyEntry& policy, Draw& draw)
-      : swarm_(swarm), draw_(draw), policy_(policy.name), has_states_(policy.has_states) {}
+      : swarm_(swarm),
+        draw_(draw),
+        counts_locks_on_tombstones_(policy.counts_locks_on_tombstones),
+        has_states_(policy.has_states) {}
 
   Operation next();
   /// Whether it depends on what the cache holds if that one is bad input.
@@ -62,7 +65,7 @@ class RandomTrace {
 
   const Swarm& swarm_;
   Draw& draw_;
-  std::string_view policy_;
+  bool counts_locks_on_tombstones_;
   bool has_states_;
   int names_ = 0;
   Operation last_;

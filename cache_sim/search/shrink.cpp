@@ -282,8 +282,9 @@ class Shrinker {
   void lower_config() {
     const Config defaults;
     const std::vector<std::pair<std::string, std::string>> usual = defaults.fields();
-    for (const std::string& field : best_.config.changed()) {
-      if (field == "policy") continue;
+    for (const ConfigField changed : best_.config.changed()) {
+      if (changed == ConfigField::policy) continue;
+      const std::string field(to_string(changed));
       Candidate candidate = best_;
       const auto value = std::find_if(usual.begin(), usual.end(),
                                       [&](const auto& pair) { return pair.first == field; });

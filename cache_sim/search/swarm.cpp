@@ -1,20 +1,10 @@
 #include "cache_sim/search/swarm.hpp"
 
 #include <algorithm>
-#include <string>
-#include <string_view>
+#include <vector>
 
 namespace lockstep::cache_sim {
 namespace {
-
-bool names_word(std::string_view list, std::string_view word) {
-  for (std::size_t at = list.find(word); at != std::string_view::npos;
-       at = list.find(word, at + 1)) {
-    const std::size_t end = at + word.size();
-    if ((at == 0 || list[at - 1] == ' ') && (end == list.size() || list[end] == ' ')) return true;
-  }
-  return false;
-}
 
 /// Sets one field where the policy has it and nobody has fixed it.
 class ConfigDraw {
@@ -22,20 +12,20 @@ class ConfigDraw {
   ConfigDraw(const PolicyEntry& policy, Config& config)
       : policy_(policy), config_(config), fixed_(config.changed()) {}
 
-  bool free(std::string_view field) const {
+  bool free(ConfigField field) const {
     return std::find(fixed_.begin(), fixed_.end(), field) == fixed_.end();
   }
-  void common(std::string_view field, std::int64_t Config::*member, std::int64_t value) {
+  void common(ConfigField field, std::int64_t Config::*member, std::int64_t value) {
     if (free(field)) config_.*member = value;
   }
-  void optional(std::string_view field, std::int64_t Config::*member, std::int64_t value) {
-    if (names_word(policy_.config_fields, field)) common(field, member, value);
+  void optional(ConfigField field, std::int64_t Config::*member, std::int64_t value) {
+    if (policy_.config_fields.contains(field)) common(field, member, value);
   }
 
  private:
   const PolicyEntry& policy_;
   Config& config_;
-  std::vector<std::string> fixed_;
+  std::vector<ConfigField> fixed_;
 };
 
 /// States on a grid of pages and chunks exist where one of the two divides the other.
@@ -61,32 +51,38 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   const std::int64_t scale = large ? 32 : 1;
   constexpr std::int64_t kPages[] = {1, 1, 2, 3, 4};
   const std::int64_t drawn_page = kPages[draw.below(5)];
-  fields.optional("page", &Config::page, large && drawn_page > 1 ? drawn_page * 8 : drawn_page);
-  fields.common("model_chunk", &Config::model_chunk, scale << draw.below(4));
+  fields.optional(ConfigField::page, &Config::page,
+                  large && drawn_page > 1 ? drawn_page * 8 : drawn_page);
+  fields.common(ConfigField::model_chunk, &Config::model_chunk, scale << draw.below(4));
   if (!page_fits_chunk(swarm.config)) {
-    fields.common("model_chunk", &Config::model_chunk, swarm.config.page * draw.between(1, 2));
-    if (!page_fits_chunk(swarm.config)) fields.common("page", &Config::page, 1);
+    fields.common(ConfigField::model_chunk, &Config::model_chunk,
+                  swarm.config.page * draw.between(1, 2));
+    if (!page_fits_chunk(swarm.config)) fields.common(ConfigField::page, &Config::page, 1);
   }
   const std::int64_t page = swarm.config.page;
   swarm.longest = static_cast<int>(draw.between(6, 40) * scale);
   // Pools from "nothing fits" to "hardly anything is evicted".
-  fields.common("kv_tokens", &Config::kv_tokens,
+  fields.common(ConfigField::kv_tokens, &Config::kv_tokens,
                 std::max<std::int64_t>(page, draw.between(8, 100) * scale / page * page));
-  if (policy.has_states) fields.common("state_slots", &Config::state_slots, draw.between(1, 12));
-  fields.common("request_rows", &Config::request_rows, draw.between(1, 5));
-  fields.common("max_running", &Config::max_running, draw.between(1, 5));
-  fields.common("chunked_prefill", &Config::chunked_prefill, draw.between(1, 16) * scale);
-  fields.optional("track_interval", &Config::track_interval, scale << draw.below(4));
-  fields.optional("lazy", &Config::lazy, draw.chance(1, 4) ? 1 : 0);
-  fields.optional("overlap", &Config::overlap, draw.chance(1, 4) ? 1 : 0);
-  fields.optional("strip_thinking", &Config::strip_thinking, draw.chance(1, 6) ? 1 : 0);
-  fields.optional("skip_decode_lock", &Config::skip_decode_lock, draw.chance(1, 6) ? 1 : 0);
-  fields.optional("path_cap", &Config::path_cap, draw.chance(1, 6) ? draw.between(0, 3) : -1);
+  if (policy.has_states)
+    fields.common(ConfigField::state_slots, &Config::state_slots, draw.between(1, 12));
+  fields.common(ConfigField::request_rows, &Config::request_rows, draw.between(1, 5));
+  fields.common(ConfigField::max_running, &Config::max_running, draw.between(1, 5));
+  fields.common(ConfigField::chunked_prefill, &Config::chunked_prefill,
+                draw.between(1, 16) * scale);
+  fields.optional(ConfigField::track_interval, &Config::track_interval, scale << draw.below(4));
+  fields.optional(ConfigField::lazy, &Config::lazy, draw.chance(1, 4) ? 1 : 0);
+  fields.optional(ConfigField::overlap, &Config::overlap, draw.chance(1, 4) ? 1 : 0);
+  fields.optional(ConfigField::strip_thinking, &Config::strip_thinking, draw.chance(1, 6) ? 1 : 0);
+  fields.optional(ConfigField::skip_decode_lock, &Config::skip_decode_lock,
+                  draw.chance(1, 6) ? 1 : 0);
+  fields.optional(ConfigField::path_cap, &Config::path_cap,
+                  draw.chance(1, 6) ? draw.between(0, 3) : -1);
 
   swarm.scheduled = draw.chance(1, 4);
   if (swarm.scheduled) {
-    fields.common("ranks", &Config::ranks, draw.chance(1, 4) ? draw.between(2, 3) : 1);
-    if (fields.free("routing") && draw.chance(1, 2)) swarm.config.routing = "prefix";
+    fields.common(ConfigField::ranks, &Config::ranks, draw.chance(1, 4) ? draw.between(2, 3) : 1);
+    if (fields.free(ConfigField::routing) && draw.chance(1, 2)) swarm.config.routing = "prefix";
   }
   swarm.operations =
       static_cast<int>(swarm.scheduled ? draw.between(3, 16) : draw.between(20, 120));

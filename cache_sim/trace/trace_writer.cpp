@@ -62,10 +62,10 @@ std::string trace_text(const Trace& trace) {
   std::string text;
   for (const std::string& line : trace.description) text += "# " + line + '\n';
   std::string config;
-  const std::vector<std::string> changed = trace.config.changed();
-  for (const auto& [field, value] : trace.config.fields())
-    if (std::find(changed.begin(), changed.end(), field) != changed.end())
-      config += fmt::format(" {}={}", field, value);
+  const auto values = trace.config.fields();
+  for (const ConfigField field : trace.config.changed())
+    config +=
+        fmt::format(" {}={}", to_string(field), values[static_cast<std::size_t>(field)].second);
   if (!config.empty()) text += "config" + config + '\n';
   for (const Statement& statement : trace.statements) text += statement_text(statement);
   return text;

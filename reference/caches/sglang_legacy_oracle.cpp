@@ -30,7 +30,7 @@ namespace {
 std::unique_ptr<Subject> make_legacy(const SubjectOptions& options) {
   const SglangOracle::Variant legacy{
       .rules = {.paths_are_used = true, .bare_parents_go = true, .tombstones_lock = false},
-      .evicts_all_needed = true,
+      .evicts_full_request = true,
       .tracks_eviction_apart = true,
       .slots_tell_no_kv = true,
       .checkpoint_matches = true};
@@ -40,7 +40,7 @@ std::unique_ptr<Subject> make_legacy(const SubjectOptions& options) {
 std::unique_ptr<Subject> make_first(const SubjectOptions& options) {
   const SglangOracle::Variant first{
       .rules = {.existing_end_is_used = false, .bare_parents_go = true, .tombstones_lock = false},
-      .evicts_all_needed = true,
+      .evicts_full_request = true,
       .tracks_eviction_apart = true,
       .finish_copies = true};
   return std::make_unique<SglangOracle>(options.config, first);

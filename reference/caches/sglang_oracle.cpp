@@ -111,7 +111,7 @@ std::int64_t SglangOracle::kv_free() const {
 /// Evicts what is missing [1.6]; false where that was not enough.
 bool SglangOracle::make_kv_free(std::int64_t needed, Evicted& evicted) {
   if (needed > kv_free())
-    evicted = cached_.evict(variant_.evicts_all_needed ? needed : needed - kv_free(), 0);
+    evicted = cached_.evict(variant_.evicts_full_request ? needed : needed - kv_free(), 0);
   return needed <= kv_free();
 }
 

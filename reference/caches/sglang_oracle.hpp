@@ -91,7 +91,7 @@ class SglangOracle : public Subject {
   struct Variant {
     bool has_states = true;
     SglangPrefixMap::Rules rules{};
-    bool evicts_all_needed = false;      ///< a shortage of KV evicts what is needed, not what lacks
+    bool evicts_full_request = false;    ///< a shortage of KV evicts what is needed, not what lacks
     bool tracks_eviction_apart = false;  ///< states that fell in FULL do not count for MAMBA
     bool slots_tell_no_kv = false;       ///< evicted_kv of an admission is 0
     bool checkpoint_matches = false;     ///< a checkpoint's key is matched after its insert

@@ -41,7 +41,7 @@ constexpr Integer bytes(std::int64_t Config::*member) {
   return {member, 0, kMost};
 }
 
-// Sorted by name: the order in which fields are printed.
+// Sorted by name, as ConfigField is: the order in which fields are printed.
 const std::array kFields{
     Field{"block", Integer{&Config::block, 1, kMostSlots}},
     Field{"blocks", Integer{&Config::blocks, 1, kMostSlots}},
@@ -185,12 +185,17 @@ std::vector<std::pair<std::string, std::string>> Config::fields() const {
   return all;
 }
 
-std::vector<std::string> Config::changed() const {
+std::string_view to_string(ConfigField field) {
+  return kFields[static_cast<std::size_t>(field)].name;
+}
+
+std::vector<ConfigField> Config::changed() const {
   static const Config defaults;
-  std::vector<std::string> names;
-  for (const Field& field : kFields)
-    if (value_text(*this, field) != value_text(defaults, field)) names.emplace_back(field.name);
-  return names;
+  std::vector<ConfigField> fields;
+  for (std::size_t i = 0; i < kFields.size(); ++i)
+    if (value_text(*this, kFields[i]) != value_text(defaults, kFields[i]))
+      fields.push_back(static_cast<ConfigField>(i));
+  return fields;
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <string_view>
@@ -13,6 +14,57 @@
 namespace lockstep {
 
 using Nanoseconds = std::int64_t;
+
+/// The fields of a configuration, sorted by name.
+enum class ConfigField : std::uint8_t {
+  block,
+  blocks,
+  chunked_prefill,
+  drafts,
+  eagle,
+  graph_batches,
+  groups,
+  hash_block,
+  kv_tokens,
+  lazy,
+  max_running,
+  model_chunk,
+  overlap,
+  page,
+  path_cap,
+  policy,
+  pool_bytes,
+  ranks,
+  request_rows,
+  retention,
+  routing,
+  skip_decode_lock,
+  state_bytes,
+  state_share,
+  state_slots,
+  step_time,
+  strip_thinking,
+  token_bytes,
+  track_interval,
+};
+/// The field's name in files.
+std::string_view to_string(ConfigField field);
+
+/// Some of the fields.
+class ConfigFields {
+ public:
+  constexpr ConfigFields() = default;
+  constexpr ConfigFields(std::initializer_list<ConfigField> fields) {
+    for (const ConfigField field : fields) bits_ |= bit(field);
+  }
+  constexpr bool contains(ConfigField field) const { return (bits_ & bit(field)) != 0; }
+
+ private:
+  static constexpr std::uint64_t bit(ConfigField field) {
+    return std::uint64_t{1} << static_cast<unsigned>(field);
+  }
+  std::uint64_t bits_ = 0;
+};
 
 /// Integers count tokens, slots, rows, bytes or tokens per something, as the name says; flags are 0
 /// or 1.
@@ -62,8 +114,8 @@ struct Config {
   /// shows.
   std::vector<std::pair<std::string, std::string>> fields() const;
 
-  /// Names of the fields whose value is not the default.
-  std::vector<std::string> changed() const;
+  /// The fields whose value is not the default, sorted by name.
+  std::vector<ConfigField> changed() const;
 };
 
 /// A time of the grammar: digits and ns, us, ms or s.

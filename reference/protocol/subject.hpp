@@ -18,8 +18,7 @@ namespace lockstep {
 
 class LabelState;
 
-/// Holds a subject's inside to its invariants. Made by the subject, because it alone shows its
-/// inside; it shares none of the subject's decisions.
+/// Holds a subject's inside to its invariants; it shares none of the subject's decisions.
 class Auditor {
  public:
   virtual ~Auditor() = default;
@@ -55,10 +54,6 @@ class Subject {
   /// True where the subject understands tree verbs too.
   virtual bool has_tree_verbs() const { return true; }
 
-  /// An auditor over this subject, which must outlive it; null where the subject shows nothing of
-  /// its inside.
-  virtual std::unique_ptr<Auditor> make_auditor(const LabelState* /*labels*/) { return nullptr; }
-
   /// The cache's content now; nothing where the subject does not show it.
   virtual std::optional<Snapshot> snapshot() const { return std::nullopt; }
 };
@@ -75,9 +70,22 @@ struct PolicyEntry {
   std::string_view name;
   std::string_view summary;
   bool has_states;
-  std::string_view
-      config_fields;  ///< the fields it honours besides the common ones, separated by blanks
+  ConfigFields config_fields;  ///< the fields it honours besides the common ones
   std::unique_ptr<Subject> (*make)(const SubjectOptions&);
+  /// False where a lock on a node without a state is not counted, so that a state which fills the
+  /// node loses another holder's lock (SGLang #21379): a search unlocks such a node at once.
+  bool counts_locks_on_tombstones = true;
+  /// What the policy asks of a configuration beyond the range of each field; null: nothing. The
+  /// error is a sentence that names the field.
+  Result<void> (*check)(const Config&) = nullptr;
+};
+
+/// An auditor of a family of policies.
+struct AuditorEntry {
+  std::string_view name;
+  /// An auditor over the subject, which must outlive it; null where the subject is of another
+  /// family. `labels` may be null: then states are not compared with their prefixes.
+  std::unique_ptr<Auditor> (*make)(Subject& subject, const LabelState* labels);
 };
 
 /// The oracle of a policy, by the policy's name (reference/).

@@ -58,9 +58,15 @@ class RadixAuditor final : public Auditor {
     std::uint32_t children_before = 0;  // before the operation
     bool kept_kv = false;               // what is left of its KV is where it was
   };
-  /// Who owns a slot: 0 nobody, else a tag of node, request place or held slot.
+  /// Who owns a slot: 0 nobody, else what kind of owner it is and, below that, its index.
   using Owner = std::uint32_t;
+  static constexpr Owner kOfNode = 1u << 30;
+  static constexpr Owner kOfRequest = 2u << 30;
+  static constexpr Owner kOfHeld = 3u << 30;
+  static constexpr Owner kIndexMask = kOfNode - 1;
 
+  /// Of a prefix in a namespace.
+  static std::uint64_t digest_key(std::uint64_t digest, std::uint32_t size, Name salt);
   const RadixNode& actual(NodeIndex node) const { return policy_.tree().node(node); }
   NodeRecord& record(NodeIndex node) { return nodes_[node.value]; }
   bool is_same_node(NodeIndex node) const;

@@ -1,5 +1,7 @@
 #include "cache_sim/policies/sglang/sglang_extra_buffer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -168,10 +170,26 @@ std::unique_ptr<Subject> make(const SubjectOptions& options) {
   return std::make_unique<SglangExtraBuffer>(options);
 }
 
+/// SGLang asserts the same where it derives its grid (mamba_cache_chunk_size; its first versions
+/// wanted a page that divides 64): otherwise the grid lies where no chunk of the kernel ends. That
+/// it also wants a track_interval of whole pages is not asked here: the decode grid is the least
+/// common multiple of both.
+Result<void> check(const Config& config) {
+  if (config.page % config.model_chunk != 0 && config.model_chunk % config.page != 0)
+    return fail(fmt::format("field page: neither {} nor the model_chunk of {} divides the other",
+                            config.page, config.model_chunk));
+  return {};
+}
+
 const Registration<PolicyEntry> kExtraBuffer{
-    {"sglang-extra-buffer",
-     "SGLang 0.5.23's hybrid radix cache with tracking slots, states on a grid", true,
-     "page track_interval lazy strip_thinking skip_decode_lock path_cap overlap", make}};
+    {.name = "sglang-extra-buffer",
+     .summary = "SGLang 0.5.23's hybrid radix cache with tracking slots, states on a grid",
+     .has_states = true,
+     .config_fields = {ConfigField::page, ConfigField::track_interval, ConfigField::lazy,
+                       ConfigField::strip_thinking, ConfigField::skip_decode_lock,
+                       ConfigField::path_cap, ConfigField::overlap},
+     .make = make,
+     .check = check}};
 
 }  // namespace
 

@@ -17,7 +17,7 @@ constexpr SglangVariant kLegacy{
              .insert_renews_path = true,
              .drops_bare_parents = true,
              .counts_bare_locks = false},
-    .evicts_the_need = true,
+    .evicts_full_request = true,
     .evicts_separately = true,
     .hides_kv_of_states = true,
     .matches_after_checkpoint = true,
@@ -25,7 +25,7 @@ constexpr SglangVariant kLegacy{
 
 constexpr SglangVariant kFirst{
     .tree = {.insert_renews_end = false, .drops_bare_parents = true, .counts_bare_locks = false},
-    .evicts_the_need = true,
+    .evicts_full_request = true,
     .evicts_separately = true,
     .copies_at_finish = true,
 };
@@ -38,11 +38,19 @@ std::unique_ptr<Subject> make_first(const SubjectOptions& options) {
 }
 
 const Registration<PolicyEntry> kLegacyEntry{
-    {"sglang-legacy", "SGLang 0.5.9's hybrid radix cache: matches renew their whole path", true, "",
-     make_legacy}};
+    {.name = "sglang-legacy",
+     .summary = "SGLang 0.5.9's hybrid radix cache: matches renew their whole path",
+     .has_states = true,
+     .config_fields = {},
+     .make = make_legacy,
+     .counts_locks_on_tombstones = kLegacy.tree.counts_bare_locks}};
 const Registration<PolicyEntry> kFirstEntry{
-    {"sglang-v0", "SGLang's first hybrid radix cache (#11214): every stored state is a copy", true,
-     "", make_first}};
+    {.name = "sglang-v0",
+     .summary = "SGLang's first hybrid radix cache (#11214): every stored state is a copy",
+     .has_states = true,
+     .config_fields = {},
+     .make = make_first,
+     .counts_locks_on_tombstones = kFirst.tree.counts_bare_locks}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -6,7 +6,6 @@
 #include <limits>
 #include <numeric>
 
-#include "cache_sim/policies/sglang/radix_auditor.hpp"
 #include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
@@ -28,11 +27,6 @@ RadixTree::Options tree_options(const SubjectOptions& options, const SglangVaria
           .planted = options.defect};
 }
 
-tl::unexpected<Error> unknown(const Operation& operation, std::string_view what, Name name) {
-  return fail(
-      fmt::format("{}: no {} is called `{}` here", to_string(operation.verb), what, name.text()));
-}
-
 }  // namespace
 
 SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangVariant& variant)
@@ -48,6 +42,12 @@ SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangVariant& v
   for (std::int64_t row = config_.rows(); row >= 1; --row)
     free_rows_.push_back(
         {static_cast<std::uint32_t>(row)});  // row 1 is taken first; row 0 is the padding row
+}
+
+tl::unexpected<Error> SglangPolicy::unknown(const Operation& operation, std::string_view what,
+                                            Name name) {
+  return fail(
+      fmt::format("{}: no {} is called `{}` here", to_string(operation.verb), what, name.text()));
 }
 
 Result<Reply> SglangPolicy::apply(const Operation& operation) {
@@ -102,7 +102,7 @@ Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
 
 bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted) {
   if (size > kv_.free_count())
-    evicted = variant_.evicts_the_need && !planted(kEvictsWhatLacks)
+    evicted = variant_.evicts_full_request && !planted(kEvictsWhatLacks)
                   ? tree_.evict(size, 0)
                   : tree_.evict_for_alloc(size - kv_.free_count(), 0);
   return size <= kv_.free_count();
@@ -518,135 +518,6 @@ Reply SglangPolicy::check() const {
   return reply;
 }
 
-// --- Tree verbs ----------------------------------------------------------------------------------
-
-HeldSlot* SglangPolicy::find_slot(Name name) {
-  const auto found = std::find_if(held_slots_.begin(), held_slots_.end(),
-                                  [&](const HeldSlot& held) { return held.name == name; });
-  return found == held_slots_.end() ? nullptr : &*found;
-}
-
-Result<Reply> SglangPolicy::match(const Operation& operation) {
-  const std::int64_t limit =
-      operation.limit == Operation::kAbsent ? operation.tokens.size() : operation.limit;
-  const auto size =
-      static_cast<std::uint32_t>(std::min<std::int64_t>(limit, operation.tokens.size()));
-  const RadixTree::Match found = tree_.match(operation.tokens, size, operation.salt);
-  Reply reply;
-  reply.set(ReplyField::kv, found.full);
-  if (has_states_) {
-    std::int64_t length = found.prefix;
-    if (found.end != RadixTree::kRoot && tree_.node(found.end).state.exists())
-      length = layers_.state_lengths(tree_.node(found.end).state, length).recurrent;
-    reply.set(ReplyField::state, length).set(ReplyField::branch, found.branch);
-  }
-  return reply;
-}
-
-Result<Reply> SglangPolicy::insert(const Operation& operation) {
-  HeldSlot* const held = find_slot(operation.slot);
-  if (has_states_ && held == nullptr)
-    return operation.slot.exists() ? unknown(operation, "held slot", operation.slot)
-                                   : fail("insert: a policy with states needs the field slot");
-  const std::uint32_t size = whole_pages(operation.tokens.size());
-  const std::int64_t owned = std::max<std::int64_t>(operation.prev, 0);
-  if (owned > tree_.stored(operation.tokens, operation.salt))
-    return fail(fmt::format("insert: prev={} is more than the tree holds of these tokens", owned));
-  if (size == 0) return Reply{}.set(ReplyField::exist, 1).set(ReplyField::freed_kv, 0);
-  RadixTree::Evicted unreported;
-  const auto first = static_cast<std::uint32_t>(owned);
-  if (!make_room_for_kv(size - owned, unreported)) return Reply::refusal(Refusal::no_kv);
-  // Nothing has locked the prefix that `prev` counts on: where making room has taken it, the KV for
-  // it is missing.
-  if (owned > tree_.stored(operation.tokens, operation.salt)) return Reply::refusal(Refusal::no_kv);
-  KvRuns row;
-  if (size != first) {
-    row.push_back(kv_.allocate(size - first));
-    layers_.write_kv(row.front().slots(), operation.tokens, first);
-  }
-  const RadixTree::Inserted done =
-      tree_.insert(operation.tokens, size, operation.salt, row, first,
-                   has_states_ ? held->slot : StateSlot::none(), first, RadixTree::kRoot);
-  if (has_states_ && !done.exist)
-    held_slots_.erase(held_slots_.begin() + (held - held_slots_.data()));
-  return Reply{}.set(ReplyField::exist, done.exist).set(ReplyField::freed_kv, done.duplicates);
-}
-
-Result<Reply> SglangPolicy::lock(const Operation& operation) {
-  for (const HeldLock& held : held_locks_)
-    if (held.name == operation.as)
-      return fail(fmt::format("lock: `{}` is held already", operation.as.text()));
-  const NodeIndex node = tree_.find(operation.tokens, operation.salt);
-  if (!node.exists() || node == RadixTree::kRoot)
-    return fail("lock: no node of the tree ends at these tokens");
-  tree_.lock(node);
-  held_locks_.push_back({operation.as, node});
-  return Reply{};
-}
-
-Result<Reply> SglangPolicy::unlock(const Operation& operation) {
-  const auto held = std::find_if(held_locks_.begin(), held_locks_.end(),
-                                 [&](const HeldLock& lock) { return lock.name == operation.lock; });
-  if (held == held_locks_.end()) return unknown(operation, "lock", operation.lock);
-  tree_.unlock(held->node);
-  held_locks_.erase(held);
-  return Reply{};
-}
-
-/// alloc: the state of the empty prefix. fork: that of another held slot.
-Result<Reply> SglangPolicy::hold_slot(const Operation& operation) {
-  if (!has_states_) return fail(fmt::format("{}: radix has no states", to_string(operation.verb)));
-  if (find_slot(operation.as) != nullptr)
-    return fail(
-        fmt::format("{}: `{}` is held already", to_string(operation.verb), operation.as.text()));
-  if (operation.verb == Verb::fork && find_slot(operation.slot) == nullptr)
-    return unknown(operation, "held slot", operation.slot);
-  RadixTree::Evicted unreported;
-  if (!make_room_for_states(1, unreported)) return Reply::refusal(Refusal::no_state_slot);
-  const StateSlot slot = states_.allocate();
-  HeldSlot fresh{operation.as, slot, {}};
-  if (operation.verb == Verb::fork) {
-    const HeldSlot& source = *find_slot(operation.slot);
-    layers_.copy_state(source.slot, slot);
-    fresh.tokens = source.tokens;
-  } else if (!planted(kSkipsZeroing)) {
-    layers_.zero_state(slot);
-  }
-  held_slots_.push_back(fresh);
-  return Reply{}.set(ReplyField::slot, slot.value);
-}
-
-Result<Reply> SglangPolicy::advance_slot(const Operation& operation) {
-  HeldSlot* const held = find_slot(operation.slot);
-  if (held == nullptr) return unknown(operation, "held slot", operation.slot);
-  const std::uint32_t begin = held->tokens.size();
-  held->tokens = held->tokens.followed_by(operation.tokens);
-  layers_.advance_state(held->slot, held->tokens, begin, held->tokens.size());
-  return Reply{}.set(ReplyField::length, held->tokens.size());
-}
-
-Result<Reply> SglangPolicy::copy(const Operation& operation) {
-  HeldSlot* const from = find_slot(operation.from);
-  HeldSlot* const to = find_slot(operation.to);
-  if (from == nullptr || to == nullptr)
-    return unknown(operation, "held slot", from == nullptr ? operation.from : operation.to);
-  layers_.copy_state(from->slot, to->slot);
-  to->tokens = from->tokens;
-  return Reply{};
-}
-
-Result<Reply> SglangPolicy::free(const Operation& operation) {
-  HeldSlot* const held = find_slot(operation.slot);
-  if (held == nullptr) return unknown(operation, "held slot", operation.slot);
-  states_.release(held->slot);
-  held_slots_.erase(held_slots_.begin() + (held - held_slots_.data()));
-  return Reply{};
-}
-
-std::unique_ptr<Auditor> SglangPolicy::make_auditor(const LabelState* labels) {
-  return std::make_unique<RadixAuditor>(*this, labels);
-}
-
 /// Nodes by depth, then age: parents come before their children.
 std::optional<Snapshot> SglangPolicy::snapshot() const {
   Snapshot content;
@@ -683,11 +554,19 @@ std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
   return std::make_unique<SglangPolicy>(options, SglangVariant{});
 }
 
-const Registration<PolicyEntry> kRadix{{"radix", "SGLang 0.5.23's radix cache for attention alone",
-                                        false, "page strip_thinking overlap", make_radix}};
+const Registration<PolicyEntry> kRadix{
+    {.name = "radix",
+     .summary = "SGLang 0.5.23's radix cache for attention alone",
+     .has_states = false,
+     .config_fields = {ConfigField::page, ConfigField::strip_thinking, ConfigField::overlap},
+     .make = make_radix}};
 const Registration<PolicyEntry> kNoBuffer{
-    {"sglang-no-buffer", "SGLang 0.5.23's hybrid radix cache, one state slot a request", true,
-     "strip_thinking skip_decode_lock path_cap", make_no_buffer}};
+    {.name = "sglang-no-buffer",
+     .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
+     .has_states = true,
+     .config_fields = {ConfigField::strip_thinking, ConfigField::skip_decode_lock,
+                       ConfigField::path_cap},
+     .make = make_no_buffer}};
 
 }  // namespace
 

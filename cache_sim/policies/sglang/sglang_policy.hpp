@@ -72,7 +72,8 @@ struct HeldLock {
 struct SglangVariant {
   bool has_states = true;
   RadixRules tree;
-  bool evicts_the_need = false;  ///< a KV shortage evicts as much as is needed, not what is missing
+  bool evicts_full_request =
+      false;  ///< a KV shortage evicts as much as is needed, not what is missing
   bool evicts_separately = false;   ///< states that fall with evicted KV do not count as evicted
   bool hides_kv_of_states = false;  ///< a slot's eviction does not tell the KV that fell with it
   bool matches_after_checkpoint = false;  ///< a checkpoint's key is matched again
@@ -84,7 +85,6 @@ class SglangPolicy : public Subject {
   SglangPolicy(const SubjectOptions& options, const SglangVariant& variant);
 
   Result<Reply> apply(const Operation& operation) override;
-  std::unique_ptr<Auditor> make_auditor(const LabelState* labels) override;
   std::optional<Snapshot> snapshot() const override;
 
   // What an auditor sees.
@@ -156,6 +156,8 @@ class SglangPolicy : public Subject {
   Result<Reply> copy(const Operation& operation);
   Result<Reply> free(const Operation& operation);
 
+  static tl::unexpected<Error> unknown(const Operation& operation, std::string_view what,
+                                       Name name);
   RadixRequest* find(Name id);
   Result<RadixRequest*> idle(const Operation& operation);
   HeldSlot* find_slot(Name name);

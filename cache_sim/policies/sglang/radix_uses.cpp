@@ -1,0 +1,131 @@
+// Which states an operation has used, by the rules: what the order of the list of states is
+// compared with.
+#include <algorithm>
+
+#include <algorithm>
+
+#include "cache_sim/policies/sglang/radix_auditor.hpp"
+#include "reference/base/mix.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr NodeIndex kRoot = RadixTree::kRoot;
+
+}  // namespace
+
+std::uint64_t RadixAuditor::digest_key(std::uint64_t digest, std::uint32_t size, Name salt) {
+  return mix64(digest ^ mix64(size ^ std::uint64_t{salt.index()} << 32));
+}
+
+/// The node that ends behind the first `size` tokens; none where there is none.
+NodeIndex RadixAuditor::node_at(const Tokens& tokens, std::uint32_t size, Name salt) const {
+  if (size == 0 || size > tokens.size()) return NodeIndex::none();
+  const auto found = node_by_digest_.find(digest_key(tokens.digest(size), size, salt));
+  if (found == node_by_digest_.end() || !nodes_[found->second.value].exists())
+    return NodeIndex::none();
+  return found->second;
+}
+
+void RadixAuditor::use(const Tokens& tokens, std::uint32_t size, Name salt) {
+  const NodeIndex node = node_at(tokens, size, salt);
+  if (!node.exists()) return;
+  touch(node);
+  record(node).last_use = ++uses_;
+}
+
+/// Older rules: the states above that node too, the deepest last.
+void RadixAuditor::use_path(const Tokens& tokens, std::uint32_t size, Name salt) {
+  std::vector<std::uint32_t> sizes;
+  for (NodeIndex at = node_at(tokens, size, salt); at.exists() && at != kRoot;
+       at = record(at).parent)
+    sizes.push_back(record(at).label.size);
+  for (; !sizes.empty(); sizes.pop_back()) use(tokens, sizes.back(), salt);
+}
+
+/// Older rules: a split makes its lower half new.
+void RadixAuditor::use_split() {
+  for (const NodeIndex node : cut_) record(node).last_use = ++uses_;
+}
+
+void RadixAuditor::use_by_match(const Tokens& tokens, std::uint32_t size, Name salt) {
+  if (rules_.insert_renews_path) use_split();
+  if (rules_.match_renews_path) use_path(tokens, size, salt);
+  use(tokens, size, salt);
+}
+
+void RadixAuditor::use_by_insert(const Tokens& tokens, std::uint32_t size, Name salt,
+                                 bool existed) {
+  if (size == 0) return;
+  if (rules_.insert_renews_path) {
+    use_path(tokens, size, salt);
+    use_split();
+  }
+  if (rules_.insert_renews_end || !existed) use(tokens, size, salt);
+}
+
+/// Tokens of the key that a checkpoint or a finish has inserted, 0 where it inserted nothing.
+std::uint32_t RadixAuditor::stored_size(const Operation& operation, const Reply& reply,
+                                        const RequestRecord& request) const {
+  const auto length = static_cast<std::uint32_t>(reply.get(ReplyField::length));
+  if (policy_.tracking_slots() != 0) return length > owned_before_ ? length : 0;
+  const bool whole =
+      operation.verb == Verb::checkpoint
+          ? operation.up_to == Operation::kAbsent || operation.up_to == request.computed
+          : !policy_.strips_thinking() || request.computed <= request.prompt_size;
+  return whole ? request.computed : 0;
+}
+
+/// Which state an operation used, from the rules and the reply: a match uses the one it ends at, an
+/// insert the end of its key.
+void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
+  const bool refused = reply.refused != Refusal::none;
+  const Name salt = operation.salt;
+  const bool existed = reply.get(ReplyField::exist) != 0;
+  switch (operation.verb) {
+    case Verb::admit:
+      // The match came before the refusal, unless there was no row to match for.
+      if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
+      return use_by_match(operation.tokens,
+                          refused
+                              ? longest_state(operation.tokens, operation.tokens.size() - 1, salt)
+                              : static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
+                          salt);
+    case Verb::match:
+      return use_by_match(operation.tokens,
+                          static_cast<std::uint32_t>(reply.get(ReplyField::state)), salt);
+    case Verb::insert: {
+      const std::uint32_t page = policy_.tree().options().page;
+      const std::uint32_t size = operation.tokens.size() - operation.tokens.size() % page;
+      if (refused) return;
+      use_by_insert(operation.tokens, size, salt, existed);
+      if (!existed) check_path_cap(node_at(operation.tokens, size, salt));
+      return;
+    }
+    case Verb::checkpoint:
+    case Verb::finish: {
+      if (refused || (operation.verb == Verb::finish && !operation.insert)) return;
+      const auto mine = std::find_if(requests_.begin(), requests_.end(),
+                                     [&](const RequestRecord& r) { return r.id == operation.id; });
+      const RequestRecord& request = mine == requests_.end() ? last_gone_ : *mine;
+      const std::uint32_t size = stored_size(operation, reply, request);
+      use_by_insert(request.known, size, request.salt, existed);
+      if (operation.verb == Verb::checkpoint && policy_.variant().matches_after_checkpoint)
+        use_path(request.known, size, request.salt);
+      return;
+    }
+    default: return;
+  }
+}
+
+std::uint32_t RadixAuditor::longest_state(const Tokens& tokens, std::uint32_t limit,
+                                          Name salt) const {
+  std::uint32_t longest = 0;
+  for (const NodeRecord& node : nodes_)
+    if (node.exists() && node.state.exists() && node.salt == salt && node.label.size <= limit &&
+        node.label.size > longest && tokens.digest(node.label.size) == node.label.digest)
+      longest = node.label.size;
+  return longest;
+}
+
+}  // namespace lockstep::cache_sim
