@@ -6,8 +6,13 @@
 
 namespace lockstep::cache_sim {
 
-PrefixTrie::Match PrefixTrie::match(const Tokens& tokens) const {
+PrefixTrie::Match PrefixTrie::match(const Tokens& tokens, Name space) const {
   Match match;
+  if (space.exists()) {
+    const auto root = children_.find({kNone, space.index()});
+    if (root == children_.end()) return match;
+    match.node = root->second;
+  }
   while (match.size < tokens.size()) {
     const auto child = children_.find({match.node, tokens[match.size]});
     if (child == children_.end()) return match;
@@ -23,8 +28,11 @@ PrefixTrie::Match PrefixTrie::match(const Tokens& tokens) const {
   return match;
 }
 
-PrefixTrie::Index PrefixTrie::insert(const Tokens& tokens, SplitListener* split) {
-  const Match found = match(tokens);
+PrefixTrie::Index PrefixTrie::insert(const Tokens& tokens, Name space, SplitListener* split) {
+  if (space.exists() &&
+      children_.try_emplace({kNone, space.index()}, static_cast<Index>(nodes_.size())).second)
+    nodes_.emplace_back();
+  const Match found = match(tokens, space);
   Index node = found.node;
   if (found.into != kNone) {
     node = split_above(found.into, found.size);

@@ -1,6 +1,10 @@
-// Everything that was ever stored, as a compressed tree of token sequences: what the ideal policies
-// look things up in. It has no pools, locks or slots; cache_sim/policies/sglang/radix_tree.hpp is a
-// server's tree.
+// Token sequences as a compressed tree: how long a prefix of a new sequence is known. The ideal
+// policies store what they keep in it; runs and logs store what a server was given, which bounds
+// what it can have cached. It has no pools, locks or slots;
+// cache_sim/policies/sglang/radix_tree.hpp is a server's tree.
+//
+// Sequences of different namespaces (salts) share nothing: each namespace has a root of its own,
+// the one without a name kRoot.
 #pragma once
 
 #include <cstdint>
@@ -8,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "reference/base/ids.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/protocol/tokens.hpp"
 
@@ -38,7 +43,11 @@ class PrefixTrie {
 
   PrefixTrie() : nodes_(1) {}
 
-  Match match(const Tokens& tokens) const;
+  Match match(const Tokens& tokens, Name space = Name()) const;
+  /// The longest prefix that the tokens share with anything stored in this namespace.
+  std::uint32_t longest_common(const Tokens& tokens, Name space = Name()) const {
+    return match(tokens, space).size;
+  }
 
   /// Stores a sequence, so that a node ends with it, and gives that node. `split`, which may be
   /// null, hears of a node that was made above another one.
@@ -46,15 +55,16 @@ class PrefixTrie {
     virtual ~SplitListener() = default;
     virtual void split(Index above, Index below) = 0;
   };
-  Index insert(const Tokens& tokens, SplitListener* split = nullptr);
+  Index insert(const Tokens& tokens, Name space = Name(), SplitListener* split = nullptr);
 
   /// Shortens a leaf's edge; an empty one is unlinked, and its index is never used again.
   void trim(Index leaf, std::uint32_t end);
 
   const Node& node(Index index) const { return nodes_[index]; }
-  std::size_t node_count() const { return nodes_.size(); }  ///< unlinked ones and the root too
+  std::size_t node_count() const { return nodes_.size(); }  ///< unlinked ones and roots too
 
  private:
+  /// A child by its first token; a namespace's root is the child of kNone by the name's index.
   struct Edge {
     Index parent;
     Token first;

@@ -75,7 +75,7 @@ struct Run::Seat {
   std::unique_ptr<LabelState> labels;
   std::unique_ptr<Subject> subject;
   std::unique_ptr<Auditor> auditor;         // after the subject: it must go first
-  std::unique_ptr<PrefixIndex> stored;      // of a subject that shows nothing inside
+  std::unique_ptr<PrefixTrie> stored;       // of a subject that shows nothing inside
   std::map<std::uint32_t, Tokens> running;  // its requests' tokens, by Name::index()
   SubjectTotals totals;
   Findings findings;
@@ -112,7 +112,7 @@ Result<void> Run::seat(const std::string& name) {
       return {};
     }
     seat->subject = std::move(*child);
-    if (checked) seat->stored = std::make_unique<PrefixIndex>();
+    if (checked) seat->stored = std::make_unique<PrefixTrie>();
     seats_.push_back(std::move(seat));
     return {};
   }
@@ -314,7 +314,7 @@ void Run::check_cached(Seat& seat, const Operation& operation, const Reply& repl
          fmt::format("{} tokens are said to be cached, and nothing seen before shares more than {}",
                      cached, bound),
          fmt::format("at most {}", bound), std::to_string(cached)});
-  seat.stored->add(operation.tokens, operation.salt);
+  seat.stored->insert(operation.tokens, operation.salt);
   seat.running[name] = operation.tokens;
 }
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/base/prefix_index.hpp"
+#include "cache_sim/base/prefix_trie.hpp"
 #include "cache_sim/model/label_state.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/protocol/subject.hpp"

@@ -7,7 +7,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "cache_sim/base/prefix_index.hpp"
+#include "cache_sim/base/prefix_trie.hpp"
 #include "cache_sim/trace/trace.hpp"
 
 namespace lockstep::cache_sim {
@@ -179,7 +179,7 @@ std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return log[a].start < log[b].start; });
   std::vector<std::uint32_t> bounds(log.size());
-  PrefixIndex begun;
+  PrefixTrie begun;
   for (std::size_t k = 0; k < order.size(); ++k) {
     const LoggedRequest& request = log[order[k]];
     std::uint32_t bound =
@@ -188,7 +188,7 @@ std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
     for (std::size_t j = k + 1; j < order.size() && log[order[j]].start < request.end; ++j)
       bound = std::max(bound, shared(request, log[order[j]]));
     bounds[order[k]] = bound;
-    begun.add(request.tokens, request.salt);
+    begun.insert(request.tokens, request.salt);
   }
   return bounds;
 }

@@ -213,7 +213,7 @@ std::size_t Simulation::route(const RequestSpec& spec) {
     best = rank;
     best_prefix = prefix;
   }
-  if (by_prefix) ranks_[best].sent.add(spec.tokens, spec.salt);
+  if (by_prefix) ranks_[best].sent.insert(spec.tokens, spec.salt);
   return best;
 }
 

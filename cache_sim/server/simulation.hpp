@@ -15,7 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "cache_sim/base/prefix_index.hpp"
+#include "cache_sim/base/prefix_trie.hpp"
 #include "cache_sim/check/run.hpp"
 #include "cache_sim/model/step_cost.hpp"
 #include "cache_sim/server/scheduler.hpp"
@@ -68,7 +68,7 @@ class Simulation {
     SchedulerEpisode episode{};
     std::optional<StepWork> forward{};  // of the step that is being decided
     std::vector<Name> rows{};           // of that forward
-    PrefixIndex sent{};
+    PrefixTrie sent{};
   };
 
   struct Gone {

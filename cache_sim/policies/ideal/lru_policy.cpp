@@ -22,7 +22,7 @@ class Lru final : public IdealPolicy, private PrefixTrie::SplitListener {
     count(request.input_tokens, trie_.match(request.prompt).size);
     if (request.stored.empty()) return;
     measures_.stored_tokens += request.stored.size() - trie_.match(request.stored).size;
-    const PrefixTrie::Index end = trie_.insert(request.stored, this);
+    const PrefixTrie::Index end = trie_.insert(request.stored, Name(), this);
     used_.resize(trie_.node_count());
     for (PrefixTrie::Index node = end; node != PrefixTrie::kRoot; node = trie_.node(node).parent) {
       leaves_.erase({used_[node], node});

@@ -1,5 +1,5 @@
-// The bound that any subject is held to: the longest prefix of anything that it was given.
-#include "cache_sim/base/prefix_index.hpp"
+// The longest prefix of anything that was stored, against comparing with everything.
+#include "cache_sim/base/prefix_trie.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,13 +11,13 @@
 namespace lockstep::cache_sim {
 namespace {
 
-// Prompts whose shared prefixes end around multiples of the index's stride of 64.
-TEST(PrefixIndexes, findWhatComparingWithEverythingFinds) {
+// Sequences of several pieces, whose shared prefixes end inside edges and at their ends.
+TEST(PrefixTries, findWhatComparingWithEverythingFinds) {
   constexpr std::uint32_t sizes[] = {0, 1, 2, 62, 63, 64, 65, 127, 128, 129, 191, 200};
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     std::uint64_t at = 0;
     const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 5, at++); };
-    PrefixIndex index;
+    PrefixTrie trie;
     std::vector<std::pair<Tokens, Name>> added;
     for (int i = 0; i < 40; ++i) {
       Tokens tokens;
@@ -37,11 +37,11 @@ TEST(PrefixIndexes, findWhatComparingWithEverythingFinds) {
         if (old_salt == salt)
           longest =
               std::max(longest, tokens.common(0, old, 0, std::min(tokens.size(), old.size())));
-      ASSERT_EQ(index.longest_common(tokens, salt), longest)
+      ASSERT_EQ(trie.longest_common(tokens, salt), longest)
           << "seed " << seed << ": " << tokens.text(200);
-      index.add(tokens, salt);
+      trie.insert(tokens, salt);
       added.emplace_back(tokens, salt);
-      ASSERT_EQ(index.longest_common(tokens, salt), tokens.size());
+      ASSERT_EQ(trie.longest_common(tokens, salt), tokens.size());
     }
   }
 }
