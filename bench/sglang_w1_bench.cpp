@@ -50,7 +50,7 @@ void replay_w1(benchmark::State& state, const char* policy, CheckLevel check) {
   std::int64_t hit_tokens = 0;
   for (auto _ : state) {
     state.PauseTiming();
-    auto run = Run::start(options);
+    auto run = ReplaySession::start(options);
     state.ResumeTiming();
     const SglangW1Outcome outcome =
         drive(w1, [&](const Operation& operation) { return (*run)->apply(operation); });

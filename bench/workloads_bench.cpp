@@ -40,7 +40,7 @@ void replay_stream(benchmark::State& state, const std::string& workload, const c
   std::int64_t events = 0;
   for (auto _ : state) {
     const auto stream = open_workload(workload);
-    const auto run = Run::start(options);
+    const auto run = ReplaySession::start(options);
     if (!stream || !run) return state.SkipWithError("the workload or the policy is not there");
     if (!Simulation(**run).play(**stream)) return state.SkipWithError("the workload is bad");
     requests += static_cast<std::int64_t>((*run)->outcomes().size());

@@ -46,7 +46,7 @@ Trace random_scheduled_trace(std::uint64_t seed, std::uint64_t stream, const Pol
 
 std::size_t findings_of(const Trace& trace, RunOptions options) {
   options.config = trace.config;
-  const Result<std::unique_ptr<Run>> run = Run::start(options);
+  const Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
   Simulation(**run).play(trace);
   return (*run)->findings().size();
@@ -77,7 +77,7 @@ RC_GTEST_PROP(ScheduledTraces, endWithoutAFinding, (std::uint64_t seed, std::uin
   RunOptions options;
   options.config = trace.config;
   options.subjects = {std::string(policy.name), fmt::format("oracle:{}", policy.name)};
-  Result<std::unique_ptr<Run>> run = Run::start(options);
+  Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   RC_ASSERT(run.has_value());
   Simulation(**run).play(trace);
   RC_ASSERT(!(*run)->error());
@@ -101,7 +101,7 @@ PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream
   options.config = swarm.config;
   options.subjects = {std::string(policy.name), fmt::format("oracle:{}", policy.name)};
   options.skip_illegal = true;
-  const Result<std::unique_ptr<Run>> run = Run::start(options);
+  const Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
   PlayedOperations played;
   RandomTrace random(swarm, policy, draw);

@@ -25,7 +25,7 @@ std::int64_t cached_in_the_end(const std::string& policy, std::int64_t prompt, s
   RunOptions options;
   options.config = trace->config;
   options.subjects = {policy, "oracle:" + policy};
-  const auto run = Run::start(options);
+  const auto run = ReplaySession::start(options);
   EXPECT_TRUE(run.has_value());
   Simulation(**run).play(*trace);
   EXPECT_TRUE((*run)->findings().empty()) << policy << " " << text;

@@ -94,7 +94,7 @@ rc::Seq<Step> smaller(const Step& step) {
 bool shows(const Found& found, const Steps& steps) {
   RunOptions options = found.run;
   options.skip_illegal = true;
-  const Result<std::unique_ptr<Run>> run = Run::start(options);
+  const Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), "a finding's config is one");
   OperationPlayer player(**run);
   for (const Step& step : steps)
@@ -109,7 +109,7 @@ bool shows(const Found& found, const Steps& steps) {
 Steps played_steps(const Found& found) {
   RunOptions options = found.run;
   options.skip_illegal = true;
-  const Result<std::unique_ptr<Run>> run = Run::start(options);
+  const Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), "a finding's config is one");
   OperationPlayer player(**run);
   for (const Step& step : literal_steps(found.discovery.trace.statements))

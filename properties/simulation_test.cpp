@@ -26,7 +26,7 @@ class Played {
     options.subjects = std::move(subjects);
     options.config = trace_->config;
     options.file = "x.trace";
-    Result<std::unique_ptr<Run>> run = Run::start(options);
+    Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
     require(run.has_value(), run ? "" : run.error().text);
     run_ = std::move(*run);
     Simulation(*run_).play(*trace_);
@@ -47,11 +47,11 @@ class Played {
   std::string ending(const std::string& id) const {
     return fmt::format("{} {}", to_string(of(id).finish), of(id).output_tokens);
   }
-  const Run& run() const { return *run_; }
+  const ReplaySession& run() const { return *run_; }
 
  private:
   std::unique_ptr<Trace> trace_;
-  std::unique_ptr<Run> run_;
+  std::unique_ptr<ReplaySession> run_;
 };
 
 TEST(SimulatedServer, takesAStepTimePerStep) {
@@ -250,7 +250,7 @@ TEST(SimulatedServer, aRankThatIsNotThereIsBadInput) {
   ASSERT_TRUE(trace);
   RunOptions options;
   options.subjects = {"radix"};  // and the file's config is overridden: one rank
-  const auto run = Run::start(options);
+  const auto run = ReplaySession::start(options);
   Simulation(**run).play(*trace);
   ASSERT_TRUE((*run)->error());
   EXPECT_NE((*run)->error()->text.find("field rank: 1"), std::string::npos);

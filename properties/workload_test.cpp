@@ -319,11 +319,11 @@ TEST(Sessions, areAFunctionOfSeedAndNumber) {
 
 // --- Playing a stream ----------------------------------------------------------------------------
 
-std::unique_ptr<Run> started(const std::string& config) {
+std::unique_ptr<ReplaySession> started(const std::string& config) {
   RunOptions options;
   options.subjects = {"sglang-no-buffer", "oracle:sglang-no-buffer"};
   require(options.config.set_all(config).has_value(), "the config is good");
-  return std::move(*Run::start(options));
+  return std::move(*ReplaySession::start(options));
 }
 
 // The stream holds one request ahead, a trace all of them; who is served when is the same.

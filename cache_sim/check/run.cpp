@@ -4,9 +4,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <set>
-
-#include "cache_sim/check/exec_subject.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -14,37 +11,6 @@ namespace {
 constexpr std::size_t kEventsAround = 6;
 constexpr std::int64_t kRecomputeEvery = 1000;
 constexpr std::size_t kTextLimit = 100;  // characters of a token list in texts for people
-
-/// Fields that every policy or the scheduler in front of it honours.
-constexpr ConfigFields kCommonFields{ConfigField::policy,      ConfigField::kv_tokens,
-                                     ConfigField::state_slots, ConfigField::chunked_prefill,
-                                     ConfigField::max_running, ConfigField::request_rows,
-                                     ConfigField::step_time,   ConfigField::model_chunk,
-                                     ConfigField::ranks,       ConfigField::routing};
-
-/// A policy that would ignore a field which somebody set says so instead.
-Result<void> check_config(const PolicyEntry& policy, const Config& config) {
-  for (const ConfigField field : config.changed())
-    if (!kCommonFields.contains(field) && !policy.config_fields.contains(field))
-      return fail(
-          fmt::format("policy {} does not use the config field {}", policy.name, to_string(field)));
-  if (policy.has_states && config.state_slots == 0)
-    return fail(
-        fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
-  if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
-    return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
-  if (config.kv_tokens < config.page)
-    return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
-                            config.page));
-  return policy.check == nullptr ? Result<void>() : policy.check(config);
-}
-
-/// The auditor that knows the subject's family; null where none does.
-std::unique_ptr<Auditor> make_auditor(Subject& subject, const LabelState* labels) {
-  for (const AuditorEntry& family : Registry<AuditorEntry>::all())
-    if (auto auditor = family.make(subject, labels)) return auditor;
-  return nullptr;
-}
 
 /// How many more requests, slots and locks hold something.
 int change_of_holders(const Operation& operation, const Reply& reply) {
@@ -67,87 +33,33 @@ int change_of_holders(const Operation& operation, const Reply& reply) {
 
 }  // namespace
 
-struct Run::Seat {
-  std::string name;
-  std::size_t rank = 0;
-  bool is_oracle = false;
-  bool is_child = false;
-  std::unique_ptr<LabelState> labels;
-  std::unique_ptr<Subject> subject;
-  std::unique_ptr<Auditor> auditor;         // after the subject: it must go first
-  std::unique_ptr<PrefixTrie> stored;       // of a subject that shows nothing inside
-  std::map<std::uint32_t, Tokens> running;  // its requests' tokens, by Name::index()
-  SubjectTotals totals;
-  Findings findings;
-};
+ReplaySession::ReplaySession(const RunOptions& options) : options_(options) {}
+ReplaySession::~ReplaySession() = default;
 
-Run::Run(const RunOptions& options) : options_(options) {}
-Run::~Run() = default;
-
-Result<std::unique_ptr<Run>> Run::start(const RunOptions& options) {
-  std::unique_ptr<Run> run(new Run(options));
+Result<std::unique_ptr<ReplaySession>> ReplaySession::start(const RunOptions& options) {
+  std::unique_ptr<ReplaySession> run(new ReplaySession(options));
   for (std::int64_t rank = 0; rank < options.config.ranks; ++rank)
-    for (const std::string& name : options.subjects) {
-      if (const Result<void> seated = run->seat(name); !seated)
+    for (const std::string& name : options.subjects)
+      if (const Result<void> seated = run->seat(name, static_cast<std::size_t>(rank)); !seated)
         return tl::unexpected(seated.error());
-      run->seats_.back()->rank = static_cast<std::size_t>(rank);
-    }
   run->replies_.resize(run->subject_count());
   run->holders_.resize(static_cast<std::size_t>(options.config.ranks));
   return run;
 }
 
-Result<void> Run::seat(const std::string& name) {
-  auto seat = std::make_unique<Seat>();
-  seat->name = name;
-  seat->is_child = name.starts_with("exec:");
-  const bool checked = options_.check != CheckLevel::off;
-  if (seat->is_child) {
-    auto child = start_child(
-        {.command = name.substr(5), .config = options_.config, .timeout = options_.timeout});
-    if (!child) {
-      if (!child.error().finding) return tl::unexpected(child.error());
-      seats_.push_back(std::move(seat));
-      add({*child.error().finding, child.error().text, "levels=…", "nothing usable"}, "", true);
-      return {};
-    }
-    seat->subject = std::move(*child);
-    if (checked) seat->stored = std::make_unique<PrefixTrie>();
-    seats_.push_back(std::move(seat));
-    return {};
-  }
-  SubjectOptions subject{.config = options_.config, .layers = &no_layers_, .defect = nullptr};
-  if (name.starts_with("oracle:")) {
-    const OracleEntry* const entry = Registry<OracleEntry>::find(name.substr(7));
-    if (entry == nullptr)
-      return lockstep::fail(
-          fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
-    if (const PolicyEntry* policy = Registry<PolicyEntry>::find(name.substr(7)))
-      if (Result<void> fits = check_config(*policy, options_.config); !fits) return fits;
-    seat->is_oracle = true;
-    seat->subject = entry->make(subject);
-    seats_.push_back(std::move(seat));
-    return {};
-  }
-  const PolicyEntry* const entry = Registry<PolicyEntry>::find(name);
-  if (entry == nullptr)
-    return lockstep::fail(
-        fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
-  if (Result<void> fits = check_config(*entry, options_.config); !fits) return fits;
-  if (options_.defect_name.starts_with(name + ":")) subject.defect = options_.defect;
-  if (checked) {
-    seat->labels = std::make_unique<LabelState>(entry->has_states ? options_.config.state_slots : 0,
-                                                options_.config.kv_tokens + options_.config.page);
-    subject.layers = seat->labels.get();
-  }
-  seat->subject = entry->make(subject);
-  if (options_.check == CheckLevel::all)
-    seat->auditor = make_auditor(*seat->subject, seat->labels.get());
-  seats_.push_back(std::move(seat));
+/// A child whose answer to hello is a finding takes its seat without a subject, and the run ends.
+Result<void> ReplaySession::seat(const std::string& name, std::size_t rank) {
+  Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, options_);
+  if (!seat && !seat.error().finding) return tl::unexpected(seat.error());
+  seats_.push_back(seat ? std::move(*seat) : std::make_unique<SubjectSeat>());
+  seats_.back()->name = name;
+  seats_.back()->rank = rank;
+  if (!seat)
+    add({*seat.error().finding, seat.error().text, "levels=…", "nothing usable"}, "", true);
   return {};
 }
 
-SubjectTotals Run::totals(std::size_t i) const {
+SubjectTotals ReplaySession::totals(std::size_t i) const {
   SubjectTotals all;
   for (; i < seats_.size(); i += subject_count()) {
     const SubjectTotals& one = seats_[i]->totals;
@@ -159,13 +71,13 @@ SubjectTotals Run::totals(std::size_t i) const {
   }
   return all;
 }
-std::optional<Snapshot> Run::snapshot(std::size_t i, std::size_t rank) const {
-  const Seat& seat = *seats_[rank * subject_count() + i];
+std::optional<Snapshot> ReplaySession::snapshot(std::size_t i, std::size_t rank) const {
+  const SubjectSeat& seat = *seats_[rank * subject_count() + i];
   return seat.subject == nullptr ? std::nullopt : seat.subject->snapshot();
 }
 
 /// The subject's reply; an exception is the subject's death.
-Result<Reply> Run::answer(Seat& seat, const Operation& operation) try {
+Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operation) try {
   return seat.subject->apply(operation);
 } catch (const std::exception& thrown) {
   return fail_as(FindingKind::subject_died,
@@ -174,12 +86,12 @@ Result<Reply> Run::answer(Seat& seat, const Operation& operation) try {
 
 /// Every subject's reply. Children come last: they are not held to say what is bad input, and see
 /// none where somebody else can tell. False where there is nothing to compare.
-bool Run::ask_all(const Operation& operation) {
+bool ReplaySession::ask_all(const Operation& operation) {
   std::vector<std::optional<Error>> refusals;
   for (const bool children : {false, true}) {
     if (!refusals.empty()) break;
     for (std::size_t i = 0; i < subject_count(); ++i) {
-      Seat& seat = seat_at(i);
+      SubjectSeat& seat = seat_at(i);
       if (seat.is_child != children) continue;
       Result<Reply> reply = answer(seat, operation);
       if (reply) {
@@ -205,8 +117,8 @@ bool Run::ask_all(const Operation& operation) {
 
 /// Bad input is what all who can tell call so. That one takes what the other refuses is a
 /// difference like any other.
-void Run::take_refusal(const Operation& operation,
-                       const std::vector<std::optional<Error>>& refusals) {
+void ReplaySession::take_refusal(const Operation& operation,
+                                 const std::vector<std::optional<Error>>& refusals) {
   std::size_t refuser = 0;
   while (!refusals[refuser]) ++refuser;
   for (std::size_t i = 0; i < subject_count(); ++i) {
@@ -227,7 +139,7 @@ void Run::take_refusal(const Operation& operation,
     fail(*refusals[refuser]);
 }
 
-const Reply* Run::apply(const Operation& operation) {
+const Reply* ReplaySession::apply(const Operation& operation) {
   if (stopped_) return nullptr;
   ++events_;
   if (!ask_all(operation)) return nullptr;
@@ -250,7 +162,7 @@ const Reply* Run::apply(const Operation& operation) {
 
 /// Labels, auditor and bounds of one subject; everything that an operation shows is reported, and
 /// the run stops there.
-void Run::check(Seat& seat, const Operation& operation, const Reply& reply) {
+void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const Reply& reply) {
   Findings& findings = seat.findings;
   findings.clear();
   if (seat.labels) findings = seat.labels->drain();
@@ -268,7 +180,7 @@ void Run::check(Seat& seat, const Operation& operation, const Reply& reply) {
 }
 
 /// Behind an operation, or at the end. What broke may be such that the auditor cannot read it.
-void Run::audit(Seat& seat, const Operation* operation, const Reply* reply) try {
+void ReplaySession::audit(SubjectSeat& seat, const Operation* operation, const Reply* reply) try {
   if (operation != nullptr) seat.auditor->after(*operation, *reply, seat.findings);
   if (operation == nullptr || operation->verb == Verb::check || events_ % kRecomputeEvery == 0)
     seat.auditor->recompute(seat.findings);
@@ -281,8 +193,8 @@ void Run::audit(Seat& seat, const Operation* operation, const Reply* reply) try 
 
 /// What can be said of a reply by its numbers alone (I11), and of a closed subject by all that it
 /// was ever given.
-void Run::check_cached(Seat& seat, const Operation& operation, const Reply& reply,
-                       Findings& findings) {
+void ReplaySession::check_cached(SubjectSeat& seat, const Operation& operation, const Reply& reply,
+                                 Findings& findings) {
   const std::uint32_t name = operation.id.index();
   if (seat.stored && operation.verb == Verb::extend && seat.running.contains(name))
     seat.running[name] = seat.running[name].followed_by(operation.tokens);
@@ -322,11 +234,11 @@ void Run::check_cached(Seat& seat, const Operation& operation, const Reply& repl
 /// one that is not: a request that runs, a slot or a lock that a tree verb holds, a row that a slot
 /// cache has captured. What a result under way will be written to is no excuse: its request has
 /// gone.
-void Run::check_emptied(const Seat& seat, Findings& findings) const {
+void ReplaySession::check_emptied(const SubjectSeat& seat, Findings& findings) const {
   if (holders_[seat.rank] != 0) return;
   const std::optional<Snapshot> now = seat.subject->snapshot();
   if (!now) return;
-  const auto hold = [&](const char* what, std::int64_t free, std::int64_t total) {
+  const auto check_free = [&](const char* what, std::int64_t free, std::int64_t total) {
     if (free != total)
       findings.push_back(
           {FindingKind::leak,
@@ -334,12 +246,12 @@ void Run::check_emptied(const Seat& seat, Findings& findings) const {
                        total - free, total, what),
            std::to_string(total), std::to_string(free)});
   };
-  hold("KV slots", now->kv_free, now->kv_total);
-  hold("state slots", now->states_free, now->states_total);
+  check_free("KV slots", now->kv_free, now->kv_total);
+  check_free("state slots", now->states_free, now->states_total);
 }
 
 /// Replies against each other, field by field. An oracle's answer is the expected one.
-void Run::compare(const Operation& operation) {
+void ReplaySession::compare(const Operation& operation) {
   for (std::size_t i = 1; i < subject_count() && !stopped_; ++i) {
     const bool first_is_oracle = seat_at(0).is_oracle;
     const std::size_t expected = seat_at(i).is_oracle || !first_is_oracle ? i : 0;
@@ -364,7 +276,7 @@ void Run::compare(const Operation& operation) {
   }
 }
 
-void Run::count(const Operation& operation, const Reply& reply, Seat& seat) {
+void ReplaySession::count(const Operation& operation, const Reply& reply, SubjectSeat& seat) {
   SubjectTotals& totals = seat.totals;
   if (operation.verb == Verb::preempt) ++totals.preemptions;
   if (reply.refused != Refusal::none) return;
@@ -385,7 +297,7 @@ void Run::count(const Operation& operation, const Reply& reply, Seat& seat) {
 }
 
 /// The request's ledger, from the operations themselves; a scheduler adds what only it knows.
-void Run::follow(const Operation& operation, const Reply& reply) {
+void ReplaySession::follow(const Operation& operation, const Reply& reply) {
   holders_[rank_] += change_of_holders(operation, reply);
   switch (operation.verb) {
     case Verb::admit: {
@@ -409,7 +321,7 @@ void Run::follow(const Operation& operation, const Reply& reply) {
   }
 }
 
-RequestOutcome& Run::outcome(Name id) {
+RequestOutcome& ReplaySession::outcome(Name id) {
   if (outcome_of_.size() <= id.index()) outcome_of_.resize(id.index() + 1);
   std::uint32_t& place = outcome_of_[id.index()];
   if (place == 0) {
@@ -419,12 +331,12 @@ RequestOutcome& Run::outcome(Name id) {
   return outcomes_[place - 1];
 }
 
-const RequestOutcome* Run::find_outcome(Name id) const {
+const RequestOutcome* ReplaySession::find_outcome(Name id) const {
   if (id.index() >= outcome_of_.size() || outcome_of_[id.index()] == 0) return nullptr;
   return &outcomes_[outcome_of_[id.index()] - 1];
 }
 
-void Run::remember(const Operation& operation, const Reply* reply) {
+void ReplaySession::remember(const Operation& operation, const Reply* reply) {
   if (past_.size() == kEventsAround) past_.pop_front();
   past_.push_back({operation, reply == nullptr ? std::nullopt : std::optional(*reply)});
   if (!options_.keep_events) return;
@@ -436,7 +348,7 @@ void Run::remember(const Operation& operation, const Reply* reply) {
   kept_.push_back(std::move(kept));
 }
 
-void Run::locate(Seat* seat, Finding finding, const std::string& request) {
+void ReplaySession::locate(SubjectSeat* seat, Finding finding, const std::string& request) {
   LocatedFinding located;
   located.finding = std::move(finding);
   located.subject = seat == nullptr ? "" : seat->name;
@@ -453,19 +365,19 @@ void Run::locate(Seat* seat, Finding finding, const std::string& request) {
   findings_.push_back(std::move(located));
 }
 
-void Run::add(Finding finding, const std::string& request, bool stop) {
+void ReplaySession::add(Finding finding, const std::string& request, bool stop) {
   locate(seats_.empty() ? nullptr : &seat_at(0), std::move(finding), request);
   if (stop) stopped_ = true;
 }
 
-void Run::fail(Error error) {
+void ReplaySession::fail(Error error) {
   error.text = fmt::format("{}{}: {}", options_.file, line_ > 0 ? fmt::format(":{}", line_) : "",
                            error.text);
   error_ = std::move(error);
   stopped_ = true;
 }
 
-void Run::conclude() {
+void ReplaySession::conclude() {
   if (stopped_) return;
   for (const auto& seat : seats_) {
     if (!seat->auditor) continue;

@@ -1,99 +1,28 @@
-// A run: the same operations to every subject, their replies compared, their insides audited, and
-// the first wrong event named.
+// A replay session: the same operations to every subject, their replies compared, their insides
+// audited, and the first wrong event named.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <deque>
-#include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "cache_sim/base/prefix_trie.hpp"
-#include "cache_sim/model/label_state.hpp"
+#include "cache_sim/check/outcomes.hpp"
+#include "cache_sim/check/run_options.hpp"
+#include "cache_sim/check/start_subject.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
 
-enum class CheckLevel { off, labels, all };
-
-/// A finding with its place: what a user reads and what the JSON holds.
-struct LocatedFinding {
-  Finding finding;
-  std::string subject;
-  std::string file;
-  int line = 0;
-  std::int64_t event = 0;  ///< counted from 1
-  std::string request;
-  std::string operation;            ///< the event's line, long token lists cut
-  std::vector<std::string> around;  ///< the events before it and itself, `operation → reply`
-};
-
-/// What became of one request.
-struct RequestOutcome {
-  Name id;
-  std::int64_t prompt_tokens = 0;
-  std::int64_t cached_tokens = -1;  ///< at its first admission; -1: never admitted
-  std::int64_t output_tokens = 0;
-  FinishReason finish = FinishReason::running;
-  Nanoseconds arrival = 0;
-  Nanoseconds first_token = -1;
-  Nanoseconds end = -1;
-};
-
-/// One bar of the timeline.
-struct Span {
-  std::string name;
-  Name request;
-  Nanoseconds begin;
-  Nanoseconds end;
-};
-
-/// Per subject, what a table of policies shows.
-struct SubjectTotals {
-  std::int64_t input_tokens = 0;  ///< of admitted requests' first admissions
-  std::int64_t hit_tokens = 0;
-  std::int64_t evicted_kv = 0;  ///< as far as replies report it
-  std::int64_t evicted_states = 0;
-  std::int64_t preemptions = 0;
-};
-
-struct RunOptions {
-  std::vector<std::string>
-      subjects;  ///< names as on the command line; the first one's replies drive the run
-  Config config;
-  const Defect* defect = nullptr;  ///< planted into the policy that it belongs to
-  std::string_view defect_name;
-  CheckLevel check = CheckLevel::all;
-  std::chrono::milliseconds timeout{10'000};
-  std::string file;          ///< named in findings
-  bool keep_events = false;  ///< every event's text and the pools after it, for reports
-  /// Sees every operation and the first subject's reply; for whoever measures.
-  std::function<void(const Operation&, const Reply&)> watch{};
-  /// An operation that every subject refuses as bad input is left out.
-  bool skip_illegal = false;
-};
-
-/// One event as a report shows it.
-struct KeptEvent {
-  int line;
-  Nanoseconds time;
-  std::string operation;
-  std::string reply;
-  std::int64_t kv_used = 0;
-  std::int64_t states_used = 0;
-};
-
-class Run {
+class ReplaySession {
  public:
   /// Starts the subjects. Errors: unknown names, config fields that a policy does not have,
   /// children that do not start.
-  static Result<std::unique_ptr<Run>> start(const RunOptions& options);
-  ~Run();
+  static Result<std::unique_ptr<ReplaySession>> start(const RunOptions& options);
+  ~ReplaySession();
 
   /// Sends the operation to every subject. The first one's reply, or null where the run has
   /// stopped.
@@ -136,32 +65,31 @@ class Run {
   Nanoseconds now() const { return now_; }
 
  private:
-  struct Seat;  // a subject with its labels, auditor and totals
   struct PastEvent {
     Operation operation;
     std::optional<Reply> reply;  // none: the subject failed
     std::string answer() const { return reply ? reply->text() : "no answer"; }
   };
 
-  explicit Run(const RunOptions& options);
-  Result<void> seat(const std::string& name);
-  static Result<Reply> answer(Seat& seat, const Operation& operation);
+  explicit ReplaySession(const RunOptions& options);
+  Result<void> seat(const std::string& name, std::size_t rank);
+  static Result<Reply> answer(SubjectSeat& seat, const Operation& operation);
   bool ask_all(const Operation& operation);
   void take_refusal(const Operation& operation, const std::vector<std::optional<Error>>& refusals);
-  void check(Seat& seat, const Operation& operation, const Reply& reply);
-  void audit(Seat& seat, const Operation* operation, const Reply* reply);
-  void check_cached(Seat& seat, const Operation& operation, const Reply& reply, Findings& findings);
-  void check_emptied(const Seat& seat, Findings& findings) const;
+  void check(SubjectSeat& seat, const Operation& operation, const Reply& reply);
+  void audit(SubjectSeat& seat, const Operation* operation, const Reply* reply);
+  void check_cached(SubjectSeat& seat, const Operation& operation, const Reply& reply,
+                    Findings& findings);
+  void check_emptied(const SubjectSeat& seat, Findings& findings) const;
   void compare(const Operation& operation);
   void remember(const Operation& operation, const Reply* reply);
   void follow(const Operation& operation, const Reply& reply);
-  void count(const Operation& operation, const Reply& reply, Seat& seat);
-  void locate(Seat* seat, Finding finding, const std::string& request);
-  Seat& seat_at(std::size_t i) { return *seats_[rank_ * subject_count() + i]; }
+  void count(const Operation& operation, const Reply& reply, SubjectSeat& seat);
+  void locate(SubjectSeat* seat, Finding finding, const std::string& request);
+  SubjectSeat& seat_at(std::size_t i) { return *seats_[rank_ * subject_count() + i]; }
 
   RunOptions options_;
-  NoLayerState no_layers_;
-  std::vector<std::unique_ptr<Seat>> seats_;  // rank by rank
+  std::vector<std::unique_ptr<SubjectSeat>> seats_;  // rank by rank
   std::size_t rank_ = 0;
   std::vector<std::int64_t> holders_;  // by rank: requests, slots and locks that hold something
   std::vector<Reply> replies_;

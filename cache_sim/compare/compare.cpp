@@ -237,7 +237,7 @@ class Comparer {
   }
 
   void measure(const ReplayOutcome& outcome, bool has_states, ComparedPolicy& row) const {
-    const Run& run = *outcome.run;
+    const ReplaySession& run = *outcome.run;
     PolicyMeasures& measures = row.measures;
     std::vector<Nanoseconds> ttft, e2e;
     for (const RequestOutcome& request : run.outcomes()) {

@@ -31,7 +31,7 @@ void print_finding(const LocatedFinding& located, const ReplayRequest& request) 
 }
 
 void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
-  const cache_sim::Run& run = *outcome.run;
+  const cache_sim::ReplaySession& run = *outcome.run;
   for (const LocatedFinding& located : run.findings()) print_finding(located, request);
   std::string subjects;
   for (std::size_t i = 0; i < run.subject_count(); ++i)

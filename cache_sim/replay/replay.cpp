@@ -52,7 +52,7 @@ Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request) {
 Result<void> start_run(const ReplayRequest& request, const Result<RunOptions>& options,
                        ReplayOutcome& outcome) {
   if (!options) return tl::unexpected(options.error());
-  Result<std::unique_ptr<Run>> run = Run::start(*options);
+  Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(*options);
   if (!run) return fail(fmt::format("{}: {}", request.file, run.error().text), run.error().status);
   outcome.run = std::move(*run);
   return {};

@@ -32,7 +32,7 @@ struct ReplayRequest {
 struct ReplayOutcome {
   std::optional<Trace> trace;
   std::optional<SglangW1Outcome> decisions;  ///< of a workload with a driver of its own
-  std::unique_ptr<Run> run;
+  std::unique_ptr<ReplaySession> run;
   double load_s = 0;
   double wall_s = 0;  ///< the replay alone
 

@@ -26,7 +26,7 @@ Json totals_json(const SubjectTotals& totals) {
           {"hit_ratio", rounded_ratio(totals.hit_tokens, totals.input_tokens)}};
 }
 
-Json policy_json(const Run& run, std::size_t i) {
+Json policy_json(const ReplaySession& run, std::size_t i) {
   const SubjectTotals& totals = run.totals(i);
   Json policy = {{"policy", policy_of(run.subject_name(i))},
                  {"capacity",
@@ -56,7 +56,7 @@ Json finding_json(const LocatedFinding& located, const ReplayRequest& request) {
           {"replay", replay_command(request)}};
 }
 
-Json requests_json(const Run& run) {
+Json requests_json(const ReplaySession& run) {
   Json requests = Json::array();
   for (const RequestOutcome& outcome : run.outcomes()) {
     Json one = {{"id", outcome.id.text()},
@@ -105,7 +105,7 @@ std::string replay_command(const ReplayRequest& request) {
 }
 
 Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome) {
-  const Run& run = *outcome.run;
+  const ReplaySession& run = *outcome.run;
   Json json = {{"lockstep", 1}, {"command", "replay"}};
   json["workload"] = {{"file", request.file}};
   if (outcome.trace) json["workload"]["title"] = outcome.trace->title;
@@ -146,7 +146,7 @@ Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome) {
 
 Json timeline_json(const ReplayOutcome& outcome) {
   Json events = Json::array();
-  const Run& run = *outcome.run;
+  const ReplaySession& run = *outcome.run;
   const auto microseconds = [](Nanoseconds time) { return static_cast<double>(time) / 1000.0; };
   std::size_t row = 0;
   std::vector<std::size_t> row_of;

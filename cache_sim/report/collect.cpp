@@ -117,7 +117,7 @@ Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive,
 
 // --- What a run shows ----------------------------------------------------------------------------
 
-Json events_json(const Run& run) {
+Json events_json(const ReplaySession& run) {
   Json events = Json::array();
   for (const KeptEvent& event : run.kept_events())
     events.push_back({{"event", events.size() + 1},
@@ -131,7 +131,7 @@ Json events_json(const Run& run) {
 }
 
 /// Which events a page shows: those around the first finding, or the first ones.
-Json window_json(const Run& run) {
+Json window_json(const ReplaySession& run) {
   const std::int64_t count = run.event_count();
   std::int64_t last = std::min(count, kMostEvents);
   if (!run.findings().empty())
@@ -140,7 +140,7 @@ Json window_json(const Run& run) {
   return {{"first", first}, {"last", last}, {"cut", first != 1 || last != count}};
 }
 
-Json pools_json(const Run& run) {
+Json pools_json(const ReplaySession& run) {
   const std::optional<Snapshot> content = run.snapshot(0);
   if (!content) return nullptr;
   std::int64_t kv_most = 0;
@@ -169,7 +169,7 @@ std::vector<std::int64_t> hidden_below(const std::vector<SnapshotNode>& nodes) {
 
 /// The tree when the run ended. Parents stand before children, so the first nodes are the top of
 /// the tree.
-Json tree_json(const Run& run) {
+Json tree_json(const ReplaySession& run) {
   const std::optional<Snapshot> content = run.snapshot(0);
   if (!content) return nullptr;
   const std::vector<SnapshotNode>& nodes = content->nodes;
@@ -199,7 +199,7 @@ Json tree_json(const Run& run) {
   return tree;
 }
 
-Json spans_json(const Run& run) {
+Json spans_json(const ReplaySession& run) {
   Json spans = Json::array();
   for (const Span& span : run.spans())
     spans.push_back({{"request", span.request.text()},
@@ -326,7 +326,7 @@ class Collector {
 
   static Json fixture_run_json(const PlannedRun& planned, const ReplayOutcome& outcome,
                                const RunDirective& directive) {
-    const Run& run = *outcome.run;
+    const ReplaySession& run = *outcome.run;
     Json json = verdict_json(planned, outcome, directive.finds);
     json["line"] = directive.line;
     json["run"] = run_json(planned.request, outcome);

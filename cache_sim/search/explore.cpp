@@ -156,15 +156,16 @@ class Explorer {
     return play(std::move(fresh));
   }
 
-  Result<std::unique_ptr<Run>> start(const Candidate& candidate, bool skip_illegal) const {
+  Result<std::unique_ptr<ReplaySession>> start(const Candidate& candidate,
+                                               bool skip_illegal) const {
     RunOptions run = options_.run;
     run.subjects = players_[candidate.player].subjects;
     run.config = candidate.config;
     run.skip_illegal = skip_illegal;
-    return Run::start(run);
+    return ReplaySession::start(run);
   }
 
-  static Result<Execution> executed(Candidate candidate, const Run& run) {
+  static Result<Execution> executed(Candidate candidate, const ReplaySession& run) {
     if (run.error()) return tl::unexpected(*run.error());
     Execution execution;
     execution.candidate = std::move(candidate);
@@ -178,9 +179,9 @@ class Explorer {
   /// as legal is, and what is made as bad input is not: anything else is an error, or a finding
   /// where the subjects are of two opinions.
   Result<Execution> play_fresh(Candidate candidate, const Swarm& swarm, Draw& draw) const {
-    Result<std::unique_ptr<Run>> started = start(candidate, true);
+    Result<std::unique_ptr<ReplaySession>> started = start(candidate, true);
     if (!started) return tl::unexpected(started.error());
-    Run& run = **started;
+    ReplaySession& run = **started;
     OperationPlayer player(run);
     std::string mistake;
     enum class Made { legal, bad, either };
@@ -225,9 +226,9 @@ class Explorer {
   }
 
   Result<Execution> play(Candidate candidate) const {
-    Result<std::unique_ptr<Run>> started = start(candidate, !candidate.scheduled);
+    Result<std::unique_ptr<ReplaySession>> started = start(candidate, !candidate.scheduled);
     if (!started) return tl::unexpected(started.error());
-    Run& run = **started;
+    ReplaySession& run = **started;
     if (candidate.scheduled) {
       const Trace trace = as_trace(candidate);
       Simulation(run).play(trace);
@@ -298,7 +299,7 @@ class Explorer {
 
   /// The trace that was played, as it is written down and replayed, gives the same run.
   void hold_to_itself(Execution& first) const {
-    const Result<std::unique_ptr<Run>> again = start(first.candidate, false);
+    const Result<std::unique_ptr<ReplaySession>> again = start(first.candidate, false);
     const Trace trace = as_trace(first.candidate);
     if (again) Simulation(**again).play(trace);
     if (again && !(*again)->error() && (*again)->digest() == first.digest) return;

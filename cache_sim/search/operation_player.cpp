@@ -137,7 +137,8 @@ void Ledger::follow_slot(const Operation& operation, const Reply& reply) {
   }
 }
 
-OperationPlayer::OperationPlayer(Run& run) : run_(run), ledger_(run.options().config.page, false) {
+OperationPlayer::OperationPlayer(ReplaySession& run)
+    : run_(run), ledger_(run.options().config.page, false) {
   for (const std::string& subject : run.options().subjects) {
     const std::string_view name = subject;
     const PolicyEntry* const policy =

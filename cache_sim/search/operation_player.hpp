@@ -69,7 +69,7 @@ class Ledger {
 class OperationPlayer {
  public:
   /// `run` must outlive the player and leaves out what is illegal (RunOptions::skip_illegal).
-  explicit OperationPlayer(Run& run);
+  explicit OperationPlayer(ReplaySession& run);
 
   /// The first subject's reply; null where the step was left out or the run has stopped.
   const Reply* play(Step step);
@@ -77,7 +77,7 @@ class OperationPlayer {
   Steps& played() { return played_; }
 
  private:
-  Run& run_;
+  ReplaySession& run_;
   Ledger ledger_;
   Steps played_;
 };

@@ -61,7 +61,7 @@ struct Played {
   Steps steps;  ///< what was played, up to the finding
 };
 
-Played play_scheduled(const Trace& trace, Run& run) {
+Played play_scheduled(const Trace& trace, ReplaySession& run) {
   Played played;
   Simulation(run).play(trace);
   std::size_t end = trace.statements.size();
@@ -71,7 +71,7 @@ Played play_scheduled(const Trace& trace, Run& run) {
   return played;
 }
 
-Played play_operations(const Steps& steps, Run& run) {
+Played play_operations(const Steps& steps, ReplaySession& run) {
   OperationPlayer player(run);
   for (const Step& step : steps)
     if (!run.stopped()) player.play(step);
@@ -127,9 +127,9 @@ class Shrinker {
     if (options_.progress) options_.progress(executions_, best_.steps.size());
     const Trace trace = as_trace(candidate);
     run_.config = candidate.config;
-    Result<std::unique_ptr<Run>> started = Run::start(run_);
+    Result<std::unique_ptr<ReplaySession>> started = ReplaySession::start(run_);
     if (!started) return std::nullopt;
-    Run& run = **started;
+    ReplaySession& run = **started;
     // Answers are held to by the simulation alone.
     Played played;
     if (trace.scheduler_level || has_answers(candidate.steps)) {

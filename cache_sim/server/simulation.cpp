@@ -20,7 +20,7 @@ constexpr std::size_t kManyOperations = 4096;
 
 }  // namespace
 
-Simulation::Simulation(Run& run, std::unique_ptr<StepCost> cost)
+Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
     : run_(run), cost_(std::move(cost)), keeps_spans_(run.options().keep_events) {
   const Config& config = run.options().config;
   if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);

@@ -28,7 +28,7 @@ namespace lockstep::cache_sim {
 class Simulation {
  public:
   /// `run` must outlive the simulation. Without a cost model a step takes the config's step_time.
-  explicit Simulation(Run& run, std::unique_ptr<StepCost> cost = nullptr);
+  explicit Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost = nullptr);
 
   /// Everything in the trace, which must outlive the simulation, or until the run stops.
   void play(const Trace& trace);
@@ -87,7 +87,7 @@ class Simulation {
   void add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end);
   Reply expectation(Name id) const;
 
-  Run& run_;
+  ReplaySession& run_;
   std::vector<Rank> ranks_;
   std::unique_ptr<StepCost> cost_;
   bool keeps_spans_;  // where somebody will draw them

@@ -49,8 +49,8 @@ std::vector<Step> small_alphabet() {
   return all;
 }
 
-std::unique_ptr<Run> started(const RunOptions& options) {
-  Result<std::unique_ptr<Run>> run = Run::start(options);
+std::unique_ptr<ReplaySession> started(const RunOptions& options) {
+  Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
   return std::move(*run);
 }
@@ -85,7 +85,7 @@ class ShortTraces {
   }
 
   bool is_legal(const std::vector<const Step*>& trace) {
-    const std::unique_ptr<Run> run = started(options_);
+    const std::unique_ptr<ReplaySession> run = started(options_);
     OperationPlayer player(*run);
     const Reply* last = nullptr;
     for (const Step* const step : trace) last = player.play(*step);
@@ -206,7 +206,7 @@ Exhausted each_allocation_failing(const std::string& file, Short what, std::size
   const Recording recording = recorded(file);
   Exhausted exhausted;
   for (std::size_t n = 0; n < recording.operations.size(); n += step) {
-    const std::unique_ptr<Run> run = started(recording.options);
+    const std::unique_ptr<ReplaySession> run = started(recording.options);
     OperationPlayer player(*run);
     Hog hog(player);
     for (std::size_t i = 0; i < recording.operations.size() && !run->stopped(); ++i) {

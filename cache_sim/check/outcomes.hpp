@@ -1,0 +1,66 @@
+// What a run leaves behind: its findings, what became of each request, totals per subject, and the
+// events and bars that a report shows.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "reference/base/finding.hpp"
+#include "reference/protocol/config.hpp"
+#include "reference/protocol/operation.hpp"
+
+namespace lockstep::cache_sim {
+
+/// A finding with its place: what a user reads and what the JSON holds.
+struct LocatedFinding {
+  Finding finding;
+  std::string subject;
+  std::string file;
+  int line = 0;
+  std::int64_t event = 0;  ///< counted from 1
+  std::string request;
+  std::string operation;            ///< the event's line, long token lists cut
+  std::vector<std::string> around;  ///< the events before it and itself, `operation → reply`
+};
+
+/// What became of one request.
+struct RequestOutcome {
+  Name id;
+  std::int64_t prompt_tokens = 0;
+  std::int64_t cached_tokens = -1;  ///< at its first admission; -1: never admitted
+  std::int64_t output_tokens = 0;
+  FinishReason finish = FinishReason::running;
+  Nanoseconds arrival = 0;
+  Nanoseconds first_token = -1;
+  Nanoseconds end = -1;
+};
+
+/// One bar of the timeline.
+struct Span {
+  std::string name;
+  Name request;
+  Nanoseconds begin;
+  Nanoseconds end;
+};
+
+/// Per subject, what a table of policies shows.
+struct SubjectTotals {
+  std::int64_t input_tokens = 0;  ///< of admitted requests' first admissions
+  std::int64_t hit_tokens = 0;
+  std::int64_t evicted_kv = 0;  ///< as far as replies report it
+  std::int64_t evicted_states = 0;
+  std::int64_t preemptions = 0;
+};
+
+/// One event as a report shows it.
+struct KeptEvent {
+  int line;
+  Nanoseconds time;
+  std::string operation;
+  std::string reply;
+  std::int64_t kv_used = 0;
+  std::int64_t states_used = 0;
+};
+
+}  // namespace lockstep::cache_sim

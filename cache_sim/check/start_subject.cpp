@@ -1,0 +1,102 @@
+#include "cache_sim/check/start_subject.hpp"
+
+#include <fmt/format.h>
+
+#include "cache_sim/check/exec_subject.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// Fields that every policy or the scheduler in front of it honours.
+constexpr ConfigFields kCommonFields{ConfigField::policy,      ConfigField::kv_tokens,
+                                     ConfigField::state_slots, ConfigField::chunked_prefill,
+                                     ConfigField::max_running, ConfigField::request_rows,
+                                     ConfigField::step_time,   ConfigField::model_chunk,
+                                     ConfigField::ranks,       ConfigField::routing};
+
+/// A policy that would ignore a field which somebody set says so instead.
+Result<void> check_config(const PolicyEntry& policy, const Config& config) {
+  for (const ConfigField field : config.changed())
+    if (!kCommonFields.contains(field) && !policy.config_fields.contains(field))
+      return fail(
+          fmt::format("policy {} does not use the config field {}", policy.name, to_string(field)));
+  if (policy.has_states && config.state_slots == 0)
+    return fail(
+        fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
+  if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
+    return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
+  if (config.kv_tokens < config.page)
+    return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
+                            config.page));
+  return policy.check == nullptr ? Result<void>() : policy.check(config);
+}
+
+/// The auditor that knows the subject's family; null where none does.
+std::unique_ptr<Auditor> make_auditor(Subject& subject, const LabelState* labels) {
+  for (const AuditorEntry& family : Registry<AuditorEntry>::all())
+    if (auto auditor = family.make(subject, labels)) return auditor;
+  return nullptr;
+}
+
+using Started = Result<std::unique_ptr<SubjectSeat>>;
+
+tl::unexpected<Error> unknown(const std::string& name) {
+  return fail(fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
+}
+
+/// Where nothing is checked; it has no state, so all subjects share it.
+NoLayerState no_layers;
+
+Started start_closed(const std::string& name, const RunOptions& options) {
+  auto child = start_child(
+      {.command = name.substr(5), .config = options.config, .timeout = options.timeout});
+  if (!child) return tl::unexpected(child.error());
+  auto seat = std::make_unique<SubjectSeat>();
+  seat->is_child = true;
+  seat->subject = std::move(*child);
+  if (options.check != CheckLevel::off) seat->stored = std::make_unique<PrefixTrie>();
+  return seat;
+}
+
+Started start_oracle(const std::string& name, const RunOptions& options) {
+  const std::string policy_name = name.substr(7);
+  const OracleEntry* const entry = Registry<OracleEntry>::find(policy_name);
+  if (entry == nullptr) return unknown(name);
+  if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name))
+    if (const Result<void> fits = check_config(*policy, options.config); !fits)
+      return tl::unexpected(fits.error());
+  auto seat = std::make_unique<SubjectSeat>();
+  seat->is_oracle = true;
+  seat->subject = entry->make({.config = options.config, .layers = &no_layers});
+  return seat;
+}
+
+Started start_policy(const std::string& name, const RunOptions& options) {
+  const PolicyEntry* const entry = Registry<PolicyEntry>::find(name);
+  if (entry == nullptr) return unknown(name);
+  if (const Result<void> fits = check_config(*entry, options.config); !fits)
+    return tl::unexpected(fits.error());
+  auto seat = std::make_unique<SubjectSeat>();
+  SubjectOptions subject{.config = options.config, .layers = &no_layers};
+  if (options.defect_name.starts_with(name + ":")) subject.defect = options.defect;
+  if (options.check != CheckLevel::off) {
+    seat->labels = std::make_unique<LabelState>(entry->has_states ? options.config.state_slots : 0,
+                                                options.config.kv_tokens + options.config.page);
+    subject.layers = seat->labels.get();
+  }
+  seat->subject = entry->make(subject);
+  if (options.check == CheckLevel::all)
+    seat->auditor = make_auditor(*seat->subject, seat->labels.get());
+  return seat;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<SubjectSeat>> start_subject(const std::string& name,
+                                                   const RunOptions& options) {
+  if (name.starts_with("exec:")) return start_closed(name, options);
+  if (name.starts_with("oracle:")) return start_oracle(name, options);
+  return start_policy(name, options);
+}
+
+}  // namespace lockstep::cache_sim
