@@ -7,6 +7,7 @@
 #include <chrono>
 #include <unordered_set>
 
+#include "cache_sim/base/files.hpp"
 #include "cache_sim/replay/replay.hpp"
 #include "reference/protocol/config.hpp"
 

@@ -3,9 +3,10 @@
 
 #include <iostream>
 
+#include "cache_sim/base/files.hpp"
 #include "cache_sim/logs/server_log.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/replay/run_json.hpp"
+#include "reference/base/mix.hpp"
 
 namespace lockstep::program {
 namespace {

@@ -3,6 +3,7 @@
 
 #include <iostream>
 
+#include "cache_sim/base/files.hpp"
 #include "cache_sim/compare/compare.hpp"
 #include "cache_sim/program/commands.hpp"
 

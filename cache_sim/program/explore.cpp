@@ -1,5 +1,6 @@
 // lockstep explore, lockstep shrink: findings that nobody wrote down, as small as they get.
 #include "cache_sim/search/explore.hpp"
+#include "cache_sim/base/files.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -3,8 +3,8 @@
 
 #include <iostream>
 
+#include "cache_sim/base/files.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/replay/run_json.hpp"
 #include "reference/base/judged.hpp"
 
 namespace lockstep::program {

@@ -4,9 +4,11 @@
 #include <cstdio>
 #include <iostream>
 
+#include "cache_sim/base/files.hpp"
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/replay/run_json.hpp"
+#include "cache_sim/replay/timeline.hpp"
 
 namespace lockstep::program {
 namespace {

@@ -2,10 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
-#include <cstdlib>
-#include <ctime>
-#include <fstream>
+#include <algorithm>
+
+#include "cache_sim/base/files.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -79,18 +78,6 @@ double rounded_ratio(std::int64_t part, std::int64_t whole) {
                           "{:.6f}", static_cast<double>(part) / static_cast<double>(whole)));
 }
 
-std::string today() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  gmtime_r(&now, &utc);
-  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
-}
-
-std::string commit() {
-  const char* const known = std::getenv("LOCKSTEP_COMMIT");  // the script asks git for it
-  return known == nullptr ? "unknown" : known;
-}
-
 std::string replay_command(const ReplayRequest& request) {
   std::string command = "./lockstep replay " + request.file;
   const auto quoted = [](const std::string& word) {
@@ -142,70 +129,6 @@ Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome) {
   }
   json["timing"] = {{"wall_s", outcome.wall_s}, {"load_s", outcome.load_s}, {"date", today()}};
   return json;
-}
-
-Json timeline_json(const ReplayOutcome& outcome) {
-  Json events = Json::array();
-  const ReplaySession& run = *outcome.run;
-  const auto microseconds = [](Nanoseconds time) { return static_cast<double>(time) / 1000.0; };
-  std::size_t row = 0;
-  std::vector<std::size_t> row_of;
-  for (const RequestOutcome& request : run.outcomes()) {
-    ++row;
-    if (row_of.size() <= request.id.index()) row_of.resize(request.id.index() + 1);
-    row_of[request.id.index()] = row;
-    events.push_back({{"ph", "M"},
-                      {"name", "thread_name"},
-                      {"pid", 1},
-                      {"tid", row},
-                      {"args", {{"name", request.id.text()}}}});
-  }
-  for (const Span& span : run.spans())
-    events.push_back({{"ph", "X"},
-                      {"name", span.name},
-                      {"pid", 1},
-                      {"tid", row_of[span.request.index()]},
-                      {"ts", microseconds(span.begin)},
-                      {"dur", microseconds(span.end - span.begin)}});
-  if (run.spans().empty()) {
-    std::int64_t at = 0;
-    for (const KeptEvent& event : run.kept_events())
-      events.push_back({{"ph", "X"},
-                        {"name", event.operation},
-                        {"pid", 1},
-                        {"tid", 0},
-                        {"ts", at++},
-                        {"dur", 1},
-                        {"args", {{"reply", event.reply}, {"line", event.line}}}});
-  }
-  for (const LocatedFinding& located : run.findings())
-    events.push_back({{"ph", "i"},
-                      {"s", "g"},
-                      {"name", to_string(located.finding.kind)},
-                      {"pid", 1},
-                      {"tid", 0},
-                      {"ts", run.spans().empty() ? static_cast<double>(located.event - 1)
-                                                 : microseconds(run.now())},
-                      {"args", {{"text", located.finding.text}}}});
-  return {{"displayTimeUnit", "ms"}, {"traceEvents", events}};
-}
-
-Result<void> write_file(const std::string& path, const std::string& content) {
-  const std::string part = path + ".part";
-  {
-    std::ofstream file(part, std::ios::binary | std::ios::trunc);
-    file << content;
-    file.close();
-    if (!file) {
-      std::remove(part.c_str());
-      return fail(path + ": cannot be written", kExitEnvironment);
-    }
-  }
-  if (std::rename(part.c_str(), path.c_str()) != 0) {
-    std::remove(part.c_str());
-    return fail(path + ": cannot be written", kExitEnvironment);
-  }
-  return {};
 }
 
 }  // namespace lockstep::cache_sim

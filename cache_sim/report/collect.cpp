@@ -11,6 +11,8 @@
 #include <iterator>
 #include <set>
 
+#include "cache_sim/base/files.hpp"
+#include "cache_sim/replay/timeline.hpp"
 #include "cache_sim/report/kernels.hpp"
 #include "cache_sim/report/page.hpp"
 #include "cache_sim/report/svg.hpp"
