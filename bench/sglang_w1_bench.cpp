@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cache_sim/replay/replay.hpp"
-#include "cache_sim/workloads/sglang_w1.hpp"
+#include "cache_sim/replay/sglang_w1_driver.hpp"
 
 namespace {
 
@@ -52,7 +52,7 @@ void replay_w1(benchmark::State& state, const char* policy, CheckLevel check) {
     state.PauseTiming();
     auto run = ReplaySession::start(options);
     state.ResumeTiming();
-    const SglangW1Outcome outcome =
+    const DrivenOutcome outcome =
         drive(w1, [&](const Operation& operation) { return (*run)->apply(operation); });
     (*run)->conclude();
     hit_tokens = outcome.hit_tokens;

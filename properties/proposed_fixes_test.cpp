@@ -8,7 +8,7 @@
 #include <string>
 
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
-#include "cache_sim/workloads/sglang_w1.hpp"
+#include "cache_sim/replay/sglang_w1_driver.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

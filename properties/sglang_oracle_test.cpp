@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cache_sim/workloads/sglang_w1.hpp"
+#include "cache_sim/replay/sglang_w1_driver.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/protocol/subject.hpp"
 
@@ -199,7 +199,7 @@ TEST(SglangOracle, decidesOnTheWorkloadAsSglangDid) {
     const std::unique_ptr<Subject> oracle = make_oracle(recorded.policy, {});
     std::vector<Recorded::Point> seen;
     Reply reply;
-    const cache_sim::SglangW1Outcome outcome = cache_sim::drive(
+    const cache_sim::DrivenOutcome outcome = cache_sim::drive(
         default_workload(),
         [&](const Operation& operation) -> const Reply* {
           const Result<Reply> answer = oracle->apply(operation);

@@ -12,9 +12,6 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr std::string_view kDefaultPolicy = "sglang-no-buffer";
-constexpr std::string_view kSglangW1 = "sglang-w1";
-
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -97,28 +94,24 @@ Result<ReplayOutcome> replay_workload(const ReplayRequest& request, ReplayOutcom
   return outcome;
 }
 
-Result<ReplayOutcome> replay_sglang_w1(const ReplayRequest& request, ReplayOutcome outcome) {
+Result<ReplayOutcome> replay_driven(const WorkloadDriver& driver, const ReplayRequest& request,
+                                    ReplayOutcome outcome) {
   const auto load_start = std::chrono::steady_clock::now();
-  std::string_view parameters = std::string_view(request.file).substr(kSglangW1.size());
+  std::string_view parameters = std::string_view(request.file).substr(driver.name.size());
   if (!parameters.empty()) parameters.remove_prefix(1);
-  Result<SglangW1Options> w1 = SglangW1Options::parse(parameters);
-  if (!w1) return fail(fmt::format("{}: {}", request.file, w1.error().text));
-  if (request.limit > 0) w1->requests = std::min(w1->requests, request.limit);
-  Config config;
-  config.kv_tokens = w1->kv_tokens;
-  config.state_slots = w1->state_slots;
-  config.chunked_prefill = 1024;
-  const Result<RunOptions> options = run_options(request, config);
+  const auto workload = driver.open(parameters, request.limit);
+  if (!workload) return fail(fmt::format("{}: {}", request.file, workload.error().text));
+  const Result<RunOptions> options = run_options(request, (*workload)->config());
   if (!options) return tl::unexpected(options.error());
   if (options->config.ranks != 1 || options->config.overlap != 0)
     return fail(fmt::format("{}: its own driver has one rank and no overlap", request.file));
   if (const Result<void> started = start_run(request, options, outcome); !started)
     return tl::unexpected(started.error());
-  const SglangW1 workload = SglangW1::generate(*w1);
+  (*workload)->generate();
   outcome.load_s = seconds_since(load_start);
   const auto start = std::chrono::steady_clock::now();
   outcome.decisions =
-      drive(workload, [&](const Operation& operation) { return outcome.run->apply(operation); });
+      (*workload)->drive([&](const Operation& operation) { return outcome.run->apply(operation); });
   outcome.run->conclude();
   outcome.wall_s = seconds_since(start);
   if (outcome.run->error()) return tl::unexpected(*outcome.run->error());
@@ -164,7 +157,9 @@ ExitStatus ReplayOutcome::status() const {
 
 Result<ReplayOutcome> replay(const ReplayRequest& request) {
   const GeneratedWorkload* const generated = find_generated(request.file);
-  if (generated != nullptr && generated->name == kSglangW1) return replay_sglang_w1(request, {});
+  if (generated != nullptr)
+    if (const auto* const driver = Registry<WorkloadDriver>::find(generated->name))
+      return replay_driven(*driver, request, {});
   if (generated != nullptr || is_workload_file(request.file)) return replay_workload(request, {});
   return replay_trace(request, {});
 }

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "cache_sim/check/run.hpp"
+#include "cache_sim/replay/workload_driver.hpp"
 #include "cache_sim/trace/trace.hpp"
-#include "cache_sim/workloads/sglang_w1.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -31,7 +31,7 @@ struct ReplayRequest {
 
 struct ReplayOutcome {
   std::optional<Trace> trace;
-  std::optional<SglangW1Outcome> decisions;  ///< of a workload with a driver of its own
+  std::optional<DrivenOutcome> decisions;  ///< of a workload with a driver of its own
   std::unique_ptr<ReplaySession> run;
   double load_s = 0;
   double wall_s = 0;  ///< the replay alone

@@ -362,8 +362,8 @@ Result<std::vector<Player>> players_of(const RunOptions& run) {
   const PolicyEntry* policy = Registry<PolicyEntry>::find(name);
   // A child is asked what its config's policy understands.
   if (policy == nullptr)
-    policy = Registry<PolicyEntry>::find(run.config.policy.empty() ? "sglang-no-buffer"
-                                                                   : run.config.policy);
+    policy =
+        Registry<PolicyEntry>::find(run.config.policy.empty() ? kDefaultPolicy : run.config.policy);
   if (policy == nullptr) return fail(fmt::format("there is no policy `{}` to explore", name));
   players.push_back({policy, run.subjects});
   return players;

@@ -65,6 +65,9 @@ struct SubjectOptions {
   const Defect* defect = nullptr;  ///< the one rule to break
 };
 
+/// Who answers where neither --subject nor a file names a policy.
+inline constexpr std::string_view kDefaultPolicy = "sglang-no-buffer";
+
 /// A cache policy, the real structure (cache_sim/).
 struct PolicyEntry {
   std::string_view name;
