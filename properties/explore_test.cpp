@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "cache_sim/search/bad_input.hpp"
 #include "cache_sim/search/explore.hpp"
+#include "cache_sim/search/random_requests.hpp"
 #include "cache_sim/search/random_trace.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "cache_sim/trace/trace_writer.hpp"
@@ -104,22 +106,28 @@ PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream
   const Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
   PlayedOperations played;
-  RandomTrace random(swarm, policy, draw);
+  LegalityModel model(swarm.config.page, policy.counts_locks_on_tombstones);
+  RandomTrace random(swarm, policy, model, draw);
+  BadInput bad_input(swarm, policy, model, draw);
+  const auto say = [&](const Operation& operation) {
+    const Reply* const reply = (*run)->apply(operation);
+    if (reply != nullptr) model.follow(operation, *reply);
+    return reply;
+  };
   for (int i = 0; i < 100 && !(*run)->stopped(); ++i) {
-    if (const std::optional<Operation> bad = random.bad_input()) {
+    if (const std::optional<Operation> bad = bad_input.next()) {
       ++played.bad;
-      if ((*run)->apply(*bad) != nullptr) ++played.misjudged;
+      if (say(*bad) != nullptr) ++played.misjudged;
     }
-    const Reply* const reply = (*run)->apply(random.next());
+    const Reply* const reply = say(random.next());
     if (reply == nullptr) {
       if (!random.may_be_bad()) ++played.misjudged;
       continue;
     }
     ++(reply->refused == Refusal::none ? played.answered : played.refused);
-    random.answered(*reply);
   }
-  for (Operation end; !(*run)->stopped() && random.next_of_the_end(end);)
-    if ((*run)->apply(end) == nullptr) ++played.misjudged;
+  for (const Operation& end : random.ending())
+    if (!(*run)->stopped() && say(end) == nullptr) ++played.misjudged;
   for (const Verb verb : {Verb::flush, Verb::check}) {
     Operation operation;
     operation.verb = verb;

@@ -6,7 +6,9 @@
 #include <set>
 #include <utility>
 
+#include "cache_sim/search/bad_input.hpp"
 #include "cache_sim/search/operation_player.hpp"
+#include "cache_sim/search/random_requests.hpp"
 #include "cache_sim/search/random_trace.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "reference/base/mark.hpp"
@@ -195,18 +197,19 @@ class Explorer {
         mistake =
             fmt::format("`{}` {}", operation.text(),
                         reply == nullptr ? "is bad input" : "should be bad input and was answered");
-      return reply;
     };
-    RandomTrace random(swarm, *players_[candidate.player].policy, draw);
+    const PolicyEntry& policy = *players_[candidate.player].policy;
+    RandomTrace random(swarm, policy, player.model(), draw);
+    BadInput bad_input(swarm, policy, player.model(), draw);
     for (int i = 0; i < swarm.operations && !run.stopped() && mistake.empty(); ++i) {
       if (!has_child(candidate))
-        if (const std::optional<Operation> bad = random.bad_input()) say(*bad, Made::bad);
+        if (const std::optional<Operation> bad = bad_input.next()) say(*bad, Made::bad);
       if (run.stopped()) break;
       const Operation next = random.next();
-      if (const Reply* const reply = say(next, random.may_be_bad() ? Made::either : Made::legal))
-        random.answered(*reply);
+      say(next, random.may_be_bad() ? Made::either : Made::legal);
     }
-    for (Operation end; !run.stopped() && random.next_of_the_end(end);) say(end);
+    for (const Operation& operation : random.ending())
+      if (!run.stopped()) say(operation);
     for (const Verb verb : {Verb::flush, Verb::check}) {
       Operation operation;
       operation.verb = verb;

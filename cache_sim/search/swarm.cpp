@@ -42,6 +42,34 @@ int weight(Draw& draw, int usual) {
 
 }  // namespace
 
+Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size) {
+  if (swarm.letters != 0) {
+    std::vector<std::uint32_t> ids(static_cast<std::size_t>(size));
+    for (std::uint32_t& id : ids)
+      id = static_cast<std::uint32_t>(1 + draw.below(static_cast<std::uint64_t>(swarm.letters)));
+    return Tokens::of_ids(std::move(ids));
+  }
+  // One document in two is the first: hot and cold prefixes.
+  const std::uint64_t document =
+      draw.chance(1, 2) ? 0 : draw.below(static_cast<std::uint64_t>(swarm.documents));
+  return Tokens::of_document(static_cast<Document>(1 + document),
+                             static_cast<std::uint32_t>(draw.below(3)),
+                             static_cast<std::uint32_t>(size));
+}
+
+Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& seen) {
+  Tokens tokens;
+  if (!seen.empty() && draw.chance(static_cast<std::uint64_t>(swarm.shared), 10)) {
+    const Tokens& old = seen[draw.below(seen.size())];
+    const bool whole = draw.chance(1, 2);
+    tokens = whole ? old : old.prefix(static_cast<std::uint32_t>(draw.below(old.size() + 1)));
+  }
+  if (tokens.empty() || !draw.chance(1, 3))
+    tokens = tokens.followed_by(drawn_tokens(swarm, draw, draw.between(1, swarm.piece)));
+  const auto longest = static_cast<std::uint32_t>(swarm.longest);
+  return tokens.size() > longest ? tokens.prefix(longest) : tokens;
+}
+
 Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   Swarm swarm;
   swarm.config = base;

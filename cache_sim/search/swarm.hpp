@@ -4,10 +4,14 @@
 // "Swarm testing").
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "reference/base/philox.hpp"
 #include "reference/protocol/subject.hpp"
+#include "reference/protocol/tokens.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -53,6 +57,24 @@ struct Swarm {
   int letters = 0;    ///< or so many different tokens, so that anything looks like anything; 0: no
   int sessions = 0;   ///< that requests belong to and that are closed
 };
+
+/// One of several things, as often as their weights say.
+template <std::size_t N>
+std::size_t pick(Draw& draw, const std::array<int, N>& weights) {
+  std::uint64_t sum = 0;
+  for (const int weight : weights) sum += static_cast<std::uint64_t>(weight);
+  std::uint64_t at = draw.below(sum);
+  std::size_t i = 0;
+  while (at >= static_cast<std::uint64_t>(weights[i]))
+    at -= static_cast<std::uint64_t>(weights[i++]);
+  return i;
+}
+
+/// Tokens of a document, or of a few letters where the swarm has them.
+Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size);
+
+/// Often a prefix of one of `seen`, and something behind it.
+Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& seen);
 
 /// Draws a swarm for a policy. Fields that `base` changes from their defaults stay as they are
 /// there.

@@ -1,0 +1,38 @@
+// Operations that no subject may accept: names that nobody has, more tokens than there are, results
+// that nobody waits for. A subject that takes one where another refuses it is a finding.
+#pragma once
+
+#include <optional>
+
+#include "cache_sim/search/legality_model.hpp"
+#include "cache_sim/search/swarm.hpp"
+#include "reference/protocol/operation.hpp"
+
+namespace lockstep::cache_sim {
+
+class BadInput {
+ public:
+  /// `model` follows what is played, and outlives this.
+  BadInput(const Swarm& swarm, const PolicyEntry& policy, const LegalityModel& model, Draw& draw)
+      : swarm_(swarm), draw_(draw), model_(model), has_states_(policy.has_states) {}
+
+  /// As often as the swarm says, an operation that is bad input whatever the cache holds.
+  std::optional<Operation> next();
+
+ private:
+  using Request = LegalityModel::Request;
+
+  Tokens fresh_tokens(std::int64_t size) { return drawn_tokens(swarm_, draw_, size); }
+  Operation use_of_refused_request();
+  Operation bad_forward(const Request& request);
+  Operation bad_result(const Request& request);
+  Operation bad_admission();
+  Operation bad_tree_operation();
+
+  const Swarm& swarm_;
+  Draw& draw_;
+  const LegalityModel& model_;
+  bool has_states_;
+};
+
+}  // namespace lockstep::cache_sim

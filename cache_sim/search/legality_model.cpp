@@ -1,0 +1,193 @@
+#include "cache_sim/search/legality_model.hpp"
+
+#include <algorithm>
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// Tokens of a request that an extend could compute, its drafts included.
+std::int64_t tokens_left(const LegalityModel::Request& request, const Operation& extend) {
+  return std::int64_t{request.known.size()} + extend.tokens.size() - request.computed +
+         extend.drafts.size();
+}
+
+}  // namespace
+
+Steps literal_steps(const std::vector<Statement>& statements) {
+  Steps steps;
+  for (const Statement& statement : statements) steps.push_back({statement});
+  return steps;
+}
+
+const LegalityModel::Request* LegalityModel::find_request(Name id) const {
+  const auto found = std::find_if(requests_.begin(), requests_.end(),
+                                  [&](const Request& request) { return request.id == id; });
+  return found == requests_.end() ? nullptr : &*found;
+}
+
+const LegalityModel::Slot* LegalityModel::find_slot(Name name) const {
+  const auto found = std::find_if(slots_.begin(), slots_.end(),
+                                  [&](const Slot& slot) { return slot.name == name; });
+  return found == slots_.end() ? nullptr : &*found;
+}
+
+// --- What was done -------------------------------------------------------------------------------
+
+void LegalityModel::follow(const Operation& operation, const Reply& reply) {
+  const bool shows_state = shown_ && shown_->has_state && shown_->tokens == operation.tokens &&
+                           shown_->salt == operation.salt;
+  if (operation.verb == Verb::lock && !counts_locks_on_tombstones_ && !shows_state)
+    bare_lock_ = operation.as;
+  if (operation.verb == Verb::unlock) bare_lock_ = Name();
+  shown_.reset();
+  if (reply.refused != Refusal::none) {
+    if (operation.verb == Verb::admit) refused_.push_back(operation.id);
+  } else if (is_tree_verb(operation.verb)) {
+    follow_slot(operation, reply);
+  } else {
+    follow_request(operation, reply);
+  }
+}
+
+void LegalityModel::follow_request(const Operation& operation, const Reply& reply) {
+  if (operation.verb == Verb::admit) {
+    requests_.push_back({.id = operation.id,
+                         .salt = operation.salt,
+                         .known = operation.tokens,
+                         .computed = reply.get(ReplyField::cached)});
+    seen_.push_back(operation.tokens);
+    return;
+  }
+  const auto found = std::find_if(requests_.begin(), requests_.end(), [&](const Request& request) {
+    return request.id == operation.id;
+  });
+  if (found == requests_.end()) return;
+  switch (operation.verb) {
+    case Verb::extend:
+      found->known = found->known.followed_by(operation.tokens);
+      found->drafts = operation.drafts;
+      if (operation.drafts.empty()) found->computed += operation.n;
+      if (operation.async) ++found->in_flight;
+      return;
+    case Verb::complete: --found->in_flight; return;
+    case Verb::accept:
+      found->known = found->known.followed_by(operation.tokens);
+      found->computed = found->known.size() - 1;  // the last one has only been sampled
+      found->drafts = Tokens();
+      return;
+    case Verb::finish: seen_.push_back(found->known); [[fallthrough]];
+    case Verb::abort:
+    case Verb::preempt: requests_.erase(found); return;
+    default: return;
+  }
+}
+
+void LegalityModel::give_slot(Name name, const Tokens& tokens) {
+  for (Slot& slot : slots_)
+    if (slot.name == name) {
+      slot.tokens = tokens;
+      return;
+    }
+  slots_.push_back({name, tokens});
+}
+
+void LegalityModel::drop_slot(Name name) {
+  std::erase_if(slots_, [&](const Slot& slot) { return slot.name == name; });
+}
+
+void LegalityModel::follow_slot(const Operation& operation, const Reply& reply) {
+  const auto tokens_of = [&](Name name) {
+    const Slot* const slot = find_slot(name);
+    return slot == nullptr ? Tokens() : slot->tokens;
+  };
+  switch (operation.verb) {
+    case Verb::alloc: give_slot(operation.as, Tokens()); return;
+    case Verb::fork: give_slot(operation.as, tokens_of(operation.slot)); return;
+    case Verb::copy: give_slot(operation.to, tokens_of(operation.from)); return;
+    case Verb::advance:
+      give_slot(operation.slot, tokens_of(operation.slot).followed_by(operation.tokens));
+      return;
+    case Verb::free: drop_slot(operation.slot); return;
+    case Verb::insert:
+      seen_.push_back(operation.tokens);
+      if (reply.get(ReplyField::exist) == 0) drop_slot(operation.slot);
+      if (operation.tokens.size() % page_ == 0) shown_ = {operation.tokens, operation.salt, true};
+      return;
+    case Verb::match: {
+      // A match that ends inside an edge splits it, so a node ends here.
+      const std::int64_t kv = reply.get(ReplyField::kv);
+      if (kv == 0) return;
+      shown_ = {operation.tokens.prefix(static_cast<std::uint32_t>(kv)), operation.salt,
+                reply.get(ReplyField::state) == kv};
+      return;
+    }
+    case Verb::lock: locks_.push_back(operation.as); return;
+    case Verb::unlock: std::erase(locks_, operation.lock); return;
+    default: return;
+  }
+}
+
+// --- What can be done ----------------------------------------------------------------------------
+
+bool LegalityModel::adapt(Step& step) const {
+  auto& operation = std::get<Operation>(step.statement.what);
+  if (step.rest == Step::kLiteral && contradicts_itself(operation)) step.stands = true;
+  if (step.stands) return true;
+  if (bare_lock_.exists() && operation.lock != bare_lock_) return false;
+  switch (operation.verb) {
+    case Verb::insert: return adapt_insert(operation, step.of_slot);
+    case Verb::admit:
+      operation.prompt = std::min<std::int64_t>(operation.prompt, operation.tokens.size());
+      return true;
+    case Verb::accept: operation.n = operation.tokens.size(); return true;
+    case Verb::extend: adapt_extend(operation, step.rest); return true;
+    case Verb::checkpoint: adapt_checkpoint(operation, step.rest); return true;
+    default: return true;
+  }
+}
+
+/// Bad input where it comes from a trace that was played so.
+bool LegalityModel::contradicts_itself(const Operation& operation) const {
+  const Request* const request = find_request(operation.id);
+  switch (operation.verb) {
+    case Verb::admit: return operation.prompt > std::int64_t{operation.tokens.size()};
+    case Verb::accept: return operation.n != std::int64_t{operation.tokens.size()};
+    case Verb::checkpoint: return request != nullptr && operation.up_to > request->computed;
+    case Verb::extend: {
+      if (request == nullptr) return false;
+      const std::int64_t left = tokens_left(*request, operation);
+      return operation.n > left || (!operation.drafts.empty() && operation.n != left);
+    }
+    default: return false;
+  }
+}
+
+bool LegalityModel::adapt_insert(Operation& operation, bool& of_slot) const {
+  const Slot* const slot = find_slot(operation.slot);
+  // A key is whole pages: of a slot that stands for more, the tree would store another prefix.
+  const bool is_key = slot != nullptr && !slot->tokens.empty() && slot->tokens.size() % page_ == 0;
+  if (of_slot && !is_key) return false;
+  if (!of_slot) of_slot = is_key && slot->tokens == operation.tokens;
+  if (!of_slot) return true;
+  operation.tokens = slot->tokens;
+  operation.prev = std::min<std::int64_t>(operation.prev, operation.tokens.size());
+  return true;
+}
+
+void LegalityModel::adapt_extend(Operation& operation, std::int64_t& rest) const {
+  const Request* const request = find_request(operation.id);
+  if (request == nullptr) return;
+  const std::int64_t left = tokens_left(*request, operation);
+  if (rest != Step::kLiteral)
+    operation.n = operation.drafts.empty() ? std::max<std::int64_t>(1, left - rest) : left;
+  rest = std::max<std::int64_t>(0, left - operation.n);
+}
+
+void LegalityModel::adapt_checkpoint(Operation& operation, std::int64_t& rest) const {
+  const Request* const request = find_request(operation.id);
+  if (request == nullptr || operation.up_to == Operation::kAbsent) return;
+  if (rest != Step::kLiteral) operation.up_to = std::max<std::int64_t>(0, request->computed - rest);
+  rest = std::max<std::int64_t>(0, request->computed - operation.up_to);
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,98 @@
+// What a trace of single operations has admitted, computed and held so far, learned from the
+// operations and the answers to them. The generator asks it which operation is legal next; the
+// player asks it how an operation that was cut out of another trace has to be changed to be legal
+// here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "cache_sim/trace/trace.hpp"
+
+namespace lockstep::cache_sim {
+
+/// A statement and what it meant when it was last played, so that it can mean the same again.
+struct Step {
+  static constexpr std::int64_t kLiteral = -1;
+
+  Statement statement;
+  /// What it left undone: tokens not computed behind an extend, computed tokens behind a
+  /// checkpoint's length; kLiteral: its number is the number.
+  std::int64_t rest = kLiteral;
+  /// insert: its tokens were those that its slot stood for. One that says otherwise lies about a
+  /// state by itself, which is nobody's defect.
+  bool of_slot = false;
+  /// It is bad input by intent, so nothing makes it fit.
+  bool stands = false;
+};
+using Steps = std::vector<Step>;
+
+/// Statements to play as they stand.
+Steps literal_steps(const std::vector<Statement>& statements);
+
+class LegalityModel {
+ public:
+  struct Request {
+    Name id;
+    Name salt;
+    Tokens known;
+    std::int64_t computed = 0;
+    Tokens drafts;      ///< of a verification that waits for its accept
+    int in_flight = 0;  ///< extends whose results are out
+  };
+  struct Slot {
+    Name name;
+    Tokens tokens;  ///< that its state stands for
+  };
+  /// A node of the tree that the last reply showed.
+  struct Node {
+    Tokens tokens;
+    Name salt;
+    bool has_state = false;
+  };
+
+  /// `counts_locks_on_tombstones` as in PolicyEntry, of all subjects.
+  LegalityModel(std::int64_t page, bool counts_locks_on_tombstones)
+      : page_(page), counts_locks_on_tombstones_(counts_locks_on_tombstones) {}
+
+  /// Takes note of what the operation, which was answered so, did.
+  void follow(const Operation& operation, const Reply& reply);
+  /// Fits the step's operation to what is there, and notes what it means. False where it makes no
+  /// sense.
+  bool adapt(Step& step) const;
+
+  // In the order in which they came.
+  const std::vector<Request>& requests() const { return requests_; }
+  const std::vector<Slot>& slots() const { return slots_; }
+  const std::vector<Name>& locks() const { return locks_; }
+  const std::vector<Name>& refused() const { return refused_; }  ///< requests not admitted
+  const std::vector<Tokens>& seen() const { return seen_; }      ///< prompts and stored keys
+  const std::optional<Node>& shown() const { return shown_; }
+  /// A lock that has to be released by the next operation (see PolicyEntry).
+  Name bare_lock() const { return bare_lock_; }
+
+ private:
+  const Request* find_request(Name id) const;
+  const Slot* find_slot(Name name) const;
+  void follow_request(const Operation& operation, const Reply& reply);
+  void follow_slot(const Operation& operation, const Reply& reply);
+  void give_slot(Name name, const Tokens& tokens);
+  void drop_slot(Name name);
+  bool contradicts_itself(const Operation& operation) const;
+  bool adapt_insert(Operation& operation, bool& of_slot) const;
+  void adapt_extend(Operation& operation, std::int64_t& rest) const;
+  void adapt_checkpoint(Operation& operation, std::int64_t& rest) const;
+
+  std::int64_t page_;
+  bool counts_locks_on_tombstones_;
+  std::vector<Request> requests_;
+  std::vector<Slot> slots_;
+  std::vector<Name> locks_;
+  std::vector<Name> refused_;
+  std::vector<Tokens> seen_;
+  std::optional<Node> shown_;
+  Name bare_lock_;
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,113 @@
+#include "cache_sim/search/random_requests.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// Of each verification, drafts and how many tokens are kept, until `output` tokens are sampled.
+void draw_verifications(Draw& draw, RequestSpec& spec) {
+  for (std::int64_t sampled = 1; sampled < spec.output_size(); sampled += spec.accept.back()) {
+    spec.drafts.push_back(draw.between(0, 3));
+    spec.accept.push_back(draw.between(1, spec.drafts.back() + 1));
+  }
+}
+
+/// Requests to the scheduler, one after the other.
+class RequestMaker {
+ public:
+  RequestMaker(const Swarm& swarm, Draw& draw) : swarm_(swarm), draw_(draw) {}
+
+  std::vector<Statement> all() {
+    for (int i = 0; i < swarm_.operations; ++i) {
+      say(request(Name::intern(fmt::format("q{}", i))));
+      const auto stop = pick<3>(draw_, {12, swarm_.abort * 2, swarm_.preempt * 2});
+      if (stop != 0)
+        say(Intervention{
+            .retract = stop == 2, .id = ids_[draw_.below(ids_.size())], .at = some_time()});
+      if (!sessions_.empty() && draw_.chance(1, 6))
+        say(CloseSession{sessions_[draw_.below(sessions_.size())]});
+      if (draw_.chance(1, 3)) say(some_run());
+      if (draw_.chance(static_cast<std::uint64_t>(swarm_.evict), 12)) say(some_eviction());
+    }
+    say(RunStatement{});
+    for (const Verb verb : {Verb::flush, Verb::check}) {
+      Operation operation;
+      operation.verb = verb;
+      say(operation);
+    }
+    return std::move(statements_);
+  }
+
+ private:
+  template <class What>
+  void say(What what) {
+    statements_.push_back(
+        {.line = static_cast<int>(statements_.size()) + 1, .what = std::move(what)});
+  }
+
+  /// Times never go back from line to line.
+  Nanoseconds some_time() {
+    if (!draw_.chance(1, 3)) return -1;
+    return latest_ += draw_.between(0, 4) * swarm_.config.step_time;
+  }
+  Name some_session() {
+    return Name::intern(
+        fmt::format("c{}", draw_.below(static_cast<std::uint64_t>(swarm_.sessions))));
+  }
+
+  RequestSpec request(Name id) {
+    RequestSpec spec;
+    spec.id = id;
+    if (draw_.chance(static_cast<std::uint64_t>(swarm_.salted), 40)) spec.salt = Name::intern("s");
+    const Tokens prompt = drawn_prompt(swarm_, draw_, seen_);
+    spec.prompt_size = prompt.size();
+    spec.tokens = prompt.followed_by(drawn_tokens(swarm_, draw_, draw_.between(1, swarm_.piece)));
+    spec.stops = true;
+    spec.at = some_time();
+    if (draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10))
+      draw_verifications(draw_, spec);
+    if (draw_.chance(static_cast<std::uint64_t>(swarm_.urgent), 10))
+      spec.priority = draw_.between(1, 2);
+    if (swarm_.sessions != 0 && draw_.chance(1, 2)) {
+      spec.session = some_session();
+      sessions_.push_back(spec.session);
+    }
+    if (swarm_.config.ranks > 1 && draw_.chance(1, 4))
+      spec.rank = draw_.between(0, swarm_.config.ranks - 1);
+    seen_.push_back(spec.tokens);
+    ids_.push_back(spec.id);
+    return spec;
+  }
+
+  RunStatement some_run() {
+    if (!draw_.chance(1, 3)) return {.steps = draw_.between(1, 6)};
+    return {.until = latest_ += draw_.between(0, 5) * swarm_.config.step_time};
+  }
+
+  Operation some_eviction() {
+    Operation evict;
+    evict.verb = Verb::evict;
+    evict.kv = draw_.between(0, swarm_.longest);
+    evict.state = draw_.between(0, 2);
+    return evict;
+  }
+
+  const Swarm& swarm_;
+  Draw& draw_;
+  std::vector<Statement> statements_;
+  std::vector<Tokens> seen_;
+  std::vector<Name> ids_;
+  std::vector<Name> sessions_;
+  Nanoseconds latest_ = 0;
+};
+
+}  // namespace
+
+std::vector<Statement> random_requests(const Swarm& swarm, Draw& draw) {
+  return RequestMaker(swarm, draw).all();
+}
+
+}  // namespace lockstep::cache_sim

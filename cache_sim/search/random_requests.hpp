@@ -1,0 +1,15 @@
+// Random traces at scheduler level: requests that arrive, with aborts, retractions and partial runs
+// between them.
+#pragma once
+
+#include <vector>
+
+#include "cache_sim/search/swarm.hpp"
+#include "cache_sim/trace/trace.hpp"
+
+namespace lockstep::cache_sim {
+
+/// The statements of one trace; it ends with a `run` to the end, a flush and a check.
+std::vector<Statement> random_requests(const Swarm& swarm, Draw& draw);
+
+}  // namespace lockstep::cache_sim
