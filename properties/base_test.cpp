@@ -133,6 +133,7 @@ TEST(Findings, namesAreThoseOfTheContractAndBack) {
   for (int i = 0; i <= static_cast<int>(FindingKind::nondeterministic); ++i) {
     const auto kind = static_cast<FindingKind>(i);
     EXPECT_EQ(finding_kind_from(to_string(kind)), kind) << to_string(kind);
+    EXPECT_TRUE(meaning(kind).ends_with(".")) << to_string(kind) << " says what it means";
   }
   EXPECT_FALSE(finding_kind_from("wrong_state_prefix"));
   EXPECT_FALSE(finding_kind_from(""));

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 
+#include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/model/model.hpp"
 #include "properties/support/program.hpp"
 #include "reference/base/philox.hpp"

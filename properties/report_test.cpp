@@ -16,6 +16,7 @@
 #include <set>
 #include <sstream>
 
+#include "cache_sim/report/junit.hpp"
 #include "cache_sim/report/kernels.hpp"
 #include "cache_sim/report/page.hpp"
 #include "properties/support/program.hpp"

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <fstream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -158,46 +160,26 @@ TEST(SglangW1, parametersThatMakeNoSenseAreNamed) {
   EXPECT_EQ(cache_sim::SglangW1Options::parse("")->requests, 2000);
 }
 
-struct Recorded {
-  std::string_view policy;
-  struct Point {
-    std::int64_t k;
-    std::uint64_t digest;
-    std::int64_t hit_tokens;
-    bool operator==(const Point&) const = default;
-  };
-  std::array<Point, 5> points;  // the last one is the end
-  std::array<std::int64_t, 14> prefixes;
-};
-constexpr Recorded kRecorded[] = {
-    {"sglang-extra-buffer",
-     {{{10, 0xee7b6fa532b417da, 7'168},
-       {100, 0x54050c2eb0e99261, 102'144},
-       {500, 0x9060341132a29b64, 519'936},
-       {1000, 0x60b7c89b4001754f, 1'093'824},
-       {2000, 0x1fd324026fc0ea08, 2'173'312}}},
-     {0, 0, 0, 0, 1536, 1280, 1536, 0, 1792, 1024, 1536, 1792, 1792, 1792}},
-    {kNoBuffer,
-     {{{10, 0xf21c1054b502df20, 7'546},
-       {100, 0xc616be5222e7c081, 108'245},
-       {500, 0x181b46e98af5ad38, 478'545},
-       {1000, 0x888d64ebff88e92e, 932'757},
-       {2000, 0xa026abfb8a11e0b8, 1'776'161}}},
-     {0, 0, 0, 0, 1679, 1381, 1621, 0, 1841, 1024, 1557, 1853, 1832, 1954}},
-    {"radix",
-     {{{10, 0x3c82d4dca8194594, 7'865},
-       {100, 0xf50307ea3f60e305, 113'267},
-       {500, 0x970021d19411b39c, 636'806},
-       {1000, 0xdd62949de5fa5e25, 1'337'994},
-       {2000, 0x46cd989e9d7dab80, 2'662'730}}},
-     {0, 0, 0, 0, 1679, 1381, 1621, 0, 1841, 1343, 1557, 1853, 1832, 1954}}};
+/// fixtures/workloads/recorded_decisions.json.
+nlohmann::json recorded_decisions() {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/fixtures/workloads/recorded_decisions.json");
+  return nlohmann::json::parse(file).at("records");
+}
 
-// The digests are of SGLang 0.5.23's own classes: whoever gives them decides as SGLang does,
-// eviction by eviction.
+// The digests are of SGLang's own classes: whoever gives them decides as SGLang does, eviction by
+// eviction.
 TEST(SglangOracle, decidesOnTheWorkloadAsSglangDid) {
-  for (const Recorded& recorded : kRecorded) {
-    const std::unique_ptr<Subject> oracle = make_oracle(recorded.policy, {});
-    std::vector<Recorded::Point> seen;
+  const nlohmann::json records = recorded_decisions();
+  ASSERT_EQ(records.size(), 4u);
+  for (const nlohmann::json& recorded : records) {
+    const std::unique_ptr<Subject> oracle =
+        make_oracle(recorded.at("policy").get<std::string>(), {});
+    const auto point = [](std::int64_t k, std::uint64_t digest, std::int64_t hit_tokens) {
+      return nlohmann::json{{"requests", k},
+                            {"decision_digest", fmt::format("{:016x}", digest)},
+                            {"hit_tokens", hit_tokens}};
+    };
+    nlohmann::json seen = nlohmann::json::array();
     Reply reply;
     const cache_sim::DrivenOutcome outcome = cache_sim::drive(
         default_workload(),
@@ -208,18 +190,18 @@ TEST(SglangOracle, decidesOnTheWorkloadAsSglangDid) {
           return &reply;
         },
         [&](std::int64_t k, std::uint64_t digest, std::int64_t hit_tokens) {
-          if (k == 10 || k == 100 || k == 500 || k == 1000) seen.push_back({k, digest, hit_tokens});
+          if (k == 10 || k == 100 || k == 500 || k == 1000)
+            seen.push_back(point(k, digest, hit_tokens));
         });
-    seen.push_back({2000, outcome.decision_digest, outcome.hit_tokens});
     EXPECT_TRUE(outcome.complete);
     EXPECT_EQ(outcome.input_tokens, 3'275'942);
-    EXPECT_TRUE(
-        std::equal(seen.begin(), seen.end(), recorded.points.begin(), recorded.points.end()))
-        << recorded.policy
-        << fmt::format(" ends with {:016x} {}", outcome.decision_digest, outcome.hit_tokens);
+    EXPECT_EQ(fmt::format("{:016x}", outcome.decision_digest), recorded.at("decision_digest"));
+    EXPECT_EQ(outcome.hit_tokens, recorded.at("hit_tokens"));
     ASSERT_EQ(outcome.prefixes.size(), 2000u);
-    EXPECT_TRUE(
-        std::equal(recorded.prefixes.begin(), recorded.prefixes.end(), outcome.prefixes.begin()));
+    if (!recorded.contains("after")) continue;  // of the older SGLang only the end is known
+    EXPECT_EQ(seen, recorded.at("after")) << recorded.at("policy");
+    EXPECT_EQ(nlohmann::json(std::vector(outcome.prefixes.begin(), outcome.prefixes.begin() + 14)),
+              recorded.at("first_prefixes"));
   }
 }
 

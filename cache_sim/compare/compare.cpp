@@ -5,69 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <unordered_set>
 
-#include "cache_sim/base/files.hpp"
+#include "cache_sim/compare/state_ledger.hpp"
 #include "cache_sim/replay/replay.hpp"
 #include "reference/protocol/config.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
-
-// --- States, watched from outside ----------------------------------------------------------------
-
-/// Which prefixes had a state, and which of them a request resumed from, told by operations and
-/// replies alone: a checkpoint or a finish leaves a state of the length that it answers, and an
-/// admission with cached tokens uses one.
-class StateLedger {
- public:
-  void watch(const Operation& operation, const Reply& reply) {
-    if (reply.refused != Refusal::none) return;
-    const std::uint32_t id = operation.id.index();
-    switch (operation.verb) {
-      case Verb::admit:
-        if (known_.size() <= id) known_.resize(id + 1);
-        known_[id] = operation.tokens;
-        if (const std::int64_t cached = reply.get(ReplyField::cached); cached > 0)
-          hit_.insert(operation.tokens.digest(static_cast<std::uint32_t>(cached)));
-        return;
-      case Verb::extend:
-      case Verb::accept: known_[id] = known_[id].followed_by(operation.tokens); return;
-      case Verb::checkpoint:
-      case Verb::finish: {
-        const std::int64_t length = reply.get(ReplyField::length);
-        if (0 < length && length <= known_[id].size())
-          stored_.insert(known_[id].digest(static_cast<std::uint32_t>(length)));
-        if (operation.verb == Verb::finish) known_[id] = Tokens();
-        return;
-      }
-      default: return;
-    }
-  }
-  std::int64_t admitted() const { return static_cast<std::int64_t>(stored_.size()); }
-  std::int64_t never_hit() const {
-    return std::count_if(stored_.begin(), stored_.end(),
-                         [&](std::uint64_t state) { return !hit_.contains(state); });
-  }
-
- private:
-  std::vector<Tokens> known_;  // by Name::index()
-  std::unordered_set<std::uint64_t> stored_, hit_;
-};
-
-/// KV of nodes below which no state lies. Parents stand before children.
-std::int64_t dead_tokens(const Snapshot& content) {
-  std::vector<bool> alive(content.nodes.size());
-  std::int64_t dead = 0;
-  for (std::size_t i = content.nodes.size(); i-- > 0;) {
-    const SnapshotNode& node = content.nodes[i];
-    const auto parent = static_cast<std::size_t>(node.parent);
-    alive[i] = alive[i] || node.has_state;
-    if (alive[i] && node.parent >= 0) alive[parent] = true;
-    if (!alive[i]) dead += node.depth - (node.parent < 0 ? 0 : content.nodes[parent].depth);
-  }
-  return dead;
-}
 
 TimeSummary summary_of(std::vector<Nanoseconds> times) {
   if (times.empty()) return {};
@@ -276,10 +220,6 @@ class Comparer {
   std::vector<ComparedPolicy> rows_;
 };
 
-Json times_json(const TimeSummary& times) {
-  return {{"mean_ns", times.mean}, {"median_ns", times.median}, {"p99_ns", times.p99}};
-}
-
 }  // namespace
 
 std::uint64_t Comparison::digest() const {
@@ -333,57 +273,6 @@ std::string capacity_text(const std::optional<std::int64_t>& capacity) {
   if (!capacity) return "inf";
   if (*capacity % (std::int64_t{1} << 30) == 0) return fmt::format("{} GiB", *capacity >> 30);
   return fmt::format("{:.1f} GiB", static_cast<double>(*capacity) / (std::int64_t{1} << 30));
-}
-
-Json compared_json(const ComparedPolicy& row, const Model& model) {
-  const PolicyMeasures& m = row.measures;
-  Json json = {{"policy", row.policy}};
-  json["capacity"] = row.capacity ? Json(*row.capacity) : Json("inf");
-  if (row.capacity) json["kv_tokens"] = row.kv_tokens;
-  if (row.capacity) json["state_slots"] = row.state_slots;
-  json["requests"] = m.requests;
-  json["hit_requests"] = m.hit_requests;
-  json["request_hit_ratio"] = rounded_ratio(m.hit_requests, m.requests);
-  json["input_tokens"] = m.input_tokens;
-  json["hit_tokens"] = m.hit_tokens;
-  json["hit_ratio"] = rounded_ratio(m.hit_tokens, m.input_tokens);
-  json["flops_saved"] = m.flops_saved;
-  json["stored_tokens"] = m.stored_tokens;
-  json["dead_tokens"] = m.dead_tokens;
-  json["states"] = m.states;
-  json["state_bytes"] = m.states * model.state_bytes;
-  json["states_admitted"] = m.states_admitted;
-  json["states_never_hit"] = m.states_never_hit;
-  json["evictions"] = {{"kv_tokens", m.evicted_tokens}, {"states", m.evicted_states}};
-  if (!row.scheduled) return json;
-  json["preemptions"] = row.preemptions;
-  json["refused"] = row.refused_requests;
-  if (row.ttft) json["ttft"] = times_json(*row.ttft);
-  if (row.e2e) json["e2e"] = times_json(*row.e2e);
-  return json;
-}
-
-Json comparison_json(const CompareRequest& request, const Comparison& comparison) {
-  const Model& model = comparison.model;
-  Json json = {{"lockstep", 1}, {"command", "compare"}};
-  json["workload"] = {{"file", request.workload}};
-  if (request.limit != 0) json["workload"]["limit"] = request.limit;
-  json["model"] = {{"name", model.name},
-                   {"token_bytes", model.token_bytes},
-                   {"state_bytes", model.state_bytes},
-                   {"flops_per_token", model.flops_per_token},
-                   {"flops_per_pair", model.flops_per_pair},
-                   {"weight_bytes", model.weight_bytes}};
-  json["config"] = request.config;
-  json["commit"] = commit();
-  json["digest"] = fmt::format("{:016x}", comparison.digest());
-  json["verdict"] = "pass";
-  json["findings"] = Json::array();
-  json["policies"] = Json::array();
-  for (const ComparedPolicy& row : comparison.policies)
-    json["policies"].push_back(compared_json(row, model));
-  json["timing"] = {{"wall_s", comparison.wall_s}, {"date", today()}};
-  return json;
 }
 
 }  // namespace lockstep::cache_sim

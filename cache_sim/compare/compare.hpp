@@ -3,12 +3,12 @@
 // a policy with two pools splits it by the config field state_share.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cache_sim/policies/ideal/ideal_policy.hpp"
-#include "cache_sim/replay/run_json.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -63,9 +63,5 @@ Result<Comparison> compare(const CompareRequest& request);
 /// `64GiB`, `1000000000`, `inf`.
 Result<std::optional<std::int64_t>> parse_capacity(std::string_view text);
 std::string capacity_text(const std::optional<std::int64_t>& capacity);
-
-/// The contract's object of one policy, and of a whole comparison.
-Json compared_json(const ComparedPolicy& policy, const Model& model);
-Json comparison_json(const CompareRequest& request, const Comparison& comparison);
 
 }  // namespace lockstep::cache_sim

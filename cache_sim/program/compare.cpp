@@ -5,6 +5,7 @@
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/compare/compare.hpp"
+#include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/program/commands.hpp"
 
 namespace lockstep::program {

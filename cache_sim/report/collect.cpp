@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -13,9 +11,10 @@
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/replay/timeline.hpp"
+#include "cache_sim/report/junit.hpp"
 #include "cache_sim/report/kernels.hpp"
 #include "cache_sim/report/page.hpp"
-#include "cache_sim/report/svg.hpp"
+#include "cache_sim/report/recorded.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -26,18 +25,6 @@ namespace fs = std::filesystem;
 constexpr std::size_t kMostNodes = 40;
 constexpr std::int64_t kMostEvents = 40;
 constexpr std::int64_t kEventsAfter = 9;  // of those, behind the wrong one
-
-/// What SGLang 0.5.23's own caches decided on the default workload (field notes;
-/// properties/sglang_oracle_test.cpp).
-struct RecordedDecisions {
-  std::string_view policy;
-  std::string_view decision_digest;
-  std::int64_t hit_tokens;
-};
-constexpr std::array kRecorded{
-    RecordedDecisions{"radix", "46cd989e9d7dab80", 2'662'730},
-    RecordedDecisions{"sglang-no-buffer", "a026abfb8a11e0b8", 1'776'161},
-};
 
 struct Fixture {
   std::string folder;  ///< traces or regressions
@@ -343,6 +330,9 @@ class Collector {
 
   Result<Json> run_workload() {
     Json json = {{"workload", options_.workload}, {"runs", Json::array()}};
+    const auto recorded = recorded_decisions(
+        options_.fixtures + "/workloads/recorded_decisions.json", options_.workload);
+    if (!recorded) return tl::unexpected(recorded.error());
     for (const std::string& policy : options_.policies) {
       PlannedRun planned;
       planned.request.file = options_.workload;
@@ -355,19 +345,19 @@ class Collector {
       run["run"] = run_json(planned.request, *outcome);
       run["request_count"] = outcome->run->outcomes().size();
       run["run"].erase("requests");
-      hold_to_record(run, policy);
+      check_against(*recorded, policy, run);
       settle(run, *outcome);
       json["runs"].push_back(std::move(run));
     }
     return json;
   }
 
-  /// The default workload has been decided by SGLang's own caches before.
-  void hold_to_record(Json& run, const std::string& policy) const {
-    const auto* const recorded =
-        std::find_if(kRecorded.begin(), kRecorded.end(),
-                     [&](const RecordedDecisions& one) { return one.policy == policy; });
-    if (recorded == kRecorded.end() || options_.workload != "sglang-w1") return;
+  /// A run whose decisions are not those that the server's own cache took is not as expected.
+  static void check_against(const std::vector<RecordedDecisions>& all, const std::string& policy,
+                            Json& run) {
+    const auto recorded = std::find_if(
+        all.begin(), all.end(), [&](const RecordedDecisions& one) { return one.policy == policy; });
+    if (recorded == all.end()) return;
     run["recorded"] = {{"decision_digest", recorded->decision_digest},
                        {"hit_tokens", recorded->hit_tokens}};
     const std::string digest = run["run"]["decision_digest"];
@@ -440,51 +430,10 @@ class Collector {
   std::set<std::string> defects_;
 };
 
-// --- JUnit ---------------------------------------------------------------------------------------
-
-std::string suite_xml(const std::string& name, const Json& runs) {
-  std::string cases;
-  int failures = 0;
-  for (const Json& run : runs) {
-    cases += fmt::format("  <testcase classname=\"{}\" name=\"{}\" time=\"{:.6f}\"", escaped(name),
-                         escaped(run["command"].get<std::string>()),
-                         run["run"]["timing"]["wall_s"].get<double>());
-    if (run["as_expected"]) {
-      cases += "/>\n";
-      continue;
-    }
-    ++failures;
-    std::string text = run["complaint"];
-    for (const Json& finding : run["run"]["findings"])
-      text += "\n" + finding["text"].get<std::string>();
-    const std::string kind =
-        run["found"].is_null() ? "nothing-found" : run["found"].get<std::string>();
-    cases +=
-        fmt::format(">\n   <failure type=\"{}\" message=\"{}\">{}</failure>\n  </testcase>\n",
-                    escaped(kind), escaped(run["complaint"].get<std::string>()), escaped(text));
-  }
-  return fmt::format(
-      " <testsuite name=\"{}\" tests=\"{}\" failures=\"{}\" errors=\"0\">\n{} </testsuite>\n",
-      escaped(name), runs.size(), failures, cases);
-}
-
 }  // namespace
 
 Result<Report> collect_report(const ReportOptions& options) {
   return Collector(options).collect();
-}
-
-std::string report_junit(const Json& document) {
-  std::string suites;
-  for (const Json& trace : document["traces"]) suites += suite_xml(trace["file"], trace["runs"]);
-  for (const Json& workload : document["workloads"])
-    suites += suite_xml(workload["workload"], workload["runs"]);
-  return fmt::format(
-      "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"lockstep report\" "
-      "tests=\"{}\" "
-      "failures=\"{}\" errors=\"0\">\n{}</testsuites>\n",
-      document["summary"]["runs"].get<std::int64_t>(),
-      document["summary"]["not_as_expected"].get<std::int64_t>(), suites);
 }
 
 Result<void> write_report(const Report& report, const std::string& folder) {
@@ -508,35 +457,6 @@ Result<Report> make_report(const ReportOptions& options, const std::string& fold
       return tl::unexpected(written.error());
     return report;
   });
-}
-
-std::vector<std::string> public_references(const std::vector<std::string>& description) {
-  constexpr std::array<std::string_view, 12> kProjects{
-      "sglang", "vllm",   "flashinfer",   "flash-attention", "transformers", "pytorch",
-      "dynamo", "mobius", "mlx-swift-lm", "tensorrt-llm",    "trt-edge",     "marconi"};
-  std::vector<std::string> references;
-  std::string project;
-  for (const std::string& line : description) {
-    for (std::size_t at = 0; at < line.size();) {
-      const bool is_number = line[at] == '#';
-      std::size_t end = at + (is_number ? 1 : 0);
-      const auto belongs = [&](char c) {
-        const auto letter = static_cast<unsigned char>(c);
-        return is_number ? std::isdigit(letter) != 0 : std::isalnum(letter) != 0 || c == '-';
-      };
-      while (end < line.size() && belongs(line[end])) ++end;
-      std::string word = line.substr(at, end - at);
-      at = std::max(end, at + 1);
-      std::string lower = word;
-      for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-      if (std::find(kProjects.begin(), kProjects.end(), lower) != kProjects.end()) project = lower;
-      if (!is_number || word.size() < 3) continue;
-      std::string reference = project.empty() ? word : fmt::format("{} {}", project, word);
-      if (std::find(references.begin(), references.end(), reference) == references.end())
-        references.push_back(std::move(reference));
-    }
-  }
-  return references;
 }
 
 }  // namespace lockstep::cache_sim

@@ -1,8 +1,7 @@
 // Everything that a report says, collected into one JSON document: each fixture's runs held to what
 // the file promises, a workload under the policies that were recorded elsewhere, and comparisons of
-// policies. The page
-// (cache_sim/report/page.hpp) and the JUnit file are made from the document alone, so that no
-// figure of theirs can be another than the document's.
+// policies. The page (cache_sim/report/page.hpp) and the JUnit file (cache_sim/report/junit.hpp)
+// are made from the document alone, so that no figure of theirs can be another than the document's.
 #pragma once
 
 #include <functional>
@@ -31,8 +30,9 @@ struct ReportOptions {
   std::string fixtures =
       "fixtures";  ///< holds traces/ and, where there are any, regressions/; shown as it is given
   std::string workload = "sglang-w1";  ///< empty: none
-  std::vector<std::string> policies{
-      "radix", "sglang-no-buffer"};           ///< of the workload, each beside its oracle
+  /// Of the workload, each beside its oracle.
+  std::vector<std::string> policies{"radix", "sglang-no-buffer", "sglang-extra-buffer",
+                                    "sglang-legacy"};
   std::vector<ComparisonPlan> comparisons{};  ///< hit ratio against capacity
   std::string kernels{};                      ///< the folder of their evidence; empty: none
   ReadRunLine read_run_line;
@@ -57,18 +57,11 @@ struct Report {
 /// Runs everything and writes nothing. The error is the first bad input.
 Result<Report> collect_report(const ReportOptions& options);
 
-/// The document's runs as a JUnit file, one test case each.
-std::string report_junit(const Json& document);
-
 /// Writes report.json, junit.xml, timelines/ and, last of all, index.html. Each file is whole or
 /// not there.
 Result<void> write_report(const Report& report, const std::string& folder);
 
 /// Collects, then writes: where an input is bad, the folder stays as it is.
 Result<Report> make_report(const ReportOptions& options, const std::string& folder);
-
-/// `sglang #22935` and its like in the order in which a text names them; a number alone belongs to
-/// the project named last.
-std::vector<std::string> public_references(const std::vector<std::string>& description);
 
 }  // namespace lockstep::cache_sim

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/report/svg.hpp"
 #include "reference/protocol/subject.hpp"
 
@@ -220,13 +221,13 @@ namespace {
 /// The rows of one policy, by growing capacity.
 struct Curve {
   std::string policy;
-  std::vector<Place> rows;
+  std::vector<JsonField> rows;
   bool infinite() const { return rows.front().at("capacity").is_text(); }
 };
 
-std::vector<Curve> curves_of(const Place& comparison) {
+std::vector<Curve> curves_of(const JsonField& comparison) {
   std::vector<Curve> curves;
-  const Place rows = comparison.at("policies");
+  const JsonField rows = comparison.at("policies");
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::string policy = rows.item(i).at("policy").text();
     if (curves.empty() || curves.back().policy != policy) curves.push_back({policy, {}});
@@ -244,32 +245,32 @@ constexpr double kLabelHeight = 15;
 /// Where ratios and capacities lie in the picture; capacities by their logarithm.
 class Axes {
  public:
-  Axes(const Place& comparison, const std::vector<Curve>& curves) {
-    const Place ticks = comparison.at("ticks");
+  Axes(const JsonField& comparison, const std::vector<Curve>& curves) {
+    const JsonField ticks = comparison.at("ticks");
     most_ = ticks.item(ticks.size() - 1).number();
     for (const Curve& curve : curves)
       if (!curve.infinite())
-        for (const Place& row : curve.rows) {
+        for (const JsonField& row : curve.rows) {
           first_ = std::min(first_, log_of(row));
           last_ = std::max(last_, log_of(row));
         }
   }
-  double y(const Place& ratio) const { return kTop + kHeight * (1 - ratio.number() / most_); }
-  double x(const Place& row) const {
+  double y(const JsonField& ratio) const { return kTop + kHeight * (1 - ratio.number() / most_); }
+  double x(const JsonField& row) const {
     if (last_ <= first_) return kLeft + kWidth / 2;
     return kLeft + 14 + (log_of(row) - first_) / (last_ - first_) * (kWidth - 28);
   }
 
  private:
-  static double log_of(const Place& row) { return std::log2(row.at("capacity").number()); }
+  static double log_of(const JsonField& row) { return std::log2(row.at("capacity").number()); }
   double most_ = 1;
   double first_ = 64;
   double last_ = 0;
 };
 
-void draw_axes(Svg& svg, const Place& comparison, const std::vector<Curve>& curves,
+void draw_axes(Svg& svg, const JsonField& comparison, const std::vector<Curve>& curves,
                const Axes& axes) {
-  const Place ticks = comparison.at("ticks");
+  const JsonField ticks = comparison.at("ticks");
   for (std::size_t i = 0; i < ticks.size(); ++i) {
     const double y = axes.y(ticks.item(i));
     svg.line({kLeft, y}, {kLeft + kWidth, y}, i == 0 ? "axis" : "faint");
@@ -278,12 +279,12 @@ void draw_axes(Svg& svg, const Place& comparison, const std::vector<Curve>& curv
   const auto finite = std::find_if(curves.begin(), curves.end(),
                                    [](const Curve& curve) { return !curve.infinite(); });
   if (finite == curves.end()) return;
-  for (const Place& row : finite->rows)
+  for (const JsonField& row : finite->rows)
     svg.text({axes.x(row), kTop + kHeight + 16}, "small dim middle",
              words(row.at("capacity_text"), Medium::svg));
 }
 
-std::string curves_picture(const Place& comparison) {
+std::string curves_picture(const JsonField& comparison) {
   const std::vector<Curve> curves = curves_of(comparison);
   const Axes axes(comparison, curves);
   Svg svg(kLeft + kWidth + 190, kTop + kHeight + 24, "hit ratio of each policy against capacity");
@@ -297,7 +298,7 @@ std::string curves_picture(const Place& comparison) {
     const Curve& curve = curves[i];
     const std::string style = fmt::format("curve c{}", i % 8);
     std::vector<Point> points;
-    for (const Place& row : curve.rows) {
+    for (const JsonField& row : curve.rows) {
       const double y = axes.y(row.at("hit_ratio"));
       if (curve.infinite()) points.push_back({kLeft, y});
       points.push_back({curve.infinite() ? kLeft + kWidth : axes.x(row), y});
@@ -327,7 +328,7 @@ std::string curves_picture(const Place& comparison) {
   return svg.markup();
 }
 
-std::string table_row(const Place& row) {
+std::string table_row(const JsonField& row) {
   const bool timed = row.has("ttft");
   const bool scheduled = row.has("preemptions");
   const std::string none = "<span class=\"dim\">–</span>";
@@ -345,7 +346,7 @@ std::string table_row(const Place& row) {
 
 }  // namespace
 
-std::string comparison_section(const Place& comparison) {
+std::string comparison_section(const JsonField& comparison) {
   std::string rows;
   for (std::size_t i = 0; i < comparison.at("policies").size(); ++i)
     rows += table_row(comparison.at("policies").item(i));

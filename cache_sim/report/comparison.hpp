@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cache_sim/compare/compare.hpp"
-#include "cache_sim/report/place.hpp"
+#include "cache_sim/report/json_field.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -29,6 +29,6 @@ Result<Json> comparison_of(const ComparisonPlan& plan);
 std::vector<std::string> conclusions_of(const Comparison& comparison);
 
 /// /comparisons/… as a section of the page.
-std::string comparison_section(const Place& comparison);
+std::string comparison_section(const JsonField& comparison);
 
 }  // namespace lockstep::cache_sim

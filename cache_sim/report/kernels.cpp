@@ -42,11 +42,11 @@ void add_texts(Json& row) {
 }
 
 /// How much of the limit each case reaches: a bar, and a mark where the fastest peer stands.
-std::string limit_picture(const Place& speed) {
+std::string limit_picture(const JsonField& speed) {
   const double height = kRowHeight * static_cast<double>(speed.size()) + 24;
   Svg svg(kNameWidth + kBarWidth + 80, height, "share of the hardware's limit, case by case");
   for (std::size_t i = 0; i < speed.size(); ++i) {
-    const Place row = speed.item(i);
+    const JsonField row = speed.item(i);
     const double y = kRowHeight * static_cast<double>(i);
     const double share = std::min(row.at("limit_share").number(), 1.1);
     svg.text({0, y + 14}, "small", words(row.at("case"), Medium::svg, 80));
@@ -67,7 +67,7 @@ std::string table(const std::vector<const char*>& heads, const std::string& rows
   return html + "</tr></thead>\n<tbody>\n" + rows + "</tbody></table></div>\n";
 }
 
-std::string cell(const Place& row, std::string_view key) {
+std::string cell(const JsonField& row, std::string_view key) {
   return fmt::format("<td>{}</td>", row.has(key) ? words(row.at(key))
                                                  : std::string("<span class=\"dim\">–</span>"));
 }
@@ -112,15 +112,15 @@ Result<Json> kernels_of(const std::string& folder) {
   return kernels;
 }
 
-std::string kernel_section(const Place& kernel) {
+std::string kernel_section(const JsonField& kernel) {
   std::string speed, accuracy;
   for (std::size_t i = 0; i < kernel.at("speed").size(); ++i) {
-    const Place row = kernel.at("speed").item(i);
+    const JsonField row = kernel.at("speed").item(i);
     speed += "<tr>" + cell(row, "case") + cell(row, "time_text") + cell(row, "rate_text") +
              cell(row, "share_text") + cell(row, "peer_text") + cell(row, "ratio_text") + "</tr>\n";
   }
   for (std::size_t i = 0; i < kernel.at("accuracy").size(); ++i) {
-    const Place row = kernel.at("accuracy").item(i);
+    const JsonField row = kernel.at("accuracy").item(i);
     accuracy += fmt::format("<tr>{}<td class=\"number\">{}</td>{}</tr>\n", cell(row, "case"),
                             count(row.at("cases")), cell(row, "text"));
   }

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cache_sim/report/place.hpp"
+#include "cache_sim/report/json_field.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -14,6 +14,6 @@ namespace lockstep::cache_sim {
 Result<Json> kernels_of(const std::string& folder);
 
 /// One kernel as a section of the page.
-std::string kernel_section(const Place& kernel);
+std::string kernel_section(const JsonField& kernel);
 
 }  // namespace lockstep::cache_sim

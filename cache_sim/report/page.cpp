@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <optional>
 #include <vector>
 
 #include "cache_sim/report/comparison.hpp"
+#include "cache_sim/report/json_field.hpp"
 #include "cache_sim/report/kernels.hpp"
 #include "cache_sim/report/pictures.hpp"
-#include "cache_sim/report/place.hpp"
 #include "cache_sim/report/style.hpp"
 #include "cache_sim/report/svg.hpp"
 
@@ -84,97 +85,58 @@ split the memory between KV and states. A state that was never hit and dead KV, 
 makes reachable, are memory spent for nothing.</p>
 )html";
 
-std::string_view meaning_of(std::string_view kind) {
-  struct Meaning {
-    std::string_view kind, sentence;
-  };
-  static constexpr std::array kMeanings{
-      Meaning{"wrong-state-prefix",
-              "A state was handed out for a prefix other than the one it stands for."},
-      Meaning{"unaligned-state",
-              "A state was taken at a length where the producing kernel shows none."},
-      Meaning{"slot-in-two-places", "One slot has two owners, and each will write into it."},
-      Meaning{"freed-slot-in-use", "A slot is free and in use at the same time."},
-      Meaning{"double-free", "Something was given back that was free already."},
-      Meaning{"leak", "Something is neither free nor owned by anybody."},
-      Meaning{"dirty-slot",
-              "A new request starts from what somebody else left in a recycled slot."},
-      Meaning{"evicted-while-locked", "Something was evicted that a running request still reads."},
-      Meaning{"lock-imbalance", "The lock counters are not those of the requests that hold locks."},
-      Meaning{"lru-order", "What would be evicted next is not what was used longest ago."},
-      Meaning{"tombstone-rule",
-              "A node has no state where the policy promises one, or the reverse."},
-      Meaning{"size-accounting", "A counter is not what counting gives."},
-      Meaning{"kv-state-disagree",
-              "The KV and the state of one request stand for different lengths."},
-      Meaning{"accept-disagree",
-              "After a verification, the state is not that of the accepted tokens."},
-      Meaning{"padding-leak", "A padded row of a batch changed somebody's state."},
-      Meaning{"out-of-range", "An index points outside its table."},
-      Meaning{"cached-too-much",
-              "More was said to be cached than any stored prefix holds, or the whole prompt."},
-      Meaning{"missed-reuse", "Less was reused than the policy promises."},
-      Meaning{"output-differs", "The output is not the one that comes without a cache."},
-      Meaning{"reply-differs", "Two subjects answered the same operation differently."},
-      Meaning{"answer-differs", "The answer is not the one that the file states."},
-      Meaning{"subject-died", "The subject stopped in the middle of an operation."},
-      Meaning{"subject-silent", "The subject did not answer in time."},
-      Meaning{"subject-garbled", "The subject's answer could not be read."},
-      Meaning{"stuck", "Requests are waiting and nothing moves."},
-      Meaning{"nondeterministic", "The same run gave two different results."},
-  };
-  for (const Meaning& meaning : kMeanings)
-    if (meaning.kind == kind) return meaning.sentence;
-  return "";
-}
-
 // --- Small pieces --------------------------------------------------------------------------------
 
+std::string_view meaning_of(const JsonField& kind) {
+  const std::optional<FindingKind> known = finding_kind_from(kind.text());
+  return known ? meaning(*known) : "";
+}
+
 /// A file's name as the name of a place on the page.
-std::string anchor(const Place& trace) {
+std::string anchor(const JsonField& trace) {
   std::string name = trace.at("folder").text() + "-" + trace.at("name").text();
   for (char& c : name)
     if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_') c = '-';
   return name;
 }
 
-std::string run_anchor(const Place& trace, std::size_t run) {
+std::string run_anchor(const JsonField& trace, std::size_t run) {
   return fmt::format("{}-run-{}", anchor(trace), run + 1);
 }
 
-bool as_expected(const Place& run) {
+bool as_expected(const JsonField& run) {
   return run.at("as_expected").flag();
 }
 
-std::string chip(const Place& run) {
+std::string chip(const JsonField& run) {
   if (!as_expected(run)) return "<span class=\"chip bad\">✗ not as expected</span>";
   if (run.has("found"))
     return fmt::format("<span class=\"chip found\">◆ {}</span>", code(run.at("found")));
   return "<span class=\"chip pass\">✓ nothing found</span>";
 }
 
-std::string references(const Place& trace) {
+std::string references(const JsonField& trace) {
   std::string chips;
-  const Place all = trace.at("references");
+  const JsonField all = trace.at("references");
   for (std::size_t i = 0; i < all.size(); ++i)
     chips += fmt::format("{}<span class=\"chip public\">{}</span>", i == 0 ? "" : " ",
                          words(all.item(i)));
   return chips;
 }
 
-std::string plural(const Place& place, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", count(place), place.integer() == 1 ? one : many);
+std::string plural(const JsonField& field, std::string_view one, std::string_view many) {
+  return fmt::format("{} {}", count(field), field.integer() == 1 ? one : many);
 }
 
 // --- The head of the page ------------------------------------------------------------------------
 
-std::string tile(const Place& place, std::string_view name, std::string_view style = "") {
+std::string tile(const JsonField& field, std::string_view name, std::string_view style = "") {
   return fmt::format("<li{}>{}<span>{}</span></li>\n",
                      style.empty() ? std::string() : fmt::format(" class=\"{}\"", style),
-                     count(place), name);
+                     count(field), name);
 }
 
-std::string tiles(const Place& summary) {
+std::string tiles(const JsonField& summary) {
   const bool bad = summary.at("not_as_expected").integer() > 0;
   return "<ul class=\"tiles\" id=\"figures\">\n" + tile(summary.at("traces"), "traces") +
          tile(summary.at("runs"), "runs") + tile(summary.at("as_expected"), "runs as expected") +
@@ -186,18 +148,18 @@ std::string tiles(const Place& summary) {
 }
 
 /// Every run that is not as it should be, before anything else.
-std::string banner(const Place& document) {
+std::string banner(const JsonField& document) {
   std::string items;
-  const auto add = [&](const Place& run, const std::string& target) {
+  const auto add = [&](const JsonField& run, const std::string& target) {
     if (as_expected(run)) return;
     items += fmt::format("<li><a href=\"#{}\">{}</a>: {}</li>\n", target, code(run.at("command")),
                          words(run.at("complaint")));
   };
-  const Place traces = document.at("traces");
+  const JsonField traces = document.at("traces");
   for (std::size_t i = 0; i < traces.size(); ++i)
     for (std::size_t k = 0; k < traces.item(i).at("runs").size(); ++k)
       add(traces.item(i).at("runs").item(k), run_anchor(traces.item(i), k));
-  const Place workloads = document.at("workloads");
+  const JsonField workloads = document.at("workloads");
   for (std::size_t i = 0; i < workloads.size(); ++i)
     for (std::size_t k = 0; k < workloads.item(i).at("runs").size(); ++k)
       add(workloads.item(i).at("runs").item(k), "workloads");
@@ -228,15 +190,15 @@ std::string legend() {
 
 // --- The table of all traces ---------------------------------------------------------------------
 
-std::vector<std::size_t> runs_with_defect(const Place& runs, bool with) {
+std::vector<std::size_t> runs_with_defect(const JsonField& runs, bool with) {
   std::vector<std::size_t> picked;
   for (std::size_t i = 0; i < runs.size(); ++i)
     if (runs.item(i).has("defect") == with) picked.push_back(i);
   return picked;
 }
 
-std::string undamaged_cell(const Place& trace) {
-  const Place runs = trace.at("runs");
+std::string undamaged_cell(const JsonField& trace) {
+  const JsonField runs = trace.at("runs");
   std::string lines;
   for (const std::size_t i : runs_with_defect(runs, false))
     lines += fmt::format(
@@ -248,21 +210,21 @@ std::string undamaged_cell(const Place& trace) {
 
 /// The right half of a row: a planted defect, what it was found as, at which event and in which
 /// line of the file.
-std::string defect_cells(const Place& trace, std::size_t i) {
-  const Place run = trace.at("runs").item(i);
-  const Place findings = run.at("run").at("findings");
+std::string defect_cells(const JsonField& trace, std::size_t i) {
+  const JsonField run = trace.at("runs").item(i);
+  const JsonField findings = run.at("run").at("findings");
   std::string cells =
       fmt::format("<td><a href=\"#{}\">{}</a></td><td>{}</td>", run_anchor(trace, i),
                   code(run.at("defect").at("name")), chip(run));
   if (findings.size() == 0)
     return cells + "<td class=\"number dim\">–</td><td class=\"number dim\">–</td>";
-  const Place line = findings.item(0).at("line");
+  const JsonField line = findings.item(0).at("line");
   return cells + fmt::format("<td class=\"number\">{}</td><td class=\"number\">{}</td>",
                              count(findings.item(0).at("event")),
                              line.integer() > 0 ? count(line) : "end");
 }
 
-std::string summary_rows(const Place& trace) {
+std::string summary_rows(const JsonField& trace) {
   const std::vector<std::size_t> damaged = runs_with_defect(trace.at("runs"), true);
   const std::size_t rows = std::max<std::size_t>(damaged.size(), 1);
   const std::string span = rows == 1 ? "" : fmt::format(" rowspan=\"{}\"", rows);
@@ -276,7 +238,7 @@ std::string summary_rows(const Place& trace) {
   return html;
 }
 
-std::string summary_table(const Place& traces) {
+std::string summary_table(const JsonField& traces) {
   std::string rows;
   for (std::size_t i = 0; i < traces.size(); ++i) rows += summary_rows(traces.item(i));
   return "<h2 id=\"summary\">All traces</h2>\n<div class=\"scroll\"><table "
@@ -287,14 +249,13 @@ std::string summary_table(const Place& traces) {
          rows + "</tbody></table></div>\n";
 }
 
-std::string kinds_section(const Place& document) {
-  const Place kinds = document.at("kinds");
+std::string kinds_section(const JsonField& document) {
+  const JsonField kinds = document.at("kinds");
   std::string rows;
   for (std::size_t i = 0; i < kinds.size(); ++i) {
-    const Place kind = kinds.item(i);
+    const JsonField kind = kinds.item(i);
     rows += fmt::format("<tr><td>{}</td><td>{}</td><td class=\"number\">{}</td></tr>\n",
-                        code(kind.at("kind")), meaning_of(kind.at("kind").text()),
-                        count(kind.at("runs")));
+                        code(kind.at("kind")), meaning_of(kind.at("kind")), count(kind.at("runs")));
   }
   std::string html = "<h2 id=\"kinds\">What was found, by kind</h2>\n";
   if (rows.empty()) return html + "<p>No run found what its file names.</p>\n";
@@ -302,7 +263,7 @@ std::string kinds_section(const Place& document) {
       "<div class=\"scroll\"><table>\n<thead><tr><th>kind</th><th>what it means</th>"
       "<th class=\"number\">runs that show it</th></tr></thead>\n<tbody>\n" +
       rows + "</tbody></table></div>\n";
-  const Place missing = document.at("defects_not_shown");
+  const JsonField missing = document.at("defects_not_shown");
   if (missing.size() == 0) return html;
   html += "<p class=\"dim\">Planted defects that no trace shows yet: ";
   for (std::size_t i = 0; i < missing.size(); ++i)
@@ -313,12 +274,12 @@ std::string kinds_section(const Place& document) {
 // --- One trace -----------------------------------------------------------------------------------
 
 /// The runs that went wrong in this line, as marks behind it.
-std::string marks_of_line(const Place& trace, std::size_t line) {
+std::string marks_of_line(const JsonField& trace, std::size_t line) {
   std::string marks;
   std::vector<std::string> seen;
-  const Place runs = trace.at("runs");
+  const JsonField runs = trace.at("runs");
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Place findings = runs.item(i).at("run").at("findings");
+    const JsonField findings = runs.item(i).at("run").at("findings");
     if (findings.size() == 0 ||
         findings.item(0).at("line").integer() != static_cast<std::int64_t>(line))
       continue;
@@ -331,8 +292,8 @@ std::string marks_of_line(const Place& trace, std::size_t line) {
   return marks;
 }
 
-std::string trace_text(const Place& trace) {
-  const Place lines = trace.at("text");
+std::string trace_text(const JsonField& trace) {
+  const JsonField lines = trace.at("text");
   std::string items;
   bool answer_is_next = false;
   const std::size_t shown = std::min(lines.size(), kMostLines);
@@ -356,8 +317,8 @@ std::string trace_text(const Place& trace) {
   return "<ol class=\"trace\">\n" + items + "</ol>\n" + cut;
 }
 
-std::string finding_box(const Place& run, const Place& findings) {
-  const Place finding = findings.item(0);
+std::string finding_box(const JsonField& run, const JsonField& findings) {
+  const JsonField finding = findings.item(0);
   std::string where =
       "At event " + count(finding.at("event")) + " of " + count(run.at("run").at("events"));
   where += finding.at("line").integer() > 0 ? ", line " + count(finding.at("line"))
@@ -365,7 +326,7 @@ std::string finding_box(const Place& run, const Place& findings) {
   if (!finding.at("request").text().empty())
     where += ", request " + code(finding.at("request"), 60);
   if (!finding.at("subject").text().empty()) where += ", in " + code(finding.at("subject"), 60);
-  where += fmt::format(". {}: {}", code(finding.at("kind")), meaning_of(finding.at("kind").text()));
+  where += fmt::format(". {}: {}", code(finding.at("kind")), meaning_of(finding.at("kind")));
   std::string more;
   for (std::size_t i = 1; i < std::min<std::size_t>(findings.size(), 4); ++i)
     more += fmt::format("<li>{}: {}</li>\n", code(findings.item(i).at("kind")),
@@ -380,7 +341,7 @@ std::string finding_box(const Place& run, const Place& findings) {
       code(finding.at("actual"), 200), where, more);
 }
 
-std::string event_row(const Place& event, bool wrong, bool has_time, bool has_pools) {
+std::string event_row(const JsonField& event, bool wrong, bool has_time, bool has_pools) {
   std::string row = fmt::format("<tr{}><td class=\"number\">{}</td><td class=\"number\">{}</td>",
                                 wrong ? " class=\"wrong\"" : "", count(event.at("event")),
                                 count(event.at("line")));
@@ -394,13 +355,13 @@ std::string event_row(const Place& event, bool wrong, bool has_time, bool has_po
   return row + "</tr>\n";
 }
 
-std::string events_table(const Place& run, bool open) {
-  const Place events = run.at("events");
+std::string events_table(const JsonField& run, bool open) {
+  const JsonField events = run.at("events");
   if (events.size() == 0) return "";
-  const Place window = run.at("window");
+  const JsonField window = run.at("window");
   const auto first = static_cast<std::size_t>(window.at("first").integer());
   const auto last = std::min(static_cast<std::size_t>(window.at("last").integer()), events.size());
-  const Place findings = run.at("run").at("findings");
+  const JsonField findings = run.at("run").at("findings");
   const std::int64_t wrong = findings.size() == 0 ? 0 : findings.item(0).at("event").integer();
   const bool has_time = run.at("end_ns").integer() > 0;
   const bool has_pools = run.has("pools");
@@ -425,7 +386,7 @@ std::string events_table(const Place& run, bool open) {
       rows);
 }
 
-std::string tree_figure(const Place& tree) {
+std::string tree_figure(const JsonField& tree) {
   std::string caption =
       "The tree when the run ended: " + plural(tree.at("node_count"), "node", "nodes");
   if (tree.at("has_states").flag())
@@ -440,17 +401,17 @@ std::string tree_figure(const Place& tree) {
          tree_picture(tree) + "</div></figure>\n";
 }
 
-std::string requests_figure(const Place& run) {
+std::string requests_figure(const JsonField& run) {
   std::string keys;
   for (const std::string_view name : {"queued", "prefill", "decode", "retracted"}) {
-    const Place spans = run.at("spans");
+    const JsonField spans = run.at("spans");
     bool is_there = false;
     for (std::size_t i = 0; i < spans.size(); ++i)
       is_there = is_there || spans.item(i).at("name").text() == name;
     const std::string_view says = name == "queued" ? "waiting" : name;
     if (is_there) keys += fmt::format("<li><i class=\"{}\"></i>{}</li>", name, says);
   }
-  const Place requests = run.at("run").at("requests");
+  const JsonField requests = run.at("run").at("requests");
   const std::string caption = requests.size() > kMostRequests
                                   ? "What the first requests did over time; in a gap one waits."
                                   : "What each request did over time; in a gap it waits.";
@@ -458,7 +419,7 @@ std::string requests_figure(const Place& run) {
          requests_picture(run) + "</div><ul class=\"keys\">" + keys + "</ul></figure>\n";
 }
 
-std::string pictures(const Place& run) {
+std::string pictures(const JsonField& run) {
   std::string figures;
   if (run.has("tree")) figures += tree_figure(run.at("tree"));
   if (run.has("pools") && run.at("events").size() > 0)
@@ -472,12 +433,12 @@ std::string pictures(const Place& run) {
   return "<div class=\"pictures\">\n" + figures + "</div>\n";
 }
 
-std::string requests_table(const Place& run) {
-  const Place requests = run.at("run").at("requests");
+std::string requests_table(const JsonField& run) {
+  const JsonField requests = run.at("run").at("requests");
   if (requests.size() == 0) return "";
   std::string rows;
   for (std::size_t i = 0; i < std::min(requests.size(), kMostRequests); ++i) {
-    const Place request = requests.item(i);
+    const JsonField request = requests.item(i);
     rows += fmt::format(
         "<tr><td>{}</td><td class=\"number\">{}</td><td class=\"number\">{}</td><td "
         "class=\"number\">{}</td><td>{}</td></tr>\n",
@@ -496,7 +457,7 @@ std::string requests_table(const Place& run) {
 }
 
 /// What ran, in words.
-std::string run_name(const Place& run) {
+std::string run_name(const JsonField& run) {
   if (run.has("defect")) return "With a planted defect: " + code(run.at("defect").at("name"));
   std::string name = "Undamaged:";
   for (std::size_t i = 0; i < run.at("subjects").size(); ++i)
@@ -504,9 +465,9 @@ std::string run_name(const Place& run) {
   return name;
 }
 
-std::string run_card(const Place& trace, std::size_t i) {
-  const Place run = trace.at("runs").item(i);
-  const Place findings = run.at("run").at("findings");
+std::string run_card(const JsonField& trace, std::size_t i) {
+  const JsonField run = trace.at("runs").item(i);
+  const JsonField findings = run.at("run").at("findings");
   std::string html = fmt::format(
       "<article class=\"run{}\" id=\"{}\">\n<header><h3>{}</h3>{}</header>\n<p "
       "class=\"command\">{}</p>\n",
@@ -525,9 +486,9 @@ std::string run_card(const Place& trace, std::size_t i) {
   return html + "</article>\n";
 }
 
-std::string trace_section(const Place& trace) {
+std::string trace_section(const JsonField& trace) {
   std::string text;
-  const Place description = trace.at("description");
+  const JsonField description = trace.at("description");
   for (std::size_t i = 1; i < description.size(); ++i)
     text += (i == 1 ? "" : " ") + words(description.item(i));
   std::string html = fmt::format(
@@ -542,9 +503,9 @@ std::string trace_section(const Place& trace) {
 
 // --- Workloads -----------------------------------------------------------------------------------
 
-std::string workload_row(const Place& run) {
-  const Place all = run.at("run");
-  const Place oracle = all.at("subjects").item(1);
+std::string workload_row(const JsonField& run) {
+  const JsonField all = run.at("run");
+  const JsonField oracle = all.at("subjects").item(1);
   std::string recorded = "<span class=\"dim\">not recorded</span>";
   if (run.has("recorded"))
     recorded = run.at("recorded").at("decision_digest").text() == all.at("decision_digest").text()
@@ -561,7 +522,7 @@ std::string workload_row(const Place& run) {
       code(all.at("decision_digest")), recorded, chip(run));
 }
 
-std::string workload_section(const Place& workload) {
+std::string workload_section(const JsonField& workload) {
   std::string rows;
   for (std::size_t i = 0; i < workload.at("runs").size(); ++i)
     rows += workload_row(workload.at("runs").item(i));
@@ -584,9 +545,9 @@ std::string workload_section(const Place& workload) {
 
 // --- The foot of the page ------------------------------------------------------------------------
 
-std::string digests_table(const Place& document) {
+std::string digests_table(const JsonField& document) {
   std::string rows;
-  const auto add = [&](const Place& runs) {
+  const auto add = [&](const JsonField& runs) {
     for (std::size_t i = 0; i < runs.size(); ++i)
       rows += fmt::format("<tr><td>{}</td><td>{}</td></tr>\n", code(runs.item(i).at("command")),
                           code(runs.item(i).at("run").at("digest")));
@@ -601,7 +562,7 @@ std::string digests_table(const Place& document) {
          rows + "</tbody></table></div></details>\n";
 }
 
-std::string making(const Place& document) {
+std::string making(const JsonField& document) {
   return "<h2 id=\"making\">What this page is made of</h2>\n<p>One command makes it, and each run "
          "on it can be repeated alone by "
          "the command that stands above it:</p>\n<pre><code>./lockstep report\n./lockstep replay "
@@ -616,7 +577,7 @@ std::string making(const Place& document) {
          digests_table(document);
 }
 
-std::string navigation(const Place& document) {
+std::string navigation(const JsonField& document) {
   std::string html =
       "<nav><a href=\"#summary\">All traces</a><a href=\"#kinds\">Kinds of finding</a><a "
       "href=\"#idea\">The idea</a>"
@@ -632,7 +593,7 @@ std::string navigation(const Place& document) {
 }  // namespace
 
 std::string report_page(const Json& data) {
-  const Place document(data);
+  const JsonField document(data);
   std::string html =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>Lockstep "

@@ -31,14 +31,14 @@ struct DrawnNode {
   double hidden_y = 0;  // of the note that some below it are not shown
 };
 
-std::string node_style(const Place& node, bool has_states) {
+std::string node_style(const JsonField& node, bool has_states) {
   if (!has_states) return "node kv";
   return node.at("state").flag() ? "node state" : "node tombstone";
 }
 
 class TreeDrawing {
  public:
-  explicit TreeDrawing(const Place& tree)
+  explicit TreeDrawing(const JsonField& tree)
       : tree_(tree),
         nodes_(tree.at("nodes")),
         shown_(static_cast<std::size_t>(tree.at("shown_count").integer())) {}
@@ -102,7 +102,7 @@ class TreeDrawing {
     return x;
   }
 
-  double width_of(const Place& node) const {
+  double width_of(const JsonField& node) const {
     const std::size_t edge = std::min(node.at("edge").text().size(), kMostEdgeCharacters);
     const std::int64_t depth = node.at("depth").integer();
     const std::size_t digits = std::to_string(depth).size() + (depth >= 1000 ? 1 : 0);
@@ -115,7 +115,7 @@ class TreeDrawing {
   bool has_states() const { return tree_.at("has_states").flag(); }
 
   void draw(Svg& svg, std::size_t i) const {
-    const Place node = nodes_.item(i);
+    const JsonField node = nodes_.item(i);
     const std::size_t level = drawn_[i].level;
     const double x = left_of(level);
     const double y = drawn_[i].y + 1;
@@ -134,14 +134,15 @@ class TreeDrawing {
     if (node.at("locked").flag()) svg.padlock({x + width - 17, y + 5});
   }
 
-  void draw_hidden(Svg& svg, const Place& hidden, Point from, std::size_t level, double y) const {
+  void draw_hidden(Svg& svg, const JsonField& hidden, Point from, std::size_t level,
+                   double y) const {
     const double x = left_of(level) + (level == widths_.size() ? kLevelGap : 0);
     svg.elbow(from, {x, y}, "edge");
     svg.text({x + 5, y + 4}, "small dim", "and " + count(hidden, Medium::svg) + " more");
   }
 
-  const Place& tree_;
-  Place nodes_;
+  const JsonField& tree_;
+  JsonField nodes_;
   std::size_t shown_;
   std::vector<DrawnNode> drawn_;
   std::vector<std::size_t> roots_;
@@ -156,8 +157,8 @@ class TreeDrawing {
 constexpr double kChartWidth = 490;  // two stand side by side
 
 /// The event, counted from 1, that the run's first finding names; 0 where there is none.
-std::int64_t wrong_event(const Place& run) {
-  const Place findings = run.at("run").at("findings");
+std::int64_t wrong_event(const JsonField& run) {
+  const JsonField findings = run.at("run").at("findings");
   return findings.size() == 0 ? 0 : findings.item(0).at("event").integer();
 }
 
@@ -167,9 +168,9 @@ struct Strip {
 };
 
 /// A step line of one pool over the events, its highest value at the top.
-void draw_strip(Svg& svg, const Place& run, const Strip& strip, double top, double height) {
-  const Place pools = run.at("pools");
-  const Place events = run.at("events");
+void draw_strip(Svg& svg, const JsonField& run, const Strip& strip, double top, double height) {
+  const JsonField pools = run.at("pools");
+  const JsonField events = run.at("events");
   svg.text(
       {0, top + 12}, "label",
       fmt::format("{}: at most {} of {}", strip.title, count(pools.at(strip.used_max), Medium::svg),
@@ -215,7 +216,7 @@ struct RequestRows {
   double scale = 0;
 };
 
-void draw_span(Svg& svg, const Place& span, const RequestRows& rows) {
+void draw_span(Svg& svg, const JsonField& span, const RequestRows& rows) {
   const auto row = rows.row_of.find(span.at("request").text());
   if (row == rows.row_of.end()) return;
   const std::string name = span.at("name").text();
@@ -239,15 +240,15 @@ void draw_span(Svg& svg, const Place& span, const RequestRows& rows) {
 
 }  // namespace
 
-std::string tree_picture(const Place& tree) {
+std::string tree_picture(const JsonField& tree) {
   return TreeDrawing(tree).markup();
 }
 
-std::string pools_picture(const Place& run) {
+std::string pools_picture(const JsonField& run) {
   constexpr double kStripHeight = 84;
   constexpr double kStripGap = 14;
-  const Place pools = run.at("pools");
-  const Place events = run.at("events");
+  const JsonField pools = run.at("pools");
+  const JsonField events = run.at("events");
   std::vector<Strip> strips{{"KV tokens in use", "kv_used", "kv_used_max", "kv_total"}};
   if (pools.at("states_total").integer() > 0)
     strips.push_back({"state slots in use", "states_used", "states_used_max", "states_total"});
@@ -275,9 +276,9 @@ std::string pools_picture(const Place& run) {
   return svg.markup();
 }
 
-std::string requests_picture(const Place& run) {
-  const Place requests = run.at("run").at("requests");
-  const Place spans = run.at("spans");
+std::string requests_picture(const JsonField& run) {
+  const JsonField requests = run.at("run").at("requests");
+  const JsonField spans = run.at("spans");
   const std::size_t shown = std::min(requests.size(), kMostRows);
   const double bottom = static_cast<double>(shown) * kRowHeight + 2;
   Svg svg(kChartWidth, bottom + 18, "what each request did over time");
@@ -299,7 +300,7 @@ std::string requests_picture(const Place& run) {
       if (layer_of(spans.item(i).at("name").text()) == layer) draw_span(svg, spans.item(i), rows);
   const std::int64_t wrong = wrong_event(run);
   if (wrong > 0 && static_cast<std::size_t>(wrong) <= run.at("events").size()) {
-    const Place event = run.at("events").item(static_cast<std::size_t>(wrong) - 1);
+    const JsonField event = run.at("events").item(static_cast<std::size_t>(wrong) - 1);
     const double x = kNameWidth + static_cast<double>(event.at("time_ns").integer()) * rows.scale;
     svg.line({x, 0}, {x, bottom}, "wrong");
   }
@@ -308,16 +309,16 @@ std::string requests_picture(const Place& run) {
   return svg.markup();
 }
 
-std::string hit_ratio_picture(const Place& workload) {
+std::string hit_ratio_picture(const JsonField& workload) {
   constexpr double kBarHeight = 26;
   constexpr double kBarStart = 140;
   constexpr double kBarRoom = 280;  // of a hit ratio of one
-  const Place runs = workload.at("runs");
+  const JsonField runs = workload.at("runs");
   const double bottom = static_cast<double>(runs.size()) * (kBarHeight + 10);
   Svg svg(kChartWidth, bottom + 2, "hit ratio of each policy");
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const double y = static_cast<double>(i) * (kBarHeight + 10);
-    const Place ratio = runs.item(i).at("run").at("totals").at("hit_ratio");
+    const JsonField ratio = runs.item(i).at("run").at("totals").at("hit_ratio");
     const double width = ratio.number() * kBarRoom;
     svg.text({0, y + 18}, "mono", words(runs.item(i).at("policy"), Medium::svg, 20));
     svg.rect({kBarStart, y, kBarRoom, kBarHeight}, "barroom", 2);

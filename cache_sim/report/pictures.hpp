@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cache_sim/report/place.hpp"
+#include "cache_sim/report/json_field.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -15,15 +15,15 @@ std::string idea_picture();
 std::string legend_box(std::string_view kind);
 
 /// The cache's tree when the run ended: /traces/…/runs/…/tree.
-std::string tree_picture(const Place& tree);
+std::string tree_picture(const JsonField& tree);
 
 /// How much of the pools is in use after each event. `run` is /traces/…/runs/….
-std::string pools_picture(const Place& run);
+std::string pools_picture(const JsonField& run);
 
 /// A row for each request: waiting, prefill, decode, retractions.
-std::string requests_picture(const Place& run);
+std::string requests_picture(const JsonField& run);
 
 /// Hit ratios of a workload's policies: /workloads/….
-std::string hit_ratio_picture(const Place& workload);
+std::string hit_ratio_picture(const JsonField& workload);
 
 }  // namespace lockstep::cache_sim

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <fstream>
 #include <limits>
 #include <set>
@@ -379,6 +381,35 @@ Result<Trace> read_trace(const std::string& path) {
   if (file.bad()) return fail(path + ": cannot be read to its end");
   if (text.empty()) return fail(path + ": the file is empty, or is none");
   return parse_trace(text, path);
+}
+
+std::vector<std::string> public_references(const std::vector<std::string>& description) {
+  constexpr std::array<std::string_view, 12> kProjects{
+      "sglang", "vllm",   "flashinfer",   "flash-attention", "transformers", "pytorch",
+      "dynamo", "mobius", "mlx-swift-lm", "tensorrt-llm",    "trt-edge",     "marconi"};
+  std::vector<std::string> references;
+  std::string project;
+  for (const std::string& line : description) {
+    for (std::size_t at = 0; at < line.size();) {
+      const bool is_number = line[at] == '#';
+      std::size_t end = at + (is_number ? 1 : 0);
+      const auto belongs = [&](char c) {
+        const auto letter = static_cast<unsigned char>(c);
+        return is_number ? std::isdigit(letter) != 0 : std::isalnum(letter) != 0 || c == '-';
+      };
+      while (end < line.size() && belongs(line[end])) ++end;
+      std::string word = line.substr(at, end - at);
+      at = std::max(end, at + 1);
+      std::string lower = word;
+      for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      if (std::find(kProjects.begin(), kProjects.end(), lower) != kProjects.end()) project = lower;
+      if (!is_number || word.size() < 3) continue;
+      std::string reference = project.empty() ? word : fmt::format("{} {}", project, word);
+      if (std::find(references.begin(), references.end(), reference) == references.end())
+        references.push_back(std::move(reference));
+    }
+  }
+  return references;
 }
 
 }  // namespace lockstep::cache_sim

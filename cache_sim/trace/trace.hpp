@@ -70,4 +70,8 @@ inline constexpr std::size_t kMaxLineSize = std::size_t{1} << 20;
 Result<Trace> read_trace(const std::string& path);
 Result<Trace> parse_trace(std::string_view text, const std::string& path);
 
+/// `sglang #22935` and its like in the order in which a trace's description
+/// names them; a number alone belongs to the project named last.
+std::vector<std::string> public_references(const std::vector<std::string>& description);
+
 }  // namespace lockstep::cache_sim

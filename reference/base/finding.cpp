@@ -9,36 +9,63 @@ struct KindRow {
   FindingKind kind;
   std::string_view name;
   ExitStatus status;
+  std::string_view meaning;
 };
 
 constexpr std::array kKinds{
-    KindRow{FindingKind::wrong_state_prefix, "wrong-state-prefix", kExitInvariant},
-    KindRow{FindingKind::unaligned_state, "unaligned-state", kExitInvariant},
-    KindRow{FindingKind::slot_in_two_places, "slot-in-two-places", kExitInvariant},
-    KindRow{FindingKind::freed_slot_in_use, "freed-slot-in-use", kExitInvariant},
-    KindRow{FindingKind::double_free, "double-free", kExitInvariant},
-    KindRow{FindingKind::leak, "leak", kExitInvariant},
-    KindRow{FindingKind::dirty_slot, "dirty-slot", kExitInvariant},
-    KindRow{FindingKind::evicted_while_locked, "evicted-while-locked", kExitInvariant},
-    KindRow{FindingKind::lock_imbalance, "lock-imbalance", kExitInvariant},
-    KindRow{FindingKind::lru_order, "lru-order", kExitInvariant},
-    KindRow{FindingKind::tombstone_rule, "tombstone-rule", kExitInvariant},
-    KindRow{FindingKind::size_accounting, "size-accounting", kExitInvariant},
-    KindRow{FindingKind::kv_state_disagree, "kv-state-disagree", kExitInvariant},
-    KindRow{FindingKind::accept_disagree, "accept-disagree", kExitInvariant},
-    KindRow{FindingKind::padding_leak, "padding-leak", kExitInvariant},
-    KindRow{FindingKind::out_of_range, "out-of-range", kExitInvariant},
-    KindRow{FindingKind::cached_too_much, "cached-too-much", kExitDiffers},
-    KindRow{FindingKind::missed_reuse, "missed-reuse", kExitDiffers},
-    KindRow{FindingKind::output_differs, "output-differs", kExitDiffers},
-    KindRow{FindingKind::reply_differs, "reply-differs", kExitDiffers},
-    KindRow{FindingKind::answer_differs, "answer-differs", kExitDiffers},
-    KindRow{FindingKind::schedule_differs, "schedule-differs", kExitDiffers},
-    KindRow{FindingKind::subject_died, "subject-died", kExitDiffers},
-    KindRow{FindingKind::subject_silent, "subject-silent", kExitDiffers},
-    KindRow{FindingKind::subject_garbled, "subject-garbled", kExitDiffers},
-    KindRow{FindingKind::stuck, "stuck", kExitLiveness},
-    KindRow{FindingKind::nondeterministic, "nondeterministic", kExitNondeterministic},
+    KindRow{FindingKind::wrong_state_prefix, "wrong-state-prefix", kExitInvariant,
+            "A state was handed out for a prefix other than the one it stands for."},
+    KindRow{FindingKind::unaligned_state, "unaligned-state", kExitInvariant,
+            "A state was taken at a length where the producing kernel shows none."},
+    KindRow{FindingKind::slot_in_two_places, "slot-in-two-places", kExitInvariant,
+            "One slot has two owners, and each will write into it."},
+    KindRow{FindingKind::freed_slot_in_use, "freed-slot-in-use", kExitInvariant,
+            "A slot is free and in use at the same time."},
+    KindRow{FindingKind::double_free, "double-free", kExitInvariant,
+            "Something was given back that was free already."},
+    KindRow{FindingKind::leak, "leak", kExitInvariant,
+            "Something is neither free nor owned by anybody."},
+    KindRow{FindingKind::dirty_slot, "dirty-slot", kExitInvariant,
+            "A new request starts from what somebody else left in a recycled slot."},
+    KindRow{FindingKind::evicted_while_locked, "evicted-while-locked", kExitInvariant,
+            "Something was evicted that a running request still reads."},
+    KindRow{FindingKind::lock_imbalance, "lock-imbalance", kExitInvariant,
+            "The lock counters are not those of the requests that hold locks."},
+    KindRow{FindingKind::lru_order, "lru-order", kExitInvariant,
+            "What would be evicted next is not what was used longest ago."},
+    KindRow{FindingKind::tombstone_rule, "tombstone-rule", kExitInvariant,
+            "A node has no state where the policy promises one, or the reverse."},
+    KindRow{FindingKind::size_accounting, "size-accounting", kExitInvariant,
+            "A counter is not what counting gives."},
+    KindRow{FindingKind::kv_state_disagree, "kv-state-disagree", kExitInvariant,
+            "The KV and the state of one request stand for different lengths."},
+    KindRow{FindingKind::accept_disagree, "accept-disagree", kExitInvariant,
+            "After a verification, the state is not that of the accepted tokens."},
+    KindRow{FindingKind::padding_leak, "padding-leak", kExitInvariant,
+            "A padded row of a batch changed somebody's state."},
+    KindRow{FindingKind::out_of_range, "out-of-range", kExitInvariant,
+            "An index points outside its table."},
+    KindRow{FindingKind::cached_too_much, "cached-too-much", kExitDiffers,
+            "More was said to be cached than any stored prefix holds, or the whole prompt."},
+    KindRow{FindingKind::missed_reuse, "missed-reuse", kExitDiffers,
+            "Less was reused than the policy promises."},
+    KindRow{FindingKind::output_differs, "output-differs", kExitDiffers,
+            "The output is not the one that comes without a cache."},
+    KindRow{FindingKind::reply_differs, "reply-differs", kExitDiffers,
+            "Two subjects answered the same operation differently."},
+    KindRow{FindingKind::answer_differs, "answer-differs", kExitDiffers,
+            "The answer is not the one that the file states."},
+    KindRow{FindingKind::schedule_differs, "schedule-differs", kExitDiffers,
+            "The scheduler did something that its rules do not allow."},
+    KindRow{FindingKind::subject_died, "subject-died", kExitDiffers,
+            "The subject stopped in the middle of an operation."},
+    KindRow{FindingKind::subject_silent, "subject-silent", kExitDiffers,
+            "The subject did not answer in time."},
+    KindRow{FindingKind::subject_garbled, "subject-garbled", kExitDiffers,
+            "The subject's answer could not be read."},
+    KindRow{FindingKind::stuck, "stuck", kExitLiveness, "Requests are waiting and nothing moves."},
+    KindRow{FindingKind::nondeterministic, "nondeterministic", kExitNondeterministic,
+            "The same run gave two different results."},
 };
 
 const KindRow& row_of(FindingKind kind) {
@@ -49,6 +76,10 @@ const KindRow& row_of(FindingKind kind) {
 
 std::string_view to_string(FindingKind kind) {
   return row_of(kind).name;
+}
+
+std::string_view meaning(FindingKind kind) {
+  return row_of(kind).meaning;
 }
 
 std::optional<FindingKind> finding_kind_from(std::string_view name) {

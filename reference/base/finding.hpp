@@ -41,6 +41,8 @@ enum class FindingKind : std::uint8_t {
 };
 
 std::string_view to_string(FindingKind kind);
+/// What it means, as one sentence for people.
+std::string_view meaning(FindingKind kind);
 std::optional<FindingKind> finding_kind_from(std::string_view name);
 
 /// Exit status of the program, also the status that a kind of finding decides.

@@ -1,4 +1,4 @@
-#include "cache_sim/report/place.hpp"
+#include "cache_sim/report/json_field.hpp"
 
 #include <fmt/format.h>
 
@@ -13,18 +13,18 @@ std::string as_attribute(std::string_view as) {
   return as.empty() ? "" : fmt::format(" data-as=\"{}\"", as);
 }
 
-std::string marked_figure(const Place& place, Medium medium, std::string_view as,
+std::string marked_figure(const JsonField& field, Medium medium, std::string_view as,
                           std::string_view shown) {
   const bool html = medium == Medium::html;
   return fmt::format("<{0} {1}=\"{2}\" data-path=\"{3}\"{4}>{5}</{0}>", html ? "data" : "tspan",
-                     html ? "value" : "data-value", place.json(), escaped(place.pointer()),
+                     html ? "value" : "data-value", field.json(), escaped(field.pointer()),
                      as_attribute(as), shown);
 }
 
-std::string marked_words(const Place& place, std::string_view tag, std::size_t limit) {
-  const std::string text = place.text();
+std::string marked_words(const JsonField& field, std::string_view tag, std::size_t limit) {
+  const std::string text = field.text();
   const std::string shown = limit == 0 ? text : shortened(text, limit);
-  return fmt::format("<{0} data-path=\"{1}\"{2}>{3}</{0}>", tag, escaped(place.pointer()),
+  return fmt::format("<{0} data-path=\"{1}\"{2}>{3}</{0}>", tag, escaped(field.pointer()),
                      as_attribute(shown == text ? "" : "shortened"), escaped(shown));
 }
 
@@ -44,40 +44,40 @@ std::string short_decimal(double value) {
 
 }  // namespace
 
-std::string count(const Place& place, Medium medium) {
-  return marked_figure(place, medium, "", with_commas(place.integer()));
+std::string count(const JsonField& field, Medium medium) {
+  return marked_figure(field, medium, "", with_commas(field.integer()));
 }
 
-std::string percent(const Place& place, Medium medium) {
-  return marked_figure(place, medium, "percent", fmt::format("{:.1f} %", place.number() * 100));
+std::string percent(const JsonField& field, Medium medium) {
+  return marked_figure(field, medium, "percent", fmt::format("{:.1f} %", field.number() * 100));
 }
 
-std::string moment(const Place& place, Medium medium) {
+std::string moment(const JsonField& field, Medium medium) {
   struct Unit {
     std::int64_t nanoseconds;
     std::string_view name;
   };
   constexpr std::array kUnits{Unit{1'000'000'000, "s"}, Unit{1'000'000, "ms"}, Unit{1'000, "µs"},
                               Unit{1, "ns"}};
-  const std::int64_t time = place.integer();
-  if (time == 0) return marked_figure(place, medium, "time", "0 ms");
+  const std::int64_t time = field.integer();
+  if (time == 0) return marked_figure(field, medium, "time", "0 ms");
   std::size_t unit = 0;
   while (time < kUnits[unit].nanoseconds && unit + 1 < kUnits.size()) ++unit;
   const double value = static_cast<double>(time) / static_cast<double>(kUnits[unit].nanoseconds);
-  return marked_figure(place, medium, "time",
+  return marked_figure(field, medium, "time",
                        fmt::format("{} {}", short_decimal(value), kUnits[unit].name));
 }
 
-std::string words(const Place& place, Medium medium, std::size_t limit) {
-  return marked_words(place, medium == Medium::html ? "span" : "tspan", limit);
+std::string words(const JsonField& field, Medium medium, std::size_t limit) {
+  return marked_words(field, medium == Medium::html ? "span" : "tspan", limit);
 }
 
-std::string hover_title(const Place& place) {
-  return marked_words(place, "title", 0);
+std::string hover_title(const JsonField& field) {
+  return marked_words(field, "title", 0);
 }
 
-std::string code(const Place& place, std::size_t limit) {
-  return marked_words(place, "code", limit);
+std::string code(const JsonField& field, std::size_t limit) {
+  return marked_words(field, "code", limit);
 }
 
 }  // namespace lockstep::cache_sim

@@ -1,4 +1,4 @@
-// Places in a report's document, and how the page shows what stands there. Every function returns
+// Fields of a report's document, and how the page shows what stands there. Every function returns
 // markup that carries the JSON pointer it came from, so that whoever shows a figure names its
 // source.
 #pragma once
@@ -11,14 +11,14 @@
 namespace lockstep::cache_sim {
 
 /// A value of the document together with its JSON pointer.
-class Place {
+class JsonField {
  public:
-  explicit Place(const Json& document) : value_(&document) {}
+  explicit JsonField(const Json& document) : value_(&document) {}
 
-  Place at(std::string_view key) const {
+  JsonField at(std::string_view key) const {
     return {value_->at(std::string(key)), pointer_ + "/" + std::string(key)};
   }
-  Place item(std::size_t index) const {
+  JsonField item(std::size_t index) const {
     return {value_->at(index), pointer_ + "/" + std::to_string(index)};
   }
 
@@ -36,7 +36,8 @@ class Place {
   const std::string& pointer() const { return pointer_; }
 
  private:
-  Place(const Json& value, std::string pointer) : value_(&value), pointer_(std::move(pointer)) {}
+  JsonField(const Json& value, std::string pointer)
+      : value_(&value), pointer_(std::move(pointer)) {}
 
   const Json* value_;
   std::string pointer_;
@@ -45,15 +46,15 @@ class Place {
 /// Pages and pictures mark figures with different elements.
 enum class Medium { html, svg };
 
-std::string count(const Place& place, Medium medium = Medium::html);    ///< 1,776,161
-std::string percent(const Place& place, Medium medium = Medium::html);  ///< 66.7 %, of a ratio
-std::string moment(const Place& place, Medium medium = Medium::html);   ///< 3 ms, of nanoseconds
+std::string count(const JsonField& field, Medium medium = Medium::html);    ///< 1,776,161
+std::string percent(const JsonField& field, Medium medium = Medium::html);  ///< 66.7 %, of a ratio
+std::string moment(const JsonField& field, Medium medium = Medium::html);  ///< 3 ms, of nanoseconds
 
 /// A text of the document; longer than `limit` characters it is cut. 0: never.
-std::string words(const Place& place, Medium medium = Medium::html, std::size_t limit = 0);
+std::string words(const JsonField& field, Medium medium = Medium::html, std::size_t limit = 0);
 /// A text as the <title> element of a picture's part, which is shown when a pointer rests on it.
-std::string hover_title(const Place& place);
+std::string hover_title(const JsonField& field);
 /// A text in the type of commands and traces.
-std::string code(const Place& place, std::size_t limit = 0);
+std::string code(const JsonField& field, std::size_t limit = 0);
 
 }  // namespace lockstep::cache_sim

@@ -1,0 +1,67 @@
+#include "cache_sim/compare/comparison_json.hpp"
+
+#include <fmt/format.h>
+
+#include "cache_sim/base/files.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+Json times_json(const TimeSummary& times) {
+  return {{"mean_ns", times.mean}, {"median_ns", times.median}, {"p99_ns", times.p99}};
+}
+
+}  // namespace
+
+Json compared_json(const ComparedPolicy& row, const Model& model) {
+  const PolicyMeasures& m = row.measures;
+  Json json = {{"policy", row.policy}};
+  json["capacity"] = row.capacity ? Json(*row.capacity) : Json("inf");
+  if (row.capacity) json["kv_tokens"] = row.kv_tokens;
+  if (row.capacity) json["state_slots"] = row.state_slots;
+  json["requests"] = m.requests;
+  json["hit_requests"] = m.hit_requests;
+  json["request_hit_ratio"] = rounded_ratio(m.hit_requests, m.requests);
+  json["input_tokens"] = m.input_tokens;
+  json["hit_tokens"] = m.hit_tokens;
+  json["hit_ratio"] = rounded_ratio(m.hit_tokens, m.input_tokens);
+  json["flops_saved"] = m.flops_saved;
+  json["stored_tokens"] = m.stored_tokens;
+  json["dead_tokens"] = m.dead_tokens;
+  json["states"] = m.states;
+  json["state_bytes"] = m.states * model.state_bytes;
+  json["states_admitted"] = m.states_admitted;
+  json["states_never_hit"] = m.states_never_hit;
+  json["evictions"] = {{"kv_tokens", m.evicted_tokens}, {"states", m.evicted_states}};
+  if (!row.scheduled) return json;
+  json["preemptions"] = row.preemptions;
+  json["refused"] = row.refused_requests;
+  if (row.ttft) json["ttft"] = times_json(*row.ttft);
+  if (row.e2e) json["e2e"] = times_json(*row.e2e);
+  return json;
+}
+
+Json comparison_json(const CompareRequest& request, const Comparison& comparison) {
+  const Model& model = comparison.model;
+  Json json = {{"lockstep", 1}, {"command", "compare"}};
+  json["workload"] = {{"file", request.workload}};
+  if (request.limit != 0) json["workload"]["limit"] = request.limit;
+  json["model"] = {{"name", model.name},
+                   {"token_bytes", model.token_bytes},
+                   {"state_bytes", model.state_bytes},
+                   {"flops_per_token", model.flops_per_token},
+                   {"flops_per_pair", model.flops_per_pair},
+                   {"weight_bytes", model.weight_bytes}};
+  json["config"] = request.config;
+  json["commit"] = commit();
+  json["digest"] = fmt::format("{:016x}", comparison.digest());
+  json["verdict"] = "pass";
+  json["findings"] = Json::array();
+  json["policies"] = Json::array();
+  for (const ComparedPolicy& row : comparison.policies)
+    json["policies"].push_back(compared_json(row, model));
+  json["timing"] = {{"wall_s", comparison.wall_s}, {"date", today()}};
+  return json;
+}
+
+}  // namespace lockstep::cache_sim
