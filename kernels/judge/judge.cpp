@@ -28,7 +28,7 @@ Result<ElementType> type_from(const std::string& name) {
   return fail(fmt::format("--types `{}`: a type is float32, bfloat16 or float16", name));
 }
 
-Result<CaseOptions> options_of(const Operation& operation, const JudgeRequest& request) {
+Result<CaseOptions> options_of(const JudgedKernel& operation, const JudgeRequest& request) {
   CaseOptions options{.seed = request.seed};
   const std::string types = request.types.empty() ? operation.default_types : request.types;
   const std::size_t slash = types.find('/');
@@ -52,7 +52,7 @@ std::string usual_device(const JudgeRequest& request) {
 
 /// Mistakes that explain every wrong case, and no right one away: the candidate computes them
 /// wherever they can be told apart.
-void diagnose(const Operation& operation, std::vector<JudgedCase>& cases) {
+void diagnose(const JudgedKernel& operation, std::vector<JudgedCase>& cases) {
   std::vector<JudgedCase*> done, wrong;
   for (JudgedCase& one : cases) {
     if (one.runs->outcome != Outcome::done) continue;
@@ -75,14 +75,14 @@ void diagnose(const Operation& operation, std::vector<JudgedCase>& cases) {
   }
 }
 
-std::string sentence_of(const Operation& operation, const std::string& id) {
+std::string sentence_of(const JudgedKernel& operation, const std::string& id) {
   for (const Mistake& mistake : operation.mistakes)
     if (mistake.id == id) return std::string(mistake.sentence);
   return "";
 }
 
 /// How many wrong cases each mistake explains, the best ones first.
-std::vector<std::pair<std::string, int>> explanations(const Operation& operation,
+std::vector<std::pair<std::string, int>> explanations(const JudgedKernel& operation,
                                                       const std::vector<JudgedCase>& cases) {
   std::vector<std::pair<std::string, int>> all;
   for (const Mistake& mistake : operation.mistakes) {
@@ -100,7 +100,7 @@ std::vector<std::pair<std::string, int>> explanations(const Operation& operation
 // --- The report ----------------------------------------------------------------------------------
 
 struct Report {
-  const Operation& operation;
+  const JudgedKernel& operation;
   const JudgeRequest& request;
   const CaseOptions& options;
   const CandidateRuns& runs;
@@ -347,7 +347,7 @@ JudgeReport finished(const Report& report) {
 
 }  // namespace
 
-Result<JudgeReport> judge_operation(const Operation& operation, const JudgeRequest& given) {
+Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRequest& given) {
   const auto begin = std::chrono::steady_clock::now();
   JudgeRequest request = given;
   if (const std::size_t colon = request.candidate.find_last_of(':');

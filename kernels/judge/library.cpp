@@ -43,7 +43,7 @@ lockstep_candidate loaded(const std::string& candidate) {
 /// The tensors of one case where the candidate gets them.
 class Arguments {
  public:
-  Arguments(Place& place, const Operation& operation, const Case& c) : place_(place) {
+  Arguments(Place& place, const JudgedKernel& operation, const Case& c) : place_(place) {
     std::int64_t bytes = 0;
     for (const Tensor& tensor : c.tensors) bytes += tensor.allocation_bytes();
     bytes_ = bytes;
@@ -119,7 +119,8 @@ Bytes inputs_of(const Case& c, Fill fill) {
   return all;
 }
 
-Json timed(Place& place, const Operation& operation, const Case& c, lockstep_candidate function) {
+Json timed(Place& place, const JudgedKernel& operation, const Case& c,
+           lockstep_candidate function) {
   constexpr std::int64_t kMostSets = 16;
   const Bytes inputs = inputs_of(c, Fill::finite);
   std::vector<std::unique_ptr<Arguments>> sets;
@@ -139,7 +140,7 @@ Json timed(Place& place, const Operation& operation, const Case& c, lockstep_can
   return {{"time_us", timing.us}, {"how", timing.how}};
 }
 
-Json run_case(Place& place, const Operation& operation, const Case& c, std::size_t number,
+Json run_case(Place& place, const JudgedKernel& operation, const Case& c, std::size_t number,
               lockstep_candidate function, const std::string& folder, bool with_time) {
   for (std::size_t run = 0; run < std::size(kRunFills); ++run) {
     Arguments arguments(place, operation, c);
@@ -164,7 +165,7 @@ Json run_case(Place& place, const Operation& operation, const Case& c, std::size
 
 }  // namespace
 
-int run_library(const Operation& operation, const std::vector<Case>& cases,
+int run_library(const JudgedKernel& operation, const std::vector<Case>& cases,
                 const JudgeRequest& request, const std::string& folder) {
   try {
     const lockstep_candidate function = loaded(request.candidate);

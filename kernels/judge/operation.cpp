@@ -126,16 +126,17 @@ void Batch::describe(Case& into) const {
     into.scalars.push_back({"pad_slot_id", static_cast<std::int64_t>(pad_slot_id)});
 
   into.slots.assign(static_cast<std::size_t>(slot_count()), {});
-  const auto use = [&](std::int32_t slot, SlotUse how, const Token& token) {
+  const auto use = [&](std::int32_t slot, SlotUse how, const CaseToken& token) {
     if (slot < 0) return;
-    Slot& named = into.slots[static_cast<std::size_t>(slot)];
+    CaseSlot& named = into.slots[static_cast<std::size_t>(slot)];
     named.read = named.read || how == SlotUse::read;
     if (named.use != SlotUse::written) named.use = how, named.token = token;
   };
   for (std::int64_t row = 0; row < rows(); ++row) {
     const auto n = static_cast<std::size_t>(row);
     const std::int64_t count = has_counts ? std::max(counts[n], 1) : 1;
-    Token token{.row = row, .row_size = lengths[n], .padding = is_padding(row), .accepted = count};
+    CaseToken token{
+        .row = row, .row_size = lengths[n], .padding = is_padding(row), .accepted = count};
     for (std::int64_t i = 0; i < lengths[n]; ++i) {
       token.position = i;
       into.tokens.push_back(token);

@@ -13,7 +13,7 @@
 namespace lockstep::judging {
 
 /// What a token or a slot is to its case, for the sentence that says where something is wrong.
-struct Token {
+struct CaseToken {
   std::int64_t row = -1;  ///< -1: behind the last row
   std::int64_t position = 0;
   std::int64_t row_size = 1;
@@ -21,10 +21,10 @@ struct Token {
   std::int64_t accepted = 1;
 };
 enum class SlotUse : std::uint8_t { unused, read, written };
-struct Slot {
+struct CaseSlot {
   SlotUse use = SlotUse::unused;
   bool read = false;  ///< also where it is written
-  Token token;        ///< after which its state is left there
+  CaseToken token;    ///< after which its state is left there
 };
 
 struct Case {
@@ -32,8 +32,8 @@ struct Case {
   std::string about;            ///< one line: its sizes
   std::vector<Tensor> tensors;  ///< in the order of the schema; what is absent is not given
   std::vector<Scalar> scalars;
-  std::vector<Token> tokens;
-  std::vector<Slot> slots;
+  std::vector<CaseToken> tokens;
+  std::vector<CaseSlot> slots;
   std::int64_t heads_per_group = 1;
   bool timed = false;
   std::int64_t bytes = 0;  ///< the least that has to be read and written
@@ -66,7 +66,7 @@ struct CaseOptions {
   std::uint64_t seed = 1;
 };
 
-struct Operation {
+struct JudgedKernel {
   std::string_view name;
   std::string_view summary;
   std::vector<std::string> positional;  ///< arguments of the schema in front of the `*`
@@ -83,10 +83,10 @@ struct Operation {
   std::function<std::string(const Case&, const NamedStages&)> named_stages;
 };
 
-Result<JudgeReport> judge_operation(const Operation& operation, const JudgeRequest& request);
+Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRequest& request);
 
 /// What registers a constant of an operation's file.
-template <const Operation& kOperation>
+template <const JudgedKernel& kOperation>
 JudgedOperation judged() {
   return {kOperation.name, kOperation.summary,
           [](const JudgeRequest& request) { return judge_operation(kOperation, request); }};

@@ -79,7 +79,7 @@ std::string fill_name(Fill fill) {
   return fill == Fill::poison ? "poison" : "finite";
 }
 
-Result<void> write_inputs(const Folder& folder, const Operation& operation,
+Result<void> write_inputs(const Folder& folder, const JudgedKernel& operation,
                           const std::vector<Case>& cases, const JudgeRequest& request) {
   Json all{{"operation", operation.name}, {"candidate", request.candidate},
            {"device", request.device},    {"guard", kGuardBytes},
@@ -234,7 +234,7 @@ bool is_library(const std::string& candidate) {
   return name.ends_with(".so") || name.find(".so.") != std::string::npos;
 }
 
-Result<CandidateRuns> run_candidate(const Operation& operation, const std::vector<Case>& cases,
+Result<CandidateRuns> run_candidate(const JudgedKernel& operation, const std::vector<Case>& cases,
                                     const JudgeRequest& request) {
   const Result<Folder> folder = Folder::make();
   if (!folder) return tl::unexpected(folder.error());

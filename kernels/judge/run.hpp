@@ -38,13 +38,13 @@ constexpr Fill kRunFills[] = {Fill::poison, Fill::poison, Fill::finite};
 
 bool is_library(const std::string& candidate);
 
-Result<CandidateRuns> run_candidate(const Operation& operation, const std::vector<Case>& cases,
+Result<CandidateRuns> run_candidate(const JudgedKernel& operation, const std::vector<Case>& cases,
                                     const JudgeRequest& request);
 
 // --- Inside the child ----------------------------------------------------------------------------
 
 /// What a fork with a shared library does; the exit status of the child.
-int run_library(const Operation& operation, const std::vector<Case>& cases,
+int run_library(const JudgedKernel& operation, const std::vector<Case>& cases,
                 const JudgeRequest& request, const std::string& folder);
 
 void write_child_file(const std::string& path, const std::string& content);

@@ -42,12 +42,12 @@ bool may_write(const Case& c, const Tensor& tensor, std::int64_t i) {
 }
 
 std::string slot_story(const Case& c, std::int64_t slot) {
-  const Slot& named = c.slots[static_cast<std::size_t>(slot)];
+  const CaseSlot& named = c.slots[static_cast<std::size_t>(slot)];
   std::string story =
       named.use == SlotUse::read ? " (a row reads it, none writes it)" : " (no row names it)";
-  const bool has_padding = std::any_of(c.tokens.begin(), c.tokens.end(), [](const Token& token) {
-    return token.padding && token.row >= 0;
-  });
+  const bool has_padding =
+      std::any_of(c.tokens.begin(), c.tokens.end(),
+                  [](const CaseToken& token) { return token.padding && token.row >= 0; });
   if (named.use == SlotUse::unused && has_padding && slot == 0)
     story += ": padding entries seem to be taken for slot 0";
   if (named.use == SlotUse::unused && has_padding &&
@@ -213,7 +213,7 @@ bool only(const std::set<std::int64_t>& wrong, std::int64_t extent, Rule rule) {
   return false;
 }
 
-using TokenOf = std::function<const Token&(std::int64_t)>;
+using TokenOf = std::function<const CaseToken&(std::int64_t)>;
 
 std::string token_rule(const std::set<std::int64_t>& wrong, std::int64_t extent,
                        const TokenOf& token, const std::function<bool(std::int64_t)>& counts) {
@@ -226,19 +226,21 @@ std::string token_rule(const std::set<std::int64_t>& wrong, std::int64_t extent,
     return false;
   };
   struct Rule {
-    bool (*rule)(const Token&);
+    bool (*rule)(const CaseToken&);
     const char* text;
   };
   const Rule rules[] = {
-      {[](const Token& t) { return t.row < 0; }, "only behind the last row"},
-      {[](const Token& t) { return t.padding && t.row >= 0; }, "only rows whose slot is padding"},
-      {[](const Token& t) { return t.position > 0; }, "only tokens behind the first of their row"},
-      {[](const Token& t) { return t.position > 0 && t.position + 1 == t.row_size; },
+      {[](const CaseToken& t) { return t.row < 0; }, "only behind the last row"},
+      {[](const CaseToken& t) { return t.padding && t.row >= 0; },
+       "only rows whose slot is padding"},
+      {[](const CaseToken& t) { return t.position > 0; },
+       "only tokens behind the first of their row"},
+      {[](const CaseToken& t) { return t.position > 0 && t.position + 1 == t.row_size; },
        "only the last tokens of rows"},
-      {[](const Token& t) { return t.accepted > 1; },
+      {[](const CaseToken& t) { return t.accepted > 1; },
        "only rows that had accepted more than one token"},
-      {[](const Token& t) { return t.row == 0; }, "only the first row"},
-      {[](const Token& t) { return t.row != 0; }, "no token of the first row"},
+      {[](const CaseToken& t) { return t.row == 0; }, "only the first row"},
+      {[](const CaseToken& t) { return t.row != 0; }, "no token of the first row"},
   };
   for (const Rule& one : rules)
     if (holds(one.rule) && sometimes_not(one.rule)) return one.text;
@@ -270,7 +272,7 @@ std::string axis_text(const Case& c, const Tensor& tensor, std::size_t d,
     if (exactly(wrong, extent, used)) return "";
     const std::string rule = token_rule(
         wrong, extent,
-        [&](std::int64_t i) -> const Token& { return c.tokens[static_cast<std::size_t>(i)]; },
+        [&](std::int64_t i) -> const CaseToken& { return c.tokens[static_cast<std::size_t>(i)]; },
         [](std::int64_t) { return true; });
     if (!rule.empty()) return rule + fmt::format(" ({} {})", plural(axis), ranges(wrong));
   }
@@ -281,7 +283,9 @@ std::string axis_text(const Case& c, const Tensor& tensor, std::size_t d,
     if (exactly(wrong, extent, written)) return "";
     const std::string rule = token_rule(
         wrong, extent,
-        [&](std::int64_t i) -> const Token& { return c.slots[static_cast<std::size_t>(i)].token; },
+        [&](std::int64_t i) -> const CaseToken& {
+          return c.slots[static_cast<std::size_t>(i)].token;
+        },
         written);
     if (!rule.empty()) return rule + fmt::format(" ({} {})", plural(axis), ranges(wrong));
   }
@@ -360,7 +364,7 @@ Verdict bits_verdict(const Tensor& tensor, const std::vector<double>& got,
   return verdict;
 }
 
-Verdict compare(const Operation& operation, const Tensor& tensor, const std::vector<double>& got,
+Verdict compare(const JudgedKernel& operation, const Tensor& tensor, const std::vector<double>& got,
                 const std::vector<double>& yardstick, const std::vector<double>& truth) {
   if (operation.exact) return bits_verdict(tensor, got, truth);
   return verdict_of<5>(tensor, got, yardstick, truth);
@@ -419,7 +423,7 @@ bool Judgement::wrong() const {
                      [](const Measured& one) { return !one.verdict.pass; });
 }
 
-bool agrees(const Operation& operation, const Case& c, const Answer& candidate,
+bool agrees(const JudgedKernel& operation, const Case& c, const Answer& candidate,
             std::string_view mistake) try {
   const Answer truth = operation.truth(c, mistake);
   for (const auto& [name, values] : truth) {
@@ -443,7 +447,7 @@ bool agrees(const Operation& operation, const Case& c, const Answer& candidate,
   return false;  // the mistake has no meaning for this case
 }
 
-Judgement judgement_of(const Operation& operation, const Case& c, const CaseRuns& runs) {
+Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseRuns& runs) {
   Judgement judged;
   struct Touches {
     std::size_t run;
@@ -459,7 +463,7 @@ Judgement judgement_of(const Operation& operation, const Case& c, const CaseRuns
     if (judged.findings.empty()) judged.findings = std::move(one.found);
   compare_runs(c, runs, judged.findings);
   struct Computed {
-    const decltype(Operation::truth)& definition;
+    const decltype(JudgedKernel::truth)& definition;
     Answer answer;
   };
   std::vector<Computed> computed{{operation.truth, {}}, {operation.yardstick, {}}};

@@ -23,11 +23,11 @@ struct Judgement {
   bool wrong() const;  ///< a state or output is beyond the yardstick
 };
 
-Judgement judgement_of(const Operation& operation, const Case& c, const CaseRuns& runs);
+Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseRuns& runs);
 
 /// Whether a definition with a mistake is what the candidate computes; false where it cannot be
 /// told.
-bool agrees(const Operation& operation, const Case& c, const Answer& candidate,
+bool agrees(const JudgedKernel& operation, const Case& c, const Answer& candidate,
             std::string_view mistake);
 
 }  // namespace lockstep::judging

@@ -292,7 +292,7 @@ void without_running_state(const Case& c, Host<S>& host, const Array<S, 3>& befo
   require(!host.rows.accepted && !host.snapshots, "a mistake of plain rows");
   const std::int64_t T = host.x.extent(0);
   for (std::int64_t t = 0; t < T; ++t) {
-    const Token& token = c.tokens[static_cast<std::size_t>(t)];
+    const CaseToken& token = c.tokens[static_cast<std::size_t>(t)];
     if (token.padding) continue;
     auto in = host.inputs(c, false);
     const std::int64_t slot = source_slot(in.slots, token.row, before.extent(0));
@@ -327,7 +327,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   return answer;
 }
 
-const Operation kOperation{
+const JudgedKernel kOperation{
     .name = kName,
     .summary = "decode and verification of the short convolution: 14 cases, 15 known mistakes",
     .positional = {"x", "conv_state", "weight", "bias"},

@@ -76,7 +76,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
     c.tensors.back().type = ElementType::boolean;
   }
   for (std::size_t i = 0; i < 5; ++i) poison_padding(c.tensors[i], c);
-  for (Slot& slot : c.slots)  // whatever a fresh row's slot holds counts as zero
+  for (CaseSlot& slot : c.slots)  // whatever a fresh row's slot holds counts as zero
     slot.read = slot.read && !among(w.fresh_rows, slot.token.row);
   poison_unread(c.tensors[5], c);
   if (w.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
@@ -222,7 +222,7 @@ void run_wrong(const Case& c, Host<S>& host, const reference::GatedDeltaRuleInpu
   run_prefill<S>(in.rows, reference::gated_delta_detail::state_shape(in), 1, host.state.view(), {},
                  [&](const RowRange& tokens, std::int64_t h, Matrix<S>& s) {
                    const std::int64_t t = tokens.begin;
-                   const Token& token = c.tokens[static_cast<std::size_t>(t)];
+                   const CaseToken& token = c.tokens[static_cast<std::size_t>(t)];
                    if (mistake == "no-delta") {
                      using reference::gated_delta_detail::direction;
                      const Vector<S> k = direction(in, in.k, t, h), v = as_vector(at(in.v, t, h));
@@ -296,7 +296,7 @@ std::map<std::string, Array<S, 4>> chunk_stages(const Case& c, std::int64_t chun
     Matrix<S> running;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
       const RowRange& chunk = chunks[i];
-      const Token& token = c.tokens[static_cast<std::size_t>(chunk.begin)];
+      const CaseToken& token = c.tokens[static_cast<std::size_t>(chunk.begin)];
       if (token.padding) continue;
       if (token.position == 0) {
         const bool resumes = !host.resumes || (*host.resumes)(token.row);
@@ -370,7 +370,7 @@ std::string compare_stages(const Case& c, const NamedStages& given) {
   return found.empty() ? "" : "every stage that was given is right";
 }
 
-const Operation kOperation{
+const JudgedKernel kOperation{
     .name = kName,
     .summary = "prefill of the gated delta rule, with the stages of its chunk form: 8 cases",
     .positional = {"q", "k", "v", "g", "beta", "state"},

@@ -335,7 +335,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
         in.rows, host.state.view(), parents, shots,
         [&](std::int64_t t, std::int64_t h, Matrix<S>& s) {
           if (mistake == "no-running-state") {
-            const Token& token = c.tokens[static_cast<std::size_t>(t)];
+            const CaseToken& token = c.tokens[static_cast<std::size_t>(t)];
             s = as_matrix(at(old.view(), source_slot(in.rows.slots, token.row, old.extent(0)), h));
             reference::gated_delta_detail::step(in, t, h, s, out.view());
           } else {
@@ -442,7 +442,7 @@ std::string stages(const Case& c, const Answer& candidate, const Answer& truth) 
   const std::vector<double>& old = c.tensor("state").values;
   const StateSlots slots = host.rows.slots();
   for (std::size_t t = 0; t < c.tokens.size(); ++t) {
-    const Token& token = c.tokens[t];
+    const CaseToken& token = c.tokens[t];
     if (token.padding) continue;
     const auto n = static_cast<std::int64_t>(t);
     const std::int64_t target =
@@ -476,7 +476,7 @@ std::string stages(const Case& c, const Answer& candidate, const Answer& truth) 
   return "";
 }
 
-const Operation kOperation{
+const JudgedKernel kOperation{
     .name = kName,
     .summary =
         "decode and verification of the gated delta rule: 14 cases, 27 known mistakes, stages",

@@ -410,7 +410,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   return answer;
 }
 
-const Operation kOperation{
+const JudgedKernel kOperation{
     .name = kName,
     .summary = "decode and verification of Mamba2 (and Mamba1): 15 cases, 25 known mistakes",
     .positional = {"state", "x", "dt", "A", "B", "C"},

@@ -109,16 +109,16 @@ Answer copy_truth(const Case& c, std::string_view mistake) {
   return {{"state", as_values(pool)}};
 }
 
-const Operation kCopy{.name = "state_copy",
-                      .summary = "copies between slots, bit by bit: 10 cases, 4 known mistakes",
-                      .positional = {"state", "source", "target"},
-                      .returns = false,
-                      .exact = true,
-                      .default_types = "float32/float32",
-                      .cases = copy_cases,
-                      .truth = copy_truth,
-                      .yardstick = copy_truth,
-                      .mistakes = kCopyMistakes};
+const JudgedKernel kCopy{.name = "state_copy",
+                         .summary = "copies between slots, bit by bit: 10 cases, 4 known mistakes",
+                         .positional = {"state", "source", "target"},
+                         .returns = false,
+                         .exact = true,
+                         .default_types = "float32/float32",
+                         .cases = copy_cases,
+                         .truth = copy_truth,
+                         .yardstick = copy_truth,
+                         .mistakes = kCopyMistakes};
 
 // --- state_scatter_accepted ----------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ Case make_scatter(const Commits& commits, const CaseOptions& options) {
   for (std::size_t b = 0; b < commits.slots.size(); ++b) {
     if (commits.slots[b] < 0 || commits.accepted[b] <= 0) continue;
     ++count;
-    Slot& slot = c.slots[static_cast<std::size_t>(commits.slots[b])];
+    CaseSlot& slot = c.slots[static_cast<std::size_t>(commits.slots[b])];
     slot.use = SlotUse::written;
     slot.token = {.row = static_cast<std::int64_t>(b), .accepted = commits.accepted[b]};
   }
@@ -200,7 +200,7 @@ Answer scatter_truth(const Case& c, std::string_view mistake) {
   return {{"state", as_values(state)}};
 }
 
-const Operation kScatter{
+const JudgedKernel kScatter{
     .name = "state_scatter_accepted",
     .summary = "commits of accepted states, bit by bit: 5 cases, 5 known mistakes",
     .positional = {"state", "intermediate", "slots", "num_accepted_tokens"},
