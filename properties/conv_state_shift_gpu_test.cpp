@@ -71,8 +71,7 @@ void expect_shift(const Shape<4>& shape, bool channels_last, const Sizes& slots,
   finish();
   const bool same =
       pool.tensor.elements() == pool.shifted(slots, accepted, width) && pool.tensor.guards_intact();
-  AccuracyLog::get().add("conv_state_shift", "bit by bit",
-                         {.pass = same, .error = same ? 0.0 : 1.0});
+  AccuracyLog::get().add_bits("conv_state_shift", "bit by bit", same);
   EXPECT_TRUE(same) << kernels::text_of(shape) << " width " << width;
 }
 

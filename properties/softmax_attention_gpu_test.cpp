@@ -287,8 +287,7 @@ TYPED_TEST(SoftmaxAttentionGpu, writesGoToTheirSlots) {
       same = same && (std::isnan(wanted) ? std::isnan(got) : got == wanted);
     }
     EXPECT_TRUE(same);
-    AccuracyLog::get().add("softmax_attention", "write into pages, bit by bit",
-                           {.pass = same, .error = same ? 0.0 : 1.0});
+    AccuracyLog::get().add_bits("softmax_attention", "write into pages, bit by bit", same);
   }
 }
 

@@ -3,12 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
-
 #include "kernels/base/device_tensor.hpp"
+#include "properties/support/accuracy_log.hpp"
 #include "properties/support/laws.hpp"
 #include "reference/recurrent/recurrence.hpp"
 #include "reference/tensors/yardstick.hpp"
@@ -98,46 +94,6 @@ struct DeviceBatch {
   std::int64_t columns;
   kernels::DeviceTensor<std::int32_t, 1> starts, accepted, indices;
   kernels::DeviceTensor<std::int32_t, 2> table;
-};
-
-/// Every comparison by the yardstick, for the evidence of a kernel: of each operation and case, the
-/// largest error and what it could have been. Written at the program's end to the file that
-/// LOCKSTEP_ACCURACY names, if it does.
-class AccuracyLog {
- public:
-  static AccuracyLog& get() {
-    static AccuracyLog log;
-    return log;
-  }
-  void add(const std::string& operation, const std::string& what, const Verdict& verdict) {
-    Entry& entry = entries_[operation][what];
-    ++entry.cases;
-    if (entry.cases > 1 && verdict.error <= entry.error) return;
-    entry.error = verdict.error;
-    entry.bound = verdict.bound;
-    entry.text = verdict.text;
-  }
-  ~AccuracyLog() {
-    const char* const file = std::getenv("LOCKSTEP_ACCURACY");
-    if (!file) return;
-    nlohmann::json all;
-    for (const auto& [operation, entries] : entries_)
-      for (const auto& [what, entry] : entries)
-        all[operation].push_back({{"case", what},
-                                  {"error", entry.error},
-                                  {"yardstick", entry.bound},
-                                  {"cases", entry.cases},
-                                  {"worst", entry.text}});
-    std::ofstream(file) << all.dump(1) << '\n';
-  }
-
- private:
-  struct Entry {
-    double error = 0, bound = 0;
-    long cases = 0;
-    std::string text;
-  };
-  std::map<std::string, std::map<std::string, Entry>> entries_;
 };
 
 /// A result held against the yardstick, and noted under `operation`.

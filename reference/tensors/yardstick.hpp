@@ -1,14 +1,23 @@
-// How far a result may be from the truth: a yardstick, not a taste.
+// How far a result may be from the truth, measured by what the arithmetic itself costs.
 //
-// The truth is the reference in double; the yardstick is the same recurrence in float, rounded
-// where the kernel stores (storage.hpp). A kernel passes where
+// The truth d is the reference in double. The yardstick y is the same recurrence in float, rounded
+// where the kernel stores (storage.hpp). A kernel's result k is judged row by row: a row is the
+// last dimension, or as many of the last dimensions as have at least 32 elements together. With
 //
-//   ||kernel - truth||_F <= factor * ||yardstick - truth||_F + sqrt(n) * unit
-//   max|kernel - truth|  <= factor * max|yardstick - truth|  + unit
+//   cost_i    half the distance of neighbours at d_i in the result's format: what storing may cost
+//   excess_i  max(0, |y_i - d_i| - cost_i): what the yardstick's arithmetic costs beyond it
+//   floor     one unit in the last place of the row's largest entry in float32; an eighth of a unit
+//             of a narrower format, because the arithmetic is float32 all the same
 //
-// with `unit` one unit in the last place, in the result's own format, of the largest entry of the
-// truth. A bound by sums of absolute terms would say nothing of the delta rule: it grows
-// exponentially with the sequence. Infinities and NaN must stand in the same places.
+// a kernel passes where for every row, and every element of it,
+//
+//   ||k - d||    <=  ||cost|| + factor ||excess|| + sqrt(n) floor
+//   |k_i - d_i|  <=  2 cost_i + factor max(excess) + floor
+//
+// Rows, because a bound of the whole tensor lets the small ones be anything; costs of each element,
+// because in 16 bits a unit of the largest is a hundred times what a small one may be off. A bound
+// by sums of absolute terms would say nothing of the delta rule: it grows exponentially with the
+// sequence. Infinities and NaN must stand in the same places.
 #pragma once
 
 #include <cmath>
@@ -116,37 +125,151 @@ Difference difference(const Array<A, Rank>& actual, const Array<E, Rank>& expect
   return difference(actual.view(), expected.view());
 }
 
-/// What a comparison by the yardstick says.
+/// What a comparison by the yardstick says. `error` and `bound` are of the law and the row that
+/// come closest to failing, relative to that row's truth: to its norm, or to its largest entry.
 struct Verdict {
   bool pass = false;
-  double error = 0;  ///< relative Frobenius error of the result
-  double bound = 0;  ///< what it may be
+  double error = 0;
+  double bound = 0;
+  double share = 0;  ///< error over bound: above 1 it fails; infinite where one is not finite
   std::string text;  ///< the sentence of a failure
 };
 
 struct Yardstick {
   double factor = 4;
-  Format format = Format::float32;  ///< of the result: its unit is the bound's floor
+  Format format = Format::float32;  ///< of the result
 };
+
+namespace yardstick_detail {
+
+constexpr std::int64_t kRowMin = 32;  ///< fewer elements say too little of the arithmetic's error
+
+/// Elements of a row: the product of the last extents.
+template <std::size_t Rank>
+std::int64_t row_size(const Shape<Rank>& shape) {
+  std::int64_t size = 1;
+  for (std::size_t i = Rank; i > 0 && size < kRowMin; --i) size *= shape[i - 1];
+  return size;
+}
+
+template <std::size_t Rank>
+std::string index_text(const Shape<Rank>& shape, std::int64_t flat) {
+  Shape<Rank> index{};
+  for (std::size_t i = Rank; i > 0; --i) {
+    index[i - 1] = flat % shape[i - 1];
+    flat /= shape[i - 1];
+  }
+  return text_of(index);
+}
+
+/// One row by the two laws: the error over its bound, and both of them relative.
+struct RowVerdict {
+  double error = 0, bound = 0;
+  std::int64_t worst = 0;       ///< the element that is furthest beyond what it may be off
+  std::int64_t misplaced = 0;   ///< infinities and NaN where there are none, or the reverse
+  bool of_one_element = false;  ///< which law: error and bound of the worst element, or of the row
+
+  double share() const {
+    if (misplaced > 0) return std::numeric_limits<double>::infinity();
+    return error > 0 ? error / bound : 0;
+  }
+};
+
+template <class A, class Y, class E>
+RowVerdict judge_row(const A* actual, const Y* yardstick, const E* truth, std::int64_t n,
+                     const Yardstick& options) {
+  RowVerdict row;
+  double scale = 0, squares = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto d = static_cast<double>(truth[i]);
+    if (!std::isfinite(d)) continue;
+    scale = std::max(scale, std::abs(d));
+    squares += d * d;
+  }
+  const bool narrow = traits_of(options.format).significand_bits < 24;
+  const double floor = unit_in_last_place(scale, options.format) / (narrow ? 8 : 1);
+  double errors = 0, costs = 0, excesses = 0, excess_max = 0;
+  const auto cost_at = [&](double d) { return unit_in_last_place(d, options.format) / 2; };
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto k = static_cast<double>(actual[i]), d = static_cast<double>(truth[i]);
+    if (!std::isfinite(k) || !std::isfinite(d)) {
+      if (same_special(k, d)) continue;
+      if (row.misplaced++ == 0) row.worst = i;
+      continue;
+    }
+    const double cost = cost_at(d), off = std::abs(static_cast<double>(yardstick[i]) - d);
+    const double excess = std::isfinite(off) ? std::max(0.0, off - cost) : 0;
+    errors += (k - d) * (k - d);
+    costs += cost * cost;
+    excesses += excess * excess;
+    excess_max = std::max(excess_max, excess);
+  }
+  const double norm = squares > 0 ? std::sqrt(squares) : 1, largest = scale > 0 ? scale : 1;
+  row.error = std::sqrt(errors) / norm;
+  row.bound = (std::sqrt(costs) + options.factor * std::sqrt(excesses) +
+               std::sqrt(static_cast<double>(n)) * floor) /
+              norm;
+  double worst = 0;
+  for (std::int64_t i = 0; i < n && row.misplaced == 0; ++i) {
+    const auto k = static_cast<double>(actual[i]), d = static_cast<double>(truth[i]);
+    if (!std::isfinite(d)) continue;
+    const double allowed = 2 * cost_at(d) + options.factor * excess_max + floor;
+    const double share = std::abs(k - d) / allowed;
+    if (share <= worst) continue;
+    worst = share;
+    row.worst = i;
+    if (share <= row.share()) continue;
+    row.of_one_element = true;
+    row.error = std::abs(k - d) / largest;
+    row.bound = allowed / largest;
+  }
+  return row;
+}
+
+}  // namespace yardstick_detail
 
 /// `yardstick`: the reference in float with the kernel's storage points; `truth`: in double.
 template <class A, class Y, class E, std::size_t Rank>
 Verdict judge(const Array<A, Rank>& actual, const Array<Y, Rank>& yardstick,
               const Array<E, Rank>& truth, const Yardstick& options = {}) {
-  const Difference result = difference(actual, truth);
-  const Difference allowed = difference(yardstick, truth);
-  const double unit = unit_in_last_place(result.expected_largest, options.format);
-  const double norm_bound =
-      options.factor * allowed.norm + std::sqrt(static_cast<double>(result.count)) * unit;
-  const double largest_bound = options.factor * allowed.largest + unit;
-  const double scale = result.expected_norm > 0 ? result.expected_norm : 1;
-  Verdict verdict{.error = result.norm / scale, .bound = norm_bound / scale};
-  verdict.pass =
-      result.misplaced == 0 && result.norm <= norm_bound && result.largest <= largest_bound;
-  verdict.text = result.text(options.format) + ", at most " +
-                 Difference::scientific(verdict.bound) + " allowed; largest difference " +
-                 Difference::scientific(result.largest) + ", at most " +
-                 Difference::scientific(largest_bound) + " allowed";
+  using yardstick_detail::RowVerdict;
+  require(actual.shape() == truth.shape() && yardstick.shape() == truth.shape(),
+          "a result has the shape of what it is compared to");
+  Verdict verdict{.pass = true};
+  if (truth.size() == 0) return verdict;
+  const std::int64_t size = yardstick_detail::row_size(truth.shape());
+  RowVerdict worst;
+  std::int64_t first = 0, misplaced = 0, beyond = 0;
+  for (std::int64_t begin = 0; begin < truth.size(); begin += size) {
+    const RowVerdict row = yardstick_detail::judge_row(
+        actual.data() + begin, yardstick.data() + begin, truth.data() + begin, size, options);
+    misplaced += row.misplaced;
+    beyond += row.share() > 1;
+    if (begin > 0 && row.share() <= worst.share()) continue;
+    worst = row;
+    first = begin;
+  }
+  const std::int64_t at = first + worst.worst;
+  const auto k = static_cast<double>(actual.data()[at]);
+  const auto d = static_cast<double>(truth.data()[at]);
+  verdict.pass = beyond == 0;
+  verdict.share = worst.share();
+  verdict.error = misplaced > 0 ? verdict.share : worst.error;
+  verdict.bound = worst.bound;
+  verdict.text = "worst at " + yardstick_detail::index_text(truth.shape(), at) + ": " +
+                 std::to_string(k) + " for " + std::to_string(d) + " (" +
+                 std::to_string(std::abs(k - d) / unit_in_last_place(d, options.format)) +
+                 " ulp); ";
+  if (misplaced > 0) {
+    verdict.text += std::to_string(misplaced) + " infinities or NaN misplaced";
+    return verdict;
+  }
+  verdict.text += (worst.of_one_element ? "relative to the largest of its row of "
+                                        : "relative Frobenius error of its row of ") +
+                  std::to_string(size) + " elements " + Difference::scientific(worst.error) +
+                  ", at most " + Difference::scientific(worst.bound) + " allowed; " +
+                  std::to_string(beyond) + " of " + std::to_string(truth.size() / size) +
+                  " rows beyond their bounds";
   return verdict;
 }
 
