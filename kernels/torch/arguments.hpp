@@ -1,0 +1,370 @@
+// Arguments of an operator torch.ops.lockstep.*, as its files read them: from the dispatcher's
+// stack, as views for kernels and references, checked by name.
+//
+// An operator is a struct that derives from Arguments: its schema, its arguments in the order of
+// the schema, and what it does: cpu(), cuda(), meta(). It is registered at its file's foot
+// (operator.hpp).
+#pragma once
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "reference/recurrent/recurrence.hpp"
+#include "reference/tensors/array.hpp"
+
+#ifdef LOCKSTEP_HAS_CUDA
+#include <c10/cuda/CUDAStream.h>
+
+#include "kernels/recurrent/shapes.hpp"
+#include "kernels/recurrent/state_copy.hpp"
+#endif
+
+namespace lockstep::torch_ops {
+
+using at::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+using MaybeNumber = std::optional<double>;
+
+// --- Arguments ----------------------------------------------------------------------------------
+
+/// The arguments of a call, one after the other, in the order of the schema. An operator derives
+/// from it, and its members take theirs.
+class Arguments {
+ public:
+  Arguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack)
+      : next_(stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size())) {
+    for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+      if (!next_[static_cast<std::ptrdiff_t>(i)].isTensor()) continue;
+      const auto place = next_[static_cast<std::ptrdiff_t>(i)].toTensor().device();
+      if (!device_) device_ = place;
+      TORCH_CHECK(place == *device_, schema.arguments()[i].name(), " is expected to be on ",
+                  *device_, "; got ", place);
+    }
+  }
+  at::Device device() const { return *device_; }
+
+ protected:
+  Tensor tensor() { return (next_++)->toTensor(); }
+  MaybeTensor maybe_tensor() { return (next_++)->toOptional<Tensor>(); }
+  MaybeNumber maybe_number() { return (next_++)->toOptional<double>(); }
+  std::optional<std::int64_t> maybe_integer() { return (next_++)->toOptional<std::int64_t>(); }
+  std::int64_t integer() { return (next_++)->toInt(); }
+  bool flag() { return (next_++)->toBool(); }
+  std::string text() { return (next_++)->toStringRef(); }
+
+ private:
+  torch::jit::Stack::const_iterator next_;
+  std::optional<at::Device> device_;
+};
+
+/// "x is expected to be …; got …"
+template <class Expected, class Got>
+void expect(bool holds, const char* argument, const Expected& expected, const Got& got) {
+  TORCH_CHECK(holds, argument, " is expected to be ", expected, "; got ", got);
+}
+
+inline void expect_shape(const Tensor& tensor, const char* argument, const char* letters,
+                         at::IntArrayRef shape) {
+  TORCH_CHECK(tensor.sizes() == shape, argument, " is expected to be ", letters, " = ", shape,
+              "; got ", tensor.sizes());
+}
+inline void expect_shape(const MaybeTensor& tensor, const char* argument, const char* letters,
+                         at::IntArrayRef shape) {
+  if (tensor) expect_shape(*tensor, argument, letters, shape);
+}
+
+inline void expect_rank(const Tensor& tensor, const char* argument, std::int64_t rank) {
+  TORCH_CHECK(tensor.dim() == rank, argument, " is expected to have ", rank, " dimensions; got ",
+              tensor.sizes());
+}
+
+inline void expect_float(const Tensor& tensor, const char* argument) {
+  const auto type = tensor.scalar_type();
+  expect(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, argument,
+         "float32, bfloat16 or float16", type);
+}
+
+inline void expect_type(const MaybeTensor& tensor, at::ScalarType type, const char* argument) {
+  if (tensor) expect(tensor->scalar_type() == type, argument, type, tensor->scalar_type());
+}
+
+/// Where the first is given, so are the others, or none of them.
+inline void expect_together(const MaybeTensor& a, const MaybeTensor& b, const char* arguments) {
+  expect(a.has_value() == b.has_value(), arguments, "both given, or neither", "one of them");
+}
+
+// --- Tensors as views ---------------------------------------------------------------------------
+
+template <class T, std::size_t Rank>
+TensorView<T, Rank> view_of(const Tensor& tensor, const char* argument) {
+  expect_rank(tensor, argument, Rank);
+  Shape<Rank> extents{}, strides{};
+  for (std::size_t i = 0; i < Rank; ++i) {
+    extents[i] = tensor.size(static_cast<std::int64_t>(i));
+    strides[i] = tensor.stride(static_cast<std::int64_t>(i));
+  }
+  return make_view(static_cast<T*>(tensor.data_ptr()), extents, strides);
+}
+
+template <std::size_t Rank>
+TensorView<const std::int32_t, Rank> indices_of(const Tensor& tensor, const char* argument) {
+  expect_type(tensor, at::kInt, argument);
+  return view_of<const std::int32_t, Rank>(tensor, argument);
+}
+template <std::size_t Rank = 1>
+std::optional<TensorView<const std::int32_t, Rank>> indices_of(const MaybeTensor& tensor,
+                                                               const char* argument) {
+  if (!tensor) return {};
+  return indices_of<Rank>(*tensor, argument);
+}
+
+inline StateSlots slots_of(const MaybeTensor& state_indices, const MaybeTensor& state_out_indices,
+                           const MaybeTensor& num_accepted_tokens, std::int64_t pad_slot_id) {
+  StateSlots slots{.pad_slot_id = static_cast<std::int32_t>(pad_slot_id)};
+  expect(slots.pad_slot_id == pad_slot_id, "pad_slot_id", "a number of 32 bits", pad_slot_id);
+  if (state_indices && state_indices->dim() == 2)
+    slots.table = indices_of<2>(state_indices, "state_indices");
+  else
+    slots.indices = indices_of(state_indices, "state_indices");
+  slots.out_indices = indices_of(state_out_indices, "state_out_indices");
+  slots.num_accepted = indices_of(num_accepted_tokens, "num_accepted_tokens");
+  return slots;
+}
+
+inline Format format_of(const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kBFloat16: return Format::bf16;
+    case at::kHalf: return Format::fp16;
+    case at::kChar: return Format::int8;
+    case at::kFloat8_e4m3fn: return Format::e4m3;
+    default: return Format::float32;
+  }
+}
+
+inline std::optional<float> as_float(const MaybeNumber& number) {
+  return number ? std::optional(static_cast<float>(*number)) : std::nullopt;
+}
+
+/// [H] as [H, P]; [T, H] as [T, H, P]; [H] as [H, P, N].
+inline Tensor repeated(const Tensor& tensor, const char* argument, at::IntArrayRef shape) {
+  Tensor wide = tensor;
+  while (wide.dim() < static_cast<std::int64_t>(shape.size())) wide = wide.unsqueeze(-1);
+  bool fits = wide.dim() == static_cast<std::int64_t>(shape.size());
+  for (std::int64_t i = 0; fits && i < wide.dim(); ++i)
+    fits = wide.size(i) == shape[static_cast<std::size_t>(i)] || i >= tensor.dim();
+  TORCH_CHECK(fits, argument, " is expected to be ", shape, " or one number for the last of them; ",
+              "got ", tensor.sizes());
+  return wide.expand(shape);
+}
+inline MaybeTensor repeated(const MaybeTensor& tensor, const char* argument,
+                            at::IntArrayRef shape) {
+  return tensor ? MaybeTensor(repeated(*tensor, argument, shape)) : MaybeTensor();
+}
+
+/// What a kernel returns: contiguous, in the shape and type of an input. Shapes may be symbols.
+inline Tensor like(const Tensor& x) {
+  return at::empty_symint(x.sym_sizes(), x.options());
+}
+
+// --- The CPU: references in float ---------------------------------------------------------------
+
+/// The elements of a tensor in float. Repeated elements (stride 0) stay repeated: references look
+/// for one number per head.
+template <std::size_t Rank>
+class HostTensor {
+ public:
+  HostTensor(const MaybeTensor& tensor, const char* argument) {
+    if (!tensor) return;
+    expect_float(*tensor, argument);
+    expect_rank(*tensor, argument, Rank);
+    copy(*tensor);
+  }
+  /// A state, which may have narrow numbers.
+  explicit HostTensor(const MaybeTensor& state) {
+    if (state) copy(*state);
+  }
+
+  TensorView<const float, Rank> in() const { return view_of<const float, Rank>(values_, "it"); }
+  TensorView<float, Rank> out() const { return view_of<float, Rank>(values_, "it"); }
+  std::optional<TensorView<const float, Rank>> maybe() const {
+    return values_.defined() ? std::optional(in()) : std::nullopt;
+  }
+  std::optional<TensorView<float, Rank>> maybe_out() const {
+    return values_.defined() ? std::optional(out()) : std::nullopt;
+  }
+
+  /// Elements that changed go to the tensor; the others keep their bits, NaN among them.
+  void write_back() const {
+    if (!values_.defined()) return;
+    constexpr at::ScalarType kBits[] = {at::kByte, at::kByte, at::kShort, at::kInt, at::kInt};
+    const at::ScalarType bits = kBits[tensor_.element_size()];
+    const Tensor changed = values_.view(at::kInt).ne(before_.view(at::kInt));
+    const Tensor target = tensor_.view(bits);
+    target.copy_(at::where(changed, values_.to(tensor_.scalar_type()).view(bits), target));
+  }
+  /// The elements in another type.
+  Tensor as(at::ScalarType type) const { return values_.to(type); }
+
+ private:
+  void copy(const Tensor& tensor) {
+    tensor_ = tensor;
+    Tensor once = tensor;
+    for (std::int64_t i = 0; i < tensor.dim(); ++i)
+      if (tensor.stride(i) == 0 && tensor.size(i) > 1) once = once.narrow(i, 0, 1);
+    before_ = once.to(at::kFloat).contiguous().expand(tensor.sizes());
+    values_ = once.to(at::kFloat, false, true).contiguous().expand(tensor.sizes());
+  }
+  Tensor tensor_, before_, values_;
+};
+
+/// An output of a reference, in the shape of x.
+template <std::size_t Rank>
+HostTensor<Rank> host_output(const Tensor& x) {
+  return HostTensor<Rank>(MaybeTensor(at::zeros(x.sizes(), x.options().dtype(at::kFloat))));
+}
+
+inline StoragePoints storage_of(const Tensor& out, const Tensor& state) {
+  return {.state = format_of(state), .output = format_of(out)};
+}
+
+/// The rules of slots, by the names of the arguments. Where states are only read, rows may share.
+inline void check_host_slots(const Rows& rows, std::int64_t slot_count, bool read_only) {
+  const std::int64_t N = row_count(rows.query_start_loc, rows.tokens);
+  const StateSlots& s = rows.slots;
+  const auto per_row = [&](const auto& view, const char* argument) {
+    if (view) expect(view->extent(0) == N, argument, std::to_string(N) + " rows", view->extent(0));
+  };
+  per_row(s.indices, "state_indices");
+  per_row(s.table, "state_indices");
+  per_row(s.out_indices, "state_out_indices");
+  per_row(s.num_accepted, "num_accepted_tokens");
+  for (std::int64_t row = 0; row < N; ++row) row_range(rows.query_start_loc, row, rows.tokens);
+  try {
+    for (std::int64_t row = 0; row < N; ++row) source_slot(s, row, slot_count);
+    if (!read_only) check_slots(s, rows.query_start_loc, rows.tokens, slot_count);
+  } catch (const std::exception& error) {
+    TORCH_CHECK(false, "the slots of state_indices, state_out_indices and num_accepted_tokens: ",
+                error.what());
+  }
+}
+
+/// For a verification that leaves nothing behind: where the references put its states.
+inline MaybeTensor scratch_snapshots(const Tensor& state, std::int64_t tokens) {
+  std::vector<std::int64_t> shape = state.sizes().vec();
+  shape[0] = tokens;
+  return at::empty(shape, state.options().dtype(at::kFloat));
+}
+
+/// What a replay is told of each row.
+inline void check_accepted(const Rows& rows, const Tensor& accepted, const MaybeTensor& nodes) {
+  const std::int64_t N = row_count(rows.query_start_loc, rows.tokens);
+  expect_shape(accepted, "num_accepted_tokens", "[N]", {N});
+  if (nodes) expect_rank(*nodes, "nodes", 2);
+  if (nodes) expect_shape(nodes, "nodes", "[N, most]", {N, nodes->size(1)});
+}
+
+/// The slots that a list names, in its order; a number below 0 is left out.
+inline std::vector<std::int64_t> host_slots(const Tensor& list, const char* argument,
+                                            std::int64_t slots) {
+  const IndexView view = indices_of<1>(list, argument);
+  std::vector<std::int64_t> result;
+  for (std::int64_t i = 0; i < view.extent(0); ++i) {
+    expect(view(i) < slots, argument, "below the number of slots, " + std::to_string(slots),
+           view(i));
+    result.push_back(view(i));
+  }
+  return result;
+}
+
+inline void expect_pool(const Tensor& state) {
+  TORCH_CHECK(state.dim() >= 3, "state is expected to be [layers, slots, ...]; got ",
+              state.sizes());
+}
+
+// --- The GPU ------------------------------------------------------------------------------------
+
+#ifdef LOCKSTEP_HAS_CUDA
+template <std::size_t Rank>
+kernels::MixedView<Rank> mixed(const MaybeTensor& tensor, const char* argument) {
+  if (!tensor) return {};
+  expect_float(*tensor, argument);
+  kernels::MixedView<Rank> view(view_of<const float, Rank>(*tensor, argument));
+  view.format = format_of(*tensor);
+  return view;
+}
+
+template <class T, std::size_t Rank>
+std::optional<TensorView<T, Rank>> maybe_view(const MaybeTensor& tensor, at::ScalarType type,
+                                              const char* argument) {
+  expect_type(tensor, type, argument);
+  return tensor ? std::optional(view_of<T, Rank>(*tensor, argument)) : std::nullopt;
+}
+
+template <class T>
+struct TypeOf {
+  using type = T;
+};
+
+/// body(TypeOf<T>, TypeOf<S>) for the types of activations and states.
+template <class Body>
+void with_types(const Tensor& x, const Tensor& state, Body body) {
+  using kernels::Bf16;
+  using kernels::Fp16;
+  expect_float(x, "x, q, k and v");
+  expect_float(state, "state");
+  const Format a = format_of(x), s = format_of(state);
+#define LOCKSTEP_CASE(T, S)                                         \
+  if (a == kernels::format_of<T>() && s == kernels::format_of<S>()) \
+    return body(TypeOf<T>(), TypeOf<S>());
+  LOCKSTEP_SERVING_TYPES(LOCKSTEP_CASE)
+#ifdef LOCKSTEP_ALL_SHAPES
+  LOCKSTEP_OTHER_TYPES(LOCKSTEP_CASE)
+#endif
+#undef LOCKSTEP_CASE
+  TORCH_CHECK(false,
+              "the types of activations and state are expected to be bfloat16 beside float32 or "
+              "bfloat16 in a build without LOCKSTEP_ALL_SHAPES; got ",
+              x.scalar_type(), " and ", state.scalar_type());
+}
+
+/// Likewise, of states in narrow numbers with scales.
+template <class Body>
+void with_scaled_types(const Tensor& x, const Tensor& state, Body body) {
+#ifdef LOCKSTEP_ALL_SHAPES
+  using kernels::Bf16;
+  using kernels::E4m3;
+  using kernels::Int8;
+  const Format a = format_of(x), s = format_of(state);
+#define LOCKSTEP_CASE(T, S)                                         \
+  if (a == kernels::format_of<T>() && s == kernels::format_of<S>()) \
+    return body(TypeOf<T>(), TypeOf<S>());
+  LOCKSTEP_SCALED_TYPES(LOCKSTEP_CASE)
+#undef LOCKSTEP_CASE
+#endif
+  static_cast<void>(body);
+  TORCH_CHECK(
+      false,
+      "the types of activations and of a state with state_scale are expected to be bfloat16 "
+      "beside int8 or float8_e4m3fn, in a build with LOCKSTEP_ALL_SHAPES; got ",
+      x.scalar_type(), " and ", state.scalar_type());
+}
+
+/// A tensor [layers, slots, ...] as rows of bytes.
+inline kernels::StatePoolBytes pool_of(const Tensor& tensor, const char* argument) {
+  std::int64_t bytes = tensor.element_size();
+  const std::int64_t size = bytes;
+  for (std::int64_t i = tensor.dim() - 1; i >= 2; --i) {
+    TORCH_CHECK(tensor.size(i) <= 1 || tensor.stride(i) * size == bytes, argument,
+                " is expected to have contiguous states; got strides ", tensor.strides());
+    bytes *= tensor.size(i);
+  }
+  return {tensor.data_ptr(),       tensor.size(0),         tensor.size(1), bytes,
+          tensor.stride(0) * size, tensor.stride(1) * size};
+}
+
+inline cudaStream_t stream() {
+  return c10::cuda::getCurrentCUDAStream().stream();
+}
+#endif
+
+}  // namespace lockstep::torch_ops

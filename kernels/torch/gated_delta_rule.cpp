@@ -1,0 +1,275 @@
+// torch.ops.lockstep.gated_delta_rule_update and gated_delta_rule_replay: schemas in
+// reference/contract.md.
+#include "reference/recurrent/gated_delta_rule.hpp"
+#include "kernels/torch/operator.hpp"
+
+#ifdef LOCKSTEP_HAS_CUDA
+#include "kernels/recurrent/gated_delta_rule_update.hpp"
+#endif
+
+namespace lockstep::torch_ops {
+namespace {
+
+/// Tokens of a gated delta rule, and what makes gates of a and b.
+struct GatedDeltaArguments {
+  MaybeTensor q;  ///< absent: k stands there, and nobody looks
+  Tensor k, v, g, beta;
+  MaybeTensor query_start_loc;
+  MaybeTensor A_log, dt_bias;
+  bool fold = false;  ///< their names begin with fold_
+
+  const char* name(const char* plain, const char* folded) const { return fold ? folded : plain; }
+  const char* k_name() const { return name("k", "fold_k"); }
+  const char* v_name() const { return name("v", "fold_v"); }
+  const char* g_name() const { return name("g", "fold_g"); }
+  const char* beta_name() const { return name("beta", "fold_beta"); }
+  const char* starts_name() const { return name("query_start_loc", "fold_query_start_loc"); }
+
+  void check(const Tensor& state) const {
+    expect_rank(state, "state", 4);
+    expect_float(state, "state");
+    expect_rank(k, k_name(), 3);
+    const std::int64_t T = k.size(0), H = k.size(1);
+    const std::int64_t HV = state.size(1), V = state.size(2), K = state.size(3);
+    expect(H > 0 && HV % H == 0, "state", "[slots, HV, V, K] with HV a multiple of H",
+           state.sizes());
+    expect_shape(k, k_name(), "[T, H, K]", {T, H, K});
+    expect_shape(q, "q", "[T, H, K]", {T, H, K});
+    expect_shape(v, v_name(), "[T, HV, V]", {T, HV, V});
+    expect_shape(g, g_name(), "[T, HV]", {T, HV});
+    expect_shape(beta, beta_name(), "[T, HV]", {T, HV});
+    expect_together(A_log, dt_bias, "A_log and dt_bias");
+    expect_shape(A_log, "A_log", "[HV]", {HV});
+    expect_shape(dt_bias, "dt_bias", "[HV]", {HV});
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  template <class T>
+  kernels::GatedDeltaTokens<T> on_device() const {
+    expect_type(v, k.scalar_type(), v_name());
+    expect_type(q, k.scalar_type(), "q");
+    return {.q = view_of<const T, 3>(q ? *q : k, "q"),
+            .k = view_of<const T, 3>(k, k_name()),
+            .v = view_of<const T, 3>(v, v_name()),
+            .g = mixed<2>(g, g_name()),
+            .beta = mixed<2>(beta, beta_name()),
+            .query_start_loc = indices_of(query_start_loc, starts_name())};
+  }
+#endif
+};
+
+/// The same as the reference takes them.
+class HostGatedDelta {
+ public:
+  HostGatedDelta(const GatedDeltaArguments& x, const Tensor& state)
+      : q_(x.q ? *x.q : x.k, "q"),
+        k_(x.k, x.k_name()),
+        v_(x.v, x.v_name()),
+        g_(x.g, x.g_name()),
+        beta_(x.beta, x.beta_name()) {
+    in = {.q = q_.in(), .k = k_.in(), .v = v_.in(), .g = g_.in(), .beta = beta_.in()};
+    in.rows.tokens = x.k.size(0);
+    in.rows.query_start_loc = indices_of(x.query_start_loc, x.starts_name());
+    in.rows.storage = storage_of(x.v, state);
+    if (!x.A_log) return;
+    const HostTensor<1> A_log(x.A_log, "A_log"), dt_bias(x.dt_bias, "dt_bias");
+    gates_ = reference::gated_delta_gates<float>(g_.in(), beta_.in(), A_log.in(), dt_bias.in());
+    in.g = gates_.g;
+    in.beta = gates_.beta;
+  }
+  HostGatedDelta(const HostGatedDelta&) = delete;  // `in` looks at the members
+  HostGatedDelta& operator=(const HostGatedDelta&) = delete;
+  ~HostGatedDelta() = default;
+
+  reference::GatedDeltaRuleInputs<float> in{};
+
+ private:
+  HostTensor<3> q_, k_, v_;
+  HostTensor<2> g_, beta_;
+  reference::GatedDeltaGates<float> gates_;
+};
+
+struct GatedDeltaRuleUpdate : Arguments {
+  static constexpr const char* kSchema = R"(
+gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state, *,
+    float? scale=None, Tensor? A_log=None, Tensor? dt_bias=None, Tensor? query_start_loc=None,
+    Tensor? state_indices=None, Tensor? state_out_indices=None, Tensor? num_accepted_tokens=None,
+    bool use_qk_l2norm=False, int pad_slot_id=-1, Tensor? parents=None,
+    Tensor(b!)? snapshots=None, bool read_only=False, Tensor? fold_k=None, Tensor? fold_v=None,
+    Tensor? fold_g=None, Tensor? fold_beta=None, Tensor? fold_query_start_loc=None,
+    Tensor? fold_num_accepted_tokens=None) -> Tensor)";
+
+  using Arguments::Arguments;
+  const Tensor q = tensor(), k = tensor(), v = tensor(), g = tensor(), beta = tensor();
+  const Tensor state = tensor();
+  const MaybeNumber scale = maybe_number();
+  const MaybeTensor A_log = maybe_tensor(), dt_bias = maybe_tensor();
+  const MaybeTensor query_start_loc = maybe_tensor();
+  const MaybeTensor state_indices = maybe_tensor(), state_out_indices = maybe_tensor();
+  const MaybeTensor num_accepted_tokens = maybe_tensor();
+  const bool use_qk_l2norm = flag();
+  const std::int64_t pad_slot_id = integer();
+  const MaybeTensor parents = maybe_tensor(), snapshots = maybe_tensor();
+  const bool read_only = flag();
+  const MaybeTensor fold_k = maybe_tensor(), fold_v = maybe_tensor(), fold_g = maybe_tensor();
+  const MaybeTensor fold_beta = maybe_tensor(), fold_query_start_loc = maybe_tensor();
+  const MaybeTensor fold_num_accepted_tokens = maybe_tensor();
+
+  StateSlots slots() const {
+    return slots_of(state_indices, state_out_indices, num_accepted_tokens, pad_slot_id);
+  }
+  GatedDeltaArguments tokens() const { return {q, k, v, g, beta, query_start_loc, A_log, dt_bias}; }
+  /// The tokens of an earlier verification that are to be committed first.
+  std::optional<GatedDeltaArguments> fold() const {
+    const bool any = fold_k || fold_v || fold_g || fold_beta || fold_num_accepted_tokens;
+    expect(any == (fold_k && fold_v && fold_g && fold_beta && fold_num_accepted_tokens),
+           "fold_k, fold_v, fold_g, fold_beta and fold_num_accepted_tokens",
+           "all given, or none of them", "some of them");
+    expect(any || !fold_query_start_loc, "fold_query_start_loc", "absent without a fold", "given");
+    if (!any) return {};
+    return GatedDeltaArguments{{},    *fold_k, *fold_v, *fold_g, *fold_beta, fold_query_start_loc,
+                               A_log, dt_bias, true};
+  }
+
+  Tensor meta() const { return like(v); }
+
+  void check() const {
+    tokens().check(state);
+    const std::int64_t T = k.size(0);
+    expect_type(snapshots, state.scalar_type(), "snapshots");
+    expect_shape(snapshots, "snapshots", "[T, HV, V, K]",
+                 {T, state.size(1), state.size(2), state.size(3)});
+    expect_shape(parents, "parents", "[T]", {T});
+  }
+
+  Tensor cpu() const {
+    check();
+    const bool reads_only = read_only || parents || snapshots || fold_k;
+    const HostTensor<4> hstate(state, "state"),
+        shots(reads_only && !parents && !snapshots ? scratch_snapshots(state, k.size(0))
+                                                   : snapshots);
+    const HostTensor<3> out = host_output<3>(v);
+    HostGatedDelta host(tokens(), state);
+    host.in.use_qk_l2norm = use_qk_l2norm;
+    host.in.scale = as_float(scale);
+    host.in.rows.slots = slots();
+    check_host_slots(host.in.rows, state.size(0), reads_only);
+    if (const auto earlier = fold()) commit(*earlier, host.in, hstate);
+    reference::gated_delta_rule_update<float>(host.in, hstate.out(), out.out(),
+                                              indices_of(parents, "parents"), shots.maybe_out());
+    if (!reads_only || fold_k) hstate.write_back();
+    if (snapshots) shots.write_back();
+    return out.as(v.scalar_type());
+  }
+
+  void commit(const GatedDeltaArguments& earlier,
+              const reference::GatedDeltaRuleInputs<float>& step,
+              const HostTensor<4>& hstate) const {
+    earlier.check(state);
+    HostGatedDelta host(earlier, state);
+    host.in.use_qk_l2norm = use_qk_l2norm;
+    host.in.rows.slots = step.rows.slots;
+    const std::int64_t N = row_count(step.rows.query_start_loc, step.rows.tokens);
+    expect(row_count(host.in.rows.query_start_loc, host.in.rows.tokens) == N,
+           "fold_query_start_loc", "of as many rows as the step, " + std::to_string(N),
+           row_count(host.in.rows.query_start_loc, host.in.rows.tokens));
+    expect_shape(fold_num_accepted_tokens, "fold_num_accepted_tokens", "[N]", {N});
+    check_host_slots(host.in.rows, state.size(0), false);
+    reference::gated_delta_rule_replay<float>(
+        host.in, indices_of<1>(*fold_num_accepted_tokens, "fold_num_accepted_tokens"),
+        hstate.out());
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  Tensor cuda() const {
+    const Tensor out = like(v);
+    const auto earlier = fold();
+    with_types(k, state, [&](auto t, auto s) {
+      using T = typename decltype(t)::type;
+      using S = typename decltype(s)::type;
+      kernels::GatedDeltaRuleUpdate<T, S> in{
+          .tokens = tokens().template on_device<T>(),
+          .state = view_of<S, 4>(state, "state"),
+          .out = view_of<T, 3>(out, "out"),
+          .slots = slots(),
+          .A_log = mixed<1>(A_log, "A_log"),
+          .dt_bias = mixed<1>(dt_bias, "dt_bias"),
+          .scale = as_float(scale),
+          .use_qk_l2norm = use_qk_l2norm,
+          .snapshots = maybe_view<S, 4>(snapshots, state.scalar_type(), "snapshots"),
+          .parents = indices_of(parents, "parents"),
+          .read_only = read_only,
+          .fold_accepted = indices_of(fold_num_accepted_tokens, "fold_num_accepted_tokens")};
+      if (earlier) expect_type(earlier->k, k.scalar_type(), "fold_k");
+      if (earlier) in.fold = earlier->template on_device<T>();
+      kernels::gated_delta_rule_update<T, S>(in, stream());
+    });
+    return out;
+  }
+#endif
+};
+
+struct GatedDeltaRuleReplay : Arguments {
+  static constexpr const char* kSchema = R"(
+gated_delta_rule_replay(Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state,
+    Tensor num_accepted_tokens, *, Tensor? A_log=None, Tensor? dt_bias=None,
+    Tensor? query_start_loc=None, Tensor? state_indices=None, Tensor? nodes=None,
+    bool use_qk_l2norm=False, int pad_slot_id=-1) -> ())";
+
+  using Arguments::Arguments;
+  const Tensor k = tensor(), v = tensor(), g = tensor(), beta = tensor(), state = tensor();
+  const Tensor num_accepted_tokens = tensor();
+  const MaybeTensor A_log = maybe_tensor(), dt_bias = maybe_tensor();
+  const MaybeTensor query_start_loc = maybe_tensor(), state_indices = maybe_tensor();
+  const MaybeTensor nodes = maybe_tensor();
+  const bool use_qk_l2norm = flag();
+  const std::int64_t pad_slot_id = integer();
+
+  StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+  GatedDeltaArguments tokens() const {
+    return {{}, k, v, g, beta, query_start_loc, A_log, dt_bias};
+  }
+
+  void meta() const {}
+
+  void cpu() const {
+    tokens().check(state);
+    const HostTensor<4> hstate(state, "state");
+    HostGatedDelta host(tokens(), state);
+    host.in.use_qk_l2norm = use_qk_l2norm;
+    host.in.rows.slots = slots();
+    check_host_slots(host.in.rows, state.size(0), false);
+    check_accepted(host.in.rows, num_accepted_tokens, nodes);
+    reference::gated_delta_rule_replay<float>(
+        host.in, indices_of<1>(num_accepted_tokens, "num_accepted_tokens"), hstate.out(),
+        indices_of<2>(nodes, "nodes"));
+    hstate.write_back();
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  void cuda() const {
+    with_types(k, state, [&](auto t, auto s) {
+      using T = typename decltype(t)::type;
+      using S = typename decltype(s)::type;
+      kernels::gated_delta_rule_replay<T, S>(
+          {.tokens = tokens().template on_device<T>(),
+           .state = view_of<S, 4>(state, "state"),
+           .slots = slots(),
+           .A_log = mixed<1>(A_log, "A_log"),
+           .dt_bias = mixed<1>(dt_bias, "dt_bias"),
+           .use_qk_l2norm = use_qk_l2norm},
+          indices_of<1>(num_accepted_tokens, "num_accepted_tokens"), indices_of<2>(nodes, "nodes"),
+          stream());
+    });
+  }
+#endif
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(lockstep, m) {
+  add_operator<GatedDeltaRuleUpdate>(m);
+  add_operator<GatedDeltaRuleReplay>(m);
+}
+
+}  // namespace lockstep::torch_ops

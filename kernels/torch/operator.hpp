@@ -1,0 +1,59 @@
+// How an operator becomes torch.ops.lockstep.NAME. A file of operators ends with
+//
+//   TORCH_LIBRARY_FRAGMENT(lockstep, m) {
+//     add_operator<CausalConv1dUpdate>(m);
+//   }
+//
+// CUDA tensors go to cuda() on the current stream, CPU tensors to cpu(), and torch.compile asks
+// meta() for shapes.
+#pragma once
+
+#include "kernels/torch/arguments.hpp"
+
+#ifdef LOCKSTEP_HAS_CUDA
+#include <c10/cuda/CUDAGuard.h>
+#endif
+
+namespace lockstep::torch_ops {
+
+/// The operator's arguments from the stack, its result in their place.
+template <class Op, auto Run>
+void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto result = [&] {
+    const Op in(op.schema(), *stack);
+#ifdef LOCKSTEP_HAS_CUDA
+    const c10::cuda::OptionalCUDAGuard guard(in.device().is_cuda() ? std::optional(in.device())
+                                                                   : std::nullopt);
+#endif
+    if constexpr (std::is_void_v<decltype((in.*Run)())>) {
+      (in.*Run)();
+      return std::nullopt;
+    } else {
+      return std::optional((in.*Run)());
+    }
+  }();
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  if constexpr (!std::is_same_v<decltype(result), const std::nullopt_t>)
+    torch::jit::push(*stack, *result);
+}
+
+template <auto Run, class Op>
+torch::CppFunction implementation(c10::DispatchKey key) {
+  return torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&boxed<Op, Run>>());
+}
+
+/// Op's schema, and what it does on each device.
+template <class Op>
+void add_operator(torch::Library& m) {
+  const std::string schema = Op::kSchema;
+  const std::size_t begin = schema.find_first_not_of('\n');
+  const std::string name = schema.substr(begin, schema.find('(') - begin);
+  m.def(Op::kSchema, {at::Tag::pt2_compliant_tag});
+  m.impl(name.c_str(), implementation<&Op::cpu, Op>(c10::DispatchKey::CPU));
+  m.impl(name.c_str(), implementation<&Op::meta, Op>(c10::DispatchKey::Meta));
+#ifdef LOCKSTEP_HAS_CUDA
+  m.impl(name.c_str(), implementation<&Op::cuda, Op>(c10::DispatchKey::CUDA));
+#endif
+}
+
+}  // namespace lockstep::torch_ops

@@ -1,0 +1,125 @@
+// torch.ops.lockstep.state_copy, state_zero and state_scatter_accepted: schemas in
+// reference/contract.md.
+#include <set>
+
+#include "kernels/torch/operator.hpp"
+
+#ifdef LOCKSTEP_HAS_CUDA
+#include "kernels/recurrent/state_copy.hpp"
+#endif
+
+namespace lockstep::torch_ops {
+namespace {
+
+struct StateCopy : Arguments {
+  static constexpr const char* kSchema =
+      "state_copy(Tensor(a!) state, Tensor source, Tensor target) -> ()";
+
+  using Arguments::Arguments;
+  const Tensor state = tensor(), source = tensor(), target = tensor();
+
+  void meta() const {}
+
+  void cpu() const {
+    expect_pool(state);
+    expect_shape(target, "target", "[moves], as source", source.sizes());
+    const auto from = host_slots(source, "source", state.size(1));
+    const auto to = host_slots(target, "target", state.size(1));
+    std::set<std::int64_t> named;
+    std::vector<Tensor> before;
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      expect(to[i] < 0 || named.insert(to[i]).second, "target", "of different slots", to[i]);
+      before.push_back(from[i] < 0 ? Tensor() : state.select(1, from[i]).clone());
+    }
+    for (std::size_t i = 0; i < from.size(); ++i)
+      if (from[i] >= 0 && to[i] >= 0) state.select(1, to[i]).copy_(before[i]);
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  void cuda() const {
+    expect_pool(state);
+    kernels::state_copy(pool_of(state, "state"), indices_of<1>(source, "source"),
+                        indices_of<1>(target, "target"), stream());
+  }
+#endif
+};
+
+struct StateZero : Arguments {
+  static constexpr const char* kSchema = "state_zero(Tensor(a!) state, Tensor slots) -> ()";
+
+  using Arguments::Arguments;
+  const Tensor state = tensor(), slots = tensor();
+
+  void meta() const {}
+
+  void cpu() const {
+    expect_pool(state);
+    for (const std::int64_t slot : host_slots(slots, "slots", state.size(1)))
+      if (slot >= 0) state.select(1, slot).zero_();
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  void cuda() const {
+    expect_pool(state);
+    kernels::state_zero(pool_of(state, "state"), indices_of<1>(slots, "slots"), stream());
+  }
+#endif
+};
+
+struct StateScatterAccepted : Arguments {
+  static constexpr const char* kSchema = R"(
+state_scatter_accepted(Tensor(a!) state, Tensor intermediate, Tensor slots,
+    Tensor num_accepted_tokens) -> ())";
+
+  using Arguments::Arguments;
+  const Tensor state = tensor(), intermediate = tensor(), slots = tensor();
+  const Tensor num_accepted_tokens = tensor();
+
+  void meta() const {}
+
+  void check() const {
+    TORCH_CHECK(state.dim() >= 2, "state is expected to be [slots, ...]; got ", state.sizes());
+    expect_type(intermediate, state.scalar_type(), "intermediate");
+    TORCH_CHECK(intermediate.dim() == state.dim() + 1 &&
+                    intermediate.sizes().slice(2) == state.sizes().slice(1),
+                "intermediate is expected to be [B, T, ...] of states ", state.sizes().slice(1),
+                "; got ", intermediate.sizes());
+  }
+
+  void cpu() const {
+    check();
+    const std::int64_t B = intermediate.size(0), T = intermediate.size(1);
+    expect_shape(slots, "slots", "[B]", {B});
+    expect_shape(num_accepted_tokens, "num_accepted_tokens", "[B]", {B});
+    const auto to = host_slots(slots, "slots", state.size(0));
+    const IndexView accepted = indices_of<1>(num_accepted_tokens, "num_accepted_tokens");
+    for (std::int64_t b = 0; b < B; ++b)
+      expect(accepted(b) <= T, "num_accepted_tokens", "at most T = " + std::to_string(T),
+             accepted(b));
+    for (std::int64_t b = 0; b < B; ++b) {
+      const std::int64_t slot = to[static_cast<std::size_t>(b)];
+      if (slot >= 0 && accepted(b) > 0)
+        state.select(0, slot).copy_(intermediate.select(0, b).select(0, accepted(b) - 1));
+    }
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  void cuda() const {
+    check();
+    kernels::state_scatter_accepted(
+        pool_of(state.unsqueeze(0), "state"), pool_of(intermediate, "intermediate"),
+        indices_of<1>(slots, "slots"), indices_of<1>(num_accepted_tokens, "num_accepted_tokens"),
+        stream());
+  }
+#endif
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(lockstep, m) {
+  add_operator<StateCopy>(m);
+  add_operator<StateZero>(m);
+  add_operator<StateScatterAccepted>(m);
+}
+
+}  // namespace lockstep::torch_ops
