@@ -3,7 +3,7 @@
 // k and S q are sums over the lanes of one row.
 #include "kernels/recurrent/gated_delta_rule_update.hpp"
 
-#include "kernels/recurrent/recurrence.cuh"
+#include "kernels/recurrent/recurrence_launch.cuh"
 
 namespace lockstep::kernels {
 namespace {
@@ -76,26 +76,26 @@ struct GatedDelta {
 
   template <bool kFolded, class Layout, int kRows>
   __device__ static void prefetch(const Parameters& p, int t, int hv,
-                                  const Place<Layout, kRows>& place) {
+                                  const LaneRows<Layout, kRows>& lane_rows) {
     const Tokens<T>& from = source<kFolded>(p);
     const int h = p.value_heads_per_key_head.of(hv);
     Layout::prefetch_row(from.k.at(t, h));
     if (!kFolded) Layout::prefetch_row(from.q.at(t, h));
-    prefetch_to_l2(from.v.at(t, hv) + place.first);
+    prefetch_to_l2(from.v.at(t, hv) + lane_rows.first);
     prefetch_to_l2(address_of(from.g, t, hv));
     prefetch_to_l2(address_of(from.beta, t, hv));
   }
 
   template <bool kFolded, class Layout, int kRows>
   __device__ static Raw<Layout, kRows> fetch(const Parameters& p, int t, int hv,
-                                             const Place<Layout, kRows>& place) {
+                                             const LaneRows<Layout, kRows>& lane_rows) {
     const Tokens<T>& from = source<kFolded>(p);
     Raw<Layout, kRows> raw;
     const int h = p.value_heads_per_key_head.of(hv);
-    raw.k.fetch(from.k.at(t, h), place.C);
-    if (!kFolded) raw.q.fetch(from.q.at(t, h), place.C);
+    raw.k.fetch(from.k.at(t, h), lane_rows.C);
+    if (!kFolded) raw.q.fetch(from.q.at(t, h), lane_rows.C);
     const int own = Layout::template own<kRows>();
-    raw.v = place.has(own) ? from.v.at(t, hv)[place.row(own)] : from_float<T>(0.0f);
+    raw.v = lane_rows.has(own) ? from.v.at(t, hv)[lane_rows.row(own)] : from_float<T>(0.0f);
     raw.g = bits_at(from.g, t, hv);
     raw.beta = bits_at(from.beta, t, hv);
     raw.A_log = p.A_log ? bits_at(p.A_log, hv) : 0;
@@ -111,7 +111,7 @@ struct GatedDelta {
 
   template <bool kFolded, class Layout, int kRows>
   __device__ static Token<Layout, kRows> prepare(const Parameters& p, int, int,
-                                                 const Place<Layout, kRows>&,
+                                                 const LaneRows<Layout, kRows>&,
                                                  const Raw<Layout, kRows>& raw) {
     const Tokens<T>& from = source<kFolded>(p);
     Token<Layout, kRows> token;

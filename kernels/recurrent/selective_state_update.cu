@@ -3,7 +3,7 @@
 // sum over the lanes of one row.
 #include "kernels/recurrent/selective_state_update.hpp"
 
-#include "kernels/recurrent/recurrence.cuh"
+#include "kernels/recurrent/recurrence_launch.cuh"
 
 namespace lockstep::kernels {
 namespace {
@@ -90,19 +90,19 @@ struct SelectiveState {
 
   template <bool kFolded, class Layout, int kRows>
   __device__ static void prefetch(const Parameters& p, int t, int h,
-                                  const Place<Layout, kRows>& place) {
+                                  const LaneRows<Layout, kRows>& lane_rows) {
     if constexpr (kFolded) return;
     const int group = p.heads_per_group.of(h);
     Layout::prefetch_row(p.B.at(t, group));
     Layout::prefetch_row(p.C.at(t, group));
-    prefetch_to_l2(p.x.at(t, h) + place.first);
+    prefetch_to_l2(p.x.at(t, h) + lane_rows.first);
     prefetch_to_l2(address_of(p.dt, t, h, 0));
-    if (p.z) prefetch_to_l2(address_of(p.z, t, h, place.first));
+    if (p.z) prefetch_to_l2(address_of(p.z, t, h, lane_rows.first));
   }
 
   template <bool kFolded, class Layout, int kRows>
   __device__ static Raw<Layout, kRows> fetch(const Parameters& p, int t, int h,
-                                             const Place<Layout, kRows>& place) {
+                                             const LaneRows<Layout, kRows>& lane_rows) {
     Raw<Layout, kRows> raw;
     const int group = p.heads_per_group.of(h);
     const T* const x = (kFolded ? p.folded_x : p.x).at(t, h);
@@ -112,28 +112,29 @@ struct SelectiveState {
     } else {
 #pragma unroll
       for (int r = 0; r < steps(kRows); ++r) {
-        const int row = kPerHead ? 0 : min(place.row(r), place.R - 1);
+        const int row = kPerHead ? 0 : min(lane_rows.row(r), lane_rows.R - 1);
         raw.dt[r] = bits_at(p.dt, t, h, row);
         raw.dt_bias[r] = p.dt_bias ? bits_at(p.dt_bias, h, row) : 0;
       }
       raw.A = kPerHead ? bits_at(p.A, h, 0, 0) : 0;
     }
-    raw.B.fetch((kFolded ? p.folded_B : p.B).at(t, group), place.C);
+    raw.B.fetch((kFolded ? p.folded_B : p.B).at(t, group), lane_rows.C);
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) raw.x[r] = place.has(r) ? x[place.row(r)] : from_float<T>(0.0f);
+    for (int r = 0; r < kRows; ++r)
+      raw.x[r] = lane_rows.has(r) ? x[lane_rows.row(r)] : from_float<T>(0.0f);
     if constexpr (!kFolded) {
-      raw.C.fetch(p.C.at(t, group), place.C);
+      raw.C.fetch(p.C.at(t, group), lane_rows.C);
       const int own = Layout::template own<kRows>();
-      raw.own_x = place.has(own) ? x[place.row(own)] : from_float<T>(0.0f);
-      raw.D = p.D && place.has(own) ? bits_at(p.D, h, place.row(own)) : 0;
-      raw.z = p.z && place.has(own) ? bits_at(p.z, t, h, place.row(own)) : 0;
+      raw.own_x = lane_rows.has(own) ? x[lane_rows.row(own)] : from_float<T>(0.0f);
+      raw.D = p.D && lane_rows.has(own) ? bits_at(p.D, h, lane_rows.row(own)) : 0;
+      raw.z = p.z && lane_rows.has(own) ? bits_at(p.z, t, h, lane_rows.row(own)) : 0;
     }
     return raw;
   }
 
   template <bool kFolded, class Layout, int kRows>
   __device__ static Token<Layout, kRows> prepare(const Parameters& p, int, int h,
-                                                 const Place<Layout, kRows>& place,
+                                                 const LaneRows<Layout, kRows>& lane_rows,
                                                  const Raw<Layout, kRows>& raw) {
     Token<Layout, kRows> token;
     raw.B.values(token.Bdt);
@@ -162,7 +163,7 @@ struct SelectiveState {
         for (int i = 0; i < Layout::kCount; ++i) {
           const int n = Layout::column(i / Layout::kVec) + i % Layout::kVec;
           token.A[r * Layout::kCount + i] =
-              place.has(r) && n < place.C ? at(p.A, h, place.row(r), n) : 0.0f;
+              lane_rows.has(r) && n < lane_rows.C ? at(p.A, h, lane_rows.row(r), n) : 0.0f;
         }
     }
     return token;
