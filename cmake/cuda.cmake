@@ -1,6 +1,11 @@
 # nvcc and the headers of CCCL. Sets LOCKSTEP_CUDA_FOUND, LOCKSTEP_NVCC_FLAGS and, where CCCL is, lockstep_views.
 
-set(LOCKSTEP_CUDA auto CACHE STRING "Compile the kernels: auto (where nvcc is), on or off")
+# Inside somebody else's project nvcc is not started without being asked for.
+set(cuda_default off)
+if(PROJECT_IS_TOP_LEVEL)
+  set(cuda_default auto)
+endif()
+set(LOCKSTEP_CUDA ${cuda_default} CACHE STRING "Compile the kernels: auto (where nvcc is), on or off")
 set_property(CACHE LOCKSTEP_CUDA PROPERTY STRINGS auto on off)
 if(NOT LOCKSTEP_CUDA MATCHES "^(auto|on|off)$")
   message(FATAL_ERROR "LOCKSTEP_CUDA is '${LOCKSTEP_CUDA}'; it is auto, on or off")

@@ -129,6 +129,19 @@ add_test(NAME install.consumer_finds_lockstep
           -P ${PROJECT_SOURCE_DIR}/cmake/consumer_test.cmake)
 set_tests_properties(install.consumer_finds_lockstep PROPERTIES LABELS quick TIMEOUT 600)
 
+# Inside another project our warnings are no errors and nvcc is not started.
+add_test(NAME install.subproject_keeps_its_own_settings
+  COMMAND ${CMAKE_COMMAND} -D BINARY_DIR=${PROJECT_BINARY_DIR} -D SOURCE_DIR=${PROJECT_SOURCE_DIR}
+          -D COMPILER=${CMAKE_CXX_COMPILER} -P ${PROJECT_SOURCE_DIR}/cmake/subproject_test.cmake)
+set_tests_properties(install.subproject_keeps_its_own_settings PROPERTIES LABELS quick TIMEOUT 120)
+
+# The set-up brings every library that a source includes; README's commands do what stands there.
+add_test(NAME setup.brings_what_is_included
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/setup_check.py $<TARGET_FILE:lockstep>)
+add_test(NAME readme.commands_run
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/readme_check.py --build ${PROJECT_BINARY_DIR})
+set_tests_properties(setup.brings_what_is_included readme.commands_run PROPERTIES LABELS quick TIMEOUT 600)
+
 # The measured figures of a kernel are of the sources that are there now, or the kernel is listed as pending.
 foreach(word check selftest)
   add_test(NAME evidence.${word} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/evidence.py ${word})
