@@ -244,6 +244,19 @@ TEST(Yardstick, holdsSmallRowsAndSmallEntriesIn16Bits) {
   }
 }
 
+// One row's rounding errors may cancel by chance in the yardstick: it may be as far off as the rows
+// beside it, and no further.
+TEST(Yardstick, aRowIsNotHeldToTheLuckOfTheYardstick) {
+  Array<double, 2> truth(Shape<2>{100, 64}, 1.0), yardstick(truth.shape(), 1.0);
+  for (std::int64_t r = 1; r < 100; ++r)
+    for (std::int64_t c = 0; c < 64; ++c) yardstick(r, c) = 1 + 0x1p-20;
+  Array<double, 2> result = truth;
+  result(0, 5) = 1 + 0x1p-18;
+  EXPECT_TRUE(judge(result, yardstick, truth).pass);
+  result(0, 5) = 1 + 0x1p-17;
+  EXPECT_FALSE(judge(result, yardstick, truth).pass);
+}
+
 // Of each case the evidence keeps the verdict that came closest to its bound, not the one that was
 // furthest from the truth.
 TEST(Yardstick, theLogKeepsTheLargestErrorOverItsBound) {
