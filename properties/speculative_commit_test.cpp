@@ -169,7 +169,11 @@ TEST(SpeculativeCommit, copiesStayWithinTheirSlots) {
     EXPECT_EQ(e, before(i[0], i[1] == 1 ? 3 : i[1], i[2]));
   });
   EXPECT_THROW(reference::copy_states(pool, ints({4}), ints({1})), ContractViolation);
-  EXPECT_THROW(reference::copy_states(pool, ints({0}), ints({-1})), ContractViolation);
+  EXPECT_THROW(reference::copy_states(pool, ints({0}), ints({4})), ContractViolation);
+  EXPECT_THROW(reference::copy_states(pool, ints({0, 2}), ints({1, 1})), ContractViolation);
+  const Array<double, 3> moved = pool;
+  reference::copy_states(pool, ints({0, -1}), ints({-1, 2}));
+  EXPECT_TRUE(same_bits(pool, moved)) << "a move from or to no slot";
   EXPECT_THROW(reference::copy_states(pool, ints({0, 1}), ints({2})), ContractViolation);
   Array<double, 3> empty(Shape<3>{0, 4, 3});
   EXPECT_NO_THROW(reference::copy_states(empty, ints({0}), ints({1})));
@@ -177,6 +181,28 @@ TEST(SpeculativeCommit, copiesStayWithinTheirSlots) {
   const Array<double, 3> snapshots(Shape<3>{1, 2, 1}, 1.0);
   reference::scatter_accepted(state.view(), snapshots.view(), ints({-1}).view(), ints({1}).view());
   EXPECT_EQ(state(0, 0) + state(1, 0), 10) << "a row without a slot";
+}
+
+// Zeroing reaches every layer of the slots that are named, and nothing else.
+TEST(SpeculativeCommit, zeroedSlotsAreZeroInEveryLayer) {
+  Array<double, 3> pool(Shape<3>{2, 4, 3}, 7.0);
+  reference::zero_states(pool.view(), ints({2, -1, 0}).view());
+  for_each_element(pool.view(),
+                   [](const auto& i, double e) { EXPECT_EQ(e, i[1] % 2 == 0 ? 0 : 7); });
+  EXPECT_THROW(reference::zero_states(pool.view(), ints({4}).view()), ContractViolation);
+}
+
+// The history behind the accepted tokens moves to the front; columns may overlap.
+TEST(SpeculativeCommit, acceptedHistoriesMoveToTheFront) {
+  Array<double, 4> pool(Shape<4>{2, 4, 3, 6});
+  for (std::int64_t i = 0; i < pool.size(); ++i) pool.data()[i] = static_cast<double>(i);
+  const Array<double, 4> before = pool;
+  const auto slots = ints({3, 1, 0, -1}), accepted = ints({2, 1, 5, 2});
+  reference::shift_conv_states(pool.view(), slots.view(), accepted.view(), 4);
+  for_each_element(pool.view(), [&](const auto& i, double e) {
+    const bool moves = i[1] == 3 && i[3] < 3;  // 5 accepted reach beyond six columns
+    EXPECT_EQ(e, before(i[0], i[1], i[2], i[3] + (moves ? 1 : 0)));
+  });
 }
 
 TEST(TreeAcceptance, startsAtAKnownRoot) {

@@ -45,6 +45,7 @@ inline std::int64_t split_blocks(std::int64_t seq_len) {
 }
 
 inline SplitSchedule split_schedule(const IndexView& seq_lens, std::int64_t parts) {
+  require(parts >= 1, "a machine has at least one part");
   const std::int64_t B = seq_lens.extent(0);
   std::int64_t total = 0;
   for (std::int64_t b = 0; b < B; ++b) total += split_blocks(seq_lens(b)) + kSplitOverhead;
@@ -79,16 +80,17 @@ struct SplitPartial {
   S lse2;
 };
 
-/// The whole of its splits; the lse is natural, +inf where all are empty.
+/// The whole of a request's splits, of `dv` values; the lse is natural. Where all splits are empty,
+/// or there is none (a schedule that skips empty requests), the output is 0 and the lse +inf.
 template <class S>
-Attended<S> combined(const std::vector<SplitPartial<S>>& splits) {
-  require(!splits.empty(), "a request has at least one split");
+Attended<S> combined(const std::vector<SplitPartial<S>>& splits, std::int64_t dv) {
   const S ln2 = std::log(S{2});
+  const Attended<S> empty{Vector<S>::Zero(dv), std::numeric_limits<S>::infinity()};
+  if (splits.empty()) return empty;
   Attended<S> whole{splits[0].out, splits[0].lse2 * ln2};
   for (std::size_t i = 1; i < splits.size(); ++i)
     whole = merged<S>(whole, {splits[i].out, splits[i].lse2 * ln2});
-  if (!std::isinf(whole.lse)) return whole;
-  return {Vector<S>::Zero(whole.out.size()), std::numeric_limits<S>::infinity()};
+  return std::isinf(whole.lse) ? empty : whole;
 }
 
 /// One query over keys K [L, d] and values V [L, dv] by the schedule's splits of request b.
@@ -106,7 +108,7 @@ Attended<S> attend_split(const Vector<S>& q, const Matrix<S>& K, const Matrix<S>
         attend<S>(q, K.middleRows(begin, end - begin), V.middleRows(begin, end - begin), scale);
     splits.push_back({a.out, a.lse / std::log(S{2})});
   }
-  return combined(splits);
+  return combined(splits, V.cols());
 }
 
 }  // namespace lockstep::reference

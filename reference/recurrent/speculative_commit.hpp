@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "reference/recurrent/tree.hpp"
@@ -21,8 +22,28 @@
 
 namespace lockstep::reference {
 
+namespace commit_detail {
+
+/// Whether entry i of a list names a slot of `count`; a number below 0 is left out of a move.
+inline bool names_slot(const IndexView& list, std::int64_t i, std::int64_t count) {
+  require(list(i) < count, "a slot is below the number of slots");
+  return list(i) >= 0;
+}
+
+/// The elements of `source` go to `target`, of the same shape.
+template <AnyView Source, AnyView Target>
+void copy_elements(const Source& source, const Target& target) {
+  for_each_element(target, [&](const auto& index, auto& element) {
+    std::int64_t offset = 0;
+    for (std::size_t i = 0; i < index.size(); ++i) offset += index[i] * source.stride(i);
+    element = source.data_handle()[offset];
+  });
+}
+
+}  // namespace commit_detail
+
 /// state[slots[b]] = intermediate[b, n - 1] for n = accepted[b] in 1 ... T; n <= 0 leaves the slot.
-/// All states of a request: state [slots, ...], intermediate [B, T, ...].
+/// All states of a request: state [slots, ...], intermediate [B, T, ...]. A slot below 0 is none.
 template <AnyView State, AnyView Intermediate>
 void scatter_accepted(const State& state, const Intermediate& intermediate, const IndexView& slots,
                       const IndexView& accepted) {
@@ -30,32 +51,72 @@ void scatter_accepted(const State& state, const Intermediate& intermediate, cons
   for (std::int64_t b = 0; b < intermediate.extent(0); ++b) {
     const std::int64_t n = accepted(b);
     require(n <= intermediate.extent(1), "no more tokens are accepted than were verified");
-    if (n <= 0 || slots(b) < 0) continue;
-    const auto source = at(intermediate, b, n - 1);
-    for_each_element(at(state, slots(b)), [&](const auto& index, auto& element) {
-      std::int64_t offset = 0;
-      for (std::size_t i = 0; i < index.size(); ++i) offset += index[i] * source.stride(i);
-      element = source.data_handle()[offset];
-    });
+    if (commit_detail::names_slot(slots, b, state.extent(0)) && n > 0)
+      commit_detail::copy_elements(at(intermediate, b, n - 1), at(state, slots(b)));
   }
 }
 
 /// pool[:, target[i]] = pool[:, source[i]] for every layer, as if all sources were read first. The
-/// pool is [layers, slots, ...].
+/// pool is [layers, slots, ...]. A move from or to a number below 0 is left out; no slot is the
+/// target of two.
+template <AnyView Pool>
+void copy_states(const Pool& pool, const IndexView& source, const IndexView& target) {
+  using commit_detail::names_slot;
+  using S = std::remove_const_t<ElementOf<Pool>>;
+  require(source.extent(0) == target.extent(0), "every source has a target");
+  std::set<std::int32_t> named;
+  for (std::int64_t i = 0; i < source.extent(0); ++i) {
+    names_slot(source, i, pool.extent(1));
+    const bool moves = names_slot(target, i, pool.extent(1));
+    require(!moves || named.insert(target(i)).second, "no slot is the target of two moves");
+  }
+  for (std::int64_t layer = 0; layer < pool.extent(0); ++layer) {
+    std::vector<S> read;
+    for (std::int64_t i = 0; i < source.extent(0); ++i)
+      if (source(i) >= 0 && target(i) >= 0)
+        for_each_element(at(pool, layer, source(i)),
+                         [&](const auto&, const S& element) { read.push_back(element); });
+    std::size_t next = 0;
+    for (std::int64_t i = 0; i < source.extent(0); ++i)
+      if (source(i) >= 0 && target(i) >= 0)
+        for_each_element(at(pool, layer, target(i)),
+                         [&](const auto&, S& element) { element = read[next++]; });
+  }
+}
 template <class S, std::size_t Rank>
 void copy_states(Array<S, Rank>& pool, const IndexView& source, const IndexView& target) {
-  require(source.extent(0) == target.extent(0), "every source has a target");
-  const Array<S, Rank> before = pool;
-  const std::int64_t size =
-      pool.size() / std::max<std::int64_t>(1, pool.extent(0) * pool.extent(1));
-  for (std::int64_t layer = 0; layer < pool.extent(0); ++layer)
-    for (std::int64_t i = 0; i < source.extent(0); ++i) {
-      require(0 <= source(i) && source(i) < pool.extent(1), "a source is a slot");
-      require(0 <= target(i) && target(i) < pool.extent(1), "a target is a slot");
-      const std::int64_t first = layer * pool.extent(1);
-      std::copy_n(before.data() + (first + source(i)) * size, size,
-                  pool.data() + (first + target(i)) * size);
+  copy_states(pool.view(), source, target);
+}
+
+/// pool[:, slots[i]] = 0 for every layer of a pool [layers, slots, ...]; a number below 0 is left
+/// out.
+template <AnyView Pool>
+void zero_states(const Pool& pool, const IndexView& slots) {
+  for (std::int64_t i = 0; i < slots.extent(0); ++i)
+    for (std::int64_t layer = 0;
+         commit_detail::names_slot(slots, i, pool.extent(1)) && layer < pool.extent(0); ++layer)
+      fill(at(pool, layer, slots(i)), ElementOf<Pool>{});
+}
+
+/// A conv state of accepted tokens becomes an ordinary one: of every layer and channel of slot
+/// slots[n], columns 0 ... width - 2 become what columns accepted[n] - 1 ... accepted[n] + width -
+/// 3 were. The pool is [layers, slots, D, C]; a slot below 0, a count below 2 and one that reaches
+/// beyond the columns leave it alone.
+template <class S>
+void shift_conv_states(const TensorView<S, 4>& pool, const IndexView& slots,
+                       const IndexView& accepted, std::int64_t width) {
+  require(2 <= width && pool.extent(3) >= width - 1, "a conv state has at least W - 1 columns");
+  require(accepted.extent(0) == slots.extent(0), "every slot has a count");
+  for (std::int64_t n = 0; n < slots.extent(0); ++n) {
+    const std::int64_t first = accepted(n) - 1;
+    if (!commit_detail::names_slot(slots, n, pool.extent(1))) continue;
+    if (first < 1 || first + width - 1 > pool.extent(3)) continue;
+    for (std::int64_t layer = 0; layer < pool.extent(0); ++layer) {
+      const TensorView<S, 2> state = at(pool, layer, std::int64_t{slots(n)});  // [D, C]
+      for (std::int64_t d = 0; d < state.extent(0); ++d)
+        for (std::int64_t c = 0; c < width - 1; ++c) state(d, c) = state(d, first + c);
     }
+  }
 }
 
 /// The tokens that a step gives: accepted drafts, then one of the target's own.
