@@ -4,6 +4,7 @@
 
 #include "properties/support/planted.hpp"
 #include "properties/support/recurrences.hpp"
+#include "properties/support/slot_laws.hpp"
 #include "reference/recurrent/causal_conv1d.hpp"
 #include "reference/recurrent/speculative_commit.hpp"
 #include "reference/tensors/yardstick.hpp"
@@ -51,6 +52,17 @@ TEST(RecurrentBugs, sglang31833_chunksBeginWithTheRow) {
       [](std::int64_t begin) { return (begin + 4) / 4 * 4 - begin; });
 }
 
+/// Rows and slots of decoding and verification: the laws are in support/slot_laws.hpp, and the
+/// kernel is asked in gated_delta_rule_update_gpu_test.cpp.
+class SlotLaws : public ::testing::TestWithParam<SlotLaw> {};
+INSTANTIATE_TEST_SUITE_P(RecurrentBugs, SlotLaws, ::testing::ValuesIn(slot_laws()),
+                         [](const auto& law) { return law.param.report; });
+
+TEST_P(SlotLaws, areKeptByTheReferenceAndBrokenByTheReportsMistake) {
+  EXPECT_TRUE(GetParam().holds(reference_update)) << GetParam().says;
+  EXPECT_FALSE(GetParam().holds(with_mistake(GetParam(), reference_update))) << GetParam().says;
+}
+
 // SGLang #33515: the tracked state was looked up by pages among states that stand at chunks.
 TEST(RecurrentBugs, sglang33515_statesAreCountedInChunks) {
   const Ssm run(24, 1, 2);
@@ -65,132 +77,6 @@ TEST(RecurrentBugs, sglang33515_statesAreCountedInChunks) {
     return close(at(states.view(), tracked / unit - 1), at(expected.view(), 0));
   };
   catches(law, chunk, page);
-}
-
-// SGLang #19415: a verification ran with the track mask of the prefill before it, and wrote states.
-TEST(RecurrentBugs, sglang19415_aVerificationWritesNoState) {
-  const Rule run(3, 1, 3);
-  const auto starts = starts_of({3});
-  const auto law = [&](bool snapshots_apart) {
-    auto in = run.inputs(0, 3);
-    in.rows.query_start_loc = starts.view();
-    auto states = run.states();
-    Array<double, 4> snapshots({3, run.HV, run.V, run.K});
-    Array<double, 3> out(run.out_shape);
-    Rule::update(in, states.view(), out.view(), {},
-                 snapshots_apart ? std::optional(snapshots.view()) : std::nullopt);
-    return same_bits(states, run.states());
-  };
-  catches(law, true, false);
-}
-
-/// A batch of two one-token rows with the given slots.
-Array<double, 4> updated(const Rule& run, const Sizes& slots, std::int32_t pad = -1) {
-  const auto indices = ints(slots);
-  auto in = run.inputs(0, static_cast<std::int64_t>(slots.size()));
-  in.rows.slots = {.indices = indices.view(), .pad_slot_id = pad};
-  auto states = run.states();
-  Array<double, 3> out({in.q.extent(0), run.HV, run.V});
-  Rule::update(in, states.view(), out.view());
-  return states;
-}
-
-// SGLang #27325: a finished request stayed in a verification's batch with slot 0 for want of
-// another, which belonged to somebody else by then.
-TEST(RecurrentBugs, sglang27325_aRequestWithoutASlotWritesNothing) {
-  const Rule run(2, 3, 4);
-  const auto before = run.states();
-  const auto law = [&](std::int64_t none) {
-    return same_bits(at(updated(run, {none, 2}).view(), 0), at(before.view(), 0));
-  };
-  catches(law, std::int64_t{-1}, std::int64_t{0});
-}
-
-// SGLang #23975: LFM2's states were indexed by the request's row, not by its slot.
-TEST(RecurrentBugs, sglang23975_statesAreIndexedBySlot) {
-  const Rule run(2, 3, 5);
-  const auto expected = updated(run, {2, 1});
-  const auto law = [&](auto slot_of_row) {
-    return same_bits(updated(run, {slot_of_row(0), slot_of_row(1)}), expected);
-  };
-  catches(
-      law, [](std::int64_t row) { return 2 - row; }, [](std::int64_t row) { return row; });
-}
-
-// vLLM #35431, #39064: padding rows carry index -1, or block 0 that no request owns; kernels that
-// knew one of the two wrote through the other.
-TEST(RecurrentBugs, vllm39064_paddingIsKnownByItsId) {
-  const Rule run(2, 3, 6);
-  const auto before = run.states();
-  const auto law = [&](std::int32_t pad) {
-    return same_bits(at(updated(run, {1, 0}, pad).view(), 0), at(before.view(), 0));
-  };
-  catches(law, 0, -1);
-}
-
-/// Two steps of one request with a table of four slots: the first accepts `accepted` of its tokens,
-/// the second reads the column that `read` says. The output of the second's first token.
-struct TwoSteps {
-  Rule run{8, 4, 7};
-  Array<double, 3> second(std::int64_t accepted, std::int64_t size, std::int64_t read) const {
-    const auto table = ints({3, 0, 2, 1});
-    const auto first_starts = starts_of({4}), second_starts = starts_of({size});
-    const auto one = ints({1}), counts = ints({read});
-    auto states = run.states();
-    Array<double, 3> out({4, run.HV, run.V}), next({size, run.HV, run.V});
-    auto in = run.inputs(0, 4);
-    in.rows.query_start_loc = first_starts.view();
-    in.rows.slots = {.table = make_view(table.data(), Shape<2>{1, 4}), .num_accepted = one.view()};
-    Rule::update(in, states.view(), out.view());
-    in = run.inputs(accepted, accepted + size);
-    in.rows.query_start_loc = second_starts.view();
-    in.rows.slots = {.table = make_view(table.data(), Shape<2>{1, 4}),
-                     .num_accepted = counts.view()};
-    Rule::update(in, states.view(), next.view());
-    return joined(std::vector{cut(std::as_const(next).view(), 0, 1)});
-  }
-  Array<double, 3> expected(std::int64_t accepted) const {
-    auto states = run.states();
-    Array<double, 3> out({accepted + 1, run.HV, run.V});
-    Rule::scan(run.inputs(0, accepted + 1), cut(states.view(), 3, 4), out.view());
-    return joined(std::vector{cut(std::as_const(out).view(), accepted, accepted + 1)});
-  }
-};
-
-// vLLM #39273, #40738: a step without drafts behind an accepting one left the speculative path and
-// read column 0.
-TEST(RecurrentBugs, vllm39273_aStepWithoutDraftsReadsTheAcceptedColumn) {
-  const TwoSteps steps;
-  const auto law = [&](std::int64_t read) {
-    return close(steps.second(2, 1, read), steps.expected(2));
-  };
-  catches(law, std::int64_t{2}, std::int64_t{1});
-}
-
-// vLLM #45100: the accepted counts of another row, or of the step before, were read.
-TEST(RecurrentBugs, vllm45100_acceptedCountsBelongToTheirRow) {
-  const TwoSteps steps;
-  const auto law = [&](std::int64_t read) {
-    return close(steps.second(1, 2, read), steps.expected(1));
-  };
-  catches(law, std::int64_t{1}, std::int64_t{4});
-}
-
-// vLLM #50021: an accepted count of 0 was an index of -1: the last entry of the row before. It
-// counts as 1.
-TEST(RecurrentBugs, vllm50021_noAcceptedTokenIsNoIndexOfMinusOne) {
-  const auto table = ints({0, 1, 2, 3});  // two rows of two
-  const StateSlots slots{.table = make_view(table.data(), Shape<2>{2, 2})};
-  const auto zero = ints({0, 0});
-  const auto law = [&](auto source) { return source(1) == 2; };
-  catches(
-      law,
-      [&](std::int64_t row) {
-        StateSlots counted = slots;
-        counted.num_accepted = zero.view();
-        return source_slot(counted, row, 4);
-      },
-      [&](std::int64_t row) { return std::int64_t{table(row * 2 + zero(row) - 1)}; });
 }
 
 /// A prompt of T tokens on a slot that holds another request's state.
@@ -225,22 +111,6 @@ TEST(RecurrentBugs, vllm56524_aRecycledBlockIsNotRead) {
             Rule::scan(in, states, out);
           },
           [](auto in, auto states, auto out) { Rule::scan(in, states, out); });
-}
-
-// vLLM #28202: a batch padded to a captured graph's size has more tokens than its rows say.
-TEST(RecurrentBugs, vllm28202_tokensBehindTheLastRowAreNoRows) {
-  const Rule run(4, 4, 9);
-  const auto padded = starts_of({1, 1}), all = starts_of({1, 1, 1, 1});
-  const auto before = run.states();
-  const auto law = [&](const Array<std::int32_t, 1>& starts) {
-    auto in = run.inputs(0, 4);
-    in.rows.query_start_loc = starts.view();
-    auto states = run.states();
-    Array<double, 3> out(run.out_shape);
-    Rule::update(in, states.view(), out.view());
-    return same_bits(cut(states.view(), 2, 4), cut(before.view(), 2, 4));
-  };
-  catches(law, padded, all);
 }
 
 // vLLM #22034: the second chunk of a prompt dropped its initial state where the batch had one row.
