@@ -4,22 +4,26 @@
     evidence.py check                 every kernel's evidence is of the sources that are there now, or
                                       the kernel is listed in reports/pending.json with a reason
     evidence.py digest [OPERATION]    what the sources are now
+    evidence.py measured              the digests and the commit as JSON, for bench/on_gpu.sh: written where
+                                      the measuring happens, so that evidence names what was measured
     evidence.py merge RESULTS         writes the evidence from a folder of results that bench/on_gpu.sh
-                                      brought back: accuracy.json, speed.json, sanitizer.json (without it
-                                      the evidence is not complete); plain
-                                      layers have accuracy and no speed row
+                                      brought back: measured.json, accuracy.json, speed.json, sanitizer.json
+                                      (without it the evidence is not complete); plain layers have accuracy
+                                      and no speed row. An operation whose sources are not those that were
+                                      measured is refused, and the exit status is 1
     evidence.py selftest              check notices a changed source, and no changed comment; merge takes
-                                      an operation without a speed row
+                                      an operation without a speed row, and refuses other sources
 
-The digest is of the operation's kernel file and of every file of this project that it includes, by their names
-without folders; comments, spaces and the lines that include files of this project are left out. A file that
-only moves keeps its digest.
+The digest is of the operation's kernel file, of its test (properties/OPERATION_gpu_test.cpp), and of every file of
+this project that these include, the references among them: by their names without folders; comments, spaces and
+the lines that include files of this project are left out. A file that only moves keeps its digest.
 """
 import contextlib
 import datetime
 import hashlib
 import io
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -45,8 +49,8 @@ def operations(root):
 
 
 def sources(root, operation):
-    """The operation's files and what they include, relative to the root."""
-    found, waiting = set(), [kernel_files(root)[operation]]
+    """The operation's kernel and test and what they include, relative to the root."""
+    found, waiting = set(), [kernel_files(root)[operation], f"properties/{operation}_gpu_test.cpp"]
     while waiting:
         name = waiting.pop()
         if name in found or not (root / name).is_file():
@@ -95,40 +99,57 @@ def write(root, file, evidence):
     print(f"written {file.relative_to(root)}")
 
 
+def commit_of(root):
+    """The commit of the tree: git's, or what LOCKSTEP_COMMIT says of a copy without git."""
+    git = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
+    return os.environ.get("LOCKSTEP_COMMIT") or git.stdout.strip() or "unknown"
+
+
+def measured(root):
+    """What is measured now: {"commit", "sources": {operation: digest}}."""
+    return {"commit": commit_of(root), "sources": {name: digest(root, name) for name in operations(root)}}
+
+
 def merge(root, results):
-    """Writes the evidence of every operation that the results speak of. Results of the sanitizers alone
-    are added to the evidence that is of the sources that are there now."""
-    if not (results / "speed.json").is_file():
-        for operation in operations(root):
-            file = root / "reports/kernels" / f"{operation}.json"
-            if file.is_file() and (evidence := json.loads(file.read_text()))["sources"] == digest(root, operation):
-                evidence["sanitizer"] = json.loads((results / "sanitizer.json").read_text())
-                write(root, file, evidence)
-        return
-    speed = json.loads((results / "speed.json").read_text())
-    accuracy = json.loads((results / "accuracy.json").read_text())
+    """Writes the evidence of every operation that the results speak of; a sentence for each that they cannot
+    be evidence of, because its sources are not those that were measured. Results of the sanitizers alone are
+    added to evidence of the same sources."""
+    if not (results / "measured.json").is_file():
+        return [f"{results}: there is no measured.json, which bench/on_gpu.sh writes where it measures"]
+    was = json.loads((results / "measured.json").read_text())
     sanitizer = json.loads(file.read_text()) if (file := results / "sanitizer.json").is_file() else {}
-    commit = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
+    alone = not (results / "speed.json").is_file()
+    speed = {} if alone else json.loads((results / "speed.json").read_text())
+    accuracy = {} if alone else json.loads((results / "accuracy.json").read_text())
+    refused = []
     for operation in operations(root):
-        if operation not in accuracy:
+        file = root / "reports/kernels" / f"{operation}.json"
+        if alone and not file.is_file() or not alone and operation not in accuracy:
             continue
-        evidence = {"operation": operation, "sources": digest(root, operation),
-                    "commit": commit.stdout.strip() or "unknown"}
+        if was["sources"].get(operation) != digest(root, operation):
+            refused.append(f"{operation}: its sources are not those that were measured; its evidence stays")
+            continue
+        if alone:
+            evidence = json.loads(file.read_text())
+            if evidence["sources"] == was["sources"][operation]:
+                write(root, file, evidence | {"sanitizer": sanitizer})
+            continue
+        evidence = {"operation": operation, "sources": was["sources"][operation], "commit": was["commit"]}
         evidence |= {key: speed[key] for key in ("gpu", "driver", "cuda", "copy_gbps", "read_gbps",
                                                  "matmul_tflops")}
         evidence["date"] = datetime.date.today().isoformat()
         evidence["accuracy"] = accuracy[operation]
         evidence["speed"] = speed["operations"].get(operation, [])
         evidence["sanitizer"] = sanitizer
-        file = root / "reports/kernels" / f"{operation}.json"
         file.parent.mkdir(exist_ok=True)
         write(root, file, evidence)
+    return refused
 
 
 def selftest(root):
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder)
-        for name in ("kernels", "reference", "reports"):
+        for name in ("kernels", "reference", "reports", "properties"):
             shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("html"))
         (copy / "reports/pending.json").write_text("{}")
         (copy / "reports/kernels").mkdir(exist_ok=True)
@@ -141,6 +162,14 @@ def selftest(root):
         assert complaints(copy) == [], "a comment was taken for a change"
         changed.write_text(changed.read_text() + "\nint another_line;\n")
         assert len(complaints(copy)) == len(operations(copy)), "a changed header went unnoticed"
+        changed.write_text(changed.read_text().replace("\nint another_line;\n", ""))
+        assert complaints(copy) == [], complaints(copy)
+        for name in (f"properties/{operations(copy)[0]}_gpu_test.cpp", "reference/recurrent/causal_conv1d.hpp"):
+            before = (copy / name).read_text()
+            (copy / name).write_text(before + "\nint another_line;\n")
+            assert any("changed" in text for text in complaints(copy)), f"another {name} went unnoticed"
+            (copy / name).write_text(before)
+        changed.write_text(changed.read_text() + "\nint another_line;\n")
         (copy / "reports/pending.json").write_text(json.dumps({operations(copy)[0]: " "}))
         assert any("without a reason" in text for text in complaints(copy))
         untimed, timed = operations(copy)[:2]
@@ -151,8 +180,16 @@ def selftest(root):
                               ("speed", numbers | {"operations": {timed: [{"case": "B=1"}]}}),
                               ("sanitizer", dict.fromkeys(SANITIZERS, 0) | {"racecheck": 2})):
             (results / f"{name}.json").write_text(json.dumps(content))
+        assert "no measured.json" in merge(copy, results)[0]
+        now = measured(copy)
+        other = now | {"sources": now["sources"] | {timed: "of other sources"}}
+        (results / "measured.json").write_text(json.dumps(other))
         with contextlib.redirect_stdout(io.StringIO()):
-            merge(copy, results)
+            refused = merge(copy, results)
+        assert [text.split(":")[0] for text in refused] == [timed], refused
+        (results / "measured.json").write_text(json.dumps(now))
+        with contextlib.redirect_stdout(io.StringIO()):
+            assert merge(copy, results) == []
         (copy / "reports/pending.json").write_text("{}")
         evidence = {name: json.loads((copy / "reports/kernels" / f"{name}.json").read_text())
                     for name in (untimed, timed)}
@@ -189,9 +226,13 @@ def main(words):
         for operation in words[1:] or operations(ROOT):
             print(operation, digest(ROOT, operation))
         return 0
-    if words[:1] == ["merge"] and len(words) == 2:
-        merge(ROOT, pathlib.Path(words[1]))
+    if words == ["measured"]:
+        print(json.dumps(measured(ROOT), indent=1))
         return 0
+    if words[:1] == ["merge"] and len(words) == 2:
+        refused = merge(ROOT, pathlib.Path(words[1]))
+        print("".join(text + "\n" for text in refused), end="", file=sys.stderr)
+        return 1 if refused else 0
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -143,8 +143,9 @@ def interleaved(graphs, rounds):
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def measure(case, key, loaded, rates, rounds):
-    """The row of speed.json for one case."""
+def measure(case, key, loaded, rates, rounds, earlier):
+    """The row of speed.json for one case. `earlier` has the fastest peer of each key in this run: a case that
+    no peer runs in its own form (a fold) is compared with it."""
     found, absent = peers.contestants(case, loaded)
     graphs, errors = {}, {}
     for contestant in found:
@@ -175,6 +176,9 @@ def measure(case, key, loaded, rates, rounds):
     if row["peers"]:
         row |= {"peer": row["peers"][0]["name"], "peer_time_us": row["peers"][0]["time_us"],
                 "peer_run": "same"}
+        earlier[key] = {name: row[name] for name in ("peer", "peer_time_us", "peer_run")}
+    elif key in earlier:
+        row |= earlier[key]
     if key in cases.RECORDED:
         name, us = cases.RECORDED[key]
         row["recorded"] = {"name": name, "time_us": us}
@@ -242,13 +246,14 @@ def main():
     report = {"gpu": torch.cuda.get_device_name(), "driver": driver(), "cuda": torch.version.cuda,
               "torch": torch.__version__, "triton": triton.__version__, **rates, "operations": {}}
     arguments.out.mkdir(parents=True, exist_ok=True)
+    earlier = {}
     for operation, key, make in cases.all_cases(arguments.quick):
         if arguments.operation and operation not in arguments.operation:
             continue
         if arguments.kind and key[0] not in arguments.kind:
             continue
         case = make()
-        row = measure(case, key, loaded, rates, 5 if arguments.quick else 11)
+        row = measure(case, key, loaded, rates, 5 if arguments.quick else 11, earlier)
         report["operations"].setdefault(operation, []).append(row)
         (arguments.out / "speed.json").write_text(json.dumps(report, indent=1) + "\n")
         print(f"{time.time() - began:4.0f} s  {operation} {case.name}: "
