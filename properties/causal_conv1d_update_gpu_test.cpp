@@ -154,6 +154,55 @@ TYPED_TEST(CausalConv1dUpdateGpu, aDecodeIsTheReferences) {
                                rows);
 }
 
+// A server's decode has no query_start_loc, and a kernel for few, some and many rows. Each of them
+// is held to the yardstick, and is the one that is meant.
+TYPED_TEST(CausalConv1dUpdateGpu, everyBatchSizeIsServedByItsKernel) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  const bool has_step = std::is_same_v<T, S> && sizeof(T) == 2;
+  for (const std::int64_t rows : {1, 8, 9, 63, 64, 127, 128, 511, 512})
+    for (const bool starts : {false, true}) {
+      SCOPED_TRACE(rows);
+      expect_agreement<T, S>({1032, 4, 3}, Batch::draw(rows, rows, 1, false),
+                             {.silu = rows % 2 == 0, .one_token_rows = !starts}, rows);
+      const std::string step = rows < 64    ? "step 2x4"
+                               : rows < 512 ? "step 4x4"
+                                            : "step of many rows 4x4";
+      EXPECT_EQ(kernels::last_launch.text(), has_step && !starts ? step : "rows 1x4");
+    }
+}
+
+// A state may have more columns than the history needs: the new one is the last columns of the old
+// one and the tokens.
+TYPED_TEST(CausalConv1dUpdateGpu, statesMayBeWiderThanTheirHistory) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::uint64_t seed : {1, 2}) {
+    expect_agreement<T, S>({40, 4, 9}, Batch::draw(seed, 5, 6, false),
+                           {.channels_contiguous = seed == 1}, seed);
+    expect_agreement<T, S>({40, 4, 7}, Batch::draw(seed, 5, 1, false),
+                           {.one_token_rows = true, .channels_contiguous = seed == 1}, seed);
+  }
+}
+
+// A batch without rows is all padding.
+TYPED_TEST(CausalConv1dUpdateGpu, aBatchWithoutRowsGivesZeros) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  const DeviceTensor<T, 2> x(Shape<2>{5, 40}), weight(Shape<2>{40, 4});
+  DeviceTensor<T, 2> out(Shape<2>{5, 40});
+  DeviceTensor<S, 3> state(Shape<3>{2, 40, 3});
+  const DeviceTensor<std::int32_t, 1> zero(ints({0}));
+  kernels::causal_conv1d_update<T, S>({.x = x.view(),
+                                       .conv_state = state.view(),
+                                       .weight = weight.view(),
+                                       .out = out.view(),
+                                       .query_start_loc = zero.view()},
+                                      nullptr);
+  finish();
+  for (const float y : out.host()) EXPECT_EQ(y, 0);
+}
+
 TYPED_TEST(CausalConv1dUpdateGpu, rowsOfSeveralTokensShiftTheirState) {
   using T = typename TypeParam::first_type;
   using S = typename TypeParam::second_type;
@@ -185,12 +234,12 @@ TYPED_TEST(CausalConv1dUpdateGpu, snapshotsAndTreesLeaveTheStateAlone) {
     }
 }
 
-class CausalConv1dUpdateArguments : public GpuTest {};
-
-TEST_F(CausalConv1dUpdateArguments, areRefusedByName) {
-  const DeviceTensor<Bf16, 2> x(Shape<2>{2, 8}), weight(Shape<2>{8, 5});
-  DeviceTensor<Bf16, 2> out(Shape<2>{2, 8});
-  DeviceTensor<Bf16, 3> state(Shape<3>{4, 8, 3});
+// Arguments are refused before a launch: nothing here is device memory, and no GPU is needed.
+TEST(CausalConv1dUpdateArguments, areRefusedByName) {
+  std::vector<float> memory(1 << 12);
+  const auto at = [&]<std::size_t Rank>(const Shape<Rank>& shape) {
+    return make_view(reinterpret_cast<Bf16*>(memory.data()), shape);
+  };
   const auto complaint = [](const kernels::CausalConv1dUpdate<Bf16, Bf16>& in) -> std::string {
     try {
       kernels::causal_conv1d_update<Bf16, Bf16>(in, nullptr);
@@ -199,15 +248,19 @@ TEST_F(CausalConv1dUpdateArguments, areRefusedByName) {
     }
     return "nothing";
   };
-  kernels::CausalConv1dUpdate<Bf16, Bf16> in{
-      .x = x.view(), .conv_state = state.view(), .weight = weight.view(), .out = out.view()};
+  kernels::CausalConv1dUpdate<Bf16, Bf16> in{.x = at(Shape<2>{2, 8}),
+                                             .conv_state = at(Shape<3>{4, 8, 2}),
+                                             .weight = at(Shape<2>{8, 5}),
+                                             .out = at(Shape<2>{2, 8})};
   EXPECT_THAT(complaint(in),
               ::testing::HasSubstr("weight is expected to be [D, W] with W from 2 to 4"));
-  const DeviceTensor<Bf16, 2> two(Shape<2>{8, 2});
-  in.weight = two.view();
+  in.weight = at(Shape<2>{8, 4});
   EXPECT_THAT(complaint(in), ::testing::HasSubstr(
-                                 "conv_state is expected to be [slots, D, C] with C = W - 1 or W; "
-                                 "got C = 3 for W = 2"));
+                                 "conv_state is expected to be [slots, D, C] with C of at least W "
+                                 "- 1; got C = 2 for W = 4"));
+  in.conv_state = at(Shape<3>{4, 8, 3});
+  in.out = at(Shape<2>{2, 7});
+  EXPECT_THAT(complaint(in), ::testing::HasSubstr("out is expected to be [T, D] = [2, 8]"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "properties/support/gpu.hpp"
+#include "properties/support/slot_laws.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
 
 namespace lockstep {
@@ -45,6 +46,8 @@ struct Question {
   bool l2norm = true;
   bool snapshots = false;
   std::optional<Array<std::int32_t, 1>> parents{};
+  bool starts = true;      ///< query_start_loc is given
+  bool read_only = false;  ///< outputs alone
 };
 
 template <class S>
@@ -83,7 +86,10 @@ Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Quest
       .g = gates.g,
       .beta = gates.beta,
       .use_qk_l2norm = question.l2norm,
-      .rows = {.query_start_loc = batch.starts.view(), .slots = batch.host(), .storage = storage}};
+      .rows = {.query_start_loc =
+                   question.starts ? std::optional<IndexView>(batch.starts.view()) : std::nullopt,
+               .slots = batch.host(),
+               .storage = storage}};
   std::optional<IndexView> parents;
   if (question.parents) parents = question.parents->view();
   std::optional<TensorView<S, 4>> snapshots;
@@ -120,11 +126,13 @@ struct Device {
                    .v = std::as_const(v).view(),
                    .g = question.raw_gates ? kernels::MixedView<2>(a.view()) : g.view(),
                    .beta = question.raw_gates ? kernels::MixedView<2>(b.view()) : beta.view(),
-                   .query_start_loc = std::as_const(indices.starts).view()},
+                   .query_start_loc = {}},
         .state = k_major ? transposed(state.view()) : state.view(),
         .out = out.view(),
         .slots = indices.slots(),
-        .use_qk_l2norm = question.l2norm};
+        .use_qk_l2norm = question.l2norm,
+        .read_only = question.read_only};
+    if (question.starts) in.tokens.query_start_loc = std::as_const(indices.starts).view();
     if (question.raw_gates) {
       in.A_log = A_log.view();
       in.dt_bias = dt_bias.view();
@@ -174,10 +182,13 @@ void expect_agreement(const Extents& e, const Batch& batch, const Question& ques
   Device<T, S> device(inputs, batch, k_major);
   device.run(question);
   constexpr const char* kOperation = "gated_delta_rule_update";
+  SCOPED_TRACE(kernels::last_launch.text());
   EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
   EXPECT_TRUE(device.state.guards_intact());
-  EXPECT_TRUE(
-      within_yardstick<S>(kOperation, "state", device.host_state(), yardstick.state, truth.state));
+  if (!question.read_only) {
+    EXPECT_TRUE(within_yardstick<S>(kOperation, "state", device.host_state(), yardstick.state,
+                                    truth.state));
+  }
   if (question.snapshots) {
     EXPECT_TRUE(within_yardstick(kOperation, "snapshots", device.snapshots, yardstick.snapshots,
                                  truth.snapshots));
@@ -205,6 +216,85 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, aDecodeIsTheReferences) {
     for (const std::int64_t rows : {1, 3, 9})
       for (const bool raw : {false, true})
         expect_agreement<T, S>(e, Batch::draw(rows, rows, 1, false), {.raw_gates = raw}, rows);
+}
+
+/// What a launch of kFast states is to be, by what is asked and by the rows of the batch.
+template <class T, class S>
+std::string expected_launch(const Question& question, std::int64_t rows, bool table = false) {
+  const std::string tiling = sizeof(S) <= 2 ? " 4x1" : " 2x1";
+  if (question.read_only) return sizeof(T) == 2 ? "verify 4x4 cached" : "staged 4x4 cached";
+  if (question.starts || table)
+    return rows <= 8 ? "staged 2x4" : "chain" + tiling + (rows >= 128 ? " cached" : "");
+  return rows <= 8 ? "step 4x1 cached" : "step" + tiling + (rows >= 128 ? " cached" : "");
+}
+constexpr Extents kFast{1, 2, 128, 64};
+
+// A server's decode has no query_start_loc, and a kernel for few, some and many rows. Each of them
+// is held to the yardstick, and is the one that is meant.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, everyBatchSizeIsServedByItsKernel) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::int64_t rows : kBatchRows)
+    for (const bool starts : {false, true}) {
+      const Question question{.raw_gates = rows % 2 == 0, .starts = starts};
+      SCOPED_TRACE(rows);
+      expect_agreement<T, S>(kFast, Batch::draw(rows, rows, 1, false), question, rows);
+      EXPECT_EQ(kernels::last_launch.text(), (expected_launch<T, S>(question, rows)));
+    }
+}
+TYPED_TEST(GatedDeltaRuleUpdateGpu, everyVerificationSizeIsServedByItsKernel) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::int64_t rows : kBatchRows)
+    for (const bool read_only : {false, true}) {
+      const Question question{.read_only = read_only};
+      SCOPED_TRACE(rows);
+      expect_agreement<T, S>(kFast, Batch::draw(rows, rows, 3, !read_only), question, rows);
+      EXPECT_EQ(kernels::last_launch.text(), (expected_launch<T, S>(question, rows, true)));
+    }
+  const Batch batch = Batch::draw(3, 9, 3, false);
+  expect_agreement<T, S>(kFast, batch, {.snapshots = true, .parents = draw_tree(batch, 3)}, 3);
+  EXPECT_EQ(kernels::last_launch.text(), "any 2x1");
+  expect_agreement<T, S>({1, 2, 17, 5}, batch, {}, 3);
+  EXPECT_EQ(kernels::last_launch.text(), "any 2x4");
+}
+
+// States go to other slots than they came from, by a table of their own.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, aSecondTableSaysWhereStatesGo) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : {kFast, Extents{1, 2, 17, 5}})
+    for (const std::int64_t rows : {3, 9})
+      expect_agreement<T, S>(e, Batch::draw(rows, rows, 4, true).with_targets(), {}, rows);
+}
+
+// Without indices a row has the slot of its own number, whatever the number of padding is; a batch
+// without rows is all padding.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, batchesWithoutIndicesOrRowsAreTheContracts) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : {kFast, Extents{1, 2, 17, 5}})
+    for (const bool starts : {false, true}) {
+      Batch batch = Batch::draw(3, 3, 1, false);
+      for (std::int64_t n = 0; n < 3; ++n) batch.indices(n) = static_cast<std::int32_t>(n);
+      const Inputs inputs(batch.tokens, batch.slots, e.H, e.HV, e.K, e.V, 21);
+      Device<T, S> named(inputs, batch), unnamed(inputs, batch), empty(inputs, batch);
+      named.run({.starts = starts});
+      auto in = unnamed.arguments({.starts = starts});
+      in.slots = {.pad_slot_id = 0};
+      kernels::gated_delta_rule_update<T, S>(in, nullptr);
+      finish();
+      EXPECT_TRUE(same_bits(unnamed.out, named.out));
+      EXPECT_TRUE(same_bits(unnamed.state, named.state));
+
+      const DeviceTensor<std::int32_t, 1> zero(ints({0}));
+      in = empty.arguments({});
+      in.slots = {};
+      in.tokens.query_start_loc = zero.view();
+      kernels::gated_delta_rule_update<T, S>(in, nullptr);
+      finish();
+      for (const float x : empty.out.host()) EXPECT_EQ(x, 0);
+    }
 }
 
 // Rows of several tokens with a slot for each token's state, read at the accepted column.
@@ -416,14 +506,93 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, offsetsGoBeyond32Bits) {
   EXPECT_TRUE(pool.guards_intact());
 }
 
-class GatedDeltaRuleUpdateArguments : public GpuTest {};
+// Slots may be a column of a wide tensor: its 60,000 rows reach beyond 2^31 elements.
+TYPED_TEST(GatedDeltaRuleUpdateGpu, offsetsOfIndicesGoBeyond32Bits) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  constexpr std::int64_t kRows = 60000;
+  Batch batch = Batch::draw(15, kRows, 1, false);
+  const Inputs inputs(kRows, batch.slots, 1, 1, 4, 4, 15);
+  const WideColumn column(batch.indices);
+  for (const bool starts : {false, true}) {
+    Device<T, S> narrow(inputs, batch), wide(inputs, batch);
+    narrow.run({.starts = starts});
+    auto in = wide.arguments({.starts = starts});
+    in.slots.indices = column.view();
+    kernels::gated_delta_rule_update<T, S>(in, nullptr);
+    finish();
+    EXPECT_TRUE(same_bits(narrow.out, wide.out));
+    EXPECT_TRUE(same_bits(narrow.state, wide.state));
+  }
+}
 
+/// The kernel as a law asks it: activations in bf16, which holds the run's numbers, states in
+/// float32.
+SlotResult kernel_update(const SlotRun& run, const SlotCall& call, const Array<double, 4>& states) {
+  const std::int64_t T = call.end - call.begin;
+  const auto tokens = [&]<std::size_t Rank>(const Array<double, Rank>& all) {
+    return contiguous(cut(all.view(), call.begin, call.end));
+  };
+  const DeviceTensor<Bf16, 3> q(tokens(run.q)), k(tokens(run.k)), v(tokens(run.v));
+  const DeviceTensor<float, 2> g(tokens(run.g)), beta(tokens(run.beta));
+  DeviceTensor<Bf16, 3> out(Shape<3>{T, run.HV, run.V});
+  DeviceTensor<float, 4> pool(states), snapshots(Shape<4>{T, run.HV, run.V, run.K});
+  kernels::GatedDeltaRuleUpdate<Bf16, float> in{
+      .tokens = {.q = q.view(), .k = k.view(), .v = v.view(), .g = g.view(), .beta = beta.view()},
+      .state = pool.view(),
+      .out = out.view(),
+      .slots = {.pad_slot_id = call.pad_slot_id},
+      .use_qk_l2norm = true};
+  std::vector<DeviceTensor<std::int32_t, 1>> lists;  // views into them stay valid
+  lists.reserve(3);
+  const auto list = [&](const std::optional<Array<std::int32_t, 1>>& values) {
+    if (!values) return std::optional<IndexView>();
+    return std::optional<IndexView>(std::as_const(lists.emplace_back(*values)).view());
+  };
+  in.tokens.query_start_loc = list(call.starts);
+  in.slots.indices = list(call.indices);
+  in.slots.num_accepted = list(call.accepted);
+  std::optional<DeviceTensor<std::int32_t, 2>> table;
+  if (call.table) in.slots.table = std::as_const(table.emplace(*call.table)).view();
+  if (call.snapshots) in.snapshots = snapshots.view();
+  kernels::gated_delta_rule_update<Bf16, float>(in, nullptr);
+  finish();
+  return {cast<double>(out.host()), cast<double>(pool.host())};
+}
+
+class SlotLawsGpu : public GpuTest, public ::testing::WithParamInterface<SlotLaw> {};
+INSTANTIATE_TEST_SUITE_P(RecurrentBugs, SlotLawsGpu, ::testing::ValuesIn(slot_laws()),
+                         [](const auto& law) { return law.param.report; });
+
+// What kernels of other servers got wrong, asked of this one; and a server that calls it wrongly is
+// caught by the same law.
+TEST_P(SlotLawsGpu, areKeptByTheKernelAndBrokenByTheReportsMistake) {
+  EXPECT_TRUE(GetParam().holds(kernel_update)) << GetParam().says;
+  EXPECT_FALSE(GetParam().holds(with_mistake(GetParam(), kernel_update))) << GetParam().says;
+}
+
+/// What the kernel says of arguments that are changed from sound ones. Nothing here is device
+/// memory: arguments are refused before a launch, so this needs no GPU.
 template <class Change>
 std::string complaint_about(Change change) {
-  const Batch batch = Batch::draw(16, 2, 2, true);
-  const Inputs inputs(batch.tokens, batch.slots, 2, 4, 128, 64, 16);
-  Device<Bf16, float> device(inputs, batch);
-  auto in = device.arguments({});
+  constexpr std::int64_t kTokens = 4, kSlots = 9;
+  std::vector<float> memory(1 << 20);
+  const auto at = [&]<class E, std::size_t Rank>(E, const Shape<Rank>& shape) {
+    return make_view(reinterpret_cast<E*>(memory.data()), shape);
+  };
+  const auto index = [&](std::int64_t n) { return at(std::int32_t{}, Shape<1>{n}); };
+  kernels::GatedDeltaRuleUpdate<Bf16, float> in{
+      .tokens = {.q = at(Bf16(), Shape<3>{kTokens, 2, 128}),
+                 .k = at(Bf16(), Shape<3>{kTokens, 2, 128}),
+                 .v = at(Bf16(), Shape<3>{kTokens, 4, 64}),
+                 .g = at(float{}, Shape<2>{kTokens, 4}),
+                 .beta = at(float{}, Shape<2>{kTokens, 4}),
+                 .query_start_loc = index(3)},
+      .state = at(float{}, Shape<4>{kSlots, 4, 64, 128}),
+      .out = at(Bf16(), Shape<3>{kTokens, 4, 64}),
+      .slots = {.table = at(std::int32_t{}, Shape<2>{2, 2}), .num_accepted = index(2)},
+      .A_log = at(float{}, Shape<1>{4}),
+      .dt_bias = at(float{}, Shape<1>{4})};
   change(in);
   try {
     kernels::gated_delta_rule_update<Bf16, float>(in, nullptr);
@@ -434,9 +603,8 @@ std::string complaint_about(Change change) {
 }
 
 // Whoever calls with a wrong argument reads which one, what is expected and what came.
-TEST_F(GatedDeltaRuleUpdateArguments, areRefusedByName) {
+TEST(GatedDeltaRuleUpdateArguments, areRefusedByName) {
   using In = kernels::GatedDeltaRuleUpdate<Bf16, float>;
-  EXPECT_EQ(complaint_about([](In&) {}), "nothing");
   EXPECT_THAT(complaint_about([](In& in) { in.tokens.k = cut(in.tokens.k, 0, 1); }),
               ::testing::HasSubstr("q is expected to be [T, H, K] = [1, 2, 128]; got ["));
   EXPECT_THAT(complaint_about([](In& in) { in.out = cut(in.out, 0, 1); }),
@@ -449,6 +617,8 @@ TEST_F(GatedDeltaRuleUpdateArguments, areRefusedByName) {
               ::testing::HasSubstr("num_accepted_tokens is expected to be absent"));
   EXPECT_THAT(complaint_about([](In& in) { in.fold = in.tokens; }),
               ::testing::HasSubstr("fold_accepted is expected to be given with a fold"));
+  EXPECT_THAT(complaint_about([](In& in) { in.slots.out_indices = in.slots.num_accepted; }),
+              ::testing::HasSubstr("a table beside a table; got a list"));
 }
 
 }  // namespace

@@ -51,6 +51,8 @@ struct Question {
   bool limited = false;
   bool snapshots = false;
   std::optional<Array<std::int32_t, 1>> parents{};
+  bool starts = true;      ///< query_start_loc is given
+  bool read_only = false;  ///< outputs alone
 };
 
 /// [.., 1] seen as [.., n], by a stride of 0.
@@ -80,18 +82,17 @@ struct HostInputs {
   reference::Mamba2Inputs<S> arguments(const Batch& batch, const Question& question,
                                        const StoragePoints& storage) const {
     const std::int64_t P = x.extent(2), N = B.extent(2);
-    reference::Mamba2Inputs<S> in{.x = x,
-                                  .dt = widened(dt.view(), 2, P),
-                                  .A = widened(widened(A.view(), 1, P), 2, N),
-                                  .B = B,
-                                  .C = C,
-                                  .D = repeat(D.view(), P),
-                                  .dt_bias = repeat(dt_bias.view(), P),
-                                  .dt_softplus = true,
-                                  .rows = {.tokens = batch.tokens,
-                                           .query_start_loc = batch.starts.view(),
-                                           .slots = batch.host(),
-                                           .storage = storage}};
+    reference::Mamba2Inputs<S> in{
+        .x = x,
+        .dt = widened(dt.view(), 2, P),
+        .A = widened(widened(A.view(), 1, P), 2, N),
+        .B = B,
+        .C = C,
+        .D = repeat(D.view(), P),
+        .dt_bias = repeat(dt_bias.view(), P),
+        .dt_softplus = true,
+        .rows = {.tokens = batch.tokens, .slots = batch.host(), .storage = storage}};
+    if (question.starts) in.rows.query_start_loc = batch.starts.view();
     if (question.gated) in.z = z;
     if (question.limited) in.dt_min = S{0.5}, in.dt_max = S{1};
     return in;
@@ -155,7 +156,8 @@ struct Device {
                                            .dt_bias = repeat(dt_bias.view(), P),
                                            .dt_softplus = true,
                                            .slots = indices.slots(),
-                                           .query_start_loc = std::as_const(indices.starts).view()};
+                                           .read_only = question.read_only};
+    if (question.starts) in.query_start_loc = std::as_const(indices.starts).view();
     if (question.gated) in.z = z.view();
     if (question.limited) in.dt_min = 0.5f, in.dt_max = 1.0f;
     if (question.snapshots) in.snapshots = snapshots.view();
@@ -190,8 +192,11 @@ void expect_agreement(const Extents& e, const Batch& batch, const Question& ques
       {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()});
   Device<T, S> device(inputs, batch);
   device.run(question);
+  SCOPED_TRACE(kernels::last_launch.text());
   EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
-  EXPECT_TRUE(within_yardstick(kOperation, "state", device.state, yardstick.state, truth.state));
+  if (!question.read_only) {
+    EXPECT_TRUE(within_yardstick(kOperation, "state", device.state, yardstick.state, truth.state));
+  }
   if (question.snapshots) {
     EXPECT_TRUE(within_yardstick(kOperation, "snapshots", device.snapshots, yardstick.snapshots,
                                  truth.snapshots));
@@ -218,6 +223,122 @@ TYPED_TEST(SelectiveStateUpdateGpu, aDecodeIsTheReferences) {
     for (const std::int64_t rows : {1, 3, 9})
       expect_agreement<T, S>(e, Batch::draw(rows, rows, 1, false),
                              {.gated = rows != 3, .limited = rows == 9}, rows);
+}
+
+/// What a launch of kFast states is to be, by what is asked and by the rows of the batch.
+template <class S>
+std::string expected_launch(const Question& question, std::int64_t rows, bool table = false) {
+  const std::string tiling = sizeof(S) <= 2 ? " 4x1" : " 2x1";
+  if (question.read_only) return "staged 4x4 cached";
+  if (question.starts || table)
+    return rows <= 8 ? "staged 2x4" : "chain" + tiling + (rows >= 128 ? " cached" : "");
+  return rows <= 8 ? "step 4x1 cached" : "step" + tiling + (rows >= 128 ? " cached" : "");
+}
+constexpr Extents kFast{2, 1, 64, 128};
+
+// A server's decode has no query_start_loc, and a kernel for few, some and many rows. Each of them
+// is held to the yardstick, and is the one that is meant.
+TYPED_TEST(SelectiveStateUpdateGpu, everyBatchSizeIsServedByItsKernel) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::int64_t rows : kBatchRows)
+    for (const bool starts : {false, true}) {
+      const Question question{.gated = rows % 2 == 0, .starts = starts};
+      SCOPED_TRACE(rows);
+      expect_agreement<T, S>(kFast, Batch::draw(rows, rows, 1, false), question, rows);
+      EXPECT_EQ(kernels::last_launch.text(), (expected_launch<S>(question, rows)));
+    }
+}
+TYPED_TEST(SelectiveStateUpdateGpu, everyVerificationSizeIsServedByItsKernel) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::int64_t rows : kBatchRows)
+    for (const bool read_only : {false, true}) {
+      const Question question{.read_only = read_only};
+      SCOPED_TRACE(rows);
+      expect_agreement<T, S>(kFast, Batch::draw(rows, rows, 3, !read_only), question, rows);
+      EXPECT_EQ(kernels::last_launch.text(), (expected_launch<S>(question, rows, true)));
+    }
+  const Batch batch = Batch::draw(3, 9, 3, false);
+  expect_agreement<T, S>(kFast, batch, {.snapshots = true, .parents = draw_tree(batch, 3)}, 3);
+  EXPECT_EQ(kernels::last_launch.text(), "any 2x1");
+  expect_agreement<T, S>(kFast, batch, {}, 3, true);
+  EXPECT_EQ(kernels::last_launch.text(), "any 2x4") << "Mamba1";
+}
+
+// States go to other slots than they came from, by a table of their own.
+TYPED_TEST(SelectiveStateUpdateGpu, aSecondTableSaysWhereStatesGo) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const std::int64_t rows : {3, 9})
+    expect_agreement<T, S>(kFast, Batch::draw(rows, rows, 4, true).with_targets(), {}, rows);
+}
+
+// B and C may stay in float32 beside other activations: in a verification, and in a commit.
+TYPED_TEST(SelectiveStateUpdateGpu, vectorsInFloat32StandBesideOtherActivations) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const bool mamba1 : {false, true}) {
+    const Batch batch = Batch::draw(4, 5, 3, false);
+    const Inputs inputs(batch, kFast, 4, mamba1);
+    const auto truth = reference_answer<double>(inputs, batch, {}, {});
+    const auto yardstick = reference_answer<float>(
+        inputs, batch, {}, {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()});
+    const DeviceTensor<float, 3> B(inputs.B), C(inputs.C);
+    Device<T, S> device(inputs, batch);
+    auto in = device.arguments({});
+    in.B = B.view();
+    in.C = C.view();
+    kernels::selective_state_update<T, S>(in, nullptr);
+    finish();
+    EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
+    EXPECT_TRUE(within_yardstick(kOperation, "state", device.state, yardstick.state, truth.state));
+  }
+}
+
+// A limit of the time step is no filter for NaN.
+TYPED_TEST(SelectiveStateUpdateGpu, aTimeStepThatIsNaNStaysNaN) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  const Batch batch = Batch::draw(1, 1, 1, false);
+  Inputs inputs(batch, kFast, 5);
+  inputs.dt(0, 1, 0) = std::numeric_limits<double>::quiet_NaN();
+  for (const bool starts : {false, true}) {
+    Device<T, S> device(inputs, batch);
+    device.run({.limited = true, .starts = starts});
+    const Array<float, 3> out = device.out.host();
+    for (std::int64_t p = 0; p < kFast.P; ++p) {
+      EXPECT_FALSE(std::isnan(out(0, 0, p)));
+      EXPECT_TRUE(std::isnan(out(0, 1, p)));
+    }
+  }
+}
+
+// Without indices a row has the slot of its own number, whatever the number of padding is; a batch
+// without rows is all padding.
+TYPED_TEST(SelectiveStateUpdateGpu, batchesWithoutIndicesOrRowsAreTheContracts) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  Batch batch = Batch::draw(3, 3, 1, false);
+  for (std::int64_t n = 0; n < 3; ++n) batch.indices(n) = static_cast<std::int32_t>(n);
+  const Inputs inputs(batch, kFast, 21);
+  for (const bool starts : {false, true}) {
+    Device<T, S> named(inputs, batch), unnamed(inputs, batch), empty(inputs, batch);
+    named.run({.starts = starts});
+    auto in = unnamed.arguments({.starts = starts});
+    in.slots = {.pad_slot_id = 0};
+    kernels::selective_state_update<T, S>(in, nullptr);
+    finish();
+    EXPECT_TRUE(same_bits(unnamed.out, named.out));
+    EXPECT_TRUE(same_bits(unnamed.state, named.state));
+    const DeviceTensor<std::int32_t, 1> zero(ints({0}));
+    in = empty.arguments({});
+    in.slots = {};
+    in.query_start_loc = zero.view();
+    kernels::selective_state_update<T, S>(in, nullptr);
+    finish();
+    for (const float x : empty.out.host()) EXPECT_EQ(x, 0);
+  }
 }
 
 // A, dt and dt_bias that differ along P and N: Mamba1.
@@ -427,6 +548,7 @@ TYPED_TEST(ScaledStatesGpu, areTheReferences) {
                                                         .slots = like.slots,
                                                         .query_start_loc = like.query_start_loc,
                                                         .state_scale = pool.scales.view(),
+                                                        .scale_block = block,
                                                         .rand_seed = rand_seed,
                                                         .rand_stream = 3};
       if (!table) in.query_start_loc.reset();  // one token per row: the fast way
@@ -440,15 +562,24 @@ TYPED_TEST(ScaledStatesGpu, areTheReferences) {
 }
 #endif
 
-class SelectiveStateUpdateArguments : public GpuTest {};
-
+/// What the kernel says of arguments that are changed from sound ones. Nothing here is device
+/// memory: arguments are refused before a launch, so this needs no GPU.
 template <class Change>
 std::string complaint_about(Change change) {
-  const Batch batch = Batch::draw(8, 2, 2, false);
-  const Inputs inputs(batch, {8, 2, 64, 128}, 8);
-  Device<Bf16, float> device(inputs, batch);
-  auto in = device.arguments({});
-  change(in, device);
+  constexpr std::int64_t kTokens = 2, H = 8, G = 2, P = 64, N = 128;
+  std::vector<float> memory(1 << 20);
+  const auto at = [&]<class E, std::size_t Rank>(E, const Shape<Rank>& shape) {
+    return make_view(reinterpret_cast<E*>(memory.data()), shape);
+  };
+  const auto per_head = at(float{}, Shape<1>{H});
+  kernels::SelectiveStateUpdate<Bf16, float> in{.x = at(Bf16(), Shape<3>{kTokens, H, P}),
+                                                .dt = repeat(at(Bf16(), Shape<2>{kTokens, H}), P),
+                                                .A = repeat(repeat(per_head, P), N),
+                                                .B = at(Bf16(), Shape<3>{kTokens, G, N}),
+                                                .C = at(Bf16(), Shape<3>{kTokens, G, N}),
+                                                .state = at(float{}, Shape<4>{5, H, P, N}),
+                                                .out = at(Bf16(), Shape<3>{kTokens, H, P})};
+  change(in, at);
   try {
     kernels::selective_state_update<Bf16, float>(in, nullptr);
   } catch (const kernels::ArgumentError& error) {
@@ -457,18 +588,52 @@ std::string complaint_about(Change change) {
   return "nothing";
 }
 
-TEST_F(SelectiveStateUpdateArguments, areRefusedByName) {
+TEST(SelectiveStateUpdateArguments, areRefusedByName) {
   using ::testing::HasSubstr;
-  EXPECT_EQ(complaint_about([](auto&, auto&) {}), "nothing");
-  EXPECT_THAT(complaint_about([](auto& in, auto& device) {
-                in.A = kernels::MixedView<3>(widened(widened(device.dt.view(), 1, 64), 2, 128));
+  const Shape<3> vectors{2, 2, 128};
+  EXPECT_THAT(complaint_about([](auto& in, auto at) {
+                in.A = repeat(repeat(at(Bf16(), Shape<1>{8}), 64), 128);
               }),
-              HasSubstr("A is expected to be"));
-  EXPECT_THAT(complaint_about([](auto& in, auto&) { in.C = cut(in.C, 0, 0); }),
+              HasSubstr("A is expected to be float32"));
+  EXPECT_THAT(complaint_about([](auto& in, auto at) {
+                in.C = at(Bf16(), Shape<3>{0, 2, 128});
+              }),
               HasSubstr("C is expected to be [T, G, N]"));
-  EXPECT_THAT(complaint_about([](auto& in, auto& device) { in.stash_dt = device.step.view(); }),
+  EXPECT_THAT(complaint_about([&](auto& in, auto at) { in.B = in.C = at(Fp16(), vectors); }),
+              HasSubstr("B is expected to be bfloat16, as x, or float32; got float16"));
+  EXPECT_THAT(complaint_about([&](auto& in, auto at) { in.C = at(float{}, vectors); }),
+              HasSubstr("C is expected to be bfloat16, as B; got float32"));
+  EXPECT_THAT(complaint_about([](auto& in, auto at) {
+                in.stash_dt = at(float{}, Shape<2>{2, 8});
+              }),
               HasSubstr("stash_decay and stash_dt is expected to be both given, or neither"));
+  EXPECT_THAT(complaint_about([](auto& in, auto) { in.scale_block = 16; }),
+              HasSubstr("scale_block is expected to be absent without state_scale"));
 }
+
+#ifdef LOCKSTEP_ALL_SHAPES
+// A hundred numbers in blocks of 32 have four scales, as blocks of 25 do: the block is told.
+TEST(SelectiveStateUpdateArguments, aBlockOfAScaleIsNotGuessed) {
+  std::vector<float> memory(1 << 16);
+  const auto at = [&]<class E, std::size_t Rank>(E, const Shape<Rank>& shape) {
+    return make_view(reinterpret_cast<E*>(memory.data()), shape);
+  };
+  const auto per_head = at(float{}, Shape<1>{1});
+  kernels::SelectiveStateUpdate<Bf16, kernels::Int8> in{
+      .x = at(Bf16(), Shape<3>{1, 1, 4}),
+      .dt = repeat(at(Bf16(), Shape<2>{1, 1}), 4),
+      .A = repeat(repeat(per_head, 4), 100),
+      .B = at(Bf16(), Shape<3>{1, 1, 100}),
+      .C = at(Bf16(), Shape<3>{1, 1, 100}),
+      .state = at(kernels::Int8{}, Shape<4>{2, 1, 4, 100}),
+      .out = at(Bf16(), Shape<3>{1, 1, 4}),
+      .state_scale = at(float{}, Shape<4>{2, 1, 4, 4})};
+  for (const std::int64_t block : {0, 20, 100}) {
+    if (block > 0) in.scale_block = block;
+    EXPECT_THROW(kernels::selective_state_update(in, nullptr), kernels::ArgumentError) << block;
+  }
+}
+#endif
 
 }  // namespace
 }  // namespace lockstep

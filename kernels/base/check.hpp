@@ -39,6 +39,7 @@ std::string text_of(const Shape<Rank>& shape) {
 class Checks {
  public:
   explicit Checks(const char* operation) : operation_(operation) {}
+  const char* operation() const { return operation_; }
 
   void expect(bool holds, const char* argument, const std::string& expected,
               const std::string& got) const {
@@ -69,6 +70,12 @@ class Checks {
     constexpr std::size_t last = V::rank() - 1;
     expect(view.extent(last) <= 1 || view.stride(last) == 1, argument,
            "contiguous in its last dimension", "a stride of " + std::to_string(view.stride(last)));
+  }
+  template <std::size_t Rank>
+  void contiguous_rows(const MixedView<Rank>& view, const char* argument) const {
+    constexpr std::size_t last = Rank - 1;
+    expect(view.extents[last] <= 1 || view.strides[last] == 1, argument,
+           "contiguous in its last dimension", "a stride of " + std::to_string(view.strides[last]));
   }
 
  private:

@@ -69,4 +69,15 @@ struct MixedView {
   __host__ __device__ explicit operator bool() const { return data != nullptr; }
 };
 
+/// The elements as what they are: the view's format is that of T.
+template <class T, std::size_t Rank>
+TensorView<const T, Rank> typed(const MixedView<Rank>& view) {
+  Shape<Rank> extents{}, strides{};
+  for (std::size_t i = 0; i < Rank; ++i) {
+    extents[i] = view.extents[i];
+    strides[i] = view.strides[i];
+  }
+  return make_view(static_cast<const T*>(view.data), extents, strides);
+}
+
 }  // namespace lockstep::kernels

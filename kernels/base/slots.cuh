@@ -21,30 +21,36 @@ struct RowPlan {
   TokenRange range;
   int source;
   int last;   ///< where the state after the last token goes, if there is no table
-  int entry;  ///< lane i has the table's i-th slot
+  int entry;  ///< lane i has the slot of the state after token i, if there is a table
 };
 
 /// What a kernel needs of `query_start_loc` and StateSlots. Pointers are into device memory.
 struct RowSlots {
-  const std::int32_t* starts = nullptr;   ///< [N + 1]; null: every token is a row
-  const std::int32_t* indices = nullptr;  ///< [N], or the table [N, columns]
-  const std::int32_t* out_indices = nullptr;
+  const std::int32_t* starts = nullptr;       ///< [N + 1]; null: every token is a row
+  const std::int32_t* indices = nullptr;      ///< [N], or the table [N, columns]
+  const std::int32_t* out_indices = nullptr;  ///< likewise: where states go, if not where they were
   const std::int32_t* num_accepted = nullptr;
   int starts_stride = 0;
   int indices_stride = 0;
   int column_stride = 0;
-  int columns = 0;  ///< 0: there is no table
   int out_indices_stride = 0;
+  int out_column_stride = 0;
   int num_accepted_stride = 0;
+  int columns = 0;      ///< of the table; 0: there is none
+  int out_columns = 0;  ///< of the table of targets, which is `indices` if there is no other
   int pad_slot_id = -1;
   int slot_count = 0;
   int rows = 0;
   int tokens = 0;
 
 #ifdef __CUDACC__
+  /// A product of 64 bits by one instruction: a column of a wide tensor lies beyond 2^31 elements.
+  __device__ static std::int64_t wide(int index, int stride) {
+    return std::int64_t{index} * stride;
+  }
   /// The first token of a row; of the one behind the last, the end.
   __device__ int begin(int row) const {
-    return starts ? starts[row * starts_stride] : row;
+    return starts ? starts[wide(row, starts_stride)] : row;
   }
   __device__ TokenRange range(int row) const {
     return checked_range(begin(row), begin(row + 1));
@@ -55,53 +61,62 @@ struct RowSlots {
   }
   /// Tokens behind the last row.
   __device__ int padding_begin() const {
-    return starts ? max(0, starts[rows * starts_stride]) : tokens;
+    return starts ? max(0, starts[wide(rows, starts_stride)]) : tokens;
   }
   __device__ int named(int entry) const {
     return entry < 0 || entry == pad_slot_id || entry >= slot_count ? kNowhere : entry;
   }
   __device__ int accepted_before(int row) const {
-    return num_accepted ? max(1, num_accepted[row * num_accepted_stride]) : 1;
+    return num_accepted ? max(1, num_accepted[wide(row, num_accepted_stride)]) : 1;
   }
+  /// Without indices a row has the slot of its own number, whatever pad_slot_id is.
+  __device__ int own_slot(int row) const {
+    return row < slot_count ? row : kNowhere;
+  }
+  /// Of a batch without a table.
   __device__ int source(int row) const {
-    if (!indices) return row < slot_count ? row : kNowhere;
-    if (columns == 0) return named(indices[row * indices_stride]);
-    const int column = accepted_before(row) - 1;
-    if (column >= columns) return kNowhere;
-    return named(indices[row * indices_stride + column * column_stride]);
+    return indices ? named(indices[wide(row, indices_stride)]) : own_slot(row);
   }
-  /// What source() may say when the earlier launch has ended. Past L1, where what is read now would
-  /// stay.
+  /// Likewise: where the state after the row's last token goes, by what source() said.
+  __device__ int target(int row, int source) const {
+    return out_indices ? named(out_indices[wide(row, out_indices_stride)]) : source;
+  }
+  /// The slot that the row may read when the earlier launch has ended. Past L1, where what is read
+  /// now would stay.
   __device__ int likely_source(int row) const {
-    if (!indices) return row < slot_count ? row : kNowhere;
-    const int accepted = num_accepted ? __ldcg(num_accepted + row * num_accepted_stride) : 1;
+    if (!indices) return own_slot(row);
+    const int accepted = num_accepted ? __ldcg(num_accepted + wide(row, num_accepted_stride)) : 1;
     const int column = columns == 0 ? 0 : min(max(accepted, 1), columns) - 1;
-    return named(__ldcg(indices + row * indices_stride + column * column_stride));
+    return named(__ldcg(indices + wide(row, indices_stride) + wide(column, column_stride)));
   }
   /// Likewise of range().
   __device__ TokenRange likely_range(int row) const {
     if (!starts) return {row, 1};
-    return checked_range(__ldcg(starts + row * starts_stride),
-                         __ldcg(starts + (row + 1) * starts_stride));
+    return checked_range(__ldcg(starts + wide(row, starts_stride)),
+                         __ldcg(starts + wide(row + 1, starts_stride)));
   }
   /// All that a row of several tokens needs, asked for at once. Every lane of a warp calls it.
   __device__ RowPlan plan(int row) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     RowPlan plan;
-    plan.entry = !indices         ? row
-                 : columns == 0   ? indices[row * indices_stride]
-                 : lane < columns ? indices[row * indices_stride + lane * column_stride]
-                                  : kNowhere;
-    const int out = out_indices ? out_indices[row * out_indices_stride] : kNowhere;
+    int entry = kNowhere, out = kNowhere;
+    if (columns == 0) {
+      if (indices) entry = indices[wide(row, indices_stride)];
+      if (out_indices) out = out_indices[wide(row, out_indices_stride)];
+    } else {
+      if (lane < columns) entry = indices[wide(row, indices_stride) + wide(lane, column_stride)];
+      if (out_indices && lane < out_columns) out = target_entry(row, lane);
+    }
     const int column = accepted_before(row) - 1;
     plan.range = range(row);
-    plan.entry = named(plan.entry);
-    plan.source = plan.entry;
-    if (columns > 0)
+    plan.entry = plan.source = indices ? named(entry) : own_slot(row);
+    if (columns > 0) {
       plan.source = column < 32 ? __shfl_sync(0xffffffffu, plan.entry, column)
                     : column < columns
-                        ? named(indices[row * indices_stride + column * column_stride])
+                        ? named(indices[wide(row, indices_stride) + wide(column, column_stride)])
                         : kNowhere;
+      if (out_indices) plan.entry = named(out);
+    }
     plan.last = out_indices ? named(out) : plan.source;
     return plan;
   }
@@ -109,16 +124,14 @@ struct RowSlots {
   __device__ int target(const RowPlan& plan, int row, int token) const {
     if (columns == 0) return token == plan.range.size - 1 ? plan.last : kNowhere;
     if (token < 32) return __shfl_sync(0xffffffffu, plan.entry, token);
-    return token < columns ? named(indices[row * indices_stride + token * column_stride])
-                           : kNowhere;
+    return token < out_columns ? named(target_entry(row, token)) : kNowhere;
   }
-  /// Where the state after token `token` of the row's `size` goes; `source` is what source() said.
-  __device__ int target(int row, int token, int size, int source) const {
-    if (columns > 0)
-      return token < columns ? named(indices[row * indices_stride + token * column_stride])
-                             : kNowhere;
-    if (token != size - 1) return kNowhere;
-    return out_indices ? named(out_indices[row * out_indices_stride]) : source;
+
+ private:
+  /// An entry of the table of targets.
+  __device__ std::int32_t target_entry(int row, int token) const {
+    return out_indices ? out_indices[wide(row, out_indices_stride) + wide(token, out_column_stride)]
+                       : indices[wide(row, indices_stride) + wide(token, column_stride)];
   }
 #endif
 };
@@ -155,11 +168,23 @@ inline RowSlots row_slots(const Checks& checks, const StateSlots& slots,
     checks.expect(slots.table->extent(0) == rows.rows && slots.table->extent(1) >= 1,
                   "state_indices", "[N, 1 + drafts] with N = " + std::to_string(rows.rows),
                   text_of(shape_of(*slots.table)));
-    checks.expect(!slots.out_indices, "state_out_indices", "absent beside a table", "given");
     rows.indices = slots.table->data_handle();
     rows.indices_stride = number(slots.table->stride(0), "state_indices");
     rows.column_stride = number(slots.table->stride(1), "state_indices");
-    rows.columns = number(slots.table->extent(1), "state_indices");
+    rows.columns = rows.out_columns = number(slots.table->extent(1), "state_indices");
+  }
+  checks.expect(!(slots.table && slots.out_indices) && (slots.table || !slots.out_table),
+                "state_out_indices",
+                "a list beside a list of state_indices, a table beside a table",
+                slots.out_table ? "a table" : "a list");
+  if (slots.out_table) {
+    checks.expect(slots.out_table->extent(0) == rows.rows, "state_out_indices",
+                  "[N, 1 + drafts] with N = " + std::to_string(rows.rows),
+                  text_of(shape_of(*slots.out_table)));
+    rows.out_indices = slots.out_table->data_handle();
+    rows.out_indices_stride = number(slots.out_table->stride(0), "state_out_indices");
+    rows.out_column_stride = number(slots.out_table->stride(1), "state_out_indices");
+    rows.out_columns = number(slots.out_table->extent(1), "state_out_indices");
   }
   if (slots.out_indices) {
     per_row(*slots.out_indices, "state_out_indices");

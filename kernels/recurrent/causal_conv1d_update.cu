@@ -10,7 +10,9 @@
 #include "kernels/recurrent/causal_conv1d_update.hpp"
 
 #include "kernels/base/device.cuh"
+#include "kernels/base/launch_note.hpp"
 #include "kernels/base/slots.cuh"
+#include "kernels/base/zero.cuh"
 #include "kernels/recurrent/shapes.hpp"
 #include "kernels/recurrent/state_rows.cuh"
 
@@ -83,7 +85,7 @@ struct ConvStep {
 #pragma unroll
     for (int i = 0; i < W; ++i) load_pack<Cached::yes>(w[i], weights + i * piece);
     if (p.bias) load_pack<Cached::yes>(bias, static_cast<const T*>(p.bias.data) + d);
-    const int source = p.rows.source(n), target = p.rows.target(n, 0, 1, source);
+    const int source = p.rows.source(n), target = p.rows.target(n, source);
 
     float y[kVec] = {};
     if (source != kNowhere) {
@@ -223,7 +225,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int k = 0; k < kWidthMax; ++k)
     history[k] = k < p.W - 1 ? to_float(p.state(slot, d, first + k)) : 0.0f;
   channel.run_chain(range, history);
-  const int target = p.rows.target(n, range.size - 1, range.size, slot);
+  const int target = p.rows.target(n, slot);
   if (target == kNowhere || range.size == 0) return;
   // The new column j is column j + skip of (the columns that count ++ the tokens).
   const int columns = speculative ? first + p.W - 1 : p.C;
@@ -241,6 +243,7 @@ void launch_vectors(const Parameters<T, T>& p, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>((p.D / kVec + kThreads - 1) / kThreads);
   const auto kernel = p.weight.strides[0] == 1 ? conv_step_kernel<T, W, C, kVec, kMany, true>
                                                : conv_step_kernel<T, W, C, kVec, kMany, false>;
+  last_launch = {kMany ? "step of many rows" : "step", kVec, kThreads / 32};
   launch("causal_conv1d_update", kernel, dim3(blocks, static_cast<unsigned>(p.rows.rows)),
          dim3(kThreads), 0, stream, true, p);
 }
@@ -293,6 +296,7 @@ void launch_any(const Parameters<T, S>& p, cudaStream_t stream) {
   }
   const dim3 grid(static_cast<unsigned>((p.D + kThreads - 1) / kThreads),
                   static_cast<unsigned>(p.rows.rows));
+  last_launch = {"rows", 1, kThreads / 32};
   launch("causal_conv1d_update", conv_rows_kernel<T, S>, grid, dim3(kThreads), 0, stream, false, p);
 }
 
@@ -322,10 +326,8 @@ void causal_conv1d_update(const CausalConv1dUpdate<T, S>& in, cudaStream_t strea
   checks.shape(in.conv_state, "conv_state", "[slots, D, C]", {in.conv_state.extent(0), D, C});
   const bool speculative = in.slots.num_accepted.has_value();
   const bool read_only = in.snapshots || in.parents;
-  checks.expect(
-      C >= W - 1 && (speculative || C <= W), "conv_state",
-      speculative ? "[slots, D, C] with C of at least W - 1" : "[slots, D, C] with C = W - 1 or W",
-      "C = " + std::to_string(C) + " for W = " + std::to_string(W));
+  checks.expect(C >= W - 1, "conv_state", "[slots, D, C] with C of at least W - 1",
+                "C = " + std::to_string(C) + " for W = " + std::to_string(W));
   checks.expect(!speculative || !read_only, "num_accepted_tokens",
                 "absent with snapshots or parents", "given");
   Parameters<T, S> p{};
@@ -352,7 +354,12 @@ void causal_conv1d_update(const CausalConv1dUpdate<T, S>& in, cudaStream_t strea
     p.parents = in.parents->data_handle();
     p.parents_stride = in.parents->stride(0);
   }
-  if (p.rows.rows == 0 || D == 0) return;
+  if (p.rows.rows == 0)
+    return zero_outputs(checks.operation(),
+                        make_view(in.out.data_handle(), Shape<3>{T_, D, 1},
+                                  Shape<3>{in.out.stride(0), in.out.stride(1), 1}),
+                        stream);
+  if (D == 0) return;
   launch_any(p, stream);
 }
 

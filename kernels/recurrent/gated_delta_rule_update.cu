@@ -3,6 +3,7 @@
 // k and S q are sums over the lanes of one row.
 #include "kernels/recurrent/gated_delta_rule_update.hpp"
 
+#include "kernels/base/zero.cuh"
 #include "kernels/recurrent/recurrence_launch.cuh"
 
 namespace lockstep::kernels {
@@ -301,6 +302,7 @@ void gated_delta_rule_update(const GatedDeltaRuleUpdate<T, S>& in, cudaStream_t 
         *in.fold_accepted, {}, p);
     p.read_only = true;
   }
+  if (p.rows.rows == 0) return zero_outputs(checks.operation(), in.out, stream);
   launch_update<T, S>(p, inputs, stream);
 }
 

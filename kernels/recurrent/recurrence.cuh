@@ -267,7 +267,7 @@ struct RecurrenceBlock {
     if (source == kNowhere) return write(0.0f, n);
     StateRows<Layout, kRows> state;
     state.template load<kCached>(lane_rows, p.state, source, head);
-    const int target = p.rows.target(n, 0, 1, source);
+    const int target = p.rows.target(n, source);
     const Token token = prepare<false>(n, raw);
     const float out = Op::step(token, state.s);
     if (target != kNowhere) state.template store<kCached>(lane_rows, p.state, target, head);

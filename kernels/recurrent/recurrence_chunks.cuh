@@ -152,7 +152,7 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
       }
       if (own >= count) continue;
       __syncthreads();
-      read_chunk(staged, products, state, own, count, plan.range.begin + first + own - folds);
+      read_chunk(staged, products, state, own, count, plan.range.begin, first + own - folds);
       if (end == total) return;
       for (int i = own; i < count; ++i) {
         state.advance(
@@ -183,19 +183,25 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     }
   }
 
-  /// Outputs of the chunk [begin, end), whose first token is t. First row values become what each
-  /// token adds. The lane has token lane % 4 of every four, in the rows lane / 4 and lane / 4 + 8.
-  /// A state stored in 16 bits is exact in tf32 before the first chunk; before a later one, of rows
-  /// of more than kStage tokens, its upper 11 bits are read.
+  /// Outputs of the chunk [begin, end), whose first token is the row's `before`-th. First row
+  /// values become what each token adds. The lane has token lane % 4 of every four, in the rows
+  /// lane / 4 and lane / 4 + 8. A state stored in 16 bits is exact in tf32 before the first chunk;
+  /// before a later one, of rows of more than kStage tokens, it has more bits.
   __device__ void read_chunk(Staged& staged, const ChunkProducts<kStage>& products,
-                             const QuadRows<Layout>& state, int begin, int end, int t) const {
+                             const QuadRows<Layout>& state, int begin, int end, int row_begin,
+                             int before) const {
+    const int t = row_begin + before;
+    const bool wide = sizeof(S) == 4 || before > 0;
     const int mine = static_cast<int>(threadIdx.x % 4);
     const int warp_row = static_cast<int>(threadIdx.x / 32) * 16;
     for (int first = begin; first < end; first += 4) {
       const int column = static_cast<int>(threadIdx.x % 32 / 4);
       float by_state[2][2];  // [row][column]
-      state.template multiply<sizeof(S) == 4>(
-          staged.columns[min(first + column / 2, end - 1)][column % 2], by_state);
+      const float* const x = staged.columns[min(first + column / 2, end - 1)][column % 2];
+      if (wide)
+        state.template multiply<true>(x, by_state);
+      else
+        state.template multiply<false>(x, by_state);
       const int i = min(first + mine, end - 1), later = i - begin;
       const float2 scales = products.state_scales[later];
 #pragma unroll

@@ -2,6 +2,7 @@
 // rows of a state are tiled for it.
 #pragma once
 
+#include "kernels/base/launch_note.hpp"
 #include "kernels/recurrent/recurrence_chunks.cuh"
 
 namespace lockstep::kernels {
@@ -73,6 +74,17 @@ struct WarpTiling {
   static constexpr Cached kCached = kCached_;
 };
 
+constexpr const char* name_of(LaunchKind kind) {
+  switch (kind) {
+    case LaunchKind::step: return "step";
+    case LaunchKind::chain: return "chain";
+    case LaunchKind::staged: return "staged";
+    case LaunchKind::verify: return "verify";
+    case LaunchKind::any: return "any";
+  }
+  return "";
+}
+
 template <LaunchKind kKind>
 using Launch = std::integral_constant<LaunchKind, kKind>;
 
@@ -89,6 +101,7 @@ void launch_recurrence(const char* operation, const RecurrenceParameters<S>& p,
   constexpr int kRowsOfBlock = kWarps * kRows * Layout::kRowsPerWarp;
   const dim3 grid(static_cast<unsigned>((p.R + kRowsOfBlock - 1) / kRowsOfBlock),
                   static_cast<unsigned>(p.heads), static_cast<unsigned>(p.rows.rows));
+  last_launch = {name_of(kKind), kRows, kWarps, Tiling::kCached == Cached::yes};
   launch(operation,
          recurrence_kernel<Op, S, Layout, kRows, kWarps, Tiling::kWarpsPerProcessor,
                            Tiling::kCached, kKind>,

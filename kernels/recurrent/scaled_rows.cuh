@@ -54,25 +54,31 @@ __device__ void scale_up(float (&x)[Layout::kCount], const float* scales, const 
   }
 }
 
+/// The larger one; NaN if one is, as no number stands for a block with NaN in it but NaN.
+__device__ inline float larger_or_nan(float a, float b) {
+  return a > b || isnan(a) ? a : b;
+}
+
 /// The largest magnitude of the block that the lane's piece c belongs to. Every lane calls it.
 template <class Layout>
 __device__ void block_maxima(float (&amax)[Layout::kChunks], const float (&x)[Layout::kCount],
                              int block, int C) {
   const auto over_lanes = [](float m, int lanes) {
     for (int distance = 1; distance < lanes; distance *= 2)
-      m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, distance));
+      m = larger_or_nan(m, __shfl_xor_sync(0xffffffffu, m, distance));
     return m;
   };
 #pragma unroll
   for (int c = 0; c < Layout::kChunks; ++c) {
     amax[c] = 0.0f;
 #pragma unroll
-    for (int i = 0; i < Layout::kVec; ++i) amax[c] = fmaxf(amax[c], fabsf(x[c * Layout::kVec + i]));
+    for (int i = 0; i < Layout::kVec; ++i)
+      amax[c] = larger_or_nan(amax[c], fabsf(x[c * Layout::kVec + i]));
   }
   if (block >= C) {
     float all = 0.0f;
 #pragma unroll
-    for (int c = 0; c < Layout::kChunks; ++c) all = fmaxf(all, amax[c]);
+    for (int c = 0; c < Layout::kChunks; ++c) all = larger_or_nan(all, amax[c]);
     all = over_lanes(all, Layout::kLanes);
 #pragma unroll
     for (int c = 0; c < Layout::kChunks; ++c) amax[c] = all;
@@ -87,7 +93,7 @@ __device__ void block_maxima(float (&amax)[Layout::kChunks], const float (&x)[La
       float m = 0.0f;
 #pragma unroll
       for (int c = 0; c < Layout::kChunks; ++c)
-        if (Layout::column(c) / block == b) m = fmaxf(m, own[c]);
+        if (Layout::column(c) / block == b) m = larger_or_nan(m, own[c]);
       m = over_lanes(m, Layout::kLanes);
 #pragma unroll
       for (int c = 0; c < Layout::kChunks; ++c)
@@ -131,7 +137,7 @@ __device__ void store_scaled(S* row, const float (&x)[Layout::kCount], float* sc
   for (int c = 0; c < Layout::kChunks; ++c) {
     const int column = Layout::column(c);
     if (column >= C) continue;
-    const float scale = amax[c] > 0.0f ? __fdiv_rn(amax[c], kLargest<S>) : 1.0f;
+    const float scale = amax[c] == 0.0f ? 1.0f : __fdiv_rn(amax[c], kLargest<S>);
     const float inverse = __frcp_rn(scale);
     if (column % pool.block == 0) scales[column / pool.block * pool.scale_stride] = scale;
     Pack<S, Layout::kVec> numbers;

@@ -3,22 +3,26 @@
 // sum over the lanes of one row.
 #include "kernels/recurrent/selective_state_update.hpp"
 
+#include "kernels/base/zero.cuh"
 #include "kernels/recurrent/recurrence_launch.cuh"
 
 namespace lockstep::kernels {
 namespace {
 
-/// kPerHead: A, dt and dt_bias are one number per head, as in Mamba2; otherwise any (Mamba1).
-template <class T, bool kPerHead>
+/// kPerHead: A, dt and dt_bias are one number per head, as in Mamba2; otherwise any (Mamba1). V is
+/// the type of B and C.
+template <class T, bool kPerHead, class V = T>
 struct SelectiveState {
   struct Parameters {
-    HeadVectors<const T> x, B, C;
+    HeadVectors<const T> x;
+    HeadVectors<const V> B, C;
     MixedView<3> dt, A, z;
     MixedView<2> D, dt_bias;
     HeadVectors<T> out;
     TensorView<float, 2> stash_decay, stash_dt;
     TensorView<const float, 2> folded_decay, folded_dt;
-    HeadVectors<const T> folded_x, folded_B;
+    HeadVectors<const T> folded_x;
+    HeadVectors<const V> folded_B;
     float dt_min, dt_max;  ///< infinite where there is no limit
     bool dt_softplus;
     Divisor heads_per_group;
@@ -73,7 +77,8 @@ struct SelectiveState {
     float dt = value_of(dt_bits, p.dt.format);
     if (p.dt_bias) dt += value_of(bias_bits, p.dt_bias.format);
     if (p.dt_softplus) dt = softplus(dt);
-    return fminf(fmaxf(dt, p.dt_min), p.dt_max);
+    if (dt < p.dt_min) dt = p.dt_min;  // comparisons, which keep NaN
+    return dt > p.dt_max ? p.dt_max : dt;
   }
 
   static constexpr int steps(int rows) {
@@ -82,7 +87,7 @@ struct SelectiveState {
 
   template <class Layout, int kRows>
   struct Raw {
-    typename Layout::template Raw<T> B, C;
+    typename Layout::template Raw<V> B, C;
     T x[kRows], own_x;
     unsigned dt[steps(kRows)], dt_bias[steps(kRows)], D, z, A;
     float decay, folded_dt;
@@ -221,22 +226,22 @@ void add_scales(const Checks& checks, const SelectiveStateUpdate<T, S>& in, Stat
                 kIsScaled<S> ? "given for states in int8 and e4m3" : "absent",
                 kIsScaled<S> ? "nothing" : "one");
   checks.expect(!in.rand_seed || kIsScaled<S>, "rand_seed", "absent without state_scale", "given");
+  checks.expect(!in.scale_block || kIsScaled<S>, "scale_block", "absent without state_scale",
+                "given");
   if constexpr (kIsScaled<S>) {
     checks.expect(!in.snapshots, "snapshots", "absent beside state_scale", "given");
     const TensorView<float, 4>& scales = *in.state_scale;
     const Shape<4> state = shape_of(in.state);
-    const std::int64_t blocks = scales.extent(3);
-    checks.shape(scales, "state_scale", "[slots, H, P, blocks]",
-                 {state[0], state[1], state[2], blocks});
-    const std::int64_t block = blocks < 1 ? 0 : (state[3] + blocks - 1) / blocks;
-    checks.expect(block >= 1 && (state[3] + block - 1) / block == blocks, "state_scale",
-                  "[slots, H, P, ceil(N / block)]", text_of(shape_of(scales)));
+    const std::int64_t block = in.scale_block.value_or(state[3]);
+    checks.expect(block >= 1, "scale_block", "at least 1", std::to_string(block));
+    checks.shape(scales, "state_scale", "[slots, H, P, ceil(N / scale_block)]",
+                 {state[0], state[1], state[2], (state[3] + block - 1) / block});
     pool.scales = scales.data_handle();
     pool.scale_slot_stride = scales.stride(0);
     pool.scale_head_stride = scales.stride(1);
     pool.scale_row_stride = scales.stride(2);
     pool.scale_stride = scales.stride(3);
-    pool.block = static_cast<int>(block);
+    pool.block = static_cast<int>(std::min(block, state[3]));
     pool.heads = static_cast<int>(state[1]);
     pool.stochastic = in.rand_seed.has_value();
     pool.seed = in.rand_seed.value_or(0);
@@ -252,26 +257,30 @@ bool is_repeated(const MixedView<Rank>& view, std::size_t first) {
   return true;
 }
 
-template <class T, class S>
+/// B and C of the activations' type may take the kernels with 16-byte accesses.
+template <class T, class S, class V>
 void launch_per_head(const RecurrenceParameters<S>& p,
-                     const typename SelectiveState<T, true>::Parameters& in, bool aligned,
+                     const typename SelectiveState<T, true, V>::Parameters& in, bool aligned,
                      cudaStream_t stream) {
-  using Op = SelectiveState<T, true>;
-  if (aligned) {
+  using Op = SelectiveState<T, true, V>;
+  if constexpr (std::is_same_v<T, V>) {
+    if (aligned) {
 #define LOCKSTEP_CASE(N) \
   if (launch_fast<Op, S, FastRows<S, N>>(kName, p, in, stream)) return;
-    LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
+      LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
 #undef LOCKSTEP_CASE
+    }
   }
   launch_any<Op>(kName, p, in, stream);
 }
 
-template <class T, class S, bool kPerHead>
-typename SelectiveState<T, kPerHead>::Parameters inputs_of(const SelectiveStateUpdate<T, S>& in) {
-  typename SelectiveState<T, kPerHead>::Parameters p{};
+template <class T, class S, bool kPerHead, class V>
+typename SelectiveState<T, kPerHead, V>::Parameters inputs_of(
+    const SelectiveStateUpdate<T, S>& in) {
+  typename SelectiveState<T, kPerHead, V>::Parameters p{};
   p.x = HeadVectors<const T>(in.x);
-  p.B = HeadVectors<const T>(in.B);
-  p.C = HeadVectors<const T>(in.C);
+  p.B = HeadVectors<const V>(typed<V>(in.B));
+  p.C = HeadVectors<const V>(typed<V>(in.C));
   p.dt = in.dt;
   p.A = in.A;
   p.z = in.z;
@@ -281,7 +290,7 @@ typename SelectiveState<T, kPerHead>::Parameters inputs_of(const SelectiveStateU
   p.dt_min = in.dt_min.value_or(-INFINITY);
   p.dt_max = in.dt_max.value_or(INFINITY);
   p.dt_softplus = in.dt_softplus;
-  p.heads_per_group = Divisor(in.x.extent(1) / in.B.extent(1));
+  p.heads_per_group = Divisor(in.x.extent(1) / in.B.extents[1]);
   if (in.stash_dt) {
     p.stash_decay = *in.stash_decay;
     p.stash_dt = *in.stash_dt;
@@ -289,16 +298,39 @@ typename SelectiveState<T, kPerHead>::Parameters inputs_of(const SelectiveStateU
   return p;
 }
 
+/// The launch for B and C of type V.
+template <class T, class S, class V>
+void launch_update(const RecurrenceParameters<S>& p, const SelectiveStateUpdate<T, S>& in,
+                   bool per_head, cudaStream_t stream) {
+  if (per_head)
+    launch_per_head<T, S, V>(p, inputs_of<T, S, true, V>(in),
+                             rows_aligned(typed<V>(in.B), 16) && rows_aligned(typed<V>(in.C), 16),
+                             stream);
+  else
+    launch_any<SelectiveState<T, false, V>>(kName, p, inputs_of<T, S, false, V>(in), stream);
+}
+
+/// body(V()) for the type of B and C: T or float32.
+template <class T, class Body>
+void with_vectors(const Checks& checks, const MixedView<3>& B, Body body) {
+  if (B.format == format_of<T>()) return body(T());
+  checks.expect(B.format == Format::float32, "B",
+                std::string(name_of(format_of<T>())) + ", as x, or float32", name_of(B.format));
+  body(0.0f);
+}
+
 template <class T, class S>
 void check(const Checks& checks, const SelectiveStateUpdate<T, S>& in, bool per_head) {
   const Shape<3> tokens = shape_of(in.x);
   const std::int64_t T_ = tokens[0], H = tokens[1], P = tokens[2];
-  const std::int64_t G = in.B.extent(1), N = in.B.extent(2);
+  const std::int64_t G = in.B.extents[1], N = in.B.extents[2];
   checks.expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G",
                 "H = " + std::to_string(H) + ", G = " + std::to_string(G));
   checks.shape(in.state, "state", kStateLetters, {in.state.extent(0), H, P, N});
   checks.shape(in.B, "B", "[T, G, N]", {T_, G, N});
   checks.shape(in.C, "C", "[T, G, N]", {T_, G, N});
+  checks.expect(in.C.format == in.B.format, "C", name_of(in.B.format) + std::string(", as B"),
+                name_of(in.C.format));
   checks.shape(in.out, "out", "[T, H, P]", tokens);
   checks.shape(in.dt, "dt", "[T, H, P]", tokens);
   checks.shape(in.A, "A", "[H, P, N]", {H, P, N});
@@ -331,12 +363,10 @@ void selective_state_update(const SelectiveStateUpdate<T, S>& in, cudaStream_t s
   add_scales(checks, in, p.state);
   add_snapshots(checks, in.snapshots, p);
   add_parents(checks, in.parents, p);
-  if (p.rows.rows == 0 || in.state.empty()) return;
-  if (per_head)
-    launch_per_head<T, S>(p, inputs_of<T, S, true>(in),
-                          rows_aligned(in.B, 16) && rows_aligned(in.C, 16), stream);
-  else
-    launch_any<SelectiveState<T, false>>(kName, p, inputs_of<T, S, false>(in), stream);
+  if (p.rows.rows == 0) return zero_outputs(kName, in.out, stream);
+  if (in.state.extent(1) == 0) return;
+  with_vectors<T>(checks, in.B,
+                  [&](auto v) { launch_update<T, S, decltype(v)>(p, in, per_head, stream); });
 }
 
 template <class T, class S>
@@ -344,7 +374,7 @@ void selective_state_replay(const SelectiveStateStash<T>& stash, const TensorVie
                             const StateSlots& slots, const IndexView& accepted,
                             const std::optional<IndexTable>& nodes, cudaStream_t stream) {
   const Checks checks("selective_state_replay");
-  const std::int64_t T_ = stash.x.extent(0), H = stash.x.extent(1), G = stash.B.extent(1);
+  const std::int64_t T_ = stash.x.extent(0), H = stash.x.extent(1), G = stash.B.extents[1];
   checks.expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G",
                 "H = " + std::to_string(H) + ", G = " + std::to_string(G));
   checks.shape(stash.B, "B", "[T, G, N]", {T_, G, state.extent(3)});
@@ -353,18 +383,21 @@ void selective_state_replay(const SelectiveStateStash<T>& stash, const TensorVie
   checks.shape(stash.dt, "dt", "[T, H]", {T_, H});
   checks.contiguous_rows(stash.B, "B");
   checks.contiguous_rows(stash.x, "x");
-  typename SelectiveState<T, true>::Parameters inputs{};
-  inputs.folded_decay = stash.decay;
-  inputs.folded_dt = stash.dt;
-  inputs.folded_x = HeadVectors<const T>(stash.x);
-  inputs.folded_B = HeadVectors<const T>(stash.B);
-  inputs.heads_per_group = Divisor(H / G);
   RecurrenceParameters<S> p =
       recurrence_parameters(checks, kStateLetters, state, slots, stash.query_start_loc, T_);
   add_fold(checks, p.rows, accepted, nodes, p);
   p.runs_tokens = false;
   if (p.rows.rows == 0 || state.empty()) return;
-  launch_per_head<T, S>(p, inputs, rows_aligned(stash.B, 16), stream);
+  with_vectors<T>(checks, stash.B, [&](auto v) {
+    using V = decltype(v);
+    typename SelectiveState<T, true, V>::Parameters inputs{};
+    inputs.folded_decay = stash.decay;
+    inputs.folded_dt = stash.dt;
+    inputs.folded_x = HeadVectors<const T>(stash.x);
+    inputs.folded_B = HeadVectors<const V>(typed<V>(stash.B));
+    inputs.heads_per_group = Divisor(H / G);
+    launch_per_head<T, S, V>(p, inputs, rows_aligned(typed<V>(stash.B), 16), stream);
+  });
 }
 
 #define LOCKSTEP_INSTANTIATE(T, S)                                                             \

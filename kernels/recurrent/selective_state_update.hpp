@@ -26,8 +26,8 @@ struct SelectiveStateUpdate {
   TensorView<const T, 3> x;  // [T, H, P]
   MixedView<3> dt;           // [T, H, P]
   MixedView<3> A;            // [H, P, N] float32
-  TensorView<const T, 3> B;  // [T, G, N]
-  TensorView<const T, 3> C;  // [T, G, N]
+  MixedView<3> B;            // [T, G, N], T, or float32 (slower: no kernel with 16-byte accesses)
+  MixedView<3> C;            // [T, G, N], of the type of B
   TensorView<S, 4> state;    // [slots, H, P, N]
   TensorView<T, 3> out;      // [T, H, P]
   MixedView<2> D{};          // [H, P]
@@ -38,11 +38,12 @@ struct SelectiveStateUpdate {
   std::optional<float> dt_max{};
   StateSlots slots{};
   std::optional<IndexView> query_start_loc{};  // [N + 1]
-  /// Of states in int8 and e4m3, float32 [slots, H, P, ceil(N / block)]: value = number * scale
-  /// (reference/recurrent/scaled_state.hpp). With rand_seed numbers are rounded stochastically, by
-  /// the Philox stream rand_stream: another one for every launch. Such states have no snapshots and
-  /// no replay.
+  /// Of states in int8 and e4m3, float32 [slots, H, P, ceil(N / scale_block)]: value = number *
+  /// scale (reference/recurrent/scaled_state.hpp). Without scale_block a row has one. With
+  /// rand_seed numbers are rounded stochastically, by the Philox stream rand_stream: another one
+  /// for every launch. Such states have no snapshots and no replay.
   std::optional<TensorView<float, 4>> state_scale{};
+  std::optional<std::int64_t> scale_block{};  ///< numbers of a row that share a scale
   std::optional<std::uint64_t> rand_seed{};
   std::uint64_t rand_stream = 0;
   /// With snapshots [T, H, P, N], parents [T] or read_only, the state is only read.
@@ -66,7 +67,7 @@ struct SelectiveStateStash {
   TensorView<const float, 2> decay;            // [T, H]
   TensorView<const float, 2> dt;               // [T, H]
   TensorView<const T, 3> x;                    // [T, H, P]
-  TensorView<const T, 3> B;                    // [T, G, N]
+  MixedView<3> B;                              // [T, G, N], T or float32
   std::optional<IndexView> query_start_loc{};  // [N + 1]
 };
 

@@ -88,6 +88,14 @@ inline void expect_type(const MaybeTensor& tensor, at::ScalarType type, const ch
   if (tensor) expect(tensor->scalar_type() == type, argument, type, tensor->scalar_type());
 }
 
+/// Elements of a row lie side by side.
+inline void expect_contiguous_rows(const MaybeTensor& tensor, const char* argument) {
+  if (tensor)
+    TORCH_CHECK(tensor->size(-1) <= 1 || tensor->stride(-1) == 1, argument,
+                " is expected to be contiguous in its last dimension; got strides ",
+                tensor->strides());
+}
+
 /// Where the first is given, so are the others, or none of them.
 inline void expect_together(const MaybeTensor& a, const MaybeTensor& b, const char* arguments) {
   expect(a.has_value() == b.has_value(), arguments, "both given, or neither", "one of them");
@@ -126,7 +134,10 @@ inline StateSlots slots_of(const MaybeTensor& state_indices, const MaybeTensor& 
     slots.table = indices_of<2>(state_indices, "state_indices");
   else
     slots.indices = indices_of(state_indices, "state_indices");
-  slots.out_indices = indices_of(state_out_indices, "state_out_indices");
+  if (state_out_indices && state_out_indices->dim() == 2)
+    slots.out_table = indices_of<2>(state_out_indices, "state_out_indices");
+  else
+    slots.out_indices = indices_of(state_out_indices, "state_out_indices");
   slots.num_accepted = indices_of(num_accepted_tokens, "num_accepted_tokens");
   return slots;
 }
@@ -145,20 +156,61 @@ inline std::optional<float> as_float(const MaybeNumber& number) {
   return number ? std::optional(static_cast<float>(*number)) : std::nullopt;
 }
 
-/// [H] as [H, P]; [T, H] as [T, H, P]; [H] as [H, P, N].
-inline Tensor repeated(const Tensor& tensor, const char* argument, at::IntArrayRef shape) {
+/// What a kernel takes of rows and slots, on either device and without a look at their values: a
+/// batch of at most 65535 rows, and lists and tables that have as many.
+inline void check_rows(const MaybeTensor& query_start_loc, const StateSlots& slots,
+                       std::int64_t tokens) {
+  const auto starts = indices_of(query_start_loc, "query_start_loc");
+  expect(!starts || starts->extent(0) >= 1, "query_start_loc", "[N + 1]", "no elements");
+  const std::int64_t N = row_count(starts, tokens);
+  expect(N <= 65535, "the batch", "of at most 65535 rows", N);
+  const auto per_row = [&](const auto& view, const char* argument) {
+    if (view) expect(view->extent(0) == N, argument, std::to_string(N) + " rows", view->extent(0));
+  };
+  per_row(slots.indices, "state_indices");
+  per_row(slots.table, "state_indices");
+  per_row(slots.out_indices, "state_out_indices");
+  per_row(slots.out_table, "state_out_indices");
+  per_row(slots.num_accepted, "num_accepted_tokens");
+  expect(!slots.table || slots.table->extent(1) >= 1, "state_indices", "[N, 1 + drafts], or a list",
+         "a table without columns");
+  expect(!(slots.table && slots.out_indices) && (slots.table || !slots.out_table),
+         "state_out_indices", "a list beside a list of state_indices, a table beside a table",
+         slots.out_table ? "a table" : "a list");
+}
+
+/// Of a recurrence: counts of accepted tokens say which column of a table is read.
+inline void check_recurrence_rows(const MaybeTensor& query_start_loc, const StateSlots& slots,
+                                  std::int64_t tokens) {
+  check_rows(query_start_loc, slots, tokens);
+  expect(!slots.num_accepted || slots.table, "num_accepted_tokens",
+         "absent without a table of state_indices", "given");
+}
+
+/// The states [slots, heads, rows, columns] of a recurrence, of sizes that its kernels take.
+inline void expect_states(const Tensor& state, const char* letters) {
+  expect_rank(state, "state", 4);
+  const bool fits = state.size(1) <= 65535 && 1 <= state.size(2) && state.size(2) <= 65536 &&
+                    1 <= state.size(3) && state.size(3) <= 256;
+  expect(fits, "state",
+         std::string(letters) + " with at most 65535 heads, 65536 rows and 256 columns",
+         state.sizes());
+}
+
+/// A tensor of `shape`, or of its first `rank` dimensions, whose numbers stand for the other ones:
+/// dt [T, H] for [T, H, P], A [H] for [H, P, N].
+inline Tensor repeated(const Tensor& tensor, const char* argument, at::IntArrayRef shape,
+                       std::size_t rank) {
+  const at::IntArrayRef first = shape.slice(0, rank);
+  TORCH_CHECK(tensor.sizes() == shape || tensor.sizes() == first, argument, " is expected to be ",
+              shape, " or ", first, "; got ", tensor.sizes());
   Tensor wide = tensor;
   while (wide.dim() < static_cast<std::int64_t>(shape.size())) wide = wide.unsqueeze(-1);
-  bool fits = wide.dim() == static_cast<std::int64_t>(shape.size());
-  for (std::int64_t i = 0; fits && i < wide.dim(); ++i)
-    fits = wide.size(i) == shape[static_cast<std::size_t>(i)] || i >= tensor.dim();
-  TORCH_CHECK(fits, argument, " is expected to be ", shape, " or one number for the last of them; ",
-              "got ", tensor.sizes());
   return wide.expand(shape);
 }
-inline MaybeTensor repeated(const MaybeTensor& tensor, const char* argument,
-                            at::IntArrayRef shape) {
-  return tensor ? MaybeTensor(repeated(*tensor, argument, shape)) : MaybeTensor();
+inline MaybeTensor repeated(const MaybeTensor& tensor, const char* argument, at::IntArrayRef shape,
+                            std::size_t rank) {
+  return tensor ? MaybeTensor(repeated(*tensor, argument, shape, rank)) : MaybeTensor();
 }
 
 /// What a kernel returns: contiguous, in the shape and type of an input. Shapes may be symbols.
@@ -227,17 +279,11 @@ inline StoragePoints storage_of(const Tensor& out, const Tensor& state) {
   return {.state = format_of(state), .output = format_of(out)};
 }
 
-/// The rules of slots, by the names of the arguments. Where states are only read, rows may share.
+/// The rules on the values of slots, which the GPU cannot ask for: by the names of the arguments.
+/// Where states are only read, rows may share.
 inline void check_host_slots(const Rows& rows, std::int64_t slot_count, bool read_only) {
   const std::int64_t N = row_count(rows.query_start_loc, rows.tokens);
   const StateSlots& s = rows.slots;
-  const auto per_row = [&](const auto& view, const char* argument) {
-    if (view) expect(view->extent(0) == N, argument, std::to_string(N) + " rows", view->extent(0));
-  };
-  per_row(s.indices, "state_indices");
-  per_row(s.table, "state_indices");
-  per_row(s.out_indices, "state_out_indices");
-  per_row(s.num_accepted, "num_accepted_tokens");
   for (std::int64_t row = 0; row < N; ++row) row_range(rows.query_start_loc, row, rows.tokens);
   try {
     for (std::int64_t row = 0; row < N; ++row) source_slot(s, row, slot_count);
@@ -256,24 +302,46 @@ inline MaybeTensor scratch_snapshots(const Tensor& state, std::int64_t tokens) {
 }
 
 /// What a replay is told of each row.
-inline void check_accepted(const Rows& rows, const Tensor& accepted, const MaybeTensor& nodes) {
-  const std::int64_t N = row_count(rows.query_start_loc, rows.tokens);
+inline void check_replay(const MaybeTensor& query_start_loc, const StateSlots& slots,
+                         std::int64_t tokens, const Tensor& accepted, const MaybeTensor& nodes) {
+  check_recurrence_rows(query_start_loc, slots, tokens);
+  expect(!slots.table, "state_indices", "[N] for a commit", "a table");
+  const std::int64_t N = row_count(indices_of(query_start_loc, "query_start_loc"), tokens);
+  expect_type(accepted, at::kInt, "num_accepted_tokens");
   expect_shape(accepted, "num_accepted_tokens", "[N]", {N});
+  expect_type(nodes, at::kInt, "nodes");
   if (nodes) expect_rank(*nodes, "nodes", 2);
   if (nodes) expect_shape(nodes, "nodes", "[N, most]", {N, nodes->size(1)});
 }
 
-/// The slots that a list names, in its order; a number below 0 is left out.
-inline std::vector<std::int64_t> host_slots(const Tensor& list, const char* argument,
-                                            std::int64_t slots) {
+/// A list of slots of a pool, on the CPU. A number below 0 is left out of a move.
+inline IndexView host_slots(const Tensor& list, const char* argument, std::int64_t slots) {
   const IndexView view = indices_of<1>(list, argument);
-  std::vector<std::int64_t> result;
-  for (std::int64_t i = 0; i < view.extent(0); ++i) {
+  for (std::int64_t i = 0; i < view.extent(0); ++i)
     expect(view(i) < slots, argument, "below the number of slots, " + std::to_string(slots),
            view(i));
-    result.push_back(view(i));
+  return view;
+}
+
+/// body(a view of Rank dimensions) of elements that are moved and never computed with: as bits.
+template <std::size_t Rank, class Body>
+void with_bits(const Tensor& tensor, const char* argument, Body body) {
+  switch (tensor.element_size()) {
+    case 1: return body(view_of<std::uint8_t, Rank>(tensor, argument));
+    case 2: return body(view_of<std::uint16_t, Rank>(tensor, argument));
+    case 4: return body(view_of<std::uint32_t, Rank>(tensor, argument));
+    case 8: return body(view_of<std::uint64_t, Rank>(tensor, argument));
+    default: TORCH_CHECK(false, argument, " is expected to have elements of 1, 2, 4 or 8 bytes");
   }
-  return result;
+}
+
+/// body(TensorView [a, b, elements of a state]) of a tensor [a, b, ...] of any strides, which body
+/// may write.
+template <class Body>
+void with_states_as_rows(const Tensor& tensor, const char* argument, Body body) {
+  const Tensor flat = tensor.dim() == 2 ? tensor.unsqueeze(2) : tensor.flatten(2);
+  with_bits<3>(flat, argument, body);
+  if (flat.data_ptr() != tensor.data_ptr()) tensor.copy_(flat.view(tensor.sizes()));
 }
 
 inline void expect_pool(const Tensor& state) {

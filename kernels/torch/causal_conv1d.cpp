@@ -1,6 +1,7 @@
 // torch.ops.lockstep.causal_conv1d_update and conv_state_shift: schemas in reference/contract.md.
 #include "reference/recurrent/causal_conv1d.hpp"
 #include "kernels/torch/operator.hpp"
+#include "reference/recurrent/speculative_commit.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
 #include "kernels/recurrent/causal_conv1d_update.hpp"
@@ -44,8 +45,12 @@ causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bia
     expect_shape(weight, "weight", "[D, W]", {D, W});
     expect_shape(bias, "bias", "[D]", {D});
     expect_shape(conv_state, "conv_state", "[slots, D, C]", {conv_state.size(0), D, C});
-    expect(C >= W - 1 && (num_accepted_tokens || C <= W), "conv_state",
-           "W - 1 or W columns wide, or wider with num_accepted_tokens", conv_state.sizes());
+    expect(C >= W - 1, "conv_state", "at least W - 1 columns wide", conv_state.sizes());
+    expect_float(x, "x");
+    expect_float(conv_state, "conv_state");
+    expect_float(weight, "weight");
+    if (bias) expect_float(*bias, "bias");
+    check_rows(query_start_loc, slots(), T);
     expect(!num_accepted_tokens || !(parents || snapshots), "num_accepted_tokens",
            "absent beside snapshots and parents", "given");
     expect_type(snapshots, conv_state.scalar_type(), "snapshots");
@@ -80,8 +85,6 @@ causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bia
 
   /// The history and the drafts of a row with a slot have their columns in a speculative state.
   void check_columns(const Rows& rows) const {
-    expect_shape(num_accepted_tokens, "num_accepted_tokens", "[N]",
-                 {row_count(rows.query_start_loc, rows.tokens)});
     const auto accepted = indices_of(num_accepted_tokens, "num_accepted_tokens");
     const std::int64_t most = conv_state.size(2) - (weight.size(1) - 1) + 1;
     for (std::int64_t row = 0; accepted && row < accepted->extent(0); ++row) {
@@ -96,6 +99,7 @@ causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bia
 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
+    check();
     const Tensor out = like(x);
     with_types(x, conv_state, [&](auto t, auto s) {
       using T = typename decltype(t)::type;
@@ -142,14 +146,11 @@ conv_state_shift(Tensor(a!) state, Tensor state_indices, Tensor num_accepted_tok
 
   void cpu() const {
     check();
-    const auto slots = host_slots(state_indices, "state_indices", state.size(1));
-    const auto accepted = indices_of<1>(num_accepted_tokens, "num_accepted_tokens");
-    for (std::size_t n = 0; n < slots.size(); ++n) {
-      const std::int64_t first = accepted(static_cast<std::int64_t>(n)) - 1;
-      if (slots[n] < 0 || first < 1 || first + width - 1 > state.size(3)) continue;
-      const Tensor rows = state.select(1, slots[n]);
-      rows.narrow(-1, 0, width - 1).copy_(rows.narrow(-1, first, width - 1).clone());
-    }
+    const IndexView slots = host_slots(state_indices, "state_indices", state.size(1));
+    const IndexView accepted = indices_of<1>(num_accepted_tokens, "num_accepted_tokens");
+    with_bits<4>(state, "state", [&](const auto& pool) {
+      reference::shift_conv_states(pool, slots, accepted, width);
+    });
   }
 
 #ifdef LOCKSTEP_HAS_CUDA

@@ -26,9 +26,10 @@ struct GatedDeltaArguments {
   const char* starts_name() const { return name("query_start_loc", "fold_query_start_loc"); }
 
   void check(const Tensor& state) const {
-    expect_rank(state, "state", 4);
+    expect_states(state, "[slots, HV, V, K]");
     expect_float(state, "state");
     expect_rank(k, k_name(), 3);
+    expect_float(k, k_name());
     const std::int64_t T = k.size(0), H = k.size(1);
     const std::int64_t HV = state.size(1), V = state.size(2), K = state.size(3);
     expect(H > 0 && HV % H == 0, "state", "[slots, HV, V, K] with HV a multiple of H",
@@ -38,6 +39,15 @@ struct GatedDeltaArguments {
     expect_shape(v, v_name(), "[T, HV, V]", {T, HV, V});
     expect_shape(g, g_name(), "[T, HV]", {T, HV});
     expect_shape(beta, beta_name(), "[T, HV]", {T, HV});
+    expect_type(q, k.scalar_type(), "q");
+    expect_type(v, k.scalar_type(), v_name());
+    expect_float(g, g_name());
+    expect_float(beta, beta_name());
+    expect_contiguous_rows(q, "q");
+    expect_contiguous_rows(k, k_name());
+    expect_contiguous_rows(v, v_name());
+    if (A_log) expect_float(*A_log, "A_log");
+    if (dt_bias) expect_float(*dt_bias, "dt_bias");
     expect_together(A_log, dt_bias, "A_log and dt_bias");
     expect_shape(A_log, "A_log", "[HV]", {HV});
     expect_shape(dt_bias, "dt_bias", "[HV]", {HV});
@@ -46,8 +56,6 @@ struct GatedDeltaArguments {
 #ifdef LOCKSTEP_HAS_CUDA
   template <class T>
   kernels::GatedDeltaTokens<T> on_device() const {
-    expect_type(v, k.scalar_type(), v_name());
-    expect_type(q, k.scalar_type(), "q");
     return {.q = view_of<const T, 3>(q ? *q : k, "q"),
             .k = view_of<const T, 3>(k, k_name()),
             .v = view_of<const T, 3>(v, v_name()),
@@ -133,13 +141,29 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
 
   Tensor meta() const { return like(v); }
 
+  /// The rules of both devices, but for values of indices.
   void check() const {
     tokens().check(state);
     const std::int64_t T = k.size(0);
+    check_recurrence_rows(query_start_loc, slots(), T);
     expect_type(snapshots, state.scalar_type(), "snapshots");
     expect_shape(snapshots, "snapshots", "[T, HV, V, K]",
                  {T, state.size(1), state.size(2), state.size(3)});
+    expect_type(parents, at::kInt, "parents");
     expect_shape(parents, "parents", "[T]", {T});
+    if (const auto earlier = fold()) check_fold(*earlier);
+  }
+  void check_fold(const GatedDeltaArguments& earlier) const {
+    earlier.check(state);
+    expect_type(earlier.k, k.scalar_type(), "fold_k");
+    expect(!slots().table, "state_indices", "[N] with a fold", "a table");
+    const std::int64_t N = row_count(indices_of(query_start_loc, "query_start_loc"), k.size(0));
+    const std::int64_t folded =
+        row_count(indices_of(fold_query_start_loc, "fold_query_start_loc"), earlier.k.size(0));
+    expect(folded == N, "fold_query_start_loc", "of as many rows as the step, " + std::to_string(N),
+           folded);
+    expect_type(fold_num_accepted_tokens, at::kInt, "fold_num_accepted_tokens");
+    expect_shape(fold_num_accepted_tokens, "fold_num_accepted_tokens", "[N]", {N});
   }
 
   Tensor cpu() const {
@@ -165,15 +189,9 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
   void commit(const GatedDeltaArguments& earlier,
               const reference::GatedDeltaRuleInputs<float>& step,
               const HostTensor<4>& hstate) const {
-    earlier.check(state);
     HostGatedDelta host(earlier, state);
     host.in.use_qk_l2norm = use_qk_l2norm;
     host.in.rows.slots = step.rows.slots;
-    const std::int64_t N = row_count(step.rows.query_start_loc, step.rows.tokens);
-    expect(row_count(host.in.rows.query_start_loc, host.in.rows.tokens) == N,
-           "fold_query_start_loc", "of as many rows as the step, " + std::to_string(N),
-           row_count(host.in.rows.query_start_loc, host.in.rows.tokens));
-    expect_shape(fold_num_accepted_tokens, "fold_num_accepted_tokens", "[N]", {N});
     check_host_slots(host.in.rows, state.size(0), false);
     reference::gated_delta_rule_replay<float>(
         host.in, indices_of<1>(*fold_num_accepted_tokens, "fold_num_accepted_tokens"),
@@ -182,6 +200,7 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
+    check();
     const Tensor out = like(v);
     const auto earlier = fold();
     with_types(k, state, [&](auto t, auto s) {
@@ -200,7 +219,6 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
           .parents = indices_of(parents, "parents"),
           .read_only = read_only,
           .fold_accepted = indices_of(fold_num_accepted_tokens, "fold_num_accepted_tokens")};
-      if (earlier) expect_type(earlier->k, k.scalar_type(), "fold_k");
       if (earlier) in.fold = earlier->template on_device<T>();
       kernels::gated_delta_rule_update<T, S>(in, stream());
     });
@@ -232,14 +250,18 @@ gated_delta_rule_replay(Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) st
 
   void meta() const {}
 
-  void cpu() const {
+  void check() const {
     tokens().check(state);
+    check_replay(query_start_loc, slots(), k.size(0), num_accepted_tokens, nodes);
+  }
+
+  void cpu() const {
+    check();
     const HostTensor<4> hstate(state, "state");
     HostGatedDelta host(tokens(), state);
     host.in.use_qk_l2norm = use_qk_l2norm;
     host.in.rows.slots = slots();
     check_host_slots(host.in.rows, state.size(0), false);
-    check_accepted(host.in.rows, num_accepted_tokens, nodes);
     reference::gated_delta_rule_replay<float>(
         host.in, indices_of<1>(num_accepted_tokens, "num_accepted_tokens"), hstate.out(),
         indices_of<2>(nodes, "nodes"));
@@ -248,6 +270,7 @@ gated_delta_rule_replay(Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) st
 
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
+    check();
     with_types(k, state, [&](auto t, auto s) {
       using T = typename decltype(t)::type;
       using S = typename decltype(s)::type;

@@ -19,7 +19,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
     Tensor? state_indices=None, Tensor? state_out_indices=None, Tensor? query_start_loc=None,
     Tensor? num_accepted_tokens=None, Tensor(b!)? snapshots=None, int pad_slot_id=-1,
     Tensor? parents=None, bool read_only=False, Tensor(d!)? stash_decay=None,
-    Tensor(e!)? stash_dt=None, int? rand_seed=None) -> Tensor)";
+    Tensor(e!)? stash_dt=None, int? rand_seed=None, int? scale_block=None) -> Tensor)";
 
   using Arguments::Arguments;
   const Tensor state = tensor(), x = tensor(), dt = tensor();
@@ -36,6 +36,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
   const bool read_only = flag();
   const MaybeTensor stash_decay = maybe_tensor(), stash_dt = maybe_tensor();
   const std::optional<std::int64_t> rand_seed = maybe_integer();
+  const std::optional<std::int64_t> scale_block = maybe_integer();  ///< numbers that share a scale
 
   StateSlots slots() const {
     return slots_of(state_indices, state_out_indices, num_accepted_tokens, pad_slot_id);
@@ -44,53 +45,81 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
 
   Tensor meta() const { return like(x); }
 
-  /// What both sides need before they repeat the heads' numbers.
-  void check_ranks() const {
+  Tensor wide_dt() const { return repeated(dt, "dt", x.sizes(), 2); }
+  Tensor wide_A() const { return repeated(A, "A", {x.size(1), x.size(2), B.size(2)}, 1); }
+  MaybeTensor wide_D() const { return repeated(D, "D", {x.size(1), x.size(2)}, 1); }
+  MaybeTensor wide_bias() const { return repeated(dt_bias, "dt_bias", {x.size(1), x.size(2)}, 1); }
+
+  /// The rules of both devices, but for values of indices.
+  void check() const {
     expect_rank(x, "x", 3);
-    expect_rank(B, "B", 3);
+    expect_float(x, "x");
+    const std::int64_t T = x.size(0), H = x.size(1), P = x.size(2);
+    check_vectors(B, x);
+    const std::int64_t G = B.size(1), N = B.size(2);
+    expect_shape(C, "C", "[T, G, N]", {T, G, N});
+    expect_type(C, B.scalar_type(), "C");
+    expect_contiguous_rows(x, "x");
+    expect_contiguous_rows(C, "C");
+    expect_shape(z, "z", "[T, H, P]", {T, H, P});
+    expect_states(state, "[slots, H, P, N]");
+    expect_shape(state, "state", "[slots, H, P, N]", {state.size(0), H, P, N});
     expect_type(A, at::kFloat, "A");
+    expect_float(wide_dt(), "dt");
+    static_cast<void>(wide_A());
+    for (const auto& [tensor, argument] :
+         {std::pair{wide_D(), "D"}, {wide_bias(), "dt_bias"}, {z, "z"}})
+      if (tensor) expect_float(*tensor, argument);
+    check_recurrence_rows(query_start_loc, slots(), T);
+    expect_type(snapshots, state.scalar_type(), "snapshots");
+    expect_shape(snapshots, "snapshots", "[T, H, P, N]", {T, H, P, N});
+    expect_type(parents, at::kInt, "parents");
+    expect_shape(parents, "parents", "[T]", {T});
+    check_stash();
+    check_scales();
+  }
+  /// B of [T, G, N], in the type of x or float32.
+  static void check_vectors(const Tensor& B, const Tensor& x) {
+    expect_rank(B, "B", 3);
+    const std::int64_t T = x.size(0), H = x.size(1), G = B.size(1), N = B.size(2);
+    expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G", B.sizes());
+    expect_shape(B, "B", "[T, G, N]", {T, G, N});
+    expect(B.scalar_type() == x.scalar_type() || B.scalar_type() == at::kFloat, "B",
+           "of the type of x, or float32", B.scalar_type());
+    expect_contiguous_rows(B, "B");
+  }
+  void check_stash() const {
+    const std::int64_t T = x.size(0), H = x.size(1);
     expect_together(stash_decay, stash_dt, "stash_decay and stash_dt");
     expect_type(stash_decay, at::kFloat, "stash_decay");
     expect_type(stash_dt, at::kFloat, "stash_dt");
-    expect(!rand_seed || state_scale, "rand_seed", "absent without state_scale", "given");
-  }
-  Tensor wide_dt() const { return repeated(dt, "dt", x.sizes()); }
-  Tensor wide_A() const { return repeated(A, "A", {x.size(1), x.size(2), B.size(2)}); }
-  MaybeTensor wide_D() const { return repeated(D, "D", {x.size(1), x.size(2)}); }
-  MaybeTensor wide_bias() const { return repeated(dt_bias, "dt_bias", {x.size(1), x.size(2)}); }
-
-  void check() const {
-    check_ranks();
-    const std::int64_t T = x.size(0), H = x.size(1), P = x.size(2), N = B.size(2), G = B.size(1);
-    expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G", B.sizes());
-    expect_shape(B, "B", "[T, G, N]", {T, G, N});
-    expect_shape(C, "C", "[T, G, N]", {T, G, N});
-    expect_shape(z, "z", "[T, H, P]", {T, H, P});
-    expect_rank(state, "state", 4);
-    expect_shape(state, "state", "[slots, H, P, N]", {state.size(0), H, P, N});
-    expect_type(snapshots, state.scalar_type(), "snapshots");
-    expect_shape(snapshots, "snapshots", "[T, H, P, N]", {T, H, P, N});
-    expect_shape(parents, "parents", "[T]", {T});
     expect_shape(stash_decay, "stash_decay", "[T, H]", {T, H});
     expect_shape(stash_dt, "stash_dt", "[T, H]", {T, H});
+    if (!stash_dt) return;
+    const auto per_head = [](const MaybeTensor& tensor, std::int64_t first, const char* argument) {
+      for (std::int64_t i = first; tensor && i < tensor->dim(); ++i)
+        expect(tensor->stride(i) == 0 || tensor->size(i) <= 1, argument,
+               "one number per head with a stash", tensor->sizes());
+    };
+    per_head(wide_A(), 1, "A");
+    per_head(wide_dt(), 2, "dt");
+    per_head(wide_bias(), 1, "dt_bias");
+  }
+  void check_scales() const {
+    expect(!rand_seed || state_scale, "rand_seed", "absent without state_scale", "given");
+    expect(!scale_block || state_scale, "scale_block", "absent without state_scale", "given");
     if (!state_scale) return expect_float(state, "state");
     const Format format = format_of(state);
     expect(format == Format::int8 || format == Format::e4m3, "state",
            "int8 or float8_e4m3fn with state_scale", state.scalar_type());
     expect_type(state_scale, at::kFloat, "state_scale");
     expect(!snapshots, "snapshots", "absent beside state_scale", "given");
-    expect_rank(*state_scale, "state_scale", 4);
-    const std::int64_t blocks = state_scale->size(3);
-    expect_shape(*state_scale, "state_scale", "[slots, H, P, blocks]",
-                 {state.size(0), H, P, blocks});
-    expect(blocks >= 1 && (N + block() - 1) / block() == blocks, "state_scale",
-           "[slots, H, P, ceil(N / block)]", state_scale->sizes());
+    expect(block() >= 1, "scale_block", "at least 1", block());
+    expect_shape(*state_scale, "state_scale", "[slots, H, P, ceil(N / scale_block)]",
+                 {state.size(0), x.size(1), x.size(2), (B.size(2) + block() - 1) / block()});
   }
-  /// Numbers that share a scale.
-  std::int64_t block() const {
-    const std::int64_t N = B.size(2), blocks = state_scale->size(3);
-    return blocks < 1 ? 1 : (N + blocks - 1) / blocks;
-  }
+  /// Numbers that share a scale: a whole row, if nothing is said.
+  std::int64_t block() const { return scale_block.value_or(B.size(2)); }
 
   Tensor cpu() const {
     check();
@@ -154,9 +183,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
-    check_ranks();
-    expect_type(B, x.scalar_type(), "B");
-    expect_type(C, x.scalar_type(), "C");
+    check();
     const Tensor dt = wide_dt(), A = wide_A(), out = like(x);
     const MaybeTensor D = wide_D(), dt_bias = wide_bias();
     const auto update = [&](auto t, auto s) {
@@ -166,8 +193,8 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
           {.x = view_of<const T, 3>(x, "x"),
            .dt = mixed<3>(dt, "dt"),
            .A = mixed<3>(A, "A"),
-           .B = view_of<const T, 3>(B, "B"),
-           .C = view_of<const T, 3>(C, "C"),
+           .B = mixed<3>(B, "B"),
+           .C = mixed<3>(C, "C"),
            .state = view_of<S, 4>(state, "state"),
            .out = view_of<T, 3>(out, "out"),
            .D = mixed<2>(D, "D"),
@@ -179,6 +206,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
            .slots = slots(),
            .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
            .state_scale = maybe_view<float, 4>(state_scale, at::kFloat, "state_scale"),
+           .scale_block = scale_block,
            .rand_seed = rand_seed,
            .snapshots = maybe_view<S, 4>(snapshots, state.scalar_type(), "snapshots"),
            .parents = indices_of(parents, "parents"),
@@ -215,17 +243,18 @@ selective_state_replay(Tensor(a!) state, Tensor stash_decay, Tensor stash_dt, Te
 
   void check() const {
     expect_rank(x, "x", 3);
-    expect_rank(B, "B", 3);
-    expect_rank(state, "state", 4);
+    expect_float(x, "x");
+    expect_contiguous_rows(x, "x");
+    const std::int64_t T = x.size(0), H = x.size(1), P = x.size(2);
+    SelectiveStateUpdate::check_vectors(B, x);
+    expect_states(state, "[slots, H, P, N]");
     expect_float(state, "state");
-    const std::int64_t T = x.size(0), H = x.size(1), P = x.size(2), G = B.size(1), N = B.size(2);
-    expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G", B.sizes());
-    expect_shape(B, "B", "[T, G, N]", {T, G, N});
-    expect_shape(state, "state", "[slots, H, P, N]", {state.size(0), H, P, N});
+    expect_shape(state, "state", "[slots, H, P, N]", {state.size(0), H, P, B.size(2)});
     expect_type(stash_decay, at::kFloat, "stash_decay");
     expect_type(stash_dt, at::kFloat, "stash_dt");
     expect_shape(stash_decay, "stash_decay", "[T, H]", {T, H});
     expect_shape(stash_dt, "stash_dt", "[T, H]", {T, H});
+    check_replay(query_start_loc, slots(), T, num_accepted_tokens, nodes);
   }
 
   void cpu() const {
@@ -236,7 +265,6 @@ selective_state_replay(Tensor(a!) state, Tensor stash_decay, Tensor stash_dt, Te
                     .slots = slots(),
                     .storage = storage_of(x, state)};
     check_host_slots(rows, state.size(0), false);
-    check_accepted(rows, num_accepted_tokens, nodes);
     const auto array = [](auto array, const Tensor& from, const char* argument) {
       const HostTensor<decltype(array.view())::rank()> host(from, argument);
       for_each_element(host.in(),
@@ -255,17 +283,15 @@ selective_state_replay(Tensor(a!) state, Tensor stash_decay, Tensor stash_dt, Te
 
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
-    expect_type(B, x.scalar_type(), "B");
+    check();
     with_types(x, state, [&](auto t, auto s) {
       using T = typename decltype(t)::type;
       using S = typename decltype(s)::type;
-      expect_type(stash_decay, at::kFloat, "stash_decay");
-      expect_type(stash_dt, at::kFloat, "stash_dt");
       kernels::selective_state_replay<T, S>(
           {.decay = view_of<const float, 2>(stash_decay, "stash_decay"),
            .dt = view_of<const float, 2>(stash_dt, "stash_dt"),
            .x = view_of<const T, 3>(x, "x"),
-           .B = view_of<const T, 3>(B, "B"),
+           .B = mixed<3>(B, "B"),
            .query_start_loc = indices_of(query_start_loc, "query_start_loc")},
           view_of<S, 4>(state, "state"), slots(),
           indices_of<1>(num_accepted_tokens, "num_accepted_tokens"), indices_of<2>(nodes, "nodes"),

@@ -5,7 +5,8 @@
 //   }
 //
 // CUDA tensors go to cuda() on the current stream, CPU tensors to cpu(), and torch.compile asks
-// meta() for shapes.
+// meta() for shapes. No operator has a gradient: where autograd would need one, the call is an
+// error instead of a result whose gradient is missing.
 #pragma once
 
 #include "kernels/torch/arguments.hpp"
@@ -42,6 +43,20 @@ torch::CppFunction implementation(c10::DispatchKey key) {
   return torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&boxed<Op, Run>>());
 }
 
+/// Goes on below autograd, where no argument requires a gradient.
+inline void refuse_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                             torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  for (std::size_t i = 0; at::GradMode::is_enabled() && i < arguments.size(); ++i) {
+    const c10::IValue& value = torch::jit::peek(*stack, i, arguments.size());
+    TORCH_CHECK(!value.isTensor() || !value.toTensor().requires_grad(), op.operator_name().name,
+                " has no gradient: ", arguments[i].name(),
+                " is expected not to require one (torch.no_grad(), or detach()); got a tensor that "
+                "does");
+  }
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
 /// Op's schema, and what it does on each device.
 template <class Op>
 void add_operator(torch::Library& m) {
@@ -51,6 +66,9 @@ void add_operator(torch::Library& m) {
   m.def(Op::kSchema, {at::Tag::pt2_compliant_tag});
   m.impl(name.c_str(), implementation<&Op::cpu, Op>(c10::DispatchKey::CPU));
   m.impl(name.c_str(), implementation<&Op::meta, Op>(c10::DispatchKey::Meta));
+  m.impl(name.c_str(),
+         torch::dispatch(c10::DispatchKey::Autograd,
+                         torch::CppFunction::makeFromBoxedFunction<&refuse_gradients>()));
 #ifdef LOCKSTEP_HAS_CUDA
   m.impl(name.c_str(), implementation<&Op::cuda, Op>(c10::DispatchKey::CUDA));
 #endif

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "kernels/torch/operator.hpp"
+#include "reference/recurrent/speculative_commit.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
 #include "kernels/recurrent/state_copy.hpp"
@@ -23,16 +24,13 @@ struct StateCopy : Arguments {
   void cpu() const {
     expect_pool(state);
     expect_shape(target, "target", "[moves], as source", source.sizes());
-    const auto from = host_slots(source, "source", state.size(1));
-    const auto to = host_slots(target, "target", state.size(1));
-    std::set<std::int64_t> named;
-    std::vector<Tensor> before;
-    for (std::size_t i = 0; i < from.size(); ++i) {
-      expect(to[i] < 0 || named.insert(to[i]).second, "target", "of different slots", to[i]);
-      before.push_back(from[i] < 0 ? Tensor() : state.select(1, from[i]).clone());
-    }
-    for (std::size_t i = 0; i < from.size(); ++i)
-      if (from[i] >= 0 && to[i] >= 0) state.select(1, to[i]).copy_(before[i]);
+    const IndexView from = host_slots(source, "source", state.size(1));
+    const IndexView to = host_slots(target, "target", state.size(1));
+    std::set<std::int32_t> named;
+    for (std::int64_t i = 0; i < to.extent(0); ++i)
+      expect(to(i) < 0 || named.insert(to(i)).second, "target", "of different slots", to(i));
+    with_states_as_rows(state, "state",
+                        [&](const auto& pool) { reference::copy_states(pool, from, to); });
   }
 
 #ifdef LOCKSTEP_HAS_CUDA
@@ -54,8 +52,9 @@ struct StateZero : Arguments {
 
   void cpu() const {
     expect_pool(state);
-    for (const std::int64_t slot : host_slots(slots, "slots", state.size(1)))
-      if (slot >= 0) state.select(1, slot).zero_();
+    const IndexView named = host_slots(slots, "slots", state.size(1));
+    with_states_as_rows(state, "state",
+                        [&](const auto& pool) { reference::zero_states(pool, named); });
   }
 
 #ifdef LOCKSTEP_HAS_CUDA
@@ -91,16 +90,17 @@ state_scatter_accepted(Tensor(a!) state, Tensor intermediate, Tensor slots,
     const std::int64_t B = intermediate.size(0), T = intermediate.size(1);
     expect_shape(slots, "slots", "[B]", {B});
     expect_shape(num_accepted_tokens, "num_accepted_tokens", "[B]", {B});
-    const auto to = host_slots(slots, "slots", state.size(0));
+    const IndexView to = host_slots(slots, "slots", state.size(0));
     const IndexView accepted = indices_of<1>(num_accepted_tokens, "num_accepted_tokens");
     for (std::int64_t b = 0; b < B; ++b)
       expect(accepted(b) <= T, "num_accepted_tokens", "at most T = " + std::to_string(T),
              accepted(b));
-    for (std::int64_t b = 0; b < B; ++b) {
-      const std::int64_t slot = to[static_cast<std::size_t>(b)];
-      if (slot >= 0 && accepted(b) > 0)
-        state.select(0, slot).copy_(intermediate.select(0, b).select(0, accepted(b) - 1));
-    }
+    with_states_as_rows(state.unsqueeze(0), "state", [&](const auto& states) {
+      with_states_as_rows(intermediate, "intermediate", [&](const auto& snapshots) {
+        if constexpr (std::is_same_v<decltype(states), decltype(snapshots)>)
+          reference::scatter_accepted(at(states, 0), snapshots, to, accepted);
+      });
+    });
   }
 
 #ifdef LOCKSTEP_HAS_CUDA

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/base/device_tensor.hpp"
+#include "kernels/base/launch_note.hpp"
 #include "properties/support/accuracy_log.hpp"
 #include "properties/support/laws.hpp"
 #include "reference/recurrent/recurrence.hpp"
@@ -32,8 +33,9 @@ struct Batch {
   std::int64_t slots = 0;
   std::int64_t columns = 0;  ///< of the table; 0: a list
   Array<std::int32_t, 1> starts, accepted;
-  Array<std::int32_t, 2> table;    // [N, columns or 1]
-  Array<std::int32_t, 1> indices;  // column 0 of it
+  Array<std::int32_t, 2> table;                       // [N, columns or 1]
+  Array<std::int32_t, 1> indices;                     // column 0 of it
+  std::optional<Array<std::int32_t, 2>> out_table{};  // [N, columns]: where states go instead
 
   std::int64_t rows() const { return static_cast<std::int64_t>(lengths.size()); }
 
@@ -71,9 +73,22 @@ struct Batch {
     return batch;
   }
 
+  /// The same with a table of other slots for the new states; column 1 goes nowhere.
+  Batch with_targets() const {
+    Batch batch = *this;
+    batch.out_table = Array<std::int32_t, 2>(table.shape(), -1);
+    for (std::int64_t i = 0; i < table.size(); ++i)
+      if (i % columns != 1)
+        batch.out_table->data()[i] = static_cast<std::int32_t>(slots + table.size() - 1 - i);
+    batch.slots += table.size();
+    return batch;
+  }
+
   StateSlots host() const {
     if (columns == 0) return {.indices = indices.view()};
-    return {.table = table.view(), .num_accepted = accepted.view()};
+    StateSlots all{.table = table.view(), .num_accepted = accepted.view()};
+    if (out_table) all.out_table = out_table->view();
+    return all;
   }
 };
 
@@ -84,17 +99,43 @@ struct DeviceBatch {
         starts(batch.starts),
         accepted(batch.accepted),
         indices(batch.indices),
-        table(batch.table) {}
+        table(batch.table) {
+    if (batch.out_table) out_table.emplace(*batch.out_table);
+  }
 
   StateSlots slots() const {
     if (columns == 0) return {.indices = indices.view()};
-    return {.table = table.view(), .num_accepted = accepted.view()};
+    StateSlots all{.table = table.view(), .num_accepted = accepted.view()};
+    if (out_table) all.out_table = std::as_const(*out_table).view();
+    return all;
   }
 
   std::int64_t columns;
   kernels::DeviceTensor<std::int32_t, 1> starts, accepted, indices;
   kernels::DeviceTensor<std::int32_t, 2> table;
+  std::optional<kernels::DeviceTensor<std::int32_t, 2>> out_table;
 };
+
+/// A list of slots as column 17 of an int32 tensor of 40,000 columns on the device.
+class WideColumn {
+ public:
+  explicit WideColumn(const Array<std::int32_t, 1>& list) : wide_(Shape<2>{list.extent(0), 40000}) {
+    kernels::check_cuda(
+        cudaMemcpy2D(wide_.data() + 17, 40000 * sizeof(std::int32_t), list.data(),
+                     sizeof(std::int32_t), sizeof(std::int32_t),
+                     static_cast<std::size_t>(list.extent(0)), cudaMemcpyHostToDevice),
+        "a copy");
+  }
+  IndexView view() const {
+    return make_view(std::as_const(wide_).data() + 17, Shape<1>{wide_.shape()[0]}, Shape<1>{40000});
+  }
+
+ private:
+  kernels::DeviceTensor<std::int32_t, 2> wide_;
+};
+
+/// Rows at which launches change: few wait more than they move, many fill L2.
+constexpr std::int64_t kBatchRows[] = {1, 8, 9, 127, 128, 512};
 
 /// A result held against the yardstick, and noted under `operation`.
 template <class T, std::size_t Rank>

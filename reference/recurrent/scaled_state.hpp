@@ -48,9 +48,9 @@ struct ScaledStates {
   std::optional<StochasticRounding> stochastic{};
 };
 
-/// The scale of a block whose largest magnitude is `amax`.
+/// The scale of a block whose largest magnitude is `amax`; NaN where that is.
 inline double block_scale(double amax, Format format) {
-  return amax > 0 ? rounded(amax / traits_of(format).largest, Format::float32) : 1.0;
+  return amax == 0 ? 1.0 : rounded(amax / traits_of(format).largest, Format::float32);
 }
 
 /// A state of one head, scaled up: [R, C].
@@ -71,8 +71,8 @@ void store_scaled(const Matrix<S>& state, const ScaledStates<S>& states, std::in
   for (std::int64_t r = 0; r < R; ++r)
     for (std::int64_t first = 0; first < C; first += states.block) {
       const std::int64_t size = std::min(states.block, C - first);
-      const double amax =
-          static_cast<double>(state.row(r).segment(first, size).cwiseAbs().maxCoeff());
+      const double amax = static_cast<double>(
+          state.row(r).segment(first, size).cwiseAbs().template maxCoeff<Eigen::PropagateNaN>());
       const double scale = block_scale(amax, states.format);
       states.scales(slot, h, r, first / states.block) = static_cast<S>(scale);
       for (std::int64_t c = first; c < first + size; ++c) {
