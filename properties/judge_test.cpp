@@ -37,9 +37,10 @@ ProgramRun judged(const std::string& operation, const std::string& symbol,
 TEST(Judge, aRightCandidatePasses) {
   const ProgramRun run = judged(kDelta, "gdn_right", {"--types", "bfloat16/float32"});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
-  EXPECT_THAT(run.out, HasSubstr("14 cases: nothing found"));
+  EXPECT_THAT(run.out, HasSubstr("31 cases: nothing found"));
   for (const std::string types : {"float32/float32", "bfloat16/bfloat16", "float16/float16"}) {
-    const ProgramRun rounded = judged(kDelta, "gdn_right", {"--types", types, "--case", "ver"});
+    const ProgramRun rounded =
+        judged(kDelta, "gdn_right", {"--types", types, "--case", "verify-table"});
     EXPECT_EQ(rounded.status, 0) << rounded.out << rounded.err;
   }
 }
@@ -185,6 +186,36 @@ TEST(Judge, aCandidateMayDieOrFallSilent) {
   EXPECT_THAT(failed.out, HasSubstr("it returned 2: no luck"));
 }
 
+// Every layout meets every kind of row, so a mistake in one of the meetings is seen.
+TEST(Judge, aMistakeOfOneLayoutOrKindOfRowIsSeen) {
+  expect_caught({
+      {kDelta, "gdn_sevens", "packed-rows", 11, {"7.000000 for"}},
+      {kDelta, "gdn_sevens", "verify", 11, {"7.000000 for"}},
+      {kDelta, "gdn_k_major_verification", "verify", 11, {"verify-table-k-major: output-differs"}},
+      {"causal_conv1d_update",
+       "conv_channels_last_verification",
+       "verify",
+       11,
+       {"verify-accepted-channels-last: output-differs"}},
+      {"causal_conv1d_update",
+       "conv_reads_tails",
+       "verify-accepted",
+       10,
+       {"verify-accepted: padding-leak: out:"}},
+      {"causal_conv1d_update",
+       "conv_padding_is_slot_0",
+       "decode-strided",
+       10,
+       {"conv_state: slot 0 was written"}},
+  });
+}
+
+// Rounding to bfloat16 costs 0.2 percent: a scale that is wrong by one percent is no rounding.
+TEST(Judge, aScaleWrongByOnePercentIsSeen) {
+  const ProgramRun run = judged(kDelta, "gdn_one_percent", {"--case", "decode-no-padding"});
+  EXPECT_EQ(run.status, 11) << run.out;
+}
+
 constexpr const char* kTorchCandidate = "fixtures/candidates/torch_delta_rule.py:";
 
 /// The judge with another Python.
@@ -214,7 +245,7 @@ TEST(JudgePython, aFunctionIsJudgedLikeALibrary) {
   };
   const ProgramRun right = run("right", "");
   EXPECT_EQ(right.status, 0) << right.out << right.err;
-  EXPECT_THAT(right.out, HasSubstr("14 cases: nothing found"));
+  EXPECT_THAT(right.out, HasSubstr("31 cases: nothing found"));
   const ProgramRun wrong = run("no_delta", "decode-o");
   EXPECT_EQ(wrong.status, 11) << wrong.out << wrong.err;
   EXPECT_THAT(wrong.out, HasSubstr("with v instead of v - S k (no delta rule)"));

@@ -359,11 +359,12 @@ Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRe
   if (request.batch == 0) request.batch = request.device == "cuda" ? 64 : 4;
   const Result<CaseOptions> options = options_of(operation, request);
   if (!options) return tl::unexpected(options.error());
-  std::vector<Case> cases = operation.cases(*options);
+  std::vector<Case> cases;
   std::string names;
-  for (const Case& c : cases) names += (names.empty() ? "" : ", ") + c.name;
-  std::erase_if(cases,
-                [&](const Case& c) { return c.name.find(request.only) == std::string::npos; });
+  for (const CasePlan& plan : operation.plans) {
+    names += (names.empty() ? "" : ", ") + plan.name;
+    if (plan.name.find(request.only) != std::string::npos) cases.push_back(plan.make(*options));
+  }
   if (cases.empty())
     return fail(
         fmt::format("--case `{}`: the cases of {} are {}", request.only, operation.name, names));

@@ -161,6 +161,27 @@ void Batch::describe(Case& into) const {
   for (std::int64_t i = 0; i < behind; ++i) into.tokens.push_back({.padding = true});
 }
 
+std::vector<RowKind> row_kinds(const std::string& drafts) {
+  return {
+      {.name = "decode",
+       .batch = {.lengths = std::vector<std::int64_t>(9, 1), .padding_rows = {2, 7}}},
+      {.name = "decode-one-row", .batch = {.lengths = {1}}},
+      {.name = "packed-rows",
+       .batch = {.lengths = {3, 0, 1, 7, 2, 1}, .behind = 2, .padding_rows = {2}, .packed = true}},
+      {.name = "packed-one-token", .batch = {.lengths = {1}, .packed = true}},
+      {.name = drafts,
+       .batch = {.lengths = {4, 2, 4, 1, 3, 1},
+                 .behind = 1,
+                 .columns = 4,
+                 .padding_rows = {2, 3},
+                 .packed = true}},
+      {.name = drafts + "-one-row", .batch = {.lengths = {3}, .columns = 4, .packed = true}},
+      {.name = "verify-snapshots",
+       .batch = {.lengths = {4, 1, 3, 1}, .behind = 1, .padding_rows = {1}, .packed = true},
+       .snapshots = true},
+  };
+}
+
 // --- HostRows ------------------------------------------------------------------------------------
 
 namespace {

@@ -45,6 +45,20 @@ struct Case {
   std::string text(std::string_view name) const;
 };
 
+struct CaseOptions {
+  ElementType activations = ElementType::bf16;
+  ElementType states = ElementType::float32;
+  std::int64_t batch = 4;  ///< rows of the timed cases
+  std::uint64_t seed = 1;
+};
+
+/// A case before it has numbers: what is not asked for by name is never built.
+struct CasePlan {
+  std::string name;
+  bool timed = false;  ///< its rows are CaseOptions::batch
+  std::function<Case(const CaseOptions&)> make;
+};
+
 /// Values of the states and outputs, by name, last dimension fastest.
 using Answer = std::map<std::string, std::vector<double>>;
 
@@ -59,13 +73,6 @@ struct Mistake {
   std::string_view sentence;  ///< goes on from "it agrees with the definition …"
 };
 
-struct CaseOptions {
-  ElementType activations = ElementType::bf16;
-  ElementType states = ElementType::float32;
-  std::int64_t batch = 4;  ///< rows of the timed cases
-  std::uint64_t seed = 1;
-};
-
 struct JudgedKernel {
   std::string_view name;
   std::string_view summary;
@@ -73,7 +80,8 @@ struct JudgedKernel {
   bool returns = true;                  ///< `out`
   bool exact = false;                   ///< results are copies: bits are compared
   std::string default_types;
-  std::function<std::vector<Case>(const CaseOptions&)> cases;
+  std::vector<CasePlan> plans;
+  std::int64_t row_elements = 0;  ///< of the state pool, that a row of the timed cases brings
   std::function<Answer(const Case&, std::string_view mistake)> truth;      ///< in double
   std::function<Answer(const Case&, std::string_view mistake)> yardstick;  ///< in float, rounded
   std::vector<Mistake> mistakes;
@@ -127,6 +135,19 @@ struct Batch {
   std::vector<std::int32_t> order() const;
 };
 
+/// How rows come: a token each or packed, resumed from lists or tables of slots, many or one alone,
+/// and in each the lengths that kernels take a path of their own for: a live row of one token, a
+/// padding row of one token, rows without any.
+struct RowKind {
+  std::string name;
+  Batch batch;
+  bool snapshots = false;
+};
+
+/// Every kind. Operations cross them with every layout of their states. `drafts` is what a
+/// verification by a table is called.
+std::vector<RowKind> row_kinds(const std::string& drafts = "verify-table");
+
 /// The index arguments of a case as the references take them.
 struct HostRows {
   explicit HostRows(const Case& from);
@@ -166,22 +187,16 @@ void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap);
 /// The last two dimensions of memory change places.
 void swap_last_two(Tensor& tensor);
 
-/// make(wanted, options) of each that is wanted.
+/// A plan of make(wanted, options) for each that is wanted, one list behind the other.
 template <class Wanted, class Make>
-std::vector<Case> made_of(const std::vector<Wanted>& all, const CaseOptions& options, Make make) {
-  std::vector<Case> cases;
-  cases.reserve(all.size());
-  for (const Wanted& wanted : all) cases.push_back(make(wanted, options));
-  return cases;
-}
-/// Likewise, of lists one behind the other.
-template <class Wanted, class Make>
-std::vector<Case> made_of(const std::vector<std::vector<Wanted>>& parts, const CaseOptions& options,
-                          Make make) {
-  std::vector<Case> cases;
+std::vector<CasePlan> planned(const std::vector<std::vector<Wanted>>& parts, Make make) {
+  std::vector<CasePlan> plans;
   for (const std::vector<Wanted>& part : parts)
-    for (Case& made : made_of(part, options, make)) cases.push_back(std::move(made));
-  return cases;
+    for (const Wanted& wanted : part)
+      plans.push_back({wanted.name, wanted.timed, [wanted, make](const CaseOptions& options) {
+                         return make(wanted, options);
+                       }});
+  return plans;
 }
 
 template <class S, std::size_t Rank>

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "reference/base/mix.hpp"
+
 namespace lockstep::judging {
 namespace {
 
@@ -26,6 +28,19 @@ void encode(double value, ElementType type, char* at) {
     case ElementType::fp16: return put(at, Eigen::half(static_cast<float>(value)));
     case ElementType::int32: return put(at, static_cast<std::int32_t>(value));
     case ElementType::boolean: return put(at, static_cast<std::uint8_t>(value != 0));
+  }
+}
+
+/// A quiet NaN with a payload, or a multiple of 1/128 below 1; of the floating-point types.
+void put_unread(std::uint64_t bits, ElementType type, Fill fill, char* at) {
+  if (fill == Fill::finite) return encode(static_cast<double>(1 + bits % 96) / 128, type, at);
+  switch (type) {
+    case ElementType::float32:
+      return put(at, static_cast<std::uint32_t>(0x7fc00000U | (bits & 0x3fffffU)));
+    case ElementType::bf16: return put(at, static_cast<std::uint16_t>(0x7fc0U | (bits & 0x3fU)));
+    case ElementType::fp16: return put(at, static_cast<std::uint16_t>(0x7e00U | (bits & 0x1ffU)));
+    case ElementType::int32:
+    case ElementType::boolean: break;  // indices have no NaN
   }
 }
 
@@ -123,11 +138,15 @@ Bytes allocation_of(const Tensor& tensor, Fill fill) {
   Bytes bytes(static_cast<std::size_t>(tensor.allocation_bytes()),
               fill == Fill::poison ? kPoisonByte : kFiniteByte);
   if (tensor.values.empty()) return bytes;
+  Digest name;
+  for (const char letter : tensor.name) name.add(static_cast<unsigned char>(letter));
   const std::vector<std::int64_t> offsets = byte_offsets(tensor);
   for (std::size_t i = 0; i < offsets.size(); ++i) {
-    const double value = tensor.values[i];
-    if (std::isnan(value) && fill == Fill::poison) continue;  // the poison's own bits
-    encode(std::isnan(value) ? kFinite : value, tensor.type, bytes.data() + offsets[i]);
+    char* const at = bytes.data() + offsets[i];
+    if (std::isnan(tensor.values[i]))
+      put_unread(mix64(name.value ^ i), tensor.type, fill, at);
+    else
+      encode(tensor.values[i], tensor.type, at);
   }
   return bytes;
 }

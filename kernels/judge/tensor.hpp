@@ -47,9 +47,10 @@ Extents contiguous(const Extents& extents);
 constexpr std::int64_t kGuardBytes = 4096;
 
 /// What stands where nothing may be read or written: NaN, or finite numbers in their place, so that
-/// a result that depends on it shows.
+/// a result that depends on it shows. A NaN among the values becomes one whose bits are the
+/// element's own, or a number of its own: a padding row that is stored into an unused slot shows,
+/// although NaN replaced NaN.
 enum class Fill : std::uint8_t { poison, finite };
-constexpr double kFinite = 0.75;  ///< for a NaN among the values
 
 using Bytes = std::vector<char>;
 

@@ -152,23 +152,40 @@ class Touched {
   const char* after_;
 };
 
-/// Elements of a result that differ by bits between two runs; those that must not be written are
-/// looked at elsewhere.
-std::int64_t first_difference(const Case& c, const Tensor& tensor, const Bytes& a, const Bytes& b,
-                              std::int64_t& count) {
+/// A run's number and the bytes that it left.
+struct RunBytes {
+  std::size_t run;
+  const Bytes& bytes;
+};
+
+/// Elements of a result that differ by bits between two runs. Those that must not be written are
+/// looked at elsewhere; one that neither run wrote keeps what the fill put there.
+std::int64_t first_difference(const Case& c, const Tensor& tensor, const RunBytes& a,
+                              const RunBytes& b, std::int64_t& count) {
   const std::int64_t begin = offset_of(c, tensor), size = size_of(tensor.type);
+  const auto same = [&](const char* one, const char* other) {
+    return std::memcmp(one, other, static_cast<std::size_t>(size)) == 0;
+  };
   count = 0;
-  if (std::memcmp(a.data() + begin, b.data() + begin,
+  if (std::memcmp(a.bytes.data() + begin, b.bytes.data() + begin,
                   static_cast<std::size_t>(tensor.allocation_bytes())) == 0)
     return -1;
+  Bytes before[2];
+  if (tensor.role == Role::state)
+    before[0] = allocation_of(tensor, kRunFills[a.run]),
+    before[1] = allocation_of(tensor, kRunFills[b.run]);
   const std::int64_t inner =
       tensor.extents.empty() || tensor.extents[0] == 0 ? 1 : tensor.count() / tensor.extents[0];
   const std::vector<std::int64_t> offsets = byte_offsets(tensor);
   std::int64_t first = -1;
   for (std::size_t i = 0; i < offsets.size(); ++i) {
     if (!may_write(c, tensor, static_cast<std::int64_t>(i) / inner)) continue;
-    const std::int64_t at = begin + offsets[i];
-    if (std::memcmp(a.data() + at, b.data() + at, static_cast<std::size_t>(size)) == 0) continue;
+    const char* const one = a.bytes.data() + begin + offsets[i];
+    const char* const other = b.bytes.data() + begin + offsets[i];
+    if (same(one, other)) continue;
+    if (!before[0].empty() && same(one, before[0].data() + offsets[i]) &&
+        same(other, before[1].data() + offsets[i]))
+      continue;
     if (first < 0) first = static_cast<std::int64_t>(i);
     ++count;
   }
@@ -393,7 +410,8 @@ void compare_runs(const Case& c, const CaseRuns& runs, std::vector<Finding>& fin
   for (const Tensor& tensor : c.tensors) {
     if (tensor.role == Role::input) continue;
     std::int64_t count = 0;
-    const std::int64_t unstable = first_difference(c, tensor, runs.runs[0], runs.runs[1], count);
+    const std::int64_t unstable =
+        first_difference(c, tensor, {0, runs.runs[0]}, {1, runs.runs[1]}, count);
     if (unstable >= 0) {
       findings.push_back({FindingKind::nondeterministic,
                           fmt::format("{}: two runs on the same bytes differ in {} elements, the "
@@ -402,7 +420,8 @@ void compare_runs(const Case& c, const CaseRuns& runs, std::vector<Finding>& fin
                           "the same bits", fmt::format("{} elements differ", count)});
       continue;
     }
-    const std::int64_t leak = first_difference(c, tensor, runs.runs[0], runs.runs[2], count);
+    const std::int64_t leak =
+        first_difference(c, tensor, {0, runs.runs[0]}, {2, runs.runs[2]}, count);
     if (leak < 0) continue;
     const std::vector<double> poisoned =
         values_in(tensor, runs.runs[0].data() + offset_of(c, tensor));

@@ -19,18 +19,33 @@ enum class Layout { channels_first, columns_first, strided };
 struct Wanted {
   std::string name;
   std::int64_t D, W, C;
-  Batch batch;
+  Batch batch{};
   bool bias = true, silu = true;
   Layout layout = Layout::channels_first;
   bool snapshots = false;
   bool timed = false;
 };
 
+/// NaN in the columns of a slot that are not its row's history: behind it the tails of drafts that
+/// were rejected, in front of it what has left the window.
+void poison_columns(Tensor& state, const Case& of, std::int64_t history) {
+  const std::int64_t D = state.extents[1], C = state.extents[2];
+  const bool speculative = of.find("num_accepted_tokens") != nullptr;
+  for (std::size_t slot = 0; slot < of.slots.size(); ++slot) {
+    const std::int64_t first = speculative ? of.slots[slot].token.accepted - 1 : C - history;
+    for (std::int64_t i = 0; i < D * C; ++i)
+      if (const std::int64_t column = i % C; column < first || column >= first + history)
+        state.values[slot * static_cast<std::size_t>(D * C) + static_cast<std::size_t>(i)] =
+            std::numeric_limits<double>::quiet_NaN();
+  }
+}
+
 Case make(const Wanted& w, const CaseOptions& options) {
   Batch batch = w.batch;
   batch.seed = options.seed;
   batch.writes = !w.snapshots;
   batch.one_slot_per_row = true;
+  if (w.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 191 + T * 3 + w.D)));
   Case c{.name = w.name, .timed = w.timed};
@@ -59,6 +74,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   c.tensors.push_back(Draw::output("out", options.activations, {T, w.D}, {"token", "channel"}));
   poison_padding(c.tensors[0], c);
   poison_unread(c.tensors[1], c);
+  poison_columns(c.tensors[1], c, w.W - 1);
   c.bytes = 2 * c.tensors[1].bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
   for (const std::string_view name : {"x", "weight", "out"}) c.bytes += c.tensor(name).bytes();
   c.about =
@@ -66,14 +82,29 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> plain_decodes() {
+/// Every kind of row in every layout of the state. A speculative state is W - 1 + longest row - 1
+/// columns wide.
+std::vector<Wanted> every_layout() {
+  const std::vector<std::pair<std::string, Layout>> layouts{
+      {"", Layout::channels_first},
+      {"-channels-last", Layout::columns_first},
+      {"-strided", Layout::strided}};
+  std::vector<Wanted> all;
+  for (const auto& [suffix, layout] : layouts)
+    for (const RowKind& kind : row_kinds("verify-accepted"))
+      all.push_back({.name = kind.name + suffix,
+                     .D = kind.name == "decode" ? 256 : 128,
+                     .W = 4,
+                     .C = kind.batch.columns > 0 ? 3 + kind.batch.columns - 1 : 3,
+                     .batch = kind.batch,
+                     .layout = layout,
+                     .snapshots = kind.snapshots});
+  return all;
+}
+
+std::vector<Wanted> other_decodes() {
   const std::vector<std::int64_t> nine(9, 1), four(4, 1);
   return {
-      {.name = "decode",
-       .D = 256,
-       .W = 4,
-       .C = 3,
-       .batch = {.lengths = nine, .padding_rows = {2, 7}}},
       {.name = "decode-wide-state",
        .D = 256,
        .W = 4,
@@ -88,25 +119,7 @@ std::vector<Wanted> plain_decodes() {
        .silu = false},
       {.name = "decode-width-2", .D = 63, .W = 2, .C = 1, .batch = {.lengths = four}},
       {.name = "decode-width-3", .D = 64, .W = 3, .C = 2, .batch = {.lengths = four}},
-  };
-}
-
-std::vector<Wanted> other_decodes() {
-  const std::vector<std::int64_t> nine(9, 1), four(4, 1);
-  return {
       {.name = "decode-ones", .D = 1, .W = 4, .C = 3, .batch = {.lengths = {1}}},
-      {.name = "decode-strided",
-       .D = 128,
-       .W = 4,
-       .C = 3,
-       .batch = {.lengths = four, .padding_rows = {1}},
-       .layout = Layout::strided},
-      {.name = "decode-channels-last",
-       .D = 128,
-       .W = 4,
-       .C = 3,
-       .batch = {.lengths = four, .padding_rows = {3}},
-       .layout = Layout::columns_first},
       {.name = "decode-pad-slot-0",
        .D = 128,
        .W = 4,
@@ -115,52 +128,14 @@ std::vector<Wanted> other_decodes() {
   };
 }
 
-std::vector<Wanted> longer_rows() {
-  const std::vector<std::int64_t> ragged{3, 0, 1, 7, 2}, drafts{4, 2, 4, 1, 3};
-  return {
-      {.name = "packed-rows",
-       .D = 128,
-       .W = 4,
-       .C = 3,
-       .batch = {.lengths = ragged, .behind = 2, .padding_rows = {2}, .packed = true}},
-      {.name = "verify-accepted",  // left aligned: W - 1 + longest row - 1 columns
-       .D = 128,
-       .W = 4,
-       .C = 6,
-       .batch =
-           {.lengths = drafts, .behind = 1, .columns = 4, .padding_rows = {2}, .packed = true}},
-      {.name = "verify-snapshots",
-       .D = 128,
-       .W = 4,
-       .C = 3,
-       .batch = {.lengths = {4, 1, 3}, .behind = 1, .padding_rows = {1}, .packed = true},
-       .snapshots = true},
-  };
-}
+const Wanted kServed{
+    .name = "serving", .D = 8192, .W = 4, .C = 3, .layout = Layout::columns_first, .timed = true};
 
-std::vector<Wanted> served(std::int64_t batch) {
-  const std::vector<std::int64_t> rows(static_cast<std::size_t>(batch), 1);
-  return {
-      {.name = "serving",
-       .D = 8192,
-       .W = 4,
-       .C = 3,
-       .batch = {.lengths = rows},
-       .layout = Layout::columns_first,
-       .timed = true},
-      {.name = "serving-in-order",
-       .D = 8192,
-       .W = 4,
-       .C = 3,
-       .batch = {.lengths = rows, .in_order = true},
-       .layout = Layout::columns_first,
-       .timed = true},
-  };
-}
-
-std::vector<Case> cases(const CaseOptions& options) {
-  return made_of<Wanted>({plain_decodes(), other_decodes(), longer_rows(), served(options.batch)},
-                         options, make);
+std::vector<Wanted> served() {
+  Wanted in_order = kServed;
+  in_order.name = "serving-in-order";
+  in_order.batch.in_order = true;
+  return {kServed, in_order};
 }
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
@@ -329,10 +304,11 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
 
 const JudgedKernel kOperation{
     .name = kName,
-    .summary = "decode and verification of the short convolution: 14 cases, 15 known mistakes",
+    .summary = "decode and verification of the short convolution: 29 cases, 15 known mistakes",
     .positional = {"x", "conv_state", "weight", "bias"},
     .default_types = "bfloat16/bfloat16",
-    .cases = cases,
+    .plans = planned<Wanted>({every_layout(), other_decodes(), served()}, make),
+    .row_elements = kServed.D * kServed.C,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes};

@@ -14,16 +14,20 @@ constexpr std::string_view kName = "gated_delta_rule_prefill";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
+enum class Layout { v_major, k_major, strided };
+
 struct Wanted {
-  std::string name;
+  std::string name{};
   std::int64_t H, HV, K, V;
-  std::vector<std::int64_t> lengths;
+  std::vector<std::int64_t> lengths{};
   std::vector<std::int64_t> padding_rows{};
   std::vector<std::int64_t> fresh_rows{};  ///< has_initial_state is false
   bool raw_gates = false;
   bool l2norm = true;
   std::int64_t behind = 0;
   std::int64_t boundary_every = 0;
+  Layout layout = Layout::v_major;
+  bool timed = false;
 };
 
 bool among(const std::vector<std::int64_t>& rows, std::int64_t row) {
@@ -63,6 +67,12 @@ Case make(const Wanted& w, const CaseOptions& options) {
   c.tensors.push_back(draw("state", options.states, {slots, w.HV, w.V, w.K},
                            {"slot", "value head", "value column", "key column"}));
   c.tensors[5].role = Role::state;
+  if (w.layout == Layout::k_major) swap_last_two(c.tensors[5]);
+  if (w.layout == Layout::strided) {
+    spread(c.tensors[5], 0, 192);
+    for (const std::size_t i : {0, 1, 2})  // q, k and v side by side in one tensor of a token
+      c.tensors[i].strides[0] = 2 * w.H * w.K + w.HV * w.V;
+  }
   if (w.raw_gates) {
     c.tensors.push_back(draw("A_log", ElementType::float32, {w.HV}));
     c.tensors.push_back(draw("dt_bias", ElementType::float32, {w.HV}));
@@ -88,43 +98,39 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Case> cases(const CaseOptions& options) {
-  const std::vector<Wanted> all{
+std::vector<Wanted> whole_rows() {
+  return {
       {.name = "one-row", .H = 2, .HV = 4, .K = 64, .V = 64, .lengths = {130}},
       {.name = "one-chunk", .H = 1, .HV = 2, .K = 128, .V = 64, .lengths = {64}},
+      {.name = "one-token", .H = 2, .HV = 4, .K = 128, .V = 64, .lengths = {1}},
       {.name = "short-rows", .H = 1, .HV = 1, .K = 64, .V = 64, .lengths = {1, 2, 3}},
-      {.name = "ragged-rows",
-       .H = 2,
-       .HV = 4,
-       .K = 64,
-       .V = 64,
-       .lengths = {65, 0, 1, 63, 129},
-       .padding_rows = {3},
-       .behind = 3},
-      {.name = "fresh-rows",
-       .H = 2,
-       .HV = 4,
-       .K = 64,
-       .V = 64,
-       .lengths = {70, 5, 64},
-       .fresh_rows = {0, 2}},
-      {.name = "raw-gates",
-       .H = 2,
-       .HV = 4,
-       .K = 64,
-       .V = 64,
-       .lengths = {100, 30},
-       .raw_gates = true},
       {.name = "odd-sizes", .H = 1, .HV = 3, .K = 63, .V = 65, .lengths = {67, 9}},
-      {.name = "boundaries",
-       .H = 2,
-       .HV = 2,
-       .K = 64,
-       .V = 64,
-       .lengths = {130, 63, 64},
-       .boundary_every = 64},
   };
-  return made_of(all, options, make);
+}
+
+/// Every layout of the state, with rows of all lengths around a chunk, padding and fresh rows.
+std::vector<Wanted> every_layout() {
+  std::vector<Wanted> all;
+  for (const auto& [suffix, layout] : std::vector<std::pair<std::string, Layout>>{
+           {"", Layout::v_major}, {"-k-major", Layout::k_major}, {"-strided", Layout::strided}}) {
+    const Wanted plain{.H = 2, .HV = 4, .K = 64, .V = 64, .layout = layout};
+    Wanted ragged = plain, fresh = plain, raw = plain, boundaries = plain;
+    ragged.name = "ragged-rows" + suffix;
+    ragged.lengths = {65, 0, 1, 63, 129, 1};
+    ragged.padding_rows = {3, 5};
+    ragged.behind = 3;
+    fresh.name = "fresh-rows" + suffix;
+    fresh.lengths = {70, 5, 64, 1, 1};
+    fresh.fresh_rows = {0, 2, 4};
+    raw.name = "raw-gates" + suffix;
+    raw.lengths = {100, 30, 1};
+    raw.raw_gates = true;
+    boundaries.name = "boundaries" + suffix;
+    boundaries.lengths = {130, 63, 64, 1};
+    boundaries.boundary_every = 64;
+    for (const Wanted& one : {ragged, fresh, raw, boundaries}) all.push_back(one);
+  }
+  return all;
 }
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
@@ -372,10 +378,10 @@ std::string compare_stages(const Case& c, const NamedStages& given) {
 
 const JudgedKernel kOperation{
     .name = kName,
-    .summary = "prefill of the gated delta rule, with the stages of its chunk form: 8 cases",
+    .summary = "prefill of the gated delta rule, with the stages of its chunk form: 17 cases",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
-    .cases = cases,
+    .plans = planned<Wanted>({whole_rows(), every_layout()}, make),
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes,

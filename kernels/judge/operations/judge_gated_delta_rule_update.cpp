@@ -22,7 +22,7 @@ enum class Layout { v_major, k_major, strided };
 struct Wanted {
   std::string name;
   Shapes shapes;
-  Batch batch;
+  Batch batch{};
   bool raw_gates = true;
   bool l2norm = true;
   std::optional<double> scale{};
@@ -57,6 +57,7 @@ Case make(const Wanted& wanted, const CaseOptions& options) {
   Batch batch = wanted.batch;
   batch.seed = options.seed;
   batch.writes = !wanted.snapshots;
+  if (wanted.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   const std::uint64_t seed =
       mix64(options.seed ^ static_cast<std::uint64_t>(wanted.name.size() * 131 + T * 7 + K));
@@ -101,13 +102,27 @@ Case make(const Wanted& wanted, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Case> cases(const CaseOptions& options) {
-  const std::vector<std::int64_t> nine(9, 1), ragged{3, 0, 1, 7, 2};
-  const std::vector<std::int64_t> served(static_cast<std::size_t>(options.batch), 1);
-  const std::vector<Wanted> all{
-      {.name = "decode",
-       .shapes = {2, 4, 128, 64},
-       .batch = {.lengths = nine, .padding_rows = {2, 7}}},
+/// Every kind of row in every layout of the state.
+std::vector<Wanted> every_layout() {
+  std::vector<RowKind> kinds = row_kinds();
+  kinds.push_back({.name = "decode-to-other-slots",
+                   .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {2}, .apart = true}});
+  const std::vector<std::pair<std::string, Layout>> layouts{
+      {"", Layout::v_major}, {"-k-major", Layout::k_major}, {"-strided", Layout::strided}};
+  std::vector<Wanted> all;
+  for (const auto& [suffix, layout] : layouts)
+    for (const RowKind& kind : kinds)
+      all.push_back({.name = kind.name + suffix,
+                     .shapes = {2, 4, 128, 64},
+                     .batch = kind.batch,
+                     .layout = layout,
+                     .snapshots = kind.snapshots});
+  return all;
+}
+
+std::vector<Wanted> other_decodes() {
+  const std::vector<std::int64_t> nine(9, 1);
+  return {
       {.name = "decode-no-padding", .shapes = {2, 4, 128, 128}, .batch = {.lengths = {1, 1, 1}}},
       {.name = "decode-ready-gates",
        .shapes = {2, 6, 64, 65},
@@ -117,46 +132,23 @@ std::vector<Case> cases(const CaseOptions& options) {
        .scale = 0.25},
       {.name = "decode-odd-sizes", .shapes = {1, 3, 63, 65}, .batch = {.lengths = {1, 1, 1}}},
       {.name = "decode-ones", .shapes = {3, 3, 1, 1}, .batch = {.lengths = {1}}},
-      {.name = "decode-strided",
-       .shapes = {2, 4, 128, 64},
-       .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {1}},
-       .layout = Layout::strided},
-      {.name = "decode-k-major",
-       .shapes = {2, 4, 128, 64},
-       .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {3}},
-       .layout = Layout::k_major},
       {.name = "decode-pad-slot-0",
        .shapes = {2, 4, 128, 64},
        .batch = {.lengths = nine, .padding_rows = {1, 8}, .pad_slot_id = 0}},
-      {.name = "decode-to-other-slots",
-       .shapes = {2, 4, 128, 64},
-       .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {2}, .apart = true}},
-      {.name = "packed-rows",
-       .shapes = {2, 4, 128, 64},
-       .batch = {.lengths = ragged, .behind = 2, .padding_rows = {2}, .packed = true}},
-      {.name = "verify-table",
-       .shapes = {2, 4, 128, 64},
-       .batch = {.lengths = {4, 2, 4, 1, 3},
-                 .behind = 1,
-                 .columns = 4,
-                 .padding_rows = {2},
-                 .packed = true}},
-      {.name = "verify-snapshots",
-       .shapes = {2, 4, 128, 64},
-       .batch = {.lengths = {4, 1, 3}, .behind = 1, .padding_rows = {1}, .packed = true},
-       .snapshots = true},
-      {.name = "serving",
-       .shapes = {16, 32, 128, 128},
-       .batch = {.lengths = served},
-       .raw_gates = false,
-       .timed = true},
+  };
+}
+
+constexpr Shapes kServed{16, 32, 128, 128};
+
+std::vector<Wanted> served() {
+  return {
+      {.name = "serving", .shapes = kServed, .raw_gates = false, .timed = true},
       {.name = "serving-in-order",
-       .shapes = {16, 32, 128, 128},
-       .batch = {.lengths = served, .in_order = true},
+       .shapes = kServed,
+       .batch = {.in_order = true},
        .raw_gates = false,
        .timed = true},
   };
-  return made_of(all, options, make);
 }
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
@@ -479,10 +471,11 @@ std::string stages(const Case& c, const Answer& candidate, const Answer& truth) 
 const JudgedKernel kOperation{
     .name = kName,
     .summary =
-        "decode and verification of the gated delta rule: 14 cases, 27 known mistakes, stages",
+        "decode and verification of the gated delta rule: 31 cases, 27 known mistakes, stages",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
-    .cases = cases,
+    .plans = planned<Wanted>({every_layout(), other_decodes(), served()}, make),
+    .row_elements = kServed.HV * kServed.V * kServed.K,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes,

@@ -17,7 +17,7 @@ enum class Layout { plain, n_first, strided };
 struct Wanted {
   std::string name;
   std::int64_t H, G, P, N;
-  Batch batch;
+  Batch batch{};
   bool dt_per_channel = false;  ///< dt, A, D and dt_bias of [H, P] and [H, P, N]: Mamba1
   bool D = true, z = false, dt_bias = true, softplus = true;
   bool limits = false;  ///< dt_min and dt_max
@@ -59,6 +59,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   Batch batch = w.batch;
   batch.seed = options.seed;
   batch.writes = !w.snapshots;
+  if (w.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 173 + T * 5 + w.N)));
   Case c{.name = w.name, .heads_per_group = w.H / w.G, .timed = w.timed};
@@ -93,15 +94,31 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Wanted> plain_decodes() {
+/// Every kind of row in every layout of the state.
+std::vector<Wanted> every_layout() {
+  std::vector<RowKind> kinds = row_kinds();
+  kinds.push_back({.name = "decode-to-other-slots",
+                   .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {2}, .apart = true}});
+  const std::vector<std::pair<std::string, Layout>> layouts{
+      {"", Layout::plain}, {"-n-first", Layout::n_first}, {"-strided", Layout::strided}};
+  std::vector<Wanted> all;
+  for (const auto& [suffix, layout] : layouts)
+    for (const RowKind& kind : kinds)
+      all.push_back({.name = kind.name + suffix,
+                     .H = 8,
+                     .G = 2,
+                     .P = 64,
+                     .N = 128,
+                     .batch = kind.batch,
+                     .z = kind.name == "packed-rows",
+                     .layout = layout,
+                     .snapshots = kind.snapshots});
+  return all;
+}
+
+std::vector<Wanted> other_decodes() {
   const std::vector<std::int64_t> nine(9, 1), four(4, 1);
   return {
-      {.name = "decode",
-       .H = 8,
-       .G = 2,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = nine, .padding_rows = {2, 7}}},
       {.name = "decode-no-padding",
        .H = 8,
        .G = 2,
@@ -127,12 +144,6 @@ std::vector<Wanted> plain_decodes() {
        .z = true,
        .limits = true},
       {.name = "decode-ones", .H = 3, .G = 1, .P = 1, .N = 1, .batch = {.lengths = {1}}, .z = true},
-  };
-}
-
-std::vector<Wanted> other_decodes() {
-  const std::vector<std::int64_t> nine(9, 1), four(4, 1);
-  return {
       {.name = "decode-mamba1",
        .H = 2,
        .G = 1,
@@ -140,87 +151,22 @@ std::vector<Wanted> other_decodes() {
        .N = 16,
        .batch = {.lengths = four, .padding_rows = {1}},
        .dt_per_channel = true},
-      {.name = "decode-strided",
-       .H = 8,
-       .G = 2,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = four, .padding_rows = {1}},
-       .layout = Layout::strided},
-      {.name = "decode-n-first",
-       .H = 8,
-       .G = 2,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = four, .padding_rows = {3}},
-       .layout = Layout::n_first},
       {.name = "decode-pad-slot-0",
        .H = 8,
        .G = 2,
        .P = 64,
        .N = 128,
        .batch = {.lengths = nine, .padding_rows = {1, 8}, .pad_slot_id = 0}},
-      {.name = "decode-to-other-slots",
-       .H = 8,
-       .G = 2,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = four, .padding_rows = {2}, .apart = true}},
   };
 }
 
-std::vector<Wanted> longer_rows() {
-  return {
-      {.name = "packed-rows",
-       .H = 8,
-       .G = 2,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = {3, 0, 1, 7, 2}, .behind = 2, .padding_rows = {2}, .packed = true},
-       .z = true},
-      {.name = "verify-table",
-       .H = 8,
-       .G = 2,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = {4, 2, 4, 1, 3},
-                 .behind = 1,
-                 .columns = 4,
-                 .padding_rows = {2},
-                 .packed = true}},
-      {.name = "verify-snapshots",
-       .H = 8,
-       .G = 2,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = {4, 1, 3}, .behind = 1, .padding_rows = {1}, .packed = true},
-       .snapshots = true},
-  };
-}
+const Wanted kServed{.name = "serving", .H = 128, .G = 8, .P = 64, .N = 128, .timed = true};
 
-std::vector<Wanted> served(std::int64_t batch) {
-  const std::vector<std::int64_t> rows(static_cast<std::size_t>(batch), 1);
-  return {
-      {.name = "serving",
-       .H = 128,
-       .G = 8,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = rows},
-       .timed = true},
-      {.name = "serving-in-order",
-       .H = 128,
-       .G = 8,
-       .P = 64,
-       .N = 128,
-       .batch = {.lengths = rows, .in_order = true},
-       .timed = true},
-  };
-}
-
-std::vector<Case> cases(const CaseOptions& options) {
-  return made_of<Wanted>({plain_decodes(), other_decodes(), longer_rows(), served(options.batch)},
-                         options, make);
+std::vector<Wanted> served() {
+  Wanted in_order = kServed;
+  in_order.name = "serving-in-order";
+  in_order.batch.in_order = true;
+  return {kServed, in_order};
 }
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
@@ -412,10 +358,11 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
 
 const JudgedKernel kOperation{
     .name = kName,
-    .summary = "decode and verification of Mamba2 (and Mamba1): 15 cases, 25 known mistakes",
+    .summary = "decode and verification of Mamba2 (and Mamba1): 32 cases, 25 known mistakes",
     .positional = {"state", "x", "dt", "A", "B", "C"},
     .default_types = "bfloat16/float32",
-    .cases = cases,
+    .plans = planned<Wanted>({every_layout(), other_decodes(), served()}, make),
+    .row_elements = kServed.H * kServed.P * kServed.N,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes};

@@ -17,12 +17,20 @@ namespace {
 struct Moves {
   std::string name;
   Extents pool;  ///< [layers, slots, state...]
-  std::vector<std::int32_t> source, target;
+  std::vector<std::int32_t> source{}, target{};
   bool spread = false;  ///< holes between slots
   bool timed = false;
 };
 
-Case make_copy(const Moves& moves, const CaseOptions& options) {
+Case make_copy(const Moves& wanted, const CaseOptions& options) {
+  Moves moves = wanted;
+  if (moves.timed) {  // the first half of the slots goes to the second one
+    moves.pool[1] = 2 * options.batch;
+    moves.source.resize(static_cast<std::size_t>(options.batch));
+    moves.target.resize(moves.source.size());
+    std::iota(moves.source.begin(), moves.source.end(), 0);
+    std::iota(moves.target.begin(), moves.target.end(), static_cast<std::int32_t>(options.batch));
+  }
   Draw draw(mix64(options.seed ^ moves.name.size()));
   Case c{.name = moves.name, .timed = moves.timed};
   std::vector<std::string> axes{"layer", "slot", "head", "row", "column"};
@@ -40,36 +48,28 @@ Case make_copy(const Moves& moves, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Case> copy_cases(const CaseOptions& options) {
-  const auto moved = static_cast<std::int32_t>(options.batch);
-  std::vector<std::int32_t> from(static_cast<std::size_t>(moved)), to(from.size());
-  std::iota(from.begin(), from.end(), 0);
-  std::iota(to.begin(), to.end(), moved);
-  const std::vector<Moves> all{
-      {.name = "one", .pool = {1, 4, 2, 8, 16}, .source = {2}, .target = {1}},
-      {.name = "layers", .pool = {5, 7, 2, 9, 13}, .source = {0, 6, 3}, .target = {1, 2, 5}},
-      {.name = "fork", .pool = {2, 9, 4, 16, 8}, .source = {4, 4, 4, 4}, .target = {0, 8, 1, 3}},
-      {.name = "swap", .pool = {3, 6, 2, 8, 32}, .source = {1, 4, 0}, .target = {4, 1, 2}},
-      {.name = "chain", .pool = {3, 8, 64, 1, 65}, .source = {0, 1, 2, 3}, .target = {1, 2, 3, 4}},
-      {.name = "cycle",
-       .pool = {2, 8, 8, 16, 8},
-       .source = {0, 1, 2, 3, 4, 5, 6, 7},
-       .target = {7, 0, 1, 2, 3, 4, 5, 6}},
-      {.name = "onto-itself", .pool = {2, 4, 1, 1, 3}, .source = {2, 0}, .target = {2, 3}},
-      {.name = "nothing", .pool = {2, 4, 1, 4, 4}, .source = {}, .target = {}},
-      {.name = "holes",
-       .pool = {3, 6, 2, 8, 16},
-       .source = {5, 2},
-       .target = {0, 1},
-       .spread = true},
-      {.name = "serving",
-       .pool = {4, std::int64_t{2} * moved, 32, 128, 128},
-       .source = from,
-       .target = to,
-       .timed = true},
-  };
-  return made_of(all, options, make_copy);
-}
+const Moves kServed{.name = "serving", .pool = {4, 0, 32, 128, 128}, .timed = true};
+
+const std::vector<Moves> kMoves{
+    {.name = "one", .pool = {1, 4, 2, 8, 16}, .source = {2}, .target = {1}},
+    {.name = "layers", .pool = {5, 7, 2, 9, 13}, .source = {0, 6, 3}, .target = {1, 2, 5}},
+    {.name = "fork", .pool = {2, 9, 4, 16, 8}, .source = {4, 4, 4, 4}, .target = {0, 8, 1, 3}},
+    {.name = "swap", .pool = {3, 6, 2, 8, 32}, .source = {1, 4, 0}, .target = {4, 1, 2}},
+    {.name = "chain", .pool = {3, 8, 64, 1, 65}, .source = {0, 1, 2, 3}, .target = {1, 2, 3, 4}},
+    {.name = "cycle",
+     .pool = {2, 8, 8, 16, 8},
+     .source = {0, 1, 2, 3, 4, 5, 6, 7},
+     .target = {7, 0, 1, 2, 3, 4, 5, 6}},
+    {.name = "onto-itself", .pool = {2, 4, 1, 1, 3}, .source = {2, 0}, .target = {2, 3}},
+    {.name = "nothing", .pool = {2, 4, 1, 4, 4}},
+    {.name = "holes", .pool = {3, 6, 2, 8, 16}, .source = {5, 2}, .target = {0, 1}, .spread = true},
+    {.name = "cycle-holes",
+     .pool = {2, 5, 2, 8, 16},
+     .source = {0, 1, 2, 3},
+     .target = {3, 0, 1, 2},
+     .spread = true},
+    kServed,
+};
 
 const std::vector<Mistake> kCopyMistakes{
     {"in-order", "with each move made behind the one before it, so that sources were overwritten"},
@@ -110,12 +110,13 @@ Answer copy_truth(const Case& c, std::string_view mistake) {
 }
 
 const JudgedKernel kCopy{.name = "state_copy",
-                         .summary = "copies between slots, bit by bit: 10 cases, 4 known mistakes",
+                         .summary = "copies between slots, bit by bit: 11 cases, 4 known mistakes",
                          .positional = {"state", "source", "target"},
                          .returns = false,
                          .exact = true,
                          .default_types = "float32/float32",
-                         .cases = copy_cases,
+                         .plans = planned<Moves>({kMoves}, make_copy),
+                         .row_elements = std::int64_t{4} * 2 * 32 * 128 * 128,
                          .truth = copy_truth,
                          .yardstick = copy_truth,
                          .mistakes = kCopyMistakes};
@@ -125,11 +126,17 @@ const JudgedKernel kCopy{.name = "state_copy",
 struct Commits {
   std::string name;
   std::int64_t T;
-  std::vector<std::int32_t> slots, accepted;
+  std::vector<std::int32_t> slots{}, accepted{};
+  bool spread = false;  ///< holes between slots
   bool timed = false;
 };
 
-Case make_scatter(const Commits& commits, const CaseOptions& options) {
+Case make_scatter(const Commits& wanted, const CaseOptions& options) {
+  Commits commits = wanted;
+  for (std::int64_t row = 0; wanted.timed && row < options.batch; ++row) {
+    commits.slots.push_back(static_cast<std::int32_t>(options.batch - row));
+    commits.accepted.push_back(static_cast<std::int32_t>(1 + row % 4));
+  }
   const auto B = static_cast<std::int64_t>(commits.slots.size());
   const Extents inner = commits.timed ? Extents{32, 128, 128} : Extents{3, 5, 16};
   std::int64_t slots = 3;
@@ -139,6 +146,7 @@ Case make_scatter(const Commits& commits, const CaseOptions& options) {
   c.tensors.push_back(draw("state", options.states, {slots, inner[0], inner[1], inner[2]},
                            {"slot", "head", "row", "column"}));
   c.tensors[0].role = Role::state;
+  if (commits.spread) spread(c.tensors[0], 0, 64);
   c.tensors.push_back(draw("intermediate", options.states,
                            {B, commits.T, inner[0], inner[1], inner[2]},
                            {"row", "token", "head", "row", "column"}));
@@ -158,20 +166,15 @@ Case make_scatter(const Commits& commits, const CaseOptions& options) {
   return c;
 }
 
-std::vector<Case> scatter_cases(const CaseOptions& options) {
-  std::vector<std::int32_t> served(static_cast<std::size_t>(options.batch));
-  std::iota(served.rbegin(), served.rend(), 1);
-  std::vector<std::int32_t> counts(served.size());
-  for (std::size_t i = 0; i < counts.size(); ++i) counts[i] = static_cast<std::int32_t>(1 + i % 4);
-  const std::vector<Commits> all{
-      {.name = "every-count", .T = 4, .slots = {3, 1, 5, 2, 6}, .accepted = {1, 2, 3, 4, 0}},
-      {.name = "padding", .T = 3, .slots = {4, -1, 2, -7}, .accepted = {3, 2, 1, 3}},
-      {.name = "none-accepted", .T = 2, .slots = {1, 2, 3}, .accepted = {0, -1, 0}},
-      {.name = "one-token", .T = 1, .slots = {2, 1}, .accepted = {1, 1}},
-      {.name = "serving", .T = 4, .slots = served, .accepted = counts, .timed = true},
-  };
-  return made_of(all, options, make_scatter);
-}
+const std::vector<Commits> kCommits{
+    {.name = "every-count", .T = 4, .slots = {3, 1, 5, 2, 6}, .accepted = {1, 2, 3, 4, 0}},
+    {.name = "padding", .T = 3, .slots = {4, -1, 2, -7}, .accepted = {3, 2, 1, 3}},
+    {.name = "none-accepted", .T = 2, .slots = {1, 2, 3}, .accepted = {0, -1, 0}},
+    {.name = "one-token", .T = 1, .slots = {2, 1}, .accepted = {1, 1}},
+    {.name = "one-row", .T = 4, .slots = {1}, .accepted = {3}},
+    {.name = "holes", .T = 3, .slots = {3, 1, -1}, .accepted = {2, 3, 1}, .spread = true},
+    {.name = "serving", .T = 4, .timed = true},
+};
 
 const std::vector<Mistake> kScatterMistakes{
     {"count-as-index", "with num_accepted_tokens taken for the index instead of the count"},
@@ -202,12 +205,13 @@ Answer scatter_truth(const Case& c, std::string_view mistake) {
 
 const JudgedKernel kScatter{
     .name = "state_scatter_accepted",
-    .summary = "commits of accepted states, bit by bit: 5 cases, 5 known mistakes",
+    .summary = "commits of accepted states, bit by bit: 7 cases, 5 known mistakes",
     .positional = {"state", "intermediate", "slots", "num_accepted_tokens"},
     .returns = false,
     .exact = true,
     .default_types = "float32/float32",
-    .cases = scatter_cases,
+    .plans = planned<Commits>({kCommits}, make_scatter),
+    .row_elements = std::int64_t{5} * 32 * 128 * 128,
     .truth = scatter_truth,
     .yardstick = scatter_truth,
     .mistakes = kScatterMistakes};
