@@ -4,7 +4,7 @@
 #   bench/judge_on_gpu.sh RESULTS    behind `bench/on_gpu.sh run`, which builds build/gpu; the verdicts go to the folder
 #                                    RESULTS as JSON and text
 #
-# Ends with 0 if ours pass everything and every broken copy is caught. FLA's verdict is written, whatever it is: where
+# Ends with 0 if ours pass everything, and every broken copy and every cheat is caught. FLA's verdict is written, whatever it is: where
 # it is neither installed nor staged (bench/on_gpu.sh stage), it is named as absent.
 set -uo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -32,8 +32,11 @@ judge fla any gated_delta_rule_update $candidates/fla.py:gated_delta_rule_update
 for broken in raw_beta group_modulo no_scale; do
   judge "broken_$broken" "10 11" gated_delta_rule_update $ours:$broken --batch 4 --no-time
 done
+for cheat in skips_when_timed caches_by_address patches_clock forges_status; do
+  judge "cheat_$cheat" 11 gated_delta_rule_update $candidates/torch_cheats.py:$cheat --batch 4 --case serving-in-order
+done
 nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc)
-if [[ -n $nvcc ]] && "$nvcc" -O3 -arch=native -shared -Xcompiler -fPIC -I kernels $candidates/scatter.cu \
+if [[ -n $nvcc ]] && "$nvcc" -O3 -arch=native -shared -Xcompiler -fPIC -I kernels/judge $candidates/scatter.cu \
     -o "$results/scatter.so" >"$results/nvcc.log" 2>&1; then
   judge library 0 state_scatter_accepted "$results/scatter.so:scatter"
   judge broken_library 11 state_scatter_accepted "$results/scatter.so:scatter_by_index" --batch 4 --no-time
@@ -49,5 +52,5 @@ judge ssu 0 selective_state_update $ours:selective_state_update
 judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
 judge copy 0 state_copy $ours:state_copy
 judge scatter 0 state_scatter_accepted $ours:state_scatter_accepted
-printf '\n%s\n' "$([[ $failed == 0 ]] && echo 'ours pass, broken copies are caught' || echo 'NOT AS WANTED: see above')"
+printf '\n%s\n' "$([[ $failed == 0 ]] && echo 'ours pass, broken copies and cheats are caught' || echo 'NOT AS WANTED: see above')"
 exit $failed

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "properties/support/program.hpp"
 
@@ -176,7 +177,7 @@ TEST(Judge, twoRunsHaveTheSameBits) {
 TEST(Judge, aCandidateMayDieOrFallSilent) {
   const ProgramRun died = judged(kDelta, "gdn_dies", {"--case", "packed-rows"});
   EXPECT_EQ(died.status, 11);
-  EXPECT_THAT(died.out, HasSubstr("packed-rows: subject-died: it died of signal 6"));
+  EXPECT_THAT(died.out, HasSubstr("packed-rows: subject-died: it ended: signal 6"));
   const ProgramRun silent =
       judged(kDelta, "gdn_hangs", {"--timeout", "1", "--case", "decode-ones"});
   EXPECT_EQ(silent.status, 11);
@@ -184,6 +185,69 @@ TEST(Judge, aCandidateMayDieOrFallSilent) {
   const ProgramRun failed = judged(kDelta, "gdn_fails", {"--case", "decode-ones"});
   EXPECT_EQ(failed.status, 11);
   EXPECT_THAT(failed.out, HasSubstr("it returned 2: no luck"));
+}
+
+// A user's environment and a candidate's words may be anything; the verdict is kept.
+TEST(Judge, bytesThatAreNoTextLoseNoVerdict) {
+  const ScratchFolder folder;
+  const std::string json = folder.path("verdict.json");
+  const ProgramRun died =
+      judged(kDelta, "gdn_dies_in_bytes", {"--case", "decode-ones", "--json", json});
+  EXPECT_EQ(died.status, 11) << died.err;
+  EXPECT_THAT(died.out, HasSubstr("exit status 9"));
+  EXPECT_THAT(died.out, Not(HasSubstr("\x1b")));
+  EXPECT_EQ(nlohmann::json::parse(read_text(json)).at("verdict"), "finding");
+  const ProgramRun refused =
+      judged(kDelta, "gdn_refuses_in_bytes", {"--case", "decode-o", "--json", json});
+  EXPECT_EQ(refused.status, 0) << refused.out << refused.err;
+  EXPECT_EQ(nlohmann::json::parse(read_text(json)).at("verdict"), "pass");
+  const std::string elsewhere = folder.path("\xff\xfe.so");
+  std::filesystem::copy_file(LOCKSTEP_CANDIDATES, elsewhere);
+  const ProgramRun run = run_program({"judge", kDelta, "--candidate", elsewhere + ":gdn_right",
+                                      "--device", "cpu", "--case", "decode-ones", "--json", json});
+  EXPECT_EQ(run.status, 0) << run.err;
+  EXPECT_EQ(nlohmann::json::parse(read_text(json)).at("verdict"), "pass");
+}
+
+/// An environment variable for as long as this lives.
+class Variable {
+ public:
+  Variable(const char* name, const std::string& value) : name_(name) {
+    if (const char* const old = std::getenv(name); old != nullptr) before_ = old;
+    ::setenv(name, value.c_str(), 1);
+  }
+  ~Variable() {
+    if (before_)
+      ::setenv(name_, before_->c_str(), 1);
+    else
+      ::unsetenv(name_);
+  }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+// Cases and results go through memory: a full or unwritable disk is no candidate's fault.
+TEST(Judge, noTemporaryFilesAreNeeded) {
+  const Variable nowhere("TMPDIR", "/dev/full");
+  const ProgramRun run = judged(kDelta, "gdn_right", {"--case", "decode-ones"});
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+}
+
+// What cannot be run is said before any case is built, and what is not asked for is never built.
+TEST(Judge, refusesWithoutBuildingCases) {
+  const ProgramRun missing = run_program(
+      {"judge", kDelta, "--candidate", "missing.so:f", "--device", "cpu", "--batch", "64"});
+  EXPECT_EQ(missing.status, 2);
+  EXPECT_LT(missing.peak_kib, 400 * 1024);
+  const ProgramRun filtered =
+      run_program({"judge", kDelta, "--candidate", library("gdn_right"), "--device", "cpu",
+                   "--batch", "1000000000", "--case", "decode-ones"});
+  EXPECT_EQ(filtered.status, 0) << filtered.err;
+  EXPECT_LT(filtered.peak_kib, 400 * 1024);
 }
 
 // Every layout meets every kind of row, so a mistake in one of the meetings is seen.
@@ -216,29 +280,85 @@ TEST(Judge, aScaleWrongByOnePercentIsSeen) {
   EXPECT_EQ(run.status, 11) << run.out;
 }
 
+// --- Who cheats ----------------------------------------------------------------------------------
+
+/// A candidate beside the clock.
+ProgramRun timed(const std::string& candidate, const std::string& json) {
+  return run_program({"judge", kDelta, "--candidate", candidate, "--device", "cpu", "--case",
+                      "serving-in-order", "--batch", "1", "--json", json});
+}
+
+// The results of timed calls are compared, on inputs that change places in memory.
+TEST(Judge, aTimedCallThatDoesNothingIsSeen) {
+  const ScratchFolder folder;
+  const std::string json = folder.path("verdict.json");
+  for (const std::string cheat : {"gdn_counts_calls", "gdn_caches_by_address"}) {
+    const ProgramRun run = timed(library(cheat), json);
+    EXPECT_EQ(run.status, 11) << run.out << run.err;
+    EXPECT_THAT(run.out, HasSubstr("timed calls left other bytes than an untimed one")) << cheat;
+    const auto speed = nlohmann::json::parse(read_text(json)).at("timing").at("speed").at(0);
+    EXPECT_GT(speed.at("calls_wrong"), 0);
+    EXPECT_TRUE(speed.contains("doubt"));
+  }
+}
+
+// The clock is the judge's own.
+TEST(Judge, aPatchedClockChangesNothing) {
+  const ScratchFolder folder;
+  const std::string json = folder.path("verdict.json");
+  const ProgramRun run = timed(library("gdn_patches_clock"), json);
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  const auto speed = nlohmann::json::parse(read_text(json)).at("timing").at("speed").at(0);
+  EXPECT_GT(speed.at("time_us"), 0.0);
+  EXPECT_LT(speed.at("limit_share"), 1.1);
+  EXPECT_GT(speed.at("calls_compared"), 0);
+}
+
+// Nothing that a candidate writes stands for a verdict, and its end is no good end.
+TEST(Judge, aForgedStatusIsNoVerdict) {
+  const ProgramRun run = judged(kDelta, "gdn_forges_status", {"--case", "decode-ones"});
+  EXPECT_EQ(run.status, 11) << run.out << run.err;
+  EXPECT_THAT(run.out, HasSubstr("decode-ones: subject-"));
+}
+
+// Who refuses most cases has not passed the others' test.
+TEST(Judge, fewerThanHalfOfTheCasesAreNoVerdict) {
+  const ScratchFolder folder;
+  const std::string json = folder.path("verdict.json");
+  const ProgramRun most = judged(kDelta, "gdn_refuses_most", {"--case", "decode", "--json", json});
+  EXPECT_EQ(most.status, 2) << most.out;
+  EXPECT_THAT(most.out, HasSubstr("left out: no verdict, because fewer than half of the cases"));
+  EXPECT_EQ(nlohmann::json::parse(read_text(json)).at("verdict"), "unjudged");
+  const ProgramRun all = judged(kDelta, "gdn_knows_nothing", {"--case", "decode-o"});
+  EXPECT_EQ(all.status, 2) << all.out;
+  EXPECT_THAT(all.out, HasSubstr("0 cases, "));
+  const ProgramRun half = judged(kDelta, "gdn_refuses_most", {"--case", "decode-ones"});
+  EXPECT_EQ(half.status, 0) << half.out;
+}
+
 constexpr const char* kTorchCandidate = "fixtures/candidates/torch_delta_rule.py:";
 
 /// The judge with another Python.
 ProgramRun judged_by(const std::string& python, const std::string& candidate,
                      const std::string& only) {
-  const char* const old = std::getenv("LOCKSTEP_PYTHON");
-  const std::string before = old == nullptr ? "" : old;
-  if (!python.empty()) ::setenv("LOCKSTEP_PYTHON", python.c_str(), 1);
-  const ProgramRun run = run_program({"judge", kDelta, "--candidate", candidate, "--device", "cpu",
-                                      "--no-time", "--batch", "1", "--case", only});
-  if (before.empty())
-    ::unsetenv("LOCKSTEP_PYTHON");
-  else
-    ::setenv("LOCKSTEP_PYTHON", before.c_str(), 1);
-  return run;
+  std::optional<Variable> named;
+  if (!python.empty()) named.emplace("LOCKSTEP_PYTHON", python);
+  return run_program({"judge", kDelta, "--candidate", candidate, "--device", "cpu", "--no-time",
+                      "--batch", "1", "--case", only});
+}
+
+/// Whether the Python that candidates run in has PyTorch.
+bool has_pytorch(std::string& python) {
+  const char* const given = std::getenv("LOCKSTEP_PYTHON");
+  python = given == nullptr ? "python3" : given;
+  // NOLINTNEXTLINE(cert-env33-c): the user's own Python, by the word that the user gave
+  return std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) == 0;
 }
 
 // A Python function is a candidate; needs a Python with PyTorch.
 TEST(JudgePython, aFunctionIsJudgedLikeALibrary) {
-  const char* const given = std::getenv("LOCKSTEP_PYTHON");
-  const std::string python = given == nullptr ? "python3" : given;
-  // NOLINTNEXTLINE(cert-env33-c): the user's own Python, by the word that the user gave
-  if (std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+  std::string python;
+  if (!has_pytorch(python))
     GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
   const auto run = [](const std::string& function, const std::string& only) {
     return judged_by("", kTorchCandidate + function, only);
@@ -255,7 +375,7 @@ TEST(JudgePython, aFunctionIsJudgedLikeALibrary) {
   EXPECT_THAT(raised.out, HasSubstr("KeyError: 'a key that is not there' (torch_delta_rule.py:"));
   EXPECT_THAT(run("wrong_shape", "decode-ones").out,
               HasSubstr("out is [1, 3, 1], and [1, 1, 3, 1] came back"));
-  const ProgramRun partly = run("decode_alone", "s");
+  const ProgramRun partly = run("decode_alone", "-o");
   EXPECT_EQ(partly.status, 0) << partly.out;
   EXPECT_THAT(partly.out, HasSubstr("left out  one token per row alone"));
   const ProgramRun absent = run("nobody", "decode-ones");
@@ -270,10 +390,8 @@ TEST(JudgePython, aFunctionIsJudgedLikeALibrary) {
 
 // A candidate that gives back its stages learns which is the first wrong one.
 TEST(JudgePython, theFirstWrongStageOfAChunkIsNamed) {
-  const char* const given = std::getenv("LOCKSTEP_PYTHON");
-  const std::string python = given == nullptr ? "python3" : given;
-  // NOLINTNEXTLINE(cert-env33-c): the user's own Python, by the word that the user gave
-  if (std::system((python + " -c 'import torch' >/dev/null 2>&1").c_str()) != 0)
+  std::string python;
+  if (!has_pytorch(python))
     GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
   const auto run = [](const std::string& function) {
     return run_program({"judge", "gated_delta_rule_prefill", "--candidate",
@@ -286,6 +404,29 @@ TEST(JudgePython, theFirstWrongStageOfAChunkIsNamed) {
               HasSubstr("tokens 0 to 63: U is right; W is right; new_values is right; first wrong "
                         "stage: chunk_states;"));
   EXPECT_THAT(run("wrong_output").out, HasSubstr("chunk_states is right; first wrong stage: O;"));
+}
+
+// In Python a cheat is easier still: clocks are names, and a stack says who calls.
+TEST(JudgePython, aCheatIsSeen) {
+  std::string python;
+  if (!has_pytorch(python))
+    GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
+  const ScratchFolder folder;
+  const std::string json = folder.path("verdict.json");
+  const auto run = [&](const std::string& cheat) {
+    return timed("fixtures/candidates/torch_cheats.py:" + cheat, json);
+  };
+  const auto speed = [&] {
+    return nlohmann::json::parse(read_text(json)).at("timing").at("speed").at(0);
+  };
+  for (const std::string cheat : {"skips_when_timed", "caches_by_address"}) {
+    EXPECT_EQ(run(cheat).status, 11) << cheat;
+    EXPECT_GT(speed().at("calls_wrong"), 0) << cheat;
+  }
+  EXPECT_EQ(run("patches_clock").status, 0);
+  EXPECT_GT(speed().at("time_us"), 0.0);
+  EXPECT_LT(speed().at("limit_share"), 1.1);
+  EXPECT_EQ(run("forges_status").status, 11);
 }
 
 // Without PyTorch, or without Python, one sentence says what is missing.
@@ -324,8 +465,10 @@ TEST(Judge, badWordsAreRefusedInASentence) {
   EXPECT_THAT(complaint({kDelta, "--candidate", library("gdn_right"), "--case", "x"}, 2),
               HasSubstr("the cases of gated_delta_rule_update are decode, "));
   EXPECT_THAT(
-      complaint({kDelta, "--candidate", library("gdn_knows_nothing"), "--device", "cpu"}, 2),
-      HasSubstr("supports none of the cases"));
+      complaint(
+          {kDelta, "--candidate", library("gdn_right"), "--device", "cpu", "--batch", "1000000000"},
+          2),
+      HasSubstr("--batch 1000000000: the timed cases of gated_delta_rule_update need about"));
 }
 
 // Everything but the time is a function of the seed.

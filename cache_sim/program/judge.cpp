@@ -1,4 +1,4 @@
-// lockstep judge: somebody's kernel against the one obvious definition of its operation.
+// lockstep judge: compares somebody's kernel with the reference on edge cases.
 #include <fmt/format.h>
 
 #include <iostream>
@@ -53,7 +53,7 @@ int run_judge(const JudgeWords& words) {
 void add_judge(CLI::App& app, int& status) {
   CLI::App* const command = app.add_subcommand(
       "judge",
-      "somebody's kernel against the reference: error, guards, poison, speed, and what is wrong");
+      "compares your kernel with the reference on edge cases: error, guards, poison, speed");
   const auto words = std::make_shared<JudgeWords>();
   JudgeRequest& request = words->request;
   command->add_option("OPERATION", request.operation, "one of lockstep list operations")
@@ -78,7 +78,8 @@ void add_judge(CLI::App& app, int& status) {
   command->add_flag("!--no-time", request.timed, "errors alone");
   command->add_option("--json", words->json_path, "write the verdict's data to this file");
   command->footer(
-      "Exit status: 0 nothing found, 2 bad usage, 3 the environment (no GPU, no PyTorch, a module "
+      "Exit status: 0 nothing found, 2 bad usage or fewer than half of the cases judged, 3 the "
+      "environment (no GPU, no PyTorch, a module "
       "that does not load),\n10 something was written or read that is not the operation's, 11 "
       "outputs differ or the candidate failed, 13 two runs differ.\nLOCKSTEP_PYTHON names the "
       "Python "

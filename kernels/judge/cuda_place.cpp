@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/copy_rate.hpp"
@@ -41,11 +42,8 @@ class CudaPlace : public Place {
     return static_cast<char*>(memory);
   }
   void release(char* memory) override { cudaFree(memory); }
-  void upload(char* to, const char* from, std::int64_t bytes) override {
-    check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyHostToDevice), "a copy");
-  }
-  void download(char* to, const char* from, std::int64_t bytes) override {
-    check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDeviceToHost), "a copy");
+  void copy(char* to, const char* from, std::int64_t bytes) override {
+    check(cudaMemcpy(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault), "a copy");
   }
   void finish() override { check(cudaDeviceSynchronize(), "the kernel"); }
 
@@ -61,32 +59,25 @@ class CudaPlace : public Place {
     return ms * 1e3;
   }
 
-  Timing time(const std::function<void(std::size_t)>& launch, std::size_t sets) override {
-    for (std::size_t i = 0; i < 3; ++i) launch(i % sets);
+  std::string record(const Launches& launches) override {
+    forget();
+    graph_ = captured(launches);
+    return graph_ != nullptr
+               ? "CUDA graphs"
+               : "plain launches between events (they cannot be captured into a graph)";
+  }
+
+  void forget() override {
+    if (graph_ != nullptr) cudaGraphExecDestroy(std::exchange(graph_, nullptr));
+  }
+
+  double run(const Launches& launches) override {
+    const double us = event_us([&] {
+      if (graph_ != nullptr) return check(cudaGraphLaunch(graph_, stream_), "the graph");
+      for (std::size_t set = 0; set < launches.sets; ++set) launches.launch(set);
+    });
     finish();
-    const double once = event_us([&] { launch(0); });
-    // Long enough that the graph's own launch does not count, and every set equally often.
-    const double wanted = std::max(50.0, 1500.0 / std::max(once, 1.5));
-    const std::size_t launches =
-        sets *
-        std::max<std::size_t>(1, static_cast<std::size_t>(wanted / static_cast<double>(sets)));
-    constexpr int kRounds = 11;
-    std::vector<double> times;
-    if (cudaGraphExec_t graph = captured(launch, sets, launches)) {
-      check(cudaGraphLaunch(graph, stream_), "the graph");
-      finish();
-      for (int i = 0; i < kRounds; ++i)
-        times.push_back(event_us([&] { check(cudaGraphLaunch(graph, stream_), "the graph"); }) /
-                        static_cast<double>(launches));
-      cudaGraphExecDestroy(graph);
-      return {median(times), "median of " + std::to_string(kRounds) + " CUDA graphs of " +
-                                 std::to_string(launches) + " launches, L2 cold"};
-    }
-    for (std::size_t i = 0; i < std::max<std::size_t>(50, sets); ++i)
-      times.push_back(event_us([&] { launch(i % sets); }));
-    return {median(times), "median of " + std::to_string(times.size()) +
-                               " launches between events (it cannot be captured into a graph), L2 "
-                               "cold"};
+    return us;
   }
 
   double copy_gbps() override {
@@ -106,14 +97,13 @@ class CudaPlace : public Place {
 
  private:
   /// Null where a launch does something that a graph cannot hold.
-  cudaGraphExec_t captured(const std::function<void(std::size_t)>& launch, std::size_t sets,
-                           std::size_t launches) {
+  cudaGraphExec_t captured(const Launches& launches) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
     if (cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal) != cudaSuccess) return {};
     bool failed = false;
     try {
-      for (std::size_t i = 0; i < launches && !failed; ++i) launch(i % sets);
+      for (std::size_t set = 0; set < launches.sets && !failed; ++set) launches.launch(set);
     } catch (const std::exception&) {
       failed = true;
     }
@@ -133,6 +123,7 @@ class CudaPlace : public Place {
   cudaDeviceProp properties_{};
   cudaStream_t stream_ = nullptr;
   cudaEvent_t events_[2] = {};
+  cudaGraphExec_t graph_ = nullptr;  // of the launches that were recorded last
 };
 
 }  // namespace

@@ -46,26 +46,16 @@ class HostPlace : public Place {
     return static_cast<char*>(memory);
   }
   void release(char* memory) override { std::free(memory); }
-  void upload(char* to, const char* from, std::int64_t bytes) override {
-    std::memcpy(to, from, static_cast<std::size_t>(bytes));
-  }
-  void download(char* to, const char* from, std::int64_t bytes) override {
+  void copy(char* to, const char* from, std::int64_t bytes) override {
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
   void finish() override {}
 
-  Timing time(const std::function<void(std::size_t)>& launch, std::size_t sets) override {
-    constexpr double kEnough = 1.0;  // seconds
-    constexpr std::size_t kFew = 5, kMany = 200;
-    std::vector<double> times;
-    launch(0);
-    double total = 0;
-    while (times.size() < kFew || (total < kEnough && times.size() < kMany)) {
-      times.push_back(seconds_of([&] { launch(times.size() % sets); }));
-      total += times.back();
-    }
-    return {median(times) * 1e6,
-            "median of " + std::to_string(times.size()) + " calls, sets of inputs in turns"};
+  std::string record(const Launches&) override { return "calls by the clock"; }
+  void forget() override {}
+  double run(const Launches& launches) override {
+    for (std::size_t set = 0; set < launches.sets; ++set) launches.launch(set);
+    return 0;
   }
 
   double copy_gbps() override {

@@ -1,9 +1,12 @@
-// The child that loads a shared library (kernels/judge/judge_abi.h).
+// The process that loads a shared library (kernels/judge/judge_abi.h) and answers the requests of
+// run.hpp.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "kernels/judge/judge_abi.h"
@@ -40,35 +43,58 @@ lockstep_candidate loaded(const std::string& candidate) {
   return reinterpret_cast<lockstep_candidate>(function);
 }
 
+/// The case that was announced, as the candidate's call has it. Names stay where they are for as
+/// long as the case lasts.
+struct CallShape {
+  std::string operation;
+  Json described;
+  std::vector<lockstep_tensor> tensors;  ///< `data` is an offset
+  std::vector<lockstep_scalar> scalars;
+  std::int64_t bytes = 0;
+
+  CallShape() = default;
+  CallShape(std::string operation_name, Json request)
+      : operation(std::move(operation_name)), described(std::move(request)) {
+    bytes = described.at("bytes").get<std::int64_t>();
+    for (const Json& t : described.at("tensors")) {
+      lockstep_tensor one{};
+      one.name = t.at("name").get_ref<const std::string&>().c_str();
+      one.dtype = t.at("type").get<std::int32_t>();
+      one.rank = static_cast<std::int32_t>(t.at("extents").size());
+      for (std::size_t d = 0; d < t.at("extents").size(); ++d) {
+        one.extents[d] = t.at("extents")[d].get<std::int64_t>();
+        one.strides[d] = t.at("strides")[d].get<std::int64_t>();
+      }
+      tensors.push_back(one);
+    }
+    for (const auto& [name, value] : described.at("scalars").items()) {
+      lockstep_scalar one{};
+      one.name = name.c_str();
+      if (value.is_string()) one.text = value.get_ref<const std::string&>().c_str();
+      if (value.is_boolean()) one.number = value.get<bool>() ? 1 : 0;
+      if (value.is_number()) one.number = value.get<double>();
+      scalars.push_back(one);
+    }
+  }
+};
+
 /// The tensors of one case where the candidate gets them.
 class Arguments {
  public:
-  Arguments(Place& place, const JudgedKernel& operation, const Case& c) : place_(place) {
-    std::int64_t bytes = 0;
-    for (const Tensor& tensor : c.tensors) bytes += tensor.allocation_bytes();
-    bytes_ = bytes;
-    memory_ = place.allocate(bytes);
-    char* data = memory_;
-    for (const Tensor& tensor : c.tensors) {
-      lockstep_tensor one{};
-      one.name = tensor.name.c_str();
-      one.data = data + kGuardBytes;
-      one.dtype = static_cast<std::int32_t>(tensor.type);
-      one.rank = static_cast<std::int32_t>(tensor.extents.size());
-      std::copy(tensor.extents.begin(), tensor.extents.end(), one.extents);
-      std::copy(tensor.strides.begin(), tensor.strides.end(), one.strides);
-      tensors_.push_back(one);
-      data += tensor.allocation_bytes();
-    }
-    for (const Scalar& scalar : c.scalars) scalars_.push_back(abi_scalar(scalar));
+  Arguments(Place& place, const CallShape& shape)
+      : place_(place), bytes_(shape.bytes), tensors_(shape.tensors) {
+    memory_ = place.allocate(bytes_);
+    for (std::size_t i = 0; i < tensors_.size(); ++i)
+      tensors_[i].data =
+          memory_ + shape.described.at("tensors")[i].at("offset").get<std::int64_t>() + kGuardBytes;
     call_ = {.abi = LOCKSTEP_JUDGE_ABI,
              .device = place.is_gpu() ? LOCKSTEP_CUDA : LOCKSTEP_HOST,
-             .operation = operation.name.data(),
-             .case_name = c.name.c_str(),
+             .operation = shape.operation.c_str(),
+             .case_name = shape.described.at("name").get_ref<const std::string&>().c_str(),
              .tensors = tensors_.data(),
              .tensor_count = static_cast<std::int64_t>(tensors_.size()),
-             .scalars = scalars_.data(),
-             .scalar_count = static_cast<std::int64_t>(scalars_.size()),
+             .scalars = shape.scalars.data(),
+             .scalar_count = static_cast<std::int64_t>(shape.scalars.size()),
              .stream = place.stream(),
              .message = message_,
              .message_size = sizeof message_};
@@ -77,132 +103,173 @@ class Arguments {
   Arguments(const Arguments&) = delete;
   Arguments& operator=(const Arguments&) = delete;
 
-  void set(const Bytes& bytes) { place_.upload(memory_, bytes.data(), bytes_); }
-  Bytes get() const {
-    Bytes bytes(static_cast<std::size_t>(bytes_));
-    place_.download(bytes.data(), memory_, bytes_);
-    return bytes;
-  }
+  char* memory() { return memory_; }
   int call(lockstep_candidate function) {
     message_[0] = 0;
     return function(&call_);
   }
-  const char* message() const { return message_; }
-  std::int64_t bytes() const { return bytes_; }
+  std::string message() const { return {message_, ::strnlen(message_, sizeof message_)}; }
 
  private:
-  static lockstep_scalar abi_scalar(const Scalar& scalar) {
-    lockstep_scalar one{.name = scalar.name.c_str()};
-    if (const auto* const text = std::get_if<std::string>(&scalar.value)) one.text = text->c_str();
-    if (const auto* const flag = std::get_if<bool>(&scalar.value)) one.number = *flag ? 1 : 0;
-    if (const auto* const whole = std::get_if<std::int64_t>(&scalar.value))
-      one.number = static_cast<double>(*whole);
-    if (const auto* const number = std::get_if<double>(&scalar.value)) one.number = *number;
-    return one;
-  }
-
   Place& place_;
-  std::int64_t bytes_ = 0;
+  std::int64_t bytes_;
   char* memory_ = nullptr;
   std::vector<lockstep_tensor> tensors_;
-  std::vector<lockstep_scalar> scalars_;
   char message_[512] = {};
   lockstep_call call_{};
 };
 
-Bytes inputs_of(const Case& c, Fill fill) {
-  Bytes all;
-  for (const Tensor& tensor : c.tensors) {
-    const Bytes one = allocation_of(tensor, fill);
-    all.insert(all.end(), one.begin(), one.end());
-  }
-  return all;
-}
+/// Answers requests until there are no more.
+class Server {
+ public:
+  Server(std::string operation, const JudgeRequest& request, int shared)
+      : operation_(std::move(operation)), request_(request), shared_(shared) {}
 
-Json timed(Place& place, const JudgedKernel& operation, const Case& c,
-           lockstep_candidate function) {
-  constexpr std::int64_t kMostSets = 16;
-  const Bytes inputs = inputs_of(c, Fill::finite);
-  std::vector<std::unique_ptr<Arguments>> sets;
-  std::int64_t bytes = 0;
-  while (sets.empty() ||
-         (bytes < place.cold_bytes() && static_cast<std::int64_t>(sets.size()) < kMostSets)) {
-    sets.push_back(std::make_unique<Arguments>(place, operation, c));
-    sets.back()->set(inputs);
-    bytes += sets.back()->bytes();
+  /// An answer to anything: errors become words.
+  Json safe_answer(const Json& request) {
+    try {
+      return answer(request);
+    } catch (const Refusal& refusal) {
+      return {{"refused", refusal.text}, {"status", refusal.status}};
+    } catch (const std::exception& error) {
+      return {{"outcome", "raised"}, {"message", error.what()}, {"broken", !place_works()}};
+    }
   }
-  const Timing timing = place.time(
-      [&](std::size_t set) {
-        if (sets[set]->call(function) != LOCKSTEP_OK)
-          throw std::runtime_error("the candidate failed while it was timed");
-      },
-      sets.size());
-  return {{"time_us", timing.us}, {"how", timing.how}};
-}
 
-Json run_case(Place& place, const JudgedKernel& operation, const Case& c, std::size_t number,
-              lockstep_candidate function, const std::string& folder, bool with_time) {
-  for (std::size_t run = 0; run < std::size(kRunFills); ++run) {
-    Arguments arguments(place, operation, c);
-    arguments.set(inputs_of(c, kRunFills[run]));
-    const int status = arguments.call(function);
-    place.finish();
-    if (status == LOCKSTEP_UNSUPPORTED)
-      return {{"status", "unsupported"}, {"message", arguments.message()}};
-    if (status != LOCKSTEP_OK)
-      return {
-          {"status", "raised"},
-          {"message", fmt::format("it returned {}{}{}", status,
-                                  arguments.message()[0] != 0 ? ": " : "", arguments.message())}};
-    const Bytes bytes = arguments.get();
-    std::ofstream(fmt::format("{}/out_{}_{}.bin", folder, number, run), std::ios::binary)
-        .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+ private:
+  Json answer(const Json& request) {
+    const std::string what = request.at("do");
+    if (what == "machine") return machine(request.at("copy_rate"));
+    if (what == "load") function_ = loaded(request_.candidate);
+    if (what == "case") {
+      sets_.clear();
+      shape_ = CallShape(operation_, request);
+    }
+    if (what == "run") return run();
+    if (what == "sets") make_sets(request.at("count"));
+    if (what == "place") place_sets(request.at("first"));
+    if (what == "record") return {{"how", place_->record(launches())}};
+    if (what == "calls") return calls();
+    if (what == "fetch") send(sets_.at(request.at("index"))->memory(), 2 * shape_.bytes);
+    return Json::object();
   }
-  Json done{{"status", "done"}};
-  if (c.timed && with_time) done.update(timed(place, operation, c, function));
-  return done;
-}
+
+  /// An illegal access leaves a GPU on which nothing can run any more.
+  bool place_works() {
+    try {
+      if (place_) place_->finish();
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+  Json machine(bool with_copy_rate) {
+    place_ = request_.device == "cuda" ? cuda_place() : host_place();
+    if (!place_)
+      throw Refusal{"--device cuda needs a build with CUDA (LOCKSTEP_CUDA=on, where nvcc is)",
+                    kExitEnvironment};
+    return {{"device", place_->name()},
+            {"gpu", place_->is_gpu()},
+            {"cold_bytes", place_->cold_bytes()},
+            {"copy_gbps", with_copy_rate ? place_->copy_gbps() : 0.0}};
+  }
+
+  /// Inputs number `which` of the shared memory.
+  void receive(char* to, std::int64_t which) {
+    staging_.resize(static_cast<std::size_t>(shape_.bytes));
+    if (!read_at(shared_, which * shape_.bytes, staging_.data(), shape_.bytes))
+      throw std::runtime_error("the inputs cannot be read");
+    place_->copy(to, staging_.data(), shape_.bytes);
+  }
+  void send(const char* from, std::int64_t offset) {
+    staging_.resize(static_cast<std::size_t>(shape_.bytes));
+    place_->copy(staging_.data(), from, shape_.bytes);
+    if (!write_at(shared_, offset, staging_.data(), shape_.bytes))
+      throw std::runtime_error("the results cannot be written");
+  }
+
+  static Json outcome_of(int status, const std::string& said) {
+    if (status == LOCKSTEP_OK) return {{"outcome", "done"}};
+    if (status == LOCKSTEP_UNSUPPORTED) return {{"outcome", "unsupported"}, {"message", said}};
+    return {{"outcome", "raised"},
+            {"message", fmt::format("it returned {}{}{}", status, said.empty() ? "" : ": ", said)}};
+  }
+
+  Json run() {
+    Arguments arguments(*place_, shape_);
+    receive(arguments.memory(), 0);
+    const int status = arguments.call(function_);
+    place_->finish();
+    if (status == LOCKSTEP_OK) send(arguments.memory(), 0);
+    return outcome_of(status, arguments.message());
+  }
+
+  void make_sets(std::int64_t count) {
+    place_->forget();
+    sets_.clear();
+    for (std::unique_ptr<Arguments>& one : inputs_) one.reset();
+    for (std::int64_t i = 0; i < count; ++i)
+      sets_.push_back(std::make_unique<Arguments>(*place_, shape_));
+    if (count == 0) return;
+    for (int which = 0; which < 2; ++which) {
+      inputs_[which] = std::make_unique<Arguments>(*place_, shape_);
+      receive(inputs_[which]->memory(), which);
+    }
+  }
+  void place_sets(std::size_t first) {
+    for (std::size_t i = 0; i < sets_.size(); ++i)
+      place_->copy(sets_[i]->memory(), inputs_[(first + i) % 2]->memory(), shape_.bytes);
+    place_->finish();
+  }
+
+  Launches launches() {
+    return {[this](std::size_t set) {
+              const int status = sets_[set]->call(function_);
+              if (status != LOCKSTEP_OK) failed_ = outcome_of(status, sets_[set]->message());
+            },
+            sets_.size()};
+  }
+  Json calls() {
+    failed_.reset();
+    const double us = place_->run(launches());
+    if (failed_) return *failed_;
+    return {{"outcome", "done"}, {"device_us", us}};
+  }
+
+  std::string operation_;
+  JudgeRequest request_;
+  int shared_;
+  std::unique_ptr<Place> place_;
+  lockstep_candidate function_ = nullptr;
+  CallShape shape_;
+  std::vector<std::unique_ptr<Arguments>> sets_;
+  std::unique_ptr<Arguments> inputs_[2];
+  Bytes staging_;
+  std::optional<Json> failed_;
+};
 
 }  // namespace
 
-int run_library(const JudgedKernel& operation, const std::vector<Case>& cases,
-                const JudgeRequest& request, const std::string& folder) {
-  try {
-    const lockstep_candidate function = loaded(request.candidate);
-    std::unique_ptr<Place> place = request.device == "cuda" ? cuda_place() : host_place();
-    if (!place)
-      throw Refusal{"--device cuda needs a build with CUDA (LOCKSTEP_CUDA=on, where nvcc is)",
-                    kExitEnvironment};
-    const bool any_timed = request.timed && std::any_of(cases.begin(), cases.end(),
-                                                        [](const Case& c) { return c.timed; });
-    write_child_file(folder + "/machine.json",
-                     Json{{"device", place->name()},
-                          {"gpu", place->is_gpu()},
-                          {"copy_gbps", any_timed ? place->copy_gbps() : 0.0}}
-                         .dump());
-    std::string broken;
-    for (std::size_t i = 0; i < cases.size(); ++i) {
-      Json done{{"status", "unsupported"}, {"message", broken}};
-      try {
-        if (broken.empty())
-          done = run_case(*place, operation, cases[i], i, function, folder, request.timed);
-      } catch (const std::exception& error) {
-        done = {{"status", "raised"}, {"message", error.what()}};
-        if (place->is_gpu())  // an illegal access leaves nothing that could run on
-          broken = "not run: the GPU cannot be used behind the error of " + cases[i].name;
-      }
-      write_child_file(fmt::format("{}/done_{}.json", folder, i), done.dump());
-    }
-    return kExitPass;
-  } catch (const Refusal& refusal) {
-    write_child_file(folder + "/environment.json",
-                     Json{{"text", refusal.text}, {"status", refusal.status}}.dump());
-    return refusal.status;
-  } catch (const std::exception& error) {
-    write_child_file(folder + "/environment.json",
-                     Json{{"text", error.what()}, {"status", kExitEnvironment}}.dump());
-    return kExitEnvironment;
+int run_library(const std::string& operation, const JudgeRequest& request, int shared) {
+  // What the candidate prints goes to standard error; the pipes are the judge's.
+  std::FILE* const requests = ::fdopen(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3), "r");
+  std::FILE* const answers = ::fdopen(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3), "w");
+  if (requests == nullptr || answers == nullptr) return kExitEnvironment;
+  ::dup2(::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
+  ::dup2(STDERR_FILENO, STDOUT_FILENO);
+  Server server(operation, request, shared);
+  char* line = nullptr;
+  std::size_t room = 0;
+  while (::getline(&line, &room, requests) > 0) {
+    const Json asked = Json::parse(line);
+    Json answer = server.safe_answer(asked);
+    answer["n"] = asked.at("n");
+    const std::string text = answer.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+    std::fwrite(text.data(), 1, text.size(), answers);
+    std::fflush(answers);
   }
+  return kExitPass;
 }
 
 }  // namespace lockstep::judging

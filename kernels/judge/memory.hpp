@@ -1,4 +1,4 @@
-// Where a candidate's tensors lie, seen by the child that loads a shared library: host memory, or
+// Where a candidate's tensors lie, seen by the process that loads a shared library: host memory, or
 // device memory in a build with CUDA.
 #pragma once
 
@@ -9,12 +9,13 @@
 
 namespace lockstep::judging {
 
-struct Timing {
-  double us = 0;
-  std::string how;
+/// Launches set after set of inputs; each set is another piece of memory.
+struct Launches {
+  std::function<void(std::size_t set)> launch;
+  std::size_t sets = 0;
 };
 
-/// Errors are exceptions: the child writes them down and ends.
+/// Errors are exceptions: the process answers with them.
 class Place {
  public:
   virtual ~Place() = default;
@@ -23,13 +24,18 @@ class Place {
   virtual void* stream() = 0;
   virtual char* allocate(std::int64_t bytes) = 0;
   virtual void release(char* memory) = 0;
-  virtual void upload(char* to, const char* from, std::int64_t bytes) = 0;
-  virtual void download(char* to, const char* from, std::int64_t bytes) = 0;
+  /// Between any two of host and device memory.
+  virtual void copy(char* to, const char* from, std::int64_t bytes) = 0;
   virtual void finish() = 0;  ///< waits, and throws what went wrong on the device
-  /// The median time of one call of launch(set), over sets so large that none is in a cache.
-  virtual Timing time(const std::function<void(std::size_t set)>& launch, std::size_t sets) = 0;
+  /// Prepares run(), and says how the calls will be timed. Runs nothing.
+  virtual std::string record(const Launches& launches) = 0;
+  virtual void forget() = 0;  ///< what was recorded: run() makes plain calls again
+  /// Calls every set once and waits. Microseconds between events of the device around all of them;
+  /// 0 where the device has no clock of its own: the judge has one.
+  virtual double run(const Launches& launches) = 0;
+  /// Bytes read plus bytes written per second by a plain copy, in GB/s.
   virtual double copy_gbps() = 0;
-  virtual std::int64_t cold_bytes() const = 0;  ///< of all sets together
+  virtual std::int64_t cold_bytes() const = 0;  ///< sets so large together are in no cache
 };
 
 std::unique_ptr<Place> host_place();

@@ -1,67 +1,50 @@
 #include "kernels/judge/run.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
-#include <thread>
 
-#include "reference/base/parallel.hpp"
+#include "kernels/judge/memory.hpp"
+#include "reference/base/philox.hpp"
+#include "reference/base/printable.hpp"
 
 namespace lockstep::judging {
 namespace {
 
 using Json = nlohmann::ordered_json;
-namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
 
-/// A folder of this run's own that goes with it.
-class Folder {
- public:
-  static Result<Folder> make() {
-    std::string name = (fs::temp_directory_path() / "lockstep-judge-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr)
-      return fail(name + ": the folder cannot be made: " + std::strerror(errno), kExitEnvironment);
-    return Folder(name);
-  }
-  Folder(Folder&& other) noexcept : path_(std::exchange(other.path_, "")) {}
-  Folder& operator=(Folder&&) = delete;
-  ~Folder() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  const std::string& path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
+constexpr int kPings = 21;
 
- private:
-  explicit Folder(std::string path) : path_(std::move(path)) {}
-  std::string path_;
-};
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+std::int64_t bytes_of(const Case& c) {
+  std::int64_t bytes = 0;
+  for (const Tensor& tensor : c.tensors) bytes += tensor.allocation_bytes();
+  return bytes;
 }
 
-Json scalar_json(const Scalar& scalar) {
-  return std::visit([](const auto& value) { return Json(value); }, scalar.value);
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2),
+                   values.end());
+  return values[values.size() / 2];
 }
 
-Json case_json(const Case& c) {
-  Json json{{"name", c.name}, {"timed", c.timed}, {"scalars", Json::object()}};
-  json["tensors"] = Json::array();
+Json case_json(const JudgedKernel& operation, const Case& c) {
+  Json json{{"name", c.name},
+            {"guard", kGuardBytes},
+            {"positional", operation.positional},
+            {"returns", operation.returns},
+            {"bytes", bytes_of(c)},
+            {"scalars", Json::object()},
+            {"tensors", Json::array()}};
   std::int64_t offset = 0;
   for (const Tensor& t : c.tensors) {
     json["tensors"].push_back({{"name", t.name},
                                {"dtype", name_of(t.type)},
+                               {"type", static_cast<int>(t.type)},
                                {"role", t.role == Role::input    ? "input"
                                         : t.role == Role::output ? "output"
                                                                  : "state"},
@@ -71,200 +54,320 @@ Json case_json(const Case& c) {
                                {"bytes", t.allocation_bytes()}});
     offset += t.allocation_bytes();
   }
-  for (const Scalar& scalar : c.scalars) json["scalars"][scalar.name] = scalar_json(scalar);
+  for (const Scalar& scalar : c.scalars)
+    json["scalars"][scalar.name] =
+        std::visit([](const auto& value) { return Json(value); }, scalar.value);
   return json;
 }
 
-std::string fill_name(Fill fill) {
-  return fill == Fill::poison ? "poison" : "finite";
+/// A field of an answer. What a candidate's process says may be anything.
+template <class T>
+T field(const Json& answer, const char* name, T otherwise) {
+  try {
+    return answer.value(name, std::move(otherwise));
+  } catch (const Json::exception&) {
+    return T{};
+  }
 }
 
-Result<void> write_inputs(const Folder& folder, const JudgedKernel& operation,
-                          const std::vector<Case>& cases, const JudgeRequest& request) {
-  Json all{{"operation", operation.name}, {"candidate", request.candidate},
-           {"device", request.device},    {"guard", kGuardBytes},
-           {"timed", request.timed},      {"positional", operation.positional},
-           {"returns", operation.returns}};
-  for (const Fill fill : kRunFills) all["fills"].push_back(fill_name(fill));
-  struct Input {
-    std::size_t number;
-    Fill fill;
-    bool written = false;
-  };
-  std::vector<Input> inputs;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    all["cases"].push_back(case_json(cases[i]));
-    for (const Fill fill : {Fill::poison, Fill::finite}) inputs.push_back({i, fill});
+/// A message of the candidate's as one line, without what a terminal would obey.
+std::string message_in(const Json& answer) {
+  std::string text = field<std::string>(answer, "message", "");
+  for (char& c : text)
+    if ((c >= 0 && c < ' ') || c == '\x7f') c = ' ';
+  return text.size() > 600 ? printable(text, 600) : text;
+}
+
+Outcome outcome_in(const Json& answer) {
+  const std::string word = field<std::string>(answer, "outcome", "");
+  if (word == "done") return Outcome::done;
+  if (word == "unsupported") return Outcome::unsupported;
+  return word == "raised" ? Outcome::raised : Outcome::garbled;
+}
+
+}  // namespace
+
+bool is_library(const std::string& candidate) {
+  const std::string module = candidate.substr(0, candidate.find_last_of(':'));
+  const std::string name = std::filesystem::path(module).filename().string();
+  return name.ends_with(".so") || name.find(".so.") != std::string::npos;
+}
+
+// --- Starting ------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<CandidateProcess>> CandidateProcess::start(const JudgedKernel& operation,
+                                                                  const JudgeRequest& request,
+                                                                  bool with_copy_rate) {
+  auto shared = SharedMemory::make(), script = SharedMemory::make();
+  if (!shared) return tl::unexpected(shared.error());
+  if (!script) return tl::unexpected(script.error());
+  std::unique_ptr<CandidateProcess> made(
+      new CandidateProcess(operation, std::move(*shared), std::move(*script)));
+  if (auto begun = made->begin(request, with_copy_rate); !begun)
+    return tl::unexpected(begun.error());
+  return made;
+}
+
+Result<void> CandidateProcess::begin(const JudgeRequest& request, bool with_copy_rate) {
+  candidate_ = request.candidate;
+  timeout_s_ = request.timeout_s;
+  left_ = std::chrono::seconds(std::min<std::int64_t>(timeout_s_, 1'000'000));
+  ChildCommand command;
+  const char* const given = std::getenv("LOCKSTEP_PYTHON");
+  const std::string python = given != nullptr ? given : "python3";
+  if (is_library(candidate_)) {
+    command.body = [this, &request] {
+      return run_library(std::string(operation_.name), request, shared_.fd());
+    };
+  } else {
+    const auto size = static_cast<std::int64_t>(std::strlen(kChildScript));
+    if (auto room = script_.reserve(size); !room) return room;
+    script_.write(0, kChildScript, size);
+    command.words = {python, fmt::format("/dev/fd/{}", script_.fd()), std::to_string(shared_.fd()),
+                     request.device, candidate_};
   }
-  in_parallel(inputs, [&](Input& one) {
-    std::ofstream file(folder.file(fmt::format("in_{}_{}.bin", one.number, fill_name(one.fill))),
-                       std::ios::binary);
-    for (const Tensor& tensor : cases[one.number].tensors) {
-      const Bytes bytes = allocation_of(tensor, one.fill);
-      file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    }
-    file.close();
-    one.written = !file.fail();
-  });
-  if (!std::all_of(inputs.begin(), inputs.end(), [](const Input& one) { return one.written; }))
-    return fail(folder.path() + ": the cases cannot be written there (a full disk?)",
+  if (const int error = process_.start(command); error != 0)
+    return fail(fmt::format("{} cannot be started: {}", is_library(candidate_) ? "a child" : python,
+                            std::strerror(error)),
                 kExitEnvironment);
-  write_child_file(folder.file("run.json"), all.dump());
+  const auto machine = ask_first("machine", {{"copy_rate", with_copy_rate}});
+  if (!machine) return tl::unexpected(machine.error());
+  machine_ = {.device = field<std::string>(*machine, "device", ""),
+              .copy_gbps = field(*machine, "copy_gbps", 0.0),
+              .on_gpu = field(*machine, "gpu", false),
+              .cold_bytes = field(*machine, "cold_bytes", std::int64_t{0})};
+  if (!machine_.on_gpu) {  // the host's rate is the judge's own measurement
+    const std::unique_ptr<Place> host = host_place();
+    machine_.cold_bytes = host->cold_bytes();
+    if (with_copy_rate) machine_.copy_gbps = host->copy_gbps();
+  }
+  std::vector<double> pings;
+  for (int i = 0; with_copy_rate && i < kPings; ++i) {
+    if (const auto answer = ask_first("ping"); !answer) return tl::unexpected(answer.error());
+    pings.push_back(asked_for_.count());
+  }
+  if (!pings.empty()) ping_s_ = median(pings);
+  if (const auto loaded = ask_first("load"); !loaded) return tl::unexpected(loaded.error());
   return {};
 }
 
-/// The last lines that the child wrote, for a sentence.
-std::string last_words(const Folder& folder) {
-  std::string text = read_text(folder.file("log.txt"));
-  while (!text.empty() && text.back() == '\n') text.pop_back();
-  const std::size_t line = text.find_last_of('\n');
-  if (line != std::string::npos) text = text.substr(line + 1);
-  return text.size() > 300 ? text.substr(0, 300) + " …" : text;
+Result<Json> CandidateProcess::ask_first(const std::string& what, Json request) {
+  const std::optional<Json> answer = ask(what, std::move(request));
+  if (!answer)
+    return fail(candidate_ + ": " + message_ + ", before the first case", kExitEnvironment);
+  if (answer->contains("refused"))
+    return fail(field<std::string>(*answer, "refused", ""),
+                field(*answer, "status", 0) == kExitBadInput ? kExitBadInput : kExitEnvironment);
+  return *answer;
 }
 
-/// Waits for the child, and ends it behind the time limit; true: it had to be ended.
-bool wait_for(pid_t child, std::int64_t timeout_s, int& status) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(timeout_s);
-  while (::waitpid(child, &status, WNOHANG) == 0) {
-    if (std::chrono::steady_clock::now() > end) {
-      ::kill(child, SIGKILL);
-      ::waitpid(child, &status, 0);
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+std::optional<Json> CandidateProcess::ask(const std::string& what, Json request) {
+  if (outcome_ != Outcome::done) return std::nullopt;
+  const auto ended_with = [&](Outcome outcome, std::string message) {
+    outcome_ = outcome;
+    message_ = std::move(message);
+    process_.stop(std::chrono::milliseconds(0));
+    return std::nullopt;
+  };
+  const auto garbled = [&](std::string_view said) {
+    return ended_with(Outcome::garbled,
+                      fmt::format("somebody else answers for the process: `{}`", printable(said)));
+  };
+  request["do"] = what;
+  request["n"] = ++number_;
+  if (const std::string_view early = process_.output(); !early.empty()) return garbled(early);
+  const auto begin = Clock::now();
+  const Exchange how = process_.exchange(request.dump() + "\n", left_);
+  asked_for_ = Clock::now() - begin;
+  left_ -= std::min(left_, std::chrono::duration_cast<std::chrono::milliseconds>(asked_for_));
+  switch (how) {
+    case Exchange::answered: break;
+    case Exchange::ended: return ended_with(Outcome::died, "it ended: " + process_.obituary());
+    case Exchange::unread:
+    case Exchange::silent:
+    case Exchange::unfinished:
+      return ended_with(Outcome::silent, fmt::format("no answer within {} s", timeout_s_));
+    case Exchange::endless:
+    case Exchange::repeated: return garbled(process_.output());
   }
-  return false;
+  const std::string line = process_.take_answer();
+  Json answer = Json::parse(line, nullptr, false);
+  if (!answer.is_object() || field(answer, "n", std::int64_t{0}) != number_) return garbled(line);
+  if (field(answer, "broken", false)) {
+    outcome_ = Outcome::raised;
+    message_ = "the GPU cannot be used behind the error of an earlier case";
+  }
+  return answer;
 }
 
-std::string ending(int status) {
-  if (WIFSIGNALED(status))
-    return fmt::format("it died of signal {} ({})", WTERMSIG(status),
-                       ::strsignal(WTERMSIG(status)));
-  return fmt::format("it ended with status {}", WEXITSTATUS(status));
+// --- Untimed runs --------------------------------------------------------------------------------
+
+bool CandidateProcess::write_inputs(const Case& c, Fill fill, std::int64_t offset) const {
+  for (const Tensor& tensor : c.tensors) {
+    const Bytes bytes = allocation_of(tensor, fill);
+    const auto size = static_cast<std::int64_t>(bytes.size());
+    if (!shared_.write(offset, bytes.data(), size)) return false;
+    offset += size;
+  }
+  return true;
 }
 
-NamedStages read_stages(const Folder& folder, std::size_t number) {
-  const Json sizes =
-      Json::parse(read_text(folder.file(fmt::format("stages_{}.json", number))), nullptr, false);
+Result<void> CandidateProcess::announce(const Case& c, std::int64_t room) {
+  if (auto reserved = shared_.reserve(room); !reserved) return reserved;
+  ask("case", case_json(operation_, c));
+  return {};
+}
+
+NamedStages CandidateProcess::read_stages(const Json& sizes, std::int64_t offset) const {
   NamedStages stages;
-  if (!sizes.is_object()) return stages;
-  const std::string bytes = read_text(folder.file(fmt::format("stages_{}.bin", number)));
-  std::size_t at = 0;
+  struct stat file {};
+  if (!sizes.is_object() || ::fstat(shared_.fd(), &file) != 0) return stages;
   for (const auto& [name, size] : sizes.items()) {
-    std::vector<float> values(size.get<std::size_t>() / sizeof(float));
-    if (at + values.size() * sizeof(float) > bytes.size()) break;
-    std::memcpy(values.data(), bytes.data() + at, values.size() * sizeof(float));
-    at += values.size() * sizeof(float);
+    if (!size.is_number_unsigned()) return stages;
+    const auto bytes = size.get<std::uint64_t>();
+    if (bytes > static_cast<std::uint64_t>(file.st_size - offset)) return stages;
+    std::vector<float> values(bytes / sizeof(float));
+    const auto whole = static_cast<std::int64_t>(values.size() * sizeof(float));
+    if (!shared_.read(offset, reinterpret_cast<char*>(values.data()), whole)) return stages;
+    offset += whole;
     stages[name].values.assign(values.begin(), values.end());
   }
   return stages;
 }
 
-Result<CandidateRuns> read_answers(const Folder& folder, const std::vector<Case>& cases,
-                                   const std::string& ended, bool silent) {
-  CandidateRuns all;
-  if (const Json machine = Json::parse(read_text(folder.file("machine.json")), nullptr, false);
-      machine.is_object()) {
-    all.device = machine.value("device", "");
-    all.copy_gbps = machine.value("copy_gbps", 0.0);
-    all.on_gpu = machine.value("gpu", false);
-  }
-  bool alive = true;
-  for (std::size_t i = 0; i < cases.size(); ++i) {
-    CaseRuns& one = all.cases.emplace_back();
-    const Json done =
-        Json::parse(read_text(folder.file(fmt::format("done_{}.json", i))), nullptr, false);
-    if (!done.is_object()) {
-      // The first case without an answer is the one that ended the child; the others never ran.
-      one.outcome = silent ? Outcome::silent : Outcome::died;
-      one.message = alive ? ended : "was not run any more";
-      if (!alive) one.outcome = Outcome::unsupported;
-      alive = false;
-      continue;
-    }
-    const std::string status = done.value("status", "");
-    one.outcome = status == "done"          ? Outcome::done
-                  : status == "unsupported" ? Outcome::unsupported
-                                            : Outcome::raised;
-    one.message = done.value("message", "");
-    one.time_us = done.value("time_us", 0.0);
-    one.how = done.value("how", "");
-    if (one.outcome != Outcome::done) continue;
-    one.stages = read_stages(folder, i);
-    std::size_t size = 0;
-    for (const Tensor& tensor : cases[i].tensors)
-      size += static_cast<std::size_t>(tensor.allocation_bytes());
-    for (std::size_t run = 0; run < std::size(kRunFills); ++run) {
-      const std::string text = read_text(folder.file(fmt::format("out_{}_{}.bin", i, run)));
-      if (text.size() != size)
-        return fail(fmt::format("{}: the answer of case {} has {} bytes for {}", folder.path(),
-                                cases[i].name, text.size(), size),
-                    kExitEnvironment);
-      one.runs.emplace_back(text.begin(), text.end());
-    }
-  }
-  return all;
+/// Runs that end here, for the reason that ended the process.
+template <class Runs>
+Runs CandidateProcess::failed(Runs runs) const {
+  runs.outcome = outcome_;
+  runs.message = message_;
+  return runs;
 }
 
-/// Python with the script; returns only where that fails.
-[[noreturn]] void become_python(const std::string& script, const std::string& folder) {
-  const char* const given = std::getenv("LOCKSTEP_PYTHON");
-  std::string python = given != nullptr ? given : "python3";
-  std::string file = script, argument = folder;
-  char* words[] = {python.data(), file.data(), argument.data(), nullptr};
-  ::execvp(python.c_str(), words);
-  write_child_file(folder + "/environment.json",
-                   Json{{"text", python + " cannot be started: " + std::strerror(errno)},
-                        {"status", kExitEnvironment}}
-                       .dump());
-  ::_exit(kExitEnvironment);
+Result<CaseRuns> CandidateProcess::run(const Case& c) {
+  CaseRuns runs;
+  if (outcome_ != Outcome::done) {
+    runs.message = "was not run any more";
+    if (outcome_ == Outcome::raised) runs.message += ": " + message_;
+    return runs;
+  }
+  const std::int64_t bytes = bytes_of(c);
+  if (auto announced = announce(c, bytes); !announced) return tl::unexpected(announced.error());
+  for (const Fill fill : kRunFills) {
+    write_inputs(c, fill, 0);
+    const std::optional<Json> answer = ask("run");
+    if (!answer) return failed(std::move(runs));
+    runs.run_s = asked_for_.count();
+    runs.outcome = outcome_in(*answer);
+    runs.message = message_in(*answer);
+    if (runs.outcome != Outcome::done) return runs;
+    Bytes& after = runs.runs.emplace_back(static_cast<std::size_t>(bytes));
+    if (!shared_.read(0, after.data(), bytes)) {
+      runs.outcome = Outcome::garbled;
+      runs.message = "the shared memory is shorter than the results";
+      return runs;
+    }
+    if (answer->contains("stages")) runs.stages = read_stages(answer->at("stages"), bytes);
+  }
+  return runs;
+}
+
+// --- Timed calls ---------------------------------------------------------------------------------
+
+namespace {
+
+constexpr std::int64_t kFetchedBytes = std::int64_t{512} << 20;  // of a round, at most
+constexpr std::int64_t kSetBytes = std::int64_t{4} << 30;        // of all sets, at most
+constexpr int kRounds = 5;                                       // behind a first one that warms up
+constexpr int kRoundsFew = 2;                                    // where each takes long
+constexpr double kRoundsEnough_s = 3;
+
+/// As many sets as leave no cache warm, and on a GPU so many that the calls outlast a launch.
+std::int64_t set_count(const Machine& machine, std::int64_t bytes, double run_s) {
+  const std::int64_t cold = (machine.cold_bytes + bytes - 1) / bytes;
+  std::int64_t most = std::max<std::int64_t>(2, kSetBytes / bytes);
+  if (!machine.on_gpu) most = std::min<std::int64_t>(16, most);
+  if (!machine.on_gpu && run_s > 0)
+    most = std::min(most, std::max<std::int64_t>(2, static_cast<std::int64_t>(1 / run_s)));
+  const std::int64_t wanted = machine.on_gpu ? std::max<std::int64_t>(cold, 64) : cold;
+  return std::clamp<std::int64_t>(wanted, 2, most);
 }
 
 }  // namespace
 
-void write_child_file(const std::string& path, const std::string& content) {
-  std::ofstream(path + ".part", std::ios::binary) << content;
-  std::error_code ignored;
-  fs::rename(path + ".part", path, ignored);
+bool CandidateProcess::round(int number, TimedRuns& timed, double& device_us) {
+  if (!ask("place", {{"first", number}})) return false;
+  const std::optional<Json> answer = ask("calls");
+  if (!answer) return false;
+  device_us = field(*answer, "device_us", 0.0);
+  timed.outcome = outcome_in(*answer);
+  timed.message = message_in(*answer);
+  return timed.outcome == Outcome::done;
 }
 
-bool is_library(const std::string& candidate) {
-  const std::string module = candidate.substr(0, candidate.find_last_of(':'));
-  const std::string name = fs::path(module).filename().string();
-  return name.ends_with(".so") || name.find(".so.") != std::string::npos;
-}
-
-Result<CandidateRuns> run_candidate(const JudgedKernel& operation, const std::vector<Case>& cases,
-                                    const JudgeRequest& request) {
-  const Result<Folder> folder = Folder::make();
-  if (!folder) return tl::unexpected(folder.error());
-  if (auto written = write_inputs(*folder, operation, cases, request); !written)
-    return tl::unexpected(written.error());
-  const std::string script = folder->file("child.py");
-  if (!is_library(request.candidate)) write_child_file(script, kChildScript);
-  const int log = ::open(folder->file("log.txt").c_str(), O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-  const pid_t child = ::fork();
-  if (child < 0)
-    return fail(std::string("a child cannot be started: ") + std::strerror(errno),
-                kExitEnvironment);
-  if (child == 0) {
-    ::dup2(log, 1), ::dup2(log, 2);
-    if (!is_library(request.candidate)) become_python(script, folder->path());
-    ::_exit(run_library(operation, cases, request, folder->path()));
+/// Fetches sets of the round, all of them where they are small, and compares.
+bool CandidateProcess::compare(int number, std::int64_t sets, std::uint64_t seed,
+                               const TimedInput& one, const TimedInput& other, TimedRuns& timed) {
+  const std::int64_t bytes = bytes_of(one.which);
+  const std::int64_t wanted =
+      std::min(sets, std::max<std::int64_t>(2, kFetchedBytes / std::max<std::int64_t>(1, bytes)));
+  Bytes got(static_cast<std::size_t>(bytes));
+  for (std::int64_t i = 0; i < wanted; ++i) {
+    // Drawn behind the calls, one of each stretch of sets.
+    const std::int64_t begin = i * sets / wanted, end = (i + 1) * sets / wanted;
+    const auto set = begin + static_cast<std::int64_t>(
+                                 random_below(static_cast<std::uint64_t>(end - begin), seed, 903,
+                                              static_cast<std::uint64_t>(number * 64 + i)));
+    const std::optional<Json> answer = ask("fetch", {{"index", set}});
+    if (!answer || !shared_.read(2 * bytes, got.data(), bytes)) return false;
+    ++timed.compared;
+    const auto input = static_cast<int>((number + set) % 2);
+    const Bytes& expected = (input == 0 ? one : other).runs.runs[kTimedRun];
+    if (got == expected) continue;
+    if (timed.wrong++ == 0) timed.wrong_input = input, timed.wrong_bytes = got;
   }
-  ::close(log);
-  int status = 0;
-  const bool silent = wait_for(child, request.timeout_s, status);
-  const Json refused = Json::parse(read_text(folder->file("environment.json")), nullptr, false);
-  if (refused.is_object())
-    return fail(refused.value("text", ""),
-                static_cast<ExitStatus>(refused.value("status", int{kExitEnvironment})));
-  std::string ended =
-      silent ? fmt::format("no answer within {} s", request.timeout_s) : ending(status);
-  if (const std::string words = last_words(*folder); !words.empty()) ended += ": " + words;
-  if (!fs::exists(folder->file("machine.json")))
-    return fail(request.candidate + ": " + ended + ", before the first case", kExitEnvironment);
-  return read_answers(*folder, cases, ended, silent);
+  return true;
+}
+
+Result<TimedRuns> CandidateProcess::time(const TimedInput& one, const TimedInput& other,
+                                         std::uint64_t seed) {
+  TimedRuns timed;
+  const std::int64_t bytes = bytes_of(one.which);
+  const std::int64_t sets = set_count(machine_, bytes, one.runs.run_s);
+  if (auto announced = announce(one.which, 3 * bytes); !announced)
+    return tl::unexpected(announced.error());
+  write_inputs(one.which, kRunFills[kTimedRun], 0);
+  write_inputs(other.which, kRunFills[kTimedRun], bytes);
+  ask("sets", {{"count", sets}});
+  std::vector<double> us;
+  double device_least = 0, clock_least = 0;  // of a round, microseconds
+  const auto begin = Clock::now();
+  for (int number = 0; number <= kRounds; ++number) {
+    if (number > kRoundsFew && Seconds(Clock::now() - begin).count() > kRoundsEnough_s) break;
+    if (number == 1) {
+      const std::optional<Json> answer = ask("record");
+      if (!answer) return failed(std::move(timed));
+      timed.how = field<std::string>(*answer, "how", "");
+    }
+    double device_us = 0;
+    if (!round(number, timed, device_us))
+      return outcome_ == Outcome::done ? timed : failed(std::move(timed));
+    const double clock_us = std::max(0.0, asked_for_.count() - ping_s_) * 1e6;
+    if (!compare(number, sets, seed, one, other, timed)) return failed(std::move(timed));
+    if (number == 0) continue;  // it warms up
+    const double round_us = machine_.on_gpu ? device_us : clock_us;
+    if (us.empty() || clock_us < clock_least) clock_least = clock_us, device_least = device_us;
+    us.push_back(round_us / static_cast<double>(sets));
+  }
+  ask("sets", {{"count", 0}});
+  timed.us = median(us);
+  timed.how = fmt::format("median of {} rounds of {} calls, {}", us.size(), sets, timed.how);
+  // The device's clock is read in the candidate's process: the judge's own must not say otherwise.
+  constexpr double kLaunch_us = 500;
+  if (machine_.on_gpu && device_least + kLaunch_us < clock_least / 2) {
+    timed.reported_us = timed.us;
+    timed.us = clock_least / static_cast<double>(sets);
+  }
+  return timed;
 }
 
 }  // namespace lockstep::judging

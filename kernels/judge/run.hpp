@@ -1,53 +1,138 @@
-// Runs a candidate on cases in a child process, so that whatever it does, the judge lives on. Cases
-// and answers go through files in a temporary folder, whether the child is Python (child.py) or a
-// fork of this program that loads a shared library.
+// A candidate in a process of its own, asked line by line, so that whatever it does the judge lives
+// on. The judge keeps what a verdict hangs on to itself: inputs, results, the clock, and the
+// device's rate, which is measured before the candidate is loaded.
 //
-//   run.json           the cases: tensors, scalars, how often, what is timed
-//   in_I_F.bin         the allocations of case I, one behind the other, with fill F
-//   out_I_R.bin        the same behind run R
-//   done_I.json        {"status": "done" | "unsupported" | "raised", "message", "time_us", "how"}
-//   stages_I.json      {"NAME": bytes, …}: named stages of case I, float32 in stages_I.bin
-//   environment.json   {"text", "status"}: why nothing could be run at all
-//   machine.json       {"device", "copy_gbps"}
+// A request and its answer are a line of JSON each, over pipes, with the same number `n`; numbers
+// of tensors go through shared memory. The process is Python (child.py) or a fork of this program
+// that loads a shared library (library.cpp); both answer to
+//
+//   request                          answer                        shared memory
+//   machine   copy_rate              device gpu copy_gbps cold_bytes, or refused status
+//   ping
+//   load                             refused status, where the candidate cannot be loaded
+//   case      tensors scalars bytes
+//   run                              outcome message stages        [0, bytes): inputs, and what has
+//                                                                  become of them; stages behind
+//   sets      count                                                [0, 2 bytes): two inputs
+//   place     first                                                set i gets inputs (first + i) %
+//   2 record                           how calls                            outcome message
+//   device_us     every set is called once fetch     index [2 bytes, 3 bytes): a set
 #pragma once
 
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+
 #include "kernels/judge/operation.hpp"
+#include "kernels/judge/shared_memory.hpp"
+#include "reference/base/child_process.hpp"
 
 namespace lockstep::judging {
 
-enum class Outcome : std::uint8_t { done, unsupported, raised, died, silent };
-
-struct CaseRuns {
-  Outcome outcome = Outcome::died;
-  std::string message;
-  std::vector<Bytes> runs;  ///< all allocations of the case, behind each run
-  double time_us = 0;       ///< median; 0: not timed
-  std::string how;          ///< was timed
-  NamedStages stages;       ///< that a Python candidate gave back
+enum class Outcome : std::uint8_t {
+  done,
+  unsupported,  ///< the candidate refuses the case
+  raised,       ///< it throws, or returns an error
+  died,
+  silent,
+  garbled,  ///< the process answers something else than it was asked
+  not_run,  ///< an earlier case has ended the process
 };
 
-struct CandidateRuns {
-  std::string device;
-  double copy_gbps = 0;  ///< bytes read plus bytes written per second
-  bool on_gpu = false;
-  std::vector<CaseRuns> cases;
+struct CaseRuns {
+  Outcome outcome = Outcome::not_run;
+  std::string message;
+  std::vector<Bytes> runs;  ///< all allocations of the case, behind each run
+  double run_s = 0;         ///< of the last run, with the copies of its inputs
+  NamedStages stages;       ///< that a Python candidate gave back
 };
 
 /// The fills of a case's runs: twice the same, then with other bytes where nothing may be read.
 constexpr Fill kRunFills[] = {Fill::poison, Fill::poison, Fill::finite};
+constexpr std::size_t kTimedRun = 2;  ///< timed calls start from the bytes of this run
+
+/// A case, and what an untimed run made of it: the two inputs that timed calls get in turns.
+struct TimedInput {
+  const Case& which;
+  const CaseRuns& runs;
+};
+
+struct TimedRuns {
+  Outcome outcome = Outcome::not_run;
+  std::string message;
+  double us = 0;           ///< of a call
+  std::string how;         ///< it was timed
+  int compared = 0;        ///< calls whose results were compared with those of the untimed run
+  int wrong = 0;           ///< that were others
+  int wrong_input = 0;     ///< 0 or 1: the first wrong call's
+  Bytes wrong_bytes;       ///< what it left
+  double reported_us = 0;  ///< where the process's clock and the judge's disagree: what it said
+};
+
+struct Machine {
+  std::string device;
+  double copy_gbps = 0;  ///< bytes read plus bytes written per second
+  bool on_gpu = false;
+  std::int64_t cold_bytes = 0;  ///< inputs so large together are in no cache
+};
 
 bool is_library(const std::string& candidate);
 
-Result<CandidateRuns> run_candidate(const JudgedKernel& operation, const std::vector<Case>& cases,
-                                    const JudgeRequest& request);
+class CandidateProcess {
+ public:
+  /// Starts the process, measures the machine, and loads the candidate.
+  static Result<std::unique_ptr<CandidateProcess>> start(const JudgedKernel& operation,
+                                                         const JudgeRequest& request,
+                                                         bool with_copy_rate);
 
-// --- Inside the child ----------------------------------------------------------------------------
+  const Machine& machine() const { return machine_; }
+  /// The case with each of kRunFills.
+  Result<CaseRuns> run(const Case& c);
+  /// Rounds of calls over sets of inputs that take turns in other memory than before, so that
+  /// nothing can be remembered and caches are cold; the results of calls are compared.
+  Result<TimedRuns> time(const TimedInput& one, const TimedInput& other, std::uint64_t seed);
 
-/// What a fork with a shared library does; the exit status of the child.
-int run_library(const JudgedKernel& operation, const std::vector<Case>& cases,
-                const JudgeRequest& request, const std::string& folder);
+ private:
+  using Json = nlohmann::ordered_json;
+  using Seconds = std::chrono::duration<double>;
 
-void write_child_file(const std::string& path, const std::string& content);
+  CandidateProcess(const JudgedKernel& operation, SharedMemory shared, SharedMemory script)
+      : operation_(operation), shared_(std::move(shared)), script_(std::move(script)) {}
+
+  Result<void> begin(const JudgeRequest& request, bool with_copy_rate);
+  /// The answer; nothing where none came: outcome_ and message_ say why.
+  std::optional<Json> ask(const std::string& what, Json request = Json::object());
+  /// Likewise of the first requests, where a refusal or silence ends everything.
+  Result<Json> ask_first(const std::string& what, Json request = Json::object());
+  Result<void> announce(const Case& c, std::int64_t room);
+  bool write_inputs(const Case& c, Fill fill, std::int64_t offset) const;
+  NamedStages read_stages(const Json& sizes, std::int64_t offset) const;
+  template <class Runs>
+  Runs failed(Runs runs) const;
+  /// One round; false where the process has not gone through with it.
+  bool round(int number, TimedRuns& timed, double& device_us);
+  bool compare(int number, std::int64_t sets, std::uint64_t seed, const TimedInput& one,
+               const TimedInput& other, TimedRuns& timed);
+
+  const JudgedKernel& operation_;
+  SharedMemory shared_, script_;
+  ChildProcess process_;
+  std::string candidate_;
+  Machine machine_;
+  std::chrono::milliseconds left_{};  ///< of the time-out
+  std::int64_t timeout_s_ = 0;
+  Seconds asked_for_{};      ///< how long the last exchange took
+  double ping_s_ = 0;        ///< an exchange without any work
+  std::int64_t number_ = 0;  ///< of the last request
+  Outcome outcome_ = Outcome::done;
+  std::string message_;
+};
+
+// --- Inside the process
+// ---------------------------------------------------------------------------
+
+/// What a fork with a shared library does; the exit status of the process.
+int run_library(const std::string& operation, const JudgeRequest& request, int shared);
 
 extern const char* const kChildScript;  ///< child.py
 

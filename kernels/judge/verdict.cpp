@@ -515,4 +515,35 @@ Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseR
   return judged;
 }
 
+std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case& c,
+                                       const TimedRuns& calls) {
+  std::vector<Finding> findings;
+  if (calls.reported_us > 0)
+    findings.push_back({FindingKind::answer_differs,
+                        fmt::format("the candidate's process reports {:.2f} us for a call, and the "
+                                    "judge's clock counts {:.2f} us",
+                                    calls.reported_us, calls.us),
+                        fmt::format("{:.2f} us", calls.us),
+                        fmt::format("{:.2f} us", calls.reported_us)});
+  if (calls.wrong == 0) return findings;
+  const std::string which =
+      fmt::format("{} of {} timed calls left other bytes than an untimed one on the same inputs",
+                  calls.wrong, calls.compared);
+  const Answer truth = operation.truth(c, ""), yardstick = operation.yardstick(c, "");
+  for (const Tensor& tensor : c.tensors) {
+    if (tensor.role == Role::input) continue;
+    const std::vector<double>&want = truth.at(tensor.name), &allowed = yardstick.at(tensor.name);
+    const std::vector<double> got = results_of(c, tensor, calls.wrong_bytes, want);
+    const Verdict verdict = compare(operation, tensor, got, allowed, want);
+    if (!verdict.pass)
+      findings.push_back({FindingKind::output_differs,
+                          fmt::format("{}: {}; {}", which, tensor.name, verdict.text),
+                          "the results of the untimed call", "others"});
+  }
+  if (findings.empty())
+    findings.push_back({FindingKind::nondeterministic, which, "the same bits",
+                        fmt::format("{} calls differ", calls.wrong)});
+  return findings;
+}
+
 }  // namespace lockstep::judging

@@ -25,6 +25,12 @@ struct Judgement {
 
 Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseRuns& runs);
 
+/// What timed calls say, of whose results the first wrong ones, on this case's inputs, are judged:
+/// numbers beyond the yardstick, or other bits than without a clock; and what the candidate's
+/// process said of their time.
+std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case& c,
+                                       const TimedRuns& calls);
+
 /// Whether a definition with a mistake is what the candidate computes; false where it cannot be
 /// told.
 bool agrees(const JudgedKernel& operation, const Case& c, const Answer& candidate,

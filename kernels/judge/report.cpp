@@ -1,0 +1,346 @@
+#include "kernels/judge/report.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <ctime>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace lockstep::judging {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string sentence_of(const JudgedKernel& operation, const std::string& id) {
+  for (const Mistake& mistake : operation.mistakes)
+    if (mistake.id == id) return std::string(mistake.sentence);
+  return "";
+}
+
+/// How many wrong cases each mistake explains, the best ones first.
+std::vector<std::pair<std::string, int>> explanations(const JudgedKernel& operation,
+                                                      const std::vector<JudgedCase>& cases) {
+  std::vector<std::pair<std::string, int>> all;
+  for (const Mistake& mistake : operation.mistakes) {
+    int count = 0;
+    for (const JudgedCase& one : cases)
+      count += static_cast<int>(std::count(one.judgement.agrees_with.begin(),
+                                           one.judgement.agrees_with.end(), mistake.id));
+    if (count > 0) all.emplace_back(mistake.id, count);
+  }
+  std::stable_sort(all.begin(), all.end(),
+                   [](const auto& a, const auto& b) { return a.second > b.second; });
+  return all;
+}
+
+struct LocatedFinding {
+  std::string where;
+  Finding finding;
+};
+
+/// What the end of its runs says of a candidate; nothing where they ended well.
+std::optional<FindingKind> kind_of(Outcome outcome) {
+  switch (outcome) {
+    case Outcome::raised:
+    case Outcome::died: return FindingKind::subject_died;
+    case Outcome::silent: return FindingKind::subject_silent;
+    case Outcome::garbled: return FindingKind::subject_garbled;
+    case Outcome::done:
+    case Outcome::unsupported:
+    case Outcome::not_run: break;
+  }
+  return std::nullopt;
+}
+
+void add_findings(std::vector<LocatedFinding>& all, const std::string& where,
+                  const JudgedCase& one) {
+  if (const auto kind = kind_of(one.runs.outcome))
+    all.push_back({where, {*kind, one.runs.message, "an answer", "none"}});
+  for (const Finding& finding : one.judgement.findings) all.push_back({where, finding});
+}
+
+std::vector<LocatedFinding> findings_of(const Report& report) {
+  std::vector<LocatedFinding> all;
+  for (const JudgedCase& one : report.cases) add_findings(all, one.which.name, one);
+  for (const TimedCase& timed : report.timed) {
+    const std::string& name = report.cases[timed.first].which.name;
+    add_findings(all, name + " with other numbers", timed.twin);
+    if (const auto kind = kind_of(timed.calls.outcome))
+      all.push_back(
+          {name, {*kind, "while it was timed: " + timed.calls.message, "an answer", "none"}});
+    for (const Finding& finding : timed.findings) all.push_back({name, finding});
+  }
+  std::stable_sort(all.begin(), all.end(), [](const LocatedFinding& a, const LocatedFinding& b) {
+    return a.finding.kind < b.finding.kind;
+  });
+  return all;
+}
+
+std::string status_word(const JudgedCase& one) {
+  switch (one.runs.outcome) {
+    case Outcome::unsupported: return "left out";
+    case Outcome::raised: return "RAISED";
+    case Outcome::died: return "DIED";
+    case Outcome::silent: return "SILENT";
+    case Outcome::garbled: return "GARBLED";
+    case Outcome::not_run: return "not run";
+    case Outcome::done: break;
+  }
+  return one.judgement.findings.empty() ? "ok" : "WRONG";
+}
+
+/// A timed case beside its floor: the bytes that must move, at the copy rate of this run.
+struct Speed {
+  const JudgedCase& one;
+  const TimedRuns& calls;
+  double floor_us;
+  std::string doubt;  ///< why the time is not believed, or not without a second look
+
+  double share() const { return floor_us / calls.us; }
+};
+
+constexpr double kShareMost = 1.1;  // of the copy rate; beyond it lies what noise does not explain
+
+std::vector<Speed> speeds_of(const Report& report) {
+  std::vector<Speed> all;
+  for (const TimedCase& timed : report.timed) {
+    if (timed.calls.us <= 0) continue;
+    const JudgedCase& one = report.cases[timed.first];
+    const double rate = report.machine.copy_gbps;
+    const double floor = rate > 0 ? static_cast<double>(one.which.bytes) / rate / 1e3 : 0;
+    all.push_back({one, timed.calls, floor, ""});
+    Speed& speed = all.back();
+    if (timed.calls.wrong > 0)
+      speed.doubt = "results of timed calls are wrong, so the time says nothing";
+    else if (timed.calls.reported_us > 0)
+      speed.doubt = fmt::format(
+          "the candidate's process reports {:.2f} us, and the judge's own "
+          "clock says otherwise",
+          timed.calls.reported_us);
+    else if (speed.share() > kShareMost)
+      speed.doubt = report.machine.on_gpu
+                        ? "faster than this device moves bytes: something is not done, or kept"
+                        : "faster than one thread copies: several threads or a cache can be";
+  }
+  return all;
+}
+
+std::string speed_text(const Report& report) {
+  std::string text;
+  const std::vector<Speed> speeds = speeds_of(report);
+  for (const Speed& speed : speeds) {
+    const Case& c = speed.one.which;
+    text += fmt::format(
+        "{}: {:.2f} us; floor {:.2f} us ({} bytes at the copy rate of this run, "
+        "{:.0f} GB/s), limit_share {:.3f}\n  {}, {}, results of {} calls compared\n",
+        c.name, speed.calls.us, speed.floor_us, c.bytes, report.machine.copy_gbps, speed.share(),
+        c.about, speed.calls.how, speed.calls.compared);
+    if (!speed.doubt.empty()) text += "  LOOK TWICE: " + speed.doubt + "\n";
+  }
+  if (!speeds.empty() && !report.machine.on_gpu)
+    text +=
+        "  The floor of a CPU is the copy rate of one thread: data that stays in caches, or more "
+        "threads, can be faster.\n";
+  return text;
+}
+
+/// "5.3e-08 of 8.1e-07" of a state or output.
+std::string measured_text(const Judgement& judgement, const std::string& name) {
+  for (const Measured& one : judgement.measured)
+    if (one.name == name)
+      return fmt::format("{:.1e} of {:.1e}{}", one.verdict.error, one.verdict.bound,
+                         one.verdict.pass ? "" : " !");
+  return "";
+}
+
+std::string table(const Report& report) {
+  std::vector<std::string> names;
+  for (const JudgedCase& one : report.cases)
+    for (const Tensor& tensor : one.which.tensors)
+      if (tensor.role != Role::input &&
+          std::find(names.begin(), names.end(), tensor.name) == names.end())
+        names.push_back(tensor.name);
+  std::string text = fmt::format(
+      "{} · {} · {} · activations {}, states {}\n", report.operation.name, report.request.candidate,
+      report.machine.device, name_of(report.options.activations), name_of(report.options.states));
+  std::size_t width = 22;
+  for (const JudgedCase& one : report.cases) width = std::max(width, one.which.name.size());
+  text += fmt::format("{:<{}}  {:<10}", "case", width, "verdict");
+  for (const std::string& name : names) text += fmt::format("{:<23} ", name + ": error/bound");
+  while (text.back() == ' ') text.pop_back();
+  text += '\n';
+  for (const JudgedCase& one : report.cases) {
+    text += fmt::format("{:<{}}  {:<10}", one.which.name, width, status_word(one));
+    if (one.runs.outcome != Outcome::done)
+      text += one.runs.message;
+    else
+      for (const std::string& name : names)
+        text += fmt::format("{:<24}", measured_text(one.judgement, name));
+    while (text.back() == ' ') text.pop_back();
+    text += '\n';
+  }
+  return text;
+}
+
+std::string findings_text(const std::vector<LocatedFinding>& findings) {
+  std::string text;
+  constexpr int kShown = 3;  // of a kind
+  std::map<FindingKind, int> seen;
+  for (const LocatedFinding& one : findings) {
+    const int count = ++seen[one.finding.kind];
+    if (count > kShown) continue;
+    std::string said = one.finding.text;
+    if (const std::size_t worst = said.find("; worst at "); worst != std::string::npos)
+      said.replace(worst, 2, "\n  ");
+    text += fmt::format("{}: {}: {}\n", one.where, to_string(one.finding.kind), said);
+  }
+  for (const auto& [kind, count] : seen)
+    if (count > kShown)
+      text += fmt::format("… and {} more of {} (--json has them all)\n", count - kShown,
+                          to_string(kind));
+  return text;
+}
+
+int wrong_cases(const Report& report) {
+  return static_cast<int>(
+      std::count_if(report.cases.begin(), report.cases.end(), [](const JudgedCase& one) {
+        return one.runs.outcome == Outcome::done && one.judgement.wrong();
+      }));
+}
+
+std::string diagnosis_text(const Report& report) {
+  std::string text;
+  int examined = 0;
+  for (const JudgedCase& one : report.cases)
+    examined += one.runs.outcome == Outcome::done && one.judgement.wrong() && !one.which.timed;
+  if (examined == 0) examined = wrong_cases(report);
+  const auto all = explanations(report.operation, report.cases);
+  for (const auto& [id, count] : all)
+    if (count == all.front().second)
+      text += fmt::format("it agrees with the definition {} ({} of {} wrong cases)\n",
+                          sentence_of(report.operation, id), count, examined);
+  if (all.empty() && examined > 0)
+    text += "it agrees with none of the definition's known mistakes\n";
+  const auto told =
+      std::find_if(report.cases.begin(), report.cases.end(),
+                   [](const JudgedCase& one) { return !one.judgement.stage.empty(); });
+  if (told != report.cases.end())
+    text += fmt::format("{}, {}\n", told->which.name, told->judgement.stage);
+  return text;
+}
+
+Json case_json(const Report& report, const JudgedCase& one) {
+  Json json{{"case", one.which.name}, {"about", one.which.about}, {"status", status_word(one)}};
+  if (!one.runs.message.empty()) json["message"] = one.runs.message;
+  json["results"] = Json::array();
+  for (const Measured& measured : one.judgement.measured) {
+    Json result{{"name", measured.name},
+                {"pass", measured.verdict.pass},
+                {"error", measured.verdict.error},
+                {"yardstick", measured.verdict.bound},
+                {"worst", measured.verdict.text}};
+    if (!measured.where.empty()) result["where"] = measured.where;
+    json["results"].push_back(result);
+  }
+  if (!one.judgement.agrees_with.empty()) {
+    json["agrees_with"] = Json::array();
+    for (const std::string& id : one.judgement.agrees_with)
+      json["agrees_with"].push_back({{"mistake", id}, {"text", sentence_of(report.operation, id)}});
+  }
+  if (!one.judgement.stage.empty()) json["stage"] = one.judgement.stage;
+  return json;
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);
+}
+
+Json timing_json(const Report& report) {
+  Json timing{{"device", report.machine.device}};
+  if (report.machine.copy_gbps > 0) timing["copy_gbps"] = report.machine.copy_gbps;
+  timing["speed"] = Json::array();
+  for (const Speed& speed : speeds_of(report)) {
+    const Case& c = speed.one.which;
+    timing["speed"].push_back({{"case", c.name},
+                               {"time_us", speed.calls.us},
+                               {"bytes", c.bytes},
+                               {"gbps", static_cast<double>(c.bytes) / speed.calls.us / 1e3},
+                               {"floor_us", speed.floor_us},
+                               {"limit_share", speed.share()},
+                               {"how", speed.calls.how},
+                               {"calls_compared", speed.calls.compared},
+                               {"calls_wrong", speed.calls.wrong}});
+    if (!speed.doubt.empty()) timing["speed"].back()["doubt"] = speed.doubt;
+  }
+  timing["wall_s"] = report.wall_s;
+  timing["date"] = today();
+  return timing;
+}
+
+Json report_json(const Report& report, const std::vector<LocatedFinding>& findings, bool judged) {
+  const char* const commit = std::getenv("LOCKSTEP_COMMIT");  // the script asks git for it
+  Json json{{"lockstep", 1},
+            {"command", "judge"},
+            {"operation", report.operation.name},
+            {"candidate", report.request.candidate},
+            {"device", report.machine.on_gpu ? "cuda" : "cpu"},
+            {"types",
+             {{"activations", name_of(report.options.activations)},
+              {"states", name_of(report.options.states)}}},
+            {"seed", report.request.seed},
+            {"commit", commit == nullptr ? "unknown" : commit},
+            {"verdict", !findings.empty() ? "finding"
+                        : judged          ? "pass"
+                                          : "unjudged"}};
+  json["findings"] = Json::array();
+  for (const LocatedFinding& one : findings)
+    json["findings"].push_back({{"kind", to_string(one.finding.kind)},
+                                {"case", one.where},
+                                {"expected", one.finding.expected},
+                                {"actual", one.finding.actual},
+                                {"text", one.finding.text}});
+  json["agrees_with"] = Json::array();
+  for (const auto& [id, count] : explanations(report.operation, report.cases))
+    json["agrees_with"].push_back(
+        {{"mistake", id}, {"text", sentence_of(report.operation, id)}, {"cases", count}});
+  json["cases"] = Json::array();
+  for (const JudgedCase& one : report.cases) json["cases"].push_back(case_json(report, one));
+  json["timing"] = timing_json(report);
+  return json;
+}
+
+}  // namespace
+
+JudgeReport finished(const Report& report) {
+  const std::vector<LocatedFinding> findings = findings_of(report);
+  JudgeReport made{.text = table(report)};
+  made.text += findings_text(findings) + diagnosis_text(report) + speed_text(report);
+  std::size_t judged = 0;
+  for (const JudgedCase& one : report.cases)
+    judged += one.runs.outcome != Outcome::unsupported && one.runs.outcome != Outcome::not_run;
+  const std::size_t left_out = report.cases.size() - judged;
+  const bool enough = 2 * judged >= report.cases.size();
+  std::string said = findings.empty() ? "nothing found"
+                                      : fmt::format("{} finding{}", findings.size(),
+                                                    findings.size() == 1 ? "" : "s");
+  if (!enough && findings.empty())
+    said = "no verdict, because fewer than half of the cases were judged (--case chooses cases)";
+  made.text += fmt::format("{} case{}{}: {}\n", judged, judged == 1 ? "" : "s",
+                           left_out > 0 ? fmt::format(", {} left out", left_out) : "", said);
+  // Paths and messages of a candidate may hold bytes that are no UTF-8.
+  made.json =
+      report_json(report, findings, enough).dump(1, ' ', false, Json::error_handler_t::replace) +
+      "\n";
+  if (!findings.empty())
+    made.status = exit_status(findings.front().finding.kind);
+  else
+    made.status = enough ? kExitPass : kExitBadInput;
+  return made;
+}
+
+}  // namespace lockstep::judging

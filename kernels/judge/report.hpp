@@ -1,0 +1,37 @@
+// What is said about a candidate: a table, findings, what explains them, times beside floors; as
+// text and as JSON.
+#pragma once
+
+#include "kernels/judge/verdict.hpp"
+#include "reference/base/judged.hpp"
+
+namespace lockstep::judging {
+
+struct JudgedCase {
+  Case which;
+  CaseRuns runs;
+  Judgement judgement;
+};
+
+/// A timed case with other numbers, whose untimed runs are judged as well, and the timed calls that
+/// got the numbers of both in turns.
+struct TimedCase {
+  std::size_t first = 0;  ///< of the cases
+  JudgedCase twin;
+  TimedRuns calls;
+  std::vector<Finding> findings{};  ///< about the calls
+};
+
+struct Report {
+  const JudgedKernel& operation;
+  const JudgeRequest& request;
+  const CaseOptions& options;
+  const Machine& machine;
+  const std::vector<JudgedCase>& cases;
+  const std::vector<TimedCase>& timed;
+  double wall_s;
+};
+
+JudgeReport finished(const Report& report);
+
+}  // namespace lockstep::judging
