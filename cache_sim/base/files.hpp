@@ -13,7 +13,10 @@ std::string today();
 /// The commit of the checkout that the program runs in, `unknown` outside the lockstep script.
 std::string commit();
 
-/// Writes beside the file and renames, so that nothing is half-written.
+/// Writes beside the file, under a name that nobody else uses, and renames, so that nothing is
+/// half-written and of several writers the last one wins. Symbolic links stay: the file that they
+/// lead to is written. What is no regular file (a device, a pipe), and standard output and error by
+/// whatever name, is written directly. The error names the path and the reason.
 Result<void> write_file(const std::string& path, const std::string& content);
 
 }  // namespace lockstep::cache_sim
