@@ -193,6 +193,8 @@ const std::vector<BadWorkload> kBad = {
     {"llmservingsim_sub_request_is_a_number.jsonl", ":2: field sub_requests[1]: a number, not an"},
     {"llmservingsim_sub_requests_without_session.jsonl", ":2: field session_id: is missing"},
     {"llmservingsim_time_backwards.jsonl", ":2: field arrival_time_ns: is before that"},
+    {"llmservingsim_times_overflow.jsonl",
+     ":2: field sub_requests[1].tool_duration_ns: counted from 4"},
     {"mooncake_field_missing.jsonl", ":2: field output_length: is missing"},
     {"mooncake_id_with_a_fraction.jsonl", ":2: field hash_ids[1]: a number with a fraction"},
     {"mooncake_id_with_two_parents.jsonl", ":2: field hash_ids: block 2 follows block 3 here"},
@@ -237,6 +239,45 @@ TEST(Workloads, everyBadFileIsInTheList) {
   for (const BadWorkload& bad : kBad) listed.insert(bad.file);
   for (const auto& entry : std::filesystem::directory_iterator(kRoot + "/fixtures/bad/workloads"))
     EXPECT_TRUE(listed.contains(entry.path().filename().string())) << entry.path();
+}
+
+// Documents of a few bytes a level or a value: what they take is bounded before they are read.
+TEST(Workloads, documentsThatWouldFillTheMemoryAreRefused) {
+  const ScratchFolder folder;
+  const std::string path = folder.path("hostile.json");
+  std::string nested = R"({"block_size": 64, "hash_id_scope": "local", "id": "a", "requests": [)";
+  std::string end = "]}";
+  for (int level = 0; level < 20'000; ++level) {
+    nested += R"({"t": 0, "type": "subagent", "requests": [)";
+    end += "]}";
+  }
+  EXPECT_EQ(read_all(folder.write("hostile.json", nested + end)).error,
+            path + ":1: the document is nested deeper than 100 levels");
+  EXPECT_EQ(read_all(folder.write("hostile.json", "{" + std::string(300'000, '['))).error,
+            path + ":1: the document is nested deeper than 100 levels");
+  std::string values = R"({"timestamp": 0, "hash_ids": [)";
+  for (int i = 0; i < 21'000'000; ++i) values += "0,";
+  EXPECT_EQ(read_all(folder.write("hostile.json", values)).error,
+            path + ":1: the document holds more than 20000000 values");
+}
+
+// Moments are 64 bits of nanoseconds: what would pass them is refused, not wrapped into the past.
+TEST(Workloads, sessionsThatFollowEachOtherForCenturiesAreRefused) {
+  const ScratchFolder folder;
+  std::string text;
+  for (int i = 0; i < 20; ++i)
+    text +=
+        fmt::format(R"({{"id": "s{}", "block_size": 64, "hash_id_scope": "local", "requests": [)"
+                    R"({{"t": 4000000000, "type": "n", "in": 64, "out": 1, "hash_ids": [1]}}]}})"
+                    "\n",
+                    i);
+  const std::string path = folder.write("long.json", text);
+  EXPECT_EQ(read_all(path).error,
+            path +
+                ":9: field requests[0].t: counted from 4000000000s, it is later than 2^62 ns, "
+                "which is 146 years");
+  EXPECT_NE(read_all("sessions:requests=100000000,gap_us=1000000000").error.find("146 years"),
+            std::string::npos);
 }
 
 // An error that shows only in the middle of a replay writes nothing either.

@@ -6,13 +6,20 @@
 #include <cmath>
 #include <fstream>
 
+#include "cache_sim/base/input.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
 using nlohmann::json;
 
 constexpr std::size_t kChunk = std::size_t{1} << 16;
-constexpr std::size_t kMostDocument = std::size_t{1} << 30;
+// What one document may take, so that a small compressed file cannot fill the memory: a value takes
+// 16 bytes and up, and a log's request has at most 2^24 tokens.
+constexpr std::size_t kMostDocument = std::size_t{256} << 20;
+constexpr std::int64_t kMostValues = 20'000'000;
+/// Readers go down into a document by recursion; a session's sub-agent takes two levels.
+constexpr int kMostDepth = 100;
 constexpr std::string_view kBlanks = " \t\r\n";
 
 class PlainBytes final : public ByteSource {
@@ -86,14 +93,15 @@ std::string kind_of(const json& value) {
 }  // namespace
 
 Result<std::unique_ptr<ByteSource>> open_bytes(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return fail(path + ": cannot be read");
+  Result<std::ifstream> file = open_input(path);
+  if (!file) return tl::unexpected(file.error());
   char head[4] = {};
-  file.read(head, sizeof head);
-  const bool packed = std::string_view(head, static_cast<std::size_t>(file.gcount())) == kZstdMagic;
-  file.clear();
-  file.seekg(0);
-  std::unique_ptr<ByteSource> bytes = std::make_unique<PlainBytes>(path, std::move(file));
+  file->read(head, sizeof head);
+  const std::string_view begin(head, static_cast<std::size_t>(file->gcount()));
+  const bool packed = begin == kZstdMagic;
+  file->clear();
+  file->seekg(0);
+  std::unique_ptr<ByteSource> bytes = std::make_unique<PlainBytes>(path, std::move(*file));
   if (packed) bytes = std::make_unique<ZstdBytes>(path, std::move(bytes));
   return bytes;
 }
@@ -147,12 +155,14 @@ Result<bool> JsonDocuments::skip_blanks() {
 
 /// The place behind the brace that closes the object at `at_`.
 Result<std::size_t> JsonDocuments::find_end() {
-  int depth = 0;
+  int depth = 0;  // of objects
+  int lists = 0;  // open ones
+  std::int64_t values = 0;
   bool in_text = false;
   bool escaped = false;
   for (std::size_t i = 0;; ++i) {
     while (at_ + i == buffer_.size()) {
-      if (i > kMostDocument) return fail(place() + ": the document is longer than 1 GiB");
+      if (i > kMostDocument) return fail(place() + ": the document is longer than 256 MiB");
       const Result<bool> more = fill();
       if (!more) return tl::unexpected(more.error());
       if (!*more)
@@ -168,6 +178,14 @@ Result<std::size_t> JsonDocuments::find_end() {
     if (c == '"') in_text = true;
     if (c == '{') ++depth;
     if (c == '}' && --depth == 0) return at_ + i + 1;
+    if (c == '[') ++lists;
+    if (c == ']') --lists;
+    if (c == ',' || c == '{' || c == '[') ++values;
+    if (depth + lists > kMostDepth)
+      return fail(
+          fmt::format("{}: the document is nested deeper than {} levels", place(), kMostDepth));
+    if (values > kMostValues)
+      return fail(fmt::format("{}: the document holds more than {} values", place(), kMostValues));
   }
 }
 
@@ -232,16 +250,26 @@ Result<std::int64_t> Record::integer(std::string_view field, std::int64_t low,
 }
 
 Result<Nanoseconds> Record::time(std::string_view field, Nanoseconds unit) const {
-  constexpr double kMostNanoseconds = 4e18;  // 127 years
   const Result<const json*> value = need(field);
   if (!value) return tl::unexpected(value.error());
   if (!(*value)->is_number()) return error(field, kind_of(**value) + ", not a number");
   const double nanoseconds = (*value)->get<double>() * static_cast<double>(unit);
   if (!(nanoseconds >= 0)) return error(field, fmt::format("{} is below 0", (*value)->dump()));
-  if (nanoseconds > kMostNanoseconds)
-    return error(field, fmt::format("{} is no time of a workload", (*value)->dump()));
+  if (nanoseconds > static_cast<double>(kLatestTime))
+    return error(field,
+                 fmt::format("{} is later than 2^62 ns, which is 146 years", (*value)->dump()));
   if ((*value)->is_number_integer()) return (*value)->get<std::int64_t>() * unit;
   return static_cast<Nanoseconds>(std::llround(nanoseconds));
+}
+
+Result<Nanoseconds> Record::time_after(Nanoseconds earlier, std::string_view field,
+                                       Nanoseconds unit) const {
+  Result<Nanoseconds> later = time(field, unit);
+  if (!later) return later;
+  if (*later > kLatestTime - earlier)
+    return error(field, fmt::format("counted from {}, it is later than 2^62 ns, which is 146 years",
+                                    time_text(earlier)));
+  return earlier + *later;
 }
 
 Result<std::string> Record::text(std::string_view field) const {

@@ -58,6 +58,10 @@ class JsonDocuments {
   nlohmann::json document_;
 };
 
+/// The latest moment that a workload can name: what a server does with the request afterwards, as
+/// long again, still fits 64 bits.
+inline constexpr Nanoseconds kLatestTime = Nanoseconds{1} << 62;
+
 /// An object of a document and where it stands, for errors that name the field.
 class Record {
  public:
@@ -66,8 +70,11 @@ class Record {
 
   bool has(std::string_view field) const { return find(field) != nullptr; }
   Result<std::int64_t> integer(std::string_view field, std::int64_t low, std::int64_t high) const;
-  /// A number, whole or not, in units of so many nanoseconds; not negative.
+  /// A number, whole or not, in units of so many nanoseconds; not negative, at most kLatestTime.
   Result<Nanoseconds> time(std::string_view field, Nanoseconds unit) const;
+  /// Such a number counted from an earlier moment; what it gives is at most kLatestTime as well.
+  Result<Nanoseconds> time_after(Nanoseconds earlier, std::string_view field,
+                                 Nanoseconds unit) const;
   Result<std::string> text(std::string_view field) const;
   Result<bool> flag(std::string_view field) const;
   Result<Record> object(std::string_view field) const;

@@ -16,11 +16,15 @@ namespace {
 TimeSummary summary_of(std::vector<Nanoseconds> times) {
   if (times.empty()) return {};
   std::sort(times.begin(), times.end());
-  Nanoseconds sum = 0;
-  for (const Nanoseconds time : times) sum += time;
   const auto count = static_cast<Nanoseconds>(times.size());
+  // sum / count without a sum, which need not fit 64 bits.
+  Nanoseconds mean = 0, rest = 0;
+  for (const Nanoseconds time : times) {
+    mean += time / count;
+    rest += time % count;
+  }
   const auto at = [&](std::size_t percent) { return times[(times.size() - 1) * percent / 100]; };
-  return {.mean = sum / count, .median = at(50), .p99 = at(99)};
+  return {.mean = mean + rest / count, .median = at(50), .p99 = at(99)};
 }
 
 // --- Policies behind the scheduler ---------------------------------------------------------------

@@ -3,11 +3,20 @@
 #include <algorithm>
 
 namespace lockstep::cache_sim {
+namespace {
+
+/// count * each / unit, rounded down, where count * each may not fit 64 bits.
+std::int64_t scaled(std::int64_t count, std::int64_t each, std::int64_t unit) {
+  return count / unit * each + count % unit * each / unit;
+}
+
+}  // namespace
 
 Nanoseconds ModelStepCost::of(const StepWork& work) const {
   const std::int64_t tokens = work.prefill_tokens + work.decode_tokens;
-  const std::int64_t computing = tokens * model_.flops_per_token / kFlopsPerNanosecond +
-                                 work.seen_tokens * model_.flops_per_pair / kFlopsPerNanosecond;
+  const std::int64_t computing =
+      scaled(tokens, model_.flops_per_token, kFlopsPerNanosecond) +
+      scaled(work.seen_tokens, model_.flops_per_pair, kFlopsPerNanosecond);
   const std::int64_t reading =
       (model_.weight_bytes + work.context_tokens * model_.token_bytes) / kBytesPerNanosecond;
   return std::max(computing, reading) + kLaunch;

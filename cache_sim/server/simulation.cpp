@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "reference/base/overloaded.hpp"
 
@@ -300,6 +301,12 @@ bool Simulation::launch() {
   }
   if (longest == 0) return true;
   const Nanoseconds begin = std::max(now_, device_free_);
+  if (longest > std::numeric_limits<Nanoseconds>::max() - begin) {
+    run_.fail({.text = fmt::format("a step of {} that begins at {} ends behind the last moment of "
+                                   "the virtual clock, 2^63 ns",
+                                   time_text(longest), time_text(begin))});
+    return false;
+  }
   device_free_ = begin + longest;
   Operation idle;
   idle.verb = Verb::step;

@@ -9,6 +9,8 @@
 #include <limits>
 #include <set>
 
+#include "cache_sim/base/input.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
@@ -163,6 +165,11 @@ class Reader {
     else
       what = read_operation(line);
     if (!what) return tl::unexpected(what.error());
+    if (trace_.statements.size() == kMaxStatements)
+      return fail(
+          fmt::format("a trace has at most {} statements; `lockstep list workloads` shows "
+                      "the formats for more",
+                      kMaxStatements));
     Statement statement;
     statement.line = line_;
     statement.what = std::move(*what);
@@ -365,8 +372,9 @@ Result<Trace> parse_trace(std::string_view text, const std::string& path) {
 }
 
 Result<Trace> read_trace(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) return fail(path + ": cannot be read");
+  Result<std::ifstream> opened = open_input(path);
+  if (!opened) return tl::unexpected(opened.error());
+  std::ifstream& file = *opened;
   // A line that never ends is refused before the rest of the file is read.
   std::string text;
   std::size_t line_start = 0;
@@ -377,9 +385,10 @@ Result<Trace> read_trace(const std::string& path) {
     const std::size_t last = text.rfind('\n');
     if (last != std::string::npos && last >= from) line_start = last + 1;
     if (text.size() - line_start > kMaxLineSize + block.size()) break;
+    if (text.size() > kMaxTraceSize) return fail(path + ": the file is longer than 1 GiB");
   }
   if (file.bad()) return fail(path + ": cannot be read to its end");
-  if (text.empty()) return fail(path + ": the file is empty, or is none");
+  if (text.empty()) return fail(path + ": the file is empty");
   return parse_trace(text, path);
 }
 

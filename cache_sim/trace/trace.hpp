@@ -64,6 +64,9 @@ struct Trace {
 };
 
 inline constexpr std::size_t kMaxLineSize = std::size_t{1} << 20;
+/// A statement takes some 300 bytes of memory; workloads, which are streamed, have no such limit.
+inline constexpr std::size_t kMaxStatements = std::size_t{1} << 21;
+inline constexpr std::size_t kMaxTraceSize = std::size_t{1} << 30;  ///< bytes
 
 /// Reads and checks the whole file before anything runs. Errors are one sentence `path:line: …`
 /// that names the field.

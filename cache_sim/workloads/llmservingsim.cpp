@@ -66,10 +66,13 @@ class LlmServingSimStream final : public RequestStream {
       const Result<std::int64_t> output = read_request(request, session, at);
       if (!output) return tl::unexpected(output.error());
       at += *output * kTokenTime;
+      if (at > kLatestTime)
+        return request.error("output_toks",
+                             "its answer ends later than 2^62 ns, which is 146 years");
       if (!request.has("tool_duration_ns")) continue;
-      const auto tool = request.time("tool_duration_ns", 1);
-      if (!tool) return tl::unexpected(tool.error());
-      at += *tool;
+      const auto next = request.time_after(at, "tool_duration_ns", 1);
+      if (!next) return tl::unexpected(next.error());
+      at = *next;
     }
     return true;
   }

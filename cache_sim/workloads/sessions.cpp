@@ -163,6 +163,8 @@ OpenedStream open(std::string_view text) {
     return fail("sessions: turns of this size can make a prompt of more than 2^24 tokens");
   if (options.systems + options.sessions() * options.documents() > kMostSessionDocuments)
     return fail("sessions: there are more than 2^28 different texts");
+  if (options.requests > kLatestTime / 1000 / options.gap_us)
+    return fail("sessions: with this gap_us, the last request would come after 146 years");
   return std::make_unique<SessionsStream>(options);
 }
 

@@ -71,7 +71,7 @@ class WekaStream final : public RequestStream {
     Nanoseconds& seat = *std::min_element(seats_.begin(), seats_.end());
     blocks_.forget();
     const Nanoseconds start = seat;
-    return read_requests(session, {Name::intern(*id), start, &seat}, 0);
+    return read_requests(session, {Name::intern(*id), start, &seat}, start);
   }
 
   struct Session {
@@ -85,7 +85,7 @@ class WekaStream final : public RequestStream {
     const Result<std::vector<Record>> requests = parent.objects("requests");
     if (!requests) return tl::unexpected(requests.error());
     for (const Record& request : *requests) {
-      const auto time = request.time("t", kSecond);
+      const auto time = request.time_after(session.start, "t", kSecond);
       if (!time) return tl::unexpected(time.error());
       if (*time < from)
         return request.error("t", "is before that of an earlier request, or of the sub-agent");
@@ -102,7 +102,7 @@ class WekaStream final : public RequestStream {
     return true;
   }
 
-  Result<bool> read_request(const Record& request, const Session& session, Nanoseconds time) {
+  Result<bool> read_request(const Record& request, const Session& session, Nanoseconds at) {
     const auto input = request.integer("in", 1, Tokens::kMaxSize - 1);
     if (!input) return tl::unexpected(input.error());
     const auto output = request.integer("out", 0, Tokens::kMaxSize - *input);
@@ -115,7 +115,6 @@ class WekaStream final : public RequestStream {
           "hash_ids", fmt::format("{} ids for {} tokens in blocks of {}", count, *input, block_));
     Result<Tokens> tokens = blocks_.of(*ids, *input, std::max<std::int64_t>(*output, 1), count_);
     if (!tokens) return request.error("hash_ids", tokens.error().text);
-    const Nanoseconds at = session.start + time;
     queue_.push({.id = request_name(count_++),
                  .session = session.id,
                  .tokens = std::move(*tokens),

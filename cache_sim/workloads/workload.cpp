@@ -4,6 +4,8 @@
 
 #include <fstream>
 
+#include "cache_sim/base/input.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
@@ -47,17 +49,18 @@ const GeneratedWorkload* find_generated(std::string_view word) {
 }
 
 bool is_workload_file(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
+  Result<std::ifstream> file = open_input(path);
+  if (!file) return false;
   char head[4] = {};
-  file.read(head, sizeof head);
-  const std::string_view read(head, static_cast<std::size_t>(file.gcount()));
+  file->read(head, sizeof head);
+  const std::string_view read(head, static_cast<std::size_t>(file->gcount()));
   if (read == kZstdMagic) return true;
-  file.clear();
-  file.seekg(0);
+  file->clear();
+  file->seekg(0);
   char first = ' ';
-  while (file.get(first) && (first == ' ' || first == '\t' || first == '\n' || first == '\r')) {
+  while (file->get(first) && (first == ' ' || first == '\t' || first == '\n' || first == '\r')) {
   }
-  return file && first == '{';
+  return *file && first == '{';
 }
 
 OpenedStream open_workload(const std::string& word, std::int64_t limit) {
