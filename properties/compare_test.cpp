@@ -11,6 +11,7 @@
 
 #include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/model/model.hpp"
+#include "cache_sim/model/step_cost.hpp"
 #include "properties/support/program.hpp"
 #include "reference/base/philox.hpp"
 
@@ -325,6 +326,36 @@ TEST(Compare, theJsonIsTheSameBytesEachTime) {
     texts.push_back(json.dump());
   }
   EXPECT_EQ(texts[0], texts[1]);
+}
+
+// The sum of the times does not fit 64 bits, their mean does.
+TEST(Compare, meansOfLongTimesAreMeans) {
+  const Comparison comparison = compared("sessions:requests=8,seats=8,output=1,gap_us=1", {"radix"},
+                                         {}, "kv_tokens=100000,step_time=1500000000s");
+  const std::optional<TimeSummary>& ttft = comparison.policies.at(0).ttft;
+  ASSERT_TRUE(ttft);
+  EXPECT_GE(ttft->mean, 1'000'000'000'000'000'000);
+  EXPECT_LE(ttft->mean, ttft->p99);
+}
+
+// Work whose products do not fit 64 bits costs the time that it costs in floating point.
+TEST(ModelStepCosts, areExactForLongPrompts) {
+  const Model& model = **find_model(kDefaultModel);
+  const ModelStepCost cost(model);
+  const StepWork work{.prefill_tokens = std::int64_t{1} << 32,
+                      .seen_tokens = std::int64_t{1} << 52};
+  const double nanoseconds = (0x1p32 * static_cast<double>(model.flops_per_token) +
+                              0x1p52 * static_cast<double>(model.flops_per_pair)) /
+                             static_cast<double>(ModelStepCost::kFlopsPerNanosecond);
+  EXPECT_NEAR(static_cast<double>(cost.of(work)) / nanoseconds, 1, 1e-9);
+}
+
+// Policies run alone here, and nobody compares or audits: nothing was checked, so nothing passes.
+TEST(Compare, saysThatNothingWasChecked) {
+  const CompareRequest request{.workload = "sessions:requests=3", .policies = {"kv-bound"}};
+  const Result<Comparison> comparison = compare(request);
+  ASSERT_TRUE(comparison);
+  EXPECT_EQ(comparison_json(request, *comparison)["verdict"], "unchecked");
 }
 
 TEST(Compare, badWordsAreRefusedByName) {
