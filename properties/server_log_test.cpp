@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "properties/support/program.hpp"
+#include "reference/base/philox.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -66,6 +67,77 @@ TEST(CheckLog, findsMoreThanAnyRequestShares) {
   EXPECT_EQ(judged(line("a", "1,2,3,4", "5", 1)), Found{":1: cached-too-much"});
 }
 
+// A server samples the last token and never computes it, so nobody can have it cached.
+TEST(CheckLog, findsTheLastSampledTokenSaidToBeCached) {
+  const std::string first = line("a", "1,2,3,4", "5,6", 0);
+  EXPECT_EQ(judged(first + line("b", "1,2,3,4,5,6,9", "7", 5)), Found{});
+  EXPECT_EQ(judged(first + line("b", "1,2,3,4,5,6,9", "7", 6)), Found{":2: cached-too-much"});
+  EXPECT_EQ(judged(line("a", "1,2,3,4", "", 0) + line("b", "1,2,3,4,9", "7", 4)), Found{});
+}
+
+// The bound by its definition: each request against each other one.
+TEST(CheckLog, boundsAreThoseOfComparingEachWithEach) {
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    std::uint64_t at = 0;
+    const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 3, at++); };
+    const bool timed = below(3) != 0;
+    std::vector<LoggedRequest> log;
+    for (int i = 0; i < 40; ++i) {
+      std::vector<std::uint32_t> ids;
+      for (std::uint64_t left = 1 + below(7); left > 0; --left)
+        ids.push_back(static_cast<std::uint32_t>(below(2)));
+      LoggedRequest request;
+      request.id = fmt::format("r{}", i);
+      request.place = fmt::format("log:{}", i + 1);
+      request.prompt_size = static_cast<std::uint32_t>(1 + below(ids.size()));
+      request.tokens = Tokens::of_ids(ids);
+      if (below(4) == 0) request.salt = Name::intern("salted");
+      if (timed) request.start = static_cast<Nanoseconds>(below(30));
+      if (timed) request.end = request.start + static_cast<Nanoseconds>(below(9));
+      log.push_back(request);
+    }
+    for (std::size_t i = 0; i < log.size(); ++i) {
+      std::uint32_t bound = 0;
+      for (std::size_t j = 0; j < log.size(); ++j) {
+        const bool above = log[j].start < log[i].start || (log[j].start == log[i].start && j < i);
+        if (j == i || !(log[j].salt == log[i].salt) || (!above && log[j].start >= log[i].end))
+          continue;
+        const std::uint32_t left = std::max(log[j].prompt_size, log[j].tokens.size() - 1);
+        bound = std::max(
+            bound, log[i].tokens.common(0, log[j].tokens, 0, std::min(log[i].prompt_size, left)));
+      }
+      std::vector<LoggedRequest> asked = log;
+      for (LoggedRequest& other : asked) other.cached = 0;
+      for (const std::uint32_t cached : {bound, bound + 1}) {
+        asked[i].cached = cached;
+        const bool too_much = cached > bound || cached >= log[i].prompt_size;
+        EXPECT_EQ(judge_log(asked).size(), too_much ? 1u : 0u) << seed << " " << i << " " << bound;
+      }
+    }
+  }
+}
+
+// Requests that all overlap are no reason to compare each with each.
+TEST(CheckLog, workGrowsWithTheLogAndNotWithItsSquare) {
+  const auto compared = [](std::uint32_t count) {
+    std::vector<LoggedRequest> log(count);
+    for (std::uint32_t i = 0; i < count; ++i) {
+      std::vector<std::uint32_t> ids(60, 7);
+      ids.push_back(i);
+      ids.push_back(1);
+      log[i].id = fmt::format("r{}", i);
+      log[i].tokens = Tokens::of_ids(ids);
+      log[i].prompt_size = 61;
+      log[i].start = i;
+      log[i].end = 1'000'000;
+    }
+    const std::uint64_t before = Tokens::compared();
+    EXPECT_TRUE(judge_log(log).empty());
+    return Tokens::compared() - before;
+  };
+  EXPECT_LT(compared(2000), 12 * compared(200));
+}
+
 // A whole prompt cannot be cached: its last token's output has to be computed.
 TEST(CheckLog, findsAWholePromptThatIsSaidToBeCached) {
   EXPECT_EQ(judged(line("a", "1,2,3", "4", 0) + line("b", "1,2,3", "4", 3)),
@@ -123,6 +195,11 @@ TEST(CheckLog, refusesBadLines) {
             Found{":2: field prompt: a prompt has at least one token"});
   EXPECT_EQ(judged(good + line("b", "1", "4", -1)), Found{":2: field cached: -1 is below 0"});
   EXPECT_EQ(judged(good + line("b c", "1", "4", 0)), Found{":2: field id: holds a blank"});
+  for (const char* const id : {"b\x7F", "b\\u001b[2J",
+                               "b\xC2\x9B"
+                               "2J"})
+    EXPECT_EQ(judged(good + line(id, "1", "4", 0)),
+              Found{":2: field id: holds a control character"});
   EXPECT_EQ(judged(good + line("b", "1", "4", 0, R"(, "start": 3, "end": 2)")),
             Found{":2: field end: is before the start"});
   EXPECT_EQ(judged(good + line("b", "1", "4", 0, R"(, "start": 3, "end": 4)")),
@@ -151,8 +228,51 @@ TEST(CheckLog, convertsALogIntoItsOwnFormatAndATrace) {
             "{\"id\":\"1\",\"prompt\":[1,2,3,4,9],\"output\":[6],\"cached\":4}\n");
   const ProgramRun again = run_program({"check-log", folder.path("own.jsonl")});
   EXPECT_EQ(lines_of(again.out).back(), lines_of(run.out).back()) << "the same digest";
+  EXPECT_EQ(lines_of(read_text(folder.path("own.trace"))).back(), "cached=4");
   const ProgramRun replayed = run_program({"replay", folder.path("own.trace")});
-  EXPECT_EQ(replayed.status, kExitPass) << replayed.err;
+  EXPECT_EQ(replayed.status, kExitPass) << replayed.out << replayed.err;
+}
+
+// What the server said it had cached is what the trace expects, so a policy that caches otherwise
+// is found at that request.
+TEST(CheckLog, aTraceExpectsWhatTheServerSaid) {
+  const ScratchFolder folder;
+  const std::string trace = folder.path("log.trace");
+  for (const bool timed : {false, true}) {
+    const auto at = [&](int start) {
+      return timed ? fmt::format(R"(, "start": {}, "end": {})", start, start + 1) : std::string();
+    };
+    for (const int cached : {2, 3}) {
+      const std::string log =
+          folder.write("log.jsonl", line("a", "1,2,3", "4", 0, at(1)) +
+                                        line("b", "1,2,3,5", "6", cached, at(4)));
+      ASSERT_EQ(run_program({"check-log", log, "--trace", trace}).status, kExitPass);
+      const ProgramRun run = run_program({"replay", trace, "--subject", "radix"});
+      EXPECT_EQ(run.status, cached == 3 ? kExitPass : kExitDiffers) << run.out << run.err;
+      EXPECT_EQ(run.out.find("the answer should carry cached=2") != std::string::npos, cached == 2);
+    }
+  }
+}
+
+TEST(CheckLog, saysWhereOutputsWereNotCompared) {
+  const ScratchFolder folder;
+  const std::string says = "outputs were not compared: no request is marked greedy";
+  for (const bool greedy : {false, true}) {
+    const std::string mark = greedy ? R"(, "greedy": true)" : "";
+    const ProgramRun run =
+        run_program({"check-log", folder.write("log.jsonl", line("a", "1,2", "3", 0, mark))});
+    EXPECT_EQ(run.out.find(says) == std::string::npos, greedy) << run.out;
+  }
+}
+
+// Who records SGLang's or vLLM's answers can mark them as well.
+TEST(CheckLog, marksStandInLinesOfEveryForm) {
+  const auto marked = [](std::string line) {
+    return line.replace(line.rfind('}'), 1, R"(, "greedy": true, "salt": "x"})");
+  };
+  EXPECT_EQ(judged(marked(vllm_line("0", "1,2,3", "4", 0)) +
+                   marked(vllm_line("1", "1,2,3", "5", 2)) + vllm_line("2", "1,2,3", "5", 2)),
+            (Found{":2: output-differs", ":3: cached-too-much"}));
 }
 
 TEST(CheckLog, theStatusSaysThatSomethingWasFound) {

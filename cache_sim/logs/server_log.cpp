@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "cache_sim/base/prefix_trie.hpp"
+#include "cache_sim/base/text.hpp"
 #include "cache_sim/trace/trace.hpp"
 
 namespace lockstep::cache_sim {
@@ -18,13 +19,13 @@ constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
 
 // --- Reading -------------------------------------------------------------------------------------
 
-/// A name can stand in a trace and in a table.
+/// A name that can stand in a trace, in a table and on a terminal.
 Result<std::string> read_id(const Record& line, std::string_view field) {
   Result<std::string> id = line.text(field);
   if (!id) return id;
   if (id->empty()) return line.error(field, "is empty");
-  for (const char c : *id)
-    if (static_cast<unsigned char>(c) <= 0x20) return line.error(field, "holds a blank");
+  if (id->find_first_of(" \t\n") != std::string::npos) return line.error(field, "holds a blank");
+  if (printable(*id) != *id) return line.error(field, "holds a control character");
   return id;
 }
 
@@ -46,7 +47,18 @@ Result<void> read_tokens(const Record& prompt_line, std::string_view prompt_fiel
   return {};
 }
 
-Result<void> read_times(const Record& line, LoggedRequest& request) {
+/// What may stand in a line of every format: times, a namespace, and whether its output is greedy.
+Result<void> read_marks(const Record& line, LoggedRequest& request) {
+  if (line.has("salt")) {
+    const Result<std::string> salt = read_id(line, "salt");
+    if (!salt) return tl::unexpected(salt.error());
+    request.salt = Name::intern(*salt);
+  }
+  if (line.has("greedy")) {
+    const Result<bool> greedy = line.flag("greedy");
+    if (!greedy) return tl::unexpected(greedy.error());
+    request.greedy = *greedy;
+  }
   if (!line.has("start")) return {};
   const auto start = line.time("start", kSecond);
   if (!start) return tl::unexpected(start.error());
@@ -68,17 +80,7 @@ Result<LoggedRequest> read_own(const Record& line) {
   const auto cached = line.integer("cached", 0, Tokens::kMaxSize);
   if (!cached) return tl::unexpected(cached.error());
   request.cached = *cached;
-  if (const auto read = read_times(line, request); !read) return tl::unexpected(read.error());
-  if (line.has("salt")) {
-    const Result<std::string> salt = read_id(line, "salt");
-    if (!salt) return tl::unexpected(salt.error());
-    request.salt = Name::intern(*salt);
-  }
-  if (line.has("greedy")) {
-    const Result<bool> greedy = line.flag("greedy");
-    if (!greedy) return tl::unexpected(greedy.error());
-    request.greedy = *greedy;
-  }
+  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
   return request;
 }
 
@@ -97,7 +99,7 @@ Result<LoggedRequest> read_sglang(const Record& line) {
   const auto cached = meta->integer("cached_tokens", 0, Tokens::kMaxSize);
   if (!cached) return tl::unexpected(cached.error());
   request.cached = *cached;
-  if (const auto read = read_times(line, request); !read) return tl::unexpected(read.error());
+  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
   return request;
 }
 
@@ -117,7 +119,7 @@ Result<LoggedRequest> read_vllm(const Record& line) {
   const auto cached = line.integer("num_cached_tokens", 0, Tokens::kMaxSize);
   if (!cached) return tl::unexpected(cached.error());
   request.cached = *cached;
-  if (const auto read = read_times(line, request); !read) return tl::unexpected(read.error());
+  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
   return request;
 }
 
@@ -166,29 +168,75 @@ Result<std::vector<LoggedRequest>> read_log(const std::string& path) {
 
 namespace {
 
-std::uint32_t shared(const LoggedRequest& a, const LoggedRequest& b) {
-  if (!(a.salt == b.salt)) return 0;
-  return a.tokens.common(0, b.tokens, 0, std::min(a.prompt_size, b.tokens.size()));
+/// Tokens whose KV a request can leave behind: all but the last one that was sampled, which no
+/// step has computed.
+Tokens left_behind(const LoggedRequest& request) {
+  return request.tokens.prefix(std::max(request.prompt_size, request.tokens.size() - 1));
 }
 
-/// What each request may have found: the longest prefix of its prompt that belongs to another
-/// request which had begun before its end.
+/// Everything that the log's requests left behind, in the order in which they began, and for each
+/// prefix the two requests that began first of those that left it: one of them is another request
+/// than the one that asks.
+class LeftBehind final : private PrefixTrie::SplitListener {
+ public:
+  /// The request at place `k` of the order; called with 0, 1, 2, …
+  void add(const LoggedRequest& request, std::size_t k) {
+    PrefixTrie::Index node = trie_.insert(left_behind(request), request.salt, this);
+    owners_.resize(trie_.node_count());
+    for (; node != PrefixTrie::kNone; node = trie_.node(node).parent) {
+      Owners& owners = owners_[node];
+      if (owners.second != kNobody) return;  // and so it is above
+      (owners.first == kNobody ? owners.first : owners.second) = k;
+    }
+  }
+
+  /// The longest prefix of the prompt that another request of the first `count` left. The asking
+  /// one, at place `k`, is there already.
+  std::uint32_t longest_of_others(const LoggedRequest& request, std::size_t k,
+                                  std::size_t count) const {
+    const Tokens prompt = request.tokens.prefix(request.prompt_size);
+    const PrefixTrie::Match match = trie_.match(prompt, request.salt);
+    PrefixTrie::Index node = match.into != PrefixTrie::kNone ? match.into : match.node;
+    for (; node != PrefixTrie::kNone; node = trie_.node(node).parent) {
+      const Owners& owners = owners_[node];
+      if ((owners.first == k ? owners.second : owners.first) < count)
+        return std::min(trie_.node(node).end, match.size);
+    }
+    return 0;
+  }
+
+ private:
+  static constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
+  struct Owners {
+    std::size_t first = kNobody;
+    std::size_t second = kNobody;
+  };
+
+  void split(PrefixTrie::Index above, PrefixTrie::Index below) override {
+    owners_.resize(trie_.node_count());
+    owners_[above] = owners_[below];
+  }
+
+  PrefixTrie trie_;
+  std::vector<Owners> owners_;  // by node
+};
+
+/// What each request may have found: the longest prefix of its prompt that another request left
+/// behind which had begun before its end. (A server may serve a later request first.)
 std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
   std::vector<std::size_t> order(log.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(),
                    [&](std::size_t a, std::size_t b) { return log[a].start < log[b].start; });
+  LeftBehind all;
+  for (std::size_t k = 0; k < order.size(); ++k) all.add(log[order[k]], k);
   std::vector<std::uint32_t> bounds(log.size());
-  PrefixTrie begun;
   for (std::size_t k = 0; k < order.size(); ++k) {
     const LoggedRequest& request = log[order[k]];
-    std::uint32_t bound =
-        begun.longest_common(request.tokens.prefix(request.prompt_size), request.salt);
-    // A server may serve a later request first.
-    for (std::size_t j = k + 1; j < order.size() && log[order[j]].start < request.end; ++j)
-      bound = std::max(bound, shared(request, log[order[j]]));
-    bounds[order[k]] = bound;
-    begun.insert(request.tokens, request.salt);
+    const auto begun = std::partition_point(
+        order.begin(), order.end(), [&](std::size_t i) { return log[i].start < request.end; });
+    const auto count = std::max(k, static_cast<std::size_t>(begun - order.begin()));
+    bounds[order[k]] = all.longest_of_others(request, k, count);
   }
   return bounds;
 }
@@ -207,8 +255,8 @@ void judge_cached(const LoggedRequest& request, std::uint32_t bound,
                            request.prompt_size),
                request.prompt_size - 1);
   if (request.cached > bound)
-    add(fmt::format("{} tokens are said to be cached, and no request that had begun shares more "
-                    "than {}",
+    add(fmt::format("{} tokens are said to be cached, and no request that had begun can have left "
+                    "more than {} of them",
                     request.cached, bound),
         bound);
 }
@@ -284,7 +332,8 @@ Result<std::string> log_trace(const std::vector<LoggedRequest>& log) {
   for (const LoggedRequest& request : log) order.push_back(&request);
   std::stable_sort(order.begin(), order.end(),
                    [](const auto* a, const auto* b) { return a->start < b->start; });
-  std::string text = "# From a server's log.\n";
+  std::string text = "# From a server's log: what it said of each request is what is expected.\n";
+  std::string expected;
   for (const LoggedRequest* const request : order) {
     const Tokens output = request->tokens.slice(request->prompt_size, request->tokens.size());
     std::string line = fmt::format("request id={} tokens={} output={}", request->id,
@@ -295,8 +344,15 @@ Result<std::string> log_trace(const std::vector<LoggedRequest>& log) {
     if (line.size() > kMaxLineSize)
       return fail(request->place + ": its line of a trace would be longer than 1 MiB");
     text += line + "\n";
+    const std::string said =
+        fmt::format("expect id={}\n----\ncached={}\n", request->id, request->cached);
+    // Without times each request is answered before the next one comes.
+    if (request->start < 0)
+      text += "run\n" + said;
+    else
+      expected += said;
   }
-  return text + "run\n";
+  return expected.empty() ? text : text + "run\n" + expected;
 }
 
 }  // namespace lockstep::cache_sim

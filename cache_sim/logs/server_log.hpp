@@ -43,13 +43,16 @@ struct LogFinding {
 };
 
 /// Everything in the log that no server can answer that keeps only what it computed:
-///   cached-too-much  the whole prompt, or more than any other request shared with it that had
-///                    begun before its end (without times: that stands above it)
+///   cached-too-much  the whole prompt, or more than any other request can have left behind that
+///                    had begun before its end (without times: that stands above it). A request
+///                    leaves its prompt and its output without the last token, which is sampled and
+///                    never computed.
 ///   output-differs   two greedy requests went on differently behind the same tokens
 std::vector<LogFinding> judge_log(const std::vector<LoggedRequest>& log);
 
-/// The log as lines of Lockstep's own format, and as a trace of `request` lines to replay. The
-/// error: a request that makes too long a line for a trace.
+/// The log as lines of Lockstep's own format, and as a trace to replay: a `request` line for each,
+/// and an `expect` line with the cached tokens that the server said. The error: a request that
+/// makes too long a line for a trace.
 std::string log_text(const std::vector<LoggedRequest>& log);
 Result<std::string> log_trace(const std::vector<LoggedRequest>& log);
 
