@@ -467,6 +467,38 @@ TEST(Report, pageLoadsNothingFromElsewhere) {
   }
 }
 
+// Whatever a text smuggles past the escaping: the browser runs the page's own script alone. The
+// policy names it by its digest.
+TEST(Report, pageAllowsItsOwnScriptAlone) {
+  const std::string page = report_page(report_of_everything().document);
+  const auto between = [&](const std::string& begin, const std::string& end) {
+    const std::size_t at = page.find(begin) + begin.size();
+    return page.substr(at, page.find(end, at) - at);
+  };
+  EXPECT_LT(page.find("Content-Security-Policy"), page.find("<style"));
+  EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
+  const std::string script = between("<script>", "</script>");
+  EXPECT_EQ(page.find("<script"), page.rfind("<script"));
+  const testing_support::ScratchFolder folder;
+  const std::string command =
+      "python3 -c 'import base64, hashlib, sys; print(end=base64.b64encode(hashlib.sha256(open("
+      "sys.argv[1], \"rb\").read()).digest()).decode())' '" +
+      folder.write("script", script) + "' >'" + folder.path("digest") + "'";
+  ASSERT_EQ(std::system(command.c_str()), 0);  // NOLINT(cert-env33-c)
+  EXPECT_EQ(between("'sha256-", "'"), content(folder.path("digest")));
+}
+
+// A file's name can hold what a URL gives a meaning of its own.
+TEST(Report, linksToTimelinesLeadToTheirFiles) {
+  FixtureFolder folder;
+  folder.with("50% of #1? é", "check\n");
+  const Report report = collected(folder);
+  const std::string page = report_page(report.document);
+  EXPECT_NE(page.find("href=\"timelines/50%25%20of%20%231%3F%20%C3%A9-1.json\""),
+            std::string::npos);
+  EXPECT_EQ(report.timelines[0].path, "timelines/50% of #1? é-1.json");
+}
+
 TEST(Report, whatAFileSaysIsTextAndNeverMarkup) {
   FixtureFolder folder;
   folder.with("angry",
@@ -669,7 +701,7 @@ TEST(Report, junitCountsWhatTheDataCount) {
           << element.text;
     }
   }
-  EXPECT_EQ(cases, 5);
+  EXPECT_EQ(cases, 7);
   EXPECT_EQ(failures, 1);
   EXPECT_EQ(cases_of_suites, cases);
   EXPECT_EQ(failures_of_suites, failures);
@@ -680,12 +712,38 @@ TEST(Report, workloadStandsBesideItsOracle) {
   folder.with("plain", "check\n");
   const Report report = collected(folder, "sglang-w1:requests=80");
   const Json& runs = report.document["workloads"][0]["runs"];
-  ASSERT_EQ(runs.size(), 2u);
+  ASSERT_EQ(runs.size(), 4u);
   for (const Json& run : runs) {
     EXPECT_TRUE(run["as_expected"].get<bool>());
     EXPECT_EQ(run["request_count"], 80);
     EXPECT_EQ(run["run"]["subjects"][0]["totals"], run["run"]["subjects"][1]["totals"]);
     EXPECT_GT(run["run"]["totals"]["hit_tokens"], 0);
+  }
+}
+
+// Decisions that a server's own cache was recorded to take are what a policy has to decide.
+TEST(Report, decisionsAreComparedWithTheRecord) {
+  for (const bool same : {true, false}) {
+    FixtureFolder folder;
+    folder.with("plain", "check\n");
+    const std::string workload = "sglang-w1:requests=20";
+    const Report without = collected(folder, workload);
+    const std::string digest =
+        without.document["workloads"][0]["runs"][0]["run"]["decision_digest"];
+    fs::create_directories(fs::path(folder.fixtures()) / "workloads");
+    std::ofstream(fs::path(folder.fixtures()) / "workloads" / "recorded_decisions.json")
+        << Json{{"workload", workload},
+                {"records",
+                 {{{"policy", "radix"},
+                   {"of", "a server"},
+                   {"decision_digest", same ? digest : "0123456789abcdef"},
+                   {"hit_tokens", 1}}}}};
+    const Report report = collected(folder, workload);
+    EXPECT_EQ(report.status, same ? kExitPass : kExitDiffers);
+    const Json& run = report.document["workloads"][0]["runs"][0];
+    EXPECT_EQ(run["as_expected"], same);
+    EXPECT_TRUE(run.contains("recorded"));
+    EXPECT_FALSE(report.document["workloads"][0]["runs"][1].contains("recorded"));
   }
 }
 

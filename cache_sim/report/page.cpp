@@ -66,6 +66,18 @@ evicted.</dd>
 </dl>
 )html";
 
+/// On paper everything is open.
+constexpr std::string_view kPrintScript =
+    "addEventListener(\"beforeprint\", function () { "
+    "document.querySelectorAll(\"details\").forEach(function (part) { part.open = true; }); });";
+
+/// The page loads nothing and runs this one script, named by its SHA-256, even where a text of a
+/// run were taken for markup.
+constexpr std::string_view kContentPolicy =
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
+    "style-src 'unsafe-inline'; script-src 'sha256-eyc05qYjHw8ppOl8mw1uCw8XQtAHhu0FU6ckGZmGkMc='; "
+    "base-uri 'none'; form-action 'none'\"/>\n";
+
 constexpr std::string_view kMeasured = R"html(
 <h2 id="kernels">Kernels on the GPU</h2>
 <p>Medians of launches with a cold cache, replayed in a CUDA graph, ours and the peers' in turn.
@@ -482,7 +494,7 @@ std::string run_card(const JsonField& trace, std::size_t i) {
   html += fmt::format(
       "<p class=\"where\">digest {} · <a href=\"{}\">timeline of this run</a> for chrome://tracing "
       "or Perfetto</p>\n",
-      code(run.at("run").at("digest")), escaped(run.at("timeline").text()));
+      code(run.at("run").at("digest")), escaped(encoded_link(run.at("timeline").text())));
   return html + "</article>\n";
 }
 
@@ -594,8 +606,9 @@ std::string navigation(const JsonField& document) {
 
 std::string report_page(const Json& data) {
   const JsonField document(data);
-  std::string html =
-      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+  std::string html = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n";
+  html += kContentPolicy;
+  html +=
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n<title>Lockstep "
       "report</title>\n<style>";
   html += kReportStyle;
@@ -619,11 +632,7 @@ std::string report_page(const Json& data) {
   for (std::size_t i = 0; i < document.at("kernels").size(); ++i)
     html += kernel_section(document.at("kernels").item(i));
   html += making(document);
-  // On paper everything is open.
-  html +=
-      "<script>addEventListener(\"beforeprint\", function () { "
-      "document.querySelectorAll(\"details\").forEach("
-      "function (part) { part.open = true; }); });</script>\n</main>\n</body>\n</html>\n";
+  html += fmt::format("<script>{}</script>\n</main>\n</body>\n</html>\n", kPrintScript);
   return html;
 }
 

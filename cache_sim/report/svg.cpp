@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
 #include <cmath>
 
 namespace lockstep::cache_sim {
@@ -26,6 +27,18 @@ bool continues_character(char c) {
 }
 
 }  // namespace
+
+std::string encoded_link(std::string_view path) {
+  std::string link;
+  for (const char c : path) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool is_plain =
+        byte < 0x80 &&
+        (std::isalnum(byte) != 0 || std::string_view("-._~/").find(c) != std::string_view::npos);
+    link += is_plain ? std::string(1, c) : fmt::format("%{:02X}", byte);
+  }
+  return link;
+}
 
 std::string escaped(std::string_view text) {
   std::string markup;

@@ -11,6 +11,10 @@ namespace lockstep::cache_sim {
 /// Text as it stands between tags and inside quoted attributes of HTML and XML.
 std::string escaped(std::string_view text);
 
+/// A path below the page's folder as a link: every byte that a URL gives a meaning of its own, or
+/// that is not ASCII, as %XX (RFC 3986, section 2).
+std::string encoded_link(std::string_view path);
+
 /// At most `limit` characters of UTF-8 text; where it is longer, its beginning and `…`.
 std::string shortened(std::string_view text, std::size_t limit);
 
