@@ -147,6 +147,14 @@ std::vector<BadFile> bad_files() {
       {"finds_without_run", "# finds: leak\ncheck\n", ":1: # finds: stands behind"},
       {"finds_of_no_kind", "# run: lockstep replay %s\n# finds: bug\ncheck\n",
        ":2: # finds: `bug`"},
+      {"byte_order_mark",
+       "\xEF\xBB\xBF"
+       "check\n",
+       ": begins with a byte order mark"},
+      {"gzip", "\x1F\x8B\x08", ": is compressed with gzip"},
+      {"steps_that_pass_the_clock",
+       "config policy=radix step_time=5000000000s\nrequest id=r tokens=a8 output=4\nrun\n",
+       ":3: a step of 5000000000s that begins at 5000000000s ends behind the last moment"},
       {"no_kv", "config kv_tokens=0\ncheck\n", ":1: field kv_tokens: 0 is below 1"},
       {"no_state_slots", "config state_slots=0\ncheck\n", ": field state_slots: "},
       {"less_kv_than_a_page", "config policy=radix kv_tokens=15 page=16\ncheck\n", ": field kv_to"},
@@ -235,8 +243,80 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
     const ProgramRun run = run_program(words);
     EXPECT_EQ(run.status, kExitBadInput);
     EXPECT_EQ(run.out, "");
-    EXPECT_NE(run.err, "");
+    EXPECT_TRUE(run.err.starts_with("lockstep: ")) << run.err;
+    EXPECT_EQ(lines_of(run.err).size(), 1u) << run.err;
   }
+  EXPECT_EQ(run_program({"reply"}).err,
+            "lockstep: `reply` is no command; `lockstep --help` shows all\n");
+  EXPECT_EQ(run_program({}).err, "lockstep: no command is named; `lockstep --help` shows all\n");
+  EXPECT_EQ(run_program({"replay", "x.trace", "--chek", "off"}).err,
+            "lockstep: lockstep replay does not know `--chek`; `lockstep replay --help` shows its "
+            "words\n");
+  EXPECT_NE(run_program({"list", "everything"}).err.find("everything"), std::string::npos);
+}
+
+// A name of a file can hold what a terminal takes for orders.
+TEST(BadInputOfTheProgram, noEscapeSequenceReachesTheTerminal) {
+  const ProgramRun run = run_program({"replay",
+                                      "\x1B]0;title\x07\xC2\x9B"
+                                      "2J.trace"});
+  EXPECT_EQ(run.status, kExitBadInput);
+  EXPECT_TRUE(run.err.starts_with("lockstep: \\x1b]0;title\\x07\\xc2\\x9b2J.trace: ")) << run.err;
+}
+
+/// The exit status of a shell's command line in which $0 is the program; what it says on standard
+/// error goes into the file.
+int shell(const std::string& line, const std::string& errors) {
+  const std::string command = "cd '" LOCKSTEP_SOURCE_DIR "' && exec 2>'" + errors +
+                              "' && timeout 60 sh -c '" + line + "' '" + LOCKSTEP_PROGRAM + "'";
+  const int status = std::system(command.c_str());  // NOLINT(cert-env33-c)
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// Who reads the output of a full disk must not be told that all is well.
+TEST(BadInputOfTheProgram, outputThatCannotBeWrittenIsTheEnvironments) {
+  const ScratchFolder folder;
+  const std::string errors = folder.path("errors");
+  for (const char* const words : {"list policies", "--help", "list defects"}) {
+    const std::string program = std::string("\"$0\" ") + words;
+    EXPECT_EQ(shell(program + " >/dev/full", errors), kExitEnvironment) << words;
+    EXPECT_EQ(read_text(errors),
+              "lockstep: the output cannot be written: No space left on device\n");
+    EXPECT_EQ(shell(program + " >&-", errors), kExitEnvironment) << words;
+    EXPECT_EQ(read_text(errors), "lockstep: the output cannot be written: Bad file descriptor\n");
+    EXPECT_EQ(shell(program + " 2>&- >/dev/full", errors), kExitEnvironment) << words;
+  }
+}
+
+// A pipe among the files must not make anybody wait for who writes into it.
+TEST(BadInputOfTheProgram, pipesAreRefusedAndNotWaitedFor) {
+  const ScratchFolder folder;
+  const std::string errors = folder.path("errors");
+  const auto expect_refused_pipe = [&](const std::string& line) {
+    EXPECT_EQ(shell(line, errors), kExitBadInput) << line;
+    EXPECT_NE(read_text(errors).find(": is a pipe or a device; save"), std::string::npos)
+        << read_text(errors);
+  };
+  expect_refused_pipe("echo check | \"$0\" replay /dev/stdin");
+  expect_refused_pipe(
+      "cat fixtures/workloads/qwen_bailian_small.jsonl | \"$0\" check-log /dev/stdin");
+  const std::string found = folder.path("found"), fixtures = folder.path("fixtures");
+  expect_refused_pipe("mkdir " + found + "; mkfifo " + found +
+                      "/x.trace; \"$0\" explore --traces 1 --out " + found);
+  expect_refused_pipe("mkdir -p " + fixtures + "/traces; mkfifo " + fixtures +
+                      "/traces/x.trace; \"$0\" report --fixtures " + fixtures + " --out " +
+                      folder.path("out"));
+}
+
+TEST(BadInputOfTheProgram, aTraceOfTooManyStatementsIsRefused) {
+  if (testing_support::kSanitized) GTEST_SKIP() << "two million statements take minutes";
+  const ScratchFolder folder;
+  const std::string file = folder.write("long.trace", repeated("check\n", (1 << 21) + 1));
+  const ProgramRun run = run_program({"replay", file});
+  EXPECT_EQ(run.status, kExitBadInput);
+  EXPECT_TRUE(run.err.starts_with("lockstep: " + file + ":2097153: a trace has at most 2097152 "))
+      << run.err;
+  EXPECT_LT(run.peak_kib, 1'200'000);
 }
 
 // The input was good: it is the machine that lacks something.
@@ -247,9 +327,23 @@ TEST(BadInputOfTheProgram, aFileThatCannotBeWrittenIsTheEnvironments) {
     const std::string target = folder.path("missing/run.json");
     const ProgramRun run = run_program({"replay", good, option, target});
     EXPECT_EQ(run.status, kExitEnvironment);
-    EXPECT_EQ(run.err, "lockstep: " + target + ": cannot be written\n");
+    EXPECT_EQ(run.err, "lockstep: " + target + ": cannot be written: No such file or directory\n");
   }
   EXPECT_EQ(folder.entries(), std::vector<std::string>{"good.trace"});
+}
+
+// `--json /dev/stdout` stands behind what was printed, and replaces nothing.
+TEST(Program, writesIntoItsOwnOutput) {
+  const ScratchFolder folder;
+  const std::string good = folder.write("good.trace", kGood);
+  const std::string printed = run_program({"replay", good}).out;
+  const ProgramRun run = run_program({"replay", good, "--json", "/dev/stdout"});
+  EXPECT_EQ(run.status, kExitPass) << run.err;
+  const std::size_t begin = run.out.find("{\n");
+  ASSERT_NE(begin, std::string::npos) << run.out;
+  const std::size_t end = run.out.rfind("}\n") + 2;
+  EXPECT_EQ(Json::parse(run.out.substr(begin, end - begin))["verdict"], "pass");
+  EXPECT_EQ(run.out.substr(0, begin) + run.out.substr(end), printed);
 }
 
 // --- What a run prints and writes ----------------------------------------------------------------

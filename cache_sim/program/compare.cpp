@@ -1,12 +1,11 @@
 // lockstep compare: the same workload under several policies, as a table and as JSON.
 #include <fmt/format.h>
 
-#include <iostream>
-
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/compare/compare.hpp"
 #include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/output.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -47,25 +46,21 @@ std::string milliseconds(const std::optional<cache_sim::TimeSummary>& times) {
 void print_table(const CompareRequest& request, const Comparison& comparison) {
   constexpr std::string_view kRow =
       "{:<25} {:>12} {:>9} {:>9} {:>10} {:>9} {:>9} {:>12} {:>10} {:>8} {:>9}\n";
-  fmt::print("{}, model {}\n", request.workload, comparison.model.name);
-  fmt::print(kRow, "policy", "capacity", "hit", "requests", "saved", "states", "never hit",
-             "evicted KV", "dead KV", "preempt", "TTFT ms");
+  print("{}, model {}\n", request.workload, comparison.model.name);
+  print(kRow, "policy", "capacity", "hit", "requests", "saved", "states", "never hit", "evicted KV",
+        "dead KV", "preempt", "TTFT ms");
   for (const ComparedPolicy& row : comparison.policies) {
     const cache_sim::PolicyMeasures& m = row.measures;
-    fmt::print(kRow, row.policy, cache_sim::capacity_text(row.capacity),
-               fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
-               fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
-               fmt::format("{:.1f} PF", m.flops_saved / 1e15), m.states, m.states_never_hit,
-               m.evicted_tokens, m.dead_tokens, row.preemptions, milliseconds(row.ttft));
+    print(kRow, row.policy, cache_sim::capacity_text(row.capacity),
+          fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
+          fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
+          fmt::format("{:.1f} PF", m.flops_saved / 1e15), m.states, m.states_never_hit,
+          m.evicted_tokens, m.dead_tokens, row.preemptions, milliseconds(row.ttft));
   }
-  fmt::print("digest={:016x}\n", comparison.digest());
+  print("digest={:016x}\n", comparison.digest());
 }
 
 int run_compare(CompareWords words) {
-  const auto refuse = [](const Error& error) {
-    std::cerr << "lockstep: " << error.text << '\n';
-    return static_cast<int>(error.status);
-  };
   words.request.policies = split(words.policies);
   for (const std::string& text : words.capacities)
     for (const std::string& one : split(text)) {

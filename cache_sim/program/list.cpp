@@ -5,6 +5,7 @@
 
 #include "cache_sim/policies/ideal/ideal_policy.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/output.hpp"
 #include "cache_sim/workloads/workload.hpp"
 #include "reference/base/judged.hpp"
 #include "reference/base/mark.hpp"
@@ -18,9 +19,9 @@ void print_all(const std::vector<std::pair<std::string, std::string>>& rows) {
   for (const auto& [name, text] : rows) width = std::max(width, name.size());
   for (const auto& [name, text] : rows) {
     if (text.empty())
-      fmt::print("{}\n", name);
+      print("{}\n", name);
     else
-      fmt::print("{:<{}}  {}\n", name, width, text);
+      print("{:<{}}  {}\n", name, width, text);
   }
 }
 

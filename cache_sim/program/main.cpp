@@ -1,16 +1,53 @@
 // lockstep: replays traces against cache policies, their oracles and real servers, and compares
 // policies on workloads
 // (reference/contract.md).
+#include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string>
+#include <vector>
 
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/output.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/leftovers.hpp"
 
 namespace {
 
-int run(int argc, char** argv) {
+using lockstep::program::end_output;
+using lockstep::program::refuse;
+
+const CLI::App* subcommand_of(const CLI::App& app, const std::string& name) {
+  for (const CLI::App* const command : app.get_subcommands({}))
+    if (command->get_name() == name) return command;
+  return nullptr;
+}
+
+/// One sentence about words that cannot be understood.
+std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
+                           const std::vector<std::string>& words) {
+  const std::string all = "; `lockstep --help` shows all";
+  if (words.empty()) return "no command is named" + all;
+  const CLI::App* const command = subcommand_of(app, words.front());
+  if (command == nullptr) {
+    const bool is_option = words.front().starts_with("-");
+    return "`" + words.front() + (is_option ? "` is no option" : "` is no command") + all;
+  }
+  const std::string name = "lockstep " + words.front();
+  const std::string help = "; `" + name + " --help` shows its words";
+  if (const std::vector<std::string> extras = command->remaining();
+      dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extras.empty()) {
+    const auto option = std::find_if(extras.begin(), extras.end(),
+                                     [](const std::string& word) { return word.starts_with("-"); });
+    return name + " does not know `" + (option == extras.end() ? extras.front() : *option) + "`" +
+           help;
+  }
+  std::string what = error.what();
+  what.resize(std::min(what.find('\n'), what.size()));
+  return name + ": " + what + help;
+}
+
+int run(const std::vector<std::string>& words) {
   CLI::App app{
       "Lockstep: replays cache traces against policies, oracles and servers, and names the first "
       "wrong event.",
@@ -27,9 +64,10 @@ int run(int argc, char** argv) {
   lockstep::program::add_explore(app, status);
   lockstep::program::add_shrink(app, status);
   try {
-    app.parse(argc, argv);
+    app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? lockstep::kExitPass : lockstep::kExitBadInput;
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
+    return refuse({.text = usage_sentence(app, error, words)});
   }
   return status;
 }
@@ -37,11 +75,12 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lockstep::program::hold_closed_streams();
   lockstep::clean_up_on_signals();
   try {
-    return run(argc, argv);
+    return end_output(run({argv + std::min(argc, 1), argv + argc}));
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "lockstep: %s\n", error.what());
+    return refuse({.text = error.what(), .status = lockstep::kExitEnvironment});
   } catch (...) {
     std::fputs("lockstep: stopped by something that is no error\n", stderr);
   }

@@ -4,9 +4,9 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <iostream>
 
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/output.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/report/collect.hpp"
 
@@ -33,20 +33,15 @@ std::optional<fs::path> source_root() {
   return std::nullopt;
 }
 
-int refuse(const Error& error) {
-  std::cerr << "lockstep: " << error.text << '\n';
-  return error.status;
-}
-
 void print_summary(const cache_sim::Json& document, const std::string& page) {
   const cache_sim::Json& summary = document["summary"];
   const auto number = [&](const char* key) { return summary[key].get<std::int64_t>(); };
-  fmt::print(
+  print(
       "{} traces, {} runs: {} as expected, {} not; {} planted defects found, as {} kinds of "
       "finding\n",
       number("traces"), number("runs"), number("as_expected"), number("not_as_expected"),
       number("defects_shown"), number("kinds_shown"));
-  fmt::print("page  {}\n", page);
+  print("page  {}\n", page);
 }
 
 int run_report(const ReportWords& words) {
@@ -79,7 +74,7 @@ int run_report(const ReportWords& words) {
   const bool on_terminal = isatty(STDOUT_FILENO) == 1;
   options.progress = [on_terminal](const cache_sim::ReportProgress& done) {
     if (!on_terminal && done.as_expected) return;
-    fmt::print("{} {}: {}\n", done.as_expected ? "✓" : "✗", done.command, done.outcome);
+    print("{} {}: {}\n", done.as_expected ? "✓" : "✗", done.command, done.outcome);
     std::fflush(stdout);
   };
   const Result<cache_sim::Report> report = cache_sim::make_report(options, out);

@@ -1,0 +1,32 @@
+// What commands say: to standard output what they found, to standard error one sentence where they
+// cannot go on. Texts from outside are shown so that no terminal takes orders from them.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "reference/base/result.hpp"
+
+namespace lockstep::program {
+
+/// Writes the text, printable(), to standard output.
+void print_text(const std::string& text);
+
+template <class... Values>
+void print(fmt::format_string<Values...> format, Values&&... values) {
+  print_text(fmt::format(format, std::forward<Values>(values)...));
+}
+
+/// Says on standard error why a command ends, and gives its exit status.
+int refuse(const Error& error);
+
+/// Before anything else: a standard stream that its caller closed stays unusable, instead of being
+/// the next file that is opened.
+void hold_closed_streams();
+
+/// The program's exit status: `status`, or where that is 0 and not all of the output could be
+/// written, that of the environment.
+int end_output(int status);
+
+}  // namespace lockstep::program
