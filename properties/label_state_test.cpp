@@ -68,6 +68,39 @@ TEST_F(LabelStates, copyThenAdvanceIsAdvanceThenCopy) {
   expect_label(kThree, text);
 }
 
+// The recurrence and the convolution are different kernels: one may run and the other not.
+TEST_F(LabelStates, thePartsOfAStateMoveEachByItself) {
+  const Tokens text = tokens("a9+b4");
+  for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
+  labels.advance_state(kOne, StatePart::recurrent, text, 0, 9);
+  EXPECT_EQ(labels.recurrent(kOne), label_of(text, 9));
+  EXPECT_EQ(labels.conv(kOne), label_of(text, 0));
+  EXPECT_EQ(labels.state_lengths(kOne, 77).recurrent, 9);
+  EXPECT_EQ(labels.state_lengths(kOne, 77).conv, 0);
+  labels.advance_state(kOne, text, 9, 13);
+  EXPECT_EQ(found(), "wrong-state-prefix") << "the convolution has not seen the first 9 tokens";
+  labels.advance_state(kOne, StatePart::conv, text, 0, 13);
+  expect_label(kOne, text);
+  labels.copy_state(kOne, kTwo, StatePart::conv);
+  EXPECT_EQ(labels.recurrent(kTwo), label_of(text, 0));
+  EXPECT_EQ(labels.conv(kTwo), label_of(text, 13));
+  labels.zero_state(kOne, StatePart::recurrent);
+  EXPECT_EQ(labels.recurrent(kOne), label_of(text, 0));
+  EXPECT_EQ(labels.conv(kOne), label_of(text, 13));
+}
+
+// A pool's table costs memory for the slots that are used: this one would have 64 GiB.
+TEST(LargePools, costWhatIsUsedOfThem) {
+  LabelState labels{std::int64_t{1} << 30, std::int64_t{1} << 31};
+  const std::uint32_t far[] = {5, (1u << 31) - 1};
+  labels.allocate_kv(far);
+  labels.write_kv(far, tokens("a2"), 0);
+  EXPECT_TRUE(labels.kv_in_use(far[1]));
+  labels.allocate_state({1u << 30});
+  EXPECT_TRUE(labels.conv({1u << 30}).poisoned);
+  EXPECT_TRUE(labels.drain().empty());
+}
+
 // What a recycled slot holds is somebody else's state until it is zeroed.
 TEST_F(LabelStates, allocationKeepsWhatFreeingPoisoned) {
   fresh(kOne);

@@ -41,11 +41,12 @@ class LastLength final : public LayerState {
  public:
   explicit LastLength(std::int64_t slots) : lengths_(static_cast<std::size_t>(slots + 1)) {}
   void allocate_state(StateSlot) override {}
-  void zero_state(StateSlot slot) override { lengths_[slot.value] = 0; }
-  void copy_state(StateSlot source, StateSlot target) override {
+  void zero_state(StateSlot slot, StatePart) override { lengths_[slot.value] = 0; }
+  void copy_state(StateSlot source, StateSlot target, StatePart) override {
     lengths_[target.value] = lengths_[source.value];
   }
-  void advance_state(StateSlot slot, const Tokens&, std::uint32_t, std::uint32_t end) override {
+  void advance_state(StateSlot slot, StatePart, const Tokens&, std::uint32_t,
+                     std::uint32_t end) override {
     lengths_[slot.value] = end;
   }
   void free_state(StateSlot) override {}

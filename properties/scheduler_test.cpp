@@ -370,10 +370,42 @@ TEST(Scheduler, aVerificationWithoutDraftsIsADecodeAndTheNextOneHasItsOwn) {
   EXPECT_EQ(server.step(), "extend:r:1 step:r |");
 }
 
+// A step of 10 tokens is two pages of 4: a prompt is cut where a page ends.
+TEST(Scheduler, chunksAreWholePages) {
+  Server server({.chunked_prefill = 10, .page = 4});
+  server.arrive("r", 19, 1);
+  EXPECT_EQ(server.step(), "admit:r extend:r:8 step:r |checkpoint:r");
+  EXPECT_EQ(server.step(), "extend:r:8 step:r |checkpoint:r");
+  EXPECT_EQ(server.step(), "extend:r:3 step:r |finish:r");
+}
+
+// 5 tokens take two pages of the step's four, and nobody gets less than a page.
+TEST(Scheduler, aPageThatIsBegunIsPaidFor) {
+  Server server({.chunked_prefill = 16, .page = 4});
+  for (const char* const name : {"a", "b", "c"}) server.arrive(name, 5, 2);
+  EXPECT_EQ(server.step(),
+            "admit:a extend:a:5 admit:b extend:b:5 step:a:b |checkpoint:a checkpoint:b");
+  Server small({.chunked_prefill = 3, .page = 4});
+  small.arrive("a", 5, 1);
+  EXPECT_EQ(small.step(), "admit:a extend:a:4 step:a |checkpoint:a");
+}
+
+// 20,000 arrivals at one moment, half of them urgent: a queue that is searched from its front takes
+// minutes.
+TEST(Scheduler, manyRequestsArriveAtOnce) {
+  Server server({});
+  for (int i = 0; i < 20'000; ++i) {
+    RequestSpec spec = spec_of("r", 1, 1);
+    spec.priority = i % 2;
+    server.arrive(spec);
+  }
+  EXPECT_EQ(server.scheduler().load(), 20'000u);
+}
+
 // --- With overlap --------------------------------------------------------------------------------
 
-// The second step is decided before the first one's result is there, and the one after the last
-// token too: that row is nobody's.
+// The second step is decided before the first one's result is there. Behind the step that samples
+// the last token there is none: the request ends by its length, which is known.
 TEST(OverlappingScheduler, decidesAStepBeforeTheResultsOfTheOneBefore) {
   Server server({.chunked_prefill = 8, .overlap = true});
   const RequestNumber r = server.arrive("r", 5, 3);
@@ -382,8 +414,23 @@ TEST(OverlappingScheduler, decidesAStepBeforeTheResultsOfTheOneBefore) {
   EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r checkpoint:r");
   EXPECT_EQ(server.news(), "r has 1");
   EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r");
-  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+  EXPECT_EQ(server.step(), " |complete:r finish:r");
   EXPECT_EQ(server.news(), "r has 2, r has 3, r ends: length");
+  EXPECT_TRUE(server.ended(r));
+  EXPECT_EQ(server.step(), "");
+}
+
+// Nobody knows that it will stop, so the step behind its last token is under way: that row is
+// nobody's.
+TEST(OverlappingScheduler, whoStopsByItselfHasOneRowTooMany) {
+  Server server({.chunked_prefill = 8, .overlap = true});
+  RequestSpec spec = spec_of("r", 5, 2);
+  spec.stops = true;
+  const RequestNumber r = server.arrive(spec);
+  EXPECT_EQ(server.step(), "admit:r extend:r:5 step:r");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r checkpoint:r");
+  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+  EXPECT_EQ(server.news(), "r admitted, r has 1, r has 2, r ends: stop");
   EXPECT_TRUE(server.ended(r));
   EXPECT_EQ(server.step(), "");
 }
@@ -394,7 +441,7 @@ TEST(OverlappingScheduler, aChunkIsCheckpointedBeforeTheNextOneBegins) {
   EXPECT_EQ(server.step(), "admit:r extend:r:4 step:r");
   EXPECT_EQ(server.step(), "checkpoint:r extend:r:4 step:r |complete:r");
   EXPECT_EQ(server.step(), "checkpoint:r extend:r:2 step:r |complete:r");
-  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+  EXPECT_EQ(server.step(), " |complete:r finish:r");
 }
 
 TEST(OverlappingScheduler, whoHasDraftsToComeMakesEveryStepWait) {
@@ -407,7 +454,7 @@ TEST(OverlappingScheduler, whoHasDraftsToComeMakesEveryStepWait) {
   EXPECT_EQ(server.step(), "complete:r checkpoint:r| extend:r:3 step:r");
   EXPECT_EQ(server.step(), "accept:r:2| extend:r:1 step:r");
   EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r");
-  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+  EXPECT_EQ(server.step(), " |complete:r finish:r");
 }
 
 TEST(OverlappingScheduler, whoIsRetractedLosesTheResultsThatAreOut) {
@@ -418,7 +465,7 @@ TEST(OverlappingScheduler, whoIsRetractedLosesTheResultsThatAreOut) {
   EXPECT_EQ(server.retract(r), "preempt:r");
   EXPECT_EQ(server.step(), "admit:r extend:r:6 step:r");
   EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r checkpoint:r");
-  EXPECT_EQ(server.step(), "extend:r:1 step:r |complete:r finish:r");
+  EXPECT_EQ(server.step(), " |complete:r finish:r");
 }
 
 // It has no result that could end it, and nobody comes before it.
@@ -437,7 +484,9 @@ TEST(OverlappingScheduler, nobodyIsAdmittedOrDecodedWhileAPromptFindsNoRoom) {
 // The pool is full, and the result that is out ends the request: it is not refused.
 TEST(OverlappingScheduler, whoIsAloneAndRefusedWaitsForItsResults) {
   Server server({.chunked_prefill = 8, .overlap = true});
-  const RequestNumber r = server.arrive("r", 5, 2);
+  RequestSpec spec = spec_of("r", 5, 2);
+  spec.stops = true;
+  const RequestNumber r = server.arrive(spec);
   server.step();
   server.step();
   server.answer = [](const Operation& asked) {
@@ -445,7 +494,7 @@ TEST(OverlappingScheduler, whoIsAloneAndRefusedWaitsForItsResults) {
   };
   EXPECT_EQ(server.step(), "extend:r:1 |complete:r finish:r");
   EXPECT_TRUE(server.ended(r));
-  EXPECT_EQ(server.news(), "r admitted, r has 1, r has 2, r ends: length");
+  EXPECT_EQ(server.news(), "r admitted, r has 1, r has 2, r ends: stop");
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -565,7 +614,8 @@ std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& sp
   const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 0, index++); };
   const SchedulerOptions options{.chunked_prefill = static_cast<std::int64_t>(1 + below(20)),
                                  .max_running = static_cast<std::int64_t>(1 + below(5)),
-                                 .overlap = seed % 2 == 0};
+                                 .overlap = seed % 2 == 0,
+                                 .page = seed % 3 == 0 ? 4 : 1};
   const std::uint64_t refusals = below(3) * 4;
   Server server(options);
   MoodySubject subject(seed, options, refusals);
@@ -595,7 +645,7 @@ std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& sp
     require(steps < 5000, "everybody gets somewhere");
     server.step();
   }
-  EXPECT_LE(subject.largest_step, options.chunked_prefill);
+  EXPECT_LE(subject.largest_step, std::max(options.chunked_prefill, options.page));
   EXPECT_EQ(subject.mixed_steps, 0);
   EXPECT_TRUE(subject.known.empty()) << "everybody was finished or dropped";
   const std::string news = server.news();

@@ -8,6 +8,10 @@
 
 namespace lockstep {
 
+std::string_view to_string(StatePart part) {
+  return part == StatePart::recurrent ? "recurrent" : "conv";
+}
+
 std::string Label::text() const {
   if (poisoned) return "a freed state";
   if (size == 0 && digest == 0) return "the empty prefix";
@@ -17,10 +21,7 @@ std::string Label::text() const {
 LabelState::LabelState(std::int64_t states, std::int64_t kv_end)
     : states_(static_cast<std::size_t>(states + 1)),
       kv_fingerprint_(static_cast<std::size_t>(kv_end)),
-      kv_in_use_(static_cast<std::size_t>(kv_end)) {
-  // Memory before its first use is as bad as freed memory.
-  for (StateCell& cell : states_) cell.recurrent.poisoned = cell.conv.poisoned = true;
-}
+      kv_in_use_(static_cast<std::size_t>(kv_end)) {}
 
 void LabelState::report(FindingKind kind, std::string text, std::string expected,
                         std::string actual) {
@@ -58,35 +59,58 @@ void LabelState::allocate_state(StateSlot slot) {
            fmt::format("state slot {} was handed out although it is in use", slot.value),
            "a free slot", fmt::format("slot {} is in use", slot.value));
   cell.in_use = true;
+  if (!cell.was_used)
+    for (Label& label : cell.labels) label.poisoned = true;
+  cell.was_used = true;
 }
 
+void LabelState::zero_state(StateSlot slot, StatePart part) {
+  if (usable(slot, "zeroed")) label_at(slot, part) = Label{};
+}
+
+void LabelState::copy_state(StateSlot source, StateSlot target, StatePart part) {
+  if (usable(source, "copied from") && usable(target, "copied to"))
+    label_at(target, part) = label_at(source, part);
+}
+
+/// False where the part stood for another prefix, which is reported.
+bool LabelState::advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
+                         std::uint32_t end) {
+  Label& label = label_at(slot, part);
+  const std::uint32_t begin = before.size;
+  if (label == before) {
+    label = {extend_digest(label.digest, tokens, begin, end), end};
+    return true;
+  }
+  report(begin == 0 ? FindingKind::dirty_slot : FindingKind::wrong_state_prefix,
+         fmt::format("the {} state of slot {} runs over tokens {} to {} of {} but stands for {}",
+                     to_string(part), slot.value, begin, end, tokens.text(60), label.text()),
+         before.text(), label.text());
+  return false;
+}
+
+void LabelState::advance_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                               std::uint32_t begin, std::uint32_t end) {
+  if (usable(slot, "advanced")) advance(slot, part, label_of(tokens, begin), tokens, end);
+}
+
+// Of both parts: a mistake that concerns the slot is reported once.
+
 void LabelState::zero_state(StateSlot slot) {
-  if (!usable(slot, "zeroed")) return;
-  states_[slot.value].recurrent = states_[slot.value].conv = Label{};
+  if (usable(slot, "zeroed")) states_[slot.value].labels = {};
 }
 
 void LabelState::copy_state(StateSlot source, StateSlot target) {
-  if (!usable(source, "copied from") || !usable(target, "copied to")) return;
-  states_[target.value].recurrent = states_[source.value].recurrent;
-  states_[target.value].conv = states_[source.value].conv;
+  if (usable(source, "copied from") && usable(target, "copied to"))
+    states_[target.value].labels = states_[source.value].labels;
 }
 
 void LabelState::advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
                                std::uint32_t end) {
   if (!usable(slot, "advanced")) return;
-  StateCell& cell = states_[slot.value];
   const Label before = label_of(tokens, begin);
-  for (Label* label : {&cell.recurrent, &cell.conv}) {
-    if (*label != before) {
-      const bool fresh = begin == 0;
-      report(fresh ? FindingKind::dirty_slot : FindingKind::wrong_state_prefix,
-             fmt::format("state slot {} runs over tokens {} to {} of {} but stands for {}",
-                         slot.value, begin, end, tokens.text(60), label->text()),
-             before.text(), label->text());
-      return;
-    }
-    *label = {extend_digest(label->digest, tokens, begin, end), end};
-  }
+  for (const StatePart part : kStateParts)
+    if (!advance(slot, part, before, tokens, end)) return;
 }
 
 void LabelState::free_state(StateSlot slot) {
@@ -97,7 +121,7 @@ void LabelState::free_state(StateSlot slot) {
            fmt::format("state slot {} was freed although it is free", slot.value), "a slot in use",
            fmt::format("slot {} is free", slot.value));
   cell.in_use = false;
-  cell.recurrent.poisoned = cell.conv.poisoned = true;
+  for (Label& label : cell.labels) label.poisoned = true;
 }
 
 void LabelState::allocate_kv(KvSlots slots) {
@@ -135,7 +159,7 @@ void LabelState::free_kv(KvSlots slots) {
 
 LayerState::Lengths LabelState::state_lengths(StateSlot slot, std::int64_t expected) const {
   if (!state_exists(slot)) return {expected, expected};
-  return {states_[slot.value].recurrent.size, states_[slot.value].conv.size};
+  return {recurrent(slot).size, conv(slot).size};
 }
 
 }  // namespace lockstep

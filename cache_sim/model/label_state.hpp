@@ -3,14 +3,19 @@
 // (reference/contract.md, Labels).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "reference/base/finding.hpp"
+#include "reference/base/zeroed_array.hpp"
 #include "reference/protocol/layer_state.hpp"
 
 namespace lockstep {
+
+std::string_view to_string(StatePart part);
 
 /// The exact prefix that a state stands for. Two labels are equal where their prefixes are.
 struct Label {
@@ -31,6 +36,10 @@ class LabelState final : public LayerState {
   LabelState(std::int64_t states, std::int64_t kv_end);
 
   void allocate_state(StateSlot slot) override;
+  void zero_state(StateSlot slot, StatePart part) override;
+  void copy_state(StateSlot source, StateSlot target, StatePart part) override;
+  void advance_state(StateSlot slot, StatePart part, const Tokens& tokens, std::uint32_t begin,
+                     std::uint32_t end) override;
   void zero_state(StateSlot slot) override;
   void copy_state(StateSlot source, StateSlot target) override;
   void advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
@@ -43,8 +52,11 @@ class LabelState final : public LayerState {
 
   bool state_exists(StateSlot slot) const { return slot.value >= 1 && slot.value < states_.size(); }
   bool state_in_use(StateSlot slot) const { return states_[slot.value].in_use; }
-  const Label& recurrent(StateSlot slot) const { return states_[slot.value].recurrent; }
-  const Label& conv(StateSlot slot) const { return states_[slot.value].conv; }
+  const Label& label(StateSlot slot, StatePart part) const {
+    return states_[slot.value].labels[static_cast<std::size_t>(part)];
+  }
+  const Label& recurrent(StateSlot slot) const { return label(slot, StatePart::recurrent); }
+  const Label& conv(StateSlot slot) const { return label(slot, StatePart::conv); }
   bool kv_exists(std::uint32_t slot) const { return slot < kv_in_use_.size(); }
   bool kv_in_use(std::uint32_t slot) const { return kv_in_use_[slot] != 0; }
   /// Fingerprint of the prefix that ends with the token whose KV the slot holds.
@@ -55,16 +67,21 @@ class LabelState final : public LayerState {
 
  private:
   struct StateCell {
-    Label recurrent;
-    Label conv;
-    bool in_use = false;
+    std::array<Label, 2> labels;  // by StatePart
+    bool in_use;
+    bool was_used;  // before it, its content is as bad as freed memory
   };
+  Label& label_at(StateSlot slot, StatePart part) {
+    return states_[slot.value].labels[static_cast<std::size_t>(part)];
+  }
   bool usable(StateSlot slot, const char* what);
+  bool advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
+               std::uint32_t end);
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
 
-  std::vector<StateCell> states_;
-  std::vector<std::uint64_t> kv_fingerprint_;
-  std::vector<char> kv_in_use_;
+  ZeroedArray<StateCell> states_;
+  ZeroedArray<std::uint64_t> kv_fingerprint_;
+  ZeroedArray<char> kv_in_use_;
   Findings findings_;
   std::vector<std::uint64_t> fingerprints_;  // scratch of write_kv
 };
@@ -73,6 +90,9 @@ class LabelState final : public LayerState {
 class NoLayerState final : public LayerState {
  public:
   void allocate_state(StateSlot) override {}
+  void zero_state(StateSlot, StatePart) override {}
+  void copy_state(StateSlot, StateSlot, StatePart) override {}
+  void advance_state(StateSlot, StatePart, const Tokens&, std::uint32_t, std::uint32_t) override {}
   void zero_state(StateSlot) override {}
   void copy_state(StateSlot, StateSlot) override {}
   void advance_state(StateSlot, const Tokens&, std::uint32_t, std::uint32_t) override {}

@@ -7,12 +7,33 @@
 
 namespace lockstep::cache_sim {
 
+namespace {
+
+/// Slots whose numbers are written down at once.
+constexpr std::uint32_t kUnusedPiece = 1 << 16;
+
+}  // namespace
+
 KvPool::KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers)
-    : free_count_(slots / page * page), slot_count_(free_count_), page_(page), layers_(layers) {
-  const auto size = static_cast<std::uint32_t>(free_count_);
-  auto all = std::make_shared_for_overwrite<std::uint32_t[]>(size);
-  std::iota(all.get(), all.get() + size, page);
-  free_.push_back({std::move(all), 0, size});
+    : first_unused_(page),
+      end_(page + static_cast<std::uint32_t>(slots / page * page)),
+      free_count_(slots / page * page),
+      slot_count_(free_count_),
+      page_(page),
+      layers_(layers) {
+  free_.emplace_back();
+  drop_front();
+}
+
+/// The front run is empty. What nobody has used comes before what was freed.
+void KvPool::drop_front() {
+  free_.pop_front();
+  const std::uint32_t size = std::min(kUnusedPiece, end_ - first_unused_);
+  if (size == 0) return;
+  auto piece = std::make_shared_for_overwrite<std::uint32_t[]>(size);
+  std::iota(piece.get(), piece.get() + size, first_unused_);
+  free_.push_front({std::move(piece), 0, size});
+  first_unused_ += size;
 }
 
 /// Copies the numbers of the first free slots, which are then free no more.
@@ -24,7 +45,7 @@ void KvPool::take(std::uint32_t size, std::uint32_t* into) {
     front.begin += piece;
     front.size -= piece;
     done += piece;
-    if (front.size == 0) free_.pop_front();
+    if (front.size == 0) drop_front();
   }
 }
 
@@ -59,7 +80,7 @@ KvRun KvPool::allocate(std::uint32_t size) {
     take(size, array.get());
     taken = {std::move(array), 0, size};
   }
-  if (!free_.empty() && free_.front().size == 0) free_.pop_front();
+  if (!free_.empty() && free_.front().size == 0) drop_front();
   layers_.allocate_kv(taken.slots());
   return taken;
 }
@@ -89,15 +110,18 @@ void KvPool::release_from(KvRuns& runs, std::uint32_t first) {
   runs.erase(end, runs.end());
 }
 
-StatePool::StatePool(std::int64_t slots, LayerState& layers) : slot_count_(slots), layers_(layers) {
-  for (std::int64_t slot = 1; slot <= slots; ++slot)
-    free_.push_back({static_cast<std::uint32_t>(slot)});
-}
+StatePool::StatePool(std::int64_t slots, LayerState& layers)
+    : slot_count_(slots), layers_(layers) {}
 
 StateSlot StatePool::allocate() {
-  require(!free_.empty(), "a state slot is free when one is taken");
-  const StateSlot slot = free_.front();
-  free_.pop_front();
+  require(free_count() != 0, "a state slot is free when one is taken");
+  StateSlot slot{first_unused_};
+  if (unused_count() != 0) {
+    ++first_unused_;
+  } else {
+    slot = free_.front();
+    free_.pop_front();
+  }
   layers_.allocate_state(slot);
   return slot;
 }

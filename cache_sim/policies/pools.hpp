@@ -34,7 +34,8 @@ struct KvTail {
 /// KV slots in a FIFO list, SGLang's order: an allocation takes from the front, freed slots go to
 /// the end. Slots page … page + slots - 1 exist (page 0 is the padding target), in whole pages. An
 /// allocation copies its slots' numbers into one array, so that runs do not crumble however long a
-/// server runs.
+/// server runs. Slots that nobody has used yet are numbers to come: a large pool costs memory for
+/// what is used of it.
 class KvPool {
  public:
   KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers);
@@ -42,7 +43,11 @@ class KvPool {
   std::int64_t free_count() const { return free_count_; }
   std::int64_t slot_count() const { return slot_count_; }
   std::uint32_t first_slot() const { return page_; }
+  /// The free slots that were used before, or will be next; those from first_unused() on are free,
+  /// too.
   const std::deque<KvRun>& free_runs() const { return free_; }
+  std::uint32_t first_unused() const { return first_unused_; }
+  std::int64_t unused_count() const { return end_ - first_unused_; }
 
   /// 1 <= size <= free_count(), whole pages.
   KvRun allocate(std::uint32_t size);
@@ -53,10 +58,13 @@ class KvPool {
   void release_from(KvRuns& runs, std::uint32_t first);
 
  private:
+  void drop_front();
   void take(std::uint32_t size, std::uint32_t* into);
   void release(KvRun run);
 
-  std::deque<KvRun> free_;
+  std::deque<KvRun> free_;  // the front one is of slots not used before, while there are any
+  std::uint32_t first_unused_;
+  std::uint32_t end_;
   std::int64_t free_count_;
   std::int64_t slot_count_;
   std::uint32_t page_;
@@ -69,9 +77,14 @@ class StatePool {
  public:
   StatePool(std::int64_t slots, LayerState& layers);
 
-  std::int64_t free_count() const { return static_cast<std::int64_t>(free_.size()); }
+  std::int64_t free_count() const {
+    return static_cast<std::int64_t>(free_.size()) + unused_count();
+  }
   std::int64_t slot_count() const { return slot_count_; }
+  /// The free slots that were used before, in order; those from first_unused() on come before them.
   const std::deque<StateSlot>& free_slots() const { return free_; }
+  std::uint32_t first_unused() const { return first_unused_; }
+  std::int64_t unused_count() const { return slot_count_ + 1 - first_unused_; }
 
   StateSlot allocate();  ///< requires free_count() > 0
   void release(StateSlot slot);
@@ -79,6 +92,7 @@ class StatePool {
 
  private:
   std::deque<StateSlot> free_;
+  std::uint32_t first_unused_ = 1;
   std::int64_t slot_count_;
   LayerState& layers_;
 };

@@ -69,7 +69,8 @@ bool Scheduler::waits_for_results() const {
 void Scheduler::begin_step(SchedulerEffects& effects) {
   launched_.swap(batch_);  // with overlap, what was decided before this step is under way
   cursor_ = 0;
-  budget_ = options_.chunked_prefill;
+  // A prompt is cut where a page ends, so the budget is whole pages.
+  budget_ = std::max(options_.chunked_prefill / options_.page * options_.page, options_.page);
   effects.idle = !has_work();
   if (!effects.idle) phase_ = Phase::chunk_ends;
 }
@@ -123,9 +124,15 @@ void Scheduler::next_admission(SchedulerEffects& effects) {
   cursor_ = 0;
 }
 
+/// Who still prefills found no room and waits for the results that are out. Who ends by its length
+/// gets no step behind the one that samples its last token; who stops by itself is not known to.
+bool Scheduler::may_decode(const Request& request) {
+  const RequestSpec& spec = *request.spec;
+  return !request.prefilling && (spec.stops || request.scheduled + 1 < spec.tokens.size());
+}
+
 void Scheduler::next_decode(SchedulerEffects& effects) {
-  // Who still prefills found no room and waits for the results that are out.
-  while (cursor_ < running_.size() && requests_[running_[cursor_]].prefilling) ++cursor_;
+  while (cursor_ < running_.size() && !may_decode(requests_[running_[cursor_]])) ++cursor_;
   if (cursor_ < running_.size()) {
     const RequestNumber number = running_[cursor_];
     const Request& request = requests_[number];
@@ -271,11 +278,11 @@ void Scheduler::end(RequestNumber request, FinishReason reason, SchedulerEffects
 /// of them.
 void Scheduler::enqueue(RequestNumber request, bool front) {
   const std::int64_t priority = requests_[request].spec->priority;
-  const auto behind = std::find_if(waiting_.begin(), waiting_.end(), [&](RequestNumber other) {
+  const auto goes_before = [&](RequestNumber other) {
     const std::int64_t theirs = requests_[other].spec->priority;
-    return front ? theirs <= priority : theirs < priority;
-  });
-  waiting_.insert(behind, request);
+    return front ? theirs > priority : theirs >= priority;
+  };
+  waiting_.insert(std::partition_point(waiting_.begin(), waiting_.end(), goes_before), request);
 }
 
 /// A request that leaves in the middle of a step takes its row with it. Nobody leaves who comes
@@ -373,7 +380,8 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
                       .accepts = asked_accepts_,
                       .chunk = chunk,
                       .samples = !request.prefilling});
-    if (phase_ != Phase::decode) budget_ -= asked_tokens_;
+    if (phase_ != Phase::decode)
+      budget_ -= (asked_tokens_ + options_.page - 1) / options_.page * options_.page;
     if (phase_ != Phase::admission) ++cursor_;
     return;
   }

@@ -5,7 +5,7 @@
 // One step, at one moment of virtual time (reference/contract.md, "The scheduler"):
 //   prefill  while chunked_prefill tokens are left: requests that run and still have prompt to
 //            compute, in order, then new ones from the front of the queue up to max_running; each
-//            gets one extend
+//            gets one extend, cut where a page ends unless it is the prompt's last
 //   decode   otherwise each running request extends by one token, or verifies its drafts
 //   forward  `step ids=…`, and the step's cost passes
 //   results  in row order: accept (a verification), checkpoint (a chunk), finish (the last token)
@@ -15,9 +15,10 @@
 //
 // With overlap, a step is decided while the forward before it runs: its rows extend with async=1, a
 // chunk that is not its prompt's last is checkpointed before its result is there, and the results
-// of the step before (complete, then as above) follow after `step`. So a request that has ended
-// without the scheduler knowing has one row too many, and nobody hears of it. A verification's
-// result decides where the next step begins: who has drafts to come makes every step wait.
+// of the step before (complete, then as above) follow after `step`. So a request that stops by
+// itself has one row too many, whose result nobody takes; one that ends by its length has not
+// (SGLang, _reqs_finishing_inflight). A verification's result decides where the next step begins:
+// who has drafts to come makes every step wait.
 #pragma once
 
 #include <cstdint>
@@ -99,6 +100,7 @@ class Scheduler {
   void next_chunk_end(SchedulerEffects& effects);
   void next_prefill(SchedulerEffects& effects);
   void next_admission(SchedulerEffects& effects);
+  static bool may_decode(const Request& request);
   void next_decode(SchedulerEffects& effects);
   void next_result(SchedulerEffects& effects);
   void settle(const Reply& reply, SchedulerEffects& effects);

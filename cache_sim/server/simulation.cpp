@@ -27,7 +27,8 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
   if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);
   const SchedulerOptions options{.chunked_prefill = config.chunked_prefill,
                                  .max_running = config.max_running,
-                                 .overlap = config.overlap != 0};
+                                 .overlap = config.overlap != 0,
+                                 .page = config.page};
   const ScheduleCheckerEntry* const oracle = Registry<ScheduleCheckerEntry>::find(kSchedulerOracle);
   require(oracle != nullptr, "the scheduler's oracle is linked");
   for (std::int64_t rank = 0; rank < config.ranks; ++rank) {
@@ -369,13 +370,14 @@ Reply Simulation::run_until(const RunStatement& limits) {
 }
 
 /// Liveness of the requests: a run without limits ends every one. What excuses a request: nothing.
-/// One that fits nowhere ends as refused, one whose client went before it arrived as aborted. A
-/// stream's requests are followed by their number alone and are not asked.
+/// One that fits nowhere ends as refused, one whose client went before it arrived as aborted. Of a
+/// stream, those that are no longer held have ended.
 void Simulation::check_the_end() {
-  if (stream_ != nullptr || run_.stopped()) return;
-  for (const RequestSpec* const spec : specs_) {
-    const RequestOutcome* const outcome = run_.find_outcome(spec->id);
-    if (outcome->end >= 0) continue;
+  if (run_.stopped() || !stream_state_) return;
+  for (RequestNumber number = 0; number < specs_.size(); ++number) {
+    const RequestSpec* const spec = specs_[number];
+    const std::size_t rank = rank_of_[number];
+    if (spec == nullptr || (rank != kUnrouted && ranks_[rank].scheduler.ended(number))) continue;
     run_.add({FindingKind::stuck,
               fmt::format("nothing is left to do and request `{}` has not ended", spec->id.text()),
               "every request ends", "it waits for ever"},

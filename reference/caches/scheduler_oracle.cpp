@@ -116,11 +116,13 @@ SchedulerStatus SchedulerOracle::status(RequestNumber request) {
       std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
         return requests_[number].verification < requests_[number].spec->drafts.size();
       });
+  std::size_t waiting = 0;
+  for (const auto& [priority, numbers] : queue_) waiting += numbers.size();
   return {.has_work = !queue_.empty() || !running_.empty(),
           .waits_for_results = options_.overlap && !decided_.empty() && has_drafts_to_come,
           .has_results_out = awaits_results_ || !decided_.empty(),
           .awaits_results = awaits_results_,
-          .load = queue_.size() + running_.size(),
+          .load = waiting + running_.size(),
           .has_ended = at(request).state == State::ended};
 }
 
@@ -153,7 +155,7 @@ void SchedulerOracle::abort(RequestNumber number) {
     ask(about(Verb::abort, number));
     leave(number);
   }
-  std::erase(queue_, number);
+  if (state == State::waiting) stop_waiting(number);
   end(number, FinishReason::abort);
 }
 
@@ -163,7 +165,7 @@ void SchedulerOracle::step() {
   under_way_ = std::exchange(decided_, {});
   idle_ = queue_.empty() && running_.empty();
   if (idle_) return;
-  budget_ = options_.chunked_prefill;
+  budget_ = std::max<std::int64_t>(1, options_.chunked_prefill / options_.page) * options_.page;
   store_chunk_ends();
   prefill();
   admit();
@@ -188,11 +190,18 @@ void SchedulerOracle::prefill() {
   for (std::size_t i = 0; i < running_.size() && budget_ > 0;) {
     const RequestNumber number = running_[i];
     const Request& request = requests_[number];
-    if (request.prefills())
-      budget_ -= compute(number, static_cast<std::uint32_t>(std::min<std::int64_t>(
-                                     budget_, request.goal - request.computed)));
+    if (request.prefills()) prefill(number);
     if (i < running_.size() && running_[i] == number) ++i;
   }
+}
+
+/// One chunk: what is left of the prompt, or whole pages of it. A page that is begun is paid for.
+void SchedulerOracle::prefill(RequestNumber number) {
+  const Request& request = requests_[number];
+  const std::int64_t left = request.goal - request.computed;
+  const std::int64_t done =
+      compute(number, static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, left)));
+  for (std::int64_t paid = 0; paid < done; paid += options_.page) budget_ -= options_.page;
 }
 
 void SchedulerOracle::admit() {
@@ -200,7 +209,7 @@ void SchedulerOracle::admit() {
     return budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
   };
   while (has_room() && !queue_.empty()) {
-    const RequestNumber number = queue_.front();
+    const RequestNumber number = queue_.begin()->second.front();
     Request& request = requests_[number];
     const std::uint32_t size = request.spec->prompt_size + request.sampled;
     Operation admission = about(Verb::admit, number);
@@ -210,18 +219,17 @@ void SchedulerOracle::admit() {
     const Reply& reply = ask(admission);
     if (reply.refused != Refusal::none) {
       if (!running_.empty() && reply.refused != Refusal::too_long) return;
-      queue_.erase(queue_.begin());
+      stop_waiting(number);
       end(number, FinishReason::refused);
       continue;
     }
-    queue_.erase(queue_.begin());
+    stop_waiting(number);
     running_.push_back(number);
     request.state = State::running;
     request.goal = request.told = size;
     request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
     note({SchedulerNote::Kind::admitted, number});
-    budget_ -= compute(number, static_cast<std::uint32_t>(std::min<std::int64_t>(
-                                   budget_, request.goal - request.computed)));
+    prefill(number);
     if (request.state == State::waiting) return;  // nobody is admitted behind who found no room
   }
 }
@@ -233,8 +241,11 @@ void SchedulerOracle::decode() {
     const bool verifies = request.verification < request.spec->drafts.size() &&
                           request.spec->drafts[request.verification] != 0;
     std::uint32_t kept = 0;
-    if (request.prefills()) {
-      // It found no room and waits for the results that are under way.
+    // Of an output whose length is given, the last token samples nothing more.
+    const bool is_done =
+        !request.spec->stops && request.computed + 1 == request.spec->tokens.size();
+    if (request.prefills() || is_done) {
+      // It found no room and waits for the results that are under way, or for its last one.
     } else if (verifies) {
       const Operation drafts = verification(number, kept);
       compute(number, drafts, kept);
@@ -346,15 +357,18 @@ void SchedulerOracle::leave(RequestNumber number) {
 
 /// Higher priorities first, then who came first; one that gave way stands before its equals.
 void SchedulerOracle::wait(RequestNumber number, bool before_equals) {
-  const std::int64_t priority = requests_[number].spec->priority;
-  std::size_t place = 0;
-  while (place < queue_.size()) {
-    const std::int64_t other = requests_[queue_[place]].spec->priority;
-    if (other < priority || (before_equals && other == priority)) break;
-    ++place;
-  }
-  queue_.insert(queue_.begin() + static_cast<std::ptrdiff_t>(place), number);
+  std::deque<RequestNumber>& equals = queue_[requests_[number].spec->priority];
+  equals.insert(before_equals ? equals.begin() : equals.end(), number);
   requests_[number].state = State::waiting;
+}
+
+void SchedulerOracle::stop_waiting(RequestNumber number) {
+  const auto equals = queue_.find(requests_[number].spec->priority);
+  if (equals->second.front() == number)
+    equals->second.pop_front();
+  else
+    std::erase(equals->second, number);
+  if (equals->second.empty()) queue_.erase(equals);
 }
 
 void SchedulerOracle::end(RequestNumber number, FinishReason reason) {

@@ -5,6 +5,8 @@
 #pragma once
 
 #include <deque>
+#include <functional>
+#include <map>
 #include <optional>
 #include <vector>
 
@@ -53,6 +55,7 @@ class SchedulerOracle final : public ScheduleChecker {
   void step();
   void store_chunk_ends();
   void prefill();
+  void prefill(RequestNumber number);
   void admit();
   void decode();
   void forward();
@@ -67,6 +70,7 @@ class SchedulerOracle final : public ScheduleChecker {
   void drop(RequestNumber number);
   void leave(RequestNumber number);
   void wait(RequestNumber number, bool before_equals);
+  void stop_waiting(RequestNumber number);
   void end(RequestNumber number, FinishReason reason);
 
   Operation about(Verb verb, RequestNumber number) const;
@@ -78,7 +82,7 @@ class SchedulerOracle final : public ScheduleChecker {
 
   SchedulerOptions options_;
   std::vector<Request> requests_;
-  std::vector<RequestNumber> queue_;
+  std::map<std::int64_t, std::deque<RequestNumber>, std::greater<>> queue_;  // by priority
   std::vector<RequestNumber> running_;  // in order of admission
   std::vector<Row> decided_;            // of the step that is decided now, or was last
   std::vector<Row> under_way_;          // whose results come next

@@ -19,18 +19,24 @@
 //   Any other forward is decoding, one token a step: each step that makes the number of computed
 //      tokens a multiple of the decode grid leaves that state behind, and the one before is the
 //      earlier one. A verification counts as one step: the last multiple that it passed.
-//   The two slots are written in turn. Lazy: chunks write over the one slot; a decode step that
-//      finds it in use takes a second one (evicting one state), or, without one, writes over it.
+//   The two slots are written in turn. Lazy: chunks write over the one slot. A decode step takes a
+//      second one for its state if one is free (nothing is evicted for it), and once its result is
+//      there that slot is the one and the other is freed; without a second one the step writes over
+//      the kept state, which is forgotten at the launch. A verification of n tokens takes the
+//      second slot before it runs, if a multiple of the decode grid lies within 2 n tokens; it
+//      keeps it for the next one where it passes none. So a lazy request has no earlier state.
 //   checkpoint: the latest state if it stands for no more than up_to, else the earlier one if that
 //      does; nothing without either, nor what is protected already. A fresh slot takes the place of
 //      the state's own, which goes with known[:length] and prev = protected; lock and protected
-//      follow, and the two states are forgotten, but not one of a later step.
+//      follow, and the two states are forgotten, but not one of a later step. Lazy: where no slot
+//      is free, the request first gives up the lock on the state it started from.
 //   finish: the same, for as many tokens as are kept: those whose results are there, or the prompt
 //      (strip_thinking). KV beyond the stored length goes back, and live and tracking slots do.
 //      (0.5.23 gives back KV from the kept tokens' end on, even where more than that is protected.)
 //   Overlap: an extend with async=1 happens at once, in the order of the forwards; its result
 //      counts when it completes. So the latest state may be that of a step which the finish knows
 //      nothing of: hence the two slots, and the earlier state.
+#include <deque>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -52,9 +58,13 @@ class SglangExtraBufferOracle final : public SglangOracle {
   void advanced(Request& request, std::int64_t from, Forward forward) override {
     const std::int64_t to = request.computed;
     if (forward == Forward::chunk) return track_chunk(request, from, to);
+    if (is_lazy() && forward == Forward::verification) return verified_lazily(request, from);
     for (std::int64_t position = from + 1; position <= to; ++position) {
       const bool passed_later = position + decode_grid() <= to;
-      if (position % decode_grid() == 0 && !(forward == Forward::verification && passed_later))
+      if (position % decode_grid() != 0) continue;
+      if (is_lazy())
+        step_lazily(request, position);
+      else if (forward == Forward::decode || !passed_later)
         track_step(request, position);
     }
   }
@@ -69,14 +79,7 @@ class SglangExtraBufferOracle final : public SglangOracle {
     request.latest = {next_slot(request), position};
   }
 
-  void track_step(Request& request, std::int64_t position) {
-    const bool all_in_use = request.latest.length > 0 && request.tracking.size() == 1;
-    if (all_in_use) {
-      Evicted unreported;
-      const StateSlot second = take_slot(unreported);
-      if (second.exists()) request.tracking.push_back(second);
-      request.write = request.tracking.size() - 1;
-    }
+  void track_step(Request& request, std::int64_t position) const {
     const Tracked before = request.latest;
     request.latest = {next_slot(request), position};
     request.earlier = request.latest.slot == before.slot ? Tracked{} : before;
@@ -85,8 +88,72 @@ class SglangExtraBufferOracle final : public SglangOracle {
   /// The slot that was not written last; the only one where there is one.
   std::size_t next_slot(Request& request) const {
     const std::size_t slot = request.write;
-    request.write = (slot + 1) % request.tracking.size();
+    if (!is_lazy()) request.write = (slot + 1) % request.tracking.size();
     return slot;
+  }
+
+  // Lazy: `write` is the slot that was written last, and `latest` the state that is kept.
+
+  bool is_lazy() const { return config_.lazy != 0; }
+
+  static StateSlot& second(Request& request) {
+    request.tracking.resize(2);
+    return request.tracking[1 - request.write];
+  }
+
+  /// A slot that a step must not write over; false where there is none.
+  bool reserve(Request& request) {
+    if (slots_free() == 0) {
+      request.latest = {};
+      return false;
+    }
+    Evicted nothing;
+    second(request) = take_slot(nothing);
+    return true;
+  }
+
+  void step_lazily(Request& request, std::int64_t position) {
+    if (!second(request).exists() && reserve(request)) {
+      request.write = 1 - request.write;
+    } else {  // over what the slot holds
+      if (request.latest.slot == request.write) request.latest = {};
+      drop_under_way(request, request.write);
+    }
+    request.under_way.push_back({request.write, position});
+  }
+
+  void results_came(Request& request) override {
+    while (!request.under_way.empty() && request.under_way.front().length <= request.committed()) {
+      const Tracked arrived = request.under_way.front();
+      request.under_way.pop_front();
+      keep(request, arrived);
+    }
+  }
+
+  static void drop_under_way(Request& request, std::size_t slot) {
+    std::erase_if(request.under_way, [&](const Tracked& state) { return state.slot == slot; });
+  }
+
+  void keep(Request& request, const Tracked& state) {
+    request.write = state.slot;
+    request.latest = state;
+    release_slot(std::exchange(second(request), StateSlot::none()));
+    drop_under_way(request, 1 - state.slot);
+  }
+
+  void before_verification(Request& request, std::int64_t tokens) override {
+    if (!is_lazy() || second(request).exists()) return;
+    const std::int64_t passed = (request.computed + 2 * tokens) / decode_grid();
+    if (passed != request.computed / decode_grid()) reserve(request);
+  }
+
+  void verified_lazily(Request& request, std::int64_t from) {
+    const std::int64_t position = request.computed / decode_grid() * decode_grid();
+    if (position <= from) return;
+    if (second(request).exists())
+      keep(request, {1 - request.write, position});
+    else
+      request.latest = {request.write, position};
   }
 
   /// The later one of the two that stands for at most `most` tokens and is not stored yet.
@@ -98,6 +165,12 @@ class SglangExtraBufferOracle final : public SglangOracle {
   std::optional<Stored> store_unfinished(Request& request, std::int64_t up_to) override {
     const auto [slot, length] = tracked_within(request, up_to);
     if (length == 0) return Stored{false, request.protected_size};
+    if (is_lazy() && slots_free() == 0 && request.state_locked) {
+      const Prefix start = request.known.first(request.protected_size);
+      cached_.unlock(start, true);
+      cached_.lock(start, false);
+      request.state_locked = false;
+    }
     Evicted unreported;
     const StateSlot fresh = take_slot(unreported);
     if (!fresh.exists()) return std::nullopt;

@@ -13,6 +13,8 @@
 //   lock: a tombstone's state lock is not counted, and an unlock takes one away from whoever has
 //      filled it meanwhile (SGLang #21379).
 //   checkpoint: after its insert the key is matched again, before the lock moves.
+//   match: wherever more KV than the prefix is stored a branch is told, even one that is no deeper
+//      than the prefix. Nothing uses it.
 //
 // 1.11 sglang-v0 (#11214), as its own document states it; nobody recorded its decisions.
 //   match: as in 0.5.23, one state is used, and KV from there to the root.
@@ -33,7 +35,8 @@ std::unique_ptr<Subject> make_legacy(const SubjectOptions& options) {
       .evicts_full_request = true,
       .tracks_eviction_apart = true,
       .slots_tell_no_kv = true,
-      .checkpoint_matches = true};
+      .checkpoint_matches = true,
+      .tells_every_branch = true};
   return std::make_unique<SglangOracle>(options.config, legacy);
 }
 

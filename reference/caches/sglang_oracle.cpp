@@ -57,11 +57,7 @@ SglangOracle::SglangOracle(const Config& config, const Variant& variant)
     : config_(config),
       variant_(variant),
       has_states_(variant.has_states),
-      cached_(map_options(config, variant), free_slots_) {
-  if (!has_states_) return;
-  for (std::int64_t slot = 1; slot <= config.state_slots; ++slot)
-    free_slots_.push_back({static_cast<std::uint32_t>(slot)});
-}
+      cached_(map_options(config, variant), free_slots_) {}
 
 Result<Reply> SglangOracle::apply(const Operation& operation) {
   switch (operation.verb) {
@@ -116,15 +112,23 @@ bool SglangOracle::make_kv_free(std::int64_t needed, Evicted& evicted) {
 }
 
 bool SglangOracle::make_slots_free(std::int64_t needed, Evicted& evicted) {
-  const auto lacking = needed - static_cast<std::int64_t>(free_slots_.size());
+  const std::int64_t lacking = needed - slots_free();
   if (lacking > 0) evicted = cached_.evict(0, lacking);
   if (variant_.slots_tell_no_kv) evicted.kv = 0;
-  return needed <= static_cast<std::int64_t>(free_slots_.size());
+  return needed <= slots_free();
+}
+
+/// Used before or not.
+std::int64_t SglangOracle::slots_free() const {
+  const std::int64_t unused = has_states_ ? config_.state_slots + 1 - next_unused_slot_ : 0;
+  return unused + static_cast<std::int64_t>(free_slots_.size());
 }
 
 /// The first free slot, after evicting one state where none is free; none where that did not help.
 StateSlot SglangOracle::take_slot(Evicted& evicted) {
   if (!make_slots_free(1, evicted)) return StateSlot::none();
+  if (next_unused_slot_ <= config_.state_slots)
+    return {static_cast<std::uint32_t>(next_unused_slot_++)};
   const StateSlot slot = free_slots_.front();
   free_slots_.pop_front();
   return slot;
@@ -172,7 +176,9 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
     request.live = take_slot(unreported);
     if (!request.live.exists()) return refuse(Refusal::no_state_slot);
   }
-  if (size - cached > kv_free() + cached_.kv() - cached_.locked_kv()) return refuse(Refusal::no_kv);
+  // What is unlocked is counted where that decides: a burst of requests asks often.
+  const std::int64_t lacking = size - cached - kv_free();
+  if (lacking > 0 && lacking > cached_.kv() - cached_.locked_kv()) return refuse(Refusal::no_kv);
   if (has_states_) {
     const int needed = (cached > 0 ? 0 : 1) + tracking_slots();
     if (!make_slots_free(needed, evicted)) return refuse(Refusal::no_state_slot);
@@ -211,20 +217,51 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
     return fail(
         fmt::format("request {} extends past the tokens it was given", operation.id.text()));
 
-  const std::int64_t allocated = up_to_whole_pages(request.computed + operation.n);
+  const Forward forward = verifies                              ? Forward::verification
+                          : request.computed < request.admitted ? Forward::chunk
+                                                                : Forward::decode;
   Evicted evicted;
-  if (!make_kv_free(allocated - request.allocated, evicted)) return Reply::refusal(Refusal::no_kv);
-  request.allocated = allocated;
+  if (!allocate(request, request.computed + operation.n, forward, evicted))
+    return Reply::refusal(Refusal::no_kv);
   append(request.known.tokens, operation.tokens);
   if (verifies) {
+    before_verification(request, operation.n);
     request.pending = Verification{inputs, operation.drafts.values()};
   } else {
     const std::int64_t from = request.computed;
     if (operation.async) request.in_flight.push_back(from);
     request.computed += operation.n;
-    advanced(request, from, from < request.admitted ? Forward::chunk : Forward::decode);
+    advanced(request, from, forward);
+    if (!operation.async) results_came(request);
   }
   return evicted_reply(evicted).set(ReplyField::n, operation.n);
+}
+
+/// KV for the tokens from `computed` to `to`; false, and nothing taken, where there is too little.
+bool SglangOracle::allocate(Request& request, std::int64_t to, Forward forward, Evicted& evicted) {
+  const std::int64_t page = config_.page;
+  const std::int64_t before = request.allocated;
+  if (page == 1) {
+    if (!make_kv_free(to - before, evicted)) return false;
+  } else if (forward == Forward::decode) {
+    for (std::int64_t token = request.computed; token < to; ++token) {
+      Evicted for_token;
+      const bool has_page = make_kv_free(page, for_token);
+      evicted.kv += for_token.kv;
+      evicted.states += for_token.states;
+      if (token < request.allocated) continue;
+      if (!has_page) {
+        request.allocated = before;
+        return false;
+      }
+      request.allocated += page;
+    }
+  } else {
+    make_kv_free(to - request.computed + page, evicted);
+    if (up_to_whole_pages(to) - before > kv_free()) return false;
+  }
+  request.allocated = std::max(before, up_to_whole_pages(to));
+  return true;
 }
 
 Result<Reply> SglangOracle::complete(const Operation& operation) {
@@ -232,6 +269,7 @@ Result<Reply> SglangOracle::complete(const Operation& operation) {
   if (found == requests_.end()) return no_request(operation);
   if (found->second.in_flight.empty()) return fail("complete: no result is out");
   found->second.in_flight.pop_front();
+  results_came(found->second);
   return Reply{};
 }
 
@@ -267,6 +305,16 @@ void SglangOracle::move_lock(Request& request, std::int64_t to) {
   cached_.lock(request.known.first(to), request.state_locked);
 }
 
+/// Inserts what the request knows, up to `length`; without states, then its prompt alone.
+bool SglangOracle::store(const Request& request, std::int64_t length, StateSlot state) {
+  const bool exist =
+      cached_.insert(request.known.first(length), state, request.protected_size).exist;
+  const std::int64_t prompt = whole_pages(request.prompt);
+  if (!has_states_ && prompt > 0 && prompt < length)
+    cached_.insert(request.known.first(prompt), StateSlot::none(), prompt);
+  return exist;
+}
+
 Result<Reply> SglangOracle::checkpoint(const Operation& operation) {
   const auto found = requests_.find(operation.id.text());
   if (found == requests_.end()) return no_request(operation);
@@ -296,8 +344,7 @@ std::optional<SglangOracle::Stored> SglangOracle::store_unfinished(Request& requ
     copy = take_slot(unreported);
     if (!copy.exists()) return std::nullopt;
   }
-  const bool exist =
-      cached_.insert(request.known.first(length), copy, request.protected_size).exist;
+  const bool exist = store(request, length, copy);
   if (variant_.checkpoint_matches) cached_.match(request.known.first(length));
   move_lock(request, length);
   if (exist) release_slot(copy);
@@ -312,7 +359,7 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
   if (request.pending) return still_verifying(operation);
 
   const bool only_prompt = config_.strip_thinking != 0;
-  const std::int64_t committed = request.committed();
+  const std::int64_t committed = has_states_ ? request.committed() : request.computed;
   const std::int64_t owned = only_prompt ? std::min(request.prompt, committed) : committed;
   const Stored stored = store_finished(request, owned);
   forget(found);
@@ -323,18 +370,16 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
 
 SglangOracle::Stored SglangOracle::store_finished(Request& request, std::int64_t owned) {
   const std::int64_t length = whole_pages(owned);
-  // A state goes with all that was computed or not at all; KV alone goes as far as it is new.
-  const bool inserts =
-      has_states_ ? owned == request.computed && length > 0 : length > request.protected_size;
-  if (!inserts) return {true, request.protected_size};
+  // A state goes with all that was computed or not at all.
+  const bool fits = has_states_ ? owned == request.computed : length >= request.protected_size;
+  if (!fits || length == 0) return {true, request.protected_size};
   StateSlot given = request.live;
   if (variant_.finish_copies) {
     Evicted unreported;
     given = take_slot(unreported);
     if (!given.exists()) return {true, request.protected_size};
   }
-  const bool exist =
-      cached_.insert(request.known.first(length), given, request.protected_size).exist;
+  const bool exist = store(request, length, given);
   if (variant_.finish_copies && exist) release_slot(given);
   if (!variant_.finish_copies && !exist) request.live = StateSlot::none();  // the map's now
   return {exist, length};
@@ -371,7 +416,7 @@ Reply SglangOracle::check() const {
   Reply reply;
   reply.set(ReplyField::kv_free, kv_free()).set(ReplyField::kv_locked, cached_.locked_kv());
   if (!has_states_) return reply;
-  return reply.set(ReplyField::states_free, static_cast<std::int64_t>(free_slots_.size()))
+  return reply.set(ReplyField::states_free, slots_free())
       .set(ReplyField::states_locked, cached_.locked_states());
 }
 
@@ -384,7 +429,8 @@ Result<Reply> SglangOracle::match(const Operation& operation) {
   Reply reply = Reply().set(ReplyField::kv, full);
   if (!has_states_) return reply;
   const std::int64_t branch = full / grid() * grid();
-  return reply.set(ReplyField::state, prefix).set(ReplyField::branch, branch > prefix ? branch : 0);
+  const bool is_told = variant_.tells_every_branch ? full > prefix : branch > prefix;
+  return reply.set(ReplyField::state, prefix).set(ReplyField::branch, is_told ? branch : 0);
 }
 
 /// A slot with a name of its own, standing for `length` tokens.

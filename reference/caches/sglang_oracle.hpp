@@ -50,8 +50,11 @@
 //      own prefixes stay, even a tombstone without extensions.
 //   MAMBA: the least recently used state without a state lock goes, until enough states were freed;
 //      on a leaf the KV goes too, elsewhere a tombstone stays.
-//   An allocation that lacks something evicts what it lacks.
-//   path_cap: after a state was stored, the shallowest states of its path go until the cap holds,
+//   An allocation that lacks something evicts what it lacks. Where pages have more than one token
+//   it asks for more than it takes (allocation.py:186, 583): a chunk or a verification for its
+//   tokens and one page, a decoded token for one page, whether or not it begins one. What it does
+//   not take stays free. path_cap: after a state was stored, the shallowest states of its path go
+//   until the cap holds,
 //      but not the one just stored, a locked one, or a fork's (where not one edge goes on).
 //
 // 1.7 Requests.
@@ -64,9 +67,14 @@
 //      Where there is no slot SGLang asserts; here the checkpoint is refused.
 //   finish: insert known[:computed] with the live slot. The state moves without a copy; if the key
 //      existed, the slot is freed. strip_thinking leaves the prompt alone: `radix` inserts that if
-//      it is more than protected. A live state of more tokens cannot go with it, so a hybrid
+//      it is not less than protected. A live state of more tokens cannot go with it, so a hybrid
 //      request inserts nothing. (0.5.23 attaches the state to the prompt, and where protected is
-//      past the prompt frees KV of the tree or asserts.)
+//      past the prompt frees KV of the tree or asserts.) In `radix`, a key that adds nothing to
+//      protected is inserted as well, and with overlap the key goes to the end of the step that is
+//      under way: kv_committed_len counts a token at its launch.
+//   `radix`: an insert of more than the prompt (unified_radix_cache.py:1257) is followed by one of
+//      the prompt's whole pages, which frees nothing: the prompt becomes a stored prefix of its
+//      own, newer than its outputs, and these can be evicted without it.
 //   Then, and on abort and preempt: KV beyond protected is freed, the prefix is unlocked.
 //
 // 1.8 sglang-extra-buffer: reference/caches/sglang_extra_buffer_oracle.cpp. 1.10, 1.11 older
@@ -96,6 +104,7 @@ class SglangOracle : public Subject {
     bool slots_tell_no_kv = false;       ///< evicted_kv of an admission is 0
     bool checkpoint_matches = false;     ///< a checkpoint's key is matched after its insert
     bool finish_copies = false;          ///< a finish inserts a copy of the live state
+    bool tells_every_branch = false;     ///< a branch that is no deeper than the prefix as well
   };
 
   /// Moves no state: a stored state stands for its prefix by definition, so the oracle has no use
@@ -136,6 +145,7 @@ class SglangOracle : public Subject {
     Tracked latest, earlier;
     std::optional<Verification> pending;
     std::deque<std::int64_t> in_flight;  ///< tokens before each extend whose result is out
+    std::deque<Tracked> under_way;       ///< lazy: written by steps whose result is out
 
     /// Tokens whose results are there.
     std::int64_t committed() const { return in_flight.empty() ? computed : in_flight.front(); }
@@ -148,6 +158,10 @@ class SglangOracle : public Subject {
   /// How many slots a request gets beside its live one.
   virtual int tracking_slots() const { return 0; }
   virtual void advanced(Request&, std::int64_t /*from*/, Forward) {}
+  /// A verification of that many tokens begins.
+  virtual void before_verification(Request&, std::int64_t /*tokens*/) {}
+  /// Results have come, up to request.committed().
+  virtual void results_came(Request&) {}
   /// Stores the request's state of up to `up_to` tokens, if it has one; none where no slot is free.
   virtual std::optional<Stored> store_unfinished(Request& request, std::int64_t up_to);
   /// Stores what `owned` tokens leave behind; the slot of the stored state is no longer the
@@ -159,13 +173,16 @@ class SglangOracle : public Subject {
   }
   std::int64_t grid() const;
   StateSlot take_slot(Evicted& evicted);
+  std::int64_t slots_free() const;
   void release_slot(StateSlot slot);
   void move_lock(Request& request, std::int64_t to);
+  bool store(const Request& request, std::int64_t length, StateSlot state);
 
   const Config config_;
   const Variant variant_;
   const bool has_states_;
-  std::deque<StateSlot> free_slots_;
+  std::deque<StateSlot> free_slots_;  // behind those that nobody has used yet
+  std::int64_t next_unused_slot_ = 1;
   SglangPrefixMap cached_;
 
  private:
@@ -199,6 +216,7 @@ class SglangOracle : public Subject {
   }
   std::int64_t kv_free() const;
   bool make_kv_free(std::int64_t needed, Evicted& evicted);
+  bool allocate(Request& request, std::int64_t to, Forward forward, Evicted& evicted);
   bool make_slots_free(std::int64_t needed, Evicted& evicted);
   Result<Reply> hold_slot(Name name, std::int64_t length);
   void forget(std::map<std::string, Request>::iterator request);

@@ -14,6 +14,11 @@ namespace lockstep {
 /// KV slots in the order of the tokens whose keys and values they hold.
 using KvSlots = std::span<const std::uint32_t>;
 
+/// The two halves of a state slot. Different kernels move them: the recurrence and the convolution
+/// in front of it, which keeps its last inputs.
+enum class StatePart : std::uint8_t { recurrent, conv };
+inline constexpr StatePart kStateParts[] = {StatePart::recurrent, StatePart::conv};
+
 class LayerState {
  public:
   virtual ~LayerState() = default;
@@ -21,13 +26,25 @@ class LayerState {
   /// A state slot leaves the free list. Its content is whatever its last owner left: only zero()
   /// cleans it.
   virtual void allocate_state(StateSlot slot) = 0;
-  /// The slot's conv and recurrent state become those of the empty prefix.
-  virtual void zero_state(StateSlot slot) = 0;
-  virtual void copy_state(StateSlot source, StateSlot target) = 0;
-  /// The recurrence runs over tokens[begin, end) from what the slot holds; the slot should stand
-  /// for tokens[0, begin).
+  /// That part of the slot becomes that of the empty prefix.
+  virtual void zero_state(StateSlot slot, StatePart part) = 0;
+  virtual void copy_state(StateSlot source, StateSlot target, StatePart part) = 0;
+  /// The layer runs over tokens[begin, end) from what that part of the slot holds, which should
+  /// stand for tokens[0, begin).
+  virtual void advance_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                             std::uint32_t begin, std::uint32_t end) = 0;
+
+  // The same of both parts.
+  virtual void zero_state(StateSlot slot) {
+    for (const StatePart part : kStateParts) zero_state(slot, part);
+  }
+  virtual void copy_state(StateSlot source, StateSlot target) {
+    for (const StatePart part : kStateParts) copy_state(source, target, part);
+  }
   virtual void advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
-                             std::uint32_t end) = 0;
+                             std::uint32_t end) {
+    for (const StatePart part : kStateParts) advance_state(slot, part, tokens, begin, end);
+  }
   /// The slot goes back to the free list.
   virtual void free_state(StateSlot slot) = 0;
 

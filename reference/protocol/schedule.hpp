@@ -66,6 +66,8 @@ struct SchedulerOptions {
   std::int64_t chunked_prefill = 8192;
   std::int64_t max_running = 256;
   bool overlap = false;  ///< a step is decided before the results of the one before
+  std::int64_t page =
+      1;  ///< tokens per KV page: a chunk that is not its prompt's last ends with one
 };
 
 /// What a scheduler says of itself when it is asked.

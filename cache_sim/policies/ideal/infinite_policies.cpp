@@ -7,7 +7,9 @@
 //                            that state exists from then on
 //   state-every-N            a state at every multiple of N tokens, and nowhere else
 //
-// A hit is the deepest state within the stored prefix.
+// A hit is the deepest state within the stored prefix. Prompts are looked up in whole blocks of the
+// workload, as their publishers count them, so these are bounds for policies whose pages are such
+// blocks: one with smaller pages can also hit a part of the last block.
 #include <algorithm>
 #include <numeric>
 #include <unordered_set>
@@ -142,8 +144,8 @@ class StateEveryN final : public IdealPolicy {
 };
 
 const Registration<IdealEntry> kKvBound{
-    {"kv-bound", "infinite memory, attention alone: the longest stored prefix", false,
-     [](const IdealOptions& options) -> std::unique_ptr<IdealPolicy> {
+    {"kv-bound", "infinite memory, attention alone: the longest stored prefix, in whole blocks",
+     false, [](const IdealOptions& options) -> std::unique_ptr<IdealPolicy> {
        return std::make_unique<KvBound>(options);
      }}};
 const Registration<IdealEntry> kStateAtEnd{

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "reference/base/require.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
@@ -32,6 +34,18 @@ std::string slot_text(StateSlot slot) {
 }
 
 }  // namespace
+
+/// The slots from `first` to `last`, counted from the runs' start, appended.
+void RadixAuditor::cut(const KvRuns& runs, std::uint32_t first, std::uint32_t last, KvRuns& onto) {
+  std::uint32_t at = 0;
+  for (const KvRun& run : runs) {
+    const std::uint32_t begin = std::max(first, at);
+    const std::uint32_t end = std::min(last, at + run.size);
+    if (begin < end) onto.push_back({run.array, run.begin + (begin - at), end - begin});
+    at += run.size;
+  }
+  require(last <= at, "runs are as long as what is said to lie in them");
+}
 
 RadixAuditor::RadixAuditor(SglangPolicy& policy, const LabelState* labels)
     : policy_(policy),
@@ -151,6 +165,7 @@ void RadixAuditor::after(const Operation& operation, const Reply& reply, Finding
   findings_ = &findings;
   ++operation_;
   collect_touched();
+  given_up_ = given_up_state(operation);
   // Everything that moved leaves its old owner before anything gets a new one: a slot may pass
   // between two of them.
   for (Touched& touched : touched_) bury(touched);
@@ -207,7 +222,7 @@ bool RadixAuditor::keeps_tail(const KvRuns& old, const KvRuns& now) {
   const std::uint32_t kept = size(now);
   if (kept > all) return false;
   scratch_.clear();
-  append_slice(scratch_, old, all - kept, all);
+  cut(old, all - kept, all, scratch_);
   return same_slots(scratch_, now);
 }
 
@@ -217,6 +232,7 @@ void RadixAuditor::bury(Touched& touched) {
   NodeRecord& old = record(node);
   if (!old.exists()) return;
   account(old, -1);
+  if (node == given_up_) --old.state_locks;
   const bool gone = !is_same_node(node);
   const RadixNode& now = actual(node);
   if (gone && (old.full_locks != 0 || old.state_locks != 0))
@@ -241,7 +257,7 @@ void RadixAuditor::bury(Touched& touched) {
     touched.kept_kv = !gone && now.edge_size() < old.edge_size && keeps_tail(old.kv, now.kv);
     if (touched.kept_kv) {
       scratch_.clear();
-      append_slice(scratch_, old.kv, 0, old.edge_size - now.edge_size());
+      cut(old.kv, 0, old.edge_size - now.edge_size(), scratch_);
     }
     disown_kv(touched.kept_kv ? scratch_ : old.kv, kOfNode | node.value);
   }
@@ -324,11 +340,28 @@ void RadixAuditor::count_locks(NodeIndex end, bool with_state, int by) {
   }
 }
 
+/// A lazy request that stores a tracked state and finds no slot free gives up its lock on the state
+/// that it started from, before anything is evicted.
+NodeIndex RadixAuditor::given_up_state(const Operation& operation) const {
+  if (operation.verb != Verb::checkpoint || policy_.config().lazy == 0 ||
+      owned_states_ != policy_.state_pool().slot_count())
+    return NodeIndex::none();
+  const auto mine = std::find_if(requests_.begin(), requests_.end(),
+                                 [&](const RequestRecord& r) { return r.id == operation.id; });
+  if (mine == requests_.end() || !mine->state_locked || mine->locked == kRoot)
+    return NodeIndex::none();
+  const std::uint32_t tracked = mine->tracking.last_size;
+  const std::int64_t up_to =
+      operation.up_to == Operation::kAbsent ? mine->computed : operation.up_to;
+  return tracked != 0 && tracked <= up_to ? mine->locked : NodeIndex::none();
+}
+
 void RadixAuditor::follow_request(const Operation& operation) {
   const auto mine = std::find_if(requests_.begin(), requests_.end(),
                                  [&](const RequestRecord& r) { return r.id == operation.id; });
   if (mine == requests_.end()) return;
   const auto place = static_cast<std::uint32_t>(mine - requests_.begin());
+  if (given_up_.exists() && stamp_[given_up_.value] == operation_) mine->state_locked = false;
   disown_state(mine->live, kOfRequest | place);
   for (const StateSlot slot : mine->tracking.slots) disown_state(slot, kOfRequest | place);
   disown_kv(mine->own_kv, kOfRequest | place);
@@ -381,13 +414,13 @@ void RadixAuditor::check_request(const Operation& operation) {
   mine->tracking = now->tracking;
   for (const StateSlot slot : mine->tracking.slots) own_state(slot, kOfRequest | place);
   mine->own_kv.clear();
-  append_slice(mine->own_kv, now->kv, now->owned, now->allocated);
+  cut(now->kv, now->owned, now->allocated, mine->own_kv);
   own_kv(mine->own_kv, kOfRequest | place);
 
   scratch_.clear();
   KvRuns row;
-  append_slice(row, now->kv, 0, now->owned);
-  if (now->locked.exists()) policy_.tree().append_path_kv(now->locked, 0, scratch_);
+  cut(now->kv, 0, now->owned, row);
+  path_kv(now->locked, scratch_);
   if (!same_slots(row, scratch_))
     report(FindingKind::kv_state_disagree,
            fmt::format("the row of request `{}` is not the tree's KV on its path",
@@ -396,18 +429,29 @@ void RadixAuditor::check_request(const Operation& operation) {
   check_live_state(operation, *now);
 }
 
+/// The KV of a node and of all above it, in token order, by the records.
+void RadixAuditor::path_kv(NodeIndex end, KvRuns& onto) const {
+  std::vector<NodeIndex> path;
+  for (NodeIndex at = end; at.exists() && at != kRoot; at = nodes_[at.value].parent)
+    path.push_back(at);
+  for (; !path.empty(); path.pop_back())
+    onto.insert(onto.end(), nodes_[path.back().value].kv.begin(),
+                nodes_[path.back().value].kv.end());
+}
+
 void RadixAuditor::check_live_state(const Operation& operation, const RadixRequest& now) {
   if (labels_ == nullptr || !has_states_ || now.verifying || !labels_->state_exists(now.live))
     return;
   const Label due = label_of(now.known, now.computed);
-  for (const Label& label : {labels_->recurrent(now.live), labels_->conv(now.live)}) {
+  for (const StatePart part : kStateParts) {
+    const Label& label = labels_->label(now.live, part);
     if (label == due) continue;
     const FindingKind kind = operation.verb != Verb::admit ? FindingKind::kv_state_disagree
                              : now.computed == 0           ? FindingKind::dirty_slot
                                                            : FindingKind::wrong_state_prefix;
     report(kind,
-           fmt::format("request `{}` has the KV of {} tokens and a state that stands for {}",
-                       operation.id.text(), now.computed, label.text()),
+           fmt::format("request `{}` has the KV of {} tokens and a {} state that stands for {}",
+                       operation.id.text(), now.computed, to_string(part), label.text()),
            due.text(), label.text());
     break;
   }
@@ -425,14 +469,25 @@ void RadixAuditor::check_tracked(const Operation& operation, const RequestRecord
     const StateSlot slot = tracking.slots[i == 0 ? tracking.last : 1 - tracking.last];
     if (size == 0 || labels_ == nullptr || !labels_->state_exists(slot)) continue;
     const Label due = label_of(now.known, size);
-    for (const Label& label : {labels_->recurrent(slot), labels_->conv(slot)}) {
+    for (const StatePart part : kStateParts) {
+      const Label& label = labels_->label(slot, part);
       if (label == due) continue;
       report(FindingKind::wrong_state_prefix,
-             fmt::format("tracking slot {} of request `{}` stands for {}", slot.value,
-                         now.id.text(), label.text()),
+             fmt::format("the {} state in tracking slot {} of request `{}` stands for {}",
+                         to_string(part), slot.value, now.id.text(), label.text()),
              due.text(), label.text());
       break;
     }
+  }
+  for (const Tracking::Launched& launched : tracking.launched) {
+    const StateSlot slot = tracking.slots[launched.slot];
+    if (labels_ == nullptr || !labels_->state_exists(slot)) continue;
+    const Label due = label_of(now.known, launched.size);
+    if (labels_->recurrent(slot) != due || labels_->conv(slot) != due)
+      report(FindingKind::wrong_state_prefix,
+             fmt::format("the slot {} that request `{}` has under way stands for {}", slot.value,
+                         now.id.text(), labels_->recurrent(slot).text()),
+             due.text(), labels_->recurrent(slot).text());
   }
   const std::uint32_t size = tracking.last_size;
   const auto chunk = static_cast<std::uint32_t>(policy_.config().model_chunk);
@@ -551,11 +606,12 @@ void RadixAuditor::check_state_label(NodeIndex node) {
   if (labels_ == nullptr || !labels_->state_exists(now.state) || !labels_->state_in_use(now.state))
     return;
   const Label due = label_of(now.path, now.depth());
-  for (const Label& label : {labels_->recurrent(now.state), labels_->conv(now.state)}) {
+  for (const StatePart part : kStateParts) {
+    const Label& label = labels_->label(now.state, part);
     if (label == due) continue;
     report(FindingKind::wrong_state_prefix,
-           fmt::format("state slot {} of {} stands for {}", now.state.value, name_of(node),
-                       label.text()),
+           fmt::format("the {} state in slot {} of {} stands for {}", to_string(part),
+                       now.state.value, name_of(node), label.text()),
            due.text(), label.text());
     return;
   }
@@ -598,25 +654,27 @@ void RadixAuditor::check_totals() {
   compare("evictable states", sizes_.evictable_states, now.evictable_states);
   compare("protected states", sizes_.protected_states, now.protected_states);
   if (owned_kv_ + policy_.kv_pool().free_count() != policy_.kv_pool().slot_count()) {
-    std::vector<char> is_free(kv_owner_.size());
+    ZeroedArray<char> is_free(kv_owner_.size());
     for (const KvRun& run : policy_.kv_pool().free_runs())
       for (const std::uint32_t slot : run.slots()) is_free[slot] = 1;
     find_unconserved("KV", kv_owner_, policy_.kv_pool().first_slot(), owned_kv_,
-                     policy_.kv_pool().free_count(),
-                     [&](std::uint32_t slot) { return is_free[slot] != 0; });
+                     policy_.kv_pool().free_count(), [&](std::uint32_t slot) {
+                       return is_free[slot] != 0 || slot >= policy_.kv_pool().first_unused();
+                     });
   }
   const auto& free_states = policy_.state_pool().free_slots();
   if (owned_states_ + policy_.state_pool().free_count() != policy_.state_pool().slot_count())
     find_unconserved("state", state_owner_, 1, owned_states_, policy_.state_pool().free_count(),
                      [&](std::uint32_t slot) {
-                       return std::find(free_states.begin(), free_states.end(), StateSlot{slot}) !=
-                              free_states.end();
+                       return slot >= policy_.state_pool().first_unused() ||
+                              std::find(free_states.begin(), free_states.end(), StateSlot{slot}) !=
+                                  free_states.end();
                      });
 }
 
 /// Owned and free do not add up to the pool: names a slot that is both or neither.
 template <class IsFree>
-void RadixAuditor::find_unconserved(const char* what, const std::vector<Owner>& owners,
+void RadixAuditor::find_unconserved(const char* what, const ZeroedArray<Owner>& owners,
                                     std::uint32_t first, std::int64_t owned, std::int64_t free,
                                     IsFree is_free) {
   const auto all = static_cast<std::int64_t>(owners.size() - first);

@@ -1,7 +1,10 @@
 // Holds a radix policy to invariants I1 - I12 of the rules at the head of
 // reference/caches/sglang_oracle.hpp: after every operation for what the operation touched, and
 // from nothing when asked. It keeps its own record of every node, slot and lock and shares none of
-// the policy's decisions; what it reads of the policy is where things lie.
+// the policy's decisions or helpers; what it reads of the policy is where things lie. Which nodes
+// an operation has changed the tree says itself (NodeTouch): a change that it does not tell is
+// found by the next recount from nothing, which is at every `check`, at the end of a run and
+// otherwise after 1,000 operations.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +13,7 @@
 
 #include "cache_sim/model/label_state.hpp"
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
+#include "reference/base/zeroed_array.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -65,6 +69,7 @@ class RadixAuditor final : public Auditor {
   static constexpr Owner kOfHeld = 3u << 30;
   static constexpr Owner kIndexMask = kOfNode - 1;
 
+  static void cut(const KvRuns& runs, std::uint32_t first, std::uint32_t last, KvRuns& onto);
   /// Of a prefix in a namespace.
   static std::uint64_t digest_key(std::uint64_t digest, std::uint32_t size, Name salt);
   const RadixNode& actual(NodeIndex node) const { return policy_.tree().node(node); }
@@ -80,6 +85,7 @@ class RadixAuditor final : public Auditor {
   bool keeps_tail(const KvRuns& old, const KvRuns& now);
   void take_over(const Touched& touched);
   void reparent();
+  NodeIndex given_up_state(const Operation& operation) const;
   void follow_request(const Operation& operation);
   void follow_held();
   bool locks_state(NodeIndex end) const;
@@ -108,12 +114,13 @@ class RadixAuditor final : public Auditor {
   void check_list_place(NodeIndex node);
   void check_path_cap(NodeIndex tail);
   void check_request(const Operation& operation);
+  void path_kv(NodeIndex end, KvRuns& onto) const;
   void check_live_state(const Operation& operation, const RadixRequest& now);
   void check_tracked(const Operation& operation, const RequestRecord& before,
                      const RadixRequest& now);
   void check_totals();
   template <class IsFree>
-  void find_unconserved(const char* what, const std::vector<Owner>& owners, std::uint32_t first,
+  void find_unconserved(const char* what, const ZeroedArray<Owner>& owners, std::uint32_t first,
                         std::int64_t owned, std::int64_t free, IsFree is_free);
 
   void recount_nodes();
@@ -133,8 +140,8 @@ class RadixAuditor final : public Auditor {
   std::vector<RequestRecord> requests_;
   std::vector<HeldSlot> held_slots_;
   std::vector<HeldLock> held_locks_;
-  std::vector<Owner> kv_owner_;
-  std::vector<Owner> state_owner_;
+  ZeroedArray<Owner> kv_owner_;
+  ZeroedArray<Owner> state_owner_;
   std::int64_t owned_kv_ = 0;
   std::int64_t owned_states_ = 0;
   RadixTree::Sizes sizes_;
@@ -148,6 +155,7 @@ class RadixAuditor final : public Auditor {
   std::vector<NodeIndex> cut_;        // whose edges a split has shortened
   std::vector<std::uint64_t> stamp_;  // by node: the operation that touched it last
   std::uint64_t operation_ = 0;
+  NodeIndex given_up_;              // the node whose state lock the operation's request gave up
   RequestRecord last_gone_;         // the request that the operation ended
   std::uint32_t owned_before_ = 0;  // of the operation's request
   KvRuns scratch_;

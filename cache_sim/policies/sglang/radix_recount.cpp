@@ -110,12 +110,16 @@ void RadixAuditor::recount_nodes() {
     (now.full_lock != 0 ? sizes.protected_kv : sizes.evictable_kv) += now.edge_size();
     if (now.state.exists())
       (now.state_lock != 0 ? sizes.protected_states : sizes.evictable_states) += 1;
-    if (tree.is_leaf(now) && !now.listed)
-      report(FindingKind::leak, fmt::format("{} is a leaf that eviction cannot find", name_of({i})),
-             "in the list of leaves", "not in it");
     check_kv_labels({i});
     recount_kv_labels(now, {i});
     if (now.state.exists()) check_state_label({i});
+  }
+  for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
+    const RadixNode& now = tree.node({i});
+    const bool is_leaf = children[i] == 0 && now.full_lock == 0 && now.state_lock == 0;
+    if (now.alive && is_leaf && !now.listed)
+      report(FindingKind::leak, fmt::format("{} is a leaf that eviction cannot find", name_of({i})),
+             "in the list of leaves", "not in it");
   }
   for (std::uint32_t i = 0; i < tree.node_count(); ++i)
     if (tree.node({i}).alive && tree.node({i}).child_count != children[i])
@@ -199,8 +203,8 @@ void RadixAuditor::recount_list() {
 
 /// I1, I2, I12: every slot is free or has one owner.
 void RadixAuditor::recount_slots() {
-  std::fill(kv_owner_.begin(), kv_owner_.end(), 0);
-  std::fill(state_owner_.begin(), state_owner_.end(), 0);
+  kv_owner_.reset();
+  state_owner_.reset();
   owned_kv_ = owned_states_ = 0;
   const RadixTree& tree = policy_.tree();
   for (std::uint32_t i = 1; i < tree.node_count(); ++i) {
@@ -214,15 +218,15 @@ void RadixAuditor::recount_slots() {
                                   [&](const RadixRequest& r) { return r.id == requests_[i].id; });
     if (now == policy_.requests().end()) continue;
     scratch_.clear();
-    append_slice(scratch_, now->kv, now->owned, now->allocated);
+    cut(now->kv, now->owned, now->allocated, scratch_);
     own_kv(scratch_, kOfRequest | i);
     own_state(now->live, kOfRequest | i);
     for (const StateSlot slot : now->tracking.slots) own_state(slot, kOfRequest | i);
   }
   for (std::uint32_t i = 0; i < policy_.held_slots().size(); ++i)
     own_state(policy_.held_slots()[i].slot, kOfHeld | i);
-  std::vector<char> free_kv(kv_owner_.size());
-  std::int64_t free_kv_count = 0;
+  ZeroedArray<char> free_kv(kv_owner_.size());
+  std::int64_t free_kv_count = policy_.kv_pool().unused_count();
   for (const KvRun& run : policy_.kv_pool().free_runs())
     for (const std::uint32_t slot : run.slots()) {
       ++free_kv_count;
@@ -239,7 +243,7 @@ void RadixAuditor::recount_slots() {
   if (free_kv_count != policy_.kv_pool().free_count())
     report(FindingKind::size_accounting, "the KV pool's count of free slots is not their number",
            std::to_string(free_kv_count), std::to_string(policy_.kv_pool().free_count()));
-  std::vector<char> free_state(state_owner_.size());
+  ZeroedArray<char> free_state(state_owner_.size());
   for (const StateSlot slot : policy_.state_pool().free_slots()) {
     if (slot.value >= free_state.size()) continue;
     if (free_state[slot.value] != 0)

@@ -234,7 +234,8 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
   }
   if (found.end != kRoot) refresh_path(found.end);
   const std::uint32_t branch = found.full / options_.branch_grid * options_.branch_grid;
-  if (branch > found.prefix) found.branch = branch;
+  if (options_.rules.branches_at_prefix ? found.full > found.prefix : branch > found.prefix)
+    found.branch = branch;
   return found;
 }
 

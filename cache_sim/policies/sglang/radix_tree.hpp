@@ -51,6 +51,7 @@ struct RadixRules {
   bool insert_renews_end = true;    ///< an insert renews the state that its end has already
   bool drops_bare_parents = false;  ///< with a leaf go the parents that it leaves as bare leaves
   bool counts_bare_locks = true;    ///< a state lock on a tombstone counts
+  bool branches_at_prefix = false;  ///< a branch is told where it is no deeper than the prefix
 };
 
 /// What an operation did to a node, for auditors.

@@ -111,6 +111,9 @@ inline const Defect kFreesBelowProtected{
 inline const Defect kMatchesFirstChunk{
     "radix:matches-first-chunk",
     "a request is matched as far as its first prefill chunk and no further (NVIDIA dynamo #13188)"};
+inline const Defect kCopiesRecurrentAlone{
+    "sglang-no-buffer:copies-recurrent-alone",
+    "a hit copies the matched recurrent state and leaves the conv state of the slot as it was"};
 inline const Defect kStateByRow{
     "sglang-no-buffer:state-by-row",
     "the state table is indexed by request row, not by state slot (SGLang #24244, #23975)"};
@@ -134,6 +137,19 @@ inline const Defect kFloorsFinishedKey{
 inline const Defect kKeyOneShort{"sglang-no-buffer:key-one-short",
                                  "a finished key misses the last token that its state has seen"};
 
+inline const Defect kNeverSplitsAtPrompt{
+    "radix:never-splits-at-prompt",
+    "a prompt and its outputs stay one node, so that outputs are evicted together with the prompt"};
+inline const Defect kSkipsEqualFinish{
+    "radix:skips-finish-that-adds-nothing",
+    "a finished request that adds no whole page does not insert and so does not make its path new"};
+inline const Defect kStoresResultsAlone{
+    "radix:stores-results-alone",
+    "with overlap, the token of the step that is under way when a request stops is not stored"};
+inline const Defect kAsksForNoPageMore{
+    "radix:asks-for-no-page-more",
+    "an allocation makes room for the pages that it takes and for no page beyond them"};
+
 // The extra buffer.
 inline const Defect kKeepsTrackingSlots{
     "sglang-extra-buffer:keeps-tracking-slots",
@@ -153,6 +169,10 @@ inline const Defect kTracksAtTheEnd{
     "sglang-extra-buffer:tracks-at-the-end",
     "the tracked state is the one behind the whole chunk (SGLang #24221: the copy ran at the "
     "wrong time)"};
+inline const Defect kTracksConvAtTheEnd{
+    "sglang-extra-buffer:tracks-conv-at-the-end",
+    "the tracked slot gets the recurrent state of its position and the conv state behind the whole "
+    "chunk"};
 inline const Defect kCopiesBeforeForward{
     "sglang-extra-buffer:copies-before-forward",
     "with overlap, the tracked state is copied before the forward that makes it has run (SGLang "
@@ -186,7 +206,16 @@ inline const Defect kTracksInVerify{
     "a verification still has the last chunk's mask and tracks its position again (SGLang #19415)"};
 inline const Defect kLazyOverwrites{
     "sglang-extra-buffer:lazy-overwrites",
-    "a lazy request never takes its second slot, so the state before the last one is lost"};
+    "a lazy request never takes its second slot, so a step under way writes over the kept state"};
+inline const Defect kLazyEvicts{
+    "sglang-extra-buffer:lazy-evicts",
+    "a lazy request evicts somebody's state for a second slot that it needs for one step"};
+inline const Defect kLazyKeepsBoth{
+    "sglang-extra-buffer:lazy-keeps-both-slots",
+    "a lazy request keeps the slot of the state before when the next one is there"};
+inline const Defect kLazyKeepsLock{
+    "sglang-extra-buffer:lazy-keeps-state-lock",
+    "a lazy checkpoint that finds no slot does not give up its lock on the state it started from"};
 inline const Defect kStoresBeyondOwned{
     "sglang-extra-buffer:stores-beyond-owned",
     "strip_thinking stores the last tracked state although it stands for outputs"};

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <numeric>
+#include <vector>
 
 #include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "reference/base/mark.hpp"
@@ -26,11 +28,19 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
     case Forward::chunk: track_chunk(request, stop); break;
     case Forward::decode: {  // step by step, however many tokens one extend brings
       const std::uint32_t first = request.computed / decode_grid_ * decode_grid_ + decode_grid_;
-      for (std::uint32_t at = first; at <= stop; at += decode_grid_) track_decoded(request, at);
+      for (std::uint32_t at = first; at <= stop; at += decode_grid_) {
+        if (lazy())
+          launch_lazily(request, at);
+        else
+          track_decoded(request, at);
+      }
       break;
     }
     case Forward::verification:  // one step: the last position that it passes
-      if (last > request.computed) track_decoded(request, last);
+      if (last > request.computed && lazy())
+        track_verified_lazily(request, last);
+      else if (last > request.computed)
+        track_decoded(request, last);
       if (planted(kTracksInVerify) && request.admitted >= grid_) {
         request.tracking.last = request.tracking.next;
         request.tracking.last_size = request.admitted / grid_ * grid_;
@@ -81,32 +91,107 @@ void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   run_to(request, taken);
   Tracking& tracking = request.tracking;
   tracking.last = tracking.next;
-  if (config_.lazy == 0) tracking.next = 1 - tracking.next;
+  if (!lazy()) tracking.next = 1 - tracking.next;
   tracking.last_size = position;
-  layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
+  const StateSlot taken_in = tracking.slots[tracking.last];
+  layers_.copy_state(slot_of(request), taken_in, StatePart::recurrent);
+  if (planted(kTracksConvAtTheEnd)) run_to(request, stop);
+  layers_.copy_state(slot_of(request), taken_in, StatePart::conv);
 }
 
 void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t position) {
   run_to(request, position);
   Tracking& tracking = request.tracking;
-  const std::uint32_t other = 1 - tracking.last;
-  if (tracking.last_size != 0 && tracking.next == tracking.last &&
-      !tracking.slots[other].exists() && !planted(kLazyOverwrites)) {
-    // Lazy: the one slot is in use. Where no other can be had, the step writes over it.
-    RadixTree::Evicted unreported;
-    if (make_room_for_states(1, unreported)) {
-      LOCKSTEP_MARK("track.second_slot");
-      tracking.slots[other] = states_.allocate();
-      tracking.next = other;
-    } else {
-      LOCKSTEP_MARK("track.no_second_slot");
-    }
-  }
   tracking.previous_size = tracking.next == tracking.last ? 0 : tracking.last_size;
   tracking.last = tracking.next;
-  if (tracking.slots[1 - tracking.last].exists()) tracking.next = 1 - tracking.last;
+  tracking.next = 1 - tracking.last;
   tracking.last_size = position;
   layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
+}
+
+// --- Lazy: one slot, and a second one while a state that is under way must not write over it -----
+
+/// For the second slot nothing is evicted: where none is free, the step writes over the kept state,
+/// which is lost as soon as the step is launched.
+bool SglangExtraBuffer::take_second_slot(Tracking& tracking) {
+  StateSlot& other = tracking.slots[1 - tracking.next];
+  RadixTree::Evicted unreported;
+  if (planted(kLazyEvicts)) make_room_for_states(1, unreported);
+  if (states_.free_count() == 0 || planted(kLazyOverwrites)) {
+    LOCKSTEP_MARK("track.no_second_slot");
+    tracking.last_size = 0;
+    return false;
+  }
+  LOCKSTEP_MARK("track.second_slot");
+  other = states_.allocate();
+  return true;
+}
+
+/// From now on slots[slot] is the one that is kept, and the other one is free again.
+void SglangExtraBuffer::keep(Tracking& tracking, std::uint32_t slot, std::uint32_t size) {
+  StateSlot& other = tracking.slots[1 - slot];
+  if (other.exists() && !planted(kLazyKeepsBoth)) {
+    states_.release(other);
+    other = StateSlot::none();
+    forget_launched(tracking, 1 - slot);
+  }
+  tracking.last = tracking.next = slot;
+  tracking.last_size = size;
+}
+
+void SglangExtraBuffer::forget_launched(Tracking& tracking, std::uint32_t slot) {
+  std::erase_if(tracking.launched,
+                [&](const Tracking::Launched& launched) { return launched.slot == slot; });
+}
+
+/// A decode step writes the state behind `position` tokens; it is kept once its result is there.
+void SglangExtraBuffer::launch_lazily(RadixRequest& request, std::uint32_t position) {
+  run_to(request, position);
+  Tracking& tracking = request.tracking;
+  const std::uint32_t other = 1 - tracking.next;
+  // A second slot that is there waits for a result or for a verification.
+  if (!tracking.slots[other].exists() && take_second_slot(tracking)) {
+    tracking.next = other;
+  } else {
+    if (tracking.next == tracking.last) tracking.last_size = 0;
+    forget_launched(tracking, tracking.next);
+  }
+  layers_.copy_state(slot_of(request), tracking.slots[tracking.next]);
+  tracking.launched.push_back({tracking.next, position});
+}
+
+void SglangExtraBuffer::results_came(RadixRequest& request) {
+  Tracking& tracking = request.tracking;
+  while (!tracking.launched.empty() && tracking.launched.front().size <= request.committed()) {
+    const Tracking::Launched done = tracking.launched.front();
+    tracking.launched.erase(tracking.launched.begin());
+    keep(tracking, done.slot, done.size);
+  }
+}
+
+/// How far a verification gets is not known, so the second slot is taken where it could pass a
+/// position of the grid; SGLang looks twice as far as the verification can get.
+void SglangExtraBuffer::prepare_verification(RadixRequest& request, std::uint32_t tokens) {
+  if (!lazy()) return;
+  Tracking& tracking = request.tracking;
+  const std::uint32_t furthest = request.computed + 2 * tokens;
+  if (request.computed / decode_grid_ != furthest / decode_grid_ &&
+      !tracking.slots[1 - tracking.next].exists())
+    take_second_slot(tracking);
+}
+
+void SglangExtraBuffer::track_verified_lazily(RadixRequest& request, std::uint32_t position) {
+  run_to(request, position);
+  Tracking& tracking = request.tracking;
+  const std::uint32_t other = 1 - tracking.next;
+  const std::uint32_t slot = tracking.slots[other].exists() ? other : tracking.next;
+  layers_.copy_state(slot_of(request), tracking.slots[slot]);
+  if (slot == tracking.next) {
+    tracking.last = slot;
+    tracking.last_size = position;
+  } else {
+    keep(tracking, slot, position);
+  }
 }
 
 /// The last tracked state that stands for at most `most` tokens: it or, where a later step has
@@ -130,6 +215,12 @@ Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t u
   if (tracked.size == 0) {
     LOCKSTEP_MARK("checkpoint.nothing_tracked");
     return stored_reply(request, false);
+  }
+  if (lazy() && states_.free_count() == 0 && !planted(kLazyKeepsLock)) {
+    // The prefill has read the state that was matched: it may go. Its KV stays locked.
+    LOCKSTEP_MARK("checkpoint.gives_up_state_lock");
+    tree_.move_lock(request.locked, request.state_locked, request.locked, false);
+    request.state_locked = false;
   }
   RadixTree::Evicted unreported;
   if (!make_room_for_states(1, unreported)) {

@@ -11,12 +11,14 @@ class SglangExtraBuffer final : public SglangPolicy {
  public:
   explicit SglangExtraBuffer(const SubjectOptions& options);
 
-  int tracking_slots() const override { return config_.lazy != 0 ? 1 : 2; }
+  int tracking_slots() const override { return lazy() ? 1 : 2; }
 
  private:
   void advance(RadixRequest& request, std::uint32_t stop, Forward forward) override;
   Reply store_unfinished(RadixRequest& request, std::uint32_t up_to) override;
   bool store_finished(RadixRequest& request, std::uint32_t kept) override;
+  void prepare_verification(RadixRequest& request, std::uint32_t tokens) override;
+  void results_came(RadixRequest& request) override;
 
   struct Tracked {
     std::uint32_t slot;
@@ -27,6 +29,12 @@ class SglangExtraBuffer final : public SglangPolicy {
   std::uint32_t tracked_in_chunk(const RadixRequest& request, std::uint32_t stop) const;
   void track_chunk(RadixRequest& request, std::uint32_t stop);
   void track_decoded(RadixRequest& request, std::uint32_t position);
+  void launch_lazily(RadixRequest& request, std::uint32_t position);
+  void track_verified_lazily(RadixRequest& request, std::uint32_t position);
+  bool take_second_slot(Tracking& tracking);
+  void keep(Tracking& tracking, std::uint32_t slot, std::uint32_t size);
+  static void forget_launched(Tracking& tracking, std::uint32_t slot);
+  bool lazy() const { return config_.lazy != 0; }
   void run_to(RadixRequest& request, std::uint32_t position);
 
   const std::uint32_t grid_;         ///< tokens between positions that a chunk can be tracked at

@@ -108,6 +108,16 @@ bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evict
   return size <= kv_.free_count();
 }
 
+/// KV tokens that an extend by n makes room for. With pages, SGLang asks for more than it takes
+/// (allocation.py): for a chunk or a verification a page beyond its tokens, for each decoded token
+/// a page, whether or not the token begins one.
+std::int64_t SglangPolicy::kv_demand(const RadixRequest& request, std::int64_t n,
+                                     Forward forward) const {
+  const std::int64_t end = request.computed + n;
+  if (page_ == 1 || planted(kAsksForNoPageMore)) return page_ceiling(end) - request.allocated;
+  return forward == Forward::decode ? page_ceiling(end - 1) - request.allocated + page_ : n + page_;
+}
+
 bool SglangPolicy::make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted) {
   if (count > states_.free_count())
     evicted = tree_.evict_for_alloc(0, count - states_.free_count());
@@ -137,6 +147,8 @@ bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& 
   const StateSlot matched = tree_.node(match.end).state;
   if (planted(kReusesKvWithoutState) && !matched.exists())
     layers_.zero_state(request.live);
+  else if (planted(kCopiesRecurrentAlone))
+    layers_.copy_state(matched, request.live, StatePart::recurrent);
   else
     layers_.copy_state(matched, request.live);
   return true;
@@ -276,10 +288,14 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
     return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
                             operation.n, left, operation.id.text()));
 
+  const Forward forward = drafts != 0                           ? Forward::verification
+                          : request.computed < request.admitted ? Forward::chunk
+                                                                : Forward::decode;
   const std::int64_t end = request.computed + operation.n;
-  const std::int64_t needed = (end + page_ - 1) / page_ * page_ - request.allocated;
+  const std::int64_t needed = page_ceiling(end) - request.allocated;
   RadixTree::Evicted evicted;
-  if (!make_room_for_kv(needed, evicted)) return Reply::refusal(Refusal::no_kv);
+  make_room_for_kv(kv_demand(request, operation.n, forward), evicted);
+  if (needed > kv_.free_count()) return Reply::refusal(Refusal::no_kv);
   if (needed > 0) {
     kv_.allocate(static_cast<std::uint32_t>(needed), request.kv, request.kv_tail);
     request.allocated += static_cast<std::uint32_t>(needed);
@@ -292,10 +308,12 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   }
   if (drafts == 0) {
     write_kv(request, request.known, stop);
-    advance(request, stop, request.computed < request.admitted ? Forward::chunk : Forward::decode);
+    advance(request, stop, forward);
+    if (!operation.async) results_came(request);
     batch_tokens_ += static_cast<std::uint32_t>(operation.n);
   } else {
     write_kv(request, request.known.followed_by(operation.drafts), stop);
+    prepare_verification(request, static_cast<std::uint32_t>(operation.n));
     request.verifying = true;
     request.drafts = operation.drafts;
   }
@@ -314,6 +332,7 @@ Result<Reply> SglangPolicy::complete(const Operation& operation) {
   request->in_flight_begin = request->in_flight[0];
   request->in_flight[0] = request->in_flight[1];
   --request->in_flight_count;
+  results_came(*request);
   return Reply{};
 }
 
@@ -336,7 +355,7 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
     const std::uint32_t stop = request->known.size() - 1;
     advance(*request, stop, Forward::verification);
     request->verifying = false;
-    free_kv_from(*request, (stop + page_ - 1) / page_ * page_);
+    free_kv_from(*request, static_cast<std::uint32_t>(page_ceiling(stop)));
   } else {
     request->known = request->known.followed_by(operation.tokens);
   }
@@ -367,7 +386,19 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
     request.kv.swap(scratch_);
   }
   request.owned = std::max(size, planted(kFloorsFinishedKey) ? request.owned : 0);
+  if (!has_states_ && !planted(kNeverSplitsAtPrompt)) split_at_prompt(request, size, done.end);
   return done;
+}
+
+/// A second insert, of the prompt alone, so that outputs can be evicted without it
+/// (unified_radix_cache.py does this in trees without states).
+void SglangPolicy::split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end) {
+  const std::uint32_t prompt = whole_pages(request.prompt_size);
+  if (prompt == 0 || prompt >= size) return;
+  LOCKSTEP_MARK("insert.splits_at_prompt");
+  NodeIndex from = end;
+  while (tree_.node(from).depth() > prompt) from = tree_.node(from).parent;
+  tree_.insert(request.known, prompt, request.salt, request.kv, 0, StateSlot::none(), prompt, from);
 }
 
 void SglangPolicy::move_lock(RadixRequest& request, NodeIndex node) {
@@ -427,8 +458,10 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   const Result<RadixRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   RadixRequest& request = **found;
-  const std::uint32_t committed =
-      planted(kCommitsAtLaunch) ? request.computed : request.committed();
+  // KV counts from its launch on, so a token under way is stored as well; a state counts once its
+  // result is there.
+  const bool at_launch = has_states_ ? planted(kCommitsAtLaunch) : !planted(kStoresResultsAlone);
+  const std::uint32_t committed = at_launch ? request.computed : request.committed();
   const std::uint32_t kept =
       config_.strip_thinking != 0 ? std::min(request.prompt_size, committed) : committed;
   const bool exist = store_finished(request, kept);
@@ -448,7 +481,8 @@ bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
   const bool fits = !has_states_ || kept == request.computed || planted(kStripsKeyOnly);
   if (planted(kStripsKeyOnly))
     require(size >= request.owned, "cache_protected_len is at most len(new_indices)");
-  const bool reaches = has_states_ ? size >= request.owned : size > request.owned;
+  // One that adds nothing is inserted as well: it makes its path new.
+  const bool reaches = planted(kSkipsEqualFinish) ? size > request.owned : size >= request.owned;
   if (fits && size != 0 && (reaches || planted(kFloorsFinishedKey))) {
     StateSlot donated = request.live;
     if (variant_.copies_at_finish || planted(kForksAtFinish)) {

@@ -18,11 +18,17 @@ namespace lockstep::cache_sim {
 
 /// States that the forward left behind on its way, to be stored later (the extra buffer, 1.8).
 struct Tracking {
-  std::array<StateSlot, 2> slots;   ///< the second one is none until a lazy request needs it
+  /// A state that a decode step has written and whose result is not there.
+  struct Launched {
+    std::uint32_t slot;
+    std::uint32_t size;
+  };
+  std::array<StateSlot, 2> slots;   ///< a lazy request has the second one only while it needs two
   std::uint32_t next = 0;           ///< the slot that is written next
-  std::uint32_t last = 1;           ///< the slot that was written last
+  std::uint32_t last = 1;           ///< the slot that was written last; lazy: the one that is kept
   std::uint32_t last_size = 0;      ///< tokens that slots[last] stands for; 0: nothing to store
-  std::uint32_t previous_size = 0;  ///< those of the other slot
+  std::uint32_t previous_size = 0;  ///< those of the other slot; lazy: 0
+  std::vector<Launched> launched;   ///< lazy alone, in order
 };
 
 /// A running request.
@@ -115,6 +121,10 @@ class SglangPolicy : public Subject {
   virtual Reply store_unfinished(RadixRequest& request, std::uint32_t up_to);
   /// Stores what the first `kept` computed tokens leave in the cache. Returns exist.
   virtual bool store_finished(RadixRequest& request, std::uint32_t kept);
+  /// A verification of that many tokens is about to be launched.
+  virtual void prepare_verification(RadixRequest& /*request*/, std::uint32_t /*tokens*/) {}
+  /// The results of everything up to request.committed() are there.
+  virtual void results_came(RadixRequest& /*request*/) {}
 
   bool make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted);
   RadixTree::Inserted store(RadixRequest& request, std::uint32_t size, StateSlot state);
@@ -122,6 +132,7 @@ class SglangPolicy : public Subject {
   Reply stored_reply(const RadixRequest& request, bool exist) const;
   StateSlot slot_of(const RadixRequest& request) const;
   std::uint32_t whole_pages(std::uint32_t size) const { return size - size % page_; }
+  std::int64_t page_ceiling(std::int64_t size) const { return (size + page_ - 1) / page_ * page_; }
   bool planted(const Defect& defect) const { return defect_ == &defect; }
 
   const Config config_;
@@ -162,6 +173,8 @@ class SglangPolicy : public Subject {
   Result<RadixRequest*> idle(const Operation& operation);
   HeldSlot* find_slot(Name name);
   bool make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted);
+  std::int64_t kv_demand(const RadixRequest& request, std::int64_t n, Forward forward) const;
+  void split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end);
   bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
   void enter(RadixRequest&& request);
