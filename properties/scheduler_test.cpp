@@ -390,8 +390,8 @@ TEST(Scheduler, aPageThatIsBegunIsPaidFor) {
   EXPECT_EQ(small.step(), "admit:a extend:a:4 step:a |checkpoint:a");
 }
 
-// 20,000 arrivals at one moment, half of them urgent: a queue that is searched from its front takes
-// minutes.
+// 20,000 arrivals at one moment, half of them urgent. Neither queue is searched from its front,
+// which took 26 s for 30,000 of them.
 TEST(Scheduler, manyRequestsArriveAtOnce) {
   Server server({});
   for (int i = 0; i < 20'000; ++i) {
@@ -400,6 +400,8 @@ TEST(Scheduler, manyRequestsArriveAtOnce) {
     server.arrive(spec);
   }
   EXPECT_EQ(server.scheduler().load(), 20'000u);
+  server.step();
+  EXPECT_EQ(server.scheduler().load(), 20'000u - 256u) << "max_running of them, one token each";
 }
 
 // --- With overlap --------------------------------------------------------------------------------
