@@ -27,13 +27,17 @@ class Inherited {
     ::close(ends_[1]);
     ends_[1] = -1;
   }
-  bool everybody_is_gone() const {
-    pollfd end{ends_[0], POLLIN, 0};
-    char byte = 0;
-    return ::poll(&end, 1, 2000) == 1 && ::read(ends_[0], &byte, 1) == 0;
-  }
+  int writer() const { return ends_[1]; }
+  bool has_a_byte() const { return read_size() == 1; }
+  bool everybody_is_gone() const { return read_size() == 0; }
 
  private:
+  /// Bytes that come within some seconds, at most one; -1: none, and somebody still holds the pipe.
+  ssize_t read_size() const {
+    pollfd end{ends_[0], POLLIN, 0};
+    char byte = 0;
+    return ::poll(&end, 1, 5000) == 1 ? ::read(ends_[0], &byte, 1) : -1;
+  }
   int ends_[2];
 };
 
@@ -108,6 +112,26 @@ TEST(ChildProcess, aSignalTakesChildrenAndFoldersAlong) {
     EXPECT_FALSE(std::filesystem::exists(folder));
     EXPECT_TRUE(pipe.everybody_is_gone());
   }
+}
+
+// The same of the program itself, whose server answers nothing while the signal comes.
+TEST(ChildProcess, theProgramLeavesNoServerBehind) {
+  Inherited pipe;
+  const auto folder = TemporaryFolder::make("test");
+  std::ofstream(folder->file("x.trace")) << "admit id=r tokens=a5\n";
+  const std::string server =
+      "exec:echo >/dev/fd/" + std::to_string(pipe.writer()) + "; trap '' TERM; sleep 60 & sleep 60";
+  ChildProcess program;
+  ASSERT_EQ(program.start({.words = {LOCKSTEP_PROGRAM, "replay", folder->file("x.trace"),
+                                     "--subject", server}}),
+            0);
+  pipe.leave_to_children();
+  ASSERT_TRUE(pipe.has_a_byte()) << "the server has started";
+  kill(program.id(), SIGTERM);
+  const auto end = program.wait_for_exit(10s);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(end->si_status, SIGTERM);
+  EXPECT_TRUE(pipe.everybody_is_gone());
 }
 
 // `nohup lockstep explore` goes on when the terminal goes.

@@ -385,7 +385,7 @@ TEST_F(ExecSubject, aPromptLargerThanAnyPipeArrivesWhole) {
 // operation.
 TEST_F(ExecSubject, aChildThatWritesBeforeItReadsDoesNotLockUp) {
   Subject& subject = started(
-      "read -r hello; echo levels=request; head -c 1 >/dev/null; printf 'cached=1 note='; "
+      "read -r hello; echo levels=request; head -c 1 >/dev/null; printf 'cached=1 x_note='; "
       "head -c 900000 /dev/zero | tr '\\0' x; head -c 900000 /dev/zero | tr '\\0' y >&2; echo; "
       "head -n 1 >/dev/null; echo ok");
   const Result<Reply> reply = subject.apply(long_admit());

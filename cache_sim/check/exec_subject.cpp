@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "reference/base/child_process.hpp"
 #include "reference/base/printable.hpp"
@@ -31,44 +33,94 @@ Result<std::string> greeting(const Config& config) {
   return line;
 }
 
-/// A reply to an admit without the labels' lengths, which this child does not vouch for.
-Reply without_labels(const Reply& reply) {
+/// A reply without fields that the child is not held to.
+Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
   Reply rest = Reply::refusal(reply.refused);
   for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
     const auto field = static_cast<ReplyField>(i);
-    if (reply.has(field) && field != ReplyField::state && field != ReplyField::conv)
+    if (reply.has(field) && std::find(dropped.begin(), dropped.end(), field) == dropped.end())
       rest.set(field, reply.get(field));
   }
   return rest;
 }
 
+/// An answer as it came: the reply's own fields, and what a child can say beside them.
+struct Answer {
+  std::string reply;
+  std::optional<std::string> violation;  ///< violation=TEXT, the rest of the line
+  /// state_tokens=, conv_tokens=, cached_tokens=: whose tokens what was handed out stands for.
+  std::vector<std::pair<ReplyField, std::string>> stands_for;
+};
+
+Answer split(std::string_view text) {
+  constexpr std::string_view kViolation = "violation=";
+  constexpr std::pair<std::string_view, ReplyField> kLabels[] = {
+      {"state_tokens=", ReplyField::state},
+      {"conv_tokens=", ReplyField::conv},
+      {"cached_tokens=", ReplyField::cached}};
+  Answer answer;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find(' '), text.size());
+    std::string_view word = text.substr(0, end);
+    if (word.starts_with(kViolation)) {
+      answer.violation = text.substr(kViolation.size());
+      break;
+    }
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const auto* const label =
+        std::find_if(std::begin(kLabels), std::end(kLabels),
+                     [&](const auto& known) { return word.starts_with(known.first); });
+    if (label == std::end(kLabels))
+      answer.reply.append(answer.reply.empty() ? "" : " ").append(word);
+    else
+      answer.stands_for.emplace_back(label->second, word.substr(label->first.size()));
+  }
+  return answer;
+}
+
 class ExecSubject final : public Subject {
  public:
   explicit ExecSubject(const ChildOptions& options)
-      : name_(fmt::format("child `{}`", options.command)),
-        timeout_(std::min(options.timeout, kTimeoutMax)) {}
+      : command_(options.command),
+        name_(fmt::format("child `{}`", options.command)),
+        timeout_(std::min(options.timeout, kTimeoutMax)),
+        children_(options.children) {}
+  ~ExecSubject() override;
 
   Result<void> start(const ChildOptions& options);
   Result<Reply> apply(const Operation& operation) override;
   bool has_tree_verbs() const override { return tree_verbs_; }
+  Findings take_findings() override { return std::exchange(findings_, {}); }
 
  private:
   Result<std::string> ask(std::string question);
+  Result<void> understand(std::string_view answer);
+  Result<Reply> read(const Operation& operation, const Answer& answer);
+  Result<void> compare_labels(const Operation& operation, const Answer& answer, const Reply& reply);
   tl::unexpected<Error> give_up(FindingKind kind, std::string text);
   tl::unexpected<Error> cannot_start(std::string_view why) const {
     return fail(fmt::format("{} cannot start: {}", name_, why), kExitEnvironment);
   }
 
+  std::string command_;
   std::string name_;
   milliseconds timeout_;
-  ChildProcess process_;
+  std::shared_ptr<Children> children_;
+  std::unique_ptr<ChildProcess> process_;
   bool tree_verbs_ = false;
   bool labels_ = false;
+  bool again_ = false;            // it can be greeted again
+  Findings findings_;             // that it made about itself
   std::optional<Error> failure_;  // the finding that ended the child
 };
 
+ExecSubject::~ExecSubject() {
+  if (again_ && !failure_ && children_ != nullptr)
+    children_->give_back(command_, std::move(process_));
+}
+
 tl::unexpected<Error> ExecSubject::give_up(FindingKind kind, std::string text) {
-  process_.stop(milliseconds::zero());
+  process_->stop(milliseconds::zero());
   failure_ = fail_as(kind, fmt::format("{} {}", name_, text)).value();
   return tl::unexpected(*failure_);
 }
@@ -76,17 +128,17 @@ tl::unexpected<Error> ExecSubject::give_up(FindingKind kind, std::string text) {
 /// Sends a line and returns the line that answers it.
 Result<std::string> ExecSubject::ask(std::string question) {
   const std::string what = printable(question);
-  if (const std::string_view unasked = process_.output(); !unasked.empty())
+  if (const std::string_view unasked = process_->output(); !unasked.empty())
     return give_up(
         FindingKind::subject_garbled,
         fmt::format("wrote `{}` unasked, before `{}` was sent to it", printable(unasked), what));
   question += '\n';
   const std::string time = time_text(std::chrono::nanoseconds(timeout_).count());
-  switch (process_.exchange(question, timeout_)) {
-    case Exchange::answered: return process_.take_answer();
+  switch (process_->exchange(question, timeout_)) {
+    case Exchange::answered: return process_->take_answer();
     case Exchange::ended:
       return give_up(FindingKind::subject_died,
-                     fmt::format("died before it answered `{}` ({})", what, process_.obituary()));
+                     fmt::format("died before it answered `{}` ({})", what, process_->obituary()));
     case Exchange::unread:
       return give_up(FindingKind::subject_silent,
                      fmt::format("did not read all of `{}` within {}", what, time));
@@ -97,7 +149,7 @@ Result<std::string> ExecSubject::ask(std::string question) {
       return give_up(
           FindingKind::subject_silent,
           fmt::format("began its answer to `{}` with `{}` and did not end the line within {}", what,
-                      printable(process_.output()), time));
+                      printable(process_->output()), time));
     case Exchange::endless:
       return give_up(FindingKind::subject_garbled,
                      fmt::format("answered `{}` with a line of more than {} bytes", what,
@@ -106,35 +158,54 @@ Result<std::string> ExecSubject::ask(std::string question) {
   }
   return give_up(FindingKind::subject_garbled,
                  fmt::format("answered `{}` with more than one line: `{}`", what,
-                             printable(process_.output())));
+                             printable(process_->output())));
 }
 
 Result<void> ExecSubject::start(const ChildOptions& options) {
   Result<std::string> hello = greeting(options.config);
   if (!hello) return tl::unexpected(hello.error());
-  if (const int error = process_.start({.words = {"/bin/sh", "-c", options.command}}); error != 0)
-    return cannot_start(std::strerror(error));
+  if (children_ != nullptr) process_ = children_->take(command_);
+  const bool is_fresh = process_ == nullptr;
+  if (is_fresh) {
+    process_ = std::make_unique<ChildProcess>();
+    if (const int error = process_->start({.words = {"/bin/sh", "-c", command_}}); error != 0)
+      return cannot_start(std::strerror(error));
+  }
   const Result<std::string> answer = ask(std::move(*hello));
-  if (!answer && answer.error().finding == FindingKind::subject_died)
+  if (!answer && is_fresh && answer.error().finding == FindingKind::subject_died)
     return fail(answer.error().text, kExitEnvironment);
   if (!answer) return tl::unexpected(answer.error());
+  return understand(*answer);
+}
 
-  const std::string with_verb = "hello " + *answer;  // the answer has no verb; parse_line wants one
+/// What the child offers in its answer to hello.
+Result<void> ExecSubject::understand(std::string_view answer) {
+  const std::string with_verb = "hello " + std::string(answer);  // parse_line wants a verb
   const Result<Line> line = parse_line(with_verb);
   if (!line)
-    return give_up(
-        FindingKind::subject_garbled,
-        fmt::format("answered hello with `{}`: {}", printable(*answer), line.error().text));
+    return give_up(FindingKind::subject_garbled, fmt::format("answered hello with `{}`: {}",
+                                                             printable(answer), line.error().text));
+  constexpr std::string_view kWords[] = {"protocol", "levels", "labels", "again"};
+  bool is_known = line->find("protocol").value_or("1") == "1";
+  for (const auto& [key, value] : line->fields)
+    is_known &= key.starts_with("x_") ||
+                std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
   const std::string_view levels = line->find("levels").value_or("");
-  const std::string_view labels = line->find("labels").value_or("0");
-  if (line->find("protocol").value_or("1") != "1" ||
-      (levels != "request" && levels != "request,tree") || (labels != "0" && labels != "1"))
-    return cannot_start(
-        fmt::format("it answered hello with `{}` and not with levels=request or "
-                    "levels=request,tree, and labels=1 if it has them",
-                    printable(*answer)));
+  is_known &= levels == "request" || levels == "request,tree";
+  const auto flag = [&](std::string_view key, bool& value) {
+    const std::string_view text = line->find(key).value_or("0");
+    is_known &= text == "0" || text == "1";
+    value = text == "1";
+  };
+  flag("labels", labels_);
+  flag("again", again_);
+  again_ &= is_known;
+  if (!is_known)
+    return cannot_start(fmt::format(
+        "it answered hello with `{}` and not with levels=request or levels=request,tree, labels=1 "
+        "if it has them, and again=1 if it can be greeted again",
+        printable(answer)));
   tree_verbs_ = levels == "request,tree";
-  labels_ = labels == "1";
   return {};
 }
 
@@ -143,21 +214,67 @@ Result<Reply> ExecSubject::apply(const Operation& operation) {
   if (is_tree_verb(operation.verb) && !tree_verbs_)
     return fail(
         fmt::format("{}: {} understands request verbs only", to_string(operation.verb), name_));
-  const Result<std::string> answer = ask(operation.text());
-  if (!answer) return tl::unexpected(answer.error());
-  const auto garbled = [&](std::string_view why) {
-    return give_up(FindingKind::subject_garbled,
-                   fmt::format("answered `{}` with `{}`: {}", printable(operation.text()),
-                               printable(*answer), why));
-  };
-  Result<Reply> reply = parse_reply(*answer, operation.verb);
-  if (!reply) return garbled(reply.error().text);
+  const Result<std::string> text = ask(operation.text());
+  if (!text) return tl::unexpected(text.error());
+  if (*text == to_string(Refusal::unsupported)) return Reply::refusal(Refusal::unsupported);
+  Result<Reply> reply = read(operation, split(*text));
+  if (reply || failure_) return reply;
+  return give_up(FindingKind::subject_garbled,
+                 fmt::format("answered `{}` with `{}`: {}", printable(operation.text()),
+                             printable(*text), reply.error().text));
+}
+
+/// The reply, and the findings that the child makes about itself. Errors are garbage.
+Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer) {
+  Result<Reply> reply = parse_reply(answer.reply, operation.verb);
+  if (answer.violation) {
+    findings_.push_back({FindingKind::broken_invariant,
+                         fmt::format("{} says behind `{}`: {}", name_, to_string(operation.verb),
+                                     printable(*answer.violation, 300)),
+                         "no broken rule", printable(*answer.violation, 300)});
+    if (!reply) return Reply();  // it has said what is wrong, and the run ends here
+  }
+  if (!reply) return reply;
+  if (const std::int64_t broken = reply->get(ReplyField::violations);
+      broken > 0 && !answer.violation)
+    findings_.push_back({FindingKind::broken_invariant,
+                         fmt::format("{} counts {} broken rules of its own", name_, broken),
+                         "violations=0", fmt::format("violations={}", broken)});
+  if (Result<void> compared = compare_labels(operation, answer, *reply); !compared)
+    return tl::unexpected(compared.error());
+  // The run counts violations itself.
+  if (operation.verb == Verb::check) return without(*reply, {ReplyField::violations});
   // Elsewhere `state` is no label: match offers a length by it, evict counts by it.
   if (operation.verb != Verb::admit || reply->refused != Refusal::none) return reply;
-  if (!labels_) return without_labels(*reply);
+  if (!labels_) return without(*reply, {ReplyField::state, ReplyField::conv});
   if (!reply->has(ReplyField::state) || !reply->has(ReplyField::conv))
-    return garbled("it announced labels=1, so an answer to admit carries state= and conv=");
+    return fail("it announced labels=1, so an answer to admit carries state= and conv=");
   return reply;
+}
+
+/// What was handed out is compared with the prompt that it was handed out for, so that two states
+/// of one length cannot be swapped unseen.
+Result<void> ExecSubject::compare_labels(const Operation& operation, const Answer& answer,
+                                         const Reply& reply) {
+  for (const auto& [field, text] : answer.stands_for) {
+    if (operation.verb != Verb::admit && operation.verb != Verb::match)
+      return fail(fmt::format("{}_tokens= stands in answers to admit and match", to_string(field)));
+    const Result<Tokens> tokens = parse_tokens(text);
+    if (!tokens) return fail(fmt::format("{}_tokens: {}", to_string(field), tokens.error().text));
+    const std::int64_t length = reply.get(field, tokens->size());
+    const std::uint32_t common =
+        tokens->common(0, operation.tokens, 0, std::min(tokens->size(), operation.tokens.size()));
+    if (tokens->size() == common && length == common) continue;
+    findings_.push_back(
+        {FindingKind::wrong_state_prefix,
+         fmt::format("{} hands out {} of {} tokens that stands for {}, and the prompt begins with "
+                     "only {} of these",
+                     name_, field == ReplyField::cached ? "KV" : "a state", length,
+                     tokens->text(60), common),
+         operation.tokens.prefix(std::min(tokens->size(), operation.tokens.size())).text(60),
+         tokens->text(60)});
+  }
+  return {};
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 // the operations that an oracle and a policy answer. The protocol is a line out and a line back
 // (reference/contract.md, "Subject protocol"):
 //
-//   hello protocol=1 block=256 … track_interval=256    levels=request
+//   hello protocol=1 block=256 … track_interval=256    levels=request again=1
 //   admit id=r1 tokens=a1000                           cached=0
 //   extend id=r1 n=1000                                n=1000
 //   finish id=r1                                       ok
@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 
+#include "cache_sim/check/children.hpp"
 #include "reference/base/result.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/subject.hpp"
@@ -24,17 +25,21 @@ struct ChildOptions {
   std::string command;                        ///< for /bin/sh
   Config config;                              ///< what the child is greeted with
   std::chrono::milliseconds timeout{10'000};  ///< for each answer, from the first byte sent
+  std::shared_ptr<Children> children{};       ///< may be null: the child plays once
 };
 
-/// Starts the child in a process group of its own and greets it. What can go wrong, here and later:
-///   the environment   it dies before its answer to hello, or that answer offers nothing we speak
+/// Starts the child in a process group of its own and greets it; where `children` has one of this
+/// command that can be greeted again, greets that one. What can go wrong, here and later:
+///   the environment   it dies before its first answer to hello, or that answer offers nothing we
+///                     speak
 ///   a finding         silence, garbage, and death after the greeting
 ///   bad input         a tree verb for a child that understands request verbs only
 /// A finding ends the child, and every later operation returns it again. The child's standard error
 /// is kept apart from ours; where the child dies, its last line is quoted.
 ///
-/// Destroying the subject closes the child's standard input and gives it a moment to end by itself;
-/// then SIGTERM and SIGKILL end its process group.
+/// Destroying the subject gives a child that can be greeted again to `children`. Any other one has
+/// its standard input closed and a moment to end by itself; then SIGTERM and SIGKILL end its
+/// process group.
 Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options);
 
 }  // namespace lockstep::cache_sim

@@ -44,6 +44,13 @@ struct Span {
   Nanoseconds end;
 };
 
+/// Operations of one form (operation_form) that a child does not support and that were therefore
+/// sent to nobody.
+struct LeftOut {
+  std::string why;  ///< the sentence that names the child
+  std::int64_t count = 0;
+};
+
 /// Per subject, what a table of policies shows.
 struct SubjectTotals {
   std::int64_t input_tokens = 0;  ///< of admitted requests' first admissions

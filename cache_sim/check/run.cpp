@@ -44,6 +44,7 @@ Result<std::unique_ptr<ReplaySession>> ReplaySession::start(const RunOptions& op
         return tl::unexpected(seated.error());
   run->replies_.resize(run->subject_count());
   run->holders_.resize(static_cast<std::size_t>(options.config.ranks));
+  run->unsupported_ = options.children->unsupported();
   return run;
 }
 
@@ -76,6 +77,12 @@ std::optional<Snapshot> ReplaySession::snapshot(std::size_t i, std::size_t rank)
   return seat.subject == nullptr ? std::nullopt : seat.subject->snapshot();
 }
 
+bool ReplaySession::has_tree_verbs() const {
+  return std::all_of(seats_.begin(), seats_.end(), [](const auto& seat) {
+    return seat->subject == nullptr || seat->subject->has_tree_verbs();
+  });
+}
+
 /// The subject's reply; an exception is the subject's death.
 Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operation) try {
   return seat.subject->apply(operation);
@@ -87,32 +94,90 @@ Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operatio
 /// Every subject's reply. Children come last: they are not held to say what is bad input, and see
 /// none where somebody else can tell. False where there is nothing to compare.
 bool ReplaySession::ask_all(const Operation& operation) {
+  // Verbs of another level are nobody's mistake but the caller's, and nobody hears of them.
+  for (std::size_t i = 0; is_tree_verb(operation.verb) && i < subject_count(); ++i)
+    if (!seat_at(i).subject->has_tree_verbs()) {
+      refuse({.text = fmt::format("{}: {} understands request verbs only",
+                                  to_string(operation.verb), seat_at(i).name)});
+      return false;
+    }
   std::vector<std::optional<Error>> refusals;
+  bool anybody_has_done_it = false;
   for (const bool children : {false, true}) {
     if (!refusals.empty()) break;
     for (std::size_t i = 0; i < subject_count(); ++i) {
-      SubjectSeat& seat = seat_at(i);
-      if (seat.is_child != children) continue;
-      Result<Reply> reply = answer(seat, operation);
-      if (reply) {
-        replies_[i] = *reply;
-        count(operation, replies_[i], seat);
-        continue;
-      }
-      if (reply.error().finding) {
-        remember(operation, nullptr);
-        locate(&seat, {*reply.error().finding, reply.error().text, "an answer", "none"},
-               operation.id.text());
-        stopped_ = true;
+      if (seat_at(i).is_child != children) continue;
+      if (!ask(i, operation, refusals)) return false;
+      if (replies_[i].refused == Refusal::unsupported) {
+        const std::string form = form_of(operation);
+        unsupported_[form] = fmt::format("{} does not support `{}`", seat_at(i).name, form);
+        options_.children->note_unsupported(form, unsupported_[form]);
+        must_restart_ = stopped_ = anybody_has_done_it;
         return false;
       }
-      refusals.resize(subject_count());
-      refusals[i] = std::move(reply.error());
+      anybody_has_done_it = true;
     }
   }
   if (refusals.empty()) return true;
   take_refusal(operation, refusals);
   return false;
+}
+
+/// One subject's reply, or its refusal of bad input. False where its failure is a finding.
+bool ReplaySession::ask(std::size_t subject, const Operation& operation,
+                        std::vector<std::optional<Error>>& refusals) {
+  SubjectSeat& seat = seat_at(subject);
+  replies_[subject] = Reply();
+  Result<Reply> reply = answer(seat, operation);
+  if (reply) {
+    replies_[subject] = *reply;
+    if (reply->refused != Refusal::unsupported) count(operation, *reply, seat);
+    return true;
+  }
+  if (!reply.error().finding) {
+    refusals.resize(subject_count());
+    refusals[subject] = std::move(reply.error());
+    return true;
+  }
+  remember(operation, nullptr);
+  locate(&seat, {*reply.error().finding, reply.error().text, "an answer", "none"},
+         operation.id.text());
+  stopped_ = true;
+  return false;
+}
+
+/// What a server may not support: the operation's form, apart for requests that decode.
+std::string ReplaySession::form_of(const Operation& operation) const {
+  const RequestOutcome* const request =
+      operation.id.exists() ? find_outcome(operation.id) : nullptr;
+  const bool decodes = request != nullptr && request->output_tokens > 0;
+  return operation_form(operation) + (decodes ? " while decoding" : "");
+}
+
+/// What nobody is sent, because a child does not support it. A scheduler goes on without a
+/// checkpoint, not without a forward.
+const Reply* ReplaySession::leave_out(const std::string& form, const Operation& operation) {
+  --events_;
+  left_out_last_ = true;
+  LeftOut& known = left_out_[form];
+  known.why = unsupported_.at(form);
+  ++known.count;
+  Reply& reply = replies_.front() = Reply();
+  switch (operation.verb) {
+    case Verb::checkpoint:
+      reply.set(ReplyField::exist, 0).set(ReplyField::length, 0);
+      return &reply;
+    case Verb::step:
+    case Verb::evict:
+    case Verb::flush:
+    case Verb::check: return &reply;
+    default: break;
+  }
+  if (options_.skip_illegal) return nullptr;
+  blocked_ = fmt::format("{}{}: {}, and the run cannot go on without it", options_.file,
+                         line_ > 0 ? fmt::format(":{}", line_) : "", known.why);
+  stopped_ = true;
+  return nullptr;
 }
 
 /// Bad input is what all who can tell call so. That one takes what the other refuses is a
@@ -133,16 +198,27 @@ void ReplaySession::take_refusal(const Operation& operation,
     stopped_ = true;
     return;
   }
+  refuse(*refusals[refuser]);
+}
+
+/// The operation is bad input.
+void ReplaySession::refuse(Error error) {
   if (options_.skip_illegal)
     --events_;
   else
-    fail(*refusals[refuser]);
+    fail(std::move(error));
 }
 
 const Reply* ReplaySession::apply(const Operation& operation) {
   if (stopped_) return nullptr;
   ++events_;
-  if (!ask_all(operation)) return nullptr;
+  left_out_last_ = false;
+  if (!unsupported_.empty() && unsupported_.contains(form_of(operation)))
+    return leave_out(form_of(operation), operation);
+  if (!ask_all(operation)) {
+    const bool is_new = !stopped_ && unsupported_.contains(form_of(operation));
+    return is_new ? leave_out(form_of(operation), operation) : nullptr;
+  }
   const Reply& first = replies_.front();
   if (options_.watch) options_.watch(operation, first);
   digest_.add(static_cast<std::uint64_t>(operation.verb) << 32 | operation.tokens.size());
@@ -169,7 +245,9 @@ void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const R
   if (seat.auditor) audit(seat, &operation, &reply);
   if (operation.verb == Verb::check && &seat == &seat_at(0))
     replies_.front().set(ReplyField::violations, static_cast<std::int64_t>(findings.size()));
-  if (options_.check != CheckLevel::off) check_cached(seat, operation, reply, findings);
+  if (options_.check != CheckLevel::off) check_cached(operation, reply, findings);
+  if (seat.closed) seat.closed->check(operation, reply, findings);
+  for (Finding& own : seat.subject->take_findings()) findings.push_back(std::move(own));
   if (options_.check == CheckLevel::all && operation.verb == Verb::flush)
     check_emptied(seat, findings);
   // One broken rule shows in several ways; the kinds stand in the order in which they explain.
@@ -191,15 +269,9 @@ void ReplaySession::audit(SubjectSeat& seat, const Operation* operation, const R
        "a sound structure", thrown.what()});
 }
 
-/// What can be said of a reply by its numbers alone (I11), and of a closed subject by all that it
-/// was ever given.
-void ReplaySession::check_cached(SubjectSeat& seat, const Operation& operation, const Reply& reply,
+/// What can be said of a reply by its numbers alone (I11).
+void ReplaySession::check_cached(const Operation& operation, const Reply& reply,
                                  Findings& findings) {
-  const std::uint32_t name = operation.id.index();
-  if (seat.stored && operation.verb == Verb::extend && seat.running.contains(name))
-    seat.running[name] = seat.running[name].followed_by(operation.tokens);
-  if (seat.stored && operation.verb == Verb::accept && seat.running.contains(name))
-    seat.running[name] = seat.running[name].followed_by(operation.tokens);
   if (operation.verb != Verb::admit || reply.refused != Refusal::none) return;
   const std::int64_t cached = reply.get(ReplyField::cached);
   const std::int64_t size = operation.tokens.size();
@@ -218,16 +290,6 @@ void ReplaySession::check_cached(SubjectSeat& seat, const Operation& operation, 
                        operation.id.text(), cached,
                        field == ReplyField::conv ? "conv" : "recurrent", reply.get(field)),
            std::to_string(cached), std::to_string(reply.get(field))});
-  if (!seat.stored) return;
-  const std::uint32_t bound = seat.stored->longest_common(operation.tokens, operation.salt);
-  if (cached > bound && cached < size)
-    findings.push_back(
-        {FindingKind::cached_too_much,
-         fmt::format("{} tokens are said to be cached, and nothing seen before shares more than {}",
-                     cached, bound),
-         fmt::format("at most {}", bound), std::to_string(cached)});
-  seat.stored->insert(operation.tokens, operation.salt);
-  seat.running[name] = operation.tokens;
 }
 
 /// Liveness of the pools: behind a flush, with nothing running, every slot is free. What excuses

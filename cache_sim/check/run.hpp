@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,10 +25,22 @@ class ReplaySession {
   static Result<std::unique_ptr<ReplaySession>> start(const RunOptions& options);
   ~ReplaySession();
 
-  /// Sends the operation to every subject. The first one's reply, or null where the run has
-  /// stopped.
+  /// Sends the operation to every subject. The first one's reply, or null where the run has stopped
+  /// or where bad input was left out. An operation that a child does not support is sent to nobody:
+  /// where whoever drives the run can do without, the reply is one that says nothing happened.
   const Reply* apply(const Operation& operation);
   bool stopped() const { return stopped_; }
+
+  /// By form of operation: what was left out because a child does not support it.
+  const std::map<std::string, LeftOut>& left_out() const { return left_out_; }
+  bool left_out_last() const { return left_out_last_; }  ///< the last operation was one of these
+  /// A child said so only after others had done the operation, so the subjects have parted. The run
+  /// has stopped without a finding; started again with the same RunOptions::children, it leaves
+  /// such operations out from the beginning.
+  bool must_restart() const { return must_restart_; }
+  /// Why a run stopped without a finding at an operation that it cannot leave out; empty: it did
+  /// not.
+  const std::string& blocked() const { return blocked_; }
 
   /// Where the next operations come from.
   void set_place(int line, Nanoseconds now) {
@@ -55,6 +68,10 @@ class ReplaySession {
   /// those of one rank.
   void set_rank(std::size_t rank) { rank_ = rank; }
 
+  /// The first subject is a child: it may answer less than a policy does.
+  bool first_is_child() const { return !seats_.empty() && seats_.front()->is_child; }
+  /// Whether every subject understands tree verbs.
+  bool has_tree_verbs() const;
   std::size_t subject_count() const { return options_.subjects.size(); }
   const std::string& subject_name(std::size_t i) const { return options_.subjects[i]; }
   SubjectTotals totals(std::size_t i) const;  ///< over all ranks
@@ -75,11 +92,15 @@ class ReplaySession {
   Result<void> seat(const std::string& name, std::size_t rank);
   static Result<Reply> answer(SubjectSeat& seat, const Operation& operation);
   bool ask_all(const Operation& operation);
+  bool ask(std::size_t subject, const Operation& operation,
+           std::vector<std::optional<Error>>& refusals);
+  std::string form_of(const Operation& operation) const;
+  const Reply* leave_out(const std::string& form, const Operation& operation);
+  void refuse(Error error);
   void take_refusal(const Operation& operation, const std::vector<std::optional<Error>>& refusals);
   void check(SubjectSeat& seat, const Operation& operation, const Reply& reply);
   void audit(SubjectSeat& seat, const Operation* operation, const Reply* reply);
-  void check_cached(SubjectSeat& seat, const Operation& operation, const Reply& reply,
-                    Findings& findings);
+  static void check_cached(const Operation& operation, const Reply& reply, Findings& findings);
   void check_emptied(const SubjectSeat& seat, Findings& findings) const;
   void compare(const Operation& operation);
   void remember(const Operation& operation, const Reply* reply);
@@ -96,6 +117,11 @@ class ReplaySession {
   std::vector<LocatedFinding> findings_;
   std::optional<Error> error_;
   bool stopped_ = false;
+  std::map<std::string, std::string> unsupported_;  // by form: the sentence that says so
+  std::map<std::string, LeftOut> left_out_;
+  bool left_out_last_ = false;
+  bool must_restart_ = false;
+  std::string blocked_;
   int line_ = 0;
   Nanoseconds now_ = 0;
   std::int64_t events_ = 0;

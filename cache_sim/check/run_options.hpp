@@ -3,10 +3,12 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cache_sim/check/children.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/defect.hpp"
 #include "reference/protocol/operation.hpp"
@@ -29,6 +31,9 @@ struct RunOptions {
   std::function<void(const Operation&, const Reply&)> watch{};
   /// An operation that every subject refuses as bad input is left out.
   bool skip_illegal = false;
+  /// Copies of these options share their children: what a search starts once, and what it has
+  /// learned about them.
+  std::shared_ptr<Children> children = std::make_shared<Children>();
 };
 
 }  // namespace lockstep::cache_sim

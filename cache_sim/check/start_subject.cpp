@@ -48,13 +48,16 @@ tl::unexpected<Error> unknown(const std::string& name) {
 NoLayerState no_layers;
 
 Started start_closed(const std::string& name, const RunOptions& options) {
-  auto child = start_child(
-      {.command = name.substr(5), .config = options.config, .timeout = options.timeout});
+  auto child = start_child({.command = name.substr(5),
+                            .config = options.config,
+                            .timeout = options.timeout,
+                            .children = options.children});
   if (!child) return tl::unexpected(child.error());
   auto seat = std::make_unique<SubjectSeat>();
   seat->is_child = true;
   seat->subject = std::move(*child);
-  if (options.check != CheckLevel::off) seat->stored = std::make_unique<PrefixTrie>();
+  if (options.check != CheckLevel::off)
+    seat->closed = std::make_unique<ClosedSubject>(options.config);
   return seat;
 }
 

@@ -2,12 +2,10 @@
 // checks it.
 #pragma once
 
-#include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 
-#include "cache_sim/base/prefix_trie.hpp"
+#include "cache_sim/check/closed_subject.hpp"
 #include "cache_sim/check/outcomes.hpp"
 #include "cache_sim/check/run_options.hpp"
 #include "cache_sim/model/label_state.hpp"
@@ -24,9 +22,8 @@ struct SubjectSeat {
   bool is_child = false;
   std::unique_ptr<LabelState> labels;
   std::unique_ptr<Subject> subject;
-  std::unique_ptr<Auditor> auditor;         // after the subject: it must go first
-  std::unique_ptr<PrefixTrie> stored;       // of a subject that shows nothing inside
-  std::map<std::uint32_t, Tokens> running;  // its requests' tokens, by Name::index()
+  std::unique_ptr<Auditor> auditor;       // after the subject: it must go first
+  std::unique_ptr<ClosedSubject> closed;  // of a subject that shows nothing inside
   SubjectTotals totals;
   Findings findings;
 };

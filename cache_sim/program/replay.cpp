@@ -43,6 +43,8 @@ void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
              run.findings().empty()
                  ? "nothing found"
                  : fmt::format("{} found", to_string(run.findings().front().finding.kind)));
+  for (const auto& [form, left_out] : run.left_out())
+    fmt::print("  left out {} times: {}\n", left_out.count, left_out.why);
   std::string line = fmt::format("digest={:016x}", run.digest());
   if (outcome.decisions)
     line += fmt::format(" decision_digest={:016x}", outcome.decisions->decision_digest);

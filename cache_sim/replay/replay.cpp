@@ -148,6 +148,7 @@ Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
   options.file = request.file;
   options.keep_events = request.keep_events;
   options.watch = request.watch;
+  if (request.children != nullptr) options.children = request.children;
   return options;
 }
 
@@ -155,13 +156,31 @@ ExitStatus ReplayOutcome::status() const {
   return run->findings().empty() ? kExitPass : exit_status(run->findings().front().finding.kind);
 }
 
-Result<ReplayOutcome> replay(const ReplayRequest& request) {
+namespace {
+
+Result<ReplayOutcome> replay_once(const ReplayRequest& request) {
   const GeneratedWorkload* const generated = find_generated(request.file);
   if (generated != nullptr)
     if (const auto* const driver = Registry<WorkloadDriver>::find(generated->name))
       return replay_driven(*driver, request, {});
   if (generated != nullptr || is_workload_file(request.file)) return replay_workload(request, {});
   return replay_trace(request, {});
+}
+
+}  // namespace
+
+/// What a child does not support shows when it is asked. Where others had done it by then, the file
+/// is played again without it: once for each form of operation at most.
+Result<ReplayOutcome> replay(const ReplayRequest& request) {
+  ReplayRequest shared = request;
+  if (shared.children == nullptr) shared.children = std::make_shared<Children>();
+  for (;;) {
+    Result<ReplayOutcome> outcome = replay_once(shared);
+    if (!outcome) return outcome;
+    if (const std::string& blocked = outcome->run->blocked(); !blocked.empty())
+      return fail(blocked);
+    if (!outcome->run->must_restart()) return outcome;
+  }
 }
 
 std::vector<std::string> directive_words(const RunDirective& directive, const std::string& file) {

@@ -27,6 +27,7 @@ struct ReplayRequest {
   std::int64_t limit = 0;  ///< requests of a workload that are played; 0: all
   std::string model;       ///< whose costs a step takes; empty: the config's step_time
   std::function<void(const Operation&, const Reply&)> watch{};  ///< see RunOptions
+  std::shared_ptr<Children> children{};  ///< see RunOptions; null: children of this replay alone
 };
 
 struct ReplayOutcome {

@@ -110,6 +110,9 @@ Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome) {
     findings.push_back(finding_json(located, request));
   json["findings"] = findings;
   if (run.outcomes().size() <= kMostRequests) json["requests"] = requests_json(run);
+  for (const auto& [form, left_out] : run.left_out())
+    json["unsupported"].push_back(
+        {{"operation", form}, {"left_out", left_out.count}, {"text", left_out.why}});
   json["policies"] = Json::array();
   for (std::size_t i = 0; i < run.subject_count(); ++i)
     json["policies"].push_back(policy_json(run, i));

@@ -45,6 +45,8 @@ constexpr std::array kKinds{
             "A padded row of a batch changed somebody's state."},
     KindRow{FindingKind::out_of_range, "out-of-range", kExitInvariant,
             "An index points outside its table."},
+    KindRow{FindingKind::broken_invariant, "broken-invariant", kExitInvariant,
+            "A server says that a rule of its own does not hold."},
     KindRow{FindingKind::cached_too_much, "cached-too-much", kExitDiffers,
             "More was said to be cached than any stored prefix holds, or the whole prompt."},
     KindRow{FindingKind::missed_reuse, "missed-reuse", kExitDiffers,

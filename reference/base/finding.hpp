@@ -27,8 +27,9 @@ enum class FindingKind : std::uint8_t {
   accept_disagree,
   padding_leak,
   out_of_range,
-  cached_too_much,  ///< more than any stored prefix, or the whole prompt
-  missed_reuse,     ///< less than the policy promises
+  broken_invariant,  ///< a child says that a rule of its own does not hold
+  cached_too_much,   ///< more than any stored prefix, or the whole prompt
+  missed_reuse,      ///< less than the policy promises
   output_differs,
   reply_differs,
   answer_differs,

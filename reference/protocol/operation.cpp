@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <charconv>
 #include <limits>
@@ -16,6 +17,7 @@
 namespace lockstep {
 namespace {
 
+constexpr std::size_t kShown = 60;       // characters of a value where only a glimpse of it counts
 constexpr std::size_t kMostFields = 64;  // more than any verb or reply has
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
@@ -89,21 +91,32 @@ constexpr FieldRow kFree[] = {kSlot};
 struct VerbRow {
   std::string_view name;
   std::span<const FieldRow> fields;
-  std::span<const ReplyField> reply = {};  ///< what an answer must carry where it is not a refusal
+  /// What an answer can carry, besides what its evictions cost: first what it must carry, where it
+  /// is not a refusal.
+  std::span<const ReplyField> reply = {};
+  std::size_t must = 0;
 };
 
-constexpr ReplyField kCachedReply[] = {ReplyField::cached};
-constexpr ReplyField kExtendReply[] = {ReplyField::n};
-constexpr ReplyField kMatchReply[] = {ReplyField::kv};
-constexpr ReplyField kExistReply[] = {ReplyField::exist};
+constexpr ReplyField kAdmitReply[] = {ReplyField::cached, ReplyField::state, ReplyField::conv,
+                                      ReplyField::junction};
+constexpr ReplyField kExtendReply[] = {ReplyField::n, ReplyField::blocks};
+constexpr ReplyField kAcceptReply[] = {ReplyField::n};
+constexpr ReplyField kStoredReply[] = {ReplyField::exist, ReplyField::length};
+constexpr ReplyField kEvictReply[] = {ReplyField::kv, ReplyField::state};
+constexpr ReplyField kCheckReply[] = {ReplyField::violations, ReplyField::kv_free,
+                                      ReplyField::states_free, ReplyField::kv_locked,
+                                      ReplyField::states_locked};
+constexpr ReplyField kMatchReply[] = {ReplyField::kv, ReplyField::state, ReplyField::branch};
+constexpr ReplyField kSlotReply[] = {ReplyField::slot, ReplyField::length};
+constexpr ReplyField kInsertReply[] = {ReplyField::exist, ReplyField::freed_kv};
 
 // Indexed by Verb.
 constexpr VerbRow kVerbs[] = {
-    {"admit", kAdmit, kCachedReply},
-    {"extend", kExtend, kExtendReply},
-    {"accept", kAccept},
-    {"checkpoint", kCheckpoint},
-    {"finish", kFinish},
+    {"admit", kAdmit, kAdmitReply, 1},
+    {"extend", kExtend, kExtendReply, 1},
+    {"accept", kAccept, kAcceptReply},
+    {"checkpoint", kCheckpoint, kStoredReply},
+    {"finish", kFinish, kStoredReply},
     {"abort", kOnlyId},
     {"preempt", kOnlyId},
     {"step", kStep},
@@ -111,15 +124,15 @@ constexpr VerbRow kVerbs[] = {
     {"capture", kCapture},
     {"restore", kRestore},
     {"compact", kCompact},
-    {"evict", kEvict},
-    {"flush", {}},
-    {"check", {}},
-    {"match", kMatch, kMatchReply},
-    {"alloc", kAlloc},
-    {"advance", kAdvance},
-    {"fork", kFork},
-    {"copy", kCopy},
-    {"insert", kInsert, kExistReply},
+    {"evict", kEvict, kEvictReply},
+    {"flush", {}, kEvictReply},
+    {"check", {}, kCheckReply},
+    {"match", kMatch, kMatchReply, 1},
+    {"alloc", kAlloc, kSlotReply},
+    {"advance", kAdvance, kSlotReply},
+    {"fork", kFork, kSlotReply},
+    {"copy", kCopy, kSlotReply},
+    {"insert", kInsert, kInsertReply, 1},
     {"lock", kLock},
     {"unlock", kUnlock},
     {"free", kFree},
@@ -127,16 +140,26 @@ constexpr VerbRow kVerbs[] = {
 static_assert(std::size(kVerbs) == kVerbCount);
 
 constexpr std::string_view kReplyFields[] = {
-    "branch",         "cached",   "conv",      "evicted_kv",
-    "evicted_states", "exist",    "finish",    "finished",
-    "freed_kv",       "junction", "kv",        "kv_free",
-    "kv_locked",      "length",   "n",         "output_tokens",
-    "slot",           "state",    "states",    "states_free",
-    "states_locked",  "time",     "violations"};
+    "branch",         "cached",   "conv",       "evicted_kv",
+    "evicted_states", "exist",    "finish",     "finished",
+    "freed_kv",       "junction", "kv",         "kv_free",
+    "kv_locked",      "length",   "n",          "output_tokens",
+    "slot",           "state",    "states",     "states_free",
+    "states_locked",  "time",     "violations", "blocks"};
 static_assert(std::size(kReplyFields) == kReplyFieldCount);
 
-constexpr std::string_view kRefusals[] = {"none",   "no_kv",     "no_state_slot",
-                                          "no_row", "same_step", "too_long"};
+/// The fields in the order of their names.
+constexpr std::array<ReplyField, kReplyFieldCount> kPrinted = [] {
+  std::array<ReplyField, kReplyFieldCount> sorted{};
+  for (std::size_t i = 0; i < kReplyFieldCount; ++i) sorted[i] = static_cast<ReplyField>(i);
+  std::sort(sorted.begin(), sorted.end(), [](ReplyField a, ReplyField b) {
+    return kReplyFields[static_cast<std::size_t>(a)] < kReplyFields[static_cast<std::size_t>(b)];
+  });
+  return sorted;
+}();
+
+constexpr std::string_view kRefusals[] = {"none",      "no_kv",    "no_state_slot", "no_row",
+                                          "same_step", "too_long", "unsupported"};
 constexpr std::string_view kFinishReasons[] = {"running", "stop", "length", "abort", "refused"};
 
 /// Calls `use` with each comma-separated piece; stops at the first error.
@@ -265,6 +288,21 @@ std::string Operation::text(std::size_t limit) const {
   return line;
 }
 
+std::string operation_form(const Operation& operation) {
+  const VerbRow& row = kVerbs[static_cast<std::size_t>(operation.verb)];
+  std::string form(row.name);
+  for (const FieldRow& field : row.fields)
+    if (!field.required && !field_text(operation, field, kShown).empty())
+      form.append(" ").append(field.name);
+  return form;
+}
+
+bool may_answer(Verb verb, ReplyField field) {
+  if (field == ReplyField::evicted_kv || field == ReplyField::evicted_states) return true;
+  const std::span<const ReplyField> known = kVerbs[static_cast<std::size_t>(verb)].reply;
+  return std::find(known.begin(), known.end(), field) != known.end();
+}
+
 bool Reply::operator==(const Reply& other) const {
   if (refused != other.refused || present_ != other.present_) return false;
   return !difference(other);
@@ -320,8 +358,7 @@ std::string Reply::value_text(ReplyField field) const {
 std::string Reply::text() const {
   if (refused != Refusal::none) return fmt::format("refused={}", to_string(refused));
   std::string line;
-  for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
-    const auto field = static_cast<ReplyField>(i);
+  for (const ReplyField field : kPrinted) {
     if (!has(field)) continue;
     if (!line.empty()) line += ' ';
     line.append(to_string(field)).append("=").append(value_text(field));
@@ -394,13 +431,23 @@ std::optional<ReplyField> reply_field_from(std::string_view name) {
   return index ? std::optional(static_cast<ReplyField>(*index)) : std::nullopt;
 }
 
+namespace {
+
+std::string names_of(Verb verb) {
+  std::string names;
+  for (const ReplyField field : kPrinted)
+    if (may_answer(verb, field)) names.append(names.empty() ? "" : ", ").append(to_string(field));
+  return names;
+}
+
+}  // namespace
+
 Result<Reply> parse_reply(std::string_view text, Verb verb) {
   // A reply has no verb; parse_line wants one.
   const std::string with_verb = "reply " + std::string(text == "ok" ? "" : text);
   const Result<Line> line = parse_line(with_verb);
   if (!line) return tl::unexpected(line.error());
   Reply reply;
-  std::size_t known = 0;
   for (const auto& [key, value] : line->fields) {
     if (key == "refused") {
       const auto refusal = index_of(kRefusals, value);
@@ -409,22 +456,18 @@ Result<Reply> parse_reply(std::string_view text, Verb verb) {
       reply.refused = static_cast<Refusal>(*refusal);
       continue;
     }
-    const auto field = index_of(kReplyFields, key);
-    if (!field) continue;
-    if (++known > Reply::kMostFields)
-      return fail(fmt::format("the answer has more than {} fields", Reply::kMostFields));
-    if (static_cast<ReplyField>(*field) == ReplyField::finish) {
-      const auto reason = index_of(kFinishReasons, value);
-      if (!reason) return fail(fmt::format("finish={} is no known reason", value));
-      reply.set(ReplyField::finish, static_cast<std::int64_t>(*reason));
-      continue;
-    }
+    if (key.starts_with("x_")) continue;
+    const std::optional<ReplyField> field = reply_field_from(key);
+    if (!field || !may_answer(verb, *field))
+      return fail(fmt::format("an answer to {} has no field `{}`; it has {}", to_string(verb),
+                              key.substr(0, 60), names_of(verb)));
     const Result<std::int64_t> number = parse_integer(value, 0, kMost);
     if (!number) return fail(fmt::format("field {}: {}", key, number.error().text));
-    reply.set(static_cast<ReplyField>(*field), *number);
+    reply.set(*field, *number);
   }
   if (reply.refused != Refusal::none) return Reply::refusal(reply.refused);  // and nothing else
-  for (const ReplyField needed : kVerbs[static_cast<std::size_t>(verb)].reply)
+  const VerbRow& row = kVerbs[static_cast<std::size_t>(verb)];
+  for (const ReplyField needed : row.reply.first(row.must))
     if (!reply.has(needed))
       return fail(fmt::format("an answer to {} carries {}=", to_string(verb), to_string(needed)));
   return reply;

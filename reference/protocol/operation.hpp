@@ -80,7 +80,8 @@ struct Operation {
   std::string text(std::size_t limit = 0) const;
 };
 
-/// The reply's fields, in the alphabetical order in which they are printed.
+/// The reply's fields. They are printed in alphabetical order; a new one goes to the end here,
+/// because a run's digest is made of these numbers.
 enum class ReplyField : std::uint8_t {
   branch,
   cached,
@@ -105,15 +106,27 @@ enum class ReplyField : std::uint8_t {
   states_locked,
   time,
   violations,
+  blocks,
 };
-inline constexpr std::size_t kReplyFieldCount =
-    static_cast<std::size_t>(ReplyField::violations) + 1;
+inline constexpr std::size_t kReplyFieldCount = static_cast<std::size_t>(ReplyField::blocks) + 1;
 
 std::string_view to_string(ReplyField field);
 std::optional<ReplyField> reply_field_from(std::string_view name);
 
+/// Whether an answer to the verb can carry the field.
+bool may_answer(Verb verb, ReplyField field);
+
 /// Why an operation was not done. A refusal changes nothing but what eviction freed on the way.
-enum class Refusal : std::uint8_t { none, no_kv, no_state_slot, no_row, same_step, too_long };
+/// `unsupported` is a child's alone: its server never does this.
+enum class Refusal : std::uint8_t {
+  none,
+  no_kv,
+  no_state_slot,
+  no_row,
+  same_step,
+  too_long,
+  unsupported,
+};
 std::string_view to_string(Refusal refusal);
 
 /// How a request ended, the values of `finish=`.
@@ -226,7 +239,12 @@ Result<Line> parse_line(std::string_view text);
 Result<Operation> parse_operation(const Line& line);
 bool is_operation_verb(std::string_view verb);
 
-/// A child's answer. `verb` says which fields it must carry; unknown fields are left aside.
+/// The kind of an operation, as a server may or may not know it: its verb and the optional fields
+/// that it carries, `checkpoint up_to` or `extend async tokens`.
+std::string operation_form(const Operation& operation);
+
+/// A child's answer. `verb` says which fields it must and which it can carry. Any other field is an
+/// error, so that a misspelt one is not taken for silence; fields `x_NAME` are left aside.
 Result<Reply> parse_reply(std::string_view text, Verb verb);
 
 }  // namespace lockstep

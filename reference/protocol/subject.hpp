@@ -54,6 +54,9 @@ class Subject {
   /// True where the subject understands tree verbs too.
   virtual bool has_tree_verbs() const { return true; }
 
+  /// What the subject itself has said to be broken since the last call.
+  virtual Findings take_findings() { return {}; }
+
   /// The cache's content now; nothing where the subject does not show it.
   virtual std::optional<Snapshot> snapshot() const { return std::nullopt; }
 };

@@ -1,0 +1,31 @@
+#include "cache_sim/check/children.hpp"
+
+#include <utility>
+
+namespace lockstep::cache_sim {
+
+std::unique_ptr<ChildProcess> Children::take(const std::string& command) {
+  const std::lock_guard lock(guard_);
+  const auto found = idle_.find(command);
+  if (found == idle_.end()) return nullptr;
+  std::unique_ptr<ChildProcess> process = std::move(found->second);
+  idle_.erase(found);
+  return process;
+}
+
+void Children::give_back(const std::string& command, std::unique_ptr<ChildProcess> process) {
+  const std::lock_guard lock(guard_);
+  idle_.emplace(command, std::move(process));
+}
+
+std::map<std::string, std::string> Children::unsupported() const {
+  const std::lock_guard lock(guard_);
+  return unsupported_;
+}
+
+void Children::note_unsupported(const std::string& form, const std::string& sentence) {
+  const std::lock_guard lock(guard_);
+  unsupported_.emplace(form, sentence);
+}
+
+}  // namespace lockstep::cache_sim

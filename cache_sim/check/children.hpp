@@ -1,0 +1,33 @@
+// What the runs of one search share: child processes that can be greeted again, so that a server
+// which takes seconds to start plays many traces, and what the children have said that they do not
+// support.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "reference/base/child_process.hpp"
+
+namespace lockstep::cache_sim {
+
+class Children {
+ public:
+  /// A running process of this command that waits for its next `hello`; null where there is none.
+  std::unique_ptr<ChildProcess> take(const std::string& command);
+  void give_back(const std::string& command, std::unique_ptr<ChildProcess> process);
+
+  /// Forms of operations (operation_form) that a child answered with `unsupported`, each with the
+  /// sentence that says so. No later run sends them to any subject, and a search need not draw
+  /// them.
+  std::map<std::string, std::string> unsupported() const;
+  void note_unsupported(const std::string& form, const std::string& sentence);
+
+ private:
+  mutable std::mutex guard_;
+  std::multimap<std::string, std::unique_ptr<ChildProcess>> idle_;  // by command
+  std::map<std::string, std::string> unsupported_;
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,189 @@
+#include "cache_sim/check/closed_subject.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::int64_t kNoLimit = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
+
+void ClosedSubject::check(const Operation& operation, const Reply& reply, Findings& findings) {
+  check_progress(operation, findings);
+  if (reply.refused != Refusal::none) return;
+  check_numbers(operation, reply, findings);
+  if (operation.verb == Verb::check) check_sums(reply, findings);
+  if (operation.verb == Verb::admit) {
+    const std::int64_t cached = reply.get(ReplyField::cached);
+    const std::int64_t most = most_cached(operation);
+    // The whole prompt is reported by whoever checks every subject's admissions.
+    if (cached > most && cached < std::int64_t{operation.tokens.size()})
+      findings.push_back(
+          {FindingKind::cached_too_much,
+           fmt::format("{} tokens are said to be cached, and of this prompt no more than {} were "
+                       "ever computed before",
+                       cached, most),
+           fmt::format("at most {}", most), std::to_string(cached)});
+  }
+  follow(operation, reply);
+}
+
+/// Each number by itself: no larger than what it counts.
+void ClosedSubject::check_numbers(const Operation& operation, const Reply& reply,
+                                  Findings& findings) const {
+  for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
+    const auto field = static_cast<ReplyField>(i);
+    if (!reply.has(field)) continue;
+    const std::int64_t most = largest(field, operation);
+    if (reply.get(field) <= most) continue;
+    findings.push_back(
+        {FindingKind::out_of_range,
+         fmt::format("`{}` was answered with {}={}, which cannot be more than {}",
+                     to_string(operation.verb), to_string(field), reply.get(field), most),
+         fmt::format("at most {}", most), std::to_string(reply.get(field))});
+  }
+}
+
+/// What the field can count at most in an answer to this operation.
+std::int64_t ClosedSubject::largest(ReplyField field, const Operation& operation) const {
+  const Request* const request = find(operation.id);
+  const std::int64_t tokens =
+      operation.tokens.size() + (request == nullptr ? 0 : request->known.size());
+  const bool evicts = operation.verb == Verb::evict || operation.verb == Verb::flush;
+  switch (field) {
+    case ReplyField::n: return operation.n;
+    case ReplyField::exist: return std::max<std::int64_t>(tokens, 1);
+    case ReplyField::length: return is_tree_verb(operation.verb) ? kNoLimit : tokens;
+    case ReplyField::freed_kv:
+    case ReplyField::branch:
+    case ReplyField::junction:
+    case ReplyField::conv: return tokens;
+    case ReplyField::state: return evicts ? config_.state_slots : tokens;
+    case ReplyField::kv: return evicts ? config_.kv_tokens : tokens;
+    case ReplyField::kv_free:
+    case ReplyField::kv_locked:
+    case ReplyField::evicted_kv: return config_.kv_tokens;
+    case ReplyField::states_free:
+    case ReplyField::states_locked:
+    case ReplyField::evicted_states: return config_.state_slots;
+    default: return kNoLimit;
+  }
+}
+
+/// What is free and what is locked are parts of one pool.
+void ClosedSubject::check_sums(const Reply& reply, Findings& findings) const {
+  if (!findings.empty()) return;  // numbers that are impossible by themselves need no sum
+  const auto compare = [&](const char* what, ReplyField free, ReplyField locked,
+                           std::int64_t total) {
+    const std::int64_t sum = reply.get(free) + reply.get(locked);
+    if (sum <= total) return;
+    findings.push_back({FindingKind::size_accounting,
+                        fmt::format("{} {} are free and {} are locked, of {}", reply.get(free),
+                                    what, reply.get(locked), total),
+                        fmt::format("at most {}", total), std::to_string(sum)});
+  };
+  compare("KV slots", ReplyField::kv_free, ReplyField::kv_locked, config_.kv_tokens);
+  compare("state slots", ReplyField::states_free, ReplyField::states_locked, config_.state_slots);
+}
+
+/// A token is sampled, or the request finished, behind tokens that the answers to `extend` leave
+/// out: whoever drives the server believes them computed, and it never says so.
+void ClosedSubject::check_progress(const Operation& operation, Findings& findings) const {
+  const Request* const request = find(operation.id);
+  if (request == nullptr) return;
+  const bool samples = operation.verb == Verb::accept || operation.verb == Verb::finish ||
+                       (operation.verb == Verb::extend && !operation.tokens.empty());
+  const std::int64_t missing = request->asked - request->computed + request->unanswered;
+  if (!samples || missing <= 0) return;
+  findings.push_back(
+      {FindingKind::stuck,
+       fmt::format(
+           "request `{}` goes on with `{}`, and {} of the {} tokens that were asked for are "
+           "not computed, by the n= of the answers to extend",
+           operation.id.text(), to_string(operation.verb), missing,
+           request->asked + request->unanswered),
+       "every token is computed before the next one is sampled",
+       fmt::format("{} are missing", missing)});
+}
+
+/// The longest prefix of the prompt that any request had computed.
+std::int64_t ClosedSubject::most_cached(const Operation& admission) const {
+  std::uint32_t most = computed_.longest_common(admission.tokens, admission.salt);
+  for (const auto& [name, request] : requests_) {
+    if (request.salt != admission.salt) continue;
+    const auto there = static_cast<std::uint32_t>(
+        std::min<std::int64_t>(request.computed, admission.tokens.size()));
+    most = std::max(most, admission.tokens.common(0, request.known, 0, there));
+  }
+  return most;
+}
+
+void ClosedSubject::follow(const Operation& operation, const Reply& reply) {
+  switch (operation.verb) {
+    case Verb::admit: {
+      end(operation.id);  // alone, a child may take an id twice
+      const std::int64_t cached =
+          std::min<std::int64_t>(reply.get(ReplyField::cached), operation.tokens.size());
+      requests_[operation.id.index()] = {operation.tokens, operation.salt, cached, cached};
+      return;
+    }
+    case Verb::insert: computed_.insert(operation.tokens, operation.salt); return;
+    case Verb::lock: ++locks_; return;
+    case Verb::unlock: --locks_; return;
+    case Verb::flush:
+      if (requests_.empty() && locks_ == 0) computed_ = PrefixTrie();
+      return;
+    default: break;
+  }
+  const auto found = requests_.find(operation.id.index());
+  if (found == requests_.end()) return;
+  follow_request(operation, reply, found->second);
+  if (operation.verb == Verb::finish || operation.verb == Verb::abort ||
+      operation.verb == Verb::preempt)
+    end(operation.id);
+}
+
+/// What the request has computed may stay in the cache.
+void ClosedSubject::end(Name id) {
+  const auto found = requests_.find(id.index());
+  if (found == requests_.end()) return;
+  const Request& ended = found->second;
+  if (ended.computed > 0)
+    computed_.insert(ended.known.prefix(static_cast<std::uint32_t>(ended.computed)), ended.salt);
+  requests_.erase(found);
+}
+
+void ClosedSubject::follow_request(const Operation& operation, const Reply& reply,
+                                   Request& request) {
+  if (operation.verb != Verb::extend && operation.verb != Verb::accept) return;
+  request.known.append(operation.tokens);
+  const std::int64_t known = request.known.size();
+  if (operation.verb == Verb::accept) {
+    // The kept drafts are computed; the token behind them has only been sampled.
+    if (request.verifies && request.unanswered == 0)
+      request.computed = request.asked = std::max(request.computed, known - 1);
+    request.verifies = false;
+    return;
+  }
+  request.verifies = !operation.drafts.empty();
+  const std::int64_t n = reply.get(ReplyField::n);
+  if (request.verifies) {
+    // Until the accept says which drafts are kept, they count for nothing.
+    request.unanswered = operation.n - n;
+    if (request.unanswered == 0) request.computed = request.asked = known;
+    return;
+  }
+  request.computed = std::min(known, request.computed + n);
+  request.asked = std::min(known, request.asked + operation.n);
+}
+
+const ClosedSubject::Request* ClosedSubject::find(Name id) const {
+  const auto found = requests_.find(id.index());
+  return found == requests_.end() ? nullptr : &found->second;
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,50 @@
+// What a subject of which nothing is known inside can be held to: that its numbers are possible,
+// and that it reuses only what it was asked to compute.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+#include "cache_sim/base/prefix_trie.hpp"
+#include "reference/base/finding.hpp"
+#include "reference/protocol/config.hpp"
+#include "reference/protocol/operation.hpp"
+
+namespace lockstep::cache_sim {
+
+/// Follows the operations that were sent and the answers that came. A prefix can be cached once its
+/// tokens were computed, which the answers to `extend` count: prompts and outputs alike, and also
+/// of a request that ended in the middle of its prefill.
+class ClosedSubject {
+ public:
+  explicit ClosedSubject(const Config& config) : config_(config) {}
+
+  void check(const Operation& operation, const Reply& reply, Findings& findings);
+
+ private:
+  struct Request {
+    Tokens known;
+    Name salt;
+    std::int64_t computed = 0;    // as the answers say
+    std::int64_t asked = 0;       // as the operations say
+    std::int64_t unanswered = 0;  // asked of a verification, and not computed
+    bool verifies = false;        // the last extend was a verification, whose accept is to come
+  };
+
+  void check_numbers(const Operation& operation, const Reply& reply, Findings& findings) const;
+  std::int64_t largest(ReplyField field, const Operation& operation) const;
+  void check_sums(const Reply& reply, Findings& findings) const;
+  void check_progress(const Operation& operation, Findings& findings) const;
+  std::int64_t most_cached(const Operation& admission) const;
+  void follow(const Operation& operation, const Reply& reply);
+  void end(Name id);
+  static void follow_request(const Operation& operation, const Reply& reply, Request& request);
+  const Request* find(Name id) const;
+
+  Config config_;
+  PrefixTrie computed_;                        // of requests that have ended
+  std::map<std::uint32_t, Request> requests_;  // that run, by Name::index()
+  std::int64_t locks_ = 0;                     // of tree verbs
+};
+
+}  // namespace lockstep::cache_sim

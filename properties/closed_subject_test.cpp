@@ -1,0 +1,374 @@
+// A child shows nothing inside, and is still held to what it says: possible numbers, reuse of what
+// was computed, progress, its own complaints. Each test here is a child with one fault.
+#include "cache_sim/check/closed_subject.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache_sim/replay/replay.hpp"
+#include "cache_sim/replay/run_json.hpp"
+#include "cache_sim/search/explore.hpp"
+#include "cache_sim/trace/trace_writer.hpp"
+#include "properties/support/program.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+const std::string kExample =
+    "exec:python3 " LOCKSTEP_SOURCE_DIR "/fixtures/subjects/minimal_cache.py";
+
+/// Traces that are played against children, all in one folder.
+class Child : public testing::Test {
+ protected:
+  /// A child that answers each verb as `answers` says, a dictionary of Python: a text, or a list of
+  /// texts for the first, second, … time. N stands for the operation's n.
+  std::string child(const std::string& answers) {
+    return "exec:python3 " + folder.write(fmt::format("child{}.py", ++files_), R"(
+import sys
+answers = {"hello": "levels=request", "admit": "cached=0", "extend": "n=N", **)" + answers +
+                                                                                   R"(}
+for line in sys.stdin:
+    verb, *fields = line.split()
+    answer = answers.get(verb, "ok")
+    if isinstance(answer, list):
+        answer = answer.pop(0) if len(answer) > 1 else answer[0]
+    print(answer.replace("N", dict(f.split("=", 1) for f in fields).get("n", "")), flush=True)
+)");
+  }
+
+  /// What a trace comes to: `KIND: text` of the first finding, a sentence of bad input, or nothing.
+  std::string played(const std::string& trace, std::vector<std::string> subjects) {
+    ReplayRequest request;
+    request.file = folder.write(fmt::format("trace{}.trace", ++files_), trace);
+    request.subjects = std::move(subjects);
+    return outcome_of(request);
+  }
+  std::string outcome_of(const ReplayRequest& request) {
+    Result<ReplayOutcome> outcome = replay(request);
+    if (!outcome)
+      return fmt::format("status {}: {}", int{outcome.error().status}, outcome.error().text);
+    last = run_json(request, *outcome);
+    if (outcome->run->findings().empty()) return "";
+    const Finding& first = outcome->run->findings().front().finding;
+    return fmt::format("{}: {}", to_string(first.kind), first.text);
+  }
+
+  testing_support::ScratchFolder folder;
+  Json last;  // the JSON of the last run
+
+ private:
+  int files_ = 0;
+};
+
+void expect_kind(const std::string& outcome, FindingKind kind, std::string_view in_text = "") {
+  EXPECT_TRUE(outcome.starts_with(std::string(to_string(kind)) + ":")) << outcome;
+  EXPECT_NE(outcome.find(in_text), std::string::npos) << outcome;
+}
+
+// --- Reuse of what was computed ------------------------------------------------------------------
+
+const std::string kChat =
+    "request id=first tokens=a1008 output=b40\nrun\n"
+    "request id=again tokens=a1008 output=8\nrun\n"
+    "request id=continued tokens=a1008+b40+c59 output=4\nrun\n";
+
+// The second turn of a chat begins with the first one's output, which the server computed itself.
+TEST_F(Child, mayReuseOutputs) {
+  EXPECT_EQ(played(kChat, {kExample}), "");
+  ReplayRequest sessions;
+  sessions.file = "sessions:requests=60,system=50,input=20,output=30";
+  sessions.subjects = {kExample, "oracle:radix"};
+  sessions.config = "policy=radix,kv_tokens=1048576";
+  EXPECT_EQ(outcome_of(sessions), "");
+}
+
+TEST_F(Child, reusesNoTokenThatWasNeverComputed) {
+  const std::string hit = child(R"({"admit": ["cached=0", "cached=99"]})");
+  const std::string after_a_whole_prompt =
+      "admit id=r tokens=a100\nextend id=r n=100\nfinish id=r\n";
+  EXPECT_EQ(played(after_a_whole_prompt + "admit id=s tokens=a100\n", {hit}), "");
+  // The client left in the middle of the prefill: 40 of the tokens were computed.
+  const std::string in_the_middle = "admit id=r tokens=a100\nextend id=r n=40\nabort id=r\n";
+  expect_kind(played(in_the_middle + "admit id=s tokens=a100\n", {hit}),
+              FindingKind::cached_too_much, "no more than 40 were ever computed");
+  // So does a request that still runs.
+  expect_kind(played("admit id=r tokens=a100\nextend id=r n=40\nadmit id=s tokens=a100\n", {hit}),
+              FindingKind::cached_too_much, "no more than 40");
+  // Another namespace shares nothing.
+  expect_kind(played(after_a_whole_prompt + "admit id=s salt=x tokens=a100\n", {hit}),
+              FindingKind::cached_too_much, "no more than 0");
+  expect_kind(played(after_a_whole_prompt + "flush\nadmit id=s tokens=a100\n", {hit}),
+              FindingKind::cached_too_much, "no more than 0");
+}
+
+// Rejected drafts are not computed tokens of the request; the kept ones are.
+TEST_F(Child, reusesAcceptedDraftsAndNoOthers) {
+  const std::string verified =
+      "admit id=r tokens=a10\nextend id=r n=10\naccept id=r n=1 tokens=b1\n"
+      "extend id=r n=4 drafts=b1:4\naccept id=r n=3 tokens=b1:4\nfinish id=r\n";
+  const std::string next = "admit id=s tokens=a10+b20\n";
+  EXPECT_EQ(played(verified + next, {child(R"({"admit": ["cached=0", "cached=13"]})")}), "");
+  expect_kind(played(verified + next, {child(R"({"admit": ["cached=0", "cached=14"]})")}),
+              FindingKind::cached_too_much, "no more than 13");
+}
+
+// What a tree verb stores was never admitted.
+TEST_F(Child, mayReuseWhatATreeVerbStored) {
+  const std::string tree =
+      child(R"({"hello": "levels=request,tree", "insert": "exist=0", "admit": "cached=64"})");
+  EXPECT_EQ(played("alloc as=s1\nadvance slot=s1 tokens=a64\ninsert slot=s1 tokens=a64\n"
+                   "admit id=r tokens=a100\n",
+                   {tree}),
+            "");
+}
+
+// --- Numbers, progress and complaints ------------------------------------------------------------
+
+TEST_F(Child, saysNoImpossibleNumber) {
+  struct Case {
+    std::string answers;
+    FindingKind kind;
+  };
+  const std::string trace =
+      "config kv_tokens=1000 state_slots=10\nadmit id=r tokens=a100\nextend id=r n=100\n"
+      "checkpoint id=r\nevict kv=5 state=1\ncheck\n";
+  for (const Case& one : {
+           Case{R"({"check": "kv_free=1001"})", FindingKind::out_of_range},
+           Case{R"({"check": "states_free=9223372036854775807"})", FindingKind::out_of_range},
+           Case{R"({"check": "kv_free=600 kv_locked=401"})", FindingKind::size_accounting},
+           Case{R"({"check": "states_free=6 states_locked=5"})", FindingKind::size_accounting},
+           Case{R"({"admit": "cached=0 evicted_kv=1001"})", FindingKind::out_of_range},
+           Case{R"({"extend": "n=101"})", FindingKind::out_of_range},
+           Case{R"({"checkpoint": "exist=0 length=101"})", FindingKind::out_of_range},
+           Case{R"({"evict": "kv=1001"})", FindingKind::out_of_range},
+           Case{R"({"evict": "kv=0 state=11"})", FindingKind::out_of_range},
+       })
+    expect_kind(played(trace, {child(one.answers)}), one.kind);
+  EXPECT_EQ(played(trace, {child(R"({"check": "kv_free=600 kv_locked=400 states_free=10"})")}), "");
+}
+
+// A server that answers n=0 for ever computes nothing, and every request ended all the same.
+TEST_F(Child, computesWhatItIsAskedFor) {
+  const std::string request = "request id=r tokens=a100 output=3\nrun\n";
+  expect_kind(played(request, {child(R"({"extend": "n=0"})")}), FindingKind::stuck,
+              "100 of the 100");
+  expect_kind(played(request, {child(R"({"extend": ["n=N", "n=0"]})")}), FindingKind::stuck,
+              "1 of");
+  EXPECT_EQ(played(request, {child("{}")}), "");
+  // Less than asked is no fault where the rest is asked for later.
+  EXPECT_EQ(played("admit id=r tokens=a100\nextend id=r n=100\nextend id=r n=60\nfinish id=r\n",
+                   {child(R"({"extend": ["n=40", "n=N"]})")}),
+            "");
+}
+
+TEST_F(Child, canReportABrokenRuleOfItsOwn) {
+  const std::string trace = "admit id=r tokens=a10\nextend id=r n=10\ncheck\n";
+  expect_kind(played(trace, {child(R"({"extend": "n=N violation=slot 3 is free and in use"})")}),
+              FindingKind::broken_invariant, "slot 3 is free and in use");
+  expect_kind(played(trace, {child(R"({"extend": "violation=no n, and a reason"})")}),
+              FindingKind::broken_invariant, "no n, and a reason");
+  expect_kind(played(trace, {child(R"({"check": "violations=7"})")}), FindingKind::broken_invariant,
+              "7 broken rules");
+  expect_kind(played(trace, {"oracle:radix", child(R"({"check": "violations=7"})")}),
+              FindingKind::broken_invariant, "7 broken rules");
+}
+
+TEST_F(Child, answersWithFieldsOfItsVerb) {
+  const std::string trace = "admit id=r tokens=a10\nextend id=r n=10\n";
+  expect_kind(played(trace, {child(R"({"admit": "cached=0 evictd_kv=1"})")}),
+              FindingKind::subject_garbled, "no field `evictd_kv`");
+  expect_kind(played(trace, {child(R"({"admit": "cached=0 kv_free=1"})")}),
+              FindingKind::subject_garbled, "no field `kv_free`");
+  EXPECT_EQ(played(trace, {child(R"({"admit": "cached=0 x_speed=fast"})")}), "");
+  expect_kind(played(trace, {child(R"({"extend": "n=N blocks=2"})"),
+                             child(R"({"extend": "n=N blocks=1"})")}),
+              FindingKind::reply_differs, "blocks=2");
+}
+
+// --- Labels --------------------------------------------------------------------------------------
+
+// Two states of one length, swapped: their lengths say nothing.
+TEST_F(Child, handsOutNoStateOfOtherTokens) {
+  const std::string trace =
+      "admit id=r tokens=a64\nextend id=r n=64\nfinish id=r\n"
+      "admit id=s tokens=b64\nextend id=s n=64\nfinish id=s\nadmit id=t tokens=a64+c1\n";
+  const auto labelled = [&](const std::string& last_admit) {
+    return child(R"({"hello": "levels=request labels=1",
+                     "admit": ["cached=0 state=0 conv=0", "cached=0 state=0 conv=0", ")" +
+                 last_admit + R"("]})");
+  };
+  EXPECT_EQ(played(trace, {labelled("cached=64 state=64 conv=64")}), "");
+  EXPECT_EQ(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=a64 conv_tokens=a60+"
+                                    "a60:64 cached_tokens=a64")}),
+            "");
+  for (const std::string wrong : {"state_tokens=b64", "conv_tokens=b64", "cached_tokens=b64",
+                                  "state_tokens=a63", "state_tokens=a64+c1"})
+    expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 " + wrong)}),
+                FindingKind::wrong_state_prefix);
+  expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=64")}),
+              FindingKind::subject_garbled, "state_tokens");
+}
+
+// --- What a server never does --------------------------------------------------------------------
+
+// The oracle has evicted before the child says that it never does: both begin again without it.
+TEST_F(Child, isNotAskedForWhatItDoesNotSupport) {
+  const std::string trace =
+      "config policy=radix kv_tokens=100\nadmit id=r tokens=a50\nextend id=r n=50\nfinish id=r\n"
+      "evict kv=50\nadmit id=s tokens=a50\nextend id=s n=1\nfinish id=s\nevict kv=7\n";
+  const std::string radix_without_eviction =
+      child(R"({"admit": ["cached=0", "cached=49"], "evict": "unsupported"})");
+  for (const std::vector<std::string>& subjects :
+       {std::vector<std::string>{"oracle:radix", radix_without_eviction},
+        std::vector<std::string>{radix_without_eviction, "radix", "oracle"},
+        std::vector<std::string>{radix_without_eviction}}) {
+    EXPECT_EQ(played(trace, subjects), "");
+    EXPECT_EQ(last["unsupported"][0]["operation"], "evict kv");
+    EXPECT_EQ(last["unsupported"][0]["left_out"], 2);
+  }
+}
+
+TEST_F(Child, supportsPrefillCheckpointsAndNoOthers) {
+  const std::string child_of_chunks =
+      child(R"({"checkpoint": ["exist=0", "unsupported", "exist=1"]})");
+  EXPECT_EQ(played("admit id=r tokens=a50\nextend id=r n=50\ncheckpoint id=r\n"
+                   "extend id=r n=1 tokens=b1\ncheckpoint id=r\n----\nlength=51\n"
+                   "admit id=s tokens=a9\nextend id=s n=9\ncheckpoint id=s\n----\nexist=1\n",
+                   {child_of_chunks}),
+            "");
+  EXPECT_EQ(last["unsupported"][0]["operation"], "checkpoint while decoding");
+  EXPECT_EQ(last["unsupported"].size(), 1u);
+}
+
+TEST_F(Child, thatCannotBeServedEndsTheRunAsBadInput) {
+  const std::string text =
+      played("config overlap=1 policy=radix\nrequest id=r tokens=a9 output=3\nrun\n",
+             {child(R"({"extend": "unsupported"})")});
+  EXPECT_TRUE(text.starts_with("status 2: ")) << text;
+  EXPECT_NE(text.find("does not support `extend async`"), std::string::npos) << text;
+}
+
+TEST_F(Child, isNotFailedForAFieldThatItDoesNotReport) {
+  const std::string trace =
+      "admit id=r tokens=a9\n----\ncached=0 state=0 evicted_kv=0\nextend id=r n=9\nfinish id=r\n"
+      "----\nexist=0 length=9\ncheck\n----\nviolations=0 kv_free=131063\n";
+  EXPECT_EQ(played(trace, {child("{}")}), "");
+  expect_kind(played(trace, {child(R"({"finish": "length=8"})")}), FindingKind::answer_differs,
+              "length=9");
+  expect_kind(played(trace, {child(R"({"admit": "refused=no_kv"})")}), FindingKind::answer_differs);
+  expect_kind(played("admit id=r tokens=a9\n----\nrefused=no_kv\n", {child("{}")}),
+              FindingKind::answer_differs, "refused");
+}
+
+// --- One child for many traces -------------------------------------------------------------------
+
+/// A cache that says whether it forgets at hello; `starts` gets a line per process.
+std::string cache_that(const std::string& at_hello, const std::string& starts) {
+  return R"(
+import sys
+open(")" +
+         starts +
+         R"(", "a").write("started\n")
+stored, running = set(), {}
+for line in sys.stdin:
+    verb, *words = line.split()
+    fields = dict(w.split("=", 1) for w in words)
+    if verb == "hello":
+        )" +
+         at_hello +
+         R"(
+        print("levels=request again=1", flush=True)
+    elif verb == "admit":
+        running[fields["id"]] = fields["tokens"]
+        print("cached=4" if fields["tokens"] in stored else "cached=0", flush=True)
+    elif verb == "finish":
+        stored.add(running.pop(fields["id"]))
+        print("ok", flush=True)
+    else:
+        print("n=" + fields["n"] if verb == "extend" else "ok", flush=True)
+)";
+}
+
+class GreetedAgain : public Child {
+ protected:
+  /// The findings of so many runs of one trace, which share their children, and how many processes
+  /// they took.
+  std::pair<std::string, std::size_t> runs(const std::string& at_hello, int count) {
+    const std::string starts = folder.write("starts", "");
+    ReplayRequest request;
+    request.subjects = {"exec:python3 " + folder.write("cache.py", cache_that(at_hello, starts))};
+    request.file = folder.write("x.trace", "admit id=r tokens=a5\nextend id=r n=5\nfinish id=r\n");
+    request.children = std::make_shared<Children>();
+    std::string wrong;
+    for (int i = 0; i < count && wrong.empty(); ++i) wrong = outcome_of(request);
+    const std::string lines = testing_support::read_text(starts);
+    return {wrong, static_cast<std::size_t>(std::count(lines.begin(), lines.end(), '\n'))};
+  }
+};
+
+TEST_F(GreetedAgain, aChildPlaysManyTraces) {
+  const auto [wrong, processes] = runs("stored.clear()", 20);
+  EXPECT_EQ(wrong, "");
+  EXPECT_EQ(processes, 1u);
+}
+
+TEST_F(GreetedAgain, aChildThatForgetsNothingIsFound) {
+  expect_kind(runs("pass", 20).first, FindingKind::cached_too_much);
+}
+
+TEST_F(GreetedAgain, aChildThatDiesOfItIsFound) {
+  expect_kind(runs("if running or stored: sys.exit(3)", 20).first, FindingKind::subject_died,
+              "exit status 3");
+}
+
+// --- The shipped example -------------------------------------------------------------------------
+
+// Results that are out when a request finishes are not its own. The example counted them at launch.
+TEST_F(Child, exampleCountsTokensWhenTheirResultArrives) {
+  const std::string overlap =
+      "config policy=radix overlap=1\nadmit id=r tokens=a10\nextend async=1 id=r n=10\n"
+      "complete id=r\nextend async=1 id=r n=1 tokens=b1\nfinish id=r\nadmit id=s tokens=a10+b5\n";
+  EXPECT_EQ(played(overlap, {kExample, "radix", "oracle"}), "");
+  EXPECT_EQ(last["requests"][1]["cached_tokens"], 10);
+}
+
+ExploreOptions beside_radix(const std::string& child, std::int64_t traces) {
+  ExploreOptions options;
+  options.run.subjects = {child, "oracle:radix"};
+  // Memory is ample, and the policy has no fields of its own that would be drawn.
+  require(options.run.config.set_all("kv_tokens=1048576,policy=sglang-legacy").has_value(), "");
+  options.traces = traces;
+  return options;
+}
+
+// Thousands of random operations beside an independent cache.
+TEST_F(Child, exampleAgreesWithRadixOnRandomOperations) {
+  const Result<ExploreOutcome> outcome = explore(beside_radix(kExample, 60));
+  ASSERT_TRUE(outcome) << outcome.error().text;
+  for (const Discovery& found : outcome->discoveries) ADD_FAILURE() << found.finding.finding.text;
+  EXPECT_GT(outcome->operations, 1000);
+}
+
+// What the README promises to who plugs in a server: the bug comes back as a trace of a few lines.
+TEST_F(Child, exampleWithAnOffByOneIsFoundAndShrunk) {
+  std::string source = testing_support::read_text(kExample.substr(kExample.find('/')));
+  const std::string right = "request.tokens[:size]";
+  ASSERT_NE(source.find(right), std::string::npos);
+  source.replace(source.find(right), right.size(), "request.tokens[: size + 1]");
+  const std::string broken = "exec:python3 " + folder.write("broken.py", source);
+  const Result<ExploreOutcome> outcome = explore(beside_radix(broken, 200));
+  ASSERT_TRUE(outcome) << outcome.error().text;
+  ASSERT_EQ(outcome->discoveries.size(), 1u);
+  const Discovery& found = outcome->discoveries.front();
+  EXPECT_LE(line_count(found.trace), 8u) << trace_text(found.trace);
+  expect_kind(played(trace_text(found.trace), {broken, "oracle:radix"}),
+              found.finding.finding.kind);
+}
+
+}  // namespace
+}  // namespace lockstep::cache_sim
