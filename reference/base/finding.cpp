@@ -44,7 +44,7 @@ constexpr std::array kKinds{
     KindRow{FindingKind::padding_leak, "padding-leak", kExitInvariant,
             "A padded row of a batch changed somebody's state."},
     KindRow{FindingKind::out_of_range, "out-of-range", kExitInvariant,
-            "An index points outside its table."},
+            "A number is impossible: an index beyond its table, or a count beyond its pool."},
     KindRow{FindingKind::broken_invariant, "broken-invariant", kExitInvariant,
             "A server says that a rule of its own does not hold."},
     KindRow{FindingKind::cached_too_much, "cached-too-much", kExitDiffers,
