@@ -328,13 +328,18 @@ TEST_F(GreetedAgain, aChildThatDiesOfItIsFound) {
 
 // --- The shipped example -------------------------------------------------------------------------
 
-// Results that are out when a request finishes are not its own. The example counted them at launch.
-TEST_F(Child, exampleCountsTokensWhenTheirResultArrives) {
+// KV counts from the launch of its forward, and a flush leaves what running requests hold.
+TEST_F(Child, exampleKeepsWhatIsUnderWayAndWhatIsHeld) {
   const std::string overlap =
       "config policy=radix overlap=1\nadmit id=r tokens=a10\nextend async=1 id=r n=10\n"
       "complete id=r\nextend async=1 id=r n=1 tokens=b1\nfinish id=r\nadmit id=s tokens=a10+b5\n";
   EXPECT_EQ(played(overlap, {kExample, "radix", "oracle"}), "");
-  EXPECT_EQ(last["requests"][1]["cached_tokens"], 10);
+  EXPECT_EQ(last["requests"][1]["cached_tokens"], 11);
+  const std::string held =
+      "config policy=radix\nadmit id=r tokens=a10\nextend id=r n=10\nfinish id=r\n"
+      "admit id=s tokens=a8\nflush\nadmit id=t tokens=a10+b5\n";
+  EXPECT_EQ(played(held, {kExample, "radix", "oracle"}), "");
+  EXPECT_EQ(last["requests"][2]["cached_tokens"], 7);
 }
 
 ExploreOptions beside_radix(const std::string& child, std::int64_t traces) {
