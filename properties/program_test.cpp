@@ -482,6 +482,21 @@ TEST(Program, timesInTheJsonAreThoseOfTheVirtualClock) {
   EXPECT_EQ(request["finish"], "length");
 }
 
+// The oracle of radix stores a prompt at the end of each chunk: the pieces share their tokens.
+TEST(Program, replaysAPromptOfAMillionTokensBesideItsOracle) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("long.trace",
+                                        "config policy=radix kv_tokens=2000000\n"
+                                        "request id=r tokens=a1000000 output=2\nrun\n"
+                                        "request id=s tokens=a500000+b500000 output=2\nrun\n");
+  const ProgramRun run = run_program({"replay", file});
+  EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
+  EXPECT_LT(run.cpu_s, 5.0);
+  if (!testing_support::kSanitized) {
+    EXPECT_LT(run.peak_kib, 200 * 1024);
+  }
+}
+
 // Checking is looking: it changes no decision.
 TEST(Program, checkLevelsDecideTheSame) {
   std::vector<std::string> digests;

@@ -19,12 +19,7 @@ std::int64_t or_else(std::int64_t field, std::int64_t otherwise) {
 }
 
 Prefix prefix_of(const Operation& operation) {
-  return {operation.salt.text(), operation.tokens.values()};
-}
-
-void append(std::vector<Token>& known, const Tokens& more) {
-  const std::vector<Token> values = more.values();
-  known.insert(known.end(), values.begin(), values.end());
+  return {operation.salt.text(), operation.tokens};
 }
 
 SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::Variant& variant) {
@@ -223,7 +218,7 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   Evicted evicted;
   if (!allocate(request, request.computed + operation.n, forward, evicted))
     return Reply::refusal(Refusal::no_kv);
-  append(request.known.tokens, operation.tokens);
+  request.known.tokens.append(operation.tokens);
   if (verifies) {
     before_verification(request, operation.n);
     request.pending = Verification{inputs, operation.drafts.values()};
@@ -293,7 +288,7 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
     request.allocated = up_to_whole_pages(request.computed);
     request.pending.reset();
   }
-  append(request.known.tokens, operation.tokens);
+  request.known.tokens.append(operation.tokens);
   return Reply().set(ReplyField::n, operation.n);
 }
 

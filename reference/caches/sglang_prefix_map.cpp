@@ -9,7 +9,15 @@ namespace lockstep::reference {
 
 Prefix Prefix::first(std::int64_t count) const {
   require(count <= size(), "a prefix is not longer than its sequence");
-  return {salt, {tokens.begin(), tokens.begin() + count}};
+  return {salt, tokens.prefix(static_cast<std::uint32_t>(count))};
+}
+
+std::strong_ordering Prefix::operator<=>(const Prefix& other) const {
+  if (salt != other.salt) return salt <=> other.salt;
+  const std::uint32_t shorter = std::min(tokens.size(), other.tokens.size());
+  const std::uint32_t common = tokens.common(0, other.tokens, 0, shorter);
+  if (common < shorter) return tokens[common] <=> other.tokens[common];
+  return tokens.size() <=> other.tokens.size();
 }
 
 // --- Looking ------------------------------------------------------------------------------------
@@ -17,9 +25,8 @@ Prefix Prefix::first(std::int64_t count) const {
 /// Tokens that two sequences share from their starts, in whole pages: part of a page never matches.
 std::int64_t SglangPrefixMap::shared(const Prefix& a, const Prefix& b) const {
   if (a.salt != b.salt) return 0;
-  const auto differ =
-      std::mismatch(a.tokens.begin(), a.tokens.end(), b.tokens.begin(), b.tokens.end());
-  return (differ.first - a.tokens.begin()) / options_.page * options_.page;
+  const std::uint32_t shorter = std::min(a.tokens.size(), b.tokens.size());
+  return a.tokens.common(0, b.tokens, 0, shorter) / options_.page * options_.page;
 }
 
 bool SglangPrefixMap::is_prefix(const Prefix& shorter, const Prefix& longer) const {

@@ -26,14 +26,16 @@
 namespace lockstep::reference {
 
 /// Tokens from the start of a prompt. A salt (empty where there is none) keeps equal tokens apart.
+/// The prefixes of a prompt share its storage, because a long one is stored at each chunk's end.
 struct Prefix {
   std::string salt;
-  std::vector<Token> tokens;
+  Tokens tokens;
 
-  std::int64_t size() const { return static_cast<std::int64_t>(tokens.size()); }
+  std::int64_t size() const { return tokens.size(); }
   bool empty() const { return tokens.empty(); }
   Prefix first(std::int64_t count) const;
-  auto operator<=>(const Prefix&) const = default;
+  bool operator==(const Prefix& other) const = default;
+  std::strong_ordering operator<=>(const Prefix& other) const;  ///< by salt, then token by token
 };
 
 class SglangPrefixMap {
