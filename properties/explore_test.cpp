@@ -37,7 +37,7 @@ const PolicyEntry& some_policy() {
 /// Requests to a scheduler, from a swarm for any policy.
 Trace random_scheduled_trace(std::uint64_t seed, std::uint64_t stream, const PolicyEntry& policy) {
   Draw draw(seed, stream);
-  Swarm swarm = draw_swarm(draw, policy, Config());
+  Swarm swarm = draw_swarm(draw, accepted_by(policy), Config());
   swarm.operations = std::min(swarm.operations, 16);
   Trace trace;
   trace.config = swarm.config;
@@ -87,6 +87,25 @@ RC_GTEST_PROP(ScheduledTraces, endWithoutAFinding, (std::uint64_t seed, std::uin
   for (const RequestOutcome& outcome : (*run)->outcomes()) RC_ASSERT(outcome.end >= 0);
 }
 
+// What somebody has set stays, though it is the default; what a subject does not know is not drawn.
+RC_GTEST_PROP(Swarms, drawWithinWhatIsAcceptedAndNotFixed,
+              (std::uint64_t seed, std::uint64_t stream)) {
+  Draw draw(seed, stream);
+  const PolicyEntry& radix = *Registry<PolicyEntry>::find("radix");
+  const PolicyEntry& no_buffer = *Registry<PolicyEntry>::find("sglang-no-buffer");
+  const Swarm alone = draw_swarm(draw, accepted_by(radix), Config(),
+                                 {ConfigField::strip_thinking, ConfigField::kv_tokens});
+  RC_CLASSIFY(alone.config.overlap != 0, "overlap");
+  RC_ASSERT(alone.config.strip_thinking == 0);
+  RC_ASSERT(alone.config.kv_tokens == Config().kv_tokens);
+  const Swarm both =
+      draw_swarm(draw, accepted_by_both(accepted_by(radix), accepted_by(no_buffer)), Config());
+  RC_CLASSIFY(both.config.strip_thinking != 0, "strip_thinking");
+  RC_ASSERT(both.config.path_cap == Config().path_cap);
+  RC_ASSERT(both.config.page == Config().page);
+  RC_ASSERT(both.tree == 0);
+}
+
 /// A random trace of single operations, as `explore` makes them: what was said, and whether each
 /// was bad input exactly where it was made so.
 struct PlayedOperations {
@@ -97,7 +116,7 @@ struct PlayedOperations {
 PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream,
                                         const PolicyEntry& policy) {
   Draw draw(seed, stream);
-  Swarm swarm = draw_swarm(draw, policy, Config());
+  Swarm swarm = draw_swarm(draw, accepted_by(policy), Config());
   swarm.config.ranks = 1;
   RunOptions options;
   options.config = swarm.config;
@@ -107,8 +126,8 @@ PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream
   require(run.has_value(), run ? "" : run.error().text);
   PlayedOperations played;
   LegalityModel model(swarm.config.page, policy.counts_locks_on_tombstones);
-  RandomTrace random(swarm, policy, model, draw);
-  BadInput bad_input(swarm, policy, model, draw);
+  RandomTrace random(swarm, accepted_by(policy), model, draw);
+  BadInput bad_input(swarm, accepted_by(policy), model, draw);
   const auto say = [&](const Operation& operation) {
     const Reply* const reply = (*run)->apply(operation);
     if (reply != nullptr) model.follow(operation, *reply);
@@ -260,6 +279,39 @@ TEST(Shrink, keepsTheTokensOfAnInsertThoseOfItsSlot) {
   undamaged.defect = nullptr;
   undamaged.defect_name = "";
   EXPECT_EQ(findings_of(shrunk->trace, undamaged), 0u) << trace_text(shrunk->trace);
+}
+
+// Another verb or another field of a reply is another defect.
+TEST(Shrink, tellsFindingsApartByKindVerbAndField) {
+  LocatedFinding one;
+  one.finding = {FindingKind::reply_differs, "", "cached=4", "cached=5"};
+  one.operation = "admit id=r tokens=a8";
+  LocatedFinding other = one;
+  other.finding.expected = "cached=7";
+  other.operation = "admit id=q tokens=b8";
+  EXPECT_TRUE(is_same_finding(one, other));
+  other.finding.expected = "evicted_kv=4";
+  EXPECT_FALSE(is_same_finding(one, other));
+  other = one;
+  other.operation = "match tokens=a8";
+  EXPECT_FALSE(is_same_finding(one, other));
+  other = one;
+  other.finding.kind = FindingKind::missed_reuse;
+  EXPECT_FALSE(is_same_finding(one, other));
+}
+
+TEST(Shrink, leavesFixedFieldsAlone) {
+  Result<Trace> trace = parse_trace(
+      "config chunked_prefill=9 kv_tokens=77\nalloc as=s2\nadvance slot=s2 tokens=a6\n"
+      "insert slot=s2 tokens=a6\nmatch tokens=a4\n",
+      "fixed");
+  ASSERT_TRUE(trace.has_value()) << trace.error().text;
+  RunOptions run = testing_support::run_with_defect("sglang-no-buffer:split-moves-state");
+  run.fixed = {ConfigField::kv_tokens};
+  const Result<ShrinkOutcome> shrunk = shrink(*trace, run);
+  ASSERT_TRUE(shrunk.has_value()) << shrunk.error().text;
+  EXPECT_EQ(shrunk->trace.config.kv_tokens, 77);
+  EXPECT_EQ(shrunk->trace.config.chunked_prefill, Config().chunked_prefill);
 }
 
 TEST(Shrink, refusesATraceWithoutAFinding) {

@@ -21,6 +21,7 @@ struct RunOptions {
   std::vector<std::string>
       subjects;  ///< names as on the command line; the first one's replies drive the run
   Config config;
+  ConfigFields fixed;  ///< fields that a search neither draws nor shrinks, whatever their value
   const Defect* defect = nullptr;  ///< planted into the policy that it belongs to
   std::string_view defect_name;
   CheckLevel check = CheckLevel::all;

@@ -23,6 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 using namespace cache_sim;
 
+constexpr int kExitInterrupted = 130;  // as shells say it: 128 + SIGINT
+
 int refuse(const Error& error) {
   std::cerr << "lockstep: " << error.text << '\n';
   return static_cast<int>(error.status);
@@ -38,12 +40,19 @@ ReplayRequest replay_of(const RunOptions& run, const std::string& file) {
   return request;
 }
 
+/// A comment cannot hold the control characters that a child's words may have brought along.
+std::string one_line(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
+  return text;
+}
+
 /// The comment lines of a shrunk trace: how to run it, what it finds, and what that means.
 void describe(Trace& trace, const LocatedFinding& finding, const RunOptions& run,
               const std::string& origin) {
-  trace.description = {"run: " + replay_command(replay_of(run, "%s")).substr(2),
+  trace.description = {"run: " + run_line(replay_of(run, "%s")),
                        fmt::format("finds: {}", to_string(finding.finding.kind)),
-                       finding.finding.text + ".", origin};
+                       one_line(finding.finding.text) + ".", one_line(origin)};
 }
 
 void print_finding(const Trace& trace, const LocatedFinding& finding, const std::string& path,
@@ -51,6 +60,7 @@ void print_finding(const Trace& trace, const LocatedFinding& finding, const std:
   fmt::print("{}: {}\n\n{}\n", to_string(finding.finding.kind), finding.finding.text,
              trace_text(trace));
   fmt::print("written  {}\nreplay   {}\n", path, replay_command(replay_of(run, path)));
+  std::fflush(stdout);
 }
 
 // --- explore -------------------------------------------------------------------------------------
@@ -62,13 +72,15 @@ struct ExploreWords {
   std::string time;
   std::int64_t findings = 1;
   bool raw = false;
+  bool allow_exec = false;
+  std::string check = "all";
   std::string timeout = "10s";
   std::string out = "findings";
   std::string json_path;
 };
 
 /// Traces that an earlier search left in the folder: those that still show their finding.
-Result<std::vector<std::string>> still_there(const std::string& folder) {
+Result<std::vector<std::string>> still_there(const std::string& folder, bool allow_exec) {
   std::vector<std::string> files;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder, none))
@@ -79,12 +91,14 @@ Result<std::vector<std::string>> still_there(const std::string& folder) {
     const Result<Trace> trace = read_trace(file);
     if (!trace) return tl::unexpected(trace.error());
     for (const RunDirective& directive : trace->runs) {
-      if (!directive.finds) continue;
       std::vector<std::string> words = directive_words(directive, file);
-      if (!words.empty()) words.erase(words.begin());  // `replay`
-      const auto requests = read_run_line(words);
-      if (!requests)
-        return fail(fmt::format("{}:{}: {}", file, directive.line, requests.error().text));
+      if (!directive.finds || words.empty() || words.front() != "replay") continue;
+      words.erase(words.begin());
+      const auto requests = read_run_line(words, allow_exec);
+      if (!requests) {  // another machine's, another version's, or a program that was not asked for
+        fmt::print("{}:{}: not replayed: {}\n", file, directive.line, requests.error().text);
+        continue;
+      }
       for (const ReplayRequest& request : *requests) {
         const Result<ReplayOutcome> outcome = replay(request);
         if (!outcome) return tl::unexpected(outcome.error());
@@ -128,6 +142,8 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
                     {"from_corpus", outcome.from_corpus},
                     {"corpus", outcome.corpus},
                     {"marks_missed", outcome.marks_missed}};
+  for (const auto& [form, why] : run.children->unsupported())
+    json["search"]["unsupported"].push_back({{"operation", form}, {"text", why}});
   if (!outcome.discoveries.empty()) {
     json["search"]["tests_to_detect"] = outcome.discoveries.front().trace_number;
     json["search"]["shrunk_lines"] = line_count(outcome.discoveries.front().trace);
@@ -169,54 +185,122 @@ Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptio
   return options;
 }
 
+/// Whether files can be written to the folder, by trying: a search of hours must not find that out
+/// at its end. Leaves nothing behind.
+Result<void> expect_writable(fs::path folder) {
+  if (folder.empty()) folder = ".";
+  std::error_code error;
+  std::vector<fs::path> made;
+  for (fs::path at = fs::absolute(folder); !fs::exists(at, error); at = at.parent_path())
+    made.push_back(at);
+  fs::create_directories(folder, error);
+  if (error)
+    return fail(fmt::format("{}: the folder cannot be made: {}", folder.string(), error.message()),
+                kExitEnvironment);
+  constexpr std::size_t kUsualSize = 65536;
+  const fs::path probe = folder / fmt::format(".lockstep-{}", ::getpid());
+  const Result<void> written = write_file(probe.string(), std::string(kUsualSize, '\n'));
+  fs::remove(probe, error);
+  for (const fs::path& folder_made : made) fs::remove(folder_made, error);
+  if (!written)
+    return fail(fmt::format("{}: files cannot be written there", folder.string()),
+                kExitEnvironment);
+  return {};
+}
+
+Result<void> expect_outputs_writable(const ExploreWords& words) {
+  if (const Result<void> folder = expect_writable(words.out); !folder) return folder;
+  std::error_code none;
+  const bool is_special =
+      fs::exists(words.json_path, none) && !fs::is_regular_file(words.json_path, none);
+  if (words.json_path.empty() || is_special) return {};
+  return expect_writable(fs::path(words.json_path).parent_path());
+}
+
+/// Writes discoveries as they are made, so that whatever ends the search later loses none.
+class DiscoveryWriter {
+ public:
+  DiscoveryWriter(const ExploreWords& words, const RunOptions& run) : words_(words), run_(run) {}
+
+  void write(const Discovery& found) {
+    std::error_code none;
+    fs::create_directories(words_.out, none);
+    paths_.push_back(fmt::format("{}/{}-{}-{}.trace", words_.out,
+                                 to_string(found.finding.finding.kind), words_.seed,
+                                 found.trace_number));
+    const RunOptions own = run_of(run_, found);
+    Trace trace = found.trace;
+    describe(trace, found.finding, own,
+             fmt::format("Found by trace {} of seed {}; {} lines before it was shrunk.",
+                         found.trace_number, words_.seed, found.lines_before));
+    const Result<void> written = write_file(paths_.back(), trace_text(trace));
+    if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r{:40}\r", "");
+    print_finding(trace, found.finding, paths_.back(), own);
+    if (written) return;
+    std::cerr << "lockstep: " << written.error().text << "; the trace stands above\n";
+    is_complete_ = false;
+  }
+
+  const std::vector<std::string>& paths() const { return paths_; }
+  bool is_complete() const { return is_complete_; }
+
+ private:
+  const ExploreWords& words_;
+  const RunOptions& run_;
+  std::vector<std::string> paths_;
+  bool is_complete_ = true;
+};
+
+void print_search(const ExploreWords& words, const RunOptions& run, const ExploreOutcome& outcome) {
+  for (const auto& [form, why] : run.children->unsupported()) fmt::print("left out: {}\n", why);
+  fmt::print("{} traces, {} operations, {} of {} traces from a corpus of {}: {}{}\n",
+             outcome.traces, outcome.operations, outcome.from_corpus, outcome.traces,
+             outcome.corpus,
+             outcome.discoveries.empty() ? "nothing found"
+                                         : fmt::format("{} found", outcome.discoveries.size()),
+             is_interrupted() ? ", interrupted" : "");
+  if (!outcome.marks_missed.empty())
+    fmt::print("never reached: {}\n", fmt::join(outcome.marks_missed, ", "));
+  fmt::print("digest={:016x} seed={}\n", outcome.digest, words.seed);
+}
+
 int run_explore(const ExploreWords& words) {
   Result<RunOptions> run = run_options(words.request, Config());
   if (!run) return refuse(run.error());
+  run->check = check_level(words.check);
   // Nobody has said what to search: each trace draws its policy.
   if (words.request.subjects.empty() && words.request.defect.empty() && run->config.policy.empty())
     run->subjects.clear();
-  const Result<ExploreOptions> options = explore_options(words, *run);
+  Result<ExploreOptions> options = explore_options(words, *run);
   if (!options) return refuse(options.error());
+  if (const Result<void> writable = expect_outputs_writable(words); !writable)
+    return refuse(writable.error());
   watch_trace(0, "earlier findings are replayed");
   watch_search(words.seed, options->run.timeout);
-  const Result<std::vector<std::string>> there = still_there(words.out);
+  const Result<std::vector<std::string>> there = still_there(words.out, words.allow_exec);
   if (!there) return refuse(there.error());
   for (const std::string& file : *there) fmt::print("{}: is still there\n", file);
 
   watch_trace(1, "it is played");
-  Result<ExploreOutcome> outcome = explore(*options);
+  catch_interrupts();
+  DiscoveryWriter writer(words, *run);
+  options->stops = is_interrupted;
+  options->found = [&](const Discovery& found) { writer.write(found); };
+  const Result<ExploreOutcome> outcome = explore(*options);
   if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r{:40}\r", "");
   if (!outcome) return refuse(outcome.error());
 
-  std::vector<std::string> paths;
-  for (Discovery& found : outcome->discoveries) {
-    std::error_code none;
-    fs::create_directories(words.out, none);
-    paths.push_back(fmt::format("{}/{}-{}-{}.trace", words.out,
-                                to_string(found.finding.finding.kind), words.seed,
-                                found.trace_number));
-    const RunOptions own = run_of(*run, found);
-    describe(found.trace, found.finding, own,
-             fmt::format("Found by trace {} of seed {}; {} lines before it was shrunk.",
-                         found.trace_number, words.seed, found.lines_before));
-    if (const Result<void> written = write_file(paths.back(), trace_text(found.trace)); !written)
-      return refuse(written.error());
-    print_finding(found.trace, found.finding, paths.back(), own);
-  }
   if (!words.json_path.empty()) {
-    const Json json = search_json(words, *run, *outcome, paths);
-    if (const Result<void> written = write_file(words.json_path, json.dump(1) + "\n"); !written)
+    const Json json = search_json(words, *run, *outcome, writer.paths());
+    const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+    if (const Result<void> written = write_file(words.json_path, text); !written)
       return refuse(written.error());
   }
-  fmt::print("{} traces, {} operations, {} of {} traces from a corpus of {}: {}\n", outcome->traces,
-             outcome->operations, outcome->from_corpus, outcome->traces, outcome->corpus,
-             outcome->discoveries.empty() ? "nothing found"
-                                          : fmt::format("{} found", outcome->discoveries.size()));
-  if (!outcome->marks_missed.empty())
-    fmt::print("never reached: {}\n", fmt::join(outcome->marks_missed, ", "));
-  fmt::print("digest={:016x} seed={}\n", outcome->digest, words.seed);
+  print_search(words, *run, *outcome);
+  if (!writer.is_complete()) return kExitEnvironment;
   if (!outcome->discoveries.empty())
     return exit_status(outcome->discoveries.front().finding.finding.kind);
+  if (is_interrupted()) return kExitInterrupted;
   return there->empty() ? kExitPass : kExitInvariant;
 }
 
@@ -250,7 +334,8 @@ void add_explore(CLI::App& app, int& status) {
       ->take_all()
       ->allow_extra_args(false);
   command->add_option("--defect", words->request.defect, "plant a defect (lockstep list defects)");
-  command->add_option("--config", words->request.config, "fields that are not drawn: key=value,…");
+  command->add_option("--config", words->request.config,
+                      "fields that are not drawn, and not changed by shrinking: key=value,…");
   command->add_option("--seed", words->seed, "decides every trace")->capture_default_str();
   CLI::Option* const traces =
       command->add_option("--traces", words->traces, "how many at most")->capture_default_str();
@@ -261,6 +346,8 @@ void add_explore(CLI::App& app, int& status) {
       ->add_option("--timeout", words->timeout,
                    "how long a trace may compute, and a child take for one answer")
       ->capture_default_str();
+  add_check(*command, words->check);
+  add_allow_exec(*command, words->allow_exec);
   command->add_flag("--no-shrink", words->raw, "write traces as they were found");
   command->add_option("--out", words->out, "folder for findings")->capture_default_str();
   command->add_option("--json", words->json_path, "write the search's data to this file");

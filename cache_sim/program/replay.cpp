@@ -32,6 +32,20 @@ void print_finding(const LocatedFinding& located, const ReplayRequest& request) 
   fmt::print("replay   {}\n", replay_command(request));
 }
 
+/// A run that finds nothing may not be the one that the file is about.
+void print_run_lines(const ReplayRequest& request, const ReplayOutcome& outcome) {
+  if (!outcome.run->findings().empty() || !outcome.trace) return;
+  if (!request.subjects.empty() || !request.defect.empty()) return;
+  std::size_t others = 0;
+  for (const cache_sim::RunDirective& directive : outcome.trace->runs)
+    if (directive_words(directive, request.file).size() > 2) ++others;  // not `replay FILE` alone
+  if (others != 0)
+    fmt::print(
+        "note: {} `# run:` {} of the file {} other subjects or options; --run-lines plays {}\n",
+        others, others == 1 ? "line" : "lines", others == 1 ? "names" : "name",
+        others == 1 ? "it" : "them");
+}
+
 void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
   const cache_sim::ReplaySession& run = *outcome.run;
   for (const LocatedFinding& located : run.findings()) print_finding(located, request);
@@ -50,6 +64,7 @@ void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
     line += fmt::format(" decision_digest={:016x}", outcome.decisions->decision_digest);
   if (run.subject_count() != 0) line += fmt::format(" hit_tokens={}", run.totals(0).hit_tokens);
   fmt::print("{}\n", line);
+  print_run_lines(request, outcome);
 }
 
 std::string decisions_text(const ReplayOutcome& outcome) {

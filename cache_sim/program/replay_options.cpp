@@ -1,6 +1,12 @@
 #include "cache_sim/program/replay_options.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <iterator>
+
+#include "cache_sim/trace/trace.hpp"
+#include "reference/base/printable.hpp"
 
 namespace lockstep::program {
 
@@ -9,17 +15,18 @@ void ReplayOptions::add_to(CLI::App& command) {
       .add_option("FILE", files,
                   "trace files, workload files, or workloads by name (lockstep list workloads)")
       ->required();
-  command
-      .add_option(
-          "--subject", request.subjects,
-          "a policy, oracle:POLICY, oracle, or exec:COMMAND; several are compared reply by reply")
-      ->take_all()
-      ->allow_extra_args(false);
+  CLI::Option* const subject =
+      command
+          .add_option(
+              "--subject", request.subjects,
+              "a policy, oracle:POLICY, oracle, or exec:COMMAND; several are compared reply "
+              "by reply")
+          ->take_all()
+          ->allow_extra_args(false);
   command.add_option("--fidelity", request.fidelity, "what state is: label")->capture_default_str();
-  command.add_option("--check", check, "off, labels or all")
-      ->check(CLI::IsMember({"off", "labels", "all"}))
-      ->capture_default_str();
-  command.add_option("--defect", request.defect, "plant a defect (lockstep list defects)");
+  add_check(command, check);
+  CLI::Option* const defect =
+      command.add_option("--defect", request.defect, "plant a defect (lockstep list defects)");
   command.add_option("--config", request.config, "config fields over the file's own: key=value,…");
   command.add_option("--model", request.model,
                      "a step takes what it costs this model; without it, the config's step_time");
@@ -28,7 +35,37 @@ void ReplayOptions::add_to(CLI::App& command) {
   command.add_option("--json", json_path, "write the run's data to this file");
   command.add_option("--timeline", timeline_path, "write a Chrome trace of the run to this file");
   command.add_option("--decisions", decisions_path, "write a line per admission to this file");
+  command.add_flag("--run-lines", run_lines, "play each trace as its own `# run:` lines say")
+      ->excludes(subject)
+      ->excludes(defect);
+  add_allow_exec(command, allow_exec);
 }
+
+namespace {
+
+/// The requests of a trace's own run lines; without one, a plain replay.
+Result<std::vector<cache_sim::ReplayRequest>> requests_of_run_lines(const std::string& file,
+                                                                    bool allow_exec) {
+  const Result<cache_sim::Trace> trace = cache_sim::read_trace(file);
+  if (!trace) return tl::unexpected(trace.error());
+  std::vector<cache_sim::ReplayRequest> all;
+  for (const cache_sim::RunDirective& directive : trace->runs) {
+    std::vector<std::string> words = cache_sim::directive_words(directive, file);
+    const auto refuse = [&](const std::string& text) {
+      return fail(fmt::format("{}:{}: {}", file, directive.line, text));
+    };
+    if (words.empty() || words.front() != "replay")
+      return refuse("--run-lines plays `lockstep replay` and nothing else");
+    words.erase(words.begin());
+    Result<std::vector<cache_sim::ReplayRequest>> own = read_run_line(std::move(words), allow_exec);
+    if (!own) return refuse(own.error().text);
+    std::move(own->begin(), own->end(), std::back_inserter(all));
+  }
+  if (all.empty()) all.emplace_back().file = file;
+  return all;
+}
+
+}  // namespace
 
 Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
   const Result<Nanoseconds> limit = parse_time(timeout);
@@ -38,15 +75,36 @@ Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
     cache_sim::ReplayRequest one = request;
     one.file = file;
     one.timeout = std::chrono::milliseconds(std::max<Nanoseconds>(*limit / 1'000'000, 1));
-    one.check = check == "off"      ? cache_sim::CheckLevel::off
-                : check == "labels" ? cache_sim::CheckLevel::labels
-                                    : cache_sim::CheckLevel::all;
-    all.push_back(std::move(one));
+    one.check = check_level(check);
+    if (!run_lines) {
+      all.push_back(std::move(one));
+      continue;
+    }
+    Result<std::vector<cache_sim::ReplayRequest>> own = requests_of_run_lines(file, allow_exec);
+    if (!own) return tl::unexpected(own.error());
+    std::move(own->begin(), own->end(), std::back_inserter(all));
   }
   return all;
 }
 
-Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words) {
+void add_check(CLI::App& command, std::string& word) {
+  command.add_option("--check", word, "off, labels or all")
+      ->check(CLI::IsMember({"off", "labels", "all"}))
+      ->capture_default_str();
+}
+
+cache_sim::CheckLevel check_level(const std::string& word) {
+  if (word == "off") return cache_sim::CheckLevel::off;
+  return word == "labels" ? cache_sim::CheckLevel::labels : cache_sim::CheckLevel::all;
+}
+
+void add_allow_exec(CLI::App& command, bool& allow_exec) {
+  command.add_flag("--allow-exec", allow_exec,
+                   "play `# run:` lines of traces that start a program (exec:COMMAND)");
+}
+
+Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,
+                                                            bool allow_exec) {
   CLI::App parser("lockstep replay");
   ReplayOptions options;
   options.add_to(parser);
@@ -56,6 +114,11 @@ Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::str
   } catch (const CLI::ParseError& error) {
     return fail(error.what());
   }
+  for (const std::string& subject : options.request.subjects)
+    if (subject.starts_with("exec:") && !allow_exec)
+      return fail(fmt::format(
+          "its # run: line starts a program (`{}`), which is done only with --allow-exec",
+          printable(subject)));
   return options.requests();
 }
 

@@ -17,14 +17,23 @@ struct ReplayOptions {
   std::string json_path;
   std::string timeline_path;
   std::string decisions_path;
+  bool run_lines = false;
+  bool allow_exec = false;
 
   void add_to(CLI::App& command);
   /// One request per file, or what is wrong with the words.
   Result<std::vector<cache_sim::ReplayRequest>> requests() const;
 };
 
+/// What `--check` says.
+cache_sim::CheckLevel check_level(const std::string& word);
+void add_check(CLI::App& command, std::string& word);
+
 /// The words of a `# run:` line behind `lockstep replay`: they mean what they mean on the command
-/// line.
-Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words);
+/// line. A trace can come from anybody, so a line that starts a program (exec:COMMAND) is an error
+/// that names the option --allow-exec, where that is not given.
+Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,
+                                                            bool allow_exec);
+void add_allow_exec(CLI::App& command, bool& allow_exec);
 
 }  // namespace lockstep::program

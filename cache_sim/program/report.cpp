@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 struct ReportWords {
   std::string fixtures;
   std::string out;
+  bool allow_exec = false;
 };
 
 /// The checkout that the current directory is in.
@@ -68,7 +69,9 @@ int run_report(const ReportWords& words) {
           {fmt::format("{}: the folder cannot be entered", root->string()), kExitEnvironment});
   }
   while (options.fixtures.size() > 1 && options.fixtures.back() == '/') options.fixtures.pop_back();
-  options.read_run_line = read_run_line;
+  options.read_run_line = [&](std::vector<std::string> run_line) {
+    return read_run_line(std::move(run_line), words.allow_exec);
+  };
   options.comparisons = cache_sim::default_comparisons(options.fixtures);
   if (root) options.kernels = "reports/kernels";
   const bool on_terminal = isatty(STDOUT_FILENO) == 1;
@@ -91,6 +94,7 @@ void add_report(CLI::App& app, int& status) {
   const auto words = std::make_shared<ReportWords>();
   command->add_option("--fixtures", words->fixtures,
                       "the folder with traces/ and regressions/ (fixtures/ of the checkout)");
+  add_allow_exec(*command, words->allow_exec);
   command->add_option("--out", words->out, "where the page goes (reports/html/ of the checkout)");
   command->callback([words, &status] { status = run_report(*words); });
 }

@@ -10,6 +10,7 @@
 #include <csignal>
 
 #include "reference/base/finding.hpp"
+#include "reference/base/leftovers.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -25,6 +26,7 @@ std::atomic<std::int64_t> beats{0};
 std::atomic<std::uint64_t> search_seed{0};
 std::atomic<std::int64_t> beats_seen{-1};
 std::atomic<int> looks{0};
+std::atomic<bool> interrupted{false};
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
 /// Says what became of the trace and ends the program. Nothing is allocated.
@@ -46,6 +48,13 @@ void on_look(int) {
   const std::int64_t now = beats.load();
   if (beats_seen.exchange(now) != now) looks = 0;
   if (++looks > kLooks) leave("has not ended", kExitLiveness);
+}
+
+void on_interrupt(int signal) {
+  if (!interrupted.exchange(true)) return;
+  clean_up();
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);
 }
 
 void handle(int signal, void (*handler)(int)) {
@@ -77,6 +86,21 @@ void watch_trace(std::int64_t number, const char* what) {
   trace_number = number;
   doing = what;
   ++beats;
+}
+
+void catch_interrupts() {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    struct sigaction now {};
+    if (::sigaction(signal, nullptr, &now) != 0 || now.sa_handler == SIG_IGN) continue;
+    struct sigaction ours {};
+    ours.sa_handler = on_interrupt;
+    ours.sa_flags = SA_RESTART;
+    ::sigaction(signal, &ours, nullptr);
+  }
+}
+
+bool is_interrupted() {
+  return interrupted;
 }
 
 }  // namespace lockstep::program

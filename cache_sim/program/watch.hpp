@@ -16,4 +16,9 @@ void watch_search(std::uint64_t seed, std::chrono::milliseconds limit);
 /// The search has come so far: trace `number` is played next, or `what` is done with it.
 void watch_trace(std::int64_t number, const char* what);
 
+/// From here on, the first INT or TERM is only noted, so that a search can end by itself and keep
+/// what it has found; a second one ends the program, its children and its temporary folders.
+void catch_interrupts();
+bool is_interrupted();
+
 }  // namespace lockstep::program

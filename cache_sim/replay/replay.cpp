@@ -8,6 +8,8 @@
 #include "cache_sim/model/step_cost.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "cache_sim/workloads/workload.hpp"
+#include "reference/base/require.hpp"
+#include "reference/base/shell_words.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -26,16 +28,16 @@ std::vector<std::string> default_subjects(const ReplayRequest& request, const Co
   return subjects;
 }
 
-/// A plain `oracle` is that of the first other subject named.
-Result<void> name_oracles(std::vector<std::string>& subjects) {
+/// A plain `oracle` is that of the first policy named, else of the config's, else of the default.
+void name_oracles(std::vector<std::string>& subjects, const Config& config) {
   for (std::string& subject : subjects) {
     if (subject != "oracle") continue;
     const auto other = std::find_if(subjects.begin(), subjects.end(), [](const std::string& name) {
       return Registry<PolicyEntry>::find(name) != nullptr;
     });
-    subject = fmt::format("oracle:{}", other == subjects.end() ? kDefaultPolicy : *other);
+    const std::string_view otherwise = config.policy.empty() ? kDefaultPolicy : config.policy;
+    subject = fmt::format("oracle:{}", other == subjects.end() ? otherwise : *other);
   }
-  return {};
 }
 
 /// The cost model that was asked for; null for the config's step_time.
@@ -124,13 +126,12 @@ Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
   if (request.fidelity != "label")
     return fail(fmt::format("fidelity `{}` is not there; `lockstep list layers` shows what is",
                             request.fidelity));
-  if (const Result<void> set = config.set_all(request.config); !set)
-    return fail("--config: " + set.error().text);
   RunOptions options;
+  if (const Result<void> set = config.set_all(request.config, &options.fixed); !set)
+    return fail("--config: " + set.error().text);
   options.subjects =
       request.subjects.empty() ? default_subjects(request, config) : request.subjects;
-  if (const Result<void> named = name_oracles(options.subjects); !named)
-    return tl::unexpected(named.error());
+  name_oracles(options.subjects, config);
   if (!request.defect.empty()) {
     options.defect = Defect::find(request.defect);
     if (options.defect == nullptr)
@@ -184,25 +185,10 @@ Result<ReplayOutcome> replay(const ReplayRequest& request) {
 }
 
 std::vector<std::string> directive_words(const RunDirective& directive, const std::string& file) {
-  std::vector<std::string> words;
-  std::string word;
-  const auto end_word = [&] {
-    if (!word.empty()) words.push_back(word);
-    word.clear();
-  };
-  for (std::size_t i = 0; i < directive.command.size(); ++i) {
-    if (directive.command[i] == ' ') {
-      end_word();
-    } else if (directive.command.compare(i, 2, "%s") == 0) {
-      word += file;
-      ++i;
-    } else {
-      word += directive.command[i];
-    }
-  }
-  end_word();
-  words.erase(words.begin());  // `lockstep`
-  return words;
+  Result<std::vector<std::string>> words = split_words(directive.command, file);
+  require(words && !words->empty(), "a run line was read from a trace or written by us");
+  words->erase(words->begin());  // `lockstep`
+  return std::move(*words);
 }
 
 }  // namespace lockstep::cache_sim

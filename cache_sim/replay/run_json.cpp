@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cache_sim/base/files.hpp"
+#include "reference/base/shell_words.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -78,17 +79,27 @@ double rounded_ratio(std::int64_t part, std::int64_t whole) {
                           "{:.6f}", static_cast<double>(part) / static_cast<double>(whole)));
 }
 
-std::string replay_command(const ReplayRequest& request) {
-  std::string command = "./lockstep replay " + request.file;
-  const auto quoted = [](const std::string& word) {
-    return word.find(' ') == std::string::npos ? word : "'" + word + "'";
-  };
-  for (const std::string& subject : request.subjects) command += " --subject " + quoted(subject);
-  if (!request.defect.empty()) command += " --defect " + request.defect;
-  if (!request.config.empty()) command += " --config " + request.config;
+namespace {
+
+std::string option_words(const ReplayRequest& request) {
+  std::string words;
+  for (const std::string& subject : request.subjects)
+    words += " --subject " + shell_quoted(subject);
+  if (!request.defect.empty()) words += " --defect " + shell_quoted(request.defect);
+  if (!request.config.empty()) words += " --config " + shell_quoted(request.config);
   if (request.check != CheckLevel::all)
-    command += request.check == CheckLevel::off ? " --check off" : " --check labels";
-  return command;
+    words += request.check == CheckLevel::off ? " --check off" : " --check labels";
+  return words;
+}
+
+}  // namespace
+
+std::string replay_command(const ReplayRequest& request) {
+  return "./lockstep replay " + shell_quoted(request.file) + option_words(request);
+}
+
+std::string run_line(const ReplayRequest& request) {
+  return "lockstep replay %s" + option_words(request);
 }
 
 Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome) {

@@ -19,7 +19,9 @@ Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome);
 /// A ratio as the contract prints it: six digits, computed once from integers.
 double rounded_ratio(std::int64_t part, std::int64_t whole);
 
-/// The command that replays a finding.
+/// The command that replays a finding, for a shell.
 std::string replay_command(const ReplayRequest& request);
+/// The same as a `# run:` line of the trace itself, which names no file.
+std::string run_line(const ReplayRequest& request);
 
 }  // namespace lockstep::cache_sim

@@ -13,8 +13,8 @@ namespace lockstep::cache_sim {
 class BadInput {
  public:
   /// `model` follows what is played, and outlives this.
-  BadInput(const Swarm& swarm, const PolicyEntry& policy, const LegalityModel& model, Draw& draw)
-      : swarm_(swarm), draw_(draw), model_(model), has_states_(policy.has_states) {}
+  BadInput(const Swarm& swarm, const Accepted& accepted, const LegalityModel& model, Draw& draw)
+      : swarm_(swarm), draw_(draw), model_(model), has_states_(accepted.has_states) {}
 
   /// As often as the swarm says, an operation that is bad input whatever the cache holds.
   std::optional<Operation> next();

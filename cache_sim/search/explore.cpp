@@ -87,10 +87,11 @@ class Marks {
   std::set<std::pair<std::size_t, std::size_t>> pairs_;
 };
 
-/// Who plays a trace: the policy that the swarm is drawn for, and all subjects.
+/// Who plays a trace, and what all of them accept.
 struct Player {
-  const PolicyEntry* policy;
   std::vector<std::string> subjects;
+  Accepted accepted;
+  bool has_child = false;
 };
 
 class Explorer {
@@ -116,8 +117,7 @@ class Explorer {
       digest.add(played->digest);
       if (!played->finding && number % kTwiceEvery == 0) hold_to_itself(*played);
       if (played->finding) {
-        if (const Result<void> noted = note(number, std::move(*played)); !noted)
-          return tl::unexpected(noted.error());
+        note(number, std::move(*played));
       } else if (marks_.reached_new_pair() && corpus_.size() < kMostCorpus) {
         corpus_.push_back(std::move(played->candidate));
       }
@@ -133,9 +133,12 @@ class Explorer {
  private:
   bool goes_on(std::int64_t number, Clock::time_point start) const {
     if (static_cast<std::int64_t>(outcome_.discoveries.size()) >= options_.findings) return false;
+    if (stops()) return false;
     if (options_.time.count() != 0) return Clock::now() - start < options_.time;
     return number <= options_.traces;
   }
+
+  bool stops() const { return options_.stops && options_.stops(); }
 
   void report(std::int64_t number, bool shrinking) const {
     if (options_.progress) options_.progress({number, outcome_.discoveries.size(), shrinking});
@@ -149,8 +152,8 @@ class Explorer {
     }
     Candidate fresh;
     fresh.player = draw.below(players_.size());
-    const PolicyEntry& policy = *players_[fresh.player].policy;
-    const Swarm swarm = draw_swarm(draw, policy, options_.run.config);
+    const Swarm swarm =
+        draw_swarm(draw, players_[fresh.player].accepted, options_.run.config, options_.run.fixed);
     fresh.config = swarm.config;
     fresh.scheduled = swarm.scheduled;
     if (!swarm.scheduled) return play_fresh(std::move(fresh), swarm, draw);
@@ -158,13 +161,12 @@ class Explorer {
     return play(std::move(fresh));
   }
 
-  Result<std::unique_ptr<ReplaySession>> start(const Candidate& candidate,
-                                               bool skip_illegal) const {
+  RunOptions options_for(const Candidate& candidate, bool skip_illegal) const {
     RunOptions run = options_.run;
     run.subjects = players_[candidate.player].subjects;
     run.config = candidate.config;
     run.skip_illegal = skip_illegal;
-    return ReplaySession::start(run);
+    return run;
   }
 
   static Result<Execution> executed(Candidate candidate, const ReplaySession& run) {
@@ -177,13 +179,23 @@ class Explorer {
     return execution;
   }
 
+  Result<Execution> play_fresh(Candidate candidate, const Swarm& swarm, const Draw& draw) const {
+    std::string mistake;
+    const auto run = played_run(options_for(candidate, true), [&](ReplaySession& session) {
+      Draw own = draw;
+      mistake = play_drawn(candidate, session, swarm, own);
+    });
+    if (!run) return tl::unexpected(run.error());
+    if (!mistake.empty()) return fail(mistake);
+    return executed(std::move(candidate), **run);
+  }
+
   /// Operations that are made one after the other, each from what was answered before. What is made
-  /// as legal is, and what is made as bad input is not: anything else is an error, or a finding
-  /// where the subjects are of two opinions.
-  Result<Execution> play_fresh(Candidate candidate, const Swarm& swarm, Draw& draw) const {
-    Result<std::unique_ptr<ReplaySession>> started = start(candidate, true);
-    if (!started) return tl::unexpected(started.error());
-    ReplaySession& run = **started;
+  /// as legal is, and what is made as bad input is not: anything else is a mistake, which is
+  /// returned, or a finding where the subjects are of two opinions.
+  std::string play_drawn(Candidate& candidate, ReplaySession& run, const Swarm& swarm,
+                         Draw& draw) const {
+    const Player& who = players_[candidate.player];
     OperationPlayer player(run);
     std::string mistake;
     enum class Made { legal, bad, either };
@@ -192,17 +204,16 @@ class Explorer {
       step.statement.what = operation;
       step.stands = made == Made::bad;
       const Reply* const reply = player.play(std::move(step));
-      const bool certain = made != Made::either && !has_child(candidate);
+      const bool certain = made != Made::either && !who.has_child;
       if (certain && (reply == nullptr) != (made == Made::bad) && !run.stopped())
         mistake =
             fmt::format("`{}` {}", operation.text(),
                         reply == nullptr ? "is bad input" : "should be bad input and was answered");
     };
-    const PolicyEntry& policy = *players_[candidate.player].policy;
-    RandomTrace random(swarm, policy, player.model(), draw);
-    BadInput bad_input(swarm, policy, player.model(), draw);
+    RandomTrace random(swarm, who.accepted, player.model(), draw);
+    BadInput bad_input(swarm, who.accepted, player.model(), draw);
     for (int i = 0; i < swarm.operations && !run.stopped() && mistake.empty(); ++i) {
-      if (!has_child(candidate))
+      if (!who.has_child)  // children need not know what is bad input
         if (const std::optional<Operation> bad = bad_input.next()) say(*bad, Made::bad);
       if (run.stopped()) break;
       const Operation next = random.next();
@@ -210,39 +221,30 @@ class Explorer {
     }
     for (const Operation& operation : random.ending())
       if (!run.stopped()) say(operation);
-    for (const Verb verb : {Verb::flush, Verb::check}) {
-      Operation operation;
-      operation.verb = verb;
-      if (!run.stopped()) say(operation);
-    }
+    for (const Verb verb : {Verb::flush, Verb::check})
+      if (!run.stopped()) say(Operation{.verb = verb});
     run.conclude();
-    if (!mistake.empty()) return fail(mistake);
     candidate.steps = std::move(player.played());
-    return executed(std::move(candidate), run);
-  }
-
-  /// A child is not held to say what is bad input, and may know no tree verbs.
-  bool has_child(const Candidate& candidate) const {
-    const std::vector<std::string>& subjects = players_[candidate.player].subjects;
-    return std::any_of(subjects.begin(), subjects.end(),
-                       [](const std::string& name) { return name.starts_with("exec:"); });
+    return mistake;
   }
 
   Result<Execution> play(Candidate candidate) const {
-    Result<std::unique_ptr<ReplaySession>> started = start(candidate, !candidate.scheduled);
-    if (!started) return tl::unexpected(started.error());
-    ReplaySession& run = **started;
-    if (candidate.scheduled) {
-      const Trace trace = as_trace(candidate);
-      Simulation(run).play(trace);
-      return executed(std::move(candidate), run);
-    }
-    OperationPlayer player(run);
-    for (const Step& step : candidate.steps)
-      if (!run.stopped()) player.play(step);
-    run.conclude();
-    candidate.steps = std::move(player.played());
-    return executed(std::move(candidate), run);
+    Steps played;
+    const RunOptions options = options_for(candidate, !candidate.scheduled);
+    const auto run = played_run(options, [&](ReplaySession& session) {
+      if (candidate.scheduled) {
+        Simulation(session).play(as_trace(candidate));
+        return;
+      }
+      OperationPlayer player(session);
+      for (const Step& step : candidate.steps)
+        if (!session.stopped()) player.play(step);
+      session.conclude();
+      played = std::move(player.played());
+    });
+    if (!run) return tl::unexpected(run.error());
+    if (!candidate.scheduled) candidate.steps = std::move(played);
+    return executed(std::move(candidate), **run);
   }
 
   /// A trace of the corpus with a piece dropped, doubled or replaced by a piece of another one of
@@ -302,9 +304,9 @@ class Explorer {
 
   /// The trace that was played, as it is written down and replayed, gives the same run.
   void hold_to_itself(Execution& first) const {
-    const Result<std::unique_ptr<ReplaySession>> again = start(first.candidate, false);
     const Trace trace = as_trace(first.candidate);
-    if (again) Simulation(**again).play(trace);
+    const auto again = played_run(options_for(first.candidate, false),
+                                  [&](ReplaySession& session) { Simulation(session).play(trace); });
     if (again && !(*again)->error() && (*again)->digest() == first.digest) return;
     LocatedFinding located;
     located.finding = {FindingKind::nondeterministic,
@@ -317,30 +319,49 @@ class Explorer {
     first.finding = located;
   }
 
-  Result<void> note(std::int64_t number, Execution execution) {
+  void note(std::int64_t number, Execution execution) {
     Discovery found;
     found.trace_number = number;
     found.subjects = players_[execution.candidate.player].subjects;
     found.finding = *execution.finding;
     found.trace = as_trace(execution.candidate);
     found.lines_before = line_count(found.trace);
-    if (options_.shrinks && found.finding.finding.kind != FindingKind::nondeterministic) {
-      const auto start = Clock::now();
-      RunOptions run = options_.run;
-      run.subjects = found.subjects;
-      ShrinkOptions shrinking;
-      shrinking.progress = [&](std::int64_t, std::size_t) { report(number, true); };
-      Result<ShrinkOutcome> shrunk = shrink(found.trace, run, shrinking);
-      if (!shrunk)
-        return fail(fmt::format("trace {} of seed {} shows `{}` and not again when it is replayed",
-                                number, options_.seed, to_string(found.finding.finding.kind)));
-      found.trace = std::move(shrunk->trace);
-      found.finding = std::move(shrunk->finding);
-      found.shrink_executions = shrunk->executions;
-      found.shrink_s = std::chrono::duration<double>(Clock::now() - start).count();
-    }
+    if (found.finding.finding.kind != FindingKind::nondeterministic) shrink_discovery(found);
+    if (options_.found) options_.found(found);
     outcome_.discoveries.push_back(std::move(found));
-    return {};
+  }
+
+  /// Makes the discovery smaller, or says that it cannot be shown again.
+  void shrink_discovery(Discovery& found) const {
+    RunOptions run = options_.run;
+    run.subjects = found.subjects;
+    const auto shows = [&](const Trace& trace) {
+      const std::optional<LocatedFinding> again = finding_of(trace, run);
+      return again && is_same_finding(*again, found.finding);
+    };
+    if (!shows(found.trace)) return call_nondeterministic(found, "is not there");
+    if (!options_.shrinks) return;
+    const auto start = Clock::now();
+    ShrinkOptions shrinking;
+    shrinking.stops = options_.stops;
+    shrinking.progress = [&](std::int64_t, std::size_t) { report(found.trace_number, true); };
+    Result<ShrinkOutcome> shrunk = shrink(found.trace, run, shrinking);
+    if (!shrunk || !is_same_finding(shrunk->finding, found.finding) || !shows(shrunk->trace))
+      return call_nondeterministic(found, "comes and goes");
+    found.trace = std::move(shrunk->trace);
+    found.finding = std::move(shrunk->finding);
+    found.shrink_executions = shrunk->executions;
+    found.shrink_s = std::chrono::duration<double>(Clock::now() - start).count();
+  }
+
+  void call_nondeterministic(Discovery& found, const char* what_happens) const {
+    Finding& finding = found.finding.finding;
+    finding = {FindingKind::nondeterministic,
+               fmt::format("trace {} of seed {} shows `{}` ({}), which {} when the trace is played "
+                           "again",
+                           found.trace_number, options_.seed, to_string(finding.kind), finding.text,
+                           what_happens),
+               finding.expected, finding.actual};
   }
 
   const ExploreOptions& options_;
@@ -350,25 +371,59 @@ class Explorer {
   ExploreOutcome outcome_;
 };
 
+Result<Accepted> accepted_by_policy(std::string_view name) {
+  const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
+  if (policy == nullptr) return fail(fmt::format("there is no policy `{}` to explore", name));
+  return accepted_by(*policy);
+}
+
+/// A child says itself whether it understands tree verbs. Its configuration it is told.
+Result<void> ask_children(const RunOptions& run, Player& player) {
+  RunOptions greeting = run;
+  greeting.subjects = player.subjects;
+  const Result<std::unique_ptr<ReplaySession>> started = ReplaySession::start(greeting);
+  if (!started) return tl::unexpected(started.error());
+  player.accepted.tree_verbs = player.accepted.tree_verbs && (*started)->has_tree_verbs();
+  return {};
+}
+
+Result<Player> player_of(std::vector<std::string> subjects, const RunOptions& run) {
+  Player player{.subjects = std::move(subjects)};
+  std::vector<std::string_view> policies;
+  for (std::string_view subject : player.subjects) {
+    if (subject.starts_with("oracle:")) subject.remove_prefix(7);
+    if (subject.starts_with("exec:"))
+      player.has_child = true;
+    else
+      policies.push_back(subject);
+  }
+  // Children alone: their config says what they are.
+  if (policies.empty())
+    policies.push_back(run.config.policy.empty() ? kDefaultPolicy : run.config.policy);
+  for (std::size_t i = 0; i < policies.size(); ++i) {
+    const Result<Accepted> accepted = accepted_by_policy(policies[i]);
+    if (!accepted) return tl::unexpected(accepted.error());
+    player.accepted = i == 0 ? *accepted : accepted_by_both(player.accepted, *accepted);
+  }
+  if (player.has_child)
+    if (const Result<void> asked = ask_children(run, player); !asked)
+      return tl::unexpected(asked.error());
+  return player;
+}
+
 /// Without subjects: every policy beside its oracle.
 Result<std::vector<Player>> players_of(const RunOptions& run) {
+  std::vector<std::vector<std::string>> all;
+  if (!run.subjects.empty()) all.push_back(run.subjects);
+  for (const OracleEntry& oracle : Registry<OracleEntry>::all())
+    if (run.subjects.empty() && Registry<PolicyEntry>::find(oracle.name) != nullptr)
+      all.push_back({std::string(oracle.name), fmt::format("oracle:{}", oracle.name)});
   std::vector<Player> players;
-  if (run.subjects.empty()) {
-    for (const OracleEntry& oracle : Registry<OracleEntry>::all())
-      if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(oracle.name))
-        players.push_back(
-            {policy, {std::string(oracle.name), fmt::format("oracle:{}", oracle.name)}});
-    return players;
+  for (std::vector<std::string>& subjects : all) {
+    Result<Player> player = player_of(std::move(subjects), run);
+    if (!player) return tl::unexpected(player.error());
+    players.push_back(std::move(*player));
   }
-  std::string_view name = run.subjects.front();
-  if (name.starts_with("oracle:")) name.remove_prefix(7);
-  const PolicyEntry* policy = Registry<PolicyEntry>::find(name);
-  // A child is asked what its config's policy understands.
-  if (policy == nullptr)
-    policy =
-        Registry<PolicyEntry>::find(run.config.policy.empty() ? kDefaultPolicy : run.config.policy);
-  if (policy == nullptr) return fail(fmt::format("there is no policy `{}` to explore", name));
-  players.push_back({policy, run.subjects});
   return players;
 }
 

@@ -15,9 +15,20 @@
 
 namespace lockstep::cache_sim {
 
+struct Discovery {
+  std::int64_t trace_number = 0;  ///< counted from 1: tests to detect
+  std::vector<std::string> subjects;
+  Trace trace;  ///< shrunk, with its comment lines
+  LocatedFinding finding;
+  std::size_t lines_before = 0;
+  std::int64_t shrink_executions = 0;
+  double shrink_s = 0;
+};
+
 struct ExploreOptions {
-  /// Subjects, defect, checks and the config fields that stay as they are; the first subject's
-  /// policy draws the others. Without subjects, each trace draws a policy that has an oracle.
+  /// Subjects, defect, checks and the config fields that stay as they are (those in `fixed`, and
+  /// those that differ from their defaults); of the others, those are drawn that all subjects
+  /// accept. Without subjects, each trace draws a policy that has an oracle.
   RunOptions run;
   std::uint64_t seed = 1;
   std::int64_t traces = 1000;
@@ -31,16 +42,8 @@ struct ExploreOptions {
     bool shrinking = false;
   };
   std::function<void(const Progress&)> progress{};
-};
-
-struct Discovery {
-  std::int64_t trace_number = 0;  ///< counted from 1: tests to detect
-  std::vector<std::string> subjects;
-  Trace trace;  ///< shrunk, with its comment lines
-  LocatedFinding finding;
-  std::size_t lines_before = 0;
-  std::int64_t shrink_executions = 0;
-  double shrink_s = 0;
+  std::function<bool()> stops{};  ///< asked before each trace and execution; true: no more of them
+  std::function<void(const Discovery&)> found{};  ///< called with each discovery as it is made
 };
 
 struct ExploreOutcome {
@@ -55,7 +58,8 @@ struct ExploreOutcome {
 };
 
 /// Errors: unknown subjects, a config that fits no policy, an illegal operation by the generator.
-/// One trace in twenty is played twice; a difference is a finding of kind `nondeterministic`.
+/// One trace in twenty is played twice, and each finding once more before and after it is shrunk; a
+/// difference is a finding of kind `nondeterministic`.
 Result<ExploreOutcome> explore(const ExploreOptions& options);
 
 }  // namespace lockstep::cache_sim

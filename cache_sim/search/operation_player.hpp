@@ -4,17 +4,32 @@
 // own, which a replay plays as it stands.
 #pragma once
 
+#include <memory>
+
 #include "cache_sim/check/run.hpp"
 #include "cache_sim/search/legality_model.hpp"
 
 namespace lockstep::cache_sim {
+
+/// Starts a run and plays it; once more from the beginning where a child said only after others had
+/// done an operation that it does not support it.
+template <class Play>
+Result<std::unique_ptr<ReplaySession>> played_run(const RunOptions& options, Play play) {
+  for (;;) {
+    Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
+    if (!run) return run;
+    play(**run);
+    if (!(*run)->must_restart()) return run;
+  }
+}
 
 class OperationPlayer {
  public:
   /// `run` must outlive the player and leaves out what is illegal (RunOptions::skip_illegal).
   explicit OperationPlayer(ReplaySession& run);
 
-  /// The first subject's reply; null where the step was left out or the run has stopped.
+  /// The first subject's reply; null where the step was left out, because it is bad input or
+  /// because a child does not support it, and where the run has stopped.
   const Reply* play(Step step);
   /// What was played, up to and with what stopped the run.
   Steps& played() { return played_; }

@@ -15,8 +15,8 @@ namespace lockstep::cache_sim {
 class RandomTrace {
  public:
   /// `model` follows what is played, and outlives this.
-  RandomTrace(const Swarm& swarm, const PolicyEntry& policy, const LegalityModel& model, Draw& draw)
-      : swarm_(swarm), draw_(draw), model_(model), has_states_(policy.has_states) {}
+  RandomTrace(const Swarm& swarm, const Accepted& accepted, const LegalityModel& model, Draw& draw)
+      : swarm_(swarm), draw_(draw), model_(model), has_states_(accepted.has_states) {}
 
   Operation next();
   /// Whether it depends on what the cache holds if the last operation of next() is bad input.

@@ -100,7 +100,7 @@ class Shrinker {
     const std::optional<Played> first = play(best_);
     if (!first || !first->finding)
       return fail("the trace ends without a finding, so there is nothing to shrink");
-    kind_ = first->finding->finding.kind;
+    sought_ = *first->finding;
     adopt(best_.config, *first);
     for (std::size_t before = 0; before != size();) {
       before = size();
@@ -123,29 +123,27 @@ class Shrinker {
   /// What a candidate comes to; nothing where it is no legal trace.
   std::optional<Played> play(const Candidate& candidate) {
     if (executions_ >= options_.most_executions) return std::nullopt;
+    if (executions_ != 0 && options_.stops && options_.stops()) return std::nullopt;
     ++executions_;
     if (options_.progress) options_.progress(executions_, best_.steps.size());
     const Trace trace = as_trace(candidate);
     run_.config = candidate.config;
-    Result<std::unique_ptr<ReplaySession>> started = ReplaySession::start(run_);
-    if (!started) return std::nullopt;
-    ReplaySession& run = **started;
-    // Answers are held to by the simulation alone.
     Played played;
-    if (trace.scheduler_level || has_answers(candidate.steps)) {
-      played = play_scheduled(trace, run);
-    } else {
-      played = play_operations(candidate.steps, run);
-    }
-    if (run.error()) return std::nullopt;
-    if (!run.findings().empty()) played.finding = run.findings().front();
+    const auto run = played_run(run_, [&](ReplaySession& session) {
+      // The simulation alone compares answers.
+      played = trace.scheduler_level || has_answers(candidate.steps)
+                   ? play_scheduled(trace, session)
+                   : play_operations(candidate.steps, session);
+    });
+    if (!run || (*run)->error()) return std::nullopt;
+    if (!(*run)->findings().empty()) played.finding = (*run)->findings().front();
     return played;
   }
 
   /// Takes the candidate where it still shows the finding. It must not be larger.
   bool attempt(const Candidate& candidate) {
     const std::optional<Played> played = play(candidate);
-    if (!played || !played->finding || played->finding->finding.kind != kind_) return false;
+    if (!played || !played->finding || !is_same_finding(*played->finding, sought_)) return false;
     adopt(candidate.config, *played);
     return true;
   }
@@ -199,8 +197,9 @@ class Shrinker {
   bool drop_with(std::size_t line, std::int64_t states, std::int64_t tokens) {
     Candidate candidate = best_;
     candidate.steps.erase(candidate.steps.begin() + static_cast<std::ptrdiff_t>(line));
-    candidate.config.state_slots -= states;
-    candidate.config.kv_tokens -= tokens / candidate.config.page * candidate.config.page;
+    if (!run_.fixed.contains(ConfigField::state_slots)) candidate.config.state_slots -= states;
+    if (!run_.fixed.contains(ConfigField::kv_tokens))
+      candidate.config.kv_tokens -= tokens / candidate.config.page * candidate.config.page;
     return candidate.config.state_slots > 0 && candidate.config.kv_tokens > 0 && attempt(candidate);
   }
 
@@ -283,7 +282,7 @@ class Shrinker {
     const Config defaults;
     const std::vector<std::pair<std::string, std::string>> usual = defaults.fields();
     for (const ConfigField changed : best_.config.changed()) {
-      if (changed == ConfigField::policy) continue;
+      if (changed == ConfigField::policy || run_.fixed.contains(changed)) continue;
       const std::string field(to_string(changed));
       Candidate candidate = best_;
       const auto value = std::find_if(usual.begin(), usual.end(),
@@ -469,11 +468,41 @@ class Shrinker {
   ShrinkOptions options_;
   Candidate best_;
   LocatedFinding finding_;
-  FindingKind kind_ = FindingKind::leak;
+  LocatedFinding sought_;
   std::int64_t executions_ = 0;
 };
 
 }  // namespace
+
+bool is_same_finding(const LocatedFinding& one, const LocatedFinding& other) {
+  if (one.finding.kind != other.finding.kind) return false;
+  const auto verb = [](const LocatedFinding& located) {
+    return located.operation.substr(0, located.operation.find(' '));
+  };
+  const auto field = [](const LocatedFinding& located) {  // `cached=5`, or a sentence
+    const std::size_t end = located.finding.expected.find('=');
+    return end == std::string::npos ? "" : located.finding.expected.substr(0, end);
+  };
+  switch (one.finding.kind) {
+    case FindingKind::reply_differs:
+    case FindingKind::missed_reuse: return verb(one) == verb(other) && field(one) == field(other);
+    case FindingKind::answer_differs: return field(one) == field(other);
+    case FindingKind::subject_died:
+    case FindingKind::subject_silent:
+    case FindingKind::subject_garbled: return verb(one) == verb(other);
+    default: return true;
+  }
+}
+
+std::optional<LocatedFinding> finding_of(const Trace& trace, const RunOptions& run) {
+  RunOptions own = run;
+  own.config = trace.config;
+  own.skip_illegal = false;
+  const auto played =
+      played_run(own, [&](ReplaySession& session) { Simulation(session).play(trace); });
+  if (!played || (*played)->error() || (*played)->findings().empty()) return std::nullopt;
+  return (*played)->findings().front();
+}
 
 Result<ShrinkOutcome> shrink(const Trace& trace, const RunOptions& run,
                              const ShrinkOptions& options) {

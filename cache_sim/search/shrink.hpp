@@ -1,4 +1,4 @@
-// The smallest trace that still ends with the same kind of finding: delta debugging on the lines
+// The smallest trace that still ends with the same finding: delta debugging on the lines
 // (Zeller and Hildebrandt 2002, "Simplifying and isolating failure-inducing input"), then what only
 // somebody who knows caches can do: merge equal prompts, shorten them, renumber, lower pools, drop
 // features; all of it again until nothing gets smaller.
@@ -26,11 +26,20 @@ struct ShrinkOutcome {
 
 struct ShrinkOptions {
   std::int64_t most_executions = 20'000;
+  std::function<bool()> stops{};  ///< asked before each execution; true: what there is must do
   std::function<void(std::int64_t executions, std::size_t lines)> progress;
 };
 
-/// `run` says which subjects, defect and checks; its config is the trace's. Expected answers are
-/// kept where the finding is one of theirs. Error: the trace ends without a finding.
+/// Whether two findings show the same defect, as far as one can tell from outside: the kind is the
+/// same and, where a reply is wrong or missing, the verb and the field too.
+bool is_same_finding(const LocatedFinding& one, const LocatedFinding& other);
+
+/// What the trace as it stands ends with; nothing where that is no finding.
+std::optional<LocatedFinding> finding_of(const Trace& trace, const RunOptions& run);
+
+/// `run` says which subjects, defect and checks; its config is the trace's, and its fixed fields
+/// keep their values. Expected answers are kept where the finding is one of theirs. Error: the
+/// trace ends without a finding.
 Result<ShrinkOutcome> shrink(const Trace& trace, const RunOptions& run,
                              const ShrinkOptions& options = {});
 

@@ -6,26 +6,26 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// Sets one field where the policy has it and nobody has fixed it.
+/// Sets one field where the subjects have it and nobody has fixed it.
 class ConfigDraw {
  public:
-  ConfigDraw(const PolicyEntry& policy, Config& config)
-      : policy_(policy), config_(config), fixed_(config.changed()) {}
-
-  bool free(ConfigField field) const {
-    return std::find(fixed_.begin(), fixed_.end(), field) == fixed_.end();
+  ConfigDraw(ConfigFields accepted, ConfigFields fixed, Config& config)
+      : accepted_(accepted), config_(config), fixed_(fixed) {
+    for (const ConfigField field : config.changed()) fixed_.add(field);
   }
+
+  bool free(ConfigField field) const { return !fixed_.contains(field); }
   void common(ConfigField field, std::int64_t Config::*member, std::int64_t value) {
     if (free(field)) config_.*member = value;
   }
   void optional(ConfigField field, std::int64_t Config::*member, std::int64_t value) {
-    if (policy_.config_fields.contains(field)) common(field, member, value);
+    if (accepted_.contains(field)) common(field, member, value);
   }
 
  private:
-  const PolicyEntry& policy_;
+  ConfigFields accepted_;
   Config& config_;
-  std::vector<ConfigField> fixed_;
+  ConfigFields fixed_;
 };
 
 /// States on a grid of pages and chunks exist where one of the two divides the other.
@@ -70,10 +70,20 @@ Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& s
   return tokens.size() > longest ? tokens.prefix(longest) : tokens;
 }
 
-Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
+Accepted accepted_by(const PolicyEntry& policy) {
+  return {.fields = policy.config_fields, .has_states = policy.has_states};
+}
+
+Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
+  return {.fields = one.fields & other.fields,
+          .has_states = one.has_states || other.has_states,
+          .tree_verbs = one.tree_verbs && other.tree_verbs && one.has_states == other.has_states};
+}
+
+Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed) {
   Swarm swarm;
   swarm.config = base;
-  ConfigDraw fields(policy, swarm.config);
+  ConfigDraw fields(accepted.fields, fixed, swarm.config);
   // Sizes as they are in servers, now and then: what is done differently for them is done, too.
   const bool large = draw.chance(1, 24);
   const std::int64_t scale = large ? 32 : 1;
@@ -92,7 +102,7 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
   // Pools from "nothing fits" to "hardly anything is evicted".
   fields.common(ConfigField::kv_tokens, &Config::kv_tokens,
                 std::max<std::int64_t>(page, draw.between(8, 100) * scale / page * page));
-  if (policy.has_states)
+  if (accepted.has_states)
     fields.common(ConfigField::state_slots, &Config::state_slots, draw.between(1, 12));
   fields.common(ConfigField::request_rows, &Config::request_rows, draw.between(1, 5));
   fields.common(ConfigField::max_running, &Config::max_running, draw.between(1, 5));
@@ -116,6 +126,7 @@ Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base) {
       static_cast<int>(swarm.scheduled ? draw.between(3, 16) : draw.between(20, 120));
   swarm.request = weight(draw, 9);
   swarm.tree = weight(draw, 8);
+  if (!accepted.tree_verbs) swarm.tree = 0;
   if (swarm.request + swarm.tree == 0) swarm.request = 9;
   swarm.evict = weight(draw, 1);
   swarm.check = weight(draw, 1);

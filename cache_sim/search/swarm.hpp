@@ -76,8 +76,18 @@ Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size);
 /// Often a prefix of one of `seen`, and something behind it.
 Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& seen);
 
-/// Draws a swarm for a policy. Fields that `base` changes from their defaults stay as they are
-/// there.
-Swarm draw_swarm(Draw& draw, const PolicyEntry& policy, const Config& base);
+/// What all subjects of a search accept, so that a difference between them is a defect.
+struct Accepted {
+  ConfigFields fields;     ///< of the configuration, besides those that every policy honours
+  bool has_states = true;  ///< one of them keeps states
+  bool tree_verbs = true;
+};
+Accepted accepted_by(const PolicyEntry& policy);
+/// What both accept. Tree verbs mean another thing to a policy without states.
+Accepted accepted_by_both(const Accepted& one, const Accepted& other);
+
+/// Draws a swarm within what is accepted. The `fixed` fields of `base`, and those that differ from
+/// their defaults, stay as they are there.
+Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed = {});
 
 }  // namespace lockstep::cache_sim

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "cache_sim/base/input.hpp"
+#include "reference/base/shell_words.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -110,6 +111,7 @@ class Reader {
       text.remove_prefix(4);
       text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
       if (!text.starts_with("lockstep ")) return fail("# run: is followed by a lockstep command");
+      if (const auto words = split_words(text); !words) return fail("# run: " + words.error().text);
       trace_.runs.push_back({line_, std::string(text), std::nullopt});
       return {};
     }

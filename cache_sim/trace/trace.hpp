@@ -48,7 +48,7 @@ struct Statement {
 /// `# run: lockstep …` and the finding that it must end with.
 struct RunDirective {
   int line = 0;
-  std::string command;  ///< with %s for the file
+  std::string command;  ///< words of a shell (reference/base/shell_words.hpp), %s for the file
   std::optional<FindingKind> finds;
 };
 

@@ -156,7 +156,7 @@ Result<void> Config::set(std::string_view name, std::string_view value) {
       field->kind);
 }
 
-Result<void> Config::set_all(std::string_view list) {
+Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
   // A comma also stands inside the values of graph_batches and groups: a piece without `=` goes on
   // the value before it.
   while (!list.empty()) {
@@ -173,6 +173,7 @@ Result<void> Config::set_all(std::string_view list) {
     if (auto set_one = set(list.substr(0, equals), list.substr(equals + 1, end - equals - 1));
         !set_one)
       return set_one;
+    if (named != nullptr) named->add(*config_field_from(list.substr(0, equals)));
     list.remove_prefix(std::min(end + 1, list.size()));
   }
   return {};
@@ -187,6 +188,12 @@ std::vector<std::pair<std::string, std::string>> Config::fields() const {
 
 std::string_view to_string(ConfigField field) {
   return kFields[static_cast<std::size_t>(field)].name;
+}
+
+std::optional<ConfigField> config_field_from(std::string_view name) {
+  for (std::size_t i = 0; i < kFields.size(); ++i)
+    if (kFields[i].name == name) return static_cast<ConfigField>(i);
+  return std::nullopt;
 }
 
 std::vector<ConfigField> Config::changed() const {

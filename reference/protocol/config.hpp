@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -49,6 +50,7 @@ enum class ConfigField : std::uint8_t {
 };
 /// The field's name in files.
 std::string_view to_string(ConfigField field);
+std::optional<ConfigField> config_field_from(std::string_view name);
 
 /// Some of the fields.
 class ConfigFields {
@@ -58,6 +60,11 @@ class ConfigFields {
     for (const ConfigField field : fields) bits_ |= bit(field);
   }
   constexpr bool contains(ConfigField field) const { return (bits_ & bit(field)) != 0; }
+  constexpr void add(ConfigField field) { bits_ |= bit(field); }
+  constexpr ConfigFields operator&(ConfigFields other) const {
+    other.bits_ &= bits_;
+    return other;
+  }
 
  private:
   static constexpr std::uint64_t bit(ConfigField field) {
@@ -107,8 +114,8 @@ struct Config {
   /// Sets one field from its text. The error is a sentence without file and line.
   Result<void> set(std::string_view field, std::string_view value);
 
-  /// Sets `key=value,key=value`, the form of --config.
-  Result<void> set_all(std::string_view list);
+  /// Sets `key=value,key=value`, the form of --config. `named`: the fields of the list are added.
+  Result<void> set_all(std::string_view list, ConfigFields* named = nullptr);
 
   /// Every field as `key=value`, sorted by key: what a child is greeted with and a run's JSON
   /// shows.

@@ -1,0 +1,271 @@
+// `lockstep explore` and `lockstep replay` as somebody runs them who has a server of his own: what
+// is found about a child can be replayed, what is said is true, and nothing that was found is lost.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cache_sim/trace/trace.hpp"
+#include "properties/support/program.hpp"
+#include "reference/base/finding.hpp"
+#include "reference/base/shell_words.hpp"
+
+namespace lockstep {
+namespace {
+
+using testing_support::lines_of;
+using testing_support::ProgramRun;
+using testing_support::read_text;
+using testing_support::run_program;
+using testing_support::ScratchFolder;
+
+/// The example child with one text in it replaced by another, under a name with a blank in it.
+std::string damaged_example(const ScratchFolder& folder, const std::string& text,
+                            const std::string& by) {
+  std::string child =
+      read_text(std::string(LOCKSTEP_SOURCE_DIR) + "/fixtures/subjects/minimal_cache.py");
+  const std::size_t at = child.find(text);
+  EXPECT_NE(at, std::string::npos) << "the example has no `" << text << "`";
+  if (at != std::string::npos) child.replace(at, text.size(), by);
+  const std::string file = folder.write("my child.py", child);
+  return "exec:python3 " + shell_quoted(file) + " --name 'it'\\''s mine'";
+}
+
+/// Searches among the child and the oracle of `radix`, with memory that nothing fills.
+std::vector<std::string> search_of(const std::string& child, const std::string& out,
+                                   const std::vector<std::string>& more = {}) {
+  std::vector<std::string> words = {"explore",   "--subject",    child,
+                                    "--subject", "oracle:radix", "--out",
+                                    out,         "--config",     "kv_tokens=1048576"};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
+std::string only_trace(const std::string& folder) {
+  std::string found;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    EXPECT_EQ(found, "") << "one finding, one trace";
+    found = entry.path().string();
+  }
+  return found;
+}
+
+// --- A server of one's own -----------------------------------------------------------------------
+
+// One token too many is computed: the search finds it beside the oracle, shrinks it, and the trace
+// that it writes shows it again, to `replay` and to the next search.
+TEST(ExploreAChild, findsAnOffByOneAndWritesATraceThatReplays) {
+  const ScratchFolder folder;
+  const std::string child = damaged_example(folder, "tokens[:-1]", "tokens[:-2]");
+  const std::string out = folder.path("findings");
+  const ProgramRun search = run_program(search_of(child, out));
+  EXPECT_EQ(search.status, kExitDiffers) << search.out << search.err;
+  const std::string file = only_trace(out);
+  const Result<cache_sim::Trace> trace = cache_sim::read_trace(file);
+  ASSERT_TRUE(trace.has_value()) << trace.error().text;
+  EXPECT_LE(trace->statements.size(), 6u) << read_text(file);
+
+  const ProgramRun again = run_program({"replay", file, "--run-lines", "--allow-exec"});
+  EXPECT_EQ(again.status, kExitDiffers) << again.out << again.err;
+  EXPECT_NE(again.out.find("missed-reuse"), std::string::npos) << again.out;
+
+  // The command that was printed is one that a shell understands.
+  for (const std::string& line : lines_of(search.out)) {
+    if (!line.starts_with("replay   ")) continue;
+    Result<std::vector<std::string>> words = split_words(line.substr(9));
+    ASSERT_TRUE(words.has_value());
+    EXPECT_EQ(words->front(), "./lockstep");
+    words->erase(words->begin());
+    EXPECT_EQ(run_program(*words).status, kExitDiffers) << line;
+  }
+}
+
+// A trace can come from anybody, and its run line can name any program.
+TEST(RunLines, startProgramsOnlyWhereThatIsAllowed) {
+  const ScratchFolder folder;
+  const std::string touched = folder.path("touched");
+  for (const char* const name : {"findings", "traces"})
+    std::filesystem::create_directory(folder.path(name));
+  const std::string file = folder.write(
+      "findings/x.trace", "# run: lockstep replay %s --subject 'exec:touch " + touched +
+                              "'\n# finds: subject-died\nadmit id=r tokens=a8\n");
+  const std::string findings = folder.path("findings");
+  const ProgramRun search = run_program({"explore", "--traces", "1", "--out", findings});
+  EXPECT_EQ(search.status, kExitPass) << search.out << search.err;
+  EXPECT_NE(search.out.find("--allow-exec"), std::string::npos) << search.out;
+  EXPECT_EQ(run_program({"replay", file, "--run-lines"}).status, kExitBadInput);
+  folder.write("traces/x.trace", read_text(file));
+  const ProgramRun report =
+      run_program({"report", "--fixtures", folder.path(""), "--out", folder.path("page")});
+  EXPECT_EQ(report.status, kExitBadInput) << report.out << report.err;
+  EXPECT_NE(report.err.find("--allow-exec"), std::string::npos) << report.err;
+  EXPECT_FALSE(std::filesystem::exists(touched));
+  run_program({"replay", file, "--run-lines", "--allow-exec"});
+  EXPECT_TRUE(std::filesystem::exists(touched));
+}
+
+// Without --subject a file is played as the contract says; that it asks for something else is said.
+TEST(RunLines, areMentionedWhereOthersWerePlayed) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("bug.trace",
+                                        "# run: lockstep replay %s --defect "
+                                        "sglang-no-buffer:frees-donated-slot\n"
+                                        "# finds: freed-slot-in-use\n"
+                                        "request id=r tokens=a1000 output=b8\nrun\n");
+  const ProgramRun plain = run_program({"replay", file});
+  EXPECT_EQ(plain.status, kExitPass);
+  EXPECT_NE(plain.out.find("--run-lines"), std::string::npos) << plain.out;
+  const ProgramRun own = run_program({"replay", file, "--run-lines"});
+  EXPECT_EQ(own.status, kExitInvariant) << own.out << own.err;
+  EXPECT_EQ(run_program({"replay", file, "--run-lines", "--subject", "radix"}).status,
+            kExitBadInput);
+}
+
+TEST(RunLines, thatCannotBeSplitAreRefused) {
+  const ScratchFolder folder;
+  const std::string file =
+      folder.write("x.trace", "# run: lockstep replay %s --subject 'radix\nadmit id=r tokens=a8\n");
+  const ProgramRun run = run_program({"replay", file});
+  EXPECT_EQ(run.status, kExitBadInput);
+  EXPECT_NE(run.err.find(":1: # run: a quotation"), std::string::npos) << run.err;
+}
+
+const std::string kRequestLevel = "exec:python3 fixtures/subjects/minimal_cache.py";
+
+// Tree verbs are not for a child that understands requests alone; that is the caller's mistake.
+TEST(TreeVerbs, areBadUsageForAChildWithoutThem) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("tree.trace", "config policy=radix\nmatch tokens=a4\n");
+  for (const std::vector<std::string>& subjects : {std::vector<std::string>{kRequestLevel},
+                                                   {kRequestLevel, "oracle:radix"},
+                                                   {"radix", kRequestLevel}}) {
+    std::vector<std::string> words = {"replay", file};
+    for (const std::string& subject : subjects) {
+      words.push_back("--subject");
+      words.push_back(subject);
+    }
+    const ProgramRun run = run_program(words);
+    EXPECT_EQ(run.status, kExitBadInput) << run.out;
+    EXPECT_NE(run.err.find(":2: match"), std::string::npos) << run.err;
+  }
+}
+
+// A plain `oracle` beside a child is that of the file's policy.
+TEST(PlainOracle, besideAChildIsThatOfTheConfig) {
+  const ScratchFolder folder;
+  const std::string file =
+      folder.write("x.trace", "config policy=radix\nadmit id=r tokens=a4\nabort id=r\n");
+  const ProgramRun run =
+      run_program({"replay", file, "--subject", kRequestLevel, "--subject", "oracle"});
+  EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
+  EXPECT_NE(run.out.find("beside oracle:radix:"), std::string::npos) << run.out;
+}
+
+// Fields and verbs that one of the subjects does not know are not drawn, whichever stands first.
+TEST(ExploreAChild, drawsWhatAllSubjectsAccept) {
+  for (const std::string first : {"radix", "oracle:radix"}) {
+    const ScratchFolder folder;
+    const ProgramRun run =
+        run_program({"explore", "--subject", first, "--subject", kRequestLevel, "--traces", "40",
+                     "--out", folder.path("f"), "--config", "kv_tokens=1048576"});
+    EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
+  }
+}
+
+// --- What is not lost ----------------------------------------------------------------------------
+
+// A server of which every second process answers otherwise: what it did wrong cannot be shown
+// again, and that is what is wrong with it.
+TEST(Explore, callsAFindingThatDoesNotComeAgainNondeterministic) {
+  const ScratchFolder folder;
+  const std::string child = folder.write("child.py", R"(
+import os, sys
+count = 0
+path = sys.argv[1]
+try:
+    count = len(open(path).read())
+except OSError:
+    pass
+open(path, "a").write("x")
+for line in sys.stdin:
+    verb, *fields = line.split()
+    field = dict(f.split("=", 1) for f in fields)
+    answer = "ok"
+    if verb == "hello": answer = "levels=request"
+    if verb == "admit": answer = "cached=0" if count % 4 else "cached=999999"
+    if verb == "extend": answer = "n=" + field["n"]
+    print(answer, flush=True)
+)");
+  const std::string out = folder.path("findings");
+  const ProgramRun run =
+      run_program({"explore", "--subject", "exec:python3 " + child + " " + folder.path("count"),
+                   "--traces", "20", "--out", out});
+  EXPECT_EQ(run.status, kExitNondeterministic) << run.out << run.err;
+  EXPECT_NE(read_text(only_trace(out)).find("# finds: nondeterministic\n"), std::string::npos);
+}
+
+TEST(Explore, noticesAtItsStartThatNothingCanBeWritten) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("file", "");
+  const ProgramRun run =
+      run_program({"explore", "--traces", "1000000", "--out", file + "/findings"});
+  EXPECT_EQ(run.status, kExitEnvironment) << run.out;
+  EXPECT_NE(run.err.find(file + "/findings"), std::string::npos) << run.err;
+  const ProgramRun json = run_program({"explore", "--traces", "1000000", "--out",
+                                       folder.path("out"), "--json", file + "/search.json"});
+  EXPECT_EQ(json.status, kExitEnvironment) << json.out;
+  EXPECT_EQ(folder.entries(), std::vector<std::string>{"file"});
+}
+
+// INT ends the search, not what it has found.
+TEST(Explore, keepsWhatItHasFoundWhenItIsInterrupted) {
+  const ScratchFolder folder;
+  const std::string out = folder.path("findings");
+  const std::string json = folder.path("search.json");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::execl(LOCKSTEP_PROGRAM, "lockstep", "explore", "--defect",
+            "sglang-no-buffer:frees-donated-slot", "--findings", "1000000", "--traces",
+            "1000000000", "--no-shrink", "--out", out.c_str(), "--json", json.c_str(),
+            static_cast<char*>(nullptr));
+    ::_exit(127);
+  }
+  const auto has_finding = [&] {
+    return std::filesystem::exists(out) && !std::filesystem::is_empty(out);
+  };
+  for (int i = 0; i < 600 && !has_finding(); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_TRUE(has_finding()) << "a finding is written when it is made";
+  ::kill(child, SIGINT);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), kExitInvariant);
+  EXPECT_NE(read_text(json).find("\"findings\""), std::string::npos);
+}
+
+TEST(Explore, checksAsFarAsItIsTold) {
+  const ScratchFolder folder;
+  const std::vector<std::string> words = {"explore",
+                                          "--subject",
+                                          "sglang-no-buffer",
+                                          "--defect",
+                                          "sglang-no-buffer:frees-donated-slot",
+                                          "--traces",
+                                          "20",
+                                          "--out",
+                                          folder.path("f")};
+  std::vector<std::string> unchecked = words;
+  unchecked.insert(unchecked.end(), {"--check", "off"});
+  EXPECT_EQ(run_program(unchecked).status, kExitPass);
+  EXPECT_EQ(run_program(words).status, kExitInvariant);
+}
+
+}  // namespace
+}  // namespace lockstep
