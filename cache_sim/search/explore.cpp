@@ -377,13 +377,18 @@ Result<Accepted> accepted_by_policy(std::string_view name) {
   return accepted_by(*policy);
 }
 
-/// A child says itself whether it understands tree verbs. Its configuration it is told.
+/// Beyond what every policy has, a server of any kind has pages and may run a step ahead; the other
+/// fields are options of single policies.
+constexpr ConfigFields kFieldsOfChildren{ConfigField::page, ConfigField::overlap};
+
+/// A child says itself whether it understands tree verbs.
 Result<void> ask_children(const RunOptions& run, Player& player) {
   RunOptions greeting = run;
   greeting.subjects = player.subjects;
   const Result<std::unique_ptr<ReplaySession>> started = ReplaySession::start(greeting);
   if (!started) return tl::unexpected(started.error());
   player.accepted.tree_verbs = player.accepted.tree_verbs && (*started)->has_tree_verbs();
+  player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
   return {};
 }
 
