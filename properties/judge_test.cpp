@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "kernels/judge/report.hpp"
 #include "properties/support/program.hpp"
 
 namespace lockstep {
@@ -312,6 +313,32 @@ TEST(Judge, aPatchedClockChangesNothing) {
   EXPECT_GT(speed.at("time_us"), 0.0);
   EXPECT_LT(speed.at("limit_share"), 1.1);
   EXPECT_GT(speed.at("calls_compared"), 0);
+}
+
+// Faster than memory moves, or than the judge's own clock: the time is not believed.
+TEST(Judge, aTimeThatCannotBeIsFlagged) {
+  using namespace judging;
+  const JudgedKernel operation{.name = "an operation"};
+  const JudgeRequest request;
+  const CaseOptions options;
+  const Machine machine{.device = "a GPU", .copy_gbps = 1000, .on_gpu = true};
+  std::vector<JudgedCase> cases(1);
+  cases[0].which.name = "serving";
+  cases[0].which.bytes = 1'000'000;  // a microsecond
+  cases[0].runs.outcome = Outcome::done;
+  std::vector<TimedCase> timed(1);
+  timed[0].twin.runs.outcome = timed[0].calls.outcome = Outcome::done;
+  const auto text = [&](double us) {
+    timed[0].calls.us = us;
+    return finished({operation, request, options, machine, cases, timed, 0}).text;
+  };
+  EXPECT_THAT(text(0.95), Not(HasSubstr("LOOK TWICE")));
+  EXPECT_THAT(text(0.8), HasSubstr("LOOK TWICE: faster than this device moves bytes"));
+  timed[0].calls.reported_us = 0.1;
+  EXPECT_THAT(text(5), HasSubstr("LOOK TWICE: the candidate's process reports 0.10 us"));
+  const auto findings = findings_of_calls(operation, cases[0].which, timed[0].calls);
+  ASSERT_EQ(findings.size(), 1u);
+  EXPECT_EQ(findings[0].kind, FindingKind::answer_differs);
 }
 
 // Nothing that a candidate writes stands for a verdict, and its end is no good end.

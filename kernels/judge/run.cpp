@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "kernels/judge/memory.hpp"
+#include "reference/base/parallel.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/base/printable.hpp"
 
@@ -203,13 +204,22 @@ std::optional<Json> CandidateProcess::ask(const std::string& what, Json request)
 // --- Untimed runs --------------------------------------------------------------------------------
 
 bool CandidateProcess::write_inputs(const Case& c, Fill fill, std::int64_t offset) const {
+  struct Part {
+    const Tensor& tensor;
+    std::int64_t offset;
+    bool written = false;
+  };
+  std::vector<Part> parts;
   for (const Tensor& tensor : c.tensors) {
-    const Bytes bytes = allocation_of(tensor, fill);
-    const auto size = static_cast<std::int64_t>(bytes.size());
-    if (!shared_.write(offset, bytes.data(), size)) return false;
-    offset += size;
+    parts.push_back({tensor, offset});
+    offset += tensor.allocation_bytes();
   }
-  return true;
+  in_parallel(parts, [&](Part& part) {
+    const Bytes bytes = allocation_of(part.tensor, fill);
+    part.written =
+        shared_.write(part.offset, bytes.data(), static_cast<std::int64_t>(bytes.size()));
+  });
+  return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.written; });
 }
 
 Result<void> CandidateProcess::announce(const Case& c, std::int64_t room) {

@@ -14,9 +14,9 @@
 //   run                              outcome message stages        [0, bytes): inputs, and what has
 //                                                                  become of them; stages behind
 //   sets      count                                                [0, 2 bytes): two inputs
-//   place     first                                                set i gets inputs (first + i) %
-//   2 record                           how calls                            outcome message
-//   device_us     every set is called once fetch     index [2 bytes, 3 bytes): a set
+//   place     first                                                set i: input (first + i) % 2
+//   record (how), calls (outcome message device_us: every set once), fetch index (a set, behind
+//   the two inputs)
 #pragma once
 
 #include <chrono>

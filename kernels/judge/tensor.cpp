@@ -115,22 +115,34 @@ std::int64_t Tensor::allocation_bytes() const {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-std::vector<std::int64_t> byte_offsets(const Tensor& tensor) {
-  std::vector<std::int64_t> offsets;
-  offsets.reserve(static_cast<std::size_t>(tensor.count()));
-  const std::int64_t size = size_of(tensor.type);
+namespace {
+
+/// body(i, offset) for every element: its number, and its place in the allocation in bytes.
+template <class Body>
+void for_each_offset(const Tensor& tensor, Body body) {
+  const std::int64_t size = size_of(tensor.type), count = tensor.count();
   const std::size_t rank = tensor.extents.size();
+  const std::int64_t row = rank == 0 ? 1 : tensor.extents[rank - 1];
+  const std::int64_t step = rank == 0 ? 0 : tensor.strides[rank - 1] * size;
   Extents index(rank, 0);
-  std::int64_t offset = kGuardBytes;
-  for (std::int64_t i = 0; i < tensor.count(); ++i) {
-    offsets.push_back(offset);
-    for (std::size_t d = rank; d-- > 0;) {
-      offset += tensor.strides[d] * size;
+  std::int64_t begin = kGuardBytes;
+  for (std::int64_t i = 0; i < count;) {
+    for (std::int64_t offset = begin, end = i + row; i < end; ++i, offset += step)
+      body(static_cast<std::size_t>(i), offset);
+    for (std::size_t d = rank > 0 ? rank - 1 : 0; d-- > 0;) {
+      begin += tensor.strides[d] * size;
       if (++index[d] < tensor.extents[d]) break;
-      offset -= index[d] * tensor.strides[d] * size;
+      begin -= index[d] * tensor.strides[d] * size;
       index[d] = 0;
     }
   }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> byte_offsets(const Tensor& tensor) {
+  std::vector<std::int64_t> offsets(static_cast<std::size_t>(tensor.count()));
+  for_each_offset(tensor, [&](std::size_t i, std::int64_t offset) { offsets[i] = offset; });
   return offsets;
 }
 
@@ -140,22 +152,21 @@ Bytes allocation_of(const Tensor& tensor, Fill fill) {
   if (tensor.values.empty()) return bytes;
   Digest name;
   for (const char letter : tensor.name) name.add(static_cast<unsigned char>(letter));
-  const std::vector<std::int64_t> offsets = byte_offsets(tensor);
-  for (std::size_t i = 0; i < offsets.size(); ++i) {
-    char* const at = bytes.data() + offsets[i];
+  for_each_offset(tensor, [&](std::size_t i, std::int64_t offset) {
+    char* const at = bytes.data() + offset;
     if (std::isnan(tensor.values[i]))
       put_unread(mix64(name.value ^ i), tensor.type, fill, at);
     else
       encode(tensor.values[i], tensor.type, at);
-  }
+  });
   return bytes;
 }
 
 std::vector<double> values_in(const Tensor& tensor, const char* allocation) {
-  std::vector<double> values;
-  values.reserve(static_cast<std::size_t>(tensor.count()));
-  for (const std::int64_t offset : byte_offsets(tensor))
-    values.push_back(decode(tensor.type, allocation + offset));
+  std::vector<double> values(static_cast<std::size_t>(tensor.count()));
+  for_each_offset(tensor, [&](std::size_t i, std::int64_t offset) {
+    values[i] = decode(tensor.type, allocation + offset);
+  });
   return values;
 }
 

@@ -72,23 +72,30 @@ class Touched {
     const auto size = static_cast<std::int64_t>(before_.size());
     guard(findings, 0, kGuardBytes, "in front of");
     guard(findings, end, size, "behind");
+    const std::int64_t outers = tensor_.extents.empty() ? 1 : tensor_.extents[0];
+    const std::int64_t inner = outers == 0 ? 0 : tensor_.count() / outers;
+    const auto allowed = [&](std::int64_t outer) {
+      return tensor_.role == Role::output ||
+             (tensor_.role == Role::state && may_write(case_, tensor_, outer));
+    };
+    bool all_allowed = true;
+    for (std::int64_t outer = 0; outer < outers; ++outer) all_allowed &= allowed(outer);
+    const bool has_holes = tensor_.span() != tensor_.count();
+    if (all_allowed && !has_holes) return;
     const std::vector<std::int64_t> offsets = byte_offsets(tensor_);
-    std::int64_t first = -1, changed = 0, last_slot = -1;
+    std::int64_t first = -1, changed = 0;
     std::set<std::int64_t> slots;
-    const std::int64_t inner = tensor_.extents.empty() || tensor_.extents[0] == 0
-                                   ? 1
-                                   : tensor_.count() / tensor_.extents[0];
-    for (std::size_t i = 0; i < offsets.size(); ++i) {
-      const std::int64_t outer = static_cast<std::int64_t>(i) / inner;
-      const bool allowed = tensor_.role == Role::output ||
-                           (tensor_.role == Role::state && may_write(case_, tensor_, outer));
-      if (allowed || !differs(offsets[i], size_of(tensor_.type))) continue;
-      if (first < 0) first = static_cast<std::int64_t>(i);
-      ++changed;
-      if (outer != last_slot) slots.insert(last_slot = outer);
+    for (std::int64_t outer = 0; outer < outers; ++outer) {
+      if (allowed(outer)) continue;
+      for (std::int64_t i = outer * inner; i < (outer + 1) * inner; ++i) {
+        if (!differs(offsets[static_cast<std::size_t>(i)], size_of(tensor_.type))) continue;
+        if (first < 0) first = i;
+        ++changed;
+        slots.insert(outer);
+      }
     }
     if (first >= 0) report_elements(findings, first, changed, slots);
-    if (tensor_.span() != tensor_.count()) holes(findings, offsets, end);
+    if (has_holes) holes(findings, offsets, end);
   }
 
  private:
