@@ -1,10 +1,9 @@
 // lockstep judge: compares somebody's kernel with the reference on edge cases.
 #include <fmt/format.h>
 
-#include <iostream>
-
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/output.hpp"
 #include "reference/base/judged.hpp"
 
 namespace lockstep::program {
@@ -35,13 +34,9 @@ Result<JudgeReport> judged(const JudgeWords& words) {
 }
 
 int run_judge(const JudgeWords& words) {
-  const auto refuse = [](const Error& error) {
-    std::cerr << "lockstep: " << error.text << '\n';
-    return static_cast<int>(error.status);
-  };
   const Result<JudgeReport> report = judged(words);
   if (!report) return refuse(report.error());
-  fmt::print("{}", report->text);
+  print_text(report->text);
   if (!words.json_path.empty())
     if (const Result<void> written = cache_sim::write_file(words.json_path, report->json); !written)
       return refuse(written.error());

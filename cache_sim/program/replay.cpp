@@ -2,10 +2,10 @@
 #include <fmt/format.h>
 
 #include <cstdio>
-#include <iostream>
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/output.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/replay/run_json.hpp"
 #include "cache_sim/replay/timeline.hpp"
@@ -20,16 +20,16 @@ using cache_sim::ReplayRequest;
 void print_finding(const LocatedFinding& located, const ReplayRequest& request) {
   const std::string place =
       located.line > 0 ? fmt::format("{}:{}", located.file, located.line) : located.file;
-  fmt::print("{}: {} at event {}: {}\n", place, to_string(located.finding.kind), located.event,
-             located.finding.text);
-  fmt::print("  expected  {}\n  actual    {}\n", located.finding.expected, located.finding.actual);
-  if (!located.subject.empty()) fmt::print("  subject   {}\n", located.subject);
+  print("{}: {} at event {}: {}\n", place, to_string(located.finding.kind), located.event,
+        located.finding.text);
+  print("  expected  {}\n  actual    {}\n", located.finding.expected, located.finding.actual);
+  if (!located.subject.empty()) print("  subject   {}\n", located.subject);
   for (std::size_t i = 0; i < located.around.size(); ++i) {
     const bool last = i + 1 == located.around.size();
     const auto event = located.event - static_cast<std::int64_t>(located.around.size() - 1 - i);
-    fmt::print("  {} {:>6}  {}\n", last ? ">" : " ", event, located.around[i]);
+    print("  {} {:>6}  {}\n", last ? ">" : " ", event, located.around[i]);
   }
-  fmt::print("replay   {}\n", replay_command(request));
+  print("replay   {}\n", replay_command(request));
 }
 
 /// A run that finds nothing may not be the one that the file is about.
@@ -116,10 +116,6 @@ Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayR
 
 int run_replay(const ReplayOptions& options) {
   Result<std::vector<ReplayRequest>> requests = options.requests();
-  const auto refuse = [](const Error& error) {
-    std::cerr << "lockstep: " << error.text << '\n';
-    return static_cast<int>(error.status);
-  };
   if (!requests) return refuse(requests.error());
   std::vector<ReplayOutcome> outcomes;
   int status = kExitPass;
