@@ -122,6 +122,14 @@ if(TARGET lockstep_tests)
   set_tests_properties(reference.laws_with_1000_cases PROPERTIES LABELS full TIMEOUT 1200 PROCESSORS 2)
 endif()
 
+# The operators under Python: opcheck and torch.compile of their CPU half, where PyTorch can be imported. Status 77: not.
+if(TARGET lockstep_torch_ops)
+  add_test(NAME operators.check_under_python
+    COMMAND ${PROJECT_SOURCE_DIR}/properties/torch_ops_check.sh $<TARGET_FILE:lockstep_torch_ops>)
+  set_tests_properties(operators.check_under_python PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77
+    ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
+endif()
+
 # A project of its own finds the installed package and sees the registered names.
 add_test(NAME install.consumer_finds_lockstep
   COMMAND ${CMAKE_COMMAND} -D BINARY_DIR=${PROJECT_BINARY_DIR} -D SOURCE_DIR=${PROJECT_SOURCE_DIR}

@@ -26,9 +26,21 @@ Attended<double> weighed(const Vector<double>& q, const Matrix<double>& K, const
   return {V.transpose() * weights / sum, std::log(sum)};
 }
 
-Attended<double> selected(const Vector<double>& q, const Matrix<double>& K, const Matrix<double>& V,
-                          std::int64_t visible) {
-  return reference::attend<double>(q, K.topRows(visible), V.topRows(visible), 1.0);
+/// The reference over one page that holds all keys, of which a request has the first `visible`.
+/// (The kernel is asked the same by softmax_attention_gpu_test.cpp, whose pools are NaN elsewhere.)
+Attended<double> paged(const Vector<double>& q, const Matrix<double>& K, const Matrix<double>& V,
+                       std::int64_t visible) {
+  const auto page_of = [](const Matrix<double>& rows) {
+    return make_view(rows.data(), Shape<4>{1, rows.rows(), 1, rows.cols()});
+  };
+  const auto table = ints({0}), length = ints({visible}), starts = starts_of({1});
+  Array<double, 3> out(Shape<3>{1, 1, V.cols()});
+  Array<double, 2> lse(Shape<2>{1, 1});
+  reference::paged_attention<double>(make_view(q.data(), Shape<3>{1, 1, q.size()}), page_of(K),
+                                     page_of(V), make_view(table.data(), Shape<2>{1, 1}),
+                                     length.view(), starts.view(), {.scale = 1.0}, out.view(),
+                                     lse.view());
+  return {as_vector(at(out.view(), 0, 0)), lse(0, 0)};
 }
 
 /// Whatever stands behind the visible keys, the output is the same.
@@ -50,12 +62,12 @@ bool ignores(std::int64_t rows, std::int64_t visible, double poison, Attend atte
 // FlashInfer #941, #942: NaN in the unfilled slots of the last page reached the output. Page 4,
 // length 13.
 TEST(AttentionBugs, flashinfer941_theRestOfAPageIsNotSeen) {
-  catches([](auto attend) { return ignores(16, 13, kNan, attend); }, selected, weighed);
+  catches([](auto attend) { return ignores(16, 13, kNan, attend); }, paged, weighed);
 }
 
 // flash-attention #1745, #2374: a weight of 0 times a value of NaN. One key of three is visible.
 TEST(AttentionBugs, flashAttention2374_maskedValuesAreNotWeighed) {
-  catches([](auto attend) { return ignores(3, 1, kNan, attend); }, selected, weighed);
+  catches([](auto attend) { return ignores(3, 1, kNan, attend); }, paged, weighed);
   EXPECT_TRUE(ignores(3, 1, 5.0, weighed)) << "finite values would not have shown it";
 }
 
@@ -228,7 +240,7 @@ TEST(AttentionBugs, maskedScoresAreSelectedAway) {
     return Attended<double>{V.topRows(visible).transpose() * weights.head(visible) / weights.sum(),
                             std::log(weights.sum())};
   };
-  catches([](auto attend) { return ignores(4, 2, kNan, attend); }, selected, adds);
+  catches([](auto attend) { return ignores(4, 2, kNan, attend); }, paged, adds);
 }
 
 // SGLang's scale of a tile without a floor: a tile of zeros is 0 / 0.

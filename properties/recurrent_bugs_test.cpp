@@ -227,7 +227,8 @@ TEST(RecurrentBugs, transformers48256_paddingIsNoContext) {
           std::int64_t{5}, std::int64_t{16});
 }
 
-// vLLM #20938, #35275, #41617, #48109: block times stride in 32 bits. 544 tokens of bf16 are
+// vLLM #20938, #35275, #41617, #48109: block times stride in 32 bits. Kernels are asked by
+// offsetsGoBeyond32Bits and offsetsOfIndicesGoBeyond32Bits of their tests. 544 tokens of bf16 are
 // 557,056 elements, so block 3,856 is the first beyond.
 TEST(RecurrentBugs, vllm20938_offsetsHave64Bits) {
   double anything = 0;

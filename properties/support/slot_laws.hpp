@@ -74,6 +74,7 @@ inline SlotUpdate with_mistake(const SlotLaw& law, const SlotUpdate& update) {
 
 namespace slot_laws_detail {
 
+/// A kernel's outputs may be in bf16, which rounds by 0.2 %.
 template <AnyView A, AnyView B>
 bool near(const A& a, const B& b) {
   const Difference found = difference(a, b);
