@@ -6,6 +6,7 @@
     evidence.py digest [OPERATION]    what the sources are now
     evidence.py measured              the digests and the commit as JSON, for bench/on_gpu.sh: written where
                                       the measuring happens, so that evidence names what was measured
+    evidence.py join FILE FILE…       the first is what the others, logs of parts of the tests, say together
     evidence.py merge RESULTS         writes the evidence from a folder of results that bench/on_gpu.sh
                                       brought back: measured.json, accuracy.json, speed.json, sanitizer.json
                                       (without it the evidence is not complete); plain layers have accuracy
@@ -99,6 +100,21 @@ def write(root, file, evidence):
     print(f"written {file.relative_to(root)}")
 
 
+def join(logs):
+    """Logs of accuracy as one: of each case the error that is the largest part of its bound, and all cases."""
+    joined = {}
+    for log in logs:
+        for operation, entries in (log or {}).items():
+            for entry in entries:
+                kept = joined.setdefault(operation, {}).setdefault(entry["case"], entry)
+                if kept is entry:
+                    continue
+                share = [(e["error"] or 0) / (e["yardstick"] or 1) for e in (kept, entry)]
+                worse = entry if share[1] > share[0] else kept
+                joined[operation][entry["case"]] = worse | {"cases": kept["cases"] + entry["cases"]}
+    return {operation: [cases[name] for name in sorted(cases)] for operation, cases in sorted(joined.items())}
+
+
 def commit_of(root):
     """The commit of the tree: git's, or what LOCKSTEP_COMMIT says of a copy without git."""
     git = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -172,6 +188,9 @@ def selftest(root):
         changed.write_text(changed.read_text() + "\nint another_line;\n")
         (copy / "reports/pending.json").write_text(json.dumps({operations(copy)[0]: " "}))
         assert any("without a reason" in text for text in complaints(copy))
+        parts = [{"a": [{"case": "x", "error": 0.5, "yardstick": 1.0, "cases": 2, "worst": "far"}]}, None,
+                 {"a": [{"case": "x", "error": 0.08, "yardstick": 0.1, "cases": 3, "worst": "close"}]}]
+        assert join(parts) == {"a": [parts[2]["a"][0] | {"cases": 5}]}, join(parts)
         untimed, timed = operations(copy)[:2]
         results = copy / "results"
         results.mkdir()
@@ -228,6 +247,10 @@ def main(words):
         return 0
     if words == ["measured"]:
         print(json.dumps(measured(ROOT), indent=1))
+        return 0
+    if words[:1] == ["join"] and len(words) > 2:
+        logs = [json.loads(pathlib.Path(name).read_text()) for name in words[2:]]
+        pathlib.Path(words[1]).write_text(json.dumps(join(logs), indent=1) + "\n")
         return 0
     if words[:1] == ["merge"] and len(words) == 2:
         refused = merge(ROOT, pathlib.Path(words[1]))
