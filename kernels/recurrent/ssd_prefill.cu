@@ -1,0 +1,1018 @@
+// Mamba2's prefill in one pass over the tokens. Equations: reference/recurrent/mamba2.hpp.
+//
+// Chunked, on tensor cores (bf16 activations; N of 64, 128 or 256). An item is 64 rows p of one
+// head's state in one row of the batch; its chunks of 64 tokens follow one another, and the running
+// state never leaves the registers of a warpgroup but as the bf16 copy that the outputs multiply.
+//
+//   grid   persistent: as many blocks as the GPU has processors, or a whole number for each head
+//   block  5 warpgroups (4 where N = 256): one that feeds, one with the state, others with outputs
+//
+//   feeding   warp 0  B, C [64, N] and x [64, 64] of a chunk, by tensor copies, kStages ahead
+//             warps 1 and 2, in turns: d_t, the sums a_t of A d_t within the chunk, and what
+//                     follows from them; warp 1 also asks L2 for the next item's state
+//             warp 3  z [64, 64], one tile for each warpgroup of outputs
+//   state     S [64 p, N] float32 in registers. Per chunk: a bf16 copy to shared memory, then
+//             S = exp(a_last) S + (w x)^T B  with  w_j = d_j exp(a_last - a_j)
+//   outputs   each takes every second or third chunk: G = C B^T and C S^T, then
+//             y = exp(a_i) C S^T + D x + (G exp(a_i - a_j) d_j, for j <= i) x
+//
+// Sums of logarithms are kept in units of log 2, and d_j goes into the exponent with its own.
+//
+// Sequential, for everything else:
+//   grid   (ceil(P / kScanRows), H, rows of the batch)
+//   block  kScanRows / kRowsOfWarp warps; a warp has kRowsOfWarp rows of s, its lanes the columns
+#include "kernels/recurrent/ssd_prefill.hpp"
+
+#include "kernels/base/hopper.cuh"
+#include "kernels/recurrent/prefill_rows.cuh"
+#include "kernels/recurrent/shapes.hpp"
+
+namespace lockstep::kernels {
+namespace {
+
+constexpr const char* kName = "ssd_prefill";
+constexpr float kLog2e = 1.4426950408889634f;
+
+/// What both kernels need. Pointers are into device memory.
+struct Common {
+  PrefillRows rows;
+  MixedView<2> dt, D;
+  MixedView<1> A, dt_bias;
+  float dt_min, dt_max;  ///< infinite where there is no limit
+  bool dt_softplus;
+  int H, P, N;
+  int heads_per_group;
+  MixedView<4> state, boundary;  ///< written through, both
+  int boundary_every;            ///< 0: no boundary states
+
+  __device__ unsigned dt_bits(int t, int h) const { return bits_at(dt, t, h); }
+  __device__ float time_step(unsigned bits, float bias) const {
+    float d = value_of(bits, dt.format) + bias;
+    if (dt_softplus) d = softplus(d);
+    return fminf(fmaxf(d, dt_min), dt_max);
+  }
+  __device__ float bias(int h) const { return dt_bias ? at(dt_bias, h) : 0.0f; }
+};
+
+// --- Chunked -------------------------------------------------------------------------------------
+
+using namespace hopper;
+
+constexpr int kChunk = 64;      ///< tokens
+constexpr int kStateRows = 64;  ///< rows of s of an item
+constexpr int kTileBytes = kChunk * kTileRowBytes;
+
+struct Chunked {
+  Common all;
+  void* out;
+  std::int64_t out_token_stride, out_head_stride;
+  int tiles_of_head;  ///< ceil(P / kStateRows)
+  int items;
+};
+/// What tiles get behind a row's last token.
+__device__ uint4 zeros[kTileBytes / sizeof(uint4)];
+
+struct Maps {
+  CUtensorMap x, B, C, out, z;
+};
+
+/// What a chunk's tokens are to every row of the state.
+struct ChunkScalars {
+  float a[kChunk];  ///< log2 exp(sum of A d up to and with the token)
+  float b[kChunk];  ///< a - log2 |d|: infinite behind the last token and for d = 0
+  float w[kChunk];  ///< d exp(a_last - a)
+  uint2 negative;   ///< bit j: d_j < 0
+  float decay;      ///< exp(a_last)
+  float unused;
+};
+
+template <int N, bool kGated>
+struct Plan {
+  static constexpr int kTiles = N / kTileColumns;  ///< of B, of C, of the state's copy
+  static constexpr int kOutputGroups = N == 256 ? 2 : 3;
+  static constexpr int kStages = N == 256 ? 2 : 4;
+  static constexpr int kScalarWarps = 2;  ///< that take chunks in turns
+  static constexpr int kThreads = (2 + kOutputGroups) * kWarpgroup;
+  static constexpr int kFeedRegisters = N == 256 ? 24 : 32;
+  static constexpr int kStateRegisters = N == 256 ? 168 : 112;
+  static constexpr int kOutputRegisters = N == 256 ? 160 : 112;
+
+  static constexpr int kC = kTiles * kTileBytes;  ///< within a stage, behind B
+  static constexpr int kX = 2 * kC;
+  static constexpr int kStageBytes = kX + kTileBytes;
+  static constexpr int kCopyBytes = kTiles * kTileBytes;  ///< of the state in bf16
+
+  static constexpr int kCopies = kStages * kStageBytes;
+  static constexpr int kOutputs = kCopies + 2 * kCopyBytes;
+  static constexpr int kScalars = kOutputs + kOutputGroups * kTileBytes;
+  static constexpr int kBarriers = kScalars + kStages * int{sizeof(ChunkScalars)};
+  static constexpr int kBarrierCount = 3 * kStages + 3 + 3 * kOutputGroups;
+  static constexpr int kBytes = kBarriers + 8 * kBarrierCount;
+  static_assert(kBytes <= 232448, "shared memory of a block");
+  /// A group of outputs that waits for a stage knows that the stage's phase before has ended.
+  static_assert(kStages > kOutputGroups || kStages % kOutputGroups == 0, "parities are one apart");
+  static_assert(kStages % kScalarWarps == 0 && kScalarWarps == 2, "likewise");
+};
+
+template <int N, bool kGated>
+class Block {
+  using L = Plan<N, kGated>;
+  using T = Bf16;
+
+ public:
+  __device__ Block(const Chunked& parameters, const Maps& maps, unsigned char* shared)
+      : p_(parameters), maps_(maps), shared_(shared), base_(shared_address(shared)) {}
+
+  __device__ void init_barriers() const {
+    for (int s = 0; s < L::kStages; ++s) {
+      barrier_init(loaded(s), 1 + 32);  // the copies, and the scalars
+      barrier_init(copied(s), 4);
+      barrier_init(used(s), 8);
+    }
+    for (int i = 0; i < 2; ++i) barrier_init(copy_used(i), 4);
+    for (int g = 0; g < L::kOutputGroups; ++g) {
+      barrier_init(weighed(g), 4);
+      barrier_init(taken(g), 4);
+      barrier_init(gate_loaded(g), 1);
+    }
+    barrier_init(tail(), 1);
+    publish_barriers();
+  }
+
+  // --- Feeding ---
+
+  /// What lies behind a row's last token becomes 0 in x and B: 0 times anything must be 0.
+  __device__ void load_tiles() const {
+    const bool leads = threadIdx.x % 32 == 0;
+    Step step;
+    bool again = false;  // the stages have been in use before
+    std::uint32_t tail_parity = 0;
+    for_each_item([&](const Item& item) {
+      for (int c = 0; c < item.chunks; ++c, step.next()) {
+        again = again || step.parity != 0;
+        if (again) sync_threads_of(read_barrier(step.stage), kReadThreads);
+        if (!leads) continue;
+        barrier_wait(used(step.stage), step.parity ^ 1);
+        const std::uint32_t to = stage(step.stage);
+        const int t = item.row.begin + c * kChunk, size = item.row.size - c * kChunk;
+        const std::uint32_t full = size < kChunk ? tail() : loaded(step.stage);
+        barrier_expect(full, L::kStageBytes);
+        for (int i = 0; i < L::kTiles; ++i) {
+          load_tile(to + L::kC + i * kTileBytes, maps_.C, i * kTileColumns, item.group, t, full);
+          load_tile(to + i * kTileBytes, maps_.B, i * kTileColumns, item.group, t, full);
+        }
+        load_tile(to + L::kX, maps_.x, item.p, item.head, t, full);
+        if (size >= kChunk) continue;
+        barrier_wait(full, tail_parity);
+        tail_parity ^= 1;
+        const int behind = (kChunk - size) * kTileRowBytes, first = size * kTileRowBytes;
+        barrier_expect(loaded(step.stage), (L::kTiles + 1) * behind);
+        for (int i = 0; i <= L::kTiles; ++i)
+          load_bytes(to + (i < L::kTiles ? i * kTileBytes : L::kX) + first, zeros, behind,
+                     loaded(step.stage));
+      }
+    });
+  }
+
+  /// z takes the place of w x, when the state has taken that.
+  __device__ void load_gates() const {
+    const bool leads = threadIdx.x % 32 == 0;
+    int group = 0;
+    std::uint32_t parity = 0;
+    for_each_item([&](const Item& item) {
+      for (int c = 0; c < item.chunks && leads; ++c) {
+        barrier_wait(taken(group), parity);
+        barrier_expect(gate_loaded(group), kTileBytes);
+        load_tile(output(group), maps_.z, item.p, item.head, item.row.begin + c * kChunk,
+                  gate_loaded(group));
+        if (++group == L::kOutputGroups) group = 0, parity ^= 1;
+      }
+    });
+  }
+
+  /// Lane l computes tokens 2 l and 2 l + 1 of a chunk; the warps take chunks in turns. What they
+  /// read takes longer to come than a chunk takes, so it is asked for two turns ahead.
+  __device__ void compute_scalars(int own) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    Step step;
+    int turn = 0;
+    bool again = false;  // the stages have been in use before
+    for_each_item([&](const Item& item) {
+      if (own == 0) prefetch_state(item.index + static_cast<int>(gridDim.x), lane);
+      if (item.chunks == 0) return;
+      const float A = at(p_.all.A, item.head) * kLog2e, bias = p_.all.bias(item.head);
+      const auto fetch = [&](unsigned(&bits)[2], int c) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int t = c * kChunk + 2 * lane + i;
+          bits[i] = t < item.row.size ? p_.all.dt_bits(item.row.begin + t, item.head) : 0;
+        }
+      };
+      unsigned bits[2], next_bits[2];
+      const int first = own ^ turn;
+      fetch(bits, first);
+      fetch(next_bits, first + L::kScalarWarps);
+      for (int c = 0; c < item.chunks; ++c, step.next(), turn ^= 1) {
+        again = again || step.parity != 0;
+        if (turn != own) continue;
+        float d[2], a[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          d[i] = c * kChunk + 2 * lane + i < item.row.size ? p_.all.time_step(bits[i], bias) : 0.0f;
+          bits[i] = next_bits[i];
+        }
+        fetch(next_bits, c + 2 * L::kScalarWarps);
+        a[0] = A * d[0];
+        a[1] = a[0] + A * d[1];
+        float sum = a[1];
+#pragma unroll
+        for (int distance = 1; distance < 32; distance *= 2) {
+          const float before = __shfl_up_sync(0xffffffffu, sum, distance);
+          if (lane >= distance) sum += before;
+        }
+        const float before = __shfl_up_sync(0xffffffffu, sum, 1);
+        if (lane > 0) a[0] += before, a[1] += before;
+        const float last = __shfl_sync(0xffffffffu, a[1], 31);
+        const unsigned even = __ballot_sync(0xffffffffu, d[0] < 0.0f);
+        const unsigned odd = __ballot_sync(0xffffffffu, d[1] < 0.0f);
+
+        if (again) sync_threads_of(read_barrier(step.stage), kReadThreads);
+        ChunkScalars& to = scalars(step.stage);
+        const auto put = [&](float(&array)[kChunk], float first, float second) {
+          *reinterpret_cast<float2*>(array + 2 * lane) = make_float2(first, second);
+        };
+        put(to.a, a[0], a[1]);
+        put(to.b, a[0] - log2f(fabsf(d[0])), a[1] - log2f(fabsf(d[1])));
+        put(to.w, d[0] * exp2_fast(last - a[0]), d[1] * exp2_fast(last - a[1]));
+        if (lane == 0) to.decay = exp2_fast(last);
+        if (lane == 1) to.negative = {interleaved(even, odd), interleaved(even >> 16, odd >> 16)};
+        barrier_arrive(loaded(step.stage));
+      }
+    });
+  }
+
+  // --- The state ---
+
+  __device__ void run_state(int warp) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    Step step;
+    int group = 0;
+    std::uint32_t group_parity = 0;
+    float S[N / 2];
+    for_each_item([&](const Item& item) {
+      load_state(S, item, warp, lane);
+      const int every = p_.all.boundary_every;
+      const int first = every ? p_.all.rows.boundaries_before(item.row_number, every) : 0;
+      for (int c = 0; c < item.chunks; ++c, step.next()) {
+        barrier_wait(loaded(step.stage), step.parity);
+        const float decay = scalars(step.stage).decay;
+        arrive_at(read_barrier(step.stage), kReadThreads);
+        copy_state(S, step, warp, lane);
+#pragma unroll
+        for (float& s : S) s *= decay;
+        const std::uint64_t B = matrix(stage(step.stage), kTileBytes);
+        const std::uint64_t wx = matrix(output(group), kTileBytes);
+        barrier_wait(weighed(group), group_parity);
+        pin(S);
+        start_products();
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          Product<T, N, true, true>::of(S, further(wx, 16 * k * kTileRowBytes),
+                                        further(B, 16 * k * kTileRowBytes), true);
+        commit_products();
+        // Meanwhile the copy becomes known.
+        publish_to_async();
+        arrive_of_warp(copied(step.stage), lane);
+        wait_for_products<0>();
+        pin(S);
+        arrive_of_warp(used(step.stage), lane);
+        arrive_of_warp(taken(group), lane);
+        if (++group == L::kOutputGroups) group = 0, group_parity ^= 1;
+        const int tokens = (c + 1) * kChunk;
+        if (every && tokens % every == 0 && tokens <= item.row.size)
+          store_state(S, p_.all.boundary, first + tokens / every - 1, item, warp, lane);
+      }
+      if (item.row.target != kNowhere)
+        store_state(S, p_.all.state, item.row.target, item, warp, lane);
+    });
+  }
+
+  // --- Outputs ---
+
+  __device__ void run_outputs(int group, int warp) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int row = warp * 16 + lane / 4, column = 2 * (lane % 4);
+    const std::uint32_t tile = output(group) + warp * 16 * kTileRowBytes;
+    Step step;
+    int turn = 0;
+    std::uint32_t own_parity = 0;
+    const bool by_channel = p_.all.D && p_.all.D.strides[1] != 0;
+    bool stored = false;  // this warp's tile may still be read by a copy
+    for_each_item([&](const Item& item) {
+      clear_outputs(item, group);
+      const float skip = p_.all.D ? at(p_.all.D, item.head, 0) : 0.0f;
+      for (int c = 0; c < item.chunks; ++c, step.next()) {
+        const bool mine = turn == group;
+        if (++turn == L::kOutputGroups) turn = 0;
+        if (!mine) continue;
+        const int size = min(kChunk, item.row.size - c * kChunk);
+        const std::uint32_t from = stage(step.stage);
+        const ChunkScalars& at_stage = scalars(step.stage);
+        if (stored && lane == 0) wait_for_reads<0>();
+        __syncwarp();
+        barrier_wait(loaded(step.stage), step.parity);
+
+        const std::uint64_t B = matrix(from), C = matrix(from + L::kC);
+        const std::uint64_t before = matrix(copy(step.copy));
+        const std::uint64_t x = matrix(from + L::kX, kTileBytes);
+        float G[32], O[32];
+        pin(G);
+        start_products();
+#pragma unroll
+        for (int k = 0; k < N / 16; ++k)
+          Product<T, 64, false>::of(G, along(C, k), along(B, k), k > 0);
+        commit_products();
+        weigh(tile, from + L::kX, at_stage.w, warp, lane);
+        publish_to_async();
+        arrive_of_warp(weighed(group), lane);
+        barrier_wait(copied(step.stage), step.parity);
+        pin(O);
+        start_products();
+#pragma unroll
+        for (int k = 0; k < N / 16; ++k)
+          Product<T, 64, false>::of(O, along(C, k), along(before, k), k > 0);
+        commit_products();
+
+        const float a[2] = {at_stage.a[row], at_stage.a[row + 8]};
+        const uint2 negative = at_stage.negative;
+        wait_for_products<1>();
+        pin(G);
+        std::uint32_t scores[16];
+        weigh_scores(scores, G, a, at_stage.b, warp, lane);
+        if ((negative.x | negative.y) != 0) apply_signs(scores, negative, column);
+        const float e[2] = {exp2_fast(a[0]), exp2_fast(a[1])};
+        wait_for_products<0>();
+        pin(O);
+        arrive_of_warp(copy_used(step.copy), lane);
+        if (!by_channel)
+          add_skip(O, e, from + L::kX, warp * 16 + lane % 16, lane,
+                   [&](int) { return make_float2(skip, skip); });
+        else
+          add_skip(O, e, from + L::kX, warp * 16 + lane % 16, lane, [&](int p) {
+            const auto of = [&](int i) { return i < p_.all.P ? at(p_.all.D, item.head, i) : 0.0f; };
+            return make_float2(of(item.p + p), of(item.p + p + 1));
+          });
+        arrive_at(read_barrier(step.stage), kReadThreads);
+        pin(O);
+        pin(scores);
+        start_products();
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          Product<T, 64, true>::of(O, scores + 4 * k, further(x, 16 * k * kTileRowBytes), true);
+        commit_products();
+        barrier_wait(kGated ? gate_loaded(group) : taken(group), own_parity);
+        own_parity ^= 1;
+        wait_for_products<0>();
+        pin(O);
+        pin(scores);
+        arrive_of_warp(used(step.stage), lane);
+        if (kGated) gate(O, tile, lane);
+        put_outputs(O, tile, lane);
+        const int t = item.row.begin + c * kChunk + warp * 16;
+        if (size >= warp * 16 + 16) {
+          publish_to_async();
+          __syncwarp();
+          if (lane == 0) store_tile(maps_.out, tile, item.p, item.head, t), commit_stores();
+        } else {
+          __syncwarp();
+          store_rows(tile, item, t, size - warp * 16, lane);
+          publish_to_async();  // a copy may write there next
+          __syncwarp();
+        }
+        stored = true;
+      }
+    });
+    if (lane == 0) wait_for_stores();
+  }
+
+ private:
+  /// A warp has done with what the barrier guards, or has made it ready.
+  __device__ static void arrive_of_warp(std::uint32_t barrier, int lane) {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(barrier);
+  }
+  /// What ordinary loads read of a stage has been read, by the state's threads and by those of the
+  /// outputs. The warps that fill the stage wait for it; products are the business of used().
+  static constexpr int kReadThreads = 2 * kWarpgroup + 2 * 32;
+  __device__ static int read_barrier(int s) {
+    return 2 + s;
+  }
+
+  /// Where a role is in the ring of stages. Every role counts every chunk.
+  struct Step {
+    int stage = 0, copy = 0;
+    std::uint32_t parity = 0;
+    __device__ void next() {
+      copy ^= 1;
+      if (++stage == L::kStages) stage = 0, parity ^= 1;
+    }
+  };
+
+  struct Item {
+    PrefillRow row;
+    int index, row_number, head, group, chunks;
+    int p;  ///< the first row of its state
+  };
+
+  template <class Body>
+  __device__ void for_each_item(Body body) const {
+    const int of_row = p_.all.H * p_.tiles_of_head, step = static_cast<int>(gridDim.x);
+    int index = static_cast<int>(blockIdx.x);
+    PrefillRow row = index < p_.items ? p_.all.rows.row(index / of_row) : PrefillRow{};
+    while (index < p_.items) {
+      Item item;
+      item.index = index;
+      item.row_number = index / of_row;
+      const int part = index - item.row_number * of_row;
+      item.head = part / p_.tiles_of_head;
+      item.p = (part - item.head * p_.tiles_of_head) * kStateRows;
+      item.group = item.head / p_.all.heads_per_group;
+      item.row = row;
+      item.row.size = uniform(item.row.size);
+      item.chunks = (item.row.size + kChunk - 1) / kChunk;
+      // The next item's row is asked for before this item's work.
+      index += step;
+      if (index < p_.items) row = p_.all.rows.row(index / of_row);
+      body(item);
+    }
+  }
+
+  __device__ std::uint32_t barrier(int number) const {
+    return base_ + L::kBarriers + 8 * number;
+  }
+  __device__ std::uint32_t loaded(int s) const {
+    return barrier(s);
+  }
+  __device__ std::uint32_t used(int s) const {
+    return barrier(L::kStages + s);
+  }
+  __device__ std::uint32_t copied(int s) const {
+    return barrier(2 * L::kStages + s);
+  }
+  __device__ std::uint32_t copy_used(int i) const {
+    return barrier(3 * L::kStages + i);
+  }
+  __device__ std::uint32_t tail() const {
+    return barrier(3 * L::kStages + 2);
+  }
+  __device__ std::uint32_t weighed(int g) const {
+    return barrier(3 * L::kStages + 3 + g);
+  }
+  __device__ std::uint32_t taken(int g) const {
+    return weighed(L::kOutputGroups + g);
+  }
+  __device__ std::uint32_t gate_loaded(int g) const {
+    return weighed(2 * L::kOutputGroups + g);
+  }
+  __device__ std::uint32_t stage(int s) const {
+    return base_ + s * L::kStageBytes;
+  }
+  __device__ std::uint32_t copy(int i) const {
+    return base_ + L::kCopies + i * L::kCopyBytes;
+  }
+  __device__ std::uint32_t output(int g) const {
+    return base_ + L::kOutputs + g * kTileBytes;
+  }
+  __device__ ChunkScalars& scalars(int s) const {
+    return reinterpret_cast<ChunkScalars*>(shared_ + L::kScalars)[s];
+  }
+  /// The k-th 16 columns of a matrix whose rows are tokens or p.
+  __device__ static std::uint64_t along(std::uint64_t matrix, int k) {
+    return further(matrix, k / 4 * kTileBytes + k % 4 * 32);
+  }
+  /// Bits of 16 even and 16 odd tokens in turns.
+  __device__ static unsigned interleaved(unsigned even, unsigned odd) {
+    const auto spread = [](unsigned x) {
+      x &= 0xffffu;
+      x = (x | x << 8) & 0x00ff00ffu;
+      x = (x | x << 4) & 0x0f0f0f0fu;
+      x = (x | x << 2) & 0x33333333u;
+      return (x | x << 1) & 0x55555555u;
+    };
+    return spread(even) | spread(odd) << 1;
+  }
+
+  // Of the state, a thread has what a product's thread has: rows and columns as hopper.cuh says.
+
+  template <class Visit>
+  __device__ void for_each_pair(const Item& item, int warp, int lane, Visit visit) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = item.p + warp * 16 + lane / 4 + 8 * half;
+      if (row >= p_.all.P) continue;
+#pragma unroll
+      for (int n = 0; n < N / 8; ++n) visit(row, 8 * n + 2 * (lane % 4), 4 * n + 2 * half);
+    }
+  }
+
+  __device__ void load_state(float (&S)[N / 2], const Item& item, int warp, int lane) const {
+#pragma unroll
+    for (float& s : S) s = 0.0f;
+    if (item.row.source == kNowhere) return;
+    const MixedView<4>& pool = p_.all.state;
+    const auto pair_at = [&](int row, int column) {
+      return address_of(pool, item.row.source, item.head, row, column);
+    };
+    if (pool.format == Format::float32)
+      for_each_pair(item, warp, lane, [&](int row, int column, int i) {
+        const float2 pair = *static_cast<const float2*>(pair_at(row, column));
+        S[i] = pair.x, S[i + 1] = pair.y;
+      });
+    else
+      for_each_pair(item, warp, lane, [&](int row, int column, int i) {
+        const unsigned pair = *static_cast<const unsigned*>(pair_at(row, column));
+        const bool bf16 = pool.format == Format::bf16;
+        const float2 both = bf16 ? unpack<Bf16>(pair) : unpack<Fp16>(pair);
+        S[i] = both.x, S[i + 1] = both.y;
+      });
+  }
+
+  __device__ void store_state(const float (&S)[N / 2], const MixedView<4>& pool, int slot,
+                              const Item& item, int warp, int lane) const {
+    const auto pair_at = [&](int row, int column) {
+      return const_cast<void*>(address_of(pool, slot, item.head, row, column));
+    };
+    if (pool.format == Format::float32)
+      for_each_pair(item, warp, lane, [&](int row, int column, int i) {
+        *static_cast<float2*>(pair_at(row, column)) = make_float2(S[i], S[i + 1]);
+      });
+    else
+      for_each_pair(item, warp, lane, [&](int row, int column, int i) {
+        *static_cast<unsigned*>(pair_at(row, column)) =
+            pool.format == Format::bf16 ? pack<Bf16>(S[i], S[i + 1]) : pack<Fp16>(S[i], S[i + 1]);
+      });
+  }
+
+  /// Asks L2 for the state that this block needs next.
+  __device__ void prefetch_state(int index, int lane) const {
+    if (index >= p_.items || !p_.all.state) return;
+    const int of_row = p_.all.H * p_.tiles_of_head;
+    const PrefillRow row = p_.all.rows.row(index / of_row);
+    if (row.source == kNowhere) return;
+    const int head = index % of_row / p_.tiles_of_head, p = index % p_.tiles_of_head * kStateRows;
+    const unsigned bytes = N * (p_.all.state.format == Format::float32 ? 4 : 2);
+    for (int r = p + lane; r < min(p + kStateRows, p_.all.P); r += 32)
+      prefetch_to_l2(address_of(p_.all.state, row.source, head, r, 0), bytes);
+  }
+
+  /// The bf16 copy of the state before a chunk.
+  __device__ void copy_state(const float (&S)[N / 2], const Step& step, int warp, int lane) const {
+    barrier_wait(copy_used(step.copy), copy_parity(step) ^ 1);
+    const std::uint32_t to = copy(step.copy);
+    const int row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int k = 0; k < N / 16; ++k)
+      store_matrices(to + k / 4 * kTileBytes + tile_offset(row, 2 * (k % 4) + lane / 16),
+                     pack<T>(S[8 * k], S[8 * k + 1]), pack<T>(S[8 * k + 2], S[8 * k + 3]),
+                     pack<T>(S[8 * k + 4], S[8 * k + 5]), pack<T>(S[8 * k + 6], S[8 * k + 7]));
+  }
+  /// Copies alternate, so their parity changes with every second chunk.
+  __device__ static std::uint32_t copy_parity(const Step& step) {
+    static_assert(L::kStages == 2 || L::kStages == 4);
+    return L::kStages == 2 ? step.parity : step.stage / 2 & 1;
+  }
+
+  /// w x of the warp's 16 tokens of a chunk.
+  __device__ static void weigh(std::uint32_t tile, std::uint32_t x, const float (&w)[kChunk],
+                               int warp, int lane) {
+    const float weight[2] = {w[warp * 16 + lane / 4], w[warp * 16 + lane / 4 + 8]};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t values[4];
+      load_matrices(values, x + tile_offset(warp * 16 + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 value = unpack<T>(values[i]);
+        values[i] = pack<T>(value.x * weight[i % 2], value.y * weight[i % 2]);
+      }
+      store_matrices(tile + tile_offset(lane % 16, 2 * k + lane / 16), values[0], values[1],
+                     values[2], values[3]);
+    }
+  }
+
+  /// G_ij exp(a_i - a_j) d_j for j <= i, else 0, as the first operand of a product. Of a warp's 16
+  /// rows the columns before are whole, 16 on the diagonal are half, and the others are 0.
+  __device__ static void weigh_scores(std::uint32_t (&scores)[16], const float (&G)[32],
+                                      const float (&a)[2], const float (&b)[kChunk], int warp,
+                                      int lane) {
+    const int column = 2 * (lane % 4);
+    const bool first = column <= lane / 4, second = column + 1 <= lane / 4;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t* const to = scores + 4 * k;
+      if (k > warp) {
+        to[0] = to[1] = to[2] = to[3] = 0;
+        continue;
+      }
+      const float2 near = *reinterpret_cast<const float2*>(b + 16 * k + column);
+      const float2 far = *reinterpret_cast<const float2*>(b + 16 * k + column + 8);
+      const float* const g = G + 8 * k;
+      const bool diagonal = k == warp;
+      const float x = g[0] * exp2_fast(a[0] - near.x), y = g[1] * exp2_fast(a[0] - near.y);
+      to[0] = pack<T>(!diagonal || first ? x : 0.0f, !diagonal || second ? y : 0.0f);
+      to[1] = pack<T>(g[2] * exp2_fast(a[1] - near.x), g[3] * exp2_fast(a[1] - near.y));
+      to[2] =
+          diagonal ? 0 : pack<T>(g[4] * exp2_fast(a[0] - far.x), g[5] * exp2_fast(a[0] - far.y));
+      const float u = g[6] * exp2_fast(a[1] - far.x), v = g[7] * exp2_fast(a[1] - far.y);
+      to[3] = pack<T>(!diagonal || first ? u : 0.0f, !diagonal || second ? v : 0.0f);
+    }
+  }
+
+  /// A negative d_j turns its column: the exponent has only |d_j|.
+  __device__ static void apply_signs(std::uint32_t (&scores)[16], const uint2& negative,
+                                     int column) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const unsigned bits = (n < 4 ? negative.x : negative.y) >> (8 * (n % 4) + column);
+      const std::uint32_t turn = (bits & 1) << 15 | (bits & 2) << 30;
+      scores[2 * n] ^= turn, scores[2 * n + 1] ^= turn;
+    }
+  }
+
+  /// O = e_i O + D x_i. The lane's row of x is `row`; D(p) is that of columns p and p + 1.
+  template <class SkipOf>
+  __device__ static void add_skip(float (&O)[32], const float (&e)[2], std::uint32_t x, int row,
+                                  int lane, SkipOf D) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t values[4];
+      load_matrices(values, x + tile_offset(row, 2 * k + lane / 16));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // rows i % 2, columns 8 (i / 2) further
+        const float2 value = unpack<T>(values[i]);
+        const float2 factor = D(16 * k + 8 * (i / 2) + 2 * (lane % 4));
+        float* const o = O + 8 * k + 2 * i;
+        o[0] = fmaf(o[0], e[i % 2], factor.x * value.x);
+        o[1] = fmaf(o[1], e[i % 2], factor.y * value.y);
+      }
+    }
+  }
+
+  /// O times silu(z) of the warp's tile.
+  __device__ static void gate(float (&O)[32], std::uint32_t tile, int lane) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t values[4];
+      load_matrices(values, tile + tile_offset(lane % 16, 2 * k + lane / 16));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 z = unpack<T>(values[i]);
+        O[8 * k + 2 * i] *= silu_fast(z.x);
+        O[8 * k + 2 * i + 1] *= silu_fast(z.y);
+      }
+    }
+  }
+
+  __device__ static void put_outputs(const float (&O)[32], std::uint32_t tile, int lane) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      store_matrices(tile + tile_offset(lane % 16, 2 * k + lane / 16),
+                     pack<T>(O[8 * k], O[8 * k + 1]), pack<T>(O[8 * k + 2], O[8 * k + 3]),
+                     pack<T>(O[8 * k + 4], O[8 * k + 5]), pack<T>(O[8 * k + 6], O[8 * k + 7]));
+  }
+
+  __device__ T* out(int t, int head) const {
+    return static_cast<T*>(p_.out) + t * p_.out_token_stride + head * p_.out_head_stride;
+  }
+  /// The first `rows` rows of the warp's tile, where the row of the batch ends within it.
+  __device__ void store_rows(std::uint32_t tile, const Item& item, int t, int rows,
+                             int lane) const {
+    for (int i = lane; i < rows * 8; i += 32) {
+      const int row = i / 8, p = item.p + i % 8 * 8;
+      if (p >= p_.all.P) continue;
+      const unsigned char* const from = shared_ + (tile - base_) + tile_offset(row, i % 8);
+      *reinterpret_cast<uint4*>(out(t + row, item.head) + p) =
+          *reinterpret_cast<const uint4*>(from);
+    }
+  }
+  /// Tokens behind the row give 0.
+  __device__ void clear_outputs(const Item& item, int group) const {
+    const int first = item.row.begin + item.row.size, count = (item.row.end - first) * 8;
+    for (int i = group * kWarpgroup + static_cast<int>(threadIdx.x % kWarpgroup); i < count;
+         i += L::kOutputGroups * kWarpgroup) {
+      const int p = item.p + i % 8 * 8;
+      if (p < p_.all.P)
+        *reinterpret_cast<uint4*>(out(first + i / 8, item.head) + p) = make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  const Chunked& p_;
+  const Maps& maps_;
+  unsigned char* shared_;
+  std::uint32_t base_;
+};
+
+template <int N, bool kGated>
+__global__ void __launch_bounds__(Plan<N, kGated>::kThreads, 1)
+    ssd_chunks_kernel(const __grid_constant__ Chunked p, const __grid_constant__ Maps maps) {
+  using L = Plan<N, kGated>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Block<N, kGated> block(p, maps, shared);
+  const int warp = uniform(static_cast<int>(threadIdx.x / 32));
+  const int group = warp / 4;
+  if (threadIdx.x == 0) block.init_barriers();
+  __syncthreads();
+  wait_for_earlier_launch();
+  let_the_next_launch_start();
+  if (group == 0) {
+    give_registers<L::kFeedRegisters>();
+    if (warp == 0) {
+      block.load_tiles();
+    } else if (warp < 3) {
+      block.compute_scalars(warp - 1);
+    } else if (kGated) {
+      block.load_gates();
+    }
+  } else if (group == 1) {
+    take_registers<L::kStateRegisters>();
+    block.run_state(warp % 4);
+  } else {
+    take_registers<L::kOutputRegisters>();
+    block.run_outputs(group - 2, warp % 4);
+  }
+}
+
+template <int N, bool kGated>
+void launch_chunks(const Chunked& p, const Maps& maps, int grid, cudaStream_t stream) {
+  using L = Plan<N, kGated>;
+  const auto kernel = ssd_chunks_kernel<N, kGated>;
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
+  check_cuda(allowed, kName);
+  launch(kName, kernel, dim3(static_cast<unsigned>(grid)), dim3(L::kThreads), L::kBytes, stream,
+         true, p, maps);
+}
+
+// --- Sequential ----------------------------------------------------------------------------------
+
+constexpr int kScanRows = 16;
+constexpr int kRowsOfWarp = 4;
+constexpr int kScanThreads = kScanRows / kRowsOfWarp * 32;
+constexpr int kScanColumns = 256;  ///< N at most
+
+template <class T>
+struct Scan {
+  Common all;
+  TensorView<const T, 3> x, B, C, z;
+  TensorView<T, 3> out;
+  bool gated;
+};
+
+/// kCount columns of a lane: lane, lane + 32, ...
+template <class T, int kCount>
+__global__ void __launch_bounds__(kScanThreads) ssd_scan_kernel(const __grid_constant__ Scan<T> p) {
+  const int lane = static_cast<int>(threadIdx.x % 32), h = static_cast<int>(blockIdx.y);
+  const int first =
+      static_cast<int>(blockIdx.x) * kScanRows + static_cast<int>(threadIdx.x / 32) * kRowsOfWarp;
+  const int N = p.all.N, P = p.all.P, group = h / p.all.heads_per_group;
+  const auto column = [&](int i) { return lane + 32 * i; };
+  wait_for_earlier_launch();
+  const int number = static_cast<int>(blockIdx.z);
+  const PrefillRow row = p.all.rows.row(number);
+  const int own = first + lane;  // lane r writes the output of row r
+  const bool writes = lane < kRowsOfWarp && own < P;
+  for (int t = row.begin + row.size; t < row.end && writes; ++t)
+    p.out(t, h, own) = from_float<T>(0.0f);
+
+  float s[kRowsOfWarp][kCount];
+  const auto for_each_element = [&](auto visit) {
+#pragma unroll
+    for (int r = 0; r < kRowsOfWarp; ++r)
+#pragma unroll
+      for (int i = 0; i < kCount; ++i)
+        if (first + r < P && column(i) < N) visit(s[r][i], first + r, column(i));
+  };
+  const auto store = [&](const MixedView<4>& pool, int slot) {
+    for_each_element([&](float value, int r, int n) {
+      void* const to = const_cast<void*>(address_of(pool, slot, h, r, n));
+      if (pool.format == Format::float32)
+        *static_cast<float*>(to) = value;
+      else if (pool.format == Format::bf16)
+        *static_cast<Bf16*>(to) = from_float<Bf16>(value);
+      else
+        *static_cast<Fp16*>(to) = from_float<Fp16>(value);
+    });
+  };
+#pragma unroll
+  for (int r = 0; r < kRowsOfWarp; ++r)
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) s[r][i] = 0.0f;
+  if (row.source != kNowhere)
+    for_each_element(
+        [&](float& value, int r, int n) { value = at(p.all.state, row.source, h, r, n); });
+  const int every = p.all.boundary_every;
+  const int boundary = every ? p.all.rows.boundaries_before(number, every) : 0;
+  const float A = at(p.all.A, h), bias = p.all.bias(h);
+
+  for (int i = 0; i < row.size; ++i) {
+    const int t = row.begin + i;
+    const float d = p.all.time_step(p.all.dt_bits(t, h), bias), decay = expf(__fmul_rn(A, d));
+    float dots[kRowsOfWarp] = {};
+#pragma unroll
+    for (int c = 0; c < kCount; ++c) {
+      const bool has = column(c) < N;
+      const float Bd = has ? __fmul_rn(to_float(p.B(t, group, column(c))), d) : 0.0f;
+      const float C = has ? to_float(p.C(t, group, column(c))) : 0.0f;
+#pragma unroll
+      for (int r = 0; r < kRowsOfWarp; ++r) {
+        const float x = first + r < P ? to_float(p.x(t, h, first + r)) : 0.0f;
+        s[r][c] = fmaf(Bd, x, __fmul_rn(s[r][c], decay));
+        dots[r] = fmaf(s[r][c], C, dots[r]);
+      }
+    }
+    float y = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kRowsOfWarp; ++r) {
+#pragma unroll
+      for (int distance = 16; distance > 0; distance /= 2)
+        dots[r] += __shfl_xor_sync(0xffffffffu, dots[r], distance);
+      if (lane == r) y = dots[r];
+    }
+    if (writes) {
+      if (p.all.D) y += __fmul_rn(at(p.all.D, h, own), to_float(p.x(t, h, own)));
+      if (p.gated) y *= silu(to_float(p.z(t, h, own)));
+      p.out(t, h, own) = from_float<T>(y);
+    }
+    if (every && (i + 1) % every == 0) store(p.all.boundary, boundary + (i + 1) / every - 1);
+  }
+  if (row.target != kNowhere) store(p.all.state, row.target);
+}
+
+template <class T>
+void launch_scan(const Scan<T>& p, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned>((p.all.P + kScanRows - 1) / kScanRows),
+                  static_cast<unsigned>(p.all.H), static_cast<unsigned>(p.all.rows.count()));
+  const auto kernel = p.all.N <= 64    ? ssd_scan_kernel<T, 2>
+                      : p.all.N <= 128 ? ssd_scan_kernel<T, 4>
+                                       : ssd_scan_kernel<T, kScanColumns / 32>;
+  launch(kName, kernel, grid, dim3(kScanThreads), 0, stream, true, p);
+}
+
+// --- The wrapper ---------------------------------------------------------------------------------
+
+template <class V>
+bool pairs_aligned(const V& pool) {
+  return reinterpret_cast<std::uintptr_t>(pool.data_handle()) % 16 == 0 &&
+         (pool.extent(3) <= 1 || pool.stride(3) == 1) && pool.stride(0) % 8 == 0 &&
+         pool.stride(1) % 8 == 0 && pool.stride(2) % 8 == 0;
+}
+
+constexpr bool has_chunks(std::int64_t N) {
+#ifdef LOCKSTEP_ALL_SHAPES
+  if (N == 64 || N == 256) return true;
+#endif
+  return N == 128;
+}
+
+/// Why the chunked kernel cannot take it, or nothing.
+template <class T, class S>
+const char* no_chunks(const SsdPrefill<T, S>& in) {
+  if (!std::is_same_v<T, Bf16>) return "activations in bfloat16";
+  if (!has_chunks(in.B.extent(2)))
+    return "N = 128, or 64 or 256 in a build with LOCKSTEP_ALL_SHAPES";
+  if (in.x.extent(2) % 8 != 0) return "P a multiple of 8";
+  if (!can_be_mapped(in.x) || !can_be_mapped(in.B) || !can_be_mapped(in.C) ||
+      !can_be_mapped(in.out) || (in.z && !can_be_mapped(*in.z)))
+    return "x, B, C, z and out contiguous in their last dimension, with bases and strides of whole "
+           "16 bytes";
+  if ((in.state && !pairs_aligned(*in.state)) ||
+      (in.boundary_states && !pairs_aligned(*in.boundary_states)))
+    return "states contiguous in N, with strides of multiples of 8";
+  if (in.boundary_states && in.boundary_every % kChunk != 0)
+    return "boundaries at multiples of 64 tokens";
+  return nullptr;
+}
+
+int processors() {
+  static const int count = [] {
+    int device = 0, found = 0;
+    check_cuda(cudaGetDevice(&device), kName);
+    check_cuda(cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, device), kName);
+    return found;
+  }();
+  return count;
+}
+
+/// Blocks of a persistent launch: where heads nearly fill the GPU, every head keeps to its blocks,
+/// so that rows of different lengths load all of them alike.
+int blocks_for(std::int64_t items, std::int64_t heads) {
+  const std::int64_t most = processors();
+  std::int64_t blocks = most;
+  if (heads <= most && most / heads * heads * 100 >= most * 85) blocks = most / heads * heads;
+  return static_cast<int>(std::min(items, blocks));
+}
+
+template <class T, class S>
+void launch_chunked(const SsdPrefill<T, S>& in, const Common& all, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, Bf16>) {
+    Chunked p{};
+    p.all = all;
+    p.out = in.out.data_handle();
+    p.out_token_stride = in.out.stride(0);
+    p.out_head_stride = in.out.stride(1);
+    p.tiles_of_head = (all.P + kStateRows - 1) / kStateRows;
+    const std::int64_t heads = std::int64_t{all.H} * p.tiles_of_head;
+    const std::int64_t items = heads * all.rows.count();
+    Checks(kName).expect(items < INT_MAX, "x", "of fewer than 2147483647 heads of all rows",
+                         std::to_string(items));
+    p.items = static_cast<int>(items);
+    Maps maps{};
+    maps.x = tile_map(kName, in.x, kChunk);
+    maps.B = tile_map(kName, in.B, kChunk);
+    maps.C = tile_map(kName, in.C, kChunk);
+    maps.out = tile_map(kName, in.out, 16);  // a warp's rows
+    if (in.z) maps.z = tile_map(kName, *in.z, kChunk);
+    const int grid = blocks_for(items, heads);
+#define LOCKSTEP_CASE(N_)                                        \
+  if (all.N == N_)                                               \
+    return in.z ? launch_chunks<N_, true>(p, maps, grid, stream) \
+                : launch_chunks<N_, false>(p, maps, grid, stream);
+    LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
+#undef LOCKSTEP_CASE
+  }
+}
+
+}  // namespace
+
+template <class T, class S>
+void ssd_prefill(const SsdPrefill<T, S>& in, cudaStream_t stream) {
+  const Checks checks(kName);
+  const std::int64_t T_ = in.x.extent(0), H = in.x.extent(1), P = in.x.extent(2);
+  const std::int64_t G = in.B.extent(1), N = in.B.extent(2);
+  const std::int64_t slots = in.state ? in.state->extent(0) : 0;
+  checks.expect(G > 0 && H % G == 0, "B", "[T, G, N] with H a multiple of G",
+                text_of(shape_of(in.B)));
+  checks.shape(in.B, "B", "[T, G, N]", {T_, G, N});
+  checks.shape(in.C, "C", "[T, G, N]", {T_, G, N});
+  checks.expect(N <= kScanColumns, "B", "[T, G, N] with N of at most 256", text_of(shape_of(in.B)));
+  checks.expect(H <= 65535 && P <= 65535, "x", "[T, H, P] with H and P of at most 65535",
+                text_of(shape_of(in.x)));
+  checks.shape(in.dt, "dt", "[T, H]", {T_, H});
+  checks.shape(in.A, "A", "[H]", {H});
+  checks.expect(in.A.format == Format::float32, "A", "float32", name_of(in.A.format));
+  checks.shape(in.out, "out", "[T, H, P]", {T_, H, P});
+  if (in.D) checks.shape(in.D, "D", "[H, P]", {H, P});
+  if (in.z) checks.shape(*in.z, "z", "[T, H, P]", {T_, H, P});
+  if (in.dt_bias) checks.shape(in.dt_bias, "dt_bias", "[H]", {H});
+  if (in.state) checks.shape(*in.state, "state", "[slots, H, P, N]", {slots, H, P, N});
+  checks.expect(in.boundary_states.has_value() == (in.boundary_every > 0), "boundary_every",
+                "at least 1 with boundary_states, and 0 without",
+                std::to_string(in.boundary_every));
+  if (in.boundary_states)
+    checks.shape(*in.boundary_states, "boundary_states", "[boundaries, H, P, N]",
+                 {in.boundary_states->extent(0), H, P, N});
+
+  Common all{};
+  all.rows = prefill_rows(checks, in.batch, T_,
+                          in.state ? std::optional(slots) : std::optional<std::int64_t>());
+  checks.expect(all.rows.count() <= 65535, "the batch", "of at most 65535 rows",
+                std::to_string(all.rows.count()));
+  all.dt = in.dt;
+  all.A = in.A;
+  all.D = in.D;
+  all.dt_bias = in.dt_bias;
+  all.dt_min = in.dt_min.value_or(-INFINITY);
+  all.dt_max = in.dt_max.value_or(INFINITY);
+  all.dt_softplus = in.dt_softplus;
+  all.H = static_cast<int>(H);
+  all.P = static_cast<int>(P);
+  all.N = static_cast<int>(N);
+  all.heads_per_group = static_cast<int>(H / G);
+  if (in.state) all.state = *in.state;
+  if (in.boundary_states) all.boundary = *in.boundary_states;
+  all.boundary_every = static_cast<int>(in.boundary_every);
+
+  const char* const missing = no_chunks(in);
+  checks.expect(in.kernel != PrefillKernel::chunked || !missing, "kernel",
+                std::string("for chunks, ") + (missing ? missing : ""), "other inputs");
+  if (H == 0 || P == 0 || N == 0 || all.rows.count() == 0) return;
+  if (!missing && in.kernel != PrefillKernel::sequential) return launch_chunked(in, all, stream);
+  Scan<T> p{};
+  p.all = all;
+  p.x = in.x;
+  p.B = in.B;
+  p.C = in.C;
+  p.out = in.out;
+  if (in.z) p.z = *in.z;
+  p.gated = in.z.has_value();
+  launch_scan(p, stream);
+}
+
+#define LOCKSTEP_INSTANTIATE(T, S) template void ssd_prefill(const SsdPrefill<T, S>&, cudaStream_t);
+LOCKSTEP_SERVING_TYPES(LOCKSTEP_INSTANTIATE)
+#ifdef LOCKSTEP_ALL_SHAPES
+LOCKSTEP_OTHER_TYPES(LOCKSTEP_INSTANTIATE)
+#endif
+#undef LOCKSTEP_INSTANTIATE
+
+}  // namespace lockstep::kernels

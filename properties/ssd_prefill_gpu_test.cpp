@@ -1,0 +1,424 @@
+// The kernels of ssd_prefill, by chunks and token by token, against the reference of the same name.
+#include "kernels/recurrent/ssd_prefill.hpp"
+
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "properties/support/gpu.hpp"
+#include "reference/recurrent/mamba2.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using kernels::Bf16;
+using kernels::DeviceTensor;
+using kernels::Fp16;
+using kernels::PrefillKernel;
+
+constexpr const char* kOperation = "ssd_prefill";
+
+struct Extents {
+  std::int64_t H, G, P, N;
+};
+
+struct Question {
+  bool gated = false;
+  bool skip = true;  ///< D
+  bool skip_by_channel = false;
+  bool softplus = true;  ///< false: steps of either sign
+  bool limited = false;
+  bool with_state = true;
+  bool padded = false;     ///< rows of one size, with lengths
+  std::int64_t every = 0;  ///< tokens between boundary states
+  double decay = 1;        ///< of which A is a multiple
+  PrefillKernel kernel = PrefillKernel::chunked;
+};
+
+/// Rows of a prefill over the slots of a pool.
+struct Rows_ {
+  Sizes lengths;
+  std::int64_t tokens = 0, slots = 0, longest = 0;
+  Array<std::int32_t, 1> starts, indices, counts;
+  Array<bool, 1> resumes;
+
+  Rows_(const Sizes& row_lengths, std::uint64_t seed, bool padded) : lengths(row_lengths) {
+    const auto rows = static_cast<std::int64_t>(lengths.size());
+    longest = std::max<std::int64_t>(1, *std::max_element(lengths.begin(), lengths.end()));
+    starts = starts_of(lengths);
+    counts = ints(lengths);
+    tokens = padded ? rows * longest : sum(lengths) + 3;  // and padding behind the rows
+    slots = 2 * rows + 1;
+    indices = Array<std::int32_t, 1>(Shape<1>{rows}, -1);
+    resumes = Array<bool, 1>(Shape<1>{rows}, true);
+    for (std::int64_t n = 0; n < rows; ++n) {
+      const auto draw = random_below(8, seed, 400, static_cast<std::uint64_t>(n));
+      if (rows == 1 || draw != 0) indices(n) = static_cast<std::int32_t>(2 * (rows - 1 - n) + 1);
+      resumes(n) = draw % 3 != 1;
+    }
+  }
+  std::int64_t boundaries(std::int64_t every) const {
+    std::int64_t count = 0;
+    for (const std::int64_t length : lengths) count += every ? length / every : 0;
+    return count;
+  }
+};
+
+/// A layer's inputs, on the grid: exact in every type. What no row may look at is NaN.
+struct Inputs {
+  Inputs(const Rows_& rows, const Extents& e, const Question& question, std::uint64_t seed)
+      : x(draw<3>({rows.tokens, e.H, e.P}, seed, 1)),
+        dt(draw<2>({rows.tokens, e.H}, seed, 2)),
+        A(draw<1>({e.H}, seed, 3)),
+        B(draw<3>({rows.tokens, e.G, e.N}, seed, 4)),
+        C(draw<3>({rows.tokens, e.G, e.N}, seed, 5)),
+        D(draw<2>({e.H, e.P}, seed, 6)),
+        dt_bias(draw<1>({e.H}, seed, 7)),
+        z(draw<3>({rows.tokens, e.H, e.P}, seed, 8)),
+        state(draw<4>({rows.slots, e.H, e.P, e.N}, seed, 9)) {
+    for (double& a : A) a = -question.decay * (1.0 / 64 + std::abs(a));
+    for (double& bias : dt_bias) bias -= question.softplus ? 3 : 0;
+    if (!question.softplus)
+      for (double& d : dt) d /= 16;
+    if (!question.skip_by_channel)
+      for (std::int64_t h = 0; h < e.H; ++h)
+        for (std::int64_t p = 1; p < e.P; ++p) D(h, p) = D(h, 0);
+    for (std::size_t n = 0; n < rows.lengths.size(); ++n) {
+      const auto row = static_cast<std::int64_t>(n);
+      const std::int64_t begin = question.padded ? row * rows.longest : rows.starts(row);
+      const std::int64_t end = question.padded ? begin + rows.longest : begin + rows.lengths[n];
+      const bool skipped = question.with_state && rows.indices(row) < 0;
+      for (std::int64_t t = skipped ? begin : begin + rows.lengths[n]; t < end; ++t) poison(t);
+      if (question.with_state && rows.indices(row) >= 0 && !rows.resumes(row))
+        fill(at(state.view(), rows.indices(row)), std::nan(""));
+    }
+    for (std::int64_t t = rows.tokens - (question.padded ? 0 : 3); t < rows.tokens; ++t) poison(t);
+  }
+  void poison(std::int64_t t) {
+    fill(at(x.view(), t), std::nan(""));
+    fill(at(dt.view(), t), std::nan(""));
+    fill(at(B.view(), t), std::nan(""));
+    fill(at(C.view(), t), std::nan(""));
+    fill(at(z.view(), t), std::nan(""));
+  }
+  template <std::size_t Rank>
+  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
+                                  std::uint64_t stream) {
+    return on_grid<double>(shape, {.seed = seed, .stream = stream});
+  }
+  Array<double, 3> x;
+  Array<double, 2> dt;
+  Array<double, 1> A;
+  Array<double, 3> B, C;
+  Array<double, 2> D;
+  Array<double, 1> dt_bias;
+  Array<double, 3> z;
+  Array<double, 4> state;
+};
+
+template <class S>
+struct Answer {
+  Array<S, 3> out;
+  Array<S, 4> state, boundary;
+};
+
+template <class S>
+Answer<S> reference_answer(const Inputs& inputs, const Rows_& rows, const Question& question,
+                           const StoragePoints& storage) {
+  const std::int64_t P = inputs.x.extent(2), N = inputs.B.extent(2);
+  const auto x = cast<S>(inputs.x), B = cast<S>(inputs.B), C = cast<S>(inputs.C);
+  const auto z = cast<S>(inputs.z);
+  const auto dt = cast<S>(inputs.dt), D = cast<S>(inputs.D);
+  const auto A = cast<S>(inputs.A), dt_bias = cast<S>(inputs.dt_bias);
+  Answer<S> answer{Array<S, 3>(x.shape()), cast<S>(inputs.state),
+                   Array<S, 4>(Shape<4>{rows.boundaries(question.every), inputs.x.extent(1), P, N},
+                               std::nan(""))};
+  reference::Mamba2Inputs<S> in{.x = x,
+                                .dt = repeat(dt.view(), P),
+                                .A = repeat(repeat(A.view(), P), N),
+                                .B = B,
+                                .C = C,
+                                .dt_bias = repeat(dt_bias.view(), P),
+                                .dt_softplus = question.softplus,
+                                .rows = {.storage = storage}};
+  if (question.skip) in.D = D;
+  if (question.gated) in.z = z;
+  if (question.limited) in.dt_min = S{0.0625}, in.dt_max = S{0.25};
+  std::optional<TensorView<S, 4>> state;
+  if (question.with_state) {
+    state = answer.state.view();
+    in.rows.slots = {.indices = rows.indices.view()};
+    in.rows.has_initial_state = rows.resumes.view();
+  }
+  if (question.padded) {
+    const auto batch = static_cast<std::int64_t>(rows.lengths.size());
+    const auto in_rows = [&](const auto& view) {
+      Shape<4> extents{batch, rows.longest, view.extent(1), view.extent(2)};
+      return make_view(
+          view.data_handle(), extents,
+          Shape<4>{view.stride(0) * rows.longest, view.stride(0), view.stride(1), view.stride(2)});
+    };
+    reference::PaddedMamba2Inputs<S> padded{.common = in,
+                                            .x = in_rows(in.x),
+                                            .dt = in_rows(in.dt),
+                                            .B = in_rows(in.B),
+                                            .C = in_rows(in.C),
+                                            .context_lengths = rows.counts.view()};
+    if (in.z) padded.z = in_rows(*in.z);
+    padded.common.z.reset();
+    reference::mamba2_padded(padded, state, in_rows(answer.out.view()),
+                             [](const auto& one, const auto& pool, const auto& out) {
+                               reference::ssd_prefill<S>(one, 64, pool, out);
+                             });
+    return answer;
+  }
+  in.rows.query_start_loc = rows.starts.view();
+  std::optional<BoundaryStates<S>> boundary;
+  if (question.every) boundary = {answer.boundary.view(), question.every};
+  reference::ssd_prefill<S>(in, 64, state, answer.out.view(), boundary);
+  return answer;
+}
+
+template <class T, class S>
+struct Device {
+  Device(const Inputs& in, const Rows_& rows, const Question& question)
+      : starts(rows.starts),
+        indices(rows.indices),
+        counts(rows.counts),
+        resumes(rows.resumes.shape()),
+        x(in.x),
+        B(in.B),
+        C(in.C),
+        z(in.z),
+        dt(in.dt),
+        D(in.D),
+        A(in.A),
+        dt_bias(in.dt_bias),
+        out(in.x.shape()),
+        state(in.state),
+        boundary(Shape<4>{rows.boundaries(question.every), in.state.extent(1), in.state.extent(2),
+                          in.state.extent(3)}) {
+    std::vector<unsigned char> flags;
+    for (const bool flag : rows.resumes) flags.push_back(flag);
+    resumes.set(flags);
+  }
+  kernels::SsdPrefill<T, S> arguments(const Rows_& rows, const Question& question) {
+    kernels::SsdPrefill<T, S> in{.x = std::as_const(x).view(),
+                                 .dt = dt.view(),
+                                 .A = A.view(),
+                                 .B = std::as_const(B).view(),
+                                 .C = std::as_const(C).view(),
+                                 .out = out.view(),
+                                 .dt_bias = dt_bias.view(),
+                                 .dt_softplus = question.softplus,
+                                 .boundary_every = question.every,
+                                 .kernel = question.kernel};
+    if (question.skip) {
+      in.D = D.view();
+      if (!question.skip_by_channel) in.D.strides[1] = 0;
+    }
+    if (question.gated) in.z = std::as_const(z).view();
+    if (question.limited) in.dt_min = 0.0625f, in.dt_max = 0.25f;
+    if (question.padded) {
+      in.batch.padded_size = rows.longest;
+      in.batch.context_lengths = std::as_const(counts).view();
+    } else {
+      in.batch.query_start_loc = std::as_const(starts).view();
+    }
+    if (question.with_state) {
+      in.state = state.view();
+      in.batch.slots = {.indices = std::as_const(indices).view()};
+      in.batch.has_initial_state =
+          make_view(reinterpret_cast<const bool*>(std::as_const(resumes).data()), resumes.shape());
+    }
+    if (question.every) in.boundary_states = boundary.view();
+    return in;
+  }
+  void run(const Rows_& rows, const Question& question) {
+    kernels::ssd_prefill<T, S>(arguments(rows, question), nullptr);
+    finish();
+  }
+
+  DeviceTensor<std::int32_t, 1> starts, indices, counts;
+  DeviceTensor<unsigned char, 1> resumes;
+  DeviceTensor<T, 3> x, B, C, z;
+  DeviceTensor<T, 2> dt;
+  DeviceTensor<float, 2> D;
+  DeviceTensor<float, 1> A, dt_bias;
+  DeviceTensor<T, 3> out;
+  DeviceTensor<S, 4> state, boundary;
+};
+
+template <class T, class S>
+void expect_agreement(const Extents& e, const Sizes& lengths, const Question& question,
+                      std::uint64_t seed) {
+  SCOPED_TRACE("H " + std::to_string(e.H) + ", G " + std::to_string(e.G) + ", P " +
+               std::to_string(e.P) + ", N " + std::to_string(e.N) + ", rows " +
+               ::testing::PrintToString(lengths));
+  const Rows_ rows(lengths, seed, question.padded);
+  const Inputs inputs(rows, e, question, seed);
+  const auto truth = reference_answer<double>(inputs, rows, question, {});
+  const auto yardstick = reference_answer<float>(inputs, rows, question,
+                                                 {.state = kernels::format_of<S>(),
+                                                  .chunk_state = kernels::format_of<T>(),
+                                                  .operand = kernels::format_of<T>(),
+                                                  .output = kernels::format_of<T>()});
+  Device<T, S> device(inputs, rows, question);
+  device.run(rows, question);
+  const std::string by = question.kernel == PrefillKernel::chunked ? " by chunks" : " by tokens";
+  EXPECT_TRUE(within_yardstick(kOperation, "out" + by, device.out, yardstick.out, truth.out));
+  EXPECT_TRUE(
+      within_yardstick(kOperation, "state" + by, device.state, yardstick.state, truth.state));
+  if (question.every) {
+    EXPECT_TRUE(within_yardstick(kOperation, "boundary states" + by, device.boundary,
+                                 yardstick.boundary, truth.boundary));
+  }
+}
+
+const std::vector<Extents> kExtents{
+    {4, 2, 64, 128}, {3, 1, 80, 128}, {2, 2, 128, 128}, {2, 1, 16, 128},
+#ifdef LOCKSTEP_ALL_SHAPES
+    {2, 1, 64, 64},  {2, 2, 64, 256}, {1, 1, 80, 256},
+#endif
+};
+// Every length around a chunk and around a warp's rows.
+const std::vector<Sizes> kLengths{
+    {64}, {1}, {128, 0, 63}, {65, 15, 16, 17, 127}, {1, 200, 64, 0, 129, 48}, {320}, {0, 0}};
+
+template <class Types>
+class SsdPrefillGpu : public GpuTest {};
+using TypePairs = ::testing::Types<std::pair<Bf16, float>, std::pair<Bf16, Bf16>>;
+TYPED_TEST_SUITE(SsdPrefillGpu, TypePairs);
+
+TYPED_TEST(SsdPrefillGpu, chunksAreTheReferences) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const Sizes& lengths : kLengths) expect_agreement<T, S>(e, lengths, {}, lengths.size());
+}
+
+TYPED_TEST(SsdPrefillGpu, everyArgumentCounts) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  const Sizes lengths{65, 3, 192, 30, 100};
+  for (const Extents& e : kExtents)
+    for (const PrefillKernel kernel : {PrefillKernel::chunked, PrefillKernel::sequential}) {
+      std::uint64_t seed = 20;
+      for (Question question : {Question{.gated = true},
+                                {.gated = true, .skip = false},
+                                {.skip = false, .limited = true},
+                                {.gated = true, .skip_by_channel = true},
+                                {.softplus = false},
+                                {.softplus = false, .limited = true},
+                                {.with_state = false},
+                                {.gated = true, .padded = true},
+                                {.with_state = false, .padded = true},
+                                {.decay = 64},
+                                {.decay = 1.0 / 1024}}) {
+        question.kernel = kernel;
+        expect_agreement<T, S>(e, lengths, question, ++seed);
+      }
+    }
+}
+
+TYPED_TEST(SsdPrefillGpu, statesAtBoundaries) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  for (const Extents& e : kExtents)
+    for (const std::int64_t every : {64, 128, 50})
+      expect_agreement<T, S>(
+          e, {130, 64, 10, 257},
+          {.every = every,
+           .kernel = every % 64 == 0 ? PrefillKernel::chunked : PrefillKernel::sequential},
+          static_cast<std::uint64_t>(every));
+}
+
+// More items than the GPU has processors: blocks go from item to item.
+TYPED_TEST(SsdPrefillGpu, blocksTakeManyItems) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  Sizes lengths;
+  for (std::uint64_t i = 0; i < 40; ++i)
+    lengths.push_back(static_cast<std::int64_t>(random_below(150, 7, 1, i)));
+  for (const bool gated : {false, true})
+    expect_agreement<T, S>({8, 1, 64, 128}, lengths, {.gated = gated, .every = 64}, 3);
+}
+
+// A prefix cache rests on this: a prefill resumed from the state at a multiple of the chunk gives
+// the bits of the prefill that was not cut.
+TEST_F(GpuTest, ssdPrefillResumedAtAChunkGivesTheSameBits) {
+  const Extents e{4, 2, 64, 128};
+  for (const std::int64_t cut : {64, 128, 256}) {
+    const Sizes whole{300};
+    const Question question{.gated = true, .every = 64};
+    const Rows_ rows(whole, 1, false);
+    const Inputs inputs(rows, e, question, 11);
+    Device<Bf16, float> uncut(inputs, rows, question), resumed(inputs, rows, question);
+    uncut.run(rows, question);
+    auto in = resumed.arguments(rows, question);
+    in.boundary_states.reset();
+    in.boundary_every = 0;
+    const auto run_part = [&](std::int64_t begin, std::int64_t end) {
+      kernels::SsdPrefill<Bf16, float> part = in;
+      const auto rows_of = [&](const auto& view) { return lockstep::cut(view, begin, end); };
+      part.x = rows_of(in.x), part.B = rows_of(in.B), part.C = rows_of(in.C);
+      part.z = rows_of(*in.z);
+      part.dt = rows_of(std::as_const(resumed.dt).view());
+      part.out = rows_of(in.out);
+      const DeviceTensor<std::int32_t, 1> starts(starts_of({end - begin}));
+      part.batch.query_start_loc = starts.view();
+      kernels::ssd_prefill<Bf16, float>(part, nullptr);
+      finish();
+    };
+    run_part(0, cut);
+    EXPECT_TRUE(same_bits(contiguous(at(resumed.state.host().view(), rows.indices(0))),
+                          contiguous(at(uncut.boundary.host().view(), cut / 64 - 1))));
+    run_part(cut, 300);
+    EXPECT_TRUE(same_bits(resumed.state, uncut.state));
+    EXPECT_TRUE(same_bits(contiguous(lockstep::cut(resumed.out.host().view(), 0, 300)),
+                          contiguous(lockstep::cut(uncut.out.host().view(), 0, 300))));
+  }
+}
+
+class SsdPrefillArguments : public GpuTest {};
+
+TEST(SsdPrefillArguments, areRefusedByName) {
+  const Extents e{2, 1, 64, 128};
+  const auto complaint = [&](auto change) -> std::string {
+    alignas(16) static std::byte nowhere[16];
+    auto* const data = reinterpret_cast<Bf16*>(nowhere);
+    auto* const numbers = reinterpret_cast<float*>(nowhere);
+    kernels::SsdPrefill<Bf16, float> in{.x = make_view<const Bf16>(data, Shape<3>{4, e.H, e.P}),
+                                        .dt = make_view<const Bf16>(data, Shape<2>{4, e.H}),
+                                        .A = make_view<const float>(numbers, Shape<1>{e.H}),
+                                        .B = make_view<const Bf16>(data, Shape<3>{4, e.G, e.N}),
+                                        .C = make_view<const Bf16>(data, Shape<3>{4, e.G, e.N}),
+                                        .out = make_view(data, Shape<3>{4, e.H, e.P}),
+                                        .state = make_view(numbers, Shape<4>{3, e.H, e.P, e.N})};
+    change(in);
+    try {
+      kernels::ssd_prefill<Bf16, float>(in, nullptr);
+    } catch (const kernels::ArgumentError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  using In = kernels::SsdPrefill<Bf16, float>;
+  using ::testing::HasSubstr;
+  EXPECT_THAT(complaint([](In& in) { in.dt.extents[1] = 3; }),
+              HasSubstr("dt is expected to be [T, H] = [4, 2]; got [4, 3]"));
+  EXPECT_THAT(complaint([](In& in) { in.A.format = Format::bf16; }),
+              HasSubstr("A is expected to be float32; got bfloat16"));
+  EXPECT_THAT(complaint([](In& in) { in.boundary_every = 64; }), HasSubstr("boundary_every"));
+  EXPECT_THAT(complaint([](In& in) { in.batch.padded_size = 3; }), HasSubstr("x is expected"));
+  EXPECT_THAT(complaint([](In& in) {
+                in.kernel = PrefillKernel::chunked;
+                in.boundary_states = in.state;
+                in.boundary_every = 50;
+              }),
+              HasSubstr("boundaries at multiples of 64 tokens"));
+}
+
+}  // namespace
+}  // namespace lockstep
