@@ -121,6 +121,33 @@ def mamba_cases(data):
     yield {**case, "state": numbers, "state_scale": scale, "rand_seed": 3}
 
 
+def conv_prefill_cases(data):
+    channels, columns = data.sizes((256, 4), (12, 4))
+    rows = dict(state_indices=data.indices(), activation="silu",
+                has_initial_state=torch.tensor([True, True, False, True], device=data.device))
+    inputs = dict(x=data.normal(TOKENS, channels), weight=data.normal(channels, columns),
+                  bias=data.normal(channels), conv_state=data.normal(SLOTS, channels, columns - 1))
+    yield {**inputs, "conv_state": None, "query_start_loc": data.starts(), "activation": "none"}
+    yield {**inputs, **rows, "x": data.normal(ROWS, 3, channels),
+           "context_lengths": data.ints([3, 1, 0, 2])}
+    yield {**inputs, **rows, "query_start_loc": data.starts()}
+
+
+def ssd_cases(data):
+    for state in (torch.float32, torch.bfloat16):
+        case = mamba(data, state=state, query_start_loc=data.starts())
+        resumes = torch.tensor([True, True, False, True], device=data.device)
+        yield {**case, "has_initial_state": resumes}
+        yield {**case, "boundary_every": 2,
+               "boundary_states": data.normal(3, *case["state"].shape[1:], dtype=state)}
+        tokens = {name: data.normal(ROWS, 3, *case[name].shape[1:])
+                  for name in ("x", "dt", "B", "C", "z")}
+        yield {**case, **tokens, "query_start_loc": None,
+               "context_lengths": data.ints([3, 1, 0, 2])}
+    names = ("state_indices", "dt_max")
+    yield {**{name: x for name, x in case.items() if name not in names}, "state": None}
+
+
 def mamba_replay_cases(data):
     for nodes in (None, data.ints([[0, 1], [0, -1], [1, 0], [2, 0]])):
         case = mamba(data, state=torch.bfloat16)
@@ -192,7 +219,9 @@ def shift_cases(data):
 
 CASES = {
     "causal_conv1d_update": conv_cases,
+    "causal_conv1d": conv_prefill_cases,
     "selective_state_update": mamba_cases,
+    "ssd_prefill": ssd_cases,
     "selective_state_replay": mamba_replay_cases,
     "gated_delta_rule_update": delta_cases,
     "gated_delta_rule_replay": delta_replay_cases,

@@ -1,0 +1,339 @@
+// torch.ops.lockstep.causal_conv1d and ssd_prefill: schemas in reference/contract.md.
+#include "kernels/torch/operator.hpp"
+#include "reference/recurrent/causal_conv1d.hpp"
+#include "reference/recurrent/mamba2.hpp"
+
+#ifdef LOCKSTEP_HAS_CUDA
+#include "kernels/recurrent/causal_conv1d.hpp"
+#include "kernels/recurrent/ssd_prefill.hpp"
+#endif
+
+namespace lockstep::torch_ops {
+namespace {
+
+/// Which rows a prefill has: x is [T, ...] of packed rows, or [B, S, ...] with lengths.
+struct PrefillArguments {
+  bool padded;
+  MaybeTensor query_start_loc, context_lengths, state_indices, has_initial_state;
+  std::int64_t pad_slot_id;
+
+  /// [B, S, ...] as [B S, ...].
+  Tensor packed(const Tensor& tensor) const { return padded ? tensor.flatten(0, 1) : tensor; }
+  MaybeTensor packed(const MaybeTensor& tensor) const {
+    return tensor ? MaybeTensor(packed(*tensor)) : MaybeTensor();
+  }
+
+  /// x has `rank` dimensions where it is packed.
+  void check(const Tensor& x, std::int64_t rank, bool has_state) const {
+    expect_rank(x, "x", padded ? rank + 1 : rank);
+    expect(!padded || !query_start_loc, "query_start_loc", "absent in a padded batch", "given");
+    expect(padded || !context_lengths, "context_lengths", "absent in a packed batch", "given");
+    expect(has_state || !state_indices, "state_indices", "absent without a state", "given");
+    expect_type(has_initial_state, at::kBool, "has_initial_state");
+    if (state_indices) expect_rank(*state_indices, "state_indices", 1);
+  }
+  std::optional<TensorView<const bool, 1>> resumes() const {
+    if (!has_initial_state) return {};
+    return view_of<const bool, 1>(*has_initial_state, "has_initial_state");
+  }
+  StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
+
+  /// The rules of rows and slots, where the host can read the indices.
+  void check_host(const Tensor& x, const MaybeTensor& state) const {
+    const std::int64_t rows = padded            ? x.size(0)
+                              : query_start_loc ? query_start_loc->size(0) - 1
+                                                : 1;
+    if (context_lengths) {
+      expect_shape(context_lengths, "context_lengths", "[B]", {rows});
+      const IndexView lengths = indices_of<1>(*context_lengths, "context_lengths");
+      for (std::int64_t b = 0; b < rows; ++b)
+        expect(0 <= lengths(b) && lengths(b) <= x.size(1), "context_lengths", "between 0 and S",
+               lengths(b));
+    }
+    expect_shape(has_initial_state, "has_initial_state", "[N]", {rows});
+    if (!state) return;
+    const std::int32_t whole[2] = {0, static_cast<std::int32_t>(x.size(0))};
+    Rows all{.tokens = padded ? rows : x.size(0),
+             .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
+             .slots = slots()};
+    if (!padded && !query_start_loc) all.query_start_loc = make_view(whole, Shape<1>{2});
+    check_host_slots(all, state->size(0), false);
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  kernels::PrefillBatch batch(const Tensor& x) const {
+    return {.slots = slots(),
+            .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
+            .padded_size = padded ? x.size(1) : 0,
+            .context_lengths = indices_of(context_lengths, "context_lengths"),
+            .has_initial_state = resumes()};
+  }
+#endif
+};
+
+/// The state, or an empty tensor that stands for its type.
+Tensor state_or_float(const MaybeTensor& state, const Tensor& x) {
+  return state ? *state : at::empty({0}, x.options().dtype(at::kFloat));
+}
+
+struct CausalConv1d : Arguments {
+  static constexpr const char* kSchema = R"(
+causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, *,
+    Tensor? query_start_loc=None, Tensor? context_lengths=None, Tensor? state_indices=None,
+    Tensor? has_initial_state=None, str activation="none", int pad_slot_id=-1) -> Tensor)";
+
+  using Arguments::Arguments;
+  const Tensor x = tensor(), weight = tensor();
+  const MaybeTensor bias = maybe_tensor(), conv_state = maybe_tensor();
+  const MaybeTensor query_start_loc = maybe_tensor(), context_lengths = maybe_tensor();
+  const MaybeTensor state_indices = maybe_tensor(), has_initial_state = maybe_tensor();
+  const std::string activation = text();
+  const std::int64_t pad_slot_id = integer();
+
+  PrefillArguments rows() const {
+    return {x.dim() == 3,  query_start_loc,   context_lengths,
+            state_indices, has_initial_state, pad_slot_id};
+  }
+  bool silu() const {
+    expect(activation == "none" || activation == "silu", "activation", "\"none\" or \"silu\"",
+           activation);
+    return activation == "silu";
+  }
+
+  Tensor meta() const { return like(x); }
+
+  void check() const {
+    rows().check(x, 2, conv_state.has_value());
+    expect_rank(weight, "weight", 2);
+    const std::int64_t D = x.size(-1), W = weight.size(1);
+    expect(2 <= W && W <= 4, "weight", "[D, W] with W from 2 to 4", weight.sizes());
+    expect_shape(weight, "weight", "[D, W]", {D, W});
+    expect_shape(bias, "bias", "[D]", {D});
+    if (!conv_state) return;
+    expect_rank(*conv_state, "conv_state", 3);
+    const std::int64_t C = conv_state->size(2);
+    expect_shape(*conv_state, "conv_state", "[slots, D, C]", {conv_state->size(0), D, C});
+    expect(C == W - 1 || C == W, "conv_state", "W - 1 or W columns wide", conv_state->sizes());
+  }
+
+  Tensor cpu() const {
+    check();
+    rows().check_host(x, conv_state);
+    const Tensor tokens = rows().packed(x);
+    const HostTensor<2> hx(tokens, "x"), hweight(weight, "weight"), out = host_output<2>(tokens);
+    const HostTensor<1> hbias(bias, "bias");
+    const HostTensor<3> state(conv_state, "conv_state");
+    reference::CausalConv1dInputs<float> in{
+        .x = hx.in(),
+        .weight = hweight.in(),
+        .bias = hbias.maybe(),
+        .slots = rows().slots(),
+        .has_initial_state = rows().resumes(),
+        .activation = silu() ? reference::Activation::silu : reference::Activation::none,
+        .storage = storage_of(x, state_or_float(conv_state, x))};
+    if (rows().padded) {
+      const Shape<3> shape{x.size(0), x.size(1), x.size(2)};
+      reference::causal_conv1d_padded<float>(
+          in, make_view(in.x.data_handle(), shape), indices_of(context_lengths, "context_lengths"),
+          state.maybe_out(), make_view(out.out().data_handle(), shape));
+    } else {
+      in.query_start_loc = indices_of(query_start_loc, "query_start_loc");
+      reference::causal_conv1d<float>(in, state.maybe_out(), out.out());
+    }
+    state.write_back();
+    return out.as(x.scalar_type()).view(x.sizes());
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  Tensor cuda() const {
+    rows().check(x, 2, conv_state.has_value());
+    const Tensor out = like(x), tokens = rows().packed(x);
+    const Tensor state = state_or_float(conv_state, x);
+    with_types(x, state, [&](auto t, auto s) {
+      using T = typename decltype(t)::type;
+      using S = typename decltype(s)::type;
+      kernels::causal_conv1d<T, S>(
+          {.x = view_of<const T, 2>(tokens, "x"),
+           .weight = mixed<2>(weight, "weight"),
+           .out = view_of<T, 2>(rows().packed(out), "out"),
+           .conv_state = maybe_view<S, 3>(conv_state, state.scalar_type(), "conv_state"),
+           .bias = mixed<1>(bias, "bias"),
+           .silu = silu(),
+           .batch = rows().batch(x)},
+          stream());
+    });
+    return out;
+  }
+#endif
+};
+
+struct SsdPrefill : Arguments {
+  static constexpr const char* kSchema = R"(
+ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state, *,
+    Tensor? D=None, Tensor? z=None, Tensor? dt_bias=None, bool dt_softplus=False,
+    float? dt_min=None, float? dt_max=None, Tensor? query_start_loc=None,
+    Tensor? context_lengths=None, Tensor? state_indices=None, Tensor? has_initial_state=None,
+    Tensor(b!)? boundary_states=None, int boundary_every=0, int chunk_size=128,
+    int pad_slot_id=-1) -> Tensor)";
+
+  using Arguments::Arguments;
+  const Tensor x = tensor(), dt = tensor(), A = tensor(), B = tensor(), C = tensor();
+  const MaybeTensor state = maybe_tensor();
+  const MaybeTensor D = maybe_tensor(), z = maybe_tensor(), dt_bias = maybe_tensor();
+  const bool dt_softplus = flag();
+  const MaybeNumber dt_min = maybe_number(), dt_max = maybe_number();
+  const MaybeTensor query_start_loc = maybe_tensor(), context_lengths = maybe_tensor();
+  const MaybeTensor state_indices = maybe_tensor(), has_initial_state = maybe_tensor();
+  const MaybeTensor boundary_states = maybe_tensor();
+  const std::int64_t boundary_every = integer(), chunk_size = integer(), pad_slot_id = integer();
+
+  PrefillArguments rows() const {
+    return {x.dim() == 4,  query_start_loc,   context_lengths,
+            state_indices, has_initial_state, pad_slot_id};
+  }
+  std::int64_t H() const { return x.size(-2); }
+  std::int64_t P() const { return x.size(-1); }
+  MaybeTensor wide_D() const { return repeated(D, "D", {H(), P()}); }
+
+  Tensor meta() const { return like(x); }
+
+  void check() const {
+    rows().check(x, 3, state.has_value());
+    const std::int64_t last = x.dim();  // of B and C: [.., G, N]
+    expect_rank(B, "B", last);
+    const std::int64_t G = B.size(-2), N = B.size(-1);
+    std::vector<std::int64_t> steps = x.sizes().vec(), groups = x.sizes().vec();
+    steps.pop_back();
+    groups[static_cast<std::size_t>(last) - 2] = G;
+    groups[static_cast<std::size_t>(last) - 1] = N;
+    expect(G > 0 && H() % G == 0, "B", "[.., G, N] with H a multiple of G", B.sizes());
+    expect_shape(B, "B", "[.., G, N]", groups);
+    expect_shape(C, "C", "[.., G, N]", groups);
+    expect_shape(dt, "dt", "[.., H]", steps);
+    expect_shape(A, "A", "[H]", {H()});
+    expect_type(A, at::kFloat, "A");
+    expect_shape(z, "z", "that of x", x.sizes());
+    expect_shape(dt_bias, "dt_bias", "[H]", {H()});
+    if (state) {
+      expect_rank(*state, "state", 4);
+      expect_shape(*state, "state", "[slots, H, P, N]", {state->size(0), H(), P(), N});
+    }
+    expect(chunk_size >= 1, "chunk_size", "at least 1", chunk_size);
+    expect(boundary_states.has_value() == (boundary_every > 0), "boundary_every",
+           "at least 1 with boundary_states, and 0 without", boundary_every);
+    expect(!boundary_states || !rows().padded, "boundary_states", "absent in a padded batch",
+           "given");
+    if (!boundary_states) return;
+    expect(state.has_value(), "boundary_states", "given with a state", "without");
+    expect_type(boundary_states, state->scalar_type(), "boundary_states");
+    expect_rank(*boundary_states, "boundary_states", 4);
+    expect_shape(*boundary_states, "boundary_states", "[boundaries, H, P, N]",
+                 {boundary_states->size(0), H(), P(), N});
+  }
+
+  Tensor cpu() const {
+    check();
+    rows().check_host(x, state);
+    const Tensor tokens = rows().packed(x);
+    const std::int64_t N = B.size(-1);
+    const HostTensor<3> hx(tokens, "x"), hB(rows().packed(B), "B"), hC(rows().packed(C), "C"),
+        hdt(repeated(rows().packed(dt), "dt", tokens.sizes()), "dt"),
+        hA(repeated(A, "A", {H(), P(), N}), "A"), hz(rows().packed(z), "z"),
+        out = host_output<3>(tokens);
+    const HostTensor<2> hD(wide_D(), "D"),
+        hbias(repeated(dt_bias, "dt_bias", {H(), P()}), "dt_bias");
+    const HostTensor<4> hstate(state, "state"), hboundary(boundary_states, "boundary_states");
+    reference::Mamba2Inputs<float> in{.x = hx.in(),
+                                      .dt = hdt.in(),
+                                      .A = hA.in(),
+                                      .B = hB.in(),
+                                      .C = hC.in(),
+                                      .D = hD.maybe(),
+                                      .z = hz.maybe(),
+                                      .dt_bias = hbias.maybe(),
+                                      .dt_softplus = dt_softplus,
+                                      .dt_min = as_float(dt_min),
+                                      .dt_max = as_float(dt_max),
+                                      .rows = {.slots = rows().slots(),
+                                               .has_initial_state = rows().resumes(),
+                                               .storage = storage_of(x, state_or_float(state, x))}};
+    const auto prefill = [&](const auto& one, const auto& pool, const auto& result) {
+      reference::ssd_prefill<float>(one, chunk_size, pool, result);
+    };
+    if (rows().padded) {
+      run_padded(in, hstate.maybe_out(), out.out(), prefill);
+    } else {
+      in.rows.query_start_loc = indices_of(query_start_loc, "query_start_loc");
+      std::optional<BoundaryStates<float>> boundary;
+      if (boundary_states) boundary = {hboundary.out(), boundary_every};
+      reference::ssd_prefill<float>(in, chunk_size, hstate.maybe_out(), out.out(), boundary);
+    }
+    hstate.write_back();
+    hboundary.write_back();
+    return out.as(x.scalar_type()).view(x.sizes());
+  }
+
+  template <class Prefill>
+  void run_padded(const reference::Mamba2Inputs<float>& in,
+                  const std::optional<TensorView<float, 4>>& pool, const TensorView<float, 3>& out,
+                  const Prefill& prefill) const {
+    const auto in_rows = [&](const auto& view) {
+      return make_view(
+          view.data_handle(), Shape<4>{x.size(0), x.size(1), view.extent(1), view.extent(2)},
+          Shape<4>{view.stride(0) * x.size(1), view.stride(0), view.stride(1), view.stride(2)});
+    };
+    reference::PaddedMamba2Inputs<float> padded{
+        .common = in,
+        .x = in_rows(in.x),
+        .dt = in_rows(in.dt),
+        .B = in_rows(in.B),
+        .C = in_rows(in.C),
+        .context_lengths = indices_of(context_lengths, "context_lengths")};
+    if (in.z) padded.z = in_rows(*in.z);
+    padded.common.z.reset();
+    reference::mamba2_padded(padded, pool, in_rows(out), prefill);
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  Tensor cuda() const {
+    check();
+    const Tensor out = like(x), types = state_or_float(state, x);
+    with_types(x, types, [&](auto t, auto s) {
+      using T = typename decltype(t)::type;
+      using S = typename decltype(s)::type;
+      const auto tokens = [&](const Tensor& tensor, const char* argument) {
+        expect_type(tensor, x.scalar_type(), argument);
+        return view_of<const T, 3>(rows().packed(tensor), argument);
+      };
+      kernels::SsdPrefill<T, S> in{.x = tokens(x, "x"),
+                                   .dt = mixed<2>(rows().packed(dt), "dt"),
+                                   .A = mixed<1>(A, "A"),
+                                   .B = tokens(B, "B"),
+                                   .C = tokens(C, "C"),
+                                   .out = view_of<T, 3>(rows().packed(out), "out"),
+                                   .state = maybe_view<S, 4>(state, types.scalar_type(), "state"),
+                                   .D = mixed<2>(wide_D(), "D"),
+                                   .dt_bias = mixed<1>(dt_bias, "dt_bias"),
+                                   .dt_softplus = dt_softplus,
+                                   .dt_min = as_float(dt_min),
+                                   .dt_max = as_float(dt_max),
+                                   .batch = rows().batch(x),
+                                   .boundary_states = maybe_view<S, 4>(
+                                       boundary_states, types.scalar_type(), "boundary_states"),
+                                   .boundary_every = boundary_every};
+      if (z) in.z = tokens(*z, "z");
+      kernels::ssd_prefill<T, S>(in, stream());
+    });
+    return out;
+  }
+#endif
+};
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(lockstep, m) {
+  add_operator<CausalConv1d>(m);
+  add_operator<SsdPrefill>(m);
+}
+
+}  // namespace lockstep::torch_ops
