@@ -120,6 +120,114 @@ def ssu(B, dtype):
     return Case("selective_state_update", name, "ssu", B, traffic, sets, reference)
 
 
+# Lengths of a mixed batch of prompts, 8,175 tokens.
+MIXED = (17, 2048, 300, 1, 900, 64, 1500, 128, 33, 777, 1200, 400, 63, 65, 600, 79)
+
+
+def packed_rows(s, lengths):
+    """The rows of a packed batch: starts [N + 1] and slots [N]."""
+    s.lengths = tuple(lengths)
+    s.starts = torch.tensor((0, *lengths), device="cuda").cumsum(0).to(torch.int32)
+    s.slots = slots(len(lengths))
+    return s
+
+
+def lengths_text(lengths):
+    """T=8192, 8x1024 or 16 rows, T=8175."""
+    if len(lengths) == 1:
+        return f"T={lengths[0]}"
+    if len(set(lengths)) == 1:
+        return f"{len(lengths)}x{lengths[0]}"
+    return f"{len(lengths)} rows, T={sum(lengths)}"
+
+
+def conv_prefill(lengths):
+    """x, out [T, D] packed; conv_state [N + 1, D, W - 1] with channels contiguous."""
+    D, W, T, N = CONV.D, CONV.W, sum(lengths), len(lengths)
+
+    def make():
+        s = SimpleNamespace(x=rand(T, D), weight=rand(D, W, scale=0.5), bias=rand(D, scale=0.5),
+                            state=rand(N + 1, W - 1, D).transpose(1, 2))
+        return packed_rows(s, lengths)
+
+    def reference(s, rows):
+        outs, states = [], []
+        for n in range(rows):
+            begin = int(s.starts[n])
+            history = s.state[int(s.slots[n])].t()
+            window = torch.cat([history, s.x[begin:begin + lengths[n]]]).double()
+            y = sum(window[k:k + lengths[n]] * s.weight[:, k].double() for k in range(W))
+            y = y + s.bias.double()
+            outs.append(y * torch.sigmoid(y))
+            states.append(window[-(W - 1):].t())
+        return torch.cat(outs), torch.stack(states)
+
+    one = make()
+    state_bytes = N * D * (W - 1) * 2
+    traffic = 2 * nbytes(one.x) + nbytes(one.weight, one.bias) + 2 * state_bytes
+    sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
+    name = f"{lengths_text(lengths)} D={D} W={W} bf16"
+    return Case("causal_conv1d", name, "conv_prefill", N, traffic, sets, reference)
+
+
+def ssd_prefill(lengths, H=SSU.H, G=SSU.G, gated=False, slow=False):
+    """x, z, out [T, H, P] packed; dt [T, H]; B, C [T, G, N]; state [N + 1, H, P, N] float32. A is
+    between -4.5 and -0.5, or a hundredth of that: gates that hardly decay."""
+    P, N, T, R = SSU.P, SSU.N, sum(lengths), len(lengths)
+    A = (-torch.rand(H, device="cuda") * 4 - 0.5) * (0.01 if slow else 1)
+    D, dt_bias = rand(H, dtype=torch.float32), rand(H, dtype=torch.float32, scale=0.5) - 2
+
+    def make():
+        s = SimpleNamespace(
+            x=rand(T, H, P), dt=rand(T, H), B=rand(T, G, N), C=rand(T, G, N), A=A, D=D,
+            dt_bias=dt_bias, z=rand(T, H, P) if gated else None,
+            out=torch.empty(T, H, P, device="cuda", dtype=torch.bfloat16),
+            state=big_rand(R + 1, H, P, N, dtype=torch.float32))
+        return packed_rows(s, lengths)
+
+    def reference(s, rows):
+        outs, states = [], []
+        for n in range(rows):
+            begin = int(s.starts[n])
+            y, state = ssd_in_float64(s, slice(begin, begin + lengths[n]), int(s.slots[n]))
+            outs.append(y)
+            states.append(state)
+        return torch.cat(outs), torch.stack(states)
+
+    one = make()
+    state_bytes = R * H * P * N * 4
+    traffic = nbytes(one.x, one.out, one.dt, one.B, one.C) + 2 * state_bytes
+    traffic += nbytes(one.z) if gated else 0
+    sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
+    more = (", z" if gated else "") + (", slow gates" if slow else "")
+    name = f"{lengths_text(lengths)} H={H} P={P} N={N} G={G}{more}"
+    return Case("ssd_prefill", name, "ssd_prefill", R, traffic, sets, reference)
+
+
+def ssd_in_float64(s, tokens, slot, chunk=64):
+    """Outputs and last state of one row, by chunks: reference/recurrent/mamba2.hpp."""
+    H, G = s.x.shape[1], s.B.shape[1]
+    state, outs = s.state[slot].double(), []
+    for begin in range(tokens.start, tokens.stop, chunk):
+        part = slice(begin, min(begin + chunk, tokens.stop))
+        x = s.x[part].double().transpose(0, 1)  # [H, L, P]
+        B, C = (t[part].double().transpose(0, 1).repeat_interleave(H // G, 0) for t in (s.B, s.C))
+        d = torch.nn.functional.softplus(s.dt[part].double() + s.dt_bias.double()).t()  # [H, L]
+        a = (d * s.A.double()[:, None]).cumsum(1)
+        later = torch.ones(a.shape[1], a.shape[1], device="cuda", dtype=torch.bool).triu(1)
+        decay = torch.exp((a[:, :, None] - a[:, None, :]).masked_fill(later, -math.inf))
+        y = (C @ B.transpose(1, 2) * decay * d[:, None, :]) @ x
+        y += torch.exp(a)[:, :, None] * (C @ state.transpose(1, 2))
+        y += s.D.double()[:, None, None] * x
+        if s.z is not None:
+            y *= torch.nn.functional.silu(s.z[part].double().transpose(0, 1))
+        outs.append(y.transpose(0, 1))
+        w = d * torch.exp(a[:, -1:] - a)
+        state = torch.exp(a[:, -1])[:, None, None] * state
+        state += (x * w[:, :, None]).transpose(1, 2) @ B
+    return torch.cat(outs), state
+
+
 def gdn(B, dtype, T=1):
     """q, k [B, T, H, K]; v, out [B, T, HV, V]; g, beta [B, T, HV] and the raw a, b they come from;
     state [slots, HV, V, K]; T > 1: table [B, T], one slot per token, the state before in column 0.
@@ -234,6 +342,14 @@ def short(dtype):
     return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
 
+# Lengths of the rows, and what else: whole models, gates, and one of eight tensor-parallel parts.
+SSD_PREFILLS = (
+    ((2048,), {}), ((8192,), {}), ((32768,), {}), ((1024,) * 8, {}),
+    ((8192,), dict(slow=True)), ((8192,), dict(gated=True)), (MIXED, dict(gated=True)),
+    ((8192,), dict(H=SSU.H // 8, G=1)),
+)
+
+
 def all_cases(quick=False):
     """(operation, key of the recorded figure, maker of the case), in the table's order."""
     batches = (16, 64) if quick else (1, 16, 64, 256, 1024)
@@ -257,6 +373,12 @@ def all_cases(quick=False):
             for folded in (False, True):
                 found.append(("gated_delta_rule_update", ("gdn_replay", short(dtype), B),
                               lambda B=B, d=dtype, f=folded: gdn_replay(B, d, f)))
+    for lengths in ((2048,), (8192,), MIXED) if quick else ((2048,), (8192,), (32768,), MIXED):
+        found.append(("causal_conv1d", ("conv_prefill", lengths),
+                      lambda n=lengths: conv_prefill(n)))
+    for lengths, more in SSD_PREFILLS[:2] if quick else SSD_PREFILLS:
+        found.append(("ssd_prefill", ("ssd_prefill", lengths),
+                      lambda n=lengths, m=more: ssd_prefill(n, **m)))
     for elements in (24576, 1 << 20):
         found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
     return found

@@ -88,6 +88,13 @@ def vllm():
     )
 
 
+def vllm_prefill():
+    """vLLM's chunked scan of Mamba2: module `ssd`, and `version`."""
+    version = vllm().version
+    ssd = importlib.import_module("vllm.model_executor.layers.mamba.ops.ssd_combined")
+    return types.SimpleNamespace(version=version, ssd=ssd)
+
+
 def stub_vllm(folder):
     """The names outside the kernels' own folders that vLLM's Triton files import."""
     import triton
@@ -104,6 +111,7 @@ def stub_vllm(folder):
         is_xpu=lambda: False,
         is_arch_support_pdl=lambda: capability >= (9, 0),
         is_device_capability_family=lambda family, device_id=0: capability[0] == family // 10,
+        is_device_capability=lambda wanted, device_id=0: number == wanted,
         has_device_capability=lambda wanted, device_id=0: number >= wanted,
     )
     device_name = torch.cuda.get_device_name().replace(" ", "_")
@@ -148,6 +156,17 @@ def mamba_ssm():
         package("mamba_ssm.ops.triton", folder / "ops" / "triton")
     ssu = importlib.import_module("mamba_ssm.ops.triton.selective_state_update")
     return types.SimpleNamespace(version=version, ssu=ssu)
+
+
+def mamba_ssm_prefill():
+    """mamba-ssm's chunked scan: module `ssd`, and `version`."""
+    version = mamba_ssm().version
+    if "mamba_ssm.utils" not in sys.modules and not installed("mamba_ssm", "mamba-ssm"):
+        package("mamba_ssm.utils", staged("mamba_ssm")[0] / "utils")
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))  # einops
+    ssd = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
+    return types.SimpleNamespace(version=version, ssd=ssd)
 
 
 def flashinfer():

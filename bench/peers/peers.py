@@ -6,6 +6,7 @@ written, its own layout of the small inputs, its output buffer reused where it t
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Callable
 
 import torch
@@ -23,6 +24,7 @@ class Contestant:
     name: str
     launch: Callable
     view: Callable
+    prepare: Callable = None  # of a set, before its result is compared; not timed
 
 
 class Loaded:
@@ -33,7 +35,7 @@ class Loaded:
         self.why = {}
         self.modules = {}
         self.ours = False
-        for name in ("vllm", "fla", "mamba_ssm", "flashinfer"):
+        for name in ("vllm", "vllm_prefill", "fla", "mamba_ssm", "mamba_ssm_prefill", "flashinfer"):
             try:
                 self.modules[name] = getattr(load, name)()
             except Exception as error:  # whatever a peer's import throws, the others still run
@@ -59,6 +61,8 @@ PEERS_OF = {
     "gdn_verify": ("vllm", "flashinfer"),
     "gdn_replay": ("vllm", "flashinfer"),
     "gdn_fold": (),
+    "conv_prefill": ("vllm",),
+    "ssd_prefill": ("vllm_prefill", "mamba_ssm_prefill"),
     "copy": (),
 }
 NOT_FETCHED = {
@@ -69,6 +73,9 @@ NOT_FETCHED = {
     "gdn_verify": [("FLA", "it returns only the last state")],
     "gdn_replay": [("FLA", "it returns only the last state")],
     "gdn_fold": [("FlashInfer", "it commits by copies")],
+    "conv_prefill": [("causal-conv1d", "its CUDA sources are not built here"),
+                     ("FLA", "it takes no slots")],
+    "ssd_prefill": [],
     "copy": [],
 }
 
@@ -76,7 +83,8 @@ NOT_FETCHED = {
 def contestants(case, loaded):
     """(contestants, absent) of a case; absent: [{"name", "why"}]."""
     makers = {"conv": conv, "ssu": ssu, "gdn": gdn, "gdn_verify": gdn_verify,
-              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy}
+              "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
+              "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill}
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
     absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
@@ -328,6 +336,102 @@ def gdn_fold(case, loaded):
                       fold_num_accepted_tokens=s.committed)
 
     return [Contestant(OURS, launch, replay_view)]
+
+
+def prefill_view(s, result, rows):
+    """Outputs of the first rows' tokens, and their states."""
+    return result[:int(s.starts[rows])], s.state[s.slots[:rows].long()]
+
+
+def conv_prefill(case, loaded):
+    """Packed prompts that go on from their states."""
+    found = []
+    ours = loaded.operator("causal_conv1d")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(
+            s.x, s.weight, s.bias, s.state, query_start_loc=s.starts, state_indices=s.slots,
+            activation="silu"), prefill_view))
+    if "vllm" in loaded.modules:
+        vllm = loaded.modules["vllm"]
+        metadata = vllm_conv_programs(case.sets[0].lengths)
+        resumes = torch.ones(case.B, dtype=torch.bool, device="cuda")
+        found.append(Contestant(
+            f"vLLM {vllm.version} Triton", lambda s: vllm.conv.causal_conv1d_fn(
+                s.x.t(), s.weight, s.bias, s.state, s.starts, cache_indices=s.slots,
+                has_initial_state=resumes, activation="silu", metadata=metadata).t(),
+            prefill_view))
+    return found
+
+
+def vllm_conv_programs(lengths, block=8):
+    """Which row and which block of it each of vLLM's programs has; its server makes this once a
+    step."""
+    counts = [-(-n // block) for n in lengths]
+    as_tensor = lambda values: torch.tensor(values, dtype=torch.int32, device="cuda")
+    rows = as_tensor([row for row, count in enumerate(counts) for _ in range(count)])
+    blocks = as_tensor([i for count in counts for i in range(count)])
+    numbers = {"tot": sum(counts), "mlist": None, "mlist_len": sum(counts), "offsetlist": None,
+               "batch_ptr": rows, "token_chunk_offset_ptr": blocks}
+    return SimpleNamespace(nums_dict={block: numbers}, batch_ptr=rows,
+                           token_chunk_offset_ptr=blocks)
+
+
+def ssd_prefill(case, loaded):
+    """Packed prompts that go on from their states. vLLM wants the initial states gathered, which is
+    done before; mamba-ssm has none for packed rows, so it runs single rows alone."""
+    found = []
+    ours = loaded.operator("ssd_prefill")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(
+            s.x, s.dt, s.A, s.B, s.C, s.state, D=s.D, z=s.z, dt_bias=s.dt_bias, dt_softplus=True,
+            query_start_loc=s.starts, state_indices=s.slots), prefill_view))
+    for s in case.sets:
+        gather_states(s)
+    if "vllm_prefill" in loaded.modules:
+        vllm = loaded.modules["vllm_prefill"]
+        for chunk in (128, 256):
+            found.append(vllm_ssd(vllm, case.sets[0].lengths, chunk))
+    if "mamba_ssm_prefill" in loaded.modules and case.B == 1:
+        mamba = loaded.modules["mamba_ssm_prefill"]
+
+        def launch(s):
+            z = None if s.z is None else s.z[None]
+            s.out, s.last = mamba.ssd.mamba_chunk_scan_combined(
+                s.x[None], s.dt[None], s.A, s.B[None], s.C[None], 128, D=s.D, z=z,
+                dt_bias=s.dt_bias, initial_states=s.initial, dt_softplus=True,
+                return_final_states=True)
+            return s.out[0]
+
+        found.append(Contestant(f"mamba-ssm {mamba.version} Triton, chunks of 128", launch,
+                                lambda s, result, rows: (result, s.last), gather_states))
+    return found
+
+
+def gather_states(s):
+    """The rows' states, one behind the other."""
+    s.initial = s.state[s.slots.long()].clone()
+
+
+def vllm_ssd(vllm, lengths, chunk):
+    """vLLM's chunks end where rows end."""
+    ends, last, row_of = [0], [], []
+    for row, length in enumerate(lengths):
+        begin = ends[-1]
+        ends += [min(begin + i, begin + length) for i in range(chunk, length + chunk, chunk)]
+        row_of += [row] * (len(ends) - 1 - len(row_of))
+        last.append(len(ends) - 2)
+    ends, last, row_of = (torch.tensor(x, dtype=torch.int32, device="cuda")
+                          for x in (ends, last, row_of))
+
+    def launch(s):
+        vllm.ssd.mamba_chunk_scan_combined_varlen(
+            s.x, s.dt, s.A, s.B, s.C, chunk, s.starts, ends, last, row_of, s.out, D=s.D, z=s.z,
+            dt_bias=s.dt_bias, initial_states=s.initial, dt_softplus=True,
+            state_dtype=s.state.dtype, final_states_out=s.state, final_state_indices=s.slots)
+        return s.out
+
+    return Contestant(f"vLLM {vllm.version} Triton, chunks of {chunk}", launch, prefill_view,
+                      gather_states)
 
 
 def copy(case, loaded):

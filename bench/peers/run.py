@@ -102,6 +102,8 @@ def check(case, contestant):
         s.state[:, s.target] = 0
         rows = 2
     want = case.reference(s, rows)
+    if contestant.prepare is not None:
+        contestant.prepare(s)
     result = contestant.launch(s)
     torch.cuda.synchronize()
     got = contestant.view(s, result, rows)
@@ -232,7 +234,7 @@ def main():
     parser.add_argument("--ours", type=Path, help="liblockstep_torch.so; without it only peers run")
     parser.add_argument("--out", type=Path, required=True, help="folder for speed.json")
     parser.add_argument("--operation", action="append", help="only this one; may be repeated")
-    parser.add_argument("--kind", action="append", help="only conv, ssu, gdn, gdn_verify, gdn_replay or copy")
+    parser.add_argument("--kind", action="append", help="only the cases of this kind in cases.py")
     parser.add_argument("--quick", action="store_true", help="two batch sizes, fewer rounds")
     arguments = parser.parse_args()
 

@@ -4,7 +4,7 @@
 #   bench/peers/stage.sh [FOLDER]        default: .lockstep/peers, which git ignores
 #
 # Runs where there is a network; the folder then travels to the machine with the GPU. Everything is
-# a wheel from the package index, except mamba-ssm, whose source distribution builds CUDA: its two
+# a wheel from the package index, except mamba-ssm, whose source distribution builds CUDA: its
 # Triton files come from its repository (MAMBA_REPOSITORY names another place to clone from).
 # WHEELS names a folder that already holds some of the wheels. DSL=1 also packs the compiler of
 # FlashInfer's CuTe kernels (60 MB); without it the kernels compiled by an earlier run are used
@@ -36,7 +36,7 @@ fetch() {
 }
 
 cd "$out"
-rm -rf fla vllm mamba_ssm flashinfer tvm_ffi
+rm -rf fla vllm mamba_ssm einops flashinfer tvm_ffi
 
 wheel=$(fetch fla-core 0.6.0)
 unzip -qo "$wheel" 'fla/__init__.py' 'fla/utils/*' 'fla/ops/utils/*.py' \
@@ -66,10 +66,14 @@ clone=$(mktemp -d)
 trap 'rm -rf "$clone"' EXIT
 if git clone -q --depth 1 --filter=blob:none --no-checkout \
     "${MAMBA_REPOSITORY:-https://github.com/state-spaces/mamba}" "$clone/mamba"; then
-  mkdir -p mamba_ssm/ops/triton
-  for file in selective_state_update softplus; do
-    git -C "$clone/mamba" show "HEAD:mamba_ssm/ops/triton/$file.py" >"mamba_ssm/ops/triton/$file.py"
+  mkdir -p mamba_ssm/ops/triton mamba_ssm/utils
+  for file in ops/triton/{selective_state_update,softplus,layernorm_gated,k_activations} \
+              ops/triton/ssd_{bmm,chunk_scan,chunk_state,combined,state_passing} \
+              utils/{determinism,torch}; do
+    git -C "$clone/mamba" show "HEAD:mamba_ssm/$file.py" >"mamba_ssm/$file.py"
   done
+  wheel=$(fetch einops 0.8.2)
+  unzip -qo "$wheel" 'einops/*'
   version=$(git -C "$clone/mamba" show HEAD:mamba_ssm/__init__.py |
     sed -n 's/^__version__ = "\(.*\)"/\1/p')
   echo "$version ($(git -C "$clone/mamba" rev-parse --short HEAD))" >mamba_ssm/VERSION
