@@ -40,10 +40,9 @@ void print_run_lines(const ReplayRequest& request, const ReplayOutcome& outcome)
   for (const cache_sim::RunDirective& directive : outcome.trace->runs)
     if (directive_words(directive, request.file).size() > 2) ++others;  // not `replay FILE` alone
   if (others != 0)
-    fmt::print(
-        "note: {} `# run:` {} of the file {} other subjects or options; --run-lines plays {}\n",
-        others, others == 1 ? "line" : "lines", others == 1 ? "names" : "name",
-        others == 1 ? "it" : "them");
+    print("note: {} `# run:` {} of the file {} other subjects or options; --run-lines plays {}\n",
+          others, others == 1 ? "line" : "lines", others == 1 ? "names" : "name",
+          others == 1 ? "it" : "them");
 }
 
 void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
@@ -52,18 +51,18 @@ void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
   std::string subjects;
   for (std::size_t i = 0; i < run.subject_count(); ++i)
     subjects += (i == 0 ? "" : " beside ") + run.subject_name(i);
-  fmt::print("{}: {}: {} events, {} requests, {}\n", request.file, subjects, run.event_count(),
-             run.outcomes().size(),
-             run.findings().empty()
-                 ? "nothing found"
-                 : fmt::format("{} found", to_string(run.findings().front().finding.kind)));
+  print("{}: {}: {} events, {} requests, {}\n", request.file, subjects, run.event_count(),
+        run.outcomes().size(),
+        run.findings().empty()
+            ? "nothing found"
+            : fmt::format("{} found", to_string(run.findings().front().finding.kind)));
   for (const auto& [form, left_out] : run.left_out())
-    fmt::print("  left out {} times: {}\n", left_out.count, left_out.why);
+    print("  left out {} times: {}\n", left_out.count, left_out.why);
   std::string line = fmt::format("digest={:016x}", run.digest());
   if (outcome.decisions)
     line += fmt::format(" decision_digest={:016x}", outcome.decisions->decision_digest);
   if (run.subject_count() != 0) line += fmt::format(" hit_tokens={}", run.totals(0).hit_tokens);
-  fmt::print("{}\n", line);
+  print("{}\n", line);
   print_run_lines(request, outcome);
 }
 
