@@ -395,10 +395,10 @@ TEST(Report, aDamagedPageIsNoticed) {
     return copy.replace(at, old_text.size(), new_text);
   };
   EXPECT_FALSE(
-      complaints(damaged("data-path=\"/summary/runs\">9<", "data-path=\"/summary/runs\">8<"),
+      complaints(damaged("data-path=\"/summary/runs\">11<", "data-path=\"/summary/runs\">10<"),
                  report.document)
           .empty());
-  EXPECT_FALSE(complaints(damaged("value=\"9\" data-path=\"/summary/runs\"",
+  EXPECT_FALSE(complaints(damaged("value=\"11\" data-path=\"/summary/runs\"",
                                   "value=\"8\" data-path=\"/summary/runs\""),
                           report.document)
                    .empty());
@@ -864,7 +864,7 @@ TEST(Report, ownFixturesEndAsTheyPromise) {
       kExitPass);
   const Json document = Json::parse(content(folder.out() + "/report.json"));
   EXPECT_EQ(document["summary"]["not_as_expected"], 0);
-  EXPECT_EQ(document["workloads"][0]["runs"].size(), 2u);
+  EXPECT_EQ(document["workloads"][0]["runs"].size(), 4u);
   EXPECT_EQ(document["comparisons"].size(), 3u);
   EXPECT_EQ(complaints(content(folder.out() + "/index.html"), document),
             std::vector<std::string>{});
