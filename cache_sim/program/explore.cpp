@@ -11,6 +11,7 @@
 #include <iostream>
 
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/output.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/program/watch.hpp"
 #include "cache_sim/replay/replay.hpp"
@@ -24,11 +25,6 @@ namespace fs = std::filesystem;
 using namespace cache_sim;
 
 constexpr int kExitInterrupted = 130;  // as shells say it: 128 + SIGINT
-
-int refuse(const Error& error) {
-  std::cerr << "lockstep: " << error.text << '\n';
-  return static_cast<int>(error.status);
-}
 
 /// The replay that shows a finding.
 ReplayRequest replay_of(const RunOptions& run, const std::string& file) {
@@ -57,9 +53,8 @@ void describe(Trace& trace, const LocatedFinding& finding, const RunOptions& run
 
 void print_finding(const Trace& trace, const LocatedFinding& finding, const std::string& path,
                    const RunOptions& run) {
-  fmt::print("{}: {}\n\n{}\n", to_string(finding.finding.kind), finding.finding.text,
-             trace_text(trace));
-  fmt::print("written  {}\nreplay   {}\n", path, replay_command(replay_of(run, path)));
+  print("{}: {}\n\n{}\n", to_string(finding.finding.kind), finding.finding.text, trace_text(trace));
+  print("written  {}\nreplay   {}\n", path, replay_command(replay_of(run, path)));
   std::fflush(stdout);
 }
 
@@ -96,7 +91,7 @@ Result<std::vector<std::string>> still_there(const std::string& folder, bool all
       words.erase(words.begin());
       const auto requests = read_run_line(words, allow_exec);
       if (!requests) {  // another machine's, another version's, or a program that was not asked for
-        fmt::print("{}:{}: not replayed: {}\n", file, directive.line, requests.error().text);
+        print("{}:{}: not replayed: {}\n", file, directive.line, requests.error().text);
         continue;
       }
       for (const ReplayRequest& request : *requests) {
@@ -252,16 +247,15 @@ class DiscoveryWriter {
 };
 
 void print_search(const ExploreWords& words, const RunOptions& run, const ExploreOutcome& outcome) {
-  for (const auto& [form, why] : run.children->unsupported()) fmt::print("left out: {}\n", why);
-  fmt::print("{} traces, {} operations, {} of {} traces from a corpus of {}: {}{}\n",
-             outcome.traces, outcome.operations, outcome.from_corpus, outcome.traces,
-             outcome.corpus,
-             outcome.discoveries.empty() ? "nothing found"
-                                         : fmt::format("{} found", outcome.discoveries.size()),
-             is_interrupted() ? ", interrupted" : "");
+  for (const auto& [form, why] : run.children->unsupported()) print("left out: {}\n", why);
+  print("{} traces, {} operations, {} of {} traces from a corpus of {}: {}{}\n", outcome.traces,
+        outcome.operations, outcome.from_corpus, outcome.traces, outcome.corpus,
+        outcome.discoveries.empty() ? "nothing found"
+                                    : fmt::format("{} found", outcome.discoveries.size()),
+        is_interrupted() ? ", interrupted" : "");
   if (!outcome.marks_missed.empty())
-    fmt::print("never reached: {}\n", fmt::join(outcome.marks_missed, ", "));
-  fmt::print("digest={:016x} seed={}\n", outcome.digest, words.seed);
+    print_text(fmt::format("never reached: {}\n", fmt::join(outcome.marks_missed, ", ")));
+  print("digest={:016x} seed={}\n", outcome.digest, words.seed);
 }
 
 int run_explore(const ExploreWords& words) {
@@ -279,7 +273,7 @@ int run_explore(const ExploreWords& words) {
   watch_search(words.seed, options->run.timeout);
   const Result<std::vector<std::string>> there = still_there(words.out, words.allow_exec);
   if (!there) return refuse(there.error());
-  for (const std::string& file : *there) fmt::print("{}: is still there\n", file);
+  for (const std::string& file : *there) print("{}: is still there\n", file);
 
   watch_trace(1, "it is played");
   catch_interrupts();
@@ -319,8 +313,8 @@ int run_shrink(const ReplayRequest& request, const std::string& out) {
   if (const Result<void> written = write_file(out, trace_text(shrunk->trace)); !written)
     return refuse(written.error());
   print_finding(shrunk->trace, shrunk->finding, out, *run);
-  fmt::print("{} of {} lines are left after {} executions\n", line_count(shrunk->trace),
-             line_count(*trace), shrunk->executions);
+  print("{} of {} lines are left after {} executions\n", line_count(shrunk->trace),
+        line_count(*trace), shrunk->executions);
   return exit_status(shrunk->finding.finding.kind);
 }
 

@@ -8,6 +8,7 @@
 
 #include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/report/svg.hpp"
+#include "reference/base/shell_words.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -37,7 +38,7 @@ bool is_hybrid(const ComparedPolicy& row) {
 }
 
 std::string command_of(const CompareRequest& request) {
-  std::string command = "lockstep compare " + request.workload + " --policies ";
+  std::string command = "lockstep compare " + shell_quoted(request.workload) + " --policies ";
   for (std::size_t i = 0; i < request.policies.size(); ++i)
     command += (i == 0 ? "" : ",") + request.policies[i];
   for (const auto& capacity : request.capacities)
