@@ -348,7 +348,8 @@ TEST_F(Child, exampleKeepsWhatIsUnderWayAndWhatIsHeld) {
 ExploreOptions beside_radix(const std::string& child, std::int64_t traces) {
   ExploreOptions options;
   options.run.subjects = {"oracle:radix", child};
-  options.run.config.kv_tokens = 1 << 20;  // the example never evicts
+  // The example never evicts.
+  EXPECT_TRUE(options.run.config.set_all("kv_tokens=1048576,overlap=0", &options.run.fixed));
   options.traces = traces;
   return options;
 }
