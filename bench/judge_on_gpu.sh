@@ -33,7 +33,7 @@ for broken in raw_beta group_modulo no_scale; do
   judge "broken_$broken" "10 11" gated_delta_rule_update $ours:$broken --batch 4 --no-time
 done
 for cheat in skips_when_timed caches_by_address patches_clock forges_status; do
-  judge "cheat_$cheat" 11 gated_delta_rule_update $candidates/torch_cheats.py:$cheat --batch 4 --case serving-in-order
+  judge "cheat_$cheat" "10 11" gated_delta_rule_update $candidates/torch_cheats.py:$cheat --batch 4 --case serving-in-order
 done
 nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc)
 if [[ -n $nvcc ]] && "$nvcc" -O3 -arch=native -shared -Xcompiler -fPIC -I kernels/judge $candidates/scatter.cu \
