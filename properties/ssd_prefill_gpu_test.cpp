@@ -141,6 +141,7 @@ Answer<S> reference_answer(const Inputs& inputs, const Rows_& rows, const Questi
                                 .C = C,
                                 .dt_bias = repeat(dt_bias.view(), P),
                                 .dt_softplus = question.softplus,
+                                .steps_in_scores = true,
                                 .rows = {.storage = storage}};
   if (question.skip) in.D = D;
   if (question.gated) in.z = z;

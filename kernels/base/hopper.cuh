@@ -141,11 +141,13 @@ __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity)
 
 /// A barrier of `threads` threads beside __syncthreads(), which is number 0.
 __device__ inline void sync_threads_of(int number, int threads) {
+  __syncwarp();  // a warp reaches it as one, also behind a branch that one lane took
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
 /// The same for threads that do not wait.
 __device__ inline void arrive_at(int number, int threads) {
+  __syncwarp();
   asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 

@@ -1,6 +1,6 @@
 // Mamba2's prefill in one pass over the tokens. Equations: reference/recurrent/mamba2.hpp.
 //
-// Chunked, on tensor cores (bf16 activations; N of 64, 128 or 256). An item is 64 rows p of one
+// Chunked, on tensor cores (bf16 activations; N of 64 or 128). An item is 64 rows p of one
 // head's state in one row of the batch; its chunks of 64 tokens follow one another, and the running
 // state never leaves the registers of a warpgroup but as the bf16 copy that the outputs multiply.
 //
@@ -268,6 +268,8 @@ class Block {
         const float decay = scalars(step.stage).decay;
         arrive_at(read_barrier(step.stage), kReadThreads);
         copy_state(S, step, warp, lane);
+        publish_to_async();
+        arrive_of_warp(copied(step.stage), lane);
 #pragma unroll
         for (float& s : S) s *= decay;
         const std::uint64_t B = matrix(stage(step.stage), kTileBytes);
@@ -280,9 +282,6 @@ class Block {
           Product<T, N, true, true>::of(S, further(wx, 16 * k * kTileRowBytes),
                                         further(B, 16 * k * kTileRowBytes), true);
         commit_products();
-        // Meanwhile the copy becomes known.
-        publish_to_async();
-        arrive_of_warp(copied(step.stage), lane);
         wait_for_products<0>();
         pin(S);
         arrive_of_warp(used(step.stage), lane);
@@ -325,6 +324,7 @@ class Block {
         const std::uint64_t B = matrix(from), C = matrix(from + L::kC);
         const std::uint64_t before = matrix(copy(step.copy));
         const std::uint64_t x = matrix(from + L::kX, kTileBytes);
+        const std::uint32_t x_rows = from + L::kX + warp * 16 * kTileRowBytes;
         float G[32], O[32];
         pin(G);
         start_products();
@@ -332,7 +332,7 @@ class Block {
         for (int k = 0; k < N / 16; ++k)
           Product<T, 64, false>::of(G, along(C, k), along(B, k), k > 0);
         commit_products();
-        weigh(tile, from + L::kX, at_stage.w, warp, lane);
+        weigh(tile, x_rows, at_stage.w + 16 * warp, lane);
         publish_to_async();
         arrive_of_warp(weighed(group), lane);
         barrier_wait(copied(step.stage), step.parity);
@@ -344,21 +344,26 @@ class Block {
         commit_products();
 
         const float a[2] = {at_stage.a[row], at_stage.a[row + 8]};
+        float2 b[8];
+#pragma unroll
+        for (int n = 0; n < 8; ++n)
+          b[n] = *reinterpret_cast<const float2*>(at_stage.b + 8 * n + column);
         const uint2 negative = at_stage.negative;
         wait_for_products<1>();
         pin(G);
         std::uint32_t scores[16];
-        weigh_scores(scores, G, a, at_stage.b, warp, lane);
+        weigh_scores(scores, G, a, b, warp, lane);
         if ((negative.x | negative.y) != 0) apply_signs(scores, negative, column);
         const float e[2] = {exp2_fast(a[0]), exp2_fast(a[1])};
+        std::uint32_t values[4][4];
+        load_rows(values, x_rows, lane);
         wait_for_products<0>();
         pin(O);
         arrive_of_warp(copy_used(step.copy), lane);
         if (!by_channel)
-          add_skip(O, e, from + L::kX, warp * 16 + lane % 16, lane,
-                   [&](int) { return make_float2(skip, skip); });
+          add_skip(O, e, values, lane, [&](int) { return make_float2(skip, skip); });
         else
-          add_skip(O, e, from + L::kX, warp * 16 + lane % 16, lane, [&](int p) {
+          add_skip(O, e, values, lane, [&](int p) {
             const auto of = [&](int i) { return i < p_.all.P ? at(p_.all.D, item.head, i) : 0.0f; };
             return make_float2(of(item.p + p), of(item.p + p + 1));
           });
@@ -582,28 +587,35 @@ class Block {
     return L::kStages == 2 ? step.parity : step.stage / 2 & 1;
   }
 
-  /// w x of the warp's 16 tokens of a chunk.
-  __device__ static void weigh(std::uint32_t tile, std::uint32_t x, const float (&w)[kChunk],
-                               int warp, int lane) {
-    const float weight[2] = {w[warp * 16 + lane / 4], w[warp * 16 + lane / 4 + 8]};
+  /// The warp's 16 rows of a tile, as a product's thread has them: all are asked for before any is
+  /// used.
+  __device__ static void load_rows(std::uint32_t (&values)[4][4], std::uint32_t tile, int lane) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      load_matrices(values[k], tile + tile_offset(lane % 16, 2 * k + lane / 16));
+  }
+
+  /// w x of the warp's 16 tokens of a chunk; `x` is their part of the tile.
+  __device__ static void weigh(std::uint32_t to, std::uint32_t x, const float* w, int lane) {
+    const float weight[2] = {w[lane / 4], w[lane / 4 + 8]};
+    std::uint32_t values[4][4];
+    load_rows(values, x, lane);
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      std::uint32_t values[4];
-      load_matrices(values, x + tile_offset(warp * 16 + lane % 16, 2 * k + lane / 16));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 value = unpack<T>(values[i]);
-        values[i] = pack<T>(value.x * weight[i % 2], value.y * weight[i % 2]);
+        const float2 value = unpack<T>(values[k][i]);
+        values[k][i] = pack<T>(value.x * weight[i % 2], value.y * weight[i % 2]);
       }
-      store_matrices(tile + tile_offset(lane % 16, 2 * k + lane / 16), values[0], values[1],
-                     values[2], values[3]);
+      store_matrices(to + tile_offset(lane % 16, 2 * k + lane / 16), values[k][0], values[k][1],
+                     values[k][2], values[k][3]);
     }
   }
 
   /// G_ij exp(a_i - a_j) d_j for j <= i, else 0, as the first operand of a product. Of a warp's 16
   /// rows the columns before are whole, 16 on the diagonal are half, and the others are 0.
   __device__ static void weigh_scores(std::uint32_t (&scores)[16], const float (&G)[32],
-                                      const float (&a)[2], const float (&b)[kChunk], int warp,
+                                      const float (&a)[2], const float2 (&b)[8], int warp,
                                       int lane) {
     const int column = 2 * (lane % 4);
     const bool first = column <= lane / 4, second = column + 1 <= lane / 4;
@@ -614,8 +626,7 @@ class Block {
         to[0] = to[1] = to[2] = to[3] = 0;
         continue;
       }
-      const float2 near = *reinterpret_cast<const float2*>(b + 16 * k + column);
-      const float2 far = *reinterpret_cast<const float2*>(b + 16 * k + column + 8);
+      const float2 near = b[2 * k], far = b[2 * k + 1];
       const float* const g = G + 8 * k;
       const bool diagonal = k == warp;
       const float x = g[0] * exp2_fast(a[0] - near.x), y = g[1] * exp2_fast(a[0] - near.y);
@@ -639,38 +650,35 @@ class Block {
     }
   }
 
-  /// O = e_i O + D x_i. The lane's row of x is `row`; D(p) is that of columns p and p + 1.
+  /// O = e_i O + D x_i, of the rows of x that load_rows() gave; D(p) is that of columns p and p
+  /// + 1.
   template <class SkipOf>
-  __device__ static void add_skip(float (&O)[32], const float (&e)[2], std::uint32_t x, int row,
-                                  int lane, SkipOf D) {
+  __device__ static void add_skip(float (&O)[32], const float (&e)[2],
+                                  const std::uint32_t (&x)[4][4], int lane, SkipOf D) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      std::uint32_t values[4];
-      load_matrices(values, x + tile_offset(row, 2 * k + lane / 16));
+    for (int k = 0; k < 4; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // rows i % 2, columns 8 (i / 2) further
-        const float2 value = unpack<T>(values[i]);
+        const float2 value = unpack<T>(x[k][i]);
         const float2 factor = D(16 * k + 8 * (i / 2) + 2 * (lane % 4));
         float* const o = O + 8 * k + 2 * i;
         o[0] = fmaf(o[0], e[i % 2], factor.x * value.x);
         o[1] = fmaf(o[1], e[i % 2], factor.y * value.y);
       }
-    }
   }
 
   /// O times silu(z) of the warp's tile.
   __device__ static void gate(float (&O)[32], std::uint32_t tile, int lane) {
+    std::uint32_t values[4][4];
+    load_rows(values, tile, lane);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      std::uint32_t values[4];
-      load_matrices(values, tile + tile_offset(lane % 16, 2 * k + lane / 16));
+    for (int k = 0; k < 4; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float2 z = unpack<T>(values[i]);
+        const float2 z = unpack<T>(values[k][i]);
         O[8 * k + 2 * i] *= silu_fast(z.x);
         O[8 * k + 2 * i + 1] *= silu_fast(z.y);
       }
-    }
   }
 
   __device__ static void put_outputs(const float (&O)[32], std::uint32_t tile, int lane) {
@@ -869,7 +877,7 @@ bool pairs_aligned(const V& pool) {
 
 constexpr bool has_chunks(std::int64_t N) {
 #ifdef LOCKSTEP_ALL_SHAPES
-  if (N == 64 || N == 256) return true;
+  if (N == 64) return true;
 #endif
   return N == 128;
 }
@@ -879,7 +887,7 @@ template <class T, class S>
 const char* no_chunks(const SsdPrefill<T, S>& in) {
   if (!std::is_same_v<T, Bf16>) return "activations in bfloat16";
   if (!has_chunks(in.B.extent(2)))
-    return "N = 128, or 64 or 256 in a build with LOCKSTEP_ALL_SHAPES";
+    return "N = 128, or 64 in a build with LOCKSTEP_ALL_SHAPES";
   if (in.x.extent(2) % 8 != 0) return "P a multiple of 8";
   if (!can_be_mapped(in.x) || !can_be_mapped(in.B) || !can_be_mapped(in.C) ||
       !can_be_mapped(in.out) || (in.z && !can_be_mapped(*in.z)))

@@ -193,7 +193,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
   }
   std::int64_t H() const { return x.size(-2); }
   std::int64_t P() const { return x.size(-1); }
-  MaybeTensor wide_D() const { return repeated(D, "D", {H(), P()}); }
+  MaybeTensor wide_D() const { return repeated(D, "D", {H(), P()}, 1); }
 
   Tensor meta() const { return like(x); }
 
@@ -237,11 +237,11 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
     const Tensor tokens = rows().packed(x);
     const std::int64_t N = B.size(-1);
     const HostTensor<3> hx(tokens, "x"), hB(rows().packed(B), "B"), hC(rows().packed(C), "C"),
-        hdt(repeated(rows().packed(dt), "dt", tokens.sizes()), "dt"),
-        hA(repeated(A, "A", {H(), P(), N}), "A"), hz(rows().packed(z), "z"),
+        hdt(repeated(rows().packed(dt), "dt", tokens.sizes(), 2), "dt"),
+        hA(repeated(A, "A", {H(), P(), N}, 1), "A"), hz(rows().packed(z), "z"),
         out = host_output<3>(tokens);
     const HostTensor<2> hD(wide_D(), "D"),
-        hbias(repeated(dt_bias, "dt_bias", {H(), P()}), "dt_bias");
+        hbias(repeated(dt_bias, "dt_bias", {H(), P()}, 1), "dt_bias");
     const HostTensor<4> hstate(state, "state"), hboundary(boundary_states, "boundary_states");
     reference::Mamba2Inputs<float> in{.x = hx.in(),
                                       .dt = hdt.in(),

@@ -42,6 +42,9 @@ struct Mamba2Inputs {
   bool dt_softplus = false;
   std::optional<S> dt_min{};
   std::optional<S> dt_max{};
+  /// Where operands of chunks are rounded: false, (C_i . B_j) E_ij and d_j x_j; true, as kernels do
+  /// that leave x alone, (C_i . B_j) E_ij d_j and, for the state, exp(a_last - a_j) d_j x_j.
+  bool steps_in_scores = false;
   Rows rows{};  ///< rows.tokens is set by the operation
 };
 
@@ -197,16 +200,22 @@ void chunk(const Mamba2Inputs<S>& in, const RowRange& tokens, std::int64_t h, Ma
   const Vector<S> log_decay = in.A(h, 0, 0) * d;
   const Matrix<S> E = segment_decays(log_decay);
   const Vector<S> since_start = decays_from_start(log_decay);
-  const Matrix<S> inputs = rounded_each((d.asDiagonal() * X).eval(), storage.operand);  // d_j x_j
-  const Matrix<S> scores = rounded_each((C * B.transpose()).cwiseProduct(E).eval(),
-                                        storage.operand);  // (C_i . B_j) E_ij
+  const Vector<S> to_end = E.row(L - 1).transpose();  // exp(a_last - a_j)
+  const auto rounded_operand = [&](const Matrix<S>& m) { return rounded_each(m, storage.operand); };
+  const Vector<S> in_inputs = in.steps_in_scores ? Vector<S>::Ones(L).eval() : d;
+  const Vector<S> in_scores = in.steps_in_scores ? d : Vector<S>::Ones(L).eval();
+  const Matrix<S> inputs = rounded_operand(in_inputs.asDiagonal() * X);  // d_j x_j
+  const Matrix<S> scores =                                               // (C_i . B_j) E_ij
+      rounded_operand((C * B.transpose()).cwiseProduct(E) * in_scores.asDiagonal());
   const Matrix<S> before = rounded_each(state, storage.chunk_state);
 
   Matrix<S> Y = scores * inputs;                             // from the chunk's tokens
   Y += since_start.asDiagonal() * (C * before.transpose());  // from what came before it
-  state = since_start(L - 1) * state +                       // S' = exp(a_last) S
-          inputs.transpose() *
-              (E.row(L - 1).transpose().asDiagonal() * B);  // + sum_j exp(a_last - a_j) ...
+  state = since_start(L - 1) * state;                        // S' = exp(a_last) S
+  if (in.steps_in_scores)                                    // + sum_j exp(a_last - a_j) ...
+    state += rounded_operand(to_end.cwiseProduct(d).asDiagonal() * X).transpose() * B;
+  else
+    state += inputs.transpose() * (to_end.asDiagonal() * B);
   for (std::int64_t i = 0; i < L; ++i)
     for (std::int64_t p = 0; p < P; ++p) write_output(in, tokens.begin + i, h, p, Y(i, p), out);
 }
