@@ -10,6 +10,7 @@
 #include <cudaTypedefs.h>  // types alone: the driver's function is looked up when it is needed
 
 #include "kernels/base/fast_math.cuh"
+#include "kernels/base/device.cuh"
 
 namespace lockstep::kernels::hopper {
 
@@ -164,6 +165,12 @@ __device__ inline void load_tile(std::uint32_t to, const CUtensorMap& map, int e
       "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token)
       : "memory");
 }
+/// Asks L2 for a tile.
+__device__ inline void prefetch_tile(const CUtensorMap& map, int element, int head, int token) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(element), "r"(head), "r"(token)
+               : "memory");
+}
 /// Bytes that are the same everywhere, such as zeros: no map is needed. Addresses and their number
 /// are multiples of 16.
 __device__ inline void load_bytes(std::uint32_t to, const void* from, int bytes,
@@ -180,6 +187,12 @@ __device__ inline void store_tile(const CUtensorMap& map, std::uint32_t from, in
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
       "r"(from), "r"(element), "r"(head), "r"(token)
       : "memory");
+}
+/// Likewise whole 16 bytes that lie side by side, as they are.
+__device__ inline void store_bytes(void* to, std::uint32_t from, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
 }
 /// The stores of this thread since the last commit become a group.
 __device__ inline void commit_stores() {
@@ -237,6 +250,15 @@ __device__ inline std::uint64_t matrix(std::uint32_t address, std::uint32_t tile
 __device__ inline std::uint64_t further(std::uint64_t matrix, std::uint32_t bytes) {
   const auto low = static_cast<std::uint32_t>(matrix) + (bytes >> 4);
   return (matrix & 0xffffffff00000000) | low;
+}
+/// A matrix in tiles at `address`. K-major (rows of the matrix along its non-summed dimension):
+/// row_step = 1024, the distance of 8 rows; 16 summed elements further: + 32 bytes; column_step
+/// is not looked at. Otherwise (transposed): column_step is the distance of tiles along the
+/// non-summed dimension, row_step = 1024; 16 summed rows further: + 2048 bytes.
+__device__ inline std::uint64_t matrix(std::uint32_t address, std::uint32_t column_step,
+                                       std::uint32_t row_step) {
+  return std::uint64_t{(address & 0x3ffff) >> 4} | std::uint64_t{column_step >> 4} << 16 |
+         std::uint64_t{row_step >> 4} << 32 | std::uint64_t{1} << 62;
 }
 
 __device__ inline void start_products() {
@@ -347,6 +369,92 @@ __device__ inline float2 unpack(std::uint32_t both) {
   if constexpr (std::is_same_v<T, Bf16>)
     return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u)};
   return __half22float2(*reinterpret_cast<const __half2*>(&both));
+}
+// --- Clusters of blocks --------------------------------------------------------------------------
+
+constexpr std::uint16_t kBothBlocks = 3;  ///< of a cluster of two
+
+__device__ inline int rank_in_cluster() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+/// Every thread of the cluster's blocks calls it.
+__device__ inline void sync_cluster() {
+  asm volatile(
+      "barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned;" ::
+          : "memory");
+}
+/// Like barrier_arrive(), for the barrier at the same place of the cluster's block `rank`. It
+/// orders what the thread has read before, but not its ordinary stores: that would cost a fence
+/// over the whole device each time.
+__device__ inline void remote_arrive(std::uint32_t barrier, int rank) {
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there]; }" ::"r"(barrier),
+      "r"(rank)
+      : "memory");
+}
+/// load_tile() and load_bytes() to the same place in both blocks, whose barriers each count it.
+__device__ inline void load_tile_in_both(std::uint32_t to, const CUtensorMap& map, int element,
+                                         int head, int token, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token), "h"(kBothBlocks)
+      : "memory");
+}
+__device__ inline void load_bytes_in_both(std::uint32_t to, const void* from, int bytes,
+                                          std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "h"(kBothBlocks)
+      : "memory");
+}
+
+// --- Between kernels that run at the same time ---------------------------------------------------
+
+/// Like publish_to_async(), for device memory too, and for copies that were done before the call.
+__device__ inline void publish_to_async_everywhere() {
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+/// Adds 1 behind all that the thread has done before.
+__device__ inline void count_up(int* counter) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
+}
+/// What was counted up to is done for all that the thread does afterwards.
+__device__ inline int count_of(const int* counter) {
+  int count;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(count) : "l"(counter) : "memory");
+  return count;
+}
+
+// --- Products of a warp --------------------------------------------------------------------------
+
+/// The 8 x 8 matrix whose rows l / 4 have columns 2 (l % 4) and the next in lane l, transposed.
+__device__ inline std::uint32_t transposed_in_warp(std::uint32_t pairs) {
+  std::uint32_t result;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pairs));
+  return result;
+}
+/// d [16, 8] += a [16, 16] b [16, 8]. Lane l holds of d the rows l / 4 and 8 below, columns
+/// 2 (l % 4) and the next; of a in registers what a warpgroup's product takes; of b the rows
+/// 2 (l % 4) and the next, and 8 below, in column l / 4: two registers of load_transposed().
+template <class T>
+__device__ inline void add_warp_product(float (&d)[4], const std::uint32_t (&a)[4],
+                                        std::uint32_t b0, std::uint32_t b1) {
+  if constexpr (std::is_same_v<T, Bf16>)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+        "{%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 }  // namespace lockstep::kernels::hopper

@@ -1,9 +1,10 @@
-// torch.ops.lockstep.gated_delta_rule_update and gated_delta_rule_replay: schemas in
-// reference/contract.md.
+// torch.ops.lockstep.gated_delta_rule_update, gated_delta_rule_replay and gated_delta_rule_prefill:
+// schemas in reference/contract.md.
 #include "reference/recurrent/gated_delta_rule.hpp"
 #include "kernels/torch/operator.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
+#include "kernels/recurrent/gated_delta_rule_prefill.hpp"
 #include "kernels/recurrent/gated_delta_rule_update.hpp"
 #endif
 
@@ -288,11 +289,105 @@ gated_delta_rule_replay(Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) st
 #endif
 };
 
+struct GatedDeltaRulePrefill : Arguments {
+  static constexpr const char* kSchema = R"(
+gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!)? state, *,
+    float? scale=None, Tensor? A_log=None, Tensor? dt_bias=None, Tensor? query_start_loc=None,
+    Tensor? state_indices=None, Tensor? has_initial_state=None, Tensor(b!)? boundary_states=None,
+    int boundary_every=0, bool use_qk_l2norm=False, int pad_slot_id=-1) -> Tensor)";
+
+  using Arguments::Arguments;
+  const Tensor q = tensor(), k = tensor(), v = tensor(), g = tensor(), beta = tensor();
+  const MaybeTensor state = maybe_tensor();
+  const MaybeNumber scale = maybe_number();
+  const MaybeTensor A_log = maybe_tensor(), dt_bias = maybe_tensor();
+  const MaybeTensor query_start_loc = maybe_tensor(), state_indices = maybe_tensor();
+  const MaybeTensor has_initial_state = maybe_tensor(), boundary_states = maybe_tensor();
+  const std::int64_t boundary_every = integer();
+  const bool use_qk_l2norm = flag();
+  const std::int64_t pad_slot_id = integer();
+
+  /// What has the shape and the type of states, if anything has.
+  MaybeTensor states() const { return state ? state : boundary_states; }
+  GatedDeltaArguments tokens() const { return {q, k, v, g, beta, query_start_loc, A_log, dt_bias}; }
+
+  Tensor meta() const { return like(v); }
+
+  void check() const {
+    expect_rank(v, "v", 3);
+    expect_rank(k, "k", 3);
+    const Tensor shape = states() ? *states()
+                                  : at::empty({0, v.size(1), v.size(2), k.size(2)},
+                                              at::TensorOptions().dtype(at::kFloat));
+    tokens().check(shape);
+    if (has_initial_state) expect_type(has_initial_state, at::kBool, "has_initial_state");
+    expect(!boundary_states || boundary_every > 0, "boundary_every", "a count of tokens",
+           boundary_every);
+    if (state && boundary_states)
+      expect_type(boundary_states, state->scalar_type(), "boundary_states");
+  }
+
+  Tensor cpu() const {
+    check();
+    const HostTensor<4> hstate(state, "state"), boundary(boundary_states, "boundary_states");
+    const HostTensor<3> out = host_output<3>(v);
+    HostGatedDelta host(tokens(), states() ? *states() : v);
+    host.in.use_qk_l2norm = use_qk_l2norm;
+    host.in.scale = as_float(scale);
+    host.in.rows.slots = slots_of(state_indices, {}, {}, pad_slot_id);
+    if (has_initial_state)
+      host.in.rows.has_initial_state = view_of<const bool, 1>(*has_initial_state, "it");
+    std::optional<BoundaryStates<float>> at_boundaries;
+    if (boundary_states) at_boundaries = {.states = boundary.out(), .every = boundary_every};
+    reference::gated_delta_rule_scan<float>(host.in, hstate.maybe_out(), out.out(), at_boundaries);
+    if (state) hstate.write_back();
+    if (boundary_states) boundary.write_back();
+    return out.as(v.scalar_type());
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  Tensor cuda() const {
+    check();
+    const Tensor out = like(v);
+    const Tensor pool = states() ? *states() : at::empty({0}, v.options().dtype(at::kFloat));
+    with_types(k, pool, [&](auto t, auto s) {
+      using T = typename decltype(t)::type;
+      using S = typename decltype(s)::type;
+      kernels::GatedDeltaRulePrefill<T, S> in{
+          .tokens = tokens().template on_device<T>(),
+          .state = maybe_view<S, 4>(state, pool.scalar_type(), "state"),
+          .out = view_of<T, 3>(out, "out"),
+          .slots = slots_of(state_indices, {}, {}, pad_slot_id),
+          .A_log = mixed<1>(A_log, "A_log"),
+          .dt_bias = mixed<1>(dt_bias, "dt_bias"),
+          .scale = as_float(scale),
+          .use_qk_l2norm = use_qk_l2norm,
+          .boundary_states =
+              maybe_view<S, 4>(boundary_states, pool.scalar_type(), "boundary_states"),
+          .boundary_every = boundary_every};
+      if (has_initial_state)
+        in.has_initial_state = view_of<const bool, 1>(*has_initial_state, "has_initial_state");
+      // Counters at its beginning are 0 before a call.
+      const kernels::PrefillWorkspace sizes = kernels::prefill_workspace(in);
+      Tensor workspace;
+      if (sizes.bytes > 0) {
+        workspace = at::empty({sizes.bytes}, v.options().dtype(at::kByte));
+        workspace.narrow(0, 0, sizes.zeros).zero_();
+        in.workspace = view_of<unsigned char, 1>(workspace, "workspace");
+      }
+      kernels::gated_delta_rule_prefill<T, S>(in, stream());
+    });
+    return out;
+  }
+#endif
+};
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(lockstep, m) {
   add_operator<GatedDeltaRuleUpdate>(m);
   add_operator<GatedDeltaRuleReplay>(m);
+  add_operator<GatedDeltaRulePrefill>(m);
 }
 
 }  // namespace lockstep::torch_ops

@@ -1,0 +1,1090 @@
+// The gated delta rule by chunks of 64 tokens on Hopper. Equations:
+// reference/recurrent/gated_delta_rule.hpp.
+//
+// Two kernels. prepare_kernel makes what needs no state, for all chunks and value heads at once; it
+// goes to a workspace, in the order in which shared memory wants it:
+//
+//   T        Tm diag(beta) = (I + A)^-1 diag(beta)       [64, 64]
+//   P        (Q K^T) o E                                  [64, 64]
+//   scales   exp(G) / |k|, exp(G_last - G) / |k|, exp(G), scale / |q|, exp(G_last)
+//
+// chain_kernel runs through the chunks of a sequence, for 64 columns of a value head:
+//
+//   Y = V^T - exp(G) S K^T        Vn^T = Y T^T        S = exp(G_last) S + (E_last Vn)^T K
+//   O = exp(G) Q S^T + P Vn
+//
+// The state is transposed against the papers' products: S [v, k] and Y, Vn [v, tokens] are left
+// operands, which the tensor cores take from registers, so that nothing on the chain from one chunk
+// to the next goes through memory. Only the outputs read S and Vn from shared memory.
+//
+//   prepare_kernel  block: 4 warpgroups, each with chunks and heads of its own
+//   chain_kernel    block: 4 warpgroups. 0: loads · 1: the chain · 2, 3: outputs of even and odd
+//                   chunks. A block takes pieces of work in turns, longest sequences first
+//
+// Where the chains leave processors idle, both kernels run at the same time and a counter per entry
+// of the workspace says that it is there; otherwise one waits for the other.
+//
+// The norms are never multiplied into q and k: 1 / |k_j| and 1 / |q_i| join the scales per token
+// that there are anyway. All decays are differences of G in units of log2, taken before exp2.
+//
+// Two neighbouring processors of an H200 share 32 KiB of instruction cache (measured with loops of
+// growing length; beyond it every 8 instructions wait for 75 cycles), so what neighbours run at a
+// time has to stay below 2048 instructions. This is why the two kernels are not one, and why their
+// blocks come in clusters of two, which the device places on neighbours.
+//
+// Only the last chunk of a sequence has fewer than 64 tokens. The other rows of its K and V become
+// zeros; those of its Q only reach outputs that are not stored.
+#pragma once
+
+#include "kernels/base/hopper.cuh"
+#include "kernels/base/slots.cuh"
+
+namespace lockstep::kernels::delta_chunks {
+
+using namespace hopper;
+
+constexpr int kChunk = 64;       ///< tokens
+constexpr int kK = 128;          ///< columns of a state
+constexpr int kPart = 64;        ///< rows of a state that a chain holds
+constexpr int kKnownRows = 512;  ///< sequences whose places a block keeps
+constexpr int kGroups = 4;       ///< warpgroups of a block
+constexpr int kThreads = kGroups * kWarpgroup;
+constexpr int kNeighbours = 2;                 ///< processors that share a cache of instructions
+constexpr int kTile = kChunk * kTileRowBytes;  ///< bytes of a tile of 64 tokens
+constexpr float kLog2e = 1.4426950408889634f;
+
+/// An address in a uniform register, computed anew: kept in others, descriptors cost registers and
+/// moves.
+__device__ inline std::uint32_t uniform_address(std::uint32_t address) {
+  return static_cast<std::uint32_t>(uniform(static_cast<int>(address)));
+}
+__device__ inline int lane_of_warp() {
+  return static_cast<int>(threadIdx.x % 32);
+}
+
+/// A state pool whose type is told at run time: it is read and written once per sequence.
+struct States {
+  void* data = nullptr;
+  Format format = Format::float32;
+  bool pairs = false;  ///< columns 2 i and 2 i + 1 can be moved together
+  std::int64_t slot_stride = 0, head_stride = 0, row_stride = 0, column_stride = 0;
+
+#ifdef __CUDACC__
+  __device__ std::int64_t offset(int slot, int head, int row, int column) const {
+    return slot * slot_stride + head * head_stride + row * row_stride + column * column_stride;
+  }
+  __device__ float one(std::int64_t offset) const {
+    return value_of(bits_at(data, format, offset), format);
+  }
+  __device__ float2 two(std::int64_t offset) const {
+    if (!pairs) return {one(offset), one(offset + column_stride)};
+    if (format == Format::float32)
+      return *reinterpret_cast<const float2*>(static_cast<const float*>(data) + offset);
+    const std::uint32_t both =
+        *reinterpret_cast<const std::uint32_t*>(static_cast<const Bf16*>(data) + offset);
+    return format == Format::bf16 ? unpack<Bf16>(both) : unpack<Fp16>(both);
+  }
+  __device__ void put(std::int64_t offset, float x) const {
+    if (format == Format::float32) static_cast<float*>(data)[offset] = x;
+    if (format == Format::bf16) static_cast<Bf16*>(data)[offset] = from_float<Bf16>(x);
+    if (format == Format::fp16) static_cast<Fp16*>(data)[offset] = from_float<Fp16>(x);
+  }
+  __device__ void put(std::int64_t offset, float x, float y) const {
+    if (!pairs) {
+      put(offset, x);
+      put(offset + column_stride, y);
+    } else if (format == Format::float32) {
+      *reinterpret_cast<float2*>(static_cast<float*>(data) + offset) = {x, y};
+    } else {
+      *reinterpret_cast<std::uint32_t*>(static_cast<Bf16*>(data) + offset) =
+          format == Format::bf16 ? pack<Bf16>(x, y) : pack<Fp16>(x, y);
+    }
+  }
+#endif
+};
+
+struct Parameters {
+  RowSlots rows;  ///< without starts: one row of all tokens
+  const bool* has_initial_state = nullptr;
+  std::int64_t has_initial_state_stride = 0;
+  States state, boundary;
+  int boundary_every = 0;
+  MixedView<2> g, beta;
+  MixedView<1> A_log, dt_bias;
+  float scale = 1;
+  bool use_qk_l2norm = false;
+  Divisor value_heads_per_key_head;
+  int heads = 0;  ///< HV
+  int V = 0;
+  Bf16* out = nullptr;
+  std::int64_t out_token_stride = 0, out_head_stride = 0;
+  char* entries = nullptr;  ///< the workspace: an Entry for every chunk and value head
+  int* counters = nullptr;  ///< [entries, V / 64, 2], 0 before and after; null: kernels in turns
+  int entry_count = 0;      ///< of chunks; more than there are
+
+#ifdef __CUDACC__
+  __device__ TokenRange range(int row) const {
+    return rows.starts ? rows.range(row) : TokenRange{0, rows.tokens};
+  }
+  /// Where a row finds and leaves its state; without a pool a number that is no slot's.
+  __device__ int slot(int row) const {
+    return state.data ? rows.source(row) : rows.slot_count;
+  }
+  __device__ bool resumes(int row) const {
+    return state.data && (!has_initial_state || has_initial_state[row * has_initial_state_stride]);
+  }
+#endif
+};
+
+struct Maps {
+  CUtensorMap q, k, v, out;
+};
+
+/// What prepare_kernel leaves of a chunk and value head. Tiles are swizzled.
+struct Entry {
+  struct ForChain {
+    float y[kChunk], w[kChunk], decay, unused[3];
+  };
+  struct ForOutputs {
+    float decay[kChunk], norm[kChunk];
+  };
+  char t[kTile], p[kTile];
+  ForChain chain;
+  ForOutputs outputs;
+  char unused[112];
+};
+static_assert(sizeof(Entry) % 128 == 0);
+
+// --- Which work there is -------------------------------------------------------------------------
+
+/// 64 columns of one value head of one sequence.
+struct Piece {
+  int row, head, part;
+  TokenRange tokens;
+  int chunks;  ///< 0 too where the row has no slot
+  int entry;   ///< of the first chunk
+};
+
+/// Entries of the chunks of a row are those from this one on: no row needs the ones before.
+__device__ inline int first_entry(int row, int begin) {
+  return begin / kChunk + row;
+}
+__device__ inline int chunks_of(const Parameters& p, int row, int size) {
+  return p.slot(row) == kNowhere ? 0 : (size + kChunk - 1) / kChunk;
+}
+
+struct Work {
+  const Parameters& p;
+  const std::uint16_t* order;
+  int parts;
+
+  /// Sequences by length, longest first. Every thread calls it.
+  __device__ static void sort(const Parameters& p, std::uint16_t* order, int* lengths) {
+    const int rows = p.rows.rows;
+    if (rows > kKnownRows) return;
+    const int row = static_cast<int>(threadIdx.x);
+    const int own = row < rows ? p.range(row).size : 0;
+    if (row < rows) lengths[row] = own;
+    __syncthreads();
+    int before = 0;
+    for (int other = 0; other < rows; ++other)
+      before += lengths[other] > own || (lengths[other] == own && other < row);
+    if (row < rows) order[before] = static_cast<std::uint16_t>(row);
+    __syncthreads();
+  }
+
+  __device__ Piece piece(int number) const {
+    Piece x;
+    const int per_row = p.heads * parts;
+    const int place = number / per_row, rest = number - place * per_row;
+    x.row = uniform(p.rows.rows <= kKnownRows ? order[place] : place);
+    x.head = rest / parts;
+    x.part = rest - x.head * parts;
+    const TokenRange tokens = p.range(x.row);
+    x.tokens = {uniform(tokens.begin), uniform(tokens.size)};
+    x.chunks = uniform(chunks_of(p, x.row, x.tokens.size));
+    x.entry = first_entry(x.row, x.tokens.begin);
+    return x;
+  }
+
+  /// The pieces of this block: there and back over the blocks, so that long sequences meet short
+  /// ones. Whole warps call it.
+  template <class Visit>
+  __device__ void for_each_piece(Visit visit) const {
+    const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
+    const int pieces = p.rows.rows * p.heads * parts;
+    for (int round = 0; round * blocks < pieces; ++round) {
+      const int number = round * blocks + (round % 2 ? blocks - 1 - own : own);
+      if (number < pieces) visit(piece(number));
+    }
+  }
+  /// visit(piece, chunk, n): n counts the chunks of all pieces.
+  template <class Visit>
+  __device__ void for_each_chunk(Visit visit) const {
+    int n = 0;
+    for_each_piece([&](const Piece& piece) {
+      for (int chunk = 0; chunk < piece.chunks; ++chunk, ++n) visit(piece, chunk, n);
+    });
+  }
+};
+
+/// A ring's n-th use.
+struct Use {
+  int slot;
+  std::uint32_t parity;  ///< of the phase that this use fills
+};
+template <int kSlots>
+__device__ inline Use use_of(int n) {
+  const auto uses = static_cast<unsigned>(n);
+  return {static_cast<int>(uses % kSlots), uses / kSlots & 1};
+}
+
+__device__ inline int size_of_chunk(int tokens, int chunk) {
+  return min(kChunk, tokens - chunk * kChunk);
+}
+
+/// What the rows of a tile become that lie behind a sequence.
+__device__ const uint4 kZeros[kTile / 16] = {};
+
+/// Tiles that `loaded` waits for get zeros behind their first `size` rows; then `full` is.
+__device__ inline void zero_rows(std::uint32_t tiles, int count, int size, std::uint32_t loaded,
+                                 std::uint32_t parity, std::uint32_t full) {
+  barrier_wait(loaded, parity);
+  const int bytes = (kChunk - size) * kTileRowBytes;
+  barrier_expect(full, count * bytes);
+  for (int i = 0; i < count; ++i)
+    load_bytes(tiles + i * kTile + size * kTileRowBytes, kZeros, bytes, full);
+}
+
+// --- What needs no state -------------------------------------------------------------------------
+
+constexpr int kBlockStride = 16;  ///< floats of a row of a 16 x 16 block
+
+/// Shared memory of a warpgroup.
+struct PrepareMemory {
+  char k[2 * kTile];   ///< later T
+  char q[2 * kTile];   ///< later P
+  char blocks[kTile];  ///< A below its 16 x 16 blocks on the diagonal, Tm's blocks on it: float16
+  float diagonals[4][16 * kBlockStride];
+  float G[kChunk], beta[kChunk], log_norms[kChunk];
+  alignas(8) std::uint64_t full, tail;
+  char unused[1024 - 3 * 4 * kChunk - 16];
+};
+static_assert(sizeof(PrepareMemory) % 1024 == 0);
+constexpr int kPrepareBytes = kGroups * int{sizeof(PrepareMemory)} + kKnownRows * 4 + 4 + 1024;
+
+/// softplus(x) / ln 2, to a few units in the last place.
+__device__ inline float softplus_in_log2(float x) {
+  const float e = exp2_fast(kLog2e * x);
+  float y = __log2f(1.0f + e);
+  if (e < 0.01f) y = kLog2e * e * fmaf(e, fmaf(e, 1.0f / 3, -0.5f), 1.0f);  // e^4 / 4 is left out
+  return x <= 20.0f ? y : kLog2e * x;
+}
+
+/// The chunks of a warpgroup; warp w has the rows 16 w ... 16 w + 15. float16 holds the entries of
+/// A and Tm wherever keys are near normalised.
+struct Preparation {
+  const Parameters& p;
+  const Maps& maps;
+  PrepareMemory& m;
+  const int* firsts;  ///< entries of the rows, where those are known
+  int group, warp, lane;
+
+  __device__ void sync() const { sync_threads_of(1 + group, kWarpgroup); }
+  __device__ std::uint32_t blocks() const { return shared_address(m.blocks); }
+  __device__ float* diagonal() const { return m.diagonals[warp]; }
+  __device__ int first(int row) const {
+    return p.rows.rows <= kKnownRows ? firsts[row] : first_entry(row, p.range(row).begin);
+  }
+
+  __device__ void run() {
+    const int own = static_cast<int>(blockIdx.x) + group * static_cast<int>(gridDim.x);
+    const int step = kGroups * static_cast<int>(gridDim.x);
+    const int count = p.entry_count * p.heads;
+    std::uint32_t uses = 0, tails = 0;
+    for (int task = own; task < count; task += step) {
+      const int entry = task / p.heads, head = task - entry * p.heads;
+      int row = 0;  // the last one whose first entry is not behind this one
+      for (int above = p.rows.rows; above - row > 1;) {
+        const int middle = (row + above) / 2;
+        (first(middle) <= entry ? row : above) = middle;
+      }
+      row = uniform(row);
+      const TokenRange tokens = p.range(row);
+      const int chunk = entry - first_entry(row, tokens.begin);
+      if (chunk < 0 || chunk >= chunks_of(p, row, tokens.size)) continue;
+      const int size = size_of_chunk(tokens.size, chunk);
+      prepare(entry, head, tokens.begin + chunk * kChunk, size, uses++ & 1, tails & 1);
+      tails += size < kChunk;
+    }
+  }
+
+  __device__ void prepare(int entry, int head, int token, int size, std::uint32_t parity,
+                          std::uint32_t tail_parity) {
+    if (lane == 0) wait_for_reads<0>();  // of what the last chunk left
+    sync();
+    const std::uint32_t k = uniform_address(shared_address(m.k)), q = k + 2 * kTile;
+    if (warp == 0 && lane == 0) {
+      const std::uint32_t full = shared_address(&m.full);
+      const std::uint32_t loaded = size == kChunk ? full : shared_address(&m.tail);
+      const int h = p.value_heads_per_key_head.of(head);
+      barrier_expect(loaded, 4 * kTile);
+      for (int half = 0; half < 2; ++half) {
+        load_tile(k + half * kTile, maps.k, half * kTileColumns, h, token, loaded);
+        load_tile(q + half * kTile, maps.q, half * kTileColumns, h, token, loaded);
+      }
+      if (size < kChunk) zero_rows(k, 2, size, loaded, tail_parity, full);
+    }
+    __syncwarp();
+    if (warp == 1) compute_gates(head, token, size);
+    Entry& to = reinterpret_cast<Entry*>(p.entries)[std::int64_t{entry} * p.heads + head];
+    {
+      float kk[32], qk[32];
+      barrier_wait(shared_address(&m.full), parity);
+      pin(kk), pin(qk);
+      start_products();
+      all_products(kk, k, k);
+      all_products(qk, q, k);
+      commit_products();
+      const float2 query_norms = norms_of_queries(q);
+      wait_for_products<0>();
+      pin(kk), pin(qk);
+      note_norms(kk);
+      sync();  // the tiles of K and Q have been used
+      scale(kk, qk, q);
+      if (lane % 4 == lane / 8) {
+        const int i = 16 * warp + lane / 4;
+        to.outputs.norm[i] = query_norms.x;
+        to.outputs.norm[i + 8] = query_norms.y;
+      }
+    }
+    const float last = m.G[kChunk - 1];
+    const int own = 32 * (warp % 2) + lane;
+    if (warp < 2) {
+      const float norm = m.log_norms[own];
+      to.chain.y[own] = exp2_fast(m.G[own] + norm);
+      to.chain.w[own] = exp2_fast(last - m.G[own] + norm);
+    } else {
+      to.outputs.decay[own] = exp2_fast(m.G[own]);
+      if (warp == 2 && lane == 0) to.chain.decay = exp2_fast(last);
+    }
+    float y[2][4];
+    invert_diagonal(y);
+    sync();
+    invert(y, k);
+    publish_to_async();
+    __syncwarp();
+    if (lane == 0) {
+      store_bytes(to.t + warp * 2048, k + warp * 2048, 2048);
+      store_bytes(to.p + warp * 2048, q + warp * 2048, 2048);
+      commit_stores();
+    }
+    if (p.counters) {
+      if (lane == 0) wait_for_stores();
+      __threadfence();
+      __syncwarp();
+      publish_to_async_everywhere();
+      const int parts = p.V / kPart;
+      if (lane < 2 * parts)
+        count_up(p.counters + (std::int64_t{entry} * p.heads + head) * 2 * parts + lane);
+    }
+  }
+
+  /// G (in units of log2, summed up within the chunk) and beta. A warp; lane i has the tokens 2 i
+  /// and 2 i + 1.
+  __device__ void compute_gates(int head, int token, int size) const {
+    const float A = p.A_log ? -expf(at(p.A_log, head)) : 0.0f;
+    const float bias = p.A_log ? at(p.dt_bias, head) : 0.0f;
+    float decay[2], strength[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      decay[i] = strength[i] = 0.0f;
+      if (2 * lane + i >= size) continue;
+      decay[i] = at(p.g, token + 2 * lane + i, head);
+      strength[i] = at(p.beta, token + 2 * lane + i, head);
+      if (p.A_log) {
+        decay[i] = A * softplus_in_log2(decay[i] + bias);
+        strength[i] = __fdividef(1.0f, 1.0f + exp2_fast(-kLog2e * strength[i]));
+      } else {
+        decay[i] *= kLog2e;
+      }
+    }
+    float sum = decay[0] + decay[1];
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float earlier = __shfl_up_sync(0xffffffffu, sum, distance);
+      if (lane >= distance) sum += earlier;
+    }
+    reinterpret_cast<float2*>(m.G)[lane] = {sum - decay[1], sum};
+    reinterpret_cast<float2*>(m.beta)[lane] = {strength[0], strength[1]};
+  }
+
+  /// scale / |q| of the warp's rows l / 4 and 8 below, in the lanes with l % 4 = l / 8. The squares
+  /// are on the diagonal of Q Q^T, whose 16 x 16 blocks there have the same registers as left and
+  /// right operand.
+  __device__ float2 norms_of_queries(std::uint32_t q) const {
+    if (!p.use_qk_l2norm) return {p.scale, p.scale};
+    float z[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      std::uint32_t x[4];
+      load_matrices(x, q + k / 4 * kTile + own_row(k % 4 * 2));
+      add_warp_product<Bf16>(z[0], x, x[0], x[2]);
+      add_warp_product<Bf16>(z[1], x, x[1], x[3]);
+    }
+    const bool odd = lane / 4 % 2;
+    return {p.scale * rsqrtf((odd ? z[0][1] : z[0][0]) + 1e-6f),
+            p.scale * rsqrtf((odd ? z[1][3] : z[1][2]) + 1e-6f)};
+  }
+
+  /// Where the lane's row of the warp's 16 x 16 block from the 16 bytes number `chunk` on lies in a
+  /// tile, for store_matrices().
+  __device__ std::uint32_t own_row(int chunk) const {
+    return warp * 2048 + tile_offset(lane % 16, chunk + lane / 16);
+  }
+
+  /// d [64, 64] = X Y^T for tiles of 64 rows and 128 columns.
+  __device__ static void all_products(float (&d)[32], std::uint32_t x, std::uint32_t y) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const std::uint32_t offset = k / 4 * kTile + k % 4 * 32;
+      Product<Bf16, 64, false>::of(d, matrix(x + offset, 16, 1024), matrix(y + offset, 16, 1024),
+                                   k > 0);
+    }
+  }
+
+  /// log2(1 / |k|) from the diagonal of K K^T.
+  __device__ void note_norms(const float (&kk)[32]) const {
+    float square[2] = {};
+    const bool odd = lane / 4 % 2;
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      if (w == warp)
+#pragma unroll
+        for (int below = 0; below < 2; ++below) {
+          const float* const d = kk + 4 * (2 * w + below) + 2 * below;
+          square[below] = odd ? d[1] : d[0];
+        }
+    if (lane % 4 != lane / 8) return;
+#pragma unroll
+    for (int below = 0; below < 2; ++below)
+      m.log_norms[16 * warp + 8 * below + lane / 4] =
+          p.use_qk_l2norm ? -0.5f * log2f(square[below] + 1e-6f) : 0.0f;
+  }
+
+  /// A to shared memory and P to the tile `to`: one decay for both.
+  __device__ void scale(const float (&kk)[32], const float (&qk)[32], std::uint32_t to) const {
+    const int row = lane / 4, two = 2 * (lane % 4);
+    float sum[2], strength[2];
+#pragma unroll
+    for (int below = 0; below < 2; ++below) {
+      const int i = 16 * warp + row + 8 * below;
+      sum[below] = m.G[i];
+      strength[below] = m.beta[i] * exp2_fast(m.log_norms[i]);
+    }
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      std::uint32_t scores[4] = {}, words[4] = {};
+      if (block <= warp) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int column = 8 * half + two;  // of the block
+          float2 from = *reinterpret_cast<const float2*>(m.G + 16 * block + column);
+          const float2 norm = *reinterpret_cast<const float2*>(m.log_norms + 16 * block + column);
+          from.x -= norm.x, from.y -= norm.y;
+#pragma unroll
+          for (int below = 0; below < 2; ++below) {
+            const int d = 8 * block + 4 * half + 2 * below;
+            float e0 = exp2_fast(sum[below] - from.x), e1 = exp2_fast(sum[below] - from.y);
+            if (block == warp) {
+              const int i = row + 8 * below;
+              if (column > i) e0 = 0.0f;
+              if (column + 1 > i) e1 = 0.0f;
+            }
+            scores[2 * half + below] = pack<Bf16>(qk[d] * e0, qk[d + 1] * e1);
+            const float a0 = kk[d] * e0 * strength[below], a1 = kk[d + 1] * e1 * strength[below];
+            words[2 * half + below] = pack<Fp16>(a0, a1);
+            if (block == warp)
+              *reinterpret_cast<float2*>(diagonal() + (row + 8 * below) * kBlockStride + column) = {
+                  a0, a1};
+          }
+        }
+        if (block < warp)
+          store_matrices(blocks() + own_row(2 * block), words[0], words[1], words[2], words[3]);
+      }
+      store_matrices(to + own_row(2 * block), scores[0], scores[1], scores[2], scores[3]);
+    }
+  }
+
+  /// (I + A)^-1 of the warp's block on the diagonal, as products leave it: its two 8 x 8 blocks by
+  /// substitution, a lane for a column, and what is below them from those. What stands on A's
+  /// diagonal is not looked at.
+  __device__ void invert_diagonal(float (&y)[2][4]) const {
+    float* const a = diagonal();
+    const int column = lane % 8, begin = lane & 8;
+    float x[8];
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[i] = i == column ? 1.0f : 0.0f;
+#pragma unroll
+      for (int j = 0; j < i; j += 4) {
+        const float4 row =
+            *reinterpret_cast<const float4*>(a + (begin + i) * kBlockStride + begin + j);
+        x[i] = fmaf(-row.x, x[j], x[i]);
+        if (j + 1 < i) x[i] = fmaf(-row.y, x[j + 1], x[i]);
+        if (j + 2 < i) x[i] = fmaf(-row.z, x[j + 2], x[i]);
+        if (j + 3 < i) x[i] = fmaf(-row.w, x[j + 3], x[i]);
+      }
+    }
+    __syncwarp();
+    if (lane < 16)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) a[(begin + i) * kBlockStride + begin + column] = x[i];
+    __syncwarp();
+    const float* const own_row = a + lane / 4 * kBlockStride + 2 * (lane % 4);
+    const float2 upper = *reinterpret_cast<const float2*>(own_row);
+    const float2 left = *reinterpret_cast<const float2*>(own_row + 8 * kBlockStride);
+    const float2 lower = *reinterpret_cast<const float2*>(own_row + 8 * kBlockStride + 8);
+    // -lower (left upper)
+    const std::uint32_t first[4] = {pack<Fp16>(-left.x, -left.y), 0, 0, 0};
+    const std::uint32_t second[4] = {pack<Fp16>(lower.x, lower.y), 0, 0, 0};
+    float z[4] = {}, w[4] = {};
+    add_warp_product<Fp16>(z, first, transposed_in_warp(pack<Fp16>(upper.x, upper.y)), 0);
+    add_warp_product<Fp16>(w, second, transposed_in_warp(pack<Fp16>(z[0], z[1])), 0);
+    y[0][0] = upper.x, y[0][1] = upper.y, y[0][2] = w[0], y[0][3] = w[1];
+    y[1][0] = 0.0f, y[1][1] = 0.0f, y[1][2] = lower.x, y[1][3] = lower.y;
+    std::uint32_t words[4];
+    to_operand(words, y);
+    store_matrices(blocks() + this->own_row(2 * warp), words[0], words[1], words[2], words[3]);
+  }
+  __device__ static void to_operand(std::uint32_t (&words)[4], const float (&x)[2][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      words[2 * half] = pack<Fp16>(x[half][0], x[half][1]);
+      words[2 * half + 1] = pack<Fp16>(x[half][2], x[half][3]);
+    }
+  }
+  /// z += x B for the block (i, j) of the tile blocks().
+  __device__ void add_block_product(float (&z)[2][4], const std::uint32_t (&x)[4], int i,
+                                    int j) const {
+    std::uint32_t rows[4];
+    load_transposed(rows, blocks() + i * 2048 + tile_offset(lane % 16, 2 * j + lane / 16));
+    add_warp_product<Fp16>(z[0], x, rows[0], rows[1]);
+    add_warp_product<Fp16>(z[1], x, rows[2], rows[3]);
+  }
+
+  /// The warp's rows of Tm diag(beta) to the tile `to`. With I the warp's row of blocks, Tm (I + A)
+  /// = I gives Tm_Ij = -(the sum over j < k <= I of Tm_Ik A_kj) Tm_jj, from the diagonal to the
+  /// left.
+  __device__ void invert(float (&y)[2][4], std::uint32_t to) const {
+    std::uint32_t x[4][4];  // Tm_II, Tm_I,I-1, ...
+    to_operand(x[0], y);
+    store_block(to, y, warp);
+#pragma unroll
+    for (int left = 1; left < 4; ++left) {
+      const int j = warp - left;
+      if (j < 0) continue;
+      float sum[2][4] = {};
+#pragma unroll
+      for (int k = 0; k < left; ++k) add_block_product(sum, x[k], warp - k, j);
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[half][i] = -sum[half][i], y[half][i] = 0.0f;
+      std::uint32_t words[4];
+      to_operand(words, sum);
+      add_block_product(y, words, j, j);
+      to_operand(x[left], y);
+      store_block(to, y, j);
+    }
+    for (int j = warp + 1; j < 4; ++j) store_matrices(to + own_row(2 * j), 0, 0, 0, 0);
+  }
+
+  __device__ void store_block(std::uint32_t to, const float (&y)[2][4], int j) const {
+    std::uint32_t words[4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 scale =
+          *reinterpret_cast<const float2*>(m.beta + 16 * j + 8 * half + 2 * (lane % 4));
+      words[2 * half] = pack<Bf16>(y[half][0] * scale.x, y[half][1] * scale.y);
+      words[2 * half + 1] = pack<Bf16>(y[half][2] * scale.x, y[half][3] * scale.y);
+    }
+    store_matrices(to + own_row(2 * j), words[0], words[1], words[2], words[3]);
+  }
+};
+
+__global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 1)
+    prepare_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Parameters p) {
+  extern __shared__ char raw[];
+  char* const memory = raw + ((shared_address(raw) + 1023) / 1024 * 1024 - shared_address(raw));
+  const int group = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32 % 4), lane = lane_of_warp();
+  auto* const memories = reinterpret_cast<PrepareMemory*>(memory);
+  int* const firsts = reinterpret_cast<int*>(memories + kGroups);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kGroups; ++i) {
+      barrier_init(shared_address(&memories[i].full), 1);
+      barrier_init(shared_address(&memories[i].tail), 1);
+    }
+    publish_barriers();
+  }
+  wait_for_earlier_launch();
+  let_the_next_launch_start();
+  if (p.rows.rows <= kKnownRows && static_cast<int>(threadIdx.x) < p.rows.rows)
+    firsts[threadIdx.x] =
+        first_entry(static_cast<int>(threadIdx.x), p.range(static_cast<int>(threadIdx.x)).begin);
+  __syncthreads();
+  Preparation{p, maps, memories[group], firsts, group, warp, lane}.run();
+  if (lane == 0) wait_for_stores();
+}
+
+// --- The chain -----------------------------------------------------------------------------------
+
+constexpr int kStages = 3;  ///< of K, V and T
+constexpr int kCopies = 2;  ///< of S, Vn, and of Q and P
+
+struct ChainMemory {
+  struct Stage {
+    char k[2 * kTile], v[kTile], t[kTile];
+  } stages[kStages];
+  struct Queries {
+    char q[2 * kTile], p[kTile];
+  } queries[kCopies];
+  char s[kCopies][2 * kTile];  ///< [columns 0 ... 63 | 64 ... 127] of 64 rows
+  char vn[kCopies][kTile];
+  char out[kCopies][kTile];
+  Entry::ForChain scales[kStages];
+  Entry::ForOutputs norms[kCopies];
+  std::uint64_t full[kStages], empty[kStages], tail;
+  std::uint64_t q_full[kCopies], q_empty[kCopies], s_full[kCopies], s_empty[kCopies];
+  std::uint64_t vn_full[kCopies], vn_empty[kCopies];
+  std::uint16_t order[kKnownRows];
+};
+constexpr int kChainBytes = int{sizeof(ChainMemory)} + 1024;
+static_assert(kChainBytes <= 232448, "a block has 227 KiB");
+
+struct Block {
+  const Parameters& p;
+  const Maps& maps;
+  Work work;
+  ChainMemory& m;
+  std::uint32_t base;  ///< the memory's address in shared memory
+
+  __device__ std::uint32_t barrier(const std::uint64_t& x) const { return shared_address(&x); }
+  /// The entry of a chunk, once it is there. `reader`: 0 the chain, 1 the outputs.
+  __device__ const Entry& entry(const Piece& piece, int chunk, int reader) const {
+    const std::int64_t number = std::int64_t{piece.entry + chunk} * p.heads + piece.head;
+    if (p.counters) {
+      int* const counter = p.counters + (number * work.parts + piece.part) * 2 + reader;
+      while (count_of(counter) != 4) {
+      }
+      *counter = 0;
+      publish_to_async_everywhere();
+    }
+    return reinterpret_cast<const Entry*>(p.entries)[number];
+  }
+};
+
+/// Loads K, V and T. One lane of a warp.
+__device__ inline void load_for_chain(const Block& b) {
+  std::uint32_t tails = 0;
+  b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
+    if (lane_of_warp() != 0) return;
+    const Use use = use_of<kStages>(n);
+    ChainMemory::Stage& stage = b.m.stages[use.slot];
+    const int size = size_of_chunk(piece.tokens.size, chunk);
+    const std::uint32_t full = b.barrier(b.m.full[use.slot]), k = shared_address(stage.k);
+    const std::uint32_t loaded = size == kChunk ? full : b.barrier(b.m.tail);
+    const int h = b.p.value_heads_per_key_head.of(piece.head);
+    const int token = piece.tokens.begin + chunk * kChunk;
+    barrier_wait(b.barrier(b.m.empty[use.slot]), use.parity ^ 1);
+    barrier_expect(loaded, 4 * kTile + int{sizeof(Entry::ForChain)});
+    load_tile(k, b.maps.k, 0, h, token, loaded);
+    load_tile(k + kTile, b.maps.k, kTileColumns, h, token, loaded);
+    load_tile(k + 2 * kTile, b.maps.v, piece.part * kPart, piece.head, token, loaded);
+    const Entry& entry = b.entry(piece, chunk, 0);
+    load_bytes(k + 3 * kTile, entry.t, kTile, loaded);
+    load_bytes(shared_address(&b.m.scales[use.slot]), &entry.chain, sizeof(Entry::ForChain),
+               loaded);
+    if (size < kChunk) zero_rows(k, 3, size, loaded, tails++ & 1, full);
+  });
+}
+
+/// Loads Q and P. One lane of a warp.
+__device__ inline void load_for_outputs(const Block& b) {
+  b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
+    if (lane_of_warp() != 0) return;
+    const Use use = use_of<kCopies>(n);
+    const std::uint32_t full = b.barrier(b.m.q_full[use.slot]);
+    const std::uint32_t q = shared_address(b.m.queries[use.slot].q);
+    const int h = b.p.value_heads_per_key_head.of(piece.head);
+    const int token = piece.tokens.begin + chunk * kChunk;
+    barrier_wait(b.barrier(b.m.q_empty[use.slot]), use.parity ^ 1);
+    barrier_expect(full, 3 * kTile + int{sizeof(Entry::ForOutputs)});
+    load_tile(q, b.maps.q, 0, h, token, full);
+    load_tile(q + kTile, b.maps.q, kTileColumns, h, token, full);
+    const Entry& entry = b.entry(piece, chunk, 1);
+    load_bytes(q + 2 * kTile, entry.p, kTile, full);
+    load_bytes(shared_address(&b.m.norms[use.slot]), &entry.outputs, sizeof(Entry::ForOutputs),
+               full);
+  });
+}
+
+/// The chain of 64 rows of a state. A warpgroup.
+struct Chain {
+  const Block& b;
+  int warp, lane;
+  float s[2][32];               ///< columns 0 ... 63 and 64 ... 127
+  float y[32];                  ///< of the chunk that has begun
+  std::uint32_t v[4][4];        ///< likewise
+  std::uint32_t decayed[4][4];  ///< operand of products that run
+
+  /// Calls f(offset, first element, second one) for the lane's elements of a state.
+  template <class F>
+  __device__ void for_each_pair(const States& states, int slot, const Piece& piece, F f) {
+    const int row = piece.part * kPart + warp * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int below = 0; below < 2; ++below) {
+        float* const x = s[n / 8] + 4 * (n % 8) + 2 * below;
+        f(states.offset(slot, piece.head, row + 8 * below, 8 * n + 2 * (lane % 4)), x[0], x[1]);
+      }
+  }
+  __device__ void load(const Piece& piece) {
+    const States& states = b.p.state;
+    for_each_pair(states, b.p.slot(piece.row), piece, [&](std::int64_t at, float& x, float& y) {
+      const float2 both = states.two(at);
+      x = both.x;
+      y = both.y;
+    });
+  }
+  __device__ void store(const States& states, int slot, const Piece& piece) {
+    for_each_pair(states, slot, piece,
+                  [&](std::int64_t at, float& x, float& y) { states.put(at, x, y); });
+  }
+  __device__ int first_boundary(int row) const {
+    int count = 0;
+    for (int other = lane; other < row; other += 32)
+      count += b.p.range(other).size / b.p.boundary_every;
+    return __reduce_add_sync(0xffffffffu, count);
+  }
+
+  __device__ void run() {
+    int n = 0;
+    b.work.for_each_piece([&](const Piece& piece) {
+      const int slot = b.p.slot(piece.row);
+      if (slot == kNowhere) return;
+      const bool resumes = b.p.resumes(piece.row);
+      if (resumes && piece.chunks > 0) {
+        load(piece);
+      } else {
+        for (auto& half : s)
+#pragma unroll
+          for (float& x : half) x = 0.0f;
+      }
+      int boundary = 0, left = 0, every = 0;  // in chunks
+      if (b.p.boundary.data) {
+        boundary = first_boundary(piece.row);
+        left = every = b.p.boundary_every / kChunk;
+      }
+      if (piece.chunks > 0) begin(n, false, kNowhere, piece);
+      for (int chunk = 0; chunk < piece.chunks; ++chunk, ++n) {
+        finish(n);
+        const bool reached = every > 0 && --left == 0 && (chunk + 1) * kChunk <= piece.tokens.size;
+        const int store_to = reached ? boundary++ : kNowhere;
+        if (reached) left = every;
+        if (chunk + 1 < piece.chunks) {
+          begin(n + 1, true, store_to, piece);
+        } else {
+          wait_for_products<0>();
+          pin(s[0]), pin(s[1]);
+          __syncwarp();
+          release(n);
+          if (store_to != kNowhere) store(b.p.boundary, store_to, piece);
+        }
+      }
+      if (b.p.state.data && (piece.chunks > 0 || !resumes)) store(b.p.state, slot, piece);
+    });
+  }
+
+  /// K, V and T of the n-th chunk have been used.
+  __device__ void release(int n) const {
+    if (lane == 0) barrier_arrive(b.barrier(b.m.empty[use_of<kStages>(n).slot]));
+  }
+
+  /// What a chunk needs of the state before it, while the last products of the chunk before may
+  /// still run: y = S K^T, v = V^T, and exp(G_last) S.
+  __device__ void begin(int n, bool follows, int boundary, const Piece& piece) {
+    const Use use = use_of<kStages>(n), copy = use_of<kCopies>(n);
+    const std::uint32_t stage = b.base + use.slot * int{sizeof(ChainMemory::Stage)};
+    std::uint32_t rounded[2][16];
+    barrier_wait(b.barrier(b.m.full[use.slot]), use.parity);
+    wait_for_products<1>();
+    pin(s[0]);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) rounded[0][i] = pack<Bf16>(s[0][2 * i], s[0][2 * i + 1]);
+    pin(y), pin(rounded[0]);
+    start_products();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      Product<Bf16, 64, false>::of(y, rounded[0] + 4 * k, matrix(stage + k * 32, 16, 1024), k > 0);
+    commit_products();
+    wait_for_products<1>();
+    pin(s[1]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pin(decayed[k]);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) rounded[1][i] = pack<Bf16>(s[1][2 * i], s[1][2 * i + 1]);
+    pin(rounded[1]);
+    start_products();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      Product<Bf16, 64, false>::of(y, rounded[1] + 4 * k, matrix(stage + kTile + k * 32, 16, 1024),
+                                   true);
+    commit_products();
+    if (follows) release(n - 1);
+    if (boundary != kNowhere) store(b.p.boundary, boundary, piece);
+    barrier_wait(b.barrier(b.m.s_empty[copy.slot]), copy.parity ^ 1);
+    const std::uint32_t to = shared_address(b.m.s[0]) + copy.slot * 2 * kTile + warp * 2048;
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        store_matrices(to + half * kTile + tile_offset(lane % 16, 2 * k + lane / 16),
+                       rounded[half][4 * k], rounded[half][4 * k + 1], rounded[half][4 * k + 2],
+                       rounded[half][4 * k + 3]);
+    publish_to_async();
+    barrier_arrive(b.barrier(b.m.s_full[copy.slot]));
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      load_transposed(
+          v[k], stage + 2 * kTile +
+                    tile_offset(16 * k + lane % 8 + (lane / 16) * 8, warp * 2 + lane / 8 % 2));
+    const float decay = b.m.scales[use.slot].decay;
+#pragma unroll
+    for (auto& half : s)
+#pragma unroll
+      for (float& x : half) x *= decay;
+    wait_for_products<0>();
+    pin(y), pin(rounded[0]), pin(rounded[1]);
+  }
+
+  /// The new values, and the products that add them to the state, which are not waited for.
+  __device__ void finish(int n) {
+    const Use use = use_of<kStages>(n), copy = use_of<kCopies>(n);
+    const std::uint32_t stage = b.base + use.slot * int{sizeof(ChainMemory::Stage)};
+    const Entry::ForChain& scales = b.m.scales[use.slot];
+    const int two = 2 * (lane % 4);
+    // Y = V^T - exp(G) Y
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const float2 x = unpack<Bf16>(v[k][m]);
+        const float2 f = *reinterpret_cast<const float2*>(scales.y + 16 * k + m / 2 * 8 + two);
+        v[k][m] =
+            pack<Bf16>(fmaf(-f.x, y[8 * k + 2 * m], x.x), fmaf(-f.y, y[8 * k + 2 * m + 1], x.y));
+      }
+    // Vn^T = Y T^T
+    float vn[32];
+    pin(vn);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pin(v[k]);
+    start_products();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      Product<Bf16, 64, false>::of(vn, v[k], matrix(stage + 3 * kTile + k * 32, 16, 1024), k > 0);
+    commit_products();
+    float2 factors[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      factors[i] = *reinterpret_cast<const float2*>(scales.w + 8 * i + two);
+    wait_for_products<0>();
+    pin(vn);
+    // S = exp(G_last) S + (E_last Vn)^T K
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const float2 f = factors[2 * k + m / 2];
+        decayed[k][m] = pack<Bf16>(vn[8 * k + 2 * m] * f.x, vn[8 * k + 2 * m + 1] * f.y);
+      }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) pin(decayed[k]);
+    pin(s[0]), pin(s[1]);
+    start_products();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k)
+        Product<Bf16, 64, true>::of(s[half], decayed[k],
+                                    matrix(stage + half * kTile + k * 2048, kTile, 1024), true);
+      commit_products();
+    }
+    barrier_wait(b.barrier(b.m.vn_empty[copy.slot]), copy.parity ^ 1);
+    const std::uint32_t to = shared_address(b.m.vn[0]) + copy.slot * kTile + warp * 2048;
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      store_matrices(to + tile_offset(lane % 16, 2 * k + lane / 16),
+                     pack<Bf16>(vn[8 * k], vn[8 * k + 1]), pack<Bf16>(vn[8 * k + 2], vn[8 * k + 3]),
+                     pack<Bf16>(vn[8 * k + 4], vn[8 * k + 5]),
+                     pack<Bf16>(vn[8 * k + 6], vn[8 * k + 7]));
+    publish_to_async();
+    barrier_arrive(b.barrier(b.m.vn_full[copy.slot]));
+  }
+};
+
+/// Outputs of every other chunk. A warpgroup.
+struct Outputs {
+  const Block& b;
+  int own, warp, lane;
+
+  __device__ void sync() const { sync_threads_of(1 + own, kWarpgroup); }
+
+  __device__ void run() {
+    b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
+      if ((n & 1) == own) compute(piece, chunk, static_cast<std::uint32_t>(n / 2 & 1));
+    });
+    if (warp == 0 && lane == 0) wait_for_stores();
+  }
+
+  __device__ void compute(const Piece& piece, int chunk, std::uint32_t parity) {
+    const int row = 16 * warp + lane / 4;
+    const std::uint32_t q = uniform_address(shared_address(b.m.queries[own].q));
+    const std::uint32_t s = uniform_address(shared_address(b.m.s[own]));
+    const std::uint32_t vn = uniform_address(shared_address(b.m.vn[own]));
+    float o[32];
+    barrier_wait(b.barrier(b.m.q_full[own]), parity);
+    barrier_wait(b.barrier(b.m.s_full[own]), parity);
+    pin(o);
+    start_products();
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      const std::uint32_t offset = k / 4 * kTile + k % 4 * 32;
+      Product<Bf16, 64, false>::of(o, matrix(q + offset, 16, 1024), matrix(s + offset, 16, 1024),
+                                   k > 0);
+    }
+    commit_products();
+    float decay[2], norm[2];
+#pragma unroll
+    for (int below = 0; below < 2; ++below) {
+      decay[below] = b.m.norms[own].decay[row + 8 * below];
+      norm[below] = b.m.norms[own].norm[row + 8 * below];
+    }
+    wait_for_products<0>();
+    pin(o);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(b.barrier(b.m.s_empty[own]));
+    scale(o, decay);
+    barrier_wait(b.barrier(b.m.vn_full[own]), parity);
+    pin(o);
+    start_products();
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      Product<Bf16, 64, false>::of(o, matrix(q + 2 * kTile + k * 32, 16, 1024),
+                                   matrix(vn + k * 32, 16, 1024), true);
+    commit_products();
+    if (warp == 0 && lane == 0) wait_for_reads<0>();
+    sync();  // the tile of outputs is free
+    wait_for_products<0>();
+    pin(o);
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(b.barrier(b.m.q_empty[own]));
+      barrier_arrive(b.barrier(b.m.vn_empty[own]));
+    }
+    scale(o, norm);
+    store(o, piece, chunk);
+  }
+
+  __device__ static void scale(float (&o)[32], const float (&by)[2]) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) o[i] *= by[i / 2 % 2];
+  }
+
+  __device__ void store(const float (&o)[32], const Piece& piece, int chunk) const {
+    const std::uint32_t tile = shared_address(b.m.out[own]);
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      store_matrices(tile + warp * 2048 + tile_offset(lane % 16, 2 * k + lane / 16),
+                     pack<Bf16>(o[8 * k], o[8 * k + 1]), pack<Bf16>(o[8 * k + 2], o[8 * k + 3]),
+                     pack<Bf16>(o[8 * k + 4], o[8 * k + 5]),
+                     pack<Bf16>(o[8 * k + 6], o[8 * k + 7]));
+    publish_to_async();
+    sync();
+    const int size = size_of_chunk(piece.tokens.size, chunk);
+    const int token = piece.tokens.begin + chunk * kChunk;
+    if (size == kChunk) {
+      if (warp == 0 && lane == 0) {
+        store_tile(b.maps.out, tile, piece.part * kPart, piece.head, token);
+        commit_stores();
+      }
+      return;
+    }
+    for (int i = warp * 32 + lane; i < size * 8; i += kWarpgroup)
+      *reinterpret_cast<uint4*>(b.p.out + (token + i / 8) * b.p.out_token_stride +
+                                piece.head * b.p.out_head_stride + piece.part * kPart + i % 8 * 8) =
+          *reinterpret_cast<const uint4*>(b.m.out[own] + tile_offset(i / 8, i % 8));
+  }
+};
+
+/// Outputs of tokens that no chain reaches: rows without a slot, and tokens behind the last row. A
+/// warp.
+__device__ inline void zero_unused_outputs(const Parameters& p) {
+  const int words = p.V / 8;
+  const auto zero = [&](TokenRange tokens) {
+    for (int i = static_cast<int>(blockIdx.x); i < tokens.size; i += static_cast<int>(gridDim.x))
+      for (int word = lane_of_warp(); word < p.heads * words; word += 32) {
+        const int head = word / words;
+        *reinterpret_cast<uint4*>(p.out + (tokens.begin + i) * p.out_token_stride +
+                                  head * p.out_head_stride + (word - head * words) * 8) = {};
+      }
+  };
+  for (int row = 0; p.state.data && row < p.rows.rows; ++row)
+    if (p.slot(row) == kNowhere) zero(p.range(row));
+  if (!p.rows.starts) return;
+  const int end = min(p.rows.padding_begin(), p.rows.tokens);
+  zero({end, p.rows.tokens - end});
+}
+
+__global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 1)
+    chain_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Parameters p) {
+  extern __shared__ char raw[];
+  const std::uint32_t base = (shared_address(raw) + 1023) & ~1023u;
+  ChainMemory& m = *reinterpret_cast<ChainMemory*>(raw + (base - shared_address(raw)));
+  const int role = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32 % 4), lane = lane_of_warp();
+  const Block b{p, maps, {p, m.order, p.V / kPart}, m, base};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i)
+      barrier_init(b.barrier(m.full[i]), 1), barrier_init(b.barrier(m.empty[i]), 4);
+    barrier_init(b.barrier(m.tail), 1);
+    for (int i = 0; i < kCopies; ++i) {
+      barrier_init(b.barrier(m.q_full[i]), 1), barrier_init(b.barrier(m.q_empty[i]), 4);
+      barrier_init(b.barrier(m.s_full[i]), kWarpgroup), barrier_init(b.barrier(m.s_empty[i]), 4);
+      barrier_init(b.barrier(m.vn_full[i]), kWarpgroup), barrier_init(b.barrier(m.vn_empty[i]), 4);
+    }
+    publish_barriers();
+  }
+  if (!p.counters) wait_for_earlier_launch();  // otherwise that which prepares has waited
+  Work::sort(p, m.order, reinterpret_cast<int*>(m.stages));
+  __syncthreads();
+  if (role == 0) {
+    give_registers<40>();
+    if (warp == 0) load_for_chain(b);
+    if (warp == 1) load_for_outputs(b);
+    if (warp == 2) zero_unused_outputs(p);
+  } else if (role == 1) {
+    take_registers<232>();
+    Chain{b, warp, lane}.run();
+  } else {
+    give_registers<112>();
+    Outputs{b, role - 2, warp, lane}.run();
+  }
+  // Whoever waits for this launch waits for the one before it too.
+  if (p.counters) wait_for_earlier_launch();
+}
+
+}  // namespace lockstep::kernels::delta_chunks

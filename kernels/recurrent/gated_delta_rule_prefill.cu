@@ -1,0 +1,349 @@
+// Gated delta rule over whole prompts. Equations: reference/recurrent/gated_delta_rule.hpp; the
+// chunked kernel: gated_delta_rule_chunks.cuh. Here are the one that goes token by token, and the
+// choice.
+//
+//   grid    (ceil(V / (kWarps x kRows)), HV, N)
+//   block   kWarps warps; a warp holds kRows rows of one state in float32, lane i the columns
+//           i, 32 + i, ... of each
+#include "kernels/recurrent/gated_delta_rule_prefill.hpp"
+
+#include "kernels/base/plain.cuh"
+#include "kernels/recurrent/gated_delta_rule_chunks.cuh"
+#include "kernels/recurrent/shapes.hpp"
+
+namespace lockstep::kernels {
+namespace {
+
+using delta_chunks::Parameters;
+using delta_chunks::States;
+
+constexpr int kWarps = 4;
+constexpr int kRows = 4;           ///< of a state, in a warp's registers
+constexpr int kMostColumns = 256;  ///< K
+constexpr int kColumnsPerLane = kMostColumns / 32;
+
+template <class T>
+struct Vectors {
+  HeadVectors<const T> q, k, v;
+  HeadVectors<T> out;
+  int K = 0;
+};
+
+/// The warp's rows of a state.
+struct WarpRows {
+  float s[kRows][kColumnsPerLane];
+  int first, V, K;
+
+  template <class F>
+  __device__ void for_each(F f) {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+#pragma unroll
+      for (int i = 0; i < kColumnsPerLane; ++i)
+        if (first + r < V && 32 * i + lane < K) f(first + r, 32 * i + lane, s[r][i]);
+  }
+  __device__ void load(const States& states, int slot, int head) {
+    for_each([&](int row, int column, float& x) {
+      x = states.one(states.offset(slot, head, row, column));
+    });
+  }
+  __device__ void store(const States& states, int slot, int head) {
+    for_each([&](int row, int column, float& x) {
+      states.put(states.offset(slot, head, row, column), x);
+    });
+  }
+  /// The products of the rows with x, for every lane.
+  __device__ void products(float (&sums)[kRows], const float (&x)[kColumnsPerLane]) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kColumnsPerLane; ++i) sum = fmaf(s[r][i], x[i], sum);
+      sums[r] = over_warp(sum, Plus());
+    }
+  }
+};
+
+template <class T>
+__device__ void load_direction(float (&x)[kColumnsPerLane], const T* from, int K, bool l2norm,
+                               float scale) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  float square = 0;
+#pragma unroll
+  for (int i = 0; i < kColumnsPerLane; ++i) {
+    x[i] = 32 * i + lane < K ? to_float(from[32 * i + lane]) : 0.0f;
+    square = fmaf(x[i], x[i], square);
+  }
+  if (l2norm) scale *= rsqrtf(over_warp(square, Plus()) + 1e-6f);
+#pragma unroll
+  for (float& value : x) value *= scale;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWarps * 32)
+    sequential_kernel(const __grid_constant__ Parameters p, const __grid_constant__ Vectors<T> x) {
+  const int row = static_cast<int>(blockIdx.z), head = static_cast<int>(blockIdx.y);
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  wait_for_earlier_launch();
+  WarpRows rows{{}, (static_cast<int>(blockIdx.x) * kWarps + warp) * kRows, p.V, x.K};
+  const auto write = [&](int token, const float(&o)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r)
+      if (lane == r && rows.first + r < p.V)
+        x.out.at(token, head)[rows.first + r] = from_float<T>(o[r]);
+  };
+  if (row == p.rows.rows) {  // tokens behind the last row
+    for (int t = p.rows.padding_begin(); t < p.rows.tokens; ++t) write(t, {});
+    return;
+  }
+  const TokenRange tokens = p.range(row);
+  const int slot = p.slot(row);
+  if (slot == kNowhere) {
+    for (int t = 0; t < tokens.size; ++t) write(tokens.begin + t, {});
+    return;
+  }
+  if (p.resumes(row)) rows.load(p.state, slot, head);
+  int boundary = -1;
+  if (p.boundary.data)
+    for (int other = 0; other < row; ++other) boundary += p.range(other).size / p.boundary_every;
+  const int h = p.value_heads_per_key_head.of(head);
+  float k[kColumnsPerLane], q[kColumnsPerLane], sums[kRows];
+  for (int t = 0; t < tokens.size; ++t) {
+    const int token = tokens.begin + t;
+    load_direction(k, x.k.at(token, h), x.K, p.use_qk_l2norm, 1.0f);
+    load_direction(q, x.q.at(token, h), x.K, p.use_qk_l2norm, p.scale);
+    float g = at(p.g, token, head), beta = at(p.beta, token, head);
+    if (p.A_log) {
+      g = -expf(at(p.A_log, head)) * softplus(g + at(p.dt_bias, head));
+      beta = sigmoid(beta);
+    }
+    const float alpha = expf(g);
+#pragma unroll
+    for (auto& row_of_state : rows.s)
+#pragma unroll
+      for (float& element : row_of_state) element *= alpha;
+    rows.products(sums, k);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float v = rows.first + r < p.V ? to_float(x.v.at(token, head)[rows.first + r]) : 0.0f;
+      const float u = beta * (v - sums[r]);
+#pragma unroll
+      for (int i = 0; i < kColumnsPerLane; ++i) rows.s[r][i] = fmaf(u, k[i], rows.s[r][i]);
+    }
+    rows.products(sums, q);
+    write(token, sums);
+    if (p.boundary.data && (t + 1) % p.boundary_every == 0)
+      rows.store(p.boundary, boundary + (t + 1) / p.boundary_every, head);
+  }
+  if (p.state.data && (tokens.size > 0 || !p.resumes(row))) rows.store(p.state, slot, head);
+}
+
+template <class T>
+void launch_sequential(const Parameters& p, const Vectors<T>& x, cudaStream_t stream) {
+  constexpr int kRowsOfBlock = kWarps * kRows;
+  const dim3 grid(static_cast<unsigned>((p.V + kRowsOfBlock - 1) / kRowsOfBlock),
+                  static_cast<unsigned>(p.heads),
+                  static_cast<unsigned>(p.rows.rows + (p.rows.starts ? 1 : 0)));
+  launch("gated_delta_rule_prefill", sequential_kernel<T>, grid, dim3(kWarps * 32), 0, stream, true,
+         p, x);
+}
+
+int processor_count() {
+  static const int count = [] {
+    int device = 0, processors = 0;
+    check_cuda(cudaGetDevice(&device), "gated_delta_rule_prefill");
+    check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+               "gated_delta_rule_prefill");
+    return processors;
+  }();
+  return count;
+}
+
+void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStream_t stream) {
+  using namespace delta_chunks;
+  constexpr const char* kName = "gated_delta_rule_prefill";
+  constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  static const cudaError_t allowed[] = {
+      cudaFuncSetAttribute(prepare_kernel, kAttribute, kPrepareBytes),
+      cudaFuncSetAttribute(chain_kernel, kAttribute, kChainBytes)};
+  for (const cudaError_t status : allowed) check_cuda(status, kName);
+  const std::int64_t pieces = std::int64_t{p.rows.rows} * p.heads * (p.V / kPart);
+  const std::int64_t tasks = (std::int64_t{p.entry_count} * p.heads + kGroups - 1) / kGroups;
+  const std::int64_t processors = processor_count() / kNeighbours;
+  const auto clusters_for = [](std::int64_t blocks) {
+    return (blocks + kNeighbours - 1) / kNeighbours;
+  };
+  const std::int64_t chains = std::min(processors, clusters_for(pieces));
+  const std::int64_t others = std::min(processors - (p.counters ? chains : 0), clusters_for(tasks));
+  launch(kName, prepare_kernel, dim3(static_cast<unsigned>(kNeighbours * others)), dim3(kThreads),
+         kPrepareBytes, stream, true, maps, p);
+  launch(kName, chain_kernel, dim3(static_cast<unsigned>(kNeighbours * chains)), dim3(kThreads),
+         kChainBytes, stream, true, maps, p);
+}
+
+/// How the workspace is divided.
+struct Workspace {
+  std::int64_t entries, counters, counter_bytes, bytes;
+
+  Workspace(std::int64_t rows, std::int64_t tokens, std::int64_t heads, std::int64_t V)
+      : entries(tokens / delta_chunks::kChunk + rows + 1),
+        counters(entries * heads * (V / delta_chunks::kPart) * 2),
+        counter_bytes((counters * 4 + 127) / 128 * 128),
+        bytes(counter_bytes + entries * heads * std::int64_t{sizeof(delta_chunks::Entry)}) {}
+};
+
+template <class S>
+States states_of(const TensorView<S, 4>& view) {
+  States states{view.data_handle(), format_of<S>(), false,         view.stride(0),
+                view.stride(1),     view.stride(2), view.stride(3)};
+  const auto even = [&](std::size_t d) { return view.extent(d) <= 1 || view.stride(d) % 2 == 0; };
+  states.pairs = view.stride(3) == 1 && even(0) && even(1) && even(2) &&
+                 reinterpret_cast<std::uintptr_t>(view.data_handle()) % (2 * sizeof(S)) == 0;
+  return states;
+}
+
+template <class T, class S>
+std::int64_t rows_of(const GatedDeltaRulePrefill<T, S>& in) {
+  return in.tokens.query_start_loc ? in.tokens.query_start_loc->extent(0) - 1 : 1;
+}
+
+}  // namespace
+
+template <class T, class S>
+bool can_run(const GatedDeltaRulePrefill<T, S>& in, PrefillForm form) {
+  const GatedDeltaTokens<T>& x = in.tokens;
+  if (form == PrefillForm::sequential) return x.k.extent(2) <= kMostColumns;
+  if (form == PrefillForm::automatic)
+    return can_run(in, PrefillForm::in_turns) || can_run(in, PrefillForm::sequential);
+  if constexpr (!std::is_same_v<T, Bf16>) return false;
+  const std::int64_t V = x.v.extent(2);
+  if (form == PrefillForm::overlapped &&
+      rows_of(in) * x.v.extent(1) * (V / delta_chunks::kPart) > processor_count() - 2)
+    return false;
+  return x.k.extent(2) == delta_chunks::kK && V % delta_chunks::kPart == 0 && V > 0 &&
+         rows_of(in) > 0 &&
+         (!in.boundary_states || in.boundary_every % delta_chunks::kChunk == 0) &&
+         hopper::can_be_mapped(x.q) && hopper::can_be_mapped(x.k) && hopper::can_be_mapped(x.v) &&
+         hopper::can_be_mapped(in.out);
+}
+
+template <class T, class S>
+PrefillWorkspace prefill_workspace(const GatedDeltaRulePrefill<T, S>& in) {
+  if (in.form == PrefillForm::sequential || !can_run(in, PrefillForm::in_turns)) return {};
+  const auto& v = in.tokens.v;
+  const Workspace parts(rows_of(in), v.extent(0), v.extent(1), v.extent(2));
+  return {parts.bytes, parts.counter_bytes};
+}
+
+template <class T, class S>
+void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_t stream) {
+  const Checks checks("gated_delta_rule_prefill");
+  const GatedDeltaTokens<T>& x = in.tokens;
+  const std::int64_t T_ = x.k.extent(0), H = x.k.extent(1), K = x.k.extent(2);
+  const std::int64_t HV = x.v.extent(1), V = x.v.extent(2);
+  checks.expect(H > 0 && HV % H == 0, "v", "[T, HV, V] with HV a multiple of H",
+                "HV = " + std::to_string(HV) + " for H = " + std::to_string(H));
+  checks.shape(x.q, "q", "[T, H, K]", {T_, H, K});
+  checks.shape(x.v, "v", "[T, HV, V]", {T_, HV, V});
+  checks.shape(in.out, "out", "[T, HV, V]", {T_, HV, V});
+  checks.shape(x.g, "g", "[T, HV]", {T_, HV});
+  checks.shape(x.beta, "beta", "[T, HV]", {T_, HV});
+  checks.contiguous_rows(x.q, "q");
+  checks.contiguous_rows(x.k, "k");
+  checks.contiguous_rows(x.v, "v");
+  checks.contiguous_rows(in.out, "out");
+  checks.expect(bool(in.A_log) == bool(in.dt_bias), "A_log and dt_bias", "both given, or neither",
+                "one of them");
+  checks.expect(!in.slots.table && !in.slots.num_accepted, "state_indices",
+                "a list: a prefill has one slot per row", "a table");
+
+  Parameters p;
+  p.rows = row_slots(checks, in.slots, x.query_start_loc, x.query_start_loc ? T_ : 1,
+                     in.state ? in.state->extent(0) : 0);
+  p.rows.tokens = static_cast<int>(T_);
+  check_row_count(checks, p.rows);
+  if (in.state) {
+    checks.shape(*in.state, "state", "[slots, HV, V, K]", {in.state->extent(0), HV, V, K});
+    p.state = states_of(*in.state);
+  }
+  if (in.has_initial_state) {
+    checks.shape(*in.has_initial_state, "has_initial_state", "[N]", {p.rows.rows});
+    p.has_initial_state = in.has_initial_state->data_handle();
+    p.has_initial_state_stride = in.has_initial_state->stride(0);
+  }
+  if (in.boundary_states) {
+    checks.expect(in.boundary_every > 0, "boundary_every", "a count of tokens",
+                  std::to_string(in.boundary_every));
+    const std::int64_t count = in.boundary_states->extent(0);
+    checks.shape(*in.boundary_states, "boundary_states", "[boundaries, HV, V, K]",
+                 {count, HV, V, K});
+    p.boundary = states_of(*in.boundary_states);
+    p.boundary_every = static_cast<int>(std::min<std::int64_t>(in.boundary_every, INT_MAX));
+  }
+  p.g = x.g;
+  p.beta = x.beta;
+  if (in.A_log) {
+    checks.shape(in.A_log, "A_log", "[HV]", {HV});
+    checks.shape(in.dt_bias, "dt_bias", "[HV]", {HV});
+  }
+  p.A_log = in.A_log;
+  p.dt_bias = in.dt_bias;
+  p.scale = in.scale.value_or(1.0f / sqrtf(static_cast<float>(K)));
+  p.use_qk_l2norm = in.use_qk_l2norm;
+  p.value_heads_per_key_head = Divisor(HV / H);
+  p.heads = static_cast<int>(HV);
+  p.V = static_cast<int>(V);
+  checks.expect(can_run(in, in.form), "the form", "one that takes these arguments",
+                "K = " + std::to_string(K) + ", V = " + std::to_string(V));
+  if (HV == 0 || V == 0 || p.rows.rows == 0) return;
+
+  PrefillForm form = in.form;
+  if (form == PrefillForm::automatic) {
+    // Overlapped while at least half of the processors are left to prepare.
+    const bool few = p.rows.rows * HV * (V / delta_chunks::kPart) <= processor_count() / 2;
+    form = !can_run(in, PrefillForm::in_turns) ? PrefillForm::sequential
+           : few                               ? PrefillForm::overlapped
+                                               : PrefillForm::in_turns;
+  }
+  if constexpr (std::is_same_v<T, Bf16>) {
+    if (form != PrefillForm::sequential) {
+      const Workspace parts(p.rows.rows, T_, HV, V);
+      const std::int64_t given = in.workspace ? in.workspace->extent(0) : 0;
+      checks.expect(given >= parts.bytes &&
+                        reinterpret_cast<std::uintptr_t>(in.workspace->data_handle()) % 128 == 0,
+                    "workspace",
+                    "of " + std::to_string(parts.bytes) + " bytes at a multiple of 128",
+                    std::to_string(given) + " bytes");
+      auto* const memory = reinterpret_cast<char*>(in.workspace->data_handle());
+      p.counters = form == PrefillForm::overlapped ? reinterpret_cast<int*>(memory) : nullptr;
+      p.entries = memory + parts.counter_bytes;
+      p.entry_count = static_cast<int>(parts.entries);
+      constexpr const char* kName = "gated_delta_rule_prefill";
+      p.out = in.out.data_handle();
+      p.out_token_stride = in.out.stride(0);
+      p.out_head_stride = in.out.stride(1);
+      const delta_chunks::Maps maps{hopper::tile_map(kName, x.q, delta_chunks::kChunk),
+                                    hopper::tile_map(kName, x.k, delta_chunks::kChunk),
+                                    hopper::tile_map(kName, x.v, delta_chunks::kChunk),
+                                    hopper::tile_map(kName, in.out, delta_chunks::kChunk)};
+      return launch_chunks(maps, p, stream);
+    }
+  }
+  launch_sequential<T>(p,
+                       {HeadVectors<const T>(x.q), HeadVectors<const T>(x.k),
+                        HeadVectors<const T>(x.v), HeadVectors<T>(in.out), static_cast<int>(K)},
+                       stream);
+}
+
+#define LOCKSTEP_INSTANTIATE(T, S)                                                 \
+  template bool can_run(const GatedDeltaRulePrefill<T, S>&, PrefillForm);          \
+  template PrefillWorkspace prefill_workspace(const GatedDeltaRulePrefill<T, S>&); \
+  template void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>&, cudaStream_t);
+LOCKSTEP_SERVING_TYPES(LOCKSTEP_INSTANTIATE)
+#ifdef LOCKSTEP_ALL_SHAPES
+LOCKSTEP_OTHER_TYPES(LOCKSTEP_INSTANTIATE)
+#endif
+#undef LOCKSTEP_INSTANTIATE
+
+}  // namespace lockstep::kernels

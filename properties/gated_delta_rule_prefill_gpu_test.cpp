@@ -1,0 +1,330 @@
+// The kernels of gated_delta_rule_prefill against the reference of the same name.
+#include "kernels/recurrent/gated_delta_rule_prefill.hpp"
+
+#include <gmock/gmock.h>
+
+#include "properties/support/gpu.hpp"
+#include "reference/recurrent/gated_delta_rule.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using kernels::Bf16;
+using kernels::DeviceTensor;
+using kernels::PrefillForm;
+
+struct Extents {
+  std::int64_t H, HV, K, V;
+};
+
+/// What is asked of a prefill beside its inputs.
+struct Question {
+  PrefillForm form = PrefillForm::automatic;
+  bool l2norm = true;
+  bool fresh = false;    ///< every other row begins with 0, whatever its slot holds
+  bool k_major = false;  ///< the pool is [slots, HV, K, V]
+  std::int64_t boundary_every = 0;
+};
+
+/// A layer's inputs for the tokens of a batch, on the grid: exact in every type.
+struct Inputs {
+  Inputs(const Batch& batch, const Extents& e, std::uint64_t seed)
+      : q(draw<3>({batch.tokens, e.H, e.K}, seed, 1)),
+        k(draw<3>({batch.tokens, e.H, e.K}, seed, 2)),
+        v(draw<3>({batch.tokens, e.HV, e.V}, seed, 3)),
+        a(draw<2>({batch.tokens, e.HV}, seed, 4)),
+        b(draw<2>({batch.tokens, e.HV}, seed, 5)),
+        A_log(draw<1>({e.HV}, seed, 6)),
+        dt_bias(draw<1>({e.HV}, seed, 7)),
+        state(draw<4>({batch.slots, e.HV, e.V, e.K}, seed, 8)),
+        resumes(Shape<1>{batch.rows()}, true) {}
+
+  template <std::size_t Rank>
+  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
+                                  std::uint64_t stream) {
+    return on_grid<double>(shape, {.seed = seed, .stream = stream});
+  }
+
+  Array<double, 3> q, k, v;
+  Array<double, 2> a, b;
+  Array<double, 1> A_log, dt_bias;
+  Array<double, 4> state;
+  Array<bool, 1> resumes;
+};
+
+std::int64_t boundary_count(const Batch& batch, const Question& question) {
+  std::int64_t count = 0;
+  for (const std::int64_t length : batch.lengths)
+    count += question.boundary_every > 0 ? length / question.boundary_every : 0;
+  return count;
+}
+
+template <class S>
+struct Answer {
+  Array<S, 3> out;
+  Array<S, 4> state, boundary;
+};
+
+template <class S>
+Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Question& question,
+                           const StoragePoints& storage) {
+  const auto q = cast<S>(inputs.q), k = cast<S>(inputs.k), v = cast<S>(inputs.v);
+  const auto a = cast<S>(inputs.a), b = cast<S>(inputs.b);
+  const auto A_log = cast<S>(inputs.A_log), dt_bias = cast<S>(inputs.dt_bias);
+  const auto gates =
+      reference::gated_delta_gates<S>(a.view(), b.view(), A_log.view(), dt_bias.view());
+  Shape<4> boundary_shape = inputs.state.shape();
+  boundary_shape[0] = boundary_count(batch, question);
+  Answer<S> answer{Array<S, 3>(v.shape()), cast<S>(inputs.state), Array<S, 4>(boundary_shape)};
+  reference::GatedDeltaRuleInputs<S> in{
+      .q = q,
+      .k = k,
+      .v = v,
+      .g = gates.g,
+      .beta = gates.beta,
+      .use_qk_l2norm = question.l2norm,
+      .rows = {.query_start_loc = batch.starts.view(), .slots = batch.host(), .storage = storage}};
+  if (question.fresh) in.rows.has_initial_state = std::as_const(inputs.resumes).view();
+  std::optional<BoundaryStates<S>> boundary;
+  if (question.boundary_every > 0)
+    boundary = {.states = answer.boundary.view(), .every = question.boundary_every};
+  if (question.form == PrefillForm::sequential)
+    reference::gated_delta_rule_scan<S>(in, answer.state.view(), answer.out.view(), boundary);
+  else
+    reference::gated_delta_rule_prefill<S>(in, 64, answer.state.view(), answer.out.view(),
+                                           boundary);
+  return answer;
+}
+
+/// Inputs and results on the device.
+template <class S>
+struct Device {
+  Device(const Inputs& in, const Batch& batch, const Question& question)
+      : question(question),
+        indices(batch),
+        q(in.q),
+        k(in.k),
+        v(in.v),
+        a(in.a),
+        b(in.b),
+        A_log(in.A_log),
+        dt_bias(in.dt_bias),
+        resumes(in.resumes),
+        out(in.v.shape()),
+        state(question.k_major ? contiguous(transposed(in.state.view())) : in.state),
+        boundary(Shape<4>{boundary_count(batch, question), in.state.extent(1), in.state.extent(2),
+                          in.state.extent(3)}) {}
+
+  kernels::GatedDeltaRulePrefill<Bf16, S> arguments() {
+    kernels::GatedDeltaRulePrefill<Bf16, S> in{
+        .tokens = {.q = std::as_const(q).view(),
+                   .k = std::as_const(k).view(),
+                   .v = std::as_const(v).view(),
+                   .g = a.view(),
+                   .beta = b.view(),
+                   .query_start_loc = std::as_const(indices.starts).view()},
+        .state = question.k_major ? transposed(state.view()) : state.view(),
+        .out = out.view(),
+        .slots = indices.slots(),
+        .A_log = A_log.view(),
+        .dt_bias = dt_bias.view(),
+        .use_qk_l2norm = question.l2norm,
+        .boundary_every = question.boundary_every,
+        .form = question.form};
+    if (question.fresh)
+      in.has_initial_state = make_view(reinterpret_cast<const bool*>(resumes.data()),
+                                       Shape<1>{indices.indices.view().extent(0)});
+    if (question.boundary_every > 0) in.boundary_states = boundary.view();
+    const std::int64_t bytes = kernels::prefill_workspace(in).bytes;
+    if (bytes > 0) {
+      workspace.emplace(Shape<1>{bytes});
+      workspace->set(std::vector<unsigned char>(static_cast<std::size_t>(bytes), 0));
+      in.workspace = workspace->view();
+    }
+    return in;
+  }
+  void run() {
+    kernels::gated_delta_rule_prefill<Bf16, S>(arguments(), nullptr);
+    finish();
+  }
+  Array<float, 4> host_state() const {
+    const Array<float, 4> raw = state.host();
+    return question.k_major ? contiguous(transposed(raw.view())) : raw;
+  }
+
+  Question question;
+  DeviceBatch indices;
+  DeviceTensor<Bf16, 3> q, k, v;
+  DeviceTensor<Bf16, 2> a, b;
+  DeviceTensor<float, 1> A_log, dt_bias;
+  DeviceTensor<unsigned char, 1> resumes;
+  DeviceTensor<Bf16, 3> out;
+  DeviceTensor<S, 4> state, boundary;
+  std::optional<DeviceTensor<unsigned char, 1>> workspace;
+};
+
+/// Where the chunked kernels round.
+template <class S>
+StoragePoints storage_of(PrefillForm form) {
+  StoragePoints points{.state = kernels::format_of<S>(), .output = Format::bf16};
+  if (form == PrefillForm::sequential) return points;
+  points.chunk_state = Format::bf16;
+  points.operand = Format::bf16;
+  points.normalised_qk = Format::bf16;
+  return points;
+}
+
+template <class S>
+void expect_agreement(const Extents& e, const Batch& batch, const Question& question,
+                      std::uint64_t seed) {
+  Inputs inputs(batch, e, seed);
+  for (std::int64_t row = 0; question.fresh && row < batch.rows(); ++row)
+    inputs.resumes(row) = row % 2 == 0;
+  const auto truth = reference_answer<double>(inputs, batch, question, {});
+  const auto yardstick =
+      reference_answer<float>(inputs, batch, question, storage_of<S>(question.form));
+  Device<S> device(inputs, batch, question);
+  ASSERT_TRUE(kernels::can_run(device.arguments(), question.form));
+  device.run();
+  constexpr const char* kOperation = "gated_delta_rule_prefill";
+  EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
+  EXPECT_TRUE(device.state.guards_intact());
+  EXPECT_TRUE(
+      within_yardstick<S>(kOperation, "state", device.host_state(), yardstick.state, truth.state));
+  if (question.boundary_every > 0) {
+    EXPECT_TRUE(within_yardstick(kOperation, "boundary_states", device.boundary, yardstick.boundary,
+                                 truth.boundary));
+  }
+}
+
+constexpr PrefillForm kChunked[] = {PrefillForm::overlapped, PrefillForm::in_turns};
+const std::vector<Extents> kQwenSlices{{1, 1, 128, 64}, {1, 2, 128, 128}, {2, 8, 128, 128}};
+
+template <class S>
+class GatedDeltaRulePrefillGpu : public GpuTest {};
+using States = ::testing::Types<float, Bf16>;
+TYPED_TEST_SUITE(GatedDeltaRulePrefillGpu, States);
+
+// Lengths around a chunk, rows without tokens and without a slot, tokens behind the last row.
+TYPED_TEST(GatedDeltaRulePrefillGpu, raggedRowsAreTheReferences) {
+  for (const PrefillForm form : kChunked)
+    for (const Extents& e : kQwenSlices)
+      for (const std::uint64_t seed : {1, 2, 3})
+        expect_agreement<TypeParam>(e, Batch::draw(seed, 3, 130, false), {.form = form}, seed);
+}
+
+TYPED_TEST(GatedDeltaRulePrefillGpu, freshRowsBeginWithZero) {
+  for (const PrefillForm form : {kChunked[0], kChunked[1], PrefillForm::sequential})
+    expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(4, 5, 100, false),
+                                {.form = form, .fresh = true}, 4);
+}
+
+// States at boundaries are those that a radix cache keeps.
+TYPED_TEST(GatedDeltaRulePrefillGpu, boundaryStatesAreTheStatesThere) {
+  for (const PrefillForm form : {kChunked[0], kChunked[1], PrefillForm::sequential})
+    expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(5, 4, 300, false),
+                                {.form = form, .boundary_every = 64}, 5);
+  expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(5, 4, 100, false),
+                              {.form = PrefillForm::sequential, .boundary_every = 7}, 5);
+}
+
+TYPED_TEST(GatedDeltaRulePrefillGpu, aKMajorPoolServesAsWell) {
+  for (const PrefillForm form : {kChunked[0], kChunked[1], PrefillForm::sequential})
+    expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(6, 3, 140, false),
+                                {.form = form, .k_major = true}, 6);
+}
+
+TYPED_TEST(GatedDeltaRulePrefillGpu, otherShapesRunTokenByToken) {
+  for (const Extents& e : {Extents{1, 3, 17, 5}, Extents{2, 2, 64, 64}, Extents{1, 2, 256, 33}})
+    expect_agreement<TypeParam>(e, Batch::draw(7, 4, 40, false), {}, 7);
+}
+
+// A prompt that is cut at a multiple of a chunk and resumed gives the bits of the uncut run, where
+// states are float32: prefix caching is sound.
+class GatedDeltaRulePrefillCuts : public GpuTest {};
+TEST_F(GatedDeltaRulePrefillCuts, aResumedPromptHasTheBitsOfTheUncutOne) {
+  for (const PrefillForm form : kChunked)
+    for (const std::int64_t middle : {64, 128, 192}) {
+      const Question question{.form = form};
+      Batch batch = Batch::draw(8, 1, 1, false);
+      batch.tokens = 250;
+      batch.lengths = {batch.tokens};
+      batch.starts = starts_of(batch.lengths);
+      const Inputs inputs(batch, {1, 2, 128, 128}, 8);
+      Device<float> whole(inputs, batch, question), cut_up(inputs, batch, question);
+      whole.run();
+      const auto part = [&](std::int64_t begin, std::int64_t end) {
+        auto in = cut_up.arguments();
+        const DeviceTensor<std::int32_t, 1> local_starts(ints({0, end - begin}));
+        in.tokens.q = cut(in.tokens.q, begin, end);
+        in.tokens.k = cut(in.tokens.k, begin, end);
+        in.tokens.v = cut(in.tokens.v, begin, end);
+        in.out = cut(in.out, begin, end);
+        in.tokens.g = cut(cut_up.a.view(), begin, end);
+        in.tokens.beta = cut(cut_up.b.view(), begin, end);
+        in.tokens.query_start_loc = local_starts.view();
+        kernels::gated_delta_rule_prefill<Bf16, float>(in, nullptr);
+        finish();
+      };
+      part(0, middle);
+      part(middle, batch.tokens);
+      EXPECT_TRUE(same_bits(whole.out, cut_up.out));
+      EXPECT_TRUE(same_bits(whole.state, cut_up.state));
+    }
+}
+
+// Both chunked forms do the same arithmetic, and a second run finds the workspace as it should be.
+TEST_F(GatedDeltaRulePrefillCuts, formsAndRunsAgreeBitByBit) {
+  const Batch batch = Batch::draw(9, 3, 200, false);
+  const Inputs inputs(batch, {1, 2, 128, 128}, 9);
+  Device<float> overlapped(inputs, batch, {.form = PrefillForm::overlapped});
+  Device<float> in_turns(inputs, batch, {.form = PrefillForm::in_turns});
+  auto arguments = overlapped.arguments();
+  kernels::gated_delta_rule_prefill<Bf16, float>(arguments, nullptr);
+  in_turns.run();
+  EXPECT_TRUE(same_bits(overlapped.out, in_turns.out));
+  EXPECT_TRUE(same_bits(overlapped.state, in_turns.state));
+  const Device<float> untouched(inputs, batch, {});
+  overlapped.state.set(untouched.state.elements());
+  kernels::gated_delta_rule_prefill<Bf16, float>(arguments, nullptr);
+  finish();
+  EXPECT_TRUE(same_bits(overlapped.out, in_turns.out));
+  EXPECT_TRUE(same_bits(overlapped.state, in_turns.state));
+}
+
+class GatedDeltaRulePrefillArguments : public GpuTest {};
+
+template <class Change>
+std::string complaint_about(Change change) {
+  const Batch batch = Batch::draw(10, 2, 70, false);
+  const Inputs inputs(batch, {2, 4, 128, 128}, 10);
+  Device<float> device(inputs, batch, {});
+  auto in = device.arguments();
+  change(in);
+  try {
+    kernels::gated_delta_rule_prefill<Bf16, float>(in, nullptr);
+  } catch (const kernels::ArgumentError& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+// Whoever calls with a wrong argument reads which one, what is expected and what came.
+TEST_F(GatedDeltaRulePrefillArguments, areRefusedByName) {
+  using In = kernels::GatedDeltaRulePrefill<Bf16, float>;
+  EXPECT_EQ(complaint_about([](In&) {}), "nothing");
+  EXPECT_THAT(complaint_about([](In& in) { in.tokens.k = cut(in.tokens.k, 0, 1); }),
+              ::testing::HasSubstr("q is expected to be [T, H, K] = [1, 2, 128]; got ["));
+  EXPECT_THAT(complaint_about([](In& in) { in.out = cut(in.out, 0, 1); }),
+              ::testing::HasSubstr("out is expected to be [T, HV, V]"));
+  EXPECT_THAT(complaint_about([](In& in) { in.dt_bias = {}; }),
+              ::testing::HasSubstr("A_log and dt_bias is expected to be both given, or neither"));
+  EXPECT_THAT(complaint_about([](In& in) { in.workspace.reset(); }),
+              ::testing::HasSubstr("workspace is expected to be of "));
+  EXPECT_THAT(complaint_about([](In& in) { in.boundary_states = in.state; }),
+              ::testing::HasSubstr("boundary_every is expected to be a count of tokens; got 0"));
+}
+
+}  // namespace
+}  // namespace lockstep
