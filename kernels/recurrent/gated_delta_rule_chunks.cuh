@@ -297,46 +297,102 @@ struct Preparation {
     return p.rows.rows <= kKnownRows ? firsts[row] : first_entry(row, p.range(row).begin);
   }
 
-  __device__ void run() {
-    const int own = static_cast<int>(blockIdx.x) + group * static_cast<int>(gridDim.x);
-    const int step = kGroups * static_cast<int>(gridDim.x);
+  /// A chunk of a value head.
+  struct Task {
+    int number, entry = 0, head = 0, token = 0, size = 0;
+  };
+  /// The first task from `number` on, in the group's steps, that there is; number < 0: none.
+  __device__ Task find(int number) const {
     const int count = p.entry_count * p.heads;
-    std::uint32_t uses = 0, tails = 0;
-    for (int task = own; task < count; task += step) {
-      const int entry = task / p.heads, head = task - entry * p.heads;
+    for (; number < count; number += kGroups * static_cast<int>(gridDim.x)) {
+      Task task{number};
+      task.entry = number / p.heads;
+      task.head = number - task.entry * p.heads;
       int row = 0;  // the last one whose first entry is not behind this one
       for (int above = p.rows.rows; above - row > 1;) {
         const int middle = (row + above) / 2;
-        (first(middle) <= entry ? row : above) = middle;
+        (first(middle) <= task.entry ? row : above) = middle;
       }
       row = uniform(row);
       const TokenRange tokens = p.range(row);
-      const int chunk = entry - first_entry(row, tokens.begin);
+      const int chunk = task.entry - first_entry(row, tokens.begin);
       if (chunk < 0 || chunk >= chunks_of(p, row, tokens.size)) continue;
-      const int size = size_of_chunk(tokens.size, chunk);
-      prepare(entry, head, tokens.begin + chunk * kChunk, size, uses++ & 1, tails & 1);
-      tails += size < kChunk;
+      task.token = tokens.begin + chunk * kChunk;
+      task.size = size_of_chunk(tokens.size, chunk);
+      return task;
+    }
+    return {-1};
+  }
+
+  /// The gates of a chunk as they lie in memory: asked for, and not yet waited for. Lane i has the
+  /// tokens 2 i and 2 i + 1.
+  struct RawGates {
+    unsigned g[2], beta[2], A_log, dt_bias;
+  };
+  __device__ RawGates fetch(const Task& task) const {
+    RawGates raw{};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = task.token + min(2 * lane + i, task.size - 1);
+      raw.g[i] = bits_at(p.g, token, task.head);
+      raw.beta[i] = bits_at(p.beta, token, task.head);
+    }
+    if (p.A_log) {
+      raw.A_log = bits_at(p.A_log, task.head);
+      raw.dt_bias = bits_at(p.dt_bias, task.head);
+    }
+    return raw;
+  }
+
+  __device__ void run() {
+    std::uint32_t uses = 0, tails = 0;
+    RawGates raw{};
+    Task next = find(static_cast<int>(blockIdx.x) + group * static_cast<int>(gridDim.x));
+    if (next.number >= 0 && warp == 1) raw = fetch(next);
+    while (next.number >= 0) {
+      const Task task = next;
+      start(task, tails & 1);
+      next = find(task.number + kGroups * static_cast<int>(gridDim.x));
+      prepare(task, next, raw, uses++ & 1);
+      tails += task.size < kChunk;
     }
   }
 
-  __device__ void prepare(int entry, int head, int token, int size, std::uint32_t parity,
-                          std::uint32_t tail_parity) {
+  /// Asks for K and Q.
+  __device__ void start(const Task& task, std::uint32_t tail_parity) const {
     if (lane == 0) wait_for_reads<0>();  // of what the last chunk left
     sync();
-    const std::uint32_t k = uniform_address(shared_address(m.k)), q = k + 2 * kTile;
     if (warp == 0 && lane == 0) {
+      const std::uint32_t k = shared_address(m.k), q = k + 2 * kTile;
       const std::uint32_t full = shared_address(&m.full);
-      const std::uint32_t loaded = size == kChunk ? full : shared_address(&m.tail);
-      const int h = p.value_heads_per_key_head.of(head);
+      const std::uint32_t loaded = task.size == kChunk ? full : shared_address(&m.tail);
+      const int h = p.value_heads_per_key_head.of(task.head);
       barrier_expect(loaded, 4 * kTile);
       for (int half = 0; half < 2; ++half) {
-        load_tile(k + half * kTile, maps.k, half * kTileColumns, h, token, loaded);
-        load_tile(q + half * kTile, maps.q, half * kTileColumns, h, token, loaded);
+        load_tile(k + half * kTile, maps.k, half * kTileColumns, h, task.token, loaded);
+        load_tile(q + half * kTile, maps.q, half * kTileColumns, h, task.token, loaded);
       }
-      if (size < kChunk) zero_rows(k, 2, size, loaded, tail_parity, full);
+      if (task.size < kChunk) zero_rows(k, 2, task.size, loaded, tail_parity, full);
     }
     __syncwarp();
-    if (warp == 1) compute_gates(head, token, size);
+  }
+
+  __device__ void prepare(const Task& task, const Task& next, RawGates& raw,
+                          std::uint32_t parity) const {
+    const std::uint32_t k = uniform_address(shared_address(m.k)), q = k + 2 * kTile;
+    const int entry = task.entry, head = task.head;
+    if (next.number >= 0 && warp == 2 && lane == 0) {
+      const int h = p.value_heads_per_key_head.of(next.head);
+      for (int half = 0; half < 2; ++half) {
+        prefetch_tile(maps.k, half * kTileColumns, h, next.token);
+        prefetch_tile(maps.q, half * kTileColumns, h, next.token);
+      }
+    }
+    __syncwarp();
+    if (warp == 1) {
+      compute_gates(raw, task.size);
+      if (next.number >= 0) raw = fetch(next);
+    }
     Entry& to = reinterpret_cast<Entry*>(p.entries)[std::int64_t{entry} * p.heads + head];
     {
       float kk[32], qk[32];
@@ -390,24 +446,22 @@ struct Preparation {
     }
   }
 
-  /// G (in units of log2, summed up within the chunk) and beta. A warp; lane i has the tokens 2 i
-  /// and 2 i + 1.
-  __device__ void compute_gates(int head, int token, int size) const {
-    const float A = p.A_log ? -expf(at(p.A_log, head)) : 0.0f;
-    const float bias = p.A_log ? at(p.dt_bias, head) : 0.0f;
+  /// G (in units of log2, summed up within the chunk) and beta. A warp.
+  __device__ void compute_gates(const RawGates& raw, int size) const {
+    const float A = -expf(value_of(raw.A_log, p.A_log.format));
+    const float bias = value_of(raw.dt_bias, p.dt_bias.format);
     float decay[2], strength[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      decay[i] = strength[i] = 0.0f;
-      if (2 * lane + i >= size) continue;
-      decay[i] = at(p.g, token + 2 * lane + i, head);
-      strength[i] = at(p.beta, token + 2 * lane + i, head);
+      decay[i] = value_of(raw.g[i], p.g.format);
+      strength[i] = value_of(raw.beta[i], p.beta.format);
       if (p.A_log) {
         decay[i] = A * softplus_in_log2(decay[i] + bias);
         strength[i] = __fdividef(1.0f, 1.0f + exp2_fast(-kLog2e * strength[i]));
       } else {
         decay[i] *= kLog2e;
       }
+      if (2 * lane + i >= size) decay[i] = strength[i] = 0.0f;
     }
     float sum = decay[0] + decay[1];
 #pragma unroll
@@ -739,6 +793,7 @@ struct Chain {
   float y[32];                  ///< of the chunk that has begun
   std::uint32_t v[4][4];        ///< likewise
   std::uint32_t decayed[4][4];  ///< operand of products that run
+  float2 factors[8];            ///< exp(G) / |k| of the chunk that has begun
 
   /// Calls f(offset, first element, second one) for the lane's elements of a state.
   template <class F>
@@ -862,7 +917,11 @@ struct Chain {
       load_transposed(
           v[k], stage + 2 * kTile +
                     tile_offset(16 * k + lane % 8 + (lane / 16) * 8, warp * 2 + lane / 8 % 2));
-    const float decay = b.m.scales[use.slot].decay;
+    const Entry::ForChain& scales = b.m.scales[use.slot];
+    const float decay = scales.decay;
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      factors[i] = *reinterpret_cast<const float2*>(scales.y + 8 * i + 2 * (lane % 4));
 #pragma unroll
     for (auto& half : s)
 #pragma unroll
@@ -882,8 +941,7 @@ struct Chain {
     for (int k = 0; k < 4; ++k)
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
-        const float2 x = unpack<Bf16>(v[k][m]);
-        const float2 f = *reinterpret_cast<const float2*>(scales.y + 16 * k + m / 2 * 8 + two);
+        const float2 x = unpack<Bf16>(v[k][m]), f = factors[2 * k + m / 2];
         v[k][m] =
             pack<Bf16>(fmaf(-f.x, y[8 * k + 2 * m], x.x), fmaf(-f.y, y[8 * k + 2 * m + 1], x.y));
       }
@@ -897,7 +955,6 @@ struct Chain {
     for (int k = 0; k < 4; ++k)
       Product<Bf16, 64, false>::of(vn, v[k], matrix(stage + 3 * kTile + k * 32, 16, 1024), k > 0);
     commit_products();
-    float2 factors[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       factors[i] = *reinterpret_cast<const float2*>(scales.w + 8 * i + two);
