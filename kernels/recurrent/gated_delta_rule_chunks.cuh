@@ -710,7 +710,7 @@ struct ChainMemory {
   char out[kCopies][kTile];
   Entry::ForChain scales[kStages];
   Entry::ForOutputs norms[kCopies];
-  std::uint64_t full[kStages], empty[kStages], tail;
+  std::uint64_t full[kStages], empty[kStages], tail[kStages];
   std::uint64_t q_full[kCopies], q_empty[kCopies], s_full[kCopies], s_empty[kCopies];
   std::uint64_t vn_full[kCopies], vn_empty[kCopies];
   std::uint16_t order[kKnownRows];
@@ -718,6 +718,9 @@ struct ChainMemory {
 constexpr int kChainBytes = int{sizeof(ChainMemory)} + 1024;
 static_assert(kChainBytes <= 232448, "a block has 227 KiB");
 
+/// kShared: the two blocks of a cluster have the two halves of the same value head. Each loads one
+/// half of what both need, to both.
+template <bool kShared>
 struct Block {
   const Parameters& p;
   const Maps& maps;
@@ -726,6 +729,32 @@ struct Block {
   std::uint32_t base;  ///< the memory's address in shared memory
 
   __device__ std::uint32_t barrier(const std::uint64_t& x) const { return shared_address(&x); }
+  /// Halves of 8 KiB or more: of a matrix of 128 columns, or of a tile.
+  __device__ void load_matrix(std::uint32_t to, const CUtensorMap& map, int head, int token,
+                              std::uint32_t full) const {
+    if constexpr (kShared) {
+      const int half = rank_in_cluster();
+      load_tile_in_both(to + half * kTile, map, half * kTileColumns, head, token, full);
+    } else {
+      load_tile(to, map, 0, head, token, full);
+      load_tile(to + kTile, map, kTileColumns, head, token, full);
+    }
+  }
+  __device__ void load_prepared(std::uint32_t to, const char* from, std::uint32_t full) const {
+    if constexpr (kShared) {
+      const int half = rank_in_cluster() * (kTile / 2);
+      load_bytes_in_both(to + half, from + half, kTile / 2, full);
+    } else {
+      load_bytes(to, from, kTile, full);
+    }
+  }
+  /// What the loads of both blocks fill is free, as far as this block's warpgroup is concerned. All
+  /// of its lanes say so.
+  __device__ void release(const std::uint64_t& empty) const {
+    barrier_arrive(barrier(empty));
+    if (kShared && lane_of_warp() == 0) remote_arrive(barrier(empty), rank_in_cluster() ^ 1);
+  }
+  static constexpr int kReleases = kWarpgroup + (kShared ? 4 : 0);
   /// The entry of a chunk, once it is there. `reader`: 0 the chain, 1 the outputs.
   __device__ const Entry& entry(const Piece& piece, int chunk, int reader) const {
     const std::int64_t number = std::int64_t{piece.entry + chunk} * p.heads + piece.head;
@@ -741,32 +770,34 @@ struct Block {
 };
 
 /// Loads K, V and T. One lane of a warp.
-__device__ inline void load_for_chain(const Block& b) {
-  std::uint32_t tails = 0;
+template <bool kShared>
+__device__ void load_for_chain(const Block<kShared>& b) {
+  std::uint32_t tails = 0;  // a bit per stage: the parity of its next tail
   b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
     if (lane_of_warp() != 0) return;
     const Use use = use_of<kStages>(n);
     ChainMemory::Stage& stage = b.m.stages[use.slot];
     const int size = size_of_chunk(piece.tokens.size, chunk);
     const std::uint32_t full = b.barrier(b.m.full[use.slot]), k = shared_address(stage.k);
-    const std::uint32_t loaded = size == kChunk ? full : b.barrier(b.m.tail);
+    const std::uint32_t loaded = size == kChunk ? full : b.barrier(b.m.tail[use.slot]);
     const int h = b.p.value_heads_per_key_head.of(piece.head);
     const int token = piece.tokens.begin + chunk * kChunk;
     barrier_wait(b.barrier(b.m.empty[use.slot]), use.parity ^ 1);
     barrier_expect(loaded, 4 * kTile + int{sizeof(Entry::ForChain)});
-    load_tile(k, b.maps.k, 0, h, token, loaded);
-    load_tile(k + kTile, b.maps.k, kTileColumns, h, token, loaded);
+    b.load_matrix(k, b.maps.k, h, token, loaded);
     load_tile(k + 2 * kTile, b.maps.v, piece.part * kPart, piece.head, token, loaded);
     const Entry& entry = b.entry(piece, chunk, 0);
-    load_bytes(k + 3 * kTile, entry.t, kTile, loaded);
+    b.load_prepared(k + 3 * kTile, entry.t, loaded);
     load_bytes(shared_address(&b.m.scales[use.slot]), &entry.chain, sizeof(Entry::ForChain),
                loaded);
-    if (size < kChunk) zero_rows(k, 3, size, loaded, tails++ & 1, full);
+    if (size < kChunk) zero_rows(k, 3, size, loaded, tails >> use.slot & 1, full);
+    if (size < kChunk) tails ^= 1u << use.slot;
   });
 }
 
 /// Loads Q and P. One lane of a warp.
-__device__ inline void load_for_outputs(const Block& b) {
+template <bool kShared>
+__device__ void load_for_outputs(const Block<kShared>& b) {
   b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
     if (lane_of_warp() != 0) return;
     const Use use = use_of<kCopies>(n);
@@ -776,18 +807,18 @@ __device__ inline void load_for_outputs(const Block& b) {
     const int token = piece.tokens.begin + chunk * kChunk;
     barrier_wait(b.barrier(b.m.q_empty[use.slot]), use.parity ^ 1);
     barrier_expect(full, 3 * kTile + int{sizeof(Entry::ForOutputs)});
-    load_tile(q, b.maps.q, 0, h, token, full);
-    load_tile(q + kTile, b.maps.q, kTileColumns, h, token, full);
+    b.load_matrix(q, b.maps.q, h, token, full);
     const Entry& entry = b.entry(piece, chunk, 1);
-    load_bytes(q + 2 * kTile, entry.p, kTile, full);
+    b.load_prepared(q + 2 * kTile, entry.p, full);
     load_bytes(shared_address(&b.m.norms[use.slot]), &entry.outputs, sizeof(Entry::ForOutputs),
                full);
   });
 }
 
 /// The chain of 64 rows of a state. A warpgroup.
+template <bool kShared>
 struct Chain {
-  const Block& b;
+  const Block<kShared>& b;
   int warp, lane;
   float s[2][32];               ///< columns 0 ... 63 and 64 ... 127
   float y[32];                  ///< of the chunk that has begun
@@ -866,7 +897,7 @@ struct Chain {
 
   /// K, V and T of the n-th chunk have been used.
   __device__ void release(int n) const {
-    if (lane == 0) barrier_arrive(b.barrier(b.m.empty[use_of<kStages>(n).slot]));
+    b.release(b.m.empty[use_of<kStages>(n).slot]);
   }
 
   /// What a chunk needs of the state before it, while the last products of the chunk before may
@@ -994,8 +1025,9 @@ struct Chain {
 };
 
 /// Outputs of every other chunk. A warpgroup.
+template <bool kShared>
 struct Outputs {
-  const Block& b;
+  const Block<kShared>& b;
   int own, warp, lane;
 
   __device__ void sync() const { sync_threads_of(1 + own, kWarpgroup); }
@@ -1047,11 +1079,8 @@ struct Outputs {
     sync();  // the tile of outputs is free
     wait_for_products<0>();
     pin(o);
-    __syncwarp();
-    if (lane == 0) {
-      barrier_arrive(b.barrier(b.m.q_empty[own]));
-      barrier_arrive(b.barrier(b.m.vn_empty[own]));
-    }
+    b.release(b.m.q_empty[own]);
+    if (lane == 0) barrier_arrive(b.barrier(b.m.vn_empty[own]));
     scale(o, norm);
     store(o, piece, chunk);
   }
@@ -1106,6 +1135,7 @@ __device__ inline void zero_unused_outputs(const Parameters& p) {
   zero({end, p.rows.tokens - end});
 }
 
+template <bool kShared>
 __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 1)
     chain_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Parameters p) {
   extern __shared__ char raw[];
@@ -1113,13 +1143,15 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 
   ChainMemory& m = *reinterpret_cast<ChainMemory*>(raw + (base - shared_address(raw)));
   const int role = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32 % 4), lane = lane_of_warp();
+  using Block = Block<kShared>;
   const Block b{p, maps, {p, m.order, p.V / kPart}, m, base};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
-      barrier_init(b.barrier(m.full[i]), 1), barrier_init(b.barrier(m.empty[i]), 4);
-    barrier_init(b.barrier(m.tail), 1);
+      barrier_init(b.barrier(m.full[i]), 1), barrier_init(b.barrier(m.tail[i]), 1),
+          barrier_init(b.barrier(m.empty[i]), Block::kReleases);
     for (int i = 0; i < kCopies; ++i) {
-      barrier_init(b.barrier(m.q_full[i]), 1), barrier_init(b.barrier(m.q_empty[i]), 4);
+      barrier_init(b.barrier(m.q_full[i]), 1);
+      barrier_init(b.barrier(m.q_empty[i]), Block::kReleases);
       barrier_init(b.barrier(m.s_full[i]), kWarpgroup), barrier_init(b.barrier(m.s_empty[i]), 4);
       barrier_init(b.barrier(m.vn_full[i]), kWarpgroup), barrier_init(b.barrier(m.vn_empty[i]), 4);
     }
@@ -1127,7 +1159,10 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 
   }
   if (!p.counters) wait_for_earlier_launch();  // otherwise that which prepares has waited
   Work::sort(p, m.order, reinterpret_cast<int*>(m.stages));
-  __syncthreads();
+  if (kShared)
+    sync_cluster();  // the neighbour's barriers are there
+  else
+    __syncthreads();
   if (role == 0) {
     give_registers<40>();
     if (warp == 0) load_for_chain(b);
@@ -1135,11 +1170,13 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 
     if (warp == 2) zero_unused_outputs(p);
   } else if (role == 1) {
     take_registers<232>();
-    Chain{b, warp, lane}.run();
+    Chain<kShared>{b, warp, lane}.run();
   } else {
     give_registers<112>();
-    Outputs{b, role - 2, warp, lane}.run();
+    Outputs<kShared>{b, role - 2, warp, lane}.run();
   }
+  __syncwarp();
+  if (kShared) sync_cluster();  // the neighbour may still write here
   // Whoever waits for this launch waits for the one before it too.
   if (p.counters) wait_for_earlier_launch();
 }

@@ -166,7 +166,8 @@ void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStre
   constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
   static const cudaError_t allowed[] = {
       cudaFuncSetAttribute(prepare_kernel, kAttribute, kPrepareBytes),
-      cudaFuncSetAttribute(chain_kernel, kAttribute, kChainBytes)};
+      cudaFuncSetAttribute(chain_kernel<false>, kAttribute, kChainBytes),
+      cudaFuncSetAttribute(chain_kernel<true>, kAttribute, kChainBytes)};
   for (const cudaError_t status : allowed) check_cuda(status, kName);
   const std::int64_t pieces = std::int64_t{p.rows.rows} * p.heads * (p.V / kPart);
   const std::int64_t tasks = (std::int64_t{p.entry_count} * p.heads + kGroups - 1) / kGroups;
@@ -178,8 +179,10 @@ void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStre
   const std::int64_t others = std::min(processors - (p.counters ? chains : 0), clusters_for(tasks));
   launch(kName, prepare_kernel, dim3(static_cast<unsigned>(kNeighbours * others)), dim3(kThreads),
          kPrepareBytes, stream, true, maps, p);
-  launch(kName, chain_kernel, dim3(static_cast<unsigned>(kNeighbours * chains)), dim3(kThreads),
-         kChainBytes, stream, true, maps, p);
+  const bool shared = p.V / kPart % kNeighbours == 0;
+  launch(kName, shared ? chain_kernel<true> : chain_kernel<false>,
+         dim3(static_cast<unsigned>(kNeighbours * chains)), dim3(kThreads), kChainBytes, stream,
+         true, maps, p);
 }
 
 /// How the workspace is divided.
