@@ -9,8 +9,8 @@
 
 #include <cudaTypedefs.h>  // types alone: the driver's function is looked up when it is needed
 
-#include "kernels/base/fast_math.cuh"
 #include "kernels/base/device.cuh"
+#include "kernels/base/fast_math.cuh"
 
 namespace lockstep::kernels::hopper {
 

@@ -34,7 +34,8 @@ struct PrefillRows {
   __device__ int length(int row) const {
     if (slots.starts) return slots.range(row).size;
     if (padded_size == 0) return slots.tokens;
-    return lengths ? min(max(lengths[RowSlots::wide(row, lengths_stride)], 0), padded_size) : padded_size;
+    return lengths ? min(max(lengths[RowSlots::wide(row, lengths_stride)], 0), padded_size)
+                   : padded_size;
   }
   __device__ PrefillRow row(int row) const {
     PrefillRow found{};
@@ -48,7 +49,8 @@ struct PrefillRows {
     found.source = found.target = kNowhere;
     if (!has_states || slots.rows == 0) return found;
     found.source = slots.source(row);
-    const bool resumes = !has_initial_state || has_initial_state[RowSlots::wide(row, has_initial_stride)];
+    const bool resumes =
+        !has_initial_state || has_initial_state[RowSlots::wide(row, has_initial_stride)];
     if (found.source == kNowhere)
       found.size = 0;
     else if (found.size > 0 || !resumes)  // the state of an empty row stays as it is

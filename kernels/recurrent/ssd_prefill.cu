@@ -886,8 +886,7 @@ constexpr bool has_chunks(std::int64_t N) {
 template <class T, class S>
 const char* no_chunks(const SsdPrefill<T, S>& in) {
   if (!std::is_same_v<T, Bf16>) return "activations in bfloat16";
-  if (!has_chunks(in.B.extent(2)))
-    return "N = 128, or 64 in a build with LOCKSTEP_ALL_SHAPES";
+  if (!has_chunks(in.B.extent(2))) return "N = 128, or 64 in a build with LOCKSTEP_ALL_SHAPES";
   if (in.x.extent(2) % 8 != 0) return "P a multiple of 8";
   if (!can_be_mapped(in.x) || !can_be_mapped(in.B) || !can_be_mapped(in.C) ||
       !can_be_mapped(in.out) || (in.z && !can_be_mapped(*in.z)))
