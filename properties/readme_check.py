@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,7 +35,8 @@ NOT_RUN = {
     "--device cuda": "needs a GPU",
     ".ci/bare_machine": "makes a whole machine",
 }
-EXITS = {"replay .*--defect": 10, "explore .*--defect": 10, "gdn_no_scale": 10}  # pattern of the command: its exit status
+# Pattern of a command, and its exit status.
+EXITS = {"(replay|explore|shrink) .*--defect": 10, "gdn_no_scale": 11}
 SHORTER = {"--time 60s": "--time 2s"}
 
 
@@ -106,6 +108,7 @@ def complaint(command, shown, folder, port):
     command = command.replace("http://localhost:30000", f"http://localhost:{port}")
     for long, short in SHORTER.items():
         command = command.replace(long, short)
+    shutil.rmtree(folder / "findings", ignore_errors=True)  # a search also replays what earlier ones have found
     done = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=300,
                           stdin=subprocess.DEVNULL)
     wanted = next((status for pattern, status in EXITS.items() if re.search(pattern, command)), 0)
