@@ -62,8 +62,8 @@ void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
   if (outcome.decisions)
     line += fmt::format(" decision_digest={:016x}", outcome.decisions->decision_digest);
   if (run.subject_count() != 0) line += fmt::format(" hit_tokens={}", run.totals(0).hit_tokens);
-  print("{}\n", line);
   print_run_lines(request, outcome);
+  print("{}\n", line);  // a run ends with its digest
 }
 
 std::string decisions_text(const ReplayOutcome& outcome) {

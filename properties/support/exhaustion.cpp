@@ -17,6 +17,9 @@ namespace {
 
 using namespace cache_sim;
 
+/// Larger pools are not filled: one prompt takes all of the KV, and each slot is an operation.
+constexpr std::int64_t kMostExhausted = std::int64_t{1} << 20;
+
 Step step_of(const std::string& line) {
   const Result<Line> parsed = parse_line(line);
   require(parsed.has_value(), "a test's line is one");
@@ -124,7 +127,9 @@ Recording recorded(const std::string& file) {
   recording.options = outcome->run->options();
   recording.options.watch = nullptr;
   recording.options.skip_illegal = true;
-  if (recording.options.subjects.size() != 2 || recording.options.config.ranks != 1)
+  const Config& config = recording.options.config;
+  if (recording.options.subjects.size() != 2 || config.ranks != 1 ||
+      config.kv_tokens > kMostExhausted || config.state_slots > kMostExhausted)
     recording.operations.clear();
   return recording;
 }
