@@ -117,8 +117,12 @@ def join(logs):
 
 def commit_of(root):
     """The commit of the tree: git's, or what LOCKSTEP_COMMIT says of a copy without git."""
+    if named := os.environ.get("LOCKSTEP_COMMIT"):
+        return named
+    if not shutil.which("git"):
+        return "unknown"
     git = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True)
-    return os.environ.get("LOCKSTEP_COMMIT") or git.stdout.strip() or "unknown"
+    return git.stdout.strip() or "unknown"
 
 
 def measured(root):
