@@ -14,8 +14,8 @@ SHOWN = 6  # names per reason
 
 
 def reason(text):
-    """What GTEST_SKIP printed: the text behind the line that ends with `Skipped`, on one line."""
-    found = re.search(r": Skipped\n(.*?)(?:\n\n|\n\[|\Z)", text or "", re.S)
+    """On one line what GTEST_SKIP printed behind a line that ends with `Skipped`, or a script behind `skipped:`."""
+    found = re.search(r"(?:: Skipped\n|^skipped: )(.*?)(?:\n\n|\n\[|\Z)", text or "", re.S)
     return " ".join(found[1].split()) if found and found[1].strip() else "no reason given"
 
 
