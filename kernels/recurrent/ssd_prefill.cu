@@ -5,7 +5,7 @@
 // state never leaves the registers of a warpgroup but as the bf16 copy that the outputs multiply.
 //
 //   grid   persistent: as many blocks as the GPU has processors, or a whole number for each head
-//   block  5 warpgroups (4 where N = 256): one that feeds, one with the state, others with outputs
+//   block  5 warpgroups: one that feeds, one with the state, three with outputs
 //
 //   feeding   warp 0  B, C [64, N] and x [64, 64] of a chunk, by tensor copies, kStages ahead
 //             warps 1 and 2, in turns: d_t, the sums a_t of A d_t within the chunk, and what
@@ -89,13 +89,13 @@ struct ChunkScalars {
 template <int N, bool kGated>
 struct Plan {
   static constexpr int kTiles = N / kTileColumns;  ///< of B, of C, of the state's copy
-  static constexpr int kOutputGroups = N == 256 ? 2 : 3;
-  static constexpr int kStages = N == 256 ? 2 : 4;
+  static constexpr int kOutputGroups = 3;
+  static constexpr int kStages = 4;
   static constexpr int kScalarWarps = 2;  ///< that take chunks in turns
   static constexpr int kThreads = (2 + kOutputGroups) * kWarpgroup;
-  static constexpr int kFeedRegisters = N == 256 ? 24 : 32;
-  static constexpr int kStateRegisters = N == 256 ? 168 : 112;
-  static constexpr int kOutputRegisters = N == 256 ? 160 : 112;
+  static constexpr int kFeedRegisters = 32;
+  static constexpr int kStateRegisters = 112;
+  static constexpr int kOutputRegisters = 112;
 
   static constexpr int kC = kTiles * kTileBytes;  ///< within a stage, behind B
   static constexpr int kX = 2 * kC;
@@ -150,7 +150,7 @@ class Block {
     for_each_item([&](const Item& item) {
       for (int c = 0; c < item.chunks; ++c, step.next()) {
         again = again || step.parity != 0;
-        if (again) sync_threads_of(read_barrier(step.stage), kReadThreads);
+        if (again) sync_threads_of(read_barrier(step.stage, kTiles), kReadThreads);
         if (!leads) continue;
         barrier_wait(used(step.stage), step.parity ^ 1);
         const std::uint32_t to = stage(step.stage);
@@ -236,7 +236,7 @@ class Block {
         const unsigned even = __ballot_sync(0xffffffffu, d[0] < 0.0f);
         const unsigned odd = __ballot_sync(0xffffffffu, d[1] < 0.0f);
 
-        if (again) sync_threads_of(read_barrier(step.stage), kReadThreads);
+        if (again) sync_threads_of(read_barrier(step.stage, kScalars), kReadThreads);
         ChunkScalars& to = scalars(step.stage);
         const auto put = [&](float(&array)[kChunk], float first, float second) {
           *reinterpret_cast<float2*>(array + 2 * lane) = make_float2(first, second);
@@ -266,7 +266,7 @@ class Block {
       for (int c = 0; c < item.chunks; ++c, step.next()) {
         barrier_wait(loaded(step.stage), step.parity);
         const float decay = scalars(step.stage).decay;
-        arrive_at(read_barrier(step.stage), kReadThreads);
+        arrive_as_reader(step.stage);
         copy_state(S, step, warp, lane);
         publish_to_async();
         arrive_of_warp(copied(step.stage), lane);
@@ -367,7 +367,7 @@ class Block {
             const auto of = [&](int i) { return i < p_.all.P ? at(p_.all.D, item.head, i) : 0.0f; };
             return make_float2(of(item.p + p), of(item.p + p + 1));
           });
-        arrive_at(read_barrier(step.stage), kReadThreads);
+        arrive_as_reader(step.stage);
         pin(O);
         pin(scores);
         start_products();
@@ -407,10 +407,17 @@ class Block {
     if (lane == 0) barrier_arrive(barrier);
   }
   /// What ordinary loads read of a stage has been read, by the state's threads and by those of the
-  /// outputs. The warps that fill the stage wait for it; products are the business of used().
-  static constexpr int kReadThreads = 2 * kWarpgroup + 2 * 32;
-  __device__ static int read_barrier(int s) {
-    return 2 + s;
+  /// outputs. The warp that fills the stage with tiles waits for it, and the one that fills it with
+  /// scalars, each at a barrier of its own: bar.sync wants all that wait together to wait at the
+  /// same instruction. Products are the business of used().
+  enum Filling { kTiles, kScalars };
+  static constexpr int kReadThreads = 2 * kWarpgroup + 32;
+  __device__ static int read_barrier(int s, Filling filling) {
+    return 1 + 2 * s + filling;
+  }
+  __device__ static void arrive_as_reader(int s) {
+    arrive_at(read_barrier(s, kTiles), kReadThreads);
+    arrive_at(read_barrier(s, kScalars), kReadThreads);
   }
 
   /// Where a role is in the ring of stages. Every role counts every chunk.
@@ -583,8 +590,8 @@ class Block {
   }
   /// Copies alternate, so their parity changes with every second chunk.
   __device__ static std::uint32_t copy_parity(const Step& step) {
-    static_assert(L::kStages == 2 || L::kStages == 4);
-    return L::kStages == 2 ? step.parity : step.stage / 2 & 1;
+    static_assert(L::kStages == 4);
+    return step.stage / 2 & 1;
   }
 
   /// The warp's 16 rows of a tile, as a product's thread has them: all are asked for before any is
@@ -875,11 +882,22 @@ bool pairs_aligned(const V& pool) {
          pool.stride(1) % 8 == 0 && pool.stride(2) % 8 == 0;
 }
 
-constexpr bool has_chunks(std::int64_t N) {
+// N that the chunked kernel is compiled for. 256 does not fit: ptxas finds no registers for it.
+#define LOCKSTEP_SERVING_CHUNKS(X) X(128)
 #ifdef LOCKSTEP_ALL_SHAPES
-  if (N == 64) return true;
+#define LOCKSTEP_CHUNKS(X)   \
+  LOCKSTEP_SERVING_CHUNKS(X) \
+  X(64)
+#else
+#define LOCKSTEP_CHUNKS(X) LOCKSTEP_SERVING_CHUNKS(X)
 #endif
-  return N == 128;
+
+constexpr bool has_chunks(std::int64_t N) {
+#define LOCKSTEP_CASE(N_) \
+  if (N == N_) return true;
+  LOCKSTEP_CHUNKS(LOCKSTEP_CASE)
+#undef LOCKSTEP_CASE
+  return false;
 }
 
 /// Why the chunked kernel cannot take it, or nothing.
@@ -944,7 +962,7 @@ void launch_chunked(const SsdPrefill<T, S>& in, const Common& all, cudaStream_t 
   if (all.N == N_)                                               \
     return in.z ? launch_chunks<N_, true>(p, maps, grid, stream) \
                 : launch_chunks<N_, false>(p, maps, grid, stream);
-    LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
+    LOCKSTEP_CHUNKS(LOCKSTEP_CASE)
 #undef LOCKSTEP_CASE
   }
 }
