@@ -513,6 +513,15 @@ TEST(Report, whatAFileSaysIsTextAndNeverMarkup) {
   EXPECT_NO_THROW(Markup(report_junit(report.document)));
 }
 
+// A command of the page can be pasted into a shell: a word that needs quotes has them.
+TEST(Report, commandsQuoteTheWordsOfARunLine) {
+  FixtureFolder folder;
+  folder.with("page of 1", "# run: lockstep replay %s\ncheck\n");
+  const Report report = collected(folder);
+  EXPECT_EQ(report.document["traces"][0]["runs"][0]["command"],
+            "lockstep replay '" + folder.fixtures() + "/traces/page of 1.trace'");
+}
+
 // A comment can hold any bytes; JSON holds text.
 TEST(Report, bytesThatAreNoTextAreReplaced) {
   FixtureFolder folder;

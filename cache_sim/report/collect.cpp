@@ -15,6 +15,7 @@
 #include "cache_sim/report/kernels.hpp"
 #include "cache_sim/report/page.hpp"
 #include "cache_sim/report/recorded.hpp"
+#include "reference/base/shell_words.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -92,7 +93,7 @@ Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive,
   };
   std::vector<std::string> words = directive_words(directive, fixture.file);
   PlannedRun planned{.command = "lockstep"};
-  for (const std::string& word : words) planned.command += " " + word;
+  for (const std::string& word : words) planned.command += " " + shell_quoted(word);
   if (words.empty() || words.front() != "replay")
     return refuse("a report runs `lockstep replay` and nothing else");
   words.erase(words.begin());
