@@ -229,6 +229,7 @@ TEST(TokenTerms, longTextIsCutInTheMiddleAndSaysHowLongItIs) {
   EXPECT_EQ(cut.find("[1000000"), 0u) << cut;
   EXPECT_NE(cut.find("+a5 (10 tokens)"), std::string::npos) << cut;
   EXPECT_EQ(tokens.text(100), tokens.text());
+  for (const std::size_t limit : {1, 2, 3, 4, 5}) EXPECT_EQ(tokens.text(limit), "… (10 tokens)");
 }
 
 TEST(TokenTerms, malformedOnesAreNamed) {

@@ -494,7 +494,7 @@ std::string Tokens::text(std::size_t limit) const {
     at = stop;
   }
   if (limit != 0 && out.size() > limit) {
-    const std::size_t keep = limit / 2 - 2;
+    const std::size_t keep = limit / 2 - std::min<std::size_t>(limit / 2, 2);
     out = fmt::format("{}…{} ({} tokens)", out.substr(0, keep), out.substr(out.size() - keep),
                       size());
   }
