@@ -349,7 +349,7 @@ ExploreOptions beside_radix(const std::string& child, std::int64_t traces) {
   ExploreOptions options;
   options.run.subjects = {"oracle:radix", child};
   // The example never evicts.
-  EXPECT_TRUE(options.run.config.set_all("kv_tokens=1048576,overlap=0", &options.run.fixed));
+  EXPECT_TRUE(options.run.config.set_all("kv_tokens=1048576", &options.run.fixed));
   options.traces = traces;
   return options;
 }
