@@ -179,6 +179,7 @@ TEST(Judge, aCandidateMayDieOrFallSilent) {
   const ProgramRun died = judged(kDelta, "gdn_dies", {"--case", "packed-rows"});
   EXPECT_EQ(died.status, 11);
   EXPECT_THAT(died.out, HasSubstr("packed-rows: subject-died: it ended: signal 6"));
+  EXPECT_THAT(died.out, HasSubstr("\n3 cases: 1 finding\n")) << "the others have a new process";
   const ProgramRun silent =
       judged(kDelta, "gdn_hangs", {"--timeout", "1", "--case", "decode-ones"});
   EXPECT_EQ(silent.status, 11);

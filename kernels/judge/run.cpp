@@ -103,35 +103,36 @@ Result<std::unique_ptr<CandidateProcess>> CandidateProcess::start(const JudgedKe
   if (!shared) return tl::unexpected(shared.error());
   if (!script) return tl::unexpected(script.error());
   std::unique_ptr<CandidateProcess> made(
-      new CandidateProcess(operation, std::move(*shared), std::move(*script)));
-  if (auto begun = made->begin(request, with_copy_rate); !begun)
-    return tl::unexpected(begun.error());
+      new CandidateProcess(operation, request, std::move(*shared), std::move(*script)));
+  if (auto begun = made->begin(with_copy_rate); !begun) return tl::unexpected(begun.error());
   return made;
 }
 
-Result<void> CandidateProcess::begin(const JudgeRequest& request, bool with_copy_rate) {
-  candidate_ = request.candidate;
-  timeout_s_ = request.timeout_s;
-  left_ = std::chrono::seconds(std::min<std::int64_t>(timeout_s_, 1'000'000));
+Result<Json> CandidateProcess::launch(bool with_copy_rate) {
   ChildCommand command;
   const char* const given = std::getenv("LOCKSTEP_PYTHON");
   const std::string python = given != nullptr ? given : "python3";
-  if (is_library(candidate_)) {
-    command.body = [this, &request] {
-      return run_library(std::string(operation_.name), request, shared_.fd());
+  const bool library = is_library(request_.candidate);
+  if (library)
+    command.body = [this] {
+      return run_library(std::string(operation_.name), request_, shared_.fd());
     };
-  } else {
-    const auto size = static_cast<std::int64_t>(std::strlen(kChildScript));
-    if (auto room = script_.reserve(size); !room) return room;
-    script_.write(0, kChildScript, size);
+  else
     command.words = {python, fmt::format("/dev/fd/{}", script_.fd()), std::to_string(shared_.fd()),
-                     request.device, candidate_};
-  }
-  if (const int error = process_.start(command); error != 0)
-    return fail(fmt::format("{} cannot be started: {}", is_library(candidate_) ? "a child" : python,
-                            std::strerror(error)),
-                kExitEnvironment);
-  const auto machine = ask_first("machine", {{"copy_rate", with_copy_rate}});
+                     request_.device, request_.candidate};
+  if (const int error = process_.emplace().start(command); error != 0)
+    return fail(
+        fmt::format("{} cannot be started: {}", library ? "a child" : python, std::strerror(error)),
+        kExitEnvironment);
+  return ask_first("machine", {{"copy_rate", with_copy_rate}});
+}
+
+Result<void> CandidateProcess::begin(bool with_copy_rate) {
+  left_ = std::chrono::seconds(std::min<std::int64_t>(request_.timeout_s, 1'000'000));
+  const auto size = static_cast<std::int64_t>(std::strlen(kChildScript));
+  if (auto room = script_.reserve(size); !room) return room;
+  script_.write(0, kChildScript, size);
+  const auto machine = launch(with_copy_rate);
   if (!machine) return tl::unexpected(machine.error());
   machine_ = {.device = field<std::string>(*machine, "device", ""),
               .copy_gbps = field(*machine, "copy_gbps", 0.0),
@@ -152,10 +153,16 @@ Result<void> CandidateProcess::begin(const JudgeRequest& request, bool with_copy
   return {};
 }
 
+/// Another process for the cases behind the one that ended the last.
+void CandidateProcess::restart() {
+  outcome_ = Outcome::done;
+  if (!launch(false) || !ask_first("load")) outcome_ = Outcome::not_run;
+}
+
 Result<Json> CandidateProcess::ask_first(const std::string& what, Json request) {
   const std::optional<Json> answer = ask(what, std::move(request));
   if (!answer)
-    return fail(candidate_ + ": " + message_ + ", before the first case", kExitEnvironment);
+    return fail(request_.candidate + ": " + message_ + ", before the first case", kExitEnvironment);
   if (answer->contains("refused"))
     return fail(field<std::string>(*answer, "refused", ""),
                 field(*answer, "status", 0) == kExitBadInput ? kExitBadInput : kExitEnvironment);
@@ -167,7 +174,7 @@ std::optional<Json> CandidateProcess::ask(const std::string& what, Json request)
   const auto ended_with = [&](Outcome outcome, std::string message) {
     outcome_ = outcome;
     message_ = std::move(message);
-    process_.stop(std::chrono::milliseconds(0));
+    process_->stop(std::chrono::milliseconds(0));
     return std::nullopt;
   };
   const auto garbled = [&](std::string_view said) {
@@ -176,22 +183,22 @@ std::optional<Json> CandidateProcess::ask(const std::string& what, Json request)
   };
   request["do"] = what;
   request["n"] = ++number_;
-  if (const std::string_view early = process_.output(); !early.empty()) return garbled(early);
+  if (const std::string_view early = process_->output(); !early.empty()) return garbled(early);
   const auto begin = Clock::now();
-  const Exchange how = process_.exchange(request.dump() + "\n", left_);
+  const Exchange how = process_->exchange(request.dump() + "\n", left_);
   asked_for_ = Clock::now() - begin;
   left_ -= std::min(left_, std::chrono::duration_cast<std::chrono::milliseconds>(asked_for_));
   switch (how) {
     case Exchange::answered: break;
-    case Exchange::ended: return ended_with(Outcome::died, "it ended: " + process_.obituary());
+    case Exchange::ended: return ended_with(Outcome::died, "it ended: " + process_->obituary());
     case Exchange::unread:
     case Exchange::silent:
     case Exchange::unfinished:
-      return ended_with(Outcome::silent, fmt::format("no answer within {} s", timeout_s_));
+      return ended_with(Outcome::silent, fmt::format("no answer within {} s", request_.timeout_s));
     case Exchange::endless:
-    case Exchange::repeated: return garbled(process_.output());
+    case Exchange::repeated: return garbled(process_->output());
   }
-  const std::string line = process_.take_answer();
+  const std::string line = process_->take_answer();
   Json answer = Json::parse(line, nullptr, false);
   if (!answer.is_object() || field(answer, "n", std::int64_t{0}) != number_) return garbled(line);
   if (field(answer, "broken", false)) {
@@ -255,9 +262,9 @@ Runs CandidateProcess::failed(Runs runs) const {
 
 Result<CaseRuns> CandidateProcess::run(const Case& c) {
   CaseRuns runs;
+  if (outcome_ == Outcome::died || outcome_ == Outcome::raised) restart();
   if (outcome_ != Outcome::done) {
     runs.message = "was not run any more";
-    if (outcome_ == Outcome::raised) runs.message += ": " + message_;
     return runs;
   }
   const std::int64_t bytes = bytes_of(c);

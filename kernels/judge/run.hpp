@@ -36,7 +36,7 @@ enum class Outcome : std::uint8_t {
   died,
   silent,
   garbled,  ///< the process answers something else than it was asked
-  not_run,  ///< an earlier case has ended the process
+  not_run,  ///< an earlier case has used up the time, or no process could be started for it
 };
 
 struct CaseRuns {
@@ -86,7 +86,8 @@ class CandidateProcess {
                                                          bool with_copy_rate);
 
   const Machine& machine() const { return machine_; }
-  /// The case with each of kRunFills.
+  /// The case with each of kRunFills; in another process where an earlier case has ended the last
+  /// one, or has left it without a GPU.
   Result<CaseRuns> run(const Case& c);
   /// Rounds of calls over sets of inputs that take turns in other memory than before, so that
   /// nothing can be remembered and caches are cold; the results of calls are compared.
@@ -96,10 +97,17 @@ class CandidateProcess {
   using Json = nlohmann::ordered_json;
   using Seconds = std::chrono::duration<double>;
 
-  CandidateProcess(const JudgedKernel& operation, SharedMemory shared, SharedMemory script)
-      : operation_(operation), shared_(std::move(shared)), script_(std::move(script)) {}
+  CandidateProcess(const JudgedKernel& operation, JudgeRequest request, SharedMemory shared,
+                   SharedMemory script)
+      : operation_(operation),
+        request_(std::move(request)),
+        shared_(std::move(shared)),
+        script_(std::move(script)) {}
 
-  Result<void> begin(const JudgeRequest& request, bool with_copy_rate);
+  Result<void> begin(bool with_copy_rate);
+  /// Starts a process; its answer to `machine`. The candidate is not loaded yet.
+  Result<Json> launch(bool with_copy_rate);
+  void restart();
   /// The answer; nothing where none came: outcome_ and message_ say why.
   std::optional<Json> ask(const std::string& what, Json request = Json::object());
   /// Likewise of the first requests, where a refusal or silence ends everything.
@@ -115,15 +123,14 @@ class CandidateProcess {
                const TimedInput& other, TimedRuns& timed);
 
   const JudgedKernel& operation_;
+  const JudgeRequest request_;
   SharedMemory shared_, script_;
-  ChildProcess process_;
-  std::string candidate_;
+  std::optional<ChildProcess> process_;
   Machine machine_;
   std::chrono::milliseconds left_{};  ///< of the time-out
-  std::int64_t timeout_s_ = 0;
-  Seconds asked_for_{};      ///< how long the last exchange took
-  double ping_s_ = 0;        ///< an exchange without any work
-  std::int64_t number_ = 0;  ///< of the last request
+  Seconds asked_for_{};               ///< how long the last exchange took
+  double ping_s_ = 0;                 ///< an exchange without any work
+  std::int64_t number_ = 0;           ///< of the last request
   Outcome outcome_ = Outcome::done;
   std::string message_;
 };
