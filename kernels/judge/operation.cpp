@@ -182,6 +182,13 @@ std::vector<RowKind> row_kinds(const std::string& drafts) {
   };
 }
 
+std::vector<RowKind> recurrence_row_kinds() {
+  std::vector<RowKind> kinds = row_kinds("verify-table");
+  kinds.push_back({.name = "decode-to-other-slots",
+                   .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {2}, .apart = true}});
+  return kinds;
+}
+
 // --- HostRows ------------------------------------------------------------------------------------
 
 namespace {
@@ -251,6 +258,15 @@ Tensor Draw::output(std::string name, ElementType type, const Extents& extents,
           .extents = extents,
           .strides = contiguous(extents),
           .axes = std::move(axes)};
+}
+
+Tensor Draw::states(std::string name, ElementType type, const Extents& extents,
+                    std::vector<std::string> axes) {
+  Tensor states = output(std::move(name), type, extents, std::move(axes));
+  states.role = Role::state;
+  states.values.assign(static_cast<std::size_t>(states.count()),
+                       std::numeric_limits<double>::quiet_NaN());
+  return states;
 }
 
 Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values) {

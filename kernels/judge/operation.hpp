@@ -8,6 +8,7 @@
 
 #include "kernels/judge/tensor.hpp"
 #include "reference/base/judged.hpp"
+#include "reference/tensors/eigen.hpp"
 #include "reference/tensors/slots.hpp"
 
 namespace lockstep::judging {
@@ -146,7 +147,9 @@ struct RowKind {
 
 /// Every kind. Operations cross them with every layout of their states. `drafts` is what a
 /// verification by a table is called.
-std::vector<RowKind> row_kinds(const std::string& drafts = "verify-table");
+std::vector<RowKind> row_kinds(const std::string& drafts);
+/// Those of a recurrence, whose states may go to other slots than they come from.
+std::vector<RowKind> recurrence_row_kinds();
 
 /// The index arguments of a case as the references take them.
 struct HostRows {
@@ -168,6 +171,9 @@ class Draw {
   Tensor operator()(std::string name, ElementType type, const Extents& extents,
                     std::vector<std::string> axes = {});
   static Tensor output(std::string name, ElementType type, const Extents& extents,
+                       std::vector<std::string> axes);
+  /// States that the operation writes beside its pool: NaN until then.
+  static Tensor states(std::string name, ElementType type, const Extents& extents,
                        std::vector<std::string> axes);
 
  private:
@@ -199,10 +205,37 @@ std::vector<CasePlan> planned(const std::vector<std::vector<Wanted>>& parts, Mak
   return plans;
 }
 
+/// The timed cases: one with a list of slots, and one whose row i has slot i.
+template <class Wanted>
+std::vector<Wanted> listed_and_in_order(const Wanted& listed) {
+  Wanted in_order = listed;
+  in_order.name += "-in-order";
+  in_order.batch.in_order = true;
+  return {listed, in_order};
+}
+
+/// The rows of a case of an update; those of a timed case are as many as the options say.
+template <class Wanted>
+Batch rows_of(const Wanted& wanted, const CaseOptions& options) {
+  Batch batch = wanted.batch;
+  batch.seed = options.seed;
+  batch.writes = !wanted.snapshots;
+  if (wanted.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
+  return batch;
+}
+
 template <class S, std::size_t Rank>
 Array<S, Rank> array_of(const Case& from, std::string_view name) {
   const Tensor& tensor = from.tensor(name);
   return array_of<S, Rank>(tensor, tensor.values);
+}
+template <class S, std::size_t Rank>
+std::optional<Array<S, Rank>> maybe_array_of(const Case& from, std::string_view name) {
+  return from.find(name) == nullptr ? std::nullopt : std::optional(array_of<S, Rank>(from, name));
+}
+template <class S, std::size_t Rank>
+std::optional<TensorView<S, Rank>> maybe_view(std::optional<Array<S, Rank>>& array) {
+  return array ? std::optional(array->view()) : std::nullopt;
 }
 
 /// The mistakes of slots that all recurrences share: "row-slots", "first-column", "next-column".
@@ -224,6 +257,18 @@ Array<S, 4> turned_back(Array<S, 4>& turned) {
   const auto to = make_view(states.data(), Shape<4>{s[0], s[1], s[3], s[2]});
   for_each_element(turned.view(), [&](const auto& i, S& e) { to(i[0], i[1], i[3], i[2]) = e; });
   return states;
+}
+
+/// Groups [T, G, N] as so many heads see them with head h on group h % G ("group-modulo"), or each
+/// on group 0.
+template <class S>
+Array<S, 3> regrouped(const Array<S, 3>& groups, std::int64_t heads, std::string_view mistake) {
+  Array<S, 3> wide({groups.extent(0), heads, groups.extent(2)});
+  for (std::int64_t t = 0; t < groups.extent(0); ++t)
+    for (std::int64_t h = 0; h < heads; ++h)
+      mapped(at(wide.view(), t, h)) =
+          mapped(at(groups.view(), t, mistake == "group-modulo" ? h % groups.extent(1) : 0));
+  return wide;
 }
 
 /// An array's elements as an answer.

@@ -41,11 +41,8 @@ void poison_columns(Tensor& state, const Case& of, std::int64_t history) {
 }
 
 Case make(const Wanted& w, const CaseOptions& options) {
-  Batch batch = w.batch;
-  batch.seed = options.seed;
-  batch.writes = !w.snapshots;
+  Batch batch = rows_of(w, options);
   batch.one_slot_per_row = true;
-  if (w.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 191 + T * 3 + w.D)));
   Case c{.name = w.name, .timed = w.timed};
@@ -63,14 +60,9 @@ Case make(const Wanted& w, const CaseOptions& options) {
   if (w.bias) c.tensors.push_back(draw("bias", options.activations, {w.D}, {"channel"}));
   batch.describe(c);
   if (w.silu) c.scalars.push_back({"activation", std::string("silu")});
-  if (w.snapshots) {
-    Tensor snapshots =
-        draw("snapshots", options.states, {T, w.D, w.C}, {"token", "channel", "column"});
-    snapshots.role = Role::state;
-    std::fill(snapshots.values.begin(), snapshots.values.end(),
-              std::numeric_limits<double>::quiet_NaN());
-    c.tensors.push_back(std::move(snapshots));
-  }
+  if (w.snapshots)
+    c.tensors.push_back(
+        Draw::states("snapshots", options.states, {T, w.D, w.C}, {"token", "channel", "column"}));
   c.tensors.push_back(Draw::output("out", options.activations, {T, w.D}, {"token", "channel"}));
   poison_padding(c.tensors[0], c);
   poison_unread(c.tensors[1], c);
@@ -131,13 +123,6 @@ std::vector<Wanted> other_decodes() {
 const Wanted kServed{
     .name = "serving", .D = 8192, .W = 4, .C = 3, .layout = Layout::columns_first, .timed = true};
 
-std::vector<Wanted> served() {
-  Wanted in_order = kServed;
-  in_order.name = "serving-in-order";
-  in_order.batch.in_order = true;
-  return {kServed, in_order};
-}
-
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes{
@@ -165,10 +150,9 @@ struct Host {
         x(array_of<S, 2>(c, "x")),
         weight(array_of<S, 2>(c, "weight")),
         state(array_of<S, 3>(c, "conv_state")),
-        silu(c.text("activation") == "silu") {
-    if (c.find("bias") != nullptr) bias = array_of<S, 1>(c, "bias");
-    if (c.find("snapshots") != nullptr) snapshots = array_of<S, 3>(c, "snapshots");
-  }
+        bias(maybe_array_of<S, 1>(c, "bias")),
+        snapshots(maybe_array_of<S, 3>(c, "snapshots")),
+        silu(c.text("activation") == "silu") {}
 
   reference::CausalConv1dInputs<S> inputs(const Case& c, bool rounded) const {
     reference::CausalConv1dInputs<S> in{
@@ -183,9 +167,8 @@ struct Host {
   }
 
   void run(const reference::CausalConv1dInputs<S>& in, Array<S, 2>& out) {
-    std::optional<TensorView<S, 3>> shots;
-    if (snapshots) shots = snapshots->view();
-    reference::causal_conv1d_update<S>(in, state.view(), out.view(), rows.parents(), shots);
+    reference::causal_conv1d_update<S>(in, state.view(), out.view(), rows.parents(),
+                                       maybe_view(snapshots));
   }
 
   HostRows rows;
@@ -307,7 +290,7 @@ const JudgedKernel kOperation{
     .summary = "decode and verification of the short convolution: 29 cases, 15 known mistakes",
     .positional = {"x", "conv_state", "weight", "bias"},
     .default_types = "bfloat16/bfloat16",
-    .plans = planned<Wanted>({every_layout(), other_decodes(), served()}, make),
+    .plans = planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
     .row_elements = kServed.D * kServed.C,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },

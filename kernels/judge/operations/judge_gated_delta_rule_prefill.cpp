@@ -2,23 +2,22 @@
 // form. Not timed: its least time is one of products, whose rate the judge does not measure.
 #include <fmt/format.h>
 
-#include "kernels/judge/operation.hpp"
+#include "kernels/judge/operations/gated_delta.hpp"
 #include "reference/base/mix.hpp"
-#include "reference/recurrent/gated_delta_rule.hpp"
 #include "reference/tensors/yardstick.hpp"
 
 namespace lockstep::judging {
 namespace {
 
+using namespace gated_delta;
+
 constexpr std::string_view kName = "gated_delta_rule_prefill";
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-enum class Layout { v_major, k_major, strided };
-
 struct Wanted {
   std::string name{};
-  std::int64_t H, HV, K, V;
+  Shapes shapes;
   std::vector<std::int64_t> lengths{};
   std::vector<std::int64_t> padding_rows{};
   std::vector<std::int64_t> fresh_rows{};  ///< has_initial_state is false
@@ -34,18 +33,17 @@ bool among(const std::vector<std::int64_t>& rows, std::int64_t row) {
   return std::find(rows.begin(), rows.end(), row) != rows.end();
 }
 
-void add_boundaries(Case& c, Draw& draw, const Wanted& w, ElementType type) {
+void add_boundaries(Case& c, const Wanted& w, ElementType type) {
+  const auto [H, HV, K, V] = w.shapes;
   std::int64_t count = 0;
   for (const std::int64_t length : w.lengths) count += length / w.boundary_every;
-  Tensor states = draw("boundary_states", type, {count, w.HV, w.V, w.K},
-                       {"boundary", "value head", "value column", "key column"});
-  states.role = Role::state;
-  std::fill(states.values.begin(), states.values.end(), std::numeric_limits<double>::quiet_NaN());
-  c.tensors.push_back(std::move(states));
+  c.tensors.push_back(Draw::states("boundary_states", type, {count, HV, V, K},
+                                   {"boundary", "value head", "value column", "key column"}));
   c.scalars.push_back({"boundary_every", w.boundary_every});
 }
 
 Case make(const Wanted& w, const CaseOptions& options) {
+  const auto [H, HV, K, V] = w.shapes;
   const Batch batch{.lengths = w.lengths,
                     .behind = w.behind,
                     .padding_rows = w.padding_rows,
@@ -53,30 +51,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
                     .seed = options.seed};
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 61 + T)));
-  Case c{.name = w.name, .heads_per_group = w.HV / w.H};
-  const ElementType type = options.activations;
-  const ElementType gate = w.raw_gates ? type : ElementType::float32;
-  c.tensors.push_back(draw("q", type, {T, w.H, w.K}, {"token", "key head", "column"}));
-  c.tensors.push_back(draw("k", type, {T, w.H, w.K}, {"token", "key head", "column"}));
-  c.tensors.push_back(draw("v", type, {T, w.HV, w.V}, {"token", "value head", "value column"}));
-  c.tensors.push_back(draw("g", gate, {T, w.HV}, {"token", "value head"}));
-  c.tensors.push_back(draw("beta", gate, {T, w.HV}, {"token", "value head"}));
-  if (!w.raw_gates)
-    for (const std::size_t i : {3, 4})
-      for (double& x : c.tensors[i].values) x = i == 3 ? -std::abs(x) : std::abs(x);
-  c.tensors.push_back(draw("state", options.states, {slots, w.HV, w.V, w.K},
-                           {"slot", "value head", "value column", "key column"}));
-  c.tensors[5].role = Role::state;
-  if (w.layout == Layout::k_major) swap_last_two(c.tensors[5]);
-  if (w.layout == Layout::strided) {
-    spread(c.tensors[5], 0, 192);
-    for (const std::size_t i : {0, 1, 2})  // q, k and v side by side in one tensor of a token
-      c.tensors[i].strides[0] = 2 * w.H * w.K + w.HV * w.V;
-  }
-  if (w.raw_gates) {
-    c.tensors.push_back(draw("A_log", ElementType::float32, {w.HV}));
-    c.tensors.push_back(draw("dt_bias", ElementType::float32, {w.HV}));
-  }
+  Case c{.name = w.name, .heads_per_group = HV / H};
+  add_inputs(c, draw, w, T, slots, options);
   batch.describe(c);
   if (!w.fresh_rows.empty()) {
     std::vector<std::int32_t> resumes;
@@ -90,21 +66,20 @@ Case make(const Wanted& w, const CaseOptions& options) {
     slot.read = slot.read && !among(w.fresh_rows, slot.token.row);
   poison_unread(c.tensors[5], c);
   if (w.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
-  if (w.boundary_every > 0) add_boundaries(c, draw, w, options.states);
-  c.tensors.push_back(
-      Draw::output("out", type, {T, w.HV, w.V}, {"token", "value head", "value column"}));
-  c.about =
-      fmt::format("{} rows, {} tokens, H={} HV={} K={} V={}", batch.rows(), T, w.H, w.HV, w.K, w.V);
+  if (w.boundary_every > 0) add_boundaries(c, w, options.states);
+  c.tensors.push_back(Draw::output("out", options.activations, {T, HV, V},
+                                   {"token", "value head", "value column"}));
+  c.about = fmt::format("{} rows, {} tokens, H={} HV={} K={} V={}", batch.rows(), T, H, HV, K, V);
   return c;
 }
 
 std::vector<Wanted> whole_rows() {
   return {
-      {.name = "one-row", .H = 2, .HV = 4, .K = 64, .V = 64, .lengths = {130}},
-      {.name = "one-chunk", .H = 1, .HV = 2, .K = 128, .V = 64, .lengths = {64}},
-      {.name = "one-token", .H = 2, .HV = 4, .K = 128, .V = 64, .lengths = {1}},
-      {.name = "short-rows", .H = 1, .HV = 1, .K = 64, .V = 64, .lengths = {1, 2, 3}},
-      {.name = "odd-sizes", .H = 1, .HV = 3, .K = 63, .V = 65, .lengths = {67, 9}},
+      {.name = "one-row", .shapes = {2, 4, 64, 64}, .lengths = {130}},
+      {.name = "one-chunk", .shapes = {1, 2, 128, 64}, .lengths = {64}},
+      {.name = "one-token", .shapes = {2, 4, 128, 64}, .lengths = {1}},
+      {.name = "short-rows", .shapes = {1, 1, 64, 64}, .lengths = {1, 2, 3}},
+      {.name = "odd-sizes", .shapes = {1, 3, 63, 65}, .lengths = {67, 9}},
   };
 }
 
@@ -113,7 +88,7 @@ std::vector<Wanted> every_layout() {
   std::vector<Wanted> all;
   for (const auto& [suffix, layout] : std::vector<std::pair<std::string, Layout>>{
            {"", Layout::v_major}, {"-k-major", Layout::k_major}, {"-strided", Layout::strided}}) {
-    const Wanted plain{.H = 2, .HV = 4, .K = 64, .V = 64, .layout = layout};
+    const Wanted plain{.shapes = {2, 4, 64, 64}, .layout = layout};
     Wanted ragged = plain, fresh = plain, raw = plain, boundaries = plain;
     ragged.name = "ragged-rows" + suffix;
     ragged.lengths = {65, 0, 1, 63, 129, 1};
@@ -151,70 +126,23 @@ const std::vector<Mistake> kMistakes{
 };
 
 template <class S>
-struct Host {
-  Host(const Case& c, std::string_view mistake)
-      : rows(c),
-        q(array_of<S, 3>(c, "q")),
-        k(array_of<S, 3>(c, "k")),
-        v(array_of<S, 3>(c, "v")),
-        state(array_of<S, 4>(c, "state")),
-        gates{array_of<S, 2>(c, "g"), array_of<S, 2>(c, "beta")} {
-    if (c.find("A_log") != nullptr) {
-      const auto A_log = array_of<S, 1>(c, "A_log");
-      auto bias = array_of<S, 1>(c, "dt_bias");
-      if (mistake == "no-dt-bias") fill(bias.view(), S{0});
-      const Array<S, 2> a = gates.g, b = gates.beta;
-      gates = reference::gated_delta_gates<S>(a.view(), b.view(), A_log.view(),
-                                              std::as_const(bias).view());
-      if (mistake == "raw-beta") gates.beta = b;
-    }
-    if (mistake == "no-beta") fill(gates.beta.view(), S{1});
-    if (mistake == "no-decay") fill(gates.g.view(), S{0});
-    if (mistake == "group-modulo") q = regrouped(q), k = regrouped(k);
-    if (const Tensor* const flags = c.find("has_initial_state"); flags != nullptr)
-      resumes = array_of<bool, 1>(*flags, flags->values);
+struct PrefillHost : Host<S> {
+  PrefillHost(const Case& c, std::string_view mistake)
+      : Host<S>(c, mistake), resumes(maybe_array_of<bool, 1>(c, "has_initial_state")) {
     if (mistake == "fresh-rows-resume" && resumes) fill(resumes->view(), true);
     if (mistake == "from-zero")
-      resumes = Array<bool, 1>(Shape<1>{rows.starts->extent(0) - 1}, false);
+      resumes = Array<bool, 1>(Shape<1>{this->rows.starts->extent(0) - 1}, false);
   }
 
-  Array<S, 3> regrouped(const Array<S, 3>& x) const {
-    Array<S, 3> wide({x.extent(0), v.extent(1), x.extent(2)});
-    for (std::int64_t t = 0; t < x.extent(0); ++t)
-      for (std::int64_t h = 0; h < v.extent(1); ++h)
-        mapped(at(wide.view(), t, h)) = mapped(at(x.view(), t, h % x.extent(1)));
-    return wide;
-  }
-
-  reference::GatedDeltaRuleInputs<S> inputs(const Case& c, std::string_view mistake,
-                                            bool rounded) const {
-    reference::GatedDeltaRuleInputs<S> in{
-        .q = q,
-        .k = k,
-        .v = v,
-        .g = gates.g,
-        .beta = gates.beta,
-        .use_qk_l2norm = c.flag("use_qk_l2norm") && mistake != "no-l2norm",
-        .rows = {.tokens = q.extent(0),
-                 .query_start_loc = rows.query_start_loc(),
-                 .slots = rows.slots(),
-                 .storage = storage_of(c, "state", rounded)}};
-    if (rounded) {  // what a chunk kernel hands to tensor cores is of the activations' type
-      const Format type = format_of(c.tensor("q").type);
-      in.rows.storage.operand = in.rows.storage.chunk_state = type;
-      in.rows.storage.normalised_qk = type;
-    }
-    if (resumes) in.rows.has_initial_state = resumes->view();
-    const S usual = S{1} / std::sqrt(static_cast<S>(q.extent(2)));
-    if (mistake == "no-scale") in.scale = S{1};
-    if (mistake == "scale-twice") in.scale = usual * usual;
+  reference::GatedDeltaRuleInputs<S> inputs(const Case& c, bool rounded) const {
+    StoragePoints storage = storage_of(c, "state", rounded);
+    if (rounded)  // what a chunk kernel hands to tensor cores is of the activations' type
+      storage.operand = storage.chunk_state = storage.normalised_qk = format_of(c.tensor("q").type);
+    auto in = Host<S>::inputs(storage);
+    if (resumes) in.rows.has_initial_state = std::as_const(*resumes).view();
     return in;
   }
 
-  HostRows rows;
-  Array<S, 3> q, k, v;
-  Array<S, 4> state;
-  reference::GatedDeltaGates<S> gates;
   std::optional<Array<bool, 1>> resumes;
 };
 
@@ -222,23 +150,14 @@ constexpr std::int64_t kChunk = 64;
 
 /// Chunks that all start from the row's initial state, or tokens without the delta.
 template <class S>
-void run_wrong(const Case& c, Host<S>& host, const reference::GatedDeltaRuleInputs<S>& in,
+void run_wrong(const Case& c, PrefillHost<S>& host, const reference::GatedDeltaRuleInputs<S>& in,
                std::string_view mistake, Array<S, 3>& out) {
   std::map<std::pair<std::int64_t, std::int64_t>, Matrix<S>> initial;  // by row and head
   run_prefill<S>(in.rows, reference::gated_delta_detail::state_shape(in), 1, host.state.view(), {},
                  [&](const RowRange& tokens, std::int64_t h, Matrix<S>& s) {
                    const std::int64_t t = tokens.begin;
                    const CaseToken& token = c.tokens[static_cast<std::size_t>(t)];
-                   if (mistake == "no-delta") {
-                     using reference::gated_delta_detail::direction;
-                     const Vector<S> k = direction(in, in.k, t, h), v = as_vector(at(in.v, t, h));
-                     s = (s * std::exp(in.g(t, h)) + in.beta(t, h) * v * k.transpose()).eval();
-                     const Vector<S> q =
-                         direction(in, in.q, t, h) * reference::gated_delta_detail::scale_of(in);
-                     mapped(at(out.view(), t, h)) =
-                         rounded_each((s * q).eval(), in.rows.storage.output);
-                     return;
-                   }
+                   if (mistake == "no-delta") return wrong_step(mistake, in, t, h, s, out.view());
                    if (token.position == 0) initial[{token.row, h}] = s;
                    if (token.position % kChunk == 0) s = initial[{token.row, h}];
                    reference::gated_delta_detail::step(in, t, h, s, out.view());
@@ -247,16 +166,12 @@ void run_wrong(const Case& c, Host<S>& host, const reference::GatedDeltaRuleInpu
 
 template <class S>
 Answer compute(const Case& c, std::string_view mistake, bool rounded) {
-  Host<S> host(c, mistake);
-  const reference::GatedDeltaRuleInputs<S> in = host.inputs(c, mistake, rounded);
+  PrefillHost<S> host(c, mistake);
+  const reference::GatedDeltaRuleInputs<S> in = host.inputs(c, rounded);
   Array<S, 3> out(host.v.shape(), S{0});
-  std::optional<Array<S, 4>> boundary;
+  std::optional<Array<S, 4>> boundary = maybe_array_of<S, 4>(c, "boundary_states");
   std::optional<BoundaryStates<S>> states;
-  if (c.find("boundary_states") != nullptr) {
-    boundary = array_of<S, 4>(c, "boundary_states");
-    states =
-        BoundaryStates<S>{boundary->view(), static_cast<std::int64_t>(*c.number("boundary_every"))};
-  }
+  if (boundary) states = {boundary->view(), static_cast<std::int64_t>(*c.number("boundary_every"))};
   if (mistake == "no-carry" || mistake == "no-delta")
     run_wrong(c, host, in, mistake, out);
   else if (rounded)
@@ -288,8 +203,8 @@ std::vector<RowRange> chunks_of(const Case& c, std::int64_t chunk_size) {
 template <class S>
 std::map<std::string, Array<S, 4>> chunk_stages(const Case& c, std::int64_t chunk_size,
                                                 bool rounded) {
-  const Host<S> host(c, "");
-  const reference::GatedDeltaRuleInputs<S> in = host.inputs(c, "", rounded);
+  const PrefillHost<S> host(c, "");
+  const reference::GatedDeltaRuleInputs<S> in = host.inputs(c, rounded);
   const auto [T, HV, V] = host.v.shape();
   const std::int64_t K = host.q.extent(2);
   const std::vector<RowRange> chunks = chunks_of(c, chunk_size);

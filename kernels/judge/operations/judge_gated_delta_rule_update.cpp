@@ -1,23 +1,17 @@
 // The cases of gated_delta_rule_update, its definition, and the mistakes that people make with it.
-#include "reference/recurrent/gated_delta_rule.hpp"
-
 #include <fmt/format.h>
 
-#include "kernels/judge/operation.hpp"
+#include "kernels/judge/operations/gated_delta.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::judging {
 namespace {
 
+using namespace gated_delta;
+
 constexpr std::string_view kName = "gated_delta_rule_update";
 
 // --- Cases ---------------------------------------------------------------------------------------
-
-struct Shapes {
-  std::int64_t H, HV, K, V;
-};
-
-enum class Layout { v_major, k_major, strided };
 
 struct Wanted {
   std::string name;
@@ -31,67 +25,23 @@ struct Wanted {
   bool timed = false;
 };
 
-/// q, k and v side by side in one tensor of a token, as projections leave them.
-void share_rows(const std::vector<Tensor*>& parts) {
-  std::int64_t width = 0;
-  for (const Tensor* const part : parts) width += part->extents[1] * part->extents[2];
-  for (Tensor* const part : parts)
-    part->strides[0] = width;  // the other parts' elements are holes here
-}
-
-void add_gates(Case& c, Draw& draw, const Wanted& wanted, std::int64_t T, ElementType type) {
-  const std::int64_t HV = wanted.shapes.HV;
-  const std::vector<std::string> axes{"token", "value head"};
-  const ElementType gate = wanted.raw_gates ? type : ElementType::float32;
-  Tensor g = draw("g", gate, {T, HV}, axes), beta = draw("beta", gate, {T, HV}, axes);
-  if (!wanted.raw_gates) {
-    for (double& x : g.values) x = -std::abs(x);
-    for (double& x : beta.values) x = std::abs(x);
-  }
-  c.tensors.push_back(std::move(g));
-  c.tensors.push_back(std::move(beta));
-}
-
 Case make(const Wanted& wanted, const CaseOptions& options) {
   const auto [H, HV, K, V] = wanted.shapes;
-  Batch batch = wanted.batch;
-  batch.seed = options.seed;
-  batch.writes = !wanted.snapshots;
-  if (wanted.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
+  const Batch batch = rows_of(wanted, options);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   const std::uint64_t seed =
       mix64(options.seed ^ static_cast<std::uint64_t>(wanted.name.size() * 131 + T * 7 + K));
   Draw draw(seed);
   Case c{.name = wanted.name, .heads_per_group = HV / H, .timed = wanted.timed};
-  const ElementType type = options.activations;
-  c.tensors.push_back(draw("q", type, {T, H, K}, {"token", "key head", "column"}));
-  c.tensors.push_back(draw("k", type, {T, H, K}, {"token", "key head", "column"}));
-  c.tensors.push_back(draw("v", type, {T, HV, V}, {"token", "value head", "value column"}));
-  if (wanted.layout == Layout::strided) share_rows({&c.tensors[0], &c.tensors[1], &c.tensors[2]});
-  add_gates(c, draw, wanted, T, type);
-  Tensor state = draw("state", options.states, {slots, HV, V, K},
-                      {"slot", "value head", "value column", "key column"});
-  state.role = Role::state;
-  if (wanted.layout == Layout::k_major) swap_last_two(state);
-  if (wanted.layout == Layout::strided) spread(state, 0, 192);
-  c.tensors.push_back(std::move(state));
+  add_inputs(c, draw, wanted, T, slots, options);
   if (wanted.scale) c.scalars.push_back({"scale", *wanted.scale});
-  if (wanted.raw_gates) {
-    c.tensors.push_back(draw("A_log", ElementType::float32, {HV}, {"value head"}));
-    c.tensors.push_back(draw("dt_bias", ElementType::float32, {HV}, {"value head"}));
-  }
   batch.describe(c);
   if (wanted.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
-  if (wanted.snapshots) {
-    Tensor snapshots = draw("snapshots", options.states, {T, HV, V, K},
-                            {"token", "value head", "value column", "key column"});
-    snapshots.role = Role::state;
-    std::fill(snapshots.values.begin(), snapshots.values.end(),
-              std::numeric_limits<double>::quiet_NaN());
-    c.tensors.push_back(std::move(snapshots));
-  }
-  c.tensors.push_back(
-      Draw::output("out", type, {T, HV, V}, {"token", "value head", "value column"}));
+  if (wanted.snapshots)
+    c.tensors.push_back(Draw::states("snapshots", options.states, {T, HV, V, K},
+                                     {"token", "value head", "value column", "key column"}));
+  c.tensors.push_back(Draw::output("out", options.activations, {T, HV, V},
+                                   {"token", "value head", "value column"}));
   for (std::size_t i = 0; i < 5; ++i) poison_padding(c.tensors[i], c);
   poison_unread(c.tensors[5], c);
   const Tensor& pool = c.tensors[5];
@@ -104,14 +54,11 @@ Case make(const Wanted& wanted, const CaseOptions& options) {
 
 /// Every kind of row in every layout of the state.
 std::vector<Wanted> every_layout() {
-  std::vector<RowKind> kinds = row_kinds();
-  kinds.push_back({.name = "decode-to-other-slots",
-                   .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {2}, .apart = true}});
   const std::vector<std::pair<std::string, Layout>> layouts{
       {"", Layout::v_major}, {"-k-major", Layout::k_major}, {"-strided", Layout::strided}};
   std::vector<Wanted> all;
   for (const auto& [suffix, layout] : layouts)
-    for (const RowKind& kind : kinds)
+    for (const RowKind& kind : recurrence_row_kinds())
       all.push_back({.name = kind.name + suffix,
                      .shapes = {2, 4, 128, 64},
                      .batch = kind.batch,
@@ -138,18 +85,8 @@ std::vector<Wanted> other_decodes() {
   };
 }
 
-constexpr Shapes kServed{16, 32, 128, 128};
-
-std::vector<Wanted> served() {
-  return {
-      {.name = "serving", .shapes = kServed, .raw_gates = false, .timed = true},
-      {.name = "serving-in-order",
-       .shapes = kServed,
-       .batch = {.in_order = true},
-       .raw_gates = false,
-       .timed = true},
-  };
-}
+const Wanted kServed{
+    .name = "serving", .shapes = {16, 32, 128, 128}, .raw_gates = false, .timed = true};
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
@@ -183,111 +120,6 @@ const std::vector<Mistake> kMistakes{
     {"no-running-state", "with every token of a row started from the row's old state"},
 };
 
-/// A batch's tensors, changed where a mistake is one of inputs.
-template <class S>
-struct Host {
-  Host(const Case& c, std::string_view mistake)
-      : rows(c),
-        q(array_of<S, 3>(c, "q")),
-        k(array_of<S, 3>(c, "k")),
-        v(array_of<S, 3>(c, "v")),
-        state(array_of<S, 4>(c, "state")),
-        gates{array_of<S, 2>(c, "g"), array_of<S, 2>(c, "beta")},
-        l2norm(c.flag("use_qk_l2norm")) {
-    if (c.find("A_log") != nullptr) {
-      Array<S, 1> A_log = array_of<S, 1>(c, "A_log"), bias = array_of<S, 1>(c, "dt_bias");
-      if (mistake == "no-dt-bias") fill(bias.view(), S{0});
-      if (mistake == "no-exp-a-log")
-        for (S& x : A_log) x = std::log(std::abs(x));
-      const Array<S, 2> a = gates.g, b = gates.beta;
-      gates = reference::gated_delta_gates<S>(a.view(), b.view(), std::as_const(A_log).view(),
-                                              std::as_const(bias).view());
-      for (std::int64_t t = 0; t < a.extent(0); ++t)
-        for (std::int64_t h = 0; h < a.extent(1); ++h) {
-          if (mistake == "no-softplus") gates.g(t, h) = -std::exp(A_log(h)) * (a(t, h) + bias(h));
-          if (mistake == "raw-beta") gates.beta(t, h) = b(t, h);
-        }
-    }
-    if (const auto given = c.number("scale")) scale = static_cast<S>(*given);
-    change_gates(mistake);
-    change_directions(mistake);
-  }
-
-  void change_gates(std::string_view mistake) {
-    for (S& x : gates.beta) {
-      if (mistake == "no-beta") x = S{1};
-      if (mistake == "beta-twice") x *= x;
-    }
-    for (S& x : gates.g) {
-      if (mistake == "no-decay") x = S{0};
-      if (mistake == "grow") x = -x;
-    }
-  }
-
-  void normalise(Array<S, 3>& x) {
-    for (std::int64_t t = 0; t < x.extent(0); ++t)
-      for (std::int64_t h = 0; h < x.extent(1); ++h)
-        mapped(at(x.view(), t, h)) = reference::l2_normalised<S>(as_vector(at(x.view(), t, h)));
-  }
-
-  /// Key heads as value heads would see them.
-  void regroup(Array<S, 3>& x, std::string_view mistake) {
-    const std::int64_t H = x.extent(1), HV = v.extent(1);
-    Array<S, 3> wide({x.extent(0), HV, x.extent(2)});
-    for (std::int64_t t = 0; t < x.extent(0); ++t)
-      for (std::int64_t h = 0; h < HV; ++h)
-        mapped(at(wide.view(), t, h)) =
-            mapped(at(x.view(), t, mistake == "group-modulo" ? h % H : 0));
-    x = wide;
-  }
-
-  void change_directions(std::string_view mistake) {
-    const S usual = S{1} / std::sqrt(static_cast<S>(q.extent(2)));
-    if (mistake == "no-scale") scale = S{1};
-    if (mistake == "scale-twice") scale = scale.value_or(usual) * scale.value_or(usual);
-    if (mistake == "default-scale") scale.reset();
-    if (mistake == "no-l2norm") l2norm = false;
-    if (mistake == "always-l2norm") l2norm = true;
-    if (l2norm && (mistake == "no-l2norm-q" || mistake == "no-l2norm-k")) {
-      l2norm = false;
-      normalise(mistake == "no-l2norm-q" ? k : q);
-    }
-    if (mistake == "group-modulo" || mistake == "first-key-head")
-      regroup(q, mistake), regroup(k, mistake);
-  }
-
-  HostRows rows;
-  Array<S, 3> q, k, v;
-  Array<S, 4> state;
-  reference::GatedDeltaGates<S> gates;
-  std::optional<S> scale;
-  bool l2norm;
-};
-
-/// A token as the mistakes of order have it; `start` is the row's state before its first token.
-template <class S>
-void wrong_step(std::string_view mistake, const reference::GatedDeltaRuleInputs<S>& in,
-                std::int64_t t, std::int64_t h, Matrix<S>& state, const TensorView<S, 3>& out) {
-  using reference::gated_delta_detail::direction;
-  const Vector<S> k = direction(in, in.k, t, h), v = as_vector(at(in.v, t, h));
-  const Vector<S> q = direction(in, in.q, t, h) * reference::gated_delta_detail::scale_of(in);
-  const S decay = std::exp(in.g(t, h)), beta = in.beta(t, h);
-  const Matrix<S> before = state;
-  if (mistake == "decay-after") {
-    state += (beta * (v - before * k) * k.transpose()).eval();
-    state *= decay;
-  } else if (mistake == "read-undecayed") {
-    state = decay * before + beta * (v - before * k) * k.transpose();
-  } else if (mistake == "no-delta") {
-    state = decay * before + beta * v * k.transpose();
-  } else {
-    state *= decay;
-    state += (beta * (v - state * k) * k.transpose()).eval();
-  }
-  const Vector<S> o = mistake == "out-before" ? Vector<S>(before * q) : Vector<S>(state * q);
-  mapped(at(out, t, h)) = rounded_each(o, in.rows.storage.output);
-}
-
 bool is_step_mistake(std::string_view mistake) {
   return mistake == "decay-after" || mistake == "read-undecayed" || mistake == "no-delta" ||
          mistake == "out-before";
@@ -296,32 +128,19 @@ bool is_step_mistake(std::string_view mistake) {
 template <class S>
 Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   Host<S> host(c, mistake);
-  const auto T = host.q.extent(0);
-  change_slots(host.rows, mistake, T);
-  reference::GatedDeltaRuleInputs<S> in{.q = host.q,
-                                        .k = host.k,
-                                        .v = host.v,
-                                        .g = host.gates.g,
-                                        .beta = host.gates.beta,
-                                        .scale = host.scale,
-                                        .use_qk_l2norm = host.l2norm,
-                                        .rows = {.query_start_loc = host.rows.query_start_loc(),
-                                                 .slots = host.rows.slots(),
-                                                 .storage = storage_of(c, "state", rounded)}};
+  change_slots(host.rows, mistake, host.q.extent(0));
+  const auto in = host.inputs(storage_of(c, "state", rounded));
   if (mistake == "transposed") host.state = as_if_turned(host.state);
   if (mistake == "from-zero")
     for (S& x : host.state)
       if (!std::isnan(x)) x = S{0};
   Array<S, 3> out(host.v.shape(), S{0});
-  std::optional<Array<S, 4>> snapshots;
-  std::optional<TensorView<S, 4>> shots;
-  if (c.find("snapshots") != nullptr)
-    shots = snapshots.emplace(array_of<S, 4>(c, "snapshots")).view();
-  std::optional<IndexView> parents = host.rows.parents();
+  std::optional<Array<S, 4>> snapshots = maybe_array_of<S, 4>(c, "snapshots");
+  const std::optional<TensorView<S, 4>> shots = maybe_view(snapshots);
+  const std::optional<IndexView> parents = host.rows.parents();
   if (!is_step_mistake(mistake) && mistake != "no-running-state") {
     reference::gated_delta_rule_update<S>(in, host.state.view(), out.view(), parents, shots);
   } else {
-    in.rows.tokens = T;
     const Array<S, 4> old = host.state;
     run_update(
         in.rows, host.state.view(), parents, shots,
@@ -356,13 +175,7 @@ struct TokenStages {
 
 TokenStages stages_of(const Host<double>& host, std::int64_t t, std::int64_t h,
                       const Matrix<double>& before) {
-  const reference::GatedDeltaRuleInputs<double> in{.q = host.q,
-                                                   .k = host.k,
-                                                   .v = host.v,
-                                                   .g = host.gates.g,
-                                                   .beta = host.gates.beta,
-                                                   .scale = host.scale,
-                                                   .use_qk_l2norm = host.l2norm};
+  const auto in = host.inputs({});
   using reference::gated_delta_detail::direction;
   TokenStages s{.before = before};
   s.k = direction(in, in.k, t, h);
@@ -474,8 +287,8 @@ const JudgedKernel kOperation{
         "decode and verification of the gated delta rule: 31 cases, 27 known mistakes, stages",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({every_layout(), other_decodes(), served()}, make),
-    .row_elements = kServed.HV * kServed.V * kServed.K,
+    .plans = planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
+    .row_elements = kServed.shapes.HV * kServed.shapes.V * kServed.shapes.K,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
     .mistakes = kMistakes,

@@ -56,10 +56,7 @@ void add_options(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementTy
 }
 
 Case make(const Wanted& w, const CaseOptions& options) {
-  Batch batch = w.batch;
-  batch.seed = options.seed;
-  batch.writes = !w.snapshots;
-  if (w.timed) batch.lengths.assign(static_cast<std::size_t>(options.batch), 1);
+  const Batch batch = rows_of(w, options);
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 173 + T * 5 + w.N)));
   Case c{.name = w.name, .heads_per_group = w.H / w.G, .timed = w.timed};
@@ -76,14 +73,9 @@ Case make(const Wanted& w, const CaseOptions& options) {
   add_options(c, draw, w, T, options.activations);
   for (const std::size_t i : {1, 2, 4, 5}) poison_padding(c.tensors[i], c);
   poison_unread(c.tensors[0], c);
-  if (w.snapshots) {
-    Tensor snapshots = draw("snapshots", options.states, {T, w.H, w.P, w.N},
-                            {"token", "head", "channel", "column"});
-    snapshots.role = Role::state;
-    std::fill(snapshots.values.begin(), snapshots.values.end(),
-              std::numeric_limits<double>::quiet_NaN());
-    c.tensors.push_back(std::move(snapshots));
-  }
+  if (w.snapshots)
+    c.tensors.push_back(Draw::states("snapshots", options.states, {T, w.H, w.P, w.N},
+                                     {"token", "head", "channel", "column"}));
   c.tensors.push_back(
       Draw::output("out", options.activations, {T, w.H, w.P}, {"token", "head", "channel"}));
   c.bytes = 2 * c.tensors[0].bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
@@ -96,14 +88,11 @@ Case make(const Wanted& w, const CaseOptions& options) {
 
 /// Every kind of row in every layout of the state.
 std::vector<Wanted> every_layout() {
-  std::vector<RowKind> kinds = row_kinds();
-  kinds.push_back({.name = "decode-to-other-slots",
-                   .batch = {.lengths = {1, 1, 1, 1}, .padding_rows = {2}, .apart = true}});
   const std::vector<std::pair<std::string, Layout>> layouts{
       {"", Layout::plain}, {"-n-first", Layout::n_first}, {"-strided", Layout::strided}};
   std::vector<Wanted> all;
   for (const auto& [suffix, layout] : layouts)
-    for (const RowKind& kind : kinds)
+    for (const RowKind& kind : recurrence_row_kinds())
       all.push_back({.name = kind.name + suffix,
                      .H = 8,
                      .G = 2,
@@ -161,13 +150,6 @@ std::vector<Wanted> other_decodes() {
 }
 
 const Wanted kServed{.name = "serving", .H = 128, .G = 8, .P = 64, .N = 128, .timed = true};
-
-std::vector<Wanted> served() {
-  Wanted in_order = kServed;
-  in_order.name = "serving-in-order";
-  in_order.batch.in_order = true;
-  return {kServed, in_order};
-}
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
@@ -231,7 +213,7 @@ struct Host {
       if (mistake == "grow") a = -a;
     }
     if (mistake == "group-modulo" || mistake == "first-group")
-      regroup(B, mistake), regroup(C, mistake);
+      B = regrouped(B, H, mistake), C = regrouped(C, H, mistake);
     softplus = (c.flag("dt_softplus") && mistake != "no-softplus") || mistake == "always-softplus";
     if (mistake != "no-limits" && c.number("dt_min")) dt_min = static_cast<S>(*c.number("dt_min"));
     if (mistake != "no-limits" && c.number("dt_max")) dt_max = static_cast<S>(*c.number("dt_max"));
@@ -243,17 +225,6 @@ struct Host {
       softplus = false;
       bias.reset();
     }
-  }
-
-  /// Groups as heads would see them.
-  void regroup(Array<S, 3>& groups, std::string_view mistake) const {
-    const std::int64_t G = groups.extent(1), H = x.extent(1);
-    Array<S, 3> wide({groups.extent(0), H, groups.extent(2)});
-    for (std::int64_t t = 0; t < groups.extent(0); ++t)
-      for (std::int64_t h = 0; h < H; ++h)
-        mapped(at(wide.view(), t, h)) =
-            mapped(at(groups.view(), t, mistake == "group-modulo" ? h % G : 0));
-    groups = wide;
   }
 
   reference::Mamba2Inputs<S> inputs(const Case& c, bool rounded) const {
@@ -330,10 +301,8 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
       if (!std::isnan(x)) x = S{0};
   const reference::Mamba2Inputs<S> in = host.inputs(c, rounded);
   Array<S, 3> out(host.x.shape(), S{0});
-  std::optional<Array<S, 4>> snapshots;
-  std::optional<TensorView<S, 4>> shots;
-  if (c.find("snapshots") != nullptr)
-    shots = snapshots.emplace(array_of<S, 4>(c, "snapshots")).view();
+  std::optional<Array<S, 4>> snapshots = maybe_array_of<S, 4>(c, "snapshots");
+  const std::optional<TensorView<S, 4>> shots = maybe_view(snapshots);
   if (!is_step_mistake(mistake) && mistake != "no-running-state") {
     reference::selective_state_update<S>(in, host.state.view(), out.view(), host.rows.parents(),
                                          shots);
@@ -361,7 +330,7 @@ const JudgedKernel kOperation{
     .summary = "decode and verification of Mamba2 (and Mamba1): 32 cases, 25 known mistakes",
     .positional = {"state", "x", "dt", "A", "B", "C"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({every_layout(), other_decodes(), served()}, make),
+    .plans = planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),
     .row_elements = kServed.H * kServed.P * kServed.N,
     .truth = [](const Case& c, std::string_view m) { return compute<double>(c, m, false); },
     .yardstick = [](const Case& c, std::string_view m) { return compute<float>(c, m, true); },
