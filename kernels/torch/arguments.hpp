@@ -369,9 +369,7 @@ std::optional<TensorView<T, Rank>> maybe_view(const MaybeTensor& tensor, at::Sca
 }
 
 template <class T>
-struct TypeOf {
-  using type = T;
-};
+struct TypeOf {};
 
 /// body(TypeOf<T>, TypeOf<S>) for the types of activations and states.
 template <class Body>

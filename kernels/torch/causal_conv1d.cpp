@@ -101,9 +101,7 @@ causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bia
   Tensor cuda() const {
     check();
     const Tensor out = like(x);
-    with_types(x, conv_state, [&](auto t, auto s) {
-      using T = typename decltype(t)::type;
-      using S = typename decltype(s)::type;
+    with_types(x, conv_state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::causal_conv1d_update<T, S>(
           {.x = view_of<const T, 2>(x, "x"),
            .conv_state = view_of<S, 3>(conv_state, "conv_state"),

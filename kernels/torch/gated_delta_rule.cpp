@@ -204,9 +204,7 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
     check();
     const Tensor out = like(v);
     const auto earlier = fold();
-    with_types(k, state, [&](auto t, auto s) {
-      using T = typename decltype(t)::type;
-      using S = typename decltype(s)::type;
+    with_types(k, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::GatedDeltaRuleUpdate<T, S> in{
           .tokens = tokens().template on_device<T>(),
           .state = view_of<S, 4>(state, "state"),
@@ -272,9 +270,7 @@ gated_delta_rule_replay(Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) st
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
     check();
-    with_types(k, state, [&](auto t, auto s) {
-      using T = typename decltype(t)::type;
-      using S = typename decltype(s)::type;
+    with_types(k, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::gated_delta_rule_replay<T, S>(
           {.tokens = tokens().template on_device<T>(),
            .state = view_of<S, 4>(state, "state"),
@@ -350,9 +346,7 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
     check();
     const Tensor out = like(v);
     const Tensor pool = states() ? *states() : at::empty({0}, v.options().dtype(at::kFloat));
-    with_types(k, pool, [&](auto t, auto s) {
-      using T = typename decltype(t)::type;
-      using S = typename decltype(s)::type;
+    with_types(k, pool, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::GatedDeltaRulePrefill<T, S> in{
           .tokens = tokens().template on_device<T>(),
           .state = maybe_view<S, 4>(state, pool.scalar_type(), "state"),

@@ -186,9 +186,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
     check();
     const Tensor dt = wide_dt(), A = wide_A(), out = like(x);
     const MaybeTensor D = wide_D(), dt_bias = wide_bias();
-    const auto update = [&](auto t, auto s) {
-      using T = typename decltype(t)::type;
-      using S = typename decltype(s)::type;
+    const auto update = [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::selective_state_update<T, S>(
           {.x = view_of<const T, 3>(x, "x"),
            .dt = mixed<3>(dt, "dt"),
@@ -284,9 +282,7 @@ selective_state_replay(Tensor(a!) state, Tensor stash_decay, Tensor stash_dt, Te
 #ifdef LOCKSTEP_HAS_CUDA
   void cuda() const {
     check();
-    with_types(x, state, [&](auto t, auto s) {
-      using T = typename decltype(t)::type;
-      using S = typename decltype(s)::type;
+    with_types(x, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::selective_state_replay<T, S>(
           {.decay = view_of<const float, 2>(stash_decay, "stash_decay"),
            .dt = view_of<const float, 2>(stash_dt, "stash_dt"),

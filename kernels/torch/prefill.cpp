@@ -149,9 +149,7 @@ causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, *,
     rows().check(x, 2, conv_state.has_value());
     const Tensor out = like(x), tokens = rows().packed(x);
     const Tensor state = state_or_float(conv_state, x);
-    with_types(x, state, [&](auto t, auto s) {
-      using T = typename decltype(t)::type;
-      using S = typename decltype(s)::type;
+    with_types(x, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       kernels::causal_conv1d<T, S>(
           {.x = view_of<const T, 2>(tokens, "x"),
            .weight = mixed<2>(weight, "weight"),
@@ -298,9 +296,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
   Tensor cuda() const {
     check();
     const Tensor out = like(x), types = state_or_float(state, x);
-    with_types(x, types, [&](auto t, auto s) {
-      using T = typename decltype(t)::type;
-      using S = typename decltype(s)::type;
+    with_types(x, types, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
       const auto tokens = [&](const Tensor& tensor, const char* argument) {
         expect_type(tensor, x.scalar_type(), argument);
         return view_of<const T, 3>(rows().packed(tensor), argument);
