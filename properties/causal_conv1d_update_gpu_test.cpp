@@ -26,11 +26,6 @@ struct Inputs {
         weight(draw<2>({e.D, e.W}, seed, 2)),
         bias(draw<1>({e.D}, seed, 3)),
         state(draw<3>({batch.slots, e.D, e.C}, seed, 4)) {}
-  template <std::size_t Rank>
-  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
-                                  std::uint64_t stream) {
-    return on_grid<double>(shape, {.seed = seed, .stream = stream});
-  }
   Array<double, 2> x, weight;
   Array<double, 1> bias;
   Array<double, 3> state;
@@ -84,20 +79,19 @@ Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Quest
   return answer;
 }
 
-template <class T, class S>
+template <class Types>
 void expect_agreement(const Extents& e, const Batch& batch, const Question& question,
                       std::uint64_t seed) {
+  using T = typename Types::first_type;
+  using S = typename Types::second_type;
   const Inputs inputs(batch, e, seed);
   const auto truth = reference_answer<double>(inputs, batch, question, {});
-  const auto yardstick = reference_answer<float>(
-      inputs, batch, question,
-      {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()});
+  const auto yardstick = reference_answer<float>(inputs, batch, question, storage_of<T, S>());
   const DeviceBatch indices(batch);
   const DeviceTensor<T, 2> x(inputs.x), weight(inputs.weight);
   const DeviceTensor<T, 1> bias(inputs.bias);
   DeviceTensor<T, 2> out(inputs.x.shape());
-  DeviceTensor<S, 3> state(
-      question.channels_contiguous ? contiguous(transposed(inputs.state.view())) : inputs.state);
+  DeviceTensor<S, 3> state(turned_if(question.channels_contiguous, inputs.state));
   DeviceTensor<S, 3> snapshots(Shape<3>{batch.tokens, e.D, e.C});
   kernels::CausalConv1dUpdate<T, S> in{
       .x = x.view(),
@@ -118,9 +112,7 @@ void expect_agreement(const Extents& e, const Batch& batch, const Question& ques
   finish();
   EXPECT_TRUE(within_yardstick(kOperation, "out", out, yardstick.out, truth.out));
   EXPECT_TRUE(state.guards_intact());
-  const Array<float, 3> raw = state.host();
-  const Array<float, 3> after =
-      question.channels_contiguous ? contiguous(transposed(raw.view())) : raw;
+  const Array<float, 3> after = turned_if(question.channels_contiguous, state.host());
   EXPECT_TRUE(same_bits(after, yardstick.state)) << "a conv state is moved, never computed";
   if (question.snapshots) {
     const Difference moved = difference(snapshots.host(), yardstick.snapshots);
@@ -130,28 +122,21 @@ void expect_agreement(const Extents& e, const Batch& batch, const Question& ques
 
 template <class Types>
 class CausalConv1dUpdateGpu : public GpuTest {};
-using TypePairs = ::testing::Types<
-#ifdef LOCKSTEP_ALL_SHAPES
-    std::pair<Fp16, Fp16>, std::pair<float, float>, std::pair<float, Bf16>,
-#endif
-    std::pair<Bf16, float>, std::pair<Bf16, Bf16>>;
-TYPED_TEST_SUITE(CausalConv1dUpdateGpu, TypePairs);
+TYPED_TEST_SUITE(CausalConv1dUpdateGpu, ConvolutionTypes);
 
 const std::vector<Extents> kExtents{{8, 4, 3},  {1024, 4, 3}, {1032, 4, 4}, {24, 3, 2},  {40, 3, 3},
                                     {16, 2, 1}, {64, 2, 2},   {7, 4, 3},    {129, 3, 2}, {1, 2, 1}};
 
 TYPED_TEST(CausalConv1dUpdateGpu, aDecodeIsTheReferences) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
     for (const std::int64_t rows : {1, 5, 70})
       for (const bool contiguous : {false, true})
-        expect_agreement<T, S>(e, Batch::draw(rows, rows, 1, false),
-                               {.silu = rows != 1,
-                                .with_bias = rows != 5,
-                                .one_token_rows = true,
-                                .channels_contiguous = contiguous},
-                               rows);
+        expect_agreement<TypeParam>(e, Batch::draw(rows, rows, 1, false),
+                                    {.silu = rows != 1,
+                                     .with_bias = rows != 5,
+                                     .one_token_rows = true,
+                                     .channels_contiguous = contiguous},
+                                    rows);
 }
 
 // A server's decode has no query_start_loc, and a kernel for few, some and many rows. Each of them
@@ -163,8 +148,8 @@ TYPED_TEST(CausalConv1dUpdateGpu, everyBatchSizeIsServedByItsKernel) {
   for (const std::int64_t rows : {1, 8, 9, 63, 64, 127, 128, 511, 512})
     for (const bool starts : {false, true}) {
       SCOPED_TRACE(rows);
-      expect_agreement<T, S>({1032, 4, 3}, Batch::draw(rows, rows, 1, false),
-                             {.silu = rows % 2 == 0, .one_token_rows = !starts}, rows);
+      expect_agreement<TypeParam>({1032, 4, 3}, Batch::draw(rows, rows, 1, false),
+                                  {.silu = rows % 2 == 0, .one_token_rows = !starts}, rows);
       const std::string step = rows < 64    ? "step 2x4"
                                : rows < 512 ? "step 4x4"
                                             : "step of many rows 4x4";
@@ -175,13 +160,11 @@ TYPED_TEST(CausalConv1dUpdateGpu, everyBatchSizeIsServedByItsKernel) {
 // A state may have more columns than the history needs: the new one is the last columns of the old
 // one and the tokens.
 TYPED_TEST(CausalConv1dUpdateGpu, statesMayBeWiderThanTheirHistory) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const std::uint64_t seed : {1, 2}) {
-    expect_agreement<T, S>({40, 4, 9}, Batch::draw(seed, 5, 6, false),
-                           {.channels_contiguous = seed == 1}, seed);
-    expect_agreement<T, S>({40, 4, 7}, Batch::draw(seed, 5, 1, false),
-                           {.one_token_rows = true, .channels_contiguous = seed == 1}, seed);
+    expect_agreement<TypeParam>({40, 4, 9}, Batch::draw(seed, 5, 6, false),
+                                {.channels_contiguous = seed == 1}, seed);
+    expect_agreement<TypeParam>({40, 4, 7}, Batch::draw(seed, 5, 1, false),
+                                {.one_token_rows = true, .channels_contiguous = seed == 1}, seed);
   }
 }
 
@@ -204,62 +187,47 @@ TYPED_TEST(CausalConv1dUpdateGpu, aBatchWithoutRowsGivesZeros) {
 }
 
 TYPED_TEST(CausalConv1dUpdateGpu, rowsOfSeveralTokensShiftTheirState) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
     for (const std::uint64_t seed : {1, 2})
-      expect_agreement<T, S>(e, Batch::draw(seed, 5, 6, false), {.channels_contiguous = seed == 1},
-                             seed);
+      expect_agreement<TypeParam>(e, Batch::draw(seed, 5, 6, false),
+                                  {.channels_contiguous = seed == 1}, seed);
 }
 
 // A speculative pool: history from the accepted column on, and the drafts kept behind it.
 TYPED_TEST(CausalConv1dUpdateGpu, acceptedCountsSayWhereHistoryBegins) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const std::int64_t W : {2, 3, 4})
     for (const std::uint64_t seed : {3, 4, 5})
-      expect_agreement<T, S>({130, W, W - 1 + 4 - 1}, Batch::draw(seed, 6, 4, true),
-                             {.channels_contiguous = seed != 3}, seed);
+      expect_agreement<TypeParam>({130, W, W - 1 + 4 - 1}, Batch::draw(seed, 6, 4, true),
+                                  {.channels_contiguous = seed != 3}, seed);
 }
 
 TYPED_TEST(CausalConv1dUpdateGpu, snapshotsAndTreesLeaveTheStateAlone) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
     for (const std::uint64_t seed : {6, 7}) {
       const Batch batch = Batch::draw(seed, 4, 7, false);
-      expect_agreement<T, S>(e, batch, {.snapshots = true}, seed);
-      expect_agreement<T, S>(e, batch, {.snapshots = true, .parents = draw_tree(batch, seed)},
-                             seed);
+      expect_agreement<TypeParam>(e, batch, {.snapshots = true}, seed);
+      expect_agreement<TypeParam>(e, batch, {.snapshots = true, .parents = draw_tree(batch, seed)},
+                                  seed);
     }
 }
 
 // Arguments are refused before a launch: nothing here is device memory, and no GPU is needed.
 TEST(CausalConv1dUpdateArguments, areRefusedByName) {
-  std::vector<float> memory(1 << 12);
-  const auto at = [&]<std::size_t Rank>(const Shape<Rank>& shape) {
-    return make_view(reinterpret_cast<Bf16*>(memory.data()), shape);
+  const auto complaint = [](const kernels::CausalConv1dUpdate<Bf16, Bf16>& in) {
+    return complaint_of([&] { kernels::causal_conv1d_update<Bf16, Bf16>(in, nullptr); });
   };
-  const auto complaint = [](const kernels::CausalConv1dUpdate<Bf16, Bf16>& in) -> std::string {
-    try {
-      kernels::causal_conv1d_update<Bf16, Bf16>(in, nullptr);
-    } catch (const kernels::ArgumentError& error) {
-      return error.what();
-    }
-    return "nothing";
-  };
-  kernels::CausalConv1dUpdate<Bf16, Bf16> in{.x = at(Shape<2>{2, 8}),
-                                             .conv_state = at(Shape<3>{4, 8, 2}),
-                                             .weight = at(Shape<2>{8, 5}),
-                                             .out = at(Shape<2>{2, 8})};
+  kernels::CausalConv1dUpdate<Bf16, Bf16> in{.x = unread<Bf16, 2>({2, 8}),
+                                             .conv_state = unread<Bf16, 3>({4, 8, 2}),
+                                             .weight = unread<Bf16, 2>({8, 5}),
+                                             .out = unread<Bf16, 2>({2, 8})};
   EXPECT_THAT(complaint(in),
               ::testing::HasSubstr("weight is expected to be [D, W] with W from 2 to 4"));
-  in.weight = at(Shape<2>{8, 4});
+  in.weight = unread<Bf16, 2>({8, 4});
   EXPECT_THAT(complaint(in), ::testing::HasSubstr(
                                  "conv_state is expected to be [slots, D, C] with C of at least W "
                                  "- 1; got C = 2 for W = 4"));
-  in.conv_state = at(Shape<3>{4, 8, 3});
-  in.out = at(Shape<2>{2, 7});
+  in.conv_state = unread<Bf16, 3>({4, 8, 3});
+  in.out = unread<Bf16, 2>({2, 7});
   EXPECT_THAT(complaint(in), ::testing::HasSubstr("out is expected to be [T, D] = [2, 8]"));
 }
 

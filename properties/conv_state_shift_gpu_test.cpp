@@ -92,12 +92,8 @@ TEST_F(ConvStateShiftGpu, refusesByName) {
   Pool<std::uint16_t> pool({1, 2, 8, 3}, false);
   const DeviceTensor<std::int32_t, 1> one(ints({0})), two(ints({0, 1}));
   const auto complaint = [&](const kernels::ConvStatePool& states, const auto& counts, int width) {
-    try {
-      kernels::conv_state_shift(states, one.view(), counts.view(), width, nullptr);
-    } catch (const kernels::ArgumentError& error) {
-      return std::string(error.what());
-    }
-    return std::string("nothing");
+    return complaint_of(
+        [&] { kernels::conv_state_shift(states, one.view(), counts.view(), width, nullptr); });
   };
   EXPECT_EQ(complaint(pool.pool(), one, 4), "nothing");
   EXPECT_THAT(complaint(pool.pool(), two, 4), HasSubstr("num_accepted_tokens is expected to be"));

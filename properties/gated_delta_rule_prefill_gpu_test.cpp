@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "properties/support/gpu.hpp"
+#include "properties/support/gated_delta_inputs.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
 
 namespace lockstep {
@@ -14,9 +14,7 @@ using kernels::Bf16;
 using kernels::DeviceTensor;
 using kernels::PrefillForm;
 
-struct Extents {
-  std::int64_t H, HV, K, V;
-};
+using Extents = GatedDeltaExtents;
 
 /// What is asked of a prefill beside its inputs.
 struct Question {
@@ -27,38 +25,14 @@ struct Question {
   std::int64_t boundary_every = 0;
 };
 
-/// A layer's inputs for the tokens of a batch, on the grid: exact in every type.
-struct Inputs {
+/// Every other row resumes, where that is asked.
+struct Inputs : GatedDeltaInputs {
   Inputs(const Batch& batch, const Extents& e, std::uint64_t seed)
-      : q(draw<3>({batch.tokens, e.H, e.K}, seed, 1)),
-        k(draw<3>({batch.tokens, e.H, e.K}, seed, 2)),
-        v(draw<3>({batch.tokens, e.HV, e.V}, seed, 3)),
-        a(draw<2>({batch.tokens, e.HV}, seed, 4)),
-        b(draw<2>({batch.tokens, e.HV}, seed, 5)),
-        A_log(draw<1>({e.HV}, seed, 6)),
-        dt_bias(draw<1>({e.HV}, seed, 7)),
-        state(draw<4>({batch.slots, e.HV, e.V, e.K}, seed, 8)),
-        resumes(Shape<1>{batch.rows()}, true) {}
-
-  template <std::size_t Rank>
-  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
-                                  std::uint64_t stream) {
-    return on_grid<double>(shape, {.seed = seed, .stream = stream});
+      : GatedDeltaInputs(batch, e, seed), resumes(Shape<1>{batch.rows()}, true) {
+    for (std::int64_t row = 1; row < batch.rows(); row += 2) resumes(row) = false;
   }
-
-  Array<double, 3> q, k, v;
-  Array<double, 2> a, b;
-  Array<double, 1> A_log, dt_bias;
-  Array<double, 4> state;
   Array<bool, 1> resumes;
 };
-
-std::int64_t boundary_count(const Batch& batch, const Question& question) {
-  std::int64_t count = 0;
-  for (const std::int64_t length : batch.lengths)
-    count += question.boundary_every > 0 ? length / question.boundary_every : 0;
-  return count;
-}
 
 template <class S>
 struct Answer {
@@ -75,7 +49,7 @@ Answer<S> reference_answer(const Inputs& inputs, const Batch& batch, const Quest
   const auto gates =
       reference::gated_delta_gates<S>(a.view(), b.view(), A_log.view(), dt_bias.view());
   Shape<4> boundary_shape = inputs.state.shape();
-  boundary_shape[0] = boundary_count(batch, question);
+  boundary_shape[0] = boundary_count(batch.lengths, question.boundary_every);
   Answer<S> answer{Array<S, 3>(v.shape()), cast<S>(inputs.state), Array<S, 4>(boundary_shape)};
   reference::GatedDeltaRuleInputs<S> in{
       .q = q,
@@ -112,9 +86,9 @@ struct Device {
         dt_bias(in.dt_bias),
         resumes(in.resumes),
         out(in.v.shape()),
-        state(question.k_major ? contiguous(transposed(in.state.view())) : in.state),
-        boundary(Shape<4>{boundary_count(batch, question), in.state.extent(1), in.state.extent(2),
-                          in.state.extent(3)}) {}
+        state(turned_if(question.k_major, in.state)),
+        boundary(Shape<4>{boundary_count(batch.lengths, question.boundary_every),
+                          in.state.extent(1), in.state.extent(2), in.state.extent(3)}) {}
 
   kernels::GatedDeltaRulePrefill<Bf16, S> arguments() {
     kernels::GatedDeltaRulePrefill<Bf16, S> in{
@@ -148,10 +122,7 @@ struct Device {
     kernels::gated_delta_rule_prefill<Bf16, S>(arguments(), nullptr);
     finish();
   }
-  Array<float, 4> host_state() const {
-    const Array<float, 4> raw = state.host();
-    return question.k_major ? contiguous(transposed(raw.view())) : raw;
-  }
+  Array<float, 4> host_state() const { return turned_if(question.k_major, state.host()); }
 
   Question question;
   DeviceBatch indices;
@@ -178,9 +149,7 @@ StoragePoints storage_of(PrefillForm form) {
 template <class S>
 void expect_agreement(const Extents& e, const Batch& batch, const Question& question,
                       std::uint64_t seed) {
-  Inputs inputs(batch, e, seed);
-  for (std::int64_t row = 0; question.fresh && row < batch.rows(); ++row)
-    inputs.resumes(row) = row % 2 == 0;
+  const Inputs inputs(batch, e, seed);
   const auto truth = reference_answer<double>(inputs, batch, question, {});
   const auto yardstick =
       reference_answer<float>(inputs, batch, question, storage_of<S>(question.form));
@@ -302,12 +271,7 @@ std::string complaint_about(Change change) {
   Device<float> device(inputs, batch, {});
   auto in = device.arguments();
   change(in);
-  try {
-    kernels::gated_delta_rule_prefill<Bf16, float>(in, nullptr);
-  } catch (const kernels::ArgumentError& error) {
-    return error.what();
-  }
-  return "nothing";
+  return complaint_of([&] { kernels::gated_delta_rule_prefill<Bf16, float>(in, nullptr); });
 }
 
 // Whoever calls with a wrong argument reads which one, what is expected and what came.

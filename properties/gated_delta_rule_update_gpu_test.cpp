@@ -3,7 +3,7 @@
 
 #include <gmock/gmock.h>
 
-#include "properties/support/gpu.hpp"
+#include "properties/support/gated_delta_inputs.hpp"
 #include "properties/support/slot_laws.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
 
@@ -15,30 +15,8 @@ using kernels::Bf16;
 using kernels::DeviceTensor;
 using kernels::Fp16;
 
-/// A layer's inputs for the tokens of a batch, on the grid: exact in every type.
-struct Inputs {
-  Inputs(std::int64_t tokens, std::int64_t slots, std::int64_t H, std::int64_t HV, std::int64_t K,
-         std::int64_t V, std::uint64_t seed)
-      : q(draw<3>({tokens, H, K}, seed, 1)),
-        k(draw<3>({tokens, H, K}, seed, 2)),
-        v(draw<3>({tokens, HV, V}, seed, 3)),
-        a(draw<2>({tokens, HV}, seed, 4)),
-        b(draw<2>({tokens, HV}, seed, 5)),
-        A_log(draw<1>({HV}, seed, 6)),
-        dt_bias(draw<1>({HV}, seed, 7)),
-        state(draw<4>({slots, HV, V, K}, seed, 8)) {}
-
-  template <std::size_t Rank>
-  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
-                                  std::uint64_t stream) {
-    return on_grid<double>(shape, {.seed = seed, .stream = stream});
-  }
-
-  Array<double, 3> q, k, v;
-  Array<double, 2> a, b;
-  Array<double, 1> A_log, dt_bias;
-  Array<double, 4> state;
-};
+using Extents = GatedDeltaExtents;
+using Inputs = GatedDeltaInputs;
 
 /// What is asked of an update beside its inputs.
 struct Question {
@@ -114,7 +92,7 @@ struct Device {
         A_log(in.A_log),
         dt_bias(in.dt_bias),
         out(in.v.shape()),
-        state(k_major ? contiguous(transposed(in.state.view())) : in.state),
+        state(turned_if(k_major, in.state)),
         snapshots(
             Shape<4>{batch.tokens, in.state.extent(1), in.state.extent(2), in.state.extent(3)}),
         k_major(k_major) {}
@@ -148,10 +126,7 @@ struct Device {
     kernels::gated_delta_rule_update<T, S>(arguments(question), nullptr);
     finish();
   }
-  Array<float, 4> host_state() const {
-    const Array<float, 4> raw = state.host();
-    return k_major ? contiguous(transposed(raw.view())) : raw;
-  }
+  Array<float, 4> host_state() const { return turned_if(k_major, state.host()); }
 
   DeviceBatch indices;
   DeviceTensor<T, 3> q, k, v;
@@ -164,19 +139,12 @@ struct Device {
   bool k_major;
 };
 
-template <class T, class S>
-StoragePoints storage_of() {
-  return {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()};
-}
-
-struct Extents {
-  std::int64_t H, HV, K, V;
-};
-
-template <class T, class S>
+template <class Types>
 void expect_agreement(const Extents& e, const Batch& batch, const Question& question,
                       std::uint64_t seed, bool k_major = false) {
-  const Inputs inputs(batch.tokens, batch.slots, e.H, e.HV, e.K, e.V, seed);
+  using T = typename Types::first_type;
+  using S = typename Types::second_type;
+  const Inputs inputs(batch, e, seed);
   const auto truth = reference_answer<double>(inputs, batch, question, {});
   const auto yardstick = reference_answer<float>(inputs, batch, question, storage_of<T, S>());
   Device<T, S> device(inputs, batch, k_major);
@@ -185,7 +153,9 @@ void expect_agreement(const Extents& e, const Batch& batch, const Question& ques
   SCOPED_TRACE(kernels::last_launch.text());
   EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
   EXPECT_TRUE(device.state.guards_intact());
-  if (!question.read_only) {
+  if (question.read_only) {
+    EXPECT_TRUE(same_bits(device.state, Device<T, S>(inputs, batch, k_major).state));
+  } else {
     EXPECT_TRUE(within_yardstick<S>(kOperation, "state", device.host_state(), yardstick.state,
                                     truth.state));
   }
@@ -200,32 +170,21 @@ const std::vector<Extents> kExtents{{1, 1, 128, 128}, {2, 4, 128, 64}, {1, 2, 64
 
 template <class Types>
 class GatedDeltaRuleUpdateGpu : public GpuTest {};
-using TypePairs = ::testing::Types<
-#ifdef LOCKSTEP_ALL_SHAPES
-    std::pair<Bf16, Fp16>, std::pair<Fp16, float>, std::pair<Fp16, Fp16>, std::pair<float, float>,
-    std::pair<float, Bf16>,
-#endif
-    std::pair<Bf16, float>, std::pair<Bf16, Bf16>>;
-TYPED_TEST_SUITE(GatedDeltaRuleUpdateGpu, TypePairs);
+TYPED_TEST_SUITE(GatedDeltaRuleUpdateGpu, UpdateTypes);
 
 // One token per row: the decode step of every server.
 TYPED_TEST(GatedDeltaRuleUpdateGpu, aDecodeIsTheReferences) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
     for (const std::int64_t rows : {1, 3, 9})
       for (const bool raw : {false, true})
-        expect_agreement<T, S>(e, Batch::draw(rows, rows, 1, false), {.raw_gates = raw}, rows);
+        expect_agreement<TypeParam>(e, Batch::draw(rows, rows, 1, false), {.raw_gates = raw}, rows);
 }
 
 /// What a launch of kFast states is to be, by what is asked and by the rows of the batch.
 template <class T, class S>
 std::string expected_launch(const Question& question, std::int64_t rows, bool table = false) {
-  const std::string tiling = sizeof(S) <= 2 ? " 4x1" : " 2x1";
   if (question.read_only) return sizeof(T) == 2 ? "verify 4x4 cached" : "staged 4x4 cached";
-  if (question.starts || table)
-    return rows <= 8 ? "staged 2x4" : "chain" + tiling + (rows >= 128 ? " cached" : "");
-  return rows <= 8 ? "step 4x1 cached" : "step" + tiling + (rows >= 128 ? " cached" : "");
+  return expected_update<S>(question.starts || table, rows);
 }
 constexpr Extents kFast{1, 2, 128, 64};
 
@@ -238,7 +197,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, everyBatchSizeIsServedByItsKernel) {
     for (const bool starts : {false, true}) {
       const Question question{.raw_gates = rows % 2 == 0, .starts = starts};
       SCOPED_TRACE(rows);
-      expect_agreement<T, S>(kFast, Batch::draw(rows, rows, 1, false), question, rows);
+      expect_agreement<TypeParam>(kFast, Batch::draw(rows, rows, 1, false), question, rows);
       EXPECT_EQ(kernels::last_launch.text(), (expected_launch<T, S>(question, rows)));
     }
 }
@@ -249,23 +208,21 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, everyVerificationSizeIsServedByItsKernel) {
     for (const bool read_only : {false, true}) {
       const Question question{.read_only = read_only};
       SCOPED_TRACE(rows);
-      expect_agreement<T, S>(kFast, Batch::draw(rows, rows, 3, !read_only), question, rows);
+      expect_agreement<TypeParam>(kFast, Batch::draw(rows, rows, 3, !read_only), question, rows);
       EXPECT_EQ(kernels::last_launch.text(), (expected_launch<T, S>(question, rows, true)));
     }
   const Batch batch = Batch::draw(3, 9, 3, false);
-  expect_agreement<T, S>(kFast, batch, {.snapshots = true, .parents = draw_tree(batch, 3)}, 3);
+  expect_agreement<TypeParam>(kFast, batch, {.snapshots = true, .parents = draw_tree(batch, 3)}, 3);
   EXPECT_EQ(kernels::last_launch.text(), "any 2x1");
-  expect_agreement<T, S>({1, 2, 17, 5}, batch, {}, 3);
+  expect_agreement<TypeParam>({1, 2, 17, 5}, batch, {}, 3);
   EXPECT_EQ(kernels::last_launch.text(), "any 2x4");
 }
 
 // States go to other slots than they came from, by a table of their own.
 TYPED_TEST(GatedDeltaRuleUpdateGpu, aSecondTableSaysWhereStatesGo) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : {kFast, Extents{1, 2, 17, 5}})
     for (const std::int64_t rows : {3, 9})
-      expect_agreement<T, S>(e, Batch::draw(rows, rows, 4, true).with_targets(), {}, rows);
+      expect_agreement<TypeParam>(e, Batch::draw(rows, rows, 4, true).with_targets(), {}, rows);
 }
 
 // Without indices a row has the slot of its own number, whatever the number of padding is; a batch
@@ -277,7 +234,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, batchesWithoutIndicesOrRowsAreTheContracts) 
     for (const bool starts : {false, true}) {
       Batch batch = Batch::draw(3, 3, 1, false);
       for (std::int64_t n = 0; n < 3; ++n) batch.indices(n) = static_cast<std::int32_t>(n);
-      const Inputs inputs(batch.tokens, batch.slots, e.H, e.HV, e.K, e.V, 21);
+      const Inputs inputs(batch, e, 21);
       Device<T, S> named(inputs, batch), unnamed(inputs, batch), empty(inputs, batch);
       named.run({.starts = starts});
       auto in = unnamed.arguments({.starts = starts});
@@ -299,67 +256,42 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, batchesWithoutIndicesOrRowsAreTheContracts) 
 
 // Rows of several tokens with a slot for each token's state, read at the accepted column.
 TYPED_TEST(GatedDeltaRuleUpdateGpu, aVerificationLeavesAStateForEveryToken) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
     for (const std::uint64_t seed : {1, 2, 3})
-      expect_agreement<T, S>(e, Batch::draw(seed, 5, 4, true), {}, seed);
+      expect_agreement<TypeParam>(e, Batch::draw(seed, 5, 4, true), {}, seed);
 }
 
 TYPED_TEST(GatedDeltaRuleUpdateGpu, packedRowsRunInOneSlotEach) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const std::uint64_t seed : {4, 5})
-    expect_agreement<T, S>({2, 4, 128, 64}, Batch::draw(seed, 6, 7, false),
-                           {.l2norm = seed % 2 == 0}, seed);
+    expect_agreement<TypeParam>({2, 4, 128, 64}, Batch::draw(seed, 6, 7, false),
+                                {.l2norm = seed % 2 == 0}, seed);
 }
 
 // A K-major pool is the same states by strides.
 TYPED_TEST(GatedDeltaRuleUpdateGpu, aKMajorPoolServesAsWell) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : {Extents{2, 4, 128, 64}, Extents{1, 2, 17, 5}})
-    expect_agreement<T, S>(e, Batch::draw(6, 4, 3, true), {}, 6, true);
+    expect_agreement<TypeParam>(e, Batch::draw(6, 4, 3, true), {}, 6, true);
 }
 
 TYPED_TEST(GatedDeltaRuleUpdateGpu, snapshotsAreTheStatesAndTheStateStays) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
-    expect_agreement<T, S>(e, Batch::draw(7, 4, 5, false), {.snapshots = true}, 7);
+    expect_agreement<TypeParam>(e, Batch::draw(7, 4, 5, false), {.snapshots = true}, 7);
 }
 
 // Tokens whose states nobody asks for may be treated as chunks.
 TYPED_TEST(GatedDeltaRuleUpdateGpu, aVerificationThatOnlyReadsGivesTheSame) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
-    for (const std::int64_t most : {2, 8, 20}) {
-      const Batch batch = Batch::draw(17, 5, most, false);
-      const Inputs inputs(batch.tokens, batch.slots, e.H, e.HV, e.K, e.V, 17);
-      const auto truth = reference_answer<double>(inputs, batch, {}, {});
-      const auto yardstick = reference_answer<float>(inputs, batch, {}, storage_of<T, S>());
-      const Device<T, S> untouched(inputs, batch);
-      Device<T, S> device(inputs, batch);
-      auto in = device.arguments({});
-      in.read_only = true;
-      kernels::gated_delta_rule_update<T, S>(in, nullptr);
-      finish();
-      EXPECT_TRUE(
-          within_yardstick("gated_delta_rule_update", "out", device.out, yardstick.out, truth.out));
-      EXPECT_TRUE(same_bits(device.state, untouched.state));
-    }
+    for (const std::int64_t most : {2, 8, 20})
+      expect_agreement<TypeParam>(e, Batch::draw(17, 5, most, false), {.read_only = true}, 17);
 }
 
 // Trees with invalid tokens among them: output 0, the committed state as snapshot.
 TYPED_TEST(GatedDeltaRuleUpdateGpu, aTreeTokenFollowsItsParent) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : {Extents{2, 4, 128, 64}, Extents{1, 2, 17, 5}})
     for (const std::uint64_t seed : {8, 9, 10}) {
       const Batch batch = Batch::draw(seed, 4, 12, false);
       const auto parents = draw_tree(batch, seed);
-      expect_agreement<T, S>(e, batch, {.snapshots = true, .parents = parents}, seed);
+      expect_agreement<TypeParam>(e, batch, {.snapshots = true, .parents = parents}, seed);
     }
 }
 
@@ -373,7 +305,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, replayIsTheAcceptedDecodesBitByBit) {
     batch.lengths.assign(kRows, kDrafts);
     batch.starts = starts_of(batch.lengths);
     batch.tokens = kRows * kDrafts;
-    const Inputs inputs(batch.tokens, batch.slots, e.H, e.HV, e.K, e.V, 11);
+    const Inputs inputs(batch, e, 11);
     Array<std::int32_t, 1> accepted(Shape<1>{kRows}, 0);
     for (std::int64_t n = 0; n < kRows; ++n) accepted(n) = static_cast<std::int32_t>(n);
     const DeviceTensor<std::int32_t, 1> device_accepted(accepted);
@@ -420,7 +352,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, theOrderOfTheBatchDoesNotMatter) {
   using T = typename TypeParam::first_type;
   using S = typename TypeParam::second_type;
   const Batch batch = Batch::draw(12, 8, 1, false);
-  const Inputs inputs(batch.tokens, batch.slots, 2, 4, 128, 64, 12);
+  const Inputs inputs(batch, {2, 4, 128, 64}, 12);
   Device<T, S> once(inputs, batch), again(inputs, batch);
   once.run({});
   again.run({});
@@ -449,28 +381,23 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, aGraphReplaysWithOtherContents) {
   using T = typename TypeParam::first_type;
   using S = typename TypeParam::second_type;
   const Batch batch = Batch::draw(13, 4, 1, false);
-  const Inputs first(batch.tokens, batch.slots, 1, 2, 128, 128, 13);
-  const Inputs second(batch.tokens, batch.slots, 1, 2, 128, 128, 14);
+  const Inputs first(batch, {1, 2, 128, 128}, 13);
+  const Inputs second(batch, {1, 2, 128, 128}, 14);
   Device<T, S> captured(first, batch), direct(second, batch);
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t replayable;
-  ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
-  ASSERT_EQ(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
-  kernels::gated_delta_rule_update<T, S>(captured.arguments({}), stream);
-  ASSERT_EQ(cudaStreamEndCapture(stream, &graph), cudaSuccess);
-  ASSERT_EQ(cudaGraphInstantiate(&replayable, graph, 0), cudaSuccess);
-  captured.q.set(direct.q.elements()), captured.k.set(direct.k.elements());
-  captured.v.set(direct.v.elements()), captured.a.set(direct.a.elements());
-  captured.b.set(direct.b.elements()), captured.state.set(direct.state.elements());
-  captured.A_log.set(direct.A_log.elements()), captured.dt_bias.set(direct.dt_bias.elements());
-  ASSERT_EQ(cudaGraphLaunch(replayable, stream), cudaSuccess);
+  replay_behind_change(
+      [&](cudaStream_t stream) {
+        kernels::gated_delta_rule_update<T, S>(captured.arguments({}), stream);
+      },
+      [&] {
+        captured.q.set(direct.q.elements()), captured.k.set(direct.k.elements());
+        captured.v.set(direct.v.elements()), captured.a.set(direct.a.elements());
+        captured.b.set(direct.b.elements()), captured.state.set(direct.state.elements());
+        captured.A_log.set(direct.A_log.elements()),
+            captured.dt_bias.set(direct.dt_bias.elements());
+      });
   direct.run({});
   EXPECT_TRUE(same_bits(captured.out, direct.out));
   EXPECT_TRUE(same_bits(captured.state, direct.state));
-  cudaGraphExecDestroy(replayable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 // A pool of more than 2^31 elements: its last slot gives what the same state in a small pool gives.
@@ -486,7 +413,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, offsetsGoBeyond32Bits) {
   Batch batch = Batch::draw(15, 1, 1, false);
   batch.slots = 1;
   batch.indices(0) = 0;
-  const Inputs inputs(1, 1, 16, 32, 128, 128, 15);
+  const Inputs inputs(batch, {16, 32, 128, 128}, 15);
   Device<T, S> small(inputs, batch), large(inputs, batch);
   small.run({});
   DeviceTensor<S, 4> pool(Shape<4>{slots, 32, 128, 128});
@@ -512,7 +439,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, offsetsOfIndicesGoBeyond32Bits) {
   using S = typename TypeParam::second_type;
   constexpr std::int64_t kRows = 60000;
   Batch batch = Batch::draw(15, kRows, 1, false);
-  const Inputs inputs(kRows, batch.slots, 1, 1, 4, 4, 15);
+  const Inputs inputs(batch, {1, 1, 4, 4}, 15);
   const WideColumn column(batch.indices);
   for (const bool starts : {false, true}) {
     Device<T, S> narrow(inputs, batch), wide(inputs, batch);
@@ -576,30 +503,21 @@ TEST_P(SlotLawsGpu, areKeptByTheKernelAndBrokenByTheReportsMistake) {
 template <class Change>
 std::string complaint_about(Change change) {
   constexpr std::int64_t kTokens = 4, kSlots = 9;
-  std::vector<float> memory(1 << 20);
-  const auto at = [&]<class E, std::size_t Rank>(E, const Shape<Rank>& shape) {
-    return make_view(reinterpret_cast<E*>(memory.data()), shape);
-  };
-  const auto index = [&](std::int64_t n) { return at(std::int32_t{}, Shape<1>{n}); };
   kernels::GatedDeltaRuleUpdate<Bf16, float> in{
-      .tokens = {.q = at(Bf16(), Shape<3>{kTokens, 2, 128}),
-                 .k = at(Bf16(), Shape<3>{kTokens, 2, 128}),
-                 .v = at(Bf16(), Shape<3>{kTokens, 4, 64}),
-                 .g = at(float{}, Shape<2>{kTokens, 4}),
-                 .beta = at(float{}, Shape<2>{kTokens, 4}),
-                 .query_start_loc = index(3)},
-      .state = at(float{}, Shape<4>{kSlots, 4, 64, 128}),
-      .out = at(Bf16(), Shape<3>{kTokens, 4, 64}),
-      .slots = {.table = at(std::int32_t{}, Shape<2>{2, 2}), .num_accepted = index(2)},
-      .A_log = at(float{}, Shape<1>{4}),
-      .dt_bias = at(float{}, Shape<1>{4})};
+      .tokens = {.q = unread<Bf16, 3>({kTokens, 2, 128}),
+                 .k = unread<Bf16, 3>({kTokens, 2, 128}),
+                 .v = unread<Bf16, 3>({kTokens, 4, 64}),
+                 .g = unread<float, 2>({kTokens, 4}),
+                 .beta = unread<float, 2>({kTokens, 4}),
+                 .query_start_loc = unread<std::int32_t, 1>({3})},
+      .state = unread<float, 4>({kSlots, 4, 64, 128}),
+      .out = unread<Bf16, 3>({kTokens, 4, 64}),
+      .slots = {.table = unread<std::int32_t, 2>({2, 2}),
+                .num_accepted = unread<std::int32_t, 1>({2})},
+      .A_log = unread<float, 1>({4}),
+      .dt_bias = unread<float, 1>({4})};
   change(in);
-  try {
-    kernels::gated_delta_rule_update<Bf16, float>(in, nullptr);
-  } catch (const kernels::ArgumentError& error) {
-    return error.what();
-  }
-  return "nothing";
+  return complaint_of([&] { kernels::gated_delta_rule_update<Bf16, float>(in, nullptr); });
 }
 
 // Whoever calls with a wrong argument reads which one, what is expected and what came.

@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-#include "properties/support/gpu.hpp"
+#include "properties/support/prefill_rows.hpp"
 #include "reference/recurrent/mamba2.hpp"
 
 namespace lockstep {
@@ -36,38 +36,9 @@ struct Question {
   PrefillKernel kernel = PrefillKernel::chunked;
 };
 
-/// Rows of a prefill over the slots of a pool.
-struct Rows_ {
-  Sizes lengths;
-  std::int64_t tokens = 0, slots = 0, longest = 0;
-  Array<std::int32_t, 1> starts, indices, counts;
-  Array<bool, 1> resumes;
-
-  Rows_(const Sizes& row_lengths, std::uint64_t seed, bool padded) : lengths(row_lengths) {
-    const auto rows = static_cast<std::int64_t>(lengths.size());
-    longest = std::max<std::int64_t>(1, *std::max_element(lengths.begin(), lengths.end()));
-    starts = starts_of(lengths);
-    counts = ints(lengths);
-    tokens = padded ? rows * longest : sum(lengths) + 3;  // and padding behind the rows
-    slots = 2 * rows + 1;
-    indices = Array<std::int32_t, 1>(Shape<1>{rows}, -1);
-    resumes = Array<bool, 1>(Shape<1>{rows}, true);
-    for (std::int64_t n = 0; n < rows; ++n) {
-      const auto draw = random_below(8, seed, 400, static_cast<std::uint64_t>(n));
-      if (rows == 1 || draw != 0) indices(n) = static_cast<std::int32_t>(2 * (rows - 1 - n) + 1);
-      resumes(n) = draw % 3 != 1;
-    }
-  }
-  std::int64_t boundaries(std::int64_t every) const {
-    std::int64_t count = 0;
-    for (const std::int64_t length : lengths) count += every ? length / every : 0;
-    return count;
-  }
-};
-
 /// A layer's inputs, on the grid: exact in every type. What no row may look at is NaN.
 struct Inputs {
-  Inputs(const Rows_& rows, const Extents& e, const Question& question, std::uint64_t seed)
+  Inputs(const PrefillRows& rows, const Extents& e, const Question& question, std::uint64_t seed)
       : x(draw<3>({rows.tokens, e.H, e.P}, seed, 1)),
         dt(draw<2>({rows.tokens, e.H}, seed, 2)),
         A(draw<1>({e.H}, seed, 3)),
@@ -84,28 +55,15 @@ struct Inputs {
     if (!question.skip_by_channel)
       for (std::int64_t h = 0; h < e.H; ++h)
         for (std::int64_t p = 1; p < e.P; ++p) D(h, p) = D(h, 0);
-    for (std::size_t n = 0; n < rows.lengths.size(); ++n) {
-      const auto row = static_cast<std::int64_t>(n);
-      const std::int64_t begin = question.padded ? row * rows.longest : rows.starts(row);
-      const std::int64_t end = question.padded ? begin + rows.longest : begin + rows.lengths[n];
-      const bool skipped = question.with_state && rows.indices(row) < 0;
-      for (std::int64_t t = skipped ? begin : begin + rows.lengths[n]; t < end; ++t) poison(t);
-      if (question.with_state && rows.indices(row) >= 0 && !rows.resumes(row))
-        fill(at(state.view(), rows.indices(row)), std::nan(""));
-    }
-    for (std::int64_t t = rows.tokens - (question.padded ? 0 : 3); t < rows.tokens; ++t) poison(t);
-  }
-  void poison(std::int64_t t) {
-    fill(at(x.view(), t), std::nan(""));
-    fill(at(dt.view(), t), std::nan(""));
-    fill(at(B.view(), t), std::nan(""));
-    fill(at(C.view(), t), std::nan(""));
-    fill(at(z.view(), t), std::nan(""));
-  }
-  template <std::size_t Rank>
-  static Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed,
-                                  std::uint64_t stream) {
-    return on_grid<double>(shape, {.seed = seed, .stream = stream});
+    const auto poison = [](auto& array, std::int64_t i) {
+      fill(at(array.view(), i), std::nan(""));
+    };
+    rows.for_each_unread(
+        question.with_state,
+        [&](std::int64_t t) {
+          poison(x, t), poison(dt, t), poison(B, t), poison(C, t), poison(z, t);
+        },
+        [&](std::int64_t slot) { poison(state, slot); });
   }
   Array<double, 3> x;
   Array<double, 2> dt;
@@ -124,16 +82,17 @@ struct Answer {
 };
 
 template <class S>
-Answer<S> reference_answer(const Inputs& inputs, const Rows_& rows, const Question& question,
+Answer<S> reference_answer(const Inputs& inputs, const PrefillRows& rows, const Question& question,
                            const StoragePoints& storage) {
   const std::int64_t P = inputs.x.extent(2), N = inputs.B.extent(2);
   const auto x = cast<S>(inputs.x), B = cast<S>(inputs.B), C = cast<S>(inputs.C);
   const auto z = cast<S>(inputs.z);
   const auto dt = cast<S>(inputs.dt), D = cast<S>(inputs.D);
   const auto A = cast<S>(inputs.A), dt_bias = cast<S>(inputs.dt_bias);
-  Answer<S> answer{Array<S, 3>(x.shape()), cast<S>(inputs.state),
-                   Array<S, 4>(Shape<4>{rows.boundaries(question.every), inputs.x.extent(1), P, N},
-                               std::nan(""))};
+  Answer<S> answer{
+      Array<S, 3>(x.shape()), cast<S>(inputs.state),
+      Array<S, 4>(Shape<4>{boundary_count(rows.lengths, question.every), inputs.x.extent(1), P, N},
+                  std::nan(""))};
   reference::Mamba2Inputs<S> in{.x = x,
                                 .dt = repeat(dt.view(), P),
                                 .A = repeat(repeat(A.view(), P), N),
@@ -183,11 +142,8 @@ Answer<S> reference_answer(const Inputs& inputs, const Rows_& rows, const Questi
 
 template <class T, class S>
 struct Device {
-  Device(const Inputs& in, const Rows_& rows, const Question& question)
-      : starts(rows.starts),
-        indices(rows.indices),
-        counts(rows.counts),
-        resumes(rows.resumes.shape()),
+  Device(const Inputs& in, const PrefillRows& rows, const Question& question)
+      : indices(rows),
         x(in.x),
         B(in.B),
         C(in.C),
@@ -198,13 +154,10 @@ struct Device {
         dt_bias(in.dt_bias),
         out(in.x.shape()),
         state(in.state),
-        boundary(Shape<4>{rows.boundaries(question.every), in.state.extent(1), in.state.extent(2),
-                          in.state.extent(3)}) {
-    std::vector<unsigned char> flags;
-    for (const bool flag : rows.resumes) flags.push_back(flag);
-    resumes.set(flags);
-  }
-  kernels::SsdPrefill<T, S> arguments(const Rows_& rows, const Question& question) {
+        boundary(Shape<4>{boundary_count(rows.lengths, question.every), in.state.extent(1),
+                          in.state.extent(2), in.state.extent(3)}) {}
+
+  kernels::SsdPrefill<T, S> arguments(const Question& question) {
     kernels::SsdPrefill<T, S> in{.x = std::as_const(x).view(),
                                  .dt = dt.view(),
                                  .A = A.view(),
@@ -213,6 +166,7 @@ struct Device {
                                  .out = out.view(),
                                  .dt_bias = dt_bias.view(),
                                  .dt_softplus = question.softplus,
+                                 .batch = indices.batch(question.with_state),
                                  .boundary_every = question.every,
                                  .kernel = question.kernel};
     if (question.skip) {
@@ -221,28 +175,16 @@ struct Device {
     }
     if (question.gated) in.z = std::as_const(z).view();
     if (question.limited) in.dt_min = 0.0625f, in.dt_max = 0.25f;
-    if (question.padded) {
-      in.batch.padded_size = rows.longest;
-      in.batch.context_lengths = std::as_const(counts).view();
-    } else {
-      in.batch.query_start_loc = std::as_const(starts).view();
-    }
-    if (question.with_state) {
-      in.state = state.view();
-      in.batch.slots = {.indices = std::as_const(indices).view()};
-      in.batch.has_initial_state =
-          make_view(reinterpret_cast<const bool*>(std::as_const(resumes).data()), resumes.shape());
-    }
+    if (question.with_state) in.state = state.view();
     if (question.every) in.boundary_states = boundary.view();
     return in;
   }
-  void run(const Rows_& rows, const Question& question) {
-    kernels::ssd_prefill<T, S>(arguments(rows, question), nullptr);
+  void run(const Question& question) {
+    kernels::ssd_prefill<T, S>(arguments(question), nullptr);
     finish();
   }
 
-  DeviceTensor<std::int32_t, 1> starts, indices, counts;
-  DeviceTensor<unsigned char, 1> resumes;
+  DevicePrefillRows indices;
   DeviceTensor<T, 3> x, B, C, z;
   DeviceTensor<T, 2> dt;
   DeviceTensor<float, 2> D;
@@ -251,14 +193,16 @@ struct Device {
   DeviceTensor<S, 4> state, boundary;
 };
 
-template <class T, class S>
+template <class Types>
 void expect_agreement(const Extents& e, const Sizes& lengths, Question question,
                       std::uint64_t seed) {
+  using T = typename Types::first_type;
+  using S = typename Types::second_type;
   if (e.N > 128) question.kernel = PrefillKernel::fastest;  // token by token
   SCOPED_TRACE("H " + std::to_string(e.H) + ", G " + std::to_string(e.G) + ", P " +
                std::to_string(e.P) + ", N " + std::to_string(e.N) + ", rows " +
                ::testing::PrintToString(lengths));
-  const Rows_ rows(lengths, seed, question.padded);
+  const PrefillRows rows(lengths, seed, question.padded);
   const Inputs inputs(rows, e, question, seed);
   const auto truth = reference_answer<double>(inputs, rows, question, {});
   const auto yardstick = reference_answer<float>(inputs, rows, question,
@@ -267,7 +211,7 @@ void expect_agreement(const Extents& e, const Sizes& lengths, Question question,
                                                   .operand = kernels::format_of<T>(),
                                                   .output = kernels::format_of<T>()});
   Device<T, S> device(inputs, rows, question);
-  device.run(rows, question);
+  device.run(question);
   const std::string by = question.kernel == PrefillKernel::chunked ? " by chunks" : " by tokens";
   EXPECT_TRUE(within_yardstick(kOperation, "out" + by, device.out, yardstick.out, truth.out));
   EXPECT_TRUE(
@@ -294,15 +238,12 @@ using TypePairs = ::testing::Types<std::pair<Bf16, float>, std::pair<Bf16, Bf16>
 TYPED_TEST_SUITE(SsdPrefillGpu, TypePairs);
 
 TYPED_TEST(SsdPrefillGpu, chunksAreTheReferences) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
-    for (const Sizes& lengths : kLengths) expect_agreement<T, S>(e, lengths, {}, lengths.size());
+    for (const Sizes& lengths : kLengths)
+      expect_agreement<TypeParam>(e, lengths, {}, lengths.size());
 }
 
 TYPED_TEST(SsdPrefillGpu, everyArgumentCounts) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   const Sizes lengths{65, 3, 192, 30, 100};
   for (const Extents& e : kExtents)
     for (const PrefillKernel kernel : {PrefillKernel::chunked, PrefillKernel::sequential}) {
@@ -319,17 +260,15 @@ TYPED_TEST(SsdPrefillGpu, everyArgumentCounts) {
                                 {.decay = 64},
                                 {.decay = 1.0 / 1024}}) {
         question.kernel = kernel;
-        expect_agreement<T, S>(e, lengths, question, ++seed);
+        expect_agreement<TypeParam>(e, lengths, question, ++seed);
       }
     }
 }
 
 TYPED_TEST(SsdPrefillGpu, statesAtBoundaries) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   for (const Extents& e : kExtents)
     for (const std::int64_t every : {64, 128, 50})
-      expect_agreement<T, S>(
+      expect_agreement<TypeParam>(
           e, {130, 64, 10, 257},
           {.every = every,
            .kernel = every % 64 == 0 ? PrefillKernel::chunked : PrefillKernel::sequential},
@@ -338,13 +277,11 @@ TYPED_TEST(SsdPrefillGpu, statesAtBoundaries) {
 
 // More items than the GPU has processors: blocks go from item to item.
 TYPED_TEST(SsdPrefillGpu, blocksTakeManyItems) {
-  using T = typename TypeParam::first_type;
-  using S = typename TypeParam::second_type;
   Sizes lengths;
   for (std::uint64_t i = 0; i < 40; ++i)
     lengths.push_back(static_cast<std::int64_t>(random_below(150, 7, 1, i)));
   for (const bool gated : {false, true})
-    expect_agreement<T, S>({8, 1, 64, 128}, lengths, {.gated = gated, .every = 64}, 3);
+    expect_agreement<TypeParam>({8, 1, 64, 128}, lengths, {.gated = gated, .every = 64}, 3);
 }
 
 // A prefix cache rests on this: a prefill resumed from the state at a multiple of the chunk gives
@@ -354,11 +291,11 @@ TEST_F(GpuTest, ssdPrefillResumedAtAChunkGivesTheSameBits) {
   for (const std::int64_t cut : {64, 128, 256}) {
     const Sizes whole{300};
     const Question question{.gated = true, .every = 64};
-    const Rows_ rows(whole, 1, false);
+    const PrefillRows rows(whole, 1, false);
     const Inputs inputs(rows, e, question, 11);
     Device<Bf16, float> uncut(inputs, rows, question), resumed(inputs, rows, question);
-    uncut.run(rows, question);
-    auto in = resumed.arguments(rows, question);
+    uncut.run(question);
+    auto in = resumed.arguments(question);
     in.boundary_states.reset();
     in.boundary_every = 0;
     const auto run_part = [&](std::int64_t begin, std::int64_t end) {
@@ -387,24 +324,16 @@ class SsdPrefillArguments : public GpuTest {};
 
 TEST(SsdPrefillArguments, areRefusedByName) {
   const Extents e{2, 1, 64, 128};
-  const auto complaint = [&](auto change) -> std::string {
-    alignas(16) static std::byte nowhere[16];
-    auto* const data = reinterpret_cast<Bf16*>(nowhere);
-    auto* const numbers = reinterpret_cast<float*>(nowhere);
-    kernels::SsdPrefill<Bf16, float> in{.x = make_view<const Bf16>(data, Shape<3>{4, e.H, e.P}),
-                                        .dt = make_view<const Bf16>(data, Shape<2>{4, e.H}),
-                                        .A = make_view<const float>(numbers, Shape<1>{e.H}),
-                                        .B = make_view<const Bf16>(data, Shape<3>{4, e.G, e.N}),
-                                        .C = make_view<const Bf16>(data, Shape<3>{4, e.G, e.N}),
-                                        .out = make_view(data, Shape<3>{4, e.H, e.P}),
-                                        .state = make_view(numbers, Shape<4>{3, e.H, e.P, e.N})};
+  const auto complaint = [&](auto change) {
+    kernels::SsdPrefill<Bf16, float> in{.x = unread<const Bf16, 3>({4, e.H, e.P}),
+                                        .dt = unread<const Bf16, 2>({4, e.H}),
+                                        .A = unread<const float, 1>({e.H}),
+                                        .B = unread<const Bf16, 3>({4, e.G, e.N}),
+                                        .C = unread<const Bf16, 3>({4, e.G, e.N}),
+                                        .out = unread<Bf16, 3>({4, e.H, e.P}),
+                                        .state = unread<float, 4>({3, e.H, e.P, e.N})};
     change(in);
-    try {
-      kernels::ssd_prefill<Bf16, float>(in, nullptr);
-    } catch (const kernels::ArgumentError& error) {
-      return error.what();
-    }
-    return "nothing";
+    return complaint_of([&] { kernels::ssd_prefill<Bf16, float>(in, nullptr); });
   };
   using In = kernels::SsdPrefill<Bf16, float>;
   using ::testing::HasSubstr;

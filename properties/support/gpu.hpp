@@ -1,8 +1,10 @@
-// What the tests of kernels share: whether there is a GPU, batches that hurt, and comparisons.
+// What the tests of kernels share: whether there is a GPU, complaints about arguments that nothing
+// ever reads, graphs, batches that hurt, and comparisons.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include "kernels/base/check.hpp"
 #include "kernels/base/device_tensor.hpp"
 #include "kernels/base/launch_note.hpp"
 #include "properties/support/accuracy_log.hpp"
@@ -23,6 +25,56 @@ class GpuTest : public ::testing::Test {
 
 inline void finish() {
   kernels::check_cuda(cudaDeviceSynchronize(), "a kernel");
+}
+
+/// A view for calls that are refused before anybody looks at an element: no GPU is needed.
+template <class T, std::size_t Rank>
+TensorView<T, Rank> unread(const Shape<Rank>& shape) {
+  alignas(16) static std::remove_const_t<T> element{};
+  return make_view<T>(&element, shape);
+}
+template <class T, std::size_t Rank>
+TensorView<T, Rank> unread(const Shape<Rank>& shape, const Shape<Rank>& strides) {
+  alignas(16) static std::remove_const_t<T> element{};
+  return make_view<T>(&element, shape, strides);
+}
+
+/// What is said of the arguments of a call; "nothing" where it is taken.
+template <class Call>
+std::string complaint_of(Call call) {
+  try {
+    call();
+  } catch (const kernels::ArgumentError& error) {
+    return error.what();
+  }
+  return "nothing";
+}
+
+/// Captures what `run` launches on the stream that it is given, lets `change` give its buffers
+/// other contents, and launches what was captured.
+template <class Run, class Change>
+void replay_behind_change(Run run, Change change) {
+  using kernels::check_cuda;
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replayable;
+  check_cuda(cudaStreamCreate(&stream), "a stream");
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "a capture");
+  run(stream);
+  check_cuda(cudaStreamEndCapture(stream, &graph), "a capture");
+  check_cuda(cudaGraphInstantiate(&replayable, graph, 0), "a graph");
+  change();
+  check_cuda(cudaGraphLaunch(replayable, stream), "a graph");
+  finish();
+  cudaGraphExecDestroy(replayable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+/// Numbers on the grid: exact in every type.
+template <std::size_t Rank>
+Array<double, Rank> draw(const Shape<Rank>& shape, std::uint64_t seed, std::uint64_t stream) {
+  return on_grid<double>(shape, {.seed = seed, .stream = stream});
 }
 
 /// Rows of a batch over the slots of a pool: some rows padding, every other one with a slot of its
@@ -137,6 +189,44 @@ class WideColumn {
 /// Rows at which launches change: few wait more than they move, many fill L2.
 constexpr std::int64_t kBatchRows[] = {1, 8, 9, 127, 128, 512};
 
+/// The kernel that a recurrence's update with states of type S is to launch for so many rows: one
+/// for a token each, or one for the chains of tokens that query_start_loc and tables name.
+template <class S>
+std::string expected_update(bool chains, std::int64_t rows) {
+  const std::string tiling = sizeof(S) <= 2 ? " 4x1" : " 2x1";
+  const std::string kept = rows >= 128 ? " cached" : "";
+  if (chains) return rows <= 8 ? "staged 2x4" : "chain" + tiling + kept;
+  return rows <= 8 ? "step 4x1 cached" : "step" + tiling + kept;
+}
+
+/// Activations and states that the updates of recurrences, and the convolutions, are built for.
+using UpdateTypes = ::testing::Types<
+#ifdef LOCKSTEP_ALL_SHAPES
+    std::pair<kernels::Bf16, kernels::Fp16>, std::pair<kernels::Fp16, float>,
+    std::pair<kernels::Fp16, kernels::Fp16>, std::pair<float, float>,
+    std::pair<float, kernels::Bf16>,
+#endif
+    std::pair<kernels::Bf16, float>, std::pair<kernels::Bf16, kernels::Bf16>>;
+using ConvolutionTypes = ::testing::Types<
+#ifdef LOCKSTEP_ALL_SHAPES
+    std::pair<kernels::Fp16, kernels::Fp16>, std::pair<float, float>,
+    std::pair<float, kernels::Bf16>,
+#endif
+    std::pair<kernels::Bf16, float>, std::pair<kernels::Bf16, kernels::Bf16>>;
+
+/// Where an update or a convolution rounds.
+template <class T, class S>
+StoragePoints storage_of() {
+  return {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()};
+}
+
+/// States at boundaries of every so many tokens that rows of these lengths leave.
+inline std::int64_t boundary_count(const Sizes& lengths, std::int64_t every) {
+  std::int64_t count = 0;
+  for (const std::int64_t length : lengths) count += every > 0 ? length / every : 0;
+  return count;
+}
+
 /// A result held against the yardstick, and noted under `operation`.
 template <class T, std::size_t Rank>
 ::testing::AssertionResult within_yardstick(const std::string& operation, const std::string& what,
@@ -167,6 +257,12 @@ auto contiguous(const V& view) {
   std::int64_t i = 0;
   for_each_element(view, [&](const auto&, const auto& element) { array.data()[i++] = element; });
   return array;
+}
+
+/// The array with its last two dimensions exchanged, where that is asked for.
+template <class Element, std::size_t Rank>
+Array<Element, Rank> turned_if(bool asked, const Array<Element, Rank>& array) {
+  return asked ? contiguous(transposed(array.view())) : array;
 }
 
 /// Parents of every token of the batch; with invalid ones among them.

@@ -1,5 +1,5 @@
-// What the tests of the plain layers share: rows with gaps between them, results as the yardstick
-// stores them, graphs, and complaints about arguments that nothing ever reads.
+// What the tests of the plain layers share: rows with gaps between them, and results as the
+// yardstick stores them.
 #pragma once
 
 #include "properties/support/gpu.hpp"
@@ -71,50 +71,6 @@ template <class T, std::size_t Rank>
 Array<float, Rank> stored(Array<float, Rank> array) {
   for (float& x : array) x = kernels::to_host(kernels::from_host<T>(x));
   return array;
-}
-
-/// Captures what `run` launches on the stream that it is given, lets `change` give its buffers
-/// other contents, and launches what was captured.
-template <class Run, class Change>
-void replay_behind_change(Run run, Change change) {
-  using kernels::check_cuda;
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t replayable;
-  check_cuda(cudaStreamCreate(&stream), "a stream");
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "a capture");
-  run(stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph), "a capture");
-  check_cuda(cudaGraphInstantiate(&replayable, graph, 0), "a graph");
-  change();
-  check_cuda(cudaGraphLaunch(replayable, stream), "a graph");
-  finish();
-  cudaGraphExecDestroy(replayable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-}
-
-/// A view for calls that are refused before anybody looks at an element: no GPU is needed.
-template <class T, std::size_t Rank>
-TensorView<T, Rank> unread(const Shape<Rank>& shape) {
-  static std::remove_const_t<T> element{};
-  return make_view<T>(&element, shape);
-}
-template <class T, std::size_t Rank>
-TensorView<T, Rank> unread(const Shape<Rank>& shape, const Shape<Rank>& strides) {
-  static std::remove_const_t<T> element{};
-  return make_view<T>(&element, shape, strides);
-}
-
-/// What is said of the arguments of a call; "nothing" where it is taken.
-template <class Call>
-std::string complaint_of(Call call) {
-  try {
-    call();
-  } catch (const kernels::ArgumentError& error) {
-    return error.what();
-  }
-  return "nothing";
 }
 
 }  // namespace lockstep::testing_support
