@@ -167,7 +167,8 @@ void expect_agreement(const Extents& e, const Batch& batch, const Question& ques
   }
 }
 
-constexpr PrefillForm kChunked[] = {PrefillForm::overlapped, PrefillForm::in_turns};
+constexpr PrefillForm kChunked[] = {PrefillForm::overlapped, PrefillForm::in_turns,
+                                    PrefillForm::by_heads};
 const std::vector<Extents> kQwenSlices{{1, 1, 128, 64}, {1, 2, 128, 128}, {2, 8, 128, 128}};
 
 template <class S>
@@ -180,18 +181,27 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, raggedRowsAreTheReferences) {
   for (const PrefillForm form : kChunked)
     for (const Extents& e : kQwenSlices)
       for (const std::uint64_t seed : {1, 2, 3})
-        expect_agreement<TypeParam>(e, Batch::draw(seed, 3, 130, false), {.form = form}, seed);
+        if (form != PrefillForm::by_heads || e.V > 64)
+          expect_agreement<TypeParam>(e, Batch::draw(seed, 3, 130, false), {.form = form}, seed);
+}
+
+// More pieces of work than processors: blocks take several, and the automatic choice is by heads.
+TYPED_TEST(GatedDeltaRulePrefillGpu, manyRowsAreTheReferences) {
+  for (const PrefillForm form :
+       {PrefillForm::automatic, PrefillForm::in_turns, PrefillForm::by_heads})
+    expect_agreement<TypeParam>({2, 8, 128, 128}, Batch::draw(11, 24, 130, false), {.form = form},
+                                11);
 }
 
 TYPED_TEST(GatedDeltaRulePrefillGpu, freshRowsBeginWithZero) {
-  for (const PrefillForm form : {kChunked[0], kChunked[1], PrefillForm::sequential})
+  for (const PrefillForm form : {kChunked[0], kChunked[1], kChunked[2], PrefillForm::sequential})
     expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(4, 5, 100, false),
                                 {.form = form, .fresh = true}, 4);
 }
 
 // States at boundaries are those that a radix cache keeps.
 TYPED_TEST(GatedDeltaRulePrefillGpu, boundaryStatesAreTheStatesThere) {
-  for (const PrefillForm form : {kChunked[0], kChunked[1], PrefillForm::sequential})
+  for (const PrefillForm form : {kChunked[0], kChunked[1], kChunked[2], PrefillForm::sequential})
     expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(5, 4, 300, false),
                                 {.form = form, .boundary_every = 64}, 5);
   expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(5, 4, 100, false),
@@ -199,7 +209,7 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, boundaryStatesAreTheStatesThere) {
 }
 
 TYPED_TEST(GatedDeltaRulePrefillGpu, aKMajorPoolServesAsWell) {
-  for (const PrefillForm form : {kChunked[0], kChunked[1], PrefillForm::sequential})
+  for (const PrefillForm form : {kChunked[0], kChunked[1], kChunked[2], PrefillForm::sequential})
     expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(6, 3, 140, false),
                                 {.form = form, .k_major = true}, 6);
 }
@@ -243,17 +253,21 @@ TEST_F(GatedDeltaRulePrefillCuts, aResumedPromptHasTheBitsOfTheUncutOne) {
     }
 }
 
-// Both chunked forms do the same arithmetic, and a second run finds the workspace as it should be.
+// All chunked forms do the same arithmetic, and a second run finds the workspace as it should be.
 TEST_F(GatedDeltaRulePrefillCuts, formsAndRunsAgreeBitByBit) {
   const Batch batch = Batch::draw(9, 3, 200, false);
   const Inputs inputs(batch, {1, 2, 128, 128}, 9);
   Device<float> overlapped(inputs, batch, {.form = PrefillForm::overlapped});
   Device<float> in_turns(inputs, batch, {.form = PrefillForm::in_turns});
+  Device<float> by_heads(inputs, batch, {.form = PrefillForm::by_heads});
   auto arguments = overlapped.arguments();
   kernels::gated_delta_rule_prefill<Bf16, float>(arguments, nullptr);
   in_turns.run();
+  by_heads.run();
   EXPECT_TRUE(same_bits(overlapped.out, in_turns.out));
   EXPECT_TRUE(same_bits(overlapped.state, in_turns.state));
+  EXPECT_TRUE(same_bits(by_heads.out, in_turns.out));
+  EXPECT_TRUE(same_bits(by_heads.state, in_turns.state));
   const Device<float> untouched(inputs, batch, {});
   overlapped.state.set(untouched.state.elements());
   kernels::gated_delta_rule_prefill<Bf16, float>(arguments, nullptr);

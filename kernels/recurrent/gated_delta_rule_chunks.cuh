@@ -11,15 +11,16 @@
 // chain_kernel runs through the chunks of a sequence, for 64 columns of a value head:
 //
 //   Y = V^T - exp(G) S K^T        Vn^T = Y T^T        S = exp(G_last) S + (E_last Vn)^T K
-//   O = exp(G) Q S^T + P Vn
+//   O^T = exp(G) S Q^T + Vn^T P^T
 //
-// The state is transposed against the papers' products: S [v, k] and Y, Vn [v, tokens] are left
+// Everything is transposed against the papers' products: S [v, k] and Y, Vn [v, tokens] are left
 // operands, which the tensor cores take from registers, so that nothing on the chain from one chunk
-// to the next goes through memory. Only the outputs read S and Vn from shared memory.
+// to the next goes through memory. The outputs fill the gaps that the chain leaves on the tensor
+// cores: their products are asked for behind those that the next step waits for.
 //
 //   prepare_kernel  block: 4 warpgroups, each with chunks and heads of its own
-//   chain_kernel    block: 4 warpgroups. 0: loads · 1: the chain · 2, 3: outputs of even and odd
-//                   chunks. A block takes pieces of work in turns, longest sequences first
+//   chain_kernel    block: a warpgroup that loads, and one or two with 64 columns each. A block
+//                   takes pieces of work in turns, longest sequences first
 //
 // Where the chains leave processors idle, both kernels run at the same time and a counter per entry
 // of the workspace says that it is there; otherwise one waits for the other.
@@ -119,7 +120,8 @@ struct Parameters {
   Bf16* out = nullptr;
   std::int64_t out_token_stride = 0, out_head_stride = 0;
   char* entries = nullptr;  ///< the workspace: an Entry for every chunk and value head
-  int* counters = nullptr;  ///< [entries, V / 64, 2], 0 before and after; null: kernels in turns
+  int* counters = nullptr;  ///< [entries, readers], 0 before and after; null: kernels in turns
+  int readers = 0;          ///< blocks that read an entry
   int entry_count = 0;      ///< of chunks; more than there are
 
 #ifdef __CUDACC__
@@ -142,24 +144,21 @@ struct Maps {
 
 /// What prepare_kernel leaves of a chunk and value head. Tiles are swizzled.
 struct Entry {
-  struct ForChain {
-    float y[kChunk], w[kChunk], decay, unused[3];
-  };
-  struct ForOutputs {
-    float decay[kChunk], norm[kChunk];
+  struct Scales {
+    float y[kChunk], w[kChunk], decays[kChunk], norms[kChunk], decay, unused[3];
   };
   char t[kTile], p[kTile];
-  ForChain chain;
-  ForOutputs outputs;
+  Scales scales;
   char unused[112];
 };
 static_assert(sizeof(Entry) % 128 == 0);
 
 // --- Which work there is -------------------------------------------------------------------------
 
-/// 64 columns of one value head of one sequence.
+/// 64 columns of one value head of one sequence, or several times 64.
 struct Piece {
-  int row, head, part;
+  int row, head;
+  int part;  ///< the first
   TokenRange tokens;
   int chunks;  ///< 0 too where the row has no slot
   int entry;   ///< of the first chunk
@@ -176,30 +175,32 @@ __device__ inline int chunks_of(const Parameters& p, int row, int size) {
 struct Work {
   const Parameters& p;
   const std::uint16_t* order;
-  int parts;
+  int pieces_per_head, parts_per_piece;
 
   /// Sequences by length, longest first. Every thread calls it.
   __device__ static void sort(const Parameters& p, std::uint16_t* order, int* lengths) {
     const int rows = p.rows.rows;
     if (rows > kKnownRows) return;
-    const int row = static_cast<int>(threadIdx.x);
-    const int own = row < rows ? p.range(row).size : 0;
-    if (row < rows) lengths[row] = own;
+    const int first = static_cast<int>(threadIdx.x), step = static_cast<int>(blockDim.x);
+    for (int row = first; row < rows; row += step) lengths[row] = p.range(row).size;
     __syncthreads();
-    int before = 0;
-    for (int other = 0; other < rows; ++other)
-      before += lengths[other] > own || (lengths[other] == own && other < row);
-    if (row < rows) order[before] = static_cast<std::uint16_t>(row);
+    for (int row = first; row < rows; row += step) {
+      const int own = lengths[row];
+      int before = 0;
+      for (int other = 0; other < rows; ++other)
+        before += lengths[other] > own || (lengths[other] == own && other < row);
+      order[before] = static_cast<std::uint16_t>(row);
+    }
     __syncthreads();
   }
 
   __device__ Piece piece(int number) const {
     Piece x;
-    const int per_row = p.heads * parts;
+    const int per_row = p.heads * pieces_per_head;
     const int place = number / per_row, rest = number - place * per_row;
     x.row = uniform(p.rows.rows <= kKnownRows ? order[place] : place);
-    x.head = rest / parts;
-    x.part = rest - x.head * parts;
+    x.head = rest / pieces_per_head;
+    x.part = (rest - x.head * pieces_per_head) * parts_per_piece;
     const TokenRange tokens = p.range(x.row);
     x.tokens = {uniform(tokens.begin), uniform(tokens.size)};
     x.chunks = uniform(chunks_of(p, x.row, x.tokens.size));
@@ -212,7 +213,7 @@ struct Work {
   template <class Visit>
   __device__ void for_each_piece(Visit visit) const {
     const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
-    const int pieces = p.rows.rows * p.heads * parts;
+    const int pieces = p.rows.rows * p.heads * pieces_per_head;
     for (int round = 0; round * blocks < pieces; ++round) {
       const int number = round * blocks + (round % 2 ? blocks - 1 - own : own);
       if (number < pieces) visit(piece(number));
@@ -410,19 +411,19 @@ struct Preparation {
       scale(kk, qk, q);
       if (lane % 4 == lane / 8) {
         const int i = 16 * warp + lane / 4;
-        to.outputs.norm[i] = query_norms.x;
-        to.outputs.norm[i + 8] = query_norms.y;
+        to.scales.norms[i] = query_norms.x;
+        to.scales.norms[i + 8] = query_norms.y;
       }
     }
     const float last = m.G[kChunk - 1];
     const int own = 32 * (warp % 2) + lane;
     if (warp < 2) {
       const float norm = m.log_norms[own];
-      to.chain.y[own] = exp2_fast(m.G[own] + norm);
-      to.chain.w[own] = exp2_fast(last - m.G[own] + norm);
+      to.scales.y[own] = exp2_fast(m.G[own] + norm);
+      to.scales.w[own] = exp2_fast(last - m.G[own] + norm);
     } else {
-      to.outputs.decay[own] = exp2_fast(m.G[own]);
-      if (warp == 2 && lane == 0) to.chain.decay = exp2_fast(last);
+      to.scales.decays[own] = exp2_fast(m.G[own]);
+      if (warp == 2 && lane == 0) to.scales.decay = exp2_fast(last);
     }
     float y[2][4];
     invert_diagonal(y);
@@ -440,9 +441,8 @@ struct Preparation {
       __threadfence();
       __syncwarp();
       publish_to_async_everywhere();
-      const int parts = p.V / kPart;
-      if (lane < 2 * parts)
-        count_up(p.counters + (std::int64_t{entry} * p.heads + head) * 2 * parts + lane);
+      if (lane < p.readers)
+        count_up(p.counters + (std::int64_t{entry} * p.heads + head) * p.readers + lane);
     }
   }
 
@@ -695,43 +695,39 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 
 
 // --- The chain -----------------------------------------------------------------------------------
 
-constexpr int kStages = 3;  ///< of K, V and T
-constexpr int kCopies = 2;  ///< of S, Vn, and of Q and P
+constexpr int kStages = 3;
 
+/// kParts: how many times 64 rows of a state a block holds.
+template <int kParts>
 struct ChainMemory {
   struct Stage {
-    char k[2 * kTile], v[kTile], t[kTile];
+    char k[2 * kTile], v[kParts * kTile], t[kTile], q[2 * kTile], p[kTile];
   } stages[kStages];
-  struct Queries {
-    char q[2 * kTile], p[kTile];
-  } queries[kCopies];
-  char s[kCopies][2 * kTile];  ///< [columns 0 ... 63 | 64 ... 127] of 64 rows
-  char vn[kCopies][kTile];
-  char out[kCopies][kTile];
-  Entry::ForChain scales[kStages];
-  Entry::ForOutputs norms[kCopies];
+  char out[kParts][kTile];
+  Entry::Scales scales[kStages];
   std::uint64_t full[kStages], empty[kStages], tail[kStages];
-  std::uint64_t q_full[kCopies], q_empty[kCopies], s_full[kCopies], s_empty[kCopies];
-  std::uint64_t vn_full[kCopies], vn_empty[kCopies];
   std::uint16_t order[kKnownRows];
 };
-constexpr int kChainBytes = int{sizeof(ChainMemory)} + 1024;
-static_assert(kChainBytes <= 232448, "a block has 227 KiB");
+template <int kParts>
+constexpr int kChainBytes = int{sizeof(ChainMemory<kParts>)} + 1024;
+static_assert(kChainBytes<2> <= 232448, "a block has 227 KiB");
 
 /// kShared: the two blocks of a cluster have the two halves of the same value head. Each loads one
 /// half of what both need, to both.
-template <bool kShared>
+template <int kParts, bool kShared>
 struct Block {
+  static_assert(kParts == 1 || !kShared);
+  using Memory = ChainMemory<kParts>;
   const Parameters& p;
   const Maps& maps;
   Work work;
-  ChainMemory& m;
+  Memory& m;
   std::uint32_t base;  ///< the memory's address in shared memory
 
-  __device__ std::uint32_t barrier(const std::uint64_t& x) const { return shared_address(&x); }
+  __device__ static std::uint32_t barrier(const std::uint64_t& x) { return shared_address(&x); }
   /// Halves of 8 KiB or more: of a matrix of 128 columns, or of a tile.
-  __device__ void load_matrix(std::uint32_t to, const CUtensorMap& map, int head, int token,
-                              std::uint32_t full) const {
+  __device__ static void load_matrix(std::uint32_t to, const CUtensorMap& map, int head, int token,
+                                     std::uint32_t full) {
     if constexpr (kShared) {
       const int half = rank_in_cluster();
       load_tile_in_both(to + half * kTile, map, half * kTileColumns, head, token, full);
@@ -740,7 +736,7 @@ struct Block {
       load_tile(to + kTile, map, kTileColumns, head, token, full);
     }
   }
-  __device__ void load_prepared(std::uint32_t to, const char* from, std::uint32_t full) const {
+  __device__ static void load_prepared(std::uint32_t to, const char* from, std::uint32_t full) {
     if constexpr (kShared) {
       const int half = rank_in_cluster() * (kTile / 2);
       load_bytes_in_both(to + half, from + half, kTile / 2, full);
@@ -750,16 +746,17 @@ struct Block {
   }
   /// What the loads of both blocks fill is free, as far as this block's warpgroup is concerned. All
   /// of its lanes say so.
-  __device__ void release(const std::uint64_t& empty) const {
-    barrier_arrive(barrier(empty));
-    if (kShared && lane_of_warp() == 0) remote_arrive(barrier(empty), rank_in_cluster() ^ 1);
+  __device__ void release(int stage) const {
+    const std::uint32_t empty = barrier(m.empty[stage]);
+    barrier_arrive(empty);
+    if (kShared && lane_of_warp() == 0) remote_arrive(empty, rank_in_cluster() ^ 1);
   }
-  static constexpr int kReleases = kWarpgroup + (kShared ? 4 : 0);
-  /// The entry of a chunk, once it is there. `reader`: 0 the chain, 1 the outputs.
-  __device__ const Entry& entry(const Piece& piece, int chunk, int reader) const {
+  static constexpr int kReleases = kParts * kWarpgroup + (kShared ? 4 : 0);
+  /// The entry of a chunk, once it is there.
+  __device__ const Entry& entry(const Piece& piece, int chunk) const {
     const std::int64_t number = std::int64_t{piece.entry + chunk} * p.heads + piece.head;
     if (p.counters) {
-      int* const counter = p.counters + (number * work.parts + piece.part) * 2 + reader;
+      int* const counter = p.counters + number * work.pieces_per_head + piece.part / kParts;
       while (count_of(counter) != 4) {
       }
       *counter = 0;
@@ -769,67 +766,62 @@ struct Block {
   }
 };
 
-/// Loads K, V and T. One lane of a warp.
-template <bool kShared>
-__device__ void load_for_chain(const Block<kShared>& b) {
+/// Loads what a chunk needs. One lane of a warp.
+template <int kParts, bool kShared>
+__device__ void load(const Block<kParts, kShared>& b) {
+  using Stage = typename ChainMemory<kParts>::Stage;
+  constexpr int kBytes = int{sizeof(Stage)} + int{sizeof(Entry::Scales)};
   std::uint32_t tails = 0;  // a bit per stage: the parity of its next tail
   b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
     if (lane_of_warp() != 0) return;
     const Use use = use_of<kStages>(n);
-    ChainMemory::Stage& stage = b.m.stages[use.slot];
+    Stage& stage = b.m.stages[use.slot];
     const int size = size_of_chunk(piece.tokens.size, chunk);
     const std::uint32_t full = b.barrier(b.m.full[use.slot]), k = shared_address(stage.k);
     const std::uint32_t loaded = size == kChunk ? full : b.barrier(b.m.tail[use.slot]);
     const int h = b.p.value_heads_per_key_head.of(piece.head);
     const int token = piece.tokens.begin + chunk * kChunk;
+    const Entry& entry = b.entry(piece, chunk);
     barrier_wait(b.barrier(b.m.empty[use.slot]), use.parity ^ 1);
-    barrier_expect(loaded, 4 * kTile + int{sizeof(Entry::ForChain)});
+    barrier_expect(loaded, kBytes);
     b.load_matrix(k, b.maps.k, h, token, loaded);
-    load_tile(k + 2 * kTile, b.maps.v, piece.part * kPart, piece.head, token, loaded);
-    const Entry& entry = b.entry(piece, chunk, 0);
-    b.load_prepared(k + 3 * kTile, entry.t, loaded);
-    load_bytes(shared_address(&b.m.scales[use.slot]), &entry.chain, sizeof(Entry::ForChain),
-               loaded);
-    if (size < kChunk) zero_rows(k, 3, size, loaded, tails >> use.slot & 1, full);
+    b.load_prepared(shared_address(stage.t), entry.t, loaded);
+    for (int i = 0; i < kParts; ++i)
+      load_tile(shared_address(stage.v) + i * kTile, b.maps.v, (piece.part + i) * kPart, piece.head,
+                token, loaded);
+    load_bytes(shared_address(&b.m.scales[use.slot]), &entry.scales, sizeof(Entry::Scales), loaded);
+    b.load_matrix(shared_address(stage.q), b.maps.q, h, token, loaded);
+    b.load_prepared(shared_address(stage.p), entry.p, loaded);
+    if (size < kChunk) zero_rows(k, 2 + kParts, size, loaded, tails >> use.slot & 1, full);
     if (size < kChunk) tails ^= 1u << use.slot;
   });
 }
 
-/// Loads Q and P. One lane of a warp.
-template <bool kShared>
-__device__ void load_for_outputs(const Block<kShared>& b) {
-  b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
-    if (lane_of_warp() != 0) return;
-    const Use use = use_of<kCopies>(n);
-    const std::uint32_t full = b.barrier(b.m.q_full[use.slot]);
-    const std::uint32_t q = shared_address(b.m.queries[use.slot].q);
-    const int h = b.p.value_heads_per_key_head.of(piece.head);
-    const int token = piece.tokens.begin + chunk * kChunk;
-    barrier_wait(b.barrier(b.m.q_empty[use.slot]), use.parity ^ 1);
-    barrier_expect(full, 3 * kTile + int{sizeof(Entry::ForOutputs)});
-    b.load_matrix(q, b.maps.q, h, token, full);
-    const Entry& entry = b.entry(piece, chunk, 1);
-    b.load_prepared(q + 2 * kTile, entry.p, full);
-    load_bytes(shared_address(&b.m.norms[use.slot]), &entry.outputs, sizeof(Entry::ForOutputs),
-               full);
-  });
+/// Like store_matrices(), for the transposed matrices.
+__device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b,
+                                        std::uint32_t c, std::uint32_t d) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(a), "r"(b), "r"(c), "r"(d)
+      : "memory");
 }
 
-/// The chain of 64 rows of a state. A warpgroup.
-template <bool kShared>
+/// The chain of 64 rows of a state, and their outputs. A warpgroup.
+template <int kParts, bool kShared>
 struct Chain {
-  const Block<kShared>& b;
-  int warp, lane;
-  float s[2][32];               ///< columns 0 ... 63 and 64 ... 127
-  float y[32];                  ///< of the chunk that has begun
-  std::uint32_t v[4][4];        ///< likewise
-  std::uint32_t decayed[4][4];  ///< operand of products that run
-  float2 factors[8];            ///< exp(G) / |k| of the chunk that has begun
+  const Block<kParts, kShared>& b;
+  int part, warp, lane;          ///< part: of the block's
+  float s[2][32];                ///< columns 0 ... 63 and 64 ... 127
+  float y[32];                   ///< of the chunk that has begun
+  std::uint32_t v[4][4];         ///< likewise
+  float o[32];                   ///< outputs [v, tokens] of a chunk
+  std::uint32_t rounded[2][16];  ///< s, as operand
+  std::uint32_t decayed[4][4];   ///< operand of products that run
 
   /// Calls f(offset, first element, second one) for the lane's elements of a state.
   template <class F>
   __device__ void for_each_pair(const States& states, int slot, const Piece& piece, F f) {
-    const int row = piece.part * kPart + warp * 16 + lane / 4;
+    const int row = (piece.part + part) * kPart + warp * 16 + lane / 4;
 #pragma unroll
     for (int n = 0; n < 16; ++n)
 #pragma unroll
@@ -875,244 +867,201 @@ struct Chain {
         boundary = first_boundary(piece.row);
         left = every = b.p.boundary_every / kChunk;
       }
-      if (piece.chunks > 0) begin(n, false, kNowhere, piece);
+      if (piece.chunks > 0) begin(piece, 0, n, kNowhere);
       for (int chunk = 0; chunk < piece.chunks; ++chunk, ++n) {
         finish(n);
         const bool reached = every > 0 && --left == 0 && (chunk + 1) * kChunk <= piece.tokens.size;
         const int store_to = reached ? boundary++ : kNowhere;
         if (reached) left = every;
         if (chunk + 1 < piece.chunks) {
-          begin(n + 1, true, store_to, piece);
+          begin(piece, chunk + 1, n + 1, store_to);
         } else {
           wait_for_products<0>();
-          pin(s[0]), pin(s[1]);
-          __syncwarp();
-          release(n);
+          pin(s[0]), pin(s[1]), pin(o);
+          finish_outputs(n);
+          store_outputs(piece, chunk);
+          b.release(use_of<kStages>(n).slot);
           if (store_to != kNowhere) store(b.p.boundary, store_to, piece);
         }
       }
       if (b.p.state.data && (piece.chunks > 0 || !resumes)) store(b.p.state, slot, piece);
     });
+    if (warp == 0 && lane == 0) wait_for_stores();
   }
 
-  /// K, V and T of the n-th chunk have been used.
-  __device__ void release(int n) const {
-    b.release(b.m.empty[use_of<kStages>(n).slot]);
+  __device__ std::uint32_t stage(const Use& use) const {
+    return b.base + use.slot * int{sizeof(typename ChainMemory<kParts>::Stage)};
   }
 
   /// What a chunk needs of the state before it, while the last products of the chunk before may
-  /// still run: y = S K^T, v = V^T, and exp(G_last) S.
-  __device__ void begin(int n, bool follows, int boundary, const Piece& piece) {
-    const Use use = use_of<kStages>(n), copy = use_of<kCopies>(n);
-    const std::uint32_t stage = b.base + use.slot * int{sizeof(ChainMemory::Stage)};
-    std::uint32_t rounded[2][16];
+  /// still run: y = S K^T, v = V^T, and exp(G_last) S. Ends the chunk before. `boundary`: where the
+  /// state before the chunk is stored.
+  __device__ void begin(const Piece& piece, int chunk, int n, int boundary) {
+    const Use use = use_of<kStages>(n);
+    const std::uint32_t k = stage(use);
+    const Entry::Scales& scales = b.m.scales[use.slot];
     barrier_wait(b.barrier(b.m.full[use.slot]), use.parity);
     wait_for_products<1>();
-    pin(s[0]);
+    pin(s[0]), pin(o);
 #pragma unroll
     for (int i = 0; i < 16; ++i) rounded[0][i] = pack<Bf16>(s[0][2 * i], s[0][2 * i + 1]);
     pin(y), pin(rounded[0]);
     start_products();
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      Product<Bf16, 64, false>::of(y, rounded[0] + 4 * k, matrix(stage + k * 32, 16, 1024), k > 0);
+    for (int i = 0; i < 4; ++i)
+      Product<Bf16, 64, false>::of(y, rounded[0] + 4 * i, matrix(k + i * 32, 16, 1024), i > 0);
     commit_products();
+    if (chunk > 0) finish_outputs(n - 1);
     wait_for_products<1>();
     pin(s[1]);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) pin(decayed[k]);
+    for (int i = 0; i < 4; ++i) pin(decayed[i]);
 #pragma unroll
     for (int i = 0; i < 16; ++i) rounded[1][i] = pack<Bf16>(s[1][2 * i], s[1][2 * i + 1]);
     pin(rounded[1]);
     start_products();
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      Product<Bf16, 64, false>::of(y, rounded[1] + 4 * k, matrix(stage + kTile + k * 32, 16, 1024),
+    for (int i = 0; i < 4; ++i)
+      Product<Bf16, 64, false>::of(y, rounded[1] + 4 * i, matrix(k + kTile + i * 32, 16, 1024),
                                    true);
     commit_products();
-    if (follows) release(n - 1);
+    if (chunk > 0) {
+      store_outputs(piece, chunk - 1);
+      b.release(use_of<kStages>(n - 1).slot);
+    }
     if (boundary != kNowhere) store(b.p.boundary, boundary, piece);
-    barrier_wait(b.barrier(b.m.s_empty[copy.slot]), copy.parity ^ 1);
-    const std::uint32_t to = shared_address(b.m.s[0]) + copy.slot * 2 * kTile + warp * 2048;
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        store_matrices(to + half * kTile + tile_offset(lane % 16, 2 * k + lane / 16),
-                       rounded[half][4 * k], rounded[half][4 * k + 1], rounded[half][4 * k + 2],
-                       rounded[half][4 * k + 3]);
-    publish_to_async();
-    barrier_arrive(b.barrier(b.m.s_full[copy.slot]));
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
+    for (int i = 0; i < 4; ++i)
       load_transposed(
-          v[k], stage + 2 * kTile +
-                    tile_offset(16 * k + lane % 8 + (lane / 16) * 8, warp * 2 + lane / 8 % 2));
-    const Entry::ForChain& scales = b.m.scales[use.slot];
+          v[i], k + (2 + part) * kTile +
+                    tile_offset(16 * i + lane % 8 + (lane / 16) * 8, warp * 2 + lane / 8 % 2));
     const float decay = scales.decay;
-#pragma unroll
-    for (int i = 0; i < 8; ++i)
-      factors[i] = *reinterpret_cast<const float2*>(scales.y + 8 * i + 2 * (lane % 4));
 #pragma unroll
     for (auto& half : s)
 #pragma unroll
       for (float& x : half) x *= decay;
     wait_for_products<0>();
-    pin(y), pin(rounded[0]), pin(rounded[1]);
+    pin(y);
   }
 
-  /// The new values, and the products that add them to the state, which are not waited for.
+  /// The products that add to the state and to the outputs are not waited for.
   __device__ void finish(int n) {
-    const Use use = use_of<kStages>(n), copy = use_of<kCopies>(n);
-    const std::uint32_t stage = b.base + use.slot * int{sizeof(ChainMemory::Stage)};
-    const Entry::ForChain& scales = b.m.scales[use.slot];
-    const int two = 2 * (lane % 4);
-    // Y = V^T - exp(G) Y
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-#pragma unroll
-      for (int m = 0; m < 4; ++m) {
-        const float2 x = unpack<Bf16>(v[k][m]), f = factors[2 * k + m / 2];
-        v[k][m] =
-            pack<Bf16>(fmaf(-f.x, y[8 * k + 2 * m], x.x), fmaf(-f.y, y[8 * k + 2 * m + 1], x.y));
-      }
-    // Vn^T = Y T^T
-    float vn[32];
-    pin(vn);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) pin(v[k]);
+    const Use use = use_of<kStages>(n);
+    const std::uint32_t k = stage(use), t = k + (2 + kParts) * kTile, q = t + kTile;
+    const Entry::Scales& scales = b.m.scales[use.slot];
+    // O = S Q^T meanwhile. Y = V^T - exp(G) Y
+    float of_state[32];
+    pin(of_state), pin(rounded[0]), pin(rounded[1]);
     start_products();
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
-      Product<Bf16, 64, false>::of(vn, v[k], matrix(stage + 3 * kTile + k * 32, 16, 1024), k > 0);
-    commit_products();
-#pragma unroll
     for (int i = 0; i < 8; ++i)
-      factors[i] = *reinterpret_cast<const float2*>(scales.w + 8 * i + two);
-    wait_for_products<0>();
-    pin(vn);
-    // S = exp(G_last) S + (E_last Vn)^T K
+      Product<Bf16, 64, false>::of(of_state, rounded[i / 4] + 4 * (i % 4),
+                                   matrix(q + i / 4 * kTile + i % 4 * 32, 16, 1024), i > 0);
+    commit_products();
+    float2 factors[8];
+    load_factors(factors, scales.y);
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
+    for (int i = 0; i < 4; ++i) {
 #pragma unroll
       for (int m = 0; m < 4; ++m) {
-        const float2 f = factors[2 * k + m / 2];
-        decayed[k][m] = pack<Bf16>(vn[8 * k + 2 * m] * f.x, vn[8 * k + 2 * m + 1] * f.y);
+        const float2 x = unpack<Bf16>(v[i][m]), f = factors[2 * i + m / 2];
+        v[i][m] =
+            pack<Bf16>(fmaf(-f.x, y[8 * i + 2 * m], x.x), fmaf(-f.y, y[8 * i + 2 * m + 1], x.y));
       }
+      pin(v[i]);
+    }
+    // Vn^T = Y T^T, in the registers of Y. O = exp(G) O meanwhile
+    start_products();
 #pragma unroll
-    for (int k = 0; k < 4; ++k) pin(decayed[k]);
+    for (int i = 0; i < 4; ++i)
+      Product<Bf16, 64, false>::of(y, v[i], matrix(t + i * 32, 16, 1024), i > 0);
+    commit_products();
+    load_factors(factors, scales.decays);
+    wait_for_products<1>();
+    pin(of_state), pin(rounded[0]), pin(rounded[1]);
+    scale(o, of_state, factors);
+    load_factors(factors, scales.w);
+    wait_for_products<0>();
+    pin(y), pin(o);
+    // O += Vn^T P^T. S = exp(G_last) S + (E_last Vn)^T K
+    std::uint32_t news[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        const float x0 = y[8 * i + 2 * m], x1 = y[8 * i + 2 * m + 1];
+        const float2 f = factors[2 * i + m / 2];
+        news[i][m] = pack<Bf16>(x0, x1);
+        decayed[i][m] = pack<Bf16>(x0 * f.x, x1 * f.y);
+      }
+      pin(news[i]), pin(decayed[i]);
+    }
     pin(s[0]), pin(s[1]);
     start_products();
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-#pragma unroll
-      for (int k = 0; k < 4; ++k)
-        Product<Bf16, 64, true>::of(s[half], decayed[k],
-                                    matrix(stage + half * kTile + k * 2048, kTile, 1024), true);
-      commit_products();
-    }
-    barrier_wait(b.barrier(b.m.vn_empty[copy.slot]), copy.parity ^ 1);
-    const std::uint32_t to = shared_address(b.m.vn[0]) + copy.slot * kTile + warp * 2048;
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      store_matrices(to + tile_offset(lane % 16, 2 * k + lane / 16),
-                     pack<Bf16>(vn[8 * k], vn[8 * k + 1]), pack<Bf16>(vn[8 * k + 2], vn[8 * k + 3]),
-                     pack<Bf16>(vn[8 * k + 4], vn[8 * k + 5]),
-                     pack<Bf16>(vn[8 * k + 6], vn[8 * k + 7]));
-    publish_to_async();
-    barrier_arrive(b.barrier(b.m.vn_full[copy.slot]));
-  }
-};
-
-/// Outputs of every other chunk. A warpgroup.
-template <bool kShared>
-struct Outputs {
-  const Block<kShared>& b;
-  int own, warp, lane;
-
-  __device__ void sync() const { sync_threads_of(1 + own, kWarpgroup); }
-
-  __device__ void run() {
-    b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
-      if ((n & 1) == own) compute(piece, chunk, static_cast<std::uint32_t>(n / 2 & 1));
-    });
-    if (warp == 0 && lane == 0) wait_for_stores();
-  }
-
-  __device__ void compute(const Piece& piece, int chunk, std::uint32_t parity) {
-    const int row = 16 * warp + lane / 4;
-    const std::uint32_t q = uniform_address(shared_address(b.m.queries[own].q));
-    const std::uint32_t s = uniform_address(shared_address(b.m.s[own]));
-    const std::uint32_t vn = uniform_address(shared_address(b.m.vn[own]));
-    float o[32];
-    barrier_wait(b.barrier(b.m.q_full[own]), parity);
-    barrier_wait(b.barrier(b.m.s_full[own]), parity);
-    pin(o);
-    start_products();
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      const std::uint32_t offset = k / 4 * kTile + k % 4 * 32;
-      Product<Bf16, 64, false>::of(o, matrix(q + offset, 16, 1024), matrix(s + offset, 16, 1024),
-                                   k > 0);
+    for (int i = 0; i < 4; ++i) {
+      Product<Bf16, 64, true>::of(s[0], decayed[i], matrix(k + i * 2048, kTile, 1024), true);
+      Product<Bf16, 64, false>::of(o, news[i], matrix(q + 2 * kTile + i * 32, 16, 1024), true);
     }
     commit_products();
-    float decay[2], norm[2];
 #pragma unroll
-    for (int below = 0; below < 2; ++below) {
-      decay[below] = b.m.norms[own].decay[row + 8 * below];
-      norm[below] = b.m.norms[own].norm[row + 8 * below];
-    }
-    wait_for_products<0>();
-    pin(o);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(b.barrier(b.m.s_empty[own]));
-    scale(o, decay);
-    barrier_wait(b.barrier(b.m.vn_full[own]), parity);
-    pin(o);
-    start_products();
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      Product<Bf16, 64, false>::of(o, matrix(q + 2 * kTile + k * 32, 16, 1024),
-                                   matrix(vn + k * 32, 16, 1024), true);
+    for (int i = 0; i < 4; ++i)
+      Product<Bf16, 64, true>::of(s[1], decayed[i], matrix(k + kTile + i * 2048, kTile, 1024),
+                                  true);
     commit_products();
+  }
+
+  /// Of the lane's columns of an accumulator.
+  __device__ void load_factors(float2 (&factors)[8], const float* from) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      factors[i] = *reinterpret_cast<const float2*>(from + 8 * i + 2 * (lane % 4));
+  }
+  __device__ static void scale(float (&to)[32], const float (&x)[32], const float2 (&factors)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+#pragma unroll
+      for (int below = 0; below < 2; ++below) {
+        to[4 * i + 2 * below] = x[4 * i + 2 * below] * factors[i].x;
+        to[4 * i + 2 * below + 1] = x[4 * i + 2 * below + 1] * factors[i].y;
+      }
+  }
+
+  /// The outputs of the n-th chunk to shared memory.
+  __device__ void finish_outputs(int n) {
+    float2 factors[8];
+    float y[32];
+    load_factors(factors, b.m.scales[use_of<kStages>(n).slot].norms);
+    scale(y, o, factors);
     if (warp == 0 && lane == 0) wait_for_reads<0>();
-    sync();  // the tile of outputs is free
-    wait_for_products<0>();
-    pin(o);
-    b.release(b.m.q_empty[own]);
-    if (lane == 0) barrier_arrive(b.barrier(b.m.vn_empty[own]));
-    scale(o, norm);
-    store(o, piece, chunk);
-  }
-
-  __device__ static void scale(float (&o)[32], const float (&by)[2]) {
+    sync_threads_of(1 + part, kWarpgroup);  // the tile of outputs is free
+    const std::uint32_t tile = shared_address(b.m.out[part]);
 #pragma unroll
-    for (int i = 0; i < 32; ++i) o[i] *= by[i / 2 % 2];
+    for (int i = 0; i < 8; i += 2)
+      store_transposed(
+          tile + tile_offset(8 * i + lane / 16 * 8 + lane % 8, 2 * warp + lane / 8 % 2),
+          pack<Bf16>(y[4 * i], y[4 * i + 1]), pack<Bf16>(y[4 * i + 2], y[4 * i + 3]),
+          pack<Bf16>(y[4 * i + 4], y[4 * i + 5]), pack<Bf16>(y[4 * i + 6], y[4 * i + 7]));
   }
-
-  __device__ void store(const float (&o)[32], const Piece& piece, int chunk) const {
-    const std::uint32_t tile = shared_address(b.m.out[own]);
-#pragma unroll
-    for (int k = 0; k < 4; ++k)
-      store_matrices(tile + warp * 2048 + tile_offset(lane % 16, 2 * k + lane / 16),
-                     pack<Bf16>(o[8 * k], o[8 * k + 1]), pack<Bf16>(o[8 * k + 2], o[8 * k + 3]),
-                     pack<Bf16>(o[8 * k + 4], o[8 * k + 5]),
-                     pack<Bf16>(o[8 * k + 6], o[8 * k + 7]));
+  /// And from there to where they belong.
+  __device__ void store_outputs(const Piece& piece, int chunk) const {
     publish_to_async();
-    sync();
+    sync_threads_of(1 + part, kWarpgroup);
     const int size = size_of_chunk(piece.tokens.size, chunk);
     const int token = piece.tokens.begin + chunk * kChunk;
+    const int column = (piece.part + part) * kPart;
     if (size == kChunk) {
       if (warp == 0 && lane == 0) {
-        store_tile(b.maps.out, tile, piece.part * kPart, piece.head, token);
+        store_tile(b.maps.out, shared_address(b.m.out[part]), column, piece.head, token);
         commit_stores();
       }
+      __syncwarp();
       return;
     }
     for (int i = warp * 32 + lane; i < size * 8; i += kWarpgroup)
       *reinterpret_cast<uint4*>(b.p.out + (token + i / 8) * b.p.out_token_stride +
-                                piece.head * b.p.out_head_stride + piece.part * kPart + i % 8 * 8) =
-          *reinterpret_cast<const uint4*>(b.m.out[own] + tile_offset(i / 8, i % 8));
+                                piece.head * b.p.out_head_stride + column + i % 8 * 8) =
+          *reinterpret_cast<const uint4*>(b.m.out[part] + tile_offset(i / 8, i % 8));
   }
 };
 
@@ -1135,26 +1084,20 @@ __device__ inline void zero_unused_outputs(const Parameters& p) {
   zero({end, p.rows.tokens - end});
 }
 
-template <bool kShared>
-__global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 1)
+template <int kParts, bool kShared>
+__global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kParts) * kWarpgroup, 1)
     chain_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Parameters p) {
   extern __shared__ char raw[];
+  using Block = Block<kParts, kShared>;
   const std::uint32_t base = (shared_address(raw) + 1023) & ~1023u;
-  ChainMemory& m = *reinterpret_cast<ChainMemory*>(raw + (base - shared_address(raw)));
+  auto& m = *reinterpret_cast<typename Block::Memory*>(raw + (base - shared_address(raw)));
   const int role = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32 % 4), lane = lane_of_warp();
-  using Block = Block<kShared>;
-  const Block b{p, maps, {p, m.order, p.V / kPart}, m, base};
+  const Block b{p, maps, {p, m.order, p.V / (kParts * kPart), kParts}, m, base};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
       barrier_init(b.barrier(m.full[i]), 1), barrier_init(b.barrier(m.tail[i]), 1),
           barrier_init(b.barrier(m.empty[i]), Block::kReleases);
-    for (int i = 0; i < kCopies; ++i) {
-      barrier_init(b.barrier(m.q_full[i]), 1);
-      barrier_init(b.barrier(m.q_empty[i]), Block::kReleases);
-      barrier_init(b.barrier(m.s_full[i]), kWarpgroup), barrier_init(b.barrier(m.s_empty[i]), 4);
-      barrier_init(b.barrier(m.vn_full[i]), kWarpgroup), barrier_init(b.barrier(m.vn_empty[i]), 4);
-    }
     publish_barriers();
   }
   if (!p.counters) wait_for_earlier_launch();  // otherwise that which prepares has waited
@@ -1164,16 +1107,12 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 
   else
     __syncthreads();
   if (role == 0) {
-    give_registers<40>();
-    if (warp == 0) load_for_chain(b);
-    if (warp == 1) load_for_outputs(b);
+    if (kParts > 1) give_registers<24>();
+    if (warp == 0) load(b);
     if (warp == 2) zero_unused_outputs(p);
-  } else if (role == 1) {
-    take_registers<232>();
-    Chain<kShared>{b, warp, lane}.run();
   } else {
-    give_registers<112>();
-    Outputs<kShared>{b, role - 2, warp, lane}.run();
+    if (kParts > 1) take_registers<240>();
+    Chain<kParts, kShared>{b, role - 1, warp, lane}.run();
   }
   __syncwarp();
   if (kShared) sync_cluster();  // the neighbour may still write here

@@ -160,16 +160,17 @@ int processor_count() {
   return count;
 }
 
+template <int kParts, bool kShared>
 void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStream_t stream) {
   using namespace delta_chunks;
   constexpr const char* kName = "gated_delta_rule_prefill";
   constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  constexpr auto kChain = chain_kernel<kParts, kShared>;
   static const cudaError_t allowed[] = {
       cudaFuncSetAttribute(prepare_kernel, kAttribute, kPrepareBytes),
-      cudaFuncSetAttribute(chain_kernel<false>, kAttribute, kChainBytes),
-      cudaFuncSetAttribute(chain_kernel<true>, kAttribute, kChainBytes)};
+      cudaFuncSetAttribute(kChain, kAttribute, kChainBytes<kParts>)};
   for (const cudaError_t status : allowed) check_cuda(status, kName);
-  const std::int64_t pieces = std::int64_t{p.rows.rows} * p.heads * (p.V / kPart);
+  const std::int64_t pieces = std::int64_t{p.rows.rows} * p.heads * (p.V / (kParts * kPart));
   const std::int64_t tasks = (std::int64_t{p.entry_count} * p.heads + kGroups - 1) / kGroups;
   const std::int64_t processors = processor_count() / kNeighbours;
   const auto clusters_for = [](std::int64_t blocks) {
@@ -179,10 +180,8 @@ void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStre
   const std::int64_t others = std::min(processors - (p.counters ? chains : 0), clusters_for(tasks));
   launch(kName, prepare_kernel, dim3(static_cast<unsigned>(kNeighbours * others)), dim3(kThreads),
          kPrepareBytes, stream, true, maps, p);
-  const bool shared = p.V / kPart % kNeighbours == 0;
-  launch(kName, shared ? chain_kernel<true> : chain_kernel<false>,
-         dim3(static_cast<unsigned>(kNeighbours * chains)), dim3(kThreads), kChainBytes, stream,
-         true, maps, p);
+  launch(kName, kChain, dim3(static_cast<unsigned>(kNeighbours * chains)),
+         dim3((1 + kParts) * kWarpgroup), kChainBytes<kParts>, stream, true, maps, p);
 }
 
 /// How the workspace is divided.
@@ -191,7 +190,7 @@ struct Workspace {
 
   Workspace(std::int64_t rows, std::int64_t tokens, std::int64_t heads, std::int64_t V)
       : entries(tokens / delta_chunks::kChunk + rows + 1),
-        counters(entries * heads * (V / delta_chunks::kPart) * 2),
+        counters(entries * heads * (V / delta_chunks::kPart)),
         counter_bytes((counters * 4 + 127) / 128 * 128),
         bytes(counter_bytes + entries * heads * std::int64_t{sizeof(delta_chunks::Entry)}) {}
 };
@@ -221,6 +220,7 @@ bool can_run(const GatedDeltaRulePrefill<T, S>& in, PrefillForm form) {
     return can_run(in, PrefillForm::in_turns) || can_run(in, PrefillForm::sequential);
   if constexpr (!std::is_same_v<T, Bf16>) return false;
   const std::int64_t V = x.v.extent(2);
+  if (form == PrefillForm::by_heads && V % (2 * delta_chunks::kPart) != 0) return false;
   if (form == PrefillForm::overlapped &&
       rows_of(in) * x.v.extent(1) * (V / delta_chunks::kPart) > processor_count() - 2)
     return false;
@@ -303,11 +303,14 @@ void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_
 
   PrefillForm form = in.form;
   if (form == PrefillForm::automatic) {
-    // Overlapped while at least half of the processors are left to prepare.
-    const bool few = p.rows.rows * HV * (V / delta_chunks::kPart) <= processor_count() / 2;
+    // Overlapped while at least half of the processors are left to prepare; by heads where the
+    // halves of them would not fit at a time.
+    const std::int64_t parts = p.rows.rows * HV * (V / delta_chunks::kPart);
     form = !can_run(in, PrefillForm::in_turns) ? PrefillForm::sequential
-           : few                               ? PrefillForm::overlapped
-                                               : PrefillForm::in_turns;
+           : parts <= processor_count() / 2    ? PrefillForm::overlapped
+           : parts > processor_count() && can_run(in, PrefillForm::by_heads)
+               ? PrefillForm::by_heads
+               : PrefillForm::in_turns;
   }
   if constexpr (std::is_same_v<T, Bf16>) {
     if (form != PrefillForm::sequential) {
@@ -330,7 +333,11 @@ void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_
                                     hopper::tile_map(kName, x.k, delta_chunks::kChunk),
                                     hopper::tile_map(kName, x.v, delta_chunks::kChunk),
                                     hopper::tile_map(kName, in.out, delta_chunks::kChunk)};
-      return launch_chunks(maps, p, stream);
+      p.readers = p.V / delta_chunks::kPart;
+      const bool even = p.readers % 2 == 0;
+      if (even && form == PrefillForm::by_heads) return launch_chunks<2, false>(maps, p, stream);
+      return even ? launch_chunks<1, true>(maps, p, stream)
+                  : launch_chunks<1, false>(maps, p, stream);
     }
   }
   launch_sequential<T>(p,

@@ -14,12 +14,13 @@
 
 namespace lockstep::kernels {
 
-/// How a prefill runs. All forms give the same numbers but for rounding; those of the first two
-/// chunked ones are equal bit by bit.
+/// How a prefill runs. All forms give the same numbers but for rounding; those of the chunked ones
+/// are equal bit by bit.
 enum class PrefillForm {
   automatic,   ///< whichever is expected to be fastest
   overlapped,  ///< chunks; what needs no state is prepared on processors that the chains leave idle
   in_turns,    ///< chunks; all is prepared before the chains begin
+  by_heads,    ///< the same, with 128 rows of a state in a block instead of 64
   sequential   ///< token by token, for every shape and type
 };
 
