@@ -180,7 +180,10 @@ struct Device {
     return in;
   }
   void run(const Question& question) {
-    kernels::ssd_prefill<T, S>(arguments(question), nullptr);
+    auto in = arguments(question);
+    DeviceTensor<unsigned char, 1> workspace(Shape<1>{kernels::prefill_workspace(in)});
+    in.workspace = workspace.view();
+    kernels::ssd_prefill<T, S>(in, nullptr);
     finish();
   }
 
@@ -194,11 +197,10 @@ struct Device {
 };
 
 template <class Types>
-void expect_agreement(const Extents& e, const Sizes& lengths, Question question,
+void expect_agreement(const Extents& e, const Sizes& lengths, const Question& question,
                       std::uint64_t seed) {
   using T = typename Types::first_type;
   using S = typename Types::second_type;
-  if (e.N > 128) question.kernel = PrefillKernel::fastest;  // token by token
   SCOPED_TRACE("H " + std::to_string(e.H) + ", G " + std::to_string(e.G) + ", P " +
                std::to_string(e.P) + ", N " + std::to_string(e.N) + ", rows " +
                ::testing::PrintToString(lengths));
@@ -212,7 +214,9 @@ void expect_agreement(const Extents& e, const Sizes& lengths, Question question,
                                                   .output = kernels::format_of<T>()});
   Device<T, S> device(inputs, rows, question);
   device.run(question);
-  const std::string by = question.kernel == PrefillKernel::chunked ? " by chunks" : " by tokens";
+  const std::string by = question.kernel == PrefillKernel::chunked    ? " by chunks"
+                         : question.kernel == PrefillKernel::segments ? " by segments"
+                                                                      : " by tokens";
   EXPECT_TRUE(within_yardstick(kOperation, "out" + by, device.out, yardstick.out, truth.out));
   EXPECT_TRUE(
       within_yardstick(kOperation, "state" + by, device.state, yardstick.state, truth.state));
@@ -282,6 +286,35 @@ TYPED_TEST(SsdPrefillGpu, blocksTakeManyItems) {
     lengths.push_back(static_cast<std::int64_t>(random_below(150, 7, 1, i)));
   for (const bool gated : {false, true})
     expect_agreement<TypeParam>({8, 1, 64, 128}, lengths, {.gated = gated, .every = 64}, 3);
+}
+
+// Segments of one chunk and of six, rows of every length, in place of slots that other rows read.
+TYPED_TEST(SsdPrefillGpu, segmentsGiveTheBitsOfWholeRows) {
+  using T = typename TypeParam::first_type;
+  using S = typename TypeParam::second_type;
+  std::vector<std::pair<Extents, Sizes>> cases{{{16, 2, 64, 128}, {700, 64, 0, 1300}},
+                                               {{2, 1, 64, 128}, Sizes(40, 70)}};
+  for (const Extents& e : kExtents) cases.emplace_back(e, Sizes{1, 200, 64, 0, 129, 448});
+  for (const auto& [e, lengths] : cases) {
+    std::uint64_t seed = 50;
+    for (Question question : {Question{},
+                              {.gated = true, .every = 128},
+                              {.with_state = false},
+                              {.gated = true, .padded = true},
+                              {.softplus = false}}) {
+      const PrefillRows rows(lengths, ++seed, question.padded);
+      const Inputs inputs(rows, e, question, seed);
+      Device<T, S> whole(inputs, rows, question), parts(inputs, rows, question);
+      whole.run(question);
+      question.kernel = PrefillKernel::segments;
+      parts.run(question);
+      EXPECT_TRUE(same_bits(parts.out, whole.out));
+      EXPECT_TRUE(same_bits(parts.state, whole.state));
+      EXPECT_TRUE(same_bits(parts.boundary, whole.boundary));
+    }
+    expect_agreement<TypeParam>(e, lengths, {.gated = true, .kernel = PrefillKernel::segments},
+                                seed);
+  }
 }
 
 // A prefix cache rests on this: a prefill resumed from the state at a multiple of the chunk gives

@@ -1,11 +1,12 @@
 // Mamba2's prefill in one pass over the tokens. Equations: reference/recurrent/mamba2.hpp.
 //
-// Chunked, on tensor cores (bf16 activations; N of 64 or 128). An item is 64 rows p of one
+// Chunked, on tensor cores (bf16 activations; N of 64, 128 or 256). An item is 64 rows p of one
 // head's state in one row of the batch; its chunks of 64 tokens follow one another, and the running
-// state never leaves the registers of a warpgroup but as the bf16 copy that the outputs multiply.
+// state never leaves the registers of a warpgroup (of two, where N = 256) but as the bf16 copy that
+// the outputs multiply.
 //
 //   grid   persistent: as many blocks as the GPU has processors, or a whole number for each head
-//   block  5 warpgroups: one that feeds, one with the state, three with outputs
+//   block  5 warpgroups: one that feeds, one or two with the state, the others with outputs
 //
 //   feeding   warp 0  B, C [64, N] and x [64, 64] of a chunk, by tensor copies, kStages ahead
 //             warps 1 and 2, in turns: d_t, the sums a_t of A d_t within the chunk, and what
@@ -17,6 +18,11 @@
 //             y = exp(a_i) C S^T + D x + (G exp(a_i - a_j) d_j, for j <= i) x
 //
 // Sums of logarithms are kept in units of log 2, and d_j goes into the exponent with its own.
+//
+// In segments, where heads are too few for the GPU: a first launch runs the states alone, each
+// block with some columns of them, and keeps those before every segment in the workspace; in a
+// second one, which is the above, a segment is an item. The states go through the same operations
+// in the same order, so the bits are those of whole rows.
 //
 // Sequential, for everything else:
 //   grid   (ceil(P / kScanRows), H, rows of the batch)
@@ -67,7 +73,12 @@ struct Chunked {
   void* out;
   std::int64_t out_token_stride, out_head_stride;
   int tiles_of_head;  ///< ceil(P / kStateRows)
+  int slices;         ///< in which a tile's columns are divided: 1, but where states run alone
   int items;
+  int segment;          ///< tokens; 0: a row is an item
+  int segments;         ///< of all rows, at most
+  MixedView<4> before;  ///< where items find states: all.state, or the kept ones by segment
+  MixedView<4> kept;    ///< where states alone leave those before each segment
 };
 /// What tiles get behind a row's last token.
 __device__ uint4 zeros[kTileBytes / sizeof(uint4)];
@@ -86,21 +97,27 @@ struct ChunkScalars {
   float unused;
 };
 
-template <int N, bool kGated>
+/// What a launch is for; `states`: they alone, N of their columns.
+enum class Task { outputs, gated_outputs, states };
+
+template <int N, Task kTask>
 struct Plan {
-  static constexpr int kTiles = N / kTileColumns;  ///< of B, of C, of the state's copy
-  static constexpr int kOutputGroups = 3;
-  static constexpr int kStages = 4;
+  static constexpr bool kStatesAlone = kTask == Task::states;
+  static constexpr int kTiles = N / kTileColumns;             ///< of B, of C, of the state's copy
+  static constexpr int kStateGroups = N > 128 ? N / 128 : 1;  ///< each has some columns
+  static constexpr int kStateColumns = N / kStateGroups;      ///< of a group
+  static constexpr int kOutputGroups = 4 - kStateGroups;      ///< or those that weigh x
+  static constexpr int kStages = N > 128 ? 2 : 4;
   static constexpr int kScalarWarps = 2;  ///< that take chunks in turns
-  static constexpr int kThreads = (2 + kOutputGroups) * kWarpgroup;
+  static constexpr int kThreads = (1 + kStateGroups + kOutputGroups) * kWarpgroup;
   static constexpr int kFeedRegisters = 32;
   static constexpr int kStateRegisters = 112;
   static constexpr int kOutputRegisters = 112;
 
   static constexpr int kC = kTiles * kTileBytes;  ///< within a stage, behind B
-  static constexpr int kX = 2 * kC;
+  static constexpr int kX = kStatesAlone ? kC : 2 * kC;
   static constexpr int kStageBytes = kX + kTileBytes;
-  static constexpr int kCopyBytes = kTiles * kTileBytes;  ///< of the state in bf16
+  static constexpr int kCopyBytes = kStatesAlone ? 0 : kTiles * kTileBytes;  ///< of s in bf16
 
   static constexpr int kCopies = kStages * kStageBytes;
   static constexpr int kOutputs = kCopies + 2 * kCopyBytes;
@@ -114,9 +131,9 @@ struct Plan {
   static_assert(kStages % kScalarWarps == 0 && kScalarWarps == 2, "likewise");
 };
 
-template <int N, bool kGated>
+template <int N, Task kTask>
 class Block {
-  using L = Plan<N, kGated>;
+  using L = Plan<N, kTask>;
   using T = Bf16;
 
  public:
@@ -126,13 +143,13 @@ class Block {
   __device__ void init_barriers() const {
     for (int s = 0; s < L::kStages; ++s) {
       barrier_init(loaded(s), 1 + 32);  // the copies, and the scalars
-      barrier_init(copied(s), 4);
-      barrier_init(used(s), 8);
+      barrier_init(copied(s), 4 * L::kStateGroups);
+      barrier_init(used(s), 4 * L::kStateGroups + 4);
     }
     for (int i = 0; i < 2; ++i) barrier_init(copy_used(i), 4);
     for (int g = 0; g < L::kOutputGroups; ++g) {
       barrier_init(weighed(g), 4);
-      barrier_init(taken(g), 4);
+      barrier_init(taken(g), 4 * L::kStateGroups);
       barrier_init(gate_loaded(g), 1);
     }
     barrier_init(tail(), 1);
@@ -158,8 +175,10 @@ class Block {
         const std::uint32_t full = size < kChunk ? tail() : loaded(step.stage);
         barrier_expect(full, L::kStageBytes);
         for (int i = 0; i < L::kTiles; ++i) {
-          load_tile(to + L::kC + i * kTileBytes, maps_.C, i * kTileColumns, item.group, t, full);
-          load_tile(to + i * kTileBytes, maps_.B, i * kTileColumns, item.group, t, full);
+          const int column = item.column + i * kTileColumns;
+          if (!L::kStatesAlone)
+            load_tile(to + L::kC + i * kTileBytes, maps_.C, column, item.group, t, full);
+          load_tile(to + i * kTileBytes, maps_.B, column, item.group, t, full);
         }
         load_tile(to + L::kX, maps_.x, item.p, item.head, t, full);
         if (size >= kChunk) continue;
@@ -253,46 +272,90 @@ class Block {
 
   // --- The state ---
 
-  __device__ void run_state(int warp) const {
+  __device__ void run_state(int own, int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const int tile = own * (L::kStateColumns / kTileColumns);  // the first of its columns
     Step step;
     int group = 0;
     std::uint32_t group_parity = 0;
-    float S[N / 2];
+    State S;
     for_each_item([&](const Item& item) {
-      load_state(S, item, warp, lane);
-      const int every = p_.all.boundary_every;
-      const int first = every ? p_.all.rows.boundaries_before(item.row_number, every) : 0;
+      const Part part{item.p + warp * 16 + lane / 4,
+                      item.column + tile * kTileColumns + 2 * (lane % 4)};
+      load_state(S, item, part);
+      const int every = L::kStatesAlone ? p_.segment : p_.all.boundary_every;
+      int first =
+          0;  // where the state after `every` tokens goes, or the one before the row's first
+      if constexpr (L::kStatesAlone) {
+        first = segments_before(item.row_number);
+        if (item.row.source != kNowhere && first < p_.segments)
+          store_state(S, p_.kept, first, item, part);
+      } else if (every) {
+        first = p_.all.rows.boundaries_before(item.row_number, every) - 1;
+      }
       for (int c = 0; c < item.chunks; ++c, step.next()) {
         barrier_wait(loaded(step.stage), step.parity);
         const float decay = scalars(step.stage).decay;
         arrive_as_reader(step.stage);
-        copy_state(S, step, warp, lane);
-        publish_to_async();
-        arrive_of_warp(copied(step.stage), lane);
+        if constexpr (!L::kStatesAlone) {
+          copy_state(S, step, tile, warp, lane);
+          publish_to_async();
+          arrive_of_warp(copied(step.stage), lane);
+        }
 #pragma unroll
         for (float& s : S) s *= decay;
-        const std::uint64_t B = matrix(stage(step.stage), kTileBytes);
+        const std::uint64_t B = matrix(stage(step.stage) + tile * kTileBytes, kTileBytes);
         const std::uint64_t wx = matrix(output(group), kTileBytes);
         barrier_wait(weighed(group), group_parity);
         pin(S);
         start_products();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          Product<T, N, true, true>::of(S, further(wx, 16 * k * kTileRowBytes),
-                                        further(B, 16 * k * kTileRowBytes), true);
+          Product<T, L::kStateColumns, true, true>::of(S, further(wx, 16 * k * kTileRowBytes),
+                                                       further(B, 16 * k * kTileRowBytes), true);
         commit_products();
         wait_for_products<0>();
         pin(S);
         arrive_of_warp(used(step.stage), lane);
         arrive_of_warp(taken(group), lane);
         if (++group == L::kOutputGroups) group = 0, group_parity ^= 1;
-        const int tokens = (c + 1) * kChunk;
-        if (every && tokens % every == 0 && tokens <= item.row.size)
-          store_state(S, p_.all.boundary, first + tokens / every - 1, item, warp, lane);
+        const int tokens = (c + 1) * kChunk, from_start = item.offset + tokens;
+        if (every && from_start % every == 0 && tokens <= item.row.size) {
+          const int slot = first + from_start / every;
+          if (!L::kStatesAlone || slot < p_.segments)
+            store_state(S, L::kStatesAlone ? p_.kept : p_.all.boundary, slot, item, part);
+        }
       }
-      if (item.row.target != kNowhere)
-        store_state(S, p_.all.state, item.row.target, item, warp, lane);
+      if (!L::kStatesAlone && item.row.target != kNowhere)
+        store_state(S, p_.all.state, item.row.target, item, part);
+    });
+  }
+
+  // --- States alone: w x for them ---
+
+  __device__ void run_weights(int group, int warp) const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const int rows = warp * 16 * kTileRowBytes;
+    Step step;
+    int turn = 0;
+    std::uint32_t own_parity = 1;
+    for_each_item([&](const Item& item) {
+      for (int c = 0; c < item.chunks; ++c, step.next()) {
+        const bool mine = turn == group;
+        if (++turn == L::kOutputGroups) turn = 0;
+        if (!mine) continue;
+        // In this order: that the state has taken the group's chunk before says that the stage's
+        // phase before has ended.
+        barrier_wait(taken(group), own_parity);
+        own_parity ^= 1;
+        barrier_wait(loaded(step.stage), step.parity);
+        weigh(output(group) + rows, stage(step.stage) + L::kX + rows,
+              scalars(step.stage).w + 16 * warp, lane);
+        arrive_as_reader(step.stage);
+        publish_to_async();
+        arrive_of_warp(weighed(group), lane);
+        arrive_of_warp(used(step.stage), lane);
+      }
     });
   }
 
@@ -375,13 +438,13 @@ class Block {
         for (int k = 0; k < 4; ++k)
           Product<T, 64, true>::of(O, scores + 4 * k, further(x, 16 * k * kTileRowBytes), true);
         commit_products();
-        barrier_wait(kGated ? gate_loaded(group) : taken(group), own_parity);
+        barrier_wait(kTask == Task::gated_outputs ? gate_loaded(group) : taken(group), own_parity);
         own_parity ^= 1;
         wait_for_products<0>();
         pin(O);
         pin(scores);
         arrive_of_warp(used(step.stage), lane);
-        if (kGated) gate(O, tile, lane);
+        if (kTask == Task::gated_outputs) gate(O, tile, lane);
         put_outputs(O, tile, lane);
         const int t = item.row.begin + c * kChunk + warp * 16;
         if (size >= warp * 16 + 16) {
@@ -411,7 +474,7 @@ class Block {
   /// scalars, each at a barrier of its own: bar.sync wants all that wait together to wait at the
   /// same instruction. Products are the business of used().
   enum Filling { kTiles, kScalars };
-  static constexpr int kReadThreads = 2 * kWarpgroup + 32;
+  static constexpr int kReadThreads = (L::kStateGroups + 1) * kWarpgroup + 32;
   __device__ static int read_barrier(int s, Filling filling) {
     return 1 + 2 * s + filling;
   }
@@ -431,30 +494,88 @@ class Block {
   };
 
   struct Item {
-    PrefillRow row;
+    PrefillRow row;  ///< or the part of it that is the segment
     int index, row_number, head, group, chunks;
-    int p;  ///< the first row of its state
+    int p;       ///< the first row of its state
+    int column;  ///< the first of its columns
+    int offset;  ///< the row's tokens before it
   };
+
+  /// Segments of a row, which has at least one.
+  __device__ int segments_of(int row) const {
+    return max(1, (p_.all.rows.length(row) + p_.segment - 1) / p_.segment);
+  }
+  /// Those of the rows before. Every lane of a warp calls it.
+  __device__ int segments_before(int row) const {
+    int count = 0;
+    for (int r = static_cast<int>(threadIdx.x % 32); r < row; r += 32) count += segments_of(r);
+    return PrefillRows::sum_over_warp(count);
+  }
+
+  struct Place {
+    PrefillRow row;
+    int row_number = kNowhere;  ///< kNowhere: there is no such item
+    int offset = 0;
+  };
+  /// The row, or the segment, number `number`. Every lane of a warp calls it.
+  __device__ Place place_of(int number) const {
+    if (L::kStatesAlone || p_.segment == 0) return {p_.all.rows.row(number), number, 0};
+    const int lane = static_cast<int>(threadIdx.x % 32), rows = p_.all.rows.count();
+    for (int first = 0, before = 0; first < rows; first += 32) {
+      const int own = first + lane < rows ? segments_of(first + lane) : 0;
+      int upto = own;
+#pragma unroll
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, upto, distance);
+        if (lane >= distance) upto += other;
+      }
+      const unsigned reaching = __ballot_sync(0xffffffffu, before + upto > number);
+      if (reaching == 0) {
+        before += __shfl_sync(0xffffffffu, upto, 31);
+        continue;
+      }
+      const int found = __ffs(static_cast<int>(reaching)) - 1;
+      const int count = __shfl_sync(0xffffffffu, own, found);
+      const int segment = number - before - __shfl_sync(0xffffffffu, upto, found) + count;
+      return segment_of(first + found, segment, segment == count - 1, number);
+    }
+    return {};
+  }
+  __device__ Place segment_of(int row_number, int segment, bool last, int number) const {
+    PrefillRow row = p_.all.rows.row(row_number);
+    const int offset = min(segment * p_.segment, row.size);
+    row.begin += offset;
+    row.size = min(row.size - offset, p_.segment);
+    if (row.size > 0 && (segment > 0 || row.source != kNowhere)) row.source = number;
+    if (row.size == 0) row.source = kNowhere;
+    if (!last) row.target = kNowhere, row.end = row.begin + row.size;
+    return {row, row_number, offset};
+  }
 
   template <class Body>
   __device__ void for_each_item(Body body) const {
-    const int of_row = p_.all.H * p_.tiles_of_head, step = static_cast<int>(gridDim.x);
+    const int of_row = p_.all.H * p_.tiles_of_head * p_.slices;
+    const int step = static_cast<int>(gridDim.x);
     int index = static_cast<int>(blockIdx.x);
-    PrefillRow row = index < p_.items ? p_.all.rows.row(index / of_row) : PrefillRow{};
-    while (index < p_.items) {
+    Place place;
+    if (index < p_.items) place = place_of(index / of_row);
+    while (index < p_.items && place.row_number != kNowhere) {
       Item item;
       item.index = index;
-      item.row_number = index / of_row;
-      const int part = index - item.row_number * of_row;
-      item.head = part / p_.tiles_of_head;
-      item.p = (part - item.head * p_.tiles_of_head) * kStateRows;
+      item.row_number = place.row_number;
+      const int part = index % of_row, tile = part / p_.slices;
+      item.head = tile / p_.tiles_of_head;
+      item.p = (tile - item.head * p_.tiles_of_head) * kStateRows;
+      item.column = L::kStatesAlone ? (part - tile * p_.slices) * N : 0;
       item.group = item.head / p_.all.heads_per_group;
-      item.row = row;
+      item.row = place.row;
       item.row.size = uniform(item.row.size);
-      item.chunks = (item.row.size + kChunk - 1) / kChunk;
+      item.offset = place.offset;
+      item.chunks = L::kStatesAlone ? max(item.row.size - 1, 0) / p_.segment * (p_.segment / kChunk)
+                                    : (item.row.size + kChunk - 1) / kChunk;
       // The next item's row is asked for before this item's work.
       index += step;
-      if (index < p_.items) row = p_.all.rows.row(index / of_row);
+      if (index < p_.items) place = place_of(index / of_row);
       body(item);
     }
   }
@@ -516,32 +637,38 @@ class Block {
 
   // Of the state, a thread has what a product's thread has: rows and columns as hopper.cuh says.
 
+  using State = float[L::kStateColumns / 2];
+  struct Part {
+    int row, column;  ///< the thread's first
+  };
+
   template <class Visit>
-  __device__ void for_each_pair(const Item& item, int warp, int lane, Visit visit) const {
+  __device__ void for_each_pair(const Part& part, Visit visit) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = item.p + warp * 16 + lane / 4 + 8 * half;
+      const int row = part.row + 8 * half;
       if (row >= p_.all.P) continue;
 #pragma unroll
-      for (int n = 0; n < N / 8; ++n) visit(row, 8 * n + 2 * (lane % 4), 4 * n + 2 * half);
+      for (int n = 0; n < L::kStateColumns / 8; ++n)
+        visit(row, part.column + 8 * n, 4 * n + 2 * half);
     }
   }
 
-  __device__ void load_state(float (&S)[N / 2], const Item& item, int warp, int lane) const {
+  __device__ void load_state(State& S, const Item& item, const Part& part) const {
 #pragma unroll
     for (float& s : S) s = 0.0f;
     if (item.row.source == kNowhere) return;
-    const MixedView<4>& pool = p_.all.state;
+    const MixedView<4>& pool = p_.before;
     const auto pair_at = [&](int row, int column) {
       return address_of(pool, item.row.source, item.head, row, column);
     };
     if (pool.format == Format::float32)
-      for_each_pair(item, warp, lane, [&](int row, int column, int i) {
+      for_each_pair(part, [&](int row, int column, int i) {
         const float2 pair = *static_cast<const float2*>(pair_at(row, column));
         S[i] = pair.x, S[i + 1] = pair.y;
       });
     else
-      for_each_pair(item, warp, lane, [&](int row, int column, int i) {
+      for_each_pair(part, [&](int row, int column, int i) {
         const unsigned pair = *static_cast<const unsigned*>(pair_at(row, column));
         const bool bf16 = pool.format == Format::bf16;
         const float2 both = bf16 ? unpack<Bf16>(pair) : unpack<Fp16>(pair);
@@ -549,17 +676,17 @@ class Block {
       });
   }
 
-  __device__ void store_state(const float (&S)[N / 2], const MixedView<4>& pool, int slot,
-                              const Item& item, int warp, int lane) const {
+  __device__ void store_state(const State& S, const MixedView<4>& pool, int slot, const Item& item,
+                              const Part& part) const {
     const auto pair_at = [&](int row, int column) {
       return const_cast<void*>(address_of(pool, slot, item.head, row, column));
     };
     if (pool.format == Format::float32)
-      for_each_pair(item, warp, lane, [&](int row, int column, int i) {
+      for_each_pair(part, [&](int row, int column, int i) {
         *static_cast<float2*>(pair_at(row, column)) = make_float2(S[i], S[i + 1]);
       });
     else
-      for_each_pair(item, warp, lane, [&](int row, int column, int i) {
+      for_each_pair(part, [&](int row, int column, int i) {
         *static_cast<unsigned*>(pair_at(row, column)) =
             pool.format == Format::bf16 ? pack<Bf16>(S[i], S[i + 1]) : pack<Fp16>(S[i], S[i + 1]);
       });
@@ -567,7 +694,7 @@ class Block {
 
   /// Asks L2 for the state that this block needs next.
   __device__ void prefetch_state(int index, int lane) const {
-    if (index >= p_.items || !p_.all.state) return;
+    if (index >= p_.items || !p_.all.state || p_.segment) return;
     const int of_row = p_.all.H * p_.tiles_of_head;
     const PrefillRow row = p_.all.rows.row(index / of_row);
     if (row.source == kNowhere) return;
@@ -578,20 +705,20 @@ class Block {
   }
 
   /// The bf16 copy of the state before a chunk.
-  __device__ void copy_state(const float (&S)[N / 2], const Step& step, int warp, int lane) const {
+  __device__ void copy_state(const State& S, const Step& step, int tile, int warp, int lane) const {
     barrier_wait(copy_used(step.copy), copy_parity(step) ^ 1);
-    const std::uint32_t to = copy(step.copy);
+    const std::uint32_t to = copy(step.copy) + tile * kTileBytes;
     const int row = warp * 16 + lane % 16;
 #pragma unroll
-    for (int k = 0; k < N / 16; ++k)
+    for (int k = 0; k < L::kStateColumns / 16; ++k)
       store_matrices(to + k / 4 * kTileBytes + tile_offset(row, 2 * (k % 4) + lane / 16),
                      pack<T>(S[8 * k], S[8 * k + 1]), pack<T>(S[8 * k + 2], S[8 * k + 3]),
                      pack<T>(S[8 * k + 4], S[8 * k + 5]), pack<T>(S[8 * k + 6], S[8 * k + 7]));
   }
   /// Copies alternate, so their parity changes with every second chunk.
   __device__ static std::uint32_t copy_parity(const Step& step) {
-    static_assert(L::kStages == 4);
-    return step.stage / 2 & 1;
+    static_assert(L::kStages == 2 || L::kStages == 4);
+    return L::kStages == 2 ? step.parity : step.stage / 2 & 1;
   }
 
   /// The warp's 16 rows of a tile, as a product's thread has them: all are asked for before any is
@@ -727,12 +854,12 @@ class Block {
   std::uint32_t base_;
 };
 
-template <int N, bool kGated>
-__global__ void __launch_bounds__(Plan<N, kGated>::kThreads, 1)
+template <int N, Task kTask>
+__global__ void __launch_bounds__(Plan<N, kTask>::kThreads, 1)
     ssd_chunks_kernel(const __grid_constant__ Chunked p, const __grid_constant__ Maps maps) {
-  using L = Plan<N, kGated>;
+  using L = Plan<N, kTask>;
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Block<N, kGated> block(p, maps, shared);
+  const Block<N, kTask> block(p, maps, shared);
   const int warp = uniform(static_cast<int>(threadIdx.x / 32));
   const int group = warp / 4;
   if (threadIdx.x == 0) block.init_barriers();
@@ -745,22 +872,25 @@ __global__ void __launch_bounds__(Plan<N, kGated>::kThreads, 1)
       block.load_tiles();
     } else if (warp < 3) {
       block.compute_scalars(warp - 1);
-    } else if (kGated) {
+    } else if (kTask == Task::gated_outputs) {
       block.load_gates();
     }
-  } else if (group == 1) {
+  } else if (group <= L::kStateGroups) {
     take_registers<L::kStateRegisters>();
-    block.run_state(warp % 4);
+    block.run_state(group - 1, warp % 4);
   } else {
     take_registers<L::kOutputRegisters>();
-    block.run_outputs(group - 2, warp % 4);
+    if constexpr (L::kStatesAlone)
+      block.run_weights(group - 1 - L::kStateGroups, warp % 4);
+    else
+      block.run_outputs(group - 1 - L::kStateGroups, warp % 4);
   }
 }
 
-template <int N, bool kGated>
+template <int N, Task kTask>
 void launch_chunks(const Chunked& p, const Maps& maps, int grid, cudaStream_t stream) {
-  using L = Plan<N, kGated>;
-  const auto kernel = ssd_chunks_kernel<N, kGated>;
+  using L = Plan<N, kTask>;
+  const auto kernel = ssd_chunks_kernel<N, kTask>;
   static const cudaError_t allowed =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   check_cuda(allowed, kName);
@@ -882,20 +1012,10 @@ bool pairs_aligned(const V& pool) {
          pool.stride(1) % 8 == 0 && pool.stride(2) % 8 == 0;
 }
 
-// N that the chunked kernel is compiled for. 256 does not fit: ptxas finds no registers for it.
-#define LOCKSTEP_SERVING_CHUNKS(X) X(128)
-#ifdef LOCKSTEP_ALL_SHAPES
-#define LOCKSTEP_CHUNKS(X)   \
-  LOCKSTEP_SERVING_CHUNKS(X) \
-  X(64)
-#else
-#define LOCKSTEP_CHUNKS(X) LOCKSTEP_SERVING_CHUNKS(X)
-#endif
-
 constexpr bool has_chunks(std::int64_t N) {
 #define LOCKSTEP_CASE(N_) \
   if (N == N_) return true;
-  LOCKSTEP_CHUNKS(LOCKSTEP_CASE)
+  LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
 #undef LOCKSTEP_CASE
   return false;
 }
@@ -904,7 +1024,8 @@ constexpr bool has_chunks(std::int64_t N) {
 template <class T, class S>
 const char* no_chunks(const SsdPrefill<T, S>& in) {
   if (!std::is_same_v<T, Bf16>) return "activations in bfloat16";
-  if (!has_chunks(in.B.extent(2))) return "N = 128, or 64 in a build with LOCKSTEP_ALL_SHAPES";
+  if (!has_chunks(in.B.extent(2)))
+    return "N = 128, or 64 or 256 in a build with LOCKSTEP_ALL_SHAPES";
   if (in.x.extent(2) % 8 != 0) return "P a multiple of 8";
   if (!can_be_mapped(in.x) || !can_be_mapped(in.B) || !can_be_mapped(in.C) ||
       !can_be_mapped(in.out) || (in.z && !can_be_mapped(*in.z)))
@@ -937,37 +1058,136 @@ int blocks_for(std::int64_t items, std::int64_t heads) {
   return static_cast<int>(std::min(items, blocks));
 }
 
+/// Heads, each by the tiles of its rows, and how many rows of a batch share `tokens`.
+struct Extent {
+  std::int64_t rows, tokens, heads;
+  int N;
+};
+
+/// A row's chunks, if all rows were alike.
+std::int64_t chunks_of_row(const Extent& e) {
+  return std::max<std::int64_t>(1, (e.tokens + e.rows * kChunk - 1) / (e.rows * kChunk));
+}
+
+/// Columns of a block that runs states alone: half a state, while the GPU has processors for it.
+int slice_of(const Extent& e) {
+  return e.N > 64 && e.rows * e.heads * (e.N / 64) <= processors() ? 64 : std::min(e.N, 128);
+}
+
+/// The tokens of a segment that make the shortest run of a batch, or 0: rows stay whole. By what an
+/// H200 takes for a chunk, in hundreds of nanoseconds: 10 with outputs, 6 for its state alone; and
+/// 80 for a launch more. `always`: the segments that are best among themselves.
+std::int64_t segment_tokens(const Extent& e, bool always) {
+  const std::int64_t chunks = chunks_of_row(e), of_all = e.rows * e.heads, most = processors();
+  const auto rounds = [&](std::int64_t items) { return (items + most - 1) / most; };
+  std::int64_t best = 0, shortest = always ? INT64_MAX : rounds(of_all) * chunks * 10;
+  for (std::int64_t count = 2; count <= most; ++count) {
+    const std::int64_t size = (chunks + count - 1) / count, full = (chunks + size - 1) / size;
+    const std::int64_t alone = rounds(of_all * (e.N / slice_of(e))) * (full - 1) * size * 6;
+    const std::int64_t time = rounds(of_all * full) * size * 10 + alone + 80;
+    if (time >= shortest) continue;
+    shortest = time;
+    best = size * kChunk;
+  }
+  return best;
+}
+
+std::int64_t segments_at_most(const Extent& e, std::int64_t segment) {
+  return e.rows + e.tokens / segment;
+}
+
+std::int64_t kept_bytes(const Extent& e, std::int64_t P, std::int64_t H, std::int64_t segment) {
+  return segments_at_most(e, segment) * H * P * e.N * std::int64_t{sizeof(float)};
+}
+
+template <class T, class S>
+Extent extent_of(const SsdPrefill<T, S>& in) {
+  const std::int64_t T_ = in.x.extent(0);
+  const std::int64_t rows = in.batch.query_start_loc   ? in.batch.query_start_loc->extent(0) - 1
+                            : in.batch.padded_size > 0 ? T_ / in.batch.padded_size
+                                                       : 1;
+  const std::int64_t tiles = (in.x.extent(2) + kStateRows - 1) / kStateRows;
+  return {rows, T_, in.x.extent(1) * tiles, static_cast<int>(in.B.extent(2))};
+}
+
+/// The tokens of a segment for a call by `in.kernel`, or 0.
+template <class T, class S>
+std::int64_t segment_for(const SsdPrefill<T, S>& in) {
+  const Extent e = extent_of(in);
+  if (in.kernel == PrefillKernel::sequential || in.kernel == PrefillKernel::chunked ||
+      no_chunks(in) || e.rows < 1 || e.tokens == 0 || e.heads == 0)
+    return 0;
+  return segment_tokens(e, in.kernel == PrefillKernel::segments);
+}
+
 template <class T, class S>
 void launch_chunked(const SsdPrefill<T, S>& in, const Common& all, cudaStream_t stream) {
   if constexpr (std::is_same_v<T, Bf16>) {
+    const Checks checks(kName);
+    const auto whole_number = [&](std::int64_t items) {
+      checks.expect(items < INT_MAX, "x", "of fewer than 2147483647 heads of all rows",
+                    std::to_string(items));
+      return static_cast<int>(items);
+    };
     Chunked p{};
     p.all = all;
     p.out = in.out.data_handle();
     p.out_token_stride = in.out.stride(0);
     p.out_head_stride = in.out.stride(1);
     p.tiles_of_head = (all.P + kStateRows - 1) / kStateRows;
-    const std::int64_t heads = std::int64_t{all.H} * p.tiles_of_head;
-    const std::int64_t items = heads * all.rows.count();
-    Checks(kName).expect(items < INT_MAX, "x", "of fewer than 2147483647 heads of all rows",
-                         std::to_string(items));
-    p.items = static_cast<int>(items);
+    p.slices = 1;
+    p.before = all.state;
     Maps maps{};
     maps.x = tile_map(kName, in.x, kChunk);
     maps.B = tile_map(kName, in.B, kChunk);
     maps.C = tile_map(kName, in.C, kChunk);
     maps.out = tile_map(kName, in.out, 16);  // a warp's rows
     if (in.z) maps.z = tile_map(kName, *in.z, kChunk);
-    const int grid = blocks_for(items, heads);
-#define LOCKSTEP_CASE(N_)                                        \
-  if (all.N == N_)                                               \
-    return in.z ? launch_chunks<N_, true>(p, maps, grid, stream) \
-                : launch_chunks<N_, false>(p, maps, grid, stream);
-    LOCKSTEP_CHUNKS(LOCKSTEP_CASE)
+    const std::int64_t heads = std::int64_t{all.H} * p.tiles_of_head;
+    std::int64_t rows = all.rows.count();
+    const Extent e = extent_of(in);
+    const std::int64_t segment = segment_for(in);
+    const std::int64_t bytes = segment > 0 ? kept_bytes(e, all.P, all.H, segment) : 0;
+    const std::int64_t given = in.workspace ? in.workspace->extent(0) : 0;
+    const bool sound =
+        given >= bytes &&
+        (!in.workspace || reinterpret_cast<std::uintptr_t>(in.workspace->data_handle()) % 16 == 0);
+    checks.expect(sound || in.kernel != PrefillKernel::segments, "workspace",
+                  "of " + std::to_string(bytes) + " bytes at a multiple of 16",
+                  std::to_string(given) + " bytes");
+    if (segment > 0 && sound) {
+      rows = segments_at_most(e, segment);
+      p.segment = static_cast<int>(segment);
+      p.segments = whole_number(rows);
+      p.kept = make_view(reinterpret_cast<const float*>(in.workspace->data_handle()),
+                         Shape<4>{rows, all.H, all.P, all.N});
+      const int slice = slice_of(e);
+      p.slices = all.N / slice;
+      p.items = whole_number(heads * p.slices * all.rows.count());
+      const int grid = std::min(p.items, processors());
+      slice == 64 ? launch_chunks<64, Task::states>(p, maps, grid, stream)
+                  : launch_chunks<128, Task::states>(p, maps, grid, stream);
+      p.slices = 1;
+      p.before = p.kept;
+    }
+    p.items = whole_number(heads * rows);
+    const int grid = blocks_for(p.items, heads);
+#define LOCKSTEP_CASE(N_)                                                       \
+  if (all.N == N_)                                                              \
+    return in.z ? launch_chunks<N_, Task::gated_outputs>(p, maps, grid, stream) \
+                : launch_chunks<N_, Task::outputs>(p, maps, grid, stream);
+    LOCKSTEP_STATE_ROWS(LOCKSTEP_CASE)
 #undef LOCKSTEP_CASE
   }
 }
 
 }  // namespace
+
+template <class T, class S>
+std::int64_t prefill_workspace(const SsdPrefill<T, S>& in) {
+  const std::int64_t segment = segment_for(in);
+  return segment > 0 ? kept_bytes(extent_of(in), in.x.extent(2), in.x.extent(1), segment) : 0;
+}
 
 template <class T, class S>
 void ssd_prefill(const SsdPrefill<T, S>& in, cudaStream_t stream) {
@@ -1018,7 +1238,9 @@ void ssd_prefill(const SsdPrefill<T, S>& in, cudaStream_t stream) {
   all.boundary_every = static_cast<int>(in.boundary_every);
 
   const char* const missing = no_chunks(in);
-  checks.expect(in.kernel != PrefillKernel::chunked || !missing, "kernel",
+  const bool chunks_alone =
+      in.kernel == PrefillKernel::chunked || in.kernel == PrefillKernel::segments;
+  checks.expect(!chunks_alone || !missing, "kernel",
                 std::string("for chunks, ") + (missing ? missing : ""), "other inputs");
   if (H == 0 || P == 0 || N == 0 || all.rows.count() == 0) return;
   if (!missing && in.kernel != PrefillKernel::sequential) return launch_chunked(in, all, stream);
@@ -1033,7 +1255,9 @@ void ssd_prefill(const SsdPrefill<T, S>& in, cudaStream_t stream) {
   launch_scan(p, stream);
 }
 
-#define LOCKSTEP_INSTANTIATE(T, S) template void ssd_prefill(const SsdPrefill<T, S>&, cudaStream_t);
+#define LOCKSTEP_INSTANTIATE(T, S)                                  \
+  template std::int64_t prefill_workspace(const SsdPrefill<T, S>&); \
+  template void ssd_prefill(const SsdPrefill<T, S>&, cudaStream_t);
 LOCKSTEP_SERVING_TYPES(LOCKSTEP_INSTANTIATE)
 #ifdef LOCKSTEP_ALL_SHAPES
 LOCKSTEP_OTHER_TYPES(LOCKSTEP_INSTANTIATE)

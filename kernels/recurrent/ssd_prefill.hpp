@@ -20,8 +20,10 @@
 namespace lockstep::kernels {
 
 /// Which kernel computes a prefill: `sequential` token by token, for any shape and strides;
-/// `chunked` on tensor cores, or an ArgumentError that says what it cannot take.
-enum class PrefillKernel { fastest, sequential, chunked };
+/// `chunked` on tensor cores, or an ArgumentError that says what it cannot take; `segments` the
+/// same, with the same bits, where parts of a row run side by side behind a launch that computes
+/// states alone: for few heads.
+enum class PrefillKernel { fastest, sequential, chunked, segments };
 
 /// T is the type of activations, S that of states.
 template <class T, class S>
@@ -44,7 +46,14 @@ struct SsdPrefill {
   std::optional<TensorView<S, 4>> boundary_states{};
   std::int64_t boundary_every = 0;
   PrefillKernel kernel = PrefillKernel::fastest;
+  /// What prefill_workspace() says, at a multiple of 16 bytes, for one call at a time; its contents
+  /// do not matter. Without it `fastest` leaves rows whole.
+  std::optional<TensorView<unsigned char, 1>> workspace{};
 };
+
+/// Bytes; 0 where none are needed.
+template <class T, class S>
+std::int64_t prefill_workspace(const SsdPrefill<T, S>& in);
 
 /// Outputs of all tokens; the state of a row's slot becomes the one after its last token. Rows
 /// without a slot give 0, tokens behind a row too. The running state is float32 and rounded once

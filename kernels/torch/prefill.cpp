@@ -318,6 +318,11 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
                                        boundary_states, types.scalar_type(), "boundary_states"),
                                    .boundary_every = boundary_every};
       if (z) in.z = tokens(*z, "z");
+      Tensor workspace;
+      if (const std::int64_t bytes = kernels::prefill_workspace(in); bytes > 0) {
+        workspace = at::empty({bytes}, x.options().dtype(at::kByte));
+        in.workspace = view_of<unsigned char, 1>(workspace, "workspace");
+      }
       kernels::ssd_prefill<T, S>(in, stream());
     });
     return out;
