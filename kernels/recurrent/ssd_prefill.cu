@@ -107,8 +107,8 @@ struct Plan {
   static constexpr int kStateGroups = N > 128 ? N / 128 : 1;  ///< each has some columns
   static constexpr int kStateColumns = N / kStateGroups;      ///< of a group
   static constexpr int kOutputGroups = 4 - kStateGroups;      ///< or those that weigh x
-  static constexpr int kStages = N > 128 ? 2 : 4;
-  static constexpr int kScalarWarps = 2;  ///< that take chunks in turns
+  static constexpr int kStages = kStatesAlone ? 6 : N > 128 ? 2 : 4;
+  static constexpr int kScalarWarps = kStatesAlone ? 3 : 2;  ///< that take chunks in turns
   static constexpr int kThreads = (1 + kStateGroups + kOutputGroups) * kWarpgroup;
   static constexpr int kFeedRegisters = 32;
   static constexpr int kStateRegisters = 112;
@@ -128,7 +128,7 @@ struct Plan {
   static_assert(kBytes <= 232448, "shared memory of a block");
   /// A group of outputs that waits for a stage knows that the stage's phase before has ended.
   static_assert(kStages > kOutputGroups || kStages % kOutputGroups == 0, "parities are one apart");
-  static_assert(kStages % kScalarWarps == 0 && kScalarWarps == 2, "likewise");
+  static_assert(kStages % kScalarWarps == 0, "likewise");
 };
 
 template <int N, Task kTask>
@@ -228,12 +228,14 @@ class Block {
         }
       };
       unsigned bits[2], next_bits[2];
-      const int first = own ^ turn;
+      const int first = (own - turn + L::kScalarWarps) % L::kScalarWarps;
       fetch(bits, first);
       fetch(next_bits, first + L::kScalarWarps);
-      for (int c = 0; c < item.chunks; ++c, step.next(), turn ^= 1) {
+      for (int c = 0; c < item.chunks; ++c, step.next()) {
         again = again || step.parity != 0;
-        if (turn != own) continue;
+        const bool mine = turn == own;
+        if (++turn == L::kScalarWarps) turn = 0;
+        if (!mine) continue;
         float d[2], a[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -293,10 +295,14 @@ class Block {
       } else if (every) {
         first = p_.all.rows.boundaries_before(item.row_number, every) - 1;
       }
-      for (int c = 0; c < item.chunks; ++c, step.next()) {
-        barrier_wait(loaded(step.stage), step.parity);
-        const float decay = scalars(step.stage).decay;
-        arrive_as_reader(step.stage);
+      const auto decay_of = [&](const Step& at) {
+        barrier_wait(loaded(at.stage), at.parity);
+        const float decay = scalars(at.stage).decay;
+        arrive_as_reader(at.stage);
+        return decay;
+      };
+      float decay = item.chunks > 0 ? decay_of(step) : 0.0f;
+      for (int c = 0; c < item.chunks; ++c) {
         if constexpr (!L::kStatesAlone) {
           copy_state(S, step, tile, warp, lane);
           publish_to_async();
@@ -314,9 +320,13 @@ class Block {
           Product<T, L::kStateColumns, true, true>::of(S, further(wx, 16 * k * kTileRowBytes),
                                                        further(B, 16 * k * kTileRowBytes), true);
         commit_products();
+        Step next = step;
+        next.next();
+        if (c + 1 < item.chunks) decay = decay_of(next);
         wait_for_products<0>();
         pin(S);
         arrive_of_warp(used(step.stage), lane);
+        step = next;
         arrive_of_warp(taken(group), lane);
         if (++group == L::kOutputGroups) group = 0, group_parity ^= 1;
         const int tokens = (c + 1) * kChunk, from_start = item.offset + tokens;
@@ -870,7 +880,7 @@ __global__ void __launch_bounds__(Plan<N, kTask>::kThreads, 1)
     give_registers<L::kFeedRegisters>();
     if (warp == 0) {
       block.load_tiles();
-    } else if (warp < 3) {
+    } else if (warp <= L::kScalarWarps) {
       block.compute_scalars(warp - 1);
     } else if (kTask == Task::gated_outputs) {
       block.load_gates();
