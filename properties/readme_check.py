@@ -106,7 +106,7 @@ def same(line, shown):
 
 def complaint(command, shown, folder, port):
     """Runs a command; a sentence if it does not end as README.md says."""
-    command = command.replace("http://localhost:30000", f"http://localhost:{port}")
+    command = command.replace("http://localhost:30000", f"http://127.0.0.1:{port}")
     for long, short in SHORTER.items():
         command = command.replace(long, short)
     shutil.rmtree(folder / "findings", ignore_errors=True)  # a search also replays what earlier ones have found
@@ -135,7 +135,7 @@ def main():
         if part not in text:
             print(f"NOT_RUN: README.md does not speak of {part}")
             failed += 1
-    server = http.server.ThreadingHTTPServer(("localhost", 0), Server)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
