@@ -222,6 +222,23 @@ for number, line in enumerate(sys.stdin):
   EXPECT_EQ(outcome->discoveries.front().trace_number % 20, 0);
 }
 
+// Single operations have no ranks: a search with several makes requests.
+TEST(Explore, withRanksFindsWhatCanBePlayedAgain) {
+  ExploreOptions options;
+  options.run = testing_support::run_with_defect("sglang-legacy:match-renews-one-state");
+  options.run.config.ranks = 3;
+  options.run.fixed = {ConfigField::ranks};
+  options.traces = 500;
+  options.shrinks = false;
+  for (options.seed = 1; options.seed <= 6; ++options.seed) {
+    const Result<ExploreOutcome> outcome = explore(options);
+    ASSERT_TRUE(outcome.has_value()) << outcome.error().text;
+    ASSERT_EQ(outcome->discoveries.size(), 1u) << "seed " << options.seed;
+    EXPECT_EQ(outcome->discoveries.front().finding.finding.kind, FindingKind::lru_order)
+        << outcome->discoveries.front().finding.finding.text;
+  }
+}
+
 TEST(Explore, refusesSubjectsThatAreNotThere) {
   ExploreOptions options;
   options.run.subjects = {"nobody"};

@@ -117,8 +117,12 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   fields.optional(ConfigField::path_cap, &Config::path_cap,
                   draw.chance(1, 6) ? draw.between(0, 3) : -1);
 
-  swarm.scheduled = draw.chance(1, 4);
-  if (swarm.scheduled) {
+  // Single operations are one rank's.
+  const bool asks_for_ranks = fixed.contains(ConfigField::ranks) && base.ranks > 1;
+  swarm.scheduled = draw.chance(1, 4) || asks_for_ranks;
+  if (!swarm.scheduled) {
+    swarm.config.ranks = 1;
+  } else {
     fields.common(ConfigField::ranks, &Config::ranks, draw.chance(1, 4) ? draw.between(2, 3) : 1);
     if (fields.free(ConfigField::routing) && draw.chance(1, 2)) swarm.config.routing = "prefix";
   }
