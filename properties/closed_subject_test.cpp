@@ -178,6 +178,14 @@ TEST_F(Child, canReportABrokenRuleOfItsOwn) {
               FindingKind::broken_invariant, "7 broken rules");
 }
 
+TEST_F(Child, canReportAnExceptionOfItsOwn) {
+  const std::string trace = "admit id=r tokens=a10\nextend id=r n=10\ncheck\n";
+  expect_kind(played(trace, {child(R"({"extend": "raised=KeyError: 'r' in cache.py:31"})")}),
+              FindingKind::subject_died, "raised behind `extend`: KeyError: 'r' in cache.py:31");
+  expect_kind(played(trace, {child(R"({"hello": "raised=ValueError: no room"})")}),
+              FindingKind::subject_died, "raised behind `hello`: ValueError: no room");
+}
+
 TEST_F(Child, answersWithFieldsOfItsVerb) {
   const std::string trace = "admit id=r tokens=a10\nextend id=r n=10\n";
   expect_kind(played(trace, {child(R"({"admit": "cached=0 evictd_kv=1"})")}),
@@ -319,6 +327,22 @@ TEST_F(GreetedAgain, aChildPlaysManyTraces) {
 
 TEST_F(GreetedAgain, aChildThatForgetsNothingIsFound) {
   expect_kind(runs("pass", 20).first, FindingKind::cached_too_much);
+}
+
+TEST_F(GreetedAgain, anExceptionEndsTheTraceAndNotTheProcess) {
+  const std::string starts = folder.write("starts", "");
+  const std::string raises = R"(
+import sys
+open(")" + starts + R"(", "a").write("started\n")
+for line in sys.stdin:
+    print("levels=request again=1" if line.startswith("hello") else "raised=KeyError: 1", flush=True)
+)";
+  ReplayRequest request;
+  request.subjects = {"exec:python3 " + folder.write("raises.py", raises)};
+  request.file = folder.write("x.trace", "admit id=r tokens=a5\n");
+  request.children = std::make_shared<Children>();
+  for (int i = 0; i < 3; ++i) expect_kind(outcome_of(request), FindingKind::subject_died);
+  EXPECT_EQ(testing_support::read_text(starts), "started\n");
 }
 
 TEST_F(GreetedAgain, aChildThatDiesOfItIsFound) {

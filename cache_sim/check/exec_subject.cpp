@@ -48,12 +48,14 @@ Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
 struct Answer {
   std::string reply;
   std::optional<std::string> violation;  ///< violation=TEXT, the rest of the line
+  std::optional<std::string> raised;     ///< raised=TEXT, the rest of the line
   /// state_tokens=, conv_tokens=, cached_tokens=: whose tokens what was handed out stands for.
   std::vector<std::pair<ReplyField, std::string>> stands_for;
 };
 
 Answer split(std::string_view text) {
   constexpr std::string_view kViolation = "violation=";
+  constexpr std::string_view kRaised = "raised=";
   constexpr std::pair<std::string_view, ReplyField> kLabels[] = {
       {"state_tokens=", ReplyField::state},
       {"conv_tokens=", ReplyField::conv},
@@ -66,6 +68,10 @@ Answer split(std::string_view text) {
       answer.violation = text.substr(kViolation.size());
       break;
     }
+    if (word.starts_with(kRaised)) {
+      answer.raised = text.substr(kRaised.size());
+      break;
+    }
     text.remove_prefix(std::min(end + 1, text.size()));
     const auto* const label =
         std::find_if(std::begin(kLabels), std::end(kLabels),
@@ -76,6 +82,19 @@ Answer split(std::string_view text) {
       answer.stands_for.emplace_back(label->second, word.substr(label->first.size()));
   }
   return answer;
+}
+
+/// The config fields of a list `page,overlap`; nothing where one of them is none.
+std::optional<ConfigFields> fields_of(std::string_view list) {
+  ConfigFields fields;
+  while (!list.empty()) {
+    const std::size_t comma = std::min(list.find(','), list.size());
+    const std::optional<ConfigField> field = config_field_from(list.substr(0, comma));
+    if (!field) return std::nullopt;
+    fields.add(*field);
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return fields;
 }
 
 class ExecSubject final : public Subject {
@@ -91,6 +110,7 @@ class ExecSubject final : public Subject {
   Result<Reply> apply(const Operation& operation) override;
   bool has_tree_verbs() const override { return tree_verbs_; }
   Findings take_findings() override { return std::exchange(findings_, {}); }
+  const std::optional<ConfigFields>& honoured() const { return honoured_; }
 
  private:
   Result<std::string> ask(std::string question);
@@ -98,6 +118,11 @@ class ExecSubject final : public Subject {
   Result<Reply> read(const Operation& operation, const Answer& answer);
   Result<void> compare_labels(const Operation& operation, const Answer& answer, const Reply& reply);
   tl::unexpected<Error> give_up(FindingKind kind, std::string text);
+  tl::unexpected<Error> fail_for_good(FindingKind kind, std::string text);
+  tl::unexpected<Error> raised_behind(std::string_view verb, std::string_view text) {
+    return fail_for_good(FindingKind::subject_died,
+                         fmt::format("raised behind `{}`: {}", verb, printable(text, 300)));
+  }
   tl::unexpected<Error> cannot_start(std::string_view why) const {
     return fail(fmt::format("{} cannot start: {}", name_, why), kExitEnvironment);
   }
@@ -107,20 +132,28 @@ class ExecSubject final : public Subject {
   milliseconds timeout_;
   std::shared_ptr<Children> children_;
   std::unique_ptr<ChildProcess> process_;
+  std::optional<ConfigFields> honoured_;
   bool tree_verbs_ = false;
   bool labels_ = false;
   bool again_ = false;            // it can be greeted again
+  bool answers_ = true;           // its process can still be talked to
   Findings findings_;             // that it made about itself
   std::optional<Error> failure_;  // the finding that ended the child
 };
 
 ExecSubject::~ExecSubject() {
-  if (again_ && !failure_ && children_ != nullptr)
+  if (again_ && answers_ && children_ != nullptr)
     children_->give_back(command_, std::move(process_));
 }
 
+/// The process cannot be talked to any more.
 tl::unexpected<Error> ExecSubject::give_up(FindingKind kind, std::string text) {
   process_->stop(milliseconds::zero());
+  answers_ = false;
+  return fail_for_good(kind, std::move(text));
+}
+
+tl::unexpected<Error> ExecSubject::fail_for_good(FindingKind kind, std::string text) {
   failure_ = fail_as(kind, fmt::format("{} {}", name_, text)).value();
   return tl::unexpected(*failure_);
 }
@@ -175,6 +208,7 @@ Result<void> ExecSubject::start(const ChildOptions& options) {
   if (!answer && is_fresh && answer.error().finding == FindingKind::subject_died)
     return fail(answer.error().text, kExitEnvironment);
   if (!answer) return tl::unexpected(answer.error());
+  if (const Answer said = split(*answer); said.raised) return raised_behind("hello", *said.raised);
   return understand(*answer);
 }
 
@@ -185,7 +219,7 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   if (!line)
     return give_up(FindingKind::subject_garbled, fmt::format("answered hello with `{}`: {}",
                                                              printable(answer), line.error().text));
-  constexpr std::string_view kWords[] = {"protocol", "levels", "labels", "again"};
+  constexpr std::string_view kWords[] = {"protocol", "levels", "labels", "again", "honours"};
   bool is_known = line->find("protocol").value_or("1") == "1";
   for (const auto& [key, value] : line->fields)
     is_known &= key.starts_with("x_") ||
@@ -199,11 +233,16 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   };
   flag("labels", labels_);
   flag("again", again_);
+  const std::optional<std::string_view> honours = line->find("honours");
+  if (honours) {
+    honoured_ = fields_of(*honours);
+    is_known &= honoured_.has_value();
+  }
   again_ &= is_known;
   if (!is_known)
     return cannot_start(fmt::format(
         "it answered hello with `{}` and not with levels=request or levels=request,tree, labels=1 "
-        "if it has them, and again=1 if it can be greeted again",
+        "if it has them, again=1 if it can be greeted again, and honours= with config fields",
         printable(answer)));
   tree_verbs_ = levels == "request,tree";
   return {};
@@ -217,7 +256,9 @@ Result<Reply> ExecSubject::apply(const Operation& operation) {
   const Result<std::string> text = ask(operation.text());
   if (!text) return tl::unexpected(text.error());
   if (*text == to_string(Refusal::unsupported)) return Reply::refusal(Refusal::unsupported);
-  Result<Reply> reply = read(operation, split(*text));
+  const Answer answer = split(*text);
+  if (answer.raised) return raised_behind(to_string(operation.verb), *answer.raised);
+  Result<Reply> reply = read(operation, answer);
   if (reply || failure_) return reply;
   return give_up(FindingKind::subject_garbled,
                  fmt::format("answered `{}` with `{}`: {}", printable(operation.text()),
@@ -283,6 +324,11 @@ Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options) {
   require(options.timeout > milliseconds::zero(), "a child has time to answer");
   auto child = std::make_unique<ExecSubject>(options);
   return child->start(options).map([&]() -> std::unique_ptr<Subject> { return std::move(child); });
+}
+
+std::optional<ConfigFields> honoured_by(const Subject& child) {
+  const auto* const started = dynamic_cast<const ExecSubject*>(&child);
+  return started == nullptr ? std::nullopt : started->honoured();
 }
 
 }  // namespace lockstep::cache_sim

@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cache_sim/check/children.hpp"
@@ -41,5 +42,9 @@ struct ChildOptions {
 /// its standard input closed and a moment to end by itself; then SIGTERM and SIGKILL end its
 /// process group.
 Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options);
+
+/// The config fields that a child, started as above, says it obeys (`honours=` of its answer to
+/// hello); nothing where it does not say, and of any other subject.
+std::optional<ConfigFields> honoured_by(const Subject& child);
 
 }  // namespace lockstep::cache_sim

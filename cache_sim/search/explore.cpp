@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "cache_sim/check/exec_subject.hpp"
+#include "cache_sim/check/start_subject.hpp"
 #include "cache_sim/search/bad_input.hpp"
 #include "cache_sim/search/operation_player.hpp"
 #include "cache_sim/search/random_requests.hpp"
@@ -91,6 +93,7 @@ class Marks {
 struct Player {
   std::vector<std::string> subjects;
   Accepted accepted;
+  ConfigFields fixed;  ///< that no trace changes
   bool has_child = false;
 };
 
@@ -152,8 +155,8 @@ class Explorer {
     }
     Candidate fresh;
     fresh.player = draw.below(players_.size());
-    const Swarm swarm =
-        draw_swarm(draw, players_[fresh.player].accepted, options_.run.config, options_.run.fixed);
+    const Swarm swarm = draw_swarm(draw, players_[fresh.player].accepted, options_.run.config,
+                                   players_[fresh.player].fixed);
     fresh.config = swarm.config;
     fresh.scheduled = swarm.scheduled;
     if (!swarm.scheduled) return play_fresh(std::move(fresh), swarm, draw);
@@ -322,19 +325,21 @@ class Explorer {
   void note(std::int64_t number, Execution execution) {
     Discovery found;
     found.trace_number = number;
-    found.subjects = players_[execution.candidate.player].subjects;
+    const Player& who = players_[execution.candidate.player];
+    found.subjects = who.subjects;
     found.finding = *execution.finding;
     found.trace = as_trace(execution.candidate);
     found.lines_before = line_count(found.trace);
-    if (found.finding.finding.kind != FindingKind::nondeterministic) shrink_discovery(found);
+    if (found.finding.finding.kind != FindingKind::nondeterministic) shrink_discovery(found, who);
     if (options_.found) options_.found(found);
     outcome_.discoveries.push_back(std::move(found));
   }
 
   /// Makes the discovery smaller, or says that it cannot be shown again.
-  void shrink_discovery(Discovery& found) const {
+  void shrink_discovery(Discovery& found, const Player& who) const {
     RunOptions run = options_.run;
     run.subjects = found.subjects;
+    run.fixed = who.fixed;
     const auto shows = [&](const Trace& trace) {
       const std::optional<LocatedFinding> again = finding_of(trace, run);
       return again && is_same_finding(*again, found.finding);
@@ -381,19 +386,31 @@ Result<Accepted> accepted_by_policy(std::string_view name) {
 /// fields are options of single policies.
 constexpr ConfigFields kFieldsOfChildren{ConfigField::page, ConfigField::overlap};
 
-/// A child says itself whether it understands tree verbs.
-Result<void> ask_children(const RunOptions& run, Player& player) {
-  RunOptions greeting = run;
-  greeting.subjects = player.subjects;
-  const Result<std::unique_ptr<ReplaySession>> started = ReplaySession::start(greeting);
-  if (!started) return tl::unexpected(started.error());
-  player.accepted.tree_verbs = player.accepted.tree_verbs && (*started)->has_tree_verbs();
+/// What a child need not obey, so that it stays at its default unless the child says that it does.
+constexpr ConfigField kFieldsToHonour[] = {ConfigField::kv_tokens,   ConfigField::state_slots,
+                                           ConfigField::max_running, ConfigField::request_rows,
+                                           ConfigField::page,        ConfigField::overlap};
+
+/// A child says itself whether it understands tree verbs, and may say which fields it obeys.
+/// `alone`: there are only children.
+Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
+  for (const std::string& name : player.subjects) {
+    const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
+    if (!seat && seat.error().finding) continue;  // the first trace says so
+    if (!seat) return tl::unexpected(seat.error());
+    player.accepted.tree_verbs &= (*seat)->subject->has_tree_verbs();
+    const std::optional<ConfigFields> honoured = honoured_by(*(*seat)->subject);
+    if (!honoured) continue;
+    for (const ConfigField field : kFieldsToHonour)
+      if (!honoured->contains(field)) player.fixed.add(field);
+    if (alone && !honoured->contains(ConfigField::state_slots)) player.accepted.has_states = false;
+  }
   return {};
 }
 
 Result<Player> player_of(std::vector<std::string> subjects, const RunOptions& run) {
-  Player player{.subjects = std::move(subjects)};
+  Player player{.subjects = std::move(subjects), .fixed = run.fixed};
   std::vector<std::string_view> policies;
   for (std::string_view subject : player.subjects) {
     if (subject.starts_with("oracle:")) subject.remove_prefix(7);
@@ -403,15 +420,15 @@ Result<Player> player_of(std::vector<std::string> subjects, const RunOptions& ru
       policies.push_back(subject);
   }
   // Children alone: their config says what they are.
-  if (policies.empty())
-    policies.push_back(run.config.policy.empty() ? kDefaultPolicy : run.config.policy);
+  const bool is_alone = policies.empty();
+  if (is_alone) policies.push_back(run.config.policy.empty() ? kDefaultPolicy : run.config.policy);
   for (std::size_t i = 0; i < policies.size(); ++i) {
     const Result<Accepted> accepted = accepted_by_policy(policies[i]);
     if (!accepted) return tl::unexpected(accepted.error());
     player.accepted = i == 0 ? *accepted : accepted_by_both(player.accepted, *accepted);
   }
   if (player.has_child)
-    if (const Result<void> asked = ask_children(run, player); !asked)
+    if (const Result<void> asked = ask_children(run, is_alone, player); !asked)
       return tl::unexpected(asked.error());
   return player;
 }

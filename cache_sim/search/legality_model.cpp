@@ -146,6 +146,33 @@ bool LegalityModel::adapt(Step& step) const {
   }
 }
 
+bool LegalityModel::makes_sense(const Operation& operation) const {
+  const Request* const request = find_request(operation.id);
+  if (operation.verb == Verb::admit) return request == nullptr;
+  if (operation.id.exists()) return request != nullptr && makes_sense_for(*request, operation);
+  for (const Name slot : {operation.slot, operation.from})
+    if (slot.exists() && find_slot(slot) == nullptr) return false;
+  return !operation.lock.exists() ||
+         std::find(locks_.begin(), locks_.end(), operation.lock) != locks_.end();
+}
+
+bool LegalityModel::makes_sense_for(const Request& request, const Operation& operation) {
+  const bool verifies = !request.drafts.empty();
+  const std::uint32_t kept = operation.tokens.size();
+  switch (operation.verb) {
+    case Verb::abort: return true;
+    case Verb::accept:
+      return verifies && kept > 0 && kept <= request.drafts.size() + 1 &&
+             operation.tokens.prefix(kept - 1) == request.drafts.prefix(kept - 1);
+    case Verb::extend:
+      return !verifies && (request.in_flight == 0 || (operation.async && request.in_flight == 1)) &&
+             operation.n <= tokens_left(request, operation);
+    case Verb::complete: return request.in_flight > 0;
+    case Verb::checkpoint: return !verifies && operation.up_to <= request.computed;
+    default: return !verifies;
+  }
+}
+
 /// Bad input where it comes from a trace that was played so.
 bool LegalityModel::contradicts_itself(const Operation& operation) const {
   const Request* const request = find_request(operation.id);

@@ -61,6 +61,9 @@ class LegalityModel {
   /// Fits the step's operation to what is there, and notes what it means. False where it makes no
   /// sense.
   bool adapt(Step& step) const;
+  /// Whether a server can be asked this now: its request runs, its slot and its lock are there, and
+  /// what it computes is known. Policies say so themselves; a child need not.
+  bool makes_sense(const Operation& operation) const;
 
   // In the order in which they came.
   const std::vector<Request>& requests() const { return requests_; }
@@ -73,6 +76,7 @@ class LegalityModel {
   Name bare_lock() const { return bare_lock_; }
 
  private:
+  static bool makes_sense_for(const Request& request, const Operation& operation);
   const Request* find_request(Name id) const;
   const Slot* find_slot(Name name) const;
   void follow_request(const Operation& operation, const Reply& reply);

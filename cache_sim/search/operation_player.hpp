@@ -37,6 +37,7 @@ class OperationPlayer {
 
  private:
   ReplaySession& run_;
+  bool all_are_children_;
   LegalityModel model_;
   Steps played_;
 };
