@@ -6,11 +6,13 @@ set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
 # fmt's library goes along, so that the installed folder also runs on a machine that has none of the packages.
 file(RELATIVE_PATH library_folder /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
 set_target_properties(lockstep PROPERTIES INSTALL_RPATH $ORIGIN/${library_folder})
-install(TARGETS lockstep)
+install(TARGETS lockstep COMPONENT program)  # the component that `pip install .` takes
 get_target_property(fmt_type fmt::fmt TYPE)
 if(fmt_type STREQUAL SHARED_LIBRARY)
-  install(IMPORTED_RUNTIME_ARTIFACTS fmt::fmt)
+  install(IMPORTED_RUNTIME_ARTIFACTS fmt::fmt COMPONENT program)
 endif()
+# The style of pages, for those that Python writes.
+install(FILES cache_sim/report/style.hpp DESTINATION ${CMAKE_INSTALL_DATADIR}/lockstep COMPONENT program)
 
 install(TARGETS ${installed_targets} EXPORT lockstepTargets
         OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/lockstep)

@@ -130,6 +130,11 @@ if(TARGET lockstep_torch_ops)
     ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
 endif()
 
+# The Python package of the source tree, with the program of this build.
+add_test(NAME python.package_searches_and_replays
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/python_package_test.py --program $<TARGET_FILE:lockstep>)
+set_tests_properties(python.package_searches_and_replays PROPERTIES LABELS quick TIMEOUT 600)
+
 # A project of its own finds the installed package and sees the registered names.
 add_test(NAME install.consumer_finds_lockstep
   COMMAND ${CMAKE_COMMAND} -D BINARY_DIR=${PROJECT_BINARY_DIR} -D SOURCE_DIR=${PROJECT_SOURCE_DIR}

@@ -1,0 +1,434 @@
+"""lockstep nightly [SETTINGS] [--seconds N] [--folder DIR] [--only NAME]: a search that goes on every night.
+
+`python -m lockstep.nightly` is the same.
+
+SETTINGS is an INI file; without one, every policy is searched beside its oracle.
+
+    [nightly]
+    seconds = 3600                  ; for everything together (600)
+    folder = nightly                ; where the corpus, the page and the JSON are kept (nightly)
+    canary = sglang-no-buffer:frees-donated-slot
+
+    [my-cache]                      ; a name; one section for each search
+    subject = my_cache.py:MyCache   ; or module:Class, a policy, or exec:COMMAND
+    beside = oracle:radix           ; what it is compared with; several with commas; empty: alone
+    config = kv_tokens=1048576      ; fields that stay as they are
+    weight = 3                      ; its share of the time (1)
+    timeout = 10                    ; seconds for one answer
+    optional = yes                  ; one that cannot start here is no failure
+
+Paths are relative to the settings file. The folder keeps, from night to night, the trace of each finding and the
+seeds: each night begins with the traces that are there, and goes on with new seeds. A defect that is planted into a
+policy, the canary, must be found each night, or else the night proves nothing.
+
+Writes index.html, nightly.json and corpus.json into the folder. Exit status: 0 nothing new, 10 a new finding or one
+that came back, 3 the canary was not found or a search could not start, 2 bad settings, 130 interrupted.
+"""
+from __future__ import annotations
+
+import argparse
+import configparser
+import datetime
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep import nightly_page, program
+from lockstep.hosting import children_environment, serve_command
+
+CANARY = "sglang-no-buffer:frees-donated-slot"
+CANARY_SECONDS = 120
+SECONDS_MIN = 0.5  # of a search
+FINDINGS_A_SEARCH = 10  # a search goes on with another seed behind so many
+FINDINGS_A_NIGHT = 50  # of one subject; what breaks everywhere is found once
+NEW, THERE, GONE, BACK, UNPLAYABLE = "new", "still there", "gone", "came back", "cannot be played"
+FOUND = range(10, 14)
+
+
+class SettingsError(Exception):
+    """Bad settings: one sentence with file, section and field."""
+
+
+@dataclass
+class Target:
+    """One search."""
+
+    name: str
+    subject: str = ""  # empty: every policy beside its oracle
+    beside: list[str] = field(default_factory=list)
+    config: str = ""
+    weight: float = 1.0
+    timeout: float = 10.0
+    optional: bool = False
+
+    def words(self) -> list[str]:
+        """Those of the program that name the subjects."""
+        named = [word for name in [*self.beside, self.subject] if name for word in ("--subject", subject_word(name))]
+        return named + (["--config", self.config] if self.config else [])
+
+
+@dataclass
+class Settings:
+    base: pathlib.Path  # paths are relative to it
+    seconds: float = 600.0
+    folder: pathlib.Path = pathlib.Path("nightly")
+    canaries: list[str] = field(default_factory=lambda: [CANARY])
+    targets: list[Target] = field(default_factory=list)
+
+
+def subject_word(name: str) -> str:
+    """As --subject takes it: a target of Python becomes the child that serves it."""
+    if ":" not in name or name.startswith(("exec:", "oracle:")):
+        return name
+    return serve_command(*name.split())
+
+
+# --- Settings -------------------------------------------------------------------------------------
+
+def read_settings(path: pathlib.Path | None) -> Settings:
+    """SettingsError names the file, the section and the field."""
+    if path is None:
+        return Settings(base=pathlib.Path.cwd(), targets=[Target("policies")])
+    parser = configparser.ConfigParser(inline_comment_prefixes=(";",), interpolation=None)
+    try:
+        with open(path, encoding="utf-8") as file:
+            parser.read_file(file)
+    except (OSError, configparser.Error) as error:
+        raise SettingsError(f"{path}: {error}") from None
+    settings = Settings(base=path.resolve().parent)
+    for section in parser.sections():
+        values = dict(parser[section])
+        try:
+            if section == "nightly":
+                _take_general(settings, values)
+            else:
+                settings.targets.append(_target(section, values))
+        except ValueError as error:
+            raise SettingsError(f"{path}: [{section}] {error}") from None
+    if not settings.targets:
+        settings.targets = [Target("policies")]
+    return settings
+
+
+def _number(values: dict[str, str], name: str, default: float) -> float:
+    text = values.pop(name, str(default))
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{name}: `{text}` is not a positive number")
+    return number
+
+
+def _expect_nothing_else(values: dict[str, str], known: str) -> None:
+    for name in values:
+        raise ValueError(f"there is no field `{name}`; the fields are {known}")
+
+
+def _take_general(settings: Settings, values: dict[str, str]) -> None:
+    settings.seconds = _number(values, "seconds", settings.seconds)
+    settings.folder = pathlib.Path(values.pop("folder", str(settings.folder)))
+    settings.canaries = values.pop("canary", CANARY).replace(",", " ").split()
+    if not settings.canaries:
+        raise ValueError("canary: a night without one proves nothing")
+    _expect_nothing_else(values, "seconds, folder, canary")
+
+
+def _target(name: str, values: dict[str, str]) -> Target:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError("a name has letters, digits, `.`, `_` and `-`")
+    optional = values.pop("optional", "no")
+    if optional not in ("yes", "no"):
+        raise ValueError(f"optional: `{optional}` is neither yes nor no")
+    target = Target(name, subject=values.pop("subject", ""), config=values.pop("config", ""),
+                    beside=[one.strip() for one in values.pop("beside", "").split(",") if one.strip()],
+                    weight=_number(values, "weight", 1), timeout=_number(values, "timeout", 10),
+                    optional=optional == "yes")
+    if target.beside and not target.subject:
+        raise ValueError("beside: there is no subject to stand beside it")
+    _expect_nothing_else(values, "subject, beside, config, weight, timeout, optional")
+    return target
+
+
+# --- The corpus -----------------------------------------------------------------------------------
+
+class Corpus:
+    """What nights leave to the next one: corpus.json, and the traces in findings/NAME/."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self._file = folder / "corpus.json"
+        try:
+            self.data: dict[str, Any] = json.loads(self._file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            self.data = {"lockstep_nightly": 1, "next_seed": 1, "nights": [], "subjects": {}}
+        except ValueError as error:
+            raise SettingsError(f"{self._file}: {error}") from None
+        if self.data.get("lockstep_nightly") != 1:
+            raise SettingsError(f"{self._file}: field lockstep_nightly: this version reads 1")
+
+    def of(self, name: str) -> dict[str, Any]:
+        """A subject's record: totals over all nights, marks that were reached, findings by signature."""
+        empty = {"operations": 0, "traces": 0, "marks": [], "findings": {}}
+        return self.data["subjects"].setdefault(name, empty)  # type: ignore[no-any-return]
+
+    def keep(self, name: str, record: dict[str, Any]) -> None:
+        self.data["subjects"][name] = record
+        self.save()
+
+    def take_seed(self) -> int:
+        """One that no night has used; saved before it is used."""
+        seed = int(self.data["next_seed"])
+        self.data["next_seed"] = seed + 1
+        self.save()
+        return seed
+
+    def save(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._file, json.dumps(self.data, indent=1) + "\n")
+
+
+def write_whole(path: pathlib.Path, text: str) -> None:
+    """The file has the old text or the new one, whenever the process ends."""
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
+
+
+_CHILD = re.compile(r"child `[^`]*`|exec:.*?(?= answered| says| and |$)")
+_PLACE = re.compile(r" \(\S*:\d+, in \w+\)")
+_TOKENS_OR_NUMBER = re.compile(r"(?:[a-z]*\d[\w:]*|\[[\d,]*\])(?:\+(?:[a-z]*\d[\w:]*|\[[\d,]*\]))*")
+
+
+def signature(kind: str, text: str) -> str:
+    """What two findings of one cause have in common: the kind, and the sentence without numbers, tokens and places."""
+    return f"{kind}: " + _TOKENS_OR_NUMBER.sub("#", _PLACE.sub("", _CHILD.sub("the child", text)))
+
+
+# --- A night --------------------------------------------------------------------------------------
+
+class Night:
+    """Everything that one run of this command does. `report` is what the page and the JSON show."""
+
+    def __init__(self, settings: Settings, corpus: Corpus) -> None:
+        self._settings = settings
+        self._corpus = corpus
+        self._number = len(corpus.data["nights"]) + 1
+        self._end = time.monotonic() + settings.seconds
+        marks = self._run(["list", "marks"])
+        self._marks = marks.stdout.split()
+        self.report: dict[str, Any] = {
+            "lockstep_nightly": 1, "night": self._number, "canaries": [], "subjects": [], "marks": len(self._marks),
+            "timing": {"date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+                       "seconds": settings.seconds}}
+
+    def status(self) -> int:
+        if any(not canary["found"] for canary in self.report["canaries"]) or any(
+                subject["cannot_run"] and not subject["optional"] for subject in self.report["subjects"]):
+            return 3
+        states = [one["state"] for subject in self.report["subjects"] for one in subject["findings"]]
+        return 10 if NEW in states or BACK in states else 0
+
+    def watch_canaries(self) -> None:
+        """Plants each canary and looks for it with a new seed."""
+        for defect in self._settings.canaries:
+            seed = self._corpus.take_seed()
+            with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+                words = ["explore", "--defect", defect, "--seed", str(seed), "--time", f"{CANARY_SECONDS}s"]
+                ran, data = self._explore(words, folder)
+            if ran.returncode == 2:
+                raise SettingsError(f"canary {defect}: {last_line(ran)}")
+            findings = data["findings"] if data else []
+            self.report["canaries"].append({
+                "defect": defect, "seed": seed, "found": ran.returncode in FOUND and bool(findings),
+                "kind": findings[0]["kind"] if findings else "",
+                "tests_to_detect": findings[0]["tests_to_detect"] if findings else 0,
+                "said": "" if findings else last_line(ran) or "nothing was found"})
+
+    def search(self, target: Target, seconds: float) -> None:
+        """Plays what earlier nights have found, then searches for so many seconds, and at least for a moment."""
+        started = time.monotonic()
+        record = self._corpus.of(target.name)
+        row: dict[str, Any] = {
+            "name": target.name, "subject": target.subject or "every policy", "beside": target.beside,
+            "optional": target.optional, "operations": 0, "traces": 0, "seeds": [], "cannot_run": "", "unsupported": [],
+            "findings": [], "marks": []}
+        self.report["subjects"].append(row)
+        try:
+            self._replay_known(target, record, row)
+            while sum(one["state"] == NEW for one in row["findings"]) < FINDINGS_A_NIGHT and not row["cannot_run"]:
+                left = seconds - (time.monotonic() - started)
+                if row["seeds"] and left < SECONDS_MIN:
+                    break
+                self._search_once(target, max(left, SECONDS_MIN), record, row)
+        finally:  # an interrupted night keeps what it has found
+            record["operations"] += row["operations"]
+            record["traces"] += row["traces"]
+            record["marks"] = sorted({*record["marks"], *row["marks"]})
+            row["operations_ever"], row["marks_ever"] = record["operations"], len(record["marks"])
+            row["marks_missed_ever"] = sorted(set(self._marks) - set(record["marks"]))
+            row["seconds"] = round(time.monotonic() - started, 1)
+            self._corpus.keep(target.name, record)
+
+    def _search_once(self, target: Target, seconds: float, record: dict[str, Any], row: dict[str, Any]) -> None:
+        seed = self._corpus.take_seed()
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
+            words = ["explore", *target.words(), "--seed", str(seed), "--time", f"{round(seconds * 1000)}ms",
+                     "--findings", str(FINDINGS_A_SEARCH), "--timeout", f"{round(target.timeout * 1000)}ms"]
+            ran, data = self._explore(words, folder)
+            if data is None:
+                row["cannot_run"] = last_line(ran) or f"the program ended with status {ran.returncode}"
+                return
+            row["seeds"].append(seed)
+            row["operations"] += data["search"]["operations"]
+            row["traces"] += data["search"]["traces_run"]
+            row["unsupported"] = [one["text"] for one in data["search"].get("unsupported", [])]
+            reached = set(self._marks) - set(data["search"]["marks_missed"])
+            row["marks"] = sorted({*row["marks"], *reached})
+            for one in data["findings"]:
+                self._take_finding(target, record, row, one)
+
+    def conclude(self, interrupted: bool) -> int:
+        """Writes the page and the JSON, and gives the exit status."""
+        status = 130 if interrupted else self.status()
+        self.report["status"] = status
+        self.report["verdict"] = {0: "nothing new", 10: "new findings", 3: "failed", 130: "interrupted"}[status]
+        self._corpus.data["nights"].append({
+            "night": self._number, "date": self.report["timing"]["date"], "status": status,
+            "operations": sum(subject["operations"] for subject in self.report["subjects"]),
+            "new": sum(one["state"] in (NEW, BACK) for subject in self.report["subjects"] for one in subject["findings"])})
+        self._corpus.save()
+        self.report["nights"] = self._corpus.data["nights"]
+        folder = self._corpus.folder
+        write_whole(folder / "nightly.json", json.dumps(self.report, indent=1) + "\n")
+        write_whole(folder / "index.html", nightly_page.page(self.report))
+        return status
+
+    def _run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program.path(), *words], cwd=self._settings.base, env=children_environment(),
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+
+    def _explore(self, words: list[str], folder: str) -> tuple[subprocess.CompletedProcess[str], Any]:
+        """The run and its JSON, None where it wrote none."""
+        path = pathlib.Path(folder, "search.json")
+        ran = self._run([*words, "--out", str(pathlib.Path(folder, "found")), "--json", str(path)])
+        return ran, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def _replay_known(self, target: Target, record: dict[str, Any], row: dict[str, Any]) -> None:
+        for mark, known in sorted(record["findings"].items()):
+            file = self._corpus.folder / known["trace"]
+            ran = self._run(["replay", str(file.resolve()), *(target.words() or known["words"]),
+                             "--timeout", f"{round(target.timeout * 1000)}ms"])
+            before = known["state"]
+            known["state"] = GONE if ran.returncode == 0 else THERE if ran.returncode in FOUND else UNPLAYABLE
+            if before == GONE and known["state"] == THERE:
+                known["state"] = BACK
+            if known["state"] == UNPLAYABLE:
+                known["said"] = last_line(ran)
+            row["findings"].append({"signature": mark, **known})
+
+    def _take_finding(self, target: Target, record: dict[str, Any], row: dict[str, Any], one: dict[str, Any]) -> None:
+        mark = signature(one["kind"], one["text"])
+        known = record["findings"].get(mark)
+        if known is not None and known["state"] != GONE:
+            known["times"] = known.get("times", 1) + 1
+            return
+        folder = self._corpus.folder / "findings" / target.name
+        folder.mkdir(parents=True, exist_ok=True)
+        source = pathlib.Path(one["trace"])
+        kept = folder / source.name
+        text = source.read_text(encoding="utf-8")
+        write_whole(kept, text)
+        entry = {"kind": one["kind"], "text": one["text"], "trace": str(kept.relative_to(self._corpus.folder)),
+                 "first_night": known["first_night"] if known else self._number, "state": BACK if known else NEW,
+                 "tests_to_detect": one["tests_to_detect"], "lines": one["shrunk_lines"], "trace_text": text,
+                 "words": words_of(one["replay"])}
+        record["findings"][mark] = entry
+        row["findings"] = [other for other in row["findings"] if other["signature"] != mark]
+        row["findings"].append({"signature": mark, **entry})
+
+    def go_through(self, targets: list[Target]) -> None:
+        """Shares what is left of the time by weight."""
+        for i, target in enumerate(targets):
+            left = max(0.0, self._end - time.monotonic())
+            self.search(target, left * target.weight / sum(other.weight for other in targets[i:]))
+
+
+def words_of(replay: str) -> list[str]:
+    """The words behind the file in a replay command: its subjects."""
+    return shlex.split(replay)[3:]
+
+
+def last_line(ran: subprocess.CompletedProcess[str]) -> str:
+    """The program's last sentence on standard error."""
+    lines = [line for line in ran.stderr.splitlines() if line.strip()]
+    return lines[-1].removeprefix("lockstep: ") if lines else ""
+
+
+def summary(report: dict[str, Any], folder: pathlib.Path) -> str:
+    lines = []
+    for canary in report["canaries"]:
+        lines.append(f"canary {canary['defect']}: " + (
+            f"found by trace {canary['tests_to_detect']}" if canary["found"] else f"NOT FOUND ({canary['said']})"))
+    for subject in report["subjects"]:
+        states = [one["state"] for one in subject["findings"]]
+        found = ", ".join(f"{states.count(state)} {state}" for state in (NEW, BACK, THERE, GONE, UNPLAYABLE)
+                          if state in states) or "nothing found"
+        reached = f"{len(subject['marks'])} of {report['marks']} marks"
+        if subject["cannot_run"]:
+            lines.append(f"{subject['name']}: cannot run{' (optional)' * subject['optional']}: {subject['cannot_run']}")
+        if subject["seeds"] or states:
+            lines.append(f"{subject['name']}: {subject['operations']} operations, {reached}: {found}")
+        lines += [f"  {one['state']}: {folder / one['trace']}: {one['kind']}: {one['text']}"
+                  for one in subject["findings"] if one["state"] in (NEW, BACK)]
+    return "\n".join([*lines, f"{report['verdict']}; {folder / 'index.html'}"])
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="lockstep nightly", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="?", type=pathlib.Path, metavar="SETTINGS")
+    parser.add_argument("--seconds", type=float, help="for everything together, over that of the settings")
+    parser.add_argument("--folder", type=pathlib.Path, help="over that of the settings")
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this search alone; may be repeated")
+    options = parser.parse_args(words)
+    try:
+        settings = read_settings(options.settings)
+        if options.seconds is not None:
+            settings.seconds = options.seconds
+        folder = options.folder if options.folder is not None else settings.base / settings.folder
+        unknown = set(options.only) - {target.name for target in settings.targets}
+        if unknown:
+            raise SettingsError(f"--only: there is no search {', '.join(sorted(unknown))}")
+        targets = [target for target in settings.targets if not options.only or target.name in options.only]
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a night that is ended early also leaves its page
+        night = Night(settings, Corpus(folder))
+        interrupted = False
+        try:
+            night.watch_canaries()
+            night.go_through(targets)
+        except KeyboardInterrupt:
+            interrupted = True
+        status = night.conclude(interrupted)
+    except SettingsError as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 2
+    except (FileNotFoundError, PermissionError) as error:
+        print(f"lockstep: {error}", file=sys.stderr)
+        return 3
+    print(summary(night.report, folder))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,281 @@
+"""The subject protocol, one line at a time: a line in, the call of a Subject's method, the line that answers."""
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import sys
+import traceback
+from typing import Any, Callable, NamedTuple
+
+from lockstep.subject import Config, Refused, Reply, Subject, Unsupported, Violation
+from lockstep.tokens import parse_tokens
+
+Factory = Callable[[Config], Subject]
+
+_MESSAGE_MAX = 180  # characters of an exception's text; the program shows 300 of the whole
+
+
+class _Field(NamedTuple):
+    parameter: str
+    read: Callable[[str], Any]
+    default: Any = inspect.Parameter.empty  # empty: the field is always there
+    ignorable: bool = False
+
+
+class _Verb(NamedTuple):
+    fields: dict[str, _Field]
+    number: str = ""  # the reply's field that an int stands for
+    must: bool = False  # the reply must have it
+
+
+def _flag(text: str) -> bool:
+    return text == "1"
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",") if text else []
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
+_ID = _Field("id", str)
+_TOKENS = _Field("tokens", parse_tokens)
+_SALT = _Field("salt", str, "")
+_AS = _Field("as_", str)
+_SLOT = _Field("slot", str)
+
+# reference/contract.md, "Request verbs" and "Tree verbs".
+VERBS: dict[str, _Verb] = {
+    "admit": _Verb({"id": _ID, "tokens": _TOKENS, "prompt": _Field("prompt", int, None, True), "salt": _SALT,
+                    "external": _Field("external", int, 0)}, "cached", True),
+    "extend": _Verb({"id": _ID, "n": _Field("n", int), "tokens": _Field("tokens", parse_tokens, ()),
+                     "drafts": _Field("drafts", parse_tokens, ()), "async": _Field("async_", _flag, False)}, "n"),
+    "accept": _Verb({"id": _ID, "n": _Field("n", int), "tokens": _Field("tokens", parse_tokens, ())}, "n"),
+    "checkpoint": _Verb({"id": _ID, "up_to": _Field("up_to", int, None)}),
+    "finish": _Verb({"id": _ID, "insert": _Field("insert", _flag, True)}),
+    "abort": _Verb({"id": _ID}),
+    "preempt": _Verb({"id": _ID}),
+    "step": _Verb({"ids": _Field("ids", _names, (), True), "padded": _Field("padded", int, None, True)}),
+    "complete": _Verb({"id": _ID}),
+    "capture": _Verb({"id": _ID, "as": _AS}),
+    "restore": _Verb({"id": _ID, "from": _Field("from_", str)}),
+    "compact": _Verb({"mapping": _Field("mapping", _numbers)}),
+    "evict": _Verb({"kv": _Field("kv", int, 0), "state": _Field("state", int, 0)}),
+    "flush": _Verb({}),
+    "check": _Verb({}),
+    "match": _Verb({"tokens": _TOKENS, "limit": _Field("limit", int, None), "salt": _SALT}, "kv", True),
+    "insert": _Verb({"tokens": _TOKENS, "prev": _Field("prev", int, 0, True), "slot": _Field("slot", str, None),
+                     "salt": _SALT}, "exist", True),
+    "lock": _Verb({"tokens": _TOKENS, "as": _AS, "salt": _SALT}),
+    "unlock": _Verb({"lock": _Field("lock", str)}),
+    "alloc": _Verb({"as": _AS}),
+    "advance": _Verb({"slot": _SLOT, "tokens": _TOKENS}),
+    "fork": _Verb({"slot": _SLOT, "as": _AS}),
+    "copy": _Verb({"from": _Field("from_", str), "to": _Field("to", str)}),
+    "free": _Verb({"slot": _SLOT}),
+}
+HONOURS = ("kv_tokens", "state_slots", "page", "request_rows")
+TREE_VERBS = frozenset(("match", "alloc", "advance", "fork", "copy", "insert", "lock", "unlock", "free"))
+
+
+class _Known(NamedTuple):
+    """A verb as one class has it."""
+
+    method: str
+    readers: dict[str, tuple[str, Callable[[str], Any]]]  # by field: what is passed
+    ignored: frozenset[str]  # fields that are there and not passed
+    defaults: dict[str, Any]
+    number: str
+    must: bool
+
+
+def _overrides(subject: type, verb: str) -> Callable[..., Any] | None:
+    method = getattr(subject, verb, None)
+    return None if method is None or method is getattr(Subject, verb) else method
+
+
+def where(function: Callable[..., Any]) -> str:
+    """`file.py:12` of a function's definition."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "unknown place" if code is None else f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def shown_path(path: str) -> str:
+    """Relative where it lies below the working directory."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+def _know(subject: type, verb: str, method: Callable[..., Any]) -> _Known:
+    fields = VERBS[verb].fields
+    parameters = inspect.signature(method).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    by_parameter = {field.parameter for field in fields.values()}
+    named = [p for p in list(parameters.values())[1:] if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    for parameter in named:
+        if parameter.kind is parameter.POSITIONAL_ONLY or (
+                parameter.name not in by_parameter and parameter.default is parameter.empty):
+            raise TypeError(
+                f"{where(method)}: {subject.__name__}.{verb} has a parameter `{parameter.name}` that nothing is passed "
+                f"for; the parameters, by keyword, are {', '.join(sorted(by_parameter)) or 'none'}")
+    taken = by_parameter if takes_all else {parameter.name for parameter in named} & by_parameter
+    asked = set(taken)
+    if verb == "extend":  # what comes of drafts and of an asynchronous step is said by another operation
+        asked -= {"drafts"} if _overrides(subject, "accept") is None else set()
+        asked -= {"async_"} if _overrides(subject, "complete") is None else set()
+    required = inspect.Parameter.empty
+    return _Known(
+        method=verb,
+        readers={name: (field.parameter, field.read) for name, field in fields.items() if field.parameter in asked},
+        ignored=frozenset(name for name, field in fields.items() if field.ignorable or field.default is required),
+        defaults={field.parameter: field.default for field in fields.values()
+                  if field.parameter in taken and field.default is not required},
+        number=VERBS[verb].number, must=VERBS[verb].must)
+
+
+class Capabilities:
+    """What a class of subjects overrides. TypeError where a method's parameters are none of its verb's."""
+
+    def __init__(self, subject: type) -> None:
+        self.verbs: dict[str, _Known] = {}
+        for verb in VERBS:
+            method = _overrides(subject, verb)
+            if method is not None:
+                self.verbs[verb] = _know(subject, verb, method)
+        levels = "request,tree" if TREE_VERBS & set(self.verbs) else "request"
+        honoured = _honoured(subject)
+        if "extend" in self.verbs and "async" in self.verbs["extend"].readers:
+            honoured.add("overlap")  # a step can be asked for before the result of the one before
+        labels = " labels=1" if getattr(subject, "labels", False) else ""
+        self.hello = f"levels={levels} again=1{labels} honours={','.join(sorted(honoured))}"
+
+
+def _honoured(subject: type) -> set[str]:
+    names = getattr(subject, "honours", ())
+    for name in names:
+        if name not in HONOURS:
+            raise TypeError(f"{subject.__qualname__}.honours: there is no `{name}`; the fields are {', '.join(HONOURS)}")
+    honoured = set(names)
+    if "request_rows" in honoured:
+        honoured.add("max_running")  # rows are as many as requests run, unless request_rows says otherwise
+    return honoured
+
+
+_capabilities: dict[type, Capabilities] = {}
+
+
+def capabilities(subject: type) -> Capabilities:
+    """Those of the class, found out once."""
+    if subject not in _capabilities:
+        if not issubclass(subject, Subject):
+            raise TypeError(f"{subject.__qualname__} is no lockstep.Subject: derive it from that class")
+        _capabilities[subject] = Capabilities(subject)
+    return _capabilities[subject]
+
+
+def _one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _MESSAGE_MAX else line[:_MESSAGE_MAX - 1] + "…"
+
+
+def told(error: BaseException, subject: type | None) -> str:
+    """An exception in a line: its text and the place in the subject's own file that is nearest to it."""
+    ours = os.path.dirname(os.path.abspath(__file__))
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if os.path.dirname(os.path.abspath(frame.filename)) != ours]
+    home = getattr(sys.modules.get(subject.__module__), "__file__", None) if subject is not None else None
+    own = [frame for frame in frames if home is not None and os.path.abspath(frame.filename) == os.path.abspath(home)]
+    frame = (own or frames)[-1] if frames else None
+    text = _one_line(str(error))
+    if not text and frame is not None:
+        text = _one_line(linecache.getline(frame.filename, frame.lineno or 0))
+    name = type(error).__name__
+    said = text if isinstance(error, (Violation, Overdue)) else f"{name}: {text}" if text else name
+    return said if frame is None else f"{said} ({shown_path(frame.filename)}:{frame.lineno}, in {frame.name})"
+
+
+class Session:
+    """One connection. `factory` makes a subject at each hello; `error` is the last exception that an answer named."""
+
+    def __init__(self, factory: Factory) -> None:
+        self._factory = factory
+        self._subject: Subject | None = None
+        self._verbs: dict[str, _Known] = {}
+        self.error: BaseException | None = None
+        self.unsupported: dict[str, str] = {}  # by the first words of an operation: what Unsupported said
+
+    def answer(self, line: str) -> str:
+        """The line that answers `line`, both without their end of line."""
+        __tracebackhide__ = True
+        verb, _, rest = line.partition(" ")
+        try:
+            if verb == "hello":
+                return self._greet(rest)
+            known = self._verbs.get(verb)
+            if known is None:
+                return "unsupported"
+            arguments = known.defaults.copy()
+            readers = known.readers
+            if rest:
+                for word in rest.split(" "):
+                    name, _, value = word.partition("=")
+                    reader = readers.get(name)
+                    if reader is not None:
+                        arguments[reader[0]] = reader[1](value)
+                    elif name not in known.ignored:
+                        return "unsupported"
+            if "prompt" in arguments and arguments["prompt"] is None:
+                arguments["prompt"] = len(arguments.get("tokens", ()))
+            return self._text(known, getattr(self._subject, known.method)(**arguments), rest)
+        except Refused as refused:
+            evicted = refused.reply.text()
+            return f"refused={refused.reason}" + ("" if evicted == "ok" else " " + evicted)
+        except Unsupported as unsupported:
+            self.unsupported.setdefault(verb, str(unsupported))
+            return "unsupported"
+        except (Violation, AssertionError) as violation:
+            self.error = violation
+            return "violation=" + told(violation, type(self._subject))
+        except (KeyboardInterrupt, Overdue):
+            raise
+        except BaseException as error:  # noqa: B902 (sys.exit and pytest.fail end the trace, not the process)
+            self.error = error
+            return "raised=" + told(error, type(self._subject) if self._subject is not None else None)
+
+    def where_it_is(self, overdue: Overdue) -> str:
+        """The place in the subject that has not answered."""
+        return told(overdue, type(self._subject) if self._subject is not None else None)
+
+    def _greet(self, rest: str) -> str:
+        fields = dict(word.split("=", 1) for word in rest.split(" ") if word)
+        fields.pop("protocol", None)
+        self._subject = None  # nothing of the last trace is left when the next subject is made
+        self._verbs = {}
+        self._subject = self._factory(Config.of_fields(fields))
+        known = capabilities(type(self._subject))
+        self._verbs = known.verbs
+        return known.hello
+
+    def _text(self, known: _Known, value: Any, rest: str) -> str:
+        if isinstance(value, Reply):
+            return value.text()
+        if value is None and not known.must:
+            if known.method == "extend":
+                return next(word for word in rest.split(" ") if word.startswith("n="))
+            return "ok"
+        if known.number and value is not None and not isinstance(value, bool):
+            try:
+                return f"{known.number}={value.__index__()}"
+            except AttributeError:
+                pass
+        method = getattr(type(self._subject), known.method)
+        raise TypeError(f"{type(self._subject).__name__}.{known.method} ({where(method)}) returned {value!r}"
+                        + (f"; it returns a number, {known.number}=, or a lockstep.Reply" if known.number else
+                           "; it returns a lockstep.Reply or None"))
+
+
+class Overdue(BaseException):
+    """Raised inside a method that has not answered in time, to show where it is."""

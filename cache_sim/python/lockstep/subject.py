@@ -1,0 +1,357 @@
+"""What a cache or a server written in Python derives from, what it answers and what it can raise."""
+from __future__ import annotations
+
+import dataclasses
+import operator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Mapping, Sequence
+
+from lockstep.tokens import Tokens, tokens_text
+
+REFUSALS = ("no_kv", "no_state_slot", "no_row", "same_step", "too_long")
+
+
+# --- What a method can raise ----------------------------------------------------------------------
+
+class Refused(Exception):
+    """The server does not do the operation, and says why. It has changed nothing but what it evicted on the way.
+
+    reason: no_kv, no_state_slot, no_row, same_step or too_long.
+    evicted_kv, evicted_states: tokens and state slots that were evicted before it refused; None: not said.
+    """
+
+    def __init__(self, reason: str, *, evicted_kv: int | None = None, evicted_states: int | None = None) -> None:
+        if reason not in REFUSALS:
+            raise ValueError(f"there is no refusal {reason!r}; they are {', '.join(REFUSALS)}")
+        super().__init__(reason)
+        self.reason = reason
+        self.reply = Reply(evicted_kv=evicted_kv, evicted_states=evicted_states)
+
+
+class Unsupported(Exception):
+    """The server never does this form of operation: it is sent to no subject again. Nothing has changed."""
+
+
+class Violation(Exception):
+    """A rule of the subject's own is broken; the text says which. Reported as `broken-invariant`."""
+
+
+# --- What a method can answer ---------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """An answer with nothing but what the operation evicted. None: not said, and not compared.
+
+    evicted_kv: KV tokens. evicted_states: state slots.
+    """
+
+    evicted_kv: int | None = None
+    evicted_states: int | None = None
+
+    def text(self) -> str:
+        """The answer's line: `cached=3 evicted_kv=0`, or `ok`."""
+        words = []
+        for name in _names(type(self)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name.endswith("_tokens"):
+                words.append(f"{name}={tokens_text(value)}")
+                continue
+            try:
+                words.append(f"{name}={operator.index(value)}")
+            except TypeError:
+                raise TypeError(f"{type(self).__name__}: {name} is {value!r}, not an integer") from None
+        return " ".join(words) or "ok"
+
+
+@dataclass(frozen=True)
+class Admitted(Reply):
+    """What a request finds in the cache.
+
+    cached: tokens of the prompt whose KV, and state, it reuses; at most all but one.
+    state, conv: length in tokens of the recurrent and conv state that it starts from (Subject.labels).
+    junction: tokens behind which a branch leaves what is cached.
+    state_tokens, conv_tokens, cached_tokens: the tokens that the state, or the KV, was computed for.
+    """
+
+    cached: int
+    state: int | None = None
+    conv: int | None = None
+    junction: int | None = None
+    state_tokens: Sequence[int] | None = None
+    conv_tokens: Sequence[int] | None = None
+    cached_tokens: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Extended(Reply):
+    """n: tokens that were really scheduled. blocks: blocks of the request."""
+
+    n: int
+    blocks: int | None = None
+
+
+@dataclass(frozen=True)
+class Stored(Reply):
+    """exist: tokens that the cache had already. length: tokens of this request that the cache owns now."""
+
+    exist: int | None = None
+    length: int | None = None
+
+
+@dataclass(frozen=True)
+class Evicted(Reply):
+    """kv: tokens, and state: slots, that were evicted."""
+
+    kv: int | None = None
+    state: int | None = None
+
+
+@dataclass(frozen=True)
+class Counted(Reply):
+    """Free and locked KV tokens and state slots."""
+
+    kv_free: int | None = None
+    states_free: int | None = None
+    kv_locked: int | None = None
+    states_locked: int | None = None
+
+
+@dataclass(frozen=True)
+class Matched(Reply):
+    """kv: matched tokens. state: length of the offered state, 0 for none. branch: tokens up to where a branch leaves."""
+
+    kv: int
+    state: int | None = None
+    branch: int | None = None
+    state_tokens: Sequence[int] | None = None
+    conv_tokens: Sequence[int] | None = None
+    cached_tokens: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Inserted(Reply):
+    """exist: 1 where the tree had a state there already. freed_kv: tokens that were there twice and are freed."""
+
+    exist: int
+    freed_kv: int | None = None
+
+
+@dataclass(frozen=True)
+class Slot(Reply):
+    """slot: a state slot's number. length: tokens that its state stands for."""
+
+    slot: int | None = None
+    length: int | None = None
+
+
+_fields_of: dict[type, tuple[str, ...]] = {}
+
+
+def _names(reply: type) -> tuple[str, ...]:
+    if reply not in _fields_of:
+        _fields_of[reply] = tuple(field.name for field in dataclasses.fields(reply))
+    return _fields_of[reply]
+
+
+# --- The configuration ----------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Config:
+    """What a run is configured with (reference/contract.md, "Config fields"). Sizes are in tokens unless said."""
+
+    policy: str = ""
+    kv_tokens: int = 131072  # KV slots that requests can use
+    state_slots: int = 256  # state slots that requests can use
+    page: int = 1  # tokens of a KV page
+    chunked_prefill: int = 8192  # tokens that one prefill step spends at most
+    max_running: int = 256  # requests that run at once
+    request_rows: int = 0  # rows of the request table; 0: max_running
+    step_time: int = 1_000_000  # nanoseconds
+    model_chunk: int = 64
+    track_interval: int = 256
+    overlap: bool = False  # decisions are one step ahead of results
+    lazy: bool = False
+    strip_thinking: bool = False
+    skip_decode_lock: bool = False
+    path_cap: int = -1  # states of a path; -1: no cap
+    blocks: int = 4096
+    block: int = 256
+    hash_block: int = 256
+    retention: str = "none"
+    groups: str = ""
+    eagle: bool = False
+    drafts: int = 0
+    graph_batches: str = ""
+    ranks: int = 1
+    routing: str = ""
+    pool_bytes: int = 0
+    token_bytes: int = 0
+    state_bytes: int = 0
+    state_share: int = 0  # per mille
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)  # fields that this version does not know
+
+    @property
+    def rows(self) -> int:
+        """Requests that may run at once, by the request table."""
+        return self.request_rows or self.max_running
+
+    @staticmethod
+    def of_fields(fields: Mapping[str, str]) -> Config:
+        """From the fields of a `hello` line. ValueError where a number is none."""
+        known: dict[str, Any] = {}
+        others = {}
+        for name, text in fields.items():
+            kind = _CONFIG_TYPES.get(name)
+            if kind is None:
+                others[name] = text
+            else:
+                known[name] = (text if kind == "str" else text == "1" if kind == "bool" else
+                               _nanoseconds(text) if name == "step_time" else int(text))
+        return Config(**known, others=others)
+
+
+def _nanoseconds(text: str) -> int:
+    """Of a time of the grammar: `1ms`."""
+    for unit, size in (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)):
+        if text.endswith(unit):
+            return int(text.removesuffix(unit)) * size
+    return int(text)
+
+
+_CONFIG_TYPES = {field.name: str(field.type) for field in dataclasses.fields(Config) if field.name != "others"}
+
+
+# --- The subject ----------------------------------------------------------------------------------
+
+class Subject:
+    """A cache or a server under test. Override what it does; what is not overridden is not asked for.
+
+    An object is made for each trace, so it starts empty. Its methods are called with keyword arguments. A parameter
+    that an override leaves out is one that the server does not know: operations that carry it are not asked for
+    (`def extend(self, id, n, tokens)` is never sent drafts), except `prompt`, `ids`, `padded` and `prev`, which can
+    be ignored. `**others` takes and ignores everything.
+
+    A method answers with one of the replies above, with the number that its reply must have, or with None where
+    there is nothing to say. It raises Refused, Unsupported or Violation; an AssertionError counts as Violation, and
+    any other exception is reported as `subject-died` with its file and line.
+
+    honours: the config fields that the subject obeys, of kv_tokens, state_slots, page and request_rows (with
+        max_running). `explore` leaves the others at their defaults: memory for everything, pages of one token.
+    labels: True where `admit` always answers with state= and conv=.
+    """
+
+    honours: ClassVar[tuple[str, ...]] = ()
+    labels: ClassVar[bool] = False
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    # Request verbs.
+
+    def admit(self, id: str, tokens: Tokens, prompt: int, salt: str, external: int) -> Admitted | int:
+        """A request begins, or goes on after `preempt`. Answers with what it finds in the cache.
+
+        tokens: all that are known, on resumption outputs too; prompt: how many of them are the original prompt.
+        salt: requests of different salts share nothing. external: tokens whose KV and state came by transfer.
+        """
+        raise NotImplementedError
+
+    def extend(self, id: str, n: int, tokens: Tokens, drafts: Tokens, async_: bool) -> Extended | int | None:
+        """One chunk of the prompt, one decoded token or one verification. None: all n tokens are scheduled.
+
+        n: tokens to compute. tokens: inputs beyond those admitted. drafts: tokens to verify; `accept` follows.
+        async_: the result arrives with `complete`.
+        """
+        raise NotImplementedError
+
+    def accept(self, id: str, n: int, tokens: Tokens) -> Extended | int | None:
+        """What a verification kept: the accepted drafts and the token sampled behind them, n tokens together."""
+        raise NotImplementedError
+
+    def checkpoint(self, id: str, up_to: int | None) -> Stored | None:
+        """The running request's first `up_to` tokens (None: all that are computed) go to the cache."""
+        raise NotImplementedError
+
+    def finish(self, id: str, insert: bool) -> Stored | None:
+        """The request ends. insert: what it computed stays in the cache."""
+        raise NotImplementedError
+
+    def abort(self, id: str) -> Reply | None:
+        """The request's client has gone."""
+        raise NotImplementedError
+
+    def preempt(self, id: str) -> Reply | None:
+        """The request gives up its memory and will be admitted again."""
+        raise NotImplementedError
+
+    def step(self, ids: Sequence[str], padded: int | None) -> Reply | None:
+        """A forward begins. ids: the requests in the order of its rows. padded: rows of the captured graph."""
+        raise NotImplementedError
+
+    def complete(self, id: str) -> Reply | None:
+        """The result of the request's oldest asynchronous extend arrives."""
+        raise NotImplementedError
+
+    def capture(self, id: str, as_: str) -> Reply | None:
+        """Keeps the request's row under a name (slot caches)."""
+        raise NotImplementedError
+
+    def restore(self, id: str, from_: str) -> Reply | None:
+        """Puts a kept row back (slot caches)."""
+        raise NotImplementedError
+
+    def compact(self, mapping: Sequence[int]) -> Reply | None:
+        """Moves rows: mapping[i] is the new row of row i, -1 where it is gone (slot caches)."""
+        raise NotImplementedError
+
+    def evict(self, kv: int, state: int) -> Evicted | None:
+        """Evicts at least `kv` tokens and `state` slots, as far as nothing holds them."""
+        raise NotImplementedError
+
+    def flush(self) -> Evicted | None:
+        """Evicts everything that nothing holds."""
+        raise NotImplementedError
+
+    def check(self) -> Counted | None:
+        """Checks the subject's own rules: raises Violation. Answers with what is free and what is locked."""
+        raise NotImplementedError
+
+    # Tree verbs: for a prefix tree that is driven directly.
+
+    def match(self, tokens: Tokens, limit: int | None, salt: str) -> Matched | int:
+        """The longest cached prefix of the first `limit` tokens (None: of all)."""
+        raise NotImplementedError
+
+    def insert(self, tokens: Tokens, prev: int, slot: str | None, salt: str) -> Inserted | int:
+        """Stores a prefix. prev: tokens whose KV the tree owns already. slot: the name of the state's slot."""
+        raise NotImplementedError
+
+    def lock(self, tokens: Tokens, as_: str, salt: str) -> Reply | None:
+        """Locks the cached prefix against eviction, under a name."""
+        raise NotImplementedError
+
+    def unlock(self, lock: str) -> Reply | None:
+        """Releases the lock of that name."""
+        raise NotImplementedError
+
+    def alloc(self, as_: str) -> Slot | None:
+        """Takes a free state slot and names it."""
+        raise NotImplementedError
+
+    def advance(self, slot: str, tokens: Tokens) -> Slot | None:
+        """Extends the state in the slot by these tokens."""
+        raise NotImplementedError
+
+    def fork(self, slot: str, as_: str) -> Slot | None:
+        """Copies the state in the slot to a new slot, and names that."""
+        raise NotImplementedError
+
+    def copy(self, from_: str, to: str) -> Slot | None:
+        """Copies the state of one named slot over that of another."""
+        raise NotImplementedError
+
+    def free(self, slot: str) -> Reply | None:
+        """Gives the slot back."""
+        raise NotImplementedError

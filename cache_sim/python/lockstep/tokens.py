@@ -1,0 +1,84 @@
+"""Tokens as numbers, and as the terms of the trace grammar (reference/contract.md, "The trace grammar").
+
+`a1000+b8:10+[7,9]` is the first 1,000 tokens of document a, tokens 8 and 9 of document b, and the ids 7 and 9. A
+token of a document is (document << 32) | index, so it is 2^32 or more and fits into 63 bits; an explicit id is below.
+"""
+from __future__ import annotations
+
+import functools
+import re
+from typing import Iterable, Tuple
+
+Tokens = Tuple[int, ...]
+
+_SLICE = re.compile(r"([a-z]+)(?:(\d+):)?(\d+)")
+_LETTERS_MAX = 6  # of names that are numbers in base 26; longer ones are numbered as they come
+_long_names: list[str] = []
+_LONG_NAMES = 1 << 30
+
+
+@functools.lru_cache(maxsize=4096)
+def _document(name: str) -> int:
+    """Bijective base 26: a is 1, z is 26, aa is 27."""
+    if len(name) > _LETTERS_MAX:
+        _long_names.append(name)
+        return _LONG_NAMES + len(_long_names) - 1
+    number = 0
+    for letter in name:
+        number = number * 26 + ord(letter) - 96
+    return number
+
+
+def _name(document: int) -> str:
+    if document >= _LONG_NAMES:
+        return _long_names[document - _LONG_NAMES]
+    letters = ""
+    while document:
+        document, letter = divmod(document - 1, 26)
+        letters = chr(97 + letter) + letters
+    return letters
+
+
+@functools.lru_cache(maxsize=4096)
+def _term(term: str) -> Tokens:
+    if term.startswith("["):
+        return tuple(int(token) for token in term[1:-1].split(",") if token)
+    match = _SLICE.fullmatch(term)
+    if match is None:
+        raise ValueError(f"`{term}` is not a term of tokens such as a1000, a8:16 or [7,9]")
+    name, first, last = match.groups()
+    base = _document(name) << 32
+    return tuple(range(base + int(first or 0), base + int(last)))
+
+
+def parse_tokens(text: str) -> Tokens:
+    """The tokens that `text` spells: `a3+[7]` gives three tokens of document a and the id 7."""
+    if "+" not in text:
+        return _term(text)
+    parts: list[int] = []
+    for term in text.split("+"):
+        parts.extend(_term(term))
+    return tuple(parts)
+
+
+def tokens_text(tokens: Iterable[int]) -> str:
+    """The shortest text of these tokens: `[]` where there are none."""
+    terms: list[str] = []
+    run: list[int] = []
+
+    def end_run() -> None:
+        if not run:
+            return
+        document, first = run[0] >> 32, run[0] & 0xFFFFFFFF
+        if document == 0:
+            terms.append("[" + ",".join(map(str, run)) + "]")
+        else:
+            terms.append(f"{_name(document)}{f'{first}:' if first else ''}{first + len(run)}")
+        run.clear()
+
+    for token in tokens:
+        if run and not (token >> 32 == run[-1] >> 32 == 0 or (token >> 32 and token == run[-1] + 1)):
+            end_run()
+        run.append(token)
+    end_run()
+    return "+".join(terms) or "[]"
