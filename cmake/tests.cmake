@@ -114,6 +114,13 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_FLAGS MATCHES "fuzzer-no-l
   endforeach()
 endif()
 
+# SGLang's own classes, where `python3 fixtures/subjects/sglang setup` has made their environment.
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+add_test(NAME subjects.sglang_agrees_on_kept_traces
+         COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/sglang check $<TARGET_FILE:lockstep>)
+set_tests_properties(subjects.sglang_agrees_on_kept_traces
+  PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
+
 # The laws of the references again, with ten times the cases of the quick tier, as a list with cases and discards.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 if(TARGET lockstep_tests)

@@ -216,6 +216,11 @@ inline const Defect kLazyKeepsBoth{
 inline const Defect kLazyKeepsLock{
     "sglang-extra-buffer:lazy-keeps-state-lock",
     "a lazy checkpoint that finds no slot does not give up its lock on the state it started from"};
+inline const Defect kMissesSwap{
+    "sglang-extra-buffer:misses-swap",
+    "with overlap, the slot that is written next changes with a result, for the step ahead of it; "
+    "where none was ahead, or the result is a prefill's, the next state is written over the kept "
+    "one (SGLang 0.5.23, reports/found/sglang_missed_swap.md)"};
 inline const Defect kStoresBeyondOwned{
     "sglang-extra-buffer:stores-beyond-owned",
     "strip_thinking stores the last tracked state although it stands for outputs"};

@@ -99,12 +99,18 @@ void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   layers_.copy_state(slot_of(request), taken_in, StatePart::conv);
 }
 
+bool SglangExtraBuffer::swaps_with_results() const {
+  return planted(kMissesSwap) && config_.overlap != 0 && !lazy();
+}
+
 void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t position) {
   run_to(request, position);
   Tracking& tracking = request.tracking;
-  tracking.previous_size = tracking.next == tracking.last ? 0 : tracking.last_size;
+  const bool late = swaps_with_results();
+  tracking.previous_size = tracking.next == tracking.last && !late ? 0 : tracking.last_size;
+  tracking.previous = tracking.last;
   tracking.last = tracking.next;
-  tracking.next = 1 - tracking.last;
+  if (!late) tracking.next = 1 - tracking.last;
   tracking.last_size = position;
   layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
 }
@@ -162,6 +168,11 @@ void SglangExtraBuffer::launch_lazily(RadixRequest& request, std::uint32_t posit
 
 void SglangExtraBuffer::results_came(RadixRequest& request) {
   Tracking& tracking = request.tracking;
+  // The defect: a result changes the slot for the last step that is known then, its own or the one
+  // ahead of it. A prefill's result changes nothing.
+  const std::uint32_t known = request.in_flight_count != 0 ? request.computed : request.committed();
+  if (swaps_with_results() && request.committed() > request.admitted && known % decode_grid_ == 0)
+    tracking.next = 1 - tracking.next;
   while (!tracking.launched.empty() && tracking.launched.front().size <= request.committed()) {
     const Tracking::Launched done = tracking.launched.front();
     tracking.launched.erase(tracking.launched.begin());
@@ -203,7 +214,7 @@ SglangExtraBuffer::Tracked SglangExtraBuffer::tracked_within(const RadixRequest&
   Tracked found{tracking.last, tracking.last_size};
   if (found.size > most && !planted(kStoresBeyondOwned)) {
     LOCKSTEP_MARK("track.last_is_beyond");
-    found = {1 - tracking.last, planted(kKeepsOneTracked) ? 0 : tracking.previous_size};
+    found = {tracking.previous, planted(kKeepsOneTracked) ? 0 : tracking.previous_size};
     if (found.size > most) found.size = 0;
   }
   return found;

@@ -35,6 +35,7 @@ class SglangExtraBuffer final : public SglangPolicy {
   void keep(Tracking& tracking, std::uint32_t slot, std::uint32_t size);
   static void forget_launched(Tracking& tracking, std::uint32_t slot);
   bool lazy() const { return config_.lazy != 0; }
+  bool swaps_with_results() const;
   void run_to(RadixRequest& request, std::uint32_t position);
 
   const std::uint32_t grid_;         ///< tokens between positions that a chunk can be tracked at

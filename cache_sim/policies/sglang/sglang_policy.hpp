@@ -27,7 +27,8 @@ struct Tracking {
   std::uint32_t next = 0;           ///< the slot that is written next
   std::uint32_t last = 1;           ///< the slot that was written last; lazy: the one that is kept
   std::uint32_t last_size = 0;      ///< tokens that slots[last] stands for; 0: nothing to store
-  std::uint32_t previous_size = 0;  ///< those of the other slot; lazy: 0
+  std::uint32_t previous = 0;       ///< the slot that was written before that
+  std::uint32_t previous_size = 0;  ///< tokens that slots[previous] stands for; lazy: 0
   std::vector<Launched> launched;   ///< lazy alone, in order
 };
 
