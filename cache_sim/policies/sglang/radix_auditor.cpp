@@ -466,7 +466,7 @@ void RadixAuditor::check_tracked(const Operation& operation, const RequestRecord
   const std::uint32_t sizes[] = {tracking.last_size, tracking.previous_size};
   for (std::uint32_t i = 0; i < 2; ++i) {
     const std::uint32_t size = sizes[i];
-    const StateSlot slot = tracking.slots[i == 0 ? tracking.last : 1 - tracking.last];
+    const StateSlot slot = tracking.slots[i == 0 ? tracking.last : tracking.previous];
     if (size == 0 || labels_ == nullptr || !labels_->state_exists(slot)) continue;
     const Label due = label_of(now.known, size);
     for (const StatePart part : kStateParts) {
