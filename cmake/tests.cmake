@@ -129,12 +129,16 @@ if(TARGET lockstep_tests)
   set_tests_properties(reference.laws_with_1000_cases PROPERTIES LABELS full TIMEOUT 1200 PROCESSORS 2)
 endif()
 
-# The operators under Python: opcheck and torch.compile of their CPU half, where PyTorch can be imported. Status 77: not.
+# The operators under Python, their CPU half, where PyTorch can be imported (status 77: it cannot): opcheck and
+# torch.compile, and lockstep.ops with the signatures of other projects.
 if(TARGET lockstep_torch_ops)
+  set(check ${PROJECT_SOURCE_DIR}/properties/torch_ops_check.sh)
   add_test(NAME operators.check_under_python
-    COMMAND ${PROJECT_SOURCE_DIR}/properties/torch_ops_check.sh $<TARGET_FILE:lockstep_torch_ops>)
-  set_tests_properties(operators.check_under_python PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77
-    ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
+    COMMAND ${check} torch_ops_check.py $<TARGET_FILE:lockstep_torch_ops> --device cpu --backend aot_eager)
+  add_test(NAME operators.have_the_peers_signatures
+    COMMAND ${check} ops_check.py $<TARGET_FILE:lockstep_torch_ops>)
+  set_tests_properties(operators.check_under_python operators.have_the_peers_signatures
+    PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
 endif()
 
 # The Python package of the source tree, with the program of this build.

@@ -1,0 +1,121 @@
+"""The causal convolution behind every signature: a step with slots, and a prefill.
+
+The operators take tokens [T, D]; peers keep channels in front, [B, D, S] or [D, T]. Where channels
+lie side by side, as servers keep them, turning the one into the other is a view.
+"""
+
+import torch
+
+from ._layouts import (activation_name, even_starts, expect, forward_only, int32, read_slots,
+                       write_slots)
+from ._library import operators
+
+ROWS_MAX = 65535  # of a batch, for the operators
+
+
+def tokens_of(x):
+    """x [B, D] or [B, D, S] as tokens [B S, D], and where rows begin: None, if each has one."""
+    expect(x.dim() in (2, 3), "x", "[B, D] or [B, D, S]", tuple(x.shape))
+    if x.dim() == 2:
+        return x, None
+    rows, channels, size = x.shape
+    if size == 1:
+        return x.squeeze(2), None
+    return x.transpose(1, 2).reshape(rows * size, channels), even_starts(rows, size, x.device)
+
+
+def shaped_like(x, out):
+    """Tokens [B S, D] in the shape of x, without a copy."""
+    if x.dim() == 2:
+        return out
+    rows, channels, size = x.shape
+    return out.view(rows, size, channels).transpose(1, 2)
+
+
+def update(function, x, state, weight, bias, activation, slots, *, pad=-1, starts=None,
+           accepted=None, snapshots=None):
+    """A step of every row, whose state [slots, D, C] is replaced, or read where snapshots are
+    given. With starts, x is [T, D]; else [B, D] or [B, D, S]."""
+    tokens, starts = (x, int32(starts)) if starts is not None else tokens_of(x)
+    word = activation_name(activation)
+
+    def run():
+        return operators.causal_conv1d_update(
+            tokens, state, weight, bias, state_indices=int32(slots),
+            num_accepted_tokens=int32(accepted), query_start_loc=starts, snapshots=snapshots,
+            activation=word, pad_slot_id=pad if slots is not None else -1)
+
+    out = forward_only(function, run, x, weight, bias)
+    return out if x.dim() == 2 else shaped_like(x, out)
+
+
+def update_ring(function, x, state, weight, bias, activation, slots, position):
+    """The same for states that are rings: column position % C is written next.
+
+    The rows' rings are copied in order, oldest first, and back: two copies of a state more than a
+    step of states in order.
+    """
+    columns = state.size(2)
+    if slots is None:
+        slots = torch.arange(state.size(0), dtype=torch.int32, device=state.device)
+    slots = int32(slots)
+    size = x.size(2) if x.dim() == 3 else 1
+
+    def ring(first):
+        at = (first[:, None] + torch.arange(columns, device=state.device)) % columns
+        return at.long()[:, None, :].expand(-1, state.size(1), -1)
+
+    rings = read_slots(state, slots)
+    ordered = rings.gather(2, ring(position))
+    own = torch.arange(slots.numel(), dtype=torch.int32, device=state.device)
+    out = update(function, x, ordered, weight, bias, activation, torch.where(slots < 0, -1, own))
+    write_slots(state, slots, -1, rings.scatter(2, ring(position + size), ordered))
+    return out
+
+
+def prefill(x, weight, bias, activation, state=None, *, starts=None, slots=None, resumes=None,
+            pad=-1):
+    """Whole prompts: x [T, D] with starts, or [B, S, D]. The first W - 1 columns of the rows'
+    states are replaced; resumes [N] says which rows have one before."""
+    history = None if state is None else state[:, :, : weight.size(1) - 1]
+    return operators.causal_conv1d(
+        x, weight, bias, history, query_start_loc=int32(starts), state_indices=int32(slots),
+        has_initial_state=resumes, activation=activation_name(activation), pad_slot_id=pad)
+
+
+def prefill_pool(function, x, weight, bias, conv_states, query_start_loc, cache_indices,
+                 has_initial_state, activation, pad):
+    """The servers' prefill: x [D, T] of packed rows beside a pool of states."""
+    expect(x.dim() == 2, "x", "[D, T]", tuple(x.shape))
+    expect(query_start_loc is not None, "query_start_loc", "[N + 1]", "none")
+    if conv_states is None:
+        resumes = None
+    elif has_initial_state is None:  # servers mean: none has one
+        resumes = torch.zeros(query_start_loc.numel() - 1, dtype=torch.bool, device=x.device)
+    else:
+        resumes = has_initial_state.bool()
+
+    def run():
+        return prefill(x.transpose(0, 1), weight, bias, activation, conv_states,
+                       starts=query_start_loc, slots=cache_indices, resumes=resumes,
+                       pad=-1 if cache_indices is None else pad)
+
+    return forward_only(function, run, x, weight, bias).transpose(0, 1)
+
+
+def starts_of_segments(segments):
+    """Where the runs of equal numbers in segments [B, S] begin: [B S + 1], without asking the
+    device how many there are. Rows behind the last run are empty."""
+    rows, size = segments.shape
+    total = rows * size
+    if total > ROWS_MAX:
+        raise NotImplementedError(f"seq_idx of {total} tokens is not supported by lockstep.ops: a "
+                                  f"batch has at most {ROWS_MAX} rows, and each token may be one")
+    begins = torch.ones_like(segments, dtype=torch.bool)
+    begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    begins = begins.flatten()
+    at = torch.arange(total, device=segments.device)
+    starts = torch.full((total + 1,), total, dtype=torch.int64, device=segments.device)
+    starts.scatter_(0, torch.where(begins, begins.cumsum(0) - 1, total),
+                    torch.where(begins, at, total))
+    return int32(starts)
