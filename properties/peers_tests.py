@@ -17,7 +17,9 @@ name that raises when it is called. So a test ends in one of these ways:
   failed    status 1
 
 It needs PyTorch, pytest, einops and, for FLA and mamba-ssm, Triton. LOCKSTEP_TORCH_OPS names the
-library; on a GPU it is one of all shapes and types (LOCKSTEP_ALL_SHAPES).
+library; on a GPU it is one of all types (LOCKSTEP_ALL_SHAPES). LOCKSTEP_OPS_MODULE names another
+module than this source tree's, lockstep.ops of an installed package. On a machine without a GPU the
+tests run on the CPU, where they take minutes: --every 50 runs one of 50.
 """
 
 import argparse
@@ -384,10 +386,6 @@ def pytest_runtest_setup(item):
     RUN.no_gradient = False
 
 
-def pytest_report_teststatus(report, config):
-    return None
-
-
 def pytest_runtest_makereport(item, call):
     """Turns a test that needs what is not there into a skipped one with the reason."""
     from _pytest.runner import TestReport
@@ -501,6 +499,11 @@ def main():
     if not present:
         return 3
 
+    lacking = [module for module in ("torch", "pytest", "einops")
+               if importlib.util.find_spec(module) is None]
+    if lacking:
+        print(f"{sys.executable} has no {', '.join(lacking)}: the tests need them", file=sys.stderr)
+        return 3
     import torch
 
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
