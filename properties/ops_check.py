@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import torch
@@ -211,13 +212,13 @@ def check_conv_servers(ops):
     for server, nobody in ((ops.vllm, 0), (ops.sglang, -1)):
         for resumes in (None, torch.tensor([True, False, True, True])):
             state, more = d["state"].clone(), {}
-            slots = ints(3, 1, nobody, 5)
+            slots = ints(3, 1, nobody, 5, 2)  # one more than there are rows
             if resumes is not None:
                 more["has_initial_state"] = resumes
             out = server.causal_conv1d_fn(d["x"][0], d["weight"], d["bias"], conv_states=state,
                                           query_start_loc=starts, cache_indices=slots, **more)
             expected = d["state"].clone()
-            for b, slot in enumerate(slots.tolist()):
+            for b, slot in enumerate(slots[:4].tolist()):
                 row_x = d["x"][0][:, starts[b]:starts[b + 1]]
                 wanted = torch.zeros_like(row_x)
                 if slot != nobody:
@@ -418,6 +419,14 @@ def check_delta_fla(ops):
                 near(out[row], wanted, f"{name}: the output")
                 last = states[-1] if v_first else states[-1].transpose(-1, -2)
                 near(final[n], last, f"{name}: the final state")
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            earlier = call(**d, initial_state=held.transpose(-1, -2).contiguous(),
+                           cu_seqlens=torch.tensor(starts), transpose_state_layout=True)
+        if [warning.category for warning in warned] != [DeprecationWarning]:
+            raise Difference(f"{name} does not warn of an earlier name")
+        same(earlier[0], call(**d, initial_state=held, cu_seqlens=torch.tensor(starts))[0],
+             f"{name}: the output by an earlier name")
         d = delta_data(2, 3)
         out, final = call(**d)
         if final is not None:
@@ -583,6 +592,10 @@ def check_gradients(ops):
     out, final = ops.fused_recurrent_gated_delta_rule(**d, output_final_state=True)
     for result in (out, final):
         raises(NotImplementedError, "has no gradient", result.sum().backward)
+    c = conv_data(2, 2, 3, 3)
+    out, _ = ops.causal_conv1d_fn(c["x"].requires_grad_(), c["weight"], return_final_states=True)
+    out += 1
+    raises(NotImplementedError, "has no gradient", out.sum().backward)
     c = conv_data(2, 2, 3, 3)
     out = ops.causal_conv1d_update(c["x"], c["state"], c["weight"].requires_grad_())
     raises(NotImplementedError, "has no gradient", out.sum().backward)

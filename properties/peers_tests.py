@@ -13,7 +13,7 @@ name that raises when it is called. So a test ends in one of these ways:
   passed    as it stands
   forward   what it says of outputs and states holds; it asks for gradients too, and there are none
   left out  it needs what lockstep.ops says it does not do, another operator of the peer, or a
-            machine that the peer itself asks for
+            machine that the peer itself asks for; or it fails with the peer's own kernel too
   failed    status 1
 
 It needs PyTorch, pytest, einops and, for FLA and mamba-ssm, Triton. LOCKSTEP_TORCH_OPS names the
@@ -258,7 +258,8 @@ def functions(module, *names):
 
 
 def substitute(name, folder, device):
-    """Puts lockstep.ops behind the peer's names."""
+    """Puts lockstep.ops behind the peer's names; returns the peer's own functions, which are there
+    where its real modules hold them."""
     import torch
 
     ops = load_ops()
@@ -306,8 +307,12 @@ def substitute(name, folder, device):
     packages = {"causal-conv1d": ["causal_conv1d"], "mamba-ssm": ["mamba_ssm"], "fla": ["fla"],
                 "vllm": ["vllm", "tests"], "sglang": ["sglang"]}[name]
     sys.meta_path.insert(0, Names(folder, packages, PEERS[name].real, given))
+    own = {}
     for module, attributes in real_given.items():
-        vars(importlib.import_module(module)).update(attributes)
+        names = vars(importlib.import_module(module))
+        own.update((name, names[name]) for name in attributes)
+        names.update(attributes)
+    return own
 
 
 # --- In pytest's process: this file is its plugin -------------------------------------------------
@@ -322,7 +327,7 @@ class Run:
         self.share, self.shares = map(int, os.environ["LOCKSTEP_PEER_SHARE"].split("/"))
         self.no_gradient = False
         self.counts = collections.Counter()
-        substitute(self.name, Path(os.environ["LOCKSTEP_PEER_FOLDER"]), self.device)
+        self.own = substitute(self.name, Path(os.environ["LOCKSTEP_PEER_FOLDER"]), self.device)
 
     def guard_backward(self):
         """A gradient that does not exist is remembered, and the test goes on to what it says of
@@ -340,6 +345,21 @@ class Run:
                 self.no_gradient = True
 
         torch.Tensor.backward = guarded
+
+    def fails_itself(self, item):
+        """Whether the test fails with the peer's own functions too, on the same machine."""
+        names = vars(item.module)
+        ours = {name: names[name] for name in self.own if name in names}
+        names.update((name, self.own[name]) for name in ours)
+        try:
+            item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
+            return False
+        except AssertionError:
+            return bool(ours)
+        except Exception:  # its own function is not there, or does not run here
+            return False
+        finally:
+            names.update(ours)
 
     def on_cpu(self):
         """Tests name "cuda": everything that asks for it gets the CPU."""
@@ -398,6 +418,8 @@ def pytest_runtest_makereport(item, call):
             reason = f"left out: {error}"
         elif RUN.no_gradient and isinstance(error, (TypeError, AttributeError)):
             reason = "forward"
+        elif isinstance(error, AssertionError) and RUN.fails_itself(item):
+            reason = "left out: fails here with the peer's own kernel too"
         if reason:
             report.outcome = "skipped"
             report.longrepr = (str(item.path), 0, reason)

@@ -85,20 +85,23 @@ def prefill(x, weight, bias, activation, state=None, *, starts=None, slots=None,
 
 def prefill_pool(function, x, weight, bias, conv_states, query_start_loc, cache_indices,
                  has_initial_state, activation, pad):
-    """The servers' prefill: x [D, T] of packed rows beside a pool of states."""
+    """The servers' prefill: x [D, T] of packed rows beside a pool of states. Entries of
+    cache_indices and has_initial_state behind the last row are not looked at."""
     expect(x.dim() == 2, "x", "[D, T]", tuple(x.shape))
     expect(query_start_loc is not None, "query_start_loc", "[N + 1]", "none")
+    rows = query_start_loc.numel() - 1
+    slots = None if cache_indices is None else cache_indices[:rows]
     if conv_states is None:
         resumes = None
     elif has_initial_state is None:  # servers mean: none has one
-        resumes = torch.zeros(query_start_loc.numel() - 1, dtype=torch.bool, device=x.device)
+        resumes = torch.zeros(rows, dtype=torch.bool, device=x.device)
     else:
-        resumes = has_initial_state.bool()
+        resumes = has_initial_state[:rows].bool()
 
     def run():
         return prefill(x.transpose(0, 1), weight, bias, activation, conv_states,
-                       starts=query_start_loc, slots=cache_indices, resumes=resumes,
-                       pad=-1 if cache_indices is None else pad)
+                       starts=query_start_loc, slots=slots, resumes=resumes,
+                       pad=-1 if slots is None else pad)
 
     return forward_only(function, run, x, weight, bias).transpose(0, 1)
 

@@ -11,7 +11,9 @@ class NoGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, name, run, *inputs):
         ctx.name = name
-        return run()
+        result = run()
+        # Tensors of their own, which a caller may change in place: autograd forbids that for views.
+        return tuple(x.data for x in result) if isinstance(result, tuple) else result.data
 
     @staticmethod
     def backward(ctx, *gradients):

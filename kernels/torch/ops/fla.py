@@ -6,10 +6,23 @@ q, k [B, T, H, K]; v [B, T, HV, V]; g (log decay) and beta [B, T, HV]; states [N
 are packed.
 """
 
+import warnings
+
 import torch
 
 from . import _delta_rule
 from ._layouts import refuse
+
+
+def _v_first(kwargs, state_v_first):
+    """state_v_first, or its earlier name, taken out of kwargs."""
+    if "transpose_state_layout" not in kwargs:
+        return state_v_first
+    if state_v_first:
+        raise ValueError("state_v_first and its earlier name transpose_state_layout are both given")
+    warnings.warn("transpose_state_layout is now called state_v_first", DeprecationWarning,
+                  stacklevel=3)
+    return kwargs.pop("transpose_state_layout")
 
 
 def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=None, scale=None,
@@ -23,7 +36,7 @@ def fused_recurrent_gated_delta_rule(q, k, v, g=None, gk=None, gv=None, beta=Non
     gk and gv, decays of channels, are not supported.
     """
     name = "fused_recurrent_gated_delta_rule"
-    state_v_first = kwargs.pop("transpose_state_layout", state_v_first)
+    state_v_first = _v_first(kwargs, state_v_first)
     refuse(name, gk=gk, gv=gv, **kwargs)
     if beta is None:
         beta = torch.ones_like(v[..., 0])
@@ -44,7 +57,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
     name = "chunk_gated_delta_rule"
     del cu_seqlens_cpu, chunk_indices
     kwargs.pop("chunk_size", None)
-    state_v_first = kwargs.pop("transpose_state_layout", state_v_first)
+    state_v_first = _v_first(kwargs, state_v_first)
     gate_inside = kwargs.pop("use_gate_in_kernel", False)
     A_log, dt_bias = kwargs.pop("A_log", None), kwargs.pop("dt_bias", None)
     refuse(name, cp_context=cp_context, **kwargs)
