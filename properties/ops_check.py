@@ -339,9 +339,8 @@ def check_ssm_vllm(ops):
     # A table without counts is a list: its first column.
     lists, tables = pool.clone(), pool.clone()
     for state, slots in ((lists, ints(5, 0, 2)), (tables, ints(5, 9, 0, 9, 2, 9).view(3, 2))):
-        one = {name: value[:3] for name, value in data.items()}
-        ops.vllm.selective_state_update(state, D=D, dt_bias=dt_bias, A=A, **one,
-                                        state_batch_indices=slots)
+        ops.vllm.selective_state_update(state, D=D, dt_bias=dt_bias, A=A, **data,
+                                        state_batch_indices=slots, cu_seqlens=ints(0, 2, 4, 6))
     same(tables, lists, "the states of a table without counts")
 
 
@@ -446,6 +445,8 @@ def check_delta_fla(ops):
                            (sigmoid, (raw["g"], raw["beta"].sigmoid())),
                            ({**sigmoid, "allow_neg_eigval": True},
                             (raw["g"], 2 * raw["beta"].sigmoid())),
+                           ({**gate, **sigmoid, "allow_neg_eigval": True},
+                            (g, 2 * raw["beta"].sigmoid())),
                            ({**gate, **sigmoid, "dt_bias": None},
                             (-A_log.exp() * F.softplus(raw["g"]), raw["beta"].sigmoid()))):
             found = call(**raw, **more)[0]
