@@ -13,7 +13,8 @@ name that raises when it is called. So a test ends in one of these ways:
   passed    as it stands
   forward   what it says of outputs and states holds; it asks for gradients too, and there are none
   left out  it needs what lockstep.ops says it does not do, another operator of the peer, or a
-            machine that the peer itself asks for, or the exact result would fail it
+            machine that the peer itself asks for; or float64's result fails it too (mamba-ssm's
+            bfloat16 reference rounds a state before the output, and its limits are narrow)
   failed    status 1
 
 It needs PyTorch, pytest, einops and, for FLA and mamba-ssm, Triton. LOCKSTEP_TORCH_OPS names the
@@ -52,7 +53,7 @@ class Peer:
     def __init__(self, version, files, tests, real=(), sdist=None, git=None, left_out=()):
         self.version, self.files, self.tests, self.real = version, files, tests, real
         self.sdist, self.git = sdist, git  # (project, file name, sha256) or (URL, what to fetch)
-        self.left_out = left_out  # (pattern of test names, with parameters or without, reason)
+        self.left_out = left_out  # (pattern of test names, reason)
 
     def place(self):
         if self.sdist:
@@ -74,10 +75,7 @@ PEERS = {
                "mamba_ssm/ops/triton/selective_state_update.py",
                "mamba_ssm/ops/triton/softplus.py"],
         tests=["tests/ops/triton/test_selective_state_update.py"],
-        real=["mamba_ssm.ops.triton.selective_state_update", "mamba_ssm.ops.triton.softplus"],
-        left_out=[("test_selective_state_update[[]4096-64-True-itype2]",
-                   "its reference rounds the state to bfloat16 before the output: the result of "
-                   "float64 fails it for 163 of 300 seeds")]),
+        real=["mamba_ssm.ops.triton.selective_state_update", "mamba_ssm.ops.triton.softplus"]),
     "fla": Peer(
         "0.5.2",
         git=("https://github.com/fla-org/flash-linear-attention", "v0.5.2"),
@@ -313,6 +311,32 @@ def substitute(name, folder, device):
         vars(importlib.import_module(module)).update(attributes)
 
 
+def exact_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, dt_softplus=False,
+                       state_batch_indices=None):
+    """mamba-ssm's selective_state_update in float64, rounded once."""
+    import torch
+    import torch.nn.functional as F
+
+    pool = state
+    if state.dim() == 3:  # without heads: as one
+        pool, A = state.unsqueeze(1), A.unsqueeze(0)
+        x, dt, B, C, D, z, dt_bias = (None if one is None else one.unsqueeze(-2)
+                                      for one in (x, dt, B, C, D, z, dt_bias))
+    slots = slice(x.size(0)) if state_batch_indices is None else state_batch_indices.long()
+    B, C = (one.double().repeat_interleave(x.size(1) // one.size(1), 1)[:, :, None]
+            for one in (B, C))
+    dt = dt.double() + (0 if dt_bias is None else dt_bias.double())
+    dt = (F.softplus(dt) if dt_softplus else dt)[..., None]
+    after = pool[slots].double() * torch.exp(dt * A.double()) + dt * B * x.double()[..., None]
+    pool[slots] = after.to(state.dtype)
+    out = (after * C).sum(-1) + (0 if D is None else D.double() * x.double())
+    out = out if z is None else out * F.silu(z.double())
+    return out.to(x.dtype).squeeze(1) if state.dim() == 3 else out.to(x.dtype)
+
+
+EXACT = {"mamba-ssm": {"selective_state_update": exact_state_update}}
+
+
 # --- In pytest's process: this file is its plugin -------------------------------------------------
 
 
@@ -343,6 +367,19 @@ class Run:
                 self.no_gradient = True
 
         torch.Tensor.backward = guarded
+
+    def fails_exactly(self, item):
+        """Whether a test fails with exact functions in the operators' place."""
+        names = vars(item.module)
+        ours = {name: names[name] for name in EXACT.get(self.name, {}) if name in names}
+        names.update((name, EXACT[self.name][name]) for name in ours)
+        try:
+            item.obj(**{name: item.funcargs[name] for name in item._fixtureinfo.argnames})
+            return False
+        except AssertionError:
+            return bool(ours)
+        finally:
+            names.update(ours)
 
     def on_cpu(self):
         """Tests name "cuda": everything that asks for it gets the CPU."""
@@ -381,7 +418,7 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for i, item in enumerate(items) if i % RUN.shares == RUN.share]
     for item in items:
         for pattern, reason in PEERS[RUN.name].left_out:
-            if any(fnmatch.fnmatchcase(name, pattern) for name in (item.originalname, item.name)):
+            if fnmatch.fnmatchcase(item.originalname or item.name, pattern):
                 item.add_marker(pytest.mark.skip(reason=f"left out: {reason}"))
 
 
@@ -401,6 +438,8 @@ def pytest_runtest_makereport(item, call):
             reason = f"left out: {error}"
         elif RUN.no_gradient and isinstance(error, (TypeError, AttributeError)):
             reason = "forward"
+        elif isinstance(error, AssertionError) and RUN.fails_exactly(item):
+            reason = "left out: the result of float64 fails it too"
         if reason:
             report.outcome = "skipped"
             report.longrepr = (str(item.path), 0, reason)
