@@ -49,6 +49,7 @@ for types in bfloat16/float32 bfloat16/bfloat16; do
   judge "gdn_${types//\//_}" 0 gated_delta_rule_update $ours:gated_delta_rule_update --types $types
 done
 judge ssu 0 selective_state_update $ours:selective_state_update
+judge ssd 0 ssd_prefill $ours:ssd_prefill
 judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
 judge copy 0 state_copy $ours:state_copy
 judge scatter 0 state_scatter_accepted $ours:state_scatter_accepted

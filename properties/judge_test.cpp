@@ -53,6 +53,7 @@ TEST(Judge, everyOperationHasARightCandidate) {
       {"selective_state_update", "ssu_right"},
       {"causal_conv1d_update", "conv_right"},
       {"gated_delta_rule_prefill", "prefill_right"},
+      {"ssd_prefill", "ssd_right"},
       {"state_copy", "copy_right"},
       {"state_scatter_accepted", "scatter_right"}};
   for (const auto& [operation, symbol] : all) {
@@ -135,6 +136,17 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
        "one-row",
        11,
        {"every chunk of 64 tokens started from the row's initial state"}},
+      {"ssd_prefill",
+       "ssd_no_carry",
+       "one-row",
+       11,
+       {"every chunk of 64 tokens started from the row's initial state"}},
+      {"ssd_prefill",
+       "ssd_all_resume",
+       "fresh-rows",
+       10,
+       {"has_initial_state left out: fresh rows resume what lies there"}},
+      {"ssd_prefill", "ssd_no_limits", "limits", 11, {"without dt_min and dt_max"}},
       {"state_copy", "copy_in_order", "c", 11, {"sources were overwritten"}},
       {"state_scatter_accepted", "scatter_by_index", "every", 11, {"index instead of the count"}},
   });
