@@ -335,7 +335,8 @@ TEST_F(GreetedAgain, anExceptionEndsTheTraceAndNotTheProcess) {
 import sys
 open(")" + starts + R"(", "a").write("started\n")
 for line in sys.stdin:
-    print("levels=request again=1" if line.startswith("hello") else "raised=KeyError: 1", flush=True)
+    hello = line.startswith("hello")
+    print("levels=request again=1" if hello else "raised=KeyError: 1", flush=True)
 )";
   ReplayRequest request;
   request.subjects = {"exec:python3 " + folder.write("raises.py", raises)};
