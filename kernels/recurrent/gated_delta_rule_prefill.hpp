@@ -53,7 +53,8 @@ template <class T, class S>
 PrefillWorkspace prefill_workspace(const GatedDeltaRulePrefill<T, S>& in);
 
 /// Whether a form can take these arguments: the chunked ones need T in bf16, K = 128, V in
-/// multiples of 64, vectors at multiples of 16 bytes, and boundaries in multiples of 64 tokens.
+/// multiples of 64 (by heads: of 128), vectors at multiples of 16 bytes, and boundaries in
+/// multiples of 64 tokens.
 template <class T, class S>
 bool can_run(const GatedDeltaRulePrefill<T, S>& in, PrefillForm form);
 
