@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "bench/support/gpu_timing.hpp"
+#include "kernels/recurrent/gated_delta_rule_prefill.hpp"
 #include "kernels/recurrent/gated_delta_rule_update.hpp"
 #include "kernels/recurrent/selective_state_update.hpp"
 #include "kernels/recurrent/state_copy.hpp"
@@ -138,6 +139,54 @@ void gdn_verify_fold(benchmark::State& state) {
                 });
 }
 
+/// Whole prompts, one behind the other, that go on from their states.
+void gdn_prefill(benchmark::State& state, const std::vector<std::int32_t>& lengths,
+                 kernels::PrefillForm form) {
+  std::vector<std::int32_t> starts_of_rows(lengths.size() + 1, 0);
+  std::inclusive_scan(lengths.begin(), lengths.end(), starts_of_rows.begin() + 1);
+  const std::int64_t T = starts_of_rows.back(), N = static_cast<std::int64_t>(lengths.size());
+  const double bytes = static_cast<double>(T * (2 * kH * kK * 2 + 2 * kHV * kV * 2 + 2 * kHV * 4)) +
+                       2.0 * static_cast<double>(N * kHV * kV * kK * 4);
+  const int sets = cold_sets(bytes);
+  const Buffer<Bf16> q(sets * T * kH * kK, -1, 1), k(sets * T * kH * kK, -1, 1);
+  const Buffer<Bf16> v(sets * T * kHV * kV, -1, 1), out(sets * T * kHV * kV);
+  const Buffer<float> g(sets * T * kHV, -0.1, -0.001), beta(sets * T * kHV, 0, 1);
+  const Buffer<float> states(sets * N * kHV * kV * kK, -1, 1);
+  const Buffer<std::int32_t> starts(starts_of_rows);
+  const auto arguments = [&](int set) {
+    return kernels::GatedDeltaRulePrefill<Bf16, float>{
+        .tokens = {.q = make_view<const Bf16, 3>(q.at(set * T * kH * kK), {T, kH, kK}),
+                   .k = make_view<const Bf16, 3>(k.at(set * T * kH * kK), {T, kH, kK}),
+                   .v = make_view<const Bf16, 3>(v.at(set * T * kHV * kV), {T, kHV, kV}),
+                   .g = make_view<const float, 2>(g.at(set * T * kHV), {T, kHV}),
+                   .beta = make_view<const float, 2>(beta.at(set * T * kHV), {T, kHV}),
+                   .query_start_loc = make_view<const std::int32_t, 1>(starts.at(0), {N + 1})},
+        .state = make_view<float, 4>(states.at(set * N * kHV * kV * kK), {N, kHV, kV, kK}),
+        .out = make_view<Bf16, 3>(out.at(set * T * kHV * kV), {T, kHV, kV}),
+        .use_qk_l2norm = true,
+        .form = form};
+  };
+  const std::int64_t needed = kernels::prefill_workspace(arguments(0)).bytes;
+  const Buffer<float> workspace(needed / 4 + 1, 0, 0);
+  time_launches(state, sets, bytes, [&](int set, cudaStream_t stream) {
+    auto in = arguments(set);
+    in.workspace =
+        make_view<unsigned char, 1>(reinterpret_cast<unsigned char*>(workspace.at(0)), {needed});
+    kernels::gated_delta_rule_prefill(in, stream);
+  });
+}
+template <kernels::PrefillForm kForm>
+void gdn_prefill_one(benchmark::State& state) {
+  gdn_prefill(state, {static_cast<std::int32_t>(state.range(0))}, kForm);
+}
+/// 12,384 tokens in 16 rows.
+template <kernels::PrefillForm kForm>
+void gdn_prefill_mixed(benchmark::State& state) {
+  gdn_prefill(state,
+              {17, 2048, 512, 100, 1500, 64, 333, 900, 30, 1024, 700, 90, 1800, 240, 1300, 1726},
+              kForm);
+}
+
 // --- Mamba2, Nemotron-H --------------------------------------------------------------------------
 
 template <class S>
@@ -264,6 +313,16 @@ const bool kRegistered = [] {
   add("kernels/gated_delta_rule_update/4_tokens_replay/bf16", gdn_verify_replay<Bf16>, verified);
   add("kernels/gated_delta_rule_update/4_tokens_fold/float32", gdn_verify_fold<float>, verified);
   add("kernels/gated_delta_rule_update/4_tokens_fold/bf16", gdn_verify_fold<Bf16>, verified);
+  using kernels::PrefillForm;
+  const std::vector<std::int64_t> prompts{2048, 8192, 32768};
+  add("kernels/gated_delta_rule_prefill/overlapped", gdn_prefill_one<PrefillForm::overlapped>,
+      prompts);
+  add("kernels/gated_delta_rule_prefill/in_turns", gdn_prefill_one<PrefillForm::in_turns>, prompts);
+  add("kernels/gated_delta_rule_prefill/by_heads", gdn_prefill_one<PrefillForm::by_heads>, prompts);
+  add("kernels/gated_delta_rule_prefill/16_mixed/in_turns",
+      gdn_prefill_mixed<PrefillForm::in_turns>, {});
+  add("kernels/gated_delta_rule_prefill/16_mixed/by_heads",
+      gdn_prefill_mixed<PrefillForm::by_heads>, {});
   const std::vector<std::int64_t> megabytes{1, 2, 4, 16, 32, 64, 128, 256, 512};
   add("kernels/streams/1_read_1_write/MiB", stream_states<1>, megabytes);
   add("kernels/streams/1_read_4_writes/MiB", stream_states<4>, megabytes);
