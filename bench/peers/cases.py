@@ -228,6 +228,65 @@ def ssd_in_float64(s, tokens, slot, chunk=64):
     return torch.cat(outs), state
 
 
+def delta_rule_in_float64(s, tokens, slot, chunk=64):
+    """Outputs and last state of one row, by chunks: reference/recurrent/gated_delta_rule.hpp."""
+    H, K, HV = s.k.shape[1], s.k.shape[2], s.v.shape[1]
+    state, outs = s.state[slot].double(), []  # [HV, V, K]
+    for begin in range(tokens.start, tokens.stop, chunk):
+        part = slice(begin, min(begin + chunk, tokens.stop))
+        q, k = (unit(t[part].double()).transpose(0, 1).repeat_interleave(HV // H, 0)
+                for t in (s.q, s.k))  # [HV, L, K]
+        v, beta = s.v[part].double().transpose(0, 1), s.beta[part].double().t()[:, :, None]
+        G = s.g[part].double().t().cumsum(1)  # [HV, L]
+        later = torch.ones(G.shape[1], G.shape[1], device=G.device, dtype=torch.bool).triu(1)
+        decay = torch.exp((G[:, :, None] - G[:, None, :]).masked_fill(later, -math.inf))
+        from_start = torch.exp(G)[:, :, None]
+        A = (beta * (k @ k.transpose(1, 2)) * decay).tril(-1)
+        new = torch.linalg.solve_triangular(
+            A, beta * (v - from_start * (k @ state.transpose(1, 2))), upper=False,
+            unitriangular=True)
+        out = from_start * (q @ state.transpose(1, 2)) + (q @ k.transpose(1, 2) * decay) @ new
+        outs.append(out.transpose(0, 1) * K**-0.5)
+        state = torch.exp(G[:, -1])[:, None, None] * state
+        state += (torch.exp(G[:, -1:] - G)[:, :, None] * new).transpose(1, 2) @ k
+    return torch.cat(outs), state
+
+
+def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False):
+    """q, k [T, H, K]; v, out [T, HV, V] packed; g, beta [T, HV]; state [N + 1, HV, V, K] float32.
+    exp(A_log) is between 0.5 and 8.5, or between 0.001 and 0.05: gates that hardly decay."""
+    K, V, T, N = GDN.K, GDN.V, sum(lengths), len(lengths)
+    low, high = (0.001, 0.05) if slow else (0.5, 8.5)
+    A = torch.rand(HV, device="cuda") * (high - low) + low
+    dt_bias = rand(HV, dtype=torch.float32, scale=0.5)
+
+    def make():
+        a, b = rand(T, HV) - 2, rand(T, HV)
+        s = SimpleNamespace(
+            q=rand(T, H, K), k=rand(T, H, K), v=rand(T, HV, V),
+            g=-A * torch.nn.functional.softplus(a.float() + dt_bias), beta=torch.sigmoid(b.float()),
+            out=torch.empty(T, HV, V, device="cuda", dtype=torch.bfloat16),
+            state=big_rand(N + 1, HV, V, K, dtype=torch.float32))
+        return packed_rows(s, lengths)
+
+    def reference(s, rows):
+        outs, states = [], []
+        for n in range(rows):
+            begin = int(s.starts[n])
+            out, state = delta_rule_in_float64(s, slice(begin, begin + lengths[n]), int(s.slots[n]))
+            outs.append(out)
+            states.append(state)
+        return torch.cat(outs), torch.stack(states)
+
+    one = make()
+    state_bytes = N * HV * V * K * 4
+    traffic = nbytes(one.q, one.k, one.v, one.out, one.g, one.beta) + 2 * state_bytes
+    sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
+    more = ", slow gates" if slow else ""
+    name = f"{lengths_text(lengths)} H={H} HV={HV} K=V={K}{more}"
+    return Case("gated_delta_rule_prefill", name, "gdn_prefill", N, traffic, sets, reference)
+
+
 def gdn(B, dtype, T=1):
     """q, k [B, T, H, K]; v, out [B, T, HV, V]; g, beta [B, T, HV] and the raw a, b they come from;
     state [slots, HV, V, K]; T > 1: table [B, T], one slot per token, the state before in column 0.
@@ -349,6 +408,14 @@ SSD_PREFILLS = (
     ((8192,), dict(H=SSU.H // 8, G=1)),
 )
 
+# 12,384 tokens; the lengths that the recorded peers ran are not known, only their number and sum.
+GDN_MIXED = (17, 2048, 512, 100, 1500, 64, 333, 900, 30, 1024, 700, 90, 1800, 240, 1300, 1726)
+GDN_PREFILLS = (
+    ((2048,), {}), ((8192,), {}), ((32768,), {}), (GDN_MIXED, {}),
+    ((8192,), dict(slow=True)), ((32768,), dict(slow=True)), (GDN_MIXED, dict(slow=True)),
+    ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4)),
+)
+
 
 def all_cases(quick=False):
     """(operation, key of the recorded figure, maker of the case), in the table's order."""
@@ -379,6 +446,9 @@ def all_cases(quick=False):
     for lengths, more in SSD_PREFILLS[:2] if quick else SSD_PREFILLS:
         found.append(("ssd_prefill", ("ssd_prefill", lengths),
                       lambda n=lengths, m=more: ssd_prefill(n, **m)))
+    for lengths, more in GDN_PREFILLS[:2] if quick else GDN_PREFILLS:
+        found.append(("gated_delta_rule_prefill", ("gdn_prefill", lengths, *more),
+                      lambda n=lengths, m=more: gdn_prefill(n, **m)))
     for elements in (24576, 1 << 20):
         found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
     return found
@@ -402,6 +472,8 @@ for _key, _peer, _times in (
      {1: 7.2, 16: 53.5, 64: 190.1, 256: 728.4}),
     (("gdn_verify", "bf16"), "FlashInfer 0.7.2.post1 CuTe",
      {1: 6.6, 16: 33.2, 64: 108.7, 256: 395.2}),
+    (("gdn_prefill",), "FlashQLA 0.1.3 TileLang", {(2048,): 89.3, (32768,): 678.4}),
+    (("gdn_prefill",), "FlashInfer 0.7.2.post1 CuTe", {(8192,): 234.8, GDN_MIXED: 194.5}),
 ):
     for _B, _us in _times.items():
         RECORDED[(*_key, _B)] = (_peer, _us)

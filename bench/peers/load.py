@@ -95,6 +95,13 @@ def vllm_prefill():
     return types.SimpleNamespace(version=version, ssd=ssd)
 
 
+def vllm_delta_prefill():
+    """vLLM's chunks of the gated delta rule: module `chunk`, and `version`."""
+    version = vllm().version
+    chunk = importlib.import_module("vllm.third_party.flash_linear_attention.ops.chunk")
+    return types.SimpleNamespace(version=version, chunk=chunk)
+
+
 def stub_vllm(folder):
     """The names outside the kernels' own folders that vLLM's Triton files import."""
     import triton
@@ -144,6 +151,21 @@ def fla():
             package(f"fla.{name}", folder / name.replace(".", "/"))
     recurrent = importlib.import_module("fla.ops.gated_delta_rule.fused_recurrent")
     return types.SimpleNamespace(version=version, recurrent=recurrent)
+
+
+def fla_prefill():
+    """FLA's chunks of the gated delta rule, in Triton: module `chunk`, and `version`."""
+    version = fla().version
+    if installed("fla", "fla-core") is None:
+        os.environ.setdefault("FLA_DISABLE_BACKEND_DISPATCH", "1")  # other backends are not staged
+        folder, _ = staged("fla")
+        for name in ("modules", "modules.norm", "ops.common", "ops.common.backends", "ops.cp",
+                     "ops.gated_delta_rule.backends"):
+            package(f"fla.{name}", folder / name.replace(".", "/"))
+        sys.modules["fla.ops.cp"].FLACPContext = object  # of runs over several GPUs
+        del sys.modules["fla.ops.utils"]  # whose own names the chunks ask for
+    chunk = importlib.import_module("fla.ops.gated_delta_rule.chunk")
+    return types.SimpleNamespace(version=version, chunk=chunk)
 
 
 def mamba_ssm():

@@ -35,7 +35,8 @@ class Loaded:
         self.why = {}
         self.modules = {}
         self.ours = False
-        for name in ("vllm", "vllm_prefill", "fla", "mamba_ssm", "mamba_ssm_prefill", "flashinfer"):
+        for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
+                     "mamba_ssm", "mamba_ssm_prefill", "flashinfer"):
             try:
                 self.modules[name] = getattr(load, name)()
             except Exception as error:  # whatever a peer's import throws, the others still run
@@ -63,6 +64,7 @@ PEERS_OF = {
     "gdn_fold": (),
     "conv_prefill": ("vllm",),
     "ssd_prefill": ("vllm_prefill", "mamba_ssm_prefill"),
+    "gdn_prefill": ("vllm_delta_prefill", "fla_prefill"),
     "copy": (),
 }
 NOT_FETCHED = {
@@ -76,6 +78,8 @@ NOT_FETCHED = {
     "conv_prefill": [("causal-conv1d", "its CUDA sources are not built here"),
                      ("FLA", "it takes no slots")],
     "ssd_prefill": [],
+    "gdn_prefill": [("FlashQLA", "its compiler, TileLang, is not staged; its times are recorded"),
+                    ("FlashInfer", "its CuTe prefill is not staged; its times are recorded")],
     "copy": [],
 }
 
@@ -84,7 +88,8 @@ def contestants(case, loaded):
     """(contestants, absent) of a case; absent: [{"name", "why"}]."""
     makers = {"conv": conv, "ssu": ssu, "gdn": gdn, "gdn_verify": gdn_verify,
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
-              "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill}
+              "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
+              "gdn_prefill": gdn_prefill}
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
     absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
@@ -432,6 +437,47 @@ def vllm_ssd(vllm, lengths, chunk):
 
     return Contestant(f"vLLM {vllm.version} Triton, chunks of {chunk}", launch, prefill_view,
                       gather_states)
+
+
+def gdn_prefill(case, loaded):
+    """Packed prompts that go on from their states, with gates computed before. The peers want the
+    initial states gathered and which chunks a row has, both made before; FLA runs a single row as a
+    batch of one, which is what it is fastest at."""
+    found = []
+    ours = loaded.operator("gated_delta_rule_prefill")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(
+            s.q, s.k, s.v, s.g, s.beta, s.state, query_start_loc=s.starts, state_indices=s.slots,
+            use_qk_l2norm=True), prefill_view))
+    for s in case.sets:
+        gather_states(s)
+    chunks = [-(-n // 64) for n in case.sets[0].lengths]
+    as_tensor = lambda values: torch.tensor(values, dtype=torch.int32, device="cuda")
+    indices = as_tensor([(row, i) for row, count in enumerate(chunks) for i in range(count)])
+    offsets = as_tensor([sum(chunks[:row]) for row in range(len(chunks) + 1)])
+
+    def contestant(name, function, **arguments):
+        def launch(s):
+            packed = {"cu_seqlens": s.starts} if "chunk_indices" in arguments else {}
+            out, s.last = function(
+                s.q[None], s.k[None], s.v[None], s.g[None], s.beta[None], initial_state=s.initial,
+                output_final_state=True, use_qk_l2norm_in_kernel=True, **packed, **arguments)
+            return out[0]
+
+        def view(s, result, rows):
+            return result[:int(s.starts[rows])], s.last[:rows]
+
+        found.append(Contestant(name, launch, view, gather_states))
+
+    if "vllm_delta_prefill" in loaded.modules:
+        vllm = loaded.modules["vllm_delta_prefill"]
+        contestant(f"vLLM {vllm.version} Triton", vllm.chunk.chunk_gated_delta_rule,
+                   chunk_indices=indices, chunk_offsets=offsets)
+    if "fla_prefill" in loaded.modules:
+        fla = loaded.modules["fla_prefill"]
+        contestant(f"FLA {fla.version} Triton", fla.chunk.chunk_gated_delta_rule,
+                   state_v_first=True, **({"chunk_indices": indices} if case.B > 1 else {}))
+    return found
 
 
 def copy(case, loaded):

@@ -40,7 +40,8 @@ rm -rf fla vllm mamba_ssm einops flashinfer tvm_ffi
 
 wheel=$(fetch fla-core 0.6.0)
 unzip -qo "$wheel" 'fla/__init__.py' 'fla/utils/*' 'fla/ops/utils/*.py' \
-  'fla/ops/gated_delta_rule/*.py'
+  'fla/ops/gated_delta_rule/*.py' 'fla/backends.py' 'fla/modules/norm/l2norm.py' \
+  'fla/ops/common/*.py' 'fla/ops/cp/*.py'
 echo 0.6.0 >fla/VERSION
 
 wheel=$(fetch vllm 0.33.0)
