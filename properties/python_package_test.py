@@ -342,7 +342,7 @@ class Explore(Scratch):
                 threading.Event().wait(60)
 
         start = time.monotonic()
-        error = self.finding(Hangs, timeout=1.5, shrink=False)
+        error = self.finding(Hangs, timeout=3, shrink=False)
         self.assertEqual(error.findings[0].kind, "subject-silent")
         line = Hangs.abort.__code__.co_firstlineno + 1
         self.assertRegex(str(error), rf"it was here: threading.Event\(\).wait\(60\) \(.*:{line}, in abort\)")
@@ -371,7 +371,7 @@ class Explore(Scratch):
         def work():
             outcome.append(lockstep.explore(Infinite, traces=20).traces)
             try:
-                lockstep.explore(Hangs, traces=100, timeout=1.5, shrink=False, out=self.folder)
+                lockstep.explore(Hangs, traces=100, timeout=3, shrink=False, out=self.folder)
             except lockstep.FindingError as error:
                 outcome.append(error.findings[0].kind)
 
