@@ -33,6 +33,7 @@ NOT_RUN = {
     "bench/on_gpu.sh": "needs a GPU machine, or a network",
     "reports/evidence.py merge": "needs results of a GPU",
     "--device cuda": "needs a GPU",
+    "fixtures/subjects/sglang": "brings SGLang in from PyPI, or needs it",
     ".ci/bare_machine": "makes a whole machine",
 }
 # Pattern of a command, and its exit status.
