@@ -10,6 +10,7 @@ import argparse
 import importlib
 import inspect
 import os
+import subprocess
 import sys
 import tempfile
 import warnings
@@ -653,6 +654,12 @@ def check_library(ops, library):
         os.environ[finder.VARIABLE] = str(Path(folder) / "none.so")
         raises(ImportError, "found no liblockstep_torch.so", finder.find)
         os.environ[finder.VARIABLE] = before
+    folder = Path(ops.__file__).parents[len(ops.__name__.split("."))]
+    code = f"import sys; sys.path.insert(0, {str(folder)!r}); import {ops.__name__}"
+    without = subprocess.run([sys.executable, "-I", "-S", "-c", code], stderr=subprocess.PIPE,
+                             text=True)  # sees no installed packages
+    if "ImportError: lockstep.ops needs PyTorch" not in without.stderr:
+        raise Difference(f"without PyTorch it says {without.stderr[-200:]!r}")
 
 
 CHECKS = {

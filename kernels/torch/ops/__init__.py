@@ -14,6 +14,7 @@ asking a result for one is an error.
 torch.ops.lockstep has the operators themselves (reference/contract.md).
 """
 
+from . import _library  # noqa: F401  before the others: it says what is missing
 from . import sglang, vllm
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from .fla import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
