@@ -176,22 +176,21 @@ class Host:
                 with contextlib.redirect_stdout(_Nowhere()) if quiet else contextlib.nullcontext():
                     serving.serve_until_end_of(process)
             finally:
+                _end(process)  # first: its children's end would be a finding
                 serving.close()
-                ours.close()
-                _end(process)
+            process.wait()
             return Ran(process.returncode, _text_of(output), _text_of(complaint), serving.error, serving.hang,
                        serving.unsupported)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Of a process that may have been interrupted: it is asked twice, as it would first finish what it does."""
-    for ask in (process.terminate, process.terminate, process.kill):
+    """Of a search that was interrupted: at the second signal the program ends, and with it all that it has started."""
+    for ask in [process.terminate] * 20 + [process.kill]:
         if process.poll() is not None:
             return
         ask()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=5)
-    process.wait()
+            process.wait(timeout=0.25)
 
 
 def _text_of(file: Any) -> str:
