@@ -440,9 +440,10 @@ void ReplaySession::fail(Error error) {
 }
 
 void ReplaySession::conclude() {
-  if (stopped_) return;
+  const bool goes_on = !stopped_;
   for (const auto& seat : seats_) {
-    if (!seat->auditor) continue;
+    if (seat->is_child) seat->subject.reset();  // its process is free for the next run
+    if (!seat->auditor || !goes_on) continue;
     seat->findings.clear();
     audit(*seat, nullptr, nullptr);
     for (Finding& finding : seat->findings) locate(seat.get(), std::move(finding), "");

@@ -47,7 +47,7 @@ class ReplaySession {
     line_ = line;
     now_ = now;
   }
-  /// The last checks: everything from nothing. Called once, at the end.
+  /// The last checks: everything from nothing. Called once, at the end; children are let go.
   void conclude();
 
   /// A finding that the driver makes itself, at the current place; `stop` ends the run.

@@ -118,7 +118,10 @@ int run_replay(const ReplayOptions& options) {
   if (!requests) return refuse(requests.error());
   std::vector<ReplayOutcome> outcomes;
   int status = kExitPass;
+  // A child that can be greeted again plays all files.
+  const auto children = std::make_shared<cache_sim::Children>();
   for (ReplayRequest& request : *requests) {
+    request.children = children;
     request.keep_events = !options.timeline_path.empty();
     Result<ReplayOutcome> outcome = cache_sim::replay(request);
     if (!outcome) return refuse(outcome.error());
