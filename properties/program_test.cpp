@@ -332,6 +332,21 @@ TEST(BadInputOfTheProgram, aFileThatCannotBeWrittenIsTheEnvironments) {
   EXPECT_EQ(folder.entries(), std::vector<std::string>{"good.trace"});
 }
 
+// A server that takes seconds to start plays all files of one call.
+TEST(Program, startsAChildOnceWhereItCanBeGreetedAgain) {
+  const ScratchFolder folder;
+  const std::string trace =
+      "config policy=radix\nadmit id=r tokens=a5\nextend id=r n=5\nfinish id=r\n";
+  const std::string first = folder.write("first.trace", trace);
+  const std::string second = folder.write("second.trace", trace);
+  const ProgramRun run = run_program({"replay", first, second, "--subject", "radix", "--subject",
+                                      "exec:echo >>" + folder.path("starts") +
+                                          "; exec python3 " LOCKSTEP_SOURCE_DIR
+                                          "/fixtures/subjects/minimal_cache.py"});
+  EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
+  EXPECT_EQ(read_text(folder.path("starts")), "\n");
+}
+
 // `--json /dev/stdout` stands behind what was printed, and replaces nothing.
 TEST(Program, writesIntoItsOwnOutput) {
   const ScratchFolder folder;
