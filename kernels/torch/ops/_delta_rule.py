@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 
-from ._layouts import dense_rows, even_starts, expect, forward_only, int32
+from ._layouts import dense_rows, even_starts, expect, forward_only, give, int32
 from ._library import operators
 
 
@@ -129,6 +129,16 @@ def pool_rows(function, tokens, pool, slots, *, A_log=None, dt_bias=None, scale=
 
     return tokens.result(forward_only(function, run, tokens.q, tokens.k, tokens.v, tokens.g,
                                       tokens.beta, A_log, dt_bias))
+
+
+def packed_decode(mixed_qkv, a, b, pool, out, slots, **more):
+    """One token of every row, whose q, k and v lie side by side in mixed_qkv [B, 2 H K + HV V], and
+    whose gates are made of a and b [B, HV]: (out [B, 1, HV, V], the pool)."""
+    HV, V, K = pool.shape[1:]
+    q, k, v = packed_heads(mixed_qkv, HV, V, K)
+    tokens = Tokens(q, k, v, a.unsqueeze(1), b.unsqueeze(1), None)
+    found = pool_rows("fused_recurrent_gated_delta_rule_packed_decode", tokens, pool, slots, **more)
+    return give(out, found), pool
 
 
 def packed_heads(mixed_qkv, heads, values, K):

@@ -115,14 +115,9 @@ def fused_recurrent_gated_delta_rule_packed_decode(mixed_qkv, a, b, A_log, dt_bi
                                                    use_qk_l2norm_in_kernel=False):
     """One token of every row, whose q, k and v lie side by side in mixed_qkv [B, 2 H K + HV V]:
     (out [B, 1, HV, V], the pool)."""
-    HV, V, K = initial_state.shape[1:]
-    q, k, v = _delta_rule.packed_heads(mixed_qkv, HV, V, K)
-    tokens = _delta_rule.Tokens(q, k, v, a.unsqueeze(1), b.unsqueeze(1), None)
-    found = _delta_rule.pool_rows(
-        "fused_recurrent_gated_delta_rule_packed_decode", tokens, initial_state, ssm_state_indices,
-        A_log=A_log, dt_bias=dt_bias, scale=scale, normalise=use_qk_l2norm_in_kernel,
-        pad=NULL_BLOCK_ID)
-    return give(out, found), initial_state
+    return _delta_rule.packed_decode(mixed_qkv, a, b, initial_state, out, ssm_state_indices,
+                                     A_log=A_log, dt_bias=dt_bias, scale=scale,
+                                     normalise=use_qk_l2norm_in_kernel, pad=NULL_BLOCK_ID)
 
 
 def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
