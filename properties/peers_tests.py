@@ -27,10 +27,12 @@ import argparse
 import collections
 import fnmatch
 import hashlib
+import html
 import importlib
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -114,13 +116,12 @@ PEERS = {
 def fetch_sdist(peer, folder):
     """Takes the peer's files out of its source distribution, checked by its digest."""
     project, name, digest = peer.sdist
-    request = urllib.request.Request(f"https://pypi.org/simple/{project}/", headers={
-        "Accept": "application/vnd.pypi.simple.v1+json"})
-    with urllib.request.urlopen(request, timeout=60) as page:
-        listed = [file for file in json.load(page)["files"] if file["filename"] == name]
+    # In HTML, the one form that every package index has (PEP 503).
+    with urllib.request.urlopen(f"https://pypi.org/simple/{project}/", timeout=60) as page:
+        listed = re.search(rf'href="([^"]*/{re.escape(name)})[#"]', page.read().decode())
         if not listed:
             raise OSError(f"PyPI has no {name}")
-        address = urllib.parse.urljoin(page.url, listed[0]["url"])
+        address = urllib.parse.urljoin(page.url, html.unescape(listed[1]))
     with tempfile.NamedTemporaryFile() as archive:
         with urllib.request.urlopen(address, timeout=60) as data:
             while block := data.read(1 << 20):
