@@ -8,11 +8,14 @@
 #   bench/on_gpu.sh measure RESULTS    the same without the sanitizers, which take the longest
 #   bench/on_gpu.sh sanitize RESULTS   these alone, behind a run or measure that has built
 #
+# Behind RESULTS may stand names of operations: then only their tests run, and only they are sanitized and timed.
+#
 # Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/, of the sources that were measured (RESULTS has
 # their digests) and no others. The GPU machine has CUDA 13.0, CMake, ninja and PyTorch 2.11; LOCKSTEP_COMMIT names the
 # commit of a copy without git.
 #
 # The sanitizers run the GPU tests but for the largest batches and pools, and nothing else: no random cases beyond them.
+# Each tool runs in LOCKSTEP_SANITIZER_PARTS processes (4) of at most LOCKSTEP_SANITIZER_S seconds (400).
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 stage=$root/.lockstep/stage
@@ -37,14 +40,25 @@ build() {
   cmake --build "$root/build/gpu" --target lockstep_tests_gpu lockstep_torch_ops
 }
 
-sanitize() {  # sanitize RESULTS: the number of errors of each tool, with a test of every kind; -1: it did not end
+tests_of() {  # the filter of the tests of OPERATION…: ssd_prefill's have SsdPrefill or ssdPrefill in their names
+  local operation name filter=
+  for operation in "$@"; do
+    name=$(sed -E 's/(^|_)(.)/\U\2/g' <<<"$operation")
+    filter+="*$name*:*${name,}*:"
+  done
+  printf '%s' "${filter:-*}"
+}
+
+sanitize() {  # sanitize RESULTS OPERATION…: the number of errors of each tool, with a test of every kind; -1: it did not end
   local tool part errors separator=
-  local tools='memcheck racecheck initcheck synccheck' parts=4
+  local tools='memcheck racecheck initcheck synccheck' parts=${LOCKSTEP_SANITIZER_PARTS:-4}
+  local filter
+  filter="$(tests_of "${@:2}")-*GoBeyond32Bits*:*SizeIsServedByItsKernel*"
   for tool in $tools; do
     for ((part = 0; part < parts; ++part)); do
-      GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part timeout 400 \
+      GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part timeout "${LOCKSTEP_SANITIZER_S:-400}" \
         compute-sanitizer --tool "$tool" --error-exitcode 9 "$root/build/gpu/lockstep_tests_gpu" \
-        --gtest_filter="-*GoBeyond32Bits*:*SizeIsServedByItsKernel*" >"$1/$tool.$part.log" 2>&1 &
+        --gtest_filter="$filter" >"$1/$tool.$part.log" 2>&1 &
     done
   done
   wait
@@ -60,11 +74,11 @@ sanitize() {  # sanitize RESULTS: the number of errors of each tool, with a test
   printf '}\n' >>"$1/sanitizer.json"
 }
 
-test_all() {  # test_all RESULTS: the GPU tests in parts side by side: most of their time is the references'
+test_all() {  # test_all RESULTS OPERATION…: the GPU tests in parts side by side: most of their time is the references'
   local part parts=8 pids=() failed=0
   for ((part = 0; part < parts; ++part)); do
     GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part LOCKSTEP_ACCURACY=$1/accuracy.$part.json \
-      "$root/build/gpu/lockstep_tests_gpu" >"$1/tests.$part.log" 2>&1 &
+      "$root/build/gpu/lockstep_tests_gpu" --gtest_filter="$(tests_of "${@:2}")" >"$1/tests.$part.log" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
@@ -76,22 +90,22 @@ test_all() {  # test_all RESULTS: the GPU tests in parts side by side: most of t
 }
 
 measure() {
-  local results=$1
-  mkdir -p "$results"
+  local results=$1 operations=("${@:2}")
   python3 "$root/reports/evidence.py" measured >"$results/measured.json"
   build >"$results/build.log" 2>&1 || { tail -40 "$results/build.log"; exit 1; }
-  test_all "$results" || { grep -A12 Failure "$results/tests.log" | head -60; exit 1; }
+  test_all "$results" "${operations[@]}" || { grep -A12 Failure "$results/tests.log" | head -60; exit 1; }
   python3 "$root/properties/torch_ops_check.py" "$root/build/gpu/liblockstep_torch.so" --device cuda \
     >"$results/operators.log" 2>&1 || { tail -20 "$results/operators.log"; exit 1; }
-  python3 "$root/bench/peers/run.py" --ours "$root/build/gpu/liblockstep_torch.so" --out "$results"
+  python3 "$root/bench/peers/run.py" --ours "$root/build/gpu/liblockstep_torch.so" --out "$results" \
+    ${operations[@]/#/--operation }
 }
 
 case ${1:-} in
   stage) stage ;;
   run | measure | sanitize)
     results=$(mkdir -p -- "${2:?RESULTS}" && cd -- "$2" && pwd)
-    [ "$1" = sanitize ] || measure "$results"
-    [ "$1" = measure ] || { sanitize "$results"; cat "$results/sanitizer.json"; }
+    [ "$1" = sanitize ] || measure "$results" "${@:3}"
+    [ "$1" = measure ] || { sanitize "$results" "${@:3}"; cat "$results/sanitizer.json"; }
     ;;
-  *) sed -n '2,17p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+  *) sed -n '2,20p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac

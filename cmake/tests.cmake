@@ -166,6 +166,11 @@ add_test(NAME readme.commands_run
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/readme_check.py --build ${PROJECT_BINARY_DIR})
 set_tests_properties(setup.brings_what_is_included readme.commands_run PROPERTIES LABELS quick TIMEOUT 600)
 
+# The benchmark beside the peers goes on when one of them takes its process down.
+add_test(NAME bench.a_peer_may_die
+         COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/bench/peers/supervise.py selftest)
+set_tests_properties(bench.a_peer_may_die PROPERTIES LABELS quick TIMEOUT 60)
+
 # The measured figures of a kernel are of the sources that are there now, or the kernel is listed as pending.
 foreach(word check selftest)
   add_test(NAME evidence.${word} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/evidence.py ${word})

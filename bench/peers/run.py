@@ -6,6 +6,9 @@ Every contestant is first compared with float64 on rows of the very case; one th
 named and not timed. Then each becomes a CUDA graph of many launches that rotate over input sets
 (cases.py), and the graphs are replayed in turns, so that clocks and power limits meet all alike.
 
+A contestant can end the process that it runs in, by an illegal access; then the case goes on without it in a new one
+(supervise.py), and the row names it.
+
 limit_share is the time of the counted bytes at the copy rate of this run over the measured time:
 every operation here writes more than a tenth of what it moves, and none comes near the matmul rate.
 """
@@ -26,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import cases
 import peers
+import supervise
 
 TOLERANCE = 5e-2  # relative, against float64: tells a wrong call from rounding
 MIN_LAUNCHES = 50
@@ -128,29 +132,34 @@ def capture(case, contestant):
     return graph, launches
 
 
-def interleaved(graphs, rounds):
+def interleaved(graphs, rounds, turn):
     """{name: median microseconds per launch}, the graphs replayed in turns."""
     times = {name: [] for name in graphs}
     began = time.time()
-    for graph, _ in graphs.values():
+    for name, (graph, _) in graphs.items():
+        turn(name)
         graph.replay()
-    torch.cuda.synchronize()
+        torch.cuda.synchronize()
     if time.time() - began > 1:  # many seconds of it would say nothing more
         rounds = min(rounds, 7)
     names = list(graphs)
-    for turn in range(rounds):
-        for name in names[turn % len(names):] + names[: turn % len(names)]:
+    for i in range(rounds):
+        for name in names[i % len(names):] + names[: i % len(names)]:
+            turn(name)
             graph, launches = graphs[name]
             times[name].append(event_us(graph.replay, 1)[0] / launches)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def measure(case, key, loaded, rates, rounds, earlier):
-    """The row of speed.json for one case. `earlier` has the fastest peer of each key in this run: a case that
-    no peer runs in its own form (a fold) is compared with it."""
+def measure(case, key, loaded, rates, rounds, dead, turn):
+    """The row of speed.json for one case, without contestants that are `dead`; turn(name) before each step."""
     found, absent = peers.contestants(case, loaded)
+    absent += [{"name": name, "why": why} for name, why in dead.items()]
     graphs, errors = {}, {}
     for contestant in found:
+        if contestant.name in dead:
+            continue
+        turn(contestant.name)
         try:
             errors[contestant.name] = check(case, contestant)
             if not errors[contestant.name] <= TOLERANCE:
@@ -159,10 +168,11 @@ def measure(case, key, loaded, rates, rounds, earlier):
                 continue
             graphs[contestant.name] = capture(case, contestant)
         except Exception as error:  # a peer that fails is named in the report; the rest still run
-            torch.cuda.synchronize()
             why = f"{type(error).__name__}: {error}"[:300]
+            print(f"{case.name}: {contestant.name}: {why}", flush=True)
+            torch.cuda.synchronize()  # throws where the process has lost its GPU
             absent.append({"name": contestant.name, "why": why})
-    times = interleaved(graphs, rounds)
+    times = interleaved(graphs, rounds, turn)
     row = {"case": case.name, "bytes": case.bytes}
     ours = times.pop(peers.OURS, None)
     if ours is not None:
@@ -178,16 +188,24 @@ def measure(case, key, loaded, rates, rounds, earlier):
     if row["peers"]:
         row |= {"peer": row["peers"][0]["name"], "peer_time_us": row["peers"][0]["time_us"],
                 "peer_run": "same"}
-        earlier[key] = {name: row[name] for name in ("peer", "peer_time_us", "peer_run")}
-    elif key in earlier:
-        row |= earlier[key]
     if key in cases.RECORDED:
         name, us = cases.RECORDED[key]
         row["recorded"] = {"name": name, "time_us": us}
-        if "peer" not in row:
-            row |= {"peer": name, "peer_time_us": us, "peer_run": "recorded"}
     row["absent"] = absent
     return row
+
+
+def name_peers(rows, keys):
+    """Gives a row without a peer of its own (no peer runs its form) the one of the same key in this run, or else the
+    recorded one."""
+    earlier = {}
+    for key, row in zip(keys, rows):
+        if row["peers"]:
+            earlier[key] = {name: row[name] for name in ("peer", "peer_time_us", "peer_run")}
+        elif key in earlier:
+            row |= earlier[key]
+        elif recorded := row.get("recorded"):
+            row |= {"peer": recorded["name"], "peer_time_us": recorded["time_us"], "peer_run": "recorded"}
 
 
 def show(operations, rates):
@@ -206,10 +224,10 @@ def show(operations, rates):
             mark = "" if row.get("peer_run") == "same" else " (recorded)"
             if ours and peer and ours > 1.02 * peer + 0.1:
                 mark += " MISSED (1.02 x + 0.1 us)"
-            print(f"  {row['case']:<44} {number(ours):>9} {number(peer):>9} {ratio:>6} {limit:>6} "
-                  f"{number(recorded):>9}  {row.get('peer', 'none')}{mark}; {others}")
+            print(f"  {row['case']:<44} {number_text(ours):>9} {number_text(peer):>9} {ratio:>6} {limit:>6} "
+                  f"{number_text(recorded):>9}  {row.get('peer', 'none')}{mark}; {others}")
             for absent in row["absent"]:
-                if "differs" in absent["why"] or absent["name"] == peers.OURS:
+                if any(word in absent["why"] for word in ("differs", "its process")) or absent["name"] == peers.OURS:
                     print(f"    {absent['name']}: {absent['why']}")
     missing = {(a["name"], a["why"]) for rows in operations.values() for row in rows
                for a in row["absent"]}
@@ -217,7 +235,7 @@ def show(operations, rates):
     print("\n" + ", ".join(f"{key} {value}" for key, value in rates.items()))
 
 
-def number(value):
+def number_text(value):
     """A time for the table."""
     return "-" if value is None else f"{value:.2f}"
 
@@ -229,6 +247,54 @@ def driver():
     return done.stdout.strip().splitlines()[0] if done.stdout.strip() else "unknown"
 
 
+def chosen(arguments):
+    """(operation, key, maker) of the cases that are asked for."""
+    return [case for case in cases.all_cases(arguments.quick)
+            if (not arguments.operation or case[0] in arguments.operation)
+            and (not arguments.kind or case[1][0] in arguments.kind)]
+
+
+def work(arguments):
+    """The worker's half: measures the cases that have no row yet."""
+    state = json.loads(arguments.state.read_text())
+    reporter = supervise.Reporter(arguments.report_to)
+    torch.manual_seed(1)
+    loaded = peers.Loaded(arguments.ours)
+    facts = state["facts"]
+    if facts is None:
+        for name, why in loaded.why.items():
+            print(f"absent: {name}: {why}", flush=True)
+        facts = {"gpu": torch.cuda.get_device_name(), "driver": driver(), "cuda": torch.version.cuda,
+                 "torch": torch.__version__, "triton": triton.__version__, **ceilings()}
+        print(facts, flush=True)
+        reporter.facts(facts)
+    all_of_them = chosen(arguments)
+    for number in state["cases"]:
+        if str(number) in state["rows"]:
+            continue
+        operation, key, make = all_of_them[number]
+        began = time.time()
+        case = make()
+        row = measure(case, key, loaded, facts, 5 if arguments.quick else 11,
+                      state["dead"].get(str(number), {}), lambda name: reporter.turn(number, name))
+        reporter.row(number, row)
+        ours, peer = number_text(row.get("time_us")), number_text(row.get("peer_time_us"))
+        print(f"{operation} {case.name}: ours {ours}, peer {peer} us ({time.time() - began:.0f} s)", flush=True)
+        del case
+        torch.cuda.empty_cache()
+
+
+def report_of(state, asked):
+    """speed.json of the rows that there are."""
+    report = {**state["facts"], "operations": {}}
+    numbers = [number for number in state["cases"] if str(number) in state["rows"]]
+    rows = [dict(state["rows"][str(number)]) for number in numbers]
+    name_peers(rows, [asked[number][1] for number in numbers])
+    for number, row in zip(numbers, rows):
+        report["operations"].setdefault(asked[number][0], []).append(row)
+    return report
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ours", type=Path, help="liblockstep_torch.so; without it only peers run")
@@ -236,34 +302,28 @@ def main():
     parser.add_argument("--operation", action="append", help="only this one; may be repeated")
     parser.add_argument("--kind", action="append", help="only the cases of this kind in cases.py")
     parser.add_argument("--quick", action="store_true", help="two batch sizes, fewer rounds")
+    parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)  # of a worker
+    parser.add_argument("--report-to", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.state:
+        return work(arguments)
 
-    torch.manual_seed(1)
-    began = time.time()
-    loaded = peers.Loaded(arguments.ours)
-    for name, why in loaded.why.items():
-        print(f"absent: {name}: {why}", flush=True)
-    rates = ceilings()
-    print(f"{torch.cuda.get_device_name()}: {rates} ({time.time() - began:.0f} s)", flush=True)
-    report = {"gpu": torch.cuda.get_device_name(), "driver": driver(), "cuda": torch.version.cuda,
-              "torch": torch.__version__, "triton": triton.__version__, **rates, "operations": {}}
     arguments.out.mkdir(parents=True, exist_ok=True)
-    earlier = {}
-    for operation, key, make in cases.all_cases(arguments.quick):
-        if arguments.operation and operation not in arguments.operation:
-            continue
-        if arguments.kind and key[0] not in arguments.kind:
-            continue
-        case = make()
-        row = measure(case, key, loaded, rates, 5 if arguments.quick else 11, earlier)
-        report["operations"].setdefault(operation, []).append(row)
-        (arguments.out / "speed.json").write_text(json.dumps(report, indent=1) + "\n")
-        print(f"{time.time() - began:4.0f} s  {operation} {case.name}: "
-              f"ours {number(row.get('time_us'))}, peer {number(row.get('peer_time_us'))} us",
-              flush=True)
-        del case
-        torch.cuda.empty_cache()
-    show(report["operations"], rates)
+    asked = chosen(arguments)
+    state_file = arguments.out / "peers_state.json"
+
+    def command(state, descriptor):
+        state_file.write_text(state)
+        return [sys.executable, __file__, *sys.argv[1:], "--state", str(state_file), "--report-to", str(descriptor)]
+
+    def on_row(state):
+        (arguments.out / "speed.json").write_text(json.dumps(report_of(state, asked), indent=1) + "\n")
+
+    state = supervise.supervise(command, range(len(asked)), on_row)
+    state_file.unlink()
+    report = report_of(state, asked)
+    show(report["operations"], {name: report[name] for name in ("copy_gbps", "read_gbps", "matmul_tflops")})
+    return None
 
 
 if __name__ == "__main__":
