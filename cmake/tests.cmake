@@ -146,6 +146,11 @@ add_test(NAME python.package_searches_and_replays
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/python_package_test.py --program $<TARGET_FILE:lockstep>)
 set_tests_properties(python.package_searches_and_replays PROPERTIES LABELS quick TIMEOUT 600)
 
+# Random requests to a server: a toy in Python, sound and broken in each way that it knows.
+add_test(NAME python.server_search
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/server_search_test.py --program $<TARGET_FILE:lockstep>)
+set_tests_properties(python.server_search PROPERTIES LABELS quick TIMEOUT 600)
+
 # A project of its own finds the installed package and sees the registered names.
 add_test(NAME install.consumer_finds_lockstep
   COMMAND ${CMAKE_COMMAND} -D BINARY_DIR=${PROJECT_BINARY_DIR} -D SOURCE_DIR=${PROJECT_SOURCE_DIR}

@@ -25,7 +25,7 @@ std::vector<std::string> judged(const std::string& text) {
   const auto log = read_log(path);
   if (!log) return {log.error().text.substr(path.size())};
   std::vector<std::string> found;
-  for (const LogFinding& one : judge_log(*log))
+  for (const LogFinding& one : judge_log(*log).findings)
     found.push_back(
         fmt::format("{}: {}", one.place.substr(path.size()), to_string(one.finding.kind)));
   return found;
@@ -111,7 +111,8 @@ TEST(CheckLog, boundsAreThoseOfComparingEachWithEach) {
       for (const std::uint32_t cached : {bound, bound + 1}) {
         asked[i].cached = cached;
         const bool too_much = cached > bound || cached >= log[i].prompt_size;
-        EXPECT_EQ(judge_log(asked).size(), too_much ? 1u : 0u) << seed << " " << i << " " << bound;
+        EXPECT_EQ(judge_log(asked).findings.size(), too_much ? 1u : 0u)
+            << seed << " " << i << " " << bound;
       }
     }
   }
@@ -132,7 +133,7 @@ TEST(CheckLog, workGrowsWithTheLogAndNotWithItsSquare) {
       log[i].end = 1'000'000;
     }
     const std::uint64_t before = Tokens::compared();
-    EXPECT_TRUE(judge_log(log).empty());
+    EXPECT_TRUE(judge_log(log).findings.empty());
     return Tokens::compared() - before;
   };
   EXPECT_LT(compared(2000), 12 * compared(200));

@@ -308,6 +308,21 @@ Result<std::vector<std::int64_t>> Record::integers(std::string_view field, std::
   return all;
 }
 
+Result<std::vector<double>> Record::numbers(std::string_view field) const {
+  const Result<const json*> value = need(field);
+  if (!value) return tl::unexpected(value.error());
+  if (!(*value)->is_array()) return error(field, kind_of(**value) + ", not an array");
+  std::vector<double> all;
+  all.reserve((*value)->size());
+  for (const json& one : **value) {
+    const std::string place = fmt::format("{}[{}]", field, all.size());
+    if (!one.is_number()) return error(place, kind_of(one) + ", not a number");
+    if (!(one.get<double>() >= 0)) return error(place, one.dump() + " is below 0");
+    all.push_back(one.get<double>());
+  }
+  return all;
+}
+
 Result<std::vector<Record>> Record::objects(std::string_view field) const {
   const Result<const json*> value = need(field);
   if (!value) return tl::unexpected(value.error());

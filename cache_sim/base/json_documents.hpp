@@ -80,6 +80,8 @@ class Record {
   Result<Record> object(std::string_view field) const;
   Result<std::vector<std::int64_t>> integers(std::string_view field, std::int64_t low,
                                              std::int64_t high) const;
+  /// Numbers, whole or not; none is negative.
+  Result<std::vector<double>> numbers(std::string_view field) const;
   Result<std::vector<Record>> objects(std::string_view field) const;
 
   /// `path:line: field NAME: TEXT`.

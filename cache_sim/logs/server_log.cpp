@@ -261,11 +261,46 @@ void judge_cached(const LoggedRequest& request, std::uint32_t bound,
         bound);
 }
 
-/// Greedy outputs are a function of the tokens before them: whoever said what first, by the digest
-/// of those tokens.
+/// Greedy outputs are a function of the tokens before them. Outputs are compared with the truth of
+/// their prompt, or where there is none with who said what first, by the digest of those tokens.
 class OutputJudge {
  public:
-  void judge(const LoggedRequest& request, std::vector<LogFinding>& findings) {
+  explicit OutputJudge(const Truths& truths) : truths_(truths) {}
+
+  void judge(const LoggedRequest& request, LogVerdict& verdict) {
+    ++verdict.greedy;
+    const Truth* const truth = truths_.find(request.tokens, request.prompt_size);
+    if (truth == nullptr) return compare_requests(request, verdict.findings);
+    ++verdict.with_truth;
+    compare_with(*truth, request, verdict);
+  }
+
+ private:
+  /// The first token that differs decides: behind it the two are answers to different texts.
+  void compare_with(const Truth& truth, const LoggedRequest& request, LogVerdict& verdict) {
+    const auto both =
+        std::min<std::size_t>(truth.output.size(), request.tokens.size() - request.prompt_size);
+    for (std::size_t i = 0; i < both; ++i) {
+      const auto at = static_cast<std::uint32_t>(request.prompt_size + i);
+      if (request.tokens[at] == truth.output[i]) continue;
+      if (truth.gaps[i] < truths_.gap_min()) {
+        ++verdict.near_ties;
+        return;
+      }
+      verdict.findings.push_back(
+          {request.place,
+           request.id,
+           {FindingKind::output_differs,
+            fmt::format("behind {} tokens, {} of them of its prompt and {} cached, `{}` says {}; "
+                        "behind the same tokens an empty cache says {}, which leads by {:.4g} ({})",
+                        at, request.prompt_size, request.cached, request.id, request.tokens[at],
+                        truth.output[i], truth.gaps[i], truth.place),
+            std::to_string(truth.output[i]), std::to_string(request.tokens[at])}});
+      return;
+    }
+  }
+
+  void compare_requests(const LoggedRequest& request, std::vector<LogFinding>& findings) {
     const std::uint64_t salt = request.salt.index();
     for (std::uint32_t at = request.prompt_size; at < request.tokens.size(); ++at) {
       const std::uint64_t before = mix64(request.tokens.digest(at) ^ mix64(salt)) ^ at;
@@ -285,25 +320,25 @@ class OutputJudge {
     }
   }
 
- private:
   struct Said {
     Token token;
     const LoggedRequest* by;
   };
+  const Truths& truths_;
   std::unordered_map<std::uint64_t, Said> said_;
 };
 
 }  // namespace
 
-std::vector<LogFinding> judge_log(const std::vector<LoggedRequest>& log) {
-  std::vector<LogFinding> findings;
+LogVerdict judge_log(const std::vector<LoggedRequest>& log, const Truths& truths) {
+  LogVerdict verdict;
   const std::vector<std::uint32_t> bounds = bounds_of(log);
-  OutputJudge outputs;
+  OutputJudge outputs(truths);
   for (std::size_t i = 0; i < log.size(); ++i) {
-    judge_cached(log[i], bounds[i], findings);
-    if (log[i].greedy) outputs.judge(log[i], findings);
+    judge_cached(log[i], bounds[i], verdict.findings);
+    if (log[i].greedy) outputs.judge(log[i], verdict);
   }
-  return findings;
+  return verdict;
 }
 
 // --- Writing -------------------------------------------------------------------------------------

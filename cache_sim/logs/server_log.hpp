@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cache_sim/base/json_documents.hpp"
+#include "cache_sim/logs/truth.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/base/registry.hpp"
@@ -42,13 +43,21 @@ struct LogFinding {
   Finding finding;
 };
 
+struct LogVerdict {
+  std::vector<LogFinding> findings;
+  std::int64_t greedy = 0;      ///< requests whose outputs were compared with something
+  std::int64_t with_truth = 0;  ///< … with the truth of their prompt
+  std::int64_t near_ties = 0;   ///< … and leave it where its two best tokens are too close
+};
+
 /// Everything in the log that no server can answer that keeps only what it computed:
 ///   cached-too-much  the whole prompt, or more than any other request can have left behind that
 ///                    had begun before its end (without times: that stands above it). A request
 ///                    leaves its prompt and its output without the last token, which is sampled and
 ///                    never computed.
-///   output-differs   two greedy requests went on differently behind the same tokens
-std::vector<LogFinding> judge_log(const std::vector<LoggedRequest>& log);
+///   output-differs   a greedy request goes on otherwise than the truth of its prompt; where there
+///                    is none, otherwise than another such request behind the same tokens
+LogVerdict judge_log(const std::vector<LoggedRequest>& log, const Truths& truths = {});
 
 /// The log as lines of Lockstep's own format, and as a trace to replay: a `request` line for each,
 /// and an `expect` line with the cached tokens that the server said. The error: a request that

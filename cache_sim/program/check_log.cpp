@@ -1,8 +1,6 @@
 // lockstep check-log: whether a server's answers were possible, and its log as a trace.
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/logs/server_log.hpp"
 #include "cache_sim/program/commands.hpp"
@@ -16,14 +14,56 @@ struct CheckLogWords {
   std::string file;
   std::string log_path;
   std::string trace_path;
+  std::string truth_path;
+  std::string json_path;
+  double gap_min = cache_sim::Truths::kGapMin;
 };
 
+std::string counted(std::size_t count, const std::string& name) {
+  return fmt::format("{} {}{}", count, name, count == 1 ? "" : "s");
+}
+
+/// What outputs were compared with, as the end of a sentence.
+std::string comparison_text(const CheckLogWords& words, const cache_sim::LogVerdict& verdict) {
+  if (verdict.greedy == 0) return "; outputs were not compared: no request is marked greedy";
+  if (words.truth_path.empty()) return "";
+  return fmt::format("; {} of {} greedy outputs compared with the truth, {} at a gap below {}",
+                     verdict.with_truth, verdict.greedy, counted(verdict.near_ties, "difference"),
+                     words.gap_min);
+}
+
+nlohmann::ordered_json verdict_json(const CheckLogWords& words, std::size_t requests,
+                                    const cache_sim::LogVerdict& verdict) {
+  nlohmann::ordered_json findings = nlohmann::ordered_json::array();
+  for (const cache_sim::LogFinding& one : verdict.findings)
+    findings.push_back({{"place", one.place},
+                        {"request", one.request},
+                        {"kind", to_string(one.finding.kind)},
+                        {"text", one.finding.text},
+                        {"expected", one.finding.expected},
+                        {"actual", one.finding.actual}});
+  return {{"log", words.file},
+          {"truth", words.truth_path},
+          {"gap_min", words.gap_min},
+          {"requests", requests},
+          {"greedy", verdict.greedy},
+          {"with_truth", verdict.with_truth},
+          {"near_ties", verdict.near_ties},
+          {"findings", std::move(findings)}};
+}
+
 Result<void> write_files(const CheckLogWords& words,
-                         const std::vector<cache_sim::LoggedRequest>& log) {
+                         const std::vector<cache_sim::LoggedRequest>& log,
+                         const cache_sim::LogVerdict& verdict) {
   if (!words.trace_path.empty()) {
     const Result<std::string> trace = cache_sim::log_trace(log);
     if (!trace) return tl::unexpected(trace.error());
     if (auto written = cache_sim::write_file(words.trace_path, *trace); !written) return written;
+  }
+  if (!words.json_path.empty()) {
+    const auto json = verdict_json(words, log.size(), verdict);
+    const auto text = json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    if (auto written = cache_sim::write_file(words.json_path, text); !written) return written;
   }
   if (words.log_path.empty()) return {};
   return cache_sim::write_file(words.log_path, cache_sim::log_text(log));
@@ -32,8 +72,12 @@ Result<void> write_files(const CheckLogWords& words,
 int run_check_log(const CheckLogWords& words) {
   const Result<std::vector<cache_sim::LoggedRequest>> log = cache_sim::read_log(words.file);
   if (!log) return refuse(log.error());
-  const std::vector<cache_sim::LogFinding> findings = cache_sim::judge_log(*log);
-  if (const Result<void> written = write_files(words, *log); !written)
+  Result<cache_sim::Truths> truths = cache_sim::Truths();
+  if (!words.truth_path.empty()) truths = cache_sim::Truths::read(words.truth_path, words.gap_min);
+  if (!truths) return refuse(truths.error());
+  const cache_sim::LogVerdict verdict = cache_sim::judge_log(*log, *truths);
+  const std::vector<cache_sim::LogFinding>& findings = verdict.findings;
+  if (const Result<void> written = write_files(words, *log, verdict); !written)
     return refuse(written.error());
   Digest digest;
   std::int64_t cached = 0;
@@ -46,13 +90,9 @@ int run_check_log(const CheckLogWords& words) {
     print("{}: {}: request `{}`: {}\n  expected  {}\n  actual    {}\n", one.place,
           to_string(one.finding.kind), one.request, one.finding.text, one.finding.expected,
           one.finding.actual);
-  const bool any_greedy =
-      std::any_of(log->begin(), log->end(), [](const auto& request) { return request.greedy; });
   print("{}: {} requests, {}{}\n", words.file, log->size(),
-        findings.empty()
-            ? "nothing found"
-            : fmt::format("{} finding{}", findings.size(), findings.size() == 1 ? "" : "s"),
-        any_greedy ? "" : "; outputs were not compared: no request is marked greedy");
+        findings.empty() ? "nothing found" : counted(findings.size(), "finding"),
+        comparison_text(words, verdict));
   print("digest={:016x} hit_tokens={}\n", digest.value, cached);
   return findings.empty() ? kExitPass : exit_status(findings.front().finding.kind);
 }
@@ -69,6 +109,14 @@ void add_check_log(CLI::App& app, int& status) {
       ->required();
   command->add_option("--log", words->log_path, "write the log in Lockstep's own format");
   command->add_option("--trace", words->trace_path, "write its requests as a trace to replay");
+  command->add_option("--truth", words->truth_path,
+                      "JSON lines: prompts, and the greedy output of each behind an empty cache");
+  command
+      ->add_option("--gap", words->gap_min,
+                   "a difference from the truth where its logit leads by less is no finding")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--json", words->json_path, "write the findings to this file");
   command->callback([words, &status] { status = run_check_log(*words); });
 }
 

@@ -34,10 +34,13 @@ def _is_console_script(found: str) -> bool:
 
 
 def main() -> None:
-    """`lockstep nightly` is Python's; with any other word, this process becomes the program."""
+    """`lockstep nightly` and `lockstep server` are Python's; with any other word, this process becomes the program."""
     if sys.argv[1:2] == ["nightly"]:
         from lockstep import nightly
         sys.exit(nightly.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["server"]:
+        from lockstep.server import command
+        sys.exit(command.main(sys.argv[2:]))
     try:
         program = path()
     except FileNotFoundError as error:

@@ -1,0 +1,112 @@
+"""A server as a child process, and plain HTTP to it."""
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+from typing import Any, Iterator
+
+
+class NoServer(Exception):
+    """Why no server runs: one sentence."""
+
+
+class Refused(Exception):
+    """The server answered, and not with what was asked for."""
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Child:
+    """Runs from its construction to stop(); everything that it prints goes to `log`."""
+
+    def __init__(self, words: list[str], port: int, log: pathlib.Path, environment: dict[str, str]) -> None:
+        self.port, self.log, self.words = port, log, words
+        try:
+            with log.open("wb") as out:
+                self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                                                env={**os.environ, **environment}, start_new_session=True)
+        except OSError as error:
+            raise NoServer(f"{words[0]} does not start: {error.strerror}") from None
+
+    def wait_ready(self, path: str, seconds: float) -> None:
+        """Until GET path is answered with 200."""
+        end = time.monotonic() + seconds
+        while True:
+            if (status := self.process.poll()) is not None:
+                raise NoServer(f"{' '.join(self.words)} ended with {status}: {self.last_line()}")
+            try:
+                with_status(self.port, path, 1)
+                return
+            except (OSError, http.client.HTTPException, Refused):
+                if time.monotonic() > end:
+                    self.stop()
+                    raise NoServer(f"{' '.join(self.words)} is not ready after {seconds:.0f} s: "
+                                   f"{self.last_line()}") from None
+                time.sleep(0.01)
+
+    def last_line(self) -> str:
+        lines = self.log.read_text(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
+
+    def died(self) -> str:
+        """How it ended; empty while it runs."""
+        status = self.process.poll()
+        if status is None:
+            return ""
+        return f"ended by signal {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+    def stop(self) -> None:
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+
+
+def with_status(port: int, path: str, timeout: float) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("GET", path)
+        if (status := connection.getresponse().status) != 200:
+            raise Refused(f"HTTP {status}")
+    finally:
+        connection.close()
+
+
+def post(port: int, path: str, body: dict[str, Any], timeout: float) -> Any:
+    """The JSON that comes back. Refused where the status is another one than 200."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode("utf-8", "replace")
+        if answer.status != 200:
+            raise Refused(f"HTTP {answer.status}: {text[:200]}")
+        return json.loads(text)
+    finally:
+        connection.close()
+
+
+def post_stream(port: int, path: str, body: dict[str, Any], timeout: float) -> Iterator[Any]:
+    """The JSON of each `data:` line of an answer that comes in pieces."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise Refused(f"HTTP {answer.status}: {answer.read(200).decode('utf-8', 'replace')}")
+        for line in answer:
+            if line.startswith(b"data: ") and line[6:].strip() != b"[DONE]":
+                yield json.loads(line[6:])
+    finally:
+        connection.close()

@@ -1,0 +1,154 @@
+"""lockstep server: random requests to a server, judged beside what it says with an empty cache.
+
+    lockstep server search llama --program llama-server --model tiny.gguf [--model …] [OPTION…]
+    lockstep server search openai --program 'CMD {port} {model}' --truth 'CMD --no-cache {port} {model}' [OPTION…]
+    lockstep server replay FILE.json [--program …]
+
+Exit status: 0 nothing found, 11 a finding, 2 bad words, 3 the server does not start, 13 the truth is not one.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+from lockstep.server.child import NoServer, Refused
+from lockstep.server.engines import CLIENTS, ENGINES, Engine
+from lockstep.server.life import play
+from lockstep.server.search import Options, Search, summary_text
+from lockstep.server.steps import BadFile, Config, Kept
+from lockstep.server.truth import TruthDiffers, Truths
+from lockstep.server.verdict import judge
+
+
+class BadWords(Exception):
+    """One sentence."""
+
+
+def parser() -> argparse.ArgumentParser:
+    words = argparse.ArgumentParser(prog="lockstep server", description=__doc__,
+                                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    actions = words.add_subparsers(dest="action", required=True)
+    search = actions.add_parser("search", help="random requests; findings are shrunk and written")
+    search.add_argument("engine", choices=sorted(ENGINES))
+    add_server(search)
+    search.add_argument("--seed", type=int, default=1)
+    search.add_argument("--requests", type=int, default=1000, help="answers to judge (%(default)s)")
+    search.add_argument("--time", type=float, default=0, help="seconds of asking; shrinking is not counted")
+    search.add_argument("--findings", type=int, default=1, help="stop behind so many different ones (%(default)s)")
+    search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding (%(default)s)")
+    search.add_argument("--config", default="", help="fields that stay as they are: slots=2,drafts=none")
+    search.add_argument("--avoid", default="", help="reported bugs whose conditions are not drawn: all, or names with commas")
+    search.add_argument("--out", type=pathlib.Path, default=pathlib.Path("findings"))
+    search.add_argument("--log", type=pathlib.Path, help="write all lives as one log for check-log")
+    search.add_argument("--json", type=pathlib.Path, help="write the outcome")
+    replay = actions.add_parser("replay", help="play a kept finding; 11 where it is there, 0 where it is not")
+    replay.add_argument("file", type=pathlib.Path)
+    add_server(replay)
+    replay.add_argument("--plays", type=int, default=0, help="at most so many tries (as the file says)")
+    return words
+
+
+def add_server(words: argparse.ArgumentParser) -> None:
+    words.add_argument("--program", default="", help="the server: a command, where {port} and {model} are put in")
+    words.add_argument("--truth", default="", help="openai: a command for the same server without any reuse")
+    words.add_argument("--model", action="append", default=[], help="a model's file; one is drawn for each life")
+    words.add_argument("--vocabulary", default="", help="LOW:HIGH, token ids of prompts (3:320; texts: 97:123)")
+    words.add_argument("--timeout", type=float, default=20, help="seconds for an answer (%(default)s)")
+    words.add_argument("--gap", type=float, default=0.02,
+                       help="a difference where the truth leads by less is no finding (%(default)s)")
+
+
+def engine_of(name: str, words: argparse.Namespace, texts: bool) -> Engine:
+    if name not in ENGINES:
+        raise BadWords(f"`{name}` is no engine: {', '.join(sorted(ENGINES))}")
+    program = words.program or {"llama": "llama-server"}.get(name, "")
+    if not program:
+        raise BadWords("--program says how the server is started")
+    if name == "openai" and not words.truth:
+        raise BadWords("--truth says how the server is started that reuses nothing")
+    low, colon, high = (words.vocabulary or ("97:123" if texts else "3:320")).partition(":")
+    if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
+        raise BadWords(f"--vocabulary {words.vocabulary} is not LOW:HIGH")
+    return ENGINES[name](program, words.model or [""], (int(low), int(high)), words.timeout, words.truth)
+
+
+def value_of(text: str) -> Any:
+    if text in ("yes", "no"):
+        return text == "yes"
+    return int(text) if text.isdigit() else text
+
+
+def config_of(name: str, text: str) -> Config:
+    known = CLIENTS | ENGINES[name].fields
+    config: Config = {}
+    for word in filter(None, text.split(",")):
+        field, equals, value = word.partition("=")
+        if field not in known or not equals:
+            raise BadWords(f"--config {word}: the fields are {', '.join(known)}")
+        config[field] = value_of(value)
+    return config
+
+
+def avoided(engine: Engine, text: str) -> list[str]:
+    names = sorted(engine.known) if text == "all" else list(filter(None, text.split(",")))
+    for name in names:
+        if name not in engine.known:
+            raise BadWords(f"--avoid {name}: the names are {', '.join(sorted(engine.known)) or 'none'}")
+    return names
+
+
+def search(words: argparse.Namespace) -> int:
+    fixed = config_of(words.engine, words.config)
+    engine = engine_of(words.engine, words, bool(fixed.get("texts")))
+    if words.engine == "llama" and not words.model:
+        raise BadWords("--model names a model's file")
+    options = Options(words.seed, words.requests, words.time, words.findings, words.shrink_time, words.gap, fixed,
+                      avoided(engine, words.avoid), words.out, words.log)
+    if options.log is not None:
+        options.log.write_text("")
+    outcome = Search(engine, options).run()
+    print(summary_text(outcome, words.seed))
+    if words.json is not None:
+        words.json.write_text(json.dumps({"seed": words.seed, **outcome.json()}, indent=1) + "\n")
+    return 11 if outcome.found else 130 if outcome.stopped else 0
+
+
+def replay(words: argparse.Namespace) -> int:
+    kept = Kept.read(words.file)
+    engine = engine_of(kept.engine, words, bool(kept.config.get("texts")))
+    if words.model:
+        kept.config["model"] = words.model[0]
+    with tempfile.TemporaryDirectory(prefix="lockstep-server-") as name:
+        folder = pathlib.Path(name)
+        truths = Truths(engine, folder)
+        try:
+            plays = words.plays or kept.plays
+            for _ in range(plays):
+                found = judge(play(engine, kept.config, kept.steps, folder), truths.of(kept.config), folder, words.gap)
+                for one in found.findings:
+                    print(f"{one.kind}: {one.step or 'the server'}: {one.text}")
+                if found.findings:
+                    return 11
+        finally:
+            truths.close()
+    print(f"{words.file}: nothing found in {plays} plays")
+    return 0
+
+
+def main(words: list[str]) -> int:
+    read = parser().parse_args(words)
+    try:
+        return search(read) if read.action == "search" else replay(read)
+    except (BadWords, BadFile) as error:
+        print(f"lockstep server: {error}", file=sys.stderr)
+        return 2
+    except (NoServer, FileNotFoundError, Refused, OSError) as error:
+        print(f"lockstep server: {error}", file=sys.stderr)
+        return 3
+    except TruthDiffers as error:
+        print(f"lockstep server: {error}", file=sys.stderr)
+        return 13

@@ -1,0 +1,75 @@
+"""Random steps: prompts that are repeated, continued, forked and rewritten, by clients that wait or do not."""
+from __future__ import annotations
+
+import random
+
+from lockstep.server.engines import Engine
+from lockstep.server.steps import ANSWER, FIRST, NOTHING, VERBS, Config, Step, Tokens
+from lockstep.server.truth import Truth
+
+DOCUMENTS = 4  # texts that prompts begin with
+DOCUMENT_SIZE = 200
+PROMPT_SIZE_MAX = 170
+KNOWN_MAX = 50  # prompts that later ones can go on from
+LENGTHS = (1, 1, 2, 3, 5, 8, 12)  # of answers
+LONG = 80
+
+
+class Drawing:
+    """The steps of one life of a server: a function of the generator's state, the configuration and the model."""
+
+    def __init__(self, engine: Engine, config: Config, rng: random.Random, truth: Truth) -> None:
+        self.config, self.rng, self.truth = config, rng, truth
+        self.vocabulary, self.streams = engine.vocabulary, engine.streams
+        self.documents = [self.fresh(DOCUMENT_SIZE) for _ in range(DOCUMENTS)]
+        self.known = [document[:size] for document in self.documents for size in (1, 5, 10, 40, 90)]
+
+    def fresh(self, size: int) -> Tokens:
+        low, high = self.vocabulary
+        return [self.rng.randrange(low, high) for _ in range(size)]
+
+    def steps(self, count: int) -> list[Step]:
+        return [self.step(f"r{k + 1}") for k in range(count)]
+
+    def step(self, name: str) -> Step:
+        config, rng = self.config, self.rng
+        slots = config.get("slots", 1)
+        if config.get("files") and rng.random() < 0.08:
+            verb = rng.choice(VERBS)
+            return Step(name, verb, slot=rng.randrange(slots), file="" if verb == "erase" else f"{rng.randrange(3)}.bin")
+        step = Step(name, prompts=[self.prompt()], n=rng.choice(LENGTHS))
+        if config.get("long") and rng.random() < 0.08:
+            step.n = LONG
+        if config.get("together") and rng.random() < 0.3:
+            step.prompts += [self.prompt() for _ in range(rng.choice((1, 2, 2)))]
+        elif config.get("copies") and rng.random() < 0.2:
+            step.copies = rng.randint(2, slots)
+        if config.get("named_slots") and rng.random() < 0.3 and len(step.prompts) == step.copies == 1:
+            step.slot = rng.randrange(slots)
+        if config["clients"] > 1:
+            chance = rng.random()
+            step.wait = NOTHING if chance < 0.6 else FIRST if chance < 0.75 and self.streams else ANSWER
+        for prompt in step.prompts:
+            self.remember(prompt, step.n)
+        return step
+
+    def remember(self, prompt: Tokens, n: int) -> None:
+        self.known.append(prompt + self.truth(prompt, n).output[:self.rng.randint(0, n)])
+        if len(self.known) > KNOWN_MAX:
+            self.known.pop(self.rng.randrange(len(self.known)))
+
+    def prompt(self) -> Tokens:
+        rng = self.rng
+        base = rng.choice(self.known)
+        chance = rng.random()
+        if chance < 0.25:
+            prompt = base
+        elif chance < 0.5:
+            prompt = base + self.fresh(rng.choice((1, 2, 5, 20)))
+        elif chance < 0.75:
+            prompt = base[:rng.randint(1, len(base))] + self.fresh(rng.choice((0, 1, 3, 9)))
+        elif chance < 0.9:
+            prompt = base[:rng.randint(1, len(base))]
+        else:
+            prompt = rng.choice(self.documents)[:rng.randint(1, 150)]
+        return list(prompt if len(prompt) <= PROMPT_SIZE_MAX else prompt[:60])

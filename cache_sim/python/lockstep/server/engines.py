@@ -1,0 +1,328 @@
+"""How a kind of server is started, asked and slowed down to the truth. A new kind is a class here."""
+from __future__ import annotations
+
+import itertools
+import pathlib
+import random
+import shlex
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from lockstep.server import child
+from lockstep.server.steps import ASK, FIRST, Config, Step, Tokens
+
+Rule = Callable[[Config], None]
+
+
+@dataclass
+class Answer:
+    """To one prompt."""
+
+    output: Tokens
+    cached: int = 0
+    gaps: list[float] = field(default_factory=list)  # with the truth: by how much each token's logit led
+
+
+@dataclass
+class Field:
+    """Of a configuration: the value that leaves the feature out, and those that are drawn (repeated: more often)."""
+
+    off: Any
+    values: tuple[Any, ...]
+
+
+#: Fields of every engine, which say what clients do.
+CLIENTS = {
+    "clients": Field(1, (1, 1, 2, 3, 4)),  # requests under way at the same time
+    "long": Field(False, (False, True)),  # some answers are of 80 tokens
+}
+
+
+class Engine:
+    """What is common to them; each answer waits at most `timeout` seconds."""
+
+    name = ""
+    fields: dict[str, Field] = {}
+    known: dict[str, Rule] = {}  # a reported bug: what in a configuration keeps it away
+    streams = False  # a client can see the first token before the others
+    ready_path = "/health"
+    start_seconds = 60.0
+
+    def __init__(self, program: str, models: list[str], vocabulary: tuple[int, int], timeout: float,
+                 truth_program: str = "") -> None:
+        self.program, self.models, self.vocabulary, self.timeout = program, models, vocabulary, timeout
+        self.truth_program = truth_program
+
+    def draw(self, rng: random.Random, fixed: Config) -> Config:
+        """A configuration; the fields of `fixed` stay as they are."""
+        config: Config = {name: rng.choice(one.values) for name, one in (CLIENTS | self.fields).items()}
+        config["model"] = rng.choice(self.models)
+        config.update(fixed)
+        self.repair(config, fixed)
+        return config
+
+    def repair(self, config: Config, fixed: Config) -> None:
+        """Makes fields that were drawn fit each other."""
+
+    def words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
+        raise NotImplementedError
+
+    def truth_words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
+        """A server that reuses nothing: it is asked one thing after the other."""
+        raise NotImplementedError
+
+    environment: dict[str, str] = {}
+
+    def start(self, config: Config, folder: pathlib.Path, truth: bool = False) -> child.Child:
+        for last in (False, True):  # another process can have taken the port meanwhile
+            port = child.free_port()
+            words = (self.truth_words if truth else self.words)(config, port, folder)
+            server = child.Child(words, port, folder / ("truth.log" if truth else "server.log"), self.environment)
+            try:
+                server.wait_ready(self.ready_path, self.start_seconds)
+                return server
+            except child.NoServer:
+                if last:
+                    raise
+        raise AssertionError
+
+    def program_size(self) -> int:
+        """Words of the command that are the program's name, which a reader of a reproduction puts elsewhere."""
+        return len(shlex.split(self.program))
+
+    def request(self, step: Step) -> tuple[str, dict[str, Any]]:
+        """Path and body of the POST that is a step."""
+        raise NotImplementedError
+
+    #: For reproductions: Python that reads the tokens of each answer, and that makes the body of the same prompt alone.
+    outputs_source = ""
+    alone_source = ""
+
+    def ask(self, port: int, step: Step, first: Callable[[], None]) -> list[Answer]:
+        """Answers in the order of step.answers(). `first` is called when the first token has come, if step.wait asks."""
+        raise NotImplementedError
+
+    def verb(self, port: int, step: Step) -> None:
+        raise NotImplementedError
+
+    def truth(self, port: int, prompt: Tokens, n: int) -> Answer:
+        raise NotImplementedError
+
+
+# --- llama.cpp --------------------------------------------------------------------------------------------------------
+
+
+def has_drafts(model: str) -> bool:
+    """Whether a model brings a block that drafts (multi-token prediction): its header says so."""
+    try:
+        with open(model, "rb") as file:
+            return b"nextn_predict_layers" in file.read(1 << 16)
+    except OSError:
+        return False
+
+
+def without_stale_checkpoints(config: Config) -> None:
+    config["checkpoints"] = 0
+
+
+def without_busy_slots(config: Config) -> None:
+    if config["named_slots"] and config["clients"] > 1:
+        config["host_cache"] = 0
+
+
+def without_moved_snapshots(config: Config) -> None:
+    if config["drafts"] == "draft-mtp":
+        config["slots"] = min(config["slots"], 2)
+
+
+def without_queued_copies(config: Config) -> None:
+    if config["slots"] > 1:
+        config["unified"] = True
+
+
+class Llama(Engine):
+    """llama-server, by its native API: one checkpoint of the recurrent state a slot, a host cache of whole slots, drafts."""
+
+    name = "llama"
+    streams = True
+    environment = {"GGML_NO_BACKTRACE": "1"}  # or an abort starts a debugger
+    fields = {
+        "slots": Field(1, (1, 1, 2, 2, 3, 4)),
+        "unified": Field(False, (False, True)),  # -kvu: one KV buffer for all slots
+        "drafts": Field("none", ("none", "none", "draft-mtp", "ngram-simple", "ngram-map-k")),
+        "host_cache": Field(0, ("default", "default", 0, 1)),  # MiB: --cache-ram
+        "checkpoints": Field(0, ("default", "default", 0, 1, 3)),  # --ctx-checkpoints
+        "checkpoint_step": Field("default", ("default", "default", 0, 8)),  # tokens between two: --checkpoint-min-step
+        "small_batch": Field(False, (False, True)),  # -b 32 -ub 16
+        "named_slots": Field(False, (False, True)),  # id_slot
+        "copies": Field(False, (False, False, True)),  # n_cmpl
+        "together": Field(False, (False, True)),  # several prompts in one request
+        "files": Field(False, (False, False, True)),  # slots saved, restored, erased
+    }
+    known = {
+        "stale-checkpoint": without_stale_checkpoints,
+        "busy-slot": without_busy_slots,
+        "moved-snapshots": without_moved_snapshots,
+        "queued-copy": without_queued_copies,
+    }
+
+    def repair(self, config: Config, fixed: Config) -> None:
+        if config["drafts"] == "draft-mtp" and not has_drafts(config["model"]) and "drafts" not in fixed:
+            config["drafts"] = "none"
+        if config["slots"] == 1 and "copies" not in fixed:
+            config["copies"] = False  # a copy needs a slot of its own
+
+    def common(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
+        # float32 without flash attention: what is left of rounding is far below the smallest gap that counts.
+        return [*shlex.split(self.program), "-m", config["model"], "--host", "127.0.0.1", "--port", str(port), "-t", "1",
+                "-tb", "1", "--no-warmup", "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--offline", "-c", "4096"]
+
+    def words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
+        words = self.common(config, port, folder) + ["--slots", "--slot-save-path", str(folder)]
+        words += ["-np", str(config["slots"]), "-kvu" if config["unified"] else "-no-kvu"]
+        for name, option in (("host_cache", "--cache-ram"), ("checkpoints", "--ctx-checkpoints"),
+                             ("checkpoint_step", "--checkpoint-min-step")):
+            words += [] if config[name] == "default" else [option, str(config[name])]
+        if (drafts := config["drafts"]) != "none":
+            words += ["--spec-type", drafts]
+        if drafts.startswith("ngram"):  # a draft of three tokens wherever two were seen before
+            words += [f"--spec-{drafts}-size-n", "2", f"--spec-{drafts}-size-m", "3", f"--spec-{drafts}-min-hits", "1"]
+        return words + (["-b", "32", "-ub", "16"] if config["small_batch"] else [])
+
+    def truth_words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
+        return self.common(config, port, folder) + ["-np", "1", "--cache-ram", "0", "--ctx-checkpoints", "0"]
+
+    def body(self, prompt: Any, n: int) -> dict[str, Any]:
+        return {"prompt": prompt, "n_predict": n, "temperature": 0, "top_k": 1, "samplers": ["top_k"],
+                "return_tokens": True, "cache_prompt": True, "ignore_eos": True}
+
+    outputs_source = '''def outputs(answer):
+    answers = answer if isinstance(answer, list) else [answer]
+    return [one["tokens"] for one in sorted(answers, key=lambda one: one.get("index", 0)) if "tokens" in one]
+'''
+    alone_source = '{**body, "prompt": prompt, "cache_prompt": False, "id_slot": -1, "n_cmpl": 1, "stream": False}'
+
+    def request(self, step: Step) -> tuple[str, dict[str, Any]]:
+        if step.do != ASK:
+            return f"/slots/{step.slot}?action={step.do}", {"filename": step.file}
+        body = self.body(step.prompts if len(step.prompts) > 1 else step.prompts[0], step.n)
+        if step.slot is not None:
+            body["id_slot"] = step.slot
+        if step.copies > 1:
+            body["n_cmpl"] = step.copies
+        if step.wait == FIRST:
+            body["stream"] = True
+        return "/completion", body
+
+    def ask(self, port: int, step: Step, first: Callable[[], None]) -> list[Answer]:
+        path, body = self.request(step)
+        if not body.get("stream"):
+            whole = child.post(port, path, body, self.timeout)
+            return self.in_order([whole] if isinstance(whole, dict) else whole)
+        pieces = []
+        for piece in child.post_stream(port, path, body, self.timeout):
+            pieces.append(piece)
+            first()
+        return self.joined(pieces)
+
+    def in_order(self, whole: list[dict[str, Any]]) -> list[Answer]:
+        whole.sort(key=lambda one: one.get("index", 0))
+        return [Answer(one["tokens"], one["timings"]["cache_n"]) for one in whole]
+
+    def joined(self, pieces: list[dict[str, Any]]) -> list[Answer]:
+        for piece in pieces:
+            if "error" in piece:
+                raise child.Refused(str(piece["error"])[:200])
+        by_index: dict[int, Answer] = {}
+        for piece in pieces:
+            answer = by_index.setdefault(piece.get("index", 0), Answer([]))
+            answer.output += piece.get("tokens", [])
+            answer.cached = piece.get("timings", {}).get("cache_n", answer.cached)
+        return [by_index[index] for index in sorted(by_index)]
+
+    def verb(self, port: int, step: Step) -> None:
+        child.post(port, *self.request(step), self.timeout)
+
+    def truth(self, port: int, prompt: Tokens, n: int) -> Answer:
+        body = {**self.body(prompt, n), "cache_prompt": False, "n_probs": 4}
+        whole = child.post(port, "/completion", body, self.timeout)
+        gaps = [gap_of(one["id"], [(top["id"], top["logprob"]) for top in one["top_logprobs"]])
+                for one in whole["completion_probabilities"]]
+        return Answer(whole["tokens"], whole["timings"]["cache_n"], gaps)
+
+
+def gap_of(chosen: Any, best: list[tuple[Any, float]]) -> float:
+    """By how much a token led: what lies above it was forbidden (the end of the text)."""
+    ranked = sorted(best, key=lambda one: -one[1])
+    at = next((k for k, one in enumerate(ranked) if one[0] == chosen), None)
+    if at is None or at + 1 == len(ranked):
+        return 0.0
+    return ranked[at][1] - ranked[at + 1][1]
+
+
+# --- Servers with OpenAI's completions --------------------------------------------------------------------------------
+
+
+class OpenAI(Engine):
+    """Any server with /v1/completions, started by a command with {port} and {model}.
+
+    Prompts are token ids where the server answers with `token_ids` (vLLM does, where `return_token_ids` asks), or with
+    `text`, where each character stands for a token: then its count of cached tokens says nothing and is not judged.
+    """
+
+    name = "openai"
+    fields = {"texts": Field(False, (False,))}
+    ready_path = "/v1/models"
+
+    def words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
+        return self.filled(self.program, config, port)
+
+    def truth_words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
+        return self.filled(self.truth_program, config, port)
+
+    def filled(self, program: str, config: Config, port: int) -> list[str]:
+        return [word.replace("{port}", str(port)).replace("{model}", config["model"]) for word in shlex.split(program)]
+
+    def start(self, config: Config, folder: pathlib.Path, truth: bool = False) -> child.Child:
+        self.texts = bool(config["texts"])
+        return super().start(config, folder, truth)
+
+    def body(self, prompt: Tokens, n: int) -> dict[str, Any]:
+        sent: Any = "".join(map(chr, prompt)) if self.texts else prompt
+        return {"model": "", "prompt": sent, "max_tokens": n, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True}
+
+    outputs_source = '''def outputs(answer):
+    choice = answer["choices"][0]
+    return [choice.get("token_ids") or choice["text"]]
+'''
+    alone_source = "body"
+
+    def program_size(self) -> int:
+        return 0
+
+    def request(self, step: Step) -> tuple[str, dict[str, Any]]:
+        return "/v1/completions", self.body(step.prompts[0], step.n)
+
+    def ask(self, port: int, step: Step, first: Callable[[], None]) -> list[Answer]:
+        whole = child.post(port, *self.request(step), self.timeout)
+        choice = whole["choices"][0]
+        if self.texts:
+            return [Answer([ord(letter) for letter in choice["text"]])]
+        if choice.get("token_ids") is None:
+            raise child.Refused("the answer has no token_ids: search it with --config texts=yes")
+        details = whole.get("usage", {}).get("prompt_tokens_details") or {}
+        return [Answer(choice["token_ids"], details.get("cached_tokens") or 0)]
+
+    def truth(self, port: int, prompt: Tokens, n: int) -> Answer:
+        whole = child.post(port, "/v1/completions", {**self.body(prompt, n), "logprobs": 4}, self.timeout)
+        choice = whole["choices"][0]
+        says = choice["logprobs"]
+        gaps = [gap_of(token, list(best.items())) for token, best in zip(says["tokens"], says["top_logprobs"])]
+        if not self.texts:
+            return Answer(choice["token_ids"], 0, gaps)
+        letters = itertools.chain.from_iterable([gap] * len(token) for token, gap in zip(says["tokens"], gaps))
+        return Answer([ord(letter) for letter in choice["text"]], 0, list(letters))
+
+
+ENGINES: dict[str, type[Engine]] = {engine.name: engine for engine in (Llama, OpenAI)}

@@ -1,0 +1,226 @@
+"""Life after life of a server, each with another configuration and other requests, until enough was asked or found."""
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import random
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from lockstep.server import reproduction
+from lockstep.server.child import NoServer
+from lockstep.server.drawing import Drawing
+from lockstep.server.engines import CLIENTS, Engine
+from lockstep.server.life import Life, play
+from lockstep.server.shrinking import Shrinker
+from lockstep.server.steps import Config, Finding, Kept, Step
+from lockstep.server.truth import Truths
+from lockstep.server.verdict import judge, write_log
+
+LIFE_SIZES = (20, 40, 80, 160)
+
+
+@dataclass
+class Options:
+    seed: int = 1
+    requests: int = 1000
+    seconds: float = 0.0  # of searching; 0: no limit
+    findings: int = 1  # stop behind so many different ones
+    shrink_seconds: float = 120.0
+    gap: float = 0.02
+    fixed: Config = field(default_factory=dict)
+    avoid: list[str] = field(default_factory=list)
+    out: pathlib.Path = pathlib.Path("findings")
+    log: pathlib.Path | None = None
+    quiet: bool = False
+
+
+@dataclass
+class Found:
+    """A finding and those that need what it needs."""
+
+    name: str
+    finding: Finding
+    features: Config  # of the configuration, without which it does not come
+    first_answer: int
+    lives: int = 1
+    steps: int = 0
+    tokens: int = 0
+    shrunk: bool = False
+    shrink_seconds: float = 0.0
+    shrink_lives: int = 0
+
+
+@dataclass
+class Outcome:
+    answers: int = 0
+    lives: int = 0
+    bad_lives: int = 0
+    unexplained_lives: int = 0
+    near_ties: int = 0
+    cached: int = 0
+    prompt_tokens: int = 0
+    truths: int = 0
+    seconds: float = 0.0  # asking and judging, without shrinking
+    found: list[Found] = field(default_factory=list)
+    stopped: str = ""  # why a search ended before its time
+
+    def json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+class Search:
+    def __init__(self, engine: Engine, options: Options) -> None:
+        self.engine, self.options, self.outcome = engine, options, Outcome()
+        self.shrink_seconds = 0.0
+
+    def run(self) -> Outcome:
+        begin = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="lockstep-server-") as name:
+            folder = pathlib.Path(name)
+            truths = Truths(self.engine, folder)
+            try:
+                while not self.is_over(time.monotonic() - begin - self.shrink_seconds):
+                    self.live(truths, folder)
+                    self.outcome.seconds = time.monotonic() - begin - self.shrink_seconds
+                    self.tell()
+            except KeyboardInterrupt:
+                self.outcome.stopped = "interrupted"
+            finally:
+                truths.close()
+                self.outcome.truths = sum(truth.asked for truth in truths.by_model.values())
+        return self.outcome
+
+    def is_over(self, seconds: float) -> bool:
+        options, outcome = self.options, self.outcome
+        return (outcome.answers >= options.requests or len(outcome.found) >= options.findings
+                or bool(options.seconds) and seconds >= options.seconds)
+
+    def live(self, truths: Truths, folder: pathlib.Path) -> None:
+        outcome, options = self.outcome, self.options
+        rng = random.Random(f"{options.seed}/{outcome.lives}")
+        config = self.engine.draw(rng, options.fixed)
+        for name in options.avoid:
+            self.engine.known[name](config)
+        count = min(rng.choice(LIFE_SIZES), options.requests - outcome.answers)
+        steps = Drawing(self.engine, config, rng, truths.of(config)).steps(count)
+        life = play(self.engine, config, steps, folder)
+        verdict = judge(life, truths.of(config), folder, options.gap)
+        self.count(life, verdict.near_ties)
+        if verdict.findings:
+            outcome.bad_lives += 1
+            begin = time.monotonic()
+            self.keep(config, steps, verdict.findings[0], life, truths, folder)
+            self.shrink_seconds += time.monotonic() - begin
+
+    def count(self, life: Life, near_ties: int) -> None:
+        outcome = self.outcome
+        outcome.lives += 1
+        outcome.answers += life.answers
+        outcome.cached += life.cached
+        outcome.prompt_tokens += sum(len(line["prompt"]) for line in life.lines)
+        outcome.near_ties += near_ties
+        if self.options.log is not None:
+            with self.options.log.open("a") as file:
+                write_salted(life, outcome.lives, file)
+
+    # --- What was found ---
+
+    def keep(self, config: Config, steps: list[Step], finding: Finding, life: Life, truths: Truths,
+             folder: pathlib.Path) -> None:
+        """Shrinks what no earlier finding explains, and writes it."""
+        options, outcome = self.options, self.outcome
+        begin = time.monotonic()
+        at = outcome.answers - life.answers + next(
+            (k + 1 for k, line in enumerate(life.lines) if line["id"].startswith(finding.step)), life.answers)
+        shrinker = Shrinker(self.engine, config, steps, finding, truths, folder, options.gap, options.shrink_seconds)
+        again = shrinker.reduce_configuration()
+        features = self.features(shrinker.config)
+        for one in outcome.found:
+            if again and one.shrunk and one.finding.kind == finding.kind and tags(one.features) <= tags(features):
+                one.lives += 1
+                return
+        if not again:
+            outcome.unexplained_lives += 1
+        else:
+            shrinker.reduce_steps()
+            shrinker.leave_features_out()  # fewer requests need fewer features
+            features = self.features(shrinker.config)
+        name = f"{self.engine.name}-{len(outcome.found) + 1}"
+        found = Found(name, shrinker.finding, features, at, 1, len(shrinker.steps),
+                      sum(len(prompt) for step in shrinker.steps for prompt in step.prompts), again,
+                      time.monotonic() - begin, shrinker.lives)
+        outcome.found.append(found)
+        self.write(found, shrinker)
+
+    def features(self, config: Config) -> Config:
+        return {name: config[name] for name, one in (self.engine.fields | CLIENTS).items() if config[name] != one.off}
+
+    def write(self, found: Found, shrinker: Shrinker) -> None:
+        self.options.out.mkdir(parents=True, exist_ok=True)
+        path = self.options.out / found.name
+        kept = Kept(self.engine.name, shrinker.config, shrinker.steps, shrinker.finding, shrinker.plays)
+        kept.write(path.with_suffix(".json"))
+        reproduction.write(self.engine, kept, path.with_suffix(".py"))
+        self.clear()
+        print(finding_text(found, kept, path, self.options), flush=True)
+
+    # --- Progress ---
+
+    def tell(self) -> None:
+        if not self.options.quiet and sys.stderr.isatty():
+            outcome = self.outcome
+            print(f"\r\033[K{outcome.answers} answers of {outcome.lives} lives, {len(outcome.found)} found", end="",
+                  file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if not self.options.quiet and sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr)
+
+
+def tags(features: Config) -> set[str]:
+    """What findings are told apart by: which features, whatever their size."""
+    return {f"{name}={value}" if name == "drafts" else name for name, value in features.items()}
+
+
+def write_salted(life: Life, number: int, file: Any) -> None:
+    """The log of many lives: each begins with an empty cache, so none shares a prefix with another."""
+    import json
+    for line in life.lines:
+        file.write(json.dumps({**line, "id": f"{number}.{line['id']}", "salt": f"life-{number}"}) + "\n")
+
+
+def features_text(features: Config) -> str:
+    words = [name if value is True else f"{name}={value}" for name, value in features.items()]
+    return ", ".join(words) or "nothing beyond one slot and one client"
+
+
+def finding_text(found: Found, kept: Kept, path: pathlib.Path, options: Options) -> str:
+    lines = [f"{found.name}: {found.finding.kind} behind {found.first_answer} answers: {found.finding.text}"]
+    if not found.shrunk:
+        lines.append(f"  it did not come again in {found.shrink_lives} lives; all of its requests are kept")
+    lines.append(f"  needs     {features_text(found.features)} (model {pathlib.Path(kept.config['model']).name or 'of the server'})")
+    lines.append(f"  shrunk to {len(kept.steps)} requests, {found.tokens} tokens of prompts, in {found.shrink_seconds:.1f} s "
+                 f"and {found.shrink_lives} lives" + (f"; seen in one of {kept.plays} plays" if kept.plays > 1 else ""))
+    if len(kept.steps) <= 12:
+        lines += [f"    {step.id:5} {step.text()}" for step in kept.steps]
+    lines.append(f"  replay    lockstep server replay {path.with_suffix('.json')}, or python3 {path.with_suffix('.py')}")
+    return "\n".join(lines)
+
+
+def summary_text(outcome: Outcome, seed: int) -> str:
+    rate = outcome.answers / outcome.seconds if outcome.seconds else 0
+    share = outcome.cached / outcome.prompt_tokens if outcome.prompt_tokens else 0
+    lines = [f"{one.name}  {one.finding.kind}  {features_text(one.features)}: first behind {one.first_answer} answers, "
+             f"in {one.lives} lives, {one.steps} requests" for one in outcome.found]
+    lines.append(f"seed {seed}: {outcome.answers} answers of {outcome.lives} lives in {outcome.seconds:.1f} s, {rate:.0f} a "
+                 f"second; {share:.0%} of the prompts' tokens cached; {outcome.truths} truths, {outcome.near_ties} near ties; "
+                 + (f"{outcome.bad_lives} lives with findings, {len(outcome.found)} different ones"
+                    if outcome.found else "nothing found"))
+    return "\n".join(lines)
+
+
+__all__ = ["NoServer", "Options", "Outcome", "Search", "summary_text"]

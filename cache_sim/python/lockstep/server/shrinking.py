@@ -1,0 +1,208 @@
+"""The fewest requests behind which an answer is still wrong, by starting the server again for every try."""
+from __future__ import annotations
+
+import copy
+import math
+import pathlib
+import time
+from typing import Callable, Iterator
+
+from lockstep.server.child import NoServer
+from lockstep.server.engines import CLIENTS, Engine
+from lockstep.server.life import play
+from lockstep.server.steps import ANSWER, ASK, FIRST, NOTHING, Config, Finding, Step, Tokens
+from lockstep.server.truth import Truths
+from lockstep.server.verdict import judge
+
+PLAYS_FIRST = 6  # to see how often a finding comes again
+PLAYS_MAX = 10
+SURE = 0.02  # a finding that is there is missed so often
+
+Steps = list[Step]
+
+
+class Shrinker:
+    """Of one finding. `config` and `steps` are the smallest so far; `finding` what they showed."""
+
+    def __init__(self, engine: Engine, config: Config, steps: Steps, finding: Finding, truths: Truths,
+                 folder: pathlib.Path, gap: float, seconds: float = 120) -> None:
+        self.engine, self.config, self.steps, self.finding = engine, dict(config), copy.deepcopy(steps), finding
+        self.truths, self.folder, self.gap = truths, folder, gap
+        self.end = time.monotonic() + seconds
+        self.plays = 1  # tries a smaller script gets
+        self.lives = 0
+
+    def reduce_configuration(self) -> bool:
+        """False where the finding does not come again; then nothing was shrunk."""
+        whole = self.steps
+        if self.finding.step:  # what was sent behind the wrong answer may still have been under way with it
+            self.cut_behind(next(k for k, step in enumerate(self.steps) if step.id == self.finding.step))
+        if not self.comes_again():
+            self.steps = whole
+            return False
+        self.leave_features_out()
+        return True
+
+    def reduce_steps(self) -> None:
+        for _ in range(3):
+            before = self.size()
+            self.remove_steps()
+            self.simplify_steps()
+            self.shorten_prompts()
+            if self.size() == before:
+                return
+
+    def size(self) -> tuple[int, int]:
+        return len(self.steps), sum(step.n + sum(map(len, step.prompts)) for step in self.steps)
+
+    # --- Trying ---
+
+    def seen(self, config: Config, steps: Steps) -> Finding | None:
+        """One life: the finding of the same kind, at the same step."""
+        self.lives += 1
+        try:
+            life = play(self.engine, config, steps, self.folder)
+        except NoServer:
+            return None  # options that do not go together
+        for one in judge(life, self.truths.of(config), self.folder, self.gap).findings:
+            if (one.kind, one.step) == (self.finding.kind, self.finding.step):
+                return one
+        return None
+
+    def comes_again(self) -> bool:
+        seen = sum(self.seen(self.config, self.steps) is not None for _ in range(PLAYS_FIRST))
+        if 0 < seen < PLAYS_FIRST:
+            self.plays = min(PLAYS_MAX, math.ceil(math.log(SURE) / math.log(1 - seen / PLAYS_FIRST)))
+        return seen > 0
+
+    def takes(self, config: Config, steps: Steps) -> bool:
+        """Whether these show the finding as well; then they are the smallest so far."""
+        if time.monotonic() > self.end:
+            return False
+        for _ in range(self.plays):
+            if (found := self.seen(config, steps)) is not None:
+                self.config, self.steps, self.finding = config, steps, found
+                return True
+        return False
+
+    # --- Smaller ---
+
+    def cut_behind(self, last: int) -> None:
+        behind = self.steps[last + 1:]
+        if self.steps[last].wait == ANSWER or not behind:
+            self.steps = self.steps[:last + 1]
+        else:
+            self.steps = self.steps[:last + 1] + behind[:self.config["clients"]]
+
+    def leave_features_out(self) -> None:
+        """Each feature of the configuration in turn; those that stay are what the finding needs."""
+        for name, one in (self.engine.fields | CLIENTS).items():
+            if self.config.get(name) in (one.off, None):
+                continue
+            config, steps = {**self.config, name: one.off}, copy.deepcopy(self.steps)
+            fit(config, steps)
+            if not self.takes(config, steps) and name == "slots" and self.config["slots"] > 2:
+                config, steps = {**self.config, "slots": 2}, copy.deepcopy(self.steps)
+                fit(config, steps)
+                self.takes(config, steps)
+
+    def remove_steps(self) -> None:
+        size = max(1, len(self.steps) // 2)
+        while True:
+            at = 0
+            while at < len(self.steps):
+                rest = self.steps[:at] + self.steps[at + size:]
+                if not self.has_target(rest) or not self.takes(self.config, rest):
+                    at += size
+            if size == 1:
+                return
+            size //= 2
+
+    def has_target(self, steps: Steps) -> bool:
+        return bool(steps) and (not self.finding.step or any(step.id == self.finding.step for step in steps))
+
+    def simplify_steps(self) -> None:
+        for k in range(len(self.steps)):
+            for change in simpler(self.steps[k]):
+                steps = copy.deepcopy(self.steps)
+                change(steps[k])
+                if steps[k] != self.steps[k]:
+                    self.takes(self.config, steps)
+
+    def shorten_prompts(self) -> None:
+        """Ends are cut off, and the same tokens out of all prompts that begin alike, so that they still do."""
+        for k, step in enumerate(self.steps):
+            for p in range(len(step.prompts)):
+                size = len(self.steps[k].prompts[p]) // 2
+                while size:
+                    steps = copy.deepcopy(self.steps)
+                    prompt = steps[k].prompts[p]
+                    if size < len(prompt):
+                        del prompt[-size:]
+                        if self.takes(self.config, steps):
+                            continue
+                    size //= 2
+        for k in range(len(self.steps)):
+            for p in range(len(self.steps[k].prompts)):
+                size = len(self.steps[k].prompts[p]) // 2
+                while size:
+                    self.cut_out(k, p, size)
+                    size //= 2
+
+    def cut_out(self, k: int, p: int, size: int) -> None:
+        at = 0
+        while at + size < len(self.steps[k].prompts[p]):
+            steps = copy.deepcopy(self.steps)
+            head = self.steps[k].prompts[p][:at + size]
+            for prompt in (prompt for step in steps for prompt in step.prompts):
+                if prompt[:at + size] == head and len(prompt) > size:
+                    del prompt[at:at + size]
+            if not self.takes(self.config, steps):
+                at += size
+
+
+def fit(config: Config, steps: Steps) -> None:
+    """Makes steps that a smaller configuration can be asked."""
+    slots = config.get("slots", 1)
+    for step in steps:
+        step.copies = min(step.copies, slots) if config.get("copies", True) else 1
+        if step.slot is not None and step.do == ASK and not config.get("named_slots", True):
+            step.slot = None
+        if step.slot is not None:
+            step.slot = min(step.slot, slots - 1)
+        if config["clients"] == 1:
+            step.wait = ANSWER
+        if not config.get("together", True):
+            step.prompts = step.prompts[:1]
+        if not config.get("long", True):
+            step.n = min(step.n, 12)
+    if not config.get("files", True):
+        steps[:] = [step for step in steps if step.do == ASK]
+
+
+def simpler(step: Step) -> Iterator[Callable[[Step], None]]:
+    """Changes that make a step plainer; each is tried by itself."""
+    def put(name: str, value: object) -> Callable[[Step], None]:
+        return lambda one: setattr(one, name, value)
+
+    def keep(tokens: list[Tokens]) -> Callable[[Step], None]:
+        return lambda one: setattr(one, "prompts", copy.deepcopy(tokens))
+
+    if step.do != ASK:
+        return
+    if step.wait != ANSWER:
+        yield put("wait", ANSWER)
+    if step.wait == NOTHING:
+        yield put("wait", FIRST)  # no race: the others come when this one is being answered
+    if step.copies > 1:
+        yield put("copies", 1)
+        yield put("copies", 2)
+    if step.slot is not None:
+        yield put("slot", None)
+        yield put("slot", 0)
+    for k in range(len(step.prompts)):
+        if len(step.prompts) > 1:
+            yield keep(step.prompts[:k] + step.prompts[k + 1:])
+    for n in (1, 2, 4, 8, 16, 40):
+        if n < step.n:
+            yield put("n", n)

@@ -1,0 +1,74 @@
+"""What a model says without a cache: the same prompt, greedy, from a server that reuses nothing."""
+from __future__ import annotations
+
+import pathlib
+
+from lockstep.server.child import Child
+from lockstep.server.engines import Answer, Engine
+from lockstep.server.steps import Config, Tokens
+
+CHECK_EVERY = 200  # of so many prompts one is asked again, of a server that has answered nothing before
+LENGTH_MIN = 12  # tokens that are asked for at least, so that a longer request seldom asks again
+
+
+class TruthDiffers(Exception):
+    """A server that reuses nothing answered the same prompt in two ways: there is nothing to compare with."""
+
+
+class Truth:
+    """Of one model. Its server is started when it is needed, and remembered answers need none."""
+
+    def __init__(self, engine: Engine, config: Config, folder: pathlib.Path) -> None:
+        self.engine, self.config, self.folder = engine, config, folder
+        self.server: Child | None = None
+        self.answers: dict[tuple[int, ...], Answer] = {}
+        self.asked = 0
+
+    def __call__(self, prompt: Tokens, n: int) -> Answer:
+        known = self.answers.get(tuple(prompt))
+        if known is None or len(known.output) < n:
+            known = self.answers[tuple(prompt)] = self.ask(prompt, max(n, LENGTH_MIN))
+        return Answer(known.output[:n], 0, known.gaps[:n])
+
+    def ask(self, prompt: Tokens, n: int) -> Answer:
+        if self.server is None:
+            self.server = self.engine.start(self.config, self.folder, truth=True)
+        answer = self.engine.truth(self.server.port, prompt, n)
+        if answer.cached:
+            raise TruthDiffers(f"the server that was started for the truth says that {answer.cached} tokens were cached")
+        if len(answer.gaps) != len(answer.output):
+            raise TruthDiffers(f"{len(answer.gaps)} log probabilities came with {len(answer.output)} tokens")
+        self.asked += 1
+        if self.asked % CHECK_EVERY == 0:
+            self.check(prompt, n, answer)
+        return answer
+
+    def check(self, prompt: Tokens, n: int, answer: Answer) -> None:
+        self.close()
+        self.server = self.engine.start(self.config, self.folder, truth=True)
+        again = self.engine.truth(self.server.port, prompt, n)
+        if again.output != answer.output:
+            raise TruthDiffers(f"a fresh server answers {again.output} to {prompt}, an older one {answer.output}")
+
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.stop()
+            self.server = None
+
+
+class Truths:
+    """One for each model, and for whatever else of a configuration changes what is said."""
+
+    def __init__(self, engine: Engine, folder: pathlib.Path) -> None:
+        self.engine, self.folder = engine, folder
+        self.by_model: dict[str, Truth] = {}
+
+    def of(self, config: Config) -> Truth:
+        model = config["model"]
+        if model not in self.by_model:
+            self.by_model[model] = Truth(self.engine, config, self.folder)
+        return self.by_model[model]
+
+    def close(self) -> None:
+        for truth in self.by_model.values():
+            truth.close()

@@ -1,0 +1,57 @@
+"""What `lockstep check-log` says of a life, with the truth of every prompt beside its log."""
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+from dataclasses import dataclass, field
+
+from lockstep import program
+from lockstep.server.life import Life
+from lockstep.server.steps import Finding, step_of_answer
+from lockstep.server.truth import Truth
+
+
+TRUTH_PLACE = re.compile(r" \([^()]*truth\.jsonl:\d+\)")  # a file that is gone when somebody reads it
+
+
+@dataclass
+class Verdict:
+    findings: list[Finding] = field(default_factory=list)
+    near_ties: int = 0
+
+
+def write_log(life: Life, path: pathlib.Path) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in life.lines))
+
+
+def write_truths(life: Life, truth: Truth, path: pathlib.Path) -> None:
+    wanted: dict[tuple[int, ...], int] = {}
+    for line in life.lines:
+        prompt = tuple(line["prompt"])
+        wanted[prompt] = max(wanted.get(prompt, 0), len(line["output"]))
+    with path.open("w") as file:
+        for prompt, n in wanted.items():
+            answer = truth(list(prompt), n)
+            file.write(json.dumps({"prompt": prompt, "output": answer.output, "gaps": answer.gaps}) + "\n")
+
+
+def judge(life: Life, truth: Truth, folder: pathlib.Path, gap: float) -> Verdict:
+    """Findings by the place of their answer in the log; those without an answer are the last."""
+    if not life.lines:
+        return Verdict(life.findings)
+    log, truths, said = folder / "log.jsonl", folder / "truth.jsonl", folder / "verdict.json"
+    write_log(life, log)
+    write_truths(life, truth, truths)
+    words = [program.path(), "check-log", str(log), "--truth", str(truths), "--gap", str(gap), "--json", str(said)]
+    run = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    if run.returncode not in (0, 11):
+        raise RuntimeError(f"check-log ended with {run.returncode}: {(run.stderr or run.stdout).strip()}")
+    whole = json.loads(said.read_text())
+    findings = [Finding(one["kind"], step_of_answer(one["request"]), TRUTH_PLACE.sub("", one["text"]), one["expected"],
+                        one["actual"])
+                for one in whole["findings"]]
+    places = {step_of_answer(line["id"]): k for k, line in reversed(list(enumerate(life.lines)))}
+    findings = sorted(life.findings + findings, key=lambda one: places.get(one.step, len(life.lines)))
+    return Verdict(findings, whole["near_ties"])
