@@ -149,7 +149,15 @@ set_tests_properties(python.package_searches_and_replays PROPERTIES LABELS quick
 # Random requests to a server: a toy in Python, sound and broken in each way that it knows.
 add_test(NAME python.server_search
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/server_search_test.py --program $<TARGET_FILE:lockstep>)
-set_tests_properties(python.server_search PROPERTIES LABELS quick TIMEOUT 600)
+add_test(NAME python.server_search_at_length
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/server_search_test.py --program $<TARGET_FILE:lockstep> --full)
+set_tests_properties(python.server_search PROPERTIES LABELS quick TIMEOUT 900)
+set_tests_properties(python.server_search_at_length PROPERTIES LABELS full TIMEOUT 1800)
+
+# transformers' generate and caches as a server, where `python3 fixtures/subjects/transformers setup` was run.
+add_test(NAME subjects.transformers_is_judged
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/fixtures/subjects/transformers check $<TARGET_FILE:lockstep>)
+set_tests_properties(subjects.transformers_is_judged PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
 
 # A project of its own finds the installed package and sees the registered names.
 add_test(NAME install.consumer_finds_lockstep

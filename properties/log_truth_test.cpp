@@ -121,7 +121,7 @@ TEST(LogTruth, refusesBadLines) {
             "truth.jsonl:1: field gaps: 1 numbers for 2 tokens of the output\n");
   EXPECT_EQ(refused(truth("1", "4", "-1")), "truth.jsonl:1: field gaps[0]: -1 is below 0\n");
   EXPECT_EQ(refused(truth("1", "4", "true")),
-            "truth.jsonl:1: field gaps[0]: true or false, not a number\n");
+            "truth.jsonl:1: field gaps[0]: a boolean, not a number\n");
   EXPECT_EQ(refused(truth("1", "-4", "1")), "truth.jsonl:1: field output[0]: -4 is below 0\n");
   const std::string twice = refused(truth("1", "4", "1") + truth("1", "4,5", "1,1"));
   EXPECT_TRUE(twice.starts_with("truth.jsonl:2: the truth of this prompt stands above (")) << twice;

@@ -224,10 +224,9 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
       found.end = child;
       found.prefix = found.full;
     }
-    if (partial && node(lower).state.exists() &&
-        (planted(kOffersChildBefore) || planted(kOffersChildAfter))) {
+    if (partial && node(lower).state.exists() && offers_child(lower)) {
       found.end = lower;
-      found.prefix = planted(kOffersChildAfter) ? found.full : found.full - common;
+      found.prefix = planted(kOffersChildBefore) ? found.full - common : found.full;
     }
     if (partial && !planted(kDescendsAfterPartialMatch)) break;
     at = lower;
@@ -237,6 +236,16 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
   if (options_.rules.branches_at_prefix ? found.full > found.prefix : branch > found.prefix)
     found.branch = branch;
   return found;
+}
+
+/// Planted: a key that ends inside an edge is offered the state at that edge's end.
+bool RadixTree::offers_children() const {
+  return planted(kOffersChildBefore) || planted(kOffersChildAfter) || planted(kOffersOneLonger);
+}
+
+/// Whether a key that ends where `rest` begins is offered its state.
+bool RadixTree::offers_child(NodeIndex rest) const {
+  return offers_children() && (!planted(kOffersOneLonger) || node(rest).edge_size() == 1);
 }
 
 /// The matched node becomes the newest state, alone (#31643; older rules: with its path, from the
@@ -414,7 +423,7 @@ void RadixTree::unlock(NodeIndex end, bool with_state) {
 void RadixTree::move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state) {
   NodeIndex at = to;
   for (; at != kRoot && at != from; at = node(at).parent) lock_kv(at);
-  if (at != from && (planted(kOffersChildBefore) || planted(kOffersChildAfter))) {
+  if (at != from && offers_children()) {
     unlock(from, from_state);  // it lies below what the request was told
     from = NodeIndex::none();
   }

@@ -118,6 +118,8 @@ class RadixTree {
   void move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state);
   /// What a match that ends at this node does to times and to the list of states.
   void refresh_path(NodeIndex end);
+  bool offers_children() const;
+  bool offers_child(NodeIndex rest) const;
 
   /// Section 1.6: KV tokens first, then states; states that fall with their leaves count for both.
   Evicted evict(std::int64_t kv_tokens, std::int64_t states);

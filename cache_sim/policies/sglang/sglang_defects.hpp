@@ -104,6 +104,15 @@ inline const Defect kAssertsOnDonation{"sglang-no-buffer:asserts-on-donation",
 inline const Defect kStripsKeyOnly{"sglang-no-buffer:strips-key-only",
                                    "strip_thinking cuts the finished key to the prompt and inserts "
                                    "the state of the whole output (SGLang 0.5.23, #24380)"};
+inline const Defect kOffersOneLonger{
+    "sglang-no-buffer:offers-state-one-longer",
+    "a key that leaves a stored one before its last token gets that one's state, which has seen "
+    "one "
+    "token more (llama.cpp's server, reports/found/llama_stale_checkpoint.md)"};
+inline const Defect kLoadsIntoBusySlot{
+    "sglang-no-buffer:loads-into-busy-slot",
+    "a request that finds no slot has its state loaded into a running request's slot before it is "
+    "put off (llama.cpp's server, reports/found/llama_busy_slot.md)"};
 inline const Defect kFreesBelowProtected{
     "radix:frees-below-protected",
     "strip_thinking frees KV from the prompt's end on although the tree owns more of it (SGLang "

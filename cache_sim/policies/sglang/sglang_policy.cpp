@@ -141,7 +141,12 @@ bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& 
     make_room_for_states(1, unreported);
     tree_.unlock(locked);
   }
-  if (states_.free_count() == 0) return false;
+  if (states_.free_count() == 0) {
+    if (planted(kLoadsIntoBusySlot))
+      for (const RadixRequest& busy : requests_)
+        if (busy.id.exists()) layers_.copy_state(tree_.node(match.end).state, busy.live);
+    return false;
+  }
   require(tree_.node(match.end).alive, "a matched node stays until its state is copied");
   request.live = states_.allocate();
   const StateSlot matched = tree_.node(match.end).state;
@@ -235,7 +240,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   free_rows_.pop_back();
   request.kv.clear();
   if (hit) tree_.append_path_kv(match.end, 0, request.kv);
-  if (planted(kOffersChildBefore) || planted(kOffersChildAfter)) {
+  if (planted(kOffersChildBefore) || planted(kOffersChildAfter) || planted(kOffersOneLonger)) {
     KvRuns kept;
     append_slice(kept, request.kv, 0, match.prefix);
     request.kv.swap(kept);

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from typing import Any, Iterator
+from typing import Any
 
 
 class NoServer(Exception):
@@ -45,7 +45,7 @@ class Child:
             if (status := self.process.poll()) is not None:
                 raise NoServer(f"{' '.join(self.words)} ended with {status}: {self.last_line()}")
             try:
-                with_status(self.port, path, 1)
+                exchange(self.port, "GET", path, None, 1)
                 return
             except (OSError, http.client.HTTPException, Refused):
                 if time.monotonic() > end:
@@ -73,40 +73,24 @@ class Child:
         self.process.wait()
 
 
-def with_status(port: int, path: str, timeout: float) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-    try:
-        connection.request("GET", path)
-        if (status := connection.getresponse().status) != 200:
-            raise Refused(f"HTTP {status}")
-    finally:
-        connection.close()
+def get(port: int, path: str, timeout: float) -> Any:
+    """The JSON that comes back."""
+    return json.loads(exchange(port, "GET", path, None, timeout))
 
 
 def post(port: int, path: str, body: dict[str, Any], timeout: float) -> Any:
-    """The JSON that comes back. Refused where the status is another one than 200."""
+    return json.loads(exchange(port, "POST", path, json.dumps(body), timeout))
+
+
+def exchange(port: int, method: str, path: str, body: str | None, timeout: float) -> str:
+    """The text that comes back. Refused where the status is another one than 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
         answer = connection.getresponse()
         text = answer.read().decode("utf-8", "replace")
         if answer.status != 200:
             raise Refused(f"HTTP {answer.status}: {text[:200]}")
-        return json.loads(text)
-    finally:
-        connection.close()
-
-
-def post_stream(port: int, path: str, body: dict[str, Any], timeout: float) -> Iterator[Any]:
-    """The JSON of each `data:` line of an answer that comes in pieces."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-    try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise Refused(f"HTTP {answer.status}: {answer.read(200).decode('utf-8', 'replace')}")
-        for line in answer:
-            if line.startswith(b"data: ") and line[6:].strip() != b"[DONE]":
-                yield json.loads(line[6:])
+        return text
     finally:
         connection.close()

@@ -40,8 +40,10 @@ def parser() -> argparse.ArgumentParser:
     search.add_argument("--time", type=float, default=0, help="seconds of asking; shrinking is not counted")
     search.add_argument("--findings", type=int, default=1, help="stop behind so many different ones (%(default)s)")
     search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding (%(default)s)")
+    search.add_argument("--shrink-lives", type=int, default=2000, help="starts of the server for one (%(default)s)")
     search.add_argument("--config", default="", help="fields that stay as they are: slots=2,drafts=none")
     search.add_argument("--avoid", default="", help="reported bugs whose conditions are not drawn: all, or names with commas")
+    search.add_argument("--life", type=int, default=0, help="requests from a start of the server to its end (drawn)")
     search.add_argument("--out", type=pathlib.Path, default=pathlib.Path("findings"))
     search.add_argument("--log", type=pathlib.Path, help="write all lives as one log for check-log")
     search.add_argument("--json", type=pathlib.Path, help="write the outcome")
@@ -55,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
 def add_server(words: argparse.ArgumentParser) -> None:
     words.add_argument("--program", default="", help="the server: a command, where {port} and {model} are put in")
     words.add_argument("--truth", default="", help="openai: a command for the same server without any reuse")
+    words.add_argument("--reset", default="", help="openai: POST to this path empties the cache (instead of a new process)")
     words.add_argument("--model", action="append", default=[], help="a model's file; one is drawn for each life")
     words.add_argument("--vocabulary", default="", help="LOW:HIGH, token ids of prompts (3:320; texts: 97:123)")
     words.add_argument("--timeout", type=float, default=20, help="seconds for an answer (%(default)s)")
@@ -73,7 +76,8 @@ def engine_of(name: str, words: argparse.Namespace, texts: bool) -> Engine:
     low, colon, high = (words.vocabulary or ("97:123" if texts else "3:320")).partition(":")
     if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
         raise BadWords(f"--vocabulary {words.vocabulary} is not LOW:HIGH")
-    return ENGINES[name](program, words.model or [""], (int(low), int(high)), words.timeout, words.truth)
+    return ENGINES[name](program, words.model or [""], (int(low), int(high)), words.timeout, words.truth,
+                         words.reset)
 
 
 def value_of(text: str) -> Any:
@@ -106,8 +110,9 @@ def search(words: argparse.Namespace) -> int:
     engine = engine_of(words.engine, words, bool(fixed.get("texts")))
     if words.engine == "llama" and not words.model:
         raise BadWords("--model names a model's file")
-    options = Options(words.seed, words.requests, words.time, words.findings, words.shrink_time, words.gap, fixed,
-                      avoided(engine, words.avoid), words.out, words.log)
+    options = Options(words.seed, words.requests, words.time, words.findings, words.shrink_time,
+                      words.shrink_lives, words.gap, fixed,
+                      avoided(engine, words.avoid), words.life, words.out, words.log)
     if options.log is not None:
         options.log.write_text("")
     outcome = Search(engine, options).run()
@@ -135,6 +140,7 @@ def replay(words: argparse.Namespace) -> int:
                     return 11
         finally:
             truths.close()
+            engine.close()
     print(f"{words.file}: nothing found in {plays} plays")
     return 0
 

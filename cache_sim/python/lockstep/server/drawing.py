@@ -4,7 +4,7 @@ from __future__ import annotations
 import random
 
 from lockstep.server.engines import Engine
-from lockstep.server.steps import ANSWER, FIRST, NOTHING, VERBS, Config, Step, Tokens
+from lockstep.server.steps import ANSWER, START, NOTHING, VERBS, Config, Step, Tokens
 from lockstep.server.truth import Truth
 
 DOCUMENTS = 4  # texts that prompts begin with
@@ -20,7 +20,7 @@ class Drawing:
 
     def __init__(self, engine: Engine, config: Config, rng: random.Random, truth: Truth) -> None:
         self.config, self.rng, self.truth = config, rng, truth
-        self.vocabulary, self.streams = engine.vocabulary, engine.streams
+        self.vocabulary, self.tells_start = engine.vocabulary, engine.tells_start
         self.documents = [self.fresh(DOCUMENT_SIZE) for _ in range(DOCUMENTS)]
         self.known = [document[:size] for document in self.documents for size in (1, 5, 10, 40, 90)]
 
@@ -48,13 +48,14 @@ class Drawing:
             step.slot = rng.randrange(slots)
         if config["clients"] > 1:
             chance = rng.random()
-            step.wait = NOTHING if chance < 0.6 else FIRST if chance < 0.75 and self.streams else ANSWER
+            step.wait = NOTHING if chance < 0.6 else START if chance < 0.75 and self.tells_start else ANSWER
         for prompt in step.prompts:
             self.remember(prompt, step.n)
         return step
 
     def remember(self, prompt: Tokens, n: int) -> None:
-        self.known.append(prompt + self.truth(prompt, n).output[:self.rng.randint(0, n)])
+        kept = n if self.rng.random() < 0.6 else self.rng.randint(0, n)  # the whole answer, as in a conversation
+        self.known.append(prompt + self.truth(prompt, n).output[:kept])
         if len(self.known) > KNOWN_MAX:
             self.known.pop(self.rng.randrange(len(self.known)))
 

@@ -1,6 +1,7 @@
 """How a kind of server is started, asked and slowed down to the truth. A new kind is a class here."""
 from __future__ import annotations
 
+import collections
 import itertools
 import pathlib
 import random
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from lockstep.server import child
-from lockstep.server.steps import ASK, FIRST, Config, Step, Tokens
+from lockstep.server.steps import ASK, Config, Step, Tokens
 
 Rule = Callable[[Config], None]
 
@@ -20,7 +21,7 @@ class Answer:
 
     output: Tokens
     cached: int = 0
-    gaps: list[float] = field(default_factory=list)  # with the truth: by how much each token's logit led
+    gaps: list[float | None] = field(default_factory=list)  # of a truth: by how much each logit led; None: not told
 
 
 @dataclass
@@ -44,14 +45,15 @@ class Engine:
     name = ""
     fields: dict[str, Field] = {}
     known: dict[str, Rule] = {}  # a reported bug: what in a configuration keeps it away
-    streams = False  # a client can see the first token before the others
+    tells_start = False  # started() knows
     ready_path = "/health"
     start_seconds = 60.0
 
     def __init__(self, program: str, models: list[str], vocabulary: tuple[int, int], timeout: float,
-                 truth_program: str = "") -> None:
+                 truth_program: str = "", reset: str = "") -> None:
         self.program, self.models, self.vocabulary, self.timeout = program, models, vocabulary, timeout
-        self.truth_program = truth_program
+        self.truth_program, self.reset = truth_program, reset
+        self.waiting: dict[tuple[str, ...], child.Child] = {}  # servers that a reset can empty, by their command
 
     def draw(self, rng: random.Random, fixed: Config) -> Config:
         """A configuration; the fields of `fixed` stay as they are."""
@@ -74,6 +76,11 @@ class Engine:
     environment: dict[str, str] = {}
 
     def start(self, config: Config, folder: pathlib.Path, truth: bool = False) -> child.Child:
+        """A server with an empty cache: a new process, or one that was released and can be reset."""
+        waiting = None if truth else self.waiting.pop(tuple(self.words(config, 0, folder)), None)
+        if waiting is not None and not waiting.died():
+            child.post(waiting.port, self.reset, {}, self.timeout)
+            return waiting
         for last in (False, True):  # another process can have taken the port meanwhile
             port = child.free_port()
             words = (self.truth_words if truth else self.words)(config, port, folder)
@@ -86,6 +93,18 @@ class Engine:
                     raise
         raise AssertionError
 
+    def release(self, server: child.Child, config: Config, folder: pathlib.Path, usable: bool) -> None:
+        """The life is over."""
+        if self.reset and usable and not server.died():
+            self.waiting[tuple(self.words(config, 0, folder))] = server
+        else:
+            server.stop()
+
+    def close(self) -> None:
+        for server in self.waiting.values():
+            server.stop()
+        self.waiting.clear()
+
     def program_size(self) -> int:
         """Words of the command that are the program's name, which a reader of a reproduction puts elsewhere."""
         return len(shlex.split(self.program))
@@ -96,17 +115,26 @@ class Engine:
 
     #: For reproductions: Python that reads the tokens of each answer, and that makes the body of the same prompt alone.
     outputs_source = ""
+    started_source = "def started(port, body):\n    return True\n"
     alone_source = ""
 
-    def ask(self, port: int, step: Step, first: Callable[[], None]) -> list[Answer]:
-        """Answers in the order of step.answers(). `first` is called when the first token has come, if step.wait asks."""
+    def ask(self, port: int, step: Step) -> list[Answer]:
+        """Answers in the order of step.answers()."""
         raise NotImplementedError
+
+    def started(self, port: int, step: Step) -> bool:
+        """Whether the server is answering the step."""
+        return True
 
     def verb(self, port: int, step: Step) -> None:
         raise NotImplementedError
 
     def truth(self, port: int, prompt: Tokens, n: int) -> Answer:
         raise NotImplementedError
+
+    def gap(self, port: int, prompt: Tokens, token: int) -> float:
+        """By how much the token behind the prompt leads, or a smaller number, where truth() has not told it."""
+        return 0.0
 
 
 # --- llama.cpp --------------------------------------------------------------------------------------------------------
@@ -144,7 +172,7 @@ class Llama(Engine):
     """llama-server, by its native API: one checkpoint of the recurrent state a slot, a host cache of whole slots, drafts."""
 
     name = "llama"
-    streams = True
+    tells_start = True
     environment = {"GGML_NO_BACKTRACE": "1"}  # or an abort starts a debugger
     fields = {
         "slots": Field(1, (1, 1, 2, 2, 3, 4)),
@@ -169,6 +197,8 @@ class Llama(Engine):
     def repair(self, config: Config, fixed: Config) -> None:
         if config["drafts"] == "draft-mtp" and not has_drafts(config["model"]) and "drafts" not in fixed:
             config["drafts"] = "none"
+        if config["drafts"] == "draft-mtp" and "small_batch" not in fixed:
+            config["small_batch"] = False  # the release ends at its start then, by an assertion
         if config["slots"] == 1 and "copies" not in fixed:
             config["copies"] = False  # a copy needs a slot of its own
 
@@ -200,7 +230,12 @@ class Llama(Engine):
     answers = answer if isinstance(answer, list) else [answer]
     return [one["tokens"] for one in sorted(answers, key=lambda one: one.get("index", 0)) if "tokens" in one]
 '''
-    alone_source = '{**body, "prompt": prompt, "cache_prompt": False, "id_slot": -1, "n_cmpl": 1, "stream": False}'
+    started_source = '''def started(port, body):
+    """Whether the server is answering it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/slots", timeout=60) as answer:
+        return any(slot["is_processing"] for slot in json.load(answer) if body.get("id_slot") in (None, slot["id"]))
+'''
+    alone_source = '{**body, "prompt": prompt, "cache_prompt": False, "id_slot": -1, "n_cmpl": 1}'
 
     def request(self, step: Step) -> tuple[str, dict[str, Any]]:
         if step.do != ASK:
@@ -210,35 +245,19 @@ class Llama(Engine):
             body["id_slot"] = step.slot
         if step.copies > 1:
             body["n_cmpl"] = step.copies
-        if step.wait == FIRST:
-            body["stream"] = True
         return "/completion", body
 
-    def ask(self, port: int, step: Step, first: Callable[[], None]) -> list[Answer]:
-        path, body = self.request(step)
-        if not body.get("stream"):
-            whole = child.post(port, path, body, self.timeout)
-            return self.in_order([whole] if isinstance(whole, dict) else whole)
-        pieces = []
-        for piece in child.post_stream(port, path, body, self.timeout):
-            pieces.append(piece)
-            first()
-        return self.joined(pieces)
+    def ask(self, port: int, step: Step) -> list[Answer]:
+        whole = child.post(port, *self.request(step), self.timeout)
+        return self.in_order([whole] if isinstance(whole, dict) else whole)
+
+    def started(self, port: int, step: Step) -> bool:
+        slots = child.get(port, "/slots", self.timeout)
+        return any(one["is_processing"] for one in slots if step.slot in (None, one["id"]))
 
     def in_order(self, whole: list[dict[str, Any]]) -> list[Answer]:
         whole.sort(key=lambda one: one.get("index", 0))
         return [Answer(one["tokens"], one["timings"]["cache_n"]) for one in whole]
-
-    def joined(self, pieces: list[dict[str, Any]]) -> list[Answer]:
-        for piece in pieces:
-            if "error" in piece:
-                raise child.Refused(str(piece["error"])[:200])
-        by_index: dict[int, Answer] = {}
-        for piece in pieces:
-            answer = by_index.setdefault(piece.get("index", 0), Answer([]))
-            answer.output += piece.get("tokens", [])
-            answer.cached = piece.get("timings", {}).get("cache_n", answer.cached)
-        return [by_index[index] for index in sorted(by_index)]
 
     def verb(self, port: int, step: Step) -> None:
         child.post(port, *self.request(step), self.timeout)
@@ -246,9 +265,24 @@ class Llama(Engine):
     def truth(self, port: int, prompt: Tokens, n: int) -> Answer:
         body = {**self.body(prompt, n), "cache_prompt": False, "n_probs": 4}
         whole = child.post(port, "/completion", body, self.timeout)
-        gaps = [gap_of(one["id"], [(top["id"], top["logprob"]) for top in one["top_logprobs"]])
-                for one in whole["completion_probabilities"]]
+        # A token that ends within a character of UTF-8 has no entry here. Where an id has as many entries as it was
+        # said, they are those tokens' in their order.
+        entries: dict[int, list[float]] = {}
+        for one in whole.get("completion_probabilities", []):
+            best = [(top["id"], top["logprob"]) for top in one["top_logprobs"]]
+            entries.setdefault(one["id"], []).append(gap_of(one["id"], best))
+        said = collections.Counter(whole["tokens"])
+        told = {token for token, gaps in entries.items() if len(gaps) == said[token]}
+        gaps = [entries[token].pop(0) if token in told else None for token in whole["tokens"]]
         return Answer(whole["tokens"], whole["timings"]["cache_n"], gaps)
+
+    def gap(self, port: int, prompt: Tokens, token: int) -> float:
+        """Made worse by this much, the token is still the best one."""
+        for lead in (1.0, 0.3, 0.1, 0.03):
+            body = {**self.body(prompt, 1), "cache_prompt": False, "logit_bias": [[token, -lead]]}
+            if child.post(port, "/completion", body, self.timeout)["tokens"] == [token]:
+                return lead
+        return 0.0
 
 
 def gap_of(chosen: Any, best: list[tuple[Any, float]]) -> float:
@@ -304,7 +338,7 @@ class OpenAI(Engine):
     def request(self, step: Step) -> tuple[str, dict[str, Any]]:
         return "/v1/completions", self.body(step.prompts[0], step.n)
 
-    def ask(self, port: int, step: Step, first: Callable[[], None]) -> list[Answer]:
+    def ask(self, port: int, step: Step) -> list[Answer]:
         whole = child.post(port, *self.request(step), self.timeout)
         choice = whole["choices"][0]
         if self.texts:
@@ -318,7 +352,8 @@ class OpenAI(Engine):
         whole = child.post(port, "/v1/completions", {**self.body(prompt, n), "logprobs": 4}, self.timeout)
         choice = whole["choices"][0]
         says = choice["logprobs"]
-        gaps = [gap_of(token, list(best.items())) for token, best in zip(says["tokens"], says["top_logprobs"])]
+        gaps: list[float | None] = [gap_of(token, list(best.items()))
+                                    for token, best in zip(says["tokens"], says["top_logprobs"])]
         if not self.texts:
             return Answer(choice["token_ids"], 0, gaps)
         letters = itertools.chain.from_iterable([gap] * len(token) for token, gap in zip(says["tokens"], gaps))

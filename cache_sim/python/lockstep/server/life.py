@@ -10,7 +10,7 @@ from typing import Any
 
 from lockstep.server.child import Child, Refused
 from lockstep.server.engines import Answer, Engine
-from lockstep.server.steps import ANSWER, ASK, FIRST, Config, Finding, Step
+from lockstep.server.steps import ANSWER, ASK, START, Config, Finding, Step
 
 
 @dataclass
@@ -29,15 +29,8 @@ class _Client:
     """A request under way, in a thread of its own."""
 
     def __init__(self, player: _Player, step: Step) -> None:
-        self.first = threading.Event()
-        self.thread = threading.Thread(target=self.run, args=(player, step), daemon=True)
+        self.thread = threading.Thread(target=player.ask, args=(step,), daemon=True)
         self.thread.start()
-
-    def run(self, player: _Player, step: Step) -> None:
-        try:
-            player.ask(step, self.first.set)
-        finally:
-            self.first.set()
 
 
 class _Player:
@@ -46,10 +39,10 @@ class _Player:
         self.life, self.lock = Life(), threading.Lock()
         self.begin = time.monotonic()
 
-    def ask(self, step: Step, first: Any) -> None:
+    def ask(self, step: Step) -> None:
         start = time.monotonic() - self.begin
         try:
-            answers = self.engine.ask(self.server.port, step, first)
+            answers = self.engine.ask(self.server.port, step)
         except Exception as error:  # noqa: BLE001  whatever comes back instead of an answer is a finding
             if finding := self.failure(step, error):
                 with self.lock:
@@ -94,6 +87,16 @@ class _Player:
                     self.life.findings.append(
                         Finding("answer-differs", step.id, text, str(step.n), str(len(answer.output))))
 
+    def wait_started(self, step: Step, thread: threading.Thread) -> None:
+        """Until the step is being answered, or was."""
+        while thread.is_alive():
+            try:
+                if self.engine.started(self.server.port, step):
+                    return
+            except (OSError, http.client.HTTPException, Refused, ValueError):
+                return  # its own answer will say what is wrong
+            time.sleep(0.001)
+
     def verb(self, step: Step) -> None:
         try:
             self.engine.verb(self.server.port, step)
@@ -115,11 +118,11 @@ class _Player:
             if step.do != ASK:
                 self.verb(step)
             elif step.wait == ANSWER:
-                self.ask(step, lambda: None)
+                self.ask(step)
             else:
                 under_way.append(_Client(self, step))
-                if step.wait == FIRST:
-                    under_way[-1].first.wait()
+                if step.wait == START:
+                    self.wait_started(step, under_way[-1].thread)
             under_way = [one for one in under_way if one.thread.is_alive()]
         for one in under_way:
             one.thread.join()
@@ -133,8 +136,10 @@ def play(engine: Engine, config: Config, steps: list[Step], folder: pathlib.Path
     """Starts a server, sends the steps, ends it. NoServer where it does not start."""
     for file in folder.glob("*.bin"):
         file.unlink()
-    server = engine.start(config, folder)
+    server, usable = engine.start(config, folder), False
     try:
-        return _Player(engine, server).play(steps, config["clients"])
+        life = _Player(engine, server).play(steps, config["clients"])
+        usable = not any(one.kind in ("subject-silent", "subject-garbled") for one in life.findings)
+        return life
     finally:
-        server.stop()
+        engine.release(server, config, folder, usable)

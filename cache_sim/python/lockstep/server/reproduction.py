@@ -29,7 +29,7 @@ PROGRAM = sys.argv[1:2] or {program}
 MODEL = sys.argv[2] if len(sys.argv) > 2 else {model}
 SERVER = {server}
 EMPTY = {truth}
-# Name, path, body, prompts, and what the client waits for before the next request: its answer, the first token, nothing.
+# Name, path, body, prompts, and what the client waits for before the next request: its answer, its start, nothing.
 REQUESTS = {requests}
 
 
@@ -49,43 +49,34 @@ def start(words):
     sys.exit(f"the server ended with {{server.returncode}}")
 
 
-def send(port, path, body, first=lambda: None):
+def send(port, path, body):
     """The answers: lists of tokens."""
     request = urllib.request.Request(f"http://127.0.0.1:{{port}}{{path}}", json.dumps(body).encode(),
                                      {{"Content-Type": "application/json"}})
     with urllib.request.urlopen(request, timeout=60) as answer:
-        if not body.get("stream"):
-            return outputs(json.load(answer))
-        tokens = {{}}
-        for line in answer:
-            if line.startswith(b"data: {{"):
-                piece = json.loads(line[6:])
-                tokens.setdefault(piece.get("index", 0), []).extend(piece.get("tokens", []))
-                first()
-        return [tokens[index] for index in sorted(tokens)]
+        return outputs(json.load(answer))
 
 
+{started}
 {outputs}
 
 FOLDER = tempfile.TemporaryDirectory()
 server, port = start(SERVER)
 said, running = {{}}, []
 for name, path, body, prompts, wait in REQUESTS:
-    came = threading.Event()
 
-    def client(name=name, path=path, body=body, came=came):
+    def client(name=name, path=path, body=body):
         try:
-            said[name] = send(port, path, body, came.set)
+            said[name] = send(port, path, body)
         except Exception as error:
             said[name] = error
-        came.set()
 
     running.append(threading.Thread(target=client))
     running[-1].start()
     if wait == "answer":
         running[-1].join()
-    elif wait == "first":
-        came.wait()
+    while wait == "start" and running[-1].is_alive() and not started(port, body):
+        time.sleep(0.001)
 for thread in running:
     thread.join()
 server.kill()
@@ -127,7 +118,7 @@ def script(engine: Engine, kept: Kept) -> str:
         title=title, words="Configuration: " + json.dumps(plain), program=json.dumps(program),
         odds="every run" if kept.plays == 1 else f"nearly every {kept.plays} runs", model=json.dumps(kept.config["model"]),
         server=json.dumps(server), truth=json.dumps(truth), ready=engine.ready_path,
-        requests=pprint.pformat(requests, width=118, compact=True, sort_dicts=False), outputs=engine.outputs_source,
+        requests=pprint.pformat(requests, width=118, compact=True, sort_dicts=False), outputs=engine.outputs_source, started=engine.started_source,
         alone=engine.alone_source)
 
 

@@ -29,10 +29,12 @@ class Options:
     requests: int = 1000
     seconds: float = 0.0  # of searching; 0: no limit
     findings: int = 1  # stop behind so many different ones
-    shrink_seconds: float = 120.0
+    shrink_seconds: float = 120.0  # for one finding
+    shrink_lives: int = 2000
     gap: float = 0.02
     fixed: Config = field(default_factory=dict)
     avoid: list[str] = field(default_factory=list)
+    life: int = 0  # answers of one life; 0: drawn
     out: pathlib.Path = pathlib.Path("findings")
     log: pathlib.Path | None = None
     quiet: bool = False
@@ -91,6 +93,7 @@ class Search:
                 self.outcome.stopped = "interrupted"
             finally:
                 truths.close()
+                self.engine.close()
                 self.outcome.truths = sum(truth.asked for truth in truths.by_model.values())
         return self.outcome
 
@@ -105,7 +108,7 @@ class Search:
         config = self.engine.draw(rng, options.fixed)
         for name in options.avoid:
             self.engine.known[name](config)
-        count = min(rng.choice(LIFE_SIZES), options.requests - outcome.answers)
+        count = min(options.life or rng.choice(LIFE_SIZES), options.requests - outcome.answers)
         steps = Drawing(self.engine, config, rng, truths.of(config)).steps(count)
         life = play(self.engine, config, steps, folder)
         verdict = judge(life, truths.of(config), folder, options.gap)
@@ -136,7 +139,8 @@ class Search:
         begin = time.monotonic()
         at = outcome.answers - life.answers + next(
             (k + 1 for k, line in enumerate(life.lines) if line["id"].startswith(finding.step)), life.answers)
-        shrinker = Shrinker(self.engine, config, steps, finding, truths, folder, options.gap, options.shrink_seconds)
+        shrinker = Shrinker(self.engine, config, steps, finding, truths, folder, options.gap, options.shrink_seconds,
+                            options.shrink_lives)
         again = shrinker.reduce_configuration()
         features = self.features(shrinker.config)
         for one in outcome.found:

@@ -10,11 +10,11 @@ from typing import Callable, Iterator
 from lockstep.server.child import NoServer
 from lockstep.server.engines import CLIENTS, Engine
 from lockstep.server.life import play
-from lockstep.server.steps import ANSWER, ASK, FIRST, NOTHING, Config, Finding, Step, Tokens
+from lockstep.server.steps import ANSWER, ASK, START, NOTHING, Config, Finding, Step, Tokens
 from lockstep.server.truth import Truths
 from lockstep.server.verdict import judge
 
-PLAYS_FIRST = 6  # to see how often a finding comes again
+PLAYS_FIRST = 4  # to see how often a finding comes again
 PLAYS_MAX = 10
 SURE = 0.02  # a finding that is there is missed so often
 
@@ -25,10 +25,10 @@ class Shrinker:
     """Of one finding. `config` and `steps` are the smallest so far; `finding` what they showed."""
 
     def __init__(self, engine: Engine, config: Config, steps: Steps, finding: Finding, truths: Truths,
-                 folder: pathlib.Path, gap: float, seconds: float = 120) -> None:
+                 folder: pathlib.Path, gap: float, seconds: float = 120, lives: int = 2000) -> None:
         self.engine, self.config, self.steps, self.finding = engine, dict(config), copy.deepcopy(steps), finding
         self.truths, self.folder, self.gap = truths, folder, gap
-        self.end = time.monotonic() + seconds
+        self.end, self.lives_max = time.monotonic() + seconds, lives
         self.plays = 1  # tries a smaller script gets
         self.lives = 0
 
@@ -77,7 +77,7 @@ class Shrinker:
 
     def takes(self, config: Config, steps: Steps) -> bool:
         """Whether these show the finding as well; then they are the smallest so far."""
-        if time.monotonic() > self.end:
+        if time.monotonic() > self.end or self.lives >= self.lives_max:
             return False
         for _ in range(self.plays):
             if (found := self.seen(config, steps)) is not None:
@@ -193,7 +193,7 @@ def simpler(step: Step) -> Iterator[Callable[[Step], None]]:
     if step.wait != ANSWER:
         yield put("wait", ANSWER)
     if step.wait == NOTHING:
-        yield put("wait", FIRST)  # no race: the others come when this one is being answered
+        yield put("wait", START)  # no race: the others come when this one is being answered
     if step.copies > 1:
         yield put("copies", 1)
         yield put("copies", 2)

@@ -12,7 +12,7 @@ Config = dict[str, Any]  # fields of an engine's configuration: words, numbers a
 
 ASK = "ask"
 VERBS = ("save", "restore", "erase")  # of a slot
-ANSWER, FIRST, NOTHING = "answer", "first", "nothing"  # what the client waits for
+ANSWER, START, NOTHING = "answer", "start", "nothing"  # what the client waits for
 
 
 class BadFile(Exception):
@@ -44,7 +44,7 @@ class Step:
             return " ".join([self.do, *words, self.file])
         prompts = " and ".join(tokens_text(prompt) for prompt in self.prompts)
         words += [f"{self.copies} answers"] * (self.copies > 1)
-        words += {ANSWER: [], FIRST: ["going on at its first token"], NOTHING: ["going on at once"]}[self.wait]
+        words += {ANSWER: [], START: ["going on when it has begun"], NOTHING: ["going on at once"]}[self.wait]
         return ", ".join([f"ask {prompts} for {self.n}", *words])
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import pathlib
 
-from lockstep.server.child import Child
+from lockstep.server.child import Child, NoServer
 from lockstep.server.engines import Answer, Engine
 from lockstep.server.steps import Config, Tokens
 
@@ -30,10 +30,25 @@ class Truth:
             known = self.answers[tuple(prompt)] = self.ask(prompt, max(n, LENGTH_MIN))
         return Answer(known.output[:n], 0, known.gaps[:n])
 
-    def ask(self, prompt: Tokens, n: int) -> Answer:
+    def gap(self, prompt: Tokens, at: int) -> float:
+        """By how much token `at` of the output leads."""
+        known = self.answers[tuple(prompt)]
+        found = known.gaps[at]
+        if found is None:
+            server = self.running()
+            found = known.gaps[at] = self.engine.gap(server.port, prompt + known.output[:at], known.output[at])
+        return found
+
+    def running(self) -> Child:
         if self.server is None:
             self.server = self.engine.start(self.config, self.folder, truth=True)
-        answer = self.engine.truth(self.server.port, prompt, n)
+        return self.server
+
+    def ask(self, prompt: Tokens, n: int) -> Answer:
+        try:
+            answer = self.engine.truth(self.running().port, prompt, n)
+        except (KeyError, TypeError, ValueError) as error:
+            raise NoServer(f"the truth's answer cannot be read: {type(error).__name__}: {error}") from None
         if answer.cached:
             raise TruthDiffers(f"the server that was started for the truth says that {answer.cached} tokens were cached")
         if len(answer.gaps) != len(answer.output):

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass, field
 
 from lockstep import program
+from lockstep.server.engines import Answer
 from lockstep.server.life import Life
 from lockstep.server.steps import Finding, step_of_answer
 from lockstep.server.truth import Truth
@@ -27,14 +28,20 @@ def write_log(life: Life, path: pathlib.Path) -> None:
 
 
 def write_truths(life: Life, truth: Truth, path: pathlib.Path) -> None:
-    wanted: dict[tuple[int, ...], int] = {}
+    """A gap that the server of the truth has not told is asked for where an output differs; 0 stands for the others."""
+    truths: dict[tuple[int, ...], Answer] = {}
     for line in life.lines:
-        prompt = tuple(line["prompt"])
-        wanted[prompt] = max(wanted.get(prompt, 0), len(line["output"]))
+        prompt, output = line["prompt"], line["output"]
+        known = truths.get(tuple(prompt))
+        if known is None or len(known.output) < len(output):
+            known = truths[tuple(prompt)] = truth(prompt, len(output))
+        at = next((k for k, (said, right) in enumerate(zip(output, known.output)) if said != right), None)
+        if at is not None:
+            known.gaps[at] = truth.gap(prompt, at)
     with path.open("w") as file:
-        for prompt, n in wanted.items():
-            answer = truth(list(prompt), n)
-            file.write(json.dumps({"prompt": prompt, "output": answer.output, "gaps": answer.gaps}) + "\n")
+        for tokens, answer in truths.items():
+            line = {"prompt": tokens, "output": answer.output, "gaps": [gap or 0.0 for gap in answer.gaps]}
+            file.write(json.dumps(line) + "\n")
 
 
 def judge(life: Life, truth: Truth, folder: pathlib.Path, gap: float) -> Verdict:
