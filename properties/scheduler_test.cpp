@@ -1,8 +1,6 @@
 // The scheduler alone, its subject's answers made by hand: first each rule of the contract's "The
 // scheduler", then any requests against a subject that refuses as it likes. All of it is held to
 // the scheduler's oracle, reference/caches/scheduler_oracle.hpp.
-#include "cache_sim/server/scheduler.hpp"
-
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -13,118 +11,13 @@
 #include <string>
 #include <vector>
 
+#include "properties/support/scheduler_server.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/base/require.hpp"
 #include "reference/caches/scheduler_oracle.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
-
-RequestSpec spec_of(const std::string& id, std::uint32_t prompt, std::uint32_t output) {
-  RequestSpec spec;
-  spec.id = Name::intern(id);
-  spec.tokens = Tokens::of_document(1, 0, prompt).followed_by(Tokens::of_document(2, 0, output));
-  spec.prompt_size = prompt;
-  return spec;
-}
-
-/// A scheduler with a subject that says yes unless told otherwise, and everything that was said.
-class Server {
- public:
-  explicit Server(const SchedulerOptions& options) : scheduler_(options), check_(options) {}
-
-  std::function<Reply(const Operation&)> answer = [](const Operation&) { return Reply{}; };
-  std::function<void(SchedulerEpisode&)> spoil;  ///< what the check hears
-  std::optional<Finding> finding;
-  std::vector<std::string> notes;
-
-  RequestNumber arrive(RequestSpec spec) {
-    const auto number = static_cast<RequestNumber>(specs_.size());
-    specs_.push_back(std::move(spec));
-    play({.kind = SchedulerEvent::Kind::arrival, .request = number, .spec = &specs_.back()});
-    return number;
-  }
-  RequestNumber arrive(const std::string& id, std::uint32_t prompt, std::uint32_t output) {
-    return arrive(spec_of(id, prompt, output));
-  }
-  std::string abort(RequestNumber request) {
-    return play({.kind = SchedulerEvent::Kind::abort, .request = request});
-  }
-  std::string retract(RequestNumber request) {
-    return play({.kind = SchedulerEvent::Kind::retract, .request = request});
-  }
-  /// One whole step: what was asked, `verb:id` or `verb:id:n`, in order.
-  std::string step() {
-    forward.reset();
-    std::string said;
-    if (scheduler_.waits_for_results())
-      said = play({.kind = SchedulerEvent::Kind::forward_done}) + "| ";
-    said += play({.kind = SchedulerEvent::Kind::step_due});
-    if (scheduler_.awaits_results())
-      said += " |" + play({.kind = SchedulerEvent::Kind::forward_done});
-    return said;
-  }
-  /// Notes since the last call.
-  std::string news() {
-    std::string all;
-    for (const std::string& note : notes) all += (all.empty() ? "" : ", ") + note;
-    notes.clear();
-    return all;
-  }
-  bool has_work() const { return scheduler_.has_work(); }
-  bool ended(RequestNumber request) const { return scheduler_.ended(request); }
-  Scheduler& scheduler() { return scheduler_; }
-
-  std::optional<StepWork> forward;
-  bool idle = false;
-
- private:
-  std::string play(SchedulerEvent event) {
-    std::string said;
-    Reply reply;
-    SchedulerEpisode episode;
-    episode.begin(event);
-    for (;;) {
-      const SchedulerEffects& effects = scheduler_.step(event);
-      idle = effects.idle;
-      if (effects.forward) forward = effects.forward;
-      for (const SchedulerNote& note : effects.notes) notes.push_back(text(note));
-      episode.add(effects);
-      if (!effects.operation) break;
-      said += (said.empty() ? "" : " ") + text(*effects.operation);
-      reply = answer(*effects.operation);
-      episode.asked.push_back({*effects.operation, reply});
-      event = {.kind = SchedulerEvent::Kind::reply, .reply = &reply};
-    }
-    episode.status = scheduler_.status(episode.event.request);
-    if (spoil) spoil(episode);
-    if (!finding) finding = check_.check(episode);
-    if (finding && !spoil) ADD_FAILURE() << finding->text;
-    return said;
-  }
-  static std::string text(const Operation& operation) {
-    std::string said(to_string(operation.verb));
-    if (operation.id.exists()) said += ":" + operation.id.text();
-    for (const Name id : operation.ids) said += ":" + id.text();
-    if (operation.n != Operation::kAbsent) said += fmt::format(":{}", operation.n);
-    return said;
-  }
-  std::string text(const SchedulerNote& note) const {
-    const std::string& id = specs_[note.request].id.text();
-    switch (note.kind) {
-      case SchedulerNote::Kind::admitted: return id + " admitted";
-      case SchedulerNote::Kind::sampled: return fmt::format("{} has {}", id, note.output_tokens);
-      case SchedulerNote::Kind::retracted: return id + " retracted";
-      case SchedulerNote::Kind::ended:
-        return fmt::format("{} ends: {}", id, to_string(note.reason));
-    }
-    return "";
-  }
-
-  Scheduler scheduler_;
-  reference::SchedulerOracle check_;
-  std::deque<RequestSpec> specs_;  // addresses stay
-};
 
 // --- Each rule, without overlap ------------------------------------------------------------------
 
@@ -532,10 +425,13 @@ class MoodySubject {
       case Verb::admit:
         EXPECT_FALSE(runs) << id;
         EXPECT_LT(known.size(), static_cast<std::size_t>(options_.max_running));
+        EXPECT_EQ(asked.room != Operation::kAbsent, options_.sglang);
         if (moody()) return Reply::refusal(below(9) == 0 ? Refusal::too_long : Refusal::no_kv);
         known[id] = prompt_[id] = asked.tokens.size();
         cached[id] = computed[id] = static_cast<std::int64_t>(below(asked.tokens.size()));
-        return Reply{}.set(ReplyField::cached, cached[id]);
+        return options_.sglang && below(4) == 0
+                   ? Reply{}.set(ReplyField::cached, cached[id]).set(ReplyField::kv, asked.room)
+                   : Reply{}.set(ReplyField::cached, cached[id]);
       case Verb::extend: {
         EXPECT_TRUE(runs) << id;
         EXPECT_GE(asked.n, 1);
@@ -565,6 +461,11 @@ class MoodySubject {
         extended[id] += in_flight[id].front();
         in_flight[id].pop_front();
         return Reply{};
+      case Verb::evict:
+        EXPECT_TRUE(options_.sglang);
+        EXPECT_GE(asked.room, 0);
+        if (asked.room > 0 && moody()) return Reply{}.set(ReplyField::kv_free, asked.room - 1);
+        return below(2) == 0 ? Reply{} : Reply{}.set(ReplyField::kv_free, asked.room);
       case Verb::accept:
         known[id] += asked.n;
         computed[id] = known[id] - 1;
@@ -611,15 +512,19 @@ class MoodySubject {
 using Spoil = std::function<void(SchedulerEpisode&)>;
 
 /// What the check found where it was told otherwise than it was.
-std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& spoil = {}) {
+std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& spoil = {},
+                                             bool judged_by_other_rules = false) {
   std::uint64_t index = 0;
   const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 0, index++); };
   const SchedulerOptions options{.chunked_prefill = static_cast<std::int64_t>(1 + below(20)),
                                  .max_running = static_cast<std::int64_t>(1 + below(5)),
                                  .overlap = seed % 2 == 0,
-                                 .page = seed % 3 == 0 ? 4 : 1};
+                                 .page = seed % 3 == 0 ? 4 : 1,
+                                 .sglang = seed % 4 >= 2};
   const std::uint64_t refusals = below(3) * 4;
-  Server server(options);
+  SchedulerOptions judged_by = options;
+  judged_by.sglang ^= judged_by_other_rules;
+  Server server(options, judged_by);
   MoodySubject subject(seed, options, refusals);
   server.answer = [&](const Operation& asked) { return subject(asked); };
   server.spoil = spoil;
@@ -697,6 +602,7 @@ TEST(SchedulerOracle, hearsWhateverIsSaidOtherwise) {
       {"other drafts",
        [](auto& e) { e.asked.back().operation.drafts.append(Tokens::of_document(9, 0, 1)); }},
       {"another row", [](auto& e) { e.asked.back().operation.ids.push_back(Name::intern("x")); }},
+      {"other room", [](auto& e) { e.asked.back().operation.room += 1; }},
       {"nothing", [](auto& e) { e.asked.pop_back(); }},
       {"it twice", [](auto& e) { e.asked.push_back(e.asked.back()); }},
       {"a note more",
@@ -725,6 +631,15 @@ TEST(SchedulerOracle, hearsWhateverIsSaidOtherwise) {
           });
       EXPECT_EQ(finding.has_value(), lied) << "seed " << seed;
     }
+}
+
+TEST(SchedulerOracle, hearsASchedulerOfOtherRules) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    bool asked = false;
+    const std::optional<Finding> finding = serve_random_requests(
+        seed, [&](SchedulerEpisode& episode) { asked |= !episode.asked.empty(); }, true);
+    EXPECT_EQ(finding.has_value(), asked) << "seed " << seed;
+  }
 }
 
 TEST(SchedulerOracle, hearsASchedulerThatNeverStopsAsking) {

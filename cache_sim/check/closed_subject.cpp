@@ -63,7 +63,8 @@ std::int64_t ClosedSubject::largest(ReplyField field, const Operation& operation
     case ReplyField::junction:
     case ReplyField::conv: return tokens;
     case ReplyField::state: return evicts ? config_.state_slots : tokens;
-    case ReplyField::kv: return evicts ? config_.kv_tokens : tokens;
+    case ReplyField::kv:
+      return evicts || operation.verb == Verb::admit ? config_.kv_tokens : tokens;
     case ReplyField::kv_free:
     case ReplyField::kv_locked:
     case ReplyField::evicted_kv: return config_.kv_tokens;

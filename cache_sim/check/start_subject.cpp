@@ -8,11 +8,11 @@ namespace lockstep::cache_sim {
 namespace {
 
 /// Fields that every policy or the scheduler in front of it honours.
-constexpr ConfigFields kCommonFields{ConfigField::policy,      ConfigField::kv_tokens,
-                                     ConfigField::state_slots, ConfigField::chunked_prefill,
-                                     ConfigField::max_running, ConfigField::request_rows,
-                                     ConfigField::step_time,   ConfigField::model_chunk,
-                                     ConfigField::ranks,       ConfigField::routing};
+constexpr ConfigFields kCommonFields{
+    ConfigField::policy,          ConfigField::kv_tokens,   ConfigField::state_slots,
+    ConfigField::chunked_prefill, ConfigField::max_running, ConfigField::request_rows,
+    ConfigField::step_time,       ConfigField::model_chunk, ConfigField::ranks,
+    ConfigField::routing,         ConfigField::scheduler};
 
 /// A policy that would ignore a field which somebody set says so instead.
 Result<void> check_config(const PolicyEntry& policy, const Config& config) {
@@ -25,6 +25,8 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
   if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
+  if (config.scheduler != "" && config.scheduler != "sglang")
+    return fail(fmt::format("field scheduler: `{}` is not sglang", config.scheduler));
   if (config.kv_tokens < config.page)
     return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
                             config.page));

@@ -395,6 +395,7 @@ constexpr ConfigField kFieldsToHonour[] = {ConfigField::kv_tokens,   ConfigField
 /// `alone`: there are only children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
+  player.accepted.rooms = false;
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
     if (!seat && seat.error().finding) continue;  // the first trace says so

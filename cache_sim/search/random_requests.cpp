@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "cache_sim/workloads/workload.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
@@ -64,8 +66,10 @@ class RequestMaker {
     if (draw_.chance(static_cast<std::uint64_t>(swarm_.salted), 40)) spec.salt = Name::intern("s");
     const Tokens prompt = drawn_prompt(swarm_, draw_, seen_);
     spec.prompt_size = prompt.size();
-    spec.tokens = prompt.followed_by(drawn_tokens(swarm_, draw_, draw_.between(1, swarm_.piece)));
-    spec.stops = true;
+    const std::int64_t output = draw_.between(1, swarm_.piece);
+    spec.stops = !(swarm_.by_length && draw_.chance(1, 2));
+    spec.tokens = prompt.followed_by(spec.stops ? drawn_tokens(swarm_, draw_, output)
+                                                : output_of_length(output));
     spec.at = some_time();
     if (draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10))
       draw_verifications(draw_, spec);
@@ -77,9 +81,15 @@ class RequestMaker {
     }
     if (swarm_.config.ranks > 1 && draw_.chance(1, 4))
       spec.rank = draw_.between(0, swarm_.config.ranks - 1);
-    seen_.push_back(spec.tokens);
+    seen_.push_back(spec.stops ? spec.tokens : prompt);  // nobody can spell the other outputs
     ids_.push_back(spec.id);
     return spec;
+  }
+
+  /// As a file's reader makes them.
+  Tokens output_of_length(std::int64_t size) const {
+    const auto number = static_cast<Document>(statements_.size());
+    return Tokens::of_document(kOutputDocuments + number, 0, static_cast<std::uint32_t>(size));
   }
 
   RunStatement some_run() {

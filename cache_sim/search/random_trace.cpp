@@ -33,6 +33,7 @@ Operation RandomTrace::admission() {
   admit.tokens = some_tokens();
   if (draw_.below(3) == 0)
     admit.prompt = static_cast<std::int64_t>(draw_.below(admit.tokens.size() + 1));
+  if (swarm_.rooms && draw_.chance(1, 3)) admit.room = draw_.between(0, swarm_.longest);
   return admit;
 }
 
@@ -202,6 +203,10 @@ Operation RandomTrace::next() {
     case 1: return random_tree_operation();
     case 2:
       operation.verb = Verb::evict;
+      if (swarm_.rooms && draw_.chance(1, 2)) {
+        operation.room = draw_.between(0, 2 * swarm_.longest);
+        return operation;
+      }
       operation.kv = draw_.between(0, swarm_.longest);
       operation.state = draw_.between(0, 2);
       return operation;

@@ -236,6 +236,9 @@ class Shrinker {
     on_operation([](Operation& o, Step&) { return set(o.prompt, Operation::kAbsent); });
     on_operation([](Operation& o, Step&) { return set(o.up_to, Operation::kAbsent); });
     on_operation([](Operation& o, Step&) { return set(o.limit, Operation::kAbsent); });
+    on_operation([](Operation& o, Step&) {
+      return o.verb == Verb::admit && set(o.room, Operation::kAbsent);
+    });
     on_operation([](Operation& o, Step&) { return set(o.prev, Operation::kAbsent); });
     on_operation([](Operation& o, Step&) { return set(o.insert, true); });
     on_operation([](Operation& o, Step&) { return set(o.drafts, Tokens()); });

@@ -77,7 +77,8 @@ Accepted accepted_by(const PolicyEntry& policy) {
 Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
   return {.fields = one.fields & other.fields,
           .has_states = one.has_states || other.has_states,
-          .tree_verbs = one.tree_verbs && other.tree_verbs && one.has_states == other.has_states};
+          .tree_verbs = one.tree_verbs && other.tree_verbs && one.has_states == other.has_states,
+          .rooms = one.rooms && other.rooms};
 }
 
 Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed) {
@@ -151,6 +152,11 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
   swarm.letters = draw.chance(1, 4) ? static_cast<int>(draw.between(1, 3)) : 0;
+  swarm.rooms = accepted.rooms && draw.aside(4, 0) == 0;
+  swarm.by_length = draw.aside(3, 2) == 0;
+  if (accepted.rooms && swarm.scheduled && fields.free(ConfigField::scheduler) &&
+      draw.aside(3, 1) == 0)
+    swarm.config.scheduler = "sglang";
   return swarm;
 }
 

@@ -26,6 +26,10 @@ class Draw {
     return low + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(high - low) + 1));
   }
   bool chance(std::uint64_t times, std::uint64_t of) { return below(of) < times; }
+  /// A number beside the others, one for each `which`: none of those changes where it is drawn.
+  std::uint64_t aside(std::uint64_t bound, std::uint64_t which) const {
+    return random_below(bound, seed_, stream_, ~which);
+  }
 
  private:
   std::uint64_t seed_;
@@ -56,6 +60,8 @@ struct Swarm {
   int documents = 2;  ///< that prompts are made of: few are hot, many are cold
   int letters = 0;    ///< or so many different tokens, so that anything looks like anything; 0: no
   int sessions = 0;   ///< that requests belong to and that are closed
+  bool by_length = false;  ///< some requests end by the length of their output
+  bool rooms = false;      ///< some admissions and evictions carry room=
 };
 
 /// One of several things, as often as their weights say.
@@ -81,6 +87,7 @@ struct Accepted {
   ConfigFields fields;     ///< of the configuration, besides those that every policy honours
   bool has_states = true;  ///< one of them keeps states
   bool tree_verbs = true;
+  bool rooms = true;  ///< admissions and evictions may carry room=, as SGLang's scheduler asks it
 };
 Accepted accepted_by(const PolicyEntry& policy);
 /// What both accept. Tree verbs mean another thing to a policy without states.

@@ -1,6 +1,7 @@
 #include "cache_sim/server/scheduler.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
@@ -44,7 +45,11 @@ const SchedulerEffects& Scheduler::step(const SchedulerEvent& event) {
     case SchedulerEvent::Kind::forward_done:
       require(has_results_out(), "results come from a forward");
       phase_ = Phase::results;
-      if (launched_.empty()) launched_.swap(batch_);
+      if (launched_.empty() && !waits_for_rows_of_nobody_) {
+        launched_.swap(batch_);
+        has_forward_ = false;
+      }
+      waits_for_rows_of_nobody_ = false;
       cursor_ = 0;
       next(effects);
       break;
@@ -68,10 +73,12 @@ bool Scheduler::waits_for_results() const {
 
 void Scheduler::begin_step(SchedulerEffects& effects) {
   launched_.swap(batch_);  // with overlap, what was decided before this step is under way
+  is_launched_ = std::exchange(has_forward_, false);
   cursor_ = 0;
   // A prompt is cut where a page ends, so the budget is whole pages.
   budget_ = std::max(options_.chunked_prefill / options_.page * options_.page, options_.page);
   effects.idle = !has_work();
+  if (options_.sglang) note_last_step();
   if (!effects.idle) phase_ = Phase::chunk_ends;
 }
 
@@ -84,6 +91,8 @@ void Scheduler::next(SchedulerEffects& effects) {
       case Phase::chunk_ends: next_chunk_end(effects); break;
       case Phase::prefill: next_prefill(effects); break;
       case Phase::admission: next_admission(effects); break;
+      case Phase::chunks: next_chunk(effects); break;
+      case Phase::decode_room: next_decode_room(effects); break;
       case Phase::decode: next_decode(effects); break;
       case Phase::results: next_result(effects); break;
     }
@@ -108,6 +117,10 @@ void Scheduler::next_prefill(SchedulerEffects& effects) {
   for (; cursor_ < running_.size() && budget_ > 0; ++cursor_) {
     const Request& request = requests_[running_[cursor_]];
     if (!request.prefilling) continue;
+    if (options_.sglang) {
+      plan_chunk(running_[cursor_]);
+      continue;
+    }
     return extend(running_[cursor_],
                   static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
                   effects);
@@ -118,7 +131,13 @@ void Scheduler::next_prefill(SchedulerEffects& effects) {
 void Scheduler::next_admission(SchedulerEffects& effects) {
   const bool room =
       budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
-  if (room && !waiting_.empty()) return ask(Verb::admit, waiting_.front(), Asked::admit, effects);
+  if (options_.sglang && !room && budget_ > 0 && !waiting_.empty()) is_full_ = true;
+  if (room && !is_full_ && !waiting_.empty()) {
+    ask(Verb::admit, waiting_.front(), Asked::admit, effects);
+    if (options_.sglang) effects.operation->room = reserved_ + options_.page + 1;
+    return;
+  }
+  if (options_.sglang) return end_admission(effects);
   if (!batch_.empty()) return begin_forward(effects);
   phase_ = Phase::decode;
   cursor_ = 0;
@@ -146,12 +165,18 @@ void Scheduler::next_decode(SchedulerEffects& effects) {
 }
 
 void Scheduler::end_decisions() {
-  phase_ = launched_.empty() ? Phase::between_steps : Phase::forward;
+  waits_for_rows_of_nobody_ = options_.sglang && launched_.empty() && is_launched_;
+  is_launched_ = false;
+  phase_ = launched_.empty() && !waits_for_rows_of_nobody_ ? Phase::between_steps : Phase::forward;
 }
 
 void Scheduler::begin_forward(SchedulerEffects& effects) {
   ask(Verb::step, 0, Asked::step, effects);
-  for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
+  for (const Row& row : batch_) {
+    effects.operation->ids.push_back(requests_[row.request].spec->id);
+    requests_[row.request].has_just_prefilled = row.chunk && row.samples;
+    has_cut_prompt_ |= row.chunk && !row.samples;
+  }
 }
 
 void Scheduler::next_result(SchedulerEffects& effects) {
@@ -207,12 +232,12 @@ void Scheduler::ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffe
   operation.verb = verb;
   operation.id = operation.salt = Name();
   operation.tokens = operation.drafts = Tokens();
-  operation.n = operation.prompt = operation.up_to = Operation::kAbsent;
+  operation.n = operation.prompt = operation.up_to = operation.room = Operation::kAbsent;
   operation.async = false;
   operation.ids.clear();
   asked_ = asked;
   subject_of_ask_ = request;
-  if (verb != Verb::step) operation.id = requests_[request].spec->id;
+  if (verb != Verb::step && verb != Verb::evict) operation.id = requests_[request].spec->id;
   if (verb == Verb::admit) {
     const Request& waiting = requests_[request];
     operation.salt = waiting.spec->salt;
@@ -292,6 +317,8 @@ void Scheduler::leave_batch(RequestNumber request) {
   std::erase_if(batch_, is_its);
   if (phase_ != Phase::results) std::erase_if(launched_, is_its);
   std::erase(running_, request);
+  std::erase_if(chunks_, [&](const Chunk& chunk) { return chunk.request == request; });
+  is_full_ = false;
 }
 
 void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
@@ -306,6 +333,8 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
         if (running_.empty() || reply.refused == Refusal::too_long) {
           waiting_.pop_front();
           end(number, FinishReason::refused, effects);
+        } else if (options_.sglang) {
+          is_full_ = true;
         } else if (!batch_.empty()) {
           begin_forward(effects);
         } else {
@@ -322,6 +351,11 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
       request.known = request.spec->prompt_size + request.sampled;
       request.scheduled = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
       effects.notes.push_back({SchedulerNote::Kind::admitted, number});
+      if (options_.sglang) {
+        plan_chunk(number);
+        if (reply.has(ReplyField::kv) && reply.get(ReplyField::kv) <= reserved_) is_full_ = true;
+        return;
+      }
       extend(number,
              static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
              effects);
@@ -331,8 +365,11 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
     case Asked::preempt:
       leave_batch(number);
       requests_[number].state = State::waiting;
-      enqueue(number, true);
+      enqueue(number, !options_.sglang);
       effects.notes.push_back({SchedulerNote::Kind::retracted, number});
+      if (is_retracting_)
+        ask_for_room(kRetractionSteps * static_cast<std::int64_t>(staying_.size()),
+                     Asked::freed_room, effects);
       return;
     case Asked::step: {
       StepWork work;
@@ -344,10 +381,15 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
       }
       effects.forward = work;
       phase_ = Phase::forward;
+      has_forward_ = options_.overlap;
       if (options_.overlap) end_decisions();
       return;
     }
-    case Asked::complete: return;
+    case Asked::complete:
+    case Asked::chunk_room:
+    case Asked::freed_room:
+    case Asked::page_room: return;
+    case Asked::decode_room: return settle_decode_room(reply, effects);
     case Asked::accept: return settle_result(effects);
     case Asked::checkpoint: ++cursor_; return;
     case Asked::finish:

@@ -19,6 +19,9 @@
 // itself has one row too many, whose result nobody takes; one that ends by its length has not
 // (SGLang, _reqs_finishing_inflight). A verification's result decides where the next step begins:
 // who has drafts to come makes every step wait.
+//
+// With options.sglang a step makes room for all of its rows at once, before the first extend, and
+// what happens where that fails is SGLang's (sglang_rules.cpp).
 #pragma once
 
 #include <cstdint>
@@ -59,7 +62,17 @@ class Scheduler {
 
  private:
   enum class State { expected, waiting, running, ended };
-  enum class Phase { between_steps, chunk_ends, prefill, admission, decode, forward, results };
+  enum class Phase {
+    between_steps,
+    chunk_ends,
+    prefill,
+    admission,
+    chunks,       // SGLang's: of all who were found to prefill
+    decode_room,  // SGLang's: for all who decode
+    decode,
+    forward,
+    results
+  };
   enum class Asked {
     nothing,
     admit,
@@ -70,7 +83,11 @@ class Scheduler {
     accept,
     checkpoint,
     finish,
-    drop
+    drop,
+    chunk_room,   // for the step's chunks
+    decode_room,  // for the step's decodes, without which one is retracted
+    freed_room,   // besides, behind a retraction
+    page_room     // a page for each decode
   };
 
   struct Request {
@@ -81,6 +98,7 @@ class Scheduler {
     std::uint32_t sampled = 0;
     std::size_t verification = 0;
     bool prefilling = true;  // since the last admission, until all that was known then is scheduled
+    bool has_just_prefilled = false;  // in the last step
     std::uint32_t to_prefill() const { return spec->prompt_size + sampled - scheduled; }
   };
   struct Row {
@@ -117,6 +135,22 @@ class Scheduler {
   void leave_batch(RequestNumber request);
   void end(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
 
+  // SGLang's rules.
+  struct Chunk {
+    RequestNumber request;
+    std::uint32_t tokens;
+  };
+  std::int64_t whole_pages(std::int64_t tokens) const;
+  void note_last_step();
+  void plan_chunk(RequestNumber request);
+  void ask_for_room(std::int64_t tokens, Asked asked, SchedulerEffects& effects);
+  void end_admission(SchedulerEffects& effects);
+  void next_chunk(SchedulerEffects& effects);
+  std::int64_t decode_need(RequestNumber request) const;
+  void next_decode_room(SchedulerEffects& effects);
+  void settle_decode_room(const Reply& reply, SchedulerEffects& effects);
+  void retract_one(SchedulerEffects& effects);
+
   SchedulerOptions options_;
   SchedulerEffects effects_;  // filled anew by each step, as is the operation:
   Operation operation_;       // nothing is allocated for either
@@ -134,6 +168,17 @@ class Scheduler {
   std::uint32_t asked_accepts_ = 0;
   std::size_t cursor_ = 0;
   std::int64_t budget_ = 0;
+
+  // SGLang's rules.
+  std::vector<Chunk> chunks_;    // that this step prefills
+  std::int64_t reserved_ = 0;    // for these
+  bool is_full_ = false;         // nobody is admitted until somebody has left
+  bool has_cut_prompt_ = false;  // the last step ended within a prompt
+  bool has_forward_ = false;     // with overlap: the step that is being decided, or was last
+  bool is_launched_ = false;     // the forward of the step before is under way
+  bool waits_for_rows_of_nobody_ = false;  // for that one, though all of its requests have left
+  bool is_retracting_ = false;             // until the step's decodes have room
+  std::vector<RequestNumber> staying_;     // meanwhile: those who decode, the next to go last
 };
 
 }  // namespace lockstep::cache_sim

@@ -28,7 +28,8 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
   const SchedulerOptions options{.chunked_prefill = config.chunked_prefill,
                                  .max_running = config.max_running,
                                  .overlap = config.overlap != 0,
-                                 .page = config.page};
+                                 .page = config.page,
+                                 .sglang = config.scheduler == "sglang"};
   const ScheduleCheckerEntry* const oracle = Registry<ScheduleCheckerEntry>::find(kSchedulerOracle);
   require(oracle != nullptr, "the scheduler's oracle is linked");
   for (std::int64_t rank = 0; rank < config.ranks; ++rank) {

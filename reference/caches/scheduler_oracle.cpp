@@ -16,7 +16,8 @@ struct HeardAll {};
 bool same(const Operation& a, const Operation& b) {
   return a.verb == b.verb && a.id == b.id && a.salt == b.salt && a.tokens == b.tokens &&
          a.drafts == b.drafts && a.n == b.n && a.prompt == b.prompt && a.up_to == b.up_to &&
-         a.async == b.async && a.insert == b.insert && a.ids == b.ids;
+         a.room == b.room && a.kv == b.kv && a.state == b.state && a.async == b.async &&
+         a.insert == b.insert && a.ids == b.ids;
 }
 
 std::string text(const SchedulerNote& note) {
@@ -163,15 +164,22 @@ void SchedulerOracle::abort(RequestNumber number) {
 
 void SchedulerOracle::step() {
   under_way_ = std::exchange(decided_, {});
+  computed_ahead_ = std::exchange(computes_, false) && options_.sglang && options_.overlap;
   idle_ = queue_.empty() && running_.empty();
   if (idle_) return;
   budget_ = std::max<std::int64_t>(1, options_.chunked_prefill / options_.page) * options_.page;
+  if (options_.sglang) open_admission();
   store_chunk_ends();
-  prefill();
-  admit();
-  if (decided_.empty()) decode();
+  if (options_.sglang) {
+    prefill_together();
+    if (decided_.empty() && make_room_to_decode()) decode();
+  } else {
+    prefill();
+    admit();
+    if (decided_.empty()) decode();
+  }
   if (!decided_.empty()) forward();
-  awaits_results_ = options_.overlap ? !under_way_.empty() : !decided_.empty();
+  awaits_results_ = options_.overlap ? !under_way_.empty() || computed_ahead_ : !decided_.empty();
 }
 
 /// With overlap, what a chunk leaves behind is stored before the next chunk begins. Behind the last
@@ -210,28 +218,37 @@ void SchedulerOracle::admit() {
   };
   while (has_room() && !queue_.empty()) {
     const RequestNumber number = queue_.begin()->second.front();
-    Request& request = requests_[number];
-    const std::uint32_t size = request.spec->prompt_size + request.sampled;
-    Operation admission = about(Verb::admit, number);
-    admission.tokens = request.spec->tokens.prefix(size);
-    admission.prompt = request.spec->prompt_size;
-    admission.salt = request.spec->salt;
-    const Reply& reply = ask(admission);
+    const Request& request = requests_[number];
+    const Reply& reply = ask(admission_of(number));
     if (reply.refused != Refusal::none) {
       if (!running_.empty() && reply.refused != Refusal::too_long) return;
       stop_waiting(number);
       end(number, FinishReason::refused);
       continue;
     }
-    stop_waiting(number);
-    running_.push_back(number);
-    request.state = State::running;
-    request.goal = request.told = size;
-    request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
-    note({SchedulerNote::Kind::admitted, number});
+    enter(number, reply);
     prefill(number);
     if (request.state == State::waiting) return;  // nobody is admitted behind who found no room
   }
+}
+
+Operation SchedulerOracle::admission_of(RequestNumber number) const {
+  const Request& request = requests_[number];
+  Operation admission = about(Verb::admit, number);
+  admission.tokens = request.spec->tokens.prefix(request.spec->prompt_size + request.sampled);
+  admission.prompt = request.spec->prompt_size;
+  admission.salt = request.spec->salt;
+  return admission;
+}
+
+void SchedulerOracle::enter(RequestNumber number, const Reply& reply) {
+  Request& request = requests_[number];
+  stop_waiting(number);
+  running_.push_back(number);
+  request.state = State::running;
+  request.goal = request.told = request.spec->prompt_size + request.sampled;
+  request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
+  note({SchedulerNote::Kind::admitted, number});
 }
 
 void SchedulerOracle::decode() {
@@ -260,6 +277,8 @@ void SchedulerOracle::forward() {
   Operation begin;
   begin.verb = Verb::step;
   StepWork work;
+  last_rows_ = decided_;
+  computes_ = true;
   for (const Row& row : decided_) {
     begin.ids.push_back(requests_[row.request].spec->id);
     if (row.chunk)
@@ -337,7 +356,7 @@ void SchedulerOracle::give_way(RequestNumber number) {
   ask(about(Verb::preempt, number));
   leave(number);
   requests_[number].computed = requests_[number].goal = requests_[number].told = 0;
-  wait(number, true);
+  wait(number, !options_.sglang);
   note({SchedulerNote::Kind::retracted, number});
 }
 
@@ -353,6 +372,7 @@ void SchedulerOracle::leave(RequestNumber number) {
   std::erase_if(decided_, is_its);
   std::erase_if(under_way_, is_its);
   std::erase(running_, number);
+  closed_ = false;
 }
 
 /// Higher priorities first, then who came first; one that gave way stands before its equals.
@@ -380,7 +400,9 @@ void SchedulerOracle::end(RequestNumber number, FinishReason reason) {
 
 void SchedulerOracle::take_results() {
   awaits_results_ = false;
-  std::vector<Row> rows = std::exchange(under_way_.empty() ? decided_ : under_way_, {});
+  const bool ahead = std::exchange(computed_ahead_, false) || !under_way_.empty();
+  if (!ahead) computes_ = false;
+  std::vector<Row> rows = std::exchange(ahead ? under_way_ : decided_, {});
   for (Row& row : rows) take_result(row);
 }
 

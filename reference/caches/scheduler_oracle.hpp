@@ -58,6 +58,11 @@ class SchedulerOracle final : public ScheduleChecker {
   void prefill(RequestNumber number);
   void admit();
   void decode();
+  void open_admission();
+  void prefill_together();
+  bool make_room_to_decode();
+  std::int64_t ask_for_room(std::int64_t tokens);
+  std::int64_t pages_to_decode(RequestNumber number) const;
   void forward();
   void take_results();
   void take_result(Row& row);
@@ -72,6 +77,9 @@ class SchedulerOracle final : public ScheduleChecker {
   void wait(RequestNumber number, bool before_equals);
   void stop_waiting(RequestNumber number);
   void end(RequestNumber number, FinishReason reason);
+
+  Operation admission_of(RequestNumber number) const;
+  void enter(RequestNumber number, const Reply& reply);
 
   Operation about(Verb verb, RequestNumber number) const;
   const Reply& ask(const Operation& due);
@@ -88,6 +96,11 @@ class SchedulerOracle final : public ScheduleChecker {
   std::vector<Row> under_way_;          // whose results come next
   std::int64_t budget_ = 0;
   bool awaits_results_ = false;  // results are the next thing that comes
+  // With SGLang's rules.
+  bool computes_ = false;        // the forward of decided_, whoever has left
+  bool computed_ahead_ = false;  // that of under_way_
+  bool closed_ = false;          // nobody is admitted
+  std::vector<Row> last_rows_;   // of the last forward
 
   const SchedulerEpisode* episode_ = nullptr;
   bool is_whole_ = true;

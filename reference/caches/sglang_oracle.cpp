@@ -69,7 +69,9 @@ Result<Reply> SglangOracle::apply(const Operation& operation) {
     case Verb::restore:
     case Verb::compact:
       return fail(fmt::format("{}: this cache has no slot cache", to_string(operation.verb)));
-    case Verb::evict: return evict(or_else(operation.kv, 0), or_else(operation.state, 0));
+    case Verb::evict:
+      if (operation.room != Operation::kAbsent) return make_room(operation);
+      return evict(or_else(operation.kv, 0), or_else(operation.state, 0));
     case Verb::flush: return evict(kEverything, kEverything);
     case Verb::check: return check();
     case Verb::match: return match(operation);
@@ -172,8 +174,11 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
     if (!request.live.exists()) return refuse(Refusal::no_state_slot);
   }
   // What is unlocked is counted where that decides: a burst of requests asks often.
-  const std::int64_t lacking = size - cached - kv_free();
+  const std::int64_t room = or_else(operation.room, 0);
+  const std::int64_t lacking = size - cached + room - kv_free();
   if (lacking > 0 && lacking > cached_.kv() - cached_.locked_kv()) return refuse(Refusal::no_kv);
+  const std::int64_t left =
+      operation.room == Operation::kAbsent ? 0 : kv_free() + cached_.kv() - cached_.locked_kv();
   if (has_states_) {
     const int needed = (cached > 0 ? 0 : 1) + tracking_slots();
     if (!make_slots_free(needed, evicted)) return refuse(Refusal::no_state_slot);
@@ -187,6 +192,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
 
   Reply reply = evicted_reply(evicted).set(ReplyField::cached, cached);
   if (has_states_) reply.set(ReplyField::state, cached).set(ReplyField::conv, cached);
+  if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
   return reply;
 }
 
@@ -405,6 +411,18 @@ Reply SglangOracle::evict(std::int64_t kv, std::int64_t states) {
     evicted = {evicted.kv + more.kv, evicted.states + more.states};
   }
   return Reply().set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
+}
+
+/// KV is freed as for an allocation of `room` tokens that does not follow.
+Result<Reply> SglangOracle::make_room(const Operation& operation) {
+  if (operation.kv != Operation::kAbsent || operation.state != Operation::kAbsent)
+    return fail("evict: room= goes without the other fields");
+  Evicted evicted;
+  make_kv_free(operation.room, evicted);
+  return Reply()
+      .set(ReplyField::kv, evicted.kv)
+      .set(ReplyField::state, evicted.states)
+      .set(ReplyField::kv_free, kv_free());
 }
 
 Reply SglangOracle::check() const {

@@ -58,8 +58,8 @@
 //      but not the one just stored, a locked one, or a fork's (where not one edge goes on).
 //
 // 1.7 Requests.
-//   admit: match, copy-on-write, lock prefix. Refused if the tokens behind it are more than the KV
-//      that is free or unlocked. Without a hit, take a live slot (evicting one state).
+//   admit: match, copy-on-write, lock prefix. Refused if the tokens behind it, and `room`, are more
+//      than the KV that is free or unlocked. Without a hit, take a live slot (evicting one state).
 //   extend: a chunk takes KV slots, evicting what it lacks.
 //   checkpoint: take a slot (evicting one state) for a copy of the live state; insert that with
 //      known[:computed] and prev = protected; unlock the old prefix, lock the new one (under
@@ -199,6 +199,7 @@ class SglangOracle : public Subject {
   Result<Reply> finish(const Operation& operation);
   Result<Reply> abort(const Operation& operation);
   Reply evict(std::int64_t kv, std::int64_t states);
+  Result<Reply> make_room(const Operation& operation);
   Reply check() const;
 
   Result<Reply> match(const Operation& operation);

@@ -64,6 +64,7 @@ const std::array kFields{
     Field{"request_rows", Integer{&Config::request_rows, 0, 1 << 20}},
     Field{"retention", Text{&Config::retention}},
     Field{"routing", Text{&Config::routing}},
+    Field{"scheduler", Text{&Config::scheduler}},
     Field{"skip_decode_lock", flag(&Config::skip_decode_lock)},
     Field{"state_bytes", bytes(&Config::state_bytes)},
     Field{"state_share", Integer{&Config::state_share, 0, 1000}},

@@ -39,6 +39,7 @@ enum class ConfigField : std::uint8_t {
   request_rows,
   retention,
   routing,
+  scheduler,
   skip_decode_lock,
   state_bytes,
   state_share,
@@ -102,6 +103,7 @@ struct Config {
   std::string graph_batches;    ///< captured batch sizes, 4,8
   std::int64_t ranks = 1;       ///< data-parallel ranks
   std::string routing;          ///< load or prefix
+  std::string scheduler;        ///< sglang: SGLang's rules where memory is short
   std::int64_t pool_bytes = 0;  ///< one pool for KV and states; 0: counted pools
   std::int64_t token_bytes = 0;
   std::int64_t state_bytes = 0;

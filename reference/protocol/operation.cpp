@@ -58,6 +58,7 @@ constexpr FieldRow kFrom{"from", NameField{&Operation::from}, true};
 constexpr FieldRow kAdmit[] = {{"external", NumberField{&Operation::external}},
                                kId,
                                {"prompt", NumberField{&Operation::prompt}},
+                               {"room", NumberField{&Operation::room}},
                                kSalt,
                                kTokens};
 constexpr FieldRow kExtend[] = {{"async", FlagField{&Operation::async}},
@@ -76,6 +77,7 @@ constexpr FieldRow kCapture[] = {kAs, kId};
 constexpr FieldRow kRestore[] = {kFrom, kId};
 constexpr FieldRow kCompact[] = {{"mapping", NumbersField{&Operation::mapping}, true}};
 constexpr FieldRow kEvict[] = {{"kv", NumberField{&Operation::kv}},
+                               {"room", NumberField{&Operation::room}},
                                {"state", NumberField{&Operation::state}}};
 constexpr FieldRow kMatch[] = {{"limit", NumberField{&Operation::limit}}, kSalt, kTokens};
 constexpr FieldRow kAlloc[] = {kAs};
@@ -98,11 +100,11 @@ struct VerbRow {
 };
 
 constexpr ReplyField kAdmitReply[] = {ReplyField::cached, ReplyField::state, ReplyField::conv,
-                                      ReplyField::junction};
+                                      ReplyField::junction, ReplyField::kv};
 constexpr ReplyField kExtendReply[] = {ReplyField::n, ReplyField::blocks};
 constexpr ReplyField kAcceptReply[] = {ReplyField::n};
 constexpr ReplyField kStoredReply[] = {ReplyField::exist, ReplyField::length};
-constexpr ReplyField kEvictReply[] = {ReplyField::kv, ReplyField::state};
+constexpr ReplyField kEvictReply[] = {ReplyField::kv, ReplyField::state, ReplyField::kv_free};
 constexpr ReplyField kCheckReply[] = {ReplyField::violations, ReplyField::kv_free,
                                       ReplyField::states_free, ReplyField::kv_locked,
                                       ReplyField::states_locked};

@@ -71,6 +71,7 @@ struct Operation {
   std::int64_t prev = kAbsent;        ///< insert: tokens whose KV the tree owns already
   std::int64_t kv = kAbsent;          ///< evict: KV tokens
   std::int64_t state = kAbsent;       ///< evict: states
+  std::int64_t room = kAbsent;        ///< admit, evict: KV tokens that are to be left, or free
   std::int64_t padded = kAbsent;      ///< step: rows of the captured graph
   std::vector<Name> ids;              ///< step: row order
   std::vector<std::int64_t> mapping;  ///< compact: new row of each row, -1: gone

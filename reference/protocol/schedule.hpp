@@ -62,12 +62,17 @@ struct SchedulerEffects {
   bool idle = false;  ///< there was nothing to do for a step
 };
 
+/// What SGLang's retraction makes room for, for each request that stays (its
+/// SGLANG_RETRACT_DECODE_STEPS).
+inline constexpr std::int64_t kRetractionSteps = 20;
+
 struct SchedulerOptions {
   std::int64_t chunked_prefill = 8192;
   std::int64_t max_running = 256;
   bool overlap = false;  ///< a step is decided before the results of the one before
   std::int64_t page =
-      1;  ///< tokens per KV page: a chunk that is not its prompt's last ends with one
+      1;                ///< tokens per KV page: a chunk that is not its prompt's last ends with one
+  bool sglang = false;  ///< SGLang's rules where memory is short
 };
 
 /// What a scheduler says of itself when it is asked.

@@ -62,6 +62,7 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::preempt: return release(operation);
     case Verb::step: batch_tokens_ = 0; return Reply{};
     case Verb::evict:
+      if (operation.room != Operation::kAbsent) return make_room(operation);
       return evict(std::max<std::int64_t>(operation.kv, 0),
                    std::max<std::int64_t>(operation.state, 0));
     case Verb::flush: return evict(kEverything, kEverything);
@@ -225,7 +226,8 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     if (request.live.exists() && !planted(kLeaksCowSlot)) states_.release(request.live);
     return Reply::refusal(refusal);
   };
-  if (size - match.prefix > kv_.free_count() + tree_.sizes().evictable_kv) {
+  const std::int64_t left = kv_.free_count() + tree_.sizes().evictable_kv;
+  if (size - match.prefix > left - std::max<std::int64_t>(operation.room, 0)) {
     LOCKSTEP_MARK("admit.no_room_for_prompt");
     return refuse(Refusal::no_kv);
   }
@@ -253,6 +255,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     reply.set(ReplyField::state, lengths.recurrent).set(ReplyField::conv, lengths.conv);
   }
   reply.set(ReplyField::evicted_kv, evicted.kv).set(ReplyField::evicted_states, evicted.states);
+  if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
   enter(std::move(request));
   return reply;
 }
@@ -545,6 +548,18 @@ Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
     evicted = {evicted.kv + of_states.kv, evicted.states + of_states.states};
   }
   return Reply{}.set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
+}
+
+/// Evicts as an allocation of so much does, and takes nothing.
+Result<Reply> SglangPolicy::make_room(const Operation& operation) {
+  if (operation.kv != Operation::kAbsent || operation.state != Operation::kAbsent)
+    return fail("evict: room= stands without kv= and state=");
+  RadixTree::Evicted evicted;
+  make_room_for_kv(operation.room, evicted);
+  return Reply{}
+      .set(ReplyField::kv, evicted.kv)
+      .set(ReplyField::state, evicted.states)
+      .set(ReplyField::kv_free, kv_.free_count());
 }
 
 Reply SglangPolicy::check() const {

@@ -157,6 +157,7 @@ class SglangPolicy : public Subject {
   Result<Reply> finish(const Operation& operation);
   Result<Reply> release(const Operation& operation);  // abort, preempt
   Reply evict(std::int64_t kv, std::int64_t states);
+  Result<Reply> make_room(const Operation& operation);
   Reply check() const;
   // Tree verbs.
   Result<Reply> match(const Operation& operation);

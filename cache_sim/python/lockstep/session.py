@@ -50,7 +50,7 @@ _SLOT = _Field("slot", str)
 # reference/contract.md, "Request verbs" and "Tree verbs".
 VERBS: dict[str, _Verb] = {
     "admit": _Verb({"id": _ID, "tokens": _TOKENS, "prompt": _Field("prompt", int, None, True), "salt": _SALT,
-                    "external": _Field("external", int, 0)}, "cached", True),
+                    "external": _Field("external", int, 0), "room": _Field("room", int, 0)}, "cached", True),
     "extend": _Verb({"id": _ID, "n": _Field("n", int), "tokens": _Field("tokens", parse_tokens, ()),
                      "drafts": _Field("drafts", parse_tokens, ()), "async": _Field("async_", _flag, False)}, "n"),
     "accept": _Verb({"id": _ID, "n": _Field("n", int), "tokens": _Field("tokens", parse_tokens, ())}, "n"),
@@ -63,7 +63,7 @@ VERBS: dict[str, _Verb] = {
     "capture": _Verb({"id": _ID, "as": _AS}),
     "restore": _Verb({"id": _ID, "from": _Field("from_", str)}),
     "compact": _Verb({"mapping": _Field("mapping", _numbers)}),
-    "evict": _Verb({"kv": _Field("kv", int, 0), "state": _Field("state", int, 0)}),
+    "evict": _Verb({"kv": _Field("kv", int, 0), "state": _Field("state", int, 0), "room": _Field("room", int, 0)}),
     "flush": _Verb({}),
     "check": _Verb({}),
     "match": _Verb({"tokens": _TOKENS, "limit": _Field("limit", int, None), "salt": _SALT}, "kv", True),

@@ -72,6 +72,7 @@ class Admitted(Reply):
     cached: tokens of the prompt whose KV, and state, it reuses; at most all but one.
     state, conv: length in tokens of the recurrent and conv state that it starts from (Subject.labels).
     junction: tokens behind which a branch leaves what is cached.
+    kv: KV tokens that were free or could be evicted behind its prefix, where `room` was asked.
     state_tokens, conv_tokens, cached_tokens: the tokens that the state, or the KV, was computed for.
     """
 
@@ -79,6 +80,7 @@ class Admitted(Reply):
     state: int | None = None
     conv: int | None = None
     junction: int | None = None
+    kv: int | None = None
     state_tokens: Sequence[int] | None = None
     conv_tokens: Sequence[int] | None = None
     cached_tokens: Sequence[int] | None = None
@@ -102,10 +104,11 @@ class Stored(Reply):
 
 @dataclass(frozen=True)
 class Evicted(Reply):
-    """kv: tokens, and state: slots, that were evicted."""
+    """kv: tokens, and state: slots, that were evicted. kv_free: tokens that are free now, where `room` was asked."""
 
     kv: int | None = None
     state: int | None = None
+    kv_free: int | None = None
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,7 @@ class Config:
     graph_batches: str = ""
     ranks: int = 1
     routing: str = ""
+    scheduler: str = ""
     pool_bytes: int = 0
     token_bytes: int = 0
     state_bytes: int = 0
@@ -250,11 +254,12 @@ class Subject:
 
     # Request verbs.
 
-    def admit(self, id: str, tokens: Tokens, prompt: int, salt: str, external: int) -> Admitted | int:
+    def admit(self, id: str, tokens: Tokens, prompt: int, salt: str, external: int, room: int) -> Admitted | int:
         """A request begins, or goes on after `preempt`. Answers with what it finds in the cache.
 
         tokens: all that are known, on resumption outputs too; prompt: how many of them are the original prompt.
         salt: requests of different salts share nothing. external: tokens whose KV and state came by transfer.
+        room: KV tokens that must be left beside its own, free or to be evicted; else it is refused.
         """
         raise NotImplementedError
 
@@ -306,8 +311,8 @@ class Subject:
         """Moves rows: mapping[i] is the new row of row i, -1 where it is gone (slot caches)."""
         raise NotImplementedError
 
-    def evict(self, kv: int, state: int) -> Evicted | None:
-        """Evicts at least `kv` tokens and `state` slots, as far as nothing holds them."""
+    def evict(self, kv: int, state: int, room: int) -> Evicted | None:
+        """Evicts at least `kv` tokens and `state` slots, or until `room` tokens are free, as far as nothing holds them."""
         raise NotImplementedError
 
     def flush(self) -> Evicted | None:
