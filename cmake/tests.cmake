@@ -120,6 +120,11 @@ add_test(NAME subjects.sglang_agrees_on_kept_traces
          COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/sglang check $<TARGET_FILE:lockstep>)
 set_tests_properties(subjects.sglang_agrees_on_kept_traces
   PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
+foreach(word searches schedules)
+  add_test(NAME subjects.sglang_${word}
+           COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/sglang ${word} $<TARGET_FILE:lockstep>)
+  set_tests_properties(subjects.sglang_${word} PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
+endforeach()
 
 # The laws of the references again, with ten times the cases of the quick tier, as a list with cases and discards.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
