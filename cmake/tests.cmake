@@ -150,6 +150,10 @@ endif()
 add_test(NAME python.package_searches_and_replays
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/python_package_test.py --program $<TARGET_FILE:lockstep>)
 set_tests_properties(python.package_searches_and_replays PROPERTIES LABELS quick TIMEOUT 600)
+add_test(NAME python.pip_install_and_pytest_find_a_bug
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/pip_install_check.py)
+set_tests_properties(python.pip_install_and_pytest_find_a_bug
+  PROPERTIES LABELS full TIMEOUT 3000 PROCESSORS 2 SKIP_RETURN_CODE 77)
 
 # Random requests to a server: a toy in Python, sound and broken in each way that it knows.
 add_test(NAME python.server_search
