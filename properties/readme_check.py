@@ -35,6 +35,11 @@ NOT_RUN = {
     "--device cuda": "needs a GPU",
     "fixtures/subjects/sglang": "brings SGLang in from PyPI, or needs it",
     ".ci/bare_machine": "makes a whole machine",
+    "fixtures/subjects/llama_cpp": "builds llama.cpp",
+    "--program .lockstep/llama_cpp": "needs llama.cpp",
+    "server search openai": "needs a server of one's own",
+    "fixtures/subjects/toy_server.py --bug": "the word `server` is the script's; a test of its own",
+    "server replay": "needs what a search has found",
 }
 # Pattern of a command, and its exit status.
 EXITS = {"(replay|explore|shrink) .*--defect": 10, "gdn_no_scale": 11,

@@ -15,6 +15,8 @@ from typing import Any
 class NoServer(Exception):
     """Why no server runs: one sentence."""
 
+    crashed = False  # it was started, and a signal ended it
+
 
 class Refused(Exception):
     """The server answered, and not with what was asked for."""
@@ -43,7 +45,9 @@ class Child:
         end = time.monotonic() + seconds
         while True:
             if (status := self.process.poll()) is not None:
-                raise NoServer(f"{' '.join(self.words)} ended with {status}: {self.last_line()}")
+                reason = NoServer(f"{' '.join(self.words)} ended with {status}: {self.last_line()}")
+                reason.crashed = status < 0
+                raise reason
             try:
                 exchange(self.port, "GET", path, None, 1)
                 return

@@ -307,6 +307,7 @@ class OpenAI(Engine):
     name = "openai"
     fields = {"texts": Field(False, (False,))}
     ready_path = "/v1/models"
+    start_seconds = 300.0
 
     def words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
         return self.filled(self.program, config, port)

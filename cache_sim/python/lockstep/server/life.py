@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.server.child import Child, Refused
+from lockstep.server.child import Child, NoServer, Refused
 from lockstep.server.engines import Answer, Engine
 from lockstep.server.steps import ANSWER, ASK, START, Config, Finding, Step
 
@@ -133,10 +133,15 @@ class _Player:
 
 
 def play(engine: Engine, config: Config, steps: list[Step], folder: pathlib.Path) -> Life:
-    """Starts a server, sends the steps, ends it. NoServer where it does not start."""
+    """Starts a server, sends the steps, ends it. NoServer where it refuses to start."""
     for file in folder.glob("*.bin"):
         file.unlink()
-    server, usable = engine.start(config, folder), False
+    try:
+        server, usable = engine.start(config, folder), False
+    except NoServer as reason:
+        if not reason.crashed:
+            raise
+        return Life(findings=[Finding("subject-died", "", str(reason), "a running server", "none")])
     try:
         life = _Player(engine, server).play(steps, config["clients"])
         usable = not any(one.kind in ("subject-silent", "subject-garbled") for one in life.findings)

@@ -47,6 +47,7 @@ class Found:
     name: str
     finding: Finding
     features: Config  # of the configuration, without which it does not come
+    known: list[str]  # reported bugs whose conditions its configuration has
     first_answer: int
     lives: int = 1
     steps: int = 0
@@ -142,23 +143,34 @@ class Search:
         shrinker = Shrinker(self.engine, config, steps, finding, truths, folder, options.gap, options.shrink_seconds,
                             options.shrink_lives)
         again = shrinker.reduce_configuration()
-        features = self.features(shrinker.config)
-        for one in outcome.found:
-            if again and one.shrunk and one.finding.kind == finding.kind and tags(one.features) <= tags(features):
-                one.lives += 1
-                return
-        if not again:
-            outcome.unexplained_lives += 1
-        else:
+        if (explained := self.explained(finding.kind, shrinker.config)) is not None:
+            explained.lives += 1
+            return
+        if again:
             shrinker.reduce_steps()
             shrinker.leave_features_out()  # fewer requests need fewer features
-            features = self.features(shrinker.config)
+        else:
+            outcome.unexplained_lives += 1
+        features = self.features(shrinker.config)
         name = f"{self.engine.name}-{len(outcome.found) + 1}"
-        found = Found(name, shrinker.finding, features, at, 1, len(shrinker.steps),
+        found = Found(name, shrinker.finding, features, self.known(shrinker.config), at, 1, len(shrinker.steps),
                       sum(len(prompt) for step in shrinker.steps for prompt in step.prompts), again,
                       time.monotonic() - begin, shrinker.lives)
         outcome.found.append(found)
         self.write(found, shrinker)
+
+    def known(self, config: Config) -> list[str]:
+        """Reported bugs that the configuration does not keep away."""
+        return [name for name, rule in self.engine.known.items() if kept_away(config, rule) != config]
+
+    def explained(self, kind: str, config: Config) -> Found | None:
+        """An earlier finding that needs no more than this configuration has, or has the conditions of the same bug."""
+        known, here = set(self.known(config)), tags(self.features(config))
+        for one in self.outcome.found:
+            if one.shrunk and one.finding.kind == kind and (
+                    tags(one.features) <= here or bool(one.known) and set(one.known) <= known):
+                return one
+        return None
 
     def features(self, config: Config) -> Config:
         return {name: config[name] for name, one in (self.engine.fields | CLIENTS).items() if config[name] != one.off}
@@ -190,6 +202,12 @@ def tags(features: Config) -> set[str]:
     return {f"{name}={value}" if name == "drafts" else name for name, value in features.items()}
 
 
+def kept_away(config: Config, rule: Any) -> Config:
+    other = dict(config)
+    rule(other)
+    return other
+
+
 def write_salted(life: Life, number: int, file: Any) -> None:
     """The log of many lives: each begins with an empty cache, so none shares a prefix with another."""
     import json
@@ -207,6 +225,8 @@ def finding_text(found: Found, kept: Kept, path: pathlib.Path, options: Options)
     if not found.shrunk:
         lines.append(f"  it did not come again in {found.shrink_lives} lives; all of its requests are kept")
     lines.append(f"  needs     {features_text(found.features)} (model {pathlib.Path(kept.config['model']).name or 'of the server'})")
+    if found.known:
+        lines.append(f"  has the conditions of {', '.join(found.known)}")
     lines.append(f"  shrunk to {len(kept.steps)} requests, {found.tokens} tokens of prompts, in {found.shrink_seconds:.1f} s "
                  f"and {found.shrink_lives} lives" + (f"; seen in one of {kept.plays} plays" if kept.plays > 1 else ""))
     if len(kept.steps) <= 12:

@@ -16,6 +16,7 @@ from lockstep.server.verdict import judge
 
 PLAYS_FIRST = 4  # to see how often a finding comes again
 PLAYS_MAX = 10
+LONG = 60  # tokens of an answer that others surely overlap
 SURE = 0.02  # a finding that is there is missed so often
 
 Steps = list[Step]
@@ -58,22 +59,30 @@ class Shrinker:
     # --- Trying ---
 
     def seen(self, config: Config, steps: Steps) -> Finding | None:
-        """One life: the finding of the same kind, at the same step."""
+        """One life: the finding of the same kind, at the same step; of requests that overlap, any of them can be hit."""
         self.lives += 1
         try:
             life = play(self.engine, config, steps, self.folder)
         except NoServer:
             return None  # options that do not go together
         for one in judge(life, self.truths.of(config), self.folder, self.gap).findings:
-            if (one.kind, one.step) == (self.finding.kind, self.finding.step):
+            if one.kind == self.finding.kind and (one.step == self.finding.step or config["clients"] > 1):
                 return one
         return None
 
     def comes_again(self) -> bool:
-        seen = sum(self.seen(self.config, self.steps) is not None for _ in range(PLAYS_FIRST))
-        if 0 < seen < PLAYS_FIRST:
-            self.plays = min(PLAYS_MAX, math.ceil(math.log(SURE) / math.log(1 - seen / PLAYS_FIRST)))
-        return seen > 0
+        """Plays it a few times: as it was, or else with requests that each begin before the next one is sent."""
+        for steps in (self.steps, in_order(self.steps), in_order(self.steps, LONG)):
+            if self.config["clients"] == 1 and steps is not self.steps:
+                break
+            found = [one for one in (self.seen(self.config, steps) for _ in range(PLAYS_FIRST)) if one is not None]
+            if found:
+                self.steps, self.finding = steps, found[0]
+                if len(found) < PLAYS_FIRST:
+                    missed = 1 - len(found) / PLAYS_FIRST
+                    self.plays = min(PLAYS_MAX, math.ceil(math.log(SURE) / math.log(missed)))
+                return True
+        return False
 
     def takes(self, config: Config, steps: Steps) -> bool:
         """Whether these show the finding as well; then they are the smallest so far."""
@@ -119,7 +128,11 @@ class Shrinker:
             size //= 2
 
     def has_target(self, steps: Steps) -> bool:
-        return bool(steps) and (not self.finding.step or any(step.id == self.finding.step for step in steps))
+        if not self.finding.step:
+            return True
+        if self.config["clients"] > 1:
+            return bool(steps)
+        return any(step.id == self.finding.step for step in steps)
 
     def simplify_steps(self) -> None:
         for k in range(len(self.steps)):
@@ -159,6 +172,15 @@ class Shrinker:
                     del prompt[at:at + size]
             if not self.takes(self.config, steps):
                 at += size
+
+
+def in_order(steps: Steps, n: int = 0) -> Steps:
+    """The same, where a request that is not waited for has begun before the next one is sent, and takes its time."""
+    steps = copy.deepcopy(steps)
+    for step in steps:
+        if step.wait != ANSWER:
+            step.wait, step.n = START, max(step.n, n)
+    return steps
 
 
 def fit(config: Config, steps: Steps) -> None:
