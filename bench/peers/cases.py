@@ -170,7 +170,14 @@ def conv_prefill(lengths):
     return Case("causal_conv1d", name, "conv_prefill", N, traffic, sets, reference)
 
 
-def ssd_prefill(lengths, H=SSU.H, G=SSU.G, gated=False, slow=False):
+def boundaries(s, lengths, every, shape):
+    """States after each `every` tokens of a row, as a cache of prefixes keeps them; every = 0: none."""
+    s.every, count = every, sum(n // every for n in lengths) if every else 0
+    s.boundary = torch.empty(count, *shape, device="cuda", dtype=torch.float32) if every else None
+    return s
+
+
+def ssd_prefill(lengths, H=SSU.H, G=SSU.G, gated=False, slow=False, every=0):
     """x, z, out [T, H, P] packed; dt [T, H]; B, C [T, G, N]; state [N + 1, H, P, N] float32. A is
     between -4.5 and -0.5, or a hundredth of that: gates that hardly decay."""
     P, N, T, R = SSU.P, SSU.N, sum(lengths), len(lengths)
@@ -183,7 +190,7 @@ def ssd_prefill(lengths, H=SSU.H, G=SSU.G, gated=False, slow=False):
             dt_bias=dt_bias, z=rand(T, H, P) if gated else None,
             out=torch.empty(T, H, P, device="cuda", dtype=torch.bfloat16),
             state=big_rand(R + 1, H, P, N, dtype=torch.float32))
-        return packed_rows(s, lengths)
+        return packed_rows(boundaries(s, lengths, every, (H, P, N)), lengths)
 
     def reference(s, rows):
         outs, states = [], []
@@ -197,9 +204,9 @@ def ssd_prefill(lengths, H=SSU.H, G=SSU.G, gated=False, slow=False):
     one = make()
     state_bytes = R * H * P * N * 4
     traffic = nbytes(one.x, one.out, one.dt, one.B, one.C) + 2 * state_bytes
-    traffic += nbytes(one.z) if gated else 0
+    traffic += (nbytes(one.z) if gated else 0) + (nbytes(one.boundary) if every else 0)
     sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
-    more = (", z" if gated else "") + (", slow gates" if slow else "")
+    more = (", z" if gated else "") + (", slow gates" if slow else "") + states_text(every)
     name = f"{lengths_text(lengths)} H={H} P={P} N={N} G={G}{more}"
     return Case("ssd_prefill", name, "ssd_prefill", R, traffic, sets, reference)
 
@@ -252,7 +259,12 @@ def delta_rule_in_float64(s, tokens, slot, chunk=64):
     return torch.cat(outs), state
 
 
-def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False):
+def states_text(every):
+    """How the name of a case says that."""
+    return f", states every {every}" if every else ""
+
+
+def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False, every=0):
     """q, k [T, H, K]; v, out [T, HV, V] packed; g, beta [T, HV]; state [N + 1, HV, V, K] float32.
     exp(A_log) is between 0.5 and 8.5, or between 0.001 and 0.05: gates that hardly decay."""
     K, V, T, N = GDN.K, GDN.V, sum(lengths), len(lengths)
@@ -267,7 +279,7 @@ def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False):
             g=-A * torch.nn.functional.softplus(a.float() + dt_bias), beta=torch.sigmoid(b.float()),
             out=torch.empty(T, HV, V, device="cuda", dtype=torch.bfloat16),
             state=big_rand(N + 1, HV, V, K, dtype=torch.float32))
-        return packed_rows(s, lengths)
+        return packed_rows(boundaries(s, lengths, every, (HV, V, K)), lengths)
 
     def reference(s, rows):
         outs, states = [], []
@@ -281,8 +293,9 @@ def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False):
     one = make()
     state_bytes = N * HV * V * K * 4
     traffic = nbytes(one.q, one.k, one.v, one.out, one.g, one.beta) + 2 * state_bytes
+    traffic += nbytes(one.boundary) if every else 0
     sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
-    more = ", slow gates" if slow else ""
+    more = (", slow gates" if slow else "") + states_text(every)
     name = f"{lengths_text(lengths)} H={H} HV={HV} K=V={K}{more}"
     return Case("gated_delta_rule_prefill", name, "gdn_prefill", N, traffic, sets, reference)
 
@@ -405,7 +418,7 @@ def short(dtype):
 SSD_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), ((1024,) * 8, {}),
     ((8192,), dict(slow=True)), ((8192,), dict(gated=True)), (MIXED, dict(gated=True)),
-    ((8192,), dict(H=SSU.H // 8, G=1)),
+    ((8192,), dict(H=SSU.H // 8, G=1)), ((8192,), dict(every=256)), ((131072,), {}),
 )
 
 # 12,384 tokens; the lengths that the recorded peers ran are not known, only their number and sum.
@@ -413,7 +426,7 @@ GDN_MIXED = (17, 2048, 512, 100, 1500, 64, 333, 900, 30, 1024, 700, 90, 1800, 24
 GDN_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), (GDN_MIXED, {}),
     ((8192,), dict(slow=True)), ((32768,), dict(slow=True)), (GDN_MIXED, dict(slow=True)),
-    ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4)),
+    ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4)), ((8192,), dict(every=256)), ((131072,), {}),
 )
 
 
@@ -444,7 +457,7 @@ def all_cases(quick=False):
         found.append(("causal_conv1d", ("conv_prefill", lengths),
                       lambda n=lengths: conv_prefill(n)))
     for lengths, more in SSD_PREFILLS[:2] if quick else SSD_PREFILLS:
-        found.append(("ssd_prefill", ("ssd_prefill", lengths),
+        found.append(("ssd_prefill", ("ssd_prefill", lengths, *more),
                       lambda n=lengths, m=more: ssd_prefill(n, **m)))
     for lengths, more in GDN_PREFILLS[:2] if quick else GDN_PREFILLS:
         found.append(("gated_delta_rule_prefill", ("gdn_prefill", lengths, *more),

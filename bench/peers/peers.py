@@ -389,7 +389,10 @@ def ssd_prefill(case, loaded):
     if ours is not None:
         found.append(Contestant(OURS, lambda s: ours(
             s.x, s.dt, s.A, s.B, s.C, s.state, D=s.D, z=s.z, dt_bias=s.dt_bias, dt_softplus=True,
-            query_start_loc=s.starts, state_indices=s.slots), prefill_view))
+            query_start_loc=s.starts, state_indices=s.slots, boundary_states=s.boundary,
+            boundary_every=s.every), prefill_view))
+    if case.sets[0].every:  # no peer leaves these states in a pool of float32
+        return found
     for s in case.sets:
         gather_states(s)
     if "vllm_prefill" in loaded.modules:
@@ -452,7 +455,9 @@ def gdn_prefill(case, loaded):
     if ours is not None:
         found.append(Contestant(OURS, lambda s: ours(
             s.q, s.k, s.v, s.g, s.beta, s.state, query_start_loc=s.starts, state_indices=s.slots,
-            use_qk_l2norm=True), prefill_view))
+            use_qk_l2norm=True, boundary_states=s.boundary, boundary_every=s.every), prefill_view))
+    if case.sets[0].every:  # no peer leaves these states in a pool of float32
+        return found
     for s in case.sets:
         gather_states(s)
     chunks = [-(-n // 64) for n in case.sets[0].lengths]

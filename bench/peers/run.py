@@ -32,6 +32,7 @@ import peers
 import supervise
 
 TOLERANCE = 5e-2  # relative, against float64: tells a wrong call from rounding
+THE_CASE = "the case itself"  # what a worker dies of that cannot make a case's inputs
 MIN_LAUNCHES = 50
 MIN_GRAPH_US = 1500.0  # a shorter graph would measure its own launch
 
@@ -195,6 +196,17 @@ def measure(case, key, loaded, rates, rounds, dead, turn):
     return row
 
 
+def price_boundaries(rows, copy_gbps):
+    """Says in rows with states at boundaries what they cost over the row of the same case without them, as a multiple
+    of writing their bytes at the copy rate."""
+    plain = {row["case"]: row for row in rows if "time_us" in row}
+    for row in rows:
+        base = plain.get(row["case"].split(", states every ")[0])
+        if "time_us" in row and base is not None and base is not row:
+            copy_us = (row["bytes"] - base["bytes"]) / copy_gbps / 1e3
+            row["boundary_states_over_copy"] = round((row["time_us"] - base["time_us"]) / copy_us, 3)
+
+
 def name_peers(rows, keys):
     """Gives a row without a peer of its own (no peer runs its form) the one of the same key in this run, or else the
     recorded one."""
@@ -274,9 +286,15 @@ def work(arguments):
             continue
         operation, key, make = all_of_them[number]
         began = time.time()
+        dead = state["dead"].get(str(number), {})
+        if THE_CASE in dead:
+            reporter.row(number, {"case": f"{operation} {key}", "peers": [], "variants": [],
+                                  "absent": [{"name": THE_CASE, "why": dead[THE_CASE]}]})
+            continue
+        reporter.turn(number, THE_CASE)
         case = make()
         row = measure(case, key, loaded, facts, 5 if arguments.quick else 11,
-                      state["dead"].get(str(number), {}), lambda name: reporter.turn(number, name))
+                      dead, lambda name: reporter.turn(number, name))
         reporter.row(number, row)
         ours, peer = number_text(row.get("time_us")), number_text(row.get("peer_time_us"))
         print(f"{operation} {case.name}: ours {ours}, peer {peer} us ({time.time() - began:.0f} s)", flush=True)
@@ -290,6 +308,7 @@ def report_of(state, asked):
     numbers = [number for number in state["cases"] if str(number) in state["rows"]]
     rows = [dict(state["rows"][str(number)]) for number in numbers]
     name_peers(rows, [asked[number][1] for number in numbers])
+    price_boundaries(rows, state["facts"]["copy_gbps"])
     for number, row in zip(numbers, rows):
         report["operations"].setdefault(asked[number][0], []).append(row)
     return report
