@@ -141,9 +141,9 @@ def lengths_text(lengths):
     return f"{len(lengths)} rows, T={sum(lengths)}"
 
 
-def conv_prefill(lengths):
+def conv_prefill(lengths, D=CONV.D):
     """x, out [T, D] packed; conv_state [N + 1, D, W - 1] with channels contiguous."""
-    D, W, T, N = CONV.D, CONV.W, sum(lengths), len(lengths)
+    W, T, N = CONV.W, sum(lengths), len(lengths)
 
     def make():
         s = SimpleNamespace(x=rand(T, D), weight=rand(D, W, scale=0.5), bias=rand(D, scale=0.5),
@@ -298,6 +298,36 @@ def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False, every=0):
     more = (", slow gates" if slow else "") + states_text(every)
     name = f"{lengths_text(lengths)} H={H} HV={HV} K=V={K}{more}"
     return Case("gated_delta_rule_prefill", name, "gdn_prefill", N, traffic, sets, reference)
+
+
+def layer(prefill, lengths):
+    """A convolution, the prefill that reads what it leaves, and the next layer's convolution, as a server runs them
+    one behind the other. A set has `conv`, `core` and `next`; into(core, y) cuts the core's inputs out of y."""
+    if prefill == "gdn":
+        core, kind = gdn_prefill(lengths), "layer_gdn"
+        parts = (("q", GDN.H, GDN.K), ("k", GDN.H, GDN.K), ("v", GDN.HV, GDN.V))
+    else:
+        core, kind = ssd_prefill(lengths), "layer_ssd"
+        parts = (("x", SSU.H, SSU.P), ("B", SSU.G, SSU.N), ("C", SSU.G, SSU.N))
+    D = sum(heads * extent for _, heads, extent in parts)
+    convs, nexts = conv_prefill(lengths, D), conv_prefill(lengths, D)
+    count = min(len(core.sets), len(convs.sets))
+
+    def into(inputs, y):
+        at = 0
+        for name, heads, extent in parts:
+            setattr(inputs, name, y[:, at:at + heads * extent].unflatten(1, (heads, extent)))
+            at += heads * extent
+        return inputs
+
+    def reference(s, rows):
+        y = convs.reference(s.conv, rows)[0].to(torch.bfloat16)
+        return core.reference(into(SimpleNamespace(**vars(s.core)), y), rows)
+
+    sets = [SimpleNamespace(conv=a, core=b, next=c, into=into, slots=b.slots, starts=b.starts)
+            for a, b, c in zip(convs.sets[:count], core.sets[:count], nexts.sets[:count])]
+    name = f"convolution, {core.name}, next convolution D={D}"
+    return Case(core.operation, name, kind, core.B, core.bytes + convs.bytes + nexts.bytes, sets, reference)
 
 
 def gdn(B, dtype, T=1):
@@ -462,6 +492,9 @@ def all_cases(quick=False):
     for lengths, more in GDN_PREFILLS[:2] if quick else GDN_PREFILLS:
         found.append(("gated_delta_rule_prefill", ("gdn_prefill", lengths, *more),
                       lambda n=lengths, m=more: gdn_prefill(n, **m)))
+    for prefill, operation in (("ssd", "ssd_prefill"), ("gdn", "gated_delta_rule_prefill")):
+        for lengths in ((8192,),) if quick else ((2048,), (8192,)):
+            found.append((operation, (f"layer_{prefill}", lengths), lambda p=prefill, n=lengths: layer(p, n)))
     for elements in (24576, 1 << 20):
         found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
     return found

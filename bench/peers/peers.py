@@ -65,6 +65,8 @@ PEERS_OF = {
     "conv_prefill": ("vllm",),
     "ssd_prefill": ("vllm_prefill", "mamba_ssm_prefill"),
     "gdn_prefill": ("vllm_delta_prefill", "fla_prefill"),
+    "layer_ssd": ("vllm", "vllm_prefill", "mamba_ssm_prefill"),
+    "layer_gdn": ("vllm", "vllm_delta_prefill", "fla_prefill"),
     "copy": (),
 }
 NOT_FETCHED = {
@@ -80,6 +82,8 @@ NOT_FETCHED = {
     "ssd_prefill": [],
     "gdn_prefill": [("FlashQLA", "its compiler, TileLang, is not staged; its times are recorded"),
                     ("FlashInfer", "its CuTe prefill is not staged; its times are recorded")],
+    "layer_ssd": [],
+    "layer_gdn": [],
     "copy": [],
 }
 
@@ -89,7 +93,7 @@ def contestants(case, loaded):
     makers = {"conv": conv, "ssu": ssu, "gdn": gdn, "gdn_verify": gdn_verify,
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
-              "gdn_prefill": gdn_prefill}
+              "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer}
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
     absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
@@ -487,6 +491,29 @@ def gdn_prefill(case, loaded):
         contestant(f"FLA {fla.version} Triton", fla.chunk.chunk_gated_delta_rule,
                    state_v_first=True, **({"chunk_indices": indices} if case.B > 1 else {}))
     return found
+
+
+def layer(case, loaded):
+    """A convolution, a prefill and the next convolution: ours with ours; the peers' prefills with vLLM's, the only
+    convolution that takes slots."""
+    def only(part):
+        return SimpleNamespace(sets=[getattr(s, part) for s in case.sets], B=case.B)
+
+    convs = {one.name.split()[0]: one for one in conv_prefill(only("conv"), loaded)}
+    cores = (ssd_prefill if case.kind == "layer_ssd" else gdn_prefill)(only("core"), loaded)
+
+    def joined(core, conv):
+        def launch(s):
+            s.into(s.core, conv.launch(s.conv))
+            out = core.launch(s.core)
+            conv.launch(s.next)
+            return out
+
+        prepare = None if core.prepare is None else lambda s: core.prepare(s.core)
+        return Contestant(core.name, launch, lambda s, result, rows: core.view(s.core, result, rows), prepare)
+
+    pairs = ((core, convs.get(OURS if core.name == OURS else "vLLM")) for core in cores)
+    return [joined(core, conv) for core, conv in pairs if conv is not None]
 
 
 def copy(case, loaded):
