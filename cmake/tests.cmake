@@ -166,7 +166,7 @@ set_tests_properties(python.server_search_at_length PROPERTIES LABELS full TIMEO
 # llama-server, where `python3 fixtures/subjects/llama_cpp setup` has built it.
 add_test(NAME subjects.llama_server_is_judged
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/llama_server_test.py $<TARGET_FILE:lockstep>)
-set_tests_properties(subjects.llama_server_is_judged PROPERTIES LABELS quick TIMEOUT 900 SKIP_RETURN_CODE 77)
+set_tests_properties(subjects.llama_server_is_judged PROPERTIES LABELS full TIMEOUT 1800 SKIP_RETURN_CODE 77)
 
 # transformers' generate and caches as a server, where `python3 fixtures/subjects/transformers setup` was run.
 add_test(NAME subjects.transformers_is_judged
