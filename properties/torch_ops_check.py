@@ -228,6 +228,17 @@ def shift_cases(data):
                num_accepted_tokens=data.ints([1, 2, 0, 3]), width=4)
 
 
+def mla_cases(data):
+    H, width, dims = data.sizes((16, 576, 512), (3, 12, 8))
+    for q_len, page in ((1, 64), (2, 16)):
+        blocks = 200 // page + 1
+        pages = torch.randperm(ROWS * blocks, generator=data.generator).to(torch.int32)
+        yield dict(q=data.normal(ROWS, q_len, H, width),
+                   kv_cache=data.normal(ROWS * blocks, page, width),
+                   block_table=pages.reshape(ROWS, blocks).to(data.device),
+                   seq_lens=data.ints([200, 2, 65, 17]), softmax_scale=0.135, value_dim=dims)
+
+
 CASES = {
     "causal_conv1d_update": conv_cases,
     "causal_conv1d": conv_prefill_cases,
@@ -241,6 +252,7 @@ CASES = {
     "state_zero": zero_cases,
     "state_scatter_accepted": scatter_cases,
     "conv_state_shift": shift_cases,
+    "mla_decode": mla_cases,
 }
 
 
@@ -257,6 +269,8 @@ def copied(case):
 def outcome(case, result):
     """Everything that a call leaves: its result, and its arguments, some of which it wrote."""
     tensors = {name: value for name, value in case.items() if torch.is_tensor(value)}
+    if isinstance(result, tuple):
+        return {**tensors, **{f"result {i}": x for i, x in enumerate(result)}}
     return tensors if result is None else {**tensors, "the result": result}
 
 
@@ -293,6 +307,8 @@ def check_opcheck(op, case, what):
 def check_compile(op, case, what, backend):
     def step(case):
         result = op(**case)
+        if isinstance(result, tuple):
+            return tuple(x * 2 for x in result)
         return None if result is None else result * 2
 
     direct, compiled = copied(case), copied(case)

@@ -47,6 +47,7 @@ class Arguments {
   Tensor tensor() { return (next_++)->toTensor(); }
   MaybeTensor maybe_tensor() { return (next_++)->toOptional<Tensor>(); }
   MaybeNumber maybe_number() { return (next_++)->toOptional<double>(); }
+  double number() { return (next_++)->toDouble(); }
   std::optional<std::int64_t> maybe_integer() { return (next_++)->toOptional<std::int64_t>(); }
   std::int64_t integer() { return (next_++)->toInt(); }
   bool flag() { return (next_++)->toBool(); }

@@ -17,7 +17,15 @@
 
 namespace lockstep::torch_ops {
 
-/// The operator's arguments from the stack, its result in their place.
+template <class... Results>
+void push_results(torch::jit::Stack* stack, const std::tuple<Results...>& results) {
+  std::apply([&](const auto&... result) { torch::jit::push(*stack, result...); }, results);
+}
+inline void push_results(torch::jit::Stack* stack, const Tensor& result) {
+  torch::jit::push(*stack, result);
+}
+
+/// The operator's arguments from the stack, its results in their place.
 template <class Op, auto Run>
 void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto result = [&] {
@@ -35,7 +43,7 @@ void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   }();
   torch::jit::drop(*stack, op.schema().arguments().size());
   if constexpr (!std::is_same_v<decltype(result), const std::nullopt_t>)
-    torch::jit::push(*stack, *result);
+    push_results(stack, *result);
 }
 
 template <auto Run, class Op>

@@ -1,0 +1,314 @@
+// The kernel of mla_decode against the reference of the same name.
+#include "kernels/attention/mla_decode.hpp"
+
+#include <gmock/gmock.h>
+
+#include "properties/support/gpu.hpp"
+#include "reference/attention/mla_attention.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using kernels::Bf16;
+using kernels::DeviceTensor;
+using kernels::Fp16;
+
+constexpr const char* kOperation = "mla_decode";
+constexpr std::int64_t kWidth = 576, kValues = 512;
+constexpr float kScale = 0.135f;  // DeepSeek-V3's (128 + 64)^-0.5 1.874
+
+struct Question {
+  Sizes lengths;
+  std::int64_t heads = 16;
+  std::int64_t q_len = 1;
+  std::int64_t page = 64;
+  bool causal = true;
+  int parts = 0;
+  double spread = 1;  ///< of the queries: with large ones a few keys have all the weight
+};
+
+/// Requests' latents in pages of a pool, handed out from behind; everything else is NaN, and the
+/// block table's tail is wild.
+struct Inputs {
+  Inputs(const Question& question, std::uint64_t seed)
+      : lengths(ints(question.lengths)),
+        q(on_grid<double>(Shape<4>{lengths.size(), question.q_len, question.heads, kWidth},
+                          {.seed = seed, .stream = 1})) {
+    for (double& x : q) x *= question.spread;
+    const std::int64_t page = question.page;
+    std::int64_t pages = 3, widest = 1;
+    for (const std::int64_t length : question.lengths) {
+      pages += (length + page - 1) / page;
+      widest = std::max(widest, (length + page - 1) / page + 1);
+    }
+    cache = Array<double, 3>(Shape<3>{pages, page, kWidth}, std::nan(""));
+    table = Array<std::int32_t, 2>(Shape<2>{lengths.size(), widest}, 2147480000);
+    std::int64_t next = pages - 2;
+    for (std::int64_t b = 0; b < lengths.size(); ++b)
+      for (std::int64_t l = 0; l < lengths(b); ++l) {
+        if (l % page == 0) table(b, l / page) = static_cast<std::int32_t>(next--);
+        const Grid grid{.seed = seed, .stream = static_cast<std::uint64_t>(100 + b * 100000 + l)};
+        std::uint64_t i = 0;
+        for_each_element(at(cache.view(), table(b, l / page), l % page),
+                         [&](const auto&, double& x) { x = grid(i++); });
+      }
+  }
+  Array<std::int32_t, 1> lengths;
+  Array<double, 4> q;
+  Array<double, 3> cache;
+  Array<std::int32_t, 2> table;
+};
+
+template <class S>
+struct Answer {
+  Array<S, 4> out;
+  Array<S, 3> lse;
+};
+
+template <class S>
+reference::MlaDecodeInputs<S> reference_inputs(const Array<S, 4>& q, const Array<S, 3>& cache,
+                                               const Inputs& in, bool causal) {
+  return {.q = q.view(),
+          .cache = cache.view(),
+          .block_table = in.table.view(),
+          .seq_lens = in.lengths.view(),
+          .softmax_scale = kScale,
+          .causal = causal};
+}
+template <class S>
+Answer<S> empty_answer(const Inputs& in) {
+  const std::int64_t B = in.q.extent(0), q_len = in.q.extent(1), H = in.q.extent(2);
+  return {Array<S, 4>(Shape<4>{B, q_len, H, kValues}), Array<S, 3>(Shape<3>{B, H, q_len})};
+}
+
+Answer<double> truth_of(const Inputs& in, bool causal) {
+  Answer<double> answer = empty_answer<double>(in);
+  reference::mla_decode<double>(reference_inputs(in.q, in.cache, in, causal), answer.out,
+                                answer.lse);
+  return answer;
+}
+
+/// In float, with probabilities and outputs rounded as the kernel stores them.
+Answer<float> yardstick_of(const Inputs& in, bool causal, Format format) {
+  const auto q = cast<float>(in.q);
+  const auto cache = cast<float>(in.cache);
+  const auto inputs = reference_inputs(q, cache, in, causal);
+  Answer<float> answer = empty_answer<float>(in);
+  for (std::int64_t b = 0; b < q.extent(0); ++b) {
+    const Matrix<float> K = reference::cached_latents(inputs, b);
+    for (std::int64_t i = 0; i < q.extent(1); ++i) {
+      const std::int64_t n = reference::visible_keys(i, q.extent(1), K.rows(), causal);
+      for (std::int64_t h = 0; h < q.extent(2); ++h) {
+        answer.lse(b, h, i) = std::numeric_limits<float>::infinity();
+        mapped(at(answer.out.view(), b, i, h)).setZero();
+        if (n == 0) continue;
+        const Vector<float> scores = kScale * (K.topRows(n) * as_vector(at(q.view(), b, i, h)));
+        const float largest = scores.maxCoeff();
+        const Vector<float> weights = (scores.array() - largest).exp();
+        const Vector<float> out =
+            K.topLeftCorner(n, kValues).transpose() * rounded_each(weights, format) / weights.sum();
+        mapped(at(answer.out.view(), b, i, h)) = rounded_each(out, format);
+        answer.lse(b, h, i) = largest + std::log(weights.sum());
+      }
+    }
+  }
+  return answer;
+}
+
+template <class T>
+struct Device {
+  explicit Device(const Inputs& in)
+      : q(in.q),
+        cache(in.cache),
+        table(in.table),
+        lengths(in.lengths),
+        out(Shape<4>{in.q.extent(0), in.q.extent(1), in.q.extent(2), kValues}),
+        lse(Shape<3>{in.q.extent(0), in.q.extent(2), in.q.extent(1)}),
+        workspace(Shape<1>{kernels::mla_decode_workspace(arguments({}))}) {}
+
+  kernels::MlaDecode<T> arguments(const Question& question) {
+    return {.q = std::as_const(q).view(),
+            .cache = std::as_const(cache).view(),
+            .block_table = std::as_const(table).view(),
+            .seq_lens = std::as_const(lengths).view(),
+            .out = out.view(),
+            .lse = lse.view(),
+            .softmax_scale = kScale,
+            .causal = question.causal,
+            .parts = question.parts};
+  }
+  void run(const Question& question, cudaStream_t stream = nullptr) {
+    kernels::MlaDecode<T> in = arguments(question);
+    in.workspace = workspace.view();
+    kernels::mla_decode<T>(in, stream);
+  }
+
+  DeviceTensor<T, 4> q;
+  DeviceTensor<T, 3> cache;
+  DeviceTensor<std::int32_t, 2> table;
+  DeviceTensor<std::int32_t, 1> lengths;
+  DeviceTensor<T, 4> out;
+  DeviceTensor<float, 3> lse;
+  DeviceTensor<unsigned char, 1> workspace;
+};
+
+template <class T>
+void expect_agreement(const Question& question, std::uint64_t seed) {
+  SCOPED_TRACE("H " + std::to_string(question.heads) + ", q_len " + std::to_string(question.q_len) +
+               ", page " + std::to_string(question.page) + ", parts " +
+               std::to_string(question.parts) + ", lengths " +
+               ::testing::PrintToString(question.lengths));
+  const Inputs in(question, seed);
+  Device<T> device(in);
+  device.run(question);
+  finish();
+  const Answer<double> truth = truth_of(in, question.causal);
+  const Answer<float> yardstick = yardstick_of(in, question.causal, kernels::format_of<T>());
+  EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
+  EXPECT_TRUE(within_yardstick(kOperation, "lse", device.lse, yardstick.lse, truth.lse));
+}
+
+template <class T>
+class MlaDecodeGpu : public GpuTest {};
+using Types = ::testing::Types<
+#ifdef LOCKSTEP_ALL_SHAPES
+    Fp16,
+#endif
+    Bf16>;
+TYPED_TEST_SUITE(MlaDecodeGpu, Types);
+
+// Blocks of 64 rows that are full, or hold one row, several queries, parts of a query.
+TYPED_TEST(MlaDecodeGpu, anyNumberOfHeadsAndQueries) {
+  std::uint64_t seed = 0;
+  for (const std::int64_t heads : {1, 3, 9, 16, 63, 64, 126, 128})
+    for (const std::int64_t q_len : {1, 2, 4})
+      expect_agreement<TypeParam>(
+          {.lengths = {20, 140, 1}, .heads = heads, .q_len = q_len, .causal = seed % 3 != 0},
+          ++seed);
+}
+
+TYPED_TEST(MlaDecodeGpu, anyLength) {
+  for (const std::int64_t length : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 320, 700})
+    expect_agreement<TypeParam>({.lengths = {length, 3, 257 - length % 257}, .q_len = 2},
+                                static_cast<std::uint64_t>(length));
+}
+
+// Contexts without a key, and queries that the causal border leaves without one.
+TYPED_TEST(MlaDecodeGpu, noKeyGivesZeroAndInfinity) {
+  expect_agreement<TypeParam>({.lengths = {0, 0}}, 1);
+  expect_agreement<TypeParam>({.lengths = {0, 300, 0, 0, 64, 0}, .heads = 128}, 2);
+  expect_agreement<TypeParam>({.lengths = {2, 0, 1, 66}, .q_len = 4}, 3);
+  expect_agreement<TypeParam>({.lengths = {2, 0, 1, 66}, .q_len = 4, .causal = false}, 4);
+}
+
+// One part, parts of several requests, parts within one, more parts than tiles.
+TYPED_TEST(MlaDecodeGpu, anyNumberOfParts) {
+  for (const int parts : {1, 2, 3, 5, 7, 16, 66, 0}) {
+    expect_agreement<TypeParam>({.lengths = {20, 900, 140, 1, 333, 0}, .parts = parts}, 1);
+    expect_agreement<TypeParam>({.lengths = {800}, .heads = 80, .parts = parts}, 2);
+  }
+  // The block of rows behind has rows of one warp, of two, of three.
+  for (const std::int64_t heads : {65, 90, 100})
+    expect_agreement<TypeParam>({.lengths = {800, 64}, .heads = heads}, 3);
+  expect_agreement<TypeParam>({.lengths = Sizes(40, 130), .parts = 9}, 4);
+  expect_agreement<TypeParam>({.lengths = {2000, 1, 1, 1}, .heads = 5}, 5);
+}
+
+// From keys that count alike to one that has all the weight: outputs are rescaled, or are not.
+TYPED_TEST(MlaDecodeGpu, anySpreadOfScores) {
+  for (const double spread : {1.0 / 64, 4.0, 32.0})
+    for (const int parts : {1, 0})
+      expect_agreement<TypeParam>({.lengths = {500, 90}, .parts = parts, .spread = spread}, 7);
+}
+
+// What a request gets depends on its keys alone: not on the size and order of pages.
+TYPED_TEST(MlaDecodeGpu, pagesDoNotMatter) {
+  Question question{.lengths = {300, 65, 1000, 64}, .heads = 20, .q_len = 2};
+  const Inputs whole(question, 5);
+  Device<TypeParam> expected(whole);
+  expected.run(question);
+  finish();
+  for (const std::int64_t page : {1, 2, 4, 8, 16, 32, 128}) {
+    question.page = page;
+    Device<TypeParam> device(Inputs(question, 5));
+    device.run(question);
+    finish();
+    EXPECT_TRUE(same_bits(device.out, expected.out)) << page;
+    EXPECT_TRUE(same_bits(device.lse, expected.lse)) << page;
+  }
+  question.page = 16;
+  expect_agreement<TypeParam>(question, 5);
+  question.page = 1;
+  expect_agreement<TypeParam>(question, 6);
+}
+
+// Parts that finish in another order are merged in the same one, and counters are left as found.
+TYPED_TEST(MlaDecodeGpu, everyLaunchGivesTheSameBits) {
+  const Question question{.lengths = {900, 20, 1700, 64}, .heads = 70};
+  const Inputs in(question, 9);
+  Device<TypeParam> first(in), again(in);
+  first.run(question);
+  finish();
+  for (int i = 0; i < 50; ++i) again.run(question);
+  finish();
+  EXPECT_TRUE(same_bits(again.out, first.out));
+  EXPECT_TRUE(same_bits(again.lse, first.lse));
+}
+
+// A captured launch is divided by the lengths that it finds: longer requests than at its capture
+// are whole, and places of requests that are gone have length 0.
+TYPED_TEST(MlaDecodeGpu, aCapturedLaunchServesOtherLengths) {
+  Question question{.lengths = {1000, 70, 640, 5}};
+  const Inputs in(question, 4);
+  Device<TypeParam> captured(in), direct(in);
+  direct.run(question);
+  finish();
+  captured.lengths.set({64, 0, 0, 1});
+  replay_behind_change([&](cudaStream_t stream) { captured.run(question, stream); },
+                       [&] {
+                         captured.lengths.set({1000, 70, 640, 5});
+                       });
+  EXPECT_TRUE(same_bits(captured.out, direct.out));
+  EXPECT_TRUE(same_bits(captured.lse, direct.lse));
+}
+
+TEST(MlaDecodeArguments, areRefusedByName) {
+  const auto complaint = [&](auto change) {
+    kernels::MlaDecode<Bf16> in{.q = unread<const Bf16, 4>({2, 1, 16, kWidth}),
+                                .cache = unread<const Bf16, 3>({5, 64, kWidth}),
+                                .block_table = unread<const std::int32_t, 2>({2, 3}),
+                                .seq_lens = unread<const std::int32_t, 1>({2}),
+                                .out = unread<Bf16, 4>({2, 1, 16, kValues}),
+                                .lse = unread<float, 3>({2, 16, 1}),
+                                .parts = 1};
+    change(in);
+    return complaint_of([&] { kernels::mla_decode<Bf16>(in, nullptr); });
+  };
+  using In = kernels::MlaDecode<Bf16>;
+  using ::testing::HasSubstr;
+  EXPECT_THAT(complaint([](In& in) {
+                in.q = unread<const Bf16, 4>({2, 1, 16, 512});
+              }),
+              HasSubstr("q is expected to be [B, q_len, H, 576] = [2, 1, 16, 576]; got [2, 1, 16, "
+                        "512]"));
+  EXPECT_THAT(complaint([](In& in) {
+                in.cache = unread<const Bf16, 3>({5, 48, kWidth});
+              }),
+              HasSubstr("cache is expected to be [pages, page, 576] with pages of a divisor or a "
+                        "multiple of 64 tokens"));
+  EXPECT_THAT(complaint([](In& in) { in.seq_lens = unread<const std::int32_t, 1>({3}); }),
+              HasSubstr("seq_lens is expected to be [B] = [2]; got [3]"));
+  EXPECT_THAT(complaint([](In& in) {
+                in.lse = unread<float, 3>({2, 1, 16});
+              }),
+              HasSubstr("lse is expected to be [B, H, q_len] = [2, 16, 1]"));
+  EXPECT_THAT(complaint([](In& in) {
+                in.q = unread<const Bf16, 4>({2, 1, 16, kWidth}, {16 * 577, 16 * 577, 577, 1});
+              }),
+              HasSubstr("q is expected to be with the rows of a request evenly apart"));
+  EXPECT_THAT(complaint([](In& in) { in.lane = 128; }), HasSubstr("lane is expected to be below"));
+}
+
+}  // namespace
+}  // namespace lockstep
