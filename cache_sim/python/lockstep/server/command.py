@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
+import signal
 import sys
 import tempfile
 from typing import Any
@@ -147,6 +148,8 @@ def replay(words: argparse.Namespace) -> int:
 
 def main(words: list[str]) -> int:
     read = parser().parse_args(words)
+    for one in (signal.SIGINT, signal.SIGTERM):  # servers end with the search, whoever ends it
+        signal.signal(one, signal.default_int_handler)
     try:
         return search(read) if read.action == "search" else replay(read)
     except (BadWords, BadFile) as error:
@@ -155,6 +158,8 @@ def main(words: list[str]) -> int:
     except (NoServer, FileNotFoundError, Refused, OSError) as error:
         print(f"lockstep server: {error}", file=sys.stderr)
         return 3
+    except KeyboardInterrupt:
+        return 130
     except TruthDiffers as error:
         print(f"lockstep server: {error}", file=sys.stderr)
         return 13
