@@ -52,7 +52,7 @@ const std::vector<std::string> kFullLines = {
     "preempt id=r",
     "step ids=r,s,t padded=8",
     "complete id=r",
-    "capture as=c id=r",
+    "capture as=c id=r partial=1",
     "restore from=c id=r",
     "compact mapping=-1,0,1",
     "evict kv=3 state=0",
@@ -67,6 +67,8 @@ const std::vector<std::string> kFullLines = {
     "lock as=l salt=s tokens=a8",
     "unlock lock=l",
     "free slot=s1",
+    "clone as=c id=r up_to=3",
+    "truncate id=r up_to=3",
 };
 
 TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
@@ -77,7 +79,8 @@ TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
     EXPECT_EQ(operation->verb, static_cast<Verb>(i));
     EXPECT_EQ(operation->text(), kFullLines[i]);
     EXPECT_TRUE(is_operation_verb(to_string(operation->verb)));
-    EXPECT_EQ(is_tree_verb(operation->verb), i >= 15) << kFullLines[i];
+    EXPECT_EQ(is_tree_verb(operation->verb), i >= 15 && i < 24) << kFullLines[i];
+    EXPECT_EQ(is_sequence_verb(operation->verb), i >= 24) << kFullLines[i];
   }
   EXPECT_FALSE(is_operation_verb("request"));
   // Found by grammar_fuzz.cpp: no tokens were written as no field, which the verb needs.
@@ -86,11 +89,12 @@ TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
 
 TEST(Operations, needTheFieldsThatTheyNeed) {
   for (const std::string text :
-       {"admit id=r",     "admit tokens=a1", "extend id=r", "extend n=1",  "accept id=r",
-        "checkpoint",     "finish",          "abort",       "preempt",     "complete",
-        "capture id=r",   "restore id=r",    "compact",     "match",       "alloc",
-        "advance slot=s", "fork slot=s",     "fork as=s",   "copy from=s", "copy to=s",
-        "insert slot=s",  "lock tokens=a1",  "lock as=l",   "unlock",      "free"})
+       {"admit id=r",     "admit tokens=a1", "extend id=r",  "extend n=1",  "accept id=r",
+        "checkpoint",     "finish",          "abort",        "preempt",     "complete",
+        "capture id=r",   "restore id=r",    "compact",      "match",       "alloc",
+        "advance slot=s", "fork slot=s",     "fork as=s",    "copy from=s", "copy to=s",
+        "insert slot=s",  "lock tokens=a1",  "lock as=l",    "unlock",      "free",
+        "clone id=r",     "clone as=r",      "truncate id=r"})
     EXPECT_NE(operation_of(text).error().text.find("needs the field"), std::string::npos) << text;
 }
 

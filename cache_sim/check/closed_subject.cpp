@@ -30,6 +30,27 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
            fmt::format("at most {}", most), std::to_string(cached)});
   }
   follow(operation, reply);
+  if (reply.has(ReplyField::output)) check_output(operation, reply, findings);
+}
+
+/// Greedy decoding is a function of the tokens, whatever was cached, forked or restored on the way.
+void ClosedSubject::check_output(const Operation& operation, const Reply& reply,
+                                 Findings& findings) {
+  const Request* const request = find(operation.id);
+  if (request == nullptr) return;
+  const Tokens tokens = request->known.prefix(static_cast<std::uint32_t>(request->computed))
+                            .followed_by(request->verifies ? operation.drafts : Tokens());
+  const std::int64_t output = reply.get(ReplyField::output);
+  const auto [known, fresh] = sampled_.emplace(std::pair(request->salt.index(), tokens.digest()),
+                                               Sampled{output, operation.id});
+  if (fresh || known->second.output == output) return;
+  findings.push_back(
+      {FindingKind::output_differs,
+       fmt::format("request `{}` goes on with token {} behind {} tokens, and request `{}` went on "
+                   "with {} behind the same",
+                   operation.id.text(), output, tokens.size(), known->second.id.text(),
+                   known->second.output),
+       fmt::format("output={}", known->second.output), fmt::format("output={}", output)});
 }
 
 /// Each number by itself: no larger than what it counts.
@@ -142,20 +163,61 @@ void ClosedSubject::follow(const Operation& operation, const Reply& reply) {
   }
   const auto found = requests_.find(operation.id.index());
   if (found == requests_.end()) return;
+  follow_sequence(operation, found->second);
   follow_request(operation, reply, found->second);
   if (operation.verb == Verb::finish || operation.verb == Verb::abort ||
       operation.verb == Verb::preempt)
     end(operation.id);
 }
 
-/// What the request has computed may stay in the cache.
 void ClosedSubject::end(Name id) {
   const auto found = requests_.find(id.index());
   if (found == requests_.end()) return;
-  const Request& ended = found->second;
-  if (ended.computed > 0)
-    computed_.insert(ended.known.prefix(static_cast<std::uint32_t>(ended.computed)), ended.salt);
+  keep(found->second);
   requests_.erase(found);
+}
+
+/// What the request has computed may stay in the cache, whatever becomes of the request.
+void ClosedSubject::keep(const Request& request) {
+  if (request.computed > 0)
+    computed_.insert(request.known.prefix(static_cast<std::uint32_t>(request.computed)),
+                     request.salt);
+}
+
+void ClosedSubject::follow_sequence(const Operation& operation, Request& request) {
+  const auto first = [&](const Request& of, std::int64_t size) {
+    const std::int64_t length = size == Operation::kAbsent ? of.computed : size;
+    Request shorter{.known = of.known, .salt = of.salt};
+    shorter.computed = shorter.asked = std::clamp<std::int64_t>(length, 0, of.computed);
+    shorter.known = of.known.prefix(static_cast<std::uint32_t>(shorter.computed));
+    return shorter;
+  };
+  switch (operation.verb) {
+    case Verb::clone:
+      requests_.insert_or_assign(operation.as.index(), first(request, operation.up_to));
+      return;
+    case Verb::truncate:
+      keep(request);
+      request = first(request, operation.up_to);
+      return;
+    case Verb::capture:
+      captured_.insert_or_assign(
+          operation.as.index(),
+          Captured{request.known.prefix(static_cast<std::uint32_t>(request.computed)),
+                   request.salt});
+      return;
+    case Verb::restore:
+      if (const auto kept = captured_.find(operation.from.index()); kept != captured_.end()) {
+        keep(request);
+        const std::int64_t size = kept->second.tokens.size();
+        request = {.known = kept->second.tokens,
+                   .salt = kept->second.salt,
+                   .computed = size,
+                   .asked = size};
+      }
+      return;
+    default: return;
+  }
 }
 
 void ClosedSubject::follow_request(const Operation& operation, const Reply& reply,

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 
 #include "cache_sim/base/prefix_trie.hpp"
 #include "reference/base/finding.hpp"
@@ -22,6 +23,15 @@ class ClosedSubject {
   void check(const Operation& operation, const Reply& reply, Findings& findings);
 
  private:
+  struct Captured {
+    Tokens tokens;
+    Name salt;
+  };
+  /// What was sampled behind a prefix, and for whom first.
+  struct Sampled {
+    std::int64_t output = 0;
+    Name id;
+  };
   struct Request {
     Tokens known;
     Name salt;
@@ -35,16 +45,22 @@ class ClosedSubject {
   std::int64_t largest(ReplyField field, const Operation& operation) const;
   void check_sums(const Reply& reply, Findings& findings) const;
   void check_progress(const Operation& operation, Findings& findings) const;
+  void check_output(const Operation& operation, const Reply& reply, Findings& findings);
   std::int64_t most_cached(const Operation& admission) const;
   void follow(const Operation& operation, const Reply& reply);
   void end(Name id);
+  void keep(const Request& request);
+  void follow_sequence(const Operation& operation, Request& request);
   static void follow_request(const Operation& operation, const Reply& reply, Request& request);
   const Request* find(Name id) const;
 
   Config config_;
-  PrefixTrie computed_;                        // of requests that have ended
-  std::map<std::uint32_t, Request> requests_;  // that run, by Name::index()
-  std::int64_t locks_ = 0;                     // of tree verbs
+  PrefixTrie computed_;                         // of requests that have ended
+  std::map<std::uint32_t, Request> requests_;   // that run, by Name::index()
+  std::map<std::uint32_t, Captured> captured_;  // by Name::index()
+  /// By salt and digest of the prefix.
+  std::map<std::pair<std::uint32_t, std::uint64_t>, Sampled> sampled_;
+  std::int64_t locks_ = 0;  // of tree verbs
 };
 
 }  // namespace lockstep::cache_sim

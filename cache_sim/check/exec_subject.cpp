@@ -48,6 +48,7 @@ Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
 struct Answer {
   std::string reply;
   std::optional<std::string> violation;  ///< violation=TEXT, the rest of the line
+  std::optional<std::string> wrong;      ///< wrong=TEXT, the rest of the line
   std::optional<std::string> raised;     ///< raised=TEXT, the rest of the line
   /// state_tokens=, conv_tokens=, cached_tokens=: whose tokens what was handed out stands for.
   std::vector<std::pair<ReplyField, std::string>> stands_for;
@@ -55,6 +56,7 @@ struct Answer {
 
 Answer split(std::string_view text) {
   constexpr std::string_view kViolation = "violation=";
+  constexpr std::string_view kWrong = "wrong=";
   constexpr std::string_view kRaised = "raised=";
   constexpr std::pair<std::string_view, ReplyField> kLabels[] = {
       {"state_tokens=", ReplyField::state},
@@ -66,6 +68,10 @@ Answer split(std::string_view text) {
     std::string_view word = text.substr(0, end);
     if (word.starts_with(kViolation)) {
       answer.violation = text.substr(kViolation.size());
+      break;
+    }
+    if (word.starts_with(kWrong)) {
+      answer.wrong = text.substr(kWrong.size());
       break;
     }
     if (word.starts_with(kRaised)) {
@@ -109,6 +115,7 @@ class ExecSubject final : public Subject {
   Result<void> start(const ChildOptions& options);
   Result<Reply> apply(const Operation& operation) override;
   bool has_tree_verbs() const override { return tree_verbs_; }
+  bool has_sequence_verbs() const override { return sequence_verbs_; }
   Findings take_findings() override { return std::exchange(findings_, {}); }
   const std::optional<ConfigFields>& honoured() const { return honoured_; }
 
@@ -134,6 +141,7 @@ class ExecSubject final : public Subject {
   std::unique_ptr<ChildProcess> process_;
   std::optional<ConfigFields> honoured_;
   bool tree_verbs_ = false;
+  bool sequence_verbs_ = false;
   bool labels_ = false;
   bool again_ = false;            // it can be greeted again
   bool answers_ = true;           // its process can still be talked to
@@ -225,7 +233,8 @@ Result<void> ExecSubject::understand(std::string_view answer) {
     is_known &= key.starts_with("x_") ||
                 std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
   const std::string_view levels = line->find("levels").value_or("");
-  is_known &= levels == "request" || levels == "request,tree";
+  is_known &= levels == "request" || levels == "request,tree" || levels == "request,sequence" ||
+              levels == "request,tree,sequence";
   const auto flag = [&](std::string_view key, bool& value) {
     const std::string_view text = line->find(key).value_or("0");
     is_known &= text == "0" || text == "1";
@@ -241,10 +250,13 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   again_ &= is_known;
   if (!is_known)
     return cannot_start(fmt::format(
-        "it answered hello with `{}` and not with levels=request or levels=request,tree, labels=1 "
-        "if it has them, again=1 if it can be greeted again, and honours= with config fields",
+        "it answered hello with `{}` and not with levels=request, behind it tree and sequence "
+        "where "
+        "it has these verbs (levels=request,tree,sequence), labels=1 if it has them, again=1 if it "
+        "can be greeted again, and honours= with config fields",
         printable(answer)));
-  tree_verbs_ = levels == "request,tree";
+  tree_verbs_ = levels.find("tree") != std::string_view::npos;
+  sequence_verbs_ = levels.find("sequence") != std::string_view::npos;
   return {};
 }
 
@@ -253,6 +265,8 @@ Result<Reply> ExecSubject::apply(const Operation& operation) {
   if (is_tree_verb(operation.verb) && !tree_verbs_)
     return fail(
         fmt::format("{}: {} understands request verbs only", to_string(operation.verb), name_));
+  if (is_sequence_verb(operation.verb) && !sequence_verbs_)
+    return fail(fmt::format("{}: {} has no sequence verbs", to_string(operation.verb), name_));
   const Result<std::string> text = ask(operation.text());
   if (!text) return tl::unexpected(text.error());
   if (*text == to_string(Refusal::unsupported)) return Reply::refusal(Refusal::unsupported);
@@ -274,6 +288,13 @@ Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer
                                      printable(*answer.violation, 300)),
                          "no broken rule", printable(*answer.violation, 300)});
     if (!reply) return Reply();  // it has said what is wrong, and the run ends here
+  }
+  if (answer.wrong) {
+    findings_.push_back({FindingKind::output_differs,
+                         fmt::format("{} says behind `{}`: {}", name_, to_string(operation.verb),
+                                     printable(*answer.wrong, 300)),
+                         "the output of an empty cache", printable(*answer.wrong, 300)});
+    if (!reply) return Reply();
   }
   if (!reply) return reply;
   if (const std::int64_t broken = reply->get(ReplyField::violations);

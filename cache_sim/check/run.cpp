@@ -20,6 +20,7 @@ int change_of_holders(const Operation& operation, const Reply& reply) {
     case Verb::alloc:
     case Verb::fork:
     case Verb::lock:
+    case Verb::clone:
     case Verb::capture: return 1;
     case Verb::finish:
     case Verb::abort:
@@ -83,6 +84,25 @@ bool ReplaySession::has_tree_verbs() const {
   });
 }
 
+bool ReplaySession::has_sequence_verbs() const {
+  return std::all_of(seats_.begin(), seats_.end(), [](const auto& seat) {
+    return seat->subject == nullptr || seat->subject->has_sequence_verbs();
+  });
+}
+
+/// A sentence where one of the subjects does not understand verbs of the operation's level.
+std::string ReplaySession::who_lacks_level(const Operation& operation) const {
+  const bool is_tree = is_tree_verb(operation.verb);
+  if (!is_tree && !is_sequence_verb(operation.verb)) return "";
+  for (std::size_t i = 0; i < subject_count(); ++i) {
+    const SubjectSeat& seat = *seats_[rank_ * subject_count() + i];
+    if (is_tree ? seat.subject->has_tree_verbs() : seat.subject->has_sequence_verbs()) continue;
+    return fmt::format("{}: {} {}", to_string(operation.verb), seat.name,
+                       is_tree ? "understands request verbs only" : "has no sequence verbs");
+  }
+  return "";
+}
+
 /// The subject's reply; an exception is the subject's death.
 Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operation) try {
   return seat.subject->apply(operation);
@@ -95,12 +115,10 @@ Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operatio
 /// none where somebody else can tell. False where there is nothing to compare.
 bool ReplaySession::ask_all(const Operation& operation) {
   // Verbs of another level are nobody's mistake but the caller's, and nobody hears of them.
-  for (std::size_t i = 0; is_tree_verb(operation.verb) && i < subject_count(); ++i)
-    if (!seat_at(i).subject->has_tree_verbs()) {
-      refuse({.text = fmt::format("{}: {} understands request verbs only",
-                                  to_string(operation.verb), seat_at(i).name)});
-      return false;
-    }
+  if (std::string lacking = who_lacks_level(operation); !lacking.empty()) {
+    refuse({.text = std::move(lacking)});
+    return false;
+  }
   std::vector<std::optional<Error>> refusals;
   bool anybody_has_done_it = false;
   for (const bool children : {false, true}) {
@@ -326,6 +344,7 @@ void ReplaySession::compare(const Operation& operation) {
     if (difference->field == "cached" && seat_at(expected).is_oracle &&
         replies_[actual].get(ReplyField::cached) < replies_[expected].get(ReplyField::cached))
       kind = FindingKind::missed_reuse;
+    if (difference->field == to_string(ReplyField::output)) kind = FindingKind::output_differs;
     locate(&seat_at(actual),
            {kind,
             fmt::format("{} answered {}={} and {} answered {}={}", seat_at(actual).name,
@@ -376,6 +395,9 @@ void ReplaySession::follow(const Operation& operation, const Reply& reply) {
     case Verb::accept:
       if (reply.refused == Refusal::none && !operation.tokens.empty())
         outcome(operation.id).output_tokens += operation.tokens.size();
+      return;
+    case Verb::clone:
+      if (reply.refused == Refusal::none) outcome(operation.as).finish = FinishReason::running;
       return;
     case Verb::finish: outcome(operation.id).finish = FinishReason::stop; return;
     case Verb::abort: outcome(operation.id).finish = FinishReason::abort; return;

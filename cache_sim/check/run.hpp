@@ -72,6 +72,7 @@ class ReplaySession {
   bool first_is_child() const { return !seats_.empty() && seats_.front()->is_child; }
   /// Whether every subject understands tree verbs.
   bool has_tree_verbs() const;
+  bool has_sequence_verbs() const;
   std::size_t subject_count() const { return options_.subjects.size(); }
   const std::string& subject_name(std::size_t i) const { return options_.subjects[i]; }
   SubjectTotals totals(std::size_t i) const;  ///< over all ranks
@@ -91,6 +92,7 @@ class ReplaySession {
   explicit ReplaySession(const RunOptions& options);
   Result<void> seat(const std::string& name, std::size_t rank);
   static Result<Reply> answer(SubjectSeat& seat, const Operation& operation);
+  std::string who_lacks_level(const Operation& operation) const;
   bool ask_all(const Operation& operation);
   bool ask(std::size_t subject, const Operation& operation,
            std::vector<std::optional<Error>>& refusals);

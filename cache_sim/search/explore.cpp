@@ -391,16 +391,18 @@ constexpr ConfigField kFieldsToHonour[] = {ConfigField::kv_tokens,   ConfigField
                                            ConfigField::max_running, ConfigField::request_rows,
                                            ConfigField::page,        ConfigField::overlap};
 
-/// A child says itself whether it understands tree verbs, and may say which fields it obeys.
+/// A child says itself which levels of verbs it understands, and may say which fields it obeys.
 /// `alone`: there are only children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
   player.accepted.rooms = false;
+  player.accepted.sequence_verbs = alone;  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
     if (!seat && seat.error().finding) continue;  // the first trace says so
     if (!seat) return tl::unexpected(seat.error());
     player.accepted.tree_verbs &= (*seat)->subject->has_tree_verbs();
+    player.accepted.sequence_verbs &= (*seat)->subject->has_sequence_verbs();
     const std::optional<ConfigFields> honoured = honoured_by(*(*seat)->subject);
     if (!honoured) continue;
     for (const ConfigField field : kFieldsToHonour)

@@ -78,6 +78,36 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
     case Verb::finish: seen_.push_back(found->known); [[fallthrough]];
     case Verb::abort:
     case Verb::preempt: requests_.erase(found); return;
+    default: follow_sequence(operation, *found); return;
+  }
+}
+
+void LegalityModel::follow_sequence(const Operation& operation, Request& request) {
+  const auto length = static_cast<std::uint32_t>(
+      operation.up_to == Operation::kAbsent ? request.computed : operation.up_to);
+  switch (operation.verb) {
+    case Verb::clone:
+      requests_.push_back({.id = operation.as,
+                           .salt = request.salt,
+                           .known = request.known.prefix(length),
+                           .computed = length});
+      return;
+    case Verb::truncate:
+      request.known = request.known.prefix(length);
+      request.computed = length;
+      return;
+    case Verb::capture:
+      std::erase_if(captured_, [&](const Captured& old) { return old.name == operation.as; });
+      captured_.push_back(
+          {operation.as, request.salt, request.known.prefix(length), operation.partial});
+      return;
+    case Verb::restore:
+      for (const Captured& kept : captured_)
+        if (kept.name == operation.from) {
+          request.known = kept.tokens;
+          request.computed = kept.tokens.size();
+        }
+      return;
     default: return;
   }
 }
@@ -141,6 +171,8 @@ bool LegalityModel::adapt(Step& step) const {
       return true;
     case Verb::accept: operation.n = operation.tokens.size(); return true;
     case Verb::extend: adapt_extend(operation, step.rest); return true;
+    case Verb::clone:
+    case Verb::truncate:
     case Verb::checkpoint: adapt_checkpoint(operation, step.rest); return true;
     default: return true;
   }
@@ -150,13 +182,16 @@ bool LegalityModel::makes_sense(const Operation& operation) const {
   const Request* const request = find_request(operation.id);
   if (operation.verb == Verb::admit) return request == nullptr;
   if (operation.id.exists()) return request != nullptr && makes_sense_for(*request, operation);
+  if (operation.verb == Verb::step)
+    return std::all_of(operation.ids.begin(), operation.ids.end(),
+                       [&](Name id) { return find_request(id) != nullptr; });
   for (const Name slot : {operation.slot, operation.from})
     if (slot.exists() && find_slot(slot) == nullptr) return false;
   return !operation.lock.exists() ||
          std::find(locks_.begin(), locks_.end(), operation.lock) != locks_.end();
 }
 
-bool LegalityModel::makes_sense_for(const Request& request, const Operation& operation) {
+bool LegalityModel::makes_sense_for(const Request& request, const Operation& operation) const {
   const bool verifies = !request.drafts.empty();
   const std::uint32_t kept = operation.tokens.size();
   switch (operation.verb) {
@@ -169,8 +204,32 @@ bool LegalityModel::makes_sense_for(const Request& request, const Operation& ope
              operation.n <= tokens_left(request, operation);
     case Verb::complete: return request.in_flight > 0;
     case Verb::checkpoint: return !verifies && operation.up_to <= request.computed;
+    case Verb::clone:
+    case Verb::truncate:
+    case Verb::capture:
+    case Verb::restore:
+      return !verifies && request.in_flight == 0 && is_sequence_sense(request, operation);
     default: return !verifies;
   }
+}
+
+bool LegalityModel::can_restore(const Request& request, const Captured& captured) {
+  if (!request.drafts.empty() || request.in_flight != 0 || request.salt != captured.salt)
+    return false;
+  const std::uint32_t size = captured.tokens.size();
+  return !captured.partial ||
+         (size <= request.computed && request.known.prefix(size) == captured.tokens);
+}
+
+bool LegalityModel::is_sequence_sense(const Request& request, const Operation& operation) const {
+  if (operation.verb == Verb::restore)
+    return std::any_of(captured_.begin(), captured_.end(), [&](const Captured& kept) {
+      return kept.name == operation.from && can_restore(request, kept);
+    });
+  const std::int64_t length =
+      operation.up_to == Operation::kAbsent ? request.computed : operation.up_to;
+  if (length <= 0 || length > request.computed) return false;
+  return operation.verb != Verb::clone || find_request(operation.as) == nullptr;
 }
 
 /// Bad input where it comes from a trace that was played so.
@@ -179,6 +238,8 @@ bool LegalityModel::contradicts_itself(const Operation& operation) const {
   switch (operation.verb) {
     case Verb::admit: return operation.prompt > std::int64_t{operation.tokens.size()};
     case Verb::accept: return operation.n != std::int64_t{operation.tokens.size()};
+    case Verb::clone:
+    case Verb::truncate:
     case Verb::checkpoint: return request != nullptr && operation.up_to > request->computed;
     case Verb::extend: {
       if (request == nullptr) return false;

@@ -45,6 +45,13 @@ class LegalityModel {
     Name name;
     Tokens tokens;  ///< that its state stands for
   };
+  /// A request's tokens that were kept under a name.
+  struct Captured {
+    Name name;
+    Name salt;
+    Tokens tokens;
+    bool partial = false;
+  };
   /// A node of the tree that the last reply showed.
   struct Node {
     Tokens tokens;
@@ -68,18 +75,24 @@ class LegalityModel {
   // In the order in which they came.
   const std::vector<Request>& requests() const { return requests_; }
   const std::vector<Slot>& slots() const { return slots_; }
+  const std::vector<Captured>& captured() const { return captured_; }
   const std::vector<Name>& locks() const { return locks_; }
   const std::vector<Name>& refused() const { return refused_; }  ///< requests not admitted
   const std::vector<Tokens>& seen() const { return seen_; }      ///< prompts and stored keys
   const std::optional<Node>& shown() const { return shown_; }
+  /// Whether the request can be set back to what was captured: between forwards, of the same salt,
+  /// and of a part of its state alone where it still begins with these tokens.
+  static bool can_restore(const Request& request, const Captured& captured);
   /// A lock that has to be released by the next operation (see PolicyEntry).
   Name bare_lock() const { return bare_lock_; }
 
  private:
-  static bool makes_sense_for(const Request& request, const Operation& operation);
+  bool makes_sense_for(const Request& request, const Operation& operation) const;
+  bool is_sequence_sense(const Request& request, const Operation& operation) const;
   const Request* find_request(Name id) const;
   const Slot* find_slot(Name name) const;
   void follow_request(const Operation& operation, const Reply& reply);
+  void follow_sequence(const Operation& operation, Request& request);
   void follow_slot(const Operation& operation, const Reply& reply);
   void give_slot(Name name, const Tokens& tokens);
   void drop_slot(Name name);
@@ -92,6 +105,7 @@ class LegalityModel {
   bool counts_locks_on_tombstones_;
   std::vector<Request> requests_;
   std::vector<Slot> slots_;
+  std::vector<Captured> captured_;
   std::vector<Name> locks_;
   std::vector<Name> refused_;
   std::vector<Tokens> seen_;

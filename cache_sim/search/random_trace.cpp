@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -68,12 +69,65 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
   return operation;
 }
 
+/// A forward of several requests; their extends come next.
+Operation RandomTrace::joint_step() {
+  Operation operation{.verb = Verb::step};
+  for (const LegalityModel::Request& request : model_.requests())
+    if (request.drafts.empty() && request.in_flight == 0 && draw_.chance(3, 4))
+      operation.ids.push_back(request.id);
+  for (std::size_t i = operation.ids.size(); i > 1; --i)
+    std::swap(operation.ids[i - 1], operation.ids[draw_.below(i)]);
+  together_.assign(operation.ids.rbegin(), operation.ids.rend());
+  return operation;
+}
+
+Operation RandomTrace::random_sequence_operation(const LegalityModel::Request& request) {
+  Operation operation;
+  operation.id = request.id;
+  const std::int64_t there = request.computed;
+  switch (pick<5>(
+      draw_, {swarm_.clone, swarm_.truncate, swarm_.capture, swarm_.restore, swarm_.together})) {
+    case 0:
+      if (there == 0 || model_.requests().size() >= static_cast<std::size_t>(swarm_.running)) break;
+      operation.verb = Verb::clone;
+      operation.as = fresh_name("r");
+      if (draw_.chance(1, 4)) operation.up_to = draw_.between(1, there);
+      return operation;
+    case 1:
+      if (there < 2) break;
+      operation.verb = Verb::truncate;
+      operation.up_to = draw_.chance(1, 6) ? draw_.between(1, there)
+                                           : std::max<std::int64_t>(1, there - draw_.between(1, 4));
+      return operation;
+    case 2:
+      if (there == 0) break;
+      operation.verb = Verb::capture;
+      operation.as = Name::intern(fmt::format("s{}", draw_.below(4)));
+      operation.partial = draw_.chance(1, 3);
+      return operation;
+    case 3: {
+      if (model_.captured().empty()) break;
+      const LegalityModel::Captured& kept =
+          model_.captured()[draw_.below(model_.captured().size())];
+      if (!LegalityModel::can_restore(request, kept)) break;
+      operation.verb = Verb::restore;
+      operation.from = kept.name;
+      return operation;
+    }
+    default: return joint_step();
+  }
+  return forward(request);
+}
+
 Operation RandomTrace::random_request_operation() {
   const auto most = static_cast<std::size_t>(swarm_.running);
   const std::vector<LegalityModel::Request>& running = model_.requests();
   if (running.empty() || (running.size() < most && draw_.chance(1, 4))) return admission();
   const LegalityModel::Request& request = running[draw_.below(running.size())];
   if (!request.drafts.empty()) return verdict(request);
+  if (request.in_flight == 0 && swarm_.sequences != 0 &&
+      draw_.chance(static_cast<std::uint64_t>(swarm_.sequences), 10))
+    return random_sequence_operation(request);
   Operation operation;
   operation.id = request.id;
   if (request.in_flight > 0 && (request.in_flight == 2 || draw_.chance(1, 4))) {
@@ -192,6 +246,12 @@ Operation RandomTrace::random_tree_operation() {
 
 Operation RandomTrace::next() {
   may_be_bad_ = false;
+  while (!together_.empty()) {
+    const Name id = together_.back();
+    together_.pop_back();
+    for (const LegalityModel::Request& request : model_.requests())
+      if (request.id == id && request.drafts.empty()) return forward(request);
+  }
   Operation operation;
   if (model_.bare_lock().exists()) {
     operation.verb = Verb::unlock;

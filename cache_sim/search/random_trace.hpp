@@ -35,6 +35,8 @@ class RandomTrace {
   Operation verdict(const LegalityModel::Request& request);
   Operation forward(const LegalityModel::Request& request);
   Operation use_of_slot(const LegalityModel::Slot& slot);
+  Operation random_sequence_operation(const LegalityModel::Request& request);
+  Operation joint_step();
   void overstate_prev(Operation& insert);
 
   const Swarm& swarm_;
@@ -43,6 +45,7 @@ class RandomTrace {
   bool has_states_;
   int names_ = 0;
   bool may_be_bad_ = false;
+  std::vector<Name> together_;  // whose extends make the forward that has begun
 };
 
 }  // namespace lockstep::cache_sim

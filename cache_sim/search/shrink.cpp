@@ -234,7 +234,10 @@ class Shrinker {
       });
     };
     on_operation([](Operation& o, Step&) { return set(o.prompt, Operation::kAbsent); });
-    on_operation([](Operation& o, Step&) { return set(o.up_to, Operation::kAbsent); });
+    on_operation([](Operation& o, Step&) {  // truncate needs it
+      return o.verb != Verb::truncate && set(o.up_to, Operation::kAbsent);
+    });
+    on_operation([](Operation& o, Step&) { return set(o.partial, false); });
     on_operation([](Operation& o, Step&) { return set(o.limit, Operation::kAbsent); });
     on_operation([](Operation& o, Step&) {
       return o.verb == Verb::admit && set(o.room, Operation::kAbsent);
@@ -456,7 +459,9 @@ class Shrinker {
                               rename_one(o.slot, 's');
                               rename_one(o.from, 's');
                               rename_one(o.to, 's');
-                              rename_one(o.as, o.verb == Verb::lock ? 'l' : 's');
+                              rename_one(o.as, o.verb == Verb::lock    ? 'l'
+                                               : o.verb == Verb::clone ? 'r'
+                                                                       : 's');
                               rename_one(o.lock, 'l');
                               for (Name& id : o.ids) rename_one(id, 'r');
                             },

@@ -157,6 +157,14 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   if (accepted.rooms && swarm.scheduled && fields.free(ConfigField::scheduler) &&
       draw.aside(3, 1) == 0)
     swarm.config.scheduler = "sglang";
+  if (accepted.sequence_verbs) {
+    swarm.sequences = static_cast<int>(draw.between(2, 7));
+    swarm.clone = weight(draw, 3);
+    swarm.truncate = weight(draw, 3);
+    swarm.capture = weight(draw, 2);
+    swarm.restore = weight(draw, 2);
+    swarm.together = std::max(1, weight(draw, 3));
+  }
   return swarm;
 }
 

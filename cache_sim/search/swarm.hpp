@@ -62,6 +62,9 @@ struct Swarm {
   int sessions = 0;   ///< that requests belong to and that are closed
   bool by_length = false;  ///< some requests end by the length of their output
   bool rooms = false;      ///< some admissions and evictions carry room=
+  // What happens to a sequence, where the subjects have its verbs; `sequences`: of ten operations.
+  int sequences = 0;
+  int clone = 3, truncate = 3, capture = 2, restore = 2, together = 3;
 };
 
 /// One of several things, as often as their weights say.
@@ -88,6 +91,7 @@ struct Accepted {
   bool has_states = true;  ///< one of them keeps states
   bool tree_verbs = true;
   bool rooms = true;  ///< admissions and evictions may carry room=, as SGLang's scheduler asks it
+  bool sequence_verbs = false;
 };
 Accepted accepted_by(const PolicyEntry& policy);
 /// What both accept. Tree verbs mean another thing to a policy without states.

@@ -354,6 +354,12 @@ class Reader {
         return fail(fmt::format("field id: no admitted request is called `{}` here", id));
       if (verb == Verb::finish || verb == Verb::abort || verb == Verb::preempt) running_.erase(id);
     }
+    if (verb == Verb::clone) {
+      ids_.insert(operation->as.text());
+      if (!running_.insert(operation->as.text()).second)
+        return fail(
+            fmt::format("field as: request `{}` is admitted already", operation->as.text()));
+    }
     return std::move(*operation);
   }
 

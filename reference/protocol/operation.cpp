@@ -73,7 +73,7 @@ constexpr FieldRow kFinish[] = {kId, {"insert", FlagField{&Operation::insert}}};
 constexpr FieldRow kOnlyId[] = {kId};
 constexpr FieldRow kStep[] = {{"ids", NamesField{&Operation::ids}},
                               {"padded", NumberField{&Operation::padded}}};
-constexpr FieldRow kCapture[] = {kAs, kId};
+constexpr FieldRow kCapture[] = {kAs, kId, {"partial", FlagField{&Operation::partial}}};
 constexpr FieldRow kRestore[] = {kFrom, kId};
 constexpr FieldRow kCompact[] = {{"mapping", NumbersField{&Operation::mapping}, true}};
 constexpr FieldRow kEvict[] = {{"kv", NumberField{&Operation::kv}},
@@ -89,6 +89,8 @@ constexpr FieldRow kInsert[] = {
 constexpr FieldRow kLock[] = {kAs, kSalt, kTokens};
 constexpr FieldRow kUnlock[] = {{"lock", NameField{&Operation::lock}, true}};
 constexpr FieldRow kFree[] = {kSlot};
+constexpr FieldRow kClone[] = {kAs, kId, {"up_to", NumberField{&Operation::up_to}}};
+constexpr FieldRow kTruncate[] = {kId, {"up_to", NumberField{&Operation::up_to}, true}};
 
 struct VerbRow {
   std::string_view name;
@@ -101,7 +103,7 @@ struct VerbRow {
 
 constexpr ReplyField kAdmitReply[] = {ReplyField::cached, ReplyField::state, ReplyField::conv,
                                       ReplyField::junction, ReplyField::kv};
-constexpr ReplyField kExtendReply[] = {ReplyField::n, ReplyField::blocks};
+constexpr ReplyField kExtendReply[] = {ReplyField::n, ReplyField::blocks, ReplyField::output};
 constexpr ReplyField kAcceptReply[] = {ReplyField::n};
 constexpr ReplyField kStoredReply[] = {ReplyField::exist, ReplyField::length};
 constexpr ReplyField kEvictReply[] = {ReplyField::kv, ReplyField::state, ReplyField::kv_free};
@@ -138,6 +140,8 @@ constexpr VerbRow kVerbs[] = {
     {"lock", kLock},
     {"unlock", kUnlock},
     {"free", kFree},
+    {"clone", kClone},
+    {"truncate", kTruncate},
 };
 static_assert(std::size(kVerbs) == kVerbCount);
 
@@ -147,7 +151,8 @@ constexpr std::string_view kReplyFields[] = {
     "freed_kv",       "junction", "kv",         "kv_free",
     "kv_locked",      "length",   "n",          "output_tokens",
     "slot",           "state",    "states",     "states_free",
-    "states_locked",  "time",     "violations", "blocks"};
+    "states_locked",  "time",     "violations", "blocks",
+    "output"};
 static_assert(std::size(kReplyFields) == kReplyFieldCount);
 
 /// The fields in the order of their names.
@@ -265,7 +270,10 @@ std::string_view to_string(Verb verb) {
   return kVerbs[static_cast<std::size_t>(verb)].name;
 }
 bool is_tree_verb(Verb verb) {
-  return verb >= Verb::match;
+  return verb >= Verb::match && verb <= Verb::free;
+}
+bool is_sequence_verb(Verb verb) {
+  return verb == Verb::clone || verb == Verb::truncate;
 }
 bool is_operation_verb(std::string_view verb) {
   return find_verb(verb) != nullptr;
@@ -317,9 +325,13 @@ void Reply::throw_full() {
 /// Independent of the order in which the fields were set.
 void Reply::add_to(Digest& digest) const {
   std::uint64_t all = std::uint64_t{present_} << 8 | static_cast<std::uint64_t>(refused);
-  for (std::size_t i = 0; i < count_; ++i)
+  for (std::size_t i = 0; i < count_; ++i) {
+    // A request whose output was given as a number has other tokens under another name, and a
+    // digest is of sizes: what is sampled is compared, and not part of it.
+    if (field_at(i) == ReplyField::output) continue;
     all += mix64(static_cast<std::uint64_t>(values_[i]) ^ static_cast<std::uint64_t>(field_at(i))
                                                               << 56);
+  }
   digest.add(all);
 }
 

@@ -45,11 +45,15 @@ enum class Verb : std::uint8_t {
   lock,
   unlock,
   free,
+  // Sequence verbs: engines whose requests are sequences of one memory.
+  clone,
+  truncate,
 };
-inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::free) + 1;
+inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::truncate) + 1;
 
 std::string_view to_string(Verb verb);
 bool is_tree_verb(Verb verb);
+bool is_sequence_verb(Verb verb);
 
 /// One operation. A field that a verb does not have keeps its default; absent numbers are kAbsent.
 struct Operation {
@@ -58,15 +62,16 @@ struct Operation {
   Verb verb = Verb::check;
   bool insert = true;                 ///< finish: leave the request's tokens in the cache
   bool async = false;                 ///< extend: the result arrives with a `complete`
+  bool partial = false;               ///< capture: the recurrent state alone
   Name id;                            ///< the request
   Name salt;                          ///< admit, match, insert: the namespace
-  Name slot, as, from, to, lock;      ///< names that tree verbs and slot caches give
+  Name slot, as, from, to, lock;      ///< names that tree verbs and slot caches give; clone: `as`
   Tokens tokens;                      ///< see the verb
   Tokens drafts;                      ///< extend: draft tokens to verify
   std::int64_t n = kAbsent;           ///< extend: tokens to compute; accept: tokens kept
   std::int64_t prompt = kAbsent;      ///< admit: how many of `tokens` are the original prompt
   std::int64_t external = kAbsent;    ///< admit: tokens whose KV and state came by transfer
-  std::int64_t up_to = kAbsent;       ///< checkpoint: length; absent: all that is computed
+  std::int64_t up_to = kAbsent;       ///< checkpoint, clone, truncate: length; absent: all
   std::int64_t limit = kAbsent;       ///< match: tokens to look at
   std::int64_t prev = kAbsent;        ///< insert: tokens whose KV the tree owns already
   std::int64_t kv = kAbsent;          ///< evict: KV tokens
@@ -108,8 +113,9 @@ enum class ReplyField : std::uint8_t {
   time,
   violations,
   blocks,
+  output,
 };
-inline constexpr std::size_t kReplyFieldCount = static_cast<std::size_t>(ReplyField::blocks) + 1;
+inline constexpr std::size_t kReplyFieldCount = static_cast<std::size_t>(ReplyField::output) + 1;
 
 std::string_view to_string(ReplyField field);
 std::optional<ReplyField> reply_field_from(std::string_view name);

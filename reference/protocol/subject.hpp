@@ -53,6 +53,8 @@ class Subject {
 
   /// True where the subject understands tree verbs too.
   virtual bool has_tree_verbs() const { return true; }
+  /// True where it understands sequence verbs, and captures and restores requests.
+  virtual bool has_sequence_verbs() const { return false; }
 
   /// What the subject itself has said to be broken since the last call.
   virtual Findings take_findings() { return {}; }

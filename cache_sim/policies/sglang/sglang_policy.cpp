@@ -78,7 +78,9 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::free: return free(operation);
     case Verb::capture:
     case Verb::restore:
-    case Verb::compact: break;
+    case Verb::compact:
+    case Verb::clone:
+    case Verb::truncate: break;
   }
   return fail(
       fmt::format("{} is not an operation of SGLang's radix caches", to_string(operation.verb)));

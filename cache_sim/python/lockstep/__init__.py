@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 _HOMES = {
     "lockstep.subject": (
         "Admitted", "Config", "Counted", "Evicted", "Extended", "Inserted", "Matched", "Refused", "Reply", "Slot",
-        "Stored", "Subject", "Unsupported", "Violation"),
+        "Stored", "Subject", "Unsupported", "Violation", "Wrong"),
     "lockstep.tokens": ("Tokens", "parse_tokens", "tokens_text"),
     "lockstep.play": ("Finding", "FindingError", "LockstepError", "Replayed", "Search", "explore", "replay"),
 }
@@ -31,7 +31,7 @@ __all__ = sorted(name for names in _HOMES.values() for name in names)
 if TYPE_CHECKING:
     from lockstep.play import Finding, FindingError, LockstepError, Replayed, Search, explore, replay
     from lockstep.subject import (Admitted, Config, Counted, Evicted, Extended, Inserted, Matched, Refused, Reply, Slot,
-                                  Stored, Subject, Unsupported, Violation)
+                                  Stored, Subject, Unsupported, Violation, Wrong)
     from lockstep.tokens import Tokens, parse_tokens, tokens_text
 
 

@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import Any, Callable, NamedTuple
 
-from lockstep.subject import Config, Refused, Reply, Subject, Unsupported, Violation
+from lockstep.subject import Config, Refused, Reply, Subject, Unsupported, Violation, Wrong
 from lockstep.tokens import parse_tokens
 
 Factory = Callable[[Config], Subject]
@@ -60,7 +60,7 @@ VERBS: dict[str, _Verb] = {
     "preempt": _Verb({"id": _ID}),
     "step": _Verb({"ids": _Field("ids", _names, (), True), "padded": _Field("padded", int, None, True)}),
     "complete": _Verb({"id": _ID}),
-    "capture": _Verb({"id": _ID, "as": _AS}),
+    "capture": _Verb({"id": _ID, "as": _AS, "partial": _Field("partial", _flag, False)}),
     "restore": _Verb({"id": _ID, "from": _Field("from_", str)}),
     "compact": _Verb({"mapping": _Field("mapping", _numbers)}),
     "evict": _Verb({"kv": _Field("kv", int, 0), "state": _Field("state", int, 0), "room": _Field("room", int, 0)}),
@@ -76,9 +76,12 @@ VERBS: dict[str, _Verb] = {
     "fork": _Verb({"slot": _SLOT, "as": _AS}),
     "copy": _Verb({"from": _Field("from_", str), "to": _Field("to", str)}),
     "free": _Verb({"slot": _SLOT}),
+    "clone": _Verb({"id": _ID, "as": _AS, "up_to": _Field("up_to", int, None)}),
+    "truncate": _Verb({"id": _ID, "up_to": _Field("up_to", int)}),
 }
 HONOURS = ("kv_tokens", "state_slots", "page", "request_rows")
 TREE_VERBS = frozenset(("match", "alloc", "advance", "fork", "copy", "insert", "lock", "unlock", "free"))
+SEQUENCE_VERBS = frozenset(("clone", "truncate"))
 
 
 class _Known(NamedTuple):
@@ -145,7 +148,8 @@ class Capabilities:
             method = _overrides(subject, verb)
             if method is not None:
                 self.verbs[verb] = _know(subject, verb, method)
-        levels = "request,tree" if TREE_VERBS & set(self.verbs) else "request"
+        levels = ("request" + (",tree" if TREE_VERBS & set(self.verbs) else "")
+                  + (",sequence" if SEQUENCE_VERBS & set(self.verbs) else ""))
         honoured = _honoured(subject)
         if "extend" in self.verbs and "async" in self.verbs["extend"].readers:
             honoured.add("overlap")  # a step can be asked for before the result of the one before
@@ -193,7 +197,7 @@ def told(error: BaseException, subject: type | None) -> str:
     if not text and frame is not None:
         text = _one_line(linecache.getline(frame.filename, frame.lineno or 0))
     name = type(error).__name__
-    said = text if isinstance(error, (Violation, Overdue)) else f"{name}: {text}" if text else name
+    said = text if isinstance(error, (Violation, Wrong, Overdue)) else f"{name}: {text}" if text else name
     return said if frame is None else f"{said} ({shown_path(frame.filename)}:{frame.lineno}, in {frame.name})"
 
 
@@ -239,6 +243,9 @@ class Session:
         except (Violation, AssertionError) as violation:
             self.error = violation
             return "violation=" + told(violation, type(self._subject))
+        except Wrong as wrong:
+            self.error = wrong
+            return "wrong=" + _one_line(str(wrong))
         except (KeyboardInterrupt, Overdue):
             raise
         except BaseException as error:  # noqa: B902 (sys.exit and pytest.fail end the trace, not the process)

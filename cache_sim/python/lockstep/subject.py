@@ -36,6 +36,11 @@ class Violation(Exception):
     """A rule of the subject's own is broken; the text says which. Reported as `broken-invariant`."""
 
 
+class Wrong(Exception):
+    """An answer of the server is wrong: not what it computes from an empty cache. The text says which and by how
+    much. Reported as `output-differs`."""
+
+
 # --- What a method can answer ---------------------------------------------------------------------
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,10 +93,16 @@ class Admitted(Reply):
 
 @dataclass(frozen=True)
 class Extended(Reply):
-    """n: tokens that were really scheduled. blocks: blocks of the request."""
+    """What a forward did.
+
+    n: tokens that were really scheduled. blocks: blocks of the request.
+    output: the token that the server would sample greedily behind the last of them; None: not said, as where two
+        tokens are so near to each other that rounding decides.
+    """
 
     n: int
     blocks: int | None = None
+    output: int | None = None
 
 
 @dataclass(frozen=True)
@@ -238,8 +249,8 @@ class Subject:
     be ignored. `**others` takes and ignores everything.
 
     A method answers with one of the replies above, with the number that its reply must have, or with None where
-    there is nothing to say. It raises Refused, Unsupported or Violation; an AssertionError counts as Violation, and
-    any other exception is reported as `subject-died` with its file and line.
+    there is nothing to say. It raises Refused, Unsupported, Violation or Wrong; an AssertionError counts as
+    Violation, and any other exception is reported as `subject-died` with its file and line.
 
     honours: the config fields that the subject obeys, of kv_tokens, state_slots, page and request_rows (with
         max_running). `explore` leaves the others at their defaults: memory for everything, pages of one token.
@@ -299,12 +310,12 @@ class Subject:
         """The result of the request's oldest asynchronous extend arrives."""
         raise NotImplementedError
 
-    def capture(self, id: str, as_: str) -> Reply | None:
-        """Keeps the request's row under a name (slot caches)."""
+    def capture(self, id: str, as_: str, partial: bool) -> Reply | None:
+        """Keeps the request's row under a name: what it has computed so far. partial: its recurrent state alone."""
         raise NotImplementedError
 
     def restore(self, id: str, from_: str) -> Reply | None:
-        """Puts a kept row back (slot caches)."""
+        """Sets the request back to what was kept; where that was a state alone, its tokens begin the request's."""
         raise NotImplementedError
 
     def compact(self, mapping: Sequence[int]) -> Reply | None:
@@ -321,6 +332,16 @@ class Subject:
 
     def check(self) -> Counted | None:
         """Checks the subject's own rules: raises Violation. Answers with what is free and what is locked."""
+        raise NotImplementedError
+
+    # Sequence verbs: for an engine whose requests are sequences of one memory.
+
+    def clone(self, id: str, as_: str, up_to: int | None) -> Reply | None:
+        """A new request begins with the first `up_to` tokens that this one has computed (None: with all)."""
+        raise NotImplementedError
+
+    def truncate(self, id: str, up_to: int) -> Reply | None:
+        """The request keeps its first `up_to` computed tokens. Refused('no_state_slot') where no state is there."""
         raise NotImplementedError
 
     # Tree verbs: for a prefix tree that is driven directly.
