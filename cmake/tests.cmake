@@ -127,6 +127,12 @@ foreach(word searches schedules)
   set_tests_properties(subjects.sglang_${word} PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
 endforeach()
 
+# llama.cpp's own library, where `python3 fixtures/subjects/llama_cpp setup` has built it.
+add_test(NAME subjects.llama_cpp_shows_what_its_traces_say
+         COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/llama_cpp check $<TARGET_FILE:lockstep>)
+set_tests_properties(subjects.llama_cpp_shows_what_its_traces_say
+  PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
+
 # The laws of the references again, with ten times the cases of the quick tier, as a list with cases and discards.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 if(TARGET lockstep_tests)
