@@ -34,6 +34,7 @@ NOT_RUN = {
     "reports/evidence.py merge": "needs results of a GPU",
     "--device cuda": "needs a GPU",
     "fixtures/subjects/sglang": "brings SGLang in from PyPI, or needs it",
+    "fixtures/subjects/llama_cpp": "builds llama.cpp, or needs it",
     ".ci/bare_machine": "makes a whole machine",
     "fixtures/subjects/llama_cpp": "builds llama.cpp",
     "--program .lockstep/llama_cpp": "needs llama.cpp",
