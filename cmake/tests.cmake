@@ -133,6 +133,12 @@ add_test(NAME subjects.llama_cpp_shows_what_its_traces_say
 set_tests_properties(subjects.llama_cpp_shows_what_its_traces_say
   PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
 
+# vLLM's own block manager, where `python3 fixtures/subjects/vllm setup` has made its environment.
+add_test(NAME subjects.vllm_agrees_on_kept_traces
+         COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/vllm check $<TARGET_FILE:lockstep>)
+set_tests_properties(subjects.vllm_agrees_on_kept_traces
+  PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
+
 # The laws of the references again, with ten times the cases of the quick tier, as a list with cases and discards.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 if(TARGET lockstep_tests)

@@ -126,6 +126,7 @@ PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream
   require(run.has_value(), run ? "" : run.error().text);
   PlayedOperations played;
   LegalityModel model(swarm.config.page, policy.counts_locks_on_tombstones);
+  if (policy.config_fields.contains(ConfigField::blocks)) model.expect_cut_chunks();
   RandomTrace random(swarm, accepted_by(policy), model, draw);
   BadInput bad_input(swarm, accepted_by(policy), model, draw);
   const auto say = [&](const Operation& operation) {

@@ -101,7 +101,7 @@ const std::vector<Folder>& folders() {
         {"trace", "model"},
         {"workloads", "check", "logs"},
         {"policies", "server"},
-        {"policies/sglang", "policies/ideal"},
+        {"policies/sglang", "policies/ideal", "policies/vllm"},
         {"replay", "search"},
         {"compare"},
         {"report"},

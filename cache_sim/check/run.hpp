@@ -77,6 +77,8 @@ class ReplaySession {
   const std::string& subject_name(std::size_t i) const { return options_.subjects[i]; }
   SubjectTotals totals(std::size_t i) const;  ///< over all ranks
   std::optional<Snapshot> snapshot(std::size_t i, std::size_t rank = 0) const;
+  /// What the first subject's last operation decided in detail.
+  std::string decided() const { return seats_.front()->subject->decided(); }
   std::int64_t event_count() const { return events_; }
   std::uint64_t digest() const { return digest_.value; }
   const RunOptions& options() const { return options_; }

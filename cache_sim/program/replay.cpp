@@ -74,6 +74,8 @@ std::string decisions_text(const ReplayOutcome& outcome) {
                            request.cached_tokens);
     return lines;
   }
+  for (const std::string& line : outcome.decisions->lines) lines += line + "\n";
+  if (!lines.empty()) return lines;
   for (std::size_t i = 0; i < outcome.decisions->prefixes.size(); ++i)
     lines += fmt::format("[{}, {}]\n", i, outcome.decisions->prefixes[i]);
   return lines;

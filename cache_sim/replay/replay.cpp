@@ -112,8 +112,9 @@ Result<ReplayOutcome> replay_driven(const WorkloadDriver& driver, const ReplayRe
   (*workload)->generate();
   outcome.load_s = seconds_since(load_start);
   const auto start = std::chrono::steady_clock::now();
-  outcome.decisions =
-      (*workload)->drive([&](const Operation& operation) { return outcome.run->apply(operation); });
+  outcome.decisions = (*workload)->drive(
+      {.apply = [&](const Operation& operation) { return outcome.run->apply(operation); },
+       .decided = [&] { return outcome.run->decided(); }});
   outcome.run->conclude();
   outcome.wall_s = seconds_since(start);
   if (outcome.run->error()) return tl::unexpected(*outcome.run->error());

@@ -136,8 +136,8 @@ class DrivenSglangW1 final : public DrivenWorkload {
     return config;
   }
   void generate() override { workload_ = SglangW1::generate(options_); }
-  DrivenOutcome drive(const ApplyOperation& apply) override {
-    return cache_sim::drive(workload_, apply);
+  DrivenOutcome drive(const DriveSession& session) override {
+    return cache_sim::drive(workload_, session.apply);
   }
 
  private:

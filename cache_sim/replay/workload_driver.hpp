@@ -18,12 +18,19 @@ namespace lockstep::cache_sim {
 /// The apply step of a run: null where the run stops here.
 using ApplyOperation = std::function<const Reply*(const Operation&)>;
 
+/// What a driver plays its operations to.
+struct DriveSession {
+  ApplyOperation apply;
+  std::function<std::string()> decided;  ///< the last operation's decision in detail
+};
+
 /// What the subjects decided.
 struct DrivenOutcome {
   std::uint64_t decision_digest = 0;
   std::int64_t hit_tokens = 0;
   std::int64_t input_tokens = 0;
   std::vector<std::int64_t> prefixes;  ///< cached tokens by request, in order of admission
+  std::vector<std::string> lines;      ///< a line per admission; empty: number and cached tokens
   bool complete = false;  ///< false where the run stopped early or an operation was refused
 };
 
@@ -35,7 +42,7 @@ class DrivenWorkload {
   /// Makes the requests; called once, before drive().
   virtual void generate() = 0;
   /// Plays them on one rank, without a step ahead of results.
-  virtual DrivenOutcome drive(const ApplyOperation& apply) = 0;
+  virtual DrivenOutcome drive(const DriveSession& session) = 0;
 };
 
 struct WorkloadDriver {

@@ -384,12 +384,18 @@ Result<Accepted> accepted_by_policy(std::string_view name) {
 
 /// Beyond what every policy has, a server of any kind has pages and may run a step ahead; the other
 /// fields are options of single policies.
-constexpr ConfigFields kFieldsOfChildren{ConfigField::page, ConfigField::overlap};
+constexpr ConfigFields kFieldsOfChildren{
+    ConfigField::page,   ConfigField::overlap,    ConfigField::blocks,
+    ConfigField::block,  ConfigField::hash_block, ConfigField::retention,
+    ConfigField::groups, ConfigField::eagle,      ConfigField::drafts};
 
 /// What a child need not obey, so that it stays at its default unless the child says that it does.
-constexpr ConfigField kFieldsToHonour[] = {ConfigField::kv_tokens,   ConfigField::state_slots,
-                                           ConfigField::max_running, ConfigField::request_rows,
-                                           ConfigField::page,        ConfigField::overlap};
+constexpr ConfigField kFieldsToHonour[] = {
+    ConfigField::kv_tokens,    ConfigField::state_slots, ConfigField::max_running,
+    ConfigField::request_rows, ConfigField::page,        ConfigField::overlap,
+    ConfigField::blocks,       ConfigField::block,       ConfigField::hash_block,
+    ConfigField::retention,    ConfigField::groups,      ConfigField::eagle,
+    ConfigField::drafts};
 
 /// A child says itself which levels of verbs it understands, and may say which fields it obeys.
 /// `alone`: there are only children.

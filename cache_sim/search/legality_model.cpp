@@ -65,8 +65,14 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
   switch (operation.verb) {
     case Verb::extend:
       found->known = found->known.followed_by(operation.tokens);
+      found->samples |= !operation.tokens.empty();
       found->drafts = operation.drafts;
-      if (operation.drafts.empty()) found->computed += operation.n;
+      if (operation.drafts.empty())
+        found->computed += cuts_chunks_ ? reply.get(ReplyField::n, operation.n) : operation.n;
+      // A verification takes all that is left.
+      found->is_cut = cuts_chunks_ && operation.drafts.empty() &&
+                      found->computed < found->known.size() &&
+                      (found->is_cut || reply.get(ReplyField::n, operation.n) < operation.n);
       if (operation.async) ++found->in_flight;
       return;
     case Verb::complete: --found->in_flight; return;
@@ -164,6 +170,11 @@ bool LegalityModel::adapt(Step& step) const {
   if (step.rest == Step::kLiteral && contradicts_itself(operation)) step.stands = true;
   if (step.stands) return true;
   if (bare_lock_.exists() && operation.lock != bare_lock_) return false;
+  // Nothing is sampled, and nobody finishes, before a chunk that was cut short is done.
+  const Request* const request = find_request(operation.id);
+  const bool goes_on = operation.verb == Verb::finish ||
+                       (operation.verb == Verb::extend && !operation.tokens.empty());
+  if (request != nullptr && request->is_cut && goes_on) return false;
   switch (operation.verb) {
     case Verb::insert: return adapt_insert(operation, step.of_slot);
     case Verb::admit:

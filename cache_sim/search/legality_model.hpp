@@ -38,8 +38,10 @@ class LegalityModel {
     Name salt;
     Tokens known;
     std::int64_t computed = 0;
-    Tokens drafts;      ///< of a verification that waits for its accept
-    int in_flight = 0;  ///< extends whose results are out
+    Tokens drafts;         ///< of a verification that waits for its accept
+    int in_flight = 0;     ///< extends whose results are out
+    bool samples = false;  ///< tokens came behind those of the admission
+    bool is_cut = false;   ///< the server has taken less than was asked for, and something is left
   };
   struct Slot {
     Name name;
@@ -62,6 +64,10 @@ class LegalityModel {
   /// `counts_locks_on_tombstones` as in PolicyEntry, of all subjects.
   LegalityModel(std::int64_t page, bool counts_locks_on_tombstones)
       : page_(page), counts_locks_on_tombstones_(counts_locks_on_tombstones) {}
+
+  /// The subjects cut chunks where they have to end and say so by n=: what is left is computed
+  /// before anything is sampled. Of others, less than was asked for is a fault.
+  void expect_cut_chunks() { cuts_chunks_ = true; }
 
   /// Takes note of what the operation, which was answered so, did.
   void follow(const Operation& operation, const Reply& reply);
@@ -103,6 +109,7 @@ class LegalityModel {
 
   std::int64_t page_;
   bool counts_locks_on_tombstones_;
+  bool cuts_chunks_ = false;
   std::vector<Request> requests_;
   std::vector<Slot> slots_;
   std::vector<Captured> captured_;

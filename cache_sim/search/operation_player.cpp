@@ -15,6 +15,14 @@ bool all_count_locks_on_tombstones(const std::vector<std::string>& subjects) {
   });
 }
 
+bool cut_chunks(const std::vector<std::string>& subjects) {
+  return std::any_of(subjects.begin(), subjects.end(), [](std::string_view name) {
+    if (name.starts_with("oracle:")) name.remove_prefix(7);
+    const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
+    return policy != nullptr && policy->config_fields.contains(ConfigField::blocks);
+  });
+}
+
 /// Nobody says what is bad input, because a child need not know.
 bool all_are_children(const std::vector<std::string>& subjects) {
   return std::all_of(subjects.begin(), subjects.end(),
@@ -26,7 +34,9 @@ bool all_are_children(const std::vector<std::string>& subjects) {
 OperationPlayer::OperationPlayer(ReplaySession& run)
     : run_(run),
       all_are_children_(all_are_children(run.options().subjects)),
-      model_(run.options().config.page, all_count_locks_on_tombstones(run.options().subjects)) {}
+      model_(run.options().config.page, all_count_locks_on_tombstones(run.options().subjects)) {
+  if (cut_chunks(run.options().subjects)) model_.expect_cut_chunks();
+}
 
 const Reply* OperationPlayer::play(Step step) {
   auto* const operation = std::get_if<Operation>(&step.statement.what);

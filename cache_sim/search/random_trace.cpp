@@ -35,6 +35,7 @@ Operation RandomTrace::admission() {
   if (draw_.below(3) == 0)
     admit.prompt = static_cast<std::int64_t>(draw_.below(admit.tokens.size() + 1));
   if (swarm_.rooms && draw_.chance(1, 3)) admit.room = draw_.between(0, swarm_.longest);
+  if (swarm_.blocks && admit.prompt == 0) admit.prompt = 1;
   return admit;
 }
 
@@ -55,13 +56,15 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
   operation.verb = Verb::extend;
   operation.id = request.id;
   std::int64_t most = request.known.size() - request.computed;
-  if (most == 0 || draw_.chance(1, 3)) {
+  // Where a server cuts chunks, nothing is sampled before all of them are done.
+  if (most == 0 || (!swarm_.blocks && draw_.chance(1, 3))) {
     operation.tokens = fresh_tokens(draw_.between(1, 4));
     most += operation.tokens.size();
   }
   operation.n = draw_.chance(1, 2) ? most : draw_.between(1, most);
   const bool overlaps = swarm_.config.overlap != 0;
   operation.async = request.in_flight > 0 || (overlaps && draw_.chance(1, 2));
+  if (swarm_.blocks) return block_forward(operation, request, most);
   if (!operation.async && draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10)) {
     operation.drafts = fresh_tokens(draw_.between(1, 3));
     operation.n = most + operation.drafts.size();
@@ -119,9 +122,28 @@ Operation RandomTrace::random_sequence_operation(const LegalityModel::Request& r
   return forward(request);
 }
 
+/// Drafts stand behind one sampled token, and are at most those that the cache has room for.
+Operation RandomTrace::block_forward(Operation operation, const LegalityModel::Request& request,
+                                     std::int64_t most) {
+  const std::int64_t drafts = swarm_.config.drafts;
+  const bool decodes = most == 1 && (request.samples || operation.tokens.size() == 1);
+  if (drafts > 0 && decodes && draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10)) {
+    operation.drafts = fresh_tokens(draw_.between(1, drafts));
+    operation.n = most + operation.drafts.size();
+  }
+  return operation;
+}
+
 Operation RandomTrace::random_request_operation() {
   const auto most = static_cast<std::size_t>(swarm_.running);
   const std::vector<LegalityModel::Request>& running = model_.requests();
+  if (swarm_.blocks) {
+    // A look-up that is not used at once is out of date.
+    const bool is_new = running.size() > known_running_;
+    known_running_ = running.size();
+    if (is_new && draw_.chance(7, 8)) return forward(running.back());
+    if (draw_.chance(1, 4)) return Operation{.verb = Verb::step};
+  }
   if (running.empty() || (running.size() < most && draw_.chance(1, 4))) return admission();
   const LegalityModel::Request& request = running[draw_.below(running.size())];
   if (!request.drafts.empty()) return verdict(request);
@@ -142,8 +164,10 @@ Operation RandomTrace::random_request_operation() {
       if (draw_.chance(1, 5)) operation.up_to = draw_.between(0, request.computed);
       break;
     case 2:
-      operation.verb = Verb::finish;
-      operation.insert = !draw_.chance(static_cast<std::uint64_t>(swarm_.discarded), 10);
+      operation.verb =
+          swarm_.blocks && request.computed < request.known.size() ? Verb::abort : Verb::finish;
+      operation.insert = operation.verb == Verb::abort ||
+                         !draw_.chance(static_cast<std::uint64_t>(swarm_.discarded), 10);
       break;
     case 3: operation.verb = Verb::abort; break;
     default: operation.verb = Verb::preempt; break;
@@ -286,7 +310,8 @@ std::vector<Operation> RandomTrace::ending() {
   const Name bare = model_.bare_lock();
   if (bare.exists()) unlock(bare);
   for (auto request = model_.requests().rbegin(); request != model_.requests().rend(); ++request) {
-    const bool aborts = draw_.below(2) == 0 || !request->drafts.empty();
+    const bool is_cut = swarm_.blocks && request->computed < request->known.size();
+    const bool aborts = draw_.below(2) == 0 || !request->drafts.empty() || is_cut;
     operation = Operation{.verb = aborts ? Verb::abort : Verb::finish};
     operation.id = request->id;
     all.push_back(operation);

@@ -34,6 +34,8 @@ class RandomTrace {
   Operation admission();
   Operation verdict(const LegalityModel::Request& request);
   Operation forward(const LegalityModel::Request& request);
+  Operation block_forward(Operation operation, const LegalityModel::Request& request,
+                          std::int64_t most);
   Operation use_of_slot(const LegalityModel::Slot& slot);
   Operation random_sequence_operation(const LegalityModel::Request& request);
   Operation joint_step();
@@ -44,6 +46,7 @@ class RandomTrace {
   const LegalityModel& model_;
   bool has_states_;
   int names_ = 0;
+  std::size_t known_running_ = 0;  // requests, before the last operation of one
   bool may_be_bad_ = false;
   std::vector<Name> together_;  // whose extends make the forward that has begun
 };

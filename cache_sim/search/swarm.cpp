@@ -33,6 +33,40 @@ bool page_fits_chunk(const Config& config) {
   return config.page % config.model_chunk == 0 || config.model_chunk % config.page == 0;
 }
 
+/// Cache groups, hash blocks and what a block cache keeps: from one group to several of different
+/// kinds, blocks of a few tokens, pools from "one request fits" to "hardly anything is evicted".
+void draw_blocks(Draw& draw, Config& config) {
+  const std::int64_t block = std::int64_t{2} << draw.below(3);
+  const std::int64_t window = draw.between(2, 2 * block + 1);
+  const std::string attention = "attention:" + std::to_string(block);
+  const std::string mamba = ",mamba:" + std::to_string(block);
+  config.hash_block = std::max<std::int64_t>(block >> draw.below(3), 1);
+  const auto windows = [&](std::int64_t size) {
+    return ",window:" + std::to_string(size) + ":" + std::to_string(window);
+  };
+  switch (draw.below(8)) {
+    case 0: config.groups = attention; break;
+    case 1: config.groups = attention + windows(config.hash_block); break;
+    case 2: config.groups = attention + mamba + windows(config.hash_block); break;
+    case 3: config.groups = attention + windows(block) + mamba; break;
+    case 4: config.groups = attention + mamba + mamba + mamba; break;
+    case 5: config.groups = mamba.substr(1) + "," + attention; break;
+    default: config.groups = attention + mamba; break;
+  }
+  const bool is_single = config.groups.find(',') == std::string::npos;
+  config.block = block;
+  config.blocks = draw.between(4, draw.chance(1, 2) ? 16 : 60);
+  config.retention = "none";
+  if (draw.chance(1, 2))
+    config.retention = std::to_string(draw.chance(1, 2) ? 0 : block * draw.between(1, 3));
+  if (is_single) {
+    config.hash_block = block;
+    config.retention = "none";
+  }
+  config.eagle = draw.chance(1, 2) ? 0 : draw.between(1, 2);
+  config.drafts = draw.chance(1, 2) ? 0 : draw.between(1, 3);
+}
+
 /// Mostly the usual weight, sometimes none and sometimes much.
 int weight(Draw& draw, int usual) {
   const std::uint64_t kind = draw.below(8);
@@ -71,7 +105,12 @@ Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& s
 }
 
 Accepted accepted_by(const PolicyEntry& policy) {
-  return {.fields = policy.config_fields, .has_states = policy.has_states};
+  // A block cache knows no tree, and its requests no slots of their own.
+  const bool has_tree = !policy.config_fields.contains(ConfigField::blocks);
+  return {.fields = policy.config_fields,
+          .has_states = policy.has_states,
+          .tree_verbs = has_tree,
+          .rooms = has_tree};
 }
 
 Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
@@ -117,10 +156,23 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
                   draw.chance(1, 6) ? 1 : 0);
   fields.optional(ConfigField::path_cap, &Config::path_cap,
                   draw.chance(1, 6) ? draw.between(0, 3) : -1);
+  if (accepted.fields.contains(ConfigField::groups) && fields.free(ConfigField::groups)) {
+    Config drawn = swarm.config;
+    draw_blocks(draw, drawn);
+    for (const ConfigField field :
+         {ConfigField::block, ConfigField::blocks, ConfigField::drafts, ConfigField::eagle,
+          ConfigField::groups, ConfigField::hash_block})
+      if (!fields.free(field)) drawn = swarm.config;  // they belong together
+    if (!accepted.fields.contains(ConfigField::retention) || !fields.free(ConfigField::retention))
+      drawn.retention = swarm.config.retention;
+    swarm.config = drawn;
+  }
+  swarm.blocks = accepted.fields.contains(ConfigField::blocks);
 
   // Single operations are one rank's.
   const bool asks_for_ranks = fixed.contains(ConfigField::ranks) && base.ranks > 1;
   swarm.scheduled = draw.chance(1, 4) || asks_for_ranks;
+  if (swarm.blocks) swarm.scheduled = false;  // another scheduler's order of operations
   if (!swarm.scheduled) {
     swarm.config.ranks = 1;
   } else {
@@ -148,6 +200,10 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   swarm.urgent = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 5));
   swarm.bad = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 12));
   swarm.sessions = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 3));
+  if (swarm.blocks) {
+    swarm.check = std::max(1, swarm.check) * 3;
+    if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
+  }
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));

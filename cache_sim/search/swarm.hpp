@@ -41,6 +41,7 @@ class Draw {
 struct Swarm {
   Config config;
   bool scheduled = false;  ///< requests to the scheduler instead of single operations
+  bool blocks = false;     ///< the cache has blocks and steps: a look-up holds nothing
   int operations = 60;     ///< or requests, where scheduled
   // What happens next.
   int request = 9, tree = 8, evict = 1, check = 1, flush = 0;

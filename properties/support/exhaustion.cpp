@@ -68,7 +68,11 @@ std::string shown(const Config& config, OperationPlayer& player, const LocatedFi
 
 class ShortTraces {
  public:
-  ShortTraces(RunOptions options, int most) : options_(std::move(options)), most_(most) {}
+  ShortTraces(RunOptions options, int most) : options_(std::move(options)), most_(most) {
+    // A block cache knows no tree; its steps decide what may be used.
+    if (options_.config.groups.empty()) return;
+    for (const char* const line : {"step", "extend id=q n=1"}) alphabet_.push_back(step_of(line));
+  }
 
   Exhausted all() {
     extend({});
@@ -177,6 +181,11 @@ Exhausted all_short_traces(const std::string& policy, int most) {
   config.model_chunk = 1;
   config.chunked_prefill = 2;
   config.max_running = 2;
+  if (policy.starts_with("vllm")) {
+    config.groups = "attention:2,mamba:2";
+    config.hash_block = 1;
+    config.blocks = 6;
+  }
   if (policy == "sglang-extra-buffer") config.track_interval = 1;
   if (policy != "radix") config.state_slots = 3;
   return ShortTraces(std::move(options), most).all();

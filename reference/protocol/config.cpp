@@ -47,7 +47,7 @@ const std::array kFields{
     Field{"blocks", Integer{&Config::blocks, 1, kMostSlots}},
     Field{"chunked_prefill", Integer{&Config::chunked_prefill, 1, kMostSlots}},
     Field{"drafts", Integer{&Config::drafts, 0, 1024}},
-    Field{"eagle", flag(&Config::eagle)},
+    Field{"eagle", Integer{&Config::eagle, 0, 2}},
     Field{"graph_batches", Text{&Config::graph_batches}},
     Field{"groups", Text{&Config::groups}},
     Field{"hash_block", Integer{&Config::hash_block, 1, kMostSlots}},

@@ -107,9 +107,9 @@ constexpr ReplyField kExtendReply[] = {ReplyField::n, ReplyField::blocks, ReplyF
 constexpr ReplyField kAcceptReply[] = {ReplyField::n};
 constexpr ReplyField kStoredReply[] = {ReplyField::exist, ReplyField::length};
 constexpr ReplyField kEvictReply[] = {ReplyField::kv, ReplyField::state, ReplyField::kv_free};
-constexpr ReplyField kCheckReply[] = {ReplyField::violations, ReplyField::kv_free,
-                                      ReplyField::states_free, ReplyField::kv_locked,
-                                      ReplyField::states_locked};
+constexpr ReplyField kCheckReply[] = {ReplyField::violations,    ReplyField::kv_free,
+                                      ReplyField::states_free,   ReplyField::kv_locked,
+                                      ReplyField::states_locked, ReplyField::contents};
 constexpr ReplyField kMatchReply[] = {ReplyField::kv, ReplyField::state, ReplyField::branch};
 constexpr ReplyField kSlotReply[] = {ReplyField::slot, ReplyField::length};
 constexpr ReplyField kInsertReply[] = {ReplyField::exist, ReplyField::freed_kv};
@@ -152,7 +152,7 @@ constexpr std::string_view kReplyFields[] = {
     "kv_locked",      "length",   "n",          "output_tokens",
     "slot",           "state",    "states",     "states_free",
     "states_locked",  "time",     "violations", "blocks",
-    "output"};
+    "output",         "contents"};
 static_assert(std::size(kReplyFields) == kReplyFieldCount);
 
 /// The fields in the order of their names.

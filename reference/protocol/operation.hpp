@@ -114,8 +114,9 @@ enum class ReplyField : std::uint8_t {
   violations,
   blocks,
   output,
+  contents,
 };
-inline constexpr std::size_t kReplyFieldCount = static_cast<std::size_t>(ReplyField::output) + 1;
+inline constexpr std::size_t kReplyFieldCount = static_cast<std::size_t>(ReplyField::contents) + 1;
 
 std::string_view to_string(ReplyField field);
 std::optional<ReplyField> reply_field_from(std::string_view name);

@@ -59,6 +59,9 @@ class Subject {
   /// What the subject itself has said to be broken since the last call.
   virtual Findings take_findings() { return {}; }
 
+  /// What the last operation decided in detail, where the subject says it: block numbers by group.
+  virtual std::string decided() const { return {}; }
+
   /// The cache's content now; nothing where the subject does not show it.
   virtual std::optional<Snapshot> snapshot() const { return std::nullopt; }
 };
@@ -86,6 +89,12 @@ struct PolicyEntry {
   /// What the policy asks of a configuration beyond the range of each field; null: nothing. The
   /// error is a sentence that names the field.
   Result<void> (*check)(const Config&) = nullptr;
+  /// State slots 1 … states and KV slots below kv_end that the policy will name; null: those of
+  /// state_slots and kv_tokens.
+  struct SlotCounts {
+    std::int64_t states, kv_end;
+  };
+  SlotCounts (*slots)(const Config&) = nullptr;
 };
 
 /// An auditor of a family of policies.

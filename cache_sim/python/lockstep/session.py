@@ -79,7 +79,8 @@ VERBS: dict[str, _Verb] = {
     "clone": _Verb({"id": _ID, "as": _AS, "up_to": _Field("up_to", int, None)}),
     "truncate": _Verb({"id": _ID, "up_to": _Field("up_to", int)}),
 }
-HONOURS = ("kv_tokens", "state_slots", "page", "request_rows")
+HONOURS = ("kv_tokens", "state_slots", "page", "request_rows", "blocks")
+_OF_BLOCKS = ("block", "hash_block", "retention", "groups", "eagle", "drafts")
 TREE_VERBS = frozenset(("match", "alloc", "advance", "fork", "copy", "insert", "lock", "unlock", "free"))
 SEQUENCE_VERBS = frozenset(("clone", "truncate"))
 
@@ -165,6 +166,8 @@ def _honoured(subject: type) -> set[str]:
     honoured = set(names)
     if "request_rows" in honoured:
         honoured.add("max_running")  # rows are as many as requests run, unless request_rows says otherwise
+    if "blocks" in honoured:
+        honoured.update(_OF_BLOCKS)
     return honoured
 
 

@@ -124,12 +124,16 @@ class Evicted(Reply):
 
 @dataclass(frozen=True)
 class Counted(Reply):
-    """Free and locked KV tokens and state slots."""
+    """Free and locked KV tokens and state slots.
+
+    contents: a digest of all that the cache holds, for policies that define one (vllm-align).
+    """
 
     kv_free: int | None = None
     states_free: int | None = None
     kv_locked: int | None = None
     states_locked: int | None = None
+    contents: int | None = None
 
 
 @dataclass(frozen=True)
@@ -195,7 +199,7 @@ class Config:
     hash_block: int = 256
     retention: str = "none"
     groups: str = ""
-    eagle: bool = False
+    eagle: int = 0  # 1: hashes cover the next token; 2: a hit loses its last unit
     drafts: int = 0
     graph_batches: str = ""
     ranks: int = 1
@@ -252,8 +256,8 @@ class Subject:
     there is nothing to say. It raises Refused, Unsupported, Violation or Wrong; an AssertionError counts as
     Violation, and any other exception is reported as `subject-died` with its file and line.
 
-    honours: the config fields that the subject obeys, of kv_tokens, state_slots, page and request_rows (with
-        max_running). `explore` leaves the others at their defaults: memory for everything, pages of one token.
+    honours: the config fields that the subject obeys, of kv_tokens, state_slots, page, request_rows (with
+        max_running) and blocks (with block, hash_block, retention, groups, eagle and drafts). `explore` leaves the others at their defaults: memory for everything, pages of one token.
     labels: True where `admit` always answers with state= and conv=.
     """
 

@@ -1,0 +1,135 @@
+#include "cache_sim/policies/vllm/block_rules.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::int64_t kMostBlock = 1 << 20;
+
+/// One piece of `groups=`: attention:816, mamba:1648 or window:16:33 (a window of 33 tokens).
+Result<GroupSpec> parse_group(std::string_view text) {
+  const auto refuse = [&](const std::string& why) {
+    return fail(fmt::format("field groups: `{}` {}", text.substr(0, 60), why));
+  };
+  const std::string_view kind = text.substr(0, text.find(':'));
+  std::string_view rest = text.substr(std::min(kind.size() + 1, text.size()));
+  GroupSpec group;
+  if (kind == "attention")
+    group.kind = GroupKind::attention;
+  else if (kind == "window")
+    group.kind = GroupKind::window;
+  else if (kind == "mamba")
+    group.kind = GroupKind::mamba;
+  else
+    return refuse("is none of attention:TOKENS, window:TOKENS:WINDOW and mamba:TOKENS");
+  const std::string_view block = rest.substr(0, rest.find(':'));
+  rest.remove_prefix(std::min(block.size() + 1, rest.size()));
+  const Result<std::int64_t> size = parse_integer(block, 1, kMostBlock);
+  if (!size) return refuse("needs the tokens of a block: " + size.error().text);
+  group.block = *size;
+  if (group.kind != GroupKind::window) {
+    if (rest.empty()) return group;
+    return refuse("has one number too many");
+  }
+  const Result<std::int64_t> window = parse_integer(rest, 2, kMostBlock);
+  if (!window) return refuse("needs its window: " + window.error().text);
+  group.window = *window;
+  return group;
+}
+
+}  // namespace
+
+bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64_t end,
+                         std::int64_t position, std::int64_t block) {
+  if (rules.checkpoint_alignment == 0) return false;
+  const std::int64_t column = ceil_div(end, block) - 2;
+  const std::int64_t first = start == 0 ? -1 : (start - 1) / block;
+  return start % rules.hash_block == 0 && column > first && start + rules.hash_block <= position &&
+         position < end && (position - start) % rules.checkpoint_alignment == 0;
+}
+
+void BlockRules::complete() {
+  scheduler_block = 1;
+  splitter_block = 0;
+  bool has_fine_mamba = false;
+  bool has_coarse_window = false;
+  spec_groups.clear();
+  for (std::uint32_t i = 0; i < groups.size(); ++i) {
+    const GroupSpec& group = groups[i];
+    scheduler_block = std::lcm(scheduler_block, group.block);
+    if (group.kind == GroupKind::mamba) splitter_block = group.block;
+    has_fine_mamba |= group.kind == GroupKind::mamba && group.block > hash_block;
+    has_coarse_window |= group.kind == GroupKind::window && group.block != hash_block;
+    const auto same = std::find_if(spec_groups.begin(), spec_groups.end(),
+                                   [&](const SpecGroup& known) { return known.spec == group; });
+    if (same == spec_groups.end())
+      spec_groups.push_back({group, {i}});
+    else
+      same->groups.push_back(i);
+  }
+  std::stable_sort(
+      spec_groups.begin(), spec_groups.end(), [](const SpecGroup& a, const SpecGroup& b) {
+        return a.spec.kind == GroupKind::attention && b.spec.kind != GroupKind::attention;
+      });
+  partial = groups.size() > 1 && has_fine_mamba && !has_coarse_window;
+  hit_alignment = partial ? hash_block : scheduler_block;
+  if (groups.size() == 1) hit_alignment = groups.front().block;
+}
+
+Result<BlockRules> BlockRules::of(const Config& config) {
+  BlockRules rules;
+  std::string_view list = config.groups;
+  while (!list.empty()) {
+    const std::string_view piece = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(piece.size() + 1, list.size()));
+    const Result<GroupSpec> group = parse_group(piece);
+    if (!group) return tl::unexpected(group.error());
+    rules.groups.push_back(*group);
+  }
+  if (rules.groups.empty())
+    rules.groups = {{GroupKind::attention, config.block},
+                    {GroupKind::mamba, config.block},
+                    {GroupKind::mamba, config.block},
+                    {GroupKind::mamba, config.block}};
+  rules.blocks = config.blocks;
+  if (rules.blocks < 2) return fail("field blocks: the null block alone holds nothing");
+  rules.hash_block = config.hash_block;
+  std::int64_t mamba_block = 0;
+  for (const GroupSpec& group : rules.groups) {
+    if (group.block % rules.hash_block != 0)
+      return fail(fmt::format("field hash_block: {} does not divide the block of {} tokens",
+                              rules.hash_block, group.block));
+    if (group.kind != GroupKind::mamba) continue;
+    if (mamba_block != 0 && mamba_block != group.block)
+      return fail("field groups: all Mamba groups have blocks of one size, that of the states");
+    mamba_block = group.block;
+  }
+  if (rules.groups.size() == 1 && rules.hash_block != rules.groups.front().block)
+    return fail("field hash_block: a single group is hashed by its own blocks");
+  if (config.retention != "none") {
+    const Result<std::int64_t> tokens = parse_integer(config.retention, 0, 1 << 30);
+    if (!tokens) return fail("field retention: " + tokens.error().text);
+    rules.retention = *tokens;
+  }
+  const bool has_sparse =
+      std::any_of(rules.groups.begin(), rules.groups.end(),
+                  [](const GroupSpec& group) { return group.kind != GroupKind::attention; });
+  if (rules.retention.value_or(0) > 0 && !has_sparse)
+    return fail("field retention: attention alone keeps every block");
+  rules.drafts = config.drafts;
+  rules.drops = config.eagle == 2;
+  rules.hash_lookahead = config.eagle == 1 ? 1 : 0;
+  rules.complete();
+  if (rules.retention && *rules.retention % rules.scheduler_block != 0)
+    return fail(
+        fmt::format("field retention: {} is no multiple of {}, which all groups' blocks divide",
+                    *rules.retention, rules.scheduler_block));
+  return rules;
+}
+
+}  // namespace lockstep::cache_sim

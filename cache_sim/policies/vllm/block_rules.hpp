@@ -1,0 +1,80 @@
+// What a configuration means to vLLM's block cache: its groups, and the sizes that follow from
+// them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "reference/protocol/config.hpp"
+
+namespace lockstep::cache_sim {
+
+enum class GroupKind : std::uint8_t {
+  attention,  ///< every block, from the first to the last token
+  window,     ///< a sliding window: blocks below it are given back
+  mamba,      ///< one running state, and the states of block ends that are kept
+};
+
+struct GroupSpec {
+  GroupKind kind = GroupKind::attention;
+  std::int64_t block = 0;   ///< tokens
+  std::int64_t window = 0;  ///< tokens, of a sliding window
+  bool operator==(const GroupSpec&) const = default;
+};
+
+/// Groups with the same spec are looked up together: a hit is in all of them.
+struct SpecGroup {
+  GroupSpec spec;
+  std::vector<std::uint32_t> groups;
+};
+
+struct BlockRules {
+  std::vector<GroupSpec> groups;
+  std::int64_t blocks = 0;  ///< block 0 among them
+  std::int64_t hash_block = 0;
+  std::optional<std::int64_t> retention;  ///< none: every block end is kept
+  std::int64_t drafts = 0;                ///< scratch states behind the running one
+  bool drops = false;  ///< EAGLE: a hit loses its last unit, because the next token was in its KV
+  std::int64_t hash_lookahead = 0;     ///< or hashes cover so many tokens behind their block
+  std::int64_t prefill_lookahead = 0;  ///< of multi-module MTP: tokens that may be prefilled again
+  std::int64_t checkpoint_blocks = 0;  ///< 1: kernels store a state inside their last chunk
+  std::int64_t checkpoint_alignment = 0;  ///< of such a state, from the chunk's start
+  bool shared_prefix_checkpoint = false;  ///< a junction inside a block is kept, too
+  std::int64_t max_length = std::int64_t{1} << 30;
+  std::int64_t max_in_flight = std::int64_t{1} << 30;  ///< tokens scheduled and not settled
+  std::int64_t watermark = 0;                          ///< blocks
+
+  // What follows from these.
+  std::int64_t scheduler_block = 0;  ///< the least common multiple of the groups' blocks
+  bool partial = false;              ///< hits may end inside a block
+  std::int64_t hit_alignment = 0;
+  std::int64_t splitter_block = 0;     ///< that prefill chunks are cut by; 0: no Mamba group
+  std::vector<SpecGroup> spec_groups;  ///< full attention first
+
+  /// Fills in what follows.
+  void complete();
+  /// The error is a sentence that names the field.
+  static Result<BlockRules> of(const Config& config);
+};
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+inline std::int64_t floor_to(std::int64_t a, std::int64_t unit) {
+  return a / unit * unit;
+}
+
+/// The last boundary of `unit` whose state a prefill of `tokens` tokens can leave for others.
+inline std::int64_t last_checkpoint(const BlockRules& rules, std::int64_t tokens,
+                                    std::int64_t unit) {
+  if (rules.drops) return std::max<std::int64_t>(floor_to(tokens, unit) - unit, 0);
+  const std::int64_t proof = tokens - std::max<std::int64_t>(1, rules.hash_lookahead);
+  return proof <= 0 ? 0 : floor_to(proof, unit);
+}
+
+/// Whether kernels can store the state after `position` tokens inside the chunk [start, end).
+bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64_t end,
+                         std::int64_t position, std::int64_t block);
+
+}  // namespace lockstep::cache_sim

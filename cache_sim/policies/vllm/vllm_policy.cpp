@@ -1,0 +1,360 @@
+#include "cache_sim/policies/vllm/vllm_policy.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+
+VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
+    : config_(options.config),
+      manager_(std::move(rules), options.defect),
+      keys_(static_cast<std::uint32_t>(manager_.rules().hash_block),
+            static_cast<std::uint32_t>(manager_.rules().hash_lookahead)) {}
+
+Result<Reply> VllmPolicy::apply(const Operation& operation) {
+  switch (operation.verb) {
+    case Verb::admit: return admit(operation);
+    case Verb::extend: return extend(operation);
+    case Verb::accept: return accept(operation);
+    case Verb::checkpoint: return checkpoint(operation);
+    case Verb::finish:
+    case Verb::abort:
+    case Verb::preempt: return release(operation);
+    case Verb::step: forward(); return Reply{};
+    case Verb::evict: return evict(std::max<std::int64_t>(operation.kv, 0));
+    case Verb::flush: return flush();
+    case Verb::check: return check();
+    default: break;
+  }
+  return fail(
+      fmt::format("{} is not an operation of vLLM's block cache", to_string(operation.verb)));
+}
+
+VllmRequest* VllmPolicy::find(Name id) {
+  if (id.index() >= place_of_.size() || place_of_[id.index()] == 0) return nullptr;
+  return &requests_[place_of_[id.index()] - 1];
+}
+
+/// The request of an operation that cannot stand between a verification and its acceptance.
+Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
+  VllmRequest* const request = find(operation.id);
+  if (request == nullptr)
+    return fail(fmt::format("{}: no admitted request is called `{}` here",
+                            to_string(operation.verb), operation.id.text()));
+  if (!request->drafts.empty())
+    return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
+                            to_string(operation.verb), operation.id.text()));
+  return request;
+}
+
+/// The step is decided and runs.
+void VllmPolicy::forward() {
+  for (const std::uint32_t place : scheduled_) requests_[place].scheduled = false;
+  scheduled_.clear();
+  manager_.end_step();
+  manager_.new_step();
+  ++changes_;
+}
+
+void VllmPolicy::look_up(VllmRequest& request) {
+  request.hit = manager_.look_up(request.blocks.keys, request.blocks.known);
+  request.blocks.junction = request.hit.junction;
+  request.seen = changes_;
+}
+
+Result<Reply> VllmPolicy::admit(const Operation& operation) {
+  if (find(operation.id) != nullptr)
+    return fail(fmt::format("admit: request `{}` is admitted already", operation.id.text()));
+  const std::uint32_t size = operation.tokens.size();
+  if (size == 0) return fail("admit: a request has at least one token");
+  const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
+  if (prompt > size) return fail("admit: the prompt is longer than the tokens");
+  if (prompt == 0) return fail("admit: vLLM takes no prompt without a token");
+  if (operation.external > 0) return fail("admit: external tokens are not taken here");
+  if (places_.empty()) {
+    places_.push_back(static_cast<std::uint32_t>(requests_.size()));
+    requests_.emplace_back();
+  }
+  const std::uint32_t place = places_.back();
+  VllmRequest& request = requests_[place];
+  request.known = operation.tokens;
+  request.blocks.keys.clear();
+  keys_.extend(request.blocks.keys, request.known, operation.salt);
+  request.blocks.prompt = prompt;
+  request.blocks.known = size;
+  request.blocks.computed = 0;
+  look_up(request);
+  request.id = operation.id;
+  request.salt = operation.salt;
+  request.waits = true;
+  request.scheduled = false;
+  request.drafts = Tokens();
+  places_.pop_back();
+  if (place_of_.size() <= operation.id.index()) place_of_.resize(operation.id.index() + 1);
+  place_of_[operation.id.index()] = place + 1;
+  Reply reply;
+  reply.set(ReplyField::cached, request.hit.tokens);
+  reply.set(ReplyField::junction, request.hit.junction);
+  return reply;
+}
+
+Result<Reply> VllmPolicy::extend(const Operation& operation) {
+  const Result<VllmRequest*> found = idle(operation);
+  if (!found) return tl::unexpected(found.error());
+  VllmRequest& request = **found;
+  if (operation.async) return fail("extend: async=1 is for a config with overlap=1");
+  const std::int64_t start = request.waits ? request.hit.tokens : request.blocks.computed;
+  const std::uint32_t drafts = operation.drafts.size();
+  const std::int64_t fresh = request.blocks.known + operation.tokens.size() - start;
+  if (operation.n > fresh + drafts || (drafts != 0 && operation.n != fresh + drafts))
+    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
+                            operation.n, fresh + drafts, operation.id.text()));
+  if (drafts != 0 && (request.waits || drafts > manager_.rules().drafts || fresh != 1 ||
+                      start < request.blocks.prompt))
+    return fail(fmt::format("extend: {} drafts, and at most {} stand behind one sampled token",
+                            drafts, manager_.rules().drafts));
+  if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
+  if (request.scheduled) forward();
+  const Tokens before = request.known;
+  const std::size_t keys = request.blocks.keys.size();
+  if (!operation.tokens.empty()) {
+    request.known.append(operation.tokens);
+    request.blocks.known = request.known.size();
+    keys_.extend(request.blocks.keys, request.known, request.salt);
+  }
+  const std::int64_t n =
+      manager_.split(request.blocks, start, operation.n, config_.chunked_prefill);
+  Reply reply;
+  reply.set(ReplyField::n, n);
+  Allocated allocated = Allocated::yes;
+  if (n > 0)
+    allocated = manager_.allocate(
+        request.blocks,
+        {.tokens = n, .hit = request.waits ? &request.hit : nullptr, .must_fit = request.waits});
+  if (n == 0) return reply;
+  if (allocated != Allocated::yes) {
+    request.known = before;
+    request.blocks.known = before.size();
+    request.blocks.keys.resize(keys);
+    return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
+  }
+  ++changes_;
+  request.waits = false;
+  request.blocks.computed = start + n;
+  request.scheduled = true;
+  scheduled_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
+  request.drafts = operation.drafts;
+  return reply;
+}
+
+/// `n` tokens of a verification are kept: so many less one were drafts, the last one was sampled.
+Result<Reply> VllmPolicy::accept(const Operation& operation) {
+  VllmRequest* const request = find(operation.id);
+  if (request == nullptr || request->drafts.empty())
+    return fail(fmt::format("accept: request `{}` has no drafts here", operation.id.text()));
+  const std::uint32_t kept = operation.tokens.size();
+  const std::uint32_t drafts = request->drafts.size();
+  if (operation.n != kept || kept == 0 || kept > drafts + 1)
+    return fail(fmt::format("accept: n={} of {} drafts", operation.n, drafts));
+  if (operation.tokens.prefix(kept - 1) != request->drafts.prefix(kept - 1))
+    return fail("accept: the tokens are not those of the drafts");
+  if (request->scheduled) forward();
+  request->blocks.computed -= drafts - (kept - 1);
+  request->known.append(operation.tokens);
+  request->blocks.known = request->known.size();
+  keys_.extend(request->blocks.keys, request->known, request->salt);
+  request->drafts = Tokens();
+  manager_.publish(request->blocks, request->blocks.computed);
+  ++changes_;
+  Reply reply;
+  reply.set(ReplyField::n, kept);
+  return reply;
+}
+
+Result<Reply> VllmPolicy::release(const Operation& operation) {
+  VllmRequest* const request = find(operation.id);
+  if (request == nullptr || (operation.verb != Verb::abort && !request->drafts.empty()))
+    return tl::unexpected(idle(operation).error());
+  if (request->scheduled) forward();
+  if (!request->waits) ++changes_;
+  manager_.free(request->blocks);
+  request->id = Name();
+  request->known = request->drafts = Tokens();
+  places_.push_back(static_cast<std::uint32_t>(request - requests_.data()));
+  place_of_[operation.id.index()] = 0;
+  return Reply{};
+}
+
+/// vLLM publishes by itself; there is nothing to ask for.
+Result<Reply> VllmPolicy::checkpoint(const Operation& operation) {
+  const Result<VllmRequest*> request = idle(operation);
+  if (!request) return tl::unexpected(request.error());
+  const std::int64_t computed =
+      (*request)->waits ? (*request)->hit.tokens : (*request)->blocks.computed;
+  if (operation.up_to > computed)
+    return fail(fmt::format("checkpoint: up_to={} is beyond the {} tokens computed",
+                            operation.up_to, computed));
+  Reply reply;
+  reply.set(ReplyField::exist, 0).set(ReplyField::length, 0);
+  return reply;
+}
+
+Reply VllmPolicy::evict(std::int64_t blocks) {
+  if (!scheduled_.empty()) forward();
+  std::int64_t evicted = 0;
+  const BlockPool& pool = manager_.pool();
+  for (BlockId block = pool.first_free(); block != kNullBlock && evicted < blocks;
+       block = pool.next_free(block))
+    if (pool.has_key(block)) {
+      manager_.evict(block);
+      ++evicted;
+    }
+  ++changes_;
+  Reply reply;
+  reply.set(ReplyField::kv, evicted).set(ReplyField::state, 0);
+  return reply;
+}
+
+Reply VllmPolicy::flush() {
+  if (!scheduled_.empty()) forward();
+  std::int64_t keyed = 0;
+  const BlockPool& pool = manager_.pool();
+  for (BlockId block = 1; block <= pool.block_count(); ++block)
+    keyed += pool.has_key(block) ? 1 : 0;
+  ++changes_;
+  Reply reply;
+  reply.set(ReplyField::kv, manager_.forget_keys() ? keyed : 0).set(ReplyField::state, 0);
+  return reply;
+}
+
+Reply VllmPolicy::check() const {
+  const BlockPool& pool = manager_.pool();
+  Reply reply;
+  reply.set(ReplyField::violations, 0);
+  reply.set(ReplyField::kv_free, pool.free_count());
+  reply.set(ReplyField::kv_locked, std::int64_t{pool.block_count()} - pool.free_count());
+  reply.set(ReplyField::contents, contents());
+  return reply;
+}
+
+/// A digest of all that the cache holds: the numbers below, in this order, as the coefficients of a
+/// polynomial. Any program that has vLLM's structures at hand can compute the same.
+///
+///   the free queue, from its head; 0
+///   of each block: references, keys of it: primary first, its tokens, the others by group and
+///   number each key that several blocks have, by group and number: those blocks in order each
+///   request, by name: of each group its columns, columns cached, the column to copy and block
+///
+/// Keys are numbers in the order of their first appearance, from 1; a list is closed by a 0.
+std::int64_t VllmPolicy::contents() const {
+  constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
+  constexpr std::uint64_t kBase = 0x1CE4E5B9BF58476Du % kPrime;
+  std::uint64_t digest = 0;
+  const auto add = [&](std::int64_t number) {
+    digest = static_cast<std::uint64_t>(
+        (static_cast<unsigned __int128>(digest) * kBase + static_cast<std::uint64_t>(number + 1)) %
+        kPrime);
+  };
+  const BlockPool& pool = manager_.pool();
+  for (BlockId block = pool.first_free(); block != kNullBlock; block = pool.next_free(block))
+    add(block);
+  add(0);
+  std::set<std::pair<std::uint32_t, KeyId>> keys;
+  for (BlockId block = 1; block <= pool.block_count(); ++block) {
+    add(pool.references(block));
+    std::vector<BlockPool::Entry> entries = pool.entries_of(block);
+    if (!entries.empty()) {
+      std::sort(entries.begin() + 1, entries.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.group, a.key) < std::pair(b.group, b.key);
+      });
+      add(entries.front().tokens);
+    }
+    for (const BlockPool::Entry& entry : entries) {
+      add(entry.group);
+      add(entry.key + 1);
+      keys.emplace(entry.group, entry.key);
+    }
+    add(0);
+  }
+  for (const auto& [group, key] : keys) {
+    const std::vector<BlockId> blocks = pool.blocks_of(group, key);
+    if (blocks.size() < 2) continue;
+    for (const BlockId block : blocks) add(block);
+    add(0);
+  }
+  std::map<std::string_view, const VllmRequest*> running;
+  for (const VllmRequest& request : requests_)
+    if (request.id.exists() && request.blocks.runs) running.emplace(request.id.text(), &request);
+  for (const auto& [name, request] : running)
+    for (const BlockTable& table : request->blocks.tables) {
+      for (const BlockId block : table.columns) add(block);
+      add(0);
+      add(table.cached);
+      add(table.partial_column);
+      add(table.partial_block);
+    }
+  return static_cast<std::int64_t>(digest);
+}
+
+std::optional<Snapshot> VllmPolicy::snapshot() const {
+  Snapshot now;
+  now.kv_free = manager_.pool().free_count();
+  now.kv_total = manager_.pool().block_count();
+  return now;
+}
+
+/// The columns that the last allocation added, `[[1, 2], [0, 3]]` by group.
+std::string VllmPolicy::decided() const {
+  std::string text = "[";
+  for (const std::vector<BlockId>& columns : manager_.added())
+    text += fmt::format("{}[{}]", text.size() > 1 ? ", " : "", fmt::join(columns, ", "));
+  return text + "]";
+}
+
+namespace {
+
+Result<void> check_config(const Config& config) {
+  return BlockRules::of(config).map([](const BlockRules&) {});
+}
+
+std::unique_ptr<Subject> make(const SubjectOptions& options) {
+  return std::make_unique<VllmPolicy>(options, *BlockRules::of(options.config));
+}
+
+std::unique_ptr<Subject> make_retention_0(const SubjectOptions& options) {
+  SubjectOptions sparse = options;
+  sparse.config.retention = "0";
+  return make(sparse);
+}
+
+const ConfigFields kSparseFields{ConfigField::blocks,     ConfigField::block, ConfigField::groups,
+                                 ConfigField::hash_block, ConfigField::eagle, ConfigField::drafts};
+const ConfigFields kFields{ConfigField::blocks,     ConfigField::block, ConfigField::groups,
+                           ConfigField::hash_block, ConfigField::eagle, ConfigField::drafts,
+                           ConfigField::retention};
+
+const Registration<PolicyEntry> kVllmAlign{
+    {.name = "vllm-align",
+     .summary = "vLLM 0.33: blocks by hash, the states of block ends, all of them kept",
+     .has_states = true,
+     .config_fields = kFields,
+     .make = make,
+     .check = check_config}};
+const Registration<PolicyEntry> kVllmAlignRetention0{
+    {.name = "vllm-align-retention-0",
+     .summary = "the same, states kept at prompt ends and where prefixes part (retention 0)",
+     .has_states = true,
+     .config_fields = kSparseFields,
+     .make = make_retention_0,
+     .check = check_config}};
+
+}  // namespace
+
+}  // namespace lockstep::cache_sim

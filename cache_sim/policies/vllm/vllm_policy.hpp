@@ -1,0 +1,79 @@
+// vLLM 0.33's block cache as a subject: policies `vllm-align` and `vllm-align-retention-0`.
+//
+// How the request verbs become calls of the block manager (block_manager.hpp):
+//
+//   admit     the look-up of a waiting request. It holds nothing, so the next operation that
+//             changes the cache has to be this request's `extend`
+//   extend    one allocation. A prefill chunk may be cut shorter, which `n=` says: to 0 where no
+//             state could be kept at its end. Refused as no_kv; or as same_step where it cannot be
+//             in this step: a state is offered that only this step's forward will write, or the
+//             cache has changed since the look-up
+//   step      ends the schedule: copies are done, the forward runs, the next step begins. A request
+//             whose forward has been decided cannot be touched again before it, so `finish`,
+//             `accept`, `abort`, `preempt` or a second `extend` bring it about
+//   accept    the tokens of a verification: what they fill is published
+//   finish, abort, preempt   give the blocks back; what was published stays until it is popped
+//   evict     takes the keys of the first blocks of the free queue that have some
+//   flush     takes all keys, where no request holds a block
+//
+// There is no `checkpoint` to ask for: every prefill chunk ends where a state can be kept.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cache_sim/policies/vllm/block_manager.hpp"
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::cache_sim {
+
+struct VllmRequest {
+  Name id;
+  Name salt;
+  Tokens known;
+  BlockRequest blocks;
+  BlockHit hit;            ///< of its look-up, while it waits
+  bool waits = false;      ///< looked up, and nothing allocated
+  std::uint64_t seen = 0;  ///< how often the cache had changed at that look-up
+  bool scheduled = false;  ///< in the step that is being decided
+  Tokens drafts;           ///< of a verification that waits for its accept
+};
+
+class VllmPolicy final : public Subject {
+ public:
+  VllmPolicy(const SubjectOptions& options, BlockRules rules);
+
+  Result<Reply> apply(const Operation& operation) override;
+  bool has_tree_verbs() const override { return false; }
+  std::optional<Snapshot> snapshot() const override;
+  std::string decided() const override;
+
+  const BlockManager& manager() const { return manager_; }
+  const std::vector<VllmRequest>& requests() const { return requests_; }
+
+ private:
+  Result<Reply> admit(const Operation& operation);
+  Result<Reply> extend(const Operation& operation);
+  Result<Reply> accept(const Operation& operation);
+  Result<Reply> release(const Operation& operation);
+  Result<Reply> checkpoint(const Operation& operation);
+  Reply evict(std::int64_t blocks);
+  Reply flush();
+  Reply check() const;
+  std::int64_t contents() const;
+  void forward();
+  void look_up(VllmRequest& request);
+  VllmRequest* find(Name id);
+  Result<VllmRequest*> idle(const Operation& operation);
+
+  Config config_;
+  BlockManager manager_;
+  KeyTable keys_;
+  std::vector<VllmRequest> requests_;     // those without a name are free places
+  std::vector<std::uint32_t> places_;     // free ones
+  std::vector<std::uint32_t> place_of_;   // by Name::index(), 1 + place
+  std::vector<std::uint32_t> scheduled_;  // places
+  std::uint64_t changes_ = 0;
+};
+
+}  // namespace lockstep::cache_sim

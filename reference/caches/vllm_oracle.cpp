@@ -1,0 +1,833 @@
+#include "reference/caches/vllm_oracle.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <sstream>
+
+#include "reference/base/require.hpp"
+
+namespace lockstep::reference {
+namespace {
+
+std::int64_t ceiling(std::int64_t a, std::int64_t unit) {
+  return (a + unit - 1) / unit;
+}
+std::int64_t floor(std::int64_t a, std::int64_t unit) {
+  return a / unit * unit;
+}
+
+tl::unexpected<Error> refuse(const Operation& operation, const std::string& why) {
+  return fail(fmt::format("{} of `{}`: {}", to_string(operation.verb), operation.id.text(), why));
+}
+
+}  // namespace
+
+// --- The configuration ---------------------------------------------------------------------------
+
+VllmOracle::VllmOracle(const Config& config, bool is_sparse)
+    : hash_block_(config.hash_block),
+      scheduler_block_(1),
+      drafts_(config.drafts),
+      lookahead_(config.eagle == 1 ? 1 : 0),
+      most_tokens_(config.chunked_prefill),
+      drops_(config.eagle == 2),
+      blocks_(static_cast<std::size_t>(config.blocks)) {
+  std::string text = config.groups;
+  if (text.empty()) {
+    text = fmt::format("attention:{}", config.block);
+    for (int i = 0; i < 3; ++i) text += fmt::format(",mamba:{}", config.block);
+  }
+  std::stringstream list(text);
+  for (std::string piece; std::getline(list, piece, ',');) {
+    std::stringstream words(piece);
+    std::string block, window;
+    Group group;
+    std::getline(words, group.kind, ':');
+    std::getline(words, block, ':');
+    std::getline(words, window, ':');
+    group.block = std::stoll(block);
+    if (!window.empty()) group.window = std::stoll(window);
+    groups_.push_back(group);
+  }
+  bool fine_states = false;
+  bool coarse_windows = false;
+  for (std::size_t i = 0; i < groups_.size(); ++i) {
+    const Group& group = groups_[i];
+    scheduler_block_ = std::lcm(scheduler_block_, group.block);
+    fine_states |= group.kind == "mamba" && group.block > hash_block_;
+    coarse_windows |= group.kind == "window" && group.block != hash_block_;
+    if (group.kind == "mamba") state_block_ = group.block;
+    bool is_new = true;
+    for (std::vector<int>& same : alike_)
+      if (groups_[static_cast<std::size_t>(same.front())] == group) {
+        same.push_back(static_cast<int>(i));
+        is_new = false;
+      }
+    if (is_new) alike_.push_back({static_cast<int>(i)});
+  }
+  std::stable_partition(alike_.begin(), alike_.end(), [&](const std::vector<int>& same) {
+    return groups_[static_cast<std::size_t>(same.front())].kind == "attention";
+  });
+  inside_ = groups_.size() > 1 && fine_states && !coarse_windows;
+  alignment_ = inside_ ? hash_block_ : scheduler_block_;
+  if (is_sparse)
+    retention_ = 0;
+  else if (config.retention != "none")
+    retention_ = std::stoll(config.retention);
+  for (Number block = 1; block < static_cast<Number>(blocks_.size()); ++block)
+    queue_.push_back(block);
+}
+
+// --- The pool ------------------------------------------------------------------------------------
+
+/// The head of the queue, without the keys it had.
+VllmOracle::Number VllmOracle::pop() {
+  require(!queue_.empty(), "a block is popped where one is free");
+  const Number block = queue_.front();
+  queue_.erase(queue_.begin());
+  drop_keys(block);
+  blocks_[static_cast<std::size_t>(block)].references = 1;
+  return block;
+}
+
+void VllmOracle::take(Number block) {
+  if (blocks_[static_cast<std::size_t>(block)].references++ == 0) std::erase(queue_, block);
+}
+
+/// Blocks without keys go to the head, in their order; those with keys to the tail.
+void VllmOracle::give_back(const std::vector<Number>& batch) {
+  std::vector<Number> first;
+  for (const Number block : batch) {
+    if (block == 0) continue;
+    Block& given = blocks_[static_cast<std::size_t>(block)];
+    require(given.references > 0, "a block that is given back is referred to");
+    if (--given.references > 0) continue;
+    if (given.entries.empty())
+      first.push_back(block);
+    else
+      queue_.push_back(block);
+  }
+  queue_.insert(queue_.begin(), first.begin(), first.end());
+}
+
+void VllmOracle::put_key(Number block, Key key, Count tokens) {
+  std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
+  for (const Entry& entry : entries)
+    if (entry.key == key) return;
+  entries.push_back({key, tokens});
+  keys_[key].push_back(block);
+}
+
+void VllmOracle::drop_keys(Number block) {
+  std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
+  for (const Entry& entry : entries) {
+    std::erase(keys_[entry.key], block);
+    if (keys_[entry.key].empty()) keys_.erase(entry.key);
+  }
+  entries.clear();
+}
+
+/// The oldest block that has the key; 0 for none.
+VllmOracle::Number VllmOracle::holder(Key key) const {
+  const auto found = keys_.find(key);
+  return found == keys_.end() ? 0 : found->second.front();
+}
+
+// --- Hashes --------------------------------------------------------------------------------------
+
+/// A hash for every H tokens that have `lookahead_` tokens behind them.
+void VllmOracle::hash(Request& request) {
+  for (;;) {
+    const Count end = (static_cast<Count>(request.hashes.size()) + 1) * hash_block_;
+    if (end + lookahead_ > request.known.size()) return;
+    const std::uint64_t digest = request.known.digest(static_cast<std::uint32_t>(end + lookahead_));
+    const std::string name = fmt::format("{}/{}/{}", request.salt.text(), end, digest);
+    const auto number = static_cast<Number>(hash_numbers_.size()) + 1;
+    request.hashes.push_back(hash_numbers_.emplace(name, number).first->second);
+  }
+}
+
+VllmOracle::Number VllmOracle::hash_at(const Request& request, Count tokens) const {
+  return request.hashes.at(static_cast<std::size_t>(tokens / hash_block_ - 1));
+}
+
+bool VllmOracle::all_have(const std::vector<int>& same, const Request& request,
+                          Count tokens) const {
+  if (tokens / hash_block_ > static_cast<Count>(request.hashes.size())) return false;
+  return std::all_of(same.begin(), same.end(), [&](int group) {
+    return holder({group, hash_at(request, tokens)}) != 0;
+  });
+}
+
+// --- The look-up ---------------------------------------------------------------------------------
+
+/// Full blocks from the left to the first miss, then the longest part of the next one.
+VllmOracle::Count VllmOracle::find_attention(const std::vector<int>& same, Count most, bool drops,
+                                             Request& request) {
+  const Count block = groups_[static_cast<std::size_t>(same.front())].block;
+  const Count unit = groups_.size() == 1 ? block : alignment_;
+  std::vector<Count> ends;
+  while ((static_cast<Count>(ends.size()) + 1) * block <= most &&
+         all_have(same, request, (static_cast<Count>(ends.size()) + 1) * block))
+    ends.push_back((static_cast<Count>(ends.size()) + 1) * block);
+  Count tokens = static_cast<Count>(ends.size()) * block;
+  if (unit < block)
+    for (Count end = tokens + block - unit; end > static_cast<Count>(ends.size()) * block;
+         end -= unit)
+      if (end <= most && all_have(same, request, end)) {
+        ends.push_back(end);
+        tokens = end;
+        break;
+      }
+  if (drops && tokens > 0) tokens -= std::min(unit, block);
+  tokens = floor(tokens, unit);
+  ends.resize(static_cast<std::size_t>(ceiling(tokens, block)));
+  for (const int group : same) {
+    request.offered[static_cast<std::size_t>(group)].clear();
+    for (const Count end : ends)
+      request.offered[static_cast<std::size_t>(group)].push_back(
+          holder({group, hash_at(request, end)}));
+  }
+  return tokens;
+}
+
+/// The rightmost run of blocks that covers the window; at the left end any run does.
+VllmOracle::Count VllmOracle::find_window(const std::vector<int>& same, Count most, bool drops,
+                                          Request& request) {
+  const Group& spec = groups_[static_cast<std::size_t>(same.front())];
+  const Count unit = groups_.size() == 1 ? spec.block : alignment_;
+  const Count needed = ceiling(spec.window - 1, spec.block) + (drops ? 1 : 0);
+  std::vector<bool> taken(static_cast<std::size_t>(most / spec.block));
+  Count size = -1;
+  Count run = 0;
+  for (Count i = most / spec.block - 1; i >= 0; --i) {
+    if (!all_have(same, request, (i + 1) * spec.block)) {
+      run = 0;
+      continue;
+    }
+    if (run == 0 && (drops ? i : i + 1) * spec.block % unit != 0) continue;
+    taken[static_cast<std::size_t>(i)] = true;
+    if (++run == needed) {
+      size = i + run;
+      break;
+    }
+  }
+  if (size < 0) {
+    size = run;
+    while (size * spec.block % unit != 0) --size;
+  }
+  if (drops && size > 0) {
+    --size;
+    while (size * spec.block % unit != 0) --size;
+  }
+  for (const int group : same) {
+    std::vector<Number>& columns = request.offered[static_cast<std::size_t>(group)];
+    columns.clear();
+    for (Count i = 0; i < size; ++i)
+      columns.push_back(taken[static_cast<std::size_t>(i)]
+                            ? holder({group, hash_at(request, (i + 1) * spec.block)})
+                            : 0);
+  }
+  return size * spec.block;
+}
+
+/// The longest prefix with a state.
+VllmOracle::Count VllmOracle::find_state(const std::vector<int>& same, Count most,
+                                         Request& request) {
+  const Count block = groups_[static_cast<std::size_t>(same.front())].block;
+  Count best = 0;
+  const Count unit = groups_.size() == 1 ? block : alignment_;
+  for (Count tokens = hash_block_; tokens <= most; tokens += hash_block_) {
+    if (tokens % std::min(unit, block) != 0 || tokens % unit != 0) continue;
+    if (all_have(same, request, tokens)) best = tokens;
+  }
+  for (const int group : same) {
+    std::vector<Number>& columns = request.offered[static_cast<std::size_t>(group)];
+    columns.assign(static_cast<std::size_t>(ceiling(best, block)), 0);
+    if (best > 0) columns.back() = holder({group, hash_at(request, best)});
+  }
+  return best;
+}
+
+VllmOracle::Count VllmOracle::find(std::size_t i, Count most, bool drops, Request& request) {
+  const std::string& kind = groups_[static_cast<std::size_t>(alike_[i].front())].kind;
+  if (kind == "attention") return find_attention(alike_[i], most, drops, request);
+  if (kind == "window") return find_window(alike_[i], most, drops, request);
+  return find_state(alike_[i], most, request);
+}
+
+/// A length that all kinds of group can offer: each in turn shortens it, attention once and for
+/// all, until none does. With EAGLE a kind looks one unit further and drops it, once per length.
+void VllmOracle::look_up(Request& request) {
+  request.offered.assign(groups_.size(), {});
+  request.junction = 0;
+  Count length = request.known.size() - 1;
+  if (groups_.size() == 1) {
+    request.hit = find(0, length, drops_, request);
+    return;
+  }
+  const auto kind_of = [&](std::size_t i) {
+    return groups_[static_cast<std::size_t>(alike_[i].front())].kind;
+  };
+  const Count hashed = static_cast<Count>(request.hashes.size()) * hash_block_;
+  std::map<std::size_t, Count> attention;
+  std::set<std::size_t> has_dropped;
+  Count longest = 0;
+  for (;;) {
+    Count candidate = length;
+    for (std::size_t i = 0; i < alike_.size(); ++i) {
+      if (attention.contains(i)) {
+        candidate = std::min(candidate, attention[i]);
+        continue;
+      }
+      const Count block = groups_[static_cast<std::size_t>(alike_[i].front())].block;
+      const bool drops = drops_ && !has_dropped.contains(i);
+      Count most = candidate;
+      if (drops && kind_of(i) != "mamba") {
+        const bool by_hash = inside_ && kind_of(i) == "attention" && block > hash_block_;
+        most = std::min(candidate + (by_hash ? hash_block_ : block), hashed);
+      }
+      const Count found = find(i, most, drops, request);
+      if (drops)
+        has_dropped.insert(i);
+      else if (found < candidate)
+        has_dropped.clear();
+      candidate = found;
+      if (kind_of(i) == "attention") attention[i] = found;
+      longest = std::max(longest, found);
+    }
+    const bool is_settled = candidate >= length;
+    length = std::min(length, candidate);
+    if (is_settled || (alike_.size() == 2 && kind_of(0) == "attention")) break;
+  }
+  for (std::size_t group = 0; group < groups_.size(); ++group)
+    if (groups_[group].kind == "attention") {
+      const auto size = static_cast<std::size_t>(ceiling(length, groups_[group].block));
+      if (request.offered[group].size() > size) request.offered[group].resize(size);
+    }
+  request.hit = length;
+  if (longest > length) request.junction = longest;
+}
+
+// --- Where a chunk ends --------------------------------------------------------------------------
+
+/// The last boundary before the end of so many tokens that a repetition of them could resume from.
+VllmOracle::Count VllmOracle::last_boundary(Count tokens, Count unit) const {
+  if (drops_) return std::max<Count>(floor(tokens, unit) - unit, 0);
+  return floor(std::max<Count>(tokens - std::max<Count>(1, lookahead_), 0), unit);
+}
+
+VllmOracle::Count VllmOracle::cut(const Request& request, Count start, Count wanted) const {
+  const Count block = state_block_;
+  const Count known = request.known.size();
+  const Count prefill_end = std::max(request.prompt, known - 1);
+  if (block == 0 || start >= prefill_end) return wanted;
+  Count end = start + wanted;
+  if (end < prefill_end && (floor(end, block) > start || block <= most_tokens_))
+    end = floor(end, block);
+  std::vector<Count> stops;
+  if (start % block != 0) stops.push_back(floor(start, block) + block);
+  const Count last = last_boundary(known, block);
+  stops.push_back(last);
+  const Count tail = inside_ ? last_boundary(request.prompt, hash_block_) : 0;
+  if (last < tail && tail < request.prompt) stops.push_back(tail);
+  if (start < request.junction && request.junction < end)
+    stops.push_back(start + floor(request.junction - start, block));
+  Count earliest = end;
+  for (const Count stop : stops)
+    if (start < stop && stop < end) earliest = std::min(earliest, stop);
+  return std::max<Count>(earliest - start, 0);
+}
+
+// --- Allocation ----------------------------------------------------------------------------------
+
+/// Tokens that a group will not look at again.
+VllmOracle::Count VllmOracle::behind(const Group& group, Count tokens) const {
+  if (group.kind == "mamba") return std::max<Count>(tokens - 1, 0);
+  if (group.kind == "window") return std::max<Count>(tokens - group.window + 1, 0);
+  return 0;
+}
+
+/// A state that this step publishes, or attention KV that a copy would need before this step writes
+/// it, is not there yet.
+bool VllmOracle::waits_for_step(const Request& request) const {
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    const std::vector<Number>& offered = request.offered[group];
+    if (offered.empty() || offered.back() == 0) continue;
+    const bool ends_inside = request.hit % groups_[group].block != 0;
+    if (groups_[group].kind != "mamba" && !ends_inside) continue;
+    const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(offered.back())].entries;
+    if (!entries.empty() && stamped_.contains(entries.front().key)) return true;
+  }
+  return false;
+}
+
+/// Blocks that leave the queue when the group gets places up to `end`, `total` tokens being there.
+VllmOracle::Count VllmOracle::need(int group, const Request& request, Count total,
+                                   Count end) const {
+  const Group& spec = groups_[static_cast<std::size_t>(group)];
+  const Table& table = request.tables[static_cast<std::size_t>(group)];
+  std::vector<Number> offered;
+  if (request.waits) offered = request.offered[static_cast<std::size_t>(group)];
+  const auto held = static_cast<Count>(table.columns.size());
+  const auto hits = static_cast<Count>(offered.size());
+  const bool copies = (hits > 0 && total % spec.block != 0) || table.partial >= 0;
+  Count revived = 0;
+  for (Count i = 0; i < hits; ++i) {
+    const Number block = offered[static_cast<std::size_t>(i)];
+    const bool unused = spec.kind != "mamba" && i < behind(spec, total) / spec.block - held;
+    if (block != 0 && !unused && blocks_[static_cast<std::size_t>(block)].references == 0)
+      ++revived;
+  }
+  if (spec.kind != "mamba") {
+    const Count skipped = behind(spec, total) / spec.block;
+    const Count fresh =
+        std::max<Count>(ceiling(end, spec.block) - std::max(skipped, held + hits), 0);
+    return fresh + revived + (hits > 0 && total % spec.block != 0 ? 1 : 0);
+  }
+  Count fresh = ceiling(end, spec.block) + drafts_ - hits - held;
+  if (copies) fresh = std::max<Count>(fresh, 0) + 1;
+  if (fresh > 0) fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (table.running ? 0 : drafts_));
+  return fresh + revived;
+}
+
+/// What lies behind the request, the last column first; a Mamba group's gaps lie between.
+void VllmOracle::release_behind(Request& request, Count tokens) {
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    const Group& spec = groups_[group];
+    Table& table = request.tables[group];
+    const Count end =
+        std::min(behind(spec, tokens) / spec.block, static_cast<Count>(table.columns.size()));
+    std::vector<Number> batch;
+    const auto drop = [&](Count i) {
+      batch.push_back(table.columns[static_cast<std::size_t>(i)]);
+      table.columns[static_cast<std::size_t>(i)] = 0;
+    };
+    if (spec.kind == "mamba") {
+      for (Count i = end - 1; i >= table.retired; --i) drop(i);
+      table.retired = std::max(table.retired, end);
+      give_back(batch);
+      batch.clear();
+      if (table.last_state >= 0 && table.last_state < ceiling(tokens, spec.block) - 1)
+        drop(table.last_state);
+    } else {
+      for (Count i = end - 1; i >= 0 && table.columns[static_cast<std::size_t>(i)] != 0; --i)
+        drop(i);
+    }
+    give_back(batch);
+  }
+}
+
+/// The blocks of the hit become the request's, of all groups before any block is popped.
+void VllmOracle::use_offer(Request& request) {
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    const Group& spec = groups_[group];
+    Table& table = request.tables[group];
+    const Count skipped = behind(spec, request.hit) / spec.block;
+    table.columns.assign(static_cast<std::size_t>(skipped), 0);
+    const std::vector<Number>& offered = request.offered[group];
+    for (auto i = static_cast<std::size_t>(skipped); i < offered.size(); ++i) {
+      if (offered[i] != 0) take(offered[i]);
+      table.columns.push_back(offered[i]);
+    }
+    table.cached = static_cast<Count>(table.columns.size());
+    if (static_cast<Count>(offered.size()) > skipped && request.hit % spec.block != 0) {
+      table.partial = table.cached = request.hit / spec.block;
+      table.partial_block = offered.back();
+    }
+  }
+}
+
+/// The two ends keep a reference until the step is decided. A request that wrote the block itself
+/// goes on in it, and the copy takes over what others know it by.
+void VllmOracle::copy(int group, Table& table, Number target) {
+  const Number source = table.partial_block;
+  copies_.push_back({group, source, target});
+  if (table.running) {
+    const std::vector<Entry> entries = blocks_[static_cast<std::size_t>(source)].entries;
+    drop_keys(source);
+    for (const Entry& entry : entries) put_key(target, entry.key, entry.tokens);
+    if (!entries.empty()) stamped_.insert(entries.front().key);
+    take(source);
+  } else {
+    table.columns[static_cast<std::size_t>(table.partial)] = target;
+    take(target);
+  }
+  table.partial = -1;
+  table.partial_block = 0;
+}
+
+void VllmOracle::grow(int group, Request& request, Count end) {
+  const Group& spec = groups_[static_cast<std::size_t>(group)];
+  Table& table = request.tables[static_cast<std::size_t>(group)];
+  const bool copies = table.partial >= 0;
+  const auto held = static_cast<Count>(table.columns.size());
+  const auto size = [&] { return static_cast<Count>(table.columns.size()); };
+  if (spec.kind != "mamba") {
+    if (copies) copy(group, table, pop());
+    while (size() < ceiling(end, spec.block)) table.columns.push_back(pop());
+    return;
+  }
+  // The running state is in column ceil(end / B) - 1, its scratch behind it.
+  const Count running = ceiling(end, spec.block) - 1;
+  if (running + 1 + drafts_ <= held && !copies) {
+    table.running = true;
+    return;
+  }
+  if (held > 0) table.last_state = table.running ? held - 1 - drafts_ : held - 1;
+  while (size() < running) table.columns.push_back(0);
+  if (table.running)
+    for (Count i = held - drafts_; i < held && i < running; ++i) {
+      table.columns.push_back(table.columns[static_cast<std::size_t>(i)]);
+      table.columns[static_cast<std::size_t>(i)] = 0;
+    }
+  const Number target = copies ? pop() : 0;
+  while (size() < running + 1 + drafts_) table.columns.push_back(pop());
+  if (copies) copy(group, table, target);
+  table.running = true;
+}
+
+std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
+  const Count total = request.waits ? request.hit : request.computed;
+  const Count end = total + n;
+  const auto fits = [&](Count tokens) {
+    Count sum = 0;
+    for (std::size_t group = 0; group < groups_.size(); ++group)
+      sum += need(static_cast<int>(group), request, total, tokens);
+    return sum <= static_cast<Count>(queue_.size());
+  };
+  if (request.waits) {
+    if (waits_for_step(request)) return Refusal::same_step;
+    if (!fits(request.known.size())) return Refusal::no_kv;
+  }
+  release_behind(request, total);
+  if (!fits(end)) return Refusal::no_kv;
+  if (request.waits) use_offer(request);
+  for (std::size_t group = 0; group < groups_.size(); ++group)
+    grow(static_cast<int>(group), request, end);
+  request.waits = false;
+  publish(request, std::min<Count>(end, request.known.size()));
+  return std::nullopt;
+}
+
+// --- Publication ---------------------------------------------------------------------------------
+
+/// Whether a full block is kept for others.
+bool VllmOracle::is_worth(const Request& request, const Group& group, Count column) const {
+  if (group.kind == "attention") return true;
+  if (group.kind == "mamba" && !retention_) return true;
+  // Where somebody can resume: at the end of this prompt, and where others left this prefix.
+  std::vector<Count> places;
+  const Count S = scheduler_block_;
+  if (drops_) {
+    places = {std::max<Count>(floor(request.prompt - 1, S) - S, 0),
+              std::max<Count>(floor(request.prompt, S) - S, 0)};
+  } else {
+    places = {request.prompt - 1};
+  }
+  if (request.junction != 0) {
+    places.push_back(request.junction);
+    if (drops_ && request.junction >= group.block) places.push_back(request.junction - group.block);
+  }
+  const Count unit = groups_.size() == 1 ? group.block : alignment_;
+  if (group.kind == "mamba") {
+    const Count every = *retention_ / group.block;
+    if (*retention_ > 0 && (every <= 1 || (column + 1) % every == 0)) return true;
+    for (const Count place : places)
+      if (floor(place, unit) / group.block - 1 == column) return true;
+    return false;
+  }
+  if (unit % group.block != 0) return true;
+  const Count shift = drops_ ? 1 : 0;
+  const Count needed = ceiling(group.window - 1, group.block) + shift;
+  const Count segment = retention_.value_or(unit) / group.block;
+  if (segment > 0) {
+    if (needed >= segment) return true;
+    if (column >= shift && (column - shift) % segment >= segment - needed) return true;
+  }
+  if (retention_)
+    for (const Count place : places) {
+      const Count end = floor(place, unit) / group.block + shift;
+      if (column >= end - needed && column < end) return true;
+    }
+  return false;
+}
+
+/// The prompt's last hash boundary where it lies inside a block. Of attention always; of a state
+/// where the chunk ends there, and then the next allocation has to copy it.
+void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
+  const Group& spec = groups_[static_cast<std::size_t>(group)];
+  Table& table = request.tables[static_cast<std::size_t>(group)];
+  const bool is_state = spec.kind == "mamba";
+  if (spec.kind == "window" || (!is_state && spec.block == hash_block_)) return;
+  const auto hashed = static_cast<Count>(request.hashes.size()) * hash_block_;
+  Count tail = last_boundary(request.prompt, hash_block_);
+  if (!is_state)
+    tail = std::min(floor(drops_ ? request.prompt : request.prompt - 1, hash_block_), hashed);
+  if (tail == 0 || tail > tokens || (is_state ? tail != tokens : tail % spec.block == 0)) return;
+  const Count column = ceiling(tail, spec.block) - 1;
+  if (column >= static_cast<Count>(table.columns.size())) return;
+  const Number block = table.columns[static_cast<std::size_t>(column)];
+  if (block == 0) return;
+  const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
+  if (is_state && !entries.empty() && entries.front().tokens == tail) return;
+  const Key key{group, hash_at(request, tail)};
+  const bool known = std::any_of(entries.begin(), entries.end(),
+                                 [&](const Entry& entry) { return entry.key == key; });
+  if (!known && !entries.empty() && entries.front().tokens < tail) drop_keys(block);
+  put_key(block, key, tail);
+  if (is_state || !known) stamped_.insert(key);
+  if (is_state && tail % spec.block != 0) {
+    table.partial = table.cached = column;
+    table.partial_block = block;
+  }
+}
+
+void VllmOracle::publish(Request& request, Count computed) {
+  for (std::size_t at = 0; at < groups_.size(); ++at) {
+    const auto group = static_cast<int>(at);
+    const Group& spec = groups_[at];
+    Table& table = request.tables[at];
+    Count tokens = computed;
+    if (groups_.size() > 1 && !inside_) {
+      tokens = floor(computed, scheduler_block_);
+      if (drops_ && tokens > 0) tokens = std::min(computed, tokens + spec.block);
+    } else if (groups_.size() > 1 && drops_ && tokens > 0) {
+      tokens = std::min(computed, computed + spec.block);
+    }
+    const Count before = table.cached;
+    const Count hashed = static_cast<Count>(request.hashes.size()) * hash_block_;
+    const Count full = std::min(tokens, hashed) / spec.block;
+    for (Count i = before; i < full; ++i) {
+      const Number block = table.columns.at(static_cast<std::size_t>(i));
+      if (block == 0 || !is_worth(request, spec, i)) continue;
+      drop_keys(block);
+      put_key(block, {group, hash_at(request, (i + 1) * spec.block)}, (i + 1) * spec.block);
+    }
+    table.cached = std::max(before, full);
+    publish_tail(group, request, tokens);
+    for (Count i = before; i < full; ++i) {
+      const Number block = table.columns[static_cast<std::size_t>(i)];
+      if (block == 0) continue;
+      const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
+      if (!entries.empty()) stamped_.insert(entries.front().key);
+    }
+  }
+}
+
+// --- The verbs -----------------------------------------------------------------------------------
+
+Result<Reply> VllmOracle::apply(const Operation& operation) {
+  switch (operation.verb) {
+    case Verb::admit: return admit(operation);
+    case Verb::extend: return extend(operation);
+    case Verb::accept: return accept(operation);
+    case Verb::checkpoint: return checkpoint(operation);
+    case Verb::finish:
+    case Verb::abort:
+    case Verb::preempt: return end(operation);
+    case Verb::step: forward(); return Reply{};
+    case Verb::evict: return evict(std::max<Count>(operation.kv, 0));
+    case Verb::flush: return flush();
+    case Verb::check: return check();
+    default: return refuse(operation, "vLLM's block cache does no such thing");
+  }
+}
+
+/// The copies are done, the forward runs, and the next step begins.
+void VllmOracle::forward() {
+  std::vector<Number> ends;
+  for (int group = 0; group < static_cast<int>(groups_.size()); ++group)
+    for (const Copy& copy : copies_)
+      if (copy.group == group) {
+        ends.push_back(copy.source);
+        ends.push_back(copy.target);
+      }
+  give_back(ends);
+  copies_.clear();
+  stamped_.clear();
+  for (auto& [id, request] : requests_) request.scheduled = false;
+  ++changes_;
+}
+
+bool VllmOracle::any_scheduled() const {
+  return std::any_of(requests_.begin(), requests_.end(),
+                     [](const auto& entry) { return entry.second.scheduled; });
+}
+
+Result<Reply> VllmOracle::admit(const Operation& operation) {
+  const Count size = operation.tokens.size();
+  const Count prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
+  if (requests_.contains(operation.id.text())) return refuse(operation, "it runs already");
+  if (size == 0 || prompt == 0 || prompt > size) return refuse(operation, "that is no prompt");
+  if (operation.external > 0) return refuse(operation, "external tokens are not taken here");
+  Request& request = requests_[operation.id.text()];
+  request.known = operation.tokens;
+  request.salt = operation.salt;
+  request.prompt = prompt;
+  request.tables.resize(groups_.size());
+  request.seen = changes_;
+  hash(request);
+  look_up(request);
+  return Reply().set(ReplyField::cached, request.hit).set(ReplyField::junction, request.junction);
+}
+
+Result<Reply> VllmOracle::extend(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return refuse(operation, "there is no such request");
+  Request& request = found->second;
+  const Count drafts = operation.drafts.size();
+  const Count start = request.waits ? request.hit : request.computed;
+  const Count fresh = request.known.size() + operation.tokens.size() - start;
+  if (!request.drafts.empty()) return refuse(operation, "a verification waits for its accept");
+  if (operation.async) return refuse(operation, "nothing runs ahead here");
+  if (operation.n > fresh + drafts || (drafts > 0 && operation.n != fresh + drafts))
+    return refuse(operation, "n= does not fit its tokens");
+  if (drafts > 0 && (request.waits || drafts > drafts_ || fresh != 1 || start < request.prompt))
+    return refuse(operation, "drafts stand behind one sampled token");
+  if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
+  if (request.scheduled) forward();
+  const Request before = request;
+  request.known = request.known.followed_by(operation.tokens);
+  hash(request);
+  const Count n = cut(request, start, operation.n);
+  if (n == 0) return Reply().set(ReplyField::n, 0);
+  if (const std::optional<Refusal> refusal = allocate(request, n)) {
+    request.known = before.known;
+    request.hashes = before.hashes;
+    return Reply::refusal(*refusal);
+  }
+  request.computed = start + n;
+  request.scheduled = true;
+  request.drafts = operation.drafts;
+  ++changes_;
+  return Reply().set(ReplyField::n, n);
+}
+
+Result<Reply> VllmOracle::accept(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end() || found->second.drafts.empty())
+    return refuse(operation, "it has no drafts");
+  Request& request = found->second;
+  const std::uint32_t kept = operation.tokens.size();
+  if (kept == 0 || operation.n != kept || kept > request.drafts.size() + 1 ||
+      operation.tokens.prefix(kept - 1) != request.drafts.prefix(kept - 1))
+    return refuse(operation, "that is not what its drafts allow");
+  if (request.scheduled) forward();
+  request.computed -= request.drafts.size() + 1 - kept;  // rejected ones were not computed
+  request.known = request.known.followed_by(operation.tokens);
+  hash(request);
+  request.drafts = Tokens();
+  publish(request, request.computed);
+  ++changes_;
+  return Reply().set(ReplyField::n, kept);
+}
+
+Result<Reply> VllmOracle::end(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return refuse(operation, "there is no such request");
+  if (operation.verb != Verb::abort && !found->second.drafts.empty())
+    return refuse(operation, "a verification waits for its accept");
+  if (found->second.scheduled) forward();
+  if (!found->second.waits) ++changes_;
+  for (Table& table : found->second.tables) {
+    std::reverse(table.columns.begin(), table.columns.end());
+    give_back(table.columns);
+  }
+  requests_.erase(found);
+  return Reply{};
+}
+
+Result<Reply> VllmOracle::checkpoint(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end()) return refuse(operation, "there is no such request");
+  if (!found->second.drafts.empty()) return refuse(operation, "a verification waits");
+  const Request& request = found->second;
+  if (operation.up_to > (request.waits ? request.hit : request.computed))
+    return refuse(operation, "that is not computed");
+  return Reply().set(ReplyField::exist, 0).set(ReplyField::length, 0);
+}
+
+Reply VllmOracle::evict(Count wanted) {
+  if (any_scheduled()) forward();
+  Count evicted = 0;
+  for (const Number block : queue_)
+    if (evicted < wanted && !blocks_[static_cast<std::size_t>(block)].entries.empty()) {
+      drop_keys(block);
+      ++evicted;
+    }
+  ++changes_;
+  return Reply().set(ReplyField::kv, evicted).set(ReplyField::state, 0);
+}
+
+Reply VllmOracle::flush() {
+  if (any_scheduled()) forward();
+  Count keyed = 0;
+  const bool is_idle = queue_.size() + 1 == blocks_.size();
+  for (Number block = 1; is_idle && block < static_cast<Number>(blocks_.size()); ++block) {
+    keyed += blocks_[static_cast<std::size_t>(block)].entries.empty() ? 0 : 1;
+    drop_keys(block);
+  }
+  ++changes_;
+  return Reply().set(ReplyField::kv, keyed).set(ReplyField::state, 0);
+}
+
+/// contents=: the digest that the contract's paragraph on vllm-align names.
+Reply VllmOracle::check() const {
+  std::vector<Count> numbers(queue_.begin(), queue_.end());
+  numbers.push_back(0);
+  for (std::size_t i = 1; i < blocks_.size(); ++i) {
+    numbers.push_back(blocks_[i].references);
+    std::vector<Entry> entries = blocks_[i].entries;
+    if (!entries.empty()) {
+      std::sort(entries.begin() + 1, entries.end(),
+                [](const Entry& a, const Entry& b) { return a.key < b.key; });
+      numbers.push_back(entries.front().tokens);
+    }
+    for (const Entry& entry : entries) {
+      numbers.push_back(entry.key.first);
+      numbers.push_back(entry.key.second);
+    }
+    numbers.push_back(0);
+  }
+  for (const auto& [key, holders] : keys_) {
+    if (holders.size() < 2) continue;
+    numbers.insert(numbers.end(), holders.begin(), holders.end());
+    numbers.push_back(0);
+  }
+  for (const auto& [id, request] : requests_)
+    for (const Table& table : request.tables) {
+      if (request.waits) continue;
+      numbers.insert(numbers.end(), table.columns.begin(), table.columns.end());
+      numbers.insert(numbers.end(), {0, table.cached, table.partial, table.partial_block});
+    }
+  unsigned __int128 digest = 0;
+  constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
+  for (const Count number : numbers)
+    digest =
+        (digest * (0x1CE4E5B9BF58476Du % kPrime) + static_cast<std::uint64_t>(number + 1)) % kPrime;
+  const auto free = static_cast<Count>(queue_.size());
+  return Reply()
+      .set(ReplyField::violations, 0)
+      .set(ReplyField::kv_free, free)
+      .set(ReplyField::kv_locked, static_cast<Count>(blocks_.size()) - 1 - free)
+      .set(ReplyField::contents, static_cast<Count>(digest));
+}
+
+namespace {
+
+std::unique_ptr<Subject> make(const SubjectOptions& options) {
+  return std::make_unique<VllmOracle>(options.config, false);
+}
+std::unique_ptr<Subject> make_sparse(const SubjectOptions& options) {
+  return std::make_unique<VllmOracle>(options.config, true);
+}
+
+const Registration<OracleEntry> kVllmAlign{{"vllm-align", make}};
+const Registration<OracleEntry> kVllmAlignRetention0{{"vllm-align-retention-0", make_sparse}};
+
+}  // namespace
+}  // namespace lockstep::reference

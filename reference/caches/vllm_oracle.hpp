@@ -1,0 +1,146 @@
+// The oracle of `vllm-align`: vLLM 0.33's block cache for hybrid models, rule by rule, over plain
+// lists. It shares no code with the policy and is in no hurry: a look-up searches, the free queue
+// is a vector, a key is a prefix.
+//
+//   here            vLLM                                what it is
+//   Block           KVCacheBlock                        references and keys of one block
+//   queue           FreeKVCacheBlockQueue               free blocks, the next one to be popped
+//   first keys            cached_block_hash_to_block          by key, the blocks that have it,
+//   oldest first Column table    req_to_blocks                       a request's blocks in one
+//   group cached          num_cached_block                    columns whose keys are settled
+//   running         _allocated_block_reqs               the state and its scratch have blocks
+//   partial         _partial_hit_reqs                   a shared block that has to be copied
+//   stamped         cached_blocks_this_step             keys published in this step
+//
+// B is a group's block, H the hash block, S the least common multiple of all B, A what hits are
+// aligned to (H where they may end inside a block, else S), g the drafts, P the prompt's tokens.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::reference {
+
+class VllmOracle final : public Subject {
+ public:
+  VllmOracle(const Config& config, bool is_sparse);
+
+  Result<Reply> apply(const Operation& operation) override;
+  bool has_tree_verbs() const override { return false; }
+
+ private:
+  using Count = std::int64_t;
+  using Number = int;                  ///< of a block, or of a hash
+  using Key = std::pair<int, Number>;  ///< group and hash
+
+  struct Group {
+    std::string kind;  ///< attention, window, mamba
+    Count block = 0;
+    Count window = 0;
+    bool operator==(const Group&) const = default;
+  };
+  struct Entry {
+    Key key;
+    Count tokens;
+  };
+  struct Block {
+    Count references = 0;
+    std::vector<Entry> entries;  ///< the first is the primary one
+  };
+  struct Table {
+    std::vector<Number> columns;
+    Count cached = 0;
+    Count retired = 0;
+    Count last_state = -1;
+    bool running = false;
+    Count partial = -1;
+    Number partial_block = 0;
+  };
+  struct Request {
+    Tokens known;
+    Name salt;
+    Count prompt = 0;
+    Count computed = 0;
+    Count junction = 0;
+    std::vector<Number> hashes;
+    std::vector<Table> tables;
+    bool waits = true;
+    bool scheduled = false;
+    Count seen = 0;
+    Count hit = 0;
+    std::vector<std::vector<Number>> offered;  ///< columns by group
+    Tokens drafts;
+  };
+  struct Copy {
+    int group;
+    Number source, target;
+  };
+
+  // The verbs.
+  Result<Reply> admit(const Operation& operation);
+  Result<Reply> extend(const Operation& operation);
+  Result<Reply> accept(const Operation& operation);
+  Result<Reply> end(const Operation& operation);
+  Result<Reply> checkpoint(const Operation& operation);
+  Reply evict(Count wanted);
+  Reply flush();
+  Reply check() const;
+  void forward();
+  bool any_scheduled() const;
+
+  // The pool.
+  Number pop();
+  void take(Number block);
+  void give_back(const std::vector<Number>& batch);
+  void put_key(Number block, Key key, Count tokens);
+  void drop_keys(Number block);
+  Number holder(Key key) const;
+
+  // The rules.
+  void hash(Request& request);
+  Number hash_at(const Request& request, Count tokens) const;
+  void look_up(Request& request);
+  Count find(std::size_t first, Count most, bool drops, Request& request);
+  Count find_attention(const std::vector<int>& same, Count most, bool drops, Request& request);
+  Count find_window(const std::vector<int>& same, Count most, bool drops, Request& request);
+  Count find_state(const std::vector<int>& same, Count most, Request& request);
+  bool all_have(const std::vector<int>& same, const Request& request, Count tokens) const;
+  Count cut(const Request& request, Count start, Count wanted) const;
+  Count last_boundary(Count tokens, Count unit) const;
+  Count behind(const Group& group, Count tokens) const;
+  std::optional<Refusal> allocate(Request& request, Count n);
+  Count need(int group, const Request& request, Count total, Count end) const;
+  bool waits_for_step(const Request& request) const;
+  void release_behind(Request& request, Count tokens);
+  void use_offer(Request& request);
+  void grow(int group, Request& request, Count end);
+  void copy(int group, Table& table, Number target);
+  void publish(Request& request, Count computed);
+  bool is_worth(const Request& request, const Group& group, Count column) const;
+  void publish_tail(int group, Request& request, Count tokens);
+
+  std::vector<Group> groups_;
+  std::vector<std::vector<int>> alike_;  ///< groups of one spec, attention first
+  Count hash_block_, scheduler_block_, alignment_, state_block_ = 0;
+  bool inside_ = false;  ///< hits may end inside a block
+  std::optional<Count> retention_;
+  Count drafts_, lookahead_, most_tokens_;
+  bool drops_;
+  std::vector<Block> blocks_;
+  std::vector<Number> queue_;
+  std::map<Key, std::vector<Number>> keys_;
+  std::set<Key> stamped_;
+  std::vector<Copy> copies_;
+  std::map<std::string, Request> requests_;
+  std::map<std::string, Number> hash_numbers_;
+  Count changes_ = 0;
+};
+
+}  // namespace lockstep::reference
