@@ -125,7 +125,7 @@ PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream
   const Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
   PlayedOperations played;
-  LegalityModel model(swarm.config.page, policy.counts_locks_on_tombstones);
+  LegalityModel model(swarm.config.page, policy.counts_locks_on_tombstones, policy.has_slot_verbs);
   if (policy.config_fields.contains(ConfigField::blocks)) model.expect_cut_chunks();
   RandomTrace random(swarm, accepted_by(policy), model, draw);
   BadInput bad_input(swarm, accepted_by(policy), model, draw);
@@ -253,7 +253,7 @@ class PlantedDefects : public testing::TestWithParam<std::string> {};
 
 // A harness that misses a bug it was given is no harness. All of them: explore_full_test.cpp.
 TEST_P(PlantedDefects, areFoundAndShrunk) {
-  search_for(GetParam(), 1, 500);
+  search_for(GetParam(), 1, 2000);
 }
 
 INSTANTIATE_TEST_SUITE_P(Few, PlantedDefects, testing::ValuesIn(one_defect_in_eight()),

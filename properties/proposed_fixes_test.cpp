@@ -54,6 +54,7 @@ class LastLength final : public LayerState {
   void allocate_kv(KvSlots) override {}
   void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}
   void free_kv(KvSlots) override {}
+  void copy_kv(KvSlots, KvSlots) override {}
   Lengths state_lengths(StateSlot slot, std::int64_t) const override {
     return {lengths_[slot.value], lengths_[slot.value]};
   }

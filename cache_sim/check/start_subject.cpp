@@ -27,6 +27,8 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
   if (config.scheduler != "" && config.scheduler != "sglang")
     return fail(fmt::format("field scheduler: `{}` is not sglang", config.scheduler));
+  if (config.scheduler != "" && !policy.has_tree_verbs)
+    return fail(fmt::format("field scheduler: policy {} is none of SGLang's", policy.name));
   if (config.kv_tokens < config.page)
     return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
                             config.page));

@@ -157,6 +157,17 @@ void LabelState::free_kv(KvSlots slots) {
   }
 }
 
+void LabelState::copy_kv(KvSlots sources, KvSlots targets) {
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    for (const std::uint32_t slot : {sources[i], targets[i]})
+      if (kv_in_use_[slot] == 0)
+        return report(FindingKind::freed_slot_in_use,
+                      fmt::format("KV slot {} was copied although it is free", slot),
+                      "a slot in use", fmt::format("slot {} is free", slot));
+    kv_fingerprint_[targets[i]] = kv_fingerprint_[sources[i]];
+  }
+}
+
 LayerState::Lengths LabelState::state_lengths(StateSlot slot, std::int64_t expected) const {
   if (!state_exists(slot)) return {expected, expected};
   return {recurrent(slot).size, conv(slot).size};

@@ -48,6 +48,7 @@ class LabelState final : public LayerState {
   void allocate_kv(KvSlots slots) override;
   void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
   void free_kv(KvSlots slots) override;
+  void copy_kv(KvSlots sources, KvSlots targets) override;
   Lengths state_lengths(StateSlot slot, std::int64_t expected) const override;
 
   bool state_exists(StateSlot slot) const { return slot.value >= 1 && slot.value < states_.size(); }
@@ -101,6 +102,7 @@ class NoLayerState final : public LayerState {
   void allocate_kv(KvSlots) override {}
   void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}
   void free_kv(KvSlots) override {}
+  void copy_kv(KvSlots, KvSlots) override {}
   Lengths state_lengths(StateSlot, std::int64_t expected) const override {
     return {expected, expected};
   }

@@ -125,6 +125,19 @@ Operation BadInput::bad_admission() {
   return admit;
 }
 
+/// Of a slot cache: a mapping of another number of rows than there are, a prefix that nobody has
+/// captured.
+Operation BadInput::bad_slot_operation() {
+  Operation operation;
+  operation.verb = Verb::compact;
+  operation.mapping.assign(1 << 10, 0);
+  if (model_.requests().empty() || draw_.chance(1, 2)) return operation;
+  operation = Operation{.verb = Verb::restore};
+  operation.id = model_.requests().front().id;
+  operation.from = nobody();
+  return operation;
+}
+
 /// Names that nobody has, names that are taken, prefixes that are not stored, and what a radix
 /// cache does not do at all.
 Operation BadInput::bad_tree_operation() {
@@ -136,6 +149,7 @@ Operation BadInput::bad_tree_operation() {
   Operation operation;
   const std::uint64_t choice = draw_.below(10);
   if (choice == 0) {
+    if (accepted_.slot_verbs) return bad_slot_operation();
     constexpr Verb kVerbs[] = {Verb::compact, Verb::capture, Verb::restore};
     operation.verb = kVerbs[draw_.below(requests.empty() ? 1 : std::size(kVerbs))];
     operation.as = operation.from = nobody();
@@ -156,22 +170,22 @@ Operation BadInput::bad_tree_operation() {
   } else if (choice == 4) {
     operation.verb = Verb::insert;
     operation.tokens = Tokens::of_document(kNowhere, 0, page);
-    if (has_states_ && draw_.chance(1, 2)) return operation;  // it needs a slot
-    if (has_states_) operation.slot = slots.empty() ? nobody() : slots.front().name;
+    if (accepted_.has_states && draw_.chance(1, 2)) return operation;  // it needs a slot
+    if (accepted_.has_states) operation.slot = slots.empty() ? nobody() : slots.front().name;
     operation.prev = page;
-  } else if (choice == 5 && has_states_) {
+  } else if (choice == 5 && accepted_.has_states) {
     operation.verb = draw_.chance(1, 2) && !slots.empty() ? Verb::fork : Verb::alloc;
     operation.as = slots.empty() ? Name() : slots[draw_.below(slots.size())].name;
     operation.slot = operation.as;
     if (slots.empty()) return bad_admission();
   } else {
     constexpr Verb kVerbs[] = {Verb::fork, Verb::advance, Verb::copy, Verb::free, Verb::insert};
-    operation.verb = kVerbs[draw_.below(has_states_ ? 5 : 4)];
+    operation.verb = kVerbs[draw_.below(accepted_.has_states ? 5 : 4)];
     operation.tokens = Tokens::of_document(kNowhere, 0, page);
     operation.slot = operation.as = operation.from = operation.to = nobody();
     if (operation.verb == Verb::copy && !slots.empty())
       (draw_.chance(1, 2) ? operation.from : operation.to) = slots.front().name;
-    if (!has_states_ && draw_.chance(1, 5)) operation.verb = Verb::alloc;
+    if (!accepted_.has_states && draw_.chance(1, 5)) operation.verb = Verb::alloc;
   }
   return operation;
 }

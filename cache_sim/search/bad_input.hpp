@@ -14,7 +14,7 @@ class BadInput {
  public:
   /// `model` follows what is played, and outlives this.
   BadInput(const Swarm& swarm, const Accepted& accepted, const LegalityModel& model, Draw& draw)
-      : swarm_(swarm), draw_(draw), model_(model), has_states_(accepted.has_states) {}
+      : swarm_(swarm), draw_(draw), model_(model), accepted_(accepted) {}
 
   /// As often as the swarm says, an operation that is bad input whatever the cache holds.
   std::optional<Operation> next();
@@ -28,11 +28,12 @@ class BadInput {
   Operation bad_result(const Request& request);
   Operation bad_admission();
   Operation bad_tree_operation();
+  Operation bad_slot_operation();
 
   const Swarm& swarm_;
   Draw& draw_;
   const LegalityModel& model_;
-  bool has_states_;
+  Accepted accepted_;
 };
 
 }  // namespace lockstep::cache_sim

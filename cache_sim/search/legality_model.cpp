@@ -56,8 +56,11 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
                          .known = operation.tokens,
                          .computed = reply.get(ReplyField::cached)});
     seen_.push_back(operation.tokens);
+    const auto row = std::find(rows_.begin(), rows_.end(), Name());
+    *(row == rows_.end() ? rows_.insert(row, Name()) : row) = operation.id;
     return;
   }
+  if (operation.verb == Verb::compact) return follow_compaction(operation);
   const auto found = std::find_if(requests_.begin(), requests_.end(), [&](const Request& request) {
     return request.id == operation.id;
   });
@@ -83,7 +86,10 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
       return;
     case Verb::finish: seen_.push_back(found->known); [[fallthrough]];
     case Verb::abort:
-    case Verb::preempt: requests_.erase(found); return;
+    case Verb::preempt:
+      std::replace(rows_.begin(), rows_.end(), operation.id, Name());
+      requests_.erase(found);
+      return;
     default: follow_sequence(operation, *found); return;
   }
 }
@@ -110,12 +116,23 @@ void LegalityModel::follow_sequence(const Operation& operation, Request& request
     case Verb::restore:
       for (const Captured& kept : captured_)
         if (kept.name == operation.from) {
-          request.known = kept.tokens;
+          if (!is_slot_cache_) request.known = kept.tokens;
           request.computed = kept.tokens.size();
         }
       return;
     default: return;
   }
+}
+
+void LegalityModel::follow_compaction(const Operation& operation) {
+  std::vector<Name> rows;
+  for (std::size_t i = 0; i < operation.mapping.size(); ++i) {
+    const std::int64_t row = operation.mapping[i];
+    if (row < 0) continue;
+    rows.resize(std::max(rows.size(), static_cast<std::size_t>(row) + 1));
+    rows[static_cast<std::size_t>(row)] = rows_[i];
+  }
+  rows_.swap(rows);
 }
 
 void LegalityModel::give_slot(Name name, const Tokens& tokens) {

@@ -61,9 +61,13 @@ class LegalityModel {
     bool has_state = false;
   };
 
-  /// `counts_locks_on_tombstones` as in PolicyEntry, of all subjects.
-  LegalityModel(std::int64_t page, bool counts_locks_on_tombstones)
-      : page_(page), counts_locks_on_tombstones_(counts_locks_on_tombstones) {}
+  /// `counts_locks_on_tombstones` as in PolicyEntry, of all subjects. In a slot cache a request
+  /// that is given what was captured keeps the prompt that begins with it; a sequence becomes what
+  /// was captured.
+  LegalityModel(std::int64_t page, bool counts_locks_on_tombstones, bool is_slot_cache = false)
+      : page_(page),
+        counts_locks_on_tombstones_(counts_locks_on_tombstones),
+        is_slot_cache_(is_slot_cache) {}
 
   /// The subjects cut chunks where they have to end and say so by n=: what is left is computed
   /// before anything is sampled. Of others, less than was asked for is a fault.
@@ -83,6 +87,8 @@ class LegalityModel {
   const std::vector<Slot>& slots() const { return slots_; }
   const std::vector<Captured>& captured() const { return captured_; }
   const std::vector<Name>& locks() const { return locks_; }
+  /// Requests by row of a slot cache: an admission takes the first row without one.
+  const std::vector<Name>& rows() const { return rows_; }
   const std::vector<Name>& refused() const { return refused_; }  ///< requests not admitted
   const std::vector<Tokens>& seen() const { return seen_; }      ///< prompts and stored keys
   const std::optional<Node>& shown() const { return shown_; }
@@ -100,6 +106,7 @@ class LegalityModel {
   void follow_request(const Operation& operation, const Reply& reply);
   void follow_sequence(const Operation& operation, Request& request);
   void follow_slot(const Operation& operation, const Reply& reply);
+  void follow_compaction(const Operation& operation);
   void give_slot(Name name, const Tokens& tokens);
   void drop_slot(Name name);
   bool contradicts_itself(const Operation& operation) const;
@@ -109,11 +116,13 @@ class LegalityModel {
 
   std::int64_t page_;
   bool counts_locks_on_tombstones_;
+  bool is_slot_cache_;
   bool cuts_chunks_ = false;
   std::vector<Request> requests_;
   std::vector<Slot> slots_;
   std::vector<Captured> captured_;
   std::vector<Name> locks_;
+  std::vector<Name> rows_;
   std::vector<Name> refused_;
   std::vector<Tokens> seen_;
   std::optional<Node> shown_;

@@ -23,6 +23,14 @@ bool cut_chunks(const std::vector<std::string>& subjects) {
   });
 }
 
+bool one_is_a_slot_cache(const std::vector<std::string>& subjects) {
+  return std::any_of(subjects.begin(), subjects.end(), [](std::string_view name) {
+    if (name.starts_with("oracle:")) name.remove_prefix(7);
+    const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
+    return policy != nullptr && policy->has_slot_verbs;
+  });
+}
+
 /// Nobody says what is bad input, because a child need not know.
 bool all_are_children(const std::vector<std::string>& subjects) {
   return std::all_of(subjects.begin(), subjects.end(),
@@ -34,7 +42,8 @@ bool all_are_children(const std::vector<std::string>& subjects) {
 OperationPlayer::OperationPlayer(ReplaySession& run)
     : run_(run),
       all_are_children_(all_are_children(run.options().subjects)),
-      model_(run.options().config.page, all_count_locks_on_tombstones(run.options().subjects)) {
+      model_(run.options().config.page, all_count_locks_on_tombstones(run.options().subjects),
+             one_is_a_slot_cache(run.options().subjects)) {
   if (cut_chunks(run.options().subjects)) model_.expect_cut_chunks();
 }
 

@@ -32,6 +32,12 @@ Operation RandomTrace::admission() {
   admit.id = fresh_name("r");
   admit.salt = some_salt();
   admit.tokens = some_tokens();
+  const auto& captured = model_.captured();
+  if (swarm_.slots != 0 && !captured.empty() && draw_.chance(1, 2)) {
+    const LegalityModel::Captured& one = captured[draw_.below(captured.size())];
+    admit.tokens = one.tokens.followed_by(fresh_tokens(draw_.between(1, 4)));
+    admit.salt = one.salt;
+  }
   if (draw_.below(3) == 0)
     admit.prompt = static_cast<std::int64_t>(draw_.below(admit.tokens.size() + 1));
   if (swarm_.rooms && draw_.chance(1, 3)) admit.room = draw_.between(0, swarm_.longest);
@@ -268,6 +274,48 @@ Operation RandomTrace::random_tree_operation() {
   return operation;
 }
 
+/// Captures what a request has computed, gives a captured prefix to one that has computed nothing,
+/// or puts the rows in another order without those that have ended.
+Operation RandomTrace::random_slot_operation() {
+  Operation operation;
+  const std::vector<LegalityModel::Request>& running = model_.requests();
+  for (const LegalityModel::Request& request : running)
+    for (const LegalityModel::Captured& captured : model_.captured()) {
+      const std::uint32_t size = captured.tokens.size();
+      if (request.computed != 0 || !request.drafts.empty() || request.salt != captured.salt ||
+          request.known.size() <= size || request.known.prefix(size) != captured.tokens ||
+          !draw_.chance(2, 3))
+        continue;
+      operation.verb = Verb::restore;
+      operation.id = request.id;
+      operation.from = captured.name;
+      return operation;
+    }
+  if (!running.empty() && draw_.chance(1, 2)) {
+    const LegalityModel::Request& request = running[draw_.below(running.size())];
+    if (request.computed > 0 && request.drafts.empty()) {
+      operation.verb = Verb::capture;
+      operation.id = request.id;
+      operation.as = Name::intern(draw_.chance(1, 2) ? "p" : "q");
+      return operation;
+    }
+  }
+  operation.verb = Verb::check;
+  for (const LegalityModel::Request& request : running)
+    if (!request.drafts.empty()) return operation;
+  operation.verb = Verb::compact;
+  std::vector<std::int64_t> order;
+  for (const Name row : model_.rows())
+    if (row.exists()) order.push_back(static_cast<std::int64_t>(order.size()));
+  if (draw_.chance(1, 4))
+    for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[draw_.below(i)]);
+  std::size_t kept = 0;
+  for (const Name row : model_.rows())
+    operation.mapping.push_back(row.exists() ? order[kept++] : -1);
+  if (operation.mapping.empty()) operation.verb = Verb::check;
+  return operation;
+}
+
 Operation RandomTrace::next() {
   may_be_bad_ = false;
   while (!together_.empty()) {
@@ -282,7 +330,8 @@ Operation RandomTrace::next() {
     operation.lock = model_.bare_lock();
     return operation;
   }
-  switch (pick<5>(draw_, {swarm_.request, swarm_.tree, swarm_.evict, swarm_.check, swarm_.flush})) {
+  switch (pick<6>(draw_, {swarm_.request, swarm_.tree, swarm_.evict, swarm_.check, swarm_.flush,
+                          swarm_.slots})) {
     case 0: return random_request_operation();
     case 1: return random_tree_operation();
     case 2:
@@ -295,7 +344,8 @@ Operation RandomTrace::next() {
       operation.state = draw_.between(0, 2);
       return operation;
     case 3: return operation;  // check
-    default: operation.verb = Verb::flush; return operation;
+    case 4: operation.verb = Verb::flush; return operation;
+    default: return random_slot_operation();
   }
 }
 

@@ -31,6 +31,7 @@ class RandomTrace {
   Name fresh_name(const char* prefix);
   Operation random_request_operation();
   Operation random_tree_operation();
+  Operation random_slot_operation();
   Operation admission();
   Operation verdict(const LegalityModel::Request& request);
   Operation forward(const LegalityModel::Request& request);

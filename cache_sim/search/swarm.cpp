@@ -1,6 +1,7 @@
 #include "cache_sim/search/swarm.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <vector>
 
 namespace lockstep::cache_sim {
@@ -74,6 +75,22 @@ int weight(Draw& draw, int usual) {
   return kind == 1 ? usual * 4 : usual;
 }
 
+/// One pool of bytes: a state is worth a few tokens or a whole pool of them, and what costs no
+/// memory in proportion to its FLOPs meets what costs much.
+void draw_bytes(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
+  fields.common(ConfigField::token_bytes, &Config::token_bytes, draw.between(1, 4));
+  fields.common(ConfigField::state_bytes, &Config::state_bytes,
+                swarm.config.token_bytes * draw.between(1, 12) + draw.between(0, 3));
+  fields.common(ConfigField::bootstrap, &Config::bootstrap, draw.between(0, 3));
+  const bool own_flops = draw.chance(3, 4);
+  fields.optional(ConfigField::flops_token, &Config::flops_token,
+                  own_flops ? draw.between(1, 100) : 0);
+  fields.optional(ConfigField::flops_pair, &Config::flops_pair,
+                  own_flops ? draw.between(0, 20) : 0);
+  if (!fields.free(ConfigField::alpha) || draw.chance(1, 3)) return;
+  swarm.config.alpha = std::to_string(100 * draw.between(0, 20));
+}
+
 }  // namespace
 
 Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size) {
@@ -105,18 +122,18 @@ Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& s
 }
 
 Accepted accepted_by(const PolicyEntry& policy) {
-  // A block cache knows no tree, and its requests no slots of their own.
-  const bool has_tree = !policy.config_fields.contains(ConfigField::blocks);
   return {.fields = policy.config_fields,
           .has_states = policy.has_states,
-          .tree_verbs = has_tree,
-          .rooms = has_tree};
+          .tree_verbs = policy.has_tree_verbs,
+          .slot_verbs = policy.has_slot_verbs,
+          .rooms = policy.has_tree_verbs};
 }
 
 Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
   return {.fields = one.fields & other.fields,
           .has_states = one.has_states || other.has_states,
           .tree_verbs = one.tree_verbs && other.tree_verbs && one.has_states == other.has_states,
+          .slot_verbs = one.slot_verbs && other.slot_verbs,
           .rooms = one.rooms && other.rooms};
 }
 
@@ -208,6 +225,12 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
   swarm.letters = draw.chance(1, 4) ? static_cast<int>(draw.between(1, 3)) : 0;
+  if (accepted.fields.contains(ConfigField::alpha)) draw_bytes(draw, fields, swarm);
+  if (accepted.slot_verbs) swarm.slots = weight(draw, 4);
+  constexpr const char* kLayers[] = {"", "mamba", "attention", "mamba,attention,mamba",
+                                     "attention,mamba,mamba,attention"};
+  if (accepted.fields.contains(ConfigField::layers) && fields.free(ConfigField::layers))
+    swarm.config.layers = kLayers[draw.below(std::size(kLayers))];
   swarm.rooms = accepted.rooms && draw.aside(4, 0) == 0;
   swarm.by_length = draw.aside(3, 2) == 0;
   if (accepted.rooms && swarm.scheduled && fields.free(ConfigField::scheduler) &&

@@ -44,7 +44,7 @@ struct Swarm {
   bool blocks = false;     ///< the cache has blocks and steps: a look-up holds nothing
   int operations = 60;     ///< or requests, where scheduled
   // What happens next.
-  int request = 9, tree = 8, evict = 1, check = 1, flush = 0;
+  int request = 9, tree = 8, evict = 1, check = 1, flush = 0, slots = 0;
   // What happens to a request.
   int extend = 8, checkpoint = 3, finish = 3, abort = 1, preempt = 1;
   // Of ten.
@@ -91,6 +91,7 @@ struct Accepted {
   ConfigFields fields;     ///< of the configuration, besides those that every policy honours
   bool has_states = true;  ///< one of them keeps states
   bool tree_verbs = true;
+  bool slot_verbs = false;  ///< capture, restore, compact
   bool rooms = true;  ///< admissions and evictions may carry room=, as SGLang's scheduler asks it
   bool sequence_verbs = false;
 };

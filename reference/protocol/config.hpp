@@ -18,18 +18,24 @@ using Nanoseconds = std::int64_t;
 
 /// The fields of a configuration, sorted by name.
 enum class ConfigField : std::uint8_t {
+  alpha,
   block,
   blocks,
+  bootstrap,
   chunked_prefill,
   drafts,
   eagle,
+  flops_pair,
+  flops_token,
   graph_batches,
   groups,
   hash_block,
   kv_tokens,
+  layers,
   lazy,
   max_running,
   model_chunk,
+  model_config,
   overlap,
   page,
   path_cap,
@@ -109,6 +115,12 @@ struct Config {
   std::int64_t state_bytes = 0;
   std::int64_t state_share =
       0;  ///< per mille of pool_bytes for states, where a policy has two pools
+  std::string alpha = "tuned";   ///< weight of FLOPs against recency, per mille, or `tuned`
+  std::int64_t bootstrap = 5;    ///< alpha is tuned on so many times the requests before pressure
+  std::int64_t flops_token = 0;  ///< FLOPs of a token in a prefill, whatever stands before it
+  std::int64_t flops_pair = 0;   ///< FLOPs of a token for each token that it attends to
+  std::string layers;            ///< mamba,attention,mamba: by their absolute index
+  std::string model_config;      ///< a file whose layers these are
 
   std::int64_t rows() const { return request_rows != 0 ? request_rows : max_running; }
   bool operator==(const Config&) const = default;

@@ -54,6 +54,8 @@ class LayerState {
   /// The forward writes the KV of tokens[begin, begin + slots.size()).
   virtual void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) = 0;
   virtual void free_kv(KvSlots slots) = 0;
+  /// Slot by slot, in order: a source that an earlier pair has overwritten gives what was written.
+  virtual void copy_kv(KvSlots sources, KvSlots targets) = 0;
 
   /// Lengths that the slot's labels stand for; `expected` where the fidelity keeps no labels.
   struct Lengths {

@@ -112,6 +112,7 @@ constexpr ReplyField kCheckReply[] = {ReplyField::violations,    ReplyField::kv_
                                       ReplyField::states_locked, ReplyField::contents};
 constexpr ReplyField kMatchReply[] = {ReplyField::kv, ReplyField::state, ReplyField::branch};
 constexpr ReplyField kSlotReply[] = {ReplyField::slot, ReplyField::length};
+constexpr ReplyField kCaptureReply[] = {ReplyField::length};
 constexpr ReplyField kInsertReply[] = {ReplyField::exist, ReplyField::freed_kv};
 
 // Indexed by Verb.
@@ -125,8 +126,8 @@ constexpr VerbRow kVerbs[] = {
     {"preempt", kOnlyId},
     {"step", kStep},
     {"complete", kOnlyId},
-    {"capture", kCapture},
-    {"restore", kRestore},
+    {"capture", kCapture, kCaptureReply},
+    {"restore", kRestore, kAdmitReply},
     {"compact", kCompact},
     {"evict", kEvict, kEvictReply},
     {"flush", {}, kEvictReply},

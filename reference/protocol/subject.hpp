@@ -95,6 +95,8 @@ struct PolicyEntry {
     std::int64_t states, kv_end;
   };
   SlotCounts (*slots)(const Config&) = nullptr;
+  bool has_tree_verbs = true;
+  bool has_slot_verbs = false;  ///< capture, restore, compact
 };
 
 /// An auditor of a family of policies.

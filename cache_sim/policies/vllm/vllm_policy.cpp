@@ -346,14 +346,16 @@ const Registration<PolicyEntry> kVllmAlign{
      .has_states = true,
      .config_fields = kFields,
      .make = make,
-     .check = check_config}};
+     .check = check_config,
+     .has_tree_verbs = false}};
 const Registration<PolicyEntry> kVllmAlignRetention0{
     {.name = "vllm-align-retention-0",
      .summary = "the same, states kept at prompt ends and where prefixes part (retention 0)",
      .has_states = true,
      .config_fields = kSparseFields,
      .make = make_retention_0,
-     .check = check_config}};
+     .check = check_config,
+     .has_tree_verbs = false}};
 
 }  // namespace
 
