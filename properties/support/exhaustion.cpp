@@ -188,6 +188,7 @@ Exhausted all_short_traces(const std::string& policy, int most) {
   }
   if (policy == "sglang-extra-buffer") config.track_interval = 1;
   if (policy != "radix") config.state_slots = 3;
+  if (policy.starts_with("marconi")) config.token_bytes = config.state_bytes = 1;
   return ShortTraces(std::move(options), most).all();
 }
 

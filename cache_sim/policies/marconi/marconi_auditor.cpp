@@ -1,0 +1,216 @@
+// Holds Marconi to what must be true whatever it decides: each slot has one owner, states and KV
+// stand for the prefixes that they lie under, locks are those of the running requests, sizes are
+// what counting gives, and no node is left that nobody can use. It recounts everything from
+// nothing, after every operation where the tree is small.
+#include <fmt/format.h>
+
+#include <map>
+#include <vector>
+
+#include "cache_sim/model/label_state.hpp"
+#include "cache_sim/policies/marconi/marconi_policy.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+class MarconiAuditor final : public Auditor {
+ public:
+  MarconiAuditor(const MarconiPolicy& policy, const LabelState* labels)
+      : policy_(policy), labels_(labels) {}
+
+  void after(const Operation& /*operation*/, const Reply& /*reply*/, Findings& findings) override {
+    constexpr std::int64_t kSmall = 4096;  // tokens
+    if (policy_.tree().tokens() <= kSmall) recompute(findings);
+  }
+
+  void recompute(Findings& findings) override {
+    findings_ = &findings;
+    kv_owners_.clear();
+    state_owners_.clear();
+    locks_.assign(policy_.tree().node_count(), 0);
+    sums_ = {};
+    for (MarconiTree::Index i = 1; i < policy_.tree().node_count(); ++i)
+      if (policy_.tree().node(i).alive) check_node(i);
+    for (const MarconiRequest& request : policy_.requests())
+      if (request.id.exists()) check_request(request);
+    check_locks();
+    check_sums();
+  }
+
+ private:
+  struct Sums {
+    std::int64_t tokens = 0, states = 0, locked_tokens = 0, locked_states = 0;
+    std::int64_t own_tokens = 0, running = 0;
+  };
+
+  void report(FindingKind kind, std::string text, std::string expected, std::string actual) {
+    findings_->push_back({kind, std::move(text), std::move(expected), std::move(actual)});
+  }
+  template <class T>
+  void check_equal(FindingKind kind, const std::string& what, T expected, T actual) {
+    if (expected != actual)
+      report(kind, fmt::format("{} is {} where counting gives {}", what, actual, expected),
+             std::to_string(expected), std::to_string(actual));
+  }
+
+  std::string name_of(const MarconiTree::Node& node) const {
+    return fmt::format("the node at {}", node.path.text(40));
+  }
+
+  void own_state(StateSlot slot, const std::string& owner) {
+    const auto [other, is_new] = state_owners_.emplace(slot.value, owner);
+    if (!is_new)
+      return report(
+          FindingKind::slot_in_two_places,
+          fmt::format("state slot {} belongs to {} and to {}", slot.value, other->second, owner),
+          "one owner", "two");
+    if (labels_ != nullptr && labels_->state_exists(slot) && !labels_->state_in_use(slot))
+      report(FindingKind::freed_slot_in_use,
+             fmt::format("state slot {} is free and belongs to {}", slot.value, owner),
+             "one or the other", "both");
+  }
+  void check_label(StateSlot slot, const Tokens& tokens, std::uint32_t size,
+                   const std::string& owner) {
+    if (labels_ == nullptr || !labels_->state_exists(slot)) return;
+    const Label expected = label_of(tokens, size);
+    for (const StatePart part : kStateParts)
+      if (labels_->label(slot, part) != expected)
+        report(FindingKind::wrong_state_prefix,
+               fmt::format("the {} state of {} stands for {}", to_string(part), owner,
+                           labels_->label(slot, part).text()),
+               expected.text(), labels_->label(slot, part).text());
+  }
+
+  /// The slots of tokens[begin, begin + size of the runs).
+  void own_kv(const KvRuns& runs, const Tokens& tokens, std::uint32_t begin, std::uint32_t written,
+              const std::string& owner) {
+    std::uint32_t at = begin;
+    for (const KvRun& run : runs)
+      for (const std::uint32_t slot : run.slots()) {
+        const auto [other, is_new] = kv_owners_.emplace(slot, owner);
+        if (!is_new)
+          return report(
+              FindingKind::slot_in_two_places,
+              fmt::format("KV slot {} belongs to {} and to {}", slot, other->second, owner),
+              "one owner", "two");
+        if (labels_ != nullptr && !labels_->kv_in_use(slot))
+          return report(FindingKind::freed_slot_in_use,
+                        fmt::format("KV slot {} is free and belongs to {}", slot, owner),
+                        "one or the other", "both");
+        ++at;
+        if (labels_ != nullptr && at <= written &&
+            labels_->kv_fingerprint(slot) != tokens.fingerprint(at))
+          return report(
+              FindingKind::wrong_state_prefix,
+              fmt::format("the KV of token {} of {} is that of another prefix", at - 1, owner),
+              tokens.prefix(at).text(40), "another");
+      }
+  }
+  static std::int64_t size_of(const KvRuns& runs) {
+    std::int64_t size = 0;
+    for (const KvRun& run : runs) size += run.size;
+    return size;
+  }
+
+  void check_node(MarconiTree::Index index) {
+    const MarconiTree::Node& node = policy_.tree().node(index);
+    const std::string name = name_of(node);
+    if (!policy_.tree().node(node.parent).alive ||
+        policy_.tree().node(node.parent).end != node.begin)
+      report(FindingKind::tombstone_rule, fmt::format("{} hangs on nothing", name), "a parent",
+             "none");
+    if (!node.has_state && node.child_count < 2)
+      report(FindingKind::tombstone_rule,
+             fmt::format("{} has neither a state nor two children", name), "no such node",
+             fmt::format("{} children", node.child_count));
+    check_equal<std::int64_t>(FindingKind::size_accounting, "the KV of " + name, node.edge_size(),
+                              size_of(node.kv));
+    own_kv(node.kv, node.path, node.begin, node.end, name);
+    if (node.has_state) {
+      own_state(node.state, name);
+      check_label(node.state, node.path, node.end, name);
+    }
+    if (node.time > policy_.tree().clock())
+      report(FindingKind::lru_order, fmt::format("{} was used in the future", name), "the past",
+             std::to_string(node.time));
+    sums_.tokens += node.edge_size();
+    sums_.states += node.has_state ? 1 : 0;
+  }
+
+  void check_request(const MarconiRequest& request) {
+    const std::string name = fmt::format("request `{}`", request.id.text());
+    const MarconiTree::Node& used = policy_.tree().node(request.used);
+    if (!used.alive || used.end != request.owned)
+      return report(FindingKind::evicted_while_locked,
+                    fmt::format("{} uses {} stored tokens, which are gone", name, request.owned),
+                    "a node", "none");
+    check_equal<std::int64_t>(FindingKind::size_accounting, "the row of " + name, request.allocated,
+                              size_of(request.kv));
+    KvRuns own;
+    append_slice(own, request.kv, request.owned, request.allocated);
+    own_kv(own, request.known, request.owned, request.computed, name);
+    own_state(request.live, name);
+    check_label(request.live, request.known, request.computed, name);
+    for (MarconiTree::Index node = request.used; node != MarconiTree::kRoot;
+         node = policy_.tree().node(node).parent)
+      ++locks_[node];
+    sums_.own_tokens += request.allocated - request.owned;
+    ++sums_.running;
+  }
+
+  void check_locks() {
+    for (MarconiTree::Index i = 1; i < locks_.size(); ++i) {
+      const MarconiTree::Node& node = policy_.tree().node(i);
+      if (!node.alive) continue;
+      check_equal<std::int64_t>(FindingKind::lock_imbalance, "the lock count of " + name_of(node),
+                                locks_[i], node.locks);
+      if (locks_[i] == 0) continue;
+      sums_.locked_tokens += node.edge_size();
+      sums_.locked_states += node.has_state ? 1 : 0;
+    }
+  }
+
+  void check_sums() {
+    const MarconiTree& tree = policy_.tree();
+    const MarconiSizes& sizes = policy_.sizes();
+    constexpr FindingKind kSize = FindingKind::size_accounting;
+    check_equal(kSize, "the count of stored tokens", sums_.tokens, tree.tokens());
+    check_equal(kSize, "the count of stored states", sums_.states, tree.states());
+    check_equal(kSize, "the count of locked tokens", sums_.locked_tokens, tree.locked_tokens());
+    check_equal(kSize, "the count of locked states", sums_.locked_states, tree.locked_states());
+    const std::int64_t used = (sums_.tokens + sums_.own_tokens) * sizes.token_bytes +
+                              (sums_.states + sums_.running) * sizes.state_bytes;
+    check_equal(kSize, "the count of free bytes", sizes.capacity - used, policy_.free_bytes());
+    if (used > sizes.capacity)
+      report(kSize, "more bytes are in use than there are", std::to_string(sizes.capacity),
+             std::to_string(used));
+    const auto check_pool = [&](const char* what, std::int64_t free, std::size_t owned,
+                                std::int64_t total) {
+      if (free + static_cast<std::int64_t>(owned) != total)
+        report(FindingKind::leak,
+               fmt::format("of {} {}, {} are free and {} have an owner", total, what, free, owned),
+               std::to_string(total), std::to_string(free + static_cast<std::int64_t>(owned)));
+    };
+    check_pool("KV slots", policy_.kv_pool().free_count(), kv_owners_.size(),
+               policy_.kv_pool().slot_count());
+    check_pool("state slots", policy_.state_pool().free_count(), state_owners_.size(),
+               policy_.state_pool().slot_count());
+  }
+
+  const MarconiPolicy& policy_;
+  const LabelState* labels_;
+  Findings* findings_ = nullptr;
+  std::map<std::uint32_t, std::string> kv_owners_, state_owners_;
+  std::vector<std::int64_t> locks_;
+  Sums sums_;
+};
+
+const Registration<AuditorEntry> kMarconiAuditor{
+    {"marconi", [](Subject& subject, const LabelState* labels) -> std::unique_ptr<Auditor> {
+       const auto* const policy = dynamic_cast<const MarconiPolicy*>(&subject);
+       if (policy == nullptr) return nullptr;
+       return std::make_unique<MarconiAuditor>(*policy, labels);
+     }}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim

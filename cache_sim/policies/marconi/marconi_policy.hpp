@@ -1,0 +1,99 @@
+// Marconi in front of requests: policies `marconi` and `marconi-artifact`. Rules at the head of
+// reference/caches/marconi_oracle.cpp.
+#pragma once
+
+#include <map>
+#include <vector>
+
+#include "cache_sim/policies/marconi/marconi_tree.hpp"
+#include "cache_sim/policies/marconi/marconi_tuner.hpp"
+#include "cache_sim/policies/pools.hpp"
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::cache_sim {
+
+/// What a configuration makes of the pool of bytes.
+struct MarconiSizes {
+  std::int64_t token_bytes, state_bytes, capacity;
+  static MarconiSizes of(const Config& config);
+};
+
+/// A running request.
+struct MarconiRequest {
+  Name id;  ///< none: the place is free
+  Name salt;
+  Tokens known;
+  std::uint32_t admitted = 0;   ///< tokens known at the admission
+  std::uint32_t computed = 0;   ///< tokens that the live state stands for
+  std::uint32_t allocated = 0;  ///< tokens that have KV; more than computed while it verifies
+  std::uint32_t owned = 0;      ///< of these, the tree's
+  std::uint32_t branch = 0;     ///< where a state is to be stored; 0: nowhere
+  MarconiTree::Index used = MarconiTree::kRoot;  ///< the node with `owned` tokens, locked
+  StateSlot live;
+  KvRuns kv;
+  KvTail kv_tail;
+  Tokens drafts;
+  bool verifying = false;
+};
+
+class MarconiPolicy final : public Subject, private MarconiTree::Memory {
+ public:
+  MarconiPolicy(const SubjectOptions& options, bool is_artifact);
+
+  Result<Reply> apply(const Operation& operation) override;
+  bool has_tree_verbs() const override { return false; }
+  std::optional<Snapshot> snapshot() const override;
+
+  // What an auditor sees.
+  const MarconiTree& tree() const { return tree_; }
+  const KvPool& kv_pool() const { return kv_; }
+  const StatePool& state_pool() const { return states_; }
+  const std::vector<MarconiRequest>& requests() const { return requests_; }
+  const MarconiSizes& sizes() const { return sizes_; }
+  std::int64_t free_bytes() const;
+  double alpha() const { return tuner_.alpha(); }
+
+ private:
+  Result<Reply> admit(const Operation& operation);
+  Result<Reply> extend(MarconiRequest& request, const Operation& operation);
+  Result<Reply> accept(MarconiRequest& request, const Operation& operation);
+  Reply finish(MarconiRequest& request);
+  Reply evict(std::int64_t kv, std::int64_t states);
+  Reply check() const;
+
+  MarconiRequest* find(Name id);
+  bool would_fit(std::int64_t bytes) const {
+    return bytes <= free_bytes() + tree_.evictable_bytes();
+  }
+  bool evict_one(MarconiTree::Evicted& evicted);
+  bool make_room(std::int64_t bytes, MarconiTree::Evicted& evicted);
+  void start_state(MarconiRequest& request, const MarconiTree::Match& match);
+  void write_kv(const MarconiRequest& request, const Tokens& tokens, std::uint32_t end);
+  void advance(MarconiRequest& request, std::uint32_t stop);
+  void store_branch(MarconiRequest& request);
+  bool store(MarconiRequest& request, std::uint32_t size, StateSlot state);
+  void use(MarconiRequest& request, MarconiTree::Index node);
+  void drop_kv(MarconiRequest& request, std::uint32_t first);
+  void remove(MarconiRequest& request);
+  bool planted(const Defect& defect) const { return defect_ == &defect; }
+
+  void release(const KvRuns& kv) override { kv_.release(kv); }
+  void release(StateSlot state) override { states_.release(state); }
+
+  const Config config_;
+  const Defect* const defect_;
+  LayerState& layers_;
+  const MarconiSizes sizes_;
+  KvPool kv_;
+  StatePool states_;
+  MarconiTree tree_;
+  MarconiTuner tuner_;
+  std::vector<MarconiRequest> requests_;
+  std::vector<std::uint32_t> free_places_;
+  std::vector<std::uint32_t> place_of_;  // by Name::index(), 1 + the place; 0: not admitted
+  std::int64_t running_ = 0;
+  std::int64_t own_tokens_ = 0;  // of running requests, beyond what the tree owns
+  KvRuns scratch_;
+};
+
+}  // namespace lockstep::cache_sim
