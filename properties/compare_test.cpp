@@ -216,6 +216,22 @@ TEST(Belady, liesBetweenLruAndTheBound) {
   }
 }
 
+// States take their bytes and a hit needs one, so knowing the future helps less than with KV alone;
+// with room for everything, none was kept in vain.
+TEST(BeladyStates, liesBelowBeladyAndComesToTheBound) {
+  const std::string workload = "sessions:requests=200,fork_every=3";
+  const Comparison small =
+      compared(workload, {"belady", "belady-states"}, {2'000'000'000, 20'000'000'000});
+  for (const std::size_t i : {0u, 1u})
+    EXPECT_LE(small.policies[2 + i].measures.hit_tokens, small.policies[i].measures.hit_tokens);
+  EXPECT_LT(small.policies[2].measures.hit_tokens, small.policies[3].measures.hit_tokens);
+  EXPECT_GT(small.policies[2].measures.evicted_states, 0);
+  const Comparison ample = compared(workload, {"kv-bound", "belady-states"}, {std::nullopt});
+  EXPECT_EQ(ample.policies[0].measures.hit_tokens, ample.policies[1].measures.hit_tokens);
+  EXPECT_GT(ample.policies[1].measures.states_admitted, 0);
+  EXPECT_EQ(ample.policies[1].measures.states_never_hit, 0);
+}
+
 // With room for everything, all of them are the bound.
 TEST(IdealPolicies, withoutACapacityEqualTheBound) {
   const Comparison comparison =
@@ -267,6 +283,26 @@ TEST(Compare, bytesBecomeTheTwoPools) {
 }
 
 // The same figures as a replay's, which counts for itself.
+// A policy with config fields of its own; `best` is the best of all alphas.
+TEST(Compare, marconiWithTheBestAlphaSavesMost) {
+  const Comparison comparison =
+      compared("sessions:requests=150,fork_every=4",
+               {"marconi", "marconi@alpha=0", "marconi@alpha=1000", "marconi@alpha=best"},
+               {std::int64_t{2} << 30});
+  const auto saved = [&](std::size_t i) { return comparison.policies[i].measures.flops_saved; };
+  for (const std::size_t i : {0u, 1u, 2u}) {
+    EXPECT_GT(comparison.policies[i].measures.evicted_states, 0);
+    EXPECT_EQ(comparison.policies[i].chosen, "");
+  }
+  EXPECT_GE(saved(3), saved(1));
+  EXPECT_GE(saved(3), saved(2));
+  EXPECT_TRUE(comparison.policies[3].chosen.starts_with("alpha="));
+  const Result<Comparison> refused = compare(
+      {.workload = "sessions", .policies = {"marconi@alpha=high"}, .capacities = {{1 << 30}}});
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().text.find("field alpha"), std::string::npos) << refused.error().text;
+}
+
 TEST(Compare, countsWhatAReplayCounts) {
   const ScratchFolder folder;
   const std::string config = "kv_tokens=60000,state_slots=90";

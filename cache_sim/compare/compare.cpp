@@ -41,6 +41,28 @@ std::string without(std::string_view list, std::string_view field) {
   return rest;
 }
 
+/// `NAME@K=V@K=V`: a registered policy and config fields of its own, as K=V,K=V.
+struct NamedPolicy {
+  const PolicyEntry* entry;
+  std::string settings;
+
+  static NamedPolicy of(std::string_view text) {
+    const std::size_t end = std::min(text.find('@'), text.size());
+    NamedPolicy named{Registry<PolicyEntry>::find(text.substr(0, end)),
+                      std::string(text.substr(std::min(end + 1, text.size())))};
+    std::replace(named.settings.begin(), named.settings.end(), '@', ',');
+    return named;
+  }
+};
+
+constexpr std::string_view kBestAlpha = "alpha=best";
+constexpr int kAlphas = 21;  // 0, 0.1, … 2
+
+/// KV and states share its bytes.
+bool has_byte_pool(const PolicyEntry* policy) {
+  return policy != nullptr && policy->config_fields.contains(ConfigField::pool_bytes);
+}
+
 class Comparer {
  public:
   Comparer(const CompareRequest& request, const Model& model) : request_(request), model_(model) {}
@@ -68,7 +90,7 @@ class Comparer {
         rows_.push_back({.policy = name});
         continue;
       }
-      const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
+      const PolicyEntry* const policy = NamedPolicy::of(name).entry;
       if (!*ideal && policy == nullptr)
         return fail(fmt::format("there is no policy `{}`; `lockstep list policies` shows all",
                                 name.substr(0, 60)));
@@ -113,7 +135,10 @@ class Comparer {
                               *capacity, what, model_.name));
     };
     std::int64_t left = *capacity;
-    if (policy != nullptr && policy->has_states) {
+    if (has_byte_pool(policy)) {
+      row.state_slots = std::min(left / model_.state_bytes, kMostSlots);  // at most
+      if (row.state_slots == 0) return refuse("state");
+    } else if (policy != nullptr && policy->has_states) {
       const std::int64_t share =
           config_.state_share == 0 ? kDefaultStateShare : config_.state_share;
       row.state_slots = std::min(left / 1000 * share / model_.state_bytes, kMostSlots);
@@ -153,17 +178,49 @@ class Comparer {
     return {};
   }
 
+  /// The pools of a row, as config fields.
+  std::string pools_of(const ComparedPolicy& row, const PolicyEntry& policy) const {
+    if (!has_byte_pool(&policy)) {
+      std::string pools = fmt::format("kv_tokens={}", row.kv_tokens);
+      if (policy.has_states) pools += fmt::format(",state_slots={}", row.state_slots);
+      return pools;
+    }
+    std::string pool = fmt::format("pool_bytes={},token_bytes={},state_bytes={}", *row.capacity,
+                                   model_.token_bytes, model_.state_bytes);
+    if (policy.config_fields.contains(ConfigField::flops_token))
+      pool += fmt::format(",flops_token={},flops_pair={}", model_.flops_per_token,
+                          model_.flops_per_pair);
+    return pool;
+  }
+
   Result<void> run_scheduled(ComparedPolicy& row) {
-    const bool has_states = Registry<PolicyEntry>::find(row.policy)->has_states;
+    const NamedPolicy policy = NamedPolicy::of(row.policy);
+    const std::size_t best = policy.settings.find(kBestAlpha);
+    if (best == std::string::npos) return run_with(policy.settings, row);
+    std::optional<ComparedPolicy> most;
+    for (int i = 0; i < kAlphas; ++i) {
+      ComparedPolicy tried = row;
+      tried.chosen = fmt::format("alpha={}", i * 100);
+      std::string settings = policy.settings;
+      settings.replace(best, kBestAlpha.size(), tried.chosen);
+      if (const Result<void> done = run_with(settings, tried); !done) return done;
+      if (!most || tried.measures.flops_saved > most->measures.flops_saved) most = std::move(tried);
+    }
+    row = *std::move(most);
+    return {};
+  }
+
+  Result<void> run_with(const std::string& settings, ComparedPolicy& row) {
+    const PolicyEntry& policy = *NamedPolicy::of(row.policy).entry;
+    const bool has_states = policy.has_states;
     ReplayRequest replayed;
     replayed.file = request_.workload;
-    replayed.subjects = {row.policy};
+    replayed.subjects = {std::string(policy.name)};
     replayed.check = CheckLevel::off;
     replayed.config =
         without(without(without(request_.config, "state_share"), "kv_tokens"), "state_slots");
-    replayed.config +=
-        fmt::format("{}kv_tokens={}", replayed.config.empty() ? "" : ",", row.kv_tokens);
-    if (has_states) replayed.config += fmt::format(",state_slots={}", row.state_slots);
+    for (const std::string& more : {pools_of(row, policy), settings})
+      if (!more.empty()) replayed.config += (replayed.config.empty() ? "" : ",") + more;
     replayed.limit = request_.limit;
     const bool own_step_time = config_.step_time != Config{}.step_time;
     if (!own_step_time) replayed.model = std::string(model_.name);
