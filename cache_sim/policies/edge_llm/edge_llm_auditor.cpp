@@ -1,0 +1,116 @@
+// Holds a slot cache to what must be true of its rows: the length that forwards read is what the
+// request has computed, KV and states of every layer stand for exactly these tokens, and so do
+// captured prefixes. It looks at everything after every operation.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cache_sim/model/label_state.hpp"
+#include "cache_sim/policies/edge_llm/edge_llm_policy.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+class EdgeLlmAuditor final : public Auditor {
+ public:
+  EdgeLlmAuditor(const EdgeLlmPolicy& policy, const LabelState* labels)
+      : policy_(policy), labels_(labels) {}
+
+  void after(const Operation& /*operation*/, const Reply& /*reply*/, Findings& findings) override {
+    recompute(findings);
+  }
+
+  void recompute(Findings& findings) override {
+    findings_ = &findings;
+    const EdgeLlmLayout& layout = policy_.layout();
+    std::vector<bool> taken(layout.rows);
+    std::size_t running = 0;
+    for (std::size_t i = 0; i < policy_.rows().size(); ++i) {
+      const EdgeLlmRow& row = policy_.rows()[i];
+      if (!row.request.exists()) continue;
+      ++running;
+      check_row(static_cast<std::uint32_t>(i), row, taken);
+    }
+    if (running != policy_.requests().size())
+      report(FindingKind::size_accounting, "not every request has one row",
+             std::to_string(policy_.requests().size()), std::to_string(running));
+    for (std::uint32_t place = 0; place < policy_.captured().size(); ++place) {
+      const EdgeLlmCaptured& captured = policy_.captured()[place];
+      const std::string name = fmt::format("the captured prefix `{}`", captured.name.text());
+      check_kv(layout.captured_row(place), captured.tokens, name);
+      for (std::uint32_t layer = 0; layer < layout.recurrent_layers; ++layer)
+        check_state(layout.captured_state(layer, place), captured.tokens, layer, name);
+    }
+  }
+
+ private:
+  void report(FindingKind kind, std::string text, std::string expected, std::string actual) {
+    findings_->push_back({kind, std::move(text), std::move(expected), std::move(actual)});
+  }
+
+  void check_row(std::uint32_t number, const EdgeLlmRow& row, std::vector<bool>& taken) {
+    const std::string name = fmt::format("row {} (request `{}`)", number, row.request.text());
+    if (row.slot >= taken.size() || taken[row.slot])
+      return report(FindingKind::slot_in_two_places,
+                    fmt::format("{} has slot {}, which is not its own", name, row.slot),
+                    "a slot of its own", std::to_string(row.slot));
+    taken[row.slot] = true;
+    const auto found =
+        std::find_if(policy_.requests().begin(), policy_.requests().end(),
+                     [&](const EdgeLlmRequest& request) { return request.id == row.request; });
+    if (found == policy_.requests().end())
+      return report(FindingKind::size_accounting, fmt::format("{} is nobody's", name), "a request",
+                    "none");
+    const std::int64_t length = policy_.lengths()[number];
+    if (length != found->computed)
+      report(FindingKind::kv_state_disagree,
+             fmt::format("{} has computed {} tokens, and its length says {}", name, found->computed,
+                         length),
+             std::to_string(found->computed), std::to_string(length));
+    const Tokens tokens = found->known.prefix(found->computed);
+    check_kv(row.slot, tokens, name);
+    for (std::uint32_t layer = 0; layer < policy_.layout().recurrent_layers; ++layer)
+      check_state(policy_.layout().state(layer, row.slot), tokens, layer, name);
+  }
+
+  void check_state(StateSlot slot, const Tokens& tokens, std::uint32_t layer,
+                   const std::string& owner) {
+    if (labels_ == nullptr) return;
+    const Label expected = label_of(tokens, tokens.size());
+    for (const StatePart part : kStateParts)
+      if (labels_->label(slot, part) != expected)
+        return report(FindingKind::wrong_state_prefix,
+                      fmt::format("the {} state of {} in recurrent layer {} stands for {}",
+                                  to_string(part), owner, layer, labels_->label(slot, part).text()),
+                      expected.text(), labels_->label(slot, part).text());
+  }
+
+  void check_kv(std::uint32_t row, const Tokens& tokens, const std::string& owner) {
+    if (labels_ == nullptr || tokens.empty()) return;
+    fingerprints_.resize(tokens.size());
+    tokens.prefix_fingerprints(0, tokens.size(), fingerprints_);
+    for (std::uint32_t layer = 0; layer < policy_.layout().attention_layers; ++layer)
+      for (std::uint32_t i = 0; i < tokens.size(); ++i)
+        if (labels_->kv_fingerprint(policy_.layout().kv_row(layer, row) + i) != fingerprints_[i])
+          return report(FindingKind::wrong_state_prefix,
+                        fmt::format("the KV of token {} of {} in attention layer {} is not its own",
+                                    i, owner, layer),
+                        tokens.prefix(i + 1).text(40), "that of another prefix");
+  }
+
+  const EdgeLlmPolicy& policy_;
+  const LabelState* labels_;
+  Findings* findings_ = nullptr;
+  std::vector<std::uint64_t> fingerprints_;
+};
+
+const Registration<AuditorEntry> kEdgeLlmAuditor{
+    {"edge-llm", [](Subject& subject, const LabelState* labels) -> std::unique_ptr<Auditor> {
+       const auto* const policy = dynamic_cast<const EdgeLlmPolicy*>(&subject);
+       if (policy == nullptr) return nullptr;
+       return std::make_unique<EdgeLlmAuditor>(*policy, labels);
+     }}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim
