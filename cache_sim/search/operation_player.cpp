@@ -7,28 +7,30 @@
 namespace lockstep::cache_sim {
 namespace {
 
-bool all_count_locks_on_tombstones(const std::vector<std::string>& subjects) {
-  return std::all_of(subjects.begin(), subjects.end(), [](std::string_view name) {
+/// The policies among the subjects, of an oracle the one that it judges.
+std::vector<const PolicyEntry*> policies_of(const std::vector<std::string>& subjects) {
+  std::vector<const PolicyEntry*> policies;
+  for (std::string_view name : subjects) {
     if (name.starts_with("oracle:")) name.remove_prefix(7);
     const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
-    return policy == nullptr || policy->counts_locks_on_tombstones;
-  });
+    if (policy != nullptr) policies.push_back(policy);
+  }
+  return policies;
 }
 
-bool cut_chunks(const std::vector<std::string>& subjects) {
-  return std::any_of(subjects.begin(), subjects.end(), [](std::string_view name) {
-    if (name.starts_with("oracle:")) name.remove_prefix(7);
-    const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
-    return policy != nullptr && policy->config_fields.contains(ConfigField::blocks);
-  });
-}
-
-bool one_is_a_slot_cache(const std::vector<std::string>& subjects) {
-  return std::any_of(subjects.begin(), subjects.end(), [](std::string_view name) {
-    if (name.starts_with("oracle:")) name.remove_prefix(7);
-    const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
-    return policy != nullptr && policy->has_slot_verbs;
-  });
+LegalityModel model_for(const RunOptions& options) {
+  const std::vector<const PolicyEntry*> policies = policies_of(options.subjects);
+  LegalityModel model(
+      options.config.page,
+      std::all_of(policies.begin(), policies.end(),
+                  [](const PolicyEntry* policy) { return policy->counts_locks_on_tombstones; }),
+      std::any_of(policies.begin(), policies.end(),
+                  [](const PolicyEntry* policy) { return policy->has_slot_verbs; }));
+  if (std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
+        return policy->config_fields.contains(ConfigField::blocks);
+      }))
+    model.expect_cut_chunks();
+  return model;
 }
 
 /// Nobody says what is bad input, because a child need not know.
@@ -42,10 +44,7 @@ bool all_are_children(const std::vector<std::string>& subjects) {
 OperationPlayer::OperationPlayer(ReplaySession& run)
     : run_(run),
       all_are_children_(all_are_children(run.options().subjects)),
-      model_(run.options().config.page, all_count_locks_on_tombstones(run.options().subjects),
-             one_is_a_slot_cache(run.options().subjects)) {
-  if (cut_chunks(run.options().subjects)) model_.expect_cut_chunks();
-}
+      model_(model_for(run.options())) {}
 
 const Reply* OperationPlayer::play(Step step) {
   auto* const operation = std::get_if<Operation>(&step.statement.what);

@@ -2,8 +2,6 @@
 // compared with.
 #include <algorithm>
 
-#include <algorithm>
-
 #include "cache_sim/policies/sglang/radix_auditor.hpp"
 #include "reference/base/mix.hpp"
 
