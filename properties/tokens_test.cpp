@@ -191,6 +191,20 @@ TEST(TokenDigest, differsWhereOneTokenDoes) {
   EXPECT_EQ(Tokens().digest(), 0u);
 }
 
+TEST(Tokens, tokensOfAnyTwoDocumentsHaveDigestsOfTheirOwn) {
+  // Every power of two among the documents, since a token is wider than the field of its digest.
+  std::set<std::uint64_t> digests;
+  std::size_t count = 0;
+  const auto add = [&](Document document) {
+    for (std::uint32_t index = 0; index < 64; ++index, ++count)
+      digests.insert(extend_digest(0, token_of(document, index)));
+  };
+  add(0);
+  for (std::uint32_t bit = 0; bit < 32; ++bit)
+    for (Document above = 0; above < std::min(8u, 1u << bit); ++above) add((1u << bit) + above);
+  EXPECT_EQ(digests.size(), count);
+}
+
 // --- The grammar's terms -------------------------------------------------------------------------
 
 TEST(TokenTerms, areReadAsTheContractSays) {

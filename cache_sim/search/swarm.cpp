@@ -235,9 +235,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   if (accepted.rooms && swarm.scheduled && fields.free(ConfigField::scheduler) &&
       draw.aside(3, 1) == 0)
     swarm.config.scheduler = "sglang";
-  // Under the other scheduler such requests show the auditor's lru-order in a tree that is right
-  // beside its oracle and SGLang's classes (one trace in 2,819).
-  swarm.by_length = swarm.config.scheduler == "sglang" && draw.aside(3, 2) == 0;
+  swarm.by_length = draw.aside(3, 2) == 0;
   if (accepted.sequence_verbs) {
     swarm.sequences = static_cast<int>(draw.between(2, 7));
     swarm.clone = weight(draw, 3);

@@ -66,10 +66,17 @@ std::uint64_t radix_to_the(std::uint32_t n) {
   return result;
 }
 
-/// H extended by value, value + 1, …, value + n - 1: binary doubling over n, from the largest power
-/// down.
-std::uint64_t extend_by_ramp(std::uint64_t digest, Token value, std::uint32_t n) {
-  std::uint64_t next = reduce(reduce(value) + 1);
+/// A token as an element of the field. A token has 64 bits and an element 61, so documents are
+/// spread over the field: as a number, the first token of document 2^30 would be explicit id 2.
+constexpr std::uint64_t element(Token token) {
+  constexpr std::uint64_t spread = mix64(0xD0C5) & kPrime;
+  return plus(times(token >> 32, spread), (token & 0xFFFF'FFFF) + 1);
+}
+
+/// H extended by a document's tokens from `first` on: binary doubling over n, from the largest
+/// power down.
+std::uint64_t extend_by_ramp(std::uint64_t digest, Token first, std::uint32_t n) {
+  std::uint64_t next = element(first);
   for (int k = kLevels - 1; k >= 0; --k) {
     const std::uint32_t length = std::uint32_t{1} << k;
     if (!(n & length)) continue;
@@ -409,7 +416,7 @@ std::uint64_t Tokens::digest(std::uint32_t size) const {
 }
 
 std::uint64_t extend_digest(std::uint64_t digest, Token token) {
-  return plus(times(digest, kRadix), reduce(reduce(token) + 1));
+  return plus(times(digest, kRadix), element(token));
 }
 
 namespace {

@@ -8,12 +8,12 @@
 //
 // The digest of a prefix is a polynomial hash over the prime p = 2^61 - 1,
 //
-//   H(t_0 … t_{n-1}) = sum_i (t_i + 1) r^(n-1-i)  mod p,     H(xy) = H(x) r^|y| + H(y)
+//   H(t_0 … t_{n-1}) = sum_i e(t_i) r^(n-1-i)  mod p,   e(document << 32 | i) = c document + i + 1
 //
 // (Carter and Wegman 1979; two sequences of at most n tokens collide with probability n / p for a
-// random r). It is chosen because a label can be *extended* by a piece of a sequence without
-// reading the tokens again, and because a slice of a document has a closed form. Together with the
-// length it is what "the exact token prefix" means in a label.
+// random r). Documents lie far apart by c, since a token is wider than p. H(xy) = H(x) r^|y| + H(y)
+// extends a label by a *piece* of a sequence without reading the tokens again, and a slice of a
+// document has a closed form. With the length it is what "the exact token prefix" means in a label.
 #pragma once
 
 #include <cstdint>
