@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cache_sim/policies/vllm/block_manager.hpp"
+#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
 
 namespace lockstep::cache_sim {
@@ -171,7 +172,7 @@ std::int64_t BlockManager::split(const BlockRequest& request, std::int64_t start
                                  std::int64_t tokens, std::int64_t most_tokens) const {
   const std::int64_t block = rules_.splitter_block;
   const std::int64_t prefill_end = std::max(request.prompt, request.known - 1);
-  if (block == 0 || start >= prefill_end) return tokens;
+  if (block == 0 || start >= prefill_end || planted(kCutsNoChunks)) return tokens;
   std::int64_t end = start + tokens;
   const std::int64_t unit = rules_.partial ? rules_.hash_block : rules_.scheduler_block;
   const bool stores_inside =

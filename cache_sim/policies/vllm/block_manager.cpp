@@ -13,7 +13,7 @@ BlockManager::BlockManager(BlockRules rules, const Defect* defect)
     : rules_(std::move(rules)),
       defect_(defect),
       pool_(static_cast<std::uint32_t>(rules_.blocks),
-            static_cast<std::uint32_t>(rules_.groups.size())),
+            static_cast<std::uint32_t>(rules_.groups.size()), defect),
       published_(rules_.groups.size()),
       added_(rules_.groups.size()) {
   hit_.columns.resize(rules_.groups.size());
@@ -125,7 +125,7 @@ void BlockManager::retire_states(BlockTable& table, std::int64_t block, std::int
     if (column != kNullBlock) batch_.push_back(column);
     column = kNullBlock;
   }
-  pool_.give_back(batch_);
+  if (!planted(kRetiredStatesKeepReferences)) pool_.give_back(batch_);
   table.retired = std::max(table.retired, columns);
   if (table.last_state < 0 || table.last_state >= ceil_div(tokens, block) - 1) return;
   BlockId& last = table.columns[static_cast<std::size_t>(table.last_state)];
@@ -177,7 +177,7 @@ void BlockManager::end_step() {
   batch_.clear();
   for (const BlockCopy& copy : copies_) {
     batch_.push_back(copy.source);
-    batch_.push_back(copy.target);
+    if (!planted(kCopyTargetsStayPinned)) batch_.push_back(copy.target);
   }
   pool_.give_back(batch_);
   copies_.clear();
@@ -201,7 +201,7 @@ void BlockManager::take_hits(BlockRequest& request, const Allocation& wanted, st
         std::max<std::int64_t>(skipped(spec, local + wanted.external), 0) / spec.block;
     table.columns.assign(static_cast<std::size_t>(below), kNullBlock);
     for (std::size_t i = static_cast<std::size_t>(below); i < hit.size(); ++i) {
-      if (hit[i] != kNullBlock) pool_.touch(hit[i]);
+      if (hit[i] != kNullBlock && !planted(kHitsTakeNoReference)) pool_.touch(hit[i]);
       table.columns.push_back(hit[i]);
     }
     table.cached = static_cast<std::int64_t>(table.columns.size());

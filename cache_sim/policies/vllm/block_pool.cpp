@@ -2,12 +2,14 @@
 
 #include <algorithm>
 
+#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 
-BlockPool::BlockPool(std::uint32_t blocks, std::uint32_t groups)
-    : blocks_(blocks),
+BlockPool::BlockPool(std::uint32_t blocks, std::uint32_t groups, const Defect* defect)
+    : defect_(defect),
+      blocks_(blocks),
       first_of_key_(groups),
       last_of_key_(groups),
       free_count_(blocks - 1),
@@ -38,7 +40,7 @@ void BlockPool::unlink(BlockId block) {
 }
 
 BlockId BlockPool::pop() {
-  const BlockId block = first_free();
+  const BlockId block = planted(kPopsTheNewest) ? last_free() : first_free();
   require(block != kNullBlock, "a block is popped where one is free");
   unlink(block);
   if (has_key(block)) evicted_keys_ += remove_keys(block);
@@ -52,10 +54,11 @@ void BlockPool::give_back(std::span<const BlockId> batch) {
     if (block == kNullBlock) continue;
     require(blocks_[block].references > 0, "a block that is given back is referred to");
     if (--blocks_[block].references != 0) continue;
-    if (has_key(block)) {
+    if (has_key(block) && !planted(kGivesKeyedBlocksToTheHead)) {
       link_behind(blocks_[kNullBlock].previous, block);
     } else {
       link_behind(head, block);
+      if (planted(kCountsFreeBlocksTwice)) ++free_count_;
       head = block;
     }
   }
@@ -122,8 +125,10 @@ std::int64_t BlockPool::remove_keys(BlockId block) {
   std::int64_t removed = 0;
   std::uint32_t at = blocks_[block].first_entry;
   while (at != kNone) {
-    remove_entry_of_key(at);
-    free_entries_.push_back(at);
+    if (!planted(kIndexKeepsRemovedKeys)) {
+      remove_entry_of_key(at);
+      free_entries_.push_back(at);
+    }
     at = entries_[at].next_of_block;
     ++removed;
   }
@@ -151,6 +156,14 @@ std::vector<BlockId> BlockPool::blocks_of(std::uint32_t group, KeyId key) const 
   for (std::uint32_t at = first_of_key_[group][key]; at != kNone; at = entries_[at].next_of_key)
     all.push_back(entries_[at].block);
   return all;
+}
+
+std::size_t BlockPool::indexed_keys() const {
+  std::size_t count = 0;
+  for (const std::vector<std::uint32_t>& heads : first_of_key_)
+    for (std::uint32_t at : heads)
+      for (; at != kNone && count <= entries_.size(); at = entries_[at].next_of_key) ++count;
+  return count;
 }
 
 }  // namespace lockstep::cache_sim

@@ -2,10 +2,13 @@
 // while nobody refers to it, and a free block keeps its keys until it is popped: the free queue is
 // the eviction order. The rules, of vLLM 0.33:
 //
-//   block 0        stands for "no block": columns that a group does not need. Never free, never
-//   keyed pop            from the head of the queue; the block's keys are removed with it give back
-//   one call is one batch: blocks without a key go to the head, the first of the batch
-//                  foremost; blocks with a key go to the tail, in the order of the batch
+//   block 0        stands for "no block", columns that a group does not need: never free or keyed
+//
+//   pop            from the head of the queue; the block's keys are removed with it
+//
+//   give back      one call is one batch: blocks without a key go to the head, the first of the
+//                  batch foremost; blocks with a key go to the tail, in the order of the batch
+//
 //   key -> blocks  contents may exist twice; the oldest block that still has the key is served
 //
 // A key is a chain hash and a cache group. Chain hashes are numbered densely (block_keys.hpp), so
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "cache_sim/policies/vllm/block_keys.hpp"
+#include "reference/protocol/defect.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -37,7 +41,8 @@ class BlockPool {
   };
   static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
-  BlockPool(std::uint32_t blocks, std::uint32_t groups);
+  /// `defect`: a rule to break; null for none.
+  BlockPool(std::uint32_t blocks, std::uint32_t groups, const Defect* defect);
 
   std::uint32_t block_count() const { return static_cast<std::uint32_t>(blocks_.size()) - 1; }
   std::uint32_t free_count() const { return free_count_; }
@@ -74,9 +79,12 @@ class BlockPool {
 
   // What an auditor sees.
   BlockId first_free() const { return blocks_[kNullBlock].next; }  ///< kNullBlock behind the last
+  BlockId last_free() const { return blocks_[kNullBlock].previous; }
   BlockId next_free(BlockId block) const { return blocks_[block].next; }
+  BlockId previous_free(BlockId block) const { return blocks_[block].previous; }
   std::vector<Entry> entries_of(BlockId block) const;
   std::vector<BlockId> blocks_of(std::uint32_t group, KeyId key) const;
+  std::size_t indexed_keys() const;  ///< entries that the index leads to
 
  private:
   struct Block {
@@ -90,6 +98,9 @@ class BlockPool {
   void remove_entry_of_key(std::uint32_t entry);
   void insert_entry_of_key(std::uint32_t entry);
 
+  bool planted(const Defect& defect) const { return defect_ == &defect; }
+
+  const Defect* defect_;
   std::vector<Block> blocks_;
   std::vector<Entry> entries_;
   std::vector<std::uint32_t> free_entries_;

@@ -13,4 +13,54 @@ inline const Defect kCopiesUnwrittenKv{
     "vllm-align:copies-unwritten-kv",
     "a hit inside an attention block copies it before this step's forward has written it (0.33)"};
 
+// Of the worker (align_worker.hpp): what moves states wrongly, and the one rule of the manager
+// whose break only the states show.
+inline const Defect kForgetsAcceptedWithoutDrafts{
+    "vllm-align:forgets-accepted-without-drafts",
+    "a step without drafts begins at the first state, whatever the step before it accepted"};
+inline const Defect kKeepsNoBlockEnds{
+    "vllm-align:keeps-no-block-ends",
+    "a verification that passes a block's end leaves that end's state in scratch"};
+inline const Defect kKeepsAcceptedBehindCopy{
+    "vllm-align:keeps-accepted-behind-copy",
+    "the accepted count stays when the accepted state is copied to a new block, and counts twice"};
+inline const Defect kCopiesTheFirstState{
+    "vllm-align:copies-the-first-state",
+    "a new block gets the state behind the first token of the last step, not the accepted one"};
+inline const Defect kCutsNoChunks{
+    "vllm-align:cuts-no-chunks",
+    "a prefill chunk ends anywhere, so that blocks are keyed for states that nobody stored"};
+inline const Defect kResumesByHashBlock{
+    "vllm-align:resumes-by-hash-block",
+    "the column that a request resumes from is counted in hash blocks"};
+inline const Defect kSkipsBlockCopies{
+    "vllm-align:skips-block-copies",
+    "the private copy of a block that a hit shares in part is given out and never written"};
+inline const Defect kResumesWithOldAccepted{
+    "vllm-align:resumes-with-old-accepted",
+    "a request begins with the accepted count that the last one left in its row of the batch"};
+inline const Defect kVerifiesReplays{
+    "vllm-align:verifies-replays",
+    "a few known tokens that are computed again run as a verification of drafts"};
+
+// Of the pool and its bookkeeping: what the auditor is there to see.
+inline const Defect kHitsTakeNoReference{
+    "vllm-align:hits-take-no-reference",
+    "the blocks of a hit stand in a request's table and are free to be popped"};
+inline const Defect kCopyTargetsStayPinned{
+    "vllm-align:copy-targets-stay-pinned",
+    "the new end of a copy is never released when the step has been decided"};
+inline const Defect kRetiredStatesKeepReferences{
+    "vllm-align:retired-states-keep-references",
+    "states behind the running one leave the table and are not given back"};
+inline const Defect kGivesKeyedBlocksToTheHead{"vllm-align:gives-keyed-blocks-to-the-head",
+                                               "blocks that others could use are popped first"};
+inline const Defect kPopsTheNewest{"vllm-align:pops-the-newest",
+                                   "new blocks come from the tail of the free queue"};
+inline const Defect kCountsFreeBlocksTwice{
+    "vllm-align:counts-free-blocks-twice",
+    "a block that is given back without a key counts as two free ones"};
+inline const Defect kIndexKeepsRemovedKeys{"vllm-align:index-keeps-removed-keys",
+                                           "keys that a block has lost still lead to it"};
+
 }  // namespace lockstep::cache_sim

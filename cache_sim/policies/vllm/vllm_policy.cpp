@@ -14,6 +14,7 @@ namespace lockstep::cache_sim {
 
 VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
     : config_(options.config),
+      defect_(options.defect),
       manager_(std::move(rules), options.defect),
       keys_(static_cast<std::uint32_t>(manager_.rules().hash_block),
             static_cast<std::uint32_t>(manager_.rules().hash_lookahead)) {}
@@ -37,7 +38,7 @@ Result<Reply> VllmPolicy::apply(const Operation& operation) {
       fmt::format("{} is not an operation of vLLM's block cache", to_string(operation.verb)));
 }
 
-VllmRequest* VllmPolicy::find(Name id) {
+const VllmRequest* VllmPolicy::request(Name id) const {
   if (id.index() >= place_of_.size() || place_of_[id.index()] == 0) return nullptr;
   return &requests_[place_of_[id.index()] - 1];
 }
@@ -54,8 +55,28 @@ Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
   return request;
 }
 
+AlignWorker& VllmPolicy::start_worker() {
+  worker_ = std::make_unique<AlignWorker>(manager_.rules(), manager_.pool(), defect_);
+  return *worker_;
+}
+
+void VllmPolicy::run_worker() {
+  std::vector<WorkerRow> rows;
+  for (const std::uint32_t place : scheduled_) {
+    const VllmRequest& request = requests_[place];
+    rows.push_back({.place = place,
+                    .request = &request.blocks,
+                    .tokens = request.known.followed_by(request.drafts),
+                    .start = request.start,
+                    .end = request.blocks.computed,
+                    .drafts = request.drafts.size()});
+  }
+  worker_->forward(manager_.copies(), rows);
+}
+
 /// The step is decided and runs.
 void VllmPolicy::forward() {
+  if (worker_) run_worker();
   for (const std::uint32_t place : scheduled_) requests_[place].scheduled = false;
   scheduled_.clear();
   manager_.end_step();
@@ -97,6 +118,10 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   request.scheduled = false;
   request.drafts = Tokens();
   places_.pop_back();
+  if (worker_) {
+    worker_->admit(place);
+    worker_->learn(request.blocks.keys, request.known);
+  }
   if (place_of_.size() <= operation.id.index()) place_of_.resize(operation.id.index() + 1);
   place_of_[operation.id.index()] = place + 1;
   Reply reply;
@@ -149,6 +174,8 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   request.waits = false;
   request.blocks.computed = start + n;
   request.scheduled = true;
+  request.start = start;
+  if (worker_) worker_->learn(request.blocks.keys, request.known);
   scheduled_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
   request.drafts = operation.drafts;
   return reply;
@@ -172,6 +199,10 @@ Result<Reply> VllmPolicy::accept(const Operation& operation) {
   keys_.extend(request->blocks.keys, request->known, request->salt);
   request->drafts = Tokens();
   manager_.publish(request->blocks, request->blocks.computed);
+  if (worker_) {
+    worker_->learn(request->blocks.keys, request->known);
+    worker_->accept(static_cast<std::uint32_t>(request - requests_.data()), request->blocks, kept);
+  }
   ++changes_;
   Reply reply;
   reply.set(ReplyField::n, kept);

@@ -19,9 +19,11 @@
 // There is no `checkpoint` to ask for: every prefill chunk ends where a state can be kept.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "cache_sim/policies/vllm/align_worker.hpp"
 #include "cache_sim/policies/vllm/block_manager.hpp"
 #include "reference/protocol/subject.hpp"
 
@@ -36,6 +38,7 @@ struct VllmRequest {
   bool waits = false;      ///< looked up, and nothing allocated
   std::uint64_t seen = 0;  ///< how often the cache had changed at that look-up
   bool scheduled = false;  ///< in the step that is being decided
+  std::int64_t start = 0;  ///< the first token that this step, or the last one, computes
   Tokens drafts;           ///< of a verification that waits for its accept
 };
 
@@ -50,6 +53,13 @@ class VllmPolicy final : public Subject {
 
   const BlockManager& manager() const { return manager_; }
   const std::vector<VllmRequest>& requests() const { return requests_; }
+  /// Null where no request is called so.
+  const VllmRequest* request(Name id) const;
+  bool has_scheduled() const { return !scheduled_.empty(); }
+
+  /// Follows from here on what the blocks hold; before the first operation.
+  AlignWorker& start_worker();
+  AlignWorker* worker() { return worker_.get(); }
 
  private:
   Result<Reply> admit(const Operation& operation);
@@ -62,11 +72,13 @@ class VllmPolicy final : public Subject {
   Reply check() const;
   std::int64_t contents() const;
   void forward();
+  void run_worker();
   void look_up(VllmRequest& request);
-  VllmRequest* find(Name id);
+  VllmRequest* find(Name id) { return const_cast<VllmRequest*>(request(id)); }
   Result<VllmRequest*> idle(const Operation& operation);
 
   Config config_;
+  const Defect* defect_;
   BlockManager manager_;
   KeyTable keys_;
   std::vector<VllmRequest> requests_;     // those without a name are free places
@@ -74,6 +86,7 @@ class VllmPolicy final : public Subject {
   std::vector<std::uint32_t> place_of_;   // by Name::index(), 1 + place
   std::vector<std::uint32_t> scheduled_;  // places
   std::uint64_t changes_ = 0;
+  std::unique_ptr<AlignWorker> worker_;  // null where nobody asks what blocks hold
 };
 
 }  // namespace lockstep::cache_sim

@@ -1,0 +1,320 @@
+#include "cache_sim/policies/vllm/align_worker.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cache_sim/policies/vllm/vllm_defects.hpp"
+#include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kMostFindings = 8;  // the first is the one that counts
+
+std::size_t largest_block(const BlockRules& rules) {
+  std::int64_t most = 0;
+  for (const GroupSpec& group : rules.groups)
+    if (group.kind != GroupKind::mamba) most = std::max(most, group.block);
+  return static_cast<std::size_t>(most);
+}
+
+std::size_t conv_rows(const BlockRules& rules) {
+  return static_cast<std::size_t>(AlignWorker::kConvWidth - 1 + rules.drafts);
+}
+
+}  // namespace
+
+AlignWorker::AlignWorker(const BlockRules& rules, const BlockPool& pool, const Defect* defect)
+    : rules_(rules),
+      pool_(pool),
+      defect_(defect),
+      kv_size_(largest_block(rules)),
+      conv_size_(conv_rows(rules)),
+      kv_((std::size_t{pool.block_count()} + 1) * kv_size_),
+      conv_((std::size_t{pool.block_count()} + 1) * conv_size_),
+      recurrent_(std::size_t{pool.block_count()} + 1, Label{.poisoned = true}) {
+  for (std::uint32_t group = 0; group < rules.groups.size(); ++group)
+    if (rules.groups[group].kind != GroupKind::mamba)
+      kv_groups_.push_back(group);
+    else if (rules.drafts < rules.groups[group].block)
+      state_groups_.push_back(group);
+}
+
+void AlignWorker::report(const std::string& text, const std::string& expected,
+                         const std::string& actual) {
+  if (findings_.size() < kMostFindings)
+    findings_.push_back({FindingKind::wrong_state_prefix, text, expected, actual});
+}
+
+/// The null block where the table has no such column.
+BlockId AlignWorker::column_of(const BlockTable& table, std::int64_t column) {
+  if (column < 0 || column >= static_cast<std::int64_t>(table.columns.size())) return kNullBlock;
+  return table.columns[static_cast<std::size_t>(column)];
+}
+
+void AlignWorker::take_fingerprints(const Tokens& tokens, std::int64_t size) {
+  fingerprints_.resize(static_cast<std::size_t>(size));
+  tokens.prefix_fingerprints(0, static_cast<std::uint32_t>(size), fingerprints_);
+}
+
+// --- Requests ------------------------------------------------------------------------------------
+
+void AlignWorker::admit(std::uint32_t place) {
+  if (place >= seats_.size()) seats_.resize(place + 1);
+  const std::int64_t old = seats_[place].accepted;
+  seats_[place] = Seat{};
+  if (planted(kResumesWithOldAccepted)) seats_[place].accepted = old;
+}
+
+void AlignWorker::learn(const std::vector<KeyId>& keys, const Tokens& tokens) {
+  // Keys are a chain: where the last one is known, so are those before it.
+  for (std::size_t i = keys.size(); i-- > 0;) {
+    if (keys[i] >= of_key_.size()) of_key_.resize(std::size_t{keys[i]} + 1);
+    if (!of_key_[keys[i]].empty()) return;
+    of_key_[keys[i]] = tokens.prefix(
+        static_cast<std::uint32_t>((static_cast<std::int64_t>(i) + 1) * rules_.hash_block));
+  }
+}
+
+// --- A step --------------------------------------------------------------------------------------
+
+void AlignWorker::forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows) {
+  if (!planted(kSkipsBlockCopies))
+    for (const BlockCopy& copy : copies) copy_block(copy);
+  for (const WorkerRow& row : rows) run(row);
+  for (const BlockCopy& copy : copies) check_block(copy.target);
+  for (const WorkerRow& row : rows) check_tables(*row.request);
+}
+
+void AlignWorker::copy_block(const BlockCopy& copy) {
+  if (rules_.groups[copy.group].kind != GroupKind::mamba) {
+    std::copy_n(kv_of(copy.source), kv_size_, kv_of(copy.target));
+    return;
+  }
+  recurrent_[copy.target] = recurrent_[copy.source];
+  std::copy_n(conv_of(copy.source), conv_size_, conv_of(copy.target));
+}
+
+void AlignWorker::run(const WorkerRow& row) {
+  take_fingerprints(row.tokens, row.end);
+  run_kv(row);
+  if (!state_groups_.empty()) run_states(row);
+}
+
+void AlignWorker::run_kv(const WorkerRow& row) {
+  for (const std::uint32_t group : kv_groups_) {
+    const GroupSpec& spec = rules_.groups[group];
+    const BlockTable& table = row.request->tables[group];
+    const std::int64_t first =
+        spec.kind == GroupKind::window ? std::max<std::int64_t>(0, row.start - spec.window + 1) : 0;
+    const auto cell = [&](std::int64_t i) {
+      return kv_of(column_of(table, i / spec.block)) + i % spec.block;
+    };
+    checks_.kv += row.start - first;
+    for (std::int64_t i = first; i < row.start; ++i) {
+      if (*cell(i) == fingerprint_at(i)) continue;
+      report(fmt::format("group {}: a forward from token {} on reads KV that is not that of token "
+                         "{}, in block {}",
+                         group, row.start, i, column_of(table, i / spec.block)),
+             row.tokens.prefix(static_cast<std::uint32_t>(i + 1)).text(40), "that of other tokens");
+      break;
+    }
+    for (std::int64_t i = row.start; i < row.end; ++i) *cell(i) = fingerprint_at(i);
+  }
+}
+
+/// Whether the row runs in the kernels for verifications. One token behind the prompt does, without
+/// a draft; the replay of several known tokens does not, though it may be as long.
+bool AlignWorker::is_verification(const WorkerRow& row, bool is_new) const {
+  if (rules_.drafts == 0) return false;
+  const std::int64_t n = row.end - row.start;
+  if (row.drafts > 0 || (row.start >= row.request->prompt && n == 1)) return true;
+  return planted(kVerifiesReplays) && is_new && row.start >= row.request->prompt &&
+         n <= rules_.drafts + 1;
+}
+
+void AlignWorker::run_states(const WorkerRow& row) {
+  Seat& seat = seats_[row.place];
+  const std::int64_t block = rules_.splitter_block;
+  const bool is_new = seat.running == kNone;
+  const bool verifies = is_verification(row, is_new);
+  const std::int64_t unit = planted(kResumesByHashBlock) ? rules_.hash_block : block;
+  std::int64_t previous = seat.running;
+  if (is_new) previous = row.start == 0 ? kNone : (row.start - 1) / unit;
+  const std::int64_t current = ceil_div(row.end, block) - 1;
+  // vLLM never computes several sampled tokens in a row that drafted none of them; where a trace
+  // does, the accepted state has to be moved, because such a row begins at column `current`.
+  const bool moves_in_place = !is_new && !verifies && seat.accepted > 1;
+  if (previous != kNone && (previous != current || moves_in_place)) {
+    const std::int64_t bias = planted(kCopiesTheFirstState) ? 0 : seat.accepted - 1;
+    move_state(*row.request, previous, current, bias);
+    if (!planted(kKeepsAcceptedBehindCopy)) seat.accepted = 1;
+  }
+  std::int64_t offset = seat.accepted - 1;
+  if (planted(kForgetsAcceptedWithoutDrafts) && row.drafts == 0) offset = 0;
+  for (const std::uint32_t group : state_groups_) {
+    const BlockTable& table = row.request->tables[group];
+    begin(row, table, current, verifies ? offset : 0);
+    if (verifies)
+      verify(row, table, current, offset);
+    else
+      compute(row, table, current);
+  }
+  seat.running = current;
+  seat.decided = row.end - row.drafts;
+  settle(seat, *row.request, 1);  // the token that is sampled in any case
+}
+
+/// Loads the state that the row begins with, and compares it with the tokens before the row.
+void AlignWorker::begin(const WorkerRow& row, const BlockTable& table, std::int64_t column,
+                        std::int64_t offset) {
+  if (row.start == 0) {
+    loaded_ = Label{};
+    return;
+  }
+  ++checks_.states;
+  const BlockId block = column_of(table, column + offset);
+  loaded_ = recurrent_[block];
+  const Label expected = label_of(row.tokens, static_cast<std::uint32_t>(row.start));
+  if (loaded_ != expected)
+    report(fmt::format("a forward from token {} on begins with the recurrent state of block {}, "
+                       "which stands for {}",
+                       row.start, block, loaded_.text()),
+           expected.text(), loaded_.text());
+  const std::uint64_t* const conv = conv_of(column_of(table, column)) + offset;
+  for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
+    if (conv[i] != fingerprint_at(row.start - (kConvWidth - 1) + i)) {
+      report(fmt::format("a forward from token {} on begins with a conv window whose row {} is of "
+                         "another token",
+                         row.start, i),
+             fmt::format("token {}", row.start - (kConvWidth - 1) + i), "another one");
+      return;
+    }
+}
+
+/// Stores the state after each token, and the conv rows of all of them in the running column.
+void AlignWorker::verify(const WorkerRow& row, const BlockTable& table, std::int64_t column,
+                         std::int64_t offset) {
+  std::uint64_t* const conv = conv_of(column_of(table, column));
+  const std::int64_t kept = kConvWidth - 2;
+  std::copy(conv + offset + 1, conv + offset + 1 + kept, conv);
+  for (std::int64_t i = row.start; i < row.end; ++i) conv[kept + i - row.start] = fingerprint_at(i);
+  Label state = loaded_;
+  for (std::int64_t i = row.start; i < row.end; ++i) {
+    state.digest = extend_digest(state.digest, row.tokens[static_cast<std::uint32_t>(i)]);
+    ++state.size;
+    const BlockId block = column_of(table, column + i - row.start);
+    if (block != kNullBlock) recurrent_[block] = state;
+  }
+}
+
+/// Stores the last state, and the one inside the chunk that the manager has a block for.
+void AlignWorker::compute(const WorkerRow& row, const BlockTable& table, std::int64_t column) {
+  if (row.start < table.checkpoint && table.checkpoint < row.end)
+    store_prefix(row, column_of(table, table.checkpoint_column), table.checkpoint, loaded_);
+  store_prefix(row, column_of(table, column), row.end, loaded_);
+}
+
+void AlignWorker::store_prefix(const WorkerRow& row, BlockId block, std::int64_t tokens,
+                               const Label& state) {
+  if (block == kNullBlock) return;
+  Label& stored = recurrent_[block];
+  stored = state;
+  stored.digest = extend_digest(state.digest, row.tokens, static_cast<std::uint32_t>(row.start),
+                                static_cast<std::uint32_t>(tokens));
+  stored.size += static_cast<std::uint32_t>(tokens - row.start);
+  std::uint64_t* const conv = conv_of(block);
+  for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
+    conv[i] = fingerprint_at(tokens - (kConvWidth - 1) + i);
+}
+
+/// The state at column from + bias becomes that of column `to`.
+void AlignWorker::move_state(const BlockRequest& request, std::int64_t from, std::int64_t to,
+                             std::int64_t bias) {
+  for (const std::uint32_t group : state_groups_) {
+    const BlockTable& table = request.tables[group];
+    const BlockId target = column_of(table, to);
+    if (target == kNullBlock) continue;
+    recurrent_[target] = recurrent_[column_of(table, from + bias)];
+    const std::uint64_t* const source = conv_of(column_of(table, from));
+    rows_.assign(source + bias, source + conv_size_);
+    std::copy(rows_.begin(), rows_.end(), conv_of(target));
+  }
+}
+
+/// Behind the forward: a block end that was passed with these `kept` tokens gets its state. A
+/// verification settles twice, first with the one token that it keeps in any case, because another
+/// operation may come before its accept; in vLLM none does.
+void AlignWorker::settle(Seat& seat, const BlockRequest& request, std::int64_t kept) {
+  seat.accepted = kept;
+  if (state_groups_.empty() || planted(kKeepsNoBlockEnds)) return;
+  const std::int64_t block = rules_.splitter_block;
+  const std::int64_t end = floor_to(seat.decided + kept - 1, block);
+  if (end < seat.decided) return;
+  const std::int64_t bias = end - seat.decided;
+  const std::int64_t target = end / block - 1;
+  if (target == seat.running && bias == 0) return;
+  LOCKSTEP_MARK("vllm.state_of_a_passed_block_end");
+  move_state(request, seat.running, target, bias);
+  if (target == seat.running) seat.accepted = 1;
+}
+
+void AlignWorker::accept(std::uint32_t place, const BlockRequest& request, std::int64_t kept) {
+  settle(seats_[place], request, kept);
+  check_tables(request);
+}
+
+// --- What blocks hold ----------------------------------------------------------------------------
+
+void AlignWorker::check_all() {
+  for (BlockId block = 1; block <= pool_.block_count(); ++block) check_block(block);
+}
+
+void AlignWorker::check_tables(const BlockRequest& request) {
+  for (const BlockTable& table : request.tables)
+    for (const BlockId block : table.columns)
+      if (block != kNullBlock) check_block(block);
+}
+
+void AlignWorker::check_block(BlockId block) {
+  if (!pool_.has_key(block)) return;
+  for (const BlockPool::Entry& entry : pool_.entries_of(block)) check_entry(entry);
+}
+
+void AlignWorker::check_entry(const BlockPool::Entry& entry) {
+  const GroupSpec& spec = rules_.groups[entry.group];
+  const std::int64_t tokens = entry.tokens;
+  require(entry.key < of_key_.size() && of_key_[entry.key].size() == entry.tokens,
+          "a key stands for the tokens that it was made of");
+  const Tokens& prefix = of_key_[entry.key];
+  const auto report_block = [&](const std::string& what, const std::string& actual) {
+    report(fmt::format("block {} of group {} is keyed for {} tokens, and its {}", entry.block,
+                       entry.group, tokens, what),
+           label_of(prefix, entry.tokens).text(), actual);
+  };
+  const auto fingerprint = [&](std::int64_t i) {
+    return i < 0 ? 0 : prefix.fingerprint(static_cast<std::uint32_t>(i + 1));
+  };
+  if (spec.kind == GroupKind::mamba) {
+    if (state_groups_.empty()) return;
+    ++checks_.hashed;
+    const Label& state = recurrent_[entry.block];
+    if (state != label_of(prefix, entry.tokens))
+      report_block("recurrent state stands for " + state.text(), state.text());
+    for (std::int64_t i = 0; i < kConvWidth - 1; ++i)
+      if (conv_of(entry.block)[i] != fingerprint(tokens - (kConvWidth - 1) + i))
+        return report_block("conv window is of other tokens", "other tokens");
+    return;
+  }
+  ++checks_.hashed;
+  const std::int64_t first = floor_to(tokens - 1, spec.block);
+  fingerprints_.resize(static_cast<std::size_t>(tokens - first));
+  prefix.prefix_fingerprints(static_cast<std::uint32_t>(first), entry.tokens, fingerprints_);
+  for (std::int64_t i = first; i < tokens; ++i)
+    if (kv_of(entry.block)[i - first] != fingerprints_[static_cast<std::size_t>(i - first)])
+      return report_block(fmt::format("KV of token {} is another one's", i), "another token's");
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,131 @@
+// What vLLM's worker does with the blocks that the block manager gave out ("align" mode, with and
+// without speculative decoding), at label fidelity: instead of numbers a block holds which tokens
+// its numbers would stand for. What a forward reads, and what stands in a block that has a key, is
+// compared with the tokens that it should be. (The rules were worked out from vLLM 0.33: its GDN
+// attention metadata, causal_conv1d_update, and the Mamba state copies of its model runner.)
+//
+//   KV             of each token a fingerprint of the prefix that ends with it
+//   recurrent      the digest of all tokens that went into the state, and their number
+//   conv           W - 1 + drafts rows, each the fingerprint of the prefix that ends with its token
+//
+// With drafts a state group has a running state in column `current` and a scratch state behind it
+// for each draft: the state after the row's token i goes to column current + i. The conv rows of
+// all of them lie in column `current` alone. `accepted`, a number of the request's row in the
+// batch, says at which of these states the next step begins.
+//
+//   before the forward   block copies (copy-on-write); then, where the running column changes, the
+//                        state at column previous + accepted - 1 goes to the new one, the conv rows
+//                        shifted by accepted - 1, and accepted becomes 1
+//   forward              a row that verifies drafts, or computes one token behind the prompt,
+//                        begins at state `accepted - 1` and stores every state; any other row
+//                        begins at column `current` and stores its last state there
+//   behind the forward   accepted is what the verification kept; where a block end was passed, the
+//                        state of that end goes to the block's column
+//
+// Vocabulary: a batch row is a place; it is used by one request after another.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cache_sim/model/label_state.hpp"
+#include "cache_sim/policies/vllm/block_manager.hpp"
+#include "reference/base/finding.hpp"
+#include "reference/base/zeroed_array.hpp"
+
+namespace lockstep::cache_sim {
+
+/// One request's part of a step.
+struct WorkerRow {
+  std::uint32_t place;
+  const BlockRequest* request;
+  Tokens tokens;       ///< all that are known, then the drafts
+  std::int64_t start;  ///< the step computes tokens start … end - 1
+  std::int64_t end;
+  std::int64_t drafts;  ///< the last ones of these
+};
+
+class AlignWorker {
+ public:
+  static constexpr std::int64_t kConvWidth = 4;
+
+  struct Checks {
+    std::int64_t hashed = 0;  ///< keys of blocks, compared with what the block holds
+    std::int64_t states = 0;  ///< states that a forward began with
+    std::int64_t kv = 0;      ///< tokens whose KV a forward read
+  };
+
+  /// `defect`: a rule to break; null for none. Where a block has no more tokens than a verification
+  /// drafts, one step may pass two block ends, which vLLM does not serve: states are not followed.
+  AlignWorker(const BlockRules& rules, const BlockPool& pool, const Defect* defect);
+
+  /// A request comes into the batch at this place.
+  void admit(std::uint32_t place);
+  /// These keys are those of the tokens, one every hash block.
+  void learn(const std::vector<KeyId>& keys, const Tokens& tokens);
+  /// The step's copies and rows; compares what was read, and then what the rows' blocks hold.
+  void forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows);
+  /// Of the verification in the place's last row, `kept` tokens stay: accepted drafts and one more.
+  void accept(std::uint32_t place, const BlockRequest& request, std::int64_t kept);
+  /// Compares every block that has a key. Nothing may be scheduled that has not run.
+  void check_all();
+
+  const Checks& checks() const { return checks_; }
+  Findings& findings() { return findings_; }
+
+ private:
+  struct Seat {
+    std::int64_t running = kNone;  // column of the running state in the last step
+    std::int64_t accepted = 1;
+    std::int64_t decided = 0;  // of the last row: the tokens that are no drafts, with those before
+  };
+  static constexpr std::int64_t kNone = -1;
+
+  bool planted(const Defect& defect) const { return defect_ == &defect; }
+  void report(const std::string& text, const std::string& expected, const std::string& actual);
+
+  void copy_block(const BlockCopy& copy);
+  void run(const WorkerRow& row);
+  void run_kv(const WorkerRow& row);
+  void run_states(const WorkerRow& row);
+  bool is_verification(const WorkerRow& row, bool is_new) const;
+  void begin(const WorkerRow& row, const BlockTable& table, std::int64_t column,
+             std::int64_t offset);
+  void verify(const WorkerRow& row, const BlockTable& table, std::int64_t column,
+              std::int64_t offset);
+  void compute(const WorkerRow& row, const BlockTable& table, std::int64_t column);
+  void store_prefix(const WorkerRow& row, BlockId block, std::int64_t tokens, const Label& state);
+  void settle(Seat& seat, const BlockRequest& request, std::int64_t kept);
+  void move_state(const BlockRequest& request, std::int64_t from, std::int64_t to,
+                  std::int64_t bias);
+  void check_tables(const BlockRequest& request);
+  void check_block(BlockId block);
+  void check_entry(const BlockPool::Entry& entry);
+
+  static BlockId column_of(const BlockTable& table, std::int64_t column);
+  std::uint64_t* kv_of(BlockId block) { return &kv_[block * kv_size_]; }
+  std::uint64_t* conv_of(BlockId block) { return &conv_[block * conv_size_]; }
+  /// Of the prefix that ends with token `index`, 0 before the first one.
+  std::uint64_t fingerprint_at(std::int64_t index) const {
+    return index < 0 ? 0 : fingerprints_[static_cast<std::size_t>(index)];
+  }
+  void take_fingerprints(const Tokens& tokens, std::int64_t size);
+
+  const BlockRules& rules_;
+  const BlockPool& pool_;
+  const Defect* defect_;
+  std::vector<std::uint32_t> state_groups_, kv_groups_;
+  std::size_t kv_size_ = 0, conv_size_ = 0;  // of a block
+  ZeroedArray<std::uint64_t> kv_, conv_;
+  std::vector<Label> recurrent_;  // by block
+  std::vector<Seat> seats_;       // by place
+  std::vector<Tokens> of_key_;
+  Checks checks_;
+  Findings findings_;
+  std::vector<std::uint64_t> fingerprints_, rows_;  // scratch
+  Label loaded_;
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,68 @@
+// The worker of vLLM's align mode over the blocks that `vllm-align` gives out: what has a key holds
+// the state and the KV of the key's tokens, and every forward begins with those of its own. Each of
+// the worker's rules is broken once, and found.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "properties/support/search.hpp"
+#include "properties/support/vllm_server.hpp"
+#include "reference/protocol/defect.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+using testing_support::drawn_vllm_config;
+using testing_support::run_vllm_server;
+using testing_support::VllmRun;
+
+// A state block that is keyed for column p holds the state after exactly (p + 1) B tokens, or those
+// of its boundary inside the block; KV and conv rows likewise.
+TEST(VllmWorker, keyedBlocksHoldTheTokensOfTheirKeys) {
+  VllmRun all;
+  for (std::uint64_t stream = 0; stream < 24; ++stream) {
+    const Config config = drawn_vllm_config(1, stream);
+    all += run_vllm_server(config, 1, stream, 100, nullptr);
+    ASSERT_EQ(all.finding, "") << "stream " << stream << ": groups=" << config.groups
+                               << " hash_block=" << config.hash_block << " drafts=" << config.drafts
+                               << " eagle=" << config.eagle << " retention=" << config.retention
+                               << " blocks=" << config.blocks;
+  }
+  std::cout << all.text() << "\n";
+  EXPECT_GT(all.checks.hashed, 50'000);
+  EXPECT_GT(all.checks.states, 10'000);
+  EXPECT_GT(all.copies, 500);
+  EXPECT_GT(all.preemptions, 10);
+  EXPECT_GT(all.accepted, 1'000);
+  EXPECT_LT(all.accepted, all.drafted);
+}
+
+class VllmWorkerMutants : public testing::TestWithParam<const char*> {};
+
+// Each broken rule shows in what blocks hold, without an oracle of the decisions.
+TEST_P(VllmWorkerMutants, areFoundByWhatBlocksHold) {
+  const Defect* const defect = Defect::find(GetParam());
+  ASSERT_NE(defect, nullptr);
+  VllmRun all;
+  std::uint64_t runs = 0;
+  for (; runs < 40 && all.finding.empty(); ++runs)
+    all += run_vllm_server(drawn_vllm_config(1, runs), 1, runs, 600, defect);
+  ASSERT_NE(all.finding, "") << "not found in " << all.text();
+  std::cout << GetParam() << ": found by run " << runs << ", step " << all.steps
+            << " of all, check " << all.checks.hashed + all.checks.states << ": " << all.finding
+            << "\n";
+  RecordProperty("runs_to_detect", static_cast<int>(runs));
+  RecordProperty("steps_to_detect", static_cast<int>(all.steps));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ten, VllmWorkerMutants, testing::ValuesIn(testing_support::kVllmMutants),
+                         [](const auto& info) {
+                           return testing_support::test_name(std::string(info.param).substr(11));
+                         });
+
+}  // namespace
+}  // namespace lockstep::cache_sim
