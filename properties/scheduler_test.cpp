@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "cache_sim/server/scheduler.hpp"
 #include "properties/support/scheduler_server.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/base/require.hpp"

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cache_sim/check/exec_subject.hpp"
+#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -25,10 +26,12 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
   if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
-  if (config.scheduler != "" && config.scheduler != "sglang")
-    return fail(fmt::format("field scheduler: `{}` is not sglang", config.scheduler));
-  if (config.scheduler != "" && !policy.has_tree_verbs)
+  const Result<SchedulerOptions> scheduler = SchedulerOptions::of(config);
+  if (!scheduler) return tl::unexpected(scheduler.error());
+  if (scheduler->sglang && !policy.has_tree_verbs)
     return fail(fmt::format("field scheduler: policy {} is none of SGLang's", policy.name));
+  if (scheduler->vllm && !policy.config_fields.contains(ConfigField::blocks))
+    return fail(fmt::format("field scheduler: policy {} is none of vLLM's", policy.name));
   if (config.kv_tokens < config.page)
     return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
                             config.page));

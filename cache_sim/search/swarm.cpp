@@ -189,7 +189,18 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   // Single operations are one rank's.
   const bool asks_for_ranks = fixed.contains(ConfigField::ranks) && base.ranks > 1;
   swarm.scheduled = draw.chance(1, 4) || asks_for_ranks;
-  if (swarm.blocks) swarm.scheduled = false;  // another scheduler's order of operations
+  // What cuts chunks and holds nothing behind a look-up goes with vLLM's scheduler alone.
+  if (swarm.blocks) {
+    const bool is_asked_for = !fields.free(ConfigField::scheduler);
+    swarm.scheduled = asks_for_ranks || is_asked_for || draw.aside(4, 3) == 0;
+    if (swarm.scheduled && !is_asked_for) {
+      swarm.config.scheduler = "vllm";
+      if (draw.aside(3, 4) == 0)
+        swarm.config.scheduler +=
+            ":long_prefill=" +
+            std::to_string((1 + draw.aside(12, 5)) * static_cast<std::uint64_t>(scale));
+    }
+  }
   if (!swarm.scheduled) {
     swarm.config.ranks = 1;
   } else {
@@ -220,6 +231,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   if (swarm.blocks) {
     swarm.check = std::max(1, swarm.check) * 3;
     if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
+    if (swarm.scheduled) swarm.drafts = 0;  // not in vLLM's scheduler yet
   }
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);

@@ -1,6 +1,4 @@
-// The server's scheduler as a state machine: step(event) → effects. It asks a subject one operation
-// at a time and learns of the reply as its next event; it holds no clock, no subject and no file,
-// so the same events give the same effects.
+// The scheduler whose steps either prefill or decode, as SGLang's do.
 //
 // One step, at one moment of virtual time (reference/contract.md, "The scheduler"):
 //   prefill  while chunked_prefill tokens are left: requests that run and still have prompt to
@@ -29,35 +27,24 @@
 #include <optional>
 #include <vector>
 
+#include "cache_sim/server/server_scheduler.hpp"
 #include "reference/protocol/operation.hpp"
-#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 
-class Scheduler {
+class Scheduler final : public ServerScheduler {
  public:
   explicit Scheduler(const SchedulerOptions& options) : options_(options) {}
 
-  /// Errors of the caller (a reply that nobody waits for, a step inside a step) are broken
-  /// contracts. The effects, and the operation in them, are there until the next call.
-  const SchedulerEffects& step(const SchedulerEvent& event);
+  const SchedulerEffects& step(const SchedulerEvent& event) override;
 
-  bool has_work() const { return !waiting_.empty() || !running_.empty(); }
-  /// With overlap: the last step's results must come before the next one is decided.
-  bool waits_for_results() const;
-  /// Rows were launched whose results have not come.
-  bool has_results_out() const { return phase_ == Phase::forward || !batch_.empty(); }
-  /// Requests that wait or run.
-  std::size_t load() const { return waiting_.size() + running_.size(); }
-  /// A forward's results are due: forward_done is the next event.
-  bool awaits_results() const { return phase_ == Phase::forward; }
-  bool ended(RequestNumber request) const {
+  bool has_work() const override { return !waiting_.empty() || !running_.empty(); }
+  bool waits_for_results() const override;
+  bool has_results_out() const override { return phase_ == Phase::forward || !batch_.empty(); }
+  std::size_t load() const override { return waiting_.size() + running_.size(); }
+  bool awaits_results() const override { return phase_ == Phase::forward; }
+  bool ended(RequestNumber request) const override {
     return request < requests_.size() && requests_[request].state == State::ended;
-  }
-  /// All of the above, for the scheduler's oracle to compare.
-  SchedulerStatus status(RequestNumber request) const {
-    return {has_work(), waits_for_results(), has_results_out(), awaits_results(),
-            load(),     ended(request)};
   }
 
  private:

@@ -25,15 +25,12 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
     : run_(run), cost_(std::move(cost)), keeps_spans_(run.options().keep_events) {
   const Config& config = run.options().config;
   if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);
-  const SchedulerOptions options{.chunked_prefill = config.chunked_prefill,
-                                 .max_running = config.max_running,
-                                 .overlap = config.overlap != 0,
-                                 .page = config.page,
-                                 .sglang = config.scheduler == "sglang"};
-  const ScheduleCheckerEntry* const oracle = Registry<ScheduleCheckerEntry>::find(kSchedulerOracle);
+  const SchedulerOptions options = *SchedulerOptions::of(config);  // start_subject() looked at it
+  const ScheduleCheckerEntry* const oracle =
+      Registry<ScheduleCheckerEntry>::find(options.vllm ? kVllmSchedulerOracle : kSchedulerOracle);
   require(oracle != nullptr, "the scheduler's oracle is linked");
   for (std::int64_t rank = 0; rank < config.ranks; ++rank) {
-    ranks_.push_back({Scheduler(options)});
+    ranks_.push_back({make_scheduler(options)});
     if (run.options().check == CheckLevel::all) ranks_.back().oracle = oracle->make(options);
   }
 }
@@ -217,7 +214,7 @@ std::size_t Simulation::route(const RequestSpec& spec) {
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const std::uint32_t prefix =
         by_prefix ? ranks_[rank].sent.longest_common(spec.tokens, spec.salt) : 0;
-    const bool less_loaded = ranks_[rank].scheduler.load() < ranks_[best].scheduler.load();
+    const bool less_loaded = ranks_[rank].scheduler->load() < ranks_[best].scheduler->load();
     if (rank != 0 && prefix <= best_prefix && (prefix < best_prefix || !less_loaded)) continue;
     best = rank;
     best_prefix = prefix;
@@ -253,7 +250,7 @@ void Simulation::feed(std::size_t rank, SchedulerEvent event) {
 
 /// Null where the scheduler broke a contract of its own.
 const SchedulerEffects* Simulation::effects_of(Rank& server, const SchedulerEvent& event) try {
-  const SchedulerEffects& effects = server.scheduler.step(event);
+  const SchedulerEffects& effects = server.scheduler->step(event);
   for (const SchedulerNote& one : effects.notes) note(one);
   if (effects.forward) server.forward = effects.forward;
   if (server.oracle) server.episode.add(effects);
@@ -267,15 +264,15 @@ const SchedulerEffects* Simulation::effects_of(Rank& server, const SchedulerEven
 
 void Simulation::check_schedule(Rank& server, bool is_whole) {
   if (!server.oracle) return;
-  server.episode.status = server.scheduler.status(server.episode.event.request);
+  server.episode.status = server.scheduler->status(server.episode.event.request);
   std::optional<Finding> parted =
       is_whole ? server.oracle->check(server.episode) : server.oracle->check_so_far(server.episode);
   if (parted) run_.add(std::move(*parted), "", true);
 }
 
-bool Simulation::any_rank(bool (Scheduler::*is)() const) const {
+bool Simulation::any_rank(bool (ServerScheduler::*is)() const) const {
   return std::any_of(ranks_.begin(), ranks_.end(),
-                     [&](const Rank& rank) { return (rank.scheduler.*is)(); });
+                     [&](const Rank& rank) { return ((*rank.scheduler).*is)(); });
 }
 
 /// All ranks decide a step. Returns whether it computed or ended anything, or brought results.
@@ -286,15 +283,16 @@ bool Simulation::one_step() {
     specs_[gone_.front().request] = nullptr;
     streamed_.erase(gone_.front().request);
   }
-  if (any_rank(&Scheduler::waits_for_results)) take_results(&Scheduler::has_results_out);
+  if (any_rank(&ServerScheduler::waits_for_results))
+    take_results(&ServerScheduler::has_results_out);
   for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank) {
     ranks_[rank].forward.reset();
     feed(rank, {.kind = SchedulerEvent::Kind::step_due});
   }
   if (run_.stopped()) return true;
   if (!launch()) return true;
-  if (!any_rank(&Scheduler::awaits_results)) return ended_ + computed_ != before;
-  take_results(&Scheduler::awaits_results);
+  if (!any_rank(&ServerScheduler::awaits_results)) return ended_ + computed_ != before;
+  take_results(&ServerScheduler::awaits_results);
   return true;
 }
 
@@ -329,17 +327,19 @@ bool Simulation::launch() {
     const std::string_view name = server.forward->prefill_tokens != 0 ? "prefill" : "decode";
     for (const Name row : server.rows) add_span(name, row, begin, device_free_);
   }
-  if (!any_rank(&Scheduler::awaits_results)) flights_.clear();  // nobody is left in those before
+  if (!any_rank(&ServerScheduler::awaits_results))
+    flights_.clear();  // nobody is left in those before
   flights_.push_back(device_free_);
   return true;
 }
 
 /// The oldest forward's results, to the ranks that are due.
-void Simulation::take_results(bool (Scheduler::*due)() const) {
+void Simulation::take_results(bool (ServerScheduler::*due)() const) {
   now_ = std::max(now_, flights_.front());
   flights_.pop_front();
   for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank)
-    if ((ranks_[rank].scheduler.*due)()) feed(rank, {.kind = SchedulerEvent::Kind::forward_done});
+    if (((*ranks_[rank].scheduler).*due)())
+      feed(rank, {.kind = SchedulerEvent::Kind::forward_done});
 }
 
 Reply Simulation::run_until(const RunStatement& limits) {
@@ -351,7 +351,7 @@ Reply Simulation::run_until(const RunStatement& limits) {
     deliver_due();
     if (limits.steps >= 0 && steps == limits.steps) break;
     if (limits.until >= 0 && now_ >= limits.until) break;
-    if (!any_rank(&Scheduler::has_work)) {
+    if (!any_rank(&ServerScheduler::has_work)) {
       const std::optional<Nanoseconds> moment = next_moment();
       if (!moment || (limits.until >= 0 && *moment > limits.until)) break;
       now_ = *moment;
@@ -384,7 +384,7 @@ void Simulation::check_the_end() {
   for (RequestNumber number = 0; number < specs_.size(); ++number) {
     const RequestSpec* const spec = specs_[number];
     const std::size_t rank = rank_of_[number];
-    if (spec == nullptr || (rank != kUnrouted && ranks_[rank].scheduler.ended(number))) continue;
+    if (spec == nullptr || (rank != kUnrouted && ranks_[rank].scheduler->ended(number))) continue;
     run_.add({FindingKind::stuck,
               fmt::format("nothing is left to do and request `{}` has not ended", spec->id.text()),
               "every request ends", "it waits for ever"},

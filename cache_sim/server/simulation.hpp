@@ -18,7 +18,7 @@
 #include "cache_sim/base/prefix_trie.hpp"
 #include "cache_sim/check/run.hpp"
 #include "cache_sim/model/step_cost.hpp"
-#include "cache_sim/server/scheduler.hpp"
+#include "cache_sim/server/server_scheduler.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "cache_sim/workloads/workload.hpp"
 #include "reference/protocol/schedule.hpp"
@@ -60,10 +60,10 @@ class Simulation {
   void deliver_due();
   bool one_step();
   bool launch();
-  void take_results(bool (Scheduler::*due)() const);
+  void take_results(bool (ServerScheduler::*due)() const);
   /// A rank: its requests, and what was sent there.
   struct Rank {
-    Scheduler scheduler;
+    std::unique_ptr<ServerScheduler> scheduler;
     std::unique_ptr<ScheduleChecker> oracle{};  // where everything is checked
     SchedulerEpisode episode{};
     std::optional<StepWork> forward{};  // of the step that is being decided
@@ -82,7 +82,7 @@ class Simulation {
   const SchedulerEffects* effects_of(Rank& server, const SchedulerEvent& event);
   void check_schedule(Rank& server, bool is_whole);
   Reply apply_to_all(const Operation& operation);
-  bool any_rank(bool (Scheduler::*is)() const) const;
+  bool any_rank(bool (ServerScheduler::*is)() const) const;
   void note(const SchedulerNote& note);
   void add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end);
   Reply expectation(Name id) const;

@@ -7,13 +7,14 @@
 
 #include <deque>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "cache_sim/server/scheduler.hpp"
-#include "reference/caches/scheduler_oracle.hpp"
+#include "cache_sim/server/server_scheduler.hpp"
+#include "reference/base/registry.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -31,7 +32,10 @@ class Server {
   explicit Server(const SchedulerOptions& options) : Server(options, options) {}
   /// The oracle judges by other rules.
   Server(const SchedulerOptions& options, const SchedulerOptions& judged_by)
-      : scheduler_(options), check_(judged_by) {}
+      : scheduler_(make_scheduler(options)),
+        check_(Registry<ScheduleCheckerEntry>::find(judged_by.vllm ? kVllmSchedulerOracle
+                                                                   : kSchedulerOracle)
+                   ->make(judged_by)) {}
 
   std::function<Reply(const Operation&)> answer = [](const Operation&) { return Reply{}; };
   std::function<void(SchedulerEpisode&)> spoil;  ///< what the check hears
@@ -57,10 +61,10 @@ class Server {
   std::string step() {
     forward.reset();
     std::string said;
-    if (scheduler_.waits_for_results())
+    if (scheduler_->waits_for_results())
       said = play({.kind = SchedulerEvent::Kind::forward_done}) + "| ";
     said += play({.kind = SchedulerEvent::Kind::step_due});
-    waited = scheduler_.awaits_results();
+    waited = scheduler_->awaits_results();
     if (waited) said += " |" + play({.kind = SchedulerEvent::Kind::forward_done});
     return said;
   }
@@ -71,9 +75,9 @@ class Server {
     notes.clear();
     return all;
   }
-  bool has_work() const { return scheduler_.has_work(); }
-  bool ended(RequestNumber request) const { return scheduler_.ended(request); }
-  Scheduler& scheduler() { return scheduler_; }
+  bool has_work() const { return scheduler_->has_work(); }
+  bool ended(RequestNumber request) const { return scheduler_->ended(request); }
+  ServerScheduler& scheduler() { return *scheduler_; }
 
   std::optional<StepWork> forward;
   bool idle = false;
@@ -86,7 +90,7 @@ class Server {
     SchedulerEpisode episode;
     episode.begin(event);
     for (;;) {
-      const SchedulerEffects& effects = scheduler_.step(event);
+      const SchedulerEffects& effects = scheduler_->step(event);
       idle = effects.idle;
       if (effects.forward) forward = effects.forward;
       for (const SchedulerNote& note : effects.notes) notes.push_back(text(note));
@@ -97,9 +101,9 @@ class Server {
       episode.asked.push_back({*effects.operation, reply});
       event = {.kind = SchedulerEvent::Kind::reply, .reply = &reply};
     }
-    episode.status = scheduler_.status(episode.event.request);
+    episode.status = scheduler_->status(episode.event.request);
     if (spoil) spoil(episode);
-    if (!finding) finding = check_.check(episode);
+    if (!finding) finding = check_->check(episode);
     if (finding && !spoil) ADD_FAILURE() << finding->text;
     return said;
   }
@@ -123,8 +127,8 @@ class Server {
     return "";
   }
 
-  Scheduler scheduler_;
-  reference::SchedulerOracle check_;
+  std::unique_ptr<ServerScheduler> scheduler_;
+  std::unique_ptr<ScheduleChecker> check_;
   std::deque<RequestSpec> specs_;  // addresses stay
 };
 

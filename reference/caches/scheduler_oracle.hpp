@@ -1,7 +1,5 @@
 // The oracle of the scheduler: its rules (reference/contract.md, "The scheduler") written a second
-// time, as a procedure that asks a question and goes on with the answer. The scheduler itself is a
-// state machine. The oracle is given what the scheduler was told, what it asked and what it was
-// answered, and reports the first difference.
+// time (schedule_listener.hpp).
 #pragma once
 
 #include <deque>
@@ -10,17 +8,14 @@
 #include <optional>
 #include <vector>
 
-#include "reference/base/finding.hpp"
+#include "reference/caches/schedule_listener.hpp"
 #include "reference/protocol/schedule.hpp"
 
 namespace lockstep::reference {
 
-class SchedulerOracle final : public ScheduleChecker {
+class SchedulerOracle final : public ScheduleListener {
  public:
   explicit SchedulerOracle(const SchedulerOptions& options) : options_(options) {}
-
-  std::optional<Finding> check(const SchedulerEpisode& episode) override;
-  std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const override;
 
  private:
   enum class State : std::uint8_t { expected, waiting, running, ended };
@@ -44,12 +39,12 @@ class SchedulerOracle final : public ScheduleChecker {
     bool stored = false;  ///< its checkpoint went before its result
     bool samples() const { return !chunk || ends_prompt; }
   };
-  struct Parted {
-    Finding finding;
-  };
 
-  SchedulerStatus status(RequestNumber request);
-  void play(const SchedulerEvent& event);
+  SchedulerStatus status(RequestNumber request) override;
+  void play(const SchedulerEvent& event) override;
+  std::unique_ptr<ScheduleListener> copy() const override {
+    return std::make_unique<SchedulerOracle>(*this);
+  }
   void arrive(RequestNumber number, const RequestSpec* spec);
   void abort(RequestNumber number);
   void step();
@@ -82,10 +77,6 @@ class SchedulerOracle final : public ScheduleChecker {
   void enter(RequestNumber number, const Reply& reply);
 
   Operation about(Verb verb, RequestNumber number) const;
-  const Reply& ask(const Operation& due);
-  void note(const SchedulerNote& due);
-  [[noreturn]] static void report_difference(std::string_view what, std::string due,
-                                             std::string came);
   Request& at(RequestNumber number);
 
   SchedulerOptions options_;
@@ -101,13 +92,6 @@ class SchedulerOracle final : public ScheduleChecker {
   bool computed_ahead_ = false;  // that of under_way_
   bool closed_ = false;          // nobody is admitted
   std::vector<Row> last_rows_;   // of the last forward
-
-  const SchedulerEpisode* episode_ = nullptr;
-  bool is_whole_ = true;
-  std::size_t next_asked_ = 0;
-  std::size_t next_note_ = 0;
-  std::optional<StepWork> work_;
-  bool idle_ = false;
 };
 
 }  // namespace lockstep::reference

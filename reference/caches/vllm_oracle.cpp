@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "reference/base/require.hpp"
+#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::reference {
 namespace {
@@ -35,6 +36,8 @@ VllmOracle::VllmOracle(const Config& config, bool is_sparse)
       most_tokens_(config.chunked_prefill),
       drops_(config.eagle == 2),
       blocks_(static_cast<std::size_t>(config.blocks)) {
+  if (const Count longest = SchedulerOptions::of(config)->long_prefill; longest > 0)
+    most_tokens_ = std::min(most_tokens_, longest);
   std::string text = config.groups;
   if (text.empty()) {
     text = fmt::format("attention:{}", config.block);

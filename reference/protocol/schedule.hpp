@@ -66,6 +66,10 @@ struct SchedulerEffects {
 /// SGLANG_RETRACT_DECODE_STEPS).
 inline constexpr std::int64_t kRetractionSteps = 20;
 
+/// How often a request may be preempted for itself, with nobody else running and no token of its
+/// own in between, before it is refused. vLLM, whose pool holds the longest request, would go on.
+inline constexpr int kLonePreemptions = 8;
+
 struct SchedulerOptions {
   std::int64_t chunked_prefill = 8192;
   std::int64_t max_running = 256;
@@ -73,6 +77,14 @@ struct SchedulerOptions {
   std::int64_t page =
       1;                ///< tokens per KV page: a chunk that is not its prompt's last ends with one
   bool sglang = false;  ///< SGLang's rules where memory is short
+  bool vllm = false;    ///< vLLM's scheduler instead
+  // vLLM's.
+  bool by_priority = false;       ///< who is preempted, and who is admitted first
+  std::int64_t long_prefill = 0;  ///< tokens of a chunk where others run or wait; 0: all that fit
+
+  /// `scheduler=` is empty, sglang, or vllm[:priority][:long_prefill=N]. The error is a sentence
+  /// that names the field.
+  static Result<SchedulerOptions> of(const Config& config);
 };
 
 /// What a scheduler says of itself when it is asked.
@@ -115,11 +127,12 @@ class ScheduleChecker {
   virtual std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const = 0;
 };
 
-/// Registered by reference/caches/scheduler_oracle.cpp under kSchedulerOracle.
+/// Registered by reference/caches/{scheduler_oracle,vllm_scheduler_oracle}.cpp.
 struct ScheduleCheckerEntry {
   std::string_view name;
   std::unique_ptr<ScheduleChecker> (*make)(const SchedulerOptions& options);
 };
 inline constexpr std::string_view kSchedulerOracle = "scheduler-oracle";
+inline constexpr std::string_view kVllmSchedulerOracle = "vllm-scheduler-oracle";
 
 }  // namespace lockstep

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "reference/base/require.hpp"
+#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -17,7 +18,11 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
       defect_(options.defect),
       manager_(std::move(rules), options.defect),
       keys_(static_cast<std::uint32_t>(manager_.rules().hash_block),
-            static_cast<std::uint32_t>(manager_.rules().hash_lookahead)) {}
+            static_cast<std::uint32_t>(manager_.rules().hash_lookahead)) {
+  const SchedulerOptions scheduler = *SchedulerOptions::of(config_);
+  most_tokens_ = scheduler.chunked_prefill;
+  if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
+}
 
 Result<Reply> VllmPolicy::apply(const Operation& operation) {
   switch (operation.verb) {
@@ -154,8 +159,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
     request.blocks.known = request.known.size();
     keys_.extend(request.blocks.keys, request.known, request.salt);
   }
-  const std::int64_t n =
-      manager_.split(request.blocks, start, operation.n, config_.chunked_prefill);
+  const std::int64_t n = manager_.split(request.blocks, start, operation.n, most_tokens_);
   Reply reply;
   reply.set(ReplyField::n, n);
   Allocated allocated = Allocated::yes;

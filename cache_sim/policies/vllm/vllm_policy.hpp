@@ -79,6 +79,7 @@ class VllmPolicy final : public Subject {
 
   Config config_;
   const Defect* defect_;
+  std::int64_t most_tokens_;  // of a prefill chunk
   BlockManager manager_;
   KeyTable keys_;
   std::vector<VllmRequest> requests_;     // those without a name are free places

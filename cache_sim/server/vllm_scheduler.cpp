@@ -1,0 +1,394 @@
+#include "cache_sim/server/vllm_scheduler.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
+
+namespace lockstep::cache_sim {
+
+const SchedulerEffects& VllmScheduler::step(const SchedulerEvent& event) {
+  SchedulerEffects& effects = effects_;
+  effects.operation = nullptr;
+  effects.forward.reset();
+  effects.notes.clear();
+  effects.idle = false;
+  if (event.kind == SchedulerEvent::Kind::reply) {
+    require(asked_ != Asked::nothing, "a reply answers an operation");
+    settle(*event.reply, effects);
+    next(effects);
+    return effects;
+  }
+  require(asked_ == Asked::nothing, "an operation is answered before anything else happens");
+  switch (event.kind) {
+    case SchedulerEvent::Kind::arrival: arrive(event); break;
+    case SchedulerEvent::Kind::abort:
+      require(phase_ == Phase::between_steps, "a client goes between steps");
+      if (record(event.request).state != State::ended)
+        drop(event.request, FinishReason::abort, effects);
+      break;
+    case SchedulerEvent::Kind::retract:
+      require(phase_ == Phase::between_steps, "a request is retracted between steps");
+      if (record(event.request).state == State::running)
+        ask(Verb::preempt, event.request, Asked::retract, effects);
+      break;
+    case SchedulerEvent::Kind::step_due:
+      require(phase_ == Phase::between_steps, "a step begins after the last one ended");
+      begin_step(effects);
+      next(effects);
+      break;
+    case SchedulerEvent::Kind::forward_done:
+      require(phase_ == Phase::forward, "results come from a forward");
+      phase_ = Phase::results;
+      if (!options_.overlap) launched_.swap(batch_);
+      cursor_ = 0;
+      next(effects);
+      break;
+    case SchedulerEvent::Kind::reply: break;
+  }
+  return effects;
+}
+
+VllmScheduler::Request& VllmScheduler::record(RequestNumber request) {
+  if (requests_.size() <= request) requests_.resize(request + 1);
+  return requests_[request];
+}
+
+void VllmScheduler::arrive(const SchedulerEvent& event) {
+  Request& request = record(event.request);
+  if (request.state == State::ended) return;  // its client went before it came
+  require(request.state == State::expected, "a request arrives once");
+  request.spec = event.spec;
+  request.arrival = arrivals_++;
+  wait(event.request, false);
+}
+
+/// Goes on until there is something to ask or time has to pass.
+void VllmScheduler::next(SchedulerEffects& effects) {
+  while (asked_ == Asked::nothing) {
+    switch (phase_) {
+      case Phase::between_steps:
+      case Phase::forward: return;
+      case Phase::running: next_running(effects); break;
+      case Phase::waiting: next_waiting(effects); break;
+      case Phase::results: next_result(effects); break;
+    }
+  }
+}
+
+// --- Decisions -----------------------------------------------------------------------------------
+
+void VllmScheduler::begin_step(SchedulerEffects& effects) {
+  launched_ = std::exchange(batch_, {});  // with overlap, it is under way
+  effects.idle = waiting_.empty() && running_.empty();
+  cursor_ = 0;
+  budget_ = options_.chunked_prefill;
+  threshold_ = load() > 1 ? options_.long_prefill : 0;
+  has_preempted_ = false;
+  phase_ = Phase::running;
+}
+
+/// Its last step is under way, however few tokens come out of it.
+bool VllmScheduler::has_all_steps(const Request& request) const {
+  return request.promised > 0 && !request.spec->stops &&
+         request.computed + 2 - request.promised >= request.spec->tokens.size();
+}
+
+/// Tokens that the request may have of what is left.
+std::uint32_t VllmScheduler::share(const Request& request) const {
+  std::int64_t tokens = request.lacks();
+  if (threshold_ > 0) tokens = std::min(tokens, threshold_);
+  return static_cast<std::uint32_t>(std::min(tokens, budget_));
+}
+
+void VllmScheduler::next_running(SchedulerEffects& effects) {
+  for (; cursor_ < running_.size() && budget_ > 0; ++cursor_) {
+    const Request& request = requests_[running_[cursor_]];
+    if (has_all_steps(request) || request.lacks() == 0) continue;
+    needy_ = running_[cursor_];
+    return extend(needy_, share(request), effects);
+  }
+  cursor_ = 0;
+  if (has_preempted_) return end_decisions(effects);
+  phase_ = Phase::waiting;
+}
+
+void VllmScheduler::next_waiting(SchedulerEffects& effects) {
+  while (cursor_ < waiting_.size() && requests_[waiting_[cursor_]].stale > 0) {
+    LOCKSTEP_MARK("vllm_scheduler.overtakes_who_has_results_out");
+    ++cursor_;
+  }
+  const bool room =
+      budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
+  if (!room || cursor_ == waiting_.size()) return end_decisions(effects);
+  ask(Verb::admit, waiting_[cursor_], Asked::admit, effects);
+}
+
+void VllmScheduler::end_decisions(SchedulerEffects& effects) {
+  if (!batch_.empty()) {
+    ask(Verb::step, 0, Asked::step, effects);
+    for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
+    return;
+  }
+  phase_ = launched_.empty() ? Phase::between_steps : Phase::forward;
+}
+
+void VllmScheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffects& effects) {
+  const Request& request = requests_[number];
+  asked_tokens_ = tokens;
+  ask(Verb::extend, number, Asked::extend, effects);
+  effects.operation->n = tokens;
+  effects.operation->async = options_.overlap;
+  const std::uint32_t end = request.computed + tokens;
+  if (end > request.told) effects.operation->tokens = request.spec->tokens.slice(request.told, end);
+}
+
+/// The extend of needy_ was refused.
+void VllmScheduler::make_room(SchedulerEffects& effects) {
+  LOCKSTEP_MARK("vllm_scheduler.preempts");
+  RequestNumber victim = running_.back();
+  if (options_.by_priority)
+    victim = *std::max_element(running_.begin(), running_.end(),
+                               [&](auto a, auto b) { return goes_before(a, b); });
+  if (running_.size() == 1 && ++requests_[victim].lone_preemptions > kLonePreemptions)
+    return drop(victim, FinishReason::refused, effects);
+  ask(Verb::preempt, victim, Asked::preempt, effects);
+}
+
+void VllmScheduler::schedule(RequestNumber number, std::uint32_t tokens) {
+  Request& request = requests_[number];
+  const bool decodes = request.lacks() == 1 && request.computed >= request.spec->prompt_size;
+  const Row row{.request = number,
+                .begin = request.computed,
+                .tokens = tokens,
+                .samples = tokens == request.lacks(),
+                .decodes = decodes};
+  request.computed += tokens;
+  ++request.in_flight;
+  if (row.samples) ++request.promised;
+  batch_.push_back(row);
+  budget_ -= tokens;
+}
+
+// --- Answers -------------------------------------------------------------------------------------
+
+void VllmScheduler::settle(const Reply& reply, SchedulerEffects& effects) {
+  const RequestNumber number = subject_of_ask_;
+  switch (std::exchange(asked_, Asked::nothing)) {
+    case Asked::admit: return settle_admission(reply, effects);
+    case Asked::extend: return settle_extend(reply, effects);
+    case Asked::undo: return end_decisions(effects);
+    case Asked::preempt: return settle_preemption(effects);
+    case Asked::retract:
+      forget(number);
+      wait(number, true);
+      effects.notes.push_back({SchedulerNote::Kind::retracted, number});
+      return;
+    case Asked::step: return settle_step(effects);
+    case Asked::complete: return settle_result(effects);
+    case Asked::finish:
+      forget(number);
+      end(number, requests_[number].spec->stops ? FinishReason::stop : FinishReason::length,
+          effects);
+      ++cursor_;
+      return;
+    case Asked::drop:
+      forget(number);
+      end(number, drop_reason_, effects);
+      return;
+    case Asked::nothing: return;
+  }
+}
+
+void VllmScheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
+  const RequestNumber number = subject_of_ask_;
+  Request& request = requests_[number];
+  const bool taken = reply.refused == Refusal::none;
+  if (taken) request.told = std::max(request.told, request.computed + asked_tokens_);
+  const auto tokens =
+      taken ? static_cast<std::uint32_t>(reply.get(ReplyField::n, asked_tokens_)) : 0;
+  if (phase_ == Phase::running) {
+    if (!taken) return make_room(effects);
+    if (tokens > 0) schedule(number, tokens);
+    ++cursor_;
+    return;
+  }
+  if (tokens == 0) return undo_admission(effects);
+  waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(cursor_));
+  running_.push_back(number);
+  request.state = State::running;
+  effects.notes.push_back({SchedulerNote::Kind::admitted, number});
+  schedule(number, tokens);
+}
+
+void VllmScheduler::settle_admission(const Reply& reply, SchedulerEffects& effects) {
+  Request& request = requests_[subject_of_ask_];
+  if (reply.refused != Refusal::none) {
+    if (reply.refused != Refusal::too_long && !is_alone()) return end_decisions(effects);
+    waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(cursor_));
+    return end(subject_of_ask_, FinishReason::refused, effects);
+  }
+  request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
+  request.told = request.spec->prompt_size + request.sampled;
+  extend(subject_of_ask_, share(request), effects);
+}
+
+/// Nobody will ever make more room than there is.
+bool VllmScheduler::is_alone() const {
+  return running_.empty() && batch_.empty() && launched_.empty();
+}
+
+/// The look-up held nothing.
+void VllmScheduler::undo_admission(SchedulerEffects& effects) {
+  const RequestNumber number = subject_of_ask_;
+  if (is_alone()) {
+    drop_reason_ = FinishReason::refused;
+    return ask(Verb::abort, number, Asked::drop, effects);
+  }
+  requests_[number].computed = requests_[number].told = 0;
+  ask(Verb::preempt, number, Asked::undo, effects);
+}
+
+void VllmScheduler::settle_preemption(SchedulerEffects& effects) {
+  const RequestNumber victim = subject_of_ask_;
+  const auto place = std::find(running_.begin(), running_.end(), victim) - running_.begin();
+  if (static_cast<std::size_t>(place) < cursor_) --cursor_;
+  has_preempted_ = true;
+  const auto row = std::find_if(batch_.begin(), batch_.end(),
+                                [&](const Row& one) { return one.request == victim; });
+  if (row != batch_.end()) {
+    LOCKSTEP_MARK("vllm_scheduler.preempts_who_was_scheduled");
+    budget_ += row->tokens;
+    --requests_[victim].in_flight;
+    batch_.erase(row);
+  }
+  forget(victim);
+  wait(victim, true);
+  effects.notes.push_back({SchedulerNote::Kind::retracted, victim});
+  if (victim != needy_) return extend(needy_, asked_tokens_, effects);
+  if (!options_.by_priority) return end_decisions(effects);
+}
+
+void VllmScheduler::settle_step(SchedulerEffects& effects) {
+  StepWork work;
+  for (const Row& row : batch_) {
+    (row.decodes ? work.decode_tokens : work.prefill_tokens) += row.tokens;
+    work.context_tokens += row.begin;
+    work.seen_tokens +=
+        std::int64_t{row.tokens} * row.begin + std::int64_t{row.tokens} * (row.tokens + 1) / 2;
+  }
+  effects.forward = work;
+  phase_ = options_.overlap && launched_.empty() ? Phase::between_steps : Phase::forward;
+}
+
+// --- Results -------------------------------------------------------------------------------------
+
+void VllmScheduler::next_result(SchedulerEffects& effects) {
+  if (cursor_ == launched_.size()) {
+    launched_.clear();
+    phase_ = Phase::between_steps;
+    return;
+  }
+  const Row& row = launched_[cursor_];
+  Request& request = requests_[row.request];
+  if (request.state == State::ended) {
+    ++cursor_;
+    return;
+  }
+  --request.in_flight;
+  if (row.stale) --request.stale;
+  // A request that was preempted is not known to the subject.
+  if (options_.overlap && !row.stale)
+    return ask(Verb::complete, row.request, Asked::complete, effects);
+  settle_result(effects);
+}
+
+void VllmScheduler::settle_result(SchedulerEffects& effects) {
+  const Row& row = launched_[cursor_];
+  Request& request = requests_[row.request];
+  if (!row.samples) {
+    ++cursor_;
+    return;
+  }
+  ++request.sampled;
+  request.lone_preemptions = 0;
+  if (!row.stale) --request.promised;
+  effects.notes.push_back(
+      {SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.sampled});
+  if (request.sampled < request.spec->output_size()) {
+    ++cursor_;
+    return;
+  }
+  if (request.state == State::running)
+    return ask(Verb::finish, row.request, Asked::finish, effects);
+  forget(row.request);
+  end(row.request, request.spec->stops ? FinishReason::stop : FinishReason::length, effects);
+  ++cursor_;
+}
+
+// --- Queues --------------------------------------------------------------------------------------
+
+bool VllmScheduler::goes_before(RequestNumber a, RequestNumber b) const {
+  const Request& one = requests_[a];
+  const Request& other = requests_[b];
+  if (one.spec->priority != other.spec->priority) return one.spec->priority > other.spec->priority;
+  return one.arrival < other.arrival;
+}
+
+void VllmScheduler::wait(RequestNumber number, bool front) {
+  requests_[number].state = State::waiting;
+  auto place = front ? waiting_.begin() : waiting_.end();
+  if (options_.by_priority)
+    place = std::partition_point(waiting_.begin(), waiting_.end(),
+                                 [&](RequestNumber other) { return goes_before(other, number); });
+  waiting_.insert(place, number);
+}
+
+/// It runs and waits no more, and nothing of it is computed.
+void VllmScheduler::forget(RequestNumber number) {
+  Request& request = requests_[number];
+  std::erase(running_, number);
+  std::erase(waiting_, number);
+  request.computed = request.told = request.promised = 0;
+  request.stale = request.in_flight;
+  for (std::vector<Row>* const rows : {&launched_, &batch_})
+    for (Row& row : *rows)
+      if (row.request == number) row.stale = true;
+}
+
+void VllmScheduler::drop(RequestNumber number, FinishReason reason, SchedulerEffects& effects) {
+  if (requests_[number].state == State::running) {
+    drop_reason_ = reason;
+    return ask(Verb::abort, number, Asked::drop, effects);
+  }
+  std::erase(waiting_, number);
+  end(number, reason, effects);
+}
+
+void VllmScheduler::end(RequestNumber number, FinishReason reason, SchedulerEffects& effects) {
+  requests_[number].state = State::ended;
+  effects.notes.push_back({SchedulerNote::Kind::ended, number, reason, requests_[number].sampled});
+}
+
+void VllmScheduler::ask(Verb verb, RequestNumber number, Asked asked, SchedulerEffects& effects) {
+  Operation& operation = operation_;
+  operation.verb = verb;
+  operation.id = operation.salt = Name();
+  operation.tokens = operation.drafts = Tokens();
+  operation.n = operation.prompt = operation.up_to = operation.room = Operation::kAbsent;
+  operation.async = false;
+  operation.ids.clear();
+  asked_ = asked;
+  subject_of_ask_ = number;
+  if (verb != Verb::step) operation.id = requests_[number].spec->id;
+  if (verb == Verb::admit) {
+    const Request& request = requests_[number];
+    operation.salt = request.spec->salt;
+    operation.tokens = request.spec->tokens.prefix(request.spec->prompt_size + request.sampled);
+    operation.prompt = request.spec->prompt_size;
+  }
+  effects.operation = &operation;
+}
+
+}  // namespace lockstep::cache_sim

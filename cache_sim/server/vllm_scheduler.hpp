@@ -1,0 +1,128 @@
+// vLLM 0.33's scheduler (SchedulerOptions::vllm; vllm/v1/core/sched/scheduler.py): one step mixes
+// prefill chunks and decodes, and every request gets as many tokens as it lacks.
+//
+// One step, at one moment of virtual time:
+//   running    in order, while the step's chunked_prefill tokens last: a request gets what it
+//              lacks, at most long_prefill tokens where others run or wait. Where its extend is
+//              refused, the last of the running is preempted and the extend tried again; one that
+//              is preempted for itself ends the loop. By priority, whoever is least urgent is
+//              preempted, wherever it stands, and the loop goes on with the next request
+//   waiting    while tokens are left, and nobody was preempted: the look-up (admit), then the first
+//              chunk (extend). Where one is refused or cut to nothing, the look-up is undone
+//              (preempt) and nobody else is admitted
+//   forward    `step ids=…`, and the step's cost passes; a step without rows has none
+//   results    in the order of scheduling: a token where all that was known is computed, `finish`
+//
+// The subject may cut a chunk (the reply's n=), to nothing as well: then the request is passed over
+// and the next one is tried. Preempted requests wait in front of all others, by priority where
+// those count. What cannot be admitted while nothing else runs is refused.
+//
+// With overlap (AsyncScheduler), a step is decided while the forward before it runs: a request that
+// sampled in it is extended by a token that is not there yet (extend async=1), its result is told
+// by `complete`. One that ends by its length gets no step behind its last one. A preempted request
+// waits, overtaken by others, until its results are there, which still bring it tokens.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "cache_sim/server/server_scheduler.hpp"
+
+namespace lockstep::cache_sim {
+
+class VllmScheduler final : public ServerScheduler {
+ public:
+  explicit VllmScheduler(const SchedulerOptions& options) : options_(options) {}
+
+  const SchedulerEffects& step(const SchedulerEvent& event) override;
+
+  bool has_work() const override {
+    return !waiting_.empty() || !running_.empty() || !batch_.empty();
+  }
+  bool waits_for_results() const override { return false; }
+  bool has_results_out() const override { return phase_ == Phase::forward || !batch_.empty(); }
+  bool awaits_results() const override { return phase_ == Phase::forward; }
+  std::size_t load() const override { return waiting_.size() + running_.size(); }
+  bool ended(RequestNumber request) const override {
+    return request < requests_.size() && requests_[request].state == State::ended;
+  }
+
+ private:
+  enum class State { expected, waiting, running, ended };
+  enum class Phase { between_steps, running, waiting, forward, results };
+  enum class Asked { nothing, admit, extend, undo, preempt, retract, step, complete, finish, drop };
+
+  struct Request {
+    const RequestSpec* spec = nullptr;  // none while it is expected
+    State state = State::expected;
+    std::uint32_t computed = 0;   // tokens that were extended, their results perhaps still out
+    std::uint32_t told = 0;       // tokens that the subject knows
+    std::uint32_t sampled = 0;    // tokens whose results are there
+    std::uint32_t promised = 0;   // tokens that forwards under way will sample
+    std::uint32_t in_flight = 0;  // rows whose results are out
+    std::uint32_t stale = 0;      // of these, those from before its last preemption
+    std::uint64_t arrival = 0;    // its place among all arrivals
+    int lone_preemptions = 0;     // since its last token
+    std::uint32_t lacks() const { return spec->prompt_size + sampled + promised - computed; }
+  };
+  struct Row {
+    RequestNumber request;
+    std::uint32_t begin;   // tokens before this step
+    std::uint32_t tokens;  // extended in this step
+    bool samples;          // a token comes out
+    bool decodes;          // one token behind all that was known
+    bool stale = false;    // its request was preempted since
+  };
+
+  Request& record(RequestNumber request);
+  void arrive(const SchedulerEvent& event);
+  void begin_step(SchedulerEffects& effects);
+  void next(SchedulerEffects& effects);
+  void next_running(SchedulerEffects& effects);
+  void next_waiting(SchedulerEffects& effects);
+  void end_decisions(SchedulerEffects& effects);
+  void next_result(SchedulerEffects& effects);
+  bool has_all_steps(const Request& request) const;
+  std::uint32_t share(const Request& request) const;
+  bool is_alone() const;
+  void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
+  void make_room(SchedulerEffects& effects);
+  void settle(const Reply& reply, SchedulerEffects& effects);
+  void settle_extend(const Reply& reply, SchedulerEffects& effects);
+  void settle_admission(const Reply& reply, SchedulerEffects& effects);
+  void settle_preemption(SchedulerEffects& effects);
+  void settle_step(SchedulerEffects& effects);
+  void settle_result(SchedulerEffects& effects);
+  void schedule(RequestNumber request, std::uint32_t tokens);
+  void undo_admission(SchedulerEffects& effects);
+  void forget(RequestNumber request);
+  void wait(RequestNumber request, bool front);
+  bool goes_before(RequestNumber a, RequestNumber b) const;
+  void drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
+  void end(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
+  void ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects);
+
+  SchedulerOptions options_;
+  SchedulerEffects effects_;  // filled anew by each step, as is the operation
+  Operation operation_;
+  std::vector<Request> requests_;
+  std::deque<RequestNumber> waiting_;
+  std::vector<RequestNumber> running_;  // in order of admission
+  std::vector<Row> batch_;              // of the step that is being decided, or was last
+  std::vector<Row> launched_;           // whose results come next
+  std::uint64_t arrivals_ = 0;
+
+  Phase phase_ = Phase::between_steps;
+  Asked asked_ = Asked::nothing;
+  RequestNumber subject_of_ask_ = 0;
+  FinishReason drop_reason_ = FinishReason::abort;
+  std::uint32_t asked_tokens_ = 0;
+  std::size_t cursor_ = 0;   // into running_, waiting_ or launched_
+  RequestNumber needy_ = 0;  // for whom another one is preempted
+  std::int64_t budget_ = 0;
+  std::int64_t threshold_ = 0;  // of this step; 0: none
+  bool has_preempted_ = false;  // in this step
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,280 @@
+#include "reference/caches/vllm_scheduler_oracle.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+namespace lockstep::reference {
+
+/// A request that stops by itself might go on for ever, as far as the scheduler knows.
+VllmSchedulerOracle::Count VllmSchedulerOracle::Request::max_tokens() const {
+  return spec->stops ? std::numeric_limits<Count>::max() / 2 : Count{spec->output_size()};
+}
+
+Operation VllmSchedulerOracle::about(Verb verb, RequestNumber number) const {
+  Operation operation;
+  operation.verb = verb;
+  operation.id = requests_.at(number).spec->id;
+  return operation;
+}
+
+bool VllmSchedulerOracle::is_empty() const {
+  return running_.empty() && scheduled_.empty() && queue_.empty();
+}
+
+SchedulerStatus VllmSchedulerOracle::status(RequestNumber request) {
+  const std::size_t load = waiting_.size() + running_.size();
+  return {.has_work = load > 0 || (!queue_.empty() && !results_due_),
+          .waits_for_results = false,
+          .has_results_out = !queue_.empty(),
+          .awaits_results = results_due_,
+          .load = load,
+          .has_ended = requests_[request].status == Status::finished};
+}
+
+void VllmSchedulerOracle::play(const SchedulerEvent& event) {
+  switch (event.kind) {
+    case SchedulerEvent::Kind::arrival: {
+      Request& request = requests_[event.request];
+      if (request.status == Status::finished) return;  // its client went before it came
+      request.spec = event.spec;
+      request.tokens = event.spec->prompt_size;
+      request.arrival = ++arrivals_;
+      return enqueue(event.request, false);
+    }
+    case SchedulerEvent::Kind::abort: return abort(event.request);
+    case SchedulerEvent::Kind::retract:
+      if (requests_[event.request].status == Status::running) preempt(event.request);
+      return;
+    case SchedulerEvent::Kind::step_due: return schedule();
+    case SchedulerEvent::Kind::forward_done: return update_from_output();
+    case SchedulerEvent::Kind::reply: return;
+  }
+}
+
+// --- schedule() ----------------------------------------------------------------------------------
+
+void VllmSchedulerOracle::schedule() {
+  idle_ = waiting_.empty() && running_.empty();
+  const bool result_is_under_way = !queue_.empty();
+  budget_ = options_.chunked_prefill;
+  threshold_ = waiting_.size() + running_.size() > 1 ? options_.long_prefill : 0;
+  preempted_ = false;
+  schedule_running();
+  if (!preempted_) schedule_waiting();
+  update_after_schedule();
+  results_due_ = options_.overlap ? result_is_under_way : !queue_.empty();
+}
+
+VllmSchedulerOracle::Count VllmSchedulerOracle::wanted(const Request& request) const {
+  Count tokens = request.tokens + request.placeholders - request.computed;
+  if (0 < threshold_ && threshold_ < tokens) tokens = threshold_;
+  return std::min(tokens, budget_);
+}
+
+void VllmSchedulerOracle::schedule_running() {
+  for (auto next = running_.begin(); next != running_.end() && budget_ > 0;) {
+    const RequestNumber number = *next;
+    const Request& request = requests_[number];
+    const bool last_step_is_under_way =
+        request.placeholders > 0 && request.computed + 2 - request.placeholders >=
+                                        request.spec->prompt_size + request.max_tokens();
+    Count tokens = last_step_is_under_way ? 0 : wanted(request);
+    bool fits = tokens == 0;
+    while (!fits && !(fits = allocate(number, tokens))) {
+      const RequestNumber victim = options_.by_priority ? least_urgent() : running_.back();
+      if (victim == number) ++next;
+      if (running_.size() == 1 && requests_[victim].lone++ == kLonePreemptions) {
+        ask(about(Verb::abort, victim));
+        running_.clear();
+        finish(victim, FinishReason::refused);
+        break;
+      }
+      for (auto one = scheduled_.begin(); one != scheduled_.end(); ++one)
+        if (one->request == victim) {
+          budget_ += one->tokens;
+          scheduled_.erase(one);
+          break;
+        }
+      preempt(victim);
+      preempted_ = true;
+      if (victim == number) break;
+    }
+    if (!fits && !options_.by_priority) return;
+    if (!fits) continue;
+    ++next;
+    if (tokens == 0) continue;
+    scheduled_.push_back({number, tokens, false});
+    budget_ -= tokens;
+  }
+}
+
+/// The subject may cut the tokens. False: refused.
+bool VllmSchedulerOracle::allocate(RequestNumber number, Count& tokens) {
+  Request& request = requests_[number];
+  Operation extend = about(Verb::extend, number);
+  extend.n = tokens;
+  extend.async = options_.overlap;
+  const Count end = request.computed + tokens;
+  if (end > request.told)
+    extend.tokens = request.spec->tokens.slice(static_cast<std::uint32_t>(request.told),
+                                               static_cast<std::uint32_t>(end));
+  const Reply& reply = ask(extend);
+  if (reply.refused != Refusal::none) return false;
+  tokens = reply.get(ReplyField::n, tokens);
+  request.told += extend.tokens.size();
+  return true;
+}
+
+RequestNumber VllmSchedulerOracle::least_urgent() const {
+  return *std::min_element(running_.begin(), running_.end(), [&](auto a, auto b) {
+    const Request& one = requests_.at(a);
+    const Request& other = requests_.at(b);
+    return std::tuple(one.spec->priority, -one.arrival) <
+           std::tuple(other.spec->priority, -other.arrival);
+  });
+}
+
+void VllmSchedulerOracle::preempt(RequestNumber number) {
+  ask(about(Verb::preempt, number));
+  Request& request = requests_[number];
+  running_.remove(number);
+  request.computed = request.placeholders = request.told = 0;
+  request.stale = request.in_flight;
+  enqueue(number, true);
+  note({SchedulerNote::Kind::retracted, number});
+}
+
+void VllmSchedulerOracle::enqueue(RequestNumber number, bool prepend) {
+  requests_[number].status = Status::waiting;
+  waiting_.insert(prepend ? waiting_.begin() : waiting_.end(), number);
+}
+
+void VllmSchedulerOracle::schedule_waiting() {
+  if (options_.by_priority)
+    waiting_.sort([&](auto a, auto b) {
+      const Request& one = requests_[a];
+      const Request& other = requests_[b];
+      return std::tuple(-one.spec->priority, one.arrival) <
+             std::tuple(-other.spec->priority, other.arrival);
+    });
+  for (auto next = waiting_.begin(); next != waiting_.end() && budget_ > 0;) {
+    if (static_cast<Count>(running_.size()) == options_.max_running) return;
+    const RequestNumber number = *next;
+    Request& request = requests_[number];
+    if (request.stale > 0) {
+      ++next;
+      continue;
+    }
+    Operation admit = about(Verb::admit, number);
+    admit.tokens = request.spec->tokens.prefix(static_cast<std::uint32_t>(request.tokens));
+    admit.prompt = request.spec->prompt_size;
+    admit.salt = request.spec->salt;
+    const Reply& hit = ask(admit);
+    if (hit.refused != Refusal::none) {
+      if (hit.refused != Refusal::too_long && !is_empty()) return;
+      next = waiting_.erase(next);
+      finish(number, FinishReason::refused);
+      continue;
+    }
+    request.computed = hit.get(ReplyField::cached);
+    request.told = request.tokens;
+    Count tokens = wanted(request);
+    if (!allocate(number, tokens) || tokens == 0) {
+      const bool is_hopeless = is_empty();
+      ask(about(is_hopeless ? Verb::abort : Verb::preempt, number));
+      request.computed = request.told = 0;
+      if (!is_hopeless) return;
+      next = waiting_.erase(next);
+      finish(number, FinishReason::refused);
+      continue;
+    }
+    next = waiting_.erase(next);
+    running_.push_back(number);
+    request.status = Status::running;
+    note({SchedulerNote::Kind::admitted, number});
+    scheduled_.push_back({number, tokens, false});
+    budget_ -= tokens;
+  }
+}
+
+void VllmSchedulerOracle::update_after_schedule() {
+  if (scheduled_.empty()) return;
+  Operation step;
+  step.verb = Verb::step;
+  StepWork work;
+  for (Scheduled& row : scheduled_) {
+    Request& request = requests_[row.request];
+    step.ids.push_back(request.spec->id);
+    const Count known = request.tokens + request.placeholders;
+    const bool decodes =
+        request.computed >= request.spec->prompt_size && known - request.computed == 1;
+    (decodes ? work.decode_tokens : work.prefill_tokens) += row.tokens;
+    work.context_tokens += request.computed;
+    for (Count i = 1; i <= row.tokens; ++i) work.seen_tokens += request.computed + i;
+    request.computed += row.tokens;
+    request.in_flight += row.tokens;
+    request.is_prefill = request.computed < known;
+    row.samples = !request.is_prefill;
+    if (row.samples) ++request.placeholders;
+  }
+  ask(step);
+  work_ = work;
+  queue_.push_back(std::move(scheduled_));
+  scheduled_.clear();
+}
+
+// --- update_from_output() ------------------------------------------------------------------------
+
+void VllmSchedulerOracle::update_from_output() {
+  results_due_ = false;
+  const std::list<Scheduled> rows = queue_.front();
+  queue_.pop_front();
+  for (const Scheduled& row : rows) {
+    Request& request = requests_[row.request];
+    if (request.status == Status::finished) continue;
+    request.in_flight -= row.tokens;
+    const bool is_stale = request.stale > 0;
+    if (is_stale)
+      request.stale -= row.tokens;
+    else if (options_.overlap)
+      ask(about(Verb::complete, row.request));
+    if (!row.samples) continue;
+    ++request.tokens;
+    request.lone = 0;
+    if (!is_stale) --request.placeholders;
+    note({SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.outputs()});
+    if (request.outputs() < request.spec->output_size()) continue;
+    if (request.status == Status::running) ask(about(Verb::finish, row.request));
+    running_.remove(row.request);
+    waiting_.remove(row.request);
+    finish(row.request, request.spec->stops ? FinishReason::stop : FinishReason::length);
+  }
+}
+
+void VllmSchedulerOracle::abort(RequestNumber number) {
+  Request& request = requests_[number];
+  if (request.status == Status::finished) return;
+  if (request.status == Status::running) ask(about(Verb::abort, number));
+  running_.remove(number);
+  waiting_.remove(number);
+  finish(number, FinishReason::abort);
+}
+
+void VllmSchedulerOracle::finish(RequestNumber number, FinishReason reason) {
+  Request& request = requests_[number];
+  request.status = Status::finished;
+  note({SchedulerNote::Kind::ended, number, reason,
+        request.spec == nullptr ? 0 : request.outputs()});
+}
+
+namespace {
+
+const Registration<ScheduleCheckerEntry> kRegistered{
+    {kVllmSchedulerOracle, [](const SchedulerOptions& options) -> std::unique_ptr<ScheduleChecker> {
+       return std::make_unique<VllmSchedulerOracle>(options);
+     }}};
+
+}  // namespace
+
+}  // namespace lockstep::reference

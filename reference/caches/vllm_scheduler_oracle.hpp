@@ -1,0 +1,84 @@
+// The oracle of vLLM's scheduler: the rules of vLLM 0.33 (vllm/v1/core/sched/scheduler.py and
+// async_scheduler.py) as that code has them, without what this project's subjects have no verbs
+// for (connectors, LoRA, encoders, pauses, streams).
+//
+//   here                vLLM
+//   computed            num_computed_tokens, advanced when a step is decided
+//   tokens              num_tokens: prompt, and outputs whose results are there
+//   placeholders        num_output_placeholders: outputs of forwards under way
+//   in_flight, stale    num_in_flight_tokens, num_stale_output_tokens
+//   is_prefill          is_prefill_chunk
+#pragma once
+
+#include <list>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "reference/caches/schedule_listener.hpp"
+
+namespace lockstep::reference {
+
+class VllmSchedulerOracle final : public ScheduleListener {
+ public:
+  explicit VllmSchedulerOracle(const SchedulerOptions& options) : options_(options) {}
+
+ private:
+  using Count = std::int64_t;
+  enum class Status : std::uint8_t { expected, waiting, running, finished };
+  struct Request {
+    const RequestSpec* spec = nullptr;
+    Status status = Status::expected;
+    Count tokens = 0;
+    Count computed = 0;
+    Count placeholders = 0;
+    Count in_flight = 0;
+    Count stale = 0;
+    Count told = 0;     ///< tokens that the subject knows
+    Count arrival = 0;  ///< the how manyeth it was
+    int lone = 0;       ///< preemptions with nobody else running, since its last token
+    bool is_prefill = false;
+    Count outputs() const { return tokens - spec->prompt_size; }
+    Count max_tokens() const;
+  };
+  struct Scheduled {
+    RequestNumber request;
+    Count tokens;
+    bool samples;  ///< once the step is decided
+  };
+
+  void play(const SchedulerEvent& event) override;
+  SchedulerStatus status(RequestNumber request) override;
+  std::unique_ptr<ScheduleListener> copy() const override {
+    return std::make_unique<VllmSchedulerOracle>(*this);
+  }
+
+  void schedule();
+  void schedule_running();
+  void schedule_waiting();
+  void update_after_schedule();
+  void update_from_output();
+  Count wanted(const Request& request) const;
+  bool allocate(RequestNumber number, Count& tokens);
+  RequestNumber least_urgent() const;
+  void preempt(RequestNumber number);
+  void enqueue(RequestNumber number, bool prepend);
+  void abort(RequestNumber number);
+  void finish(RequestNumber number, FinishReason reason);
+  bool is_empty() const;
+  Operation about(Verb verb, RequestNumber number) const;
+
+  SchedulerOptions options_;
+  std::map<RequestNumber, Request> requests_;
+  std::list<RequestNumber> waiting_;  // under a priority: in any order
+  std::list<RequestNumber> running_;
+  std::list<Scheduled> scheduled_;         // of the step that is decided now
+  std::list<std::list<Scheduled>> queue_;  // batches under way, the oldest first; none is empty
+  Count arrivals_ = 0;
+  Count budget_ = 0;
+  Count threshold_ = 0;
+  bool preempted_ = false;
+  bool results_due_ = false;
+};
+
+}  // namespace lockstep::reference
