@@ -282,7 +282,27 @@ TEST(Compare, bytesBecomeTheTwoPools) {
   EXPECT_GT(spent + model.token_bytes, std::int64_t{8} << 30);
 }
 
-// The same figures as a replay's, which counts for itself.
+// vLLM's own figures for Qwen3-Next on one GPU, with float32 states: 2,146,304 bytes of state and
+// 2,048 of a token's KV in a layer make blocks of 1,056 tokens, and 12 layers of them 25,952,256.
+TEST(Compare, bytesBecomeVllmsBlocks) {
+  const std::int64_t capacity = std::int64_t{8} << 30;
+  const Comparison comparison =
+      compared("sessions:requests=20", {"vllm-align", "vllm-align@hash_block=16"}, {capacity});
+  for (const ComparedPolicy& row : comparison.policies) {
+    EXPECT_EQ(row.blocks, capacity / 25'952'256);
+    EXPECT_EQ(row.kv_tokens, (row.blocks - 1) * 1056) << "the null block holds nothing";
+    EXPECT_EQ(row.measures.states_admitted, 0) << "no reply tells them";
+  }
+  const Result<Comparison> nemotron = compare({.workload = "sessions:requests=20",
+                                               .policies = {"vllm-align"},
+                                               .capacities = {capacity},
+                                               .model = "nemotron-h"});
+  ASSERT_TRUE(nemotron.has_value());
+  // 128 x 64 x 128 floats and 3 x 10,240 bf16 of state beside 4,096 bytes of KV: 1,040 tokens; four
+  // layers a group.
+  EXPECT_EQ(nemotron->policies[0].blocks, capacity / (1040 * 4096 * 4));
+}
+
 // A policy with config fields of its own; `best` is the best of all alphas.
 TEST(Compare, marconiWithTheBestAlphaSavesMost) {
   const Comparison comparison =
@@ -303,6 +323,7 @@ TEST(Compare, marconiWithTheBestAlphaSavesMost) {
   EXPECT_NE(refused.error().text.find("field alpha"), std::string::npos) << refused.error().text;
 }
 
+// The same figures as a replay's, which counts for itself.
 TEST(Compare, countsWhatAReplayCounts) {
   const ScratchFolder folder;
   const std::string config = "kv_tokens=60000,state_slots=90";
@@ -407,6 +428,13 @@ TEST(Compare, badWordsAreRefusedByName) {
       {{"sessions", "--policies", "radix", "--capacity", "inf"}, "pools of a fixed size"},
       {{"sessions", "--policies", "sglang-no-buffer", "--capacity", "1MiB"},
        "no room for one state"},
+      {{"sessions", "--policies", "vllm-align", "--capacity", "1MiB"},
+       "no room for one block besides the null block"},
+      {{"sessions", "--policies", "vllm-align@block=32", "--capacity", "8GiB"},
+       "the model decides the fields block and groups"},
+      {{"sessions", "--policies", "vllm-align", "--capacity", "8GiB", "--config",
+        "groups=attention:16,mamba:16"},
+       "the model decides the fields block and groups"},
       {{"sessions", "--policies", "lru", "--model", "gpt"}, "there is no model `gpt`"},
       {{"sessions", "--policies", "sglang-no-buffer", "--model", "deepseek-v3"}, "no recurrent"},
       {{"sessions", "--policies", "lru", "--config", "kv=3"}, "config has no field `kv`"},

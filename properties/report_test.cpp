@@ -874,7 +874,7 @@ TEST(Report, ownFixturesEndAsTheyPromise) {
   const Json document = Json::parse(content(folder.out() + "/report.json"));
   EXPECT_EQ(document["summary"]["not_as_expected"], 0);
   EXPECT_EQ(document["workloads"][0]["runs"].size(), 4u);
-  EXPECT_EQ(document["comparisons"].size(), 3u);
+  EXPECT_EQ(document["comparisons"].size(), 5u);
   EXPECT_EQ(complaints(content(folder.out() + "/index.html"), document),
             std::vector<std::string>{});
 }

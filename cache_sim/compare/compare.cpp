@@ -41,6 +41,16 @@ std::string without(std::string_view list, std::string_view field) {
   return rest;
 }
 
+/// Whether a list K=V,… or NAME@K=V@… names a field.
+bool names(std::string_view list, std::string_view field) {
+  for (std::size_t at = list.find(field); at != std::string_view::npos;
+       at = list.find(field, at + 1))
+    if ((at == 0 || list[at - 1] == ',' || list[at - 1] == '@') &&
+        list.substr(at + field.size()).starts_with('='))
+      return true;
+  return false;
+}
+
 /// `NAME@K=V@K=V`: a registered policy and config fields of its own, as K=V,K=V.
 struct NamedPolicy {
   const PolicyEntry* entry;
@@ -62,6 +72,40 @@ constexpr int kAlphas = 21;  // 0, 0.1, … 2
 bool has_byte_pool(const PolicyEntry* policy) {
   return policy != nullptr && policy->config_fields.contains(ConfigField::pool_bytes);
 }
+
+/// One pool of blocks for KV and states.
+bool has_blocks(const PolicyEntry* policy) {
+  return policy != nullptr && policy->config_fields.contains(ConfigField::blocks);
+}
+
+/// How vLLM lays out a hybrid model's memory (kv_cache_utils.py, interface.py): layers of a kind in
+/// groups of as many as the rarer kind has, or as the other has where that is less than a quarter
+/// more; a block of tokens, a multiple of 16, whose KV in a layer is at least a layer's state; and
+/// every block as large as that KV in the layers of a group.
+struct BlockLayout {
+  std::int64_t block = 0;        ///< tokens
+  std::int64_t block_bytes = 0;  ///< of all layers of one group
+  std::string groups;            ///< as the config field
+
+  static BlockLayout of(const Model& model) {
+    const std::int64_t few = std::min(model.attention_layers, model.state_layers);
+    const std::int64_t many = std::max(model.attention_layers, model.state_layers);
+    const std::int64_t group_layers = 4 * many < 5 * few ? many : few;
+    const std::int64_t token_bytes = model.token_bytes / model.attention_layers;
+    const std::int64_t state_bytes = model.state_bytes / model.state_layers;
+    BlockLayout layout;
+    layout.block = 16 * ((state_bytes + 16 * token_bytes - 1) / (16 * token_bytes));
+    layout.block_bytes = layout.block * token_bytes * group_layers;
+    const auto add = [&](std::string_view kind, std::int64_t layers) {
+      for (; layers > 0; layers -= group_layers)
+        layout.groups +=
+            fmt::format("{}{}:{}", layout.groups.empty() ? "" : ",", kind, layout.block);
+    };
+    add("attention", model.attention_layers);
+    add("mamba", model.state_layers);
+    return layout;
+  }
+};
 
 class Comparer {
  public:
@@ -114,7 +158,9 @@ class Comparer {
   ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy) const {
     ComparedPolicy row{.policy = name, .kv_tokens = config_.kv_tokens};
     row.scheduled = policy != nullptr;
+    if (has_blocks(policy)) row.kv_tokens = config_.blocks * config_.block;
     row.capacity = row.kv_tokens * model_.token_bytes;
+    if (has_blocks(policy)) return row;
     if (policy == nullptr || !policy->has_states) return row;
     row.state_slots = config_.state_slots;
     *row.capacity += row.state_slots * model_.state_bytes;
@@ -135,6 +181,21 @@ class Comparer {
                               *capacity, what, model_.name));
     };
     std::int64_t left = *capacity;
+    if (has_blocks(policy)) {
+      for (const std::string_view list :
+           {std::string_view(request_.config), std::string_view(name)})
+        if (names(list, "groups") || names(list, "block"))
+          return fail(
+              fmt::format("policy {}: with a capacity in bytes the model decides the fields "
+                          "block and groups; without one, `blocks` counts",
+                          name));
+      const BlockLayout layout = BlockLayout::of(model_);
+      row.blocks = std::min(left / layout.block_bytes, kMostSlots);
+      if (row.blocks < 2) return refuse("block besides the null block");
+      row.state_slots = row.blocks - 1;  // at most, as are the tokens
+      row.kv_tokens = row.state_slots * layout.block;
+      return row;
+    }
     if (has_byte_pool(policy)) {
       row.state_slots = std::min(left / model_.state_bytes, kMostSlots);  // at most
       if (row.state_slots == 0) return refuse("state");
@@ -180,6 +241,12 @@ class Comparer {
 
   /// The pools of a row, as config fields.
   std::string pools_of(const ComparedPolicy& row, const PolicyEntry& policy) const {
+    if (has_blocks(&policy)) {
+      if (row.blocks == 0) return {};
+      const BlockLayout layout = BlockLayout::of(model_);
+      return fmt::format("blocks={},block={},hash_block={},groups={}", row.blocks, layout.block,
+                         layout.block, layout.groups);
+    }
     if (!has_byte_pool(&policy)) {
       std::string pools = fmt::format("kv_tokens={}", row.kv_tokens);
       if (policy.has_states) pools += fmt::format(",state_slots={}", row.state_slots);

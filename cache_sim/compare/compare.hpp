@@ -1,7 +1,8 @@
 // The same workload under several policies: ideal ones (cache_sim/policies/ideal/ideal_policy.hpp),
 // and every registered policy with the scheduler in front of it. Capacities are bytes of one pool;
 // a policy with two pools splits it by the config field state_share, one with a pool of bytes gets
-// them all, and the model's bytes and FLOPs.
+// them all, and the model's bytes and FLOPs, and one with a pool of blocks as many as they hold,
+// cut as vLLM cuts them for the model.
 //
 // `NAME@K=V@K=V` is a policy with config fields of its own. `@alpha=best` knows the future: the
 // workload is played with each of 21 alphas, and the one that saves most FLOPs counts.
@@ -44,7 +45,8 @@ struct ComparedPolicy {
   std::optional<std::int64_t> capacity;  ///< bytes; nothing: infinite
   std::int64_t kv_tokens = 0;            ///< what the capacity makes; 0 where it is infinite
   std::int64_t state_slots = 0;
-  std::string chosen;  ///< what `best` turned out to be
+  std::int64_t blocks = 0;  ///< of a policy with one pool of blocks
+  std::string chosen;       ///< what `best` turned out to be
   PolicyMeasures measures;
   // Of policies behind the scheduler alone.
   bool scheduled = false;

@@ -19,6 +19,7 @@ Json compared_json(const ComparedPolicy& row, const Model& model) {
   json["capacity"] = row.capacity ? Json(*row.capacity) : Json("inf");
   if (row.capacity) json["kv_tokens"] = row.kv_tokens;
   if (row.capacity) json["state_slots"] = row.state_slots;
+  if (row.blocks != 0) json["blocks"] = row.blocks;
   if (!row.chosen.empty()) json["chosen"] = row.chosen;
   json["requests"] = m.requests;
   json["hit_requests"] = m.hit_requests;

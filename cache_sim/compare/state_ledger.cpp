@@ -28,6 +28,10 @@ void StateLedger::watch(const Operation& operation, const Reply& reply) {
   }
 }
 
+std::int64_t StateLedger::admitted() const {
+  return stored_.empty() ? 0 : static_cast<std::int64_t>(hit_.size()) + never_hit();
+}
+
 std::int64_t StateLedger::never_hit() const {
   return std::count_if(stored_.begin(), stored_.end(),
                        [&](std::uint64_t state) { return !hit_.contains(state); });

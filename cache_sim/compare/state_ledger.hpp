@@ -12,11 +12,12 @@ namespace lockstep::cache_sim {
 
 /// Which prefixes had a state, and which of them a request resumed from, told by operations and
 /// replies alone: a checkpoint or a finish leaves a state of the length that it answers, and an
-/// admission with cached tokens uses one.
+/// admission with cached tokens uses one, which was stored even where no reply said so (Marconi's
+/// branches). Of a policy that never tells what it stores (vLLM's blocks) nothing is counted.
 class StateLedger {
  public:
   void watch(const Operation& operation, const Reply& reply);
-  std::int64_t admitted() const { return static_cast<std::int64_t>(stored_.size()); }
+  std::int64_t admitted() const;
   std::int64_t never_hit() const;
 
  private:

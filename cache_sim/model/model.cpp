@@ -46,7 +46,8 @@ constexpr std::int64_t kWeightBytes = 79'700'000'000 * kBf16;
 const Registration<Model> kQwen3Next{
     {"qwen3-next", "Qwen3-Next-80B-A3B: 12 layers of attention, 36 of gated delta rule",
      qwen3_next::kAttention.token_bytes(), qwen3_next::kState.bytes(), 2 * qwen3_next::kActive,
-     qwen3_next::kAttention.flops_per_pair(), qwen3_next::kWeightBytes}};
+     qwen3_next::kAttention.flops_per_pair(), qwen3_next::kWeightBytes,
+     qwen3_next::kAttention.layers, qwen3_next::kState.layers}};
 
 // Nemotron-H-8B, config.json: hidden 4096; 52 layers: 24 Mamba2 (128 heads, 64 wide, state 128, 8
 // groups, convolution 4 wide over x, B and C), 4 attention (32 heads, 8 of KV, 128 wide), 24 MLP
@@ -66,14 +67,15 @@ constexpr std::int64_t kWeightBytes = 8'100'000'000 * kBf16;
 const Registration<Model> kNemotronH{
     {"nemotron-h", "Nemotron-H-8B: 4 layers of attention, 24 of Mamba2",
      nemotron_h::kAttention.token_bytes(), nemotron_h::kState.bytes(), 2 * nemotron_h::kActive,
-     nemotron_h::kAttention.flops_per_pair(), nemotron_h::kWeightBytes}};
+     nemotron_h::kAttention.flops_per_pair(), nemotron_h::kWeightBytes,
+     nemotron_h::kAttention.layers, nemotron_h::kState.layers}};
 
 // DeepSeek-V3, config.json and report: 61 layers of MLA, which cache a latent of 512 and a rotary
 // key of 64 a token; prefill computes 128 heads of 192-wide keys and 128-wide values; 37 of 671
 // billion weights are active, a byte each (fp8).
 const Registration<Model> kDeepSeekV3{{"deepseek-v3", "DeepSeek-V3: 61 layers of MLA, no state",
                                        61 * (512 + 64) * kBf16, 0, 2 * 37'000'000'000,
-                                       61 * 2 * 128 * (192 + 128), 671'000'000'000}};
+                                       61 * 2 * 128 * (192 + 128), 671'000'000'000, 61, 0}};
 
 // Two small ones whose figures can be followed by hand.
 constexpr Attention kTinyAttention{1, 4, 1, 32};
@@ -81,10 +83,11 @@ constexpr Recurrent kTinyState{3, 4, 32, 32, 3 * 4 * 32, 4};
 const Registration<Model> kTinyHybrid{
     {"tiny-hybrid", "1 layer of attention, 3 of gated delta rule, hidden 128",
      kTinyAttention.token_bytes(), kTinyState.bytes(), 2 * 4 * 12 * 128 * 128,
-     kTinyAttention.flops_per_pair(), 4 * 12 * 128 * 128 * kBf16}};
+     kTinyAttention.flops_per_pair(), 4 * 12 * 128 * 128 * kBf16, kTinyAttention.layers,
+     kTinyState.layers}};
 const Registration<Model> kTinyMla{{"tiny-mla", "2 layers of MLA, latents of 64 and 16, hidden 128",
                                     2 * (64 + 16) * kBf16, 0, 2 * 2 * 12 * 128 * 128,
-                                    2 * 2 * 4 * (48 + 32), 2 * 12 * 128 * 128 * kBf16}};
+                                    2 * 2 * 4 * (48 + 32), 2 * 12 * 128 * 128 * kBf16, 2, 0}};
 
 // NOLINTEND(bugprone-implicit-widening-of-multiplication-result)
 

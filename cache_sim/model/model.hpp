@@ -14,11 +14,13 @@ namespace lockstep::cache_sim {
 struct Model {
   std::string_view name;
   std::string_view summary;
-  std::int64_t token_bytes;      ///< KV, or latents, of one token in all layers
-  std::int64_t state_bytes;      ///< recurrent and conv states of all layers; 0: attention alone
-  std::int64_t flops_per_token;  ///< what does not depend on the context: 2 per active weight
-  std::int64_t flops_per_pair;   ///< attention, per token and token that it sees
-  std::int64_t weight_bytes;     ///< what a step reads of the weights
+  std::int64_t token_bytes;       ///< KV, or latents, of one token in all layers
+  std::int64_t state_bytes;       ///< recurrent and conv states of all layers; 0: attention alone
+  std::int64_t flops_per_token;   ///< what does not depend on the context: 2 per active weight
+  std::int64_t flops_per_pair;    ///< attention, per token and token that it sees
+  std::int64_t weight_bytes;      ///< what a step reads of the weights
+  std::int64_t attention_layers;  ///< layers with KV or latents
+  std::int64_t state_layers;      ///< layers with states
 
   /// What prefilling the first `tokens` tokens of a prompt costs; a hit of that length saves it.
   /// Token i sees i + 1 tokens.

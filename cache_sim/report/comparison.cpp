@@ -34,7 +34,9 @@ std::string percent_text(double ratio) {
 }
 
 bool is_hybrid(const ComparedPolicy& row) {
-  return row.scheduled && Registry<PolicyEntry>::find(row.policy)->has_states;
+  return row.scheduled &&
+         Registry<PolicyEntry>::find(std::string_view(row.policy).substr(0, row.policy.find('@')))
+             ->has_states;
 }
 
 std::string command_of(const CompareRequest& request) {
@@ -159,8 +161,10 @@ Json ratio_ticks(const Comparison& comparison) {
 std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
   std::vector<std::string> policies{"kv-bound", "state-at-end-and-branch", "state-at-end", "belady",
                                     "lru"};
-  for (const char* const policy : {"radix", "sglang-no-buffer", "sglang-extra-buffer"})
+  for (const char* const policy : {"radix", "sglang-no-buffer", "sglang-extra-buffer", "marconi",
+                                   "vllm-align", "vllm-align-retention-0"})
     if (Registry<PolicyEntry>::find(policy) != nullptr) policies.emplace_back(policy);
+  policies.emplace_back("belady-states");
   std::vector<ComparisonPlan> plans;
   const std::string mooncake = fixtures + "/workloads/mooncake_conversation_1000.jsonl";
   std::error_code error;
@@ -174,14 +178,33 @@ std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
       {"Multi-turn chats (sglang-w1)",
        "Conversations of several turns with a few system prompts, generated, eight in "
        "flight at once; each turn continues the one before it.",
-       {.workload = "sglang-w1", .policies = policies, .capacities = gibs({8, 16, 32, 64, 128})}});
-  plans.push_back({"Sessions of agents",
-                   "Long sessions with tools, generated: every few turns a sub-agent forks the "
-                   "context, works on its own, and the session goes on without it.",
-                   {.workload = "sessions:requests=600,seats=24,turns=21,system=4096,input=600,"
-                                "output=100,fork_every=4,gap_us=250000",
-                    .policies = policies,
-                    .capacities = gibs({4, 8, 16, 32, 64})}});
+       {.workload = "sglang-w1", .policies = policies, .capacities = gibs({24, 32, 64, 128})}});
+  plans.push_back(
+      {"Many users of a few long prompts (vllm-w1)",
+       "Requests over 64 shared prefixes of 512 to 2,048 tokens, generated, each with "
+       "a question of its own behind one of them: what is worth keeping lies inside "
+       "the prompts.",
+       {.workload = "vllm-w1", .policies = policies, .capacities = gibs({8, 16, 32, 64, 128})}});
+  const std::string agents =
+      "sessions:requests=600,seats=24,turns=21,system=4096,input=600,output=100,fork_every=4,"
+      "gap_us=250000";
+  plans.push_back(
+      {"Sessions of agents",
+       "Long sessions with tools, generated: every few turns a sub-agent forks the "
+       "context, works on its own, and the session goes on without it.",
+       {.workload = agents, .policies = policies, .capacities = gibs({4, 8, 16, 32, 64})}});
+  plans.push_back(
+      {"Pages, grids, chunks and hash blocks",
+       "The same sessions of agents: what a policy’s own settings are worth beside its "
+       "defaults (page 1, a state each 256 tokens, chunks of 8,192, blocks hashed "
+       "whole).",
+       {.workload = agents,
+        .policies = {"sglang-extra-buffer", "sglang-extra-buffer@page=16",
+                     "sglang-extra-buffer@page=64", "sglang-extra-buffer@track_interval=64",
+                     "sglang-extra-buffer@track_interval=1024",
+                     "sglang-extra-buffer@chunked_prefill=2048", "vllm-align",
+                     "vllm-align@hash_block=16", "vllm-align@chunked_prefill=2048"},
+        .capacities = gibs({4, 8, 16, 32, 64})}});
   return plans;
 }
 
@@ -237,6 +260,7 @@ std::vector<Curve> curves_of(const JsonField& comparison) {
   return curves;
 }
 
+constexpr std::size_t kStyles = 12;  // c0 … c11 of style.hpp
 constexpr double kLeft = 62;
 constexpr double kWidth = 520;
 constexpr double kHeight = 300;
@@ -297,7 +321,7 @@ std::string curves_picture(const JsonField& comparison) {
   std::vector<Label> labels;
   for (std::size_t i = 0; i < curves.size(); ++i) {
     const Curve& curve = curves[i];
-    const std::string style = fmt::format("curve c{}", i % 8);
+    const std::string style = fmt::format("curve c{}", i % kStyles);
     std::vector<Point> points;
     for (const JsonField& row : curve.rows) {
       const double y = axes.y(row.at("hit_ratio"));
@@ -323,7 +347,7 @@ std::string curves_picture(const JsonField& comparison) {
   for (const Label& label : labels) {
     const Curve& curve = curves[label.curve];
     const double x = kLeft + kWidth + 8;
-    svg.line({x, label.y}, {x + 18, label.y}, fmt::format("curve c{}", label.curve % 8));
+    svg.line({x, label.y}, {x + 18, label.y}, fmt::format("curve c{}", label.curve % kStyles));
     svg.text({x + 24, label.y + 4}, "small", words(curve.rows[0].at("policy"), Medium::svg));
   }
   return svg.markup();

@@ -156,7 +156,9 @@ svg .c0 { stroke-dasharray: 7 4; } svg .c1 { stroke: var(--blue); stroke-dasharr
 svg .c2 { stroke: var(--blue); stroke-dasharray: 2 3; } svg .c3 { stroke-dasharray: 2 3; }
 svg .c4 { stroke-dasharray: 1 0; } svg .c5 { stroke: var(--orange); }
 svg .c6 { stroke: var(--blue); }
-svg .c7 { stroke: var(--bad); } svg .point { stroke-dasharray: none; }
+svg .c7 { stroke: var(--bad); } svg .c8 { stroke: var(--good); }
+svg .c9 { stroke: var(--wrong); } svg .c10 { stroke: var(--wrong); stroke-dasharray: 2 3; }
+svg .c11 { stroke: var(--good); stroke-dasharray: 7 4; } svg .point { stroke-dasharray: none; }
 .conclusions li { margin: 4px 0; }
 svg .idea { fill: var(--panel); } svg .idea.checker { fill: var(--blue-soft);
   stroke: var(--blue); }
