@@ -12,13 +12,15 @@
 #
 # Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/, of the sources that were measured (RESULTS has
 # their digests) and no others. The GPU machine has CUDA 13.0, CMake, ninja and PyTorch 2.11; LOCKSTEP_COMMIT names the
-# commit of a copy without git.
+# commit of a copy without git. LOCKSTEP_BUILT names a folder with lockstep_tests_gpu and liblockstep_torch.so that
+# another machine built from these sources, with the shapes that are asked for; then nothing is built.
 #
 # The sanitizers run the GPU tests but for the largest batches and pools, and nothing else: no random cases beyond them.
 # Each tool runs in LOCKSTEP_SANITIZER_PARTS processes (4) of at most LOCKSTEP_SANITIZER_S seconds (400).
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 stage=$root/.lockstep/stage
+built=${LOCKSTEP_BUILT:-$root/build/gpu}
 packages='libexpected-dev libfmt-dev libfmt9 nlohmann-json3-dev libcli11-dev libzstd-dev libzstd1 libeigen3-dev
   libgtest-dev libgmock-dev librapidcheck-dev'
 
@@ -32,12 +34,13 @@ stage() {
 }
 
 build() {
+  [ -z "${LOCKSTEP_BUILT:-}" ] || return 0
   local torch
   torch=$(python3 -c 'import os, torch; print(os.path.dirname(torch.__file__))')
-  cmake -S "$root" -B "$root/build/gpu" -G Ninja -D CMAKE_BUILD_TYPE=Release -D LOCKSTEP_CUDA=on \
+  cmake -S "$root" -B "$built" -G Ninja -D CMAKE_BUILD_TYPE=Release -D LOCKSTEP_CUDA=on \
     -D LOCKSTEP_ALL_SHAPES=on -D LOCKSTEP_BUILD_TESTS=on -D LOCKSTEP_BUILD_BENCH=off \
     -D CMAKE_PREFIX_PATH="$stage/prefix/usr" -D LOCKSTEP_TORCH_DIR="$torch" -D LOCKSTEP_WERROR=off
-  cmake --build "$root/build/gpu" --target lockstep_tests_gpu lockstep_torch_ops
+  cmake --build "$built" --target lockstep_tests_gpu lockstep_torch_ops
 }
 
 tests_of() {  # the filter of the tests of OPERATION…: ssd_prefill's have SsdPrefill or ssdPrefill in their names
@@ -57,7 +60,7 @@ sanitize() {  # sanitize RESULTS OPERATION…: the number of errors of each tool
   for tool in $tools; do
     for ((part = 0; part < parts; ++part)); do
       GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part timeout "${LOCKSTEP_SANITIZER_S:-400}" \
-        compute-sanitizer --tool "$tool" --error-exitcode 9 "$root/build/gpu/lockstep_tests_gpu" \
+        compute-sanitizer --tool "$tool" --error-exitcode 9 "$built/lockstep_tests_gpu" \
         --gtest_filter="$filter" >"$1/$tool.$part.log" 2>&1 &
     done
   done
@@ -78,7 +81,7 @@ test_all() {  # test_all RESULTS OPERATION…: the GPU tests in parts side by si
   local part parts=8 pids=() failed=0
   for ((part = 0; part < parts; ++part)); do
     GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part LOCKSTEP_ACCURACY=$1/accuracy.$part.json \
-      "$root/build/gpu/lockstep_tests_gpu" --gtest_filter="$(tests_of "${@:2}")" >"$1/tests.$part.log" 2>&1 &
+      "$built/lockstep_tests_gpu" --gtest_filter="$(tests_of "${@:2}")" >"$1/tests.$part.log" 2>&1 &
     pids+=($!)
   done
   for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
@@ -94,9 +97,9 @@ measure() {
   python3 "$root/reports/evidence.py" measured >"$results/measured.json"
   build >"$results/build.log" 2>&1 || { tail -40 "$results/build.log"; exit 1; }
   test_all "$results" "${operations[@]}" || { grep -A12 Failure "$results/tests.log" | head -60; exit 1; }
-  python3 "$root/properties/torch_ops_check.py" "$root/build/gpu/liblockstep_torch.so" --device cuda \
-    >"$results/operators.log" 2>&1 || { tail -20 "$results/operators.log"; exit 1; }
-  python3 "$root/bench/peers/run.py" --ours "$root/build/gpu/liblockstep_torch.so" --out "$results" \
+  python3 "$root/properties/torch_ops_check.py" "$built/liblockstep_torch.so" --device cuda \
+    ${operations[@]/#/--operation } >"$results/operators.log" 2>&1 || { tail -20 "$results/operators.log"; exit 1; }
+  python3 "$root/bench/peers/run.py" --ours "$built/liblockstep_torch.so" --out "$results" \
     ${operations[@]/#/--operation }
 }
 

@@ -389,6 +389,8 @@ def main():
     parser.add_argument("library", help="liblockstep_torch.so")
     parser.add_argument("--backend", help="of torch.compile; inductor, where it has a compiler")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="one alone; both where there are")
+    parser.add_argument("--operation", action="append",
+                        help="only this one, if it is an operator; may be repeated")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.ops.load_library(arguments.library)
@@ -397,6 +399,8 @@ def main():
         compiler = device == "cuda" or shutil.which("g++") or shutil.which("c++")
         backend = arguments.backend or ("inductor" if compiler else "aot_eager")
         for name in CASES:
+            if arguments.operation and name not in arguments.operation:
+                continue
             check(name, device, backend)
         check_example(arguments.library, device)
     if "cuda" not in devices:
