@@ -317,6 +317,7 @@ const bool kRegistered = [] {
   const std::vector<std::int64_t> prompts{2048, 8192, 32768};
   add("kernels/gated_delta_rule_prefill/overlapped", gdn_prefill_one<PrefillForm::overlapped>,
       prompts);
+  add("kernels/gated_delta_rule_prefill/followed", gdn_prefill_one<PrefillForm::followed>, prompts);
   add("kernels/gated_delta_rule_prefill/in_turns", gdn_prefill_one<PrefillForm::in_turns>, prompts);
   add("kernels/gated_delta_rule_prefill/by_heads", gdn_prefill_one<PrefillForm::by_heads>, prompts);
   add("kernels/gated_delta_rule_prefill/16_mixed/in_turns",

@@ -167,8 +167,24 @@ void expect_agreement(const Extents& e, const Batch& batch, const Question& ques
   }
 }
 
-constexpr PrefillForm kChunked[] = {PrefillForm::overlapped, PrefillForm::in_turns,
-                                    PrefillForm::by_heads};
+constexpr PrefillForm kChunked[] = {PrefillForm::overlapped, PrefillForm::followed,
+                                    PrefillForm::in_turns, PrefillForm::by_heads};
+constexpr PrefillForm kForms[] = {PrefillForm::overlapped, PrefillForm::followed,
+                                  PrefillForm::in_turns, PrefillForm::by_heads,
+                                  PrefillForm::sequential};
+constexpr bool takes_one_part(PrefillForm form) {
+  return form == PrefillForm::overlapped || form == PrefillForm::in_turns;
+}
+/// A batch with rows of these lengths, each with a slot.
+Batch with_lengths(std::uint64_t seed, const Sizes& lengths) {
+  Batch batch = Batch::draw(seed, static_cast<std::int64_t>(lengths.size()), 2, false);
+  batch.lengths = lengths;
+  batch.tokens = sum(lengths);
+  batch.starts = starts_of(lengths);
+  for (std::int64_t n = 0; n < batch.rows(); ++n)
+    batch.indices(n) = static_cast<std::int32_t>(batch.rows() - n);
+  return batch;
+}
 const std::vector<Extents> kQwenSlices{{1, 1, 128, 64}, {1, 2, 128, 128}, {2, 8, 128, 128}};
 
 template <class S>
@@ -181,8 +197,17 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, raggedRowsAreTheReferences) {
   for (const PrefillForm form : kChunked)
     for (const Extents& e : kQwenSlices)
       for (const std::uint64_t seed : {1, 2, 3})
-        if (form != PrefillForm::by_heads || e.V > 64)
+        if (takes_one_part(form) || e.V > 64)
           expect_agreement<TypeParam>(e, Batch::draw(seed, 3, 130, false), {.form = form}, seed);
+}
+
+// Rows long enough that a second chain makes their first outputs; one of them has a single chunk.
+TYPED_TEST(GatedDeltaRulePrefillGpu, followersMakeTheFirstOutputs) {
+  for (const Extents& e : {Extents{1, 2, 128, 128}, Extents{1, 1, 128, 256}})
+    expect_agreement<TypeParam>(e, with_lengths(12, {1300, 60, 901}),
+                                {.form = PrefillForm::followed}, 12);
+  expect_agreement<TypeParam>({1, 2, 128, 128}, with_lengths(13, {1100, 1500}),
+                              {.fresh = true, .k_major = true, .boundary_every = 128}, 13);
 }
 
 // More pieces of work than processors: blocks take several, and the automatic choice is by heads.
@@ -194,14 +219,14 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, manyRowsAreTheReferences) {
 }
 
 TYPED_TEST(GatedDeltaRulePrefillGpu, freshRowsBeginWithZero) {
-  for (const PrefillForm form : {kChunked[0], kChunked[1], kChunked[2], PrefillForm::sequential})
+  for (const PrefillForm form : kForms)
     expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(4, 5, 100, false),
                                 {.form = form, .fresh = true}, 4);
 }
 
 // States at boundaries are those that a radix cache keeps.
 TYPED_TEST(GatedDeltaRulePrefillGpu, boundaryStatesAreTheStatesThere) {
-  for (const PrefillForm form : {kChunked[0], kChunked[1], kChunked[2], PrefillForm::sequential})
+  for (const PrefillForm form : kForms)
     expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(5, 4, 300, false),
                                 {.form = form, .boundary_every = 64}, 5);
   expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(5, 4, 100, false),
@@ -209,7 +234,7 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, boundaryStatesAreTheStatesThere) {
 }
 
 TYPED_TEST(GatedDeltaRulePrefillGpu, aKMajorPoolServesAsWell) {
-  for (const PrefillForm form : {kChunked[0], kChunked[1], kChunked[2], PrefillForm::sequential})
+  for (const PrefillForm form : kForms)
     expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(6, 3, 140, false),
                                 {.form = form, .k_major = true}, 6);
 }
@@ -224,12 +249,9 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, otherShapesRunTokenByToken) {
 class GatedDeltaRulePrefillCuts : public GpuTest {};
 TEST_F(GatedDeltaRulePrefillCuts, aResumedPromptHasTheBitsOfTheUncutOne) {
   for (const PrefillForm form : kChunked)
-    for (const std::int64_t middle : {64, 128, 192}) {
+    for (const std::int64_t middle : {64, 128, 192, 960}) {
       const Question question{.form = form};
-      Batch batch = Batch::draw(8, 1, 1, false);
-      batch.tokens = 250;
-      batch.lengths = {batch.tokens};
-      batch.starts = starts_of(batch.lengths);
+      const Batch batch = with_lengths(8, {middle < 250 ? 250 : 1600});
       const Inputs inputs(batch, {1, 2, 128, 128}, 8);
       Device<float> whole(inputs, batch, question), cut_up(inputs, batch, question);
       whole.run();
@@ -255,25 +277,29 @@ TEST_F(GatedDeltaRulePrefillCuts, aResumedPromptHasTheBitsOfTheUncutOne) {
 
 // All chunked forms do the same arithmetic, and a second run finds the workspace as it should be.
 TEST_F(GatedDeltaRulePrefillCuts, formsAndRunsAgreeBitByBit) {
-  const Batch batch = Batch::draw(9, 3, 200, false);
-  const Inputs inputs(batch, {1, 2, 128, 128}, 9);
-  Device<float> overlapped(inputs, batch, {.form = PrefillForm::overlapped});
-  Device<float> in_turns(inputs, batch, {.form = PrefillForm::in_turns});
-  Device<float> by_heads(inputs, batch, {.form = PrefillForm::by_heads});
-  auto arguments = overlapped.arguments();
-  kernels::gated_delta_rule_prefill<Bf16, float>(arguments, nullptr);
-  in_turns.run();
-  by_heads.run();
-  EXPECT_TRUE(same_bits(overlapped.out, in_turns.out));
-  EXPECT_TRUE(same_bits(overlapped.state, in_turns.state));
-  EXPECT_TRUE(same_bits(by_heads.out, in_turns.out));
-  EXPECT_TRUE(same_bits(by_heads.state, in_turns.state));
-  const Device<float> untouched(inputs, batch, {});
-  overlapped.state.set(untouched.state.elements());
-  kernels::gated_delta_rule_prefill<Bf16, float>(arguments, nullptr);
-  finish();
-  EXPECT_TRUE(same_bits(overlapped.out, in_turns.out));
-  EXPECT_TRUE(same_bits(overlapped.state, in_turns.state));
+  for (const Batch& batch : {Batch::draw(9, 3, 200, false), with_lengths(9, {1500, 900, 700})}) {
+    const Inputs inputs(batch, {1, 2, 128, 128}, 9);
+    Device<float> overlapped(inputs, batch, {.form = PrefillForm::overlapped});
+    Device<float> followed(inputs, batch, {.form = PrefillForm::followed});
+    Device<float> in_turns(inputs, batch, {.form = PrefillForm::in_turns});
+    Device<float> by_heads(inputs, batch, {.form = PrefillForm::by_heads});
+    in_turns.run();
+    by_heads.run();
+    EXPECT_TRUE(same_bits(by_heads.out, in_turns.out));
+    EXPECT_TRUE(same_bits(by_heads.state, in_turns.state));
+    const Device<float> untouched(inputs, batch, {});
+    for (Device<float>* const two : {&overlapped, &followed}) {
+      auto arguments = two->arguments();
+      for (int run = 0; run < 2; ++run) {
+        two->state.set(untouched.state.elements());
+        two->out.set(untouched.out.elements());
+        kernels::gated_delta_rule_prefill<Bf16, float>(arguments, nullptr);
+        finish();
+        EXPECT_TRUE(same_bits(two->out, in_turns.out));
+        EXPECT_TRUE(same_bits(two->state, in_turns.state));
+      }
+    }
+  }
 }
 
 class GatedDeltaRulePrefillArguments : public GpuTest {};

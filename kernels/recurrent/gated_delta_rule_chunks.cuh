@@ -25,6 +25,11 @@
 // Where the chains leave processors idle, both kernels run at the same time and a counter per entry
 // of the workspace says that it is there; otherwise one waits for the other.
 //
+// Rows of many chunks have two chains then, with the same bits: the first leaves out the outputs of
+// the first chunks, which takes two thirds of the time, and its follower makes those on the
+// processors that have prepared everything. It begins with a copy of the state from before; chains
+// never wait for their followers.
+//
 // The norms are never multiplied into q and k: 1 / |k_j| and 1 / |q_i| join the scales per token
 // that there are anyway. All decays are differences of G in units of log2, taken before exp2.
 //
@@ -53,6 +58,7 @@ constexpr int kThreads = kGroups * kWarpgroup;
 constexpr int kNeighbours = 2;                 ///< processors that share a cache of instructions
 constexpr int kTile = kChunk * kTileRowBytes;  ///< bytes of a tile of 64 tokens
 constexpr float kLog2e = 1.4426950408889634f;
+constexpr int kLateChunks = 4;  ///< what a chain does while its follower's block starts
 
 /// An address in a uniform register, computed anew: kept in others, descriptors cost registers and
 /// moves.
@@ -121,8 +127,11 @@ struct Parameters {
   std::int64_t out_token_stride = 0, out_head_stride = 0;
   char* entries = nullptr;  ///< the workspace: an Entry for every chunk and value head
   int* counters = nullptr;  ///< [entries, readers], 0 before and after; null: kernels in turns
-  int readers = 0;          ///< blocks that read an entry
+  int readers = 0;          ///< blocks that count on an entry
   int entry_count = 0;      ///< of chunks; more than there are
+  int lead = 0;             ///< 256ths of a row's chunks that its followers have; 0: there are none
+  States initial;           ///< [rows, HV, V, K] float32: copies for followers, where a row resumes
+  int* copied = nullptr;    ///< [rows, HV, readers], 0 before and after: 1 where the copy is there
 
 #ifdef __CUDACC__
   __device__ TokenRange range(int row) const {
@@ -134,6 +143,10 @@ struct Parameters {
   }
   __device__ bool resumes(int row) const {
     return state.data && (!has_initial_state || has_initial_state[row * has_initial_state_stride]);
+  }
+  /// How many chunks a row's followers have, the first ones, out of so many.
+  __device__ int led(int chunks) const {
+    return lead > 0 ? max(chunks * lead / 256 - kLateChunks, 0) : 0;
   }
 #endif
 };
@@ -160,8 +173,10 @@ struct Piece {
   int row, head;
   int part;  ///< the first
   TokenRange tokens;
-  int chunks;  ///< 0 too where the row has no slot
-  int entry;   ///< of the first chunk
+  int chunks;        ///< 0 too where the row has no slot
+  int entry;         ///< of the first chunk
+  bool follows;      ///< makes outputs of the first chunks, and leaves no state
+  int first_output;  ///< the first chunk with outputs
 };
 
 /// Entries of the chunks of a row are those from this one on: no row needs the ones before.
@@ -176,6 +191,7 @@ struct Work {
   const Parameters& p;
   const std::uint16_t* order;
   int pieces_per_head, parts_per_piece;
+  bool with_followers;
 
   /// Sequences by length, longest first. Every thread calls it.
   __device__ static void sort(const Parameters& p, std::uint16_t* order, int* lengths) {
@@ -197,6 +213,8 @@ struct Work {
   __device__ Piece piece(int number) const {
     Piece x;
     const int per_row = p.heads * pieces_per_head;
+    x.follows = with_followers && number >= p.rows.rows * per_row;
+    if (x.follows) number -= p.rows.rows * per_row;
     const int place = number / per_row, rest = number - place * per_row;
     x.row = uniform(p.rows.rows <= kKnownRows ? order[place] : place);
     x.head = rest / pieces_per_head;
@@ -205,6 +223,8 @@ struct Work {
     x.tokens = {uniform(tokens.begin), uniform(tokens.size)};
     x.chunks = uniform(chunks_of(p, x.row, x.tokens.size));
     x.entry = first_entry(x.row, x.tokens.begin);
+    x.first_output = with_followers ? p.led(x.chunks) : 0;
+    if (x.follows) x.chunks = x.first_output, x.first_output = 0;
     return x;
   }
 
@@ -213,7 +233,7 @@ struct Work {
   template <class Visit>
   __device__ void for_each_piece(Visit visit) const {
     const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
-    const int pieces = p.rows.rows * p.heads * pieces_per_head;
+    const int pieces = p.rows.rows * p.heads * pieces_per_head * (with_followers ? 2 : 1);
     for (int round = 0; round * blocks < pieces; ++round) {
       const int number = round * blocks + (round % 2 ? blocks - 1 - own : own);
       if (number < pieces) visit(piece(number));
@@ -438,9 +458,7 @@ struct Preparation {
     }
     if (p.counters) {
       if (lane == 0) wait_for_stores();
-      __threadfence();
-      __syncwarp();
-      publish_to_async_everywhere();
+      __syncwarp();  // the counts come behind all that the warp has stored
       if (lane < p.readers)
         count_up(p.counters + (std::int64_t{entry} * p.heads + head) * p.readers + lane);
     }
@@ -714,7 +732,7 @@ static_assert(kChainBytes<2> <= 232448, "a block has 227 KiB");
 
 /// kShared: the two blocks of a cluster have the two halves of the same value head. Each loads one
 /// half of what both need, to both.
-template <int kParts, bool kShared>
+template <int kParts, bool kShared, bool kFollowed>
 struct Block {
   static_assert(kParts == 1 || !kShared);
   using Memory = ChainMemory<kParts>;
@@ -752,27 +770,44 @@ struct Block {
     if (kShared && lane_of_warp() == 0) remote_arrive(empty, rank_in_cluster() ^ 1);
   }
   static constexpr int kReleases = kParts * kWarpgroup + (kShared ? 4 : 0);
-  /// The entry of a chunk, once it is there.
-  __device__ const Entry& entry(const Piece& piece, int chunk) const {
-    const std::int64_t number = std::int64_t{piece.entry + chunk} * p.heads + piece.head;
-    if (p.counters) {
-      int* const counter = p.counters + number * work.pieces_per_head + piece.part / kParts;
-      while (count_of(counter) != 4) {
-      }
-      *counter = 0;
-      publish_to_async_everywhere();
-    }
-    return reinterpret_cast<const Entry*>(p.entries)[number];
+  __device__ int* copied(const Piece& piece) const {
+    return p.copied + (std::int64_t{piece.row} * p.heads + piece.head) * p.readers + piece.part;
+  }
+  __device__ std::int64_t entry_number(const Piece& piece, int chunk) const {
+    return std::int64_t{piece.entry + chunk} * p.heads + piece.head;
+  }
+  /// Waits for the entry of a chunk. Returns for how many chunks from this one on, at most 32, they
+  /// are there: asking for each in turn takes longer than a chunk. A warp.
+  __device__ int wait_for_entries(const Piece& piece, int chunk) const {
+    const int own = chunk + lane_of_warp();
+    const bool exists = own < piece.chunks;
+    int* const counter = p.counters +
+                         entry_number(piece, exists ? own : chunk) * work.pieces_per_head +
+                         piece.part / kParts;
+    unsigned missing;
+    do {
+      missing = __ballot_sync(0xffffffffu, !exists || count_of(counter) != 4);
+    } while (missing & 1);
+    const int count = missing ? __ffs(static_cast<int>(missing)) - 1 : 32;
+    if (lane_of_warp() < count) *counter = 0;
+    __syncwarp();
+    publish_to_async_everywhere();  // what others have stored can be loaded by copies
+    return count;
   }
 };
 
-/// Loads what a chunk needs. One lane of a warp.
-template <int kParts, bool kShared>
-__device__ void load(const Block<kParts, kShared>& b) {
+/// Loads what a chunk needs. A warp, of which one lane asks for it.
+template <int kParts, bool kShared, bool kFollowed>
+__device__ void load(const Block<kParts, kShared, kFollowed>& b) {
   using Stage = typename ChainMemory<kParts>::Stage;
   constexpr int kBytes = int{sizeof(Stage)} + int{sizeof(Entry::Scales)};
   std::uint32_t tails = 0;  // a bit per stage: the parity of its next tail
+  int there = 0;            // the chunks whose entries are there
   b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
+    if (kFollowed && piece.follows)
+      wait_for_earlier_launch();
+    else if (b.p.counters && n >= there)
+      there = n + b.wait_for_entries(piece, chunk);
     if (lane_of_warp() != 0) return;
     const Use use = use_of<kStages>(n);
     Stage& stage = b.m.stages[use.slot];
@@ -781,17 +816,20 @@ __device__ void load(const Block<kParts, kShared>& b) {
     const std::uint32_t loaded = size == kChunk ? full : b.barrier(b.m.tail[use.slot]);
     const int h = b.p.value_heads_per_key_head.of(piece.head);
     const int token = piece.tokens.begin + chunk * kChunk;
-    const Entry& entry = b.entry(piece, chunk);
+    const bool outputs = !kFollowed || chunk >= piece.first_output;
+    const Entry& entry = reinterpret_cast<const Entry*>(b.p.entries)[b.entry_number(piece, chunk)];
     barrier_wait(b.barrier(b.m.empty[use.slot]), use.parity ^ 1);
-    barrier_expect(loaded, kBytes);
+    barrier_expect(loaded, outputs ? kBytes : kBytes - 3 * kTile);
     b.load_matrix(k, b.maps.k, h, token, loaded);
     b.load_prepared(shared_address(stage.t), entry.t, loaded);
     for (int i = 0; i < kParts; ++i)
       load_tile(shared_address(stage.v) + i * kTile, b.maps.v, (piece.part + i) * kPart, piece.head,
                 token, loaded);
     load_bytes(shared_address(&b.m.scales[use.slot]), &entry.scales, sizeof(Entry::Scales), loaded);
-    b.load_matrix(shared_address(stage.q), b.maps.q, h, token, loaded);
-    b.load_prepared(shared_address(stage.p), entry.p, loaded);
+    if (outputs) {
+      b.load_matrix(shared_address(stage.q), b.maps.q, h, token, loaded);
+      b.load_prepared(shared_address(stage.p), entry.p, loaded);
+    }
     if (size < kChunk) zero_rows(k, 2 + kParts, size, loaded, tails >> use.slot & 1, full);
     if (size < kChunk) tails ^= 1u << use.slot;
   });
@@ -807,9 +845,9 @@ __device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, 
 }
 
 /// The chain of 64 rows of a state, and their outputs. A warpgroup.
-template <int kParts, bool kShared>
+template <int kParts, bool kShared, bool kFollowed>
 struct Chain {
-  const Block<kParts, kShared>& b;
+  const Block<kParts, kShared, kFollowed>& b;
   int part, warp, lane;          ///< part: of the block's
   float s[2][32];                ///< columns 0 ... 63 and 64 ... 127
   float y[32];                   ///< of the chunk that has begun
@@ -831,12 +869,30 @@ struct Chain {
       }
   }
   __device__ void load(const Piece& piece) {
-    const States& states = b.p.state;
-    for_each_pair(states, b.p.slot(piece.row), piece, [&](std::int64_t at, float& x, float& y) {
+    const bool follows = kFollowed && piece.follows;
+    const States& states = follows ? b.p.initial : b.p.state;
+    const int slot = follows ? piece.row : b.p.slot(piece.row);
+    if (follows) {
+      int* const copied = b.copied(piece);
+      while (count_of(copied) == 0) {
+      }
+      sync_threads_of(1 + part, kWarpgroup);
+      if (warp == 0 && lane == 0) *copied = 0;
+    }
+    for_each_pair(states, slot, piece, [&](std::int64_t at, float& x, float& y) {
       const float2 both = states.two(at);
       x = both.x;
       y = both.y;
     });
+  }
+  /// Leaves what the follower of this chain begins with.
+  __device__ void copy(const Piece& piece) {
+    float* const to = static_cast<float*>(b.p.initial.data);
+    for_each_pair(b.p.initial, piece.row, piece, [&](std::int64_t at, float& x, float& y) {
+      *reinterpret_cast<float2*>(to + at) = {x, y};
+    });
+    sync_threads_of(1 + part, kWarpgroup);
+    if (warp == 0 && lane == 0) count_up(b.copied(piece));
   }
   __device__ void store(const States& states, int slot, const Piece& piece) {
     for_each_pair(states, slot, piece,
@@ -857,24 +913,35 @@ struct Chain {
       const bool resumes = b.p.resumes(piece.row);
       if (resumes && piece.chunks > 0) {
         load(piece);
+        if (kFollowed && !piece.follows && piece.first_output > 0) copy(piece);
       } else {
         for (auto& half : s)
 #pragma unroll
           for (float& x : half) x = 0.0f;
       }
+      const bool leaves_states = !kFollowed || !piece.follows;
       int boundary = 0, left = 0, every = 0;  // in chunks
-      if (b.p.boundary.data) {
+      if (b.p.boundary.data && leaves_states) {
         boundary = first_boundary(piece.row);
         left = every = b.p.boundary_every / kChunk;
       }
-      if (piece.chunks > 0) begin(piece, 0, n, kNowhere);
-      for (int chunk = 0; chunk < piece.chunks; ++chunk, ++n) {
-        finish(n);
-        const bool reached = every > 0 && --left == 0 && (chunk + 1) * kChunk <= piece.tokens.size;
-        const int store_to = reached ? boundary++ : kNowhere;
-        if (reached) left = every;
+      const auto reaches = [&](int chunk) {  // where the state behind a chunk is stored
+        if (every == 0 || --left > 0 || (chunk + 1) * kChunk > piece.tokens.size) return kNowhere;
+        left = every;
+        return boundary++;
+      };
+      if (piece.chunks > 0) begin<false>(piece, 0, n, kNowhere);
+      int chunk = 0;
+      if (kFollowed)
+        for (; chunk < piece.first_output; ++chunk, ++n) {
+          finish<false>(n);
+          begin<false>(piece, chunk + 1, n + 1, reaches(chunk));
+        }
+      for (; chunk < piece.chunks; ++chunk, ++n) {
+        finish<true>(n);
+        const int store_to = reaches(chunk);
         if (chunk + 1 < piece.chunks) {
-          begin(piece, chunk + 1, n + 1, store_to);
+          begin<true>(piece, chunk + 1, n + 1, store_to);
         } else {
           wait_for_products<0>();
           pin(s[0]), pin(s[1]), pin(o);
@@ -884,7 +951,8 @@ struct Chain {
           if (store_to != kNowhere) store(b.p.boundary, store_to, piece);
         }
       }
-      if (b.p.state.data && (piece.chunks > 0 || !resumes)) store(b.p.state, slot, piece);
+      if (b.p.state.data && leaves_states && (piece.chunks > 0 || !resumes))
+        store(b.p.state, slot, piece);
     });
     if (warp == 0 && lane == 0) wait_for_stores();
   }
@@ -894,15 +962,17 @@ struct Chain {
   }
 
   /// What a chunk needs of the state before it, while the last products of the chunk before may
-  /// still run: y = S K^T, v = V^T, and exp(G_last) S. Ends the chunk before. `boundary`: where the
-  /// state before the chunk is stored.
+  /// still run: y = S K^T, v = V^T, and exp(G_last) S. Ends the chunk before, whose outputs it
+  /// stores if that has some. `boundary`: where the state before the chunk is stored.
+  template <bool kOutputsBefore>
   __device__ void begin(const Piece& piece, int chunk, int n, int boundary) {
     const Use use = use_of<kStages>(n);
     const std::uint32_t k = stage(use);
     const Entry::Scales& scales = b.m.scales[use.slot];
     barrier_wait(b.barrier(b.m.full[use.slot]), use.parity);
     wait_for_products<1>();
-    pin(s[0]), pin(o);
+    pin(s[0]);
+    if (kOutputsBefore) pin(o);
 #pragma unroll
     for (int i = 0; i < 16; ++i) rounded[0][i] = pack<Bf16>(s[0][2 * i], s[0][2 * i + 1]);
     pin(y), pin(rounded[0]);
@@ -911,7 +981,7 @@ struct Chain {
     for (int i = 0; i < 4; ++i)
       Product<Bf16, 64, false>::of(y, rounded[0] + 4 * i, matrix(k + i * 32, 16, 1024), i > 0);
     commit_products();
-    if (chunk > 0) finish_outputs(n - 1);
+    if (kOutputsBefore) finish_outputs(n - 1);
     wait_for_products<1>();
     pin(s[1]);
 #pragma unroll
@@ -925,10 +995,8 @@ struct Chain {
       Product<Bf16, 64, false>::of(y, rounded[1] + 4 * i, matrix(k + kTile + i * 32, 16, 1024),
                                    true);
     commit_products();
-    if (chunk > 0) {
-      store_outputs(piece, chunk - 1);
-      b.release(use_of<kStages>(n - 1).slot);
-    }
+    if (kOutputsBefore) store_outputs(piece, chunk - 1);
+    if (chunk > 0) b.release(use_of<kStages>(n - 1).slot);
     if (boundary != kNowhere) store(b.p.boundary, boundary, piece);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -945,19 +1013,22 @@ struct Chain {
   }
 
   /// The products that add to the state and to the outputs are not waited for.
+  template <bool kOutputs>
   __device__ void finish(int n) {
     const Use use = use_of<kStages>(n);
     const std::uint32_t k = stage(use), t = k + (2 + kParts) * kTile, q = t + kTile;
     const Entry::Scales& scales = b.m.scales[use.slot];
     // O = S Q^T meanwhile. Y = V^T - exp(G) Y
     float of_state[32];
-    pin(of_state), pin(rounded[0]), pin(rounded[1]);
-    start_products();
+    if (kOutputs) {
+      pin(of_state), pin(rounded[0]), pin(rounded[1]);
+      start_products();
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      Product<Bf16, 64, false>::of(of_state, rounded[i / 4] + 4 * (i % 4),
-                                   matrix(q + i / 4 * kTile + i % 4 * 32, 16, 1024), i > 0);
-    commit_products();
+      for (int i = 0; i < 8; ++i)
+        Product<Bf16, 64, false>::of(of_state, rounded[i / 4] + 4 * (i % 4),
+                                     matrix(q + i / 4 * kTile + i % 4 * 32, 16, 1024), i > 0);
+      commit_products();
+    }
     float2 factors[8];
     load_factors(factors, scales.y);
 #pragma unroll
@@ -976,13 +1047,16 @@ struct Chain {
     for (int i = 0; i < 4; ++i)
       Product<Bf16, 64, false>::of(y, v[i], matrix(t + i * 32, 16, 1024), i > 0);
     commit_products();
-    load_factors(factors, scales.decays);
-    wait_for_products<1>();
-    pin(of_state), pin(rounded[0]), pin(rounded[1]);
-    scale(o, of_state, factors);
+    if (kOutputs) {
+      load_factors(factors, scales.decays);
+      wait_for_products<1>();
+      pin(of_state), pin(rounded[0]), pin(rounded[1]);
+      scale(o, of_state, factors);
+    }
     load_factors(factors, scales.w);
     wait_for_products<0>();
-    pin(y), pin(o);
+    pin(y);
+    if (kOutputs) pin(o);
     // O += Vn^T P^T. S = exp(G_last) S + (E_last Vn)^T K
     std::uint32_t news[4][4];
 #pragma unroll
@@ -991,17 +1065,19 @@ struct Chain {
       for (int m = 0; m < 4; ++m) {
         const float x0 = y[8 * i + 2 * m], x1 = y[8 * i + 2 * m + 1];
         const float2 f = factors[2 * i + m / 2];
-        news[i][m] = pack<Bf16>(x0, x1);
+        if (kOutputs) news[i][m] = pack<Bf16>(x0, x1);
         decayed[i][m] = pack<Bf16>(x0 * f.x, x1 * f.y);
       }
-      pin(news[i]), pin(decayed[i]);
+      if (kOutputs) pin(news[i]);
+      pin(decayed[i]);
     }
     pin(s[0]), pin(s[1]);
     start_products();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       Product<Bf16, 64, true>::of(s[0], decayed[i], matrix(k + i * 2048, kTile, 1024), true);
-      Product<Bf16, 64, false>::of(o, news[i], matrix(q + 2 * kTile + i * 32, 16, 1024), true);
+      if (kOutputs)
+        Product<Bf16, 64, false>::of(o, news[i], matrix(q + 2 * kTile + i * 32, 16, 1024), true);
     }
     commit_products();
 #pragma unroll
@@ -1084,16 +1160,16 @@ __device__ inline void zero_unused_outputs(const Parameters& p) {
   zero({end, p.rows.tokens - end});
 }
 
-template <int kParts, bool kShared>
+template <int kParts, bool kShared, bool kFollowed>
 __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kParts) * kWarpgroup, 1)
     chain_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Parameters p) {
   extern __shared__ char raw[];
-  using Block = Block<kParts, kShared>;
+  using Block = Block<kParts, kShared, kFollowed>;
   const std::uint32_t base = (shared_address(raw) + 1023) & ~1023u;
   auto& m = *reinterpret_cast<typename Block::Memory*>(raw + (base - shared_address(raw)));
   const int role = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32 % 4), lane = lane_of_warp();
-  const Block b{p, maps, {p, m.order, p.V / (kParts * kPart), kParts}, m, base};
+  const Block b{p, maps, {p, m.order, p.V / (kParts * kPart), kParts, kFollowed}, m, base};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
       barrier_init(b.barrier(m.full[i]), 1), barrier_init(b.barrier(m.tail[i]), 1),
@@ -1112,7 +1188,7 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kPart
     if (warp == 2) zero_unused_outputs(p);
   } else {
     if (kParts > 1) take_registers<240>();
-    Chain<kParts, kShared>{b, role - 1, warp, lane}.run();
+    Chain<kParts, kShared, kFollowed>{b, role - 1, warp, lane}.run();
   }
   __syncwarp();
   if (kShared) sync_cluster();  // the neighbour may still write here

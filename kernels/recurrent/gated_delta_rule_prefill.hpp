@@ -19,6 +19,7 @@ namespace lockstep::kernels {
 enum class PrefillForm {
   automatic,   ///< whichever is expected to be fastest
   overlapped,  ///< chunks; what needs no state is prepared on processors that the chains leave idle
+  followed,    ///< the same, and second chains on those make the outputs of the first chunks
   in_turns,    ///< chunks; all is prepared before the chains begin
   by_heads,    ///< the same, with 128 rows of a state in a block instead of 64
   sequential   ///< token by token, for every shape and type
@@ -53,8 +54,8 @@ template <class T, class S>
 PrefillWorkspace prefill_workspace(const GatedDeltaRulePrefill<T, S>& in);
 
 /// Whether a form can take these arguments: the chunked ones need T in bf16, K = 128, V in
-/// multiples of 64 (by heads: of 128), vectors at multiples of 16 bytes, and boundaries in
-/// multiples of 64 tokens.
+/// multiples of 64 (by heads and followed: of 128), vectors at multiples of 16 bytes, and
+/// boundaries in multiples of 64 tokens.
 template <class T, class S>
 bool can_run(const GatedDeltaRulePrefill<T, S>& in, PrefillForm form);
 
