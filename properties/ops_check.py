@@ -26,6 +26,9 @@ PARAMETERS = {  # names and order of the peers' arguments
         "x weight bias seq_idx initial_states return_final_states final_states_out activation",
     "selective_state_update":
         "state x dt A B C D z dt_bias dt_softplus state_batch_indices",
+    "mamba_chunk_scan_combined":
+        "x dt A B C chunk_size D z dt_bias initial_states seq_idx cu_seqlens dt_softplus dt_limit "
+        "return_final_states return_varlen_states state_dtype",
     "fused_recurrent_gated_delta_rule":
         "q k v g gk gv beta scale initial_state output_final_state use_qk_l2norm_in_kernel "
         "use_gate_in_kernel A_log dt_bias use_beta_sigmoid_in_kernel allow_neg_eigval "
@@ -312,6 +315,53 @@ def check_ssm(ops):
     one = ops.selective_state_update(pool.clone(), dt=dt, **data, **tied)
     two = ops.selective_state_update(pool.clone(), dt=dt[..., None].expand(2, 4, 3), **data, **wide)
     same(one, two, "the output of tied heads")
+
+
+def scan_row(data, A, D, dt_bias, limit, state):
+    """Outputs [S, H, P] of a row and the state behind it."""
+    outs = []
+    for t in range(data["x"].size(0)):
+        here = token(data, t)
+        here["dt"] = F.softplus(here["dt"] + dt_bias).clamp(*limit)[:, None].expand(4, 3)
+        out, state = step(state, **here, A=A[:, None, None], D=D)
+        outs.append(out)
+    return torch.stack(outs) if outs else data["x"], state
+
+
+def check_ssm_scan(ops):
+    data, weights, pool = ssm_data(14, 4)
+    data["dt"] = data["dt"][..., 0]
+    A, D, bias = weights["A"][:, 0, 0], weights["D"], weights["dt_bias"][:, 0]
+    for B, limit in ((2, (0.0, float("inf"))), (1, (0.4, 1.1))):
+        given = {name: one.unflatten(0, (B, -1)) for name, one in data.items()}
+        for initial in (None, pool[:B]):
+            out, final = ops.mamba_chunk_scan_combined(
+                **given, A=A, chunk_size=4, D=D, dt_bias=bias, initial_states=initial,
+                dt_softplus=True, dt_limit=limit, return_final_states=True)
+            for b in range(B):
+                before = torch.zeros(4, 3, 5) if initial is None else initial[b]
+                row = {name: one[b] for name, one in given.items()}
+                wanted, last = scan_row(row, A, D, bias, limit, before)
+                near(out[b], wanted, "the output")
+                near(final[b], last, "the state")
+
+    # Packed sequences, with the states behind each and without.
+    given = {name: one[None] for name, one in data.items()}
+    starts = [0, 3, 4, 11, 14]
+    segments = torch.repeat_interleave(torch.arange(4), torch.tensor(starts).diff())[None].int()
+    more = dict(A=A, chunk_size=8, D=D, dt_bias=bias, seq_idx=segments, dt_softplus=True)
+    out, states = ops.mamba_chunk_scan_combined(**given, **more, cu_seqlens=ints(*starts),
+                                                return_varlen_states=True)
+    for n in range(4):
+        row = {name: one[starts[n]:starts[n + 1]] for name, one in data.items()}
+        wanted, last = scan_row(row, A, D, bias, (0.0, None), torch.zeros(4, 3, 5))
+        near(out[0, starts[n]:starts[n + 1]], wanted, "a sequence's output")
+        near(states[n], last, "a sequence's state")
+    same(ops.mamba_chunk_scan_combined(**given, **more), out, "the output without states")
+    raises(NotImplementedError, "initial_states",
+           lambda: ops.mamba_chunk_scan_combined(**given, **more, initial_states=pool[:1]))
+    raises(ValueError, "cu_seqlens",
+           lambda: ops.mamba_chunk_scan_combined(**given, **more, return_varlen_states=True))
 
 
 def check_ssm_vllm(ops):
@@ -669,6 +719,7 @@ CHECKS = {
     "causal_conv1d_fn": check_conv_fn,
     "the servers' convolutions": check_conv_servers,
     "selective_state_update": check_ssm,
+    "mamba_chunk_scan_combined": check_ssm_scan,
     "vllm.selective_state_update": check_ssm_vllm,
     "sglang.selective_state_update": check_ssm_sglang,
     "FLA's gated delta rule": check_delta_fla,

@@ -1,6 +1,7 @@
 """Lockstep's operators with the signatures that people have.
 
     from lockstep.ops import selective_state_update, causal_conv1d_update
+    from lockstep.ops import mamba_chunk_scan_combined, causal_conv1d_fn, chunk_gated_delta_rule
     from lockstep.ops import fused_recurrent_gated_delta_rule
     from lockstep.ops import vllm, sglang                        # the same names, with their slots
 
@@ -18,7 +19,8 @@ from . import _library  # noqa: F401  before the others: it says what is missing
 from . import sglang, vllm
 from .causal_conv1d import causal_conv1d_fn, causal_conv1d_update
 from .fla import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-from .mamba_ssm import selective_state_update
+from .mamba_ssm import mamba_chunk_scan_combined, selective_state_update
 
 __all__ = ["causal_conv1d_fn", "causal_conv1d_update", "chunk_gated_delta_rule",
-           "fused_recurrent_gated_delta_rule", "selective_state_update", "sglang", "vllm"]
+           "fused_recurrent_gated_delta_rule", "mamba_chunk_scan_combined",
+           "selective_state_update", "sglang", "vllm"]

@@ -1,8 +1,9 @@
-"""The step of a state-space model behind every signature of selective_state_update."""
+"""A state-space model behind every signature: a step of selective_state_update, and prompts."""
 
 import torch
 
-from ._layouts import dense_rows, forward_only, int32
+from ._conv import starts_of_segments
+from ._layouts import dense_rows, expect, forward_only, int32, refuse
 from ._library import operators
 
 
@@ -35,3 +36,43 @@ def update(function, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, *
 
     out = forward_only(function, run, x, dt, A, B, C, D, z, dt_bias)
     return out if heads else out.squeeze(1)
+
+
+def scan(function, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial, segments, starts,
+         want_final, want_each):
+    """Prompts x [B, S, H, P], of which segments [B, S] or starts [N + 1] name the sequences: the
+    output, or (output, states behind the sequences)."""
+    expect(x.dim() == 4, "x", "[B, S, H, P]", tuple(x.shape))
+    rows, shape, N = x.size(0), x.shape, B.size(-1)
+    if want_each:
+        expect(rows == 1, "x", "[1, S, H, P] with return_varlen_states", tuple(shape))
+        expect(starts is not None, "cu_seqlens", "given with return_varlen_states", "none")
+        expect(segments is not None, "seq_idx", "given with return_varlen_states", "none")
+        rows = starts.numel() - 1
+    if segments is not None:
+        refuse(function + " with seq_idx", initial_states=initial, return_final_states=want_final)
+        if starts is None:
+            starts = starts_of_segments(segments)
+    common = torch.promote_types(x.dtype, torch.promote_types(B.dtype, C.dtype))
+    x, B, C, z = (None if one is None else dense_rows(one.to(common)) for one in (x, B, C, z))
+    if starts is not None:
+        x, dt, B, C, z = (None if one is None else one.flatten(0, 1) for one in (x, dt, B, C, z))
+    wanted = want_final or want_each
+
+    def run():
+        states = resumes = None
+        if initial is not None:
+            states = initial.to(torch.float32, copy=True)
+        elif wanted:
+            states = torch.empty((rows, *shape[2:], N), dtype=torch.float32, device=x.device)
+            resumes = torch.zeros(rows, dtype=torch.bool, device=x.device)
+        low, high = dt_limit
+        out = operators.ssd_prefill(
+            x, dt, A.float(), B, C, states, D=D, z=z, dt_bias=dt_bias,
+            dt_softplus=bool(dt_softplus), dt_min=float(low),
+            dt_max=None if high == float("inf") else float(high), query_start_loc=int32(starts),
+            has_initial_state=resumes)
+        out = out.view(shape)
+        return (out, states) if wanted else out
+
+    return forward_only(function, run, x, dt, A, B, C, D, z, dt_bias, initial)

@@ -1,4 +1,4 @@
-"""The signature of mamba-ssm 2.3.2, over lockstep's operators."""
+"""The signatures of mamba-ssm 2.3.2, over lockstep's operators."""
 
 from . import _state_space
 
@@ -14,3 +14,25 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
     """
     return _state_space.update("selective_state_update", state, x, dt, A, B, C, D, z, dt_bias,
                                dt_softplus, state_batch_indices)
+
+
+def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bias=None,
+                              initial_states=None, seq_idx=None, cu_seqlens=None,
+                              dt_softplus=False, dt_limit=(0.0, float("inf")),
+                              return_final_states=False, return_varlen_states=False,
+                              state_dtype=None):
+    """Whole sequences: x, z and the output [B, S, H, P]; dt [B, S, H]; B, C [B, S, G, N]; A,
+    dt_bias [H]; D [H] or [H, P]. Behind the output come, if asked for, the states [B, H, P, N]
+    behind the sequences, in float32; initial_states are those before them.
+
+    seq_idx [B, S] says where one sequence ends and the next begins, each from a state of 0; beside
+    it there are neither initial nor final states. With return_varlen_states B is 1, cu_seqlens
+    [N + 1] says the same as seq_idx, and the states [N, H, P, N] behind its sequences come behind
+    the output. The size of chunks is the operator's own, and so is the type of a running state:
+    float32, whatever chunk_size and state_dtype say.
+    """
+    del chunk_size, state_dtype
+    return _state_space.scan("mamba_chunk_scan_combined", x, dt, A, B, C, D, z, dt_bias,
+                             dt_softplus, dt_limit, initial_states, seq_idx,
+                             cu_seqlens if return_varlen_states else None, return_final_states,
+                             return_varlen_states)
