@@ -19,6 +19,7 @@ CONV = SimpleNamespace(D=8192, W=4)
 SSU = SimpleNamespace(H=128, P=64, N=128, G=8)
 GDN = SimpleNamespace(H=16, HV=32, K=128, V=128)
 POOL = SimpleNamespace(layers=36, slots=128, rows=64)
+MLA = SimpleNamespace(width=576, values=512, page=64, scale=0.135)  # DeepSeek-V3's 192^-0.5 1.874
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Case:
     bytes: int  # read and written by one launch, each input and output once
     sets: list = field(default_factory=list)
     reference: Callable = None  # (set, rows) -> (out, state) in float64, from the state before
+    flops: int = 0  # of matrix products, where these may take longer than the bytes
 
 
 def sets_needed(traffic, state_bytes):
@@ -439,6 +441,33 @@ def state_copy(elements):
     return Case("state_copy", name, "copy", R, traffic, sets, reference)
 
 
+def mla_decode(H, B, L):
+    """q [B, 1, H, 576]; cache [pages, 64, 576] of shuffled pages; table [B, L / 64]; lengths [B], all L."""
+    blocks, scale = L // MLA.page, MLA.scale
+
+    def make():
+        table = torch.randperm(B * blocks, device="cuda").to(torch.int32).view(B, blocks)
+        return SimpleNamespace(
+            q=rand(B, 1, H, MLA.width), cache=big_rand(B * blocks, MLA.page, MLA.width, dtype=torch.bfloat16),
+            table=table, lengths=torch.full((B,), L, device="cuda", dtype=torch.int32), scale=scale,
+            out=torch.empty(B, 1, H, MLA.values, device="cuda", dtype=torch.bfloat16))
+
+    def reference(s, rows):
+        outs, sums = [], []
+        for b in range(rows):
+            keys = s.cache[s.table[b].long()].flatten(0, 1).double()  # [L, 576]
+            scores = scale * (s.q[b, 0].double() @ keys.t())
+            outs.append((torch.softmax(scores, 1) @ keys[:, :MLA.values])[None])
+            sums.append(torch.logsumexp(scores, 1)[:, None])
+        return torch.stack(outs), torch.stack(sums)  # [rows, 1, H, 512], [rows, H, 1]
+
+    one = make()
+    traffic = nbytes(one.q, one.cache, one.table, one.lengths, one.out) + B * H * 4
+    sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
+    return Case("mla_decode", f"H={H} B={B} L={L}", "mla_decode", B, traffic, sets, reference,
+                2 * B * H * L * (MLA.width + MLA.values))
+
+
 def short(dtype):
     """float32 -> fp32, bfloat16 -> bf16."""
     return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
@@ -495,6 +524,10 @@ def all_cases(quick=False):
     for prefill, operation in (("ssd", "ssd_prefill"), ("gdn", "gated_delta_rule_prefill")):
         for lengths in ((8192,),) if quick else ((2048,), (8192,)):
             found.append((operation, (f"layer_{prefill}", lengths), lambda p=prefill, n=lengths: layer(p, n)))
+    for H in (128, 16):
+        for B in (32,) if quick else (1, 32, 128):
+            for L in (1024, 4096, 16384):
+                found.append(("mla_decode", ("mla_decode", H, B, L), lambda H=H, B=B, L=L: mla_decode(H, B, L)))
     for elements in (24576, 1 << 20):
         found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
     return found
@@ -520,6 +553,16 @@ for _key, _peer, _times in (
      {1: 6.6, 16: 33.2, 64: 108.7, 256: 395.2}),
     (("gdn_prefill",), "FlashQLA 0.1.3 TileLang", {(2048,): 89.3, (32768,): 678.4}),
     (("gdn_prefill",), "FlashInfer 0.7.2.post1 CuTe", {(8192,): 234.8, GDN_MIXED: 194.5}),
+    (("mla_decode", 128, 1), "FlashInfer 0.7.2.post1 CUDA", {1024: 13.7, 4096: 19.6}),
+    (("mla_decode", 128, 32), "FlashInfer 0.7.2.post1 CUDA", {1024: 31.9, 4096: 77.2}),
+    (("mla_decode", 128, 128), "FlashInfer 0.7.2.post1 CUDA", {1024: 77.7}),
+    (("mla_decode", 128, 128), "FlashMLA of vLLM 0.33.0", {4096: 247.8, 16384: 1042.7}),
+    (("mla_decode", 16, 32), "FlashInfer 0.7.2.post1 CUDA", {1024: 19.8, 4096: 46.6, 16384: 148.7}),
+    (("mla_decode", 16, 128), "FlashInfer 0.7.2.post1 CUDA", {1024: 45.6, 4096: 147.7}),
+    (("mla_decode", 16, 1), "FlashAttention 3 of vLLM 0.33.0", {1024: 14.2, 4096: 16.8, 16384: 23.5}),
+    (("mla_decode", 128, 1), "FlashAttention 3 of vLLM 0.33.0", {16384: 31.9}),
+    (("mla_decode", 128, 32), "FlashAttention 3 of vLLM 0.33.0", {16384: 246.3}),
+    (("mla_decode", 16, 128), "FlashAttention 3 of vLLM 0.33.0", {16384: 567.4}),
 ):
     for _B, _us in _times.items():
         RECORDED[(*_key, _B)] = (_peer, _us)

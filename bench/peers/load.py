@@ -11,6 +11,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import logging
+import lzma
 import os
 import re
 import shutil
@@ -263,6 +264,43 @@ def flashinfer_ssu(state_dtype):
             raise Absent("there is no nvcc to build FlashInfer's CUDA kernels")
         build_ssu(nvcc, folder / "data", state_dtype, library)
     return tvm_ffi.load_module(str(library))["selective_state_update"]
+
+
+def flashinfer_mla():
+    """FlashInfer's CUDA kernel for MLA on Hopper, which stage.sh builds: functions `plan` and `run`, and `version`."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
+    library = ROOT / "flashinfer_kernels" / "batch_mla_sm90.so"
+    if not library.exists():
+        raise Absent("FlashInfer's kernel for MLA was not built when the peers were staged")
+    module = importlib.import_module("tvm_ffi").load_module(str(library))
+    return types.SimpleNamespace(version=staged("flashinfer")[1], plan=module["plan"], run=module["run"])
+
+
+def vllm_libraries():
+    """Folder of the CUDA libraries of vLLM's wheel that are staged, and the wheel's version."""
+    return staged("vllm_libraries")
+
+
+def flashmla():
+    """DeepSeek's FlashMLA as vLLM builds it: operator `decode`, and `version`."""
+    folder, version = vllm_libraries()
+    torch.ops.load_library(str(folder / "_flashmla_C.abi3.so"))
+    return types.SimpleNamespace(version=version, decode=torch.ops._flashmla_C.dense_decode_fwd)
+
+
+def flash_attention_3():
+    """FlashAttention 3 as vLLM builds it: its operators `forward` and `plan`, and `version`. It travels packed, 14 MB
+    instead of 170."""
+    folder, version = vllm_libraries()
+    with tempfile.TemporaryDirectory() as unpacked:
+        library = Path(unpacked) / "_vllm_fa3_C.abi3.so"
+        with lzma.open(folder / f"{library.name}.xz") as packed, library.open("wb") as file:
+            shutil.copyfileobj(packed, file)
+        torch.ops.load_library(str(library))
+    ops = torch.ops._vllm_fa3_C
+    return types.SimpleNamespace(version=version, forward=ops.fwd, plan=ops.get_scheduler_metadata)
 
 
 def build_ssu(nvcc, data, state_dtype, library):

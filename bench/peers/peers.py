@@ -36,7 +36,8 @@ class Loaded:
         self.modules = {}
         self.ours = False
         for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
-                     "mamba_ssm", "mamba_ssm_prefill", "flashinfer"):
+                     "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_mla", "flashmla",
+                     "flash_attention_3"):
             try:
                 self.modules[name] = getattr(load, name)()
             except Exception as error:  # whatever a peer's import throws, the others still run
@@ -67,6 +68,7 @@ PEERS_OF = {
     "gdn_prefill": ("vllm_delta_prefill", "fla_prefill"),
     "layer_ssd": ("vllm", "vllm_prefill", "mamba_ssm_prefill"),
     "layer_gdn": ("vllm", "vllm_delta_prefill", "fla_prefill"),
+    "mla_decode": ("flashmla", "flashinfer_mla", "flash_attention_3"),
     "copy": (),
 }
 NOT_FETCHED = {
@@ -84,6 +86,7 @@ NOT_FETCHED = {
                     ("FlashInfer", "its CuTe prefill is not staged; its times are recorded")],
     "layer_ssd": [],
     "layer_gdn": [],
+    "mla_decode": [],
     "copy": [],
 }
 
@@ -93,7 +96,8 @@ def contestants(case, loaded):
     makers = {"conv": conv, "ssu": ssu, "gdn": gdn, "gdn_verify": gdn_verify,
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
-              "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer}
+              "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
+              "mla_decode": mla_decode}
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
     absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
@@ -514,6 +518,69 @@ def layer(case, loaded):
 
     pairs = ((core, convs.get(OURS if core.name == OURS else "vLLM")) for core in cores)
     return [joined(core, conv) for core, conv in pairs if conv is not None]
+
+
+def mla_decode(case, loaded):
+    """One token per request. The peers divide the keys by plans that are made before: their servers make one for all
+    layers of a step. Ours does it in each launch."""
+    found = []
+    one = case.sets[0]
+    H, L = one.q.shape[2], one.table.shape[1] * one.cache.shape[1]
+    starts = torch.arange(case.B + 1, device="cuda", dtype=torch.int32)
+    ours = loaded.operator("mla_decode")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(s.q, s.cache, s.table, s.lengths, s.scale),
+                                lambda s, result, rows: (result[0][:rows], result[1][:rows])))
+    if "flashmla" in loaded.modules:
+        flashmla, plan = loaded.modules["flashmla"], []
+
+        def launch_flashmla(s):
+            out, lse, parts, splits = flashmla.decode(
+                s.q, s.cache[:, :, None], 512, s.lengths, s.table, s.scale, False, *(plan or (None, None)), s.out)
+            plan[:] = [parts, splits]  # the first call makes it
+            return out, lse
+
+        found.append(Contestant(f"FlashMLA of vLLM {flashmla.version}", launch_flashmla,
+                                lambda s, result, rows: (result[0][:rows], result[1][:rows])))
+    if "flash_attention_3" in loaded.modules:
+        fa3 = loaded.modules["flash_attention_3"]
+        plan_fa3 = fa3.plan(case.B, 1, L, H, 1, 64, 512, torch.bfloat16, one.lengths, starts, None, None, None, None,
+                            64, 0, True, -1, -1, False, 0, None, 0)
+
+        def launch_fa3(s):
+            q, cache, nothing = s.q[:, 0], s.cache[:, :, None], None
+            out, lse, *_ = fa3.forward(
+                q[..., 512:], cache[..., 512:], cache[..., :512], nothing, nothing, q[..., :512], s.out[:, 0], starts,
+                nothing, nothing, nothing, s.lengths, 1, L, s.table, *[nothing] * 8, s.scale, True, -1, -1, 0.0, True,
+                plan_fa3, 0, nothing, 0, nothing, 1, 0, nothing)
+            return out, lse
+
+        found.append(Contestant(f"FlashAttention 3 of vLLM {fa3.version}", launch_fa3, lambda s, result, rows: (
+            result[0][:rows, None], result[1].t()[:rows, :, None])))
+    if "flashinfer_mla" in loaded.modules:
+        found.append(flashinfer_mla(loaded.modules["flashinfer_mla"], case, starts, H, L))
+    return found
+
+
+def flashinfer_mla(flashinfer, case, starts, H, L):
+    """FlashInfer's kernel for Hopper; pages one behind the other instead of a table."""
+    floats = torch.empty(128 << 20, device="cuda", dtype=torch.uint8)
+    ints = torch.empty(8 << 20, device="cuda", dtype=torch.uint8)
+    pinned = torch.empty(8 << 20, dtype=torch.uint8, pin_memory=True)
+    lengths = torch.full((case.B,), L, dtype=torch.int32)
+    plan, size = flashinfer.plan(floats, ints, pinned, starts.cpu(), starts.cpu() * (L // 64), lengths, H, 512, False)
+    ints[:size].copy_(pinned[:size])
+    for s in case.sets:
+        s.lse = torch.empty(case.B, H, device="cuda")
+
+    def launch(s):
+        q = s.q[:, 0]
+        flashinfer.run(floats, ints, plan, q[..., :512], q[..., 512:], s.cache[..., :512], s.cache[..., 512:],
+                       s.table.view(-1), s.out[:, 0], s.lse, 0, H, 64, s.scale, True, 1.0, 1.0, None)
+        return s.out, s.lse
+
+    return Contestant(f"FlashInfer {flashinfer.version} CUDA", launch,
+                      lambda s, result, rows: (result[0][:rows], result[1][:rows, :, None]))
 
 
 def copy(case, loaded):

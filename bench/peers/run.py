@@ -9,8 +9,8 @@ named and not timed. Then each becomes a CUDA graph of many launches that rotate
 A contestant can end the process that it runs in, by an illegal access; then the case goes on without it in a new one
 (supervise.py), and the row names it.
 
-limit_share is the time of the counted bytes at the copy rate of this run over the measured time:
-every operation here writes more than a tenth of what it moves, and none comes near the matmul rate.
+limit_share is the time of the counted bytes at the copy rate of this run, or of the counted FLOPs at its matmul rate
+where that is longer, over the measured time.
 """
 
 import argparse
@@ -178,8 +178,8 @@ def measure(case, key, loaded, rates, rounds, dead, turn):
     ours = times.pop(peers.OURS, None)
     if ours is not None:
         gbps = case.bytes / ours / 1e3
-        row |= {"time_us": round(ours, 3), "gbps": round(gbps, 1),
-                "limit_share": round(gbps / rates["copy_gbps"], 4)}
+        share = max(gbps / rates["copy_gbps"], case.flops / ours / 1e6 / rates["matmul_tflops"])
+        row |= {"time_us": round(ours, 3), "gbps": round(gbps, 1), "limit_share": round(share, 4)}
     timed = [{"name": name, "time_us": round(us, 3), "error": float(f"{errors[name]:.3g}")}
              for name, us in sorted(times.items(), key=lambda item: item[1])]
     row["peers"] = [entry for entry in timed if not entry["name"].startswith(peers.OURS)]

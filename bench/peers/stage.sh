@@ -9,7 +9,8 @@
 # WHEELS names a folder that already holds some of the wheels. DSL=1 also packs the compiler of
 # FlashInfer's CuTe kernels (60 MB); without it the kernels compiled by an earlier run are used
 # (flashinfer_kernels/, filled by the first run that has the compiler). FlashInfer's CUDA kernels
-# are built by the nvcc of the machine with the GPU, and kept in the same place.
+# for selective_state_update are built by the nvcc of the machine with the GPU, and kept in the same
+# place; the one for MLA is built here.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -49,6 +50,12 @@ unzip -qo "$wheel" 'vllm/model_executor/layers/mamba/ops/*.py' \
   'vllm/model_executor/layers/mamba/ops/configs/selective_state_update/*H[12]00*' \
   'vllm/third_party/flash_linear_attention/ops/*.py'
 echo 0.33.0 >vllm/VERSION
+mkdir -p vllm_libraries
+unzip -qoj "$wheel" vllm/_flashmla_C.abi3.so -d vllm_libraries
+if [ ! -e vllm_libraries/_vllm_fa3_C.abi3.so.xz ]; then  # a minute of one core
+  unzip -p "$wheel" vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so | xz -3 >vllm_libraries/_vllm_fa3_C.abi3.so.xz
+fi
+echo 0.33.0 >vllm_libraries/VERSION
 
 wheel=$(fetch flashinfer-python 0.7.2.post1)
 unzip -qo "$wheel" 'flashinfer/gdn_decode.py' 'flashinfer/gdn_kernels/__init__.py' \
@@ -62,6 +69,30 @@ echo 0.7.2.post1 >flashinfer/VERSION
 wheel=$(fetch apache-tvm-ffi 0.1.15.post2)
 unzip -qo "$wheel" 'tvm_ffi/*' 'apache_tvm_ffi-*' \
   -x '*/3rdparty/libbacktrace/*' '*/src/*'
+
+# FlashInfer's kernel for MLA is built here, which takes no GPU but 40 MB of headers.
+mkdir -p flashinfer_kernels
+if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/batch_mla_sm90.so ]; then
+  sources=$(mktemp -d)
+  data=$sources/flashinfer/data
+  wheel=$(fetch flashinfer-python 0.7.2.post1)
+  unzip -qo "$wheel" 'flashinfer/data/csrc/*batch_mla_*' 'flashinfer/data/csrc/tvm_ffi_utils.h' \
+    'flashinfer/data/include/*' 'flashinfer/data/cutlass/include/*' \
+    'flashinfer/data/cccl/libcudacxx/include/*' 'flashinfer/data/cccl/cub/cub/*' \
+    'flashinfer/data/cccl/thrust/thrust/*' -d "$sources"
+  sed -E 's/\{\{ dtype_(q|kv|o) \}\}/nv_bfloat16/; s/\{\{ dtype_idx \}\}/int32_t/
+    s/\{\{ head_dim_ckv \}\}/512/; s/\{\{ head_dim_kpe \}\}/64/' \
+    "$data/csrc/batch_mla_config.jinja" >"$data/csrc/batch_mla_sm90_config.inc"
+  includes=()
+  for folder in cccl/{libcudacxx/include,cub,thrust} include cutlass/include; do
+    includes+=(-I "$data/$folder")
+  done
+  nvcc -shared -std=c++17 -O3 -use_fast_math -DNDEBUG -Xcompiler -fPIC --expt-relaxed-constexpr \
+    -gencode=arch=compute_90a,code=sm_90a -DFLASHINFER_ENABLE_{F16,BF16,FP8_E4M3,FP8_E5M2} \
+    "${includes[@]}" -I tvm_ffi/include -I tvm_ffi/3rdparty/dlpack/include \
+    "$data"/csrc/batch_mla_sm90_{plan,run,binding}.cu -o flashinfer_kernels/batch_mla_sm90.so -lcuda
+  rm -r "$sources"
+fi
 
 clone=$(mktemp -d)
 trap 'rm -rf "$clone"' EXIT
