@@ -10,14 +10,15 @@
 //
 //   feeding  by tensor copies: one warp the queries' slabs 0 to 3, for registers, and the keys, two
 //            slabs at a time, into a ring of ten such pairs; a tile's last slab (k_pe) has its own
-//            place. Another warp the queries' other slabs, which stay
+//            place. Another warp the queries' other slabs, which stay. Before the launch may read
+//            anything, all ask L2 for what they will probably read first
 //   scores   S = Q K^T, then p = exp2(S - m) to shared memory, in T. m is the largest score, or
 //            less by at most kSlack: outputs are rarely rescaled
 //   outputs  O = alpha O + p V, from the slabs where they are; a pair of them is free again when
 //            its own products are done
 //
 // Where parts divide a request, each leaves O / l as float16 with a factor for each row, and lse;
-// when all have, each merges some columns of it, in the order of the parts. Such blocks wait for
+// when all have, some merge columns of it, in the order of the parts. Such blocks wait for
 // one another, so all of a launch are resident: one a processor, and no more than there are.
 #include "kernels/attention/mla_decode.hpp"
 
@@ -40,7 +41,9 @@ constexpr int kPair = 2;  ///< slabs of a unit of the ring
 constexpr int kUnitBytes = kPair * kSlabBytes;
 constexpr int kUnits = 10;
 constexpr int kThreads = 4 * kWarpgroup;
+constexpr int kMergers = 2 * kWarpgroup;
 constexpr int kFeedRegisters = 32, kScoreRegisters = 144, kOutputRegisters = 168;
+constexpr int kDeferredTiles = 24;  ///< of an item, at least: few wait for bytes, not for products
 constexpr float kSlack = 8;         ///< powers of two that p may grow beyond 1
 constexpr float kNoScore = -1e30f;  ///< below every score, and no infinity: differences are numbers
 constexpr float kLn2 = 0.6931471805599453f;
@@ -83,6 +86,8 @@ struct Decode {
   unsigned char* pieces;
   float* piece_numbers;
   int lane;
+  const void* q;
+  std::int64_t q_strides[2];  ///< bytes: of requests, of rows
 };
 struct Maps {
   CUtensorMap q, cache;
@@ -132,7 +137,37 @@ __device__ inline void arrive_if(bool does, std::uint32_t barrier) {
       : "memory");
 }
 
-template <class T>
+/// Of a warp whose lanes all have the same arguments, one asks: without a branch, they stay
+/// uniform.
+__device__ inline void expect_if(bool does, std::uint32_t barrier, int bytes) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
+      "@p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1; }" ::"r"(barrier),
+      "r"(bytes), "r"(static_cast<int>(does))
+      : "memory");
+}
+__device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorMap& map,
+                                    int element, int head, int token, std::uint32_t barrier) {
+  asm volatile(
+      "{ .reg .pred p; setp.ne.b32 p, %6, 0;\n"
+      ".reg .b64 once; createpolicy.fractional.L2::evict_first.b64 once, 1.0;\n"
+      "@p "
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5}], [%2], once; }" ::"r"(to),
+      "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token), "r"(static_cast<int>(does))
+      : "memory");
+}
+__device__ inline bool elected() {
+  std::uint32_t is;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
+  return is != 0;
+}
+
+/// kManyRows: several blocks of threads read the same keys, so products bind, not bytes. Then p of
+/// a long item is handed over when the next tile's scores are there, and is multiplied while these
+/// become p: handed over at once it would compete with their products, and nothing be left to
+/// multiply meanwhile.
+template <class T, bool kManyRows>
 class Block {
  public:
   __device__ Block(const Decode& parameters, const Maps& maps, unsigned char* shared)
@@ -160,6 +195,26 @@ class Block {
     publish_barriers();
   }
 
+  /// Asks L2 for what the first request of this block's share probably needs first.
+  __device__ void ask_ahead() const {
+    const int b = static_cast<int>(std::int64_t{part_} * p_.lengths.count / p_.parts);
+    const auto ask = [](const void* address) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+    };
+    const int thread = static_cast<int>(threadIdx.x);
+    const auto* const q = static_cast<const unsigned char*>(p_.q) + b * p_.q_strides[0];
+    const int rows = min(kRows, p_.rows - first_row_);
+    for (int i = thread; i < rows * kSlabs; i += kThreads)
+      ask(q + (first_row_ + i / kSlabs) * p_.q_strides[1] + i % kSlabs * kTileRowBytes);
+    constexpr int kOfLine = 32;
+    if (thread * kOfLine < p_.lengths.count)
+      ask(p_.lengths.data + thread * kOfLine * p_.lengths.stride);
+    const int blocks = min(p_.lengths.longest / p_.page, 32 * kOfLine);
+    const int entry = (thread - kWarpgroup) * kOfLine;
+    if (0 <= entry && entry < blocks)
+      ask(p_.table + b * p_.table_strides[0] + entry * p_.table_strides[1]);
+  }
+
   __device__ void find_share() const {
     const Share share = Scheduler(p_.lengths, p_.parts, part_).share(p_.fewest);
     if (threadIdx.x % 32 == 0) *reinterpret_cast<Share*>(shared_ + kShare) = share;
@@ -183,12 +238,69 @@ class Block {
     });
   }
 
-  /// Lane i has the i-th page of a tile, or of half a tile where pages are single tokens.
-  __device__ void load_keys() const {
+  /// Of pages of whole tiles. All lanes go along: a lane alone, whose arguments are not known to be
+  /// uniform, takes three times the instructions, and then feeding takes longer than computing.
+  __device__ void load_whole_tiles() const {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const bool leads = lane == 0, small = p_.page < kTokens;
-    const int of_tile = small ? kTokens / p_.page : 1;  // pages
-    const int tiles_of_page = small ? 1 : p_.page / kTokens;
+    const bool leads = elected();
+    const int tiles_of_page = p_.page / kTokens;
+    Step ring(kUnits);
+    std::uint32_t rope_parity = 1;
+    for_each_item([&](const Item& item) {
+      if (item.count == 0) return;
+      const int pages = (item.length + p_.page - 1) / p_.page;
+      const std::int32_t* const table = p_.table + item.request * p_.table_strides[0];
+      const auto entry = [&](int i) { return i < pages ? table[i * p_.table_strides[1]] : 0; };
+      int index = item.first / tiles_of_page, within = item.first - index * tiles_of_page;
+      int window = index / 32 * 32;  // its first entry
+      int here = entry(window + lane), next = entry(window + 32 + lane);
+      for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
+        barrier_wait(empty(ring.place), ring.parity ^ 1);
+#pragma unroll
+        for (int s = 0; s < kPair; ++s) {
+          expect_if(leads, full(ring.place, s), kSlabBytes);
+          load_tile_if(leads, unit(ring.place) + s * kSlabBytes, maps_.q, (slab + s) * kTileColumns,
+                       item.request, first_row_, full(ring.place, s));
+        }
+      }
+#pragma unroll 1
+      for (int t = 0; t < item.count; ++t) {
+        const int page = uniform(__shfl_sync(0xffffffffu, here, index - window));
+        const int token = within * kTokens;
+        const auto load = [&](std::uint32_t to, int slab, std::uint32_t barrier) {
+          load_tile_if(leads, to, maps_.cache, slab * kTileColumns, page, token, barrier);
+        };
+#pragma unroll
+        for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
+          if (u == 2) {
+            barrier_wait(rope_empty(), rope_parity);
+            expect_if(leads, rope_full(), kSlabBytes);
+            load(base_ + kRope, 2 * kHalf, rope_full());
+            rope_parity ^= 1;
+          }
+          barrier_wait(empty(ring.place), ring.parity ^ 1);
+#pragma unroll
+          for (int s = 0; s < kPair; ++s) {
+            expect_if(leads, full(ring.place, s), kSlabBytes);
+            load(unit(ring.place) + s * kSlabBytes, slab_of(u) + s, full(ring.place, s));
+          }
+        }
+        if (++within < tiles_of_page) continue;
+        within = 0;
+        if (++index < window + 32) continue;
+        window += 32;
+        here = next;
+        next = entry(window + 32 + lane);
+      }
+    });
+  }
+
+  /// Of pages that divide a tile. Lane i has the i-th page of a tile, or of half a tile where pages
+  /// are single tokens.
+  __device__ void load_small_pages() const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const bool leads = lane == 0;
+    const int of_tile = kTokens / p_.page;  // pages
     const int lanes = min(of_tile, 32), rounds = of_tile / lanes;
     Step ring(kUnits);
     std::uint32_t rope_parity = 1;
@@ -197,7 +309,7 @@ class Block {
       const int pages = (item.length + p_.page - 1) / p_.page;
       const std::int32_t* const table = p_.table + item.request * p_.table_strides[0];
       const auto entry = [&](int i) { return i < pages ? table[i * p_.table_strides[1]] : 0; };
-      int window = item.first * of_tile / tiles_of_page / 32 * 32;  // its first entry
+      int window = item.first * of_tile / 32 * 32;  // its first entry
       int here = entry(window + lane), next = entry(window + 32 + lane);
 
       for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
@@ -218,7 +330,7 @@ class Block {
         for (int round = 0; round < 2; ++round) {
           is[round] = false;
           if (round >= rounds) continue;
-          const int first = t * of_tile / tiles_of_page + round * 32;
+          const int first = t * of_tile + round * 32;
           if (first >= window + 32) {
             window += 32;
             here = next;
@@ -227,14 +339,13 @@ class Block {
           page[round] = __shfl_sync(0xffffffffu, here, (first - window + lane) & 31);
           is[round] = lane < lanes && first + lane < pages;
         }
-        const int token = small ? 0 : t % tiles_of_page * kTokens;
-        const int there = small ? min(of_tile, pages - t * of_tile) * p_.page : kTokens;  // rows
+        const int there = min(of_tile, pages - t * of_tile) * p_.page;  // rows
         const auto load = [&](std::uint32_t to, int slab, std::uint32_t barrier) {
 #pragma unroll
           for (int round = 0; round < 2; ++round)
             if (is[round])
               load_tile(to + (round * 32 + lane) * p_.page * kTileRowBytes, maps_.cache,
-                        slab * kTileColumns, page[round], token, barrier);
+                        slab * kTileColumns, page[round], 0, barrier);
         };
         const auto load_rope = [&] {
           if (leads) {
@@ -245,8 +356,9 @@ class Block {
           __syncwarp();
           load(base_ + kRope, 2 * kHalf, rope_full());
         };
-        for (int slab = 0; slab < 2 * kHalf; slab += kPair, ring.next()) {
-          if (slab == kHalf) load_rope();
+        for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
+          const int slab = slab_of(u);
+          if (u == 2) load_rope();
           if (leads) {
             barrier_wait(empty(ring.place), ring.parity ^ 1);
             for (int s = 0; s < kPair; ++s)
@@ -258,6 +370,13 @@ class Block {
         }
       }
     });
+  }
+
+  /// A unit's first slab. With many rows a tile's units come in the order in which the outputs are
+  /// done with them; else as they lie in memory, whose bytes they wait for.
+  static constexpr int kSideStep = kManyRows ? 1 : 2, kSecondStep = kManyRows ? 2 : 1;
+  __device__ static constexpr int slab_of(int unit) {
+    return kManyRows ? unit % 2 * kHalf + unit / 2 * kPair : unit * kPair;
   }
 
   // --- Scores ---
@@ -290,18 +409,20 @@ class Block {
         ring.next();
       }
 
+      const bool defers = kManyRows && item.count >= kDeferredTiles;
       float S[32], largest[2] = {kNoScore, kNoScore}, sum[2] = {0, 0};
       for (int t = 0; t < item.count; ++t) {
         start_products();
 #pragma unroll
         for (int i = 0; i < kSlabs; ++i) {
           // The slabs that come last are multiplied last, k_pe in between.
-          const int s = i < kHalf ? i : i == kHalf ? 2 * kHalf : i - 1;
-          const bool rope = s == 2 * kHalf;
+          const int n = i < kHalf ? i : i - 1;  // in the order of loading
+          const bool rope = i == kHalf;
+          const int s = rope ? 2 * kHalf : slab_of(n / kPair) + n % kPair;
           const std::uint32_t there = rope ? rope_full() : full(ring.place, s % kPair);
           const std::uint32_t parity = rope ? rope_parity : ring.parity;
           barrier_wait(there, parity);
-          if (rope && t == 0) barrier_wait(queries_full(), queries_parity);
+          if (i == kPair && t == 0) barrier_wait(queries_full(), queries_parity);
           const std::uint64_t K =
               matrix(rope ? base_ + kRope : unit(ring.place) + s % kPair * kSlabBytes);
 #pragma unroll
@@ -318,6 +439,7 @@ class Block {
         commit_products();
         wait_for_products<0>();
         pin(S);
+        if (defers && t > 0) arrive_of_warp(p_full(1 - tile.place), lane);
         rope_parity ^= 1;
         arrive_of_warp(rope_empty(), lane);
         const bool ends = t + 1 == item.count;
@@ -361,7 +483,7 @@ class Block {
           }
         }
         publish_to_async();
-        arrive_of_warp(p_full(tile.place), lane);
+        if (!defers || ends) arrive_of_warp(p_full(tile.place), lane);
         tile.next();
       }
       queries_parity ^= 1;
@@ -380,12 +502,12 @@ class Block {
       if (item.count == 0) {
         for_each_output(O, [](float& o, int) { o = 0.0f; });
       } else {
-        ring.skip(kHalf / kPair * (1 + side));
+        ring.skip(kHalf / kPair + side * kSideStep);  // behind the queries'
       }
       for (int t = 0; t < item.count; ++t) {
         barrier_wait(p_full(tile.place), tile.parity);
         Step second = ring;
-        second.next();
+        second.skip(kSecondStep);
 #pragma unroll
         for (int s = 0; s < kPair; ++s) {
           barrier_wait(full(ring.place, s), ring.parity);
@@ -420,9 +542,10 @@ class Block {
         wait_for_products<0>();
         pin(O[1]);
         arrive_if(lane == 0, empty(second.place));
+        __syncwarp();  // all lanes have read what came with p
         arrive_if(lane == 0, p_empty(tile.place));
         tile.next();
-        ring.skip(side == 0 || t + 1 < item.count ? 2 * kHalf / kPair : kHalf / kPair);
+        ring.skip(t + 1 < item.count ? 2 * kHalf / kPair : 2 * kHalf / kPair - side * kSideStep);
       }
       if (item.split.count == 1)
         store_outputs(O, total, item, side, row, lane);
@@ -431,15 +554,33 @@ class Block {
     });
   }
 
-  /// The divided requests of this block's share: the first one, the last one.
+  // --- Divided requests: merging ---
+
+  /// The scores' first warp: waits for the pieces of all parts, and says that the mergers may read.
+  __device__ void await_pieces() const {
+    for_each_divided([&](int, const Split& split, int barrier) {
+      const int mine = vectors_of_part(split), readers = (vectors() + mine - 1) / mine;
+      if (part_ - split.first_part >= readers) return;
+      int* const counter = counter_of(split);
+      if (threadIdx.x == 0)
+        while (count_of(counter) < 2 * split.count) {
+        }
+      arrive_at(barrier, kMergers + 32);
+      if (threadIdx.x == 0 && atomicAdd(counter + 1, 1) == readers - 1)
+        counter[0] = counter[1] = 0;  // the last that waits for them
+    });
+  }
+  /// The outputs' warpgroups.
   __device__ void merge() const {
-    const Share& s = share();
-    if (s.last < s.first) return;
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      const Split split = i == 0 ? s.of_first : s.of_last;
-      if (split.count > 1 && (i == 0 || s.last > s.first)) merge(i == 0 ? s.first : s.last, split);
-    }
+    for_each_divided([&](int request, const Split& split, int barrier) {
+      const int mine = vectors_of_part(split);
+      if ((part_ - split.first_part) * mine >= vectors()) return;
+      sync_threads_of(barrier, kMergers + 32);
+      if (mine > kMergers)
+        merge<4, 4>(request, split, mine);
+      else
+        merge<1, 16>(request, split, mine);
+    });
   }
 
  private:
@@ -585,7 +726,7 @@ class Block {
   __device__ int place_of(const Split& split, int piece) const {
     return ((split.first_part + piece) * p_.row_blocks + row_block_) * 2 + (piece == 0);
   }
-  /// Vectors of eight numbers: [side][16][warps with rows][lane].
+  /// Vectors of eight numbers: [side][warps with rows][16][lane].
   __device__ uint4* piece_at(int place) const {
     return reinterpret_cast<uint4*>(p_.pieces + std::int64_t{place} * kPieceBytes);
   }
@@ -620,106 +761,166 @@ class Block {
           if (side == 0) numbers[0] = total[r].y;
         }
       }
-      uint4* const to = piece_at(place) + (side * 16 * warps + warp) * 32 + lane;
+      uint4* const to = piece_at(place) + (side * warps + warp) * 16 * 32 + lane;
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         const float* const o = O[i / 8] + 8 * (i % 8);
-        to[i * warps * 32] = make_uint4(pack<Fp16>(o[0] * factor[0], o[1] * factor[0]),
-                                        pack<Fp16>(o[2] * factor[1], o[3] * factor[1]),
-                                        pack<Fp16>(o[4] * factor[0], o[5] * factor[0]),
-                                        pack<Fp16>(o[6] * factor[1], o[7] * factor[1]));
+        to[i * 32] = make_uint4(pack<Fp16>(o[0] * factor[0], o[1] * factor[0]),
+                                pack<Fp16>(o[2] * factor[1], o[3] * factor[1]),
+                                pack<Fp16>(o[4] * factor[0], o[5] * factor[0]),
+                                pack<Fp16>(o[6] * factor[1], o[7] * factor[1]));
       }
     }
     sync_threads_of(1 + side, kWarpgroup);
     if (threadIdx.x % kWarpgroup == 0) count_up(counter_of(item.split));
   }
 
-  /// All threads of the outputs' warpgroups: some vectors of all pieces.
-  __device__ void merge(int request, const Split& split) const {
-    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup, lane = thread % 32;
-    constexpr int kMergers = 2 * kWarpgroup;
-    const int warps = row_warps(), count = split.count, own = part_ - split.first_part;
-    int* const counter = counter_of(split);
-    if (thread == 0)
-      while (count_of(counter) < 2 * count) {
-      }
-    sync_threads_of(3, kMergers);
-
-    // Weights of pieces: float [2][pieces][64], where keys were.
-    float* const weights = reinterpret_cast<float*>(shared_);
-    float* const sums = weights + 2 * kMostPieces * kRows;
-    const int readers = warps == 1 ? 16 : warps == 2 ? 8 : 4;  // of a row
-    const int row = thread / readers, reader = thread % readers;
-    float most = -INFINITY, sum = 0.0f;
-    if (row < 16 * warps)
-      for (int i = reader; i < count; i += readers)
-        most = fmaxf(most, weights[i * kRows + row] = __ldcg(numbers_at(place_of(split, i)) + row));
-    for (int distance = 1; distance < readers; distance *= 2)
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
-    if (most == -INFINITY) most = 0.0f;  // no piece has seen a key: all weights are 0
-    if (row < 16 * warps)
-      for (int i = reader; i < count; i += readers) sum += exp2f(weights[i * kRows + row] - most);
-    for (int distance = 1; distance < readers; distance *= 2)
-      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (row < 16 * warps) {
-      const float share = sum > 0 || sum != sum ? 1.0f / sum : 0.0f;
-      for (int i = reader; i < count; i += readers) {
-        const float weight = exp2f(weights[i * kRows + row] - most) * share;
-        const float* const numbers = numbers_at(place_of(split, i)) + row;
-        weights[(kMostPieces + i) * kRows + row] = weight * __ldcg(numbers + 2 * kRows);
-        weights[i * kRows + row] = weight * __ldcg(numbers + kRows);
-      }
-      const int number = first_row_ + row;
-      if (own == 0 && reader == 0 && number < p_.rows)
-        lse(request, number) = lse_of(sum > 0 || sum != sum ? most + log2f(sum) : -INFINITY);
+  /// The divided requests of this block's share: the first one, the last one; a barrier for each.
+  template <class Body>
+  __device__ void for_each_divided(Body body) const {
+    const Share& s = share();
+    if (s.last < s.first) return;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+      const Split split = i == 0 ? s.of_first : s.of_last;
+      if (split.count > 1 && (i == 0 || s.last > s.first))
+        body(i == 0 ? s.first : s.last, split, 4 + i);
     }
-    sync_threads_of(3, kMergers);
+  }
+  /// Of a piece, and how many of them a part merges; those of the last parts may be none.
+  __device__ int vectors() const {
+    return 2 * 16 * row_warps() * 32;
+  }
+  __device__ int vectors_of_part(const Split& split) const {
+    return (vectors() + split.count * 32 - 1) / (split.count * 32) * 32;
+  }
 
-    const int all = 2 * 16 * warps * 32;  // vectors
-    const int mine = (all + count * 32 - 1) / (count * 32) * 32;
-    const int begin = own * mine, end = min(all, begin + mine);
+  /// Some vectors of all pieces; a thread has kVectors at a time, of kPieces pieces at a time.
+  template <int kVectors, int kPieces>
+  __device__ void merge(int request, const Split& split, int mine) const {
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup, lane = thread % 32;
+    const int warps = row_warps(), count = split.count;
+    const int begin = (part_ - split.first_part) * mine, end = min(vectors(), begin + mine);
     const int sets = mine >= kMergers ? 1 : kMergers / mine;  // of threads, each with some pieces
-    const int set = sets == 1 ? 0 : thread / mine, first = sets == 1 ? thread : thread % mine;
-    for (int v = begin + first; v < begin + mine; v += sets == 1 ? kMergers : mine) {
-      const bool is = v < end && set < sets;
-      const int side = v / (16 * warps * 32), warp = v / 32 % warps;
-      const int i = v / (32 * warps) % 16;
-      const float* const weight = weights + side * kMostPieces * kRows + warp * 16 + lane / 4;
-      float sum[8] = {};
-      if (is) {
-#pragma unroll 8
-        for (int piece = set; piece < count; piece += sets) {
-          const uint4 vector = __ldcg(piece_at(place_of(split, piece)) + v);
-          const float a = weight[piece * kRows], b = weight[piece * kRows + 8];
-          const float2 x = unpack<Fp16>(vector.x), y = unpack<Fp16>(vector.y);
-          const float2 z = unpack<Fp16>(vector.z), w = unpack<Fp16>(vector.w);
-          add(sum[0], a, x.x), add(sum[1], a, x.y), add(sum[2], b, y.x), add(sum[3], b, y.y);
-          add(sum[4], a, z.x), add(sum[5], a, z.y), add(sum[6], b, w.x), add(sum[7], b, w.y);
+    const int of_set = sets == 1 ? kMergers : mine;           // threads
+    const int set = thread / of_set, first = thread % of_set;
+    const float* const weights = reinterpret_cast<const float*>(shared_);
+    float* const sums = reinterpret_cast<float*>(shared_) + 3 * kMostPieces * kRows;
+    for (int at = begin; at < begin + mine; at += kVectors * of_set) {
+      uint4 got[kVectors][kPieces];
+      float sum[kVectors][8] = {};
+#pragma unroll 1
+      for (int from = set; from < count || from == set; from += kPieces * sets) {
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v)
+#pragma unroll
+          for (int k = 0; k < kPieces; ++k) {
+            const int vector = at + v * of_set + first, piece = from + k * sets;
+            got[v][k] = vector < end && piece < count && set < sets
+                            ? __ldcg(piece_at(place_of(split, piece)) + vector)
+                            : make_uint4(0, 0, 0, 0);
+          }
+        if (at == begin && from == set) weigh_pieces(request, split);
+#pragma unroll
+        for (int v = 0; v < kVectors; ++v) {
+          const int vector = min(at + v * of_set + first, end - 1);
+          const int warp = vector / (16 * 32) % warps, side = vector / (16 * 32) / warps;
+          const float* const weight =
+              weights + (1 + side) * kMostPieces * kRows + warp * 16 + lane / 4;
+#pragma unroll
+          for (int k = 0; k < kPieces; ++k) {
+            const int piece = from + k * sets;
+            if (piece >= count) continue;
+            const float a = weight[piece * kRows], b = weight[piece * kRows + 8];
+            const float2 x = unpack<Fp16>(got[v][k].x), y = unpack<Fp16>(got[v][k].y);
+            const float2 z = unpack<Fp16>(got[v][k].z), w = unpack<Fp16>(got[v][k].w);
+            float* const to = sum[v];
+            add(to[0], a, x.x), add(to[1], a, x.y), add(to[2], b, y.x), add(to[3], b, y.y);
+            add(to[4], a, z.x), add(to[5], a, z.y), add(to[6], b, w.x), add(to[7], b, w.y);
+          }
         }
       }
-      if (sets > 1) {
+      if (sets > 1) {  // then kVectors is 1
 #pragma unroll
-        for (int j = 0; j < 8; ++j) sums[j * kMergers + thread] = sum[j];
+        for (int j = 0; j < 8; ++j) sums[j * kMergers + thread] = sum[0][j];
         sync_threads_of(3, kMergers);
         for (int other = 1; other < sets && set == 0; ++other)
 #pragma unroll
-          for (int j = 0; j < 8; ++j) sum[j] += sums[j * kMergers + other * mine + first];
+          for (int j = 0; j < 8; ++j) sum[0][j] += sums[j * kMergers + other * mine + first];
       }
-      if (!is || set > 0) continue;
+      if (set > 0) continue;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int number = first_row_ + warp * 16 + lane / 4 + 8 * r;
-        if (number >= p_.rows) continue;
-        const int query = number / p_.heads, head = number - query * p_.heads;
-        T* const out = static_cast<T*>(p_.out) + request * p_.out_strides[0] +
-                       query * p_.out_strides[1] + head * p_.out_strides[2] + side * 256 + 16 * i +
-                       2 * (lane % 4);
-        *reinterpret_cast<std::uint32_t*>(out) = pack<T>(sum[2 * r], sum[2 * r + 1]);
-        *reinterpret_cast<std::uint32_t*>(out + 8) = pack<T>(sum[4 + 2 * r], sum[5 + 2 * r]);
+      for (int v = 0; v < kVectors; ++v)
+        if (at + v * of_set + first < end) store_merged(request, at + v * of_set + first, sum[v]);
+    }
+  }
+
+  /// What pieces count, in shared memory where keys were: float [3][kMostPieces][64], for the first
+  /// half of the values in the second third, for the other in the last.
+  __device__ void weigh_pieces(int request, const Split& split) const {
+    static_assert((3 * kMostPieces * kRows + 8 * kMergers) * 4 <= kShare);
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
+    const int warps = row_warps(), count = split.count;
+    float* const weights = reinterpret_cast<float*>(shared_);
+    const int readers = warps == 1 ? 16 : warps == 2 ? 8 : 4;  // of a row
+    const int row = thread / readers, reader = thread % readers;
+    const bool is = row < 16 * warps;
+    float most = -INFINITY, sum = 0.0f;
+    constexpr int kAtOnce = 4;
+    for (int from = reader; from < count && is; from += kAtOnce * readers) {
+      float number[kAtOnce][3];
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k)
+#pragma unroll
+        for (int n = 0; n < 3; ++n) {
+          const int piece = min(from + k * readers, count - 1);
+          number[k][n] = __ldcg(numbers_at(place_of(split, piece)) + n * kRows + row);
+        }
+#pragma unroll
+      for (int k = 0; k < kAtOnce; ++k) {
+        const int piece = from + k * readers;
+        if (piece >= count) continue;
+        most = fmaxf(most, number[k][0]);
+#pragma unroll
+        for (int n = 0; n < 3; ++n) weights[(n * kMostPieces + piece) * kRows + row] = number[k][n];
       }
     }
+    for (int distance = 1; distance < readers; distance *= 2)
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
+    if (most == -INFINITY) most = 0.0f;  // no piece has seen a key: all weights are 0
+    for (int i = reader; i < count && is; i += readers)
+      sum += exp2f(weights[i * kRows + row] - most);
+    for (int distance = 1; distance < readers; distance *= 2)
+      sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (is) {
+      const float share = sum > 0 || sum != sum ? 1.0f / sum : 0.0f;
+      for (int i = reader; i < count; i += readers) {
+        const float weight = exp2f(weights[i * kRows + row] - most) * share;
+        weights[(kMostPieces + i) * kRows + row] *= weight;
+        weights[(2 * kMostPieces + i) * kRows + row] *= weight;
+      }
+      const int number = first_row_ + row;
+      if (part_ == split.first_part && reader == 0 && number < p_.rows)
+        lse(request, number) = lse_of(sum > 0 || sum != sum ? most + log2f(sum) : -INFINITY);
+    }
     sync_threads_of(3, kMergers);
-    if (thread == 0 && atomicAdd(counter + 1, 1) == count - 1) counter[0] = counter[1] = 0;
+  }
+
+  __device__ void store_merged(int request, int vector, const float (&sum)[8]) const {
+    const int lane = static_cast<int>(threadIdx.x % 32), warps = row_warps();
+    const int warp = vector / (16 * 32) % warps, side = vector / (16 * 32) / warps;
+    const int i = vector / 32 % 16;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int number = first_row_ + warp * 16 + lane / 4 + 8 * r;
+      if (number >= p_.rows) continue;
+      const int query = number / p_.heads, head = number - query * p_.heads;
+      T* const out = static_cast<T*>(p_.out) + request * p_.out_strides[0] +
+                     query * p_.out_strides[1] + head * p_.out_strides[2] + side * 256 + 16 * i +
+                     2 * (lane % 4);
+      *reinterpret_cast<std::uint32_t*>(out) = pack<T>(sum[2 * r], sum[2 * r + 1]);
+      *reinterpret_cast<std::uint32_t*>(out + 8) = pack<T>(sum[4 + 2 * r], sum[5 + 2 * r]);
+    }
   }
   /// A piece that counts nothing adds nothing, whatever it holds.
   __device__ static void add(float& sum, float weight, float value) {
@@ -783,11 +984,11 @@ class Block {
   int part_, row_block_, first_row_;
 };
 
-template <class T>
+template <class T, bool kManyRows>
 __global__ void __launch_bounds__(kThreads, 1)
     mla_decode_kernel(const __grid_constant__ Decode p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Block<T> block(p, maps, shared);
+  const Block<T, kManyRows> block(p, maps, shared);
   const int warp = uniform(static_cast<int>(threadIdx.x / 32));
   const int group = warp / 4;
   if (threadIdx.x == 0) {
@@ -795,6 +996,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(maps.cache);
     block.init_barriers();
   }
+  block.ask_ahead();
   wait_for_earlier_launch();
   let_the_next_launch_start();
   if (warp == 12) block.find_share();
@@ -802,13 +1004,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (group == 0) {
     take_registers<kScoreRegisters>();
     block.run_scores(warp);
+    if (warp == 0) block.await_pieces();
   } else if (group < 3) {
     take_registers<kOutputRegisters>();
     block.run_outputs(group - 1, warp % 4);
     block.merge();
   } else {
     give_registers<kFeedRegisters>();
-    if (warp == 12) block.load_keys();
+    if (warp == 12) {
+      if (p.page % kTokens == 0)
+        block.load_whole_tiles();
+      else
+        block.load_small_pages();
+    }
     if (warp == 13) block.load_queries();
   }
 }
@@ -936,20 +1144,29 @@ void mla_decode(const MlaDecode<T>& in, cudaStream_t stream) {
     p.piece_numbers = reinterpret_cast<float*>(p.pieces + grid.places() * kPieceBytes);
   }
   p.lane = in.lane;
+  p.q = in.q.data_handle();
+  const auto rows = rows_of(in);
+  p.q_strides[0] = rows.stride(1) * std::int64_t{sizeof(T)};
+  p.q_strides[1] = rows.stride(0) * std::int64_t{sizeof(T)};
   Maps maps{};
-  maps.q = tile_map(kName, rows_of(in), kRows);
+  maps.q = tile_map(kName, rows, kRows);
   if (pages > 0)
     maps.cache =
         tile_map(kName,
                  make_view(in.cache.data_handle(), Shape<3>{page, pages, kWidth},
                            Shape<3>{in.cache.stride(1), in.cache.stride(0), in.cache.stride(2)}),
                  std::min(p.page, kTokens));
-  const auto kernel = mla_decode_kernel<T>;
-  static const cudaError_t allowed =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  check_cuda(allowed, kName);
-  launch(kName, kernel, dim3(static_cast<unsigned>(grid.parts * grid.row_blocks)), dim3(kThreads),
-         kSharedBytes, stream, true, p, maps);
+  const auto allow = [](auto kernel) {
+    check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+        kName);
+    return kernel;
+  };
+  static const auto one_block = allow(mla_decode_kernel<T, false>);
+  static const auto many_blocks = allow(mla_decode_kernel<T, true>);
+  launch(kName, grid.row_blocks > 1 ? many_blocks : one_block,
+         dim3(static_cast<unsigned>(grid.parts * grid.row_blocks)), dim3(kThreads), kSharedBytes,
+         stream, true, p, maps);
 }
 
 #define LOCKSTEP_INSTANTIATE(T)                                    \

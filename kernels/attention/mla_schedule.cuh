@@ -16,7 +16,8 @@
 namespace lockstep::kernels::mla {
 
 constexpr int kTokens = 64;      ///< of a tile
-constexpr int kSwitchTiles = 2;  ///< what a request's start costs, and what a division may waste
+constexpr int kSwitchTiles = 2;  ///< what a request's start costs
+constexpr int kRangeTiles = 5;  ///< what ranges cost by more starts and merges: others may waste it
 
 /// The parts that divide a request: `count` of them, from first_part on. 1: undivided.
 struct Split {
@@ -71,11 +72,11 @@ class Scheduler {
     const int mean = (total + parts_ - 1) / parts_;
     if (lengths_.count > parts_) {
       const int each = (lengths_.count + parts_ - 1) / parts_;
-      return each * longest <= mean + kSwitchTiles ? whole(each) : ranges(total);
+      return each * longest <= mean + kRangeTiles ? whole(each) : ranges(total);
     }
     const int least = max(mean, static_cast<int>(ceilf(fewest * sqrtf(static_cast<float>(total)))));
     const int chunk = smallest_chunk(least, longest);
-    return chunk <= least + kSwitchTiles || parts_ == 1 ? chunks(chunk) : ranges(total);
+    return chunk <= least + kRangeTiles || parts_ == 1 ? chunks(chunk) : ranges(total);
   }
 
  private:
