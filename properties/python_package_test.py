@@ -482,6 +482,25 @@ class Nightly(Scratch):
         for part in ("can never be hit", "came back", "--good:", f"{report['marks']}"):
             self.assertIn(part, self.page)
 
+    def test_a_server_is_searched_too(self):
+        toy = f"{sys.executable} {ROOT / 'fixtures' / 'subjects' / 'toy_server.py'}"
+        settings = """
+            [nightly]
+            seconds = 4
+            folder = corpus
+            [server]
+            server = llama --program '{}' --model toy --config slots=1,clients=1 --findings 1
+            """
+        states = []
+        for bug in (" --bug stops-early", ""):
+            done, report = self.night(settings.format(toy + bug))
+            server = report["subjects"][0]
+            states.append((done.returncode, [one["state"] for one in server["findings"]]))
+            self.assertGreater(server["operations"], 0, done.stdout + done.stderr)
+        self.assertEqual(states, [(10, ["new"]), (0, ["gone"])], done.stdout + done.stderr)
+        self.assertTrue(server["findings"][0]["signature"].startswith("answer-differs: "))
+        self.assertTrue((self.folder / "corpus" / server["findings"][0]["trace"]).is_file())
+
     def test_a_canary_that_is_not_found_fails_the_night(self):
         before = nightly.CANARY_SECONDS
         nightly.CANARY_SECONDS = 0.001  # too little time for any trace with a finding
@@ -517,6 +536,8 @@ class Nightly(Scratch):
                                ("[nightly]\nseconds = -1\n", "seconds: `-1` is not a positive number"),
                                ("[a b]\nsubject = x:Y\n", "[a b] a name has letters"),
                                ("[a]\nbeside = oracle:radix\n", "[a] beside: there is no subject"),
+                               ("[a]\nserver = abacus --model m\n", "[a] server: `abacus` is no engine: llama, openai"),
+                               ("[a]\nserver = llama\nsubject = x:Y\n", "so neither subject nor config stands beside it"),
                                ("[nightly]\ncanary = sglang-no-buffer:none\nseconds = 1\n", "sglang-no-buffer:none")):
             done, _ = self.night(settings)
             self.assertEqual(done.returncode, 2, done.stdout + done.stderr)

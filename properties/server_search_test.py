@@ -26,7 +26,7 @@ import toy_server  # noqa: E402
 from lockstep.server import command, engines, search  # noqa: E402
 from lockstep.server.drawing import Drawing  # noqa: E402
 from lockstep.server.life import play  # noqa: E402
-from lockstep.server.shrinking import Shrinker  # noqa: E402
+from lockstep.server.shrinking import PLAYS_MAX, PLAYS_MAX_OF_FEW, Shrinker, plays_for  # noqa: E402
 from lockstep.server.steps import BadFile, Finding, Kept, Step  # noqa: E402
 from lockstep.server.truth import TruthDiffers, Truths  # noqa: E402
 from lockstep.server.verdict import judge  # noqa: E402
@@ -72,15 +72,15 @@ class InThisProcess:
 class Toy(engines.Llama):
     """The toy by llama-server's native API."""
 
-    bug = ""
+    bug = ""  # or several, with spaces
     truth_bug = ""
 
     def start(self, config, folder, truth=False):
         words = (self.truth_words if truth else self.words)(config, 0, folder)
         if truth:
             words = [*words, "--no-cache", *(["--bug", self.truth_bug] if self.truth_bug else [])]
-        elif self.bug:
-            words = [*words, "--bug", self.bug]
+        for bug in [] if truth else self.bug.split():
+            words = [*words, "--bug", bug]
         return InThisProcess(words)
 
 
@@ -117,7 +117,8 @@ class Scratch(unittest.TestCase):
         self.folder = pathlib.Path(folder.name)
 
     def searched(self, engine, **words):
-        options = search.Options(**{"out": self.folder / "found", "quiet": True, "shrink_lives": 150, **words})
+        options = search.Options(**{"out": self.folder / "found", "quiet": True, "shrink_lives": 150, "findings": 1,
+                                    **words})
         with contextlib.redirect_stdout(io.StringIO()) as said:
             outcome = search.Search(engine, options).run()
         self.said = said.getvalue()
@@ -155,6 +156,31 @@ class Searches(Scratch):
         self.addCleanup(truths.close)
         return any(judge(play(engine, kept.config, kept.steps, self.folder), truths.of(kept.config), self.folder, 0.02)
                    .findings for _ in range(kept.plays + 2))
+
+    @full
+    def test_a_search_goes_on_behind_a_finding(self):
+        """Two bugs, each of which needs features that the other one does not: both are found, each is named once."""
+        fixed = {"clients": 1, "slots": 2, "unified": False}
+        outcome = self.searched(toy("stale-checkpoint queued-copy"), requests=3000, seed=1, findings=2, fixed=fixed)
+        features = [set(one.features) for one in outcome.found]
+        self.assertEqual(len(features), 2, self.said)
+        self.assertTrue(all(one.shrunk for one in outcome.found), self.said)
+        self.assertEqual([{"checkpoints", "copies"} & one for one in sorted(features, key=lambda one: "copies" in one)],
+                         [{"checkpoints"}, {"copies"}], self.said)
+
+    def test_later_lives_leave_out_what_a_finding_needs(self):
+        found = search.Search(toy(), search.Options(fixed={"slots": 2}))
+        found.needed = [{"slots": 2, "copies": True, "host_cache": 1}]
+        off = set()
+        for seed in range(40):
+            config = toy().draw(random.Random(seed), {"slots": 2})
+            before = dict(config)
+            found.keep_away(config, random.Random(seed))
+            needs = before["copies"] and before["host_cache"] != 0
+            self.assertEqual(config != before, needs)
+            off |= {name for name in config if config[name] != before[name]}
+            self.assertFalse(config["copies"] and config["host_cache"] != 0)
+        self.assertEqual(off, {"copies", "host_cache"}, "the slots are fixed")
 
     @full
     def test_the_features_that_a_finding_needs_are_named(self):
@@ -254,6 +280,14 @@ class Steps(Scratch):
         self.assertEqual(shrinker.steps, steps)
 
 
+class Plays(unittest.TestCase):
+    def test_what_comes_seldom_is_played_often(self):
+        self.assertEqual(plays_for(4, 4, 50), 1)
+        self.assertEqual(plays_for(2, 4, 50), 6)  # 1 - 2 ** -6 > 0.98
+        self.assertEqual(plays_for(1, 12, 50), PLAYS_MAX)
+        self.assertEqual(plays_for(1, 12, 3), PLAYS_MAX_OF_FEW)
+
+
 class Commands(Scratch):
     """The program as it is called, with servers that are processes."""
 
@@ -265,11 +299,11 @@ class Commands(Scratch):
     def test_a_finding_is_written_and_played_again(self):
         program = f"{sys.executable} {TOY}"
         found = self.run_it("search", "llama", "--program", f"{program} --bug stale-checkpoint", "--model", "toy.gguf",
-                            "--config", "slots=1,clients=1", "--requests", "2000", "--shrink-lives", "25", "--json",
-                            "outcome.json")
+                            "--config", "slots=1,clients=1", "--requests", "2000", "--findings", "1", "--shrink-lives",
+                            "25", "--json", "outcome.json")
         self.assertEqual(found.returncode, 11, found.stdout + found.stderr)
-        self.assertIn("llama-1: output-differs behind", found.stdout)
-        self.assertIn("needs     checkpoints=", found.stdout)
+        self.assertIn("llama-1: output-differs, found after", found.stdout)
+        self.assertRegex(found.stdout, "needs     .*checkpoints=")
         outcome = json.loads((self.folder / "outcome.json").read_text())
         self.assertEqual(outcome["found"][0]["name"], "llama-1")
         kept = str(self.folder / "findings" / "llama-1.json")
@@ -293,7 +327,7 @@ class Commands(Scratch):
                 sound = self.run_it(*words, "--program", program, "--config", f"texts={texts}")
                 self.assertEqual(sound.returncode, 0, sound.stdout + sound.stderr)
                 broken = self.run_it(*words, "--program", f"{program} --bug forgets-to-crop", "--config",
-                                     f"texts={texts},clients=1", "--shrink-lives", "20")
+                                     f"texts={texts},clients=1", "--shrink-lives", "20", "--findings", "1")
                 self.assertEqual(broken.returncode, 11, broken.stdout + broken.stderr)
 
     def test_bad_words_are_named(self):

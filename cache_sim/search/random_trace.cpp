@@ -321,8 +321,13 @@ Operation RandomTrace::next() {
   while (!together_.empty()) {
     const Name id = together_.back();
     together_.pop_back();
-    for (const LegalityModel::Request& request : model_.requests())
-      if (request.id == id && request.drafts.empty()) return forward(request);
+    for (const LegalityModel::Request& request : model_.requests()) {
+      if (request.id != id || !request.drafts.empty()) continue;
+      if (!draw_.chance(1, 12)) return forward(request);
+      Operation leaves{.verb = Verb::abort};  // its client, while the forward is being put together
+      leaves.id = id;
+      return leaves;
+    }
   }
   Operation operation;
   if (model_.bare_lock().exists()) {

@@ -17,6 +17,9 @@ SETTINGS is an INI file; without one, every policy is searched beside its oracle
     timeout = 10                    ; seconds for one answer
     optional = yes                  ; one that cannot start here is no failure
 
+    [my-server]                     ; a running server instead: the words of `lockstep server search`
+    server = openai --program 'my_server {port}' --truth 'my_server --no-cache {port}'
+
 Paths are relative to the settings file. The folder keeps, from night to night, the trace of each finding and the
 seeds: each night begins with the traces that are there, and goes on with new seeds. A defect that is planted into a
 policy, the canary, must be found each night, or else the night proves nothing.
@@ -42,8 +45,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep import nightly_page, program
+from lockstep import nightly_page, nightly_server, program
 from lockstep.hosting import children_environment, serve_command
+from lockstep.server.engines import ENGINES
 
 CANARY = "sglang-no-buffer:frees-donated-slot"
 CANARY_SECONDS = 120
@@ -64,6 +68,7 @@ class Target:
 
     name: str
     subject: str = ""  # empty: every policy beside its oracle
+    server: str = ""  # or words of `lockstep server search`
     beside: list[str] = field(default_factory=list)
     config: str = ""
     weight: float = 1.0
@@ -150,13 +155,17 @@ def _target(name: str, values: dict[str, str]) -> Target:
     optional = values.pop("optional", "no")
     if optional not in ("yes", "no"):
         raise ValueError(f"optional: `{optional}` is neither yes nor no")
-    target = Target(name, subject=values.pop("subject", ""), config=values.pop("config", ""),
+    target = Target(name, subject=values.pop("subject", ""), server=values.pop("server", ""), config=values.pop("config", ""),
                     beside=[one.strip() for one in values.pop("beside", "").split(",") if one.strip()],
                     weight=_number(values, "weight", 1), timeout=_number(values, "timeout", 10),
                     optional=optional == "yes")
     if target.beside and not target.subject:
         raise ValueError("beside: there is no subject to stand beside it")
-    _expect_nothing_else(values, "subject, beside, config, weight, timeout, optional")
+    if target.server and (target.subject or target.config):
+        raise ValueError("server: its words say everything, so neither subject nor config stands beside it")
+    if target.server and target.server.split()[0] not in ENGINES:
+        raise ValueError(f"server: `{target.server.split()[0]}` is no engine: {', '.join(sorted(ENGINES))}")
+    _expect_nothing_else(values, "subject, beside, server, config, weight, timeout, optional")
     return target
 
 
@@ -260,7 +269,7 @@ class Night:
         started = time.monotonic()
         record = self._corpus.of(target.name)
         row: dict[str, Any] = {
-            "name": target.name, "subject": target.subject or "every policy", "beside": target.beside,
+            "name": target.name, "subject": target.subject or target.server or "every policy", "beside": target.beside,
             "optional": target.optional, "operations": 0, "traces": 0, "seeds": [], "cannot_run": "", "unsupported": [],
             "findings": [], "marks": []}
         self.report["subjects"].append(row)
@@ -283,9 +292,12 @@ class Night:
     def _search_once(self, target: Target, seconds: float, record: dict[str, Any], row: dict[str, Any]) -> None:
         seed = self._corpus.take_seed()
         with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
-            words = ["explore", *target.words(), "--seed", str(seed), "--time", f"{round(seconds * 1000)}ms",
-                     "--findings", str(FINDINGS_A_SEARCH), "--timeout", f"{round(target.timeout * 1000)}ms"]
-            ran, data = self._explore(words, folder)
+            if target.server:
+                ran, data = nightly_server.search(target.server, seed, seconds, pathlib.Path(folder), self._settings.base)
+            else:
+                words = ["explore", *target.words(), "--seed", str(seed), "--time", f"{round(seconds * 1000)}ms",
+                         "--findings", str(FINDINGS_A_SEARCH), "--timeout", f"{round(target.timeout * 1000)}ms"]
+                ran, data = self._explore(words, folder)
             if data is None:
                 row["cannot_run"] = last_line(ran) or f"the program ended with status {ran.returncode}"
                 return
@@ -293,7 +305,8 @@ class Night:
             row["operations"] += data["search"]["operations"]
             row["traces"] += data["search"]["traces_run"]
             row["unsupported"] = [one["text"] for one in data["search"].get("unsupported", [])]
-            reached = set(self._marks) - set(data["search"]["marks_missed"])
+            missed = data["search"]["marks_missed"]
+            reached = set() if missed is None else set(self._marks) - set(missed)
             row["marks"] = sorted({*row["marks"], *reached})
             for one in data["findings"]:
                 self._take_finding(target, record, row, one)
@@ -327,8 +340,9 @@ class Night:
     def _replay_known(self, target: Target, record: dict[str, Any], row: dict[str, Any]) -> None:
         for mark, known in sorted(record["findings"].items()):
             file = self._corpus.folder / known["trace"]
-            ran = self._run(["replay", str(file.resolve()), *(target.words() or known["words"]),
-                             "--timeout", f"{round(target.timeout * 1000)}ms"])
+            ran = (nightly_server.replay(target.server, file, self._settings.base) if target.server else
+                   self._run(["replay", str(file.resolve()), *(target.words() or known["words"]),
+                              "--timeout", f"{round(target.timeout * 1000)}ms"]))
             before = known["state"]
             known["state"] = GONE if ran.returncode == 0 else THERE if ran.returncode in FOUND else UNPLAYABLE
             if before == GONE and known["state"] == THERE:
@@ -338,7 +352,7 @@ class Night:
             row["findings"].append({"signature": mark, **known})
 
     def _take_finding(self, target: Target, record: dict[str, Any], row: dict[str, Any], one: dict[str, Any]) -> None:
-        mark = signature(one["kind"], one["text"])
+        mark = one.get("signature") or signature(one["kind"], one["text"])
         known = record["findings"].get(mark)
         if known is not None and known["state"] != GONE:
             known["times"] = known.get("times", 1) + 1
@@ -346,13 +360,13 @@ class Night:
         folder = self._corpus.folder / "findings" / target.name
         folder.mkdir(parents=True, exist_ok=True)
         source = pathlib.Path(one["trace"])
-        kept = folder / source.name
+        kept = folder / (f"{self._number}-{source.name}" if target.server else source.name)
         text = source.read_text(encoding="utf-8")
         write_whole(kept, text)
         entry = {"kind": one["kind"], "text": one["text"], "trace": str(kept.relative_to(self._corpus.folder)),
                  "first_night": known["first_night"] if known else self._number, "state": BACK if known else NEW,
                  "tests_to_detect": one["tests_to_detect"], "lines": one["shrunk_lines"], "trace_text": text,
-                 "words": words_of(one["replay"])}
+                 "words": words_of(one.get("replay", ""))}
         record["findings"][mark] = entry
         row["findings"] = [other for other in row["findings"] if other["signature"] != mark]
         row["findings"].append({"signature": mark, **entry})

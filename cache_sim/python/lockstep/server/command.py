@@ -39,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     search.add_argument("--seed", type=int, default=1)
     search.add_argument("--requests", type=int, default=1000, help="answers to judge (%(default)s)")
     search.add_argument("--time", type=float, default=0, help="seconds of asking; shrinking is not counted")
-    search.add_argument("--findings", type=int, default=1, help="stop behind so many different ones (%(default)s)")
+    search.add_argument("--findings", type=int, default=0, help="stop behind so many different ones (all that come)")
     search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding (%(default)s)")
     search.add_argument("--shrink-lives", type=int, default=2000, help="starts of the server for one (%(default)s)")
     search.add_argument("--config", default="", help="fields that stay as they are: slots=2,drafts=none")

@@ -12,6 +12,7 @@ DOCUMENT_SIZE = 200
 PROMPT_SIZE_MAX = 170
 KNOWN_MAX = 50  # prompts that later ones can go on from
 LENGTHS = (1, 1, 2, 3, 5, 8, 12)  # of answers
+SHORT = (1, 1, 1, 2, 5)  # of several answers to one prompt
 LONG = 80
 
 
@@ -38,20 +39,27 @@ class Drawing:
             verb = rng.choice(VERBS)
             return Step(name, verb, slot=rng.randrange(slots), file="" if verb == "erase" else f"{rng.randrange(3)}.bin")
         step = Step(name, prompts=[self.prompt()], n=rng.choice(LENGTHS))
-        if config.get("long") and rng.random() < 0.08:
+        is_long = bool(config.get("long")) and rng.random() < 0.12
+        if is_long:
             step.n = LONG
-        if config.get("together") and rng.random() < 0.3:
+        elif config.get("together") and rng.random() < 0.3:
             step.prompts += [self.prompt() for _ in range(rng.choice((1, 2, 2)))]
-        elif config.get("copies") and rng.random() < 0.2:
-            step.copies = rng.randint(2, slots)
+        elif config.get("copies") and rng.random() < 0.3:
+            step.copies, step.n = rng.randint(2, slots), rng.choice(SHORT)
         if config.get("named_slots") and rng.random() < 0.3 and len(step.prompts) == step.copies == 1:
             step.slot = rng.randrange(slots)
         if config["clients"] > 1:
-            chance = rng.random()
-            step.wait = NOTHING if chance < 0.6 else START if chance < 0.75 and self.tells_start else ANSWER
+            step.wait = self.wait(is_long)
         for prompt in step.prompts:
             self.remember(prompt, step.n)
         return step
+
+    def wait(self, is_long: bool) -> str:
+        """Others come while a long answer is being made."""
+        chance = self.rng.random()
+        if is_long and chance < 0.9:
+            return START if self.tells_start else NOTHING
+        return NOTHING if chance < 0.6 else START if chance < 0.75 and self.tells_start else ANSWER
 
     def remember(self, prompt: Tokens, n: int) -> None:
         kept = n if self.rng.random() < 0.6 else self.rng.randint(0, n)  # the whole answer, as in a conversation

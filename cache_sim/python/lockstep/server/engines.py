@@ -35,7 +35,7 @@ class Field:
 #: Fields of every engine, which say what clients do.
 CLIENTS = {
     "clients": Field(1, (1, 1, 2, 3, 4)),  # requests under way at the same time
-    "long": Field(False, (False, True)),  # some answers are of 80 tokens
+    "long": Field(False, (False, True)),  # some answers are of 80 tokens, and others come meanwhile
 }
 
 
@@ -59,12 +59,16 @@ class Engine:
         """A configuration; the fields of `fixed` stay as they are."""
         config: Config = {name: rng.choice(one.values) for name, one in (CLIENTS | self.fields).items()}
         config["model"] = rng.choice(self.models)
+        self.favour({**config, **fixed}, config, rng)
         config.update(fixed)
         self.repair(config, fixed)
         return config
 
+    def favour(self, whole: Config, config: Config, rng: random.Random) -> None:
+        """Draws fields of `config` again that matter together; `whole` has what is fixed, too."""
+
     def repair(self, config: Config, fixed: Config) -> None:
-        """Makes fields that were drawn fit each other."""
+        """Makes fields fit each other."""
 
     def words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
         raise NotImplementedError
@@ -175,7 +179,7 @@ class Llama(Engine):
     tells_start = True
     environment = {"GGML_NO_BACKTRACE": "1"}  # or an abort starts a debugger
     fields = {
-        "slots": Field(1, (1, 1, 2, 2, 3, 4)),
+        "slots": Field(1, (1, 2, 2, 3, 3, 4)),
         "unified": Field(False, (False, True)),  # -kvu: one KV buffer for all slots
         "drafts": Field("none", ("none", "none", "draft-mtp", "ngram-simple", "ngram-map-k")),
         "host_cache": Field(0, ("default", "default", 0, 1)),  # MiB: --cache-ram
@@ -183,7 +187,7 @@ class Llama(Engine):
         "checkpoint_step": Field("default", ("default", "default", 0, 8)),  # tokens between two: --checkpoint-min-step
         "small_batch": Field(False, (False, True)),  # -b 32 -ub 16
         "named_slots": Field(False, (False, True)),  # id_slot
-        "copies": Field(False, (False, False, True)),  # n_cmpl
+        "copies": Field(False, (False, True)),  # n_cmpl
         "together": Field(False, (False, True)),  # several prompts in one request
         "files": Field(False, (False, False, True)),  # slots saved, restored, erased
     }
@@ -193,6 +197,12 @@ class Llama(Engine):
         "moved-snapshots": without_moved_snapshots,
         "queued-copy": without_queued_copies,
     }
+
+    def favour(self, whole: Config, config: Config, rng: random.Random) -> None:
+        if has_drafts(whole["model"]) and rng.random() < 0.5:
+            config["drafts"] = "draft-mtp"  # few models can
+        if config["clients"] > 1 and rng.random() < 0.5:
+            config["clients"] = whole["slots"] + rng.randrange(2)  # all slots at work, or one request too many
 
     def repair(self, config: Config, fixed: Config) -> None:
         if config["drafts"] == "draft-mtp" and not has_drafts(config["model"]) and "drafts" not in fixed:

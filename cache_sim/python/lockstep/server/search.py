@@ -1,4 +1,7 @@
-"""Life after life of a server, each with another configuration and other requests, until enough was asked or found."""
+"""Life after life of a server, each with another configuration and other requests, until enough was asked or found.
+
+A finding is shrunk and written, and the search goes on: later lives leave out one of the features that it needs, so that
+they show something else."""
 from __future__ import annotations
 
 import dataclasses
@@ -20,7 +23,7 @@ from lockstep.server.steps import Config, Finding, Kept, Step
 from lockstep.server.truth import Truths
 from lockstep.server.verdict import judge, write_log
 
-LIFE_SIZES = (20, 40, 80, 160)
+LIFE_SIZES = (10, 20, 40, 80)  # many short lives: many configurations
 
 
 @dataclass
@@ -28,7 +31,7 @@ class Options:
     seed: int = 1
     requests: int = 1000
     seconds: float = 0.0  # of searching; 0: no limit
-    findings: int = 1  # stop behind so many different ones
+    findings: int = 0  # stop behind so many different ones; 0: go on
     shrink_seconds: float = 120.0  # for one finding
     shrink_lives: int = 2000
     gap: float = 0.02
@@ -79,6 +82,7 @@ class Search:
     def __init__(self, engine: Engine, options: Options) -> None:
         self.engine, self.options, self.outcome = engine, options, Outcome()
         self.shrink_seconds = 0.0
+        self.needed: list[Config] = []  # of each finding so far: the features without which it does not come
 
     def run(self) -> Outcome:
         begin = time.monotonic()
@@ -100,7 +104,7 @@ class Search:
 
     def is_over(self, seconds: float) -> bool:
         options, outcome = self.options, self.outcome
-        return (outcome.answers >= options.requests or len(outcome.found) >= options.findings
+        return (outcome.answers >= options.requests or bool(options.findings) and len(outcome.found) >= options.findings
                 or bool(options.seconds) and seconds >= options.seconds)
 
     def live(self, truths: Truths, folder: pathlib.Path) -> None:
@@ -109,6 +113,7 @@ class Search:
         config = self.engine.draw(rng, options.fixed)
         for name in options.avoid:
             self.engine.known[name](config)
+        self.keep_away(config, rng)
         count = min(options.life or rng.choice(LIFE_SIZES), options.requests - outcome.answers)
         steps = Drawing(self.engine, config, rng, truths.of(config)).steps(count)
         life = play(self.engine, config, steps, folder)
@@ -131,6 +136,15 @@ class Search:
             with self.options.log.open("a") as file:
                 write_salted(life, outcome.lives, file)
 
+    def keep_away(self, config: Config, rng: random.Random) -> None:
+        """Leaves one feature out for each finding whose features the configuration has, unless all of them are fixed."""
+        for needed in self.needed:
+            free = sorted(set(needed) - set(self.options.fixed))
+            if free and tags(needed) <= tags(self.features(config)):
+                name = rng.choice(free)
+                config[name] = (self.engine.fields | CLIENTS)[name].off
+                self.engine.repair(config, self.options.fixed)
+
     # --- What was found ---
 
     def keep(self, config: Config, steps: list[Step], finding: Finding, life: Life, truths: Truths,
@@ -143,12 +157,15 @@ class Search:
         shrinker = Shrinker(self.engine, config, steps, finding, truths, folder, options.gap, options.shrink_seconds,
                             options.shrink_lives)
         again = shrinker.reduce_configuration()
+        if again:
+            self.needed.append(self.features(shrinker.config))
         if (explained := self.explained(finding.kind, shrinker.config)) is not None:
             explained.lives += 1
             return
         if again:
             shrinker.reduce_steps()
             shrinker.leave_features_out()  # fewer requests need fewer features
+            self.needed[-1] = self.features(shrinker.config)
         else:
             outcome.unexplained_lives += 1
         features = self.features(shrinker.config)
@@ -164,11 +181,10 @@ class Search:
         return [name for name, rule in self.engine.known.items() if kept_away(config, rule) != config]
 
     def explained(self, kind: str, config: Config) -> Found | None:
-        """An earlier finding that needs no more than this configuration has, or has the conditions of the same bug."""
-        known, here = set(self.known(config)), tags(self.features(config))
+        """An earlier finding that needs no more than this configuration has, or has the conditions of the same bugs."""
+        known, here = self.known(config), tags(self.features(config))
         for one in self.outcome.found:
-            if one.shrunk and one.finding.kind == kind and (
-                    tags(one.features) <= here or bool(one.known) and set(one.known) <= known):
+            if one.shrunk and one.finding.kind == kind and (tags(one.features) <= here or known and one.known == known):
                 return one
         return None
 
@@ -221,7 +237,7 @@ def features_text(features: Config) -> str:
 
 
 def finding_text(found: Found, kept: Kept, path: pathlib.Path, options: Options) -> str:
-    lines = [f"{found.name}: {found.finding.kind} behind {found.first_answer} answers: {found.finding.text}"]
+    lines = [f"{found.name}: {found.finding.kind}, found after {found.first_answer} answers: {found.finding.text}"]
     if not found.shrunk:
         lines.append(f"  it did not come again in {found.shrink_lives} lives; all of its requests are kept")
     lines.append(f"  needs     {features_text(found.features)} (model {pathlib.Path(kept.config['model']).name or 'of the server'})")
@@ -238,8 +254,8 @@ def finding_text(found: Found, kept: Kept, path: pathlib.Path, options: Options)
 def summary_text(outcome: Outcome, seed: int) -> str:
     rate = outcome.answers / outcome.seconds if outcome.seconds else 0
     share = outcome.cached / outcome.prompt_tokens if outcome.prompt_tokens else 0
-    lines = [f"{one.name}  {one.finding.kind}  {features_text(one.features)}: first behind {one.first_answer} answers, "
-             f"in {one.lives} lives, {one.steps} requests" for one in outcome.found]
+    lines = [f"{one.name}  {one.finding.kind}  {features_text(one.features)}: found after {one.first_answer} "
+             f"answers, in {one.lives} lives, {'shrunk to' if one.shrunk else 'kept whole,'} {one.steps} requests" for one in outcome.found]
     lines.append(f"seed {seed}: {outcome.answers} answers of {outcome.lives} lives in {outcome.seconds:.1f} s, {rate:.0f} a "
                  f"second; {share:.0%} of the prompts' tokens cached; {outcome.truths} truths, {outcome.near_ties} near ties; "
                  + (f"{outcome.bad_lives} lives with findings, {len(outcome.found)} different ones"

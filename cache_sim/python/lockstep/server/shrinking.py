@@ -15,9 +15,13 @@ from lockstep.server.truth import Truths
 from lockstep.server.verdict import judge
 
 PLAYS_FIRST = 4  # to see how often a finding comes again
-PLAYS_MAX = 10
+PLAYS_AGAIN = 12  # the same of a smaller script
+PLAYS_MAX = 10  # for a smaller script
+FEW = 12  # requests; so few are played in no time, and therefore more often
+PLAYS_MAX_OF_FEW = 30
 LONG = 60  # tokens of an answer that others surely overlap
 SURE = 0.02  # a finding that is there is missed so often
+SILENT_SECONDS = 4.0  # without an answer, where a script that showed silence is made smaller
 
 Steps = list[Step]
 
@@ -41,6 +45,7 @@ class Shrinker:
         if not self.comes_again():
             self.steps = whole
             return False
+        self.keep_the_last_steps()
         self.leave_features_out()
         return True
 
@@ -48,8 +53,10 @@ class Shrinker:
         for _ in range(3):
             before = self.size()
             self.remove_steps()
+            self.count_plays()
             self.simplify_steps()
             self.shorten_prompts()
+            self.count_plays()
             if self.size() == before:
                 return
 
@@ -61,34 +68,49 @@ class Shrinker:
     def seen(self, config: Config, steps: Steps) -> Finding | None:
         """One life: the finding of the same kind, at the same step; of requests that overlap, any of them can be hit."""
         self.lives += 1
+        timeout = self.engine.timeout
+        if self.finding.kind == "subject-silent":
+            self.engine.timeout = min(timeout, SILENT_SECONDS)
         try:
             life = play(self.engine, config, steps, self.folder)
         except NoServer:
             return None  # options that do not go together
+        finally:
+            self.engine.timeout = timeout
         for one in judge(life, self.truths.of(config), self.folder, self.gap).findings:
             if one.kind == self.finding.kind and (one.step == self.finding.step or config["clients"] > 1):
                 return one
         return None
 
     def comes_again(self) -> bool:
-        """Plays it a few times: as it was, or else with requests that each begin before the next one is sent."""
-        for steps in (self.steps, in_order(self.steps), in_order(self.steps, LONG)):
-            if self.config["clients"] == 1 and steps is not self.steps:
-                break
+        """Plays it a few times: as it was, and with requests that each begin before the next one is sent. What shows the
+        finding most often is kept."""
+        forms, most = [self.steps], 0
+        if self.config["clients"] > 1:
+            forms += [in_order(self.steps), in_order(self.steps, LONG)]
+        for steps in forms:
             found = [one for one in (self.seen(self.config, steps) for _ in range(PLAYS_FIRST)) if one is not None]
-            if found:
-                self.steps, self.finding = steps, found[0]
-                if len(found) < PLAYS_FIRST:
-                    missed = 1 - len(found) / PLAYS_FIRST
-                    self.plays = min(PLAYS_MAX, math.ceil(math.log(SURE) / math.log(missed)))
-                return True
-        return False
+            if len(found) > most:
+                self.steps, self.finding, most = steps, found[0], len(found)
+            if most == PLAYS_FIRST:
+                break
+        self.plays = plays_for(most, PLAYS_FIRST, len(self.steps))
+        return most > 0
+
+    def count_plays(self) -> None:
+        """Smaller scripts can show the finding more often or less."""
+        if self.plays > 1 and not self.is_over():
+            found = sum(self.seen(self.config, self.steps) is not None for _ in range(PLAYS_AGAIN))
+            self.plays = plays_for(found, PLAYS_AGAIN, len(self.steps))
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.end or self.lives >= self.lives_max
 
     def takes(self, config: Config, steps: Steps) -> bool:
         """Whether these show the finding as well; then they are the smallest so far."""
-        if time.monotonic() > self.end or self.lives >= self.lives_max:
-            return False
         for _ in range(self.plays):
+            if self.is_over():
+                return False
             if (found := self.seen(config, steps)) is not None:
                 self.config, self.steps, self.finding = config, steps, found
                 return True
@@ -102,6 +124,17 @@ class Shrinker:
             self.steps = self.steps[:last + 1]
         else:
             self.steps = self.steps[:last + 1] + behind[:self.config["clients"]]
+
+    def keep_the_last_steps(self) -> None:
+        """Where requests overlap, what is wrong seldom needs what was asked long before."""
+        at = next((k for k, step in enumerate(self.steps) if step.id == self.finding.step), None)
+        if at is None or self.config["clients"] == 1:
+            return
+        size = 2
+        while size < at:
+            if self.takes(self.config, self.steps[at - size:]):
+                return
+            size *= 2
 
     def leave_features_out(self) -> None:
         """Each feature of the configuration in turn; those that stay are what the finding needs."""
@@ -172,6 +205,14 @@ class Shrinker:
                     del prompt[at:at + size]
             if not self.takes(self.config, steps):
                 at += size
+
+
+def plays_for(found: int, of: int, size: int) -> int:
+    """Of so many plays one shows the finding, but for a chance of SURE."""
+    most = PLAYS_MAX_OF_FEW if size <= FEW else PLAYS_MAX
+    if found == of:
+        return 1
+    return most if found == 0 else min(most, math.ceil(math.log(SURE) / math.log(1 - found / of)))
 
 
 def in_order(steps: Steps, n: int = 0) -> Steps:
