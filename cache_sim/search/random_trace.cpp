@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <utility>
 
 namespace lockstep::cache_sim {
@@ -99,7 +100,7 @@ Operation RandomTrace::random_sequence_operation(const LegalityModel::Request& r
     case 0:
       if (there == 0 || model_.requests().size() >= static_cast<std::size_t>(swarm_.running)) break;
       operation.verb = Verb::clone;
-      operation.as = fresh_name("r");
+      operation.as = cloned_ = fresh_name("r");
       if (draw_.chance(1, 4)) operation.up_to = draw_.between(1, there);
       return operation;
     case 1:
@@ -114,18 +115,23 @@ Operation RandomTrace::random_sequence_operation(const LegalityModel::Request& r
       operation.as = Name::intern(fmt::format("s{}", draw_.below(4)));
       operation.partial = draw_.chance(1, 3);
       return operation;
-    case 3: {
-      if (model_.captured().empty()) break;
-      const LegalityModel::Captured& kept =
-          model_.captured()[draw_.below(model_.captured().size())];
-      if (!LegalityModel::can_restore(request, kept)) break;
-      operation.verb = Verb::restore;
-      operation.from = kept.name;
-      return operation;
-    }
+    case 3:
+      if (const auto restored = restoration(request)) return *restored;
+      break;
     default: return joint_step();
   }
   return forward(request);
+}
+
+/// A captured state for the request, where the drawn one fits.
+std::optional<Operation> RandomTrace::restoration(const LegalityModel::Request& request) {
+  if (model_.captured().empty()) return std::nullopt;
+  const LegalityModel::Captured& kept = model_.captured()[draw_.below(model_.captured().size())];
+  if (!LegalityModel::can_restore(request, kept)) return std::nullopt;
+  Operation operation{.verb = Verb::restore};
+  operation.id = request.id;
+  operation.from = kept.name;
+  return operation;
 }
 
 /// Drafts stand behind one sampled token, and are at most those that the cache has room for.
@@ -151,6 +157,11 @@ Operation RandomTrace::random_request_operation() {
     if (draw_.chance(1, 4)) return Operation{.verb = Verb::step};
   }
   if (running.empty() || (running.size() < most && draw_.chance(1, 4))) return admission();
+  // An engine may copy late: what happens to a clone before the next forward shows it.
+  const bool is_new_clone = cloned_.exists() && running.back().id == cloned_;
+  cloned_ = Name();
+  if (is_new_clone && draw_.chance(1, 3))
+    if (const auto restored = restoration(running.back())) return *restored;
   const LegalityModel::Request& request = running[draw_.below(running.size())];
   if (!request.drafts.empty()) return verdict(request);
   if (request.in_flight == 0 && swarm_.sequences != 0 &&

@@ -2,6 +2,7 @@
 // input; which one it is depends on the draw and on what was answered before.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "cache_sim/search/legality_model.hpp"
@@ -39,6 +40,7 @@ class RandomTrace {
                           std::int64_t most);
   Operation use_of_slot(const LegalityModel::Slot& slot);
   Operation random_sequence_operation(const LegalityModel::Request& request);
+  std::optional<Operation> restoration(const LegalityModel::Request& request);
   Operation joint_step();
   void overstate_prev(Operation& insert);
 
@@ -49,6 +51,7 @@ class RandomTrace {
   int names_ = 0;
   std::size_t known_running_ = 0;  // requests, before the last operation of one
   bool may_be_bad_ = false;
+  Name cloned_;                 // by the last operation
   std::vector<Name> together_;  // whose extends make the forward that has begun
 };
 
