@@ -31,6 +31,7 @@ struct RequestOutcome {
   std::int64_t cached_tokens = -1;  ///< at its first admission; -1: never admitted
   std::int64_t output_tokens = 0;
   FinishReason finish = FinishReason::running;
+  bool computes = false;  ///< some tokens since it was last admitted
   Nanoseconds arrival = 0;
   Nanoseconds first_token = -1;
   Nanoseconds end = -1;
@@ -57,7 +58,7 @@ struct SubjectTotals {
   std::int64_t hit_tokens = 0;
   std::int64_t evicted_kv = 0;  ///< as far as replies report it
   std::int64_t evicted_states = 0;
-  std::int64_t preemptions = 0;
+  std::int64_t preemptions = 0;  ///< that cost something: of requests that had computed tokens
 };
 
 /// One event as a report shows it.

@@ -359,7 +359,9 @@ void ReplaySession::compare(const Operation& operation) {
 
 void ReplaySession::count(const Operation& operation, const Reply& reply, SubjectSeat& seat) {
   SubjectTotals& totals = seat.totals;
-  if (operation.verb == Verb::preempt) ++totals.preemptions;
+  if (operation.verb == Verb::preempt)
+    if (const RequestOutcome* const known = find_outcome(operation.id); known && known->computes)
+      ++totals.preemptions;
   if (reply.refused != Refusal::none) return;
   if (operation.verb == Verb::admit) {
     const RequestOutcome* const known = find_outcome(operation.id);
@@ -389,12 +391,14 @@ void ReplaySession::follow(const Operation& operation, const Reply& reply) {
       if (reply.refused == Refusal::none && now.cached_tokens < 0)
         now.cached_tokens = reply.get(ReplyField::cached);
       now.finish = reply.refused == Refusal::none ? FinishReason::running : FinishReason::refused;
+      now.computes = false;
       return;
     }
     case Verb::extend:
     case Verb::accept:
-      if (reply.refused == Refusal::none && !operation.tokens.empty())
-        outcome(operation.id).output_tokens += operation.tokens.size();
+      if (reply.refused != Refusal::none) return;
+      outcome(operation.id).computes |= reply.get(ReplyField::n) > 0;
+      if (!operation.tokens.empty()) outcome(operation.id).output_tokens += operation.tokens.size();
       return;
     case Verb::clone:
       if (reply.refused == Refusal::none) outcome(operation.as).finish = FinishReason::running;
