@@ -31,7 +31,7 @@ def libraries(root):
         for path in sorted((root / folder).rglob("*")):
             if path.suffix in SUFFIXES:
                 for name in re.findall(r"^#include <([^>]+)>", path.read_text(), re.M):
-                    if "/" in name or name in ("zstd.h",):
+                    if "/" in name or name in ("zstd.h", "xxhash.h"):
                         found.setdefault(name.split("/")[0], path.relative_to(root))
     return {name: path for name, path in found.items() if name not in ELSEWHERE}
 

@@ -3,15 +3,18 @@
 //   h_i = Hash(h_{i-1}, tokens of hash block i, extra keys)
 //
 // so h_i stands for the whole prefix, its salt, and with multi-module MTP the `lookahead` tokens
-// behind it. Here the prefix's digest takes the place of the chain (reference/protocol/tokens.hpp:
-// two prefixes of one run have one digest with a probability below 2^-30), and every different hash
-// gets a number, in the order of its first appearance.
+// behind it. Every different hash gets a number, in the order of its first appearance. With an
+// algorithm the hashes are vLLM's own (block_hash.hpp). Without one the prefix's digest takes the
+// place of the chain (reference/protocol/tokens.hpp: two prefixes of one run have one digest with a
+// probability below 2^-30): the numbers are the same, and cost less.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "cache_sim/policies/vllm/block_hash.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/protocol/tokens.hpp"
 
@@ -21,17 +24,27 @@ using KeyId = std::uint32_t;
 
 class KeyTable {
  public:
-  KeyTable(std::uint32_t hash_block, std::uint32_t lookahead)
-      : hash_block_(hash_block), lookahead_(lookahead) {}
+  KeyTable(std::uint32_t hash_block, std::uint32_t lookahead,
+           std::optional<BlockHashAlgorithm> algorithm = std::nullopt);
 
   /// Appends the keys that these tokens have and that are not in the list: one for each full hash
   /// block with `lookahead` tokens behind it.
   void extend(std::vector<KeyId>& keys, const Tokens& tokens, Name salt);
 
+  /// vLLM's hash behind a key; there is one only with an algorithm.
+  const BlockHash& hash(KeyId key) const { return *hashes_[key]; }
+
  private:
+  KeyId chained(const std::vector<KeyId>& keys, const Tokens& tokens, Name salt);
+
   std::uint32_t hash_block_;
   std::uint32_t lookahead_;
-  std::unordered_map<std::uint64_t, KeyId> ids_;
+  std::optional<BlockHashAlgorithm> algorithm_;
+  BlockHash none_;
+  std::unordered_map<std::uint64_t, KeyId> ids_;      // by digest
+  std::unordered_map<BlockHash, KeyId> ids_of_hash_;  // with an algorithm
+  std::vector<const BlockHash*> hashes_;              // by key, in ids_of_hash_
+  std::vector<Token> block_;                          // scratch: a block and what lies behind it
 };
 
 }  // namespace lockstep::cache_sim
