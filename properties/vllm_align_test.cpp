@@ -19,11 +19,13 @@ constexpr Golden kGolden[] = {{"vllm-w1", "A_dense_B256_h256_n4096.jsonl", 2'299
                               {"vllm-w1:retention=0", "B_ret0_B256_h256_n4096.jsonl", 2'297'600},
                               {"vllm-w1:blocks=448", "E_dense_n448.jsonl", 538'112}};
 
-ReplayOutcome replayed(const std::string& workload, const std::string& defect) {
+ReplayOutcome replayed(const std::string& workload, const std::string& defect,
+                       const std::string& config = "") {
   ReplayRequest request;
   request.file = workload;
   request.subjects = {"vllm-align"};
   request.defect = defect;
+  request.config = config;
   Result<ReplayOutcome> outcome = replay(request);
   EXPECT_TRUE(outcome.has_value()) << outcome.error().text;
   return outcome ? std::move(*outcome) : ReplayOutcome{};
@@ -47,6 +49,19 @@ TEST(VllmAlign, decidesOnTheWorkloadAsVllmDid) {
     ASSERT_EQ(expected.size(), 2000u);
     for (std::size_t i = 0; i < expected.size(); ++i)
       ASSERT_EQ(outcome.decisions->lines[i], expected[i]) << "line " << i + 1;
+    EXPECT_TRUE(outcome.run->findings().empty());
+  }
+}
+
+// Decisions depend on which hashes are equal, not on what they are: vLLM's own give the same ones.
+TEST(VllmAlign, decidesTheSameByVllmsOwnHashes) {
+  const std::vector<std::string> golden = golden_lines("E_dense_n448.jsonl");
+  for (const char* algorithm : {"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"}) {
+    SCOPED_TRACE(algorithm);
+    const ReplayOutcome outcome =
+        replayed("vllm-w1:blocks=448", "", std::string("hash_algorithm=") + algorithm);
+    ASSERT_TRUE(outcome.decisions);
+    EXPECT_EQ(outcome.decisions->lines, golden);
     EXPECT_TRUE(outcome.run->findings().empty());
   }
 }
@@ -80,6 +95,13 @@ TEST(VllmAlign, refusesConfigurationsByField) {
   EXPECT_NE(error_of("groups=attention:256,retention=256").find("field retention"),
             std::string::npos);
   EXPECT_NE(error_of("blocks=1").find("field blocks"), std::string::npos);
+  EXPECT_NE(error_of("drafts=256").find("field drafts: 256"), std::string::npos);
+  EXPECT_NE(error_of("modules=2").find("field modules"), std::string::npos);
+  EXPECT_NE(error_of("modules=300,eagle=1").find("field modules: 300"), std::string::npos);
+  EXPECT_NE(error_of("hash_algorithm=md5").find("field hash_algorithm: `md5`"), std::string::npos);
+  EXPECT_NE(error_of("shared_prefix_checkpoint=1").find("field shared_prefix_checkpoint"),
+            std::string::npos);
+  EXPECT_EQ(error_of("shared_prefix_checkpoint=1,eagle=2,hash_block=64"), "");
 }
 
 }  // namespace

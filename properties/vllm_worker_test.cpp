@@ -41,6 +41,23 @@ TEST(VllmWorker, keyedBlocksHoldTheTokensOfTheirKeys) {
   EXPECT_LT(all.accepted, all.drafted);
 }
 
+// The same where kernels store a state inside the last chunk and where prefixes come from another
+// server.
+TEST(VllmWorker, statesInsideChunksAndSentOnesAreThoseOfTheirTokens) {
+  VllmRun all;
+  for (std::uint64_t stream = 0; stream < 24; ++stream) {
+    Config config = drawn_vllm_config(2, stream);
+    config.checkpoint = std::int64_t{1} << 2 * (stream % 3);
+    config.shared_prefix_checkpoint = config.eagle == 2 && config.hash_block < config.block ? 1 : 0;
+    all += run_vllm_server(config, 2, stream, 100, nullptr, 3);
+    ASSERT_EQ(all.finding, "") << "stream " << stream;
+  }
+  std::cout << all.text() << "\n";
+  EXPECT_GT(all.checks.hashed, 50'000);
+  EXPECT_GT(all.received, 1'000);
+  EXPECT_GT(all.inner_states, 200);
+}
+
 class VllmWorkerMutants : public testing::TestWithParam<const char*> {};
 
 // Each broken rule shows in what blocks hold, without an oracle of the decisions.

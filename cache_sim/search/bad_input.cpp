@@ -120,7 +120,12 @@ Operation BadInput::bad_admission() {
   switch (draw_.below(3)) {
     case 0: admit.tokens = Tokens(); break;
     case 1: admit.prompt = admit.tokens.size() + draw_.between(1, 3); break;
-    default: admit.external = 1; break;
+    default:
+      if (accepted_.transfers)
+        admit.prompt = admit.tokens.size() + 1;
+      else
+        admit.external = 1;
+      break;
   }
   return admit;
 }

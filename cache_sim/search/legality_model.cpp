@@ -84,9 +84,13 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
       found->computed = found->known.size() - 1;  // the last one has only been sampled
       found->drafts = Tokens();
       return;
-    case Verb::finish: seen_.push_back(found->known); [[fallthrough]];
+    case Verb::preempt:  // a block cache's request resumes with all that it has said
+      if (cuts_chunks_) seen_.push_back(found->known);
+      [[fallthrough]];
+    case Verb::finish:
+      if (operation.verb == Verb::finish) seen_.push_back(found->known);
+      [[fallthrough]];
     case Verb::abort:
-    case Verb::preempt:
       std::replace(rows_.begin(), rows_.end(), operation.id, Name());
       requests_.erase(found);
       return;

@@ -43,6 +43,8 @@ Operation RandomTrace::admission() {
     admit.prompt = static_cast<std::int64_t>(draw_.below(admit.tokens.size() + 1));
   if (swarm_.rooms && draw_.chance(1, 3)) admit.room = draw_.between(0, swarm_.longest);
   if (swarm_.blocks && admit.prompt == 0) admit.prompt = 1;
+  if (swarm_.sent > 0 && draw_.chance(static_cast<std::uint64_t>(swarm_.sent), 10))
+    admit.external = draw_.between(0, admit.tokens.size());
   return admit;
 }
 

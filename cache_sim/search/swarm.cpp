@@ -46,7 +46,7 @@ void draw_blocks(Draw& draw, Config& config) {
     return ",window:" + std::to_string(size) + ":" + std::to_string(window);
   };
   switch (draw.below(8)) {
-    case 0: config.groups = attention; break;
+    case 0: config.groups = draw.aside(2, 27) == 0 ? windows(block).substr(1) : attention; break;
     case 1: config.groups = attention + windows(config.hash_block); break;
     case 2: config.groups = attention + mamba + windows(config.hash_block); break;
     case 3: config.groups = attention + windows(block) + mamba; break;
@@ -65,7 +65,7 @@ void draw_blocks(Draw& draw, Config& config) {
     config.retention = "none";
   }
   config.eagle = draw.chance(1, 2) ? 0 : draw.between(1, 2);
-  config.drafts = draw.chance(1, 2) ? 0 : draw.between(1, 3);
+  config.drafts = std::min<std::int64_t>(draw.chance(1, 2) ? 0 : draw.between(1, 3), block - 1);
 }
 
 /// Mostly the usual weight, sometimes none and sometimes much.
@@ -126,6 +126,7 @@ Accepted accepted_by(const PolicyEntry& policy) {
           .has_states = policy.has_states,
           .tree_verbs = policy.has_tree_verbs,
           .slot_verbs = policy.has_slot_verbs,
+          .transfers = policy.takes_transfers,
           .rooms = policy.has_tree_verbs};
 }
 
@@ -134,6 +135,7 @@ Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
           .has_states = one.has_states || other.has_states,
           .tree_verbs = one.tree_verbs && other.tree_verbs && one.has_states == other.has_states,
           .slot_verbs = one.slot_verbs && other.slot_verbs,
+          .transfers = one.transfers && other.transfers,
           .rooms = one.rooms && other.rooms};
 }
 
@@ -185,6 +187,20 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
     swarm.config = drawn;
   }
   swarm.blocks = accepted.fields.contains(ConfigField::blocks);
+  fields.optional(ConfigField::checkpoint, &Config::checkpoint,
+                  draw.aside(2, 20) == 0 ? std::int64_t{1} << draw.aside(3, 21) : 0);
+  const Config& drawn = swarm.config;
+  if (drawn.eagle == 2 && drawn.hash_block < drawn.block &&
+      drawn.groups.find("window") == std::string::npos &&
+      drawn.groups.find("mamba") != std::string::npos)
+    fields.optional(ConfigField::shared_prefix_checkpoint, &Config::shared_prefix_checkpoint,
+                    static_cast<std::int64_t>(draw.aside(2, 22)));
+  if (drawn.eagle != 0)
+    fields.optional(
+        ConfigField::modules, &Config::modules,
+        draw.aside(3, 25) == 0 ? std::min<std::int64_t>(drawn.block, 2 + draw.aside(2, 26)) : 1);
+  if (accepted.transfers && draw.aside(3, 23) == 0)
+    swarm.sent = static_cast<int>(1 + draw.aside(6, 24));
 
   // Single operations are one rank's.
   const bool asks_for_ranks = fixed.contains(ConfigField::ranks) && base.ranks > 1;

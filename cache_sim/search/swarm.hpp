@@ -62,6 +62,7 @@ struct Swarm {
   int letters = 0;    ///< or so many different tokens, so that anything looks like anything; 0: no
   int sessions = 0;   ///< that requests belong to and that are closed
   bool by_length = false;  ///< some requests end by the length of their output
+  int sent = 0;            ///< of ten requests of a block cache: another server computed a part
   bool rooms = false;      ///< some admissions and evictions carry room=
   // What happens to a sequence, where the subjects have its verbs; `sequences`: of ten operations.
   int sequences = 0;
@@ -92,6 +93,7 @@ struct Accepted {
   bool has_states = true;  ///< one of them keeps states
   bool tree_verbs = true;
   bool slot_verbs = false;  ///< capture, restore, compact
+  bool transfers = false;   ///< admissions to a block cache may carry external=
   bool rooms = true;  ///< admissions and evictions may carry room=, as SGLang's scheduler asks it
   bool sequence_verbs = false;
 };

@@ -32,8 +32,10 @@ struct ServedRequest {
 
 class VllmServer {
  public:
-  VllmServer(const Config& config, std::uint64_t seed, std::uint64_t stream, const Defect* defect)
+  VllmServer(const Config& config, std::uint64_t seed, std::uint64_t stream, const Defect* defect,
+             int external)
       : config_(config),
+        external_(external),
         draw_(seed, stream),
         policy_({.config = config, .layers = nullptr, .defect = defect}, *BlockRules::of(config)),
         worker_(policy_.start_worker()),
@@ -141,6 +143,8 @@ class VllmServer {
     request.computed += n;
     request.drafts = extend.drafts;
     request.scheduled = true;
+    for (const BlockTable& table : policy_.request(request.id)->blocks.tables)
+      run_.inner_states += table.checkpoint > 0 ? 1 : 0;
     left_ -= n;
     return true;
   }
@@ -171,7 +175,11 @@ class VllmServer {
       admit.id = request.id;
       admit.tokens = request.known;
       admit.prompt = request.prompt;
+      if (draw_.chance(static_cast<std::uint64_t>(external_), 10))
+        admit.external = draw_.between(0, admit.tokens.size());
       request.computed = apply(admit).get(ReplyField::cached);
+      const VllmRequest& admitted = *policy_.request(request.id);
+      const std::int64_t external = admitted.external;
       request.told = request.known.size();
       if (!schedule(request) || !request.scheduled) {
         apply(Verb::preempt, request);
@@ -181,6 +189,7 @@ class VllmServer {
         return;
       }
       request.runs = true;
+      run_.received += external;
       running_.push_back(request);
       waiting_.pop_front();
     }
@@ -229,6 +238,7 @@ class VllmServer {
   }
 
   Config config_;
+  const int external_;
   Draw draw_;
   VllmPolicy policy_;
   AlignWorker& worker_;
@@ -252,6 +262,8 @@ VllmRun& VllmRun::operator+=(const VllmRun& other) {
   finished += other.finished;
   accepted += other.accepted;
   drafted += other.drafted;
+  received += other.received;
+  inner_states += other.inner_states;
   checks.hashed += other.checks.hashed;
   checks.states += other.checks.states;
   checks.kv += other.checks.kv;
@@ -261,10 +273,11 @@ VllmRun& VllmRun::operator+=(const VllmRun& other) {
 
 std::string VllmRun::text() const {
   return fmt::format(
-      "{} steps, {} requests finished, {} preemptions, {} block copies, {} of {} drafts accepted: "
+      "{} steps, {} requests finished, {} preemptions, {} block copies, {} of {} drafts accepted, "
+      "{} tokens received, {} states inside chunks; "
       "{} keyed blocks, {} first states and the KV of {} tokens compared",
-      steps, finished, preemptions, copies, accepted, drafted, checks.hashed, checks.states,
-      checks.kv);
+      steps, finished, preemptions, copies, accepted, drafted, received, inner_states,
+      checks.hashed, checks.states, checks.kv);
 }
 
 Config drawn_vllm_config(std::uint64_t seed, std::uint64_t stream) {
@@ -283,8 +296,8 @@ Config drawn_vllm_config(std::uint64_t seed, std::uint64_t stream) {
 }
 
 VllmRun run_vllm_server(const Config& config, std::uint64_t seed, std::uint64_t stream,
-                        std::int64_t steps, const Defect* defect) {
-  return VllmServer(config, seed, stream, defect).run(steps);
+                        std::int64_t steps, const Defect* defect, int external) {
+  return VllmServer(config, seed, stream, defect, external).run(steps);
 }
 
 }  // namespace lockstep::testing_support

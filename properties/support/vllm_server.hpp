@@ -16,6 +16,7 @@ namespace lockstep::testing_support {
 /// What a run did, and what it found.
 struct VllmRun {
   std::int64_t steps = 0, preemptions = 0, copies = 0, finished = 0, accepted = 0, drafted = 0;
+  std::int64_t received = 0, inner_states = 0;  ///< external tokens; states stored inside a chunk
   cache_sim::AlignWorker::Checks checks;
   std::string finding;  ///< of the last step; empty where nothing was wrong
 
@@ -43,7 +44,8 @@ inline constexpr const char* kVllmMutants[] = {
 Config drawn_vllm_config(std::uint64_t seed, std::uint64_t stream);
 
 /// At most so many steps; ends with the first finding. `defect`: a rule to break; null for none.
+/// `external`: of ten requests, so many come with tokens that another server has computed.
 VllmRun run_vllm_server(const Config& config, std::uint64_t seed, std::uint64_t stream,
-                        std::int64_t steps, const Defect* defect);
+                        std::int64_t steps, const Defect* defect, int external = 0);
 
 }  // namespace lockstep::testing_support

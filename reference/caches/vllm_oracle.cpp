@@ -32,9 +32,12 @@ VllmOracle::VllmOracle(const Config& config, bool is_sparse)
     : hash_block_(config.hash_block),
       scheduler_block_(1),
       drafts_(config.drafts),
-      lookahead_(config.eagle == 1 ? 1 : 0),
+      lookahead_(config.eagle == 1 ? config.modules : 0),
+      modules_(config.eagle == 0 ? 0 : config.modules),
       most_tokens_(config.chunked_prefill),
+      inner_unit_(config.checkpoint),
       drops_(config.eagle == 2),
+      keeps_junctions_inside_(config.shared_prefix_checkpoint != 0),
       blocks_(static_cast<std::size_t>(config.blocks)) {
   if (const Count longest = SchedulerOptions::of(config)->long_prefill; longest > 0)
     most_tokens_ = std::min(most_tokens_, longest);
@@ -323,26 +326,52 @@ VllmOracle::Count VllmOracle::last_boundary(Count tokens, Count unit) const {
   return floor(std::max<Count>(tokens - std::max<Count>(1, lookahead_), 0), unit);
 }
 
+/// Kernels that store a state inside a chunk do it a whole number of units behind the chunk's
+/// start, in the column before its last one. The chunk begins where a block does: otherwise it
+/// would pass that block's end without leaving its state.
+bool VllmOracle::can_store_inside(Count start, Count end, Count place, Count block) const {
+  if (inner_unit_ == 0 || start % block != 0) return false;
+  const Count column = ceiling(end, block) - 2;
+  const bool is_behind_start = start == 0 ? column >= 0 : column > (start - 1) / block;
+  return is_behind_start && place >= start + hash_block_ && place < end &&
+         (place - start) % inner_unit_ == 0;
+}
+
 VllmOracle::Count VllmOracle::cut(const Request& request, Count start, Count wanted) const {
   const Count block = state_block_;
   const Count known = request.known.size();
   const Count prefill_end = std::max(request.prompt, known - 1);
   if (block == 0 || start >= prefill_end) return wanted;
   Count end = start + wanted;
+  const Count unit = inside_ ? hash_block_ : scheduler_block_;
+  const bool stores_inside =
+      end >= prefill_end && can_store_inside(start, end, last_boundary(prefill_end, unit), block);
   if (end < prefill_end && (floor(end, block) > start || block <= most_tokens_))
     end = floor(end, block);
   std::vector<Count> stops;
-  if (start % block != 0) stops.push_back(floor(start, block) + block);
-  const Count last = last_boundary(known, block);
-  stops.push_back(last);
-  const Count tail = inside_ ? last_boundary(request.prompt, hash_block_) : 0;
-  if (last < tail && tail < request.prompt) stops.push_back(tail);
-  if (start < request.junction && request.junction < end)
-    stops.push_back(start + floor(request.junction - start, block));
+  if (!stores_inside) {
+    if (start % block != 0) stops.push_back(floor(start, block) + block);
+    const Count last = last_boundary(known, block);
+    stops.push_back(last);
+    const Count tail = inside_ ? last_boundary(request.prompt, hash_block_) : 0;
+    if (last < tail && tail < request.prompt) stops.push_back(tail);
+  }
+  if (start < request.junction && request.junction < end) {
+    const bool is_exact = keeps_junctions_inside_ && request.junction <= request.prompt;
+    stops.push_back(is_exact ? request.junction : start + floor(request.junction - start, block));
+  }
   Count earliest = end;
   for (const Count stop : stops)
     if (start < stop && stop < end) earliest = std::min(earliest, stop);
   return std::max<Count>(earliest - start, 0);
+}
+
+/// At a chunk's end the modules read the next tokens of the prompt, so the chunk leaves as many of
+/// them, or none; where that would be no chunk at all, it stays as it is.
+VllmOracle::Count VllmOracle::leave_rest(const Request& request, Count start, Count chunk) const {
+  const Count rest = request.known.size() - start - chunk;
+  const Count shortened = chunk - (modules_ - rest);
+  return rest > 0 && rest < modules_ && shortened > 0 ? shortened : chunk;
 }
 
 // --- Allocation ----------------------------------------------------------------------------------
@@ -350,7 +379,8 @@ VllmOracle::Count VllmOracle::cut(const Request& request, Count start, Count wan
 /// Tokens that a group will not look at again.
 VllmOracle::Count VllmOracle::behind(const Group& group, Count tokens) const {
   if (group.kind == "mamba") return std::max<Count>(tokens - 1, 0);
-  if (group.kind == "window") return std::max<Count>(tokens - group.window + 1, 0);
+  if (group.kind == "window")
+    return std::max<Count>(tokens - group.window + 1 - std::max<Count>(modules_ - 1, 0), 0);
   return 0;
 }
 
@@ -368,32 +398,62 @@ bool VllmOracle::waits_for_step(const Request& request) const {
   return false;
 }
 
-/// Blocks that leave the queue when the group gets places up to `end`, `total` tokens being there.
-VllmOracle::Count VllmOracle::need(int group, const Request& request, Count total,
-                                   Count end) const {
+/// The state that the forward of a chunk stores inside it; 0 where it stores none. With retention 0
+/// only the last chunk of a prefill does.
+VllmOracle::Count VllmOracle::inner_state(const Table& table, Count block, const Request& request,
+                                          Span span) const {
+  const bool is_sparse = retention_ && *retention_ == 0;
+  if (is_sparse && span.end < std::max<Count>(request.prompt, request.known.size() - 1)) return 0;
+  const Count unit = groups_.size() == 1 ? block : alignment_;
+  const Count place = last_boundary(span.end, unit);
+  if (!can_store_inside(span.total, span.end, place, block)) return 0;
+  const Count column = ceiling(span.end, block) - 2;
+  const auto held = static_cast<Count>(table.columns.size());
+  if (column < 0) return 0;
+  const bool is_scratch = table.running && column >= held - drafts_;
+  const bool is_usable =
+      column >= held || table.columns[static_cast<std::size_t>(column)] == 0 || is_scratch;
+  return is_usable ? place : 0;
+}
+
+/// Blocks that leave the queue when the group gets places up to `end`. `is_whole`: asked for all of
+/// the request's tokens, not for what this step computes.
+VllmOracle::Count VllmOracle::need(int group, Request& request, Span span, bool is_whole) {
   const Group& spec = groups_[static_cast<std::size_t>(group)];
-  const Table& table = request.tables[static_cast<std::size_t>(group)];
+  Table& table = request.tables[static_cast<std::size_t>(group)];
   std::vector<Number> offered;
   if (request.waits) offered = request.offered[static_cast<std::size_t>(group)];
   const auto held = static_cast<Count>(table.columns.size());
   const auto hits = static_cast<Count>(offered.size());
-  const bool copies = (hits > 0 && total % spec.block != 0) || table.partial >= 0;
+  const bool ends_inside = hits > 0 && span.local % spec.block != 0;
+  const bool copies = ends_inside || table.partial >= 0;
   Count revived = 0;
   for (Count i = 0; i < hits; ++i) {
     const Number block = offered[static_cast<std::size_t>(i)];
-    const bool unused = spec.kind != "mamba" && i < behind(spec, total) / spec.block - held;
+    const bool unused = spec.kind != "mamba" && i < behind(spec, span.total) / spec.block - held;
     if (block != 0 && !unused && blocks_[static_cast<std::size_t>(block)].references == 0)
       ++revived;
   }
   if (spec.kind != "mamba") {
-    const Count skipped = behind(spec, total) / spec.block;
+    const Count skipped = behind(spec, span.total) / spec.block;
     const Count fresh =
-        std::max<Count>(ceiling(end, spec.block) - std::max(skipped, held + hits), 0);
-    return fresh + revived + (hits > 0 && total % spec.block != 0 ? 1 : 0);
+        std::max<Count>(ceiling(span.end, spec.block) - std::max(skipped, held + hits), 0);
+    return fresh + revived + (ends_inside ? 1 : 0);
   }
-  Count fresh = ceiling(end, spec.block) + drafts_ - hits - held;
+  const Count inner = inner_state(table, spec.block, request, span);
+  if (!is_whole) {
+    table.inner = inner;
+    table.inner_column = ceiling(span.end, spec.block) - 2;
+  }
+  // What is sent ends in a state with a block of its own, if the chunk goes on to another block.
+  const Count sent_end = ceiling(span.total, spec.block);
+  const bool is_sent =
+      span.total > span.local && sent_end > hits && sent_end < ceiling(span.end, spec.block);
+  Count fresh = ceiling(span.end, spec.block) + drafts_ - hits - held;
   if (copies) fresh = std::max<Count>(fresh, 0) + 1;
-  if (fresh > 0) fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (table.running ? 0 : drafts_));
+  if (fresh > 0)
+    fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (inner > 0 ? 1 : 0) + (is_sent ? 1 : 0) +
+                                (table.running ? 0 : drafts_));
   return fresh + revived;
 }
 
@@ -429,7 +489,7 @@ void VllmOracle::use_offer(Request& request) {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     const Group& spec = groups_[group];
     Table& table = request.tables[group];
-    const Count skipped = behind(spec, request.hit) / spec.block;
+    const Count skipped = behind(spec, request.hit + request.external) / spec.block;
     table.columns.assign(static_cast<std::size_t>(skipped), 0);
     const std::vector<Number>& offered = request.offered[group];
     for (auto i = static_cast<std::size_t>(skipped); i < offered.size(); ++i) {
@@ -441,6 +501,18 @@ void VllmOracle::use_offer(Request& request) {
       table.partial = table.cached = request.hit / spec.block;
       table.partial_block = offered.back();
     }
+  }
+}
+
+/// Blocks for what another server sends, as far as the group looks at it.
+void VllmOracle::receive(Request& request) {
+  const Count total = request.hit + request.external;
+  for (std::size_t group = 0; group < groups_.size(); ++group) {
+    const Group& spec = groups_[group];
+    if (request.external == 0 || total <= behind(spec, total)) continue;
+    std::vector<Number>& columns = request.tables[group].columns;
+    while (static_cast<Count>(columns.size()) < ceiling(total, spec.block))
+      columns.push_back(pop());
   }
 }
 
@@ -476,14 +548,15 @@ void VllmOracle::grow(int group, Request& request, Count end) {
   }
   // The running state is in column ceil(end / B) - 1, its scratch behind it.
   const Count running = ceiling(end, spec.block) - 1;
-  if (running + 1 + drafts_ <= held && !copies) {
+  const Count first = table.inner > 0 ? running - 1 : running;  // of the columns that get blocks
+  if (running + 1 + drafts_ <= held && !copies && table.inner == 0) {
     table.running = true;
     return;
   }
   if (held > 0) table.last_state = table.running ? held - 1 - drafts_ : held - 1;
-  while (size() < running) table.columns.push_back(0);
+  while (size() < first) table.columns.push_back(0);
   if (table.running)
-    for (Count i = held - drafts_; i < held && i < running; ++i) {
+    for (Count i = held - drafts_; i < held && i < first; ++i) {
       table.columns.push_back(table.columns[static_cast<std::size_t>(i)]);
       table.columns[static_cast<std::size_t>(i)] = 0;
     }
@@ -494,21 +567,25 @@ void VllmOracle::grow(int group, Request& request, Count end) {
 }
 
 std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
-  const Count total = request.waits ? request.hit : request.computed;
+  const Count local = request.waits ? request.hit : request.computed;
+  const Count total = request.waits ? request.hit + request.external : request.computed;
   const Count end = total + n;
-  const auto fits = [&](Count tokens) {
+  const auto fits = [&](Count tokens, bool is_whole) {
     Count sum = 0;
     for (std::size_t group = 0; group < groups_.size(); ++group)
-      sum += need(static_cast<int>(group), request, total, tokens);
+      sum += need(static_cast<int>(group), request, {local, total, tokens}, is_whole);
     return sum <= static_cast<Count>(queue_.size());
   };
   if (request.waits) {
     if (waits_for_step(request)) return Refusal::same_step;
-    if (!fits(request.known.size())) return Refusal::no_kv;
+    if (!fits(request.known.size(), true)) return Refusal::no_kv;
   }
   release_behind(request, total);
-  if (!fits(end)) return Refusal::no_kv;
-  if (request.waits) use_offer(request);
+  if (!fits(end, false)) return Refusal::no_kv;
+  if (request.waits) {
+    use_offer(request);
+    receive(request);
+  }
   for (std::size_t group = 0; group < groups_.size(); ++group)
     grow(static_cast<int>(group), request, end);
   request.waits = false;
@@ -565,11 +642,15 @@ void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
   const Group& spec = groups_[static_cast<std::size_t>(group)];
   Table& table = request.tables[static_cast<std::size_t>(group)];
   const bool is_state = spec.kind == "mamba";
+  if (is_state && table.inner > 0) return publish_inner(group, request);
   if (spec.kind == "window" || (!is_state && spec.block == hash_block_)) return;
   const auto hashed = static_cast<Count>(request.hashes.size()) * hash_block_;
   Count tail = last_boundary(request.prompt, hash_block_);
   if (!is_state)
     tail = std::min(floor(drops_ ? request.prompt : request.prompt - 1, hash_block_), hashed);
+  if (is_state && keeps_junctions_inside_ && tokens == request.junction &&
+      request.computed < tokens && tokens <= request.prompt)
+    tail = tokens;
   if (tail == 0 || tail > tokens || (is_state ? tail != tokens : tail % spec.block == 0)) return;
   const Count column = ceiling(tail, spec.block) - 1;
   if (column >= static_cast<Count>(table.columns.size())) return;
@@ -589,17 +670,41 @@ void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
   }
 }
 
+/// The state that the forward stores inside its chunk: kept where the prompt's last boundary, the
+/// junction or the retention wants it. Its block then stands for it alone, else for nothing.
+void VllmOracle::publish_inner(int group, const Request& request) {
+  const Group& spec = groups_[static_cast<std::size_t>(group)];
+  const Table& table = request.tables[static_cast<std::size_t>(group)];
+  const Count tokens = table.inner;
+  const Number block = table.columns.at(static_cast<std::size_t>(table.inner_column));
+  const Count unit = groups_.size() == 1 ? spec.block : alignment_;
+  bool is_kept = tokens == last_boundary(request.prompt, unit) || tokens == request.junction;
+  if (tokens % spec.block == 0) {
+    if (!retention_) is_kept = true;
+    if (retention_ && *retention_ > 0)
+      is_kept |= tokens / spec.block % std::max<Count>(*retention_ / spec.block, 1) == 0;
+  }
+  const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
+  if (is_kept && !entries.empty() && entries.front().tokens == tokens) return;
+  drop_keys(block);
+  if (!is_kept || block == 0) return;
+  const Key key{group, hash_at(request, tokens)};
+  put_key(block, key, tokens);
+  stamped_.insert(key);
+}
+
 void VllmOracle::publish(Request& request, Count computed) {
   for (std::size_t at = 0; at < groups_.size(); ++at) {
     const auto group = static_cast<int>(at);
     const Group& spec = groups_[at];
     Table& table = request.tables[at];
-    Count tokens = computed;
-    if (groups_.size() > 1 && !inside_) {
-      tokens = floor(computed, scheduler_block_);
-      if (drops_ && tokens > 0) tokens = std::min(computed, tokens + spec.block);
-    } else if (groups_.size() > 1 && drops_ && tokens > 0) {
-      tokens = std::min(computed, computed + spec.block);
+    // Modules may still write to the last tokens, where a hit drops a unit for that.
+    const Count settled = std::max<Count>(computed - std::max<Count>(modules_ - 1, 0), 0);
+    const auto whole = [&](Count size) { return inside_ ? size : floor(size, scheduler_block_); };
+    Count tokens = settled;
+    if (groups_.size() > 1) {
+      tokens = whole(computed);
+      if (drops_ && tokens > 0) tokens = std::min(settled, whole(settled) + spec.block);
     }
     const Count before = table.cached;
     const Count hashed = static_cast<Count>(request.hashes.size()) * hash_block_;
@@ -607,11 +712,13 @@ void VllmOracle::publish(Request& request, Count computed) {
     for (Count i = before; i < full; ++i) {
       const Number block = table.columns.at(static_cast<std::size_t>(i));
       if (block == 0 || !is_worth(request, spec, i)) continue;
+      const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
+      if (!entries.empty() && entries.front().tokens == (i + 1) * spec.block) continue;
       drop_keys(block);
       put_key(block, {group, hash_at(request, (i + 1) * spec.block)}, (i + 1) * spec.block);
     }
     table.cached = std::max(before, full);
-    publish_tail(group, request, tokens);
+    publish_tail(group, request, modules_ > 1 && spec.kind == "mamba" ? computed : tokens);
     for (Count i = before; i < full; ++i) {
       const Number block = table.columns[static_cast<std::size_t>(i)];
       if (block == 0) continue;
@@ -666,7 +773,6 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   const Count prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (requests_.contains(operation.id.text())) return refuse(operation, "it runs already");
   if (size == 0 || prompt == 0 || prompt > size) return refuse(operation, "that is no prompt");
-  if (operation.external > 0) return refuse(operation, "external tokens are not taken here");
   Request& request = requests_[operation.id.text()];
   request.known = operation.tokens;
   request.salt = operation.salt;
@@ -675,7 +781,11 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   request.seen = changes_;
   hash(request);
   look_up(request);
-  return Reply().set(ReplyField::cached, request.hit).set(ReplyField::junction, request.junction);
+  request.external =
+      std::max<Count>(std::min<Count>(operation.external, size - 1) - request.hit, 0);
+  return Reply()
+      .set(ReplyField::cached, request.hit + request.external)
+      .set(ReplyField::junction, request.junction);
 }
 
 Result<Reply> VllmOracle::extend(const Operation& operation) {
@@ -683,7 +793,7 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   if (found == requests_.end()) return refuse(operation, "there is no such request");
   Request& request = found->second;
   const Count drafts = operation.drafts.size();
-  const Count start = request.waits ? request.hit : request.computed;
+  const Count start = request.waits ? request.hit + request.external : request.computed;
   const Count fresh = request.known.size() + operation.tokens.size() - start;
   if (!request.drafts.empty()) return refuse(operation, "a verification waits for its accept");
   if (operation.async) return refuse(operation, "nothing runs ahead here");
@@ -696,7 +806,7 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   const Request before = request;
   request.known = request.known.followed_by(operation.tokens);
   hash(request);
-  const Count n = cut(request, start, operation.n);
+  const Count n = leave_rest(request, start, cut(request, start, operation.n));
   if (n == 0) return Reply().set(ReplyField::n, 0);
   if (const std::optional<Refusal> refusal = allocate(request, n)) {
     request.known = before.known;
@@ -749,7 +859,7 @@ Result<Reply> VllmOracle::checkpoint(const Operation& operation) {
   if (found == requests_.end()) return refuse(operation, "there is no such request");
   if (!found->second.drafts.empty()) return refuse(operation, "a verification waits");
   const Request& request = found->second;
-  if (operation.up_to > (request.waits ? request.hit : request.computed))
+  if (operation.up_to > (request.waits ? request.hit + request.external : request.computed))
     return refuse(operation, "that is not computed");
   return Reply().set(ReplyField::exist, 0).set(ReplyField::length, 0);
 }

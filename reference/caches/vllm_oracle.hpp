@@ -62,6 +62,8 @@ class VllmOracle final : public Subject {
     bool running = false;
     Count partial = -1;
     Number partial_block = 0;
+    Count inner = 0;  ///< tokens of the state that the forward stores inside its chunk; 0: none
+    Count inner_column = 0;
   };
   struct Request {
     Tokens known;
@@ -75,6 +77,7 @@ class VllmOracle final : public Subject {
     bool scheduled = false;
     Count seen = 0;
     Count hit = 0;
+    Count external = 0;  ///< tokens behind the hit that come from another server
     std::vector<std::vector<Number>> offered;  ///< columns by group
     Tokens drafts;
   };
@@ -113,26 +116,34 @@ class VllmOracle final : public Subject {
   Count find_state(const std::vector<int>& same, Count most, Request& request);
   bool all_have(const std::vector<int>& same, const Request& request, Count tokens) const;
   Count cut(const Request& request, Count start, Count wanted) const;
+  Count leave_rest(const Request& request, Count start, Count chunk) const;
   Count last_boundary(Count tokens, Count unit) const;
   Count behind(const Group& group, Count tokens) const;
   std::optional<Refusal> allocate(Request& request, Count n);
-  Count need(int group, const Request& request, Count total, Count end) const;
+  struct Span {
+    Count local, total, end;  ///< tokens computed here, with those sent, with those of the chunk
+  };
+  Count need(int group, Request& request, Span span, bool is_whole);
+  Count inner_state(const Table& table, Count block, const Request& request, Span span) const;
+  bool can_store_inside(Count start, Count end, Count place, Count block) const;
   bool waits_for_step(const Request& request) const;
   void release_behind(Request& request, Count tokens);
   void use_offer(Request& request);
+  void receive(Request& request);
   void grow(int group, Request& request, Count end);
   void copy(int group, Table& table, Number target);
   void publish(Request& request, Count computed);
   bool is_worth(const Request& request, const Group& group, Count column) const;
   void publish_tail(int group, Request& request, Count tokens);
+  void publish_inner(int group, const Request& request);
 
   std::vector<Group> groups_;
   std::vector<std::vector<int>> alike_;  ///< groups of one spec, attention first
   Count hash_block_, scheduler_block_, alignment_, state_block_ = 0;
   bool inside_ = false;  ///< hits may end inside a block
   std::optional<Count> retention_;
-  Count drafts_, lookahead_, most_tokens_;
-  bool drops_;
+  Count drafts_, lookahead_, modules_, most_tokens_, inner_unit_;
+  bool drops_, keeps_junctions_inside_;
   std::vector<Block> blocks_;
   std::vector<Number> queue_;
   std::map<Key, std::vector<Number>> keys_;

@@ -22,6 +22,7 @@ enum class ConfigField : std::uint8_t {
   block,
   blocks,
   bootstrap,
+  checkpoint,
   chunked_prefill,
   drafts,
   eagle,
@@ -29,6 +30,7 @@ enum class ConfigField : std::uint8_t {
   flops_token,
   graph_batches,
   groups,
+  hash_algorithm,
   hash_block,
   kv_tokens,
   layers,
@@ -36,6 +38,7 @@ enum class ConfigField : std::uint8_t {
   max_running,
   model_chunk,
   model_config,
+  modules,
   overlap,
   page,
   path_cap,
@@ -46,6 +49,7 @@ enum class ConfigField : std::uint8_t {
   retention,
   routing,
   scheduler,
+  shared_prefix_checkpoint,
   skip_decode_lock,
   state_bytes,
   state_share,
@@ -102,9 +106,14 @@ struct Config {
   std::int64_t blocks = 4096;         ///< blocks of a block cache
   std::int64_t block = 256;           ///< tokens per block
   std::int64_t hash_block = 256;      ///< tokens per hash
-  std::string retention = "none";     ///< `none` or tokens
-  std::string groups;                 ///< attention:816,mamba:1648
+  std::string hash_algorithm = "none";  ///< vLLM's: sha256, sha256_cbor, xxhash or xxhash_cbor
+  std::string retention = "none";       ///< `none` or tokens
+  std::int64_t checkpoint = 0;  ///< tokens: kernels store a state inside the last chunk, at a
+                                ///< multiple of so many behind its start; 0: they do not
+  std::int64_t shared_prefix_checkpoint = 0;  ///< a junction inside a block is kept
+  std::string groups;                         ///< attention:816,mamba:1648
   std::int64_t eagle = 0;
+  std::int64_t modules = 1;     ///< of MTP: each reads one token further ahead in a prefill
   std::int64_t drafts = 0;      ///< draft tokens per verification
   std::string graph_batches;    ///< captured batch sizes, 4,8
   std::int64_t ranks = 1;       ///< data-parallel ranks

@@ -96,7 +96,8 @@ struct PolicyEntry {
   };
   SlotCounts (*slots)(const Config&) = nullptr;
   bool has_tree_verbs = true;
-  bool has_slot_verbs = false;  ///< capture, restore, compact
+  bool has_slot_verbs = false;   ///< capture, restore, compact
+  bool takes_transfers = false;  ///< admit external=: tokens that another server has computed
 };
 
 /// An auditor of a family of policies.

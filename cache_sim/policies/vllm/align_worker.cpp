@@ -36,10 +36,7 @@ AlignWorker::AlignWorker(const BlockRules& rules, const BlockPool& pool, const D
       conv_((std::size_t{pool.block_count()} + 1) * conv_size_),
       recurrent_(std::size_t{pool.block_count()} + 1, Label{.poisoned = true}) {
   for (std::uint32_t group = 0; group < rules.groups.size(); ++group)
-    if (rules.groups[group].kind != GroupKind::mamba)
-      kv_groups_.push_back(group);
-    else if (rules.drafts < rules.groups[group].block)
-      state_groups_.push_back(group);
+    (rules.groups[group].kind == GroupKind::mamba ? state_groups_ : kv_groups_).push_back(group);
 }
 
 void AlignWorker::report(const std::string& text, const std::string& expected,
@@ -99,8 +96,27 @@ void AlignWorker::copy_block(const BlockCopy& copy) {
 
 void AlignWorker::run(const WorkerRow& row) {
   take_fingerprints(row.tokens, row.end);
+  if (row.external > 0) load(row);
   run_kv(row);
   if (!state_groups_.empty()) run_states(row);
+}
+
+/// KV where the group has a block for it, and the state behind the last token.
+void AlignWorker::load(const WorkerRow& row) {
+  for (const std::uint32_t group : kv_groups_) {
+    const std::int64_t size = rules_.groups[group].block;
+    for (std::int64_t i = row.start - row.external; i < row.start; ++i) {
+      const BlockId block = column_of(row.request->tables[group], i / size);
+      if (block != kNullBlock) kv_of(block)[i % size] = fingerprint_at(i);
+    }
+  }
+  for (const std::uint32_t group : state_groups_) {
+    const std::int64_t column = (row.start - 1) / rules_.splitter_block;
+    const BlockId block = column_of(row.request->tables[group], column);
+    if (block != kNullBlock)
+      store_prefix(row, block, row.start,
+                   label_of(row.tokens, static_cast<std::uint32_t>(row.start)));
+  }
 }
 
 void AlignWorker::run_kv(const WorkerRow& row) {
@@ -298,7 +314,6 @@ void AlignWorker::check_entry(const BlockPool::Entry& entry) {
     return i < 0 ? 0 : prefix.fingerprint(static_cast<std::uint32_t>(i + 1));
   };
   if (spec.kind == GroupKind::mamba) {
-    if (state_groups_.empty()) return;
     ++checks_.hashed;
     const Label& state = recurrent_[entry.block];
     if (state != label_of(prefix, entry.tokens))

@@ -13,7 +13,8 @@
 // all of them lie in column `current` alone. `accepted`, a number of the request's row in the
 // batch, says at which of these states the next step begins.
 //
-//   before the forward   block copies (copy-on-write); then, where the running column changes, the
+//   before the forward   block copies (copy-on-write), what another server has sent; then, where
+//   the running column changes, the
 //                        state at column previous + accepted - 1 goes to the new one, the conv rows
 //                        shifted by accepted - 1, and accepted becomes 1
 //   forward              a row that verifies drafts, or computes one token behind the prompt,
@@ -44,7 +45,8 @@ struct WorkerRow {
   Tokens tokens;       ///< all that are known, then the drafts
   std::int64_t start;  ///< the step computes tokens start … end - 1
   std::int64_t end;
-  std::int64_t drafts;  ///< the last ones of these
+  std::int64_t drafts;        ///< the last ones of these
+  std::int64_t external = 0;  ///< tokens before `start` that another server has sent
 };
 
 class AlignWorker {
@@ -57,8 +59,7 @@ class AlignWorker {
     std::int64_t kv = 0;      ///< tokens whose KV a forward read
   };
 
-  /// `defect`: a rule to break; null for none. Where a block has no more tokens than a verification
-  /// drafts, one step may pass two block ends, which vLLM does not serve: states are not followed.
+  /// `defect`: a rule to break; null for none.
   AlignWorker(const BlockRules& rules, const BlockPool& pool, const Defect* defect);
 
   /// A request comes into the batch at this place.
@@ -88,6 +89,7 @@ class AlignWorker {
 
   void copy_block(const BlockCopy& copy);
   void run(const WorkerRow& row);
+  void load(const WorkerRow& row);
   void run_kv(const WorkerRow& row);
   void run_states(const WorkerRow& row);
   bool is_verification(const WorkerRow& row, bool is_new) const;

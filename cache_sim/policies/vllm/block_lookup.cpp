@@ -4,6 +4,7 @@
 #include "cache_sim/policies/vllm/block_manager.hpp"
 #include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
+#include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -66,6 +67,9 @@ std::int64_t BlockManager::find_window(const SpecGroup& spec, std::int64_t most,
   std::int64_t run = 0;
   std::int64_t size = -1;
   for (std::int64_t i = most / block - 1; i >= 0 && size < 0; --i) {
+    require(!planted(kLooksForMissingHashes) ||
+                (i + 1) * block <= std::ssize(*sought_) * rules_.hash_block,
+            "a block that is looked for has a hash");
     if (!find_all(spec, (i + 1) * block)) {
       run = 0;
       continue;
@@ -200,6 +204,15 @@ std::int64_t BlockManager::split(const BlockRequest& request, std::int64_t start
     stop(is_fine ? junction : start + floor_to(junction - start, block));
   }
   return std::max<std::int64_t>(end - start, 0);
+}
+
+std::int64_t BlockManager::leave_rest(const BlockRequest& request, std::int64_t start,
+                                      std::int64_t cut) const {
+  const std::int64_t rest = request.known - start - cut;
+  if (rest <= 0 || rest >= rules_.prefill_lookahead) return cut;
+  LOCKSTEP_MARK("vllm.leaves_a_rest_for_modules");
+  const std::int64_t shorter = std::max<std::int64_t>(cut - (rules_.prefill_lookahead - rest), 0);
+  return shorter > 0 || planted(kShortensChunksToNothing) ? shorter : cut;
 }
 
 }  // namespace lockstep::cache_sim

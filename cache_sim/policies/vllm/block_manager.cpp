@@ -17,6 +17,7 @@ BlockManager::BlockManager(BlockRules rules, const Defect* defect)
       published_(rules_.groups.size()),
       added_(rules_.groups.size()) {
   hit_.columns.resize(rules_.groups.size());
+  rules_.checkpoints_from_inside = planted(kCheckpointsBehindPartialHits);
 }
 
 // --- What an allocation needs --------------------------------------------------------------------
@@ -82,8 +83,14 @@ std::int64_t BlockManager::need_of_mamba(std::uint32_t group, BlockRequest& requ
     table.checkpoint = checkpoint;
     table.checkpoint_column = ceil_div(demand.main, block) - 2;
   }
+  // The state that another server sends lies in a column of its own, where the chunk passes its
+  // end.
+  const auto hits = static_cast<std::int64_t>(hit.size());
+  const std::int64_t sent = ceil_div(demand.total, block);
+  const bool keeps_sent = demand.total > demand.local && sent > hits &&
+                          ceil_div(demand.main, block) > sent && !planted(kForgetsTheSentState);
   if (fresh > 0)
-    fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (checkpoint > 0 ? 1 : 0) +
+    fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (keeps_sent ? 1 : 0) + (checkpoint > 0 ? 1 : 0) +
                                 (table.has_running ? 0 : rules_.drafts));
   return fresh + free_among(hit);
 }
@@ -313,6 +320,7 @@ void BlockManager::take_new(BlockRequest& request, const Demand& demand) {
 /// key is published, nothing is given back.
 std::int64_t BlockManager::quiet_until(const BlockRequest& request, std::int64_t total) const {
   if (rules_.drafts > 0 || rules_.hash_lookahead > 0 || total <= request.prompt) return 0;
+  if (rules_.prefill_lookahead > 1) return 0;  // keys come some tokens behind their block
   std::int64_t until = std::numeric_limits<std::int64_t>::max();
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];

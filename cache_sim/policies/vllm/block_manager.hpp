@@ -112,6 +112,11 @@ class BlockManager {
   std::int64_t split(const BlockRequest& request, std::int64_t start, std::int64_t tokens,
                      std::int64_t most_tokens) const;
 
+  /// A chunk of `cut` tokens, shortened so that the prefill ends with it or leaves what the
+  /// drafting modules read behind a chunk. Never to nothing: a chunk that has to end with a block
+  /// would be shortened in every step.
+  std::int64_t leave_rest(const BlockRequest& request, std::int64_t start, std::int64_t cut) const;
+
   /// Copies that were queued in this step.
   const std::vector<BlockCopy>& copies() const { return copies_; }
   /// Columns that the last successful allocation added, by group: for a hit inside a block the

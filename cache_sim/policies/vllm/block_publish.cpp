@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "cache_sim/policies/vllm/block_manager.hpp"
+#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -91,6 +92,9 @@ void BlockManager::publish_full(std::uint32_t group, BlockRequest& request, std:
     const BlockId block = table.columns[static_cast<std::size_t>(i)];
     if (block == kNullBlock || !is_kept(spec, i)) continue;
     const std::int64_t end = (i + 1) * spec.block;
+    // With modules a chunk's last state is keyed before the blocks that it fills are.
+    if (rules_.prefill_lookahead > 1 && pool_.has_key(block) && pool_.primary(block).tokens == end)
+      continue;
     if (pool_.has_key(block)) {
       require(pool_.primary(block).tokens < end, "a block that becomes full had keys for less");
       pool_.remove_keys(block);
@@ -185,7 +189,11 @@ void BlockManager::publish(BlockRequest& request, std::int64_t computed) {
     publish_full(group, request, tokens);
     const std::int64_t after = table.cached;
     if (spec.kind == GroupKind::attention) publish_attention_tail(group, request, tokens);
-    if (spec.kind == GroupKind::mamba) publish_state_tail(group, request, tokens);
+    // The last chunk's state is there whatever modules will write again, and stands for its end.
+    const bool is_late = planted(kKeysStatesLate);
+    if (spec.kind == GroupKind::mamba)
+      publish_state_tail(group, request,
+                         is_late || rules_.prefill_lookahead <= 1 ? tokens : computed);
     for (std::int64_t i = before; i < after; ++i) {
       const BlockId block = table.columns[static_cast<std::size_t>(i)];
       if (block != kNullBlock && pool_.has_key(block))

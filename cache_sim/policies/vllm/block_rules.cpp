@@ -47,6 +47,7 @@ Result<GroupSpec> parse_group(std::string_view text) {
 bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64_t end,
                          std::int64_t position, std::int64_t block) {
   if (rules.checkpoint_alignment == 0) return false;
+  if (start % block != 0 && !rules.checkpoints_from_inside) return false;
   const std::int64_t column = ceil_div(end, block) - 2;
   const std::int64_t first = start == 0 ? -1 : (start - 1) / block;
   return start % rules.hash_block == 0 && column > first && start + rules.hash_block <= position &&
@@ -123,8 +124,33 @@ Result<BlockRules> BlockRules::of(const Config& config) {
     return fail("field retention: attention alone keeps every block");
   rules.drafts = config.drafts;
   rules.drops = config.eagle == 2;
-  rules.hash_lookahead = config.eagle == 1 ? 1 : 0;
+  if (mamba_block > 0 && config.drafts >= mamba_block)
+    return fail(
+        fmt::format("field drafts: {} drafts and a token do not fit into a state's block of "
+                    "{} tokens",
+                    config.drafts, mamba_block));
+  if (config.modules > 1 && config.eagle == 0)
+    return fail("field modules: MTP modules are an EAGLE of their own: eagle=1 or 2");
+  rules.hash_lookahead = config.eagle == 1 ? config.modules : 0;
+  rules.prefill_lookahead = config.eagle == 0 ? 0 : config.modules;
   rules.complete();
+  if (rules.prefill_lookahead > rules.scheduler_block)
+    return fail(fmt::format("field modules: {} is more than the {} tokens of a block",
+                            config.modules, rules.scheduler_block));
+  if (config.hash_algorithm != "none") {
+    rules.hash_algorithm = block_hash_algorithm_from(config.hash_algorithm);
+    if (!rules.hash_algorithm)
+      return fail(fmt::format(
+          "field hash_algorithm: `{}` is none of none, sha256, sha256_cbor, xxhash, xxhash_cbor",
+          config.hash_algorithm));
+  }
+  rules.checkpoint_blocks = config.checkpoint > 0 ? 1 : 0;
+  rules.checkpoint_alignment = config.checkpoint;
+  rules.shared_prefix_checkpoint = config.shared_prefix_checkpoint != 0;
+  if (rules.shared_prefix_checkpoint && (!rules.drops || !rules.partial))
+    return fail(
+        "field shared_prefix_checkpoint: it needs eagle=2 and states that may lie inside a "
+        "block");
   if (rules.retention && *rules.retention % rules.scheduler_block != 0)
     return fail(
         fmt::format("field retention: {} is no multiple of {}, which all groups' blocks divide",

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "cache_sim/policies/vllm/block_hash.hpp"
 #include "reference/protocol/config.hpp"
 
 namespace lockstep::cache_sim {
@@ -33,13 +34,15 @@ struct BlockRules {
   std::vector<GroupSpec> groups;
   std::int64_t blocks = 0;  ///< block 0 among them
   std::int64_t hash_block = 0;
-  std::optional<std::int64_t> retention;  ///< none: every block end is kept
-  std::int64_t drafts = 0;                ///< scratch states behind the running one
+  std::optional<BlockHashAlgorithm> hash_algorithm;  ///< none: keys are told apart by digests
+  std::optional<std::int64_t> retention;             ///< none: every block end is kept
+  std::int64_t drafts = 0;                           ///< scratch states behind the running one
   bool drops = false;  ///< EAGLE: a hit loses its last unit, because the next token was in its KV
-  std::int64_t hash_lookahead = 0;     ///< or hashes cover so many tokens behind their block
-  std::int64_t prefill_lookahead = 0;  ///< of multi-module MTP: tokens that may be prefilled again
-  std::int64_t checkpoint_blocks = 0;  ///< 1: kernels store a state inside their last chunk
+  std::int64_t hash_lookahead = 0;        ///< or hashes cover so many tokens behind their block
+  std::int64_t prefill_lookahead = 0;     ///< tokens behind a chunk that drafting modules read
+  std::int64_t checkpoint_blocks = 0;     ///< 1: kernels store a state inside their last chunk
   std::int64_t checkpoint_alignment = 0;  ///< of such a state, from the chunk's start
+  bool checkpoints_from_inside = false;   ///< also of a chunk that begins inside a block
   bool shared_prefix_checkpoint = false;  ///< a junction inside a block is kept, too
   std::int64_t max_length = std::int64_t{1} << 30;
   std::int64_t max_in_flight = std::int64_t{1} << 30;  ///< tokens scheduled and not settled
@@ -73,7 +76,9 @@ inline std::int64_t last_checkpoint(const BlockRules& rules, std::int64_t tokens
   return proof <= 0 ? 0 : floor_to(proof, unit);
 }
 
-/// Whether kernels can store the state after `position` tokens inside the chunk [start, end).
+/// Whether kernels can store the state after `position` tokens inside the chunk [start, end). From
+/// inside a block they do not: that block's own end would be passed without its state (vLLM 0.33
+/// passes it).
 bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64_t end,
                          std::int64_t position, std::int64_t block);
 

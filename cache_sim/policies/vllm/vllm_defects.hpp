@@ -13,6 +13,30 @@ inline const Defect kCopiesUnwrittenKv{
     "vllm-align:copies-unwritten-kv",
     "a hit inside an attention block copies it before this step's forward has written it (0.33)"};
 
+inline const Defect kForgetsTheSentState{
+    "vllm-align:forgets-the-sent-state",
+    "no block is counted for the state that another server sends, and one too many is popped "
+    "(0.33)"};
+inline const Defect kCheckpointsBehindPartialHits{
+    "vllm-align:checkpoints-behind-partial-hits",
+    "a chunk that begins inside a block stores a state inside itself and passes that block's end, "
+    "whose key then stands for the state at its beginning (0.33)"};
+inline const Defect kPreemptsUnrunChunks{"vllm-align:preempts-unrun-chunks",
+                                         "a request that is preempted in the step that scheduled "
+                                         "it leaves keys of blocks that no forward "
+                                         "has written, as the priority policy does (0.33)"};
+inline const Defect kShortensChunksToNothing{"vllm-align:shortens-chunks-to-nothing",
+                                             "a chunk that has to end with a block is shortened to "
+                                             "nothing for the MTP modules, in every step "
+                                             "(0.33)"};
+inline const Defect kKeysStatesLate{
+    "vllm-align:keys-states-late",
+    "with MTP modules the prompt's last state is keyed by the tokens before those that they write "
+    "again (0.33)"};
+inline const Defect kLooksForMissingHashes{
+    "vllm-align:looks-for-missing-hashes",
+    "a look-up of sliding windows goes to the prompt's end, where hashes that cover several tokens "
+    "behind their block do not exist yet (0.33)"};
 // Of the worker (align_worker.hpp): what moves states wrongly, and the one rule of the manager
 // whose break only the states show.
 inline const Defect kForgetsAcceptedWithoutDrafts{

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/require.hpp"
 #include "reference/protocol/schedule.hpp"
 
@@ -18,7 +19,8 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
       defect_(options.defect),
       manager_(std::move(rules), options.defect),
       keys_(static_cast<std::uint32_t>(manager_.rules().hash_block),
-            static_cast<std::uint32_t>(manager_.rules().hash_lookahead)) {
+            static_cast<std::uint32_t>(manager_.rules().hash_lookahead),
+            manager_.rules().hash_algorithm) {
   const SchedulerOptions scheduler = *SchedulerOptions::of(config_);
   most_tokens_ = scheduler.chunked_prefill;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
@@ -74,7 +76,8 @@ void VllmPolicy::run_worker() {
                     .tokens = request.known.followed_by(request.drafts),
                     .start = request.start,
                     .end = request.blocks.computed,
-                    .drafts = request.drafts.size()});
+                    .drafts = request.drafts.size(),
+                    .external = request.loads ? request.external : 0});
   }
   worker_->forward(manager_.copies(), rows);
 }
@@ -103,7 +106,6 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (prompt > size) return fail("admit: the prompt is longer than the tokens");
   if (prompt == 0) return fail("admit: vLLM takes no prompt without a token");
-  if (operation.external > 0) return fail("admit: external tokens are not taken here");
   if (places_.empty()) {
     places_.push_back(static_cast<std::uint32_t>(requests_.size()));
     requests_.emplace_back();
@@ -117,6 +119,9 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   request.blocks.known = size;
   request.blocks.computed = 0;
   look_up(request);
+  const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
+  request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
+  request.loads = false;
   request.id = operation.id;
   request.salt = operation.salt;
   request.waits = true;
@@ -130,7 +135,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   if (place_of_.size() <= operation.id.index()) place_of_.resize(operation.id.index() + 1);
   place_of_[operation.id.index()] = place + 1;
   Reply reply;
-  reply.set(ReplyField::cached, request.hit.tokens);
+  reply.set(ReplyField::cached, request.hit.tokens + request.external);
   reply.set(ReplyField::junction, request.hit.junction);
   return reply;
 }
@@ -140,7 +145,8 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   if (!found) return tl::unexpected(found.error());
   VllmRequest& request = **found;
   if (operation.async) return fail("extend: async=1 is for a config with overlap=1");
-  const std::int64_t start = request.waits ? request.hit.tokens : request.blocks.computed;
+  const std::int64_t start =
+      request.waits ? request.hit.tokens + request.external : request.blocks.computed;
   const std::uint32_t drafts = operation.drafts.size();
   const std::int64_t fresh = request.blocks.known + operation.tokens.size() - start;
   if (operation.n > fresh + drafts || (drafts != 0 && operation.n != fresh + drafts))
@@ -159,14 +165,16 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
     request.blocks.known = request.known.size();
     keys_.extend(request.blocks.keys, request.known, request.salt);
   }
-  const std::int64_t n = manager_.split(request.blocks, start, operation.n, most_tokens_);
+  const std::int64_t cut = manager_.split(request.blocks, start, operation.n, most_tokens_);
+  const std::int64_t n = manager_.leave_rest(request.blocks, start, cut);
   Reply reply;
   reply.set(ReplyField::n, n);
   Allocated allocated = Allocated::yes;
   if (n > 0)
-    allocated = manager_.allocate(
-        request.blocks,
-        {.tokens = n, .hit = request.waits ? &request.hit : nullptr, .must_fit = request.waits});
+    allocated = manager_.allocate(request.blocks, {.tokens = n,
+                                                   .hit = request.waits ? &request.hit : nullptr,
+                                                   .external = request.waits ? request.external : 0,
+                                                   .must_fit = request.waits});
   if (n == 0) return reply;
   if (allocated != Allocated::yes) {
     request.known = before;
@@ -175,6 +183,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
   }
   ++changes_;
+  request.loads = request.waits && request.external > 0;
   request.waits = false;
   request.blocks.computed = start + n;
   request.scheduled = true;
@@ -217,7 +226,10 @@ Result<Reply> VllmPolicy::release(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
   if (request == nullptr || (operation.verb != Verb::abort && !request->drafts.empty()))
     return tl::unexpected(idle(operation).error());
-  if (request->scheduled) forward();
+  if (request->scheduled && operation.verb == Verb::preempt && defect_ == &kPreemptsUnrunChunks)
+    std::erase(scheduled_, static_cast<std::uint32_t>(request - requests_.data()));
+  else if (request->scheduled)
+    forward();
   if (!request->waits) ++changes_;
   manager_.free(request->blocks);
   request->id = Name();
@@ -231,8 +243,8 @@ Result<Reply> VllmPolicy::release(const Operation& operation) {
 Result<Reply> VllmPolicy::checkpoint(const Operation& operation) {
   const Result<VllmRequest*> request = idle(operation);
   if (!request) return tl::unexpected(request.error());
-  const std::int64_t computed =
-      (*request)->waits ? (*request)->hit.tokens : (*request)->blocks.computed;
+  const std::int64_t computed = (*request)->waits ? (*request)->hit.tokens + (*request)->external
+                                                  : (*request)->blocks.computed;
   if (operation.up_to > computed)
     return fail(fmt::format("checkpoint: up_to={} is beyond the {} tokens computed",
                             operation.up_to, computed));
@@ -369,10 +381,17 @@ std::unique_ptr<Subject> make_retention_0(const SubjectOptions& options) {
   return make(sparse);
 }
 
-const ConfigFields kSparseFields{ConfigField::blocks,     ConfigField::block, ConfigField::groups,
-                                 ConfigField::hash_block, ConfigField::eagle, ConfigField::drafts};
-const ConfigFields kFields{ConfigField::blocks,     ConfigField::block, ConfigField::groups,
-                           ConfigField::hash_block, ConfigField::eagle, ConfigField::drafts,
+const ConfigFields kSparseFields{
+    ConfigField::blocks,         ConfigField::block,
+    ConfigField::groups,         ConfigField::hash_block,
+    ConfigField::eagle,          ConfigField::drafts,
+    ConfigField::hash_algorithm, ConfigField::checkpoint,
+    ConfigField::modules,        ConfigField::shared_prefix_checkpoint};
+const ConfigFields kFields{ConfigField::blocks,         ConfigField::block,
+                           ConfigField::groups,         ConfigField::hash_block,
+                           ConfigField::eagle,          ConfigField::drafts,
+                           ConfigField::hash_algorithm, ConfigField::checkpoint,
+                           ConfigField::modules,        ConfigField::shared_prefix_checkpoint,
                            ConfigField::retention};
 
 const Registration<PolicyEntry> kVllmAlign{
@@ -382,7 +401,8 @@ const Registration<PolicyEntry> kVllmAlign{
      .config_fields = kFields,
      .make = make,
      .check = check_config,
-     .has_tree_verbs = false}};
+     .has_tree_verbs = false,
+     .takes_transfers = true}};
 const Registration<PolicyEntry> kVllmAlignRetention0{
     {.name = "vllm-align-retention-0",
      .summary = "the same, states kept at prompt ends and where prefixes part (retention 0)",
@@ -390,7 +410,8 @@ const Registration<PolicyEntry> kVllmAlignRetention0{
      .config_fields = kSparseFields,
      .make = make_retention_0,
      .check = check_config,
-     .has_tree_verbs = false}};
+     .has_tree_verbs = false,
+     .takes_transfers = true}};
 
 }  // namespace
 

@@ -34,12 +34,14 @@ struct VllmRequest {
   Name salt;
   Tokens known;
   BlockRequest blocks;
-  BlockHit hit;            ///< of its look-up, while it waits
-  bool waits = false;      ///< looked up, and nothing allocated
-  std::uint64_t seen = 0;  ///< how often the cache had changed at that look-up
-  bool scheduled = false;  ///< in the step that is being decided
-  std::int64_t start = 0;  ///< the first token that this step, or the last one, computes
-  Tokens drafts;           ///< of a verification that waits for its accept
+  BlockHit hit;               ///< of its look-up, while it waits
+  bool waits = false;         ///< looked up, and nothing allocated
+  std::uint64_t seen = 0;     ///< how often the cache had changed at that look-up
+  bool scheduled = false;     ///< in the step that is being decided
+  std::int64_t start = 0;     ///< the first token that this step, or the last one, computes
+  std::int64_t external = 0;  ///< tokens behind the hit that come from another server
+  bool loads = false;         ///< they come in the step that is being decided
+  Tokens drafts;              ///< of a verification that waits for its accept
 };
 
 class VllmPolicy final : public Subject {
