@@ -172,7 +172,9 @@ std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
     plans.push_back(
         {"Conversations with long documents (Mooncake)",
          "The first requests of Mooncake’s conversation trace, from a real service: "
-         "long prompts, few of which share more than their beginning.",
+         "long prompts, few of which share more than their beginning. The trace has no answers, so "
+         "no prompt goes on with one, and a state behind an answer is never hit: beside branches "
+         "those are all that Marconi keeps.",
          {.workload = mooncake, .policies = policies, .capacities = gibs({16, 64, 256, 1024})}});
   plans.push_back(
       {"Multi-turn chats (sglang-w1)",
@@ -209,7 +211,7 @@ std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
 }
 
 std::vector<std::string> conclusions_of(const Comparison& comparison) {
-  std::vector<std::string> sentences{bound_sentence(comparison)};
+  std::vector<std::string> sentences{choice_sentence(comparison), bound_sentence(comparison)};
   std::vector<std::string> told;
   for (const ComparedPolicy& row : comparison.policies) {
     const bool known = std::find(told.begin(), told.end(), row.policy) != told.end();
@@ -218,7 +220,6 @@ std::vector<std::string> conclusions_of(const Comparison& comparison) {
     sentences.push_back(memory_sentence(comparison, row.policy));
     if (is_hybrid(row)) sentences.push_back(states_sentence(comparison, row.policy));
   }
-  sentences.push_back(choice_sentence(comparison));
   sentences.push_back(eviction_sentence(comparison));
   std::erase(sentences, "");
   return sentences;

@@ -88,13 +88,15 @@ An accuracy is an error against the reference in double, beside what the yardsti
 constexpr std::string_view kComparing = R"html(
 <h2 id="comparisons">Which policy for which workload</h2>
 <p>The same requests under several policies, at several amounts of memory. <code>kv-bound</code>,
-<code>state-at-end</code>, <code>state-at-end-and-branch</code>, <code>belady</code> and
-<code>lru</code> are ideal: they take the requests one after the other and have no running requests
-to hold memory for; <code>belady</code> knows the future. <code>kv-bound</code>,
-<code>belady</code> and <code>lru</code> are about attention alone, in whole blocks of the workload.
-The others are a server’s policies behind a scheduler on a virtual clock; those for hybrid models
-split the memory between KV and states. A state that was never hit and dead KV, which no state
-makes reachable, are memory spent for nothing.</p>
+<code>state-at-end</code>, <code>state-at-end-and-branch</code>, <code>belady</code>,
+<code>belady-states</code> and <code>lru</code> are ideal: they take the requests one after the
+other and have no running requests to hold memory for; <code>belady</code> and
+<code>belady-states</code> know the future. <code>kv-bound</code>, <code>belady</code> and
+<code>lru</code> are about attention alone, in whole blocks of the workload. The others are a
+server’s policies behind a scheduler on a virtual clock; those for hybrid models cut the memory as
+their servers do: SGLang’s into KV and states, Marconi’s by the byte, vLLM’s into blocks whose KV is
+as large as a state. A state that was never hit and dead KV, which no state makes reachable, are
+memory spent for nothing.</p>
 )html";
 
 // --- Small pieces --------------------------------------------------------------------------------
