@@ -89,6 +89,82 @@ TEST_F(LabelStates, thePartsOfAStateMoveEachByItself) {
   EXPECT_EQ(labels.conv(kOne), label_of(text, 13));
 }
 
+// A verification reads the state; which of the states it has left becomes the state is said later.
+TEST_F(LabelStates, aVerificationLeavesAStateBehindEachToken) {
+  for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
+  const Tokens known = tokens("a9+b1"), drafts = tokens("c3");
+  labels.advance_state(kOne, known, 0, 8);
+  for (const StatePart part : kStateParts)
+    labels.verify_state(kOne, part, {.known = known, .begin = 8, .drafts = drafts, .parents = {}});
+  expect_label(kOne, known.prefix(8));
+  const Tokens all = known.followed_by(drafts);
+  for (std::uint32_t at = 0; at < 5; ++at) {
+    for (const StatePart part : kStateParts) labels.commit_state(kOne, at, kTwo, part);
+    expect_label(kTwo, all.prefix(9 + at));
+  }
+  labels.commit_state(kOne, 3, kOne, StatePart::conv);
+  EXPECT_EQ(labels.recurrent(kOne), label_of(known, 8)) << "each part is committed by itself";
+  EXPECT_EQ(labels.conv(kOne), label_of(all, 12));
+  labels.commit_state(kOne, 5, kOne, StatePart::conv);
+  EXPECT_EQ(found(), "out-of-range") << "the row has five tokens";
+  labels.commit_state(kTwo, 0, kOne, StatePart::conv);
+  EXPECT_EQ(found(), "out-of-range") << "nothing was verified from that slot";
+}
+
+TEST_F(LabelStates, draftsOfATreeStandBehindTheirParents) {
+  for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
+  const Tokens known = tokens("a5"), drafts = tokens("[1,2,3,4]");
+  const std::vector<std::int64_t> parents{0, 0, 1, 2};
+  labels.advance_state(kOne, known, 0, 4);
+  for (const StatePart part : kStateParts)
+    labels.verify_state(kOne, part,
+                        {.known = known, .begin = 4, .drafts = drafts, .parents = parents});
+  const char* const ways[] = {"a5", "a5+[1]", "a5+[2]", "a5+[1,3]", "a5+[2,4]"};
+  for (std::uint32_t at = 0; at < 5; ++at) {
+    for (const StatePart part : kStateParts) labels.commit_state(kOne, at, kTwo, part);
+    expect_label(kTwo, tokens(ways[at]));
+  }
+}
+
+TEST_F(LabelStates, aVerificationContinuesItsOwnPrefix) {
+  for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
+  const Tokens known = tokens("a5"), drafts = tokens("b2");
+  const VerifiedRow row{.known = known, .begin = 4, .drafts = drafts, .parents = {}};
+  labels.verify_state(kOne, StatePart::recurrent, row);
+  EXPECT_EQ(found(), "wrong-state-prefix");
+  labels.commit_state(kOne, 0, kTwo, StatePart::recurrent);
+  EXPECT_EQ(found(), "out-of-range");
+  labels.advance_state(kOne, known, 0, 4);
+  labels.verify_state(kOne, StatePart::recurrent, row);
+  labels.free_state(kOne);
+  labels.commit_state(kOne, 0, kTwo, StatePart::recurrent);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+  fresh(kOne);
+  labels.commit_state(kOne, 0, kTwo, StatePart::recurrent);
+  EXPECT_EQ(found(), "out-of-range") << "what a verification left goes with its slot";
+}
+
+TEST_F(LabelStates, aTransferWritesAPart) {
+  labels.allocate_state(kOne);
+  labels.receive_state(kOne, StatePart::recurrent, tokens("a9"), 7);
+  EXPECT_EQ(labels.recurrent(kOne), label_of(tokens("a7"), 7));
+  EXPECT_TRUE(labels.conv(kOne).poisoned) << "nobody has sent it";
+  labels.receive_state(kTwo, StatePart::conv, tokens("a9"), 7);
+  EXPECT_EQ(found(), "freed-slot-in-use");
+}
+
+TEST_F(LabelStates, rowsOfNobodyHaveSlotZero) {
+  fresh(kOne);
+  labels.run_nobodys_row({0});
+  labels.run_nobodys_row(kTwo);
+  EXPECT_EQ(found(), "") << "a free slot stands for nothing";
+  labels.run_nobodys_row(kOne);
+  EXPECT_EQ(found(), "padding-leak");
+  EXPECT_TRUE(labels.recurrent(kOne).poisoned);
+  labels.run_nobodys_row({4});
+  EXPECT_EQ(found(), "out-of-range");
+}
+
 // A pool's table costs memory for the slots that are used: this one would have 64 GiB.
 TEST(LargePools, costWhatIsUsedOfThem) {
   LabelState labels{std::int64_t{1} << 30, std::int64_t{1} << 31};

@@ -50,6 +50,10 @@ class LastLength final : public LayerState {
     lengths_[slot.value] = end;
   }
   void free_state(StateSlot) override {}
+  void verify_state(StateSlot, StatePart, const VerifiedRow&) override {}
+  void commit_state(StateSlot, std::uint32_t, StateSlot, StatePart) override {}
+  void receive_state(StateSlot, StatePart, const Tokens&, std::uint32_t) override {}
+  void run_nobodys_row(StateSlot) override {}
   bool keeps_kv() const override { return false; }
   void allocate_kv(KvSlots) override {}
   void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}

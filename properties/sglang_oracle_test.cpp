@@ -751,7 +751,7 @@ TEST(SglangOracle, operationsOnWhatIsNotThereAreErrors) {
                                         "copy from=s to=t",
                                         "free slot=s",
                                         "admit id=r tokens=a8 prompt=9",
-                                        "admit id=r tokens=a8 external=4",
+                                        "step ids=r padded=0",
                                         "admit id=r tokens=a0",
                                         "insert tokens=a3 prev=1"})
       EXPECT_EQ(cache.ask(line), "error") << policy << ' ' << line;

@@ -19,7 +19,7 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
   if (operation.verb == Verb::check) check_sums(reply, findings);
   if (operation.verb == Verb::admit) {
     const std::int64_t cached = reply.get(ReplyField::cached);
-    const std::int64_t most = most_cached(operation);
+    const std::int64_t most = std::max(most_cached(operation), operation.external);
     // The whole prompt is reported by whoever checks every subject's admissions.
     if (cached > most && cached < std::int64_t{operation.tokens.size()})
       findings.push_back(

@@ -32,6 +32,13 @@ int change_of_holders(const Operation& operation, const Reply& reply) {
   }
 }
 
+/// See PolicyEntry::takes_server_fields; every subject takes padded rows.
+std::string_view server_field(const Operation& operation) {
+  if (operation.verb == Verb::extend && !operation.parents.empty()) return "parents";
+  if (operation.verb == Verb::finish && operation.up_to != Operation::kAbsent) return "up_to";
+  return "";
+}
+
 }  // namespace
 
 ReplaySession::ReplaySession(const RunOptions& options) : options_(options) {}
@@ -92,6 +99,10 @@ bool ReplaySession::has_sequence_verbs() const {
 
 /// A sentence where one of the subjects does not understand verbs of the operation's level.
 std::string ReplaySession::who_lacks_level(const Operation& operation) const {
+  if (const std::string_view field = server_field(operation); !field.empty())
+    for (std::size_t i = 0; i < subject_count(); ++i)
+      if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_server_fields)
+        return fmt::format("{}: {} takes no field {}", to_string(operation.verb), seat.name, field);
   const bool is_tree = is_tree_verb(operation.verb);
   if (!is_tree && !is_sequence_verb(operation.verb)) return "";
   for (std::size_t i = 0; i < subject_count(); ++i) {

@@ -13,7 +13,7 @@ constexpr ConfigFields kCommonFields{
     ConfigField::policy,          ConfigField::kv_tokens,   ConfigField::state_slots,
     ConfigField::chunked_prefill, ConfigField::max_running, ConfigField::request_rows,
     ConfigField::step_time,       ConfigField::model_chunk, ConfigField::ranks,
-    ConfigField::routing,         ConfigField::scheduler};
+    ConfigField::routing,         ConfigField::scheduler,   ConfigField::graph_batches};
 
 /// A policy that would ignore a field which somebody set says so instead.
 Result<void> check_config(const PolicyEntry& policy, const Config& config) {
@@ -32,6 +32,9 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
     return fail(fmt::format("field scheduler: policy {} is none of SGLang's", policy.name));
   if (scheduler->vllm && !policy.config_fields.contains(ConfigField::blocks))
     return fail(fmt::format("field scheduler: policy {} is none of vLLM's", policy.name));
+  if (!config.graph_batches.empty() && config.graphs().empty())
+    return fail(fmt::format("field graph_batches: `{}` is no list of ascending numbers of rows",
+                            config.graph_batches));
   if (config.kv_tokens < config.page)
     return fail(fmt::format("field kv_tokens: {} is less than one page of {}", config.kv_tokens,
                             config.page));
@@ -76,6 +79,8 @@ Started start_oracle(const std::string& name, const RunOptions& options) {
     if (const Result<void> fits = check_config(*policy, options.config); !fits)
       return tl::unexpected(fits.error());
   auto seat = std::make_unique<SubjectSeat>();
+  if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name))
+    seat->takes_server_fields = policy->takes_server_fields;
   seat->is_oracle = true;
   seat->subject = entry->make({.config = options.config, .layers = &no_layers});
   return seat;
@@ -87,6 +92,7 @@ Started start_policy(const std::string& name, const RunOptions& options) {
   if (const Result<void> fits = check_config(*entry, options.config); !fits)
     return tl::unexpected(fits.error());
   auto seat = std::make_unique<SubjectSeat>();
+  seat->takes_server_fields = entry->takes_server_fields;
   SubjectOptions subject{.config = options.config, .layers = &no_layers};
   if (options.defect_name.starts_with(name + ":")) subject.defect = options.defect;
   if (options.check != CheckLevel::off) {

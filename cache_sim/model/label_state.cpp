@@ -73,20 +73,26 @@ void LabelState::copy_state(StateSlot source, StateSlot target, StatePart part) 
     label_at(target, part) = label_at(source, part);
 }
 
-/// False where the part stood for another prefix, which is reported.
-bool LabelState::advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
-                         std::uint32_t end) {
-  Label& label = label_at(slot, part);
+/// Whether the part stands for `before`; otherwise that the layer runs over tokens[before.size,
+/// end) is reported.
+bool LabelState::stands_for(StateSlot slot, StatePart part, const Label& before,
+                            const Tokens& tokens, std::uint32_t end) {
+  const Label& label = label_at(slot, part);
   const std::uint32_t begin = before.size;
-  if (label == before) {
-    label = {extend_digest(label.digest, tokens, begin, end), end};
-    return true;
-  }
+  if (label == before) return true;
   report(begin == 0 ? FindingKind::dirty_slot : FindingKind::wrong_state_prefix,
          fmt::format("the {} state of slot {} runs over tokens {} to {} of {} but stands for {}",
                      to_string(part), slot.value, begin, end, tokens.text(60), label.text()),
          before.text(), label.text());
   return false;
+}
+
+/// False where the part stood for another prefix, which is reported.
+bool LabelState::advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
+                         std::uint32_t end) {
+  if (!stands_for(slot, part, before, tokens, end)) return false;
+  label_at(slot, part) = {extend_digest(before.digest, tokens, before.size, end), end};
+  return true;
 }
 
 void LabelState::advance_state(StateSlot slot, StatePart part, const Tokens& tokens,
@@ -121,6 +127,53 @@ void LabelState::free_state(StateSlot slot) {
            fmt::format("state slot {} was freed although it is free", slot.value), "a slot in use",
            fmt::format("slot {} is free", slot.value));
   cell.in_use = false;
+  for (Label& label : cell.labels) label.poisoned = true;
+  if (!verified_.empty()) verified_.erase(slot.value);
+}
+
+void LabelState::verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) {
+  if (!usable(slot, "verified from")) return;
+  std::vector<Label>& left = verified_[slot.value][static_cast<std::size_t>(part)];
+  left.clear();
+  const Label before = label_of(row.known, row.begin);
+  if (!stands_for(slot, part, before, row.known, row.known.size())) return;
+  for (std::uint32_t size = row.begin + 1; size <= row.known.size(); ++size)
+    left.push_back(label_of(row.known, size));
+  for (std::uint32_t draft = 1; draft <= row.drafts.size(); ++draft) {
+    const std::uint32_t place = row.inputs() + row.parent_of(draft);
+    const Label parent = place == 0 ? before : left[place - 1];
+    left.push_back({extend_digest(parent.digest, row.drafts[draft - 1]), parent.size + 1});
+  }
+}
+
+void LabelState::commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
+                              StatePart part) {
+  if (!usable(verified, "committed from") || !usable(target, "committed to")) return;
+  const std::vector<Label>& left = verified_[verified.value][static_cast<std::size_t>(part)];
+  if (at < left.size()) {
+    label_at(target, part) = left[at];
+    return;
+  }
+  report(FindingKind::out_of_range,
+         fmt::format("the verification of state slot {} has left {} {} states, and number {} is "
+                     "committed",
+                     verified.value, left.size(), to_string(part), at),
+         fmt::format("a number below {}", left.size()), std::to_string(at));
+}
+
+void LabelState::receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                               std::uint32_t size) {
+  if (usable(slot, "received")) label_at(slot, part) = label_of(tokens, size);
+}
+
+void LabelState::run_nobodys_row(StateSlot slot) {
+  if (slot.value == 0) return;
+  if (!state_exists(slot)) return void(usable(slot, "run over by a row of nobody"));
+  StateCell& cell = states_[slot.value];
+  if (cell.in_use)
+    report(FindingKind::padding_leak,
+           fmt::format("a row of nobody runs over state slot {}, which is in use", slot.value),
+           "the padding slot 0", fmt::format("slot {}", slot.value));
   for (Label& label : cell.labels) label.poisoned = true;
 }
 

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,6 +46,12 @@ class LabelState final : public LayerState {
   void advance_state(StateSlot slot, const Tokens& tokens, std::uint32_t begin,
                      std::uint32_t end) override;
   void free_state(StateSlot slot) override;
+  void verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) override;
+  void commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
+                    StatePart part) override;
+  void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                     std::uint32_t size) override;
+  void run_nobodys_row(StateSlot slot) override;
   void allocate_kv(KvSlots slots) override;
   void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
   void free_kv(KvSlots slots) override;
@@ -76,11 +83,15 @@ class LabelState final : public LayerState {
     return states_[slot.value].labels[static_cast<std::size_t>(part)];
   }
   bool usable(StateSlot slot, const char* what);
+  bool stands_for(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
+                  std::uint32_t end);
   bool advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
                std::uint32_t end);
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
 
   ZeroedArray<StateCell> states_;
+  /// By slot and part: what its last verification has left, a label for each token of the row.
+  std::map<std::uint32_t, std::array<std::vector<Label>, 2>> verified_;
   ZeroedArray<std::uint64_t> kv_fingerprint_;
   ZeroedArray<char> kv_in_use_;
   Findings findings_;
@@ -98,6 +109,10 @@ class NoLayerState final : public LayerState {
   void copy_state(StateSlot, StateSlot) override {}
   void advance_state(StateSlot, const Tokens&, std::uint32_t, std::uint32_t) override {}
   void free_state(StateSlot) override {}
+  void verify_state(StateSlot, StatePart, const VerifiedRow&) override {}
+  void commit_state(StateSlot, std::uint32_t, StateSlot, StatePart) override {}
+  void receive_state(StateSlot, StatePart, const Tokens&, std::uint32_t) override {}
+  void run_nobodys_row(StateSlot) override {}
   bool keeps_kv() const override { return false; }
   void allocate_kv(KvSlots) override {}
   void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}

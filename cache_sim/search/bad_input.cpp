@@ -50,6 +50,7 @@ Operation BadInput::bad_forward(const Request& request) {
   operation.verb = Verb::extend;
   const std::int64_t left = request.known.size() - request.computed;
   const bool verifying = !request.drafts.empty();
+  if (accepted_.server_fields && draw_.chance(1, 6)) return bad_server_field(request);
   switch (draw_.below(verifying ? 3 : 5)) {
     case 0:
       operation.n = left + draw_.between(1, 3);
@@ -77,6 +78,30 @@ Operation BadInput::bad_forward(const Request& request) {
         operation.drafts = fresh_tokens(1);
         ++operation.n;
       }
+      return operation;
+  }
+}
+
+/// Drafts that are no tree, an end beyond what is known, a graph with too few rows.
+Operation BadInput::bad_server_field(const Request& request) {
+  Operation operation;
+  operation.id = request.id;
+  switch (draw_.below(3)) {
+    case 0:
+      operation.verb = Verb::extend;
+      operation.drafts = fresh_tokens(2);
+      operation.parents.assign(static_cast<std::size_t>(draw_.between(1, 3)), 0);
+      operation.parents.back() = operation.parents.size() == 2 ? draw_.between(2, 3) : 0;
+      operation.n = request.known.size() - request.computed + 2;
+      return operation;
+    case 1:
+      operation.verb = Verb::finish;
+      operation.up_to = request.known.size() + draw_.between(1, 2);
+      return operation;
+    default:
+      operation = Operation{.verb = Verb::step};
+      operation.ids = {request.id};
+      operation.padded = 0;
       return operation;
   }
 }

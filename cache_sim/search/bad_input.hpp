@@ -25,6 +25,7 @@ class BadInput {
   Tokens fresh_tokens(std::int64_t size) { return drawn_tokens(swarm_, draw_, size); }
   Operation use_of_refused_request();
   Operation bad_forward(const Request& request);
+  Operation bad_server_field(const Request& request);
   Operation bad_result(const Request& request);
   Operation bad_admission();
   Operation bad_tree_operation();

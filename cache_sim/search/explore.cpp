@@ -401,7 +401,7 @@ constexpr ConfigField kFieldsToHonour[] = {
 /// `alone`: there are only children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
-  player.accepted.rooms = player.accepted.transfers = false;
+  player.accepted.rooms = player.accepted.transfers = player.accepted.server_fields = false;
   player.accepted.sequence_verbs = alone;  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);

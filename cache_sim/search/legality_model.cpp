@@ -11,6 +11,20 @@ std::int64_t tokens_left(const LegalityModel::Request& request, const Operation&
          extend.drafts.size();
 }
 
+/// Whether the tokens are drafts, each behind the one before it.
+bool are_kept(const LegalityModel::Request& request, const Tokens& tokens) {
+  if (request.parents.empty())
+    return tokens.size() <= request.drafts.size() && tokens == request.drafts.prefix(tokens.size());
+  std::uint32_t found = 0;
+  std::int64_t at = 0;
+  for (std::uint32_t draft = 1; draft <= request.drafts.size() && found < tokens.size(); ++draft) {
+    if (request.parents[draft - 1] != at || request.drafts[draft - 1] != tokens[found]) continue;
+    ++found;
+    at = draft;
+  }
+  return found == tokens.size();
+}
+
 }  // namespace
 
 Steps literal_steps(const std::vector<Statement>& statements) {
@@ -70,6 +84,7 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
       found->known = found->known.followed_by(operation.tokens);
       found->samples |= !operation.tokens.empty();
       found->drafts = operation.drafts;
+      found->parents = operation.parents;
       if (operation.drafts.empty())
         found->computed += cuts_chunks_ ? reply.get(ReplyField::n, operation.n) : operation.n;
       // A verification takes all that is left.
@@ -202,6 +217,10 @@ bool LegalityModel::adapt(Step& step) const {
       operation.prompt = std::min<std::int64_t>(operation.prompt, operation.tokens.size());
       return true;
     case Verb::accept: operation.n = operation.tokens.size(); return true;
+    case Verb::finish:
+      if (request != nullptr)
+        operation.up_to = std::min<std::int64_t>(operation.up_to, request->known.size());
+      return true;
     case Verb::extend: adapt_extend(operation, step.rest); return true;
     case Verb::clone:
     case Verb::truncate:
@@ -229,9 +248,10 @@ bool LegalityModel::makes_sense_for(const Request& request, const Operation& ope
   switch (operation.verb) {
     case Verb::abort: return true;
     case Verb::accept:
-      return verifies && kept > 0 && kept <= request.drafts.size() + 1 &&
-             operation.tokens.prefix(kept - 1) == request.drafts.prefix(kept - 1);
+      return verifies && kept > 0 && are_kept(request, operation.tokens.prefix(kept - 1));
     case Verb::extend:
+      if (!operation.parents.empty() && operation.parents.size() != operation.drafts.size())
+        return false;
       return !verifies && (request.in_flight == 0 || (operation.async && request.in_flight == 1)) &&
              operation.n <= tokens_left(request, operation);
     case Verb::complete: return request.in_flight > 0;
@@ -273,8 +293,16 @@ bool LegalityModel::contradicts_itself(const Operation& operation) const {
     case Verb::clone:
     case Verb::truncate:
     case Verb::checkpoint: return request != nullptr && operation.up_to > request->computed;
+    case Verb::finish:
+      return request != nullptr && operation.up_to > std::int64_t{request->known.size()};
+    case Verb::step:
+      return operation.padded != Operation::kAbsent && operation.padded < std::ssize(operation.ids);
     case Verb::extend: {
       if (request == nullptr) return false;
+      for (std::size_t i = 0; i < operation.parents.size(); ++i)
+        if (operation.parents[i] > static_cast<std::int64_t>(i)) return true;
+      if (!operation.parents.empty() && operation.parents.size() != operation.drafts.size())
+        return true;
       const std::int64_t left = tokens_left(*request, operation);
       return operation.n > left || (!operation.drafts.empty() && operation.n != left);
     }

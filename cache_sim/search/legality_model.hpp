@@ -38,10 +38,11 @@ class LegalityModel {
     Name salt;
     Tokens known;
     std::int64_t computed = 0;
-    Tokens drafts;         ///< of a verification that waits for its accept
-    int in_flight = 0;     ///< extends whose results are out
-    bool samples = false;  ///< tokens came behind those of the admission
-    bool is_cut = false;   ///< the server has taken less than was asked for, and something is left
+    Tokens drafts;                      ///< of a verification that waits for its accept
+    int in_flight = 0;                  ///< extends whose results are out
+    bool samples = false;               ///< tokens came behind those of the admission
+    std::vector<std::int64_t> parents;  ///< of the drafts, where they are a tree
+    bool is_cut = false;  ///< the server has taken less than was asked for, and something is left
   };
   struct Slot {
     Name name;

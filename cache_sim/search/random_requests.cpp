@@ -12,8 +12,8 @@ namespace {
 /// Of each verification, drafts and how many tokens are kept, until `output` tokens are sampled.
 void draw_verifications(Draw& draw, RequestSpec& spec) {
   for (std::int64_t sampled = 1; sampled < spec.output_size(); sampled += spec.accept.back()) {
-    spec.drafts.push_back(draw.between(0, 3));
-    spec.accept.push_back(draw.between(1, spec.drafts.back() + 1));
+    spec.drafts.push_back(draw.between(0, spec.branches == 1 ? 3 : 7));
+    spec.accept.push_back(draw.between(1, spec.most_kept(spec.drafts.back())));
   }
 }
 
@@ -50,6 +50,10 @@ class RequestMaker {
         {.line = static_cast<int>(statements_.size()) + 1, .what = std::move(what)});
   }
 
+  bool sometimes(int of_ten) {
+    return of_ten != 0 && draw_.chance(static_cast<std::uint64_t>(of_ten), 10);
+  }
+
   /// Times never go back from line to line.
   Nanoseconds some_time() {
     if (!draw_.chance(1, 3)) return -1;
@@ -71,8 +75,13 @@ class RequestMaker {
     spec.tokens = prompt.followed_by(spec.stops ? drawn_tokens(swarm_, draw_, output)
                                                 : output_of_length(output));
     spec.at = some_time();
-    if (draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10))
+    if (draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10)) {
+      if (sometimes(swarm_.trees)) spec.branches = draw_.between(2, 3);
       draw_verifications(draw_, spec);
+      if (sometimes(swarm_.cuts)) spec.overrun = draw_.between(1, 2);
+    }
+    if (!swarm_.blocks && sometimes(swarm_.sent))
+      spec.external = draw_.chance(1, 2) ? prompt.size() : draw_.between(1, swarm_.longest);
     if (draw_.chance(static_cast<std::uint64_t>(swarm_.urgent), 10))
       spec.priority = draw_.between(1, 2);
     if (swarm_.sessions != 0 && draw_.chance(1, 2)) {

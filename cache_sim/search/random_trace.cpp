@@ -54,10 +54,36 @@ Operation RandomTrace::verdict(const LegalityModel::Request& request) {
   operation.id = request.id;
   operation.verb = draw_.chance(1, 9) ? Verb::abort : Verb::accept;
   if (operation.verb == Verb::abort) return operation;
-  const auto kept = static_cast<std::uint32_t>(draw_.below(request.drafts.size() + 1));
-  operation.tokens = request.drafts.prefix(kept).followed_by(fresh_tokens(1));
-  operation.n = kept + 1;
+  const Tokens kept = request.parents.empty() ? request.drafts.prefix(static_cast<std::uint32_t>(
+                                                    draw_.below(request.drafts.size() + 1)))
+                                              : some_way(request);
+  operation.tokens = kept.followed_by(fresh_tokens(1));
+  operation.n = operation.tokens.size();
   return operation;
+}
+
+/// From the root of the drafts' tree downwards, perhaps not to the end.
+Tokens RandomTrace::some_way(const LegalityModel::Request& request) {
+  Tokens way;
+  std::int64_t at = 0;
+  for (std::uint32_t draft = 1; draft <= request.drafts.size(); ++draft) {
+    if (request.parents[draft - 1] != at || !draw_.chance(2, 3)) continue;
+    way.append(request.drafts.slice(draft - 1, draft));
+    at = draft;
+  }
+  return way;
+}
+
+/// Drafts as a tree. Two that stand behind the same one are different tokens, or they are a chain.
+void RandomTrace::plant_tree(Operation& verification) {
+  const Tokens& drafts = verification.drafts;
+  for (std::uint32_t draft = 1; draft <= drafts.size(); ++draft) {
+    std::int64_t parent = draw_.between(0, draft - 1);
+    for (std::uint32_t other = 1; other < draft; ++other)
+      if (verification.parents[other - 1] == parent && drafts[other - 1] == drafts[draft - 1])
+        parent = draft - 1;
+    verification.parents.push_back(parent);
+  }
 }
 
 Operation RandomTrace::forward(const LegalityModel::Request& request) {
@@ -76,8 +102,21 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
   if (swarm_.blocks) return block_forward(operation, request, most);
   if (!operation.async && draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10)) {
     operation.drafts = fresh_tokens(draw_.between(1, 3));
+    if (sometimes(swarm_.trees)) {
+      operation.drafts = operation.drafts.followed_by(fresh_tokens(draw_.between(1, 4)));
+      plant_tree(operation);
+    }
     operation.n = most + operation.drafts.size();
   }
+  return operation;
+}
+
+/// A forward of a captured graph, which has more rows than there are requests.
+Operation RandomTrace::padded_step() {
+  Operation operation{.verb = Verb::step};
+  for (const LegalityModel::Request& request : model_.requests())
+    if (draw_.chance(3, 4)) operation.ids.push_back(request.id);
+  operation.padded = std::ssize(operation.ids) + draw_.between(0, 3);
   return operation;
 }
 
@@ -158,6 +197,7 @@ Operation RandomTrace::random_request_operation() {
     if (is_new && draw_.chance(7, 8)) return forward(running.back());
     if (draw_.chance(1, 4)) return Operation{.verb = Verb::step};
   }
+  if (sometimes(swarm_.padded) && draw_.chance(1, 3)) return padded_step();
   if (running.empty() || (running.size() < most && draw_.chance(1, 4))) return admission();
   // An engine may copy late: what happens to a clone before the next forward shows it.
   const bool is_new_clone = cloned_.exists() && running.back().id == cloned_;
@@ -187,6 +227,8 @@ Operation RandomTrace::random_request_operation() {
           swarm_.blocks && request.computed < request.known.size() ? Verb::abort : Verb::finish;
       operation.insert = operation.verb == Verb::abort ||
                          !draw_.chance(static_cast<std::uint64_t>(swarm_.discarded), 10);
+      if (operation.verb == Verb::finish && operation.insert && sometimes(swarm_.cuts))
+        operation.up_to = std::max<std::int64_t>(1, request.known.size() - draw_.between(0, 3));
       break;
     case 3: operation.verb = Verb::abort; break;
     default: operation.verb = Verb::preempt; break;

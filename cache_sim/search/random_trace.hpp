@@ -41,6 +41,13 @@ class RandomTrace {
   Operation use_of_slot(const LegalityModel::Slot& slot);
   Operation random_sequence_operation(const LegalityModel::Request& request);
   std::optional<Operation> restoration(const LegalityModel::Request& request);
+  Operation padded_step();
+  Tokens some_way(const LegalityModel::Request& request);
+  void plant_tree(Operation& verification);
+  /// Of ten; nothing is drawn for what never happens.
+  bool sometimes(int times) {
+    return times != 0 && draw_.chance(static_cast<std::uint64_t>(times), 10);
+  }
   Operation joint_step();
   void overstate_prev(Operation& insert);
 

@@ -244,7 +244,13 @@ class Shrinker {
     });
     on_operation([](Operation& o, Step&) { return set(o.prev, Operation::kAbsent); });
     on_operation([](Operation& o, Step&) { return set(o.insert, true); });
-    on_operation([](Operation& o, Step&) { return set(o.drafts, Tokens()); });
+    on_operation([](Operation& o, Step&) {
+      o.parents.clear();
+      return set(o.drafts, Tokens());
+    });
+    on_operation([](Operation& o, Step&) { return set(o.parents, std::vector<std::int64_t>()); });
+    on_operation([](Operation& o, Step&) { return set(o.padded, Operation::kAbsent); });
+    on_operation([](Operation& o, Step&) { return set(o.external, Operation::kAbsent); });
     on_operation([](Operation& o, Step& step) {
       return o.verb == Verb::extend && o.drafts.empty() && set(step.rest, std::int64_t{0});
     });
@@ -256,6 +262,9 @@ class Shrinker {
       spec.accept.clear();
       return changed;
     });
+    on_request([](RequestSpec& spec) { return set(spec.branches, std::int64_t{1}); });
+    on_request([](RequestSpec& spec) { return set(spec.overrun, std::int64_t{0}); });
+    on_request([](RequestSpec& spec) { return set(spec.external, std::int64_t{0}); });
     on_request([](RequestSpec& spec) { return set(spec.at, Nanoseconds{-1}); });
     const auto shorten_output = [](RequestSpec& spec, std::uint32_t to) {
       if (spec.stops || to == 0 || to >= spec.output_size()) return false;

@@ -75,6 +75,17 @@ int weight(Draw& draw, int usual) {
   return kind == 1 ? usual * 4 : usual;
 }
 
+/// What servers do around the cache, beside the draws that were there before it.
+void draw_server(const Draw& draw, Swarm& swarm) {
+  const auto of_ten = [&](std::uint64_t which) {
+    return draw.aside(2, which) == 0 ? 0 : static_cast<int>(1 + draw.aside(6, which + 1));
+  };
+  swarm.trees = of_ten(3);
+  swarm.cuts = of_ten(5);
+  swarm.sent = of_ten(7);
+  swarm.padded = of_ten(9);
+}
+
 /// One pool of bytes: a state is worth a few tokens or a whole pool of them, and what costs no
 /// memory in proportion to its FLOPs meets what costs much.
 void draw_bytes(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
@@ -127,7 +138,8 @@ Accepted accepted_by(const PolicyEntry& policy) {
           .tree_verbs = policy.has_tree_verbs,
           .slot_verbs = policy.has_slot_verbs,
           .transfers = policy.takes_transfers,
-          .rooms = policy.has_tree_verbs};
+          .rooms = policy.has_tree_verbs,
+          .server_fields = policy.takes_server_fields};
 }
 
 Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
@@ -136,7 +148,8 @@ Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
           .tree_verbs = one.tree_verbs && other.tree_verbs && one.has_states == other.has_states,
           .slot_verbs = one.slot_verbs && other.slot_verbs,
           .transfers = one.transfers && other.transfers,
-          .rooms = one.rooms && other.rooms};
+          .rooms = one.rooms && other.rooms,
+          .server_fields = one.server_fields && other.server_fields};
 }
 
 Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed) {
@@ -264,6 +277,11 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
       draw.aside(3, 1) == 0)
     swarm.config.scheduler = "sglang";
   swarm.by_length = draw.aside(3, 2) == 0;
+  if (accepted.server_fields) {
+    draw_server(draw, swarm);
+    if (swarm.scheduled && swarm.padded != 0 && fields.free(ConfigField::graph_batches))
+      swarm.config.graph_batches = swarm.padded % 2 == 0 ? "1,2,4,8" : "4,8";
+  }
   if (accepted.sequence_verbs) {
     swarm.sequences = static_cast<int>(draw.between(2, 7));
     swarm.clone = weight(draw, 3);

@@ -62,8 +62,12 @@ struct Swarm {
   int letters = 0;    ///< or so many different tokens, so that anything looks like anything; 0: no
   int sessions = 0;   ///< that requests belong to and that are closed
   bool by_length = false;  ///< some requests end by the length of their output
-  int sent = 0;            ///< of ten requests of a block cache: another server computed a part
+  int sent = 0;            ///< of ten requests: another server has computed a part
   bool rooms = false;      ///< some admissions and evictions carry room=
+  // Of ten, where the subjects take a server's fields.
+  int trees = 0;     ///< verifications of trees
+  int cuts = 0;      ///< ends inside an accepted run
+  int padded = 0;    ///< forwards of captured graphs
   // What happens to a sequence, where the subjects have its verbs; `sequences`: of ten operations.
   int sequences = 0;
   int clone = 3, truncate = 3, capture = 2, restore = 2, together = 3;
@@ -95,6 +99,7 @@ struct Accepted {
   bool slot_verbs = false;  ///< capture, restore, compact
   bool transfers = false;   ///< admissions to a block cache may carry external=
   bool rooms = true;  ///< admissions and evictions may carry room=, as SGLang's scheduler asks it
+  bool server_fields = false;  ///< see PolicyEntry::takes_server_fields
   bool sequence_verbs = false;
 };
 Accepted accepted_by(const PolicyEntry& policy);

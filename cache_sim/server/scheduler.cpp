@@ -177,6 +177,11 @@ void Scheduler::begin_forward(SchedulerEffects& effects) {
     requests_[row.request].has_just_prefilled = row.chunk && row.samples;
     has_cut_prompt_ |= row.chunk && !row.samples;
   }
+  // Decodes and verifications run as a captured graph, where one is large enough.
+  const auto graph = std::lower_bound(options_.graph_batches.begin(), options_.graph_batches.end(),
+                                      std::ssize(batch_));
+  if (!batch_.front().chunk && graph != options_.graph_batches.end())
+    effects.operation->padded = *graph;
 }
 
 void Scheduler::next_result(SchedulerEffects& effects) {
@@ -193,9 +198,10 @@ void Scheduler::next_result(SchedulerEffects& effects) {
   }
   if (row.accepts != 0) {
     ask(Verb::accept, row.request, Asked::accept, effects);
-    effects.operation->n = row.accepts;
-    const std::uint32_t first = request.spec->prompt_size + request.sampled;
-    effects.operation->tokens = request.spec->tokens.slice(first, first + row.accepts);
+    const std::uint32_t kept = row.accepts + row.overrun;
+    effects.operation->n = kept;
+    effects.operation->tokens =
+        sampled_from(*request.spec, request.spec->prompt_size + request.sampled, kept);
     return;
   }
   settle_result(effects);
@@ -207,8 +213,8 @@ void Scheduler::settle_result(SchedulerEffects& effects) {
   const Row& row = launched_[cursor_];
   Request& request = requests_[row.request];
   if (row.accepts != 0) {
-    request.scheduled += row.accepts;
-    request.known += row.accepts;
+    request.scheduled += row.accepts + row.overrun;
+    request.known += row.accepts + row.overrun;
     request.sampled += row.accepts;
   }
   if (!row.chunk) ++request.verification;  // one without drafts is a decode like any other
@@ -216,8 +222,11 @@ void Scheduler::settle_result(SchedulerEffects& effects) {
     if (row.accepts == 0) ++request.sampled;
     effects.notes.push_back(
         {SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.sampled});
-    if (request.sampled == request.spec->output_size())
-      return ask(Verb::finish, row.request, Asked::finish, effects);
+    if (request.sampled == request.spec->output_size()) {
+      ask(Verb::finish, row.request, Asked::finish, effects);
+      if (row.overrun > 0) effects.operation->up_to = request.spec->tokens.size();
+      return;
+    }
   }
   if (row.chunk && !row.checkpointed) {
     ask(Verb::checkpoint, row.request, Asked::checkpoint, effects);
@@ -233,6 +242,8 @@ void Scheduler::ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffe
   operation.id = operation.salt = Name();
   operation.tokens = operation.drafts = Tokens();
   operation.n = operation.prompt = operation.up_to = operation.room = Operation::kAbsent;
+  operation.external = operation.padded = Operation::kAbsent;
+  operation.parents.clear();
   operation.async = false;
   operation.ids.clear();
   asked_ = asked;
@@ -243,6 +254,9 @@ void Scheduler::ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffe
     operation.salt = waiting.spec->salt;
     operation.tokens = waiting.spec->tokens.prefix(waiting.spec->prompt_size + waiting.sampled);
     operation.prompt = waiting.spec->prompt_size;
+    // What was transferred is gone once the request has been retracted.
+    if (waiting.spec->external > 0 && !waiting.was_admitted)
+      operation.external = waiting.spec->external;
   }
   effects.operation = &operation;
 }
@@ -251,7 +265,7 @@ void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffe
   const Request& request = requests_[number];
   ask(Verb::extend, number, Asked::extend, effects);
   asked_tokens_ = tokens;
-  asked_accepts_ = 0;
+  asked_accepts_ = asked_overrun_ = 0;
   effects.operation->n = tokens;
   effects.operation->async = options_.overlap;
   const std::uint32_t end = request.scheduled + tokens;
@@ -259,24 +273,52 @@ void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffe
     effects.operation->tokens = request.spec->tokens.slice(request.known, end);
 }
 
-/// A verification: the last sampled token and the drafts, of which the first accept - 1 are what
-/// will be sampled.
+/// What is sampled from a position on; behind the output's end, where the client no longer looks,
+/// tokens of a document of their own.
+Tokens Scheduler::sampled_from(const RequestSpec& spec, std::uint32_t position,
+                               std::uint32_t count) {
+  const std::uint32_t end = spec.tokens.size();
+  const std::uint32_t within = std::min(count, end - std::min(position, end));
+  return spec.tokens.slice(std::min(position, end), std::min(position, end) + within)
+      .followed_by(Tokens::of_document(kBehindTheEnd, 0, count - within));
+}
+
+/// A verification: the last sampled token and the drafts, of which the first accept - 1 on the
+/// tree's longest way are what will be sampled.
 void Scheduler::verify(RequestNumber number, SchedulerEffects& effects) {
   const Request& request = requests_[number];
   const RequestSpec& spec = *request.spec;
+  const std::int64_t drafts = spec.drafts[request.verification];
   const auto left = std::int64_t{spec.output_size()} - request.sampled;
-  const auto accepts =
-      static_cast<std::uint32_t>(std::min(spec.accept[request.verification], left));
-  const auto drafts = static_cast<std::uint32_t>(spec.drafts[request.verification]);
+  const std::int64_t kept = std::min(spec.accept[request.verification], left);
+  const bool ends = kept == left && spec.overrun > 0;
+  const std::int64_t overrun = ends ? std::min(spec.overrun, spec.most_kept(drafts) - kept) : 0;
   extend(number, 1, effects);
-  effects.operation->async = false;
-  const std::uint32_t next = request.scheduled + 1;
-  const Tokens right = spec.tokens.slice(next, next + accepts - 1);
-  effects.operation->drafts =
-      right.followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - right.size()));
-  effects.operation->n = 1 + std::int64_t{drafts};
-  asked_tokens_ = 1 + drafts;
-  asked_accepts_ = accepts;
+  Operation& verification = *effects.operation;
+  verification.async = false;
+  const auto right = static_cast<std::uint32_t>(kept + overrun - 1);
+  const Tokens expected = sampled_from(spec, request.scheduled + 1, right);
+  if (spec.branches == 1) {
+    const auto wrong = static_cast<std::uint32_t>(drafts) - right;
+    verification.drafts = expected.followed_by(Tokens::of_document(kWrongDrafts, 0, wrong));
+  } else {
+    std::int64_t on_way = 1;
+    std::uint32_t found = 0;
+    for (std::int64_t draft = 1; draft <= drafts; ++draft) {
+      const bool is_right = draft == on_way && found < right;
+      verification.drafts.append(
+          is_right ? expected.slice(found, found + 1)
+                   : Tokens::of_document(kWrongDrafts, static_cast<std::uint32_t>(draft), 1));
+      verification.parents.push_back((draft - 1) / spec.branches);
+      if (!is_right) continue;
+      ++found;
+      on_way = spec.branches * draft + 1;
+    }
+  }
+  verification.n = 1 + drafts;
+  asked_tokens_ = static_cast<std::uint32_t>(1 + drafts);
+  asked_accepts_ = static_cast<std::uint32_t>(kept);
+  asked_overrun_ = static_cast<std::uint32_t>(overrun);
 }
 
 void Scheduler::retract(RequestNumber request, SchedulerEffects& effects) {
@@ -347,6 +389,7 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
       waiting_.pop_front();
       running_.push_back(number);
       request.state = State::running;
+      request.was_admitted = true;
       request.prefilling = true;
       request.known = request.spec->prompt_size + request.sampled;
       request.scheduled = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
@@ -420,6 +463,7 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
                       .begin = begin,
                       .tokens = asked_tokens_,
                       .accepts = asked_accepts_,
+                      .overrun = asked_overrun_,
                       .chunk = chunk,
                       .samples = !request.prefilling});
     if (phase_ != Phase::decode)

@@ -84,6 +84,7 @@ class Scheduler final : public ServerScheduler {
     std::uint32_t known = 0;      // tokens that the subject was told
     std::uint32_t sampled = 0;
     std::size_t verification = 0;
+    bool was_admitted = false;
     bool prefilling = true;  // since the last admission, until all that was known then is scheduled
     bool has_just_prefilled = false;  // in the last step
     std::uint32_t to_prefill() const { return spec->prompt_size + sampled - scheduled; }
@@ -92,7 +93,8 @@ class Scheduler final : public ServerScheduler {
     RequestNumber request;
     std::uint32_t begin;        // tokens before this step
     std::uint32_t tokens;       // extended in this step
-    std::uint32_t accepts;      // 0 for a chunk or a plain decode
+    std::uint32_t accepts;      // of the output; 0 for a chunk or a plain decode
+    std::uint32_t overrun;      // tokens accepted besides, behind the output's end
     bool chunk;                 // of a prefill
     bool samples;               // a token comes out
     bool checkpointed = false;  // before its result
@@ -113,6 +115,7 @@ class Scheduler final : public ServerScheduler {
   void settle_result(SchedulerEffects& effects);
   void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
   void verify(RequestNumber request, SchedulerEffects& effects);
+  static Tokens sampled_from(const RequestSpec& spec, std::uint32_t position, std::uint32_t count);
   void retract(RequestNumber request, SchedulerEffects& effects);
   void drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
   void begin_forward(SchedulerEffects& effects);
@@ -153,6 +156,7 @@ class Scheduler final : public ServerScheduler {
   FinishReason drop_reason_ = FinishReason::abort;
   std::uint32_t asked_tokens_ = 0;
   std::uint32_t asked_accepts_ = 0;
+  std::uint32_t asked_overrun_ = 0;
   std::size_t cursor_ = 0;
   std::int64_t budget_ = 0;
 

@@ -232,6 +232,7 @@ void Simulation::feed(std::size_t rank, SchedulerEvent event) {
     if (effects == nullptr) return;
     Operation* const operation = effects->operation;
     if (operation == nullptr) return check_schedule(server, true);
+    if (operation->verb == Verb::step) server.padded = operation->padded;
     if (keeps_spans_ && operation->verb == Verb::step) server.rows = operation->ids;
     run_.set_place(line_, now_);
     run_.set_rank(rank);
@@ -314,8 +315,11 @@ bool Simulation::launch() {
     return false;
   }
   device_free_ = begin + longest;
+  // A rank without work runs as many dummy rows as the largest graph of the others has.
   Operation idle;
   idle.verb = Verb::step;
+  for (const Rank& rank : ranks_)
+    if (rank.forward) idle.padded = std::max(idle.padded, rank.padded);
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     const Rank& server = ranks_[rank];
     if (!server.forward) {

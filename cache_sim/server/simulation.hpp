@@ -68,6 +68,7 @@ class Simulation {
     SchedulerEpisode episode{};
     std::optional<StepWork> forward{};  // of the step that is being decided
     std::vector<Name> rows{};           // of that forward
+    std::int64_t padded = 0;            // rows of its graph; Operation::kAbsent: there is none
     PrefixTrie sent{};
   };
 

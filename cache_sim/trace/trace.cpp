@@ -19,6 +19,7 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 /// Outputs that are given as a number are documents of their own, above every name of up to six
 /// letters.
 constexpr Document kOutputDocuments = Document{1} << 30;
+constexpr std::int64_t kMostBranches = 1024;  // and tokens behind an output's end
 
 Result<std::vector<std::int64_t>> parse_list(std::string_view text, std::int64_t low) {
   std::vector<std::int64_t> list;
@@ -201,6 +202,11 @@ class Reader {
     return {};
   }
 
+  static Result<void> read_number(std::string_view value, std::int64_t low, std::int64_t high,
+                                  std::int64_t& into) {
+    return parse_integer(value, low, high).map([&](std::int64_t number) { into = number; });
+  }
+
   static Result<void> read_name(std::string_view value, Name& into) {
     if (value.empty()) return fail("is empty");
     into = Name::intern(value);
@@ -256,7 +262,9 @@ class Reader {
             return parse_integer(value, 0, trace_.config.ranks - 1).map([&](std::int64_t v) {
               spec.rank = v;
             });
-          if (key == "external") return parse_integer(value, 0, 0).map([](std::int64_t) {});
+          if (key == "external") return read_number(value, 0, kMost, spec.external);
+          if (key == "branches") return read_number(value, 1, kMostBranches, spec.branches);
+          if (key == "overrun") return read_number(value, 0, kMostBranches, spec.overrun);
           return fail("request has no such field");
         });
     if (!read) return tl::unexpected(read.error());
@@ -264,9 +272,12 @@ class Reader {
     if (spec.accept.size() != spec.drafts.size())
       return fail("accept and drafts have a number each per verification");
     for (std::size_t i = 0; i < spec.accept.size(); ++i)
-      if (spec.accept[i] > spec.drafts[i] + 1)
-        return fail(fmt::format("field accept: {} kept of {} drafts and one more", spec.accept[i],
-                                spec.drafts[i]));
+      if (spec.accept[i] > spec.most_kept(spec.drafts[i]))
+        return fail(fmt::format(
+            "field accept: {} kept of {} drafts{} and one more", spec.accept[i], spec.drafts[i],
+            spec.branches == 1
+                ? ""
+                : fmt::format(" on the longest way, {}", spec.most_kept(spec.drafts[i]) - 1)));
     spec.prompt_size = spec.tokens.size();
     spec.stops = !output.empty() && (output[0] < '0' || output[0] > '9') && output[0] != '-';
     const std::uint32_t room = Tokens::kMaxSize - spec.prompt_size;

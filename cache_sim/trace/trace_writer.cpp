@@ -22,10 +22,13 @@ std::string request_text(const RequestSpec& spec) {
   std::string text = "request";
   if (!spec.accept.empty()) text += fmt::format(" accept={}", fmt::join(spec.accept, ","));
   text += optional_time("at", spec.at);
+  if (spec.branches != 1) text += fmt::format(" branches={}", spec.branches);
   if (!spec.drafts.empty()) text += fmt::format(" drafts={}", fmt::join(spec.drafts, ","));
+  if (spec.external != 0) text += fmt::format(" external={}", spec.external);
   text += optional_name("id", spec.id);
   text += spec.stops ? " output=" + spec.tokens.slice(spec.prompt_size, spec.tokens.size()).text()
                      : fmt::format(" output={}", spec.output_size());
+  if (spec.overrun != 0) text += fmt::format(" overrun={}", spec.overrun);
   if (spec.priority != 0) text += fmt::format(" priority={}", spec.priority);
   if (spec.rank >= 0) text += fmt::format(" rank={}", spec.rank);
   text += optional_name("salt", spec.salt) + optional_name("session", spec.session);

@@ -14,7 +14,8 @@ bool same(const Operation& a, const Operation& b) {
   return a.verb == b.verb && a.id == b.id && a.salt == b.salt && a.tokens == b.tokens &&
          a.drafts == b.drafts && a.n == b.n && a.prompt == b.prompt && a.up_to == b.up_to &&
          a.room == b.room && a.kv == b.kv && a.state == b.state && a.async == b.async &&
-         a.insert == b.insert && a.ids == b.ids;
+         a.insert == b.insert && a.ids == b.ids && a.parents == b.parents &&
+         a.external == b.external && a.padded == b.padded;
 }
 
 std::string text(const SchedulerNote& note) {

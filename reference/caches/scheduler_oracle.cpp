@@ -142,6 +142,9 @@ Operation SchedulerOracle::admission_of(RequestNumber number) const {
   admission.tokens = request.spec->tokens.prefix(request.spec->prompt_size + request.sampled);
   admission.prompt = request.spec->prompt_size;
   admission.salt = request.spec->salt;
+  // A transfer happens once.
+  if (request.spec->external != 0 && !request.was_running)
+    admission.external = request.spec->external;
   return admission;
 }
 
@@ -150,6 +153,7 @@ void SchedulerOracle::enter(RequestNumber number, const Reply& reply) {
   stop_waiting(number);
   running_.push_back(number);
   request.state = State::running;
+  request.was_running = true;
   request.goal = request.told = request.spec->prompt_size + request.sampled;
   request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
   note({SchedulerNote::Kind::admitted, number});
@@ -161,7 +165,7 @@ void SchedulerOracle::decode() {
     const Request& request = requests_[number];
     const bool verifies = request.verification < request.spec->drafts.size() &&
                           request.spec->drafts[request.verification] != 0;
-    std::uint32_t kept = 0;
+    Kept kept;
     // Of an output whose length is given, the last token samples nothing more.
     const bool is_done =
         !request.spec->stops && request.computed + 1 == request.spec->tokens.size();
@@ -192,6 +196,10 @@ void SchedulerOracle::forward() {
     work.context_tokens += row.begin;
     for (std::uint32_t i = 1; i <= row.tokens; ++i) work.seen_tokens += row.begin + i;
   }
+  // The smallest captured graph that has a row for each; prompts are computed without one.
+  if (work.prefill_tokens == 0)
+    for (const std::int64_t rows : options_.graph_batches)
+      if (begin.padded == Operation::kAbsent && rows >= std::ssize(decided_)) begin.padded = rows;
   ask(begin);
   work_ = work;
 }
@@ -208,31 +216,59 @@ Operation SchedulerOracle::extend_by(RequestNumber number, std::uint32_t tokens)
   return extend;
 }
 
-/// The last token and its drafts: those that will be kept, and wrong ones. No more are kept than
-/// the output has.
-Operation SchedulerOracle::verification(RequestNumber number, std::uint32_t& kept) const {
+/// What a model that is never asked to stop samples: the output, and what would come behind it.
+Tokens SchedulerOracle::text_of(const RequestSpec& spec) {
+  return spec.tokens.followed_by(
+      Tokens::of_document(kBehindTheEnd, 0, static_cast<std::uint32_t>(spec.overrun)));
+}
+
+/// The last token and its drafts. Of these, a way from the root is right: as long as what will be
+/// kept, less the token that is sampled behind it. No more are kept than the output has, but that
+/// the verification which ends it may accept `overrun` tokens more, as far as its drafts reach.
+Operation SchedulerOracle::verification(RequestNumber number, Kept& kept) const {
   const Request& request = requests_[number];
   const RequestSpec& spec = *request.spec;
-  const auto drafts = static_cast<std::uint32_t>(spec.drafts[request.verification]);
-  kept = std::min(static_cast<std::uint32_t>(spec.accept[request.verification]),
-                  spec.output_size() - request.sampled);
+  const auto drafts = static_cast<std::size_t>(spec.drafts[request.verification]);
+  std::vector<std::size_t> way;  // numbers of the drafts from first child to first child
+  for (std::size_t next = 1; next <= drafts;
+       next = next * static_cast<std::size_t>(spec.branches) + 1)
+    way.push_back(next);
+  const std::uint32_t rest = spec.output_size() - request.sampled;
+  kept.output = static_cast<std::uint32_t>(spec.accept[request.verification]);
+  kept.behind = 0;
+  if (kept.output >= rest) {
+    kept.output = rest;
+    while (kept.behind < spec.overrun && kept.all() < way.size() + 1) ++kept.behind;
+  }
   Operation extend = extend_by(number, 1);
-  const std::uint32_t first = request.computed + 1;
-  extend.drafts = spec.tokens.slice(first, first + kept - 1)
-                      .followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - (kept - 1)));
-  extend.n = 1 + drafts;
+  const Tokens text = text_of(spec);
+  for (std::size_t draft = 1; draft <= drafts; ++draft) {
+    const auto at = std::find(way.begin(), way.end(), draft);
+    const auto depth = static_cast<std::uint32_t>(at - way.begin());
+    if (at != way.end() && depth + 1 < kept.all()) {
+      const std::uint32_t place = request.computed + 1 + depth;
+      extend.drafts.append(text.slice(place, place + 1));
+      continue;
+    }
+    // Wrong drafts of a chain are counted from the first one, those of a tree by their number.
+    const std::size_t index = spec.branches == 1 ? draft - kept.all() : draft;
+    extend.drafts.append(Tokens::of_document(kWrongDrafts, static_cast<std::uint32_t>(index), 1));
+  }
+  if (spec.branches > 1)
+    for (std::size_t draft = 0; draft < drafts; ++draft)
+      extend.parents.push_back(static_cast<std::int64_t>(draft) / spec.branches);
+  extend.n = static_cast<std::int64_t>(1 + drafts);
   extend.async = false;
   return extend;
 }
 
 std::uint32_t SchedulerOracle::compute(RequestNumber number, std::uint32_t tokens) {
-  return compute(number, extend_by(number, tokens), 0);
+  return compute(number, extend_by(number, tokens), Kept());
 }
 
 /// Extends a running request, at the cost of those that were admitted after it, and in the end at
 /// its own. Returns how many tokens are computed.
-std::uint32_t SchedulerOracle::compute(RequestNumber number, const Operation& extend,
-                                       std::uint32_t kept) {
+std::uint32_t SchedulerOracle::compute(RequestNumber number, const Operation& extend, Kept kept) {
   while (ask(extend).refused != Refusal::none) {
     if (running_.size() > 1) {
       const RequestNumber last = running_.back();
@@ -251,7 +287,7 @@ std::uint32_t SchedulerOracle::compute(RequestNumber number, const Operation& ex
   const bool chunk = request.prefills();
   const auto tokens = static_cast<std::uint32_t>(extend.n);
   request.told += extend.tokens.size();
-  if (kept == 0) request.computed += tokens;  // of a verification, the result decides
+  if (kept.all() == 0) request.computed += tokens;  // of a verification, the result decides
   decided_.push_back({number, begin, tokens, kept, chunk, !request.prefills()});
   return tokens;
 }
@@ -313,24 +349,26 @@ void SchedulerOracle::take_results() {
 void SchedulerOracle::take_result(Row& row) {
   Request& request = requests_[row.request];
   const RequestSpec& spec = *request.spec;
-  if (row.kept != 0) {
+  if (row.kept.all() != 0) {
     Operation accept = about(Verb::accept, row.request);
-    accept.n = row.kept;
+    accept.n = row.kept.all();
     const std::uint32_t first = spec.prompt_size + request.sampled;
-    accept.tokens = spec.tokens.slice(first, first + row.kept);
+    accept.tokens = text_of(spec).slice(first, first + row.kept.all());
     ask(accept);
-    request.computed += row.kept;
-    request.told += row.kept;
+    request.computed += row.kept.all();
+    request.told += row.kept.all();
   } else if (options_.overlap) {
     ask(about(Verb::complete, row.request));
   }
   if (!row.chunk) ++request.verification;  // one without drafts is a decode like any other
   if (row.samples()) {
-    request.sampled += row.kept == 0 ? 1 : row.kept;
+    request.sampled += row.kept.all() == 0 ? 1 : row.kept.output;
     note({SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.sampled});
   }
   if (row.samples() && request.sampled == spec.output_size()) {
-    ask(about(Verb::finish, row.request));
+    Operation finish = about(Verb::finish, row.request);
+    if (row.kept.behind != 0) finish.up_to = spec.tokens.size();
+    ask(finish);
     leave(row.request);
     return end(row.request, spec.stops ? FinishReason::stop : FinishReason::length);
   }

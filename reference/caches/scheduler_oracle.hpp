@@ -27,13 +27,20 @@ class SchedulerOracle final : public ScheduleListener {
     std::uint32_t told = 0;      ///< tokens that the subject knows
     std::uint32_t sampled = 0;
     std::size_t verification = 0;
+    bool was_running = false;
     bool prefills() const { return computed < goal; }
+  };
+  /// Tokens that a verification keeps; of other rows none.
+  struct Kept {
+    std::uint32_t output = 0;
+    std::uint32_t behind = 0;  ///< the output's end
+    std::uint32_t all() const { return output + behind; }
   };
   struct Row {
     RequestNumber request;
     std::uint32_t begin;
     std::uint32_t tokens;
-    std::uint32_t kept;  ///< of a verification, 0 for other rows
+    Kept kept;
     bool chunk;
     bool ends_prompt;
     bool stored = false;  ///< its checkpoint went before its result
@@ -63,9 +70,10 @@ class SchedulerOracle final : public ScheduleListener {
   void take_result(Row& row);
 
   std::uint32_t compute(RequestNumber number, std::uint32_t tokens);
-  std::uint32_t compute(RequestNumber number, const Operation& extend, std::uint32_t kept);
+  std::uint32_t compute(RequestNumber number, const Operation& extend, Kept kept);
   Operation extend_by(RequestNumber number, std::uint32_t tokens) const;
-  Operation verification(RequestNumber number, std::uint32_t& kept) const;
+  Operation verification(RequestNumber number, Kept& kept) const;
+  static Tokens text_of(const RequestSpec& spec);
   void give_way(RequestNumber number);
   void drop(RequestNumber number);
   void leave(RequestNumber number);

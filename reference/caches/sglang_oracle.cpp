@@ -63,7 +63,10 @@ Result<Reply> SglangOracle::apply(const Operation& operation) {
     case Verb::finish: return finish(operation);
     case Verb::abort:
     case Verb::preempt: return abort(operation);
-    case Verb::step: return Reply{};
+    case Verb::step:
+      if (operation.padded != Operation::kAbsent && operation.padded < std::ssize(operation.ids))
+        return fail("step: a captured graph has a row for every request");
+      return Reply{};
     case Verb::complete: return complete(operation);
     case Verb::capture:
     case Verb::restore:
@@ -149,7 +152,6 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   if (requests_.contains(name)) return fail(fmt::format("request {} is admitted already", name));
   if (size == 0) return fail(fmt::format("request {} has no tokens", name));
   if (prompt > size) return fail(fmt::format("request {} has fewer tokens than its prompt", name));
-  if (or_else(operation.external, 0) > 0) return fail("admit: this cache has no external tokens");
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   if (static_cast<std::int64_t>(requests_.size()) >= config_.rows())
     return Reply::refusal(Refusal::no_row);
@@ -163,6 +165,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
   const Prefix best = request.known.first(cached);
   const auto refuse = [&](Refusal refusal) {
     release_slot(request.live);
+    for (const StateSlot slot : request.tracking) release_slot(slot);
     cached_.unlock(best, has_states_);
     return Reply::refusal(refusal);
   };
@@ -186,14 +189,41 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
     if (cached == 0) request.live = take_slot(nothing);
     for (int i = 0; i < tracking_slots(); ++i) request.tracking.push_back(take_slot(nothing));
   }
-  request.computed = request.allocated = request.protected_size = cached;
+  // A transfer brings what lies beyond the hit, but never the last token's: that one is computed.
+  const std::int64_t there = std::max(cached, std::min(or_else(operation.external, 0), size - 1));
+  if (there > cached) {
+    Evicted for_kv;
+    if (!make_kv_free(up_to_whole_pages(there) - cached, for_kv)) return refuse(Refusal::no_kv);
+    evicted.kv += for_kv.kv;
+    evicted.states += for_kv.states;
+  }
+  request.computed = there;
+  request.allocated = up_to_whole_pages(there);
+  request.protected_size = cached;
   request.state_locked = has_states_;
   requests_.emplace(name, std::move(request));
 
-  Reply reply = evicted_reply(evicted).set(ReplyField::cached, cached);
-  if (has_states_) reply.set(ReplyField::state, cached).set(ReplyField::conv, cached);
+  Reply reply = evicted_reply(evicted).set(ReplyField::cached, there);
+  if (has_states_) reply.set(ReplyField::state, there).set(ReplyField::conv, there);
   if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
   return reply;
+}
+
+std::optional<SglangOracle::DraftTree> SglangOracle::DraftTree::of(const Operation& extend) {
+  const std::vector<Token> drafts = extend.drafts.values();
+  const bool chain = extend.parents.empty();
+  if (!chain && extend.parents.size() != drafts.size()) return std::nullopt;
+  std::vector<std::vector<Token>> ways(1);  // by number: the drafts from the root to this one
+  DraftTree tree;
+  for (std::size_t i = 0; i < drafts.size(); ++i) {
+    const std::int64_t parent = chain ? static_cast<std::int64_t>(i) : extend.parents[i];
+    if (parent < 0 || parent >= std::ssize(ways)) return std::nullopt;
+    std::vector<Token> way = ways[static_cast<std::size_t>(parent)];
+    way.push_back(drafts[i]);
+    if (!tree.ways_.insert(way).second) return std::nullopt;
+    ways.push_back(std::move(way));
+  }
+  return tree;
 }
 
 Result<Reply> SglangOracle::extend(const Operation& operation) {
@@ -207,6 +237,8 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
     return fail("extend: results of this request are still out");
 
   const bool verifies = !operation.drafts.empty();
+  const std::optional<DraftTree> tree = DraftTree::of(operation);
+  if (!tree) return fail("extend: parents is no tree of these drafts");
   if (verifies && operation.async) return fail("extend: a verification is not async");
   const std::int64_t known = request.known.size() + operation.tokens.size();
   const std::int64_t inputs = known - request.computed;
@@ -227,7 +259,7 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   request.known.tokens.append(operation.tokens);
   if (verifies) {
     before_verification(request, operation.n);
-    request.pending = Verification{inputs, operation.drafts.values()};
+    request.pending = Verification{inputs, *tree};
   } else {
     const std::int64_t from = request.computed;
     if (operation.async) request.in_flight.push_back(from);
@@ -283,11 +315,8 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
     return fail(fmt::format("accept: n is {} but {} tokens came", operation.n, tokens.size()));
   if (request.pending) {
     const auto& [inputs, drafts] = *request.pending;
-    if (tokens.empty() || tokens.size() > drafts.size() + 1)
-      return fail(
-          fmt::format("accept: {} drafts allow 1 to {} tokens", drafts.size(), drafts.size() + 1));
-    if (!std::equal(tokens.begin(), tokens.end() - 1, drafts.begin()))
-      return fail("accept: all tokens but the last are drafts");
+    if (tokens.empty() || !drafts.has({tokens.begin(), tokens.end() - 1}))
+      return fail("accept: all tokens but the last are drafts, each behind the one before");
     const std::int64_t from = request.computed;
     request.computed += inputs + operation.n - 1;  // nobody has computed the last token yet
     advanced(request, from, Forward::verification);
@@ -360,7 +389,10 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
   if (request.pending) return still_verifying(operation);
 
   const bool only_prompt = config_.strip_thinking != 0;
-  const std::int64_t committed = has_states_ ? request.committed() : request.computed;
+  if (operation.up_to > request.known.size())
+    return fail(fmt::format("request {} has not {} tokens", operation.id.text(), operation.up_to));
+  std::int64_t committed = has_states_ ? request.committed() : request.computed;
+  if (operation.up_to != Operation::kAbsent) committed = std::min(committed, operation.up_to - 1);
   const std::int64_t owned = only_prompt ? std::min(request.prompt, committed) : committed;
   const Stored stored = store_finished(request, owned);
   forget(found);

@@ -71,7 +71,12 @@
 //      request inserts nothing. (0.5.23 attaches the state to the prompt, and where protected is
 //      past the prompt frees KV of the tree or asserts.) In `radix`, a key that adds nothing to
 //      protected is inserted as well, and with overlap the key goes to the end of the step that is
-//      under way: kv_committed_len counts a token at its launch.
+//      under way: kv_committed_len counts a token at its launch. With up_to=N the answer ends
+//      inside an accepted run: at most N - 1 tokens count, since an answer's last token never does.
+//   admit external=N: KV and state of the first N tokens come from another server, of all but the
+//      last where there are no more. What the match found stays as it is; KV for the rest is taken
+//      at once, behind the slots.
+//   extend parents=: drafts that are a tree; what is accepted is one of its ways from the root.
 //   `radix`: an insert of more than the prompt (unified_radix_cache.py:1257) is followed by one of
 //      the prompt's whole pages, which frees nothing: the prompt becomes a stored prefix of its
 //      own, newer than its outputs, and these can be evicted without it.
@@ -85,6 +90,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -125,10 +131,20 @@ class SglangOracle : public Subject {
     std::int64_t length = 0;  ///< 0: there is none
   };
 
+  /// Drafts as what they spell: the ways from the last known token to each of them.
+  class DraftTree {
+   public:
+    /// None where a draft stands behind none of those before it, or two spell the same.
+    static std::optional<DraftTree> of(const Operation& extend);
+    bool has(const std::vector<Token>& way) const { return way.empty() || ways_.contains(way); }
+
+   private:
+    std::set<std::vector<Token>> ways_;
+  };
   /// Draft tokens whose verification has not been accepted yet.
   struct Verification {
     std::int64_t inputs;
-    std::vector<Token> drafts;
+    DraftTree drafts;
   };
   struct Request {
     Prefix known;                     ///< prompt and outputs

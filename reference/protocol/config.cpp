@@ -190,6 +190,18 @@ Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
   return {};
 }
 
+std::vector<std::int64_t> Config::graphs() const {
+  std::vector<std::int64_t> rows;
+  for (std::string_view rest = graph_batches; !rest.empty();) {
+    const std::size_t comma = std::min(rest.find(','), rest.size());
+    const Result<std::int64_t> one = parse_integer(rest.substr(0, comma), 1, kMostSlots);
+    if (!one || (!rows.empty() && *one <= rows.back())) return {};
+    rows.push_back(*one);
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  return rows;
+}
+
 std::vector<std::pair<std::string, std::string>> Config::fields() const {
   std::vector<std::pair<std::string, std::string>> all;
   all.reserve(std::size(kFields));

@@ -132,6 +132,9 @@ struct Config {
   std::string model_config;      ///< a file whose layers these are
 
   std::int64_t rows() const { return request_rows != 0 ? request_rows : max_running; }
+  /// The numbers of graph_batches, ascending; empty where it is not such a list (start_subject
+  /// refuses it).
+  std::vector<std::int64_t> graphs() const;
   bool operator==(const Config&) const = default;
 
   /// Sets one field from its text. The error is a sentence without file and line.

@@ -19,6 +19,23 @@ using KvSlots = std::span<const std::uint32_t>;
 enum class StatePart : std::uint8_t { recurrent, conv };
 inline constexpr StatePart kStateParts[] = {StatePart::recurrent, StatePart::conv};
 
+/// One row of a verification: the request's tokens from `begin` on, which the slot's state has not
+/// seen, and the drafts behind them.
+struct VerifiedRow {
+  const Tokens& known;
+  std::uint32_t begin;
+  const Tokens& drafts;
+  /// By draft, what it stands behind: 0 the last known token, k the k-th draft, which comes before
+  /// it. Empty: each draft stands behind the one before it.
+  std::span<const std::int64_t> parents;
+
+  std::uint32_t inputs() const { return known.size() - begin; }
+  std::uint32_t size() const { return inputs() + drafts.size(); }
+  std::uint32_t parent_of(std::uint32_t draft) const {
+    return parents.empty() ? draft - 1 : static_cast<std::uint32_t>(parents[draft - 1]);
+  }
+};
+
 class LayerState {
  public:
   virtual ~LayerState() = default;
@@ -47,6 +64,21 @@ class LayerState {
   }
   /// The slot goes back to the free list.
   virtual void free_state(StateSlot slot) = 0;
+
+  /// The layer verifies a row. That part of the slot stays as it is; what it would be behind each
+  /// of the row's tokens is left beside the slot until its next verification.
+  virtual void verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) = 0;
+  /// That part of the target becomes what the verification of `verified` has left behind the row's
+  /// token `at`, counted from 0.
+  virtual void commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
+                            StatePart part) = 0;
+  /// That part of the slot is written by a transfer from another server, where it stood for
+  /// tokens[0, size).
+  virtual void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
+                             std::uint32_t size) = 0;
+  /// A row of nobody runs over the slot: padding of a captured graph, or the dummy row of a rank
+  /// without work. Slot 0 is there for such rows.
+  virtual void run_nobodys_row(StateSlot slot) = 0;
 
   /// False where write_kv() would have no effect, so that nobody has to collect the slots for it.
   virtual bool keeps_kv() const { return true; }

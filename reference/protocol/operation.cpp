@@ -65,11 +65,13 @@ constexpr FieldRow kExtend[] = {{"async", FlagField{&Operation::async}},
                                 {"drafts", TokensField{&Operation::drafts}},
                                 kId,
                                 {"n", NumberField{&Operation::n, 1}, true},
+                                {"parents", NumbersField{&Operation::parents}},
                                 {"tokens", TokensField{&Operation::tokens}}};
 constexpr FieldRow kAccept[] = {
     kId, {"n", NumberField{&Operation::n, 0}, true}, {"tokens", TokensField{&Operation::tokens}}};
 constexpr FieldRow kCheckpoint[] = {kId, {"up_to", NumberField{&Operation::up_to}}};
-constexpr FieldRow kFinish[] = {kId, {"insert", FlagField{&Operation::insert}}};
+constexpr FieldRow kFinish[] = {
+    kId, {"insert", FlagField{&Operation::insert}}, {"up_to", NumberField{&Operation::up_to, 1}}};
 constexpr FieldRow kOnlyId[] = {kId};
 constexpr FieldRow kStep[] = {{"ids", NamesField{&Operation::ids}},
                               {"padded", NumberField{&Operation::padded}}};

@@ -71,7 +71,7 @@ struct Operation {
   std::int64_t n = kAbsent;           ///< extend: tokens to compute; accept: tokens kept
   std::int64_t prompt = kAbsent;      ///< admit: how many of `tokens` are the original prompt
   std::int64_t external = kAbsent;    ///< admit: tokens whose KV and state came by transfer
-  std::int64_t up_to = kAbsent;       ///< checkpoint, clone, truncate: length; absent: all
+  std::int64_t up_to = kAbsent;       ///< checkpoint, clone, truncate, finish: length; absent: all
   std::int64_t limit = kAbsent;       ///< match: tokens to look at
   std::int64_t prev = kAbsent;        ///< insert: tokens whose KV the tree owns already
   std::int64_t kv = kAbsent;          ///< evict: KV tokens
@@ -80,6 +80,7 @@ struct Operation {
   std::int64_t padded = kAbsent;      ///< step: rows of the captured graph
   std::vector<Name> ids;              ///< step: row order
   std::vector<std::int64_t> mapping;  ///< compact: new row of each row, -1: gone
+  std::vector<std::int64_t> parents;  ///< extend: by draft, the one before it; see VerifiedRow
 
   /// The line, fields sorted. Token lists longer than `limit` characters are cut in the middle; 0:
   /// nothing is cut.

@@ -20,9 +20,20 @@ struct RequestSpec {
   Nanoseconds at = -1;  ///< arrival; -1: when the scheduler comes to this line
   std::vector<std::int64_t> accept;  ///< per verification, the tokens kept
   std::vector<std::int64_t> drafts;  ///< per verification, the draft tokens
+  std::int64_t branches = 1;  ///< children of a draft in the tree that is verified; 1: a chain
+  std::int64_t overrun = 0;   ///< tokens that the last verification accepts behind the output's end
+  std::int64_t external = 0;  ///< tokens whose KV and state come from another server
   std::int64_t priority = 0;
   std::int64_t rank = -1;  ///< where it goes; -1: where the routing sends it
   std::uint32_t output_size() const { return tokens.size() - prompt_size; }
+  /// Tokens that a verification of so many drafts can keep: the drafts on its tree's longest way,
+  /// which goes from first child to first child, and one more. Draft i stands behind draft
+  /// (i - 1) / branches, 0 being the last known token.
+  std::int64_t most_kept(std::int64_t of_drafts) const {
+    std::int64_t kept = 1;
+    for (std::int64_t draft = 1; draft <= of_drafts; draft = branches * draft + 1) ++kept;
+    return kept;
+  }
 };
 
 }  // namespace lockstep

@@ -10,7 +10,8 @@ Result<SchedulerOptions> SchedulerOptions::of(const Config& config) {
   SchedulerOptions options{.chunked_prefill = config.chunked_prefill,
                            .max_running = config.max_running,
                            .overlap = config.overlap != 0,
-                           .page = config.page};
+                           .page = config.page,
+                           .graph_batches = config.graphs()};
   std::string_view rest = config.scheduler;
   const auto next = [&] {
     const std::string_view word = rest.substr(0, rest.find(':'));

@@ -18,6 +18,8 @@ namespace lockstep {
 
 /// What a wrong draft consists of (contract: a document that no file can name).
 inline constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
+/// What a verification accepts behind the token that ends the output.
+inline constexpr Document kBehindTheEnd = kWrongDrafts - 1;
 
 /// What one forward works on, for the cost of a step.
 struct StepWork {
@@ -77,6 +79,7 @@ struct SchedulerOptions {
   std::int64_t page =
       1;                ///< tokens per KV page: a chunk that is not its prompt's last ends with one
   bool sglang = false;  ///< SGLang's rules where memory is short
+  std::vector<std::int64_t> graph_batches;  ///< rows of the captured graphs, ascending
   bool vllm = false;    ///< vLLM's scheduler instead
   // vLLM's.
   bool by_priority = false;       ///< who is preempted, and who is admitted first

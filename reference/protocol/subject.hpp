@@ -98,6 +98,9 @@ struct PolicyEntry {
   bool has_tree_verbs = true;
   bool has_slot_verbs = false;   ///< capture, restore, compact
   bool takes_transfers = false;  ///< admit external=: tokens that another server has computed
+  /// Takes `extend parents=` and `finish up_to=`: verifications of trees, and ends inside an
+  /// accepted run.
+  bool takes_server_fields = false;
 };
 
 /// An auditor of a family of policies.

@@ -440,8 +440,7 @@ void RadixAuditor::path_kv(NodeIndex end, KvRuns& onto) const {
 }
 
 void RadixAuditor::check_live_state(const Operation& operation, const RadixRequest& now) {
-  if (labels_ == nullptr || !has_states_ || now.verifying || !labels_->state_exists(now.live))
-    return;
+  if (labels_ == nullptr || !has_states_ || !labels_->state_exists(now.live)) return;
   const Label due = label_of(now.known, now.computed);
   for (const StatePart part : kStateParts) {
     const Label& label = labels_->label(now.live, part);

@@ -70,7 +70,8 @@ std::uint32_t RadixAuditor::stored_size(const Operation& operation, const Reply&
   const bool whole =
       operation.verb == Verb::checkpoint
           ? operation.up_to == Operation::kAbsent || operation.up_to == request.computed
-          : !policy_.strips_thinking() || request.computed <= request.prompt_size;
+          : (!policy_.strips_thinking() || request.computed <= request.prompt_size) &&
+                (operation.up_to == Operation::kAbsent || operation.up_to > request.computed);
   return whole ? request.computed : 0;
 }
 
@@ -82,10 +83,11 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
   const bool existed = reply.get(ReplyField::exist) != 0;
   switch (operation.verb) {
     case Verb::admit:
-      // The match came before the refusal, unless there was no row to match for.
+      // The match came before the refusal, unless there was no row to match for; and what a
+      // transfer brought besides is no match.
       if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
       return use_by_match(operation.tokens,
-                          refused
+                          refused || operation.external > 0
                               ? longest_state(operation.tokens, operation.tokens.size() - 1, salt)
                               : static_cast<std::uint32_t>(reply.get(ReplyField::cached)),
                           salt);

@@ -159,6 +159,72 @@ inline const Defect kAsksForNoPageMore{
     "radix:asks-for-no-page-more",
     "an allocation makes room for the pages that it takes and for no page beyond them"};
 
+// The two parts of a state, which kernels of their own move.
+inline const Defect kConvStaysBehind{
+    "sglang-no-buffer:conv-stays-behind",
+    "a forward of one token moves the recurrent state and leaves the conv window"};
+inline const Defect kRecurrentStaysBehind{
+    "sglang-no-buffer:recurrent-stays-behind",
+    "a prompt's later chunk moves the conv window and leaves the recurrent state"};
+inline const Defect kDropsInitialState{
+    "sglang-no-buffer:drops-initial-state",
+    "a prompt's later chunk starts its recurrent state from nothing (vLLM #22034, #23279)"};
+inline const Defect kCopiesConvAlone{
+    "sglang-no-buffer:copies-conv-alone",
+    "a checkpoint copies the conv window and leaves what the slot's recurrent state was"};
+inline const Defect kDefersConvCopy{
+    "sglang-no-buffer:defers-conv-copy",
+    "a checkpoint's conv copy waits for the next forward, its recurrent one does not (SGLang "
+    "#24221 of one part alone)"};
+
+// Verifications.
+inline const Defect kCommitsDraftEnd{
+    "sglang-no-buffer:commits-draft-end",
+    "the state behind a verification is the one behind its last draft, not its last accepted one"};
+inline const Defect kConvOfAllDrafts{
+    "sglang-no-buffer:conv-of-all-drafts",
+    "the conv window is shifted by all drafts, the recurrent state by the accepted ones "
+    "(mlx-swift-lm #218, vLLM #50272)"};
+inline const Defect kCommitsNoConv{
+    "sglang-no-buffer:commits-no-conv",
+    "accepted drafts move the recurrent state; the conv window stays where the verification began"};
+inline const Defect kCommitsNoRecurrent{
+    "sglang-no-buffer:commits-no-recurrent",
+    "accepted drafts move the conv window; the recurrent state stays where the verification began"};
+inline const Defect kCommitsByLength{
+    "sglang-no-buffer:commits-by-length",
+    "of a tree, the state is taken by how many drafts were accepted, not by which"};
+inline const Defect kKeepsFirstSlots{
+    "radix:keeps-first-slots",
+    "of a tree, the first drafts' KV is kept, as many as were accepted, not that of those which "
+    "were"};
+inline const Defect kCountsSampledToken{
+    "radix:counts-sampled-token",
+    "the token sampled behind the accepted drafts counts as computed, so the KV of the rejected "
+    "draft in its place is stored"};
+inline const Defect kStoresBehindTheEnd{
+    "radix:stores-behind-the-end",
+    "what was accepted together with a stop token, and behind it, is stored as well"};
+inline const Defect kCutsKeyAlone{
+    "sglang-no-buffer:cuts-key-alone",
+    "an answer that ends inside an accepted run leaves its key with the state behind the run"};
+
+inline const Defect kAbortForgetsDrafts{
+    "sglang-no-buffer:abort-forgets-drafts",
+    "a request that is aborted between a verification and its result keeps the KV of its drafts"};
+
+// Transfers and rows of nobody.
+inline const Defect kReceivesWholeState{
+    "sglang-no-buffer:receives-whole-state",
+    "the transferred state has seen the last token, which is computed here once more"};
+inline const Defect kReceivesNoConv{
+    "sglang-no-buffer:receives-no-conv",
+    "a transfer brings KV and the recurrent state and leaves the slot's conv window"};
+inline const Defect kPadsWithOldRows{
+    "sglang-no-buffer:pads-with-old-rows",
+    "padding rows of a captured graph keep the slots of a larger batch before (SGLang #27325, "
+    "vLLM #39064)"};
+
 // The extra buffer.
 inline const Defect kKeepsTrackingSlots{
     "sglang-extra-buffer:keeps-tracking-slots",

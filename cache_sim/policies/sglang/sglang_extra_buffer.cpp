@@ -32,7 +32,7 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
         if (lazy())
           launch_lazily(request, at);
         else
-          track_decoded(request, at);
+          track_decoded(request, at, forward);
       }
       break;
     }
@@ -40,7 +40,7 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
       if (last > request.computed && lazy())
         track_verified_lazily(request, last);
       else if (last > request.computed)
-        track_decoded(request, last);
+        track_decoded(request, last, forward);
       if (planted(kTracksInVerify) && request.admitted >= grid_) {
         request.tracking.last = request.tracking.next;
         request.tracking.last_size = request.admitted / grid_ * grid_;
@@ -48,9 +48,18 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
       }
       break;
   }
-  run_to(request, stop);
+  SglangPolicy::advance(request, stop, forward);
   if (forward == Forward::chunk && planted(kCountsPrefillEnd) && stop == last)
-    track_decoded(request, stop);
+    track_decoded(request, stop, forward);
+}
+
+/// The target gets the state behind `position` tokens. A verification has left it beside the live
+/// one; otherwise the forward goes there.
+void SglangExtraBuffer::leave(RadixRequest& request, std::uint32_t position, StateSlot target,
+                              Forward forward) {
+  if (forward == Forward::verification) return commit(request, position, target);
+  run_to(request, position);
+  layers_.copy_state(slot_of(request), target);
 }
 
 /// Where in the chunk [computed, stop) a state is kept, 0 for nowhere: the last position of the
@@ -103,8 +112,8 @@ bool SglangExtraBuffer::swaps_with_results() const {
   return planted(kMissesSwap) && config_.overlap != 0 && !lazy();
 }
 
-void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t position) {
-  run_to(request, position);
+void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t position,
+                                      Forward forward) {
   Tracking& tracking = request.tracking;
   const bool late = swaps_with_results();
   tracking.previous_size = tracking.next == tracking.last && !late ? 0 : tracking.last_size;
@@ -112,7 +121,7 @@ void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t posit
   tracking.last = tracking.next;
   if (!late) tracking.next = 1 - tracking.last;
   tracking.last_size = position;
-  layers_.copy_state(slot_of(request), tracking.slots[tracking.last]);
+  leave(request, position, tracking.slots[tracking.last], forward);
 }
 
 // --- Lazy: one slot, and a second one while a state that is under way must not write over it -----
@@ -192,11 +201,10 @@ void SglangExtraBuffer::prepare_verification(RadixRequest& request, std::uint32_
 }
 
 void SglangExtraBuffer::track_verified_lazily(RadixRequest& request, std::uint32_t position) {
-  run_to(request, position);
   Tracking& tracking = request.tracking;
   const std::uint32_t other = 1 - tracking.next;
   const std::uint32_t slot = tracking.slots[other].exists() ? other : tracking.next;
-  layers_.copy_state(slot_of(request), tracking.slots[slot]);
+  leave(request, position, tracking.slots[slot], Forward::verification);
   if (slot == tracking.next) {
     tracking.last = slot;
     tracking.last_size = position;
@@ -291,7 +299,9 @@ const Registration<PolicyEntry> kExtraBuffer{
                        ConfigField::strip_thinking, ConfigField::skip_decode_lock,
                        ConfigField::path_cap, ConfigField::overlap},
      .make = make,
-     .check = check}};
+     .check = check,
+     .takes_transfers = true,
+     .takes_server_fields = true}};
 
 }  // namespace
 

@@ -28,7 +28,7 @@ class SglangExtraBuffer final : public SglangPolicy {
   Tracked tracked_within(const RadixRequest& request, std::uint32_t most) const;
   std::uint32_t tracked_in_chunk(const RadixRequest& request, std::uint32_t stop) const;
   void track_chunk(RadixRequest& request, std::uint32_t stop);
-  void track_decoded(RadixRequest& request, std::uint32_t position);
+  void track_decoded(RadixRequest& request, std::uint32_t position, Forward forward);
   void launch_lazily(RadixRequest& request, std::uint32_t position);
   void track_verified_lazily(RadixRequest& request, std::uint32_t position);
   bool take_second_slot(Tracking& tracking);
@@ -37,6 +37,7 @@ class SglangExtraBuffer final : public SglangPolicy {
   bool lazy() const { return config_.lazy != 0; }
   bool swaps_with_results() const;
   void run_to(RadixRequest& request, std::uint32_t position);
+  void leave(RadixRequest& request, std::uint32_t position, StateSlot target, Forward forward);
 
   const std::uint32_t grid_;         ///< tokens between positions that a chunk can be tracked at
   const std::uint32_t decode_grid_;  ///< the same for decoding: a multiple of it

@@ -44,14 +44,18 @@ const Registration<PolicyEntry> kLegacyEntry{
      .has_states = true,
      .config_fields = {},
      .make = make_legacy,
-     .counts_locks_on_tombstones = kLegacy.tree.counts_bare_locks}};
+     .counts_locks_on_tombstones = kLegacy.tree.counts_bare_locks,
+     .takes_transfers = true,
+     .takes_server_fields = true}};
 const Registration<PolicyEntry> kFirstEntry{
     {.name = "sglang-v0",
      .summary = "SGLang's first hybrid radix cache (#11214): every stored state is a copy",
      .has_states = true,
      .config_fields = {},
      .make = make_first,
-     .counts_locks_on_tombstones = kFirst.tree.counts_bare_locks}};
+     .counts_locks_on_tombstones = kFirst.tree.counts_bare_locks,
+     .takes_transfers = true,
+     .takes_server_fields = true}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -60,7 +60,7 @@ Result<Reply> SglangPolicy::apply(const Operation& operation) {
     case Verb::finish: return operation.insert ? finish(operation) : release(operation);
     case Verb::abort:
     case Verb::preempt: return release(operation);
-    case Verb::step: batch_tokens_ = 0; return Reply{};
+    case Verb::step: return step(operation);
     case Verb::evict:
       if (operation.room != Operation::kAbsent) return make_room(operation);
       return evict(std::max<std::int64_t>(operation.kv, 0),
@@ -200,8 +200,6 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   if (size == 0) return fail("admit: a request has at least one token");
   const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (prompt > size) return fail("admit: the prompt is longer than the tokens");
-  if (operation.external > 0)
-    return fail("admit: SGLang's radix caches take no external tokens here");
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   if (free_rows_.empty()) return Reply::refusal(Refusal::no_row);
 
@@ -226,6 +224,8 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   const auto refuse = [&](Refusal refusal) {
     tree_.unlock(locked);
     if (request.live.exists() && !planted(kLeaksCowSlot)) states_.release(request.live);
+    for (const StateSlot slot : request.tracking.slots)
+      if (slot.exists()) states_.release(slot);
     return Reply::refusal(refusal);
   };
   const std::int64_t left = kv_.free_count() + tree_.sizes().evictable_kv;
@@ -235,6 +235,12 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   }
   RadixTree::Evicted evicted;
   if (has_states_ && !take_slots(request, evicted)) return refuse(Refusal::no_state_slot);
+  // The last token is computed here: what comes next is sampled behind it.
+  const auto external =
+      static_cast<std::uint32_t>(std::clamp<std::int64_t>(operation.external, 0, size - 1));
+  const std::int64_t received = external > match.prefix ? page_ceiling(external) - match.prefix : 0;
+  RadixTree::Evicted for_received;
+  if (!make_room_for_kv(received, for_received)) return refuse(Refusal::no_kv);
   request.locked = hit ? match.end : NodeIndex::none();
   request.branch = match.branch;
   request.reached = match.reached;
@@ -250,16 +256,34 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
     request.kv.swap(kept);
   }
 
+  if (received > 0) receive(request, external);
   Reply reply;
-  reply.set(ReplyField::cached, match.prefix);
+  reply.set(ReplyField::cached, request.computed);
   if (has_states_) {
-    const LayerState::Lengths lengths = layers_.state_lengths(request.live, match.prefix);
+    const LayerState::Lengths lengths = layers_.state_lengths(request.live, request.computed);
     reply.set(ReplyField::state, lengths.recurrent).set(ReplyField::conv, lengths.conv);
   }
-  reply.set(ReplyField::evicted_kv, evicted.kv).set(ReplyField::evicted_states, evicted.states);
+  reply.set(ReplyField::evicted_kv, evicted.kv + for_received.kv)
+      .set(ReplyField::evicted_states, evicted.states + for_received.states);
   if (operation.room != Operation::kAbsent) reply.set(ReplyField::kv, left);
   enter(std::move(request));
   return reply;
+}
+
+/// KV and state of the first `size` tokens come from another server, which computed them. For their
+/// KV there is room.
+void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
+  LOCKSTEP_MARK("admit.receives");
+  const auto end = static_cast<std::uint32_t>(page_ceiling(size));
+  kv_.allocate(end - request.allocated, request.kv, request.kv_tail);
+  request.allocated = end;
+  write_kv(request, request.known, size);
+  for (const StatePart part : kStateParts) {
+    if (!has_states_ || (part == StatePart::conv && planted(kReceivesNoConv))) continue;
+    const std::uint32_t sent = planted(kReceivesWholeState) ? size + 1 : size;
+    layers_.receive_state(request.live, part, request.known, sent);
+  }
+  request.computed = size;
 }
 
 /// The forward over tokens[computed, end) writes their KV through the row.
@@ -274,9 +298,25 @@ void SglangPolicy::write_kv(const RadixRequest& request, const Tokens& tokens, s
   }
 }
 
-void SglangPolicy::advance(RadixRequest& request, std::uint32_t stop, Forward /*forward*/) {
-  if (has_states_) layers_.advance_state(slot_of(request), request.known, request.computed, stop);
+void SglangPolicy::advance(RadixRequest& request, std::uint32_t stop, Forward forward) {
+  if (has_states_ && forward == Forward::verification)
+    commit(request, stop, request.live);
+  else if (has_states_)
+    run(request, stop, forward);
   request.computed = stop;
+}
+
+/// The layers run over tokens[computed, stop). Kernels of their own move the two parts of the
+/// state.
+void SglangPolicy::run(const RadixRequest& request, std::uint32_t stop, Forward forward) {
+  const StateSlot slot = slot_of(request);
+  const bool resumes = forward == Forward::chunk && request.computed > 0;
+  if (planted(kConvStaysBehind) && stop == request.computed + 1)
+    return layers_.advance_state(slot, StatePart::recurrent, request.known, request.computed, stop);
+  if (planted(kRecurrentStaysBehind) && resumes)
+    return layers_.advance_state(slot, StatePart::conv, request.known, request.computed, stop);
+  if (planted(kDropsInitialState) && resumes) layers_.zero_state(slot, StatePart::recurrent);
+  layers_.advance_state(slot, request.known, request.computed, stop);
 }
 
 Result<Reply> SglangPolicy::extend(const Operation& operation) {
@@ -290,6 +330,7 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   if (operation.async && request.in_flight_count == request.in_flight.size())
     return fail("extend: two results are out already, and a server runs one step ahead");
   const std::uint32_t drafts = operation.drafts.size();
+  if (const Result<void> tree = check_tree(operation); !tree) return tl::unexpected(tree.error());
   if (operation.async && drafts != 0)
     return fail("extend: a verification's result decides what comes next, so it is not async");
   const std::int64_t left =
@@ -322,10 +363,8 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
     if (!operation.async) results_came(request);
     batch_tokens_ += static_cast<std::uint32_t>(operation.n);
   } else {
-    write_kv(request, request.known.followed_by(operation.drafts), stop);
     prepare_verification(request, static_cast<std::uint32_t>(operation.n));
-    request.verifying = true;
-    request.drafts = operation.drafts;
+    verify(request, operation);
   }
   Reply reply;
   reply.set(ReplyField::n, operation.n);
@@ -344,32 +383,6 @@ Result<Reply> SglangPolicy::complete(const Operation& operation) {
   --request->in_flight_count;
   results_came(*request);
   return Reply{};
-}
-
-/// The tokens kept of a verification: n - 1 drafts, whose KV is there already, and the token
-/// sampled behind them.
-Result<Reply> SglangPolicy::accept(const Operation& operation) {
-  RadixRequest* const request = find(operation.id);
-  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
-  if (operation.tokens.size() != operation.n)
-    return fail(fmt::format("accept: n={} beside {} tokens", operation.n, operation.tokens.size()));
-  if (request->verifying) {
-    const std::uint32_t drafts = request->drafts.size();
-    if (operation.n < 1 || operation.n > drafts + 1)
-      return fail(fmt::format("accept: n={} is not within 1 … {} (the drafts and one more)",
-                              operation.n, drafts + 1));
-    const auto kept = static_cast<std::uint32_t>(operation.n) - 1;
-    if (operation.tokens.prefix(kept) != request->drafts.prefix(kept))
-      return fail("accept: the tokens kept are not the drafts");
-    request->known = request->known.followed_by(operation.tokens);
-    const std::uint32_t stop = request->known.size() - 1;
-    advance(*request, stop, Forward::verification);
-    request->verifying = false;
-    free_kv_from(*request, static_cast<std::uint32_t>(page_ceiling(stop)));
-  } else {
-    request->known = request->known.followed_by(operation.tokens);
-  }
-  return Reply{}.set(ReplyField::n, operation.n);
 }
 
 /// Inserts the request's first `size` tokens with `state`, moves the lock there, and lets the row
@@ -453,7 +466,14 @@ Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to)
     return Reply::refusal(Refusal::no_state_slot);
   }
   const StateSlot donated = planted(kSharesLiveSlot) ? request.live : states_.allocate();
-  if (!planted(kSharesLiveSlot)) layers_.copy_state(slot_of(request), donated);
+  if (planted(kDefersConvCopy)) {
+    layers_.copy_state(slot_of(request), donated, StatePart::recurrent);
+    deferred_.push_back({slot_of(request), donated});
+  } else if (planted(kCopiesConvAlone)) {
+    layers_.copy_state(slot_of(request), donated, StatePart::conv);
+  } else if (!planted(kSharesLiveSlot)) {
+    layers_.copy_state(slot_of(request), donated);
+  }
   const RadixTree::Inserted done = store(request, size, donated);
   if (variant_.matches_after_checkpoint) tree_.refresh_path(done.end);
   move_lock(request, done.end);
@@ -471,7 +491,14 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   // KV counts from its launch on, so a token under way is stored as well; a state counts once its
   // result is there.
   const bool at_launch = has_states_ ? planted(kCommitsAtLaunch) : !planted(kStoresResultsAlone);
-  const std::uint32_t committed = at_launch ? request.computed : request.committed();
+  std::uint32_t committed = at_launch ? request.computed : request.committed();
+  if (operation.up_to > std::int64_t{request.known.size()})
+    return fail(fmt::format("finish: up_to={} is beyond the {} known tokens", operation.up_to,
+                            request.known.size()));
+  // What was accepted behind the end is nobody's; the last token of an answer never counts as
+  // computed.
+  if (operation.up_to != Operation::kAbsent && !planted(kStoresBehindTheEnd))
+    committed = std::min(committed, static_cast<std::uint32_t>(operation.up_to) - 1);
   const std::uint32_t kept =
       config_.strip_thinking != 0 ? std::min(request.prompt_size, committed) : committed;
   const bool exist = store_finished(request, kept);
@@ -488,7 +515,8 @@ bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
   bool exist = true;
   // The live state stands for all computed tokens: under a stripped key it would be a state of
   // another length.
-  const bool fits = !has_states_ || kept == request.computed || planted(kStripsKeyOnly);
+  const bool fits =
+      !has_states_ || kept == request.computed || planted(kStripsKeyOnly) || planted(kCutsKeyAlone);
   if (planted(kStripsKeyOnly))
     require(size >= request.owned, "cache_protected_len is at most len(new_indices)");
   // One that adds nothing is inserted as well: it makes its path new.
@@ -518,6 +546,11 @@ Result<Reply> SglangPolicy::release(const Operation& operation) {
   RadixRequest* const request = find(operation.id);
   if (request == nullptr) return unknown(operation, "admitted request", operation.id);
   if (planted(kAbortKeepsLock)) request->locked = NodeIndex::none();
+  if (planted(kAbortForgetsDrafts) && request->verifying) {
+    KvRuns known;
+    append_slice(known, request->kv, 0, request->known.size());
+    request->kv.swap(known);
+  }
   remove(*request);
   return Reply{};
 }
@@ -540,6 +573,30 @@ void SglangPolicy::remove(RadixRequest& request) {
   free_places_.push_back(place);
   request.id = Name();
   request.known = {};
+}
+
+/// A forward begins. Rows of a captured graph beyond those of requests are nobody's: their state is
+/// slot 0, their KV page 0.
+Result<Reply> SglangPolicy::step(const Operation& operation) {
+  batch_tokens_ = 0;
+  for (const Deferred& copy : std::exchange(deferred_, {}))
+    layers_.copy_state(copy.source, copy.target, StatePart::conv);
+  if (operation.padded == Operation::kAbsent) return Reply{};
+  if (operation.padded < std::ssize(operation.ids))
+    return fail(fmt::format("step: padded={} has no room for {} rows", operation.padded,
+                            operation.ids.size()));
+  if (!has_states_) return Reply{};
+  if (!planted(kPadsWithOldRows)) graph_slots_.clear();
+  const auto rows = static_cast<std::size_t>(operation.padded);
+  if (graph_slots_.size() < rows) graph_slots_.resize(rows, StateSlot{0});
+  for (std::size_t row = 0; row < rows; ++row) {
+    if (row >= operation.ids.size()) {
+      layers_.run_nobodys_row(graph_slots_[row]);
+    } else if (const RadixRequest* const request = find(operation.ids[row])) {
+      graph_slots_[row] = request->live;
+    }
+  }
+  return Reply{};
 }
 
 Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
@@ -615,14 +672,18 @@ const Registration<PolicyEntry> kRadix{
      .summary = "SGLang 0.5.23's radix cache for attention alone",
      .has_states = false,
      .config_fields = {ConfigField::page, ConfigField::strip_thinking, ConfigField::overlap},
-     .make = make_radix}};
+     .make = make_radix,
+     .takes_transfers = true,
+     .takes_server_fields = true}};
 const Registration<PolicyEntry> kNoBuffer{
     {.name = "sglang-no-buffer",
      .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
      .has_states = true,
      .config_fields = {ConfigField::strip_thinking, ConfigField::skip_decode_lock,
                        ConfigField::path_cap},
-     .make = make_no_buffer}};
+     .make = make_no_buffer,
+     .takes_transfers = true,
+     .takes_server_fields = true}};
 
 }  // namespace
 

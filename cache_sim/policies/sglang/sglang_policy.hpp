@@ -56,6 +56,9 @@ struct RadixRequest {
   std::uint32_t allocated = 0;
   bool verifying = false;  ///< drafts are computed and not yet accepted
   Tokens drafts;
+  std::vector<std::int64_t> parents;  ///< of the drafts, where they are a tree
+  std::uint32_t verified_inputs = 0;  ///< known tokens that the verification ran over
+  std::vector<std::uint32_t> kept;    ///< the drafts that were accepted, by number from 1 on
 
   std::uint32_t in_flight_begin = 0;  ///< tokens before the first of those extends
   /// Tokens whose results are there: what the scheduler knows of.
@@ -122,6 +125,8 @@ class SglangPolicy : public Subject {
   virtual Reply store_unfinished(RadixRequest& request, std::uint32_t up_to);
   /// Stores what the first `kept` computed tokens leave in the cache. Returns exist.
   virtual bool store_finished(RadixRequest& request, std::uint32_t kept);
+  /// The target gets the state behind `position` tokens that the verification has left.
+  void commit(const RadixRequest& request, std::uint32_t position, StateSlot target);
   /// A verification of that many tokens is about to be launched.
   virtual void prepare_verification(RadixRequest& /*request*/, std::uint32_t /*tokens*/) {}
   /// The results of everything up to request.committed() are there.
@@ -156,6 +161,7 @@ class SglangPolicy : public Subject {
   Result<Reply> checkpoint(const Operation& operation);
   Result<Reply> finish(const Operation& operation);
   Result<Reply> release(const Operation& operation);  // abort, preempt
+  Result<Reply> step(const Operation& operation);
   Reply evict(std::int64_t kv, std::int64_t states);
   Result<Reply> make_room(const Operation& operation);
   Reply check() const;
@@ -179,8 +185,14 @@ class SglangPolicy : public Subject {
   void split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end);
   bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
+  void receive(RadixRequest& request, std::uint32_t size);
   void enter(RadixRequest&& request);
   void write_kv(const RadixRequest& request, const Tokens& tokens, std::uint32_t end);
+  static Result<void> check_tree(const Operation& operation);
+  void run(const RadixRequest& request, std::uint32_t stop, Forward forward);
+  void verify(RadixRequest& request, const Operation& operation);
+  void write_tree_kv(const RadixRequest& request, const VerifiedRow& row);
+  void move_kept_kv(const RadixRequest& request);
   void free_kv_from(RadixRequest& request, std::uint32_t first);
   void remove(RadixRequest& request);
 
@@ -190,7 +202,12 @@ class SglangPolicy : public Subject {
   std::vector<RequestRow> free_rows_;
   std::vector<HeldSlot> held_slots_;
   std::vector<HeldLock> held_locks_;
+  std::vector<StateSlot> graph_slots_;  // of the rows that the captured graph's buffers were left
   KvRuns scratch_;
+  struct Deferred {
+    StateSlot source, target;
+  };
+  std::vector<Deferred> deferred_;  // defects alone: copies that wait for the next forward
 };
 
 }  // namespace lockstep::cache_sim

@@ -278,11 +278,13 @@ class Subject:
         """
         raise NotImplementedError
 
-    def extend(self, id: str, n: int, tokens: Tokens, drafts: Tokens, async_: bool) -> Extended | int | None:
+    def extend(self, id: str, n: int, tokens: Tokens, drafts: Tokens, async_: bool,
+               parents: Sequence[int]) -> Extended | int | None:
         """One chunk of the prompt, one decoded token or one verification. None: all n tokens are scheduled.
 
         n: tokens to compute. tokens: inputs beyond those admitted. drafts: tokens to verify; `accept` follows.
-        async_: the result arrives with `complete`.
+        async_: the result arrives with `complete`. parents: of drafts that are a tree, by draft: 0 where it stands
+        behind the last known token, k where behind the k-th draft.
         """
         raise NotImplementedError
 
@@ -294,8 +296,10 @@ class Subject:
         """The running request's first `up_to` tokens (None: all that are computed) go to the cache."""
         raise NotImplementedError
 
-    def finish(self, id: str, insert: bool) -> Stored | None:
-        """The request ends. insert: what it computed stays in the cache."""
+    def finish(self, id: str, insert: bool, up_to: int | None) -> Stored | None:
+        """The request ends. insert: what it computed stays in the cache. up_to: the answer ends behind so many tokens;
+        those behind them were accepted together with its last one.
+        """
         raise NotImplementedError
 
     def abort(self, id: str) -> Reply | None:

@@ -1,0 +1,139 @@
+// Verifications of SGLang's hybrid caches: drafts as a chain or as a tree. The forward reads the
+// committed state and leaves, beside it, what that would be behind each of its tokens
+// (intermediate_ssm, intermediate_conv_window); the accepted ones decide which of these becomes the
+// state (update_mamba_state_after_mtp_verify), each part by a kernel of its own.
+#include <fmt/format.h>
+
+#include "cache_sim/policies/sglang/sglang_defects.hpp"
+#include "cache_sim/policies/sglang/sglang_policy.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// The numbers of the drafts that spell `tokens`, each behind the one before; fewer where there is
+/// no such draft.
+std::vector<std::uint32_t> way_of(const VerifiedRow& row, const Tokens& tokens) {
+  std::vector<std::uint32_t> way;
+  for (std::uint32_t draft = 1; draft <= row.drafts.size() && way.size() < tokens.size(); ++draft) {
+    const std::uint32_t before = way.empty() ? 0 : way.back();
+    if (row.parent_of(draft) == before &&
+        row.drafts[draft - 1] == tokens[static_cast<std::uint32_t>(way.size())])
+      way.push_back(draft);
+  }
+  return way;
+}
+
+}  // namespace
+
+/// Drafts that are a tree: each stands behind one that comes before it, and what is sampled tells
+/// siblings apart.
+Result<void> SglangPolicy::check_tree(const Operation& operation) {
+  const std::vector<std::int64_t>& parents = operation.parents;
+  if (parents.empty()) return {};
+  if (parents.size() != operation.drafts.size())
+    return fail(fmt::format("extend: parents has {} numbers for {} drafts", parents.size(),
+                            operation.drafts.size()));
+  for (std::size_t i = 0; i < parents.size(); ++i) {
+    if (parents[i] < 0 || parents[i] > static_cast<std::int64_t>(i))
+      return fail(fmt::format("extend: draft {} stands behind {}, which is none of 0 … {}", i + 1,
+                              parents[i], i));
+    for (std::size_t j = 0; j < i; ++j)
+      if (parents[j] == parents[i] && operation.drafts[static_cast<std::uint32_t>(j)] ==
+                                          operation.drafts[static_cast<std::uint32_t>(i)])
+        return fail(fmt::format("extend: drafts {} and {} are the same token behind the same one",
+                                j + 1, i + 1));
+  }
+  return {};
+}
+
+/// A verification reads the committed state and leaves what it would be behind each token beside
+/// it.
+void SglangPolicy::verify(RadixRequest& request, const Operation& operation) {
+  request.drafts = operation.drafts;
+  request.parents = operation.parents;
+  request.verified_inputs = request.known.size() - request.computed;
+  const VerifiedRow row{request.known, request.computed, request.drafts, request.parents};
+  if (request.parents.empty())
+    write_kv(request, request.known.followed_by(request.drafts), request.computed + row.size());
+  else
+    write_tree_kv(request, row);
+  if (has_states_)
+    for (const StatePart part : kStateParts) layers_.verify_state(slot_of(request), part, row);
+  request.verifying = true;
+}
+
+/// The KV of a draft stands for the tokens on its way from the root.
+void SglangPolicy::write_tree_kv(const RadixRequest& request, const VerifiedRow& row) {
+  if (!layers_.keeps_kv()) return;
+  write_kv(request, request.known, request.known.size());
+  std::vector<Tokens> ways{request.known};
+  for (std::uint32_t draft = 1; draft <= row.drafts.size(); ++draft) {
+    ways.push_back(ways[row.parent_of(draft)].followed_by(row.drafts.slice(draft - 1, draft)));
+    KvRuns place;
+    append_slice(place, request.kv, request.known.size() + draft - 1, request.known.size() + draft);
+    layers_.write_kv(place.front().slots(), ways.back(), ways.back().size() - 1);
+  }
+}
+
+/// The KV of the kept drafts moves to the places behind the known tokens (SGLang's
+/// move_kv_cache, where pages make it; a row of single tokens could point at the slots instead).
+void SglangPolicy::move_kept_kv(const RadixRequest& request) {
+  if (request.parents.empty() || planted(kKeepsFirstSlots)) return;
+  KvRuns drafts;
+  append_slice(drafts, request.kv, request.known.size(),
+               request.known.size() + request.drafts.size());
+  std::vector<std::uint32_t> slots;
+  for (const KvRun& run : drafts) slots.insert(slots.end(), run.slots().begin(), run.slots().end());
+  for (std::size_t i = 0; i < request.kept.size(); ++i)
+    layers_.copy_kv({&slots[request.kept[i] - 1], 1}, {&slots[i], 1});
+}
+
+void SglangPolicy::commit(const RadixRequest& request, std::uint32_t position, StateSlot target) {
+  if (position == request.computed) return;  // no draft of a row without inputs was kept
+  const std::uint32_t inputs = request.verified_inputs;
+  const std::uint32_t steps = position - request.computed;
+  const std::uint32_t last = inputs + request.drafts.size() - 1;
+  std::uint32_t at = steps <= inputs ? steps - 1 : inputs - 1 + request.kept[steps - inputs - 1];
+  if (planted(kCommitsByLength)) at = steps - 1;
+  if (planted(kCommitsDraftEnd)) at = last;
+  for (const StatePart part : kStateParts) {
+    const bool is_conv = part == StatePart::conv;
+    if (is_conv && planted(kCommitsNoConv)) continue;
+    if (!is_conv && planted(kCommitsNoRecurrent)) continue;
+    layers_.commit_state(slot_of(request), is_conv && planted(kConvOfAllDrafts) ? last : at, target,
+                         part);
+  }
+}
+
+/// The tokens kept of a verification: n - 1 drafts, whose KV is there already, and the token
+/// sampled behind them.
+Result<Reply> SglangPolicy::accept(const Operation& operation) {
+  RadixRequest* const request = find(operation.id);
+  if (request == nullptr) return unknown(operation, "admitted request", operation.id);
+  if (operation.tokens.size() != operation.n)
+    return fail(fmt::format("accept: n={} beside {} tokens", operation.n, operation.tokens.size()));
+  if (request->verifying) {
+    const std::uint32_t drafts = request->drafts.size();
+    if (operation.n < 1 || operation.n > drafts + 1)
+      return fail(fmt::format("accept: n={} is not within 1 … {} (the drafts and one more)",
+                              operation.n, drafts + 1));
+    const auto kept = static_cast<std::uint32_t>(operation.n) - 1;
+    const VerifiedRow row{request->known, request->computed, request->drafts, request->parents};
+    request->kept = way_of(row, operation.tokens.prefix(kept));
+    if (request->kept.size() != kept) return fail("accept: the tokens kept are not the drafts");
+    move_kept_kv(*request);
+    request->known = request->known.followed_by(operation.tokens);
+    const std::uint32_t stop = request->known.size() - 1;
+    advance(*request, stop, Forward::verification);
+    request->verifying = false;
+    // The defect: the token sampled behind them counts as computed, since a rejected draft was
+    // computed in its place.
+    if (planted(kCountsSampledToken) && kept < drafts) ++request->computed;
+    free_kv_from(*request, static_cast<std::uint32_t>(page_ceiling(request->computed)));
+  } else {
+    request->known = request->known.followed_by(operation.tokens);
+  }
+  return Reply{}.set(ReplyField::n, operation.n);
+}
+
+}  // namespace lockstep::cache_sim
