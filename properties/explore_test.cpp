@@ -76,6 +76,9 @@ RC_GTEST_PROP(TraceText, isReadAsTheSameTrace, (std::uint64_t seed, std::uint64_
 RC_GTEST_PROP(ScheduledTraces, endWithoutAFinding, (std::uint64_t seed, std::uint64_t stream)) {
   const PolicyEntry& policy = some_policy();
   const Trace trace = random_scheduled_trace(seed, stream, policy);
+  // What has blocks goes with vLLM's scheduler, which is drawn for schedules alone.
+  RC_PRE(!policy.config_fields.contains(ConfigField::blocks) ||
+         trace.config.scheduler.starts_with("vllm"));
   RunOptions options;
   options.config = trace.config;
   options.subjects = {std::string(policy.name), fmt::format("oracle:{}", policy.name)};

@@ -165,6 +165,21 @@ TEST_F(LabelStates, rowsOfNobodyHaveSlotZero) {
   EXPECT_EQ(found(), "out-of-range");
 }
 
+// 36,864 elements a token: slot 58,254 holds the first one that 31 bits do not count (vLLM #48109).
+TEST(Offsets, beyondThirtyTwoBitsAreSaid) {
+  LabelState labels{10'000, 60'000, LabelState::Strides{.kv = 36'864, .state = 557'056}};
+  labels.allocate_kv(std::vector<std::uint32_t>{58'253});
+  labels.allocate_state({3'854});
+  EXPECT_TRUE(labels.drain().empty());
+  labels.allocate_kv(std::vector<std::uint32_t>{58'254});
+  const Findings kv = labels.drain();
+  ASSERT_EQ(kv.size(), 1u);
+  EXPECT_EQ(kv[0].kind, FindingKind::out_of_range);
+  EXPECT_EQ(kv[0].actual, "2147512319");
+  labels.allocate_state({3'855});
+  EXPECT_EQ(labels.drain().size(), 1u);
+}
+
 // A pool's table costs memory for the slots that are used: this one would have 64 GiB.
 TEST(LargePools, costWhatIsUsedOfThem) {
   LabelState labels{std::int64_t{1} << 30, std::int64_t{1} << 31};

@@ -13,7 +13,8 @@ constexpr ConfigFields kCommonFields{
     ConfigField::policy,          ConfigField::kv_tokens,   ConfigField::state_slots,
     ConfigField::chunked_prefill, ConfigField::max_running, ConfigField::request_rows,
     ConfigField::step_time,       ConfigField::model_chunk, ConfigField::ranks,
-    ConfigField::routing,         ConfigField::scheduler,   ConfigField::graph_batches};
+    ConfigField::routing,         ConfigField::scheduler,   ConfigField::graph_batches,
+    ConfigField::kv_stride,       ConfigField::state_stride};
 
 /// A policy that would ignore a field which somebody set says so instead.
 Result<void> check_config(const PolicyEntry& policy, const Config& config) {
@@ -101,7 +102,9 @@ Started start_policy(const std::string& name, const RunOptions& options) {
             ? entry->slots(options.config)
             : PolicyEntry::SlotCounts{entry->has_states ? options.config.state_slots : 0,
                                       options.config.kv_tokens + options.config.page};
-    seat->labels = std::make_unique<LabelState>(slots.states, slots.kv_end);
+    seat->labels = std::make_unique<LabelState>(
+        slots.states, slots.kv_end,
+        LabelState::Strides{options.config.kv_stride, options.config.state_stride});
     subject.layers = seat->labels.get();
   }
   seat->subject = entry->make(subject);

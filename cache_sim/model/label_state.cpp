@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <limits>
 #include <utility>
 
 #include "reference/base/require.hpp"
@@ -18,10 +19,32 @@ std::string Label::text() const {
   return fmt::format("a prefix of {} tokens ({:08x})", size, digest >> 29);
 }
 
-LabelState::LabelState(std::int64_t states, std::int64_t kv_end)
+namespace {
+
+/// The last slot all of whose elements a signed 32-bit number can count.
+std::uint32_t last_narrow(std::int64_t stride) {
+  constexpr std::int64_t kElements = std::int64_t{1} << 31;
+  if (stride == 0) return std::numeric_limits<std::uint32_t>::max();
+  return static_cast<std::uint32_t>(kElements / stride - 1);
+}
+
+}  // namespace
+
+LabelState::LabelState(std::int64_t states, std::int64_t kv_end, Strides strides)
     : states_(static_cast<std::size_t>(states + 1)),
       kv_fingerprint_(static_cast<std::size_t>(kv_end)),
-      kv_in_use_(static_cast<std::size_t>(kv_end)) {}
+      kv_in_use_(static_cast<std::size_t>(kv_end)),
+      strides_(strides),
+      last_narrow_kv_(last_narrow(strides.kv)),
+      last_narrow_state_(last_narrow(strides.state)) {}
+
+void LabelState::report_offset(const char* what, std::uint32_t slot, std::int64_t stride) {
+  report(FindingKind::out_of_range,
+         fmt::format("{} slot {} holds the elements {} to {} of its layer: an offset of 32 bits "
+                     "does not reach them",
+                     what, slot, slot * stride, (slot + std::int64_t{1}) * stride - 1),
+         "elements below 2147483648", std::to_string((slot + std::int64_t{1}) * stride - 1));
+}
 
 void LabelState::report(FindingKind kind, std::string text, std::string expected,
                         std::string actual) {
@@ -53,6 +76,7 @@ bool LabelState::usable(StateSlot slot, const char* what) {
 
 void LabelState::allocate_state(StateSlot slot) {
   if (!state_exists(slot)) return void(usable(slot, "allocated"));
+  if (slot.value > last_narrow_state_) report_offset("state", slot.value, strides_.state);
   StateCell& cell = states_[slot.value];
   if (cell.in_use)
     report(FindingKind::slot_in_two_places,
@@ -178,6 +202,12 @@ void LabelState::run_nobodys_row(StateSlot slot) {
 }
 
 void LabelState::allocate_kv(KvSlots slots) {
+  if (strides_.kv != 0)
+    for (const std::uint32_t slot : slots)
+      if (slot > last_narrow_kv_) {
+        report_offset("KV", slot, strides_.kv);
+        break;
+      }
   for (const std::uint32_t slot : slots) {
     if (kv_in_use_[slot] != 0)
       report(FindingKind::slot_in_two_places,

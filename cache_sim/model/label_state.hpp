@@ -33,8 +33,15 @@ inline Label label_of(const Tokens& tokens, std::uint32_t size) {
 
 class LabelState final : public LayerState {
  public:
-  /// State slots 1 … states and KV slots up to kv_end - 1 exist.
-  LabelState(std::int64_t states, std::int64_t kv_end);
+  /// Elements between the beginnings of two slots in a layer's tensor; 0: nobody asks.
+  struct Strides {
+    std::int64_t kv = 0, state = 0;
+  };
+  /// State slots 1 … states and KV slots up to kv_end - 1 exist. With strides, a slot that holds
+  /// elements from 2^31 on is reported where it is first taken: a kernel that multiplies slot and
+  /// stride in 32 bits reads and writes elsewhere.
+  LabelState(std::int64_t states, std::int64_t kv_end, Strides strides);
+  LabelState(std::int64_t states, std::int64_t kv_end) : LabelState(states, kv_end, Strides{}) {}
 
   void allocate_state(StateSlot slot) override;
   void zero_state(StateSlot slot, StatePart part) override;
@@ -87,6 +94,7 @@ class LabelState final : public LayerState {
                   std::uint32_t end);
   bool advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
                std::uint32_t end);
+  void report_offset(const char* what, std::uint32_t slot, std::int64_t stride);
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
 
   ZeroedArray<StateCell> states_;
@@ -94,6 +102,9 @@ class LabelState final : public LayerState {
   std::map<std::uint32_t, std::array<std::vector<Label>, 2>> verified_;
   ZeroedArray<std::uint64_t> kv_fingerprint_;
   ZeroedArray<char> kv_in_use_;
+  Strides strides_;
+  // Slots beyond these hold elements from 2^31 on.
+  std::uint32_t last_narrow_kv_, last_narrow_state_;
   Findings findings_;
   std::vector<std::uint64_t> fingerprints_;  // scratch of write_kv
 };

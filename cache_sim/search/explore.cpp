@@ -281,7 +281,8 @@ class Explorer {
 
   /// A request that comes twice is another one; who was not asked for is not stopped; times, which
   /// never go back, are those of the schedule.
-  static void make_sensible(Candidate& candidate) {
+  void make_sensible(Candidate& candidate) const {
+    const bool server_fields = players_[candidate.player].accepted.server_fields;
     std::set<std::uint32_t> ids;
     std::set<std::uint32_t> sessions;
     int line = 0;
@@ -289,6 +290,10 @@ class Explorer {
       step.statement.line = ++line;
       if (auto* const spec = std::get_if<RequestSpec>(&step.statement.what)) {
         spec->at = -1;
+        if (!server_fields) {  // they may come from another player's trace
+          spec->branches = 1;
+          spec->overrun = spec->external = 0;
+        }
         if (spec->rank >= candidate.config.ranks) spec->rank = -1;
         for (int other = line; !ids.insert(spec->id.index()).second; ++other)
           spec->id = Name::intern(fmt::format("x{}", other));

@@ -26,9 +26,7 @@ class RequestMaker {
     for (int i = 0; i < swarm_.operations; ++i) {
       say(request(Name::intern(fmt::format("q{}", i))));
       const auto stop = pick<3>(draw_, {12, swarm_.abort * 2, swarm_.preempt * 2});
-      if (stop != 0)
-        say(Intervention{
-            .retract = stop == 2, .id = ids_[draw_.below(ids_.size())], .at = some_time()});
+      if (stop != 0) say(intervention(stop == 2));
       if (!sessions_.empty() && draw_.chance(1, 6))
         say(CloseSession{sessions_[draw_.below(sessions_.size())]});
       if (draw_.chance(1, 3)) say(some_run());
@@ -62,6 +60,12 @@ class RequestMaker {
   Name some_session() {
     return Name::intern(
         fmt::format("c{}", draw_.below(static_cast<std::uint64_t>(swarm_.sessions))));
+  }
+
+  Intervention intervention(bool retracts) {
+    Intervention stop{.retract = retracts, .id = ids_[draw_.below(ids_.size())], .at = some_time()};
+    if (!retracts && stop.at < 0) stop.during = sometimes(swarm_.cuts);
+    return stop;
   }
 
   RequestSpec request(Name id) {

@@ -106,6 +106,7 @@ class Shrinker {
       before = size();
       drop_lines();
       drop_padding();
+      join_advances();
       drop_features();
       lower_config();
       shorten_tokens();
@@ -201,6 +202,28 @@ class Shrinker {
     if (!run_.fixed.contains(ConfigField::kv_tokens))
       candidate.config.kv_tokens -= tokens / candidate.config.page * candidate.config.page;
     return candidate.config.state_slots > 0 && candidate.config.kv_tokens > 0 && attempt(candidate);
+  }
+
+  /// Two advances of one slot are one of both tokens, where the first stands or where the second
+  /// does.
+  void join_advances() {
+    for (std::size_t i = 0; i < best_.steps.size(); ++i) {
+      for (std::size_t j = i + 1; j < best_.steps.size(); ++j) {
+        Candidate earlier = best_;
+        auto* const first = std::get_if<Operation>(&earlier.steps[i].statement.what);
+        auto* const second = std::get_if<Operation>(&earlier.steps[j].statement.what);
+        if (first == nullptr || second == nullptr || first->verb != Verb::advance ||
+            second->verb != Verb::advance || first->slot != second->slot)
+          continue;
+        first->tokens.append(second->tokens);
+        Candidate later = earlier;
+        std::get<Operation>(later.steps[j].statement.what).tokens = first->tokens;
+        earlier.steps.erase(earlier.steps.begin() + static_cast<std::ptrdiff_t>(j));
+        later.steps.erase(later.steps.begin() + static_cast<std::ptrdiff_t>(i));
+        if (attempt(earlier) || attempt(later)) --j;
+        if (j >= best_.steps.size()) break;
+      }
+    }
   }
 
   /// Applies a change to a copy of each statement in turn.

@@ -65,9 +65,9 @@ struct Swarm {
   int sent = 0;            ///< of ten requests: another server has computed a part
   bool rooms = false;      ///< some admissions and evictions carry room=
   // Of ten, where the subjects take a server's fields.
-  int trees = 0;     ///< verifications of trees
-  int cuts = 0;      ///< ends inside an accepted run
-  int padded = 0;    ///< forwards of captured graphs
+  int trees = 0;   ///< verifications of trees
+  int cuts = 0;    ///< ends inside an accepted run
+  int padded = 0;  ///< forwards of captured graphs
   // What happens to a sequence, where the subjects have its verbs; `sequences`: of ten operations.
   int sequences = 0;
   int clone = 3, truncate = 3, capture = 2, restore = 2, together = 3;

@@ -29,7 +29,8 @@ const SchedulerEffects& Scheduler::step(const SchedulerEvent& event) {
       enqueue(event.request, false);
       break;
     case SchedulerEvent::Kind::abort:
-      require(phase_ == Phase::between_steps, "a client goes between steps");
+      require(phase_ == Phase::between_steps || phase_ == Phase::forward,
+              "a client goes between steps or while a forward is under way");
       if (record(event.request).state != State::ended)
         drop(event.request, FinishReason::abort, effects);
       break;

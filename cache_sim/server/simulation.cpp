@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "reference/base/overloaded.hpp"
 
@@ -77,6 +78,14 @@ Reply Simulation::perform(const Statement& statement) {
                    return Reply{};
                  },
                  [&](const Intervention& stop) {
+                   // With overlap a forward is under way between any two steps. vLLM's scheduler
+                   // takes results and clients that go one after the other.
+                   const Config& config = run_.options().config;
+                   const bool waits = config.overlap == 0 && !config.scheduler.starts_with("vllm");
+                   if (stop.during && waits) {
+                     leaving_.push_back(number_of_[stop.id.index()]);
+                     return Reply{};
+                   }
                    schedule(stop.at, {.kind = stop.retract ? SchedulerEvent::Kind::retract
                                                            : SchedulerEvent::Kind::abort,
                                       .request = number_of_[stop.id.index()]});
@@ -293,6 +302,9 @@ bool Simulation::one_step() {
   if (run_.stopped()) return true;
   if (!launch()) return true;
   if (!any_rank(&ServerScheduler::awaits_results)) return ended_ + computed_ != before;
+  for (const RequestNumber request : std::exchange(leaving_, {}))
+    if (!run_.stopped()) deliver({.kind = SchedulerEvent::Kind::abort, .request = request});
+  if (run_.stopped()) return true;
   take_results(&ServerScheduler::awaits_results);
   return true;
 }

@@ -106,6 +106,7 @@ class Simulation {
   std::vector<std::size_t> rank_of_;       // by request number: kUnrouted until it arrives
   std::vector<std::size_t> span_of_;       // by request number: 1 + its open bar
   std::vector<Nanoseconds> queued_since_;  // by request number: its arrival or last retraction
+  std::vector<RequestNumber> leaving_;     // their clients go while the next forward is under way
   int line_ = 0;
   std::int64_t steps_ = 0;
   std::int64_t ended_ = 0;

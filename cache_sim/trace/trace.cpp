@@ -7,10 +7,12 @@
 #include <cctype>
 #include <fstream>
 #include <limits>
+#include <optional>
 #include <set>
 
 #include "cache_sim/base/input.hpp"
 #include "reference/base/shell_words.hpp"
+#include "reference/protocol/speculation.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -235,6 +237,7 @@ class Reader {
   Result<decltype(Statement::what)> read_request(const Line& line) {
     RequestSpec spec;
     std::string_view output;
+    std::optional<Speculation> speculation;
     const Result<void> read = each_field(
         line, {"id", "tokens", "output"},
         [&](std::string_view key, std::string_view value) -> Result<void> {
@@ -263,6 +266,8 @@ class Reader {
               spec.rank = v;
             });
           if (key == "external") return read_number(value, 0, kMost, spec.external);
+          if (key == "speculate")
+            return parse_speculation(value).map([&](const Speculation& s) { speculation = s; });
           if (key == "branches") return read_number(value, 1, kMostBranches, spec.branches);
           if (key == "overrun") return read_number(value, 0, kMostBranches, spec.overrun);
           return fail("request has no such field");
@@ -291,6 +296,9 @@ class Reader {
       return fail(
           "field output: prompt and output have at most 2^24 tokens, and at least one is sampled");
     spec.tokens = spec.tokens.followed_by(*sampled);
+    if (speculation && !spec.accept.empty())
+      return fail("field speculate: it stands without accept and drafts");
+    if (speculation) speculate(spec, *speculation, ids_.size());
     return spec;
   }
 
@@ -303,9 +311,12 @@ class Reader {
         each_field(line, {"id"}, [&](std::string_view key, std::string_view value) -> Result<void> {
           if (key == "id") return read_known_id(value, stop.id);
           if (key == "at") return read_time(value, latest_at_, stop.at);
+          if (key == "during" && !stop.retract)
+            return parse_integer(value, 0, 1).map([&](std::int64_t v) { stop.during = v != 0; });
           return fail(fmt::format("{} has no such field", line.verb));
         });
     if (!read) return tl::unexpected(read.error());
+    if (stop.during && stop.at >= 0) return fail("during=1 stands without at");
     return stop;
   }
 

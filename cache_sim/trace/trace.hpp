@@ -21,6 +21,7 @@ struct Intervention {
   bool retract = false;
   Name id;
   Nanoseconds at = -1;
+  bool during = false;  ///< while the next forward is under way, before its results
 };
 struct CloseSession {
   Name session;

@@ -42,8 +42,9 @@ std::string statement_text(const Statement& statement) {
       Overloaded{[](const Operation& operation) { return operation.text(); },
                  [](const RequestSpec& spec) { return request_text(spec); },
                  [](const Intervention& stop) {
-                   return fmt::format("{}{} id={}", stop.retract ? "retract" : "abort",
-                                      optional_time("at", stop.at), stop.id.text());
+                   return fmt::format("{}{}{} id={}", stop.retract ? "retract" : "abort",
+                                      optional_time("at", stop.at), stop.during ? " during=1" : "",
+                                      stop.id.text());
                  },
                  [](const CloseSession& close) { return "close session=" + close.session.text(); },
                  [](const RunStatement& run) {

@@ -9,6 +9,9 @@
 //   fork_every  0: a chat. Else an agent: behind so many turns a sub-agent forks the context, makes
 //               fork_turns requests of its own, and the session goes on without them
 //   gap_us      microseconds between two requests of the workload
+//   drafts      tokens that each verification tries, 0: there are none; `ngram=1`: up to so many
+//   accepted    per mille: the chance of a draft to be kept where the one before it is
+//   branches    the drafts are a tree, of which each has so many children
 #include <fmt/format.h>
 
 #include <array>
@@ -16,6 +19,7 @@
 #include "cache_sim/base/parameters.hpp"
 #include "cache_sim/workloads/workload.hpp"
 #include "reference/base/philox.hpp"
+#include "reference/protocol/speculation.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -32,6 +36,10 @@ struct SessionsOptions {
   std::int64_t fork_every = 0;
   std::int64_t fork_turns = 3;
   std::int64_t gap_us = 100'000;
+  std::int64_t drafts = 0;
+  std::int64_t accepted = 700;
+  std::int64_t ngram = 0;
+  std::int64_t branches = 1;
 
   /// Documents of a session: its own and those of its sub-agents.
   std::int64_t documents() const {
@@ -43,6 +51,7 @@ struct SessionsOptions {
 /// What a random number decides.
 enum class Draw : std::uint64_t { system_size, system_first, system_second, input, output };
 constexpr std::uint64_t kDraws = 5;
+constexpr std::uint64_t kDraftStreams = std::uint64_t{1} << 62;  // behind those of the texts
 
 /// Tokens around a mean: uniform from half of it to one and a half.
 std::uint32_t around(std::int64_t mean, std::uint64_t seed, std::uint64_t stream,
@@ -63,6 +72,13 @@ class SessionsStream final : public RequestStream {
     spec = request_of(session, round % options_.turns);
     spec.id = request_name(number_);
     spec.at = number_ * options_.gap_us * 1000;
+    spec.branches = options_.branches;
+    speculate(spec,
+              {.kind = options_.ngram != 0 ? Speculation::Kind::ngram : Speculation::Kind::chain,
+               .drafts = options_.drafts,
+               .accepted = options_.accepted,
+               .seed = seed()},
+              kDraftStreams + static_cast<std::uint64_t>(number_));
     ++number_;
     return true;
   }
@@ -154,7 +170,11 @@ OpenedStream open(std::string_view text) {
                          Parameter{"output", 1, 1 << 20, &options.output},
                          Parameter{"fork_every", 0, 1 << 12, &options.fork_every},
                          Parameter{"fork_turns", 1, 1 << 12, &options.fork_turns},
-                         Parameter{"gap_us", 1, 1'000'000'000, &options.gap_us}};
+                         Parameter{"gap_us", 1, 1'000'000'000, &options.gap_us},
+                         Parameter{"drafts", 0, 1024, &options.drafts},
+                         Parameter{"accepted", 0, 1000, &options.accepted},
+                         Parameter{"ngram", 0, 1, &options.ngram},
+                         Parameter{"branches", 1, 1024, &options.branches}};
   if (const Result<void> read = parse_parameters("sessions", text, known); !read)
     return tl::unexpected(read.error());
   const std::int64_t longest =
@@ -171,7 +191,7 @@ OpenedStream open(std::string_view text) {
 const Registration<GeneratedWorkload> kSessions{
     {"sessions", "multi-turn chats, or agents with forks (fork_every), made from a seed",
      "seed=,requests=,seats=,turns=,systems=,system=,input=,output=,fork_every=,fork_turns=,gap_"
-     "us=",
+     "us=,drafts=,accepted=,ngram=,branches=",
      open}};
 
 }  // namespace

@@ -32,6 +32,7 @@ enum class ConfigField : std::uint8_t {
   groups,
   hash_algorithm,
   hash_block,
+  kv_stride,
   kv_tokens,
   layers,
   lazy,
@@ -54,6 +55,7 @@ enum class ConfigField : std::uint8_t {
   state_bytes,
   state_share,
   state_slots,
+  state_stride,
   step_time,
   strip_thinking,
   token_bytes,
@@ -112,6 +114,8 @@ struct Config {
                                 ///< multiple of so many behind its start; 0: they do not
   std::int64_t shared_prefix_checkpoint = 0;  ///< a junction inside a block is kept
   std::string groups;                         ///< attention:816,mamba:1648
+  std::int64_t kv_stride = 0;                 ///< elements from one KV slot of a layer to the next
+  std::int64_t state_stride = 0;  ///< the same of state slots; 0: offsets are not looked at
   std::int64_t eagle = 0;
   std::int64_t modules = 1;     ///< of MTP: each reads one token further ahead in a prefill
   std::int64_t drafts = 0;      ///< draft tokens per verification

@@ -80,7 +80,7 @@ struct SchedulerOptions {
       1;                ///< tokens per KV page: a chunk that is not its prompt's last ends with one
   bool sglang = false;  ///< SGLang's rules where memory is short
   std::vector<std::int64_t> graph_batches;  ///< rows of the captured graphs, ascending
-  bool vllm = false;    ///< vLLM's scheduler instead
+  bool vllm = false;                        ///< vLLM's scheduler instead
   // vLLM's.
   bool by_priority = false;       ///< who is preempted, and who is admitted first
   std::int64_t long_prefill = 0;  ///< tokens of a chunk where others run or wait; 0: all that fit
