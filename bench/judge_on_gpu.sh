@@ -51,6 +51,7 @@ done
 judge ssu 0 selective_state_update $ours:selective_state_update
 judge ssd 0 ssd_prefill $ours:ssd_prefill
 judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
+judge conv_prefill 0 causal_conv1d $ours:causal_conv1d
 judge copy 0 state_copy $ours:state_copy
 judge scatter 0 state_scatter_accepted $ours:state_scatter_accepted
 printf '\n%s\n' "$([[ $failed == 0 ]] && echo 'ours pass, broken copies and cheats are caught' || echo 'NOT AS WANTED: see above')"

@@ -292,6 +292,17 @@ void poison(Tensor& tensor, Bad bad) {
 
 }  // namespace
 
+void add_fresh_rows(Case& c, std::int64_t rows, const std::vector<std::int64_t>& fresh) {
+  const auto is_fresh = [&](std::int64_t row) {
+    return std::find(fresh.begin(), fresh.end(), row) != fresh.end();
+  };
+  std::vector<std::int32_t> resumes;
+  for (std::int64_t row = 0; row < rows; ++row) resumes.push_back(is_fresh(row) ? 0 : 1);
+  c.tensors.push_back(indices("has_initial_state", {rows}, resumes));
+  c.tensors.back().type = ElementType::boolean;
+  for (CaseSlot& slot : c.slots) slot.read = slot.read && !is_fresh(slot.token.row);
+}
+
 void poison_padding(Tensor& tensor, const Case& of) {
   poison(tensor, [&](std::size_t token) { return of.tokens[token].padding; });
 }

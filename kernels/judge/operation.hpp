@@ -183,6 +183,10 @@ class Draw {
 
 Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values);
 
+/// has_initial_state [rows], false for those of `fresh`: whatever their slots hold counts as zero.
+/// Behind Batch::describe().
+void add_fresh_rows(Case& c, std::int64_t rows, const std::vector<std::int64_t>& fresh);
+
 /// NaN in the tokens of padding rows and behind the last row; dimension 0 is the token.
 void poison_padding(Tensor& tensor, const Case& of);
 /// NaN in the slots that no row reads; dimension 0 is the slot.

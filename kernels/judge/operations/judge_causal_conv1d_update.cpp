@@ -1,20 +1,17 @@
 // The cases of causal_conv1d_update, its definition, and the mistakes that people make with it.
-#include "reference/recurrent/causal_conv1d.hpp"
-
 #include <fmt/format.h>
 
-#include "kernels/judge/operation.hpp"
+#include "kernels/judge/operations/convolution.hpp"
 #include "reference/base/mix.hpp"
-#include "reference/tensors/array.hpp"
 
 namespace lockstep::judging {
 namespace {
 
+using namespace convolution;
+
 constexpr std::string_view kName = "causal_conv1d_update";
 
 // --- Cases ---------------------------------------------------------------------------------------
-
-enum class Layout { channels_first, columns_first, strided };
 
 struct Wanted {
   std::string name;
@@ -46,18 +43,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   const std::int64_t T = batch.tokens(), slots = batch.slot_count();
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 191 + T * 3 + w.D)));
   Case c{.name = w.name, .timed = w.timed};
-  c.tensors.push_back(draw("x", options.activations, {T, w.D}, {"token", "channel"}));
-  Tensor state =
-      draw("conv_state", options.states, {slots, w.D, w.C}, {"slot", "channel", "column"});
-  state.role = Role::state;
-  if (w.layout == Layout::columns_first) swap_last_two(state);
-  if (w.layout == Layout::strided) {
-    spread(state, 0, 96);
-    c.tensors[0].strides[0] += 2 * w.D;  // a part of a wider projection
-  }
-  c.tensors.push_back(std::move(state));
-  c.tensors.push_back(draw("weight", options.activations, {w.D, w.W}, {"channel", "tap"}));
-  if (w.bias) c.tensors.push_back(draw("bias", options.activations, {w.D}, {"channel"}));
+  add_inputs(c, draw, w, T, slots, options);
   batch.describe(c);
   if (w.silu) c.scalars.push_back({"activation", std::string("silu")});
   if (w.snapshots)
@@ -125,127 +111,35 @@ const Wanted kServed{
 
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
-const std::vector<Mistake> kMistakes{
-    {"no-bias", "without the bias"},
-    {"no-silu", "without the activation"},
-    {"always-silu", "with a silu that was not asked for"},
-    {"sigmoid", "with a sigmoid for the silu"},
-    {"silu-before-bias", "with the silu in front of the bias instead of behind it"},
-    {"weights-reversed", "with the taps of the weight reversed (a true convolution)"},
-    {"history-reversed", "with the state's columns taken from newest to oldest"},
-    {"oldest-columns", "with the state's first W - 1 columns taken for the history"},
+const std::vector<Mistake> kMistakes = with_shared({
     {"accepted-off-by-one", "with the history one column further (acc for acc - 1)"},
     {"accepted-ignored", "with the history at column 0, without num_accepted_tokens"},
-    {"state-not-updated", "with the state left as it was"},
-    {"state-shifted-twice", "with the state shifted one column too far"},
-    {"row-slots", "with row i on slot i, without state_indices"},
-    {"from-zero", "with every row started from a zero state"},
     {"no-running-state", "with every token of a row started from the row's old state"},
-};
+});
 
 template <class S>
-struct Host {
-  explicit Host(const Case& c)
-      : rows(c),
-        x(array_of<S, 2>(c, "x")),
-        weight(array_of<S, 2>(c, "weight")),
-        state(array_of<S, 3>(c, "conv_state")),
-        bias(maybe_array_of<S, 1>(c, "bias")),
-        snapshots(maybe_array_of<S, 3>(c, "snapshots")),
-        silu(c.text("activation") == "silu") {}
-
-  reference::CausalConv1dInputs<S> inputs(const Case& c, bool rounded) const {
-    reference::CausalConv1dInputs<S> in{
-        .x = x,
-        .weight = weight,
-        .query_start_loc = rows.query_start_loc(),
-        .slots = rows.slots(),
-        .activation = silu ? reference::Activation::silu : reference::Activation::none,
-        .storage = storage_of(c, "conv_state", rounded)};
-    if (bias) in.bias = bias->view();
-    return in;
-  }
-
+struct UpdateHost : Host<S> {
+  explicit UpdateHost(const Case& c)
+      : Host<S>(c), snapshots(maybe_array_of<S, 3>(c, "snapshots")) {}
   void run(const reference::CausalConv1dInputs<S>& in, Array<S, 2>& out) {
-    reference::causal_conv1d_update<S>(in, state.view(), out.view(), rows.parents(),
+    reference::causal_conv1d_update<S>(in, this->state.view(), out.view(), this->rows.parents(),
                                        maybe_view(snapshots));
   }
-
-  HostRows rows;
-  Array<S, 2> x, weight;
-  Array<S, 3> state;
-  std::optional<Array<S, 1>> bias;
   std::optional<Array<S, 3>> snapshots;
-  bool silu;
 };
 
 template <class S>
-void reverse_columns(Array<S, 3>& state, std::int64_t from = 0) {
-  for (std::int64_t s = 0; s < state.extent(0); ++s)
-    for (std::int64_t d = 0; d < state.extent(1); ++d) {
-      S* const row = &state(s, d, 0);
-      std::reverse(row + from, row + state.extent(2));
-    }
-}
-
-/// Mistakes of what goes in.
-template <class S>
-void change(Host<S>& host, std::string_view mistake) {
-  change_slots(host.rows, mistake, host.x.extent(0));
-  if (mistake == "no-bias") host.bias.reset();
-  if (mistake == "no-silu") host.silu = false;
-  if (mistake == "always-silu") host.silu = true;
-  if (mistake == "accepted-off-by-one" && host.rows.accepted)
-    for (std::int32_t& n : *host.rows.accepted) n = std::max(n, 1) + 1;
-  if (mistake == "accepted-ignored" && host.rows.accepted)
-    for (std::int32_t& n : *host.rows.accepted) n = 1;
-  if (mistake == "from-zero")
-    for (S& x : host.state)
-      if (!std::isnan(x)) x = S{0};
-  const std::int64_t W = host.weight.extent(1), C = host.state.extent(2);
-  if (mistake == "weights-reversed")
-    for (std::int64_t d = 0; d < host.weight.extent(0); ++d)
-      std::reverse(&host.weight(d, 0), &host.weight(d, 0) + W);
-  if (mistake == "history-reversed") reverse_columns(host.state);
-  if (mistake == "oldest-columns" && C == W)
-    for (std::int64_t s = 0; s < host.state.extent(0); ++s)
-      for (std::int64_t d = 0; d < host.state.extent(1); ++d) {
-        S* const row = &host.state(s, d, 0);
-        std::copy_backward(row, row + C - 1, row + C);
-      }
-}
-
-template <class S>
-bool is_row_written(const Case& c, std::int64_t slot) {
-  return c.slots[static_cast<std::size_t>(slot)].use == SlotUse::written;
-}
-
-/// Mistakes of what comes out.
-template <class S>
-void spoil(const Case& c, Host<S>& host, const Array<S, 3>& before, const Array<S, 2>& plain,
-           std::string_view mistake, Array<S, 2>& out) {
-  const std::int64_t C = host.state.extent(2);
-  if (mistake == "state-not-updated") host.state = before;
-  if (mistake == "state-shifted-twice")
-    for (std::int64_t s = 0; s < host.state.extent(0); ++s)
-      for (std::int64_t d = 0; is_row_written<S>(c, s) && d < host.state.extent(1); ++d) {
-        S* const row = &host.state(s, d, 0);
-        std::copy(row + 1, row + C, row);
-      }
-  if (mistake == "history-reversed") reverse_columns(host.state);
-  for (std::int64_t t = 0; t < out.extent(0); ++t) {
-    if (c.tokens[static_cast<std::size_t>(t)].padding || !host.silu) continue;
-    for (std::int64_t d = 0; d < out.extent(1); ++d) {
-      if (mistake == "sigmoid") out(t, d) = reference::sigmoid(plain(t, d));
-      if (mistake == "silu-before-bias" && host.bias)
-        out(t, d) = reference::silu(plain(t, d) - (*host.bias)(d)) + (*host.bias)(d);
-    }
+void change_accepted(UpdateHost<S>& host, std::string_view mistake) {
+  if (!host.rows.accepted) return;
+  for (std::int32_t& n : *host.rows.accepted) {
+    if (mistake == "accepted-off-by-one") n = std::max(n, 1) + 1;
+    if (mistake == "accepted-ignored") n = 1;
   }
 }
 
 /// Each token alone on the row's old state.
 template <class S>
-void without_running_state(const Case& c, Host<S>& host, const Array<S, 3>& before,
+void without_running_state(const Case& c, UpdateHost<S>& host, const Array<S, 3>& before,
                            Array<S, 2>& out) {
   require(!host.rows.accepted && !host.snapshots, "a mistake of plain rows");
   const std::int64_t T = host.x.extent(0);
@@ -266,12 +160,13 @@ void without_running_state(const Case& c, Host<S>& host, const Array<S, 3>& befo
 
 template <class S>
 Answer compute(const Case& c, std::string_view mistake, bool rounded) {
-  Host<S> host(c);
+  UpdateHost<S> host(c);
   change(host, mistake);
+  change_accepted(host, mistake);
   const Array<S, 3> before = host.state;
   Array<S, 2> out(host.x.shape(), S{0}), plain(host.x.shape(), S{0});
-  if (mistake == "sigmoid" || mistake == "silu-before-bias") {
-    Host<S> linear = host;
+  if (needs_linear_outputs(mistake)) {
+    UpdateHost<S> linear = host;
     linear.silu = false;
     linear.run(linear.inputs(c, false), plain);
   }

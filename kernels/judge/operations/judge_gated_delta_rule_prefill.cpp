@@ -29,10 +29,6 @@ struct Wanted {
   bool timed = false;
 };
 
-bool among(const std::vector<std::int64_t>& rows, std::int64_t row) {
-  return std::find(rows.begin(), rows.end(), row) != rows.end();
-}
-
 void add_boundaries(Case& c, const Wanted& w, ElementType type) {
   const auto [H, HV, K, V] = w.shapes;
   std::int64_t count = 0;
@@ -54,16 +50,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
   Case c{.name = w.name, .heads_per_group = HV / H};
   add_inputs(c, draw, w, T, slots, options);
   batch.describe(c);
-  if (!w.fresh_rows.empty()) {
-    std::vector<std::int32_t> resumes;
-    for (std::int64_t row = 0; row < batch.rows(); ++row)
-      resumes.push_back(among(w.fresh_rows, row) ? 0 : 1);
-    c.tensors.push_back(indices("has_initial_state", {batch.rows()}, resumes));
-    c.tensors.back().type = ElementType::boolean;
-  }
+  if (!w.fresh_rows.empty()) add_fresh_rows(c, batch.rows(), w.fresh_rows);
   for (std::size_t i = 0; i < 5; ++i) poison_padding(c.tensors[i], c);
-  for (CaseSlot& slot : c.slots)  // whatever a fresh row's slot holds counts as zero
-    slot.read = slot.read && !among(w.fresh_rows, slot.token.row);
   poison_unread(c.tensors[5], c);
   if (w.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
   if (w.boundary_every > 0) add_boundaries(c, w, options.states);

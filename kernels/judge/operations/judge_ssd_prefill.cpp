@@ -29,26 +29,12 @@ struct Wanted {
   static constexpr bool dt_per_channel = false;
 };
 
-bool among(const std::vector<std::int64_t>& rows, std::int64_t row) {
-  return std::find(rows.begin(), rows.end(), row) != rows.end();
-}
-
 void add_boundaries(Case& c, const Wanted& w, ElementType type) {
   std::int64_t count = 0;
   for (const std::int64_t length : w.lengths) count += length / w.boundary_every;
   c.tensors.push_back(Draw::states("boundary_states", type, {count, w.H, w.P, w.N},
                                    {"boundary", "head", "channel", "column"}));
   c.scalars.push_back({"boundary_every", w.boundary_every});
-}
-
-void add_fresh_rows(Case& c, const Wanted& w) {
-  std::vector<std::int32_t> resumes;
-  const auto rows = static_cast<std::int64_t>(w.lengths.size());
-  for (std::int64_t row = 0; row < rows; ++row) resumes.push_back(among(w.fresh_rows, row) ? 0 : 1);
-  c.tensors.push_back(indices("has_initial_state", {rows}, resumes));
-  c.tensors.back().type = ElementType::boolean;
-  for (CaseSlot& slot : c.slots)  // whatever a fresh row's slot holds counts as zero
-    slot.read = slot.read && !among(w.fresh_rows, slot.token.row);
 }
 
 Case make(const Wanted& w, const CaseOptions& options) {
@@ -66,7 +52,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   add_state(c, draw, w, batch.slot_count(), options.states);
   batch.describe(c);
   add_options(c, draw, w, T, options.activations);
-  if (!w.fresh_rows.empty()) add_fresh_rows(c, w);
+  if (!w.fresh_rows.empty()) add_fresh_rows(c, batch.rows(), w.fresh_rows);
   for (const std::size_t i : {0, 1, 3, 4}) poison_padding(c.tensors[i], c);
   poison_unread(c.tensors[5], c);
   if (w.boundary_every > 0) add_boundaries(c, w, options.states);
