@@ -138,9 +138,11 @@ add_test(NAME subjects.vllm_agrees_on_kept_traces
          COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/vllm check $<TARGET_FILE:lockstep>)
 set_tests_properties(subjects.vllm_agrees_on_kept_traces
   PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
-add_test(NAME subjects.vllm_schedules
-         COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/vllm schedules $<TARGET_FILE:lockstep>)
-set_tests_properties(subjects.vllm_schedules PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
+foreach(word schedules reports)
+  add_test(NAME subjects.vllm_${word}
+           COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/vllm ${word} $<TARGET_FILE:lockstep>)
+  set_tests_properties(subjects.vllm_${word} PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
+endforeach()
 
 # The laws of the references again, with ten times the cases of the quick tier, as a list with cases and discards.
 find_package(Python3 REQUIRED COMPONENTS Interpreter)

@@ -261,6 +261,10 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
     swarm.check = std::max(1, swarm.check) * 3;
     if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
     if (swarm.scheduled) swarm.drafts = 0;  // not in vLLM's scheduler yet
+    // Single operations say themselves whether they are ahead; vLLM's never mix.
+    if (!swarm.scheduled && fields.free(ConfigField::overlap)) swarm.config.overlap = 0;
+    if (swarm.config.overlap != 0 && fields.free(ConfigField::drafts)) swarm.config.drafts = 0;
+    if (swarm.config.overlap != 0 && fields.free(ConfigField::eagle)) swarm.config.eagle = 0;
   }
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);

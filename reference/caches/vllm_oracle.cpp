@@ -38,6 +38,7 @@ VllmOracle::VllmOracle(const Config& config, bool is_sparse)
       inner_unit_(config.checkpoint),
       drops_(config.eagle == 2),
       keeps_junctions_inside_(config.shared_prefix_checkpoint != 0),
+      overlaps_(config.overlap != 0),
       blocks_(static_cast<std::size_t>(config.blocks)) {
   if (const Count longest = SchedulerOptions::of(config)->long_prefill; longest > 0)
     most_tokens_ = std::min(most_tokens_, longest);
@@ -148,7 +149,7 @@ VllmOracle::Number VllmOracle::holder(Key key) const {
 void VllmOracle::hash(Request& request) {
   for (;;) {
     const Count end = (static_cast<Count>(request.hashes.size()) + 1) * hash_block_;
-    if (end + lookahead_ > request.known.size()) return;
+    if (end + lookahead_ > std::min<Count>(request.tokens, request.known.size())) return;
     const std::uint64_t digest = request.known.digest(static_cast<std::uint32_t>(end + lookahead_));
     const std::string name = fmt::format("{}/{}/{}", request.salt.text(), end, digest);
     const auto number = static_cast<Number>(hash_numbers_.size()) + 1;
@@ -270,7 +271,7 @@ VllmOracle::Count VllmOracle::find(std::size_t i, Count most, bool drops, Reques
 void VllmOracle::look_up(Request& request) {
   request.offered.assign(groups_.size(), {});
   request.junction = 0;
-  Count length = request.known.size() - 1;
+  Count length = request.tokens - 1;
   if (groups_.size() == 1) {
     request.hit = find(0, length, drops_, request);
     return;
@@ -339,7 +340,7 @@ bool VllmOracle::can_store_inside(Count start, Count end, Count place, Count blo
 
 VllmOracle::Count VllmOracle::cut(const Request& request, Count start, Count wanted) const {
   const Count block = state_block_;
-  const Count known = request.known.size();
+  const Count known = request.tokens;
   const Count prefill_end = std::max(request.prompt, known - 1);
   if (block == 0 || start >= prefill_end) return wanted;
   Count end = start + wanted;
@@ -369,7 +370,7 @@ VllmOracle::Count VllmOracle::cut(const Request& request, Count start, Count wan
 /// At a chunk's end the modules read the next tokens of the prompt, so the chunk leaves as many of
 /// them, or none; where that would be no chunk at all, it stays as it is.
 VllmOracle::Count VllmOracle::leave_rest(const Request& request, Count start, Count chunk) const {
-  const Count rest = request.known.size() - start - chunk;
+  const Count rest = request.tokens - start - chunk;
   const Count shortened = chunk - (modules_ - rest);
   return rest > 0 && rest < modules_ && shortened > 0 ? shortened : chunk;
 }
@@ -403,7 +404,7 @@ bool VllmOracle::waits_for_step(const Request& request) const {
 VllmOracle::Count VllmOracle::inner_state(const Table& table, Count block, const Request& request,
                                           Span span) const {
   const bool is_sparse = retention_ && *retention_ == 0;
-  if (is_sparse && span.end < std::max<Count>(request.prompt, request.known.size() - 1)) return 0;
+  if (is_sparse && span.end < std::max(request.prompt, request.tokens - 1)) return 0;
   const Count unit = groups_.size() == 1 ? block : alignment_;
   const Count place = last_boundary(span.end, unit);
   if (!can_store_inside(span.total, span.end, place, block)) return 0;
@@ -578,9 +579,9 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
   };
   if (request.waits) {
     if (waits_for_step(request)) return Refusal::same_step;
-    if (!fits(request.known.size(), true)) return Refusal::no_kv;
+    if (!fits(request.tokens, true)) return Refusal::no_kv;
   }
-  release_behind(request, total);
+  release_behind(request, total - request.in_flight);
   if (!fits(end, false)) return Refusal::no_kv;
   if (request.waits) {
     use_offer(request);
@@ -589,7 +590,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
   for (std::size_t group = 0; group < groups_.size(); ++group)
     grow(static_cast<int>(group), request, end);
   request.waits = false;
-  publish(request, std::min<Count>(end, request.known.size()));
+  publish(request, std::min(end, request.tokens));
   return std::nullopt;
 }
 
@@ -734,6 +735,7 @@ Result<Reply> VllmOracle::apply(const Operation& operation) {
   switch (operation.verb) {
     case Verb::admit: return admit(operation);
     case Verb::extend: return extend(operation);
+    case Verb::complete: return complete(operation);
     case Verb::accept: return accept(operation);
     case Verb::checkpoint: return checkpoint(operation);
     case Verb::finish:
@@ -775,6 +777,7 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   if (size == 0 || prompt == 0 || prompt > size) return refuse(operation, "that is no prompt");
   Request& request = requests_[operation.id.text()];
   request.known = operation.tokens;
+  request.tokens = size;
   request.salt = operation.salt;
   request.prompt = prompt;
   request.tables.resize(groups_.size());
@@ -796,7 +799,8 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   const Count start = request.waits ? request.hit + request.external : request.computed;
   const Count fresh = request.known.size() + operation.tokens.size() - start;
   if (!request.drafts.empty()) return refuse(operation, "a verification waits for its accept");
-  if (operation.async) return refuse(operation, "nothing runs ahead here");
+  if (operation.async != overlaps_)
+    return refuse(operation, "either all steps are asynchronous or none is");
   if (operation.n > fresh + drafts || (drafts > 0 && operation.n != fresh + drafts))
     return refuse(operation, "n= does not fit its tokens");
   if (drafts > 0 && (request.waits || drafts > drafts_ || fresh != 1 || start < request.prompt))
@@ -805,11 +809,13 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   if (request.scheduled) forward();
   const Request before = request;
   request.known = request.known.followed_by(operation.tokens);
+  if (!overlaps_) request.tokens = request.known.size();
   hash(request);
   const Count n = leave_rest(request, start, cut(request, start, operation.n));
   if (n == 0) return Reply().set(ReplyField::n, 0);
   if (const std::optional<Refusal> refusal = allocate(request, n)) {
     request.known = before.known;
+    request.tokens = before.tokens;
     request.hashes = before.hashes;
     return Reply::refusal(*refusal);
   }
@@ -817,7 +823,30 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   request.scheduled = true;
   request.drafts = operation.drafts;
   ++changes_;
+  if (overlaps_) {
+    const bool is_prefill = request.computed < request.tokens + request.placeholders;
+    request.under_way.emplace_back(n, is_prefill ? 0 : 1);
+    request.placeholders += is_prefill ? 0 : 1;
+    request.in_flight += n;
+  }
   return Reply().set(ReplyField::n, n);
+}
+
+/// update_from_output() for one request.
+Result<Reply> VllmOracle::complete(const Operation& operation) {
+  const auto found = requests_.find(operation.id.text());
+  if (found == requests_.end() || found->second.under_way.empty())
+    return refuse(operation, "no step of it is under way");
+  Request& request = found->second;
+  const auto [n, sampled] = request.under_way.front();
+  request.under_way.erase(request.under_way.begin());
+  request.in_flight -= n;
+  request.placeholders -= sampled;
+  request.tokens += sampled;
+  hash(request);
+  if (sampled > 0) publish(request, request.computed - request.in_flight);
+  ++changes_;
+  return Reply{};
 }
 
 Result<Reply> VllmOracle::accept(const Operation& operation) {
@@ -832,6 +861,7 @@ Result<Reply> VllmOracle::accept(const Operation& operation) {
   if (request.scheduled) forward();
   request.computed -= request.drafts.size() + 1 - kept;  // rejected ones were not computed
   request.known = request.known.followed_by(operation.tokens);
+  request.tokens = request.known.size();
   hash(request);
   request.drafts = Tokens();
   publish(request, request.computed);

@@ -66,7 +66,11 @@ class VllmOracle final : public Subject {
     Count inner_column = 0;
   };
   struct Request {
-    Tokens known;
+    Tokens known;         ///< as the trace tells them
+    Count tokens = 0;     ///< num_tokens: of these, those whose results are there
+    Count in_flight = 0;  ///< num_in_flight_tokens
+    Count placeholders = 0;
+    std::vector<std::pair<Count, Count>> under_way;  ///< tokens and placeholders of each step
     Name salt;
     Count prompt = 0;
     Count computed = 0;
@@ -89,6 +93,7 @@ class VllmOracle final : public Subject {
   // The verbs.
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
+  Result<Reply> complete(const Operation& operation);
   Result<Reply> accept(const Operation& operation);
   Result<Reply> end(const Operation& operation);
   Result<Reply> checkpoint(const Operation& operation);
@@ -144,6 +149,7 @@ class VllmOracle final : public Subject {
   std::optional<Count> retention_;
   Count drafts_, lookahead_, modules_, most_tokens_, inner_unit_;
   bool drops_, keeps_junctions_inside_;
+  bool overlaps_;
   std::vector<Block> blocks_;
   std::vector<Number> queue_;
   std::map<Key, std::vector<Number>> keys_;

@@ -30,6 +30,7 @@ Result<Reply> VllmPolicy::apply(const Operation& operation) {
   switch (operation.verb) {
     case Verb::admit: return admit(operation);
     case Verb::extend: return extend(operation);
+    case Verb::complete: return complete(operation);
     case Verb::accept: return accept(operation);
     case Verb::checkpoint: return checkpoint(operation);
     case Verb::finish:
@@ -98,6 +99,13 @@ void VllmPolicy::look_up(VllmRequest& request) {
   request.seen = changes_;
 }
 
+/// So many tokens are there as far as vLLM knows; the trace may tell the last of them later.
+void VllmPolicy::deliver(VllmRequest& request, std::int64_t tokens) {
+  request.blocks.known = tokens;
+  const auto told = std::min(static_cast<std::uint32_t>(tokens), request.known.size());
+  keys_.extend(request.blocks.keys, request.known.prefix(told), request.salt);
+}
+
 Result<Reply> VllmPolicy::admit(const Operation& operation) {
   if (find(operation.id) != nullptr)
     return fail(fmt::format("admit: request `{}` is admitted already", operation.id.text()));
@@ -117,7 +125,8 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   keys_.extend(request.blocks.keys, request.known, operation.salt);
   request.blocks.prompt = prompt;
   request.blocks.known = size;
-  request.blocks.computed = 0;
+  request.blocks.computed = request.blocks.in_flight = request.promised = 0;
+  request.flights.clear();
   look_up(request);
   const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
@@ -144,11 +153,12 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   const Result<VllmRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   VllmRequest& request = **found;
-  if (operation.async) return fail("extend: async=1 is for a config with overlap=1");
+  if (operation.async != (config_.overlap != 0))
+    return fail("extend: async=1 is for a config with overlap=1, and all of its extends are");
   const std::int64_t start =
       request.waits ? request.hit.tokens + request.external : request.blocks.computed;
   const std::uint32_t drafts = operation.drafts.size();
-  const std::int64_t fresh = request.blocks.known + operation.tokens.size() - start;
+  const std::int64_t fresh = std::int64_t{request.known.size()} + operation.tokens.size() - start;
   if (operation.n > fresh + drafts || (drafts != 0 && operation.n != fresh + drafts))
     return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
                             operation.n, fresh + drafts, operation.id.text()));
@@ -159,11 +169,11 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
   if (request.scheduled) forward();
   const Tokens before = request.known;
+  const std::int64_t delivered = request.blocks.known;
   const std::size_t keys = request.blocks.keys.size();
   if (!operation.tokens.empty()) {
     request.known.append(operation.tokens);
-    request.blocks.known = request.known.size();
-    keys_.extend(request.blocks.keys, request.known, request.salt);
+    deliver(request, operation.async ? delivered : std::int64_t{request.known.size()});
   }
   const std::int64_t cut = manager_.split(request.blocks, start, operation.n, most_tokens_);
   const std::int64_t n = manager_.leave_rest(request.blocks, start, cut);
@@ -178,7 +188,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   if (n == 0) return reply;
   if (allocated != Allocated::yes) {
     request.known = before;
-    request.blocks.known = before.size();
+    request.blocks.known = delivered;
     request.blocks.keys.resize(keys);
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
   }
@@ -191,7 +201,31 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   if (worker_) worker_->learn(request.blocks.keys, request.known);
   scheduled_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
   request.drafts = operation.drafts;
+  if (operation.async) {
+    const bool samples = request.blocks.computed >= request.blocks.known + request.promised;
+    request.flights.push_back({n, samples});
+    request.blocks.in_flight += n;
+    request.blocks.quiet_until = 0;  // results publish, and give back, between two allocations
+    if (samples) ++request.promised;
+  }
   return reply;
+}
+
+Result<Reply> VllmPolicy::complete(const Operation& operation) {
+  VllmRequest* const request = find(operation.id);
+  if (request == nullptr || request->flights.empty())
+    return fail(
+        fmt::format("complete: request `{}` has no step under way here", operation.id.text()));
+  const VllmRequest::Flight flight = request->flights.front();
+  request->flights.erase(request->flights.begin());
+  request->blocks.in_flight -= flight.tokens;
+  ++changes_;
+  if (!flight.samples) return Reply{};
+  --request->promised;
+  deliver(*request, request->blocks.known + 1);
+  manager_.publish(request->blocks, request->blocks.computed - request->blocks.in_flight);
+  if (worker_) worker_->learn(request->blocks.keys, request->known);
+  return Reply{};
 }
 
 /// `n` tokens of a verification are kept: so many less one were drafts, the last one was sampled.
@@ -368,6 +402,9 @@ std::string VllmPolicy::decided() const {
 namespace {
 
 Result<void> check_config(const Config& config) {
+  if (config.overlap != 0 && (config.drafts != 0 || config.eagle == 1))
+    return fail(
+        "field overlap: not with drafts, nor with hashes of tokens that come later (eagle=1)");
   return BlockRules::of(config).map([](const BlockRules&) {});
 }
 
@@ -381,18 +418,18 @@ std::unique_ptr<Subject> make_retention_0(const SubjectOptions& options) {
   return make(sparse);
 }
 
-const ConfigFields kSparseFields{
-    ConfigField::blocks,         ConfigField::block,
-    ConfigField::groups,         ConfigField::hash_block,
-    ConfigField::eagle,          ConfigField::drafts,
-    ConfigField::hash_algorithm, ConfigField::checkpoint,
-    ConfigField::modules,        ConfigField::shared_prefix_checkpoint};
+const ConfigFields kSparseFields{ConfigField::blocks,         ConfigField::block,
+                                 ConfigField::groups,         ConfigField::hash_block,
+                                 ConfigField::eagle,          ConfigField::drafts,
+                                 ConfigField::hash_algorithm, ConfigField::checkpoint,
+                                 ConfigField::modules,        ConfigField::shared_prefix_checkpoint,
+                                 ConfigField::overlap};
 const ConfigFields kFields{ConfigField::blocks,         ConfigField::block,
                            ConfigField::groups,         ConfigField::hash_block,
                            ConfigField::eagle,          ConfigField::drafts,
                            ConfigField::hash_algorithm, ConfigField::checkpoint,
                            ConfigField::modules,        ConfigField::shared_prefix_checkpoint,
-                           ConfigField::retention};
+                           ConfigField::retention,      ConfigField::overlap};
 
 const Registration<PolicyEntry> kVllmAlign{
     {.name = "vllm-align",

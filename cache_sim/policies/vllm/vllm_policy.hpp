@@ -8,6 +8,9 @@
 //             state could be kept at its end. Refused as no_kv; or as same_step where it cannot be
 //             in this step: a state is offered that only this step's forward will write, or the
 //             cache has changed since the look-up
+//             With overlap=1 its tokens are those of a result that is out: what vLLM does not know
+//             is neither hashed nor published
+//   complete  the result of the request's oldest step: what it fills is published
 //   step      ends the schedule: copies are done, the forward runs, the next step begins. A request
 //             whose forward has been decided cannot be touched again before it, so `finish`,
 //             `accept`, `abort`, `preempt` or a second `extend` bring it about
@@ -30,18 +33,25 @@
 namespace lockstep::cache_sim {
 
 struct VllmRequest {
+  /// A step under way, of a request whose extends are asynchronous.
+  struct Flight {
+    std::int64_t tokens;
+    bool samples;
+  };
   Name id;
   Name salt;
-  Tokens known;
+  Tokens known;  ///< with those whose results are out; the manager knows of the others alone
   BlockRequest blocks;
-  BlockHit hit;               ///< of its look-up, while it waits
-  bool waits = false;         ///< looked up, and nothing allocated
-  std::uint64_t seen = 0;     ///< how often the cache had changed at that look-up
-  bool scheduled = false;     ///< in the step that is being decided
-  std::int64_t start = 0;     ///< the first token that this step, or the last one, computes
-  std::int64_t external = 0;  ///< tokens behind the hit that come from another server
-  bool loads = false;         ///< they come in the step that is being decided
-  Tokens drafts;              ///< of a verification that waits for its accept
+  BlockHit hit;                 ///< of its look-up, while it waits
+  bool waits = false;           ///< looked up, and nothing allocated
+  std::uint64_t seen = 0;       ///< how often the cache had changed at that look-up
+  bool scheduled = false;       ///< in the step that is being decided
+  std::int64_t start = 0;       ///< the first token that this step, or the last one, computes
+  std::int64_t external = 0;    ///< tokens behind the hit that come from another server
+  bool loads = false;           ///< they come in the step that is being decided
+  Tokens drafts;                ///< of a verification that waits for its accept
+  std::vector<Flight> flights;  ///< the oldest first
+  std::int64_t promised = 0;    ///< tokens that these sample
 };
 
 class VllmPolicy final : public Subject {
@@ -66,6 +76,7 @@ class VllmPolicy final : public Subject {
  private:
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
+  Result<Reply> complete(const Operation& operation);
   Result<Reply> accept(const Operation& operation);
   Result<Reply> release(const Operation& operation);
   Result<Reply> checkpoint(const Operation& operation);
@@ -76,6 +87,7 @@ class VllmPolicy final : public Subject {
   void forward();
   void run_worker();
   void look_up(VllmRequest& request);
+  void deliver(VllmRequest& request, std::int64_t tokens);
   VllmRequest* find(Name id) { return const_cast<VllmRequest*>(request(id)); }
   Result<VllmRequest*> idle(const Operation& operation);
 
