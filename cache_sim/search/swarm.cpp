@@ -264,7 +264,10 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
     // Single operations say themselves whether they are ahead; vLLM's never mix.
     if (!swarm.scheduled && fields.free(ConfigField::overlap)) swarm.config.overlap = 0;
     if (swarm.config.overlap != 0 && fields.free(ConfigField::drafts)) swarm.config.drafts = 0;
-    if (swarm.config.overlap != 0 && fields.free(ConfigField::eagle)) swarm.config.eagle = 0;
+    if (swarm.config.overlap != 0 && fields.free(ConfigField::eagle)) {
+      swarm.config.eagle = swarm.config.shared_prefix_checkpoint = 0;
+      swarm.config.modules = 1;
+    }
   }
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
