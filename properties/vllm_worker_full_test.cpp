@@ -20,7 +20,7 @@ using testing_support::VllmRun;
 
 TEST(VllmWorkerAtLength, aMillionKeyedBlocksHoldTheirTokens) {
   VllmRun all;
-  for (std::uint64_t seed = 1; seed <= 6; ++seed)
+  for (std::uint64_t seed = 1; seed <= 2; ++seed)
     for (std::uint64_t stream = 0; stream < 66; ++stream) {
       all += run_vllm_server(drawn_vllm_config(seed, stream), seed, stream, 400, nullptr);
       ASSERT_EQ(all.finding, "") << "seed " << seed << " stream " << stream;

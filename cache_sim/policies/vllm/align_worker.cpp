@@ -34,7 +34,9 @@ AlignWorker::AlignWorker(const BlockRules& rules, const BlockPool& pool, const D
       conv_size_(conv_rows(rules)),
       kv_((std::size_t{pool.block_count()} + 1) * kv_size_),
       conv_((std::size_t{pool.block_count()} + 1) * conv_size_),
-      recurrent_(std::size_t{pool.block_count()} + 1, Label{.poisoned = true}) {
+      recurrent_(std::size_t{pool.block_count()} + 1, Label{.poisoned = true}),
+      written_(recurrent_.size()),
+      compared_keys_(recurrent_.size()) {
   for (std::uint32_t group = 0; group < rules.groups.size(); ++group)
     (rules.groups[group].kind == GroupKind::mamba ? state_groups_ : kv_groups_).push_back(group);
 }
@@ -51,9 +53,12 @@ BlockId AlignWorker::column_of(const BlockTable& table, std::int64_t column) {
   return table.columns[static_cast<std::size_t>(column)];
 }
 
-void AlignWorker::take_fingerprints(const Tokens& tokens, std::int64_t size) {
-  fingerprints_.resize(static_cast<std::size_t>(size));
-  tokens.prefix_fingerprints(0, static_cast<std::uint32_t>(size), fingerprints_);
+void AlignWorker::take_fingerprints(const WorkerRow& row) {
+  const std::int64_t window = std::max(kConvWidth - 1, row.external);
+  fingerprints_begin_ = std::max<std::int64_t>(row.start - window, 0);
+  fingerprints_.resize(static_cast<std::size_t>(row.end - fingerprints_begin_));
+  row.tokens.prefix_fingerprints(static_cast<std::uint32_t>(fingerprints_begin_),
+                                 static_cast<std::uint32_t>(row.end), fingerprints_);
 }
 
 // --- Requests ------------------------------------------------------------------------------------
@@ -81,11 +86,12 @@ void AlignWorker::forward(const std::vector<BlockCopy>& copies, std::span<const 
   if (!planted(kSkipsBlockCopies))
     for (const BlockCopy& copy : copies) copy_block(copy);
   for (const WorkerRow& row : rows) run(row);
-  for (const BlockCopy& copy : copies) check_block(copy.target);
+  for (const BlockCopy& copy : copies) check_block_once(copy.target);
   for (const WorkerRow& row : rows) check_tables(*row.request);
 }
 
 void AlignWorker::copy_block(const BlockCopy& copy) {
+  ++written_[copy.target];
   if (rules_.groups[copy.group].kind != GroupKind::mamba) {
     std::copy_n(kv_of(copy.source), kv_size_, kv_of(copy.target));
     return;
@@ -95,7 +101,7 @@ void AlignWorker::copy_block(const BlockCopy& copy) {
 }
 
 void AlignWorker::run(const WorkerRow& row) {
-  take_fingerprints(row.tokens, row.end);
+  take_fingerprints(row);
   if (row.external > 0) load(row);
   run_kv(row);
   if (!state_groups_.empty()) run_states(row);
@@ -107,7 +113,9 @@ void AlignWorker::load(const WorkerRow& row) {
     const std::int64_t size = rules_.groups[group].block;
     for (std::int64_t i = row.start - row.external; i < row.start; ++i) {
       const BlockId block = column_of(row.request->tables[group], i / size);
-      if (block != kNullBlock) kv_of(block)[i % size] = fingerprint_at(i);
+      if (block == kNullBlock) continue;
+      kv_of(block)[i % size] = fingerprint_at(i);
+      ++written_[block];
     }
   }
   for (const std::uint32_t group : state_groups_) {
@@ -120,24 +128,51 @@ void AlignWorker::load(const WorkerRow& row) {
 }
 
 void AlignWorker::run_kv(const WorkerRow& row) {
+  Seat& seat = seats_[row.place];
+  seat.read.resize(rules_.groups.size());
   for (const std::uint32_t group : kv_groups_) {
     const GroupSpec& spec = rules_.groups[group];
     const BlockTable& table = row.request->tables[group];
     const std::int64_t first =
         spec.kind == GroupKind::window ? std::max<std::int64_t>(0, row.start - spec.window + 1) : 0;
-    const auto cell = [&](std::int64_t i) {
-      return kv_of(column_of(table, i / spec.block)) + i % spec.block;
-    };
     checks_.kv += row.start - first;
-    for (std::int64_t i = first; i < row.start; ++i) {
-      if (*cell(i) == fingerprint_at(i)) continue;
-      report(fmt::format("group {}: a forward from token {} on reads KV that is not that of token "
-                         "{}, in block {}",
-                         group, row.start, i, column_of(table, i / spec.block)),
-             row.tokens.prefix(static_cast<std::uint32_t>(i + 1)).text(40), "that of other tokens");
-      break;
+    std::vector<Seen>& read = seat.read[group];
+    read.resize(table.columns.size());
+    for (std::int64_t column = first / spec.block; column * spec.block < row.start; ++column) {
+      const BlockId block = column_of(table, column);
+      const Seen now{block, written_[block]};
+      const bool exists = column < std::ssize(read);
+      if (exists && read[static_cast<std::size_t>(column)] == now) continue;
+      read_column(row, group, column, first);
+      if (exists && (column + 1) * spec.block <= row.start)
+        read[static_cast<std::size_t>(column)] = now;
     }
-    for (std::int64_t i = row.start; i < row.end; ++i) *cell(i) = fingerprint_at(i);
+    for (std::int64_t i = row.start; i < row.end; ++i) {
+      const BlockId block = column_of(table, i / spec.block);
+      kv_of(block)[i % spec.block] = fingerprint_at(i);
+      ++written_[block];
+    }
+  }
+}
+
+/// Compares the KV of a column's tokens, from token `first` to those before the row.
+void AlignWorker::read_column(const WorkerRow& row, std::uint32_t group, std::int64_t column,
+                              std::int64_t first) {
+  const std::int64_t size = rules_.groups[group].block;
+  const std::int64_t begin = std::max(first, column * size);
+  const std::int64_t end = std::min(row.start, (column + 1) * size);
+  const BlockId block = column_of(row.request->tables[group], column);
+  prefixes_.resize(static_cast<std::size_t>(end - begin));
+  row.tokens.prefix_fingerprints(static_cast<std::uint32_t>(begin), static_cast<std::uint32_t>(end),
+                                 prefixes_);
+  for (std::int64_t i = begin; i < end; ++i) {
+    if (kv_of(block)[i % size] == prefixes_[static_cast<std::size_t>(i - begin)]) continue;
+    return report(
+        fmt::format(
+            "group {}: a forward from token {} on reads KV that is not that of token {}, in "
+            "block {}",
+            group, row.start, i, block),
+        row.tokens.prefix(static_cast<std::uint32_t>(i + 1)).text(40), "that of other tokens");
   }
 }
 
@@ -214,6 +249,7 @@ void AlignWorker::begin(const WorkerRow& row, const BlockTable& table, std::int6
 void AlignWorker::verify(const WorkerRow& row, const BlockTable& table, std::int64_t column,
                          std::int64_t offset) {
   std::uint64_t* const conv = conv_of(column_of(table, column));
+  ++written_[column_of(table, column)];
   const std::int64_t kept = kConvWidth - 2;
   std::copy(conv + offset + 1, conv + offset + 1 + kept, conv);
   for (std::int64_t i = row.start; i < row.end; ++i) conv[kept + i - row.start] = fingerprint_at(i);
@@ -222,7 +258,9 @@ void AlignWorker::verify(const WorkerRow& row, const BlockTable& table, std::int
     state.digest = extend_digest(state.digest, row.tokens[static_cast<std::uint32_t>(i)]);
     ++state.size;
     const BlockId block = column_of(table, column + i - row.start);
-    if (block != kNullBlock) recurrent_[block] = state;
+    if (block == kNullBlock) continue;
+    recurrent_[block] = state;
+    ++written_[block];
   }
 }
 
@@ -236,6 +274,7 @@ void AlignWorker::compute(const WorkerRow& row, const BlockTable& table, std::in
 void AlignWorker::store_prefix(const WorkerRow& row, BlockId block, std::int64_t tokens,
                                const Label& state) {
   if (block == kNullBlock) return;
+  ++written_[block];
   Label& stored = recurrent_[block];
   stored = state;
   stored.digest = extend_digest(state.digest, row.tokens, static_cast<std::uint32_t>(row.start),
@@ -253,6 +292,7 @@ void AlignWorker::move_state(const BlockRequest& request, std::int64_t from, std
     const BlockTable& table = request.tables[group];
     const BlockId target = column_of(table, to);
     if (target == kNullBlock) continue;
+    ++written_[target];
     recurrent_[target] = recurrent_[column_of(table, from + bias)];
     const std::uint64_t* const source = conv_of(column_of(table, from));
     rows_.assign(source + bias, source + conv_size_);
@@ -291,7 +331,20 @@ void AlignWorker::check_all() {
 void AlignWorker::check_tables(const BlockRequest& request) {
   for (const BlockTable& table : request.tables)
     for (const BlockId block : table.columns)
-      if (block != kNullBlock) check_block(block);
+      if (block != kNullBlock) check_block_once(block);
+}
+
+/// Not again where neither the block nor its keys have changed.
+void AlignWorker::check_block_once(BlockId block) {
+  SeenKeys now{.written = written_[block]};
+  if (pool_.has_key(block)) {
+    const BlockPool::Entry& primary = pool_.primary(block);
+    now = {written_[block],       primary.group, primary.tokens,
+           primary.next_of_block, primary.key,   true};
+  }
+  if (now == compared_keys_[block]) return;
+  compared_keys_[block] = now;
+  check_block(block);
 }
 
 void AlignWorker::check_block(BlockId block) {
@@ -325,10 +378,10 @@ void AlignWorker::check_entry(const BlockPool::Entry& entry) {
   }
   ++checks_.hashed;
   const std::int64_t first = floor_to(tokens - 1, spec.block);
-  fingerprints_.resize(static_cast<std::size_t>(tokens - first));
-  prefix.prefix_fingerprints(static_cast<std::uint32_t>(first), entry.tokens, fingerprints_);
+  prefixes_.resize(static_cast<std::size_t>(tokens - first));
+  prefix.prefix_fingerprints(static_cast<std::uint32_t>(first), entry.tokens, prefixes_);
   for (std::int64_t i = first; i < tokens; ++i)
-    if (kv_of(entry.block)[i - first] != fingerprints_[static_cast<std::size_t>(i - first)])
+    if (kv_of(entry.block)[i - first] != prefixes_[static_cast<std::size_t>(i - first)])
       return report_block(fmt::format("KV of token {} is another one's", i), "another token's");
 }
 

@@ -77,10 +77,25 @@ class AlignWorker {
   Findings& findings() { return findings_; }
 
  private:
+  /// A block at its so-manieth writing: what was compared then need not be compared again.
+  struct Seen {
+    BlockId block = kNullBlock;
+    std::uint32_t written = 0;
+    bool operator==(const Seen&) const = default;
+  };
+  /// The same of a block's keys.
+  struct SeenKeys {
+    std::uint32_t written = 0;
+    std::uint32_t group = 0, tokens = 0, alias = 0;
+    KeyId key = 0;
+    bool is_keyed = false;
+    bool operator==(const SeenKeys&) const = default;
+  };
   struct Seat {
     std::int64_t running = kNone;  // column of the running state in the last step
     std::int64_t accepted = 1;
     std::int64_t decided = 0;  // of the last row: the tokens that are no drafts, with those before
+    std::vector<std::vector<Seen>> read;  // by group, by column: KV that was compared when read
   };
   static constexpr std::int64_t kNone = -1;
 
@@ -91,6 +106,8 @@ class AlignWorker {
   void run(const WorkerRow& row);
   void load(const WorkerRow& row);
   void run_kv(const WorkerRow& row);
+  void read_column(const WorkerRow& row, std::uint32_t group, std::int64_t column,
+                   std::int64_t first);
   void run_states(const WorkerRow& row);
   bool is_verification(const WorkerRow& row, bool is_new) const;
   void begin(const WorkerRow& row, const BlockTable& table, std::int64_t column,
@@ -104,16 +121,18 @@ class AlignWorker {
                   std::int64_t bias);
   void check_tables(const BlockRequest& request);
   void check_block(BlockId block);
+  void check_block_once(BlockId block);
   void check_entry(const BlockPool::Entry& entry);
 
   static BlockId column_of(const BlockTable& table, std::int64_t column);
   std::uint64_t* kv_of(BlockId block) { return &kv_[block * kv_size_]; }
   std::uint64_t* conv_of(BlockId block) { return &conv_[block * conv_size_]; }
-  /// Of the prefix that ends with token `index`, 0 before the first one.
+  /// Of the prefix that ends with token `index`, 0 before the first one; of the row's tokens and
+  /// those that its conv window needs.
   std::uint64_t fingerprint_at(std::int64_t index) const {
-    return index < 0 ? 0 : fingerprints_[static_cast<std::size_t>(index)];
+    return index < 0 ? 0 : fingerprints_[static_cast<std::size_t>(index - fingerprints_begin_)];
   }
-  void take_fingerprints(const Tokens& tokens, std::int64_t size);
+  void take_fingerprints(const WorkerRow& row);
 
   const BlockRules& rules_;
   const BlockPool& pool_;
@@ -121,12 +140,15 @@ class AlignWorker {
   std::vector<std::uint32_t> state_groups_, kv_groups_;
   std::size_t kv_size_ = 0, conv_size_ = 0;  // of a block
   ZeroedArray<std::uint64_t> kv_, conv_;
-  std::vector<Label> recurrent_;  // by block
-  std::vector<Seat> seats_;       // by place
+  std::vector<Label> recurrent_;         // by block
+  std::vector<std::uint32_t> written_;   // by block: how often
+  std::vector<SeenKeys> compared_keys_;  // by block
+  std::vector<Seat> seats_;              // by place
   std::vector<Tokens> of_key_;
   Checks checks_;
   Findings findings_;
-  std::vector<std::uint64_t> fingerprints_, rows_;  // scratch
+  std::vector<std::uint64_t> fingerprints_, prefixes_, rows_;  // scratch
+  std::int64_t fingerprints_begin_ = 0;
   Label loaded_;
 };
 
