@@ -305,6 +305,10 @@ class Shrinker {
       const bool had_steps = set(run->steps, std::int64_t{-1});
       return set(run->until, Nanoseconds{-1}) || had_steps;
     });
+    drop_salts();
+  }
+
+  void drop_salts() {
     Candidate unsalted = best_;
     bool salted = false;
     for (Step& step : unsalted.steps) {
