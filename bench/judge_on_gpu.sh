@@ -50,6 +50,7 @@ for types in bfloat16/float32 bfloat16/bfloat16; do
 done
 judge ssu 0 selective_state_update $ours:selective_state_update
 judge ssd 0 ssd_prefill $ours:ssd_prefill
+judge mla 0 mla_decode $ours:mla_decode
 judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
 judge conv_prefill 0 causal_conv1d $ours:causal_conv1d
 judge copy 0 state_copy $ours:state_copy

@@ -55,6 +55,7 @@ TEST(Judge, everyOperationHasARightCandidate) {
       {"causal_conv1d", "prompt_conv_right"},
       {"gated_delta_rule_prefill", "prefill_right"},
       {"ssd_prefill", "ssd_right"},
+      {"mla_decode", "mla_right"},
       {"state_copy", "copy_right"},
       {"state_scatter_accepted", "scatter_right"}};
   for (const auto& [operation, symbol] : all) {
@@ -159,6 +160,12 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
        10,
        {"has_initial_state left out: fresh rows resume what lies there"}},
       {"ssd_prefill", "ssd_no_limits", "limits", 11, {"without dt_min and dt_max"}},
+      {"mla_decode", "mla_scale_of_width", "one-request", 11, {"with the scale 576^-0.5"}},
+      {"mla_decode", "mla_no_k_pe", "one-request", 11, {"without k_pe, the last 64 columns"}},
+      {"mla_decode", "mla_mean_of_pieces", "one-head", 11, {"merged without their lse"}},
+      {"mla_decode", "mla_piece_too_many", "one-head", 11, {"an empty piece merged"}},
+      {"mla_decode", "mla_top_left", "around", 11, {"a causal border from the top left"}},
+      {"mla_decode", "mla_empty_minus", "no-keys", 11, {"with an lse of -inf", "lse: "}},
       {"state_copy", "copy_in_order", "c", 11, {"sources were overwritten"}},
       {"state_scatter_accepted", "scatter_by_index", "every", 11, {"index instead of the count"}},
   });
@@ -183,6 +190,7 @@ TEST(Judge, whatIsNotTheOperationsIsGuarded) {
        "ready-gates",
        10,
        {"padding-leak: out:", "only rows whose slot is padding"}},
+      {"mla_decode", "mla_reads_tail", "pages-of-128", 10, {"padding-leak: out:"}},
       {kDelta, "gdn_ignores_strides", "strided", 10, {"decode-strided: padding-leak: out:"}},
       {kDelta,
        "gdn_writes_input",
@@ -456,6 +464,23 @@ TEST(JudgePython, theFirstWrongStageOfAChunkIsNamed) {
               HasSubstr("tokens 0 to 63: U is right; W is right; new_values is right; first wrong "
                         "stage: chunk_states;"));
   EXPECT_THAT(run("wrong_output").out, HasSubstr("chunk_states is right; first wrong stage: O;"));
+}
+
+TEST(JudgePython, anOperationOfTwoResultsGivesBoth) {
+  std::string python;
+  if (!has_pytorch(python))
+    GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
+  const auto run = [](const std::string& function) {
+    return run_program({"judge", "mla_decode", "--candidate",
+                        "fixtures/candidates/torch_mla.py:" + function, "--device", "cpu", "--case",
+                        "drafts"});
+  };
+  const ProgramRun right = run("right");
+  EXPECT_EQ(right.status, 0) << right.out << right.err;
+  EXPECT_THAT(right.out, HasSubstr("3 cases: nothing found"));
+  EXPECT_THAT(run("lse_of_2").out, HasSubstr("with lse in powers of two"));
+  EXPECT_THAT(run("without_lse").out,
+              HasSubstr("lse: a tensor was to be returned, and NoneType came"));
 }
 
 // In Python a cheat is easier still: clocks are names, and a stack says who calls.

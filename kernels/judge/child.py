@@ -101,16 +101,14 @@ class Arguments:
         self.result = function(*positional, **given)
 
     def take_result(self):
-        """What the call returned goes to the place of the output; gives its stages, if any."""
-        result, stages = self.result, None
-        if isinstance(result, tuple):
-            result, *rest = result
-            stages = next((r for r in rest if isinstance(r, dict)), None)
-        for t in self.case["tensors"]:
-            if t["role"] != "output" or not self.case["returns"]:
-                continue
+        """What the call returned goes to the places of the outputs, in their order; gives its stages, if any."""
+        results = list(self.result) if isinstance(self.result, tuple) else [self.result]
+        stages = next((r for r in results[1:] if isinstance(r, dict)), None)
+        outputs = [t for t in self.case["tensors"] if t["role"] == "output"]
+        for number, t in enumerate(outputs if self.case["returns"] else []):
+            result = results[number] if number < len(results) else None
             if not isinstance(result, torch.Tensor):
-                raise TypeError(f"a tensor was to be returned, and {type(result).__name__} came")
+                raise TypeError(f"{t['name']}: a tensor was to be returned, and {type(result).__name__} came")
             if list(result.shape) != t["extents"]:
                 result_shape = list(result.shape)
                 raise ValueError(f"{t['name']} is {t['extents']}, and {result_shape} came back")

@@ -1,0 +1,258 @@
+// The cases of mla_decode, its definition and mistakes. Not timed: its least time may be one of
+// products, whose rate the judge does not measure.
+#include <fmt/format.h>
+
+#include <numeric>
+
+#include "kernels/judge/operation.hpp"
+#include "reference/attention/mla_attention.hpp"
+#include "reference/base/mix.hpp"
+#include "reference/tensors/grid.hpp"
+
+namespace lockstep::judging {
+namespace {
+
+constexpr std::string_view kName = "mla_decode";
+constexpr std::int64_t kWidth = 576, kValues = 512;
+constexpr double kScale = 0.135;                 // DeepSeek-V3's (128 + 64)^-0.5 1.874
+constexpr std::int32_t kNoPage = 2'147'480'000;  // behind a request's last page
+
+// --- Cases ---------------------------------------------------------------------------------------
+
+struct Wanted {
+  std::string name;
+  std::vector<std::int64_t> lengths;  ///< of requests, their queries' tokens included
+  std::int64_t H = 16;
+  std::int64_t q_len = 1;
+  std::int64_t page = 64;
+  bool causal = true;
+  bool holes = false;  ///< between pages
+  bool timed = false;
+};
+
+/// 0 ... count - 1 in an order of the seed.
+std::vector<std::int32_t> shuffled(std::int64_t count, std::uint64_t seed) {
+  std::vector<std::int32_t> order(static_cast<std::size_t>(count));
+  std::iota(order.begin(), order.end(), 0);
+  for (std::size_t i = order.size(); i > 1; --i)
+    std::swap(order[i - 1], order[random_below(i, seed, 910, i)]);
+  return order;
+}
+
+Case make(const Wanted& w, const CaseOptions& options) {
+  const auto B = static_cast<std::int64_t>(w.lengths.size());
+  const auto pages_of = [&](std::int64_t length) { return (length + w.page - 1) / w.page; };
+  std::int64_t used = 0, widest = 0;
+  for (const std::int64_t length : w.lengths) {
+    used += pages_of(length);
+    widest = std::max(widest, pages_of(length));
+  }
+  const std::int64_t pages = used + 3, blocks = widest + 2;
+  Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 61 + w.H)));
+  Case c{.name = w.name, .timed = w.timed};
+  c.tensors.push_back(draw("q", options.activations, {B, w.q_len, w.H, kWidth},
+                           {"request", "query", "head", "column"}));
+  Tensor cache =
+      draw("kv_cache", options.activations, {pages, w.page, kWidth}, {"page", "place", "column"});
+
+  // Pages in any order; NaN in those of nobody and behind a request's end.
+  const std::vector<std::int32_t> order = shuffled(pages, options.seed);
+  std::vector<std::int32_t> table(static_cast<std::size_t>(B * blocks), kNoPage), lengths;
+  std::vector<bool> holds(static_cast<std::size_t>(pages * w.page), false);
+  std::size_t next = 0;
+  for (std::int64_t b = 0; b < B; ++b) {
+    const std::int64_t length = w.lengths[static_cast<std::size_t>(b)];
+    lengths.push_back(static_cast<std::int32_t>(length));
+    for (std::int64_t l = 0; l < length; ++l) {
+      std::int32_t& entry = table[static_cast<std::size_t>(b * blocks + l / w.page)];
+      if (l % w.page == 0) entry = order[next++];
+      holds[static_cast<std::size_t>(entry * w.page + l % w.page)] = true;
+    }
+  }
+  for (std::size_t i = 0; i < holds.size(); ++i)
+    if (!holds[i])
+      std::fill_n(cache.values.begin() + static_cast<std::ptrdiff_t>(i) * kWidth, kWidth,
+                  std::numeric_limits<double>::quiet_NaN());
+  if (w.holes) spread(cache, 0, 64);
+  c.tensors.push_back(std::move(cache));
+  c.tensors.push_back(indices("block_table", {B, blocks}, table));
+  c.tensors.push_back(indices("seq_lens", {B}, lengths));
+  c.tensors.push_back(Draw::output("out", options.activations, {B, w.q_len, w.H, kValues},
+                                   {"request", "query", "head", "column"}));
+  c.tensors.push_back(
+      Draw::output("lse", ElementType::float32, {B, w.H, w.q_len}, {"request", "head", "query"}));
+  c.scalars = {{"softmax_scale", kScale}, {"causal", w.causal}};
+  c.about = fmt::format("{} requests, H={}, {} queries each, pages of {}", B, w.H, w.q_len, w.page);
+  return c;
+}
+
+std::vector<Wanted> batches() {
+  return {
+      {.name = "one-request", .lengths = {100}},
+      {.name = "one-token", .lengths = {1}},
+      {.name = "around-pages", .lengths = {63, 64, 65, 1, 127, 128, 129}, .H = 3},
+      {.name = "long", .lengths = {700, 3}},
+      {.name = "one-head", .lengths = {90, 5}, .H = 1},
+      {.name = "all-heads", .lengths = {70, 20}, .H = 128},
+      {.name = "odd-heads", .lengths = {66, 20}, .H = 63},
+      {.name = "drafts", .lengths = {4, 70, 65}, .H = 9, .q_len = 4},
+      {.name = "drafts-see-all", .lengths = {4, 70, 65}, .H = 9, .q_len = 2, .causal = false},
+      {.name = "no-keys", .lengths = {0, 5, 0, 64}},
+      {.name = "drafts-no-keys", .lengths = {2, 0, 66}, .H = 5, .q_len = 4},
+  };
+}
+
+std::vector<Wanted> pages() {
+  std::vector<Wanted> all;
+  for (const std::int64_t page : {1, 16, 32, 128})
+    all.push_back({.name = fmt::format("pages-of-{}", page),
+                   .lengths = {130, 15, 64},
+                   .H = 4,
+                   .q_len = 2,
+                   .page = page});
+  all.push_back({.name = "holes", .lengths = {130, 15}, .H = 4, .holes = true});
+  return all;
+}
+
+// --- The definition, and definitions with a mistake ----------------------------------------------
+
+const std::vector<Mistake> kMistakes{
+    {"no-scale", "without softmax_scale"},
+    {"scale-of-width", "with the scale 576^-0.5 of the absorbed query instead of softmax_scale"},
+    {"no-k-pe", "without k_pe, the last 64 columns, in the scores"},
+    {"last-columns", "with values that are the last 512 columns, k_pe among them"},
+    {"sees-all", "with all keys visible to every query"},
+    {"top-left", "with a causal border from the top left: query i sees the first i + 1 keys"},
+    {"newest-unseen", "with seq_lens taken for the length without the queries' own tokens"},
+    {"whole-last-page", "with the last page read to its end"},
+    {"first-page-alone", "with the request's first page read again for every later one"},
+    {"swapped-requests", "with the keys of neighbouring requests swapped"},
+    {"heads-first", "with queries and heads of a request changing places"},
+    {"mean-of-pieces", "with two pieces of the keys merged without their lse"},
+    {"piece-too-many", "with an empty piece merged as if its lse were 0"},
+    {"empty-minus", "with an lse of -inf where a query sees no key"},
+    {"lse-of-2", "with lse in powers of two"},
+};
+
+template <class S>
+class Definition {
+ public:
+  Definition(const Case& c, std::string_view mistake, bool rounded)
+      : mistake_(mistake),
+        format_(rounded ? format_of(c.tensor("q").type) : Format::float32),
+        rounds_(rounded),
+        q_(array_of<S, 4>(c, "q")),
+        cache_(array_of<S, 3>(c, "kv_cache")),
+        table_(array_of<std::int32_t, 2>(c, "block_table")),
+        lengths_(array_of<std::int32_t, 1>(c, "seq_lens")),
+        scale_(static_cast<S>(*c.number("softmax_scale"))),
+        causal_(c.flag("causal")) {
+    if (mistake == "no-scale") scale_ = 1;
+    if (mistake == "scale-of-width") scale_ = static_cast<S>(1 / std::sqrt(double{kWidth}));
+    if (mistake == "sees-all") causal_ = false;
+  }
+
+  Answer answer() const {
+    const std::int64_t B = q_.extent(0), q_len = q_.extent(1), H = q_.extent(2);
+    Array<S, 4> out(Shape<4>{B, q_len, H, kValues});
+    Array<S, 3> lse(Shape<3>{B, H, q_len});
+    for (std::int64_t b = 0; b < B; ++b) {
+      const Matrix<S> K = keys(b);
+      for (std::int64_t i = 0; i < q_len; ++i)
+        for (std::int64_t h = 0; h < H; ++h) {
+          const std::int64_t row = h * q_len + i;
+          const bool turned = mistake_ == "heads-first";
+          const auto q = turned ? at(q_.view(), b, row / H, row % H) : at(q_.view(), b, i, h);
+          const reference::Attended<S> one = attended(as_vector(q), K, seen(i, K.rows()));
+          mapped(at(out.view(), b, i, h)) = one.out;
+          lse(b, h, i) = one.lse;
+        }
+    }
+    return {{"out", as_values(out)}, {"lse", as_values(lse)}};
+  }
+
+ private:
+  Matrix<S> keys(std::int64_t b) const {
+    const std::int64_t page = cache_.extent(1), other = b ^ 1;
+    if (mistake_ == "swapped-requests" && other < lengths_.extent(0)) b = other;
+    std::int64_t length = lengths_(b);
+    if (mistake_ == "whole-last-page") length = (length + page - 1) / page * page;
+    if (mistake_ == "newest-unseen") length = std::max<std::int64_t>(length - q_.extent(1), 0);
+    Matrix<S> K(length, kWidth);
+    for (std::int64_t l = 0; l < length; ++l) {
+      const std::int32_t entry = table_(b, mistake_ == "first-page-alone" ? 0 : l / page);
+      K.row(l) = as_vector(at(cache_.view(), entry, l % page)).transpose();
+    }
+    return K;
+  }
+
+  std::int64_t seen(std::int64_t i, std::int64_t keys) const {
+    if (mistake_ == "top-left") return std::min(i + 1, keys);
+    return reference::visible_keys(i, q_.extent(1), keys, causal_);
+  }
+
+  reference::Attended<S> attended(Vector<S> q, const Matrix<S>& all, std::int64_t n) const {
+    if (mistake_ == "no-k-pe") q.tail(kWidth - kValues).setZero();
+    const Matrix<S> K = all.topRows(n);
+    const Matrix<S> V = mistake_ == "last-columns" ? K.rightCols(kValues) : K.leftCols(kValues);
+    const S nothing = mistake_ == "empty-minus" ? -std::numeric_limits<S>::infinity()
+                                                : std::numeric_limits<S>::infinity();
+    if (n == 0) return {Vector<S>::Zero(kValues), nothing};
+    reference::Attended<S> one =
+        rounds_ ? as_stored(q, K, V) : reference::attend<S>(q, K, V, scale_);
+    if (mistake_ == "mean-of-pieces" && n > 1) {
+      const std::int64_t half = n / 2;
+      const auto part = [&](const auto& rows, const auto& values) {
+        return reference::attend<S>(q, rows, values, scale_).out;
+      };
+      one.out = (part(K.topRows(half), V.topRows(half)) +
+                 part(K.bottomRows(n - half), V.bottomRows(n - half))) /
+                2;
+    }
+    if (mistake_ == "piece-too-many") {
+      const S more = std::max(one.lse, S{0}) + std::log1p(std::exp(-std::abs(one.lse)));
+      one.out *= std::exp(one.lse - more);
+      one.lse = more;
+    }
+    if (mistake_ == "lse-of-2") one.lse /= std::log(S{2});
+    return one;
+  }
+
+  /// With probabilities and outputs rounded as a kernel stores them.
+  reference::Attended<S> as_stored(const Vector<S>& q, const Matrix<S>& K,
+                                   const Matrix<S>& V) const {
+    const Vector<S> scores = scale_ * (K * q);
+    const S largest = scores.maxCoeff();
+    const Vector<S> weights = (scores.array() - largest).exp();
+    const S sum = weights.sum();
+    const Vector<S> out = V.transpose() * rounded_each(weights, format_) / sum;
+    return {rounded_each(out, format_), largest + std::log(sum)};
+  }
+
+  std::string_view mistake_;
+  Format format_;
+  bool rounds_;
+  Array<S, 4> q_;
+  Array<S, 3> cache_;
+  Array<std::int32_t, 2> table_;
+  Array<std::int32_t, 1> lengths_;
+  S scale_;
+  bool causal_;
+};
+
+const JudgedKernel kOperation{
+    .name = kName,
+    .summary = "decode of multi-head latent attention: 16 cases, 15 known mistakes",
+    .positional = {"q", "kv_cache", "block_table", "seq_lens", "softmax_scale"},
+    .default_types = "bfloat16/float32",
+    .plans = planned<Wanted>({batches(), pages()}, make),
+    .truth = [](const Case& c,
+                std::string_view m) { return Definition<double>(c, m, false).answer(); },
+    .yardstick = [](const Case& c,
+                    std::string_view m) { return Definition<float>(c, m, true).answer(); },
+    .mistakes = kMistakes};
+
+const Registration<JudgedOperation> kRegistered{judged<kOperation>()};
+
+}  // namespace
+}  // namespace lockstep::judging
