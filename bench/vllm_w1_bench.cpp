@@ -5,6 +5,7 @@
 // arrives.
 #include <benchmark/benchmark.h>
 
+#include <optional>
 #include <vector>
 
 #include "cache_sim/check/run.hpp"
@@ -124,6 +125,30 @@ void manage_w1(benchmark::State& state, const char* retention, std::int64_t bloc
 BENCHMARK_CAPTURE(manage_w1, dense, "none", 4096)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(manage_w1, retention_0, "0", 4096)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(manage_w1, pressure, "none", 448)->Unit(benchmark::kMillisecond);
+
+/// The keys of all requests, as they are made while loading: by digests, and by vLLM's own hashes
+/// over 256 tokens each.
+void chain_keys(benchmark::State& state, std::optional<BlockHashAlgorithm> algorithm) {
+  std::vector<KeyId> keys;
+  std::int64_t tokens = 0;
+  for (const VllmW1Request& request : workload().requests) tokens += request.tokens.size();
+  for (auto _ : state) {
+    KeyTable table(kVllmW1Block, 0, algorithm);
+    for (const VllmW1Request& request : workload().requests) {
+      keys.clear();
+      table.extend(keys, request.tokens, Name());
+      benchmark::DoNotOptimize(keys.data());
+    }
+  }
+  state.counters["tokens"] =
+      benchmark::Counter(static_cast<double>(tokens) * static_cast<double>(state.iterations()),
+                         benchmark::Counter::kIsRate);
+}
+BENCHMARK_CAPTURE(chain_keys, digests, std::nullopt)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(chain_keys, sha256, BlockHashAlgorithm::sha256)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(chain_keys, sha256_cbor, BlockHashAlgorithm::sha256_cbor)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(chain_keys, xxhash, BlockHashAlgorithm::xxhash)->Unit(benchmark::kMillisecond);
 
 /// The policy in a session, by operations and replies, as `lockstep replay` plays it.
 void replay_vllm_w1(benchmark::State& state, CheckLevel check) {

@@ -14,10 +14,15 @@ namespace lockstep::cache_sim {
 namespace {
 
 void put_little_endian(std::string& out, std::uint64_t value, int bytes) {
-  for (int i = 0; i < bytes; ++i) out.push_back(static_cast<char>(value >> 8 * i & 0xFF));
+  std::array<char, 8> text;
+  for (std::size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>(value >> 8 * i & 0xFF);
+  out.append(text.data(), static_cast<std::size_t>(bytes));
 }
 void put_big_endian(std::string& out, std::uint64_t value, int bytes) {
-  for (int i = bytes - 1; i >= 0; --i) out.push_back(static_cast<char>(value >> 8 * i & 0xFF));
+  std::array<char, 8> text;
+  for (std::size_t i = 0; i < text.size(); ++i)
+    text[i] = static_cast<char>(value >> 8 * (text.size() - 1 - i) & 0xFF);
+  out.append(text.data() + text.size() - bytes, static_cast<std::size_t>(bytes));
 }
 
 /// Python's pickle of None, int, str, bytes and tuple, as CPython's `pickle.dumps(…, protocol=5)`
@@ -82,7 +87,7 @@ class Pickle {
   }
 
  private:
-  static constexpr std::size_t kFrame = 64 * 1024;
+  static constexpr std::size_t kFrame = std::size_t{64} * 1024;
 
   /// An object begins; a frame that is full ends before it.
   void begin(std::string_view opcode) {
