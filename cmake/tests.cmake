@@ -138,7 +138,7 @@ add_test(NAME subjects.vllm_agrees_on_kept_traces
          COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/vllm check $<TARGET_FILE:lockstep>)
 set_tests_properties(subjects.vllm_agrees_on_kept_traces
   PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
-foreach(word schedules reports)
+foreach(word schedules searches reports)
   add_test(NAME subjects.vllm_${word}
            COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/vllm ${word} $<TARGET_FILE:lockstep>)
   set_tests_properties(subjects.vllm_${word} PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)

@@ -807,6 +807,7 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
     return refuse(operation, "drafts stand behind one sampled token");
   if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
   if (request.scheduled) forward();
+  if (!any_scheduled()) stamped_.clear();  // new_step_starts()
   const Request before = request;
   request.known = request.known.followed_by(operation.tokens);
   if (!overlaps_) request.tokens = request.known.size();

@@ -168,6 +168,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
                             drafts, manager_.rules().drafts));
   if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
   if (request.scheduled) forward();
+  if (scheduled_.empty()) manager_.new_step();  // what results have published is of no step
   const Tokens before = request.known;
   const std::int64_t delivered = request.blocks.known;
   const std::size_t keys = request.blocks.keys.size();
