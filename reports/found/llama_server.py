@@ -46,10 +46,23 @@ class Server:
             said = json.load(answer)
         return [one["tokens"] for one in sorted(said if isinstance(said, list) else [said], key=lambda one: one["index"])]
 
-    def ask_meanwhile(self, prompt, n, **more):
-        """The same in a thread, which is given back when a slot works on it; `said` is the answer after its join()."""
+    def act(self, slot, action):
+        """erase, save or restore of a slot, in a thread which is given back."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}/slots/{slot}?action={action}", b"{}",
+                                         {"Content-Type": "application/json"})
+        thread = threading.Thread(target=lambda: urllib.request.urlopen(request, timeout=60).close())
+        thread.start()
+        return thread
+
+    def ask_in_thread(self, prompt, n, **more):
+        """The same in a thread, which is given back; `said` is the answer after its join()."""
         thread = threading.Thread(target=lambda: setattr(thread, "said", self.ask(prompt, n, **more)))
         thread.start()
+        return thread
+
+    def ask_meanwhile(self, prompt, n, **more):
+        """Given back when a slot works on it."""
+        thread = self.ask_in_thread(prompt, n, **more)
         while thread.is_alive() and not any(slot["is_processing"] for slot in self.get("/slots")):
             time.sleep(0.001)
         return thread
