@@ -223,6 +223,19 @@ class Protocol(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "`3a` is not a term"):
             lockstep.parse_tokens("3a")
 
+    def test_a_documents_number_is_the_same_in_every_process(self):
+        """However many names came before, and however many come in between."""
+        self.assertEqual(lockstep.parse_tokens("cliqill1"), ((1 << 30) << 32,))  # the first scheduled request's output
+        names = ("verylongname1", "cliqilq1", "zzzzzzz1")
+        before = [lockstep.parse_tokens(name) for name in names]
+        for number in range(5000):
+            lockstep.parse_tokens(lockstep.tokens_text([((1 << 30) + number) << 32]))
+        self.assertEqual([lockstep.parse_tokens(name) for name in names], before)
+        said = subprocess.run([sys.executable, "-c", "import lockstep\nfor name in " + repr(names[::-1]) +
+                               ": print(lockstep.parse_tokens(name)[0])"],
+                              capture_output=True, text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+        self.assertEqual(said.stdout.split(), [str(one[0]) for one in before[::-1]])
+
 
 # --- explore and replay ---------------------------------------------------------------------------
 

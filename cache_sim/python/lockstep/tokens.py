@@ -6,32 +6,37 @@ token of a document is (document << 32) | index, so it is 2^32 or more and fits 
 from __future__ import annotations
 
 import functools
+import hashlib
 import re
 from typing import Iterable, Tuple
 
 Tokens = Tuple[int, ...]
 
 _SLICE = re.compile(r"([a-z]+)(?:(\d+):)?(\d+)")
-_LETTERS_MAX = 6  # of names that are numbers in base 26; longer ones are numbered as they come
-_long_names: list[str] = []
-_LONG_NAMES = 1 << 30
+_SHORT = sum(26**letters for letters in range(1, 7))  # the last name of six letters
+_OUTPUTS = range(1 << 30, 1 << 31)  # lockstep's own documents, the outputs of scheduled requests
+_long_names: dict[int, str] = {}
 
 
 @functools.lru_cache(maxsize=4096)
 def _document(name: str) -> int:
-    """Bijective base 26: a is 1, z is 26, aa is 27."""
-    if len(name) > _LETTERS_MAX:
-        _long_names.append(name)
-        return _LONG_NAMES + len(_long_names) - 1
+    """Bijective base 26: a is 1, z is 26, aa is 27. A longer name has a number of its own below lockstep's documents,
+    the same in every process: the same trace gives the same tokens whatever was played before."""
     number = 0
     for letter in name:
         number = number * 26 + ord(letter) - 96
-    return number
+    if number <= _SHORT or number in _OUTPUTS:
+        return number
+    mixed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
+    document = _SHORT + 1 + mixed % (_OUTPUTS.start - _SHORT - 1)
+    if _long_names.setdefault(document, name) != name:
+        raise ValueError(f"documents {_long_names[document]} and {name} have the same number; rename one")
+    return document
 
 
 def _name(document: int) -> str:
-    if document >= _LONG_NAMES:
-        return _long_names[document - _LONG_NAMES]
+    if document in _long_names:
+        return _long_names[document]
     letters = ""
     while document:
         document, letter = divmod(document - 1, 26)
