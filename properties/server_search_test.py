@@ -327,7 +327,8 @@ class Commands(Scratch):
                 sound = self.run_it(*words, "--program", program, "--config", f"texts={texts}")
                 self.assertEqual(sound.returncode, 0, sound.stdout + sound.stderr)
                 broken = self.run_it(*words, "--program", f"{program} --bug forgets-to-crop", "--config",
-                                     f"texts={texts},clients=1", "--shrink-lives", "20", "--findings", "1")
+                                     f"texts={texts},clients=1", "--shrink-lives", "20", "--findings", "1",
+                                     "--requests", "2000")
                 self.assertEqual(broken.returncode, 11, broken.stdout + broken.stderr)
 
     def test_bad_words_are_named(self):

@@ -36,6 +36,7 @@ class Shrinker:
         self.end, self.lives_max = time.monotonic() + seconds, lives
         self.plays = 1  # tries a smaller script gets
         self.lives = 0
+        self.counted = (self.config, self.steps, self.finding, self.plays)  # when the plays were counted last
 
     def reduce_configuration(self) -> bool:
         """False where the finding does not come again; then nothing was shrunk."""
@@ -53,12 +54,14 @@ class Shrinker:
         for _ in range(3):
             before = self.size()
             self.remove_steps()
-            self.count_plays()
+            if not self.is_over():
+                self.count_plays()
             self.simplify_steps()
             self.shorten_prompts()
+            if self.is_over() or self.size() == before:
+                break
             self.count_plays()
-            if self.size() == before:
-                return
+        self.count_plays()  # of what is kept, even where the time is over
 
     def size(self) -> tuple[int, int]:
         return len(self.steps), sum(step.n + sum(map(len, step.prompts)) for step in self.steps)
@@ -95,13 +98,20 @@ class Shrinker:
             if most == PLAYS_FIRST:
                 break
         self.plays = plays_for(most, PLAYS_FIRST, len(self.steps))
+        self.counted = (self.config, self.steps, self.finding, self.plays)
         return most > 0
 
     def count_plays(self) -> None:
-        """Smaller scripts can show the finding more often or less."""
-        if self.plays > 1 and not self.is_over():
-            found = sum(self.seen(self.config, self.steps) is not None for _ in range(PLAYS_AGAIN))
-            self.plays = plays_for(found, PLAYS_AGAIN, len(self.steps))
+        """Smaller scripts can show the finding more often or less. One that no longer does was taken for a lucky play:
+        the last that was counted stands again."""
+        if self.plays == 1 and self.config["clients"] == 1:
+            return
+        found = sum(self.seen(self.config, self.steps) is not None for _ in range(PLAYS_AGAIN))
+        if found == 0:
+            self.config, self.steps, self.finding, self.plays = self.counted
+            return
+        self.plays = plays_for(found, PLAYS_AGAIN, len(self.steps))
+        self.counted = (self.config, self.steps, self.finding, self.plays)
 
     def is_over(self) -> bool:
         return time.monotonic() > self.end or self.lives >= self.lives_max
