@@ -7,42 +7,22 @@
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
-const SchedulerEffects& Scheduler::step(const SchedulerEvent& event) {
-  SchedulerEffects& effects = effects_;
-  effects.operation = nullptr;
-  effects.forward.reset();
-  effects.notes.clear();
-  effects.idle = false;
-  if (event.kind == SchedulerEvent::Kind::reply) {
-    require(asked_ != Asked::nothing, "a reply answers an operation");
-    settle(*event.reply, effects);
-    next(effects);
-    return effects;
-  }
-  require(asked_ == Asked::nothing, "an operation is answered before anything else happens");
+void Scheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects) {
   switch (event.kind) {
     case SchedulerEvent::Kind::arrival:
-      if (record(event.request).state == State::ended) break;  // its client went before it came
-      require(record(event.request).state == State::expected, "a request arrives once");
-      requests_[event.request].spec = event.spec;
-      requests_[event.request].state = State::waiting;
-      enqueue(event.request, false);
-      break;
+      if (arrive(event) != nullptr) enqueue(event.request, false);
+      return;
     case SchedulerEvent::Kind::abort:
       require(phase_ == Phase::between_steps || phase_ == Phase::forward,
               "a client goes between steps or while a forward is under way");
-      if (record(event.request).state != State::ended)
-        drop(event.request, FinishReason::abort, effects);
-      break;
+      return abort(event.request, effects);
     case SchedulerEvent::Kind::retract:
       require(phase_ == Phase::between_steps, "a request is retracted between steps");
       if (record(event.request).state == State::running) retract(event.request, effects);
-      break;
+      return;
     case SchedulerEvent::Kind::step_due:
       require(phase_ == Phase::between_steps, "a step begins after the last one ended");
-      begin_step(effects);
-      next(effects);
-      break;
+      return begin_step(effects);
     case SchedulerEvent::Kind::forward_done:
       require(has_results_out(), "results come from a forward");
       phase_ = Phase::results;
@@ -52,16 +32,9 @@ const SchedulerEffects& Scheduler::step(const SchedulerEvent& event) {
       }
       waits_for_rows_of_nobody_ = false;
       cursor_ = 0;
-      next(effects);
-      break;
-    case SchedulerEvent::Kind::reply: break;
+      return;
+    case SchedulerEvent::Kind::reply: return;
   }
-  return effects;
-}
-
-Scheduler::Request& Scheduler::record(RequestNumber request) {
-  if (requests_.size() <= request) requests_.resize(request + 1);
-  return requests_[request];
 }
 
 bool Scheduler::waits_for_results() const {
@@ -83,7 +56,6 @@ void Scheduler::begin_step(SchedulerEffects& effects) {
   if (!effects.idle) phase_ = Phase::chunk_ends;
 }
 
-/// Goes on until there is something to ask or time has to pass.
 void Scheduler::next(SchedulerEffects& effects) {
   while (asked_ == Asked::nothing) {
     switch (phase_) {
@@ -133,11 +105,7 @@ void Scheduler::next_admission(SchedulerEffects& effects) {
   const bool room =
       budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
   if (options_.sglang && !room && budget_ > 0 && !waiting_.empty()) is_full_ = true;
-  if (room && !is_full_ && !waiting_.empty()) {
-    ask(Verb::admit, waiting_.front(), Asked::admit, effects);
-    if (options_.sglang) effects.operation->room = reserved_ + options_.page + 1;
-    return;
-  }
+  if (room && !is_full_ && !waiting_.empty()) return look_up(effects);
   if (options_.sglang) return end_admission(effects);
   if (!batch_.empty()) return begin_forward(effects);
   phase_ = Phase::decode;
@@ -195,7 +163,8 @@ void Scheduler::next_result(SchedulerEffects& effects) {
   Request& request = requests_[row.request];
   if (options_.overlap && row.accepts == 0 && !row.completed) {
     row.completed = true;
-    return ask(Verb::complete, row.request, Asked::complete, effects);
+    ask(Verb::complete, row.request, Asked::complete, effects);
+    return;
   }
   if (row.accepts != 0) {
     ask(Verb::accept, row.request, Asked::accept, effects);
@@ -237,29 +206,12 @@ void Scheduler::settle_result(SchedulerEffects& effects) {
   ++cursor_;
 }
 
-void Scheduler::ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects) {
-  Operation& operation = operation_;
-  operation.verb = verb;
-  operation.id = operation.salt = Name();
-  operation.tokens = operation.drafts = Tokens();
-  operation.n = operation.prompt = operation.up_to = operation.room = Operation::kAbsent;
-  operation.external = operation.padded = Operation::kAbsent;
-  operation.parents.clear();
-  operation.async = false;
-  operation.ids.clear();
-  asked_ = asked;
-  subject_of_ask_ = request;
-  if (verb != Verb::step && verb != Verb::evict) operation.id = requests_[request].spec->id;
-  if (verb == Verb::admit) {
-    const Request& waiting = requests_[request];
-    operation.salt = waiting.spec->salt;
-    operation.tokens = waiting.spec->tokens.prefix(waiting.spec->prompt_size + waiting.sampled);
-    operation.prompt = waiting.spec->prompt_size;
-    // What was transferred is gone once the request has been retracted.
-    if (waiting.spec->external > 0 && !waiting.was_admitted)
-      operation.external = waiting.spec->external;
-  }
-  effects.operation = &operation;
+void Scheduler::look_up(SchedulerEffects& effects) {
+  const Request& first = requests_[waiting_.front()];
+  Operation& admission = ask(Verb::admit, waiting_.front(), Asked::admit, effects);
+  // What was transferred is gone once the request has been retracted.
+  if (first.spec->external > 0 && !first.was_admitted) admission.external = first.spec->external;
+  if (options_.sglang) admission.room = reserved_ + options_.page + 1;
 }
 
 void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffects& effects) {
@@ -327,21 +279,6 @@ void Scheduler::retract(RequestNumber request, SchedulerEffects& effects) {
   ask(Verb::preempt, request, Asked::preempt, effects);
 }
 
-void Scheduler::drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects) {
-  if (requests_[request].state == State::running) {
-    drop_reason_ = reason;
-    return ask(Verb::abort, request, Asked::drop, effects);
-  }
-  std::erase(waiting_, request);
-  end(request, reason, effects);
-}
-
-void Scheduler::end(RequestNumber request, FinishReason reason, SchedulerEffects& effects) {
-  requests_[request].state = State::ended;
-  effects.notes.push_back(
-      {SchedulerNote::Kind::ended, request, reason, requests_[request].sampled});
-}
-
 /// Higher priorities first; among equals, the order of arrival, and what was retracted before all
 /// of them.
 void Scheduler::enqueue(RequestNumber request, bool front) {
@@ -364,10 +301,8 @@ void Scheduler::leave_batch(RequestNumber request) {
   is_full_ = false;
 }
 
-void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
-  const Asked asked = asked_;
+void Scheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& effects) {
   const RequestNumber number = subject_of_ask_;
-  asked_ = Asked::nothing;
   switch (asked) {
     case Asked::admit: {
       if (reply.refused != Refusal::none) {
@@ -437,8 +372,7 @@ void Scheduler::settle(const Reply& reply, SchedulerEffects& effects) {
     case Asked::accept: return settle_result(effects);
     case Asked::checkpoint: ++cursor_; return;
     case Asked::finish:
-      end(number, requests_[number].spec->stops ? FinishReason::stop : FinishReason::length,
-          effects);
+      end(number, effects);
       leave_batch(number);
       ++cursor_;
       return;

@@ -23,32 +23,56 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <vector>
 
-#include "cache_sim/server/server_scheduler.hpp"
+#include "cache_sim/server/asking_scheduler.hpp"
 #include "reference/protocol/operation.hpp"
 
 namespace lockstep::cache_sim {
 
-class Scheduler final : public ServerScheduler {
- public:
-  explicit Scheduler(const SchedulerOptions& options) : options_(options) {}
+/// What Scheduler knows of a request.
+struct ScheduledRequest : ServedRequest {
+  std::uint32_t scheduled = 0;  ///< tokens that were extended, their results perhaps still out
+  std::uint32_t known = 0;      ///< tokens that the subject was told
+  std::size_t verification = 0;
+  bool was_admitted = false;
+  bool prefilling = true;  ///< since the last admission, until all that was known then is scheduled
+  bool has_just_prefilled = false;  ///< in the last step
+  std::uint32_t to_prefill() const { return spec->prompt_size + sampled - scheduled; }
+};
 
-  const SchedulerEffects& step(const SchedulerEvent& event) override;
+/// What Scheduler asks an operation for.
+enum class SchedulerAsks : std::uint8_t {
+  nothing,
+  admit,
+  extend,
+  preempt,
+  step,
+  complete,
+  accept,
+  checkpoint,
+  finish,
+  drop,
+  chunk_room,   ///< for the step's chunks
+  decode_room,  ///< for the step's decodes, without which one is retracted
+  freed_room,   ///< besides, behind a retraction
+  page_room     ///< a page for each decode
+};
+
+class Scheduler final : public AskingScheduler<ScheduledRequest, SchedulerAsks> {
+ public:
+  explicit Scheduler(const SchedulerOptions& options) : AskingScheduler(options) {}
 
   bool has_work() const override { return !waiting_.empty() || !running_.empty(); }
   bool waits_for_results() const override;
   bool has_results_out() const override { return phase_ == Phase::forward || !batch_.empty(); }
-  std::size_t load() const override { return waiting_.size() + running_.size(); }
   bool awaits_results() const override { return phase_ == Phase::forward; }
-  bool ended(RequestNumber request) const override {
-    return request < requests_.size() && requests_[request].state == State::ended;
-  }
 
  private:
-  enum class State { expected, waiting, running, ended };
+  using Request = ScheduledRequest;
+  using Asked = SchedulerAsks;
+  using State = RequestState;
   enum class Phase {
     between_steps,
     chunk_ends,
@@ -60,35 +84,7 @@ class Scheduler final : public ServerScheduler {
     forward,
     results
   };
-  enum class Asked {
-    nothing,
-    admit,
-    extend,
-    preempt,
-    step,
-    complete,
-    accept,
-    checkpoint,
-    finish,
-    drop,
-    chunk_room,   // for the step's chunks
-    decode_room,  // for the step's decodes, without which one is retracted
-    freed_room,   // besides, behind a retraction
-    page_room     // a page for each decode
-  };
 
-  struct Request {
-    const RequestSpec* spec = nullptr;  // none while it is expected
-    State state = State::expected;
-    std::uint32_t scheduled = 0;  // tokens that were extended, their results perhaps still out
-    std::uint32_t known = 0;      // tokens that the subject was told
-    std::uint32_t sampled = 0;
-    std::size_t verification = 0;
-    bool was_admitted = false;
-    bool prefilling = true;  // since the last admission, until all that was known then is scheduled
-    bool has_just_prefilled = false;  // in the last step
-    std::uint32_t to_prefill() const { return spec->prompt_size + sampled - scheduled; }
-  };
   struct Row {
     RequestNumber request;
     std::uint32_t begin;        // tokens before this step
@@ -101,29 +97,27 @@ class Scheduler final : public ServerScheduler {
     bool completed = false;     // with overlap: the subject knows of the result
   };
 
-  Request& record(RequestNumber request);
+  void hear(const SchedulerEvent& event, SchedulerEffects& effects) override;
+  void settle(Asked asked, const Reply& reply, SchedulerEffects& effects) override;
+  void next(SchedulerEffects& effects) override;
   void begin_step(SchedulerEffects& effects);
-  void next(SchedulerEffects& effects);
   void next_chunk_end(SchedulerEffects& effects);
   void next_prefill(SchedulerEffects& effects);
   void next_admission(SchedulerEffects& effects);
   static bool may_decode(const Request& request);
   void next_decode(SchedulerEffects& effects);
   void next_result(SchedulerEffects& effects);
-  void settle(const Reply& reply, SchedulerEffects& effects);
   void settle_extend(const Reply& reply, SchedulerEffects& effects);
   void settle_result(SchedulerEffects& effects);
   void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
   void verify(RequestNumber request, SchedulerEffects& effects);
   static Tokens sampled_from(const RequestSpec& spec, std::uint32_t position, std::uint32_t count);
   void retract(RequestNumber request, SchedulerEffects& effects);
-  void drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
   void begin_forward(SchedulerEffects& effects);
   void end_decisions();
-  void ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects);
+  void look_up(SchedulerEffects& effects);
   void enqueue(RequestNumber request, bool front);
   void leave_batch(RequestNumber request);
-  void end(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
 
   // SGLang's rules.
   struct Chunk {
@@ -141,19 +135,10 @@ class Scheduler final : public ServerScheduler {
   void settle_decode_room(const Reply& reply, SchedulerEffects& effects);
   void retract_one(SchedulerEffects& effects);
 
-  SchedulerOptions options_;
-  SchedulerEffects effects_;  // filled anew by each step, as is the operation:
-  Operation operation_;       // nothing is allocated for either
-  std::vector<Request> requests_;
-  std::deque<RequestNumber> waiting_;
-  std::vector<RequestNumber> running_;  // in order of admission
-  std::vector<Row> batch_;              // rows of the step that is being decided, or was last
-  std::vector<Row> launched_;           // rows whose results come next
+  std::vector<Row> batch_;     // rows of the step that is being decided, or was last
+  std::vector<Row> launched_;  // rows whose results come next
 
   Phase phase_ = Phase::between_steps;
-  Asked asked_ = Asked::nothing;
-  RequestNumber subject_of_ask_ = 0;
-  FinishReason drop_reason_ = FinishReason::abort;
   std::uint32_t asked_tokens_ = 0;
   std::uint32_t asked_accepts_ = 0;
   std::uint32_t asked_overrun_ = 0;

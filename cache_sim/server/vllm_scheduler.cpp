@@ -8,63 +8,35 @@
 
 namespace lockstep::cache_sim {
 
-const SchedulerEffects& VllmScheduler::step(const SchedulerEvent& event) {
-  SchedulerEffects& effects = effects_;
-  effects.operation = nullptr;
-  effects.forward.reset();
-  effects.notes.clear();
-  effects.idle = false;
-  if (event.kind == SchedulerEvent::Kind::reply) {
-    require(asked_ != Asked::nothing, "a reply answers an operation");
-    settle(*event.reply, effects);
-    next(effects);
-    return effects;
-  }
-  require(asked_ == Asked::nothing, "an operation is answered before anything else happens");
+void VllmScheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects) {
   switch (event.kind) {
-    case SchedulerEvent::Kind::arrival: arrive(event); break;
+    case SchedulerEvent::Kind::arrival:
+      if (Request* const request = arrive(event)) {
+        request->arrival = arrivals_++;
+        wait(event.request, false);
+      }
+      return;
     case SchedulerEvent::Kind::abort:
       require(phase_ == Phase::between_steps, "a client goes between steps");
-      if (record(event.request).state != State::ended)
-        drop(event.request, FinishReason::abort, effects);
-      break;
+      return abort(event.request, effects);
     case SchedulerEvent::Kind::retract:
       require(phase_ == Phase::between_steps, "a request is retracted between steps");
       if (record(event.request).state == State::running)
         ask(Verb::preempt, event.request, Asked::retract, effects);
-      break;
+      return;
     case SchedulerEvent::Kind::step_due:
       require(phase_ == Phase::between_steps, "a step begins after the last one ended");
-      begin_step(effects);
-      next(effects);
-      break;
+      return begin_step(effects);
     case SchedulerEvent::Kind::forward_done:
       require(phase_ == Phase::forward, "results come from a forward");
       phase_ = Phase::results;
       if (!options_.overlap) launched_.swap(batch_);
       cursor_ = 0;
-      next(effects);
-      break;
-    case SchedulerEvent::Kind::reply: break;
+      return;
+    case SchedulerEvent::Kind::reply: return;
   }
-  return effects;
 }
 
-VllmScheduler::Request& VllmScheduler::record(RequestNumber request) {
-  if (requests_.size() <= request) requests_.resize(request + 1);
-  return requests_[request];
-}
-
-void VllmScheduler::arrive(const SchedulerEvent& event) {
-  Request& request = record(event.request);
-  if (request.state == State::ended) return;  // its client went before it came
-  require(request.state == State::expected, "a request arrives once");
-  request.spec = event.spec;
-  request.arrival = arrivals_++;
-  wait(event.request, false);
-}
-
-/// Goes on until there is something to ask or time has to pass.
 void VllmScheduler::next(SchedulerEffects& effects) {
   while (asked_ == Asked::nothing) {
     switch (phase_) {
@@ -173,9 +145,9 @@ void VllmScheduler::schedule(RequestNumber number, std::uint32_t tokens) {
 
 // --- Answers -------------------------------------------------------------------------------------
 
-void VllmScheduler::settle(const Reply& reply, SchedulerEffects& effects) {
+void VllmScheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& effects) {
   const RequestNumber number = subject_of_ask_;
-  switch (std::exchange(asked_, Asked::nothing)) {
+  switch (asked) {
     case Asked::admit: return settle_admission(reply, effects);
     case Asked::extend: return settle_extend(reply, effects);
     case Asked::undo: return end_decisions(effects);
@@ -189,8 +161,7 @@ void VllmScheduler::settle(const Reply& reply, SchedulerEffects& effects) {
     case Asked::complete: return settle_result(effects);
     case Asked::finish:
       forget(number);
-      end(number, requests_[number].spec->stops ? FinishReason::stop : FinishReason::length,
-          effects);
+      end(number, effects);
       ++cursor_;
       return;
     case Asked::drop:
@@ -244,7 +215,8 @@ void VllmScheduler::undo_admission(SchedulerEffects& effects) {
   const RequestNumber number = subject_of_ask_;
   if (is_alone()) {
     drop_reason_ = FinishReason::refused;
-    return ask(Verb::abort, number, Asked::drop, effects);
+    ask(Verb::abort, number, Asked::drop, effects);
+    return;
   }
   requests_[number].computed = requests_[number].told = 0;
   ask(Verb::preempt, number, Asked::undo, effects);
@@ -299,8 +271,10 @@ void VllmScheduler::next_result(SchedulerEffects& effects) {
   --request.in_flight;
   if (row.stale) --request.stale;
   // A request that was preempted is not known to the subject.
-  if (options_.overlap && !row.stale)
-    return ask(Verb::complete, row.request, Asked::complete, effects);
+  if (options_.overlap && !row.stale) {
+    ask(Verb::complete, row.request, Asked::complete, effects);
+    return;
+  }
   settle_result(effects);
 }
 
@@ -320,10 +294,12 @@ void VllmScheduler::settle_result(SchedulerEffects& effects) {
     ++cursor_;
     return;
   }
-  if (request.state == State::running)
-    return ask(Verb::finish, row.request, Asked::finish, effects);
+  if (request.state == State::running) {
+    ask(Verb::finish, row.request, Asked::finish, effects);
+    return;
+  }
   forget(row.request);
-  end(row.request, request.spec->stops ? FinishReason::stop : FinishReason::length, effects);
+  end(row.request, effects);
   ++cursor_;
 }
 
@@ -355,40 +331,6 @@ void VllmScheduler::forget(RequestNumber number) {
   for (std::vector<Row>* const rows : {&launched_, &batch_})
     for (Row& row : *rows)
       if (row.request == number) row.stale = true;
-}
-
-void VllmScheduler::drop(RequestNumber number, FinishReason reason, SchedulerEffects& effects) {
-  if (requests_[number].state == State::running) {
-    drop_reason_ = reason;
-    return ask(Verb::abort, number, Asked::drop, effects);
-  }
-  std::erase(waiting_, number);
-  end(number, reason, effects);
-}
-
-void VllmScheduler::end(RequestNumber number, FinishReason reason, SchedulerEffects& effects) {
-  requests_[number].state = State::ended;
-  effects.notes.push_back({SchedulerNote::Kind::ended, number, reason, requests_[number].sampled});
-}
-
-void VllmScheduler::ask(Verb verb, RequestNumber number, Asked asked, SchedulerEffects& effects) {
-  Operation& operation = operation_;
-  operation.verb = verb;
-  operation.id = operation.salt = Name();
-  operation.tokens = operation.drafts = Tokens();
-  operation.n = operation.prompt = operation.up_to = operation.room = Operation::kAbsent;
-  operation.async = false;
-  operation.ids.clear();
-  asked_ = asked;
-  subject_of_ask_ = number;
-  if (verb != Verb::step) operation.id = requests_[number].spec->id;
-  if (verb == Verb::admit) {
-    const Request& request = requests_[number];
-    operation.salt = request.spec->salt;
-    operation.tokens = request.spec->tokens.prefix(request.spec->prompt_size + request.sampled);
-    operation.prompt = request.spec->prompt_size;
-  }
-  effects.operation = &operation;
 }
 
 }  // namespace lockstep::cache_sim

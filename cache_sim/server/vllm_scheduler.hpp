@@ -24,18 +24,41 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <vector>
 
-#include "cache_sim/server/server_scheduler.hpp"
+#include "cache_sim/server/asking_scheduler.hpp"
 
 namespace lockstep::cache_sim {
 
-class VllmScheduler final : public ServerScheduler {
- public:
-  explicit VllmScheduler(const SchedulerOptions& options) : options_(options) {}
+/// What VllmScheduler knows of a request.
+struct VllmServedRequest : ServedRequest {
+  std::uint32_t computed = 0;   ///< tokens that were extended, their results perhaps still out
+  std::uint32_t told = 0;       ///< tokens that the subject knows
+  std::uint32_t promised = 0;   ///< tokens that forwards under way will sample
+  std::uint32_t in_flight = 0;  ///< rows whose results are out
+  std::uint32_t stale = 0;      ///< of these, those from before its last preemption
+  std::uint64_t arrival = 0;    ///< its place among all arrivals
+  int lone_preemptions = 0;     ///< since its last token
+  std::uint32_t lacks() const { return spec->prompt_size + sampled + promised - computed; }
+};
 
-  const SchedulerEffects& step(const SchedulerEvent& event) override;
+/// What VllmScheduler asks an operation for.
+enum class VllmAsks : std::uint8_t {
+  nothing,
+  admit,
+  extend,
+  undo,
+  preempt,
+  retract,
+  step,
+  complete,
+  finish,
+  drop
+};
+
+class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> {
+ public:
+  explicit VllmScheduler(const SchedulerOptions& options) : AskingScheduler(options) {}
 
   bool has_work() const override {
     return !waiting_.empty() || !running_.empty() || !batch_.empty();
@@ -43,29 +66,13 @@ class VllmScheduler final : public ServerScheduler {
   bool waits_for_results() const override { return false; }
   bool has_results_out() const override { return phase_ == Phase::forward || !batch_.empty(); }
   bool awaits_results() const override { return phase_ == Phase::forward; }
-  std::size_t load() const override { return waiting_.size() + running_.size(); }
-  bool ended(RequestNumber request) const override {
-    return request < requests_.size() && requests_[request].state == State::ended;
-  }
 
  private:
-  enum class State { expected, waiting, running, ended };
+  using Request = VllmServedRequest;
+  using Asked = VllmAsks;
+  using State = RequestState;
   enum class Phase { between_steps, running, waiting, forward, results };
-  enum class Asked { nothing, admit, extend, undo, preempt, retract, step, complete, finish, drop };
 
-  struct Request {
-    const RequestSpec* spec = nullptr;  // none while it is expected
-    State state = State::expected;
-    std::uint32_t computed = 0;   // tokens that were extended, their results perhaps still out
-    std::uint32_t told = 0;       // tokens that the subject knows
-    std::uint32_t sampled = 0;    // tokens whose results are there
-    std::uint32_t promised = 0;   // tokens that forwards under way will sample
-    std::uint32_t in_flight = 0;  // rows whose results are out
-    std::uint32_t stale = 0;      // of these, those from before its last preemption
-    std::uint64_t arrival = 0;    // its place among all arrivals
-    int lone_preemptions = 0;     // since its last token
-    std::uint32_t lacks() const { return spec->prompt_size + sampled + promised - computed; }
-  };
   struct Row {
     RequestNumber request;
     std::uint32_t begin;   // tokens before this step
@@ -75,10 +82,10 @@ class VllmScheduler final : public ServerScheduler {
     bool stale = false;    // its request was preempted since
   };
 
-  Request& record(RequestNumber request);
-  void arrive(const SchedulerEvent& event);
+  void hear(const SchedulerEvent& event, SchedulerEffects& effects) override;
+  void settle(Asked asked, const Reply& reply, SchedulerEffects& effects) override;
+  void next(SchedulerEffects& effects) override;
   void begin_step(SchedulerEffects& effects);
-  void next(SchedulerEffects& effects);
   void next_running(SchedulerEffects& effects);
   void next_waiting(SchedulerEffects& effects);
   void end_decisions(SchedulerEffects& effects);
@@ -88,7 +95,6 @@ class VllmScheduler final : public ServerScheduler {
   bool is_alone() const;
   void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
   void make_room(SchedulerEffects& effects);
-  void settle(const Reply& reply, SchedulerEffects& effects);
   void settle_extend(const Reply& reply, SchedulerEffects& effects);
   void settle_admission(const Reply& reply, SchedulerEffects& effects);
   void settle_preemption(SchedulerEffects& effects);
@@ -99,24 +105,12 @@ class VllmScheduler final : public ServerScheduler {
   void forget(RequestNumber request);
   void wait(RequestNumber request, bool front);
   bool goes_before(RequestNumber a, RequestNumber b) const;
-  void drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
-  void end(RequestNumber request, FinishReason reason, SchedulerEffects& effects);
-  void ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects);
 
-  SchedulerOptions options_;
-  SchedulerEffects effects_;  // filled anew by each step, as is the operation
-  Operation operation_;
-  std::vector<Request> requests_;
-  std::deque<RequestNumber> waiting_;
-  std::vector<RequestNumber> running_;  // in order of admission
-  std::vector<Row> batch_;              // of the step that is being decided, or was last
-  std::vector<Row> launched_;           // whose results come next
+  std::vector<Row> batch_;     // of the step that is being decided, or was last
+  std::vector<Row> launched_;  // whose results come next
   std::uint64_t arrivals_ = 0;
 
   Phase phase_ = Phase::between_steps;
-  Asked asked_ = Asked::nothing;
-  RequestNumber subject_of_ask_ = 0;
-  FinishReason drop_reason_ = FinishReason::abort;
   std::uint32_t asked_tokens_ = 0;
   std::size_t cursor_ = 0;   // into running_, waiting_ or launched_
   RequestNumber needy_ = 0;  // for whom another one is preempted
