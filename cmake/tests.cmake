@@ -191,6 +191,22 @@ add_test(NAME subjects.transformers_is_judged
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/fixtures/subjects/transformers check $<TARGET_FILE:lockstep>)
 set_tests_properties(subjects.transformers_is_judged PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
 
+# Qwen3 exported with fixed shapes, where `python3 fixtures/subjects/transformers setup` was run: packages are compiled
+# once, and the table and the C++ runtime load them.
+set(static_kv ${PROJECT_SOURCE_DIR}/fixtures/subjects/static_kv)
+set(static_kv_packages ${PROJECT_BINARY_DIR}/static_kv)
+add_test(NAME static_kv.packages
+  COMMAND ${Python3_EXECUTABLE} ${static_kv} packages ${static_kv_packages} small)
+add_test(NAME static_kv.is_the_original
+  COMMAND ${Python3_EXECUTABLE} ${static_kv} check ${static_kv_packages})
+add_test(NAME static_kv.table
+  COMMAND ${Python3_EXECUTABLE} ${static_kv} table ${static_kv_packages}_full)
+set_tests_properties(static_kv.packages PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77
+  FIXTURES_SETUP static_kv_packages)
+set_tests_properties(static_kv.is_the_original PROPERTIES LABELS quick TIMEOUT 900 SKIP_RETURN_CODE 77
+  FIXTURES_REQUIRED static_kv_packages)
+set_tests_properties(static_kv.table PROPERTIES LABELS full TIMEOUT 2400 SKIP_RETURN_CODE 77)
+
 # A project of its own finds the installed package and sees the registered names.
 add_test(NAME install.consumer_finds_lockstep
   COMMAND ${CMAKE_COMMAND} -D BINARY_DIR=${PROJECT_BINARY_DIR} -D SOURCE_DIR=${PROJECT_SOURCE_DIR}
