@@ -152,6 +152,15 @@ TEST_F(Child, saysNoImpossibleNumber) {
   EXPECT_EQ(played(trace, {child(R"({"check": "kv_free=600 kv_locked=400 states_free=10"})")}), "");
 }
 
+// A cache of blocks counts blocks, whatever kv_tokens says.
+TEST_F(Child, countsBlocksWhereItsPolicyDoes) {
+  const std::string trace = "config policy=vllm-align blocks=60 kv_tokens=8\ncheck\n";
+  EXPECT_EQ(played(trace, {child(R"({"check": "kv_free=50 kv_locked=9"})")}), "");
+  expect_kind(played(trace, {child(R"({"check": "kv_free=61"})")}), FindingKind::out_of_range);
+  expect_kind(played(trace, {child(R"({"check": "kv_free=50 kv_locked=11"})")}),
+              FindingKind::size_accounting);
+}
+
 // A server that answers n=0 for ever computes nothing, and every request ended all the same.
 TEST_F(Child, computesWhatItIsAskedFor) {
   const std::string request = "request id=r tokens=a100 output=3\nrun\n";

@@ -84,11 +84,10 @@ std::int64_t ClosedSubject::largest(ReplyField field, const Operation& operation
     case ReplyField::junction:
     case ReplyField::conv: return tokens;
     case ReplyField::state: return evicts ? config_.state_slots : tokens;
-    case ReplyField::kv:
-      return evicts || operation.verb == Verb::admit ? config_.kv_tokens : tokens;
+    case ReplyField::kv: return evicts || operation.verb == Verb::admit ? kv_total_ : tokens;
     case ReplyField::kv_free:
     case ReplyField::kv_locked:
-    case ReplyField::evicted_kv: return config_.kv_tokens;
+    case ReplyField::evicted_kv: return kv_total_;
     case ReplyField::states_free:
     case ReplyField::states_locked:
     case ReplyField::evicted_states: return config_.state_slots;
@@ -108,7 +107,7 @@ void ClosedSubject::check_sums(const Reply& reply, Findings& findings) const {
                                     what, reply.get(locked), total),
                         fmt::format("at most {}", total), std::to_string(sum)});
   };
-  compare("KV slots", ReplyField::kv_free, ReplyField::kv_locked, config_.kv_tokens);
+  compare("KV slots", ReplyField::kv_free, ReplyField::kv_locked, kv_total_);
   compare("state slots", ReplyField::states_free, ReplyField::states_locked, config_.state_slots);
 }
 

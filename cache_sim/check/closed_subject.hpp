@@ -18,7 +18,9 @@ namespace lockstep::cache_sim {
 /// of a request that ended in the middle of its prefill.
 class ClosedSubject {
  public:
-  explicit ClosedSubject(const Config& config) : config_(config) {}
+  /// `kv_total`: what its numbers of KV are parts of, the pool's tokens or blocks.
+  ClosedSubject(const Config& config, std::int64_t kv_total)
+      : config_(config), kv_total_(kv_total) {}
 
   void check(const Operation& operation, const Reply& reply, Findings& findings);
 
@@ -55,6 +57,7 @@ class ClosedSubject {
   const Request* find(Name id) const;
 
   Config config_;
+  std::int64_t kv_total_;
   PrefixTrie computed_;                         // of requests that have ended
   std::map<std::uint32_t, Request> requests_;   // that run, by Name::index()
   std::map<std::uint32_t, Captured> captured_;  // by Name::index()

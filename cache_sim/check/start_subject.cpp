@@ -58,6 +58,20 @@ tl::unexpected<Error> unknown(const std::string& name) {
 /// Where nothing is checked; it has no state, so all subjects share it.
 NoLayerState no_layers;
 
+/// What a child's numbers of KV are parts of: blocks where a policy beside it, or its config's own,
+/// has them; else tokens.
+std::int64_t kv_total(const RunOptions& options) {
+  std::vector<std::string_view> names(options.subjects.begin(), options.subjects.end());
+  names.push_back(options.config.policy);
+  for (std::string_view name : names) {
+    if (name.starts_with("oracle:")) name.remove_prefix(7);
+    const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
+    if (policy != nullptr && policy->config_fields.contains(ConfigField::blocks))
+      return options.config.blocks;
+  }
+  return options.config.kv_tokens;
+}
+
 Started start_closed(const std::string& name, const RunOptions& options) {
   auto child = start_child({.command = name.substr(5),
                             .config = options.config,
@@ -68,7 +82,7 @@ Started start_closed(const std::string& name, const RunOptions& options) {
   seat->is_child = true;
   seat->subject = std::move(*child);
   if (options.check != CheckLevel::off)
-    seat->closed = std::make_unique<ClosedSubject>(options.config);
+    seat->closed = std::make_unique<ClosedSubject>(options.config, kv_total(options));
   return seat;
 }
 

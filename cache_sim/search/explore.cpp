@@ -410,7 +410,10 @@ Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.sequence_verbs = alone;  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
-    if (!seat && seat.error().finding) continue;  // the first trace says so
+    if (!seat && seat.error().finding) {  // the first trace says so
+      for (const ConfigField field : kFieldsToHonour) player.fixed.add(field);
+      continue;
+    }
     if (!seat) return tl::unexpected(seat.error());
     player.accepted.tree_verbs &= (*seat)->subject->has_tree_verbs();
     player.accepted.sequence_verbs &= (*seat)->subject->has_sequence_verbs();

@@ -664,7 +664,8 @@ void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
                                  [&](const Entry& entry) { return entry.key == key; });
   if (!known && !entries.empty() && entries.front().tokens < tail) drop_keys(block);
   put_key(block, key, tail);
-  if (is_state || !known) stamped_.insert(key);
+  // Attention that is known by more tokens than these was written with them.
+  if (is_state || (!known && entries.front().key == key)) stamped_.insert(key);
   if (is_state && tail % spec.block != 0) {
     table.partial = table.cached = column;
     table.partial_block = block;

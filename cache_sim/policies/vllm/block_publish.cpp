@@ -128,9 +128,11 @@ void BlockManager::publish_attention_tail(std::uint32_t group, const BlockReques
   const auto column = static_cast<std::size_t>(tail / block);
   if (column >= columns.size()) return;
   const KeyId key = key_at(request, tail);
-  if (columns[column] == kNullBlock || pool_.has_key(columns[column], group, key)) return;
-  add_partial_key(group, columns[column], key, tail, false);
-  note_published(group, key);
+  const BlockId tail_block = columns[column];
+  if (tail_block == kNullBlock || pool_.has_key(tail_block, group, key)) return;
+  add_partial_key(group, tail_block, key, tail, false);
+  // A block that is known by more tokens has them already, or their key was noted.
+  if (pool_.primary(tail_block).key == key) note_published(group, key);
 }
 
 /// A state inside a block, where a chunk ends with the prompt's last hash boundary. The next chunk
