@@ -162,7 +162,7 @@ std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
   std::vector<std::string> policies{"kv-bound", "state-at-end-and-branch", "state-at-end", "belady",
                                     "lru"};
   for (const char* const policy : {"radix", "sglang-no-buffer", "sglang-extra-buffer", "marconi",
-                                   "vllm-align", "vllm-align-retention-0"})
+                                   "vllm-align", "vllm-align-retention-0", "vllm-all"})
     if (Registry<PolicyEntry>::find(policy) != nullptr) policies.emplace_back(policy);
   policies.emplace_back("belady-states");
   std::vector<ComparisonPlan> plans;

@@ -197,6 +197,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
       if (!fields.free(field)) drawn = swarm.config;  // they belong together
     if (!accepted.fields.contains(ConfigField::retention) || !fields.free(ConfigField::retention))
       drawn.retention = swarm.config.retention;
+    if (!accepted.fields.contains(ConfigField::drafts)) drawn.drafts = swarm.config.drafts;
     swarm.config = drawn;
   }
   swarm.blocks = accepted.fields.contains(ConfigField::blocks);

@@ -28,7 +28,7 @@ tl::unexpected<Error> refuse(const Operation& operation, const std::string& why)
 
 // --- The configuration ---------------------------------------------------------------------------
 
-VllmOracle::VllmOracle(const Config& config, bool is_sparse)
+VllmOracle::VllmOracle(const Config& config, Mode mode)
     : hash_block_(config.hash_block),
       scheduler_block_(1),
       drafts_(config.drafts),
@@ -57,6 +57,7 @@ VllmOracle::VllmOracle(const Config& config, bool is_sparse)
     std::getline(words, window, ':');
     group.block = std::stoll(block);
     if (!window.empty()) group.window = std::stoll(window);
+    if (mode == Mode::all && group.kind == "mamba") group.kind = "state";
     groups_.push_back(group);
   }
   bool fine_states = false;
@@ -80,7 +81,7 @@ VllmOracle::VllmOracle(const Config& config, bool is_sparse)
   });
   inside_ = groups_.size() > 1 && fine_states && !coarse_windows;
   alignment_ = inside_ ? hash_block_ : scheduler_block_;
-  if (is_sparse)
+  if (mode == Mode::sparse)
     retention_ = 0;
   else if (config.retention != "none")
     retention_ = std::stoll(config.retention);
@@ -293,7 +294,7 @@ void VllmOracle::look_up(Request& request) {
       const Count block = groups_[static_cast<std::size_t>(alike_[i].front())].block;
       const bool drops = drops_ && !has_dropped.contains(i);
       Count most = candidate;
-      if (drops && kind_of(i) != "mamba") {
+      if (drops && kind_of(i) != "mamba" && kind_of(i) != "state") {
         const bool by_hash = inside_ && kind_of(i) == "attention" && block > hash_block_;
         most = std::min(candidate + (by_hash ? hash_block_ : block), hashed);
       }
@@ -379,7 +380,7 @@ VllmOracle::Count VllmOracle::leave_rest(const Request& request, Count start, Co
 
 /// Tokens that a group will not look at again.
 VllmOracle::Count VllmOracle::behind(const Group& group, Count tokens) const {
-  if (group.kind == "mamba") return std::max<Count>(tokens - 1, 0);
+  if (is_state(group)) return std::max<Count>(tokens - 1, 0);
   if (group.kind == "window")
     return std::max<Count>(tokens - group.window + 1 - std::max<Count>(modules_ - 1, 0), 0);
   return 0;
@@ -392,7 +393,7 @@ bool VllmOracle::waits_for_step(const Request& request) const {
     const std::vector<Number>& offered = request.offered[group];
     if (offered.empty() || offered.back() == 0) continue;
     const bool ends_inside = request.hit % groups_[group].block != 0;
-    if (groups_[group].kind != "mamba" && !ends_inside) continue;
+    if (!is_state(groups_[group]) && !ends_inside) continue;
     const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(offered.back())].entries;
     if (!entries.empty() && stamped_.contains(entries.front().key)) return true;
   }
@@ -599,7 +600,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
 /// Whether a full block is kept for others.
 bool VllmOracle::is_worth(const Request& request, const Group& group, Count column) const {
   if (group.kind == "attention") return true;
-  if (group.kind == "mamba" && !retention_) return true;
+  if (is_state(group) && !retention_) return true;
   // Where somebody can resume: at the end of this prompt, and where others left this prefix.
   std::vector<Count> places;
   const Count S = scheduler_block_;
@@ -644,7 +645,8 @@ void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
   Table& table = request.tables[static_cast<std::size_t>(group)];
   const bool is_state = spec.kind == "mamba";
   if (is_state && table.inner > 0) return publish_inner(group, request);
-  if (spec.kind == "window" || (!is_state && spec.block == hash_block_)) return;
+  if (spec.kind == "window" || spec.kind == "state") return;
+  if (!is_state && spec.block == hash_block_) return;
   const auto hashed = static_cast<Count>(request.hashes.size()) * hash_block_;
   Count tail = last_boundary(request.prompt, hash_block_);
   if (!is_state)
@@ -965,14 +967,18 @@ Reply VllmOracle::check() const {
 namespace {
 
 std::unique_ptr<Subject> make(const SubjectOptions& options) {
-  return std::make_unique<VllmOracle>(options.config, false);
+  return std::make_unique<VllmOracle>(options.config, VllmOracle::Mode::align);
 }
 std::unique_ptr<Subject> make_sparse(const SubjectOptions& options) {
-  return std::make_unique<VllmOracle>(options.config, true);
+  return std::make_unique<VllmOracle>(options.config, VllmOracle::Mode::sparse);
+}
+std::unique_ptr<Subject> make_all(const SubjectOptions& options) {
+  return std::make_unique<VllmOracle>(options.config, VllmOracle::Mode::all);
 }
 
 const Registration<OracleEntry> kVllmAlign{{"vllm-align", make}};
 const Registration<OracleEntry> kVllmAlignRetention0{{"vllm-align-retention-0", make_sparse}};
+const Registration<OracleEntry> kVllmAll{{"vllm-all", make_all}};
 
 }  // namespace
 }  // namespace lockstep::reference

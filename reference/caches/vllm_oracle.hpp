@@ -1,6 +1,6 @@
-// The oracle of `vllm-align`: vLLM 0.33's block cache for hybrid models, rule by rule, over plain
-// lists. It shares no code with the policy and is in no hurry: a look-up searches, the free queue
-// is a vector, a key is a prefix.
+// The oracle of `vllm-align` and its variants: vLLM 0.33's block cache for hybrid models, rule by
+// rule, over plain lists. It shares no code with the policy and is in no hurry: a look-up searches,
+// the free queue is a vector, a key is a prefix.
 //
 //   here            vLLM                                what it is
 //   Block           KVCacheBlock                        references and keys of one block
@@ -30,7 +30,11 @@ namespace lockstep::reference {
 
 class VllmOracle final : public Subject {
  public:
-  VllmOracle(const Config& config, bool is_sparse);
+  /// align, with retention 0 whatever the config says, and the older mode that keeps the state of
+  /// every block's end.
+  enum class Mode { align, sparse, all };
+
+  VllmOracle(const Config& config, Mode mode);
 
   Result<Reply> apply(const Operation& operation) override;
   bool has_tree_verbs() const override { return false; }
@@ -41,7 +45,7 @@ class VllmOracle final : public Subject {
   using Key = std::pair<int, Number>;  ///< group and hash
 
   struct Group {
-    std::string kind;  ///< attention, window, mamba
+    std::string kind;  ///< attention, window, mamba; state: Mamba in "all" mode
     Count block = 0;
     Count window = 0;
     bool operator==(const Group&) const = default;
@@ -89,6 +93,10 @@ class VllmOracle final : public Subject {
     int group;
     Number source, target;
   };
+
+  static bool is_state(const Group& group) {
+    return group.kind == "mamba" || group.kind == "state";
+  }
 
   // The verbs.
   Result<Reply> admit(const Operation& operation);

@@ -16,7 +16,7 @@ constexpr std::size_t kMostFindings = 8;  // the first is the one that counts
 std::size_t largest_block(const BlockRules& rules) {
   std::int64_t most = 0;
   for (const GroupSpec& group : rules.groups)
-    if (group.kind != GroupKind::mamba) most = std::max(most, group.block);
+    if (!is_state(group.kind)) most = std::max(most, group.block);
   return static_cast<std::size_t>(most);
 }
 
@@ -38,7 +38,7 @@ AlignWorker::AlignWorker(const BlockRules& rules, const BlockPool& pool, const D
       written_(recurrent_.size()),
       compared_keys_(recurrent_.size()) {
   for (std::uint32_t group = 0; group < rules.groups.size(); ++group)
-    (rules.groups[group].kind == GroupKind::mamba ? state_groups_ : kv_groups_).push_back(group);
+    (is_state(rules.groups[group].kind) ? state_groups_ : kv_groups_).push_back(group);
 }
 
 void AlignWorker::report(const std::string& text, const std::string& expected,
@@ -92,7 +92,7 @@ void AlignWorker::forward(const std::vector<BlockCopy>& copies, std::span<const 
 
 void AlignWorker::copy_block(const BlockCopy& copy) {
   ++written_[copy.target];
-  if (rules_.groups[copy.group].kind != GroupKind::mamba) {
+  if (!is_state(rules_.groups[copy.group].kind)) {
     std::copy_n(kv_of(copy.source), kv_size_, kv_of(copy.target));
     return;
   }
@@ -104,7 +104,11 @@ void AlignWorker::run(const WorkerRow& row) {
   take_fingerprints(row);
   if (row.external > 0) load(row);
   run_kv(row);
-  if (!state_groups_.empty()) run_states(row);
+  if (state_groups_.empty()) return;
+  if (rules_.splitter_block == 0)
+    run_all_states(row);
+  else
+    run_states(row);
 }
 
 /// KV where the group has a block for it, and the state behind the last token.
@@ -119,7 +123,7 @@ void AlignWorker::load(const WorkerRow& row) {
     }
   }
   for (const std::uint32_t group : state_groups_) {
-    const std::int64_t column = (row.start - 1) / rules_.splitter_block;
+    const std::int64_t column = (row.start - 1) / rules_.state_block;
     const BlockId block = column_of(row.request->tables[group], column);
     if (block != kNullBlock)
       store_prefix(row, block, row.start,
@@ -186,9 +190,24 @@ bool AlignWorker::is_verification(const WorkerRow& row, bool is_new) const {
          n <= rules_.drafts + 1;
 }
 
+/// "all" mode: kernels load the state from the column of the token before the row and store one at
+/// every block end that they pass, and behind the last token.
+void AlignWorker::run_all_states(const WorkerRow& row) {
+  const std::int64_t block = rules_.state_block;
+  const std::int64_t last = ceil_div(row.end, block) - 1;
+  for (const std::uint32_t group : state_groups_) {
+    const BlockTable& table = row.request->tables[group];
+    begin(row, table, row.start == 0 ? 0 : (row.start - 1) / block, 0);
+    for (std::int64_t column = row.start / block; column <= last; ++column)
+      if (column == last || !planted(kStoresChunkEndsAlone))
+        store_prefix(row, column_of(table, column), std::min((column + 1) * block, row.end),
+                     loaded_);
+  }
+}
+
 void AlignWorker::run_states(const WorkerRow& row) {
   Seat& seat = seats_[row.place];
-  const std::int64_t block = rules_.splitter_block;
+  const std::int64_t block = rules_.state_block;
   const bool is_new = seat.running == kNone;
   const bool verifies = is_verification(row, is_new);
   const std::int64_t unit = planted(kResumesByHashBlock) ? rules_.hash_block : block;
@@ -306,7 +325,7 @@ void AlignWorker::move_state(const BlockRequest& request, std::int64_t from, std
 void AlignWorker::settle(Seat& seat, const BlockRequest& request, std::int64_t kept) {
   seat.accepted = kept;
   if (state_groups_.empty() || planted(kKeepsNoBlockEnds)) return;
-  const std::int64_t block = rules_.splitter_block;
+  const std::int64_t block = rules_.state_block;
   const std::int64_t end = floor_to(seat.decided + kept - 1, block);
   if (end < seat.decided) return;
   const std::int64_t bias = end - seat.decided;
@@ -366,7 +385,7 @@ void AlignWorker::check_entry(const BlockPool::Entry& entry) {
   const auto fingerprint = [&](std::int64_t i) {
     return i < 0 ? 0 : prefix.fingerprint(static_cast<std::uint32_t>(i + 1));
   };
-  if (spec.kind == GroupKind::mamba) {
+  if (is_state(spec.kind)) {
     ++checks_.hashed;
     const Label& state = recurrent_[entry.block];
     if (state != label_of(prefix, entry.tokens))

@@ -23,6 +23,9 @@
 //   behind the forward   accepted is what the verification kept; where a block end was passed, the
 //                        state of that end goes to the block's column
 //
+// In "all" mode a forward stores the state of every block end that it passes in that block's column
+// and begins with the one in the column of the token before; nothing is moved.
+//
 // Vocabulary: a batch row is a place; it is used by one request after another.
 #pragma once
 
@@ -109,6 +112,7 @@ class AlignWorker {
   void read_column(const WorkerRow& row, std::uint32_t group, std::int64_t column,
                    std::int64_t first);
   void run_states(const WorkerRow& row);
+  void run_all_states(const WorkerRow& row);
   bool is_verification(const WorkerRow& row, bool is_new) const;
   void begin(const WorkerRow& row, const BlockTable& table, std::int64_t column,
              std::int64_t offset);

@@ -113,7 +113,8 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
     switch (spec.spec.kind) {
       case GroupKind::attention: return find_attention(spec, most, drops);
       case GroupKind::window: return find_window(spec, most, drops);
-      case GroupKind::mamba: break;
+      case GroupKind::mamba:
+      case GroupKind::mamba_all: break;
     }
     return find_mamba(spec, most);
   };
@@ -140,7 +141,7 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
       }
       const bool drops = rules_.drops && (dropped >> i & 1) == 0;
       std::int64_t most = candidate;
-      if (drops && spec.spec.kind != GroupKind::mamba) {
+      if (drops && !is_state(spec.spec.kind)) {
         const bool is_fine = rules_.partial && spec.spec.kind == GroupKind::attention &&
                              spec.spec.block > rules_.hash_block;
         most = std::min(candidate + (is_fine ? rules_.hash_block : spec.spec.block), hashed);

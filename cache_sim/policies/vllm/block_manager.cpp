@@ -24,7 +24,7 @@ BlockManager::BlockManager(BlockRules rules, const Defect* defect)
 
 /// Tokens that the group will not look at again when so many are computed.
 std::int64_t BlockManager::skipped(const GroupSpec& spec, std::int64_t tokens) const {
-  if (spec.kind == GroupKind::mamba) return tokens - 1;
+  if (is_state(spec.kind)) return tokens - 1;
   if (spec.kind == GroupKind::attention) return 0;
   const std::int64_t again = std::max<std::int64_t>(0, rules_.prefill_lookahead - 1);
   return std::max<std::int64_t>(0, tokens - spec.window + 1 - again);
@@ -102,12 +102,12 @@ std::int64_t BlockManager::need(BlockRequest& request, const BlockHit* hit, cons
     const GroupSpec& spec = rules_.groups[group];
     std::span<const BlockId> columns;
     if (hit != nullptr) columns = hit->columns[group];
+    // A state is there only behind this step's forward. The test is by key: an older block that
+    // is served for a key which somebody published again in this step waits as well.
+    if (is_state(spec.kind) && !columns.empty() && was_published_now(group, columns.back()) &&
+        !planted(kUsesStatesOfThisStep))
+      same_step = true;
     if (spec.kind == GroupKind::mamba) {
-      // A state is there only behind this step's forward. The test is by key: an older block that
-      // is served for a key which somebody published again in this step waits as well.
-      if (!columns.empty() && was_published_now(group, columns.back()) &&
-          !planted(kUsesStatesOfThisStep))
-        same_step = true;
       sum += need_of_mamba(group, request, columns, demand);
       continue;
     }
@@ -327,6 +327,10 @@ std::int64_t BlockManager::quiet_until(const BlockRequest& request, std::int64_t
     const BlockTable& table = request.tables[group];
     if (spec.kind == GroupKind::window || table.partial_column >= 0 || table.checkpoint > 0)
       return 0;
+    if (spec.kind == GroupKind::mamba_all) {
+      const std::int64_t behind = (total - 1) / spec.block - 1;
+      if (behind >= 0 && table.columns[static_cast<std::size_t>(behind)] != kNullBlock) return 0;
+    }
     if (spec.kind == GroupKind::mamba &&
         (table.retired < (total - 1) / spec.block || table.last_state >= (total - 1) / spec.block))
       return 0;

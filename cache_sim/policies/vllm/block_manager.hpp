@@ -5,7 +5,8 @@
 // column i standing for tokens [i·B, (i+1)·B). Attention fills every column. A Mamba group has real
 // blocks for the running state and the scratch states of drafts alone: what lies before them is the
 // null block, and a state that ends a block stays, keyed by the prefix it stands for, until nobody
-// has taken it for a long time. Four calls make up a schedule:
+// has taken it for a long time. (In the older "all" mode they have a block for every column, as
+// attention has; a request keeps the one of the token before.) Four calls make up a schedule:
 //
 //   new_step()   the states published in the step before may be used from here on
 //   look_up()    the longest prefix that every group can offer; takes nothing

@@ -55,7 +55,7 @@ bool BlockManager::is_kept(const GroupSpec& spec, std::int64_t column) const {
   const std::int64_t unit = rules_.hit_alignment;
   const std::int64_t block = spec.block;
   if (spec.kind == GroupKind::attention) return true;
-  if (spec.kind == GroupKind::mamba) {
+  if (is_state(spec.kind)) {
     if (!rules_.retention) return true;
     if (*rules_.retention > 0) {
       const std::int64_t every = *rules_.retention / block;

@@ -56,13 +56,14 @@ bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64
 
 void BlockRules::complete() {
   scheduler_block = 1;
-  splitter_block = 0;
+  state_block = splitter_block = 0;
   bool has_fine_mamba = false;
   bool has_coarse_window = false;
   spec_groups.clear();
   for (std::uint32_t i = 0; i < groups.size(); ++i) {
     const GroupSpec& group = groups[i];
     scheduler_block = std::lcm(scheduler_block, group.block);
+    if (is_state(group.kind)) state_block = group.block;
     if (group.kind == GroupKind::mamba) splitter_block = group.block;
     has_fine_mamba |= group.kind == GroupKind::mamba && group.block > hash_block;
     has_coarse_window |= group.kind == GroupKind::window && group.block != hash_block;
@@ -82,7 +83,7 @@ void BlockRules::complete() {
   if (groups.size() == 1) hit_alignment = groups.front().block;
 }
 
-Result<BlockRules> BlockRules::of(const Config& config) {
+Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   BlockRules rules;
   std::string_view list = config.groups;
   while (!list.empty()) {
@@ -97,6 +98,8 @@ Result<BlockRules> BlockRules::of(const Config& config) {
                     {GroupKind::mamba, config.block},
                     {GroupKind::mamba, config.block},
                     {GroupKind::mamba, config.block}};
+  for (GroupSpec& group : rules.groups)
+    if (group.kind == GroupKind::mamba) group.kind = mamba;
   rules.blocks = config.blocks;
   if (rules.blocks < 2) return fail("field blocks: the null block alone holds nothing");
   rules.hash_block = config.hash_block;
@@ -105,7 +108,7 @@ Result<BlockRules> BlockRules::of(const Config& config) {
     if (group.block % rules.hash_block != 0)
       return fail(fmt::format("field hash_block: {} does not divide the block of {} tokens",
                               rules.hash_block, group.block));
-    if (group.kind != GroupKind::mamba) continue;
+    if (!is_state(group.kind)) continue;
     if (mamba_block != 0 && mamba_block != group.block)
       return fail("field groups: all Mamba groups have blocks of one size, that of the states");
     mamba_block = group.block;

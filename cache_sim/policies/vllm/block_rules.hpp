@@ -15,7 +15,11 @@ enum class GroupKind : std::uint8_t {
   attention,  ///< every block, from the first to the last token
   window,     ///< a sliding window: blocks below it are given back
   mamba,      ///< one running state, and the states of block ends that are kept
+  mamba_all,  ///< a state in every block that the forward passes (vLLM's older "all" mode)
 };
+inline bool is_state(GroupKind kind) {
+  return kind == GroupKind::mamba || kind == GroupKind::mamba_all;
+}
 
 struct GroupSpec {
   GroupKind kind = GroupKind::attention;
@@ -52,13 +56,14 @@ struct BlockRules {
   std::int64_t scheduler_block = 0;  ///< the least common multiple of the groups' blocks
   bool partial = false;              ///< hits may end inside a block
   std::int64_t hit_alignment = 0;
-  std::int64_t splitter_block = 0;     ///< that prefill chunks are cut by; 0: no Mamba group
+  std::int64_t state_block = 0;        ///< of the Mamba groups; 0: there is none
+  std::int64_t splitter_block = 0;     ///< that prefill chunks are cut by; 0: they are not
   std::vector<SpecGroup> spec_groups;  ///< full attention first
 
   /// Fills in what follows.
   void complete();
-  /// The error is a sentence that names the field.
-  static Result<BlockRules> of(const Config& config);
+  /// `mamba`: what the Mamba groups are. The error is a sentence that names the field.
+  static Result<BlockRules> of(const Config& config, GroupKind mamba = GroupKind::mamba);
 };
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) {

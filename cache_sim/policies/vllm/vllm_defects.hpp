@@ -67,6 +67,10 @@ inline const Defect kVerifiesReplays{
     "vllm-align:verifies-replays",
     "a few known tokens that are computed again run as a verification of drafts"};
 
+inline const Defect kStoresChunkEndsAlone{
+    "vllm-all:stores-chunk-ends-alone",
+    "kernels store the state behind a chunk's last token, and none where they pass a block's end"};
+
 // Of the pool and its bookkeeping: what the auditor is there to see.
 inline const Defect kHitsTakeNoReference{
     "vllm-align:hits-take-no-reference",

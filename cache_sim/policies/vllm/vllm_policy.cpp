@@ -419,6 +419,19 @@ std::unique_ptr<Subject> make_retention_0(const SubjectOptions& options) {
   return make(sparse);
 }
 
+Result<void> check_all(const Config& config) {
+  if (const Result<void> steps = check_config(config); !steps) return steps;
+  return BlockRules::of(config, GroupKind::mamba_all).map([](const BlockRules&) {});
+}
+
+std::unique_ptr<Subject> make_all(const SubjectOptions& options) {
+  return std::make_unique<VllmPolicy>(options,
+                                      *BlockRules::of(options.config, GroupKind::mamba_all));
+}
+
+const ConfigFields kAllFields{
+    ConfigField::blocks,         ConfigField::block, ConfigField::groups, ConfigField::hash_block,
+    ConfigField::hash_algorithm, ConfigField::eagle, ConfigField::overlap};
 const ConfigFields kSparseFields{ConfigField::blocks,         ConfigField::block,
                                  ConfigField::groups,         ConfigField::hash_block,
                                  ConfigField::eagle,          ConfigField::drafts,
@@ -448,6 +461,16 @@ const Registration<PolicyEntry> kVllmAlignRetention0{
      .config_fields = kSparseFields,
      .make = make_retention_0,
      .check = check_config,
+     .has_tree_verbs = false,
+     .takes_transfers = true}};
+const Registration<PolicyEntry> kVllmAll{
+    {.name = "vllm-all",
+     .summary =
+         "the older \"all\" mode: a state at the end of every block, and chunks of any length",
+     .has_states = true,
+     .config_fields = kAllFields,
+     .make = make_all,
+     .check = check_all,
      .has_tree_verbs = false,
      .takes_transfers = true}};
 

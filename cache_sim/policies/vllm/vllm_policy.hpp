@@ -1,4 +1,5 @@
-// vLLM 0.33's block cache as a subject: policies `vllm-align` and `vllm-align-retention-0`.
+// vLLM 0.33's block cache as a subject: policies `vllm-align`, `vllm-align-retention-0` and
+// `vllm-all`.
 //
 // How the request verbs become calls of the block manager (block_manager.hpp):
 //
