@@ -20,9 +20,10 @@ import sys
 import tempfile
 import types
 from pathlib import Path
-from unittest.mock import MagicMock
 
 import torch
+
+import kept_kernels
 
 ROOT = Path(
     os.environ.get("LOCKSTEP_PEERS", Path(__file__).resolve().parents[2] / ".lockstep" / "peers")
@@ -202,26 +203,92 @@ def flashinfer():
     return types.SimpleNamespace(version=version, gdn=gdn)
 
 
+def flashinfer_prefill(make=None):
+    """FlashInfer's chunks of the gated delta rule: module `prefill`, and `version`. make: see compile_cache() in
+    kept_kernels.py; without it the kernels are those that compile_kernels.py made."""
+    version = flashinfer().version
+    if installed("flashinfer", "flashinfer-python") is None:
+        def missing(kernel, *arguments):
+            raise Absent(f"FlashInfer's kernel {type(kernel).__name__} was not compiled for this")
+
+        cache = kept_kernels.compile_cache(ROOT / "flashinfer_kernels", load_kernel, make or missing)
+        inner = "flashinfer.gdn_kernels.delta_rule_dsl"
+        package("flashinfer.api_logging", flashinfer_api=lambda **named: lambda function: function)
+        package("flashinfer.cute_dsl")
+        package("flashinfer.cute_dsl.availability", is_cute_dsl_arch_supported=lambda *capability: True)
+        for name in ("trace", "trace.templates"):
+            package(f"flashinfer.{name}")
+        package("flashinfer.trace.templates.gdn", gdn_prefill_trace=None)
+        package(inner, staged("flashinfer")[0] / "gdn_kernels" / "delta_rule_dsl")
+        package(f"{inner}.custom_compile_cache", **cache)
+        single = importlib.import_module(f"{inner}.delta_rule_sm90").delta_rule_prefill_dsl_sm90
+        chunked = importlib.import_module(f"{inner}.delta_rule_cp_sm90").cp_delta_rule_dsl_sm90
+        kernels = sys.modules["flashinfer.gdn_kernels"]
+        kernels.chunk_gated_delta_rule_sm90, kernels.cp_delta_rule_dsl_sm90 = single, chunked
+    prefill = importlib.import_module("flashinfer.gdn_prefill")
+    return types.SimpleNamespace(version=version, prefill=prefill)
+
+
+def flashqla():
+    """FlashQLA's chunks of the gated delta rule: function `chunk_gated_delta_rule`, and `version`. Staged, its kernels
+    are those that compile_kernels.py made, and of TileLang there is only the runtime."""
+    version = installed("flash_qla", "flash-qla")
+    if version is None:
+        version = staged("flash_qla")[1]
+        stub_tilelang()
+    ops = importlib.import_module("flash_qla.ops.gated_delta_rule")
+    return types.SimpleNamespace(version=version, chunk_gated_delta_rule=ops.chunk_gated_delta_rule)
+
+
+def stub_tilelang():
+    """The names of TileLang that FlashQLA's files ask for."""
+    tvm_ffi = load_tvm_ffi()
+    runtime, kernels = ROOT / "tilelang_runtime" / "libtvm_runtime.so", ROOT / "flashqla_kernels"
+    if not runtime.exists() or not list(kernels.glob("*.so")):
+        raise Absent("FlashQLA's kernels were not compiled when the peers were staged")
+    ctypes.CDLL(str(runtime), mode=ctypes.RTLD_GLOBAL)
+    tvm_ffi.register_global_func("__tvm_tensormap_create_tiled", kept_kernels.create_tensor_map)
+
+    def find(maker, options, stem, arguments, named):
+        del options, arguments
+        path = kernels / f"{stem}.so"
+        if not path.exists():
+            raise Absent(f"FlashQLA's kernel {maker.__name__} was not compiled for {named}")
+        return tvm_ffi.load_module(str(path))["main"]
+
+    language = kept_kernels.StandIn("tilelang.language")
+    package("tilelang", jit=kept_kernels.tilelang_jit(find), cdiv=lambda a, b: (a + b - 1) // b, language=language,
+            PassConfigKey=language.PassConfigKey, layout=language.layout)
+    sys.modules["tilelang.language"] = language
+    package("tilelang.contrib")
+    capability = "{}.{}".format(*torch.cuda.get_device_capability())
+    package("tilelang.contrib.nvcc", get_target_compute_version=lambda: capability)
+
+
+def load_tvm_ffi():
+    """The staged apache-tvm-ffi, which loads FlashInfer's and FlashQLA's libraries."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")  # it must not build its torch bridge here
+    if importlib.util.find_spec("tvm_ffi") is None:
+        raise Absent("apache-tvm-ffi is not here")
+    return importlib.import_module("tvm_ffi")
+
+
 def stub_flashinfer(folder):
-    """FlashInfer's decode files, with the disk cache of compiled kernels replaced by ours.
+    """FlashInfer's files of the gated delta rule, with the disk cache of compiled kernels replaced by ours.
 
     With the CuTe compiler (installed, or staged as cutlass_dsl_*.tar.xz) a kernel is compiled once
     and kept as a small library; without it the kept libraries are loaded and the compiler's names
     are stand-ins that nothing calls.
     """
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))  # tvm_ffi, which must not build its torch bridge here
-    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
-    if importlib.util.find_spec("tvm_ffi") is None:
-        raise Absent("apache-tvm-ffi, which loads FlashInfer's kernels, is not here")
-    importlib.import_module("tvm_ffi")
+    load_tvm_ffi()
     compiler = has_cute_compiler()
     kernels = ROOT / "flashinfer_kernels"
     if not compiler and not list(kernels.glob("*.so")):
         raise Absent("neither the CuTe compiler nor kernels compiled by it are here")
     if not compiler:
-        for name in ("cutlass", "cutlass.cute", "cutlass.cute.nvgpu", "cutlass.cute.runtime"):
-            sys.modules[name] = MagicMock(name=name)
+        kept_kernels.stand_in_for("cutlass")
 
     def build_and_load(module_name, kernel_name, compile_fn, extra_key_files=()):
         del extra_key_files
@@ -241,20 +308,28 @@ def stub_flashinfer(folder):
 
     capability = torch.cuda.get_device_capability()
     package("flashinfer", folder)
-    package("flashinfer.utils", get_compute_capability=lambda device: capability)
+    name, properties = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0)
+    package("flashinfer.utils", get_compute_capability=lambda device: capability, get_device_name=lambda device: name,
+            get_device_sm_count=lambda device: properties.multi_processor_count, _get_cache_buf=scratch_buffer)
     package("flashinfer.jit")
     package("flashinfer.jit.core", logger=quiet_logger("flashinfer"))
     package("flashinfer.jit.cute_dsl_core", build_and_load_cute_dsl_kernel=build_and_load)
 
 
+@functools.cache
+def scratch_buffer(name, size, device):
+    """FlashInfer's buffer of so many bytes, at a multiple of 128."""
+    del name
+    buffer = torch.empty(size + 128, dtype=torch.uint8, device=device)
+    begin = -buffer.data_ptr() % 128
+    return buffer[begin:begin + size]
+
+
 def flashinfer_ssu(state_dtype):
     """FlashInfer's CUDA kernels of selective_state_update for one state type, built by nvcc once:
     bf16 inputs and weights, float32 A, P = 64, N = 128, one token. Returns the function."""
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
-    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
+    tvm_ffi = load_tvm_ffi()
     folder, _ = staged("flashinfer")
-    tvm_ffi = importlib.import_module("tvm_ffi")
     kernels = ROOT / "flashinfer_kernels"
     name = str(state_dtype).removeprefix("torch.")
     library = kernels / f"selective_state_update_{name}.so"
@@ -268,13 +343,10 @@ def flashinfer_ssu(state_dtype):
 
 def flashinfer_mla():
     """FlashInfer's CUDA kernel for MLA on Hopper, which stage.sh builds: functions `plan` and `run`, and `version`."""
-    if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))
-    os.environ.setdefault("TVM_FFI_DISABLE_TORCH_C_DLPACK", "1")
     library = ROOT / "flashinfer_kernels" / "batch_mla_sm90.so"
     if not library.exists():
         raise Absent("FlashInfer's kernel for MLA was not built when the peers were staged")
-    module = importlib.import_module("tvm_ffi").load_module(str(library))
+    module = load_tvm_ffi().load_module(str(library))
     return types.SimpleNamespace(version=staged("flashinfer")[1], plan=module["plan"], run=module["run"])
 
 
@@ -369,20 +441,18 @@ def loaded_library(pattern):
 
 def link_kernel(compiled, symbol, library):
     """Keeps a kernel that the CuTe compiler made as a shared library of its own."""
-    torch.cuda.init()
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "kernel.o"
         compiled.export_to_c(str(made), function_name=symbol)
         subprocess.run(
             ["g++", "-shared", "-o", str(library), str(made),
-             str(library.parent / "libcuda_dialect_runtime_static.a"),
-             loaded_library(r"libtvm_ffi\.so"), loaded_library(r"libcudart\.so")],
+             str(library.parent / "libcuda_dialect_runtime_static.a")],
             check=True, capture_output=True, text=True)
 
 
 def load_kernel(library, symbol):
-    """The function of a kept library. What it needs is in the process already, by its soname."""
+    """The function of a kept library. What it needs is in the process already, for all to see."""
     import tvm_ffi
 
     torch.cuda.init()

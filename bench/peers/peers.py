@@ -25,6 +25,7 @@ class Contestant:
     launch: Callable
     view: Callable
     prepare: Callable = None  # of a set, before its result is compared; not timed
+    less_work: bool = False   # part of the work was done before: timed, and not compared with
 
 
 class Loaded:
@@ -36,8 +37,8 @@ class Loaded:
         self.modules = {}
         self.ours = False
         for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
-                     "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_mla", "flashmla",
-                     "flash_attention_3"):
+                     "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
+                     "flashinfer_mla", "flashmla", "flash_attention_3"):
             try:
                 self.modules[name] = getattr(load, name)()
             except Exception as error:  # whatever a peer's import throws, the others still run
@@ -65,9 +66,9 @@ PEERS_OF = {
     "gdn_fold": (),
     "conv_prefill": ("vllm",),
     "ssd_prefill": ("vllm_prefill", "mamba_ssm_prefill"),
-    "gdn_prefill": ("vllm_delta_prefill", "fla_prefill"),
+    "gdn_prefill": ("flashqla", "flashinfer_prefill", "vllm_delta_prefill", "fla_prefill"),
     "layer_ssd": ("vllm", "vllm_prefill", "mamba_ssm_prefill"),
-    "layer_gdn": ("vllm", "vllm_delta_prefill", "fla_prefill"),
+    "layer_gdn": ("vllm", "flashqla", "flashinfer_prefill", "vllm_delta_prefill", "fla_prefill"),
     "mla_decode": ("flashmla", "flashinfer_mla", "flash_attention_3"),
     "copy": (),
 }
@@ -82,8 +83,7 @@ NOT_FETCHED = {
     "conv_prefill": [("causal-conv1d", "its CUDA sources are not built here"),
                      ("FLA", "it takes no slots")],
     "ssd_prefill": [],
-    "gdn_prefill": [("FlashQLA", "its compiler, TileLang, is not staged; its times are recorded"),
-                    ("FlashInfer", "its CuTe prefill is not staged; its times are recorded")],
+    "gdn_prefill": [],
     "layer_ssd": [],
     "layer_gdn": [],
     "mla_decode": [],
@@ -464,10 +464,14 @@ def gdn_prefill(case, loaded):
         found.append(Contestant(OURS, lambda s: ours(
             s.q, s.k, s.v, s.g, s.beta, s.state, query_start_loc=s.starts, state_indices=s.slots,
             use_qk_l2norm=True, boundary_states=s.boundary, boundary_every=s.every), prefill_view))
-    if case.sets[0].every:  # no peer leaves these states in a pool of float32
+    if "flashinfer_prefill" in loaded.modules:
+        found += flashinfer_delta(loaded.modules["flashinfer_prefill"], case)
+    if case.sets[0].every:  # the others have no room for these states
         return found
     for s in case.sets:
         gather_states(s)
+    if "flashqla" in loaded.modules:
+        found += flashqla_delta(loaded.modules["flashqla"], case)
     chunks = [-(-n // 64) for n in case.sets[0].lengths]
     as_tensor = lambda values: torch.tensor(values, dtype=torch.int32, device="cuda")
     indices = as_tensor([(row, i) for row, count in enumerate(chunks) for i in range(count)])
@@ -497,11 +501,78 @@ def gdn_prefill(case, loaded):
     return found
 
 
+NORMALISED = ", q and k normalised before"  # what a layer's convolution or a norm of its own would have done
+
+
+def normalised(x):
+    """q or k as the peers' own norms leave them."""
+    return (x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def flashinfer_delta(flashinfer, case):
+    """FlashInfer takes exp(g), and states by slot; it cuts a few long rows into parts or runs them whole."""
+    lengths, every = case.sets[0].lengths, case.sets[0].every
+    ends = [sum(n // every for n in lengths[:row]) for row in range(len(lengths) + 1)] if every else []
+    ends = torch.tensor(ends, dtype=torch.int32, device="cuda")
+
+    def prepare(s):
+        s.alpha = s.g.exp()
+
+    def contestant(note, cut, norm):
+        def launch(s):
+            q, k = (s.q, s.k) if norm else (s.normal_q, s.normal_k)
+            kept = dict(state_checkpoints=s.boundary, checkpoint_cu_starts=ends,
+                        checkpoint_every_n_tokens=every) if every else {}
+            return flashinfer.prefill.chunk_gated_delta_rule(
+                q.contiguous(), k.contiguous(), s.v.contiguous(), s.alpha, s.beta, initial_state=s.state,
+                output_final_state=True, cu_seqlens=s.starts, use_qk_l2norm_in_kernel=norm, output=s.out,
+                output_state=s.state, state_indices=s.slots, use_cp=cut, max_seqlen=max(lengths), **kept)[0]
+
+        return Contestant(f"FlashInfer {flashinfer.version} CuTe{note}", launch, prefill_view, prepare, not norm)
+
+    for s in case.sets:
+        prepare(s)
+    found = [contestant("", "auto", True)]
+    if len(lengths) == 1 and not every:
+        found.append(contestant(", rows whole", False, True))
+    return found + before_norm(case, every, lambda: contestant(NORMALISED, "auto", False))
+
+
+def before_norm(case, every, make):
+    """The contestant that make() gives, once the sets have normalised q and k; none where q and k come from a layer."""
+    if every or case.kind != "gdn_prefill":
+        return []
+    for s in case.sets:
+        if not hasattr(s, "normal_q"):
+            s.normal_q, s.normal_k = normalised(s.q), normalised(s.k)
+    return [make()]
+
+
+def flashqla_delta(flashqla, case):
+    """FlashQLA finds its plan for a batch by the tensor of the rows' starts, so all sets have one."""
+    starts = case.sets[0].starts
+
+    def contestant(note, norm):
+        def launch(s):
+            q, k = (s.q, s.k) if norm else (s.normal_q, s.normal_k)
+            out, s.last = flashqla.chunk_gated_delta_rule(
+                q[None], k[None], s.v[None], s.g[None], s.beta[None], initial_state=s.initial,
+                output_final_state=True, use_qk_l2norm_in_kernel=norm, cu_seqlens=starts, state_v_first=True)
+            return out[0]
+
+        def view(s, result, rows):
+            return result[:int(s.starts[rows])], s.last[:rows]
+
+        return Contestant(f"FlashQLA {flashqla.version} TileLang{note}", launch, view, gather_states, not norm)
+
+    return [contestant("", True), *before_norm(case, 0, lambda: contestant(NORMALISED, False))]
+
+
 def layer(case, loaded):
     """A convolution, a prefill and the next convolution: ours with ours; the peers' prefills with vLLM's, the only
     convolution that takes slots."""
     def only(part):
-        return SimpleNamespace(sets=[getattr(s, part) for s in case.sets], B=case.B)
+        return SimpleNamespace(sets=[getattr(s, part) for s in case.sets], B=case.B, kind=f"part of {case.kind}")
 
     convs = {one.name.split()[0]: one for one in conv_prefill(only("conv"), loaded)}
     cores = (ssd_prefill if case.kind == "layer_ssd" else gdn_prefill)(only("core"), loaded)

@@ -10,7 +10,8 @@
 # FlashInfer's CuTe kernels (60 MB); without it the kernels compiled by an earlier run are used
 # (flashinfer_kernels/, filled by the first run that has the compiler). FlashInfer's CUDA kernels
 # for selective_state_update are built by the nvcc of the machine with the GPU, and kept in the same
-# place; the one for MLA is built here.
+# place; the one for MLA is built here, and so are FlashInfer's and FlashQLA's prefills of the gated
+# delta rule (compile_kernels.py).
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -37,7 +38,7 @@ fetch() {
 }
 
 cd "$out"
-rm -rf fla vllm mamba_ssm einops flashinfer tvm_ffi
+rm -rf fla vllm mamba_ssm einops flashinfer tvm_ffi flash_qla tilelang_runtime
 
 wheel=$(fetch fla-core 0.6.0)
 unzip -qo "$wheel" 'fla/__init__.py' 'fla/utils/*' 'fla/ops/utils/*.py' \
@@ -60,13 +61,16 @@ echo 0.33.0 >vllm_libraries/VERSION
 wheel=$(fetch flashinfer-python 0.7.2.post1)
 unzip -qo "$wheel" 'flashinfer/gdn_decode.py' 'flashinfer/gdn_kernels/__init__.py' \
   'flashinfer/gdn_kernels/gdn_decode_'{bf16_state,mtp,pretranspose}.py \
-  'flashinfer/gdn_kernels/'{cute_dsl_cache_naming,device_target,dtype_compat}.py \
+  'flashinfer/gdn_kernels/'{cute_dsl_cache_naming,device_target,dtype_compat,qk_l2norm}.py \
+  flashinfer/gdn_prefill.py 'flashinfer/gdn_kernels/delta_rule_dsl/'{alpha,helpers,schedule,varlen_helper}.py \
+  'flashinfer/gdn_kernels/delta_rule_dsl/'{collective_inverse_hmma,collective_store_tma}.py \
+  'flashinfer/gdn_kernels/delta_rule_dsl/delta_rule_'{sm90,cp_sm90}.py \
   'flashinfer/data/csrc/selective_state_update*' 'flashinfer/data/csrc/*mamba_binding.cu' \
   'flashinfer/data/csrc/tvm_ffi_utils.h' 'flashinfer/data/include/flashinfer/exception.h' \
   'flashinfer/data/include/flashinfer/'{utils,vec_dtypes,layout}.cuh \
   'flashinfer/data/include/flashinfer/mamba/*.cuh'
 echo 0.7.2.post1 >flashinfer/VERSION
-wheel=$(fetch apache-tvm-ffi 0.1.15.post2)
+wheel=$(fetch apache-tvm-ffi 0.1.12)  # the newest that TileLang's runtime and FlashInfer agree on
 unzip -qo "$wheel" 'tvm_ffi/*' 'apache_tvm_ffi-*' \
   -x '*/3rdparty/libbacktrace/*' '*/src/*'
 
@@ -129,6 +133,27 @@ if [ "${DSL:-0}" = 1 ] && [ ! -e cutlass_dsl_libraries.tar.xz ]; then  # minutes
     xz --x86 --lzma2=preset=6,dict=64MiB -T1 >cutlass_dsl_libraries.tar.xz
   (cd "$package" && rm -rf "${libraries[@]}" dsl_packages/iket cu13/lib/stubs)
   tar -C "$package" -cJf cutlass_dsl_python.tar.xz .
+fi
+
+# FlashInfer's and FlashQLA's prefills of the gated delta rule are compiled here too, by this machine's
+# Python, PyTorch and nvcc: their compilers (200 MB) stay here.
+wheel=$(fetch flash-qla 0.1.3)
+unzip -qo "$wheel" 'flash_qla/*' -x '*/blackwell*'
+echo 0.1.3 >flash_qla/VERSION
+wheel=$(fetch tilelang 0.1.15)
+mkdir -p tilelang_runtime
+unzip -qoj "$wheel" 'tilelang/lib/libtvm_runtime.so' 'tilelang/lib/libstub_*.so' -d tilelang_runtime
+if ! command -v nvcc >/dev/null || ! python3 -c 'import torch' 2>/dev/null; then
+  echo "FlashInfer's and FlashQLA's prefills take nvcc and PyTorch here to be compiled; without them they will be named as absent" >&2
+else
+  pip install -q --no-deps --no-compile --target "$clone/compilers" nvidia-cutlass-dsl==4.8.0 \
+    nvidia-cutlass-dsl-libs-{base,core,cu13}==4.8.0 cuda-bindings==13.0.3 cuda-pathfinder tilelang==0.1.15 \
+    apache-tvm-ffi==0.1.12 z3-solver==4.15.4.0 cloudpickle ml-dtypes psutil tqdm
+  dsl=$clone/compilers/nvidia_cutlass_dsl
+  for peer in flashinfer flashqla; do
+    LOCKSTEP_PEERS=$out PYTHONPATH="$dsl/dsl_packages:$dsl:$clone/compilers:${PYTHONPATH:-}" \
+      python3 "$root/bench/peers/compile_kernels.py" "$peer"
+  done
 fi
 
 find . -name '__pycache__' -prune -exec rm -rf {} +

@@ -1,0 +1,154 @@
+"""Compiles FlashInfer's and FlashQLA's prefills of the gated delta rule for an H200, on a machine without a GPU.
+
+    LOCKSTEP_PEERS=.lockstep/peers python3 bench/peers/compile_kernels.py flashinfer|flashqla
+
+Wants PyTorch, nvidia-cutlass-dsl, tilelang and what these need on PYTHONPATH, and nvcc; stage.sh sees to it. The peers'
+own functions run over the cases of cases.py, on tensors of the processor that say that they are the GPU's, and every
+kernel that they would compile is compiled and kept (kept_kernels.py), and not launched.
+"""
+
+import contextlib
+import ctypes
+import os
+import sys
+import types
+from pathlib import Path
+
+os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
+os.environ.setdefault("TILELANG_DISABLE_CACHE", "1")  # what comes out of it cannot be kept
+os.environ.setdefault("TILELANG_DEFAULT_TARGET", '{"kind": "cuda", "arch": "sm_90a"}')
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import kept_kernels
+from cases import GDN, GDN_PREFILLS
+
+PROCESSORS, CAPABILITY, NAME = 132, (9, 0), "NVIDIA H200"  # of an H200
+SHARED_BYTES = 228 * 1024  # of a multiprocessor
+DL_CUDA = 2  # DLPack's number
+
+
+def be_an_h200():
+    """What the peers ask PyTorch about the GPU."""
+    properties = types.SimpleNamespace(multi_processor_count=PROCESSORS, name=NAME, major=9, minor=0)
+    for name, answer in (("is_available", True), ("device_count", 1), ("current_device", 0),
+                         ("get_device_capability", CAPABILITY), ("get_device_name", NAME),
+                         ("get_device_properties", properties), ("is_current_stream_capturing", False),
+                         ("current_stream", types.SimpleNamespace(cuda_stream=0)),
+                         ("device", contextlib.nullcontext())):
+        setattr(torch.cuda, name, lambda *arguments, answer=answer: answer)
+
+
+class OfDevice:
+    """A tensor of the processor whose DLPack form names the GPU."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **arguments):
+        del arguments
+        capsule = torch.utils.dlpack.to_dlpack(self.tensor)
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        device_type = pointer(capsule, b"dltensor") + ctypes.sizeof(ctypes.c_void_p)
+        ctypes.cast(device_type, ctypes.POINTER(ctypes.c_int32))[0] = DL_CUDA
+        return capsule
+
+    def __dlpack_device__(self):
+        return DL_CUDA, 0
+
+
+def inputs():
+    """Of the shapes and types that cases.py has, for each of its cases."""
+    for lengths, more in GDN_PREFILLS:
+        if "slow" not in more:
+            yield inputs_of(lengths, **more)
+
+
+def inputs_of(lengths, H=GDN.H, HV=GDN.HV, every=0):
+    T, N, K = sum(lengths), len(lengths), GDN.K
+    starts = torch.tensor((0, *lengths)).cumsum(0).to(torch.int32)
+    packed = lambda heads: torch.empty(T, heads, K, dtype=torch.bfloat16)
+    return types.SimpleNamespace(lengths=lengths, every=every, q=packed(H), k=packed(H), v=packed(HV), out=packed(HV),
+                                 g=torch.empty(T, HV), beta=torch.empty(T, HV), state=torch.empty(N + 1, HV, K, K),
+                                 starts=starts, slots=torch.arange(N, dtype=torch.int32))
+
+
+def compile_flashinfer():
+    """FlashInfer's, by CuTe."""
+    from cutlass import cute
+    from cutlass.base_dsl.runtime import cuda
+
+    import load
+
+    def get_device_attribute(attribute, device_id=0):
+        del device_id
+        if "SHARED_MEMORY_PER_MULTIPROCESSOR" not in attribute.name:
+            raise RuntimeError(f"the compiler asks for {attribute.name}")
+        return SHARED_BYTES
+
+    cuda.get_device_attribute = get_device_attribute
+    from_dlpack = cute.runtime.from_dlpack
+    cute.runtime.from_dlpack = lambda tensor, **named: from_dlpack(OfDevice(tensor), **named)
+
+    def make(kernel, arguments, options, path, stem):
+        if path.exists():
+            return lambda *arguments: None
+        load.link_kernel(cute.compile[options](kernel, *arguments), stem, path)
+        print(path.name, flush=True)
+        return lambda *arguments: None
+
+    load.load_kernel = lambda path, symbol: lambda *arguments: None
+    prefill = load.flashinfer_prefill(make).prefill
+    for s in inputs():
+        more = {}
+        if s.every:
+            ends = [sum(n // s.every for n in s.lengths[:row]) for row in range(len(s.lengths) + 1)]
+            more = dict(state_checkpoints=torch.empty(ends[-1], *s.state.shape[1:]), checkpoint_every_n_tokens=s.every,
+                        checkpoint_cu_starts=torch.tensor(ends, dtype=torch.int32))
+        prefill.chunk_gated_delta_rule(
+            s.q, s.k, s.v, s.g, s.beta, initial_state=s.state, output_final_state=True, cu_seqlens=s.starts,
+            output=s.out, output_state=s.state, state_indices=s.slots, max_seqlen=max(s.lengths), **more)
+    from flashinfer.gdn_kernels import qk_l2norm
+
+    qk_l2norm._compiled(torch.bfloat16, 128, qk_l2norm.gdn_device_target("cuda:0").compile_key)
+
+
+def compile_flashqla():
+    """FlashQLA's, by TileLang."""
+    import tilelang
+    from tilelang.contrib import nvcc
+
+    import load
+
+    nvcc.get_target_compute_version = lambda *arguments: "{}.{}".format(*CAPABILITY)
+    compiler = tilelang.jit
+    folder = load.ROOT / "flashqla_kernels"
+    folder.mkdir(exist_ok=True)
+
+    def find(maker, options, stem, arguments, named):
+        path = folder / f"{stem}.so"
+        if not path.exists():
+            kernel = compiler(**options)(maker)(*arguments, **named)
+            kernel.adapter.get_exportable_executable().export_library(str(path))
+            print(path.name, flush=True)
+        return lambda *tensors: None
+
+    tilelang.jit = kept_kernels.tilelang_jit(find)
+    sys.path.append(str(load.ROOT))
+    from flash_qla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    for s in inputs():
+        chunk_gated_delta_rule(s.q[None], s.k[None], s.v[None], s.g[None], s.beta[None],
+                               initial_state=s.state[1:], output_final_state=True, cu_seqlens=s.starts,
+                               state_v_first=True)
+
+
+if __name__ == "__main__":
+    makers = {"flashinfer": compile_flashinfer, "flashqla": compile_flashqla}
+    if len(sys.argv) != 2 or sys.argv[1] not in makers:
+        sys.exit(__doc__)
+    be_an_h200()
+    makers[sys.argv[1]]()
