@@ -155,6 +155,133 @@ TEST(VllmScheduler, theMoreUrgentIsAdmittedFirst) {
   EXPECT_EQ(server.step(), "admit:urgent extend:urgent:2 step:urgent |finish:urgent");
 }
 
+// --- Drafts --------------------------------------------------------------------------------------
+
+RequestSpec drafting(const std::string& id, std::uint32_t prompt, std::uint32_t output,
+                     std::vector<std::int64_t> drafts, std::vector<std::int64_t> accept) {
+  RequestSpec spec = spec_of(id, prompt, output);
+  spec.drafts = std::move(drafts);
+  spec.accept = std::move(accept);
+  return spec;
+}
+
+// Rows of a step have as many drafts as there are: none, some, and at most what is configured.
+TEST(VllmScheduler, aRowHasTheDraftsThatAreThere) {
+  Server server({.chunked_prefill = 16, .vllm = true, .drafts = 3});
+  server.arrive(drafting("a", 3, 9, {2, 0, 5}, {2, 1, 6}));
+  EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a |accept:a:1");
+  EXPECT_EQ(server.step(), "extend:a:3 step:a |accept:a:2");
+  EXPECT_EQ(server.step(), "extend:a:1 step:a |accept:a:1");
+  EXPECT_EQ(server.step(), "extend:a:4 step:a |accept:a:4");
+  EXPECT_EQ(server.step(), "extend:a:1 step:a |accept:a:1 finish:a");
+}
+
+// The client sees nothing behind the output's end.
+TEST(VllmScheduler, anOutputEndsInsideAnAcceptedRun) {
+  Server server({.chunked_prefill = 16, .vllm = true, .drafts = 3});
+  server.arrive(drafting("a", 3, 3, {3}, {4}));
+  server.step();
+  EXPECT_EQ(server.step(), "extend:a:4 step:a |accept:a:2 finish:a");
+}
+
+TEST(VllmScheduler, draftsThatDoNotFitAreLost) {
+  Server server({.chunked_prefill = 4, .vllm = true, .drafts = 3});
+  server.arrive(drafting("a", 2, 9, {3, 3}, {4, 4}));
+  server.arrive(drafting("b", 2, 9, {3, 3}, {4, 4}));
+  server.step();
+  EXPECT_EQ(server.step(), "extend:a:4 step:a |accept:a:4");
+  Server narrow({.chunked_prefill = 5, .vllm = true, .drafts = 3});
+  narrow.arrive(drafting("a", 2, 9, {3}, {4}));
+  narrow.arrive(drafting("b", 2, 9, {3}, {4}));
+  narrow.step();
+  EXPECT_EQ(narrow.step(), "extend:a:4 extend:b:1 step:a:b |accept:a:4 accept:b:1");
+}
+
+// A draft model reads a place more for each row.
+TEST(VllmScheduler, aRowLeavesAPlaceToADraftModel) {
+  Server server({.chunked_prefill = 8, .vllm = true, .drafts = 2, .draft_slots = 1});
+  server.arrive(drafting("a", 3, 9, {2, 2}, {1, 1}));
+  server.arrive("b", 9, 1);
+  EXPECT_EQ(server.step(), "admit:a extend:a:3 admit:b extend:b:3 step:a:b |accept:a:1");
+  EXPECT_EQ(server.step(), "extend:a:3 extend:b:3 step:a:b |accept:a:1");
+}
+
+Reply all_but_one_cached(const Operation& asked) {
+  return asked.verb == Verb::admit ? Reply{}.set(ReplyField::cached, asked.tokens.size() - 1)
+                                   : Reply{};
+}
+
+TEST(VllmScheduler, whoIsAdmittedToDecodeIsPadded) {
+  Server server({.chunked_prefill = 16, .vllm = true, .drafts = 2});
+  server.answer = all_but_one_cached;
+  server.arrive(drafting("a", 5, 9, {2}, {3}));
+  EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a |accept:a:1");
+  EXPECT_EQ(server.step(), "extend:a:3 step:a |accept:a:3");
+}
+
+// The subject leaves the drafts out where it would have to cut the row.
+TEST(VllmScheduler, paddingIsLeftOutWhereItIsCut) {
+  Server server({.chunked_prefill = 16, .vllm = true, .drafts = 2});
+  server.answer = [](const Operation& asked) {
+    return asked.verb == Verb::extend ? Reply{}.set(ReplyField::n, 1) : all_but_one_cached(asked);
+  };
+  server.arrive("a", 5, 1);
+  EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a |accept:a:1 finish:a");
+}
+
+TEST(VllmScheduler, nobodyIsPaddedBesideAPrefill) {
+  Server server({.chunked_prefill = 8, .vllm = true, .drafts = 2});
+  server.arrive("long", 14, 1);
+  server.step();
+  server.answer = all_but_one_cached;
+  server.arrive("a", 5, 1);
+  EXPECT_EQ(server.step(),
+            "extend:long:6 admit:a extend:a:1 step:long:a |accept:long:1 finish:long accept:a:1 "
+            "finish:a");
+}
+
+// Rather nobody than one without its places.
+TEST(VllmScheduler, admissionEndsWhereThePaddingDoesNotFit) {
+  Server server({.chunked_prefill = 5, .vllm = true, .drafts = 2});
+  server.arrive(drafting("a", 3, 9, {2}, {1}));
+  server.step();
+  server.answer = all_but_one_cached;
+  server.arrive("b", 5, 1);
+  server.arrive("c", 5, 1);
+  EXPECT_EQ(server.step(), "extend:a:3 admit:b preempt:b step:a |accept:a:1");
+}
+
+TEST(VllmScheduler, aClientGoesDuringAVerification) {
+  Server server({.chunked_prefill = 8, .vllm = true, .drafts = 3});
+  const RequestNumber request = server.arrive(drafting("a", 3, 9, {3, 3}, {4, 4}));
+  server.step();
+  EXPECT_EQ(server.decide(), "extend:a:4 step:a");
+  EXPECT_EQ(server.abort(request), "abort:a");
+  EXPECT_EQ(server.results(), "");
+  EXPECT_FALSE(server.has_work());
+}
+
+// A fair share of the step, where that is more than the threshold.
+TEST(VllmScheduler, theThresholdAdaptsToWhoIsThere) {
+  Server server({.chunked_prefill = 12, .vllm = true, .long_prefill = 2, .adapts = true});
+  for (const char* const id : {"a", "b", "c"}) server.arrive(id, 9, 1);
+  EXPECT_EQ(server.step(), "admit:a extend:a:4 admit:b extend:b:4 admit:c extend:c:4 step:a:b:c |");
+}
+
+// A step ahead, nobody knows how many drafts will be kept: a row begins behind all of them.
+TEST(VllmScheduler, withOverlapARowHasPlacesForAllDrafts) {
+  Server server({.chunked_prefill = 16, .overlap = true, .vllm = true, .drafts = 2});
+  server.arrive(drafting("a", 3, 5, {2, 1}, {3, 1}));
+  EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a");
+  EXPECT_EQ(server.step(), "extend:a:3 step:a |accept:a:1");
+  EXPECT_EQ(server.forward->context_tokens, 3);
+  EXPECT_EQ(server.step(), "extend:a:3 step:a |accept:a:3");
+  EXPECT_EQ(server.forward->context_tokens, 6);
+  // Four are there, and the row under way brings one more at least.
+  EXPECT_EQ(server.step(), " |accept:a:1 finish:a");
+  EXPECT_FALSE(server.has_work());
+}
+
 // --- Overlap -------------------------------------------------------------------------------------
 
 TEST(VllmScheduler, aStepIsDecidedBeforeTheResultsOfTheOneBefore) {
@@ -213,13 +340,22 @@ Played play_random_requests(std::uint64_t seed,
                                  .overlap = below(2) == 0,
                                  .vllm = true,
                                  .by_priority = below(2) == 0,
-                                 .long_prefill = static_cast<std::int64_t>(below(6))};
+                                 .long_prefill = static_cast<std::int64_t>(below(6)),
+                                 .adapts = below(3) == 0,
+                                 .drafts = static_cast<std::int64_t>(below(2) * below(4)),
+                                 .draft_slots = 0};
   Server server(options);
   server.spoil = spoil;
   Played played;
   int in_a_row = 0;
+  std::set<std::string> fresh;  // looked up in this step
   server.answer = [&](const Operation& asked) {
     played.seen.insert(std::string(to_string(asked.verb)));
+    if (asked.verb == Verb::admit)
+      fresh.insert(asked.id.text());
+    else if (asked.verb == Verb::step)
+      fresh.clear();
+    if (!asked.drafts.empty()) played.seen.insert("drafts");
     const bool moody = in_a_row < 4 && below(8) == 0;
     in_a_row = moody ? in_a_row + 1 : 0;
     if (asked.verb == Verb::admit)
@@ -230,7 +366,10 @@ Played play_random_requests(std::uint64_t seed,
     EXPECT_GE(asked.n, 1);
     EXPECT_EQ(asked.async, options.overlap);
     if (moody && below(2) == 0) return Reply::refusal(Refusal::no_kv);
-    if (!asked.tokens.empty() || !moody) return Reply{}.set(ReplyField::n, asked.n);
+    if (asked.drafts.size() > 0 && moody && fresh.contains(asked.id.text()))
+      return Reply{}.set(ReplyField::n, 1);
+    if (!asked.tokens.empty() || !asked.drafts.empty() || !moody)
+      return Reply{}.set(ReplyField::n, asked.n);
     return Reply{}.set(ReplyField::n,
                        static_cast<std::int64_t>(below(static_cast<std::uint64_t>(asked.n) + 1)));
   };
@@ -240,6 +379,11 @@ Played play_random_requests(std::uint64_t seed,
                                static_cast<std::uint32_t>(1 + below(5)));
     spec.stops = below(2) == 0;
     spec.priority = static_cast<std::int64_t>(below(3));
+    for (std::uint64_t verifications = below(5); verifications > 0; --verifications) {
+      spec.drafts.push_back(static_cast<std::int64_t>(below(5)));
+      spec.accept.push_back(
+          static_cast<std::int64_t>(1 + below(static_cast<std::uint64_t>(spec.drafts.back()) + 1)));
+    }
     requests.push_back(server.arrive(spec));
     for (std::uint64_t steps = below(4); steps > 0; --steps) server.step();
     const RequestNumber one = requests[below(requests.size())];
@@ -258,7 +402,7 @@ TEST(VllmScheduler, anyRequestsEndAsTheRulesSay) {
   for (std::uint64_t seed = 0; seed < 300 && !HasFailure(); ++seed)
     seen.merge(play_random_requests(seed).seen);
   for (const char* const verb :
-       {"admit", "extend", "preempt", "step", "complete", "finish", "abort"})
+       {"admit", "extend", "preempt", "step", "complete", "finish", "abort", "accept", "drafts"})
     EXPECT_TRUE(seen.contains(verb)) << verb;
 }
 
@@ -278,6 +422,17 @@ TEST(VllmScheduler, aRuleThatIsBrokenIsNoticed) {
       [](SchedulerEpisode& heard) {
         if (!heard.asked.empty() && heard.asked.back().operation.verb == Verb::preempt)
           heard.asked.pop_back();
+      },
+      [](SchedulerEpisode& heard) {
+        for (auto& exchange : heard.asked)
+          if (exchange.operation.drafts.size() > 1)
+            exchange.operation.drafts =
+                exchange.operation.drafts.prefix(exchange.operation.drafts.size() - 1);
+      },
+      [](SchedulerEpisode& heard) {
+        for (auto& exchange : heard.asked)
+          if (exchange.operation.verb == Verb::accept && exchange.operation.n > 1)
+            --exchange.operation.n;
       },
       [](SchedulerEpisode& heard) { heard.notes.clear(); }};
   for (const auto& spoil : spoils) {

@@ -231,8 +231,9 @@ void ClosedSubject::follow_request(const Operation& operation, const Reply& repl
     request.verifies = false;
     return;
   }
-  request.verifies = !operation.drafts.empty();
   const std::int64_t n = reply.get(ReplyField::n);
+  // Drafts that only fill the places of an admission's row may be left out.
+  request.verifies = !operation.drafts.empty() && (n != 1 || operation.n == 1);
   if (request.verifies) {
     // Until the accept says which drafts are kept, they count for nothing.
     request.unanswered = operation.n - n;

@@ -86,6 +86,32 @@ void draw_server(const Draw& draw, Swarm& swarm) {
   swarm.padded = of_ten(9);
 }
 
+/// Single operations say themselves whether they are ahead; vLLM's never mix. Without drafts the
+/// hashes of tokens that come later do not go with steps ahead.
+void draw_steps_ahead(const Draw& draw, const ConfigDraw& fields, Swarm& swarm) {
+  Config& config = swarm.config;
+  if (!swarm.scheduled && fields.free(ConfigField::overlap)) config.overlap = 0;
+  if (config.overlap == 0) return;
+  if (fields.free(ConfigField::drafts) && draw.aside(2, 28) == 0) config.drafts = 0;
+  if (config.drafts != 0 || config.eagle == 0 || !fields.free(ConfigField::eagle)) return;
+  config.eagle = config.shared_prefix_checkpoint = 0;
+  config.modules = 1;
+}
+
+std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::int64_t scale) {
+  std::string text = "vllm";
+  if (draw.aside(4, 29) == 0) text += ":priority";
+  if (draw.aside(3, 4) == 0) {
+    text += ":long_prefill=" +
+            std::to_string((1 + draw.aside(12, 5)) * static_cast<std::uint64_t>(scale));
+    if (draw.aside(2, 30) == 0) text += ":adaptive";
+  }
+  if (draw.aside(5, 32) == 0) text += ":watermark=" + std::to_string(1 + draw.aside(6, 33));
+  const bool drafts = config.drafts > 0 && config.eagle == 0 && config.chunked_prefill > 1;
+  if (drafts && draw.aside(2, 34) == 0) text += ":draft_model";
+  return text;
+}
+
 /// One pool of bytes: a state is worth a few tokens or a whole pool of them, and what costs no
 /// memory in proportion to its FLOPs meets what costs much.
 void draw_bytes(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
@@ -223,13 +249,9 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   if (swarm.blocks) {
     const bool is_asked_for = !fields.free(ConfigField::scheduler);
     swarm.scheduled = asks_for_ranks || is_asked_for || draw.aside(4, 3) == 0;
-    if (swarm.scheduled && !is_asked_for) {
-      swarm.config.scheduler = "vllm";
-      if (draw.aside(3, 4) == 0)
-        swarm.config.scheduler +=
-            ":long_prefill=" +
-            std::to_string((1 + draw.aside(12, 5)) * static_cast<std::uint64_t>(scale));
-    }
+    draw_steps_ahead(draw, fields, swarm);
+    if (swarm.scheduled && !is_asked_for)
+      swarm.config.scheduler = drawn_vllm_scheduler(draw, swarm.config, scale);
   }
   if (!swarm.scheduled) {
     swarm.config.ranks = 1;
@@ -261,14 +283,8 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   if (swarm.blocks) {
     swarm.check = std::max(1, swarm.check) * 3;
     if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
-    if (swarm.scheduled) swarm.drafts = 0;  // not in vLLM's scheduler yet
-    // Single operations say themselves whether they are ahead; vLLM's never mix.
-    if (!swarm.scheduled && fields.free(ConfigField::overlap)) swarm.config.overlap = 0;
-    if (swarm.config.overlap != 0 && fields.free(ConfigField::drafts)) swarm.config.drafts = 0;
-    if (swarm.config.overlap != 0 && fields.free(ConfigField::eagle)) {
-      swarm.config.eagle = swarm.config.shared_prefix_checkpoint = 0;
-      swarm.config.modules = 1;
-    }
+    if (swarm.scheduled && swarm.config.drafts == 0) swarm.drafts = 0;
+    if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
   }
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);

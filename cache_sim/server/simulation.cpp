@@ -78,10 +78,8 @@ Reply Simulation::perform(const Statement& statement) {
                    return Reply{};
                  },
                  [&](const Intervention& stop) {
-                   // With overlap a forward is under way between any two steps. vLLM's scheduler
-                   // takes results and clients that go one after the other.
-                   const Config& config = run_.options().config;
-                   const bool waits = config.overlap == 0 && !config.scheduler.starts_with("vllm");
+                   // With overlap a forward is under way between any two steps.
+                   const bool waits = run_.options().config.overlap == 0;
                    if (stop.during && waits) {
                      leaving_.push_back(number_of_[stop.id.index()]);
                      return Reply{};

@@ -17,7 +17,8 @@ void VllmScheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects)
       }
       return;
     case SchedulerEvent::Kind::abort:
-      require(phase_ == Phase::between_steps, "a client goes between steps");
+      require(phase_ == Phase::between_steps || phase_ == Phase::forward,
+              "a client goes between steps or while a forward is under way");
       return abort(event.request, effects);
     case SchedulerEvent::Kind::retract:
       require(phase_ == Phase::between_steps, "a request is retracted between steps");
@@ -55,9 +56,11 @@ void VllmScheduler::begin_step(SchedulerEffects& effects) {
   launched_ = std::exchange(batch_, {});  // with overlap, it is under way
   effects.idle = waiting_.empty() && running_.empty();
   cursor_ = 0;
-  budget_ = options_.chunked_prefill;
+  budget_ = input_budget_ = options_.chunked_prefill;
   threshold_ = load() > 1 ? options_.long_prefill : 0;
-  has_preempted_ = false;
+  if (threshold_ > 0 && options_.adapts)
+    threshold_ = std::max(threshold_, input_budget_ / static_cast<std::int64_t>(load()));
+  has_preempted_ = goes_on_prefilling_ = false;
   phase_ = Phase::running;
 }
 
@@ -67,21 +70,38 @@ bool VllmScheduler::has_all_steps(const Request& request) const {
          request.computed + 2 - request.promised >= request.spec->tokens.size();
 }
 
+/// Tokens that a row of this step may have.
+std::int64_t VllmScheduler::left() const {
+  return std::min(budget_, input_budget_ - options_.draft_slots);
+}
+
+/// Drafts that stand behind its last token. With overlap they are places: the forward under way
+/// will make them.
+std::uint32_t VllmScheduler::proposed(const Request& request) const {
+  if (options_.drafts == 0 || request.prefills) return 0;
+  const auto most = static_cast<std::uint32_t>(options_.drafts);
+  if (options_.overlap) return most;
+  const std::vector<std::int64_t>& given = request.spec->drafts;
+  if (request.verification >= given.size()) return 0;
+  return std::min(most, static_cast<std::uint32_t>(given[request.verification]));
+}
+
 /// Tokens that the request may have of what is left.
 std::uint32_t VllmScheduler::share(const Request& request) const {
-  std::int64_t tokens = request.lacks();
+  std::int64_t tokens = request.lacks() + proposed(request);
   if (threshold_ > 0) tokens = std::min(tokens, threshold_);
-  return static_cast<std::uint32_t>(std::min(tokens, budget_));
+  return static_cast<std::uint32_t>(std::min(tokens, left()));
 }
 
 void VllmScheduler::next_running(SchedulerEffects& effects) {
-  for (; cursor_ < running_.size() && budget_ > 0; ++cursor_) {
+  for (; cursor_ < running_.size() && left() > 0; ++cursor_) {
     const Request& request = requests_[running_[cursor_]];
     if (has_all_steps(request) || request.lacks() == 0) continue;
     needy_ = running_[cursor_];
     return extend(needy_, share(request), effects);
   }
   cursor_ = 0;
+  running_rows_ = batch_.size();
   if (has_preempted_) return end_decisions(effects);
   phase_ = Phase::waiting;
 }
@@ -91,8 +111,7 @@ void VllmScheduler::next_waiting(SchedulerEffects& effects) {
     LOCKSTEP_MARK("vllm_scheduler.overtakes_who_has_results_out");
     ++cursor_;
   }
-  const bool room =
-      budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
+  const bool room = left() > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
   if (!room || cursor_ == waiting_.size()) return end_decisions(effects);
   ask(Verb::admit, waiting_[cursor_], Asked::admit, effects);
 }
@@ -109,11 +128,33 @@ void VllmScheduler::end_decisions(SchedulerEffects& effects) {
 void VllmScheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffects& effects) {
   const Request& request = requests_[number];
   asked_tokens_ = tokens;
-  ask(Verb::extend, number, Asked::extend, effects);
-  effects.operation->n = tokens;
-  effects.operation->async = options_.overlap;
-  const std::uint32_t end = request.computed + tokens;
-  if (end > request.told) effects.operation->tokens = request.spec->tokens.slice(request.told, end);
+  const std::uint32_t drafts = tokens - std::min(tokens, request.lacks());
+  Operation& extend = ask(Verb::extend, number, Asked::extend, effects);
+  extend.n = tokens;
+  extend.async = options_.overlap;
+  if (drafts > 0) extend.drafts = drafts_of(request, drafts);
+  if (options_.overlap && options_.drafts > 0) return;  // what it computes is not known yet
+  const std::uint32_t end = request.computed + tokens - drafts;
+  if (end > request.told) extend.tokens = request.spec->tokens.slice(request.told, end);
+}
+
+/// Drafts of which the first are what will be sampled; all are wrong where they only fill places.
+Tokens VllmScheduler::drafts_of(const Request& request, std::uint32_t drafts) const {
+  const std::uint32_t right =
+      options_.overlap ? 0 : kept_of(request, drafts, !request.prefills) - 1;
+  const std::uint32_t known = request.spec->prompt_size + request.sampled;
+  return request.spec->tokens.slice(known, known + right)
+      .followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - right));
+}
+
+/// Tokens that a row with so many drafts brings: accepted drafts and one more, none behind the
+/// output's end.
+std::uint32_t VllmScheduler::kept_of(const Request& request, std::uint32_t drafts, bool verifies) {
+  const std::vector<std::int64_t>& accept = request.spec->accept;
+  std::uint32_t kept = 1;
+  if (verifies && request.verification < accept.size())
+    kept = static_cast<std::uint32_t>(accept[request.verification]);
+  return std::min({kept, drafts + 1, request.spec->output_size() - request.sampled});
 }
 
 /// The extend of needy_ was refused.
@@ -131,16 +172,24 @@ void VllmScheduler::make_room(SchedulerEffects& effects) {
 void VllmScheduler::schedule(RequestNumber number, std::uint32_t tokens) {
   Request& request = requests_[number];
   const bool decodes = request.lacks() == 1 && request.computed >= request.spec->prompt_size;
+  const bool goes_on = phase_ == Phase::running;
   const Row row{.request = number,
                 .begin = request.computed,
                 .tokens = tokens,
-                .samples = tokens == request.lacks(),
-                .decodes = decodes};
+                .drafts = tokens - std::min(tokens, request.lacks()),
+                .samples = tokens >= request.lacks(),
+                .decodes = decodes,
+                .verifies = goes_on && !request.prefills};
+  if (goes_on && !request.prefills && row.drafts < proposed(request))
+    LOCKSTEP_MARK("vllm_scheduler.drops_drafts_that_do_not_fit");
+  goes_on_prefilling_ |= goes_on && request.prefills;
   request.computed += tokens;
   ++request.in_flight;
-  if (row.samples) ++request.promised;
+  if (row.samples) request.promised += 1 + row.drafts;
+  request.prefills = !row.samples;
   batch_.push_back(row);
   budget_ -= tokens;
+  input_budget_ -= tokens + options_.draft_slots;
 }
 
 // --- Answers -------------------------------------------------------------------------------------
@@ -158,7 +207,7 @@ void VllmScheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& ef
       effects.notes.push_back({SchedulerNote::Kind::retracted, number});
       return;
     case Asked::step: return settle_step(effects);
-    case Asked::complete: return settle_result(effects);
+    case Asked::result: return settle_result(effects);
     case Asked::finish:
       forget(number);
       end(number, effects);
@@ -176,7 +225,9 @@ void VllmScheduler::settle_extend(const Reply& reply, SchedulerEffects& effects)
   const RequestNumber number = subject_of_ask_;
   Request& request = requests_[number];
   const bool taken = reply.refused == Refusal::none;
-  if (taken) request.told = std::max(request.told, request.computed + asked_tokens_);
+  if (taken)
+    request.told =
+        std::max(request.told, request.computed + std::min(asked_tokens_, request.lacks()));
   const auto tokens =
       taken ? static_cast<std::uint32_t>(reply.get(ReplyField::n, asked_tokens_)) : 0;
   if (phase_ == Phase::running) {
@@ -202,7 +253,20 @@ void VllmScheduler::settle_admission(const Reply& reply, SchedulerEffects& effec
   }
   request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
   request.told = request.spec->prompt_size + request.sampled;
-  extend(subject_of_ask_, share(request), effects);
+  if (!is_padded(request)) return extend(subject_of_ask_, share(request), effects);
+  const std::int64_t padded = 1 + options_.drafts;
+  if (padded > left()) return undo_admission(effects);
+  // One that is cut has one token, and no drafts.
+  const bool is_cut = threshold_ > 0 && threshold_ < padded;
+  LOCKSTEP_MARK("vllm_scheduler.pads_an_admission");
+  extend(subject_of_ask_, static_cast<std::uint32_t>(is_cut ? 1 : padded), effects);
+}
+
+/// Rows of a step are of one length where all decode: who is admitted and decodes at once gets
+/// places for drafts.
+bool VllmScheduler::is_padded(const Request& request) const {
+  return options_.drafts > 0 && request.lacks() == 1 && !goes_on_prefilling_ &&
+         (running_rows_ > 0 || request.computed > 0);
 }
 
 /// Nobody will ever make more room than there is.
@@ -232,6 +296,7 @@ void VllmScheduler::settle_preemption(SchedulerEffects& effects) {
   if (row != batch_.end()) {
     LOCKSTEP_MARK("vllm_scheduler.preempts_who_was_scheduled");
     budget_ += row->tokens;
+    input_budget_ += row->tokens + options_.draft_slots;
     --requests_[victim].in_flight;
     batch_.erase(row);
   }
@@ -271,8 +336,16 @@ void VllmScheduler::next_result(SchedulerEffects& effects) {
   --request.in_flight;
   if (row.stale) --request.stale;
   // A request that was preempted is not known to the subject.
-  if (options_.overlap && !row.stale) {
-    ask(Verb::complete, row.request, Asked::complete, effects);
+  if (!row.stale && row.samples && options_.drafts > 0) {
+    const std::uint32_t kept = kept_of(request, row.drafts, row.verifies);
+    const std::uint32_t known = request.spec->prompt_size + request.sampled;
+    Operation& accept = ask(Verb::accept, row.request, Asked::result, effects);
+    accept.n = kept;
+    accept.tokens = request.spec->tokens.slice(known, known + kept);
+    return;
+  }
+  if (!row.stale && options_.overlap) {
+    ask(Verb::complete, row.request, Asked::result, effects);
     return;
   }
   settle_result(effects);
@@ -285,9 +358,15 @@ void VllmScheduler::settle_result(SchedulerEffects& effects) {
     ++cursor_;
     return;
   }
-  ++request.sampled;
+  const std::uint32_t kept = kept_of(request, row.drafts, row.verifies);
+  request.sampled += kept;
   request.lone_preemptions = 0;
-  if (!row.stale) --request.promised;
+  if (row.verifies) ++request.verification;
+  if (!row.stale) {
+    request.promised -= 1 + row.drafts;
+    request.computed -= row.drafts + 1 - kept;
+    if (options_.drafts > 0) request.told = request.spec->prompt_size + request.sampled;
+  }
   effects.notes.push_back(
       {SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.sampled});
   if (request.sampled < request.spec->output_size()) {
@@ -327,6 +406,7 @@ void VllmScheduler::forget(RequestNumber number) {
   std::erase(running_, number);
   std::erase(waiting_, number);
   request.computed = request.told = request.promised = 0;
+  request.prefills = true;
   request.stale = request.in_flight;
   for (std::vector<Row>* const rows : {&launched_, &batch_})
     for (Row& row : *rows)

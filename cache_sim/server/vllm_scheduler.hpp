@@ -17,10 +17,20 @@
 // and the next one is tried. Preempted requests wait in front of all others, by priority where
 // those count. What cannot be admitted while nothing else runs is refused.
 //
+// With drafts (config drafts=G), a request that decodes has drafts to verify behind its last token:
+// as many of them as the step's tokens allow are scheduled with it, the others are lost. Each
+// result that samples is told by `accept`, that of a row without drafts as well, since it
+// publishes. Rejected drafts are not computed. Who is admitted and lacks one token is padded to 1 +
+// G tokens with drafts that nobody made, so that the step is one of equal rows, unless a prefill
+// goes on in it; the subject may leave them out (n=1). A request that is preempted loses its
+// drafts.
+//
 // With overlap (AsyncScheduler), a step is decided while the forward before it runs: a request that
 // sampled in it is extended by a token that is not there yet (extend async=1), its result is told
 // by `complete`. One that ends by its length gets no step behind its last one. A preempted request
-// waits, overtaken by others, until its results are there, which still bring it tokens.
+// waits, overtaken by others, until its results are there, which still bring it tokens. With drafts
+// a row always has G of them, places for those that the forward before will make, and begins behind
+// all places of the row before: its result, told by `accept`, moves it back by what was rejected.
 #pragma once
 
 #include <cstdint>
@@ -32,13 +42,16 @@ namespace lockstep::cache_sim {
 
 /// What VllmScheduler knows of a request.
 struct VllmServedRequest : ServedRequest {
-  std::uint32_t computed = 0;   ///< tokens that were extended, their results perhaps still out
-  std::uint32_t told = 0;       ///< tokens that the subject knows
-  std::uint32_t promised = 0;   ///< tokens that forwards under way will sample
-  std::uint32_t in_flight = 0;  ///< rows whose results are out
-  std::uint32_t stale = 0;      ///< of these, those from before its last preemption
-  std::uint64_t arrival = 0;    ///< its place among all arrivals
-  int lone_preemptions = 0;     ///< since its last token
+  std::uint32_t computed = 0;    ///< tokens that were extended, their results perhaps still out
+  std::uint32_t told = 0;        ///< tokens that the subject knows
+  std::uint32_t promised = 0;    ///< tokens and drafts of forwards under way that will sample
+  std::uint32_t in_flight = 0;   ///< rows whose results are out
+  std::uint32_t stale = 0;       ///< of these, those from before its last preemption
+  std::uint64_t arrival = 0;     ///< its place among all arrivals
+  std::size_t verification = 0;  ///< the next one that its line gives
+  bool prefills = true;          ///< its last step did not reach the end of what was known
+  int lone_preemptions = 0;      ///< since its last token
+  /// Tokens, without drafts.
   std::uint32_t lacks() const { return spec->prompt_size + sampled + promised - computed; }
 };
 
@@ -51,7 +64,7 @@ enum class VllmAsks : std::uint8_t {
   preempt,
   retract,
   step,
-  complete,
+  result,
   finish,
   drop
 };
@@ -61,7 +74,7 @@ class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> 
   explicit VllmScheduler(const SchedulerOptions& options) : AskingScheduler(options) {}
 
   bool has_work() const override {
-    return !waiting_.empty() || !running_.empty() || !batch_.empty();
+    return !waiting_.empty() || !running_.empty() || !batch_.empty() || !launched_.empty();
   }
   bool waits_for_results() const override { return false; }
   bool has_results_out() const override { return phase_ == Phase::forward || !batch_.empty(); }
@@ -77,8 +90,10 @@ class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> 
     RequestNumber request;
     std::uint32_t begin;   // tokens before this step
     std::uint32_t tokens;  // extended in this step
+    std::uint32_t drafts;  // the last ones of these
     bool samples;          // a token comes out
     bool decodes;          // one token behind all that was known
+    bool verifies;         // what its line gives for the next verification
     bool stale = false;    // its request was preempted since
   };
 
@@ -91,9 +106,14 @@ class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> 
   void end_decisions(SchedulerEffects& effects);
   void next_result(SchedulerEffects& effects);
   bool has_all_steps(const Request& request) const;
+  std::int64_t left() const;
+  std::uint32_t proposed(const Request& request) const;
   std::uint32_t share(const Request& request) const;
+  bool is_padded(const Request& request) const;
   bool is_alone() const;
   void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
+  Tokens drafts_of(const Request& request, std::uint32_t drafts) const;
+  static std::uint32_t kept_of(const Request& request, std::uint32_t drafts, bool verifies);
   void make_room(SchedulerEffects& effects);
   void settle_extend(const Reply& reply, SchedulerEffects& effects);
   void settle_admission(const Reply& reply, SchedulerEffects& effects);
@@ -114,9 +134,13 @@ class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> 
   std::uint32_t asked_tokens_ = 0;
   std::size_t cursor_ = 0;   // into running_, waiting_ or launched_
   RequestNumber needy_ = 0;  // for whom another one is preempted
-  std::int64_t budget_ = 0;
-  std::int64_t threshold_ = 0;  // of this step; 0: none
-  bool has_preempted_ = false;  // in this step
+  // Of this step:
+  std::int64_t budget_ = 0;        // tokens that are left
+  std::int64_t input_budget_ = 0;  // with the places that rows need for their drafters
+  std::int64_t threshold_ = 0;     // 0: none
+  bool has_preempted_ = false;
+  bool goes_on_prefilling_ = false;  // a row of one that had begun its prefill before
+  std::size_t running_rows_ = 0;     // of those who ran before it
 };
 
 }  // namespace lockstep::cache_sim

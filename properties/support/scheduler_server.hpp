@@ -68,6 +68,9 @@ class Server {
     if (waited) said += " |" + play({.kind = SchedulerEvent::Kind::forward_done});
     return said;
   }
+  /// The two halves of a step.
+  std::string decide() { return play({.kind = SchedulerEvent::Kind::step_due}); }
+  std::string results() { return play({.kind = SchedulerEvent::Kind::forward_done}); }
   /// Notes since the last call.
   std::string news() {
     std::string all;

@@ -40,8 +40,10 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
       keeps_junctions_inside_(config.shared_prefix_checkpoint != 0),
       overlaps_(config.overlap != 0),
       blocks_(static_cast<std::size_t>(config.blocks)) {
-  if (const Count longest = SchedulerOptions::of(config)->long_prefill; longest > 0)
-    most_tokens_ = std::min(most_tokens_, longest);
+  const SchedulerOptions scheduler = *SchedulerOptions::of(config);
+  if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
+  watermark_ = scheduler.watermark;
+  lookahead_slots_ = scheduler.lookahead;
   std::string text = config.groups;
   if (text.empty()) {
     text = fmt::format("attention:{}", config.block);
@@ -572,10 +574,19 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
   const Count local = request.waits ? request.hit : request.computed;
   const Count total = request.waits ? request.hit + request.external : request.computed;
   const Count end = total + n;
+  // A draft model's tokens have places in every group but those of states.
+  const auto end_in = [&](std::size_t group, Count tokens) {
+    return groups_[group].kind == "mamba" ? tokens : tokens + lookahead_slots_;
+  };
+  const bool others_run = std::any_of(requests_.begin(), requests_.end(), [&](const auto& entry) {
+    return &entry.second != &request && !entry.second.waits;
+  });
+  const Count spared = request.waits && others_run ? watermark_ : 0;
   const auto fits = [&](Count tokens, bool is_whole) {
-    Count sum = 0;
+    Count sum = spared;
     for (std::size_t group = 0; group < groups_.size(); ++group)
-      sum += need(static_cast<int>(group), request, {local, total, tokens}, is_whole);
+      sum += need(static_cast<int>(group), request,
+                  {local, total, is_whole ? tokens : end_in(group, tokens)}, is_whole);
     return sum <= static_cast<Count>(queue_.size());
   };
   if (request.waits) {
@@ -589,7 +600,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
     receive(request);
   }
   for (std::size_t group = 0; group < groups_.size(); ++group)
-    grow(static_cast<int>(group), request, end);
+    grow(static_cast<int>(group), request, end_in(group, end));
   request.waits = false;
   publish(request, std::min(end, request.tokens));
   return std::nullopt;
@@ -794,20 +805,40 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
       .set(ReplyField::junction, request.junction);
 }
 
+Result<void> VllmOracle::check_row(const Request& request, const Operation& operation,
+                                   Count start) const {
+  const Count drafts = operation.drafts.size();
+  Count fresh = request.known.size() + operation.tokens.size() - start;
+  if (operation.async != overlaps_)
+    return refuse(operation, "either all steps are asynchronous or none is");
+  if (overlaps_ && drafts_ > 0) {
+    // Where the row begins is settled by results that are out, and so are its tokens.
+    if (!operation.tokens.empty()) return refuse(operation, "its tokens are told by accept");
+    fresh = request.tokens + request.placeholders - start;
+  }
+  if (operation.n > fresh + drafts || (drafts > 0 && operation.n != fresh + drafts))
+    return refuse(operation, "n= does not fit its tokens");
+  if (drafts > 0 && (drafts > drafts_ || fresh != 1 || (!request.waits && start < request.prompt)))
+    return refuse(operation, "drafts stand behind one sampled token");
+  return {};
+}
+
+/// Tokens of the row. Where a padded admission cannot be computed whole, it is not padded.
+VllmOracle::Count VllmOracle::row_of(const Request& request, const Operation& operation,
+                                     Count start) const {
+  const Count n = cut(request, start, operation.n);
+  if (n < operation.n && operation.drafts.size() > 0) return 1;
+  return leave_rest(request, start, n);
+}
+
 Result<Reply> VllmOracle::extend(const Operation& operation) {
   const auto found = requests_.find(operation.id.text());
   if (found == requests_.end()) return refuse(operation, "there is no such request");
   Request& request = found->second;
-  const Count drafts = operation.drafts.size();
   const Count start = request.waits ? request.hit + request.external : request.computed;
-  const Count fresh = request.known.size() + operation.tokens.size() - start;
   if (!request.drafts.empty()) return refuse(operation, "a verification waits for its accept");
-  if (operation.async != overlaps_)
-    return refuse(operation, "either all steps are asynchronous or none is");
-  if (operation.n > fresh + drafts || (drafts > 0 && operation.n != fresh + drafts))
-    return refuse(operation, "n= does not fit its tokens");
-  if (drafts > 0 && (request.waits || drafts > drafts_ || fresh != 1 || start < request.prompt))
-    return refuse(operation, "drafts stand behind one sampled token");
+  if (const Result<void> is_good = check_row(request, operation, start); !is_good)
+    return tl::unexpected(is_good.error());
   if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
   if (request.scheduled) forward();
   if (!any_scheduled()) stamped_.clear();  // new_step_starts()
@@ -815,7 +846,7 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   request.known = request.known.followed_by(operation.tokens);
   if (!overlaps_) request.tokens = request.known.size();
   hash(request);
-  const Count n = leave_rest(request, start, cut(request, start, operation.n));
+  const Count n = row_of(request, operation, start);
   if (n == 0) return Reply().set(ReplyField::n, 0);
   if (const std::optional<Refusal> refusal = allocate(request, n)) {
     request.known = before.known;
@@ -825,14 +856,17 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   }
   request.computed = start + n;
   request.scheduled = true;
-  request.drafts = operation.drafts;
   ++changes_;
-  if (overlaps_) {
-    const bool is_prefill = request.computed < request.tokens + request.placeholders;
-    request.under_way.emplace_back(n, is_prefill ? 0 : 1);
-    request.placeholders += is_prefill ? 0 : 1;
-    request.in_flight += n;
+  const Tokens drafts = n == operation.n ? operation.drafts : Tokens();
+  if (!overlaps_) {
+    request.drafts = drafts;
+    return Reply().set(ReplyField::n, n);
   }
+  const Count spec_tokens = drafts.size();
+  const bool is_prefill = request.computed < request.tokens + request.placeholders;
+  request.under_way.push_back({n, spec_tokens, !is_prefill});
+  if (!is_prefill) request.placeholders += 1 + spec_tokens;
+  request.in_flight += n;
   return Reply().set(ReplyField::n, n);
 }
 
@@ -842,33 +876,51 @@ Result<Reply> VllmOracle::complete(const Operation& operation) {
   if (found == requests_.end() || found->second.under_way.empty())
     return refuse(operation, "no step of it is under way");
   Request& request = found->second;
-  const auto [n, sampled] = request.under_way.front();
+  const Request::Row row = request.under_way.front();
+  if (row.samples && drafts_ > 0) return refuse(operation, "accept tells what it sampled");
   request.under_way.erase(request.under_way.begin());
-  request.in_flight -= n;
-  request.placeholders -= sampled;
-  request.tokens += sampled;
+  request.in_flight -= row.tokens;
+  request.placeholders -= row.samples ? 1 : 0;
+  request.tokens += row.samples ? 1 : 0;
   hash(request);
-  if (sampled > 0) publish(request, request.computed - request.in_flight);
+  if (row.samples) publish(request, request.computed - request.in_flight);
   ++changes_;
   return Reply{};
 }
 
+/// Whether a row is to bring tokens: with drafts configured, each one that samples tells them.
+bool VllmOracle::is_result_due(const Request& request) const {
+  if (!request.drafts.empty()) return true;
+  if (drafts_ == 0 || request.waits) return false;
+  if (!overlaps_) return request.computed >= request.tokens;
+  return !request.under_way.empty() && request.under_way.front().samples;
+}
+
 Result<Reply> VllmOracle::accept(const Operation& operation) {
   const auto found = requests_.find(operation.id.text());
-  if (found == requests_.end() || found->second.drafts.empty())
+  if (found == requests_.end() || !is_result_due(found->second))
     return refuse(operation, "it has no drafts");
   Request& request = found->second;
   const std::uint32_t kept = operation.tokens.size();
-  if (kept == 0 || operation.n != kept || kept > request.drafts.size() + 1 ||
-      operation.tokens.prefix(kept - 1) != request.drafts.prefix(kept - 1))
+  const Count drafts =
+      overlaps_ ? request.under_way.front().spec_tokens : Count{request.drafts.size()};
+  if (kept == 0 || operation.n != kept || kept > drafts + 1)
     return refuse(operation, "that is not what its drafts allow");
-  if (request.scheduled) forward();
-  request.computed -= request.drafts.size() + 1 - kept;  // rejected ones were not computed
+  if (!overlaps_ && operation.tokens.prefix(kept - 1) != request.drafts.prefix(kept - 1))
+    return refuse(operation, "those were not its drafts");
+  if (overlaps_) {
+    request.in_flight -= request.under_way.front().tokens;
+    request.placeholders -= 1 + drafts;
+    request.under_way.erase(request.under_way.begin());
+  } else if (request.scheduled) {
+    forward();
+  }
+  request.computed -= drafts + 1 - kept;  // rejected ones were not computed
   request.known = request.known.followed_by(operation.tokens);
   request.tokens = request.known.size();
   hash(request);
   request.drafts = Tokens();
-  publish(request, request.computed);
+  publish(request, request.computed - request.in_flight);
   ++changes_;
   return Reply().set(ReplyField::n, kept);
 }
@@ -876,7 +928,7 @@ Result<Reply> VllmOracle::accept(const Operation& operation) {
 Result<Reply> VllmOracle::end(const Operation& operation) {
   const auto found = requests_.find(operation.id.text());
   if (found == requests_.end()) return refuse(operation, "there is no such request");
-  if (operation.verb != Verb::abort && !found->second.drafts.empty())
+  if (operation.verb == Verb::finish && !found->second.drafts.empty())
     return refuse(operation, "a verification waits for its accept");
   if (found->second.scheduled) forward();
   if (!found->second.waits) ++changes_;

@@ -74,7 +74,11 @@ class VllmOracle final : public Subject {
     Count tokens = 0;     ///< num_tokens: of these, those whose results are there
     Count in_flight = 0;  ///< num_in_flight_tokens
     Count placeholders = 0;
-    std::vector<std::pair<Count, Count>> under_way;  ///< tokens and placeholders of each step
+    struct Row {
+      Count tokens, spec_tokens;
+      bool samples;
+    };
+    std::vector<Row> under_way;  ///< of each step whose result is out, the oldest first
     Name salt;
     Count prompt = 0;
     Count computed = 0;
@@ -103,6 +107,9 @@ class VllmOracle final : public Subject {
   Result<Reply> extend(const Operation& operation);
   Result<Reply> complete(const Operation& operation);
   Result<Reply> accept(const Operation& operation);
+  bool is_result_due(const Request& request) const;
+  Result<void> check_row(const Request& request, const Operation& operation, Count start) const;
+  Count row_of(const Request& request, const Operation& operation, Count start) const;
   Result<Reply> end(const Operation& operation);
   Result<Reply> checkpoint(const Operation& operation);
   Reply evict(Count wanted);
@@ -158,6 +165,7 @@ class VllmOracle final : public Subject {
   Count drafts_, lookahead_, modules_, most_tokens_, inner_unit_;
   bool drops_, keeps_junctions_inside_;
   bool overlaps_;
+  Count watermark_, lookahead_slots_;
   std::vector<Block> blocks_;
   std::vector<Number> queue_;
   std::map<Key, std::vector<Number>> keys_;

@@ -24,7 +24,7 @@ bool VllmSchedulerOracle::is_empty() const {
 
 SchedulerStatus VllmSchedulerOracle::status(RequestNumber request) {
   const std::size_t load = waiting_.size() + running_.size();
-  return {.has_work = load > 0 || (!queue_.empty() && !results_due_),
+  return {.has_work = load > 0 || !queue_.empty(),
           .waits_for_results = false,
           .has_results_out = !queue_.empty(),
           .awaits_results = results_due_,
@@ -55,33 +55,44 @@ void VllmSchedulerOracle::play(const SchedulerEvent& event) {
 // --- schedule() ----------------------------------------------------------------------------------
 
 void VllmSchedulerOracle::schedule() {
-  idle_ = waiting_.empty() && running_.empty();
+  const auto eligible = static_cast<Count>(waiting_.size() + running_.size());
+  idle_ = eligible == 0;
   const bool result_is_under_way = !queue_.empty();
   budget_ = options_.chunked_prefill;
-  threshold_ = waiting_.size() + running_.size() > 1 ? options_.long_prefill : 0;
-  preempted_ = false;
+  input_budget_ = options_.chunked_prefill;
+  threshold_ = 0;
+  if (eligible > 1 && options_.long_prefill > 0) {
+    threshold_ = options_.long_prefill;
+    if (options_.adapts) threshold_ = std::max(threshold_, input_budget_ / eligible);
+  }
+  preempted_ = prefill_scheduled_ = false;
   schedule_running();
+  running_scheduled_ = !scheduled_.empty();
   if (!preempted_) schedule_waiting();
   update_after_schedule();
   results_due_ = options_.overlap ? result_is_under_way : !queue_.empty();
 }
 
 VllmSchedulerOracle::Count VllmSchedulerOracle::wanted(const Request& request) const {
-  Count tokens = request.tokens + request.placeholders - request.computed;
+  Count tokens = request.tokens + request.spec_tokens + request.placeholders - request.computed;
   if (0 < threshold_ && threshold_ < tokens) tokens = threshold_;
-  return std::min(tokens, budget_);
+  return std::min({tokens, budget_, input_budget_ - options_.draft_slots});
 }
 
 void VllmSchedulerOracle::schedule_running() {
   for (auto next = running_.begin(); next != running_.end() && budget_ > 0;) {
+    if (input_budget_ <= options_.draft_slots) return;
     const RequestNumber number = *next;
-    const Request& request = requests_[number];
+    Request& request = requests_[number];
     const bool last_step_is_under_way =
         request.placeholders > 0 && request.computed + 2 - request.placeholders >=
                                         request.spec->prompt_size + request.max_tokens();
     Count tokens = last_step_is_under_way ? 0 : wanted(request);
+    const Count with_spec = tokens + request.computed - request.tokens - request.placeholders;
+    const Count spec_tokens = std::max<Count>(with_spec, 0);
+    const bool verifies = !request.is_prefill;
     bool fits = tokens == 0;
-    while (!fits && !(fits = allocate(number, tokens))) {
+    while (!fits && !(fits = allocate(number, tokens, spec_tokens, verifies))) {
       const RequestNumber victim = options_.by_priority ? least_urgent() : running_.back();
       if (victim == number) ++next;
       if (running_.size() == 1 && requests_[victim].lone++ == kLonePreemptions) {
@@ -93,6 +104,7 @@ void VllmSchedulerOracle::schedule_running() {
       for (auto one = scheduled_.begin(); one != scheduled_.end(); ++one)
         if (one->request == victim) {
           budget_ += one->tokens;
+          input_budget_ += one->tokens + options_.draft_slots;
           scheduled_.erase(one);
           break;
         }
@@ -104,19 +116,51 @@ void VllmSchedulerOracle::schedule_running() {
     if (!fits) continue;
     ++next;
     if (tokens == 0) continue;
-    scheduled_.push_back({number, tokens, false});
+    prefill_scheduled_ = prefill_scheduled_ || request.is_prefill;
+    scheduled_.push_back({number, tokens, spec_tokens, verifies, false});
+    request.spec_tokens = 0;
     budget_ -= tokens;
+    input_budget_ -= tokens + options_.draft_slots;
   }
 }
 
+/// The drafts that a row's result, or with overlap its launch, leaves for the next step.
+VllmSchedulerOracle::Count VllmSchedulerOracle::proposal(const Request& request) const {
+  if (options_.overlap) return gamma_;
+  if (request.verified >= request.spec->drafts.size()) return 0;
+  return std::min(gamma_, Count{request.spec->drafts[request.verified]});
+}
+
+/// What the model samples for a row, up to the output's end.
+VllmSchedulerOracle::Count VllmSchedulerOracle::generated(const Request& request,
+                                                          const Scheduled& row) {
+  Count tokens = 1;
+  if (row.verifies && request.verified < request.spec->accept.size())
+    tokens = request.spec->accept[request.verified];
+  while (tokens > 1 + row.spec_tokens || request.outputs() + tokens > request.spec->output_size())
+    --tokens;
+  return tokens;
+}
+
 /// The subject may cut the tokens. False: refused.
-bool VllmSchedulerOracle::allocate(RequestNumber number, Count& tokens) {
+bool VllmSchedulerOracle::allocate(RequestNumber number, Count& tokens, Count spec_tokens,
+                                   bool verifies) {
   Request& request = requests_[number];
   Operation extend = about(Verb::extend, number);
   extend.n = tokens;
   extend.async = options_.overlap;
-  const Count end = request.computed + tokens;
-  if (end > request.told)
+  Count right = 0;
+  if (spec_tokens > 0 && !options_.overlap)
+    right = generated(request, {number, tokens, spec_tokens, verifies, true}) - 1;
+  for (Count i = 0; i < spec_tokens; ++i) {
+    const auto place = static_cast<std::uint32_t>(request.tokens + i);
+    const auto wrong = static_cast<std::uint32_t>(i - right);
+    extend.drafts.append(i < right ? request.spec->tokens.slice(place, place + 1)
+                                   : Tokens::of_document(kWrongDrafts, wrong, 1));
+  }
+  const Count end = request.computed + tokens - spec_tokens;
+  const bool is_unknown = options_.overlap && gamma_ > 0;
+  if (end > request.told && !is_unknown)
     extend.tokens = request.spec->tokens.slice(static_cast<std::uint32_t>(request.told),
                                                static_cast<std::uint32_t>(end));
   const Reply& reply = ask(extend);
@@ -139,7 +183,7 @@ void VllmSchedulerOracle::preempt(RequestNumber number) {
   ask(about(Verb::preempt, number));
   Request& request = requests_[number];
   running_.remove(number);
-  request.computed = request.placeholders = request.told = 0;
+  request.computed = request.placeholders = request.told = request.spec_tokens = 0;
   request.stale = request.in_flight;
   enqueue(number, true);
   note({SchedulerNote::Kind::retracted, number});
@@ -159,6 +203,7 @@ void VllmSchedulerOracle::schedule_waiting() {
              std::tuple(-other.spec->priority, other.arrival);
     });
   for (auto next = waiting_.begin(); next != waiting_.end() && budget_ > 0;) {
+    if (input_budget_ <= options_.draft_slots) return;
     if (static_cast<Count>(running_.size()) == options_.max_running) return;
     const RequestNumber number = *next;
     Request& request = requests_[number];
@@ -180,7 +225,14 @@ void VllmSchedulerOracle::schedule_waiting() {
     request.computed = hit.get(ReplyField::cached);
     request.told = request.tokens;
     Count tokens = wanted(request);
-    if (!allocate(number, tokens) || tokens == 0) {
+    Count padding = 0;
+    bool is_tried = true;
+    if (pads(request)) {
+      is_tried = 1 + gamma_ <= std::min(budget_, input_budget_ - options_.draft_slots);
+      if (threshold_ == 0 || threshold_ >= 1 + gamma_) padding = gamma_;
+    }
+    tokens += padding;
+    if (!is_tried || !allocate(number, tokens, padding, false) || tokens == 0) {
       const bool is_hopeless = is_empty();
       ask(about(is_hopeless ? Verb::abort : Verb::preempt, number));
       request.computed = request.told = 0;
@@ -193,9 +245,17 @@ void VllmSchedulerOracle::schedule_waiting() {
     running_.push_back(number);
     request.status = Status::running;
     note({SchedulerNote::Kind::admitted, number});
-    scheduled_.push_back({number, tokens, false});
+    if (tokens <= 1) padding = 0;
+    scheduled_.push_back({number, tokens, padding, false, false});
     budget_ -= tokens;
+    input_budget_ -= tokens + options_.draft_slots;
   }
+}
+
+/// Pad new decode requests to uniform spec decoding size.
+bool VllmSchedulerOracle::pads(const Request& request) const {
+  if (gamma_ == 0 || request.tokens - request.computed != 1) return false;
+  return !prefill_scheduled_ && (running_scheduled_ || request.computed > 0);
 }
 
 void VllmSchedulerOracle::update_after_schedule() {
@@ -216,7 +276,9 @@ void VllmSchedulerOracle::update_after_schedule() {
     request.in_flight += row.tokens;
     request.is_prefill = request.computed < known;
     row.samples = !request.is_prefill;
-    if (row.samples) ++request.placeholders;
+    if (!row.samples) continue;
+    request.placeholders += 1 + row.spec_tokens;
+    if (options_.overlap) request.spec_tokens = proposal(request);
   }
   ask(step);
   work_ = work;
@@ -235,14 +297,29 @@ void VllmSchedulerOracle::update_from_output() {
     if (request.status == Status::finished) continue;
     request.in_flight -= row.tokens;
     const bool is_stale = request.stale > 0;
-    if (is_stale)
-      request.stale -= row.tokens;
-    else if (options_.overlap)
+    if (is_stale) request.stale -= row.tokens;
+    const Count new_tokens = row.samples ? generated(request, row) : 0;
+    if (!is_stale && gamma_ > 0 && row.samples) {
+      Operation accept = about(Verb::accept, row.request);
+      accept.n = new_tokens;
+      accept.tokens =
+          request.spec->tokens.slice(static_cast<std::uint32_t>(request.tokens),
+                                     static_cast<std::uint32_t>(request.tokens + new_tokens));
+      ask(accept);
+    } else if (!is_stale && options_.overlap) {
       ask(about(Verb::complete, row.request));
+    }
     if (!row.samples) continue;
-    ++request.tokens;
+    request.tokens += new_tokens;
     request.lone = 0;
-    if (!is_stale) --request.placeholders;
+    if (row.verifies) ++request.verified;
+    if (!is_stale) {
+      const Count rejected = row.spec_tokens - (new_tokens - 1);
+      request.computed -= rejected;
+      request.placeholders -= rejected + new_tokens;
+      if (gamma_ > 0) request.told = request.tokens;
+      if (!options_.overlap) request.spec_tokens = proposal(request);
+    }
     note({SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.outputs()});
     if (request.outputs() < request.spec->output_size()) continue;
     if (request.status == Status::running) ask(about(Verb::finish, row.request));

@@ -5,9 +5,11 @@
 //   here                vLLM
 //   computed            num_computed_tokens, advanced when a step is decided
 //   tokens              num_tokens: prompt, and outputs whose results are there
-//   placeholders        num_output_placeholders: outputs of forwards under way
+//   placeholders        num_output_placeholders: outputs and drafts of forwards under way
+//   spec_tokens         len(spec_token_ids): drafts that wait to be verified
 //   in_flight, stale    num_in_flight_tokens, num_stale_output_tokens
 //   is_prefill          is_prefill_chunk
+//   gamma_              num_spec_tokens
 #pragma once
 
 #include <list>
@@ -38,12 +40,16 @@ class VllmSchedulerOracle final : public ScheduleListener {
     Count arrival = 0;  ///< the how manyeth it was
     int lone = 0;       ///< preemptions with nobody else running, since its last token
     bool is_prefill = false;
+    Count spec_tokens = 0;
+    std::size_t verified = 0;  ///< verifications of its line that have had their result
     Count outputs() const { return tokens - spec->prompt_size; }
     Count max_tokens() const;
   };
   struct Scheduled {
     RequestNumber request;
     Count tokens;
+    Count spec_tokens;
+    bool verifies;
     bool samples;  ///< once the step is decided
   };
 
@@ -59,7 +65,10 @@ class VllmSchedulerOracle final : public ScheduleListener {
   void update_after_schedule();
   void update_from_output();
   Count wanted(const Request& request) const;
-  bool allocate(RequestNumber number, Count& tokens);
+  Count proposal(const Request& request) const;
+  static Count generated(const Request& request, const Scheduled& row);
+  bool pads(const Request& request) const;
+  bool allocate(RequestNumber number, Count& tokens, Count spec_tokens, bool verifies);
   RequestNumber least_urgent() const;
   void preempt(RequestNumber number);
   void enqueue(RequestNumber number, bool prepend);
@@ -76,7 +85,11 @@ class VllmSchedulerOracle final : public ScheduleListener {
   std::list<std::list<Scheduled>> queue_;  // batches under way, the oldest first; none is empty
   Count arrivals_ = 0;
   Count budget_ = 0;
+  Count input_budget_ = 0;
   Count threshold_ = 0;
+  Count gamma_ = options_.drafts;
+  bool prefill_scheduled_ = false;
+  bool running_scheduled_ = false;
   bool preempted_ = false;
   bool results_due_ = false;
 };

@@ -23,20 +23,36 @@ Result<SchedulerOptions> SchedulerOptions::of(const Config& config) {
   options.vllm = name == "vllm";
   if (!name.empty() && !options.sglang && !options.vllm)
     return fail(fmt::format("field scheduler: `{}` is neither sglang nor vllm", name));
-  constexpr std::string_view kLongPrefill = "long_prefill=";
+  // A drafter with a model of its own, as EAGLE is, has KV of its own as well.
+  bool has_draft_model = options.vllm && config.eagle != 0;
   while (!rest.empty()) {
     const std::string_view word = next();
+    const std::string_view option = word.substr(0, word.find('='));
+    std::int64_t* const number = option == "long_prefill" ? &options.long_prefill
+                                 : option == "watermark"  ? &options.watermark
+                                                          : nullptr;
     if (options.vllm && word == "priority") {
       options.by_priority = true;
-    } else if (options.vllm && word.starts_with(kLongPrefill)) {
-      const Result<std::int64_t> tokens =
-          parse_integer(word.substr(kLongPrefill.size()), 0, std::int64_t{1} << 30);
-      if (!tokens) return fail("field scheduler: long_prefill: " + tokens.error().text);
-      options.long_prefill = *tokens;
+    } else if (options.vllm && word == "adaptive") {
+      options.adapts = true;
+    } else if (options.vllm && word == "draft_model") {
+      has_draft_model = true;
+      options.draft_slots = 1;
+    } else if (options.vllm && number != nullptr && option != word) {
+      const Result<std::int64_t> value =
+          parse_integer(word.substr(option.size() + 1), 0, std::int64_t{1} << 30);
+      if (!value) return fail(fmt::format("field scheduler: {}: {}", option, value.error().text));
+      *number = *value;
     } else {
       return fail(fmt::format("field scheduler: {} has no option `{}`", name, word));
     }
   }
+  if (options.draft_slots > 0 && (config.eagle != 0 || config.drafts == 0))
+    return fail("field scheduler: draft_model needs drafts= and is no EAGLE (eagle=0)");
+  if (options.draft_slots >= options.chunked_prefill)
+    return fail("field scheduler: draft_model leaves no tokens of chunked_prefill=1");
+  if (options.vllm) options.drafts = config.drafts;
+  if (has_draft_model) options.lookahead = config.drafts;
   return options;
 }
 

@@ -84,9 +84,15 @@ struct SchedulerOptions {
   // vLLM's.
   bool by_priority = false;       ///< who is preempted, and who is admitted first
   std::int64_t long_prefill = 0;  ///< tokens of a chunk where others run or wait; 0: all that fit
+  bool adapts = false;            ///< long_prefill is no less than a fair share of a step's tokens
+  std::int64_t watermark = 0;     ///< blocks that an admission leaves free where others run
+  std::int64_t drafts = 0;        ///< most drafts of a verification
+  std::int64_t draft_slots = 0;   ///< places of a step that a row needs for its drafter
+  std::int64_t lookahead = 0;     ///< tokens behind a row that its drafter writes KV for
 
-  /// `scheduler=` is empty, sglang, or vllm[:priority][:long_prefill=N]. The error is a sentence
-  /// that names the field.
+  /// `scheduler=` is empty, sglang, or
+  /// vllm[:priority][:long_prefill=N[:adaptive]][:watermark=BLOCKS][:draft_model]. The error is a
+  /// sentence that names the field.
   static Result<SchedulerOptions> of(const Config& config);
 };
 

@@ -240,7 +240,8 @@ void AlignWorker::run_states(const WorkerRow& row) {
 /// Loads the state that the row begins with, and compares it with the tokens before the row.
 void AlignWorker::begin(const WorkerRow& row, const BlockTable& table, std::int64_t column,
                         std::int64_t offset) {
-  if (row.start == 0) {
+  const bool is_recycled = row.drafts > 0 && planted(kBeginsWithRecycledStates);
+  if (row.start == 0 && !is_recycled) {
     loaded_ = Label{};
     return;
   }
@@ -270,7 +271,11 @@ void AlignWorker::verify(const WorkerRow& row, const BlockTable& table, std::int
   std::uint64_t* const conv = conv_of(column_of(table, column));
   ++written_[column_of(table, column)];
   const std::int64_t kept = kConvWidth - 2;
-  std::copy(conv + offset + 1, conv + offset + 1 + kept, conv);
+  // A prompt of one token, padded with drafts, has no window before it.
+  if (row.start == 0)
+    std::fill_n(conv, kept, 0);
+  else
+    std::copy(conv + offset + 1, conv + offset + 1 + kept, conv);
   for (std::int64_t i = row.start; i < row.end; ++i) conv[kept + i - row.start] = fingerprint_at(i);
   Label state = loaded_;
   for (std::int64_t i = row.start; i < row.end; ++i) {

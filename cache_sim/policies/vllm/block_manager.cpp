@@ -344,7 +344,8 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   const std::int64_t hit = is_first && wanted.hit != nullptr ? wanted.hit->tokens : 0;
   const std::int64_t local = request.computed + hit;
   const std::int64_t total = local + wanted.external;
-  const std::int64_t watermark = is_first && wanted.others_run ? rules_.watermark : 0;
+  const bool has_watermark = is_first && wanted.others_run && !planted(kForgetsTheWatermark);
+  const std::int64_t watermark = has_watermark ? rules_.watermark : 0;
   request.tables.resize(rules_.groups.size());
   Demand demand{.local = local, .total = total};
   if (rules_.retention == 0) demand.prefill_end = std::max(request.prompt, request.known - 1);
@@ -360,7 +361,8 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   }
   demand.main = total + wanted.tokens;
   demand.slots = std::min(demand.main + wanted.lookahead, rules_.max_length);
-  give_back_skipped(request, std::max<std::int64_t>(0, total - request.in_flight));
+  const std::int64_t in_flight = planted(kFreesWindowsOfRowsUnderWay) ? 0 : request.in_flight;
+  give_back_skipped(request, std::max<std::int64_t>(0, total - in_flight));
   const std::int64_t needed = need(request, offered, demand, same_step);
   if (same_step) return Allocated::same_step;
   if (needed + watermark > pool_.free_count() - wanted.reserved) return Allocated::no_blocks;

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <string_view>
 
+#include "reference/protocol/schedule.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
@@ -125,6 +127,9 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
                   [](const GroupSpec& group) { return group.kind != GroupKind::attention; });
   if (rules.retention.value_or(0) > 0 && !has_sparse)
     return fail("field retention: attention alone keeps every block");
+  const Result<SchedulerOptions> scheduler = SchedulerOptions::of(config);
+  if (!scheduler) return tl::unexpected(scheduler.error());
+  rules.watermark = scheduler->watermark;
   rules.drafts = config.drafts;
   rules.drops = config.eagle == 2;
   if (mamba_block > 0 && config.drafts >= mamba_block)

@@ -57,7 +57,7 @@ class VllmAuditor final : public Auditor {
     recount_references();
     recount_queue();
     recount_keys();
-    if (!findings.empty() || policy_.has_scheduled()) return;
+    if (!findings.empty() || policy_.has_scheduled() || !policy_.knows_its_rows()) return;
     worker_.check_all();
     take_worker_findings();
   }

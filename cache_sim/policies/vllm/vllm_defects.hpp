@@ -37,6 +37,30 @@ inline const Defect kLooksForMissingHashes{
     "vllm-align:looks-for-missing-hashes",
     "a look-up of sliding windows goes to the prompt's end, where hashes that cover several tokens "
     "behind their block do not exist yet (0.33)"};
+// Of what the scheduler asks with drafts, a draft model and a watermark.
+inline const Defect kKeepsRejectedTokens{
+    "vllm-align:keeps-rejected-tokens",
+    "a verification's rejected drafts count as computed tokens"};
+inline const Defect kCutsPlacesOfDrafts{
+    "vllm-align:cuts-places-of-drafts",
+    "an admission that is padded with drafts keeps some of them where its chunk is cut"};
+inline const Defect kForgetsTheDraftersTokens{
+    "vllm-align:forgets-the-drafters-tokens",
+    "a row gets no places for the tokens that a draft model writes behind it"};
+inline const Defect kBeginsWithRecycledStates{
+    "vllm-align:begins-with-recycled-states",
+    "a prompt of one token that is padded with drafts runs as a verification and begins with the "
+    "state that its block held before (0.33)"};
+inline const Defect kPublishesAhead{
+    "vllm-align:publishes-ahead",
+    "a result publishes what rows that are still under way will fill"};
+inline const Defect kFreesWindowsOfRowsUnderWay{
+    "vllm-align:frees-windows-of-rows-under-way",
+    "what lies behind the last row is given back, though the window of a row under way covers it"};
+inline const Defect kForgetsTheWatermark{
+    "vllm-align:forgets-the-watermark",
+    "an admission takes the blocks that those who run are to find free"};
+
 // Of the worker (align_worker.hpp): what moves states wrongly, and the one rule of the manager
 // whose break only the states show.
 inline const Defect kForgetsAcceptedWithoutDrafts{

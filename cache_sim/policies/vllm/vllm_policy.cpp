@@ -24,6 +24,7 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
   const SchedulerOptions scheduler = *SchedulerOptions::of(config_);
   most_tokens_ = scheduler.chunked_prefill;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
+  lookahead_ = scheduler.lookahead;
 }
 
 Result<Reply> VllmPolicy::apply(const Operation& operation) {
@@ -85,7 +86,7 @@ void VllmPolicy::run_worker() {
 
 /// The step is decided and runs.
 void VllmPolicy::forward() {
-  if (worker_) run_worker();
+  if (worker_ && knows_its_rows()) run_worker();
   for (const std::uint32_t place : scheduled_) requests_[place].scheduled = false;
   scheduled_.clear();
   manager_.end_step();
@@ -149,26 +150,53 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   return reply;
 }
 
+/// Behind the look-up, or behind all that was scheduled.
+std::int64_t VllmPolicy::begin_of(const VllmRequest& request) const {
+  return request.waits ? request.hit.tokens + request.external : request.blocks.computed;
+}
+
+Result<void> VllmPolicy::check_extend(const VllmRequest& request,
+                                      const Operation& operation) const {
+  if (operation.async != (config_.overlap != 0))
+    return fail("extend: async=1 is for a config with overlap=1, and all of its extends are");
+  const std::int64_t start = begin_of(request);
+  const std::uint32_t drafts = operation.drafts.size();
+  if (!knows_its_rows() && !operation.tokens.empty())
+    return fail("extend: with drafts and overlap=1, accept tells all tokens");
+  const std::int64_t there = knows_its_rows()
+                                 ? std::int64_t{request.known.size()} + operation.tokens.size()
+                                 : request.blocks.known + request.promised;
+  const std::int64_t fresh = there - start;
+  if (operation.n > fresh + drafts || (drafts != 0 && operation.n != fresh + drafts))
+    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
+                            operation.n, fresh + drafts, operation.id.text()));
+  if (drafts == 0) return {};
+  const bool decodes = request.waits || start >= request.blocks.prompt;
+  if (drafts > manager_.rules().drafts || fresh != 1 || !decodes)
+    return fail(fmt::format("extend: {} drafts, and at most {} stand behind one sampled token",
+                            drafts, manager_.rules().drafts));
+  return {};
+}
+
+/// Tokens of a row that may have operation.n. Drafts that only fill places are left out rather than
+/// cut.
+std::int64_t VllmPolicy::chunk(const VllmRequest& request, const Operation& operation) const {
+  const std::int64_t start = begin_of(request);
+  const std::int64_t cut = manager_.split(request.blocks, start, operation.n, most_tokens_);
+  if (!operation.drafts.empty() && cut != operation.n && defect_ != &kCutsPlacesOfDrafts) return 1;
+  return manager_.leave_rest(request.blocks, start, cut);
+}
+
 Result<Reply> VllmPolicy::extend(const Operation& operation) {
   const Result<VllmRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   VllmRequest& request = **found;
-  if (operation.async != (config_.overlap != 0))
-    return fail("extend: async=1 is for a config with overlap=1, and all of its extends are");
-  const std::int64_t start =
-      request.waits ? request.hit.tokens + request.external : request.blocks.computed;
-  const std::uint32_t drafts = operation.drafts.size();
-  const std::int64_t fresh = std::int64_t{request.known.size()} + operation.tokens.size() - start;
-  if (operation.n > fresh + drafts || (drafts != 0 && operation.n != fresh + drafts))
-    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
-                            operation.n, fresh + drafts, operation.id.text()));
-  if (drafts != 0 && (request.waits || drafts > manager_.rules().drafts || fresh != 1 ||
-                      start < request.blocks.prompt))
-    return fail(fmt::format("extend: {} drafts, and at most {} stand behind one sampled token",
-                            drafts, manager_.rules().drafts));
+  if (const Result<void> is_good = check_extend(request, operation); !is_good)
+    return tl::unexpected(is_good.error());
   if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
   if (request.scheduled) forward();
   if (scheduled_.empty()) manager_.new_step();  // what results have published is of no step
+  const std::int64_t start = begin_of(request);
   const Tokens before = request.known;
   const std::int64_t delivered = request.blocks.known;
   const std::size_t keys = request.blocks.keys.size();
@@ -176,17 +204,17 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
     request.known.append(operation.tokens);
     deliver(request, operation.async ? delivered : std::int64_t{request.known.size()});
   }
-  const std::int64_t cut = manager_.split(request.blocks, start, operation.n, most_tokens_);
-  const std::int64_t n = manager_.leave_rest(request.blocks, start, cut);
+  const std::int64_t n = chunk(request, operation);
   Reply reply;
   reply.set(ReplyField::n, n);
-  Allocated allocated = Allocated::yes;
-  if (n > 0)
-    allocated = manager_.allocate(request.blocks, {.tokens = n,
-                                                   .hit = request.waits ? &request.hit : nullptr,
-                                                   .external = request.waits ? request.external : 0,
-                                                   .must_fit = request.waits});
   if (n == 0) return reply;
+  const Allocated allocated = manager_.allocate(
+      request.blocks, {.tokens = n,
+                       .hit = request.waits ? &request.hit : nullptr,
+                       .lookahead = defect_ == &kForgetsTheDraftersTokens ? 0 : lookahead_,
+                       .external = request.waits ? request.external : 0,
+                       .must_fit = request.waits,
+                       .others_run = running_ > 0});
   if (allocated != Allocated::yes) {
     request.known = before;
     request.blocks.known = delivered;
@@ -195,20 +223,24 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   }
   ++changes_;
   request.loads = request.waits && request.external > 0;
+  if (request.waits) ++running_;
   request.waits = false;
   request.blocks.computed = start + n;
   request.scheduled = true;
   request.start = start;
   if (worker_) worker_->learn(request.blocks.keys, request.known);
   scheduled_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
-  request.drafts = operation.drafts;
-  if (operation.async) {
-    const bool samples = request.blocks.computed >= request.blocks.known + request.promised;
-    request.flights.push_back({n, samples});
-    request.blocks.in_flight += n;
-    request.blocks.quiet_until = 0;  // results publish, and give back, between two allocations
-    if (samples) ++request.promised;
+  std::int64_t drafts = operation.drafts.size();
+  if (drafts > 0) drafts -= operation.n - n;
+  if (!operation.async) {
+    request.drafts = operation.drafts.prefix(static_cast<std::uint32_t>(drafts));
+    return reply;
   }
+  const bool samples = request.blocks.computed >= request.blocks.known + request.promised;
+  request.flights.push_back({n, drafts, samples});
+  request.blocks.in_flight += n;
+  request.blocks.quiet_until = 0;  // results publish, and give back, between two allocations
+  if (samples) request.promised += 1 + drafts;
   return reply;
 }
 
@@ -218,6 +250,9 @@ Result<Reply> VllmPolicy::complete(const Operation& operation) {
     return fail(
         fmt::format("complete: request `{}` has no step under way here", operation.id.text()));
   const VllmRequest::Flight flight = request->flights.front();
+  if (flight.samples && !knows_its_rows())
+    return fail(
+        fmt::format("complete: accept tells what request `{}` sampled", operation.id.text()));
   request->flights.erase(request->flights.begin());
   request->blocks.in_flight -= flight.tokens;
   ++changes_;
@@ -229,43 +264,67 @@ Result<Reply> VllmPolicy::complete(const Operation& operation) {
   return Reply{};
 }
 
-/// `n` tokens of a verification are kept: so many less one were drafts, the last one was sampled.
+/// `n` tokens of a row are kept: so many less one were drafts, the last one was sampled.
 Result<Reply> VllmPolicy::accept(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
-  if (request == nullptr || request->drafts.empty())
+  if (request == nullptr)
     return fail(fmt::format("accept: request `{}` has no drafts here", operation.id.text()));
-  const std::uint32_t kept = operation.tokens.size();
-  const std::uint32_t drafts = request->drafts.size();
-  if (operation.n != kept || kept == 0 || kept > drafts + 1)
-    return fail(fmt::format("accept: n={} of {} drafts", operation.n, drafts));
-  if (operation.tokens.prefix(kept - 1) != request->drafts.prefix(kept - 1))
-    return fail("accept: the tokens are not those of the drafts");
-  if (request->scheduled) forward();
-  request->blocks.computed -= drafts - (kept - 1);
-  request->known.append(operation.tokens);
-  request->blocks.known = request->known.size();
-  keys_.extend(request->blocks.keys, request->known, request->salt);
-  request->drafts = Tokens();
-  manager_.publish(request->blocks, request->blocks.computed);
-  if (worker_) {
-    worker_->learn(request->blocks.keys, request->known);
-    worker_->accept(static_cast<std::uint32_t>(request - requests_.data()), request->blocks, kept);
-  }
+  if (operation.n != operation.tokens.size() || operation.n == 0)
+    return fail(fmt::format("accept: n={} of {} tokens", operation.n, operation.tokens.size()));
+  const Result<void> taken = take_result(*request, operation.tokens);
+  if (!taken) return tl::unexpected(taken.error());
   ++changes_;
   Reply reply;
-  reply.set(ReplyField::n, kept);
+  reply.set(ReplyField::n, operation.n);
   return reply;
+}
+
+Result<void> VllmPolicy::take_result(VllmRequest& request, const Tokens& tokens) {
+  BlockRequest& blocks = request.blocks;
+  const std::uint32_t kept = tokens.size();
+  const bool is_ahead = !knows_its_rows() && !request.flights.empty();
+  // A row without drafts has a result of its own where drafts are configured.
+  const bool samples = is_ahead ? request.flights.front().samples
+                                : config_.overlap == 0 && config_.drafts > 0 && !request.waits &&
+                                      blocks.computed >= std::int64_t{request.known.size()};
+  if (request.drafts.empty() && !samples)
+    return fail(fmt::format("accept: request `{}` has no drafts here", request.id.text()));
+  const std::int64_t drafts =
+      is_ahead ? request.flights.front().drafts : std::int64_t{request.drafts.size()};
+  if (kept > drafts + 1) return fail(fmt::format("accept: n={} of {} drafts", kept, drafts));
+  if (!is_ahead && tokens.prefix(kept - 1) != request.drafts.prefix(kept - 1))
+    return fail("accept: the tokens are not those of the drafts");
+  if (!is_ahead && request.scheduled) forward();
+  if (is_ahead) {
+    blocks.in_flight -= request.flights.front().tokens;
+    request.promised -= 1 + drafts;
+    request.flights.erase(request.flights.begin());
+  }
+  if (defect_ != &kKeepsRejectedTokens) blocks.computed -= drafts - (kept - 1);
+  request.known.append(tokens);
+  deliver(request, blocks.known + kept);
+  const bool verified = !request.drafts.empty();
+  request.drafts = Tokens();
+  manager_.publish(blocks, blocks.computed - (defect_ == &kPublishesAhead ? 0 : blocks.in_flight));
+  if (!worker_) return {};
+  worker_->learn(blocks.keys, request.known);
+  if (verified)
+    worker_->accept(static_cast<std::uint32_t>(&request - requests_.data()), blocks, kept);
+  return {};
 }
 
 Result<Reply> VllmPolicy::release(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
-  if (request == nullptr || (operation.verb != Verb::abort && !request->drafts.empty()))
+  if (request == nullptr || (operation.verb == Verb::finish && !request->drafts.empty()))
     return tl::unexpected(idle(operation).error());
   if (request->scheduled && operation.verb == Verb::preempt && defect_ == &kPreemptsUnrunChunks)
     std::erase(scheduled_, static_cast<std::uint32_t>(request - requests_.data()));
   else if (request->scheduled)
     forward();
-  if (!request->waits) ++changes_;
+  if (!request->waits) {
+    ++changes_;
+    --running_;
+  }
   manager_.free(request->blocks);
   request->id = Name();
   request->known = request->drafts = Tokens();
@@ -403,9 +462,9 @@ std::string VllmPolicy::decided() const {
 namespace {
 
 Result<void> check_config(const Config& config) {
-  if (config.overlap != 0 && (config.drafts != 0 || config.eagle == 1))
+  if (config.overlap != 0 && config.drafts == 0 && config.eagle == 1)
     return fail(
-        "field overlap: not with drafts, nor with hashes of tokens that come later (eagle=1)");
+        "field overlap: without drafts, not with hashes of tokens that come later (eagle=1)");
   return BlockRules::of(config).map([](const BlockRules&) {});
 }
 

@@ -10,12 +10,16 @@
 //             in this step: a state is offered that only this step's forward will write, or the
 //             cache has changed since the look-up
 //             With overlap=1 its tokens are those of a result that is out: what vLLM does not know
-//             is neither hashed nor published
+//             is neither hashed nor published. With drafts as well it tells none: it begins behind
+//             all places of the row before, and `accept` says how many of these were filled.
+//             A look-up that lacks one token may be extended by drafts too, which fill the row's
+//             places; where the chunk would be cut, they are left out (n=1)
 //   complete  the result of the request's oldest step: what it fills is published
 //   step      ends the schedule: copies are done, the forward runs, the next step begins. A request
 //             whose forward has been decided cannot be touched again before it, so `finish`,
 //             `accept`, `abort`, `preempt` or a second `extend` bring it about
-//   accept    the tokens of a verification: what they fill is published
+//   accept    the tokens of a verification: what they fill is published. With drafts configured
+//             also the token of a row that had none; with overlap, of the oldest row
 //   finish, abort, preempt   give the blocks back; what was published stays until it is popped
 //   evict     takes the keys of the first blocks of the free queue that have some
 //   flush     takes all keys, where no request holds a block
@@ -37,6 +41,7 @@ struct VllmRequest {
   /// A step under way, of a request whose extends are asynchronous.
   struct Flight {
     std::int64_t tokens;
+    std::int64_t drafts;  ///< the last ones of these
     bool samples;
   };
   Name id;
@@ -52,7 +57,7 @@ struct VllmRequest {
   bool loads = false;           ///< they come in the step that is being decided
   Tokens drafts;                ///< of a verification that waits for its accept
   std::vector<Flight> flights;  ///< the oldest first
-  std::int64_t promised = 0;    ///< tokens that these sample
+  std::int64_t promised = 0;    ///< tokens that these sample, and their drafts
 };
 
 class VllmPolicy final : public Subject {
@@ -73,12 +78,16 @@ class VllmPolicy final : public Subject {
   /// Follows from here on what the blocks hold; before the first operation.
   AlignWorker& start_worker();
   AlignWorker* worker() { return worker_.get(); }
+  /// What a row computes is known when it runs: not where rows begin behind places of drafts whose
+  /// results are out. Otherwise nobody follows what blocks hold.
+  bool knows_its_rows() const { return config_.overlap == 0 || config_.drafts == 0; }
 
  private:
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
   Result<Reply> complete(const Operation& operation);
   Result<Reply> accept(const Operation& operation);
+  Result<void> take_result(VllmRequest& request, const Tokens& tokens);
   Result<Reply> release(const Operation& operation);
   Result<Reply> checkpoint(const Operation& operation);
   Reply evict(std::int64_t blocks);
@@ -88,6 +97,9 @@ class VllmPolicy final : public Subject {
   void forward();
   void run_worker();
   void look_up(VllmRequest& request);
+  Result<void> check_extend(const VllmRequest& request, const Operation& operation) const;
+  std::int64_t begin_of(const VllmRequest& request) const;
+  std::int64_t chunk(const VllmRequest& request, const Operation& operation) const;
   void deliver(VllmRequest& request, std::int64_t tokens);
   VllmRequest* find(Name id) { return const_cast<VllmRequest*>(request(id)); }
   Result<VllmRequest*> idle(const Operation& operation);
@@ -95,6 +107,8 @@ class VllmPolicy final : public Subject {
   Config config_;
   const Defect* defect_;
   std::int64_t most_tokens_;  // of a prefill chunk
+  std::int64_t lookahead_;    // tokens that a draft model writes behind a row
+  std::int64_t running_ = 0;  // requests that hold blocks
   BlockManager manager_;
   KeyTable keys_;
   std::vector<VllmRequest> requests_;     // those without a name are free places
