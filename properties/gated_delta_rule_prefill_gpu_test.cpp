@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <random>
+
 #include "properties/support/gated_delta_inputs.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
 
@@ -244,6 +246,21 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, otherShapesRunTokenByToken) {
     expect_agreement<TypeParam>(e, Batch::draw(7, 4, 40, false), {}, 7);
 }
 
+/// The tokens begin ... end - 1 of the only row, from the state that is there.
+void run_part(Device<float>& device, std::int64_t begin, std::int64_t end) {
+  auto in = device.arguments();
+  const DeviceTensor<std::int32_t, 1> local_starts(ints({0, end - begin}));
+  in.tokens.q = cut(in.tokens.q, begin, end);
+  in.tokens.k = cut(in.tokens.k, begin, end);
+  in.tokens.v = cut(in.tokens.v, begin, end);
+  in.out = cut(in.out, begin, end);
+  in.tokens.g = cut(device.a.view(), begin, end);
+  in.tokens.beta = cut(device.b.view(), begin, end);
+  in.tokens.query_start_loc = local_starts.view();
+  kernels::gated_delta_rule_prefill<Bf16, float>(in, nullptr);
+  finish();
+}
+
 // A prompt that is cut at a multiple of a chunk and resumed gives the bits of the uncut run, where
 // states are float32: prefix caching is sound.
 class GatedDeltaRulePrefillCuts : public GpuTest {};
@@ -255,24 +272,44 @@ TEST_F(GatedDeltaRulePrefillCuts, aResumedPromptHasTheBitsOfTheUncutOne) {
       const Inputs inputs(batch, {1, 2, 128, 128}, 8);
       Device<float> whole(inputs, batch, question), cut_up(inputs, batch, question);
       whole.run();
-      const auto part = [&](std::int64_t begin, std::int64_t end) {
-        auto in = cut_up.arguments();
-        const DeviceTensor<std::int32_t, 1> local_starts(ints({0, end - begin}));
-        in.tokens.q = cut(in.tokens.q, begin, end);
-        in.tokens.k = cut(in.tokens.k, begin, end);
-        in.tokens.v = cut(in.tokens.v, begin, end);
-        in.out = cut(in.out, begin, end);
-        in.tokens.g = cut(cut_up.a.view(), begin, end);
-        in.tokens.beta = cut(cut_up.b.view(), begin, end);
-        in.tokens.query_start_loc = local_starts.view();
-        kernels::gated_delta_rule_prefill<Bf16, float>(in, nullptr);
-        finish();
-      };
-      part(0, middle);
-      part(middle, batch.tokens);
+      run_part(cut_up, 0, middle);
+      run_part(cut_up, middle, batch.tokens);
       EXPECT_TRUE(same_bits(whole.out, cut_up.out));
       EXPECT_TRUE(same_bits(whole.state, cut_up.state));
     }
+}
+
+// The same over random prompts with several cuts each, every part in a form of its own; what the
+// uncut run stores at a boundary is what a run that ends there leaves.
+TEST_F(GatedDeltaRulePrefillCuts, randomCutsAndBoundaryStatesHaveTheBitsOfTheUncutRun) {
+  std::mt19937 random(21);
+  const auto below = [&](std::int64_t end) { return static_cast<std::int64_t>(random()) % end; };
+  for (int prompt = 0; prompt < 24; ++prompt) {
+    const PrefillForm form = kChunked[prompt % 4];
+    const Batch batch = with_lengths(14, {65 + below(prompt % 3 == 0 ? 1500 : 400)});
+    const Inputs inputs(batch, {1, 2, 128, 128}, 14 + static_cast<std::uint64_t>(prompt));
+    Device<float> whole(inputs, batch, {.form = form, .boundary_every = 64});
+    whole.run();
+    const auto boundaries = whole.boundary.host();
+    std::int64_t begin = 0;
+    Device<float> cut_up(inputs, batch, {});
+    while (begin < batch.tokens) {
+      const std::int64_t end = std::min(begin + 64 * (1 + below(8)), batch.tokens);
+      cut_up.question.form = kChunked[below(4)];
+      run_part(cut_up, begin, end);
+      begin = end;
+      if (end % 64 != 0) continue;
+      const auto left = cut_up.state.host();
+      int different = 0;
+      for (std::int64_t h = 0; h < left.extent(1); ++h)
+        for (std::int64_t i = 0; i < left.extent(2); ++i)
+          for (std::int64_t j = 0; j < left.extent(3); ++j)
+            different += left(batch.indices(0), h, i, j) != boundaries(end / 64 - 1, h, i, j);
+      EXPECT_EQ(different, 0) << "of prompt " << prompt << " at token " << end;
+    }
+    EXPECT_TRUE(same_bits(whole.out, cut_up.out)) << "prompt " << prompt;
+    EXPECT_TRUE(same_bits(whole.state, cut_up.state)) << "prompt " << prompt;
+  }
 }
 
 // All chunked forms do the same arithmetic, and a second run finds the workspace as it should be.

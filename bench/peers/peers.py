@@ -4,6 +4,7 @@ Each peer gets the most favourable form that it supports of the same work: the s
 written, its own layout of the small inputs, its output buffer reused where it takes one.
 """
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -36,9 +37,13 @@ class Loaded:
         self.why = {}
         self.modules = {}
         self.ours = False
+        left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # peers whose tuning takes minutes, say
         for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
                      "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
                      "flashinfer_mla", "flashmla", "flash_attention_3"):
+            if name in left_out:
+                self.why[name] = "left out of this run"
+                continue
             try:
                 self.modules[name] = getattr(load, name)()
             except Exception as error:  # whatever a peer's import throws, the others still run

@@ -9,6 +9,8 @@ named and not timed. Then each becomes a CUDA graph of many launches that rotate
 A contestant can end the process that it runs in, by an illegal access; then the case goes on without it in a new one
 (supervise.py), and the row names it.
 
+LOCKSTEP_LEFT_OUT names peers that are not loaded, as load.py calls them; rows name them as absent.
+
 limit_share is the time of the counted bytes at the copy rate of this run, or of the counted FLOPs at its matmul rate
 where that is longer, over the measured time.
 """

@@ -26,9 +26,9 @@
 // of the workspace says that it is there; otherwise one waits for the other.
 //
 // Rows of many chunks have two chains then, with the same bits: the first leaves out the outputs of
-// the first chunks, which takes two thirds of the time, and its follower makes those on the
-// processors that have prepared everything. It begins with a copy of the state from before; chains
-// never wait for their followers.
+// the first chunks, which takes two thirds of the time, and its follower makes those, and the
+// states at their boundaries, on the processors that have prepared everything. It begins with a
+// copy of the state from before; chains never wait for their followers.
 //
 // The norms are never multiplied into q and k: 1 / |k_j| and 1 / |q_i| join the scales per token
 // that there are anyway. All decays are differences of G in units of log2, taken before exp2.
@@ -74,6 +74,7 @@ struct States {
   void* data = nullptr;
   Format format = Format::float32;
   bool pairs = false;  ///< columns 2 i and 2 i + 1 can be moved together
+  bool fours = false;  ///< float32, of which columns 4 i ... 4 i + 3 can be moved together
   std::int64_t slot_stride = 0, head_stride = 0, row_stride = 0, column_stride = 0;
 
 #ifdef __CUDACC__
@@ -175,7 +176,7 @@ struct Piece {
   TokenRange tokens;
   int chunks;        ///< 0 too where the row has no slot
   int entry;         ///< of the first chunk
-  bool follows;      ///< makes outputs of the first chunks, and leaves no state
+  bool follows;      ///< makes outputs of the first chunks, and leaves no state in the end
   int first_output;  ///< the first chunk with outputs
 };
 
@@ -714,6 +715,7 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 
 // --- The chain -----------------------------------------------------------------------------------
 
 constexpr int kStages = 3;
+constexpr int kStateRow = 4 * kK + 32;  ///< bytes between rows of a state: no bank twice in a store
 
 /// kParts: how many times 64 rows of a state a block holds.
 template <int kParts>
@@ -722,6 +724,7 @@ struct ChainMemory {
     char k[2 * kTile], v[kParts * kTile], t[kTile], q[2 * kTile], p[kTile];
   } stages[kStages];
   char out[kParts][kTile];
+  char state[kParts == 1 ? kPart * kStateRow : 16];  ///< on its way to its place at a boundary
   Entry::Scales scales[kStages];
   std::uint64_t full[kStages], empty[kStages], tail[kStages];
   std::uint16_t order[kKnownRows];
@@ -772,6 +775,13 @@ struct Block {
   static constexpr int kReleases = kParts * kWarpgroup + (kShared ? 4 : 0);
   __device__ int* copied(const Piece& piece) const {
     return p.copied + (std::int64_t{piece.row} * p.heads + piece.head) * p.readers + piece.part;
+  }
+  /// Where the boundaries of a row begin. A warp.
+  __device__ int first_boundary(int row) const {
+    int count = 0;
+    for (int other = lane_of_warp(); other < row; other += 32)
+      count += p.range(other).size / p.boundary_every;
+    return __reduce_add_sync(0xffffffffu, count);
   }
   __device__ std::int64_t entry_number(const Piece& piece, int chunk) const {
     return std::int64_t{piece.entry + chunk} * p.heads + piece.head;
@@ -856,17 +866,20 @@ struct Chain {
   std::uint32_t rounded[2][16];  ///< s, as operand
   std::uint32_t decayed[4][4];   ///< operand of products that run
 
-  /// Calls f(offset, first element, second one) for the lane's elements of a state.
-  template <class F>
+  /// Calls f(offset, first element, second one) for the lane's elements of a state. Its columns are
+  /// neighbours where kPairs says so.
+  template <bool kPairs, class F>
   __device__ void for_each_pair(const States& states, int slot, const Piece& piece, F f) {
-    const int row = (piece.part + part) * kPart + warp * 16 + lane / 4;
+    const int row = (piece.part + part) * kPart + warp * 16 + lane / 4, two = 2 * (lane % 4);
 #pragma unroll
-    for (int n = 0; n < 16; ++n)
+    for (int below = 0; below < 2; ++below) {
+      const std::int64_t begin = states.offset(slot, piece.head, row + 8 * below, two);
 #pragma unroll
-      for (int below = 0; below < 2; ++below) {
+      for (int n = 0; n < 16; ++n) {
         float* const x = s[n / 8] + 4 * (n % 8) + 2 * below;
-        f(states.offset(slot, piece.head, row + 8 * below, 8 * n + 2 * (lane % 4)), x[0], x[1]);
+        f(begin + 8 * n * (kPairs ? 1 : states.column_stride), x[0], x[1]);
       }
+    }
   }
   __device__ void load(const Piece& piece) {
     const bool follows = kFollowed && piece.follows;
@@ -879,30 +892,61 @@ struct Chain {
       sync_threads_of(1 + part, kWarpgroup);
       if (warp == 0 && lane == 0) *copied = 0;
     }
-    for_each_pair(states, slot, piece, [&](std::int64_t at, float& x, float& y) {
-      const float2 both = states.two(at);
-      x = both.x;
-      y = both.y;
-    });
+    const auto get = [&](float2 both, float& x, float& y) { x = both.x, y = both.y; };
+    if (states.pairs && states.format == Format::float32) {
+      const float* const from = static_cast<const float*>(states.data);
+      for_each_pair<true>(states, slot, piece, [&](std::int64_t at, float& x, float& y) {
+        get(*reinterpret_cast<const float2*>(from + at), x, y);
+      });
+    } else {
+      for_each_pair<false>(states, slot, piece,
+                           [&](std::int64_t at, float& x, float& y) { get(states.two(at), x, y); });
+    }
   }
   /// Leaves what the follower of this chain begins with.
   __device__ void copy(const Piece& piece) {
-    float* const to = static_cast<float*>(b.p.initial.data);
-    for_each_pair(b.p.initial, piece.row, piece, [&](std::int64_t at, float& x, float& y) {
-      *reinterpret_cast<float2*>(to + at) = {x, y};
-    });
+    store(b.p.initial, piece.row, piece);
     sync_threads_of(1 + part, kWarpgroup);
     if (warp == 0 && lane == 0) count_up(b.copied(piece));
   }
   __device__ void store(const States& states, int slot, const Piece& piece) {
-    for_each_pair(states, slot, piece,
-                  [&](std::int64_t at, float& x, float& y) { states.put(at, x, y); });
+    if (states.pairs && states.format == Format::float32) {
+      float* const to = static_cast<float*>(states.data);
+      for_each_pair<true>(states, slot, piece, [&](std::int64_t at, float& x, float& y) {
+        *reinterpret_cast<float2*>(to + at) = {x, y};
+      });
+    } else {
+      for_each_pair<false>(states, slot, piece,
+                           [&](std::int64_t at, float& x, float& y) { states.put(at, x, y); });
+    }
   }
-  __device__ int first_boundary(int row) const {
-    int count = 0;
-    for (int other = lane; other < row; other += 32)
-      count += b.p.range(other).size / b.p.boundary_every;
-    return __reduce_add_sync(0xffffffffu, count);
+  /// The state at a boundary, by way of shared memory where there is room: lanes that store to the
+  /// pool themselves would wait for it. Each warp copies its own rows.
+  __device__ void store_boundary(int slot, const Piece& piece) {
+    const States& states = b.p.boundary;
+    if (kParts > 1 || !states.fours) return store(states, slot, piece);
+    constexpr int kRows = 16;
+    char* const rows = b.m.state + warp * kRows * kStateRow;
+    if (lane >= kRows) wait_for_reads<0>();  // of the last boundary's rows
+    __syncwarp();
+#pragma unroll
+    for (int n = 0; n < 16; ++n)
+#pragma unroll
+      for (int below = 0; below < 2; ++below) {
+        const float* const x = s[n / 8] + 4 * (n % 8) + 2 * below;
+        *reinterpret_cast<float2*>(rows + (lane / 4 + 8 * below) * kStateRow + 32 * n +
+                                   8 * (lane % 4)) = {x[0], x[1]};
+      }
+    publish_to_async();
+    __syncwarp();
+    if (lane >= kRows) {
+      const int row = lane - kRows, first = (piece.part + part) * kPart + warp * kRows;
+      store_bytes(
+          static_cast<float*>(states.data) + states.offset(slot, piece.head, first + row, 0),
+          shared_address(rows) + row * kStateRow, 4 * kK);
+      commit_stores();
+    }
+    __syncwarp();
   }
 
   __device__ void run() {
@@ -921,8 +965,8 @@ struct Chain {
       }
       const bool leaves_states = !kFollowed || !piece.follows;
       int boundary = 0, left = 0, every = 0;  // in chunks
-      if (b.p.boundary.data && leaves_states) {
-        boundary = first_boundary(piece.row);
+      if (b.p.boundary.data) {
+        boundary = b.first_boundary(piece.row);
         left = every = b.p.boundary_every / kChunk;
       }
       const auto reaches = [&](int chunk) {  // where the state behind a chunk is stored
@@ -935,7 +979,8 @@ struct Chain {
       if (kFollowed)
         for (; chunk < piece.first_output; ++chunk, ++n) {
           finish<false>(n);
-          begin<false>(piece, chunk + 1, n + 1, reaches(chunk));
+          reaches(chunk);  // it is stored by the follower
+          begin<false>(piece, chunk + 1, n + 1, kNowhere);
         }
       for (; chunk < piece.chunks; ++chunk, ++n) {
         finish<true>(n);
@@ -948,13 +993,13 @@ struct Chain {
           finish_outputs(n);
           store_outputs(piece, chunk);
           b.release(use_of<kStages>(n).slot);
-          if (store_to != kNowhere) store(b.p.boundary, store_to, piece);
+          if (store_to != kNowhere) store_boundary(store_to, piece);
         }
       }
       if (b.p.state.data && leaves_states && (piece.chunks > 0 || !resumes))
         store(b.p.state, slot, piece);
     });
-    if (warp == 0 && lane == 0) wait_for_stores();
+    wait_for_stores();
   }
 
   __device__ std::uint32_t stage(const Use& use) const {
@@ -997,7 +1042,7 @@ struct Chain {
     commit_products();
     if (kOutputsBefore) store_outputs(piece, chunk - 1);
     if (chunk > 0) b.release(use_of<kStages>(n - 1).slot);
-    if (boundary != kNowhere) store(b.p.boundary, boundary, piece);
+    if (boundary != kNowhere) store_boundary(boundary, piece);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
       load_transposed(

@@ -195,13 +195,15 @@ bool can_be_followed(std::int64_t rows, std::int64_t heads, std::int64_t V) {
 
 /// The part of the chunks that followers have, in 256ths, with which they and the chains end at the
 /// same time; they begin when all is prepared. Measured on an H200, in us: a chunk takes 1.32, and
-/// 0.95 without its outputs; a processor prepares one in 1.5.
-int lead_of(std::int64_t rows, std::int64_t heads, std::int64_t chains, std::int64_t processors) {
-  constexpr double kChunk = 1.32, kWithoutOutputs = 0.95, kPrepare = 1.5;
+/// 0.95 without its outputs, its state at a boundary 0.6; a processor prepares a chunk in 1.5.
+int lead_of(const Parameters& p, std::int64_t chains, std::int64_t processors) {
+  constexpr double kChunk = 1.32, kWithoutOutputs = 0.95, kBoundary = 0.6, kPrepare = 1.5;
   const double prepared =
-      kPrepare * static_cast<double>(rows * heads) / static_cast<double>(processors - chains);
+      kPrepare * p.rows.rows * p.heads / static_cast<double>(processors - chains);
+  const double stored = p.boundary.data ? kBoundary * delta_chunks::kChunk / p.boundary_every : 0.0;
+  const double whole = kChunk + stored;
   return static_cast<int>(
-      std::clamp(256 * (kChunk - prepared) / (2 * kChunk - kWithoutOutputs), 0.0, 200.0));
+      std::clamp(256 * (whole - prepared) / (2 * whole - kWithoutOutputs), 0.0, 200.0));
 }
 
 /// How the workspace is divided.
@@ -221,11 +223,17 @@ struct Workspace {
 
 template <class S>
 States states_of(const TensorView<S, 4>& view) {
-  States states{view.data_handle(), format_of<S>(), false,         view.stride(0),
-                view.stride(1),     view.stride(2), view.stride(3)};
-  const auto even = [&](std::size_t d) { return view.extent(d) <= 1 || view.stride(d) % 2 == 0; };
-  states.pairs = view.stride(3) == 1 && even(0) && even(1) && even(2) &&
-                 reinterpret_cast<std::uintptr_t>(view.data_handle()) % (2 * sizeof(S)) == 0;
+  States states{view.data_handle(), format_of<S>(), false,          false,
+                view.stride(0),     view.stride(1), view.stride(2), view.stride(3)};
+  const auto moves_by = [&](std::int64_t count) {
+    bool whole = view.stride(3) == 1 &&
+                 reinterpret_cast<std::uintptr_t>(view.data_handle()) % (count * sizeof(S)) == 0;
+    for (std::size_t d = 0; d < 3; ++d)
+      whole = whole && (view.extent(d) <= 1 || view.stride(d) % count == 0);
+    return whole;
+  };
+  states.pairs = moves_by(2);
+  states.fours = states.format == Format::float32 && moves_by(4);
   return states;
 }
 
@@ -368,9 +376,10 @@ void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_
       p.readers = p.V / delta_chunks::kPart;
       const bool even = p.readers % 2 == 0;
       if (followed) {
-        p.lead = lead_of(p.rows.rows, HV, p.rows.rows * HV * p.readers, processor_count());
+        p.lead = lead_of(p, p.rows.rows * HV * p.readers, processor_count());
         p.copied = p.counters + parts.entries * HV * p.readers;
-        p.initial = {memory + parts.counter_bytes, Format::float32, true, HV * V * K, V * K, K, 1};
+        p.initial = {
+            memory + parts.counter_bytes, Format::float32, true, true, HV * V * K, V * K, K, 1};
         return launch_chunks<1, true, true>(maps, p, stream);
       }
       if (even && form == PrefillForm::by_heads)
