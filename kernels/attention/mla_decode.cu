@@ -13,7 +13,9 @@
 //            place. Another warp the queries' other slabs, which stay. Before the launch may read
 //            anything, all ask L2 for what they will probably read first
 //   scores   S = Q K^T, then p = exp2(S - m) to shared memory, in T. m is the largest score, or
-//            less by at most kSlack: outputs are rarely rescaled
+//            less by at most kSlack: outputs are rarely rescaled. They are divided by the sum of
+//            p as it was rounded: of a key that has most of the weight its rounding then cancels
+//            (error 1.88e-3; 2.15e-3 without), and lse is that of p before
 //   outputs  O = alpha O + p V, from the slabs where they are; a pair of them is free again when
 //            its own products are done
 //
@@ -23,7 +25,7 @@
 #include "kernels/attention/mla_decode.hpp"
 
 #include "kernels/attention/mla_schedule.cuh"
-#include "kernels/base/hopper.cuh"
+#include "kernels/attention/softmax_rows.cuh"
 
 namespace lockstep::kernels {
 namespace {
@@ -45,8 +47,6 @@ constexpr int kMergers = 2 * kWarpgroup;
 constexpr int kFeedRegisters = 32, kScoreRegisters = 144, kOutputRegisters = 168;
 constexpr int kDeferredTiles = 24;  ///< of an item, at least: few wait for bytes, not for products
 constexpr float kSlack = 8;         ///< powers of two that p may grow beyond 1
-constexpr float kNoScore = -1e30f;  ///< below every score, and no infinity: differences are numbers
-constexpr float kLn2 = 0.6931471805599453f;
 
 // Shared memory, in bytes.
 constexpr int kQueries = kUnits * kUnitBytes;  // slabs 4 to 8
@@ -59,6 +59,8 @@ constexpr int kBarrierCount = kUnits * (kPair + 1) + 4 + 2 * 2;
 constexpr int kShare = kBarriers + 8 * kBarrierCount;
 constexpr int kSharedBytes = kShare + int{sizeof(Share)};
 static_assert(kSharedBytes <= 232448, "shared memory of a block");
+
+constexpr int kCleared = 6;  ///< a barrier of threads, behind five of outputs and mergers
 
 // Of a part's piece of a divided request, in device memory.
 constexpr int kPieceBytes = kRows * kValues * 2;
@@ -101,40 +103,9 @@ struct Item {
   int piece;  ///< its number in the split
 };
 
-/// The place of a unit of the ring, or of one of two tiles.
-struct Step {
-  int place = 0;
-  std::uint32_t parity = 0;
-  int places;
-  __device__ explicit Step(int count) : places(count) {}
-  __device__ void next() { skip(1); }
-  /// At most `places`.
-  __device__ void skip(int count) {
-    place += count;
-    if (place >= places) place -= places, parity ^= 1;
-  }
-};
-
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
-}
 __device__ inline void arrive_of_warp(std::uint32_t barrier, int lane) {
   __syncwarp();
   if (lane == 0) barrier_arrive(barrier);
-}
-
-/// Without a branch: between products there may be none that a thread takes alone.
-__device__ inline void arrive_if(bool does, std::uint32_t barrier) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.b32 p, %1, 0;\n"
-      "@p mbarrier.arrive.shared::cta.b64 _, [%0]; }" ::"r"(barrier),
-      "r"(static_cast<int>(does))
-      : "memory");
 }
 
 /// Of a warp whose lanes all have the same arguments, one asks: without a branch, they stay
@@ -157,12 +128,6 @@ __device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorM
       "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token), "r"(static_cast<int>(does))
       : "memory");
 }
-__device__ inline bool elected() {
-  std::uint32_t is;
-  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
-  return is != 0;
-}
-
 /// kManyRows: several blocks of threads read the same keys, so products bind, not bytes. Then p of
 /// a long item is handed over when the next tile's scores are there, and is multiplied while these
 /// become p: handed over at once it would compete with their products, and nothing be left to
@@ -188,9 +153,10 @@ class Block {
     barrier_init(rope_empty(), 4);
     barrier_init(queries_full(), 1);
     barrier_init(queries_empty(), 4);
+    // Who writes or reads by itself what comes with p arrives by itself.
     for (int i = 0; i < 2; ++i) {
-      barrier_init(p_full(i), 4);
-      barrier_init(p_empty(i), 8);
+      barrier_init(p_full(i), kRows / 2);
+      barrier_init(p_empty(i), 2 * kWarpgroup);
     }
     publish_barriers();
   }
@@ -238,34 +204,67 @@ class Block {
     });
   }
 
+  /// The queries' slabs that become registers, in units of the ring.
+  __device__ void load_first_queries(Step& ring, const Item& item, bool leads) const {
+    for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
+      barrier_wait(empty(ring.place), ring.parity ^ 1);
+#pragma unroll
+      for (int s = 0; s < kPair; ++s) {
+        expect_if(leads, full(ring.place, s), kSlabBytes);
+        load_tile_if(leads, unit(ring.place) + s * kSlabBytes, maps_.q, (slab + s) * kTileColumns,
+                     item.request, first_row_, full(ring.place, s));
+      }
+    }
+  }
+
+  /// Numbers of a request's pages, asked for 32 ahead: each lane of a warp has one of them.
+  class PageNumbers {
+   public:
+    __device__ PageNumbers(const Decode& p, const Item& item, int first)
+        : p_(p),
+          table_(p.table + item.request * p.table_strides[0]),
+          pages_((item.length + p.page - 1) / p.page),
+          window_(first / 32 * 32),
+          here_(entry(window_)),
+          next_(entry(window_ + 32)) {}
+    __device__ int count() const { return pages_; }
+    /// Goes on to a page at most 32 behind the last one. The whole warp names the same.
+    __device__ void reach(int page) {
+      if (page < window_ + 32) return;
+      window_ += 32;
+      here_ = next_;
+      next_ = entry(window_ + 32);
+    }
+    /// Of a page among the 32 that were reached, each lane's own.
+    __device__ int operator[](int page) const {
+      return __shfl_sync(0xffffffffu, here_, (page - window_) & 31);
+    }
+
+   private:
+    __device__ int entry(int window) const {
+      const int i = window + static_cast<int>(threadIdx.x % 32);
+      return i < pages_ ? table_[i * p_.table_strides[1]] : 0;
+    }
+    const Decode& p_;
+    const std::int32_t* table_;
+    int pages_, window_, here_, next_;
+  };
+
   /// Of pages of whole tiles. All lanes go along: a lane alone, whose arguments are not known to be
   /// uniform, takes three times the instructions, and then feeding takes longer than computing.
   __device__ void load_whole_tiles() const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
     const bool leads = elected();
     const int tiles_of_page = p_.page / kTokens;
     Step ring(kUnits);
     std::uint32_t rope_parity = 1;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
-      const int pages = (item.length + p_.page - 1) / p_.page;
-      const std::int32_t* const table = p_.table + item.request * p_.table_strides[0];
-      const auto entry = [&](int i) { return i < pages ? table[i * p_.table_strides[1]] : 0; };
       int index = item.first / tiles_of_page, within = item.first - index * tiles_of_page;
-      int window = index / 32 * 32;  // its first entry
-      int here = entry(window + lane), next = entry(window + 32 + lane);
-      for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
-        barrier_wait(empty(ring.place), ring.parity ^ 1);
-#pragma unroll
-        for (int s = 0; s < kPair; ++s) {
-          expect_if(leads, full(ring.place, s), kSlabBytes);
-          load_tile_if(leads, unit(ring.place) + s * kSlabBytes, maps_.q, (slab + s) * kTileColumns,
-                       item.request, first_row_, full(ring.place, s));
-        }
-      }
+      PageNumbers numbers(p_, item, index);
+      load_first_queries(ring, item, leads);
 #pragma unroll 1
       for (int t = 0; t < item.count; ++t) {
-        const int page = uniform(__shfl_sync(0xffffffffu, here, index - window));
+        const int page = uniform(numbers[index]);
         const int token = within * kTokens;
         const auto load = [&](std::uint32_t to, int slab, std::uint32_t barrier) {
           load_tile_if(leads, to, maps_.cache, slab * kTileColumns, page, token, barrier);
@@ -287,10 +286,7 @@ class Block {
         }
         if (++within < tiles_of_page) continue;
         within = 0;
-        if (++index < window + 32) continue;
-        window += 32;
-        here = next;
-        next = entry(window + 32 + lane);
+        numbers.reach(++index);
       }
     });
   }
@@ -299,29 +295,15 @@ class Block {
   /// are single tokens.
   __device__ void load_small_pages() const {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const bool leads = lane == 0;
+    const bool leads = elected();
     const int of_tile = kTokens / p_.page;  // pages
     const int lanes = min(of_tile, 32), rounds = of_tile / lanes;
     Step ring(kUnits);
     std::uint32_t rope_parity = 1;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
-      const int pages = (item.length + p_.page - 1) / p_.page;
-      const std::int32_t* const table = p_.table + item.request * p_.table_strides[0];
-      const auto entry = [&](int i) { return i < pages ? table[i * p_.table_strides[1]] : 0; };
-      int window = item.first * of_tile / 32 * 32;  // its first entry
-      int here = entry(window + lane), next = entry(window + 32 + lane);
-
-      for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
-        if (!leads) continue;
-        barrier_wait(empty(ring.place), ring.parity ^ 1);
-        for (int s = 0; s < kPair; ++s) {
-          barrier_expect(full(ring.place, s), kSlabBytes);
-          load_tile(unit(ring.place) + s * kSlabBytes, maps_.q, (slab + s) * kTileColumns,
-                    item.request, first_row_, full(ring.place, s));
-        }
-      }
-      __syncwarp();
+      PageNumbers numbers(p_, item, item.first * of_tile);
+      load_first_queries(ring, item, leads);
       const int last = item.first + item.count;
       for (int t = item.first; t < last; ++t) {
         int page[2];
@@ -331,15 +313,11 @@ class Block {
           is[round] = false;
           if (round >= rounds) continue;
           const int first = t * of_tile + round * 32;
-          if (first >= window + 32) {
-            window += 32;
-            here = next;
-            next = entry(window + 32 + lane);
-          }
-          page[round] = __shfl_sync(0xffffffffu, here, (first - window + lane) & 31);
-          is[round] = lane < lanes && first + lane < pages;
+          numbers.reach(first);
+          page[round] = numbers[first + lane];
+          is[round] = lane < lanes && first + lane < numbers.count();
         }
-        const int there = min(of_tile, pages - t * of_tile) * p_.page;  // rows
+        const int there = min(of_tile, numbers.count() - t * of_tile) * p_.page;  // rows
         const auto load = [&](std::uint32_t to, int slab, std::uint32_t barrier) {
 #pragma unroll
           for (int round = 0; round < 2; ++round)
@@ -410,7 +388,7 @@ class Block {
       }
 
       const bool defers = kManyRows && item.count >= kDeferredTiles;
-      float S[32], largest[2] = {kNoScore, kNoScore}, sum[2] = {0, 0};
+      float S[32], largest[2] = {kNoScore, kNoScore}, sum[2] = {0, 0}, rounded[4] = {};
       for (int t = 0; t < item.count; ++t) {
         start_products();
 #pragma unroll
@@ -439,7 +417,7 @@ class Block {
         commit_products();
         wait_for_products<0>();
         pin(S);
-        if (defers && t > 0) arrive_of_warp(p_full(1 - tile.place), lane);
+        if (defers && t > 0) hand_over(1 - tile.place, lane);
         rope_parity ^= 1;
         arrive_of_warp(rope_empty(), lane);
         const bool ends = t + 1 == item.count;
@@ -473,21 +451,59 @@ class Block {
           alphas(tile.place)[row + 8] = alpha[1];
         }
         if (ends) {
+          add_rounded(rounded, alpha, p);
+          if (first_token + kTokens > item.length) clear_values(ring, item.length - first_token);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float whole = quad_sum(sum[i]);
             if (lane % 4 == 0)
               totals(tile.place)[row + 8 * i] =
-                  whole > 0 || whole != whole ? make_float2(1.0f / whole, largest[i] + log2f(whole))
-                                              : make_float2(0.0f, -INFINITY);
+                  whole > 0 || whole != whole
+                      ? make_float2(1.0f / rounded[2 * i], largest[i] + log2f(whole))
+                      : make_float2(0.0f, -INFINITY);
           }
         }
         publish_to_async();
-        if (!defers || ends) arrive_of_warp(p_full(tile.place), lane);
+        if (!defers || ends) hand_over(tile.place, lane);
+        if (!ends) add_rounded(rounded, alpha, p);
         tile.next();
       }
       queries_parity ^= 1;
     });
+  }
+
+  /// p of a tile, by the lanes that wrote what comes with it.
+  __device__ void hand_over(int place, int lane) const {
+    __syncwarp();
+    arrive_if(lane % 4 == 0, p_full(place));
+  }
+
+  /// sum = alpha sum + p 1: tensor cores add numbers of T exactly. Columns are alike.
+  __device__ static void add_rounded(float (&sum)[4], const float (&alpha)[2],
+                                     const std::uint32_t (&p)[16]) {
+    const std::uint32_t ones = pack<T>(1.0f, 1.0f);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] *= alpha[i / 2];
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      add_warp_product<T>(sum, {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]}, ones, ones);
+  }
+
+  /// Values behind a request's last key become 0, in the tile that lies before `behind`: 0 times
+  /// anything must be 0. By the threads that read queries in these places before and afterwards, so
+  /// that barriers of their own suffice.
+  __device__ void clear_values(const Step& behind, int seen) const {
+    sync_threads_of(kCleared, kWarpgroup);  // products of all warps have read the tile
+    constexpr int kOfTile = 2 * kHalf / kPair;
+    Step at = behind;
+    at.skip(kUnits - kOfTile);
+    for (int u = 0; u < kOfTile; ++u, at.next())
+      for (int s = 0; s < kPair; ++s)
+        for (int i = seen * kTileRowBytes / 16 + static_cast<int>(threadIdx.x); i < kSlabBytes / 16;
+             i += kWarpgroup)
+          reinterpret_cast<uint4*>(shared_ + at.place * kUnitBytes + s * kSlabBytes)[i] =
+              make_uint4(0, 0, 0, 0);
+    sync_threads_of(kCleared, kWarpgroup);
   }
 
   // --- Outputs ---
@@ -521,8 +537,6 @@ class Block {
         if (t + 1 == item.count) {
           total[0] = totals(tile.place)[row];
           total[1] = totals(tile.place)[row + 8];
-          const int seen = item.length - (item.first + t) * kTokens;
-          if (seen < kTokens) clear_values(ring.place, second.place, seen, side);
         }
         const std::uint64_t P = matrix(base_ + kP + tile.place * kSlabBytes);
         pin(O[0]), pin(O[1]);
@@ -542,8 +556,7 @@ class Block {
         wait_for_products<0>();
         pin(O[1]);
         arrive_if(lane == 0, empty(second.place));
-        __syncwarp();  // all lanes have read what came with p
-        arrive_if(lane == 0, p_empty(tile.place));
+        barrier_arrive(p_empty(tile.place));
         tile.next();
         ring.skip(t + 1 < item.count ? 2 * kHalf / kPair : 2 * kHalf / kPair - side * kSideStep);
       }
@@ -655,17 +668,6 @@ class Block {
     }
   }
 
-  /// Values behind a request's last key become 0: 0 times anything must be 0.
-  __device__ void clear_values(int place, int second, int seen, int side) const {
-    const int thread = static_cast<int>(threadIdx.x % kWarpgroup);
-    for (int s = 0; s < kHalf; ++s)
-      for (int i = seen * kTileRowBytes / 16 + thread; i < kSlabBytes / 16; i += kWarpgroup)
-        reinterpret_cast<uint4*>(shared_ + (s < kPair ? place : second) * kUnitBytes +
-                                 s % kPair * kSlabBytes)[i] = make_uint4(0, 0, 0, 0);
-    publish_to_async();
-    sync_threads_of(1 + side, kWarpgroup);
-  }
-
   /// A thread's outputs: rows row and row + 8, columns 8 n + 2 (lane % 4) and the next of its side.
   /// As two products, since one of 256 columns asks for more registers than 512 threads begin with.
   using Outputs = float[2][64];
@@ -683,36 +685,11 @@ class Block {
       const bool is = number < p_.rows;
       const int query = number / p_.heads, head = number - query * p_.heads;
       T* const out = static_cast<T*>(p_.out) + item.request * p_.out_strides[0] +
-                     query * p_.out_strides[1] + head * p_.out_strides[2] + side * 256 +
-                     8 * (lane % 4);
+                     query * p_.out_strides[1] + head * p_.out_strides[2] + side * 256;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        std::uint32_t word[4];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const float* const o = O[i / 4] + 16 * (i % 4) + 4 * n + 2 * r;
-          word[n] = pack<T>(o[0] * total[r].x, o[1] * total[r].x);
-        }
-        transpose_in_quad(word, lane);
-        if (is)
-          *reinterpret_cast<uint4*>(out + 32 * i) = make_uint4(word[0], word[1], word[2], word[3]);
-      }
+      for (int half = 0; half < 2; ++half)
+        store_row<T, 128>(out + 128 * half, O[half] + 2 * r, total[r].x, is, lane);
       if (is && side == 0 && lane % 4 == 0) lse(item.request, number) = lse_of(total[r].y);
-    }
-  }
-
-  /// Of word i of lane j of four, lane i becomes the owner, as its word j.
-  __device__ static void transpose_in_quad(std::uint32_t (&word)[4], int lane) {
-    const bool odd = lane & 1, high = lane & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const std::uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? word[i] : word[i + 1], 1);
-      (odd ? word[i] : word[i + 1]) = got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::uint32_t got = __shfl_xor_sync(0xffffffffu, high ? word[i] : word[i + 2], 2);
-      (high ? word[i] : word[i + 2]) = got;
     }
   }
 

@@ -3,10 +3,11 @@
 //
 //   here          FlashMLA         shape, all in device memory
 //   q             q                [B, q_len, H, 576]   absorbed: [q_nope Wk; q_pe]
-//   cache         k_cache          [pages, page, 576]   [latent; k_pe]; the values are its first
-//   512 block_table   block_table      [B, blocks]          pages of a request in order seq_lens
-//   cache_seqlens    [B]                  the queries' tokens included out           out [B, q_len,
-//   H, 512] lse           softmax_lse      [B, H, q_len]        natural logarithm
+//   cache         k_cache          [pages, page, 576]   [latent; k_pe]; values: its first 512
+//   block_table   block_table      [B, blocks]          pages of a request in order
+//   seq_lens      cache_seqlens    [B]                  the queries' tokens included
+//   out           out              [B, q_len, H, 512]
+//   lse           softmax_lse      [B, H, q_len]        natural logarithm
 #pragma once
 
 #include <cuda_runtime_api.h>
