@@ -1,4 +1,5 @@
-// torch.ops.lockstep.mla_decode on the CPU: it is its reference bit by bit, and refuses by name.
+// torch.ops.lockstep.mla_decode, mla_prefill and merge_attention on the CPU: they are their
+// references bit by bit, and refuse by name.
 // The GPU's side and torch.compile: properties/torch_ops_check.py.
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
@@ -83,6 +84,82 @@ TEST(MlaDecodeOperator, refusesByName) {
   EXPECT_NE(complaint("value_dim", std::int64_t{13}).find("value_dim is expected"),
             std::string::npos);
   EXPECT_NE(complaint("kv_scale", at::ones({})).find("kv_scale is expected to be absent"),
+            std::string::npos);
+}
+
+/// Rows of 5, 0 and 3 queries over 7, 4 and 0 keys, two heads.
+struct Prompts {
+  Array<float, 3> q = on_grid<float>(Shape<3>{8, 2, 12}, {.seed = 2, .stream = 1});
+  Array<float, 3> k = on_grid<float>(Shape<3>{11, 2, 12}, {.seed = 2, .stream = 2});
+  Array<float, 3> v = on_grid<float>(Shape<3>{11, 2, 8}, {.seed = 2, .stream = 3});
+  Array<std::int32_t, 1> queries = ints({0, 5, 5, 8}), keys = ints({0, 7, 11, 11});
+
+  Named arguments() const {
+    return {{"q", tensor_of(q)},
+            {"k", tensor_of(k)},
+            {"v", tensor_of(v)},
+            {"query_start_loc", tensor_of(queries)},
+            {"key_start_loc", tensor_of(keys)},
+            {"softmax_scale", 0.3}};
+  }
+};
+
+TEST(MlaPrefillOperator, isItsReference) {
+  const Prompts p;
+  for (const bool causal : {true, false}) {
+    Named arguments = p.arguments();
+    arguments["causal"] = causal;
+    const auto results = checked_call("mla_prefill", arguments);
+    ASSERT_EQ(results.size(), 2u);
+    Array<float, 3> out(Shape<3>{8, 2, 8});
+    Array<float, 2> lse(Shape<2>{2, 8});
+    reference::softmax_attention<float>(p.q, p.k, p.v, p.queries.view(), p.keys.view(),
+                                        {.scale = 0.3, .causal = causal}, out, lse);
+    EXPECT_EQ(bytes_of(results[0].toTensor()), bytes_of(tensor_of(out)));
+    EXPECT_EQ(bytes_of(results[1].toTensor()), bytes_of(tensor_of(lse)));
+  }
+}
+
+// Keys in two chunks, merged, are all keys; the second row's chunks have no key at all.
+TEST(MlaPrefillOperator, chunksMergeIntoTheWhole) {
+  const Prompts p;
+  Named arguments = p.arguments();
+  arguments["causal"] = false;
+  const auto whole = checked_call("mla_prefill", arguments);
+  const auto chunk = [&](const std::vector<std::int32_t>& keys, std::int64_t first) {
+    Named part = arguments;
+    part["k"] = tensor_of(p.k).slice(0, first);
+    part["v"] = tensor_of(p.v).slice(0, first);
+    part["query_start_loc"] = tensor_of(ints({0, 5}));
+    part["q"] = tensor_of(p.q).slice(0, 0, 5);
+    part["key_start_loc"] = tensor_of(ints({keys[0], keys[1]}));
+    return checked_call("mla_prefill", part);
+  };
+  const auto a = chunk({0, 4}, 0), b = chunk({0, 3}, 4), none = chunk({0, 0}, 0);
+  const auto merged = [](const auto& x, const auto& y) {
+    return checked_call("merge_attention",
+                        {{"out_a", x[0]}, {"lse_a", x[1]}, {"out_b", y[0]}, {"lse_b", y[1]}});
+  };
+  const auto both = merged(merged(none, a), b);
+  EXPECT_TRUE(at::allclose(both[0].toTensor(), whole[0].toTensor().slice(0, 0, 5), 1e-5, 1e-6));
+  EXPECT_TRUE(at::allclose(both[1].toTensor(), whole[1].toTensor().slice(1, 0, 5), 1e-5, 1e-6));
+}
+
+TEST(MlaPrefillOperator, refusesByName) {
+  const Prompts p;
+  const auto complaint = [&](const std::string& name, const c10::IValue& value) {
+    Named arguments = p.arguments();
+    arguments[name] = value;
+    return complaint_of("mla_prefill", arguments);
+  };
+  EXPECT_NE(
+      complaint("k", at::zeros({11, 2, 11})).find("k is expected to be [L, heads, width of q]"),
+      std::string::npos);
+  EXPECT_NE(
+      complaint("key_start_loc", tensor_of(ints({0, 1, 2}))).find("key_start_loc is expected"),
+      std::string::npos);
+  EXPECT_NE(complaint("query_start_loc", tensor_of(ints({0, 5, 4, 8})))
+                .find("query_start_loc is expected to be rising"),
             std::string::npos);
 }
 

@@ -239,6 +239,21 @@ def mla_cases(data):
                    seq_lens=data.ints([200, 2, 65, 17]), softmax_scale=0.135, value_dim=dims)
 
 
+def prefill_cases(data):
+    H, width, dims = data.sizes((16, 192, 128), (3, 12, 8))
+    for queries, keys, causal in (((200, 2, 0, 65), (200, 130, 9, 65), True), ((70, 1), (9, 130), False)):
+        starts, key_starts = (data.ints([sum(n[:i]) for i in range(len(n) + 1)]) for n in (queries, keys))
+        yield dict(q=data.normal(sum(queries), H, width), k=data.normal(sum(keys), H, width),
+                   v=data.normal(sum(keys), H, dims), query_start_loc=starts, key_start_loc=key_starts,
+                   softmax_scale=0.135, causal=causal)
+
+
+def merge_cases(data):
+    H, dims = data.sizes((16, 128), (3, 8))
+    yield dict(out_a=data.normal(70, H, dims), lse_a=data.normal(H, 70, dtype=torch.float32),
+               out_b=data.normal(70, H, dims), lse_b=data.normal(H, 70, dtype=torch.float32))
+
+
 CASES = {
     "causal_conv1d_update": conv_cases,
     "causal_conv1d": conv_prefill_cases,
@@ -253,6 +268,8 @@ CASES = {
     "state_scatter_accepted": scatter_cases,
     "conv_state_shift": shift_cases,
     "mla_decode": mla_cases,
+    "mla_prefill": prefill_cases,
+    "merge_attention": merge_cases,
 }
 
 

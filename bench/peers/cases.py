@@ -20,6 +20,7 @@ SSU = SimpleNamespace(H=128, P=64, N=128, G=8)
 GDN = SimpleNamespace(H=16, HV=32, K=128, V=128)
 POOL = SimpleNamespace(layers=36, slots=128, rows=64)
 MLA = SimpleNamespace(width=576, values=512, page=64, scale=0.135)  # DeepSeek-V3's 192^-0.5 1.874
+PROMPT = SimpleNamespace(width=192, values=128)  # decompressed
 
 
 @dataclass
@@ -468,6 +469,46 @@ def mla_decode(H, B, L):
                 2 * B * H * L * (MLA.width + MLA.values))
 
 
+def mla_prefill(H, lengths, chunk=0):
+    """q [T, H, 192] of packed rows, k [L, H, 192] and v [L, H, 128]: the rows themselves, causal, or with `chunk` as
+    many tokens of each row's prefix, all of which every query sees."""
+    T, N = sum(lengths), len(lengths)
+    keys = [chunk or n for n in lengths]
+    L, causal = sum(keys), chunk == 0
+    starts, key_starts = (torch.tensor((0, *n), device="cuda").cumsum(0).to(torch.int32) for n in (lengths, keys))
+
+    def make():
+        return SimpleNamespace(
+            q=rand(T, H, PROMPT.width), k=rand(L, H, PROMPT.width), v=rand(L, H, PROMPT.values), starts=starts,
+            key_starts=key_starts, longest=max(lengths), longest_keys=max(keys), causal=causal, scale=MLA.scale,
+            tokens=torch.cat([torch.arange(T)[:48], torch.randperm(T)[:96], torch.arange(T)[-48:]]).to("cuda"),
+            heads=torch.tensor([0, H // 2, H - 1], device="cuda"),
+            out=torch.empty(T, H, PROMPT.values, device="cuda", dtype=torch.bfloat16))
+
+    def reference(s, rows):
+        """Of some tokens and heads: out [tokens, heads, 128], lse [heads, tokens]."""
+        del rows
+        row = torch.searchsorted(starts, s.tokens.int(), right=True) - 1
+        last = key_starts[row + 1] - (starts[row + 1] - s.tokens - 1 if causal else 0)  # behind what a token sees
+        key = torch.arange(L, device="cuda")
+        hidden = (key[None] < key_starts[row][:, None]) | (key[None] >= last[:, None])
+        outs, sums = [], []
+        for h in s.heads.tolist():
+            scores = MLA.scale * (s.q[s.tokens, h].double() @ s.k[:, h].double().t())
+            scores = scores.masked_fill(hidden, float("-inf"))
+            outs.append(torch.softmax(scores, 1) @ s.v[:, h].double())
+            sums.append(torch.logsumexp(scores, 1))
+        return torch.stack(outs, 1), torch.stack(sums)
+
+    one = make()
+    traffic = nbytes(one.q, one.k, one.v, one.out, starts, key_starts) + H * T * 4
+    sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
+    pairs = sum(n * chunk if chunk else n * (n + 1) // 2 for n in lengths)
+    name = f"H={H} {lengths_text(lengths)}" + (f" over {chunk} of a prefix" if chunk else "")
+    return Case("mla_prefill", name, "mla_prefill", N, traffic, sets, reference,
+                2 * H * pairs * (PROMPT.width + PROMPT.values))
+
+
 def short(dtype):
     """float32 -> fp32, bfloat16 -> bf16."""
     return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
@@ -486,6 +527,11 @@ GDN_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), (GDN_MIXED, {}),
     ((8192,), dict(slow=True)), ((32768,), dict(slow=True)), (GDN_MIXED, dict(slow=True)),
     ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4)), ((8192,), dict(every=256)), ((131072,), {}),
+)
+
+# Heads, lengths of the rows, tokens of a chunk of their prefix: 16 heads are one of eight tensor-parallel parts.
+MLA_PREFILLS = (
+    (128, (2048,), 0), (128, (8192,), 0), (128, MIXED, 0), (16, (8192,), 0), (128, (2048,), 8192),
 )
 
 
@@ -528,6 +574,9 @@ def all_cases(quick=False):
         for B in (32,) if quick else (1, 32, 128):
             for L in (1024, 4096, 16384):
                 found.append(("mla_decode", ("mla_decode", H, B, L), lambda H=H, B=B, L=L: mla_decode(H, B, L)))
+    for H, lengths, chunk in MLA_PREFILLS[:2] if quick else MLA_PREFILLS:
+        found.append(("mla_prefill", ("mla_prefill", H, (lengths, chunk)),
+                      lambda H=H, n=lengths, c=chunk: mla_prefill(H, n, c)))
     for elements in (24576, 1 << 20):
         found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
     return found
@@ -563,6 +612,7 @@ for _key, _peer, _times in (
     (("mla_decode", 128, 1), "FlashAttention 3 of vLLM 0.33.0", {16384: 31.9}),
     (("mla_decode", 128, 32), "FlashAttention 3 of vLLM 0.33.0", {16384: 246.3}),
     (("mla_decode", 16, 128), "FlashAttention 3 of vLLM 0.33.0", {16384: 567.4}),
+    (("mla_prefill", 128), "FlashAttention 3 of vLLM 0.33.0", {((2048,), 0): 286.6, ((8192,), 0): 4188.4}),
 ):
     for _B, _us in _times.items():
         RECORDED[(*_key, _B)] = (_peer, _us)

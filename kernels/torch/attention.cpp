@@ -1,4 +1,4 @@
-// torch.ops.lockstep.mla_decode: schema in reference/contract.md.
+// torch.ops.lockstep.mla_decode, mla_prefill and merge_attention: schemas in reference/contract.md.
 #include "kernels/torch/operator.hpp"
 #include "reference/attention/mla_attention.hpp"
 
@@ -6,13 +6,46 @@
 #include <map>
 #include <mutex>
 
+#include "kernels/attention/merge_attention.hpp"
 #include "kernels/attention/mla_decode.hpp"
+#include "kernels/attention/mla_prefill.hpp"
 #endif
 
 namespace lockstep::torch_ops {
 namespace {
 
 constexpr std::int64_t kMlaWidth = 576;
+constexpr std::int64_t kPromptWidth = 192, kPromptValues = 128;
+
+#ifdef LOCKSTEP_HAS_CUDA
+/// Calls on different streams may run at the same time. A captured call has its stream's lane.
+int lane_of(cudaStream_t stream) {
+  static std::mutex mutex;
+  static std::map<cudaStream_t, int> lanes;
+  const std::lock_guard lock(mutex);
+  const auto [place, is_new] = lanes.emplace(stream, static_cast<int>(lanes.size()));
+  return place->second;
+}
+
+/// Kernels want a last dimension that is contiguous, and every row at whole 16 bytes.
+Tensor in_whole_rows(const Tensor& x) {
+  bool rows = x.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(x.data_ptr()) % 16 == 0;
+  for (std::int64_t i = 0; i + 1 < x.dim(); ++i)
+    rows = rows && x.stride(i) * x.element_size() % 16 == 0;
+  return rows ? x : x.clone(at::MemoryFormat::Contiguous);
+}
+
+/// run(T{}) for the type of the tensor `x`.
+template <class Run>
+auto of_type(const Tensor& x, const char* argument, Run run) {
+#ifdef LOCKSTEP_ALL_SHAPES
+  if (x.scalar_type() == at::kHalf) return run(kernels::Fp16{});
+#endif
+  expect(x.scalar_type() == at::kBFloat16, argument,
+         "bfloat16 on a GPU, or float16 in a build with LOCKSTEP_ALL_SHAPES", x.scalar_type());
+  return run(kernels::Bf16{});
+}
+#endif
 
 struct MlaDecode : Arguments {
   static constexpr const char* kSchema = R"(
@@ -92,23 +125,14 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     expect(value_dim == 512, "value_dim", "512 on a GPU", value_dim);
     expect_type(kv_cache, q.scalar_type(), "kv_cache");
     const auto results = meta();
-    if (q.scalar_type() == at::kBFloat16) return run<kernels::Bf16>(results);
-#ifdef LOCKSTEP_ALL_SHAPES
-    if (q.scalar_type() == at::kHalf) return run<kernels::Fp16>(results);
-#endif
-    expect(false, "q", "bfloat16 on a GPU, or float16 in a build with LOCKSTEP_ALL_SHAPES",
-           q.scalar_type());
-    return results;
+    return of_type(q, "q", [&](auto t) { return run<decltype(t)>(results); });
   }
 
   template <class T>
   Result run(const Result& results) const {
-    const std::int64_t H = q.size(2), bytes = q.element_size();
-    // The kernel wants a request's rows evenly apart, and whole 16 bytes.
-    bool rows = q.stride(3) == 1 && reinterpret_cast<std::uintptr_t>(q.data_ptr()) % 16 == 0;
-    for (std::int64_t i = 0; i < 3; ++i) rows = rows && q.stride(i) * bytes % 16 == 0;
-    rows = rows && (q.size(1) == 1 || H == 1 || q.stride(1) == H * q.stride(2));
-    const Tensor queries = rows ? q : q.clone(at::MemoryFormat::Contiguous);
+    // The kernel wants a request's rows evenly apart.
+    const bool even = q.size(1) == 1 || q.size(2) == 1 || q.stride(1) == q.size(2) * q.stride(2);
+    const Tensor queries = even ? in_whole_rows(q) : q.clone(at::MemoryFormat::Contiguous);
     const auto& [out, lse] = results;
     kernels::MlaDecode<T> in{.q = view_of<const T, 4>(queries, "q"),
                              .cache = view_of<const T, 3>(kv_cache, "kv_cache"),
@@ -125,20 +149,151 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     kernels::mla_decode<T>(in, stream());
     return results;
   }
+#endif
+};
 
-  /// Calls on different streams may run at the same time. A captured call has its stream's lane.
-  static int lane_of(cudaStream_t stream) {
-    static std::mutex mutex;
-    static std::map<cudaStream_t, int> lanes;
-    const std::lock_guard lock(mutex);
-    const auto [place, is_new] = lanes.emplace(stream, static_cast<int>(lanes.size()));
-    return place->second;
+struct MlaPrefill : Arguments {
+  static constexpr const char* kSchema = R"(
+mla_prefill(Tensor q, Tensor k, Tensor v, Tensor query_start_loc, Tensor key_start_loc,
+    float softmax_scale, *, bool causal=True) -> (Tensor out, Tensor lse))";
+
+  using Arguments::Arguments;
+  const Tensor q = tensor(), k = tensor(), v = tensor(), query_start_loc = tensor(),
+               key_start_loc = tensor();
+  const double softmax_scale = number();
+  const bool causal = flag();
+
+  using Result = std::tuple<Tensor, Tensor>;
+
+  Result meta() const {
+    return {at::empty_symint({q.sym_size(0), q.sym_size(1), v.sym_size(2)}, q.options()),
+            at::empty_symint({q.sym_size(1), q.sym_size(0)}, q.options().dtype(at::kFloat))};
+  }
+
+  void check() const {
+    expect_rank(q, "q", 3);
+    expect_rank(k, "k", 3);
+    expect_rank(v, "v", 3);
+    expect_float(q, "q");
+    expect_type(k, q.scalar_type(), "k");
+    expect_type(v, q.scalar_type(), "v");
+    expect_shape(k, "k", "[L, heads, width of q]", {k.size(0), q.size(1), q.size(2)});
+    expect_shape(v, "v", "[L, heads, values]", {k.size(0), q.size(1), v.size(2)});
+    expect_rank(query_start_loc, "query_start_loc", 1);
+    expect(query_start_loc.size(0) >= 1, "query_start_loc", "[N + 1]", query_start_loc.sizes());
+    expect_shape(key_start_loc, "key_start_loc", "[N + 1]", {query_start_loc.size(0)});
+  }
+
+  Result cpu() const {
+    check();
+    const IndexView queries = indices_of<1>(query_start_loc, "query_start_loc");
+    const IndexView keys = indices_of<1>(key_start_loc, "key_start_loc");
+    const auto rising = [](const IndexView& starts, std::int64_t tokens, const char* name) {
+      for (std::int64_t i = 0; i < starts.extent(0); ++i)
+        expect((i == 0 ? 0 : starts(i - 1)) <= starts(i) && starts(i) <= tokens, name,
+               "rising, from 0 at least to the number of tokens at most", starts(i));
+    };
+    rising(queries, q.size(0), "query_start_loc");
+    rising(keys, k.size(0), "key_start_loc");
+    const HostTensor<3> hq{MaybeTensor(q)}, hk{MaybeTensor(k)}, hv{MaybeTensor(v)};
+    const auto [out, lse] = meta();
+    const HostTensor<3> hout{MaybeTensor(at::zeros(out.sizes(), lse.options()))};
+    const HostTensor<2> hlse{MaybeTensor(at::zeros(lse.sizes(), lse.options()))};
+    reference::softmax_attention<float>(hq.in(), hk.in(), hv.in(), queries, keys,
+                                        {.scale = softmax_scale, .causal = causal}, hout.out(),
+                                        hlse.out());
+    return {hout.as(out.scalar_type()), hlse.as(at::kFloat)};
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  Result cuda() const {
+    check();
+    expect(q.size(2) == kPromptWidth, "q", "[T, heads, 192] on a GPU", q.sizes());
+    expect(v.size(2) == kPromptValues, "v", "[L, heads, 128] on a GPU", v.sizes());
+    const Result results = meta();
+    return of_type(q, "q", [&](auto t) {
+      using T = decltype(t);
+      const Tensor queries = in_whole_rows(q), keys = in_whole_rows(k), values = in_whole_rows(v);
+      const auto& [out, lse] = results;
+      kernels::mla_prefill<T>({.q = view_of<const T, 3>(queries, "q"),
+                               .k = view_of<const T, 3>(keys, "k"),
+                               .v = view_of<const T, 3>(values, "v"),
+                               .query_start_loc = indices_of<1>(query_start_loc, "query_start_loc"),
+                               .key_start_loc = indices_of<1>(key_start_loc, "key_start_loc"),
+                               .out = view_of<T, 3>(out, "out"),
+                               .lse = view_of<float, 2>(lse, "lse"),
+                               .softmax_scale = static_cast<float>(softmax_scale),
+                               .causal = causal,
+                               .lane = lane_of(stream())},
+                              stream());
+      return results;
+    });
+  }
+#endif
+};
+
+struct MergeAttention : Arguments {
+  static constexpr const char* kSchema = R"(
+merge_attention(Tensor out_a, Tensor lse_a, Tensor out_b,
+    Tensor lse_b) -> (Tensor out, Tensor lse))";
+
+  using Arguments::Arguments;
+  const Tensor out_a = tensor(), lse_a = tensor(), out_b = tensor(), lse_b = tensor();
+
+  using Result = std::tuple<Tensor, Tensor>;
+
+  Result meta() const {
+    return {at::empty_symint(out_a.sym_sizes(), out_a.options()),
+            at::empty_symint(lse_a.sym_sizes(), lse_a.options())};
+  }
+
+  void check() const {
+    expect_rank(out_a, "out_a", 3);
+    expect_float(out_a, "out_a");
+    expect_type(out_b, out_a.scalar_type(), "out_b");
+    expect_type(lse_a, at::kFloat, "lse_a");
+    expect_type(lse_b, at::kFloat, "lse_b");
+    expect_shape(out_b, "out_b", "[T, heads, values]", out_a.sizes());
+    expect_shape(lse_a, "lse_a", "[heads, T]", {out_a.size(1), out_a.size(0)});
+    expect_shape(lse_b, "lse_b", "[heads, T]", {out_a.size(1), out_a.size(0)});
+  }
+
+  Result cpu() const {
+    check();
+    const HostTensor<3> a{MaybeTensor(out_a)}, b{MaybeTensor(out_b)};
+    const HostTensor<2> of_a{MaybeTensor(lse_a)}, of_b{MaybeTensor(lse_b)};
+    const HostTensor<3> out{MaybeTensor(at::zeros(out_a.sizes(), lse_a.options()))};
+    const HostTensor<2> lse{MaybeTensor(at::zeros(lse_a.sizes(), lse_a.options()))};
+    reference::merge_attention<float>(a.in(), of_a.in(), b.in(), of_b.in(), out.out(), lse.out());
+    return {out.as(out_a.scalar_type()), lse.as(at::kFloat)};
+  }
+
+#ifdef LOCKSTEP_HAS_CUDA
+  Result cuda() const {
+    check();
+    expect(out_a.size(2) % 8 == 0, "out_a", "[T, heads, a multiple of 8] on a GPU", out_a.sizes());
+    const Tensor a = in_whole_rows(out_a), b = in_whole_rows(out_b);
+    const Result results{at::empty(out_a.sizes(), out_a.options()),
+                         at::empty(lse_a.sizes(), lse_a.options())};
+    return of_type(out_a, "out_a", [&](auto t) {
+      using T = decltype(t);
+      kernels::merge_attention<T>({.out_a = view_of<const T, 3>(a, "out_a"),
+                                   .lse_a = view_of<const float, 2>(lse_a, "lse_a"),
+                                   .out_b = view_of<const T, 3>(b, "out_b"),
+                                   .lse_b = view_of<const float, 2>(lse_b, "lse_b"),
+                                   .out = view_of<T, 3>(std::get<0>(results), "out"),
+                                   .lse = view_of<float, 2>(std::get<1>(results), "lse")},
+                                  stream());
+      return results;
+    });
   }
 #endif
 };
 
 TORCH_LIBRARY_FRAGMENT(lockstep, m) {
+  add_operator<MergeAttention>(m);
   add_operator<MlaDecode>(m);
+  add_operator<MlaPrefill>(m);
 }
 
 }  // namespace

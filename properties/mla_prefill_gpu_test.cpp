@@ -1,0 +1,263 @@
+// The kernel of mla_prefill against the reference: attention over packed keys.
+#include "kernels/attention/mla_prefill.hpp"
+
+#include <gmock/gmock.h>
+
+#include "properties/support/gpu.hpp"
+#include "reference/attention/softmax_attention.hpp"
+
+namespace lockstep {
+namespace {
+
+using namespace testing_support;
+using kernels::Bf16;
+using kernels::DeviceTensor;
+using kernels::Fp16;
+
+constexpr const char* kOperation = "mla_prefill";
+constexpr std::int64_t kWidth = 192, kValues = 128;
+constexpr float kScale = 0.135f;  // DeepSeek-V3's (128 + 64)^-0.5 1.874
+
+struct Question {
+  Sizes queries, keys;  ///< of each row of the batch
+  std::int64_t heads = 2;
+  bool causal = true;
+  double spread = 1;  ///< of the queries: with large ones a few keys have all the weight
+  float scale = kScale;
+};
+
+/// Rows one behind the other, and what belongs to no row is NaN.
+struct Inputs {
+  Inputs(const Question& question, std::uint64_t seed)
+      : query_starts(starts_of(question.queries)),
+        key_starts(starts_of(question.keys)),
+        q(drawn(question.queries, question.heads, kWidth, seed, 1)),
+        k(drawn(question.keys, question.heads, kWidth, seed, 2)),
+        v(drawn(question.keys, question.heads, kValues, seed, 3)) {
+    for (double& x : q) x *= question.spread;
+  }
+  static Array<double, 3> drawn(const Sizes& sizes, std::int64_t heads, std::int64_t width,
+                                std::uint64_t seed, std::uint64_t stream) {
+    const std::int64_t tokens = sum(sizes);
+    auto x = on_grid<double>(Shape<3>{tokens + 3, heads, width}, {.seed = seed, .stream = stream});
+    for (std::int64_t t = tokens; t < tokens + 3; ++t)
+      for_each_element(at(x.view(), t), [](const auto&, double& e) { e = std::nan(""); });
+    return x;
+  }
+  Array<std::int32_t, 1> query_starts, key_starts;
+  Array<double, 3> q, k, v;
+};
+
+template <class S>
+struct Answer {
+  Array<S, 3> out;
+  Array<S, 2> lse;
+};
+
+template <class S>
+Answer<S> empty_answer(const Inputs& in) {
+  const std::int64_t tokens = in.q.extent(0), H = in.q.extent(1);
+  return {Array<S, 3>(Shape<3>{tokens, H, kValues}, S{7}), Array<S, 2>(Shape<2>{H, tokens}, S{7})};
+}
+
+Answer<double> truth_of(const Inputs& in, const Question& question) {
+  Answer<double> answer = empty_answer<double>(in);
+  reference::softmax_attention<double>(
+      in.q, in.k, in.v, in.query_starts.view(), in.key_starts.view(),
+      {.scale = question.scale, .causal = question.causal}, answer.out, answer.lse);
+  return answer;
+}
+
+/// In float, with probabilities and outputs rounded as the kernel stores them.
+Answer<float> yardstick_of(const Inputs& in, const Question& question, Format format) {
+  const auto q = cast<float>(in.q), k = cast<float>(in.k), v = cast<float>(in.v);
+  Answer<float> answer = empty_answer<float>(in);
+  for (std::size_t row = 0; row < question.queries.size(); ++row) {
+    const auto n = static_cast<std::int64_t>(row);
+    const std::int64_t first = in.key_starts(n), keys = question.keys[row];
+    for (std::int64_t h = 0; h < q.extent(1); ++h) {
+      const Matrix<float> K = reference::head_of(cut(k.view(), first, first + keys), h);
+      const Matrix<float> V = reference::head_of(cut(v.view(), first, first + keys), h);
+      for (std::int64_t i = 0; i < question.queries[row]; ++i) {
+        const std::int64_t t = in.query_starts(n) + i;
+        const std::int64_t seen =
+            reference::visible_keys(i, question.queries[row], keys, question.causal);
+        answer.lse(h, t) = -std::numeric_limits<float>::infinity();
+        mapped(at(answer.out.view(), t, h)).setZero();
+        if (seen == 0) continue;
+        const Vector<float> scores =
+            question.scale * (K.topRows(seen) * as_vector(at(q.view(), t, h)));
+        const float largest = scores.maxCoeff();
+        const Vector<float> weights = (scores.array() - largest).exp();
+        const Vector<float> out =
+            V.topRows(seen).transpose() * rounded_each(weights, format) / weights.sum();
+        mapped(at(answer.out.view(), t, h)) = rounded_each(out, format);
+        answer.lse(h, t) = largest + std::log(weights.sum());
+      }
+    }
+  }
+  return answer;
+}
+
+template <class T>
+struct Device {
+  explicit Device(const Inputs& in)
+      : q(in.q),
+        k(in.k),
+        v(in.v),
+        query_starts(in.query_starts),
+        key_starts(in.key_starts),
+        out(empty_answer<double>(in).out),
+        lse(empty_answer<float>(in).lse) {}
+
+  void run(const Question& question, cudaStream_t stream = nullptr) {
+    kernels::mla_prefill<T>({.q = std::as_const(q).view(),
+                             .k = std::as_const(k).view(),
+                             .v = std::as_const(v).view(),
+                             .query_start_loc = std::as_const(query_starts).view(),
+                             .key_start_loc = std::as_const(key_starts).view(),
+                             .out = out.view(),
+                             .lse = lse.view(),
+                             .softmax_scale = question.scale,
+                             .causal = question.causal},
+                            stream);
+  }
+
+  DeviceTensor<T, 3> q, k, v;
+  DeviceTensor<std::int32_t, 1> query_starts, key_starts;
+  DeviceTensor<T, 3> out;
+  DeviceTensor<float, 2> lse;
+};
+
+template <class T>
+void expect_agreement(const Question& question, std::uint64_t seed) {
+  SCOPED_TRACE("H " + std::to_string(question.heads) + ", queries " +
+               ::testing::PrintToString(question.queries) + ", keys " +
+               ::testing::PrintToString(question.keys) + (question.causal ? "" : ", all seen"));
+  const Inputs in(question, seed);
+  Device<T> device(in);
+  device.run(question);
+  finish();
+  const Answer<double> truth = truth_of(in, question);
+  const Answer<float> yardstick = yardstick_of(in, question, kernels::format_of<T>());
+  EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
+  EXPECT_TRUE(within_yardstick(kOperation, "lse", device.lse, yardstick.lse, truth.lse));
+}
+
+template <class T>
+class MlaPrefillGpu : public GpuTest {};
+using Types = ::testing::Types<
+#ifdef LOCKSTEP_ALL_SHAPES
+    Fp16,
+#endif
+    Bf16>;
+TYPED_TEST_SUITE(MlaPrefillGpu, Types);
+
+// Around halves and wholes of blocks of queries and of tiles of keys.
+TYPED_TEST(MlaPrefillGpu, anyLength) {
+  for (const std::int64_t length : {1, 2, 15, 63, 64, 65, 127, 128, 129, 191, 192, 257, 400})
+    expect_agreement<TypeParam>({.queries = {length, 3}, .keys = {length, 3}},
+                                static_cast<std::uint64_t>(length));
+}
+
+// Behind a prefix, over a chunk of it alone, and queries that the border leaves without a key.
+TYPED_TEST(MlaPrefillGpu, queriesAndKeysOfAnyNumbers) {
+  std::uint64_t seed = 0;
+  for (const bool causal : {true, false}) {
+    expect_agreement<TypeParam>({.queries = {5, 130}, .keys = {300, 131}, .causal = causal},
+                                ++seed);
+    expect_agreement<TypeParam>({.queries = {129, 1}, .keys = {513, 77}, .causal = causal}, ++seed);
+    expect_agreement<TypeParam>({.queries = {200, 64}, .keys = {70, 1}, .causal = causal}, ++seed);
+  }
+}
+
+// Rows without queries, without keys, without either.
+TYPED_TEST(MlaPrefillGpu, noKeyGivesZeroAndMinusInfinity) {
+  for (const bool causal : {true, false})
+    expect_agreement<TypeParam>(
+        {.queries = {0, 7, 130, 0, 3}, .keys = {0, 0, 140, 9, 0}, .causal = causal}, 3);
+  expect_agreement<TypeParam>({.queries = {4}, .keys = {0}}, 4);
+}
+
+// More rows than a warp has lanes, and more items than blocks.
+TYPED_TEST(MlaPrefillGpu, manyRowsAndHeads) {
+  Sizes sizes;
+  for (std::int64_t n = 0; n < 70; ++n) sizes.push_back(n % 7 == 3 ? 0 : 1 + n * 5 % 40);
+  expect_agreement<TypeParam>({.queries = sizes, .keys = sizes, .heads = 3}, 1);
+  expect_agreement<TypeParam>({.queries = {150}, .keys = {150}, .heads = 80}, 2);
+  expect_agreement<TypeParam>({.queries = {130, 260}, .keys = {130, 260}, .heads = 33}, 3);
+}
+
+// From keys that count alike to one that has all the weight; scores of either sign.
+TYPED_TEST(MlaPrefillGpu, anySpreadOfScores) {
+  for (const double spread : {1.0 / 64, 4.0, 32.0})
+    expect_agreement<TypeParam>({.queries = {300}, .keys = {300}, .spread = spread}, 7);
+  expect_agreement<TypeParam>({.queries = {200}, .keys = {200}, .scale = -0.1f}, 8);
+}
+
+// Blocks take items in another order each time, and counters are left as found.
+TYPED_TEST(MlaPrefillGpu, everyLaunchGivesTheSameBits) {
+  const Question question{.queries = {700, 65, 300}, .keys = {900, 65, 300}, .heads = 16};
+  const Inputs in(question, 9);
+  Device<TypeParam> first(in), again(in);
+  first.run(question);
+  finish();
+  for (int i = 0; i < 20; ++i) again.run(question);
+  finish();
+  EXPECT_TRUE(same_bits(again.out, first.out));
+  EXPECT_TRUE(same_bits(again.lse, first.lse));
+}
+
+// A captured launch serves the rows that it finds.
+TYPED_TEST(MlaPrefillGpu, aCapturedLaunchServesOtherRows) {
+  const Question question{.queries = {300, 100}, .keys = {300, 100}};
+  const Inputs in(question, 4);
+  Device<TypeParam> captured(in), direct(in);
+  direct.run(question);
+  finish();
+  captured.query_starts.set({0, 0, 0});
+  replay_behind_change([&](cudaStream_t stream) { captured.run(question, stream); },
+                       [&] {
+                         captured.query_starts.set({0, 300, 400});
+                       });
+  EXPECT_TRUE(same_bits(captured.out, direct.out));
+  EXPECT_TRUE(same_bits(captured.lse, direct.lse));
+}
+
+TEST(MlaPrefillArguments, areRefusedByName) {
+  const auto complaint = [&](auto change) {
+    kernels::MlaPrefill<Bf16> in{.q = unread<const Bf16, 3>({9, 4, kWidth}),
+                                 .k = unread<const Bf16, 3>({12, 4, kWidth}),
+                                 .v = unread<const Bf16, 3>({12, 4, kValues}),
+                                 .query_start_loc = unread<const std::int32_t, 1>({3}),
+                                 .key_start_loc = unread<const std::int32_t, 1>({3}),
+                                 .out = unread<Bf16, 3>({9, 4, kValues}),
+                                 .lse = unread<float, 2>({4, 9})};
+    change(in);
+    return complaint_of([&] { kernels::mla_prefill<Bf16>(in, nullptr); });
+  };
+  using In = kernels::MlaPrefill<Bf16>;
+  using ::testing::HasSubstr;
+  EXPECT_THAT(complaint([](In& in) {
+                in.q = unread<const Bf16, 3>({9, 4, 128});
+              }),
+              HasSubstr("q is expected to be [T, H, 192] = [9, 4, 192]; got [9, 4, 128]"));
+  EXPECT_THAT(complaint([](In& in) {
+                in.v = unread<const Bf16, 3>({11, 4, kValues});
+              }),
+              HasSubstr("v is expected to be [L, H, 128] = [12, 4, 128]; got [11, 4, 128]"));
+  EXPECT_THAT(complaint([](In& in) { in.key_start_loc = unread<const std::int32_t, 1>({2}); }),
+              HasSubstr("key_start_loc is expected to be [N + 1] = [3]; got [2]"));
+  EXPECT_THAT(complaint([](In& in) {
+                in.lse = unread<float, 2>({9, 4});
+              }),
+              HasSubstr("lse is expected to be [H, T] = [4, 9]"));
+  EXPECT_THAT(complaint([](In& in) {
+                in.k = unread<const Bf16, 3>({12, 4, kWidth}, {4 * 193, 193, 1});
+              }),
+              HasSubstr("k is expected to be contiguous in its last dimension"));
+  EXPECT_THAT(complaint([](In& in) { in.lane = 128; }), HasSubstr("lane is expected to be below"));
+}
+
+}  // namespace
+}  // namespace lockstep
