@@ -51,6 +51,7 @@ done
 judge ssu 0 selective_state_update $ours:selective_state_update
 judge ssd 0 ssd_prefill $ours:ssd_prefill
 judge mla 0 mla_decode $ours:mla_decode
+judge mla_prefill 0 mla_prefill $ours:mla_prefill
 judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
 judge conv_prefill 0 causal_conv1d $ours:causal_conv1d
 judge copy 0 state_copy $ours:state_copy

@@ -56,6 +56,7 @@ TEST(Judge, everyOperationHasARightCandidate) {
       {"gated_delta_rule_prefill", "prefill_right"},
       {"ssd_prefill", "ssd_right"},
       {"mla_decode", "mla_right"},
+      {"mla_prefill", "mla_prefill_right"},
       {"state_copy", "copy_right"},
       {"state_scatter_accepted", "scatter_right"}};
   for (const auto& [operation, symbol] : all) {
@@ -166,6 +167,11 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {"mla_decode", "mla_piece_too_many", "one-head", 11, {"an empty piece merged"}},
       {"mla_decode", "mla_top_left", "around", 11, {"a causal border from the top left"}},
       {"mla_decode", "mla_empty_minus", "no-keys", 11, {"with an lse of -inf", "lse: "}},
+      {"mla_prefill", "mla_prefill_scale_of_nope", "one-row", 11, {"with the scale 128^-0.5"}},
+      {"mla_prefill", "mla_prefill_no_k_pe", "one-row", 11, {"without k_pe, the last 64 columns"}},
+      {"mla_prefill", "mla_prefill_top_left", "prefix", 11, {"a causal border from the top left"}},
+      {"mla_prefill", "mla_prefill_empty_plus", "empty", 11, {"with an lse of +inf", "lse: "}},
+      {"mla_prefill", "mla_prefill_piece_too_many", "one-block", 11, {"an empty piece merged"}},
       {"state_copy", "copy_in_order", "c", 11, {"sources were overwritten"}},
       {"state_scatter_accepted", "scatter_by_index", "every", 11, {"index instead of the count"}},
   });
@@ -191,6 +197,7 @@ TEST(Judge, whatIsNotTheOperationsIsGuarded) {
        10,
        {"padding-leak: out:", "only rows whose slot is padding"}},
       {"mla_decode", "mla_reads_tail", "pages-of-128", 10, {"padding-leak: out:"}},
+      {"mla_prefill", "mla_prefill_whole_tiles", "around", 10, {"padding-leak: out:"}},
       {kDelta, "gdn_ignores_strides", "strided", 10, {"decode-strided: padding-leak: out:"}},
       {kDelta,
        "gdn_writes_input",

@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "kernels/judge/operation.hpp"
+#include "kernels/judge/operations/attention.hpp"
 #include "reference/attention/mla_attention.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/tensors/grid.hpp"
@@ -139,8 +139,7 @@ class Definition {
  public:
   Definition(const Case& c, std::string_view mistake, bool rounded)
       : mistake_(mistake),
-        format_(rounded ? format_of(c.tensor("q").type) : Format::float32),
-        rounds_(rounded),
+        stored_(rounded ? std::optional(format_of(c.tensor("q").type)) : std::nullopt),
         q_(array_of<S, 4>(c, "q")),
         cache_(array_of<S, 3>(c, "kv_cache")),
         table_(array_of<std::int32_t, 2>(c, "block_table")),
@@ -198,40 +197,11 @@ class Definition {
     const S nothing = mistake_ == "empty-minus" ? -std::numeric_limits<S>::infinity()
                                                 : std::numeric_limits<S>::infinity();
     if (n == 0) return {Vector<S>::Zero(kValues), nothing};
-    reference::Attended<S> one =
-        rounds_ ? as_stored(q, K, V) : reference::attend<S>(q, K, V, scale_);
-    if (mistake_ == "mean-of-pieces" && n > 1) {
-      const std::int64_t half = n / 2;
-      const auto part = [&](const auto& rows, const auto& values) {
-        return reference::attend<S>(q, rows, values, scale_).out;
-      };
-      one.out = (part(K.topRows(half), V.topRows(half)) +
-                 part(K.bottomRows(n - half), V.bottomRows(n - half))) /
-                2;
-    }
-    if (mistake_ == "piece-too-many") {
-      const S more = std::max(one.lse, S{0}) + std::log1p(std::exp(-std::abs(one.lse)));
-      one.out *= std::exp(one.lse - more);
-      one.lse = more;
-    }
-    if (mistake_ == "lse-of-2") one.lse /= std::log(S{2});
-    return one;
-  }
-
-  /// With probabilities and outputs rounded as a kernel stores them.
-  reference::Attended<S> as_stored(const Vector<S>& q, const Matrix<S>& K,
-                                   const Matrix<S>& V) const {
-    const Vector<S> scores = scale_ * (K * q);
-    const S largest = scores.maxCoeff();
-    const Vector<S> weights = (scores.array() - largest).exp();
-    const S sum = weights.sum();
-    const Vector<S> out = V.transpose() * rounded_each(weights, format_) / sum;
-    return {rounded_each(out, format_), largest + std::log(sum)};
+    return attention::attended<S>(q, K, V, scale_, stored_, mistake_);
   }
 
   std::string_view mistake_;
-  Format format_;
-  bool rounds_;
+  std::optional<Format> stored_;
   Array<S, 4> q_;
   Array<S, 3> cache_;
   Array<std::int32_t, 2> table_;
