@@ -22,7 +22,7 @@ root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 stage=$root/.lockstep/stage
 built=${LOCKSTEP_BUILT:-$root/build/gpu}
 packages='libexpected-dev libfmt-dev libfmt9 nlohmann-json3-dev libcli11-dev libzstd-dev libzstd1 libeigen3-dev
-  libgtest-dev libgmock-dev librapidcheck-dev'
+  libssl-dev libxxhash-dev libkainjow-mustache-dev libgtest-dev libgmock-dev librapidcheck-dev'
 
 stage() {
   mkdir -p "$stage/debs"

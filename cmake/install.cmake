@@ -12,7 +12,7 @@ if(fmt_type STREQUAL SHARED_LIBRARY)
   install(IMPORTED_RUNTIME_ARTIFACTS fmt::fmt COMPONENT program)
 endif()
 # The style of pages, for those that Python writes.
-install(FILES cache_sim/report/style.hpp DESTINATION ${CMAKE_INSTALL_DATADIR}/lockstep COMPONENT program)
+install(FILES cache_sim/report/templates/style.css DESTINATION ${CMAKE_INSTALL_DATADIR}/lockstep COMPONENT program)
 
 install(TARGETS ${installed_targets} EXPORT lockstepTargets
         OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/lockstep)

@@ -173,6 +173,11 @@ add_test(NAME python.pip_install_and_pytest_find_a_bug
 set_tests_properties(python.pip_install_and_pytest_find_a_bug
   PROPERTIES LABELS full TIMEOUT 3000 PROCESSORS 2 SKIP_RETURN_CODE 77)
 
+# The report's pages in a browser, where there is one.
+add_test(NAME report.pages_in_a_browser
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/report_browser_test.py --program $<TARGET_FILE:lockstep>)
+set_tests_properties(report.pages_in_a_browser PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
+
 # Random requests to a server: a toy in Python, sound and broken in each way that it knows.
 add_test(NAME python.server_search
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/server_search_test.py --program $<TARGET_FILE:lockstep>)

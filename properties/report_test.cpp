@@ -360,6 +360,22 @@ std::vector<std::string> complaints(const std::string& page, const Json& documen
   return found;
 }
 
+/// One page of the report of a document.
+std::string page_named(const Json& document, const std::string& path) {
+  for (Page& page : report_pages(document))
+    if (page.path == path) return std::move(page.markup);
+  throw std::runtime_error("no page " + path);
+}
+
+/// The same of every page.
+std::vector<std::string> all_complaints(const Json& document) {
+  std::vector<std::string> found;
+  for (const Page& page : report_pages(document))
+    for (const std::string& complaint : complaints(page.markup, document))
+      found.push_back(page.path + ": " + complaint);
+  return found;
+}
+
 std::size_t place_count(const std::string& page) {
   const Markup markup(page);
   return static_cast<std::size_t>(std::count_if(
@@ -379,37 +395,34 @@ void erase_timing(Json& json) {
 // a rumour.
 TEST(Report, everyFigureOfThePageIsOneOfItsData) {
   const Report report = report_of_everything();
-  const std::string page = report_page(report.document);
-  EXPECT_EQ(complaints(page, report.document), std::vector<std::string>{});
-  EXPECT_GT(place_count(page), 500u);
+  EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
+  std::size_t places = 0;
+  for (const Page& page : report_pages(report.document)) places += place_count(page.markup);
+  EXPECT_GT(places, 500u);
 }
 
 // The check above would be worth nothing if it let a wrong page pass.
 TEST(Report, aDamagedPageIsNoticed) {
   const Report report = report_of_everything();
-  const std::string page = report_page(report.document);
-  const auto damaged = [&](std::string_view old_text, std::string_view new_text) {
-    std::string copy = page;
+  const auto damaged = [&](const std::string& path, std::string_view old_text,
+                           std::string_view new_text) {
+    std::string copy = page_named(report.document, path);
     const std::size_t at = copy.find(old_text);
     require(at != std::string::npos, fmt::format("the page holds {}", old_text));
-    return copy.replace(at, old_text.size(), new_text);
+    return complaints(copy.replace(at, old_text.size(), new_text), report.document);
   };
+  const std::string index = "index.html";
+  const std::string trace = "traces/finish_keeps_its_state.html";
   EXPECT_FALSE(
-      complaints(damaged("data-path=\"/summary/runs\">11<", "data-path=\"/summary/runs\">10<"),
-                 report.document)
-          .empty());
-  EXPECT_FALSE(complaints(damaged("value=\"11\" data-path=\"/summary/runs\"",
-                                  "value=\"8\" data-path=\"/summary/runs\""),
-                          report.document)
+      damaged(index, "data-path=\"/summary/runs\">11<", "data-path=\"/summary/runs\">10<").empty());
+  EXPECT_FALSE(damaged(index, "value=\"11\" data-path=\"/summary/runs\"",
+                       "value=\"8\" data-path=\"/summary/runs\"")
                    .empty());
-  EXPECT_FALSE(complaints(damaged("/summary/traces", "/summary/nothing"), report.document).empty());
+  EXPECT_FALSE(damaged(index, "/summary/traces", "/summary/nothing").empty());
   EXPECT_FALSE(
-      complaints(damaged("What this page is made of</h2>", "What these 7 pages are made of</h2>"),
-                 report.document)
-          .empty());
-  EXPECT_FALSE(
-      complaints(damaged("a1000+b8+c50 output", "a1000+b8+c51 output"), report.document).empty());
-  EXPECT_THROW(complaints(damaged("</section>", ""), report.document), std::exception);
+      damaged(index, "What this report is made of</h2>", "What 7 pages are made of</h2>").empty());
+  EXPECT_FALSE(damaged(trace, "a1000+b8+c50 output", "a1000+b8+c51 output").empty());
+  EXPECT_THROW(damaged(trace, "</section>", ""), std::exception);
 }
 
 // The page is made from the data alone: other data, another page.
@@ -417,60 +430,86 @@ TEST(Report, figuresFollowTheData) {
   Report report = report_of_everything();
   report.document["summary"]["runs"] = 987654;
   report.document["traces"][0]["runs"][0]["run"]["requests"][0]["cached_tokens"] = 1234567;
-  const std::string page = report_page(report.document);
-  EXPECT_NE(page.find(">987,654<"), std::string::npos);
-  EXPECT_NE(page.find(">1,234,567<"), std::string::npos);
-  EXPECT_EQ(complaints(page, report.document), std::vector<std::string>{});
+  const std::string trace = report.document["traces"][0]["page"];
+  EXPECT_NE(page_named(report.document, "index.html").find(">987,654<"), std::string::npos);
+  EXPECT_NE(page_named(report.document, trace).find(">1,234,567<"), std::string::npos);
+  EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
 }
 
-TEST(Report, pageHasASectionForEachTrace) {
+TEST(Report, everyTraceHasAPageAndEveryLinkLeadsSomewhere) {
   const Report report = report_of_everything();
-  const Markup markup(report_page(report.document));
-  std::set<std::string> names;
+  std::map<std::string, std::set<std::string>> names;  // of each page's places
   std::map<std::string, int> tags;
-  for (const Element& element : markup.elements()) {
-    ++tags[element.tag];
-    if (element.attributes.contains("id")) {
-      EXPECT_TRUE(names.insert(element.attributes.at("id")).second);
+  const std::vector<Page> pages = report_pages(report.document);
+  for (const Page& page : pages)
+    for (const Markup markup(page.markup); const Element& element : markup.elements()) {
+      ++tags[element.tag];
+      names[page.path];
+      if (element.attributes.contains("id")) {
+        EXPECT_TRUE(names[page.path].insert(element.attributes.at("id")).second);
+      }
     }
-  }
-  for (const std::string name : {"figures", "idea", "legend", "summary", "kinds", "workloads",
-                                 "making", "traces-retraction", "traces-finish_keeps_its_state",
-                                 "traces-finish_keeps_its_state-run-2", "regressions-split"})
-    EXPECT_TRUE(names.contains(name)) << name;
+  for (const auto& [page, place] : std::vector<std::pair<std::string, std::string>>{
+           {"index.html", "figures"},
+           {"index.html", "traces"},
+           {"index.html", "kinds"},
+           {"index.html", "making"},
+           {"reading.html", "idea"},
+           {"reading.html", "legend"},
+           {"policies.html", "workloads"},
+           {"traces/retraction.html", "traces-retraction"},
+           {"traces/finish_keeps_its_state.html", "traces-finish_keeps_its_state-run-2"},
+           {"traces/regressions-split.html", "regressions-split"}})
+    EXPECT_TRUE(names[page].contains(place)) << page << "#" << place;
   EXPECT_EQ(tags["section"], 3);
   EXPECT_EQ(tags["article"], 7);  // one for each run of a file
   EXPECT_GT(tags["svg"], 10);
-  for (const Element& element : markup.elements())
-    if (element.tag == "a" && element.attributes.at("href").starts_with("#")) {
-      EXPECT_TRUE(names.contains(element.attributes.at("href").substr(1)))
-          << element.attributes.at("href");
+  std::size_t followed = 0;
+  for (const Page& page : pages)
+    for (const Markup markup(page.markup); const Element& element : markup.elements()) {
+      if (element.tag != "a" || element.attributes.at("href").starts_with("https://")) continue;
+      const std::string link = element.attributes.at("href");
+      const std::string file = link.substr(0, link.find('#'));
+      if (!file.empty() && !file.ends_with(".html")) continue;  // data, written beside the pages
+      const std::string target =
+          file.empty() ? page.path
+                       : (fs::path(page.path).parent_path() / file).lexically_normal().string();
+      ASSERT_TRUE(names.contains(target)) << page.path << ": " << link;
+      const std::size_t place = link.find('#');
+      EXPECT_TRUE(place == std::string::npos || names[target].contains(link.substr(place + 1)))
+          << page.path << ": " << link;
+      ++followed;
     }
+  EXPECT_GT(followed, 20u);
 }
 
 // It is read on machines without a network, and tells nobody that it is read.
-TEST(Report, pageLoadsNothingFromElsewhere) {
-  const std::string page = report_page(report_of_everything().document);
-  EXPECT_EQ(page.find("http://"), std::string::npos);
-  EXPECT_EQ(page.find("https://"), std::string::npos);
-  EXPECT_EQ(page.find("@import"), std::string::npos);
-  EXPECT_EQ(page.find("url("), std::string::npos);
-  const Markup markup(page);
-  for (const Element& element : markup.elements()) {
-    EXPECT_FALSE(element.attributes.contains("src"));
-    EXPECT_NE(element.tag, "link");
-    EXPECT_NE(element.tag, "iframe");
-    const auto target = element.attributes.find("href");
-    if (target != element.attributes.end()) {
-      EXPECT_EQ(target->second.find("//"), std::string::npos);
+TEST(Report, pagesLoadNothingFromElsewhere) {
+  const std::vector<Page> pages = report_pages(report_of_everything().document);
+  std::size_t reports = 0;
+  for (const Page& page : pages) {
+    EXPECT_EQ(page.markup.find("http://"), std::string::npos);
+    EXPECT_EQ(page.markup.find("@import"), std::string::npos);
+    EXPECT_EQ(page.markup.find("url("), std::string::npos);
+    for (const Markup markup(page.markup); const Element& element : markup.elements()) {
+      EXPECT_FALSE(element.attributes.contains("src"));
+      EXPECT_NE(element.tag, "link");
+      EXPECT_NE(element.tag, "iframe");
+      const auto target = element.attributes.find("href");
+      if (target == element.attributes.end() || target->second.find("//") == std::string::npos)
+        continue;
+      // A public report is read where it is, if the reader asks for it.
+      EXPECT_TRUE(element.tag == "a" && target->second.starts_with("https://github.com/"));
+      ++reports;
     }
   }
+  EXPECT_GT(reports, 0u);
 }
 
 // Whatever a text smuggles past the escaping: the browser runs the page's own script alone. The
 // policy names it by its digest.
 TEST(Report, pageAllowsItsOwnScriptAlone) {
-  const std::string page = report_page(report_of_everything().document);
+  const std::string page = page_named(report_of_everything().document, "index.html");
   const auto between = [&](const std::string& begin, const std::string& end) {
     const std::size_t at = page.find(begin) + begin.size();
     return page.substr(at, page.find(end, at) - at);
@@ -493,8 +532,11 @@ TEST(Report, linksToTimelinesLeadToTheirFiles) {
   FixtureFolder folder;
   folder.with("50% of #1? é", "check\n");
   const Report report = collected(folder);
-  const std::string page = report_page(report.document);
-  EXPECT_NE(page.find("href=\"timelines/50%25%20of%20%231%3F%20%C3%A9-1.json\""),
+  const std::string name = "50%25%20of%20%231%3F%20%C3%A9";
+  EXPECT_NE(page_named(report.document, "traces/50% of #1? é.html")
+                .find("href=\"../timelines/" + name + "-1.json\""),
+            std::string::npos);
+  EXPECT_NE(page_named(report.document, "index.html").find("href=\"traces/" + name + ".html\""),
             std::string::npos);
   EXPECT_EQ(report.timelines[0].path, "timelines/50% of #1? é-1.json");
 }
@@ -505,11 +547,10 @@ TEST(Report, whatAFileSaysIsTextAndNeverMarkup) {
               "# <script>alert('1 & 2')</script> \"quoted\"\n# sglang #12 </code><b>bold\nalloc "
               "as=<i>\ncheck\n");
   const Report report = collected(folder);
-  const std::string page = report_page(report.document);
-  EXPECT_EQ(page.find("<script>alert"), std::string::npos);
-  EXPECT_EQ(page.find("<b>"), std::string::npos);
-  EXPECT_EQ(page.find("<i>"), std::string::npos);
-  EXPECT_EQ(complaints(page, report.document), std::vector<std::string>{});
+  for (const Page& page : report_pages(report.document))
+    for (const char* const markup : {"<script>alert", "<b>", "<i>"})
+      EXPECT_EQ(page.markup.find(markup), std::string::npos) << page.path;
+  EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
   EXPECT_NO_THROW(Markup(report_junit(report.document)));
 }
 
@@ -528,7 +569,7 @@ TEST(Report, bytesThatAreNoTextAreReplaced) {
   folder.with("bytes", "# caf\xE9 and \xFF\xFE\ncheck\n");
   const Report report = collected(folder);
   EXPECT_NO_THROW(report.document.dump());
-  EXPECT_EQ(complaints(report_page(report.document), report.document), std::vector<std::string>{});
+  EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
 }
 
 // --- The data ------------------------------------------------------------------------------------
@@ -538,7 +579,10 @@ TEST(Report, sameFixturesGiveTheSameBytes) {
   folder.with("finish_keeps_its_state", kFinishKeepsItsState).with("retraction", kRetraction);
   Report first = collected(folder, "sglang-w1:requests=80");
   Report second = collected(folder, "sglang-w1:requests=80");
-  EXPECT_EQ(report_page(first.document), report_page(second.document));
+  const std::vector<Page> pages = report_pages(first.document);
+  const std::vector<Page> again = report_pages(second.document);
+  ASSERT_EQ(pages.size(), again.size());
+  for (std::size_t i = 0; i < pages.size(); ++i) EXPECT_EQ(pages[i].markup, again[i].markup);
   erase_timing(first.document);
   erase_timing(second.document);
   EXPECT_EQ(first.document.dump(), second.document.dump());
@@ -596,10 +640,46 @@ TEST(Report, eventsOnThePageAreThoseAroundTheFinding) {
     return report.document["traces"][trace]["runs"][0]["window"];
   };
   EXPECT_EQ(report.document["traces"][0]["runs"][0]["run"]["findings"][0]["event"], 100);
-  EXPECT_EQ(window(0), (Json{{"first", 70}, {"last", 109}, {"cut", true}}));
-  EXPECT_EQ(window(1), (Json{{"first", 1}, {"last", 40}, {"cut", true}}));
-  EXPECT_EQ(window(2), (Json{{"first", 1}, {"last", 1}, {"cut", false}}));
-  EXPECT_EQ(complaints(report_page(report.document), report.document), std::vector<std::string>{});
+  EXPECT_EQ(window(0),
+            (Json{{"first", 70}, {"last", 109}, {"cut", true}, {"before", Json::array()}}));
+  EXPECT_EQ(window(1),
+            (Json{{"first", 1}, {"last", 40}, {"cut", true}, {"before", Json::array()}}));
+  EXPECT_EQ(window(2),
+            (Json{{"first", 1}, {"last", 1}, {"cut", false}, {"before", Json::array()}}));
+  EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
+}
+
+// The finding is about one node; the reader need not look for it.
+TEST(Report, treeMarksTheNodeThatTheFindingIsAbout) {
+  FixtureFolder folder;
+  folder.with("finish_keeps_its_state", kFinishKeepsItsState);
+  const Report report = collected(folder);
+  const Json& runs = report.document["traces"][0]["runs"];
+  EXPECT_EQ(runs[1]["run"]["findings"][0]["text"],
+            "state slot 1 is free and belongs to the node at a1000+b7 (1007 tokens)");
+  std::vector<std::string> marked;
+  for (const Json& node : runs[1]["tree"]["nodes"])
+    if (node["guilty"])
+      marked.push_back(
+          fmt::format("{} {}", node["edge"].get<std::string>(), node["state_slot"].get<int>()));
+  EXPECT_EQ(marked, std::vector<std::string>{"b7 1"});
+  for (const Json& node : runs[0]["tree"]["nodes"]) EXPECT_FALSE(node["guilty"]);
+  EXPECT_NE(page_named(report.document, "traces/finish_keeps_its_state.html").find("guilty"),
+            std::string::npos);
+}
+
+// A wrong number that a request was admitted with is far above the event that shows it.
+TEST(Report, eventsOnThePageBeginWithTheAdmissionOfTheFindingsRequest) {
+  std::string text = "config kv_tokens=4096 state_slots=200\nadmit id=r tokens=a100\n";
+  for (int i = 0; i < 60; ++i) text += fmt::format("match tokens=a{}\n", i + 1);
+  text += "extend id=r n=100\nstep ids=r\nfinish id=r\n----\nlength=7\n";
+  FixtureFolder folder;
+  folder.with("late", "# run: lockstep replay %s\n# finds: answer-differs\n" + text);
+  const Report report = collected(folder);
+  const Json& run = report.document["traces"][0]["runs"][0];
+  EXPECT_GT(run["window"]["first"], 1);
+  EXPECT_EQ(run["window"]["before"], Json::array({1}));
+  EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
 }
 
 // What is not drawn is counted where it would hang.
@@ -627,7 +707,7 @@ TEST(Report, everyNodeOfABigTreeIsDrawnOrCounted) {
   for (const Json& node : tree["nodes"]) counted += node.value("hidden_below", std::int64_t{0});
   EXPECT_EQ(counted, node_count);
   EXPECT_GT(tree["hidden_at_root"], 0);
-  EXPECT_EQ(complaints(report_page(report.document), report.document), std::vector<std::string>{});
+  EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
 }
 
 TEST(Report, referencesAreReadFromComments) {
@@ -669,10 +749,11 @@ TEST(Report, firstUnexpectedOutcomeDecidesTheStatus) {
     EXPECT_EQ(report.status, outcome.status) << outcome.directives;
     EXPECT_EQ(report.document["summary"]["status"], static_cast<int>(outcome.status));
     EXPECT_EQ(report.document["summary"]["not_as_expected"] == 0, outcome.status == kExitPass);
-    const std::string page = report_page(report.document);
-    EXPECT_EQ(page.find("✗") == std::string::npos, outcome.status == kExitPass)
-        << outcome.directives;
-    EXPECT_EQ(complaints(page, report.document), std::vector<std::string>{});
+    for (const std::string page : {"index.html", "traces/case.html"})
+      EXPECT_EQ(page_named(report.document, page).find("✗") == std::string::npos,
+                outcome.status == kExitPass)
+          << outcome.directives;
+    EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
   }
 }
 
@@ -773,8 +854,7 @@ TEST(Report, comparisonsAreThoseOfTheirCommand) {
   const std::string bound =
       fmt::format("{:.1f} %", 100 * comparison["policies"][0]["hit_ratio"].get<double>());
   EXPECT_NE(comparison["conclusions"][0].get<std::string>().find(bound), std::string::npos);
-  const std::string page = report_page(report.document);
-  EXPECT_NE(page.find("id=\"comparisons\""), std::string::npos);
+  const std::string page = page_named(report.document, "policies.html");
   EXPECT_NE(page.find("data-path=\"/comparisons/0/policies/10/hit_ratio\""), std::string::npos);
 }
 
@@ -811,7 +891,8 @@ TEST(Report, whatIsWrittenIsWhatWasCollected) {
   ASSERT_TRUE(report.has_value()) << report.error().text;
   EXPECT_EQ(progress, 4);
   EXPECT_EQ(Json::parse(content(folder.out() + "/report.json")), report->document);
-  EXPECT_EQ(content(folder.out() + "/index.html"), report_page(report->document));
+  for (const Page& page : report_pages(report->document))
+    EXPECT_EQ(content(folder.out() + "/" + page.path), page.markup);
   EXPECT_EQ(content(folder.out() + "/junit.xml"), report_junit(report->document));
   std::set<std::string> files;
   for (const auto& entry : fs::recursive_directory_iterator(folder.out()))
@@ -821,7 +902,8 @@ TEST(Report, whatIsWrittenIsWhatWasCollected) {
             (std::set<std::string>{
                 "index.html", "report.json", "junit.xml", "timelines/finish_keeps_its_state-1.json",
                 "timelines/finish_keeps_its_state-2.json", "timelines/regressions-split-1.json",
-                "timelines/regressions-split-2.json"}));
+                "timelines/regressions-split-2.json", "reading.html",
+                "traces/finish_keeps_its_state.html", "traces/regressions-split.html"}));
   for (const TimelineFile& file : report->timelines)
     EXPECT_EQ(Json::parse(content(folder.out() + "/" + file.path)), file.timeline);
 }
@@ -875,8 +957,11 @@ TEST(Report, ownFixturesEndAsTheyPromise) {
   EXPECT_EQ(document["summary"]["not_as_expected"], 0);
   EXPECT_EQ(document["workloads"][0]["runs"].size(), 4u);
   EXPECT_EQ(document["comparisons"].size(), 5u);
-  EXPECT_EQ(complaints(content(folder.out() + "/index.html"), document),
-            std::vector<std::string>{});
+  for (const auto& page : fs::recursive_directory_iterator(folder.out()))
+    if (page.path().extension() == ".html") {
+      EXPECT_EQ(complaints(content(page.path()), document), std::vector<std::string>{})
+          << page.path();
+    }
 }
 
 TEST(Report, programSaysWhatIsWrongByItsStatus) {
@@ -894,7 +979,7 @@ TEST(Report, programSaysWhatIsWrongByItsStatus) {
 
 // A kernel's figures stand beside the peer's; one whose sources changed since says so.
 TEST(Report, showsKernelsBesidePeersAndSaysWhichArePending) {
-  const std::string page = report_page(report_of_everything().document);
+  const std::string page = page_named(report_of_everything().document, "kernels.html");
   for (const char* const text :
        {"state_copy", "3.50 µs", "7.00 µs (another, recorded)", ">0.50<", "2500 µs", "97 %",
         "its chunks became longer", "1.00e-03 of at most 4.00e-03", "B=1 &lt;small&gt;"})
@@ -903,7 +988,7 @@ TEST(Report, showsKernelsBesidePeersAndSaysWhichArePending) {
 
 // A plain layer is measured for accuracy alone.
 TEST(Report, showsPlainLayersWithoutSpeed) {
-  const std::string page = report_page(report_of_everything().document);
+  const std::string page = page_named(report_of_everything().document, "kernels.html");
   const std::size_t layer = page.find("rms_norm");
   ASSERT_NE(layer, std::string::npos);
   const std::string section = page.substr(layer, page.find("state_copy", layer) - layer);

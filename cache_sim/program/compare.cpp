@@ -6,6 +6,8 @@
 #include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/output.hpp"
+#include "cache_sim/report/comparison.hpp"
+#include "cache_sim/report/page.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -19,6 +21,7 @@ struct CompareWords {
   std::string policies;
   std::vector<std::string> capacities;
   std::string json_path;
+  std::string html_path;
 };
 
 std::vector<std::string> split(const std::string& list) {
@@ -57,7 +60,15 @@ void print_table(const CompareRequest& request, const Comparison& comparison) {
           fmt::format("{:.1f} PF", m.flops_saved / 1e15), m.states, m.states_never_hit,
           m.evicted_tokens, m.dead_tokens, row.preemptions, milliseconds(row.ttft));
   }
+  for (const std::string& sentence : cache_sim::conclusions_of(comparison))
+    print("- {}\n", sentence);
   print("digest={:016x}\n", comparison.digest());
+}
+
+std::string page_of(const CompareWords& words, const Comparison& comparison) {
+  const cache_sim::ComparisonPlan plan{words.request.workload, "", words.request};
+  return cache_sim::comparisons_page(
+      {{"comparisons", cache_sim::Json::array({cache_sim::shown_comparison(plan, comparison)})}});
 }
 
 int run_compare(CompareWords words) {
@@ -71,9 +82,14 @@ int run_compare(CompareWords words) {
   const Result<Comparison> comparison = cache_sim::compare(words.request);
   if (!comparison) return refuse(comparison.error());
   print_table(words.request, *comparison);
-  if (words.json_path.empty()) return kExitPass;
-  const Result<void> written = cache_sim::write_file(
-      words.json_path, comparison_json(words.request, *comparison).dump(1) + "\n");
+  const auto write = [](const std::string& path, const auto& text) -> Result<void> {
+    return path.empty() ? Result<void>{} : cache_sim::write_file(path, text());
+  };
+  const Result<void> written = write(words.json_path, [&] {
+                                 return comparison_json(words.request, *comparison).dump(1) + "\n";
+                               }).and_then([&] {
+    return write(words.html_path, [&] { return page_of(words, *comparison); });
+  });
   return written ? kExitPass : refuse(written.error());
 }
 
@@ -102,6 +118,7 @@ void add_compare(CLI::App& app, int& status) {
   command->add_option("--limit", words->request.limit, "the first N requests alone")
       ->check(CLI::PositiveNumber);
   command->add_option("--json", words->json_path, "write the comparison's data to this file");
+  command->add_option("--html", words->html_path, "write a page about the comparison to this file");
   command->callback([words, &status] { status = run_compare(*words); });
 }
 

@@ -16,6 +16,8 @@
 #include "cache_sim/program/watch.hpp"
 #include "cache_sim/replay/replay.hpp"
 #include "cache_sim/replay/run_json.hpp"
+#include "cache_sim/report/page.hpp"
+#include "cache_sim/report/run_document.hpp"
 #include "cache_sim/trace/trace_writer.hpp"
 
 namespace lockstep::program {
@@ -72,6 +74,7 @@ struct ExploreWords {
   std::string timeout = "10s";
   std::string out = "findings";
   std::string json_path;
+  std::string html_path;
 };
 
 /// Traces that an earlier search left in the folder: those that still show their finding.
@@ -149,6 +152,29 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
   return json;
 }
 
+/// The findings of a search on one page: each written trace, replayed.
+Result<std::string> search_page(const Json& search, const RunOptions& run,
+                                const ExploreOutcome& outcome,
+                                const std::vector<std::string>& paths) {
+  std::vector<ReplayRequest> requests;
+  std::vector<ReplayOutcome> outcomes;
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    ReplayRequest request = replay_of(run_of(run, outcome.discoveries[i]), paths[i]);
+    request.keep_events = true;
+    request.timeout = run.timeout;
+    request.children = run.children;
+    Result<ReplayOutcome> replayed = replay(request);
+    if (!replayed) return tl::unexpected(replayed.error());
+    requests.push_back(std::move(request));
+    outcomes.push_back(std::move(*replayed));
+  }
+  Json document = runs_document(requests, outcomes);
+  document["search"] = search["search"];
+  document["search"]["seed"] = search["seed"];
+  document["search"]["findings"] = outcome.discoveries.size();
+  return runs_page(document);
+}
+
 Result<std::chrono::milliseconds> duration(const std::string& text, const char* option) {
   const Result<Nanoseconds> time = parse_time(text);
   if (!time) return fail(fmt::format("{}: {}", option, time.error().text));
@@ -205,11 +231,14 @@ Result<void> expect_writable(fs::path folder) {
 
 Result<void> expect_outputs_writable(const ExploreWords& words) {
   if (const Result<void> folder = expect_writable(words.out); !folder) return folder;
-  std::error_code none;
-  const bool is_special =
-      fs::exists(words.json_path, none) && !fs::is_regular_file(words.json_path, none);
-  if (words.json_path.empty() || is_special) return {};
-  return expect_writable(fs::path(words.json_path).parent_path());
+  for (const std::string& path : {words.json_path, words.html_path}) {
+    std::error_code none;
+    const bool is_special = fs::exists(path, none) && !fs::is_regular_file(path, none);
+    if (path.empty() || is_special) continue;
+    const Result<void> folder = expect_writable(fs::path(path).parent_path());
+    if (!folder) return folder;
+  }
+  return {};
 }
 
 /// Writes discoveries as they are made, so that whatever ends the search later loses none.
@@ -284,11 +313,18 @@ int run_explore(const ExploreWords& words) {
   if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r{:40}\r", "");
   if (!outcome) return refuse(outcome.error());
 
+  const Json json = search_json(words, *run, *outcome, writer.paths());
   if (!words.json_path.empty()) {
-    const Json json = search_json(words, *run, *outcome, writer.paths());
     const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
     if (const Result<void> written = write_file(words.json_path, text); !written)
       return refuse(written.error());
+  }
+  if (!words.html_path.empty()) {
+    const Result<void> written =
+        search_page(json, *run, *outcome, writer.paths()).and_then([&](const std::string& page) {
+          return write_file(words.html_path, page);
+        });
+    if (!written) return refuse(written.error());
   }
   print_search(words, *run, *outcome);
   if (!writer.is_complete()) return kExitEnvironment;
@@ -345,6 +381,7 @@ void add_explore(CLI::App& app, int& status) {
   command->add_flag("--no-shrink", words->raw, "write traces as they were found");
   command->add_option("--out", words->out, "folder for findings")->capture_default_str();
   command->add_option("--json", words->json_path, "write the search's data to this file");
+  command->add_option("--html", words->html_path, "write a page about the findings to this file");
   command->callback([words, &status] { status = run_explore(*words); });
 }
 

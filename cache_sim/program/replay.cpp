@@ -9,6 +9,8 @@
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/replay/run_json.hpp"
 #include "cache_sim/replay/timeline.hpp"
+#include "cache_sim/report/page.hpp"
+#include "cache_sim/report/run_document.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -112,7 +114,12 @@ Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayR
         return write(options.timeline_path,
                      timeline.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
       })
-      .and_then([&] { return write(options.decisions_path, decisions); });
+      .and_then([&] { return write(options.decisions_path, decisions); })
+      .and_then([&]() -> Result<void> {
+        if (options.html_path.empty()) return {};
+        return write(options.html_path,
+                     cache_sim::runs_page(cache_sim::runs_document(requests, outcomes)));
+      });
 }
 
 int run_replay(const ReplayOptions& options) {
@@ -124,7 +131,7 @@ int run_replay(const ReplayOptions& options) {
   const auto children = std::make_shared<cache_sim::Children>();
   for (ReplayRequest& request : *requests) {
     request.children = children;
-    request.keep_events = !options.timeline_path.empty();
+    request.keep_events = !options.timeline_path.empty() || !options.html_path.empty();
     Result<ReplayOutcome> outcome = cache_sim::replay(request);
     if (!outcome) return refuse(outcome.error());
     if (status == kExitPass) status = outcome->status();

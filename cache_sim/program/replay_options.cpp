@@ -34,6 +34,7 @@ void ReplayOptions::add_to(CLI::App& command) {
       ->capture_default_str();
   command.add_option("--json", json_path, "write the run's data to this file");
   command.add_option("--timeline", timeline_path, "write a Chrome trace of the run to this file");
+  command.add_option("--html", html_path, "write a page about the runs to this file");
   command.add_option("--decisions", decisions_path, "write a line per admission to this file");
   command.add_flag("--run-lines", run_lines, "play each trace as its own `# run:` lines say")
       ->excludes(subject)

@@ -16,6 +16,7 @@ struct ReplayOptions {
   std::string timeout = "10s";
   std::string json_path;
   std::string timeline_path;
+  std::string html_path;
   std::string decisions_path;
   bool run_lines = false;
   bool allow_exec = false;

@@ -72,8 +72,12 @@ int run_report(const ReportWords& words) {
   options.read_run_line = [&](std::vector<std::string> run_line) {
     return read_run_line(std::move(run_line), words.allow_exec);
   };
-  options.comparisons = cache_sim::default_comparisons(options.fixtures);
-  if (root) options.kernels = "reports/kernels";
+  // What belongs to the project alone stays out of a report on somebody's own traces.
+  if (root && options.fixtures == "fixtures") {
+    options.workload = "sglang-w1";
+    options.comparisons = cache_sim::default_comparisons(options.fixtures);
+    options.kernels = "reports/kernels";
+  }
   const bool on_terminal = isatty(STDOUT_FILENO) == 1;
   options.progress = [on_terminal](const cache_sim::ReportProgress& done) {
     if (!on_terminal && done.as_expected) return;

@@ -15,6 +15,7 @@
 #include "cache_sim/report/kernels.hpp"
 #include "cache_sim/report/page.hpp"
 #include "cache_sim/report/recorded.hpp"
+#include "cache_sim/report/run_document.hpp"
 #include "reference/base/shell_words.hpp"
 
 namespace lockstep::cache_sim {
@@ -22,17 +23,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What a picture or a list can hold before nobody reads it.
-constexpr std::size_t kMostNodes = 40;
-constexpr std::int64_t kMostEvents = 40;
-constexpr std::int64_t kEventsAfter = 9;  // of those, behind the wrong one
-
 struct Fixture {
   std::string folder;  ///< traces or regressions
   std::string stem;
   std::string file;
   Trace trace{};
-  std::vector<std::string> lines{};
 };
 
 // --- Reading -------------------------------------------------------------------------------------
@@ -50,13 +45,6 @@ Result<std::vector<std::string>> trace_files(const std::string& folder, bool nee
   return files;
 }
 
-std::vector<std::string> lines_of(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(line);
-  return lines;
-}
-
 /// Every file, before the first of them runs.
 Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
   std::vector<Fixture> fixtures;
@@ -71,7 +59,6 @@ Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
       Result<Trace> trace = read_trace(fixture.file);
       if (!trace) return tl::unexpected(trace.error());
       fixture.trace = std::move(*trace);
-      fixture.lines = lines_of(fixture.file);
       if (fixture.trace.runs.empty())
         fixture.trace.runs.push_back({0, "lockstep replay %s", std::nullopt});
       fixtures.push_back(std::move(fixture));
@@ -105,155 +92,7 @@ Result<PlannedRun> plan(const Fixture& fixture, const RunDirective& directive,
   return planned;
 }
 
-// --- What a run shows ----------------------------------------------------------------------------
-
-Json events_json(const ReplaySession& run) {
-  Json events = Json::array();
-  for (const KeptEvent& event : run.kept_events())
-    events.push_back({{"event", events.size() + 1},
-                      {"line", event.line},
-                      {"time_ns", event.time},
-                      {"operation", event.operation},
-                      {"reply", event.reply},
-                      {"kv_used", event.kv_used},
-                      {"states_used", event.states_used}});
-  return events;
-}
-
-/// Which events a page shows: those around the first finding, or the first ones.
-Json window_json(const ReplaySession& run) {
-  const std::int64_t count = run.event_count();
-  std::int64_t last = std::min(count, kMostEvents);
-  if (!run.findings().empty())
-    last = std::clamp(run.findings().front().event + kEventsAfter, last, count);
-  const std::int64_t first = std::max<std::int64_t>(1, last - kMostEvents + 1);
-  return {{"first", first}, {"last", last}, {"cut", first != 1 || last != count}};
-}
-
-Json pools_json(const ReplaySession& run) {
-  const std::optional<Snapshot> content = run.snapshot(0);
-  if (!content) return nullptr;
-  std::int64_t kv_most = 0;
-  std::int64_t states_most = 0;
-  for (const KeptEvent& event : run.kept_events()) {
-    kv_most = std::max(kv_most, event.kv_used);
-    states_most = std::max(states_most, event.states_used);
-  }
-  return {{"kv_total", content->kv_total},
-          {"kv_used_max", kv_most},
-          {"states_total", content->states_total},
-          {"states_used_max", states_most}};
-}
-
-/// For each node that is shown, and for the root in the last place: how many below it are not.
-std::vector<std::int64_t> hidden_below(const std::vector<SnapshotNode>& nodes) {
-  const std::size_t shown = std::min(nodes.size(), kMostNodes);
-  std::vector<std::int64_t> hidden(shown + 1);
-  for (std::size_t i = shown; i < nodes.size(); ++i) {
-    int above = nodes[i].parent;
-    while (above >= static_cast<int>(shown)) above = nodes[static_cast<std::size_t>(above)].parent;
-    ++hidden[above < 0 ? shown : static_cast<std::size_t>(above)];
-  }
-  return hidden;
-}
-
-/// The tree when the run ended. Parents stand before children, so the first nodes are the top of
-/// the tree.
-Json tree_json(const ReplaySession& run) {
-  const std::optional<Snapshot> content = run.snapshot(0);
-  if (!content) return nullptr;
-  const std::vector<SnapshotNode>& nodes = content->nodes;
-  const auto count = [&](auto what) { return std::count_if(nodes.begin(), nodes.end(), what); };
-  const std::vector<std::int64_t> hidden = hidden_below(nodes);
-  Json tree = {{"has_states", content->states_total > 0},
-               {"node_count", nodes.size()},
-               {"state_count", count([](const SnapshotNode& node) { return node.has_state; })},
-               {"tombstone_count", content->states_total > 0 ? count([](const SnapshotNode& node) {
-                  return !node.has_state;
-                })
-                                                             : 0},
-               {"locked_count", count([](const SnapshotNode& node) { return node.locked; })},
-               {"shown_count", hidden.size() - 1},
-               {"hidden_at_root", hidden.back()},
-               {"nodes", Json::array()}};
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    const SnapshotNode& node = nodes[i];
-    Json one = {{"parent", node.parent},
-                {"edge", node.edge},
-                {"depth", node.depth},
-                {"state", node.has_state},
-                {"locked", node.locked}};
-    if (i + 1 < hidden.size()) one["hidden_below"] = hidden[i];
-    tree["nodes"].push_back(std::move(one));
-  }
-  return tree;
-}
-
-Json spans_json(const ReplaySession& run) {
-  Json spans = Json::array();
-  for (const Span& span : run.spans())
-    spans.push_back({{"request", span.request.text()},
-                     {"name", span.name},
-                     {"begin_ns", span.begin},
-                     {"end_ns", span.end}});
-  return spans;
-}
-
-Json defect_json(const std::string& name) {
-  const DefectEntry* const entry = Registry<DefectEntry>::find(name);
-  if (entry == nullptr) return nullptr;
-  return {{"name", name}, {"sentence", entry->sentence}};
-}
-
-std::optional<FindingKind> found_by(const ReplayOutcome& outcome) {
-  const std::vector<LocatedFinding>& findings = outcome.run->findings();
-  if (findings.empty()) return std::nullopt;
-  return findings.front().finding.kind;
-}
-
-Json kind_json(std::optional<FindingKind> kind) {
-  return kind ? Json(to_string(*kind)) : Json(nullptr);
-}
-
-std::string kind_text(std::optional<FindingKind> kind) {
-  return std::string(kind ? to_string(*kind) : "nothing");
-}
-
-/// What every run of the document says of itself, whether a file's or a workload's.
-Json verdict_json(const PlannedRun& planned, const ReplayOutcome& outcome,
-                  std::optional<FindingKind> finds) {
-  const std::optional<FindingKind> found = found_by(outcome);
-  Json subjects = Json::array();
-  for (std::size_t i = 0; i < outcome.run->subject_count(); ++i)
-    subjects.push_back(outcome.run->subject_name(i));
-  Json json = {{"command", planned.command},
-               {"finds", kind_json(finds)},
-               {"found", kind_json(found)},
-               {"as_expected", found == finds}};
-  if (found != finds)
-    json["complaint"] = fmt::format("The run found {} and should have found {}.", kind_text(found),
-                                    kind_text(finds));
-  json["subjects"] = subjects;
-  json["defect"] = defect_json(planned.request.defect);
-  return json;
-}
-
 // --- Collecting ----------------------------------------------------------------------------------
-
-/// Names, comments and a child's answers can hold bytes that are no text; the document holds text
-/// alone.
-void make_text(Json& json) {
-  if (json.is_structured()) {
-    for (Json& inner : json) make_text(inner);
-    return;
-  }
-  if (!json.is_string()) return;
-  std::string text = json.get<std::string>();
-  for (char& c : text)
-    if ((static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7F) c = '?';
-  constexpr auto kReplace = nlohmann::detail::error_handler_t::replace;
-  json = Json::parse(Json(text).dump(-1, ' ', false, kReplace)).get<std::string>();
-}
 
 class Collector {
  public:
@@ -288,44 +127,23 @@ class Collector {
 
  private:
   Result<Json> run_fixture(const Fixture& fixture) {
-    Json json = {{"file", fixture.file},
-                 {"name", fixture.stem},
-                 {"folder", fixture.folder},
-                 {"title", fixture.trace.title.empty() ? fixture.stem : fixture.trace.title},
-                 {"description", fixture.trace.description},
-                 {"references", public_references(fixture.trace.description)},
-                 {"text", fixture.lines},
-                 {"line_count", fixture.lines.size()},
-                 {"runs", Json::array()}};
+    Json json = trace_json(fixture.file, fixture.folder, fixture.trace);
+    const std::string prefix = fixture.folder == "traces" ? "" : fixture.folder + "-";
+    json["page"] = fmt::format("traces/{}{}.html", prefix, fixture.stem);
     (fixture.folder == "traces" ? trace_count_ : regression_count_)++;
     for (const RunDirective& directive : fixture.trace.runs) {
       const Result<PlannedRun> planned = plan(fixture, directive, options_.read_run_line);
       if (!planned) return tl::unexpected(planned.error());
       const Result<ReplayOutcome> outcome = replay(planned->request);
       if (!outcome) return tl::unexpected(outcome.error());
-      Json run = fixture_run_json(*planned, *outcome, directive);
-      const std::string prefix = fixture.folder == "traces" ? "" : fixture.folder + "-";
+      Json run = shown_run_json(planned->command, planned->request, *outcome, directive.finds);
+      run["line"] = directive.line;
       run["timeline"] =
           fmt::format("timelines/{}{}-{}.json", prefix, fixture.stem, json["runs"].size() + 1);
       report_.timelines.push_back({run["timeline"], timeline_json(*outcome)});
       settle(run, *outcome);
       json["runs"].push_back(std::move(run));
     }
-    return json;
-  }
-
-  static Json fixture_run_json(const PlannedRun& planned, const ReplayOutcome& outcome,
-                               const RunDirective& directive) {
-    const ReplaySession& run = *outcome.run;
-    Json json = verdict_json(planned, outcome, directive.finds);
-    json["line"] = directive.line;
-    json["run"] = run_json(planned.request, outcome);
-    json["end_ns"] = run.now();
-    json["events"] = events_json(run);
-    json["window"] = window_json(run);
-    json["pools"] = pools_json(run);
-    json["tree"] = tree_json(run);
-    json["spans"] = spans_json(run);
     return json;
   }
 
@@ -341,7 +159,7 @@ class Collector {
       planned.command = replay_command(planned.request).substr(2);  // without ./
       const Result<ReplayOutcome> outcome = replay(planned.request);
       if (!outcome) return tl::unexpected(outcome.error());
-      Json run = verdict_json(planned, *outcome, std::nullopt);
+      Json run = verdict_json(planned.command, planned.request, *outcome, std::nullopt);
       run["policy"] = policy;
       run["run"] = run_json(planned.request, *outcome);
       run["request_count"] = outcome->run->outcomes().size();
@@ -439,7 +257,8 @@ Result<Report> collect_report(const ReportOptions& options) {
 
 Result<void> write_report(const Report& report, const std::string& folder) {
   std::error_code error;
-  fs::create_directories(folder + "/timelines", error);
+  for (const char* const inner : {"/timelines", "/traces"})
+    if (!error) fs::create_directories(folder + inner, error);
   if (error) return fail(fmt::format("{}: the folder cannot be made", folder), kExitEnvironment);
   constexpr auto kReplace = nlohmann::detail::error_handler_t::replace;
   for (const TimelineFile& file : report.timelines) {
@@ -449,7 +268,12 @@ Result<void> write_report(const Report& report, const std::string& folder) {
   }
   return write_file(folder + "/report.json", report.document.dump(1) + "\n")
       .and_then([&] { return write_file(folder + "/junit.xml", report_junit(report.document)); })
-      .and_then([&] { return write_file(folder + "/index.html", report_page(report.document)); });
+      .and_then([&]() -> Result<void> {
+        for (const Page& page : report_pages(report.document))
+          if (Result<void> written = write_file(folder + "/" + page.path, page.markup); !written)
+            return written;
+        return {};
+      });
 }
 
 Result<Report> make_report(const ReportOptions& options, const std::string& folder) {

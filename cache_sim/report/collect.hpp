@@ -29,7 +29,7 @@ struct ReportProgress {
 struct ReportOptions {
   std::string fixtures =
       "fixtures";  ///< holds traces/ and, where there are any, regressions/; shown as it is given
-  std::string workload = "sglang-w1";  ///< empty: none
+  std::string workload{};  ///< such as sglang-w1; empty: none
   /// Of the workload, each beside its oracle.
   std::vector<std::string> policies{"radix", "sglang-no-buffer", "sglang-extra-buffer",
                                     "sglang-legacy"};
@@ -57,8 +57,8 @@ struct Report {
 /// Runs everything and writes nothing. The error is the first bad input.
 Result<Report> collect_report(const ReportOptions& options);
 
-/// Writes report.json, junit.xml, timelines/ and, last of all, index.html. Each file is whole or
-/// not there.
+/// Writes report.json, junit.xml, timelines/, the pages and, last of all, index.html. Each file is
+/// whole or not there.
 Result<void> write_report(const Report& report, const std::string& folder);
 
 /// Collects, then writes: where an input is bad, the folder stays as it is.

@@ -226,16 +226,20 @@ std::vector<std::string> conclusions_of(const Comparison& comparison) {
 }
 
 Result<Json> comparison_of(const ComparisonPlan& plan) {
-  const Result<Comparison> comparison = compare(plan.request);
-  if (!comparison) return tl::unexpected(comparison.error());
-  Json json = comparison_json(plan.request, *comparison);
+  return compare(plan.request).map([&](const Comparison& comparison) {
+    return shown_comparison(plan, comparison);
+  });
+}
+
+Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison) {
+  Json json = comparison_json(plan.request, comparison);
   json["title"] = plan.title;
   json["about"] = plan.about;
   json["command"] = command_of(plan.request);
-  for (std::size_t i = 0; i < comparison->policies.size(); ++i)
-    json["policies"][i]["capacity_text"] = capacity_text(comparison->policies[i].capacity);
-  json["ticks"] = ratio_ticks(*comparison);
-  json["conclusions"] = conclusions_of(*comparison);
+  for (std::size_t i = 0; i < comparison.policies.size(); ++i)
+    json["policies"][i]["capacity_text"] = capacity_text(comparison.policies[i].capacity);
+  json["ticks"] = ratio_ticks(comparison);
+  json["conclusions"] = conclusions_of(comparison);
   return json;
 }
 
@@ -261,7 +265,7 @@ std::vector<Curve> curves_of(const JsonField& comparison) {
   return curves;
 }
 
-constexpr std::size_t kStyles = 12;  // c0 … c11 of style.hpp
+constexpr std::size_t kStyles = 12;  // c0 … c11 of style.css
 constexpr double kLeft = 62;
 constexpr double kWidth = 520;
 constexpr double kHeight = 300;
@@ -354,46 +358,12 @@ std::string curves_picture(const JsonField& comparison) {
   return svg.markup();
 }
 
-std::string table_row(const JsonField& row) {
-  const bool timed = row.has("ttft");
-  const bool scheduled = row.has("preemptions");
-  const std::string none = "<span class=\"dim\">–</span>";
-  std::string html = fmt::format("<tr><td>{}</td><td class=\"number\">{}</td>",
-                                 code(row.at("policy")), words(row.at("capacity_text")));
-  for (const std::string& cell :
-       {percent(row.at("hit_ratio")), percent(row.at("request_hit_ratio")),
-        count(row.at("states_admitted")), count(row.at("states_never_hit")),
-        count(row.at("dead_tokens")), count(row.at("evictions").at("kv_tokens")),
-        count(row.at("evictions").at("states")), scheduled ? count(row.at("preemptions")) : none,
-        timed ? moment(row.at("ttft").at("mean_ns")) : none})
-    html += fmt::format("<td class=\"number\">{}</td>", cell);
-  return html + "</tr>\n";
-}
-
 }  // namespace
 
-std::string comparison_section(const JsonField& comparison) {
-  std::string rows;
-  for (std::size_t i = 0; i < comparison.at("policies").size(); ++i)
-    rows += table_row(comparison.at("policies").item(i));
-  std::string sentences;
-  for (std::size_t i = 0; i < comparison.at("conclusions").size(); ++i)
-    sentences += fmt::format("<li>{}</li>\n", words(comparison.at("conclusions").item(i)));
-  std::string heads;
-  for (const char* const head :
-       {"capacity", "hit ratio", "requests that hit", "states stored", "never hit", "dead KV",
-        "KV evicted", "states evicted", "preemptions", "mean time to first token"})
-    heads += fmt::format("<th class=\"number\">{}</th>", head);
-  return fmt::format(
-      "<h3>{}</h3>\n<p>{}</p>\n<pre><code>./{}</code></pre>\n<ul class=\"conclusions\">\n{}</ul>\n"
-      "<figure><figcaption>Hit ratio against capacity, model {}. Bytes are one pool for KV and "
-      "states; horizontal lines have memory without end.</figcaption>"
-      "<div class=\"chart scroll\">{}</div></figure>\n<details><summary>All figures</summary>\n"
-      "<div class=\"scroll\"><table "
-      "class=\"workload\">\n<thead><tr><th>policy</th>{}</tr></thead>\n"
-      "<tbody>\n{}</tbody></table></div></details>\n",
-      words(comparison.at("title")), words(comparison.at("about")), words(comparison.at("command")),
-      sentences, words(comparison.at("model").at("name")), curves_picture(comparison), heads, rows);
+View comparison_view(const JsonField& comparison) {
+  View view = view_of(comparison, {"ticks"});
+  view.set("picture", curves_picture(comparison));
+  return view;
 }
 
 }  // namespace lockstep::cache_sim

@@ -1,12 +1,12 @@
 // The report's comparisons: hit ratio against capacity for a few workloads, and what to conclude.
-// The data are collected here; the page is made from them alone (cache_sim/report/page.hpp).
+// The data are collected here; pages are made from them alone (cache_sim/report/page.hpp).
 #pragma once
 
 #include <string>
 #include <vector>
 
 #include "cache_sim/compare/compare.hpp"
-#include "cache_sim/report/json_field.hpp"
+#include "cache_sim/report/view.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -24,11 +24,13 @@ std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures);
 /// A comparison as the report's document holds it: comparison_json(), with `title`, `about`,
 /// `command`, the axis of its picture, and `conclusions`, sentences made from the same figures.
 Result<Json> comparison_of(const ComparisonPlan& plan);
+/// The same of a comparison that was made already.
+Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison);
 
 /// What the figures say, for whoever has to choose.
 std::vector<std::string> conclusions_of(const Comparison& comparison);
 
-/// /comparisons/… as a section of the page.
-std::string comparison_section(const JsonField& comparison);
+/// /comparisons/… for the template comparison.html.
+View comparison_view(const JsonField& comparison);
 
 }  // namespace lockstep::cache_sim

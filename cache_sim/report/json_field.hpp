@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "cache_sim/replay/run_json.hpp"
 
@@ -28,6 +29,15 @@ class JsonField {
   }
   bool is_null() const { return value_->is_null(); }
   bool is_text() const { return value_->is_string(); }
+  bool is_integer() const { return value_->is_number_integer(); }
+  bool is_flag() const { return value_->is_boolean(); }
+  bool is_array() const { return value_->is_array(); }
+  bool is_object() const { return value_->is_object(); }
+  std::vector<std::string> keys() const {
+    std::vector<std::string> all;
+    for (const auto& [key, value] : value_->items()) all.push_back(key);
+    return all;
+  }
   std::int64_t integer() const { return value_->get<std::int64_t>(); }
   double number() const { return value_->get<double>(); }
   bool flag() const { return value_->get<bool>(); }

@@ -61,17 +61,6 @@ std::string limit_picture(const JsonField& speed) {
   return svg.markup();
 }
 
-std::string table(const std::vector<const char*>& heads, const std::string& rows) {
-  std::string html = "<div class=\"scroll\"><table class=\"workload\">\n<thead><tr>";
-  for (const char* const head : heads) html += fmt::format("<th>{}</th>", head);
-  return html + "</tr></thead>\n<tbody>\n" + rows + "</tbody></table></div>\n";
-}
-
-std::string cell(const JsonField& row, std::string_view key) {
-  return fmt::format("<td>{}</td>", row.has(key) ? words(row.at(key))
-                                                 : std::string("<span class=\"dim\">–</span>"));
-}
-
 }  // namespace
 
 Result<Json> kernels_of(const std::string& folder) {
@@ -112,36 +101,15 @@ Result<Json> kernels_of(const std::string& folder) {
   return kernels;
 }
 
-std::string kernel_section(const JsonField& kernel) {
-  std::string speed, accuracy;
-  for (std::size_t i = 0; i < kernel.at("speed").size(); ++i) {
-    const JsonField row = kernel.at("speed").item(i);
-    speed += "<tr>" + cell(row, "case") + cell(row, "time_text") + cell(row, "rate_text") +
-             cell(row, "share_text") + cell(row, "peer_text") + cell(row, "ratio_text") + "</tr>\n";
-  }
-  for (std::size_t i = 0; i < kernel.at("accuracy").size(); ++i) {
-    const JsonField row = kernel.at("accuracy").item(i);
-    accuracy += fmt::format("<tr>{}<td class=\"number\">{}</td>{}</tr>\n", cell(row, "case"),
-                            count(row.at("cases")), cell(row, "text"));
-  }
-  std::string html = fmt::format("<h3>{}</h3>\n<p>{}.</p>\n", code(kernel.at("operation")),
-                                 words(kernel.at("about")));
-  if (kernel.has("pending"))
-    html += fmt::format("<p><b>Pending:</b> {}.</p>\n", words(kernel.at("pending")));
-  const auto details = [](std::string_view summary, const std::string& tables) {
-    return fmt::format("<details><summary>{}</summary>\n{}</details>\n", summary, tables);
-  };
-  const std::string results =
-      table({"result", "comparisons", "largest error, and what the yardstick allows"}, accuracy);
-  if (speed.empty()) return html + "<p>Plain: no speed row.</p>\n" + details("Accuracy", results);
-  return html +
-         "<figure><figcaption>Share of the least possible time at the copy rate; the mark is the "
-         "fastest peer.</figcaption><div class=\"chart scroll\">" +
-         limit_picture(kernel.at("speed")) + "</div></figure>\n" +
-         details(
-             "All figures",
-             table({"case", "time", "rate", "of the limit", "fastest peer", "time / peer"}, speed) +
-                 results);
+View kernel_view(const JsonField& kernel) {
+  View view = object_view();
+  for (const char* const key : {"operation", "about", "accuracy", "speed"})
+    view.set(key, view_of(kernel.at(key)));
+  view.set("pending", kernel.has("pending") ? view_of(kernel.at("pending")) : View(false));
+  const bool has_speed = kernel.at("speed").size() > 0;
+  view.set("has_speed", has_speed);
+  if (has_speed) view.set("picture", limit_picture(kernel.at("speed")));
+  return view;
 }
 
 }  // namespace lockstep::cache_sim

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "cache_sim/report/json_field.hpp"
+#include "cache_sim/report/view.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -13,7 +13,7 @@ namespace lockstep::cache_sim {
 /// empty array where there is no such folder. Errors name the file and the field.
 Result<Json> kernels_of(const std::string& folder);
 
-/// One kernel as a section of the page.
-std::string kernel_section(const JsonField& kernel);
+/// /kernels/… for the template kernels.html.
+View kernel_view(const JsonField& kernel);
 
 }  // namespace lockstep::cache_sim

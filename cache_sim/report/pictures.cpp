@@ -32,8 +32,9 @@ struct DrawnNode {
 };
 
 std::string node_style(const JsonField& node, bool has_states) {
-  if (!has_states) return "node kv";
-  return node.at("state").flag() ? "node state" : "node tombstone";
+  const std::string guilty = node.at("guilty").flag() ? " guilty" : "";
+  if (!has_states) return "node kv" + guilty;
+  return (node.at("state").flag() ? "node state" : "node tombstone") + guilty;
 }
 
 class TreeDrawing {
@@ -107,7 +108,7 @@ class TreeDrawing {
     const std::int64_t depth = node.at("depth").integer();
     const std::size_t digits = std::to_string(depth).size() + (depth >= 1000 ? 1 : 0);
     const std::size_t below =
-        digits + std::string_view(has_states() ? " deep · tombstone" : " deep").size();
+        digits + std::string_view(has_states() ? " deep · state slot 00" : " deep").size();
     const double lock = node.at("locked").flag() ? 20 : 0;
     return std::max(static_cast<double>(edge) * kMonoAdvance + 16 + lock,
                     static_cast<double>(below) * kSmallAdvance + 16);
@@ -129,9 +130,14 @@ class TreeDrawing {
              hover_title(node.at("edge")));
     svg.text({x + 8, y + 15}, "mono", words(node.at("edge"), Medium::svg, kMostEdgeCharacters));
     std::string below = count(node.at("depth"), Medium::svg) + " deep";
-    if (has_states()) below += node.at("state").flag() ? " · state" : " · tombstone";
+    if (node.has("state_slot"))
+      below += " · state slot " + count(node.at("state_slot"), Medium::svg);
+    else if (has_states())
+      below += node.at("state").flag() ? " · state" : " · tombstone";
     svg.text({x + 8, y + 30}, "small", below);
     if (node.at("locked").flag()) svg.padlock({x + width - 17, y + 5});
+    if (node.at("guilty").flag())
+      svg.marker({x + width / 2, y + 1}, "retracted", "<title>the finding is about it</title>");
   }
 
   void draw_hidden(Svg& svg, const JsonField& hidden, Point from, std::size_t level,

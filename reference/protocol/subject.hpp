@@ -35,6 +35,8 @@ struct SnapshotNode {
   std::int64_t depth = 0;
   bool has_state = false;
   bool locked = false;
+  std::string path{};           ///< the tokens from the root, as findings name the node
+  std::int64_t state_slot = 0;  ///< 0: none, or not one of numbered slots
 };
 struct Snapshot {
   std::vector<SnapshotNode> nodes;  ///< parents before children

@@ -382,7 +382,8 @@ std::optional<Snapshot> MarconiPolicy::snapshot() const {
     const MarconiTree::Node& node = tree_.node(i);
     place[i] = static_cast<int>(content.nodes.size());
     content.nodes.push_back({place[node.parent], node.path.slice(node.begin, node.end).text(40),
-                             node.end, node.has_state, node.locks != 0});
+                             node.end, node.has_state, node.locks != 0,
+                             node.path.prefix(node.end).text(40)});
   }
   return content;
 }

@@ -47,7 +47,9 @@ void RadixAuditor::recount_picture() {
     place[order[i]] = static_cast<int>(i);
     same = picture.parent == place.at(now.parent.value) && picture.depth == now.depth() &&
            picture.edge == now.path.slice(now.start, now.depth()).text(40) &&
-           picture.has_state == now.state.exists() && picture.locked == (now.full_lock > 0);
+           picture.has_state == now.state.exists() && picture.locked == (now.full_lock > 0) &&
+           picture.path == now.path.prefix(now.depth()).text(40) &&
+           picture.state_slot == (now.state.exists() ? now.state.value : 0);
   }
   if (!same)
     report(FindingKind::size_accounting, "the picture of the cache is not the cache",

@@ -651,9 +651,10 @@ std::optional<Snapshot> SglangPolicy::snapshot() const {
   for (const std::uint32_t i : order) {
     const RadixNode& node = tree_.node({i});
     place[i] = static_cast<int>(content.nodes.size());
-    content.nodes.push_back({place[node.parent.value],
-                             node.path.slice(node.start, node.depth()).text(40), node.depth(),
-                             node.state.exists(), node.full_lock != 0});
+    content.nodes.push_back(
+        {place[node.parent.value], node.path.slice(node.start, node.depth()).text(40), node.depth(),
+         node.state.exists(), node.full_lock != 0, node.path.prefix(node.depth()).text(40),
+         node.state.exists() ? node.state.value : 0});
   }
   return content;
 }

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import html
 import pathlib
-import re
 from typing import Any, Iterable
 
 _CHIPS = {"new": "bad", "came back": "bad", "still there": "found", "gone": "pass", "cannot be played": "public"}
@@ -18,11 +17,11 @@ _VERDICTS = {
 
 
 def style() -> str:
-    """The style sheet that `lockstep report` has in cache_sim/report/style.hpp, which is installed with the program."""
+    """The style sheet that `lockstep report` has in cache_sim/report/templates/style.css, which is installed with the program."""
     here = pathlib.Path(__file__).resolve().parent
-    for place in (here / "share" / "lockstep" / "style.hpp", here.parents[1] / "report" / "style.hpp"):
+    for place in (here / "share" / "lockstep" / "style.css", here.parents[1] / "report" / "templates" / "style.css"):
         if place.is_file():
-            return "".join(re.findall(r'R"css\((.*?)\)css"', place.read_text(encoding="utf-8"), re.S))
+            return place.read_text(encoding="utf-8")
     return ""
 
 

@@ -1,0 +1,259 @@
+#include "cache_sim/report/run_document.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+
+#include "cache_sim/replay/timeline.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// What a picture or a list can hold before nobody reads it.
+constexpr std::size_t kMostNodes = 40;
+constexpr std::int64_t kMostEvents = 40;
+constexpr std::int64_t kEventsAfter = 9;  // of those, behind the wrong one
+
+Json events_json(const ReplaySession& run) {
+  Json events = Json::array();
+  for (const KeptEvent& event : run.kept_events())
+    events.push_back({{"event", events.size() + 1},
+                      {"line", event.line},
+                      {"time_ns", event.time},
+                      {"operation", event.operation},
+                      {"reply", event.reply},
+                      {"kv_used", event.kv_used},
+                      {"states_used", event.states_used}});
+  return events;
+}
+
+/// The request that a finding is about: the one it names, or that of its event.
+std::string request_of(const LocatedFinding& located) {
+  if (!located.request.empty()) return located.request;
+  constexpr std::string_view kId = " id=";
+  const std::size_t at = located.operation.find(kId);
+  if (at == std::string::npos) return "";
+  const std::size_t begin = at + kId.size();
+  return located.operation.substr(begin, located.operation.find(' ', begin) - begin);
+}
+
+/// Events before `first` that the reader of the run's first finding wants to see: where its request
+/// was admitted.
+Json events_before(const ReplaySession& run, std::int64_t first) {
+  Json before = Json::array();
+  const std::string request = run.findings().empty() ? "" : request_of(run.findings().front());
+  if (request.empty()) return before;
+  const std::string admitted = "admit id=" + request + " ";
+  for (std::int64_t event = 1; event < first; ++event)
+    if (run.kept_events()[static_cast<std::size_t>(event - 1)].operation.starts_with(admitted))
+      before.push_back(event);
+  return before;
+}
+
+/// Which events a page shows: those around the first finding, or the first ones.
+Json window_json(const ReplaySession& run) {
+  const std::int64_t count = run.event_count();
+  std::int64_t last = std::min(count, kMostEvents);
+  if (!run.findings().empty())
+    last = std::clamp(run.findings().front().event + kEventsAfter, last, count);
+  const std::int64_t first = std::max<std::int64_t>(1, last - kMostEvents + 1);
+  return {{"first", first},
+          {"last", last},
+          {"cut", first != 1 || last != count},
+          {"before", events_before(run, first)}};
+}
+
+Json pools_json(const ReplaySession& run) {
+  const std::optional<Snapshot> content = run.snapshot(0);
+  if (!content) return nullptr;
+  std::int64_t kv_most = 0;
+  std::int64_t states_most = 0;
+  for (const KeptEvent& event : run.kept_events()) {
+    kv_most = std::max(kv_most, event.kv_used);
+    states_most = std::max(states_most, event.states_used);
+  }
+  return {{"kv_total", content->kv_total},
+          {"kv_used_max", kv_most},
+          {"states_total", content->states_total},
+          {"states_used_max", states_most}};
+}
+
+/// For each node that is shown, and for the root in the last place: how many below it are not.
+std::vector<std::int64_t> hidden_below(const std::vector<SnapshotNode>& nodes) {
+  const std::size_t shown = std::min(nodes.size(), kMostNodes);
+  std::vector<std::int64_t> hidden(shown + 1);
+  for (std::size_t i = shown; i < nodes.size(); ++i) {
+    int above = nodes[i].parent;
+    while (above >= static_cast<int>(shown)) above = nodes[static_cast<std::size_t>(above)].parent;
+    ++hidden[above < 0 ? shown : static_cast<std::size_t>(above)];
+  }
+  return hidden;
+}
+
+/// Whether a sentence has these words, and does not go on with a longer number or path.
+bool mentions(std::string_view text, std::string_view words) {
+  for (std::size_t at = text.find(words); at != std::string_view::npos;
+       at = text.find(words, at + 1)) {
+    const std::size_t end = at + words.size();
+    if (end == text.size() || std::string_view(" ,.;").find(text[end]) != std::string_view::npos)
+      return true;
+  }
+  return false;
+}
+
+/// Whether the first finding is about the node or its state.
+bool is_guilty(const ReplaySession& run, const SnapshotNode& node) {
+  if (run.findings().empty()) return false;
+  const std::string& text = run.findings().front().finding.text;
+  return (!node.path.empty() && mentions(text, "the node at " + node.path)) ||
+         (node.state_slot > 0 && mentions(text, fmt::format("state slot {}", node.state_slot)));
+}
+
+/// The tree when the run ended. Parents stand before children, so the first nodes are the top of
+/// the tree.
+Json tree_json(const ReplaySession& run) {
+  const std::optional<Snapshot> content = run.snapshot(0);
+  if (!content) return nullptr;
+  const std::vector<SnapshotNode>& nodes = content->nodes;
+  const auto count = [&](auto what) { return std::count_if(nodes.begin(), nodes.end(), what); };
+  const std::vector<std::int64_t> hidden = hidden_below(nodes);
+  Json tree = {{"has_states", content->states_total > 0},
+               {"node_count", nodes.size()},
+               {"state_count", count([](const SnapshotNode& node) { return node.has_state; })},
+               {"tombstone_count", content->states_total > 0 ? count([](const SnapshotNode& node) {
+                  return !node.has_state;
+                })
+                                                             : 0},
+               {"locked_count", count([](const SnapshotNode& node) { return node.locked; })},
+               {"shown_count", hidden.size() - 1},
+               {"hidden_at_root", hidden.back()},
+               {"nodes", Json::array()}};
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const SnapshotNode& node = nodes[i];
+    Json one = {{"parent", node.parent}, {"edge", node.edge},
+                {"depth", node.depth},   {"state", node.has_state},
+                {"locked", node.locked}, {"guilty", is_guilty(run, node)}};
+    if (node.state_slot > 0) one["state_slot"] = node.state_slot;
+    if (i + 1 < hidden.size()) one["hidden_below"] = hidden[i];
+    tree["nodes"].push_back(std::move(one));
+  }
+  return tree;
+}
+
+Json spans_json(const ReplaySession& run) {
+  Json spans = Json::array();
+  for (const Span& span : run.spans())
+    spans.push_back({{"request", span.request.text()},
+                     {"name", span.name},
+                     {"begin_ns", span.begin},
+                     {"end_ns", span.end}});
+  return spans;
+}
+
+Json defect_json(const std::string& name) {
+  const DefectEntry* const entry = Registry<DefectEntry>::find(name);
+  if (entry == nullptr) return nullptr;
+  return {{"name", name}, {"sentence", entry->sentence}};
+}
+
+Json kind_json(std::optional<FindingKind> kind) {
+  return kind ? Json(to_string(*kind)) : Json(nullptr);
+}
+
+std::vector<std::string> lines_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+}  // namespace
+
+std::optional<FindingKind> found_by(const ReplayOutcome& outcome) {
+  const std::vector<LocatedFinding>& findings = outcome.run->findings();
+  if (findings.empty()) return std::nullopt;
+  return findings.front().finding.kind;
+}
+
+std::string kind_text(std::optional<FindingKind> kind) {
+  return std::string(kind ? to_string(*kind) : "nothing");
+}
+
+Json verdict_json(const std::string& command, const ReplayRequest& request,
+                  const ReplayOutcome& outcome, std::optional<FindingKind> finds) {
+  const std::optional<FindingKind> found = found_by(outcome);
+  Json subjects = Json::array();
+  for (std::size_t i = 0; i < outcome.run->subject_count(); ++i)
+    subjects.push_back(outcome.run->subject_name(i));
+  Json json = {{"command", command},
+               {"finds", kind_json(finds)},
+               {"found", kind_json(found)},
+               {"as_expected", found == finds}};
+  if (found != finds)
+    json["complaint"] = fmt::format("The run found {} and should have found {}.", kind_text(found),
+                                    kind_text(finds));
+  json["subjects"] = subjects;
+  json["defect"] = defect_json(request.defect);
+  return json;
+}
+
+Json shown_run_json(const std::string& command, const ReplayRequest& request,
+                    const ReplayOutcome& outcome, std::optional<FindingKind> finds) {
+  const ReplaySession& run = *outcome.run;
+  Json json = verdict_json(command, request, outcome, finds);
+  json["run"] = run_json(request, outcome);
+  json["end_ns"] = run.now();
+  json["events"] = events_json(run);
+  json["window"] = window_json(run);
+  json["pools"] = pools_json(run);
+  json["tree"] = tree_json(run);
+  json["spans"] = spans_json(run);
+  return json;
+}
+
+Json trace_json(const std::string& file, const std::string& folder, const Trace& trace) {
+  const std::string stem = std::filesystem::path(file).stem().string();
+  const std::vector<std::string> lines = lines_of(file);
+  return {{"file", file},
+          {"name", stem},
+          {"folder", folder},
+          {"title", trace.title.empty() ? stem : trace.title},
+          {"description", trace.description},
+          {"references", public_references(trace.description)},
+          {"text", lines},
+          {"line_count", lines.size()},
+          {"runs", Json::array()}};
+}
+
+void make_text(Json& json) {
+  if (json.is_structured()) {
+    for (Json& inner : json) make_text(inner);
+    return;
+  }
+  if (!json.is_string()) return;
+  std::string text = json.get<std::string>();
+  for (char& c : text)
+    if ((static_cast<unsigned char>(c) < 0x20 && c != '\t') || c == 0x7F) c = '?';
+  constexpr auto kReplace = nlohmann::detail::error_handler_t::replace;
+  json = Json::parse(Json(text).dump(-1, ' ', false, kReplace)).get<std::string>();
+}
+
+Json runs_document(const std::vector<ReplayRequest>& requests,
+                   const std::vector<ReplayOutcome>& outcomes) {
+  Json traces = Json::array();
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    const std::string& file = requests[i].file;
+    if (traces.empty() || traces.back()["file"] != file)
+      traces.push_back(trace_json(file, "run", outcomes[i].trace.value_or(Trace{.path = file})));
+    const std::optional<FindingKind> found = found_by(outcomes[i]);
+    traces.back()["runs"].push_back(
+        shown_run_json(replay_command(requests[i]).substr(2), requests[i], outcomes[i], found));
+  }
+  Json document = {{"traces", std::move(traces)}};
+  make_text(document);
+  return document;
+}
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,253 @@
+#include "cache_sim/report/run_view.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <optional>
+#include <vector>
+
+#include "cache_sim/report/pictures.hpp"
+#include "cache_sim/report/svg.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+constexpr std::size_t kMostLines = 150;  // of a trace
+constexpr std::size_t kMostLineCharacters = 400;
+constexpr std::size_t kMostRequests = 30;
+constexpr std::size_t kMostFindings = 4;
+
+/// Where a project of trace.cpp's list keeps its issues; a pull request's number leads on from
+/// there.
+std::string issue_url(const std::string& reference) {
+  struct Project {
+    std::string_view name, repository;
+  };
+  constexpr std::array kProjects{Project{"sglang", "sgl-project/sglang"},
+                                 Project{"vllm", "vllm-project/vllm"},
+                                 Project{"flashinfer", "flashinfer-ai/flashinfer"},
+                                 Project{"flash-attention", "Dao-AILab/flash-attention"},
+                                 Project{"transformers", "huggingface/transformers"},
+                                 Project{"pytorch", "pytorch/pytorch"},
+                                 Project{"dynamo", "ai-dynamo/dynamo"},
+                                 Project{"mlx-swift-lm", "ml-explore/mlx-swift-lm"},
+                                 Project{"tensorrt-llm", "NVIDIA/TensorRT-LLM"},
+                                 Project{"trt-edge", "NVIDIA/TensorRT-Edge-LLM"}};
+  const std::size_t number = reference.find(" #");
+  for (const Project& project : kProjects)
+    if (number != std::string::npos && reference.substr(0, number) == project.name)
+      return fmt::format("https://github.com/{}/issues/{}", project.repository,
+                         reference.substr(number + 2));
+  return "";
+}
+
+// --- The file ------------------------------------------------------------------------------------
+
+/// The runs that went wrong in this line, a kind of finding once.
+View marks_of_line(const JsonField& trace, std::size_t line) {
+  View marks = list_view();
+  std::vector<std::string> seen;
+  const JsonField runs = trace.at("runs");
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const JsonField findings = runs.item(i).at("run").at("findings");
+    if (findings.size() == 0 ||
+        findings.item(0).at("line").integer() != static_cast<std::int64_t>(line))
+      continue;
+    const std::string kind = findings.item(0).at("kind").text();
+    if (std::find(seen.begin(), seen.end(), kind) != seen.end()) continue;
+    seen.push_back(kind);
+    View mark = object_view();
+    mark.set("run", run_anchor(trace, i));
+    mark.set("kind", view_of(findings.item(0).at("kind")));
+    marks.push_back(mark);
+  }
+  return marks;
+}
+
+View lines_view(const JsonField& trace) {
+  bool answer_is_next = false;
+  return views_of(
+      trace.at("text"),
+      [&](const JsonField& line, std::size_t i) {
+        const std::string text = line.text();
+        std::string style = answer_is_next          ? "answer"
+                            : text.starts_with('#') ? "comment"
+                            : text == "----"        ? "rule"
+                                                    : "verb";
+        answer_is_next = text == "----";
+        View view = object_view();
+        const View marks = marks_of_line(trace, i + 1);
+        view.set("style", style + (marks.is_non_empty_list() ? " wrong" : ""));
+        view.set("marks", marks);
+        view.set("text", code(line, kMostLineCharacters));
+        return view;
+      },
+      kMostLines);
+}
+
+// --- A run ---------------------------------------------------------------------------------------
+
+View finding_view(const JsonField& findings) {
+  if (findings.size() == 0) return View(false);
+  View view = view_of(findings.item(0));
+  view.set("meaning", meaning_of(findings.item(0).at("kind")));
+  View more = list_view();
+  for (std::size_t i = 1; i < std::min(findings.size(), kMostFindings); ++i)
+    more.push_back(view_of(findings.item(i)));
+  view.set("has_more", more.is_non_empty_list());
+  view.set("more", more);
+  return view;
+}
+
+/// The events of the run's window, and before them what led to the finding.
+View events_view(const JsonField& run) {
+  const JsonField events = run.at("events");
+  if (events.size() == 0) return View(false);
+  const JsonField window = run.at("window");
+  const JsonField findings = run.at("run").at("findings");
+  const std::int64_t wrong = findings.size() == 0 ? 0 : findings.item(0).at("event").integer();
+  View rows = list_view();
+  const auto add = [&](std::int64_t event, bool gap) {
+    View row = view_of(events.item(static_cast<std::size_t>(event - 1)));
+    row.set("wrong", event == wrong);
+    row.set("gap", gap);
+    rows.push_back(row);
+  };
+  const std::int64_t first = window.at("first").integer();
+  const JsonField before = window.at("before");
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    const std::int64_t event = before.item(i).integer();
+    const std::int64_t next = i + 1 < before.size() ? before.item(i + 1).integer() : first;
+    add(event, next != event + 1);
+  }
+  const auto last = std::min(window.at("last").integer(), static_cast<std::int64_t>(events.size()));
+  for (std::int64_t event = first; event <= last; ++event) add(event, false);
+  View view = view_of(window, {"before"});
+  view.set("open", findings.size() > 0);
+  view.set("has_time", run.at("end_ns").integer() > 0);
+  view.set("has_pools", run.has("pools"));
+  view.set("rows", rows);
+  return view;
+}
+
+View tree_view(const JsonField& run) {
+  if (!run.has("tree")) return View(false);
+  const JsonField tree = run.at("tree");
+  View view = view_of(tree, {"nodes"});
+  view.set("is_cut", tree.at("shown_count").integer() < tree.at("node_count").integer());
+  bool has_guilty = false;
+  for (std::size_t i = 0; i < tree.at("nodes").size(); ++i)
+    has_guilty = has_guilty || tree.at("nodes").item(i).at("guilty").flag();
+  view.set("has_guilty", has_guilty);
+  view.set("tree_picture",
+           tree.at("node_count").integer() == 0 ? View(false) : View(tree_picture(tree)));
+  return view;
+}
+
+View span_keys(const JsonField& spans) {
+  View keys = list_view();
+  for (const std::string name : {"queued", "prefill", "decode", "retracted"}) {
+    bool is_there = false;
+    for (std::size_t i = 0; i < spans.size(); ++i)
+      is_there = is_there || spans.item(i).at("name").text() == name;
+    if (!is_there) continue;
+    View key = object_view();
+    key.set("name", name);
+    key.set("says", name == "queued" ? "waiting" : name);
+    keys.push_back(key);
+  }
+  return keys;
+}
+
+View run_view(const JsonField& trace, std::size_t i) {
+  const JsonField run = trace.at("runs").item(i);
+  const JsonField requests = run.at("run").at("requests");
+  View view = object_view();
+  for (const char* const key : {"as_expected", "found", "defect", "command"})
+    view.set(key, view_of(run.at(key)));
+  view.set("complaint", run.has("complaint") ? view_of(run.at("complaint")) : View(false));
+  view.set("anchor", run_anchor(trace, i));
+  view.set("subjects", views_of(run.at("subjects"), [](const JsonField& subject, std::size_t at) {
+             View name = view_of(subject);
+             name.set("first", at == 0);
+             return name;
+           }));
+  view.set("event_count", count(run.at("run").at("events")));
+  view.set("digest", view_of(run.at("run").at("digest")));
+  view.set("finding", finding_view(run.at("run").at("findings")));
+  view.set("event_table", events_view(run));
+  view.set("tree_figure", tree_view(run));
+  const bool has_pools = run.has("pools") && run.at("events").size() > 0;
+  view.set("pools_picture", has_pools ? View(pools_picture(run)) : View(false));
+  const bool has_spans = run.at("spans").size() > 0;
+  view.set("requests_picture", has_spans ? View(requests_picture(run)) : View(false));
+  view.set("keys", span_keys(run.at("spans")));
+  view.set("requests_cut", requests.size() > kMostRequests);
+  view.set("has_requests", requests.size() > 0);
+  view.set("requests", views_of(
+                           requests,
+                           [](const JsonField& request, std::size_t) {
+                             View row = object_view();
+                             for (const char* const key : {"id", "prompt_tokens", "cached_tokens",
+                                                           "output_tokens", "finish"})
+                               row.set(key, view_of(request.at(key)));
+                             return row;
+                           },
+                           kMostRequests));
+  view.set("timeline_link", run.has("timeline")
+                                ? View("../" + encoded_link(run.at("timeline").text()))
+                                : View(false));
+  return view;
+}
+
+}  // namespace
+
+std::string trace_anchor(const JsonField& trace) {
+  std::string name = trace.at("folder").text() + "-" + trace.at("name").text();
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_') c = '-';
+  return name;
+}
+
+std::string run_anchor(const JsonField& trace, std::size_t i) {
+  return fmt::format("{}-run-{}", trace_anchor(trace), i + 1);
+}
+
+std::string meaning_of(const JsonField& kind) {
+  const std::optional<FindingKind> known = finding_kind_from(kind.text());
+  return std::string(known ? meaning(*known) : "");
+}
+
+View references_view(const JsonField& trace) {
+  return views_of(trace.at("references"), [](const JsonField& reference, std::size_t) {
+    View view = view_of(reference);
+    const std::string url = issue_url(reference.text());
+    view.set("url", url.empty() ? View(false) : View(url));
+    return view;
+  });
+}
+
+View trace_view(const JsonField& trace) {
+  View view = object_view();
+  for (const char* const key : {"title", "file", "line_count"})
+    view.set(key, view_of(trace.at(key)));
+  view.set("anchor", trace_anchor(trace));
+  view.set("references", references_view(trace));
+  const JsonField description = trace.at("description");
+  View paragraph = list_view();
+  for (std::size_t i = 1; i < description.size(); ++i)
+    paragraph.push_back(view_of(description.item(i)));
+  view.set("has_paragraph", paragraph.is_non_empty_list());
+  view.set("paragraph", paragraph);
+  view.set("has_lines", trace.at("text").size() > 0);
+  view.set("lines", lines_view(trace));
+  view.set("lines_cut", trace.at("text").size() > kMostLines);
+  View runs = list_view();
+  for (std::size_t i = 0; i < trace.at("runs").size(); ++i) runs.push_back(run_view(trace, i));
+  view.set("runs", runs);
+  return view;
+}
+
+}  // namespace lockstep::cache_sim

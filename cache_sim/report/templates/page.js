@@ -1,0 +1,20 @@
+addEventListener("beforeprint", function () {
+  document.querySelectorAll("details").forEach(function (part) { part.open = true; });
+});
+document.querySelectorAll("[data-filter]").forEach(function (input) {
+  var rows = document.querySelectorAll(input.dataset.filter);
+  var shown = document.getElementById("shown");
+  function apply() {
+    var words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+    var count = 0;
+    rows.forEach(function (row) {
+      var text = row.textContent.toLowerCase();
+      row.hidden = !words.every(function (word) { return text.includes(word); });
+      if (!row.hidden) count += 1;
+    });
+    shown.textContent = words.length === 0 ? "" : count + " of " + rows.length;
+  }
+  input.addEventListener("input", apply);
+  input.closest(".filter").hidden = false;
+  apply();
+});
