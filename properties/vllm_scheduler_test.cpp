@@ -282,6 +282,57 @@ TEST(VllmScheduler, withOverlapARowHasPlacesForAllDrafts) {
   EXPECT_FALSE(server.has_work());
 }
 
+// --- Images --------------------------------------------------------------------------------------
+
+RequestSpec looking(const std::string& id, std::uint32_t prompt,
+                    std::vector<RequestSpec::Image> images, Document document = 1) {
+  RequestSpec spec = spec_of(id, prompt, 1);
+  spec.tokens = Tokens::of_document(document, 0, prompt).followed_by(Tokens::of_document(9, 0, 1));
+  spec.images = std::move(images);
+  return spec;
+}
+
+TEST(VllmScheduler, aRowEndsBeforeAnImageThatTheStepCannotEncode) {
+  Server server({.chunked_prefill = 20, .vllm = true, .encoder = 5, .encoder_cache = 9});
+  server.arrive(looking("a", 12, {{2, 4}, {7, 3}}));
+  EXPECT_EQ(server.step(), "admit:a extend:a:7 step:a |");
+  EXPECT_EQ(server.step(), "extend:a:5 step:a |finish:a");
+}
+
+// What others have had encoded costs nothing; whoever would begin in an image is overtaken.
+TEST(VllmScheduler, anImageIsEncodedOnceForAll) {
+  Server server({.chunked_prefill = 20, .vllm = true, .encoder = 4, .encoder_cache = 8});
+  server.arrive(looking("a", 5, {{0, 4}}));
+  server.arrive(looking("other", 5, {{0, 4}}, 3));
+  server.arrive(looking("same", 6, {{0, 4}}));
+  EXPECT_EQ(server.step(),
+            "admit:a extend:a:5 admit:other preempt:other admit:same extend:same:6 step:a:same "
+            "|finish:a finish:same");
+  EXPECT_EQ(server.step(), "admit:other extend:other:5 step:other |finish:other");
+}
+
+// Places are there again when the image's tokens are computed, and are taken from whom nobody
+// needs.
+TEST(VllmScheduler, theEncodersCacheHasSoManyPlaces) {
+  Server server({.chunked_prefill = 6, .vllm = true, .encoder = 6, .encoder_cache = 6});
+  server.arrive(looking("a", 8, {{2, 6}}));
+  server.arrive(looking("b", 8, {{0, 5}}, 3));
+  EXPECT_EQ(server.step(), "admit:a extend:a:6 step:a |");
+  EXPECT_EQ(server.step(), "extend:a:2 admit:b preempt:b step:a |finish:a");
+  EXPECT_EQ(server.step(), "admit:b extend:b:6 step:b |");
+}
+
+TEST(VllmScheduler, imagesMayHaveToBeWhole) {
+  Server server(
+      {.chunked_prefill = 8, .vllm = true, .encoder = 9, .encoder_cache = 9, .whole_images = true});
+  server.arrive(looking("a", 12, {{5, 4}}));
+  EXPECT_EQ(server.step(), "admit:a extend:a:5 step:a |");
+  EXPECT_EQ(server.step(), "extend:a:7 step:a |finish:a");
+  server.arrive(looking("large", 12, {{0, 9}}));
+  EXPECT_EQ(server.step(), "");
+  EXPECT_EQ(server.news(), "a admitted, a has 1, a ends: length, large ends: refused");
+}
+
 // --- Overlap -------------------------------------------------------------------------------------
 
 TEST(VllmScheduler, aStepIsDecidedBeforeTheResultsOfTheOneBefore) {
@@ -343,7 +394,9 @@ Played play_random_requests(std::uint64_t seed,
                                  .long_prefill = static_cast<std::int64_t>(below(6)),
                                  .adapts = below(3) == 0,
                                  .drafts = static_cast<std::int64_t>(below(2) * below(4)),
-                                 .draft_slots = 0};
+                                 .draft_slots = 0,
+                                 .encoder = static_cast<std::int64_t>(below(2) * (5 + below(5))),
+                                 .encoder_cache = static_cast<std::int64_t>(5 + below(8))};
   Server server(options);
   server.spoil = spoil;
   Played played;
@@ -383,6 +436,10 @@ Played play_random_requests(std::uint64_t seed,
       spec.drafts.push_back(static_cast<std::int64_t>(below(5)));
       spec.accept.push_back(
           static_cast<std::int64_t>(1 + below(static_cast<std::uint64_t>(spec.drafts.back()) + 1)));
+    }
+    for (std::uint32_t at = static_cast<std::uint32_t>(below(8)); at < spec.prompt_size; at += 5) {
+      const auto size = static_cast<std::uint32_t>(1 + below(5));
+      if (at + size <= spec.prompt_size) spec.images.push_back({at, size});
     }
     requests.push_back(server.arrive(spec));
     for (std::uint64_t steps = below(4); steps > 0; --steps) server.step();

@@ -288,6 +288,7 @@ class Shrinker {
     on_request([](RequestSpec& spec) { return set(spec.branches, std::int64_t{1}); });
     on_request([](RequestSpec& spec) { return set(spec.overrun, std::int64_t{0}); });
     on_request([](RequestSpec& spec) { return set(spec.external, std::int64_t{0}); });
+    on_request([](RequestSpec& spec) { return !std::exchange(spec.images, {}).empty(); });
     on_request([](RequestSpec& spec) { return set(spec.at, Nanoseconds{-1}); });
     const auto shorten_output = [](RequestSpec& spec, std::uint32_t to) {
       if (spec.stops || to == 0 || to >= spec.output_size()) return false;
@@ -381,6 +382,8 @@ class Shrinker {
         const Tokens output = spec->tokens.slice(spec->prompt_size, spec->tokens.size());
         spec->tokens = prompt.followed_by(spec->stops ? apply(output) : output);
         spec->prompt_size = prompt.size();
+        std::erase_if(spec->images,
+                      [&](const RequestSpec::Image& image) { return image.end() > prompt.size(); });
       }
     }
     // A sequence that has become empty has lost its statement's meaning.

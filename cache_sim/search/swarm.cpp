@@ -109,6 +109,11 @@ std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::in
   if (draw.aside(5, 32) == 0) text += ":watermark=" + std::to_string(1 + draw.aside(6, 33));
   const bool drafts = config.drafts > 0 && config.eagle == 0 && config.chunked_prefill > 1;
   if (drafts && draw.aside(2, 34) == 0) text += ":draft_model";
+  const bool has_states = config.groups.empty() || config.groups.find("mamba") != std::string::npos;
+  if (has_states || config.modules > 1 || draw.aside(2, 35) == 0) return text;
+  text += ":encoder=" + std::to_string(2 + draw.aside(12, 36));
+  if (draw.aside(2, 37) == 0) text += ":encoder_cache=" + std::to_string(2 + draw.aside(20, 38));
+  if (draw.aside(2, 39) == 0) text += ":whole_images";
   return text;
 }
 
@@ -285,6 +290,8 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
     if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
     if (swarm.scheduled && swarm.config.drafts == 0) swarm.drafts = 0;
     if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
+    if (swarm.config.scheduler.find(":encoder=") != std::string::npos)
+      swarm.images = static_cast<int>(2 + draw.aside(8, 45));
   }
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);

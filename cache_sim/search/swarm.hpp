@@ -63,6 +63,7 @@ struct Swarm {
   int sessions = 0;   ///< that requests belong to and that are closed
   bool by_length = false;  ///< some requests end by the length of their output
   int sent = 0;            ///< of ten requests: another server has computed a part
+  int images = 0;          ///< of ten requests: parts of the prompt are images
   bool rooms = false;      ///< some admissions and evictions carry room=
   // Of ten, where the subjects take a server's fields.
   int trees = 0;   ///< verifications of trees

@@ -13,12 +13,19 @@ void VllmScheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects)
     case SchedulerEvent::Kind::arrival:
       if (Request* const request = arrive(event)) {
         request->arrival = arrivals_++;
+        for (const RequestSpec::Image& image : request->spec->images) {
+          if (!options_.can_encode(image))
+            return end(event.request, FinishReason::refused, effects);
+          request->images.push_back(
+              {request->spec->tokens.slice(image.begin, image.end()).digest(), image.size});
+        }
         wait(event.request, false);
       }
       return;
     case SchedulerEvent::Kind::abort:
       require(phase_ == Phase::between_steps || phase_ == Phase::forward,
               "a client goes between steps or while a forward is under way");
+      encoder_.release_all(event.request);
       return abort(event.request, effects);
     case SchedulerEvent::Kind::retract:
       require(phase_ == Phase::between_steps, "a request is retracted between steps");
@@ -57,6 +64,7 @@ void VllmScheduler::begin_step(SchedulerEffects& effects) {
   effects.idle = waiting_.empty() && running_.empty();
   cursor_ = 0;
   budget_ = input_budget_ = options_.chunked_prefill;
+  encoder_budget_ = options_.encoder;
   threshold_ = load() > 1 ? options_.long_prefill : 0;
   if (threshold_ > 0 && options_.adapts)
     threshold_ = std::max(threshold_, input_budget_ / static_cast<std::int64_t>(load()));
@@ -98,7 +106,8 @@ void VllmScheduler::next_running(SchedulerEffects& effects) {
     const Request& request = requests_[running_[cursor_]];
     if (has_all_steps(request) || request.lacks() == 0) continue;
     needy_ = running_[cursor_];
-    return extend(needy_, share(request), effects);
+    if (const std::uint32_t tokens = fit_images(needy_, share(request)); tokens > 0)
+      return extend(needy_, tokens, effects);
   }
   cursor_ = 0;
   running_rows_ = batch_.size();
@@ -157,6 +166,63 @@ std::uint32_t VllmScheduler::kept_of(const Request& request, std::uint32_t draft
   return std::min({kept, drafts + 1, request.spec->output_size() - request.sampled});
 }
 
+/// Tokens of a row that may have so many: it ends before an image that cannot be encoded now. Plans
+/// those that can.
+std::uint32_t VllmScheduler::fit_images(RequestNumber number, std::uint32_t tokens) {
+  const Request& request = requests_[number];
+  planned_.clear();
+  repeated_.clear();
+  planned_size_ = 0;
+  if (options_.encoder == 0) return tokens;
+  const std::uint32_t begin = request.computed;
+  const auto ahead = static_cast<std::uint32_t>(options_.reads_ahead);
+  const std::uint32_t end = begin + tokens;
+  for (EncoderCache::Input i = 0; i < request.images.size(); ++i) {
+    const RequestSpec::Image& place = request.spec->images[i];
+    const EncoderCache::Image& image = request.images[i];
+    if (place.end() <= begin || place.begin >= end + ahead) continue;
+    if (options_.whole_images && begin <= place.begin && end < place.end()) {
+      LOCKSTEP_MARK("vllm_scheduler.ends_before_an_image");
+      return place.begin - std::min(place.begin, begin + ahead);
+    }
+    const auto is_same = [&](EncoderCache::Input other) {
+      return request.images[other].digest == image.digest;
+    };
+    if (std::any_of(planned_.begin(), planned_.end(), is_same)) {
+      repeated_.push_back(i);
+      continue;
+    }
+    if (encoder_.take(number, i, image)) continue;
+    if (image.size > encoder_budget_ - planned_size_ || !encoder_.make_room(image, planned_size_)) {
+      LOCKSTEP_MARK("vllm_scheduler.waits_for_the_encoder");
+      return place.begin > begin ? std::min(tokens, place.begin - begin) : 0;
+    }
+    planned_.push_back(i);
+    planned_size_ += image.size;
+  }
+  return tokens;
+}
+
+/// The row is there.
+void VllmScheduler::encode_planned(RequestNumber number) {
+  const Request& request = requests_[number];
+  for (const EncoderCache::Input input : planned_)
+    encoder_.put(number, input, request.images[input]);
+  for (const EncoderCache::Input input : repeated_)
+    encoder_.take(number, input, request.images[input]);
+  encoder_budget_ -= planned_size_;
+}
+
+/// Their tokens are computed, and no result can take that back.
+void VllmScheduler::release_seen_images(RequestNumber number) {
+  const Request& request = requests_[number];
+  const std::uint32_t pending = options_.overlap ? request.promised : 0;
+  const std::map<EncoderCache::Input, std::uint64_t> needed = encoder_.of(number);
+  for (const auto& [input, digest] : needed)
+    if (request.spec->images[input].end() + pending <= request.computed)
+      encoder_.release(number, input);
+}
+
 /// The extend of needy_ was refused.
 void VllmScheduler::make_room(SchedulerEffects& effects) {
   LOCKSTEP_MARK("vllm_scheduler.preempts");
@@ -177,6 +243,7 @@ void VllmScheduler::schedule(RequestNumber number, std::uint32_t tokens) {
                 .begin = request.computed,
                 .tokens = tokens,
                 .drafts = tokens - std::min(tokens, request.lacks()),
+                .encoded = planned_size_,
                 .samples = tokens >= request.lacks(),
                 .decodes = decodes,
                 .verifies = goes_on && !request.prefills};
@@ -188,6 +255,7 @@ void VllmScheduler::schedule(RequestNumber number, std::uint32_t tokens) {
   if (row.samples) request.promised += 1 + row.drafts;
   request.prefills = !row.samples;
   batch_.push_back(row);
+  encode_planned(number);
   budget_ -= tokens;
   input_budget_ -= tokens + options_.draft_slots;
 }
@@ -200,6 +268,7 @@ void VllmScheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& ef
     case Asked::admit: return settle_admission(reply, effects);
     case Asked::extend: return settle_extend(reply, effects);
     case Asked::undo: return end_decisions(effects);
+    case Asked::skip: ++cursor_; return;
     case Asked::preempt: return settle_preemption(effects);
     case Asked::retract:
       forget(number);
@@ -236,7 +305,10 @@ void VllmScheduler::settle_extend(const Reply& reply, SchedulerEffects& effects)
     ++cursor_;
     return;
   }
-  if (tokens == 0) return undo_admission(effects);
+  if (tokens == 0) {
+    encoder_.release_all(number);
+    return undo_admission(effects);
+  }
   waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(cursor_));
   running_.push_back(number);
   request.state = State::running;
@@ -248,18 +320,25 @@ void VllmScheduler::settle_admission(const Reply& reply, SchedulerEffects& effec
   Request& request = requests_[subject_of_ask_];
   if (reply.refused != Refusal::none) {
     if (reply.refused != Refusal::too_long && !is_alone()) return end_decisions(effects);
+    encoder_.release_all(subject_of_ask_);
     waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(cursor_));
     return end(subject_of_ask_, FinishReason::refused, effects);
   }
   request.computed = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
   request.told = request.spec->prompt_size + request.sampled;
-  if (!is_padded(request)) return extend(subject_of_ask_, share(request), effects);
-  const std::int64_t padded = 1 + options_.drafts;
-  if (padded > left()) return undo_admission(effects);
-  // One that is cut has one token, and no drafts.
-  const bool is_cut = threshold_ > 0 && threshold_ < padded;
-  LOCKSTEP_MARK("vllm_scheduler.pads_an_admission");
-  extend(subject_of_ask_, static_cast<std::uint32_t>(is_cut ? 1 : padded), effects);
+  std::uint32_t tokens = share(request);
+  if (is_padded(request)) {
+    const std::int64_t padded = 1 + options_.drafts;
+    if (padded > left()) return undo_admission(effects);
+    LOCKSTEP_MARK("vllm_scheduler.pads_an_admission");
+    // One that is cut has one token, and no drafts.
+    if (threshold_ == 0 || threshold_ >= padded) tokens = static_cast<std::uint32_t>(padded);
+  }
+  const RequestNumber number = subject_of_ask_;
+  tokens = fit_images(number, tokens);
+  if (tokens > 0) return extend(number, tokens, effects);
+  request.computed = request.told = 0;
+  ask(Verb::preempt, number, Asked::skip, effects);
 }
 
 /// Rows of a step are of one length where all decode: who is admitted and decodes at once gets
@@ -297,6 +376,7 @@ void VllmScheduler::settle_preemption(SchedulerEffects& effects) {
     LOCKSTEP_MARK("vllm_scheduler.preempts_who_was_scheduled");
     budget_ += row->tokens;
     input_budget_ += row->tokens + options_.draft_slots;
+    encoder_budget_ += row->encoded;
     --requests_[victim].in_flight;
     batch_.erase(row);
   }
@@ -354,17 +434,21 @@ void VllmScheduler::next_result(SchedulerEffects& effects) {
 void VllmScheduler::settle_result(SchedulerEffects& effects) {
   const Row& row = launched_[cursor_];
   Request& request = requests_[row.request];
+  const std::uint32_t kept = kept_of(request, row.drafts, row.verifies);
+  if (row.samples && !row.stale) {
+    request.promised -= row.drafts + 1 - kept;
+    request.computed -= row.drafts + 1 - kept;
+  }
+  release_seen_images(row.request);
   if (!row.samples) {
     ++cursor_;
     return;
   }
-  const std::uint32_t kept = kept_of(request, row.drafts, row.verifies);
   request.sampled += kept;
   request.lone_preemptions = 0;
   if (row.verifies) ++request.verification;
   if (!row.stale) {
-    request.promised -= 1 + row.drafts;
-    request.computed -= row.drafts + 1 - kept;
+    request.promised -= kept;
     if (options_.drafts > 0) request.told = request.spec->prompt_size + request.sampled;
   }
   effects.notes.push_back(
@@ -403,6 +487,7 @@ void VllmScheduler::wait(RequestNumber number, bool front) {
 /// It runs and waits no more, and nothing of it is computed.
 void VllmScheduler::forget(RequestNumber number) {
   Request& request = requests_[number];
+  encoder_.release_all(number);
   std::erase(running_, number);
   std::erase(waiting_, number);
   request.computed = request.told = request.promised = 0;

@@ -25,6 +25,11 @@
 // goes on in it; the subject may leave them out (n=1). A request that is preempted loses its
 // drafts.
 //
+// With encoder=N, images are made by an encoder of which a step has N places, and kept in an
+// EncoderCache until their tokens are computed. A row ends before an image that has no room or no
+// places left, or (whole_images) that it would cut; where it would begin in such an image, the
+// request is passed over, also by others that wait.
+//
 // With overlap (AsyncScheduler), a step is decided while the forward before it runs: a request that
 // sampled in it is extended by a token that is not there yet (extend async=1), its result is told
 // by `complete`. One that ends by its length gets no step behind its last one. A preempted request
@@ -37,6 +42,7 @@
 #include <vector>
 
 #include "cache_sim/server/asking_scheduler.hpp"
+#include "cache_sim/server/encoder_cache.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -51,6 +57,7 @@ struct VllmServedRequest : ServedRequest {
   std::size_t verification = 0;  ///< the next one that its line gives
   bool prefills = true;          ///< its last step did not reach the end of what was known
   int lone_preemptions = 0;      ///< since its last token
+  std::vector<EncoderCache::Image> images;  ///< those of its line
   /// Tokens, without drafts.
   std::uint32_t lacks() const { return spec->prompt_size + sampled + promised - computed; }
 };
@@ -61,6 +68,7 @@ enum class VllmAsks : std::uint8_t {
   admit,
   extend,
   undo,
+  skip,
   preempt,
   retract,
   step,
@@ -71,7 +79,8 @@ enum class VllmAsks : std::uint8_t {
 
 class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> {
  public:
-  explicit VllmScheduler(const SchedulerOptions& options) : AskingScheduler(options) {}
+  explicit VllmScheduler(const SchedulerOptions& options)
+      : AskingScheduler(options), encoder_(options.encoder_cache) {}
 
   bool has_work() const override {
     return !waiting_.empty() || !running_.empty() || !batch_.empty() || !launched_.empty();
@@ -91,6 +100,7 @@ class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> 
     std::uint32_t begin;   // tokens before this step
     std::uint32_t tokens;  // extended in this step
     std::uint32_t drafts;  // the last ones of these
+    std::int64_t encoded;  // places of images that the step encodes for it
     bool samples;          // a token comes out
     bool decodes;          // one token behind all that was known
     bool verifies;         // what its line gives for the next verification
@@ -110,6 +120,9 @@ class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> 
   std::uint32_t proposed(const Request& request) const;
   std::uint32_t share(const Request& request) const;
   bool is_padded(const Request& request) const;
+  std::uint32_t fit_images(RequestNumber request, std::uint32_t tokens);
+  void encode_planned(RequestNumber request);
+  void release_seen_images(RequestNumber request);
   bool is_alone() const;
   void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
   Tokens drafts_of(const Request& request, std::uint32_t drafts) const;
@@ -141,6 +154,11 @@ class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> 
   bool has_preempted_ = false;
   bool goes_on_prefilling_ = false;  // a row of one that had begun its prefill before
   std::size_t running_rows_ = 0;     // of those who ran before it
+  std::int64_t encoder_budget_ = 0;  // places that are left
+  // Of the row that is asked for: images to encode, and those that are one of these once more.
+  std::vector<EncoderCache::Input> planned_, repeated_;
+  std::int64_t planned_size_ = 0;
+  EncoderCache encoder_;
 };
 
 }  // namespace lockstep::cache_sim

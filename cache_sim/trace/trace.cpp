@@ -234,6 +234,24 @@ class Reader {
     return {};
   }
 
+  /// OFFSET:LENGTH,…
+  static Result<void> read_images(std::string_view list, std::vector<RequestSpec::Image>& into) {
+    std::int64_t end = 0;
+    while (!list.empty()) {
+      const std::string_view piece = list.substr(0, list.find(','));
+      list.remove_prefix(std::min(piece.size() + 1, list.size()));
+      const std::string_view offset = piece.substr(0, piece.find(':'));
+      const std::string_view length = piece.substr(std::min(offset.size() + 1, piece.size()));
+      const Result<std::int64_t> begin = parse_integer(offset, end, Tokens::kMaxSize);
+      if (!begin) return fail("an image begins behind the one before: " + begin.error().text);
+      const Result<std::int64_t> size = parse_integer(length, 1, Tokens::kMaxSize - *begin);
+      if (!size) return fail("an image is OFFSET:LENGTH: " + size.error().text);
+      into.push_back({static_cast<std::uint32_t>(*begin), static_cast<std::uint32_t>(*size)});
+      end = into.back().end();
+    }
+    return {};
+  }
+
   Result<decltype(Statement::what)> read_request(const Line& line) {
     RequestSpec spec;
     std::string_view output;
@@ -270,6 +288,7 @@ class Reader {
             return parse_speculation(value).map([&](const Speculation& s) { speculation = s; });
           if (key == "branches") return read_number(value, 1, kMostBranches, spec.branches);
           if (key == "overrun") return read_number(value, 0, kMostBranches, spec.overrun);
+          if (key == "images") return read_images(value, spec.images);
           return fail("request has no such field");
         });
     if (!read) return tl::unexpected(read.error());
@@ -284,6 +303,9 @@ class Reader {
                 ? ""
                 : fmt::format(" on the longest way, {}", spec.most_kept(spec.drafts[i]) - 1)));
     spec.prompt_size = spec.tokens.size();
+    if (!spec.images.empty() && spec.images.back().end() > spec.prompt_size)
+      return fail(
+          fmt::format("field images: they end with the prompt's {} tokens", spec.prompt_size));
     spec.stops = !output.empty() && (output[0] < '0' || output[0] > '9') && output[0] != '-';
     const std::uint32_t room = Tokens::kMaxSize - spec.prompt_size;
     const Result<Tokens> sampled =

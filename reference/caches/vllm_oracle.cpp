@@ -41,6 +41,7 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
       overlaps_(config.overlap != 0),
       blocks_(static_cast<std::size_t>(config.blocks)) {
   const SchedulerOptions scheduler = *SchedulerOptions::of(config);
+  most_tokens_ -= scheduler.draft_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   watermark_ = scheduler.watermark;
   lookahead_slots_ = scheduler.lookahead;

@@ -40,6 +40,9 @@ void VllmSchedulerOracle::play(const SchedulerEvent& event) {
       request.spec = event.spec;
       request.tokens = event.spec->prompt_size;
       request.arrival = ++arrivals_;
+      request.needs.assign(event.spec->images.size(), false);
+      for (const RequestSpec::Image& image : event.spec->images)
+        if (!options_.can_encode(image)) return finish(event.request, FinishReason::refused);
       return enqueue(event.request, false);
     }
     case SchedulerEvent::Kind::abort: return abort(event.request);
@@ -60,6 +63,7 @@ void VllmSchedulerOracle::schedule() {
   const bool result_is_under_way = !queue_.empty();
   budget_ = options_.chunked_prefill;
   input_budget_ = options_.chunked_prefill;
+  encoder_budget_ = options_.encoder;
   threshold_ = 0;
   if (eligible > 1 && options_.long_prefill > 0) {
     threshold_ = options_.long_prefill;
@@ -88,6 +92,8 @@ void VllmSchedulerOracle::schedule_running() {
         request.placeholders > 0 && request.computed + 2 - request.placeholders >=
                                         request.spec->prompt_size + request.max_tokens();
     Count tokens = last_step_is_under_way ? 0 : wanted(request);
+    EncoderInputs inputs;
+    if (tokens > 0) inputs = try_schedule_encoder_inputs(request, tokens);
     const Count with_spec = tokens + request.computed - request.tokens - request.placeholders;
     const Count spec_tokens = std::max<Count>(with_spec, 0);
     const bool verifies = !request.is_prefill;
@@ -105,6 +111,7 @@ void VllmSchedulerOracle::schedule_running() {
         if (one->request == victim) {
           budget_ += one->tokens;
           input_budget_ += one->tokens + options_.draft_slots;
+          encoder_budget_ += one->encoded;
           scheduled_.erase(one);
           break;
         }
@@ -117,8 +124,9 @@ void VllmSchedulerOracle::schedule_running() {
     ++next;
     if (tokens == 0) continue;
     prefill_scheduled_ = prefill_scheduled_ || request.is_prefill;
-    scheduled_.push_back({number, tokens, spec_tokens, verifies, false});
+    scheduled_.push_back({number, tokens, spec_tokens, verifies, false, inputs.size});
     request.spec_tokens = 0;
+    allocate_encoder_inputs(request, inputs);
     budget_ -= tokens;
     input_budget_ -= tokens + options_.draft_slots;
   }
@@ -182,6 +190,7 @@ RequestNumber VllmSchedulerOracle::least_urgent() const {
 void VllmSchedulerOracle::preempt(RequestNumber number) {
   ask(about(Verb::preempt, number));
   Request& request = requests_[number];
+  free_encoder_inputs(request, request.spec->prompt_size);
   running_.remove(number);
   request.computed = request.placeholders = request.told = request.spec_tokens = 0;
   request.stale = request.in_flight;
@@ -232,7 +241,17 @@ void VllmSchedulerOracle::schedule_waiting() {
       if (threshold_ == 0 || threshold_ >= 1 + gamma_) padding = gamma_;
     }
     tokens += padding;
-    if (!is_tried || !allocate(number, tokens, padding, false) || tokens == 0) {
+    EncoderInputs inputs;
+    if (is_tried) inputs = try_schedule_encoder_inputs(request, tokens);
+    if (tokens == 0) {  // it does not stall those behind it
+      ask(about(Verb::preempt, number));
+      request.computed = request.told = 0;
+      ++next;
+      continue;
+    }
+    const bool fits = is_tried && allocate(number, tokens, padding, false);
+    if (!fits || tokens == 0) {
+      if (is_tried) free_encoder_inputs(request, request.spec->prompt_size);
       const bool is_hopeless = is_empty();
       ask(about(is_hopeless ? Verb::abort : Verb::preempt, number));
       request.computed = request.told = 0;
@@ -246,7 +265,8 @@ void VllmSchedulerOracle::schedule_waiting() {
     request.status = Status::running;
     note({SchedulerNote::Kind::admitted, number});
     if (tokens <= 1) padding = 0;
-    scheduled_.push_back({number, tokens, padding, false, false});
+    scheduled_.push_back({number, tokens, padding, false, false, inputs.size});
+    allocate_encoder_inputs(request, inputs);
     budget_ -= tokens;
     input_budget_ -= tokens + options_.draft_slots;
   }
@@ -286,6 +306,106 @@ void VllmSchedulerOracle::update_after_schedule() {
   scheduled_.clear();
 }
 
+// --- The encoder ---------------------------------------------------------------------------------
+
+Tokens VllmSchedulerOracle::image_of(const Request& request, std::size_t input) {
+  const RequestSpec::Image& place = request.spec->images[input];
+  return request.spec->tokens.slice(place.begin, place.begin + place.size);
+}
+
+VllmSchedulerOracle::Embedding* VllmSchedulerOracle::embedding_of(const Tokens& image) {
+  for (Embedding& embedding : embeddings_)
+    if (embedding.image == image) return &embedding;
+  return nullptr;
+}
+
+VllmSchedulerOracle::Count VllmSchedulerOracle::free_places() const {
+  Count free = options_.encoder_cache;
+  for (const Embedding& embedding : embeddings_) free -= embedding.size;
+  return free;
+}
+
+bool VllmSchedulerOracle::check_and_update(Request& request, std::size_t input) {
+  Embedding* const embedding = embedding_of(image_of(request, input));
+  if (embedding == nullptr) return false;
+  if (!request.needs[input]) ++embedding->references;
+  request.needs[input] = true;
+  return true;
+}
+
+/// Evicts what nobody references, the longest first, if that brings room for what is scheduled too.
+bool VllmSchedulerOracle::can_allocate(Count size, Count scheduled) {
+  Count freeable = free_places();
+  for (const Embedding& embedding : embeddings_)
+    if (embedding.references == 0) freeable += embedding.size;
+  if (size + scheduled > freeable) return false;
+  while (size + scheduled > free_places()) {
+    auto oldest = embeddings_.end();
+    for (auto one = embeddings_.begin(); one != embeddings_.end(); ++one)
+      if (one->references == 0 &&
+          (oldest == embeddings_.end() || one->unreferenced_since < oldest->unreferenced_since))
+        oldest = one;
+    embeddings_.erase(oldest);
+  }
+  return true;
+}
+
+void VllmSchedulerOracle::free_encoder_input(Request& request, std::size_t input) {
+  if (!request.needs[input]) return;
+  request.needs[input] = false;
+  Embedding* const embedding = embedding_of(image_of(request, input));
+  if (--embedding->references == 0) embedding->unreferenced_since = ++clock_;
+}
+
+/// Of images whose tokens are all among the first `up_to`.
+void VllmSchedulerOracle::free_encoder_inputs(Request& request, Count up_to) {
+  for (std::size_t input = 0; input < request.needs.size(); ++input)
+    if (request.spec->images[input].end() <= up_to) free_encoder_input(request, input);
+}
+
+VllmSchedulerOracle::EncoderInputs VllmSchedulerOracle::try_schedule_encoder_inputs(
+    Request& request, Count& tokens) {
+  EncoderInputs inputs;
+  if (options_.encoder == 0) return inputs;
+  const Count start = request.computed;
+  const Count window_end = start + tokens + options_.reads_ahead;
+  for (std::size_t i = 0; i < request.spec->images.size(); ++i) {
+    const Count begin = request.spec->images[i].begin;
+    const Count size = request.spec->images[i].size;
+    if (begin + size <= start || begin >= window_end) continue;
+    if (options_.whole_images && start <= begin && start + tokens < begin + size) {
+      tokens = std::max<Count>(0, begin - (start + options_.reads_ahead));
+      return inputs;
+    }
+    const Tokens image = image_of(request, i);
+    bool is_scheduled = false;
+    for (const std::size_t other : inputs.scheduled)
+      is_scheduled = is_scheduled || image_of(request, other) == image;
+    if (is_scheduled) {
+      inputs.duplicate.push_back(i);
+    } else if (check_and_update(request, i)) {
+      continue;
+    } else if (inputs.size + size > encoder_budget_ || !can_allocate(size, inputs.size)) {
+      tokens = start < begin ? std::min(tokens, begin - start) : 0;
+      return inputs;
+    } else {
+      inputs.scheduled.push_back(i);
+      inputs.size += size;
+    }
+  }
+  return inputs;
+}
+
+void VllmSchedulerOracle::allocate_encoder_inputs(Request& request, const EncoderInputs& inputs) {
+  encoder_budget_ -= inputs.size;
+  for (const std::size_t input : inputs.scheduled) {
+    const Tokens image = image_of(request, input);
+    embeddings_.push_back({image, image.size()});
+    check_and_update(request, input);
+  }
+  for (const std::size_t input : inputs.duplicate) check_and_update(request, input);
+}
+
 // --- update_from_output() ------------------------------------------------------------------------
 
 void VllmSchedulerOracle::update_from_output() {
@@ -309,14 +429,18 @@ void VllmSchedulerOracle::update_from_output() {
     } else if (!is_stale && options_.overlap) {
       ask(about(Verb::complete, row.request));
     }
+    if (row.samples && !is_stale) {
+      const Count rejected = row.spec_tokens - (new_tokens - 1);
+      request.computed -= rejected;
+      request.placeholders -= rejected;
+    }
+    free_encoder_inputs(request, request.computed - (options_.overlap ? request.placeholders : 0));
     if (!row.samples) continue;
     request.tokens += new_tokens;
     request.lone = 0;
     if (row.verifies) ++request.verified;
     if (!is_stale) {
-      const Count rejected = row.spec_tokens - (new_tokens - 1);
-      request.computed -= rejected;
-      request.placeholders -= rejected + new_tokens;
+      request.placeholders -= new_tokens;
       if (gamma_ > 0) request.told = request.tokens;
       if (!options_.overlap) request.spec_tokens = proposal(request);
     }
@@ -341,6 +465,7 @@ void VllmSchedulerOracle::abort(RequestNumber number) {
 void VllmSchedulerOracle::finish(RequestNumber number, FinishReason reason) {
   Request& request = requests_[number];
   request.status = Status::finished;
+  if (request.spec != nullptr) free_encoder_inputs(request, request.spec->prompt_size);
   note({SchedulerNote::Kind::ended, number, reason,
         request.spec == nullptr ? 0 : request.outputs()});
 }

@@ -15,6 +15,7 @@
 #include <list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "reference/caches/schedule_listener.hpp"
@@ -41,6 +42,8 @@ class VllmSchedulerOracle final : public ScheduleListener {
     int lone = 0;       ///< preemptions with nobody else running, since its last token
     bool is_prefill = false;
     Count spec_tokens = 0;
+    std::vector<bool>
+        needs;  ///< request_cached_ids: by image, whether it holds the encoder's output
     std::size_t verified = 0;  ///< verifications of its line that have had their result
     Count outputs() const { return tokens - spec->prompt_size; }
     Count max_tokens() const;
@@ -50,7 +53,8 @@ class VllmSchedulerOracle final : public ScheduleListener {
     Count tokens;
     Count spec_tokens;
     bool verifies;
-    bool samples;  ///< once the step is decided
+    bool samples;       ///< once the step is decided
+    Count encoded = 0;  ///< encoder outputs that the step makes for it
   };
 
   void play(const SchedulerEvent& event) override;
@@ -58,6 +62,27 @@ class VllmSchedulerOracle final : public ScheduleListener {
   std::unique_ptr<ScheduleListener> copy() const override {
     return std::make_unique<VllmSchedulerOracle>(*this);
   }
+
+  // The encoder and its cache (encoder_cache_manager.py).
+  struct Embedding {
+    Tokens image;
+    Count size;
+    Count references = 0;
+    Count unreferenced_since = 0;
+  };
+  struct EncoderInputs {
+    std::vector<std::size_t> scheduled, duplicate;
+    Count size = 0;
+  };
+  static Tokens image_of(const Request& request, std::size_t input);
+  Embedding* embedding_of(const Tokens& image);
+  Count free_places() const;
+  bool check_and_update(Request& request, std::size_t input);
+  bool can_allocate(Count size, Count scheduled);
+  void free_encoder_input(Request& request, std::size_t input);
+  void free_encoder_inputs(Request& request, Count up_to);
+  EncoderInputs try_schedule_encoder_inputs(Request& request, Count& tokens);
+  void allocate_encoder_inputs(Request& request, const EncoderInputs& inputs);
 
   void schedule();
   void schedule_running();
@@ -88,6 +113,9 @@ class VllmSchedulerOracle final : public ScheduleListener {
   Count input_budget_ = 0;
   Count threshold_ = 0;
   Count gamma_ = options_.drafts;
+  std::list<Embedding> embeddings_;
+  Count encoder_budget_ = 0;
+  Count clock_ = 0;  ///< of embeddings that nobody references any more
   bool prefill_scheduled_ = false;
   bool running_scheduled_ = false;
   bool preempted_ = false;

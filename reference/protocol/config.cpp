@@ -171,17 +171,17 @@ Result<void> Config::set(std::string_view name, std::string_view value) {
 
 Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
   // A comma also stands inside the values of graph_batches and groups: a piece without `=` goes on
-  // the value before it.
+  // the value before it. So does a `=` inside that of scheduler, with no comma before it.
   while (!list.empty()) {
     const std::size_t equals = list.find('=');
     if (equals == std::string_view::npos || equals == 0)
       return fail(fmt::format("`{}` is not key=value", list.substr(0, 60)));
-    const std::size_t next_equals = list.find('=', equals + 1);
     std::size_t end = list.size();
-    if (next_equals != std::string_view::npos) {
-      end = list.rfind(',', next_equals);
-      if (end == std::string_view::npos || end < equals)
-        return fail(fmt::format("`{}` is not key=value", list.substr(0, 60)));
+    for (std::size_t next = equals; end == list.size();) {
+      next = list.find('=', next + 1);
+      if (next == std::string_view::npos) break;
+      const std::size_t comma = list.rfind(',', next);
+      if (comma != std::string_view::npos && comma > equals) end = comma;
     }
     if (auto set_one = set(list.substr(0, equals), list.substr(equals + 1, end - equals - 1));
         !set_one)

@@ -28,13 +28,17 @@ Result<SchedulerOptions> SchedulerOptions::of(const Config& config) {
   while (!rest.empty()) {
     const std::string_view word = next();
     const std::string_view option = word.substr(0, word.find('='));
-    std::int64_t* const number = option == "long_prefill" ? &options.long_prefill
-                                 : option == "watermark"  ? &options.watermark
-                                                          : nullptr;
+    std::int64_t* const number = option == "long_prefill"    ? &options.long_prefill
+                                 : option == "watermark"     ? &options.watermark
+                                 : option == "encoder"       ? &options.encoder
+                                 : option == "encoder_cache" ? &options.encoder_cache
+                                                             : nullptr;
     if (options.vllm && word == "priority") {
       options.by_priority = true;
     } else if (options.vllm && word == "adaptive") {
       options.adapts = true;
+    } else if (options.vllm && word == "whole_images") {
+      options.whole_images = true;
     } else if (options.vllm && word == "draft_model") {
       has_draft_model = true;
       options.draft_slots = 1;
@@ -51,9 +55,23 @@ Result<SchedulerOptions> SchedulerOptions::of(const Config& config) {
     return fail("field scheduler: draft_model needs drafts= and is no EAGLE (eagle=0)");
   if (options.draft_slots >= options.chunked_prefill)
     return fail("field scheduler: draft_model leaves no tokens of chunked_prefill=1");
+  if (options.encoder == 0 && (options.encoder_cache > 0 || options.whole_images))
+    return fail("field scheduler: encoder_cache and whole_images need encoder=");
+  if (options.encoder > 0 && config.modules > 1)
+    return fail("field scheduler: encoder does not go with several modules");
+  if (options.encoder > 0 && options.encoder_cache == 0) options.encoder_cache = options.encoder;
   if (options.vllm) options.drafts = config.drafts;
+  if (options.vllm && config.eagle != 0) options.reads_ahead = 1;
   if (has_draft_model) options.lookahead = config.drafts;
   return options;
+}
+
+bool SchedulerOptions::can_encode(const RequestSpec::Image& image) const {
+  if (encoder == 0) return true;
+  if (image.size > std::min(encoder, encoder_cache)) return false;
+  std::int64_t row = chunked_prefill - draft_slots;
+  if (long_prefill > 0) row = std::min(row, long_prefill);
+  return !whole_images || image.size + reads_ahead <= row;
 }
 
 void SchedulerEpisode::begin(const SchedulerEvent& with) {

@@ -140,8 +140,10 @@ class Blocks:
         return [(b.block_id, b.block_hash_num_tokens if b.block_hash else 0) for b in table]
 
 
-def scheduler(blocks, specs, budget, policy="fcfs", drafts=0, modules=0, must_fit=True, threshold=0):
-    """A Scheduler; its configuration as far as it reads it."""
+def scheduler(
+    blocks, specs, budget, policy="fcfs", drafts=0, modules=0, must_fit=True, threshold=0, slots=0
+):
+    """A Scheduler; its configuration as far as it reads it. slots: of a draft model, for each row."""
     block = specs[-1].block_size
     config = bag(
         "lora_config kv_events_config kv_transfer_config ec_transfer_config",
@@ -149,8 +151,8 @@ def scheduler(blocks, specs, budget, policy="fcfs", drafts=0, modules=0, must_fi
         if not drafts
         else bag(
             "num_speculative_tokens_per_batch_size",
-            max_num_new_slots_for_drafting=0,
-            use_eagle=lambda: True,
+            max_num_new_slots_for_drafting=slots,
+            use_eagle=lambda: slots == 0,
             use_eagle_block_drop=lambda: False,
             needs_eagle_block_drop=lambda: False,
             disable_eagle_block_drop=False,

@@ -47,6 +47,10 @@ inline const Defect kCutsPlacesOfDrafts{
 inline const Defect kForgetsTheDraftersTokens{
     "vllm-align:forgets-the-drafters-tokens",
     "a row gets no places for the tokens that a draft model writes behind it"};
+inline const Defect kCountsTheDraftersPlace{
+    "vllm-align:counts-the-drafters-place",
+    "a chunk has to end with a block that it could only fill with the place of its draft model, "
+    "and is cut to nothing in every step (0.33)"};
 inline const Defect kBeginsWithRecycledStates{
     "vllm-align:begins-with-recycled-states",
     "a prompt of one token that is padded with drafts runs as a verification and begins with the "

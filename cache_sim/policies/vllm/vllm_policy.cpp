@@ -23,6 +23,7 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
             manager_.rules().hash_algorithm) {
   const SchedulerOptions scheduler = *SchedulerOptions::of(config_);
   most_tokens_ = scheduler.chunked_prefill;
+  if (defect_ != &kCountsTheDraftersPlace) most_tokens_ -= scheduler.draft_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   lookahead_ = scheduler.lookahead;
 }
@@ -465,7 +466,11 @@ Result<void> check_config(const Config& config) {
   if (config.overlap != 0 && config.drafts == 0 && config.eagle == 1)
     return fail(
         "field overlap: without drafts, not with hashes of tokens that come later (eagle=1)");
-  return BlockRules::of(config).map([](const BlockRules&) {});
+  const Result<BlockRules> rules = BlockRules::of(config);
+  if (!rules) return tl::unexpected(rules.error());
+  if (rules->splitter_block > 0 && SchedulerOptions::of(config)->encoder > 0)
+    return fail("field scheduler: encoder is for groups whose chunks end anywhere, not for mamba");
+  return {};
 }
 
 std::unique_ptr<Subject> make(const SubjectOptions& options) {
