@@ -4,11 +4,13 @@
 // nothing, after every operation where the tree is small.
 #include <fmt/format.h>
 
-#include <map>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/model/label_state.hpp"
 #include "cache_sim/policies/marconi/marconi_policy.hpp"
+#include "reference/base/zeroed_array.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -16,7 +18,10 @@ namespace {
 class MarconiAuditor final : public Auditor {
  public:
   MarconiAuditor(const MarconiPolicy& policy, const LabelState* labels)
-      : policy_(policy), labels_(labels) {}
+      : policy_(policy),
+        labels_(labels),
+        kv_owner_(static_cast<std::size_t>(policy.kv_pool().slot_count()) + 1),
+        state_owner_(static_cast<std::size_t>(policy.state_pool().slot_count()) + 1) {}
 
   void after(const Operation& /*operation*/, const Reply& /*reply*/, Findings& findings) override {
     constexpr std::int64_t kSmall = 4096;  // tokens
@@ -25,8 +30,9 @@ class MarconiAuditor final : public Auditor {
 
   void recompute(Findings& findings) override {
     findings_ = &findings;
-    kv_owners_.clear();
-    state_owners_.clear();
+    owners_.assign(1, "nobody");
+    kv_owner_.reset();
+    state_owner_.reset();
     locks_.assign(policy_.tree().node_count(), 0);
     sums_ = {};
     for (MarconiTree::Index i = 1; i < policy_.tree().node_count(); ++i)
@@ -41,7 +47,9 @@ class MarconiAuditor final : public Auditor {
   struct Sums {
     std::int64_t tokens = 0, states = 0, locked_tokens = 0, locked_states = 0;
     std::int64_t own_tokens = 0, running = 0;
+    std::int64_t owned_kv = 0, owned_states = 0;  // slots
   };
+  using Owner = std::uint32_t;  // index into owners_; 0: nobody
 
   void report(FindingKind kind, std::string text, std::string expected, std::string actual) {
     findings_->push_back({kind, std::move(text), std::move(expected), std::move(actual)});
@@ -57,17 +65,33 @@ class MarconiAuditor final : public Auditor {
     return fmt::format("the node at {}", node.path.text(40));
   }
 
-  void own_state(StateSlot slot, const std::string& owner) {
-    const auto [other, is_new] = state_owners_.emplace(slot.value, owner);
-    if (!is_new)
-      return report(
-          FindingKind::slot_in_two_places,
-          fmt::format("state slot {} belongs to {} and to {}", slot.value, other->second, owner),
-          "one owner", "two");
-    if (labels_ != nullptr && labels_->state_exists(slot) && !labels_->state_in_use(slot))
-      report(FindingKind::freed_slot_in_use,
-             fmt::format("state slot {} is free and belongs to {}", slot.value, owner),
-             "one or the other", "both");
+  Owner add_owner(std::string name) {
+    owners_.push_back(std::move(name));
+    return static_cast<Owner>(owners_.size() - 1);
+  }
+
+  /// False where another has the slot, or nobody may have it.
+  bool own(const char* kind, ZeroedArray<Owner>& owner_of, std::uint32_t slot, bool is_in_use,
+           Owner owner) {
+    if (owner_of[slot] != 0) {
+      report(FindingKind::slot_in_two_places,
+             fmt::format("{} slot {} belongs to {} and to {}", kind, slot, owners_[owner_of[slot]],
+                         owners_[owner]),
+             "one owner", "two");
+      return false;
+    }
+    owner_of[slot] = owner;
+    if (is_in_use) return true;
+    report(FindingKind::freed_slot_in_use,
+           fmt::format("{} slot {} is free and belongs to {}", kind, slot, owners_[owner]),
+           "one or the other", "both");
+    return false;
+  }
+
+  void own_state(StateSlot slot, Owner owner) {
+    const bool is_in_use =
+        labels_ == nullptr || !labels_->state_exists(slot) || labels_->state_in_use(slot);
+    if (own("state", state_owner_, slot.value, is_in_use, owner)) ++sums_.owned_states;
   }
   void check_label(StateSlot slot, const Tokens& tokens, std::uint32_t size,
                    const std::string& owner) {
@@ -81,29 +105,25 @@ class MarconiAuditor final : public Auditor {
                expected.text(), labels_->label(slot, part).text());
   }
 
-  /// The slots of tokens[begin, begin + size of the runs).
+  /// The slots of tokens[begin, begin + size of the runs), written up to `written`.
   void own_kv(const KvRuns& runs, const Tokens& tokens, std::uint32_t begin, std::uint32_t written,
-              const std::string& owner) {
-    std::uint32_t at = begin;
+              Owner owner) {
+    fingerprints_.resize(labels_ == nullptr ? 0 : written - begin);
+    tokens.prefix_fingerprints(begin, begin + static_cast<std::uint32_t>(fingerprints_.size()),
+                               fingerprints_);
+    std::size_t at = 0;
     for (const KvRun& run : runs)
       for (const std::uint32_t slot : run.slots()) {
-        const auto [other, is_new] = kv_owners_.emplace(slot, owner);
-        if (!is_new)
-          return report(
-              FindingKind::slot_in_two_places,
-              fmt::format("KV slot {} belongs to {} and to {}", slot, other->second, owner),
-              "one owner", "two");
-        if (labels_ != nullptr && !labels_->kv_in_use(slot))
-          return report(FindingKind::freed_slot_in_use,
-                        fmt::format("KV slot {} is free and belongs to {}", slot, owner),
-                        "one or the other", "both");
+        if (!own("KV", kv_owner_, slot, labels_ == nullptr || labels_->kv_in_use(slot), owner))
+          return;
+        ++sums_.owned_kv;
+        if (at < fingerprints_.size() && labels_->kv_fingerprint(slot) != fingerprints_[at])
+          return report(FindingKind::wrong_state_prefix,
+                        fmt::format("the KV of token {} of {} is that of another prefix",
+                                    begin + at, owners_[owner]),
+                        tokens.prefix(begin + static_cast<std::uint32_t>(at) + 1).text(40),
+                        "another");
         ++at;
-        if (labels_ != nullptr && at <= written &&
-            labels_->kv_fingerprint(slot) != tokens.fingerprint(at))
-          return report(
-              FindingKind::wrong_state_prefix,
-              fmt::format("the KV of token {} of {} is that of another prefix", at - 1, owner),
-              tokens.prefix(at).text(40), "another");
       }
   }
   static std::int64_t size_of(const KvRuns& runs) {
@@ -125,9 +145,10 @@ class MarconiAuditor final : public Auditor {
              fmt::format("{} children", node.child_count));
     check_equal<std::int64_t>(FindingKind::size_accounting, "the KV of " + name, node.edge_size(),
                               size_of(node.kv));
-    own_kv(node.kv, node.path, node.begin, node.end, name);
+    const Owner owner = add_owner(name);
+    own_kv(node.kv, node.path, node.begin, node.end, owner);
     if (node.has_state) {
-      own_state(node.state, name);
+      own_state(node.state, owner);
       check_label(node.state, node.path, node.end, name);
     }
     if (node.time > policy_.tree().clock())
@@ -148,8 +169,9 @@ class MarconiAuditor final : public Auditor {
                               size_of(request.kv));
     KvRuns own;
     append_slice(own, request.kv, request.owned, request.allocated);
-    own_kv(own, request.known, request.owned, request.computed, name);
-    own_state(request.live, name);
+    const Owner owner = add_owner(name);
+    own_kv(own, request.known, request.owned, request.computed, owner);
+    own_state(request.live, owner);
     check_label(request.live, request.known, request.computed, name);
     for (MarconiTree::Index node = request.used; node != MarconiTree::kRoot;
          node = policy_.tree().node(node).parent)
@@ -184,23 +206,25 @@ class MarconiAuditor final : public Auditor {
     if (used > sizes.capacity)
       report(kSize, "more bytes are in use than there are", std::to_string(sizes.capacity),
              std::to_string(used));
-    const auto check_pool = [&](const char* what, std::int64_t free, std::size_t owned,
+    const auto check_pool = [&](const char* what, std::int64_t free, std::int64_t owned,
                                 std::int64_t total) {
-      if (free + static_cast<std::int64_t>(owned) != total)
+      if (free + owned != total)
         report(FindingKind::leak,
                fmt::format("of {} {}, {} are free and {} have an owner", total, what, free, owned),
-               std::to_string(total), std::to_string(free + static_cast<std::int64_t>(owned)));
+               std::to_string(total), std::to_string(free + owned));
     };
-    check_pool("KV slots", policy_.kv_pool().free_count(), kv_owners_.size(),
+    check_pool("KV slots", policy_.kv_pool().free_count(), sums_.owned_kv,
                policy_.kv_pool().slot_count());
-    check_pool("state slots", policy_.state_pool().free_count(), state_owners_.size(),
+    check_pool("state slots", policy_.state_pool().free_count(), sums_.owned_states,
                policy_.state_pool().slot_count());
   }
 
   const MarconiPolicy& policy_;
   const LabelState* labels_;
   Findings* findings_ = nullptr;
-  std::map<std::uint32_t, std::string> kv_owners_, state_owners_;
+  std::vector<std::string> owners_;
+  ZeroedArray<Owner> kv_owner_, state_owner_;  // by slot
+  std::vector<std::uint64_t> fingerprints_;
   std::vector<std::int64_t> locks_;
   Sums sums_;
 };
