@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cache_sim/policies/edge_llm/edge_llm_defects.hpp"
+#include "cache_sim/policies/request_checks.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -58,19 +59,15 @@ Result<Reply> EdgeLlmPolicy::apply(const Operation& operation) {
       return fail(fmt::format("{} is not an operation of a slot cache", to_string(operation.verb)));
   }
   EdgeLlmRequest* const request = find(operation.id);
-  if (request == nullptr)
-    return fail(fmt::format("{}: no admitted request is called `{}` here",
-                            to_string(operation.verb), operation.id.text()));
-  const bool discards = operation.verb == Verb::abort || operation.verb == Verb::preempt ||
-                        (operation.verb == Verb::finish && !operation.insert);
-  if (discards) {
+  if (request == nullptr) return no_such_request(operation);
+  if (discards(operation)) {
     end(*request);
     return Reply{};
   }
   if (operation.verb == Verb::accept) return accept(*request, operation);
-  if (!request->drafts.empty())
-    return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
-                            to_string(operation.verb), operation.id.text()));
+  const bool is_verifying = !request->drafts.empty();
+  if (const Result<void> settled = check_is_settled(operation, is_verifying); !settled)
+    return tl::unexpected(settled.error());
   switch (operation.verb) {
     case Verb::extend: return extend(*request, operation);
     case Verb::capture: return capture(*request, operation);
@@ -150,12 +147,10 @@ void EdgeLlmPolicy::clear_slot(std::uint32_t slot) {
 // --- Requests ------------------------------------------------------------------------------------
 
 Result<Reply> EdgeLlmPolicy::admit(const Operation& operation) {
-  if (find(operation.id) != nullptr)
-    return fail(fmt::format("admit: request `{}` is admitted already", operation.id.text()));
+  const bool is_admitted = find(operation.id) != nullptr;
+  if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
+    return tl::unexpected(sound.error());
   const std::uint32_t size = operation.tokens.size();
-  if (size == 0) return fail("admit: a request has at least one token");
-  if (operation.prompt > std::int64_t{size})
-    return fail("admit: the prompt is longer than the tokens");
   if (operation.external > 0 || operation.room != Operation::kAbsent)
     return fail("admit: a slot cache takes no external tokens and keeps no room");
   if (size > layout_.row_size) return Reply::refusal(Refusal::too_long);
@@ -196,9 +191,8 @@ Result<Reply> EdgeLlmPolicy::extend(EdgeLlmRequest& request, const Operation& op
   const std::int64_t drafts = operation.drafts.size();
   const std::int64_t left =
       std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
-  if (operation.n < 1 || operation.n > left || (drafts != 0 && operation.n != left))
-    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
-                            operation.n, left, operation.id.text()));
+  if (const Result<void> fits = check_extend(operation, left); !fits)
+    return tl::unexpected(fits.error());
   if (drafts != 0 && operation.n > std::int64_t{EdgeLlmLayout::kMostVerified})
     return Reply::refusal(Refusal::too_long);
   if (request.computed + operation.n > layout_.row_size) return Reply::refusal(Refusal::no_kv);
@@ -274,19 +268,14 @@ void EdgeLlmPolicy::commit(const EdgeLlmRequest& request, std::uint32_t row,
 }
 
 Result<Reply> EdgeLlmPolicy::accept(EdgeLlmRequest& request, const Operation& operation) {
-  const std::uint32_t count = operation.tokens.size();
-  if (operation.n != std::int64_t{count})
-    return fail(fmt::format("accept: n={} beside {} tokens", operation.n, count));
-  const std::uint32_t drafts = request.drafts.size();
-  if (drafts == 0) {
+  if (const Result<void> sound = check_accept(operation); !sound)
+    return tl::unexpected(sound.error());
+  if (request.drafts.empty()) {
     request.known.append(operation.tokens);
     return Reply{}.set(ReplyField::n, operation.n);
   }
-  if (count < 1 || count > drafts + 1)
-    return fail(fmt::format("accept: n={} is not within 1 … {} (the drafts and one more)", count,
-                            drafts + 1));
-  if (operation.tokens.prefix(count - 1) != request.drafts.prefix(count - 1))
-    return fail("accept: the tokens kept are not the drafts");
+  if (const Result<void> kept = check_kept(operation, request.drafts); !kept)
+    return tl::unexpected(kept.error());
   request.known.append(operation.tokens);
   const std::uint32_t accepted = request.known.size() - 1 - request.computed;
   const std::uint32_t row = row_of(request);

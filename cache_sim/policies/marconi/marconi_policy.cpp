@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cache_sim/policies/marconi/marconi_defects.hpp"
+#include "cache_sim/policies/request_checks.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -87,19 +88,14 @@ Result<Reply> MarconiPolicy::apply(const Operation& operation) {
       return fail(fmt::format("{} is not an operation of Marconi", to_string(operation.verb)));
   }
   MarconiRequest* const request = find(operation.id);
-  if (request == nullptr)
-    return fail(fmt::format("{}: no admitted request is called `{}` here",
-                            to_string(operation.verb), operation.id.text()));
-  const bool discards = operation.verb == Verb::abort || operation.verb == Verb::preempt ||
-                        (operation.verb == Verb::finish && !operation.insert);
-  if (discards) {
+  if (request == nullptr) return no_such_request(operation);
+  if (discards(operation)) {
     remove(*request);
     return Reply{};
   }
   if (operation.verb == Verb::accept) return accept(*request, operation);
-  if (request->verifying)
-    return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
-                            to_string(operation.verb), operation.id.text()));
+  if (const Result<void> settled = check_is_settled(operation, request->verifying); !settled)
+    return tl::unexpected(settled.error());
   if (operation.verb == Verb::extend) return extend(*request, operation);
   if (operation.verb == Verb::finish) return finish(*request);
   if (operation.up_to > request->computed)
@@ -136,12 +132,10 @@ bool MarconiPolicy::make_room(std::int64_t bytes, MarconiTree::Evicted& evicted)
 // --- Requests ------------------------------------------------------------------------------------
 
 Result<Reply> MarconiPolicy::admit(const Operation& operation) {
-  if (find(operation.id) != nullptr)
-    return fail(fmt::format("admit: request `{}` is admitted already", operation.id.text()));
+  const bool is_admitted = find(operation.id) != nullptr;
+  if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
+    return tl::unexpected(sound.error());
   const std::uint32_t size = operation.tokens.size();
-  if (size == 0) return fail("admit: a request has at least one token");
-  if (operation.prompt > std::int64_t{size})
-    return fail("admit: the prompt is longer than the tokens");
   if (operation.external > 0) return fail("admit: Marconi takes no external tokens");
   if (operation.room != Operation::kAbsent) return fail("admit: Marconi keeps no room");
   if (size * sizes_.token_bytes + sizes_.state_bytes > sizes_.capacity)
@@ -225,9 +219,8 @@ Result<Reply> MarconiPolicy::extend(MarconiRequest& request, const Operation& op
   const std::int64_t drafts = operation.drafts.size();
   const std::int64_t left =
       std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
-  if (operation.n < 1 || operation.n > left || (drafts != 0 && operation.n != left))
-    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
-                            operation.n, left, operation.id.text()));
+  if (const Result<void> fits = check_extend(operation, left); !fits)
+    return tl::unexpected(fits.error());
   MarconiTree::Evicted evicted;
   if (!make_room(operation.n * sizes_.token_bytes, evicted)) return Reply::refusal(Refusal::no_kv);
   const auto count = static_cast<std::uint32_t>(operation.n);
@@ -296,18 +289,14 @@ void MarconiPolicy::use(MarconiRequest& request, MarconiTree::Index node) {
 /// The tokens kept of a verification: drafts, whose KV is there already, and the one sampled
 /// behind them.
 Result<Reply> MarconiPolicy::accept(MarconiRequest& request, const Operation& operation) {
-  const std::uint32_t count = operation.tokens.size();
-  if (operation.n != std::int64_t{count})
-    return fail(fmt::format("accept: n={} beside {} tokens", operation.n, count));
+  if (const Result<void> sound = check_accept(operation); !sound)
+    return tl::unexpected(sound.error());
   if (!request.verifying) {
     request.known.append(operation.tokens);
     return Reply{}.set(ReplyField::n, operation.n);
   }
-  if (count < 1 || count > request.drafts.size() + 1)
-    return fail(fmt::format("accept: n={} is not within 1 … {} (the drafts and one more)", count,
-                            request.drafts.size() + 1));
-  if (operation.tokens.prefix(count - 1) != request.drafts.prefix(count - 1))
-    return fail("accept: the tokens kept are not the drafts");
+  if (const Result<void> kept = check_kept(operation, request.drafts); !kept)
+    return tl::unexpected(kept.error());
   request.known.append(operation.tokens);
   advance(request, request.known.size() - 1);
   request.verifying = false;

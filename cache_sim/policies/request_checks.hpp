@@ -1,0 +1,31 @@
+// What a cache asks of an operation on a request before its own rules: the sentences of bad input
+// that do not depend on the cache. Oracles have their own.
+#pragma once
+
+#include "reference/base/result.hpp"
+#include "reference/protocol/operation.hpp"
+
+namespace lockstep::cache_sim {
+
+/// No admitted request has the operation's name.
+tl::unexpected<Error> no_such_request(const Operation& operation);
+
+/// Whether the request ends and leaves nothing.
+bool discards(const Operation& operation);
+
+/// At least one token, of which the prompt is a part; the name is new.
+Result<void> check_admission(const Operation& admit, bool is_admitted);
+
+/// n is within 1 … `left`, the tokens that are known and not computed, drafts among them; a
+/// verification takes all of them.
+Result<void> check_extend(const Operation& extend, std::int64_t left);
+
+/// Between a verification and its accept nothing else happens to the request.
+Result<void> check_is_settled(const Operation& operation, bool is_verifying);
+
+/// n is the number of tokens.
+Result<void> check_accept(const Operation& accept);
+/// The tokens are the first drafts and one more.
+Result<void> check_kept(const Operation& accept, const Tokens& drafts);
+
+}  // namespace lockstep::cache_sim
