@@ -37,8 +37,7 @@ const PolicyEntry& some_policy() {
 /// Requests to a scheduler, from a swarm for any policy.
 Trace random_scheduled_trace(std::uint64_t seed, std::uint64_t stream, const PolicyEntry& policy) {
   Draw draw(seed, stream);
-  Swarm swarm = draw_swarm(draw, accepted_by(policy), Config());
-  swarm.operations = std::min(swarm.operations, 16);
+  const Swarm swarm = draw_swarm(draw, accepted_by(policy), Config(), {}, SwarmLevel::requests);
   Trace trace;
   trace.config = swarm.config;
   trace.scheduler_level = true;
@@ -119,11 +118,7 @@ struct PlayedOperations {
 PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream,
                                         const PolicyEntry& policy) {
   Draw draw(seed, stream);
-  Swarm swarm = draw_swarm(draw, accepted_by(policy), Config());
-  swarm.config.ranks = 1;
-  const bool has_blocks = policy.config_fields.contains(ConfigField::blocks);
-  // vLLM's caches run ahead of results in every step or in none, which a scheduler alone keeps to.
-  if (has_blocks) swarm.config.overlap = 0;
+  const Swarm swarm = draw_swarm(draw, accepted_by(policy), Config(), {}, SwarmLevel::operations);
   RunOptions options;
   options.config = swarm.config;
   options.subjects = {std::string(policy.name), fmt::format("oracle:{}", policy.name)};
@@ -132,7 +127,7 @@ PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream
   require(run.has_value(), run ? "" : run.error().text);
   PlayedOperations played;
   LegalityModel model(swarm.config.page, policy.counts_locks_on_tombstones, policy.has_slot_verbs);
-  if (has_blocks) model.expect_cut_chunks();
+  if (swarm.blocks) model.expect_cut_chunks();
   RandomTrace random(swarm, accepted_by(policy), model, draw);
   BadInput bad_input(swarm, accepted_by(policy), model, draw);
   const auto say = [&](const Operation& operation) {

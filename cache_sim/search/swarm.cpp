@@ -1,5 +1,7 @@
 #include "cache_sim/search/swarm.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 #include <vector>
@@ -86,6 +88,106 @@ void draw_server(const Draw& draw, Swarm& swarm) {
   swarm.padded = of_ten(9);
 }
 
+/// One pool of bytes: a state is worth a few tokens or a whole pool of them, and what costs no
+/// memory in proportion to its FLOPs meets what costs much.
+void draw_bytes(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
+  fields.common(ConfigField::token_bytes, &Config::token_bytes, draw.between(1, 4));
+  fields.common(ConfigField::state_bytes, &Config::state_bytes,
+                swarm.config.token_bytes * draw.between(1, 12) + draw.between(0, 3));
+  fields.common(ConfigField::bootstrap, &Config::bootstrap, draw.between(0, 3));
+  const bool own_flops = draw.chance(3, 4);
+  fields.optional(ConfigField::flops_token, &Config::flops_token,
+                  own_flops ? draw.between(1, 100) : 0);
+  fields.optional(ConfigField::flops_pair, &Config::flops_pair,
+                  own_flops ? draw.between(0, 20) : 0);
+  if (!fields.free(ConfigField::alpha) || draw.chance(1, 3)) return;
+  swarm.config.alpha = std::to_string(100 * draw.between(0, 20));
+}
+
+/// Sizes as they are in servers, now and then: what is done differently for them is done, too.
+/// Returns the scale of all sizes.
+std::int64_t draw_pools(Draw& draw, const Accepted& accepted, ConfigDraw& fields, Swarm& swarm) {
+  const bool large = draw.chance(1, 24);
+  const std::int64_t scale = large ? 32 : 1;
+  constexpr std::int64_t kPages[] = {1, 1, 2, 3, 4};
+  const std::int64_t drawn_page = kPages[draw.below(5)];
+  fields.optional(ConfigField::page, &Config::page,
+                  large && drawn_page > 1 ? drawn_page * 8 : drawn_page);
+  fields.common(ConfigField::model_chunk, &Config::model_chunk, scale << draw.below(4));
+  if (!page_fits_chunk(swarm.config)) {
+    fields.common(ConfigField::model_chunk, &Config::model_chunk,
+                  swarm.config.page * draw.between(1, 2));
+    if (!page_fits_chunk(swarm.config)) fields.common(ConfigField::page, &Config::page, 1);
+  }
+  const std::int64_t page = swarm.config.page;
+  swarm.longest = static_cast<int>(draw.between(6, 40) * scale);
+  // Pools from "nothing fits" to "hardly anything is evicted".
+  fields.common(ConfigField::kv_tokens, &Config::kv_tokens,
+                std::max<std::int64_t>(page, draw.between(8, 100) * scale / page * page));
+  if (accepted.has_states)
+    fields.common(ConfigField::state_slots, &Config::state_slots, draw.between(1, 12));
+  fields.common(ConfigField::request_rows, &Config::request_rows, draw.between(1, 5));
+  fields.common(ConfigField::max_running, &Config::max_running, draw.between(1, 5));
+  fields.common(ConfigField::chunked_prefill, &Config::chunked_prefill,
+                draw.between(1, 16) * scale);
+  return scale;
+}
+
+void draw_options(Draw& draw, std::int64_t scale, ConfigDraw& fields) {
+  fields.optional(ConfigField::track_interval, &Config::track_interval, scale << draw.below(4));
+  fields.optional(ConfigField::lazy, &Config::lazy, draw.chance(1, 4) ? 1 : 0);
+  fields.optional(ConfigField::overlap, &Config::overlap, draw.chance(1, 4) ? 1 : 0);
+  fields.optional(ConfigField::strip_thinking, &Config::strip_thinking, draw.chance(1, 6) ? 1 : 0);
+  fields.optional(ConfigField::skip_decode_lock, &Config::skip_decode_lock,
+                  draw.chance(1, 6) ? 1 : 0);
+  fields.optional(ConfigField::path_cap, &Config::path_cap,
+                  draw.chance(1, 6) ? draw.between(0, 3) : -1);
+}
+
+/// Sometimes one of the two kinds of group has blocks twice as large as the other's.
+void draw_sizes_apart(const Draw& draw, Config& config) {
+  if (config.groups != fmt::format("attention:{0},mamba:{0}", config.block)) return;
+  if (draw.aside(3, 41) != 0) return;
+  const bool is_attention = draw.aside(2, 42) == 0;
+  config.groups = fmt::format("attention:{},mamba:{}", config.block * (is_attention ? 2 : 1),
+                              config.block * (is_attention ? 1 : 2));
+  if (config.retention != "none")  // a multiple of all blocks
+    config.retention = std::to_string(2 * std::stoll(config.retention));
+}
+
+void draw_block_fields(Draw& draw, const Accepted& accepted, ConfigDraw& fields, Swarm& swarm) {
+  // A child need know neither the names of blocks nor groups with blocks of different sizes.
+  const bool has_child = !accepted.fields.contains(ConfigField::hash_algorithm);
+  if (accepted.fields.contains(ConfigField::groups) && fields.free(ConfigField::groups)) {
+    Config drawn = swarm.config;
+    draw_blocks(draw, drawn);
+    if (!has_child && fields.free(ConfigField::retention)) draw_sizes_apart(draw, drawn);
+    for (const ConfigField field :
+         {ConfigField::block, ConfigField::blocks, ConfigField::drafts, ConfigField::eagle,
+          ConfigField::groups, ConfigField::hash_block})
+      if (!fields.free(field)) drawn = swarm.config;  // they belong together
+    if (!accepted.fields.contains(ConfigField::retention) || !fields.free(ConfigField::retention))
+      drawn.retention = swarm.config.retention;
+    if (!accepted.fields.contains(ConfigField::drafts)) drawn.drafts = swarm.config.drafts;
+    swarm.config = drawn;
+  }
+  constexpr const char* kAlgorithms[] = {"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"};
+  if (!has_child && fields.free(ConfigField::hash_algorithm) && draw.aside(12, 43) == 0)
+    swarm.config.hash_algorithm = kAlgorithms[draw.aside(4, 44)];
+  fields.optional(ConfigField::checkpoint, &Config::checkpoint,
+                  draw.aside(2, 20) == 0 ? std::int64_t{1} << draw.aside(3, 21) : 0);
+  const Config& drawn = swarm.config;
+  if (drawn.eagle == 2 && drawn.hash_block < drawn.block &&
+      drawn.groups.find("window") == std::string::npos &&
+      drawn.groups.find("mamba") != std::string::npos)
+    fields.optional(ConfigField::shared_prefix_checkpoint, &Config::shared_prefix_checkpoint,
+                    static_cast<std::int64_t>(draw.aside(2, 22)));
+  if (drawn.eagle != 0)
+    fields.optional(
+        ConfigField::modules, &Config::modules,
+        draw.aside(3, 25) == 0 ? std::min<std::int64_t>(drawn.block, 2 + draw.aside(2, 26)) : 1);
+}
+
 /// Single operations say themselves whether they are ahead; vLLM's never mix. Without drafts the
 /// hashes of tokens that come later do not go with steps ahead.
 void draw_steps_ahead(const Draw& draw, const ConfigDraw& fields, Swarm& swarm) {
@@ -117,20 +219,68 @@ std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::in
   return text;
 }
 
-/// One pool of bytes: a state is worth a few tokens or a whole pool of them, and what costs no
-/// memory in proportion to its FLOPs meets what costs much.
-void draw_bytes(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
-  fields.common(ConfigField::token_bytes, &Config::token_bytes, draw.between(1, 4));
-  fields.common(ConfigField::state_bytes, &Config::state_bytes,
-                swarm.config.token_bytes * draw.between(1, 12) + draw.between(0, 3));
-  fields.common(ConfigField::bootstrap, &Config::bootstrap, draw.between(0, 3));
-  const bool own_flops = draw.chance(3, 4);
-  fields.optional(ConfigField::flops_token, &Config::flops_token,
-                  own_flops ? draw.between(1, 100) : 0);
-  fields.optional(ConfigField::flops_pair, &Config::flops_pair,
-                  own_flops ? draw.between(0, 20) : 0);
-  if (!fields.free(ConfigField::alpha) || draw.chance(1, 3)) return;
-  swarm.config.alpha = std::to_string(100 * draw.between(0, 20));
+/// Single operations of one rank, or requests to a scheduler.
+void draw_level(Draw& draw, SwarmLevel level, bool asks_for_ranks, std::int64_t scale,
+                ConfigDraw& fields, Swarm& swarm) {
+  const bool is_asked_for = swarm.blocks && !fields.free(ConfigField::scheduler);
+  const bool usually = draw.chance(1, 4);
+  // What cuts chunks and holds nothing behind a look-up goes with vLLM's scheduler alone.
+  swarm.scheduled =
+      asks_for_ranks || is_asked_for || (swarm.blocks ? draw.aside(4, 3) == 0 : usually);
+  if (level != SwarmLevel::either) swarm.scheduled = level == SwarmLevel::requests;
+  if (swarm.blocks) draw_steps_ahead(draw, fields, swarm);
+  if (swarm.blocks && swarm.scheduled && !is_asked_for)
+    swarm.config.scheduler = drawn_vllm_scheduler(draw, swarm.config, scale);
+  if (!swarm.scheduled) {
+    swarm.config.ranks = 1;
+  } else {
+    fields.common(ConfigField::ranks, &Config::ranks, draw.chance(1, 4) ? draw.between(2, 3) : 1);
+    if (fields.free(ConfigField::routing) && draw.chance(1, 2)) swarm.config.routing = "prefix";
+  }
+}
+
+/// What happens, how often.
+void draw_rates(Draw& draw, const Accepted& accepted, Swarm& swarm) {
+  swarm.operations =
+      static_cast<int>(swarm.scheduled ? draw.between(3, 16) : draw.between(20, 120));
+  swarm.request = weight(draw, 9);
+  swarm.tree = weight(draw, 8);
+  if (!accepted.tree_verbs) swarm.tree = 0;
+  if (swarm.request + swarm.tree == 0) swarm.request = 9;
+  swarm.evict = weight(draw, 1);
+  swarm.check = weight(draw, 1);
+  swarm.flush = draw.chance(1, 4) ? 1 : 0;
+  swarm.extend = std::max(1, weight(draw, 8));
+  swarm.checkpoint = weight(draw, 3);
+  swarm.finish = weight(draw, 3);
+  swarm.abort = weight(draw, 1);
+  swarm.preempt = weight(draw, 1);
+  swarm.shared = static_cast<int>(draw.below(11));
+  swarm.drafts = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 6));
+  swarm.salted = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 20));
+  swarm.discarded = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 5));
+  swarm.urgent = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 5));
+  swarm.bad = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 12));
+  swarm.sessions = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 3));
+}
+
+/// What vLLM's caches are asked for.
+void draw_block_rates(Draw& draw, Swarm& swarm) {
+  swarm.check = std::max(1, swarm.check) * 3;
+  if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
+  if (swarm.scheduled && swarm.config.drafts == 0) swarm.drafts = 0;
+  if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
+  if (swarm.config.scheduler.find(":encoder=") != std::string::npos)
+    swarm.images = static_cast<int>(2 + draw.aside(8, 45));
+}
+
+void draw_sequences(Draw& draw, Swarm& swarm) {
+  swarm.sequences = static_cast<int>(draw.between(2, 7));
+  swarm.clone = weight(draw, 3);
+  swarm.truncate = weight(draw, 3);
+  swarm.capture = weight(draw, 2);
+  swarm.restore = weight(draw, 2);
+  swarm.together = std::max(1, weight(draw, 3));
 }
 
 }  // namespace
@@ -183,121 +333,30 @@ Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
           .server_fields = one.server_fields && other.server_fields};
 }
 
-Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed) {
+Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed,
+                 SwarmLevel level) {
   Swarm swarm;
   swarm.config = base;
-  ConfigDraw fields(accepted.fields, fixed, swarm.config);
-  // Sizes as they are in servers, now and then: what is done differently for them is done, too.
-  const bool large = draw.chance(1, 24);
-  const std::int64_t scale = large ? 32 : 1;
-  constexpr std::int64_t kPages[] = {1, 1, 2, 3, 4};
-  const std::int64_t drawn_page = kPages[draw.below(5)];
-  fields.optional(ConfigField::page, &Config::page,
-                  large && drawn_page > 1 ? drawn_page * 8 : drawn_page);
-  fields.common(ConfigField::model_chunk, &Config::model_chunk, scale << draw.below(4));
-  if (!page_fits_chunk(swarm.config)) {
-    fields.common(ConfigField::model_chunk, &Config::model_chunk,
-                  swarm.config.page * draw.between(1, 2));
-    if (!page_fits_chunk(swarm.config)) fields.common(ConfigField::page, &Config::page, 1);
-  }
-  const std::int64_t page = swarm.config.page;
-  swarm.longest = static_cast<int>(draw.between(6, 40) * scale);
-  // Pools from "nothing fits" to "hardly anything is evicted".
-  fields.common(ConfigField::kv_tokens, &Config::kv_tokens,
-                std::max<std::int64_t>(page, draw.between(8, 100) * scale / page * page));
-  if (accepted.has_states)
-    fields.common(ConfigField::state_slots, &Config::state_slots, draw.between(1, 12));
-  fields.common(ConfigField::request_rows, &Config::request_rows, draw.between(1, 5));
-  fields.common(ConfigField::max_running, &Config::max_running, draw.between(1, 5));
-  fields.common(ConfigField::chunked_prefill, &Config::chunked_prefill,
-                draw.between(1, 16) * scale);
-  fields.optional(ConfigField::track_interval, &Config::track_interval, scale << draw.below(4));
-  fields.optional(ConfigField::lazy, &Config::lazy, draw.chance(1, 4) ? 1 : 0);
-  fields.optional(ConfigField::overlap, &Config::overlap, draw.chance(1, 4) ? 1 : 0);
-  fields.optional(ConfigField::strip_thinking, &Config::strip_thinking, draw.chance(1, 6) ? 1 : 0);
-  fields.optional(ConfigField::skip_decode_lock, &Config::skip_decode_lock,
-                  draw.chance(1, 6) ? 1 : 0);
-  fields.optional(ConfigField::path_cap, &Config::path_cap,
-                  draw.chance(1, 6) ? draw.between(0, 3) : -1);
-  if (accepted.fields.contains(ConfigField::groups) && fields.free(ConfigField::groups)) {
-    Config drawn = swarm.config;
-    draw_blocks(draw, drawn);
-    for (const ConfigField field :
-         {ConfigField::block, ConfigField::blocks, ConfigField::drafts, ConfigField::eagle,
-          ConfigField::groups, ConfigField::hash_block})
-      if (!fields.free(field)) drawn = swarm.config;  // they belong together
-    if (!accepted.fields.contains(ConfigField::retention) || !fields.free(ConfigField::retention))
-      drawn.retention = swarm.config.retention;
-    if (!accepted.fields.contains(ConfigField::drafts)) drawn.drafts = swarm.config.drafts;
-    swarm.config = drawn;
-  }
   swarm.blocks = accepted.fields.contains(ConfigField::blocks);
-  fields.optional(ConfigField::checkpoint, &Config::checkpoint,
-                  draw.aside(2, 20) == 0 ? std::int64_t{1} << draw.aside(3, 21) : 0);
-  const Config& drawn = swarm.config;
-  if (drawn.eagle == 2 && drawn.hash_block < drawn.block &&
-      drawn.groups.find("window") == std::string::npos &&
-      drawn.groups.find("mamba") != std::string::npos)
-    fields.optional(ConfigField::shared_prefix_checkpoint, &Config::shared_prefix_checkpoint,
-                    static_cast<std::int64_t>(draw.aside(2, 22)));
-  if (drawn.eagle != 0)
-    fields.optional(
-        ConfigField::modules, &Config::modules,
-        draw.aside(3, 25) == 0 ? std::min<std::int64_t>(drawn.block, 2 + draw.aside(2, 26)) : 1);
+  ConfigDraw fields(accepted.fields, fixed, swarm.config);
+  const std::int64_t scale = draw_pools(draw, accepted, fields, swarm);
+  draw_options(draw, scale, fields);
+  draw_block_fields(draw, accepted, fields, swarm);
   if (accepted.transfers && draw.aside(3, 23) == 0)
     swarm.sent = static_cast<int>(1 + draw.aside(6, 24));
-
-  // Single operations are one rank's.
   const bool asks_for_ranks = fixed.contains(ConfigField::ranks) && base.ranks > 1;
-  swarm.scheduled = draw.chance(1, 4) || asks_for_ranks;
-  // What cuts chunks and holds nothing behind a look-up goes with vLLM's scheduler alone.
-  if (swarm.blocks) {
-    const bool is_asked_for = !fields.free(ConfigField::scheduler);
-    swarm.scheduled = asks_for_ranks || is_asked_for || draw.aside(4, 3) == 0;
-    draw_steps_ahead(draw, fields, swarm);
-    if (swarm.scheduled && !is_asked_for)
-      swarm.config.scheduler = drawn_vllm_scheduler(draw, swarm.config, scale);
-  }
-  if (!swarm.scheduled) {
-    swarm.config.ranks = 1;
-  } else {
-    fields.common(ConfigField::ranks, &Config::ranks, draw.chance(1, 4) ? draw.between(2, 3) : 1);
-    if (fields.free(ConfigField::routing) && draw.chance(1, 2)) swarm.config.routing = "prefix";
-  }
-  swarm.operations =
-      static_cast<int>(swarm.scheduled ? draw.between(3, 16) : draw.between(20, 120));
-  swarm.request = weight(draw, 9);
-  swarm.tree = weight(draw, 8);
-  if (!accepted.tree_verbs) swarm.tree = 0;
-  if (swarm.request + swarm.tree == 0) swarm.request = 9;
-  swarm.evict = weight(draw, 1);
-  swarm.check = weight(draw, 1);
-  swarm.flush = draw.chance(1, 4) ? 1 : 0;
-  swarm.extend = std::max(1, weight(draw, 8));
-  swarm.checkpoint = weight(draw, 3);
-  swarm.finish = weight(draw, 3);
-  swarm.abort = weight(draw, 1);
-  swarm.preempt = weight(draw, 1);
-  swarm.shared = static_cast<int>(draw.below(11));
-  swarm.drafts = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 6));
-  swarm.salted = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 20));
-  swarm.discarded = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 5));
-  swarm.urgent = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 5));
-  swarm.bad = draw.chance(1, 2) ? 0 : static_cast<int>(draw.between(1, 12));
-  swarm.sessions = draw.chance(2, 3) ? 0 : static_cast<int>(draw.between(1, 3));
-  if (swarm.blocks) {
-    swarm.check = std::max(1, swarm.check) * 3;
-    if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
-    if (swarm.scheduled && swarm.config.drafts == 0) swarm.drafts = 0;
-    if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
-    if (swarm.config.scheduler.find(":encoder=") != std::string::npos)
-      swarm.images = static_cast<int>(2 + draw.aside(8, 45));
-  }
+  draw_level(draw, level, asks_for_ranks, scale, fields, swarm);
+  draw_rates(draw, accepted, swarm);
+  if (swarm.blocks) draw_block_rates(draw, swarm);
   swarm.running = static_cast<int>(draw.between(1, 5));
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
   swarm.letters = draw.chance(1, 4) ? static_cast<int>(draw.between(1, 3)) : 0;
-  if (accepted.fields.contains(ConfigField::alpha)) draw_bytes(draw, fields, swarm);
+  if (accepted.fields.contains(ConfigField::alpha)) {
+    draw_bytes(draw, fields, swarm);
+    // What is tuned on a window of requests is seen in those behind it.
+    if (swarm.config.alpha == "tuned" && draw.aside(4, 40) == 0) swarm.operations *= 4;
+  }
   if (accepted.slot_verbs) swarm.slots = weight(draw, 4);
   constexpr const char* kLayers[] = {"", "mamba", "attention", "mamba,attention,mamba",
                                      "attention,mamba,mamba,attention"};
@@ -313,14 +372,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
     if (swarm.scheduled && swarm.padded != 0 && fields.free(ConfigField::graph_batches))
       swarm.config.graph_batches = swarm.padded % 2 == 0 ? "1,2,4,8" : "4,8";
   }
-  if (accepted.sequence_verbs) {
-    swarm.sequences = static_cast<int>(draw.between(2, 7));
-    swarm.clone = weight(draw, 3);
-    swarm.truncate = weight(draw, 3);
-    swarm.capture = weight(draw, 2);
-    swarm.restore = weight(draw, 2);
-    swarm.together = std::max(1, weight(draw, 3));
-  }
+  if (accepted.sequence_verbs) draw_sequences(draw, swarm);
   return swarm;
 }
 

@@ -107,8 +107,12 @@ Accepted accepted_by(const PolicyEntry& policy);
 /// What both accept. Tree verbs mean another thing to a policy without states.
 Accepted accepted_by_both(const Accepted& one, const Accepted& other);
 
+/// What a swarm is for.
+enum class SwarmLevel : std::uint8_t { either, operations, requests };
+
 /// Draws a swarm within what is accepted. The `fixed` fields of `base`, and those that differ from
 /// their defaults, stay as they are there.
-Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed = {});
+Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed = {},
+                 SwarmLevel level = SwarmLevel::either);
 
 }  // namespace lockstep::cache_sim
