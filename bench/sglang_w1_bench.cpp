@@ -6,6 +6,7 @@
 #include <benchmark/benchmark.h>
 
 #include <cstring>
+#include <string_view>
 #include <vector>
 
 #include "cache_sim/replay/replay.hpp"
@@ -45,6 +46,10 @@ void replay_w1(benchmark::State& state, const char* policy, CheckLevel check) {
   RunOptions options;
   options.subjects = {policy};
   options.config.chunked_prefill = 1024;
+  if (std::string_view(policy).starts_with("edge-llm")) {  // eight of the rows run at once
+    options.config.request_rows = 16;
+    options.config.kv_tokens = std::int64_t{16} << 14;
+  }
   options.check = check;
   const std::uint64_t before = Tokens::compared();
   std::int64_t hit_tokens = 0;
@@ -89,6 +94,18 @@ BENCHMARK_CAPTURE(replay_w1, legacy_unchecked, "sglang-legacy", CheckLevel::off)
 BENCHMARK_CAPTURE(replay_w1, radix_unchecked, "radix", CheckLevel::off)
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(replay_w1, radix_checked, "radix", CheckLevel::all)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, marconi_unchecked, "marconi", CheckLevel::off)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, marconi_checked, "marconi", CheckLevel::all)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, marconi_artifact_unchecked, "marconi-artifact", CheckLevel::off)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, edge_llm_unchecked, "edge-llm", CheckLevel::off)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, edge_llm_checked, "edge-llm", CheckLevel::all)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(replay_w1, edge_llm_v0_unchecked, "edge-llm-v0", CheckLevel::off)
     ->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(replay_w1, no_buffer_oracle, "oracle:sglang-no-buffer", CheckLevel::off)
     ->Unit(benchmark::kMillisecond)
