@@ -33,6 +33,19 @@ def syntax_trees(source: pathlib.Path, root: pathlib.Path, names: list[str]):
             yield tree
 
 
+def head_size(node):
+    """Parts of an `if` up to its condition: `if (init; T x = …)` has one that begins it, and the variable."""
+    return 1 + bool(node.get("hasInit")) + bool(node.get("hasVar"))
+
+
+def condition(node):
+    return node["inner"][head_size(node) - 1]
+
+
+def branches(node):
+    return node["inner"][head_size(node):]
+
+
 class Source:
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -84,8 +97,8 @@ class Source:
             return
         if kind == "IfStmt" and re.fullmatch(rb"if \(.*\) \{\s*LOCKSTEP_MARK\([^)]*\);\s*\}", words, re.DOTALL):
             return
-        if kind == "IfStmt" and self.is_always(node["inner"][0], False):  # of a planted defect: its else is the rule
-            for branch in node["inner"][2:]:
+        if kind == "IfStmt" and self.is_always(condition(node), False):  # of a planted defect: its else is the rule
+            for branch in branches(node)[1:]:
                 self.statement(branch, last)
             return
         if kind not in KEPT and not (kind == "ReturnStmt" and last):
@@ -112,8 +125,9 @@ class Source:
         if kind == "CompoundStmt":
             self.block(node, last)
         elif kind == "IfStmt":
-            self.expression(children[0])
-            for branch in children[1:]:
+            for part in node["inner"][:head_size(node)]:
+                self.expression(part)
+            for branch in branches(node):
                 self.statement(branch, last)
         elif kind in ("ForStmt", "WhileStmt", "DoStmt", "CXXForRangeStmt", "SwitchStmt"):
             for child in children[:-1]:

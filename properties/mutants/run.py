@@ -18,6 +18,7 @@ import collections
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import statistics
@@ -27,12 +28,22 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+CHECKS = ("radix_auditor", "radix_recount", "radix_uses", "marconi_auditor", "edge_llm_auditor", "vllm_auditor")
+COMPARED_WITH_VALUES = ("block_hash", "runtime_config")  # by tests of their own; a search reads neither
 SOURCES = ["cache_sim/policies/pools.cpp",
-           *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "cache_sim/policies/sglang").glob("*.cpp")
-                   if not path.stem.startswith("radix_audit")),
-           "cache_sim/server/scheduler.cpp"]
-LONGEST_S = 60  # a search of 5,000 traces takes a second or two
-TRACE_LONGEST = "200ms"  # a trace takes a fraction of a millisecond
+           *(str(path.relative_to(ROOT)) for family in ("sglang", "vllm", "marconi", "edge_llm")
+             for path in sorted((ROOT / "cache_sim/policies" / family).glob("*.cpp"))
+             if path.stem not in CHECKS + COMPARED_WITH_VALUES),
+           *(f"cache_sim/server/{stem}.cpp" for stem in ("scheduler", "server_scheduler", "sglang_rules",
+                                                         "vllm_scheduler"))]
+# Who runs a source's lines: the policy of the seeds 1, 2, …, in turn. The others are run by most policies, one of
+# which each trace draws.
+SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align",),
+            "cache_sim/server/vllm_scheduler.cpp": ("vllm-align",),
+            "cache_sim/policies/marconi/": ("marconi", "marconi-artifact"),
+            "cache_sim/policies/edge_llm/": ("edge-llm", "edge-llm-v0")}
+LONGEST_S = 120  # a search of 5,000 traces takes a second or two
+TRACE_LONGEST = "2s"  # a trace takes a fraction of a millisecond; what is longer never ends, on a busy machine too
 
 
 UNSHRUNK = ("never ends", "dies", "bad input")  # there is no run that could be shortened
@@ -45,13 +56,13 @@ def build(options):
     subprocess.run([sys.executable, str(HERE / "mutate.py"), *options.sources,
                     "--root", str(ROOT), "--out", str(mutated)], check=True)
     commands = {c["file"]: c for c in json.loads((options.build / "compile_commands.json").read_text())}
-    parts = [options.build / "CMakeFiles" / f"lockstep{part}.dir" for part in ("", "_reference", "_sim")]
+    parts = [options.build.resolve() / "CMakeFiles" / f"lockstep{part}.dir" for part in ("", "_reference", "_sim")]
     objects = {str(path) for part in parts for path in part.rglob("*.o")}
     for name in options.sources:
         command = commands[str(ROOT / name)]
         words = shlex.split(command["command"])
         own = str((options.out / name.replace("/", "_")).with_suffix(".o").resolve())
-        built = pathlib.Path(command["directory"]) / words[words.index("-o") + 1]
+        built = pathlib.Path(command["directory"]).resolve() / words[words.index("-o") + 1]
         objects.discard(str(built))
         words[words.index("-o") + 1] = own
         words[words.index("-c") + 1] = str((mutated / name).resolve())
@@ -59,7 +70,7 @@ def build(options):
         subprocess.run([*words, f"-I{mutated.resolve()}", "-Wno-error", "-w"], check=True, cwd=command["directory"])
         objects.add(own)
     subprocess.run(["c++", "-o", str(options.out / "lockstep_mutants"), *sorted(objects),
-                    "-lfmt", "-lzstd", "-lpthread"], check=True)
+                    "-lcrypto", "-lfmt", "-lzstd", "-lpthread"], check=True)
 
 
 # --- The search -------------------------------------------------------------------------------------------------------
@@ -71,14 +82,16 @@ class Search:
     def __init__(self, out, traces):
         self.program, self.out, self.traces = (out / "lockstep_mutants").resolve(), out, traces
 
-    def explore(self, number, seed, shrinks):
+    def explore(self, mutant, seed, shrinks):
         """What a search finds; None for nothing, "too long" where shrinking does not end."""
+        number = mutant["number"]
         result, folder = self.out / "explore.json", self.out / "findings" / str(number)
         result.unlink(missing_ok=True)
         for old in folder.glob("*.trace"):
             old.unlink()
         words = [str(self.program), "explore", "--seed", str(seed), "--traces", str(self.traces), "--json", str(result),
                  "--timeout", TRACE_LONGEST, "--out", str(folder)] + ([] if shrinks else ["--no-shrink"])
+        words += subjects_of(mutant["file"], seed)
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=LONGEST_S,
                                   env={**os.environ, "LOCKSTEP_MUTANT": str(number)})
@@ -99,27 +112,38 @@ class Search:
         return Found(finding["tests_to_detect"], finding["kind"], finding["shrunk_lines"] if shrinks else None,
                      finding["shrink_executions"] if shrinks else None, kept)
 
-    def shrunk(self, number, seed):
+    def shrunk(self, mutant, seed):
         """Where a shrunk trace of a mutant hangs or dies, the finding as it was."""
-        found = self.explore(number, seed, True)
+        found = self.explore(mutant, seed, True)
         if isinstance(found, Found) and found.lines is not None:
             return found
-        return self.explore(number, seed, False)
+        return self.explore(mutant, seed, False)
+
+
+def subjects_of(source, seed):
+    """The words of `explore` that say who plays."""
+    for beginning, policies in SEARCHED.items():
+        if source.startswith(beginning):
+            policy = policies[(seed - 1) % len(policies)]
+            return ["--subject", policy, "--subject", f"oracle:{policy}"]
+    return []
 
 
 def judged(search, mutant, options, equivalent):
-    found, number = {}, mutant["number"]
+    found = {}
     first = 1 if mutant["key"] in equivalent else options.first
     shrunk = None
     for seed in range(1, options.seeds + 1):
         seen = {f and f.kind for f in found.values()}
         if seed > first and (seen == {None} or seen == {"never ends"}):
             break  # a hang takes its time, and more seeds would only take it again
-        found[seed] = search.explore(number, seed, False)
+        found[seed] = search.explore(mutant, seed, False)
         if found[seed] == "too long":
             found[seed] = Found(options.traces, "never ends", None, None, None)
+        if found[seed] and options.once:
+            break
         if found[seed] and shrunk is None and not options.raw and found[seed].kind not in UNSHRUNK:
-            shrunk = search.shrunk(number, seed)
+            shrunk = search.shrunk(mutant, seed)
     counts = [f.traces if f else float("inf") for f in found.values()]
     median = statistics.median_low(counts)
     kinds = collections.Counter(f.kind for f in found.values() if f)
@@ -240,8 +264,10 @@ def main():
     words.add_argument("--first", type=int, default=3)
     words.add_argument("--traces", type=int, default=5000)
     words.add_argument("--time", type=float, default=float("inf"), help="seconds after which no other mutant begins")
+    words.add_argument("--sample", type=int, help="so many mutants, drawn from those that have no result yet")
     words.add_argument("--only", help="mutants whose key contains this")
     words.add_argument("--again", action="store_true", help="also those that have a result and were not found")
+    words.add_argument("--once", action="store_true", help="a mutant that was found is not looked for again, nor shrunk")
     words.add_argument("--raw", action="store_true", help="nothing is shrunk")
     words.add_argument("--built", action="store_true", help="the program of the last call")
     words.add_argument("--publish", type=pathlib.Path, help="no search: the table of what was found so far")
@@ -256,7 +282,10 @@ def main():
     if options.again:
         done = {key: r for key, r in done.items() if r["seeds_that_found"]}
     equivalent = reasons("equivalent.txt")
-    chosen = [m for m in mutants if m["key"] not in done and (not options.only or options.only in m["key"])]
+    chosen = [m for m in mutants if m["file"] in options.sources and m["key"] not in done
+              and (not options.only or options.only in m["key"])]
+    if options.sample is not None:
+        chosen = random.Random(1).sample(chosen, min(options.sample, len(chosen)))
     for mutant in chosen:
         if time.monotonic() - start > options.time:
             break
