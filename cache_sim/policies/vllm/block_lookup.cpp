@@ -139,9 +139,10 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
         candidate = std::min(candidate, found[i]);
         continue;
       }
-      const bool drops = rules_.drops && (dropped >> i & 1) == 0;
+      const bool has_dropped = (dropped >> i & 1) != 0;
+      const bool drops = rules_.drops && (!has_dropped || planted(kDropsInEveryPass));
       std::int64_t most = candidate;
-      if (drops && !is_state(spec.spec.kind)) {
+      if (drops && !has_dropped && !is_state(spec.spec.kind)) {
         const bool is_fine = rules_.partial && spec.spec.kind == GroupKind::attention &&
                              spec.spec.block > rules_.hash_block;
         most = std::min(candidate + (is_fine ? rules_.hash_block : spec.spec.block), hashed);
@@ -166,7 +167,7 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
             std::min(columns.size(), static_cast<std::size_t>(ceil_div(tokens, spec.spec.block))));
       }
   hit_.tokens = tokens;
-  hit_.junction = longest > tokens ? longest : 0;
+  hit_.junction = longest > tokens && !planted(kKeepsNoJunction) ? longest : 0;
   return hit_;
 }
 
@@ -175,7 +176,8 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
 /// chunk that ends inside a block leaves none that anybody could use.
 std::int64_t BlockManager::split(const BlockRequest& request, std::int64_t start,
                                  std::int64_t tokens, std::int64_t most_tokens) const {
-  const std::int64_t block = rules_.splitter_block;
+  const bool is_attentions = rules_.splitter_block != 0 && planted(kSplitsByAttentionsBlock);
+  const std::int64_t block = is_attentions ? rules_.groups.front().block : rules_.splitter_block;
   const std::int64_t prefill_end = std::max(request.prompt, request.known - 1);
   if (block == 0 || start >= prefill_end || planted(kCutsNoChunks)) return tokens;
   std::int64_t end = start + tokens;

@@ -37,6 +37,18 @@ inline const Defect kLooksForMissingHashes{
     "vllm-align:looks-for-missing-hashes",
     "a look-up of sliding windows goes to the prompt's end, where hashes that cover several tokens "
     "behind their block do not exist yet (0.33)"};
+inline const Defect kSplitsByAttentionsBlock{
+    "vllm-align:splits-by-attentions-block",
+    "a chunk is cut at the end of an attention block, where states have blocks of another size "
+    "(vLLM #54076)"};
+// Of the look-up, as reported and repaired.
+inline const Defect kDropsInEveryPass{
+    "vllm-align:drops-in-every-pass",
+    "EAGLE's last unit is dropped again in every pass over the groups (vLLM #33270)"};
+inline const Defect kKeepsNoJunction{
+    "vllm-align:keeps-no-junction",
+    "no state is kept where a prompt leaves what is stored, so a shared prefix is never used "
+    "(vLLM #45238)"};
 // Of what the scheduler asks with drafts, a draft model and a watermark.
 inline const Defect kKeepsRejectedTokens{
     "vllm-align:keeps-rejected-tokens",
