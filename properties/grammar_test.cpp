@@ -107,6 +107,7 @@ TEST(Operations, refuseWhatTheyDoNotUnderstand) {
         "checkpoint id=r up_to=-1", "evict kv=9223372036854775808"})
     EXPECT_FALSE(operation_of(text)) << text;
   EXPECT_EQ(operation_of("evict kv=9223372036854775807")->kv, INT64_MAX);
+  EXPECT_EQ(operation_of("extend id=r n=0 async=1")->n, 0);  // a load
 }
 
 // Fields may stand in any order, and any subset of the optional ones; the text is sorted.

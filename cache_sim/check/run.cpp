@@ -103,6 +103,10 @@ std::string ReplaySession::who_lacks_level(const Operation& operation) const {
     for (std::size_t i = 0; i < subject_count(); ++i)
       if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_server_fields)
         return fmt::format("{}: {} takes no field {}", to_string(operation.verb), seat.name, field);
+  if (operation.verb == Verb::extend && operation.n == 0)
+    for (std::size_t i = 0; i < subject_count(); ++i)
+      if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_loads)
+        return fmt::format("extend: {} loads nothing behind a step (n=0)", seat.name);
   const bool is_tree = is_tree_verb(operation.verb);
   if (!is_tree && !is_sequence_verb(operation.verb)) return "";
   for (std::size_t i = 0; i < subject_count(); ++i) {

@@ -94,8 +94,10 @@ Started start_oracle(const std::string& name, const RunOptions& options) {
     if (const Result<void> fits = check_config(*policy, options.config); !fits)
       return tl::unexpected(fits.error());
   auto seat = std::make_unique<SubjectSeat>();
-  if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name))
+  if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name)) {
     seat->takes_server_fields = policy->takes_server_fields;
+    seat->takes_loads = policy->takes_transfers;
+  }
   seat->is_oracle = true;
   seat->subject = entry->make({.config = options.config, .layers = &no_layers});
   return seat;
@@ -108,6 +110,7 @@ Started start_policy(const std::string& name, const RunOptions& options) {
     return tl::unexpected(fits.error());
   auto seat = std::make_unique<SubjectSeat>();
   seat->takes_server_fields = entry->takes_server_fields;
+  seat->takes_loads = entry->takes_transfers;
   SubjectOptions subject{.config = options.config, .layers = &no_layers};
   if (options.defect_name.starts_with(name + ":")) subject.defect = options.defect;
   if (options.check != CheckLevel::off) {

@@ -68,7 +68,8 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
     requests_.push_back({.id = operation.id,
                          .salt = operation.salt,
                          .known = operation.tokens,
-                         .computed = reply.get(ReplyField::cached)});
+                         .computed = reply.get(ReplyField::cached),
+                         .external = operation.external});
     seen_.push_back(operation.tokens);
     const auto row = std::find(rows_.begin(), rows_.end(), Name());
     *(row == rows_.end() ? rows_.insert(row, Name()) : row) = operation.id;
@@ -82,6 +83,7 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
   switch (operation.verb) {
     case Verb::extend:
       found->known = found->known.followed_by(operation.tokens);
+      found->external = 0;
       found->samples |= !operation.tokens.empty();
       found->drafts = operation.drafts;
       found->parents = operation.parents;
@@ -92,8 +94,12 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
                       found->computed < found->known.size() &&
                       (found->is_cut || reply.get(ReplyField::n, operation.n) < operation.n);
       if (operation.async) ++found->in_flight;
+      found->is_loading = operation.async && operation.n == 0;
       return;
-    case Verb::complete: --found->in_flight; return;
+    case Verb::complete:
+      --found->in_flight;
+      found->is_loading = false;
+      return;
     case Verb::accept:
       found->known = found->known.followed_by(operation.tokens);
       found->computed = found->known.size() - 1;  // the last one has only been sampled
@@ -324,7 +330,7 @@ bool LegalityModel::adapt_insert(Operation& operation, bool& of_slot) const {
 
 void LegalityModel::adapt_extend(Operation& operation, std::int64_t& rest) const {
   const Request* const request = find_request(operation.id);
-  if (request == nullptr) return;
+  if (request == nullptr || (operation.async && operation.n == 0)) return;
   const std::int64_t left = tokens_left(*request, operation);
   if (rest != Step::kLiteral)
     operation.n = operation.drafts.empty() ? std::max<std::int64_t>(1, left - rest) : left;

@@ -42,6 +42,8 @@ class LegalityModel {
     int in_flight = 0;                  ///< extends whose results are out
     bool samples = false;               ///< tokens came behind those of the admission
     std::vector<std::int64_t> parents;  ///< of the drafts, where they are a tree
+    std::int64_t external = 0;          ///< of its admission, before its first extend
+    bool is_loading = false;            ///< these tokens are under way
     bool is_cut = false;  ///< the server has taken less than was asked for, and something is left
   };
   struct Slot {

@@ -90,6 +90,12 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
   Operation operation;
   operation.verb = Verb::extend;
   operation.id = request.id;
+  if (swarm_.blocks && request.external > 0 && draw_.chance(1, 2)) {  // a load, done later
+    operation.n = 0;
+    operation.async = true;
+    may_be_bad_ = true;  // where the cache has them all
+    return operation;
+  }
   std::int64_t most = request.known.size() - request.computed;
   // Where a server cuts chunks, nothing is sampled before all of them are done.
   if (most == 0 || (!swarm_.blocks && draw_.chance(1, 3))) {
@@ -211,6 +217,10 @@ Operation RandomTrace::random_request_operation() {
     return random_sequence_operation(request);
   Operation operation;
   operation.id = request.id;
+  if (request.is_loading) {
+    operation.verb = draw_.chance(1, 8) ? Verb::abort : Verb::complete;
+    return operation;
+  }
   if (request.in_flight > 0 && (request.in_flight == 2 || draw_.chance(1, 4))) {
     operation.verb = Verb::complete;
     return operation;

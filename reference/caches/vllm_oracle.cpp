@@ -37,7 +37,7 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
       most_tokens_(config.chunked_prefill),
       inner_unit_(config.checkpoint),
       drops_(config.eagle == 2),
-      keeps_junctions_inside_(config.shared_prefix_checkpoint != 0),
+      keeps_junctions_inside_(config.shared_prefix_checkpoint != 0 && modules_ <= 1),
       overlaps_(config.overlap != 0),
       blocks_(static_cast<std::size_t>(config.blocks)) {
   const SchedulerOptions scheduler = *SchedulerOptions::of(config);
@@ -571,7 +571,7 @@ void VllmOracle::grow(int group, Request& request, Count end) {
   table.running = true;
 }
 
-std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
+std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publishes) {
   const Count local = request.waits ? request.hit : request.computed;
   const Count total = request.waits ? request.hit + request.external : request.computed;
   const Count end = total + n;
@@ -590,10 +590,9 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
                   {local, total, is_whole ? tokens : end_in(group, tokens)}, is_whole);
     return sum <= static_cast<Count>(queue_.size());
   };
-  if (request.waits) {
-    if (waits_for_step(request)) return Refusal::same_step;
-    if (!fits(request.tokens, true)) return Refusal::no_kv;
-  }
+  if (request.waits && waits_for_step(request)) return Refusal::same_step;
+  // Who comes from the waiting queue must fit as a whole.
+  if ((request.waits || request.loaded) && !fits(request.tokens, true)) return Refusal::no_kv;
   release_behind(request, total - request.in_flight);
   if (!fits(end, false)) return Refusal::no_kv;
   if (request.waits) {
@@ -602,8 +601,8 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n) {
   }
   for (std::size_t group = 0; group < groups_.size(); ++group)
     grow(static_cast<int>(group), request, end_in(group, end));
-  request.waits = false;
-  publish(request, std::min(end, request.tokens));
+  request.waits = request.loaded = false;
+  if (publishes) publish(request, std::min(end, request.tokens));
   return std::nullopt;
 }
 
@@ -776,8 +775,25 @@ void VllmOracle::forward() {
   give_back(ends);
   copies_.clear();
   stamped_.clear();
+  step_has_started_ = false;
   for (auto& [id, request] : requests_) request.scheduled = false;
   ++changes_;
+}
+
+void VllmOracle::new_step_starts() {
+  if (!any_scheduled() && !step_has_started_) stamped_.clear();
+}
+
+/// load_kv_async: blocks for the hit and for what is sent; nothing is computed, nothing published.
+Result<Reply> VllmOracle::load(Request& request) {
+  if (request.seen != changes_) return Reply::refusal(Refusal::same_step);
+  new_step_starts();
+  if (const std::optional<Refusal> refusal = allocate(request, 0, false))
+    return Reply::refusal(*refusal);
+  request.computed = request.hit + request.external;
+  request.loading = request.scheduled = true;
+  ++changes_;
+  return Reply().set(ReplyField::n, 0);
 }
 
 bool VllmOracle::any_scheduled() const {
@@ -838,11 +854,14 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
   Request& request = found->second;
   const Count start = request.waits ? request.hit + request.external : request.computed;
   if (!request.drafts.empty()) return refuse(operation, "a verification waits for its accept");
+  if (request.loading) return refuse(operation, "it waits for what another server sends");
+  if (request.waits && request.external > 0 && operation.async && operation.n == 0)
+    return load(request);
   if (const Result<void> is_good = check_row(request, operation, start); !is_good)
     return tl::unexpected(is_good.error());
   if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
   if (request.scheduled) forward();
-  if (!any_scheduled()) stamped_.clear();  // new_step_starts()
+  new_step_starts();
   const Request before = request;
   request.known = request.known.followed_by(operation.tokens);
   if (!overlaps_) request.tokens = request.known.size();
@@ -874,6 +893,18 @@ Result<Reply> VllmOracle::extend(const Operation& operation) {
 /// update_from_output() for one request.
 Result<Reply> VllmOracle::complete(const Operation& operation) {
   const auto found = requests_.find(operation.id.text());
+  if (found != requests_.end() && found->second.loading) {
+    // _update_waiting_for_remote_kv(), in the schedule() that takes the request up again.
+    Request& loaded = found->second;
+    if (loaded.scheduled) forward();
+    new_step_starts();
+    step_has_started_ = true;
+    loaded.loading = false;
+    loaded.loaded = true;
+    publish(loaded, loaded.computed);
+    ++changes_;
+    return Reply{};
+  }
   if (found == requests_.end() || found->second.under_way.empty())
     return refuse(operation, "no step of it is under way");
   Request& request = found->second;
@@ -931,6 +962,8 @@ Result<Reply> VllmOracle::end(const Operation& operation) {
   if (found == requests_.end()) return refuse(operation, "there is no such request");
   if (operation.verb == Verb::finish && !found->second.drafts.empty())
     return refuse(operation, "a verification waits for its accept");
+  if (operation.verb != Verb::abort && found->second.loading)
+    return refuse(operation, "it waits for what another server sends");
   if (found->second.scheduled) forward();
   if (!found->second.waits) ++changes_;
   for (Table& table : found->second.tables) {
@@ -944,7 +977,8 @@ Result<Reply> VllmOracle::end(const Operation& operation) {
 Result<Reply> VllmOracle::checkpoint(const Operation& operation) {
   const auto found = requests_.find(operation.id.text());
   if (found == requests_.end()) return refuse(operation, "there is no such request");
-  if (!found->second.drafts.empty()) return refuse(operation, "a verification waits");
+  if (!found->second.drafts.empty() || found->second.loading)
+    return refuse(operation, "a verification or a load waits");
   const Request& request = found->second;
   if (operation.up_to > (request.waits ? request.hit + request.external : request.computed))
     return refuse(operation, "that is not computed");

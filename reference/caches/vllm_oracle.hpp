@@ -89,7 +89,9 @@ class VllmOracle final : public Subject {
     bool scheduled = false;
     Count seen = 0;
     Count hit = 0;
-    Count external = 0;  ///< tokens behind the hit that come from another server
+    Count external = 0;    ///< tokens behind the hit that come from another server
+    bool loading = false;  ///< WAITING_FOR_REMOTE_KVS
+    bool loaded = false;   ///< it has left that, and not been allocated to since
     std::vector<std::vector<Number>> offered;  ///< columns by group
     Tokens drafts;
   };
@@ -116,6 +118,8 @@ class VllmOracle final : public Subject {
   Reply flush();
   Reply check() const;
   void forward();
+  void new_step_starts();
+  Result<Reply> load(Request& request);
   bool any_scheduled() const;
 
   // The pool.
@@ -139,7 +143,7 @@ class VllmOracle final : public Subject {
   Count leave_rest(const Request& request, Count start, Count chunk) const;
   Count last_boundary(Count tokens, Count unit) const;
   Count behind(const Group& group, Count tokens) const;
-  std::optional<Refusal> allocate(Request& request, Count n);
+  std::optional<Refusal> allocate(Request& request, Count n, bool publishes = true);
   struct Span {
     Count local, total, end;  ///< tokens computed here, with those sent, with those of the chunk
   };
@@ -173,6 +177,7 @@ class VllmOracle final : public Subject {
   std::vector<Copy> copies_;
   std::map<std::string, Request> requests_;
   std::map<std::string, Number> hash_numbers_;
+  bool step_has_started_ = false;  ///< though nothing may be scheduled in it
   Count changes_ = 0;
 };
 

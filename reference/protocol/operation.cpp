@@ -429,11 +429,18 @@ Result<Operation> parse_operation(const Line& line) {
   if (row == nullptr) return fail(fmt::format("unknown verb `{}`", line.verb.substr(0, 60)));
   Operation operation;
   operation.verb = static_cast<Verb>(row - std::begin(kVerbs));
+  // Only what another server sends takes a place and computes nothing.
+  const bool is_load =
+      operation.verb == Verb::extend && line.find("n") == "0" && line.find("async") == "1";
   for (const auto& [key, value] : line.fields) {
     const auto field = std::find_if(row->fields.begin(), row->fields.end(),
                                     [&, name = key](const FieldRow& f) { return f.name == name; });
     if (field == row->fields.end())
       return fail(fmt::format("{} has no field `{}`", row->name, key.substr(0, 60)));
+    if (is_load && field->name == "n") {
+      operation.n = 0;
+      continue;
+    }
     if (const Result<void> set = set_field(operation, *field, value); !set)
       return fail(fmt::format("field {}: {}", key, set.error().text));
   }

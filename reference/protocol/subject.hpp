@@ -99,7 +99,8 @@ struct PolicyEntry {
   SlotCounts (*slots)(const Config&) = nullptr;
   bool has_tree_verbs = true;
   bool has_slot_verbs = false;   ///< capture, restore, compact
-  bool takes_transfers = false;  ///< admit external=: tokens that another server has computed
+  /// admit external=: tokens that another server has computed; and extend n=0: they come later.
+  bool takes_transfers = false;
   /// Takes `extend parents=` and `finish up_to=`: verifications of trees, and ends inside an
   /// accepted run.
   bool takes_server_fields = false;

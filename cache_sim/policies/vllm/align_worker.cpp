@@ -83,11 +83,21 @@ void AlignWorker::learn(const std::vector<KeyId>& keys, const Tokens& tokens) {
 // --- A step --------------------------------------------------------------------------------------
 
 void AlignWorker::forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows) {
-  if (!planted(kSkipsBlockCopies))
-    for (const BlockCopy& copy : copies) copy_block(copy);
+  copy_blocks(copies, false);
   for (const WorkerRow& row : rows) run(row);
+  if (planted(kDefersOneGroup)) copy_blocks(copies, true);
   for (const BlockCopy& copy : copies) check_block_once(copy.target);
   for (const WorkerRow& row : rows) check_tables(*row.request);
+}
+
+/// All copies; with a defect, those that it runs before the forward or behind it.
+void AlignWorker::copy_blocks(const std::vector<BlockCopy>& copies, bool is_late) {
+  if (planted(kSkipsBlockCopies)) return;
+  for (const BlockCopy& copy : copies) {
+    if (planted(kCopiesTheTailOfOneGroup) && copy.group != 0) continue;
+    if (planted(kDefersOneGroup) && is_late != (copy.group + 1 == rules_.groups.size())) continue;
+    copy_block(copy);
+  }
 }
 
 void AlignWorker::copy_block(const BlockCopy& copy) {
@@ -111,9 +121,19 @@ void AlignWorker::run(const WorkerRow& row) {
     run_states(row);
 }
 
+void AlignWorker::receive(const WorkerRow& row) {
+  take_fingerprints(row);
+  load(row);
+  check_tables(*row.request);
+}
+
 /// KV where the group has a block for it, and the state behind the last token.
 void AlignWorker::load(const WorkerRow& row) {
+  const auto is_left_out = [&](std::uint32_t group) {
+    return planted(kLoadsOneGroupLess) && group + 1 == rules_.groups.size();
+  };
   for (const std::uint32_t group : kv_groups_) {
+    if (is_left_out(group)) continue;
     const std::int64_t size = rules_.groups[group].block;
     for (std::int64_t i = row.start - row.external; i < row.start; ++i) {
       const BlockId block = column_of(row.request->tables[group], i / size);
@@ -123,6 +143,7 @@ void AlignWorker::load(const WorkerRow& row) {
     }
   }
   for (const std::uint32_t group : state_groups_) {
+    if (is_left_out(group)) continue;
     const std::int64_t column = (row.start - 1) / rules_.state_block;
     const BlockId block = column_of(row.request->tables[group], column);
     if (block != kNullBlock)

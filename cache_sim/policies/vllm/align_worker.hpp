@@ -71,6 +71,8 @@ class AlignWorker {
   void learn(const std::vector<KeyId>& keys, const Tokens& tokens);
   /// The step's copies and rows; compares what was read, and then what the rows' blocks hold.
   void forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows);
+  /// What a row's `external` tokens left behind has come: KV, and the state behind the last one.
+  void receive(const WorkerRow& row);
   /// Of the verification in the place's last row, `kept` tokens stay: accepted drafts and one more.
   void accept(std::uint32_t place, const BlockRequest& request, std::int64_t kept);
   /// Compares every block that has a key. Nothing may be scheduled that has not run.
@@ -105,6 +107,7 @@ class AlignWorker {
   bool planted(const Defect& defect) const { return defect_ == &defect; }
   void report(const std::string& text, const std::string& expected, const std::string& actual);
 
+  void copy_blocks(const std::vector<BlockCopy>& copies, bool is_late);
   void copy_block(const BlockCopy& copy);
   void run(const WorkerRow& row);
   void load(const WorkerRow& row);

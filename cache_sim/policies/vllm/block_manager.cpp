@@ -370,8 +370,9 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   if (wanted.external > 0) take_external(request, total, wanted.external);
   request.runs = true;
   take_new(request, demand);
-  if (!wanted.delays_keys) publish(request, std::min(demand.main, request.known));
-  request.quiet_until = quiet_until(request, demand.main);
+  const bool delays = wanted.delays_keys && !planted(kKeysWhatIsUnderWay);
+  if (!delays) publish(request, std::min(demand.main, request.known));
+  request.quiet_until = wanted.delays_keys ? 0 : quiet_until(request, demand.main);
   return Allocated::yes;
 }
 

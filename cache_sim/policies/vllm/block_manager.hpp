@@ -97,7 +97,8 @@ class BlockManager {
   /// The hit of a prompt with these keys; valid until the next allocation.
   const BlockHit& look_up(const std::vector<KeyId>& keys, std::int64_t known);
   Allocated allocate(BlockRequest& request, const Allocation& wanted) {
-    if (request.computed + wanted.tokens <= request.quiet_until) return Allocated::yes;
+    if (request.runs && request.computed + wanted.tokens <= request.quiet_until)
+      return Allocated::yes;
     return allocate_slowly(request, wanted);
   }
   /// Publishes what the first `tokens` tokens fill.

@@ -154,8 +154,9 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   }
   rules.checkpoint_blocks = config.checkpoint > 0 ? 1 : 0;
   rules.checkpoint_alignment = config.checkpoint;
-  rules.shared_prefix_checkpoint = config.shared_prefix_checkpoint != 0;
-  if (rules.shared_prefix_checkpoint && (!rules.drops || !rules.partial))
+  // With several modules publication ends before a chunk does, so vLLM keeps none.
+  rules.shared_prefix_checkpoint = config.shared_prefix_checkpoint != 0 && config.modules <= 1;
+  if (config.shared_prefix_checkpoint != 0 && (!rules.drops || !rules.partial))
     return fail(
         "field shared_prefix_checkpoint: it needs eagle=2 and states that may lie inside a "
         "block");

@@ -100,6 +100,18 @@ inline const Defect kResumesByHashBlock{
 inline const Defect kSkipsBlockCopies{
     "vllm-align:skips-block-copies",
     "the private copy of a block that a hit shares in part is given out and never written"};
+inline const Defect kCopiesTheTailOfOneGroup{
+    "vllm-align:copies-the-tail-of-one-group",
+    "a hit inside a block copies the block of the first group alone"};
+inline const Defect kDefersOneGroup{
+    "vllm-align:defers-one-group",
+    "the copies of the last group run behind the forward, those of the others before it"};
+inline const Defect kKeysWhatIsUnderWay{
+    "vllm-align:keys-what-is-under-way",
+    "blocks that another server's tokens are loaded into are keyed when the load begins"};
+inline const Defect kLoadsOneGroupLess{
+    "vllm-align:loads-one-group-less",
+    "a load is taken for done when all groups but the last have theirs"};
 inline const Defect kResumesWithOldAccepted{
     "vllm-align:resumes-with-old-accepted",
     "a request begins with the accepted count that the last one left in its row of the batch"};

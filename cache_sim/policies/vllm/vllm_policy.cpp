@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "cache_sim/policies/vllm/vllm_defects.hpp"
+#include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 #include "reference/protocol/schedule.hpp"
 
@@ -62,6 +63,9 @@ Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
   if (!request->drafts.empty())
     return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
                             to_string(operation.verb), operation.id.text()));
+  if (request->is_loading)
+    return fail(fmt::format("{}: request `{}` is being loaded, and its complete is to come",
+                            to_string(operation.verb), operation.id.text()));
   return request;
 }
 
@@ -74,6 +78,7 @@ void VllmPolicy::run_worker() {
   std::vector<WorkerRow> rows;
   for (const std::uint32_t place : scheduled_) {
     const VllmRequest& request = requests_[place];
+    if (request.is_loading) continue;
     rows.push_back({.place = place,
                     .request = &request.blocks,
                     .tokens = request.known.followed_by(request.drafts),
@@ -85,8 +90,14 @@ void VllmPolicy::run_worker() {
   worker_->forward(manager_.copies(), rows);
 }
 
+/// What results have published is of no step; what loads have is of the one that begins with them.
+void VllmPolicy::begin_step() {
+  if (scheduled_.empty() && !has_begun_) manager_.new_step();
+}
+
 /// The step is decided and runs.
 void VllmPolicy::forward() {
+  has_begun_ = false;
   if (worker_ && knows_its_rows()) run_worker();
   for (const std::uint32_t place : scheduled_) requests_[place].scheduled = false;
   scheduled_.clear();
@@ -132,7 +143,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   look_up(request);
   const std::int64_t offered = std::min<std::int64_t>(operation.external, size - 1);
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
-  request.loads = false;
+  request.loads = request.is_loading = request.was_loaded = false;
   request.id = operation.id;
   request.salt = operation.salt;
   request.waits = true;
@@ -192,11 +203,13 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   const Result<VllmRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   VllmRequest& request = **found;
+  if (operation.async && operation.n == 0 && request.waits && request.external > 0)
+    return load(request);
   if (const Result<void> is_good = check_extend(request, operation); !is_good)
     return tl::unexpected(is_good.error());
   if (request.waits && request.seen != changes_) return Reply::refusal(Refusal::same_step);
   if (request.scheduled) forward();
-  if (scheduled_.empty()) manager_.new_step();  // what results have published is of no step
+  begin_step();
   const std::int64_t start = begin_of(request);
   const Tokens before = request.known;
   const std::int64_t delivered = request.blocks.known;
@@ -224,8 +237,8 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   }
   ++changes_;
   request.loads = request.waits && request.external > 0;
-  if (request.waits) ++running_;
-  request.waits = false;
+  if (request.waits || request.was_loaded) ++running_;
+  request.waits = request.was_loaded = false;
   request.blocks.computed = start + n;
   request.scheduled = true;
   request.start = start;
@@ -245,8 +258,50 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   return reply;
 }
 
+/// Blocks for the hit and for what another server sends, of which nothing is keyed before it has
+/// come.
+Reply VllmPolicy::load(VllmRequest& request) {
+  if (request.seen != changes_) return Reply::refusal(Refusal::same_step);
+  begin_step();
+  const Allocated allocated = manager_.allocate(
+      request.blocks,
+      {.hit = &request.hit, .external = request.external, .delays_keys = true, .must_fit = true});
+  if (allocated != Allocated::yes)
+    return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
+  LOCKSTEP_MARK("vllm.loads_behind_the_step");
+  ++changes_;
+  request.waits = false;
+  request.is_loading = request.scheduled = true;
+  request.blocks.computed = request.start = request.hit.tokens + request.external;
+  scheduled_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
+  return Reply().set(ReplyField::n, 0);
+}
+
+/// A load is done when the next step begins, and its keys are of that step.
+void VllmPolicy::end_load(VllmRequest& request) {
+  if (request.scheduled) forward();
+  begin_step();
+  has_begun_ = true;
+  request.is_loading = false;
+  request.was_loaded = true;
+  manager_.publish(request.blocks, request.blocks.computed);
+  ++changes_;
+  if (worker_)
+    worker_->receive({.place = static_cast<std::uint32_t>(&request - requests_.data()),
+                      .request = &request.blocks,
+                      .tokens = request.known,
+                      .start = request.blocks.computed,
+                      .end = request.blocks.computed,
+                      .drafts = 0,
+                      .external = request.external});
+}
+
 Result<Reply> VllmPolicy::complete(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
+  if (request != nullptr && request->is_loading) {
+    end_load(*request);
+    return Reply{};
+  }
   if (request == nullptr || request->flights.empty())
     return fail(
         fmt::format("complete: request `{}` has no step under way here", operation.id.text()));
@@ -316,7 +371,8 @@ Result<void> VllmPolicy::take_result(VllmRequest& request, const Tokens& tokens)
 
 Result<Reply> VllmPolicy::release(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
-  if (request == nullptr || (operation.verb == Verb::finish && !request->drafts.empty()))
+  if (request == nullptr || (operation.verb == Verb::finish && !request->drafts.empty()) ||
+      (operation.verb != Verb::abort && request->is_loading))
     return tl::unexpected(idle(operation).error());
   if (request->scheduled && operation.verb == Verb::preempt && defect_ == &kPreemptsUnrunChunks)
     std::erase(scheduled_, static_cast<std::uint32_t>(request - requests_.data()));

@@ -55,6 +55,8 @@ struct VllmRequest {
   std::int64_t start = 0;       ///< the first token that this step, or the last one, computes
   std::int64_t external = 0;    ///< tokens behind the hit that come from another server
   bool loads = false;           ///< they come in the step that is being decided
+  bool is_loading = false;      ///< or later: their `complete` is to come
+  bool was_loaded = false;      ///< so, and nothing has been computed since
   Tokens drafts;                ///< of a verification that waits for its accept
   std::vector<Flight> flights;  ///< the oldest first
   std::int64_t promised = 0;    ///< tokens that these sample, and their drafts
@@ -85,6 +87,8 @@ class VllmPolicy final : public Subject {
  private:
   Result<Reply> admit(const Operation& operation);
   Result<Reply> extend(const Operation& operation);
+  Reply load(VllmRequest& request);
+  void end_load(VllmRequest& request);
   Result<Reply> complete(const Operation& operation);
   Result<Reply> accept(const Operation& operation);
   Result<void> take_result(VllmRequest& request, const Tokens& tokens);
@@ -94,6 +98,7 @@ class VllmPolicy final : public Subject {
   Reply flush();
   Reply check() const;
   std::int64_t contents() const;
+  void begin_step();
   void forward();
   void run_worker();
   void look_up(VllmRequest& request);
@@ -115,6 +120,7 @@ class VllmPolicy final : public Subject {
   std::vector<std::uint32_t> places_;     // free ones
   std::vector<std::uint32_t> place_of_;   // by Name::index(), 1 + place
   std::vector<std::uint32_t> scheduled_;  // places
+  bool has_begun_ = false;                // this step, with the end of a load
   std::uint64_t changes_ = 0;
   std::unique_ptr<AlignWorker> worker_;  // null where nobody asks what blocks hold
 };
