@@ -118,6 +118,7 @@ class ExecSubject final : public Subject {
   bool has_sequence_verbs() const override { return sequence_verbs_; }
   Findings take_findings() override { return std::exchange(findings_, {}); }
   const std::optional<ConfigFields>& honoured() const { return honoured_; }
+  bool takes_transfers() const { return takes_transfers_; }
 
  private:
   Result<std::string> ask(std::string question);
@@ -142,6 +143,7 @@ class ExecSubject final : public Subject {
   std::optional<ConfigFields> honoured_;
   bool tree_verbs_ = false;
   bool sequence_verbs_ = false;
+  bool takes_transfers_ = false;
   bool labels_ = false;
   bool again_ = false;            // it can be greeted again
   bool answers_ = true;           // its process can still be talked to
@@ -227,7 +229,8 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   if (!line)
     return give_up(FindingKind::subject_garbled, fmt::format("answered hello with `{}`: {}",
                                                              printable(answer), line.error().text));
-  constexpr std::string_view kWords[] = {"protocol", "levels", "labels", "again", "honours"};
+  constexpr std::string_view kWords[] = {"protocol", "levels", "labels",
+                                         "again",    "takes",  "honours"};
   bool is_known = line->find("protocol").value_or("1") == "1";
   for (const auto& [key, value] : line->fields)
     is_known &= key.starts_with("x_") ||
@@ -242,6 +245,9 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   };
   flag("labels", labels_);
   flag("again", again_);
+  const std::string_view takes = line->find("takes").value_or("");
+  is_known &= takes.empty() || takes == "external";
+  takes_transfers_ = takes == "external";
   const std::optional<std::string_view> honours = line->find("honours");
   if (honours) {
     honoured_ = fields_of(*honours);
@@ -253,7 +259,8 @@ Result<void> ExecSubject::understand(std::string_view answer) {
         "it answered hello with `{}` and not with levels=request, behind it tree and sequence "
         "where "
         "it has these verbs (levels=request,tree,sequence), labels=1 if it has them, again=1 if it "
-        "can be greeted again, and honours= with config fields",
+        "can be greeted again, takes=external if admit= has that field, and honours= with config "
+        "fields",
         printable(answer)));
   tree_verbs_ = levels.find("tree") != std::string_view::npos;
   sequence_verbs_ = levels.find("sequence") != std::string_view::npos;
@@ -350,6 +357,11 @@ Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options) {
 std::optional<ConfigFields> honoured_by(const Subject& child) {
   const auto* const started = dynamic_cast<const ExecSubject*>(&child);
   return started == nullptr ? std::nullopt : started->honoured();
+}
+
+bool takes_transfers(const Subject& child) {
+  const auto* const started = dynamic_cast<const ExecSubject*>(&child);
+  return started != nullptr && started->takes_transfers();
 }
 
 }  // namespace lockstep::cache_sim

@@ -47,4 +47,7 @@ Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options);
 /// hello); nothing where it does not say, and of any other subject.
 std::optional<ConfigFields> honoured_by(const Subject& child);
 
+/// Whether a child says that it knows `admit external=` (`takes=external`).
+bool takes_transfers(const Subject& child);
+
 }  // namespace lockstep::cache_sim

@@ -390,33 +390,39 @@ Result<Accepted> accepted_by_policy(std::string_view name) {
 /// Beyond what every policy has, a server of any kind has pages and may run a step ahead; the other
 /// fields are options of single policies.
 constexpr ConfigFields kFieldsOfChildren{
-    ConfigField::page,   ConfigField::overlap,    ConfigField::blocks,
-    ConfigField::block,  ConfigField::hash_block, ConfigField::retention,
-    ConfigField::groups, ConfigField::eagle,      ConfigField::drafts};
+    ConfigField::page,       ConfigField::overlap,    ConfigField::blocks,
+    ConfigField::block,      ConfigField::hash_block, ConfigField::retention,
+    ConfigField::groups,     ConfigField::eagle,      ConfigField::drafts,
+    ConfigField::checkpoint, ConfigField::modules,    ConfigField::shared_prefix_checkpoint};
 
 /// What a child need not obey, so that it stays at its default unless the child says that it does.
 constexpr ConfigField kFieldsToHonour[] = {
-    ConfigField::kv_tokens,    ConfigField::state_slots, ConfigField::max_running,
-    ConfigField::request_rows, ConfigField::page,        ConfigField::overlap,
-    ConfigField::blocks,       ConfigField::block,       ConfigField::hash_block,
-    ConfigField::retention,    ConfigField::groups,      ConfigField::eagle,
-    ConfigField::drafts};
+    ConfigField::kv_tokens,   ConfigField::state_slots,
+    ConfigField::max_running, ConfigField::request_rows,
+    ConfigField::page,        ConfigField::overlap,
+    ConfigField::blocks,      ConfigField::block,
+    ConfigField::hash_block,  ConfigField::retention,
+    ConfigField::groups,      ConfigField::eagle,
+    ConfigField::drafts,      ConfigField::checkpoint,
+    ConfigField::modules,     ConfigField::shared_prefix_checkpoint};
 
 /// A child says itself which levels of verbs it understands, and may say which fields it obeys.
 /// `alone`: there are only children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
-  player.accepted.rooms = player.accepted.transfers = player.accepted.server_fields = false;
+  player.accepted.rooms = player.accepted.server_fields = false;
   player.accepted.sequence_verbs = alone;  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
     if (!seat && seat.error().finding) {  // the first trace says so
       for (const ConfigField field : kFieldsToHonour) player.fixed.add(field);
+      player.accepted.transfers = false;
       continue;
     }
     if (!seat) return tl::unexpected(seat.error());
     player.accepted.tree_verbs &= (*seat)->subject->has_tree_verbs();
     player.accepted.sequence_verbs &= (*seat)->subject->has_sequence_verbs();
+    if ((*seat)->is_child) player.accepted.transfers &= takes_transfers(*(*seat)->subject);
     const std::optional<ConfigFields> honoured = honoured_by(*(*seat)->subject);
     if (!honoured) continue;
     for (const ConfigField field : kFieldsToHonour)

@@ -577,12 +577,14 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
   const Count end = total + n;
   // A draft model's tokens have places in every group but those of states.
   const auto end_in = [&](std::size_t group, Count tokens) {
-    return groups_[group].kind == "mamba" ? tokens : tokens + lookahead_slots_;
+    const bool has_none = groups_[group].kind == "mamba" || !publishes;  // nor has a load
+    return has_none ? tokens : tokens + lookahead_slots_;
   };
   const bool others_run = std::any_of(requests_.begin(), requests_.end(), [&](const auto& entry) {
-    return &entry.second != &request && !entry.second.waits;
+    const Request& other = entry.second;
+    return &other != &request && !other.waits && !other.loading && !other.loaded;
   });
-  const Count spared = request.waits && others_run ? watermark_ : 0;
+  const Count spared = (request.waits || request.loaded) && others_run ? watermark_ : 0;
   const auto fits = [&](Count tokens, bool is_whole) {
     Count sum = spared;
     for (std::size_t group = 0; group < groups_.size(); ++group)

@@ -344,7 +344,8 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   const std::int64_t hit = is_first && wanted.hit != nullptr ? wanted.hit->tokens : 0;
   const std::int64_t local = request.computed + hit;
   const std::int64_t total = local + wanted.external;
-  const bool has_watermark = is_first && wanted.others_run && !planted(kForgetsTheWatermark);
+  const bool has_watermark =
+      (is_first || wanted.must_fit) && wanted.others_run && !planted(kForgetsTheWatermark);
   const std::int64_t watermark = has_watermark ? rules_.watermark : 0;
   request.tables.resize(rules_.groups.size());
   Demand demand{.local = local, .total = total};

@@ -227,7 +227,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
                        .hit = request.waits ? &request.hit : nullptr,
                        .lookahead = defect_ == &kForgetsTheDraftersTokens ? 0 : lookahead_,
                        .external = request.waits ? request.external : 0,
-                       .must_fit = request.waits,
+                       .must_fit = request.waits || request.was_loaded,
                        .others_run = running_ > 0});
   if (allocated != Allocated::yes) {
     request.known = before;
@@ -263,9 +263,11 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
 Reply VllmPolicy::load(VllmRequest& request) {
   if (request.seen != changes_) return Reply::refusal(Refusal::same_step);
   begin_step();
-  const Allocated allocated = manager_.allocate(
-      request.blocks,
-      {.hit = &request.hit, .external = request.external, .delays_keys = true, .must_fit = true});
+  const Allocated allocated = manager_.allocate(request.blocks, {.hit = &request.hit,
+                                                                 .external = request.external,
+                                                                 .delays_keys = true,
+                                                                 .must_fit = true,
+                                                                 .others_run = running_ > 0});
   if (allocated != Allocated::yes)
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
   LOCKSTEP_MARK("vllm.loads_behind_the_step");
@@ -378,10 +380,8 @@ Result<Reply> VllmPolicy::release(const Operation& operation) {
     std::erase(scheduled_, static_cast<std::uint32_t>(request - requests_.data()));
   else if (request->scheduled)
     forward();
-  if (!request->waits) {
-    ++changes_;
-    --running_;
-  }
+  if (!request->waits) ++changes_;
+  if (!request->waits && !request->is_loading && !request->was_loaded) --running_;
   manager_.free(request->blocks);
   request->id = Name();
   request->known = request->drafts = Tokens();

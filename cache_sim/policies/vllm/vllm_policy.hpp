@@ -113,7 +113,7 @@ class VllmPolicy final : public Subject {
   const Defect* defect_;
   std::int64_t most_tokens_;  // of a prefill chunk
   std::int64_t lookahead_;    // tokens that a draft model writes behind a row
-  std::int64_t running_ = 0;  // requests that hold blocks
+  std::int64_t running_ = 0;  // requests that something was computed for
   BlockManager manager_;
   KeyTable keys_;
   std::vector<VllmRequest> requests_;     // those without a name are free places

@@ -80,7 +80,8 @@ VERBS: dict[str, _Verb] = {
     "clone": _Verb({"id": _ID, "as": _AS, "up_to": _Field("up_to", int, None)}),
     "truncate": _Verb({"id": _ID, "up_to": _Field("up_to", int)}),
 }
-HONOURS = ("kv_tokens", "state_slots", "page", "request_rows", "blocks")
+HONOURS = ("kv_tokens", "state_slots", "page", "request_rows", "blocks", "checkpoint", "modules",
+           "shared_prefix_checkpoint")
 _OF_BLOCKS = ("block", "hash_block", "retention", "groups", "eagle", "drafts")
 TREE_VERBS = frozenset(("match", "alloc", "advance", "fork", "copy", "insert", "lock", "unlock", "free"))
 SEQUENCE_VERBS = frozenset(("clone", "truncate"))
@@ -156,7 +157,8 @@ class Capabilities:
         if "extend" in self.verbs and "async" in self.verbs["extend"].readers:
             honoured.add("overlap")  # a step can be asked for before the result of the one before
         labels = " labels=1" if getattr(subject, "labels", False) else ""
-        self.hello = f"levels={levels} again=1{labels} honours={','.join(sorted(honoured))}"
+        takes = " takes=external" if "admit" in self.verbs and "external" in self.verbs["admit"].readers else ""
+        self.hello = f"levels={levels} again=1{labels}{takes} honours={','.join(sorted(honoured))}"
 
 
 def _honoured(subject: type) -> set[str]:

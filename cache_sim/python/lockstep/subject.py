@@ -201,6 +201,9 @@ class Config:
     groups: str = ""
     eagle: int = 0  # 1: hashes cover the next token; 2: a hit loses its last unit
     drafts: int = 0
+    checkpoint: int = 0  # kernels store a state inside a prompt's last chunk, a multiple of so many tokens from its start
+    modules: int = 1  # of multi-token prediction
+    shared_prefix_checkpoint: bool = False  # a junction inside a block is kept
     graph_batches: str = ""
     ranks: int = 1
     routing: str = ""
@@ -257,7 +260,8 @@ class Subject:
     Violation, and any other exception is reported as `subject-died` with its file and line.
 
     honours: the config fields that the subject obeys, of kv_tokens, state_slots, page, request_rows (with
-        max_running) and blocks (with block, hash_block, retention, groups, eagle and drafts). `explore` leaves the others at their defaults: memory for everything, pages of one token.
+        max_running), blocks (with block, hash_block, retention, groups, eagle and drafts), checkpoint, modules and
+        shared_prefix_checkpoint. `explore` leaves the others at their defaults: memory for everything, pages of one token.
     labels: True where `admit` always answers with state= and conv=.
     """
 
