@@ -82,6 +82,8 @@ const std::vector<Folder>& folders() {
         {"reference/layers", {base, tensors}},
         {"reference/recurrent", {base, tensors, "reference/layers"}},
         {"reference/attention", {base, tensors, "reference/layers"}},
+        {"reference/models",
+         {base, tensors, "reference/layers", "reference/recurrent", "reference/attention"}},
         {"kernels/base", {base, tensors}},
         {"kernels/recurrent", {base, tensors, "kernels/base"}},
         {"kernels/attention", {base, tensors, "kernels/base"}},
@@ -89,11 +91,12 @@ const std::vector<Folder>& folders() {
         {"kernels/torch",
          {base, tensors, "kernels/base", "kernels/recurrent", "kernels/attention",
           "kernels/layers"}},
+        {"kernels/torch/static_kv", {base, tensors, "reference/models"}},
         {"kernels/judge", {base, tensors, "kernels/base"}},
         {"kernels/judge/operations", {base, tensors, "kernels/judge"}},
     };
     for (Folder& folder : list)
-      if (folder.path == "kernels/torch" || folder.path == "kernels/judge/operations")
+      if (folder.path.starts_with("kernels/torch") || folder.path == "kernels/judge/operations")
         folder.may_include.insert(folder.may_include.end(), operations.begin(), operations.end());
     // The way of a trace line: a file of one row knows those of the rows above, and none beside it.
     const std::vector<std::vector<std::string>> rows = {
@@ -102,7 +105,7 @@ const std::vector<Folder>& folders() {
         {"workloads", "check", "logs"},
         {"policies", "server"},
         {"policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
-         "policies/edge_llm"},
+         "policies/edge_llm", "policies/static_kv"},
         {"replay", "search"},
         {"compare"},
         {"report"},
