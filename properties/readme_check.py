@@ -35,6 +35,8 @@ NOT_RUN = {
     "--device cuda": "needs a GPU",
     "fixtures/subjects/sglang": "brings SGLang in from PyPI, or needs it",
     "fixtures/subjects/llama_cpp": "builds llama.cpp, or needs it",
+    "fixtures/subjects/static_kv": "needs transformers; a test of its own",
+    "fixtures/subjects/transformers": "brings transformers in from PyPI",
     ".ci/bare_machine": "makes a whole machine",
     "fixtures/subjects/llama_cpp": "builds llama.cpp",
     "--program .lockstep/llama_cpp": "needs llama.cpp",
