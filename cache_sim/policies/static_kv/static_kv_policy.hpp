@@ -1,0 +1,105 @@
+// The cache of a model exported with fixed shapes: policy `static-kv`. Rows of M positions, which
+// requests are given and nobody shares; attention alone. Rules at the head of
+// reference/caches/static_kv_oracle.cpp, tensors in reference/attention/static_kv_update.hpp.
+//
+// A forward is cut into calls of a bucket each, powers of four. A call writes twice: into a copy of
+// what the row has cached, which its queries attend to, and into a sidecar, of which the real
+// tokens' part is applied to the row. The bucket's tail is written too, and applied nowhere.
+//
+// KV slots, M to an area: the rows, the rows again for a reordering, the copy, the sidecar, and the
+// captured prefixes.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::cache_sim {
+
+struct StaticKvRequest {
+  Name id;
+  Name salt;
+  Tokens known;
+  std::uint32_t computed = 0;
+  Tokens drafts;  ///< of a verification that was not accepted yet
+};
+
+struct StaticKvCaptured {
+  Name name;
+  Name salt;
+  Tokens tokens;
+};
+
+class StaticKvPolicy final : public Subject {
+ public:
+  explicit StaticKvPolicy(const SubjectOptions& options);
+
+  Result<Reply> apply(const Operation& operation) override;
+  bool has_tree_verbs() const override { return false; }
+  std::optional<Snapshot> snapshot() const override;
+
+  /// Numbers of KV areas, and of the positions M of each.
+  struct Areas {
+    std::uint32_t rows, positions, captures;
+    std::uint32_t copy() const { return 2 * rows; }
+    std::uint32_t sidecar() const { return 2 * rows + 1; }
+    std::uint32_t captured(std::uint32_t place) const { return 2 * rows + 2 + place; }
+    std::int64_t slots() const { return std::int64_t{2 * rows + 2 + captures} * positions; }
+    std::uint32_t first_slot(std::uint32_t area) const { return 1 + area * positions; }
+  };
+  static Areas areas_of(const Config& config);
+
+  /// What the last call's queries attended to, in the area copy(): none before the first call.
+  struct Attended {
+    Name request;
+    Tokens tokens;
+  };
+
+  // What an auditor sees.
+  const Areas& areas() const { return areas_; }
+  /// The requests of the rows; none: a hole.
+  const std::vector<Name>& rows() const { return rows_; }
+  const std::vector<std::uint32_t>& lengths() const { return lengths_; }
+  const std::vector<StaticKvRequest>& requests() const { return requests_; }
+  const std::vector<StaticKvCaptured>& captured() const { return captured_; }
+  const Attended& attended() const { return attended_; }
+  /// The area where a row's keys and values are now.
+  std::uint32_t area_of(std::uint32_t row) const { return reordered_ ? areas_.rows + row : row; }
+
+ private:
+  Result<Reply> admit(const Operation& operation);
+  Result<Reply> extend(StaticKvRequest& request, const Operation& operation);
+  Result<Reply> accept(StaticKvRequest& request, const Operation& operation);
+  Result<Reply> capture(const StaticKvRequest& request, const Operation& operation);
+  Result<Reply> restore(StaticKvRequest& request, const Operation& operation);
+  Result<Reply> compact(const Operation& operation);
+  Reply check() const;
+
+  StaticKvRequest* find(Name id);
+  std::uint32_t row_of(const StaticKvRequest& request) const;
+  Result<std::uint32_t> check_mapping(const std::vector<std::int64_t>& mapping);
+  void reorder(const std::vector<std::int64_t>& mapping);
+  void forward(std::uint32_t row, const Tokens& tokens, std::uint32_t n);
+  void call(std::uint32_t row, const Tokens& tokens, std::uint32_t past, std::uint32_t n,
+            std::uint32_t bucket);
+  void write(std::uint32_t area, const Tokens& tokens, std::uint32_t begin, std::uint32_t end);
+  void copy(std::uint32_t from, std::uint32_t to, std::uint32_t begin, std::uint32_t end,
+            std::uint32_t target);
+  void end(StaticKvRequest& request);
+  bool planted(const Defect& defect) const { return defect_ == &defect; }
+
+  const Config config_;
+  const Defect* const defect_;
+  LayerState& layers_;
+  const Areas areas_;
+  bool reordered_ = false;  ///< the rows' tensor is the second of the two
+  std::vector<Name> rows_;
+  std::vector<std::uint32_t> lengths_;  ///< by row: what calls read
+  std::vector<StaticKvRequest> requests_;
+  std::vector<StaticKvCaptured> captured_;
+  Attended attended_;
+  std::vector<std::uint32_t> sources_, targets_;
+};
+
+}  // namespace lockstep::cache_sim
