@@ -60,6 +60,7 @@ endfunction()
 
 set(torch_sources ${test_sources})
 list(FILTER torch_sources INCLUDE REGEX "_torch_test\\.cpp$")
+list(FILTER torch_sources EXCLUDE REGEX "/static_kv_runtime_torch_test\\.cpp$")  # a program of its own, below
 list(FILTER test_sources EXCLUDE REGEX "_torch_test\\.cpp$")
 if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
   add_executable(lockstep_torch_tests ${torch_sources})
@@ -210,7 +211,24 @@ set_tests_properties(static_kv.packages PROPERTIES LABELS quick TIMEOUT 600 SKIP
   FIXTURES_SETUP static_kv_packages)
 set_tests_properties(static_kv.is_the_original PROPERTIES LABELS quick TIMEOUT 900 SKIP_RETURN_CODE 77
   FIXTURES_REQUIRED static_kv_packages)
-set_tests_properties(static_kv.table PROPERTIES LABELS full TIMEOUT 2400 SKIP_RETURN_CODE 77)
+add_test(NAME static_kv.packages_at_length
+  COMMAND ${Python3_EXECUTABLE} ${static_kv} packages ${static_kv_packages}_full)
+set_tests_properties(static_kv.packages_at_length PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77
+  FIXTURES_SETUP static_kv_packages_full)
+set_tests_properties(static_kv.table PROPERTIES LABELS full TIMEOUT 2400 SKIP_RETURN_CODE 77
+  FIXTURES_REQUIRED static_kv_packages_full)
+if(TARGET lockstep_static_kv)
+  add_executable(lockstep_static_kv_tests properties/static_kv_runtime_torch_test.cpp)
+  target_link_libraries(lockstep_static_kv_tests PRIVATE lockstep_static_kv lockstep_reference GTest::gtest_main)
+  target_compile_options(lockstep_static_kv_tests PRIVATE -O1)  # its time is spent in LibTorch
+  add_test(NAME static_kv.runtime COMMAND lockstep_static_kv_tests)
+  add_test(NAME static_kv.runtime_at_length COMMAND lockstep_static_kv_tests --gtest_filter=StaticKvPackages*)
+  set_tests_properties(static_kv.runtime PROPERTIES LABELS quick TIMEOUT 600 FIXTURES_REQUIRED static_kv_packages
+    ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages};AOTI_RUNTIME_CHECK_INPUTS=1")
+  set_tests_properties(static_kv.runtime_at_length PROPERTIES LABELS full TIMEOUT 1200
+    FIXTURES_REQUIRED static_kv_packages_full
+    ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages}_full;AOTI_RUNTIME_CHECK_INPUTS=1")
+endif()
 
 # A project of its own finds the installed package and sees the registered names.
 add_test(NAME install.consumer_finds_lockstep

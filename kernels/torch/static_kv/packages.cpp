@@ -1,0 +1,99 @@
+#include "kernels/torch/static_kv/packages.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <torch/headeronly/version.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace lockstep::static_kv {
+namespace {
+
+using nlohmann::json;
+using torch::inductor::AOTIModelPackageLoader;
+
+constexpr int kFormat = 1;
+
+std::string text_of(const json& value) {
+  return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+Result<json> read_index(const std::string& path) {
+  std::ifstream file(path);
+  if (!file) return fail(path + ": cannot be read");
+  json index = json::parse(file, nullptr, false);
+  if (!index.is_object()) return fail(path + ": is no JSON object");
+  if (index.value("format", json()) != kFormat)
+    return fail(path + ": format is " + index.value("format", json()).dump() +
+                "; this runtime reads " + std::to_string(kFormat));
+  if (index.value("torch", json()) != TORCH_VERSION)
+    return fail(path + ": torch is " + index.value("torch", json()).dump() +
+                "; this runtime was built with " + TORCH_VERSION);
+  if (index.value("dtype", json()) != "float32")
+    return fail(path + ": dtype is " + index.value("dtype", json()).dump() +
+                "; packages of float32 are served");
+  for (const char* field : {"rows", "positions"}) {
+    const json found = index.value(field, json());
+    if (!found.is_number_unsigned() || found < 1 || found > (1 << 20))
+      return fail(path + ": " + field + " is " + found.dump() + ", no size from 1 to 1048576");
+  }
+  const json buckets = index.value("buckets", json());
+  if (!buckets.is_object() || !buckets.contains("1"))
+    return fail(path + ": buckets has no bucket of one token, which decodes need");
+  for (const auto& [Q, file_name] : buckets.items())
+    if (Q.empty() || Q.size() > 6 || Q.find_first_not_of("0123456789") != std::string::npos ||
+        Q.front() == '0' || !file_name.is_string())
+      return fail(path + ": buckets has \"" + Q + "\", no number of queries and a file's name");
+  return index;
+}
+
+/// Loads one package and compares its own words with the folder's.
+Result<Program> load(const std::string& folder, const std::string& Q, const json& index) {
+  const std::string path = folder + "/" + index["buckets"][Q].get<std::string>();
+  if (!std::filesystem::is_regular_file(path))
+    return fail(path + ": cannot be read; static_kv.json has a bucket of " + Q + " there");
+  std::shared_ptr<AOTIModelPackageLoader> loader;
+  try {
+    loader = std::make_shared<AOTIModelPackageLoader>(path);
+  } catch (const std::exception& error) {
+    const std::string said = error.what();
+    return fail(path + ": is no package that can be loaded: " + said.substr(0, said.find('\n')));
+  }
+  auto words = loader->get_metadata();
+  json expected = index;
+  expected.erase("buckets");
+  expected["bucket"] = Q;
+  for (const auto& [name, value] : expected.items())
+    if (words[name] != text_of(value))
+      return fail(path + ": its " + name + " is \"" + words[name] + "\", static_kv.json says \"" +
+                  text_of(value) + "\"");
+  return [loader](const std::vector<at::Tensor>& inputs) { return loader->run(inputs); };
+}
+
+}  // namespace
+
+Result<Programs> load_packages(const std::string& folder) {
+  const auto index = read_index(folder + "/static_kv.json");
+  if (!index) return tl::unexpected(index.error());
+  auto checkpoint = reference::read_qwen3(folder);
+  if (!checkpoint) return tl::unexpected(checkpoint.error());
+  const auto& c = checkpoint->config;
+  Programs programs{.config = c,
+                    .rows = (*index)["rows"],
+                    .positions = (*index)["positions"],
+                    .head = {},
+                    .buckets = {}};
+  auto& head = checkpoint->weights.at(c.tie_word_embeddings ? "model.embed_tokens.weight"
+                                                            : "lm_head.weight");
+  programs.head = at::from_blob(head.data(), {c.vocab_size, c.hidden_size}, at::kFloat).clone();
+  for (const auto& [Q, file] : (*index)["buckets"].items()) {
+    auto program = load(folder, Q, *index);
+    if (!program) return tl::unexpected(program.error());
+    programs.buckets.emplace(std::stoll(Q), std::move(*program));
+  }
+  return programs;
+}
+
+}  // namespace lockstep::static_kv

@@ -1,0 +1,16 @@
+// A folder of AOTInductor packages, as fixtures/subjects/static_kv/export.py writes it:
+// static_kv.json says what the packages are, each package says the same of itself.
+#pragma once
+
+#include <string>
+
+#include "kernels/torch/static_kv/runtime.hpp"
+
+namespace lockstep::static_kv {
+
+/// Reads config.json, model.safetensors and static_kv.json, and loads every package. Refused with
+/// one sentence: another format, another PyTorch, a bucket without its file, a package whose own
+/// words differ from the folder's, a dtype that is not float32.
+Result<Programs> load_packages(const std::string& folder);
+
+}  // namespace lockstep::static_kv
