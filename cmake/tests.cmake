@@ -60,7 +60,7 @@ endfunction()
 
 set(torch_sources ${test_sources})
 list(FILTER torch_sources INCLUDE REGEX "_torch_test\\.cpp$")
-list(FILTER torch_sources EXCLUDE REGEX "/static_kv_runtime_torch_test\\.cpp$")  # a program of its own, below
+list(FILTER torch_sources EXCLUDE REGEX "/(static_kv_runtime|exported_operators)_torch_test\\.cpp$")  # a program of their own, below
 list(FILTER test_sources EXCLUDE REGEX "_torch_test\\.cpp$")
 if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
   add_executable(lockstep_torch_tests ${torch_sources})
@@ -165,6 +165,23 @@ if(TARGET lockstep_torch_ops)
     PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
 endif()
 
+# The operators through torch.export, and a package that calls them, which needs no transformers.
+if(TARGET lockstep_torch_ops)
+  set(package ${PROJECT_BINARY_DIR}/exported_operators)
+  add_test(NAME operators.survive_export
+    COMMAND ${check} torch_export_check.py $<TARGET_FILE:lockstep_torch_ops>)
+  add_test(NAME operators.export_a_package
+    COMMAND ${check} torch_export_check.py $<TARGET_FILE:lockstep_torch_ops> --package ${package})
+  set_tests_properties(operators.survive_export operators.export_a_package
+    PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
+  set_tests_properties(operators.export_a_package PROPERTIES FIXTURES_SETUP exported_operators)
+  add_test(NAME operators.run_from_a_package
+    COMMAND lockstep_static_kv_tests --gtest_filter=ExportedOperators*)
+  set_tests_properties(operators.run_from_a_package
+    PROPERTIES LABELS quick TIMEOUT 60 FIXTURES_REQUIRED exported_operators ENVIRONMENT
+    "LOCKSTEP_EXPORTED_OPS=${package};LOCKSTEP_TORCH_OPS=$<TARGET_FILE:lockstep_torch_ops>;AOTI_RUNTIME_CHECK_INPUTS=1")
+endif()
+
 # The Python package of the source tree, with the program of this build.
 add_test(NAME python.package_searches_and_replays
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/python_package_test.py --program $<TARGET_FILE:lockstep>)
@@ -218,10 +235,12 @@ set_tests_properties(static_kv.packages_at_length PROPERTIES LABELS full TIMEOUT
 set_tests_properties(static_kv.table PROPERTIES LABELS full TIMEOUT 2400 SKIP_RETURN_CODE 77
   FIXTURES_REQUIRED static_kv_packages_full)
 if(TARGET lockstep_static_kv)
-  add_executable(lockstep_static_kv_tests properties/static_kv_runtime_torch_test.cpp)
-  target_link_libraries(lockstep_static_kv_tests PRIVATE lockstep_static_kv lockstep_reference GTest::gtest_main)
+  add_executable(lockstep_static_kv_tests
+    properties/static_kv_runtime_torch_test.cpp properties/exported_operators_torch_test.cpp)
+  target_link_libraries(lockstep_static_kv_tests PRIVATE
+    lockstep_static_kv lockstep_reference GTest::gtest_main ${CMAKE_DL_LIBS})
   target_compile_options(lockstep_static_kv_tests PRIVATE -O1)  # its time is spent in LibTorch
-  add_test(NAME static_kv.runtime COMMAND lockstep_static_kv_tests)
+  add_test(NAME static_kv.runtime COMMAND lockstep_static_kv_tests --gtest_filter=-ExportedOperators*)
   add_test(NAME static_kv.runtime_at_length COMMAND lockstep_static_kv_tests --gtest_filter=StaticKvPackages*)
   set_tests_properties(static_kv.runtime PROPERTIES LABELS quick TIMEOUT 600 FIXTURES_REQUIRED static_kv_packages
     ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages};AOTI_RUNTIME_CHECK_INPUTS=1")
