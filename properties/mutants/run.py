@@ -28,7 +28,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-CHECKS = ("radix_auditor", "radix_recount", "radix_uses", "marconi_auditor", "edge_llm_auditor", "vllm_auditor")
+CHECKS = ("radix_auditor", "radix_recount", "radix_uses", "marconi_auditor", "edge_llm_auditor", "vllm_auditor",
+          "align_worker")
 COMPARED_WITH_VALUES = ("block_hash", "runtime_config")  # by tests of their own; a search reads neither
 SOURCES = ["cache_sim/policies/pools.cpp",
            *(str(path.relative_to(ROOT)) for family in ("sglang", "vllm", "marconi", "edge_llm")
@@ -42,8 +43,8 @@ SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align",),
             "cache_sim/server/vllm_scheduler.cpp": ("vllm-align",),
             "cache_sim/policies/marconi/": ("marconi", "marconi-artifact"),
             "cache_sim/policies/edge_llm/": ("edge-llm", "edge-llm-v0")}
-LONGEST_S = 120  # a search of 5,000 traces takes a second or two
-TRACE_LONGEST = "2s"  # a trace takes a fraction of a millisecond; what is longer never ends, on a busy machine too
+LONGEST_S = 300  # a search of 5,000 traces takes a second or two
+TRACE_LONGEST = "15s"  # a trace takes a fraction of a millisecond; what is longer never ends, on a busy machine too
 
 
 UNSHRUNK = ("never ends", "dies", "bad input")  # there is no run that could be shortened
