@@ -538,7 +538,9 @@ class MarconiOracle final : public Subject {
         cache.lock(used);
       }
       const std::int64_t more = stored.size() - used.size();
-      const std::int64_t bytes = more == 0 ? 0 : more * rules_.token_bytes + rules_.state_bytes;
+      // What is stored may lie within what this replay hits: then a state alone is added.
+      const std::int64_t tokens = std::max<std::int64_t>(more, 0);
+      const std::int64_t bytes = more == 0 ? 0 : tokens * rules_.token_bytes + rules_.state_bytes;
       if (stored.size() > 0 && make_room(bytes)) cache.insert(stored);
       cache.unlock(used);
     }

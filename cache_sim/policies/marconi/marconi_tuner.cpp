@@ -74,8 +74,10 @@ double MarconiTuner::saved_with(double alpha, const MarconiTree& start) const {
       used = branch;
       tree.lock(used);
     }
-    const std::int64_t more = size - tree.node(used).end;
-    const std::int64_t bytes = more == 0 ? 0 : more * costs.token_bytes + costs.state_bytes;
+    // A replay may hit more than the request stored, and then stores a state alone.
+    const std::int64_t more = std::int64_t{size} - tree.node(used).end;
+    const std::int64_t bytes =
+        more == 0 ? 0 : std::max<std::int64_t>(more, 0) * costs.token_bytes + costs.state_bytes;
     if (size > 0 && make_room(bytes, alpha, tree))
       tree.insert(served.stored, size, served.salt, nullptr, StateSlot::none());
     tree.unlock(used);
