@@ -277,5 +277,5 @@ set_tests_properties(bench.a_peer_may_die PROPERTIES LABELS quick TIMEOUT 60)
 # The measured figures of a kernel are of the sources that are there now, or the kernel is listed as pending.
 foreach(word check selftest)
   add_test(NAME evidence.${word} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/evidence.py ${word})
-  set_tests_properties(evidence.${word} PROPERTIES LABELS quick TIMEOUT 60)
+  set_tests_properties(evidence.${word} PROPERTIES LABELS quick TIMEOUT 300)
 endforeach()
