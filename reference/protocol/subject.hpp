@@ -98,7 +98,7 @@ struct PolicyEntry {
   };
   SlotCounts (*slots)(const Config&) = nullptr;
   bool has_tree_verbs = true;
-  bool has_slot_verbs = false;   ///< capture, restore, compact
+  bool has_slot_verbs = false;  ///< capture, restore, compact
   /// admit external=: tokens that another server has computed; and extend n=0: they come later.
   bool takes_transfers = false;
   /// Takes `extend parents=` and `finish up_to=`: verifications of trees, and ends inside an
