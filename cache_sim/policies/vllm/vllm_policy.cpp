@@ -540,7 +540,7 @@ std::unique_ptr<Subject> make_retention_0(const SubjectOptions& options) {
 }
 
 Result<void> check_all(const Config& config) {
-  if (const Result<void> steps = check_config(config); !steps) return steps;
+  if (Result<void> steps = check_config(config); !steps) return steps;
   return BlockRules::of(config, GroupKind::mamba_all).map([](const BlockRules&) {});
 }
 
