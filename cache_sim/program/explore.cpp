@@ -230,12 +230,12 @@ Result<void> expect_writable(fs::path folder) {
 }
 
 Result<void> expect_outputs_writable(const ExploreWords& words) {
-  if (const Result<void> folder = expect_writable(words.out); !folder) return folder;
+  if (Result<void> folder = expect_writable(words.out); !folder) return folder;
   for (const std::string& path : {words.json_path, words.html_path}) {
     std::error_code none;
     const bool is_special = fs::exists(path, none) && !fs::is_regular_file(path, none);
     if (path.empty() || is_special) continue;
-    const Result<void> folder = expect_writable(fs::path(path).parent_path());
+    Result<void> folder = expect_writable(fs::path(path).parent_path());
     if (!folder) return folder;
   }
   return {};
