@@ -504,7 +504,9 @@ TEST(JudgePython, aCheatIsSeen) {
     return nlohmann::json::parse(read_text(json)).at("timing").at("speed").at(0);
   };
   for (const std::string cheat : {"skips_when_timed", "caches_by_address"}) {
-    EXPECT_THAT(run(cheat).status, testing::AnyOf(10, 11)) << cheat;  // 10: untimed already
+    // 10: untimed already; 13: an address came again in one of two equal calls, and not in the
+    // other.
+    EXPECT_THAT(run(cheat).status, testing::AnyOf(10, 11, 13)) << cheat;
     EXPECT_GT(speed().at("calls_wrong"), 0) << cheat;
   }
   EXPECT_EQ(run("patches_clock").status, 0);
