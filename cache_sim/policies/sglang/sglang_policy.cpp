@@ -335,7 +335,7 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
     return fail("extend: a verification's result decides what comes next, so it is not async");
   const std::int64_t left =
       std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
-  if (operation.n > left || (drafts != 0 && operation.n != left))
+  if (operation.n < 1 || operation.n > left || (drafts != 0 && operation.n != left))
     return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
                             operation.n, left, operation.id.text()));
 
