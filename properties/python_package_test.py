@@ -355,7 +355,7 @@ class Explore(Scratch):
             def abort(self, id):
                 threading.Event().wait(60)
 
-        error = self.finding(Hangs, timeout=3, shrink=False)
+        error = self.finding(Hangs, timeout=8, shrink=False)  # a busy machine starts a child in seconds
         self.assertEqual(error.findings[0].kind, "subject-silent")
         line = Hangs.abort.__code__.co_firstlineno + 1
         self.assertRegex(str(error), rf"it was here: threading.Event\(\).wait\(60\) \(.*:{line}, in abort\)")
