@@ -38,6 +38,31 @@ Result<void> check_is_settled(const Operation& operation, bool is_verifying) {
   return {};
 }
 
+Result<std::uint32_t> check_mapping(const std::vector<std::int64_t>& mapping,
+                                    const std::vector<RowUse>& rows) {
+  if (mapping.size() != rows.size())
+    return fail(fmt::format("compact: {} numbers for {} rows", mapping.size(), rows.size()));
+  std::vector<bool> taken(rows.size());
+  std::uint32_t kept = 0;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const bool hole = rows[i] == RowUse::hole;
+    if (hole != (mapping[i] == -1))
+      return fail(fmt::format("compact: row {} is {}, and becomes {}", i,
+                              hole ? "a hole" : "a request's", mapping[i]));
+    if (hole) continue;
+    ++kept;
+    const auto row = static_cast<std::size_t>(mapping[i]);
+    if (mapping[i] < 0 || row >= rows.size() || taken[row])
+      return fail(fmt::format("compact: row {} cannot become {}", i, mapping[i]));
+    if (rows[i] == RowUse::verifying)
+      return fail(fmt::format("compact: row {} has drafts that wait for their accept", i));
+    taken[row] = true;
+  }
+  for (std::uint32_t row = 0; row < kept; ++row)
+    if (!taken[row]) return fail(fmt::format("compact: no row becomes {}", row));
+  return kept;
+}
+
 Result<void> check_accept(const Operation& accept) {
   if (accept.n != std::int64_t{accept.tokens.size()})
     return fail(fmt::format("accept: n={} beside {} tokens", accept.n, accept.tokens.size()));

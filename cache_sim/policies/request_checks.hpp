@@ -2,6 +2,9 @@
 // that do not depend on the cache. Oracles have their own.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "reference/base/result.hpp"
 #include "reference/protocol/operation.hpp"
 
@@ -22,6 +25,14 @@ Result<void> check_extend(const Operation& extend, std::int64_t left);
 
 /// Between a verification and its accept nothing else happens to the request.
 Result<void> check_is_settled(const Operation& operation, bool is_verifying);
+
+/// What stands in a row of a batch when rows are to change places.
+enum class RowUse : std::uint8_t { hole, settled, verifying };
+
+/// compact: each row's number afterwards, -1 for a hole alone, such that those of requests are
+/// 0 … count - 1 and none of them waits for an accept. Returns that count.
+Result<std::uint32_t> check_mapping(const std::vector<std::int64_t>& mapping,
+                                    const std::vector<RowUse>& rows);
 
 /// n is the number of tokens.
 Result<void> check_accept(const Operation& accept);

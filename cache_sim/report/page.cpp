@@ -4,10 +4,7 @@
 #include <openssl/evp.h>
 #include <openssl/sha.h>
 
-#include <algorithm>
 #include <array>
-#include <cctype>
-#include <optional>
 
 #include "cache_sim/report/comparison.hpp"
 #include "cache_sim/report/json_field.hpp"

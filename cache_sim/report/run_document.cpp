@@ -6,8 +6,6 @@
 #include <filesystem>
 #include <fstream>
 
-#include "cache_sim/replay/timeline.hpp"
-
 namespace lockstep::cache_sim {
 namespace {
 

@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <optional>
 #include <vector>
 
 #include "cache_sim/report/pictures.hpp"
 #include "cache_sim/report/svg.hpp"
+#include "cache_sim/trace/trace.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -18,30 +18,6 @@ constexpr std::size_t kMostLines = 150;  // of a trace
 constexpr std::size_t kMostLineCharacters = 400;
 constexpr std::size_t kMostRequests = 30;
 constexpr std::size_t kMostFindings = 4;
-
-/// Where a project of trace.cpp's list keeps its issues; a pull request's number leads on from
-/// there.
-std::string issue_url(const std::string& reference) {
-  struct Project {
-    std::string_view name, repository;
-  };
-  constexpr std::array kProjects{Project{"sglang", "sgl-project/sglang"},
-                                 Project{"vllm", "vllm-project/vllm"},
-                                 Project{"flashinfer", "flashinfer-ai/flashinfer"},
-                                 Project{"flash-attention", "Dao-AILab/flash-attention"},
-                                 Project{"transformers", "huggingface/transformers"},
-                                 Project{"pytorch", "pytorch/pytorch"},
-                                 Project{"dynamo", "ai-dynamo/dynamo"},
-                                 Project{"mlx-swift-lm", "ml-explore/mlx-swift-lm"},
-                                 Project{"tensorrt-llm", "NVIDIA/TensorRT-LLM"},
-                                 Project{"trt-edge", "NVIDIA/TensorRT-Edge-LLM"}};
-  const std::size_t number = reference.find(" #");
-  for (const Project& project : kProjects)
-    if (number != std::string::npos && reference.substr(0, number) == project.name)
-      return fmt::format("https://github.com/{}/issues/{}", project.repository,
-                         reference.substr(number + 2));
-  return "";
-}
 
 // --- The file ------------------------------------------------------------------------------------
 
@@ -223,7 +199,7 @@ std::string meaning_of(const JsonField& kind) {
 View references_view(const JsonField& trace) {
   return views_of(trace.at("references"), [](const JsonField& reference, std::size_t) {
     View view = view_of(reference);
-    const std::string url = issue_url(reference.text());
+    const std::string url = reference_url(reference.text());
     view.set("url", url.empty() ? View(false) : View(url));
     return view;
   });

@@ -444,10 +444,44 @@ Result<Trace> read_trace(const std::string& path) {
   return parse_trace(text, path);
 }
 
+namespace {
+
+/// Whose numbers comments name; `repository` on GitHub, empty where it is not said.
+struct PublicProject {
+  std::string_view name, repository{};
+};
+constexpr std::array kProjects{PublicProject{"sglang", "sgl-project/sglang"},
+                               PublicProject{"vllm", "vllm-project/vllm"},
+                               PublicProject{"flashinfer", "flashinfer-ai/flashinfer"},
+                               PublicProject{"flash-attention", "Dao-AILab/flash-attention"},
+                               PublicProject{"transformers", "huggingface/transformers"},
+                               PublicProject{"pytorch", "pytorch/pytorch"},
+                               PublicProject{"dynamo", "ai-dynamo/dynamo"},
+                               PublicProject{"mobius"},
+                               PublicProject{"mlx-swift-lm", "ml-explore/mlx-swift-lm"},
+                               PublicProject{"tensorrt-llm", "NVIDIA/TensorRT-LLM"},
+                               PublicProject{"trt-edge", "NVIDIA/TensorRT-Edge-LLM"},
+                               PublicProject{"marconi"}};
+
+const PublicProject* project_called(std::string_view name) {
+  const auto* const found =
+      std::find_if(kProjects.begin(), kProjects.end(),
+                   [&](const PublicProject& project) { return project.name == name; });
+  return found == kProjects.end() ? nullptr : found;
+}
+
+}  // namespace
+
+std::string reference_url(const std::string& reference) {
+  const std::size_t number = reference.find(" #");
+  if (number == std::string::npos) return "";
+  const PublicProject* const project = project_called(reference.substr(0, number));
+  if (project == nullptr || project->repository.empty()) return "";
+  return fmt::format("https://github.com/{}/issues/{}", project->repository,
+                     reference.substr(number + 2));
+}
+
 std::vector<std::string> public_references(const std::vector<std::string>& description) {
-  constexpr std::array<std::string_view, 12> kProjects{
-      "sglang", "vllm",   "flashinfer",   "flash-attention", "transformers", "pytorch",
-      "dynamo", "mobius", "mlx-swift-lm", "tensorrt-llm",    "trt-edge",     "marconi"};
   std::vector<std::string> references;
   std::string project;
   for (const std::string& line : description) {
@@ -463,7 +497,7 @@ std::vector<std::string> public_references(const std::vector<std::string>& descr
       at = std::max(end, at + 1);
       std::string lower = word;
       for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-      if (std::find(kProjects.begin(), kProjects.end(), lower) != kProjects.end()) project = lower;
+      if (project_called(lower) != nullptr) project = lower;
       if (!is_number || word.size() < 3) continue;
       std::string reference = project.empty() ? word : fmt::format("{} {}", project, word);
       if (std::find(references.begin(), references.end(), reference) == references.end())

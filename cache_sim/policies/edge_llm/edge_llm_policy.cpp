@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "cache_sim/policies/edge_llm/edge_llm_defects.hpp"
-#include "cache_sim/policies/request_checks.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -342,34 +341,18 @@ Result<Reply> EdgeLlmPolicy::restore(EdgeLlmRequest& request, const Operation& o
 
 // --- Compaction ----------------------------------------------------------------------------------
 
-/// How many rows there are afterwards.
-Result<std::uint32_t> EdgeLlmPolicy::check_mapping(const std::vector<std::int64_t>& mapping) {
-  if (mapping.size() != rows_.size())
-    return fail(fmt::format("compact: {} numbers for {} rows", mapping.size(), rows_.size()));
-  std::vector<bool> taken(rows_.size());
-  std::uint32_t kept = 0;
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    const bool hole = !rows_[i].request.exists();
-    if (hole != (mapping[i] == -1))
-      return fail(fmt::format("compact: row {} is {}, and becomes {}", i,
-                              hole ? "a hole" : "a request's", mapping[i]));
-    if (hole) continue;
-    ++kept;
-    const auto row = static_cast<std::size_t>(mapping[i]);
-    if (mapping[i] < 0 || row >= rows_.size() || taken[row])
-      return fail(fmt::format("compact: row {} cannot become {}", i, mapping[i]));
-    if (!find(rows_[i].request)->drafts.empty())
-      return fail(fmt::format("compact: row {} has drafts that wait for their accept", i));
-    taken[row] = true;
-  }
-  for (std::uint32_t row = 0; row < kept; ++row)
-    if (!taken[row]) return fail(fmt::format("compact: no row becomes {}", row));
-  return kept;
+std::vector<RowUse> EdgeLlmPolicy::row_uses() {
+  std::vector<RowUse> uses;
+  for (const EdgeLlmRow& row : rows_)
+    uses.push_back(!row.request.exists()               ? RowUse::hole
+                   : find(row.request)->drafts.empty() ? RowUse::settled
+                                                       : RowUse::verifying);
+  return uses;
 }
 
 Result<Reply> EdgeLlmPolicy::compact(const Operation& operation) {
   const std::vector<std::int64_t>& mapping = operation.mapping;
-  const Result<std::uint32_t> kept = check_mapping(mapping);
+  const Result<std::uint32_t> kept = check_mapping(mapping, row_uses());
   if (!kept) return tl::unexpected(kept.error());
   std::vector<EdgeLlmRow> rows(*kept);
   std::vector<std::int64_t> lengths = lengths_;

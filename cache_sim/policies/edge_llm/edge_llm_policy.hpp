@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cache_sim/policies/edge_llm/hybrid_layers.hpp"
+#include "cache_sim/policies/request_checks.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -106,7 +107,7 @@ class EdgeLlmPolicy final : public Subject {
   void copy_kv(std::uint32_t from, std::uint32_t to, std::uint32_t size);
   void move_row(std::uint32_t from, std::uint32_t to, std::int64_t size);
   void move_rows(const std::vector<std::int64_t>& mapping, std::vector<std::int64_t> lengths);
-  Result<std::uint32_t> check_mapping(const std::vector<std::int64_t>& mapping);
+  std::vector<RowUse> row_uses();
   void end(EdgeLlmRequest& request);
   bool planted(const Defect& defect) const { return defect_ == &defect; }
   KvSlots kv_slots(std::uint32_t layer, std::uint32_t row, std::uint32_t begin, std::uint32_t end,

@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "cache_sim/policies/request_checks.hpp"
 #include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
@@ -194,12 +195,11 @@ void SglangPolicy::enter(RadixRequest&& request) {
 }
 
 Result<Reply> SglangPolicy::admit(const Operation& operation) {
-  if (find(operation.id) != nullptr)
-    return fail(fmt::format("admit: request `{}` is admitted already", operation.id.text()));
+  const bool is_admitted = find(operation.id) != nullptr;
+  if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
+    return tl::unexpected(sound.error());
   const std::uint32_t size = operation.tokens.size();
-  if (size == 0) return fail("admit: a request has at least one token");
   const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
-  if (prompt > size) return fail("admit: the prompt is longer than the tokens");
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   if (free_rows_.empty()) return Reply::refusal(Refusal::no_row);
 

@@ -69,18 +69,15 @@ Result<Reply> StaticKvPolicy::apply(const Operation& operation) {
     default: return fail(fmt::format("{} is not an operation of rows", to_string(operation.verb)));
   }
   StaticKvRequest* const request = find(operation.id);
-  if (request == nullptr)
-    return fail(fmt::format("{}: no admitted request is called `{}` here",
-                            to_string(operation.verb), operation.id.text()));
-  if (operation.verb == Verb::abort || operation.verb == Verb::preempt ||
-      (operation.verb == Verb::finish && !operation.insert)) {
+  if (request == nullptr) return no_such_request(operation);
+  if (discards(operation)) {
     end(*request);
     return Reply{};
   }
   if (operation.verb == Verb::accept) return accept(*request, operation);
-  if (!request->drafts.empty())
-    return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
-                            to_string(operation.verb), operation.id.text()));
+  const bool is_verifying = !request->drafts.empty();
+  if (const Result<void> settled = check_is_settled(operation, is_verifying); !settled)
+    return tl::unexpected(settled.error());
   switch (operation.verb) {
     case Verb::extend: return extend(*request, operation);
     case Verb::capture: return capture(*request, operation);
@@ -160,12 +157,10 @@ void StaticKvPolicy::forward(std::uint32_t row, const Tokens& tokens, std::uint3
 // --- Requests ------------------------------------------------------------------------------------
 
 Result<Reply> StaticKvPolicy::admit(const Operation& operation) {
-  if (find(operation.id) != nullptr)
-    return fail(fmt::format("admit: request `{}` is admitted already", operation.id.text()));
+  const bool is_admitted = find(operation.id) != nullptr;
+  if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
+    return tl::unexpected(sound.error());
   const std::uint32_t size = operation.tokens.size();
-  if (size == 0) return fail("admit: a request has at least one token");
-  if (operation.prompt > std::int64_t{size})
-    return fail("admit: the prompt is longer than the tokens");
   if (operation.external > 0 || operation.room != Operation::kAbsent)
     return fail("admit: rows take no external tokens and keep no room");
   if (size > areas_.positions) return Reply::refusal(Refusal::too_long);
@@ -189,9 +184,8 @@ Result<Reply> StaticKvPolicy::extend(StaticKvRequest& request, const Operation& 
   const std::int64_t drafts = operation.drafts.size();
   const std::int64_t left =
       std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
-  if (operation.n < 1 || operation.n > left || (drafts != 0 && operation.n != left))
-    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
-                            operation.n, left, operation.id.text()));
+  if (const Result<void> fits = check_extend(operation, left); !fits)
+    return tl::unexpected(fits.error());
   if (request.computed + operation.n > areas_.positions) return Reply::refusal(Refusal::no_kv);
   request.known.append(operation.tokens);
   const std::uint32_t row = row_of(request);
@@ -204,20 +198,18 @@ Result<Reply> StaticKvPolicy::extend(StaticKvRequest& request, const Operation& 
 
 /// What a verification has applied stays where it is; the row's length goes back to what is kept.
 Result<Reply> StaticKvPolicy::accept(StaticKvRequest& request, const Operation& operation) {
-  const std::uint32_t count = operation.tokens.size();
-  if (operation.n != std::int64_t{count})
-    return fail(fmt::format("accept: n={} beside {} tokens", operation.n, count));
-  const std::uint32_t drafts = request.drafts.size();
-  if (drafts != 0 && (count < 1 || count > drafts + 1))
-    return fail(fmt::format("accept: n={} is not within 1 … {} (the drafts and one more)", count,
-                            drafts + 1));
-  if (drafts != 0 && operation.tokens.prefix(count - 1) != request.drafts.prefix(count - 1))
-    return fail("accept: the tokens kept are not the drafts");
+  if (const Result<void> sound = check_accept(operation); !sound)
+    return tl::unexpected(sound.error());
+  const bool verified = !request.drafts.empty();
+  if (verified)
+    if (const Result<void> kept = check_kept(operation, request.drafts); !kept)
+      return tl::unexpected(kept.error());
   request.known.append(operation.tokens);
-  if (drafts != 0) {
+  if (verified) {
     request.computed = request.known.size() - 1;
     if (!planted(kStaticKeepsRejected)) lengths_[row_of(request)] = request.computed;
-    if (count <= drafts) LOCKSTEP_MARK("static_kv.takes_drafts_back");
+    if (operation.tokens.size() <= request.drafts.size())
+      LOCKSTEP_MARK("static_kv.takes_drafts_back");
   }
   request.drafts = Tokens();
   return Reply{}.set(ReplyField::n, operation.n);
@@ -263,29 +255,13 @@ Result<Reply> StaticKvPolicy::restore(StaticKvRequest& request, const Operation&
 
 // --- Reordering ----------------------------------------------------------------------------------
 
-/// How many rows there are afterwards.
-Result<std::uint32_t> StaticKvPolicy::check_mapping(const std::vector<std::int64_t>& mapping) {
-  if (mapping.size() != rows_.size())
-    return fail(fmt::format("compact: {} numbers for {} rows", mapping.size(), rows_.size()));
-  std::vector<bool> taken(rows_.size());
-  std::uint32_t kept = 0;
-  for (std::size_t i = 0; i < rows_.size(); ++i) {
-    const bool hole = !rows_[i].exists();
-    if (hole != (mapping[i] == -1))
-      return fail(fmt::format("compact: row {} is {}, and becomes {}", i,
-                              hole ? "a hole" : "a request's", mapping[i]));
-    if (hole) continue;
-    ++kept;
-    const auto row = static_cast<std::size_t>(mapping[i]);
-    if (mapping[i] < 0 || row >= rows_.size() || taken[row])
-      return fail(fmt::format("compact: row {} cannot become {}", i, mapping[i]));
-    if (!find(rows_[i])->drafts.empty())
-      return fail(fmt::format("compact: row {} has drafts that wait for their accept", i));
-    taken[row] = true;
-  }
-  for (std::uint32_t row = 0; row < kept; ++row)
-    if (!taken[row]) return fail(fmt::format("compact: no row becomes {}", row));
-  return kept;
+std::vector<RowUse> StaticKvPolicy::row_uses() {
+  std::vector<RowUse> uses;
+  for (const Name id : rows_)
+    uses.push_back(!id.exists()               ? RowUse::hole
+                   : find(id)->drafts.empty() ? RowUse::settled
+                                              : RowUse::verifying);
+  return uses;
 }
 
 /// Keys and values of every row, into the other tensor: what `reorder_cache` of a beam search does.
@@ -301,7 +277,7 @@ void StaticKvPolicy::reorder(const std::vector<std::int64_t>& mapping) {
 
 Result<Reply> StaticKvPolicy::compact(const Operation& operation) {
   const std::vector<std::int64_t>& mapping = operation.mapping;
-  const Result<std::uint32_t> kept = check_mapping(mapping);
+  const Result<std::uint32_t> kept = check_mapping(mapping, row_uses());
   if (!kept) return tl::unexpected(kept.error());
   reorder(mapping);
   std::vector<Name> rows(*kept);

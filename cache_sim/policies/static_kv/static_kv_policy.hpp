@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache_sim/policies/request_checks.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -78,7 +79,7 @@ class StaticKvPolicy final : public Subject {
 
   StaticKvRequest* find(Name id);
   std::uint32_t row_of(const StaticKvRequest& request) const;
-  Result<std::uint32_t> check_mapping(const std::vector<std::int64_t>& mapping);
+  std::vector<RowUse> row_uses();
   void reorder(const std::vector<std::int64_t>& mapping);
   void forward(std::uint32_t row, const Tokens& tokens, std::uint32_t n);
   void call(std::uint32_t row, const Tokens& tokens, std::uint32_t past, std::uint32_t n,

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cache_sim/policies/request_checks.hpp"
 #include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
@@ -57,9 +58,7 @@ const VllmRequest* VllmPolicy::request(Name id) const {
 /// The request of an operation that cannot stand between a verification and its acceptance.
 Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
-  if (request == nullptr)
-    return fail(fmt::format("{}: no admitted request is called `{}` here",
-                            to_string(operation.verb), operation.id.text()));
+  if (request == nullptr) return no_such_request(operation);
   if (!request->drafts.empty())
     return fail(fmt::format("{}: request `{}` has drafts that wait for their accept",
                             to_string(operation.verb), operation.id.text()));
@@ -120,12 +119,11 @@ void VllmPolicy::deliver(VllmRequest& request, std::int64_t tokens) {
 }
 
 Result<Reply> VllmPolicy::admit(const Operation& operation) {
-  if (find(operation.id) != nullptr)
-    return fail(fmt::format("admit: request `{}` is admitted already", operation.id.text()));
+  const bool is_admitted = find(operation.id) != nullptr;
+  if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
+    return tl::unexpected(sound.error());
   const std::uint32_t size = operation.tokens.size();
-  if (size == 0) return fail("admit: a request has at least one token");
   const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
-  if (prompt > size) return fail("admit: the prompt is longer than the tokens");
   if (prompt == 0) return fail("admit: vLLM takes no prompt without a token");
   if (places_.empty()) {
     places_.push_back(static_cast<std::uint32_t>(requests_.size()));
