@@ -87,6 +87,7 @@ class LegalityModel {
 
   // In the order in which they came.
   const std::vector<Request>& requests() const { return requests_; }
+  const Request* find_request(Name id) const;  ///< null where it does not run
   const std::vector<Slot>& slots() const { return slots_; }
   const std::vector<Captured>& captured() const { return captured_; }
   const std::vector<Name>& locks() const { return locks_; }
@@ -104,7 +105,6 @@ class LegalityModel {
  private:
   bool makes_sense_for(const Request& request, const Operation& operation) const;
   bool is_sequence_sense(const Request& request, const Operation& operation) const;
-  const Request* find_request(Name id) const;
   const Slot* find_slot(Name name) const;
   void follow_request(const Operation& operation, const Reply& reply);
   void follow_sequence(const Operation& operation, Request& request);

@@ -102,7 +102,8 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
     operation.tokens = fresh_tokens(draw_.between(1, 4));
     most += operation.tokens.size();
   }
-  operation.n = draw_.chance(1, 2) ? most : draw_.between(1, most);
+  const bool is_whole = draw_.chance(1, swarm_.meetings == 0 ? 2 : 4);
+  operation.n = is_whole ? most : draw_.between(1, most);
   const bool overlaps = swarm_.config.overlap != 0;
   operation.async = request.in_flight > 0 || (overlaps && draw_.chance(1, 2));
   if (swarm_.blocks) return block_forward(operation, request, most);
@@ -193,6 +194,68 @@ Operation RandomTrace::block_forward(Operation operation, const LegalityModel::R
   return operation;
 }
 
+/// A request is about to fill blocks. Before it does, one of the same prompt ends inside the first
+/// of them, and in the step in which it does, another one comes: who is offered what, when it is
+/// not there yet?
+bool RandomTrace::begin_meeting() {
+  for (const LegalityModel::Request& request : model_.requests()) {
+    if (request.computed == 0 || request.known.size() - request.computed <= swarm_.config.block ||
+        !request.drafts.empty() || request.in_flight != 0 || request.is_loading ||
+        !draw_.chance(1, 2))
+      continue;
+    met_ = request.id;
+    met_at_ = request.computed;
+    meeting_ = {Meeting::step, Meeting::last, Meeting::late, Meeting::first,
+                Meeting::step, Meeting::last, Meeting::cut};
+    return true;
+  }
+  return false;
+}
+
+/// The next operation of the meeting that has begun; none where it can go no further.
+std::optional<Operation> RandomTrace::meet() {
+  const Meeting next = meeting_.back();
+  meeting_.pop_back();
+  const std::vector<LegalityModel::Request>& running = model_.requests();
+  const LegalityModel::Request* const first = model_.find_request(met_);
+  if (next == Meeting::step) return Operation{.verb = Verb::step};
+  if (first == nullptr || !first->drafts.empty()) {
+    meeting_.clear();
+    return std::nullopt;
+  }
+  if (next == Meeting::first) {
+    Operation operation{.verb = Verb::extend};
+    operation.id = met_;
+    const std::int64_t left = first->known.size() - first->computed;
+    operation.n =
+        draw_.chance(1, 2) ? left : draw_.between(std::min(left, swarm_.config.block), left);
+    operation.async = swarm_.config.overlap != 0;
+    return operation;
+  }
+  if (next == Meeting::last) {
+    const LegalityModel::Request& last = running.back();
+    if (last.computed == last.known.size()) return std::nullopt;
+    Operation operation{.verb = Verb::extend};
+    operation.id = last.id;
+    operation.n = last.known.size() - last.computed;
+    operation.async = swarm_.config.overlap != 0;
+    return operation;
+  }
+  Operation admit{.verb = Verb::admit};
+  admit.id = fresh_name("r");
+  admit.salt = first->salt;
+  admit.tokens = first->known;
+  const std::int64_t size = admit.tokens.size();
+  const bool is_late = next == Meeting::late;
+  if (!is_late || draw_.chance(1, 2)) {
+    const std::int64_t most = is_late ? size : std::min(size, met_at_ + swarm_.config.block);
+    admit.tokens =
+        admit.tokens.prefix(static_cast<std::uint32_t>(draw_.between(met_at_ + 1, most)));
+  }
+  if (draw_.chance(1, 4)) admit.tokens = admit.tokens.followed_by(fresh_tokens(1));
+  return admit;
+}
+
 Operation RandomTrace::random_request_operation() {
   const auto most = static_cast<std::size_t>(swarm_.running);
   const std::vector<LegalityModel::Request>& running = model_.requests();
@@ -201,6 +264,8 @@ Operation RandomTrace::random_request_operation() {
     const bool is_new = running.size() > known_running_;
     known_running_ = running.size();
     if (is_new && draw_.chance(7, 8)) return forward(running.back());
+    if (running.size() < most && sometimes(swarm_.meetings) && begin_meeting())
+      if (const auto first = meet()) return *first;
     if (draw_.chance(1, 4)) return Operation{.verb = Verb::step};
   }
   if (sometimes(swarm_.padded) && draw_.chance(1, 3)) return padded_step();
@@ -394,6 +459,8 @@ Operation RandomTrace::next() {
       return leaves;
     }
   }
+  while (!meeting_.empty())
+    if (const auto met = meet()) return *met;
   Operation operation;
   if (model_.bare_lock().exists()) {
     operation.verb = Verb::unlock;

@@ -26,6 +26,10 @@ class RandomTrace {
   std::vector<Operation> ending();
 
  private:
+  /// What comes next when requests meet, and for whom: for the one that it is about, for one whose
+  /// prompt is cut, for one that comes late, or for the last of the two.
+  enum class Meeting { step, first, cut, late, last };
+
   Tokens some_tokens();
   Tokens fresh_tokens(std::int64_t size);
   Name some_salt();
@@ -34,6 +38,8 @@ class RandomTrace {
   Operation random_tree_operation();
   Operation random_slot_operation();
   Operation admission();
+  bool begin_meeting();
+  std::optional<Operation> meet();
   Operation verdict(const LegalityModel::Request& request);
   Operation forward(const LegalityModel::Request& request);
   Operation block_forward(Operation operation, const LegalityModel::Request& request,
@@ -58,8 +64,11 @@ class RandomTrace {
   int names_ = 0;
   std::size_t known_running_ = 0;  // requests, before the last operation of one
   bool may_be_bad_ = false;
-  Name cloned_;                 // by the last operation
-  std::vector<Name> together_;  // whose extends make the forward that has begun
+  Name cloned_;                   // by the last operation
+  std::vector<Meeting> meeting_;  // what is to come of it, the next one last
+  Name met_;                      // the request that it is about
+  std::int64_t met_at_ = 0;       // tokens that it had computed
+  std::vector<Name> together_;    // whose extends make the forward that has begun
 };
 
 }  // namespace lockstep::cache_sim

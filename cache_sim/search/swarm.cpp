@@ -202,16 +202,20 @@ void draw_steps_ahead(const Draw& draw, const ConfigDraw& fields, Swarm& swarm) 
 
 std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::int64_t scale) {
   std::string text = "vllm";
+  const bool has_states = config.groups.empty() || config.groups.find("mamba") != std::string::npos;
   if (draw.aside(4, 29) == 0) text += ":priority";
-  if (draw.aside(3, 4) == 0) {
+  // Sometimes a chunk is less than a verification.
+  const auto drafts = static_cast<std::uint64_t>(config.drafts);
+  if (drafts > 0 && draw.aside(has_states ? 6 : 2, 48) == 0) {
+    text += ":long_prefill=" + std::to_string(1 + draw.aside(drafts, 49));
+  } else if (draw.aside(3, 4) == 0) {
     text += ":long_prefill=" +
             std::to_string((1 + draw.aside(12, 5)) * static_cast<std::uint64_t>(scale));
     if (draw.aside(2, 30) == 0) text += ":adaptive";
   }
   if (draw.aside(5, 32) == 0) text += ":watermark=" + std::to_string(1 + draw.aside(6, 33));
-  const bool drafts = config.drafts > 0 && config.eagle == 0 && config.chunked_prefill > 1;
-  if (drafts && draw.aside(2, 34) == 0) text += ":draft_model";
-  const bool has_states = config.groups.empty() || config.groups.find("mamba") != std::string::npos;
+  const bool has_drafter = drafts > 0 && config.eagle == 0 && config.chunked_prefill > 1;
+  if (has_drafter && draw.aside(2, 34) == 0) text += ":draft_model";
   if (has_states || config.modules > 1 || draw.aside(2, 35) == 0) return text;
   text += ":encoder=" + std::to_string(2 + draw.aside(12, 36));
   if (draw.aside(2, 37) == 0) text += ":encoder_cache=" + std::to_string(2 + draw.aside(20, 38));
@@ -229,8 +233,12 @@ void draw_level(Draw& draw, SwarmLevel level, bool asks_for_ranks, std::int64_t 
       asks_for_ranks || is_asked_for || (swarm.blocks ? draw.aside(4, 3) == 0 : usually);
   if (level != SwarmLevel::either) swarm.scheduled = level == SwarmLevel::requests;
   if (swarm.blocks) draw_steps_ahead(draw, fields, swarm);
-  if (swarm.blocks && swarm.scheduled && !is_asked_for)
+  if (swarm.blocks && swarm.scheduled && !is_asked_for) {
     swarm.config.scheduler = drawn_vllm_scheduler(draw, swarm.config, scale);
+    // A block as large as a step, of which a draft model takes a part.
+    if (swarm.config.scheduler.find(":draft_model") != std::string::npos && draw.aside(2, 50) == 0)
+      fields.common(ConfigField::chunked_prefill, &Config::chunked_prefill, swarm.config.block);
+  }
   if (!swarm.scheduled) {
     swarm.config.ranks = 1;
   } else {
@@ -272,6 +280,18 @@ void draw_block_rates(Draw& draw, Swarm& swarm) {
   if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
   if (swarm.config.scheduler.find(":encoder=") != std::string::npos)
     swarm.images = static_cast<int>(2 + draw.aside(8, 45));
+}
+
+/// Where a hit can end inside a block, requests of one prompt, which has several blocks, meet
+/// around one of these.
+void draw_meetings(const Draw& draw, ConfigDraw& fields, Swarm& swarm) {
+  const auto block = static_cast<int>(swarm.config.block);
+  if (swarm.scheduled || swarm.config.hash_block >= block || draw.aside(2, 46) != 0) return;
+  swarm.meetings = static_cast<int>(1 + draw.aside(5, 47));
+  swarm.running = std::max(swarm.running, 3);
+  swarm.piece = std::max(swarm.piece, 4 * block);
+  swarm.longest = std::max(swarm.longest, 6 * block);
+  fields.optional(ConfigField::blocks, &Config::blocks, swarm.config.blocks + 24);
 }
 
 void draw_sequences(Draw& draw, Swarm& swarm) {
@@ -352,6 +372,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   swarm.piece = static_cast<int>(draw.between(1, 12) * scale);
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
   swarm.letters = draw.chance(1, 4) ? static_cast<int>(draw.between(1, 3)) : 0;
+  if (swarm.blocks) draw_meetings(draw, fields, swarm);
   if (accepted.fields.contains(ConfigField::alpha)) {
     draw_bytes(draw, fields, swarm);
     // What is tuned on a window of requests is seen in those behind it.

@@ -65,6 +65,7 @@ struct Swarm {
   int sent = 0;            ///< of ten requests: another server has computed a part
   int images = 0;          ///< of ten requests: parts of the prompt are images
   bool rooms = false;      ///< some admissions and evictions carry room=
+  int meetings = 0;        ///< of ten: requests of one prompt meet around a block
   // Of ten, where the subjects take a server's fields.
   int trees = 0;   ///< verifications of trees
   int cuts = 0;    ///< ends inside an accepted run
