@@ -56,6 +56,9 @@ inline const Defect kKeepsRejectedTokens{
 inline const Defect kCutsPlacesOfDrafts{
     "vllm-align:cuts-places-of-drafts",
     "an admission that is padded with drafts keeps some of them where its chunk is cut"};
+inline const Defect kAssertsWholePadding{
+    "vllm-align:asserts-whole-padding",
+    "an admission that is padded with drafts ends the engine where long_prefill cuts it (0.33)"};
 inline const Defect kForgetsTheDraftersTokens{
     "vllm-align:forgets-the-drafters-tokens",
     "a row gets no places for the tokens that a draft model writes behind it"};

@@ -28,6 +28,8 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
   if (defect_ != &kCountsTheDraftersPlace) most_tokens_ -= scheduler.draft_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   lookahead_ = scheduler.lookahead;
+  cuts_padding_ = scheduler.vllm && manager_.rules().splitter_block == 0 && !scheduler.adapts &&
+                  scheduler.long_prefill > 0 && scheduler.long_prefill <= config_.drafts;
 }
 
 Result<Reply> VllmPolicy::apply(const Operation& operation) {
@@ -96,7 +98,7 @@ void VllmPolicy::begin_step() {
 
 /// The step is decided and runs.
 void VllmPolicy::forward() {
-  has_begun_ = false;
+  has_begun_ = goes_on_prefilling_ = false;
   if (worker_ && knows_its_rows()) run_worker();
   for (const std::uint32_t place : scheduled_) requests_[place].scheduled = false;
   scheduled_.clear();
@@ -197,6 +199,15 @@ std::int64_t VllmPolicy::chunk(const VllmRequest& request, const Operation& oper
   return manager_.leave_rest(request.blocks, start, cut);
 }
 
+/// Whether vLLM pads this first row to one of equal rows, and then cuts it: the request lacks one
+/// token, others run, and no prefill goes on in this step. (Where chunks end with blocks, the rule
+/// for these takes the padding back.)
+bool VllmPolicy::is_cut_padding(const VllmRequest& request, const Operation& operation) const {
+  return cuts_padding_ && request.waits && request.hit.tokens > 0 && running_ > 0 &&
+         !goes_on_prefilling_ && operation.n == 1 &&
+         begin_of(request) + 1 == std::int64_t{request.known.size()};
+}
+
 Result<Reply> VllmPolicy::extend(const Operation& operation) {
   const Result<VllmRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
@@ -217,6 +228,8 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
     deliver(request, operation.async ? delivered : std::int64_t{request.known.size()});
   }
   const std::int64_t n = chunk(request, operation);
+  require(defect_ != &kAssertsWholePadding || !is_cut_padding(request, operation),
+          "a row that is padded has a place for each draft");
   Reply reply;
   reply.set(ReplyField::n, n);
   if (n == 0) return reply;
@@ -234,6 +247,8 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
     return Reply::refusal(allocated == Allocated::no_blocks ? Refusal::no_kv : Refusal::same_step);
   }
   ++changes_;
+  goes_on_prefilling_ |= !request.waits && request.prefills;
+  request.prefills = start + n < request.blocks.known + request.promised;
   request.loads = request.waits && request.external > 0;
   if (request.waits || request.was_loaded) ++running_;
   request.waits = request.was_loaded = false;

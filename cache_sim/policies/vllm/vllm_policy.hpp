@@ -52,6 +52,7 @@ struct VllmRequest {
   bool waits = false;           ///< looked up, and nothing allocated
   std::uint64_t seen = 0;       ///< how often the cache had changed at that look-up
   bool scheduled = false;       ///< in the step that is being decided
+  bool prefills = false;        ///< its last row did not reach the end of what was known
   std::int64_t start = 0;       ///< the first token that this step, or the last one, computes
   std::int64_t external = 0;    ///< tokens behind the hit that come from another server
   bool loads = false;           ///< they come in the step that is being decided
@@ -105,6 +106,7 @@ class VllmPolicy final : public Subject {
   Result<void> check_extend(const VllmRequest& request, const Operation& operation) const;
   std::int64_t begin_of(const VllmRequest& request) const;
   std::int64_t chunk(const VllmRequest& request, const Operation& operation) const;
+  bool is_cut_padding(const VllmRequest& request, const Operation& operation) const;
   void deliver(VllmRequest& request, std::int64_t tokens);
   VllmRequest* find(Name id) { return const_cast<VllmRequest*>(request(id)); }
   Result<VllmRequest*> idle(const Operation& operation);
@@ -113,6 +115,7 @@ class VllmPolicy final : public Subject {
   const Defect* defect_;
   std::int64_t most_tokens_;  // of a prefill chunk
   std::int64_t lookahead_;    // tokens that a draft model writes behind a row
+  bool cuts_padding_;         // the scheduler's long_prefill is less than a row with all drafts
   std::int64_t running_ = 0;  // requests that something was computed for
   BlockManager manager_;
   KeyTable keys_;
@@ -120,6 +123,7 @@ class VllmPolicy final : public Subject {
   std::vector<std::uint32_t> places_;     // free ones
   std::vector<std::uint32_t> place_of_;   // by Name::index(), 1 + place
   std::vector<std::uint32_t> scheduled_;  // places
+  bool goes_on_prefilling_ = false;       // a row of this step whose request ran before it
   bool has_begun_ = false;                // this step, with the end of a load
   std::uint64_t changes_ = 0;
   std::unique_ptr<AlignWorker> worker_;  // null where nobody asks what blocks hold
