@@ -260,6 +260,23 @@ TEST_P(PlantedDefects, areFoundAndShrunk) {
 INSTANTIATE_TEST_SUITE_P(Few, PlantedDefects, testing::ValuesIn(one_defect_in_eight()),
                          [](const auto& info) { return test_name(info.param); });
 
+// A schedule may be put together from pieces of others, and no piece says at which time it begins.
+TEST(Explore, writesSchedulesThatCanBeReadAgain) {
+  ExploreOptions options;
+  options.run = testing_support::run_with_defect("sglang-no-buffer:split-moves-state");
+  options.seed = 2;
+  options.traces = 2500;
+  options.findings = 40;
+  options.shrinks = false;
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().text;
+  EXPECT_EQ(outcome->discoveries.size(), 40u);
+  for (const Discovery& found : outcome->discoveries) {
+    const Result<Trace> again = parse_trace(trace_text(found.trace), "found");
+    EXPECT_TRUE(again.has_value()) << again.error().text;
+  }
+}
+
 // --- shrink --------------------------------------------------------------------------------------
 
 // A smaller trace for another defect would send its reader to the wrong place.

@@ -285,6 +285,7 @@ class Explorer {
     const bool server_fields = players_[candidate.player].accepted.server_fields;
     std::set<std::uint32_t> ids;
     std::set<std::uint32_t> sessions;
+    Nanoseconds latest = 0;
     int line = 0;
     std::erase_if(candidate.steps, [&](Step& step) {
       step.statement.line = ++line;
@@ -299,6 +300,8 @@ class Explorer {
           spec->id = Name::intern(fmt::format("x{}", other));
         sessions.insert(spec->session.index());
       }
+      if (auto* const run = std::get_if<RunStatement>(&step.statement.what); run && run->until >= 0)
+        run->until = latest = std::max(latest, run->until);
       if (auto* const stop = std::get_if<Intervention>(&step.statement.what)) {
         stop->at = -1;
         return !ids.contains(stop->id.index());
