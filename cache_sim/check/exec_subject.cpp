@@ -44,6 +44,14 @@ Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
   return rest;
 }
 
+constexpr std::string_view kGreeting[] = {"protocol", "levels", "labels",
+                                          "again",    "takes",  "honours"};
+
+// What a child's answer can hold beside the reply.
+constexpr std::string_view kOfItself[] = {
+    "violation=", "wrong=", "raised=", "state_tokens=", "conv_tokens=", "cached_tokens="};
+constexpr std::string_view kViolation = kOfItself[0], kWrong = kOfItself[1], kRaised = kOfItself[2];
+
 /// An answer as it came: the reply's own fields, and what a child can say beside them.
 struct Answer {
   std::string reply;
@@ -55,13 +63,10 @@ struct Answer {
 };
 
 Answer split(std::string_view text) {
-  constexpr std::string_view kViolation = "violation=";
-  constexpr std::string_view kWrong = "wrong=";
-  constexpr std::string_view kRaised = "raised=";
   constexpr std::pair<std::string_view, ReplyField> kLabels[] = {
-      {"state_tokens=", ReplyField::state},
-      {"conv_tokens=", ReplyField::conv},
-      {"cached_tokens=", ReplyField::cached}};
+      {kOfItself[3], ReplyField::state},
+      {kOfItself[4], ReplyField::conv},
+      {kOfItself[5], ReplyField::cached}};
   Answer answer;
   while (!text.empty()) {
     const std::size_t end = std::min(text.find(' '), text.size());
@@ -229,12 +234,10 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   if (!line)
     return give_up(FindingKind::subject_garbled, fmt::format("answered hello with `{}`: {}",
                                                              printable(answer), line.error().text));
-  constexpr std::string_view kWords[] = {"protocol", "levels", "labels",
-                                         "again",    "takes",  "honours"};
   bool is_known = line->find("protocol").value_or("1") == "1";
   for (const auto& [key, value] : line->fields)
     is_known &= key.starts_with("x_") ||
-                std::find(std::begin(kWords), std::end(kWords), key) != std::end(kWords);
+                std::find(std::begin(kGreeting), std::end(kGreeting), key) != std::end(kGreeting);
   const std::string_view levels = line->find("levels").value_or("");
   is_known &= levels == "request" || levels == "request,tree" || levels == "request,sequence" ||
               levels == "request,tree,sequence";
@@ -362,6 +365,14 @@ std::optional<ConfigFields> honoured_by(const Subject& child) {
 bool takes_transfers(const Subject& child) {
   const auto* const started = dynamic_cast<const ExecSubject*>(&child);
   return started != nullptr && started->takes_transfers();
+}
+
+std::span<const std::string_view> greeting_fields() {
+  return kGreeting;
+}
+
+std::span<const std::string_view> child_fields() {
+  return kOfItself;
 }
 
 }  // namespace lockstep::cache_sim

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "cache_sim/base/input.hpp"
+#include "cache_sim/trace/scheduler_verbs.hpp"
 #include "reference/base/shell_words.hpp"
 #include "reference/protocol/speculation.hpp"
 
@@ -193,13 +194,14 @@ class Reader {
 
   /// Looks through a line's fields by name; unknown ones and missing ones are errors.
   template <class Use>
-  Result<void> each_field(const Line& line, std::initializer_list<std::string_view> required,
-                          Use use) {
+  Result<void> each_field(const Line& line, Use use) {
+    const SchedulerVerb& verb = scheduler_verb(line.verb);
     for (const auto& [key, value] : line.fields) {
-      const Result<void> used = use(key, value);
+      const Result<void> used =
+          verb.has(key) ? use(key, value) : fail(fmt::format("{} has no such field", verb.name));
       if (!used) return fail(fmt::format("field {}: {}", key.substr(0, 60), used.error().text));
     }
-    for (const std::string_view name : required)
+    for (const std::string_view name : verb.required)
       if (!line.find(name)) return fail(fmt::format("{} needs the field {}", line.verb, name));
     return {};
   }
@@ -256,9 +258,8 @@ class Reader {
     RequestSpec spec;
     std::string_view output;
     std::optional<Speculation> speculation;
-    const Result<void> read = each_field(
-        line, {"id", "tokens", "output"},
-        [&](std::string_view key, std::string_view value) -> Result<void> {
+    const Result<void> read =
+        each_field(line, [&](std::string_view key, std::string_view value) -> Result<void> {
           if (key == "id") {
             if (!ids_.emplace(value).second)
               return fail(
@@ -330,7 +331,7 @@ class Reader {
     Intervention stop;
     stop.retract = line.verb == "retract";
     const Result<void> read =
-        each_field(line, {"id"}, [&](std::string_view key, std::string_view value) -> Result<void> {
+        each_field(line, [&](std::string_view key, std::string_view value) -> Result<void> {
           if (key == "id") return read_known_id(value, stop.id);
           if (key == "at") return read_time(value, latest_at_, stop.at);
           if (key == "during" && !stop.retract)
@@ -345,8 +346,8 @@ class Reader {
   Result<decltype(Statement::what)> read_close(const Line& line) {
     if (!trace_.scheduler_level) return fail("close is for files with request lines");
     CloseSession close;
-    const Result<void> read = each_field(
-        line, {"session"}, [&](std::string_view key, std::string_view value) -> Result<void> {
+    const Result<void> read =
+        each_field(line, [&](std::string_view key, std::string_view value) -> Result<void> {
           if (key == "session") return read_name(value, close.session);
           return fail("close has no such field");
         });
@@ -358,7 +359,7 @@ class Reader {
     if (!trace_.scheduler_level) return fail("run is for files with request lines");
     RunStatement run;
     const Result<void> read =
-        each_field(line, {}, [&](std::string_view key, std::string_view value) -> Result<void> {
+        each_field(line, [&](std::string_view key, std::string_view value) -> Result<void> {
           if (key == "until")
             return read_time(value, latest_until_, run.until).map([&] {
               latest_at_ = std::max(latest_at_, run.until);  // nothing arrives before the clock
@@ -374,7 +375,7 @@ class Reader {
   Result<decltype(Statement::what)> read_expect(const Line& line) {
     Expect expect;
     const Result<void> read =
-        each_field(line, {"id"}, [&](std::string_view key, std::string_view value) -> Result<void> {
+        each_field(line, [&](std::string_view key, std::string_view value) -> Result<void> {
           if (key == "id") return read_known_id(value, expect.id);
           return fail("expect has no such field");
         });

@@ -13,6 +13,7 @@
 #include "reference/base/overloaded.hpp"
 #include "reference/base/require.hpp"
 #include "reference/protocol/config.hpp"
+#include "reference/protocol/vocabulary.hpp"
 
 namespace lockstep {
 namespace {
@@ -308,6 +309,21 @@ std::string operation_form(const Operation& operation) {
     if (!field.required && !field_text(operation, field, kShown).empty())
       form.append(" ").append(field.name);
   return form;
+}
+
+std::vector<FieldName> fields_of(Verb verb) {
+  std::vector<FieldName> fields;
+  for (const FieldRow& field : kVerbs[static_cast<std::size_t>(verb)].fields)
+    fields.push_back({field.name, field.required});
+  return fields;
+}
+
+std::vector<FieldName> answer_fields_of(Verb verb) {
+  const VerbRow& row = kVerbs[static_cast<std::size_t>(verb)];
+  std::vector<FieldName> fields;
+  for (const ReplyField field : row.reply)
+    fields.push_back({to_string(field), fields.size() < row.must});
+  return fields;
 }
 
 bool may_answer(Verb verb, ReplyField field) {
