@@ -110,7 +110,7 @@ TEST(RunLines, startProgramsOnlyWhereThatIsAllowed) {
   EXPECT_TRUE(std::filesystem::exists(touched));
 }
 
-// Without --subject a file is played as the contract says; that it asks for something else is said.
+// Without --subject a file is played as commands.md says; that it asks for something else is said.
 TEST(RunLines, areMentionedWhereOthersWerePlayed) {
   const ScratchFolder folder;
   const std::string file = folder.write("bug.trace",

@@ -420,7 +420,7 @@ TEST(Program, comparesTheSubjectsThatWereNamed) {
   EXPECT_NE(same.out.find("digest="), std::string::npos);
 }
 
-// Names and kinds of the contract's JSON, which other programs read.
+// Names and kinds of the JSON (cache_sim/replay/json.md), which other programs read.
 TEST(Program, jsonHasTheContractsFieldsAndIsTheSameBytesEachTime) {
   const ScratchFolder folder;
   std::vector<std::string> texts;

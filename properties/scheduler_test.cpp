@@ -1,6 +1,6 @@
-// The scheduler alone, its subject's answers made by hand: first each rule of the contract's "The
-// scheduler", then any requests against a subject that refuses as it likes. All of it is held to
-// the scheduler's oracle, reference/caches/scheduler_oracle.hpp.
+// The scheduler alone, its subject's answers made by hand: first each rule of the page
+// schedulers.md, "The scheduler", then any requests against a subject that refuses as it likes. All
+// of it is held to the scheduler's oracle, reference/caches/scheduler_oracle.hpp.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

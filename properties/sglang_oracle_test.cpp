@@ -1,5 +1,5 @@
 // The oracle of SGLang's radix caches against what was recorded of SGLang itself, and each of its
-// rules alone. Section numbers are those at the head of reference/caches/sglang_oracle.hpp.
+// rules alone. Section numbers are those of reference/caches/sglang.md.
 #include "reference/caches/sglang_oracle.hpp"
 
 #include <fmt/format.h>

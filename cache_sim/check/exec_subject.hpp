@@ -1,6 +1,6 @@
 // The subject `exec:COMMAND`: a child process, so that a real server (SGLang, vLLM, yours) answers
 // the operations that an oracle and a policy answer. The protocol is a line out and a line back
-// (reference/contract.md, "Subject protocol"):
+// (cache_sim/check/protocol.md):
 //
 //   hello protocol=1 block=256 … track_interval=256    levels=request again=1
 //   admit id=r1 tokens=a1000                           cached=0
@@ -13,7 +13,9 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "cache_sim/check/children.hpp"
 #include "reference/base/result.hpp"
@@ -46,6 +48,11 @@ Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options);
 /// The config fields that a child, started as above, says it obeys (`honours=` of its answer to
 /// hello); nothing where it does not say, and of any other subject.
 std::optional<ConfigFields> honoured_by(const Subject& child);
+
+/// The fields of an answer to hello, and (with their `=`) those that any other answer can have
+/// beside the reply's own.
+std::span<const std::string_view> greeting_fields();
+std::span<const std::string_view> child_fields();
 
 /// Whether a child says that it knows `admit external=` (`takes=external`).
 bool takes_transfers(const Subject& child);

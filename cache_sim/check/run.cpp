@@ -302,7 +302,7 @@ void ReplaySession::audit(SubjectSeat& seat, const Operation* operation, const R
        "a sound structure", thrown.what()});
 }
 
-/// What can be said of a reply by its numbers alone (I11).
+/// What can be said of a reply by its numbers alone (reference/caches/sglang.md, 1.9, I11).
 void ReplaySession::check_cached(const Operation& operation, const Reply& reply,
                                  Findings& findings) {
   if (operation.verb != Verb::admit || reply.refused != Refusal::none) return;

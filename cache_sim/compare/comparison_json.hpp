@@ -1,4 +1,4 @@
-// A comparison as the contract's JSON (reference/contract.md, "The JSON of a run").
+// A comparison as JSON (cache_sim/replay/json.md, "A comparison").
 #pragma once
 
 #include "cache_sim/compare/compare.hpp"

@@ -27,7 +27,7 @@ struct LoggedRequest {
   bool greedy = false;  ///< its output is a function of its prompt alone
 };
 
-/// A format of logs, told by its first line. Names stand in reference/contract.md.
+/// A format of logs, told by its first line. Names stand in server_logs.md.
 struct LogFormat {
   std::string_view name;
   bool (*recognises)(const nlohmann::json& first);

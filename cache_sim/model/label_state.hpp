@@ -1,6 +1,6 @@
 // LayerState at label fidelity: a slot holds no numbers but what they would stand for. Copy copies,
 // advance extends, free poisons, and allocation without zeroing keeps the old label
-// (reference/contract.md, Labels).
+// (cache_sim/check/findings.md, "Labels").
 #pragma once
 
 #include <array>

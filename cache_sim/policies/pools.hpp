@@ -72,7 +72,7 @@ class KvPool {
 };
 
 /// State slots 1 … slots in a FIFO list: allocation takes from the front, a freed slot goes to the
-/// end (section 0 of the SGLang notes: MambaSlotAllocator). Slot 0 is the padding target.
+/// end (reference/caches/sglang.md, 1.1, 3). Slot 0 is the padding target.
 class StatePool {
  public:
   StatePool(std::int64_t slots, LayerState& layers);

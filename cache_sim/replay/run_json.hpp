@@ -1,4 +1,4 @@
-// The JSON of a run (reference/contract.md, "The JSON of a run"). Everything
+// The JSON of a run (json.md). Everything
 // outside `timing` is the same bytes for the same seed and commit.
 #pragma once
 
@@ -12,11 +12,11 @@ namespace lockstep::cache_sim {
 
 using Json = nlohmann::ordered_json;
 
-/// One run as an object of the contract; several subjects stand under `subjects`, each with its own
+/// One run as a JSON object; several subjects stand under `subjects`, each with its own
 /// findings and totals.
 Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome);
 
-/// A ratio as the contract prints it: six digits, computed once from integers.
+/// A ratio as every JSON prints it: six digits, computed once from integers.
 double rounded_ratio(std::int64_t part, std::int64_t whole);
 
 /// The command that replays a finding, for a shell.

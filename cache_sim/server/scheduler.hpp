@@ -1,6 +1,6 @@
 // The scheduler whose steps either prefill or decode, as SGLang's do.
 //
-// One step, at one moment of virtual time (reference/contract.md, "The scheduler"):
+// One step, at one moment of virtual time (schedulers.md, "The scheduler"):
 //   prefill  while chunked_prefill tokens are left: requests that run and still have prompt to
 //            compute, in order, then new ones from the front of the queue up to max_running; each
 //            gets one extend, cut where a page ends unless it is the prompt's last

@@ -1,5 +1,5 @@
 // Trace files: what a cache or a server was told, and what it should have answered
-// (reference/contract.md, grammar).
+// (grammar.md).
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The rows of a prefill, on the device: packed sequences, a padded batch with lengths, or all
 // tokens as one row, and where each finds and leaves its state. Rules: reference/tensors/slots.hpp
-// and the page reference/contract.md. What is an error there is left out here: a kernel cannot ask.
+// and kernels/torch/operators.md. What is an error there is left out here: a kernel cannot ask.
 #pragma once
 
 #include "kernels/base/device.cuh"

@@ -1,4 +1,4 @@
-// torch.ops.lockstep.mla_decode, mla_prefill and merge_attention: schemas in reference/contract.md.
+// torch.ops.lockstep.mla_decode, mla_prefill and merge_attention: schemas in operators.md.
 #include "kernels/torch/operator.hpp"
 #include "reference/attention/mla_attention.hpp"
 

@@ -1,4 +1,4 @@
-// torch.ops.lockstep.causal_conv1d_update and conv_state_shift: schemas in reference/contract.md.
+// torch.ops.lockstep.causal_conv1d_update and conv_state_shift: schemas in operators.md.
 #include "reference/recurrent/causal_conv1d.hpp"
 #include "kernels/torch/operator.hpp"
 #include "reference/recurrent/speculative_commit.hpp"

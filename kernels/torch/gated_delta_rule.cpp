@@ -1,5 +1,5 @@
 // torch.ops.lockstep.gated_delta_rule_update, gated_delta_rule_replay and gated_delta_rule_prefill:
-// schemas in reference/contract.md.
+// schemas in kernels/torch/operators.md.
 #include "reference/recurrent/gated_delta_rule.hpp"
 #include "kernels/torch/operator.hpp"
 

@@ -1,5 +1,5 @@
 // torch.ops.lockstep.selective_state_update and selective_state_replay: schemas in
-// reference/contract.md.
+// kernels/torch/operators.md.
 #include "reference/recurrent/mamba2.hpp"
 #include "kernels/torch/operator.hpp"
 #include "reference/recurrent/scaled_state.hpp"

@@ -1,4 +1,4 @@
-// torch.ops.lockstep.causal_conv1d and ssd_prefill: schemas in reference/contract.md.
+// torch.ops.lockstep.causal_conv1d and ssd_prefill: schemas in operators.md.
 #include "kernels/torch/operator.hpp"
 #include "reference/recurrent/causal_conv1d.hpp"
 #include "reference/recurrent/mamba2.hpp"

@@ -1,5 +1,5 @@
 // torch.ops.lockstep.state_copy, state_zero and state_scatter_accepted: schemas in
-// reference/contract.md.
+// kernels/torch/operators.md.
 #include <set>
 
 #include "kernels/torch/operator.hpp"

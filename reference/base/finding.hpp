@@ -1,5 +1,5 @@
 // What a run can find, and the exit status that each kind of finding decides
-// (reference/contract.md).
+// (cache_sim/check/findings.md).
 #pragma once
 
 #include <cstdint>

@@ -1,27 +1,5 @@
-// TensorRT-Edge-LLM's slot caches: the rules, and the subject that follows them literally. A batch
-// of rows instead of a tree; written from a description of its HybridCacheManager, KV manager and
-// MambaCacheManager.
-//
-// 1 Memory. request_rows rows of kv_tokens / request_rows tokens each, a recurrent and a conv state
-//   per row and recurrent layer, and state_slots places for captured prefixes. Nothing is evicted
-//   and nothing is found by itself.
-//
-// 2 Rows. admit takes the first row without a request, or a new one behind the last, and clears its
-//   states: cached = 0. Who ends leaves a hole. compact gives each row its new number, -1 for a
-//   hole; the others become 0 … k - 1 in any order. No verification may be under way.
-//
-// 3 Captured prefixes (a system prompt). capture copies what a request has computed under a name,
-//   in place of what had that name; refused no_state_slot where all places are taken. restore gives
-//   it to a request that has computed nothing and whose tokens begin with it and go on.
-//
-// 4 Forwards. A chunk or a decode computes n more tokens. A verification of at most 16 tokens
-//   (refused too_long) leaves the states as they are and keeps what they would be behind each of
-//   its tokens; accept makes one of these the row's. no_kv: the row is full.
-//
-// edge-llm      rows have state indices: compact moves numbers; accept replays the recurrent state
-//               from the committed one and scatters the window of the convolution
-// edge-llm-v0   version 0.5: compact moves KV and states from row to row; accept scatters both
-// The answers are the same.
+// TensorRT-Edge-LLM's slot caches: the subject that follows their rules (edge_llm.md) literally. A
+// batch of rows instead of a tree. The answers of edge-llm and edge-llm-v0 are the same.
 #include <fmt/format.h>
 
 #include <algorithm>

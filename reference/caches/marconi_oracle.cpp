@@ -1,51 +1,5 @@
-// Marconi, the rules, and the subject that follows them literally. Pan, Wang, Jia, Karbasi,
-// Vijaykumar, Lakshminarayanan, Krishnamurthy, Chen, Netravali 2025, "Marconi: Prefix Caching for
-// the Era of Hybrid LLMs", MLSys (admission: section 4.1, eviction: 4.2). Written from the paper's
-// description; where it leaves something open, the rule below says what holds here.
-//
-// 1 Memory. One pool of `pool_bytes` (0: kv_tokens and state_slots, in bytes). A token's KV takes
-//   token_bytes, a state state_bytes (0: those of the paper's model). Running requests and the
-//   cache share it.
-//
-// 2 Nodes. A stored prefix is a node; its edge is what it has beyond its parent, the longest stored
-//   prefix of it. Where two stored prefixes part there is a node too. A node has a state or not;
-//   one without a state and without children disappears with its edge, one without a state and with
-//   one child is no node any more (the child has its edge).
-//
-// 3 Time. T counts matches and inserts. A match gives t = T to the one node it used: its parents
-//   stay old. An insert gives t = T to the node at its end. A node that a parting makes takes the
-//   t of the longer half.
-//
-// 4 match(tokens). full = tokens that are stored. prefix = the longest stored prefix with a state.
-//
-// 5 Admission of states. At most two per request:
-//     branch   if full > prefix, a state is stored there when the prefill passes it, with the KV up
-//              to it; if there is no room for it, it is left out
-//     end      what is computed at the finish, with the request's own state
-//   So a prefix that is only shared can be used from its third occurrence on.
-//
-// 6 evict. Candidates are nodes with a state, with at most one child, and not part of what a
-//   running request uses. The one with the least score goes, among equals the oldest, then the
-//   shortest:
-//     score = norm(1 / (T + 1 - t)) + alpha norm((F(size) - F(parent's size)) / bytes)
-//     norm(x) = (x - min) / (max - min) over the candidates, 0 where max = min
-//     F(L) = L (a + b L), bytes = edge tokens * token_bytes + state_bytes
-//   A leaf goes with its edge; of a node with one child the state goes. In doubles, as written.
-//
-// 7 alpha. A number per mille, or `tuned`: 0 until something has been evicted and then for a window
-//   of bootstrap times as many finishes as came before that. Then the window's requests are
-//   replayed, one after the other, on the cache as it was before the first eviction, with alpha =
-//   0, 0.1, …, 2; the least alpha with the most FLOPs saved stays for good.
-//
-// marconi-artifact: the published simulator's accounting. The F of the parent takes the MLP layers
-//   for attention layers; bytes counts the KV of the whole prefix; an insert also refreshes the
-//   node that a match of its key would use. (Two other slips of it are planted defects: it goes on
-//   below an edge that a match left in the middle, and it frees the bytes of another node.)
-//
-// Requests. admit: match tokens[:-1]; refused no_state_slot or no_kv where a state, or the rest of
-//   the prompt with it, would not fit even if all that nobody uses were evicted; then room for the
-//   request's own state is made. extend: room for its tokens, and the branch (5). checkpoint stores
-//   nothing. abort, preempt: what the request has beyond its used prefix is freed.
+// Marconi (Pan et al. 2025, MLSys): the subject that follows its rules (marconi.md) literally.
+// Numbers in brackets are rules of that page.
 #include <fmt/format.h>
 
 #include <algorithm>

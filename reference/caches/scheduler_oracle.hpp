@@ -1,4 +1,4 @@
-// The oracle of the scheduler: its rules (reference/contract.md, "The scheduler") written a second
+// The oracle of the scheduler: its rules (cache_sim/server/schedulers.md) written a second
 // time (schedule_listener.hpp).
 #pragma once
 

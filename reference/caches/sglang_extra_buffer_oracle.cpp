@@ -1,41 +1,10 @@
-// SGLang's extra_buffer, 0.5.23: the rules, and the subject that follows them literally. The rest
-// of the rules, and the words, are at the head of reference/caches/sglang_oracle.hpp. This oracle
-// gives the decision digest of SGLang's Rust and Python tree cores on `sglang-w1`.
+// SGLang's extra_buffer, 0.5.23: the subject that follows its rules (sglang.md, 1.8) literally.
+// This oracle gives the decision digest of SGLang's Rust and Python tree cores on `sglang-w1`.
 //
 //   here                 SGLang
 //   tracking slots       mamba_ping_pong_track_buffer
 //   latest, earlier      mamba_last_track_seqlen and the one before, each with its buffer index
 //   write                mamba_next_track_idx
-//
-// 1.8 extra_buffer. grid = lcm(max(model chunk, page), page); decode grid = lcm(grid, interval).
-//   admit: beside the live slot, two tracking slots (lazy: one). What is not free is evicted at
-//      once, after the match's copy took its slot.
-//   A forward over [from, to) of tokens that were known at the admission is a chunk. If it is at
-//      least a grid long, it leaves the state of one position behind: the last multiple of the grid
-//      counted from `from`; or, instead, the match's branch position if that lies strictly between
-//      the two and a multiple of the model chunk from `from`. (A prefill kernel has the states
-//      between its own chunks, counted from where it began, and no others. A position inside a page
-//      would fit no key, so it is left out; SGLang's chunks are whole pages.)
-//   Any other forward is decoding, one token a step: each step that makes the number of computed
-//      tokens a multiple of the decode grid leaves that state behind, and the one before is the
-//      earlier one. A verification counts as one step: the last multiple that it passed.
-//   The two slots are written in turn. Lazy: chunks write over the one slot. A decode step takes a
-//      second one for its state if one is free (nothing is evicted for it), and once its result is
-//      there that slot is the one and the other is freed; without a second one the step writes over
-//      the kept state, which is forgotten at the launch. A verification of n tokens takes the
-//      second slot before it runs, if a multiple of the decode grid lies within 2 n tokens; it
-//      keeps it for the next one where it passes none. So a lazy request has no earlier state.
-//   checkpoint: the latest state if it stands for no more than up_to, else the earlier one if that
-//      does; nothing without either, nor what is protected already. A fresh slot takes the place of
-//      the state's own, which goes with known[:length] and prev = protected; lock and protected
-//      follow, and the two states are forgotten, but not one of a later step. Lazy: where no slot
-//      is free, the request first gives up the lock on the state it started from.
-//   finish: the same, for as many tokens as are kept: those whose results are there, or the prompt
-//      (strip_thinking). KV beyond the stored length goes back, and live and tracking slots do.
-//      (0.5.23 gives back KV from the kept tokens' end on, even where more than that is protected.)
-//   Overlap: an extend with async=1 happens at once, in the order of the forwards; its result
-//      counts when it completes. So the latest state may be that of a step which the finish knows
-//      nothing of: hence the two slots, and the earlier state.
 #include <deque>
 #include <memory>
 #include <numeric>

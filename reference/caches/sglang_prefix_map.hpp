@@ -1,6 +1,6 @@
 // What SGLang's radix tree remembers, without the tree: a sorted map from the prefix at which a
-// node ends to the node's record. The rules are at the head of reference/caches/sglang_oracle.hpp;
-// numbers in brackets are its sections.
+// node ends to the node's record. Numbers in brackets are rules of
+// reference/caches/sglang.md.
 //
 //   here                                          in the tree
 //   a stored prefix                               a node, named by its end

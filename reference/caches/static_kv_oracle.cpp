@@ -1,20 +1,6 @@
-// The cache of a model exported with fixed shapes: the rules, and the subject that follows them
-// literally. Where keys and values lie, and by which calls they come there, changes no answer.
-//
-// 1 Memory. request_rows rows of kv_tokens / request_rows positions each, and state_slots places
-//   for captured prefixes. Nothing is evicted and nothing is found by itself.
-//
-// 2 Rows. admit takes the first row without a request, or a new one behind the last: cached = 0.
-//   too_long: the tokens known at admission have no place in a row. Who ends leaves a hole. compact
-//   gives each row its new number, -1 for a hole; the others become 0 … k - 1 in any order, as a
-//   beam search reorders them. No verification may be under way.
-//
-// 3 Forwards. n more tokens; no_kv: the row is full. Drafts are verified in one forward, which
-//   needs room for all of them; accept keeps the first of them and one token more.
-//
-// 4 Captured prefixes (a system prompt). capture keeps what a request has computed under a name, in
-//   place of what had that name; no_state_slot where all places are taken. restore gives it to a
-//   request that has computed nothing and whose tokens begin with it and go on.
+// The cache of a model exported with fixed shapes: the subject that follows its rules
+// (static_kv.md) literally. Where keys and values lie, and by which calls they come there, changes
+// no answer.
 #include <algorithm>
 #include <map>
 #include <memory>

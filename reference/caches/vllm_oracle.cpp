@@ -1011,7 +1011,7 @@ Reply VllmOracle::flush() {
   return Reply().set(ReplyField::kv, keyed).set(ReplyField::state, 0);
 }
 
-/// contents=: the digest that the contract's paragraph on vllm-align names.
+/// contents=: the digest of vllm.md, 26.
 Reply VllmOracle::check() const {
   std::vector<Count> numbers(queue_.begin(), queue_.end());
   numbers.push_back(0);

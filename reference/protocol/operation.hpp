@@ -1,5 +1,5 @@
 // Operations and replies: the one vocabulary in which schedulers, traces, policies, oracles and
-// child processes speak (reference/contract.md, "The trace grammar"). An operation is a line `verb
+// child processes speak (cache_sim/trace/grammar.md). An operation is a line `verb
 // key=value …`; a reply is a line `key=value …`.
 #pragma once
 

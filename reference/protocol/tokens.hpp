@@ -130,8 +130,8 @@ class Tokens {
   std::uint32_t end_ = 0;
 };
 
-/// Parses the grammar's terms (reference/contract.md, Tokens). Errors name the term, not file and
-/// line: the caller adds those.
+/// Parses the grammar's terms (cache_sim/trace/grammar.md, "Tokens"). Errors name the term, not
+/// file and line: the caller adds those.
 Result<Tokens> parse_tokens(std::string_view text);
 
 /// What it means for a label to be extended: the digest of xy from that of x, where y =

@@ -1,6 +1,6 @@
 // Which rows a packed batch has, and in which slot of a state pool a row finds and leaves its
-// state. The one implementation of the contract's rules on slots (reference/contract.md), shared by
-// the convolution and the recurrences.
+// state. The one implementation of the rules on slots (kernels/torch/operators.md, 1 to 12), shared
+// by the convolution and the recurrences.
 //
 //   here          vLLM                                  shape
 //   starts        query_start_loc, cu_seqlens           [N + 1]; absent: every token is a row

@@ -1,6 +1,6 @@
 // Slot caches in the manner of TensorRT-Edge-LLM: policies `edge-llm` and `edge-llm-v0`. A batch of
 // rows, each with static room for KV and a state per recurrent layer, which requests are given and
-// nobody shares. Rules at the head of reference/caches/edge_llm_oracle.cpp.
+// nobody shares. Rules: reference/caches/edge_llm.md.
 //
 // State slots, of each recurrent layer in turn: one per resident slot, one to move rows through, 16
 // snapshots per row, and one per captured prefix. KV slots, of each attention layer in turn: rows,

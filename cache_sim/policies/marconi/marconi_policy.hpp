@@ -1,5 +1,5 @@
-// Marconi in front of requests: policies `marconi` and `marconi-artifact`. Rules at the head of
-// reference/caches/marconi_oracle.cpp.
+// Marconi in front of requests: policies `marconi` and `marconi-artifact`. Rules:
+// reference/caches/marconi.md.
 #pragma once
 
 #include <map>

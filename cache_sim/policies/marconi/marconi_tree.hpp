@@ -1,5 +1,5 @@
 // Marconi's radix tree: every node is an edge of KV and, mostly, one state at its end. Rules 2 to 4
-// and 6 at the head of reference/caches/marconi_oracle.cpp.
+// and 6 of reference/caches/marconi.md.
 //
 // The tree owns KV slots and state slots and gives them back through a Memory. Without one it
 // counts bytes alone: so alpha is tuned, on a copy. A node keeps its index for as long as it

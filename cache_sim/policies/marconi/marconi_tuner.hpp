@@ -1,4 +1,4 @@
-// Chooses Marconi's alpha: rule 7 at the head of reference/caches/marconi_oracle.cpp. It keeps the
+// Chooses Marconi's alpha: reference/caches/marconi.md, 7. It keeps the
 // cache as it was before the first eviction and the requests of a window, and replays these with
 // each alpha on a copy that counts bytes.
 #pragma once

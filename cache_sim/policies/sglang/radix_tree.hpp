@@ -1,5 +1,5 @@
 // SGLang's tree of cached prefixes, 0.5.23 (TreeCore with its FULL and MAMBA components),
-// sections 1.1 - 1.6 of the rules at the head of reference/caches/sglang_oracle.hpp. One tree
+// reference/caches/sglang.md, 1.1 to 1.6. One tree
 // serves `radix` (no states: every node is a valid end of a match) and the hybrid policies (a match
 // ends at a node that has a state).
 //
@@ -75,7 +75,8 @@ class RadixTree {
     std::uint32_t prefix = 0;  ///< its depth
     std::uint32_t full = 0;    ///< tokens whose KV is there
     NodeIndex reached;         ///< the node that ends there; the root where there is none
-    std::uint32_t branch = 0;  ///< where a state would have served this key, 0 for none (1.2, 4)
+    std::uint32_t branch =
+        0;  ///< where a state would have served this key, 0 for none (sglang.md, 1.2, 4)
   };
   struct Inserted {
     bool exist = true;  ///< the end was there, with a state where the policy has them

@@ -1,5 +1,5 @@
-// Which states an operation has used, by the rules: what the order of the list of states is
-// compared with.
+// Which states an operation has used (reference/caches/sglang.md, 1.2 and 1.4): what the order of
+// the list of states is compared with.
 #include <algorithm>
 
 #include "cache_sim/policies/sglang/radix_auditor.hpp"

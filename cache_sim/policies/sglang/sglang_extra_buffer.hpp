@@ -1,6 +1,7 @@
 // SGLang 0.5.23's extra_buffer: beside its running state, a request has tracking slots, into which
-// the forward leaves the states of positions that others can use. Section 1.8 of the rules; the
-// tree, the pools and everything else about a request are those of sglang-no-buffer.
+// the forward leaves the states of positions that others can use. Rules:
+// reference/caches/sglang.md, 1.8; the tree, the pools and everything else about a request are
+// those of sglang-no-buffer.
 #pragma once
 
 #include "cache_sim/policies/sglang/sglang_policy.hpp"

@@ -1,12 +1,13 @@
 // Older versions of SGLang's hybrid cache. They share everything with sglang-no-buffer that
 // SglangVariant does not name.
 //
-// sglang-legacy is MambaRadixCache as of 0.5.9 (section 1.10 of the rules). A match and an insert
-// make every state on their path new, so that a conversation's old turns outlive other
+// sglang-legacy is MambaRadixCache as of 0.5.9 (reference/caches/sglang.md, 1.10). A match and an
+// insert make every state on their path new, so that a conversation's old turns outlive other
 // conversations; a leaf takes bare parents with it, so that no KV lies where nothing can use it.
 //
-// sglang-v0 is the first version (#11214) as its own document states it (1.11): a finished request
-// leaves a copy, a match uses one state, and an insert that finds its key renews the KV alone.
+// sglang-v0 is the first version (#11214) as its own document states it (sglang.md, 1.11): a
+// finished request leaves a copy, a match uses one state, and an insert that finds its key renews
+// the KV alone.
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
 
 namespace lockstep::cache_sim {

@@ -134,7 +134,7 @@ StateSlot SglangPolicy::slot_of(const RadixRequest& request) const {
   return planted(kStateByRow) ? StateSlot{request.row.value} : request.live;
 }
 
-/// Section 1.2, 5: the request's own slot, filled from the matched node, which must survive the
+/// sglang.md, 1.2, 5: the request's own slot, filled from the matched node, which must survive the
 /// eviction that makes room.
 bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& match) {
   if (states_.free_count() == 0) {
@@ -387,7 +387,7 @@ Result<Reply> SglangPolicy::complete(const Operation& operation) {
 
 /// Inserts the request's first `size` tokens with `state`, moves the lock there, and lets the row
 /// point at the tree's KV. The insert comes before the unlock, so that nothing on the path can be
-/// evicted between them (section 1.7).
+/// evicted between them (sglang.md, 1.7, 3).
 RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t size,
                                         StateSlot state) {
   NodeIndex from = RadixTree::kRoot;

@@ -1,7 +1,8 @@
 // The request side of SGLang's radix caches, 0.5.23: policies `radix` (attention alone) and
 // `sglang-no-buffer` (one state slot a request, copied into the tree at chunk ends and donated at
-// the finish). Sections 1.2 and 1.7 of the rules. SglangVariant says what older versions do
-// otherwise (sglang_legacy.cpp); sglang_extra_buffer.hpp has requests with tracking slots.
+// the finish). Rules: reference/caches/sglang.md, 1.2 and 1.7. SglangVariant says what older
+// versions do otherwise (sglang_legacy.cpp); sglang_extra_buffer.hpp has requests with tracking
+// slots.
 #pragma once
 
 #include <array>

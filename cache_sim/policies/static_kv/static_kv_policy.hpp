@@ -1,6 +1,6 @@
 // The cache of a model exported with fixed shapes: policy `static-kv`. Rows of M positions, which
-// requests are given and nobody shares; attention alone. Rules at the head of
-// reference/caches/static_kv_oracle.cpp, tensors in reference/attention/static_kv_update.hpp.
+// requests are given and nobody shares; attention alone. Rules:
+// reference/caches/static_kv.md, tensors in reference/attention/static_kv_update.hpp.
 //
 // A forward is cut into calls of a bucket each, powers of four. A call writes twice: into a copy of
 // what the row has cached, which its queries attend to, and into a sidecar, of which the real

@@ -12,7 +12,7 @@
 
 `python -m lockstep.serve FILE.py:MyCache` is the same class as a child process for `--subject 'exec:…'` of the
 program `lockstep`; `lockstep nightly SETTINGS` searches every night. The protocol is described in
-reference/contract.md ("Subject protocol").
+cache_sim/check/protocol.md.
 """
 from __future__ import annotations
 

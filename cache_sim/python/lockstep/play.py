@@ -41,7 +41,7 @@ class FindingError(AssertionError):
 class Finding:
     """One finding.
 
-    kind: a word of reference/contract.md, "Kinds of finding". text: one sentence. expected, actual: what should have
+    kind: a word of cache_sim/check/findings.md. text: one sentence. expected, actual: what should have
     come, and what came. trace: the file. trace_text: its lines, without comments. tests_to_detect: traces played up to
     it. lines_before: lines of the trace before it was shrunk.
     """

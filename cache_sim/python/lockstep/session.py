@@ -47,7 +47,7 @@ _SALT = _Field("salt", str, "")
 _AS = _Field("as_", str)
 _SLOT = _Field("slot", str)
 
-# reference/contract.md, "Request verbs" and "Tree verbs".
+# cache_sim/trace/grammar.md, "Request verbs" and "Tree verbs".
 VERBS: dict[str, _Verb] = {
     "admit": _Verb({"id": _ID, "tokens": _TOKENS, "prompt": _Field("prompt", int, None, True), "salt": _SALT,
                     "external": _Field("external", int, 0), "room": _Field("room", int, 0)}, "cached", True),

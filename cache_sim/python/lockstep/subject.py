@@ -177,7 +177,7 @@ def _names(reply: type) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Config:
-    """What a run is configured with (reference/contract.md, "Config fields"). Sizes are in tokens unless said."""
+    """What a run is configured with (cache_sim/trace/grammar.md, "Config fields"). Sizes are in tokens unless said."""
 
     policy: str = ""
     kv_tokens: int = 131072  # KV slots that requests can use

@@ -1,4 +1,4 @@
-"""Tokens as numbers, and as the terms of the trace grammar (reference/contract.md, "The trace grammar").
+"""Tokens as numbers, and as the terms of the trace grammar (cache_sim/trace/grammar.md).
 
 `a1000+b8:10+[7,9]` is the first 1,000 tokens of document a, tokens 8 and 9 of document b, and the ids 7 and 9. A
 token of a document is (document << 32) | index, so it is 2^32 or more and fits into 63 bits; an explicit id is below.

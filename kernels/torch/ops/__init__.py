@@ -12,7 +12,7 @@ strides allow. What no operator can do raises NotImplementedError with the argum
 shape an error that names the argument, what was expected and what came. There are no gradients:
 asking a result for one is an error.
 
-torch.ops.lockstep has the operators themselves (reference/contract.md).
+torch.ops.lockstep has the operators themselves (kernels/torch/operators.md).
 """
 
 from . import _library  # noqa: F401  before the others: it says what is missing

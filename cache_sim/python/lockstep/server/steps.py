@@ -63,7 +63,7 @@ def step_of_answer(answer: str) -> str:
 class Finding:
     """What was wrong with an answer, or with the server as a whole."""
 
-    kind: str  # reference/contract.md
+    kind: str  # a word of cache_sim/check/findings.md
     step: str  # the step's id; empty: of none
     text: str
     expected: str = ""
