@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs the commands of README.md as they stand there.
+"""Runs the commands of README.md, and of the pages that it leads to, as they stand there.
 
 readme_check.py --build DIR [--only TEXT]
 
 Each command of a fenced block runs in a folder that looks like the root of the checkout, where placeholders
 (`my.trace`, `log.jsonl`, `my_package`) are files that are there. A command must end with the exit status that stands
 behind it in EXITS, or with 0; where the block shows what the command prints, it must print that. What cannot run
-here (a GPU, a network, many minutes) is in NOT_RUN with the reason, and has to be in README.md still.
+here (a GPU, a network, many minutes) is in NOT_RUN with the reason, and has to be in one of the pages still. Links
+between the pages lead to files and headings that are there.
 """
 import argparse
 import http.server
@@ -21,28 +22,37 @@ import tempfile
 import threading
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = [
+    "README.md", "bench/README.md", "cache_sim/check/protocol.md", "cache_sim/check/findings.md",
+    "cache_sim/compare/comparing.md", "cache_sim/logs/server_logs.md", "cache_sim/policies/README.md",
+    "cache_sim/program/commands.md", "cache_sim/python/README.md", "cache_sim/replay/json.md",
+    "cache_sim/server/schedulers.md", "cache_sim/trace/grammar.md", "cache_sim/workloads/workloads.md",
+    "fixtures/subjects/README.md", "fixtures/subjects/static_kv/README.md", "kernels/judge/judge.md",
+    "kernels/torch/operators.md", "reference/README.md", "reference/contract.md", "reference/caches/edge_llm.md",
+    "reference/caches/marconi.md", "reference/caches/sglang.md", "reference/caches/static_kv.md",
+    "reference/caches/vllm.md", "reports/README.md", "reports/found/README.md", "reports/kernels/README.md",
+]
 PROGRAM = re.compile(r"^(\$ )?((\w+=\S+ )*)(\./lockstep|python3|build/|bench/|properties/|reports/|cmake |\.ci/)")
-# Part of a command, and why it is not run.
+# Pattern of a command, and why it is not run.
 NOT_RUN = {
-    "./lockstep report": "writes into the checkout; run by .ci/bare_machine",
-    "./lockstep test": "these are the tests; run by .ci/bare_machine",
+    r"^\./lockstep report$": "writes into the checkout; run by .ci/bare_machine",
+    r"\./lockstep test\b": "these are the tests; run by .ci/bare_machine",
     "build/current/lockstep_bench": "a benchmark",
     "properties/mutants/": "takes an hour",
-    "properties/cover_reference.py": "takes minutes",
-    "properties/torch_ops_check.py": "a test of its own",
-    "bench/on_gpu.sh": "needs a GPU machine, or a network",
-    "reports/evidence.py merge": "needs results of a GPU",
+    r"properties/cover_reference\.py": "takes minutes",
+    r"bench/on_gpu\.sh": "needs a GPU machine, or a network",
+    r"reports/evidence\.py merge": "needs results of a GPU",
     "--device cuda": "needs a GPU",
     "fixtures/subjects/sglang": "brings SGLang in from PyPI, or needs it",
+    "fixtures/subjects/vllm": "brings vLLM in from PyPI, or needs it",
     "fixtures/subjects/llama_cpp": "builds llama.cpp, or needs it",
+    r"--program \.lockstep/llama_cpp": "needs llama.cpp",
     "fixtures/subjects/static_kv": "needs transformers; a test of its own",
     "fixtures/subjects/transformers": "brings transformers in from PyPI",
-    ".ci/bare_machine": "makes a whole machine",
-    "fixtures/subjects/llama_cpp": "builds llama.cpp",
-    "--program .lockstep/llama_cpp": "needs llama.cpp",
     "server search openai": "needs a server of one's own",
-    "fixtures/subjects/toy_server.py --bug": "the word `server` is the script's; a test of its own",
+    r"fixtures/subjects/toy_server\.py --bug": "the word `server` is the script's; a test of its own",
     "server replay": "needs what a search has found",
+    r"\./lockstep nightly": "the word `nightly` is the script's; a test of its own",
 }
 # Pattern of a command, and its exit status.
 EXITS = {"(replay|explore|shrink) .*--defect": 10, "gdn_no_scale": 11,
@@ -55,13 +65,37 @@ def blocks(text):
 
 
 def commands(text):
-    """Of each command of README.md: the command, and the lines that it should print (none where none are shown)."""
+    """Of each command of a page: the command, and the lines that it should print (none where none are shown)."""
     for _, block in blocks(text):
         lines = block.splitlines()
         for i, line in enumerate(lines):
             if PROGRAM.match(line):
                 command = re.sub(r"\s+#.*$", "", line)
                 yield command.removeprefix("$ "), lines[i + 1:] if line.startswith("$ ") else []
+
+
+def why_not(command):
+    return next((reason for part, reason in NOT_RUN.items() if re.search(part, command)), "")
+
+
+def anchors(page):
+    """What GitHub calls the headings of a page in links."""
+    outside = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ (.*)$", outside, re.M)}
+
+
+def dead_links(page):
+    """Sentences about links of a page to files or headings that are not there."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"\w+:", target):
+            continue
+        name, _, heading = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists():
+            yield f"{page.relative_to(ROOT)}: {target} is not there"
+        elif heading and heading not in anchors(file):
+            yield f"{page.relative_to(ROOT)}: {target} has no such heading"
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -108,13 +142,13 @@ def fill(folder, build, text):
 
 
 def same(line, shown):
-    """A printed line is the one that README.md shows; `…` stands for any text, and so does a processor's name."""
+    """A printed line is the one that the page shows; `…` stands for any text, and so does a processor's name."""
     pattern = re.escape(shown).replace("…", ".*")
     return re.fullmatch(re.sub(r"Intel.*?Processor", ".*", pattern), line) is not None
 
 
 def complaint(command, shown, folder, port):
-    """Runs a command; a sentence if it does not end as README.md says."""
+    """Runs a command; a sentence if it does not end as the page says."""
     command = command.replace("http://localhost:30000", f"http://127.0.0.1:{port}")
     for long, short in SHORTER.items():
         command = command.replace(long, short)
@@ -138,33 +172,40 @@ def main():
     words.add_argument("--build", type=pathlib.Path, required=True)
     words.add_argument("--only", default="", help="commands that contain this text")
     options = words.parse_args()
-    text = (ROOT / "README.md").read_text()
+    pages = {name: (ROOT / name).read_text() for name in PAGES}
     failed = ran = 0
+    told = {command for text in pages.values() for command, _ in commands(text)}
     for part in NOT_RUN:
-        if part not in text:
-            print(f"NOT_RUN: README.md does not speak of {part}")
+        if not any(re.search(part, command) for command in told):
+            print(f"NOT_RUN: no page has a command with {part}")
+            failed += 1
+    for name in PAGES:
+        for sentence in dead_links(ROOT / name):
+            print(sentence)
             failed += 1
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        fill(folder, options.build.resolve(), text)
+        fill(folder, options.build.resolve(), pages["README.md"])
         os.environ.setdefault("LOCKSTEP_PYTHON", sys.executable)
         has_torch = subprocess.run([os.environ["LOCKSTEP_PYTHON"], "-c", "import torch"],
                                    capture_output=True).returncode == 0
-        for command, shown in commands(text):
-            why = next((reason for part, reason in NOT_RUN.items() if part in command), "")
+        done = set()
+        for name, (command, shown) in ((name, one) for name, text in pages.items() for one in commands(text)):
+            why = why_not(command)
             if not why and not has_torch and re.search(r"judge .*--candidate (?!\S*\.so:)", command):
                 why = "the Python has no PyTorch"
-            if options.only not in command:
+            if options.only not in command or (command in done and not shown):
                 continue
+            done.add(command)
             if why:
                 print(f"not run ({why}): {command}")
                 continue
             ran += 1
             said = complaint(command, shown, folder, server.server_port)
             failed += bool(said)
-            print(f"{'FAILS' if said else 'ok'}: {command}{': ' + said if said else ''}", flush=True)
+            print(f"{'FAILS' if said else 'ok'}: {name}: {command}{': ' + said if said else ''}", flush=True)
     print(f"{ran} commands ran, {failed} complaints")
     return 1 if failed or (ran == 0 and not options.only) else 0
 
