@@ -267,7 +267,10 @@ add_test(NAME setup.brings_what_is_included
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/setup_check.py $<TARGET_FILE:lockstep>)
 add_test(NAME readme.commands_run
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/readme_check.py --build ${PROJECT_BINARY_DIR})
-set_tests_properties(setup.brings_what_is_included readme.commands_run PROPERTIES LABELS quick TIMEOUT 600)
+add_test(NAME program.help_is_true
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/help_check.py $<TARGET_FILE:lockstep>)
+set_tests_properties(setup.brings_what_is_included readme.commands_run program.help_is_true
+  PROPERTIES LABELS quick TIMEOUT 600)
 
 # The benchmark beside the peers goes on when one of them takes its process down.
 add_test(NAME bench.a_peer_may_die

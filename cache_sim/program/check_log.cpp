@@ -4,6 +4,7 @@
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/logs/server_log.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "reference/base/mix.hpp"
 
@@ -109,14 +110,24 @@ void add_check_log(CLI::App& app, int& status) {
       ->required();
   command->add_option("--log", words->log_path, "write the log in Lockstep's own format");
   command->add_option("--trace", words->trace_path, "write its requests as a trace to replay");
-  command->add_option("--truth", words->truth_path,
-                      "JSON lines: prompts, and the greedy output of each behind an empty cache");
+  command->add_option(
+      "--truth", words->truth_path,
+      "JSON lines: prompts, and the greedy output of each behind an empty cache (default: "
+      "outputs are compared with each other)");
   command
-      ->add_option("--gap", words->gap_min,
-                   "a difference from the truth where its logit leads by less is no finding")
+      ->add_option(
+          "--gap", words->gap_min,
+          "a difference from the truth where its logit leads by less is no finding; in units of "
+          "the logits")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--json", words->json_path, "write the findings to this file");
+  end_help(*command,
+           {{kExitPass, "nothing found"},
+            {kExitBadInput, "bad usage or bad input; nothing is written"},
+            {kExitEnvironment, "the environment: a full disk"},
+            {kExitDiffers, "more tokens were cached than can have been, or outputs differ"}},
+           {"lockstep check-log fixtures/logs/three_turns.jsonl"});
   command->callback([words, &status] { status = run_check_log(*words); });
 }
 

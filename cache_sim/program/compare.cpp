@@ -5,6 +5,7 @@
 #include "cache_sim/compare/compare.hpp"
 #include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/report/comparison.hpp"
 #include "cache_sim/report/page.hpp"
@@ -48,16 +49,18 @@ std::string milliseconds(const std::optional<cache_sim::TimeSummary>& times) {
 
 void print_table(const CompareRequest& request, const Comparison& comparison) {
   constexpr std::string_view kRow =
-      "{:<25} {:>12} {:>9} {:>9} {:>10} {:>9} {:>9} {:>12} {:>10} {:>8} {:>9}\n";
+      "{:<25} {:>10} {:>9} {:>9} {:>7} {:>8} {:>9} {:>13} {:>13} {:>8} {:>8}\n";
   print("{}, model {}\n", request.workload, comparison.model.name);
-  print(kRow, "policy", "capacity", "hit", "requests", "saved", "states", "never hit", "evicted KV",
-        "dead KV", "preempt", "TTFT ms");
+  print(kRow, "policy", "capacity", "hit", "hit", "saved", "kept", "never hit", "evicted KV",
+        "dead KV", "preempt", "TTFT");
+  print(kRow, "", "", "of tokens", "of reqs", "PFLOP", "states", "states", "tokens", "tokens",
+        "times", "mean ms");
   for (const ComparedPolicy& row : comparison.policies) {
     const cache_sim::PolicyMeasures& m = row.measures;
     print(kRow, row.policy, cache_sim::capacity_text(row.capacity),
           fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
           fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
-          fmt::format("{:.1f} PF", m.flops_saved / 1e15), m.states, m.states_never_hit,
+          fmt::format("{:.1f}", m.flops_saved / 1e15), m.states, m.states_never_hit,
           m.evicted_tokens, m.dead_tokens, row.preemptions, milliseconds(row.ttft));
   }
   for (const std::string& sentence : cache_sim::conclusions_of(comparison))
@@ -104,21 +107,34 @@ void add_compare(CLI::App& app, int& status) {
                    "a workload's file or name (lockstep list workloads)")
       ->required();
   command
-      ->add_option("--policies", words->policies,
-                   "P,… of lockstep list policies; state-every-N with a number for N")
+      ->add_option(
+          "--policies", words->policies,
+          "P,… of lockstep list policies; state-every-N with a number of tokens for N; P@K=V with "
+          "config fields of its own")
       ->required();
   command
-      ->add_option("--capacity", words->capacities,
-                   "bytes of one pool for KV and states, as 64GiB, or inf; several times")
+      ->add_option(
+          "--capacity", words->capacities,
+          "bytes of one pool for KV and states: 64GiB, 1000000000 or inf; several times (default: "
+          "the pools of --config)")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--config", words->request.config, "config fields: key=value,…");
-  command->add_option("--model", words->request.model, "whose bytes and FLOPs count")
+  command->add_option("--config", words->request.config,
+                      "config fields: key=value,… (default: none)");
+  command
+      ->add_option("--model", words->request.model,
+                   "whose bytes and FLOPs count (lockstep list models)")
       ->capture_default_str();
-  command->add_option("--limit", words->request.limit, "the first N requests alone")
+  command->add_option("--limit", words->request.limit, "the first N requests alone (default: all)")
       ->check(CLI::PositiveNumber);
   command->add_option("--json", words->json_path, "write the comparison's data to this file");
   command->add_option("--html", words->html_path, "write a page about the comparison to this file");
+  end_help(*command,
+           {{kExitPass, "the table is complete; nothing is checked"},
+            {kExitBadInput, "bad usage or bad input; nothing is written"},
+            {kExitEnvironment, "the environment: a full disk"}},
+           {"lockstep compare sessions:requests=100 --policies kv-bound,radix,sglang-no-buffer "
+            "--capacity 8GiB --capacity 16GiB"});
   command->callback([words, &status] { status = run_compare(*words); });
 }
 

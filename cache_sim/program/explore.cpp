@@ -11,6 +11,7 @@
 #include <iostream>
 
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/program/watch.hpp"
@@ -360,28 +361,50 @@ void add_explore(CLI::App& app, int& status) {
   CLI::App* const command = app.add_subcommand(
       "explore", "play random traces; a finding is shrunk and written as a trace file");
   const auto words = std::make_shared<ExploreWords>();
-  command->add_option("--subject", words->request.subjects, "as in replay")
+  command
+      ->add_option(
+          "--subject", words->request.subjects,
+          "a policy, oracle:POLICY, oracle, or exec:COMMAND; several are compared reply by "
+          "reply (default: each trace draws a policy, beside its oracle)")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--defect", words->request.defect, "plant a defect (lockstep list defects)");
-  command->add_option("--config", words->request.config,
-                      "fields that are not drawn, and not changed by shrinking: key=value,…");
-  command->add_option("--seed", words->seed, "decides every trace")->capture_default_str();
+  command->add_option("--defect", words->request.defect,
+                      "plant a defect (lockstep list defects; default: none)");
+  command->add_option(
+      "--config", words->request.config,
+      "fields that are not drawn, and not changed by shrinking: key=value,… (default: none)");
+  command->add_option("--seed", words->seed, "the number that decides every trace")
+      ->capture_default_str();
   CLI::Option* const traces =
-      command->add_option("--traces", words->traces, "how many at most")->capture_default_str();
-  command->add_option("--time", words->time, "how long at most: 30s")->excludes(traces);
-  command->add_option("--findings", words->findings, "stop behind that many")
+      command->add_option("--traces", words->traces, "how many traces at most")
+          ->capture_default_str();
+  command
+      ->add_option(
+          "--time", words->time,
+          "how long at most: a number with ns, us, ms or s (default: no limit but --traces)")
+      ->excludes(traces);
+  command->add_option("--findings", words->findings, "stop after this many findings")
       ->capture_default_str();
   command
-      ->add_option("--timeout", words->timeout,
-                   "how long a trace may compute, and a child take for one answer")
+      ->add_option(
+          "--timeout", words->timeout,
+          "how long a trace may compute, and a child take for one answer: a number with ns, us, "
+          "ms or s")
       ->capture_default_str();
   add_check(*command, words->check);
   add_allow_exec(*command, words->allow_exec);
   command->add_flag("--no-shrink", words->raw, "write traces as they were found");
-  command->add_option("--out", words->out, "folder for findings")->capture_default_str();
+  command
+      ->add_option("--out", words->out,
+                   "the folder for findings; traces that lie there are played first")
+      ->capture_default_str();
   command->add_option("--json", words->json_path, "write the search's data to this file");
   command->add_option("--html", words->html_path, "write a page about the findings to this file");
+  std::vector<StatusHelp> statuses = statuses_of_runs();
+  statuses[3].meaning += ", or a finding of the folder --out is still there";
+  statuses.push_back({kExitInterrupted, "interrupted, and nothing was found"});
+  end_help(*command, statuses,
+           {"lockstep explore --subject sglang-no-buffer --subject oracle --traces 200 --seed 7"});
   command->callback([words, &status] { status = run_explore(*words); });
 }
 
@@ -391,13 +414,23 @@ void add_shrink(CLI::App& app, int& status) {
   const auto request = std::make_shared<ReplayRequest>();
   const auto out = std::make_shared<std::string>();
   command->add_option("FILE", request->file, "a trace with a finding")->required();
-  command->add_option("--subject", request->subjects, "as in replay")
+  command
+      ->add_option("--subject", request->subjects,
+                   "a policy, oracle:POLICY, oracle, or exec:COMMAND (default: as replay chooses)")
       ->take_all()
       ->allow_extra_args(false);
-  command->add_option("--defect", request->defect, "plant a defect (lockstep list defects)");
+  command->add_option("--defect", request->defect,
+                      "plant a defect (lockstep list defects; default: none)");
   command->add_option("--config", request->config,
-                      "config fields over the file's own: key=value,…");
+                      "config fields over the file's own: key=value,… (default: none)");
   command->add_option("-o,--out", *out, "the file to write")->required();
+  std::vector<StatusHelp> statuses = statuses_of_runs();
+  statuses.erase(statuses.begin());
+  statuses.front().meaning = "bad usage or bad input, as a trace without a finding";
+  end_help(*command, statuses,
+           {"lockstep shrink fixtures/traces/finish_keeps_its_state.trace --defect "
+            "sglang-no-buffer:frees-donated-slot -o small.trace",
+            kExitInvariant});
   command->callback([request, out, &status] { status = run_shrink(*request, *out); });
 }
 

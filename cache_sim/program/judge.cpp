@@ -3,6 +3,7 @@
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "reference/base/judged.hpp"
 
@@ -56,29 +57,37 @@ void add_judge(CLI::App& app, int& status) {
   command
       ->add_option("--candidate", request.candidate,
                    "MODULE:FUNCTION or FILE.py:FUNCTION, a Python function with the operation's "
-                   "schema; or LIB.so:SYMBOL (kernels/judge/judge_abi.h)")
+                   "schema, run by $LOCKSTEP_PYTHON (default: python3); or LIB.so:SYMBOL "
+                   "(kernels/judge/judge_abi.h)")
       ->required();
   command->add_option("--device", request.device, "cpu, cuda, or auto: cuda where there is a GPU")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  command->add_option("--types", request.types,
-                      "of activations and states, as bfloat16/float32 or float32/float32");
-  command->add_option("--case", request.only, "only cases whose name contains this");
-  command->add_option("--batch", request.batch, "rows of the timed cases; 64 on a GPU, 4 on a CPU")
+  command->add_option(
+      "--types", request.types,
+      "of activations and states, as bfloat16/float32 (default: those that servers use)");
+  command->add_option("--case", request.only, "only cases whose name contains this (default: all)");
+  command
+      ->add_option("--batch", request.batch,
+                   "rows of the timed cases (default: 64 on a GPU, 4 on a CPU)")
       ->check(CLI::PositiveNumber);
-  command->add_option("--seed", request.seed, "of the cases' numbers")->capture_default_str();
+  command->add_option("--seed", request.seed, "the number that decides the cases' values")
+      ->capture_default_str();
   command->add_option("--timeout", request.timeout_s, "seconds for all cases together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command->add_flag("!--no-time", request.timed, "errors alone");
+  command->add_flag_callback(
+      "--no-time", [&request] { request.timed = false; }, "judge errors alone, time nothing");
   command->add_option("--json", words->json_path, "write the verdict's data to this file");
-  command->footer(
-      "Exit status: 0 nothing found, 2 bad usage or fewer than half of the cases judged, 3 the "
-      "environment (no GPU, no PyTorch, a module "
-      "that does not load),\n10 something was written or read that is not the operation's, 11 "
-      "outputs differ or the candidate failed, 13 two runs differ.\nLOCKSTEP_PYTHON names the "
-      "Python "
-      "of Python candidates (python3).");
+  end_help(*command,
+           {{kExitPass, "nothing found"},
+            {kExitBadInput, "bad usage, or fewer than half of the cases were judged"},
+            {kExitEnvironment, "the environment: no GPU, no PyTorch, a module that does not load"},
+            {kExitInvariant, "something was written or read that is not the operation's"},
+            {kExitDiffers, "outputs differ, or the candidate failed"},
+            {kExitNondeterministic, "two runs differ"}},
+           {"lockstep judge gated_delta_rule_update --candidate "
+            "fixtures/candidates/torch_delta_rule.py:right --device cpu --no-time"});
   command->callback([words, &status] { status = run_judge(*words); });
 }
 

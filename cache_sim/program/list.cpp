@@ -3,10 +3,13 @@
 
 #include <map>
 
+#include "cache_sim/model/model.hpp"
 #include "cache_sim/policies/ideal/ideal_policy.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/workloads/workload.hpp"
+#include "reference/base/finding.hpp"
 #include "reference/base/judged.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/protocol/subject.hpp"
@@ -23,6 +26,10 @@ void print_all(const std::vector<std::pair<std::string, std::string>>& rows) {
     else
       print("{:<{}}  {}\n", name, width, text);
   }
+}
+
+std::string state_text(const cache_sim::Model& model) {
+  return model.state_bytes == 0 ? "none" : fmt::format("{} bytes", model.state_bytes);
 }
 
 std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what) {
@@ -45,6 +52,11 @@ std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what
       add(defect.name, defect.sentence);
   if (what == "operations")
     for (const JudgedOperation& one : Registry<JudgedOperation>::all()) add(one.name, one.summary);
+  if (what == "models")
+    for (const cache_sim::Model& model : Registry<cache_sim::Model>::all())
+      rows.emplace_back(model.name,
+                        fmt::format("{}; a token's KV {} bytes, a state {}", model.summary,
+                                    model.token_bytes, state_text(model)));
   if (what == "marks")
     for (const MarkEntry& mark : Registry<MarkEntry>::all()) add(mark.name, "");
   if (what == "policies")
@@ -64,12 +76,15 @@ void add_list(CLI::App& app, int&) {
   CLI::App* const command =
       app.add_subcommand("list", "names that other commands take, one a line");
   const auto what = std::make_shared<std::string>();
-  command
-      ->add_option("WHAT", *what,
-                   "subjects, policies, layers, defects, marks, workloads or operations")
+  command->add_option("WHAT", *what, "what to list")
       ->required()
-      ->check(CLI::IsMember(
-          {"subjects", "policies", "layers", "defects", "marks", "workloads", "operations"}));
+      ->check(CLI::IsMember({"subjects", "policies", "models", "layers", "defects", "marks",
+                             "workloads", "operations"}));
+  end_help(*command,
+           {{kExitPass, "listed"},
+            {kExitBadInput, "bad usage"},
+            {kExitEnvironment, "the output cannot be written"}},
+           {"lockstep list policies"});
   command->callback([what] { print_all(rows_of(*what)); });
 }
 

@@ -5,6 +5,7 @@
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/replay/run_json.hpp"
@@ -150,6 +151,10 @@ void add_replay(CLI::App& app, int& status) {
       app.add_subcommand("replay", "replay traces or workloads against one or more subjects");
   const auto options = std::make_shared<ReplayOptions>();
   options->add_to(*command);
+  end_help(
+      *command, statuses_of_runs(),
+      {"lockstep replay fixtures/traces/finish_keeps_its_state.trace --subject sglang-no-buffer "
+       "--subject oracle"});
   command->callback([options, &status] { status = run_replay(*options); });
 }
 

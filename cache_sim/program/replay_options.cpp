@@ -20,22 +20,31 @@ void ReplayOptions::add_to(CLI::App& command) {
           .add_option(
               "--subject", request.subjects,
               "a policy, oracle:POLICY, oracle, or exec:COMMAND; several are compared reply "
-              "by reply")
+              "by reply (default: the policy of the defect or of the file, beside its oracle)")
           ->take_all()
           ->allow_extra_args(false);
-  command.add_option("--fidelity", request.fidelity, "what state is: label")->capture_default_str();
+  command
+      .add_option("--fidelity", request.fidelity,
+                  "what stands for a state: label, its exact token prefix")
+      ->capture_default_str();
   add_check(command, check);
-  CLI::Option* const defect =
-      command.add_option("--defect", request.defect, "plant a defect (lockstep list defects)");
-  command.add_option("--config", request.config, "config fields over the file's own: key=value,…");
+  CLI::Option* const defect = command.add_option(
+      "--defect", request.defect, "plant a defect (lockstep list defects; default: none)");
+  command.add_option("--config", request.config,
+                     "config fields over the file's own: key=value,… (default: none)");
   command.add_option("--model", request.model,
-                     "a step takes what it costs this model; without it, the config's step_time");
-  command.add_option("--timeout", timeout, "how long a child may take for one answer")
+                     "a step takes as long as on this model (lockstep list models; default: the "
+                     "config's step_time)");
+  command
+      .add_option("--timeout", timeout,
+                  "how long a child may take for one answer: a number with ns, us, ms or s")
       ->capture_default_str();
   command.add_option("--json", json_path, "write the run's data to this file");
-  command.add_option("--timeline", timeline_path, "write a Chrome trace of the run to this file");
+  command.add_option("--timeline", timeline_path,
+                     "write a Chrome trace (µs of virtual time) of the run to this file");
   command.add_option("--html", html_path, "write a page about the runs to this file");
-  command.add_option("--decisions", decisions_path, "write a line per admission to this file");
+  command.add_option("--decisions", decisions_path,
+                     "write a line for each admission to this file: prompt and cached tokens");
   command.add_flag("--run-lines", run_lines, "play each trace as its own `# run:` lines say")
       ->excludes(subject)
       ->excludes(defect);
@@ -89,7 +98,8 @@ Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
 }
 
 void add_check(CLI::App& command, std::string& word) {
-  command.add_option("--check", word, "off, labels or all")
+  command
+      .add_option("--check", word, "what is checked: nothing, labels of states, or invariants too")
       ->check(CLI::IsMember({"off", "labels", "all"}))
       ->capture_default_str();
 }

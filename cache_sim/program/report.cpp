@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "cache_sim/program/commands.hpp"
+#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/report/collect.hpp"
@@ -96,10 +97,15 @@ void add_report(CLI::App& app, int& status) {
   CLI::App* const command =
       app.add_subcommand("report", "replay every fixture and write the page about it");
   const auto words = std::make_shared<ReportWords>();
-  command->add_option("--fixtures", words->fixtures,
-                      "the folder with traces/ and regressions/ (fixtures/ of the checkout)");
+  command->add_option(
+      "--fixtures", words->fixtures,
+      "the folder with traces/ and regressions/ (default: fixtures of the checkout)");
   add_allow_exec(*command, words->allow_exec);
-  command->add_option("--out", words->out, "where the page goes (reports/html/ of the checkout)");
+  command->add_option("--out", words->out,
+                      "the folder of the pages (default: reports/html of the checkout)");
+  std::vector<StatusHelp> statuses = statuses_of_runs();
+  statuses.front().meaning = "every run ended as its trace says";
+  end_help(*command, statuses, {"lockstep report --fixtures fixtures --out pages --allow-exec"});
   command->callback([words, &status] { status = run_report(*words); });
 }
 

@@ -1,0 +1,31 @@
+#include "cache_sim/program/help.hpp"
+
+#include <fmt/format.h>
+
+#include "reference/base/finding.hpp"
+
+namespace lockstep::program {
+
+std::vector<StatusHelp> statuses_of_runs() {
+  return {
+      {kExitPass, "nothing found"},
+      {kExitBadInput, "bad usage or bad input; nothing is written"},
+      {kExitEnvironment, "the environment: a child that cannot start, a full disk"},
+      {kExitInvariant, "a broken invariant or label"},
+      {kExitDiffers, "replies, answers or outputs differ"},
+      {kExitLiveness, "something never ends"},
+      {kExitNondeterministic, "two runs of the same trace differ"},
+  };
+}
+
+void end_help(CLI::App& command, const std::vector<StatusHelp>& statuses, const Example& example) {
+  std::string text = "Exit status:\n";
+  for (const StatusHelp& one : statuses)
+    text += fmt::format("  {:<4} {}\n", one.status, one.meaning);
+  text += example.status == kExitPass
+              ? "\nExample:\n"
+              : fmt::format("\nExample (it ends with {}):\n", example.status);
+  command.footer(text + "  " + example.command);
+}
+
+}  // namespace lockstep::program
