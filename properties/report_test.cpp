@@ -865,18 +865,39 @@ TEST(Report, conclusionsFollowTheFigures) {
     one.scheduled = true;
     one.measures.input_tokens = 1000;
     one.measures.hit_tokens = hits;
+    one.measures.evicted_tokens = 1;
     return one;
   };
   Comparison comparison{
       .policies = {row("sglang-no-buffer", 1, 100), row("sglang-no-buffer", 2, 290),
                    row("sglang-no-buffer", 4, 300)},
       .model = **find_model("tiny-hybrid")};
-  EXPECT_EQ(conclusions_of(comparison),
-            std::vector<std::string>{"sglang-no-buffer hits 10.0 % with 1 GiB and 30.0 % with "
-                                     "4 GiB; 2 GiB already give nearly all of it."});
+  EXPECT_EQ(
+      conclusions_of(comparison),
+      std::vector<std::string>{"sglang-no-buffer hits 10.0 % with 1 GiB and 30.0 % with "
+                               "4 GiB; 2 GiB already give nearly all of it. With 4 GiB it "
+                               "still evicts; --policies kv-bound,… says what more can add."});
   comparison.policies.back().measures.hit_tokens = 600;
-  EXPECT_NE(conclusions_of(comparison)[0].find("each step of memory still pays"),
-            std::string::npos);
+  const auto says = [&](const std::string& text) {
+    const std::vector<std::string> all = conclusions_of(comparison);
+    return std::any_of(all.begin(), all.end(), [&](const std::string& sentence) {
+      return sentence.find(text) != std::string::npos;
+    });
+  };
+  EXPECT_TRUE(says("each step of memory still pays, the last one, from 2 GiB, 31.0 points."));
+  ComparedPolicy bound{.policy = "kv-bound"};
+  bound.measures.input_tokens = 1000;
+  bound.measures.hit_tokens = 650;
+  comparison.policies.push_back(bound);
+  EXPECT_TRUE(says("More than 4 GiB can add 5.0 points at most, up to kv-bound."));
+  comparison.policies[2].measures.evicted_tokens = 0;
+  EXPECT_TRUE(says("With 4 GiB nothing was evicted: more memory would add nothing."));
+  // A policy with pages of one token can hit what the bound, in blocks of the workload, leaves.
+  EXPECT_FALSE(says("stands above kv-bound"));
+  comparison.policies.back().measures.hit_tokens = 599;
+  EXPECT_FALSE(says("stands above kv-bound")) << "blocks of one token round nothing";
+  comparison.block = 512;
+  EXPECT_TRUE(says("stands above kv-bound (60.0000 % against 59.9000 %)"));
 }
 
 // --- Files ---------------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ class Comparer {
       if (row.scheduled)
         if (const Result<void> done = run_scheduled(row); !done)
           return tl::unexpected(done.error());
-    return Comparison{std::move(rows_), model_, 0};
+    return Comparison{.policies = std::move(rows_), .model = model_, .block = block_};
   }
 
  private:
@@ -217,13 +217,14 @@ class Comparer {
     std::vector<std::pair<ComparedPolicy*, std::unique_ptr<IdealPolicy>>> ideal;
     OpenedStream stream = open_workload(request_.workload, request_.limit);
     if (!stream) return tl::unexpected(stream.error());
+    block_ = (*stream)->block_size();
     for (ComparedPolicy& row : rows_) {
       if (row.scheduled) continue;
       const FoundIdeal found = **find_ideal(row.policy);
       const std::int64_t most = std::numeric_limits<std::int64_t>::max() / 2;
       ideal.emplace_back(&row,
                          found.entry->make({.model = &model_,
-                                            .block = (*stream)->block_size(),
+                                            .block = block_,
                                             .capacity_tokens = row.capacity ? row.kv_tokens : most,
                                             .number = found.number}));
     }
@@ -346,6 +347,7 @@ class Comparer {
   const Model& model_;
   Config config_;
   std::vector<ComparedPolicy> rows_;
+  std::uint32_t block_ = 1;
 };
 
 }  // namespace

@@ -60,6 +60,7 @@ struct Comparison {
   std::vector<ComparedPolicy> policies;
   Model model;
   double wall_s = 0;
+  std::int64_t block = 1;  ///< of the workload: tokens in which ideal policies look prompts up
 
   std::uint64_t digest() const;
 };

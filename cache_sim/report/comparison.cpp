@@ -83,10 +83,44 @@ std::string bound_sentence(const Comparison& comparison) {
                                       : "take a policy that keeps states in between.");
 }
 
+/// Why a policy can stand above its upper bound.
+std::string above_bound_sentence(const Comparison& comparison) {
+  const ComparedPolicy* const kv = largest(comparison, "kv-bound");
+  if (kv == nullptr || comparison.block <= 1) return "";
+  for (const ComparedPolicy& row : comparison.policies)
+    if (row.scheduled && hit_ratio(row) > hit_ratio(*kv))
+      return fmt::format(
+          "{} stands above kv-bound ({:.4f} % against {:.4f} %): ideal policies look prompts up in "
+          "whole blocks of the workload, {} tokens here, as its publishers count; {} also hits "
+          "parts of blocks.",
+          row.policy, hit_ratio(row) * 100, hit_ratio(*kv) * 100, comparison.block, row.policy);
+  return "";
+}
+
+/// What memory beyond the policy's largest capacity can add; the end of a sentence.
+std::string more_memory(const Comparison& comparison, const ComparedPolicy& row) {
+  const std::string capacity = capacity_text(row.capacity);
+  const bool was_short = row.measures.evicted_tokens != 0 || row.measures.evicted_states != 0 ||
+                         row.preemptions != 0 || row.refused_requests != 0;
+  if (!was_short)
+    return fmt::format(" With {} nothing was evicted: more memory would add nothing.", capacity);
+  const ComparedPolicy* const kv = largest(comparison, "kv-bound");
+  if (kv == nullptr)
+    return fmt::format(" With {} it still evicts; --policies kv-bound,… says what more can add.",
+                       capacity);
+  return fmt::format(" More than {} can add {:.1f} points at most, up to kv-bound.", capacity,
+                     std::max(0.0, (hit_ratio(*kv) - hit_ratio(row)) * 100));
+}
+
 /// What one more step of memory is worth to a policy.
 std::string memory_sentence(const Comparison& comparison, const std::string& policy) {
   const auto rows = curve_of(comparison, policy);
   const double best = hit_ratio(*rows.back());
+  const std::string more = more_memory(comparison, *rows.back());
+  if (rows.size() == 1)
+    return fmt::format("{} hits {} with {}.", policy, percent_text(best),
+                       capacity_text(rows.back()->capacity)) +
+           more;
   const auto enough = std::find_if(rows.begin(), rows.end(), [&](const ComparedPolicy* row) {
     return hit_ratio(*row) >= 0.95 * best;
   });
@@ -94,9 +128,16 @@ std::string memory_sentence(const Comparison& comparison, const std::string& pol
       fmt::format("{} hits {} with {} and {} with {}", policy,
                   percent_text(hit_ratio(*rows.front())), capacity_text(rows.front()->capacity),
                   percent_text(best), capacity_text(rows.back()->capacity));
-  if (*enough == rows.back()) return sentence + "; each step of memory still pays.";
+  if (*enough == rows.back()) {
+    const ComparedPolicy& before = **(rows.end() - 2);
+    return sentence +
+           fmt::format("; each step of memory still pays, the last one, from {}, {:.1f} points.",
+                       capacity_text(before.capacity), (best - hit_ratio(before)) * 100) +
+           more;
+  }
   return sentence +
-         fmt::format("; {} already give nearly all of it.", capacity_text((*enough)->capacity));
+         fmt::format("; {} already give nearly all of it.", capacity_text((*enough)->capacity)) +
+         more;
 }
 
 /// What a hybrid policy's states were worth.
@@ -211,7 +252,8 @@ std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
 }
 
 std::vector<std::string> conclusions_of(const Comparison& comparison) {
-  std::vector<std::string> sentences{choice_sentence(comparison), bound_sentence(comparison)};
+  std::vector<std::string> sentences{choice_sentence(comparison), bound_sentence(comparison),
+                                     above_bound_sentence(comparison)};
   std::vector<std::string> told;
   for (const ComparedPolicy& row : comparison.policies) {
     const bool known = std::find(told.begin(), told.end(), row.policy) != told.end();
