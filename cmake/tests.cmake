@@ -269,7 +269,12 @@ add_test(NAME readme.commands_run
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/readme_check.py --build ${PROJECT_BINARY_DIR})
 add_test(NAME program.help_is_true
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/help_check.py $<TARGET_FILE:lockstep>)
+add_test(NAME program.minds_the_terminal
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/terminal_check.py $<TARGET_FILE:lockstep>)
+add_test(NAME setup.texts_build_nothing_and_replay_goes_first
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/script_check.py)
 set_tests_properties(setup.brings_what_is_included readme.commands_run program.help_is_true
+  program.minds_the_terminal setup.texts_build_nothing_and_replay_goes_first
   PROPERTIES LABELS quick TIMEOUT 600)
 
 # The benchmark beside the peers goes on when one of them takes its process down.

@@ -3,7 +3,7 @@
 
 help_check.py PROGRAM
 
-Each command says which exit statuses it can have, and all of them stand in reference/contract.md; an option that takes
+Each command says which exit statuses it can have, and all of them stand in cache_sim/check/findings.md; an option that takes
 a value is required, says its default, or names a file that is written; and the help ends with an example, which runs
 here, in a folder that looks like a checkout, and ends as the help says.
 """
@@ -28,9 +28,9 @@ def commands(program):
     return re.findall(r"^  ([a-z][a-z-]*) ", text.split("Subcommands:")[1].split("\n\n")[0], re.M)
 
 
-def statuses_of_contract():
-    line = re.search(r"^Exit status: (.*)$(?:\n.*)?", (ROOT / "reference/contract.md").read_text(), re.M)[0]
-    return {int(number) for number in re.findall(r"(?:: |· |; |decides; )(\d+) ", line.replace("\n", " "))}
+def known_statuses():
+    table = (ROOT / "cache_sim/check/findings.md").read_text().partition("## Exit status\n")[2]
+    return {int(number) for number in re.findall(r"^\| (\d+) \|", table, re.M)}
 
 
 def options(text):
@@ -70,7 +70,7 @@ def run_example(program, text, stated):
 
 
 def main(program):
-    known = statuses_of_contract()
+    known = known_statuses()
     assert {0, 2, 3, 10, 11, 12, 13, 130} <= known, known
     python = os.environ.setdefault("LOCKSTEP_PYTHON", sys.executable)
     has_torch = subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0

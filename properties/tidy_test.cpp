@@ -225,6 +225,7 @@ const std::vector<Ban>& bans() {
                                            "cache_sim/compare/compare.cpp",
                                            "cache_sim/search/explore.cpp",
                                            "cache_sim/report/collect.cpp",
+                                           "cache_sim/program/progress.cpp",
                                            "kernels/judge/",
                                            "bench/"};
   static const std::vector<Ban> list = {

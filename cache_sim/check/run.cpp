@@ -1,4 +1,5 @@
 #include "cache_sim/check/run.hpp"
+#include "reference/base/work_done.hpp"
 
 #include <fmt/format.h>
 
@@ -245,6 +246,7 @@ void ReplaySession::refuse(Error error) {
 const Reply* ReplaySession::apply(const Operation& operation) {
   if (stopped_) return nullptr;
   ++events_;
+  count_work();
   left_out_last_ = false;
   if (!unsupported_.empty() && unsupported_.contains(form_of(operation)))
     return leave_out(form_of(operation), operation);

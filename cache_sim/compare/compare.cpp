@@ -8,6 +8,7 @@
 
 #include "cache_sim/compare/state_ledger.hpp"
 #include "cache_sim/replay/replay.hpp"
+#include "reference/base/work_done.hpp"
 #include "reference/protocol/config.hpp"
 
 namespace lockstep::cache_sim {
@@ -235,6 +236,7 @@ class Comparer {
       if (!*more) break;
       const IdealRequest request = IdealRequest::of(spec, **stream);
       for (auto& [row, policy] : ideal) policy->serve(request);
+      count_work();
     }
     for (auto& [row, policy] : ideal) row->measures = policy->finish();
     return {};

@@ -6,6 +6,7 @@
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
+#include "cache_sim/program/progress.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::program {
@@ -71,6 +72,7 @@ Result<void> write_files(const CheckLogWords& words,
 }
 
 int run_check_log(const CheckLogWords& words) {
+  const Progress progress("check-log " + words.file);
   const Result<std::vector<cache_sim::LoggedRequest>> log = cache_sim::read_log(words.file);
   if (!log) return refuse(log.error());
   Result<cache_sim::Truths> truths = cache_sim::Truths();
@@ -91,10 +93,10 @@ int run_check_log(const CheckLogWords& words) {
     print("{}: {}: request `{}`: {}\n  expected  {}\n  actual    {}\n", one.place,
           to_string(one.finding.kind), one.request, one.finding.text, one.finding.expected,
           one.finding.actual);
-  print("{}: {} requests, {}{}\n", words.file, log->size(),
-        findings.empty() ? "nothing found" : counted(findings.size(), "finding"),
-        comparison_text(words, verdict));
-  print("digest={:016x} hit_tokens={}\n", digest.value, cached);
+  note("{}: {} requests, {}{}\n", words.file, log->size(),
+       findings.empty() ? "nothing found" : counted(findings.size(), "finding"),
+       comparison_text(words, verdict));
+  note("digest={:016x} hit_tokens={}\n", digest.value, cached);
   return findings.empty() ? kExitPass : exit_status(findings.front().finding.kind);
 }
 
@@ -122,6 +124,7 @@ void add_check_log(CLI::App& app, int& status) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--json", words->json_path, "write the findings to this file");
+  add_quiet(*command);
   end_help(*command,
            {{kExitPass, "nothing found"},
             {kExitBadInput, "bad usage or bad input; nothing is written"},

@@ -14,5 +14,6 @@ void add_report(CLI::App& app, int& status);
 void add_list(CLI::App& app, int& status);
 void add_explore(CLI::App& app, int& status);
 void add_shrink(CLI::App& app, int& status);
+void add_completion(CLI::App& app, int& status);
 
 }  // namespace lockstep::program

@@ -7,6 +7,7 @@
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
+#include "cache_sim/program/progress.hpp"
 #include "cache_sim/report/comparison.hpp"
 #include "cache_sim/report/page.hpp"
 
@@ -50,22 +51,22 @@ std::string milliseconds(const std::optional<cache_sim::TimeSummary>& times) {
 void print_table(const CompareRequest& request, const Comparison& comparison) {
   constexpr std::string_view kRow =
       "{:<25} {:>10} {:>9} {:>9} {:>7} {:>8} {:>9} {:>13} {:>13} {:>8} {:>8}\n";
-  print("{}, model {}\n", request.workload, comparison.model.name);
-  print(kRow, "policy", "capacity", "hit", "hit", "saved", "kept", "never hit", "evicted KV",
-        "dead KV", "preempt", "TTFT");
-  print(kRow, "", "", "of tokens", "of reqs", "PFLOP", "states", "states", "tokens", "tokens",
-        "times", "mean ms");
+  note("{}, model {}\n", request.workload, comparison.model.name);
+  note(kRow, "policy", "capacity", "hit", "hit", "saved", "kept", "never hit", "evicted KV",
+       "dead KV", "preempt", "TTFT");
+  note(kRow, "", "", "of tokens", "of reqs", "PFLOP", "states", "states", "tokens", "tokens",
+       "times", "mean ms");
   for (const ComparedPolicy& row : comparison.policies) {
     const cache_sim::PolicyMeasures& m = row.measures;
-    print(kRow, row.policy, cache_sim::capacity_text(row.capacity),
-          fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
-          fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
-          fmt::format("{:.1f}", m.flops_saved / 1e15), m.states, m.states_never_hit,
-          m.evicted_tokens, m.dead_tokens, row.preemptions, milliseconds(row.ttft));
+    note(kRow, row.policy, cache_sim::capacity_text(row.capacity),
+         fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
+         fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
+         fmt::format("{:.1f}", m.flops_saved / 1e15), m.states, m.states_never_hit,
+         m.evicted_tokens, m.dead_tokens, row.preemptions, milliseconds(row.ttft));
   }
   for (const std::string& sentence : cache_sim::conclusions_of(comparison))
     print("- {}\n", sentence);
-  print("digest={:016x}\n", comparison.digest());
+  note("digest={:016x}\n", comparison.digest());
 }
 
 std::string page_of(const CompareWords& words, const Comparison& comparison) {
@@ -82,7 +83,10 @@ int run_compare(CompareWords words) {
       if (!capacity) return refuse(capacity.error());
       words.request.capacities.push_back(*capacity);
     }
-  const Result<Comparison> comparison = cache_sim::compare(words.request);
+  const Result<Comparison> comparison = [&] {
+    const Progress progress("compare " + words.request.workload);
+    return cache_sim::compare(words.request);
+  }();
   if (!comparison) return refuse(comparison.error());
   print_table(words.request, *comparison);
   const auto write = [](const std::string& path, const auto& text) -> Result<void> {
@@ -129,6 +133,7 @@ void add_compare(CLI::App& app, int& status) {
       ->check(CLI::PositiveNumber);
   command->add_option("--json", words->json_path, "write the comparison's data to this file");
   command->add_option("--html", words->html_path, "write a page about the comparison to this file");
+  add_quiet(*command);
   end_help(*command,
            {{kExitPass, "the table is complete; nothing is checked"},
             {kExitBadInput, "bad usage or bad input; nothing is written"},

@@ -8,12 +8,13 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iostream>
 
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
+#include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
+#include "cache_sim/program/sarif.hpp"
 #include "cache_sim/program/watch.hpp"
 #include "cache_sim/replay/replay.hpp"
 #include "cache_sim/replay/run_json.hpp"
@@ -56,7 +57,8 @@ void describe(Trace& trace, const LocatedFinding& finding, const RunOptions& run
 
 void print_finding(const Trace& trace, const LocatedFinding& finding, const std::string& path,
                    const RunOptions& run) {
-  print("{}: {}\n\n{}\n", to_string(finding.finding.kind), finding.finding.text, trace_text(trace));
+  print_red(to_string(finding.finding.kind));
+  print(": {}\n\n{}\n", finding.finding.text, trace_text(trace));
   print("written  {}\nreplay   {}\n", path, replay_command(replay_of(run, path)));
   std::fflush(stdout);
 }
@@ -76,6 +78,7 @@ struct ExploreWords {
   std::string out = "findings";
   std::string json_path;
   std::string html_path;
+  std::string sarif_path;
 };
 
 /// Traces that an earlier search left in the folder: those that still show their finding.
@@ -95,7 +98,7 @@ Result<std::vector<std::string>> still_there(const std::string& folder, bool all
       words.erase(words.begin());
       const auto requests = read_run_line(words, allow_exec);
       if (!requests) {  // another machine's, another version's, or a program that was not asked for
-        print("{}:{}: not replayed: {}\n", file, directive.line, requests.error().text);
+        note("{}:{}: not replayed: {}\n", file, directive.line, requests.error().text);
         continue;
       }
       for (const ReplayRequest& request : *requests) {
@@ -182,7 +185,8 @@ Result<std::chrono::milliseconds> duration(const std::string& text, const char* 
   return std::chrono::milliseconds(std::max<Nanoseconds>(1, *time / 1'000'000));
 }
 
-Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptions& run) {
+Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptions& run,
+                                       Progress& progress) {
   ExploreOptions options;
   options.run = run;
   options.seed = words.seed;
@@ -197,12 +201,11 @@ Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptio
   const auto limit = duration(words.timeout, "--timeout");
   if (!limit) return tl::unexpected(limit.error());
   options.run.timeout = *limit;
-  const bool is_shown = isatty(STDERR_FILENO) != 0;
-  options.progress = [is_shown](const ExploreOptions::Progress& now) {
+  options.progress = [&progress](const ExploreOptions::Progress& now) {
     watch_trace(now.shrinking ? now.traces : now.traces + 1,
                 now.shrinking ? "it is shrunk" : "it is played");
-    if (is_shown && now.traces % 256 == 0)
-      fmt::print(stderr, "\r{} traces, {} findings", now.traces, now.findings);
+    progress.say(fmt::format("{} traces, {} findings{}", now.traces, now.findings,
+                             now.shrinking ? ", one is shrunk" : ""));
   };
   return options;
 }
@@ -232,7 +235,7 @@ Result<void> expect_writable(fs::path folder) {
 
 Result<void> expect_outputs_writable(const ExploreWords& words) {
   if (Result<void> folder = expect_writable(words.out); !folder) return folder;
-  for (const std::string& path : {words.json_path, words.html_path}) {
+  for (const std::string& path : {words.json_path, words.html_path, words.sarif_path}) {
     std::error_code none;
     const bool is_special = fs::exists(path, none) && !fs::is_regular_file(path, none);
     if (path.empty() || is_special) continue;
@@ -259,10 +262,9 @@ class DiscoveryWriter {
              fmt::format("Found by trace {} of seed {}; {} lines before it was shrunk.",
                          found.trace_number, words_.seed, found.lines_before));
     const Result<void> written = write_file(paths_.back(), trace_text(trace));
-    if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r{:40}\r", "");
     print_finding(trace, found.finding, paths_.back(), own);
     if (written) return;
-    std::cerr << "lockstep: " << written.error().text << "; the trace stands above\n";
+    refuse({.text = written.error().text + "; the trace stands above"});
     is_complete_ = false;
   }
 
@@ -277,15 +279,15 @@ class DiscoveryWriter {
 };
 
 void print_search(const ExploreWords& words, const RunOptions& run, const ExploreOutcome& outcome) {
-  for (const auto& [form, why] : run.children->unsupported()) print("left out: {}\n", why);
-  print("{} traces, {} operations, {} of {} traces from a corpus of {}: {}{}\n", outcome.traces,
-        outcome.operations, outcome.from_corpus, outcome.traces, outcome.corpus,
-        outcome.discoveries.empty() ? "nothing found"
-                                    : fmt::format("{} found", outcome.discoveries.size()),
-        is_interrupted() ? ", interrupted" : "");
-  if (!outcome.marks_missed.empty())
+  for (const auto& [form, why] : run.children->unsupported()) note("left out: {}\n", why);
+  note("{} traces, {} operations, {} of {} traces from a corpus of {}: {}{}\n", outcome.traces,
+       outcome.operations, outcome.from_corpus, outcome.traces, outcome.corpus,
+       outcome.discoveries.empty() ? "nothing found"
+                                   : fmt::format("{} found", outcome.discoveries.size()),
+       is_interrupted() ? ", interrupted" : "");
+  if (!outcome.marks_missed.empty() && !is_quiet())
     print_text(fmt::format("never reached: {}\n", fmt::join(outcome.marks_missed, ", ")));
-  print("digest={:016x} seed={}\n", outcome.digest, words.seed);
+  note("digest={:016x} seed={}\n", outcome.digest, words.seed);
 }
 
 int run_explore(const ExploreWords& words) {
@@ -295,7 +297,8 @@ int run_explore(const ExploreWords& words) {
   // Nobody has said what to search: each trace draws its policy.
   if (words.request.subjects.empty() && words.request.defect.empty() && run->config.policy.empty())
     run->subjects.clear();
-  Result<ExploreOptions> options = explore_options(words, *run);
+  Progress progress(fmt::format("explore, seed {}", words.seed));
+  Result<ExploreOptions> options = explore_options(words, *run, progress);
   if (!options) return refuse(options.error());
   if (const Result<void> writable = expect_outputs_writable(words); !writable)
     return refuse(writable.error());
@@ -311,13 +314,21 @@ int run_explore(const ExploreWords& words) {
   options->stops = is_interrupted;
   options->found = [&](const Discovery& found) { writer.write(found); };
   const Result<ExploreOutcome> outcome = explore(*options);
-  if (isatty(STDERR_FILENO) != 0) fmt::print(stderr, "\r{:40}\r", "");
   if (!outcome) return refuse(outcome.error());
 
   const Json json = search_json(words, *run, *outcome, writer.paths());
   if (!words.json_path.empty()) {
     const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
     if (const Result<void> written = write_file(words.json_path, text); !written)
+      return refuse(written.error());
+  }
+  if (!words.sarif_path.empty()) {
+    std::vector<SarifResult> results;
+    for (std::size_t i = 0; i < outcome->discoveries.size(); ++i) {
+      const Finding& finding = outcome->discoveries[i].finding.finding;
+      results.push_back({finding.kind, finding.text, writer.paths()[i]});
+    }
+    if (const Result<void> written = write_file(words.sarif_path, sarif_text(results)); !written)
       return refuse(written.error());
   }
   if (!words.html_path.empty()) {
@@ -344,14 +355,19 @@ int run_shrink(const ReplayRequest& request, const std::string& out) {
   if (!run) return refuse(run.error());
   Trace configured = *trace;
   configured.config = run->config;
-  Result<ShrinkOutcome> shrunk = shrink(configured, *run);
+  Progress progress("shrink " + request.file);
+  ShrinkOptions options;
+  options.progress = [&](std::int64_t executions, std::size_t lines) {
+    progress.say(fmt::format("{} executions, {} lines left", executions, lines));
+  };
+  Result<ShrinkOutcome> shrunk = shrink(configured, *run, options);
   if (!shrunk) return refuse({.text = request.file + ": " + shrunk.error().text});
   describe(shrunk->trace, shrunk->finding, *run, "Shrunk from " + request.file + ".");
   if (const Result<void> written = write_file(out, trace_text(shrunk->trace)); !written)
     return refuse(written.error());
   print_finding(shrunk->trace, shrunk->finding, out, *run);
-  print("{} of {} lines are left after {} executions\n", line_count(shrunk->trace),
-        line_count(*trace), shrunk->executions);
+  note("{} of {} lines are left after {} executions\n", line_count(shrunk->trace),
+       line_count(*trace), shrunk->executions);
   return exit_status(shrunk->finding.finding.kind);
 }
 
@@ -400,6 +416,8 @@ void add_explore(CLI::App& app, int& status) {
       ->capture_default_str();
   command->add_option("--json", words->json_path, "write the search's data to this file");
   command->add_option("--html", words->html_path, "write a page about the findings to this file");
+  command->add_option("--sarif", words->sarif_path, "write the findings as SARIF to this file");
+  add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();
   statuses[3].meaning += ", or a finding of the folder --out is still there";
   statuses.push_back({kExitInterrupted, "interrupted, and nothing was found"});
@@ -424,6 +442,7 @@ void add_shrink(CLI::App& app, int& status) {
   command->add_option("--config", request->config,
                       "config fields over the file's own: key=value,… (default: none)");
   command->add_option("-o,--out", *out, "the file to write")->required();
+  add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();
   statuses.erase(statuses.begin());
   statuses.front().meaning = "bad usage or bad input, as a trace without a finding";

@@ -5,6 +5,7 @@
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
+#include "cache_sim/program/progress.hpp"
 #include "reference/base/judged.hpp"
 
 namespace lockstep::program {
@@ -35,9 +36,12 @@ Result<JudgeReport> judged(const JudgeWords& words) {
 }
 
 int run_judge(const JudgeWords& words) {
-  const Result<JudgeReport> report = judged(words);
+  const Result<JudgeReport> report = [&] {
+    const Progress progress("judge " + words.request.operation);
+    return judged(words);
+  }();
   if (!report) return refuse(report.error());
-  print_text(report->text);
+  if (report->status != kExitPass || !is_quiet()) print_text(report->text);
   if (!words.json_path.empty())
     if (const Result<void> written = cache_sim::write_file(words.json_path, report->json); !written)
       return refuse(written.error());
@@ -79,6 +83,7 @@ void add_judge(CLI::App& app, int& status) {
   command->add_flag_callback(
       "--no-time", [&request] { request.timed = false; }, "judge errors alone, time nothing");
   command->add_option("--json", words->json_path, "write the verdict's data to this file");
+  add_quiet(*command);
   end_help(*command,
            {{kExitPass, "nothing found"},
             {kExitBadInput, "bad usage, or fewer than half of the cases were judged"},

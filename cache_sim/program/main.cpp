@@ -63,6 +63,7 @@ int run(const std::vector<std::string>& words) {
   lockstep::program::add_list(app, status);
   lockstep::program::add_explore(app, status);
   lockstep::program::add_shrink(app, status);
+  lockstep::program::add_completion(app, status);
   try {
     app.parse(std::vector<std::string>(words.rbegin(), words.rend()));
   } catch (const CLI::ParseError& error) {

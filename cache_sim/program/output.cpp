@@ -5,26 +5,57 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <system_error>
 
 #include "cache_sim/base/text.hpp"
+#include "cache_sim/program/progress.hpp"
 
 namespace lockstep::program {
 namespace {
 
 /// Why standard output took no more; 0 while it does.
 int output_error = 0;
+bool quiet = false;
 
-}  // namespace
-
-void print_text(const std::string& text) {
-  const std::string shown = cache_sim::printable(text);
+/// Text that a terminal may take as it is.
+void write_out(const std::string& shown) {
+  hide_progress();
   errno = 0;
   if (std::fwrite(shown.data(), 1, shown.size(), stdout) != shown.size() && output_error == 0)
     output_error = errno;
 }
 
+bool has_colours() {
+  const auto is_set = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return value != nullptr && *value != '\0';
+  };
+  return ::isatty(STDOUT_FILENO) != 0 && !is_set("NO_COLOR") && is_set("TERM") &&
+         std::string_view(std::getenv("TERM")) != "dumb";
+}
+
+}  // namespace
+
+void print_text(const std::string& text) {
+  write_out(cache_sim::printable(text));
+}
+
+void print_red(std::string_view text) {
+  const std::string shown = cache_sim::printable(std::string(text));
+  write_out(has_colours() ? "\033[1;31m" + shown + "\033[0m" : shown);
+}
+
+void add_quiet(CLI::App& command) {
+  command.add_flag("-q,--quiet", quiet, "no progress, and of the output the findings alone");
+}
+
+bool is_quiet() {
+  return quiet;
+}
+
 int refuse(const Error& error) {
+  hide_progress();
   std::fprintf(stderr, "lockstep: %s\n", cache_sim::printable(error.text).c_str());
   return error.status;
 }

@@ -4,7 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <string>
+#include <string_view>
 
 #include "reference/base/result.hpp"
 
@@ -17,6 +19,19 @@ template <class... Values>
 void print(fmt::format_string<Values...> format, Values&&... values) {
   print_text(fmt::format(format, std::forward<Values>(values)...));
 }
+
+/// The option --quiet: neither progress nor what `note` writes.
+void add_quiet(CLI::App& command);
+bool is_quiet();
+
+/// What stands beside the findings: summaries, digests, hints.
+template <class... Values>
+void note(fmt::format_string<Values...> format, Values&&... values) {
+  if (!is_quiet()) print_text(fmt::format(format, std::forward<Values>(values)...));
+}
+
+/// Red on a terminal, unless NO_COLOR is set (https://no-color.org).
+void print_red(std::string_view text);
 
 /// Says on standard error why a command ends, and gives its exit status.
 int refuse(const Error& error);

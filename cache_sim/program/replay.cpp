@@ -7,7 +7,9 @@
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
+#include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
+#include "cache_sim/program/sarif.hpp"
 #include "cache_sim/replay/run_json.hpp"
 #include "cache_sim/replay/timeline.hpp"
 #include "cache_sim/report/page.hpp"
@@ -23,8 +25,9 @@ using cache_sim::ReplayRequest;
 void print_finding(const LocatedFinding& located, const ReplayRequest& request) {
   const std::string place =
       located.line > 0 ? fmt::format("{}:{}", located.file, located.line) : located.file;
-  print("{}: {} at event {}: {}\n", place, to_string(located.finding.kind), located.event,
-        located.finding.text);
+  print("{}: ", place);
+  print_red(to_string(located.finding.kind));
+  print(" at event {}: {}\n", located.event, located.finding.text);
   print("  expected  {}\n  actual    {}\n", located.finding.expected, located.finding.actual);
   if (!located.subject.empty()) print("  subject   {}\n", located.subject);
   for (std::size_t i = 0; i < located.around.size(); ++i) {
@@ -43,9 +46,9 @@ void print_run_lines(const ReplayRequest& request, const ReplayOutcome& outcome)
   for (const cache_sim::RunDirective& directive : outcome.trace->runs)
     if (directive_words(directive, request.file).size() > 2) ++others;  // not `replay FILE` alone
   if (others != 0)
-    print("note: {} `# run:` {} of the file {} other subjects or options; --run-lines plays {}\n",
-          others, others == 1 ? "line" : "lines", others == 1 ? "names" : "name",
-          others == 1 ? "it" : "them");
+    note("note: {} `# run:` {} of the file {} other subjects or options; --run-lines plays {}\n",
+         others, others == 1 ? "line" : "lines", others == 1 ? "names" : "name",
+         others == 1 ? "it" : "them");
 }
 
 void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
@@ -54,19 +57,19 @@ void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
   std::string subjects;
   for (std::size_t i = 0; i < run.subject_count(); ++i)
     subjects += (i == 0 ? "" : " beside ") + run.subject_name(i);
-  print("{}: {}: {} events, {} requests, {}\n", request.file, subjects, run.event_count(),
-        run.outcomes().size(),
-        run.findings().empty()
-            ? "nothing found"
-            : fmt::format("{} found", to_string(run.findings().front().finding.kind)));
+  note("{}: {}: {} events, {} requests, {}\n", request.file, subjects, run.event_count(),
+       run.outcomes().size(),
+       run.findings().empty()
+           ? "nothing found"
+           : fmt::format("{} found", to_string(run.findings().front().finding.kind)));
   for (const auto& [form, left_out] : run.left_out())
-    print("  left out {} times: {}\n", left_out.count, left_out.why);
+    note("  left out {} times: {}\n", left_out.count, left_out.why);
   std::string line = fmt::format("digest={:016x}", run.digest());
   if (outcome.decisions)
     line += fmt::format(" decision_digest={:016x}", outcome.decisions->decision_digest);
   if (run.subject_count() != 0) line += fmt::format(" hit_tokens={}", run.totals(0).hit_tokens);
   print_run_lines(request, outcome);
-  print("{}\n", line);  // a run ends with its digest
+  note("{}\n", line);  // a run ends with its digest
 }
 
 std::string decisions_text(const ReplayOutcome& outcome) {
@@ -93,6 +96,14 @@ void add_timeline(const ReplayOutcome& outcome, std::size_t process, cache_sim::
   }
 }
 
+std::vector<SarifResult> sarif_results(const std::vector<ReplayOutcome>& outcomes) {
+  std::vector<SarifResult> results;
+  for (const ReplayOutcome& outcome : outcomes)
+    for (const LocatedFinding& located : outcome.run->findings())
+      results.push_back({located.finding.kind, located.finding.text, located.file, located.line});
+  return results;
+}
+
 /// Files are written only after every input was read and every run was made: bad input writes
 /// nothing.
 Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayRequest>& requests,
@@ -116,6 +127,7 @@ Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayR
                      timeline.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
       })
       .and_then([&] { return write(options.decisions_path, decisions); })
+      .and_then([&] { return write(options.sarif_path, sarif_text(sarif_results(outcomes))); })
       .and_then([&]() -> Result<void> {
         if (options.html_path.empty()) return {};
         return write(options.html_path,
@@ -131,6 +143,7 @@ int run_replay(const ReplayOptions& options) {
   // A child that can be greeted again plays all files.
   const auto children = std::make_shared<cache_sim::Children>();
   for (ReplayRequest& request : *requests) {
+    const Progress progress("replay " + request.file);
     request.children = children;
     request.keep_events = !options.timeline_path.empty() || !options.html_path.empty();
     Result<ReplayOutcome> outcome = cache_sim::replay(request);
@@ -151,6 +164,7 @@ void add_replay(CLI::App& app, int& status) {
       app.add_subcommand("replay", "replay traces or workloads against one or more subjects");
   const auto options = std::make_shared<ReplayOptions>();
   options->add_to(*command);
+  add_quiet(*command);
   end_help(
       *command, statuses_of_runs(),
       {"lockstep replay fixtures/traces/finish_keeps_its_state.trace --subject sglang-no-buffer "

@@ -18,6 +18,7 @@ struct ReplayOptions {
   std::string timeline_path;
   std::string html_path;
   std::string decisions_path;
+  std::string sarif_path;
   bool run_lines = false;
   bool allow_exec = false;
 

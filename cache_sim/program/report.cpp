@@ -1,13 +1,12 @@
 // lockstep report: every fixture replayed and held to its promise, a workload under policies, and
 // the page about it.
 #include <fmt/format.h>
-#include <unistd.h>
-
 #include <filesystem>
 
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
+#include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/report/collect.hpp"
 
@@ -38,12 +37,12 @@ std::optional<fs::path> source_root() {
 void print_summary(const cache_sim::Json& document, const std::string& page) {
   const cache_sim::Json& summary = document["summary"];
   const auto number = [&](const char* key) { return summary[key].get<std::int64_t>(); };
-  print(
+  note(
       "{} traces, {} runs: {} as expected, {} not; {} planted defects found, as {} kinds of "
       "finding\n",
       number("traces"), number("runs"), number("as_expected"), number("not_as_expected"),
       number("defects_shown"), number("kinds_shown"));
-  print("page  {}\n", page);
+  note("page  {}\n", page);
 }
 
 int run_report(const ReportWords& words) {
@@ -79,10 +78,12 @@ int run_report(const ReportWords& words) {
     options.comparisons = cache_sim::default_comparisons(options.fixtures);
     options.kernels = "reports/kernels";
   }
-  const bool on_terminal = isatty(STDOUT_FILENO) == 1;
-  options.progress = [on_terminal](const cache_sim::ReportProgress& done) {
-    if (!on_terminal && done.as_expected) return;
-    print("{} {}: {}\n", done.as_expected ? "✓" : "✗", done.command, done.outcome);
+  Progress progress("report");
+  std::int64_t runs = 0;
+  options.progress = [&](const cache_sim::ReportProgress& done) {
+    progress.say(fmt::format("{} runs, {}", ++runs, done.command));
+    if (done.as_expected) return;
+    print("✗ {}: {}\n", done.command, done.outcome);
     std::fflush(stdout);
   };
   const Result<cache_sim::Report> report = cache_sim::make_report(options, out);
@@ -103,6 +104,7 @@ void add_report(CLI::App& app, int& status) {
   add_allow_exec(*command, words->allow_exec);
   command->add_option("--out", words->out,
                       "the folder of the pages (default: reports/html of the checkout)");
+  add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();
   statuses.front().meaning = "every run ended as its trace says";
   end_help(*command, statuses, {"lockstep report --fixtures fixtures --out pages --allow-exec"});

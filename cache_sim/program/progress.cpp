@@ -1,0 +1,102 @@
+#include "cache_sim/program/progress.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string_view>
+#include <system_error>
+
+#include "cache_sim/base/text.hpp"
+#include "cache_sim/program/output.hpp"
+#include "reference/base/work_done.hpp"
+
+namespace lockstep::program {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::seconds;
+
+constexpr seconds kSilence{2};
+constexpr seconds kSilenceOffTerminal{10};
+constexpr std::chrono::milliseconds kRewrite{200};
+constexpr seconds kNextLine{30};
+constexpr std::size_t kWidth = 79;
+
+std::mutex line_mutex;
+bool is_line_shown = false;
+
+bool is_terminal() {
+  const char* const term = std::getenv("TERM");
+  return ::isatty(STDERR_FILENO) != 0 && term != nullptr && std::string_view(term) != "dumb";
+}
+
+/// The first kWidth columns: a line that wraps cannot be rewritten.
+std::string cut(const std::string& text) {
+  std::size_t columns = 0;
+  for (std::size_t i = 0; i < text.size(); ++i)
+    if ((static_cast<unsigned char>(text[i]) & 0xC0) != 0x80 && columns++ == kWidth)
+      return text.substr(0, i);
+  return text;
+}
+
+}  // namespace
+
+Progress::Progress(std::string what) : what_(std::move(what)) {
+  if (is_quiet()) return;
+  // Signals are for the thread that works.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  try {
+    thread_ = std::thread([this] { show(); });
+  } catch (const std::system_error&) {  // no room for a thread: the work matters more
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Progress::~Progress() {
+  {
+    const std::lock_guard hold(mutex_);
+    has_ended_ = true;
+  }
+  ends_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  hide_progress();
+}
+
+void Progress::say(std::string how_far) {
+  const std::lock_guard hold(mutex_);
+  how_far_ = std::move(how_far);
+}
+
+void Progress::show() {
+  const bool terminal = is_terminal();
+  const auto start = Clock::now();
+  const std::int64_t work_before = work_done.load(std::memory_order_relaxed);
+  std::unique_lock hold(mutex_);
+  std::chrono::milliseconds pause = terminal ? kSilence : kSilenceOffTerminal;
+  while (!ends_.wait_for(hold, pause, [&] { return has_ended_; })) {
+    const std::int64_t done = work_done.load(std::memory_order_relaxed) - work_before;
+    std::string far = how_far_;
+    if (far.empty() && done != 0) far = fmt::format("{} operations", done);
+    const std::string line = cache_sim::printable(
+        fmt::format("lockstep: {}: {}{} s", what_, far.empty() ? "" : far + ", ",
+                    std::chrono::duration_cast<seconds>(Clock::now() - start).count()));
+    const std::lock_guard hold_line(line_mutex);
+    std::fputs((terminal ? "\r\033[K" + cut(line) : line + "\n").c_str(), stderr);
+    is_line_shown = terminal;
+    pause = terminal ? kRewrite : std::chrono::milliseconds(kNextLine);
+  }
+}
+
+void hide_progress() {
+  const std::lock_guard hold(line_mutex);
+  if (is_line_shown) std::fputs("\r\033[K", stderr);
+  is_line_shown = false;
+}
+
+}  // namespace lockstep::program

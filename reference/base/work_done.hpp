@@ -1,0 +1,17 @@
+// How far the long work of this process is, for whoever shows it (cache_sim/program/progress.hpp).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace lockstep {
+
+/// Operations played, and requests served by ideal policies, since the process began. One thread
+/// works and counts; another one may read.
+inline std::atomic<std::int64_t> work_done{0};
+
+inline void count_work() {
+  work_done.store(work_done.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
+}  // namespace lockstep
