@@ -249,10 +249,10 @@ Names options_of(const std::string& command) {
   return names;
 }
 
-/// Words that `lockstep list` takes.
-Names lists() {
-  const std::string said = run_program({"list", "--help"}).out;
-  static const std::regex set("WHAT [^{]*\\{([a-z,]+)\\}");
+/// The words that a positional of a command can be.
+Names choices_of(const std::string& command, const std::string& positional) {
+  const std::string said = run_program({command, "--help"}).out;
+  const std::regex set(positional + " [^{]*\\{([a-z,]+)\\}");
   std::smatch found;
   if (!std::regex_search(said, found, set)) return {};
   Names names;
@@ -306,9 +306,10 @@ std::vector<Claim> protocol_and_findings() {
 std::vector<Claim> program() {
   std::vector<Claim> all;
   for (const std::string& command : commands())
-    if (command != "list")
+    if (command != "list" && command != "completion")
       all.push_back({kCommands, command, "Option", first_words, options_of(command)});
-  all.push_back({kCommands, "list", "WHAT", first_words, lists()});
+  all.push_back({kCommands, "list", "WHAT", first_words, choices_of("list", "WHAT")});
+  all.push_back({kCommands, "completion", "SHELL", first_words, choices_of("completion", "SHELL")});
   return all;
 }
 
