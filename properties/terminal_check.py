@@ -63,8 +63,8 @@ def progress_is_shown():
 
 
 def off_a_terminal_it_is_a_line():
-    done = subprocess.run(slow(12), cwd=ROOT, capture_output=True, text=True)
-    assert re.fullmatch(r"lockstep: replay \S+: 1\d s\n", re.sub(r"\d+ operations, ", "", done.stderr)), done.stderr
+    done = subprocess.run(slow(32), cwd=ROOT, capture_output=True, text=True)
+    assert re.fullmatch(r"lockstep: replay \S+: 3\d s\n", re.sub(r"\d+ operations, ", "", done.stderr)), done.stderr
     assert "\x1b" not in done.stdout + done.stderr
 
 

@@ -21,7 +21,6 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::seconds;
 
 constexpr seconds kSilence{2};
-constexpr seconds kSilenceOffTerminal{10};
 constexpr std::chrono::milliseconds kRewrite{200};
 constexpr seconds kNextLine{30};
 constexpr std::size_t kWidth = 79;
@@ -78,7 +77,7 @@ void Progress::show() {
   const auto start = Clock::now();
   const std::int64_t work_before = work_done.load(std::memory_order_relaxed);
   std::unique_lock hold(mutex_);
-  std::chrono::milliseconds pause = terminal ? kSilence : kSilenceOffTerminal;
+  std::chrono::milliseconds pause = terminal ? kSilence : kNextLine;
   while (!ends_.wait_for(hold, pause, [&] { return has_ended_; })) {
     const std::int64_t done = work_done.load(std::memory_order_relaxed) - work_before;
     std::string far = how_far_;

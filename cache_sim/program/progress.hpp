@@ -1,6 +1,6 @@
-// What long commands say on standard error while they work: nothing for two seconds; then on a
-// terminal one line that is rewritten in place, elsewhere a line after ten seconds and each half
-// minute. Nothing where --quiet is given.
+// What long commands say on standard error while they work: on a terminal, after two seconds, one
+// line that is rewritten in place; elsewhere a line each half minute. Nothing where --quiet is
+// given.
 #pragma once
 
 #include <condition_variable>
