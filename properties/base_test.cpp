@@ -1,5 +1,5 @@
-// The small things that everything stands on: random numbers as a pure function, contracts that
-// throw sentences, registries and interned names.
+// Basics: random numbers as a pure function of their seed, assertions that throw sentences,
+// registries and interned names.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The same file gives the same digest: twice in one process, and on every compiler at every level
-// of optimisation, because the numbers stand here.
+// The same file gives the same digest: twice in one process, and with every compiler and level of
+// optimisation, because the expected digests are written down here.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// Small scopes, completely, as far as it goes in minutes.
+// Every short trace over tiny pools, as long as can be enumerated in minutes.
 #include <gtest/gtest.h>
 
 #include <filesystem>

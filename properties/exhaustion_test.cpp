@@ -1,5 +1,6 @@
-// Small scopes, completely: most bugs show in a short trace, and an allocation that fails is the
-// path that nobody has taken before. exhaustion_full_test.cpp goes two operations further.
+// Every short trace over tiny pools, completely: most bugs show in a short trace, and failing
+// allocations are the paths that tests rarely take. exhaustion_full_test.cpp goes two operations
+// further.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// `lockstep explore` and `lockstep replay` as somebody runs them who has a server of his own: what
-// is found about a child can be replayed, what is said is true, and nothing that was found is lost.
+// `lockstep explore` and `lockstep replay` with a child process: what is found about a child can be
+// replayed, messages are true, and nothing that was found is lost.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>

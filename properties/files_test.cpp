@@ -1,5 +1,5 @@
-// Files of users: written whole, through links, under names that do not meet; opened only where
-// they are files; and texts that no terminal takes for orders.
+// Users' files: results are written whole, through links, under names that do not collide; inputs
+// are opened only where they are files; texts cannot send control sequences to a terminal.
 #include "cache_sim/base/files.hpp"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-// The two recurrent layers as wholes: a prompt in pieces and its decodes are the prompt at once.
+// The two recurrent layers as wholes: a prompt computed in pieces, or token by token, gives what
+// the prompt gives at once.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 

@@ -1,4 +1,4 @@
-// Latents in bytes: within the error of their format.
+// Latents stored as bytes come back within the error of their format.
 #include "reference/attention/latent_token.hpp"
 
 #include <gtest/gtest.h>

@@ -167,6 +167,37 @@ def complaint(command, shown, folder, port):
     return ""
 
 
+def transcript_complaint(build):
+    """The conversation in protocol.md is what minimal_cache.py answers; `…` stands for every other config field."""
+    text = (ROOT / "cache_sim/check/protocol.md").read_text()
+    told = next(block for _, block in blocks(text) if block.startswith("> hello"))
+    with tempfile.TemporaryDirectory() as folder:
+        trace = pathlib.Path(folder, "x.trace")
+        trace.write_text("check\n")
+        run = pathlib.Path(folder, "x.json")
+        subprocess.run([build / "lockstep", "replay", trace, "--json", run], check=True, capture_output=True)
+        config = json.loads(run.read_text())["workload"]["config"]
+    asked = [line[2:] for line in told.splitlines() if line.startswith("> ")]
+    asked[0] = "hello protocol=1 " + " ".join(f"{key}={value}" for key, value in config.items())
+    said = subprocess.run([sys.executable, ROOT / "fixtures/subjects/minimal_cache.py"], input="\n".join(asked) + "\n",
+                          capture_output=True, text=True).stdout.splitlines()
+    shown = [line[2:] for line in told.splitlines() if line.startswith("< ")]
+    return "" if said == shown else f"protocol.md shows the answers {shown}, and the child gives {said}"
+
+
+def foreign_python(pages):
+    """Lines of Python in a page that are in no file which a test runs. (The operators' example runs in torch_ops_check.py,
+    and the replay of a folder in python_package_test.py.)"""
+    tested = {"def test_what_was_found_once():", 'lockstep.replay("tests/traces", LruCache)'}
+    for name in ("lru_cache.py", "test_lru_cache.py"):
+        tested |= {line.split("  #")[0].strip() for line in (ROOT / "fixtures/subjects" / name).read_text().splitlines()}
+    for page, text in pages.items():
+        for language, block in blocks(text):
+            if language == "python" and "torch.ops" not in block:
+                yield from (f"{page}: no test runs `{line.strip()}`" for line in block.splitlines()
+                            if line.split("  #")[0].strip() not in tested)
+
+
 def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--build", type=pathlib.Path, required=True)
@@ -183,6 +214,12 @@ def main():
         for sentence in dead_links(ROOT / name):
             print(sentence)
             failed += 1
+    for sentence in foreign_python(pages):
+        print(sentence)
+        failed += 1
+    if said := transcript_complaint(options.build.resolve()):
+        print(said)
+        failed += 1
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as name:

@@ -1,4 +1,4 @@
-// What the references stand on: functions by their values, slots by their rules, threads, pieces.
+// Parts that all references use: functions by their values, slots by their rules, threads.
 #include <gtest/gtest.h>
 
 #include <set>

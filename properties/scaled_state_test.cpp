@@ -1,4 +1,4 @@
-// Scaled narrow states: what storing costs, and that it costs nothing else.
+// Scaled narrow states: the error of storing them, and that nothing else adds to it.
 #include "reference/recurrent/scaled_state.hpp"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// check-log: what a server cannot have had cached or said, and no more than that.
+// check-log reports cached tokens and outputs that no correct server could give, and nothing else.
 #include "cache_sim/logs/server_log.hpp"
 
 #include <fmt/format.h>

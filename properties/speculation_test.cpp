@@ -1,5 +1,5 @@
-// Drawn verifications: what is kept is what rejection sampling keeps, and every output comes to its
-// end.
+// Drawn verifications keep drafts as often as rejection sampling does, and every output is
+// finished.
 #include "reference/protocol/speculation.hpp"
 
 #include <gtest/gtest.h>

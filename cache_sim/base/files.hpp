@@ -1,4 +1,4 @@
-// What every written result needs: the file itself, the day, and the commit of the program.
+// Writing result files, and the date and commit that they carry.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Text from outside (file names, names in files, what a child says) on its way to people.
+// Makes text from outside (file names, names in files, answers of a child) safe to print.
 #pragma once
 
 #include <string>

@@ -1,6 +1,5 @@
-// What the runs of one search share: child processes that can be greeted again, so that a server
-// which takes seconds to start plays many traces, and what the children have said that they do not
-// support.
+// Shared by all runs of a search: child processes that can be greeted again, so that a server that
+// takes seconds to start plays many traces; and the operations that a child has called unsupported.
 #pragma once
 
 #include <map>

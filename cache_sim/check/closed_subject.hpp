@@ -1,5 +1,5 @@
-// What a subject of which nothing is known inside can be held to: that its numbers are possible,
-// and that it reuses only what it was asked to compute.
+// Checks of a subject that cannot be looked into, such as a child process: its numbers are
+// possible, and it reuses only what it was asked to compute.
 #pragma once
 
 #include <cstdint>

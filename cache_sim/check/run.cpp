@@ -130,7 +130,7 @@ Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operatio
 /// Every subject's reply. Children come last: they are not held to say what is bad input, and see
 /// none where somebody else can tell. False where there is nothing to compare.
 bool ReplaySession::ask_all(const Operation& operation) {
-  // Verbs of another level are nobody's mistake but the caller's, and nobody hears of them.
+  // A verb of another level is the caller's mistake: it is sent to no subject.
   if (std::string lacking = who_lacks_level(operation); !lacking.empty()) {
     refuse({.text = std::move(lacking)});
     return false;

@@ -1,4 +1,5 @@
-// What a hybrid policy's states were worth, told from outside.
+// How many states a hybrid policy stored, and how many of them a request ever used: counted from
+// its operations and replies, without looking inside.
 #pragma once
 
 #include <cstdint>

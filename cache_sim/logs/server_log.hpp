@@ -1,5 +1,5 @@
 // A server's log: per request its prompt, its output and how many tokens it says it had cached.
-// What can be judged of it knowing nothing of the server's inside (lockstep check-log).
+// Checked without any knowledge of the server's inside (lockstep check-log).
 #pragma once
 
 #include <nlohmann/json.hpp>

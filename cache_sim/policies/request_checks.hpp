@@ -1,5 +1,5 @@
-// What a cache asks of an operation on a request before its own rules: the sentences of bad input
-// that do not depend on the cache. Oracles have their own.
+// Checks of bad input that are the same for every cache, made before the cache's own rules. Oracles
+// have their own.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// lockstep explore, lockstep shrink: findings that nobody wrote down, as small as they get.
+// lockstep explore, lockstep shrink: finds bugs with random traces, and makes the traces small.
 #include "cache_sim/search/explore.hpp"
 #include "cache_sim/base/files.hpp"
 

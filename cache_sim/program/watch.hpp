@@ -1,4 +1,4 @@
-// Who dies or hangs in this process takes the search with it: the watch says at which trace.
+// A policy that crashes or hangs ends the whole search process: the watch says at which trace.
 #pragma once
 
 #include <chrono>

@@ -19,7 +19,7 @@ namespace lockstep::cache_sim {
 using ReadRunLine =
     std::function<Result<std::vector<ReplayRequest>>(const std::vector<std::string>& words)>;
 
-/// One run that is done, for whoever watches.
+/// One finished run, for progress messages.
 struct ReportProgress {
   std::string command;
   std::string outcome;  ///< what it ended with, in a few words

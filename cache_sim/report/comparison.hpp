@@ -27,7 +27,7 @@ Result<Json> comparison_of(const ComparisonPlan& plan);
 /// The same of a comparison that was made already.
 Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison);
 
-/// What the figures say, for whoever has to choose.
+/// Conclusions from the figures, as sentences.
 std::vector<std::string> conclusions_of(const Comparison& comparison);
 
 /// /comparisons/… for the template comparison.html.

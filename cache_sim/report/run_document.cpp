@@ -9,7 +9,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// What a picture or a list can hold before nobody reads it.
+/// At most this many entries in a picture or a list, so that it stays readable.
 constexpr std::size_t kMostNodes = 40;
 constexpr std::int64_t kMostEvents = 40;
 constexpr std::int64_t kEventsAfter = 9;  // of those, behind the wrong one

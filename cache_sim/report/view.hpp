@@ -1,5 +1,5 @@
-// What a template of cache_sim/report/templates/ (Mustache) sees of the document. A figure or text
-// of the document is an object there, whose members are markup that names its JSON pointer:
+// The data that a template of cache_sim/report/templates/ (Mustache) is filled with. Each figure or
+// text of the document is an object there, whose members are markup that names its JSON pointer:
 //
 //   integer   count 1,776,161 · moment 3 ms (of nanoseconds) · positive, a condition ·
 //             s, which a noun has in the plural

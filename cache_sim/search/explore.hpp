@@ -1,5 +1,5 @@
-// The search: random traces from random swarms, and traces that reached something new, cut up and
-// put together again. A finding is shrunk and becomes a trace file.
+// The search: random traces, each from a random configuration, and, as in coverage-guided fuzzing,
+// recombinations of traces that reached new marks. A finding is shrunk and becomes a trace file.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
 // What the schedulers of this folder share: one question at a time, and who waits, runs and has
-// ended. Rules are those of whoever derives from it.
+// ended. The rules are in the derived classes.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-// What an encoder made of images, as vLLM 0.33 keeps it (vllm/v1/core/encoder_cache_manager.py): by
-// the image, whoever sent it, in so many places. What no request needs stays until its places are
-// needed, the oldest goes first.
+// The cache of encoded images, as in vLLM 0.33 (vllm/v1/core/encoder_cache_manager.py). Requests
+// that send the same image share its entry, which takes as many places as the image has tokens. An
+// entry that no request needs stays until its places are needed; the oldest goes first.
 #pragma once
 
 #include <cstdint>

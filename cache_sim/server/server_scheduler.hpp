@@ -1,4 +1,4 @@
-// What a server's scheduler is to whoever drives it: a state machine, step(event) → effects. It
+// The interface of a server's scheduler, a state machine: step(event) → effects. It
 // asks a subject one operation at a time and learns of the reply as its next event; it holds no
 // clock, no subject and no file, so the same events give the same effects.
 #pragma once

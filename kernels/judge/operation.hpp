@@ -1,5 +1,5 @@
-// An operation that can be judged: its cases, its one obvious definition, and mistakes that people
-// make, each as a definition of its own. A new operation is a new file.
+// An operation that can be judged: its cases, its definition (the reference), and known mistakes,
+// each as a definition of its own. A new operation is a new file.
 #pragma once
 
 #include <functional>

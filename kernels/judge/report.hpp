@@ -1,5 +1,5 @@
-// What is said about a candidate: a table, findings, what explains them, times beside floors; as
-// text and as JSON.
+// The verdict as text and as JSON: a table of cases, findings, the known mistake that explains
+// them, and times beside their floors.
 #pragma once
 
 #include "kernels/judge/verdict.hpp"

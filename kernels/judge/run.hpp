@@ -1,6 +1,6 @@
-// A candidate in a process of its own, asked line by line, so that whatever it does the judge lives
-// on. The judge keeps what a verdict hangs on to itself: inputs, results, the clock, and the
-// device's rate, which is measured before the candidate is loaded.
+// Runs a candidate in a process of its own, so that the judge survives whatever it does. Everything
+// that decides a verdict stays with the judge: inputs, results, the clock, and the device's rate,
+// which is measured before the candidate is loaded.
 //
 // A request and its answer are a line of JSON each, over pipes, with the same number `n`; numbers
 // of tensors go through shared memory. The process is Python (child.py) or a fork of this program

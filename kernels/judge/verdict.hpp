@@ -1,4 +1,5 @@
-// What the runs of a case say: findings, errors beside the yardstick, and where and what is wrong.
+// Turns the runs of a case into findings, errors beside the yardstick, and the place of what is
+// wrong.
 #pragma once
 
 #include "kernels/judge/run.hpp"

@@ -1,5 +1,5 @@
-// A program of somebody else: it includes the installed headers and finds the names that the
-// installed objects registered.
+// A program of another project: it includes the installed headers and finds the names that the
+// installed objects register.
 #include <iostream>
 
 #include "reference/protocol/subject.hpp"

@@ -1,5 +1,5 @@
-// Integers that could be swapped get types of their own, and names become small integers once, at
-// the edge.
+// Types for integers that would be easy to mix up, and names that become small integers where they
+// are read.
 #pragma once
 
 #include <compare>

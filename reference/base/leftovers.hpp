@@ -1,5 +1,5 @@
-// What a program leaves behind when a signal ends it: child processes and temporary folders. Each
-// is noted here while it exists, so that a signal handler can take it along.
+// Child processes and temporary folders that a signal would leave behind. Each is registered here
+// while it exists, so that a signal handler can remove it.
 #pragma once
 
 #include <sys/types.h>

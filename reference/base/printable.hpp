@@ -1,4 +1,4 @@
-// Text that somebody else wrote, made fit for a sentence of ours.
+// Text from outside, cut and escaped so that it can be quoted in a message.
 #pragma once
 
 #include <fmt/format.h>

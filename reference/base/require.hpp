@@ -1,4 +1,4 @@
-// Broken contracts inside the project. A bad file or a dying child is not one: see result.hpp.
+// Assertions about the project's own code; for bad files and children that die see result.hpp.
 #pragma once
 
 #include <stdexcept>

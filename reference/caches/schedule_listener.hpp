@@ -1,6 +1,6 @@
-// How a scheduler's oracle is written: as a procedure that asks a question and goes on with the
-// answer, where the scheduler itself is a state machine. The procedure is given what the scheduler
-// was told, what it asked and what it was answered, and reports the first difference.
+// Base of the schedulers' oracles. A scheduler is a state machine; its oracle is a procedure that
+// asks a question and goes on with the answer. It replays what the scheduler was told, asked and
+// answered, and reports the first difference.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The oracle of the scheduler: its rules (cache_sim/server/schedulers.md) written a second
-// time (schedule_listener.hpp).
+// The oracle of the scheduler: its rules (cache_sim/server/schedulers.md) implemented a
+// second time, independently (schedule_listener.hpp).
 #pragma once
 
 #include <deque>

@@ -1,16 +1,16 @@
 // The oracle of `vllm-align` and its variants: vLLM 0.33's block cache for hybrid models, rule by
-// rule, over plain lists. It shares no code with the policy and is in no hurry: a look-up searches,
-// the free queue is a vector, a key is a prefix.
+// rule (vllm.md), over plain lists. It shares no code with the policy and is slow on purpose: a
+// look-up searches, the free queue is a vector, a key is a prefix.
 //
-//   here            vLLM                                what it is
-//   Block           KVCacheBlock                        references and keys of one block
-//   queue           FreeKVCacheBlockQueue               free blocks, the next one to be popped
-//   first keys            cached_block_hash_to_block          by key, the blocks that have it,
-//   oldest first Column table    req_to_blocks                       a request's blocks in one
-//   group cached          num_cached_block                    columns whose keys are settled
-//   running         _allocated_block_reqs               the state and its scratch have blocks
-//   partial         _partial_hit_reqs                   a shared block that has to be copied
-//   stamped         cached_blocks_this_step             keys published in this step
+//   here       vLLM                         what it is
+//   Block      KVCacheBlock                 references and keys of one block
+//   queue      FreeKVCacheBlockQueue        free blocks, the next one to be popped first
+//   keys       cached_block_hash_to_block   by key, the blocks that have it, oldest first
+//   Column     (table) req_to_blocks        a request's blocks in one group
+//   cached     num_cached_block             columns whose keys are settled
+//   running    _allocated_block_reqs        the state and its scratch have blocks
+//   partial    _partial_hit_reqs            a shared block that has to be copied
+//   stamped    cached_blocks_this_step      keys published in this step
 //
 // B is a group's block, H the hash block, S the least common multiple of all B, A what hits are
 // aligned to (H where they may end inside a block, else S), g the drafts, P the prompt's tokens.

@@ -1,6 +1,6 @@
-// LayerState: what a policy moves when it moves state. The policy decides; a LayerState is the
-// memory it decides about, at one of three fidelities (labels, Eigen, CUDA). Every call says what
-// the server's forward or copy would do.
+// LayerState: the memory of states and KV that a policy decides about, kept as labels (digests of
+// the tokens that a slot stands for). Each call stands for a forward or a copy that a server would
+// launch.
 #pragma once
 
 #include <cstdint>

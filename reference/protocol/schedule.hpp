@@ -1,5 +1,5 @@
-// What a scheduler is told and what it answers: events, effects, notes, and the record of one event
-// with everything that it led to. The scheduler of cache_sim/ and its oracle share these and
+// The inputs and outputs of a scheduler: events, effects, notes, and the record of one event with
+// everything that it led to. The scheduler of cache_sim/ and its oracle share these and
 // nothing else.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Where nobody lists a request's verifications one by one: how many drafts each of them has, and
-// how many of these are kept, drawn from a seed.
+// `speculate=`: instead of listing a request's verifications one by one, draws from a seed how many
+// drafts each has and how many of these are kept.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Subject: whatever answers operations. The oracle in reference/, the policy in cache_sim/ and the
-// child process at the end of a pipe are the same to a run.
+// Subject: the interface of everything that answers operations. A run treats an oracle of
+// reference/, a policy of cache_sim/ and a child process alike.
 #pragma once
 
 #include <memory>

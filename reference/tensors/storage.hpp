@@ -1,6 +1,6 @@
 // Where production kernels round. A reference computes in its scalar; a storage point is a place
-// where a kernel writes a narrower type to memory or feeds it to a tensor core. Naming these points
-// makes "the same precision" a thing that one can ask for: see yardstick.hpp.
+// where a kernel writes a narrower type to memory or feeds it to a tensor core. With these
+// points named, the reference can be run in the kernel's precision: see yardstick.hpp.
 //
 //   format      significand  smallest normal  largest   beyond the largest
 //   float32     24 bits      2^-126           3.4e38    infinity

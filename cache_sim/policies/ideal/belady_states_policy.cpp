@@ -1,10 +1,10 @@
 // `belady-states`: a hybrid cache that knows the future. `belady` bounds what any policy can hit
 // with KV alone; here states take their bytes too, and a hit needs one.
 //
-// Each request wants one position: as far as its prompt was stored by anybody before it. Whoever
-// computes past a position that a later request wants leaves a state there; nobody else does. What
-// is kept are states and the KV up to them. Where they are more bytes than the capacity, the state
-// that is wanted last goes, and with it the KV that no other state needs.
+// For each request the best position to resume from is the end of the longest part of its prompt
+// that any earlier request stored. A request that computes past a position that a later one wants
+// leaves a state there, and nowhere else. States are kept with the KV up to them. Where they exceed
+// the capacity, the state that is wanted last goes, and with it the KV that no other state needs.
 //
 // With room for everything it hits what `kv-bound` hits, with no state that is never hit. With
 // less it is a policy like any other and not an optimum: items of different sizes make that a hard

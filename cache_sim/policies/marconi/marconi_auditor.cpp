@@ -1,7 +1,7 @@
-// Holds Marconi to what must be true whatever it decides: each slot has one owner, states and KV
-// stand for the prefixes that they lie under, locks are those of the running requests, sizes are
-// what counting gives, and no node is left that nobody can use. It recounts everything from
-// nothing, after every operation where the tree is small.
+// Marconi's invariants: each slot has one owner, states and KV stand for the prefixes of their
+// nodes, locks are those of the running requests, sizes are what counting gives, and every node can
+// still be used. Everything is recounted from nothing, after every operation where the tree is
+// small.
 #include <fmt/format.h>
 
 #include <string>

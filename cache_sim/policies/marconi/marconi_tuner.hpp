@@ -1,6 +1,6 @@
-// Chooses Marconi's alpha: reference/caches/marconi.md, 7. It keeps the
-// cache as it was before the first eviction and the requests of a window, and replays these with
-// each alpha on a copy that counts bytes.
+// Chooses Marconi's alpha (reference/caches/marconi.md, 7): keeps a copy of the cache from before
+// the first eviction and the requests of a window, and replays them with each alpha on a copy that
+// only counts bytes.
 #pragma once
 
 #include <cstdint>

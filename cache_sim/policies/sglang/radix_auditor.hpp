@@ -1,9 +1,9 @@
 // Holds a radix policy to invariants I1 to I12 of reference/caches/sglang.md, 1.9: after every
 // operation for what the operation touched, and from nothing when asked. It keeps its own record of
-// every node, slot and lock and shares none of the policy's decisions or helpers; what it reads of
-// the policy is where things lie. Which nodes an operation has changed the tree says itself
-// (NodeTouch): a change that it does not tell is found by the next recount from nothing, which is
-// at every `check`, at the end of a run and otherwise after 1,000 operations.
+// every node, slot and lock and shares none of the policy's decisions or helpers; it reads
+// only the positions of slots and nodes. The tree reports which nodes an operation has changed
+// (NodeTouch); a change that it does not report is found by the next recount from nothing: at every
+// `check`, at the end of a run and otherwise after 1,000 operations.
 #pragma once
 
 #include <cstdint>

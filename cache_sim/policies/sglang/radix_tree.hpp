@@ -1,14 +1,13 @@
-// SGLang's tree of cached prefixes, 0.5.23 (TreeCore with its FULL and MAMBA components),
-// reference/caches/sglang.md, 1.1 to 1.6. One tree
-// serves `radix` (no states: every node is a valid end of a match) and the hybrid policies (a match
-// ends at a node that has a state).
+// SGLang's tree of cached prefixes, 0.5.23 (TreeCore with its FULL and MAMBA components; rules:
+// reference/caches/sglang.md, 1.1 to 1.6). The same tree serves `radix`, which has no states, so
+// that a match may end at any node, and the hybrid policies, whose matches end at a state.
 //
-// Where the time goes, and what was done about it:
-//   tokens    are compared where a match walks and nowhere else: an insert starts at the node that
-//             the request has locked
+// What makes it fast:
+//   tokens    are compared only where a match walks: an insert starts at the node that the request
+//             has locked
 //   children  are found in one flat hash table keyed by (parent, first page)
-//   leaves    stand in a list ordered by access time: one that is listed was accessed just now, or
-//             it is a dropped leaf's parent and belongs near that leaf
+//   leaves    are kept in a list ordered by access time. A new entry was accessed just now and goes
+//             to the end, or is the parent of a dropped leaf and goes near that leaf's place
 #pragma once
 
 #include <cstdint>
