@@ -270,14 +270,14 @@ TEST_F(ExecSubject, deathDuringALongPromptRaisesNoSignal) {
   EXPECT_EQ(sigismember(&set, SIGPIPE), 0);
 }
 
-TEST_F(ExecSubject, deathBeforeTheGreetingIsAnsweredIsTheEnvironments) {
+TEST_F(ExecSubject, deathBeforeTheAnswerToHelloIsAnEnvironmentError) {
   expect_environment(failure_to_start("exit 9"), "exit status 9");
   expect_environment(failure_to_start("read -r hello; echo no GPU here >&2; exit 1"),
                      "`no GPU here`");
   expect_environment(failure_to_start(""), "exit status 0");
 }
 
-TEST_F(ExecSubject, aCommandThatIsNotThereIsTheEnvironments) {
+TEST_F(ExecSubject, aMissingCommandIsAnEnvironmentError) {
   expect_environment(failure_to_start("/nonexistent/server --port 1"),
                      "/nonexistent/server --port 1");
 }

@@ -153,7 +153,7 @@ TEST_F(LabelStates, aTransferWritesAPart) {
   EXPECT_EQ(found(), "freed-slot-in-use");
 }
 
-TEST_F(LabelStates, rowsOfNobodyHaveSlotZero) {
+TEST_F(LabelStates, paddedRowsHaveSlotZero) {
   fresh(kOne);
   labels.run_nobodys_row({0});
   labels.run_nobodys_row(kTwo);

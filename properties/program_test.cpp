@@ -274,7 +274,7 @@ int shell(const std::string& line, const std::string& errors) {
 }
 
 // Who reads the output of a full disk must not be told that all is well.
-TEST(BadInputOfTheProgram, outputThatCannotBeWrittenIsTheEnvironments) {
+TEST(BadInputOfTheProgram, outputThatCannotBeWrittenIsAnEnvironmentError) {
   const ScratchFolder folder;
   const std::string errors = folder.path("errors");
   for (const char* const words : {"list policies", "--help", "list defects"}) {
@@ -320,7 +320,7 @@ TEST(BadInputOfTheProgram, aTraceOfTooManyStatementsIsRefused) {
 }
 
 // The input was good: it is the machine that lacks something.
-TEST(BadInputOfTheProgram, aFileThatCannotBeWrittenIsTheEnvironments) {
+TEST(BadInputOfTheProgram, aFileThatCannotBeWrittenIsAnEnvironmentError) {
   const ScratchFolder folder;
   const std::string good = folder.write("good.trace", kGood);
   for (const char* const option : {"--json", "--timeline", "--decisions"}) {
@@ -421,7 +421,7 @@ TEST(Program, comparesTheSubjectsThatWereNamed) {
 }
 
 // Names and kinds of the JSON (cache_sim/replay/json.md), which other programs read.
-TEST(Program, jsonHasTheContractsFieldsAndIsTheSameBytesEachTime) {
+TEST(Program, jsonHasItsFieldsAndIsTheSameBytesEachTime) {
   const ScratchFolder folder;
   std::vector<std::string> texts;
   for (const char* const name : {"one.json", "two.json"}) {

@@ -66,7 +66,7 @@ TEST(Scheduler, whatIsCachedIsNotComputed) {
   EXPECT_EQ(server.forward->decode_tokens, 0);
 }
 
-TEST(Scheduler, aStepsChunkIsSharedInOrderAndNobodyDecodesBesideIt) {
+TEST(Scheduler, aStepsChunkIsSharedInOrderAndNoRequestDecodesBesideIt) {
   Server server({.chunked_prefill = 10});
   server.arrive("a", 3, 9);
   server.step();
@@ -192,7 +192,7 @@ TEST(Scheduler, whatIsTooLongIsRefusedAtOnceAndTheNextIsAdmitted) {
 }
 
 // A refused admission ends admission for this step and nothing else.
-TEST(Scheduler, nobodyOvertakesARefusedAdmission) {
+TEST(Scheduler, noRequestOvertakesARefusedAdmission) {
   Server server({});
   server.arrive("a", 1, 9);
   server.step();
@@ -365,7 +365,7 @@ TEST(OverlappingScheduler, whoIsRetractedLosesTheResultsThatAreOut) {
 }
 
 // It has no result that could end it, and nobody comes before it.
-TEST(OverlappingScheduler, nobodyIsAdmittedOrDecodedWhileAPromptFindsNoRoom) {
+TEST(OverlappingScheduler, noRequestIsAdmittedOrDecodedWhileAPromptFindsNoRoom) {
   Server server({.chunked_prefill = 4, .overlap = true});
   server.arrive("long", 10, 1);
   server.step();
@@ -590,7 +590,7 @@ TEST(Scheduler, whateverIsRefusedEveryRequestEndsAndNoRuleIsBroken) {
 // Whatever is said otherwise once, it hears: an operation that another one is, that is missing or
 // comes twice, a note, a forward. Of a scheduler that goes on asking it has heard enough before the
 // end.
-TEST(SchedulerOracle, hearsWhateverIsSaidOtherwise) {
+TEST(SchedulerOracle, noticesEveryDifferentEffect) {
   const std::vector<std::pair<std::string, Spoil>> lies = {
       {"another request", [](auto& e) { e.asked.back().operation.id = Name::intern("other"); }},
       {"one more token", [](auto& e) { e.asked.back().operation.n += 1; }},
@@ -634,7 +634,7 @@ TEST(SchedulerOracle, hearsWhateverIsSaidOtherwise) {
     }
 }
 
-TEST(SchedulerOracle, hearsASchedulerOfOtherRules) {
+TEST(SchedulerOracle, noticesASchedulerOfOtherRules) {
   for (std::uint64_t seed = 1; seed <= 40; ++seed) {
     bool asked = false;
     const std::optional<Finding> finding = serve_random_requests(
@@ -643,7 +643,7 @@ TEST(SchedulerOracle, hearsASchedulerOfOtherRules) {
   }
 }
 
-TEST(SchedulerOracle, hearsASchedulerThatNeverStopsAsking) {
+TEST(SchedulerOracle, noticesASchedulerThatNeverStopsAsking) {
   reference::SchedulerOracle check({});
   const RequestSpec spec = spec_of("r", 4, 1);
   SchedulerEpisode episode;

@@ -205,7 +205,7 @@ TEST(SglangOracle, decidesOnTheWorkloadAsSglangDid) {
   }
 }
 
-TEST(SglangW1, driverStopsAtARefusalButGoesOnWithoutACheckpoint) {
+TEST(SglangW1, theDriverStopsAtARefusalButGoesOnWithoutACheckpoint) {
   const Reply cached = Reply().set(ReplyField::cached, 0);
   const auto drive_refusing = [&](Verb verb) {
     const Reply refused = Reply::refusal(Refusal::no_state_slot);
@@ -591,7 +591,7 @@ TEST(SglangOracle, plainRadixStoresWholePagesAndFreesTheRest) {
 }
 
 // Two requests compute the same prompt at once: the second one's KV and states go back.
-TEST(SglangOracle, whoeverFinishesSecondKeepsNothingTwice) {
+TEST(SglangOracle, theSecondOfTwoEqualRequestsKeepsNothingTwice) {
   Conversation cache(kNoBuffer);
   for (const std::string_view id : {"one", "two"}) {
     EXPECT_EQ(cache.ask(fmt::format("admit id={} tokens=a8", id), ReplyField::cached), 0);

@@ -95,7 +95,7 @@ TEST(SglangScheduler, whoFindsNoRoomAloneIsRefused) {
 }
 
 // Behind a refusal nobody is looked at until a request has left.
-TEST(SglangScheduler, admissionIsClosedUntilSomebodyLeaves) {
+TEST(SglangScheduler, admissionIsClosedUntilARequestLeaves) {
   Server server({.chunked_prefill = 100, .sglang = true});
   server.arrive("a", 3, 4);
   server.step();
@@ -123,7 +123,7 @@ TEST(SglangScheduler, admissionIsClosedWhereNothingIsLeft) {
 }
 
 // With a result out that ends a request, its memory is waited for.
-TEST(SglangScheduler, nobodyIsRetractedWhileARequestEnds) {
+TEST(SglangScheduler, noRequestIsRetractedWhileAnotherEnds) {
   Server server({.chunked_prefill = 100, .overlap = true, .sglang = true});
   server.arrive("ends", 3, 2);
   server.arrive("goes_on", 3, 9);

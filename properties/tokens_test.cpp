@@ -84,7 +84,7 @@ RC_GTEST_PROP(Tokens, whatIsPrintedIsParsedToTheSame, ()) {
 }
 
 // Equal sequences are printed equally, so that texts can be compared.
-RC_GTEST_PROP(Tokens, textAndDigestDoNotDependOnHowTheSequenceCameToBe, ()) {
+RC_GTEST_PROP(Tokens, textAndDigestDoNotDependOnHowTheSequenceWasBuilt, ()) {
   const Pair pair = random_pair();
   const Tokens flat = Tokens::of_values(pair.values);
   RC_ASSERT(flat == pair.tokens);

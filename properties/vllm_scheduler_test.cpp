@@ -50,7 +50,7 @@ TEST(VllmScheduler, aLongPromptLeavesTokensToOthers) {
   EXPECT_EQ(server.step(), "extend:b:6 step:b |finish:b");
 }
 
-TEST(VllmScheduler, whoIsCutToNothingIsPassedOverOrEndsAdmission) {
+TEST(VllmScheduler, aRequestCutToNothingIsPassedOverOrEndsAdmission) {
   Server server({.chunked_prefill = 8, .vllm = true});
   server.arrive("a", 12, 1);
   server.step();
