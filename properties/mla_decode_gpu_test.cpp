@@ -3,7 +3,10 @@
 
 #include <gmock/gmock.h>
 
+#include <cstring>
+
 #include "properties/support/gpu.hpp"
+#include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
 
 namespace lockstep {
@@ -12,11 +15,59 @@ namespace {
 using namespace testing_support;
 using kernels::Bf16;
 using kernels::DeviceTensor;
+using kernels::E4m3;
 using kernels::Fp16;
 
 constexpr const char* kOperation = "mla_decode";
 constexpr std::int64_t kWidth = 576, kValues = 512;
-constexpr float kScale = 0.135f;  // DeepSeek-V3's (128 + 64)^-0.5 1.874
+constexpr float kScale = 0.135f;   // DeepSeek-V3's (128 + 64)^-0.5 1.874
+constexpr float kKvScale = 0.21f;  // of caches of numbers in e4m3
+
+/// Types of queries and cache.
+template <class T_, class C_ = T_>
+struct Types {
+  using T = T_;
+  using C = C_;
+};
+
+/// A latent as a cache of C holds it, what that stands for, and what a kernel multiplies: numbers
+/// times their token's scale are rounded to float16, and so is the scale's mantissa.
+template <class C>
+struct Latent {
+  std::vector<C> stored;
+  std::vector<double> value, multiplied;
+
+  /// Columns are as large as they come, but in tokens of 656 bytes, whose groups of 128 have scales
+  /// of their own.
+  explicit Latent(const std::vector<double>& x) : value(x), multiplied(x) {
+    if constexpr (std::is_same_v<C, std::uint8_t>) {
+      Vector<double> wide(kWidth);
+      for (std::int64_t i = 0; i < kWidth; ++i)
+        wide(i) = x[static_cast<std::size_t>(i)] * std::array{1.0, 0.01, 3.0, 0.3, 1.0}[i / 128];
+      const auto kind =
+          wide(0) > 0 ? reference::TileScale::exact : reference::TileScale::power_of_two;
+      const reference::LatentToken token = reference::packed_token<double>(wide, kind);
+      stored.assign(token.begin(), token.end());
+      wide = reference::unpacked_token<double>(token);
+      std::copy(wide.begin(), wide.end(), value.begin());
+      multiplied = value;
+      for (std::size_t i = 0; i < kValues; ++i) {
+        float scale = 0;
+        std::memcpy(&scale, &token[kValues + i / 128 * sizeof(float)], sizeof(float));
+        int power = 0;
+        const double mantissa = rounded(2 * std::frexp(double{scale}, &power), Format::fp16);
+        const double product = rounded(decode_e4m3(token[i]) * mantissa, Format::fp16);
+        multiplied[i] = rounded(std::ldexp(product, power - 1), Format::fp16);
+      }
+    } else {
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        stored.push_back(kernels::from_host<C>(x[i] / (std::is_same_v<C, E4m3> ? 0.2 : 1.0)));
+        if (std::is_same_v<C, E4m3>)
+          value[i] = multiplied[i] = double{kernels::to_host(stored.back())} * double{kKvScale};
+      }
+    }
+  }
+};
 
 struct Question {
   Sizes lengths;
@@ -30,6 +81,7 @@ struct Question {
 
 /// Requests' latents in pages of a pool, handed out from behind; everything else is NaN, and the
 /// block table's tail is wild.
+template <class C>
 struct Inputs {
   Inputs(const Question& question, std::uint64_t seed)
       : lengths(ints(question.lengths)),
@@ -42,21 +94,32 @@ struct Inputs {
       pages += (length + page - 1) / page;
       widest = std::max(widest, (length + page - 1) / page + 1);
     }
-    cache = Array<double, 3>(Shape<3>{pages, page, kWidth}, std::nan(""));
+    cache = multiplied = Array<double, 3>(Shape<3>{pages, page, kWidth}, std::nan(""));
+    stored_shape = {pages, page, std::is_same_v<C, std::uint8_t> ? reference::kTokenBytes : kWidth};
+    stored.resize(static_cast<std::size_t>(element_count(stored_shape)));
+    std::memset(stored.data(), 0xff, stored.size() * sizeof(C));  // NaN
     table = Array<std::int32_t, 2>(Shape<2>{lengths.size(), widest}, 2147480000);
     std::int64_t next = pages - 2;
     for (std::int64_t b = 0; b < lengths.size(); ++b)
       for (std::int64_t l = 0; l < lengths(b); ++l) {
         if (l % page == 0) table(b, l / page) = static_cast<std::int32_t>(next--);
         const Grid grid{.seed = seed, .stream = static_cast<std::uint64_t>(100 + b * 100000 + l)};
-        std::uint64_t i = 0;
-        for_each_element(at(cache.view(), table(b, l / page), l % page),
-                         [&](const auto&, double& x) { x = grid(i++); });
+        const std::int64_t place = table(b, l / page) * page + l % page;
+        std::vector<double> x(kWidth);
+        for (std::size_t i = 0; i < x.size(); ++i) x[i] = grid(i);
+        const Latent<C> latent(x);
+        std::copy(latent.value.begin(), latent.value.end(), cache.data() + place * kWidth);
+        std::copy(latent.multiplied.begin(), latent.multiplied.end(),
+                  multiplied.data() + place * kWidth);
+        std::copy(latent.stored.begin(), latent.stored.end(),
+                  stored.begin() + place * stored_shape[2]);
       }
   }
   Array<std::int32_t, 1> lengths;
   Array<double, 4> q;
-  Array<double, 3> cache;
+  Array<double, 3> cache, multiplied;  ///< of `stored`: Latent
+  std::vector<C> stored;
+  Shape<3> stored_shape{};
   Array<std::int32_t, 2> table;
 };
 
@@ -66,9 +129,9 @@ struct Answer {
   Array<S, 3> lse;
 };
 
-template <class S>
+template <class S, class C>
 reference::MlaDecodeInputs<S> reference_inputs(const Array<S, 4>& q, const Array<S, 3>& cache,
-                                               const Inputs& in, bool causal) {
+                                               const Inputs<C>& in, bool causal) {
   return {.q = q.view(),
           .cache = cache.view(),
           .block_table = in.table.view(),
@@ -76,13 +139,14 @@ reference::MlaDecodeInputs<S> reference_inputs(const Array<S, 4>& q, const Array
           .softmax_scale = kScale,
           .causal = causal};
 }
-template <class S>
-Answer<S> empty_answer(const Inputs& in) {
+template <class S, class C>
+Answer<S> empty_answer(const Inputs<C>& in) {
   const std::int64_t B = in.q.extent(0), q_len = in.q.extent(1), H = in.q.extent(2);
   return {Array<S, 4>(Shape<4>{B, q_len, H, kValues}), Array<S, 3>(Shape<3>{B, H, q_len})};
 }
 
-Answer<double> truth_of(const Inputs& in, bool causal) {
+template <class C>
+Answer<double> truth_of(const Inputs<C>& in, bool causal) {
   Answer<double> answer = empty_answer<double>(in);
   reference::mla_decode<double>(reference_inputs(in.q, in.cache, in, causal), answer.out,
                                 answer.lse);
@@ -90,9 +154,10 @@ Answer<double> truth_of(const Inputs& in, bool causal) {
 }
 
 /// In float, with probabilities and outputs rounded as the kernel stores them.
-Answer<float> yardstick_of(const Inputs& in, bool causal, Format format) {
+template <class C>
+Answer<float> yardstick_of(const Inputs<C>& in, bool causal, Format format) {
   const auto q = cast<float>(in.q);
-  const auto cache = cast<float>(in.cache);
+  const auto cache = cast<float>(in.multiplied);
   const auto inputs = reference_inputs(q, cache, in, causal);
   Answer<float> answer = empty_answer<float>(in);
   for (std::int64_t b = 0; b < q.extent(0); ++b) {
@@ -116,36 +181,42 @@ Answer<float> yardstick_of(const Inputs& in, bool causal, Format format) {
   return answer;
 }
 
-template <class T>
+template <class T, class C>
 struct Device {
-  explicit Device(const Inputs& in)
+  explicit Device(const Inputs<C>& in)
       : q(in.q),
-        cache(in.cache),
+        cache(in.stored_shape),
+        kv_scale(Array<float, 1>(Shape<1>{1}, kKvScale)),
         table(in.table),
         lengths(in.lengths),
         out(Shape<4>{in.q.extent(0), in.q.extent(1), in.q.extent(2), kValues}),
         lse(Shape<3>{in.q.extent(0), in.q.extent(2), in.q.extent(1)}),
-        workspace(Shape<1>{kernels::mla_decode_workspace(arguments({}))}) {}
+        workspace(Shape<1>{kernels::mla_decode_workspace(arguments({}))}) {
+    cache.set(in.stored);
+  }
 
-  kernels::MlaDecode<T> arguments(const Question& question) {
-    return {.q = std::as_const(q).view(),
-            .cache = std::as_const(cache).view(),
-            .block_table = std::as_const(table).view(),
-            .seq_lens = std::as_const(lengths).view(),
-            .out = out.view(),
-            .lse = lse.view(),
-            .softmax_scale = kScale,
-            .causal = question.causal,
-            .parts = question.parts};
+  kernels::MlaDecode<T, C> arguments(const Question& question) {
+    kernels::MlaDecode<T, C> all{.q = std::as_const(q).view(),
+                                 .cache = std::as_const(cache).view(),
+                                 .block_table = std::as_const(table).view(),
+                                 .seq_lens = std::as_const(lengths).view(),
+                                 .out = out.view(),
+                                 .lse = lse.view(),
+                                 .softmax_scale = kScale,
+                                 .causal = question.causal,
+                                 .parts = question.parts};
+    if (std::is_same_v<C, E4m3>) all.kv_scale = std::as_const(kv_scale).view();
+    return all;
   }
   void run(const Question& question, cudaStream_t stream = nullptr) {
-    kernels::MlaDecode<T> in = arguments(question);
+    kernels::MlaDecode<T, C> in = arguments(question);
     in.workspace = workspace.view();
-    kernels::mla_decode<T>(in, stream);
+    kernels::mla_decode(in, stream);
   }
 
   DeviceTensor<T, 4> q;
-  DeviceTensor<T, 3> cache;
+  DeviceTensor<C, 3> cache;
+  DeviceTensor<float, 1> kv_scale;
   DeviceTensor<std::int32_t, 2> table;
   DeviceTensor<std::int32_t, 1> lengths;
   DeviceTensor<T, 4> out;
@@ -153,14 +224,15 @@ struct Device {
   DeviceTensor<unsigned char, 1> workspace;
 };
 
-template <class T>
+template <class Form>
 void expect_agreement(const Question& question, std::uint64_t seed) {
   SCOPED_TRACE("H " + std::to_string(question.heads) + ", q_len " + std::to_string(question.q_len) +
                ", page " + std::to_string(question.page) + ", parts " +
                std::to_string(question.parts) + ", lengths " +
                ::testing::PrintToString(question.lengths));
-  const Inputs in(question, seed);
-  Device<T> device(in);
+  using T = typename Form::T;
+  const Inputs<typename Form::C> in(question, seed);
+  Device<T, typename Form::C> device(in);
   device.run(question);
   finish();
   const Answer<double> truth = truth_of(in, question.causal);
@@ -169,14 +241,18 @@ void expect_agreement(const Question& question, std::uint64_t seed) {
   EXPECT_TRUE(within_yardstick(kOperation, "lse", device.lse, yardstick.lse, truth.lse));
 }
 
-template <class T>
-class MlaDecodeGpu : public GpuTest {};
-using Types = ::testing::Types<
+template <class Form>
+class MlaDecodeGpu : public GpuTest {
+ protected:
+  using In = Inputs<typename Form::C>;
+  using On = Device<typename Form::T, typename Form::C>;
+};
+using Forms = ::testing::Types<
 #ifdef LOCKSTEP_ALL_SHAPES
-    Fp16,
+    Types<Fp16>,
 #endif
-    Bf16>;
-TYPED_TEST_SUITE(MlaDecodeGpu, Types);
+    Types<Bf16>, Types<Bf16, E4m3>, Types<Bf16, std::uint8_t>>;
+TYPED_TEST_SUITE(MlaDecodeGpu, Forms);
 
 // Blocks of 64 rows that are full, or hold one row, several queries, parts of a query.
 TYPED_TEST(MlaDecodeGpu, anyNumberOfHeadsAndQueries) {
@@ -225,13 +301,13 @@ TYPED_TEST(MlaDecodeGpu, anySpreadOfScores) {
 // What a request gets depends on its keys alone: not on the size and order of pages.
 TYPED_TEST(MlaDecodeGpu, pagesDoNotMatter) {
   Question question{.lengths = {300, 65, 1000, 64}, .heads = 20, .q_len = 2};
-  const Inputs whole(question, 5);
-  Device<TypeParam> expected(whole);
+  const typename TestFixture::In whole(question, 5);
+  typename TestFixture::On expected(whole);
   expected.run(question);
   finish();
   for (const std::int64_t page : {1, 2, 4, 8, 16, 32, 128}) {
     question.page = page;
-    Device<TypeParam> device(Inputs(question, 5));
+    typename TestFixture::On device(typename TestFixture::In(question, 5));
     device.run(question);
     finish();
     EXPECT_TRUE(same_bits(device.out, expected.out)) << page;
@@ -246,8 +322,8 @@ TYPED_TEST(MlaDecodeGpu, pagesDoNotMatter) {
 // Parts that finish in another order are merged in the same one, and counters are left as found.
 TYPED_TEST(MlaDecodeGpu, everyLaunchGivesTheSameBits) {
   const Question question{.lengths = {900, 20, 1700, 64}, .heads = 70};
-  const Inputs in(question, 9);
-  Device<TypeParam> first(in), again(in);
+  const typename TestFixture::In in(question, 9);
+  typename TestFixture::On first(in), again(in);
   first.run(question);
   finish();
   for (int i = 0; i < 50; ++i) again.run(question);
@@ -260,8 +336,8 @@ TYPED_TEST(MlaDecodeGpu, everyLaunchGivesTheSameBits) {
 // are whole, and places of requests that are gone have length 0.
 TYPED_TEST(MlaDecodeGpu, aCapturedLaunchServesOtherLengths) {
   Question question{.lengths = {1000, 70, 640, 5}};
-  const Inputs in(question, 4);
-  Device<TypeParam> captured(in), direct(in);
+  const typename TestFixture::In in(question, 4);
+  typename TestFixture::On captured(in), direct(in);
   direct.run(question);
   finish();
   captured.lengths.set({64, 0, 0, 1});
@@ -295,7 +371,7 @@ TEST(MlaDecodeArguments, areRefusedByName) {
   EXPECT_THAT(complaint([](In& in) {
                 in.cache = unread<const Bf16, 3>({5, 48, kWidth});
               }),
-              HasSubstr("cache is expected to be [pages, page, 576] with pages of a divisor or a "
+              HasSubstr("cache is expected to be [pages, page, width] with pages of a divisor or a "
                         "multiple of 64 tokens"));
   EXPECT_THAT(complaint([](In& in) { in.seq_lens = unread<const std::int32_t, 1>({3}); }),
               HasSubstr("seq_lens is expected to be [B] = [2]; got [3]"));
@@ -308,6 +384,8 @@ TEST(MlaDecodeArguments, areRefusedByName) {
               }),
               HasSubstr("q is expected to be with the rows of a request evenly apart"));
   EXPECT_THAT(complaint([](In& in) { in.lane = 128; }), HasSubstr("lane is expected to be below"));
+  EXPECT_THAT(complaint([](In& in) { in.kv_scale = unread<const float, 1>({1}); }),
+              HasSubstr("kv_scale is expected to be absent without a cache of numbers in e4m3"));
 }
 
 }  // namespace

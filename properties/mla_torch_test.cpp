@@ -4,6 +4,7 @@
 #include "properties/support/laws.hpp"
 #include "properties/support/torch_bridge.hpp"
 #include "properties/support/torch_operator.hpp"
+#include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
 
 namespace lockstep {
@@ -62,6 +63,38 @@ TEST(MlaDecodeOperator, isItsReference) {
       EXPECT_EQ(bytes_of(results[0].toTensor()), bytes_of(tensor_of(out)));
       EXPECT_EQ(bytes_of(results[1].toTensor()), bytes_of(tensor_of(lse)));
     }
+}
+
+// A cache of tokens of 656 bytes is that of the values that they stand for, bit by bit.
+TEST(MlaDecodeOperator, takesTokensOfBytes) {
+  Case c;
+  c.q = on_grid<float>(Shape<4>{3, 2, 3, 576}, {.seed = 1, .stream = 1});
+  const auto latents = on_grid<float>(Shape<2>{24, 576}, {.seed = 1, .stream = 2});
+  Array<float, 3> values(Shape<3>{6, 4, 576});
+  const Tensor tokens = at::empty({6, 4, reference::kTokenBytes}, at::kByte);
+  for (std::int64_t i = 0; i < 24; ++i) {
+    const auto kind = i % 2 == 0 ? reference::TileScale::exact : reference::TileScale::power_of_two;
+    const auto token = reference::packed_token<float>(as_vector(at(latents.view(), i)), kind);
+    std::copy(token.begin(), token.end(),
+              tokens.data_ptr<std::uint8_t>() + i * reference::kTokenBytes);
+    mapped(at(values.view(), i / 4, i % 4)) = reference::unpacked_token<float>(token);
+  }
+  Named plain = c.arguments(), packed = c.arguments();
+  plain["kv_cache"] = tensor_of(values);
+  packed["kv_cache"] = tokens;
+  for (Named* each : {&plain, &packed}) {
+    (*each)["q"] = tensor_of(c.q);
+    each->erase("value_dim");
+  }
+  const auto expected = checked_call("mla_decode", plain);
+  const auto results = checked_call("mla_decode", packed);
+  EXPECT_EQ(bytes_of(results[0].toTensor()), bytes_of(expected[0].toTensor()));
+  EXPECT_EQ(bytes_of(results[1].toTensor()), bytes_of(expected[1].toTensor()));
+
+  packed["kv_cache"] = at::zeros({6, 4, 655}, at::kByte);
+  EXPECT_NE(complaint_of("mla_decode", packed)
+                .find("kv_cache is expected to be [pages, page, 656] in bytes"),
+            std::string::npos);
 }
 
 TEST(MlaDecodeOperator, refusesByName) {

@@ -237,6 +237,13 @@ def mla_cases(data):
                    kv_cache=data.normal(ROWS * blocks, page, width),
                    block_table=pages.reshape(ROWS, blocks).to(data.device),
                    seq_lens=data.ints([200, 2, 65, 17]), softmax_scale=0.135, value_dim=dims)
+    # Tokens of 656 bytes. (opcheck compares arguments, for which PyTorch has no float8_e4m3fn.)
+    numbers = data.normal(ROWS * 4, 64, 512, dtype=torch.float32).to(torch.float8_e4m3fn)
+    scales = data.normal(ROWS * 4, 64, 4, dtype=torch.float32).abs() + 0.1
+    tokens = [x.view(torch.uint8) for x in (numbers, scales, data.normal(ROWS * 4, 64, 64, dtype=torch.bfloat16))]
+    table = torch.randperm(ROWS * 4, generator=data.generator).to(torch.int32).reshape(ROWS, 4).to(data.device)
+    yield dict(q=data.normal(ROWS, 2, H, 576), kv_cache=torch.cat(tokens, 2), block_table=table,
+               seq_lens=data.ints([200, 2, 65, 17]), softmax_scale=0.135)
 
 
 def prefill_cases(data):

@@ -9,9 +9,11 @@
 //   block  4 warpgroups: scores, outputs 0 to 255, outputs 256 to 511, and one that feeds
 //
 //   feeding  by tensor copies: one warp the queries' slabs 0 to 3, for registers, and the keys, two
-//            slabs at a time, into a ring of ten such pairs; a tile's last slab (k_pe) has its own
-//            place. Another warp the queries' other slabs, which stay. Before the launch may read
-//            anything, all ask L2 for what they will probably read first
+//            slabs at a time, into a ring of such pairs; a tile's last slab (k_pe) has places of
+//            its own. Another warp the queries' other slabs, which stay. Before the launch may read
+//            anything, all ask L2 for what they will probably read first. Of a cache in e4m3, one
+//            warp copies units as they are in memory, and the three others fill the ring with them
+//            as float16 (mla_latents.cuh)
 //   scores   S = Q K^T, then p = exp2(S - m) to shared memory, in T. m is the largest score, or
 //            less by at most kSlack: outputs are rarely rescaled. They are divided by the sum of
 //            p as it was rounded: of a key that has most of the weight its rounding then cancels
@@ -24,6 +26,7 @@
 // one another, so all of a launch are resident: one a processor, and no more than there are.
 #include "kernels/attention/mla_decode.hpp"
 
+#include "kernels/attention/mla_latents.cuh"
 #include "kernels/attention/mla_schedule.cuh"
 #include "kernels/attention/softmax_rows.cuh"
 
@@ -34,31 +37,52 @@ using namespace hopper;
 using namespace mla;
 
 constexpr const char* kName = "mla_decode";
-constexpr int kWidth = 576, kValues = 512;
+constexpr int kWidth = 576, kValues = 512, kTokenBytes = 656;
 constexpr int kRows = 64;                          ///< of a block
 constexpr int kSlabs = kWidth / kTileColumns;      ///< of a tile, and of the queries
 constexpr int kHalf = kValues / kTileColumns / 2;  ///< slabs of half the values
 constexpr int kSlabBytes = kRows * kTileRowBytes;
 constexpr int kPair = 2;  ///< slabs of a unit of the ring
 constexpr int kUnitBytes = kPair * kSlabBytes;
-constexpr int kUnits = 10;
 constexpr int kThreads = 4 * kWarpgroup;
 constexpr int kMergers = 2 * kWarpgroup;
-constexpr int kFeedRegisters = 32, kScoreRegisters = 144, kOutputRegisters = 168;
+constexpr int kOutputRegisters = 160;
 constexpr int kDeferredTiles = 24;  ///< of an item, at least: few wait for bytes, not for products
 constexpr float kSlack = 8;         ///< powers of two that p may grow beyond 1
 
-// Shared memory, in bytes.
-constexpr int kQueries = kUnits * kUnitBytes;  // slabs 4 to 8
-constexpr int kRope = kQueries + (kSlabs - kHalf) * kSlabBytes;
-constexpr int kP = kRope + kSlabBytes;           // two tiles
-constexpr int kAlpha = kP + 2 * kSlabBytes;      // float [2][64]
-constexpr int kTotals = kAlpha + 2 * kRows * 4;  // float2 [2][64]
-constexpr int kBarriers = kTotals + 2 * kRows * 8;
-constexpr int kBarrierCount = kUnits * (kPair + 1) + 4 + 2 * 2;
-constexpr int kShare = kBarriers + 8 * kBarrierCount;
-constexpr int kSharedBytes = kShare + int{sizeof(Share)};
-static_assert(kSharedBytes <= 232448, "shared memory of a block");
+/// What a cache of C asks for where queries are of T; kManyRows: Block.
+template <class T, class C, bool kManyRows>
+struct Layout {
+  static constexpr bool kConverts = !std::is_same_v<T, C>;             ///< keys are in e4m3
+  static constexpr bool kHasScales = std::is_same_v<C, std::uint8_t>;  ///< and k_pe in bf16
+  static constexpr bool kConvertsPe = kConverts && !kHasScales;
+  static constexpr int kFeedRegisters = kConverts ? 48 : 40;
+  static constexpr int kScoreRegisters = kConverts ? 144 : 152;
+  // Pairs of slabs in the ring, and places of last slabs. Where p waits for the next tile's scores,
+  // two tiles and a half are worth more; else that last slabs come as early as the others.
+  static constexpr int kUnits = kConverts ? 6 : kManyRows ? 10 : 9;
+  static constexpr int kRopes = kConverts ? 2 : kManyRows ? 1 : 3;
+  static constexpr int kRaw = kConverts ? kUnits : 0;      ///< units as they are in memory
+  static constexpr int kRawPe = kConvertsPe ? kRopes : 0;  ///< last slabs likewise
+
+  // Shared memory, in bytes.
+  static constexpr int kScaleBytes = kHasScales ? kTokens * mla::kScaleBytes : 0;  // of a raw unit
+  static constexpr int kRawBytes = kTokens * kRawColumns + kScaleBytes;
+  static constexpr int kRawPeBytes = kTokens * kTileColumns;
+  static constexpr int kQueries = kUnits * kUnitBytes;  // slabs 4 to 8
+  static constexpr int kRope = kQueries + (kSlabs - kHalf) * kSlabBytes;
+  static constexpr int kP = kRope + kRopes * kSlabBytes;  // two tiles
+  static constexpr int kRawUnits = kP + 2 * kSlabBytes;
+  static constexpr int kRawPes = kRawUnits + kRaw * kRawBytes;
+  static constexpr int kAlpha = kRawPes + kRawPe * kRawPeBytes;  // float [2][64]
+  static constexpr int kTotals = kAlpha + 2 * kRows * 4;         // float2 [2][64]
+  static constexpr int kBarriers = kTotals + 2 * kRows * 8;
+  static constexpr int kBarrierCount =
+      kUnits * (kPair + 1) + 2 * kRopes + 2 + 2 * 2 + 1 + 2 * kRaw + 2 * kRawPe;
+  static constexpr int kShare = kBarriers + 8 * kBarrierCount;
+  static constexpr int kBytes = kShare + int{sizeof(Share)};
+  static_assert(kBytes <= 232448, "shared memory of a block");
+};
 
 constexpr int kCleared = 6;  ///< a barrier of threads, behind five of outputs and mergers
 
@@ -90,9 +114,14 @@ struct Decode {
   int lane;
   const void* q;
   std::int64_t q_strides[2];  ///< bytes: of requests, of rows
+  // Of caches in e4m3.
+  const float* kv_scale;  ///< of its numbers, or none
+  const unsigned char* cache;
+  std::int64_t cache_strides[2];  ///< bytes: of pages, of tokens
+  int pages;
 };
 struct Maps {
-  CUtensorMap q, cache;
+  CUtensorMap q, cache, pe, scales;
 };
 
 /// A run of tiles of one request.
@@ -132,8 +161,19 @@ __device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorM
 /// a long item is handed over when the next tile's scores are there, and is multiplied while these
 /// become p: handed over at once it would compete with their products, and nothing be left to
 /// multiply meanwhile.
-template <class T, bool kManyRows>
+template <class T, class C, bool kManyRows>
 class Block {
+  using At = Layout<T, C, kManyRows>;
+  static constexpr bool kConverts = At::kConverts, kHasScales = At::kHasScales;
+  using M = std::conditional_t<kConverts, Fp16, T>;  ///< what latents and p are multiplied as
+  using Pe = std::conditional_t<kHasScales, T, M>;   ///< and k_pe
+  static_assert(!kHasScales || std::is_same_v<T, Bf16>, "k_pe is bf16 in tokens of 656 bytes");
+  static constexpr int kUnits = At::kUnits, kRopes = At::kRopes;
+  /// Who fills a unit: a copy, or the lanes of a converting warp.
+  static constexpr int kFillers = kConverts ? 32 : 1;
+  /// Who has used it: a lane of each warp, or every lane where ordinary stores follow.
+  static constexpr int kUsers = kConverts ? kWarpgroup : 4;
+
  public:
   __device__ Block(const Decode& parameters, const Maps& maps, unsigned char* shared)
       : p_(parameters),
@@ -146,17 +186,24 @@ class Block {
 
   __device__ void init_barriers() const {
     for (int u = 0; u < kUnits; ++u) {
-      for (int s = 0; s < kPair; ++s) barrier_init(full(u, s), 1);
-      barrier_init(empty(u), 4);
+      for (int s = 0; s < kPair; ++s) barrier_init(barrier(u * kPair + s), kFillers);
+      barrier_init(empty(u), kUsers);
     }
-    barrier_init(rope_full(), 1);
-    barrier_init(rope_empty(), 4);
+    for (int i = 0; i < kRopes; ++i) {
+      barrier_init(rope_full(i), kFillers);
+      barrier_init(rope_empty(i), 4);
+    }
     barrier_init(queries_full(), 1);
     barrier_init(queries_empty(), 4);
     // Who writes or reads by itself what comes with p arrives by itself.
     for (int i = 0; i < 2; ++i) {
       barrier_init(p_full(i), kRows / 2);
       barrier_init(p_empty(i), 2 * kWarpgroup);
+    }
+    barrier_init(scores_done(), kWarpgroup);
+    for (int i = 0; i < At::kRaw + At::kRawPe; ++i) {
+      barrier_init(raw_full(i), 32);
+      barrier_init(raw_empty(i), 32);
     }
     publish_barriers();
   }
@@ -183,7 +230,7 @@ class Block {
 
   __device__ void find_share() const {
     const Share share = Scheduler(p_.lengths, p_.parts, part_).share(p_.fewest);
-    if (threadIdx.x % 32 == 0) *reinterpret_cast<Share*>(shared_ + kShare) = share;
+    if (threadIdx.x % 32 == 0) *reinterpret_cast<Share*>(shared_ + At::kShare) = share;
   }
 
   // --- Feeding ---
@@ -193,15 +240,16 @@ class Block {
     std::uint32_t parity = 1;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
-      if (threadIdx.x % 32 == 0) {
-        barrier_wait(queries_empty(), parity);
-        barrier_expect(queries_full(), (kSlabs - kHalf) * kSlabBytes);
-        for (int s = kHalf; s < kSlabs; ++s)
-          load_tile(base_ + kQueries + (s - kHalf) * kSlabBytes, maps_.q, s * kTileColumns,
-                    item.request, first_row_, queries_full());
-      }
+      if (threadIdx.x % 32 == 0) load_queries(item, parity);
       parity ^= 1;
     });
+  }
+  __device__ void load_queries(const Item& item, std::uint32_t parity) const {
+    barrier_wait(queries_empty(), parity);
+    barrier_expect(queries_full(), (kSlabs - kHalf) * kSlabBytes);
+    for (int s = kHalf; s < kSlabs; ++s)
+      load_tile(base_ + At::kQueries + (s - kHalf) * kSlabBytes, maps_.q, s * kTileColumns,
+                item.request, first_row_, queries_full());
   }
 
   /// The queries' slabs that become registers, in units of the ring.
@@ -255,8 +303,7 @@ class Block {
   __device__ void load_whole_tiles() const {
     const bool leads = elected();
     const int tiles_of_page = p_.page / kTokens;
-    Step ring(kUnits);
-    std::uint32_t rope_parity = 1;
+    Step ring(kUnits), rope(kRopes);
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
       int index = item.first / tiles_of_page, within = item.first - index * tiles_of_page;
@@ -272,10 +319,10 @@ class Block {
 #pragma unroll
         for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
           if (u == 2) {
-            barrier_wait(rope_empty(), rope_parity);
-            expect_if(leads, rope_full(), kSlabBytes);
-            load(base_ + kRope, 2 * kHalf, rope_full());
-            rope_parity ^= 1;
+            barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
+            expect_if(leads, rope_full(rope.place), kSlabBytes);
+            load(rope_at(rope.place), 2 * kHalf, rope_full(rope.place));
+            rope.next();
           }
           barrier_wait(empty(ring.place), ring.parity ^ 1);
 #pragma unroll
@@ -298,8 +345,7 @@ class Block {
     const bool leads = elected();
     const int of_tile = kTokens / p_.page;  // pages
     const int lanes = min(of_tile, 32), rounds = of_tile / lanes;
-    Step ring(kUnits);
-    std::uint32_t rope_parity = 1;
+    Step ring(kUnits), rope(kRopes);
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
       PageNumbers numbers(p_, item, item.first * of_tile);
@@ -327,12 +373,12 @@ class Block {
         };
         const auto load_rope = [&] {
           if (leads) {
-            barrier_wait(rope_empty(), rope_parity);
-            barrier_expect(rope_full(), there * kTileRowBytes);
+            barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
+            barrier_expect(rope_full(rope.place), there * kTileRowBytes);
           }
-          rope_parity ^= 1;
           __syncwarp();
-          load(base_ + kRope, 2 * kHalf, rope_full());
+          load(rope_at(rope.place), 2 * kHalf, rope_full(rope.place));
+          rope.next();
         };
         for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
           const int slab = slab_of(u);
@@ -350,11 +396,242 @@ class Block {
     });
   }
 
-  /// A unit's first slab. With many rows a tile's units come in the order in which the outputs are
-  /// done with them; else as they lie in memory, whose bytes they wait for.
-  static constexpr int kSideStep = kManyRows ? 1 : 2, kSecondStep = kManyRows ? 2 : 1;
+  // --- Feeding with latents in e4m3 ---
+
+  /// A tile's units as they are in memory, by one warp. A place of the ring has one of its own, so
+  /// `ring` goes along; but the queries' units leave theirs out, so that parities are counted
+  /// apart.
+  __device__ void load_raw() const {
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    const bool leads = elected();
+    const int of_tile = max(1, kTokens / p_.page), tiles_of_page = max(1, p_.page / kTokens);
+    const int lanes = min(of_tile, 32), rounds = of_tile / lanes;
+    const int box = min(p_.page, kTokens);  // tokens that a load brings
+    Step ring(kUnits), rope(kRopes);
+    std::uint32_t parities = ~0u;
+    for_each_item([&](const Item& item) {
+      if (item.count == 0) return;
+      ring.skip(kHalf / kPair);
+      const auto page_of = [&](int tile) {
+        return of_tile > 1 ? tile * of_tile : tile / tiles_of_page;
+      };
+      PageNumbers numbers(p_, item, page_of(item.first));
+      const int last = item.first + item.count;
+#pragma unroll 1
+      for (int t = item.first; t < last; ++t) {
+        const int token = of_tile > 1 ? 0 : t % tiles_of_page * kTokens;
+        int page[2];
+        bool is[2];
+#pragma unroll
+        for (int round = 0; round < 2; ++round) {
+          is[round] = false;
+          if (round >= rounds) continue;
+          const int first = page_of(t) + round * 32;
+          numbers.reach(first);
+          page[round] = numbers[first + lane];
+          is[round] = lane < lanes && first + lane < numbers.count();
+        }
+        const int there = min(of_tile, numbers.count() - page_of(t)) * box;  // tokens
+        const auto load = [&](std::uint32_t to, int row_bytes, const CUtensorMap& map, int column,
+                              std::uint32_t barrier) {
+#pragma unroll
+          for (int round = 0; round < 2; ++round)
+            if (is[round])
+              load_tile(to + (round * 32 + lane) * box * row_bytes, map, column, page[round], token,
+                        barrier);
+        };
+        // Rows of fewer than 128 bytes: tensor copies of small pages cannot put them side by side.
+        // What a page that is none should give is written as 0.
+        const auto page_of_row = [&](int row) {
+          const int own = p_.page == 1 && row >= 32 ? page[1] : page[0];
+          const int found = p_.page == 1 ? own : __shfl_sync(0xffffffffu, own, row / box);
+          return row < there && 0 <= found && found < p_.pages ? found : -1;
+        };
+        const auto clear_rows = [&](int to, int row_bytes) {
+          if (of_tile == 1) return there * row_bytes;
+          int rows = 0;
+          for (int row = lane; row < kTokens; row += 32) {
+            const bool comes = page_of_row(row) >= 0;
+            rows += __popc(__ballot_sync(0xffffffffu, comes));
+            if (comes) continue;
+            for (int byte = 0; byte < row_bytes; byte += 16)
+              *reinterpret_cast<uint4*>(shared_ + to + row * row_bytes + byte) =
+                  make_uint4(0, 0, 0, 0);
+          }
+          publish_to_async();
+          return rows * row_bytes;
+        };
+        const auto load_rows = [&](int to, int row_bytes, const CUtensorMap& map, int column,
+                                   std::uint32_t barrier) {
+          if (of_tile == 1) return load(base_ + to, row_bytes, map, 0, barrier);
+          for (int row = lane; row < kTokens; row += 32) {
+            const int found = page_of_row(row);
+            if (found >= 0)
+              load_bytes(
+                  base_ + to + row * row_bytes,
+                  p_.cache + found * p_.cache_strides[0] + row % box * p_.cache_strides[1] + column,
+                  row_bytes, barrier);
+          }
+        };
+        // Every lane, since every one may have written rows by itself.
+        const auto expect = [&](std::uint32_t filled, int bytes) {
+          if (leads)
+            barrier_expect(filled, bytes);
+          else
+            barrier_arrive(filled);
+          __syncwarp();
+        };
+#pragma unroll 1
+        for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
+          if (u == 2) {
+            if constexpr (kHasScales) {
+              barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
+              expect(rope_full(rope.place), there * kTileRowBytes);
+              load(rope_at(rope.place), kTileRowBytes, maps_.pe, 0, rope_full(rope.place));
+            } else {
+              const std::uint32_t filled = raw_full(At::kRaw + rope.place);
+              barrier_wait(raw_empty(At::kRaw + rope.place), rope.parity ^ 1);
+              expect(filled, clear_rows(raw_pe_at(rope.place), kTileColumns));
+              load_rows(raw_pe_at(rope.place), kTileColumns, maps_.pe, kValues, filled);
+            }
+            rope.next();
+          }
+          const std::uint32_t filled = raw_full(ring.place);
+          const int scales = raw_at(ring.place) + kTokens * kRawColumns;
+          barrier_wait(raw_empty(ring.place), parities >> ring.place & 1);
+          parities ^= 1u << ring.place;
+          expect(filled, there * kRawColumns + (kHasScales ? clear_rows(scales, kScaleBytes) : 0));
+          load(base_ + raw_at(ring.place), kRawColumns, maps_.cache, slab_of(u) * kTileColumns,
+               filled);
+          if (kHasScales) load_rows(scales, kScaleBytes, maps_.scales, kScaleOffset, filled);
+        }
+      }
+    });
+  }
+
+  /// By three warps: each fills every third place of the ring, always the same ones, since whoever
+  /// waits for a place must know of its phase before; and two of them the last slabs' places.
+  __device__ void convert(int warp) const {
+    static_assert(!kConverts || kUnits % 3 == 0, "a place has one warp");
+    const int lane = static_cast<int>(threadIdx.x % 32);
+    Step ring(kUnits), rope(kRopes);
+    std::uint32_t queries_parity = 1, parities = 0;
+    for_each_item([&](const Item& item) {
+      if (item.count == 0) return;
+      if (warp == 0 && lane == 0) load_queries(item, queries_parity);
+      queries_parity ^= 1;
+      for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
+        if (ring.place % 3 != warp) continue;
+        barrier_wait(empty(ring.place), ring.parity ^ 1);
+        if (lane > 0) {
+          barrier_arrive(full(ring.place, 0));
+          continue;
+        }
+        barrier_expect(full(ring.place, 0), kUnitBytes);
+        for (int s = 0; s < kPair; ++s)
+          load_tile(unit(ring.place) + s * kSlabBytes, maps_.q, (slab + s) * kTileColumns,
+                    item.request, first_row_, full(ring.place, 0));
+      }
+#pragma unroll 1
+      for (int t = 0; t < item.count; ++t, rope.next()) {
+#pragma unroll 1
+        for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
+          if (At::kConvertsPe && u == 2 && rope.place + 1 == warp) {
+            barrier_wait(raw_full(At::kRaw + rope.place), rope.parity);
+            barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
+            convert_pe(lane, raw_pe_at(rope.place), rope_at(rope.place) - base_);
+            publish_to_async();
+            barrier_arrive(rope_full(rope.place));
+            barrier_arrive(raw_empty(At::kRaw + rope.place));
+          }
+          if (ring.place % 3 != warp) continue;
+          barrier_wait(raw_full(ring.place), parities >> ring.place & 1);
+          parities ^= 1u << ring.place;
+          barrier_wait(empty(ring.place), ring.parity ^ 1);
+          const int seen = item.length - (item.first + t) * kTokens;
+          if (seen < kTokens)
+            convert_unit<true>(lane, raw_at(ring.place), unit(ring.place) - base_,
+                               slab_of(u) / kPair, seen);
+          else
+            convert_unit<false>(lane, raw_at(ring.place), unit(ring.place) - base_,
+                                slab_of(u) / kPair, seen);
+          publish_to_async();
+          barrier_arrive(full(ring.place, 0));
+          barrier_arrive(raw_empty(ring.place));
+        }
+      }
+    });
+  }
+
+  /// Of 128 numbers of each token two slabs. A lane has 8 numbers of every other token, whose
+  /// places repeat after four. kEnds: from the token `seen` on values are 0, as clear_values() does
+  /// it.
+  template <bool kEnds>
+  __device__ void convert_unit(int lane, int raw, int to, int group, int seen) const {
+    const int first = lane / 16, chunk = lane % 16;
+    const unsigned char* const from = shared_ + raw + first * kRawColumns + chunk * 8;
+    const unsigned char* const scales =
+        shared_ + raw + kTokens * kRawColumns + first * mla::kScaleBytes + group * 4;
+    unsigned char* const slab = shared_ + to + chunk / 8 * kSlabBytes;
+    constexpr int kAtOnce = 8;
+#pragma unroll 1
+    for (int tokens = 0; tokens < kTokens; tokens += 2 * kAtOnce) {
+      uint2 numbers[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i)
+        numbers[i] = *reinterpret_cast<const uint2*>(from + (tokens + 2 * i) * kRawColumns);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        uint4 wide;
+        if constexpr (kHasScales) {
+          const Scale scale(
+              *reinterpret_cast<const float*>(scales + (tokens + 2 * i) * mla::kScaleBytes));
+          wide = widened(numbers[i], [&](__half2 x) { return scale.times(x); });
+        } else {
+          wide = widened(numbers[i], [](__half2 x) { return x; });
+        }
+        if (kEnds && tokens + 2 * i + first >= seen) wide = make_uint4(0, 0, 0, 0);
+        *reinterpret_cast<uint4*>(slab + tokens * kTileRowBytes +
+                                  tile_offset(first + 2 * i, chunk % 8)) = wide;
+      }
+    }
+  }
+  __device__ void convert_pe(int lane, int raw, int to) const {
+    const int first = lane / 8, chunk = lane % 8;
+    const unsigned char* const from = shared_ + raw + first * kTileColumns + chunk * 8;
+#pragma unroll 4
+    for (int token = 0; token < kTokens; token += 4)
+      *reinterpret_cast<uint4*>(shared_ + to + tile_offset(first + token, chunk)) =
+          widened(*reinterpret_cast<const uint2*>(from + token * kTileColumns),
+                  [](__half2 x) { return x; });
+  }
+
+  /// The queries' slabs that stay, of T, as what keys are multiplied as. By the scores' threads.
+  __device__ void convert_queries() const {
+    constexpr int kSlabsOfM = kSlabs - kHalf - (kHasScales ? 1 : 0);
+    uint4* const slabs = reinterpret_cast<uint4*>(shared_ + At::kQueries);
+#pragma unroll 4
+    for (int i = static_cast<int>(threadIdx.x); i < kSlabsOfM * kSlabBytes / 16; i += kWarpgroup) {
+      uint4 x = slabs[i];
+      x.x = as_multiplied(x.x), x.y = as_multiplied(x.y);
+      x.z = as_multiplied(x.z), x.w = as_multiplied(x.w);
+      slabs[i] = x;
+    }
+    publish_to_async();
+    sync_threads_of(kCleared, kWarpgroup);
+  }
+  __device__ static std::uint32_t as_multiplied(std::uint32_t pair) {
+    const float2 x = unpack<T>(pair);
+    return pack<M>(x.x, x.y);
+  }
+
+  /// A unit's first slab. With many rows, and where little fits into the ring, a tile's units come
+  /// in the order in which the outputs are done with them; else as they lie in memory, whose bytes
+  /// they wait for.
+  static constexpr bool kBySide = kManyRows || kConverts;
+  static constexpr int kSideStep = kBySide ? 1 : 2, kSecondStep = kBySide ? 2 : 1;
   __device__ static constexpr int slab_of(int unit) {
-    return kManyRows ? unit % 2 * kHalf + unit / 2 * kPair : unit * kPair;
+    return kBySide ? unit % 2 * kHalf + unit / 2 * kPair : unit * kPair;
   }
 
   // --- Scores ---
@@ -368,9 +645,11 @@ class Block {
     for (int i = 0; i < 2; ++i)
       later[i] = p_.causal ? max(p_.q_len - 1 - (first_row_ + row + 8 * i) / p_.heads, 0) : 0;
     if (p_.causal) first_later = max(p_.q_len - 1 - first_row_ / p_.heads, 0);
-    const float scale = fmaxf(fabsf(p_.scale_log2), 1e-30f);  // 0 times -infinity is no number
-    Step ring(kUnits), tile(2);
-    std::uint32_t rope_parity = 0, queries_parity = 0;
+    const float kv_scale = p_.kv_scale != nullptr ? *p_.kv_scale : 1.0f;
+    const float signed_scale = p_.scale_log2 * kv_scale;
+    const float scale = fmaxf(fabsf(signed_scale), 1e-30f);  // 0 times -infinity is no number
+    Step ring(kUnits), rope(kRopes), tile(2);
+    std::uint32_t queries_parity = 0;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
       std::uint32_t q[kHalf][4][4];
@@ -383,11 +662,24 @@ class Block {
                                      warp * 16 * kTileRowBytes +
                                      tile_offset(lane % 16, 2 * k + lane / 16));
         if (s % kPair != kPair - 1) continue;
-        arrive_of_warp(empty(ring.place), lane);
+        if constexpr (kConverts)
+          barrier_arrive(empty(ring.place));
+        else
+          arrive_of_warp(empty(ring.place), lane);
         ring.next();
       }
+      if constexpr (kConverts) {
+#pragma unroll
+        for (int i = 0; i < kHalf * 4 * 4; ++i) {
+          std::uint32_t& pair = q[i / 16][i / 4 % 4][i % 4];
+          pair = as_multiplied(pair);
+        }
+        barrier_wait(queries_full(), queries_parity);
+        convert_queries();
+      }
 
-      const bool defers = kManyRows && item.count >= kDeferredTiles;
+      // That takes two tiles in the ring.
+      const bool defers = kManyRows && !kConverts && item.count >= kDeferredTiles;
       float S[32], largest[2] = {kNoScore, kNoScore}, sum[2] = {0, 0}, rounded[4] = {};
       for (int t = 0; t < item.count; ++t) {
         start_products();
@@ -395,36 +687,38 @@ class Block {
         for (int i = 0; i < kSlabs; ++i) {
           // The slabs that come last are multiplied last, k_pe in between.
           const int n = i < kHalf ? i : i - 1;  // in the order of loading
-          const bool rope = i == kHalf;
-          const int s = rope ? 2 * kHalf : slab_of(n / kPair) + n % kPair;
-          const std::uint32_t there = rope ? rope_full() : full(ring.place, s % kPair);
-          const std::uint32_t parity = rope ? rope_parity : ring.parity;
-          barrier_wait(there, parity);
+          const bool is_rope = i == kHalf;
+          const int s = is_rope ? 2 * kHalf : slab_of(n / kPair) + n % kPair;
+          if (is_rope)
+            barrier_wait(rope_full(rope.place), rope.parity);
+          else
+            barrier_wait(full(ring.place, s % kPair), ring.parity);
           if (i == kPair && t == 0) barrier_wait(queries_full(), queries_parity);
           const std::uint64_t K =
-              matrix(rope ? base_ + kRope : unit(ring.place) + s % kPair * kSlabBytes);
+              matrix(is_rope ? rope_at(rope.place) : unit(ring.place) + s % kPair * kSlabBytes);
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
+            const std::uint64_t Q = matrix(base_ + At::kQueries + (s - kHalf) * kSlabBytes);
             if (s < kHalf)
-              Product<T, 64, false>::of(S, q[s][k], further(K, 32 * k), i + k > 0);
+              Product<M, 64, false>::of(S, q[s][k], further(K, 32 * k), i + k > 0);
+            else if (is_rope)
+              Product<Pe, 64, false>::of(S, further(Q, 32 * k), further(K, 32 * k), true);
             else
-              Product<T, 64, false>::of(
-                  S, further(matrix(base_ + kQueries + (s - kHalf) * kSlabBytes), 32 * k),
-                  further(K, 32 * k), true);
+              Product<M, 64, false>::of(S, further(Q, 32 * k), further(K, 32 * k), true);
           }
-          if (!rope && s % kPair == kPair - 1) ring.next();
+          if (!is_rope && s % kPair == kPair - 1) ring.next();
         }
         commit_products();
         wait_for_products<0>();
         pin(S);
         if (defers && t > 0) hand_over(1 - tile.place, lane);
-        rope_parity ^= 1;
-        arrive_of_warp(rope_empty(), lane);
+        arrive_of_warp(rope_empty(rope.place), lane);
+        rope.next();
         const bool ends = t + 1 == item.count;
         if (ends) arrive_of_warp(queries_empty(), lane);
 
         const int first_token = (item.first + t) * kTokens;
-        if (p_.scale_log2 < 0) {
+        if (signed_scale < 0) {
 #pragma unroll
           for (float& s : S) s = -s;
         }
@@ -441,7 +735,8 @@ class Block {
 #pragma unroll
         for (int r = 0; r < 2; ++r) sum[r] = fmaf(sum[r], alpha[r], added[r]);
         barrier_wait(p_empty(tile.place), tile.parity ^ 1);
-        const std::uint32_t to = base_ + kP + tile.place * kSlabBytes + warp * 16 * kTileRowBytes;
+        const std::uint32_t to =
+            base_ + At::kP + tile.place * kSlabBytes + warp * 16 * kTileRowBytes;
 #pragma unroll
         for (int k = 0; k < 4; ++k)
           store_matrices(to + tile_offset(lane % 16, 2 * k + lane / 16), p[4 * k], p[4 * k + 1],
@@ -452,14 +747,15 @@ class Block {
         }
         if (ends) {
           add_rounded(rounded, alpha, p);
-          if (first_token + kTokens > item.length) clear_values(ring, item.length - first_token);
+          if (!kConverts && first_token + kTokens > item.length)
+            clear_values(ring, item.length - first_token);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float whole = quad_sum(sum[i]);
             if (lane % 4 == 0)
               totals(tile.place)[row + 8 * i] =
                   whole > 0 || whole != whole
-                      ? make_float2(1.0f / rounded[2 * i], largest[i] + log2f(whole))
+                      ? make_float2(kv_scale / rounded[2 * i], largest[i] + log2f(whole))
                       : make_float2(0.0f, -INFINITY);
           }
         }
@@ -470,6 +766,7 @@ class Block {
       }
       queries_parity ^= 1;
     });
+    barrier_arrive(scores_done());
   }
 
   /// p of a tile, by the lanes that wrote what comes with it.
@@ -481,12 +778,12 @@ class Block {
   /// sum = alpha sum + p 1: tensor cores add numbers of T exactly. Columns are alike.
   __device__ static void add_rounded(float (&sum)[4], const float (&alpha)[2],
                                      const std::uint32_t (&p)[16]) {
-    const std::uint32_t ones = pack<T>(1.0f, 1.0f);
+    const std::uint32_t ones = pack<M>(1.0f, 1.0f);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[i] *= alpha[i / 2];
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-      add_warp_product<T>(sum, {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]}, ones, ones);
+      add_warp_product<M>(sum, {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]}, ones, ones);
   }
 
   /// Values behind a request's last key become 0, in the tile that lies before `behind`: 0 times
@@ -538,7 +835,7 @@ class Block {
           total[0] = totals(tile.place)[row];
           total[1] = totals(tile.place)[row + 8];
         }
-        const std::uint64_t P = matrix(base_ + kP + tile.place * kSlabBytes);
+        const std::uint64_t P = matrix(base_ + At::kP + tile.place * kSlabBytes);
         pin(O[0]), pin(O[1]);
         start_products();
 #pragma unroll
@@ -546,16 +843,16 @@ class Block {
           const std::uint64_t V = matrix(unit(i == 0 ? ring.place : second.place), kSlabBytes);
 #pragma unroll
           for (int k = 0; k < 4; ++k)
-            Product<T, 128, true>::of(O[i], further(P, 32 * k), further(V, 16 * k * kTileRowBytes),
+            Product<M, 128, true>::of(O[i], further(P, 32 * k), further(V, 16 * k * kTileRowBytes),
                                       t + k > 0);
           commit_products();
         }
         wait_for_products<1>();
         pin(O[0]);
-        arrive_if(lane == 0, empty(ring.place));
+        arrive_if(kConverts || lane == 0, empty(ring.place));
         wait_for_products<0>();
         pin(O[1]);
-        arrive_if(lane == 0, empty(second.place));
+        arrive_if(kConverts || lane == 0, empty(second.place));
         barrier_arrive(p_empty(tile.place));
         tile.next();
         ring.skip(t + 1 < item.count ? 2 * kHalf / kPair : 2 * kHalf / kPair - side * kSideStep);
@@ -589,6 +886,7 @@ class Block {
       const int mine = vectors_of_part(split);
       if ((part_ - split.first_part) * mine >= vectors()) return;
       sync_threads_of(barrier, kMergers + 32);
+      barrier_wait(scores_done(), 0);  // weights come to where they have read queries
       if (mine > kMergers)
         merge<4, 4>(request, split, mine);
       else
@@ -663,7 +961,7 @@ class Block {
       const float* const s = S + 2 * i;
       const float x = exp2_fast(fmaf(s[0], scale, -largest[i % 2]));
       const float y = exp2_fast(fmaf(s[1], scale, -largest[i % 2]));
-      p[i] = pack<T>(x, y);
+      p[i] = pack<M>(x, y);
       added[i % 2] = i < 2 ? x + y : added[i % 2] + (x + y);
     }
   }
@@ -835,7 +1133,7 @@ class Block {
   /// What pieces count, in shared memory where keys were: float [3][kMostPieces][64], for the first
   /// half of the values in the second third, for the other in the last.
   __device__ void weigh_pieces(int request, const Split& split) const {
-    static_assert((3 * kMostPieces * kRows + 8 * kMergers) * 4 <= kShare);
+    static_assert((3 * kMostPieces * kRows + 8 * kMergers) * 4 <= At::kShare);
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
     const int warps = row_warps(), count = split.count;
     float* const weights = reinterpret_cast<float*>(shared_);
@@ -915,43 +1213,67 @@ class Block {
   }
 
   __device__ const Share& share() const {
-    return *reinterpret_cast<const Share*>(shared_ + kShare);
+    return *reinterpret_cast<const Share*>(shared_ + At::kShare);
   }
   __device__ float* alphas(int place) const {
-    return reinterpret_cast<float*>(shared_ + kAlpha) + place * kRows;
+    return reinterpret_cast<float*>(shared_ + At::kAlpha) + place * kRows;
   }
   __device__ float2* totals(int place) const {
-    return reinterpret_cast<float2*>(shared_ + kTotals) + place * kRows;
+    return reinterpret_cast<float2*>(shared_ + At::kTotals) + place * kRows;
   }
   __device__ std::uint32_t unit(int place) const {
     return base_ + place * kUnitBytes;
   }
   __device__ std::uint32_t barrier(int number) const {
-    return base_ + kBarriers + 8 * number;
+    return base_ + At::kBarriers + 8 * number;
   }
   __device__ std::uint32_t full(int place, int slab) const {
-    return barrier(place * kPair + slab);
+    return barrier(place * kPair + (kConverts ? 0 : slab));  // converters fill a unit at once
   }
   __device__ std::uint32_t empty(int place) const {
     return barrier(kUnits * kPair + place);
   }
-  __device__ std::uint32_t rope_full() const {
-    return barrier(kUnits * (kPair + 1));
+  __device__ std::uint32_t rope_at(int place) const {
+    return base_ + At::kRope + place * kSlabBytes;
   }
-  __device__ std::uint32_t rope_empty() const {
-    return barrier(kUnits * (kPair + 1) + 1);
+  static constexpr int kRopeBarriers = kUnits * (kPair + 1);
+  __device__ std::uint32_t rope_full(int place) const {
+    return barrier(kRopeBarriers + place);
   }
+  __device__ std::uint32_t rope_empty(int place) const {
+    return barrier(kRopeBarriers + kRopes + place);
+  }
+  static constexpr int kQueryBarriers = kRopeBarriers + 2 * kRopes;
   __device__ std::uint32_t queries_full() const {
-    return barrier(kUnits * (kPair + 1) + 2);
+    return barrier(kQueryBarriers);
   }
   __device__ std::uint32_t queries_empty() const {
-    return barrier(kUnits * (kPair + 1) + 3);
+    return barrier(kQueryBarriers + 1);
   }
   __device__ std::uint32_t p_full(int place) const {
-    return barrier(kUnits * (kPair + 1) + 4 + place);
+    return barrier(kQueryBarriers + 2 + place);
   }
   __device__ std::uint32_t p_empty(int place) const {
-    return barrier(kUnits * (kPair + 1) + 6 + place);
+    return barrier(kQueryBarriers + 4 + place);
+  }
+
+  __device__ std::uint32_t scores_done() const {
+    return barrier(kQueryBarriers + 6);
+  }
+
+  /// From the beginning of shared memory: 64 tokens' numbers, and behind them their scales.
+  __device__ static int raw_at(int place) {
+    return At::kRawUnits + place * At::kRawBytes;
+  }
+  __device__ static int raw_pe_at(int place) {
+    return At::kRawPes + place * At::kRawPeBytes;
+  }
+  /// Units, and behind them last slabs.
+  __device__ std::uint32_t raw_full(int place) const {
+    return barrier(kQueryBarriers + 7 + place);
+  }
+  __device__ std::uint32_t raw_empty(int place) const {
+    return barrier(kQueryBarriers + 7 + At::kRaw + At::kRawPe + place);
   }
 
   const Decode& p_;
@@ -961,16 +1283,19 @@ class Block {
   int part_, row_block_, first_row_;
 };
 
-template <class T, bool kManyRows>
+template <class T, class C, bool kManyRows>
 __global__ void __launch_bounds__(kThreads, 1)
     mla_decode_kernel(const __grid_constant__ Decode p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Block<T, kManyRows> block(p, maps, shared);
+  using At = Layout<T, C, kManyRows>;
+  const Block<T, C, kManyRows> block(p, maps, shared);
   const int warp = uniform(static_cast<int>(threadIdx.x / 32));
   const int group = warp / 4;
   if (threadIdx.x == 0) {
     prefetch_map(maps.q);
     prefetch_map(maps.cache);
+    if (At::kConverts) prefetch_map(maps.pe);
+    if (At::kHasScales) prefetch_map(maps.scales);
     block.init_barriers();
   }
   block.ask_ahead();
@@ -979,7 +1304,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warp == 12) block.find_share();
   __syncthreads();
   if (group == 0) {
-    take_registers<kScoreRegisters>();
+    take_registers<At::kScoreRegisters>();
     block.run_scores(warp);
     if (warp == 0) block.await_pieces();
   } else if (group < 3) {
@@ -987,14 +1312,21 @@ __global__ void __launch_bounds__(kThreads, 1)
     block.run_outputs(group - 1, warp % 4);
     block.merge();
   } else {
-    give_registers<kFeedRegisters>();
-    if (warp == 12) {
-      if (p.page % kTokens == 0)
-        block.load_whole_tiles();
+    give_registers<At::kFeedRegisters>();
+    if constexpr (At::kConverts) {
+      if (warp == 12)
+        block.load_raw();
       else
-        block.load_small_pages();
+        block.convert(warp - 13);
+    } else {
+      if (warp == 12) {
+        if (p.page % kTokens == 0)
+          block.load_whole_tiles();
+        else
+          block.load_small_pages();
+      }
+      if (warp == 13) block.load_queries();
     }
-    if (warp == 13) block.load_queries();
   }
 }
 
@@ -1015,8 +1347,8 @@ struct Grid {
   std::int64_t places() const { return parts > 1 ? 2 * parts * row_blocks : 0; }
 };
 
-template <class T>
-Grid grid_of(const MlaDecode<T>& in) {
+template <class T, class C>
+Grid grid_of(const MlaDecode<T, C>& in) {
   const std::int64_t rows = in.q.extent(1) * in.q.extent(2), blocks = (rows + kRows - 1) / kRows;
   std::int64_t parts = std::max<std::int64_t>(1, processors() / std::max<std::int64_t>(1, blocks));
   if (in.parts > 0) parts = std::min<std::int64_t>(parts, in.parts);
@@ -1024,25 +1356,38 @@ Grid grid_of(const MlaDecode<T>& in) {
 }
 
 /// The rows of each request as one dimension: [q_len H, B, 576].
-template <class T>
-TensorView<const T, 3> rows_of(const MlaDecode<T>& in) {
+template <class T, class C>
+TensorView<const T, 3> rows_of(const MlaDecode<T, C>& in) {
   const std::int64_t q_len = in.q.extent(1), H = in.q.extent(2);
   return make_view(
       in.q.data_handle(), Shape<3>{q_len * H, in.q.extent(0), in.q.extent(3)},
       Shape<3>{H > 1 ? in.q.stride(2) : in.q.stride(1), in.q.stride(0), in.q.stride(3)});
 }
 
-template <class T>
-void check(const Checks& checks, const MlaDecode<T>& in) {
+/// The cache as pairs of bytes, [page, pages, columns], where that is possible.
+template <class C>
+TensorView<const Bf16, 3> sixteenths(const TensorView<const C, 3>& cache) {
+  constexpr auto kBytes = std::int64_t{sizeof(C)};
+  const auto pairs = [](std::int64_t bytes) { return bytes % 2 == 0 ? bytes / 2 : -1; };
+  return make_view(
+      reinterpret_cast<const Bf16*>(cache.data_handle()),
+      Shape<3>{cache.extent(1), cache.extent(0), cache.extent(2) * kBytes / 2},
+      Shape<3>{pairs(cache.stride(1) * kBytes), pairs(cache.stride(0) * kBytes), cache.stride(2)});
+}
+
+template <class T, class C>
+void check(const Checks& checks, const MlaDecode<T, C>& in) {
   const std::int64_t B = in.q.extent(0), q_len = in.q.extent(1), H = in.q.extent(2);
   const std::int64_t page = in.cache.extent(1);
   checks.shape(in.q, "q", "[B, q_len, H, 576]", {B, q_len, H, kWidth});
   checks.expect(H >= 1 && q_len >= 1 && q_len * H < (1 << 20), "q",
                 "[B, q_len, H, 576] with at least one row and fewer than 1048576",
                 text_of(shape_of(in.q)));
-  checks.shape(in.cache, "cache", "[pages, page, 576]", {in.cache.extent(0), page, kWidth});
+  constexpr bool kBytes = std::is_same_v<C, std::uint8_t>;
+  checks.shape(in.cache, "cache", kBytes ? "[pages, page, 656]" : "[pages, page, 576]",
+               {in.cache.extent(0), page, kBytes ? kTokenBytes : kWidth});
   checks.expect(page >= 1 && (kTokens % page == 0 || page % kTokens == 0), "cache",
-                "[pages, page, 576] with pages of a divisor or a multiple of 64 tokens",
+                "[pages, page, width] with pages of a divisor or a multiple of 64 tokens",
                 text_of(shape_of(in.cache)));
   checks.shape(in.block_table, "block_table", "[B, blocks]", {B, in.block_table.extent(1)});
   checks.shape(in.seq_lens, "seq_lens", "[B]", {B});
@@ -1059,12 +1404,11 @@ void check(const Checks& checks, const MlaDecode<T>& in) {
                 "with the rows of a request evenly apart, of whole 16 bytes and contiguous",
                 "strides " + text_of(Shape<4>{in.q.stride(0), in.q.stride(1), in.q.stride(2),
                                               in.q.stride(3)}));
+  checks.expect(!in.kv_scale || std::is_same_v<C, E4m3>, "kv_scale",
+                "absent without a cache of numbers in e4m3", "given");
   checks.expect(
-      in.cache.extent(0) == 0 ||
-          can_be_mapped(
-              make_view(in.cache.data_handle(), Shape<3>{page, in.cache.extent(0), kWidth},
-                        Shape<3>{in.cache.stride(1), in.cache.stride(0), in.cache.stride(2)})),
-      "cache", "contiguous in its last dimension, with strides of whole 16 bytes",
+      in.cache.extent(0) == 0 || can_be_mapped(sixteenths(in.cache)), "cache",
+      "contiguous in its last dimension, with strides of whole 16 bytes",
       "strides " + text_of(Shape<3>{in.cache.stride(0), in.cache.stride(1), in.cache.stride(2)}));
   checks.expect(in.out.stride(3) == 1 && in.out.stride(0) % 8 == 0 && in.out.stride(1) % 8 == 0 &&
                     in.out.stride(2) % 8 == 0 &&
@@ -1075,13 +1419,13 @@ void check(const Checks& checks, const MlaDecode<T>& in) {
 
 }  // namespace
 
-template <class T>
-std::int64_t mla_decode_workspace(const MlaDecode<T>& in) {
+template <class T, class C>
+std::int64_t mla_decode_workspace(const MlaDecode<T, C>& in) {
   return grid_of(in).places() * (kPieceBytes + kPieceNumbers * std::int64_t{sizeof(float)});
 }
 
-template <class T>
-void mla_decode(const MlaDecode<T>& in, cudaStream_t stream) {
+template <class T, class C>
+void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   const Checks checks(kName);
   if (in.q.extent(0) == 0) return;
   check(checks, in);
@@ -1127,31 +1471,60 @@ void mla_decode(const MlaDecode<T>& in, cudaStream_t stream) {
   p.q_strides[1] = rows.stride(0) * std::int64_t{sizeof(T)};
   Maps maps{};
   maps.q = tile_map(kName, rows, kRows);
-  if (pages > 0)
-    maps.cache =
-        tile_map(kName,
-                 make_view(in.cache.data_handle(), Shape<3>{page, pages, kWidth},
-                           Shape<3>{in.cache.stride(1), in.cache.stride(0), in.cache.stride(2)}),
-                 std::min(p.page, kTokens));
-  const auto allow = [](auto kernel) {
-    check_cuda(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
-        kName);
-    return kernel;
+  if (in.kv_scale) p.kv_scale = in.kv_scale->data_handle();
+  p.cache = reinterpret_cast<const unsigned char*>(in.cache.data_handle());
+  for (std::size_t i = 0; i < 2; ++i)
+    p.cache_strides[i] = in.cache.stride(i) * std::int64_t{sizeof(C)};
+  p.pages = static_cast<int>(pages);
+  if (pages > 0) {
+    // Columns from `first` on, of as many bytes as one of `data`.
+    const auto columns = [&](auto* data, std::int64_t first, std::int64_t count) {
+      constexpr auto kRatio = std::int64_t{sizeof(*data) / sizeof(C)};
+      return make_view(data + first, Shape<3>{page, pages, count},
+                       Shape<3>{in.cache.stride(1) / kRatio, in.cache.stride(0) / kRatio, 1});
+    };
+    const int box = std::min(p.page, kTokens);
+    if constexpr (std::is_same_v<T, C>) {
+      maps.cache = tile_map(kName, columns(in.cache.data_handle(), 0, kWidth), box);
+    } else {
+      const auto* const bytes = reinterpret_cast<const std::uint8_t*>(in.cache.data_handle());
+      maps.cache = byte_map(kName, columns(bytes, 0, kValues), kRawColumns, box);
+      if constexpr (std::is_same_v<C, std::uint8_t>) {
+        maps.scales = byte_map(kName, columns(bytes, kScaleOffset, kScaleBytes), kScaleBytes, box);
+        maps.pe = tile_map(
+            kName, columns(reinterpret_cast<const Bf16*>(bytes), kPeOffset / 2, kTileColumns), box);
+      } else {
+        maps.pe = byte_map(kName, columns(bytes, kValues, kTileColumns), kTileColumns, box);
+      }
+    }
+  }
+  const auto start = [&](auto many) {
+    constexpr bool kManyRows = decltype(many)::value;
+    constexpr int kSharedBytes = Layout<T, C, kManyRows>::kBytes;
+    static const auto kernel = [] {
+      const auto found = mla_decode_kernel<T, C, kManyRows>;
+      check_cuda(
+          cudaFuncSetAttribute(found, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
+          kName);
+      return found;
+    }();
+    launch(kName, kernel, dim3(static_cast<unsigned>(grid.parts * grid.row_blocks)), dim3(kThreads),
+           kSharedBytes, stream, true, p, maps);
   };
-  static const auto one_block = allow(mla_decode_kernel<T, false>);
-  static const auto many_blocks = allow(mla_decode_kernel<T, true>);
-  launch(kName, grid.row_blocks > 1 ? many_blocks : one_block,
-         dim3(static_cast<unsigned>(grid.parts * grid.row_blocks)), dim3(kThreads), kSharedBytes,
-         stream, true, p, maps);
+  if (grid.row_blocks > 1)
+    start(std::true_type{});
+  else
+    start(std::false_type{});
 }
 
-#define LOCKSTEP_INSTANTIATE(T)                                    \
-  template std::int64_t mla_decode_workspace(const MlaDecode<T>&); \
-  template void mla_decode(const MlaDecode<T>&, cudaStream_t);
-LOCKSTEP_INSTANTIATE(Bf16)
+#define LOCKSTEP_INSTANTIATE(T, C)                                    \
+  template std::int64_t mla_decode_workspace(const MlaDecode<T, C>&); \
+  template void mla_decode(const MlaDecode<T, C>&, cudaStream_t);
+LOCKSTEP_INSTANTIATE(Bf16, Bf16)
+LOCKSTEP_INSTANTIATE(Bf16, E4m3)
+LOCKSTEP_INSTANTIATE(Bf16, std::uint8_t)
 #ifdef LOCKSTEP_ALL_SHAPES
-LOCKSTEP_INSTANTIATE(Fp16)
+LOCKSTEP_INSTANTIATE(Fp16, Fp16)
 #endif
 #undef LOCKSTEP_INSTANTIATE
 

@@ -1,5 +1,6 @@
 // torch.ops.lockstep.mla_decode, mla_prefill and merge_attention: schemas in operators.md.
 #include "kernels/torch/operator.hpp"
+#include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
@@ -72,8 +73,12 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     expect_rank(kv_cache, "kv_cache", 3);
     expect_rank(block_table, "block_table", 2);
     const std::int64_t B = q.size(0), width = q.size(3), page = kv_cache.size(1);
-    expect_shape(kv_cache, "kv_cache", "[pages, page, width of q]",
-                 {kv_cache.size(0), page, width});
+    if (in_tokens())
+      expect_shape(kv_cache, "kv_cache", "[pages, page, 656] in bytes, for a width of 576",
+                   {kv_cache.size(0), page, width == kMlaWidth ? reference::kTokenBytes : -1});
+    else
+      expect_shape(kv_cache, "kv_cache", "[pages, page, width of q]",
+                   {kv_cache.size(0), page, width});
     expect(page >= 1, "kv_cache", "[pages, page, width] with a token in each page",
            kv_cache.sizes());
     expect_shape(block_table, "block_table", "[B, blocks]", {B, block_table.size(1)});
@@ -85,6 +90,24 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     if (!kv_scale) return;
     expect_type(kv_scale, at::kFloat, "kv_scale");
     expect(kv_scale->numel() == 1, "kv_scale", "one number", kv_scale->sizes());
+  }
+
+  /// Of 656 bytes: reference/attention/latent_token.hpp.
+  bool in_tokens() const { return kv_cache.scalar_type() == at::kByte; }
+
+  /// The cache's values, float32; those of numbers in e4m3 before their scale.
+  Tensor values() const {
+    if (!in_tokens()) return kv_cache.to(at::kFloat);
+    const Tensor tokens = kv_cache.contiguous();
+    const Tensor values = at::empty({tokens.size(0), tokens.size(1), kMlaWidth}, at::kFloat);
+    for (std::int64_t i = 0; i < tokens.size(0) * tokens.size(1); ++i) {
+      reference::LatentToken token;
+      std::copy_n(tokens.data_ptr<std::uint8_t>() + i * reference::kTokenBytes, token.size(),
+                  token.begin());
+      const Vector<float> x = reference::unpacked_token<float>(token);
+      std::copy(x.begin(), x.end(), values.data_ptr<float>() + i * kMlaWidth);
+    }
+    return values;
   }
 
   Result cpu() const {
@@ -100,7 +123,7 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
                "numbers of pages before a request's end", table(b, i));
     }
     const HostTensor<4> hq{MaybeTensor(q)};
-    const HostTensor<3> cache{MaybeTensor(kv_cache)};
+    const HostTensor<3> cache{MaybeTensor(values())};
     const auto [out, lse] = meta();
     const HostTensor<4> hout{MaybeTensor(at::zeros(out.sizes(), lse.options()))};
     const HostTensor<3> hlse{MaybeTensor(at::zeros(lse.sizes(), lse.options()))};
@@ -123,30 +146,38 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     check();
     expect(q.size(3) == kMlaWidth, "q", "[B, q_len, H, 576] on a GPU", q.sizes());
     expect(value_dim == 512, "value_dim", "512 on a GPU", value_dim);
-    expect_type(kv_cache, q.scalar_type(), "kv_cache");
     const auto results = meta();
-    return of_type(q, "q", [&](auto t) { return run<decltype(t)>(results); });
+    const auto type = kv_cache.scalar_type();
+    if (type == at::kFloat8_e4m3fn || in_tokens()) {
+      expect(q.scalar_type() == at::kBFloat16, "q", "bfloat16 for a cache in e4m3 on a GPU",
+             q.scalar_type());
+      return in_tokens() ? run<kernels::Bf16, std::uint8_t>(results)
+                         : run<kernels::Bf16, kernels::E4m3>(results);
+    }
+    expect_type(kv_cache, q.scalar_type(), "kv_cache");
+    return of_type(q, "q", [&](auto t) { return run<decltype(t), decltype(t)>(results); });
   }
 
-  template <class T>
+  template <class T, class C>
   Result run(const Result& results) const {
     // The kernel wants a request's rows evenly apart.
     const bool even = q.size(1) == 1 || q.size(2) == 1 || q.stride(1) == q.size(2) * q.stride(2);
     const Tensor queries = even ? in_whole_rows(q) : q.clone(at::MemoryFormat::Contiguous);
     const auto& [out, lse] = results;
-    kernels::MlaDecode<T> in{.q = view_of<const T, 4>(queries, "q"),
-                             .cache = view_of<const T, 3>(kv_cache, "kv_cache"),
-                             .block_table = indices_of<2>(block_table, "block_table"),
-                             .seq_lens = indices_of<1>(seq_lens, "seq_lens"),
-                             .out = view_of<T, 4>(out, "out"),
-                             .lse = view_of<float, 3>(lse, "lse"),
-                             .softmax_scale = static_cast<float>(softmax_scale),
-                             .causal = causal,
-                             .lane = lane_of(stream())};
+    kernels::MlaDecode<T, C> in{.q = view_of<const T, 4>(queries, "q"),
+                                .cache = view_of<const C, 3>(kv_cache, "kv_cache"),
+                                .block_table = indices_of<2>(block_table, "block_table"),
+                                .seq_lens = indices_of<1>(seq_lens, "seq_lens"),
+                                .out = view_of<T, 4>(out, "out"),
+                                .lse = view_of<float, 3>(lse, "lse"),
+                                .softmax_scale = static_cast<float>(softmax_scale),
+                                .causal = causal,
+                                .lane = lane_of(stream())};
+    if (kv_scale) in.kv_scale = view_of<const float, 1>(kv_scale->reshape({1}), "kv_scale");
     const Tensor workspace =
         at::empty({kernels::mla_decode_workspace(in)}, q.options().dtype(at::kByte));
     in.workspace = view_of<unsigned char, 1>(workspace, "workspace");
-    kernels::mla_decode<T>(in, stream());
+    kernels::mla_decode(in, stream());
     return results;
   }
 #endif

@@ -1,0 +1,81 @@
+// Latents in e4m3, for kernels that multiply them as float16: which holds every number of e4m3, and
+// 11 bits of its product with a scale, where bfloat16 would round to 8.
+//
+//   element type   token, bytes   holds
+//   E4m3           576            [latent; k_pe], numbers; value = number * kv_scale of the tensor
+//   std::uint8_t   656            reference/attention/latent_token.hpp: 512 numbers, a float32
+//                                 scale for each 128 of them, k_pe as 64 bf16
+#pragma once
+
+#include "kernels/base/hopper.cuh"
+
+namespace lockstep::kernels::mla {
+
+constexpr int kRawColumns = 128;   ///< numbers of a unit as it is in memory: those of one scale
+constexpr int kScaleOffset = 512;  ///< of a token of 656 bytes
+constexpr int kScaleBytes = 16;
+constexpr int kPeOffset = 528;
+
+/// Describes bytes [T, heads, extent] for boxes of `columns` bytes and `tokens` rows of one head,
+/// as they lie. What a box has beyond the tensor is loaded as 0.
+inline CUtensorMap byte_map(const char* operation, const TensorView<const std::uint8_t, 3>& x,
+                            int columns, int tokens) {
+  static const auto encode = [&] {
+    cudaDriverEntryPointQueryResult found{};
+    void* function = nullptr;
+    check_cuda(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
+                                                cudaEnableDefault, &found),
+               operation);
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
+  }();
+  const auto stride = [&](std::size_t i) {
+    return x.extent(i) <= 1 ? cuuint64_t{16} : static_cast<cuuint64_t>(x.stride(i));
+  };
+  const cuuint64_t extents[3] = {static_cast<cuuint64_t>(x.extent(2)),
+                                 static_cast<cuuint64_t>(x.extent(1)),
+                                 static_cast<cuuint64_t>(x.extent(0))};
+  const cuuint64_t strides[2] = {stride(1), stride(0)};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(columns), 1, static_cast<cuuint32_t>(tokens)};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  CUtensorMap map;
+  const CUresult status = encode(
+      &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, 3, const_cast<std::uint8_t*>(x.data_handle()), extents,
+      strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS)
+    throw CudaError(std::string(operation) + ": no tensor map for " + text_of(shape_of(x)) +
+                    ", driver error " + std::to_string(static_cast<int>(status)));
+  return map;
+}
+
+/// Two numbers of e4m3, the first in the lower byte, as float16.
+__device__ inline __half2 numbers_of(unsigned short pair) {
+  std::uint32_t both;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(pair));
+  return *reinterpret_cast<const __half2*>(&both);
+}
+
+/// A scale as mantissa and power of two, each as float16: small scales keep all bits, and one that
+/// is a power of two rounds nothing.
+struct Scale {
+  __half2 mantissa, power;
+  __device__ explicit Scale(float scale) {
+    const std::uint32_t bits = __float_as_uint(scale);
+    mantissa = __float2half2_rn(__uint_as_float((bits & 0x807fffffu) | 0x3f800000u));
+    power = __float2half2_rn(__uint_as_float(bits & 0x7f800000u));
+  }
+  __device__ __half2 times(__half2 x) const { return __hmul2(__hmul2(x, mantissa), power); }
+};
+
+/// 8 numbers as scaled(float16).
+template <class Scaled>
+__device__ inline uint4 widened(const uint2& numbers, Scaled scaled) {
+  const auto two = [&](std::uint32_t pair) {
+    const __half2 x = scaled(numbers_of(static_cast<unsigned short>(pair)));
+    return *reinterpret_cast<const std::uint32_t*>(&x);
+  };
+  return make_uint4(two(numbers.x & 0xffffu), two(numbers.x >> 16), two(numbers.y & 0xffffu),
+                    two(numbers.y >> 16));
+}
+
+}  // namespace lockstep::kernels::mla
