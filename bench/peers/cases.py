@@ -469,6 +469,59 @@ def mla_decode(H, B, L):
                 2 * B * H * L * (MLA.width + MLA.values))
 
 
+def latents(stored, form, kv_scale):
+    """float64 latents [tokens, 576] of cache pages: "e4m3" numbers, or "token656" (contract.md), bytes."""
+    flat = stored.flatten(0, 1)
+    if form == "e4m3":
+        return flat.double() * kv_scale
+    values = flat[:, :512].contiguous().view(torch.float8_e4m3fn).double().view(-1, 4, 128)
+    scales = flat[:, 512:528].contiguous().view(torch.float32).double()
+    rope = flat[:, 528:].contiguous().view(torch.bfloat16).double()
+    return torch.cat([(values * scales[..., None]).flatten(1), rope], 1)
+
+
+def mla_decode_fp8(form, H, B, L):
+    """mla_decode() over caches in e4m3: with one scale, or tokens of 656 bytes whose scales are powers of two, as
+    FlashMLA's are. Queries are numbers of e4m3 times 1/16, for peers that take no others."""
+    blocks, scale = L // MLA.page, MLA.scale
+    kv_scale, q_scale = 0.02, 1 / 16
+
+    def make():
+        pages = B * blocks
+        numbers = big_rand(pages, MLA.page, MLA.width, dtype=torch.bfloat16)
+        if form == "e4m3":
+            cache = (numbers / kv_scale).to(torch.float8_e4m3fn)
+        else:
+            cache = torch.empty(pages, MLA.page, 656, device="cuda", dtype=torch.uint8)
+            cache[..., :512] = (numbers[..., :512] * 64).to(torch.float8_e4m3fn).view(torch.uint8)
+            cache[..., 512:528].view(torch.float32).fill_(1 / 64)
+            cache[..., 528:] = numbers[..., 512:].contiguous().view(torch.uint8)
+        table = torch.randperm(pages, device="cuda").to(torch.int32).view(B, blocks)
+        q8 = (rand(B, 1, H, MLA.width, dtype=torch.float32) / q_scale).to(torch.float8_e4m3fn)
+        tokens = (table.long()[:, :, None] * MLA.page + torch.arange(MLA.page, device="cuda")).view(B, 1, L)
+        return SimpleNamespace(
+            q=(q8.float() * q_scale).to(torch.bfloat16), q8=q8, cache=cache, table=table, form=form,
+            kv_scale=torch.tensor([kv_scale], device="cuda") if form == "e4m3" else None,
+            q_scale=torch.tensor([q_scale], device="cuda"), tokens=tokens.to(torch.int32),
+            lengths=torch.full((B,), L, device="cuda", dtype=torch.int32), scale=scale,
+            out=torch.empty(B, 1, H, MLA.values, device="cuda", dtype=torch.bfloat16))
+
+    def reference(s, rows):
+        outs, sums = [], []
+        for b in range(rows):
+            keys = latents(s.cache[s.table[b].long()], form, kv_scale)  # [L, 576]
+            scores = scale * (s.q[b, 0].double() @ keys.t())
+            outs.append((torch.softmax(scores, 1) @ keys[:, :MLA.values])[None])
+            sums.append(torch.logsumexp(scores, 1)[:, None])
+        return torch.stack(outs), torch.stack(sums)  # [rows, 1, H, 512], [rows, H, 1]
+
+    one = make()
+    traffic = nbytes(one.q, one.cache, one.table, one.lengths, one.out) + B * H * 4
+    sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
+    return Case("mla_decode", f"{form} H={H} B={B} L={L}", "mla_decode_fp8", B, traffic, sets, reference,
+                2 * B * H * L * (MLA.width + MLA.values))
+
+
 def mla_prefill(H, lengths, chunk=0):
     """q [T, H, 192] of packed rows, k [L, H, 192] and v [L, H, 128]: the rows themselves, causal, or with `chunk` as
     many tokens of each row's prefix, all of which every query sees."""
@@ -535,6 +588,11 @@ MLA_PREFILLS = (
 )
 
 
+# Forms of the cache in e4m3, heads, requests, tokens.
+MLA_FP8 = [(form, H, B, L) for form in ("e4m3", "token656") for H in (16, 128)
+           for B, L in ((1, 4096), (32, 4096), (128, 4096))]
+
+
 def all_cases(quick=False):
     """(operation, key of the recorded figure, maker of the case), in the table's order."""
     batches = (16, 64) if quick else (1, 16, 64, 256, 1024)
@@ -574,6 +632,9 @@ def all_cases(quick=False):
         for B in (32,) if quick else (1, 32, 128):
             for L in (1024, 4096, 16384):
                 found.append(("mla_decode", ("mla_decode", H, B, L), lambda H=H, B=B, L=L: mla_decode(H, B, L)))
+    for form, H, B, L in MLA_FP8[:2] if quick else MLA_FP8:
+        found.append(("mla_decode", ("mla_decode_fp8", form, H, B, L),
+                      lambda f=form, H=H, B=B, L=L: mla_decode_fp8(f, H, B, L)))
     for H, lengths, chunk in MLA_PREFILLS[:2] if quick else MLA_PREFILLS:
         found.append(("mla_prefill", ("mla_prefill", H, (lengths, chunk)),
                       lambda H=H, n=lengths, c=chunk: mla_prefill(H, n, c)))

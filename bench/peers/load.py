@@ -356,10 +356,20 @@ def vllm_libraries():
 
 
 def flashmla():
-    """DeepSeek's FlashMLA as vLLM builds it: operator `decode`, and `version`."""
+    """DeepSeek's FlashMLA as vLLM builds it: operators `decode` and `sparse_decode`, and `version`."""
     folder, version = vllm_libraries()
     torch.ops.load_library(str(folder / "_flashmla_C.abi3.so"))
-    return types.SimpleNamespace(version=version, decode=torch.ops._flashmla_C.dense_decode_fwd)
+    ops = torch.ops._flashmla_C
+    return types.SimpleNamespace(version=version, decode=ops.dense_decode_fwd, sparse_decode=ops.sparse_decode_fwd)
+
+
+def flashmla_fp8():
+    """FlashMLA's dense kernel for e4m3 as vLLM builds it: operators `decode` and `plan`, and `version`."""
+    folder, version = vllm_libraries()
+    torch.ops.load_library(str(folder / "_flashmla_extension_C.abi3.so"))
+    ops = torch.ops._flashmla_extension_C
+    return types.SimpleNamespace(version=version, decode=ops.fwd_kvcache_mla_fp8,
+                                 plan=ops.get_mla_decoding_metadata_dense_fp8)
 
 
 def flash_attention_3():

@@ -40,7 +40,7 @@ class Loaded:
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # peers whose tuning takes minutes, say
         for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
                      "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
-                     "flashinfer_mla", "flashmla", "flash_attention_3"):
+                     "flashinfer_mla", "flashmla", "flashmla_fp8", "flash_attention_3"):
             if name in left_out:
                 self.why[name] = "left out of this run"
                 continue
@@ -75,6 +75,7 @@ PEERS_OF = {
     "layer_ssd": ("vllm", "vllm_prefill", "mamba_ssm_prefill"),
     "layer_gdn": ("vllm", "flashqla", "flashinfer_prefill", "vllm_delta_prefill", "fla_prefill"),
     "mla_decode": ("flashmla", "flashinfer_mla", "flash_attention_3"),
+    "mla_decode_fp8": ("flashmla", "flashmla_fp8"),
     "mla_prefill": ("flash_attention_3",),
     "copy": (),
 }
@@ -93,6 +94,8 @@ NOT_FETCHED = {
     "layer_ssd": [],
     "layer_gdn": [],
     "mla_decode": [],
+    "mla_decode_fp8": [("FlashInfer", "its kernel for caches in e4m3 is not staged"),
+                       ("FlashAttention 3", "vLLM's build for MLA takes no cache in e4m3")],
     "mla_prefill": [("FlashInfer", "its ragged prefill is not staged; 316 and 4436 us for T=2048 and 8192 are recorded"),
                     ("FlashMLA", "its dense prefill is for Blackwell")],
     "copy": [],
@@ -105,7 +108,7 @@ def contestants(case, loaded):
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
-              "mla_decode": mla_decode, "mla_prefill": mla_prefill}
+              "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill}
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
     absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
@@ -638,6 +641,41 @@ def mla_decode(case, loaded):
             result[0][:rows, None], result[1].t()[:rows, :, None])))
     if "flashinfer_mla" in loaded.modules:
         found.append(flashinfer_mla(loaded.modules["flashinfer_mla"], case, starts, H, L))
+    return found
+
+
+def mla_decode_fp8(case, loaded):
+    """FlashMLA's dense kernel takes one scale and queries in e4m3 too; tokens of 656 bytes only its sparse one, which
+    is told all tokens of a request."""
+    found = []
+    one = case.sets[0]
+    H = one.q.shape[2]
+
+    def view(s, result, rows):
+        return result[0][:rows], result[1][:rows]
+
+    ours = loaded.operator("mla_decode")
+    if ours is not None:
+        found.append(Contestant(OURS, lambda s: ours(s.q, s.cache, s.table, s.lengths, s.scale, kv_scale=s.kv_scale),
+                                view))
+    if one.form == "e4m3" and "flashmla_fp8" in loaded.modules:
+        dense = loaded.modules["flashmla_fp8"]
+        parts, splits = dense.plan(one.lengths, H, 1)
+        found.append(Contestant(
+            f"FlashMLA fp8 of vLLM {dense.version}",
+            lambda s: dense.decode(s.q8, s.cache[:, :, None], 512, s.lengths, s.table, s.scale, False, parts, splits,
+                                   s.q_scale, s.kv_scale), view))
+    if one.form == "token656" and "flashmla" in loaded.modules:
+        sparse, plan = loaded.modules["flashmla"], []
+
+        def launch(s):
+            out, lse, *made = sparse.sparse_decode(
+                s.q, s.cache[:, :, None], s.tokens, None, None, *(plan or (None, None)), None, None, None, 512, s.scale,
+                s.out, False)
+            plan[:] = made  # the first call makes it
+            return out, lse
+
+        found.append(Contestant(f"FlashMLA sparse of vLLM {sparse.version}, all tokens", launch, view))
     return found
 
 

@@ -52,7 +52,7 @@ unzip -qo "$wheel" 'vllm/model_executor/layers/mamba/ops/*.py' \
   'vllm/third_party/flash_linear_attention/ops/*.py'
 echo 0.33.0 >vllm/VERSION
 mkdir -p vllm_libraries
-unzip -qoj "$wheel" vllm/_flashmla_C.abi3.so -d vllm_libraries
+unzip -qoj "$wheel" vllm/_flashmla_C.abi3.so vllm/_flashmla_extension_C.abi3.so -d vllm_libraries
 if [ ! -e vllm_libraries/_vllm_fa3_C.abi3.so.xz ]; then  # a minute of one core
   unzip -p "$wheel" vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so | xz -3 >vllm_libraries/_vllm_fa3_C.abi3.so.xz
 fi
