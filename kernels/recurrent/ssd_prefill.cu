@@ -652,15 +652,19 @@ class Block {
     int row, column;  ///< the thread's first
   };
 
-  template <class Visit>
-  __device__ void for_each_pair(const Part& part, Visit visit) const {
+  /// visit(pair in the pool, its place in S) for the thread's columns. There are two addresses, one
+  /// for each row.
+  template <class Pair, class Visit>
+  __device__ void for_each_pair(const MixedView<4>& pool, int slot, const Item& item,
+                                const Part& part, Visit visit) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = part.row + 8 * half;
       if (row >= p_.all.P) continue;
+      auto* const first = static_cast<Pair*>(
+          const_cast<void*>(address_of(pool, slot, item.head, row, part.column)));
 #pragma unroll
-      for (int n = 0; n < L::kStateColumns / 8; ++n)
-        visit(row, part.column + 8 * n, 4 * n + 2 * half);
+      for (int n = 0; n < L::kStateColumns / 8; ++n) visit(first[4 * n], 4 * n + 2 * half);
     }
   }
 
@@ -669,35 +673,27 @@ class Block {
     for (float& s : S) s = 0.0f;
     if (item.row.source == kNowhere) return;
     const MixedView<4>& pool = p_.before;
-    const auto pair_at = [&](int row, int column) {
-      return address_of(pool, item.row.source, item.head, row, column);
-    };
     if (pool.format == Format::float32)
-      for_each_pair(part, [&](int row, int column, int i) {
-        const float2 pair = *static_cast<const float2*>(pair_at(row, column));
-        S[i] = pair.x, S[i + 1] = pair.y;
-      });
+      for_each_pair<const float2>(
+          pool, item.row.source, item, part,
+          [&](const float2& pair, int i) { S[i] = pair.x, S[i + 1] = pair.y; });
     else
-      for_each_pair(part, [&](int row, int column, int i) {
-        const unsigned pair = *static_cast<const unsigned*>(pair_at(row, column));
-        const bool bf16 = pool.format == Format::bf16;
-        const float2 both = bf16 ? unpack<Bf16>(pair) : unpack<Fp16>(pair);
-        S[i] = both.x, S[i + 1] = both.y;
-      });
+      for_each_pair<const unsigned>(
+          pool, item.row.source, item, part, [&](const unsigned& pair, int i) {
+            const bool bf16 = pool.format == Format::bf16;
+            const float2 both = bf16 ? unpack<Bf16>(pair) : unpack<Fp16>(pair);
+            S[i] = both.x, S[i + 1] = both.y;
+          });
   }
 
   __device__ void store_state(const State& S, const MixedView<4>& pool, int slot, const Item& item,
                               const Part& part) const {
-    const auto pair_at = [&](int row, int column) {
-      return const_cast<void*>(address_of(pool, slot, item.head, row, column));
-    };
     if (pool.format == Format::float32)
-      for_each_pair(part, [&](int row, int column, int i) {
-        *static_cast<float2*>(pair_at(row, column)) = make_float2(S[i], S[i + 1]);
-      });
+      for_each_pair<float2>(pool, slot, item, part,
+                            [&](float2& pair, int i) { pair = make_float2(S[i], S[i + 1]); });
     else
-      for_each_pair(part, [&](int row, int column, int i) {
-        *static_cast<unsigned*>(pair_at(row, column)) =
+      for_each_pair<unsigned>(pool, slot, item, part, [&](unsigned& pair, int i) {
+        pair =
             pool.format == Format::bf16 ? pack<Bf16>(S[i], S[i + 1]) : pack<Fp16>(S[i], S[i + 1]);
       });
   }
