@@ -50,6 +50,10 @@ for types in bfloat16/float32 bfloat16/bfloat16; do
 done
 judge ssu 0 selective_state_update $ours:selective_state_update
 judge ssd 0 ssd_prefill $ours:ssd_prefill
+judge gdn_prefill 0 gated_delta_rule_prefill $ours:gated_delta_rule_prefill
+for operation in ssd_prefill gated_delta_rule_prefill; do
+  judge "broken_$operation" "10 11" $operation $ours:${operation}_from_zero
+done
 judge mla 0 mla_decode $ours:mla_decode
 judge mla_prefill 0 mla_prefill $ours:mla_prefill
 judge conv 0 causal_conv1d_update $ours:causal_conv1d_update
