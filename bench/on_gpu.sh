@@ -96,9 +96,12 @@ measure() {
   local results=$1 operations=("${@:2}")
   python3 "$root/reports/evidence.py" measured >"$results/measured.json"
   build >"$results/build.log" 2>&1 || { tail -40 "$results/build.log"; exit 1; }
+  python3 "$root/bench/peers/compile_triton.py" ${operations[@]/#/--operation } >"$results/compile.log" 2>&1 &
+  local compiling=$!
   test_all "$results" "${operations[@]}" || { grep -A12 Failure "$results/tests.log" | head -60; exit 1; }
   python3 "$root/properties/torch_ops_check.py" "$built/liblockstep_torch.so" --device cuda \
     ${operations[@]/#/--operation } >"$results/operators.log" 2>&1 || { tail -20 "$results/operators.log"; exit 1; }
+  wait $compiling || tail -3 "$results/compile.log"  # what was not compiled is when it is tuned
   python3 "$root/bench/peers/run.py" --ours "$built/liblockstep_torch.so" --out "$results" \
     ${operations[@]/#/--operation }
 }

@@ -571,7 +571,7 @@ def short(dtype):
 SSD_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), ((1024,) * 8, {}),
     ((8192,), dict(slow=True)), ((8192,), dict(gated=True)), (MIXED, dict(gated=True)),
-    ((8192,), dict(H=SSU.H // 8, G=1)), ((8192,), dict(every=256)), ((131072,), {}),
+    ((8192,), dict(H=SSU.H // 8, G=1)), ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)),
 )
 
 # 12,384 tokens; the lengths that the recorded peers ran are not known, only their number and sum.
@@ -579,7 +579,8 @@ GDN_MIXED = (17, 2048, 512, 100, 1500, 64, 333, 900, 30, 1024, 700, 90, 1800, 24
 GDN_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), (GDN_MIXED, {}),
     ((8192,), dict(slow=True)), ((32768,), dict(slow=True)), (GDN_MIXED, dict(slow=True)),
-    ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4)), ((8192,), dict(every=256)), ((131072,), {}),
+    ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4)), ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4, slow=True)),
+    ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)),
 )
 
 # Heads, lengths of the rows, tokens of a chunk of their prefix: 16 heads are one of eight tensor-parallel parts.

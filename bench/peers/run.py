@@ -37,6 +37,7 @@ TOLERANCE = 5e-2  # relative, against float64: tells a wrong call from rounding
 THE_CASE = "the case itself"  # what a worker dies of that cannot make a case's inputs
 MIN_LAUNCHES = 50
 MIN_GRAPH_US = 1500.0  # a shorter graph would measure its own launch
+MOST_GRAPH_US = 15000.0  # by the bytes: fewer launches than MIN_LAUNCHES say as much then
 
 
 @triton.jit
@@ -125,7 +126,7 @@ def capture(case, contestant):
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     roofline_us = case.bytes / 4.3e6
-    wanted = max(MIN_LAUNCHES, MIN_GRAPH_US / max(roofline_us, 1.5))
+    wanted = max(min(MIN_LAUNCHES, MOST_GRAPH_US / roofline_us), MIN_GRAPH_US / max(roofline_us, 1.5))
     launches = len(sets) * max(1, round(wanted / len(sets) + 0.499))
     graph = torch.cuda.CUDAGraph()
     kept = [None] * len(sets)  # a result lives until its set's next turn: no output stays in L2
