@@ -60,7 +60,7 @@ endfunction()
 
 set(torch_sources ${test_sources})
 list(FILTER torch_sources INCLUDE REGEX "_torch_test\\.cpp$")
-list(FILTER torch_sources EXCLUDE REGEX "/(static_kv_runtime|exported_operators)_torch_test\\.cpp$")  # a program of their own, below
+list(FILTER torch_sources EXCLUDE REGEX "/(static_kv_runtime|static_kv_graphs|exported_operators)_torch_test\\.cpp$")  # a program of their own, below
 list(FILTER test_sources EXCLUDE REGEX "_torch_test\\.cpp$")
 if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
   add_executable(lockstep_torch_tests ${torch_sources})
@@ -239,17 +239,30 @@ set_tests_properties(static_kv.table PROPERTIES LABELS full TIMEOUT 2400 SKIP_RE
   FIXTURES_REQUIRED static_kv_packages_full)
 if(TARGET lockstep_static_kv)
   add_executable(lockstep_static_kv_tests
-    properties/static_kv_runtime_torch_test.cpp properties/exported_operators_torch_test.cpp)
+    properties/static_kv_runtime_torch_test.cpp properties/static_kv_graphs_torch_test.cpp
+    properties/exported_operators_torch_test.cpp)
   target_link_libraries(lockstep_static_kv_tests PRIVATE
     lockstep_static_kv lockstep_reference GTest::gtest_main ${CMAKE_DL_LIBS})
   target_compile_options(lockstep_static_kv_tests PRIVATE -O1)  # its time is spent in LibTorch
   add_test(NAME static_kv.runtime COMMAND lockstep_static_kv_tests --gtest_filter=-ExportedOperators*)
-  add_test(NAME static_kv.runtime_at_length COMMAND lockstep_static_kv_tests --gtest_filter=StaticKvPackages*)
+  add_test(NAME static_kv.runtime_at_length COMMAND lockstep_static_kv_tests --gtest_filter=StaticKv*Packages*)
   set_tests_properties(static_kv.runtime PROPERTIES LABELS quick TIMEOUT 600 FIXTURES_REQUIRED static_kv_packages
     ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages};AOTI_RUNTIME_CHECK_INPUTS=1")
   set_tests_properties(static_kv.runtime_at_length PROPERTIES LABELS full TIMEOUT 1200
     FIXTURES_REQUIRED static_kv_packages_full
     ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages}_full;AOTI_RUNTIME_CHECK_INPUTS=1")
+endif()
+if(TARGET lockstep_cuda_graph)  # the same tests over CUDA graphs, and their times (bench/static_kv_on_gpu.sh)
+  add_executable(lockstep_static_kv_gpu_tests properties/static_kv_graphs_torch_test.cpp)
+  add_executable(lockstep_static_kv_times bench/static_kv_times.cpp)
+  foreach(target lockstep_static_kv_gpu_tests lockstep_static_kv_times)
+    target_compile_definitions(${target} PRIVATE LOCKSTEP_STATIC_KV_GPU)
+    target_compile_options(${target} PRIVATE -O1)
+    target_link_libraries(${target} PRIVATE lockstep_cuda_graph $<TARGET_OBJECTS:lockstep_static_kv> lockstep_reference)
+  endforeach()
+  target_link_libraries(lockstep_static_kv_gpu_tests PRIVATE GTest::gtest_main)
+  add_test(NAME static_kv.graphs_on_a_gpu COMMAND lockstep_static_kv_gpu_tests)
+  set_tests_properties(static_kv.graphs_on_a_gpu PROPERTIES LABELS gpu TIMEOUT 600)
 endif()
 
 # A project of its own finds the installed package and sees the registered names.

@@ -3,7 +3,6 @@
 // of them (fixtures/subjects/static_kv packages), over AOTInductor packages. What such runtimes get
 // wrong is planted, and found.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <unistd.h>
@@ -18,175 +17,14 @@
 #include <set>
 
 #include "kernels/torch/static_kv/packages.hpp"
-#include "kernels/torch/static_kv/torch_qwen3.hpp"
-#include "reference/base/philox.hpp"
+#include "properties/support/static_kv_cases.hpp"
 #include "reference/models/qwen3.hpp"
 
 namespace lockstep {
 namespace {
 
-using namespace static_kv;
+using namespace testing_support;
 using nlohmann::json;
-using reference::Qwen3Checkpoint;
-using reference::Qwen3Config;
-
-constexpr std::int64_t kRows = 4, kPositions = 96;
-
-/// The shapes of fixtures/subjects/static_kv/weights.py.
-Qwen3Config shape(bool tied) {
-  if (tied)
-    return {.vocab_size = 128,
-            .hidden_size = 64,
-            .intermediate_size = 128,
-            .num_hidden_layers = 2,
-            .num_attention_heads = 4,
-            .num_key_value_heads = 2,
-            .head_dim = 16};
-  return {.vocab_size = 97,
-          .hidden_size = 48,
-          .intermediate_size = 80,
-          .num_hidden_layers = 3,
-          .num_attention_heads = 6,
-          .num_key_value_heads = 2,
-          .head_dim = 24,
-          .tie_word_embeddings = false};
-}
-
-using Lengths = std::vector<std::size_t>;
-
-/// Prompts of these lengths, padded to the longest. Tokens are 1 and above.
-Prompts prompts_of(const Lengths& lengths, bool left, std::int64_t vocabulary) {
-  const std::size_t longest = *std::max_element(lengths.begin(), lengths.end());
-  Prompts prompts;
-  for (std::size_t b = 0; b < lengths.size(); ++b) {
-    Tokens ids(longest, 0);
-    std::vector<char> real(longest, 0);
-    const std::size_t first = left ? longest - lengths[b] : 0;
-    for (std::size_t i = 0; i < lengths[b]; ++i) {
-      const auto bound = static_cast<std::uint64_t>(vocabulary - 1);
-      ids[first + i] = static_cast<std::int32_t>(1 + random_below(bound, b, 9, i));
-      real[first + i] = 1;
-    }
-    prompts.ids.push_back(ids);
-    prompts.real.push_back(real);
-  }
-  return prompts;
-}
-
-struct Case {
-  std::string name;
-  Prompts prompts;
-  GenerateOptions options;
-};
-
-/// 1, bucket - 1, bucket, bucket + 1 and lengths of several buckets; batches of 2 to 4. Some of
-/// them, where the greedy texts of 16 tokens alone have all.
-std::vector<Case> cases(std::int64_t vocabulary) {
-  const std::vector<std::pair<std::string, GenerateOptions>> ways = {
-      {"greedy 16", {.new_tokens = 16}},
-      {"greedy 64", {.new_tokens = 64}},
-      {"temperature 0.7", {.new_tokens = 32, .temperature = 0.7f, .seed = 5}},
-      {"top-p 0.8", {.new_tokens = 32, .temperature = 1, .top_p = 0.8f, .seed = 6}},
-      {"stop tokens", {.new_tokens = 48, .stop = {3, 8, 20, 52}}},
-      {"beams 4", {.new_tokens = 16, .beams = 4}},
-      {"beams 4, stop tokens", {.new_tokens = 24, .stop = {3, 8, 20, 52}, .beams = 4}},
-  };
-  std::vector<Case> list;
-  for (const auto& [way, options] : ways) {
-    const bool all = way == "greedy 16";
-    for (const std::size_t length :
-         all ? Lengths{1, 7, 8, 9, 15, 16, 17, 25, 31} : Lengths{1, 9, 17})
-      list.push_back({"prompt of " + std::to_string(length) + ", " + way,
-                      prompts_of({length}, true, vocabulary), options});
-    if (options.beams > 1) continue;
-    const std::vector<Lengths> batches = {{3, 7}, {8, 1, 9}, {31, 17, 2, 8}, {9, 1, 16, 5}};
-    for (const Lengths& lengths : all ? batches : std::vector<Lengths>{batches.back()})
-      list.push_back({"batch of " + std::to_string(lengths.size()) + ", " + way,
-                      prompts_of(lengths, true, vocabulary), options});
-    list.push_back(
-        {"padded on the right, " + way, prompts_of({9, 1, 16, 5}, false, vocabulary), options});
-  }
-  return list;
-}
-
-/// A model, driven; two others get the same columns. Notes how far each of the first two is from
-/// the third, which computes in double.
-class Beside : public CachedModel {
- public:
-  Beside(CachedModel& model, CachedModel& eager, CachedModel& exact)
-      : models_{&model, &eager, &exact} {}
-
-  Result<std::vector<std::vector<float>>> append(const NewColumns& columns) override {
-    std::vector<std::vector<std::vector<float>>> said;
-    for (CachedModel* const model : models_) {
-      auto logits = model->append(columns);
-      if (!logits) return logits;
-      said.push_back(std::move(*logits));
-    }
-    for (std::size_t b = 0; b < said[2].size(); ++b)
-      for (std::size_t v = 0; v < said[2][b].size(); ++v) {
-        note(error, said[0][b][v], said[2][b][v]);
-        note(eager_error, said[1][b][v], said[2][b][v]);
-      }
-    return said[0];
-  }
-  void reorder(const std::vector<std::int64_t>& rows) override {
-    for (CachedModel* const model : models_) model->reorder(rows);
-  }
-  void clear() override {
-    for (CachedModel* const model : models_) model->clear();
-  }
-
-  double error = 0, eager_error = 0;
-
- private:
-  static void note(double& worst, float found, float exact) {
-    const double apart = std::abs(static_cast<double>(found) - exact);
-    worst = apart <= worst ? worst : std::isnan(apart) ? 1e30 : apart;
-  }
-  std::vector<CachedModel*> models_;
-};
-
-/// The original in float and in double.
-struct Originals {
-  explicit Originals(const Qwen3Checkpoint& checkpoint)
-      : eager(checkpoint, at::kFloat), exact(checkpoint, at::kDouble) {}
-  TorchQwen3 eager, exact;
-};
-
-/// What differs between a runtime and the originals in one case, or nothing.
-std::string difference(CachedModel& model, const Originals& originals, const Case& c) {
-  Recomputed original(originals.eager), eager(originals.eager), exact(originals.exact);
-  Beside beside(model, eager, exact);
-  // Logits are compared in short texts, tokens in all.
-  const bool is_short = c.options.new_tokens <= 16;
-  const auto found = generate(is_short ? beside : model, c.prompts, c.options);
-  if (!found) return found.error().text;
-  const auto expected = generate(original, c.prompts, c.options);
-  if (!expected) return expected.error().text;
-  if (*found != *expected) return "tokens differ";
-  if (!(beside.error <= 4 * beside.eager_error + 1e-6))
-    return "logits are " + std::to_string(beside.error) + " from those in double, eager ones " +
-           std::to_string(beside.eager_error);
-  return "";
-}
-
-Programs eager_programs(const TorchQwen3& model, const std::vector<std::int64_t>& buckets) {
-  Programs programs{.config = model.config(),
-                    .rows = kRows,
-                    .positions = kPositions,
-                    .head = model.head(),
-                    .buckets = {}};
-  for (const std::int64_t Q : buckets)
-    programs.buckets[Q] = [&model](const std::vector<at::Tensor>& in) { return model.step(in); };
-  return programs;
-}
-
-/// Tiny products are no work for two threads.
-const bool kOneThread = [] {
-  at::set_num_threads(1);
-  return true;
-}();
 
 class StaticKvRuntime : public ::testing::TestWithParam<bool> {
  protected:
@@ -299,23 +137,6 @@ struct KeepsTheCache : Runtime {
   }
 };
 
-/// The first difference over a few cases that hurt.
-std::string found(Runtime& runtime, const Originals& originals) {
-  for (const Case& c : {Case{"", prompts_of({5}, true, 90), {.new_tokens = 12}},
-                        Case{"", prompts_of({9, 3}, true, 90), {.new_tokens = 12}},
-                        Case{"", prompts_of({25}, true, 90), {.new_tokens = 12}},
-                        Case{"", prompts_of({5}, true, 90), {.new_tokens = 12, .beams = 4}}}) {
-    std::string what;
-    try {
-      what = difference(runtime, originals, c);
-    } catch (const c10::Error& error) {
-      what = error.what_without_backtrace();
-    }
-    if (!what.empty()) return what;
-  }
-  return "";
-}
-
 template <class Broken>
 std::string found_in(const Originals& originals) {
   Broken runtime(eager_programs(originals.eager, {1, 8, 16}));
@@ -419,23 +240,6 @@ TEST(StaticKvPlan, staysInsideTheCache) {
 // --- Packages
 // -------------------------------------------------------------------------------------
 
-/// Folders of packages that are there: LOCKSTEP_STATIC_KV/{tied,untied}.
-std::vector<std::string> package_folders() {
-  std::vector<std::string> folders;
-  const char* const root = std::getenv("LOCKSTEP_STATIC_KV");
-  for (const char* const name : {"tied", "untied"})
-    if (root != nullptr &&
-        std::filesystem::exists(std::string(root) + "/" + name + "/expected.json"))
-      folders.push_back(std::string(root) + "/" + name);
-  return folders;
-}
-
-#define SKIP_WITHOUT_PACKAGES()                                               \
-  if (package_folders().empty())                                              \
-  GTEST_SKIP()                                                                \
-      << "no packages: `python3 fixtures/subjects/transformers setup`, then " \
-         "`python3 fixtures/subjects/static_kv packages FOLDER` and LOCKSTEP_STATIC_KV=FOLDER"
-
 TEST(StaticKvPackages, areTheOriginal) {
   SKIP_WITHOUT_PACKAGES();
   const at::InferenceMode guard;
@@ -473,18 +277,7 @@ TEST(StaticKvPackages, sayWhatTransformersSays) {
     auto programs = load_packages(folder);
     ASSERT_TRUE(programs) << programs.error().text;
     Runtime runtime(*programs);
-    std::ifstream file(folder + "/expected.json");
-    const json expected = json::parse(file);
-    EXPECT_GT(expected.size(), 15u);
-    for (const json& c : expected) {
-      Prompts prompts{c["ids"].get<std::vector<Tokens>>(), {}};
-      for (const json& row : c["mask"]) prompts.real.push_back(row.get<std::vector<char>>());
-      const auto text = generate(
-          runtime, prompts,
-          {.new_tokens = c["new_tokens"], .stop = c["stop"].get<Tokens>(), .beams = c["beams"]});
-      ASSERT_TRUE(text) << text.error().text;
-      EXPECT_EQ(*text, c["sequences"].get<std::vector<Tokens>>()) << folder << ": " << c["name"];
-    }
+    expect_transformers_texts(runtime, folder);
   }
 }
 
@@ -527,9 +320,11 @@ TEST(StaticKvPackages, ofAnotherKindAreRefused) {
     const std::string said = folder.refusal_with(change);
     EXPECT_NE(said.find(sentence), std::string::npos) << said;
   };
-  says({{"format", 2}}, "static_kv.json: format is 2; this runtime reads 1");
+  says({{"format", 3}}, "static_kv.json: format is 3; this runtime reads 2");
   says({{"torch", "2.12.0"}}, "static_kv.json: torch is \"2.12.0\"; this runtime was built with");
-  says({{"dtype", "float16"}}, "dtype is \"float16\"; packages of float32 are served");
+  says({{"dtype", "float16"}}, "dtype is \"float16\"; packages of float32 and bfloat16 are served");
+  says({{"device", "xpu"}}, "device is \"xpu\"; packages of cpu and cuda are served");
+  if (!at::hasCUDA()) says({{"device", "cuda"}}, "device is \"cuda\", and there is no GPU");
   says({{"rows", 0}}, "rows is 0, no size");
   says({{"buckets", {{"1", nullptr}}}}, "buckets has no bucket of one token");
   says({{"buckets", {{"32", "q32.pt2"}}}}, "q32.pt2: cannot be read; static_kv.json has a bucket");

@@ -4,6 +4,7 @@
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/headeronly/version.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -14,7 +15,7 @@ namespace {
 using nlohmann::json;
 using torch::inductor::AOTIModelPackageLoader;
 
-constexpr int kFormat = 1;
+constexpr int kFormat = 2;
 
 std::string text_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
@@ -31,9 +32,14 @@ Result<json> read_index(const std::string& path) {
   if (index.value("torch", json()) != TORCH_VERSION)
     return fail(path + ": torch is " + index.value("torch", json()).dump() +
                 "; this runtime was built with " + TORCH_VERSION);
-  if (index.value("dtype", json()) != "float32")
-    return fail(path + ": dtype is " + index.value("dtype", json()).dump() +
-                "; packages of float32 are served");
+  for (const auto& [field, served] :
+       {std::pair{"dtype", json{"float32", "bfloat16"}}, {"device", json{"cpu", "cuda"}}}) {
+    const json found = index.value(field, json());
+    if (std::find(served.begin(), served.end(), found) == served.end())
+      return fail(path + ": " + field + " is " + found.dump() + "; packages of " +
+                  served[0].get<std::string>() + " and " + served[1].get<std::string>() +
+                  " are served");
+  }
   for (const char* field : {"rows", "positions"}) {
     const json found = index.value(field, json());
     if (!found.is_number_unsigned() || found < 1 || found > (1 << 20))
@@ -56,7 +62,9 @@ Result<Program> load(const std::string& folder, const std::string& Q, const json
     return fail(path + ": cannot be read; static_kv.json has a bucket of " + Q + " there");
   std::shared_ptr<AOTIModelPackageLoader> loader;
   try {
-    loader = std::make_shared<AOTIModelPackageLoader>(path);
+    // Alone: a run waits for no other and asks no event whether one has ended, which a capture
+    // forbids.
+    loader = std::make_shared<AOTIModelPackageLoader>(path, "model", index["device"] == "cuda");
   } catch (const std::exception& error) {
     const std::string said = error.what();
     return fail(path + ": is no package that can be loaded: " + said.substr(0, said.find('\n')));
@@ -80,6 +88,9 @@ Result<Programs> load_packages(const std::string& folder) {
   auto checkpoint = reference::read_qwen3(folder);
   if (!checkpoint) return tl::unexpected(checkpoint.error());
   const auto& c = checkpoint->config;
+  const bool on_gpu = (*index)["device"] == "cuda", halves = (*index)["dtype"] == "bfloat16";
+  if (on_gpu && !at::hasCUDA())
+    return fail(folder + "/static_kv.json: device is \"cuda\", and there is no GPU");
   Programs programs{.config = c,
                     .rows = (*index)["rows"],
                     .positions = (*index)["positions"],
@@ -87,7 +98,9 @@ Result<Programs> load_packages(const std::string& folder) {
                     .buckets = {}};
   auto& head = checkpoint->weights.at(c.tie_word_embeddings ? "model.embed_tokens.weight"
                                                             : "lm_head.weight");
-  programs.head = at::from_blob(head.data(), {c.vocab_size, c.hidden_size}, at::kFloat).clone();
+  programs.head = at::from_blob(head.data(), {c.vocab_size, c.hidden_size}, at::kFloat)
+                      .to(on_gpu ? at::kCUDA : at::kCPU, halves ? at::kBFloat16 : at::kFloat, false,
+                          /*copy=*/true);
   for (const auto& [Q, file] : (*index)["buckets"].items()) {
     auto program = load(folder, Q, *index);
     if (!program) return tl::unexpected(program.error());

@@ -42,7 +42,7 @@ void Runtime::clear() {
   const auto nan = std::numeric_limits<double>::quiet_NaN();  // nobody may look there
   keys_ = at::full(
       {c.num_hidden_layers, programs_.rows, c.num_key_value_heads, programs_.positions, c.head_dim},
-      nan, programs_.dtype);
+      nan, programs_.head.options());
   values_ = keys_.clone();
   mask_ = at::zeros({programs_.rows, programs_.positions}, at::kBool);
   length_ = rows_ = 0;
@@ -51,17 +51,18 @@ void Runtime::clear() {
 void Runtime::reorder(const std::vector<std::int64_t>& rows) {
   at::Tensor order = at::arange(programs_.rows, at::kLong);
   for (std::size_t i = 0; i < rows.size(); ++i) order[static_cast<std::int64_t>(i)] = rows[i];
-  keys_ = keys_.index_select(1, order);
-  values_ = values_.index_select(1, order);
+  const at::Tensor there = order.to(keys_.device());
+  keys_ = keys_.index_select(1, there);
+  values_ = values_.index_select(1, there);
   mask_ = mask_.index_select(0, order);
 }
 
 Result<void> Runtime::adopt(const at::Tensor& keys, const at::Tensor& values,
                             const std::vector<std::vector<char>>& real, std::int64_t length) {
   for (const at::Tensor& tensor : {keys, values}) {
-    if (tensor.scalar_type() != programs_.dtype)
+    if (tensor.scalar_type() != keys_.scalar_type())
       return fail(std::string("the cache holds ") + at::toString(tensor.scalar_type()) +
-                  ", the model was exported with " + at::toString(programs_.dtype));
+                  ", the model was exported with " + at::toString(keys_.scalar_type()));
     if (tensor.sizes() != keys_.sizes())
       return fail("the cache has another shape than the model was exported with");
   }
@@ -94,7 +95,13 @@ std::vector<at::Tensor> Runtime::inputs_of(const NewColumns& columns, std::int64
       seen[row][length_ + i] = columns.real[b][column] != 0;
     }
   mask_ = mask;
-  return {ids, mask, keys_, values_, at::arange(length_, length_ + call.Q, at::kLong), positions};
+  const at::Device device = keys_.device();
+  return {ids.to(device),
+          mask.to(device),
+          keys_,
+          values_,
+          at::arange(length_, length_ + call.Q, at::device(device).dtype(at::kLong)),
+          positions.to(device)};
 }
 
 void Runtime::commit(const at::Tensor& new_k, const at::Tensor& new_v, const Call& call) {
@@ -106,21 +113,36 @@ void Runtime::commit(const at::Tensor& new_k, const at::Tensor& new_v, const Cal
   length_ += call.tokens;
 }
 
-Result<std::vector<std::vector<float>>> Runtime::append(const NewColumns& columns) {
+Result<std::vector<Call>> calls_of(const NewColumns& columns, std::int64_t length,
+                                   std::int64_t rows, const Programs& programs, bool split) {
   const auto B = static_cast<std::int64_t>(columns.ids.size());
-  if (B > programs_.rows)
-    return fail(std::to_string(B) + " rows are more than the " + std::to_string(programs_.rows) +
+  if (B > programs.rows)
+    return fail(std::to_string(B) + " rows are more than the " + std::to_string(programs.rows) +
                 " that the model was exported with");
-  if (rows_ != 0 && B != rows_)
-    return fail("the cache has " + std::to_string(rows_) + " rows, not " + std::to_string(B));
-  const auto n = static_cast<std::int64_t>(columns.ids.front().size());
+  if (rows != 0 && B != rows)
+    return fail("the cache has " + std::to_string(rows) + " rows, not " + std::to_string(B));
   for (const Tokens& row : columns.ids)
     for (const std::int32_t token : row)
-      if (token < 0 || token >= programs_.config.vocab_size)
+      if (token < 0 || token >= programs.config.vocab_size)
         return fail("token " + std::to_string(token) + " is not below the vocabulary's " +
-                    std::to_string(programs_.config.vocab_size));
-  const auto calls = plan_calls(n, length_, programs_, split);
+                    std::to_string(programs.config.vocab_size));
+  return plan_calls(static_cast<std::int64_t>(columns.ids.front().size()), length, programs, split);
+}
+
+std::vector<std::vector<float>> rows_of(const at::Tensor& logits, std::int64_t rows) {
+  const at::Tensor there = logits.narrow(0, 0, rows).to(at::kCPU, at::kFloat).contiguous();
+  std::vector<std::vector<float>> list;
+  for (std::int64_t b = 0; b < rows; ++b) {
+    const float* const first = there.const_data_ptr<float>() + b * there.size(1);
+    list.emplace_back(first, first + there.size(1));
+  }
+  return list;
+}
+
+Result<at::Tensor> Runtime::launch(const NewColumns& columns) {
+  const auto calls = calls_of(columns, length_, rows_, programs_, split);
   if (!calls) return tl::unexpected(calls.error());
+  const auto B = static_cast<std::int64_t>(columns.ids.size());
   rows_ = B;
   std::int64_t begin = 0;
   at::Tensor last;  // [B, D]
@@ -130,13 +152,13 @@ Result<std::vector<std::vector<float>>> Runtime::append(const NewColumns& column
     last = outputs[0].narrow(0, 0, B).select(1, call.tokens - 1);
     begin += call.tokens;
   }
-  const at::Tensor logits = at::matmul(last, programs_.head.t()).to(at::kFloat).contiguous();
-  std::vector<std::vector<float>> rows;
-  for (std::int64_t b = 0; b < B; ++b) {
-    const float* const first = logits.const_data_ptr<float>() + b * logits.size(1);
-    rows.emplace_back(first, first + logits.size(1));
-  }
-  return rows;
+  return at::matmul(last, programs_.head.t());
+}
+
+Result<std::vector<std::vector<float>>> Runtime::append(const NewColumns& columns) {
+  const auto logits = launch(columns);
+  if (!logits) return tl::unexpected(logits.error());
+  return rows_of(*logits, rows_);
 }
 
 }  // namespace lockstep::static_kv

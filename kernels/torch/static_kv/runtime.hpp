@@ -29,10 +29,9 @@ using Program = std::function<std::vector<at::Tensor>(const std::vector<at::Tens
 
 struct Programs {
   reference::Qwen3Config config;
-  std::int64_t rows;       ///< R
-  std::int64_t positions;  ///< M
-  at::ScalarType dtype = at::kFloat;
-  at::Tensor head;                          ///< [V, D]
+  std::int64_t rows;                        ///< R
+  std::int64_t positions;                   ///< M
+  at::Tensor head;                          ///< [V, D]; its device and dtype are the cache's
   std::map<std::int64_t, Program> buckets;  ///< by Q
 };
 
@@ -48,11 +47,23 @@ struct Call {
 Result<std::vector<Call>> plan_calls(std::int64_t length, std::int64_t past,
                                      const Programs& programs, bool split = true);
 
+/// The calls that serve new columns behind `length` cached ones of `rows` rows (0: nothing is
+/// cached); refused where the batch, a token or the number of columns is not what the programs
+/// take.
+Result<std::vector<Call>> calls_of(const NewColumns& columns, std::int64_t length,
+                                   std::int64_t rows, const Programs& programs, bool split);
+
+/// The first `rows` rows of logits [R, V], on the host.
+std::vector<std::vector<float>> rows_of(const at::Tensor& logits, std::int64_t rows);
+
+/// The cache is where the programs' head is.
 class Runtime : public CachedModel {
  public:
   explicit Runtime(Programs programs);
 
   Result<std::vector<std::vector<float>>> append(const NewColumns& columns) override;
+  /// The same with logits [B, V] of the programs' dtype where the programs are.
+  Result<at::Tensor> launch(const NewColumns& columns);
   void reorder(const std::vector<std::int64_t>& rows) override;
   void clear() override;
 
@@ -76,7 +87,7 @@ class Runtime : public CachedModel {
 
   Programs programs_;
   at::Tensor keys_, values_;  ///< [L, R, HKV, M, hd]
-  at::Tensor mask_;           ///< [R, M], real tokens of [0, length_)
+  at::Tensor mask_;           ///< [R, M] on the host, real tokens of [0, length_)
   std::int64_t length_ = 0;
   std::int64_t rows_ = 0;  ///< of the batch, 0 while the cache is empty
 };

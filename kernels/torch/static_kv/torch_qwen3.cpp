@@ -29,13 +29,23 @@ Tensor attend_where(const Tensor& q, const Tensor& k, const Tensor& v, const Ten
   return at::matmul(at::softmax(scores, -1).masked_fill(hidden, 0), values);
 }
 
+/// Which positions of the cache a query may see, [B, 1, Q, M], of a program's inputs.
+Tensor allowed_of(const std::vector<Tensor>& inputs) {
+  const Tensor &mask = inputs[1], &cache_position = inputs[4];
+  const Tensor past =
+      at::arange(mask.size(1), cache_position.options()).le(cache_position.unsqueeze(1));
+  return past.unsqueeze(0).logical_and(mask.unsqueeze(1)).unsqueeze(1);
+}
+
 }  // namespace
 
-TorchQwen3::TorchQwen3(const reference::Qwen3Checkpoint& checkpoint, at::ScalarType dtype)
+TorchQwen3::TorchQwen3(const reference::Qwen3Checkpoint& checkpoint, at::ScalarType dtype,
+                       at::Device device)
     : config_(checkpoint.config) {
   for (const auto& [name, shape] : reference::qwen3_tensors(config_)) {
     std::vector<float> values = checkpoint.weights.at(name);
-    weights_.emplace(name, at::from_blob(values.data(), shape, at::kFloat).to(dtype, false, true));
+    weights_.emplace(
+        name, at::from_blob(values.data(), shape, at::kFloat).to(device, dtype, false, true));
   }
 }
 
@@ -51,7 +61,8 @@ template <class Attend>
 Tensor TorchQwen3::decode(const Tensor& ids, const Tensor& positions, const Attend& attend) const {
   const std::int64_t B = ids.size(0), Q = ids.size(1), hd = config_.head_dim;
   const Tensor table = weight("model.embed_tokens");
-  const Tensor exponents = at::arange(0, hd, 2, at::kDouble) / static_cast<double>(hd);
+  const Tensor exponents =
+      at::arange(0, hd, 2, ids.options().dtype(at::kDouble)) / static_cast<double>(hd);
   const Tensor frequencies = at::pow(config_.rope_theta, -exponents);
   const Tensor angles = (positions.to(at::kDouble).unsqueeze(-1) * frequencies).unsqueeze(1);
   const Tensor cos = angles.cos().to(table.scalar_type()),
@@ -80,7 +91,7 @@ Tensor TorchQwen3::decode(const Tensor& ids, const Tensor& positions, const Atte
 Tensor TorchQwen3::logits(const Tensor& ids, const Tensor& positions, const Tensor& real) const {
   const std::int64_t T = ids.size(1);
   const Tensor allowed =
-      at::ones({T, T}, at::kBool).tril().logical_and(real.unsqueeze(1)).unsqueeze(1);
+      at::ones({T, T}, real.options()).tril().logical_and(real.unsqueeze(1)).unsqueeze(1);
   const Tensor hidden =
       decode(ids, positions, [&](std::int64_t, const Tensor& q, const Tensor& k, const Tensor& v) {
         return attend_where(q, k, v, allowed);
@@ -89,9 +100,8 @@ Tensor TorchQwen3::logits(const Tensor& ids, const Tensor& positions, const Tens
 }
 
 std::vector<Tensor> TorchQwen3::step(const std::vector<Tensor>& inputs) const {
-  const Tensor &mask = inputs[1], &cache_position = inputs[4];
-  const Tensor past = at::arange(mask.size(1), at::kLong).le(cache_position.unsqueeze(1));
-  const Tensor allowed = past.unsqueeze(0).logical_and(mask.unsqueeze(1)).unsqueeze(1);
+  const Tensor& cache_position = inputs[4];
+  const Tensor allowed = allowed_of(inputs);
   Tensor new_k = at::zeros_like(inputs[2]), new_v = at::zeros_like(inputs[3]);
   const Tensor hidden = decode(
       inputs[0], inputs[5], [&](std::int64_t i, const Tensor& q, const Tensor& k, const Tensor& v) {
@@ -101,6 +111,17 @@ std::vector<Tensor> TorchQwen3::step(const std::vector<Tensor>& inputs) const {
                             inputs[3][i].index_copy(2, cache_position, v), allowed);
       });
   return {hidden, new_k, new_v};
+}
+
+std::vector<Tensor> TorchQwen3::step_in_place(const std::vector<Tensor>& inputs) const {
+  const Tensor& cache_position = inputs[4];
+  const Tensor allowed = allowed_of(inputs);
+  return {decode(inputs[0], inputs[5],
+                 [&](std::int64_t i, const Tensor& q, const Tensor& k, const Tensor& v) {
+                   const Tensor keys = inputs[2][i], values = inputs[3][i];
+                   return attend_where(q, keys.index_copy_(2, cache_position, k),
+                                       values.index_copy_(2, cache_position, v), allowed);
+                 })};
 }
 
 Result<std::vector<std::vector<float>>> Recomputed::append(const NewColumns& columns) {
@@ -121,14 +142,7 @@ Result<std::vector<std::vector<float>>> Recomputed::append(const NewColumns& col
   ids_ = joined(ids_, ids);
   positions_ = joined(positions_, positions);
   real_ = joined(real_, real);
-  const Tensor last = model_.logits(ids_, positions_, real_).select(1, ids_.size(1) - 1);
-  const Tensor logits = last.to(at::kFloat).contiguous();
-  std::vector<std::vector<float>> rows;
-  for (std::int64_t b = 0; b < B; ++b) {
-    const float* const first = logits.const_data_ptr<float>() + b * logits.size(1);
-    rows.emplace_back(first, first + logits.size(1));
-  }
-  return rows;
+  return rows_of(model_.logits(ids_, positions_, real_).select(1, ids_.size(1) - 1), B);
 }
 
 void Recomputed::reorder(const std::vector<std::int64_t>& rows) {

@@ -9,7 +9,8 @@ namespace lockstep::static_kv {
 
 class TorchQwen3 {
  public:
-  TorchQwen3(const reference::Qwen3Checkpoint& checkpoint, at::ScalarType dtype);
+  TorchQwen3(const reference::Qwen3Checkpoint& checkpoint, at::ScalarType dtype,
+             at::Device device = at::kCPU);
 
   const reference::Qwen3Config& config() const { return config_; }
   /// [V, D]
@@ -21,6 +22,9 @@ class TorchQwen3 {
 
   /// As runtime.hpp has it.
   std::vector<at::Tensor> step(const std::vector<at::Tensor>& inputs) const;
+
+  /// The hidden states alone: new keys and values are written into past_k and past_v.
+  std::vector<at::Tensor> step_in_place(const std::vector<at::Tensor>& inputs) const;
 
  private:
   at::Tensor weight(const std::string& name) const { return weights_.at(name + ".weight"); }

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""The evidence of the exported model on a GPU: reports/static_kv.json.
+
+    static_kv.py check             it is of the sources that are there now, or says in "pending" why it is older
+    static_kv.py write RESULTS     writes it into the folder RESULTS from the logs that bench/static_kv_on_gpu.sh left
+                                   there, on the machine that measured
+    static_kv.py selftest          check notices a changed source, write a failure
+
+The digest is of the exporter and its tables (fixtures/subjects/static_kv), the C++ runtime, its tests on a GPU and what
+takes its times; of C++ without comments and spaces."""
+import datetime
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parent))
+
+import evidence  # noqa: E402
+
+ROOT = evidence.ROOT
+FILE = ROOT / "reports/static_kv.json"
+PATTERNS = ("fixtures/subjects/static_kv/*.py", "kernels/torch/static_kv/*.?pp", "bench/static_kv_times.cpp",
+            "properties/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
+
+
+def digest():
+    whole = hashlib.sha256()
+    for path in sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern)):
+        text = path.read_text()
+        whole.update(f"{path.name}\n{text if path.suffix == '.py' else evidence.bare(text)}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+def machine():
+    words = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    gpu, driver = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip().split(", ")
+    code = "import torch, transformers; print(torch.version.cuda, torch.__version__, transformers.__version__)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    cuda, torch, transformers = said.split()[-3:]
+    return {"gpu": gpu, "driver": driver, "cuda": cuda, "torch": torch, "transformers": transformers}
+
+
+def tests_of(file):
+    """Of a log of GoogleTest: how many passed, which did not, and what each one counted."""
+    tests = [test for suite in json.loads(file.read_text())["testsuites"] for test in suite["testsuite"]]
+    name = {id(test): f"{test['classname']}.{test['name']}" for test in tests}
+    return {
+        "passed": sum(test["result"] == "COMPLETED" and "failures" not in test for test in tests),
+        "failed": [name[id(test)] for test in tests if "failures" in test],
+        "skipped": [name[id(test)] for test in tests if test["result"] == "SKIPPED"],
+        "compared": {name[id(test)]: {key: float(test[key]) for key in ("cases", "error") if key in test}
+                     for test in tests if "cases" in test},
+    }
+
+
+def summary(file, pattern):
+    found = re.findall(pattern, file.read_text()) if file.is_file() else []
+    return int(found[-1]) if found else -1
+
+
+def table_of(file):
+    """Of a log of `static_kv table`: cases, how many differ, the largest error as a share of the original's own."""
+    text = file.read_text() if file.is_file() else ""
+    found = re.search(r"(\d+) cases, (\d+) differ; [^:]*: (.*)", text)
+    if not found:
+        return {"cases": 0, "differ": -1}
+    shares = [float(share) for share in re.findall(r" ([0-9.]+|inf|nan)(?:,|$)", " " + found[3])]
+    return {"cases": int(found[1]), "differ": int(found[2]), "error": max(shares)}
+
+
+def gathered(results):
+    """What the logs say; -1 where a tool or a table did not end."""
+    read = lambda name: json.loads((results / name).read_text())  # noqa: E731
+    sanitizer = {}
+    for tool in evidence.SANITIZERS:
+        pattern = r"RACECHECK SUMMARY: (\d+) hazard" if tool == "racecheck" else r"ERROR SUMMARY: (\d+) error"
+        sanitizer[tool] = summary(results / f"{tool}.log", pattern)
+    tables = {f"{shape}, {form}": table_of(results / f"table.{shape}.{form}.log")
+              for shape in ("tied", "untied") for form in ("exported", "package")}
+    traps = (results / "traps.log").read_text().splitlines()
+    times = {}
+    for shape in ("tied", "qwen3-0.6b"):
+        cost = read(f"cost.{shape}.json")
+        times[shape] = cost | {"runtime": read(f"times.{shape}.json")}
+    return {
+        "graphs": tests_of(results / "graphs.json"),
+        "packages": tests_of(results / "packages.json"),
+        "python": tables,
+        "planted": {"found": sum(line.startswith("ok") for line in traps),
+                    "missed": sum(line.startswith("FAIL") for line in traps)},
+        "sanitizer": sanitizer,
+        "times": times,
+    }
+
+
+def complaints(said):
+    """A sentence for each thing that is not as it has to be."""
+    wrong = [f"{what}: {test} failed" for what in ("graphs", "packages") for test in said[what]["failed"]]
+    wrong += [f"{what}: {test} was skipped" for what in ("graphs", "packages") for test in said[what]["skipped"]]
+    wrong += [f"{name}: {table['differ']} differ" for name, table in said["python"].items() if table["differ"] != 0]
+    wrong += [f"{tool}: {count}" for tool, count in said["sanitizer"].items() if count != 0]
+    if said["planted"]["missed"] or not said["planted"]["found"]:
+        wrong.append(f"planted: {said['planted']}")
+    return wrong
+
+
+def write(results):
+    said = {"sources": digest(), "commit": evidence.commit_of(ROOT), **machine(),
+            "date": datetime.date.today().isoformat(), **gathered(results)}
+    (results / "static_kv.json").write_text(json.dumps(said, indent=1) + "\n")
+    wrong = complaints(said)
+    print("\n".join(wrong) or "everything is as it has to be")
+    return int(bool(wrong))
+
+
+def check(file=FILE, now=None):
+    if not file.is_file():
+        return ["there is no reports/static_kv.json: bench/static_kv_on_gpu.sh writes it"]
+    said = json.loads(file.read_text())
+    wrong = complaints(said)
+    if said["sources"] != (now or digest()) and not str(said.get("pending", "")).strip():
+        wrong.append("its sources changed since they were measured: run bench/static_kv_on_gpu.sh, or say in \"pending\" why not")
+    return wrong
+
+
+def selftest():
+    with tempfile.TemporaryDirectory() as folder:
+        file = pathlib.Path(folder) / "static_kv.json"
+        log = pathlib.Path(folder) / "table.log"
+        log.write_text("x\n  170 cases, 1 differ; errors of logits, the original's own being 1: greedy 16 0.31, beams 4 1.20\n")
+        assert table_of(log) == {"cases": 170, "differ": 1, "error": 1.2}, table_of(log)
+        assert table_of(pathlib.Path(folder) / "absent")["differ"] == -1
+        sound = {"sources": "a", "graphs": {"failed": [], "skipped": []}, "packages": {"failed": [], "skipped": []},
+                 "python": {"tied": {"differ": 0}}, "planted": {"found": 3, "missed": 0}, "sanitizer": {"memcheck": 0}}
+        for change, complaint in (({}, 0), ({"sources": "b"}, 1), ({"sources": "b", "pending": "why"}, 0),
+                                  ({"sanitizer": {"memcheck": -1}}, 1), ({"planted": {"found": 0, "missed": 0}}, 1),
+                                  ({"graphs": {"failed": ["x"], "skipped": ["y"]}}, 2), ({"python": {"x": {"differ": -1}}}, 1)):
+            file.write_text(json.dumps(sound | change))
+            assert len(check(file, "a")) == complaint, (change, check(file, "a"))
+
+
+def main(words):
+    if words == ["check"]:
+        wrong = check()
+        print("\n".join(wrong) or "reports/static_kv.json is of these sources")
+        return int(bool(wrong))
+    if words == ["selftest"]:
+        selftest()
+        return 0
+    if words[:1] == ["write"] and len(words) == 2:
+        return write(pathlib.Path(words[1]))
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
