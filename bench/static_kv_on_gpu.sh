@@ -19,17 +19,18 @@ cd -- "$results" || exit 2
 
 graphs() { "$built/lockstep_static_kv_gpu_tests" "$@"; }
 
+made=() sanitizers=()
 echo "== $SECONDS s: packages, tests without packages, sanitizers"
 for shape in tied untied qwen3-0.6b; do
   "${static_kv[@]}" packages "$packages" shape=$shape device=cuda >"packages.$shape.log" 2>&1 &
-  made[${#made[@]}]=$!
+  made+=($!)
 done
 graphs --gtest_filter=-*Packages* --gtest_output=json:graphs.json >graphs.log 2>&1 &
 tests=$!
 for tool in memcheck racecheck initcheck synccheck; do
   timeout "${LOCKSTEP_SANITIZER_S:-240}" compute-sanitizer --tool $tool --error-exitcode 9 \
     "$built/lockstep_static_kv_gpu_tests" --gtest_filter='*fewSteps*/tied' >"$tool.log" 2>&1 &
-  sanitizers[${#sanitizers[@]}]=$!
+  sanitizers+=($!)
 done
 wait $tests; echo "graphs: status $?"
 for pid in "${made[@]}"; do wait "$pid"; echo "packages: status $?"; done

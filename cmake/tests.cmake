@@ -302,4 +302,7 @@ set_tests_properties(bench.a_peer_may_die PROPERTIES LABELS quick TIMEOUT 60)
 foreach(word check selftest)
   add_test(NAME evidence.${word} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/evidence.py ${word})
   set_tests_properties(evidence.${word} PROPERTIES LABELS quick TIMEOUT 300)
+  add_test(NAME evidence.static_kv_${word}
+           COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/static_kv.py ${word})
+  set_tests_properties(evidence.static_kv_${word} PROPERTIES LABELS quick TIMEOUT 60)
 endforeach()

@@ -40,7 +40,7 @@ NOT_RUN = {
     "build/current/lockstep_bench": "a benchmark",
     "properties/mutants/": "takes an hour",
     r"properties/cover_reference\.py": "takes minutes",
-    r"bench/on_gpu\.sh": "needs a GPU machine, or a network",
+    r"bench/(static_kv_)?on_gpu\.sh": "needs a GPU machine, or a network",
     r"reports/evidence\.py merge": "needs results of a GPU",
     "--device cuda": "needs a GPU",
     "fixtures/subjects/sglang": "brings SGLang in from PyPI, or needs it",
