@@ -4,9 +4,11 @@
 setup_check.py [PROGRAM]
 
 Every library that a source includes has a row in the package tables of ./lockstep, so that a machine with more than a
-bare Debian 12 hides no missing package; every command of PROGRAM stands in the script's own list, and none else.
-.ci/bare_machine tries the whole set-up in a bare root.
+bare Debian 12 hides no missing package; the Containerfile installs what the program's table names; every command of
+PROGRAM stands in the script's own list, and none else. The version of CMakeLists.txt is that of PROGRAM, of the change
+log's first section and of the editor's package. .ci/bare_machine tries the whole set-up in a bare root.
 """
+import json
 import pathlib
 import re
 import subprocess
@@ -43,6 +45,22 @@ def complaints(script, used):
             if name not in known]
 
 
+def missing_in_container(script, containerfile):
+    """What the program's table has and the container does not bring, or the other way round; dpkg-dev reads which
+    libraries a package needs, file what is a program."""
+    table = re.search(r"^program_packages='\n(.*?)'", script, re.S | re.M)[1]
+    wanted = {line.split()[0] for line in table.splitlines()} | {"dpkg-dev", "file"}
+    brought = set(re.search(r"install -y --no-install-recommends \\\n(.*?)\nCOPY", containerfile, re.S)[1]
+                  .replace("\\", " ").split())
+    return sorted(wanted ^ brought)
+
+
+def versions(cmake, changes, editor):
+    """The version of the project, of the change log's newest section, and of the editor's package."""
+    return [re.search(r"^project\(lockstep VERSION ([\d.]+)", cmake, re.M)[1],
+            re.search(r"^## (\d[\d.]*)", changes, re.M)[1], json.loads(editor)["version"]]
+
+
 def commands(program):
     """The words below `Subcommands:` of the program's --help."""
     text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
@@ -54,6 +72,14 @@ def main(words):
     said = complaints(script, libraries(ROOT))
     without = script.replace("gmock/gmock.h", "none")
     assert any("<gmock>" in text for text in complaints(without, libraries(ROOT))), "a missing package is not seen"
+    container = (ROOT / "Containerfile").read_text()
+    said += [f"Containerfile: {name} is missing, or too much" for name in missing_in_container(script, container)]
+    assert missing_in_container(script, container.replace("libssl-dev", "")) == ["libssl-dev"], "nothing is missed"
+    numbers = versions(*[(ROOT / name).read_text() for name in
+                         ("CMakeLists.txt", "CHANGELOG.md", "fixtures/editors/vscode/package.json")])
+    if words:
+        numbers.append(subprocess.run([words[0], "--version"], capture_output=True, text=True).stdout.strip())
+    said += [f"there are several versions: {numbers}"] if len(set(numbers)) != 1 else []
     if words:
         listed = set(re.findall(r"^  ([a-z][a-z-]*) ", re.search(r"<<'END'\n(.*?)\nEND\n", script, re.S)[1], re.M))
         there = commands(words[0]) | {"test", "nightly", "server"}

@@ -198,7 +198,7 @@ _lockstep() {{
   case $command in
 {}  esac
 }}
-compdef _lockstep lockstep
+if [ "$funcstack[1]" = _lockstep ]; then _lockstep "$@"; else compdef _lockstep lockstep; fi
 )zsh",
                      names, cases);
 }

@@ -1,9 +1,12 @@
 """The page of a nightly search: one static file in the style of `lockstep report`, which loads nothing."""
 from __future__ import annotations
 
+import contextlib
 import html
 import pathlib
 from typing import Any, Iterable
+
+from lockstep import program
 
 _CHIPS = {"new": "bad", "came back": "bad", "still there": "found", "gone": "pass", "cannot be played": "public"}
 _SIGNS = {"bad": "✗", "found": "◆", "pass": "✓", "public": "?"}
@@ -19,7 +22,10 @@ _VERDICTS = {
 def style() -> str:
     """The style sheet that `lockstep report` has in cache_sim/report/templates/style.css, which is installed with the program."""
     here = pathlib.Path(__file__).resolve().parent
-    for place in (here / "share" / "lockstep" / "style.css", here.parents[1] / "report" / "templates" / "style.css"):
+    places = [here / "share" / "lockstep" / "style.css", here.parents[1] / "report" / "templates" / "style.css"]
+    with contextlib.suppress(FileNotFoundError):  # a Debian package: /usr/bin/lockstep, /usr/share/lockstep
+        places.append(pathlib.Path(program.path()).resolve().parents[1] / "share" / "lockstep" / "style.css")
+    for place in places:
         if place.is_file():
             return place.read_text(encoding="utf-8")
     return ""

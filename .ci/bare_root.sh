@@ -1,0 +1,37 @@
+# shellcheck shell=bash
+# Bare Debian 12 roots, for the scripts beside this file. To be sourced; needs root and debootstrap.
+#
+#   bare_root FOLDER        makes one: no compiler; mirrors, proxies and certificates as this machine has them
+#   enter FOLDER COMMAND…   runs a command in it, with an environment of its own
+#   leave FOLDER            takes its mounts away
+
+bare_root() {
+  local root=$1 mirror place
+  mkdir -p "$root"
+  chmod 755 "$root"  # mktemp's folders are closed to users without root
+  mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -m1 -v security || true)
+  debootstrap --variant=minbase --include=ca-certificates bookworm "$root" "${mirror:-http://deb.debian.org/debian}" \
+    >"$root.debootstrap.log" 2>&1 || { tail -20 "$root.debootstrap.log" >&2; return 1; }
+  rm -f "$root.debootstrap.log"
+  cp /etc/resolv.conf "$root/etc/resolv.conf"
+  # The way to the mirrors as this machine has it: proxies and certificates, no packages.
+  cp -r /etc/apt/apt.conf.d/. "$root/etc/apt/apt.conf.d/"
+  [[ ! -e /etc/pip.conf ]] || cp /etc/pip.conf "$root/etc/pip.conf"
+  cp --remove-destination -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+  for place in proc sys dev; do
+    mkdir -p "$root/$place"
+    mount --rbind "/$place" "$root/$place"
+    mount --make-rslave "$root/$place"
+  done
+}
+
+enter() {
+  local root=$1
+  shift
+  env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LANG=C.UTF-8 chroot "$root" "$@"
+}
+
+leave() {
+  local place
+  for place in proc sys dev; do ! mountpoint -q "$1/$place" || umount -l "$1/$place"; done
+}
