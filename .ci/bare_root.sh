@@ -1,12 +1,22 @@
 # shellcheck shell=bash
 # Bare Debian 12 roots, for the scripts beside this file. To be sourced; needs root and debootstrap.
 #
-#   bare_root FOLDER        makes one: no compiler; mirrors, proxies and certificates as this machine has them
+#   bare_root FOLDER        makes one: no compiler; mirrors, proxies and certificates as this machine has them.
+#                           BARE_ROOT_BASE names a folder where debootstrap's work is kept for the next one
 #   enter FOLDER COMMAND…   runs a command in it, with an environment of its own
 #   leave FOLDER            takes its mounts away
 
 bare_root() {
-  local root=$1 mirror place
+  local root=$1 mirror
+  if [[ -n ${BARE_ROOT_BASE:-} ]]; then
+    [[ -e $BARE_ROOT_BASE.complete ]] || { (BARE_ROOT_BASE='' && bare_root "$BARE_ROOT_BASE") || return 1; }
+    leave "$BARE_ROOT_BASE"
+    : >"$BARE_ROOT_BASE.complete"
+    mkdir -p "$root"
+    cp -a "$BARE_ROOT_BASE/." "$root"
+    mount_places "$root"
+    return
+  fi
   mkdir -p "$root"
   chmod 755 "$root"  # mktemp's folders are closed to users without root
   mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 2>/dev/null | grep -m1 -v security || true)
@@ -18,10 +28,15 @@ bare_root() {
   cp -r /etc/apt/apt.conf.d/. "$root/etc/apt/apt.conf.d/"
   [[ ! -e /etc/pip.conf ]] || cp /etc/pip.conf "$root/etc/pip.conf"
   cp --remove-destination -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+  mount_places "$root"
+}
+
+mount_places() {
+  local place
   for place in proc sys dev; do
-    mkdir -p "$root/$place"
-    mount --rbind "/$place" "$root/$place"
-    mount --make-rslave "$root/$place"
+    mkdir -p "$1/$place"
+    mount --rbind "/$place" "$1/$place"
+    mount --make-rslave "$1/$place"
   done
 }
 

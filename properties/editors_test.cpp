@@ -41,8 +41,8 @@ TEST(Editors, vsCodeKnowsTheVerbs) {
   const auto& given = package["contributes"];
   EXPECT_EQ(given["grammars"][0]["scopeName"], grammar["scopeName"]);
   EXPECT_EQ(given["languages"][0]["extensions"][0], ".trace");
-  for (const std::string path : {given["grammars"][0]["path"].get<std::string>(),
-                                 given["languages"][0]["configuration"].get<std::string>()})
+  for (const std::string& path : {given["grammars"][0]["path"].get<std::string>(),
+                                  given["languages"][0]["configuration"].get<std::string>()})
     EXPECT_FALSE(read_text(kFolder + "vscode/" + path).empty()) << path;
 }
 
