@@ -7,13 +7,15 @@
 #   leave FOLDER            takes its mounts away
 
 bare_root() {
-  local root=$1 mirror
-  if [[ -n ${BARE_ROOT_BASE:-} ]]; then
-    [[ -e $BARE_ROOT_BASE.complete ]] || { (BARE_ROOT_BASE='' && bare_root "$BARE_ROOT_BASE") || return 1; }
-    leave "$BARE_ROOT_BASE"
-    : >"$BARE_ROOT_BASE.complete"
+  local root=$1 base=${BARE_ROOT_BASE:-} mirror
+  if [[ -n $base ]]; then
+    if [[ ! -e $base.complete ]]; then
+      BARE_ROOT_BASE='' bare_root "$base" || return 1
+      leave "$base"
+      : >"$base.complete"
+    fi
     mkdir -p "$root"
-    cp -a "$BARE_ROOT_BASE/." "$root"
+    cp -a "$base/." "$root"
     mount_places "$root"
     return
   fi
