@@ -1,4 +1,4 @@
-// The line grammar: what is printed is what was meant, and what was not meant is refused by name.
+// The line grammar: operations are printed as they were read, and bad lines are refused by name.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 

@@ -1,5 +1,5 @@
-// What of Marconi a comparison with its oracle does not show: the paper's figures, and that tuning
-// chooses what saves most.
+// Marconi beyond the comparison with its oracle: the paper's figures, and that tuning chooses the
+// alpha that saves most.
 #include <gtest/gtest.h>
 
 #include <vector>

@@ -1,6 +1,6 @@
 // Pages say what is there, and nothing else: every verb, field, refusal, kind of finding, command,
-// option, workload, model, policy and field of the JSON has its row in the page that describes it,
-// and every row is of something that is there.
+// option with its default, workload, model, policy and field of the JSON has its row in the page
+// that describes it, and every row is of something that is there.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -239,12 +239,26 @@ Names commands() {
   return names;
 }
 
+/// Options of a command's help, with ` default` behind those whose help shows one as TEXT=default.
 Names options_of(const std::string& command) {
   Names names;
   for (const std::string& line : lines_of(run_program({command, "--help"}).out)) {
-    static const std::regex option("^ +(?:-\\w,)?(--[a-z][a-z-]*).*");
+    static const std::regex option("^ +(?:-\\w,)?(--[a-z][a-z-]*)(?: [A-Z][^ =]*)?(?:=(\\S+))?.*");
     std::smatch found;
-    if (std::regex_match(line, found, option) && found[1] != "--help") names.insert(found[1]);
+    if (std::regex_match(line, found, option) && found[1] != "--help")
+      names.insert(found[1].str() + (found[2].matched ? " " + found[2].str() : ""));
+  }
+  return names;
+}
+
+/// The same of a page: a default is a cell that is one piece of code and nothing else.
+Names options_told(const std::vector<Row>& rows) {
+  Names names;
+  for (const Row& row : rows) {
+    const std::string name = code_in(row[0]).at(0);
+    const std::vector<std::string> fallback = code_in(row[1]);
+    const bool is_shown = fallback.size() == 1 && row[1] == "`" + fallback[0] + "`";
+    names.insert(name.substr(0, name.find(' ')) + (is_shown ? " " + fallback[0] : ""));
   }
   return names;
 }
@@ -307,7 +321,7 @@ std::vector<Claim> program() {
   std::vector<Claim> all;
   for (const std::string& command : commands())
     if (command != "list" && command != "completion")
-      all.push_back({kCommands, command, "Option", first_words, options_of(command)});
+      all.push_back({kCommands, command, "Option", options_told, options_of(command)});
   all.push_back({kCommands, "list", "WHAT", first_words, choices_of("list", "WHAT")});
   all.push_back({kCommands, "completion", "SHELL", first_words, choices_of("completion", "SHELL")});
   return all;

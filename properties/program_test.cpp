@@ -1,5 +1,5 @@
-// The program as its users meet it: bad input is refused with one sentence and leaves nothing
-// behind, and what a run writes can be relied on.
+// The built program: bad input is refused with one sentence and writes nothing, and the files of a
+// run are complete and the same each time.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 

@@ -1,5 +1,5 @@
-// The report: every figure of the page is one of its data, the verdicts are those of the runs, and
-// bad input leaves no trace.
+// The report: every figure of a page stands in its data, verdicts are those of the runs, and bad
+// input writes nothing.
 #include "cache_sim/report/collect.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// What a repeated prompt reuses does not depend on how its prefill was cut into chunks, beyond what
-// the policy's own rule says.
+// How much of a repeated prompt is reused does not depend on how its prefill was cut into chunks,
+// beyond what the policy's own rule says.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// A trace with requests, played: the virtual clock, who is served when, what a run statement
-// answers, and what becomes of those who are aborted or retracted.
+// Traces with requests: the virtual clock, the order of service, the answers of `run`, and what
+// becomes of aborted and retracted requests.
 #include "cache_sim/server/simulation.hpp"
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
-// What a trace file says is what will be played: the statements, the head, and what is checked
-// before anything runs. Bad files are in program_test.cpp, where a user meets them.
+// Reading trace files: statements, the head, and what is checked before anything runs. Bad files
+// are in program_test.cpp, where a user meets them.
 #include "cache_sim/trace/trace.hpp"
 
 #include <gtest/gtest.h>

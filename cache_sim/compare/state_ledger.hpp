@@ -11,7 +11,7 @@
 
 namespace lockstep::cache_sim {
 
-/// Which prefixes had a state, and which of them a request resumed from, told by operations and
+/// Which prefixes had a state, and which of them a request resumed from, learnt from operations and
 /// replies alone: a checkpoint or a finish leaves a state of the length that it answers, and an
 /// admission with cached tokens uses one, which was stored even where no reply said so (Marconi's
 /// branches). Of a policy that never tells what it stores (vLLM's blocks) nothing is counted.

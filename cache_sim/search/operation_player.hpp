@@ -1,7 +1,7 @@
-// Plays operations that were cut out of one trace and put into another, or that follow a line which
-// is gone: each is adapted to what its request and its slot have now, and what makes no sense any
-// more is left out. The search and the shrinker play through it; what was played is a trace of its
-// own, which a replay plays as it stands.
+// Plays operations in a place where they were not written: cut out of another trace, or behind a
+// line that was removed. Each is adapted to what its request and its slot have now, or left out
+// where it has become meaningless. The search and the shrinker play through it; what was played is
+// a trace of its own, which a replay plays as it stands.
 #pragma once
 
 #include <memory>

@@ -1,11 +1,11 @@
 // The smallest trace that still ends with the same finding: delta debugging on the lines
-// (Zeller and Hildebrandt 2002, "Simplifying and isolating failure-inducing input"), then what only
-// somebody who knows caches can do: merge equal prompts, shorten them, renumber, lower pools, drop
-// features; all of it again until nothing gets smaller.
+// (Zeller and Hildebrandt 2002, "Simplifying and isolating failure-inducing input"), then
+// steps that need knowledge of caches: merging equal prompts, shortening them, renumbering,
+// lowering pools, dropping features; all of it again until nothing gets smaller.
 //
-// Lines lean on each other: an `extend` after a shorter `admit` has another number of tokens left.
-// So every candidate is played through cache_sim/search/operation_player.hpp, which adapts its
-// lines.
+// Lines depend on each other: an `extend` after a shorter `admit` has another number of tokens
+// left. So every candidate is played through cache_sim/search/operation_player.hpp, which adapts
+// its lines.
 #pragma once
 
 #include <cstdint>

@@ -342,7 +342,7 @@ bool Simulation::launch() {
     for (const Name row : server.rows) add_span(name, row, begin, device_free_);
   }
   if (!any_rank(&ServerScheduler::awaits_results))
-    flights_.clear();  // nobody is left in those before
+    flights_.clear();  // no request is left in the earlier ones
   flights_.push_back(device_free_);
   return true;
 }

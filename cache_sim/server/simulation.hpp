@@ -2,8 +2,8 @@
 // where the file has requests. Plays a workload: its requests, as they arrive.
 //
 // Data-parallel ranks (config ranks=N) each have a scheduler and subjects of their own. They step
-// together, as layers that all ranks share make them: a step takes as long as its slowest rank, and
-// a rank without work runs it with no rows. A request goes to the rank that its line names, else
+// together, because they share layers: a step takes as long as its slowest rank, and a rank without
+// work runs it with no rows. A request goes to the rank that its line names, else
 // where `routing` sends it: to the rank with the fewest requests (load, the default), or to the one
 // that was sent the longest prefix of it before (prefix), and among equals to the first one.
 #pragma once

@@ -1,6 +1,6 @@
-// Holds a slot cache to what must be true of its rows: the length that forwards read is what the
-// request has computed, KV and states of every layer stand for exactly these tokens, and so do
-// captured prefixes. It looks at everything after every operation.
+// Invariants of a slot cache, checked after every operation: the length that forwards read is what
+// the request has computed; KV and states of every layer, and captured prefixes, stand for exactly
+// these tokens.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The policies of infinite memory: nothing is ever evicted, and they differ in where a recurrent
-// state is kept.
+// Policies with infinite memory: nothing is ever evicted. They differ in where a recurrent state is
+// kept.
 //
 //   kv-bound                 attention alone: whatever prefix was stored is a hit
 //   state-at-end             a state at the end of what each request left behind

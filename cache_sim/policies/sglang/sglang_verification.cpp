@@ -1,7 +1,7 @@
 // Verifications of SGLang's hybrid caches: drafts as a chain or as a tree. The forward reads the
-// committed state and leaves, beside it, what that would be behind each of its tokens
-// (intermediate_ssm, intermediate_conv_window); the accepted ones decide which of these becomes the
-// state (update_mamba_state_after_mtp_verify), each part by a kernel of its own.
+// committed state and writes, beside it, the state behind each of its tokens (intermediate_ssm,
+// intermediate_conv_window). Once the drafts are accepted, one of these becomes the committed state
+// (update_mamba_state_after_mtp_verify): the recurrent and the conv part by a kernel each.
 #include <fmt/format.h>
 
 #include "cache_sim/policies/sglang/sglang_defects.hpp"

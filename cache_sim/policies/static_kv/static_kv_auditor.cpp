@@ -1,6 +1,6 @@
-// Holds the rows of an exported model to what must be true of them: the length that calls read is
-// what the request has computed, the row's KV stands for exactly these tokens, and so did what the
-// last call attended to. It looks at everything after every operation.
+// Invariants of an exported model's rows, checked after every operation: the length that calls read
+// is what the request has computed; the row's KV, and what the last call attended to, stand for
+// exactly these tokens.
 #include <fmt/format.h>
 
 #include <algorithm>
