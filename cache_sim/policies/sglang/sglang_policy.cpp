@@ -194,24 +194,30 @@ void SglangPolicy::enter(RadixRequest&& request) {
   place_of_[id.index()] = place;
 }
 
+/// What the operation says of the request.
+RadixRequest SglangPolicy::request_of(const Operation& admission) {
+  const std::uint32_t size = admission.tokens.size();
+  RadixRequest request;
+  if (!free_places_.empty())
+    request.kv = std::move(requests_[free_places_.back()].kv);  // its capacity
+  request.id = admission.id;
+  request.salt = admission.salt;
+  request.known = admission.tokens;
+  request.prompt_size =
+      admission.prompt == Operation::kAbsent ? size : static_cast<std::uint32_t>(admission.prompt);
+  request.admitted = size;
+  return request;
+}
+
 Result<Reply> SglangPolicy::admit(const Operation& operation) {
   const bool is_admitted = find(operation.id) != nullptr;
   if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
     return tl::unexpected(sound.error());
   const std::uint32_t size = operation.tokens.size();
-  const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (size > config_.kv_tokens) return Reply::refusal(Refusal::too_long);
   if (free_rows_.empty()) return Reply::refusal(Refusal::no_row);
 
-  RadixRequest request;
-  if (!free_places_.empty())
-    request.kv = std::move(requests_[free_places_.back()].kv);  // its capacity
-  request.id = operation.id;
-  request.salt = operation.salt;
-  request.known = operation.tokens;
-  request.prompt_size = static_cast<std::uint32_t>(prompt);
-  request.admitted = size;
-
+  RadixRequest request = request_of(operation);
   std::uint32_t limit = planted(kMatchesWholePrompt) ? size : size - 1;
   if (planted(kMatchesFirstChunk))
     limit = static_cast<std::uint32_t>(std::min<std::int64_t>(limit, config_.chunked_prefill));

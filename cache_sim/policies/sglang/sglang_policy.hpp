@@ -184,6 +184,7 @@ class SglangPolicy : public Subject {
   bool make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted);
   std::int64_t kv_demand(const RadixRequest& request, std::int64_t n, Forward forward) const;
   void split_at_prompt(const RadixRequest& request, std::uint32_t size, NodeIndex end);
+  RadixRequest request_of(const Operation& admission);
   bool copy_on_write(RadixRequest& request, const RadixTree::Match& match);
   bool take_slots(RadixRequest& request, RadixTree::Evicted& evicted);
   void receive(RadixRequest& request, std::uint32_t size);

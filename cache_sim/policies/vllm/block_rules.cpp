@@ -44,6 +44,45 @@ Result<GroupSpec> parse_group(std::string_view text) {
   return group;
 }
 
+/// The groups of `config`, one of attention and three of Mamba where it names none.
+Result<std::vector<GroupSpec>> groups_of(const Config& config, GroupKind mamba) {
+  std::vector<GroupSpec> groups;
+  std::string_view list = config.groups;
+  while (!list.empty()) {
+    const std::string_view piece = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(piece.size() + 1, list.size()));
+    const Result<GroupSpec> group = parse_group(piece);
+    if (!group) return tl::unexpected(group.error());
+    groups.push_back(*group);
+  }
+  if (groups.empty())
+    groups = {{GroupKind::attention, config.block},
+              {GroupKind::mamba, config.block},
+              {GroupKind::mamba, config.block},
+              {GroupKind::mamba, config.block}};
+  for (GroupSpec& group : groups)
+    if (group.kind == GroupKind::mamba) group.kind = mamba;
+  return groups;
+}
+
+/// The block of the groups that hold states, 0 where there is none.
+Result<std::int64_t> block_of_states(const std::vector<GroupSpec>& groups,
+                                     std::int64_t hash_block) {
+  std::int64_t block = 0;
+  for (const GroupSpec& group : groups) {
+    if (group.block % hash_block != 0)
+      return fail(fmt::format("field hash_block: {} does not divide the block of {} tokens",
+                              hash_block, group.block));
+    if (!is_state(group.kind)) continue;
+    if (block != 0 && block != group.block)
+      return fail("field groups: all Mamba groups have blocks of one size, that of the states");
+    block = group.block;
+  }
+  if (groups.size() == 1 && hash_block != groups.front().block)
+    return fail("field hash_block: a single group is hashed by its own blocks");
+  return block;
+}
+
 }  // namespace
 
 bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64_t end,
@@ -87,36 +126,14 @@ void BlockRules::complete() {
 
 Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   BlockRules rules;
-  std::string_view list = config.groups;
-  while (!list.empty()) {
-    const std::string_view piece = list.substr(0, list.find(','));
-    list.remove_prefix(std::min(piece.size() + 1, list.size()));
-    const Result<GroupSpec> group = parse_group(piece);
-    if (!group) return tl::unexpected(group.error());
-    rules.groups.push_back(*group);
-  }
-  if (rules.groups.empty())
-    rules.groups = {{GroupKind::attention, config.block},
-                    {GroupKind::mamba, config.block},
-                    {GroupKind::mamba, config.block},
-                    {GroupKind::mamba, config.block}};
-  for (GroupSpec& group : rules.groups)
-    if (group.kind == GroupKind::mamba) group.kind = mamba;
+  const Result<std::vector<GroupSpec>> groups = groups_of(config, mamba);
+  if (!groups) return tl::unexpected(groups.error());
+  rules.groups = *groups;
   rules.blocks = config.blocks;
   if (rules.blocks < 2) return fail("field blocks: the null block alone holds nothing");
   rules.hash_block = config.hash_block;
-  std::int64_t mamba_block = 0;
-  for (const GroupSpec& group : rules.groups) {
-    if (group.block % rules.hash_block != 0)
-      return fail(fmt::format("field hash_block: {} does not divide the block of {} tokens",
-                              rules.hash_block, group.block));
-    if (!is_state(group.kind)) continue;
-    if (mamba_block != 0 && mamba_block != group.block)
-      return fail("field groups: all Mamba groups have blocks of one size, that of the states");
-    mamba_block = group.block;
-  }
-  if (rules.groups.size() == 1 && rules.hash_block != rules.groups.front().block)
-    return fail("field hash_block: a single group is hashed by its own blocks");
+  const Result<std::int64_t> mamba_block = block_of_states(rules.groups, rules.hash_block);
+  if (!mamba_block) return tl::unexpected(mamba_block.error());
   if (config.retention != "none") {
     const Result<std::int64_t> tokens = parse_integer(config.retention, 0, 1 << 30);
     if (!tokens) return fail("field retention: " + tokens.error().text);
@@ -132,11 +149,11 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   rules.watermark = scheduler->watermark;
   rules.drafts = config.drafts;
   rules.drops = config.eagle == 2;
-  if (mamba_block > 0 && config.drafts >= mamba_block)
+  if (*mamba_block > 0 && config.drafts >= *mamba_block)
     return fail(
         fmt::format("field drafts: {} drafts and a token do not fit into a state's block of "
                     "{} tokens",
-                    config.drafts, mamba_block));
+                    config.drafts, *mamba_block));
   if (config.modules > 1 && config.eagle == 0)
     return fail("field modules: MTP modules are an EAGLE of their own: eagle=1 or 2");
   rules.hash_lookahead = config.eagle == 1 ? config.modules : 0;
