@@ -125,6 +125,8 @@ def fill(folder, build, text):
         (folder / "build" / name).symlink_to(build)
     trace = next(block for _, block in blocks(text) if block.startswith("# ") and "\nconfig " in block)
     (folder / "my.trace").write_text(trace)
+    (folder / "tests" / "traces").mkdir(parents=True)
+    (folder / "tests" / "traces" / "my.trace").write_text(trace)
     (folder / "big.trace").write_text((ROOT / "fixtures/traces/finish_keeps_its_state.trace").read_text())
     (folder / "my_trace.jsonl.zst").write_bytes(
         (ROOT / "fixtures/workloads/qwen_bailian_small.jsonl.zst").read_bytes())
