@@ -7,7 +7,7 @@ Each command of a fenced block runs in a folder that looks like the root of the 
 (`my.trace`, `log.jsonl`, `my_package`) are files that are there. A command must end with the exit status that stands
 behind it in EXITS, or with 0; where the block shows what the command prints, it must print that. What cannot run
 here (a GPU, a network, many minutes) is in NOT_RUN with the reason, and has to be in one of the pages still. Links
-between the pages lead to files and headings that are there.
+of all pages lead to files and headings that are there.
 """
 import argparse
 import http.server
@@ -212,8 +212,9 @@ def main():
         if not any(re.search(part, command) for command in told):
             print(f"NOT_RUN: no page has a command with {part}")
             failed += 1
-    for name in PAGES:
-        for sentence in dead_links(ROOT / name):
+    tops = [entry for entry in ROOT.iterdir() if entry.is_dir() and entry.name != "build" and entry.name[0] != "."]
+    for page in sorted([*ROOT.glob("*.md"), *(page for top in tops for page in top.rglob("*.md"))]):
+        for sentence in dead_links(page):
             print(sentence)
             failed += 1
     for sentence in foreign_python(pages):
