@@ -176,7 +176,7 @@ if(TARGET lockstep_torch_ops)
   add_test(NAME operators.export_a_package
     COMMAND ${check} torch_export_check.py $<TARGET_FILE:lockstep_torch_ops> --package ${package})
   set_tests_properties(operators.survive_export operators.export_a_package
-    PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
+    PROPERTIES LABELS quick TIMEOUT 1800 SKIP_RETURN_CODE 77 ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
   set_tests_properties(operators.export_a_package PROPERTIES FIXTURES_SETUP exported_operators)
   add_test(NAME operators.run_from_a_package
     COMMAND lockstep_static_kv_tests --gtest_filter=ExportedOperators*)
@@ -215,7 +215,7 @@ set_tests_properties(subjects.llama_server_is_judged PROPERTIES LABELS full TIME
 # transformers' generate and caches as a server, where `python3 fixtures/subjects/transformers setup` was run.
 add_test(NAME subjects.transformers_is_judged
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/fixtures/subjects/transformers check $<TARGET_FILE:lockstep>)
-set_tests_properties(subjects.transformers_is_judged PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
+set_tests_properties(subjects.transformers_is_judged PROPERTIES LABELS full TIMEOUT 3600 SKIP_RETURN_CODE 77)
 
 # Qwen3 exported with fixed shapes, where `python3 fixtures/subjects/transformers setup` was run: packages are compiled
 # once, and the table and the C++ runtime load them.
@@ -227,7 +227,7 @@ add_test(NAME static_kv.is_the_original
   COMMAND ${Python3_EXECUTABLE} ${static_kv} check ${static_kv_packages})
 add_test(NAME static_kv.table
   COMMAND ${Python3_EXECUTABLE} ${static_kv} table ${static_kv_packages}_full)
-set_tests_properties(static_kv.packages PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77
+set_tests_properties(static_kv.packages PROPERTIES LABELS quick TIMEOUT 1200 SKIP_RETURN_CODE 77
   FIXTURES_SETUP static_kv_packages)
 set_tests_properties(static_kv.is_the_original PROPERTIES LABELS quick TIMEOUT 900 SKIP_RETURN_CODE 77
   FIXTURES_REQUIRED static_kv_packages)
@@ -235,7 +235,7 @@ add_test(NAME static_kv.packages_at_length
   COMMAND ${Python3_EXECUTABLE} ${static_kv} packages ${static_kv_packages}_full)
 set_tests_properties(static_kv.packages_at_length PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77
   FIXTURES_SETUP static_kv_packages_full)
-set_tests_properties(static_kv.table PROPERTIES LABELS full TIMEOUT 2400 SKIP_RETURN_CODE 77
+set_tests_properties(static_kv.table PROPERTIES LABELS full TIMEOUT 3600 SKIP_RETURN_CODE 77
   FIXTURES_REQUIRED static_kv_packages_full)
 if(TARGET lockstep_static_kv)
   add_executable(lockstep_static_kv_tests
