@@ -36,7 +36,7 @@ const std::vector<std::vector<KeyId>>& keys() {
     KeyTable table(kVllmW1Block, 0);
     std::vector<std::vector<KeyId>> made;
     for (const VllmW1Request& request : workload().requests)
-      table.extend(made.emplace_back(), request.tokens, Name());
+      table.extend(made.emplace_back(), request.tokens, {});
     return made;
   }();
   return all;
@@ -136,7 +136,7 @@ void chain_keys(benchmark::State& state, std::optional<BlockHashAlgorithm> algor
     KeyTable table(kVllmW1Block, 0, algorithm);
     for (const VllmW1Request& request : workload().requests) {
       keys.clear();
-      table.extend(keys, request.tokens, Name());
+      table.extend(keys, request.tokens, {});
       benchmark::DoNotOptimize(keys.data());
     }
   }

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -142,9 +144,10 @@ TEST(VllmHash, aChainOfBlocksHasTheNumbersOfItsDigests) {
       for (const Name salt : {Name(), Name::intern("tenant")})
         for (const Tokens& tokens : {one, other, one}) {
           std::vector<KeyId> by_hash, by_digest;
-          hashed.extend(by_hash, tokens.prefix(5), salt);  // what is there already is gone on from
-          hashed.extend(by_hash, tokens, salt);
-          digested.extend(by_digest, tokens, salt);
+          hashed.extend(by_hash, tokens.prefix(5),
+                        {.salt = salt});  // what is there already is gone on from
+          hashed.extend(by_hash, tokens, {.salt = salt});
+          digested.extend(by_digest, tokens, {.salt = salt});
           EXPECT_EQ(by_hash, by_digest);
           ASSERT_EQ(by_hash.size(), (tokens.size() - lookahead) / 4);
           BlockExtraKeys extra;
@@ -160,6 +163,93 @@ TEST(VllmHash, aChainOfBlocksHasTheNumbersOfItsDigests) {
           }
         }
     }
+}
+
+struct KnownChain {
+  const char* algorithm;
+  std::uint32_t lookahead;
+  std::vector<std::string> hashes;
+};
+
+/// An adapter, a salt, and two images that lie in two blocks each.
+const ContentKeys kEverything{.salt = Name::intern("tenant"),
+                              .lora = Name::intern("sql"),
+                              .images = {{2, 3, Name::intern("cat")}, {7, 4, Name::intern("dog")}}};
+
+// Printed by vLLM's Request with LoRARequest("sql", 1, "/sql"), two mm_features and a cache_salt.
+TEST(VllmHash, ofBlocksWithExtraKeysAreVllmsOwn) {
+  const KnownChain chains[] = {
+      {"sha256",
+       0u,
+       {"56b9b263edf6026891b77d32561dd5440ad3ebe57e1909146ef8fcbe21c19c3c",
+        "b6226c728ab4477dedac36f099e31f63b48d584d35a7fa2bb9436a255af5552b",
+        "7b2a6a50260f2a262e4b6f83ff67dde1aa6d9a026e42e33a4cc3bec8da28375c"}},
+      {"sha256",
+       1u,
+       {"ef2826158b4dd98456c2f682e8a18d499ec20dab8406a2b1babe3d27f1ba1c6c",
+        "e82c2a9029cfc289a3dad521c7819ec25615313eaa26617b6382401eb3f8016b",
+        "2c81bfabb2293717cc18d93594b960f2b8ef1d5c72acdfe97b9b5862905ca80e"}},
+      {"sha256_cbor",
+       0u,
+       {"eb868fdab3b3fa44a781955dd0294a34b8c6cf3dba5846ac8a34780ba3c90ced",
+        "2fd0dfdbca5f6b7c640cac11baa6550ce746e3a22363039c4f2b8fbf3be05a50",
+        "97c9746e68401bb2a0aee343fbba8665e3cc5d5a75d0275289257551d0f99a16"}},
+      {"sha256_cbor",
+       1u,
+       {"3692c2293125d8c7f392c9007e0366258ec9e58f79431b119ec5dfa6b9880a21",
+        "06cdd6116fb4cab44724fcd32d37de958266f884c15bd6e4497912f6cf3dea1c",
+        "64d09ea8b81c119c765d37bff3c88f5653eada97fbafbe47e744dabeed9d1216"}},
+  };
+  const Tokens tokens = Tokens::of_ids({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14});
+  for (const KnownChain& known : chains) {
+    KeyTable table(4, known.lookahead, block_hash_algorithm_from(known.algorithm));
+    std::vector<KeyId> keys;
+    table.extend(keys, tokens, kEverything);
+    ASSERT_EQ(keys.size(), 3u);
+    for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(hex(table.hash(keys[i])), known.hashes[i]);
+  }
+}
+
+// A digest takes the place of the chain: contents that differ in anything have other numbers, from
+// the block on in which they differ.
+TEST(VllmHash, partWhereExtraKeysPart) {
+  const Tokens tokens = Tokens::of_ids({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14});
+  ContentKeys other_salt = kEverything, other_lora = kEverything, moved = kEverything;
+  ContentKeys other_image = kEverything, longer = kEverything;
+  other_salt.salt = Name();
+  other_lora.lora = Name::intern("chat");
+  moved.images[1].begin = 6;
+  other_image.images[1].name = Name::intern("cat");
+  longer.images[1].size = 1;  // no part of it is in the third block
+  for (const auto algorithm :
+       {std::optional<BlockHashAlgorithm>(), std::optional(BlockHashAlgorithm::sha256)}) {
+    KeyTable table(4, 0, algorithm);
+    const auto common = [&](const ContentKeys& other) {
+      std::vector<KeyId> here, there;
+      table.extend(here, tokens, kEverything);
+      table.extend(there, tokens, other);
+      return std::mismatch(here.begin(), here.end(), there.begin()).first - here.begin();
+    };
+    EXPECT_EQ(common(kEverything), 3);
+    EXPECT_EQ(common(other_salt), 0);
+    EXPECT_EQ(common(other_lora), 0);
+    EXPECT_EQ(common(moved), 1);
+    EXPECT_EQ(common(other_image), 1);
+    EXPECT_EQ(common(longer), 2);
+  }
+}
+
+// Labels see the keys as other tokens.
+TEST(VllmHash, keyedTokensAreEqualWhereTokensAndKeysAre) {
+  const Tokens tokens = Tokens::of_ids({1, 2, 3, 4, 5, 6, 7, 8, 9});
+  EXPECT_EQ(keyed_tokens(tokens, {}), tokens);
+  const Tokens plain = keyed_tokens(tokens, {.images = {{4, 2, Name::intern("cat")}}});
+  const Tokens other = keyed_tokens(tokens, {.images = {{4, 2, Name::intern("dog")}}});
+  EXPECT_EQ(plain.size(), tokens.size());
+  EXPECT_EQ(plain.common(0, other, 0, 9), 4u);
+  EXPECT_EQ(plain.common(5, other, 5, 4), 4u);
+  EXPECT_EQ(keyed_tokens(tokens, kEverything), keyed_tokens(tokens, kEverything));
+  EXPECT_EQ(keyed_tokens(tokens, kEverything).common(0, tokens, 0, 9), 0u);
 }
 
 }  // namespace

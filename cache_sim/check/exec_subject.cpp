@@ -124,6 +124,7 @@ class ExecSubject final : public Subject {
   Findings take_findings() override { return std::exchange(findings_, {}); }
   const std::optional<ConfigFields>& honoured() const { return honoured_; }
   bool takes_transfers() const { return takes_transfers_; }
+  bool takes_content_keys() const { return takes_content_keys_; }
 
  private:
   Result<std::string> ask(std::string question);
@@ -149,6 +150,7 @@ class ExecSubject final : public Subject {
   bool tree_verbs_ = false;
   bool sequence_verbs_ = false;
   bool takes_transfers_ = false;
+  bool takes_content_keys_ = false;
   bool labels_ = false;
   bool again_ = false;            // it can be greeted again
   bool answers_ = true;           // its process can still be talked to
@@ -249,8 +251,9 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   flag("labels", labels_);
   flag("again", again_);
   const std::string_view takes = line->find("takes").value_or("");
-  is_known &= takes.empty() || takes == "external";
-  takes_transfers_ = takes == "external";
+  is_known &= takes.empty() || takes == "external" || takes == "keys" || takes == "external,keys";
+  takes_transfers_ = takes.starts_with("external");
+  takes_content_keys_ = takes.ends_with("keys");
   const std::optional<std::string_view> honours = line->find("honours");
   if (honours) {
     honoured_ = fields_of(*honours);
@@ -262,7 +265,8 @@ Result<void> ExecSubject::understand(std::string_view answer) {
         "it answered hello with `{}` and not with levels=request, behind it tree and sequence "
         "where "
         "it has these verbs (levels=request,tree,sequence), labels=1 if it has them, again=1 if it "
-        "can be greeted again, takes=external if admit= has that field, and honours= with config "
+        "can be greeted again, takes=external,keys if admit has those fields, and honours= with "
+        "config "
         "fields",
         printable(answer)));
   tree_verbs_ = levels.find("tree") != std::string_view::npos;
@@ -360,6 +364,11 @@ Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options) {
 std::optional<ConfigFields> honoured_by(const Subject& child) {
   const auto* const started = dynamic_cast<const ExecSubject*>(&child);
   return started == nullptr ? std::nullopt : started->honoured();
+}
+
+bool takes_content_keys(const Subject& child) {
+  const auto* const started = dynamic_cast<const ExecSubject*>(&child);
+  return started != nullptr && started->takes_content_keys();
 }
 
 bool takes_transfers(const Subject& child) {

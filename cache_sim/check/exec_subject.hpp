@@ -54,6 +54,9 @@ std::optional<ConfigFields> honoured_by(const Subject& child);
 std::span<const std::string_view> greeting_fields();
 std::span<const std::string_view> child_fields();
 
+/// Whether a child says that it knows `admit lora= images=` (`takes=keys`).
+bool takes_content_keys(const Subject& child);
+
 /// Whether a child says that it knows `admit external=` (`takes=external`).
 bool takes_transfers(const Subject& child);
 

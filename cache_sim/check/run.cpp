@@ -104,6 +104,11 @@ std::string ReplaySession::who_lacks_level(const Operation& operation) const {
     for (std::size_t i = 0; i < subject_count(); ++i)
       if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_server_fields)
         return fmt::format("{}: {} takes no field {}", to_string(operation.verb), seat.name, field);
+  if (operation.verb == Verb::admit && (operation.lora.exists() || !operation.images.empty()))
+    for (std::size_t i = 0; i < subject_count(); ++i)
+      if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_content_keys)
+        return fmt::format("admit: {} takes no field {}", seat.name,
+                           operation.lora.exists() ? "lora" : "images");
   if (operation.verb == Verb::extend && operation.n == 0)
     for (std::size_t i = 0; i < subject_count(); ++i)
       if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_loads)

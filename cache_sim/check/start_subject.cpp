@@ -81,6 +81,7 @@ Started start_closed(const std::string& name, const RunOptions& options) {
   auto seat = std::make_unique<SubjectSeat>();
   seat->is_child = true;
   seat->subject = std::move(*child);
+  seat->takes_content_keys = takes_content_keys(*seat->subject);
   if (options.check != CheckLevel::off)
     seat->closed = std::make_unique<ClosedSubject>(options.config, kv_total(options));
   return seat;
@@ -97,6 +98,7 @@ Started start_oracle(const std::string& name, const RunOptions& options) {
   if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name)) {
     seat->takes_server_fields = policy->takes_server_fields;
     seat->takes_loads = policy->takes_transfers;
+    seat->takes_content_keys = policy->takes_content_keys;
   }
   seat->is_oracle = true;
   seat->subject = entry->make({.config = options.config, .layers = &no_layers});
@@ -111,6 +113,7 @@ Started start_policy(const std::string& name, const RunOptions& options) {
   auto seat = std::make_unique<SubjectSeat>();
   seat->takes_server_fields = entry->takes_server_fields;
   seat->takes_loads = entry->takes_transfers;
+  seat->takes_content_keys = entry->takes_content_keys;
   SubjectOptions subject{.config = options.config, .layers = &no_layers};
   if (options.defect_name.starts_with(name + ":")) subject.defect = options.defect;
   if (options.check != CheckLevel::off) {

@@ -283,6 +283,7 @@ class Explorer {
   /// never go back, are those of the schedule.
   void make_sensible(Candidate& candidate) const {
     const bool server_fields = players_[candidate.player].accepted.server_fields;
+    const bool content_keys = players_[candidate.player].accepted.content_keys;
     std::set<std::uint32_t> ids;
     std::set<std::uint32_t> sessions;
     Nanoseconds latest = 0;
@@ -291,6 +292,7 @@ class Explorer {
       step.statement.line = ++line;
       if (auto* const spec = std::get_if<RequestSpec>(&step.statement.what)) {
         spec->at = -1;
+        if (!content_keys) spec->lora = Name();
         if (!server_fields) {  // they may come from another player's trace
           spec->branches = 1;
           spec->overrun = spec->external = 0;
@@ -419,13 +421,14 @@ Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
     if (!seat && seat.error().finding) {  // the first trace says so
       for (const ConfigField field : kFieldsToHonour) player.fixed.add(field);
-      player.accepted.transfers = false;
+      player.accepted.transfers = player.accepted.content_keys = false;
       continue;
     }
     if (!seat) return tl::unexpected(seat.error());
     player.accepted.tree_verbs &= (*seat)->subject->has_tree_verbs();
     player.accepted.sequence_verbs &= (*seat)->subject->has_sequence_verbs();
     if ((*seat)->is_child) player.accepted.transfers &= takes_transfers(*(*seat)->subject);
+    if ((*seat)->is_child) player.accepted.content_keys &= takes_content_keys(*(*seat)->subject);
     const std::optional<ConfigFields> honoured = honoured_by(*(*seat)->subject);
     if (!honoured) continue;
     for (const ConfigField field : kFieldsToHonour)

@@ -81,6 +81,7 @@ class RequestMaker {
     RequestSpec spec;
     spec.id = id;
     if (draw_.chance(static_cast<std::uint64_t>(swarm_.salted), 40)) spec.salt = Name::intern("s");
+    if (sometimes(swarm_.keyed)) spec.lora = Name::intern(draw_.chance(1, 2) ? "l" : "m");
     const Tokens prompt = drawn_prompt(swarm_, draw_, seen_);
     spec.prompt_size = prompt.size();
     const std::int64_t output = draw_.between(1, swarm_.piece);

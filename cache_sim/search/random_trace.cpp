@@ -45,7 +45,20 @@ Operation RandomTrace::admission() {
   if (swarm_.blocks && admit.prompt == 0) admit.prompt = 1;
   if (swarm_.sent > 0 && draw_.chance(static_cast<std::uint64_t>(swarm_.sent), 10))
     admit.external = draw_.between(0, admit.tokens.size());
+  if (sometimes(swarm_.keyed)) draw_keys(admit);
   return admit;
+}
+
+/// An adapter, and images of which some are the same.
+void RandomTrace::draw_keys(Operation& admit) {
+  if (draw_.chance(1, 2)) admit.lora = Name::intern(draw_.chance(1, 2) ? "l" : "m");
+  if (draw_.chance(1, 2)) return;
+  const std::int64_t most = admit.prompt == Operation::kAbsent ? admit.tokens.size() : admit.prompt;
+  std::int64_t at = draw_.between(0, 3);
+  for (std::int64_t size; (size = draw_.between(1, 4)), at + size <= most;
+       at += size + draw_.between(0, 5))
+    admit.images.push_back({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(size),
+                            Name::intern(draw_.chance(2, 3) ? "i" : "j")});
 }
 
 /// What came of a verification.

@@ -38,6 +38,7 @@ class RandomTrace {
   Operation random_tree_operation();
   Operation random_slot_operation();
   Operation admission();
+  void draw_keys(Operation& admit);
   bool begin_meeting();
   std::optional<Operation> meet();
   Operation verdict(const LegalityModel::Request& request);

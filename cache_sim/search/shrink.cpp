@@ -274,6 +274,14 @@ class Shrinker {
     on_operation([](Operation& o, Step&) { return set(o.parents, std::vector<std::int64_t>()); });
     on_operation([](Operation& o, Step&) { return set(o.padded, Operation::kAbsent); });
     on_operation([](Operation& o, Step&) { return set(o.external, Operation::kAbsent); });
+    on_operation([](Operation& o, Step&) { return set(o.lora, Name()); });
+    on_operation([](Operation& o, Step&) { return set(o.images, std::vector<ImageSpan>()); });
+    on_operation([](Operation& o, Step&) {
+      if (o.images.size() < 2) return false;
+      o.images.pop_back();
+      return true;
+    });
+    on_request([](RequestSpec& spec) { return set(spec.lora, Name()); });
     on_operation([](Operation& o, Step& step) {
       return o.verb == Verb::extend && o.drafts.empty() && set(step.rest, std::int64_t{0});
     });

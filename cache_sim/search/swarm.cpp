@@ -339,6 +339,7 @@ Accepted accepted_by(const PolicyEntry& policy) {
           .tree_verbs = policy.has_tree_verbs,
           .slot_verbs = policy.has_slot_verbs,
           .transfers = policy.takes_transfers,
+          .content_keys = policy.takes_content_keys,
           .rooms = policy.has_tree_verbs,
           .server_fields = policy.takes_server_fields};
 }
@@ -349,6 +350,7 @@ Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
           .tree_verbs = one.tree_verbs && other.tree_verbs && one.has_states == other.has_states,
           .slot_verbs = one.slot_verbs && other.slot_verbs,
           .transfers = one.transfers && other.transfers,
+          .content_keys = one.content_keys && other.content_keys,
           .rooms = one.rooms && other.rooms,
           .server_fields = one.server_fields && other.server_fields};
 }
@@ -373,6 +375,10 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
   swarm.letters = draw.chance(1, 4) ? static_cast<int>(draw.between(1, 3)) : 0;
   if (swarm.blocks) draw_meetings(draw, fields, swarm);
+  if (accepted.content_keys && draw.aside(4, 51) == 0) {  // beside equal tokens
+    swarm.keyed = static_cast<int>(1 + draw.aside(8, 52));
+    swarm.shared = std::max(swarm.shared, 8);
+  }
   if (accepted.fields.contains(ConfigField::alpha)) {
     draw_bytes(draw, fields, swarm);
     // What is tuned on a window of requests is seen in those behind it.

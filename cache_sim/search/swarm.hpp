@@ -64,6 +64,7 @@ struct Swarm {
   bool by_length = false;  ///< some requests end by the length of their output
   int sent = 0;            ///< of ten requests: another server has computed a part
   int images = 0;          ///< of ten requests: parts of the prompt are images
+  int keyed = 0;           ///< of ten requests: an adapter, or images with names
   bool rooms = false;      ///< some admissions and evictions carry room=
   int meetings = 0;        ///< of ten: requests of one prompt meet around a block
   // Of ten, where the subjects take a server's fields.
@@ -98,8 +99,9 @@ struct Accepted {
   ConfigFields fields;     ///< of the configuration, besides those that every policy honours
   bool has_states = true;  ///< one of them keeps states
   bool tree_verbs = true;
-  bool slot_verbs = false;  ///< capture, restore, compact
-  bool transfers = false;   ///< admissions to a block cache may carry external=
+  bool slot_verbs = false;    ///< capture, restore, compact
+  bool transfers = false;     ///< admissions to a block cache may carry external=
+  bool content_keys = false;  ///< admissions may carry lora= and images=
   bool rooms = true;  ///< admissions and evictions may carry room=, as SGLang's scheduler asks it
   bool server_fields = false;  ///< see PolicyEntry::takes_server_fields
   bool sequence_verbs = false;

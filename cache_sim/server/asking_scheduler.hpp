@@ -102,7 +102,7 @@ class AskingScheduler : public ServerScheduler {
   Operation& ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects) {
     Operation& operation = operation_;
     operation.verb = verb;
-    operation.id = operation.salt = Name();
+    operation.id = operation.salt = operation.lora = Name();
     operation.tokens = operation.drafts = Tokens();
     operation.n = operation.prompt = operation.up_to = operation.room = Operation::kAbsent;
     operation.external = operation.padded = Operation::kAbsent;
@@ -115,6 +115,7 @@ class AskingScheduler : public ServerScheduler {
     if (verb == Verb::admit) {
       const Request& waiting = requests_[request];
       operation.salt = waiting.spec->salt;
+      operation.lora = waiting.spec->lora;
       operation.tokens = waiting.spec->tokens.prefix(waiting.spec->prompt_size + waiting.sampled);
       operation.prompt = waiting.spec->prompt_size;
     }

@@ -236,21 +236,13 @@ class Reader {
     return {};
   }
 
-  /// OFFSET:LENGTH,…
-  static Result<void> read_images(std::string_view list, std::vector<RequestSpec::Image>& into) {
-    std::int64_t end = 0;
-    while (!list.empty()) {
-      const std::string_view piece = list.substr(0, list.find(','));
-      list.remove_prefix(std::min(piece.size() + 1, list.size()));
-      const std::string_view offset = piece.substr(0, piece.find(':'));
-      const std::string_view length = piece.substr(std::min(offset.size() + 1, piece.size()));
-      const Result<std::int64_t> begin = parse_integer(offset, end, Tokens::kMaxSize);
-      if (!begin) return fail("an image begins behind the one before: " + begin.error().text);
-      const Result<std::int64_t> size = parse_integer(length, 1, Tokens::kMaxSize - *begin);
-      if (!size) return fail("an image is OFFSET:LENGTH: " + size.error().text);
-      into.push_back({static_cast<std::uint32_t>(*begin), static_cast<std::uint32_t>(*size)});
-      end = into.back().end();
-    }
+  /// Of the tokens of a request, which say what they show.
+  static Result<void> read_images(std::string_view list, std::vector<ImageSpan>& into) {
+    Result<std::vector<ImageSpan>> images = parse_images(list);
+    if (!images) return tl::unexpected(images.error());
+    for (const ImageSpan& image : *images)
+      if (image.name.exists()) return fail("an image is OFFSET:LENGTH: its tokens are its name");
+    into = std::move(*images);
     return {};
   }
 
@@ -280,6 +272,7 @@ class Reader {
             });
           if (key == "session") return read_name(value, spec.session);
           if (key == "salt") return read_name(value, spec.salt);
+          if (key == "lora") return read_name(value, spec.lora);
           if (key == "rank")
             return parse_integer(value, 0, trace_.config.ranks - 1).map([&](std::int64_t v) {
               spec.rank = v;

@@ -26,9 +26,8 @@ std::string request_text(const RequestSpec& spec) {
   if (!spec.drafts.empty()) text += fmt::format(" drafts={}", fmt::join(spec.drafts, ","));
   if (spec.external != 0) text += fmt::format(" external={}", spec.external);
   text += optional_name("id", spec.id);
-  for (const RequestSpec::Image& image : spec.images)
-    text += fmt::format("{}{}:{}", &image == &spec.images.front() ? " images=" : ",", image.begin,
-                        image.size);
+  if (!spec.images.empty()) text += " images=" + images_text(spec.images);
+  text += optional_name("lora", spec.lora);
   text += spec.stops ? " output=" + spec.tokens.slice(spec.prompt_size, spec.tokens.size()).text()
                      : fmt::format(" output={}", spec.output_size());
   if (spec.overrun != 0) text += fmt::format(" overrun={}", spec.overrun);

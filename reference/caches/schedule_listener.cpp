@@ -11,10 +11,10 @@ constexpr std::size_t kTextLimit = 100;
 struct HeardAll {};
 
 bool same(const Operation& a, const Operation& b) {
-  return a.verb == b.verb && a.id == b.id && a.salt == b.salt && a.tokens == b.tokens &&
-         a.drafts == b.drafts && a.n == b.n && a.prompt == b.prompt && a.up_to == b.up_to &&
-         a.room == b.room && a.kv == b.kv && a.state == b.state && a.async == b.async &&
-         a.insert == b.insert && a.ids == b.ids && a.parents == b.parents &&
+  return a.verb == b.verb && a.id == b.id && a.salt == b.salt && a.lora == b.lora &&
+         a.tokens == b.tokens && a.drafts == b.drafts && a.n == b.n && a.prompt == b.prompt &&
+         a.up_to == b.up_to && a.room == b.room && a.kv == b.kv && a.state == b.state &&
+         a.async == b.async && a.insert == b.insert && a.ids == b.ids && a.parents == b.parents &&
          a.external == b.external && a.padded == b.padded;
 }
 

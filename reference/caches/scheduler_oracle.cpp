@@ -142,6 +142,7 @@ Operation SchedulerOracle::admission_of(RequestNumber number) const {
   admission.tokens = request.spec->tokens.prefix(request.spec->prompt_size + request.sampled);
   admission.prompt = request.spec->prompt_size;
   admission.salt = request.spec->salt;
+  admission.lora = request.spec->lora;
   // A transfer happens once.
   if (request.spec->external != 0 && !request.was_running)
     admission.external = request.spec->external;

@@ -155,7 +155,14 @@ void VllmOracle::hash(Request& request) {
     const Count end = (static_cast<Count>(request.hashes.size()) + 1) * hash_block_;
     if (end + lookahead_ > std::min<Count>(request.tokens, request.known.size())) return;
     const std::uint64_t digest = request.known.digest(static_cast<std::uint32_t>(end + lookahead_));
-    const std::string name = fmt::format("{}/{}/{}", request.salt.text(), end, digest);
+    std::string name =
+        fmt::format("{}/{}/{}/{}", request.salt.text(), request.lora.text(), end, digest);
+    for (Count block = 0; block < end; block += hash_block_) {
+      name += '|';
+      for (const ImageSpan& image : request.images)
+        if (image.begin < block + hash_block_ + lookahead_ && image.end() > block)
+          name += fmt::format("{}@{} ", image.name.text(), image.begin - block);
+    }
     const auto number = static_cast<Number>(hash_numbers_.size()) + 1;
     request.hashes.push_back(hash_numbers_.emplace(name, number).first->second);
   }
@@ -808,10 +815,14 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   const Count prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (requests_.contains(operation.id.text())) return refuse(operation, "it runs already");
   if (size == 0 || prompt == 0 || prompt > size) return refuse(operation, "that is no prompt");
+  for (const ImageSpan& image : operation.images)
+    if (image.end() > prompt) return refuse(operation, "an image lies behind the prompt");
   Request& request = requests_[operation.id.text()];
   request.known = operation.tokens;
   request.tokens = size;
   request.salt = operation.salt;
+  request.lora = operation.lora;
+  request.images = operation.images;
   request.prompt = prompt;
   request.tables.resize(groups_.size());
   request.seen = changes_;

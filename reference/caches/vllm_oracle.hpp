@@ -79,7 +79,8 @@ class VllmOracle final : public Subject {
       bool samples;
     };
     std::vector<Row> under_way;  ///< of each step whose result is out, the oldest first
-    Name salt;
+    Name salt, lora;
+    std::vector<ImageSpan> images;
     Count prompt = 0;
     Count computed = 0;
     Count junction = 0;

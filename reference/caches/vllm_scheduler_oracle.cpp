@@ -224,6 +224,7 @@ void VllmSchedulerOracle::schedule_waiting() {
     admit.tokens = request.spec->tokens.prefix(static_cast<std::uint32_t>(request.tokens));
     admit.prompt = request.spec->prompt_size;
     admit.salt = request.spec->salt;
+    admit.lora = request.spec->lora;
     const Reply& hit = ask(admit);
     if (hit.refused != Refusal::none) {
       if (hit.refused != Refusal::too_long && !is_empty()) return;

@@ -38,13 +38,18 @@ struct TokensField {
 struct NamesField {
   std::vector<Name> Operation::*member;
 };
+struct ImagesField {
+  std::vector<ImageSpan> Operation::*member;
+};
 struct NumbersField {
   std::vector<std::int64_t> Operation::*member;
 };
 
 struct FieldRow {
   std::string_view name;
-  std::variant<NumberField, FlagField, NameField, TokensField, NamesField, NumbersField> kind;
+  std::variant<NumberField, FlagField, NameField, TokensField, NamesField, ImagesField,
+               NumbersField>
+      kind;
   bool required = false;
 };
 
@@ -58,6 +63,8 @@ constexpr FieldRow kFrom{"from", NameField{&Operation::from}, true};
 
 constexpr FieldRow kAdmit[] = {{"external", NumberField{&Operation::external}},
                                kId,
+                               {"images", ImagesField{&Operation::images}},
+                               {"lora", NameField{&Operation::lora}},
                                {"prompt", NumberField{&Operation::prompt}},
                                {"room", NumberField{&Operation::room}},
                                kSalt,
@@ -212,6 +219,14 @@ Result<void> set_field(Operation& operation, const FieldRow& row, std::string_vi
                      return {};
                    });
                  },
+                 [&](const ImagesField& f) -> Result<void> {
+                   const Result<std::vector<ImageSpan>> images = parse_images(value);
+                   if (!images) return tl::unexpected(images.error());
+                   for (const ImageSpan& image : *images)
+                     if (!image.name.exists()) return fail("an image is OFFSET:LENGTH:NAME");
+                   operation.*f.member = *images;
+                   return {};
+                 },
                  [&](const NumbersField& f) -> Result<void> {
                    return each_piece(value, [&](std::string_view piece) -> Result<void> {
                      return parse_integer(piece, -1, kMost).map([&](std::int64_t v) {
@@ -246,6 +261,7 @@ std::string field_text(const Operation& operation, const FieldRow& row, std::siz
                      list += (list.empty() ? "" : ",") + name.text();
                    return list;
                  },
+                 [&](const ImagesField& f) { return images_text(operation.*f.member); },
                  [&](const NumbersField& f) {
                    std::string list;
                    for (const std::int64_t number : operation.*f.member)
@@ -290,6 +306,37 @@ std::string_view to_string(Refusal refusal) {
 }
 std::string_view to_string(FinishReason reason) {
   return kFinishReasons[static_cast<std::size_t>(reason)];
+}
+
+Result<std::vector<ImageSpan>> parse_images(std::string_view list) {
+  std::vector<ImageSpan> images;
+  std::int64_t end = 0;
+  const Result<void> parsed = each_piece(list, [&](std::string_view piece) -> Result<void> {
+    const std::string_view offset = piece.substr(0, piece.find(':'));
+    std::string_view length = piece.substr(std::min(offset.size() + 1, piece.size()));
+    const std::size_t colon = length.find(':');
+    const std::string_view name = colon == std::string_view::npos ? "" : length.substr(colon + 1);
+    length = length.substr(0, colon);
+    const Result<std::int64_t> begin = parse_integer(offset, end, Tokens::kMaxSize);
+    if (!begin) return fail("an image begins behind the one before: " + begin.error().text);
+    const Result<std::int64_t> size = parse_integer(length, 1, Tokens::kMaxSize - *begin);
+    if (!size) return fail("an image is OFFSET:LENGTH: " + size.error().text);
+    if (colon != std::string_view::npos && name.empty()) return fail("an image's name is empty");
+    images.push_back({static_cast<std::uint32_t>(*begin), static_cast<std::uint32_t>(*size),
+                      name.empty() ? Name() : Name::intern(name)});
+    end = images.back().end();
+    return {};
+  });
+  if (!parsed) return tl::unexpected(parsed.error());
+  return images;
+}
+
+std::string images_text(const std::vector<ImageSpan>& images) {
+  std::string list;
+  for (const ImageSpan& image : images)
+    list += fmt::format("{}{}:{}{}{}", list.empty() ? "" : ",", image.begin, image.size,
+                        image.name.exists() ? ":" : "", image.name.text());
+  return list;
 }
 
 std::string Operation::text(std::size_t limit) const {

@@ -55,6 +55,19 @@ std::string_view to_string(Verb verb);
 bool is_tree_verb(Verb verb);
 bool is_sequence_verb(Verb verb);
 
+/// Tokens of a prompt that stand for an image.
+struct ImageSpan {
+  std::uint32_t begin = 0;  ///< of the prompt's tokens
+  std::uint32_t size = 0;
+  Name name;  ///< equal names are equal images; none: its tokens say which image it is
+  std::uint32_t end() const { return begin + size; }
+  bool operator==(const ImageSpan&) const = default;
+};
+
+/// OFFSET:LENGTH[:NAME],…, each behind the one before.
+Result<std::vector<ImageSpan>> parse_images(std::string_view list);
+std::string images_text(const std::vector<ImageSpan>& images);
+
 /// One operation. A field that a verb does not have keeps its default; absent numbers are kAbsent.
 struct Operation {
   static constexpr std::int64_t kAbsent = -1;
@@ -65,6 +78,7 @@ struct Operation {
   bool partial = false;               ///< capture: the recurrent state alone
   Name id;                            ///< the request
   Name salt;                          ///< admit, match, insert: the namespace
+  Name lora;                          ///< admit: the adapter that computes KV and states
   Name slot, as, from, to, lock;      ///< names that tree verbs and slot caches give; clone: `as`
   Tokens tokens;                      ///< see the verb
   Tokens drafts;                      ///< extend: draft tokens to verify
@@ -79,6 +93,7 @@ struct Operation {
   std::int64_t room = kAbsent;        ///< admit, evict: KV tokens that are to be left, or free
   std::int64_t padded = kAbsent;      ///< step: rows of the captured graph
   std::vector<Name> ids;              ///< step: row order
+  std::vector<ImageSpan> images;      ///< admit: those of its tokens that are images, named
   std::vector<std::int64_t> mapping;  ///< compact: new row of each row, -1: gone
   std::vector<std::int64_t> parents;  ///< extend: by draft, the one before it; see VerifiedRow
 

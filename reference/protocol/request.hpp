@@ -14,6 +14,7 @@ struct RequestSpec {
   Name id;
   Name session;
   Name salt;
+  Name lora;      ///< the adapter that computes its KV and states
   Tokens tokens;  ///< prompt and, behind it, every token that will be sampled
   std::uint32_t prompt_size = 0;
   bool stops = false;   ///< the output was given as tokens: it ends by itself, not by its length
@@ -22,13 +23,8 @@ struct RequestSpec {
   std::vector<std::int64_t> drafts;  ///< per verification, the draft tokens
   std::int64_t branches = 1;  ///< children of a draft in the tree that is verified; 1: a chain
   std::int64_t overrun = 0;   ///< tokens that the last verification accepts behind the output's end
-  struct Image {
-    std::uint32_t begin = 0;  ///< of the prompt's tokens
-    std::uint32_t size = 0;
-    std::uint32_t end() const { return begin + size; }
-    bool operator==(const Image&) const = default;
-  };
-  std::vector<Image> images;  ///< tokens that an encoder makes, ascending; none overlaps another
+  using Image = ImageSpan;
+  std::vector<Image> images;  ///< tokens that an encoder makes, ascending; none has a name
   std::int64_t external = 0;  ///< tokens whose KV and state come from another server
   std::int64_t priority = 0;
   std::int64_t rank = -1;  ///< where it goes; -1: where the routing sends it

@@ -101,6 +101,8 @@ struct PolicyEntry {
   bool has_slot_verbs = false;  ///< capture, restore, compact
   /// admit external=: tokens that another server has computed; and extend n=0: they come later.
   bool takes_transfers = false;
+  /// admit lora=, images=: what KV and states depend on beside the tokens.
+  bool takes_content_keys = false;
   /// Takes `extend parents=` and `finish up_to=`: verifications of trees, and ends inside an
   /// accepted run.
   bool takes_server_fields = false;

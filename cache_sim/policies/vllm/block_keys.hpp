@@ -2,11 +2,12 @@
 //
 //   h_i = Hash(h_{i-1}, tokens of hash block i, extra keys)
 //
-// so h_i stands for the whole prefix, its salt, and with multi-module MTP the `lookahead` tokens
-// behind it. Every different hash gets a number, in the order of its first appearance. With an
-// algorithm the hashes are vLLM's own (block_hash.hpp). Without one the prefix's digest takes the
-// place of the chain (reference/protocol/tokens.hpp: two prefixes of one run have one digest with a
-// probability below 2^-30): the numbers are the same, and cost less.
+// so h_i stands for the whole prefix, for its salt, its adapter and its images up to there, and
+// with multi-module MTP for the `lookahead` tokens behind it. Every different hash gets a number,
+// in the order of its first appearance. With an algorithm the hashes are vLLM's own
+// (block_hash.hpp). Without one the prefix's digest takes the place of the chain
+// (reference/protocol/tokens.hpp: two prefixes of one run have one digest with a probability below
+// 2^-30): the numbers are the same, and cost less.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +17,26 @@
 
 #include "cache_sim/policies/vllm/block_hash.hpp"
 #include "reference/base/ids.hpp"
+#include "reference/protocol/operation.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep::cache_sim {
 
 using KeyId = std::uint32_t;
+
+/// What a request's KV and states depend on beside its tokens.
+struct ContentKeys {
+  Name salt;
+  Name lora;
+  std::vector<ImageSpan> images;
+
+  bool empty() const { return !salt.exists() && !lora.exists() && images.empty(); }
+};
+
+/// The tokens with these keys in them: another one stands first where there is a salt or an
+/// adapter, and where an image begins. Of two requests, such prefixes are equal where tokens and
+/// keys are; their lengths are those of the tokens.
+Tokens keyed_tokens(const Tokens& tokens, const ContentKeys& keys);
 
 class KeyTable {
  public:
@@ -29,13 +45,13 @@ class KeyTable {
 
   /// Appends the keys that these tokens have and that are not in the list: one for each full hash
   /// block with `lookahead` tokens behind it.
-  void extend(std::vector<KeyId>& keys, const Tokens& tokens, Name salt);
+  void extend(std::vector<KeyId>& keys, const Tokens& tokens, const ContentKeys& content);
 
   /// vLLM's hash behind a key; there is one only with an algorithm.
   const BlockHash& hash(KeyId key) const { return *hashes_[key]; }
 
  private:
-  KeyId chained(const std::vector<KeyId>& keys, const Tokens& tokens, Name salt);
+  KeyId chained(const std::vector<KeyId>& keys, const Tokens& tokens, const ContentKeys& content);
 
   std::uint32_t hash_block_;
   std::uint32_t lookahead_;

@@ -41,6 +41,12 @@ inline const Defect kSplitsByAttentionsBlock{
     "vllm-align:splits-by-attentions-block",
     "a chunk is cut at the end of an attention block, where states have blocks of another size "
     "(vLLM #54076)"};
+inline const Defect kLeavesOutExtraKeys{"vllm-align:leaves-out-extra-keys",
+                                        "a block's hash covers its tokens alone: requests of other "
+                                        "salts, adapters and images share it"};
+inline const Defect kForgetsPlacesOfImages{
+    "vllm-align:forgets-places-of-images",
+    "a block's hash says which images the block has, and not where they begin"};
 // Of the look-up, as reported and repaired.
 inline const Defect kDropsInEveryPass{
     "vllm-align:drops-in-every-pass",

@@ -80,13 +80,14 @@ void VllmPolicy::run_worker() {
   for (const std::uint32_t place : scheduled_) {
     const VllmRequest& request = requests_[place];
     if (request.is_loading) continue;
-    rows.push_back({.place = place,
-                    .request = &request.blocks,
-                    .tokens = request.known.followed_by(request.drafts),
-                    .start = request.start,
-                    .end = request.blocks.computed,
-                    .drafts = request.drafts.size(),
-                    .external = request.loads ? request.external : 0});
+    rows.push_back(
+        {.place = place,
+         .request = &request.blocks,
+         .tokens = keyed_tokens(request.known.followed_by(request.drafts), request.content),
+         .start = request.start,
+         .end = request.blocks.computed,
+         .drafts = request.drafts.size(),
+         .external = request.loads ? request.external : 0});
   }
   worker_->forward(manager_.copies(), rows);
 }
@@ -113,11 +114,25 @@ void VllmPolicy::look_up(VllmRequest& request) {
   request.seen = changes_;
 }
 
+/// What goes into the hashes of a request's blocks, beside its tokens.
+ContentKeys VllmPolicy::hashed(ContentKeys content) const {
+  if (defect_ == &kLeavesOutExtraKeys) return {};
+  if (defect_ == &kForgetsPlacesOfImages)
+    for (ImageSpan& image : content.images)
+      image.begin -= image.begin % static_cast<std::uint32_t>(manager_.rules().hash_block);
+  return content;
+}
+
+/// Tells the worker what the request's keys stand for.
+void VllmPolicy::learn(const VllmRequest& request) {
+  worker_->learn(request.blocks.keys, keyed_tokens(request.known, request.content));
+}
+
 /// So many tokens are there as far as vLLM knows; the trace may tell the last of them later.
 void VllmPolicy::deliver(VllmRequest& request, std::int64_t tokens) {
   request.blocks.known = tokens;
   const auto told = std::min(static_cast<std::uint32_t>(tokens), request.known.size());
-  keys_.extend(request.blocks.keys, request.known.prefix(told), request.salt);
+  keys_.extend(request.blocks.keys, request.known.prefix(told), hashed(request.content));
 }
 
 Result<Reply> VllmPolicy::admit(const Operation& operation) {
@@ -127,6 +142,8 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   const std::uint32_t size = operation.tokens.size();
   const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (prompt == 0) return fail("admit: vLLM takes no prompt without a token");
+  if (!operation.images.empty() && operation.images.back().end() > prompt)
+    return fail(fmt::format("admit: images end with the prompt's {} tokens", prompt));
   if (places_.empty()) {
     places_.push_back(static_cast<std::uint32_t>(requests_.size()));
     requests_.emplace_back();
@@ -135,7 +152,8 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   VllmRequest& request = requests_[place];
   request.known = operation.tokens;
   request.blocks.keys.clear();
-  keys_.extend(request.blocks.keys, request.known, operation.salt);
+  request.content = {operation.salt, operation.lora, operation.images};
+  keys_.extend(request.blocks.keys, request.known, hashed(request.content));
   request.blocks.prompt = prompt;
   request.blocks.known = size;
   request.blocks.computed = request.blocks.in_flight = request.promised = 0;
@@ -145,14 +163,13 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   request.external = std::max<std::int64_t>(offered - request.hit.tokens, 0);
   request.loads = request.is_loading = request.was_loaded = false;
   request.id = operation.id;
-  request.salt = operation.salt;
   request.waits = true;
   request.scheduled = false;
   request.drafts = Tokens();
   places_.pop_back();
   if (worker_) {
     worker_->admit(place);
-    worker_->learn(request.blocks.keys, request.known);
+    learn(request);
   }
   if (place_of_.size() <= operation.id.index()) place_of_.resize(operation.id.index() + 1);
   place_of_[operation.id.index()] = place + 1;
@@ -255,7 +272,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   request.blocks.computed = start + n;
   request.scheduled = true;
   request.start = start;
-  if (worker_) worker_->learn(request.blocks.keys, request.known);
+  if (worker_) learn(request);
   scheduled_.push_back(static_cast<std::uint32_t>(&request - requests_.data()));
   std::int64_t drafts = operation.drafts.size();
   if (drafts > 0) drafts -= operation.n - n;
@@ -304,7 +321,7 @@ void VllmPolicy::end_load(VllmRequest& request) {
   if (worker_)
     worker_->receive({.place = static_cast<std::uint32_t>(&request - requests_.data()),
                       .request = &request.blocks,
-                      .tokens = request.known,
+                      .tokens = keyed_tokens(request.known, request.content),
                       .start = request.blocks.computed,
                       .end = request.blocks.computed,
                       .drafts = 0,
@@ -331,7 +348,7 @@ Result<Reply> VllmPolicy::complete(const Operation& operation) {
   --request->promised;
   deliver(*request, request->blocks.known + 1);
   manager_.publish(request->blocks, request->blocks.computed - request->blocks.in_flight);
-  if (worker_) worker_->learn(request->blocks.keys, request->known);
+  if (worker_) learn(*request);
   return Reply{};
 }
 
@@ -378,7 +395,7 @@ Result<void> VllmPolicy::take_result(VllmRequest& request, const Tokens& tokens)
   request.drafts = Tokens();
   manager_.publish(blocks, blocks.computed - (defect_ == &kPublishesAhead ? 0 : blocks.in_flight));
   if (!worker_) return {};
-  worker_->learn(blocks.keys, request.known);
+  learn(request);
   if (verified)
     worker_->accept(static_cast<std::uint32_t>(&request - requests_.data()), blocks, kept);
   return {};
@@ -586,7 +603,8 @@ const Registration<PolicyEntry> kVllmAlign{
      .make = make,
      .check = check_config,
      .has_tree_verbs = false,
-     .takes_transfers = true}};
+     .takes_transfers = true,
+     .takes_content_keys = true}};
 const Registration<PolicyEntry> kVllmAlignRetention0{
     {.name = "vllm-align-retention-0",
      .summary = "the same, states kept at prompt ends and where prefixes part (retention 0)",
@@ -595,7 +613,8 @@ const Registration<PolicyEntry> kVllmAlignRetention0{
      .make = make_retention_0,
      .check = check_config,
      .has_tree_verbs = false,
-     .takes_transfers = true}};
+     .takes_transfers = true,
+     .takes_content_keys = true}};
 const Registration<PolicyEntry> kVllmAll{
     {.name = "vllm-all",
      .summary =
@@ -605,7 +624,8 @@ const Registration<PolicyEntry> kVllmAll{
      .make = make_all,
      .check = check_all,
      .has_tree_verbs = false,
-     .takes_transfers = true}};
+     .takes_transfers = true,
+     .takes_content_keys = true}};
 
 }  // namespace
 

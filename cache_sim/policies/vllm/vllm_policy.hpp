@@ -45,7 +45,7 @@ struct VllmRequest {
     bool samples;
   };
   Name id;
-  Name salt;
+  ContentKeys content;
   Tokens known;  ///< with those whose results are out; the manager knows of the others alone
   BlockRequest blocks;
   BlockHit hit;                 ///< of its look-up, while it waits
@@ -107,6 +107,8 @@ class VllmPolicy final : public Subject {
   std::int64_t begin_of(const VllmRequest& request) const;
   std::int64_t chunk(const VllmRequest& request, const Operation& operation) const;
   bool is_cut_padding(const VllmRequest& request, const Operation& operation) const;
+  ContentKeys hashed(ContentKeys content) const;
+  void learn(const VllmRequest& request);
   void deliver(VllmRequest& request, std::int64_t tokens);
   VllmRequest* find(Name id) { return const_cast<VllmRequest*>(request(id)); }
   Result<VllmRequest*> idle(const Operation& operation);

@@ -41,6 +41,12 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",") if number]
 
 
+def _images(text: str) -> list[tuple[int, int, str]]:
+    """OFFSET:LENGTH:NAME,…"""
+    pieces = (piece.split(":", 2) for piece in text.split(",") if piece)
+    return [(int(offset), int(length), name) for offset, length, name in pieces]
+
+
 _ID = _Field("id", str)
 _TOKENS = _Field("tokens", parse_tokens)
 _SALT = _Field("salt", str, "")
@@ -50,7 +56,8 @@ _SLOT = _Field("slot", str)
 # cache_sim/trace/grammar.md, "Request verbs" and "Tree verbs".
 VERBS: dict[str, _Verb] = {
     "admit": _Verb({"id": _ID, "tokens": _TOKENS, "prompt": _Field("prompt", int, None, True), "salt": _SALT,
-                    "external": _Field("external", int, 0), "room": _Field("room", int, 0)}, "cached", True),
+                    "external": _Field("external", int, 0), "room": _Field("room", int, 0), "lora": _Field("lora", str, ""),
+                    "images": _Field("images", _images, ())}, "cached", True),
     "extend": _Verb({"id": _ID, "n": _Field("n", int), "tokens": _Field("tokens", parse_tokens, ()),
                      "drafts": _Field("drafts", parse_tokens, ()), "async": _Field("async_", _flag, False),
                      "parents": _Field("parents", _numbers, ())}, "n"),
@@ -157,7 +164,10 @@ class Capabilities:
         if "extend" in self.verbs and "async" in self.verbs["extend"].readers:
             honoured.add("overlap")  # a step can be asked for before the result of the one before
         labels = " labels=1" if getattr(subject, "labels", False) else ""
-        takes = " takes=external" if "admit" in self.verbs and "external" in self.verbs["admit"].readers else ""
+        admits = self.verbs["admit"].readers if "admit" in self.verbs else {}
+        words = [word for word, names in (("external", ("external",)), ("keys", ("lora", "images")))
+                 if all(name in admits for name in names)]
+        takes = f" takes={','.join(words)}" if words else ""
         self.hello = f"levels={levels} again=1{labels}{takes} honours={','.join(sorted(honoured))}"
 
 

@@ -273,11 +273,14 @@ class Subject:
 
     # Request verbs.
 
-    def admit(self, id: str, tokens: Tokens, prompt: int, salt: str, external: int, room: int) -> Admitted | int:
+    def admit(self, id: str, tokens: Tokens, prompt: int, salt: str, external: int, room: int, lora: str,
+              images: Sequence[tuple[int, int, str]]) -> Admitted | int:
         """A request begins, or goes on after `preempt`. Answers with what it finds in the cache.
 
         tokens: all that are known, on resumption outputs too; prompt: how many of them are the original prompt.
         salt: requests of different salts share nothing. external: tokens whose KV and state came by transfer.
+        lora: the adapter that computes KV and states. images: offset, length and name of those in the prompt; equal
+        names are equal images. Neither is sent to a class without both parameters.
         room: KV tokens that must be left beside its own, free or to be evicted; else it is refused.
         """
         raise NotImplementedError
