@@ -167,6 +167,8 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
       {"mla_decode", "mla_piece_too_many", "one-head", 11, {"an empty piece merged"}},
       {"mla_decode", "mla_top_left", "around", 11, {"a causal border from the top left"}},
       {"mla_decode", "mla_empty_minus", "no-keys", 11, {"with an lse of -inf", "lse: "}},
+      {"mla_decode", "mla_no_kv_scale", "e4m3", 11, {"without kv_scale"}},
+      {"mla_decode", "mla_first_scale", "tokens", 11, {"with the first scale of each token"}},
       {"mla_prefill", "mla_prefill_scale_of_nope", "one-row", 11, {"with the scale 128^-0.5"}},
       {"mla_prefill", "mla_prefill_no_k_pe", "one-row", 11, {"without k_pe, the last 64 columns"}},
       {"mla_prefill", "mla_prefill_top_left", "prefix", 11, {"a causal border from the top left"}},
@@ -477,14 +479,16 @@ TEST(JudgePython, anOperationOfTwoResultsGivesBoth) {
   std::string python;
   if (!has_pytorch(python))
     GTEST_SKIP() << python << " has no PyTorch (LOCKSTEP_PYTHON names another one)";
-  const auto run = [](const std::string& function) {
+  const auto run = [](const std::string& function, const std::string& only = "drafts") {
     return run_program({"judge", "mla_decode", "--candidate",
                         "fixtures/candidates/torch_mla.py:" + function, "--device", "cpu", "--case",
-                        "drafts"});
+                        only});
   };
   const ProgramRun right = run("right");
   EXPECT_EQ(right.status, 0) << right.out << right.err;
   EXPECT_THAT(right.out, HasSubstr("3 cases: nothing found"));
+  EXPECT_EQ(run("right", "e4m3").status, 0);
+  EXPECT_EQ(run("right", "tokens").status, 0);
   EXPECT_THAT(run("lse_of_2").out, HasSubstr("with lse in powers of two"));
   EXPECT_THAT(run("without_lse").out,
               HasSubstr("lse: a tensor was to be returned, and NoneType came"));

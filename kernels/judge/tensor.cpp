@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "reference/base/mix.hpp"
+#include "reference/tensors/fp8.hpp"
 
 namespace lockstep::judging {
 namespace {
@@ -28,19 +29,26 @@ void encode(double value, ElementType type, char* at) {
     case ElementType::fp16: return put(at, Eigen::half(static_cast<float>(value)));
     case ElementType::int32: return put(at, static_cast<std::int32_t>(value));
     case ElementType::boolean: return put(at, static_cast<std::uint8_t>(value != 0));
+    case ElementType::e4m3: return put(at, encode_e4m3(value));
+    case ElementType::bytes: return put(at, static_cast<std::uint8_t>(value));
   }
 }
 
-/// A quiet NaN with a payload, or a multiple of 1/128 below 1; of the floating-point types.
+/// A quiet NaN with a payload, or a multiple of 1/128 below 1; of the floating-point types. Bytes
+/// are a part of NaN, or of small numbers, in each of these types.
 void put_unread(std::uint64_t bits, ElementType type, Fill fill, char* at) {
+  if (type == ElementType::bytes)
+    return put(at, static_cast<std::uint8_t>(fill == Fill::finite ? 0x38U | (bits & 7U) : 0xffU));
   if (fill == Fill::finite) return encode(static_cast<double>(1 + bits % 96) / 128, type, at);
   switch (type) {
     case ElementType::float32:
       return put(at, static_cast<std::uint32_t>(0x7fc00000U | (bits & 0x3fffffU)));
     case ElementType::bf16: return put(at, static_cast<std::uint16_t>(0x7fc0U | (bits & 0x3fU)));
     case ElementType::fp16: return put(at, static_cast<std::uint16_t>(0x7e00U | (bits & 0x1ffU)));
+    case ElementType::e4m3: return put(at, static_cast<std::uint8_t>(0x7fU | (bits & 1U) << 7));
     case ElementType::int32:
-    case ElementType::boolean: break;  // indices have no NaN
+    case ElementType::boolean:
+    case ElementType::bytes: break;  // indices have no NaN
   }
 }
 
@@ -50,7 +58,9 @@ double decode(ElementType type, const char* at) {
     case ElementType::bf16: return static_cast<float>(got<Eigen::bfloat16>(at));
     case ElementType::fp16: return static_cast<float>(got<Eigen::half>(at));
     case ElementType::int32: return got<std::int32_t>(at);
-    case ElementType::boolean: return got<std::uint8_t>(at);
+    case ElementType::boolean:
+    case ElementType::bytes: return got<std::uint8_t>(at);
+    case ElementType::e4m3: return decode_e4m3(got<std::uint8_t>(at));
   }
   return 0;
 }
@@ -64,6 +74,8 @@ std::string_view name_of(ElementType type) {
     case ElementType::fp16: return "float16";
     case ElementType::int32: return "int32";
     case ElementType::boolean: return "bool";
+    case ElementType::e4m3: return "float8_e4m3fn";
+    case ElementType::bytes: return "uint8";
   }
   return "";
 }
@@ -73,15 +85,23 @@ Format format_of(ElementType type) {
     case ElementType::float32: return Format::float32;
     case ElementType::bf16: return Format::bf16;
     case ElementType::fp16: return Format::fp16;
+    case ElementType::e4m3: return Format::e4m3;
     case ElementType::int32:
-    case ElementType::boolean: return Format::exact;
+    case ElementType::boolean:
+    case ElementType::bytes: return Format::exact;
   }
   return Format::exact;
 }
 
 std::int64_t size_of(ElementType type) {
-  if (type == ElementType::boolean) return 1;
-  return type == ElementType::bf16 || type == ElementType::fp16 ? 2 : 4;
+  switch (type) {
+    case ElementType::boolean:
+    case ElementType::e4m3:
+    case ElementType::bytes: return 1;
+    case ElementType::bf16:
+    case ElementType::fp16: return 2;
+    default: return 4;
+  }
 }
 
 Extents contiguous(const Extents& extents) {

@@ -16,7 +16,15 @@
 namespace lockstep::judging {
 
 /// The numbers of kernels/judge/judge_abi.h.
-enum class ElementType : std::uint8_t { float32 = 0, bf16 = 1, fp16 = 2, int32 = 3, boolean = 4 };
+enum class ElementType : std::uint8_t {
+  float32 = 0,
+  bf16 = 1,
+  fp16 = 2,
+  int32 = 3,
+  boolean = 4,
+  e4m3 = 5,
+  bytes = 6
+};
 
 std::string_view name_of(ElementType type);  // as PyTorch has it
 Format format_of(ElementType type);

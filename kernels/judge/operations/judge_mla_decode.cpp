@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/judge/operations/attention.hpp"
+#include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/tensors/grid.hpp"
@@ -16,8 +17,13 @@ constexpr std::string_view kName = "mla_decode";
 constexpr std::int64_t kWidth = 576, kValues = 512;
 constexpr double kScale = 0.135;                 // DeepSeek-V3's (128 + 64)^-0.5 1.874
 constexpr std::int32_t kNoPage = 2'147'480'000;  // behind a request's last page
+constexpr double kKvScale = 0.375;               // of numbers in e4m3
 
 // --- Cases ---------------------------------------------------------------------------------------
+
+/// As the queries are; numbers in e4m3 with one scale; tokens of 656 bytes whose groups of 128 have
+/// scales of their own, powers of two.
+enum class Stored : std::uint8_t { as_queries, numbers, tokens };
 
 struct Wanted {
   std::string name;
@@ -28,6 +34,7 @@ struct Wanted {
   bool causal = true;
   bool holes = false;  ///< between pages
   bool timed = false;
+  Stored stored = Stored::as_queries;
 };
 
 /// 0 ... count - 1 in an order of the seed.
@@ -37,6 +44,29 @@ std::vector<std::int32_t> shuffled(std::int64_t count, std::uint64_t seed) {
   for (std::size_t i = order.size(); i > 1; --i)
     std::swap(order[i - 1], order[random_below(i, seed, 910, i)]);
   return order;
+}
+
+/// The latents of the tensor [pages, page, 576] as the cache holds them.
+Tensor stored_as(Stored stored, Tensor cache) {
+  if (stored == Stored::numbers) {
+    cache.type = ElementType::e4m3;
+    for (double& x : cache.values) x = rounded(4 * x, Format::e4m3);
+  }
+  if (stored != Stored::tokens) return cache;
+  std::vector<double> bytes;
+  for (std::size_t begin = 0; begin < cache.values.size(); begin += kWidth) {
+    Vector<double> x(kWidth);
+    for (std::int64_t i = 0; i < kWidth; ++i)
+      x(i) = cache.values[begin + static_cast<std::size_t>(i)] *
+             std::array{1.0, 1.0 / 16, 4.0, 1.0 / 4, 1.0}[static_cast<std::size_t>(i / 128)];
+    const auto token = reference::packed_token<double>(x, reference::TileScale::power_of_two);
+    bytes.insert(bytes.end(), token.begin(), token.end());
+  }
+  cache.type = ElementType::bytes;
+  cache.extents[2] = reference::kTokenBytes;
+  cache.strides = contiguous(cache.extents);
+  cache.values = std::move(bytes);
+  return cache;
 }
 
 Case make(const Wanted& w, const CaseOptions& options) {
@@ -52,8 +82,9 @@ Case make(const Wanted& w, const CaseOptions& options) {
   Case c{.name = w.name, .timed = w.timed};
   c.tensors.push_back(draw("q", options.activations, {B, w.q_len, w.H, kWidth},
                            {"request", "query", "head", "column"}));
-  Tensor cache =
-      draw("kv_cache", options.activations, {pages, w.page, kWidth}, {"page", "place", "column"});
+  Tensor cache = stored_as(w.stored, draw("kv_cache", options.activations, {pages, w.page, kWidth},
+                                          {"page", "place", "column"}));
+  const std::int64_t width = cache.extents[2];
 
   // Pages in any order; NaN in those of nobody and behind a request's end.
   const std::vector<std::int32_t> order = shuffled(pages, options.seed);
@@ -71,12 +102,18 @@ Case make(const Wanted& w, const CaseOptions& options) {
   }
   for (std::size_t i = 0; i < holds.size(); ++i)
     if (!holds[i])
-      std::fill_n(cache.values.begin() + static_cast<std::ptrdiff_t>(i) * kWidth, kWidth,
+      std::fill_n(cache.values.begin() + static_cast<std::ptrdiff_t>(i) * width, width,
                   std::numeric_limits<double>::quiet_NaN());
   if (w.holes) spread(cache, 0, 64);
   c.tensors.push_back(std::move(cache));
   c.tensors.push_back(indices("block_table", {B, blocks}, table));
   c.tensors.push_back(indices("seq_lens", {B}, lengths));
+  if (w.stored == Stored::numbers)
+    c.tensors.push_back({.name = "kv_scale",
+                         .type = ElementType::float32,
+                         .extents = {1},
+                         .strides = {1},
+                         .values = {kKvScale}});
   c.tensors.push_back(Draw::output("out", options.activations, {B, w.q_len, w.H, kValues},
                                    {"request", "query", "head", "column"}));
   c.tensors.push_back(
@@ -114,6 +151,20 @@ std::vector<Wanted> pages() {
   return all;
 }
 
+std::vector<Wanted> narrow_caches() {
+  std::vector<Wanted> all;
+  for (const auto& [name, stored] :
+       {std::pair("e4m3", Stored::numbers), std::pair("tokens-of-656-bytes", Stored::tokens)})
+    for (const std::int64_t page : {64, 1, 16})
+      all.push_back({.name = page == 64 ? name : fmt::format("{}-pages-of-{}", name, page),
+                     .lengths = {130, 15, 64},
+                     .H = 4,
+                     .q_len = 2,
+                     .page = page,
+                     .stored = stored});
+  return all;
+}
+
 // --- The definition, and definitions with a mistake ----------------------------------------------
 
 const std::vector<Mistake> kMistakes{
@@ -132,6 +183,8 @@ const std::vector<Mistake> kMistakes{
     {"piece-too-many", "with an empty piece merged as if its lse were 0"},
     {"empty-minus", "with an lse of -inf where a query sees no key"},
     {"lse-of-2", "with lse in powers of two"},
+    {"no-kv-scale", "without kv_scale"},
+    {"first-scale", "with the first scale of each token of 656 bytes for all its columns"},
 };
 
 template <class S>
@@ -141,7 +194,7 @@ class Definition {
       : mistake_(mistake),
         stored_(rounded ? std::optional(format_of(c.tensor("q").type)) : std::nullopt),
         q_(array_of<S, 4>(c, "q")),
-        cache_(array_of<S, 3>(c, "kv_cache")),
+        cache_(latents(c, mistake)),
         table_(array_of<std::int32_t, 2>(c, "block_table")),
         lengths_(array_of<std::int32_t, 1>(c, "seq_lens")),
         scale_(static_cast<S>(*c.number("softmax_scale"))),
@@ -171,6 +224,28 @@ class Definition {
   }
 
  private:
+  /// What the cache holds, [pages, page, 576].
+  static Array<S, 3> latents(const Case& c, std::string_view mistake) {
+    Array<S, 3> cache = array_of<S, 3>(c, "kv_cache");
+    if (c.find("kv_scale") != nullptr && mistake != "no-kv-scale")
+      for (S& x : cache) x *= static_cast<S>(c.tensor("kv_scale").values[0]);
+    if (c.tensor("kv_cache").type != ElementType::bytes) return cache;
+    Array<S, 3> values(Shape<3>{cache.extent(0), cache.extent(1), kWidth},
+                       std::numeric_limits<S>::quiet_NaN());
+    for (std::int64_t i = 0; i < cache.extent(0) * cache.extent(1); ++i) {
+      const S* const bytes = cache.data() + i * reference::kTokenBytes;
+      if (std::isnan(bytes[0])) continue;
+      reference::LatentToken token;
+      std::copy_n(bytes, token.size(), token.begin());
+      if (mistake == "first-scale")
+        for (std::size_t tile = 1; tile < 4; ++tile)
+          std::copy_n(token.begin() + kValues, 4, token.begin() + kValues + 4 * tile);
+      const Vector<S> x = reference::unpacked_token<S>(token);
+      std::copy(x.begin(), x.end(), values.data() + i * kWidth);
+    }
+    return values;
+  }
+
   Matrix<S> keys(std::int64_t b) const {
     const std::int64_t page = cache_.extent(1), other = b ^ 1;
     if (mistake_ == "swapped-requests" && other < lengths_.extent(0)) b = other;
@@ -212,10 +287,10 @@ class Definition {
 
 const JudgedKernel kOperation{
     .name = kName,
-    .summary = "decode of multi-head latent attention: 16 cases, 15 known mistakes",
+    .summary = "decode of multi-head latent attention: 22 cases, 17 known mistakes",
     .positional = {"q", "kv_cache", "block_table", "seq_lens", "softmax_scale"},
     .default_types = "bfloat16/float32",
-    .plans = planned<Wanted>({batches(), pages()}, make),
+    .plans = planned<Wanted>({batches(), pages(), narrow_caches()}, make),
     .truth = [](const Case& c,
                 std::string_view m) { return Definition<double>(c, m, false).answer(); },
     .yardstick = [](const Case& c,
