@@ -11,8 +11,8 @@ constexpr std::string_view kId[] = {"id"};
 constexpr std::string_view kSession[] = {"session"};
 constexpr std::string_view kRequest[] = {"id", "tokens", "output"};
 constexpr std::string_view kRequestOptional[] = {
-    "at",      "accept", "drafts", "speculate", "branches", "overrun", "priority",
-    "session", "salt",   "lora",   "rank",      "external", "images"};
+    "at",       "accept",  "drafts", "speculate", "lora",     "branches", "overrun",
+    "priority", "session", "salt",   "rank",      "external", "images"};
 constexpr std::string_view kAbortOptional[] = {"at", "during"};
 constexpr std::string_view kRetractOptional[] = {"at"};
 constexpr std::string_view kRunOptional[] = {"until", "steps"};
