@@ -367,11 +367,16 @@ void ReplaySession::compare(const Operation& operation) {
         replies_[actual].get(ReplyField::cached) < replies_[expected].get(ReplyField::cached))
       kind = FindingKind::missed_reuse;
     if (difference->field == to_string(ReplyField::output)) kind = FindingKind::output_differs;
+    const auto said = [&](std::size_t seat, const std::string& value) {
+      const bool took_it =
+          difference->field == "refused" && replies_[seat].refused == Refusal::none;
+      return took_it ? value : fmt::format("{}={}", difference->field, value);
+    };
     locate(&seat_at(actual),
            {kind,
-            fmt::format("{} answered {}={} and {} answered {}={}", seat_at(actual).name,
-                        difference->field, difference->here, seat_at(expected).name,
-                        difference->field, difference->there),
+            fmt::format("{} answered {} and {} answered {}", seat_at(actual).name,
+                        said(actual, difference->here), seat_at(expected).name,
+                        said(expected, difference->there)),
             fmt::format("{}={}", difference->field, difference->there),
             fmt::format("{}={}", difference->field, difference->here)},
            operation.id.text());
