@@ -145,7 +145,7 @@ set_tests_properties(subjects.vllm_agrees_on_kept_traces
 foreach(word schedules searches reports)
   add_test(NAME subjects.vllm_${word}
            COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/fixtures/subjects/vllm ${word} $<TARGET_FILE:lockstep>)
-  set_tests_properties(subjects.vllm_${word} PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
+  set_tests_properties(subjects.vllm_${word} PROPERTIES LABELS full TIMEOUT 3600 SKIP_RETURN_CODE 77)
 endforeach()
 
 # The laws of the references again, with ten times the cases of the quick tier, as a list with cases and discards.

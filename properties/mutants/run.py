@@ -44,6 +44,7 @@ SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align",),
             "cache_sim/policies/marconi/": ("marconi", "marconi-artifact"),
             "cache_sim/policies/edge_llm/": ("edge-llm", "edge-llm-v0")}
 LONGEST_S = 300  # a search of 5,000 traces takes a second or two
+INTERNAL_ERROR = 3  # the program's word for an exception that it did not expect, such as an allocation without end
 TRACE_LONGEST = "15s"  # a trace takes a fraction of a millisecond; what is longer never ends, on a busy machine too
 
 
@@ -98,6 +99,8 @@ class Search:
                                   env={**os.environ, "LOCKSTEP_MUTANT": str(number)})
         except subprocess.TimeoutExpired:
             return "too long"
+        if not result.exists() and done.returncode == INTERNAL_ERROR:
+            return Found(self.traces, "dies", None, None, None)  # it does not say in which trace
         if not result.exists():
             where = re.search(r"trace (\d+) of seed \d+ ([^\n]*)", done.stderr)
             if not where:
@@ -192,12 +195,15 @@ def escaped(text):
 def table(results, mutants, options):
     kinds = ("deletion", "comparison")
     equivalent = sum(r["equivalent"] is not None for r in results)
+    searches = (f"a mutant has at most {options.seeds} searches (seeds 1 … {options.seeds}), of which the first that "
+                "finds it is the last." if options.once else
+                f"a mutant has {options.first} searches (seeds 1 … {options.first}), and one that is found "
+                f"{options.seeds}; one that never ends keeps to the first {options.first}, one that is listed as "
+                "equivalent and not found to the first.")
     lines = ["# Planted defects in bulk", "",
              f"Every single-statement deletion and every flipped comparison of {len(options.sources)} sources, "
              f"{len(mutants)} mutants, of which {len(results)} were run: `properties/mutants/run.py`. A search is "
-             f"{options.traces:,} traces of `lockstep explore`; a mutant has {options.first} searches (seeds 1 … "
-             f"{options.first}), and one that is found {options.seeds}; one that never ends keeps to the first "
-             f"{options.first}, one that is listed as equivalent and not found to the first. "
+             f"{options.traces:,} traces of `lockstep explore`; {searches} "
              f"{equivalent} mutants ({100 * equivalent / max(1, len(results)):.1f} %) are equivalent: "
              "nothing that can be observed depends on them.", "",
              "| | mutants | equivalent | found | share | median traces | found by the first 10 | after 1,000 or more "
