@@ -442,6 +442,18 @@ def state_copy(elements):
     return Case("state_copy", name, "copy", R, traffic, sets, reference)
 
 
+def latent_attention(s, rows, latents_of):
+    """Outputs [rows, 1, H, 512] and sums [rows, H, 1] of one query a row, in float64; `latents_of` makes a row's cache
+    pages its latents [L, 576]."""
+    outs, sums = [], []
+    for b in range(rows):
+        keys = latents_of(s.cache[s.table[b].long()])
+        scores = s.scale * (s.q[b, 0].double() @ keys.t())
+        outs.append((torch.softmax(scores, 1) @ keys[:, :MLA.values])[None])
+        sums.append(torch.logsumexp(scores, 1)[:, None])
+    return torch.stack(outs), torch.stack(sums)
+
+
 def mla_decode(H, B, L):
     """q [B, 1, H, 576]; cache [pages, 64, 576] of shuffled pages; table [B, L / 64]; lengths [B], all L."""
     blocks, scale = L // MLA.page, MLA.scale
@@ -454,13 +466,7 @@ def mla_decode(H, B, L):
             out=torch.empty(B, 1, H, MLA.values, device="cuda", dtype=torch.bfloat16))
 
     def reference(s, rows):
-        outs, sums = [], []
-        for b in range(rows):
-            keys = s.cache[s.table[b].long()].flatten(0, 1).double()  # [L, 576]
-            scores = scale * (s.q[b, 0].double() @ keys.t())
-            outs.append((torch.softmax(scores, 1) @ keys[:, :MLA.values])[None])
-            sums.append(torch.logsumexp(scores, 1)[:, None])
-        return torch.stack(outs), torch.stack(sums)  # [rows, 1, H, 512], [rows, H, 1]
+        return latent_attention(s, rows, lambda pages: pages.flatten(0, 1).double())
 
     one = make()
     traffic = nbytes(one.q, one.cache, one.table, one.lengths, one.out) + B * H * 4
@@ -507,13 +513,7 @@ def mla_decode_fp8(form, H, B, L):
             out=torch.empty(B, 1, H, MLA.values, device="cuda", dtype=torch.bfloat16))
 
     def reference(s, rows):
-        outs, sums = [], []
-        for b in range(rows):
-            keys = latents(s.cache[s.table[b].long()], form, kv_scale)  # [L, 576]
-            scores = scale * (s.q[b, 0].double() @ keys.t())
-            outs.append((torch.softmax(scores, 1) @ keys[:, :MLA.values])[None])
-            sums.append(torch.logsumexp(scores, 1)[:, None])
-        return torch.stack(outs), torch.stack(sums)  # [rows, 1, H, 512], [rows, H, 1]
+        return latent_attention(s, rows, lambda pages: latents(pages, form, kv_scale))
 
     one = make()
     traffic = nbytes(one.q, one.cache, one.table, one.lengths, one.out) + B * H * 4
