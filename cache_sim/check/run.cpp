@@ -100,19 +100,22 @@ bool ReplaySession::has_sequence_verbs() const {
 
 /// A sentence where one of the subjects does not understand verbs of the operation's level.
 std::string ReplaySession::who_lacks_level(const Operation& operation) const {
+  const auto first_without = [&](bool SubjectSeat::*taken) -> const SubjectSeat* {
+    for (std::size_t i = 0; i < subject_count(); ++i)
+      if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !(seat.*taken))
+        return &seat;
+    return nullptr;
+  };
   if (const std::string_view field = server_field(operation); !field.empty())
-    for (std::size_t i = 0; i < subject_count(); ++i)
-      if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_server_fields)
-        return fmt::format("{}: {} takes no field {}", to_string(operation.verb), seat.name, field);
+    if (const SubjectSeat* const seat = first_without(&SubjectSeat::takes_server_fields))
+      return fmt::format("{}: {} takes no field {}", to_string(operation.verb), seat->name, field);
   if (operation.verb == Verb::admit && (operation.lora.exists() || !operation.images.empty()))
-    for (std::size_t i = 0; i < subject_count(); ++i)
-      if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_content_keys)
-        return fmt::format("admit: {} takes no field {}", seat.name,
-                           operation.lora.exists() ? "lora" : "images");
+    if (const SubjectSeat* const seat = first_without(&SubjectSeat::takes_content_keys))
+      return fmt::format("admit: {} takes no field {}", seat->name,
+                         operation.lora.exists() ? "lora" : "images");
   if (operation.verb == Verb::extend && operation.n == 0)
-    for (std::size_t i = 0; i < subject_count(); ++i)
-      if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !seat.takes_loads)
-        return fmt::format("extend: {} loads nothing behind a step (n=0)", seat.name);
+    if (const SubjectSeat* const seat = first_without(&SubjectSeat::takes_loads))
+      return fmt::format("extend: {} loads nothing behind a step (n=0)", seat->name);
   const bool is_tree = is_tree_verb(operation.verb);
   if (!is_tree && !is_sequence_verb(operation.verb)) return "";
   for (std::size_t i = 0; i < subject_count(); ++i) {

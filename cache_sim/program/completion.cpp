@@ -1,6 +1,7 @@
 // lockstep completion: the program's words for a shell, written from the parser's own tree, so that
 // a new option is completed from the day it is there.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -64,9 +65,7 @@ bool takes_value(const CLI::Option& option) {
 }
 
 std::string joined(const std::vector<std::string>& words) {
-  std::string text;
-  for (const std::string& word : words) text += (text.empty() ? "" : " ") + word;
-  return text;
+  return fmt::to_string(fmt::join(words, " "));
 }
 
 std::string replaced(std::string text, char what, const std::string& by) {
@@ -99,16 +98,16 @@ std::string bash_script(const CLI::App& app) {
   std::string names, cases, options;
   for (const CLI::App* const command : commands_of(app)) {
     names += command->get_name() + " ";
-    std::string words;
+    std::vector<std::string> words;
     for (const CLI::Option* const option : command->get_options()) {
-      for (const std::string& name : names_of(*option)) words += name + " ";
+      const std::vector<std::string> own = names_of(*option);
+      words.insert(words.end(), own.begin(), own.end());
       if (takes_value(*option) && !option->get_positional())
-        for (const std::string& name : names_of(*option))
+        for (const std::string& name : own)
           cases += fmt::format("    {}:{}) {} ;;\n", command->get_name(), name,
                                bash_values(values_of(*option)));
     }
-    options +=
-        fmt::format("    {}:-*) words='{}' ;;\n", command->get_name(), joined(split(words, ' ')));
+    options += fmt::format("    {}:-*) words='{}' ;;\n", command->get_name(), joined(words));
     for (const CLI::Option* const option : command->get_options())
       if (option->get_positional())
         options +=

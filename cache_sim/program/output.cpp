@@ -31,11 +31,15 @@ bool has_colours() {
     const char* const value = std::getenv(name);
     return value != nullptr && *value != '\0';
   };
-  return ::isatty(STDOUT_FILENO) != 0 && !is_set("NO_COLOR") && is_set("TERM") &&
-         std::string_view(std::getenv("TERM")) != "dumb";
+  return is_terminal(STDOUT_FILENO) && !is_set("NO_COLOR") && is_set("TERM");
 }
 
 }  // namespace
+
+bool is_terminal(int stream) {
+  const char* const term = std::getenv("TERM");
+  return ::isatty(stream) != 0 && term != nullptr && std::string_view(term) != "dumb";
+}
 
 void print_text(const std::string& text) {
   write_out(cache_sim::printable(text));

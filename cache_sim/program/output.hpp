@@ -30,6 +30,9 @@ void note(fmt::format_string<Values...> format, Values&&... values) {
   if (!is_quiet()) print_text(fmt::format(format, std::forward<Values>(values)...));
 }
 
+/// Whether what is written there (STDOUT_FILENO, STDERR_FILENO) can be moved about in and coloured.
+bool is_terminal(int stream);
+
 /// Red on a terminal, unless NO_COLOR is set (https://no-color.org).
 void print_red(std::string_view text);
 

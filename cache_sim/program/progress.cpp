@@ -6,8 +6,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
-#include <string_view>
 #include <system_error>
 
 #include "cache_sim/base/text.hpp"
@@ -27,11 +25,6 @@ constexpr std::size_t kWidth = 79;
 
 std::mutex line_mutex;
 bool is_line_shown = false;
-
-bool is_terminal() {
-  const char* const term = std::getenv("TERM");
-  return ::isatty(STDERR_FILENO) != 0 && term != nullptr && std::string_view(term) != "dumb";
-}
 
 /// The first kWidth columns: a line that wraps cannot be rewritten.
 std::string cut(const std::string& text) {
@@ -73,7 +66,7 @@ void Progress::say(std::string how_far) {
 }
 
 void Progress::show() {
-  const bool terminal = is_terminal();
+  const bool terminal = is_terminal(STDERR_FILENO);
   const auto start = Clock::now();
   const std::int64_t work_before = work_done.load(std::memory_order_relaxed);
   std::unique_lock hold(mutex_);

@@ -236,21 +236,14 @@ std::optional<Operation> RandomTrace::meet() {
     meeting_.clear();
     return std::nullopt;
   }
-  if (next == Meeting::first) {
+  if (next == Meeting::first || next == Meeting::last) {
+    const LegalityModel::Request& one = next == Meeting::first ? *first : running.back();
+    const std::int64_t left = one.known.size() - one.computed;
+    if (next == Meeting::last && left == 0) return std::nullopt;
     Operation operation{.verb = Verb::extend};
-    operation.id = met_;
-    const std::int64_t left = first->known.size() - first->computed;
-    operation.n =
-        draw_.chance(1, 2) ? left : draw_.between(std::min(left, swarm_.config.block), left);
-    operation.async = swarm_.config.overlap != 0;
-    return operation;
-  }
-  if (next == Meeting::last) {
-    const LegalityModel::Request& last = running.back();
-    if (last.computed == last.known.size()) return std::nullopt;
-    Operation operation{.verb = Verb::extend};
-    operation.id = last.id;
-    operation.n = last.known.size() - last.computed;
+    operation.id = one.id;
+    const bool is_whole = next == Meeting::last || draw_.chance(1, 2);
+    operation.n = is_whole ? left : draw_.between(std::min(left, swarm_.config.block), left);
     operation.async = swarm_.config.overlap != 0;
     return operation;
   }

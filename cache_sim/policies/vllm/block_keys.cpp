@@ -6,14 +6,11 @@
 #include <map>
 #include <string>
 
+#include "cache_sim/policies/vllm/block_rules.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
-
-std::uint32_t ceil_to(std::uint32_t number, std::uint32_t unit) {
-  return (number + unit - 1) / unit * unit;
-}
 
 /// A document for a token that stands for more than itself, among those that no short name has.
 Document keyed_document(Token token, const std::string& with) {
@@ -65,7 +62,8 @@ void KeyTable::extend(std::vector<KeyId>& keys, const Tokens& tokens, const Cont
     for (const ImageSpan& image : content.images) {
       if (image.begin >= end + lookahead_) break;
       hash.add(image.begin);
-      hash.add(std::min(end, ceil_to(image.end(), hash_block_)));  // blocks that it lies in
+      const std::int64_t reaches = ceil_div(image.end(), hash_block_) * hash_block_;
+      hash.add(static_cast<std::uint64_t>(std::min<std::int64_t>(end, reaches)));
       hash.add(image.name.index());
     }
     keys.push_back(ids_.try_emplace(hash.value, static_cast<KeyId>(ids_.size())).first->second);

@@ -132,7 +132,7 @@ void VllmPolicy::learn(const VllmRequest& request) {
 void VllmPolicy::deliver(VllmRequest& request, std::int64_t tokens) {
   request.blocks.known = tokens;
   const auto told = std::min(static_cast<std::uint32_t>(tokens), request.known.size());
-  keys_.extend(request.blocks.keys, request.known.prefix(told), hashed(request.content));
+  keys_.extend(request.blocks.keys, request.known.prefix(told), request.hashed);
 }
 
 Result<Reply> VllmPolicy::admit(const Operation& operation) {
@@ -153,7 +153,8 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   request.known = operation.tokens;
   request.blocks.keys.clear();
   request.content = {operation.salt, operation.lora, operation.images};
-  keys_.extend(request.blocks.keys, request.known, hashed(request.content));
+  request.hashed = hashed(request.content);
+  keys_.extend(request.blocks.keys, request.known, request.hashed);
   request.blocks.prompt = prompt;
   request.blocks.known = size;
   request.blocks.computed = request.blocks.in_flight = request.promised = 0;

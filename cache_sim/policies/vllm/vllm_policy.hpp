@@ -46,7 +46,8 @@ struct VllmRequest {
   };
   Name id;
   ContentKeys content;
-  Tokens known;  ///< with those whose results are out; the manager knows of the others alone
+  ContentKeys hashed;  ///< what of it goes into the hashes of blocks
+  Tokens known;        ///< with those whose results are out; the manager knows of the others alone
   BlockRequest blocks;
   BlockHit hit;                 ///< of its look-up, while it waits
   bool waits = false;           ///< looked up, and nothing allocated
