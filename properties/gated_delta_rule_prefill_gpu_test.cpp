@@ -3,9 +3,8 @@
 
 #include <gmock/gmock.h>
 
-#include <random>
-
 #include "properties/support/gated_delta_inputs.hpp"
+#include "reference/base/philox.hpp"
 #include "reference/recurrent/gated_delta_rule.hpp"
 
 namespace lockstep {
@@ -25,13 +24,16 @@ struct Question {
   bool fresh = false;    ///< every other row begins with 0, whatever its slot holds
   bool k_major = false;  ///< the pool is [slots, HV, K, V]
   std::int64_t boundary_every = 0;
+  bool slow = false;  ///< gates that hardly decay
 };
 
-/// Every other row resumes, where that is asked.
+/// Every other row resumes, where that is asked. With `slow` gates a state hardly decays in a row.
 struct Inputs : GatedDeltaInputs {
-  Inputs(const Batch& batch, const Extents& e, std::uint64_t seed)
+  Inputs(const Batch& batch, const Extents& e, std::uint64_t seed, bool slow = false)
       : GatedDeltaInputs(batch, e, seed), resumes(Shape<1>{batch.rows()}, true) {
     for (std::int64_t row = 1; row < batch.rows(); row += 2) resumes(row) = false;
+    if (slow)
+      for (std::int64_t h = 0; h < e.HV; ++h) dt_bias(h) -= 12;
   }
   Array<bool, 1> resumes;
 };
@@ -151,7 +153,7 @@ StoragePoints storage_of(PrefillForm form) {
 template <class S>
 void expect_agreement(const Extents& e, const Batch& batch, const Question& question,
                       std::uint64_t seed) {
-  const Inputs inputs(batch, e, seed);
+  const Inputs inputs(batch, e, seed, question.slow);
   const auto truth = reference_answer<double>(inputs, batch, question, {});
   const auto yardstick =
       reference_answer<float>(inputs, batch, question, storage_of<S>(question.form));
@@ -171,9 +173,9 @@ void expect_agreement(const Extents& e, const Batch& batch, const Question& ques
 
 constexpr PrefillForm kChunked[] = {PrefillForm::overlapped, PrefillForm::followed,
                                     PrefillForm::in_turns, PrefillForm::by_heads};
-constexpr PrefillForm kForms[] = {PrefillForm::overlapped, PrefillForm::followed,
-                                  PrefillForm::in_turns, PrefillForm::by_heads,
-                                  PrefillForm::sequential};
+constexpr PrefillForm kForms[] = {PrefillForm::overlapped,  PrefillForm::followed,
+                                  PrefillForm::in_turns,    PrefillForm::by_heads,
+                                  PrefillForm::in_segments, PrefillForm::sequential};
 constexpr bool takes_one_part(PrefillForm form) {
   return form == PrefillForm::overlapped || form == PrefillForm::in_turns;
 }
@@ -210,6 +212,22 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, followersMakeTheFirstOutputs) {
                                 {.form = PrefillForm::followed}, 12);
   expect_agreement<TypeParam>({1, 2, 128, 128}, with_lengths(13, {1100, 1500}),
                               {.fresh = true, .k_major = true, .boundary_every = 128}, 13);
+}
+
+// Rows of many segments, of two and of one, rows without a slot or tokens, tokens behind the last;
+// gates that forget a state within a segment, and gates that do not.
+TYPED_TEST(GatedDeltaRulePrefillGpu, segmentsAreJoinedToTheReferencesRows) {
+  for (const bool slow : {false, true}) {
+    const Question plain{.form = PrefillForm::in_segments, .slow = slow};
+    for (const Extents& e : {Extents{1, 2, 128, 128}, Extents{1, 1, 128, 256}})
+      expect_agreement<TypeParam>(e, with_lengths(15, {1300, 60, 901, 130, 1}), plain, 15);
+    expect_agreement<TypeParam>({2, 8, 128, 128}, with_lengths(16, {2500}), plain, 16);
+    expect_agreement<TypeParam>({1, 2, 128, 128}, Batch::draw(17, 3, 700, false), plain, 17);
+    Question more = plain;
+    more.fresh = more.k_major = true;
+    more.boundary_every = 128;
+    expect_agreement<TypeParam>({1, 2, 128, 128}, with_lengths(18, {1100, 1500}), more, 18);
+  }
 }
 
 // More pieces of work than processors: blocks take several, and the automatic choice is by heads.
@@ -282,8 +300,10 @@ TEST_F(GatedDeltaRulePrefillCuts, aResumedPromptHasTheBitsOfTheUncutOne) {
 // The same over random prompts with several cuts each, every part in a form of its own; what the
 // uncut run stores at a boundary is what a run that ends there leaves.
 TEST_F(GatedDeltaRulePrefillCuts, randomCutsAndBoundaryStatesHaveTheBitsOfTheUncutRun) {
-  std::mt19937 random(21);
-  const auto below = [&](std::int64_t end) { return static_cast<std::int64_t>(random()) % end; };
+  std::uint64_t draws = 0;
+  const auto below = [&](std::uint64_t end) {
+    return static_cast<std::int64_t>(random_below(end, 21, 0, draws++));
+  };
   for (int prompt = 0; prompt < 24; ++prompt) {
     const PrefillForm form = kChunked[prompt % 4];
     const Batch batch = with_lengths(14, {65 + below(prompt % 3 == 0 ? 1500 : 400)});
@@ -337,6 +357,21 @@ TEST_F(GatedDeltaRulePrefillCuts, formsAndRunsAgreeBitByBit) {
       }
     }
   }
+}
+
+// A few heads of a long row are what the automatic choice cuts. Another run has the same bits.
+TEST_F(GatedDeltaRulePrefillCuts, fewHeadsOfALongRowRunInSegments) {
+  const Batch batch = with_lengths(19, {4000});
+  const Inputs inputs(batch, {1, 2, 128, 128}, 19, true);
+  Device<float> automatic(inputs, batch, {});
+  Device<float> again(inputs, batch, {.form = PrefillForm::in_segments});
+  Device<float> whole(inputs, batch, {.form = PrefillForm::overlapped});
+  automatic.run();
+  again.run();
+  whole.run();
+  EXPECT_TRUE(same_bits(automatic.out, again.out));
+  EXPECT_TRUE(same_bits(automatic.state, again.state));
+  EXPECT_FALSE(same_bits(automatic.state, whole.state));
 }
 
 class GatedDeltaRulePrefillArguments : public GpuTest {};

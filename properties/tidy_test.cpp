@@ -231,11 +231,7 @@ const std::vector<Ban>& bans() {
   static const std::vector<Ban> list = {
       {"\\brandom_device\\b", "a run depends on its seed alone", {}},
       {"\\bstd::\\w+_distribution\\b", "standard distributions differ between libraries", {}},
-      // One test of a kernel is as it was when the kernel was measured; it changes with the next
-      // measurement.
-      {"\\b(mt19937|default_random_engine|minstd_rand)",
-       "random numbers are Philox",
-       {"properties/gated_delta_rule_prefill_gpu_test.cpp"}},
+      {"\\b(mt19937|default_random_engine|minstd_rand)", "random numbers are Philox", {}},
       {"\\bstd::(shuffle|random_shuffle|sample)\\b", "its result differs between libraries", {}},
       {"\\bstd::hash\\b", "its values differ between libraries", {}},
       {"(^|[^\\w:.>])s?rand\\(", "random numbers are Philox", {}},

@@ -30,6 +30,13 @@
 // states at their boundaries, on the processors that have prepared everything. It begins with a
 // copy of the state from before; chains never wait for their followers.
 //
+// Few heads leave most processors without a chain. Rows are cut into segments then. To a segment's
+// chunks a row of S is s -> s M + n, whatever it was before: M is what becomes of the unit matrix
+// without values, n what becomes of 0. A first launch runs the chains of both without outputs, two
+// segments at a stretch, join_kernel joins them to the states before all
+// segments, and the chains of the segments follow side by side. Sums run in another order than
+// over whole rows, so the bits differ from theirs.
+//
 // The norms are never multiplied into q and k: 1 / |k_j| and 1 / |q_i| join the scales per token
 // that there are anyway. All decays are differences of G in units of log2, taken before exp2.
 //
@@ -59,6 +66,15 @@ constexpr int kNeighbours = 2;                 ///< processors that share a cach
 constexpr int kTile = kChunk * kTileRowBytes;  ///< bytes of a tile of 64 tokens
 constexpr float kLog2e = 1.4426950408889634f;
 constexpr int kLateChunks = 4;  ///< what a chain does while its follower's block starts
+constexpr int kStretch = 2;     ///< segments that one chain without outputs runs through
+
+/// What a launch of chains is for.
+enum class Run {
+  rows,       ///< whole rows
+  followed,   ///< the same, by two chains each
+  stretches,  ///< what becomes of 0 and of the unit matrix, without outputs
+  segments    ///< of rows, from the states before them
+};
 
 /// An address in a uniform register, computed anew: kept in others, descriptors cost registers and
 /// moves.
@@ -133,6 +149,10 @@ struct Parameters {
   int lead = 0;             ///< 256ths of a row's chunks that its followers have; 0: there are none
   States initial;           ///< [rows, HV, V, K] float32: copies for followers, where a row resumes
   int* copied = nullptr;    ///< [rows, HV, readers], 0 before and after: 1 where the copy is there
+  int segment = 0;          ///< chunks of a segment; 0: rows are whole
+  int segments = 0, stretches = 0;  ///< places for those of all rows
+  States before;     ///< [segments, HV, V, K] float32: the state before a segment, at first from 0
+  States transfers;  ///< [segments, HV, K, K] float32: M from the stretch's begin to the segment
 
 #ifdef __CUDACC__
   __device__ TokenRange range(int row) const {
@@ -174,10 +194,14 @@ struct Piece {
   int row, head;
   int part;  ///< the first
   TokenRange tokens;
-  int chunks;        ///< 0 too where the row has no slot
-  int entry;         ///< of the first chunk
-  bool follows;      ///< makes outputs of the first chunks, and leaves no state in the end
-  int first_output;  ///< the first chunk with outputs
+  int chunks;            ///< 0 too where the row has no slot
+  int entry;             ///< of the first chunk
+  bool follows;          ///< makes outputs of the first chunks, and leaves no state in the end
+  int first_output;      ///< the first chunk with outputs
+  int skipped = 0;       ///< chunks of the row before it
+  int place = 0;         ///< of its first segment
+  bool of_unit = false;  ///< runs from the unit matrix, without values
+  bool ends_row = true;
 };
 
 /// Entries of the chunks of a row are those from this one on: no row needs the ones before.
@@ -188,11 +212,16 @@ __device__ inline int chunks_of(const Parameters& p, int row, int size) {
   return p.slot(row) == kNowhere ? 0 : (size + kChunk - 1) / kChunk;
 }
 
+/// Segments of a row, or stretches, so many chunks long each, have their places from this one on.
+__device__ inline int first_place(int row, int begin, int chunks) {
+  return begin / (chunks * kChunk) + row;
+}
+
 struct Work {
   const Parameters& p;
   const std::uint16_t* order;
   int pieces_per_head, parts_per_piece;
-  bool with_followers;
+  Run run;
 
   /// Sequences by length, longest first. Every thread calls it.
   __device__ static void sort(const Parameters& p, std::uint16_t* order, int* lengths) {
@@ -211,10 +240,20 @@ struct Work {
     __syncthreads();
   }
 
+  /// A unit matrix has K rows.
+  __device__ int units_per_head() const { return kK / (kPart * parts_per_piece); }
+  __device__ int pieces() const {
+    const int per_row = p.heads * pieces_per_head;
+    if (run == Run::segments) return p.segments * per_row;
+    if (run == Run::stretches)  // the first stretches have a state to begin with
+      return p.stretches * per_row + (p.stretches - 1) * p.heads * units_per_head();
+    return p.rows.rows * per_row * (run == Run::followed ? 2 : 1);
+  }
   __device__ Piece piece(int number) const {
+    if (run == Run::stretches || run == Run::segments) return segment(number);
     Piece x;
     const int per_row = p.heads * pieces_per_head;
-    x.follows = with_followers && number >= p.rows.rows * per_row;
+    x.follows = run == Run::followed && number >= p.rows.rows * per_row;
     if (x.follows) number -= p.rows.rows * per_row;
     const int place = number / per_row, rest = number - place * per_row;
     x.row = uniform(p.rows.rows <= kKnownRows ? order[place] : place);
@@ -224,8 +263,46 @@ struct Work {
     x.tokens = {uniform(tokens.begin), uniform(tokens.size)};
     x.chunks = uniform(chunks_of(p, x.row, x.tokens.size));
     x.entry = first_entry(x.row, x.tokens.begin);
-    x.first_output = with_followers ? p.led(x.chunks) : 0;
+    x.first_output = run == Run::followed ? p.led(x.chunks) : 0;
     if (x.follows) x.chunks = x.first_output, x.first_output = 0;
+    return x;
+  }
+  /// A segment, or a stretch up to its last state that another segment begins with. A place without
+  /// one has no chunks.
+  __device__ Piece segment(int number) const {
+    Piece x;
+    const int states = p.stretches * p.heads * pieces_per_head;
+    x.of_unit = run == Run::stretches && number >= states;
+    if (x.of_unit) number -= states;
+    const int per_head = x.of_unit ? units_per_head() : pieces_per_head;
+    const int chunks = p.segment * (run == Run::stretches ? kStretch : 1);
+    const int place = number / (p.heads * per_head) + x.of_unit;
+    const int rest = number % (p.heads * per_head);
+    x.head = rest / per_head;
+    x.part = (rest - x.head * per_head) * parts_per_piece;
+    x.row = 0;  // the last one whose first place is not behind this one
+    for (int above = p.rows.rows; above - x.row > 1;) {
+      const int middle = (x.row + above) / 2;
+      (first_place(middle, p.range(middle).begin, chunks) <= place ? x.row : above) = middle;
+    }
+    x.row = uniform(x.row);
+    const TokenRange tokens = p.range(x.row);
+    const int all = chunks_of(p, x.row, tokens.size);
+    const int index = place - first_place(x.row, tokens.begin, chunks);
+    x.skipped = uniform(index * chunks);
+    const int left = all - x.skipped;
+    x.chunks = run == Run::segments ? min(max(left, 0), chunks)
+               : x.of_unit && x.skipped == 0
+                   ? 0
+                   : min(max(left - 1, 0) / p.segment * p.segment, chunks);
+    x.chunks = uniform(x.chunks);
+    x.tokens = {uniform(tokens.begin) + x.skipped * kChunk,
+                uniform(min(tokens.size - x.skipped * kChunk, chunks * kChunk))};
+    x.entry = first_entry(x.row, tokens.begin) + x.skipped;
+    x.place = first_place(x.row, tokens.begin, p.segment) + x.skipped / p.segment;
+    x.ends_row = run == Run::segments && (x.skipped == 0 || left > 0) && left <= chunks;
+    x.follows = false;
+    x.first_output = 0;
     return x;
   }
 
@@ -234,10 +311,10 @@ struct Work {
   template <class Visit>
   __device__ void for_each_piece(Visit visit) const {
     const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
-    const int pieces = p.rows.rows * p.heads * pieces_per_head * (with_followers ? 2 : 1);
-    for (int round = 0; round * blocks < pieces; ++round) {
+    const int count = pieces();
+    for (int round = 0; round * blocks < count; ++round) {
       const int number = round * blocks + (round % 2 ? blocks - 1 - own : own);
-      if (number < pieces) visit(piece(number));
+      if (number < count) visit(piece(number));
     }
   }
   /// visit(piece, chunk, n): n counts the chunks of all pieces.
@@ -735,9 +812,10 @@ static_assert(kChainBytes<2> <= 232448, "a block has 227 KiB");
 
 /// kShared: the two blocks of a cluster have the two halves of the same value head. Each loads one
 /// half of what both need, to both.
-template <int kParts, bool kShared, bool kFollowed>
+template <int kParts, bool kShared, Run kRun>
 struct Block {
   static_assert(kParts == 1 || !kShared);
+  static constexpr bool kFollowed = kRun == Run::followed;
   using Memory = ChainMemory<kParts>;
   const Parameters& p;
   const Maps& maps;
@@ -807,9 +885,10 @@ struct Block {
 };
 
 /// Loads what a chunk needs. A warp, of which one lane asks for it.
-template <int kParts, bool kShared, bool kFollowed>
-__device__ void load(const Block<kParts, kShared, kFollowed>& b) {
+template <int kParts, bool kShared, Run kRun>
+__device__ void load(const Block<kParts, kShared, kRun>& b) {
   using Stage = typename ChainMemory<kParts>::Stage;
+  constexpr bool kFollowed = kRun == Run::followed;
   constexpr int kBytes = int{sizeof(Stage)} + int{sizeof(Entry::Scales)};
   std::uint32_t tails = 0;  // a bit per stage: the parity of its next tail
   int there = 0;            // the chunks whose entries are there
@@ -826,13 +905,14 @@ __device__ void load(const Block<kParts, kShared, kFollowed>& b) {
     const std::uint32_t loaded = size == kChunk ? full : b.barrier(b.m.tail[use.slot]);
     const int h = b.p.value_heads_per_key_head.of(piece.head);
     const int token = piece.tokens.begin + chunk * kChunk;
-    const bool outputs = !kFollowed || chunk >= piece.first_output;
+    const bool outputs = kRun != Run::stretches && (!kFollowed || chunk >= piece.first_output);
+    const bool values = kRun != Run::stretches || !piece.of_unit;
     const Entry& entry = reinterpret_cast<const Entry*>(b.p.entries)[b.entry_number(piece, chunk)];
     barrier_wait(b.barrier(b.m.empty[use.slot]), use.parity ^ 1);
-    barrier_expect(loaded, outputs ? kBytes : kBytes - 3 * kTile);
+    barrier_expect(loaded, kBytes - (outputs ? 0 : 3 * kTile) - (values ? 0 : kParts * kTile));
     b.load_matrix(k, b.maps.k, h, token, loaded);
     b.load_prepared(shared_address(stage.t), entry.t, loaded);
-    for (int i = 0; i < kParts; ++i)
+    for (int i = 0; i < kParts && values; ++i)
       load_tile(shared_address(stage.v) + i * kTile, b.maps.v, (piece.part + i) * kPart, piece.head,
                 token, loaded);
     load_bytes(shared_address(&b.m.scales[use.slot]), &entry.scales, sizeof(Entry::Scales), loaded);
@@ -855,9 +935,12 @@ __device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, 
 }
 
 /// The chain of 64 rows of a state, and their outputs. A warpgroup.
-template <int kParts, bool kShared, bool kFollowed>
+template <int kParts, bool kShared, Run kRun>
 struct Chain {
-  const Block<kParts, kShared, kFollowed>& b;
+  static constexpr bool kFollowed = kRun == Run::followed;
+  static constexpr bool kStretches = kRun == Run::stretches;
+  static constexpr int kRowsOfWarp = 16;
+  const Block<kParts, kShared, kRun>& b;
   int part, warp, lane;          ///< part: of the block's
   float s[2][32];                ///< columns 0 ... 63 and 64 ... 127
   float y[32];                   ///< of the chunk that has begun
@@ -865,6 +948,7 @@ struct Chain {
   float o[32];                   ///< outputs [v, tokens] of a chunk
   std::uint32_t rounded[2][16];  ///< s, as operand
   std::uint32_t decayed[4][4];   ///< operand of products that run
+  int waiting = kNowhere;        ///< the slot of the state that is in shared memory
 
   /// Calls f(offset, first element, second one) for the lane's elements of a state. Its columns are
   /// neighbours where kPairs says so.
@@ -883,8 +967,9 @@ struct Chain {
   }
   __device__ void load(const Piece& piece) {
     const bool follows = kFollowed && piece.follows;
-    const States& states = follows ? b.p.initial : b.p.state;
-    const int slot = follows ? piece.row : b.p.slot(piece.row);
+    const bool goes_on = starts_from_kept(piece);
+    const States& states = follows ? b.p.initial : goes_on ? b.p.before : b.p.state;
+    const int slot = follows ? piece.row : goes_on ? piece.place : b.p.slot(piece.row);
     if (follows) {
       int* const copied = b.copied(piece);
       while (count_of(copied) == 0) {
@@ -903,6 +988,12 @@ struct Chain {
                            [&](std::int64_t at, float& x, float& y) { get(states.two(at), x, y); });
     }
   }
+  __device__ void load_unit(const Piece& piece) {
+    const int row = (piece.part + part) * kPart + warp * 16 + lane / 4, two = 2 * (lane % 4);
+#pragma unroll
+    for (int i = 0; i < 64; ++i)
+      s[i / 32][i % 32] = row + 8 * (i / 2 % 2) == 8 * (i / 4) + two + i % 2 ? 1.0f : 0.0f;
+  }
   /// Leaves what the follower of this chain begins with.
   __device__ void copy(const Piece& piece) {
     store(b.p.initial, piece.row, piece);
@@ -920,33 +1011,49 @@ struct Chain {
                            [&](std::int64_t at, float& x, float& y) { states.put(at, x, y); });
     }
   }
-  /// The state at a boundary, by way of shared memory where there is room: lanes that store to the
-  /// pool themselves would wait for it. Each warp copies its own rows.
+  /// Another segment of the row may have left the row's last state in the pool already.
+  __device__ static bool starts_from_kept(const Piece& piece) {
+    return kRun == Run::segments && (piece.skipped > 0 || !piece.ends_row);
+  }
+  /// Where states on the way go.
+  __device__ const States& kept(const Piece& piece) const {
+    return !kStretches ? b.p.boundary : piece.of_unit ? b.p.transfers : b.p.before;
+  }
+  /// The state at a boundary. Where there is room, it goes by shared memory, from where
+  /// copy_boundary() takes it: lanes that store to the pool themselves would wait for it.
   __device__ void store_boundary(int slot, const Piece& piece) {
-    const States& states = b.p.boundary;
-    if (kParts > 1 || !states.fours) return store(states, slot, piece);
-    constexpr int kRows = 16;
-    char* const rows = b.m.state + warp * kRows * kStateRow;
-    if (lane >= kRows) wait_for_reads<0>();  // of the last boundary's rows
+    if (kParts > 1 || !kept(piece).fours) return store(kept(piece), slot, piece);
+    if (lane >= kRowsOfWarp) wait_for_reads<0>();  // of the last boundary's rows
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 16; ++n)
 #pragma unroll
       for (int below = 0; below < 2; ++below) {
         const float* const x = s[n / 8] + 4 * (n % 8) + 2 * below;
-        *reinterpret_cast<float2*>(rows + (lane / 4 + 8 * below) * kStateRow + 32 * n +
+        *reinterpret_cast<float2*>(own_rows() + (lane / 4 + 8 * below) * kStateRow + 32 * n +
                                    8 * (lane % 4)) = {x[0], x[1]};
       }
+    waiting = slot;
+  }
+  /// Takes what waits in shared memory to its slot; each warp its own rows.
+  __device__ void copy_boundary(const Piece& piece) {
+    if (kParts > 1 || waiting == kNowhere) return;
     publish_to_async();
     __syncwarp();
-    if (lane >= kRows) {
-      const int row = lane - kRows, first = (piece.part + part) * kPart + warp * kRows;
+    if (lane >= kRowsOfWarp) {
+      const States& states = kept(piece);
+      const int row = lane - kRowsOfWarp;
+      const int first = (piece.part + part) * kPart + warp * kRowsOfWarp;
       store_bytes(
-          static_cast<float*>(states.data) + states.offset(slot, piece.head, first + row, 0),
-          shared_address(rows) + row * kStateRow, 4 * kK);
+          static_cast<float*>(states.data) + states.offset(waiting, piece.head, first + row, 0),
+          shared_address(own_rows()) + row * kStateRow, 4 * kK);
       commit_stores();
     }
     __syncwarp();
+    waiting = kNowhere;
+  }
+  __device__ char* own_rows() const {
+    return b.m.state + warp * kRowsOfWarp * kStateRow;
   }
 
   __device__ void run() {
@@ -955,7 +1062,11 @@ struct Chain {
       const int slot = b.p.slot(piece.row);
       if (slot == kNowhere) return;
       const bool resumes = b.p.resumes(piece.row);
-      if (resumes && piece.chunks > 0) {
+      const bool goes_on = starts_from_kept(piece);
+      if (kStretches && piece.of_unit) {
+        load_unit(piece);
+      } else if (goes_on ? piece.chunks > 0
+                         : resumes && piece.chunks > 0 && (!kStretches || piece.skipped == 0)) {
         load(piece);
         if (kFollowed && !piece.follows && piece.first_output > 0) copy(piece);
       } else {
@@ -963,11 +1074,18 @@ struct Chain {
 #pragma unroll
           for (float& x : half) x = 0.0f;
       }
-      const bool leaves_states = !kFollowed || !piece.follows;
+      if (kStretches && piece.skipped == 0 && piece.chunks > 0)
+        store(b.p.before, piece.place, piece);
+      const bool leaves_states = !kStretches && (kRun != Run::segments || piece.ends_row) &&
+                                 (!kFollowed || !piece.follows);
       int boundary = 0, left = 0, every = 0;  // in chunks
-      if (b.p.boundary.data) {
-        boundary = b.first_boundary(piece.row);
-        left = every = b.p.boundary_every / kChunk;
+      if (kStretches) {
+        boundary = piece.place + 1;
+        left = every = b.p.segment;
+      } else if (b.p.boundary.data) {
+        every = b.p.boundary_every / kChunk;
+        boundary = b.first_boundary(piece.row) + piece.skipped / every;
+        left = every - piece.skipped % every;
       }
       const auto reaches = [&](int chunk) {  // where the state behind a chunk is stored
         if (every == 0 || --left > 0 || (chunk + 1) * kChunk > piece.tokens.size) return kNowhere;
@@ -976,14 +1094,28 @@ struct Chain {
       };
       if (piece.chunks > 0) begin<false>(piece, 0, n, kNowhere);
       int chunk = 0;
+      if (kStretches)
+        for (; chunk < piece.chunks; ++chunk, ++n) {
+          finish<false>(piece, n);
+          const int store_to = reaches(chunk);
+          if (chunk + 1 < piece.chunks) {
+            begin<false>(piece, chunk + 1, n + 1, store_to);
+          } else {
+            wait_for_products<0>();
+            pin(s[0]), pin(s[1]);
+            b.release(use_of<kStages>(n).slot);
+            store_boundary(store_to, piece);
+            copy_boundary(piece);
+          }
+        }
       if (kFollowed)
         for (; chunk < piece.first_output; ++chunk, ++n) {
-          finish<false>(n);
+          finish<false>(piece, n);
           reaches(chunk);  // it is stored by the follower
           begin<false>(piece, chunk + 1, n + 1, kNowhere);
         }
-      for (; chunk < piece.chunks; ++chunk, ++n) {
-        finish<true>(n);
+      for (; !kStretches && chunk < piece.chunks; ++chunk, ++n) {
+        finish<true>(piece, n);
         const int store_to = reaches(chunk);
         if (chunk + 1 < piece.chunks) {
           begin<true>(piece, chunk + 1, n + 1, store_to);
@@ -994,6 +1126,7 @@ struct Chain {
           store_outputs(piece, chunk);
           b.release(use_of<kStages>(n).slot);
           if (store_to != kNowhere) store_boundary(store_to, piece);
+          copy_boundary(piece);
         }
       }
       if (b.p.state.data && leaves_states && (piece.chunks > 0 || !resumes))
@@ -1043,11 +1176,16 @@ struct Chain {
     if (kOutputsBefore) store_outputs(piece, chunk - 1);
     if (chunk > 0) b.release(use_of<kStages>(n - 1).slot);
     if (boundary != kNowhere) store_boundary(boundary, piece);
+    if (kStretches && piece.of_unit) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      load_transposed(
-          v[i], k + (2 + part) * kTile +
-                    tile_offset(16 * i + lane % 8 + (lane / 16) * 8, warp * 2 + lane / 8 % 2));
+      for (auto& four : v) four[0] = four[1] = four[2] = four[3] = 0;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        load_transposed(
+            v[i], k + (2 + part) * kTile +
+                      tile_offset(16 * i + lane % 8 + (lane / 16) * 8, warp * 2 + lane / 8 % 2));
+    }
     const float decay = scales.decay;
 #pragma unroll
     for (auto& half : s)
@@ -1059,7 +1197,7 @@ struct Chain {
 
   /// The products that add to the state and to the outputs are not waited for.
   template <bool kOutputs>
-  __device__ void finish(int n) {
+  __device__ void finish(const Piece& piece, int n) {
     const Use use = use_of<kStages>(n);
     const std::uint32_t k = stage(use), t = k + (2 + kParts) * kTile, q = t + kTile;
     const Entry::Scales& scales = b.m.scales[use.slot];
@@ -1092,6 +1230,7 @@ struct Chain {
     for (int i = 0; i < 4; ++i)
       Product<Bf16, 64, false>::of(y, v[i], matrix(t + i * 32, 16, 1024), i > 0);
     commit_products();
+    copy_boundary(piece);
     if (kOutputs) {
       load_factors(factors, scales.decays);
       wait_for_products<1>();
@@ -1205,16 +1344,16 @@ __device__ inline void zero_unused_outputs(const Parameters& p) {
   zero({end, p.rows.tokens - end});
 }
 
-template <int kParts, bool kShared, bool kFollowed>
+template <int kParts, bool kShared, Run kRun>
 __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kParts) * kWarpgroup, 1)
     chain_kernel(const __grid_constant__ Maps maps, const __grid_constant__ Parameters p) {
   extern __shared__ char raw[];
-  using Block = Block<kParts, kShared, kFollowed>;
+  using Block = Block<kParts, kShared, kRun>;
   const std::uint32_t base = (shared_address(raw) + 1023) & ~1023u;
   auto& m = *reinterpret_cast<typename Block::Memory*>(raw + (base - shared_address(raw)));
   const int role = uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32 % 4), lane = lane_of_warp();
-  const Block b{p, maps, {p, m.order, p.V / (kParts * kPart), kParts, kFollowed}, m, base};
+  const Block b{p, maps, {p, m.order, p.V / (kParts * kPart), kParts, kRun}, m, base};
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i)
       barrier_init(b.barrier(m.full[i]), 1), barrier_init(b.barrier(m.tail[i]), 1),
@@ -1222,7 +1361,9 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kPart
     publish_barriers();
   }
   if (!p.counters) wait_for_earlier_launch();  // otherwise that which prepares has waited
-  Work::sort(p, m.order, reinterpret_cast<int*>(m.stages));
+  if (kRun == Run::stretches) let_the_next_launch_start();
+  if (kRun == Run::rows || kRun == Run::followed)
+    Work::sort(p, m.order, reinterpret_cast<int*>(m.stages));
   if (kShared)
     sync_cluster();  // the neighbour's barriers are there
   else
@@ -1230,15 +1371,144 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kPart
   if (role == 0) {
     if (kParts > 1) give_registers<24>();
     if (warp == 0) load(b);
-    if (warp == 2) zero_unused_outputs(p);
+    if (warp == 2 && kRun != Run::stretches) zero_unused_outputs(p);
   } else {
     if (kParts > 1) take_registers<240>();
-    Chain<kParts, kShared, kFollowed>{b, role - 1, warp, lane}.run();
+    Chain<kParts, kShared, kRun>{b, role - 1, warp, lane}.run();
   }
   __syncwarp();
   if (kShared) sync_cluster();  // the neighbour may still write here
   // Whoever waits for this launch waits for the one before it too.
   if (p.counters) wait_for_earlier_launch();
+}
+
+// --- Segments ------------------------------------------------------------------------------------
+
+// join_kernel: from the state before a stretch of segments, and from what the stretch does to any
+// state, those before its second segment and before the next stretch.
+//
+//   S_q = S M_q + N_q      M [K, K] and N [V, K] from the begin of the stretch on
+//
+//   grid    rows x HV x V / kJoinedRows
+//   block   8 warps for each of a stretch's states; each has 16 columns, one stretch behind the
+//           other
+//
+// Products are of bf16 in two terms each, which leaves 16 bits: chains round their states to 8.
+
+constexpr int kJoinedRows = 16;
+constexpr int kJoinWarps = kK / 16;  ///< of a state
+constexpr int kJoinThreads = kStretch * kJoinWarps * 32;
+constexpr int kJoinStride = kK + 8;  ///< floats of a row in shared memory
+
+/// Two neighbours as the sum of two pairs of bf16.
+struct Terms {
+  std::uint32_t high, low;
+};
+__device__ inline Terms in_terms(float x, float y) {
+  const std::uint32_t high = pack<Bf16>(x, y);
+  const float2 rounded = unpack<Bf16>(high);
+  return {high, pack<Bf16>(x - rounded.x, y - rounded.y)};
+}
+
+/// A warp's 16 rows and 16 columns of a state. Lane l has rows l / 4 and 8 below, columns 4 (l % 4)
+/// and the three behind: d[i][0], d[i][1] and d[i][2], d[i][3] are columns i and i + 2 of the rows.
+struct JoinedTile {
+  float d[2][4];
+  float m[64];  ///< of M: m[8 k] and behind are rows 16 k + 2 (l % 4), the next, and 8 behind both,
+                ///< each with columns 2 (l / 4) and the next of the warp's
+
+  __device__ void load(const float* states, const float* transfers) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 two =
+            *reinterpret_cast<const float2*>(transfers + (16 * k + i / 2 * 8 + i % 2) * kK);
+        m[8 * k + 2 * i] = two.x, m[8 * k + 2 * i + 1] = two.y;
+      }
+    load_states(states);
+    pin(m);  // all of it is asked for before any is used
+  }
+  __device__ void load_states(const float* upper) {
+    const float4 a = *reinterpret_cast<const float4*>(upper);
+    const float4 b = *reinterpret_cast<const float4*>(upper + 8 * kK);
+    d[0][0] = a.x, d[1][0] = a.y, d[0][1] = a.z, d[1][1] = a.w;
+    d[0][2] = b.x, d[1][2] = b.y, d[0][3] = b.z, d[1][3] = b.w;
+  }
+  __device__ void store(float* upper, int stride) const {
+    *reinterpret_cast<float4*>(upper) = {d[0][0], d[1][0], d[0][1], d[1][1]};
+    *reinterpret_cast<float4*>(upper + 8 * stride) = {d[0][2], d[1][2], d[0][3], d[1][3]};
+  }
+  /// d += S M. `s`: the lane's row of S in shared memory.
+  __device__ void add_product(const float* s, int lane) {
+    float small[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      std::uint32_t high[4], low[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float2 x = *reinterpret_cast<const float2*>(s + i % 2 * 8 * kJoinStride + 16 * k +
+                                                          i / 2 * 8 + 2 * (lane % 4));
+        const Terms terms = in_terms(x.x, x.y);
+        high[i] = terms.high, low[i] = terms.low;
+      }
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float* const of = m + 8 * k + i;
+        const Terms near = in_terms(of[0], of[2]), far = in_terms(of[4], of[6]);
+        add_warp_product<Bf16>(d[i], high, near.high, far.high);
+        add_warp_product<Bf16>(small[i], high, near.low, far.low);
+        add_warp_product<Bf16>(small[i], low, near.high, far.high);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) d[i / 4][i % 4] += small[i / 4][i % 4];
+  }
+};
+
+__global__ void __launch_bounds__(kJoinThreads) join_kernel(const __grid_constant__ Parameters p) {
+  __shared__ float s[2][kJoinedRows * kJoinStride];  // before this stretch, and before the next
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32), lane = lane_of_warp();
+  const int per_head = p.V / kJoinedRows, number = static_cast<int>(blockIdx.x);
+  const int row = number / (p.heads * per_head), rest = number % (p.heads * per_head);
+  const int head = rest / per_head, first = (rest - head * per_head) * kJoinedRows;
+  wait_for_earlier_launch();
+  let_the_next_launch_start();
+  const TokenRange tokens = p.range(row);
+  const int chunks = chunks_of(p, row, tokens.size);
+  const int segments = (chunks + p.segment - 1) / p.segment;
+  if (segments <= kStretch + 1) return;
+  const int place = first_place(row, tokens.begin, p.segment);
+  const int own_row = lane / 4, column = 16 * (warp % kJoinWarps);
+  const int own_column = column + 4 * (lane % 4);
+  const auto state = [&](int segment) {
+    return static_cast<float*>(p.before.data) +
+           p.before.offset(place + segment, head, first + own_row, own_column);
+  };
+  const auto transfer = [&](int segment) {
+    return static_cast<const float*>(p.transfers.data) +
+           p.transfers.offset(place + segment, head, 2 * (lane % 4), column + 2 * (lane / 4));
+  };
+  const int own = 1 + warp / kJoinWarps;  // the warp's segment behind the stretch's begin
+  const bool last = own == kStretch;      // before which the next stretch begins
+  float* const from = s[0] + own_row * kJoinStride;
+  JoinedTile tile;
+  if (last) {
+    tile.load_states(state(kStretch));
+    tile.store(from + own_column, kJoinStride);
+  }
+  int turn = 0;  // 0, or the distance of the two copies of S
+  for (int segment = kStretch; segment + 1 < segments; segment += kStretch) {
+    const bool exists = segment + own < segments;
+    if (exists) tile.load(state(segment + own), transfer(segment + own));
+    __syncthreads();
+    if (exists) {
+      tile.add_product(from + turn, lane);
+      tile.store(state(segment + own), kK);
+    }
+    turn = kJoinedRows * kJoinStride - turn;
+    if (exists && last) tile.store(from + turn + own_column, kJoinStride);
+  }
 }
 
 }  // namespace lockstep::kernels::delta_chunks

@@ -1,11 +1,13 @@
 // Gated delta rule over whole prompts. Equations: reference/recurrent/gated_delta_rule.hpp; the
-// chunked kernel: gated_delta_rule_chunks.cuh. Here are the one that goes token by token, and the
+// chunked kernels: gated_delta_rule_chunks.cuh. Here are the one that goes token by token, and the
 // choice.
 //
 //   grid    (ceil(V / (kWarps x kRows)), HV, N)
 //   block   kWarps warps; a warp holds kRows rows of one state in float32, lane i the columns
 //           i, 32 + i, ... of each
 #include "kernels/recurrent/gated_delta_rule_prefill.hpp"
+
+#include <limits>
 
 #include "kernels/base/plain.cuh"
 #include "kernels/recurrent/gated_delta_rule_chunks.cuh"
@@ -160,29 +162,67 @@ int processor_count() {
   return count;
 }
 
+constexpr const char* kName = "gated_delta_rule_prefill";
+
+std::int64_t clusters_for(std::int64_t blocks) {
+  return (blocks + delta_chunks::kNeighbours - 1) / delta_chunks::kNeighbours;
+}
+
+template <auto kKernel>
+void allow_shared_memory(int bytes) {
+  static const cudaError_t allowed =
+      cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  check_cuda(allowed, kName);
+}
+
+/// On so many clusters at most.
+void launch_prepare(const delta_chunks::Maps& maps, const Parameters& p, std::int64_t clusters,
+                    cudaStream_t stream) {
+  using namespace delta_chunks;
+  allow_shared_memory<prepare_kernel>(kPrepareBytes);
+  const std::int64_t tasks = (std::int64_t{p.entry_count} * p.heads + kGroups - 1) / kGroups;
+  clusters = std::min(clusters, clusters_for(tasks));
+  launch(kName, prepare_kernel, dim3(static_cast<unsigned>(kNeighbours * clusters)), dim3(kThreads),
+         kPrepareBytes, stream, true, maps, p);
+}
+
+template <int kParts, bool kShared, delta_chunks::Run kRun>
+void launch_chains(const delta_chunks::Maps& maps, const Parameters& p, std::int64_t clusters,
+                   cudaStream_t stream) {
+  using namespace delta_chunks;
+  constexpr auto kChain = chain_kernel<kParts, kShared, kRun>;
+  allow_shared_memory<kChain>(kChainBytes<kParts>);
+  launch(kName, kChain, dim3(static_cast<unsigned>(kNeighbours * clusters)),
+         dim3((1 + kParts) * kWarpgroup), kChainBytes<kParts>, stream, true, maps, p);
+}
+
 template <int kParts, bool kShared, bool kFollowed>
 void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStream_t stream) {
   using namespace delta_chunks;
-  constexpr const char* kName = "gated_delta_rule_prefill";
-  constexpr auto kAttribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  constexpr auto kChain = chain_kernel<kParts, kShared, kFollowed>;
-  static const cudaError_t allowed[] = {
-      cudaFuncSetAttribute(prepare_kernel, kAttribute, kPrepareBytes),
-      cudaFuncSetAttribute(kChain, kAttribute, kChainBytes<kParts>)};
-  for (const cudaError_t status : allowed) check_cuda(status, kName);
   const std::int64_t pieces = std::int64_t{p.rows.rows} * p.heads * (p.V / (kParts * kPart));
-  const std::int64_t tasks = (std::int64_t{p.entry_count} * p.heads + kGroups - 1) / kGroups;
   const std::int64_t processors = processor_count() / kNeighbours;
-  const auto clusters_for = [](std::int64_t blocks) {
-    return (blocks + kNeighbours - 1) / kNeighbours;
-  };
   const std::int64_t chains = std::min(processors, clusters_for(pieces));
-  const std::int64_t others = std::min(processors - (p.counters ? chains : 0), clusters_for(tasks));
-  launch(kName, prepare_kernel, dim3(static_cast<unsigned>(kNeighbours * others)), dim3(kThreads),
-         kPrepareBytes, stream, true, maps, p);
-  const std::int64_t chain_clusters = kFollowed ? clusters_for(2 * pieces) : chains;
-  launch(kName, kChain, dim3(static_cast<unsigned>(kNeighbours * chain_clusters)),
-         dim3((1 + kParts) * kWarpgroup), kChainBytes<kParts>, stream, true, maps, p);
+  launch_prepare(maps, p, processors - (p.counters ? chains : 0), stream);
+  launch_chains<kParts, kShared, kFollowed ? Run::followed : Run::rows>(
+      maps, p, kFollowed ? clusters_for(2 * pieces) : chains, stream);
+}
+
+/// Four launches, each behind the one before: what needs no state, what stretches do to states, the
+/// states before segments, and the segments.
+void launch_segments(const delta_chunks::Maps& maps, const Parameters& p, cudaStream_t stream) {
+  using namespace delta_chunks;
+  const std::int64_t processors = processor_count() / kNeighbours, halves = p.V / kPart;
+  const auto clusters = [&](std::int64_t pieces) {
+    return std::min(processors, clusters_for(pieces));
+  };
+  launch_prepare(maps, p, processors, stream);
+  const std::int64_t stretches = p.stretches, units = (stretches - 1) * (kK / kPart);
+  launch_chains<1, true, Run::stretches>(maps, p, clusters(p.heads * (stretches * halves + units)),
+                                         stream);
+  launch(kName, join_kernel,
+         dim3(static_cast<unsigned>(std::int64_t{p.rows.rows} * p.heads * (p.V / kJoinedRows))),
+         dim3(kJoinThreads), 0, stream, true, p);
+  launch_chains<1, true, Run::segments>(maps, p, clusters(p.segments * p.heads * halves), stream);
 }
 
 constexpr std::int64_t kMostFollowed = 64;  ///< chains
@@ -206,19 +246,70 @@ int lead_of(const Parameters& p, std::int64_t chains, std::int64_t processors) {
       std::clamp(256 * (whole - prepared) / (2 * whole - kWithoutOutputs), 0.0, 200.0));
 }
 
+/// How rows are cut into segments.
+struct Segments {
+  std::int64_t chunks = 0;                ///< of a segment; 0: rows stay whole
+  std::int64_t count = 0, stretches = 0;  ///< places for those of all rows
+};
+
+/// The segments that make the shortest run of a batch, if all rows were alike, or none. By what an
+/// H200 takes, in us: lead_of() has most of it; a stretch that is joined 2, and 16 for two launches
+/// more and what they wait for. `always`: the segments that are best among themselves.
+Segments segments_of(std::int64_t rows, std::int64_t tokens, std::int64_t heads, std::int64_t V,
+                     bool always) {
+  using namespace delta_chunks;
+  constexpr double kTime = 1.32, kWithoutOutputs = 0.95, kPrepare = 1.5, kLeastPrepare = 10;
+  constexpr double kJoin = 2, kLaunches = 16, kFollowed = 1.08, kWhole = 8;
+  const std::int64_t processors = processor_count(), streams = rows * heads, halves = V / kPart;
+  if (streams == 0 || V % (2 * kPart) != 0) return {};
+  const auto rounds = [&](std::int64_t pieces) {
+    return static_cast<double>((pieces + processors - 1) / processors);
+  };
+  const std::int64_t chunks = (tokens + rows * kChunk - 1) / (rows * kChunk);
+  const double count_of_chunks = static_cast<double>(chunks);
+  const double prepare = std::max(
+      kLeastPrepare, kPrepare * static_cast<double>(streams) * count_of_chunks / processors);
+  const bool followed = 2 * streams * halves <= processors;
+  double shortest =
+      count_of_chunks * rounds(streams * halves) * (followed ? kFollowed : kTime) + kWhole;
+  if (always) shortest = std::numeric_limits<double>::infinity();
+  Segments best;
+  for (std::int64_t count = 2; count <= std::min(processors, chunks); ++count) {
+    const std::int64_t size = (chunks + count - 1) / count, segments = (chunks + size - 1) / size;
+    const std::int64_t stretches = segments / kStretch;
+    const std::int64_t alone = streams * (stretches * halves + (stretches - 1) * (kK / kPart));
+    const std::int64_t longest = std::min<std::int64_t>(segments - 1, kStretch) * size;
+    const double time = prepare + rounds(alone) * static_cast<double>(longest) * kWithoutOutputs +
+                        static_cast<double>((segments - 1) / kStretch - 1) * kJoin +
+                        rounds(streams * halves * segments) * static_cast<double>(size) * kTime +
+                        kLaunches;
+    if (time >= shortest) continue;
+    shortest = time;
+    best.chunks = size;
+  }
+  if (best.chunks == 0) return {};
+  const std::int64_t size = best.chunks * kChunk;
+  best.count = (tokens - 1) / size + rows;
+  best.stretches = (tokens - 1 + size) / (size * kStretch) + rows - 1;
+  return best;
+}
+
 /// How the workspace is divided.
 struct Workspace {
-  std::int64_t entries, counters, counter_bytes, initial_bytes, bytes;
+  std::int64_t entries, counters, counter_bytes, initial_bytes, before, transfers, bytes;
 
-  Workspace(std::int64_t rows, std::int64_t tokens, std::int64_t heads, std::int64_t V)
+  Workspace(std::int64_t rows, std::int64_t tokens, std::int64_t heads, std::int64_t V,
+            const Segments& segments)
       : entries(tokens / delta_chunks::kChunk + rows + 1),
         counters((entries + (can_be_followed(rows, heads, V) ? rows : 0)) * heads *
                  (V / delta_chunks::kPart)),
         counter_bytes((counters * 4 + 127) / 128 * 128),
         initial_bytes(can_be_followed(rows, heads, V) ? rows * heads * V * delta_chunks::kK * 4
                                                       : 0),
-        bytes(counter_bytes + initial_bytes +
-              entries * heads * std::int64_t{sizeof(delta_chunks::Entry)}) {}
+        before(counter_bytes + initial_bytes +
+               entries * heads * std::int64_t{sizeof(delta_chunks::Entry)}),
+        transfers(before + segments.count * heads * V * delta_chunks::kK * 4),
+        bytes(transfers + segments.count * heads * delta_chunks::kK * delta_chunks::kK * 4) {}
 };
 
 template <class S>
@@ -248,11 +339,12 @@ template <class T, class S>
 bool can_run(const GatedDeltaRulePrefill<T, S>& in, PrefillForm form) {
   const GatedDeltaTokens<T>& x = in.tokens;
   if (form == PrefillForm::sequential) return x.k.extent(2) <= kMostColumns;
-  if (form == PrefillForm::automatic)
+  if (form == PrefillForm::automatic || form == PrefillForm::whole_rows)
     return can_run(in, PrefillForm::in_turns) || can_run(in, PrefillForm::sequential);
   if constexpr (!std::is_same_v<T, Bf16>) return false;
   const std::int64_t V = x.v.extent(2);
-  if (form == PrefillForm::by_heads && V % (2 * delta_chunks::kPart) != 0) return false;
+  const bool in_pairs = form == PrefillForm::by_heads || form == PrefillForm::in_segments;
+  if (in_pairs && V % (2 * delta_chunks::kPart) != 0) return false;
   const std::int64_t chains = rows_of(in) * x.v.extent(1) * (V / delta_chunks::kPart);
   if (form == PrefillForm::overlapped && chains > processor_count() - 2) return false;
   if (form == PrefillForm::followed &&
@@ -265,11 +357,47 @@ bool can_run(const GatedDeltaRulePrefill<T, S>& in, PrefillForm form) {
          hopper::can_be_mapped(in.out);
 }
 
+namespace {
+
+/// The form of a call, and its segments if it has some.
+struct Choice {
+  PrefillForm form;
+  Segments segments{};
+};
+template <class T, class S>
+Choice choice_for(const GatedDeltaRulePrefill<T, S>& in) {
+  const auto& v = in.tokens.v;
+  const std::int64_t rows = rows_of(in), T_ = v.extent(0), HV = v.extent(1), V = v.extent(2);
+  if (in.form == PrefillForm::in_segments || in.form == PrefillForm::automatic) {
+    const bool asked = in.form == PrefillForm::in_segments;
+    Segments segments;
+    if (can_run(in, PrefillForm::in_segments)) segments = segments_of(rows, T_, HV, V, asked);
+    if (segments.stretches > 0) return {PrefillForm::in_segments, segments};
+    if (asked) return {PrefillForm::in_turns};  // a chunk per row
+  }
+  if (in.form != PrefillForm::automatic && in.form != PrefillForm::whole_rows) return {in.form};
+  // Overlapped while at least half of the processors are left to prepare, with followers where
+  // rows have as many chunks as there are chains; by heads where the halves of them would not fit
+  // at a time.
+  if (!can_run(in, PrefillForm::in_turns)) return {PrefillForm::sequential};
+  const std::int64_t parts = rows * HV * (V / delta_chunks::kPart);
+  if (parts > processor_count() / 2)
+    return {parts > processor_count() && can_run(in, PrefillForm::by_heads)
+                ? PrefillForm::by_heads
+                : PrefillForm::in_turns};
+  const bool long_rows = T_ >= rows * parts * delta_chunks::kChunk;
+  return {long_rows && can_run(in, PrefillForm::followed) ? PrefillForm::followed
+                                                          : PrefillForm::overlapped};
+}
+
+}  // namespace
+
 template <class T, class S>
 PrefillWorkspace prefill_workspace(const GatedDeltaRulePrefill<T, S>& in) {
   if (in.form == PrefillForm::sequential || !can_run(in, PrefillForm::in_turns)) return {};
   const auto& v = in.tokens.v;
-  const Workspace parts(rows_of(in), v.extent(0), v.extent(1), v.extent(2));
+  const Workspace parts(rows_of(in), v.extent(0), v.extent(1), v.extent(2),
+                        choice_for(in).segments);
   return {parts.bytes, parts.counter_bytes};
 }
 
@@ -335,24 +463,10 @@ void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_
                 "K = " + std::to_string(K) + ", V = " + std::to_string(V));
   if (HV == 0 || V == 0 || p.rows.rows == 0) return;
 
-  PrefillForm form = in.form;
-  if (form == PrefillForm::automatic) {
-    // Overlapped while at least half of the processors are left to prepare, with followers where
-    // rows have as many chunks as there are chains; by heads where the halves of them would not fit
-    // at a time.
-    const std::int64_t parts = p.rows.rows * HV * (V / delta_chunks::kPart);
-    const bool long_rows = T_ >= p.rows.rows * parts * delta_chunks::kChunk;
-    form = !can_run(in, PrefillForm::in_turns) ? PrefillForm::sequential
-           : parts <= processor_count() / 2
-               ? (long_rows && can_run(in, PrefillForm::followed) ? PrefillForm::followed
-                                                                  : PrefillForm::overlapped)
-           : parts > processor_count() && can_run(in, PrefillForm::by_heads)
-               ? PrefillForm::by_heads
-               : PrefillForm::in_turns;
-  }
+  const auto [form, segments] = choice_for(in);
   if constexpr (std::is_same_v<T, Bf16>) {
     if (form != PrefillForm::sequential) {
-      const Workspace parts(p.rows.rows, T_, HV, V);
+      const Workspace parts(p.rows.rows, T_, HV, V, segments);
       const std::int64_t given = in.workspace ? in.workspace->extent(0) : 0;
       checks.expect(given >= parts.bytes &&
                         reinterpret_cast<std::uintptr_t>(in.workspace->data_handle()) % 128 == 0,
@@ -365,7 +479,6 @@ void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_
           form == PrefillForm::overlapped || followed ? reinterpret_cast<int*>(memory) : nullptr;
       p.entries = memory + parts.counter_bytes + parts.initial_bytes;
       p.entry_count = static_cast<int>(parts.entries);
-      constexpr const char* kName = "gated_delta_rule_prefill";
       p.out = in.out.data_handle();
       p.out_token_stride = in.out.stride(0);
       p.out_head_stride = in.out.stride(1);
@@ -381,6 +494,15 @@ void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_
         p.initial = {
             memory + parts.counter_bytes, Format::float32, true, true, HV * V * K, V * K, K, 1};
         return launch_chunks<1, true, true>(maps, p, stream);
+      }
+      if (form == PrefillForm::in_segments) {
+        p.segment = static_cast<int>(segments.chunks);
+        p.segments = static_cast<int>(segments.count);
+        p.stretches = static_cast<int>(segments.stretches);
+        p.before = {memory + parts.before, Format::float32, true, true, HV * V * K, V * K, K, 1};
+        p.transfers = {
+            memory + parts.transfers, Format::float32, true, true, HV * K * K, K * K, K, 1};
+        return launch_segments(maps, p, stream);
       }
       if (even && form == PrefillForm::by_heads)
         return launch_chunks<2, false, false>(maps, p, stream);

@@ -14,15 +14,18 @@
 
 namespace lockstep::kernels {
 
-/// How a prefill runs. All forms give the same numbers but for rounding; those of the chunked ones
-/// are equal bit by bit.
+/// How a prefill runs. All forms give the same numbers but for rounding. Those of the chunked ones
+/// are equal bit by bit, and so are prompts that are cut at multiples of 64 tokens and resumed, but
+/// for in_segments, which adds up in another order.
 enum class PrefillForm {
   automatic,   ///< whichever is expected to be fastest
+  whole_rows,  ///< the same, of those with equal bits
   overlapped,  ///< chunks; what needs no state is prepared on processors that the chains leave idle
   followed,    ///< the same, and second chains on those make the outputs of the first chunks
   in_turns,    ///< chunks; all is prepared before the chains begin
   by_heads,    ///< the same, with 128 rows of a state in a block instead of 64
-  sequential   ///< token by token, for every shape and type
+  in_segments,  ///< chunks; segments of a row run side by side: for a few heads and long rows
+  sequential    ///< token by token, for every shape and type
 };
 
 template <class T, class S>
@@ -54,8 +57,8 @@ template <class T, class S>
 PrefillWorkspace prefill_workspace(const GatedDeltaRulePrefill<T, S>& in);
 
 /// Whether a form can take these arguments: the chunked ones need T in bf16, K = 128, V in
-/// multiples of 64 (by heads and followed: of 128), vectors at multiples of 16 bytes, and
-/// boundaries in multiples of 64 tokens.
+/// multiples of 64 (by heads, followed and in segments: of 128), vectors at multiples of 16 bytes,
+/// and boundaries in multiples of 64 tokens.
 template <class T, class S>
 bool can_run(const GatedDeltaRulePrefill<T, S>& in, PrefillForm form);
 

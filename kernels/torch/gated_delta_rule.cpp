@@ -290,7 +290,8 @@ struct GatedDeltaRulePrefill : Arguments {
 gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!)? state, *,
     float? scale=None, Tensor? A_log=None, Tensor? dt_bias=None, Tensor? query_start_loc=None,
     Tensor? state_indices=None, Tensor? has_initial_state=None, Tensor(b!)? boundary_states=None,
-    int boundary_every=0, bool use_qk_l2norm=False, int pad_slot_id=-1) -> Tensor)";
+    int boundary_every=0, bool use_qk_l2norm=False, int pad_slot_id=-1,
+    bool whole_rows=False) -> Tensor)";
 
   using Arguments::Arguments;
   const Tensor q = tensor(), k = tensor(), v = tensor(), g = tensor(), beta = tensor();
@@ -302,6 +303,7 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
   const std::int64_t boundary_every = integer();
   const bool use_qk_l2norm = flag();
   const std::int64_t pad_slot_id = integer();
+  const bool whole_rows = flag();
 
   /// What has the shape and the type of states, if anything has.
   MaybeTensor states() const { return state ? state : boundary_states; }
@@ -358,7 +360,8 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
           .use_qk_l2norm = use_qk_l2norm,
           .boundary_states =
               maybe_view<S, 4>(boundary_states, pool.scalar_type(), "boundary_states"),
-          .boundary_every = boundary_every};
+          .boundary_every = boundary_every,
+          .form = whole_rows ? kernels::PrefillForm::whole_rows : kernels::PrefillForm::automatic};
       if (has_initial_state)
         in.has_initial_state = view_of<const bool, 1>(*has_initial_state, "has_initial_state");
       // Counters at its beginning are 0 before a call.
