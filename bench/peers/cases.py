@@ -580,6 +580,7 @@ GDN_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), (GDN_MIXED, {}),
     ((8192,), dict(slow=True)), ((32768,), dict(slow=True)), (GDN_MIXED, dict(slow=True)),
     ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4)), ((8192,), dict(H=GDN.H // 4, HV=GDN.HV // 4, slow=True)),
+    ((32768,), dict(H=GDN.H // 4, HV=GDN.HV // 4)),
     ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)),
 )
 
