@@ -5,7 +5,8 @@ help_check.py PROGRAM
 
 Each command says which exit statuses it can have, and all of them stand in cache_sim/check/findings.md; an option that takes
 a value is required, says its default, or names a file that is written; and the help ends with an example, which runs
-here, in a folder that looks like a checkout, and ends as the help says.
+here, in a folder that looks like a checkout, and ends as the help says. So do the commands that are Python's: nightly
+and server.
 """
 import os
 import pathlib
@@ -15,11 +16,20 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-NOT_RUN = {"report": "replays every fixture: takes a minute and is the tests' own work"}
+NOT_RUN = {"report": "replays every fixture: takes a minute and is the tests' own work",
+           "server replay": "it plays what an earlier search has found"}
+IN_PYTHON = ("nightly", "server", "server search", "server replay")
+PACKAGE = ROOT / "cache_sim" / "python"
 
 
 def text_of(command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def python_words(name):
+    """The words that start a command of Python's."""
+    module, *action = name.split()
+    return [sys.executable, "-m", f"lockstep.{module}", *action]
 
 
 def commands(program):
@@ -35,10 +45,12 @@ def known_statuses():
 
 def options(text):
     """Name and the lines about it, of each option and positional that takes a value."""
-    part = re.search(r"^Positionals:\n.*?(?=^Exit status:)|^Options:\n.*?(?=^Exit status:)", text, re.S | re.M)[0]
+    part = re.search(r"^(Positionals|Options|positional arguments|options):\n.*?(?=^Exit status:)", text, re.S | re.M)[0]
     for block in re.findall(r"^  (\S.*\n(?:   .*\n)*)", part, re.M):
         if re.match(r"\S+ (TEXT|INT|UINT|FLOAT)\b", block):
             yield block.split()[0], " ".join(block.split())
+    for block in re.findall(r"^  (--\S+ [A-Z_]+\s.*\n?(?:    .*\n)*)", part, re.M):  # as argparse writes it
+        yield block.split()[0], " ".join(block.split())
 
 
 def complaints(name, text, known):
@@ -60,9 +72,12 @@ def run_example(program, text, stated):
     """Runs the example; a sentence if it does not end as the help says."""
     status, command = re.search(r"^Example(?: \(it ends with (\d+)\))?:\n  lockstep (.+)\n*\Z", text, re.M).groups()
     wanted = int(status or 0)
+    start = f'"{program}" '
+    if command.split()[0] in IN_PYTHON:
+        start = f'LOCKSTEP_PROGRAM="{program}" "{sys.executable}" -m lockstep.'
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "fixtures").symlink_to(ROOT / "fixtures")
-        done = subprocess.run(f'"{program}" {command}', shell=True, cwd=folder, capture_output=True, text=True,
+        done = subprocess.run(start + command, shell=True, cwd=folder, capture_output=True, text=True,
                               timeout=300)
     if done.returncode == wanted and wanted in stated:
         return ""
@@ -75,8 +90,9 @@ def main(program):
     python = os.environ.setdefault("LOCKSTEP_PYTHON", sys.executable)
     has_torch = subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
     said = []
-    for name in commands(program):
-        text = text_of([program, name, "--help"])
+    os.environ["PYTHONPATH"] = str(PACKAGE)
+    for name in [*commands(program), *IN_PYTHON]:
+        text = text_of([*(python_words(name) if name in IN_PYTHON else [program, name]), "--help"])
         found, stated = complaints(name, text, known)
         why = NOT_RUN.get(name, "" if has_torch or name != "judge" else f"{python} has no PyTorch")
         if why:
@@ -88,6 +104,9 @@ def main(program):
     text = text_of([program, "explore", "--help"])
     for old, new in (("\n  10 ", "\n  99 "), ("UINT=1", "UINT"), ("\nExample:", "\n"), ("  0 ", "  7 ")):
         assert old in text and complaints("explore", text.replace(old, new, 1), known)[0], old
+    text = text_of([*python_words("server search"), "--help"])
+    for old in (" (default: 1)", " to this file", "\nExample:"):
+        assert old in text and complaints("server search", text.replace(old, "", 1), known)[0], old
     assert run_example(program, "Example:\n  lockstep replay nowhere.trace", {0}), "a wrong example is not seen"
     print("\n".join(said) or "every command says its defaults, exit statuses and an example that works")
     return 1 if said else 0

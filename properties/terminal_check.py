@@ -5,7 +5,7 @@ terminal_check.py PROGRAM
 
 Progress goes to standard error alone, after two seconds, as one line that is rewritten on a terminal, and not with
 --quiet; colours are for terminals without NO_COLOR; the completion of each shell knows every command and option of
---help; SARIF names the line.
+--help; SARIF and GitHub's annotations name the line; a search that finds nothing writes its page too.
 """
 import json
 import os
@@ -98,6 +98,38 @@ def sarif_names_the_line():
                 assert results[0]["ruleId"] == log["runs"][0]["tool"]["driver"]["rules"][0]["id"] == "freed-slot-in-use"
 
 
+def github_names_the_line():
+    run = lambda *words: subprocess.run([PROGRAM, *words], cwd=ROOT, capture_output=True, text=True)
+    errors = lambda done: [line for line in done.stdout.splitlines() if line.startswith("::error ")]
+    found = run(*DEFECT, "--github")
+    assert re.fullmatch(rf"::error file={re.escape(TRACE)},line=9,title=freed-slot-in-use::state slot \d+ is free .+",
+                        *errors(found)), found.stdout
+    assert found.stdout.splitlines()[-1].startswith("digest="), "a run ends with its digest"
+    assert errors(run(*DEFECT)) == errors(run("replay", TRACE, "--github")) == []
+    with tempfile.TemporaryDirectory() as folder:
+        searched = run("explore", "--defect", "sglang-no-buffer:split-moves-state", "--out", folder, "--github", "-q")
+        trace, = pathlib.Path(folder).glob("*.trace")
+        assert errors(searched)[0].startswith(f"::error file={trace},title="), searched.stdout
+        log = pathlib.Path(folder) / "100%, my.jsonl"  # the signs that end a field of the line
+        sound = {"id": "a", "prompt": [1, 2, 3], "output": [4], "cached": 0}
+        log.write_text("".join(json.dumps(one) + "\n" for one in (sound, {**sound, "id": "b", "cached": 3})))
+        judged = run("check-log", log, "--github", "--sarif", f"{folder}/log.sarif")
+        assert re.fullmatch(rf"::error file={folder}/100%25%2C my\.jsonl,line=2,title=cached-too-much::request `b`: .+",
+                            *errors(judged)), judged
+        place = json.loads(pathlib.Path(folder, "log.sarif").read_text())["runs"][0]["results"][0]["locations"][0]
+        assert place["physicalLocation"]["region"]["startLine"] == 2, place
+        assert place["physicalLocation"]["artifactLocation"]["uri"].endswith("/100%25%2C%20my.jsonl"), place
+
+
+def a_search_without_findings_has_a_page():
+    with tempfile.TemporaryDirectory() as folder:
+        out, page = f"{folder}/none", pathlib.Path(folder) / "new" / "page.html"
+        done = subprocess.run([PROGRAM, "explore", "--traces", "3", "--out", out, "--html", page], cwd=ROOT,
+                              capture_output=True, text=True)
+        assert done.returncode == 0 and "nothing found" in page.read_text(), done
+        assert not os.path.exists(out), "a folder for findings where there are none"
+
+
 def bash_completes(script, line):
     """What bash offers behind this line."""
     text = f'source {script}; COMP_LINE=$1 COMP_POINT=${{#1}}; _lockstep; printf "%s\\n" "${{COMPREPLY[@]}}"'
@@ -141,7 +173,8 @@ def main(program):
     global PROGRAM
     PROGRAM = os.path.abspath(program)
     for check in (progress_is_shown, off_a_terminal_it_is_a_line, colours_can_be_left_out, quiet_leaves_findings,
-                  sarif_names_the_line, shells_complete_every_word):
+                  sarif_names_the_line, github_names_the_line, a_search_without_findings_has_a_page,
+                  shells_complete_every_word):
         check()
         print(f"ok: {check.__name__}", flush=True)
     return 0

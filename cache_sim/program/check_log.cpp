@@ -1,13 +1,17 @@
 // lockstep check-log: whether a server's answers were possible, and its log as a trace.
 #include <fmt/format.h>
 
+#include <limits>
+
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/logs/server_log.hpp"
+#include "cache_sim/program/annotations.hpp"
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "reference/base/mix.hpp"
+#include "reference/protocol/config.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -18,6 +22,7 @@ struct CheckLogWords {
   std::string trace_path;
   std::string truth_path;
   std::string json_path;
+  AnnotationOptions annotations;
   double gap_min = cache_sim::Truths::kGapMin;
 };
 
@@ -54,6 +59,19 @@ nlohmann::ordered_json verdict_json(const CheckLogWords& words, std::size_t requ
           {"findings", std::move(findings)}};
 }
 
+/// A finding stands at the request's line of the log: `place` is file:line.
+std::vector<Annotation> annotations_of(const cache_sim::LogVerdict& verdict) {
+  std::vector<Annotation> all;
+  for (const cache_sim::LogFinding& one : verdict.findings) {
+    const std::size_t colon = one.place.rfind(':');
+    const Result<std::int64_t> line =
+        parse_integer(one.place.substr(colon + 1), 1, std::numeric_limits<std::int64_t>::max());
+    all.push_back({one.finding.kind, fmt::format("request `{}`: {}", one.request, one.finding.text),
+                   one.place.substr(0, colon), line.value_or(0)});
+  }
+  return all;
+}
+
 Result<void> write_files(const CheckLogWords& words,
                          const std::vector<cache_sim::LoggedRequest>& log,
                          const cache_sim::LogVerdict& verdict) {
@@ -67,6 +85,8 @@ Result<void> write_files(const CheckLogWords& words,
     const auto text = json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
     if (auto written = cache_sim::write_file(words.json_path, text); !written) return written;
   }
+  if (Result<void> written = words.annotations.write(annotations_of(verdict)); !written)
+    return written;
   if (words.log_path.empty()) return {};
   return cache_sim::write_file(words.log_path, cache_sim::log_text(log));
 }
@@ -93,6 +113,7 @@ int run_check_log(const CheckLogWords& words) {
     print("{}: {}: request `{}`: {}\n  expected  {}\n  actual    {}\n", one.place,
           to_string(one.finding.kind), one.request, one.finding.text, one.finding.expected,
           one.finding.actual);
+  words.annotations.print(annotations_of(verdict));
   note("{}: {} requests, {}{}\n", words.file, log->size(),
        findings.empty() ? "nothing found" : counted(findings.size(), "finding"),
        comparison_text(words, verdict));
@@ -124,6 +145,7 @@ void add_check_log(CLI::App& app, int& status) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   command->add_option("--json", words->json_path, "write the findings to this file");
+  words->annotations.add_to(*command);
   add_quiet(*command);
   end_help(*command,
            {{kExitPass, "nothing found"},

@@ -11,12 +11,12 @@
 #include <iterator>
 #include <set>
 
+#include "cache_sim/program/annotations.hpp"
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
-#include "cache_sim/program/sarif.hpp"
 #include "cache_sim/program/watch.hpp"
 #include "cache_sim/replay/replay.hpp"
 #include "cache_sim/replay/run_json.hpp"
@@ -81,7 +81,7 @@ struct ExploreWords {
   std::string out = "findings";
   std::string json_path;
   std::string html_path;
-  std::string sarif_path;
+  AnnotationOptions annotations;
 };
 
 /// Traces that an earlier search left in the folder: those that still show their finding.
@@ -238,7 +238,7 @@ Result<void> expect_writable(fs::path folder) {
 
 Result<void> expect_outputs_writable(const ExploreWords& words) {
   if (Result<void> folder = expect_writable(words.out); !folder) return folder;
-  for (const std::string& path : {words.json_path, words.html_path, words.sarif_path}) {
+  for (const std::string& path : {words.json_path, words.html_path, words.annotations.sarif_path}) {
     std::error_code none;
     const bool is_special = fs::exists(path, none) && !fs::is_regular_file(path, none);
     if (path.empty() || is_special) continue;
@@ -308,6 +308,33 @@ void print_search(const ExploreWords& words, const RunOptions& run, const Explor
   note("digest={:016x} seed={}\n", outcome.digest, words.seed);
 }
 
+/// The search's data, annotations and page. Their folders are made where they are not there: a
+/// search that finds nothing leaves none.
+Result<void> write_outputs(const ExploreWords& words, const RunOptions& run,
+                           const ExploreOutcome& outcome, const std::vector<std::string>& paths) {
+  for (const std::string& path : {words.json_path, words.html_path, words.annotations.sarif_path}) {
+    std::error_code none;  // writing says what is wrong
+    if (const fs::path folder = fs::path(path).parent_path(); !folder.empty())
+      fs::create_directories(folder, none);
+  }
+  const Json json = search_json(words, run, outcome, paths);
+  if (!words.json_path.empty()) {
+    const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+    if (Result<void> written = write_file(words.json_path, text); !written) return written;
+  }
+  std::vector<Annotation> annotations;
+  for (std::size_t i = 0; i < outcome.discoveries.size(); ++i) {
+    const Finding& finding = outcome.discoveries[i].finding.finding;
+    annotations.push_back({finding.kind, finding.text, paths[i]});
+  }
+  words.annotations.print(annotations);
+  if (Result<void> written = words.annotations.write(annotations); !written) return written;
+  if (words.html_path.empty()) return {};
+  const Result<std::string> page = search_page(json, run, outcome, paths);
+  if (!page) return tl::unexpected(page.error());
+  return write_file(words.html_path, *page);
+}
+
 int run_explore(const ExploreWords& words) {
   Result<RunOptions> run = run_options(words.request, Config());
   if (!run) return refuse(run.error());
@@ -334,28 +361,8 @@ int run_explore(const ExploreWords& words) {
   const Result<ExploreOutcome> outcome = explore(*options);
   if (!outcome) return refuse(outcome.error());
 
-  const Json json = search_json(words, *run, *outcome, writer.paths());
-  if (!words.json_path.empty()) {
-    const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-    if (const Result<void> written = write_file(words.json_path, text); !written)
-      return refuse(written.error());
-  }
-  if (!words.sarif_path.empty()) {
-    std::vector<SarifResult> results;
-    for (std::size_t i = 0; i < outcome->discoveries.size(); ++i) {
-      const Finding& finding = outcome->discoveries[i].finding.finding;
-      results.push_back({finding.kind, finding.text, writer.paths()[i]});
-    }
-    if (const Result<void> written = write_file(words.sarif_path, sarif_text(results)); !written)
-      return refuse(written.error());
-  }
-  if (!words.html_path.empty()) {
-    const Result<void> written =
-        search_page(json, *run, *outcome, writer.paths()).and_then([&](const std::string& page) {
-          return write_file(words.html_path, page);
-        });
-    if (!written) return refuse(written.error());
-  }
+  if (const Result<void> written = write_outputs(words, *run, *outcome, writer.paths()); !written)
+    return refuse(written.error());
   print_search(words, *run, *outcome);
   if (!writer.is_complete()) return kExitEnvironment;
   if (!outcome->discoveries.empty())
@@ -434,7 +441,7 @@ void add_explore(CLI::App& app, int& status) {
       ->capture_default_str();
   command->add_option("--json", words->json_path, "write the search's data to this file");
   command->add_option("--html", words->html_path, "write a page about the findings to this file");
-  command->add_option("--sarif", words->sarif_path, "write the findings as SARIF to this file");
+  words->annotations.add_to(*command);
   add_quiet(*command);
   std::vector<StatusHelp> statuses = statuses_of_runs();
   statuses[3].meaning += ", or a finding of the folder --out is still there";

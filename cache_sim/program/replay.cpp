@@ -4,12 +4,12 @@
 #include <cstdio>
 
 #include "cache_sim/base/files.hpp"
+#include "cache_sim/program/annotations.hpp"
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
-#include "cache_sim/program/sarif.hpp"
 #include "cache_sim/replay/run_json.hpp"
 #include "cache_sim/replay/timeline.hpp"
 #include "cache_sim/report/page.hpp"
@@ -96,12 +96,12 @@ void add_timeline(const ReplayOutcome& outcome, std::size_t process, cache_sim::
   }
 }
 
-std::vector<SarifResult> sarif_results(const std::vector<ReplayOutcome>& outcomes) {
-  std::vector<SarifResult> results;
+std::vector<Annotation> annotations_of(const std::vector<ReplayOutcome>& outcomes) {
+  std::vector<Annotation> all;
   for (const ReplayOutcome& outcome : outcomes)
     for (const LocatedFinding& located : outcome.run->findings())
-      results.push_back({located.finding.kind, located.finding.text, located.file, located.line});
-  return results;
+      all.push_back({located.finding.kind, located.finding.text, located.file, located.line});
+  return all;
 }
 
 /// Files are written only after every input was read and every run was made: bad input writes
@@ -127,7 +127,7 @@ Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayR
                      timeline.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
       })
       .and_then([&] { return write(options.decisions_path, decisions); })
-      .and_then([&] { return write(options.sarif_path, sarif_text(sarif_results(outcomes))); })
+      .and_then([&] { return options.annotations.write(annotations_of(outcomes)); })
       .and_then([&]() -> Result<void> {
         if (options.html_path.empty()) return {};
         return write(options.html_path,
@@ -151,6 +151,7 @@ int run_replay(const ReplayOptions& options) {
     if (status == kExitPass) status = outcome->status();
     outcomes.push_back(std::move(*outcome));
   }
+  options.annotations.print(annotations_of(outcomes));
   for (std::size_t i = 0; i < outcomes.size(); ++i) print_outcome((*requests)[i], outcomes[i]);
   if (const Result<void> written = write_files(options, *requests, outcomes); !written)
     return refuse(written.error());

@@ -45,7 +45,7 @@ void ReplayOptions::add_to(CLI::App& command) {
   command.add_option("--html", html_path, "write a page about the runs to this file");
   command.add_option("--decisions", decisions_path,
                      "write a line for each admission to this file: prompt and cached tokens");
-  command.add_option("--sarif", sarif_path, "write the findings as SARIF to this file");
+  annotations.add_to(command);
   command.add_flag("--run-lines", run_lines, "play each trace as its own `# run:` lines say")
       ->excludes(subject)
       ->excludes(defect);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cache_sim/program/annotations.hpp"
 #include "cache_sim/replay/replay.hpp"
 
 namespace lockstep::program {
@@ -18,7 +19,7 @@ struct ReplayOptions {
   std::string timeline_path;
   std::string html_path;
   std::string decisions_path;
-  std::string sarif_path;
+  AnnotationOptions annotations;
   bool run_lines = false;
   bool allow_exec = false;
 

@@ -24,8 +24,7 @@ Paths are relative to the settings file. The folder keeps, from night to night, 
 seeds: each night begins with the traces that are there, and goes on with new seeds. A defect that is planted into a
 policy, the canary, must be found each night, or else the night proves nothing.
 
-Writes index.html, nightly.json and corpus.json into the folder. Exit status: 0 nothing new, 10 a new finding or one
-that came back, 3 the canary was not found or a search could not start, 2 bad settings, 130 interrupted.
+Writes index.html, nightly.json and corpus.json into the folder.
 """
 from __future__ import annotations
 
@@ -46,6 +45,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep import nightly_page, nightly_server, program
+from lockstep.help import end_help
 from lockstep.hosting import children_environment, serve_command
 from lockstep.server.engines import ENGINES
 
@@ -408,14 +408,24 @@ def summary(report: dict[str, Any], folder: pathlib.Path) -> str:
     return "\n".join([*lines, f"{report['verdict']}; {folder / 'index.html'}"])
 
 
+def parser() -> argparse.ArgumentParser:
+    words = argparse.ArgumentParser(prog="lockstep nightly", description=__doc__)
+    words.add_argument("settings", nargs="?", type=pathlib.Path, metavar="SETTINGS",
+                       help="an INI file (default: every policy beside its oracle)")
+    words.add_argument("--seconds", type=float, help="for everything together (default: as the settings say, else 600)")
+    words.add_argument("--folder", type=pathlib.Path, help="of the corpus and the page (default: as the settings say, "
+                                                           "else nightly)")
+    words.add_argument("--only", action="append", default=[], metavar="NAME",
+                       help="this search alone; may be repeated (default: all)")
+    end_help(words, {0: "nothing new, and the canary was found", 2: "bad usage, or bad settings",
+                     3: "the environment, a search that could not start, or a canary that was not found",
+                     10: "a new finding, or one that came back", 130: "interrupted"},
+             "lockstep nightly --seconds 10 --folder nights")
+    return words
+
+
 def main(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="lockstep nightly", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="?", type=pathlib.Path, metavar="SETTINGS")
-    parser.add_argument("--seconds", type=float, help="for everything together, over that of the settings")
-    parser.add_argument("--folder", type=pathlib.Path, help="over that of the settings")
-    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="this search alone; may be repeated")
-    options = parser.parse_args(words)
+    options = parser().parse_args(words)
     try:
         settings = read_settings(options.settings)
         if options.seconds is not None:

@@ -3,8 +3,6 @@
     lockstep server search llama --program llama-server --model tiny.gguf [--model …] [OPTION…]
     lockstep server search openai --program 'CMD {port} {model}' --truth 'CMD --no-cache {port} {model}' [OPTION…]
     lockstep server replay FILE.json [--program …]
-
-Exit status: 0 nothing found, 11 a finding, 2 bad words, 3 the server does not start, 13 the truth is not one.
 """
 from __future__ import annotations
 
@@ -16,6 +14,7 @@ import sys
 import tempfile
 from typing import Any
 
+from lockstep.help import end_help
 from lockstep.server.child import NoServer, Refused
 from lockstep.server.engines import CLIENTS, ENGINES, Engine
 from lockstep.server.life import play
@@ -29,41 +28,68 @@ class BadWords(Exception):
     """One sentence."""
 
 
+STATUSES = {0: "nothing found", 2: "bad usage, or a file that cannot be understood",
+            3: "the environment: the server does not start, or is gone", 11: "a finding",
+            13: "the server without reuse answered a prompt twice, and differently", 130: "interrupted"}
+TOY = "'python3 fixtures/subjects/toy_server.py --port {port}"  # the example's server
+
+
 def parser() -> argparse.ArgumentParser:
-    words = argparse.ArgumentParser(prog="lockstep server", description=__doc__,
-                                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    words = argparse.ArgumentParser(prog="lockstep server", description=__doc__)
     actions = words.add_subparsers(dest="action", required=True)
-    search = actions.add_parser("search", help="random requests; findings are shrunk and written")
-    search.add_argument("engine", choices=sorted(ENGINES))
-    add_server(search)
-    search.add_argument("--seed", type=int, default=1)
-    search.add_argument("--requests", type=int, default=1000, help="answers to judge (%(default)s)")
-    search.add_argument("--time", type=float, default=0, help="seconds of asking; shrinking is not counted")
-    search.add_argument("--findings", type=int, default=0, help="stop behind so many different ones (all that come)")
-    search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding (%(default)s)")
-    search.add_argument("--shrink-lives", type=int, default=2000, help="starts of the server for one (%(default)s)")
-    search.add_argument("--config", default="", help="fields that stay as they are: slots=2,drafts=none")
-    search.add_argument("--avoid", default="", help="reported bugs whose conditions are not drawn: all, or names with commas")
-    search.add_argument("--life", type=int, default=0, help="requests from a start of the server to its end (drawn)")
-    search.add_argument("--out", type=pathlib.Path, default=pathlib.Path("findings"))
-    search.add_argument("--log", type=pathlib.Path, help="write all lives as one log for check-log")
-    search.add_argument("--json", type=pathlib.Path, help="write the outcome")
-    replay = actions.add_parser("replay", help="play a kept finding; 11 where it is there, 0 where it is not")
-    replay.add_argument("file", type=pathlib.Path)
-    add_server(replay)
-    replay.add_argument("--plays", type=int, default=0, help="at most so many tries (as the file says)")
+    add_search(actions.add_parser("search", help="random requests; findings are shrunk and written"))
+    add_replay(actions.add_parser("replay", help="play a kept finding; 11 where it is there, 0 where it is not"))
+    end_help(words, STATUSES, example("--requests 100"))
     return words
 
 
+def example(words: str) -> str:
+    return f"lockstep server search openai --program {TOY}' --truth {TOY} --no-cache' {words}"
+
+
+def add_search(search: argparse.ArgumentParser) -> None:
+    search.add_argument("engine", choices=sorted(ENGINES), help="the API: llama-server's own, or OpenAI's completions")
+    add_server(search)
+    search.add_argument("--seed", type=int, default=1, help="decides options and requests (default: %(default)s)")
+    search.add_argument("--requests", type=int, default=1000, help="answers to judge (default: %(default)s)")
+    search.add_argument("--time", type=float, default=0,
+                        help="seconds of asking; shrinking is not counted (default: no limit but --requests)")
+    search.add_argument("--findings", type=int, default=0, help="stop behind so many different ones (default: none)")
+    search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding (default: %(default)s)")
+    search.add_argument("--shrink-lives", type=int, default=2000,
+                        help="starts of the server for one (default: %(default)s)")
+    search.add_argument("--config", default="", help="fields that stay as they are: slots=2,drafts=none (default: none)")
+    search.add_argument("--avoid", default="", help="reported bugs whose conditions are not drawn: all, or names with "
+                                                    "commas (default: none)")
+    search.add_argument("--life", type=int, default=0,
+                        help="requests from a start of the server to its end (default: drawn)")
+    search.add_argument("--out", type=pathlib.Path, default=pathlib.Path("findings"),
+                        help="the folder for findings (default: %(default)s)")
+    search.add_argument("--log", type=pathlib.Path, help="write all lives as one log for check-log to this file")
+    search.add_argument("--json", type=pathlib.Path, help="write the outcome to this file")
+    end_help(search, STATUSES, example("--requests 100"))
+
+
+def add_replay(replay: argparse.ArgumentParser) -> None:
+    replay.add_argument("file", type=pathlib.Path, help="a finding that a search wrote")
+    add_server(replay)
+    replay.add_argument("--plays", type=int, default=0, help="at most so many tries (default: as the file says)")
+    end_help(replay, STATUSES, f"lockstep server replay findings/wrong-output-1.json --program {TOY}'")
+
+
 def add_server(words: argparse.ArgumentParser) -> None:
-    words.add_argument("--program", default="", help="the server: a command, where {port} and {model} are put in")
-    words.add_argument("--truth", default="", help="openai: a command for the same server without any reuse")
-    words.add_argument("--reset", default="", help="openai: POST to this path empties the cache (instead of a new process)")
-    words.add_argument("--model", action="append", default=[], help="a model's file; one is drawn for each life")
-    words.add_argument("--vocabulary", default="", help="LOW:HIGH, token ids of prompts (3:320; texts: 97:123)")
-    words.add_argument("--timeout", type=float, default=20, help="seconds for an answer (%(default)s)")
+    words.add_argument("--program", default="", help="the server: a command, where {port} and {model} are put in "
+                                                     "(default: llama-server; openai has none)")
+    words.add_argument("--truth", default="",
+                       help="openai: a command for the same server without any reuse (default: none, and it is needed)")
+    words.add_argument("--reset", default="", help="openai: POST to this path empties the cache (default: a new process)")
+    words.add_argument("--model", action="append", default=[],
+                       help="a model's file; one is drawn for each life (default: none, and llama needs one)")
+    words.add_argument("--vocabulary", default="",
+                       help="LOW:HIGH, token ids of prompts (default: 3:320; of texts 97:123)")
+    words.add_argument("--timeout", type=float, default=20, help="seconds for an answer (default: %(default)s)")
     words.add_argument("--gap", type=float, default=0.02,
-                       help="a difference where the truth leads by less is no finding (%(default)s)")
+                       help="a difference where the truth leads by less is no finding (default: %(default)s)")
 
 
 def engine_of(name: str, words: argparse.Namespace, texts: bool) -> Engine:

@@ -1,0 +1,37 @@
+// Findings in the formats of those who show them beside the lines of a file: SARIF 2.1.0 (OASIS,
+// 2020) for code scanning and editors, and the `::error` lines of a GitHub Actions log.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+#include "reference/base/finding.hpp"
+#include "reference/base/result.hpp"
+
+namespace lockstep::program {
+
+struct Annotation {
+  FindingKind kind;
+  std::string text;
+  std::string file;       ///< as it was given on the command line
+  std::int64_t line = 0;  ///< from 1; 0: the whole file
+};
+
+/// What a command adds to its output for programs that annotate files.
+struct AnnotationOptions {
+  std::string sarif_path;  ///< empty: no file
+  bool github = false;     ///< an `::error` line to standard output for each finding
+
+  void add_to(CLI::App& command);
+  void print(const std::vector<Annotation>& annotations) const;
+  Result<void> write(const std::vector<Annotation>& annotations) const;
+};
+
+std::string sarif_text(const std::vector<Annotation>& annotations);
+
+/// `::error file=F,line=L,title=KIND::TEXT` and a newline for each: GitHub's workflow command, with
+/// its escapes.
+std::string github_text(const std::vector<Annotation>& annotations);
+
+}  // namespace lockstep::program

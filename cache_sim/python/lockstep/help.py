@@ -1,0 +1,11 @@
+"""How the help of the commands in Python ends, as that of the program's own (cache_sim/program/help.hpp): the exit
+statuses that the command can have, and an example that works in the root of a checkout (properties/help_check.py)."""
+from __future__ import annotations
+
+import argparse
+
+
+def end_help(parser: argparse.ArgumentParser, statuses: dict[int, str], example: str) -> None:
+    lines = [f"  {status:<4} {meaning}" for status, meaning in statuses.items()]
+    parser.epilog = "\n".join(["Exit status:", *lines, "", "Example:", f"  {example}"])
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
