@@ -292,6 +292,8 @@ TEST(Compare, bytesBecomeVllmsBlocks) {
     EXPECT_EQ(row.blocks, capacity / 25'952'256);
     EXPECT_EQ(row.kv_tokens, (row.blocks - 1) * 1056) << "the null block holds nothing";
     EXPECT_EQ(row.measures.states_admitted, 0) << "no reply tells them";
+    EXPECT_FALSE(compared_json(row, comparison.model).contains("states_admitted"))
+        << "0 is no count";
   }
   const Result<Comparison> nemotron = compare({.workload = "sessions:requests=20",
                                                .policies = {"vllm-align"},

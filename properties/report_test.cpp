@@ -892,6 +892,10 @@ TEST(Report, conclusionsFollowTheFigures) {
   EXPECT_TRUE(says("More than 4 GiB can add 5.0 points at most, up to kv-bound."));
   comparison.policies[2].measures.evicted_tokens = 0;
   EXPECT_TRUE(says("With 4 GiB nothing was evicted: more memory would add nothing."));
+  comparison.policies[2].tells_contents = false;  // nobody has counted what it evicted
+  EXPECT_FALSE(says("nothing was evicted"));
+  EXPECT_TRUE(says("More than 4 GiB can add 5.0 points at most, up to kv-bound."));
+  comparison.policies[2].tells_contents = true;
   // A policy with pages of one token can hit what the bound, in blocks of the workload, leaves.
   EXPECT_FALSE(says("stands above kv-bound"));
   comparison.policies.back().measures.hit_tokens = 599;

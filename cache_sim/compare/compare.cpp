@@ -159,6 +159,7 @@ class Comparer {
   ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy) const {
     ComparedPolicy row{.policy = name, .kv_tokens = config_.kv_tokens};
     row.scheduled = policy != nullptr;
+    row.tells_contents = !has_blocks(policy);
     if (has_blocks(policy)) row.kv_tokens = config_.blocks * config_.block;
     row.capacity = row.kv_tokens * model_.token_bytes;
     if (has_blocks(policy)) return row;
@@ -173,6 +174,7 @@ class Comparer {
                                 const std::optional<std::int64_t>& capacity) const {
     ComparedPolicy row{.policy = name, .capacity = capacity};
     row.scheduled = policy != nullptr;
+    row.tells_contents = !has_blocks(policy);
     if (!capacity) {
       if (policy == nullptr) return row;
       return fail(fmt::format("policy {} has pools of a fixed size, not of capacity inf", name));

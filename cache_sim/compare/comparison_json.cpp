@@ -28,13 +28,15 @@ Json compared_json(const ComparedPolicy& row, const Model& model) {
   json["hit_tokens"] = m.hit_tokens;
   json["hit_ratio"] = rounded_ratio(m.hit_tokens, m.input_tokens);
   json["flops_saved"] = m.flops_saved;
-  json["stored_tokens"] = m.stored_tokens;
-  json["dead_tokens"] = m.dead_tokens;
-  json["states"] = m.states;
-  json["state_bytes"] = m.states * model.state_bytes;
-  json["states_admitted"] = m.states_admitted;
-  json["states_never_hit"] = m.states_never_hit;
-  json["evictions"] = {{"kv_tokens", m.evicted_tokens}, {"states", m.evicted_states}};
+  if (row.tells_contents) {
+    json["stored_tokens"] = m.stored_tokens;
+    json["dead_tokens"] = m.dead_tokens;
+    json["states"] = m.states;
+    json["state_bytes"] = m.states * model.state_bytes;
+    json["states_admitted"] = m.states_admitted;
+    json["states_never_hit"] = m.states_never_hit;
+    json["evictions"] = {{"kv_tokens", m.evicted_tokens}, {"states", m.evicted_states}};
+  }
   if (!row.scheduled) return json;
   json["preemptions"] = row.preemptions;
   json["refused"] = row.refused_requests;

@@ -58,11 +58,14 @@ void print_table(const CompareRequest& request, const Comparison& comparison) {
        "times", "mean ms");
   for (const ComparedPolicy& row : comparison.policies) {
     const cache_sim::PolicyMeasures& m = row.measures;
+    const auto told = [&](std::int64_t count) {
+      return row.tells_contents ? std::to_string(count) : "–";
+    };
     note(kRow, row.policy, cache_sim::capacity_text(row.capacity),
          fmt::format("{:.6f}", share(m.hit_tokens, m.input_tokens)),
          fmt::format("{:.4f}", share(m.hit_requests, m.requests)),
-         fmt::format("{:.1f}", m.flops_saved / 1e15), m.states, m.states_never_hit,
-         m.evicted_tokens, m.dead_tokens, row.preemptions, milliseconds(row.ttft));
+         fmt::format("{:.1f}", m.flops_saved / 1e15), told(m.states), told(m.states_never_hit),
+         told(m.evicted_tokens), told(m.dead_tokens), row.preemptions, milliseconds(row.ttft));
   }
   for (const std::string& sentence : cache_sim::conclusions_of(comparison))
     print("- {}\n", sentence);

@@ -102,9 +102,11 @@ std::string more_memory(const Comparison& comparison, const ComparedPolicy& row)
   const std::string capacity = capacity_text(row.capacity);
   const bool was_short = row.measures.evicted_tokens != 0 || row.measures.evicted_states != 0 ||
                          row.preemptions != 0 || row.refused_requests != 0;
-  if (!was_short)
+  if (!was_short && row.tells_contents)
     return fmt::format(" With {} nothing was evicted: more memory would add nothing.", capacity);
   const ComparedPolicy* const kv = largest(comparison, "kv-bound");
+  if (kv == nullptr && !row.tells_contents)
+    return " --policies kv-bound,… says what more memory can add.";
   if (kv == nullptr)
     return fmt::format(" With {} it still evicts; --policies kv-bound,… says what more can add.",
                        capacity);
