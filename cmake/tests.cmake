@@ -287,6 +287,8 @@ add_test(NAME program.help_is_true
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/help_check.py $<TARGET_FILE:lockstep>)
 add_test(NAME program.minds_the_terminal
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/terminal_check.py $<TARGET_FILE:lockstep>)
+add_test(NAME subjects.cpp_child_answers
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cpp_child_check.py $<TARGET_FILE:lockstep> ${CMAKE_CXX_COMPILER})
 add_test(NAME package.recipes_for_ci_work
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/recipes_check.py $<TARGET_FILE:lockstep>)
 set_tests_properties(package.recipes_for_ci_work PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
@@ -296,7 +298,7 @@ set_tests_properties(package.debian_and_tarball_hold_the_program
   PROPERTIES LABELS quick TIMEOUT 900 SKIP_RETURN_CODE 77)
 add_test(NAME setup.texts_build_nothing_and_replay_goes_first
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/script_check.py)
-set_tests_properties(setup.brings_what_is_included readme.commands_run program.help_is_true
+set_tests_properties(setup.brings_what_is_included readme.commands_run program.help_is_true subjects.cpp_child_answers
   program.minds_the_terminal setup.texts_build_nothing_and_replay_goes_first
   PROPERTIES LABELS quick TIMEOUT 600)
 
