@@ -94,7 +94,7 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
 
 // --- The pool ------------------------------------------------------------------------------------
 
-/// The head of the queue, without the keys it had.
+/// The head of the queue, without the keys it had (rule 2).
 VllmOracle::Number VllmOracle::pop() {
   require(!queue_.empty(), "a block is popped where one is free");
   const Number block = queue_.front();
@@ -108,7 +108,7 @@ void VllmOracle::take(Number block) {
   if (blocks_[static_cast<std::size_t>(block)].references++ == 0) std::erase(queue_, block);
 }
 
-/// Blocks without keys go to the head, in their order; those with keys to the tail.
+/// Blocks without keys go to the head, in their order; those with keys to the tail (rule 3).
 void VllmOracle::give_back(const std::vector<Number>& batch) {
   std::vector<Number> first;
   for (const Number block : batch) {
@@ -141,7 +141,7 @@ void VllmOracle::drop_keys(Number block) {
   entries.clear();
 }
 
-/// The oldest block that has the key; 0 for none.
+/// The oldest block that has the key; 0 for none (rule 4).
 VllmOracle::Number VllmOracle::holder(Key key) const {
   const auto found = keys_.find(key);
   return found == keys_.end() ? 0 : found->second.front();
@@ -149,7 +149,7 @@ VllmOracle::Number VllmOracle::holder(Key key) const {
 
 // --- Hashes --------------------------------------------------------------------------------------
 
-/// A hash for every H tokens that have `lookahead_` tokens behind them.
+/// A hash for every H tokens that have `lookahead_` tokens behind them (rule 6).
 void VllmOracle::hash(Request& request) {
   for (;;) {
     const Count end = (static_cast<Count>(request.hashes.size()) + 1) * hash_block_;
@@ -182,7 +182,7 @@ bool VllmOracle::all_have(const std::vector<int>& same, const Request& request,
 
 // --- The look-up ---------------------------------------------------------------------------------
 
-/// Full blocks from the left to the first miss, then the longest part of the next one.
+/// Full blocks from the left to the first miss, then the longest part of the next one (rule 11).
 VllmOracle::Count VllmOracle::find_attention(const std::vector<int>& same, Count most, bool drops,
                                              Request& request) {
   const Count block = groups_[static_cast<std::size_t>(same.front())].block;
@@ -212,7 +212,7 @@ VllmOracle::Count VllmOracle::find_attention(const std::vector<int>& same, Count
   return tokens;
 }
 
-/// The rightmost run of blocks that covers the window; at the left end any run does.
+/// The rightmost run of blocks that covers the window; at the left end any run does (rule 11).
 VllmOracle::Count VllmOracle::find_window(const std::vector<int>& same, Count most, bool drops,
                                           Request& request) {
   const Group& spec = groups_[static_cast<std::size_t>(same.front())];
@@ -252,7 +252,7 @@ VllmOracle::Count VllmOracle::find_window(const std::vector<int>& same, Count mo
   return size * spec.block;
 }
 
-/// The longest prefix with a state.
+/// The longest prefix with a state (rule 11).
 VllmOracle::Count VllmOracle::find_state(const std::vector<int>& same, Count most,
                                          Request& request) {
   const Count block = groups_[static_cast<std::size_t>(same.front())].block;
@@ -278,7 +278,8 @@ VllmOracle::Count VllmOracle::find(std::size_t i, Count most, bool drops, Reques
 }
 
 /// A length that all kinds of group can offer: each in turn shortens it, attention once and for
-/// all, until none does. With EAGLE a kind looks one unit further and drops it, once per length.
+/// all, until none does. With EAGLE a kind looks one unit further and drops it, once per length
+/// (rules 11, 12).
 void VllmOracle::look_up(Request& request) {
   request.offered.assign(groups_.size(), {});
   request.junction = 0;
@@ -340,7 +341,7 @@ VllmOracle::Count VllmOracle::last_boundary(Count tokens, Count unit) const {
 
 /// Kernels that store a state inside a chunk do it a whole number of units behind the chunk's
 /// start, in the column before its last one. The chunk begins where a block does: otherwise it
-/// would pass that block's end without leaving its state.
+/// would pass that block's end without leaving its state (rule 16).
 bool VllmOracle::can_store_inside(Count start, Count end, Count place, Count block) const {
   if (inner_unit_ == 0 || start % block != 0) return false;
   const Count column = ceiling(end, block) - 2;
@@ -379,7 +380,7 @@ VllmOracle::Count VllmOracle::cut(const Request& request, Count start, Count wan
 }
 
 /// At a chunk's end the modules read the next tokens of the prompt, so the chunk leaves as many of
-/// them, or none; where that would be no chunk at all, it stays as it is.
+/// them, or none; where that would be no chunk at all, it stays as it is (rule 23).
 VllmOracle::Count VllmOracle::leave_rest(const Request& request, Count start, Count chunk) const {
   const Count rest = request.tokens - start - chunk;
   const Count shortened = chunk - (modules_ - rest);
@@ -388,7 +389,7 @@ VllmOracle::Count VllmOracle::leave_rest(const Request& request, Count start, Co
 
 // --- Allocation ----------------------------------------------------------------------------------
 
-/// Tokens that a group will not look at again.
+/// Tokens that a group will not look at again (rule 19).
 VllmOracle::Count VllmOracle::behind(const Group& group, Count tokens) const {
   if (is_state(group)) return std::max<Count>(tokens - 1, 0);
   if (group.kind == "window")
@@ -397,7 +398,7 @@ VllmOracle::Count VllmOracle::behind(const Group& group, Count tokens) const {
 }
 
 /// A state that this step publishes, or attention KV that a copy would need before this step writes
-/// it, is not there yet.
+/// it, is not there yet (rule 17).
 bool VllmOracle::waits_for_step(const Request& request) const {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     const std::vector<Number>& offered = request.offered[group];
@@ -411,7 +412,7 @@ bool VllmOracle::waits_for_step(const Request& request) const {
 }
 
 /// The state that the forward of a chunk stores inside it; 0 where it stores none. With retention 0
-/// only the last chunk of a prefill does.
+/// only the last chunk of a prefill does (rule 16).
 VllmOracle::Count VllmOracle::inner_state(const Table& table, Count block, const Request& request,
                                           Span span) const {
   const bool is_sparse = retention_ && *retention_ == 0;
@@ -469,7 +470,7 @@ VllmOracle::Count VllmOracle::need(int group, Request& request, Span span, bool 
   return fresh + revived;
 }
 
-/// What lies behind the request, the last column first; a Mamba group's gaps lie between.
+/// What lies behind the request, the last column first; a Mamba group's gaps lie between (rule 19).
 void VllmOracle::release_behind(Request& request, Count tokens) {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     const Group& spec = groups_[group];
@@ -496,7 +497,7 @@ void VllmOracle::release_behind(Request& request, Count tokens) {
   }
 }
 
-/// The blocks of the hit become the request's, of all groups before any block is popped.
+/// The blocks of the hit become the request's, of all groups before any block is popped (rule 5).
 void VllmOracle::use_offer(Request& request) {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     const Group& spec = groups_[group];
@@ -516,7 +517,7 @@ void VllmOracle::use_offer(Request& request) {
   }
 }
 
-/// Blocks for what another server sends, as far as the group looks at it.
+/// Blocks for what another server sends, as far as the group looks at it (rule 24).
 void VllmOracle::receive(Request& request) {
   const Count total = request.hit + request.external;
   for (std::size_t group = 0; group < groups_.size(); ++group) {
@@ -529,7 +530,7 @@ void VllmOracle::receive(Request& request) {
 }
 
 /// The two ends keep a reference until the step is decided. A request that wrote the block itself
-/// goes on in it, and the copy takes over what others know it by.
+/// goes on in it, and the copy takes over what others know it by (rules 20, 21).
 void VllmOracle::copy(int group, Table& table, Number target) {
   const Number source = table.partial_block;
   copies_.push_back({group, source, target});
@@ -617,7 +618,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
 
 // --- Publication ---------------------------------------------------------------------------------
 
-/// Whether a full block is kept for others.
+/// Whether a full block is kept for others (rule 9).
 bool VllmOracle::is_worth(const Request& request, const Group& group, Count column) const {
   if (group.kind == "attention") return true;
   if (is_state(group) && !retention_) return true;
@@ -659,7 +660,7 @@ bool VllmOracle::is_worth(const Request& request, const Group& group, Count colu
 }
 
 /// The prompt's last hash boundary where it lies inside a block. Of attention always; of a state
-/// where the chunk ends there, and then the next allocation has to copy it.
+/// where the chunk ends there, and then the next allocation has to copy it (rule 10).
 void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
   const Group& spec = groups_[static_cast<std::size_t>(group)];
   Table& table = request.tables[static_cast<std::size_t>(group)];
@@ -695,7 +696,8 @@ void VllmOracle::publish_tail(int group, Request& request, Count tokens) {
 }
 
 /// The state that the forward stores inside its chunk: kept where the prompt's last boundary, the
-/// junction or the retention wants it. Its block then stands for it alone, else for nothing.
+/// junction or the retention wants it. Its block then stands for it alone, else for nothing (rule
+/// 16).
 void VllmOracle::publish_inner(int group, const Request& request) {
   const Group& spec = groups_[static_cast<std::size_t>(group)];
   const Table& table = request.tables[static_cast<std::size_t>(group)];
@@ -772,7 +774,7 @@ Result<Reply> VllmOracle::apply(const Operation& operation) {
   }
 }
 
-/// The copies are done, the forward runs, and the next step begins.
+/// The copies are done, the forward runs, and the next step begins (rule 17).
 void VllmOracle::forward() {
   std::vector<Number> ends;
   for (int group = 0; group < static_cast<int>(groups_.size()); ++group)
@@ -793,7 +795,8 @@ void VllmOracle::new_step_starts() {
   if (!any_scheduled() && !step_has_started_) stamped_.clear();
 }
 
-/// load_kv_async: blocks for the hit and for what is sent; nothing is computed, nothing published.
+/// load_kv_async: blocks for the hit and for what is sent; nothing is computed, nothing published
+/// (rule 25).
 Result<Reply> VllmOracle::load(Request& request) {
   if (request.seen != changes_) return Reply::refusal(Refusal::same_step);
   new_step_starts();
@@ -933,7 +936,8 @@ Result<Reply> VllmOracle::complete(const Operation& operation) {
   return Reply{};
 }
 
-/// Whether a row is to bring tokens: with drafts configured, each one that samples tells them.
+/// Whether a row is to bring tokens: with drafts configured, each one that samples tells them (rule
+/// 22).
 bool VllmOracle::is_result_due(const Request& request) const {
   if (!request.drafts.empty()) return true;
   if (drafts_ == 0 || request.waits) return false;

@@ -1,6 +1,6 @@
 // The oracle of `vllm-align` and its variants: vLLM 0.33's block cache for hybrid models, rule by
-// rule (vllm.md), over plain lists. It shares no code with the policy and is slow on purpose: a
-// look-up searches, the free queue is a vector, a key is a prefix.
+// rule (vllm.md, whose numbers comments cite), over plain lists. It shares no code with the policy
+// and is slow on purpose: a look-up searches, the free queue is a vector, a key is a prefix.
 //
 //   here       vLLM                         what it is
 //   Block      KVCacheBlock                 references and keys of one block

@@ -1,4 +1,5 @@
-// What names the content of a block: the hash of everything up to its end. vLLM chains them,
+// What names the content of a block: the hash of everything up to its end (rule 6 of
+// reference/caches/vllm.md). vLLM chains them,
 //
 //   h_i = Hash(h_{i-1}, tokens of hash block i, extra keys)
 //

@@ -31,7 +31,7 @@ void BlockManager::put_found(const SpecGroup& spec, std::size_t column) {
 }
 
 /// Full blocks from the left up to the first miss; where hits may end inside a block, the longest
-/// beginning of the next one.
+/// beginning of the next one (rule 11).
 std::int64_t BlockManager::find_attention(const SpecGroup& spec, std::int64_t most, bool drops) {
   const std::int64_t block = spec.spec.block;
   const std::int64_t unit = rules_.hit_alignment;
@@ -57,7 +57,7 @@ std::int64_t BlockManager::find_attention(const SpecGroup& spec, std::int64_t mo
 }
 
 /// From the right, the first run of blocks that covers the window; at the left end a shorter run
-/// will do, because there is nothing before it.
+/// will do, because there is nothing before it (rule 11).
 std::int64_t BlockManager::find_window(const SpecGroup& spec, std::int64_t most, bool drops) {
   const std::int64_t block = spec.spec.block;
   const std::int64_t unit = rules_.hit_alignment;
@@ -88,7 +88,7 @@ std::int64_t BlockManager::find_window(const SpecGroup& spec, std::int64_t most,
   return size * block;
 }
 
-/// From the right, the first state.
+/// From the right, the first state (rule 11).
 std::int64_t BlockManager::find_mamba(const SpecGroup& spec, std::int64_t most) {
   for (const std::uint32_t group : spec.groups) hit_.columns[group].clear();
   const std::int64_t block = spec.spec.block;
@@ -105,7 +105,7 @@ std::int64_t BlockManager::find_mamba(const SpecGroup& spec, std::int64_t most) 
 }
 
 /// Each kind of group takes the candidate length or shortens it, until all take it. EAGLE's groups
-/// match one unit more than the candidate and drop it, once per candidate.
+/// match one unit more than the candidate and drop it, once per candidate (rules 11, 12).
 const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64_t known) {
   sought_ = &keys;
   const std::vector<SpecGroup>& specs = rules_.spec_groups;
@@ -173,7 +173,7 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
 
 /// A chunk ends at the earliest place behind its start where a state has to be kept. Without one it
 /// takes all that it may, cut down to a block's end: a state is written where a chunk ends, so a
-/// chunk that ends inside a block leaves none that anybody could use.
+/// chunk that ends inside a block leaves none that anybody could use (rule 15).
 std::int64_t BlockManager::split(const BlockRequest& request, std::int64_t start,
                                  std::int64_t tokens, std::int64_t most_tokens) const {
   const bool is_attentions = rules_.splitter_block != 0 && planted(kSplitsByAttentionsBlock);

@@ -22,7 +22,7 @@ BlockManager::BlockManager(BlockRules rules, const Defect* defect)
 
 // --- What an allocation needs --------------------------------------------------------------------
 
-/// Tokens that the group will not look at again when so many are computed.
+/// Tokens that the group will not look at again when so many are computed (rule 19).
 std::int64_t BlockManager::skipped(const GroupSpec& spec, std::int64_t tokens) const {
   if (is_state(spec.kind)) return tokens - 1;
   if (spec.kind == GroupKind::attention) return 0;
@@ -176,7 +176,7 @@ void BlockManager::free(BlockRequest& request) {
   request.quiet_until = 0;
 }
 
-/// Source and target of every copy had a reference more until the step was decided.
+/// Source and target of every copy had a reference more until the step was decided (rule 20).
 void BlockManager::end_step() {
   if (copies_.empty()) return;
   std::stable_sort(copies_.begin(), copies_.end(),
@@ -198,7 +198,7 @@ bool BlockManager::forget_keys() {
 
 // --- Taking --------------------------------------------------------------------------------------
 
-/// The hit's blocks, of all groups, before anything is popped.
+/// The hit's blocks, of all groups, before anything is popped (rule 5).
 void BlockManager::take_hits(BlockRequest& request, const Allocation& wanted, std::int64_t local) {
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];
@@ -218,7 +218,7 @@ void BlockManager::take_hits(BlockRequest& request, const Allocation& wanted, st
   }
 }
 
-/// Blocks for tokens that another server computed, as far as the group looks at them.
+/// Blocks for tokens that another server computed, as far as the group looks at them (rule 24).
 void BlockManager::take_external(BlockRequest& request, std::int64_t total, std::int64_t external) {
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];
@@ -231,7 +231,7 @@ void BlockManager::take_external(BlockRequest& request, std::int64_t total, std:
 }
 
 /// A hit inside a block: the request gets a copy. A request that has published a state inside its
-/// own running block keeps the block, and the keys move to the copy.
+/// own running block keeps the block, and the keys move to the copy (rules 20, 21).
 void BlockManager::copy_on_write(std::uint32_t group, BlockTable& table, BlockId copy) {
   const BlockId source = table.partial_block;
   BlockId& column = table.columns[static_cast<std::size_t>(table.partial_column)];

@@ -14,8 +14,8 @@
 //                the keys of the blocks that the step will fill, before the forward has run
 //   end_step()   releases the two ends of every copy of a block that a hit shares in part
 //
-// and with drafts publish() once more, when it is known which were accepted. The rules are spelled
-// out where they are applied; reference/caches/vllm_oracle.hpp has them a second time, as text.
+// and with drafts publish() once more, when it is known which were accepted. Comments cite the
+// rules by their numbers in reference/caches/vllm.md.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // The one pool of vLLM's blocks: every cache group takes its blocks from here. A block is free
 // while nobody refers to it, and a free block keeps its keys until it is popped: the free queue is
-// the eviction order. The rules, of vLLM 0.33:
+// the eviction order. Rules 1 to 4 of reference/caches/vllm.md:
 //
 //   block 0        stands for "no block", columns that a group does not need: never free or keyed
 //

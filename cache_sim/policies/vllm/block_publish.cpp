@@ -14,7 +14,8 @@ void BlockManager::note_published(std::uint32_t group, KeyId key) {
   steps[key] = step_;
 }
 
-/// Whether the key under which the block is found was published in this step, by whomever.
+/// Whether the key under which the block is found was published in this step, by whomever (rule
+/// 17).
 bool BlockManager::was_published_now(std::uint32_t group, BlockId block) const {
   if (block == kNullBlock || !pool_.has_key(block)) return false;
   const KeyId key = pool_.primary(block).key;
@@ -50,7 +51,8 @@ void BlockManager::list_boundaries(const BlockRequest& request, const GroupSpec&
     boundaries_.push_back(request.junction - spec.block);
 }
 
-/// Whether a full block of this column is worth a key, by the retention and the boundaries.
+/// Whether a full block of this column is worth a key, by the retention and the boundaries (rule
+/// 9).
 bool BlockManager::is_kept(const GroupSpec& spec, std::int64_t column) const {
   const std::int64_t unit = rules_.hit_alignment;
   const std::int64_t block = spec.block;
@@ -114,7 +116,7 @@ bool BlockManager::add_partial_key(std::uint32_t group, BlockId block, KeyId key
   return true;
 }
 
-/// The prompt's last hash boundary, where it lies inside an attention block.
+/// The prompt's last hash boundary, where it lies inside an attention block (rule 10).
 void BlockManager::publish_attention_tail(std::uint32_t group, const BlockRequest& request,
                                           std::int64_t tokens) {
   const std::int64_t block = rules_.groups[group].block;
@@ -136,7 +138,7 @@ void BlockManager::publish_attention_tail(std::uint32_t group, const BlockReques
 }
 
 /// A state inside a block, where a chunk ends with the prompt's last hash boundary. The next chunk
-/// will write over it, so the keys then move to a copy.
+/// will write over it, so the keys then move to a copy (rules 10, 21).
 void BlockManager::publish_state_tail(std::uint32_t group, BlockRequest& request,
                                       std::int64_t tokens) {
   const std::int64_t block = rules_.groups[group].block;
@@ -162,7 +164,8 @@ void BlockManager::publish_state_tail(std::uint32_t group, BlockRequest& request
   table.cached = column;
 }
 
-/// The state that the forward stores inside its chunk lies in a column that is not its own.
+/// The state that the forward stores inside its chunk lies in a column that is not its own (rule
+/// 16).
 void BlockManager::publish_checkpoint(std::uint32_t group, BlockRequest& request) {
   const GroupSpec& spec = rules_.groups[group];
   const BlockTable& table = request.tables[group];

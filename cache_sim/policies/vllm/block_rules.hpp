@@ -1,5 +1,5 @@
 // What a configuration means to vLLM's block cache: its groups, and the sizes that follow from
-// them.
+// them ("What the config says" in reference/caches/vllm.md).
 #pragma once
 
 #include <cstdint>

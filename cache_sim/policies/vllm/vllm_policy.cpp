@@ -92,12 +92,13 @@ void VllmPolicy::run_worker() {
   worker_->forward(manager_.copies(), rows);
 }
 
-/// What results have published is of no step; what loads have is of the one that begins with them.
+/// What results have published is of no step; what loads have is of the one that begins with them
+/// (rule 25).
 void VllmPolicy::begin_step() {
   if (scheduled_.empty() && !has_begun_) manager_.new_step();
 }
 
-/// The step is decided and runs.
+/// The step is decided and runs (rule 17).
 void VllmPolicy::forward() {
   has_begun_ = goes_on_prefilling_ = false;
   if (worker_ && knows_its_rows()) run_worker();
@@ -290,7 +291,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
 }
 
 /// Blocks for the hit and for what another server sends, of which nothing is keyed before it has
-/// come.
+/// come (rule 24).
 Reply VllmPolicy::load(VllmRequest& request) {
   if (request.seen != changes_) return Reply::refusal(Refusal::same_step);
   begin_step();
@@ -310,7 +311,7 @@ Reply VllmPolicy::load(VllmRequest& request) {
   return Reply().set(ReplyField::n, 0);
 }
 
-/// A load is done when the next step begins, and its keys are of that step.
+/// A load is done when the next step begins, and its keys are of that step (rule 25).
 void VllmPolicy::end_load(VllmRequest& request) {
   if (request.scheduled) forward();
   begin_step();
@@ -353,7 +354,7 @@ Result<Reply> VllmPolicy::complete(const Operation& operation) {
   return Reply{};
 }
 
-/// `n` tokens of a row are kept: so many less one were drafts, the last one was sampled.
+/// `n` tokens of a row are kept: so many less one were drafts, the last one was sampled (rule 22).
 Result<Reply> VllmPolicy::accept(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
   if (request == nullptr)
@@ -421,7 +422,7 @@ Result<Reply> VllmPolicy::release(const Operation& operation) {
   return Reply{};
 }
 
-/// vLLM publishes by itself; there is nothing to ask for.
+/// vLLM publishes by itself; there is nothing to ask for (rule 26).
 Result<Reply> VllmPolicy::checkpoint(const Operation& operation) {
   const Result<VllmRequest*> request = idle(operation);
   if (!request) return tl::unexpected(request.error());
@@ -481,7 +482,8 @@ Reply VllmPolicy::check() const {
 ///   number each key that several blocks have, by group and number: those blocks in order each
 ///   request, by name: of each group its columns, columns cached, the column to copy and block
 ///
-/// Keys are numbers in the order of their first appearance, from 1; a list is closed by a 0.
+/// Keys are numbers in the order of their first appearance, from 1; a list is closed by a 0 (rule
+/// 26).
 std::int64_t VllmPolicy::contents() const {
   constexpr std::uint64_t kPrime = (std::uint64_t{1} << 61) - 1;
   constexpr std::uint64_t kBase = 0x1CE4E5B9BF58476Du % kPrime;

@@ -24,7 +24,8 @@
 //   evict     takes the keys of the first blocks of the free queue that have some
 //   flush     takes all keys, where no request holds a block
 //
-// There is no `checkpoint` to ask for: every prefill chunk ends where a state can be kept.
+// There is no `checkpoint` to ask for: every prefill chunk ends where a state can be kept. Rules
+// are cited by their numbers in reference/caches/vllm.md.
 #pragma once
 
 #include <memory>
