@@ -4,6 +4,8 @@
 #   bare_root FOLDER        makes one: no compiler; mirrors, proxies and certificates as this machine has them.
 #                           BARE_ROOT_BASE names a folder where debootstrap's work is kept for the next one
 #   enter FOLDER COMMAND…   runs a command in it, with an environment of its own
+#   share_ccache FOLDER     where CCACHE_DIR is set and this machine has ccache, the root gets it too: objects of the
+#                           checkout at FOLDER/lockstep come from there. Prints the variables for it, KEY=VALUE words
 #   leave FOLDER            takes its mounts away
 
 bare_root() {
@@ -48,7 +50,17 @@ enter() {
   env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LANG=C.UTF-8 chroot "$root" "$@"
 }
 
+share_ccache() {
+  [[ -n ${CCACHE_DIR:-} ]] && command -v ccache >/dev/null || return 0
+  enter "$1" sh -c 'apt-get update && apt-get install -y --no-install-recommends ccache' >/dev/null 2>&1 || return 0
+  mkdir -p "$1/ccache"
+  mount --bind "$CCACHE_DIR" "$1/ccache"
+  printf '%s ' CCACHE_DIR=/ccache CCACHE_BASEDIR=/lockstep CCACHE_NOHASHDIR=1 CCACHE_MAXSIZE="${CCACHE_MAXSIZE:-5G}" \
+    CCACHE_SLOPPINESS=pch_defines,time_macros CMAKE_CXX_COMPILER_LAUNCHER=ccache
+}
+
 leave() {
   local place
+  ! mountpoint -q "$1/ccache" || umount "$1/ccache"
   for place in proc sys dev; do ! mountpoint -q "$1/$place" || umount -l "$1/$place"; done
 }
