@@ -225,6 +225,7 @@ std::string reading_page(const JsonField& document) {
     legend.push_back(item);
   }
   view.set("legend", legend);
+  view.set("open_terms", true);
   return page_of("reading.html", std::move(view), plain_title("How to read this report"));
 }
 
