@@ -105,7 +105,7 @@ def main(program):
     for old, new in (("\n  10 ", "\n  99 "), ("UINT=1", "UINT"), ("\nExample:", "\n"), ("  0 ", "  7 ")):
         assert old in text and complaints("explore", text.replace(old, new, 1), known)[0], old
     text = text_of([*python_words("server search"), "--help"])
-    for old in (" (default: 1)", " to this file", "\nExample:"):
+    for old in (" (default: 1)", "write the outcome", "\nExample:"):
         assert old in text and complaints("server search", text.replace(old, "", 1), known)[0], old
     assert run_example(program, "Example:\n  lockstep replay nowhere.trace", {0}), "a wrong example is not seen"
     print("\n".join(said) or "every command says its defaults, exit statuses and an example that works")
