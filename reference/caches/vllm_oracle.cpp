@@ -422,18 +422,16 @@ VllmOracle::Count VllmOracle::inner_state(const Table& table, Count block, const
   if (!can_store_inside(span.total, span.end, place, block)) return 0;
   const Count column = ceiling(span.end, block) - 2;
   const auto held = static_cast<Count>(table.columns.size());
-  if (column < 0) return 0;
   const bool is_scratch = table.running && column >= held - drafts_;
   const bool is_usable =
       column >= held || table.columns[static_cast<std::size_t>(column)] == 0 || is_scratch;
   return is_usable ? place : 0;
 }
 
-/// Blocks that leave the queue when the group gets places up to `end`. `is_whole`: asked for all of
-/// the request's tokens, not for what this step computes.
-VllmOracle::Count VllmOracle::need(int group, Request& request, Span span, bool is_whole) {
+/// Blocks that leave the queue when the group gets places up to the span's end.
+VllmOracle::Count VllmOracle::need(int group, const Request& request, Span span) const {
   const Group& spec = groups_[static_cast<std::size_t>(group)];
-  Table& table = request.tables[static_cast<std::size_t>(group)];
+  const Table& table = request.tables[static_cast<std::size_t>(group)];
   std::vector<Number> offered;
   if (request.waits) offered = request.offered[static_cast<std::size_t>(group)];
   const auto held = static_cast<Count>(table.columns.size());
@@ -454,10 +452,6 @@ VllmOracle::Count VllmOracle::need(int group, Request& request, Span span, bool 
     return fresh + revived + (ends_inside ? 1 : 0);
   }
   const Count inner = inner_state(table, spec.block, request, span);
-  if (!is_whole) {
-    table.inner = inner;
-    table.inner_column = ceiling(span.end, spec.block) - 2;
-  }
   // What is sent ends in a state with a block of its own, if the chunk goes on to another block.
   const Count sent_end = ceiling(span.total, spec.block);
   const bool is_sent =
@@ -485,10 +479,6 @@ void VllmOracle::release_behind(Request& request, Count tokens) {
     if (spec.kind == "mamba") {
       for (Count i = end - 1; i >= table.retired; --i) drop(i);
       table.retired = std::max(table.retired, end);
-      give_back(batch);
-      batch.clear();
-      if (table.last_state >= 0 && table.last_state < ceiling(tokens, spec.block) - 1)
-        drop(table.last_state);
     } else {
       for (Count i = end - 1; i >= 0 && table.columns[static_cast<std::size_t>(i)] != 0; --i)
         drop(i);
@@ -548,7 +538,8 @@ void VllmOracle::copy(int group, Table& table, Number target) {
   table.partial_block = 0;
 }
 
-void VllmOracle::grow(int group, Request& request, Count end) {
+void VllmOracle::grow(int group, Request& request, Span span) {
+  const Count end = span.end;
   const Group& spec = groups_[static_cast<std::size_t>(group)];
   Table& table = request.tables[static_cast<std::size_t>(group)];
   const bool copies = table.partial >= 0;
@@ -559,6 +550,8 @@ void VllmOracle::grow(int group, Request& request, Count end) {
     while (size() < ceiling(end, spec.block)) table.columns.push_back(pop());
     return;
   }
+  table.inner = inner_state(table, spec.block, request, span);
+  table.inner_column = ceiling(end, spec.block) - 2;
   // The running state is in column ceil(end / B) - 1, its scratch behind it.
   const Count running = ceiling(end, spec.block) - 1;
   const Count first = table.inner > 0 ? running - 1 : running;  // of the columns that get blocks
@@ -566,13 +559,15 @@ void VllmOracle::grow(int group, Request& request, Count end) {
     table.running = true;
     return;
   }
-  if (held > 0) table.last_state = table.running ? held - 1 - drafts_ : held - 1;
   while (size() < first) table.columns.push_back(0);
   if (table.running)
     for (Count i = held - drafts_; i < held && i < first; ++i) {
       table.columns.push_back(table.columns[static_cast<std::size_t>(i)]);
       table.columns[static_cast<std::size_t>(i)] = 0;
     }
+  // Columns that rejected drafts had: this forward ends behind them.
+  for (Count i = ceiling(span.total, spec.block); i < std::min(held, first); ++i)
+    if (table.columns[static_cast<std::size_t>(i)] != 0) table.unwritten.insert(i);
   const Number target = copies ? pop() : 0;
   while (size() < running + 1 + drafts_) table.columns.push_back(pop());
   if (copies) copy(group, table, target);
@@ -597,7 +592,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
     Count sum = spared;
     for (std::size_t group = 0; group < groups_.size(); ++group)
       sum += need(static_cast<int>(group), request,
-                  {local, total, is_whole ? tokens : end_in(group, tokens)}, is_whole);
+                  {local, total, is_whole ? tokens : end_in(group, tokens)});
     return sum <= static_cast<Count>(queue_.size());
   };
   if (request.waits && waits_for_step(request)) return Refusal::same_step;
@@ -610,7 +605,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
     receive(request);
   }
   for (std::size_t group = 0; group < groups_.size(); ++group)
-    grow(static_cast<int>(group), request, end_in(group, end));
+    grow(static_cast<int>(group), request, {local, total, end_in(group, end)});
   request.waits = request.loaded = false;
   if (publishes) publish(request, std::min(end, request.tokens));
   return std::nullopt;
@@ -737,7 +732,7 @@ void VllmOracle::publish(Request& request, Count computed) {
     const Count full = std::min(tokens, hashed) / spec.block;
     for (Count i = before; i < full; ++i) {
       const Number block = table.columns.at(static_cast<std::size_t>(i));
-      if (block == 0 || !is_worth(request, spec, i)) continue;
+      if (block == 0 || table.unwritten.contains(i) || !is_worth(request, spec, i)) continue;
       const std::vector<Entry>& entries = blocks_[static_cast<std::size_t>(block)].entries;
       if (!entries.empty() && entries.front().tokens == (i + 1) * spec.block) continue;
       drop_keys(block);
@@ -844,6 +839,7 @@ Result<void> VllmOracle::check_row(const Request& request, const Operation& oper
   Count fresh = request.known.size() + operation.tokens.size() - start;
   if (operation.async != overlaps_)
     return refuse(operation, "either all steps are asynchronous or none is");
+  if (operation.n == 0) return refuse(operation, "nothing is computed, and nothing is sent");
   if (overlaps_ && drafts_ > 0) {
     // Where the row begins is settled by results that are out, and so are its tokens.
     if (!operation.tokens.empty()) return refuse(operation, "its tokens are told by accept");

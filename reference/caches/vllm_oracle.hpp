@@ -62,7 +62,7 @@ class VllmOracle final : public Subject {
     std::vector<Number> columns;
     Count cached = 0;
     Count retired = 0;
-    Count last_state = -1;
+    std::set<Count> unwritten;  ///< columns with blocks that no forward has ended in
     bool running = false;
     Count partial = -1;
     Number partial_block = 0;
@@ -148,14 +148,14 @@ class VllmOracle final : public Subject {
   struct Span {
     Count local, total, end;  ///< tokens computed here, with those sent, with those of the chunk
   };
-  Count need(int group, Request& request, Span span, bool is_whole);
+  Count need(int group, const Request& request, Span span) const;
   Count inner_state(const Table& table, Count block, const Request& request, Span span) const;
   bool can_store_inside(Count start, Count end, Count place, Count block) const;
   bool waits_for_step(const Request& request) const;
   void release_behind(Request& request, Count tokens);
   void use_offer(Request& request);
   void receive(Request& request);
-  void grow(int group, Request& request, Count end);
+  void grow(int group, Request& request, Span span);
   void copy(int group, Table& table, Number target);
   void publish(Request& request, Count computed);
   bool is_worth(const Request& request, const Group& group, Count column) const;

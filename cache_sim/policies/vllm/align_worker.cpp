@@ -309,10 +309,13 @@ void AlignWorker::verify(const WorkerRow& row, const BlockTable& table, std::int
   }
 }
 
-/// Stores the last state, and the one inside the chunk that the manager has a block for.
+/// Stores the last state, and one inside the chunk wherever kernels can: they do not ask the
+/// manager.
 void AlignWorker::compute(const WorkerRow& row, const BlockTable& table, std::int64_t column) {
-  if (row.start < table.checkpoint && table.checkpoint < row.end)
-    store_prefix(row, column_of(table, table.checkpoint_column), table.checkpoint, loaded_);
+  const std::int64_t position = last_checkpoint(rules_, row.end, rules_.hit_alignment);
+  const std::int64_t block = rules_.state_block;
+  if (is_checkpoint_valid(rules_, row.start, row.end, position, block))
+    store_prefix(row, column_of(table, ceil_div(row.end, block) - 2), position, loaded_);
   store_prefix(row, column_of(table, column), row.end, loaded_);
 }
 

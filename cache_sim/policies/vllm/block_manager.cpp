@@ -54,35 +54,33 @@ std::int64_t BlockManager::need_of_attention(std::uint32_t group, const BlockReq
   return fresh + free_among(hit.subspan(static_cast<std::size_t>(unused))) + (ends_inside ? 1 : 0);
 }
 
-/// Whether the forward can store a state at `position`, in the column before its last one.
-bool BlockManager::needs_checkpoint(std::uint32_t group, const BlockTable& table,
-                                    std::int64_t position, const Demand& demand) const {
-  if (rules_.checkpoint_blocks == 0 || demand.main < demand.prefill_end) return false;
+/// Tokens of the state that the forward stores inside its chunk, in the column before its last one;
+/// 0 where it stores none there.
+std::int64_t BlockManager::checkpoint_of(std::uint32_t group, const BlockTable& table,
+                                         const Demand& demand) const {
+  if (rules_.checkpoint_blocks == 0 || demand.main < demand.prefill_end) return 0;
   const std::int64_t block = rules_.groups[group].block;
-  if (!is_checkpoint_valid(rules_, demand.total, demand.main, position, block)) return false;
+  const std::int64_t position = last_checkpoint(rules_, demand.main, rules_.hit_alignment);
+  if (!is_checkpoint_valid(rules_, demand.total, demand.main, position, block)) return 0;
   const std::int64_t column = ceil_div(demand.main, block) - 2;
   const auto held = static_cast<std::int64_t>(table.columns.size());
-  if (column < 0) return false;
-  return column >= held || table.columns[static_cast<std::size_t>(column)] == kNullBlock ||
-         (table.has_running && column >= held - rules_.drafts);
+  const bool is_free = column >= held ||
+                       table.columns[static_cast<std::size_t>(column)] == kNullBlock ||
+                       (table.has_running && column >= held - rules_.drafts);
+  return is_free ? position : 0;
 }
 
 /// One block for the running state, one for each scratch state where they have none yet; what lies
 /// between the hit and them needs no block.
-std::int64_t BlockManager::need_of_mamba(std::uint32_t group, BlockRequest& request,
-                                         std::span<const BlockId> hit, const Demand& demand) {
+std::int64_t BlockManager::need_of_mamba(std::uint32_t group, const BlockRequest& request,
+                                         std::span<const BlockId> hit, const Demand& demand) const {
   const std::int64_t block = rules_.groups[group].block;
-  BlockTable& table = request.tables[group];
+  const BlockTable& table = request.tables[group];
   std::int64_t fresh = ceil_div(demand.main, block) + rules_.drafts -
                        static_cast<std::int64_t>(hit.size() + table.columns.size());
   const bool copies = (!hit.empty() && demand.local % block != 0) || table.partial_column >= 0;
   if (copies) fresh = std::max<std::int64_t>(fresh, 0) + 1;
-  std::int64_t checkpoint = last_checkpoint(rules_, demand.main, rules_.hit_alignment);
-  if (!needs_checkpoint(group, table, checkpoint, demand)) checkpoint = 0;
-  if (!demand.is_cap) {
-    table.checkpoint = checkpoint;
-    table.checkpoint_column = ceil_div(demand.main, block) - 2;
-  }
+  const bool stores_inside = checkpoint_of(group, table, demand) > 0;
   // The state that another server sends lies in a column of its own, where the chunk passes its
   // end.
   const auto hits = static_cast<std::int64_t>(hit.size());
@@ -90,13 +88,13 @@ std::int64_t BlockManager::need_of_mamba(std::uint32_t group, BlockRequest& requ
   const bool keeps_sent = demand.total > demand.local && sent > hits &&
                           ceil_div(demand.main, block) > sent && !planted(kForgetsTheSentState);
   if (fresh > 0)
-    fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (keeps_sent ? 1 : 0) + (checkpoint > 0 ? 1 : 0) +
+    fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (keeps_sent ? 1 : 0) + (stores_inside ? 1 : 0) +
                                 (table.has_running ? 0 : rules_.drafts));
   return fresh + free_among(hit);
 }
 
-std::int64_t BlockManager::need(BlockRequest& request, const BlockHit* hit, const Demand& demand,
-                                bool& same_step) {
+std::int64_t BlockManager::need(const BlockRequest& request, const BlockHit* hit,
+                                const Demand& demand, bool& same_step) const {
   std::int64_t sum = 0;
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];
@@ -125,8 +123,7 @@ std::int64_t BlockManager::need(BlockRequest& request, const BlockHit* hit, cons
 // --- Giving back ---------------------------------------------------------------------------------
 
 /// Columns below the running state; null gaps lie between them.
-void BlockManager::retire_states(BlockTable& table, std::int64_t block, std::int64_t tokens,
-                                 std::int64_t columns) {
+void BlockManager::retire_states(BlockTable& table, std::int64_t columns) {
   for (std::int64_t i = columns - 1; i >= table.retired; --i) {
     BlockId& column = table.columns[static_cast<std::size_t>(i)];
     if (column != kNullBlock) batch_.push_back(column);
@@ -134,10 +131,6 @@ void BlockManager::retire_states(BlockTable& table, std::int64_t block, std::int
   }
   if (!planted(kRetiredStatesKeepReferences)) pool_.give_back(batch_);
   table.retired = std::max(table.retired, columns);
-  if (table.last_state < 0 || table.last_state >= ceil_div(tokens, block) - 1) return;
-  BlockId& last = table.columns[static_cast<std::size_t>(table.last_state)];
-  if (last != kNullBlock) pool_.give_back({&last, 1});
-  last = kNullBlock;
 }
 
 void BlockManager::give_back_skipped(BlockRequest& request, std::int64_t tokens) {
@@ -150,7 +143,7 @@ void BlockManager::give_back_skipped(BlockRequest& request, std::int64_t tokens)
         std::min(std::max<std::int64_t>(skipped(spec, tokens), 0) / spec.block, held);
     batch_.clear();
     if (spec.kind == GroupKind::mamba) {
-      retire_states(table, spec.block, tokens, below);
+      retire_states(table, below);
       continue;
     }
     for (std::int64_t i = below - 1; i >= 0; --i) {
@@ -265,12 +258,15 @@ void BlockManager::take_new_attention(std::uint32_t group, BlockTable& table, st
 
 /// Null columns up to the running state, the scratch blocks that this step leaves behind, then new
 /// blocks.
-void BlockManager::take_new_states(std::uint32_t group, BlockTable& table, std::int64_t main) {
+void BlockManager::take_new_states(std::uint32_t group, BlockTable& table, const Demand& demand) {
+  const std::int64_t block = rules_.groups[group].block;
   std::vector<BlockId>& columns = table.columns;
   std::vector<BlockId>& added = added_[group];
   added.clear();
   const auto held = static_cast<std::int64_t>(columns.size());
-  const std::int64_t required = ceil_div(main, rules_.groups[group].block) + rules_.drafts;
+  const std::int64_t required = ceil_div(demand.main, block) + rules_.drafts;
+  table.checkpoint = checkpoint_of(group, table, demand);
+  table.checkpoint_column = ceil_div(demand.main, block) - 2;
   const std::int64_t inside = table.checkpoint > 0 ? 1 : 0;
   const bool copies = table.partial_column >= 0;
   const bool had_running = table.has_running;
@@ -278,11 +274,12 @@ void BlockManager::take_new_states(std::uint32_t group, BlockTable& table, std::
     table.has_running = true;
     return;
   }
-  if (had_running)
-    table.last_state = held - 1 - rules_.drafts;
-  else if (held > 0)
-    table.last_state = held - 1;
   const std::int64_t running = required - rules_.drafts - 1;
+  // Where drafts were rejected, the last state may lie in a column behind its tokens: that of the
+  // drafts. The chunk copies it from there and ends further on.
+  const std::int64_t last = held - 1 - rules_.drafts;
+  if (had_running && last >= ceil_div(demand.total, block) && last < running - inside)
+    table.passed = last;
   while (static_cast<std::int64_t>(columns.size()) < running - inside)
     columns.push_back(kNullBlock);
   if (had_running)
@@ -310,7 +307,7 @@ void BlockManager::take_new(BlockRequest& request, const Demand& demand) {
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     BlockTable& table = request.tables[group];
     if (rules_.groups[group].kind == GroupKind::mamba)
-      take_new_states(group, table, demand.main);
+      take_new_states(group, table, demand);
     else
       take_new_attention(group, table, demand.slots);
   }
@@ -331,9 +328,7 @@ std::int64_t BlockManager::quiet_until(const BlockRequest& request, std::int64_t
       const std::int64_t behind = (total - 1) / spec.block - 1;
       if (behind >= 0 && table.columns[static_cast<std::size_t>(behind)] != kNullBlock) return 0;
     }
-    if (spec.kind == GroupKind::mamba &&
-        (table.retired < (total - 1) / spec.block || table.last_state >= (total - 1) / spec.block))
-      return 0;
+    if (spec.kind == GroupKind::mamba && table.retired < (total - 1) / spec.block) return 0;
     until = std::min(until, ceil_div(total, spec.block) * spec.block - 1);
   }
   return until;

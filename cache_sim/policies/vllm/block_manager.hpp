@@ -34,9 +34,9 @@ struct BlockTable {
   std::vector<BlockId> columns;
   std::int64_t cached = 0;  ///< columns whose keys are published, or which hits brought
   // Of Mamba groups.
-  std::int64_t last_state = -1;  ///< column of the state before the running one
-  std::int64_t retired = 0;      ///< columns that have been given back
-  std::int64_t checkpoint = 0;   ///< tokens of a state that this chunk stores inside itself
+  std::int64_t retired = 0;     ///< columns that have been given back
+  std::int64_t passed = -1;     ///< column of the state that a chunk began with and went past
+  std::int64_t checkpoint = 0;  ///< tokens of a state that the last chunk stores inside itself
   std::int64_t checkpoint_column = 0;
   std::int64_t partial_column = -1;  ///< a shared block that the next allocation has to copy
   BlockId partial_block = kNullBlock;
@@ -144,24 +144,23 @@ class BlockManager {
 
   // Allocation.
   Allocated allocate_slowly(BlockRequest& request, const Allocation& wanted);
-  std::int64_t need(BlockRequest& request, const BlockHit* hit, const Demand& demand,
-                    bool& same_step);
+  std::int64_t need(const BlockRequest& request, const BlockHit* hit, const Demand& demand,
+                    bool& same_step) const;
   std::int64_t need_of_attention(std::uint32_t group, const BlockRequest& request,
                                  std::span<const BlockId> hit, const Demand& demand) const;
-  std::int64_t need_of_mamba(std::uint32_t group, BlockRequest& request,
-                             std::span<const BlockId> hit, const Demand& demand);
-  bool needs_checkpoint(std::uint32_t group, const BlockTable& table, std::int64_t position,
-                        const Demand& demand) const;
+  std::int64_t need_of_mamba(std::uint32_t group, const BlockRequest& request,
+                             std::span<const BlockId> hit, const Demand& demand) const;
+  std::int64_t checkpoint_of(std::uint32_t group, const BlockTable& table,
+                             const Demand& demand) const;
   std::int64_t free_among(std::span<const BlockId> blocks) const;
   std::int64_t skipped(const GroupSpec& spec, std::int64_t tokens) const;
   void give_back_skipped(BlockRequest& request, std::int64_t tokens);
-  void retire_states(BlockTable& table, std::int64_t block, std::int64_t tokens,
-                     std::int64_t columns);
+  void retire_states(BlockTable& table, std::int64_t columns);
   void take_hits(BlockRequest& request, const Allocation& wanted, std::int64_t local);
   void take_external(BlockRequest& request, std::int64_t total, std::int64_t external);
   void take_new(BlockRequest& request, const Demand& demand);
   void take_new_attention(std::uint32_t group, BlockTable& table, std::int64_t slots);
-  void take_new_states(std::uint32_t group, BlockTable& table, std::int64_t main);
+  void take_new_states(std::uint32_t group, BlockTable& table, const Demand& demand);
   void copy_on_write(std::uint32_t group, BlockTable& table, BlockId copy);
   std::int64_t quiet_until(const BlockRequest& request, std::int64_t total) const;
 

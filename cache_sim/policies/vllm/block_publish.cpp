@@ -93,6 +93,10 @@ void BlockManager::publish_full(std::uint32_t group, BlockRequest& request, std:
   for (std::int64_t i = table.cached; i < full; ++i) {
     const BlockId block = table.columns[static_cast<std::size_t>(i)];
     if (block == kNullBlock || !is_kept(spec, i)) continue;
+    if (i == table.passed && !planted(kKeysPassedStates)) {
+      LOCKSTEP_MARK("vllm.passes_the_last_state");
+      continue;
+    }
     const std::int64_t end = (i + 1) * spec.block;
     // With modules a chunk's last state is keyed before the blocks that it fills are.
     if (rules_.prefill_lookahead > 1 && pool_.has_key(block) && pool_.primary(block).tokens == end)

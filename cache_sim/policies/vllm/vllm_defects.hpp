@@ -21,6 +21,10 @@ inline const Defect kCheckpointsBehindPartialHits{
     "vllm-align:checkpoints-behind-partial-hits",
     "a chunk that begins inside a block stores a state inside itself and passes that block's end, "
     "whose key then stands for the state at its beginning (0.33)"};
+inline const Defect kKeysPassedStates{
+    "vllm-align:keys-passed-states",
+    "a chunk behind rejected drafts goes past the column in which the last state lies, and the "
+    "column is keyed as the state of its block's end (0.33)"};
 inline const Defect kPreemptsUnrunChunks{"vllm-align:preempts-unrun-chunks",
                                          "a request that is preempted in the step that scheduled "
                                          "it leaves keys of blocks that no forward "

@@ -190,6 +190,11 @@ Result<void> VllmPolicy::check_extend(const VllmRequest& request,
                                       const Operation& operation) const {
   if (operation.async != (config_.overlap != 0))
     return fail("extend: async=1 is for a config with overlap=1, and all of its extends are");
+  if (operation.n == 0)
+    return fail(
+        fmt::format("extend: n=0 loads what another server sends, and request `{}` lacks "
+                    "nothing of that",
+                    operation.id.text()));
   const std::int64_t start = begin_of(request);
   const std::uint32_t drafts = operation.drafts.size();
   if (!knows_its_rows() && !operation.tokens.empty())
