@@ -48,7 +48,7 @@ Operation BadInput::bad_forward(const Request& request) {
   Operation operation;
   operation.id = request.id;
   operation.verb = Verb::extend;
-  const std::int64_t left = request.known.size() - request.computed;
+  const std::int64_t left = request.left();
   const bool verifying = !request.drafts.empty();
   if (accepted_.server_fields && draw_.chance(1, 6)) return bad_server_field(request);
   switch (draw_.below(verifying ? 3 : 5)) {
@@ -78,6 +78,8 @@ Operation BadInput::bad_forward(const Request& request) {
         operation.drafts = fresh_tokens(1);
         ++operation.n;
       }
+      // A block cache's steps are all ahead or none is.
+      if (swarm_.blocks && swarm_.config.overlap != 0) operation.async = false;
       return operation;
   }
 }

@@ -7,8 +7,7 @@ namespace {
 
 /// Tokens of a request that an extend could compute, its drafts included.
 std::int64_t tokens_left(const LegalityModel::Request& request, const Operation& extend) {
-  return std::int64_t{request.known.size()} + extend.tokens.size() - request.computed +
-         extend.drafts.size();
+  return request.left() + extend.tokens.size() + extend.drafts.size();
 }
 
 /// Whether the tokens are drafts, each behind the one before it.
@@ -81,27 +80,23 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
   });
   if (found == requests_.end()) return;
   switch (operation.verb) {
-    case Verb::extend:
-      found->known = found->known.followed_by(operation.tokens);
-      found->external = 0;
-      found->samples |= !operation.tokens.empty();
-      found->drafts = operation.drafts;
-      found->parents = operation.parents;
-      if (operation.drafts.empty())
-        found->computed += cuts_chunks_ ? reply.get(ReplyField::n, operation.n) : operation.n;
-      // A verification takes all that is left.
-      found->is_cut = cuts_chunks_ && operation.drafts.empty() &&
-                      found->computed < found->known.size() &&
-                      (found->is_cut || reply.get(ReplyField::n, operation.n) < operation.n);
-      if (operation.async) ++found->in_flight;
-      found->is_loading = operation.async && operation.n == 0;
-      return;
+    case Verb::extend: follow_extend(operation, reply, *found); return;
     case Verb::complete:
       --found->in_flight;
       found->is_loading = false;
+      if (!found->rows.empty()) found->rows.erase(found->rows.begin());
       return;
     case Verb::accept:
       found->known = found->known.followed_by(operation.tokens);
+      found->samples |= cuts_chunks_;
+      if (results_tell_ && !found->rows.empty()) {
+        const std::int64_t drafts = found->rows.front().drafts;
+        --found->in_flight;
+        found->promised -= 1 + drafts;
+        found->computed -= drafts + 1 - operation.tokens.size();
+        found->rows.erase(found->rows.begin());
+        return;
+      }
       found->computed = found->known.size() - 1;  // the last one has only been sampled
       found->drafts = Tokens();
       return;
@@ -117,6 +112,30 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
       return;
     default: follow_sequence(operation, *found); return;
   }
+}
+
+void LegalityModel::follow_extend(const Operation& operation, const Reply& reply,
+                                  Request& request) const {
+  const std::int64_t n = cuts_chunks_ ? reply.get(ReplyField::n, operation.n) : operation.n;
+  request.known = request.known.followed_by(operation.tokens);
+  request.external = 0;
+  request.samples |= !operation.tokens.empty();
+  if (operation.async && (n > 0 || operation.n == 0)) ++request.in_flight;
+  request.is_loading = operation.async && operation.n == 0;
+  if (results_tell_ && operation.async) {
+    if (n == 0) return;
+    request.computed += n;
+    const std::int64_t drafts = n == operation.n ? operation.drafts.size() : 0;
+    request.rows.push_back({request.left() <= 0, drafts});
+    if (request.rows.back().samples) request.promised += 1 + drafts;
+    return;
+  }
+  request.drafts = operation.drafts;
+  request.parents = operation.parents;
+  if (operation.drafts.empty()) request.computed += n;
+  // A verification takes all that is left.
+  request.is_cut = cuts_chunks_ && operation.drafts.empty() &&
+                   request.computed < request.known.size() && (request.is_cut || n < operation.n);
 }
 
 void LegalityModel::follow_sequence(const Operation& operation, Request& request) {
@@ -254,13 +273,14 @@ bool LegalityModel::makes_sense_for(const Request& request, const Operation& ope
   switch (operation.verb) {
     case Verb::abort: return true;
     case Verb::accept:
+      if (request.is_result_due()) return kept > 0 && kept <= request.rows.front().drafts + 1;
       return verifies && kept > 0 && are_kept(request, operation.tokens.prefix(kept - 1));
     case Verb::extend:
       if (!operation.parents.empty() && operation.parents.size() != operation.drafts.size())
         return false;
       return !verifies && (request.in_flight == 0 || (operation.async && request.in_flight == 1)) &&
              operation.n <= tokens_left(request, operation);
-    case Verb::complete: return request.in_flight > 0;
+    case Verb::complete: return request.in_flight > 0 && !request.is_result_due();
     case Verb::checkpoint: return !verifies && operation.up_to <= request.computed;
     case Verb::clone:
     case Verb::truncate:

@@ -33,6 +33,11 @@ Steps literal_steps(const std::vector<Statement>& statements);
 
 class LegalityModel {
  public:
+  /// A row whose result is out.
+  struct Row {
+    bool samples;  ///< its accept will tell tokens
+    std::int64_t drafts;
+  };
   struct Request {
     Name id;
     Name salt;
@@ -44,7 +49,12 @@ class LegalityModel {
     std::vector<std::int64_t> parents;  ///< of the drafts, where they are a tree
     std::int64_t external = 0;          ///< of its admission, before its first extend
     bool is_loading = false;            ///< these tokens are under way
-    bool is_cut = false;  ///< the server has taken less than was asked for, and something is left
+    bool is_cut = false;    ///< the server has taken less than was asked for, and something is left
+    std::vector<Row> rows;  ///< whose tokens their results tell, the oldest first
+    std::int64_t promised = 0;  ///< tokens that these bring, their drafts counted as kept
+
+    std::int64_t left() const { return known.size() + promised - computed; }
+    bool is_result_due() const { return !rows.empty() && rows.front().samples; }
   };
   struct Slot {
     Name name;
@@ -75,6 +85,9 @@ class LegalityModel {
   /// The subjects cut chunks where they have to end and say so by n=: what is left is computed
   /// before anything is sampled. Of others, less than was asked for is a fault.
   void expect_cut_chunks() { cuts_chunks_ = true; }
+  /// Steps run ahead of results, and with drafts these alone tell what was sampled: rows are asked
+  /// for without their tokens.
+  void expect_results_to_tell() { results_tell_ = true; }
 
   /// Takes note of what the operation, which was answered so, did.
   void follow(const Operation& operation, const Reply& reply);
@@ -107,6 +120,7 @@ class LegalityModel {
   bool is_sequence_sense(const Request& request, const Operation& operation) const;
   const Slot* find_slot(Name name) const;
   void follow_request(const Operation& operation, const Reply& reply);
+  void follow_extend(const Operation& operation, const Reply& reply, Request& request) const;
   void follow_sequence(const Operation& operation, Request& request);
   void follow_slot(const Operation& operation, const Reply& reply);
   void follow_compaction(const Operation& operation);
@@ -121,6 +135,7 @@ class LegalityModel {
   bool counts_locks_on_tombstones_;
   bool is_slot_cache_;
   bool cuts_chunks_ = false;
+  bool results_tell_ = false;
   std::vector<Request> requests_;
   std::vector<Slot> slots_;
   std::vector<Captured> captured_;

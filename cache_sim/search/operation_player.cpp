@@ -28,8 +28,10 @@ LegalityModel model_for(const RunOptions& options) {
                   [](const PolicyEntry* policy) { return policy->has_slot_verbs; }));
   if (std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
         return policy->config_fields.contains(ConfigField::blocks);
-      }))
+      })) {
     model.expect_cut_chunks();
+    if (options.config.overlap != 0 && options.config.drafts > 0) model.expect_results_to_tell();
+  }
   return model;
 }
 

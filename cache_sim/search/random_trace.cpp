@@ -75,6 +75,36 @@ Operation RandomTrace::verdict(const LegalityModel::Request& request) {
   return operation;
 }
 
+/// What a row without drafts to compare with brings: a token, and with steps ahead those of its
+/// drafts that are kept.
+Operation RandomTrace::result(const LegalityModel::Request& request) {
+  Operation operation{.verb = Verb::accept};
+  operation.id = request.id;
+  const std::int64_t drafts = request.rows.empty() ? 0 : request.rows.front().drafts;
+  operation.tokens = fresh_tokens(1 + draw_.between(0, drafts));
+  operation.n = operation.tokens.size();
+  return operation;
+}
+
+/// Whether the request's next result comes now, as tokens. Where drafts are configured a row
+/// without any has one too.
+bool RandomTrace::is_result_told(const LegalityModel::Request& request) {
+  if (request.is_result_due()) return request.in_flight == 2 || draw_.chance(1, 3);
+  const Config& config = swarm_.config;
+  return swarm_.blocks && config.drafts > 0 && config.overlap == 0 && request.left() == 0 &&
+         draw_.chance(1, 2);
+}
+
+/// The next turn of a session, told to a decoding request, which goes on in its blocks: more often
+/// where a block ends, because drafts that were rejected reached into the next one.
+Tokens RandomTrace::next_turn(const LegalityModel::Request& request) {
+  const std::int64_t left = request.left();
+  if (swarm_.turns == 0 || request.is_cut || left > 1 || (left == 1 && !request.samples)) return {};
+  const bool ends_block = request.computed % swarm_.config.block == 0;
+  if (!draw_.chance(static_cast<std::uint64_t>(swarm_.turns + (ends_block ? 4 : 0)), 10)) return {};
+  return fresh_tokens(draw_.between(2, 3 * swarm_.config.block));
+}
+
 /// From the root of the drafts' tree downwards, perhaps not to the end.
 Tokens RandomTrace::some_way(const LegalityModel::Request& request) {
   Tokens way;
@@ -109,16 +139,18 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
     may_be_bad_ = true;  // where the cache has them all
     return operation;
   }
-  std::int64_t most = request.known.size() - request.computed;
-  // Where a server cuts chunks, nothing is sampled before all of them are done.
-  if (most == 0 || (!swarm_.blocks && draw_.chance(1, 3))) {
-    operation.tokens = fresh_tokens(draw_.between(1, 4));
-    most += operation.tokens.size();
-  }
-  const bool is_whole = draw_.chance(1, swarm_.meetings == 0 ? 2 : 4);
-  operation.n = is_whole ? most : draw_.between(1, most);
+  std::int64_t most = request.left();
   const bool overlaps = swarm_.config.overlap != 0;
-  operation.async = request.in_flight > 0 || (overlaps && draw_.chance(1, 2));
+  if (swarm_.blocks && !overlaps) operation.tokens = next_turn(request);
+  // Where a server cuts chunks, nothing is sampled before all of them are done. With steps ahead it
+  // samples one token of a row.
+  if (operation.tokens.empty() && (most == 0 || (!swarm_.blocks && draw_.chance(1, 3))))
+    operation.tokens = fresh_tokens(swarm_.blocks && overlaps ? 1 : draw_.between(1, 4));
+  most += operation.tokens.size();
+  const bool is_whole =
+      operation.tokens.size() > 4 || draw_.chance(1, swarm_.meetings == 0 ? 2 : 4);
+  operation.n = is_whole ? most : draw_.between(1, most);
+  operation.async = request.in_flight > 0 || (overlaps && (swarm_.blocks || draw_.chance(1, 2)));
   if (swarm_.blocks) return block_forward(operation, request, most);
   if (!operation.async && draw_.chance(static_cast<std::uint64_t>(swarm_.drafts), 10)) {
     operation.drafts = fresh_tokens(draw_.between(1, 3));
@@ -212,9 +244,8 @@ Operation RandomTrace::block_forward(Operation operation, const LegalityModel::R
 /// not there yet?
 bool RandomTrace::begin_meeting() {
   for (const LegalityModel::Request& request : model_.requests()) {
-    if (request.computed == 0 || request.known.size() - request.computed <= swarm_.config.block ||
-        !request.drafts.empty() || request.in_flight != 0 || request.is_loading ||
-        !draw_.chance(1, 2))
+    if (request.computed == 0 || request.left() <= swarm_.config.block || !request.drafts.empty() ||
+        request.in_flight != 0 || request.is_loading || !draw_.chance(1, 2))
       continue;
     met_ = request.id;
     met_at_ = request.computed;
@@ -238,7 +269,7 @@ std::optional<Operation> RandomTrace::meet() {
   }
   if (next == Meeting::first || next == Meeting::last) {
     const LegalityModel::Request& one = next == Meeting::first ? *first : running.back();
-    const std::int64_t left = one.known.size() - one.computed;
+    const std::int64_t left = one.left();
     if (next == Meeting::last && left == 0) return std::nullopt;
     Operation operation{.verb = Verb::extend};
     operation.id = one.id;
@@ -283,6 +314,7 @@ Operation RandomTrace::random_request_operation() {
     if (const auto restored = restoration(running.back())) return *restored;
   const LegalityModel::Request& request = running[draw_.below(running.size())];
   if (!request.drafts.empty()) return verdict(request);
+  if (is_result_told(request)) return result(request);
   if (request.in_flight == 0 && swarm_.sequences != 0 &&
       draw_.chance(static_cast<std::uint64_t>(swarm_.sequences), 10))
     return random_sequence_operation(request);
@@ -292,7 +324,8 @@ Operation RandomTrace::random_request_operation() {
     operation.verb = draw_.chance(1, 8) ? Verb::abort : Verb::complete;
     return operation;
   }
-  if (request.in_flight > 0 && (request.in_flight == 2 || draw_.chance(1, 4))) {
+  if (request.in_flight > 0 && !request.is_result_due() &&
+      (request.in_flight == 2 || draw_.chance(1, 4))) {
     operation.verb = Verb::complete;
     return operation;
   }
@@ -304,8 +337,7 @@ Operation RandomTrace::random_request_operation() {
       if (draw_.chance(1, 5)) operation.up_to = draw_.between(0, request.computed);
       break;
     case 2:
-      operation.verb =
-          swarm_.blocks && request.computed < request.known.size() ? Verb::abort : Verb::finish;
+      operation.verb = swarm_.blocks && request.left() > 0 ? Verb::abort : Verb::finish;
       operation.insert = operation.verb == Verb::abort ||
                          !draw_.chance(static_cast<std::uint64_t>(swarm_.discarded), 10);
       if (operation.verb == Verb::finish && operation.insert && sometimes(swarm_.cuts))
@@ -503,7 +535,7 @@ std::vector<Operation> RandomTrace::ending() {
   const Name bare = model_.bare_lock();
   if (bare.exists()) unlock(bare);
   for (auto request = model_.requests().rbegin(); request != model_.requests().rend(); ++request) {
-    const bool is_cut = swarm_.blocks && request->computed < request->known.size();
+    const bool is_cut = swarm_.blocks && request->left() > 0;
     const bool aborts = draw_.below(2) == 0 || !request->drafts.empty() || is_cut;
     operation = Operation{.verb = aborts ? Verb::abort : Verb::finish};
     operation.id = request->id;

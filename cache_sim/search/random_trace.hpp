@@ -42,6 +42,9 @@ class RandomTrace {
   bool begin_meeting();
   std::optional<Operation> meet();
   Operation verdict(const LegalityModel::Request& request);
+  Operation result(const LegalityModel::Request& request);
+  bool is_result_told(const LegalityModel::Request& request);
+  Tokens next_turn(const LegalityModel::Request& request);
   Operation forward(const LegalityModel::Request& request);
   Operation block_forward(Operation operation, const LegalityModel::Request& request,
                           std::int64_t most);

@@ -188,11 +188,11 @@ void draw_block_fields(Draw& draw, const Accepted& accepted, ConfigDraw& fields,
         draw.aside(3, 25) == 0 ? std::min<std::int64_t>(drawn.block, 2 + draw.aside(2, 26)) : 1);
 }
 
-/// Single operations say themselves whether they are ahead; vLLM's never mix. Without drafts the
-/// hashes of tokens that come later do not go with steps ahead.
+/// Without drafts the hashes of tokens that come later do not go with steps ahead.
 void draw_steps_ahead(const Draw& draw, const ConfigDraw& fields, Swarm& swarm) {
   Config& config = swarm.config;
-  if (!swarm.scheduled && fields.free(ConfigField::overlap)) config.overlap = 0;
+  if (!swarm.scheduled && fields.free(ConfigField::overlap) && draw.aside(3, 53) != 0)
+    config.overlap = 0;
   if (config.overlap == 0) return;
   if (fields.free(ConfigField::drafts) && draw.aside(2, 28) == 0) config.drafts = 0;
   if (config.drafts != 0 || config.eagle == 0 || !fields.free(ConfigField::eagle)) return;
@@ -277,6 +277,8 @@ void draw_block_rates(Draw& draw, Swarm& swarm) {
   swarm.check = std::max(1, swarm.check) * 3;
   if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
   if (swarm.scheduled && swarm.config.drafts == 0) swarm.drafts = 0;
+  if (!swarm.scheduled && draw.aside(4, 54) < (swarm.config.drafts > 0 ? 3 : 1))
+    swarm.turns = static_cast<int>(2 + draw.aside(5, 55));
   if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
   if (swarm.config.scheduler.find(":encoder=") != std::string::npos)
     swarm.images = static_cast<int>(2 + draw.aside(8, 45));

@@ -66,6 +66,7 @@ struct Swarm {
   int images = 0;          ///< of ten requests: parts of the prompt are images
   int keyed = 0;           ///< of ten requests: an adapter, or images with names
   bool rooms = false;      ///< some admissions and evictions carry room=
+  int turns = 0;           ///< of ten: decoding requests that are told their session's next turn
   int meetings = 0;        ///< of ten: requests of one prompt meet around a block
   // Of ten, where the subjects take a server's fields.
   int trees = 0;   ///< verifications of trees
