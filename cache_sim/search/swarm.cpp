@@ -155,13 +155,40 @@ void draw_sizes_apart(const Draw& draw, Config& config) {
     config.retention = std::to_string(2 * std::stoll(config.retention));
 }
 
+/// Sometimes no group of full attention, or two with blocks of two sizes.
+void draw_odd_groups(const Draw& draw, Config& config) {
+  if (draw.aside(8, 57) != 0 || config.groups.find("mamba") == std::string::npos) return;
+  const auto group = [](const char* kind, std::int64_t block) {
+    return fmt::format("{}:{}", kind, block);
+  };
+  const std::int64_t block = config.block;
+  const std::string mamba = group("mamba", block);
+  switch (draw.aside(4, 58)) {
+    case 0: config.groups = mamba + "," + mamba; return;
+    case 1:
+      config.groups = fmt::format("window:{}:{},{}", config.hash_block, block + 1, mamba);
+      return;
+    case 2:
+      config.groups = group("attention", 2 * block) + "," + group("attention", block) + "," + mamba;
+      break;
+    default:
+      config.groups = mamba + "," + group("attention", block) + "," + group("attention", 2 * block);
+      break;
+  }
+  if (config.retention != "none")  // a multiple of all blocks
+    config.retention = std::to_string(2 * std::stoll(config.retention));
+}
+
 void draw_block_fields(Draw& draw, const Accepted& accepted, ConfigDraw& fields, Swarm& swarm) {
   // A child need know neither the names of blocks nor groups with blocks of different sizes.
   const bool has_child = !accepted.fields.contains(ConfigField::hash_algorithm);
   if (accepted.fields.contains(ConfigField::groups) && fields.free(ConfigField::groups)) {
     Config drawn = swarm.config;
     draw_blocks(draw, drawn);
-    if (!has_child && fields.free(ConfigField::retention)) draw_sizes_apart(draw, drawn);
+    if (!has_child && fields.free(ConfigField::retention)) {
+      draw_odd_groups(draw, drawn);
+      draw_sizes_apart(draw, drawn);
+    }
     for (const ConfigField field :
          {ConfigField::block, ConfigField::blocks, ConfigField::drafts, ConfigField::eagle,
           ConfigField::groups, ConfigField::hash_block})
@@ -223,6 +250,29 @@ std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::in
   return text;
 }
 
+/// What the cache reads of vLLM's scheduler: single operations ask it as that would.
+void draw_block_budget(const Draw& draw, Swarm& swarm) {
+  if (draw.aside(4, 59) != 0) return;
+  const Config& config = swarm.config;
+  std::string text = "vllm";
+  if (draw.aside(3, 60) != 0) text += ":watermark=" + std::to_string(1 + draw.aside(6, 61));
+  if (draw.aside(3, 62) == 0) text += ":long_prefill=" + std::to_string(1 + draw.aside(12, 63));
+  if (config.drafts > 0 && config.eagle == 0 && config.chunked_prefill > 1 &&
+      draw.aside(2, 64) == 0)
+    text += ":draft_model";
+  swarm.config.scheduler = text;
+}
+
+/// Images of requests that are preempted, whichever of them they are: the urgent ones stay, and
+/// memory is short.
+void draw_preempted_images(const Draw& draw, ConfigDraw& fields, Swarm& swarm) {
+  std::string& scheduler = swarm.config.scheduler;
+  if (scheduler.find(":encoder=") == std::string::npos || draw.aside(3, 65) != 0) return;
+  if (scheduler.find(":priority") == std::string::npos) scheduler.insert(4, ":priority");
+  fields.optional(ConfigField::blocks, &Config::blocks,
+                  static_cast<std::int64_t>(6 + draw.aside(10, 66)));
+}
+
 /// Single operations of one rank, or requests to a scheduler.
 void draw_level(Draw& draw, SwarmLevel level, bool asks_for_ranks, std::int64_t scale,
                 ConfigDraw& fields, Swarm& swarm) {
@@ -235,10 +285,12 @@ void draw_level(Draw& draw, SwarmLevel level, bool asks_for_ranks, std::int64_t 
   if (swarm.blocks) draw_steps_ahead(draw, fields, swarm);
   if (swarm.blocks && swarm.scheduled && !is_asked_for) {
     swarm.config.scheduler = drawn_vllm_scheduler(draw, swarm.config, scale);
+    draw_preempted_images(draw, fields, swarm);
     // A block as large as a step, of which a draft model takes a part.
     if (swarm.config.scheduler.find(":draft_model") != std::string::npos && draw.aside(2, 50) == 0)
       fields.common(ConfigField::chunked_prefill, &Config::chunked_prefill, swarm.config.block);
   }
+  if (swarm.blocks && !swarm.scheduled && !is_asked_for) draw_block_budget(draw, swarm);
   if (!swarm.scheduled) {
     swarm.config.ranks = 1;
   } else {
@@ -280,8 +332,10 @@ void draw_block_rates(Draw& draw, Swarm& swarm) {
   if (!swarm.scheduled && draw.aside(4, 54) < (swarm.config.drafts > 0 ? 3 : 1))
     swarm.turns = static_cast<int>(2 + draw.aside(5, 55));
   if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
-  if (swarm.config.scheduler.find(":encoder=") != std::string::npos)
-    swarm.images = static_cast<int>(2 + draw.aside(8, 45));
+  const std::string& scheduler = swarm.config.scheduler;
+  if (scheduler.find(":encoder=") == std::string::npos) return;
+  swarm.images = static_cast<int>(2 + draw.aside(8, 45));
+  if (scheduler.find(":priority") != std::string::npos) swarm.urgent = std::max(swarm.urgent, 3);
 }
 
 /// Where a hit can end inside a block, requests of one prompt, which has several blocks, meet

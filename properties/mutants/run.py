@@ -39,7 +39,7 @@ SOURCES = ["cache_sim/policies/pools.cpp",
                                                          "vllm_scheduler"))]
 # Who runs a source's lines: the policy of the seeds 1, 2, …, in turn. The others are run by most policies, one of
 # which each trace draws.
-SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align",),
+SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align", "vllm-all", "vllm-align-retention-0"),
             "cache_sim/server/vllm_scheduler.cpp": ("vllm-align",),
             "cache_sim/policies/marconi/": ("marconi", "marconi-artifact"),
             "cache_sim/policies/edge_llm/": ("edge-llm", "edge-llm-v0")}
