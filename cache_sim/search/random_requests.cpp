@@ -19,11 +19,13 @@ void draw_verifications(Draw& draw, RequestSpec& spec) {
 
 /// Parts of the prompt, none longer than a few tokens, so that an encoder of a small budget has
 /// them.
-void draw_images(Draw& draw, RequestSpec& spec) {
+void draw_images(Draw& draw, bool has_names, RequestSpec& spec) {
   std::int64_t at = draw.between(0, 4);
   for (std::int64_t size; (size = draw.between(1, 6)), at + size <= spec.prompt_size;
        at += size + draw.between(0, 3))
-    spec.images.push_back({static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(size)});
+    spec.images.push_back(
+        {static_cast<std::uint32_t>(at), static_cast<std::uint32_t>(size),
+         has_names ? Name::intern(std::string(1, static_cast<char>('h' + size))) : Name()});
 }
 
 /// Requests to the scheduler, one after the other.
@@ -96,7 +98,7 @@ class RequestMaker {
     }
     if (!swarm_.blocks && sometimes(swarm_.sent))
       spec.external = draw_.chance(1, 2) ? prompt.size() : draw_.between(1, swarm_.longest);
-    if (sometimes(swarm_.images)) draw_images(draw_, spec);
+    if (sometimes(swarm_.images)) draw_images(draw_, sometimes(swarm_.keyed), spec);
     if (draw_.chance(static_cast<std::uint64_t>(swarm_.urgent), 10))
       spec.priority = draw_.between(1, 2);
     if (swarm_.sessions != 0 && draw_.chance(1, 2)) {

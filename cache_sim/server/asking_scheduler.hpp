@@ -107,6 +107,7 @@ class AskingScheduler : public ServerScheduler {
     operation.n = operation.prompt = operation.up_to = operation.room = Operation::kAbsent;
     operation.external = operation.padded = Operation::kAbsent;
     operation.parents.clear();
+    operation.images.clear();
     operation.async = false;
     operation.ids.clear();
     asked_ = asked;
@@ -116,6 +117,8 @@ class AskingScheduler : public ServerScheduler {
       const Request& waiting = requests_[request];
       operation.salt = waiting.spec->salt;
       operation.lora = waiting.spec->lora;
+      for (const RequestSpec::Image& image : waiting.spec->images)
+        if (image.name.exists()) operation.images.push_back(image);
       operation.tokens = waiting.spec->tokens.prefix(waiting.spec->prompt_size + waiting.sampled);
       operation.prompt = waiting.spec->prompt_size;
     }

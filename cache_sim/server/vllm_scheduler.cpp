@@ -8,6 +8,16 @@
 
 namespace lockstep::cache_sim {
 
+namespace {
+
+/// Which image it is: its name says so, or its tokens do.
+std::uint64_t digest_of(const RequestSpec& spec, const RequestSpec::Image& image) {
+  if (!image.name.exists()) return spec.tokens.slice(image.begin, image.end()).digest();
+  return Tokens::of_ids({~0u, image.name.index()}).digest();  // tokens that no prompt has
+}
+
+}  // namespace
+
 void VllmScheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects) {
   switch (event.kind) {
     case SchedulerEvent::Kind::arrival:
@@ -16,8 +26,7 @@ void VllmScheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects)
         for (const RequestSpec::Image& image : request->spec->images) {
           if (!options_.can_encode(image))
             return end(event.request, FinishReason::refused, effects);
-          request->images.push_back(
-              {request->spec->tokens.slice(image.begin, image.end()).digest(), image.size});
+          request->images.push_back({digest_of(*request->spec, image), image.size});
         }
         wait(event.request, false);
       }

@@ -225,6 +225,8 @@ void VllmSchedulerOracle::schedule_waiting() {
     admit.prompt = request.spec->prompt_size;
     admit.salt = request.spec->salt;
     admit.lora = request.spec->lora;
+    for (const RequestSpec::Image& image : request.spec->images)
+      if (image.name.exists()) admit.images.push_back(image);
     const Reply& hit = ask(admit);
     if (hit.refused != Refusal::none) {
       if (hit.refused != Refusal::too_long && !is_empty()) return;
@@ -309,12 +311,14 @@ void VllmSchedulerOracle::update_after_schedule() {
 
 // --- The encoder ---------------------------------------------------------------------------------
 
-Tokens VllmSchedulerOracle::image_of(const Request& request, std::size_t input) {
+VllmSchedulerOracle::ImageContent VllmSchedulerOracle::image_of(const Request& request,
+                                                                std::size_t input) {
   const RequestSpec::Image& place = request.spec->images[input];
-  return request.spec->tokens.slice(place.begin, place.begin + place.size);
+  if (place.name.exists()) return {std::string(place.name.text()), Tokens()};
+  return {"", request.spec->tokens.slice(place.begin, place.begin + place.size)};
 }
 
-VllmSchedulerOracle::Embedding* VllmSchedulerOracle::embedding_of(const Tokens& image) {
+VllmSchedulerOracle::Embedding* VllmSchedulerOracle::embedding_of(const ImageContent& image) {
   for (Embedding& embedding : embeddings_)
     if (embedding.image == image) return &embedding;
   return nullptr;
@@ -378,7 +382,7 @@ VllmSchedulerOracle::EncoderInputs VllmSchedulerOracle::try_schedule_encoder_inp
       tokens = std::max<Count>(0, begin - (start + options_.reads_ahead));
       return inputs;
     }
-    const Tokens image = image_of(request, i);
+    const ImageContent image = image_of(request, i);
     bool is_scheduled = false;
     for (const std::size_t other : inputs.scheduled)
       is_scheduled = is_scheduled || image_of(request, other) == image;
@@ -400,8 +404,8 @@ VllmSchedulerOracle::EncoderInputs VllmSchedulerOracle::try_schedule_encoder_inp
 void VllmSchedulerOracle::allocate_encoder_inputs(Request& request, const EncoderInputs& inputs) {
   encoder_budget_ -= inputs.size;
   for (const std::size_t input : inputs.scheduled) {
-    const Tokens image = image_of(request, input);
-    embeddings_.push_back({image, image.size()});
+    const ImageContent image = image_of(request, input);
+    embeddings_.push_back({image, request.spec->images[input].size});
     check_and_update(request, input);
   }
   for (const std::size_t input : inputs.duplicate) check_and_update(request, input);

@@ -64,8 +64,9 @@ class VllmSchedulerOracle final : public ScheduleListener {
   }
 
   // The encoder and its cache (encoder_cache_manager.py).
+  using ImageContent = std::pair<std::string, Tokens>;  ///< its name, or its tokens
   struct Embedding {
-    Tokens image;
+    ImageContent image;
     Count size;
     Count references = 0;
     Count unreferenced_since = 0;
@@ -74,8 +75,8 @@ class VllmSchedulerOracle final : public ScheduleListener {
     std::vector<std::size_t> scheduled, duplicate;
     Count size = 0;
   };
-  static Tokens image_of(const Request& request, std::size_t input);
-  Embedding* embedding_of(const Tokens& image);
+  static ImageContent image_of(const Request& request, std::size_t input);
+  Embedding* embedding_of(const ImageContent& image);
   Count free_places() const;
   bool check_and_update(Request& request, std::size_t input);
   bool can_allocate(Count size, Count scheduled);

@@ -24,7 +24,7 @@ struct RequestSpec {
   std::int64_t branches = 1;  ///< children of a draft in the tree that is verified; 1: a chain
   std::int64_t overrun = 0;   ///< tokens that the last verification accepts behind the output's end
   using Image = ImageSpan;
-  std::vector<Image> images;  ///< tokens that an encoder makes, ascending; none has a name
+  std::vector<Image> images;  ///< tokens that an encoder makes, ascending
   std::int64_t external = 0;  ///< tokens whose KV and state come from another server
   std::int64_t priority = 0;
   std::int64_t rank = -1;  ///< where it goes; -1: where the routing sends it
