@@ -101,6 +101,10 @@ measure() {
   test_all "$results" "${operations[@]}" || { grep -A12 Failure "$results/tests.log" | head -60; exit 1; }
   python3 "$root/properties/torch_ops_check.py" "$built/liblockstep_torch.so" --device cuda \
     ${operations[@]/#/--operation } >"$results/operators.log" 2>&1 || { tail -20 "$results/operators.log"; exit 1; }
+  if [[ " ${operations[*]:-mla_decode} " = *" mla_decode "* ]]; then
+    python3 "$root/properties/flashmla_grid_check.py" "$built/liblockstep_torch.so" --device cuda \
+      >"$results/flashmla_grid.log" 2>&1 || { tail -5 "$results/flashmla_grid.log"; exit 1; }
+  fi
   wait $compiling || tail -3 "$results/compile.log"  # what was not compiled is when it is tuned
   python3 "$root/bench/peers/run.py" --ours "$built/liblockstep_torch.so" --out "$results" \
     ${operations[@]/#/--operation }

@@ -164,7 +164,10 @@ if(TARGET lockstep_torch_ops)
     COMMAND ${check} torch_ops_check.py $<TARGET_FILE:lockstep_torch_ops> --device cpu --backend aot_eager)
   add_test(NAME operators.have_the_peers_signatures
     COMMAND ${check} ops_check.py $<TARGET_FILE:lockstep_torch_ops>)
+  add_test(NAME operators.are_within_flashmlas_tolerances
+    COMMAND ${check} flashmla_grid_check.py $<TARGET_FILE:lockstep_torch_ops>)
   set_tests_properties(operators.check_under_python operators.have_the_peers_signatures
+    operators.are_within_flashmlas_tolerances
     PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77 ENVIRONMENT "LOCKSTEP_TORCH_DIR=${LOCKSTEP_TORCH_DIR}")
 endif()
 

@@ -454,14 +454,14 @@ def latent_attention(s, rows, latents_of):
     return torch.stack(outs), torch.stack(sums)
 
 
-def mla_decode(H, B, L):
-    """q [B, 1, H, 576]; cache [pages, 64, 576] of shuffled pages; table [B, L / 64]; lengths [B], all L."""
-    blocks, scale = L // MLA.page, MLA.scale
+def mla_decode(H, B, L, page=MLA.page):
+    """q [B, 1, H, 576]; cache [pages, page, 576] of shuffled pages; table [B, L / page]; lengths [B], all L."""
+    blocks, scale = L // page, MLA.scale
 
     def make():
         table = torch.randperm(B * blocks, device="cuda").to(torch.int32).view(B, blocks)
         return SimpleNamespace(
-            q=rand(B, 1, H, MLA.width), cache=big_rand(B * blocks, MLA.page, MLA.width, dtype=torch.bfloat16),
+            q=rand(B, 1, H, MLA.width), cache=big_rand(B * blocks, page, MLA.width, dtype=torch.bfloat16),
             table=table, lengths=torch.full((B,), L, device="cuda", dtype=torch.int32), scale=scale,
             out=torch.empty(B, 1, H, MLA.values, device="cuda", dtype=torch.bfloat16))
 
@@ -471,7 +471,8 @@ def mla_decode(H, B, L):
     one = make()
     traffic = nbytes(one.q, one.cache, one.table, one.lengths, one.out) + B * H * 4
     sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
-    return Case("mla_decode", f"H={H} B={B} L={L}", "mla_decode", B, traffic, sets, reference,
+    name = f"H={H} B={B} L={L}" + (f", pages of {page}" if page != MLA.page else "")
+    return Case("mla_decode", name, "mla_decode", B, traffic, sets, reference,
                 2 * B * H * L * (MLA.width + MLA.values))
 
 
@@ -590,6 +591,9 @@ MLA_PREFILLS = (
 )
 
 
+# Pages of fewer tokens than a tile of 64: SGLang's pools have pages of 1.
+MLA_PAGES = [(page, H, B) for page in (1, 16) for H in (16, 128) for B in (32, 128)]
+
 # Forms of the cache in e4m3, heads, requests, tokens.
 MLA_FP8 = [(form, H, B, L) for form in ("e4m3", "token656") for H in (16, 128)
            for B, L in ((1, 4096), (32, 4096), (128, 4096))]
@@ -634,6 +638,9 @@ def all_cases(quick=False):
         for B in (32,) if quick else (1, 32, 128):
             for L in (1024, 4096, 16384):
                 found.append(("mla_decode", ("mla_decode", H, B, L), lambda H=H, B=B, L=L: mla_decode(H, B, L)))
+    for page, H, B in MLA_PAGES[:1] if quick else MLA_PAGES:
+        found.append(("mla_decode", ("mla_decode", H, B, 4096, page),
+                      lambda H=H, B=B, page=page: mla_decode(H, B, 4096, page)))
     for form, H, B, L in MLA_FP8[:2] if quick else MLA_FP8:
         found.append(("mla_decode", ("mla_decode_fp8", form, H, B, L),
                       lambda f=form, H=H, B=B, L=L: mla_decode_fp8(f, H, B, L)))

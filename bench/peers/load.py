@@ -350,6 +350,16 @@ def flashinfer_mla():
     return types.SimpleNamespace(version=staged("flashinfer")[1], plan=module["plan"], run=module["run"])
 
 
+def flashinfer_ragged():
+    """FlashInfer's CUDA kernels for ragged prompts of 192 and 128 columns on Hopper, which stage.sh builds: functions
+    `plan` and `run`, and `version`."""
+    library = ROOT / "flashinfer_kernels" / "batch_prefill_sm90.so"
+    if not library.exists():
+        raise Absent("FlashInfer's kernels for ragged prompts were not built when the peers were staged")
+    module = load_tvm_ffi().load_module(str(library))
+    return types.SimpleNamespace(version=staged("flashinfer")[1], plan=module["plan"], run=module["ragged_run"])
+
+
 def vllm_libraries():
     """Folder of the CUDA libraries of vLLM's wheel that are staged, and the wheel's version."""
     return staged("vllm_libraries")

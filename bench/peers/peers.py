@@ -4,6 +4,7 @@ Each peer gets the most favourable form that it supports of the same work: the s
 written, its own layout of the small inputs, its output buffer reused where it takes one.
 """
 
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Loaded:
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # peers whose tuning takes minutes, say
         for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
                      "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
-                     "flashinfer_mla", "flashmla", "flashmla_fp8", "flash_attention_3"):
+                     "flashinfer_mla", "flashinfer_ragged", "flashmla", "flashmla_fp8", "flash_attention_3"):
             if name in left_out:
                 self.why[name] = "left out of this run"
                 continue
@@ -76,7 +77,7 @@ PEERS_OF = {
     "layer_gdn": ("vllm", "flashqla", "flashinfer_prefill", "vllm_delta_prefill", "fla_prefill"),
     "mla_decode": ("flashmla", "flashinfer_mla", "flash_attention_3"),
     "mla_decode_fp8": ("flashmla", "flashmla_fp8"),
-    "mla_prefill": ("flash_attention_3",),
+    "mla_prefill": ("flash_attention_3", "flashinfer_ragged"),
     "copy": (),
 }
 NOT_FETCHED = {
@@ -96,8 +97,7 @@ NOT_FETCHED = {
     "mla_decode": [],
     "mla_decode_fp8": [("FlashInfer", "its kernel for caches in e4m3 is not staged"),
                        ("FlashAttention 3", "vLLM's build for MLA takes no cache in e4m3")],
-    "mla_prefill": [("FlashInfer", "its ragged prefill is not staged; 316 and 4436 us for T=2048 and 8192 are recorded"),
-                    ("FlashMLA", "its dense prefill is for Blackwell")],
+    "mla_prefill": [("FlashMLA", "its dense prefill is for Blackwell")],
     "copy": [],
 }
 
@@ -604,13 +604,14 @@ def mla_decode(case, loaded):
     layers of a step. Ours does it in each launch."""
     found = []
     one = case.sets[0]
-    H, L = one.q.shape[2], one.table.shape[1] * one.cache.shape[1]
+    page = one.cache.shape[1]
+    H, L = one.q.shape[2], one.table.shape[1] * page
     starts = torch.arange(case.B + 1, device="cuda", dtype=torch.int32)
     ours = loaded.operator("mla_decode")
     if ours is not None:
         found.append(Contestant(OURS, lambda s: ours(s.q, s.cache, s.table, s.lengths, s.scale),
                                 lambda s, result, rows: (result[0][:rows], result[1][:rows])))
-    if "flashmla" in loaded.modules:
+    if "flashmla" in loaded.modules and page == 64:  # it takes no other
         flashmla, plan = loaded.modules["flashmla"], []
 
         def launch_flashmla(s):
@@ -624,7 +625,7 @@ def mla_decode(case, loaded):
     if "flash_attention_3" in loaded.modules:
         fa3 = loaded.modules["flash_attention_3"]
         plan_fa3 = fa3.plan(case.B, 1, L, H, 1, 64, 512, torch.bfloat16, one.lengths, starts, None, None, None, None,
-                            64, 0, True, -1, -1, False, 0, None, 0)
+                            page, 0, True, -1, -1, False, 0, None, 0)
 
         def launch_fa3(s):
             q, cache, nothing = s.q[:, 0], s.cache[:, :, None], None
@@ -637,7 +638,7 @@ def mla_decode(case, loaded):
         found.append(Contestant(f"FlashAttention 3 of vLLM {fa3.version}", launch_fa3, lambda s, result, rows: (
             result[0][:rows, None], result[1].t()[:rows, :, None])))
     if "flashinfer_mla" in loaded.modules:
-        found.append(flashinfer_mla(loaded.modules["flashinfer_mla"], case, starts, H, L))
+        found.append(flashinfer_mla(loaded.modules["flashinfer_mla"], case, starts, H, L, page))
     return found
 
 
@@ -676,13 +677,17 @@ def mla_decode_fp8(case, loaded):
     return found
 
 
-def flashinfer_mla(flashinfer, case, starts, H, L):
+def flashinfer_scratch():
+    """Where FlashInfer keeps pieces and plans: floats and ints on the GPU, and where plans are made."""
+    return (torch.empty(128 << 20, device="cuda", dtype=torch.uint8), torch.empty(8 << 20, device="cuda", dtype=torch.uint8),
+            torch.empty(8 << 20, dtype=torch.uint8, pin_memory=True))
+
+
+def flashinfer_mla(flashinfer, case, starts, H, L, page):
     """FlashInfer's kernel for Hopper; pages one behind the other instead of a table."""
-    floats = torch.empty(128 << 20, device="cuda", dtype=torch.uint8)
-    ints = torch.empty(8 << 20, device="cuda", dtype=torch.uint8)
-    pinned = torch.empty(8 << 20, dtype=torch.uint8, pin_memory=True)
+    floats, ints, pinned = flashinfer_scratch()
     lengths = torch.full((case.B,), L, dtype=torch.int32)
-    plan, size = flashinfer.plan(floats, ints, pinned, starts.cpu(), starts.cpu() * (L // 64), lengths, H, 512, False)
+    plan, size = flashinfer.plan(floats, ints, pinned, starts.cpu(), starts.cpu() * (L // page), lengths, H, 512, False)
     ints[:size].copy_(pinned[:size])
     for s in case.sets:
         s.lse = torch.empty(case.B, H, device="cuda")
@@ -690,7 +695,7 @@ def flashinfer_mla(flashinfer, case, starts, H, L):
     def launch(s):
         q = s.q[:, 0]
         flashinfer.run(floats, ints, plan, q[..., :512], q[..., 512:], s.cache[..., :512], s.cache[..., 512:],
-                       s.table.view(-1), s.out[:, 0], s.lse, 0, H, 64, s.scale, True, 1.0, 1.0, None)
+                       s.table.view(-1), s.out[:, 0], s.lse, 0, H, page, s.scale, True, 1.0, 1.0, None)
         return s.out, s.lse
 
     return Contestant(f"FlashInfer {flashinfer.version} CUDA", launch,
@@ -699,7 +704,6 @@ def flashinfer_mla(flashinfer, case, starts, H, L):
 
 def mla_prefill(case, loaded):
     """Packed rows."""
-    del case
 
     def view(s, result, rows):
         del rows
@@ -721,7 +725,29 @@ def mla_prefill(case, loaded):
             return out, lse
 
         found.append(Contestant(f"FlashAttention 3 of vLLM {fa3.version}", launch, view))
+    if "flashinfer_ragged" in loaded.modules:
+        found.append(flashinfer_ragged(loaded.modules["flashinfer_ragged"], case, view))
     return found
+
+
+def flashinfer_ragged(flashinfer, case, view):
+    """FlashInfer's kernels for ragged prompts, planned before; its lse is [tokens, heads], in powers of two."""
+    floats, ints, pinned = flashinfer_scratch()
+    one = case.sets[0]
+    starts, key_starts = one.starts.cpu(), one.key_starts.cpu()
+    T, H = one.q.shape[:2]
+    plan = flashinfer.plan(floats, ints, pinned, starts, key_starts, key_starts.diff(), T, len(starts) - 1, H, H, 1, False,
+                           one.q.shape[2], one.v.shape[2], one.causal, -1)
+    for s in case.sets:
+        s.lse = torch.empty(T, H, device="cuda")
+
+    def launch(s):
+        flashinfer.run(floats, ints, plan, s.q, s.k, s.v, s.starts, s.key_starts, s.out, s.lse, int(s.causal), 0, -1, False,
+                       None, None, None, None, 0.0, s.scale, 1.0, 0)
+        return s.out, s.lse
+
+    return Contestant(f"FlashInfer {flashinfer.version} CUDA", launch,
+                      lambda s, result, rows: view(s, (result[0], result[1].t() * math.log(2)), rows))
 
 
 def copy(case, loaded):

@@ -10,8 +10,8 @@
 # FlashInfer's CuTe kernels (60 MB); without it the kernels compiled by an earlier run are used
 # (flashinfer_kernels/, filled by the first run that has the compiler). FlashInfer's CUDA kernels
 # for selective_state_update are built by the nvcc of the machine with the GPU, and kept in the same
-# place; the one for MLA is built here, and so are FlashInfer's and FlashQLA's prefills of the gated
-# delta rule (compile_kernels.py).
+# place; those for MLA and for ragged prompts are built here, and so are FlashInfer's and FlashQLA's
+# prefills of the gated delta rule (compile_kernels.py).
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
@@ -95,6 +95,63 @@ if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/batch_mla_sm90.so ]; 
     -gencode=arch=compute_90a,code=sm_90a -DFLASHINFER_ENABLE_{F16,BF16,FP8_E4M3,FP8_E5M2} \
     "${includes[@]}" -I tvm_ffi/include -I tvm_ffi/3rdparty/dlpack/include \
     "$data"/csrc/batch_mla_sm90_{plan,run,binding}.cu -o flashinfer_kernels/batch_mla_sm90.so -lcuda
+  rm -r "$sources"
+fi
+
+# Its kernels for ragged prompts of 192 and 128 columns too: those of Hopper, causal or not, without what reads pages.
+if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/batch_prefill_sm90.so ]; then  # minutes
+  sources=$(mktemp -d)
+  data=$sources/flashinfer/data
+  wheel=$(fetch flashinfer-python 0.7.2.post1)
+  unzip -qo "$wheel" 'flashinfer/data/csrc/batch_prefill_sm90*' 'flashinfer/data/csrc/tvm_ffi_utils.h' \
+    'flashinfer/data/include/*' 'flashinfer/data/cutlass/include/*' 'flashinfer/data/cutlass/tools/util/include/*' \
+    'flashinfer/data/cccl/libcudacxx/include/*' 'flashinfer/data/cccl/cub/cub/*' \
+    'flashinfer/data/cccl/thrust/thrust/*' -d "$sources"
+  declared='' arguments='' set=''
+  for optional in uint32_t:maybe_prefix_len_ptr uint16_t:maybe_token_pos_in_items_ptr \
+                  uint16_t:maybe_max_item_len_ptr float:maybe_scale_v; do
+    type=${optional%:*} name=${optional#*:}
+    declared+="$type* $name; " arguments+=", Optional<ffi::Tensor> $name"
+    set+="params.additional_params.$name = $name ? static_cast<$type*>($name.value().data_ptr()) : nullptr; "
+  done
+  for number in double:logits_soft_cap double:sm_scale double:scale_v_scalar int64_t:token_pos_in_items_len; do
+    type=${number%:*} name=${number#*:}
+    declared+="$type $name; " arguments+=", $type $name" set+="params.additional_params.$name = $name; "
+  done
+  config=$data/csrc/batch_prefill_sm90_config.inc
+  sed -E 's/\{\{ dtype_(q|kv|o) \}\}/nv_bfloat16/; s/\{\{ idtype \}\}/int32_t/; s/\{\{ head_dim_qk \}\}/192/
+    s/\{\{ head_dim_vo \}\}/128/; s/\{\{ use_(sliding_window|logits_soft_cap) \}\}/false/
+    s/\{\{ variant_name \}\}/DefaultAttention<false>/
+    s|\{\{ variant_decl \}\}|#include <flashinfer/attention/hopper/variants.cuh>|' \
+    "$data/csrc/batch_prefill_sm90_customize_config.jinja" |
+    sed "s/{{ additional_params_decl }}/$declared/; s/{{ additional_func_params }}/$arguments/
+      s/{{ additional_params_setter }}/$set/" >"$config"
+  cat >>"$config" <<'END'
+#undef DISPATCH_MASK_MODE
+#define DISPATCH_MASK_MODE(mask_mode, MASK_MODE, ...) \
+  if (mask_mode == MaskMode::kCausal) { constexpr MaskMode MASK_MODE = MaskMode::kCausal; __VA_ARGS__ } \
+  else { constexpr MaskMode MASK_MODE = MaskMode::kNone; __VA_ARGS__ }
+END
+  parts=("$data"/csrc/batch_prefill_sm90{,_jit_binding}.cu)
+  sed -i '/^void BatchPrefillWithPagedKVCacheSM90Run/,/^}/d' "${parts[0]}"
+  sed -i '/^void BatchPrefillWithPagedKVCacheSM90Run/,/;$/d; /paged_run/d' "${parts[1]}"
+  for mask in kNone kCausal; do
+    parts+=("$data/csrc/$mask.cu")
+    { echo '#include <flashinfer/attention/hopper/prefill_sm90.cuh>'
+      echo '#include "batch_prefill_sm90_config.inc"'
+      for same in true false; do
+        echo "template cudaError_t flashinfer::BatchPrefillWithRaggedKVCacheDispatched<192, 128, MaskMode::$mask, false,"
+        echo "    $same, DefaultAttention<false>>(RaggedParams&, bool, cudaStream_t);"
+      done; } >"$data/csrc/$mask.cu"
+  done
+  includes=()
+  for folder in cccl/{libcudacxx/include,cub,thrust} include cutlass/include cutlass/tools/util/include; do
+    includes+=(-I "$data/$folder")
+  done
+  nvcc -shared -std=c++17 -O3 -use_fast_math -DNDEBUG -Xcompiler -fPIC --expt-relaxed-constexpr --expt-extended-lambda \
+    -static-global-template-stub=false -gencode=arch=compute_90a,code=sm_90a \
+    -DFLASHINFER_ENABLE_{F16,BF16,FP8_E4M3,FP8_E5M2} "${includes[@]}" -I tvm_ffi/include \
+    -I tvm_ffi/3rdparty/dlpack/include "${parts[@]}" -o flashinfer_kernels/batch_prefill_sm90.so -lcuda
   rm -r "$sources"
 fi
 
