@@ -261,6 +261,51 @@ def merge_cases(data):
                out_b=data.normal(70, H, dims), lse_b=data.normal(H, 70, dtype=torch.float32))
 
 
+def product_cases(data):
+    for G, M, N, K, shared in ((3, 40, 136, 512, False), (2, 5, 64, 72, True)):
+        yield dict(x=data.normal(1 if shared else G, M, K), weight=data.normal(G, N, K))
+    # (opcheck compares arguments, for which PyTorch has no float8_e4m3fn.)
+
+
+def latent_write_cases(data):
+    dims, heads, pairs = data.sizes((512, 16, 32), (8, 3, 2))
+    for page, more in ((16, {}), (1, dict(norm=data.normal(dims) + 1, interleaved=False, magnitude=1.25))):
+        pages = torch.randperm(SLOTS * 4, generator=data.generator)[:TOKENS]
+        both = data.normal(TOKENS, dims + 2 * pairs)
+        yield dict(latent=both[:, :dims].contiguous(), k_pe=both[:, dims:].contiguous(),
+                   q_pe=data.normal(TOKENS, heads, 2 * pairs),
+                   kv_cache=data.normal(SLOTS * 4 // page, page, dims + 2 * pairs),
+                   slots=data.ints([-1, *pages.tolist()[1:]]), positions=data.ints([0, 7, 100, 3000, 5, 1, 2, 99]),
+                   frequencies=data.normal(pairs, dtype=torch.float32).abs(), **more)
+
+
+def mla_layer_cases(data):
+    H, dc, dn, pairs, dv, hidden, low = data.sizes((16, 512, 128, 32, 128, 256, 128), (3, 12, 6, 2, 5, 10, 7))
+
+    def weight(*shape):
+        return (data.normal(*shape, dtype=torch.float32) * (2 / shape[-1]) ** 0.5).to(torch.bfloat16)
+
+    for q_lora, ragged in ((low, False), (0, True)):
+        page, blocks, lengths = 16, 5, [70, 2, 33, 17]
+        fresh = [3, 0, 4, 1] if ragged else [2] * ROWS
+        starts = [sum(fresh[:i]) for i in range(ROWS + 1)]
+        pages = torch.randperm(ROWS * blocks, generator=data.generator).to(torch.int32).reshape(ROWS, blocks)
+        places = [n - m + i for n, m in zip(lengths, fresh) for i in range(m)]
+        rows = [r for r, m in enumerate(fresh) for _ in range(m)]
+        kv_b = weight(H * (dn + dv), dc)
+        per_head = kv_b.view(H, dn + dv, dc)
+        more = dict(query_start_loc=data.ints(starts)) if ragged else {}
+        yield dict(hidden=data.normal(len(places), hidden), positions=data.ints(places),
+                   slots=data.ints([int(pages[r, i // page]) * page + i % page for r, i in zip(rows, places)]),
+                   kv_cache=data.normal(ROWS * blocks, page, dc + 2 * pairs), block_table=pages.to(data.device),
+                   seq_lens=data.ints(lengths), qkv_a=weight(q_lora + dc + 2 * pairs, hidden),
+                   q_a_norm=data.normal(q_lora) + 1 if q_lora else None,
+                   q_b=weight(H * (dn + 2 * pairs), q_lora or hidden), kv_a_norm=data.normal(dc) + 1, kv_b=kv_b,
+                   w_kc=per_head[:, :dn].transpose(1, 2).contiguous(), w_vc=per_head[:, dn:].contiguous(),
+                   o_proj=weight(hidden, H * dv), frequencies=data.normal(pairs, dtype=torch.float32).abs(),
+                   softmax_scale=0.135, **more)
+
+
 CASES = {
     "causal_conv1d_update": conv_cases,
     "causal_conv1d": conv_prefill_cases,
@@ -277,6 +322,9 @@ CASES = {
     "mla_decode": mla_cases,
     "mla_prefill": prefill_cases,
     "merge_attention": merge_cases,
+    "batched_product": product_cases,
+    "latent_cache_write": latent_write_cases,
+    "mla_layer": mla_layer_cases,
 }
 
 

@@ -1,12 +1,9 @@
 // torch.ops.lockstep.mla_decode, mla_prefill and merge_attention: schemas in operators.md.
-#include "kernels/torch/operator.hpp"
+#include "kernels/torch/lanes.hpp"
 #include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
-#include <map>
-#include <mutex>
-
 #include "kernels/attention/merge_attention.hpp"
 #include "kernels/attention/mla_decode.hpp"
 #include "kernels/attention/mla_prefill.hpp"
@@ -19,23 +16,6 @@ constexpr std::int64_t kMlaWidth = 576;
 constexpr std::int64_t kPromptWidth = 192, kPromptValues = 128;
 
 #ifdef LOCKSTEP_HAS_CUDA
-/// Calls on different streams may run at the same time. A captured call has its stream's lane.
-int lane_of(cudaStream_t stream) {
-  static std::mutex mutex;
-  static std::map<cudaStream_t, int> lanes;
-  const std::lock_guard lock(mutex);
-  const auto [place, is_new] = lanes.emplace(stream, static_cast<int>(lanes.size()));
-  return place->second;
-}
-
-/// Kernels want a last dimension that is contiguous, and every row at whole 16 bytes.
-Tensor in_whole_rows(const Tensor& x) {
-  bool rows = x.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(x.data_ptr()) % 16 == 0;
-  for (std::int64_t i = 0; i + 1 < x.dim(); ++i)
-    rows = rows && x.stride(i) * x.element_size() % 16 == 0;
-  return rows ? x : x.clone(at::MemoryFormat::Contiguous);
-}
-
 /// run(T{}) for the type of the tensor `x`.
 template <class Run>
 auto of_type(const Tensor& x, const char* argument, Run run) {
