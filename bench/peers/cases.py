@@ -647,6 +647,9 @@ def all_cases(quick=False):
     for H, lengths, chunk in MLA_PREFILLS[:2] if quick else MLA_PREFILLS:
         found.append(("mla_prefill", ("mla_prefill", H, (lengths, chunk)),
                       lambda H=H, n=lengths, c=chunk: mla_prefill(H, n, c)))
+    import latents  # it makes its cases of what stands above
+
+    found += latents.all_cases(quick)
     for elements in (24576, 1 << 20):
         found.append(("state_copy", ("copy", elements), lambda e=elements: state_copy(e)))
     return found

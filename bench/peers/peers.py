@@ -13,6 +13,7 @@ from typing import Callable
 
 import torch
 
+import latents
 import load
 
 OURS = "lockstep"
@@ -79,6 +80,7 @@ PEERS_OF = {
     "mla_decode_fp8": ("flashmla", "flashmla_fp8"),
     "mla_prefill": ("flash_attention_3", "flashinfer_ragged"),
     "copy": (),
+    **latents.PEERS_OF,
 }
 NOT_FETCHED = {
     "conv": [("causal-conv1d", "its CUDA sources are not built here"),
@@ -99,6 +101,7 @@ NOT_FETCHED = {
                        ("FlashAttention 3", "vLLM's build for MLA takes no cache in e4m3")],
     "mla_prefill": [("FlashMLA", "its dense prefill is for Blackwell")],
     "copy": [],
+    **latents.NOT_FETCHED,
 }
 
 
@@ -108,7 +111,8 @@ def contestants(case, loaded):
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
-              "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill}
+              "mla_decode": mla_decode, "mla_decode_fp8": mla_decode_fp8, "mla_prefill": mla_prefill,
+              **latents.products(Contestant)}
     found = makers[case.kind](case, loaded)
     absent = [{"name": n, "why": loaded.why[n]} for n in PEERS_OF[case.kind] if n in loaded.why]
     absent += [{"name": n, "why": why} for n, why in NOT_FETCHED[case.kind]]
