@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "kernels/torch/static_kv/packages.hpp"
 #include "properties/support/static_kv_cases.hpp"
 #ifdef LOCKSTEP_STATIC_KV_GPU
 #include "kernels/torch/static_kv/cuda_graph.hpp"
@@ -40,6 +39,11 @@ struct Recorded : Form {
   explicit Recorded(Programs programs) : Form(std::move(programs)) { Form::capture(kRecord); }
 };
 
+void record(const Compared& compared) {
+  ::testing::Test::RecordProperty("cases", static_cast<int>(compared.cases));
+  ::testing::Test::RecordProperty("error", std::to_string(compared.worst));
+}
+
 class StaticKvGraphs : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
@@ -48,13 +52,6 @@ class StaticKvGraphs : public ::testing::TestWithParam<bool> {
   }
   Programs programs(std::int64_t rows = kRows) const {
     return eager_programs(*there_, {1, 8, 16}, rows);
-  }
-  void expect_original(CachedModel& runtime) {
-    Compared compared;
-    for (const Case& c : cases(checkpoint_.config.vocab_size))
-      EXPECT_EQ(difference(runtime, originals_, c, &compared), "") << c.name;
-    RecordProperty("cases", static_cast<int>(compared.cases));
-    RecordProperty("error", std::to_string(compared.worst));
   }
 
   at::InferenceMode guard_;
@@ -68,7 +65,7 @@ INSTANTIATE_TEST_SUITE_P(Heads, StaticKvGraphs, ::testing::Values(true, false),
 
 TEST_P(StaticKvGraphs, overEagerProgramsAreTheOriginal) {
   Recorded<GraphRuntime> runtime(programs());
-  expect_original(runtime);
+  record(expect_original(runtime, originals_, kRows));
 }
 
 // Programs that write into the cache themselves, the baseline that the sidecar's cost is measured
@@ -78,7 +75,7 @@ TEST_P(StaticKvGraphs, overProgramsInPlaceAreTheOriginal) {
   for (auto& [Q, program] : in_place.buckets)
     program = [this](const std::vector<at::Tensor>& in) { return there_->step_in_place(in); };
   Recorded<GraphRuntime> runtime(in_place);
-  expect_original(runtime);
+  record(expect_original(runtime, originals_, kRows));
 }
 
 // A few steps through every bucket, small enough for compute-sanitizer.
@@ -224,23 +221,35 @@ TEST_P(StaticKvGraphs, goOnBehindARefusal) {
 
 // --- Packages
 
+/// The cases of all folders; `in_place`: with the programs that write the cache themselves, where
+/// there are any.
+void expect_originals(bool in_place) {
+  const at::InferenceMode guard;
+  Compared all;
+  for (const std::string& folder : package_folders()) {
+    const Packaged packaged(folder);
+    Programs programs = packaged.programs;
+    ASSERT_TRUE(programs.in_place.contains(1)) << folder;
+    if (in_place)
+      for (const auto& [Q, program] : programs.in_place) programs.buckets[Q] = program;
+    Recorded<GraphRuntime> runtime(programs);
+    const Compared found =
+        expect_original(runtime, packaged.originals, programs.rows, folder + ": ");
+    all = {all.cases + found.cases, std::max(all.worst, found.worst)};
+  }
+  record(all);
+}
+
 TEST(StaticKvGraphPackages, areTheOriginal) {
   SKIP_WITHOUT_DEVICE();
   SKIP_WITHOUT_PACKAGES();
-  const at::InferenceMode guard;
-  Compared compared;
-  for (const std::string& folder : package_folders()) {
-    auto programs = load_packages(folder);
-    ASSERT_TRUE(programs) << programs.error().text;
-    const auto checkpoint = reference::read_qwen3(folder);
-    ASSERT_TRUE(checkpoint) << checkpoint.error().text;
-    const Originals originals(*checkpoint);
-    Recorded<GraphRuntime> runtime(*programs);
-    for (const Case& c : cases(checkpoint->config.vocab_size))
-      EXPECT_EQ(difference(runtime, originals, c, &compared), "") << folder << ": " << c.name;
-  }
-  RecordProperty("cases", static_cast<int>(compared.cases));
-  RecordProperty("error", std::to_string(compared.worst));
+  expect_originals(false);
+}
+
+TEST(StaticKvGraphPackages, inPlaceAreTheOriginal) {
+  SKIP_WITHOUT_DEVICE();
+  SKIP_WITHOUT_PACKAGES();
+  expect_originals(true);
 }
 
 // Tokens are those of transformers' own generate.
@@ -250,9 +259,7 @@ TEST(StaticKvGraphPackages, sayWhatTransformersSays) {
   const at::InferenceMode guard;
   int count = 0;
   for (const std::string& folder : package_folders()) {
-    auto programs = load_packages(folder);
-    ASSERT_TRUE(programs) << programs.error().text;
-    Recorded<GraphRuntime> runtime(*programs);
+    Recorded<GraphRuntime> runtime(value_of(load_packages(folder)));
     count += expect_transformers_texts(runtime, folder);
   }
   RecordProperty("cases", count);

@@ -16,7 +16,6 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "kernels/torch/static_kv/packages.hpp"
 #include "properties/support/static_kv_cases.hpp"
 #include "reference/models/qwen3.hpp"
 
@@ -57,8 +56,7 @@ TEST_P(StaticKvRuntime, eagerModelIsTheReference) {
 
 TEST_P(StaticKvRuntime, overEagerProgramsIsTheOriginal) {
   Runtime runtime(eager_programs(originals_.eager, {1, 8, 16}));
-  for (const Case& c : cases(checkpoint_.config.vocab_size))
-    EXPECT_EQ(difference(runtime, originals_, c), "") << c.name;
+  expect_original(runtime, originals_, kRows);
 }
 
 /// Distinct tokens of a greedy text: a model that repeats itself would hide a lost cache.
@@ -244,18 +242,12 @@ TEST(StaticKvPackages, areTheOriginal) {
   SKIP_WITHOUT_PACKAGES();
   const at::InferenceMode guard;
   for (const std::string& folder : package_folders()) {
-    auto programs = load_packages(folder);
-    ASSERT_TRUE(programs) << programs.error().text;
-    const auto checkpoint = reference::read_qwen3(folder);
-    ASSERT_TRUE(checkpoint) << checkpoint.error().text;
-    const Originals originals(*checkpoint);
-    Runtime runtime(*programs);
-    std::size_t count = 0;
-    for (const Case& c : cases(checkpoint->config.vocab_size)) {
-      EXPECT_EQ(difference(runtime, originals, c), "") << folder << ": " << c.name;
-      ++count;
-    }
-    std::cout << folder << ": " << count << " cases\n";
+    const Packaged packaged(folder);
+    Runtime runtime(packaged.programs);
+    const Compared compared =
+        expect_original(runtime, packaged.originals, packaged.programs.rows, folder + ": ");
+    std::cout << folder << ": " << compared.cases << " cases, " << packaged.programs.rows
+              << " rows\n";
   }
 }
 
@@ -263,9 +255,8 @@ TEST(StaticKvPackages, areTheOriginal) {
 TEST(StaticKvPackages, holdTheDrawnWeights) {
   SKIP_WITHOUT_PACKAGES();
   for (const std::string& folder : package_folders()) {
-    const auto checkpoint = reference::read_qwen3(folder);
-    ASSERT_TRUE(checkpoint) << checkpoint.error().text;
-    EXPECT_EQ(checkpoint->weights, reference::drawn_qwen3(checkpoint->config, 1).weights);
+    const Qwen3Checkpoint checkpoint = value_of(reference::read_qwen3(folder));
+    EXPECT_EQ(checkpoint.weights, reference::drawn_qwen3(checkpoint.config, 1).weights);
   }
 }
 
@@ -274,9 +265,7 @@ TEST(StaticKvPackages, sayWhatTransformersSays) {
   SKIP_WITHOUT_PACKAGES();
   const at::InferenceMode guard;
   for (const std::string& folder : package_folders()) {
-    auto programs = load_packages(folder);
-    ASSERT_TRUE(programs) << programs.error().text;
-    Runtime runtime(*programs);
+    Runtime runtime(value_of(load_packages(folder)));
     expect_transformers_texts(runtime, folder);
   }
 }
@@ -320,7 +309,7 @@ TEST(StaticKvPackages, ofAnotherKindAreRefused) {
     const std::string said = folder.refusal_with(change);
     EXPECT_NE(said.find(sentence), std::string::npos) << said;
   };
-  says({{"format", 3}}, "static_kv.json: format is 3; this runtime reads 2");
+  says({{"format", 2}}, "static_kv.json: format is 2; this runtime reads 3");
   says({{"torch", "2.12.0"}}, "static_kv.json: torch is \"2.12.0\"; this runtime was built with");
   says({{"dtype", "float16"}}, "dtype is \"float16\"; packages of float32 and bfloat16 are served");
   says({{"device", "xpu"}}, "device is \"xpu\"; packages of cpu and cuda are served");
@@ -330,6 +319,10 @@ TEST(StaticKvPackages, ofAnotherKindAreRefused) {
   says({{"buckets", {{"32", "q32.pt2"}}}}, "q32.pt2: cannot be read; static_kv.json has a bucket");
   says({{"buckets", {{"16", "q8.pt2"}}}},
        "q8.pt2: its bucket is \"8\", static_kv.json says \"16\"");
+  says({{"in_place", {{"1", "q1.pt2"}}}},
+       "its form is \"buckets\", static_kv.json says \"in_place\"");
+  says({{"in_place", 1}}, "in_place is no list of packages by bucket");
+  says({{"in_place", {{"one", "q1.pt2"}}}}, "in_place has \"one\", no number of queries");
   says({{"positions", 64}}, "its positions is \"96\", static_kv.json says \"64\"");
   says({{"transformers", "5.24.0"}}, "its transformers is \"5.23.0\"");
   std::ofstream(folder.path("q8.pt2")) << "nothing";

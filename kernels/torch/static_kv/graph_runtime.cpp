@@ -58,8 +58,7 @@ void GraphRuntime::capture(const Record& record) {
     scalar_of(bucket.host, 0).fill_(Q);
     scalar_of(bucket.host, 1).fill_(programs_.rows);
     bucket.inputs = bucket.host.to(device, false, true);
-    bucket.logits =
-        at::empty({programs_.rows, programs_.head.size(0)}, at::device(device).dtype(at::kFloat));
+    bucket.logits = at::empty({programs_.rows, programs_.head.size(0)}, programs_.head.options());
     // Copies of the handles: what this runtime puts elsewhere later, a graph would not see either.
     bucket.replay =
         record([this, state = state_, bucket, run = program] { step(state, bucket, run); },
@@ -106,7 +105,8 @@ void GraphRuntime::step(const State& state, const Bucket& bucket, const Program&
     commit(state.values, outputs[2]);
   }
   const at::Tensor last = outputs[0].index_select(1, (tokens - 1).view({1})).squeeze(1);  // [R, D]
-  bucket.logits.copy_(at::matmul(last, programs_.head.t()));
+  at::Tensor logits = bucket.logits;
+  at::matmul_out(logits, last, programs_.head.t());
   state.length.add_(tokens);
 }
 

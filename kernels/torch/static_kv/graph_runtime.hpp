@@ -1,5 +1,6 @@
 // The runtime of runtime.hpp with one graph for each bucket: the host writes a call's tokens into
-// the bucket's inputs and replays; everything else stays on the device.
+// the bucket's inputs and replays; everything else stays on the device. Programs that give hidden
+// states alone have written the cache in place (Programs::in_place).
 //
 //   a bucket's inputs     shape            written by the host before each replay
 //   ids, positions, real  [R, Q] int64     0 where there is no token: in the bucket's tail and in
@@ -42,7 +43,8 @@ class GraphRuntime : public CachedModel {
   void capture(const Record& record);
 
   Result<std::vector<std::vector<float>>> append(const NewColumns& columns) override;
-  /// The same with logits [R, V] float32 where the programs are, overwritten by the next call.
+  /// The same with logits [R, V] of the programs' dtype where the programs are, overwritten by the
+  /// next call.
   Result<at::Tensor> launch(const NewColumns& columns);
   void reorder(const std::vector<std::int64_t>& rows) override;
   void clear() override;
@@ -59,7 +61,7 @@ class GraphRuntime : public CachedModel {
   struct Bucket {
     std::int64_t Q;
     at::Tensor host, inputs;  ///< [n] int64, what stands above, each at a multiple of 16 bytes
-    at::Tensor logits;        ///< [R, V] float32
+    at::Tensor logits;        ///< [R, V]
     std::function<void()> replay;
   };
 

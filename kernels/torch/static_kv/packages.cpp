@@ -15,7 +15,9 @@ namespace {
 using nlohmann::json;
 using torch::inductor::AOTIModelPackageLoader;
 
-constexpr int kFormat = 2;
+constexpr int kFormat = 3;
+
+constexpr const char* kForms[] = {"buckets", "in_place"};  ///< lists of packages by bucket
 
 std::string text_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
@@ -48,16 +50,22 @@ Result<json> read_index(const std::string& path) {
   const json buckets = index.value("buckets", json());
   if (!buckets.is_object() || !buckets.contains("1"))
     return fail(path + ": buckets has no bucket of one token, which decodes need");
-  for (const auto& [Q, file_name] : buckets.items())
-    if (Q.empty() || Q.size() > 6 || Q.find_first_not_of("0123456789") != std::string::npos ||
-        Q.front() == '0' || !file_name.is_string())
-      return fail(path + ": buckets has \"" + Q + "\", no number of queries and a file's name");
+  for (const char* form : kForms) {
+    const json list = index.value(form, json::object());
+    if (!list.is_object()) return fail(path + ": " + form + " is no list of packages by bucket");
+    for (const auto& [Q, file_name] : list.items())
+      if (Q.empty() || Q.size() > 6 || Q.find_first_not_of("0123456789") != std::string::npos ||
+          Q.front() == '0' || !file_name.is_string())
+        return fail(path + ": " + form + " has \"" + Q +
+                    "\", no number of queries and a file's name");
+  }
   return index;
 }
 
-/// Loads one package and compares its own words with the folder's.
-Result<Program> load(const std::string& folder, const std::string& Q, const json& index) {
-  const std::string path = folder + "/" + index["buckets"][Q].get<std::string>();
+/// Loads one package, of a form in kForms, and compares its own words with the folder's.
+Result<Program> load(const std::string& folder, const std::string& form, const std::string& Q,
+                     const json& index) {
+  const std::string path = folder + "/" + index[form][Q].get<std::string>();
   if (!std::filesystem::is_regular_file(path))
     return fail(path + ": cannot be read; static_kv.json has a bucket of " + Q + " there");
   std::shared_ptr<AOTIModelPackageLoader> loader;
@@ -71,7 +79,8 @@ Result<Program> load(const std::string& folder, const std::string& Q, const json
   }
   auto words = loader->get_metadata();
   json expected = index;
-  expected.erase("buckets");
+  for (const char* list : kForms) expected.erase(list);
+  expected["form"] = form;
   expected["bucket"] = Q;
   for (const auto& [name, value] : expected.items())
     if (words[name] != text_of(value))
@@ -101,10 +110,14 @@ Result<Programs> load_packages(const std::string& folder) {
   programs.head = at::from_blob(head.data(), {c.vocab_size, c.hidden_size}, at::kFloat)
                       .to(on_gpu ? at::kCUDA : at::kCPU, halves ? at::kBFloat16 : at::kFloat, false,
                           /*copy=*/true);
-  for (const auto& [Q, file] : (*index)["buckets"].items()) {
-    auto program = load(folder, Q, *index);
-    if (!program) return tl::unexpected(program.error());
-    programs.buckets.emplace(std::stoll(Q), std::move(*program));
+  for (const char* form : kForms) {
+    const json list = index->value(form, json::object());
+    for (const auto& [Q, file] : list.items()) {
+      auto program = load(folder, form, Q, *index);
+      if (!program) return tl::unexpected(program.error());
+      auto& programs_of = form == std::string("in_place") ? programs.in_place : programs.buckets;
+      programs_of.emplace(std::stoll(Q), std::move(*program));
+    }
   }
   return programs;
 }

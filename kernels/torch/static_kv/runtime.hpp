@@ -33,6 +33,9 @@ struct Programs {
   std::int64_t positions;                   ///< M
   at::Tensor head;                          ///< [V, D]; its device and dtype are the cache's
   std::map<std::int64_t, Program> buckets;  ///< by Q
+  /// Buckets once more that write into past_k and past_v themselves and give hidden states alone,
+  /// for a GraphRuntime. Rows and columns that are padding are written too; masks hide them.
+  std::map<std::int64_t, Program> in_place{};
 };
 
 /// One call: `tokens` of the prompt in a bucket of Q.

@@ -17,16 +17,19 @@ Tensor rotated(const Tensor& x, const Tensor& cos, const Tensor& sin) {
 }
 
 /// Softmax attention where `allowed` [B, 1, Q, M] says so. A query that sees nothing gives 0, and
-/// what nobody sees may be NaN.
+/// what nobody sees may be NaN. The heads of a group are rows of one product, [B, HKV, groups Q,
+/// M], so that no key is copied.
 Tensor attend_where(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& allowed) {
-  const std::int64_t groups = q.size(1) / k.size(1);
-  const Tensor keys = k.repeat_interleave(groups, 1), hidden = allowed.logical_not();
+  const std::int64_t B = q.size(0), groups = q.size(1) / k.size(1), Q = q.size(2), hd = q.size(3);
+  const Tensor hidden = allowed.logical_not().repeat({1, 1, groups, 1});
   const Tensor seen = allowed.any(2).unsqueeze(-1);  // [B, 1, M, 1]
-  const Tensor values = at::where(seen, v, at::zeros({}, v.options())).repeat_interleave(groups, 1);
-  const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
-  const Tensor scores = (at::matmul(q, keys.transpose(2, 3)) * scale)
-                            .masked_fill(hidden, -std::numeric_limits<double>::infinity());
-  return at::matmul(at::softmax(scores, -1).masked_fill(hidden, 0), values);
+  const Tensor values = at::where(seen, v, at::zeros({}, v.options()));
+  const double scale = 1 / std::sqrt(static_cast<double>(hd));
+  // Masks are applied in place: a copy would be a node of its own in a graph.
+  const Tensor scores = at::matmul(q.reshape({B, k.size(1), groups * Q, hd}), k.transpose(2, 3))
+                            .mul_(scale)
+                            .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
+  return at::matmul(at::softmax(scores, -1).masked_fill_(hidden, 0), values).view(q.sizes());
 }
 
 /// Which positions of the cache a query may see, [B, 1, Q, M], of a program's inputs.
