@@ -2,11 +2,13 @@
 //
 //   lockstep_static_kv_times FOLDER PROMPT STEPS
 //
-// FOLDER is one of packages for a GPU (fixtures/subjects/static_kv gpu). All rows have PROMPT
+// FOLDER is one of packages for a GPU (fixtures/subjects/static_kv packages). All rows have PROMPT
 // tokens; then STEPS are timed as a server would take them: tokens come from the host, logits stay
-// on the device. Written as JSON: microseconds a step by form, the best of five rounds.
+// on the device. Written as JSON: microseconds a step by form, of the best of five rounds and of
+// the middle one.
 #include <ATen/cuda/CUDAContext.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <iostream>
@@ -40,7 +42,7 @@ NewColumns columns(std::int64_t rows, std::int64_t first, std::int64_t count) {
 }
 
 template <class Model>
-double step_us(Model& model, std::int64_t rows, std::int64_t prompt, std::int64_t steps) {
+nlohmann::json step_us(Model& model, std::int64_t rows, std::int64_t prompt, std::int64_t steps) {
   const auto finish = [] { at::cuda::getCurrentCUDAStream().synchronize(); };
   const auto launched = [&](std::int64_t first, std::int64_t count) {
     const auto logits = model.launch(columns(rows, first, count));
@@ -50,16 +52,17 @@ double step_us(Model& model, std::int64_t rows, std::int64_t prompt, std::int64_
   launched(0, prompt);
   std::int64_t at = prompt;
   for (int i = 0; i < kWarmSteps; ++i) launched(at++, 1);
-  double best = 1e30;
+  std::vector<double> rounds;
   for (int round = 0; round < kRounds; ++round) {
     finish();
     const auto begin = std::chrono::steady_clock::now();
     for (std::int64_t i = 0; i < steps; ++i) launched(at++, 1);
     finish();
     const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begin;
-    best = std::min(best, time.count() / static_cast<double>(steps));
+    rounds.push_back(time.count() / static_cast<double>(steps));
   }
-  return best;
+  std::sort(rounds.begin(), rounds.end());
+  return {{"us", rounds.front()}, {"median_us", rounds[kRounds / 2]}};
 }
 
 }  // namespace
@@ -96,9 +99,10 @@ int main(int count, char** words) {
     times[name] = step_us(runtime, packages->rows, prompt, steps);
   };
   called("C++ eager, sidecar", sidecar);
-  called("C++ package", packages->buckets.at(1));
+  called("C++ package, sidecar", packages->buckets.at(1));
   replayed("C++ eager, sidecar, CUDA graph", sidecar);
   replayed("C++ eager, in place, CUDA graph", in_place);
-  replayed("C++ package, CUDA graph", packages->buckets.at(1));
+  replayed("C++ package, in place, CUDA graph", packages->in_place.at(1));
+  replayed("C++ package, sidecar, CUDA graph", packages->buckets.at(1));
   std::cout << times.dump(1) << '\n';
 }

@@ -248,6 +248,14 @@ if(TARGET lockstep_static_kv)
     lockstep_static_kv lockstep_reference GTest::gtest_main ${CMAKE_DL_LIBS})
   target_compile_options(lockstep_static_kv_tests PRIVATE -O1)  # its time is spent in LibTorch
   add_test(NAME static_kv.runtime COMMAND lockstep_static_kv_tests --gtest_filter=-ExportedOperators*)
+  add_test(NAME static_kv.packages_of_three_rows
+    COMMAND ${Python3_EXECUTABLE} ${static_kv} packages ${static_kv_packages}_rows small rows=3)
+  add_test(NAME static_kv.runtime_of_three_rows COMMAND lockstep_static_kv_tests --gtest_filter=StaticKv*Packages*)
+  set_tests_properties(static_kv.packages_of_three_rows PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77
+    FIXTURES_SETUP static_kv_packages_rows)
+  set_tests_properties(static_kv.runtime_of_three_rows PROPERTIES LABELS full TIMEOUT 600
+    FIXTURES_REQUIRED static_kv_packages_rows
+    ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages}_rows;AOTI_RUNTIME_CHECK_INPUTS=1")
   add_test(NAME static_kv.runtime_at_length COMMAND lockstep_static_kv_tests --gtest_filter=StaticKv*Packages*)
   set_tests_properties(static_kv.runtime PROPERTIES LABELS quick TIMEOUT 600 FIXTURES_REQUIRED static_kv_packages
     ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages};AOTI_RUNTIME_CHECK_INPUTS=1")
@@ -258,6 +266,7 @@ endif()
 if(TARGET lockstep_cuda_graph)  # the same tests over CUDA graphs, and their times (bench/static_kv_on_gpu.sh)
   add_executable(lockstep_static_kv_gpu_tests properties/static_kv_graphs_torch_test.cpp)
   add_executable(lockstep_static_kv_times bench/static_kv_times.cpp)
+  add_executable(lockstep_graph_copy bench/initcheck_graph_copy.cu)  # what compute-sanitizer says of a copy in a graph
   foreach(target lockstep_static_kv_gpu_tests lockstep_static_kv_times)
     target_compile_definitions(${target} PRIVATE LOCKSTEP_STATIC_KV_GPU)
     target_compile_options(${target} PRIVATE -O1)

@@ -11,6 +11,7 @@ The digest is of the exporter and its tables (fixtures/subjects/static_kv), the 
 takes its times; of C++ without comments and spaces."""
 import datetime
 import hashlib
+import itertools
 import json
 import pathlib
 import re
@@ -25,7 +26,7 @@ import evidence  # noqa: E402
 ROOT = evidence.ROOT
 FILE = ROOT / "reports/static_kv.json"
 PATTERNS = ("fixtures/subjects/static_kv/*.py", "kernels/torch/static_kv/*.?pp", "bench/static_kv_times.cpp",
-            "properties/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
+            "bench/initcheck_graph_copy.cu", "properties/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
 
 
 def digest():
@@ -83,16 +84,21 @@ def gathered(results):
     """What the logs say; -1 where a tool or a table did not end."""
     read = lambda name: json.loads((results / name).read_text())  # noqa: E731
     sanitizer = {}
-    for tool in evidence.SANITIZERS:
+    for what, tool in itertools.product(("", "packages."), evidence.SANITIZERS):
         pattern = r"RACECHECK SUMMARY: (\d+) hazard" if tool == "racecheck" else r"ERROR SUMMARY: (\d+) error"
-        sanitizer[tool] = summary(results / f"{tool}.log", pattern)
+        sanitizer[what + tool] = summary(results / f"{what}{tool}.log", pattern)
     tables = {f"{shape}, {form}": table_of(results / f"table.{shape}.{form}.log")
               for shape in ("tied", "untied") for form in ("exported", "package")}
+    copies = {form: summary(results / f"copy.{form}.log", r"ERROR SUMMARY: (\d+) error")
+              for form in ("stream", "graph", "nothing")}
+    others = results / "others.txt"
     traps = (results / "traps.log").read_text().splitlines()
     times = {}
     for shape in ("tied", "qwen3-0.6b"):
         if (results / f"cost.{shape}.json").is_file():
             times[shape] = read(f"cost.{shape}.json") | {"runtime": read(f"times.{shape}.json")}
+            if others.is_file():
+                times[shape]["other processes"] = len(others.read_text().splitlines())
         else:
             times[shape] = {"beside other work": True, "forms": forms_of(results / f"warm.{shape}.log")}
     return {
@@ -102,6 +108,7 @@ def gathered(results):
         "planted": {"found": sum(line.startswith("ok") for line in traps),
                     "missed": sum(line.startswith("FAIL") for line in traps)},
         "sanitizer": sanitizer,
+        "initcheck of a copy in a graph": copies,
         "times": times,
     }
 
@@ -113,14 +120,21 @@ def failures(said):
     wrong += [f"{name}: {table['differ']} differ" for name, table in said["python"].items() if table["differ"] != 0]
     if said["planted"]["missed"] or not said["planted"]["found"]:
         wrong.append(f"planted: {said['planted']}")
+    for shape, times in said["times"].items():
+        forms = times.get("forms", {})
+        allowed = 4 * forms.get("eager, in place", {}).get("error", 0) + 1e-6
+        wrong += [f"{shape}, {form}: logits are {one['error']:.1e} from float64, {allowed:.1e} allowed"
+                  for form, one in forms.items() if not one.get("error", 0) <= allowed]
     return wrong
 
 
 def gaps(said):
-    """A sentence for each sanitizer that did not end clean, and for times that were not taken alone."""
+    """A sentence for each sanitizer that did not end clean, for what was not read, and for times that were not taken
+    alone."""
     found = [f"{tool}: {count}" for tool, count in said["sanitizer"].items() if count != 0]
+    found += [f"{word}: not read" for word in ("gpu", "driver", "cuda", "commit") if said.get(word, "not read") == "not read"]
     return found + [f"{shape}: times were taken beside other work" for shape, times in said["times"].items()
-                    if times.get("beside other work")]
+                    if times.get("beside other work") or times.get("other processes")]
 
 
 def write(results):
@@ -153,11 +167,15 @@ def selftest():
         log.write_text("x\n     250 µs  eager, in place, CUDA graph, error 5.0e-07\n    2935 µs  a token of `generate`\n")
         assert forms_of(log) == {"eager, in place, CUDA graph": {"us": 250, "error": 5e-7},
                                  "a token of `generate`": {"us": 2935}}, forms_of(log)
-        sound = {"sources": "a", "times": {"tied": {}}, "graphs": {"failed": [], "skipped": []}, "packages": {"failed": [], "skipped": []},
+        sound = {"sources": "a", "gpu": "g", "driver": "1", "cuda": "13.0", "commit": "c", "times": {"tied": {}}, "graphs": {"failed": [], "skipped": []}, "packages": {"failed": [], "skipped": []},
                  "python": {"tied": {"differ": 0}}, "planted": {"found": 3, "missed": 0}, "sanitizer": {"memcheck": 0}}
         for change, complaint in (({}, 0), ({"sources": "b"}, 2), ({"sources": "b", "pending": "why"}, 0), ({"pending": " "}, 0),
                                   ({"sanitizer": {"memcheck": -1}}, 2), ({"sanitizer": {"memcheck": 9}, "pending": " "}, 2),
                                   ({"times": {"tied": {"beside other work": True}}}, 2),
+                                  ({"times": {"tied": {"other processes": 1}}}, 2), ({"driver": "not read"}, 2),
+                                  ({"times": {"tied": {"forms": {"eager, in place": {"error": 1e-3}, "x": {"error": 5e-3}}}}}, 1),
+                                  ({"times": {"tied": {"forms": {"eager, in place": {"error": 1e-3}, "x": {"error": 4e-3}}}}}, 0),
+                                  ({"times": {"tied": {"forms": {"x": {"error": float("nan")}}}}}, 1),
                                   ({"python": {"x": {"differ": 2}}, "pending": "why"}, 1), ({"planted": {"found": 0, "missed": 0}}, 1),
                                   ({"graphs": {"failed": ["x"], "skipped": ["y"]}}, 2), ({"python": {"x": {"differ": -1}}}, 1)):
             file.write_text(json.dumps(sound | change))
