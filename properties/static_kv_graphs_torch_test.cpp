@@ -212,6 +212,22 @@ TEST_P(StaticKvGraphs, rowsMayBeAnyNumber) {
   }
 }
 
+// Warm-ups of a bucket that fills the cache have no room behind each other.
+TEST_P(StaticKvGraphs, bucketsMayFillTheCache) {
+  const Programs whole = eager_programs(*there_, {1, kPositions});
+  Recorded<GraphRuntime> runtime(whole);
+  const Case c{"", prompts_of({40, 9}, true, 90), {.new_tokens = 6}};
+  EXPECT_EQ(difference(runtime, originals_, c), "");
+  if (kDevice.is_cuda()) return;  // an index out of bounds would end the process
+  const Record clears_once = [](const auto& step, const auto& clear) {
+    for (int i = 0; i < kWarmUps; ++i) step();
+    clear();
+    return step;
+  };
+  GraphRuntime broken(whole);
+  EXPECT_THROW(broken.capture(clears_once), c10::Error);
+}
+
 TEST_P(StaticKvGraphs, goOnBehindARefusal) {
   Recorded<GraphRuntime> runtime(programs());
   EXPECT_EQ(generate(runtime, prompts_of({90}, true, 90), {.new_tokens = 8}).error().text,

@@ -74,12 +74,6 @@ def table_of(file):
     return {"cases": int(found[1]), "differ": int(found[2]), "error": max(shares)}
 
 
-def forms_of(file):
-    """Of a log of `static_kv cost`."""
-    rows = re.findall(r"^ +(\d+) µs  (.*?)(?:, error (\S+))?$", file.read_text(), re.M) if file.is_file() else []
-    return {form: {"us": int(us)} | ({"error": float(error)} if error else {}) for us, form, error in rows}
-
-
 def gathered(results):
     """What the logs say; -1 where a tool or a table did not end."""
     read = lambda name: json.loads((results / name).read_text())  # noqa: E731
@@ -95,12 +89,13 @@ def gathered(results):
     traps = (results / "traps.log").read_text().splitlines()
     times = {}
     for shape in ("tied", "qwen3-0.6b"):
-        if (results / f"cost.{shape}.json").is_file():
-            times[shape] = read(f"cost.{shape}.json") | {"runtime": read(f"times.{shape}.json")}
+        cost, runtime = (results / f"{name}.{shape}.json" for name in ("cost", "times"))
+        if all(file.is_file() and file.stat().st_size for file in (cost, runtime)):
+            times[shape] = read(cost.name) | {"runtime": read(runtime.name)}
             if others.is_file():
                 times[shape]["other processes"] = len(others.read_text().splitlines())
         else:
-            times[shape] = {"beside other work": True, "forms": forms_of(results / f"warm.{shape}.log")}
+            times[shape] = {"missing": True}
     return {
         "graphs": tests_of(results / "graphs.json"),
         "packages": tests_of(results / "packages.json"),
@@ -133,6 +128,7 @@ def gaps(said):
     alone."""
     found = [f"{tool}: {count}" for tool, count in said["sanitizer"].items() if count != 0]
     found += [f"{word}: not read" for word in ("gpu", "driver", "cuda", "commit") if said.get(word, "not read") == "not read"]
+    found += [f"{shape}: times were not taken" for shape, times in said["times"].items() if times.get("missing")]
     return found + [f"{shape}: times were taken beside other work" for shape, times in said["times"].items()
                     if times.get("beside other work") or times.get("other processes")]
 
@@ -164,15 +160,13 @@ def selftest():
         log.write_text("x\n  170 cases, 1 differ; errors of logits, the original's own being 1: greedy 16 0.31, beams 4 1.20\n")
         assert table_of(log) == {"cases": 170, "differ": 1, "error": 1.2}, table_of(log)
         assert table_of(pathlib.Path(folder) / "absent")["differ"] == -1
-        log.write_text("x\n     250 µs  eager, in place, CUDA graph, error 5.0e-07\n    2935 µs  a token of `generate`\n")
-        assert forms_of(log) == {"eager, in place, CUDA graph": {"us": 250, "error": 5e-7},
-                                 "a token of `generate`": {"us": 2935}}, forms_of(log)
         sound = {"sources": "a", "gpu": "g", "driver": "1", "cuda": "13.0", "commit": "c", "times": {"tied": {}}, "graphs": {"failed": [], "skipped": []}, "packages": {"failed": [], "skipped": []},
                  "python": {"tied": {"differ": 0}}, "planted": {"found": 3, "missed": 0}, "sanitizer": {"memcheck": 0}}
         for change, complaint in (({}, 0), ({"sources": "b"}, 2), ({"sources": "b", "pending": "why"}, 0), ({"pending": " "}, 0),
                                   ({"sanitizer": {"memcheck": -1}}, 2), ({"sanitizer": {"memcheck": 9}, "pending": " "}, 2),
                                   ({"times": {"tied": {"beside other work": True}}}, 2),
-                                  ({"times": {"tied": {"other processes": 1}}}, 2), ({"driver": "not read"}, 2),
+                                  ({"times": {"tied": {"other processes": 1}}}, 2), ({"times": {"tied": {"missing": True}}}, 2),
+                                  ({"driver": "not read"}, 2),
                                   ({"times": {"tied": {"forms": {"eager, in place": {"error": 1e-3}, "x": {"error": 5e-3}}}}}, 1),
                                   ({"times": {"tied": {"forms": {"eager, in place": {"error": 1e-3}, "x": {"error": 4e-3}}}}}, 0),
                                   ({"times": {"tied": {"forms": {"x": {"error": float("nan")}}}}}, 1),

@@ -16,8 +16,10 @@ std::function<void()> captured(const std::function<void()>& step,
   before.synchronize();
   {
     const c10::cuda::CUDAStreamGuard guard(stream);
-    for (int i = 0; i < kWarmUps; ++i) step();
-    clear();
+    for (int i = 0; i < kWarmUps; ++i) {
+      step();
+      clear();
+    }
     stream.synchronize();
     graph->capture_begin();
     step();

@@ -29,8 +29,10 @@ at::Tensor scalar_of(const at::Tensor& inputs, std::int64_t i) {
 
 std::function<void()> called(const std::function<void()>& step,
                              const std::function<void()>& clear) {
-  for (int i = 0; i < kWarmUps; ++i) step();
-  clear();
+  for (int i = 0; i < kWarmUps; ++i) {
+    step();
+    clear();
+  }
   return step;
 }
 
