@@ -179,7 +179,8 @@ def selftest():
 def main(words):
     if words == ["check"]:
         wrong = check()
-        print("\n".join(wrong) or "reports/static_kv.json is of these sources")
+        pending = "" if wrong else json.loads(FILE.read_text()).get("pending", "")
+        print("\n".join(wrong) or (f"pending: {pending}" if pending else "reports/static_kv.json is of these sources"))
         return int(bool(wrong))
     if words == ["selftest"]:
         selftest()
