@@ -325,7 +325,7 @@ void VllmPolicy::end_load(VllmRequest& request) {
   request.was_loaded = true;
   manager_.publish(request.blocks, request.blocks.computed);
   ++changes_;
-  if (worker_)
+  if (worker_ && knows_its_rows())
     worker_->receive({.place = static_cast<std::uint32_t>(&request - requests_.data()),
                       .request = &request.blocks,
                       .tokens = keyed_tokens(request.known, request.content),
