@@ -233,7 +233,7 @@ std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::in
   if (draw.aside(4, 29) == 0) text += ":priority";
   // Sometimes a chunk is less than a verification.
   const auto drafts = static_cast<std::uint64_t>(config.drafts);
-  if (drafts > 0 && draw.aside(has_states ? 6 : 2, 48) == 0) {
+  if (drafts > 0 && draw.aside(has_states ? 6 : 4, 48) < (has_states ? 1 : 3)) {
     text += ":long_prefill=" + std::to_string(1 + draw.aside(drafts, 49));
   } else if (draw.aside(3, 4) == 0) {
     text += ":long_prefill=" +
@@ -267,7 +267,7 @@ void draw_block_budget(const Draw& draw, Swarm& swarm) {
 /// memory is short.
 void draw_preempted_images(const Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   std::string& scheduler = swarm.config.scheduler;
-  if (scheduler.find(":encoder=") == std::string::npos || draw.aside(3, 65) != 0) return;
+  if (scheduler.find(":encoder=") == std::string::npos || draw.aside(6, 65) != 0) return;
   if (scheduler.find(":priority") == std::string::npos) scheduler.insert(4, ":priority");
   fields.optional(ConfigField::blocks, &Config::blocks,
                   static_cast<std::int64_t>(6 + draw.aside(10, 66)));
@@ -333,6 +333,9 @@ void draw_block_rates(Draw& draw, Swarm& swarm) {
     swarm.turns = static_cast<int>(2 + draw.aside(5, 55));
   if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
   const std::string& scheduler = swarm.config.scheduler;
+  // Who lacks one token behind a hit is padded, so prompts come again.
+  if (swarm.scheduled && swarm.config.drafts > 0 && draw.aside(2, 67) == 0)
+    swarm.shared = std::max(swarm.shared, 9);
   if (scheduler.find(":encoder=") == std::string::npos) return;
   swarm.images = static_cast<int>(2 + draw.aside(8, 45));
   if (scheduler.find(":priority") != std::string::npos) swarm.urgent = std::max(swarm.urgent, 3);
