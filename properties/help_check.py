@@ -26,12 +26,6 @@ def text_of(command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def python_words(name):
-    """The words that start a command of Python's."""
-    module, *action = name.split()
-    return [sys.executable, "-m", f"lockstep.{module}", *action]
-
-
 def commands(program):
     """The words below `Subcommands:` of the program's --help."""
     text = text_of([program, "--help"])
@@ -72,12 +66,9 @@ def run_example(program, text, stated):
     """Runs the example; a sentence if it does not end as the help says."""
     status, command = re.search(r"^Example(?: \(it ends with (\d+)\))?:\n  lockstep (.+)\n*\Z", text, re.M).groups()
     wanted = int(status or 0)
-    start = f'"{program}" '
-    if command.split()[0] in IN_PYTHON:
-        start = f'LOCKSTEP_PROGRAM="{program}" "{sys.executable}" -m lockstep.'
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "fixtures").symlink_to(ROOT / "fixtures")
-        done = subprocess.run(start + command, shell=True, cwd=folder, capture_output=True, text=True,
+        done = subprocess.run(f'"{program}" {command}', shell=True, cwd=folder, capture_output=True, text=True,
                               timeout=300)
     if done.returncode == wanted and wanted in stated:
         return ""
@@ -92,7 +83,7 @@ def main(program):
     said = []
     os.environ["PYTHONPATH"] = str(PACKAGE)
     for name in [*commands(program), *IN_PYTHON]:
-        text = text_of([*(python_words(name) if name in IN_PYTHON else [program, name]), "--help"])
+        text = text_of([program, *name.split(), "--help"])
         found, stated = complaints(name, text, known)
         why = NOT_RUN.get(name, "" if has_torch or name != "judge" else f"{python} has no PyTorch")
         if why:
@@ -104,7 +95,7 @@ def main(program):
     text = text_of([program, "explore", "--help"])
     for old, new in (("\n  10 ", "\n  99 "), ("UINT=1", "UINT"), ("\nExample:", "\n"), ("  0 ", "  7 ")):
         assert old in text and complaints("explore", text.replace(old, new, 1), known)[0], old
-    text = text_of([*python_words("server search"), "--help"])
+    text = text_of([program, "server", "search", "--help"])
     for old in (" (default: 1)", "write the outcome", "\nExample:"):
         assert old in text and complaints("server search", text.replace(old, "", 1), known)[0], old
     assert run_example(program, "Example:\n  lockstep replay nowhere.trace", {0}), "a wrong example is not seen"

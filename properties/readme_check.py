@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the commands of README.md, and of the pages that it leads to, as they stand there.
 
-readme_check.py --build DIR [--only TEXT]
+readme_check.py --build DIR [--only TEXT]              DIR holds the program: build/current, or /usr/bin where a package is
 
 Each command of a fenced block runs in a folder that looks like the root of the checkout, where placeholders
 (`my.trace`, `log.jsonl`, `my_package`) are files that are there. A command must end with the exit status that stands
@@ -231,9 +231,15 @@ def main():
         os.environ.setdefault("LOCKSTEP_PYTHON", sys.executable)
         has_torch = subprocess.run([os.environ["LOCKSTEP_PYTHON"], "-c", "import torch"],
                                    capture_output=True).returncode == 0
+        listed = subprocess.run([options.build.resolve() / "lockstep", "list", "operations"], capture_output=True, text=True)
+        has_judge = bool(listed.stdout)  # not in a package: Debian has no headers of cuda::std::mdspan
         done = set()
         for name, (command, shown) in ((name, one) for name, text in pages.items() for one in commands(text)):
             why = why_not(command)
+            if not why and not shutil.which("c++") and re.search(r"^c\+\+ |exec:\./block_cache", command):
+                why = "there is no compiler"
+            if not why and not has_judge and re.search(r"lockstep judge", command):
+                why = "the program has no judge"
             if not why and not has_torch and re.search(r"judge .*--candidate (?!\S*\.so:)", command):
                 why = "the Python has no PyTorch"
             if options.only not in command or (command in done and not shown):

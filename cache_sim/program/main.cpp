@@ -1,10 +1,16 @@
 // lockstep: replays traces against cache policies, their oracles and real servers, and compares
 // policies on workloads
 // (reference/contract.md).
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "cache_sim/program/commands.hpp"
@@ -47,13 +53,35 @@ std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
   return name + ": " + what + help;
 }
 
+/// `nightly` and `server` are modules of the Python package (cache_sim/python): this process
+/// becomes them. Returns where there is no python3.
+int become_python(std::vector<std::string> words) {
+  std::error_code error;
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  if (!error) ::setenv("LOCKSTEP_PROGRAM", self.c_str(), 0);
+  words.front().insert(0, "lockstep.");
+  words.insert(words.begin(), {"python3", "-m"});
+  std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  ::execvp(arguments[0], arguments.data());
+  return refuse({.text = "python3 cannot be started: " + std::generic_category().message(errno),
+                 .status = lockstep::kExitEnvironment});
+}
+
 int run(const std::vector<std::string>& words) {
+  if (!words.empty() && (words.front() == "nightly" || words.front() == "server"))
+    return become_python(words);
   CLI::App app{
       "Lockstep: replays cache traces against policies, oracles and servers, and names the first "
       "wrong event.",
       "lockstep"};
   app.set_version_flag("--version", LOCKSTEP_VERSION);
   app.require_subcommand(1);
+  app.footer(
+      "`lockstep nightly` (the search of every night) and `lockstep server` (random requests to a "
+      "running server)\nare in Python. `lockstep COMMAND --help` says more.");
   int status = lockstep::kExitPass;
   lockstep::program::add_replay(app, status);
   lockstep::program::add_compare(app, status);
