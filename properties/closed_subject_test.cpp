@@ -190,9 +190,9 @@ TEST_F(Child, canReportABrokenRuleOfItsOwn) {
 TEST_F(Child, canReportAnExceptionOfItsOwn) {
   const std::string trace = "admit id=r tokens=a10\nextend id=r n=10\ncheck\n";
   expect_kind(played(trace, {child(R"({"extend": "raised=KeyError: 'r' in cache.py:31"})")}),
-              FindingKind::subject_died, "raised behind `extend`: KeyError: 'r' in cache.py:31");
+              FindingKind::subject_died, "raised after `extend`: KeyError: 'r' in cache.py:31");
   expect_kind(played(trace, {child(R"({"hello": "raised=ValueError: no room"})")}),
-              FindingKind::subject_died, "raised behind `hello`: ValueError: no room");
+              FindingKind::subject_died, "raised after `hello`: ValueError: no room");
 }
 
 TEST_F(Child, answersWithFieldsOfItsVerb) {

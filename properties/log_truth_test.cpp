@@ -65,8 +65,8 @@ TEST(LogTruth, findsAWrongAnswerThatNobodyElseGave) {
   const std::string log = request("a", "1,2,3", "4,7,6", 0);
   const Judged all = judged(log, kTruths);
   EXPECT_EQ(all.run.status, kExitDiffers);
-  EXPECT_NE(all.run.out.find("log.jsonl:1: output-differs: request `a`: behind 4 tokens, 3 of them "
-                             "of its prompt and 0 cached, `a` says 7; behind the same tokens an "
+  EXPECT_NE(all.run.out.find("log.jsonl:1: output-differs: request `a`: after 4 tokens, 3 of them "
+                             "of its prompt and 0 cached, `a` says 7; after the same tokens an "
                              "empty cache says 5, which leads by 0.7 ("),
             std::string::npos)
       << all.run.out;

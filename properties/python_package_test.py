@@ -257,7 +257,7 @@ class Explore(Scratch):
         self.assertLessEqual(len(finding.trace_text.splitlines()), 8)
         self.assertGreater(finding.lines_before, 20)
         self.assertEqual(finding.trace.parent, self.folder / "found")
-        for part in (finding.trace_text, "WastefulLruCache says behind `check`", "can never be hit",
+        for part in (finding.trace_text, "WastefulLruCache says after `check`", "can never be hit",
                      f"lockstep.replay('{finding.trace}', WastefulLruCache)"):
             self.assertIn(part, str(error))
         self.assertIsInstance(error.__cause__, lockstep.Violation)
@@ -308,7 +308,7 @@ class Explore(Scratch):
         line = Raises.kept.__code__.co_firstlineno + 1
         self.assertEqual(error.findings[0].kind, "subject-died")
         self.assertRegex(error.findings[0].trace_text, "(?m)^admit ")  # nobody finishes what never ran
-        self.assertRegex(str(error), rf"Raises raised behind `finish`: KeyError: 4 \(.*:{line}, in kept\)")
+        self.assertRegex(str(error), rf"Raises raised after `finish`: KeyError: 4 \(.*:{line}, in kept\)")
         self.assertIsInstance(error.__cause__, KeyError)
 
     def test_an_exception_in_the_constructor_is_a_finding(self):
@@ -319,7 +319,7 @@ class Explore(Scratch):
                 super().__init__(config)
 
         error = self.finding(Picky)
-        self.assertRegex(str(error), "subject-died: Picky raised behind `hello`: ValueError: too little memory")
+        self.assertRegex(str(error), "subject-died: Picky raised after `hello`: ValueError: too little memory")
 
     def test_one_process_plays_many_traces(self):
         started = []
@@ -564,10 +564,10 @@ class Nightly(Scratch):
         self.assertRegex(lru.words()[3], "^exec:.*python3? -m lockstep.serve subjects/lru_cache.py:LruCache$")
 
     def test_one_cause_has_one_signature(self):
-        one = nightly.signature("k", "child `python3 x` says behind `check`: a2+b1:3 is gone (x.py:7, in check)")
-        two = nightly.signature("k", "child `python3 y` says behind `check`: [1,2] is gone (x.py:9, in check)")
+        one = nightly.signature("k", "child `python3 x` says after `check`: a2+b1:3 is gone (x.py:7, in check)")
+        two = nightly.signature("k", "child `python3 y` says after `check`: [1,2] is gone (x.py:9, in check)")
         self.assertEqual(one, two)
-        self.assertNotEqual(one, nightly.signature("k", "child `python3 x` says behind `check`: a2 is there"))
+        self.assertNotEqual(one, nightly.signature("k", "child `python3 x` says after `check`: a2 is there"))
 
     def test_the_page_has_the_style_of_the_report(self):
         self.assertIn("--page:", nightly_page.style())

@@ -79,7 +79,7 @@ TEST_F(Sequences, goOnBehindTheSameTokensInTheSameWay) {
   EXPECT_EQ(played(two, {answers("n=8")}), "") << "what is not said is not compared";
   const std::string outcome = played(two, {answers("n=8 output=6")});
   EXPECT_TRUE(outcome.starts_with("output-differs: ")) << outcome;
-  expect_in(outcome, "goes on with token 6 behind 8 tokens, and request `r` went on with 5");
+  expect_in(outcome, "goes on with token 6 after 8 tokens, and request `r` went on with 5");
   // Drafts that are verified are tokens like others.
   const std::string drafts =
       "admit id=r tokens=a8\nextend id=r n=8\nadmit id=s tokens=a4\nextend id=s n=8 drafts=a4:8\n";

@@ -46,8 +46,8 @@ void ClosedSubject::check_output(const Operation& operation, const Reply& reply,
   if (fresh || known->second.output == output) return;
   findings.push_back(
       {FindingKind::output_differs,
-       fmt::format("request `{}` goes on with token {} behind {} tokens, and request `{}` went on "
-                   "with {} behind the same",
+       fmt::format("request `{}` goes on with token {} after {} tokens, and request `{}` went on "
+                   "with {} after the same",
                    operation.id.text(), output, tokens.size(), known->second.id.text(),
                    known->second.output),
        fmt::format("output={}", known->second.output), fmt::format("output={}", output)});

@@ -135,7 +135,7 @@ class ExecSubject final : public Subject {
   tl::unexpected<Error> fail_for_good(FindingKind kind, std::string text);
   tl::unexpected<Error> raised_behind(std::string_view verb, std::string_view text) {
     return fail_for_good(FindingKind::subject_died,
-                         fmt::format("raised behind `{}`: {}", verb, printable(text, 300)));
+                         fmt::format("raised after `{}`: {}", verb, printable(text, 300)));
   }
   tl::unexpected<Error> cannot_start(std::string_view why) const {
     return fail(fmt::format("{} cannot start: {}", name_, why), kExitEnvironment);
@@ -262,7 +262,7 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   again_ &= is_known;
   if (!is_known)
     return cannot_start(fmt::format(
-        "it answered hello with `{}` and not with levels=request, behind it tree and sequence "
+        "it answered hello with `{}` and not with levels=request, after it tree and sequence "
         "where "
         "it has these verbs (levels=request,tree,sequence), labels=1 if it has them, again=1 if it "
         "can be greeted again, takes=external,keys if admit has those fields, and honours= with "
@@ -298,14 +298,14 @@ Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer
   Result<Reply> reply = parse_reply(answer.reply, operation.verb);
   if (answer.violation) {
     findings_.push_back({FindingKind::broken_invariant,
-                         fmt::format("{} says behind `{}`: {}", name_, to_string(operation.verb),
+                         fmt::format("{} says after `{}`: {}", name_, to_string(operation.verb),
                                      printable(*answer.violation, 300)),
                          "no broken rule", printable(*answer.violation, 300)});
     if (!reply) return Reply();  // it has said what is wrong, and the run ends here
   }
   if (answer.wrong) {
     findings_.push_back({FindingKind::output_differs,
-                         fmt::format("{} says behind `{}`: {}", name_, to_string(operation.verb),
+                         fmt::format("{} says after `{}`: {}", name_, to_string(operation.verb),
                                      printable(*answer.wrong, 300)),
                          "the output of an empty cache", printable(*answer.wrong, 300)});
     if (!reply) return Reply();

@@ -291,8 +291,8 @@ class OutputJudge {
           {request.place,
            request.id,
            {FindingKind::output_differs,
-            fmt::format("behind {} tokens, {} of them of its prompt and {} cached, `{}` says {}; "
-                        "behind the same tokens an empty cache says {}, which leads by {:.4g} ({})",
+            fmt::format("after {} tokens, {} of them of its prompt and {} cached, `{}` says {}; "
+                        "after the same tokens an empty cache says {}, which leads by {:.4g} ({})",
                         at, request.prompt_size, request.cached, request.id, request.tokens[at],
                         truth.output[i], truth.gaps[i], truth.place),
             std::to_string(truth.output[i]), std::to_string(request.tokens[at])}});
@@ -311,7 +311,7 @@ class OutputJudge {
           {request.place,
            request.id,
            {FindingKind::output_differs,
-            fmt::format("behind the same {} tokens, `{}` ({} cached) says {} and `{}` ({} cached, "
+            fmt::format("after the same {} tokens, `{}` ({} cached) says {} and `{}` ({} cached, "
                         "{}) says {}",
                         at, request.id, request.cached, request.tokens[at], other.id, other.cached,
                         other.place, said->second.token),

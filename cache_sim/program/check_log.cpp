@@ -135,7 +135,7 @@ void add_check_log(CLI::App& app, int& status) {
   command->add_option("--trace", words->trace_path, "write its requests as a trace to replay");
   command->add_option(
       "--truth", words->truth_path,
-      "JSON lines: prompts, and the greedy output of each behind an empty cache (default: "
+      "JSON lines: prompts, and the greedy output of each from an empty cache (default: "
       "outputs are compared with each other)");
   command
       ->add_option(

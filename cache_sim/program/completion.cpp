@@ -42,7 +42,7 @@ Values values_of(const CLI::Option& option) {
       {"WORKLOAD", "workloads"},
   }};
   Values values;
-  const std::string name = option.get_single_name();
+  const std::string& name = option.get_single_name();
   for (const auto& [option_name, list] : kLists)
     if (name == option_name) values.list = list;
   const std::string type = option.get_type_name();  // TEXT:{off,labels,all}

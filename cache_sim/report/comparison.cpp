@@ -216,8 +216,8 @@ std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
         {"Conversations with long documents (Mooncake)",
          "The first requests of Mooncake’s conversation trace, from a real service: "
          "long prompts, few of which share more than their beginning. The trace has no answers, so "
-         "no prompt goes on with one, and a state behind an answer is never hit: beside branches "
-         "those are all that Marconi keeps.",
+         "no prompt goes on with one, and a state at the end of an answer is never hit: beside "
+         "branches those are all that Marconi keeps.",
          {.workload = mooncake, .policies = policies, .capacities = gibs({16, 64, 256, 1024})}});
   plans.push_back(
       {"Multi-turn chats (sglang-w1)",
@@ -227,7 +227,7 @@ std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
   plans.push_back(
       {"Many users of a few long prompts (vllm-w1)",
        "Requests over 64 shared prefixes of 512 to 2,048 tokens, generated, each with "
-       "a question of its own behind one of them: what is worth keeping lies inside "
+       "a question of its own after one of them: what is worth keeping lies inside "
        "the prompts.",
        {.workload = "vllm-w1", .policies = policies, .capacities = gibs({8, 16, 32, 64, 128})}});
   const std::string agents =

@@ -85,7 +85,7 @@ class Reader {
     if (!text.empty() && text.back() == '\r') return fail("the line ends with a carriage return");
     const bool blank = text.find_first_not_of(" \t") == std::string_view::npos;
     if (awaiting_ == Awaiting::answer) {
-      if (blank || text.starts_with("#")) return fail("the answer stands in the line behind ----");
+      if (blank || text.starts_with("#")) return fail("the answer stands in the line after ----");
       return read_answer(text);
     }
     if (blank) {
@@ -97,7 +97,7 @@ class Reader {
       return read_comment(text.substr(1));
     }
     if (text == "----") {
-      if (!after_verb_) return fail("---- stands behind a verb line, and none is before it");
+      if (!after_verb_) return fail("---- stands after a verb line, and none is before it");
       after_verb_ = false;
       awaiting_ = Awaiting::answer;
       return {};
@@ -126,7 +126,7 @@ class Reader {
       if (!kind)
         return fail(fmt::format("# finds: `{}` is no kind of finding", text.substr(0, 60)));
       if (trace_.runs.empty() || trace_.runs.back().finds)
-        return fail("# finds: stands behind a # run: line of its own");
+        return fail("# finds: stands after a # run: line of its own");
       trace_.runs.back().finds = kind;
       return {};
     }

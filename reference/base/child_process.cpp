@@ -125,6 +125,7 @@ int ChildProcess::spawn(const ChildCommand& command, const Streams& streams, pid
 
   std::vector<std::string> words = command.words;
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   const int error =

@@ -52,7 +52,7 @@ from lockstep.server.engines import ENGINES
 CANARY = "sglang-no-buffer:frees-donated-slot"
 CANARY_SECONDS = 120
 SECONDS_MIN = 0.5  # of a search
-FINDINGS_A_SEARCH = 10  # a search goes on with another seed behind so many
+FINDINGS_A_SEARCH = 10  # a search goes on with another seed after so many
 FINDINGS_A_NIGHT = 50  # of one subject; what breaks everywhere is found once
 NEW, THERE, GONE, BACK, UNPLAYABLE = "new", "still there", "gone", "came back", "cannot be played"
 FOUND = range(10, 14)
@@ -379,7 +379,7 @@ class Night:
 
 
 def words_of(replay: str) -> list[str]:
-    """The words behind the file in a replay command: its subjects."""
+    """The words after the file in a replay command: its subjects."""
     return shlex.split(replay)[3:]
 
 

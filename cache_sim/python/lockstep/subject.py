@@ -76,8 +76,8 @@ class Admitted(Reply):
 
     cached: tokens of the prompt whose KV, and state, it reuses; at most all but one.
     state, conv: length in tokens of the recurrent and conv state that it starts from (Subject.labels).
-    junction: tokens behind which a branch leaves what is cached.
-    kv: KV tokens that were free or could be evicted behind its prefix, where `room` was asked.
+    junction: tokens after which a branch leaves what is cached.
+    kv: KV tokens that were free or could be evicted beside its prefix, where `room` was asked.
     state_tokens, conv_tokens, cached_tokens: the tokens that the state, or the KV, was computed for.
     """
 
@@ -96,7 +96,7 @@ class Extended(Reply):
     """What a forward did.
 
     n: tokens that were really scheduled. blocks: blocks of the request.
-    output: the token that the server would sample greedily behind the last of them; None: not said, as where two
+    output: the token that the server would sample greedily after the last of them; None: not said, as where two
         tokens are so near to each other that rounding decides.
     """
 
@@ -291,12 +291,12 @@ class Subject:
 
         n: tokens to compute. tokens: inputs beyond those admitted. drafts: tokens to verify; `accept` follows.
         async_: the result arrives with `complete`. parents: of drafts that are a tree, by draft: 0 where it stands
-        behind the last known token, k where behind the k-th draft.
+        after the last known token, k where after the k-th draft.
         """
         raise NotImplementedError
 
     def accept(self, id: str, n: int, tokens: Tokens) -> Extended | int | None:
-        """What a verification kept: the accepted drafts and the token sampled behind them, n tokens together."""
+        """What a verification kept: the accepted drafts and the token sampled after them, n tokens together."""
         raise NotImplementedError
 
     def checkpoint(self, id: str, up_to: int | None) -> Stored | None:
@@ -304,8 +304,8 @@ class Subject:
         raise NotImplementedError
 
     def finish(self, id: str, insert: bool, up_to: int | None) -> Stored | None:
-        """The request ends. insert: what it computed stays in the cache. up_to: the answer ends behind so many tokens;
-        those behind them were accepted together with its last one.
+        """The request ends. insert: what it computed stays in the cache. up_to: the answer ends after so many tokens;
+        those after them were accepted together with its last one.
         """
         raise NotImplementedError
 

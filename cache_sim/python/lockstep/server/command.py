@@ -54,7 +54,7 @@ def add_search(search: argparse.ArgumentParser) -> None:
     search.add_argument("--requests", type=int, default=1000, help="answers to judge (default: %(default)s)")
     search.add_argument("--time", type=float, default=0,
                         help="seconds of asking; shrinking is not counted (default: no limit but --requests)")
-    search.add_argument("--findings", type=int, default=0, help="stop behind so many different ones (default: none)")
+    search.add_argument("--findings", type=int, default=0, help="stop after so many different ones (default: none)")
     search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding (default: %(default)s)")
     search.add_argument("--shrink-lives", type=int, default=2000,
                         help="starts of the server for one (default: %(default)s)")

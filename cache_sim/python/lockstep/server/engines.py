@@ -137,7 +137,7 @@ class Engine:
         raise NotImplementedError
 
     def gap(self, port: int, prompt: Tokens, token: int) -> float:
-        """By how much the token behind the prompt leads, or a smaller number, where truth() has not told it."""
+        """By how much the token after the prompt leads, or a smaller number, where truth() has not told it."""
         return 0.0
 
 

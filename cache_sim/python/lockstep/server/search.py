@@ -31,7 +31,7 @@ class Options:
     seed: int = 1
     requests: int = 1000
     seconds: float = 0.0  # of searching; 0: no limit
-    findings: int = 0  # stop behind so many different ones; 0: go on
+    findings: int = 0  # stop after so many different ones; 0: go on
     shrink_seconds: float = 120.0  # for one finding
     shrink_lives: int = 2000
     gap: float = 0.02

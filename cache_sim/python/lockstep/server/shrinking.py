@@ -1,4 +1,4 @@
-"""The fewest requests behind which an answer is still wrong, by starting the server again for every try."""
+"""The fewest requests after which an answer is still wrong, by starting the server again for every try."""
 from __future__ import annotations
 
 import copy
@@ -41,7 +41,7 @@ class Shrinker:
     def reduce_configuration(self) -> bool:
         """False where the finding does not come again; then nothing was shrunk."""
         whole = self.steps
-        if self.finding.step:  # what was sent behind the wrong answer may still have been under way with it
+        if self.finding.step:  # what was sent after the wrong answer may still have been under way with it
             self.cut_behind(next(k for k, step in enumerate(self.steps) if step.id == self.finding.step))
         if not self.comes_again():
             self.steps = whole
