@@ -92,7 +92,7 @@ Result<void> replace(const std::string& path, std::string_view content, mode_t m
                           (mode == 0 || ::fchmod(file.get(), mode) == 0) && file.close() &&
                           ::rename(part.c_str(), path.c_str()) == 0;
   if (is_written) return {};
-  const Result<void> error = cannot_write(path);
+  Result<void> error = cannot_write(path);  // errno is that of the failure
   ::unlink(part.c_str());
   return error;
 }

@@ -275,7 +275,7 @@ class Comparer {
       tried.chosen = fmt::format("alpha={}", i * 100);
       std::string settings = policy.settings;
       settings.replace(best, kBestAlpha.size(), tried.chosen);
-      if (const Result<void> done = run_with(settings, tried); !done) return done;
+      if (Result<void> done = run_with(settings, tried); !done) return done;
       if (!most || tried.measures.flops_saved > most->measures.flops_saved) most = std::move(tried);
     }
     row = *std::move(most);
