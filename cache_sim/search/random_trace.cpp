@@ -101,7 +101,8 @@ Tokens RandomTrace::next_turn(const LegalityModel::Request& request) {
   const std::int64_t left = request.left();
   if (swarm_.turns == 0 || request.is_cut || left > 1 || (left == 1 && !request.samples)) return {};
   const bool ends_block = request.computed % swarm_.config.block == 0;
-  if (!draw_.chance(static_cast<std::uint64_t>(swarm_.turns + (ends_block ? 4 : 0)), 10)) return {};
+  const std::uint64_t tenths = static_cast<std::uint64_t>(swarm_.turns) + (ends_block ? 4 : 0);
+  if (!draw_.chance(tenths, 10)) return {};
   return fresh_tokens(draw_.between(2, 3 * swarm_.config.block));
 }
 
@@ -512,7 +513,7 @@ Operation RandomTrace::next() {
     case 2:
       operation.verb = Verb::evict;
       if (swarm_.rooms && draw_.chance(1, 2)) {
-        operation.room = draw_.between(0, 2 * swarm_.longest);
+        operation.room = draw_.between(0, std::int64_t{2} * swarm_.longest);
         return operation;
       }
       operation.kv = draw_.between(0, swarm_.longest);

@@ -242,20 +242,36 @@ class Shrinker {
     return true;
   }
 
+  /// Tries the change of every operation, and of every request, by itself.
+  template <class Change>
+  void on_operation(const Change& change) {
+    change_each([&](Step& step) {
+      auto* const operation = std::get_if<Operation>(&step.statement.what);
+      return operation != nullptr && change(*operation, step);
+    });
+  }
+  template <class Change>
+  void on_request(const Change& change) {
+    change_each([&](Step& step) {
+      auto* const spec = std::get_if<RequestSpec>(&step.statement.what);
+      return spec != nullptr && change(*spec);
+    });
+  }
+
   /// Every field back to what it usually is.
   void drop_features() {
-    const auto on_operation = [&](auto change) {
-      change_each([&](Step& step) {
-        auto* const operation = std::get_if<Operation>(&step.statement.what);
-        return operation != nullptr && change(*operation, step);
-      });
-    };
-    const auto on_request = [&](auto change) {
-      change_each([&](Step& step) {
-        auto* const spec = std::get_if<RequestSpec>(&step.statement.what);
-        return spec != nullptr && change(*spec);
-      });
-    };
+    drop_features_of_operations();
+    drop_features_of_requests();
+    change_each([](Step& step) {
+      auto* const run = std::get_if<RunStatement>(&step.statement.what);
+      if (run == nullptr) return false;
+      const bool had_steps = set(run->steps, std::int64_t{-1});
+      return set(run->until, Nanoseconds{-1}) || had_steps;
+    });
+    drop_salts();
+  }
+
+  void drop_features_of_operations() {
     on_operation([](Operation& o, Step&) { return set(o.prompt, Operation::kAbsent); });
     on_operation([](Operation& o, Step&) {  // truncate needs it
       return o.verb != Verb::truncate && set(o.up_to, Operation::kAbsent);
@@ -281,12 +297,15 @@ class Shrinker {
       o.images.pop_back();
       return true;
     });
-    on_request([](RequestSpec& spec) { return set(spec.lora, Name()); });
     on_operation([](Operation& o, Step& step) {
       return o.verb == Verb::extend && o.drafts.empty() && set(step.rest, std::int64_t{0});
     });
     on_operation([](Operation& o, Step&) { return o.kv > 0 && set(o.kv, std::int64_t{0}); });
     on_operation([](Operation& o, Step&) { return o.state > 0 && set(o.state, std::int64_t{0}); });
+  }
+
+  void drop_features_of_requests() {
+    on_request([](RequestSpec& spec) { return set(spec.lora, Name()); });
     on_request([](RequestSpec& spec) {
       const bool changed = !spec.drafts.empty();
       spec.drafts.clear();
@@ -308,13 +327,6 @@ class Shrinker {
     on_request([&](RequestSpec& spec) { return shorten_output(spec, spec.output_size() - 1); });
     on_request([](RequestSpec& spec) { return set(spec.priority, std::int64_t{0}); });
     on_request([](RequestSpec& spec) { return set(spec.session, Name()); });
-    change_each([](Step& step) {
-      auto* const run = std::get_if<RunStatement>(&step.statement.what);
-      if (run == nullptr) return false;
-      const bool had_steps = set(run->steps, std::int64_t{-1});
-      return set(run->until, Nanoseconds{-1}) || had_steps;
-    });
-    drop_salts();
   }
 
   void drop_salts() {

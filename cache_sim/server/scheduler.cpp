@@ -301,45 +301,45 @@ void Scheduler::leave_batch(RequestNumber request) {
   is_full_ = false;
 }
 
+void Scheduler::settle_admit(RequestNumber number, const Reply& reply, SchedulerEffects& effects) {
+  if (reply.refused != Refusal::none) {
+    // Nothing that runs will ever make room for it: it is refused for good. Otherwise admission
+    // ends for this step.
+    if (running_.empty() || reply.refused == Refusal::too_long) {
+      waiting_.pop_front();
+      end(number, FinishReason::refused, effects);
+    } else if (options_.sglang) {
+      is_full_ = true;
+    } else if (!batch_.empty()) {
+      begin_forward(effects);
+    } else {
+      phase_ = Phase::decode;
+      cursor_ = 0;
+    }
+    return;
+  }
+  Request& request = requests_[number];
+  waiting_.pop_front();
+  running_.push_back(number);
+  request.state = State::running;
+  request.was_admitted = true;
+  request.prefilling = true;
+  request.known = request.spec->prompt_size + request.sampled;
+  request.scheduled = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
+  effects.notes.push_back({SchedulerNote::Kind::admitted, number});
+  if (options_.sglang) {
+    plan_chunk(number);
+    if (reply.has(ReplyField::kv) && reply.get(ReplyField::kv) <= reserved_) is_full_ = true;
+    return;
+  }
+  extend(number, static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
+         effects);
+}
+
 void Scheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& effects) {
   const RequestNumber number = subject_of_ask_;
   switch (asked) {
-    case Asked::admit: {
-      if (reply.refused != Refusal::none) {
-        // Nothing that runs will ever make room for it: it is refused for good. Otherwise admission
-        // ends for this step.
-        if (running_.empty() || reply.refused == Refusal::too_long) {
-          waiting_.pop_front();
-          end(number, FinishReason::refused, effects);
-        } else if (options_.sglang) {
-          is_full_ = true;
-        } else if (!batch_.empty()) {
-          begin_forward(effects);
-        } else {
-          phase_ = Phase::decode;
-          cursor_ = 0;
-        }
-        return;
-      }
-      Request& request = requests_[number];
-      waiting_.pop_front();
-      running_.push_back(number);
-      request.state = State::running;
-      request.was_admitted = true;
-      request.prefilling = true;
-      request.known = request.spec->prompt_size + request.sampled;
-      request.scheduled = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
-      effects.notes.push_back({SchedulerNote::Kind::admitted, number});
-      if (options_.sglang) {
-        plan_chunk(number);
-        if (reply.has(ReplyField::kv) && reply.get(ReplyField::kv) <= reserved_) is_full_ = true;
-        return;
-      }
-      extend(number,
-             static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
-             effects);
-      return;
-    }
+    case Asked::admit: return settle_admit(number, reply, effects);
     case Asked::extend: return settle_extend(reply, effects);
     case Asked::preempt:
       leave_batch(number);

@@ -107,6 +107,7 @@ class Scheduler final : public AskingScheduler<ScheduledRequest, SchedulerAsks> 
   static bool may_decode(const Request& request);
   void next_decode(SchedulerEffects& effects);
   void next_result(SchedulerEffects& effects);
+  void settle_admit(RequestNumber number, const Reply& reply, SchedulerEffects& effects);
   void settle_extend(const Reply& reply, SchedulerEffects& effects);
   void settle_result(SchedulerEffects& effects);
   void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);

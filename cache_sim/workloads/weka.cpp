@@ -34,7 +34,7 @@ class WekaStream final : public RequestStream {
   Result<bool> next(RequestSpec& spec) override {
     // A seat whose session ends before everything that is known takes the next session.
     while (!at_end_ && (seats_.size() < kSeats || earliest_seat() <= next_arrival())) {
-      const Result<bool> read = read_session();
+      Result<bool> read = read_session();
       if (!read) return read;
     }
     if (queue_.empty()) return false;
@@ -95,8 +95,8 @@ class WekaStream final : public RequestStream {
       if (*type != "n" && *type != "s" && *type != "subagent")
         return request.error("type",
                              fmt::format("`{}` is none of n, s, subagent", type->substr(0, 60)));
-      const Result<bool> read = *type == "subagent" ? read_requests(request, session, from)
-                                                    : read_request(request, session, *time);
+      Result<bool> read = *type == "subagent" ? read_requests(request, session, from)
+                                              : read_request(request, session, *time);
       if (!read) return read;
     }
     return true;
