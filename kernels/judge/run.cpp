@@ -296,7 +296,7 @@ constexpr std::int64_t kFetchedBytes = std::int64_t{512} << 20;  // of a round, 
 constexpr std::int64_t kSetBytes = std::int64_t{4} << 30;        // of all sets, at most
 constexpr int kRounds = 5;                                       // behind a first one that warms up
 constexpr int kRoundsFew = 2;                                    // where each takes long
-constexpr double kRoundsEnough_s = 3;
+constexpr double kEnoughSeconds = 3;
 
 /// As many sets as leave no cache warm, and on a GPU so many that the calls outlast a launch.
 std::int64_t set_count(const Machine& machine, std::int64_t bytes, double run_s) {
@@ -331,9 +331,10 @@ bool CandidateProcess::compare(int number, std::int64_t sets, std::uint64_t seed
   for (std::int64_t i = 0; i < wanted; ++i) {
     // Drawn behind the calls, one of each stretch of sets.
     const std::int64_t begin = i * sets / wanted, end = (i + 1) * sets / wanted;
-    const auto set = begin + static_cast<std::int64_t>(
-                                 random_below(static_cast<std::uint64_t>(end - begin), seed, 903,
-                                              static_cast<std::uint64_t>(number * 64 + i)));
+    const auto set =
+        begin + static_cast<std::int64_t>(random_below(
+                    static_cast<std::uint64_t>(end - begin), seed, 903,
+                    static_cast<std::uint64_t>(number) * 64 + static_cast<std::uint64_t>(i)));
     const std::optional<Json> answer = ask("fetch", {{"index", set}});
     if (!answer || !shared_.read(2 * bytes, got.data(), bytes)) return false;
     ++timed.compared;
@@ -360,7 +361,7 @@ Result<TimedRuns> CandidateProcess::time(const TimedInput& one, const TimedInput
   double device_least = 0, clock_least = 0;  // of a round, microseconds
   const auto begin = Clock::now();
   for (int number = 0; number <= kRounds; ++number) {
-    if (number > kRoundsFew && Seconds(Clock::now() - begin).count() > kRoundsEnough_s) break;
+    if (number > kRoundsFew && Seconds(Clock::now() - begin).count() > kEnoughSeconds) break;
     if (number == 1) {
       const std::optional<Json> answer = ask("record");
       if (!answer) return failed(std::move(timed));

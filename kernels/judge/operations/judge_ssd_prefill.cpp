@@ -127,7 +127,7 @@ struct PrefillHost : Host<S> {
       : Host<S>(c, mistake),
         resumes(maybe_array_of<bool, 1>(c, "has_initial_state")),
         dt_of_head({this->x.extent(0), this->x.extent(1)}),
-        A_of_head(Shape<1>{this->x.extent(1)}) {
+        a_of_head(Shape<1>{this->x.extent(1)}) {
     if (mistake == "fresh-rows-resume" && resumes) fill(resumes->view(), true);
     if (mistake == "from-zero")
       resumes = Array<bool, 1>(Shape<1>{this->rows.starts->extent(0) - 1}, false);
@@ -137,7 +137,7 @@ struct PrefillHost : Host<S> {
     const std::int64_t T = dt_of_head.extent(0), H = dt_of_head.extent(1);
     for (std::int64_t t = 0; t < T; ++t)
       for (std::int64_t h = 0; h < H; ++h) dt_of_head(t, h) = this->dt(t, h, 0);
-    for (std::int64_t h = 0; h < H; ++h) A_of_head(h) = this->A(h, 0, 0);
+    for (std::int64_t h = 0; h < H; ++h) a_of_head(h) = this->A(h, 0, 0);
     if (!this->bias) return;
     bias_of_head.emplace(Shape<1>{H});
     for (std::int64_t h = 0; h < H; ++h) (*bias_of_head)(h) = (*this->bias)(h, 0);
@@ -147,7 +147,7 @@ struct PrefillHost : Host<S> {
     const std::int64_t P = this->x.extent(2), N = this->B.extent(2);
     reference::Mamba2Inputs<S> in = Host<S>::inputs(c, rounded);
     in.dt = repeat(dt_of_head.view(), P);
-    in.A = repeat(repeat(A_of_head.view(), P), N);
+    in.A = repeat(repeat(a_of_head.view(), P), N);
     if (bias_of_head) in.dt_bias = repeat(bias_of_head->view(), P);
     in.steps_in_scores = true;
     if (rounded)  // what a chunk kernel hands to tensor cores is of the activations' type
@@ -158,7 +158,7 @@ struct PrefillHost : Host<S> {
 
   std::optional<Array<bool, 1>> resumes;
   Array<S, 2> dt_of_head;
-  Array<S, 1> A_of_head;
+  Array<S, 1> a_of_head;
   std::optional<Array<S, 1>> bias_of_head;
 };
 
