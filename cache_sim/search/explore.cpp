@@ -292,8 +292,12 @@ class Explorer {
       step.statement.line = ++line;
       if (auto* const spec = std::get_if<RequestSpec>(&step.statement.what)) {
         spec->at = -1;
-        if (!content_keys) spec->lora = Name();
-        if (!server_fields) {  // they may come from another player's trace
+        // What the player does not take may come from another player's trace.
+        if (!content_keys) {
+          spec->lora = Name();
+          for (RequestSpec::Image& image : spec->images) image.name = Name();
+        }
+        if (!server_fields) {
           spec->branches = 1;
           spec->overrun = spec->external = 0;
         }
