@@ -97,7 +97,8 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
         found->rows.erase(found->rows.begin());
         return;
       }
-      found->computed = found->known.size() - 1;  // the last one has only been sampled
+      if (!found->drafts.empty())
+        found->computed = found->known.size() - 1;  // the last one has only been sampled
       found->drafts = Tokens();
       return;
     case Verb::preempt:  // a block cache's request resumes with all that it has said

@@ -231,6 +231,7 @@ void AlignWorker::run_states(const WorkerRow& row) {
   const std::int64_t block = rules_.state_block;
   const bool is_new = seat.running == kNone;
   const bool verifies = is_verification(row, is_new);
+  note_columns(seat, *row.request);
   const std::int64_t unit = planted(kResumesByHashBlock) ? rules_.hash_block : block;
   std::int64_t previous = seat.running;
   if (is_new) previous = row.start == 0 ? kNone : (row.start - 1) / unit;
@@ -240,7 +241,7 @@ void AlignWorker::run_states(const WorkerRow& row) {
   const bool moves_in_place = !is_new && !verifies && seat.accepted > 1;
   if (previous != kNone && (previous != current || moves_in_place)) {
     const std::int64_t bias = planted(kCopiesTheFirstState) ? 0 : seat.accepted - 1;
-    move_state(*row.request, previous, current, bias);
+    move_state(seat, *row.request, previous, current, bias);
     if (!planted(kKeepsAcceptedBehindCopy)) seat.accepted = 1;
   }
   std::int64_t offset = seat.accepted - 1;
@@ -333,16 +334,31 @@ void AlignWorker::store_prefix(const WorkerRow& row, BlockId block, std::int64_t
     conv[i] = fingerprint_at(tokens - (kConvWidth - 1) + i);
 }
 
+/// A worker's table only grows: where the manager moves a scratch block on, its old column still
+/// leads to it, and a chunk that passes that column begins with the state there.
+void AlignWorker::note_columns(Seat& seat, const BlockRequest& request) const {
+  seat.columns.resize(state_groups_.size());
+  for (std::size_t i = 0; i < state_groups_.size(); ++i) {
+    const std::vector<BlockId>& columns = request.tables[state_groups_[i]].columns;
+    std::vector<BlockId>& noted = seat.columns[i];
+    if (noted.size() < columns.size())
+      noted.insert(noted.end(), columns.begin() + std::ssize(noted), columns.end());
+  }
+}
+
 /// The state at column from + bias becomes that of column `to`.
-void AlignWorker::move_state(const BlockRequest& request, std::int64_t from, std::int64_t to,
-                             std::int64_t bias) {
-  for (const std::uint32_t group : state_groups_) {
-    const BlockTable& table = request.tables[group];
-    const BlockId target = column_of(table, to);
+void AlignWorker::move_state(const Seat& seat, const BlockRequest& request, std::int64_t from,
+                             std::int64_t to, std::int64_t bias) {
+  for (std::size_t i = 0; i < state_groups_.size(); ++i) {
+    const std::vector<BlockId>& noted = seat.columns[i];
+    const auto block_of = [&](std::int64_t column) {
+      return column < std::ssize(noted) ? noted[static_cast<std::size_t>(column)] : kNullBlock;
+    };
+    const BlockId target = column_of(request.tables[state_groups_[i]], to);
     if (target == kNullBlock) continue;
     ++written_[target];
-    recurrent_[target] = recurrent_[column_of(table, from + bias)];
-    const std::uint64_t* const source = conv_of(column_of(table, from));
+    recurrent_[target] = recurrent_[block_of(from + bias)];
+    const std::uint64_t* const source = conv_of(block_of(from));
     rows_.assign(source + bias, source + conv_size_);
     std::copy(rows_.begin(), rows_.end(), conv_of(target));
   }
@@ -361,7 +377,7 @@ void AlignWorker::settle(Seat& seat, const BlockRequest& request, std::int64_t k
   const std::int64_t target = end / block - 1;
   if (target == seat.running && bias == 0) return;
   LOCKSTEP_MARK("vllm.state_of_a_passed_block_end");
-  move_state(request, seat.running, target, bias);
+  move_state(seat, request, seat.running, target, bias);
   if (target == seat.running) seat.accepted = 1;
 }
 

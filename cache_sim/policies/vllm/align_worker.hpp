@@ -101,6 +101,7 @@ class AlignWorker {
     std::int64_t accepted = 1;
     std::int64_t decided = 0;  // of the last row: the tokens that are no drafts, with those before
     std::vector<std::vector<Seen>> read;  // by group, by column: KV that was compared when read
+    std::vector<std::vector<BlockId>> columns;  // by state group: blocks where they were first
   };
   static constexpr std::int64_t kNone = -1;
 
@@ -124,7 +125,8 @@ class AlignWorker {
   void compute(const WorkerRow& row, const BlockTable& table, std::int64_t column);
   void store_prefix(const WorkerRow& row, BlockId block, std::int64_t tokens, const Label& state);
   void settle(Seat& seat, const BlockRequest& request, std::int64_t kept);
-  void move_state(const BlockRequest& request, std::int64_t from, std::int64_t to,
+  void note_columns(Seat& seat, const BlockRequest& request) const;
+  void move_state(const Seat& seat, const BlockRequest& request, std::int64_t from, std::int64_t to,
                   std::int64_t bias);
   void check_tables(const BlockRequest& request);
   void check_block(BlockId block);
