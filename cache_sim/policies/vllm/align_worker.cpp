@@ -236,8 +236,9 @@ void AlignWorker::run_states(const WorkerRow& row) {
   std::int64_t previous = seat.running;
   if (is_new) previous = row.start == 0 ? kNone : (row.start - 1) / unit;
   const std::int64_t current = ceil_div(row.end, block) - 1;
-  // vLLM never computes several sampled tokens in a row that drafted none of them; where a trace
-  // does, the accepted state has to be moved, because such a row begins at column `current`.
+  // A session's next turn, or sampled tokens that a trace computes in a row without drafts: such a
+  // row begins at column `current`, so the accepted state has to be moved there.
+  if (planted(kForgetsAcceptedBeforeATurn) && !verifies) seat.accepted = 1;
   const bool moves_in_place = !is_new && !verifies && seat.accepted > 1;
   if (previous != kNone && (previous != current || moves_in_place)) {
     const std::int64_t bias = planted(kCopiesTheFirstState) ? 0 : seat.accepted - 1;

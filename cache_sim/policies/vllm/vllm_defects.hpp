@@ -101,6 +101,10 @@ inline const Defect kKeepsNoBlockEnds{
 inline const Defect kKeepsAcceptedBehindCopy{
     "vllm-align:keeps-accepted-behind-copy",
     "the accepted count stays when the accepted state is copied to a new block, and counts twice"};
+inline const Defect kForgetsAcceptedBeforeATurn{
+    "vllm-align:forgets-accepted-before-a-turn",
+    "a session's next turn begins with the state after the first token of the last verification, "
+    "however many were accepted (0.33)"};
 inline const Defect kCopiesTheFirstState{
     "vllm-align:copies-the-first-state",
     "a new block gets the state behind the first token of the last step, not the accepted one"};
