@@ -31,6 +31,7 @@ from lockstep.session import Factory, Overdue, Session
 
 _READ_SIZE = 1 << 16
 _LINE_MAX = 1 << 16  # of the words that a child hands over
+_GRACE = 0.5  # seconds: the program has called a subject silent before its method is interrupted
 
 
 class Ran(NamedTuple):
@@ -214,7 +215,7 @@ class _Serving:
         ended = os.pidfd_open(process.pid)
         try:
             self._poll.register(ended, select.POLLIN)
-            with _Watch(self._timeout) as watch:
+            with _Watch(self._timeout + _GRACE) as watch:
                 while True:
                     for descriptor, _ in self._poll.poll():
                         if descriptor in self._channels:
