@@ -335,8 +335,8 @@ void AlignWorker::store_prefix(const WorkerRow& row, BlockId block, std::int64_t
     conv[i] = fingerprint_at(tokens - (kConvWidth - 1) + i);
 }
 
-/// A worker's table only grows: where the manager moves a scratch block on, its old column still
-/// leads to it, and a chunk that passes that column begins with the state there.
+/// Blocks stand where the worker saw them first: where the manager moves a scratch block on, its
+/// old column still leads to it, and a chunk that passes that column begins with the state there.
 void AlignWorker::note_columns(Seat& seat, const BlockRequest& request) const {
   seat.columns.resize(state_groups_.size());
   for (std::size_t i = 0; i < state_groups_.size(); ++i) {
