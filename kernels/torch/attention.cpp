@@ -65,11 +65,7 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     expect_shape(seq_lens, "seq_lens", "[B]", {B});
     expect(1 <= value_dim && value_dim <= width, "value_dim", "between 1 and the width of q",
            value_dim);
-    const bool scaled = kv_cache.scalar_type() == at::kFloat8_e4m3fn;
-    expect(!kv_scale || scaled, "kv_scale", "absent without a cache of float8_e4m3fn", "given");
-    if (!kv_scale) return;
-    expect_type(kv_scale, at::kFloat, "kv_scale");
-    expect(kv_scale->numel() == 1, "kv_scale", "one number", kv_scale->sizes());
+    expect_kv_scale(kv_scale, kv_cache);
   }
 
   /// Of 656 bytes: reference/attention/latent_token.hpp.

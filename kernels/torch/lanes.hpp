@@ -1,8 +1,21 @@
-// What the operators of latent attention share: a lane for each stream, and rows as kernels want
-// them.
+// What the operators of latent attention share: the scale of a cache, a lane for each stream, and
+// rows as kernels want them.
 #pragma once
 
 #include "kernels/torch/operator.hpp"
+
+namespace lockstep::torch_ops {
+
+/// One number, with a cache in e4m3 alone.
+inline void expect_kv_scale(const MaybeTensor& kv_scale, const Tensor& kv_cache) {
+  const bool scaled = kv_cache.scalar_type() == at::kFloat8_e4m3fn;
+  expect(!kv_scale || scaled, "kv_scale", "absent without a cache of float8_e4m3fn", "given");
+  if (!kv_scale) return;
+  expect_type(kv_scale, at::kFloat, "kv_scale");
+  expect(kv_scale->numel() == 1, "kv_scale", "one number", kv_scale->sizes());
+}
+
+}  // namespace lockstep::torch_ops
 
 #ifdef LOCKSTEP_HAS_CUDA
 #include <map>

@@ -109,12 +109,19 @@ void check_cache(const Tensor& cache, std::int64_t width, const MaybeTensor& kv_
          cache.sizes());
   expect_shape(cache, "kv_cache", bytes ? "[pages, page, 656] in bytes" : "[pages, page, width]",
                {cache.size(0), cache.size(1), bytes ? reference::kTokenBytes : width});
-  expect(!kv_scale || in_e4m3(cache), "kv_scale", "absent without a cache of float8_e4m3fn",
-         "given");
-  if (!kv_scale) return;
-  expect_type(kv_scale, at::kFloat, "kv_scale");
-  expect(kv_scale->numel() == 1, "kv_scale", "one number", kv_scale->sizes());
+  expect_kv_scale(kv_scale, cache);
 }
+
+#ifdef LOCKSTEP_HAS_CUDA
+/// `run` of a value of the type that kernels see in the cache.
+template <class Run>
+Tensor of_cache(const Tensor& cache, Run run) {
+  if (in_e4m3(cache)) return run(kernels::E4m3());
+  if (cache.scalar_type() == at::kByte) return run(std::uint8_t());
+  expect_type(cache, at::kBFloat16, "kv_cache");
+  return run(kernels::Bf16());
+}
+#endif
 
 float scale_of(const MaybeTensor& kv_scale) {
   return kv_scale ? kv_scale->item<float>() : 1.0f;
@@ -231,10 +238,7 @@ latent_cache_write(Tensor latent, Tensor k_pe, Tensor q_pe, Tensor(a!) kv_cache,
            latent.scalar_type());
     expect(latent.size(1) == 512, "latent", "[T, 512] on a GPU", latent.sizes());
     expect(frequencies.size(0) == 32, "frequencies", "[32] on a GPU", frequencies.sizes());
-    if (in_e4m3(kv_cache)) return run<kernels::E4m3>();
-    if (kv_cache.scalar_type() == at::kByte) return run<std::uint8_t>();
-    expect_type(kv_cache, at::kBFloat16, "kv_cache");
-    return run<kernels::Bf16>();
+    return of_cache(kv_cache, [&](auto c) { return run<decltype(c)>(); });
   }
   template <class C>
   Tensor run() const {
@@ -412,10 +416,7 @@ mla_layer(Tensor hidden, Tensor positions, Tensor slots, Tensor(a!) kv_cache, Te
                        frequencies.size(0) == 32;
     expect(sizes, "w_kc, w_vc, frequencies", "[H, 512, 128], [H, 128, 512], [32] on a GPU",
            w_kc.sizes());
-    if (in_e4m3(kv_cache)) return run<kernels::E4m3>();
-    if (kv_cache.scalar_type() == at::kByte) return run<std::uint8_t>();
-    expect_type(kv_cache, at::kBFloat16, "kv_cache");
-    return run<kernels::Bf16>();
+    return of_cache(kv_cache, [&](auto c) { return run<decltype(c)>(); });
   }
 
   template <class C>
