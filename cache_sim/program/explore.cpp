@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <iterator>
 #include <set>
@@ -82,6 +83,11 @@ struct ExploreWords {
   std::string json_path;
   std::string html_path;
   AnnotationOptions annotations;
+
+  /// Files beside those of --out; empty where one was not asked for.
+  std::array<std::string, 3> output_paths() const {
+    return {json_path, html_path, annotations.sarif_path};
+  }
 };
 
 /// Traces that an earlier search left in the folder: those that still show their finding.
@@ -238,7 +244,7 @@ Result<void> expect_writable(fs::path folder) {
 
 Result<void> expect_outputs_writable(const ExploreWords& words) {
   if (Result<void> folder = expect_writable(words.out); !folder) return folder;
-  for (const std::string& path : {words.json_path, words.html_path, words.annotations.sarif_path}) {
+  for (const std::string& path : words.output_paths()) {
     std::error_code none;
     const bool is_special = fs::exists(path, none) && !fs::is_regular_file(path, none);
     if (path.empty() || is_special) continue;
@@ -312,7 +318,7 @@ void print_search(const ExploreWords& words, const RunOptions& run, const Explor
 /// search that finds nothing leaves none.
 Result<void> write_outputs(const ExploreWords& words, const RunOptions& run,
                            const ExploreOutcome& outcome, const std::vector<std::string>& paths) {
-  for (const std::string& path : {words.json_path, words.html_path, words.annotations.sarif_path}) {
+  for (const std::string& path : words.output_paths()) {
     std::error_code none;  // writing says what is wrong
     if (const fs::path folder = fs::path(path).parent_path(); !folder.empty())
       fs::create_directories(folder, none);

@@ -47,10 +47,14 @@ void AlignWorker::report(const std::string& text, const std::string& expected,
     findings_.push_back({FindingKind::wrong_state_prefix, text, expected, actual});
 }
 
-/// The null block where the table has no such column.
+/// The null block where there is no such column.
+BlockId AlignWorker::block_at(const std::vector<BlockId>& columns, std::int64_t column) {
+  if (column < 0 || column >= std::ssize(columns)) return kNullBlock;
+  return columns[static_cast<std::size_t>(column)];
+}
+
 BlockId AlignWorker::column_of(const BlockTable& table, std::int64_t column) {
-  if (column < 0 || column >= static_cast<std::int64_t>(table.columns.size())) return kNullBlock;
-  return table.columns[static_cast<std::size_t>(column)];
+  return block_at(table.columns, column);
 }
 
 void AlignWorker::take_fingerprints(const WorkerRow& row) {
@@ -352,14 +356,11 @@ void AlignWorker::move_state(const Seat& seat, const BlockRequest& request, std:
                              std::int64_t to, std::int64_t bias) {
   for (std::size_t i = 0; i < state_groups_.size(); ++i) {
     const std::vector<BlockId>& noted = seat.columns[i];
-    const auto block_of = [&](std::int64_t column) {
-      return column < std::ssize(noted) ? noted[static_cast<std::size_t>(column)] : kNullBlock;
-    };
     const BlockId target = column_of(request.tables[state_groups_[i]], to);
     if (target == kNullBlock) continue;
     ++written_[target];
-    recurrent_[target] = recurrent_[block_of(from + bias)];
-    const std::uint64_t* const source = conv_of(block_of(from));
+    recurrent_[target] = recurrent_[block_at(noted, from + bias)];
+    const std::uint64_t* const source = conv_of(block_at(noted, from));
     rows_.assign(source + bias, source + conv_size_);
     std::copy(rows_.begin(), rows_.end(), conv_of(target));
   }

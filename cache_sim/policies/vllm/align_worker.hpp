@@ -133,6 +133,7 @@ class AlignWorker {
   void check_block_once(BlockId block);
   void check_entry(const BlockPool::Entry& entry);
 
+  static BlockId block_at(const std::vector<BlockId>& columns, std::int64_t column);
   static BlockId column_of(const BlockTable& table, std::int64_t column);
   std::uint64_t* kv_of(BlockId block) { return &kv_[block * kv_size_]; }
   std::uint64_t* conv_of(BlockId block) { return &conv_[block * conv_size_]; }
