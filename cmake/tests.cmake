@@ -327,3 +327,6 @@ foreach(word check selftest)
            COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/static_kv.py ${word})
   set_tests_properties(evidence.static_kv_${word} PROPERTIES LABELS quick TIMEOUT 60)
 endforeach()
+add_test(NAME evidence.static_kv_programs
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/static_kv.py programs)
+set_tests_properties(evidence.static_kv_programs PROPERTIES LABELS full TIMEOUT 900 SKIP_RETURN_CODE 77)

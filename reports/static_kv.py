@@ -5,16 +5,22 @@
                                    "pending" why not
     static_kv.py write RESULTS     writes it into the folder RESULTS from the logs that bench/static_kv_on_gpu.sh left
                                    there, on the machine that measured
+    static_kv.py programs          exports what was measured again: 0 where the programs are the same ones, and the
+                                   text model is noted as seen; 1 where one is another; 77 without transformers
     static_kv.py selftest          check notices a changed source, write a failure
 
-The digest is of the exporter and its tables (fixtures/subjects/static_kv), the C++ runtime, its tests on a GPU and what
-takes its times; of C++ without comments and spaces."""
+"sources" is a digest of the exporter and its tables (fixtures/subjects/static_kv), the C++ runtime, its tests on a GPU
+and what takes its times; of C++ without comments and spaces. The text model is left out: a GPU is given the programs
+that are exported from it, and "programs" are their digests (static_kv_programs.py). "text model" is the digest of the
+text that was last seen to give them."""
 import datetime
 import hashlib
+import importlib
 import itertools
 import json
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -27,11 +33,18 @@ ROOT = evidence.ROOT
 FILE = ROOT / "reports/static_kv.json"
 PATTERNS = ("fixtures/subjects/static_kv/*.py", "kernels/torch/static_kv/*.?pp", "bench/static_kv_times.cpp",
             "bench/initcheck_graph_copy.cu", "properties/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
+TEXT_MODEL = ROOT / "fixtures/subjects/static_kv/text_model.py"
+PROGRAMS = ROOT / "reports/static_kv_programs.py"
+SKIPPED = 77  # ctest's word for a test that cannot run here
 
 
 def digest():
+    return digest_of(path for pattern in PATTERNS for path in ROOT.glob(pattern) if path != TEXT_MODEL)
+
+
+def digest_of(paths):
     whole = hashlib.sha256()
-    for path in sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern)):
+    for path in sorted(paths):
         text = path.read_text()
         whole.update(f"{path.name}\n{text if path.suffix == '.py' else evidence.bare(text)}\n".encode())
     return whole.hexdigest()[:16]
@@ -133,8 +146,48 @@ def gaps(said):
                     if times.get("beside other work") or times.get("other processes")]
 
 
+def environment():
+    sys.path.insert(1, str(ROOT / "fixtures/subjects/transformers"))
+    return importlib.import_module("environment")
+
+
+def exported_now(folder=TEXT_MODEL.parent, words=()):
+    """{name: digest} of the programs that a folder's text model gives, all or those whose names are `words`."""
+    run = environment()
+    python = sys.executable if run.is_here() else run.PYTHON
+    out = subprocess.run([python, PROGRAMS, folder, *words], stdout=subprocess.PIPE, check=True, env=run.variables()).stdout
+    return json.loads(out)
+
+
+def programs():
+    if not (environment().is_here() or environment().is_made()):
+        print(environment().MISSING)
+        return SKIPPED
+    with tempfile.TemporaryDirectory() as scratch:
+        planted = pathlib.Path(scratch) / "static_kv"
+        shutil.copytree(TEXT_MODEL.parent, planted)
+        text = TEXT_MODEL.read_text()
+        broken = text.replace(".masked_fill(hidden, 0.0)", "")  # what nobody wrote is weighed by 0
+        assert broken != text
+        (planted / TEXT_MODEL.name).write_text(broken)
+        said = json.loads(FILE.read_text())
+        one = next(iter(said["programs"]))
+        assert exported_now(planted, [one])[one] != said["programs"][one], "a changed model gives the same program"
+    now = exported_now()
+    others = [name for name in now.keys() | said["programs"].keys() if now.get(name) != said["programs"].get(name)]
+    if others:
+        print(f"{'; '.join(sorted(others))}: another program than the one that was measured; run bench/static_kv_on_gpu.sh")
+        return 1
+    print(f"{len(now)} programs are those that were measured")
+    if said["text model"] != digest_of([TEXT_MODEL]):
+        FILE.write_text(json.dumps(said | {"text model": digest_of([TEXT_MODEL])}, indent=1, ensure_ascii=False) + "\n")
+        print(f"{FILE.relative_to(ROOT)}: the text model that is there now is noted")
+    return 0
+
+
 def write(results):
-    said = {"sources": digest(), "commit": evidence.commit_of(ROOT), **machine(),
+    said = {"sources": digest(), "text model": digest_of([TEXT_MODEL]), "programs": exported_now(),
+            "commit": evidence.commit_of(ROOT), **machine(),
             "date": datetime.date.today().isoformat(), **gathered(results)}
     (results / "static_kv.json").write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
     wrong = failures(said) + gaps(said)
@@ -142,11 +195,13 @@ def write(results):
     return int(bool(wrong))
 
 
-def check(file=FILE, now=None):
+def check(file=FILE, now=None, text_model=None):
     if not file.is_file():
         return ["there is no reports/static_kv.json: bench/static_kv_on_gpu.sh writes it"]
     said = json.loads(file.read_text())
     older = ["its sources changed since they were measured"] if said["sources"] != (now or digest()) else []
+    if said["text model"] != (text_model or digest_of([TEXT_MODEL])):
+        older.append("text_model.py changed: `reports/static_kv.py programs` says whether it still gives the programs that were measured")
     open_ones = older + gaps(said)
     if not open_ones or str(said.get("pending", "")).strip():
         return failures(said)
@@ -160,9 +215,10 @@ def selftest():
         log.write_text("x\n  170 cases, 1 differ; errors of logits, the original's own being 1: greedy 16 0.31, beams 4 1.20\n")
         assert table_of(log) == {"cases": 170, "differ": 1, "error": 1.2}, table_of(log)
         assert table_of(pathlib.Path(folder) / "absent")["differ"] == -1
-        sound = {"sources": "a", "gpu": "g", "driver": "1", "cuda": "13.0", "commit": "c", "times": {"tied": {}}, "graphs": {"failed": [], "skipped": []}, "packages": {"failed": [], "skipped": []},
+        sound = {"sources": "a", "text model": "t", "gpu": "g", "driver": "1", "cuda": "13.0", "commit": "c", "times": {"tied": {}}, "graphs": {"failed": [], "skipped": []}, "packages": {"failed": [], "skipped": []},
                  "python": {"tied": {"differ": 0}}, "planted": {"found": 3, "missed": 0}, "sanitizer": {"memcheck": 0}}
         for change, complaint in (({}, 0), ({"sources": "b"}, 2), ({"sources": "b", "pending": "why"}, 0), ({"pending": " "}, 0),
+                                  ({"text model": "u"}, 2),
                                   ({"sanitizer": {"memcheck": -1}}, 2), ({"sanitizer": {"memcheck": 9}, "pending": " "}, 2),
                                   ({"times": {"tied": {"beside other work": True}}}, 2),
                                   ({"times": {"tied": {"other processes": 1}}}, 2), ({"times": {"tied": {"missing": True}}}, 2),
@@ -173,7 +229,7 @@ def selftest():
                                   ({"python": {"x": {"differ": 2}}, "pending": "why"}, 1), ({"planted": {"found": 0, "missed": 0}}, 1),
                                   ({"graphs": {"failed": ["x"], "skipped": ["y"]}}, 2), ({"python": {"x": {"differ": -1}}}, 1)):
             file.write_text(json.dumps(sound | change))
-            assert len(check(file, "a")) == complaint, (change, check(file, "a"))
+            assert len(check(file, "a", "t")) == complaint, (change, check(file, "a", "t"))
 
 
 def main(words):
@@ -182,6 +238,8 @@ def main(words):
         pending = "" if wrong else json.loads(FILE.read_text()).get("pending", "")
         print("\n".join(wrong) or (f"pending: {pending}" if pending else "reports/static_kv.json is of these sources"))
         return int(bool(wrong))
+    if words == ["programs"]:
+        return programs()
     if words == ["selftest"]:
         selftest()
         return 0
