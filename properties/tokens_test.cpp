@@ -279,16 +279,20 @@ TEST(TokenTerms, namesAreNumbersAndBack) {
     const std::string name = document_name(document);
     ASSERT_EQ(document_from_name(name).value(), document) << name;
   }
+  // Blocks of workloads, outputs that no file names, wrong drafts: a child repeats such names.
+  for (const unsigned bit : {28, 29, 30, 31})
+    for (const Document document : {(Document{1} << bit) - 1, (Document{1} << (bit - 1)) + 2})
+      EXPECT_EQ(document_from_name(document_name(document)).value(), document) << document;
   for (const std::string name : {"a", "z", "aa", "az", "ba", "zz", "aaa", "zzzzzz", "aaaaaa"})
     EXPECT_EQ(document_name(document_from_name(name).value()), name);
   EXPECT_EQ(document_from_name("zzzzzz").value(), 321'272'406u);
 }
 
-// Longer names fall into the upper half, where no short name is; the text keeps its meaning.
+// Names of larger numbers fall into the upper half; the text keeps its meaning.
 TEST(TokenTerms, longNamesAreDocumentsToo) {
   std::set<Document> documents;
   for (const std::string name :
-       {"aaaaaaa", "document", "conversation", "zzzzzzzzzzzzzzzzzzzzzzzz"}) {
+       {"zzzzzzz", "document", "conversation", "zzzzzzzzzzzzzzzzzzzzzzzz"}) {
     const Result<Document> document = document_from_name(name);
     ASSERT_TRUE(document) << name;
     EXPECT_GE(*document, Document{1} << 31) << name;

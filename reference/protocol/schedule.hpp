@@ -16,7 +16,7 @@
 
 namespace lockstep {
 
-/// What a wrong draft consists of (a document that no file can name).
+/// What a wrong draft consists of (a document that nothing else uses).
 inline constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
 /// What a verification accepts behind the token that ends the output.
 inline constexpr Document kBehindTheEnd = kWrongDrafts - 1;

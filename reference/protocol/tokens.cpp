@@ -197,8 +197,8 @@ namespace {
 
 constexpr Document kHashedNames = Document{1} << 31;
 
-/// Names of seven letters and more, by their hash, so that they can be printed and a collision is
-/// an error, not a mix-up.
+/// Names whose number does not fit below kHashedNames, by their hash, so that they can be printed
+/// and a collision is an error, not a mix-up.
 struct LongNames {
   std::mutex mutex;
   std::unordered_map<Document, std::string> text_of;
@@ -245,16 +245,15 @@ std::uint32_t common_ids(const std::uint32_t* a, const std::uint32_t* b, std::ui
 
 Result<Document> document_from_name(std::string_view letters) {
   if (letters.empty()) return fail("a document's name has at least one lower-case letter");
-  std::uint64_t number = 0;
+  std::uint64_t number = 0, hash = 0;
   for (const char c : letters) {
     if (c < 'a' || c > 'z') return fail("a document's name is lower-case letters");
-    if (letters.size() <= 6)
-      number = number * 26 + static_cast<std::uint64_t>(c - 'a' + 1);
-    else
-      number = mix64(number ^ static_cast<std::uint64_t>(c));
+    number = std::min<std::uint64_t>(number * 26 + static_cast<std::uint64_t>(c - 'a' + 1),
+                                     kHashedNames);
+    hash = mix64(hash ^ static_cast<std::uint64_t>(c));
   }
-  if (letters.size() <= 6) return static_cast<Document>(number);
-  const Document document = kHashedNames | static_cast<Document>(number >> 33);
+  if (number < kHashedNames) return static_cast<Document>(number);
+  const Document document = kHashedNames | static_cast<Document>(hash >> 33);
   LongNames& names = long_names();
   const std::lock_guard lock(names.mutex);
   const auto [at, fresh] = names.text_of.emplace(document, letters);

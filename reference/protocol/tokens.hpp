@@ -35,8 +35,8 @@ constexpr Token token_of(Document document, std::uint32_t index) {
   return Token{document} << 32 | index;
 }
 
-/// Bijective base 26: a = 1, …, z = 26, aa = 27. Names of seven letters and more are hashed into
-/// the upper half.
+/// Bijective base 26: a = 1, …, z = 26, aa = 27, so that every name that is printed is read back;
+/// names of numbers from 2^31 on are hashed into the upper half.
 Result<Document> document_from_name(std::string_view letters);
 std::string document_name(Document document);
 
