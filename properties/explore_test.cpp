@@ -5,7 +5,9 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cache_sim/search/bad_input.hpp"
@@ -298,6 +300,36 @@ TEST(Shrink, keepsTheKindAndNeverGrows) {
     ASSERT_TRUE(again.has_value()) << again.error().text;
     EXPECT_LE(line_count(again->trace), line_count(shrunk->trace));
   }
+}
+
+// Prompts of one repeated token, as clients and explicit ids have them, get as short as others.
+TEST(Shrink, shortensWhatRepeats) {
+  const Result<Trace> trace = parse_trace(
+      "alloc as=s1\nadvance slot=s1 tokens=[1,1,1,1,1,1,1,1]\n"
+      "insert slot=s1 tokens=[1,1,1,1,1,1,1,1]\nmatch tokens=[1,1,1,1]\n",
+      "repeats");
+  ASSERT_TRUE(trace.has_value()) << trace.error().text;
+  const Result<ShrinkOutcome> shrunk =
+      shrink(*trace, testing_support::run_with_defect("sglang-no-buffer:split-moves-state"));
+  ASSERT_TRUE(shrunk.has_value()) << shrunk.error().text;
+  EXPECT_NE(trace_text(shrunk->trace).find("match tokens=a1\n"), std::string::npos)
+      << trace_text(shrunk->trace);
+}
+
+// A child of seconds a trace, in a search that was given a minute.
+TEST(Explore, shrinkingEndsAfterItsTime) {
+  ExploreOptions options;
+  options.run = testing_support::run_with_defect("sglang-no-buffer:tombstone-lock-uncounted");
+  options.traces = 500;
+  options.shrink_time = std::chrono::milliseconds(5);
+  options.progress = [](const ExploreOptions::Progress& now) {
+    if (now.shrinking) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  };
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().text;
+  ASSERT_EQ(outcome->discoveries.size(), 1u);
+  EXPECT_GE(outcome->discoveries.front().shrink_executions, 1);
+  EXPECT_LE(outcome->discoveries.front().shrink_executions, 4);
 }
 
 // What an insert says of its slot stays true when lines before it go, or the shrunk trace would

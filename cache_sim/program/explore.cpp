@@ -206,6 +206,7 @@ Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptio
     const auto time = duration(words.time, "--time");
     if (!time) return tl::unexpected(time.error());
     options.time = *time;
+    options.shrink_time = std::max<std::chrono::milliseconds>(*time, std::chrono::minutes(1));
   }
   const auto limit = duration(words.timeout, "--timeout");
   if (!limit) return tl::unexpected(limit.error());

@@ -362,7 +362,10 @@ class Explorer {
     if (!options_.shrinks) return;
     const auto start = Clock::now();
     ShrinkOptions shrinking;
-    shrinking.stops = options_.stops;
+    shrinking.stops = [&] {
+      return stops() ||
+             (options_.shrink_time.count() != 0 && Clock::now() - start >= options_.shrink_time);
+    };
     shrinking.progress = [&](std::int64_t, std::size_t) { report(found.trace_number, true); };
     Result<ShrinkOutcome> shrunk = shrink(found.trace, run, shrinking);
     if (!shrunk || !is_same_finding(shrunk->finding, found.finding) || !shows(shrunk->trace))

@@ -35,6 +35,7 @@ struct ExploreOptions {
   std::chrono::milliseconds time{0};  ///< 0: no limit; otherwise `traces` is none
   std::int64_t findings = 1;          ///< stops behind that many
   bool shrinks = true;
+  std::chrono::milliseconds shrink_time{0};  ///< of each finding, at most; 0: no limit
   /// Called behind each trace, and behind each execution while a finding is shrunk.
   struct Progress {
     std::int64_t traces = 0;

@@ -102,6 +102,7 @@ class Shrinker {
       return fail("the trace ends without a finding, so there is nothing to shrink");
     sought_ = *first->finding;
     adopt(best_.config, *first);
+    tell_repeats_apart();
     for (std::size_t before = 0; before != size();) {
       before = size();
       drop_lines();
@@ -417,6 +418,59 @@ class Shrinker {
       return spec != nullptr && (spec->prompt_size == 0 || spec->output_size() == 0);
     });
     return candidate;
+  }
+
+  /// The candidate with `map(token, k)` for the k-th time, from 0, that a sequence has a token.
+  /// What a request is extended by continues its sequence.
+  template <class Map>
+  Candidate with_occurrences(Map map) const {
+    using Occurrences = std::map<Token, std::uint32_t>;
+    const auto apply = [&](Tokens& tokens, Occurrences& seen) {
+      std::vector<Token> values = tokens.values();
+      for (Token& token : values) token = map(token, seen[token]++);
+      tokens = Tokens::of_values(values);
+    };
+    std::map<std::uint32_t, Occurrences> of_request;
+    Candidate candidate = best_;
+    for (Step& step : candidate.steps) {
+      if (auto* operation = std::get_if<Operation>(&step.statement.what)) {
+        const bool continues = operation->verb == Verb::extend || operation->verb == Verb::accept;
+        Occurrences begun;
+        Occurrences& seen =
+            continues || operation->verb == Verb::admit ? of_request[operation->id.index()] : begun;
+        if (!continues) seen.clear();
+        apply(operation->tokens, seen);
+        Occurrences of_drafts = seen;
+        apply(operation->drafts, of_drafts);
+      }
+      if (auto* spec = std::get_if<RequestSpec>(&step.statement.what)) {
+        Occurrences seen;
+        apply(spec->tokens, seen);
+      }
+    }
+    return candidate;
+  }
+
+  /// A token that a sequence repeats cannot be left out of one place alone. So the k-th time that
+  /// it has an explicit id becomes token k of a document: equal prefixes stay equal, others
+  /// different.
+  void tell_repeats_apart() {
+    std::map<Token, Document> document_of;
+    with_occurrences([&](Token token, std::uint32_t k) {
+      if (k != 0 && token >> 32 == 0) document_of.emplace(token, 0);
+      return token;
+    });
+    if (document_of.empty()) return;
+    const std::vector<Document> taken = documents();
+    Document next = 1;
+    for (auto& [token, document] : document_of) {
+      while (std::find(taken.begin(), taken.end(), next) != taken.end()) ++next;
+      document = next++;
+    }
+    attempt(with_occurrences([&](Token token, std::uint32_t k) {
+      const auto repeated = document_of.find(token);
+      return repeated == document_of.end() ? token : token_of(repeated->second, k);
+    }));
   }
 
   /// Pieces of documents between the places where some sequence begins, ends or breaks off.
