@@ -8,22 +8,26 @@ process, because a search starts it many times.
 """
 import contextlib
 import functools
+import http.client
 import io
 import json
 import os
 import pathlib
 import random
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
+from unittest import mock
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "cache_sim" / "python"))
 sys.path.insert(0, str(ROOT / "fixtures" / "subjects"))
 import toy_server  # noqa: E402
-from lockstep.server import command, engines, search  # noqa: E402
+from lockstep.server import child, command, engines, search  # noqa: E402
 from lockstep.server.drawing import Drawing  # noqa: E402
 from lockstep.server.life import play  # noqa: E402
 from lockstep.server.shrinking import PLAYS_MAX, PLAYS_MAX_OF_FEW, Shrinker, plays_for  # noqa: E402
@@ -286,6 +290,61 @@ class Plays(unittest.TestCase):
         self.assertEqual(plays_for(2, 4, 50), 6)  # 1 - 2 ** -6 > 0.98
         self.assertEqual(plays_for(1, 12, 50), PLAYS_MAX)
         self.assertEqual(plays_for(1, 12, 3), PLAYS_MAX_OF_FEW)
+
+
+class HostileServers(Scratch):
+    """Whatever a server writes is a finding, in time, and its text gives no orders to a terminal."""
+
+    def raw(self, pieces, pause=0.0):
+        """The port of a server that answers once with these bytes."""
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(listening.close)
+
+        def answer():
+            client, _ = listening.accept()
+            with client, contextlib.suppress(OSError):
+                client.recv(65536)
+                for piece in pieces:
+                    client.sendall(piece)
+                    time.sleep(pause)
+
+        threading.Thread(target=answer, daemon=True).start()
+        return listening.getsockname()[1]
+
+    def test_an_answer_has_one_time_for_all_of_it(self):
+        head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
+        begin = time.monotonic()
+        with self.assertRaisesRegex(TimeoutError, "/props has no answer within 0.3 s"):
+            child.get(self.raw([head] + [b" "] * 1000, 0.05), "/props", 0.3)
+        self.assertLess(time.monotonic() - begin, 10)
+
+    def test_an_answer_is_whole_and_not_endless(self):
+        with self.assertRaises(http.client.IncompleteRead):
+            child.get(self.raw([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"]), "/props", 20)
+        with mock.patch.object(child, "SIZE_MAX", 1000), self.assertRaisesRegex(http.client.HTTPException, "more than"):
+            child.get(self.raw([b"HTTP/1.1 200 OK\r\n\r\n", b" " * 5000]), "/props", 20)
+
+    def test_what_can_be_no_answer_is_a_finding(self):
+        for output, cached in (([1.5], 0), ([None], 0), ([-7], 0), ([1 << 70], 0), ("abc", 0), ([True], 0), ([1], -4),
+                               ([1], "7"), ([1], float("nan"))):
+            with self.subTest(output=output, cached=cached), self.assertRaises(ValueError):
+                engines.Answer(output, cached)
+        engine = toy()
+        engine.ask = lambda port, step: [engines.Answer([-7])]
+        outcome = self.searched(engine, requests=1, shrink_lives=1)
+        self.assertEqual([one.finding.kind for one in outcome.found], ["subject-garbled"])
+
+    def test_its_text_is_printable_and_stands_in_the_reproduction(self):
+        engine = toy()
+
+        def ask(port, step):
+            raise child.Refused('HTTP 500: \x1b[31m\n::error::no\\x """')
+
+        engine.ask = ask
+        self.searched(engine, requests=1, shrink_lives=1)
+        self.assertIn("HTTP 500: \\x1b[31m\\n::error::no", self.said)
+        reproduction = (self.folder / "found" / "llama-1.py").read_text()
+        self.assertIn("HTTP 500: ", compile(reproduction, "llama-1.py", "exec").co_consts[0])
 
 
 class Commands(Scratch):

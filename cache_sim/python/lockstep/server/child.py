@@ -1,6 +1,7 @@
 """A server as a child process, and plain HTTP to it."""
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -8,8 +9,12 @@ import pathlib
 import signal
 import socket
 import subprocess
+import threading
 import time
 from typing import Any
+
+
+SIZE_MAX = 64 << 20  # bytes of an answer
 
 
 class NoServer(Exception):
@@ -87,14 +92,37 @@ def post(port: int, path: str, body: dict[str, Any], timeout: float) -> Any:
 
 
 def exchange(port: int, method: str, path: str, body: str | None, timeout: float) -> str:
-    """The text that comes back. Refused where the status is another one than 200."""
+    """The text that comes back, whole within `timeout` seconds. Refused where the status is another one than 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            stream.shutdown(socket.SHUT_RDWR)
+
+    clock = threading.Timer(timeout, give_up)  # the connection's own limit is that of each piece
     try:
+        connection.connect()
+        stream = connection.sock
+        clock.start()
         connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
         answer = connection.getresponse()
-        text = answer.read().decode("utf-8", "replace")
+        said = answer.read(SIZE_MAX + 1)
+        if late.is_set():
+            raise TimeoutError
+        if len(said) > SIZE_MAX:
+            raise http.client.HTTPException(f"more than {SIZE_MAX >> 20} MiB")
+        if answer.length:
+            raise http.client.IncompleteRead(said[:60], answer.length)
+        text = said.decode("utf-8", "replace")
         if answer.status != 200:
             raise Refused(f"HTTP {answer.status}: {text[:200]}")
         return text
+    except (OSError, http.client.HTTPException) as error:
+        if late.is_set() or isinstance(error, TimeoutError):
+            raise TimeoutError(f"{path} has no answer within {timeout:g} s") from None
+        raise
     finally:
+        clock.cancel()
         connection.close()

@@ -19,7 +19,7 @@ from lockstep.server.child import NoServer, Refused
 from lockstep.server.engines import CLIENTS, ENGINES, Engine
 from lockstep.server.life import play
 from lockstep.server.search import Options, Search, summary_text
-from lockstep.server.steps import BadFile, Config, Kept
+from lockstep.server.steps import BadFile, Config, Kept, printable
 from lockstep.server.truth import TruthDiffers, Truths
 from lockstep.server.verdict import judge
 
@@ -179,13 +179,13 @@ def main(words: list[str]) -> int:
     try:
         return search(read) if read.action == "search" else replay(read)
     except (BadWords, BadFile) as error:
-        print(f"lockstep server: {error}", file=sys.stderr)
+        print(f"lockstep server: {printable(str(error))}", file=sys.stderr)
         return 2
     except (NoServer, FileNotFoundError, Refused, OSError) as error:
-        print(f"lockstep server: {error}", file=sys.stderr)
+        print(f"lockstep server: {printable(str(error))}", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
         return 130
     except TruthDiffers as error:
-        print(f"lockstep server: {error}", file=sys.stderr)
+        print(f"lockstep server: {printable(str(error))}", file=sys.stderr)
         return 13

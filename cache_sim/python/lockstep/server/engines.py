@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 import pathlib
 import random
 import shlex
@@ -17,11 +18,21 @@ Rule = Callable[[Config], None]
 
 @dataclass
 class Answer:
-    """To one prompt."""
+    """To one prompt. ValueError where a server says what can be none."""
 
     output: Tokens
     cached: int = 0
     gaps: list[float | None] = field(default_factory=list)  # of a truth: by how much each logit led; None: not told
+
+    def __post_init__(self) -> None:
+        if type(self.output) is not list:
+            raise ValueError(f"tokens are {self.output!r:.60}, not a list")
+        for name, number in [("cached tokens", self.cached), *(("a token", token) for token in self.output)]:
+            if type(number) is not int or not 0 <= number < 1 << 32:
+                raise ValueError(f"{name}: {number!r:.60} is not a whole number from 0 to 2^32 - 1")
+        for gap in self.gaps:
+            if gap is not None and not math.isfinite(gap):
+                raise ValueError(f"a difference of log probabilities is {gap!r:.60}")
 
 
 @dataclass

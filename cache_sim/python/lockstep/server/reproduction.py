@@ -112,7 +112,8 @@ def script(engine: Engine, kept: Kept) -> str:
     server, truth = (one[len(program):] if one[:len(program)] == program else one for one in words)
     requests = [(step.id, *engine.request(step), step.prompts if step.do == ASK else [], step.wait)
                 for step in kept.steps]
-    title = f"{kept.finding.kind}: {kept.finding.text.replace(chr(34) * 3, '')}"
+    text = kept.finding.text.replace("\\", "\\\\").replace('"', "'")  # it stands in the program's docstring
+    title = f"{kept.finding.kind}: {text}"
     plain = {name: value for name, value in kept.config.items() if name != "model"}
     return TEXT.format(
         title=title, words="Configuration: " + json.dumps(plain), program=json.dumps(program),

@@ -59,6 +59,11 @@ def step_of_answer(answer: str) -> str:
     return answer.partition(".")[0]
 
 
+def printable(text: str) -> str:
+    """What a server says as one line that no terminal takes orders from."""
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
 @dataclass
 class Finding:
     """What was wrong with an answer, or with the server as a whole."""
@@ -68,6 +73,9 @@ class Finding:
     text: str
     expected: str = ""
     actual: str = ""
+
+    def __post_init__(self) -> None:
+        self.text = printable(self.text)
 
 
 @dataclass

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pathlib
+from http.client import HTTPException
 
 from lockstep.server.child import Child, NoServer
 from lockstep.server.engines import Answer, Engine
@@ -47,7 +48,7 @@ class Truth:
     def ask(self, prompt: Tokens, n: int) -> Answer:
         try:
             answer = self.engine.truth(self.running().port, prompt, n)
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError, HTTPException) as error:
             raise NoServer(f"the truth's answer cannot be read: {type(error).__name__}: {error}") from None
         if answer.cached:
             raise TruthDiffers(f"the server that was started for the truth says that {answer.cached} tokens were cached")

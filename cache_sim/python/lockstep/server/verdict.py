@@ -54,7 +54,7 @@ def judge(life: Life, truth: Truth, folder: pathlib.Path, gap: float) -> Verdict
     words = [program.path(), "check-log", str(log), "--truth", str(truths), "--gap", str(gap), "--json", str(said)]
     run = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     if run.returncode not in (0, 11):
-        raise RuntimeError(f"check-log ended with {run.returncode}: {(run.stderr or run.stdout).strip()}")
+        raise OSError(f"check-log ended with {run.returncode}: {(run.stderr or run.stdout).strip()}")
     whole = json.loads(said.read_text())
     findings = [Finding(one["kind"], step_of_answer(one["request"]), TRUTH_PLACE.sub("", one["text"]), one["expected"],
                         one["actual"])
