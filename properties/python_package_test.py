@@ -188,11 +188,19 @@ class Protocol(unittest.TestCase):
             def preempt(self, id):
                 sys.exit(3)
 
-        said = answers(Raises, "extend id=r n=1", "abort id=r", "preempt id=r")[1:]
+            def finish(self, id, insert):
+                raise Unspeakable
+
+        class Unspeakable(Exception):
+            def __str__(self):
+                return self.reason
+
+        said = answers(Raises, "extend id=r n=1", "abort id=r", "preempt id=r", "finish id=r")[1:]
         line = Raises.extend.__code__.co_firstlineno + 1
         self.assertRegex(said[0], rf"^raised=JSONDecodeError: .*\(.*{pathlib.Path(__file__).name}:{line}, in extend\)$")
         self.assertRegex(said[1], r'^violation=AssertionError: assert id == "nobody" \(')
         self.assertRegex(said[2], r"^raised=SystemExit: 3 \(")
+        self.assertRegex(said[3], r"^raised=Unspeakable: raise Unspeakable \(")
 
     def test_a_wrong_class_is_refused_in_a_sentence(self):
         class Misspelt(Infinite):
@@ -550,11 +558,23 @@ class Nightly(Scratch):
                                ("[a b]\nsubject = x:Y\n", "[a b] a name has letters"),
                                ("[a]\nbeside = oracle:radix\n", "[a] beside: there is no subject"),
                                ("[a]\nserver = abacus --model m\n", "[a] server: `abacus` is no engine: llama, openai"),
+                               ("[a]\nserver = llama --program '\n", "[a] server: No closing quotation"),
+                               ("[a\x1b]\nsubject = x:Y\n", "night.ini: [a\\x1b] a name has letters"),
+                               ("seconds = 3\n", "night.ini: File contains no section headers. file: "),
                                ("[a]\nserver = llama\nsubject = x:Y\n", "so neither subject nor config stands beside it"),
                                ("[nightly]\ncanary = sglang-no-buffer:none\nseconds = 1\n", "sglang-no-buffer:none")):
             done, _ = self.night(settings)
             self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
             self.assertIn(said, done.stderr)
+
+    def test_files_that_are_something_else_are_named(self):
+        for name, reads in (("night.ini", nightly.read_settings),
+                            ("corpus.json", lambda file: nightly.Corpus(file.parent))):
+            for content in (b"\xff\xfe\x00", b"[]"):
+                file = self.folder / name
+                file.write_bytes(content)
+                with self.subTest(name=name, content=content), self.assertRaisesRegex(nightly.SettingsError, name):
+                    reads(file)
 
     def test_the_settings_of_this_project_are_read(self):
         settings = nightly.read_settings(ROOT / "fixtures" / "nightly.ini")

@@ -48,6 +48,7 @@ from lockstep import nightly_page, nightly_server, program
 from lockstep.help import end_help
 from lockstep.hosting import children_environment, serve_command
 from lockstep.server.engines import ENGINES
+from lockstep.server.steps import printable
 
 CANARY = "sglang-no-buffer:frees-donated-slot"
 CANARY_SECONDS = 120
@@ -107,8 +108,10 @@ def read_settings(path: pathlib.Path | None) -> Settings:
     try:
         with open(path, encoding="utf-8") as file:
             parser.read_file(file)
-    except (OSError, configparser.Error) as error:
-        raise SettingsError(f"{path}: {error}") from None
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}") from None
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {' '.join(str(error).split())}") from None
     settings = Settings(base=path.resolve().parent)
     for section in parser.sections():
         values = dict(parser[section])
@@ -163,8 +166,12 @@ def _target(name: str, values: dict[str, str]) -> Target:
         raise ValueError("beside: there is no subject to stand beside it")
     if target.server and (target.subject or target.config):
         raise ValueError("server: its words say everything, so neither subject nor config stands beside it")
-    if target.server and target.server.split()[0] not in ENGINES:
-        raise ValueError(f"server: `{target.server.split()[0]}` is no engine: {', '.join(sorted(ENGINES))}")
+    try:
+        engine = next(iter(shlex.split(target.server)), "")
+    except ValueError as error:
+        raise ValueError(f"server: {error}") from None
+    if target.server and engine not in ENGINES:
+        raise ValueError(f"server: `{engine}` is no engine: {', '.join(sorted(ENGINES))}")
     _expect_nothing_else(values, "subject, beside, server, config, weight, timeout, optional")
     return target
 
@@ -183,7 +190,7 @@ class Corpus:
             self.data = {"lockstep_nightly": 1, "next_seed": 1, "nights": [], "subjects": {}}
         except ValueError as error:
             raise SettingsError(f"{self._file}: {error}") from None
-        if self.data.get("lockstep_nightly") != 1:
+        if not isinstance(self.data, dict) or self.data.get("lockstep_nightly") != 1:
             raise SettingsError(f"{self._file}: field lockstep_nightly: this version reads 1")
 
     def of(self, name: str) -> dict[str, Any]:
@@ -445,10 +452,10 @@ def main(words: list[str]) -> int:
             interrupted = True
         status = night.conclude(interrupted)
     except SettingsError as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        print(f"lockstep: {printable(str(error))}", file=sys.stderr)
         return 2
     except (FileNotFoundError, PermissionError) as error:
-        print(f"lockstep: {error}", file=sys.stderr)
+        print(f"lockstep: {printable(str(error))}", file=sys.stderr)
         return 3
     print(summary(night.report, folder))
     return status

@@ -244,9 +244,10 @@ def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, timeout: f
     words = ["replay", str(first.trace), "--timeout", _milliseconds(timeout), *_subject_words(host, subjects)]
     again = host.run(words, timeout, quiet=False)
     lines = len(first.trace_text.splitlines())
+    shrunk = f", shrunk to {lines}" if lines < first.lines_before else ""
     text = "\n".join([
         f"{first.kind}: {first.text}",
-        f"Found by trace {first.tests_to_detect} of seed {search.seed}; {first.lines_before} lines, shrunk to {lines}:",
+        f"Found by trace {first.tests_to_detect} of seed {search.seed}; {first.lines_before} lines{shrunk}:",
         "", first.trace_text, "", *_details(again), *_hang(again),
         f"written  {first.trace}",
         f"replay   lockstep.replay({str(first.trace)!r}, {_name_of(subjects[-1])})",

@@ -209,7 +209,10 @@ def told(error: BaseException, subject: type | None) -> str:
     home = getattr(sys.modules.get(subject.__module__), "__file__", None) if subject is not None else None
     own = [frame for frame in frames if home is not None and os.path.abspath(frame.filename) == os.path.abspath(home)]
     frame = (own or frames)[-1] if frames else None
-    text = _one_line(str(error))
+    try:
+        text = _one_line(str(error))
+    except Exception:  # noqa: BLE001  a text that cannot be made: the exception's name says enough
+        text = ""
     if not text and frame is not None:
         text = _one_line(linecache.getline(frame.filename, frame.lineno or 0))
     name = type(error).__name__
