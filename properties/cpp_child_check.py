@@ -4,7 +4,7 @@
 cpp_child_check.py PROGRAM COMPILER
 
 The example compiles as C++17 with the standard library alone; its answers to lines of the protocol are right; a search
-finds nothing in it, and finds its planted mistake.
+finds nothing in it, and finds its planted mistake. Whatever a child does, each line has one line as its answer.
 """
 import pathlib
 import subprocess
@@ -29,6 +29,28 @@ SAID = [
     ("admit id=b tokens=a40", "cached=0"),  # everything is forgotten
 ]
 
+CARELESS = r"""
+#include "cache_sim/check/subject_child.hpp"
+int main() {
+  return lockstep::child::serve("levels=request", [](const lockstep::child::Line& line) -> std::string {
+    std::cout << "a line of its own" << std::endl;
+    if (line.verb() == "extend") return "n=" + std::to_string(line.number("n")) + "\n";
+    if (line.verb() == "step") throw std::runtime_error("two\nlines");
+    if (line.verb() == "abort") throw 7;
+    return "cached_tokens=" + line.spelled(line.tokens());
+  });
+}
+"""
+CAREFUL = [
+    ("hello protocol=1", "levels=request"),
+    ("extend id=a n=5", "n=5 "),
+    ("extend id=a n=x", "raised=field n=x is no number"),
+    ("step", "raised=two lines"),
+    ("abort id=a", "raised=what is no std::exception"),
+    ("admit id=a tokens=b3:5+b5+zz2:4+[7,8,7]+b1", "cached_tokens=b3:5+b0:5+zz2:4+[7]+[8]+[7]+b0:1"),
+    ("admit id=a tokens=", "cached_tokens="),
+]
+
 
 def answers(child, lines):
     return subprocess.run([child], input="".join(line + "\n" for line in lines), capture_output=True, text=True,
@@ -43,6 +65,12 @@ def main(program, compiler):
         assert heard == [reply for _, reply in SAID], list(zip(SAID, heard))
         unknown, = answers(child, ["extend id=nobody n=1"])
         assert unknown.startswith("raised="), unknown
+
+        careless = f"{folder}/careless"
+        subprocess.run([compiler, "-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", ROOT, "-x", "c++", "-", "-o", careless],
+                       input=CARELESS, text=True, check=True)
+        heard = answers(careless, [line for line, _ in CAREFUL])
+        assert heard == [reply for _, reply in CAREFUL], list(zip(CAREFUL, heard))
 
         def explore(*words):
             return subprocess.run([program, "explore", "--traces", "300", "--out", f"{folder}/findings", "--subject",

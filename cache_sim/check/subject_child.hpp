@@ -8,8 +8,10 @@
 //       MyCache cache;
 //       return lockstep::child::serve("levels=request again=1", [&](const auto& line) {
 //         if (line.verb() == "hello") cache = MyCache(line.number("kv_tokens"));
-//         if (line.verb() == "admit") return "cached=" +
-//         std::to_string(cache.admit(line.tokens())); … return std::string("ok");
+//         if (line.verb() == "admit")
+//           return "cached=" + std::to_string(cache.admit(line.tokens()));
+//         …
+//         return std::string("ok");
 //       });
 //     }
 //
@@ -63,7 +65,12 @@ class Line {
   }
 
   std::int64_t number(const std::string& field, std::int64_t missing = 0) const {
-    return has(field) ? std::stoll(text(field)) : missing;
+    if (!has(field)) return missing;
+    try {
+      return std::stoll(text(field));
+    } catch (const std::logic_error&) {
+      throw std::invalid_argument("field " + field + "=" + text(field) + " is no number");
+    }
   }
 
   /// `a2+b8:10+[7]` is tokens 0 and 1 of document a, 8 and 9 of document b, and the id 7.
@@ -76,6 +83,28 @@ class Line {
       at = end + 1;
     }
     return all;
+  }
+
+  /// The text of tokens that some line's tokens() gave, for an answer's state_tokens=,
+  /// conv_tokens= and cached_tokens=.
+  std::string spelled(const Tokens& all) const {
+    std::map<Token, std::string> names;
+    for (const auto& [name, document] : *documents_) names[document] = name;
+    std::string terms;
+    for (std::size_t at = 0, end; at < all.size(); at = end) {
+      const Token document = all[at] >> 32;
+      for (end = at + 1; end < all.size() && all[end] == all[at] + (end - at); ++end) continue;
+      if (!terms.empty()) terms += '+';
+      if (document == 0) {
+        terms += '[' + std::to_string(all[at]) + ']';
+        end = at + 1;
+      } else {
+        const Token first = all[at] & 0xFFFFFFFF;
+        terms +=
+            names.at(document) + std::to_string(first) + ':' + std::to_string(first + (end - at));
+      }
+    }
+    return terms;
   }
 
  private:
@@ -102,10 +131,11 @@ class Line {
 /// Answers every line until Lockstep closes the pipe; 0, for main() to return. `greeting` is the
 /// answer to `hello`, which `answer` is told too: a new trace begins, and everything is forgotten.
 /// An exception is reported as the death of the subject, with its text. Standard output is the
-/// pipe: print to standard error.
+/// pipe, so what is printed to std::cout meanwhile goes to standard error; printf's would not.
 inline int serve(const std::string& greeting,
                  const std::function<std::string(const Line& line)>& answer) {
   std::map<std::string, Token> documents;
+  std::ostream pipe(std::cout.rdbuf(std::cerr.rdbuf()));
   for (std::string text; std::getline(std::cin, text);) {
     if (text.compare(0, 6, "hello ") == 0) documents.clear();
     std::string reply;
@@ -115,9 +145,13 @@ inline int serve(const std::string& greeting,
       if (line.verb() == "hello") reply = greeting;
     } catch (const std::exception& error) {
       reply = std::string("raised=") + error.what();
+    } catch (...) {
+      reply = "raised=what is no std::exception";
     }
-    std::cout << reply << std::endl;  // flushed: Lockstep waits for it
+    std::replace(reply.begin(), reply.end(), '\n', ' ');  // an answer is one line
+    pipe << reply << std::endl;                           // flushed: Lockstep waits for it
   }
+  std::cout.rdbuf(pipe.rdbuf());
   return 0;
 }
 
