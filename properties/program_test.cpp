@@ -255,6 +255,51 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
   EXPECT_NE(run_program({"list", "everything"}).err.find("everything"), std::string::npos);
 }
 
+TEST(BadInputOfTheProgram, numbersThatAreNoneAreSentences) {
+  for (const std::string number : {"-1", "nan", "inf", "1e400", "", "1x"}) {
+    const ProgramRun run = run_program({"check-log", "x.jsonl", "--gap", number});
+    EXPECT_EQ(run.status, kExitBadInput);
+    EXPECT_EQ(run.err, "lockstep: lockstep check-log: --gap: `" + number +
+                           "` is not a number from 0 on; `lockstep check-log --help` shows its "
+                           "words\n");
+  }
+  EXPECT_NE(run_program({"judge", "state_copy", "--candidate", "x.so:f", "--batch", "0"})
+                .err.find("--batch: `0` is not a number from 1 on"),
+            std::string::npos);
+}
+
+// `--json trace.trace` would replace the trace by the run's data.
+TEST(BadInputOfTheProgram, anOutputIsNoInputAndNoOtherOutput) {
+  const ScratchFolder folder;
+  const std::string trace = folder.write("good.trace", kGood);
+  std::filesystem::create_symlink(trace, folder.path("link.trace"));
+  const std::string log =
+      folder.write("log.jsonl", R"({"id": "a", "prompt": [1, 2], "output": [3], "cached": 0})"
+                                "\n");
+  const std::string rows = "fixtures/workloads/mooncake_conversation_1000.jsonl";
+  const std::string twice = folder.path("twice");
+  const std::vector<std::vector<std::string>> mistakes = {
+      {"replay", trace, "--json", trace},
+      {"replay", trace, "--sarif", folder.path("link.trace")},
+      {"replay", trace, "--json", twice, "--html", folder.path("./twice")},
+      {"check-log", log, "--log", log},
+      {"check-log", log, "--trace", twice, "--json", twice},
+      {"compare", rows, "--policies", "lru", "--json", rows},
+  };
+  for (const std::vector<std::string>& words : mistakes) {
+    SCOPED_TRACE(testing::PrintToString(words));
+    const ProgramRun run = run_program(words);
+    EXPECT_EQ(run.status, kExitBadInput);
+    EXPECT_TRUE(run.err.ends_with(": is read here, and would be overwritten\n") ||
+                run.err.ends_with(": two options write this file\n"))
+        << run.err;
+  }
+  EXPECT_EQ(read_text(trace), kGood);
+  EXPECT_EQ(folder.entries(), (std::vector<std::string>{"good.trace", "link.trace", "log.jsonl"}));
+  EXPECT_EQ(run_program({"replay", trace, "--json", "/dev/null", "--html", "/dev/null"}).status,
+            kExitPass);
+}
+
 // A name of a file can hold what a terminal takes for orders.
 TEST(BadInputOfTheProgram, noEscapeSequenceReachesTheTerminal) {
   const ProgramRun run = run_program({"replay",

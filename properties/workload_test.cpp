@@ -203,7 +203,7 @@ const std::vector<BadWorkload> kBad = {
     {"mooncake_length_negative.jsonl", ":2: field input_length: -3 is below 1"},
     {"mooncake_time_backwards.jsonl", ":2: field timestamp: is before that of an earlier line"},
     {"mooncake_time_negative.jsonl", ":2: field timestamp: -1 is below 0"},
-    {"not_an_object.jsonl", ":2: a JSON object begins here in a workload"},
+    {"not_an_object.jsonl", ":2: here a JSON object begins, and not `[`"},
     {"not_json.jsonl", ":2: is not JSON at its byte"},
     {"number_too_large.jsonl", ":2: holds a number that no machine holds"},
     {"truncated.jsonl", ":2: the file ends inside this document"},

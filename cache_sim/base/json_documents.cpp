@@ -86,8 +86,11 @@ class ZstdBytes final : public ByteSource {
 };
 
 std::string kind_of(const json& value) {
-  return value.is_number_float() ? "a number with a fraction"
-                                 : std::string("a ") + value.type_name();
+  if (value.is_number_float())
+    return std::abs(value.get<double>()) < 0x1p63 ? "a number with a fraction"
+                                                  : "a number of more than 64 bits";
+  const std::string name = value.type_name();
+  return (name == "array" || name == "object" ? "an " : "a ") + name;
 }
 
 }  // namespace
@@ -194,7 +197,9 @@ Result<const json*> JsonDocuments::read() {
   if (!more) return tl::unexpected(more.error());
   if (!*more) return nullptr;
   document_line_ = line_;
-  if (buffer_[at_] != '{') return fail(place() + ": a JSON object begins here in a workload");
+  if (buffer_[at_] != '{')
+    return fail(fmt::format("{}: here a JSON object begins, and not `{}`{}", place(), buffer_[at_],
+                            buffer_[at_] == '[' ? "; `jq -c '.[]'` makes lines of an array" : ""));
   const Result<std::size_t> end = find_end();
   if (!end) return tl::unexpected(end.error());
   const std::string_view text = std::string_view(buffer_).substr(at_, *end - at_);

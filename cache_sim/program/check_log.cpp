@@ -92,6 +92,11 @@ Result<void> write_files(const CheckLogWords& words,
 }
 
 int run_check_log(const CheckLogWords& words) {
+  if (const Result<void> apart = expect_apart(
+          {words.file, words.truth_path},
+          {words.log_path, words.trace_path, words.json_path, words.annotations.sarif_path});
+      !apart)
+    return refuse(apart.error());
   const Progress progress("check-log " + words.file);
   const Result<std::vector<cache_sim::LoggedRequest>> log = cache_sim::read_log(words.file);
   if (!log) return refuse(log.error());
@@ -142,7 +147,7 @@ void add_check_log(CLI::App& app, int& status) {
           "--gap", words->gap_min,
           "a difference from the truth where its logit leads by less is no finding; in units of "
           "the logits")
-      ->check(CLI::NonNegativeNumber)
+      ->check(number_from(0))
       ->capture_default_str();
   command->add_option("--json", words->json_path, "write the findings to this file");
   words->annotations.add_to(*command);

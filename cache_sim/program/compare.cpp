@@ -79,6 +79,10 @@ std::string page_of(const CompareWords& words, const Comparison& comparison) {
 }
 
 int run_compare(CompareWords words) {
+  if (const Result<void> apart =
+          expect_apart({words.request.workload}, {words.json_path, words.html_path});
+      !apart)
+    return refuse(apart.error());
   words.request.policies = split(words.policies);
   for (const std::string& text : words.capacities)
     for (const std::string& one : split(text)) {
@@ -133,7 +137,7 @@ void add_compare(CLI::App& app, int& status) {
                    "whose bytes and FLOPs count (lockstep list models)")
       ->capture_default_str();
   command->add_option("--limit", words->request.limit, "the first N requests alone (default: all)")
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1));
   command->add_option("--json", words->json_path, "write the comparison's data to this file");
   command->add_option("--html", words->html_path, "write a page about the comparison to this file");
   add_quiet(*command);

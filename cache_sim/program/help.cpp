@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <cstdlib>
+
 #include "reference/base/finding.hpp"
 
 namespace lockstep::program {
@@ -16,6 +19,18 @@ std::vector<StatusHelp> statuses_of_runs() {
       {kExitLiveness, "something never ends"},
       {kExitNondeterministic, "two runs of the same trace differ"},
   };
+}
+
+CLI::Validator number_from(double least) {
+  const auto refusal = [least](const std::string& text) {
+    char* end = nullptr;
+    const double number = std::strtod(text.c_str(), &end);
+    const bool is_number = !text.empty() && *end == '\0' && std::isfinite(number);
+    return is_number && number >= least
+               ? ""
+               : fmt::format("`{}` is not a number from {} on", text, least);
+  };
+  return {refusal, ""};
 }
 
 void end_help(CLI::App& command, const std::vector<StatusHelp>& statuses, const Example& example) {

@@ -24,6 +24,9 @@ struct Example {
   int status = 0;
 };
 
+/// Refuses what is no finite number or below `least`, in a sentence.
+CLI::Validator number_from(double least);
+
 void end_help(CLI::App& command, const std::vector<StatusHelp>& statuses, const Example& example);
 
 }  // namespace lockstep::program

@@ -74,11 +74,11 @@ void add_judge(CLI::App& app, int& status) {
   command
       ->add_option("--batch", request.batch,
                    "rows of the timed cases (default: 64 on a GPU, 4 on a CPU)")
-      ->check(CLI::PositiveNumber);
+      ->check(number_from(1));
   command->add_option("--seed", request.seed, "the number that decides the cases' values")
       ->capture_default_str();
   command->add_option("--timeout", request.timeout_s, "seconds for all cases together")
-      ->check(CLI::PositiveNumber)
+      ->check(number_from(1))
       ->capture_default_str();
   command->add_flag_callback(
       "--no-time", [&request] { request.timed = false; }, "judge errors alone, time nothing");

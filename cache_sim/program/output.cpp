@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <system_error>
 
 #include "cache_sim/base/text.hpp"
@@ -24,6 +25,16 @@ void write_out(const std::string& shown) {
   errno = 0;
   if (std::fwrite(shown.data(), 1, shown.size(), stdout) != shown.size() && output_error == 0)
     output_error = errno;
+}
+
+/// Whether writing one would lose the other.
+bool is_same_file(const std::string& one, const std::string& other) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (fs::exists(one, error))
+    return fs::equivalent(one, other, error) && fs::is_regular_file(one, error);
+  return fs::absolute(one, error).lexically_normal() ==
+         fs::absolute(other, error).lexically_normal();
 }
 
 bool has_colours() {
@@ -56,6 +67,20 @@ void add_quiet(CLI::App& command) {
 
 bool is_quiet() {
   return quiet;
+}
+
+Result<void> expect_apart(const std::vector<std::string>& read,
+                          const std::vector<std::string>& written) {
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    if (written[i].empty()) continue;
+    for (const std::string& input : read)
+      if (is_same_file(written[i], input))
+        return fail(written[i] + ": is read here, and would be overwritten");
+    for (std::size_t j = 0; j < i; ++j)
+      if (!written[j].empty() && is_same_file(written[i], written[j]))
+        return fail(written[i] + ": two options write this file");
+  }
+  return {};
 }
 
 int refuse(const Error& error) {

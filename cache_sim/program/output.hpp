@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "reference/base/result.hpp"
 
@@ -35,6 +36,11 @@ bool is_terminal(int stream);
 
 /// Red on a terminal, unless NO_COLOR is set (https://no-color.org).
 void print_red(std::string_view text);
+
+/// Refuses an output that names an input, or what another output names: one would be lost. Empty
+/// paths are none; a device or a pipe may be written twice.
+Result<void> expect_apart(const std::vector<std::string>& read,
+                          const std::vector<std::string>& written);
 
 /// Says on standard error why a command ends, and gives its exit status.
 int refuse(const Error& error);

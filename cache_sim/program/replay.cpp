@@ -138,6 +138,11 @@ Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayR
 int run_replay(const ReplayOptions& options) {
   Result<std::vector<ReplayRequest>> requests = options.requests();
   if (!requests) return refuse(requests.error());
+  if (const Result<void> apart =
+          expect_apart(options.files, {options.json_path, options.timeline_path, options.html_path,
+                                       options.decisions_path, options.annotations.sarif_path});
+      !apart)
+    return refuse(apart.error());
   std::vector<ReplayOutcome> outcomes;
   int status = kExitPass;
   // A child that can be greeted again plays all files.
