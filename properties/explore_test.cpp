@@ -316,6 +316,17 @@ TEST(Shrink, shortensWhatRepeats) {
       << trace_text(shrunk->trace);
 }
 
+// The output is another piece than the prompt before it, which can be shorter then.
+TEST(Shrink, shortensPromptsBeforeTheirOutputs) {
+  const Result<Trace> trace =
+      parse_trace("request id=one tokens=a300 output=a300:330\nrun\n", "prompt");
+  ASSERT_TRUE(trace.has_value()) << trace.error().text;
+  const Result<ShrinkOutcome> shrunk =
+      shrink(*trace, testing_support::run_with_defect("sglang-no-buffer:frees-donated-slot"));
+  ASSERT_TRUE(shrunk.has_value()) << shrunk.error().text;
+  EXPECT_EQ(trace_text(shrunk->trace), "request id=r1 output=a1:2 tokens=a1\nrun\n");
+}
+
 // A child of seconds a trace, in a search that was given a minute.
 TEST(Explore, shrinkingEndsAfterItsTime) {
   ExploreOptions options;

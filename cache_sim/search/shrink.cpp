@@ -378,8 +378,11 @@ class Shrinker {
   static std::vector<Tokens> tokens_of(const Statement& statement) {
     if (const auto* operation = std::get_if<Operation>(&statement.what))
       return {operation->tokens, operation->drafts};
-    if (const auto* spec = std::get_if<RequestSpec>(&statement.what))
-      return {spec->stops ? spec->tokens : spec->tokens.prefix(spec->prompt_size)};
+    if (const auto* spec = std::get_if<RequestSpec>(&statement.what)) {
+      std::vector<Tokens> tokens = {spec->tokens.prefix(spec->prompt_size)};
+      if (spec->stops) tokens.push_back(spec->tokens.slice(spec->prompt_size, spec->tokens.size()));
+      return tokens;
+    }
     return {};
   }
 
@@ -535,14 +538,17 @@ class Shrinker {
 
   // --- Names -------------------------------------------------------------------------------------
 
-  /// Documents a, b, …; requests r1, r2, …: in the order in which they appear. Not a matter of
-  /// size, so done once and kept only where the finding survives it.
+  /// Documents a, b, …, each without gaps; requests r1, r2, …: in the order in which they appear.
+  /// Not a matter of size, so done once and kept only where the finding survives it.
   void rename() {
     const std::vector<Document> all = documents();
-    std::map<Token, std::uint32_t> first;  // by document: its lowest index
+    // By a piece's first token: how much of its document is used before it.
+    std::map<Token, std::uint32_t> place;
+    std::map<Token, std::uint32_t> used;
     for (const auto& [begin, end] : pieces()) {
-      const auto [place, fresh] = first.emplace(begin >> 32, static_cast<std::uint32_t>(begin));
-      if (!fresh) place->second = std::min(place->second, static_cast<std::uint32_t>(begin));
+      std::uint32_t& before = used[begin >> 32];
+      place.emplace(begin, before);
+      before += static_cast<std::uint32_t>(end - begin);
     }
     Document next = 1;
     std::map<Token, Document> to;
@@ -551,7 +557,8 @@ class Shrinker {
     attempt(mapped([&](Token token) -> std::optional<Token> {
       const Token document = token >> 32;
       if (document == 0) return token;
-      return token_of(to.at(document), static_cast<std::uint32_t>(token) - first.at(document));
+      const auto& [begin, before] = *std::prev(place.upper_bound(token));
+      return token_of(to.at(document), before + static_cast<std::uint32_t>(token - begin));
     }));
     Candidate renamed = best_;
     std::map<std::uint32_t, Name> names;
