@@ -6,6 +6,9 @@
 #
 # Ends with 0 if ours pass everything, and every broken copy and every cheat is caught. FLA's verdict is written, whatever it is: where
 # it is neither installed nor staged (bench/on_gpu.sh stage), it is named as absent.
+for word in "$@"; do  # a word that asks for help starts nothing
+  [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+done
 set -uo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 results=$(mkdir -p -- "${1:?RESULTS}" && cd -- "$1" && pwd) || exit 2

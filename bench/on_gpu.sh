@@ -17,6 +17,9 @@
 #
 # The sanitizers run the GPU tests but for the largest batches and pools, and nothing else: no random cases beyond them.
 # Each tool runs in LOCKSTEP_SANITIZER_PARTS processes (4) of at most LOCKSTEP_SANITIZER_S seconds (400).
+for word in "$@"; do  # a word that asks for help starts nothing
+  [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+done
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 stage=$root/.lockstep/stage

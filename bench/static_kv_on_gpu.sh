@@ -7,6 +7,9 @@
 # FOLDER has lockstep_static_kv_gpu_tests, lockstep_static_kv_times and lockstep_graph_copy, build/current unless it is
 # named. python3 has PyTorch 2.11 and transformers 5.23. LOCKSTEP_COMMIT names the commit of a copy without git. Packages
 # are made in parallel with the tests that need none; times are taken last, when nothing else runs. It takes six minutes.
+for word in "$@"; do  # a word that asks for help starts nothing
+  [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+done
 set -uo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 results=$(mkdir -p -- "${1:?RESULTS}" && cd -- "$1" && pwd) || exit 2

@@ -2,6 +2,7 @@
 """Runs the script ./lockstep in a folder of its own, with stand-ins for apt-get, cmake and ninja.
 
   - What asks for a text starts no installation and no build where nothing is built yet.
+  - What asks a script of bench/ for help starts no measurement.
   - `./lockstep replay` neither waits for the tests that another ./lockstep builds nor builds any; the other one goes on
     behind it.
 """
@@ -84,6 +85,19 @@ def texts_build_nothing(checkout):
         assert not checkout.called(), f"{words} starts {checkout.called()}"
 
 
+def help_starts_no_measurement(checkout):
+    for script, words in (("on_gpu.sh", ("stage", "--help")), ("on_gpu.sh", ("run", "--help")), ("peers/stage.sh", ("-h",)),
+                          ("static_kv_on_gpu.sh", ("--help",)), ("judge_on_gpu.sh", ("--help",))):
+        copied = checkout.root / "bench" / script
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "bench" / script, copied)
+        before = sorted(checkout.root.rglob("*"))
+        ran = subprocess.run(["bash", copied, *words], env=checkout.environment, cwd=checkout.root, capture_output=True,
+                             text=True, timeout=LONG)
+        assert ran.returncode == 2 and f"bench/{script}" in ran.stderr, (script, words, ran)
+        assert sorted(checkout.root.rglob("*")) == before and not checkout.called(), (script, words, ran)
+
+
 def replay_goes_first(checkout):
     tests = checkout.start("test")
     try:
@@ -113,7 +127,7 @@ def tests_are_built(checkout):
 
 
 def main():
-    for check in (texts_build_nothing, replay_goes_first, tests_are_built):
+    for check in (texts_build_nothing, help_starts_no_measurement, replay_goes_first, tests_are_built):
         with tempfile.TemporaryDirectory() as folder:
             check(Checkout(pathlib.Path(folder)))
         print(f"ok: {check.__name__}", flush=True)

@@ -12,6 +12,9 @@
 # for selective_state_update are built by the nvcc of the machine with the GPU, and kept in the same
 # place; those for MLA and for ragged prompts are built here, and so are FlashInfer's and FlashQLA's
 # prefills of the gated delta rule (compile_kernels.py).
+for word in "$@"; do  # a word that asks for help starts nothing
+  [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+done
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/../.." && pwd)
