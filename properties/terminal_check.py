@@ -62,6 +62,19 @@ def progress_is_shown():
     assert on_terminal([PROGRAM, "replay", TRACE])[2] == "", "a short run says nothing"
 
 
+def a_judge_names_its_case():
+    candidates = os.path.join(os.path.dirname(PROGRAM), "lockstep_candidates.so")
+    if not os.path.exists(candidates):
+        return print("skipped: no", candidates)
+    hangs = [PROGRAM, "judge", "gated_delta_rule_update", "--candidate", candidates + ":gdn_hangs", "--device", "cpu",
+             "--case", "decode-odd", "--timeout", "4", "--no-time"]
+    status, out, err = on_terminal(hangs)
+    assert status == 11, out
+    assert "\r\x1b[Klockstep: judge gated_delta_rule_update: case decode-odd-" in err and "(1 of " in err, err
+    assert "(1 of" not in out and err.endswith("\r\x1b[K"), out
+    assert on_terminal(hangs + ["--quiet"])[2] == "", "--quiet says nothing"
+
+
 def off_a_terminal_it_is_a_line():
     done = subprocess.run(slow(32), cwd=ROOT, capture_output=True, text=True)
     assert re.fullmatch(r"lockstep: replay \S+: 3\d s\n", re.sub(r"\d+ operations, ", "", done.stderr)), done.stderr
@@ -172,9 +185,9 @@ def shells_complete_every_word():
 def main(program):
     global PROGRAM
     PROGRAM = os.path.abspath(program)
-    for check in (progress_is_shown, off_a_terminal_it_is_a_line, colours_can_be_left_out, quiet_leaves_findings,
-                  sarif_names_the_line, github_names_the_line, a_search_without_findings_has_a_page,
-                  shells_complete_every_word):
+    for check in (progress_is_shown, a_judge_names_its_case, off_a_terminal_it_is_a_line, colours_can_be_left_out,
+                  quiet_leaves_findings, sarif_names_the_line, github_names_the_line,
+                  a_search_without_findings_has_a_page, shells_complete_every_word):
         check()
         print(f"ok: {check.__name__}", flush=True)
     return 0

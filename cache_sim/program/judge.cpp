@@ -23,22 +23,24 @@ std::string known_operations() {
   return names;
 }
 
-Result<JudgeReport> judged(const JudgeWords& words) {
+Result<JudgeReport> judged(const JudgeRequest& request) {
   if (Registry<JudgedOperation>::all().empty())
     return fail(
         "judge is not in this build: there were no CCCL headers (./lockstep test brings them in)",
         kExitEnvironment);
-  const JudgedOperation* const operation = Registry<JudgedOperation>::find(words.request.operation);
+  const JudgedOperation* const operation = Registry<JudgedOperation>::find(request.operation);
   if (operation == nullptr)
-    return fail(fmt::format("`{}` cannot be judged; what can is {}", words.request.operation,
+    return fail(fmt::format("`{}` cannot be judged; what can is {}", request.operation,
                             known_operations()));
-  return operation->judge(words.request);
+  return operation->judge(request);
 }
 
 int run_judge(const JudgeWords& words) {
   const Result<JudgeReport> report = [&] {
-    const Progress progress("judge " + words.request.operation);
-    return judged(words);
+    Progress progress("judge " + words.request.operation);
+    JudgeRequest request = words.request;
+    request.progress = [&](std::string how_far) { progress.say(std::move(how_far)); };
+    return judged(request);
   }();
   if (!report) return refuse(report.error());
   if (report->status != kExitPass || !is_quiet()) print_text(report->text);

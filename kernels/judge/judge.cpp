@@ -118,11 +118,16 @@ Result<void> run_cases(const std::vector<CasePlan>& plans, const CaseOptions& op
   other.seed = mix64(options.seed);
   std::vector<Built> built;
   for (const CasePlan& plan : plans) built.push_back({plan, {}, {}});
+  const auto say = [&](std::string_view what, const Case& c, std::size_t number) {
+    if (!request.progress) return;
+    request.progress(fmt::format("{} {} ({} of {})", what, c.name, number, plans.size()));
+  };
   in_parallel(built, [&](Built& one) {
     one.which = one.plan.make(options);
     if (one.plan.timed && request.timed) one.twin = one.plan.make(other);
   });
   for (Built& one : built) {
+    say("case", one.which, cases.size() + 1);
     Result<CaseRuns> runs = process.run(one.which);
     if (!runs) return tl::unexpected(runs.error());
     cases.push_back({std::move(one.which), std::move(*runs), {}});
@@ -133,6 +138,7 @@ Result<void> run_cases(const std::vector<CasePlan>& plans, const CaseOptions& op
     timed.push_back({cases.size() - 1, {std::move(one.twin), std::move(*runs), {}}, {}, {}});
     TimedCase& both = timed.back();
     if (both.twin.runs.outcome != Outcome::done) continue;
+    say("timing", first.which, cases.size());
     Result<TimedRuns> calls =
         process.time({first.which, first.runs}, {both.twin.which, both.twin.runs}, options.seed);
     if (!calls) return tl::unexpected(calls.error());
@@ -185,6 +191,7 @@ Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRe
   cases.reserve(plans->size());  // timed calls look at the cases that stand there already
   if (const auto run = run_cases(*plans, *options, request, **process, cases, timed); !run)
     return tl::unexpected(run.error());
+  if (request.progress) request.progress("comparing with the reference");
   judge_cases(operation, cases, timed);
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
   return finished(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,8 @@ struct JudgeRequest {
   std::uint64_t seed = 1;
   std::int64_t timeout_s = 300;  ///< for all cases of a candidate together
   bool timed = true;
+  /// Is told what is being done, the cases by their names, in the process that judges.
+  std::function<void(std::string how_far)> progress{};
 };
 
 /// What is printed, what is written, and what the program exits with.
