@@ -229,6 +229,7 @@ def main():
         folder = pathlib.Path(name)
         fill(folder, options.build.resolve(), pages["README.md"])
         os.environ.setdefault("LOCKSTEP_PYTHON", sys.executable)
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # on a busy machine PyTorch's threads wait for each other
         has_torch = subprocess.run([os.environ["LOCKSTEP_PYTHON"], "-c", "import torch"],
                                    capture_output=True).returncode == 0
         listed = subprocess.run([options.build.resolve() / "lockstep", "list", "operations"], capture_output=True, text=True)
