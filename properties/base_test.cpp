@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "reference/base/counted.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/ids.hpp"
 #include "reference/base/mark.hpp"
@@ -50,6 +51,16 @@ TEST(Philox, belowABoundIsEachNumberAboutAsOften) {
   for (std::uint64_t i = 0; i < 7000; ++i) ++count[random_below(7, 1, 2, i)];
   for (const int n : count) EXPECT_NEAR(n, 1000, 150);
   EXPECT_EQ(random_below(1, 5, 6, 7), 0u);
+}
+
+TEST(Counted, theNounIsSingularBehindOneAlone) {
+  EXPECT_EQ(counted(1, "token"), "1 token");
+  EXPECT_EQ(counted(std::size_t{0}, "token"), "0 tokens");
+  EXPECT_EQ(counted(-1, "KV token"), "-1 KV tokens");
+  EXPECT_EQ(counted(std::uint32_t{1}, "entry", "entries"), "1 entry");
+  EXPECT_EQ(counted(2, "entry", "entries"), "2 entries");
+  EXPECT_EQ(is_or_are(1), "is");
+  EXPECT_EQ(is_or_are(0), "are");
 }
 
 TEST(Mix, givesTheKnownAnswer) {

@@ -81,7 +81,7 @@ TEST(RuntimeConfig, namesTheFieldThatIsWrong) {
        "field kv_layer_configs: entry 1 is null where the layer is attention"},
       {{{"kv_layer_configs", {nullptr, {{"num_kv_heads", 2}}, nullptr}}},
        "field kv_layer_configs: entry 1, field head_dim: it is missing"},
-      {{{"kv_layer_configs", {nullptr}}}, "field kv_layer_configs: 1 entries beside 3 layers"},
+      {{{"kv_layer_configs", {nullptr}}}, "field kv_layer_configs: 1 entry beside 3 layers"},
       {{{"conv_kernal", 4}}, "field conv_kernal: nobody knows it"},
   };
   for (const Case& one : cases) {

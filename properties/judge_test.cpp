@@ -205,14 +205,14 @@ TEST(Judge, whatIsNotTheOperationsIsGuarded) {
        "gdn_writes_input",
        "decode-odd",
        10,
-       {"k: an input was written (1 elements, first [0, 0, 0])"}},
+       {"k: an input was written (1 element, first [0, 0, 0])"}},
   });
 }
 
 TEST(Judge, twoRunsHaveTheSameBits) {
   const ProgramRun run = judged(kDelta, "gdn_unstable", {"--case", "odd", "--types", "float32"});
   EXPECT_EQ(run.status, 13) << run.out;
-  EXPECT_THAT(run.out, HasSubstr("two runs on the same bytes differ in 1 elements"));
+  EXPECT_THAT(run.out, HasSubstr("two runs on the same bytes differ in 1 element"));
 }
 
 // Whatever a candidate does, the judge lives on and says it.

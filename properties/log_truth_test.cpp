@@ -118,7 +118,7 @@ TEST(LogTruth, refusesBadLines) {
   EXPECT_EQ(refused(truth("", "4", "1")),
             "truth.jsonl:1: field prompt: a prompt has at least one token\n");
   EXPECT_EQ(refused(truth("1", "4,5", "1")),
-            "truth.jsonl:1: field gaps: 1 numbers for 2 tokens of the output\n");
+            "truth.jsonl:1: field gaps: 1 number for 2 tokens of the output\n");
   EXPECT_EQ(refused(truth("1", "4", "-1")), "truth.jsonl:1: field gaps[0]: -1 is below 0\n");
   EXPECT_EQ(refused(truth("1", "4", "true")),
             "truth.jsonl:1: field gaps[0]: a boolean, not a number\n");

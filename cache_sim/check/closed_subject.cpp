@@ -1,4 +1,5 @@
 #include "cache_sim/check/closed_subject.hpp"
+#include "reference/base/counted.hpp"
 
 #include <fmt/format.h>
 
@@ -22,12 +23,11 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
     const std::int64_t most = std::max(most_cached(operation), operation.external);
     // The whole prompt is reported by whoever checks every subject's admissions.
     if (cached > most && cached < std::int64_t{operation.tokens.size()})
-      findings.push_back(
-          {FindingKind::cached_too_much,
-           fmt::format("{} tokens are said to be cached, and of this prompt no more than {} were "
-                       "ever computed before",
-                       cached, most),
-           fmt::format("at most {}", most), std::to_string(cached)});
+      findings.push_back({FindingKind::cached_too_much,
+                          fmt::format("{} {} said to be cached, and of this prompt no more than {} "
+                                      "were ever computed before",
+                                      counted(cached, "token"), is_or_are(cached), most),
+                          fmt::format("at most {}", most), std::to_string(cached)});
   }
   follow(operation, reply);
   if (reply.has(ReplyField::output)) check_output(operation, reply, findings);
@@ -44,13 +44,13 @@ void ClosedSubject::check_output(const Operation& operation, const Reply& reply,
   const auto [known, fresh] = sampled_.emplace(std::pair(request->salt.index(), tokens.digest()),
                                                Sampled{output, operation.id});
   if (fresh || known->second.output == output) return;
-  findings.push_back(
-      {FindingKind::output_differs,
-       fmt::format("request `{}` goes on with token {} after {} tokens, and request `{}` went on "
-                   "with {} after the same",
-                   operation.id.text(), output, tokens.size(), known->second.id.text(),
-                   known->second.output),
-       fmt::format("output={}", known->second.output), fmt::format("output={}", output)});
+  findings.push_back({FindingKind::output_differs,
+                      fmt::format("request `{}` goes on with token {} after {}, and request `{}` "
+                                  "went on with {} after the same",
+                                  operation.id.text(), output, counted(tokens.size(), "token"),
+                                  known->second.id.text(), known->second.output),
+                      fmt::format("output={}", known->second.output),
+                      fmt::format("output={}", output)});
 }
 
 /// Each number by itself: no larger than what it counts.
@@ -120,15 +120,14 @@ void ClosedSubject::check_progress(const Operation& operation, Findings& finding
                        (operation.verb == Verb::extend && !operation.tokens.empty());
   const std::int64_t missing = request->asked - request->computed + request->unanswered;
   if (!samples || missing <= 0) return;
-  findings.push_back(
-      {FindingKind::stuck,
-       fmt::format(
-           "request `{}` goes on with `{}`, and {} of the {} tokens that were asked for are "
-           "not computed, by the n= of the answers to extend",
-           operation.id.text(), to_string(operation.verb), missing,
-           request->asked + request->unanswered),
-       "every token is computed before the next one is sampled",
-       fmt::format("{} are missing", missing)});
+  findings.push_back({FindingKind::stuck,
+                      fmt::format("request `{}` goes on with `{}`, and of {} asked for, {} {} not "
+                                  "computed, by the n= of the answers to extend",
+                                  operation.id.text(), to_string(operation.verb),
+                                  counted(request->asked + request->unanswered, "token"), missing,
+                                  is_or_are(missing)),
+                      "every token is computed before the next one is sampled",
+                      fmt::format("{} {} missing", missing, is_or_are(missing))});
 }
 
 /// The longest prefix of the prompt that any request had computed.

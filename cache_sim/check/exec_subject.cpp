@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "reference/base/child_process.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/printable.hpp"
 #include "reference/base/require.hpp"
 #include "reference/protocol/operation.hpp"
@@ -313,9 +314,10 @@ Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer
   if (!reply) return reply;
   if (const std::int64_t broken = reply->get(ReplyField::violations);
       broken > 0 && !answer.violation)
-    findings_.push_back({FindingKind::broken_invariant,
-                         fmt::format("{} counts {} broken rules of its own", name_, broken),
-                         "violations=0", fmt::format("violations={}", broken)});
+    findings_.push_back(
+        {FindingKind::broken_invariant,
+         fmt::format("{} counts {} of its own", name_, counted(broken, "broken rule")),
+         "violations=0", fmt::format("violations={}", broken)});
   if (Result<void> compared = compare_labels(operation, answer, *reply); !compared)
     return tl::unexpected(compared.error());
   // The run counts violations itself.
@@ -343,10 +345,10 @@ Result<void> ExecSubject::compare_labels(const Operation& operation, const Answe
     if (tokens->size() == common && length == common) continue;
     findings_.push_back(
         {FindingKind::wrong_state_prefix,
-         fmt::format("{} hands out {} of {} tokens that stands for {}, and the prompt begins with "
-                     "only {} of these",
-                     name_, field == ReplyField::cached ? "KV" : "a state", length,
-                     tokens->text(60), common),
+         fmt::format("{} hands out {} of {} that stands for {}, and the prompt begins with only {} "
+                     "of these",
+                     name_, field == ReplyField::cached ? "KV" : "a state",
+                     counted(length, "token"), tokens->text(60), common),
          operation.tokens.prefix(std::min(tokens->size(), operation.tokens.size())).text(60),
          tokens->text(60)});
   }

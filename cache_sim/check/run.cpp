@@ -1,4 +1,5 @@
 #include "cache_sim/check/run.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/work_done.hpp"
 
 #include <fmt/format.h>
@@ -321,16 +322,15 @@ void ReplaySession::check_cached(const Operation& operation, const Reply& reply,
   if (cached >= size)
     findings.push_back(
         {FindingKind::cached_too_much,
-         fmt::format(
-             "{} of {} tokens are said to be cached, so none is left whose output could be sampled",
-             cached, size),
+         fmt::format("{} of {} {} said to be cached, so none is left whose output could be sampled",
+                     cached, counted(size, "token"), is_or_are(cached)),
          fmt::format("at most {}", size - 1), std::to_string(cached)});
   for (const ReplyField field : {ReplyField::state, ReplyField::conv})
     if (reply.has(field) && reply.get(field) != cached && findings.empty())
       findings.push_back(
           {FindingKind::wrong_state_prefix,
-           fmt::format("request `{}` has {} cached tokens and a {} label of length {}",
-                       operation.id.text(), cached,
+           fmt::format("request `{}` has {} and a {} label of length {}", operation.id.text(),
+                       counted(cached, "cached token"),
                        field == ReplyField::conv ? "conv" : "recurrent", reply.get(field)),
            std::to_string(cached), std::to_string(reply.get(field))});
 }

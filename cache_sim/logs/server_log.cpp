@@ -10,6 +10,7 @@
 #include "cache_sim/base/prefix_trie.hpp"
 #include "cache_sim/base/text.hpp"
 #include "cache_sim/trace/trace.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -250,14 +251,14 @@ void judge_cached(const LoggedRequest& request, std::uint32_t bound,
                          std::to_string(request.cached)}});
   };
   if (request.cached >= request.prompt_size)
-    return add(fmt::format("all {} tokens of the prompt are said to be cached, so none is left "
-                           "whose output could be sampled",
-                           request.prompt_size),
+    return add(fmt::format("the whole prompt of {} is said to be cached, so none is left whose "
+                           "output could be sampled",
+                           counted(request.prompt_size, "token")),
                request.prompt_size - 1);
   if (request.cached > bound)
-    add(fmt::format("{} tokens are said to be cached, and no request that had begun can have left "
-                    "more than {} of them",
-                    request.cached, bound),
+    add(fmt::format("{} {} said to be cached, and no request that had begun can have left more "
+                    "than {} of them",
+                    counted(request.cached, "token"), is_or_are(request.cached), bound),
         bound);
 }
 
@@ -291,10 +292,10 @@ class OutputJudge {
           {request.place,
            request.id,
            {FindingKind::output_differs,
-            fmt::format("after {} tokens, {} of them of its prompt and {} cached, `{}` says {}; "
-                        "after the same tokens an empty cache says {}, which leads by {:.4g} ({})",
-                        at, request.prompt_size, request.cached, request.id, request.tokens[at],
-                        truth.output[i], truth.gaps[i], truth.place),
+            fmt::format("after {}, {} of them of its prompt and {} cached, `{}` says {}; after the "
+                        "same tokens an empty cache says {}, which leads by {:.4g} ({})",
+                        counted(at, "token"), request.prompt_size, request.cached, request.id,
+                        request.tokens[at], truth.output[i], truth.gaps[i], truth.place),
             std::to_string(truth.output[i]), std::to_string(request.tokens[at])}});
       return;
     }
@@ -311,10 +312,10 @@ class OutputJudge {
           {request.place,
            request.id,
            {FindingKind::output_differs,
-            fmt::format("after the same {} tokens, `{}` ({} cached) says {} and `{}` ({} cached, "
-                        "{}) says {}",
-                        at, request.id, request.cached, request.tokens[at], other.id, other.cached,
-                        other.place, said->second.token),
+            fmt::format(
+                "after the same {}, `{}` ({} cached) says {} and `{}` ({} cached, {}) says {}",
+                counted(at, "token"), request.id, request.cached, request.tokens[at], other.id,
+                other.cached, other.place, said->second.token),
             std::to_string(said->second.token), std::to_string(request.tokens[at])}});
       return;
     }

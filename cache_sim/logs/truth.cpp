@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cache_sim/base/json_documents.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -21,8 +22,9 @@ Result<Truth> read_truth(const Record& line) {
   auto gaps = line.numbers("gaps");
   if (!gaps) return tl::unexpected(gaps.error());
   if (gaps->size() != output->size())
-    return line.error("gaps", fmt::format("{} numbers for {} tokens of the output", gaps->size(),
-                                          output->size()));
+    return line.error("gaps",
+                      fmt::format("{} for {} of the output", counted(gaps->size(), "number"),
+                                  counted(output->size(), "token")));
   Truth truth;
   truth.prompt = Tokens::of_ids({prompt->begin(), prompt->end()});
   truth.output.assign(output->begin(), output->end());

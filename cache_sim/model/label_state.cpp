@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep {
@@ -16,7 +17,7 @@ std::string_view to_string(StatePart part) {
 std::string Label::text() const {
   if (poisoned) return "a freed state";
   if (size == 0 && digest == 0) return "the empty prefix";
-  return fmt::format("a prefix of {} tokens ({:08x})", size, digest >> 29);
+  return fmt::format("a prefix of {} ({:08x})", counted(size, "token"), digest >> 29);
 }
 
 namespace {
@@ -179,9 +180,9 @@ void LabelState::commit_state(StateSlot verified, std::uint32_t at, StateSlot ta
     return;
   }
   report(FindingKind::out_of_range,
-         fmt::format("the verification of state slot {} has left {} {} states, and number {} is "
-                     "committed",
-                     verified.value, left.size(), to_string(part), at),
+         fmt::format("the verification of state slot {} has left {}, and number {} is committed",
+                     verified.value, counted(left.size(), fmt::format("{} state", to_string(part))),
+                     at),
          fmt::format("a number below {}", left.size()), std::to_string(at));
 }
 

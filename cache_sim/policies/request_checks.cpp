@@ -1,4 +1,5 @@
 #include "cache_sim/policies/request_checks.hpp"
+#include "reference/base/counted.hpp"
 
 #include <fmt/format.h>
 
@@ -26,8 +27,8 @@ Result<void> check_admission(const Operation& admit, bool is_admitted) {
 Result<void> check_extend(const Operation& extend, std::int64_t left) {
   const bool takes_all = extend.drafts.empty() || extend.n == left;
   if (extend.n < 1 || extend.n > left || !takes_all)
-    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
-                            extend.n, left, extend.id.text()));
+    return fail(fmt::format("extend: n={} does not fit the {} that request `{}` has left", extend.n,
+                            counted(left, "token"), extend.id.text()));
   return {};
 }
 
@@ -41,7 +42,8 @@ Result<void> check_is_settled(const Operation& operation, bool is_verifying) {
 Result<std::uint32_t> check_mapping(const std::vector<std::int64_t>& mapping,
                                     const std::vector<RowUse>& rows) {
   if (mapping.size() != rows.size())
-    return fail(fmt::format("compact: {} numbers for {} rows", mapping.size(), rows.size()));
+    return fail(fmt::format("compact: {} for {}", counted(mapping.size(), "number"),
+                            counted(rows.size(), "row")));
   std::vector<bool> taken(rows.size());
   std::uint32_t kept = 0;
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -65,7 +67,8 @@ Result<std::uint32_t> check_mapping(const std::vector<std::int64_t>& mapping,
 
 Result<void> check_accept(const Operation& accept) {
   if (accept.n != std::int64_t{accept.tokens.size()})
-    return fail(fmt::format("accept: n={} beside {} tokens", accept.n, accept.tokens.size()));
+    return fail(
+        fmt::format("accept: n={} beside {}", accept.n, counted(accept.tokens.size(), "token")));
   return {};
 }
 

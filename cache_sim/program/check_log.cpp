@@ -10,6 +10,7 @@
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/protocol/config.hpp"
 
@@ -26,17 +27,13 @@ struct CheckLogWords {
   double gap_min = cache_sim::Truths::kGapMin;
 };
 
-std::string counted(std::size_t count, const std::string& name) {
-  return fmt::format("{} {}{}", count, name, count == 1 ? "" : "s");
-}
-
 /// What outputs were compared with, as the end of a sentence.
 std::string comparison_text(const CheckLogWords& words, const cache_sim::LogVerdict& verdict) {
   if (verdict.greedy == 0) return "; outputs were not compared: no request is marked greedy";
   if (words.truth_path.empty()) return "";
-  return fmt::format("; {} of {} greedy outputs compared with the truth, {} at a gap below {}",
-                     verdict.with_truth, verdict.greedy, counted(verdict.near_ties, "difference"),
-                     words.gap_min);
+  return fmt::format("; {} of {} compared with the truth, {} at a gap below {}", verdict.with_truth,
+                     counted(verdict.greedy, "greedy output"),
+                     counted(verdict.near_ties, "difference"), words.gap_min);
 }
 
 nlohmann::ordered_json verdict_json(const CheckLogWords& words, std::size_t requests,
@@ -119,7 +116,7 @@ int run_check_log(const CheckLogWords& words) {
           to_string(one.finding.kind), one.request, one.finding.text, one.finding.expected,
           one.finding.actual);
   words.annotations.print(annotations_of(verdict));
-  note("{}: {} requests, {}{}\n", words.file, log->size(),
+  note("{}: {}, {}{}\n", words.file, counted(log->size(), "request"),
        findings.empty() ? "nothing found" : counted(findings.size(), "finding"),
        comparison_text(words, verdict));
   note("digest={:016x} hit_tokens={}\n", digest.value, cached);

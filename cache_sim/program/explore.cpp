@@ -24,6 +24,7 @@
 #include "cache_sim/report/page.hpp"
 #include "cache_sim/report/run_document.hpp"
 #include "cache_sim/trace/trace_writer.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 
 namespace lockstep::program {
@@ -214,7 +215,8 @@ Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptio
   options.progress = [&progress](const ExploreOptions::Progress& now) {
     watch_trace(now.shrinking ? now.traces : now.traces + 1,
                 now.shrinking ? "it is shrunk" : "it is played");
-    progress.say(fmt::format("{} traces, {} findings{}", now.traces, now.findings,
+    progress.say(fmt::format("{}, {}{}", counted(now.traces, "trace"),
+                             counted(now.findings, "finding"),
                              now.shrinking ? ", one is shrunk" : ""));
   };
   return options;
@@ -269,8 +271,8 @@ class DiscoveryWriter {
     const RunOptions own = run_of(run_, found);
     Trace trace = found.trace;
     describe(trace, found.finding, own,
-             fmt::format("Found by trace {} of seed {}; {} lines before it was shrunk.",
-                         found.trace_number, words_.seed, found.lines_before));
+             fmt::format("Found by trace {} of seed {}; {} before it was shrunk.",
+                         found.trace_number, words_.seed, counted(found.lines_before, "line")));
     const Result<void> written = write_file(paths_.back(), trace_text(trace));
     print_finding(trace, found.finding, paths_.back(), own);
     if (written) return;
@@ -304,8 +306,9 @@ std::vector<std::string> marks_nearly_reached(const std::vector<std::string>& mi
 
 void print_search(const ExploreWords& words, const RunOptions& run, const ExploreOutcome& outcome) {
   for (const auto& [form, why] : run.children->unsupported()) note("left out: {}\n", why);
-  note("{} traces, {} operations, {} of {} traces from a corpus of {}: {}{}\n", outcome.traces,
-       outcome.operations, outcome.from_corpus, outcome.traces, outcome.corpus,
+  note("{}, {}, {} of {} from a corpus of {}: {}{}\n", counted(outcome.traces, "trace"),
+       counted(outcome.operations, "operation"), outcome.from_corpus,
+       counted(outcome.traces, "trace"), outcome.corpus,
        outcome.discoveries.empty() ? "nothing found"
                                    : fmt::format("{} found", outcome.discoveries.size()),
        is_interrupted() ? ", interrupted" : "");
@@ -390,7 +393,8 @@ int run_shrink(const ReplayRequest& request, const std::string& out) {
   Progress progress("shrink " + request.file);
   ShrinkOptions options;
   options.progress = [&](std::int64_t executions, std::size_t lines) {
-    progress.say(fmt::format("{} executions, {} lines left", executions, lines));
+    progress.say(
+        fmt::format("{}, {} left", counted(executions, "execution"), counted(lines, "line")));
   };
   Result<ShrinkOutcome> shrunk = shrink(configured, *run, options);
   if (!shrunk) return refuse({.text = request.file + ": " + shrunk.error().text});
@@ -398,8 +402,9 @@ int run_shrink(const ReplayRequest& request, const std::string& out) {
   if (const Result<void> written = write_file(out, trace_text(shrunk->trace)); !written)
     return refuse(written.error());
   print_finding(shrunk->trace, shrunk->finding, out, *run);
-  note("{} of {} lines are left after {} executions\n", line_count(shrunk->trace),
-       line_count(*trace), shrunk->executions);
+  note("{} of {} {} left after {}\n", line_count(shrunk->trace),
+       counted(line_count(*trace), "line"), is_or_are(line_count(shrunk->trace)),
+       counted(shrunk->executions, "execution"));
   return exit_status(shrunk->finding.finding.kind);
 }
 

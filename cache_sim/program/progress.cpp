@@ -10,6 +10,7 @@
 
 #include "cache_sim/base/text.hpp"
 #include "cache_sim/program/output.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/work_done.hpp"
 
 namespace lockstep::program {
@@ -74,7 +75,7 @@ void Progress::show() {
   while (!ends_.wait_for(hold, pause, [&] { return has_ended_; })) {
     const std::int64_t done = work_done.load(std::memory_order_relaxed) - work_before;
     std::string far = how_far_;
-    if (far.empty() && done != 0) far = fmt::format("{} operations", done);
+    if (far.empty() && done != 0) far = counted(done, "operation");
     const std::string line = cache_sim::printable(
         fmt::format("lockstep: {}: {}{} s", what_, far.empty() ? "" : far + ", ",
                     std::chrono::duration_cast<seconds>(Clock::now() - start).count()));

@@ -14,6 +14,7 @@
 #include "cache_sim/replay/timeline.hpp"
 #include "cache_sim/report/page.hpp"
 #include "cache_sim/report/run_document.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -57,13 +58,13 @@ void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
   std::string subjects;
   for (std::size_t i = 0; i < run.subject_count(); ++i)
     subjects += (i == 0 ? "" : " beside ") + run.subject_name(i);
-  note("{}: {}: {} events, {} requests, {}\n", request.file, subjects, run.event_count(),
-       run.outcomes().size(),
+  note("{}: {}: {}, {}, {}\n", request.file, subjects, counted(run.event_count(), "event"),
+       counted(run.outcomes().size(), "request"),
        run.findings().empty()
            ? "nothing found"
            : fmt::format("{} found", to_string(run.findings().front().finding.kind)));
   for (const auto& [form, left_out] : run.left_out())
-    note("  left out {} times: {}\n", left_out.count, left_out.why);
+    note("  left out {}: {}\n", counted(left_out.count, "time"), left_out.why);
   std::string line = fmt::format("digest={:016x}", run.digest());
   if (outcome.decisions)
     line += fmt::format(" decision_digest={:016x}", outcome.decisions->decision_digest);

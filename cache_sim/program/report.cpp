@@ -9,6 +9,7 @@
 #include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/report/collect.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -37,11 +38,9 @@ std::optional<fs::path> source_root() {
 void print_summary(const cache_sim::Json& document, const std::string& page) {
   const cache_sim::Json& summary = document["summary"];
   const auto number = [&](const char* key) { return summary[key].get<std::int64_t>(); };
-  note(
-      "{} traces, {} runs: {} as expected, {} not; {} planted defects found, as {} kinds of "
-      "finding\n",
-      number("traces"), number("runs"), number("as_expected"), number("not_as_expected"),
-      number("defects_shown"), number("kinds_shown"));
+  note("{}, {}: {} as expected, {} not; {} planted defects found, as {} of finding\n",
+       counted(number("traces"), "trace"), counted(number("runs"), "run"), number("as_expected"),
+       number("not_as_expected"), number("defects_shown"), counted(number("kinds_shown"), "kind"));
   note("page  {}\n", page);
 }
 
@@ -81,7 +80,7 @@ int run_report(const ReportWords& words) {
   Progress progress("report");
   std::int64_t runs = 0;
   options.progress = [&](const cache_sim::ReportProgress& done) {
-    progress.say(fmt::format("{} runs, {}", ++runs, done.command));
+    progress.say(fmt::format("{}, {}", counted(++runs, "run"), done.command));
     if (done.as_expected) return;
     print("✗ {}: {}\n", done.command, done.outcome);
     std::fflush(stdout);

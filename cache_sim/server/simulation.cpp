@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "reference/base/counted.hpp"
 #include "reference/base/overloaded.hpp"
 
 namespace lockstep::cache_sim {
@@ -70,8 +71,8 @@ Reply Simulation::perform(const Statement& statement) {
       Overloaded{[&](const Operation& operation) { return apply_to_all(operation); },
                  [&](const RequestSpec& spec) {
                    if (spec.rank >= static_cast<std::int64_t>(ranks_.size())) {
-                     run_.fail({.text = fmt::format("field rank: {} is not below the {} ranks",
-                                                    spec.rank, ranks_.size())});
+                     run_.fail({.text = fmt::format("field rank: {} is not below the {}", spec.rank,
+                                                    counted(ranks_.size(), "rank"))});
                      return Reply{};
                    }
                    schedule(spec.at, arrival_of(spec));

@@ -12,6 +12,7 @@
 
 #include "cache_sim/base/input.hpp"
 #include "cache_sim/trace/scheduler_verbs.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/shell_words.hpp"
 #include "reference/protocol/speculation.hpp"
 
@@ -290,14 +291,15 @@ class Reader {
     for (std::size_t i = 0; i < spec.accept.size(); ++i)
       if (spec.accept[i] > spec.most_kept(spec.drafts[i]))
         return fail(fmt::format(
-            "field accept: {} kept of {} drafts{} and one more", spec.accept[i], spec.drafts[i],
+            "field accept: {} kept of {}{} and one more", spec.accept[i],
+            counted(spec.drafts[i], "draft"),
             spec.branches == 1
                 ? ""
                 : fmt::format(" on the longest way, {}", spec.most_kept(spec.drafts[i]) - 1)));
     spec.prompt_size = spec.tokens.size();
     if (!spec.images.empty() && spec.images.back().end() > spec.prompt_size)
-      return fail(
-          fmt::format("field images: they end with the prompt's {} tokens", spec.prompt_size));
+      return fail(fmt::format("field images: they end with the prompt's {}",
+                              counted(spec.prompt_size, "token")));
     spec.stops = !output.empty() && (output[0] < '0' || output[0] > '9') && output[0] != '-';
     const std::uint32_t room = Tokens::kMaxSize - spec.prompt_size;
     const Result<Tokens> sampled =

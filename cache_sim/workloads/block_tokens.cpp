@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cache_sim/workloads/workload.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -53,8 +54,9 @@ Result<RequestSpec> BlockLines::read(const Record& record) {
   if (!ids) return tl::unexpected(ids.error());
   if (static_cast<std::int64_t>(ids->size()) != block_count(*input, block_))
     return record.error("hash_ids",
-                        fmt::format("{} ids for {} tokens, which are {} blocks of {}", ids->size(),
-                                    *input, block_count(*input, block_), block_));
+                        fmt::format("{} for {}, which are {} of {}", counted(ids->size(), "id"),
+                                    counted(*input, "token"),
+                                    counted(block_count(*input, block_), "block"), block_));
   // At least one token is sampled, or no server would be asked.
   Result<Tokens> tokens = blocks_.of(*ids, *input, std::max<std::int64_t>(*output, 1), count_);
   if (!tokens) return record.error("hash_ids", tokens.error().text);

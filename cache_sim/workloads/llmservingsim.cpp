@@ -13,6 +13,7 @@
 
 #include "cache_sim/workloads/arrival_queue.hpp"
 #include "cache_sim/workloads/workload.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -93,7 +94,8 @@ class LlmServingSimStream final : public RequestStream {
       if (!ids) return tl::unexpected(ids.error());
       const std::int64_t due = is_output ? *output : *input;
       if (static_cast<std::int64_t>(ids->size()) != due)
-        return record.error(field, fmt::format("{} ids for {} tokens", ids->size(), due));
+        return record.error(
+            field, fmt::format("{} for {}", counted(ids->size(), "id"), counted(due, "token")));
       if (ids->empty()) continue;
       const Tokens known = Tokens::of_ids({ids->begin(), ids->end()});
       const auto prompt = static_cast<std::uint32_t>(*input);

@@ -15,6 +15,7 @@
 #include "cache_sim/workloads/arrival_queue.hpp"
 #include "cache_sim/workloads/block_tokens.hpp"
 #include "cache_sim/workloads/workload.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -111,8 +112,9 @@ class WekaStream final : public RequestStream {
     if (!ids) return tl::unexpected(ids.error());
     const auto count = static_cast<std::int64_t>(ids->size());
     if (count != block_count(*input, block_) && count != *input / block_)
-      return request.error(
-          "hash_ids", fmt::format("{} ids for {} tokens in blocks of {}", count, *input, block_));
+      return request.error("hash_ids",
+                           fmt::format("{} for {} in blocks of {}", counted(count, "id"),
+                                       counted(*input, "token"), block_));
     Result<Tokens> tokens = blocks_.of(*ids, *input, std::max<std::int64_t>(*output, 1), count_);
     if (!tokens) return request.error("hash_ids", tokens.error().text);
     queue_.push({.id = request_name(count_++),

@@ -1,4 +1,5 @@
 #include "kernels/judge/report.hpp"
+#include "reference/base/counted.hpp"
 
 #include <fmt/format.h>
 
@@ -219,8 +220,9 @@ std::string diagnosis_text(const Report& report) {
   const auto all = explanations(report.operation, report.cases);
   for (const auto& [id, count] : all)
     if (count == all.front().second)
-      text += fmt::format("it agrees with the definition {} ({} of {} wrong cases)\n",
-                          sentence_of(report.operation, id), count, examined);
+      text +=
+          fmt::format("it agrees with the definition {} ({} of {})\n",
+                      sentence_of(report.operation, id), count, counted(examined, "wrong case"));
   if (all.empty() && examined > 0)
     text += "it agrees with none of the definition's known mistakes\n";
   const auto told =
@@ -325,12 +327,10 @@ JudgeReport finished(const Report& report) {
     judged += one.runs.outcome != Outcome::unsupported && one.runs.outcome != Outcome::not_run;
   const std::size_t left_out = report.cases.size() - judged;
   const bool enough = 2 * judged >= report.cases.size();
-  std::string said = findings.empty() ? "nothing found"
-                                      : fmt::format("{} finding{}", findings.size(),
-                                                    findings.size() == 1 ? "" : "s");
+  std::string said = findings.empty() ? "nothing found" : counted(findings.size(), "finding");
   if (!enough && findings.empty())
     said = "no verdict, because fewer than half of the cases were judged (--case chooses cases)";
-  made.text += fmt::format("{} case{}{}: {}\n", judged, judged == 1 ? "" : "s",
+  made.text += fmt::format("{}{}: {}\n", counted(judged, "case"),
                            left_out > 0 ? fmt::format(", {} left out", left_out) : "", said);
   // Paths and messages of a candidate may hold bytes that are no UTF-8.
   made.json =

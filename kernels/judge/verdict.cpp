@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "reference/base/counted.hpp"
 #include "reference/base/parallel.hpp"
 
 namespace lockstep::judging {
@@ -112,11 +113,11 @@ class Touched {
       if (near < 0 || begin == 0) near = begin == 0 ? kGuardBytes - b : b - begin;
     }
     if (count == 0) return;
-    findings.push_back(
-        {FindingKind::out_of_range,
-         fmt::format("{}: {} bytes {} the tensor were written, the nearest {} bytes away",
-                     tensor_.name, count, side, near),
-         "nothing written outside of a tensor", fmt::format("{} bytes", count)});
+    findings.push_back({FindingKind::out_of_range,
+                        fmt::format("{}: {} {} the tensor {} written, the nearest {} away",
+                                    tensor_.name, counted(count, "byte"), side,
+                                    count == 1 ? "was" : "were", counted(near, "byte")),
+                        "nothing written outside of a tensor", counted(count, "byte")});
   }
 
   void holes(std::vector<Finding>& findings, const std::vector<std::int64_t>& offsets,
@@ -140,17 +141,17 @@ class Touched {
                        const std::set<std::int64_t>& slots) const {
     std::string text;
     if (tensor_.role == Role::input)
-      text = fmt::format("{}: an input was written ({} elements, first {})", tensor_.name, changed,
-                         index_text(tensor_, first));
+      text = fmt::format("{}: an input was written ({}, first {})", tensor_.name,
+                         counted(changed, "element"), index_text(tensor_, first));
     else if (tensor_.axes[0] == "slot")
       text = fmt::format("{}: slot {} was written{}{}", tensor_.name, *slots.begin(),
                          slot_story(case_, *slots.begin()),
                          slots.size() > 1 ? fmt::format("; {} such slots", slots.size()) : "");
     else
-      text = fmt::format("{}: {} of a padding {} was written ({} elements)", tensor_.name,
-                         index_text(tensor_, first), tensor_.axes[0], changed);
+      text = fmt::format("{}: {} of a padding {} was written ({})", tensor_.name,
+                         index_text(tensor_, first), tensor_.axes[0], counted(changed, "element"));
     findings.push_back({FindingKind::out_of_range, text, "the bytes that were there",
-                        fmt::format("{} elements changed", changed)});
+                        fmt::format("{} changed", counted(changed, "element"))});
   }
 
   const Case& case_;
@@ -350,7 +351,7 @@ std::string where_wrong(const Case& c, const Tensor& tensor, const std::vector<d
     }
   }
   if (count == 0) return "a little everywhere: no element stands out";
-  std::string text = fmt::format("{} of {} elements", count, got.size());
+  std::string text = fmt::format("{} of {}", count, counted(got.size(), "element"));
   if (not_finite > 0) text += fmt::format(", {} of them NaN or infinite", not_finite);
   for (std::size_t d = 0; d < wrong.size(); ++d)
     if (const std::string part = axis_text(c, tensor, d, wrong[d]); !part.empty())
@@ -383,8 +384,9 @@ Verdict bits_verdict(const Tensor& tensor, const std::vector<double>& got,
   const auto n = static_cast<std::size_t>(first);
   verdict.pass = false;
   verdict.error = static_cast<double>(count) / static_cast<double>(got.size());
-  verdict.text = fmt::format("{} of {} elements are not the copy, the first at {}: {} for {}",
-                             count, got.size(), index_text(tensor, first), got[n], truth[n]);
+  verdict.text = fmt::format("{} of {} {} not the copy, the first at {}: {} for {}", count,
+                             counted(got.size(), "element"), is_or_are(count),
+                             index_text(tensor, first), got[n], truth[n]);
   return verdict;
 }
 
@@ -420,11 +422,11 @@ void compare_runs(const Case& c, const CaseRuns& runs, std::vector<Finding>& fin
     const std::int64_t unstable =
         first_difference(c, tensor, {0, runs.runs[0]}, {1, runs.runs[1]}, count);
     if (unstable >= 0) {
-      findings.push_back({FindingKind::nondeterministic,
-                          fmt::format("{}: two runs on the same bytes differ in {} elements, the "
-                                      "first at {}",
-                                      tensor.name, count, index_text(tensor, unstable)),
-                          "the same bits", fmt::format("{} elements differ", count)});
+      findings.push_back(
+          {FindingKind::nondeterministic,
+           fmt::format("{}: two runs on the same bytes differ in {}, the first at {}", tensor.name,
+                       counted(count, "element"), index_text(tensor, unstable)),
+           "the same bits", "other bits in " + counted(count, "element")});
       continue;
     }
     const std::int64_t leak =
@@ -436,9 +438,9 @@ void compare_runs(const Case& c, const CaseRuns& runs, std::vector<Finding>& fin
     findings.push_back(
         {FindingKind::padding_leak,
          fmt::format("{}: what lies in padding, unused slots, holes or an output's old bytes "
-                     "reaches {} elements, the first at {} ({} with NaN there)",
-                     tensor.name, count, index_text(tensor, leak), value),
-         "the same bits whatever stands there", fmt::format("{} elements differ", count)});
+                     "reaches {}, the first at {} ({} with NaN there)",
+                     tensor.name, counted(count, "element"), index_text(tensor, leak), value),
+         "the same bits whatever stands there", "other bits in " + counted(count, "element")});
   }
 }
 
@@ -534,8 +536,8 @@ std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case
                         fmt::format("{:.2f} us", calls.reported_us)});
   if (calls.wrong == 0) return findings;
   const std::string which =
-      fmt::format("{} of {} timed calls left other bytes than an untimed one on the same inputs",
-                  calls.wrong, calls.compared);
+      fmt::format("{} of {} left other bytes than an untimed one on the same inputs", calls.wrong,
+                  counted(calls.compared, "timed call"));
   const Answer truth = operation.truth(c, ""), yardstick = operation.yardstick(c, "");
   for (const Tensor& tensor : c.tensors) {
     if (tensor.role == Role::input) continue;
@@ -549,7 +551,7 @@ std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case
   }
   if (findings.empty())
     findings.push_back({FindingKind::nondeterministic, which, "the same bits",
-                        fmt::format("{} calls differ", calls.wrong)});
+                        "other bits in " + counted(calls.wrong, "call")});
   return findings;
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 
+#include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
 #include "reference/protocol/subject.hpp"
 
@@ -392,7 +393,7 @@ class MarconiOracle final : public Subject {
     const std::int64_t left =
         request.known.size() + std::ssize(more) + std::ssize(drafts) - request.computed;
     if (operation.n < 1 || operation.n > left || (!drafts.empty() && operation.n != left))
-      return fail(fmt::format("extend: {} of {} tokens", operation.n, left));
+      return fail(fmt::format("extend: {} of {}", operation.n, counted(left, "token")));
     Evicted evicted;
     if (!make_room(operation.n * rules_.token_bytes, evicted))
       return Reply::refusal(Refusal::no_kv);

@@ -1,4 +1,5 @@
 #include "reference/caches/schedule_listener.hpp"
+#include "reference/base/counted.hpp"
 
 #include <fmt/format.h>
 
@@ -20,9 +21,9 @@ bool same(const Operation& a, const Operation& b) {
 
 std::string text(const SchedulerNote& note) {
   constexpr std::string_view kKinds[] = {"admitted", "sampled", "retracted", "ended"};
-  return fmt::format("request {} {} ({}, {} tokens)", note.request,
+  return fmt::format("request {} {} ({}, {})", note.request,
                      kKinds[static_cast<std::size_t>(note.kind)], to_string(note.reason),
-                     note.output_tokens);
+                     counted(note.output_tokens, "token"));
 }
 
 std::string text(const std::optional<StepWork>& work) {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 
+#include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::reference {
@@ -244,8 +245,8 @@ Result<Reply> SglangOracle::extend(const Operation& operation) {
   const std::int64_t inputs = known - request.computed;
   const std::int64_t drafts = operation.drafts.size();
   if (verifies && operation.n != inputs + drafts)
-    return fail(fmt::format("extend: n is {} where {} inputs and {} drafts are computed",
-                            operation.n, inputs, drafts));
+    return fail(fmt::format("extend: n is {} where {} and {} are computed", operation.n,
+                            counted(inputs, "input"), counted(drafts, "draft")));
   if (!verifies && (operation.n < 1 || operation.n > inputs))
     return fail(
         fmt::format("request {} extends past the tokens it was given", operation.id.text()));
@@ -312,7 +313,8 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
   Request& request = found->second;
   const std::vector<Token> tokens = operation.tokens.values();
   if (operation.n != static_cast<std::int64_t>(tokens.size()))
-    return fail(fmt::format("accept: n is {} but {} tokens came", operation.n, tokens.size()));
+    return fail(
+        fmt::format("accept: n is {} but {} came", operation.n, counted(tokens.size(), "token")));
   if (request.pending) {
     const auto& [inputs, drafts] = *request.pending;
     if (tokens.empty() || !drafts.has({tokens.begin(), tokens.end() - 1}))
@@ -352,8 +354,8 @@ Result<Reply> SglangOracle::checkpoint(const Operation& operation) {
   if (request.pending) return still_verifying(operation);
   const std::int64_t up_to = or_else(operation.up_to, request.computed);
   if (up_to > request.computed)
-    return fail(fmt::format("request {} has computed only {} tokens", operation.id.text(),
-                            request.computed));
+    return fail(fmt::format("request {} has computed only {}", operation.id.text(),
+                            counted(request.computed, "token")));
 
   const std::optional<Stored> stored = store_unfinished(request, up_to);
   if (!stored) return Reply::refusal(Refusal::no_state_slot);
@@ -390,7 +392,8 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
 
   const bool only_prompt = config_.strip_thinking != 0;
   if (operation.up_to > request.known.size())
-    return fail(fmt::format("request {} has not {} tokens", operation.id.text(), operation.up_to));
+    return fail(fmt::format("request {} has not {}", operation.id.text(),
+                            counted(operation.up_to, "token")));
   std::int64_t committed = has_states_ ? request.committed() : request.computed;
   if (operation.up_to != Operation::kAbsent) committed = std::min(committed, operation.up_to - 1);
   const std::int64_t owned = only_prompt ? std::min(request.prompt, committed) : committed;
@@ -535,7 +538,8 @@ Result<Reply> SglangOracle::insert(const Operation& operation) {
   const std::int64_t prev = or_else(operation.prev, 0);
   const auto prev_is_stored = [&] { return prev <= cached_.longest_shared(key); };
   if (!prev_is_stored())
-    return fail(fmt::format("insert: the first {} tokens are not stored", prev));
+    return fail(
+        fmt::format("insert: the first {} {} not stored", counted(prev, "token"), is_or_are(prev)));
   Evicted unreported;
   if (!make_kv_free(key.size() - prev, unreported)) return Reply::refusal(Refusal::no_kv);
   // Whoever counts on stored tokens should have locked them: room was made out of these.

@@ -8,6 +8,7 @@
 
 #include "cache_sim/model/label_state.hpp"
 #include "cache_sim/policies/edge_llm/edge_llm_policy.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -65,8 +66,8 @@ class EdgeLlmAuditor final : public Auditor {
     const std::int64_t length = policy_.lengths()[number];
     if (length != found->computed)
       report(FindingKind::kv_state_disagree,
-             fmt::format("{} has computed {} tokens, and its length says {}", name, found->computed,
-                         length),
+             fmt::format("{} has computed {}, and its length says {}", name,
+                         counted(found->computed, "token"), length),
              std::to_string(found->computed), std::to_string(length));
     const Tokens tokens = found->known.prefix(found->computed);
     check_kv(row.slot, tokens, name);

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cache_sim/policies/edge_llm/edge_llm_defects.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -74,8 +75,8 @@ Result<Reply> EdgeLlmPolicy::apply(const Operation& operation) {
     case Verb::finish: end(*request); break;
     default:
       if (operation.up_to > request->computed)
-        return fail(fmt::format("checkpoint: up_to={} is beyond the {} computed tokens",
-                                operation.up_to, request->computed));
+        return fail(fmt::format("checkpoint: up_to={} is beyond the {}", operation.up_to,
+                                counted(request->computed, "computed token")));
   }
   return Reply{}.set(ReplyField::exist, 0).set(ReplyField::length, 0);  // nothing stays
 }
@@ -454,8 +455,8 @@ Result<void> check_config(const Config& config) {
   const Result<HybridLayers> layers = HybridLayers::of(config);
   if (!layers) return tl::unexpected(layers.error());
   if (config.kv_tokens < config.rows())
-    return fail(fmt::format("field kv_tokens: {} is less than one token for each of {} rows",
-                            config.kv_tokens, config.rows()));
+    return fail(fmt::format("field kv_tokens: {} is less than one token for each of {}",
+                            config.kv_tokens, counted(config.rows(), "row")));
   constexpr double kMostSlots = 1 << 28;
   const double kv = static_cast<double>(config.kv_tokens) / static_cast<double>(config.rows()) *
                     static_cast<double>(config.rows() + 1 + config.state_slots);

@@ -1,4 +1,5 @@
 #include "cache_sim/policies/edge_llm/runtime_config.hpp"
+#include "reference/base/counted.hpp"
 
 #include <fmt/format.h>
 
@@ -89,7 +90,8 @@ std::int64_t token_bytes_of(Reader& reader, const HybridLayers& layers) {
   const std::int64_t size = reader.has("kv_dtype") ? reader.type_size("kv_dtype") : 2;
   if (entries.size() != layers.size()) {
     reader.complain("kv_layer_configs",
-                    fmt::format("{} entries beside {} layers", entries.size(), layers.size()));
+                    fmt::format("{} beside {}", counted(entries.size(), "entry", "entries"),
+                                counted(layers.size(), "layer")));
     return 0;
   }
   std::int64_t bytes = 0;
@@ -153,8 +155,8 @@ Result<RuntimeConfig> parse_runtime_config(const Json& document) {
       {LayerKind::attention, {"num_attention_layers", attention}}};
   for (const auto& [kind, said] : counts)
     if (layers->count(kind) != said.second)
-      reader.complain(said.first, fmt::format("{} layers, and layer_types has {}", said.second,
-                                              layers->count(kind)));
+      reader.complain(said.first, fmt::format("{}, and layer_types has {}",
+                                              counted(said.second, "layer"), layers->count(kind)));
   RuntimeConfig config{.layers = *layers,
                        .token_bytes = token_bytes_of(reader, *layers),
                        .state_bytes = state_bytes_of(reader, linear)};

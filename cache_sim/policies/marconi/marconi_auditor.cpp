@@ -10,6 +10,7 @@
 
 #include "cache_sim/model/label_state.hpp"
 #include "cache_sim/policies/marconi/marconi_policy.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/zeroed_array.hpp"
 
 namespace lockstep::cache_sim {
@@ -142,7 +143,7 @@ class MarconiAuditor final : public Auditor {
     if (!node.has_state && node.child_count < 2)
       report(FindingKind::tombstone_rule,
              fmt::format("{} has neither a state nor two children", name), "no such node",
-             fmt::format("{} children", node.child_count));
+             counted(node.child_count, "child", "children"));
     check_equal<std::int64_t>(FindingKind::size_accounting, "the KV of " + name, node.edge_size(),
                               size_of(node.kv));
     const Owner owner = add_owner(name);
@@ -163,7 +164,8 @@ class MarconiAuditor final : public Auditor {
     const MarconiTree::Node& used = policy_.tree().node(request.used);
     if (!used.alive || used.end != request.owned)
       return report(FindingKind::evicted_while_locked,
-                    fmt::format("{} uses {} stored tokens, which are gone", name, request.owned),
+                    fmt::format("{} uses {} that the cache has lost", name,
+                                counted(request.owned, "stored token")),
                     "a node", "none");
     check_equal<std::int64_t>(FindingKind::size_accounting, "the row of " + name, request.allocated,
                               size_of(request.kv));

@@ -7,6 +7,7 @@
 
 #include "cache_sim/policies/marconi/marconi_defects.hpp"
 #include "cache_sim/policies/request_checks.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -99,8 +100,8 @@ Result<Reply> MarconiPolicy::apply(const Operation& operation) {
   if (operation.verb == Verb::extend) return extend(*request, operation);
   if (operation.verb == Verb::finish) return finish(*request);
   if (operation.up_to > request->computed)
-    return fail(fmt::format("checkpoint: up_to={} is beyond the {} computed tokens",
-                            operation.up_to, request->computed));
+    return fail(fmt::format("checkpoint: up_to={} is beyond the {}", operation.up_to,
+                            counted(request->computed, "computed token")));
   return Reply{}.set(ReplyField::exist, 0).set(ReplyField::length, request->owned);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "reference/base/counted.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
@@ -62,7 +63,7 @@ RadixAuditor::RadixAuditor(SglangPolicy& policy, const LabelState* labels)
 std::string RadixAuditor::name_of(NodeIndex node) const {
   if (node == kRoot) return "the root";
   const Tokens& path = nodes_[node.value].exists() ? nodes_[node.value].path : actual(node).path;
-  return fmt::format("the node at {} ({} tokens)", path.text(40), path.size());
+  return fmt::format("the node at {} ({})", path.text(40), counted(path.size(), "token"));
 }
 
 std::string RadixAuditor::owner_name(Owner owner) const {
@@ -449,8 +450,9 @@ void RadixAuditor::check_live_state(const Operation& operation, const RadixReque
                              : now.computed == 0           ? FindingKind::dirty_slot
                                                            : FindingKind::wrong_state_prefix;
     report(kind,
-           fmt::format("request `{}` has the KV of {} tokens and a {} state that stands for {}",
-                       operation.id.text(), now.computed, to_string(part), label.text()),
+           fmt::format("request `{}` has the KV of {} and a {} state that stands for {}",
+                       operation.id.text(), counted(now.computed, "token"), to_string(part),
+                       label.text()),
            due.text(), label.text());
     break;
   }
@@ -496,11 +498,11 @@ void RadixAuditor::check_tracked(const Operation& operation, const RequestRecord
     return;
   report(
       FindingKind::unaligned_state,
-      fmt::format("request `{}` kept a state after {} tokens of a chunk from {} to {}, where the "
-                  "kernel has none",
-                  now.id.text(), size, before.computed, now.computed),
-      fmt::format("a multiple of {} tokens from {}", chunk, before.computed),
-      fmt::format("{} tokens from it", size - before.computed));
+      fmt::format(
+          "request `{}` kept a state after {} of a chunk from {} to {}, where the kernel has none",
+          now.id.text(), counted(size, "token"), before.computed, now.computed),
+      fmt::format("a multiple of {} from {}", counted(chunk, "token"), before.computed),
+      fmt::format("{} from it", counted(size - before.computed, "token")));
 }
 
 void RadixAuditor::follow_held() {
@@ -538,7 +540,7 @@ void RadixAuditor::check_node(NodeIndex node) {
   const std::uint32_t page = policy_.tree().options().page;
   if (mine.edge_size == 0 || mine.edge_size % page != 0)
     report(FindingKind::size_accounting,
-           fmt::format("{} has an edge of {} tokens", name_of(node), mine.edge_size),
+           fmt::format("{} has an edge of {}", name_of(node), counted(mine.edge_size, "token")),
            "at least one whole page", std::to_string(mine.edge_size));
   const Label parent = now.parent == kRoot ? Label{} : record(now.parent).label;
   if (parent.size != now.start || now.path.digest(now.start) != parent.digest)
@@ -546,11 +548,12 @@ void RadixAuditor::check_node(NodeIndex node) {
            fmt::format("{} does not continue its parent", name_of(node)), parent.text(),
            label_of(now.path, now.start).text());
   if (now.full_lock != mine.full_locks || now.state_lock != mine.state_locks)
-    report(FindingKind::lock_imbalance,
-           fmt::format("{} counts {} KV and {} state locks, and {} and {} are held", name_of(node),
-                       now.full_lock, now.state_lock, mine.full_locks, mine.state_locks),
-           fmt::format("{} and {}", mine.full_locks, mine.state_locks),
-           fmt::format("{} and {}", now.full_lock, now.state_lock));
+    report(
+        FindingKind::lock_imbalance,
+        fmt::format("{} counts {} KV and {}, and {} and {} are held", name_of(node), now.full_lock,
+                    counted(now.state_lock, "state lock"), mine.full_locks, mine.state_locks),
+        fmt::format("{} and {}", mine.full_locks, mine.state_locks),
+        fmt::format("{} and {}", now.full_lock, now.state_lock));
   if (has_states_) check_list_place(node);
   if (rules_.drops_bare_parents && mine.child_count == 0 && !now.state.exists() &&
       mine.full_locks == 0)
@@ -572,8 +575,8 @@ void RadixAuditor::check_path_cap(NodeIndex tail) {
   }
   if (states > cap && spare.exists())
     report(FindingKind::tombstone_rule,
-           fmt::format("the path to {} has {} states, and {} could go", name_of(tail), states,
-                       name_of(spare)),
+           fmt::format("the path to {} has {}, and {} could go", name_of(tail),
+                       counted(states, "state"), name_of(spare)),
            fmt::format("at most {}", cap), std::to_string(states));
 }
 
@@ -593,8 +596,8 @@ void RadixAuditor::check_kv_labels(NodeIndex node) {
   }
   if (depth != now.depth())
     report(FindingKind::kv_state_disagree,
-           fmt::format("{} has {} KV slots for {} tokens", name_of(node), depth - now.start,
-                       now.edge_size()),
+           fmt::format("{} has {} for {}", name_of(node), counted(depth - now.start, "KV slot"),
+                       counted(now.edge_size(), "token")),
            std::to_string(now.edge_size()), std::to_string(depth - now.start));
 }
 
@@ -677,7 +680,7 @@ void RadixAuditor::find_unconserved(const char* what, const ZeroedArray<Owner>& 
                                     std::uint32_t first, std::int64_t owned, std::int64_t free,
                                     IsFree is_free) {
   const auto all = static_cast<std::int64_t>(owners.size() - first);
-  const std::string due = fmt::format("{} slots, each free or owned", all);
+  const std::string due = fmt::format("{}, each free or owned", counted(all, "slot"));
   const std::string now = fmt::format("{} free, {} owned", free, owned);
   for (std::uint32_t slot = first; slot < owners.size(); ++slot) {
     const bool is_owned = owners[slot] != 0;
@@ -691,7 +694,8 @@ void RadixAuditor::find_unconserved(const char* what, const ZeroedArray<Owner>& 
                     fmt::format("{} slot {} is neither free nor anybody's", what, slot), due, now);
   }
   report(FindingKind::size_accounting,
-         fmt::format("the pool counts {} free {} slots, and there are {}", free, what, all - owned),
+         fmt::format("the pool counts {}, and there should be {}",
+                     counted(free, fmt::format("free {} slot", what)), all - owned),
          due, now);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cache_sim/policies/sglang/radix_auditor.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -126,16 +127,17 @@ void RadixAuditor::recount_nodes() {
   for (std::uint32_t i = 0; i < tree.node_count(); ++i)
     if (tree.node({i}).alive && tree.node({i}).child_count != children[i])
       report(FindingKind::size_accounting,
-             fmt::format("{} counts {} children, and {} call it their parent", name_of({i}),
-                         tree.node({i}).child_count, children[i]),
+             fmt::format("{} counts {}, and {} call it their parent", name_of({i}),
+                         counted(tree.node({i}).child_count, "child", "children"), children[i]),
              std::to_string(children[i]), std::to_string(tree.node({i}).child_count));
   if (sizes != tree.sizes())
-    report(FindingKind::size_accounting, "the tree's sizes are not the sums over its nodes",
-           fmt::format("{} + {} KV tokens, {} + {} states", sizes.evictable_kv, sizes.protected_kv,
-                       sizes.evictable_states, sizes.protected_states),
-           fmt::format("{} + {} KV tokens, {} + {} states", tree.sizes().evictable_kv,
-                       tree.sizes().protected_kv, tree.sizes().evictable_states,
-                       tree.sizes().protected_states));
+    report(
+        FindingKind::size_accounting, "the tree's sizes are not the sums over its nodes",
+        fmt::format("{} + {}, {} + {}", sizes.evictable_kv, counted(sizes.protected_kv, "KV token"),
+                    sizes.evictable_states, counted(sizes.protected_states, "state")),
+        fmt::format("{} + {}, {} + {}", tree.sizes().evictable_kv,
+                    counted(tree.sizes().protected_kv, "KV token"), tree.sizes().evictable_states,
+                    counted(tree.sizes().protected_states, "state")));
 }
 
 /// Every KV slot of the edge, not only the last of each run.
@@ -174,8 +176,8 @@ void RadixAuditor::recount_locks() {
     const RadixNode& now = tree.node({i});
     if (now.alive && (now.full_lock != full[i] || now.state_lock != state[i]))
       report(FindingKind::lock_imbalance,
-             fmt::format("{} counts {} KV and {} state locks, and {} and {} are held", name_of({i}),
-                         now.full_lock, now.state_lock, full[i], state[i]),
+             fmt::format("{} counts {} KV and {}, and {} and {} are held", name_of({i}),
+                         now.full_lock, counted(now.state_lock, "state lock"), full[i], state[i]),
              fmt::format("{} and {}", full[i], state[i]),
              fmt::format("{} and {}", now.full_lock, now.state_lock));
   }

@@ -8,6 +8,7 @@
 
 #include "cache_sim/policies/request_checks.hpp"
 #include "cache_sim/policies/sglang/sglang_defects.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -342,8 +343,8 @@ Result<Reply> SglangPolicy::extend(const Operation& operation) {
   const std::int64_t left =
       std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
   if (operation.n < 1 || operation.n > left || (drafts != 0 && operation.n != left))
-    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
-                            operation.n, left, operation.id.text()));
+    return fail(fmt::format("extend: n={} does not fit the {} that request `{}` has left",
+                            operation.n, counted(left, "token"), operation.id.text()));
 
   const Forward forward = drafts != 0                           ? Forward::verification
                           : request.computed < request.admitted ? Forward::chunk
@@ -449,8 +450,8 @@ Result<Reply> SglangPolicy::checkpoint(const Operation& operation) {
   const std::int64_t up_to =
       operation.up_to == Operation::kAbsent ? request.computed : operation.up_to;
   if (up_to > request.computed)
-    return fail(fmt::format("checkpoint: up_to={} is beyond the {} computed tokens", up_to,
-                            request.computed));
+    return fail(fmt::format("checkpoint: up_to={} is beyond the {}", up_to,
+                            counted(request.computed, "computed token")));
   return store_unfinished(request, static_cast<std::uint32_t>(up_to));
 }
 
@@ -499,8 +500,8 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   const bool at_launch = has_states_ ? planted(kCommitsAtLaunch) : !planted(kStoresResultsAlone);
   std::uint32_t committed = at_launch ? request.computed : request.committed();
   if (operation.up_to > std::int64_t{request.known.size()})
-    return fail(fmt::format("finish: up_to={} is beyond the {} known tokens", operation.up_to,
-                            request.known.size()));
+    return fail(fmt::format("finish: up_to={} is beyond the {}", operation.up_to,
+                            counted(request.known.size(), "known token")));
   // What was accepted behind the end is nobody's; the last token of an answer never counts as
   // computed.
   if (operation.up_to != Operation::kAbsent && !planted(kStoresBehindTheEnd))
@@ -589,8 +590,8 @@ Result<Reply> SglangPolicy::step(const Operation& operation) {
     layers_.copy_state(copy.source, copy.target, StatePart::conv);
   if (operation.padded == Operation::kAbsent) return Reply{};
   if (operation.padded < std::ssize(operation.ids))
-    return fail(fmt::format("step: padded={} has no room for {} rows", operation.padded,
-                            operation.ids.size()));
+    return fail(fmt::format("step: padded={} has no room for {}", operation.padded,
+                            counted(operation.ids.size(), "row")));
   if (!has_states_) return Reply{};
   if (!planted(kPadsWithOldRows)) graph_slots_.clear();
   const auto rows = static_cast<std::size_t>(operation.padded);

@@ -6,6 +6,7 @@
 
 #include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -31,8 +32,8 @@ Result<void> SglangPolicy::check_tree(const Operation& operation) {
   const std::vector<std::int64_t>& parents = operation.parents;
   if (parents.empty()) return {};
   if (parents.size() != operation.drafts.size())
-    return fail(fmt::format("extend: parents has {} numbers for {} drafts", parents.size(),
-                            operation.drafts.size()));
+    return fail(fmt::format("extend: parents has {} for {}", counted(parents.size(), "number"),
+                            counted(operation.drafts.size(), "draft")));
   for (std::size_t i = 0; i < parents.size(); ++i) {
     if (parents[i] < 0 || parents[i] > static_cast<std::int64_t>(i))
       return fail(fmt::format("extend: draft {} stands behind {}, which is none of 0 … {}", i + 1,
@@ -111,7 +112,8 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
   RadixRequest* const request = find(operation.id);
   if (request == nullptr) return unknown(operation, "admitted request", operation.id);
   if (operation.tokens.size() != operation.n)
-    return fail(fmt::format("accept: n={} beside {} tokens", operation.n, operation.tokens.size()));
+    return fail(fmt::format("accept: n={} beside {}", operation.n,
+                            counted(operation.tokens.size(), "token")));
   if (request->verifying) {
     const std::uint32_t drafts = request->drafts.size();
     if (operation.n < 1 || operation.n > drafts + 1)

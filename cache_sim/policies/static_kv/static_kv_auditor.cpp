@@ -9,6 +9,7 @@
 
 #include "cache_sim/model/label_state.hpp"
 #include "cache_sim/policies/static_kv/static_kv_policy.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -62,7 +63,7 @@ class StaticKvAuditor final : public Auditor {
     const Tokens tokens = all.prefix(found->drafts.empty() ? found->computed : all.size());
     if (policy_.lengths()[row] != tokens.size())
       report(FindingKind::kv_state_disagree,
-             fmt::format("{} has {} tokens, and its length says {}", name, tokens.size(),
+             fmt::format("{} has {}, and its length says {}", name, counted(tokens.size(), "token"),
                          policy_.lengths()[row]),
              std::to_string(tokens.size()), std::to_string(policy_.lengths()[row]));
     check_kv(policy_.area_of(row), tokens, name);

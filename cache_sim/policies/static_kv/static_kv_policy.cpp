@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "cache_sim/policies/static_kv/static_kv_defects.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 
 namespace lockstep::cache_sim {
@@ -85,8 +86,8 @@ Result<Reply> StaticKvPolicy::apply(const Operation& operation) {
     case Verb::finish: end(*request); break;
     default:
       if (operation.up_to > request->computed)
-        return fail(fmt::format("checkpoint: up_to={} is beyond the {} computed tokens",
-                                operation.up_to, request->computed));
+        return fail(fmt::format("checkpoint: up_to={} is beyond the {}", operation.up_to,
+                                counted(request->computed, "computed token")));
   }
   return Reply{}.set(ReplyField::exist, 0).set(ReplyField::length, 0);  // nothing stays
 }
@@ -320,8 +321,8 @@ namespace {
 
 Result<void> check_config(const Config& config) {
   if (config.kv_tokens < config.rows())
-    return fail(fmt::format("field kv_tokens: {} is less than one token for each of {} rows",
-                            config.kv_tokens, config.rows()));
+    return fail(fmt::format("field kv_tokens: {} is less than one token for each of {}",
+                            config.kv_tokens, counted(config.rows(), "row")));
   constexpr double kMostSlots = 1 << 28;
   const double areas =
       2.0 * static_cast<double>(config.rows()) + 2 + static_cast<double>(config.state_slots);

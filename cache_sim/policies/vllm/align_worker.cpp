@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cache_sim/policies/vllm/vllm_defects.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -425,8 +426,8 @@ void AlignWorker::check_entry(const BlockPool::Entry& entry) {
           "a key stands for the tokens that it was made of");
   const Tokens& prefix = of_key_[entry.key];
   const auto report_block = [&](const std::string& what, const std::string& actual) {
-    report(fmt::format("block {} of group {} is keyed for {} tokens, and its {}", entry.block,
-                       entry.group, tokens, what),
+    report(fmt::format("block {} of group {} is keyed for {}, and its {}", entry.block, entry.group,
+                       counted(tokens, "token"), what),
            label_of(prefix, entry.tokens).text(), actual);
   };
   const auto fingerprint = [&](std::int64_t i) {

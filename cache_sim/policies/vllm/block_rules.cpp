@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "reference/base/counted.hpp"
 #include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
@@ -150,18 +151,16 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   rules.drafts = config.drafts;
   rules.drops = config.eagle == 2;
   if (*mamba_block > 0 && config.drafts >= *mamba_block)
-    return fail(
-        fmt::format("field drafts: {} drafts and a token do not fit into a state's block of "
-                    "{} tokens",
-                    config.drafts, *mamba_block));
+    return fail(fmt::format("field drafts: {} and a token do not fit into a state's block of {}",
+                            counted(config.drafts, "draft"), counted(*mamba_block, "token")));
   if (config.modules > 1 && config.eagle == 0)
     return fail("field modules: MTP modules are an EAGLE of their own: eagle=1 or 2");
   rules.hash_lookahead = config.eagle == 1 ? config.modules : 0;
   rules.prefill_lookahead = config.eagle == 0 ? 0 : config.modules;
   rules.complete();
   if (rules.prefill_lookahead > rules.scheduler_block)
-    return fail(fmt::format("field modules: {} is more than the {} tokens of a block",
-                            config.modules, rules.scheduler_block));
+    return fail(fmt::format("field modules: {} is more than the {} of a block", config.modules,
+                            counted(rules.scheduler_block, "token")));
   if (config.hash_algorithm != "none") {
     rules.hash_algorithm = block_hash_algorithm_from(config.hash_algorithm);
     if (!rules.hash_algorithm)

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "cache_sim/policies/vllm/vllm_policy.hpp"
+#include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -176,8 +177,8 @@ class VllmAuditor final : public Auditor {
     const std::int32_t actual = pool_.references(block);
     if (actual != expected)
       report(FindingKind::lock_imbalance,
-             fmt::format("block {} has {} references, and {} tables and copies refer to it", block,
-                         actual, expected),
+             fmt::format("block {} has {}, and tables and copies refer to it {}", block,
+                         counted(actual, "reference"), counted(expected, "time")),
              std::to_string(expected), std::to_string(actual));
   }
 
@@ -201,8 +202,8 @@ class VllmAuditor final : public Auditor {
     check_end(last, false);
     if (pool_.free_count() != queue_size_)
       report(FindingKind::size_accounting,
-             fmt::format("{} blocks are free, and the pool counts {}", queue_size_,
-                         pool_.free_count()),
+             fmt::format("{} {} free, and the pool counts {}", counted(queue_size_, "block"),
+                         is_or_are(queue_size_), pool_.free_count()),
              std::to_string(queue_size_), std::to_string(pool_.free_count()));
   }
 
@@ -252,29 +253,30 @@ class VllmAuditor final : public Auditor {
   // -------------------------------------------------------------------
 
   void recount_references() {
-    std::vector<std::int32_t> counted(records_.size());
+    std::vector<std::int32_t> uses(records_.size());
     for (const BlockCopy& copy : policy_.manager().copies()) {
-      ++counted[copy.source];
-      ++counted[copy.target];
+      ++uses[copy.source];
+      ++uses[copy.target];
     }
     std::vector<std::int32_t> tables(records_.size());
     for (const VllmRequest& request : policy_.requests()) {
       if (!request.id.exists() || !request.blocks.runs) continue;
       for (const BlockTable& table : request.blocks.tables)
         for (const BlockId block : table.columns)
-          if (block != kNullBlock) ++counted[block], ++tables[block];
+          if (block != kNullBlock) ++uses[block], ++tables[block];
     }
     for (BlockId block = 0; block < records_.size(); ++block) {
       if (block != kNullBlock && tables[block] > 1 && !pool_.has_key(block))
         report(FindingKind::slot_in_two_places,
-               fmt::format("block {} stands in {} tables, and no key says what it holds", block,
-                           tables[block]),
+               fmt::format("block {} stands in {}, and no key says what it holds", block,
+                           counted(tables[block], "table")),
                "one table", std::to_string(tables[block]));
-      if (pool_.references(block) != counted[block])
+      if (pool_.references(block) != uses[block])
         report(FindingKind::lock_imbalance,
-               fmt::format("block {} has {} references, and {} tables and copies refer to it",
-                           block, pool_.references(block), counted[block]),
-               std::to_string(counted[block]), std::to_string(pool_.references(block)));
+               fmt::format("block {} has {}, and tables and copies refer to it {}", block,
+                           counted(pool_.references(block), "reference"),
+                           counted(uses[block], "time")),
+               std::to_string(uses[block]), std::to_string(pool_.references(block)));
     }
   }
 
@@ -300,7 +302,8 @@ class VllmAuditor final : public Auditor {
                       "in the free queue", "nowhere");
     if (size != pool_.free_count())
       report(FindingKind::size_accounting,
-             fmt::format("{} blocks are free, and the pool counts {}", size, pool_.free_count()),
+             fmt::format("{} {} free, and the pool counts {}", counted(size, "block"),
+                         is_or_are(size), pool_.free_count()),
              std::to_string(size), std::to_string(pool_.free_count()));
   }
 
@@ -317,14 +320,15 @@ class VllmAuditor final : public Auditor {
         if (times != 1 || entry.block != block)
           return report(
               FindingKind::size_accounting,
-              fmt::format("block {} has a key of group {} for {} tokens, and the index names it {} "
-                          "times for that key",
-                          block, entry.group, entry.tokens, times),
+              fmt::format(
+                  "block {} has a key of group {} for {}, and the index names it {} for that key",
+                  block, entry.group, counted(entry.tokens, "token"), counted(times, "time")),
               "1", std::to_string(times));
       }
     if (const std::size_t indexed = pool_.indexed_keys(); indexed != held)
       report(FindingKind::size_accounting,
-             fmt::format("the index has {} keys of blocks, and the blocks have {}", indexed, held),
+             fmt::format("the index has {} of blocks, and the blocks have {}",
+                         counted(indexed, "key"), held),
              std::to_string(held), std::to_string(indexed));
   }
 

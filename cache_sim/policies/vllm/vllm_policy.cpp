@@ -10,6 +10,7 @@
 
 #include "cache_sim/policies/request_checks.hpp"
 #include "cache_sim/policies/vllm/vllm_defects.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 #include "reference/protocol/schedule.hpp"
@@ -144,7 +145,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   const std::int64_t prompt = operation.prompt == Operation::kAbsent ? size : operation.prompt;
   if (prompt == 0) return fail("admit: vLLM takes no prompt without a token");
   if (!operation.images.empty() && operation.images.back().end() > prompt)
-    return fail(fmt::format("admit: images end with the prompt's {} tokens", prompt));
+    return fail(fmt::format("admit: images end with the prompt's {}", counted(prompt, "token")));
   if (places_.empty()) {
     places_.push_back(static_cast<std::uint32_t>(requests_.size()));
     requests_.emplace_back();
@@ -204,13 +205,13 @@ Result<void> VllmPolicy::check_extend(const VllmRequest& request,
                                  : request.blocks.known + request.promised;
   const std::int64_t fresh = there - start;
   if (operation.n > fresh + drafts || (drafts != 0 && operation.n != fresh + drafts))
-    return fail(fmt::format("extend: n={} does not fit the {} tokens that request `{}` has left",
-                            operation.n, fresh + drafts, operation.id.text()));
+    return fail(fmt::format("extend: n={} does not fit the {} that request `{}` has left",
+                            operation.n, counted(fresh + drafts, "token"), operation.id.text()));
   if (drafts == 0) return {};
   const bool decodes = request.waits || start >= request.blocks.prompt;
   if (drafts > manager_.rules().drafts || fresh != 1 || !decodes)
-    return fail(fmt::format("extend: {} drafts, and at most {} stand behind one sampled token",
-                            drafts, manager_.rules().drafts));
+    return fail(fmt::format("extend: {}, and at most {} stand behind one sampled token",
+                            counted(drafts, "draft"), manager_.rules().drafts));
   return {};
 }
 
@@ -365,7 +366,8 @@ Result<Reply> VllmPolicy::accept(const Operation& operation) {
   if (request == nullptr)
     return fail(fmt::format("accept: request `{}` has no drafts here", operation.id.text()));
   if (operation.n != operation.tokens.size() || operation.n == 0)
-    return fail(fmt::format("accept: n={} of {} tokens", operation.n, operation.tokens.size()));
+    return fail(
+        fmt::format("accept: n={} of {}", operation.n, counted(operation.tokens.size(), "token")));
   const Result<void> taken = take_result(*request, operation.tokens);
   if (!taken) return tl::unexpected(taken.error());
   ++changes_;
@@ -386,7 +388,8 @@ Result<void> VllmPolicy::take_result(VllmRequest& request, const Tokens& tokens)
     return fail(fmt::format("accept: request `{}` has no drafts here", request.id.text()));
   const std::int64_t drafts =
       is_ahead ? request.flights.front().drafts : std::int64_t{request.drafts.size()};
-  if (kept > drafts + 1) return fail(fmt::format("accept: n={} of {} drafts", kept, drafts));
+  if (kept > drafts + 1)
+    return fail(fmt::format("accept: n={} of {}", kept, counted(drafts, "draft")));
   if (!is_ahead && tokens.prefix(kept - 1) != request.drafts.prefix(kept - 1))
     return fail("accept: the tokens are not those of the drafts");
   if (!is_ahead && request.scheduled) forward();
@@ -434,8 +437,8 @@ Result<Reply> VllmPolicy::checkpoint(const Operation& operation) {
   const std::int64_t computed = (*request)->waits ? (*request)->hit.tokens + (*request)->external
                                                   : (*request)->blocks.computed;
   if (operation.up_to > computed)
-    return fail(fmt::format("checkpoint: up_to={} is beyond the {} tokens computed",
-                            operation.up_to, computed));
+    return fail(fmt::format("checkpoint: up_to={} is beyond the {} computed", operation.up_to,
+                            counted(computed, "token")));
   Reply reply;
   reply.set(ReplyField::exist, 0).set(ReplyField::length, 0);
   return reply;

@@ -45,6 +45,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep import nightly_page, nightly_server, program
+from lockstep.counted import counted
 from lockstep.help import end_help
 from lockstep.hosting import children_environment, serve_command
 from lockstep.server.engines import ENGINES
@@ -409,7 +410,7 @@ def summary(report: dict[str, Any], folder: pathlib.Path) -> str:
         if subject["cannot_run"]:
             lines.append(f"{subject['name']}: cannot run{' (optional)' * subject['optional']}: {subject['cannot_run']}")
         if subject["seeds"] or states:
-            lines.append(f"{subject['name']}: {subject['operations']} operations, {reached}: {found}")
+            lines.append(f"{subject['name']}: {counted(subject['operations'], 'operation')}, {reached}: {found}")
         lines += [f"  {one['state']}: {folder / one['trace']}: {one['kind']}: {one['text']}"
                   for one in subject["findings"] if one["state"] in (NEW, BACK)]
     return "\n".join([*lines, f"{report['verdict']}; {folder / 'index.html'}"])

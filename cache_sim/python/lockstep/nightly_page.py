@@ -7,6 +7,7 @@ import pathlib
 from typing import Any, Iterable
 
 from lockstep import program
+from lockstep.counted import counted
 
 _CHIPS = {"new": "bad", "came back": "bad", "still there": "found", "gone": "pass", "cannot be played": "public"}
 _SIGNS = {"bad": "✗", "found": "◆", "pass": "✓", "public": "?"}
@@ -106,7 +107,7 @@ def _subjects(report: dict[str, Any]) -> str:
             what += f'<br/><span class="chip {kind}">cannot run</span> {_text(one["cannot_run"])}'
         if one["unsupported"]:
             left_out = "".join(f"<li>{_text(text)}</li>" for text in one["unsupported"])
-            what += f"<details><summary>{len(one['unsupported'])} forms of operation left out</summary><ul>{left_out}</ul></details>"
+            what += f"<details><summary>{counted(len(one['unsupported']), 'form')} of operation left out</summary><ul>{left_out}</ul></details>"
         seeds = one["seeds"]
         rows.append([(_text(one["name"]), False), (what, False), (_count(one["operations"]), True),
                      (_count(one["operations_ever"]), True), (f"{len(one['marks'])} of {report['marks']}", True),

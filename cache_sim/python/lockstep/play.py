@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence, Union
 
+from lockstep.counted import counted
 from lockstep.hosting import Host, Ran
 from lockstep.session import Factory, capabilities
 
@@ -247,7 +248,7 @@ def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, timeout: f
     shrunk = f", shrunk to {lines}" if lines < first.lines_before else ""
     text = "\n".join([
         f"{first.kind}: {first.text}",
-        f"Found by trace {first.tests_to_detect} of seed {search.seed}; {first.lines_before} lines{shrunk}:",
+        f"Found by trace {first.tests_to_detect} of seed {search.seed}; {counted(first.lines_before, 'line')}{shrunk}:",
         "", first.trace_text, "", *_details(again), *_hang(again),
         f"written  {first.trace}",
         f"replay   lockstep.replay({str(first.trace)!r}, {_name_of(subjects[-1])})",

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/convolution.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::judging {
@@ -55,8 +56,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
   poison_columns(c.tensors[1], c, w.W - 1);
   c.bytes = 2 * c.tensors[1].bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
   for (const std::string_view name : {"x", "weight", "out"}) c.bytes += c.tensor(name).bytes();
-  c.about =
-      fmt::format("{} rows, {} tokens, D={} W={} state {} wide", batch.rows(), T, w.D, w.W, w.C);
+  c.about = fmt::format("{}, {}, D={} W={} state {} wide", counted(batch.rows(), "row"),
+                        counted(T, "token"), w.D, w.W, w.C);
   return c;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/gated_delta.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/tensors/yardstick.hpp"
 
@@ -57,7 +58,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
   if (w.boundary_every > 0) add_boundaries(c, w, options.states);
   c.tensors.push_back(Draw::output("out", options.activations, {T, HV, V},
                                    {"token", "value head", "value column"}));
-  c.about = fmt::format("{} rows, {} tokens, H={} HV={} K={} V={}", batch.rows(), T, H, HV, K, V);
+  c.about = fmt::format("{}, {}, H={} HV={} K={} V={}", counted(batch.rows(), "row"),
+                        counted(T, "token"), H, HV, K, V);
   return c;
 }
 
@@ -253,8 +255,8 @@ std::string compare_stages(const Case& c, const NamedStages& given) {
     const auto stage = given.find(name);
     if (stage == given.end()) continue;
     if (static_cast<std::int64_t>(stage->second.values.size()) != right.size())
-      return fmt::format("stage {} has {} elements for {}", name, stage->second.values.size(),
-                         right.size());
+      return fmt::format("stage {} has {} for {}", name,
+                         counted(stage->second.values.size(), "element"), right.size());
     found[name] = Array<double, 4>(right.shape());
     std::copy(stage->second.values.begin(), stage->second.values.end(), found[name].data());
   }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/gated_delta.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::judging {
@@ -48,7 +49,8 @@ Case make(const Wanted& wanted, const CaseOptions& options) {
   c.bytes = 2 * pool.bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
   for (const std::string_view name : {"q", "k", "v", "g", "beta", "out"})
     c.bytes += c.tensor(name).bytes();
-  c.about = fmt::format("{} rows, {} tokens, H={} HV={} K={} V={}", batch.rows(), T, H, HV, K, V);
+  c.about = fmt::format("{}, {}, H={} HV={} K={} V={}", counted(batch.rows(), "row"),
+                        counted(T, "token"), H, HV, K, V);
   return c;
 }
 

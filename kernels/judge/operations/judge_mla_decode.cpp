@@ -7,6 +7,7 @@
 #include "kernels/judge/operations/attention.hpp"
 #include "reference/attention/latent_token.hpp"
 #include "reference/attention/mla_attention.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/tensors/grid.hpp"
 
@@ -119,7 +120,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
   c.tensors.push_back(
       Draw::output("lse", ElementType::float32, {B, w.H, w.q_len}, {"request", "head", "query"}));
   c.scalars = {{"softmax_scale", kScale}, {"causal", w.causal}};
-  c.about = fmt::format("{} requests, H={}, {} queries each, pages of {}", B, w.H, w.q_len, w.page);
+  c.about = fmt::format("{}, H={}, {} each, pages of {}", counted(B, "request"), w.H,
+                        counted(w.q_len, "query", "queries"), w.page);
   return c;
 }
 

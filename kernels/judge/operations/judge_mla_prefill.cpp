@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "kernels/judge/operations/attention.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::judging {
@@ -54,8 +55,9 @@ Case make(const Wanted& w, const CaseOptions& options) {
   c.tensors.push_back(Draw::output("out", type, {T, w.H, kValues}, {"token", "head", "column"}));
   c.tensors.push_back(Draw::output("lse", ElementType::float32, {w.H, T}, {"head", "token"}));
   c.scalars = {{"softmax_scale", kScale}, {"causal", w.causal}};
-  c.about = fmt::format("{} rows, {} queries over {} keys, H={}{}", rows, T, keys.back(), w.H,
-                        w.causal ? "" : ", all seen");
+  c.about =
+      fmt::format("{}, {} over {}, H={}{}", counted(rows, "row"), counted(T, "query", "queries"),
+                  counted(keys.back(), "key"), w.H, w.causal ? "" : ", all seen");
   return c;
 }
 

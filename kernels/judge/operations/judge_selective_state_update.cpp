@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/mamba2.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::judging {
@@ -44,8 +45,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
   c.bytes = 2 * c.tensors[0].bytes() / std::max<std::int64_t>(slots, 1) * batch.rows();
   for (const std::string_view name : {"x", "dt", "B", "C", "out"})
     c.bytes += c.tensor(name).bytes();
-  c.about =
-      fmt::format("{} rows, {} tokens, H={} G={} P={} N={}", batch.rows(), T, w.H, w.G, w.P, w.N);
+  c.about = fmt::format("{}, {}, H={} G={} P={} N={}", counted(batch.rows(), "row"),
+                        counted(T, "token"), w.H, w.G, w.P, w.N);
   return c;
 }
 

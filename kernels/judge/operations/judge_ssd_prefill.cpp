@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/mamba2.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 
 namespace lockstep::judging {
@@ -58,8 +59,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
   if (w.boundary_every > 0) add_boundaries(c, w, options.states);
   c.tensors.push_back(
       Draw::output("out", options.activations, {T, w.H, w.P}, {"token", "head", "channel"}));
-  c.about =
-      fmt::format("{} rows, {} tokens, H={} G={} P={} N={}", batch.rows(), T, w.H, w.G, w.P, w.N);
+  c.about = fmt::format("{}, {}, H={} G={} P={} N={}", counted(batch.rows(), "row"),
+                        counted(T, "token"), w.H, w.G, w.P, w.N);
   return c;
 }
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "kernels/judge/operation.hpp"
+#include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/recurrent/speculative_commit.hpp"
 
@@ -44,7 +45,8 @@ Case make_copy(const Moves& wanted, const CaseOptions& options) {
   c.tensors.push_back(indices("target", {count}, moves.target));
   const Tensor& pool = c.tensors[0];
   c.bytes = 2 * pool.bytes() / std::max<std::int64_t>(moves.pool[1], 1) * count;
-  c.about = fmt::format("{} layers, {} slots, {} moves", moves.pool[0], moves.pool[1], count);
+  c.about = fmt::format("{}, {}, {}", counted(moves.pool[0], "layer"),
+                        counted(moves.pool[1], "slot"), counted(count, "move"));
   return c;
 }
 
@@ -162,7 +164,8 @@ Case make_scatter(const Commits& wanted, const CaseOptions& options) {
     slot.token = {.row = static_cast<std::int64_t>(b), .accepted = commits.accepted[b]};
   }
   c.bytes = 2 * c.tensors[0].bytes() / slots * count;
-  c.about = fmt::format("{} rows, {} tokens each, {} slots", B, commits.T, slots);
+  c.about = fmt::format("{}, {} each, {}", counted(B, "row"), counted(commits.T, "token"),
+                        counted(slots, "slot"));
   return c;
 }
 

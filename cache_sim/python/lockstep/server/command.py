@@ -14,6 +14,7 @@ import sys
 import tempfile
 from typing import Any
 
+from lockstep.counted import counted
 from lockstep.help import end_help
 from lockstep.server.child import NoServer, Refused
 from lockstep.server.engines import CLIENTS, ENGINES, Engine
@@ -168,7 +169,7 @@ def replay(words: argparse.Namespace) -> int:
         finally:
             truths.close()
             engine.close()
-    print(f"{words.file}: nothing found in {plays} plays")
+    print(f"{words.file}: nothing found in {counted(plays, 'play')}")
     return 0
 
 

@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.counted import counted
 from lockstep.server.child import Child, NoServer, Refused
 from lockstep.server.engines import Answer, Engine
 from lockstep.server.steps import ANSWER, ASK, START, Config, Finding, Step
@@ -74,7 +75,7 @@ class _Player:
         names = step.answers()
         with self.lock:
             if len(answers) != len(names):
-                text = f"{len(answers)} answers came for {len(names)}"
+                text = f"{counted(len(answers), 'answer')} came for {len(names)}"
                 self.life.findings.append(Finding("answer-differs", step.id, text, str(len(names)), str(len(answers))))
                 return
             for k, (name, answer) in enumerate(zip(names, answers)):
@@ -83,7 +84,7 @@ class _Player:
                                         "start": round(start, 6), "end": round(end, 6), "greedy": True})
                 self.life.cached += answer.cached
                 if len(answer.output) != step.n:
-                    text = f"asked for {step.n} tokens, it says {len(answer.output)}"
+                    text = f"asked for {counted(step.n, 'token')}, it says {len(answer.output)}"
                     self.life.findings.append(
                         Finding("answer-differs", step.id, text, str(step.n), str(len(answer.output))))
 

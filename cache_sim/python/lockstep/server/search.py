@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from lockstep.counted import counted
 from lockstep.server import reproduction
 from lockstep.server.child import NoServer
 from lockstep.server.drawing import Drawing
@@ -205,7 +206,8 @@ class Search:
     def tell(self) -> None:
         if not self.options.quiet and sys.stderr.isatty():
             outcome = self.outcome
-            print(f"\r\033[K{outcome.answers} answers of {outcome.lives} lives, {len(outcome.found)} found", end="",
+            print(f"\r\033[K{counted(outcome.answers, 'answer')} of {counted(outcome.lives, 'life', 'lives')}, "
+                  f"{len(outcome.found)} found", end="",
                   file=sys.stderr, flush=True)
 
     def clear(self) -> None:
@@ -237,14 +239,16 @@ def features_text(features: Config) -> str:
 
 
 def finding_text(found: Found, kept: Kept, path: pathlib.Path, options: Options) -> str:
-    lines = [f"{found.name}: {found.finding.kind}, found after {found.first_answer} answers: {found.finding.text}"]
+    lines = [f"{found.name}: {found.finding.kind}, found after {counted(found.first_answer, 'answer')}: {found.finding.text}"]
+    shrink_lives = counted(found.shrink_lives, "life", "lives")
     if not found.shrunk:
-        lines.append(f"  it did not come again in {found.shrink_lives} lives; all of its requests are kept")
+        lines.append(f"  it did not come again in {shrink_lives}; all of its requests are kept")
     lines.append(f"  needs     {features_text(found.features)} (model {pathlib.Path(kept.config['model']).name or 'of the server'})")
     if found.known:
         lines.append(f"  has the conditions of {', '.join(found.known)}")
-    lines.append(f"  shrunk to {len(kept.steps)} requests, {found.tokens} tokens of prompts, in {found.shrink_seconds:.1f} s "
-                 f"and {found.shrink_lives} lives" + (f"; seen in one of {kept.plays} plays" if kept.plays > 1 else ""))
+    lines.append(f"  shrunk to {counted(len(kept.steps), 'request')}, {counted(found.tokens, 'token')} of prompts, in "
+                 f"{found.shrink_seconds:.1f} s "
+                 f"and {shrink_lives}" + (f"; seen in one of {kept.plays} plays" if kept.plays > 1 else ""))
     if len(kept.steps) <= 12:
         lines += [f"    {step.id:5} {step.text()}" for step in kept.steps]
     lines.append(f"  replay    lockstep server replay {path.with_suffix('.json')}, or python3 {path.with_suffix('.py')}")
@@ -254,11 +258,13 @@ def finding_text(found: Found, kept: Kept, path: pathlib.Path, options: Options)
 def summary_text(outcome: Outcome, seed: int) -> str:
     rate = outcome.answers / outcome.seconds if outcome.seconds else 0
     share = outcome.cached / outcome.prompt_tokens if outcome.prompt_tokens else 0
-    lines = [f"{one.name}  {one.finding.kind}  {features_text(one.features)}: found after {one.first_answer} "
-             f"answers, in {one.lives} lives, {'shrunk to' if one.shrunk else 'kept whole,'} {one.steps} requests" for one in outcome.found]
-    lines.append(f"seed {seed}: {outcome.answers} answers of {outcome.lives} lives in {outcome.seconds:.1f} s, {rate:.0f} a "
-                 f"second; {share:.0%} of the prompts' tokens cached; {outcome.truths} truths, {outcome.near_ties} near ties; "
-                 + (f"{outcome.bad_lives} lives with findings, {len(outcome.found)} different ones"
+    lines = [f"{one.name}  {one.finding.kind}  {features_text(one.features)}: found after "
+             f"{counted(one.first_answer, 'answer')}, in {counted(one.lives, 'life', 'lives')}, "
+             f"{'shrunk to' if one.shrunk else 'kept whole,'} {counted(one.steps, 'request')}" for one in outcome.found]
+    lines.append(f"seed {seed}: {counted(outcome.answers, 'answer')} of {counted(outcome.lives, 'life', 'lives')} in "
+                 f"{outcome.seconds:.1f} s, {rate:.0f} a second; {share:.0%} of the prompts' tokens cached; "
+                 f"{counted(outcome.truths, 'truth')}, {counted(outcome.near_ties, 'near tie')}; "
+                 + (f"{counted(outcome.bad_lives, 'life', 'lives')} with findings, {len(outcome.found)} different"
                     if outcome.found else "nothing found"))
     return "\n".join(lines)
 

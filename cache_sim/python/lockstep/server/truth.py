@@ -4,6 +4,7 @@ from __future__ import annotations
 import pathlib
 from http.client import HTTPException
 
+from lockstep.counted import counted
 from lockstep.server.child import Child, NoServer
 from lockstep.server.engines import Answer, Engine
 from lockstep.server.steps import Config, Tokens
@@ -51,9 +52,10 @@ class Truth:
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError, HTTPException) as error:
             raise NoServer(f"the truth's answer cannot be read: {type(error).__name__}: {error}") from None
         if answer.cached:
-            raise TruthDiffers(f"the server that was started for the truth says that {answer.cached} tokens were cached")
+            raise TruthDiffers(f"the server that was started for the truth says cached={answer.cached}")
         if len(answer.gaps) != len(answer.output):
-            raise TruthDiffers(f"{len(answer.gaps)} log probabilities came with {len(answer.output)} tokens")
+            raise TruthDiffers(f"{counted(len(answer.gaps), 'log probability', 'log probabilities')} came with "
+                               f"{counted(len(answer.output), 'token')}")
         self.asked += 1
         if self.asked % CHECK_EVERY == 0:
             self.check(prompt, n, answer)
