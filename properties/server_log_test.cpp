@@ -25,9 +25,10 @@ std::vector<std::string> judged(const std::string& text) {
   const auto log = read_log(path);
   if (!log) return {log.error().text.substr(path.size())};
   std::vector<std::string> found;
-  for (const LogFinding& one : judge_log(*log).findings)
-    found.push_back(
-        fmt::format("{}: {}", one.place.substr(path.size()), to_string(one.finding.kind)));
+  for (const LogFinding& one : judge_log(*log).findings) {
+    EXPECT_EQ(one.place.file, path);
+    found.push_back(fmt::format(":{}: {}", one.place.line, to_string(one.finding.kind)));
+  }
   return found;
 }
 using Found = std::vector<std::string>;
@@ -88,7 +89,7 @@ TEST(CheckLog, boundsAreThoseOfComparingEachWithEach) {
         ids.push_back(static_cast<std::uint32_t>(below(2)));
       LoggedRequest request;
       request.id = fmt::format("r{}", i);
-      request.place = fmt::format("log:{}", i + 1);
+      request.place = {"log", i + 1};
       request.prompt_size = static_cast<std::uint32_t>(1 + below(ids.size()));
       request.tokens = Tokens::of_ids(ids);
       if (below(4) == 0) request.salt = Name::intern("salted");

@@ -38,6 +38,7 @@ class JsonDocuments {
   /// `path:line` of the current document's first line.
   std::string place() const;
   const std::string& path() const { return path_; }
+  std::int64_t line() const { return document_line_; }
 
  private:
   JsonDocuments(std::string path, std::unique_ptr<ByteSource> bytes)

@@ -135,6 +135,10 @@ const Registration<LogFormat> kVllm{
 
 }  // namespace
 
+std::string LogPlace::text() const {
+  return fmt::format("{}:{}", file, line);
+}
+
 Result<std::vector<LoggedRequest>> read_log(const std::string& path) {
   Result<std::unique_ptr<JsonDocuments>> documents = JsonDocuments::open(path);
   if (!documents) return tl::unexpected(documents.error());
@@ -153,12 +157,12 @@ Result<std::vector<LoggedRequest>> read_log(const std::string& path) {
       return fail((*documents)->place() + ": its fields are those of no known log");
     Result<LoggedRequest> request = format->read(record);
     if (!request) return tl::unexpected(request.error());
-    request->place = (*documents)->place();
+    request->place = {(*documents)->path(), (*documents)->line()};
     if (!ids.insert(request->id).second)
-      return fail(fmt::format("{}: a request `{}` stands above", request->place,
+      return fail(fmt::format("{}: a request `{}` stands above", request->place.text(),
                               request->id.substr(0, 60)));
     if (!log.empty() && (log.front().start < 0) != (request->start < 0))
-      return fail(request->place + ": field start: all requests have times, or none");
+      return fail(request->place.text() + ": field start: all requests have times, or none");
     log.push_back(std::move(*request));
   }
   if (log.empty()) return fail(path + ": the log holds no request");
@@ -315,7 +319,7 @@ class OutputJudge {
             fmt::format(
                 "after the same {}, `{}` ({} cached) says {} and `{}` ({} cached, {}) says {}",
                 counted(at, "token"), request.id, request.cached, request.tokens[at], other.id,
-                other.cached, other.place, said->second.token),
+                other.cached, other.place.text(), said->second.token),
             std::to_string(said->second.token), std::to_string(request.tokens[at])}});
       return;
     }
@@ -378,7 +382,7 @@ Result<std::string> log_trace(const std::vector<LoggedRequest>& log) {
     if (request->start >= 0) line += fmt::format(" at={}ns", request->start);
     if (request->salt.exists()) line += " salt=" + request->salt.text();
     if (line.size() > kMaxLineSize)
-      return fail(request->place + ": its line of a trace would be longer than 1 MiB");
+      return fail(request->place.text() + ": its line of a trace would be longer than 1 MiB");
     text += line + "\n";
     const std::string said =
         fmt::format("expect id={}\n----\ncached={}\n", request->id, request->cached);

@@ -15,9 +15,17 @@
 
 namespace lockstep::cache_sim {
 
+/// Where a request stands in its log.
+struct LogPlace {
+  std::string file;       ///< as it was given
+  std::int64_t line = 0;  ///< from 1
+
+  std::string text() const;  ///< file:line
+};
+
 struct LoggedRequest {
   std::string id;
-  std::string place;  ///< file:line
+  LogPlace place;
   Name salt;
   Tokens tokens;  ///< prompt and output
   std::uint32_t prompt_size = 0;
@@ -38,7 +46,7 @@ struct LogFormat {
 Result<std::vector<LoggedRequest>> read_log(const std::string& path);
 
 struct LogFinding {
-  std::string place;
+  LogPlace place;
   std::string request;
   Finding finding;
 };

@@ -1,8 +1,6 @@
 // lockstep check-log: whether a server's answers were possible, and its log as a trace.
 #include <fmt/format.h>
 
-#include <limits>
-
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/logs/server_log.hpp"
 #include "cache_sim/program/annotations.hpp"
@@ -12,7 +10,6 @@
 #include "cache_sim/program/progress.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mix.hpp"
-#include "reference/protocol/config.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -40,7 +37,7 @@ nlohmann::ordered_json verdict_json(const CheckLogWords& words, std::size_t requ
                                     const cache_sim::LogVerdict& verdict) {
   nlohmann::ordered_json findings = nlohmann::ordered_json::array();
   for (const cache_sim::LogFinding& one : verdict.findings)
-    findings.push_back({{"place", one.place},
+    findings.push_back({{"place", one.place.text()},
                         {"request", one.request},
                         {"kind", to_string(one.finding.kind)},
                         {"text", one.finding.text},
@@ -56,16 +53,12 @@ nlohmann::ordered_json verdict_json(const CheckLogWords& words, std::size_t requ
           {"findings", std::move(findings)}};
 }
 
-/// A finding stands at the request's line of the log: `place` is file:line.
+/// A finding stands at the request's line of the log.
 std::vector<Annotation> annotations_of(const cache_sim::LogVerdict& verdict) {
   std::vector<Annotation> all;
-  for (const cache_sim::LogFinding& one : verdict.findings) {
-    const std::size_t colon = one.place.rfind(':');
-    const Result<std::int64_t> line =
-        parse_integer(one.place.substr(colon + 1), 1, std::numeric_limits<std::int64_t>::max());
+  for (const cache_sim::LogFinding& one : verdict.findings)
     all.push_back({one.finding.kind, fmt::format("request `{}`: {}", one.request, one.finding.text),
-                   one.place.substr(0, colon), line.value_or(0)});
-  }
+                   one.place.file, one.place.line});
   return all;
 }
 
@@ -112,7 +105,7 @@ int run_check_log(const CheckLogWords& words) {
     digest.add(static_cast<std::uint64_t>(request.cached));
   }
   for (const cache_sim::LogFinding& one : findings)
-    print("{}: {}: request `{}`: {}\n  expected  {}\n  actual    {}\n", one.place,
+    print("{}: {}: request `{}`: {}\n  expected  {}\n  actual    {}\n", one.place.text(),
           to_string(one.finding.kind), one.request, one.finding.text, one.finding.expected,
           one.finding.actual);
   words.annotations.print(annotations_of(verdict));

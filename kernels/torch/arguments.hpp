@@ -166,7 +166,9 @@ inline void check_rows(const MaybeTensor& query_start_loc, const StateSlots& slo
   const std::int64_t N = row_count(starts, tokens);
   expect(N <= 65535, "the batch", "of at most 65535 rows", N);
   const auto per_row = [&](const auto& view, const char* argument) {
-    if (view) expect(view->extent(0) == N, argument, std::to_string(N) + " rows", view->extent(0));
+    if (view)
+      expect(view->extent(0) == N, argument, std::to_string(N) + (N == 1 ? " row" : " rows"),
+             view->extent(0));
   };
   per_row(slots.indices, "state_indices");
   per_row(slots.table, "state_indices");
