@@ -31,7 +31,7 @@ ROOT = HERE.parents[1]
 CHECKS = ("radix_auditor", "radix_recount", "radix_uses", "marconi_auditor", "edge_llm_auditor", "vllm_auditor",
           "align_worker")
 COMPARED_WITH_VALUES = ("block_hash", "runtime_config")  # by tests of their own; a search reads neither
-SOURCES = ["cache_sim/policies/pools.cpp",
+SOURCES = ["cache_sim/policies/pools.cpp", "cache_sim/policies/row_policy.cpp",
            *(str(path.relative_to(ROOT)) for family in ("sglang", "vllm", "marconi", "edge_llm")
              for path in sorted((ROOT / "cache_sim/policies" / family).glob("*.cpp"))
              if path.stem not in CHECKS + COMPARED_WITH_VALUES),
@@ -42,7 +42,8 @@ SOURCES = ["cache_sim/policies/pools.cpp",
 SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align", "vllm-all", "vllm-align-retention-0"),
             "cache_sim/server/vllm_scheduler.cpp": ("vllm-align",),
             "cache_sim/policies/marconi/": ("marconi", "marconi-artifact"),
-            "cache_sim/policies/edge_llm/": ("edge-llm", "edge-llm-v0")}
+            "cache_sim/policies/edge_llm/": ("edge-llm", "edge-llm-v0"),
+            "cache_sim/policies/row_policy.cpp": ("edge-llm", "edge-llm-v0", "static-kv")}
 LONGEST_S = 300  # a search of 5,000 traces takes a second or two
 INTERNAL_ERROR = 3  # the program's word for an exception that it did not expect, such as an allocation without end
 TRACE_LONGEST = "15s"  # a trace takes a fraction of a millisecond; what is longer never ends, on a busy machine too

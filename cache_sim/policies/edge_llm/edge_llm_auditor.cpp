@@ -28,16 +28,15 @@ class EdgeLlmAuditor final : public Auditor {
     std::vector<bool> taken(layout.rows);
     std::size_t running = 0;
     for (std::size_t i = 0; i < policy_.rows().size(); ++i) {
-      const EdgeLlmRow& row = policy_.rows()[i];
-      if (!row.request.exists()) continue;
+      if (!policy_.rows()[i].exists()) continue;
       ++running;
-      check_row(static_cast<std::uint32_t>(i), row, taken);
+      check_row(static_cast<std::uint32_t>(i), taken);
     }
     if (running != policy_.requests().size())
       report(FindingKind::size_accounting, "not every request has one row",
              std::to_string(policy_.requests().size()), std::to_string(running));
     for (std::uint32_t place = 0; place < policy_.captured().size(); ++place) {
-      const EdgeLlmCaptured& captured = policy_.captured()[place];
+      const CapturedPrefix& captured = policy_.captured()[place];
       const std::string name = fmt::format("the captured prefix `{}`", captured.name.text());
       check_kv(layout.captured_row(place), captured.tokens, name);
       for (std::uint32_t layer = 0; layer < layout.recurrent_layers; ++layer)
@@ -50,29 +49,30 @@ class EdgeLlmAuditor final : public Auditor {
     findings_->push_back({kind, std::move(text), std::move(expected), std::move(actual)});
   }
 
-  void check_row(std::uint32_t number, const EdgeLlmRow& row, std::vector<bool>& taken) {
-    const std::string name = fmt::format("row {} (request `{}`)", number, row.request.text());
-    if (row.slot >= taken.size() || taken[row.slot])
+  void check_row(std::uint32_t number, std::vector<bool>& taken) {
+    const Name id = policy_.rows()[number];
+    const std::uint32_t slot = policy_.slots()[number];
+    const std::string name = fmt::format("row {} (request `{}`)", number, id.text());
+    if (slot >= taken.size() || taken[slot])
       return report(FindingKind::slot_in_two_places,
-                    fmt::format("{} has slot {}, which is not its own", name, row.slot),
-                    "a slot of its own", std::to_string(row.slot));
-    taken[row.slot] = true;
-    const auto found =
-        std::find_if(policy_.requests().begin(), policy_.requests().end(),
-                     [&](const EdgeLlmRequest& request) { return request.id == row.request; });
+                    fmt::format("{} has slot {}, which is not its own", name, slot),
+                    "a slot of its own", std::to_string(slot));
+    taken[slot] = true;
+    const auto found = std::find_if(policy_.requests().begin(), policy_.requests().end(),
+                                    [&](const RowRequest& request) { return request.id == id; });
     if (found == policy_.requests().end())
       return report(FindingKind::size_accounting, fmt::format("{} is nobody's", name), "a request",
                     "none");
-    const std::int64_t length = policy_.lengths()[number];
+    const std::uint32_t length = policy_.lengths()[number];
     if (length != found->computed)
       report(FindingKind::kv_state_disagree,
              fmt::format("{} has computed {}, and its length says {}", name,
                          counted(found->computed, "token"), length),
              std::to_string(found->computed), std::to_string(length));
     const Tokens tokens = found->known.prefix(found->computed);
-    check_kv(row.slot, tokens, name);
+    check_kv(slot, tokens, name);
     for (std::uint32_t layer = 0; layer < policy_.layout().recurrent_layers; ++layer)
-      check_state(policy_.layout().state(layer, row.slot), tokens, layer, name);
+      check_state(policy_.layout().state(layer, slot), tokens, layer, name);
   }
 
   void check_state(StateSlot slot, const Tokens& tokens, std::uint32_t layer,

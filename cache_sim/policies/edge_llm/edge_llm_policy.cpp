@@ -1,31 +1,27 @@
 #include "cache_sim/policies/edge_llm/edge_llm_policy.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <numeric>
 
 #include "cache_sim/policies/edge_llm/edge_llm_defects.hpp"
-#include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 
 EdgeLlmLayout EdgeLlmLayout::of(const Config& config, const HybridLayers& layers) {
-  return {.rows = static_cast<std::uint32_t>(config.rows()),
-          .row_size = static_cast<std::uint32_t>(config.kv_tokens / config.rows()),
-          .captures = static_cast<std::uint32_t>(config.state_slots),
+  const RowPolicy::Sizes sizes = RowPolicy::sizes_of(config);
+  return {.rows = sizes.rows,
+          .row_size = sizes.positions,
+          .captures = sizes.captures,
           .recurrent_layers = layers.count(LayerKind::mamba),
           .attention_layers = layers.count(LayerKind::attention)};
 }
 
 EdgeLlmPolicy::EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers, bool moves_rows)
-    : config_(options.config),
-      defect_(options.defect),
-      layers_(*options.layers),
+    : RowPolicy(options, true, EdgeLlmLayout::kMostVerified),
       hybrid_(std::move(layers)),
-      layout_(EdgeLlmLayout::of(config_, hybrid_)),
+      layout_(EdgeLlmLayout::of(options.config, hybrid_)),
       moves_rows_(moves_rows),
       slot_taken_(layout_.rows) {
   for (std::uint32_t slot = 1; slot <= layout_.states(); ++slot) {
@@ -37,67 +33,11 @@ EdgeLlmPolicy::EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers,
   layers_.allocate_kv(all);
 }
 
-Result<Reply> EdgeLlmPolicy::apply(const Operation& operation) {
-  switch (operation.verb) {
-    case Verb::admit: return admit(operation);
-    case Verb::compact: return compact(operation);
-    case Verb::step: longest_chunk_ = 0; return Reply{};
-    case Verb::evict:
-      if (operation.room != Operation::kAbsent) return fail("evict: a slot cache keeps no room");
-      [[fallthrough]];
-    case Verb::flush: return Reply{}.set(ReplyField::kv, 0).set(ReplyField::state, 0);
-    case Verb::check: return check();
-    case Verb::extend:
-    case Verb::accept:
-    case Verb::checkpoint:
-    case Verb::finish:
-    case Verb::abort:
-    case Verb::preempt:
-    case Verb::capture:
-    case Verb::restore: break;
-    default:
-      return fail(fmt::format("{} is not an operation of a slot cache", to_string(operation.verb)));
-  }
-  EdgeLlmRequest* const request = find(operation.id);
-  if (request == nullptr) return no_such_request(operation);
-  if (discards(operation)) {
-    end(*request);
-    return Reply{};
-  }
-  if (operation.verb == Verb::accept) return accept(*request, operation);
-  const bool is_verifying = !request->drafts.empty();
-  if (const Result<void> settled = check_is_settled(operation, is_verifying); !settled)
-    return tl::unexpected(settled.error());
-  switch (operation.verb) {
-    case Verb::extend: return extend(*request, operation);
-    case Verb::capture: return capture(*request, operation);
-    case Verb::restore: return restore(*request, operation);
-    case Verb::finish: end(*request); break;
-    default:
-      if (operation.up_to > request->computed)
-        return fail(fmt::format("checkpoint: up_to={} is beyond the {}", operation.up_to,
-                                counted(request->computed, "computed token")));
-  }
-  return Reply{}.set(ReplyField::exist, 0).set(ReplyField::length, 0);  // nothing stays
-}
-
 // --- Rows, slots and layers ----------------------------------------------------------------------
-
-EdgeLlmRequest* EdgeLlmPolicy::find(Name id) {
-  const auto found = std::find_if(requests_.begin(), requests_.end(),
-                                  [&](const EdgeLlmRequest& request) { return request.id == id; });
-  return found == requests_.end() ? nullptr : &*found;
-}
-
-std::uint32_t EdgeLlmPolicy::row_of(const EdgeLlmRequest& request) const {
-  const auto found = std::find_if(rows_.begin(), rows_.end(),
-                                  [&](const EdgeLlmRow& row) { return row.request == request.id; });
-  return static_cast<std::uint32_t>(found - rows_.begin());
-}
 
 /// Where the KV and the states of a row lie.
 std::uint32_t EdgeLlmPolicy::slot_of(std::uint32_t row) const {
-  return moves_rows_ || planted(kEdgeRowForSlot) ? row : rows_[row].slot;
+  return moves_rows_ || planted(kEdgeRowForSlot) ? row : slots_[row];
 }
 
 /// Where the layer is among its kind.
@@ -146,34 +86,21 @@ void EdgeLlmPolicy::clear_slot(std::uint32_t slot) {
 
 // --- Requests ------------------------------------------------------------------------------------
 
-Result<Reply> EdgeLlmPolicy::admit(const Operation& operation) {
-  const bool is_admitted = find(operation.id) != nullptr;
-  if (const Result<void> sound = check_admission(operation, is_admitted); !sound)
-    return tl::unexpected(sound.error());
-  const std::uint32_t size = operation.tokens.size();
-  if (operation.external > 0 || operation.room != Operation::kAbsent)
-    return fail("admit: a slot cache takes no external tokens and keeps no room");
-  if (size > layout_.row_size) return Reply::refusal(Refusal::too_long);
-  const auto hole = std::find_if(rows_.begin(), rows_.end(),
-                                 [](const EdgeLlmRow& row) { return !row.request.exists(); });
-  const auto row = static_cast<std::uint32_t>(hole - rows_.begin());
-  if (row == layout_.rows) return Reply::refusal(Refusal::no_row);
-  if (row == rows_.size()) {
-    rows_.emplace_back();
-    lengths_.push_back(0);
-  } else {
-    LOCKSTEP_MARK("edge_llm.fills_hole");
-  }
+Reply EdgeLlmPolicy::begin_row(std::uint32_t row) {
+  slots_.resize(rows_.size());
   const auto slot = static_cast<std::uint32_t>(
       moves_rows_ ? row
                   : std::find(slot_taken_.begin(), slot_taken_.end(), false) - slot_taken_.begin());
   if (!moves_rows_) slot_taken_[slot] = true;
-  rows_[row] = {operation.id, slot};
+  slots_[row] = slot;
   lengths_[row] = 0;
   if (planted(kEdgeResetsBeyond) && row + 1 < lengths_.size()) lengths_[row + 1] = 0;
   clear_slot(slot);
-  requests_.push_back({operation.id, operation.salt, operation.tokens, 0, {}, 0});
   return resumed_at(row, 0);
+}
+
+void EdgeLlmPolicy::end_row(std::uint32_t row) {
+  if (!moves_rows_) slot_taken_[slots_[row]] = false;
 }
 
 Reply EdgeLlmPolicy::resumed_at(std::uint32_t row, std::int64_t size) const {
@@ -186,45 +113,26 @@ Reply EdgeLlmPolicy::resumed_at(std::uint32_t row, std::int64_t size) const {
       .set(ReplyField::conv, lengths.conv);
 }
 
-Result<Reply> EdgeLlmPolicy::extend(EdgeLlmRequest& request, const Operation& operation) {
-  if (operation.async) return fail("extend: a slot cache does not run ahead of results");
-  const std::int64_t drafts = operation.drafts.size();
-  const std::int64_t left =
-      std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
-  if (const Result<void> fits = check_extend(operation, left); !fits)
-    return tl::unexpected(fits.error());
-  if (drafts != 0 && operation.n > std::int64_t{EdgeLlmLayout::kMostVerified})
-    return Reply::refusal(Refusal::too_long);
-  if (request.computed + operation.n > layout_.row_size) return Reply::refusal(Refusal::no_kv);
-  request.known.append(operation.tokens);
-  const std::uint32_t row = row_of(request);
-  const auto n = static_cast<std::uint32_t>(operation.n);
-  if (drafts != 0) {
-    verify(row, request.known.followed_by(operation.drafts), n);
-    request.drafts = operation.drafts;
-    request.verified = n;
-  } else {
-    chunk(request, row, n);
-    lengths_[row] += n;
-    request.computed += n;
-  }
-  return Reply{}.set(ReplyField::n, operation.n);
+void EdgeLlmPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) {
+  if (verifies) return verify(row, tokens, n);
+  chunk(row, tokens, n);
+  lengths_[row] += n;
 }
 
 /// A chunk or a decode of n tokens from the length that the tensor says.
-void EdgeLlmPolicy::chunk(const EdgeLlmRequest& request, std::uint32_t row, std::uint32_t n) {
-  const auto begin = static_cast<std::uint32_t>(lengths_[row]);
-  const std::uint32_t end = std::min(begin + n, request.known.size());
+void EdgeLlmPolicy::chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
+  const std::uint32_t begin = lengths_[row];
+  const std::uint32_t end = std::min(begin + n, tokens.size());
   const std::uint32_t slot = slot_of(row);
-  write_kv(slot, request.known, begin, end);
+  write_kv(slot, tokens, begin, end);
   each(LayerKind::mamba, [&](std::uint32_t layer) {
     const StateSlot state = layout_.state(layer, slot);
     if (planted(kEdgeForgetsInitial) && begin != 0) layers_.zero_state(state, StatePart::conv);
-    layers_.advance_state(state, request.known, begin, end);
+    layers_.advance_state(state, tokens, begin, end);
     if (planted(kEdgeTakesPadding) && n < longest_chunk_) {
       const Tokens padding = Tokens::of_ids({0});
-      layers_.advance_state(state, StatePart::conv, request.known.prefix(end).followed_by(padding),
-                            end, end + 1);
+      layers_.advance_state(state, StatePart::conv, tokens.prefix(end).followed_by(padding), end,
+                            end + 1);
     }
   });
   longest_chunk_ = std::max(longest_chunk_, n);
@@ -233,7 +141,7 @@ void EdgeLlmPolicy::chunk(const EdgeLlmRequest& request, std::uint32_t row, std:
 /// The row's states stay; snapshot t becomes what they would be behind t + 1 of the tokens. The
 /// recurrent part of `edge-llm` is replayed from the committed state, so it needs none.
 void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
-  const auto begin = static_cast<std::uint32_t>(lengths_[row]);
+  const std::uint32_t begin = lengths_[row];
   const std::uint32_t slot = slot_of(row);
   write_kv(slot, tokens, begin, std::min(begin + n, tokens.size()));
   each(LayerKind::mamba, [&](std::uint32_t layer) {
@@ -252,9 +160,8 @@ void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_
 }
 
 /// The first `accepted` tokens of the verification are the row's.
-void EdgeLlmPolicy::commit(const EdgeLlmRequest& request, std::uint32_t row,
-                           std::uint32_t accepted) {
-  const auto begin = static_cast<std::uint32_t>(lengths_[row]);
+void EdgeLlmPolicy::commit(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) {
+  const std::uint32_t begin = lengths_[row];
   const std::uint32_t slot = slot_of(row);
   if (planted(kEdgeSkipsFull) && accepted == request.verified) return;
   const bool late = planted(kEdgeScattersNext) && accepted < request.verified;
@@ -267,64 +174,22 @@ void EdgeLlmPolicy::commit(const EdgeLlmRequest& request, std::uint32_t row,
   });
 }
 
-Result<Reply> EdgeLlmPolicy::accept(EdgeLlmRequest& request, const Operation& operation) {
-  if (const Result<void> sound = check_accept(operation); !sound)
-    return tl::unexpected(sound.error());
-  if (request.drafts.empty()) {
-    request.known.append(operation.tokens);
-    return Reply{}.set(ReplyField::n, operation.n);
-  }
-  if (const Result<void> kept = check_kept(operation, request.drafts); !kept)
-    return tl::unexpected(kept.error());
-  request.known.append(operation.tokens);
-  const std::uint32_t accepted = request.known.size() - 1 - request.computed;
-  const std::uint32_t row = row_of(request);
+void EdgeLlmPolicy::keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) {
   commit(request, row, accepted);
   lengths_[row] += accepted;
-  request.computed += accepted;
-  request.drafts = Tokens();
-  return Reply{}.set(ReplyField::n, operation.n);
-}
-
-void EdgeLlmPolicy::end(EdgeLlmRequest& request) {
-  const std::uint32_t row = row_of(request);
-  if (!moves_rows_) slot_taken_[rows_[row].slot] = false;
-  rows_[row] = {};
-  requests_.erase(requests_.begin() + (&request - requests_.data()));
 }
 
 // --- Captured prefixes ---------------------------------------------------------------------------
 
-Result<Reply> EdgeLlmPolicy::capture(const EdgeLlmRequest& request, const Operation& operation) {
-  if (request.computed == 0) return fail("capture: nothing is computed");
-  auto found = std::find_if(captured_.begin(), captured_.end(),
-                            [&](const EdgeLlmCaptured& one) { return one.name == operation.as; });
-  if (found == captured_.end()) {
-    if (captured_.size() == layout_.captures) return Reply::refusal(Refusal::no_state_slot);
-    found = captured_.insert(captured_.end(), EdgeLlmCaptured{});
-  }
-  *found = {operation.as, request.salt, request.known.prefix(request.computed)};
-  const auto place = static_cast<std::uint32_t>(found - captured_.begin());
-  const std::uint32_t slot = slot_of(row_of(request));
-  copy_kv(slot, layout_.captured_row(place), request.computed);
+void EdgeLlmPolicy::save(std::uint32_t row, std::uint32_t place, std::uint32_t size) {
+  const std::uint32_t slot = slot_of(row);
+  copy_kv(slot, layout_.captured_row(place), size);
   each(LayerKind::mamba, [&](std::uint32_t layer) {
     layers_.copy_state(layout_.state(layer, slot), layout_.captured_state(layer, place));
   });
-  return Reply{}.set(ReplyField::length, request.computed);
 }
 
-Result<Reply> EdgeLlmPolicy::restore(EdgeLlmRequest& request, const Operation& operation) {
-  const auto found =
-      std::find_if(captured_.begin(), captured_.end(),
-                   [&](const EdgeLlmCaptured& one) { return one.name == operation.from; });
-  if (found == captured_.end())
-    return fail(fmt::format("restore: nothing was captured as `{}`", operation.from.text()));
-  const std::uint32_t size = found->tokens.size();
-  if (request.computed > 0 || request.salt != found->salt || request.known.size() <= size ||
-      request.known.prefix(size) != found->tokens)
-    return fail("restore: not the beginning of a request that has computed nothing");
-  const auto place = static_cast<std::uint32_t>(found - captured_.begin());
-  const std::uint32_t row = row_of(request);
+Reply EdgeLlmPolicy::load(std::uint32_t place, std::uint32_t row, std::uint32_t size) {
   const std::uint32_t slot = slot_of(row);
   copy_kv(layout_.captured_row(place), slot, size - (planted(kEdgeRestoresShort) ? 1 : 0));
   each(LayerKind::mamba, [&](std::uint32_t layer) {
@@ -336,46 +201,32 @@ Result<Reply> EdgeLlmPolicy::restore(EdgeLlmRequest& request, const Operation& o
       layers_.copy_state(from, to);
   });
   lengths_[row] = size;
-  request.computed = size;
   return resumed_at(row, size);
 }
 
 // --- Compaction ----------------------------------------------------------------------------------
 
-std::vector<RowUse> EdgeLlmPolicy::row_uses() {
-  std::vector<RowUse> uses;
-  for (const EdgeLlmRow& row : rows_)
-    uses.push_back(!row.request.exists()               ? RowUse::hole
-                   : find(row.request)->drafts.empty() ? RowUse::settled
-                                                       : RowUse::verifying);
-  return uses;
-}
-
-Result<Reply> EdgeLlmPolicy::compact(const Operation& operation) {
-  const std::vector<std::int64_t>& mapping = operation.mapping;
-  const Result<std::uint32_t> kept = check_mapping(mapping, row_uses());
-  if (!kept) return tl::unexpected(kept.error());
-  std::vector<EdgeLlmRow> rows(*kept);
-  std::vector<std::int64_t> lengths = lengths_;
-  const bool ignored = planted(kEdgeIgnoresOrder) && *kept == rows_.size();
+std::vector<std::uint32_t> EdgeLlmPolicy::reorder(const std::vector<std::int64_t>& mapping,
+                                                  std::uint32_t kept) {
+  std::vector<std::uint32_t> slots(kept);
+  std::vector<std::uint32_t> lengths = lengths_;
+  const bool ignored = planted(kEdgeIgnoresOrder) && kept == rows_.size();
   for (std::size_t i = 0; i < mapping.size(); ++i) {
     if (mapping[i] < 0) continue;
     const auto to = static_cast<std::size_t>(mapping[i]);
-    rows[to] = rows_[i];
-    if (moves_rows_) rows[to].slot = static_cast<std::uint32_t>(to);
+    slots[to] = moves_rows_ ? static_cast<std::uint32_t>(to) : slots_[i];
     const bool skipped = ignored || (planted(kEdgeEmptyRow) && lengths_[i] == 0);
     if (!skipped) lengths[to] = lengths_[i];
   }
-  lengths.resize(*kept);
+  lengths.resize(kept);
   if (moves_rows_ && !ignored) move_rows(mapping, lengths_);
-  rows_.swap(rows);
-  lengths_.swap(lengths);
-  return Reply{};
+  slots_.swap(slots);
+  return lengths;
 }
 
 /// Moves KV and states, a cycle of rows through the spare one.
 void EdgeLlmPolicy::move_rows(const std::vector<std::int64_t>& mapping,
-                              std::vector<std::int64_t> lengths) {
+                              std::vector<std::uint32_t> lengths) {
   if (planted(kEdgeLengthsFirst))
     for (std::size_t i = 0; i < mapping.size(); ++i)
       if (mapping[i] >= 0) lengths[static_cast<std::size_t>(mapping[i])] = lengths[i];
@@ -411,8 +262,8 @@ void EdgeLlmPolicy::move_rows(const std::vector<std::int64_t>& mapping,
   }
 }
 
-void EdgeLlmPolicy::move_row(std::uint32_t from, std::uint32_t to, std::int64_t size) {
-  copy_kv(from, to, static_cast<std::uint32_t>(size));
+void EdgeLlmPolicy::move_row(std::uint32_t from, std::uint32_t to, std::uint32_t size) {
+  copy_kv(from, to, size);
   each(LayerKind::mamba, [&](std::uint32_t layer) {
     const StateSlot source = layout_.state(layer, from);
     const StateSlot target = layout_.state(layer, to);
@@ -421,42 +272,12 @@ void EdgeLlmPolicy::move_row(std::uint32_t from, std::uint32_t to, std::int64_t 
   });
 }
 
-Reply EdgeLlmPolicy::check() const {
-  std::int64_t used = 0;
-  for (const EdgeLlmRequest& request : requests_) used += request.computed;
-  const auto running = static_cast<std::int64_t>(requests_.size());
-  return Reply{}
-      .set(ReplyField::kv_free, std::int64_t{layout_.row_size} * layout_.rows - used)
-      .set(ReplyField::kv_locked, used)
-      .set(ReplyField::states_free, layout_.rows - running)
-      .set(ReplyField::states_locked, running);
-}
-
-std::optional<Snapshot> EdgeLlmPolicy::snapshot() const {
-  Snapshot content;
-  content.kv_total = std::int64_t{layout_.row_size} * layout_.rows;
-  content.kv_free = content.kv_total;
-  content.states_total = content.states_free = layout_.rows + layout_.captures;
-  const auto show = [&](const Tokens& tokens, bool runs) {
-    content.nodes.push_back({-1, tokens.text(40), tokens.size(), true, runs});
-    --content.states_free;
-  };
-  for (const EdgeLlmRequest& request : requests_) {
-    show(request.known.prefix(request.computed), true);
-    content.kv_free -= request.computed;
-  }
-  for (const EdgeLlmCaptured& captured : captured_) show(captured.tokens, false);
-  return content;
-}
-
 namespace {
 
 Result<void> check_config(const Config& config) {
   const Result<HybridLayers> layers = HybridLayers::of(config);
   if (!layers) return tl::unexpected(layers.error());
-  if (config.kv_tokens < config.rows())
-    return fail(fmt::format("field kv_tokens: {} is less than one token for each of {}",
-                            config.kv_tokens, counted(config.rows(), "row")));
+  if (const Result<void> sizes = RowPolicy::check_sizes(config); !sizes) return sizes;
   constexpr double kMostSlots = 1 << 28;
   const double kv = static_cast<double>(config.kv_tokens) / static_cast<double>(config.rows()) *
                     static_cast<double>(config.rows() + 1 + config.state_slots);

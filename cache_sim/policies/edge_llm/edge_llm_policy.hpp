@@ -8,12 +8,11 @@
 // allocated once.
 #pragma once
 
-#include <string>
+#include <cstdint>
 #include <vector>
 
 #include "cache_sim/policies/edge_llm/hybrid_layers.hpp"
-#include "cache_sim/policies/request_checks.hpp"
-#include "reference/protocol/subject.hpp"
+#include "cache_sim/policies/row_policy.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -47,85 +46,48 @@ struct EdgeLlmLayout {
   std::uint32_t captured_row(std::uint32_t place) const { return rows + 1 + place; }
 };
 
-/// A running request.
-struct EdgeLlmRequest {
-  Name id;
-  Name salt;
-  Tokens known;
-  std::uint32_t computed = 0;
-  Tokens drafts;               ///< of a verification that was not accepted yet
-  std::uint32_t verified = 0;  ///< its tokens
-};
-
-/// An execution row.
-struct EdgeLlmRow {
-  Name request;            ///< none: a hole
-  std::uint32_t slot = 0;  ///< its state index: where its KV and states are
-};
-
-struct EdgeLlmCaptured {
-  Name name;
-  Name salt;
-  Tokens tokens;
-};
-
-class EdgeLlmPolicy final : public Subject {
+class EdgeLlmPolicy final : public RowPolicy {
  public:
   /// `moves_rows`: as version 0.5.
   EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers, bool moves_rows);
 
-  Result<Reply> apply(const Operation& operation) override;
-  bool has_tree_verbs() const override { return false; }
-  std::optional<Snapshot> snapshot() const override;
-
   // What an auditor sees.
   const EdgeLlmLayout& layout() const { return layout_; }
-  const std::vector<EdgeLlmRow>& rows() const { return rows_; }
-  const std::vector<std::int64_t>& lengths() const { return lengths_; }
-  const std::vector<EdgeLlmCaptured>& captured() const { return captured_; }
-  const std::vector<EdgeLlmRequest>& requests() const { return requests_; }
+  /// By row, its state index: where its KV and states are.
+  const std::vector<std::uint32_t>& slots() const { return slots_; }
 
  private:
-  Result<Reply> admit(const Operation& operation);
-  Result<Reply> extend(EdgeLlmRequest& request, const Operation& operation);
-  Result<Reply> accept(EdgeLlmRequest& request, const Operation& operation);
-  Result<Reply> capture(const EdgeLlmRequest& request, const Operation& operation);
-  Result<Reply> restore(EdgeLlmRequest& request, const Operation& operation);
-  Result<Reply> compact(const Operation& operation);
-  Reply check() const;
+  void begin_step() override { longest_chunk_ = 0; }
+  Reply begin_row(std::uint32_t row) override;
+  void end_row(std::uint32_t row) override;
+  void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) override;
+  void keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) override;
+  void save(std::uint32_t row, std::uint32_t place, std::uint32_t size) override;
+  Reply load(std::uint32_t place, std::uint32_t row, std::uint32_t size) override;
+  std::vector<std::uint32_t> reorder(const std::vector<std::int64_t>& mapping,
+                                     std::uint32_t kept) override;
 
-  EdgeLlmRequest* find(Name id);
-  std::uint32_t row_of(const EdgeLlmRequest& request) const;
   std::uint32_t slot_of(std::uint32_t row) const;
   std::uint32_t local_of(std::size_t absolute) const;
   Reply resumed_at(std::uint32_t row, std::int64_t size) const;
   void clear_slot(std::uint32_t slot);
-  void chunk(const EdgeLlmRequest& request, std::uint32_t row, std::uint32_t n);
+  void chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t n);
   void verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n);
-  void commit(const EdgeLlmRequest& request, std::uint32_t row, std::uint32_t accepted);
+  void commit(const RowRequest& request, std::uint32_t row, std::uint32_t accepted);
   void write_kv(std::uint32_t slot, const Tokens& tokens, std::uint32_t begin, std::uint32_t end);
   void copy_kv(std::uint32_t from, std::uint32_t to, std::uint32_t size);
-  void move_row(std::uint32_t from, std::uint32_t to, std::int64_t size);
-  void move_rows(const std::vector<std::int64_t>& mapping, std::vector<std::int64_t> lengths);
-  std::vector<RowUse> row_uses();
-  void end(EdgeLlmRequest& request);
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
+  void move_row(std::uint32_t from, std::uint32_t to, std::uint32_t size);
+  void move_rows(const std::vector<std::int64_t>& mapping, std::vector<std::uint32_t> lengths);
   KvSlots kv_slots(std::uint32_t layer, std::uint32_t row, std::uint32_t begin, std::uint32_t end,
                    std::vector<std::uint32_t>& scratch) const;
   template <class Do>
   void each(LayerKind kind, Do act) const;
 
-  const Config config_;
-  const Defect* const defect_;
-  LayerState& layers_;
   const HybridLayers hybrid_;
   const EdgeLlmLayout layout_;
   const bool moves_rows_;
-  std::vector<EdgeLlmRow> rows_;       ///< the batch
-  std::vector<std::int64_t> lengths_;  ///< by row: the tensor that forwards read
+  std::vector<std::uint32_t> slots_;  ///< by row
   std::vector<bool> slot_taken_;
-  std::vector<EdgeLlmRequest> requests_;
-  std::vector<EdgeLlmCaptured> captured_;
   std::uint32_t longest_chunk_ = 0;  ///< of the batch that the next step runs
   std::vector<std::uint32_t> scratch_, more_scratch_;
 };

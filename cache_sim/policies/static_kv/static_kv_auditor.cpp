@@ -54,7 +54,7 @@ class StaticKvAuditor final : public Auditor {
   void check_row(std::uint32_t row, Name id) {
     const std::string name = fmt::format("row {} (request `{}`)", row, id.text());
     const auto found = std::find_if(policy_.requests().begin(), policy_.requests().end(),
-                                    [&](const StaticKvRequest& one) { return one.id == id; });
+                                    [&](const RowRequest& one) { return one.id == id; });
     if (found == policy_.requests().end())
       return report(FindingKind::size_accounting, fmt::format("{} is nobody's", name), "a request",
                     "none");

@@ -13,32 +13,13 @@
 #include <cstdint>
 #include <vector>
 
-#include "cache_sim/policies/request_checks.hpp"
-#include "reference/protocol/subject.hpp"
+#include "cache_sim/policies/row_policy.hpp"
 
 namespace lockstep::cache_sim {
 
-struct StaticKvRequest {
-  Name id;
-  Name salt;
-  Tokens known;
-  std::uint32_t computed = 0;
-  Tokens drafts;  ///< of a verification that was not accepted yet
-};
-
-struct StaticKvCaptured {
-  Name name;
-  Name salt;
-  Tokens tokens;
-};
-
-class StaticKvPolicy final : public Subject {
+class StaticKvPolicy final : public RowPolicy {
  public:
   explicit StaticKvPolicy(const SubjectOptions& options);
-
-  Result<Reply> apply(const Operation& operation) override;
-  bool has_tree_verbs() const override { return false; }
-  std::optional<Snapshot> snapshot() const override;
 
   /// Numbers of KV areas, and of the positions M of each.
   struct Areas {
@@ -59,46 +40,27 @@ class StaticKvPolicy final : public Subject {
 
   // What an auditor sees.
   const Areas& areas() const { return areas_; }
-  /// The requests of the rows; none: a hole.
-  const std::vector<Name>& rows() const { return rows_; }
-  const std::vector<std::uint32_t>& lengths() const { return lengths_; }
-  const std::vector<StaticKvRequest>& requests() const { return requests_; }
-  const std::vector<StaticKvCaptured>& captured() const { return captured_; }
   const Attended& attended() const { return attended_; }
   /// The area where a row's keys and values are now.
   std::uint32_t area_of(std::uint32_t row) const { return reordered_ ? areas_.rows + row : row; }
 
  private:
-  Result<Reply> admit(const Operation& operation);
-  Result<Reply> extend(StaticKvRequest& request, const Operation& operation);
-  Result<Reply> accept(StaticKvRequest& request, const Operation& operation);
-  Result<Reply> capture(const StaticKvRequest& request, const Operation& operation);
-  Result<Reply> restore(StaticKvRequest& request, const Operation& operation);
-  Result<Reply> compact(const Operation& operation);
-  Reply check() const;
+  Reply begin_row(std::uint32_t row) override;
+  void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) override;
+  void keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) override;
+  void save(std::uint32_t row, std::uint32_t place, std::uint32_t size) override;
+  Reply load(std::uint32_t place, std::uint32_t row, std::uint32_t size) override;
+  std::vector<std::uint32_t> reorder(const std::vector<std::int64_t>& mapping,
+                                     std::uint32_t kept) override;
 
-  StaticKvRequest* find(Name id);
-  std::uint32_t row_of(const StaticKvRequest& request) const;
-  std::vector<RowUse> row_uses();
-  void reorder(const std::vector<std::int64_t>& mapping);
-  void forward(std::uint32_t row, const Tokens& tokens, std::uint32_t n);
   void call(std::uint32_t row, const Tokens& tokens, std::uint32_t past, std::uint32_t n,
             std::uint32_t bucket);
   void write(std::uint32_t area, const Tokens& tokens, std::uint32_t begin, std::uint32_t end);
   void copy(std::uint32_t from, std::uint32_t to, std::uint32_t begin, std::uint32_t end,
             std::uint32_t target);
-  void end(StaticKvRequest& request);
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
 
-  const Config config_;
-  const Defect* const defect_;
-  LayerState& layers_;
   const Areas areas_;
   bool reordered_ = false;  ///< the rows' tensor is the second of the two
-  std::vector<Name> rows_;
-  std::vector<std::uint32_t> lengths_;  ///< by row: what calls read
-  std::vector<StaticKvRequest> requests_;
-  std::vector<StaticKvCaptured> captured_;
   Attended attended_;
   std::vector<std::uint32_t> sources_, targets_;
 };
