@@ -117,6 +117,7 @@ Result<void> run_cases(const std::vector<CasePlan>& plans, const CaseOptions& op
   CaseOptions other = options;
   other.seed = mix64(options.seed);
   std::vector<Built> built;
+  built.reserve(plans.size());
   for (const CasePlan& plan : plans) built.push_back({plan, {}, {}});
   const auto say = [&](std::string_view what, const Case& c, std::size_t number) {
     if (!request.progress) return;
@@ -150,6 +151,7 @@ Result<void> run_cases(const std::vector<CasePlan>& plans, const CaseOptions& op
 void judge_cases(const JudgedKernel& operation, std::vector<JudgedCase>& cases,
                  std::vector<TimedCase>& timed) {
   std::vector<JudgedCase*> all;
+  all.reserve(cases.size() + timed.size());
   for (JudgedCase& one : cases) all.push_back(&one);
   for (TimedCase& one : timed) all.push_back(&one.twin);
   in_parallel(all, [&](JudgedCase* one) {
