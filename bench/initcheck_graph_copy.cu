@@ -2,9 +2,9 @@
 //
 //   compute-sanitizer --tool initcheck lockstep_graph_copy graph
 //
-// One kernel writes every byte of a buffer, slowly, and a copy reads it behind the kernel.
+// One kernel writes every byte of a buffer, slowly, and a copy reads it after the kernel.
 //   stream     both are launched into a stream
-//   graph      both are nodes of a graph, the copy behind the kernel
+//   graph      both are nodes of a graph, the copy after the kernel
 //   nothing    as graph, and the kernel writes nothing: what the tool is there to find
 // The program checks what the copy read, and says so.
 #include <cstdio>

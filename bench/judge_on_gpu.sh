@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Judges kernels with `lockstep judge` on a GPU machine: FLA's, ours, and calls of ours that are wrong on purpose.
 #
-#   bench/judge_on_gpu.sh RESULTS    behind `bench/on_gpu.sh run`, which builds build/gpu; the verdicts go to the folder
+#   bench/judge_on_gpu.sh RESULTS    after `bench/on_gpu.sh run`, which builds build/gpu; the verdicts go to the folder
 #                                    RESULTS as JSON and text
 #
 # Ends with 0 if ours pass everything, and every broken copy and every cheat is caught. FLA's verdict is written, whatever it is: where

@@ -96,7 +96,7 @@ void gdn_decode(benchmark::State& state) {
                 [&](int set, cudaStream_t s) { gated_delta_rule_update(in.update(set), s); });
 }
 
-/// Tokens of a verification, each with a slot for the state behind it.
+/// Tokens of a verification, each with a slot for the state after it.
 template <class S>
 void gdn_verify(benchmark::State& state) {
   const GatedDelta<S> in(state.range(0), 4, 4);
@@ -139,7 +139,7 @@ void gdn_verify_fold(benchmark::State& state) {
                 });
 }
 
-/// Whole prompts, one behind the other, that go on from their states.
+/// Whole prompts, one after the other, that go on from their states.
 void gdn_prefill(benchmark::State& state, const std::vector<std::int32_t>& lengths,
                  kernels::PrefillForm form) {
   std::vector<std::int32_t> starts_of_rows(lengths.size() + 1, 0);

@@ -6,9 +6,9 @@
 #   bench/on_gpu.sh run RESULTS   on the GPU machine: builds all shapes, tests, runs the four sanitizers, measures
 #                                 beside the peers; files go to the folder RESULTS
 #   bench/on_gpu.sh measure RESULTS    the same without the sanitizers, which take the longest
-#   bench/on_gpu.sh sanitize RESULTS   these alone, behind a run or measure that has built
+#   bench/on_gpu.sh sanitize RESULTS   these alone, after a run or measure that has built
 #
-# Behind RESULTS may stand names of operations: then only their tests run, and only they are sanitized and timed.
+# After RESULTS may stand names of operations: then only their tests run, and only they are sanitized and timed.
 #
 # Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/, of the sources that were measured (RESULTS has
 # their digests) and no others. The GPU machine has CUDA 13.0, CMake, ninja and PyTorch 2.11; LOCKSTEP_COMMIT names the

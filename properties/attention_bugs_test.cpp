@@ -43,7 +43,7 @@ Attended<double> paged(const Vector<double>& q, const Matrix<double>& K, const M
   return {as_vector(at(out.view(), 0, 0)), lse(0, 0)};
 }
 
-/// Whatever stands behind the visible keys, the output is the same.
+/// Whatever stands after the visible keys, the output is the same.
 template <class Attend>
 bool ignores(std::int64_t rows, std::int64_t visible, double poison, Attend attend) {
   Matrix<double> K(rows, 4), V(rows, 4);
@@ -213,7 +213,7 @@ struct StaticCache {
   Array<double, 4> q, k, v;
 };
 
-// transformers #30400, #30414: the zeros behind a static cache's tokens were not masked, and the
+// transformers #30400, #30414: the zeros after a static cache's tokens were not masked, and the
 // text fell apart the longer the cache was.
 TEST(AttentionBugs, transformers30400_theTailOfAStaticCacheIsMasked) {
   const StaticCache cache(0);

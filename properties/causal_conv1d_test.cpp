@@ -238,7 +238,7 @@ RC_GTEST_PROP(CausalConv1d, speculativeStepsAreTheAcceptedText, ()) {
   RC_ASSERT(same_bits(cut(state.view(), 0, 2), cut(conv.state.view(), 0, 2)));
 }
 
-// A tree behind accepted counts: the pool's row is only read, from the column of the last accepted
+// A tree with accepted counts: the pool's row is only read, from the column of the last accepted
 // token on, and each token's snapshot is the window that the next one would see.
 RC_GTEST_PROP(CausalConv1d, aTreeStartsAtTheAcceptedColumn, ()) {
   const std::int64_t T = 1 + draw_length(7), accepted = *rc::gen::inRange<std::int64_t>(1, 6);
@@ -252,7 +252,7 @@ RC_GTEST_PROP(CausalConv1d, aTreeStartsAtTheAcceptedColumn, ()) {
   in.query_start_loc = starts.view();
   in.slots = {.table = make_view(table.data(), Shape<2>{1, 1}), .num_accepted = counts.view()};
   auto state = conv.state;
-  for (std::int64_t d = 0; d < conv.D; ++d)  // behind the history, whatever earlier drafts left
+  for (std::int64_t d = 0; d < conv.D; ++d)  // after the history, whatever earlier drafts left
     for (std::int64_t c = accepted + conv.W - 2; c < conv.C; ++c) state(1, d, c) = kNan;
   const auto before = state;
   auto out = conv.output();

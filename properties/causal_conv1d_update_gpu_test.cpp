@@ -193,7 +193,7 @@ TYPED_TEST(CausalConv1dUpdateGpu, rowsOfSeveralTokensShiftTheirState) {
                                   {.channels_contiguous = seed == 1}, seed);
 }
 
-// A speculative pool: history from the accepted column on, and the drafts kept behind it.
+// A speculative pool: history from the accepted column on, and the drafts kept after it.
 TYPED_TEST(CausalConv1dUpdateGpu, acceptedCountsSayWhereHistoryBegins) {
   for (const std::int64_t W : {2, 3, 4})
     for (const std::uint64_t seed : {3, 4, 5})

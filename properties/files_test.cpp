@@ -158,7 +158,7 @@ TEST(PrintableText, isUtf8WithoutControlCharacters) {
                       "31m"),
             "\\x9b31m")
       << "C1 in Latin-1";
-  EXPECT_EQ(printable("\xC2\xA0"), "\xC2\xA0") << "behind C1";
+  EXPECT_EQ(printable("\xC2\xA0"), "\xC2\xA0") << "after C1";
   for (const char* const bad :
        {"\xC3", "\xC0\x80", "\xE0\x80\x80", "\xED\xA0\x80", "\xF5\x80\x80\x80", "\xF4\x90\x80\x80",
         "\xF0\x80\x80\x80", "\xE2\x82"})

@@ -5,7 +5,7 @@
 
 Requests 1, 2, 6, 64; queries 1, 2, 4; keys 20, 140, 4096, alike or drawn; heads 1 to 128; causal or not; some requests
 without keys. Data is normal / 10 within 1. Pages of 64 tokens lie in any order, all that nobody stores is NaN, entries
-behind a request's last page are 2147480000. Beyond that grid, pages of 1 and of 16 tokens. On the CPU, where the operator
+after a request's last page are 2147480000. Beyond that grid, pages of 1 and of 16 tokens. On the CPU, where the operator
 is the reference, requests up to 6, keys up to 140 and heads up to 9.
 
 An output may differ from attention in float64 by 8e-4 or by 2.01 / 128 of itself, all together by a cosine of 5e-6; an

@@ -196,7 +196,7 @@ class GatedDeltaRulePrefillGpu : public GpuTest {};
 using States = ::testing::Types<float, Bf16>;
 TYPED_TEST_SUITE(GatedDeltaRulePrefillGpu, States);
 
-// Lengths around a chunk, rows without tokens and without a slot, tokens behind the last row.
+// Lengths around a chunk, rows without tokens and without a slot, tokens after the last row.
 TYPED_TEST(GatedDeltaRulePrefillGpu, raggedRowsAreTheReferences) {
   for (const PrefillForm form : kChunked)
     for (const Extents& e : kQwenSlices)
@@ -214,7 +214,7 @@ TYPED_TEST(GatedDeltaRulePrefillGpu, followersMakeTheFirstOutputs) {
                               {.fresh = true, .k_major = true, .boundary_every = 128}, 13);
 }
 
-// Rows of many segments, of two and of one, rows without a slot or tokens, tokens behind the last;
+// Rows of many segments, of two and of one, rows without a slot or tokens, tokens after the last;
 // gates that forget a state within a segment, and gates that do not.
 TYPED_TEST(GatedDeltaRulePrefillGpu, segmentsAreJoinedToTheReferencesRows) {
   for (const bool slow : {false, true}) {

@@ -260,7 +260,7 @@ TEST(GatedDeltaRule, chunksAreCutAtMultiplesOfTheirSize) {
   }
 }
 
-// Each storage point of a chunk, alone: the stages before it are exact, and those behind it are
+// Each storage point of a chunk, alone: the stages before it are exact, and those after it are
 // not.
 TEST(GatedDeltaRule, storagePointsAreWhereTheySay) {
   const Layer run(8, 1, 9);

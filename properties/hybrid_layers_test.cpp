@@ -40,7 +40,7 @@ TYPED_TEST(HybridLayers, piecesAndDecodesAreThePromptAtOnce) {
 }
 
 // Qwen3-Next interleaves its projections by key head: the first rows of the second key head are its
-// query, and its values come behind the first head's.
+// query, and its values come after the first head's.
 TEST(GatedDeltaNet, projectionsArePutInOrder) {
   EXPECT_EQ(LayerRun{}.chunk_size, 128);
   DeltaNetLayer layer(3);

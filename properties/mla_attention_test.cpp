@@ -74,7 +74,7 @@ RC_GTEST_PROP(MlaAttention, chunksOfThePrefixAreTheWhole, ()) {
   RC_ASSERT(chunked.near(whole, 1e-12));
 }
 
-// FlashMLA's poison: NaN past every length and in unused pages, wild entries behind the table.
+// FlashMLA's poison: NaN past every length and in unused pages, wild entries after the table.
 RC_GTEST_PROP(MlaAttention, decodeSeesTheRequestsOwnLatentsAlone, ()) {
   const Sizes lengths = draw_row_lengths(4, 31);
   const std::int64_t page = *rc::gen::element<std::int64_t>(1, 3, 64);

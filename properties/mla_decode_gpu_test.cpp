@@ -284,7 +284,7 @@ TYPED_TEST(MlaDecodeGpu, anyNumberOfParts) {
     expect_agreement<TypeParam>({.lengths = {20, 900, 140, 1, 333, 0}, .parts = parts}, 1);
     expect_agreement<TypeParam>({.lengths = {800}, .heads = 80, .parts = parts}, 2);
   }
-  // The block of rows behind has rows of one warp, of two, of three.
+  // The next block of rows has rows of one warp, of two, of three.
   for (const std::int64_t heads : {65, 90, 100})
     expect_agreement<TypeParam>({.lengths = {800, 64}, .heads = heads}, 3);
   expect_agreement<TypeParam>({.lengths = Sizes(40, 130), .parts = 9}, 4);

@@ -138,7 +138,7 @@ Array<S, 3> attended(const reference::MlaInputs<S>& in, const reference::MlaUpWe
   return kept(heads, rounds);
 }
 
-/// The new tokens' hidden states behind the layer, [T, hidden], and their heads. In float, rounded
+/// The new tokens' hidden states after the layer, [T, hidden], and their heads. In float, rounded
 /// where the layer stores; in double, exact.
 template <class S>
 struct Answer {

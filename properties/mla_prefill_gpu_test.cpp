@@ -26,7 +26,7 @@ struct Question {
   float scale = kScale;
 };
 
-/// Rows one behind the other, and what belongs to no row is NaN.
+/// Rows one after the other, and what belongs to no row is NaN.
 struct Inputs {
   Inputs(const Question& question, std::uint64_t seed)
       : query_starts(starts_of(question.queries)),
@@ -160,7 +160,7 @@ TYPED_TEST(MlaPrefillGpu, anyLength) {
                                 static_cast<std::uint64_t>(length));
 }
 
-// Behind a prefix, over a chunk of it alone, and queries that the border leaves without a key.
+// After a prefix, over a chunk of it alone, and queries that the border leaves without a key.
 TYPED_TEST(MlaPrefillGpu, queriesAndKeysOfAnyNumbers) {
   std::uint64_t seed = 0;
   for (const bool causal : {true, false}) {

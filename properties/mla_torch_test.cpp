@@ -14,7 +14,7 @@ using namespace testing_support;
 using at::Tensor;
 
 /// Requests of 5, 0 and 9 tokens, two queries each, three heads, in pages of four tokens; the block
-/// table is wild behind the pages.
+/// table is wild after the pages.
 struct Case {
   Array<float, 4> q = on_grid<float>(Shape<4>{3, 2, 3, 12}, {.seed = 1, .stream = 1});
   Array<float, 3> cache = on_grid<float>(Shape<3>{6, 4, 12}, {.seed = 1, .stream = 2});

@@ -236,7 +236,7 @@ def check_conv_servers(ops):
                 near(out[:, starts[b]:starts[b + 1]], wanted, "a server's prefill")
             same(state, expected, "a server's state")
 
-    # SGLang's verification keeps the history behind every token.
+    # SGLang's verification keeps the history after every token.
     d = conv_data(3, 2, 3, 5)
     state, windows = d["state"].clone(), torch.full((4, 3, 6, 3), 7.0)
     out = ops.sglang.causal_conv1d_update(
@@ -318,7 +318,7 @@ def check_ssm(ops):
 
 
 def scan_row(data, A, D, dt_bias, limit, state):
-    """Outputs [S, H, P] of a row and the state behind it."""
+    """Outputs [S, H, P] of a row and the state after it."""
     outs = []
     for t in range(data["x"].size(0)):
         here = token(data, t)
@@ -345,7 +345,7 @@ def check_ssm_scan(ops):
                 near(out[b], wanted, "the output")
                 near(final[b], last, "the state")
 
-    # Packed sequences, with the states behind each and without.
+    # Packed sequences, with the states after each and without.
     given = {name: one[None] for name, one in data.items()}
     starts = [0, 3, 4, 11, 14]
     segments = torch.repeat_interleave(torch.arange(4), torch.tensor(starts).diff())[None].int()
@@ -421,7 +421,7 @@ def check_ssm_sglang(ops):
             last = kept[2, 2]
     state = pool.clone()
     ops.sglang.selective_state_update(state, **four, **weights, state_batch_indices=slots)
-    near(state[3], last, "SGLang's state behind its tokens")
+    near(state[3], last, "SGLang's state after its tokens")
 
 
 # --- The gated delta rule -------------------------------------------------------------------------

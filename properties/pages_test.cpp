@@ -211,7 +211,7 @@ Names registered() {
   return names;
 }
 
-/// Words of an answer's `key=` without what stands behind it.
+/// Words of an answer's `key=` without what stands after it.
 Names keys_of(std::span<const std::string_view> words) {
   Names names;
   for (const std::string_view word : words) names.emplace(word.substr(0, word.find('=')));
@@ -239,7 +239,7 @@ Names commands() {
   return names;
 }
 
-/// Options of a command's help, with ` default` behind those whose help shows one as TEXT=default.
+/// Options of a command's help, with ` default` after those whose help shows one as TEXT=default.
 Names options_of(const std::string& command) {
   Names names;
   for (const std::string& line : lines_of(run_program({command, "--help"}).out)) {

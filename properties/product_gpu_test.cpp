@@ -82,7 +82,7 @@ TYPED_TEST(ProductGpu, agreesWithTheReference) {
 }
 
 // Each token meets the matrix of its expert alone: experts without tokens, with one, with tiles and
-// a bit, and rows behind the last expert.
+// a bit, and rows after the last expert.
 TYPED_TEST(ProductGpu, ofExpertsAgreesWithTheReference) {
   using T = TypeParam;
   std::uint64_t seed = 100;

@@ -59,7 +59,7 @@ RC_GTEST_PROP(Product, expertsAreThoseOfEachToken, ()) {
   for (std::int64_t i = 0; i < out.size(); ++i)
     RC_ASSERT(std::abs(out.data()[i] - expected.data()[i]) < 1e-12);
 
-  // Rows of one expert stand in the order of tokens; those behind the last expert's give 0.
+  // Rows of one expert stand in the order of tokens; those after the last expert's give 0.
   const std::int64_t rows = order.starts(E);
   for (std::int64_t row = 0; row < T * k; ++row) {
     RC_ASSERT((order.source(row) >= 0) == (row < rows));

@@ -154,7 +154,7 @@ std::vector<BadFile> bad_files() {
       {"gzip", "\x1F\x8B\x08", ": is compressed with gzip"},
       {"steps_that_pass_the_clock",
        "config policy=radix step_time=5000000000s\nrequest id=r tokens=a8 output=4\nrun\n",
-       ":3: a step of 5000000000s that begins at 5000000000s ends behind the last moment"},
+       ":3: a step of 5000000000s that begins at 5000000000s ends after the last moment"},
       {"no_kv", "config kv_tokens=0\ncheck\n", ":1: field kv_tokens: 0 is below 1"},
       {"no_state_slots", "config state_slots=0\ncheck\n", ": field state_slots: "},
       {"less_kv_than_a_page", "config policy=radix kv_tokens=15 page=16\ncheck\n", ": field kv_to"},
@@ -392,7 +392,7 @@ TEST(Program, startsAChildOnceWhereItCanBeGreetedAgain) {
   EXPECT_EQ(read_text(folder.path("starts")), "\n");
 }
 
-// `--json /dev/stdout` stands behind what was printed, and replaces nothing.
+// `--json /dev/stdout` stands after what was printed, and replaces nothing.
 TEST(Program, writesIntoItsOwnOutput) {
   const ScratchFolder folder;
   const std::string good = folder.write("good.trace", kGood);

@@ -66,7 +66,7 @@ double worst_of(const json& model, const char* recorded_as = "logits") {
 }
 
 // fixtures/models/qwen3_logits.json is written by `fixtures/subjects/static_kv logits`. The bound
-// is what float32 leaves of logits of up to 8 behind 24 tokens.
+// is what float32 leaves of logits of up to 8 after 24 tokens.
 TEST(Qwen3, givesTransformersLogits) {
   const json models = recorded();
   for (const auto& [name, model] : models.items()) {
@@ -114,7 +114,7 @@ Batch draw_batch(std::int64_t vocabulary) {
   return batch;
 }
 
-/// A batch in pieces, each padded to a bucket, behind a cache that holds NaN where nobody wrote.
+/// A batch in pieces, each padded to a bucket, on a cache that holds NaN where nobody wrote.
 /// Gives the logits of every column, [B, T, V].
 Array<double, 3> in_pieces(const Qwen3<double>& model, const Batch& batch, const Sizes& pieces,
                            std::int64_t M) {

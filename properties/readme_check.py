@@ -5,7 +5,7 @@ readme_check.py --build DIR [--only TEXT]              DIR holds the program: bu
 
 Each command of a fenced block runs in a folder that looks like the root of the checkout, where placeholders
 (`my.trace`, `log.jsonl`, `my_package`) are files that are there. A command must end with the exit status that stands
-behind it in EXITS, or with 0; where the block shows what the command prints, it must print that. What cannot run
+after it in EXITS, or with 0; where the block shows what the command prints, it must print that. What cannot run
 here (a GPU, a network, many minutes) is in NOT_RUN with the reason, and has to be in one of the pages still. Links
 of all pages lead to files and headings that are there.
 """

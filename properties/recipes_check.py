@@ -48,7 +48,7 @@ def steps_of(recipe):
 
 
 def strange_words(program, script):
-    """Words behind `lockstep` that its --help does not know."""
+    """Words after `lockstep` that its --help does not know."""
     said = []
     listed = subprocess.run([program, "--help"], capture_output=True, text=True).stdout
     for line in script.splitlines():

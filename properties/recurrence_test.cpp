@@ -93,7 +93,7 @@ TYPED_TEST(Recurrence, aPrefillIsItsDecodes) {
 }
 
 // Whatever rows stand beside a row and whatever slots they use: it gets what it gets alone. Slots
-// that no row names keep their bytes, and tokens behind the last row give 0.
+// that no row names keep their bytes, and tokens after the last row give 0.
 TYPED_TEST(Recurrence, aRowIsAloneInItsBatch) {
   holds([] {
     const Sizes lengths = draw_row_lengths(5, 8);
@@ -481,7 +481,7 @@ TYPED_TEST(Recurrence, refusesWhatDoesNotFit) {
   EXPECT_THROW(TypeParam::update(in, state.view(), out.view()), ContractViolation);
 }
 
-// Tokens behind the last row give 0 in every form.
+// Tokens after the last row give 0 in every form.
 TYPED_TEST(Recurrence, tokensBehindTheLastRowGiveZero) {
   const TypeParam run(4, 2, 17);
   const auto starts = starts_of({1, 1});

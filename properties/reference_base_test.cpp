@@ -115,7 +115,7 @@ TEST(ParallelFor, staysHomeForLittleAndBringsExceptionsBack) {
 TEST(Pieces, endAtMultiplesAtBoundariesAndAtTheRowsEnd) {
   EXPECT_EQ(piece_end(0, 4, 0, 100), 4);
   EXPECT_EQ(piece_end(4, 4, 0, 6), 6);
-  EXPECT_EQ(piece_end(5, 4, 0, 100), 8) << "a piece that begins behind a boundary";
+  EXPECT_EQ(piece_end(5, 4, 0, 100), 8) << "a piece that begins after a boundary";
   EXPECT_EQ(piece_end(4, 8, 6, 100), 6);
   EXPECT_EQ(piece_end(6, 8, 6, 100), 8);
   EXPECT_EQ(piece_end(8, 8, 6, 100), 12);

@@ -72,7 +72,7 @@ TEST(ScaledState, blocksDoNotShareScales) {
   Array<double, 4> states(Shape<4>{1, 1, 1, 5}, 0.0);
   states(0, 0, 0, 0) = 1000, states(0, 0, 0, 1) = 1, states(0, 0, 0, 2) = 0.001;
   Pool rows(states, 5, Format::int8), pairs(states, 2, Format::int8);
-  EXPECT_EQ(rows.scaled_up()(0, 0, 0, 2), 0) << "lost behind 1000";
+  EXPECT_EQ(rows.scaled_up()(0, 0, 0, 2), 0) << "lost beside 1000";
   EXPECT_NEAR(pairs.scaled_up()(0, 0, 0, 2), 0.001, 1e-9);
   EXPECT_EQ(pairs.scales.extent(3), 3) << "the last block is shorter";
   EXPECT_EQ(pairs.scales(0, 0, 0, 2), 1) << "a block of zeros";

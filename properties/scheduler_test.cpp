@@ -300,7 +300,7 @@ TEST(Scheduler, manyRequestsArriveAtOnce) {
 
 // --- With overlap --------------------------------------------------------------------------------
 
-// The second step is decided before the first one's result is there. Behind the step that samples
+// The second step is decided before the first one's result is there. After the step that samples
 // the last token there is none: the request ends by its length, which is known.
 TEST(OverlappingScheduler, decidesAStepBeforeTheResultsOfTheOneBefore) {
   Server server({.chunked_prefill = 8, .overlap = true});
@@ -316,7 +316,7 @@ TEST(OverlappingScheduler, decidesAStepBeforeTheResultsOfTheOneBefore) {
   EXPECT_EQ(server.step(), "");
 }
 
-// Nobody knows that it will stop, so the step behind its last token is under way: that row is
+// Nobody knows that it will stop, so the step after its last token is under way: that row is
 // nobody's.
 TEST(OverlappingScheduler, whoStopsByItselfHasOneRowTooMany) {
   Server server({.chunked_prefill = 8, .overlap = true});

@@ -4,7 +4,7 @@
   - What asks for a text starts no installation and no build where nothing is built yet.
   - What asks a script of bench/ for help starts no measurement.
   - `./lockstep replay` neither waits for the tests that another ./lockstep builds nor builds any; the other one goes on
-    behind it.
+    after it.
 """
 import os
 import pathlib

@@ -1,5 +1,5 @@
 // Engines whose requests are sequences of one memory: clone, truncate, capture and restore,
-// forwards of several, and what is sampled behind the same tokens. A sound engine passes; each
+// forwards of several, and what is sampled after the same tokens. A sound engine passes; each
 // planted defect is found by a search and by its kept trace.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ Operation operation_of(const std::string& text) {
 
 class Sequences : public testing::Test {
  protected:
-  /// A child that gives these answers, one after the other, behind its greeting.
+  /// A child that gives these answers, one after the other, after its greeting.
   std::string child(const std::string& levels, const std::vector<std::string>& answers) {
     std::string list;
     for (const std::string& answer : answers) list += answer + "\n";
@@ -68,7 +68,7 @@ void expect_in(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-// What is sampled greedily behind a prefix depends on nothing else.
+// What is sampled greedily after a prefix depends on nothing else.
 TEST_F(Sequences, goOnBehindTheSameTokensInTheSameWay) {
   const std::string two =
       "admit id=r tokens=a8\nextend id=r n=8\nadmit id=s tokens=a8\nextend id=s n=8\n";
@@ -188,7 +188,7 @@ TEST_F(Sequences, areAskedWhatTheirRequestsCanDo) {
   follow("capture id=r as=c partial=1");
   follow("truncate id=r up_to=5");
   EXPECT_EQ(model.requests()[0].known.text(), "a5");
-  EXPECT_FALSE(makes_sense("restore id=r from=c")) << "a state alone, behind tokens that are gone";
+  EXPECT_FALSE(makes_sense("restore id=r from=c")) << "a state alone, after tokens that are gone";
   follow("capture id=r as=c");
   EXPECT_TRUE(makes_sense("restore id=s from=c"));
   follow("restore id=s from=c");

@@ -12,7 +12,7 @@ namespace {
 
 const SchedulerOptions kRules{.chunked_prefill = 8, .sglang = true};
 
-/// Says that so much is free behind each `evict room=`, from the first one of `queue` on.
+/// Says that so much is free after each `evict room=`, from the first one of `queue` on.
 struct Free {
   std::deque<std::int64_t> queue;
   Reply operator()(const Operation& asked) {
@@ -94,7 +94,7 @@ TEST(SglangScheduler, whoFindsNoRoomAloneIsRefused) {
   EXPECT_EQ(server.news(), "r ends: refused");
 }
 
-// Behind a refusal nobody is looked at until a request has left.
+// After a refusal nobody is looked at until a request has left.
 TEST(SglangScheduler, admissionIsClosedUntilARequestLeaves) {
   Server server({.chunked_prefill = 100, .sglang = true});
   server.arrive("a", 3, 4);

@@ -230,7 +230,7 @@ TEST(SimulatedServer, randomRequestsEndWithOverlapAndOverRanks) {
   }
 }
 
-// Ranks step together: two requests of one prompt, one decode behind the other, take the time of
+// Ranks step together: two requests of one prompt, one decode after the other, take the time of
 // one.
 TEST(SimulatedServer, ranksStepTogether) {
   const Played one(

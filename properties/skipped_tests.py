@@ -14,7 +14,7 @@ SHOWN = 6  # names per reason
 
 
 def reason(text):
-    """On one line what GTEST_SKIP printed behind a line that ends with `Skipped`, or a script behind `skipped:`."""
+    """On one line what GTEST_SKIP printed after a line that ends with `Skipped`, or a script after `skipped:`."""
     found = re.search(r"(?:: Skipped\n|^skipped: )(.*?)(?:\n\n|\n\[|\Z)", text or "", re.S)
     return " ".join(found[1].split()) if found and found[1].strip() else "no reason given"
 

@@ -65,7 +65,7 @@ TEST(Speculation, isAFunctionOfSeedAndStream) {
   EXPECT_NE(drawn("chain:3:700:1", 4), drawn("chain:3:700:2", 4));
 }
 
-// A tree keeps at most its longest way and the token sampled behind it.
+// A tree keeps at most its longest way and the token sampled after it.
 TEST(Speculation, aTreeKeepsNoMoreThanItsDepth) {
   const RequestSpec pairs = request_of(9, 2);
   EXPECT_EQ(pairs.most_kept(0), 1);

@@ -192,7 +192,7 @@ TEST(SpeculativeCommit, zeroedSlotsAreZeroInEveryLayer) {
   EXPECT_THROW(reference::zero_states(pool.view(), ints({4}).view()), ContractViolation);
 }
 
-// The history behind the accepted tokens moves to the front; columns may overlap.
+// The history after the accepted tokens moves to the front; columns may overlap.
 TEST(SpeculativeCommit, acceptedHistoriesMoveToTheFront) {
   Array<double, 4> pool(Shape<4>{2, 4, 3, 6});
   for (std::int64_t i = 0; i < pool.size(); ++i) pool.data()[i] = static_cast<double>(i);
@@ -206,7 +206,7 @@ TEST(SpeculativeCommit, acceptedHistoriesMoveToTheFront) {
 }
 
 TEST(TreeAcceptance, startsAtAKnownRoot) {
-  const auto parents = ints({0, -1, 0, 1});  // a row of three behind another token
+  const auto parents = ints({0, -1, 0, 1});  // a row of three after another token
   EXPECT_EQ(reference::accepted_path(parents.view(), {1, 4}, {7, 8, 9}, {8, 9, 0}),
             (Sizes{0, 1, 2}));
   EXPECT_TRUE(reference::accepted_path(parents.view(), {1, 1}, {}, {}).empty());

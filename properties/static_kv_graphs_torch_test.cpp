@@ -85,7 +85,7 @@ TEST_P(StaticKvGraphs, fewStepsAreTheOriginal) {
   EXPECT_EQ(difference(runtime, originals_, c), "");
 }
 
-/// Logits behind a prompt that is the first thing a runtime sees: nobody has called clear().
+/// Logits after a prompt that is the first thing a runtime sees: nobody has called clear().
 template <class Form>
 double first_error(const Programs& programs, const Originals& originals) {
   Recorded<Form> runtime(programs);
@@ -212,7 +212,7 @@ TEST_P(StaticKvGraphs, rowsMayBeAnyNumber) {
   }
 }
 
-// Warm-ups of a bucket that fills the cache have no room behind each other.
+// Warm-ups of a bucket that fills the cache have no room one after the other.
 TEST_P(StaticKvGraphs, bucketsMayFillTheCache) {
   const Programs whole = eager_programs(*there_, {1, kPositions});
   Recorded<GraphRuntime> runtime(whole);

@@ -175,7 +175,7 @@ TEST_P(StaticKvRuntime, plantedProgramsAreFound) {
   EXPECT_NE(with(nothing, [](auto& out) { out[0] = out[0].roll(1, 1); }), "") << "another row's";
   EXPECT_NE(with(nothing, [](auto& out) { out[1] = at::zeros_like(out[1]); }), "") << "no sidecar";
   EXPECT_NE(with(nothing, [](auto& out) { std::swap(out[1], out[2]); }), "") << "k for v";
-  // NaN weighed by 0: what lies behind the prefix is NaN in this runtime.
+  // NaN weighed by 0: what lies after the prefix is NaN in this runtime.
   EXPECT_NE(with(nothing, [](auto& out) { out[0] = out[0] + 0 * out[0].log(); }), "") << "NaN";
 }
 
@@ -212,7 +212,7 @@ TEST_P(StaticKvRuntime, refusesWhatItCannotServe) {
   EXPECT_TRUE(runtime.adopt(runtime.keys(), runtime.values(), {{1}}, 1));
 }
 
-// A prompt is cut as the plan of the reference has it: no bucket ends behind the cache.
+// A prompt is cut as the plan of the reference has it: no bucket ends after the cache.
 TEST(StaticKvPlan, staysInsideTheCache) {
   Programs programs{.config = shape(true), .rows = 1, .positions = 40, .head = {}, .buckets = {}};
   for (const std::int64_t Q : {1, 4, 8, 16}) programs.buckets[Q] = Program();

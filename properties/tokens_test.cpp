@@ -153,7 +153,7 @@ RC_GTEST_PROP(TokenDigest, eachPrefixHasItsOwn, ()) {
     other[*rc::gen::inRange<std::size_t>(0, other.size())] ^= 1;
     RC_ASSERT(prints[i - first] != Tokens::of_values(other).fingerprint(i + 1));
   }
-  RC_ASSERT(prints.back() == 77u);  // nothing behind the last one is written
+  RC_ASSERT(prints.back() == 77u);  // nothing after the last one is written
 }
 
 // H(xy) = H(x) r^|y| + H(y): what makes it possible to extend a label.

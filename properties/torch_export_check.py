@@ -76,7 +76,7 @@ class MambaBlock(torch.nn.Module):
         self.dt_bias = torch.nn.Parameter(torch.zeros(heads))
         self.to(torch.bfloat16)
         values = torch.log(torch.arange(1, heads + 1, dtype=torch.float32) + 1 / 3)
-        self.A_log = torch.nn.Parameter(values)  # behind the conversion
+        self.A_log = torch.nn.Parameter(values)  # after the conversion
 
     def forward(self, state, x, dt, B, C, state_indices):
         state = state.clone()

@@ -79,7 +79,7 @@ struct Question {
   }
 };
 
-/// Rows of 2, 0, 1 and 3 tokens, the third one padding, and a token behind them.
+/// Rows of 2, 0, 1 and 3 tokens, the third one padding, and a token after them.
 Ints starts() {
   return ints({0, 2, 2, 3, 6});
 }
@@ -277,7 +277,7 @@ TEST(TorchOpsConv, isTheReferenceBitByBit) {
         Conv(columns).expect_agreement(types, question);
 }
 
-// A pool with columns for drafts; what lies behind a row's tokens keeps its bytes, NaN among them.
+// A pool with columns for drafts; what lies after a row's tokens keeps its bytes, NaN among them.
 TEST(TorchOpsConv, aSpeculativePoolKeepsItsLaterColumns) {
   const Question question{.name = "speculative",
                           .starts = starts(),
@@ -462,7 +462,7 @@ TEST(TorchOpsMamba2, replayIsTheAcceptedDecodesBitByBit) {
       const Tensor state = verify.at("state").toTensor(), before = state.clone();
       checked_call("selective_state_update", verify);
       EXPECT_EQ(bytes_of(state), bytes_of(before));
-      // The row without a slot, and what stands behind the rows, have no stash.
+      // The row without a slot, and what stands after the rows, have no stash.
       const Tensor stashed = verify.at("stash_dt").toTensor().ne(7).all(1);
       EXPECT_EQ(bytes_of(stashed.to(at::kInt)), bytes_of(tensor_of(ints({1, 1, 0, 1, 1, 1, 0}))));
 

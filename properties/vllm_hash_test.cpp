@@ -30,8 +30,8 @@ std::vector<Token> counted(Token first, std::size_t size) {
 struct Known {
   const char* algorithm;
   const char* none;
-  const char* plain;   // a block of tokens 1 … 16 behind NONE_HASH
-  const char* sizes;   // behind that one: tokens at the ends of each form of an integer, twice
+  const char* plain;   // a block of tokens 1 … 16 after NONE_HASH
+  const char* sizes;   // after that one: tokens at the ends of each form of an integer, twice
   const char* extra;   // LoRA, two images, a salt, prompt embeddings
   const char* one;     // one token of lookahead
   const char* two;     // two of them, and a salt

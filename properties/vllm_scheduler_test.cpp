@@ -176,7 +176,7 @@ TEST(VllmScheduler, aRowHasTheDraftsThatAreThere) {
   EXPECT_EQ(server.step(), "extend:a:1 step:a |accept:a:1 finish:a");
 }
 
-// The client sees nothing behind the output's end.
+// The client sees nothing after the output's end.
 TEST(VllmScheduler, anOutputEndsInsideAnAcceptedRun) {
   Server server({.chunked_prefill = 16, .vllm = true, .drafts = 3});
   server.arrive(drafting("a", 3, 3, {3}, {4}));
@@ -268,7 +268,7 @@ TEST(VllmScheduler, theThresholdAdaptsToWhoIsThere) {
   EXPECT_EQ(server.step(), "admit:a extend:a:4 admit:b extend:b:4 admit:c extend:c:4 step:a:b:c |");
 }
 
-// A step ahead, nobody knows how many drafts will be kept: a row begins behind all of them.
+// A step ahead, nobody knows how many drafts will be kept: a row begins after all of them.
 TEST(VllmScheduler, withOverlapARowHasPlacesForAllDrafts) {
   Server server({.chunked_prefill = 16, .overlap = true, .vllm = true, .drafts = 2});
   server.arrive(drafting("a", 3, 5, {2, 1}, {3, 1}));

@@ -175,7 +175,7 @@ TEST(Workloads, wekaSessionsFollowEachOtherOnTheirSeats) {
 
 struct BadWorkload {
   std::string file;
-  std::string says;  ///< behind the file's path
+  std::string says;  ///< after the file's path
 };
 void PrintTo(const BadWorkload& bad, std::ostream* out) {
   *out << bad.file;

@@ -305,7 +305,7 @@ def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False, every=0):
 
 def layer(prefill, lengths):
     """A convolution, the prefill that reads what it leaves, and the next layer's convolution, as a server runs them
-    one behind the other. A set has `conv`, `core` and `next`; into(core, y) cuts the core's inputs out of y."""
+    one after the other. A set has `conv`, `core` and `next`; into(core, y) cuts the core's inputs out of y."""
     if prefill == "gdn":
         core, kind = gdn_prefill(lengths), "layer_gdn"
         parts = (("q", GDN.H, GDN.K), ("k", GDN.H, GDN.K), ("v", GDN.HV, GDN.V))
@@ -543,7 +543,7 @@ def mla_prefill(H, lengths, chunk=0):
         """Of some tokens and heads: out [tokens, heads, 128], lse [heads, tokens]."""
         del rows
         row = torch.searchsorted(starts, s.tokens.int(), right=True) - 1
-        last = key_starts[row + 1] - (starts[row + 1] - s.tokens - 1 if causal else 0)  # behind what a token sees
+        last = key_starts[row + 1] - (starts[row + 1] - s.tokens - 1 if causal else 0)  # after what a token sees
         key = torch.arange(L, device="cuda")
         hidden = (key[None] < key_starts[row][:, None]) | (key[None] >= last[:, None])
         outs, sums = [], []

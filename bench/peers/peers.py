@@ -439,7 +439,7 @@ def ssd_prefill(case, loaded):
 
 
 def gather_states(s):
-    """The rows' states, one behind the other; in one place, which captured launches know."""
+    """The rows' states, one after the other; in one place, which captured launches know."""
     states = s.state[s.slots.long()]
     if hasattr(s, "initial"):
         s.initial.copy_(states)
@@ -688,7 +688,7 @@ def flashinfer_scratch():
 
 
 def flashinfer_mla(flashinfer, case, starts, H, L, page):
-    """FlashInfer's kernel for Hopper; pages one behind the other instead of a table."""
+    """FlashInfer's kernel for Hopper; pages one after the other instead of a table."""
     floats, ints, pinned = flashinfer_scratch()
     lengths = torch.full((case.B,), L, dtype=torch.int32)
     plan, size = flashinfer.plan(floats, ints, pinned, starts.cpu(), starts.cpu() * (L // page), lengths, H, 512, False)

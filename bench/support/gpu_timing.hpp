@@ -1,4 +1,4 @@
-// Times launches as a server makes them: one behind the other in a CUDA graph, with inputs that are
+// Times launches as a server makes them: one after the other in a CUDA graph, with inputs that are
 // cold in L2, because more bytes move between two uses of the same ones than it holds.
 #pragma once
 

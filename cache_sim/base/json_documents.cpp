@@ -133,7 +133,7 @@ Result<const json*> JsonDocuments::next() {
   return read();
 }
 
-/// More bytes behind those that are not read yet; false at the end of the file.
+/// More bytes after those that are not read yet; false at the end of the file.
 Result<bool> JsonDocuments::fill() {
   if (ended_) return false;
   buffer_.erase(0, at_);
@@ -156,7 +156,7 @@ Result<bool> JsonDocuments::skip_blanks() {
   }
 }
 
-/// The place behind the brace that closes the object at `at_`.
+/// The place after the brace that closes the object at `at_`.
 Result<std::size_t> JsonDocuments::find_end() {
   int depth = 0;  // of objects
   int lists = 0;  // open ones

@@ -111,7 +111,7 @@ void ClosedSubject::check_sums(const Reply& reply, Findings& findings) const {
   compare("state slots", ReplyField::states_free, ReplyField::states_locked, config_.state_slots);
 }
 
-/// A token is sampled, or the request finished, behind tokens that the answers to `extend` leave
+/// A token is sampled, or the request finished, after tokens that the answers to `extend` leave
 /// out: whoever drives the server believes them computed, and it never says so.
 void ClosedSubject::check_progress(const Operation& operation, Findings& findings) const {
   const Request* const request = find(operation.id);
@@ -224,7 +224,7 @@ void ClosedSubject::follow_request(const Operation& operation, const Reply& repl
   request.known.append(operation.tokens);
   const std::int64_t known = request.known.size();
   if (operation.verb == Verb::accept) {
-    // The kept drafts are computed; the token behind them has only been sampled.
+    // The kept drafts are computed; the token after them has only been sampled.
     if (request.verifies && request.unanswered == 0)
       request.computed = request.asked = std::max(request.computed, known - 1);
     request.verifies = false;

@@ -29,7 +29,7 @@ class ClosedSubject {
     Tokens tokens;
     Name salt;
   };
-  /// What was sampled behind a prefix, and for whom first.
+  /// What was sampled after a prefix, and for whom first.
   struct Sampled {
     std::int64_t output = 0;
     Name id;

@@ -116,7 +116,7 @@ std::string ReplaySession::who_lacks_level(const Operation& operation) const {
                          operation.lora.exists() ? "lora" : "images");
   if (operation.verb == Verb::extend && operation.n == 0)
     if (const SubjectSeat* const seat = first_without(&SubjectSeat::takes_loads))
-      return fmt::format("extend: {} loads nothing behind a step (n=0)", seat->name);
+      return fmt::format("extend: {} loads nothing after a step (n=0)", seat->name);
   const bool is_tree = is_tree_verb(operation.verb);
   if (!is_tree && !is_sequence_verb(operation.verb)) return "";
   for (std::size_t i = 0; i < subject_count(); ++i) {
@@ -301,7 +301,7 @@ void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const R
   if (!findings.empty()) stopped_ = true;
 }
 
-/// Behind an operation, or at the end. What broke may be such that the auditor cannot read it.
+/// After an operation, or at the end. What broke may be such that the auditor cannot read it.
 void ReplaySession::audit(SubjectSeat& seat, const Operation* operation, const Reply* reply) try {
   if (operation != nullptr) seat.auditor->after(*operation, *reply, seat.findings);
   if (operation == nullptr || operation->verb == Verb::check || events_ % kRecomputeEvery == 0)
@@ -335,7 +335,7 @@ void ReplaySession::check_cached(const Operation& operation, const Reply& reply,
            std::to_string(cached), std::to_string(reply.get(field))});
 }
 
-/// Liveness of the pools: behind a flush, with nothing running, every slot is free. What excuses
+/// Liveness of the pools: after a flush, with nothing running, every slot is free. What excuses
 /// one that is not: a request that runs, a slot or a lock that a tree verb holds, a row that a slot
 /// cache has captured. What a result under way will be written to is no excuse: its request has
 /// gone.

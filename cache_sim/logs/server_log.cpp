@@ -227,7 +227,7 @@ class LeftBehind final : private PrefixTrie::SplitListener {
 };
 
 /// What each request may have found: the longest prefix of its prompt that another request left
-/// behind which had begun before its end. (A server may serve a later request first.)
+/// after which had begun before its end. (A server may serve a later request first.)
 std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
   std::vector<std::size_t> order(log.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -281,7 +281,7 @@ class OutputJudge {
   }
 
  private:
-  /// The first token that differs decides: behind it the two are answers to different texts.
+  /// The first token that differs decides: after it the two are answers to different texts.
   void compare_with(const Truth& truth, const LoggedRequest& request, LogVerdict& verdict) {
     const auto both =
         std::min<std::size_t>(truth.output.size(), request.tokens.size() - request.prompt_size);

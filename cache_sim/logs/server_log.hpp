@@ -64,7 +64,7 @@ struct LogVerdict {
 ///                    leaves its prompt and its output without the last token, which is sampled and
 ///                    never computed.
 ///   output-differs   a greedy request goes on otherwise than the truth of its prompt; where there
-///                    is none, otherwise than another such request behind the same tokens
+///                    is none, otherwise than another such request after the same tokens
 LogVerdict judge_log(const std::vector<LoggedRequest>& log, const Truths& truths = {});
 
 /// The log as lines of Lockstep's own format, and as a trace to replay: a `request` line for each,

@@ -1,5 +1,5 @@
 // What a model says without any cache: prompts, and the greedy output that an empty context gives
-// behind each, recorded beside a server's log (lockstep check-log --truth).
+// after each, recorded beside a server's log (lockstep check-log --truth).
 #pragma once
 
 #include <cstdint>

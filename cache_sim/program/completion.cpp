@@ -132,7 +132,7 @@ _lockstep() {{
   fi
   [[ $last != --policies || $current != *,* ]] || words=$(sed "s/^/${{current%,*}},/" <<<"$words")
   mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
-  # Bash takes what stands behind a colon for a word of its own.
+  # Bash takes what stands after a colon for a word of its own.
   before=${{current%"${{current##*:}}"}}
   [[ $COMP_WORDBREAKS != *:* ]] || COMPREPLY=("${{COMPREPLY[@]#"$before"}}")
 }}

@@ -32,7 +32,7 @@ struct ReplayOptions {
 cache_sim::CheckLevel check_level(const std::string& word);
 void add_check(CLI::App& command, std::string& word);
 
-/// The words of a `# run:` line behind `lockstep replay`: they mean what they mean on the command
+/// The words of a `# run:` line after `lockstep replay`: they mean what they mean on the command
 /// line. A trace can come from anybody, so a line that starts a program (exec:COMMAND) is an error
 /// that names the option --allow-exec, where that is not given.
 Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,

@@ -48,7 +48,7 @@ Result<ReplayOutcome> replay(const ReplayRequest& request);
 /// defect found. Errors name what does not exist.
 Result<RunOptions> run_options(const ReplayRequest& request, Config config);
 
-/// The words of a `# run:` line behind `lockstep`, with %s replaced by the file.
+/// The words of a `# run:` line after `lockstep`, with %s replaced by the file.
 std::vector<std::string> directive_words(const RunDirective& directive, const std::string& file);
 
 }  // namespace lockstep::cache_sim

@@ -47,7 +47,7 @@ class DrivenWorkload {
 
 struct WorkloadDriver {
   std::string_view name;  ///< of the GeneratedWorkload
-  /// `parameters` as behind the name on the command line; `limit` requests at most, 0: all.
+  /// `parameters` as after the name on the command line; `limit` requests at most, 0: all.
   Result<std::unique_ptr<DrivenWorkload>> (*open)(std::string_view parameters, std::int64_t limit);
 };
 

@@ -14,7 +14,7 @@
 
 namespace lockstep::cache_sim {
 
-/// What a `# run:` line asks for, from its words behind `lockstep`: the program's own parser of
+/// What a `# run:` line asks for, from its words after `lockstep`: the program's own parser of
 /// `lockstep replay`.
 using ReadRunLine =
     std::function<Result<std::vector<ReplayRequest>>(const std::vector<std::string>& words)>;

@@ -12,7 +12,7 @@ namespace {
 /// At most this many entries in a picture or a list, so that it stays readable.
 constexpr std::size_t kMostNodes = 40;
 constexpr std::int64_t kMostEvents = 40;
-constexpr std::int64_t kEventsAfter = 9;  // of those, behind the wrong one
+constexpr std::int64_t kEventsAfter = 9;  // of those, after the wrong one
 
 Json events_json(const ReplaySession& run) {
   Json events = Json::array();

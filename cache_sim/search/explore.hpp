@@ -33,10 +33,10 @@ struct ExploreOptions {
   std::uint64_t seed = 1;
   std::int64_t traces = 1000;
   std::chrono::milliseconds time{0};  ///< 0: no limit; otherwise `traces` is none
-  std::int64_t findings = 1;          ///< stops behind that many
+  std::int64_t findings = 1;          ///< stops after that many
   bool shrinks = true;
   std::chrono::milliseconds shrink_time{0};  ///< of each finding, at most; 0: no limit
-  /// Called behind each trace, and behind each execution while a finding is shrunk.
+  /// Called after each trace, and after each execution while a finding is shrunk.
   struct Progress {
     std::int64_t traces = 0;
     std::size_t findings = 0;

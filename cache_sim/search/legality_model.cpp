@@ -10,7 +10,7 @@ std::int64_t tokens_left(const LegalityModel::Request& request, const Operation&
   return request.left() + extend.tokens.size() + extend.drafts.size();
 }
 
-/// Whether the tokens are drafts, each behind the one before it.
+/// Whether the tokens are drafts, each after the one before it.
 bool are_kept(const LegalityModel::Request& request, const Tokens& tokens) {
   if (request.parents.empty())
     return tokens.size() <= request.drafts.size() && tokens == request.drafts.prefix(tokens.size());

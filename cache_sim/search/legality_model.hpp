@@ -17,7 +17,7 @@ struct Step {
   static constexpr std::int64_t kLiteral = -1;
 
   Statement statement;
-  /// What it left undone: tokens not computed behind an extend, computed tokens behind a
+  /// What it left undone: tokens not computed after an extend, computed tokens after a
   /// checkpoint's length; kLiteral: its number is the number.
   std::int64_t rest = kLiteral;
   /// insert: its tokens were those that its slot stood for. One that says otherwise lies about a
@@ -45,7 +45,7 @@ class LegalityModel {
     std::int64_t computed = 0;
     Tokens drafts;                      ///< of a verification that waits for its accept
     int in_flight = 0;                  ///< extends whose results are out
-    bool samples = false;               ///< tokens came behind those of the admission
+    bool samples = false;               ///< tokens came after those of the admission
     std::vector<std::int64_t> parents;  ///< of the drafts, where they are a tree
     std::int64_t external = 0;          ///< of its admission, before its first extend
     bool is_loading = false;            ///< these tokens are under way

@@ -1,4 +1,4 @@
-// Plays operations in a place where they were not written: cut out of another trace, or behind a
+// Plays operations in a place where they were not written: cut out of another trace, or after a
 // line that was removed. Each is adapted to what its request and its slot have now, or left out
 // where it has become meaningless. The search and the shrinker play through it; what was played is
 // a trace of its own, which a replay plays as it stands.

@@ -118,7 +118,7 @@ Tokens RandomTrace::some_way(const LegalityModel::Request& request) {
   return way;
 }
 
-/// Drafts as a tree. Two that stand behind the same one are different tokens, or they are a chain.
+/// Drafts as a tree. Two that stand after the same one are different tokens, or they are a chain.
 void RandomTrace::plant_tree(Operation& verification) {
   const Tokens& drafts = verification.drafts;
   for (std::uint32_t draft = 1; draft <= drafts.size(); ++draft) {
@@ -228,7 +228,7 @@ std::optional<Operation> RandomTrace::restoration(const LegalityModel::Request& 
   return operation;
 }
 
-/// Drafts stand behind one sampled token, and are at most those that the cache has room for.
+/// Drafts stand after one sampled token, and are at most those that the cache has room for.
 Operation RandomTrace::block_forward(Operation operation, const LegalityModel::Request& request,
                                      std::int64_t most) {
   const std::int64_t drafts = swarm_.config.drafts;

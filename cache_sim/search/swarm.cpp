@@ -278,7 +278,7 @@ void draw_level(Draw& draw, SwarmLevel level, bool asks_for_ranks, std::int64_t 
                 ConfigDraw& fields, Swarm& swarm) {
   const bool is_asked_for = swarm.blocks && !fields.free(ConfigField::scheduler);
   const bool usually = draw.chance(1, 4);
-  // What cuts chunks and holds nothing behind a look-up goes with vLLM's scheduler alone.
+  // What cuts chunks and holds nothing after a look-up goes with vLLM's scheduler alone.
   swarm.scheduled =
       asks_for_ranks || is_asked_for || (swarm.blocks ? draw.aside(4, 3) == 0 : usually);
   if (level != SwarmLevel::either) swarm.scheduled = level == SwarmLevel::requests;
@@ -333,7 +333,7 @@ void draw_block_rates(Draw& draw, Swarm& swarm) {
     swarm.turns = static_cast<int>(2 + draw.aside(5, 55));
   if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.aside(4, 31));
   const std::string& scheduler = swarm.config.scheduler;
-  // Who lacks one token behind a hit is padded, so prompts come again.
+  // Who lacks one token after a hit is padded, so prompts come again.
   if (swarm.scheduled && swarm.config.drafts > 0 && draw.aside(2, 67) == 0)
     swarm.shared = std::max(swarm.shared, 9);
   if (scheduler.find(":encoder=") == std::string::npos) return;
@@ -440,7 +440,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   }
   if (accepted.fields.contains(ConfigField::alpha)) {
     draw_bytes(draw, fields, swarm);
-    // What is tuned on a window of requests is seen in those behind it.
+    // What is tuned on a window of requests is seen in those after it.
     if (swarm.config.alpha == "tuned" && draw.aside(4, 40) == 0) swarm.operations *= 4;
   }
   if (accepted.slot_verbs) swarm.slots = weight(draw, 4);

@@ -92,7 +92,7 @@ std::size_t pick(Draw& draw, const std::array<int, N>& weights) {
 /// Tokens of a document, or of a few letters where the swarm has them.
 Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size);
 
-/// Often a prefix of one of `seen`, and something behind it.
+/// Often a prefix of one of `seen`, and something after it.
 Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& seen);
 
 /// What all subjects of a search accept, so that a difference between them is a defect.

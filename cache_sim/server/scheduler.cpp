@@ -113,7 +113,7 @@ void Scheduler::next_admission(SchedulerEffects& effects) {
 }
 
 /// Who still prefills found no room and waits for the results that are out. Who ends by its length
-/// gets no step behind the one that samples its last token; who stops by itself is not known to.
+/// gets no step after the one that samples its last token; who stops by itself is not known to.
 bool Scheduler::may_decode(const Request& request) {
   const RequestSpec& spec = *request.spec;
   return !request.prefilling && (spec.stops || request.scheduled + 1 < spec.tokens.size());
@@ -226,7 +226,7 @@ void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffe
     effects.operation->tokens = request.spec->tokens.slice(request.known, end);
 }
 
-/// What is sampled from a position on; behind the output's end, where the client no longer looks,
+/// What is sampled from a position on; after the output's end, where the client no longer looks,
 /// tokens of a document of their own.
 Tokens Scheduler::sampled_from(const RequestSpec& spec, std::uint32_t position,
                                std::uint32_t count) {
@@ -413,7 +413,7 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
     return;
   }
   if (phase_ == Phase::admission)
-    budget_ = 0;  // nobody is admitted behind a request that found no room
+    budget_ = 0;  // nobody is admitted after a request that found no room
   retract(running_.back(), effects);
 }
 

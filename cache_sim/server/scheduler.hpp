@@ -56,7 +56,7 @@ enum class SchedulerAsks : std::uint8_t {
   drop,
   chunk_room,   ///< for the step's chunks
   decode_room,  ///< for the step's decodes, without which one is retracted
-  freed_room,   ///< besides, behind a retraction
+  freed_room,   ///< what else is freed after a retraction
   page_room     ///< a page for each decode
 };
 
@@ -90,7 +90,7 @@ class Scheduler final : public AskingScheduler<ScheduledRequest, SchedulerAsks> 
     std::uint32_t begin;        // tokens before this step
     std::uint32_t tokens;       // extended in this step
     std::uint32_t accepts;      // of the output; 0 for a chunk or a plain decode
-    std::uint32_t overrun;      // tokens accepted besides, behind the output's end
+    std::uint32_t overrun;      // tokens accepted besides, after the output's end
     bool chunk;                 // of a prefill
     bool samples;               // a token comes out
     bool checkpointed = false;  // before its result

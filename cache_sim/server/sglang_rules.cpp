@@ -9,7 +9,7 @@
 //               them at once, and for all who decode.
 //   retraction  Where room for the decodes is missing, those with the fewest outputs go first,
 //               among equals the longest prompt, and wait at the end of the queue
-//               (_get_decode_retraction_order). Behind each, kRetractionSteps tokens are made free
+//               (_get_decode_retraction_order). After each, kRetractionSteps tokens are made free
 //               for every request that stays (release_req). The rows go on in that order. Nobody is
 //               retracted where a result is out that ends a request.
 //   overlap     A forward is waited for although all of its requests have left, so that no step is
@@ -106,7 +106,7 @@ void Scheduler::settle_decode_room(const Reply& reply, SchedulerEffects& effects
   if (reply.has(ReplyField::kv_free) && reply.get(ReplyField::kv_free) < asked_tokens_)
     return retract_one(effects);
   if (is_retracting_) {
-    // Whoever does not decode now has a result out, and is behind them.
+    // Whoever does not decode now has a result out, and comes after them.
     std::stable_partition(running_.begin(), running_.end(), [&](RequestNumber number) {
       return std::find(staying_.begin(), staying_.end(), number) != staying_.end();
     });

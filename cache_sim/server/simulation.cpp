@@ -14,7 +14,7 @@ namespace {
 
 /// Steps in a row that compute nothing and end nobody before the run is called stuck.
 constexpr std::int64_t kIdleStepsUntilStuck = 1000;
-/// With overlap, rows of a request that has ended may be in the step behind.
+/// With overlap, rows of a request that has ended may be in the next step.
 constexpr std::int64_t kStepsInFlight = 2;
 constexpr std::size_t kUnrouted = static_cast<std::size_t>(-1);
 /// Operations of one event after which, and after each doubling of which, a scheduler that goes on
@@ -320,7 +320,7 @@ bool Simulation::launch() {
   if (longest == 0) return true;
   const Nanoseconds begin = std::max(now_, device_free_);
   if (longest > std::numeric_limits<Nanoseconds>::max() - begin) {
-    run_.fail({.text = fmt::format("a step of {} that begins at {} ends behind the last moment of "
+    run_.fail({.text = fmt::format("a step of {} that begins at {} ends after the last moment of "
                                    "the virtual clock, 2^63 ns",
                                    time_text(longest), time_text(begin))});
     return false;

@@ -92,7 +92,7 @@ std::int64_t VllmScheduler::left() const {
   return std::min(budget_, input_budget_ - options_.draft_slots);
 }
 
-/// Drafts that stand behind its last token. With overlap they are places: the forward under way
+/// Drafts that stand after its last token. With overlap they are places: the forward under way
 /// will make them.
 std::uint32_t VllmScheduler::proposed(const Request& request) const {
   if (options_.drafts == 0 || request.prefills) return 0;
@@ -165,7 +165,7 @@ Tokens VllmScheduler::drafts_of(const Request& request, std::uint32_t drafts) co
       .followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - right));
 }
 
-/// Tokens that a row with so many drafts brings: accepted drafts and one more, none behind the
+/// Tokens that a row with so many drafts brings: accepted drafts and one more, none after the
 /// output's end.
 std::uint32_t VllmScheduler::kept_of(const Request& request, std::uint32_t drafts, bool verifies) {
   const std::vector<std::int64_t>& accept = request.spec->accept;

@@ -17,7 +17,7 @@
 // and the next one is tried. Preempted requests wait in front of all others, by priority where
 // those count. What cannot be admitted while nothing else runs is refused.
 //
-// With drafts (config drafts=G), a request that decodes has drafts to verify behind its last token:
+// With drafts (config drafts=G), a request that decodes has drafts to verify after its last token:
 // as many of them as the step's tokens allow are scheduled with it, the others are lost. Each
 // result that samples is told by `accept`, that of a row without drafts as well, since it
 // publishes. Rejected drafts are not computed. Who is admitted and lacks one token is padded to 1 +
@@ -32,9 +32,9 @@
 //
 // With overlap (AsyncScheduler), a step is decided while the forward before it runs: a request that
 // sampled in it is extended by a token that is not there yet (extend async=1), its result is told
-// by `complete`. One that ends by its length gets no step behind its last one. A preempted request
+// by `complete`. One that ends by its length gets no step after its last one. A preempted request
 // waits, overtaken by others, until its results are there, which still bring it tokens. With drafts
-// a row always has G of them, places for those that the forward before will make, and begins behind
+// a row always has G of them, places for those that the forward before will make, and begins after
 // all places of the row before: its result, told by `accept`, moves it back by what was rejected.
 #pragma once
 
@@ -102,7 +102,7 @@ class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> 
     std::uint32_t drafts;  // the last ones of these
     std::int64_t encoded;  // places of images that the step encodes for it
     bool samples;          // a token comes out
-    bool decodes;          // one token behind all that was known
+    bool decodes;          // one token after all that was known
     bool verifies;         // what its line gives for the next verification
     bool stale = false;    // its request was preempted since
   };

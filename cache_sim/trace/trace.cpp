@@ -23,7 +23,7 @@ constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 /// Outputs that are given as a number are documents of their own, above every name of up to six
 /// letters.
 constexpr Document kOutputDocuments = Document{1} << 30;
-constexpr std::int64_t kMostBranches = 1024;  // and tokens behind an output's end
+constexpr std::int64_t kMostBranches = 1024;  // and tokens after an output's end
 
 Result<std::vector<std::int64_t>> parse_list(std::string_view text, std::int64_t low) {
   std::vector<std::int64_t> list;
@@ -218,7 +218,7 @@ class Reader {
     return {};
   }
 
-  /// A time that is not before the latest one of its kind: arrivals may lie behind the end of a
+  /// A time that is not before the latest one of its kind: arrivals may lie after the end of a
   /// run.
   static Result<void> read_time(std::string_view value, Nanoseconds& latest, Nanoseconds& into) {
     const Result<Nanoseconds> time = parse_time(value);

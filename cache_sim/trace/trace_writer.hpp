@@ -7,7 +7,7 @@
 
 namespace lockstep::cache_sim {
 
-/// The statement's line and, where an answer is expected, the two lines behind it.
+/// The statement's line and, where an answer is expected, the two lines after it.
 std::string statement_text(const Statement& statement);
 
 /// Comment lines from `description` (as they stand, without `#`), one `config` line with what

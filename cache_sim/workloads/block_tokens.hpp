@@ -1,5 +1,5 @@
 // From the block ids of a public trace to tokens: token j of the block with id h is (h, j). What
-// lies behind the last id, and the output, belong to the request alone.
+// lies after the last id, and the output, belong to the request alone.
 #pragma once
 
 #include <cstdint>

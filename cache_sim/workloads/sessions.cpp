@@ -6,7 +6,7 @@
 //   systems     different system prompts, of `system` tokens on average, few of them often used
 //   input       tokens that a user, or a tool, adds a turn, on average
 //   output      tokens of an answer, on average
-//   fork_every  0: a chat. Else an agent: behind so many turns a sub-agent forks the context, makes
+//   fork_every  0: a chat. Else an agent: after so many turns a sub-agent forks the context, makes
 //               fork_turns requests of its own, and the session goes on without them
 //   gap_us      microseconds between two requests of the workload
 //   drafts      tokens that each verification tries, 0: there are none; `ngram=1`: up to so many
@@ -51,7 +51,7 @@ struct SessionsOptions {
 /// What a random number decides.
 enum class Draw : std::uint64_t { system_size, system_first, system_second, input, output };
 constexpr std::uint64_t kDraws = 5;
-constexpr std::uint64_t kDraftStreams = std::uint64_t{1} << 62;  // behind those of the texts
+constexpr std::uint64_t kDraftStreams = std::uint64_t{1} << 62;  // after those of the texts
 
 /// Tokens around a mean: uniform from half of it to one and a half.
 std::uint32_t around(std::int64_t mean, std::uint64_t seed, std::uint64_t stream,

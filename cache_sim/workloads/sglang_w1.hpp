@@ -21,7 +21,7 @@ struct SglangW1Options {
   static Result<SglangW1Options> parse(std::string_view parameters);
 };
 
-/// One request: its prompt and, right behind it in the same storage, the tokens it will output.
+/// One request: its prompt and, right after it in the same storage, the tokens it will output.
 struct SglangW1Request {
   Name id;  ///< r0, r1, …
   std::int64_t conversation;

@@ -47,7 +47,7 @@ struct LatentWrite {
 template <class C>
 void write_latents(const LatentWrite<C>& in, cudaStream_t stream);
 
-/// A part of each request's tokens, one request behind the other: of request b the tokens
+/// A part of each request's tokens, one request after the other: of request b the tokens
 /// min(begin, end) ... end, with end = min(begin + size, tokens of b), where its tokens are those
 /// that are cached before the new ones (prefix) or these too.
 template <class C>
@@ -59,7 +59,7 @@ struct LatentGather {
   std::int64_t begin = 0, size = 0;
   bool prefix = false;
   std::optional<TensorView<const float, 1>> kv_scale{};
-  TensorView<Bf16, 2> latents;         // [L, 576]; rows behind the last request's are 0
+  TensorView<Bf16, 2> latents;         // [L, 576]; rows after the last request's are 0
   TensorView<std::int32_t, 1> starts;  // [B + 1], written: where each request's rows begin
 };
 

@@ -84,7 +84,7 @@ struct Layout {
   static_assert(kBytes <= 232448, "shared memory of a block");
 };
 
-constexpr int kCleared = 6;  ///< a barrier of threads, behind five of outputs and mergers
+constexpr int kCleared = 6;  ///< a barrier of threads, after five of outputs and mergers
 
 // Of a part's piece of a divided request, in device memory.
 constexpr int kPieceBytes = kRows * kValues * 2;
@@ -276,7 +276,7 @@ class Block {
           here_(entry(window_)),
           next_(entry(window_ + 32)) {}
     __device__ int count() const { return pages_; }
-    /// Goes on to a page at most 32 behind the last one. The whole warp names the same.
+    /// Goes on to a page at most 32 after the last one. The whole warp names the same.
     __device__ void reach(int page) {
       if (page < window_ + 32) return;
       window_ += 32;
@@ -639,7 +639,7 @@ class Block {
   __device__ void run_scores(int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = warp * 16 + lane / 4;
-    // Keys that a row does not see for its query's place: of those behind it in the request.
+    // Keys that a row does not see for its query's place: of those after it in the request.
     int later[2], first_later = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -786,7 +786,7 @@ class Block {
       add_warp_product<M>(sum, {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]}, ones, ones);
   }
 
-  /// Values behind a request's last key become 0, in the tile that lies before `behind`: 0 times
+  /// Values after a request's last key become 0, in the tile that lies before `behind`: 0 times
   /// anything must be 0. By the threads that read queries in these places before and afterwards, so
   /// that barriers of their own suffice.
   __device__ void clear_values(const Step& behind, int seen) const {
@@ -815,7 +815,7 @@ class Block {
       if (item.count == 0) {
         for_each_output(O, [](float& o, int) { o = 0.0f; });
       } else {
-        ring.skip(kHalf / kPair + side * kSideStep);  // behind the queries'
+        ring.skip(kHalf / kPair + side * kSideStep);  // after the queries'
       }
       for (int t = 0; t < item.count; ++t) {
         barrier_wait(p_full(tile.place), tile.parity);
@@ -1261,14 +1261,14 @@ class Block {
     return barrier(kQueryBarriers + 6);
   }
 
-  /// From the beginning of shared memory: 64 tokens' numbers, and behind them their scales.
+  /// From the beginning of shared memory: 64 tokens' numbers, and after them their scales.
   __device__ static int raw_at(int place) {
     return At::kRawUnits + place * At::kRawBytes;
   }
   __device__ static int raw_pe_at(int place) {
     return At::kRawPes + place * At::kRawPeBytes;
   }
-  /// Units, and behind them last slabs.
+  /// Units, and after them last slabs.
   __device__ std::uint32_t raw_full(int place) const {
     return barrier(kQueryBarriers + 7 + place);
   }

@@ -51,7 +51,7 @@ std::int64_t mla_decode_workspace(const MlaDecode<T, C>& in);
 
 /// A query that sees no key gives 0 and lse = +inf. How keys are divided follows from seq_lens on
 /// the device, so a captured call is right for lengths that have changed; a request of length 0
-/// touches no page. Keys beyond the block table's columns do not exist; entries behind the last
+/// touches no page. Keys beyond the block table's columns do not exist; entries after the last
 /// page of a request are never looked at, an entry before it that names no page stands for keys of
 /// zeros. Throws ArgumentError.
 template <class T, class C = T>

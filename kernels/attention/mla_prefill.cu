@@ -48,7 +48,7 @@ constexpr int kSharedBytes = kBarriers + 8 * (2 + 4 * kStages + 2 * 2);
 static_assert(kQueries == kKeys && kSharedBytes <= 232448, "shared memory of a block");
 
 // Barriers of threads.
-constexpr int kFirstTurn = 1;  ///< and the second group's behind it
+constexpr int kFirstTurn = 1;  ///< and the second group's after it
 constexpr int kCleared = 3;
 
 /// Of a lane: items that were taken beyond each block's first, blocks that are done. 0 between
@@ -333,7 +333,7 @@ class Block {
   }
 
   /// What gave `sum`, which is not negative, is computed before the wait that follows. ptxas keeps
-  /// waits in their order with stores, but moves arithmetic behind them, where nothing hides it.
+  /// waits in their order with stores, but moves arithmetic after them, where nothing hides it.
   __device__ void finish_before_waiting(float sum) const {
     asm volatile(
         "{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000;\n"
@@ -379,7 +379,7 @@ class Block {
     }
   }
 
-  /// Values behind the row's last key become 0: 0 times anything must be 0. A thread clears the
+  /// Values after the row's last key become 0: 0 times anything must be 0. A thread clears the
   /// same places whenever it does.
   __device__ void clear_values(const Step& at, int there) const {
     barrier_wait(values_full(at.place), at.parity);

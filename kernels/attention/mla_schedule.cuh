@@ -7,7 +7,7 @@
 //   chunks   each part has one piece of one request, and no piece is longer than a number of tiles
 //            that is as small as the parts allow: for requests of like length
 //   whole    as many whole requests for each part: nothing to merge
-//   ranges   requests one behind the other, cut into equal runs
+//   ranges   requests one after the other, cut into equal runs
 #pragma once
 
 #include "kernels/base/device.cuh"

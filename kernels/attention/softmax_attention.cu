@@ -26,7 +26,7 @@ struct Parameters {
   bool causal, has_lse;
 };
 
-/// The row of token t: the last one that begins at it or before; -1: the token is behind all rows.
+/// The row of token t: the last one that begins at it or before; -1: the token is after all rows.
 template <class T>
 __device__ inline std::int64_t row_of(const Parameters<T>& p, std::int64_t t) {
   std::int64_t low = 0, high = p.seq_lens.extent(0);  // starts[low] <= t < starts[high]

@@ -39,7 +39,7 @@ struct SoftmaxAttention {
   float empty_lse = -std::numeric_limits<float>::infinity();
 };
 
-/// Tokens behind the last row see no key. Entries of the block table that name no page hide their
+/// Tokens after the last row see no key. Entries of the block table that name no page hide their
 /// keys. Throws ArgumentError.
 template <class T>
 void softmax_attention(const SoftmaxAttention<T>& in, cudaStream_t stream);

@@ -11,7 +11,7 @@ namespace lockstep::kernels {
 /// `bytes` is a multiple of 16 KiB.
 void copy_on_device(void* to, const void* from, std::int64_t bytes, cudaStream_t stream);
 
-/// Reads `bytes` once and writes them 1 or 4 times, copy behind copy: what a decode and a
+/// Reads `bytes` once and writes them 1 or 4 times, copy after copy: what a decode and a
 /// verification of four tokens with snapshots do to states, and nothing else. As above.
 void fan_out_on_device(void* to, const void* from, std::int64_t bytes, int writes,
                        cudaStream_t stream);

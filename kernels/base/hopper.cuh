@@ -4,7 +4,7 @@
 //
 // A tile in shared memory is 64 elements of 16 bits wide (128 bytes), begins at a multiple of 1024
 // bytes and is swizzled as the tensor cores want it: tile_offset(). A matrix of more than 64
-// columns is several tiles, one behind the other.
+// columns is several tiles, one after the other.
 #pragma once
 
 #include <cudaTypedefs.h>  // types alone: the driver's function is looked up when it is needed
@@ -79,7 +79,7 @@ __device__ inline std::uint32_t tile_offset(int row, int chunk) {
 }
 
 /// What ordinary stores of this thread left in shared memory can be seen by products and tensor
-/// copies that start behind a barrier which this thread reaches afterwards.
+/// copies that start after a barrier which this thread reaches afterwards.
 __device__ inline void publish_to_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -142,7 +142,7 @@ __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity)
 
 /// A barrier of `threads` threads beside __syncthreads(), which is number 0.
 __device__ inline void sync_threads_of(int number, int threads) {
-  __syncwarp();  // a warp reaches it as one, also behind a branch that one lane took
+  __syncwarp();  // a warp reaches it as one, also after a branch that one lane took
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
@@ -245,7 +245,7 @@ __device__ inline std::uint64_t matrix(std::uint32_t address, std::uint32_t tile
   return std::uint64_t{((address & 0x3ffff) >> 4) | tile_step >> 4 << 16} |
          std::uint64_t{kEightRows | kSwizzle128} << 32;
 }
-/// The matrix that begins `bytes` behind. Only the lower half changes, which is kept apart so that
+/// The matrix that begins `bytes` later. Only the lower half changes, which is kept apart so that
 /// it is one addition.
 __device__ inline std::uint64_t further(std::uint64_t matrix, std::uint32_t bytes) {
   const auto low = static_cast<std::uint32_t>(matrix) + (bytes >> 4);
@@ -307,7 +307,7 @@ struct Product;
   "%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121," \
   "%122,%123,%124,%125,%126,%127"
 
-// The numbers are those of the operands behind the N / 2 of D.
+// The numbers are those of the operands after the N / 2 of D.
 #define LOCKSTEP_PRODUCT(T_, TYPE, N_, R, D, i0, i1, i2, i3, i4, i5, i6)                         \
   template <bool kTransposedB, bool kTransposedA>                                                \
   struct Product<T_, N_, kTransposedB, kTransposedA> {                                           \
@@ -420,7 +420,7 @@ __device__ inline void load_bytes_in_both(std::uint32_t to, const void* from, in
 __device__ inline void publish_to_async_everywhere() {
   asm volatile("fence.proxy.async;" ::: "memory");
 }
-/// Adds 1 behind all that the thread has done before.
+/// Adds 1 after all that the thread has done before.
 __device__ inline void count_up(int* counter) {
   asm volatile("red.release.gpu.global.add.s32 [%0], 1;" ::"l"(counter) : "memory");
 }

@@ -48,7 +48,7 @@ struct RowSlots {
   __device__ static std::int64_t wide(int index, int stride) {
     return std::int64_t{index} * stride;
   }
-  /// The first token of a row; of the one behind the last, the end.
+  /// The first token of a row; of the one after the last, the end.
   __device__ int begin(int row) const {
     return starts ? starts[wide(row, starts_stride)] : row;
   }
@@ -59,7 +59,7 @@ struct RowSlots {
     const bool sound = 0 <= begin && begin <= end && end <= tokens;
     return {sound ? begin : 0, sound ? end - begin : 0};
   }
-  /// Tokens behind the last row.
+  /// Tokens after the last row.
   __device__ int padding_begin() const {
     return starts ? max(0, starts[wide(rows, starts_stride)]) : tokens;
   }

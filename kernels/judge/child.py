@@ -1,7 +1,7 @@
 """Holds a Python candidate and answers what `lockstep judge` asks, line by line;
 kernels/judge/run.hpp lists the requests.
 
-Tensors are views into allocations that lie between guard bands; what they hold behind each run goes
+Tensors are views into allocations that lie between guard bands; what they hold after each run goes
 back as it is, through shared memory, and the program that started this judges it. Needs PyTorch and
 nothing else.
 """
@@ -188,7 +188,7 @@ class Server:
         return {"outcome": "done", "stages": self.write_stages(stages or {}, arguments.bytes)}
 
     def write_stages(self, stages, offset):
-        """Named stages of the computation, in float32, behind the results."""
+        """Named stages of the computation, in float32, after the results."""
         sizes = {}
         for name, value in stages.items():
             one = torch.as_tensor(value).detach().float().cpu().contiguous()

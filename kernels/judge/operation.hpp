@@ -15,7 +15,7 @@ namespace lockstep::judging {
 
 /// What a token or a slot is to its case, for the sentence that says where something is wrong.
 struct CaseToken {
-  std::int64_t row = -1;  ///< -1: behind the last row
+  std::int64_t row = -1;  ///< -1: after the last row
   std::int64_t position = 0;
   std::int64_t row_size = 1;
   bool padding = false;  ///< the row's slot names none, or there is no row
@@ -107,7 +107,7 @@ JudgedOperation judged() {
 /// nobody's, so that a padding entry that is taken for slot 0, or wraps around, shows.
 struct Batch {
   std::vector<std::int64_t> lengths;       ///< tokens per row
-  std::int64_t behind = 0;                 ///< tokens behind the last row
+  std::int64_t behind = 0;                 ///< tokens after the last row
   std::int64_t columns = 0;                ///< of a table of state indices; 0: a list
   std::vector<std::int64_t> padding_rows;  ///< their entries name no slot
   std::int32_t pad_slot_id = -1;
@@ -184,10 +184,10 @@ class Draw {
 Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values);
 
 /// has_initial_state [rows], false for those of `fresh`: whatever their slots hold counts as zero.
-/// Behind Batch::describe().
+/// After Batch::describe().
 void add_fresh_rows(Case& c, std::int64_t rows, const std::vector<std::int64_t>& fresh);
 
-/// NaN in the tokens of padding rows and behind the last row; dimension 0 is the token.
+/// NaN in the tokens of padding rows and after the last row; dimension 0 is the token.
 void poison_padding(Tensor& tensor, const Case& of);
 /// NaN in the slots that no row reads; dimension 0 is the slot.
 void poison_unread(Tensor& tensor, const Case& of);
@@ -197,7 +197,7 @@ void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap);
 /// The last two dimensions of memory change places.
 void swap_last_two(Tensor& tensor);
 
-/// A plan of make(wanted, options) for each that is wanted, one list behind the other.
+/// A plan of make(wanted, options) for each that is wanted, one list after the other.
 template <class Wanted, class Make>
 std::vector<CasePlan> planned(const std::vector<std::vector<Wanted>>& parts, Make make) {
   std::vector<CasePlan> plans;

@@ -153,7 +153,7 @@ Result<void> CandidateProcess::begin(bool with_copy_rate) {
   return {};
 }
 
-/// Another process for the cases behind the one that ended the last.
+/// Another process for the cases after the one that ended the last.
 void CandidateProcess::restart() {
   outcome_ = Outcome::done;
   if (!launch(false) || !ask_first("load")) outcome_ = Outcome::not_run;
@@ -203,7 +203,7 @@ std::optional<Json> CandidateProcess::ask(const std::string& what, Json request)
   if (!answer.is_object() || field(answer, "n", std::int64_t{0}) != number_) return garbled(line);
   if (field(answer, "broken", false)) {
     outcome_ = Outcome::raised;
-    message_ = "the GPU cannot be used behind the error of an earlier case";
+    message_ = "the GPU cannot be used after the error of an earlier case";
   }
   return answer;
 }
@@ -294,7 +294,7 @@ namespace {
 
 constexpr std::int64_t kFetchedBytes = std::int64_t{512} << 20;  // of a round, at most
 constexpr std::int64_t kSetBytes = std::int64_t{4} << 30;        // of all sets, at most
-constexpr int kRounds = 5;                                       // behind a first one that warms up
+constexpr int kRounds = 5;                                       // after a first one that warms up
 constexpr int kRoundsFew = 2;                                    // where each takes long
 constexpr double kEnoughSeconds = 3;
 
@@ -329,7 +329,7 @@ bool CandidateProcess::compare(int number, std::int64_t sets, std::uint64_t seed
       std::min(sets, std::max<std::int64_t>(2, kFetchedBytes / std::max<std::int64_t>(1, bytes)));
   Bytes got(static_cast<std::size_t>(bytes));
   for (std::int64_t i = 0; i < wanted; ++i) {
-    // Drawn behind the calls, one of each stretch of sets.
+    // Drawn after the calls, one of each stretch of sets.
     const std::int64_t begin = i * sets / wanted, end = (i + 1) * sets / wanted;
     const auto set =
         begin + static_cast<std::int64_t>(random_below(

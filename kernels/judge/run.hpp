@@ -12,10 +12,10 @@
 //   load                             refused status, where the candidate cannot be loaded
 //   case      tensors scalars bytes
 //   run                              outcome message stages        [0, bytes): inputs, and what has
-//                                                                  become of them; stages behind
+//                                                                  become of them; stages after
 //   sets      count                                                [0, 2 bytes): two inputs
 //   place     first                                                set i: input (first + i) % 2
-//   record (how), calls (outcome message device_us: every set once), fetch index (a set, behind
+//   record (how), calls (outcome message device_us: every set once), fetch index (a set, after
 //   the two inputs)
 #pragma once
 
@@ -42,7 +42,7 @@ enum class Outcome : std::uint8_t {
 struct CaseRuns {
   Outcome outcome = Outcome::not_run;
   std::string message;
-  std::vector<Bytes> runs;  ///< all allocations of the case, behind each run
+  std::vector<Bytes> runs;  ///< all allocations of the case, after each run
   double run_s = 0;         ///< of the last run, with the copies of its inputs
   NamedStages stages;       ///< that a Python candidate gave back
 };

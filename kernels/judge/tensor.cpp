@@ -130,7 +130,7 @@ std::int64_t Tensor::span() const {
 }
 
 std::int64_t Tensor::allocation_bytes() const {
-  constexpr std::int64_t kAlignment = 512;  // what stands behind the element's memory begins there
+  constexpr std::int64_t kAlignment = 512;  // what stands after the element's memory begins there
   const std::int64_t bytes = span() * size_of(type) + 2 * kGuardBytes;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }

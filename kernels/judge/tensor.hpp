@@ -45,7 +45,7 @@ struct Tensor {
   std::vector<std::string> axes;  ///< what its dimensions are called where something is wrong
 
   std::int64_t count() const;
-  std::int64_t span() const;  ///< elements from the first to behind the last
+  std::int64_t span() const;  ///< elements from the first to the end of the last
   std::int64_t bytes() const { return count() * size_of(type); }
   std::int64_t allocation_bytes() const;
 };

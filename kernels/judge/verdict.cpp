@@ -72,7 +72,7 @@ class Touched {
     const std::int64_t end = kGuardBytes + tensor_.span() * size_of(tensor_.type);
     const auto size = static_cast<std::int64_t>(before_.size());
     guard(findings, 0, kGuardBytes, "in front of");
-    guard(findings, end, size, "behind");
+    guard(findings, end, size, "after");
     const std::int64_t outers = tensor_.extents.empty() ? 1 : tensor_.extents[0];
     const std::int64_t inner = outers == 0 ? 0 : tensor_.count() / outers;
     const auto allowed = [&](std::int64_t outer) {
@@ -130,7 +130,7 @@ class Touched {
       if (!element[static_cast<std::size_t>(b)] && differs(b, 1)) {
         findings.push_back({FindingKind::out_of_range,
                             fmt::format("{}: memory between its elements was written (byte {} "
-                                        "behind its first element): a stride is not honoured",
+                                        "after its first element): a stride is not honoured",
                                         tensor_.name, b - kGuardBytes),
                             "nothing written", "written"});
         return;
@@ -255,11 +255,11 @@ std::string token_rule(const std::set<std::int64_t>& wrong, std::int64_t extent,
     const char* text;
   };
   const Rule rules[] = {
-      {[](const CaseToken& t) { return t.row < 0; }, "only behind the last row"},
+      {[](const CaseToken& t) { return t.row < 0; }, "only after the last row"},
       {[](const CaseToken& t) { return t.padding && t.row >= 0; },
        "only rows whose slot is padding"},
       {[](const CaseToken& t) { return t.position > 0; },
-       "only tokens behind the first of their row"},
+       "only tokens after the first of their row"},
       {[](const CaseToken& t) { return t.position > 0 && t.position + 1 == t.row_size; },
        "only the last tokens of rows"},
       {[](const CaseToken& t) { return t.accepted > 1; },
@@ -276,7 +276,7 @@ std::string head_rule(const std::set<std::int64_t>& wrong, std::int64_t extent,
                       std::int64_t group) {
   if (group > 1) {
     if (exactly(wrong, extent, [&](std::int64_t h) { return h >= group; }))
-      return fmt::format("only heads of groups behind the first (h >= {})", group);
+      return fmt::format("only heads of groups after the first (h >= {})", group);
     if (exactly(wrong, extent, [&](std::int64_t h) { return h % group != 0; }))
       return "only heads that are not the first of their group";
     const std::int64_t groups = extent / group;

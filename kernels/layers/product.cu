@@ -81,7 +81,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     grouped_product_kernel(const __grid_constant__ GroupedProduct<T> in) {
   const std::int64_t T_ = in.x.extent(0), E = in.weight.extent(0);
-  // Which tile of which expert: tiles are counted expert by expert; what lies behind the last
+  // Which tile of which expert: tiles are counted expert by expert; what lies after the last
   // expert's rows counts as one expert more.
   std::int64_t tile = blockIdx.y, begin = 0, end = 0, e = 0;
   for (; e <= E; ++e) {
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(32) count_kernel(const __grid_constant__ Exper
   }
 }
 
-/// Numbers become the sums up to them; rows behind the last one have no token.
+/// Numbers become the sums up to them; rows after the last one have no token.
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ ExpertOrder in) {
   __shared__ std::int32_t sums[kThreads];
   std::int32_t before = 0;
@@ -219,7 +219,7 @@ void grouped_product(const GroupedProduct<T>& in, cudaStream_t stream) {
   checks.shape(in.starts, "starts", "[E + 1]", {E + 1});
   checks.shape(in.out, "out", "[T, N]", {T_, N});
   checks.contiguous_rows(in.out, "out");
-  // Every expert, and the rows behind them, may end with a tile that is not full.
+  // Every expert, and the rows after them, may end with a tile that is not full.
   const std::int64_t most = T_ / kTile + std::min(E + 1, T_);
   const dim3 grid = tiles_of(checks, most, N);
   if (T_ == 0 || N == 0) return;

@@ -31,14 +31,14 @@ template <class T>
 struct GroupedProduct {
   TensorView<const T, 2> x;       // [T, K], sorted by expert
   TensorView<const T, 3> weight;  // [E, N, K]
-  IndexView starts;               // [E + 1]; rows behind the last expert's give 0
+  IndexView starts;               // [E + 1]; rows after the last expert's give 0
   TensorView<T, 2> out;           // [T, N]
 };
 
 struct ExpertOrder {
   TensorView<const std::int32_t, 2> experts;  // [T, k]; a number that is no expert is left out
   TensorView<std::int32_t, 1> starts;         // [E + 1]
-  TensorView<std::int32_t, 1> source;         // [T k]; -1 behind the last expert's rows
+  TensorView<std::int32_t, 1> source;         // [T k]; -1 after the last expert's rows
   TensorView<std::int32_t, 2> place;          // [T, k]; -1: left out
 };
 

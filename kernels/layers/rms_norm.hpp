@@ -1,4 +1,4 @@
-// Root-mean-square norms: plain, behind an addition to the residual stream, and gated. Equations:
+// Root-mean-square norms: plain, after an addition to the residual stream, and gated. Equations:
 // reference/layers/rms_norm.hpp.
 //
 //   here            field               shape, all in device memory

@@ -99,7 +99,7 @@ struct Tokens {
 
 __global__ void __launch_bounds__(kThreads) tokens_kernel(const __grid_constant__ Tokens in) {
   const auto t = static_cast<int>(blockIdx.x), B = static_cast<int>(in.seq_lens.extent(0));
-  int b = 0;  // the token's request; behind the last one there is none
+  int b = 0;  // the token's request; after the last one there is none
   while (b < B && in.query_start_loc(b + 1) <= t) ++b;
   const bool none = b == B || t < in.query_start_loc(0);
   if (threadIdx.x == 0)

@@ -65,7 +65,7 @@ class Channels {
     }
   }
 
-  /// Tokens [from, to) behind W - 1 inputs.
+  /// Tokens [from, to) after W - 1 inputs.
   __device__ void run(int from, int to, const Vector (&history)[W - 1]) const {
     float window[W - 1][kVec];
 #pragma unroll
@@ -91,7 +91,7 @@ class Channels {
     for (; t < to; ++t) advance(t, input(t), window);
   }
 
-  /// A row that goes on from before `from`, at its token W - 1 or behind.
+  /// A row that goes on from before `from`, at its token W - 1 or later.
   __device__ void run_on(int from, int to) const {
     Vector history[W - 1];
 #pragma unroll

@@ -24,7 +24,7 @@ struct CausalConv1d {
 };
 
 /// Outputs of all tokens; the state of a row's slot becomes the last C columns of (the old one, or
-/// zeros, ++ the row's tokens). Rows without a slot give 0, tokens behind a row too. Throws
+/// zeros, ++ the row's tokens). Rows without a slot give 0, tokens after a row too. Throws
 /// ArgumentError.
 template <class T, class S>
 void causal_conv1d(const CausalConv1d<T, S>& in, cudaStream_t stream);

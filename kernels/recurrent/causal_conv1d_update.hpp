@@ -36,7 +36,7 @@ struct CausalConv1dUpdate {
   std::optional<IndexView> parents{};  // [T]
 };
 
-/// Decode and verification. Rows without a slot give 0; tokens behind the last row too. Throws
+/// Decode and verification. Rows without a slot give 0; tokens after the last row too. Throws
 /// ArgumentError.
 template <class T, class S>
 void causal_conv1d_update(const CausalConv1dUpdate<T, S>& in, cudaStream_t stream);

@@ -16,7 +16,7 @@
 // Everything is transposed against the papers' products: S [v, k] and Y, Vn [v, tokens] are left
 // operands, which the tensor cores take from registers, so that nothing on the chain from one chunk
 // to the next goes through memory. The outputs fill the gaps that the chain leaves on the tensor
-// cores: their products are asked for behind those that the next step waits for.
+// cores: their products are asked for after those that the next step waits for.
 //
 //   prepare_kernel  block: 4 warpgroups, each with chunks and heads of its own
 //   chain_kernel    block: a warpgroup that loads, and one or two with 64 columns each. A block
@@ -280,7 +280,7 @@ struct Work {
     const int rest = number % (p.heads * per_head);
     x.head = rest / per_head;
     x.part = (rest - x.head * per_head) * parts_per_piece;
-    x.row = 0;  // the last one whose first place is not behind this one
+    x.row = 0;  // the last one whose first place is not after this one
     for (int above = p.rows.rows; above - x.row > 1;) {
       const int middle = (x.row + above) / 2;
       (first_place(middle, p.range(middle).begin, chunks) <= place ? x.row : above) = middle;
@@ -342,10 +342,10 @@ __device__ inline int size_of_chunk(int tokens, int chunk) {
   return min(kChunk, tokens - chunk * kChunk);
 }
 
-/// What the rows of a tile become that lie behind a sequence.
+/// What the rows of a tile become that lie after a sequence.
 __device__ const uint4 kZeros[kTile / 16] = {};
 
-/// Tiles that `loaded` waits for get zeros behind their first `size` rows; then `full` is.
+/// Tiles that `loaded` waits for get zeros after their first `size` rows; then `full` is.
 __device__ inline void zero_rows(std::uint32_t tiles, int count, int size, std::uint32_t loaded,
                                  std::uint32_t parity, std::uint32_t full) {
   barrier_wait(loaded, parity);
@@ -407,7 +407,7 @@ struct Preparation {
       Task task{number};
       task.entry = number / p.heads;
       task.head = number - task.entry * p.heads;
-      int row = 0;  // the last one whose first entry is not behind this one
+      int row = 0;  // the last one whose first entry is not after this one
       for (int above = p.rows.rows; above - row > 1;) {
         const int middle = (row + above) / 2;
         (first(middle) <= task.entry ? row : above) = middle;
@@ -536,7 +536,7 @@ struct Preparation {
     }
     if (p.counters) {
       if (lane == 0) wait_for_stores();
-      __syncwarp();  // the counts come behind all that the warp has stored
+      __syncwarp();  // the counts come after all that the warp has stored
       if (lane < p.readers)
         count_up(p.counters + (std::int64_t{entry} * p.heads + head) * p.readers + lane);
     }
@@ -1087,7 +1087,7 @@ struct Chain {
         boundary = b.first_boundary(piece.row) + piece.skipped / every;
         left = every - piece.skipped % every;
       }
-      const auto reaches = [&](int chunk) {  // where the state behind a chunk is stored
+      const auto reaches = [&](int chunk) {  // where the state after a chunk is stored
         if (every == 0 || --left > 0 || (chunk + 1) * kChunk > piece.tokens.size) return kNowhere;
         left = every;
         return boundary++;
@@ -1325,7 +1325,7 @@ struct Chain {
   }
 };
 
-/// Outputs of tokens that no chain reaches: rows without a slot, and tokens behind the last row. A
+/// Outputs of tokens that no chain reaches: rows without a slot, and tokens after the last row. A
 /// warp.
 __device__ inline void zero_unused_outputs(const Parameters& p) {
   const int words = p.V / 8;
@@ -1390,7 +1390,7 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kPart
 //   S_q = S M_q + N_q      M [K, K] and N [V, K] from the begin of the stretch on
 //
 //   grid    rows x HV x V / kJoinedRows
-//   block   8 warps for each of a stretch's states; each has 16 columns, one stretch behind the
+//   block   8 warps for each of a stretch's states; each has 16 columns, one stretch after the
 //           other
 //
 // Products are of bf16 in two terms each, which leaves 16 bits: chains round their states to 8.
@@ -1411,10 +1411,10 @@ __device__ inline Terms in_terms(float x, float y) {
 }
 
 /// A warp's 16 rows and 16 columns of a state. Lane l has rows l / 4 and 8 below, columns 4 (l % 4)
-/// and the three behind: d[i][0], d[i][1] and d[i][2], d[i][3] are columns i and i + 2 of the rows.
+/// and the next three: d[i][0], d[i][1] and d[i][2], d[i][3] are columns i and i + 2 of the rows.
 struct JoinedTile {
   float d[2][4];
-  float m[64];  ///< of M: m[8 k] and behind are rows 16 k + 2 (l % 4), the next, and 8 behind both,
+  float m[64];  ///< of M: m[8 k] and on are rows 16 k + 2 (l % 4), the next, and 8 after both,
                 ///< each with columns 2 (l / 4) and the next of the warp's
 
   __device__ void load(const float* states, const float* transfers) {
@@ -1489,7 +1489,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_kernel(const __grid_constan
     return static_cast<const float*>(p.transfers.data) +
            p.transfers.offset(place + segment, head, 2 * (lane % 4), column + 2 * (lane / 4));
   };
-  const int own = 1 + warp / kJoinWarps;  // the warp's segment behind the stretch's begin
+  const int own = 1 + warp / kJoinWarps;  // the warp's segment after the stretch's begin
   const bool last = own == kStretch;      // before which the next stretch begins
   float* const from = s[0] + own_row * kJoinStride;
   JoinedTile tile;

@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       if (lane == r && rows.first + r < p.V)
         x.out.at(token, head)[rows.first + r] = from_float<T>(o[r]);
   };
-  if (row == p.rows.rows) {  // tokens behind the last row
+  if (row == p.rows.rows) {  // tokens after the last row
     for (int t = p.rows.padding_begin(); t < p.rows.tokens; ++t) write(t, {});
     return;
   }
@@ -207,7 +207,7 @@ void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStre
       maps, p, kFollowed ? clusters_for(2 * pieces) : chains, stream);
 }
 
-/// Four launches, each behind the one before: what needs no state, what stretches do to states, the
+/// Four launches, each after the one before: what needs no state, what stretches do to states, the
 /// states before segments, and the segments.
 void launch_segments(const delta_chunks::Maps& maps, const Parameters& p, cudaStream_t stream) {
   using namespace delta_chunks;

@@ -62,7 +62,7 @@ PrefillWorkspace prefill_workspace(const GatedDeltaRulePrefill<T, S>& in);
 template <class T, class S>
 bool can_run(const GatedDeltaRulePrefill<T, S>& in, PrefillForm form);
 
-/// Sequences of the same slot may not be in one call. Rows without a slot give 0; tokens behind the
+/// Sequences of the same slot may not be in one call. Rows without a slot give 0; tokens after the
 /// last row too. The running state is float32 and rounded once per store. Throws ArgumentError.
 template <class T, class S>
 void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_t stream);

@@ -51,7 +51,7 @@ struct GatedDeltaRuleUpdate {
   std::optional<IndexView> fold_accepted{};  // [N]
 };
 
-/// Decode and verification. Rows without a slot give 0; tokens behind the last row too. The running
+/// Decode and verification. Rows without a slot give 0; tokens after the last row too. The running
 /// state is float32 within a launch and rounded once per store. Throws ArgumentError.
 template <class T, class S>
 void gated_delta_rule_update(const GatedDeltaRuleUpdate<T, S>& in, cudaStream_t stream);

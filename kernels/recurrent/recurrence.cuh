@@ -109,7 +109,7 @@ struct RecurrenceParameters {
   bool store_snapshots = false;
   bool runs_tokens = true;  ///< false: a replay, which has no outputs
   bool aligned = false;     ///< rows of 16-byte pieces
-  bool dense = false;       ///< a state's rows lie one behind another
+  bool dense = false;       ///< a state's rows lie one after another
   int heads = 0, R = 0, C = 0;
 };
 

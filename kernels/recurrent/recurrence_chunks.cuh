@@ -81,7 +81,7 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     return token;
   }
 
-  /// Stages [first, end) of the folded tokens and the own ones behind them. A block's work.
+  /// Stages [first, end) of the folded tokens and the own ones after them. A block's work.
   __device__ void stage_piece(Staged& staged, int folded, int folds, int own, int first,
                               int end) const {
     for (int i = first + static_cast<int>(threadIdx.x / 32); i < end; i += kWarps) {

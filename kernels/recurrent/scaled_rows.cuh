@@ -16,7 +16,7 @@ struct StateScales {
   bool stochastic = false;
   std::uint64_t seed = 0, stream = 0;
 
-  /// The random words of the elements index / 4 * 4 and the three behind it.
+  /// The random words of the elements index / 4 * 4 and the three after it.
   __device__ PhiloxBlock words_of(std::int64_t index) const {
     const auto counter = static_cast<std::uint64_t>(index / 4);
     return philox4x32_10(

@@ -56,7 +56,7 @@ struct SelectiveStateUpdate {
   std::optional<TensorView<float, 2>> stash_dt{};
 };
 
-/// Decode and verification. Rows without a slot give 0; tokens behind the last row too. The running
+/// Decode and verification. Rows without a slot give 0; tokens after the last row too. The running
 /// state is float32 within a launch and rounded once per store. Throws ArgumentError.
 template <class T, class S>
 void selective_state_update(const SelectiveStateUpdate<T, S>& in, cudaStream_t stream);

@@ -80,7 +80,7 @@ struct Chunked {
   MixedView<4> before;  ///< where items find states: all.state, or the kept ones by segment
   MixedView<4> kept;    ///< where states alone leave those before each segment
 };
-/// What tiles get behind a row's last token.
+/// What tiles get after a row's last token.
 __device__ uint4 zeros[kTileBytes / sizeof(uint4)];
 
 struct Maps {
@@ -90,7 +90,7 @@ struct Maps {
 /// What a chunk's tokens are to every row of the state.
 struct ChunkScalars {
   float a[kChunk];  ///< log2 exp(sum of A d up to and with the token)
-  float b[kChunk];  ///< a - log2 |d|: infinite behind the last token and for d = 0
+  float b[kChunk];  ///< a - log2 |d|: infinite after the last token and for d = 0
   float w[kChunk];  ///< d exp(a_last - a)
   uint2 negative;   ///< bit j: d_j < 0
   float decay;      ///< exp(a_last)
@@ -114,7 +114,7 @@ struct Plan {
   static constexpr int kStateRegisters = 112;
   static constexpr int kOutputRegisters = 112;
 
-  static constexpr int kC = kTiles * kTileBytes;  ///< within a stage, behind B
+  static constexpr int kC = kTiles * kTileBytes;  ///< within a stage, after B
   static constexpr int kX = kStatesAlone ? kC : 2 * kC;
   static constexpr int kStageBytes = kX + kTileBytes;
   static constexpr int kCopyBytes = kStatesAlone ? 0 : kTiles * kTileBytes;  ///< of s in bf16
@@ -158,7 +158,7 @@ class Block {
 
   // --- Feeding ---
 
-  /// What lies behind a row's last token becomes 0 in x and B: 0 times anything must be 0.
+  /// What lies after a row's last token becomes 0 in x and B: 0 times anything must be 0.
   __device__ void load_tiles() const {
     const bool leads = threadIdx.x % 32 == 0;
     Step step;
@@ -843,7 +843,7 @@ class Block {
           *reinterpret_cast<const uint4*>(from);
     }
   }
-  /// Tokens behind the row give 0.
+  /// Tokens after the row give 0.
   __device__ void clear_outputs(const Item& item, int group) const {
     const int first = item.row.begin + item.row.size, count = (item.row.end - first) * 8;
     for (int i = group * kWarpgroup + static_cast<int>(threadIdx.x % kWarpgroup); i < count;

@@ -21,7 +21,7 @@ namespace lockstep::kernels {
 
 /// Which kernel computes a prefill: `sequential` token by token, for any shape and strides;
 /// `chunked` on tensor cores, or an ArgumentError that says what it cannot take; `segments` the
-/// same, with the same bits, where parts of a row run side by side behind a launch that computes
+/// same, with the same bits, where parts of a row run side by side after a launch that computes
 /// states alone: for few heads.
 enum class PrefillKernel { fastest, sequential, chunked, segments };
 
@@ -56,7 +56,7 @@ template <class T, class S>
 std::int64_t prefill_workspace(const SsdPrefill<T, S>& in);
 
 /// Outputs of all tokens; the state of a row's slot becomes the one after its last token. Rows
-/// without a slot give 0, tokens behind a row too. The running state is float32 and rounded once
+/// without a slot give 0, tokens after a row too. The running state is float32 and rounded once
 /// per store. A prefill that is cut at a multiple of 64 tokens, with a float32 state in between,
 /// gives the same bits as the whole one by the same kernel. Throws ArgumentError.
 template <class T, class S>

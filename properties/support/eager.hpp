@@ -18,7 +18,7 @@ struct EagerResult {
   at::Tensor state;
 };
 
-/// x [T, D], weight [D, W], bias [D], state [D, W - 1]: out [T, D] behind a SiLU, and the new
+/// x [T, D], weight [D, W], bias [D], state [D, W - 1]: out [T, D] after a SiLU, and the new
 /// state.
 inline EagerResult eager_conv1d(const at::Tensor& x, const at::Tensor& weight,
                                 const std::optional<at::Tensor>& bias, const at::Tensor& state) {

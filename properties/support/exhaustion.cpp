@@ -30,7 +30,7 @@ Step step_of(const std::string& line) {
   return step;
 }
 
-/// An extend by all that is left, with `more` tokens behind it.
+/// An extend by all that is left, with `more` tokens after it.
 Step extend_by_all(const std::string& id, const std::string& more) {
   Step step = step_of("extend id=" + id + " n=1" + (more.empty() ? "" : " tokens=" + more));
   step.rest = 0;

@@ -100,7 +100,7 @@ struct Batch {
     };
     for (std::int64_t n = 0; n < rows; ++n)
       batch.lengths.push_back(most == 1 ? 1 : below(most + 1, static_cast<std::uint64_t>(n)));
-    batch.tokens = sum(batch.lengths) + (most == 1 ? 0 : below(3, 999));  // padding behind the rows
+    batch.tokens = sum(batch.lengths) + (most == 1 ? 0 : below(3, 999));  // padding after the rows
     batch.starts = starts_of(batch.lengths);
     batch.columns = with_table ? most : 0;
     const std::int64_t width = std::max<std::int64_t>(batch.columns, 1);

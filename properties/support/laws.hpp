@@ -105,7 +105,7 @@ bool same_bits(const Array<T, Rank>& a, const Array<T, Rank>& b) {
   return same_bits(a.view(), b.view());
 }
 
-/// Arrays with the same trailing dimensions, one behind the other.
+/// Arrays with the same trailing dimensions, one after the other.
 template <AnyView V>
 auto joined(const std::vector<V>& parts) {
   Shape<V::rank()> shape = shape_of(parts.at(0));

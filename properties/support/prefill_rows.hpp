@@ -7,7 +7,7 @@
 namespace lockstep::testing_support {
 
 /// Rows over the slots of a pool: some have no slot, some no state to resume from. Packed rows have
-/// kBehind tokens of padding behind the last one; padded rows are all as long as the longest.
+/// kBehind tokens of padding after the last one; padded rows are all as long as the longest.
 struct PrefillRows {
   static constexpr std::int64_t kBehind = 3;
 

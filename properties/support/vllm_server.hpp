@@ -1,7 +1,7 @@
 // A small server around the policy `vllm-align` with its worker: requests with shared prefixes come
 // and go, prefill by chunks, decode with and without drafts of which some are accepted, are
 // preempted where blocks run out, and resume. Steps are synchronous: all is scheduled, the forward
-// runs, then its outputs are taken. Behind every step each block that has a key is compared with
+// runs, then its outputs are taken. After every step each block that has a key is compared with
 // the tokens that the key stands for, and each forward's first state with the tokens before it.
 #pragma once
 

@@ -137,7 +137,7 @@ void softmax_attention(const TensorView<const S, 3>& q, const TensorView<const S
 }
 
 /// The first `length` tokens of a request, out of pages [pages, page, heads, d]. Entries of the
-/// block table behind them are not looked at.
+/// block table after them are not looked at.
 template <class S>
 Array<S, 3> gathered_pages(const TensorView<const S, 4>& pages, const IndexView& block_table,
                            std::int64_t length) {

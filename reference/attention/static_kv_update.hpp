@@ -82,7 +82,7 @@ void static_kv_attention(const TensorView<const S, 4>& q, const TensorView<const
     }
 }
 
-/// The smallest bucket that holds Q tokens and fits behind `past`; none: the prompt is split. Q = 1
+/// The smallest bucket that holds Q tokens and fits after `past`; none: the prompt is split. Q = 1
 /// is a decode, whatever the buckets.
 inline std::optional<std::int64_t> chosen_bucket(std::int64_t Q, std::int64_t past, std::int64_t M,
                                                  const std::vector<std::int64_t>& buckets) {

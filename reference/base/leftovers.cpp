@@ -26,7 +26,7 @@ constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP};
 
 struct NotedFolder {
   std::atomic<bool> taken{false};
-  std::atomic<bool> there{false};  // set behind the path, cleared before the path changes
+  std::atomic<bool> there{false};  // set after the path, cleared before the path changes
   std::array<char, kLongestPath> path{};
 };
 

@@ -234,7 +234,7 @@ class MarconiCache {
   void part(const Path& path, std::int64_t at) {
     const Path upper = path.first(at);
     if (at == 0 || nodes_.contains(upper)) return;
-    for (const auto& [other, node] : nodes_)  // the shortest that goes on behind it
+    for (const auto& [other, node] : nodes_)  // the shortest that goes on after it
       if (other.begins_with(upper) && parent_size(other) < at) {
         const std::int64_t time = node.time;
         nodes_[upper] = {false, time};

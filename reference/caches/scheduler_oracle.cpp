@@ -86,7 +86,7 @@ void SchedulerOracle::step() {
   awaits_results_ = options_.overlap ? !under_way_.empty() || computed_ahead_ : !decided_.empty();
 }
 
-/// With overlap, what a chunk leaves behind is stored before the next chunk begins. Behind the last
+/// With overlap, what a chunk leaves behind is stored before the next chunk begins. After the last
 /// chunk of a prompt it has time until its result.
 void SchedulerOracle::store_chunk_ends() {
   for (Row& row : under_way_) {
@@ -132,7 +132,7 @@ void SchedulerOracle::admit() {
     }
     enter(number, reply);
     prefill(number);
-    if (request.state == State::waiting) return;  // nobody is admitted behind who found no room
+    if (request.state == State::waiting) return;  // nobody is admitted after who found no room
   }
 }
 
@@ -217,14 +217,14 @@ Operation SchedulerOracle::extend_by(RequestNumber number, std::uint32_t tokens)
   return extend;
 }
 
-/// What a model that is never asked to stop samples: the output, and what would come behind it.
+/// What a model that is never asked to stop samples: the output, and what would come after it.
 Tokens SchedulerOracle::text_of(const RequestSpec& spec) {
   return spec.tokens.followed_by(
       Tokens::of_document(kBehindTheEnd, 0, static_cast<std::uint32_t>(spec.overrun)));
 }
 
 /// The last token and its drafts. Of these, a way from the root is right: as long as what will be
-/// kept, less the token that is sampled behind it. No more are kept than the output has, but that
+/// kept, less the token that is sampled after it. No more are kept than the output has, but that
 /// the verification which ends it may accept `overrun` tokens more, as far as its drafts reach.
 Operation SchedulerOracle::verification(RequestNumber number, Kept& kept) const {
   const Request& request = requests_[number];

@@ -318,7 +318,7 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
   if (request.pending) {
     const auto& [inputs, drafts] = *request.pending;
     if (tokens.empty() || !drafts.has({tokens.begin(), tokens.end() - 1}))
-      return fail("accept: all tokens but the last are drafts, each behind the one before");
+      return fail("accept: all tokens but the last are drafts, each after the one before");
     const std::int64_t from = request.computed;
     request.computed += inputs + operation.n - 1;  // nobody has computed the last token yet
     advanced(request, from, Forward::verification);

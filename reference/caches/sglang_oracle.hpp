@@ -63,7 +63,7 @@ class SglangOracle : public Subject {
   /// Drafts as what they spell: the ways from the last known token to each of them.
   class DraftTree {
    public:
-    /// None where a draft stands behind none of those before it, or two spell the same.
+    /// None where a draft stands after none of those before it, or two spell the same.
     static std::optional<DraftTree> of(const Operation& extend);
     bool has(const std::vector<Token>& way) const { return way.empty() || ways_.contains(way); }
 
@@ -126,7 +126,7 @@ class SglangOracle : public Subject {
   const Config config_;
   const Variant variant_;
   const bool has_states_;
-  std::deque<StateSlot> free_slots_;  // behind those that nobody has used yet
+  std::deque<StateSlot> free_slots_;  // after those that nobody has used yet
   std::int64_t next_unused_slot_ = 1;
   SglangPrefixMap cached_;
 

@@ -63,7 +63,7 @@ std::int64_t SglangPrefixMap::edge_size(Map::const_iterator entry) const {
   return end.size();
 }
 
-/// Extensions that are nobody else's: skips, behind each child, the child's own extensions.
+/// Extensions that are nobody else's: skips, after each child, the child's own extensions.
 std::size_t SglangPrefixMap::child_count(Entry entry) {
   std::size_t count = 0;
   Entry child = std::next(entry);

@@ -149,7 +149,7 @@ VllmOracle::Number VllmOracle::holder(Key key) const {
 
 // --- Hashes --------------------------------------------------------------------------------------
 
-/// A hash for every H tokens that have `lookahead_` tokens behind them (rule 6).
+/// A hash for every H tokens that have `lookahead_` tokens after them (rule 6).
 void VllmOracle::hash(Request& request) {
   for (;;) {
     const Count end = (static_cast<Count>(request.hashes.size()) + 1) * hash_block_;
@@ -339,7 +339,7 @@ VllmOracle::Count VllmOracle::last_boundary(Count tokens, Count unit) const {
   return floor(std::max<Count>(tokens - std::max<Count>(1, lookahead_), 0), unit);
 }
 
-/// Kernels that store a state inside a chunk do it a whole number of units behind the chunk's
+/// Kernels that store a state inside a chunk do it a whole number of units after the chunk's
 /// start, in the column before its last one. The chunk begins where a block does: otherwise it
 /// would pass that block's end without leaving its state (rule 16).
 bool VllmOracle::can_store_inside(Count start, Count end, Count place, Count block) const {
@@ -464,7 +464,7 @@ VllmOracle::Count VllmOracle::need(int group, const Request& request, Span span)
   return fresh + revived;
 }
 
-/// What lies behind the request, the last column first; a Mamba group's gaps lie between (rule 19).
+/// What the request has passed, the last column first; a Mamba group's gaps lie between (rule 19).
 void VllmOracle::release_behind(Request& request, Count tokens) {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     const Group& spec = groups_[group];
@@ -552,7 +552,7 @@ void VllmOracle::grow(int group, Request& request, Span span) {
   }
   table.inner = inner_state(table, spec.block, request, span);
   table.inner_column = ceiling(end, spec.block) - 2;
-  // The running state is in column ceil(end / B) - 1, its scratch behind it.
+  // The running state is in column ceil(end / B) - 1, its scratch after it.
   const Count running = ceiling(end, spec.block) - 1;
   const Count first = table.inner > 0 ? running - 1 : running;  // of the columns that get blocks
   if (running + 1 + drafts_ <= held && !copies && table.inner == 0) {
@@ -565,7 +565,7 @@ void VllmOracle::grow(int group, Request& request, Span span) {
       table.columns.push_back(table.columns[static_cast<std::size_t>(i)]);
       table.columns[static_cast<std::size_t>(i)] = 0;
     }
-  // Columns that rejected drafts had: this forward ends behind them.
+  // Columns that rejected drafts had: this forward ends after them.
   for (Count i = ceiling(span.total, spec.block); i < std::min(held, first); ++i)
     if (table.columns[static_cast<std::size_t>(i)] != 0) table.unwritten.insert(i);
   const Number target = copies ? pop() : 0;
@@ -814,7 +814,7 @@ Result<Reply> VllmOracle::admit(const Operation& operation) {
   if (requests_.contains(operation.id.text())) return refuse(operation, "it runs already");
   if (size == 0 || prompt == 0 || prompt > size) return refuse(operation, "that is no prompt");
   for (const ImageSpan& image : operation.images)
-    if (image.end() > prompt) return refuse(operation, "an image lies behind the prompt");
+    if (image.end() > prompt) return refuse(operation, "an image lies after the prompt");
   Request& request = requests_[operation.id.text()];
   request.known = operation.tokens;
   request.tokens = size;
@@ -848,7 +848,7 @@ Result<void> VllmOracle::check_row(const Request& request, const Operation& oper
   if (operation.n > fresh + drafts || (drafts > 0 && operation.n != fresh + drafts))
     return refuse(operation, "n= does not fit its tokens");
   if (drafts > 0 && (drafts > drafts_ || fresh != 1 || (!request.waits && start < request.prompt)))
-    return refuse(operation, "drafts stand behind one sampled token");
+    return refuse(operation, "drafts stand after one sampled token");
   return {};
 }
 

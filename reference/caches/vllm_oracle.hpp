@@ -90,7 +90,7 @@ class VllmOracle final : public Subject {
     bool scheduled = false;
     Count seen = 0;
     Count hit = 0;
-    Count external = 0;    ///< tokens behind the hit that come from another server
+    Count external = 0;    ///< tokens after the hit that come from another server
     bool loading = false;  ///< WAITING_FOR_REMOTE_KVS
     bool loaded = false;   ///< it has left that, and not been allocated to since
     std::vector<std::vector<Number>> offered;  ///< columns by group

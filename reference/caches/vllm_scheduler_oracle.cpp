@@ -246,7 +246,7 @@ void VllmSchedulerOracle::schedule_waiting() {
     tokens += padding;
     EncoderInputs inputs;
     if (is_tried) inputs = try_schedule_encoder_inputs(request, tokens);
-    if (tokens == 0) {  // it does not stall those behind it
+    if (tokens == 0) {  // it does not stall those after it
       ask(about(Verb::preempt, number));
       request.computed = request.told = 0;
       ++next;

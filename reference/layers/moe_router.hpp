@@ -58,7 +58,7 @@ Vector<S> scores_of(const Vector<S>& logits, RouterScore score) {
   return e / e.sum();
 }
 
-/// Experts outside the kept groups fall behind all others.
+/// Experts outside the kept groups come after all others.
 template <class S>
 void keep_groups(Vector<S>& choice, const RouterOptions<S>& options) {
   const std::int64_t size = choice.size() / options.groups;

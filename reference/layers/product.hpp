@@ -26,7 +26,7 @@ void product(const TensorView<const S, 2>& x, const TensorView<const S, 2>& weig
 }
 
 /// Row t is multiplied with the matrix of expert e where starts[e] <= t < starts[e + 1]; rows
-/// behind the last expert's are 0.
+/// after the last expert's are 0.
 template <class S>
 void grouped_product(const TensorView<const S, 2>& x, const TensorView<const S, 3>& weight,
                      const IndexView& starts, TensorView<S, 2> out) {

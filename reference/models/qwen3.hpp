@@ -61,7 +61,7 @@ class Qwen3 {
                        }));
   }
 
-  /// One call behind a cache of M positions (static_kv_update.hpp).
+  /// One call on a cache of M positions (static_kv_update.hpp).
   StaticKvStep<S> step(const IndexTable& ids, const IndexTable& position_ids, const MaskView& mask,
                        const IndexView& cache_position, const TensorView<const S, 5>& past_k,
                        const TensorView<const S, 5>& past_v) const {

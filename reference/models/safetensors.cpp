@@ -26,8 +26,8 @@ Result<Bytes> read_bytes(const std::string& path) {
   for (int i = 7; i >= 0; --i)
     size = size << 8 | static_cast<unsigned char>(all[static_cast<std::size_t>(i)]);
   if (size > kLargestHeader || size > all.size() - 8)
-    return fail(path + ": its header has " + std::to_string(size) + " bytes, the file " +
-                std::to_string(all.size() - 8) + " behind its size");
+    return fail(path + ": its header has " + std::to_string(size) +
+                " bytes, and after its size the file has " + std::to_string(all.size() - 8));
   return Bytes{all.substr(8, size), all.substr(8 + size)};
 }
 

@@ -111,7 +111,7 @@ struct Config {
   std::string hash_algorithm = "none";  ///< vLLM's: sha256, sha256_cbor, xxhash or xxhash_cbor
   std::string retention = "none";       ///< `none` or tokens
   std::int64_t checkpoint = 0;  ///< tokens: kernels store a state inside the last chunk, at a
-                                ///< multiple of so many behind its start; 0: they do not
+                                ///< multiple of so many after its start; 0: they do not
   std::int64_t shared_prefix_checkpoint = 0;  ///< a junction inside a block is kept
   std::string groups;                         ///< attention:816,mamba:1648
   std::int64_t kv_stride = 0;                 ///< elements from one KV slot of a layer to the next

@@ -20,13 +20,13 @@ enum class StatePart : std::uint8_t { recurrent, conv };
 inline constexpr StatePart kStateParts[] = {StatePart::recurrent, StatePart::conv};
 
 /// One row of a verification: the request's tokens from `begin` on, which the slot's state has not
-/// seen, and the drafts behind them.
+/// seen, and the drafts after them.
 struct VerifiedRow {
   const Tokens& known;
   std::uint32_t begin;
   const Tokens& drafts;
-  /// By draft, what it stands behind: 0 the last known token, k the k-th draft, which comes before
-  /// it. Empty: each draft stands behind the one before it.
+  /// By draft, what it stands after: 0 the last known token, k the k-th draft, which comes before
+  /// it. Empty: each draft stands after the one before it.
   std::span<const std::int64_t> parents;
 
   std::uint32_t inputs() const { return known.size() - begin; }
@@ -65,7 +65,7 @@ class LayerState {
   /// The slot goes back to the free list.
   virtual void free_state(StateSlot slot) = 0;
 
-  /// The layer verifies a row. That part of the slot stays as it is; what it would be behind each
+  /// The layer verifies a row. That part of the slot stays as it is; what it would be after each
   /// of the row's tokens is left beside the slot until its next verification.
   virtual void verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) = 0;
   /// That part of the target becomes what the verification of `verified` has left behind the row's

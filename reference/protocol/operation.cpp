@@ -318,7 +318,7 @@ Result<std::vector<ImageSpan>> parse_images(std::string_view list) {
     const std::string_view name = colon == std::string_view::npos ? "" : length.substr(colon + 1);
     length = length.substr(0, colon);
     const Result<std::int64_t> begin = parse_integer(offset, end, Tokens::kMaxSize);
-    if (!begin) return fail("an image begins behind the one before: " + begin.error().text);
+    if (!begin) return fail("images do not follow one another: " + begin.error().text);
     const Result<std::int64_t> size = parse_integer(length, 1, Tokens::kMaxSize - *begin);
     if (!size) return fail("an image is OFFSET:LENGTH: " + size.error().text);
     if (colon != std::string_view::npos && name.empty()) return fail("an image's name is empty");

@@ -64,7 +64,7 @@ struct ImageSpan {
   bool operator==(const ImageSpan&) const = default;
 };
 
-/// OFFSET:LENGTH[:NAME],…, each behind the one before.
+/// OFFSET:LENGTH[:NAME],…, each after the one before.
 Result<std::vector<ImageSpan>> parse_images(std::string_view list);
 std::string images_text(const std::vector<ImageSpan>& images);
 

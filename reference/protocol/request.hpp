@@ -15,14 +15,14 @@ struct RequestSpec {
   Name session;
   Name salt;
   Name lora;      ///< the adapter that computes its KV and states
-  Tokens tokens;  ///< prompt and, behind it, every token that will be sampled
+  Tokens tokens;  ///< prompt and, after it, every token that will be sampled
   std::uint32_t prompt_size = 0;
   bool stops = false;   ///< the output was given as tokens: it ends by itself, not by its length
   Nanoseconds at = -1;  ///< arrival; -1: when the scheduler comes to this line
   std::vector<std::int64_t> accept;  ///< per verification, the tokens kept
   std::vector<std::int64_t> drafts;  ///< per verification, the draft tokens
   std::int64_t branches = 1;  ///< children of a draft in the tree that is verified; 1: a chain
-  std::int64_t overrun = 0;   ///< tokens that the last verification accepts behind the output's end
+  std::int64_t overrun = 0;   ///< tokens that the last verification accepts after the output's end
   using Image = ImageSpan;
   std::vector<Image> images;  ///< tokens that an encoder makes, ascending
   std::int64_t external = 0;  ///< tokens whose KV and state come from another server
@@ -30,7 +30,7 @@ struct RequestSpec {
   std::int64_t rank = -1;  ///< where it goes; -1: where the routing sends it
   std::uint32_t output_size() const { return tokens.size() - prompt_size; }
   /// Tokens that a verification of so many drafts can keep: the drafts on its tree's longest way,
-  /// which goes from first child to first child, and one more. Draft i stands behind draft
+  /// which goes from first child to first child, and one more. Draft i stands after draft
   /// (i - 1) / branches, 0 being the last known token.
   std::int64_t most_kept(std::int64_t of_drafts) const {
     std::int64_t kept = 1;

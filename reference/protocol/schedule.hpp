@@ -18,7 +18,7 @@ namespace lockstep {
 
 /// What a wrong draft consists of (a document that nothing else uses).
 inline constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
-/// What a verification accepts behind the token that ends the output.
+/// What a verification accepts after the token that ends the output.
 inline constexpr Document kBehindTheEnd = kWrongDrafts - 1;
 
 /// What one forward works on, for the cost of a step.
@@ -88,8 +88,8 @@ struct SchedulerOptions {
   std::int64_t watermark = 0;      ///< blocks that an admission leaves free where others run
   std::int64_t drafts = 0;         ///< most drafts of a verification
   std::int64_t draft_slots = 0;    ///< places of a step that a row needs for its drafter
-  std::int64_t lookahead = 0;      ///< tokens behind a row that its drafter writes KV for
-  std::int64_t reads_ahead = 0;    ///< tokens behind a row that its drafter reads
+  std::int64_t lookahead = 0;      ///< tokens after a row that its drafter writes KV for
+  std::int64_t reads_ahead = 0;    ///< tokens after a row that its drafter reads
   std::int64_t encoder = 0;        ///< places of images that a step encodes; 0: images are tokens
   std::int64_t encoder_cache = 0;  ///< places of images that are kept
   bool whole_images = false;       ///< no row ends inside an image
@@ -136,7 +136,7 @@ struct SchedulerEpisode {
 class ScheduleChecker {
  public:
   virtual ~ScheduleChecker() = default;
-  /// The first difference between the episode and what the rules make of its event. Behind such a
+  /// The first difference between the episode and what the rules make of its event. After such a
   /// finding nothing that follows means anything.
   virtual std::optional<Finding> check(const SchedulerEpisode& episode) = 0;
   /// The same of an episode that has not come to its end, without taking note of it.

@@ -97,7 +97,7 @@ void write_row(const CausalConv1dInputs<S>& in, const Columns<S>& joined, const 
 }  // namespace conv_detail
 
 /// Prefill of packed rows. The state of a row's slot becomes the last C columns of (old state, or
-/// zeros, ++ the row's tokens). Tokens behind the last row give 0.
+/// zeros, ++ the row's tokens). Tokens after the last row give 0.
 template <class S>
 void causal_conv1d(const CausalConv1dInputs<S>& in,
                    const std::optional<TensorView<S, 3>>& conv_state, TensorView<S, 2> out) {
@@ -129,7 +129,7 @@ void causal_conv1d(const CausalConv1dInputs<S>& in,
 }
 
 /// The padded form: x and out [B, S, D], of row b the first context_lengths[b] tokens count. What
-/// lies behind them is not looked at, and its output is 0.
+/// lies after them is not looked at, and its output is 0.
 template <class S>
 void causal_conv1d_padded(CausalConv1dInputs<S> in, const TensorView<const S, 3>& x,
                           const std::optional<IndexView>& context_lengths,

@@ -57,7 +57,7 @@ TensorView<const S, 3> heads_of(const Array<S, 2>& y, std::int64_t first, std::i
                    Shape<3>{y.extent(1), width, 1});
 }
 
-/// The layer's convolution behind a SiLU: channels [T, D] by weight [D, W].
+/// The layer's convolution followed by a SiLU: channels [T, D] by weight [D, W].
 template <class S>
 Array<S, 2> convolved(const TensorView<const S, 2>& channels, const TensorView<const S, 2>& weight,
                       const std::optional<TensorView<const S, 1>>& bias, const Rows& rows,

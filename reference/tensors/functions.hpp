@@ -25,7 +25,7 @@ S softplus(S x) {
 
 /// E_ij = exp(sum_{j < l <= i} g_l) for j <= i, else 0: the decay between two tokens of a chunk.
 /// Sums of segments, masked before the exponential: differences of cumulative sums lose their
-/// digits behind a strongly forgetting token, and the upper triangle would overflow.
+/// digits after a strongly forgetting token, and the upper triangle would overflow.
 template <class S>
 Matrix<S> segment_decays(const Vector<S>& g) {
   Matrix<S> E = Matrix<S>::Zero(g.size(), g.size());

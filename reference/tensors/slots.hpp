@@ -33,7 +33,7 @@ inline std::int64_t row_count(const std::optional<IndexView>& starts, std::int64
   return starts ? starts->extent(0) - 1 : tokens;
 }
 
-/// Row `row` of the batch. The starts grow from 0 to at most `tokens`: what lies behind the last
+/// Row `row` of the batch. The starts grow from 0 to at most `tokens`: what lies after the last
 /// row is padding.
 inline RowRange row_range(const std::optional<IndexView>& starts, std::int64_t row,
                           std::int64_t tokens) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """llama-server: a request that names a slot at work has its prompt's state loaded into that slot before it is put off, and
-the answer there goes on behind another prompt. Default options (--cache-ram is on), one slot is enough; any model.
+the answer there goes on after another prompt. Default options (--cache-ram is on), one slot is enough; any model.
 
     python3 llama_busy_slot.py LLAMA_SERVER MODEL.gguf
 """

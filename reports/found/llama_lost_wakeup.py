@@ -28,6 +28,6 @@ print(f"the request that came last: {'HANGS' if hangs else 'answered'}; the slot
 if hangs:
     server.ask([5, 6, 7], 1)
     waits.join(SECONDS)
-    print(f"behind one more request: {'HANGS' if waits.is_alive() else 'answered'}")
+    print(f"after one more request: {'HANGS' if waits.is_alive() else 'answered'}")
 server.stop()
 sys.exit(hangs)

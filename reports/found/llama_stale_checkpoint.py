@@ -7,7 +7,7 @@ prompt. One slot, default options, one request after the other; any hybrid or re
 from llama_server import Judge, Server
 
 server, judge = Server("-np", "1"), Judge()
-for name, prompt in (("A leaves a checkpoint behind its first token", [224, 195, 51, 24, 60]),
+for name, prompt in (("A leaves a checkpoint after its first token", [224, 195, 51, 24, 60]),
                      ("B shares no token with A", [317]),
                      ("C shares its first token with B", [317, 187])):
     judge.say(name, prompt, server.ask(prompt, 3)[0])

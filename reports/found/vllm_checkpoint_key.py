@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""vLLM 0.33.0, Mamba "align" mode with internal prefill checkpoints: behind a hit that ends inside a
+"""vLLM 0.33.0, Mamba "align" mode with internal prefill checkpoints: after a hit that ends inside a
 block, the copy of the hit's state is keyed as the state of the whole block.
 
     python3 vllm_checkpoint_key.py        # with vLLM installed

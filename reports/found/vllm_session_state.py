@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """vLLM 0.33.0, Mamba "align" mode with speculative decoding: the next turn of a streaming session begins
-behind rejected drafts, and a block that none of its forwards ends in is keyed as a state.
+after rejected drafts, and a block that none of its forwards ends in is keyed as a state.
 
     python3 vllm_session_state.py        # with vLLM installed
 """
@@ -28,7 +28,7 @@ def turn(tokens):
 
 def step(sampled, proposed=()):
     """schedule(), and a result of these tokens; then the drafts for the next step. Returns the tokens
-    that are computed then: a state behind so many exists."""
+    that are computed then: a state after so many exists."""
     request = core.requests["session"]
     begin = request.num_computed_tokens
     output = core.schedule()
@@ -57,7 +57,7 @@ ends.append(step([7]))
 keyed = {b.block_id: b.block_hash_num_tokens for b in states.req_to_blocks["session"] if b.block_hash}
 wrong = {block: tokens for block, tokens in keyed.items() if tokens not in ends}
 for block, tokens in wrong.items():
-    print(f"block {block} is keyed for {tokens} tokens; states exist behind {ends}")
+    print(f"block {block} is keyed for {tokens} tokens; states exist after {ends}")
 prompt = [*first, 7, *second[:4], 1]
 other = Request("other", prompt, SamplingParams(max_tokens=4), None, block_hasher=hasher(BLOCK))
 blocks, hit, _ = core.kv_cache_manager.get_computed_blocks(other)

@@ -58,7 +58,7 @@ inline const Defect kEdgeVerifyWrites{
     "a verification leaves the row's states at its last draft, and the accept starts from there"};
 inline const Defect kEdgeScattersNext{
     "edge-llm-v0:scatters-the-next-snapshot",
-    "the accepted length counts from 1 and the snapshot from 0: the state behind one token more"};
+    "the accepted length counts from 1 and the snapshot from 0: the state after one token more"};
 // Captured prefixes and routing.
 inline const Defect kEdgeRestoresHalf{"edge-llm:restores-no-conv",
                                       "a restored prefix brings its recurrent state alone"};

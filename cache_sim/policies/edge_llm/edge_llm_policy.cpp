@@ -138,7 +138,7 @@ void EdgeLlmPolicy::chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t
   longest_chunk_ = std::max(longest_chunk_, n);
 }
 
-/// The row's states stay; snapshot t becomes what they would be behind t + 1 of the tokens. The
+/// The row's states stay; snapshot t becomes what they would be after t + 1 of the tokens. The
 /// recurrent part of `edge-llm` is replayed from the committed state, so it needs none.
 void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
   const std::uint32_t begin = lengths_[row];

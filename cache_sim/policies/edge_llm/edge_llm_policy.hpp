@@ -25,7 +25,7 @@ struct EdgeLlmLayout {
 
   static EdgeLlmLayout of(const Config& config, const HybridLayers& layers);
 
-  std::uint32_t scratch() const { return rows; }  ///< behind the resident slots
+  std::uint32_t scratch() const { return rows; }  ///< after the resident slots
   std::uint32_t states_per_layer() const { return rows + 1 + rows * kMostVerified + captures; }
   std::uint32_t rows_per_layer() const { return rows + 1 + captures; }
   std::int64_t states() const { return std::int64_t{recurrent_layers} * states_per_layer(); }
@@ -39,7 +39,7 @@ struct EdgeLlmLayout {
   StateSlot captured_state(std::uint32_t layer, std::uint32_t place) const {
     return state(layer, rows + 1 + rows * kMostVerified + place);
   }
-  /// The first KV slot of a row; captured prefixes are the rows behind scratch().
+  /// The first KV slot of a row; captured prefixes are the rows after scratch().
   std::uint32_t kv_row(std::uint32_t layer, std::uint32_t row) const {
     return 1 + (layer * rows_per_layer() + row) * row_size;
   }

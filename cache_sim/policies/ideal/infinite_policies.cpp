@@ -69,7 +69,7 @@ class StateAtEnd final : public IdealPolicy {
     const PrefixTrie::Index end = trie_.insert(request.stored);
     // A state stays with the end that it stands for, and so does a node's index.
     marks_.resize(trie_.node_count());
-    // What goes on behind `known` and is new branches off, unless nothing went on there before.
+    // What goes on after `known` and is new branches off, unless nothing went on there before.
     const PrefixTrie::Index branch = trie_.node(end).parent;
     if (at_branches_ && 0 < known.size && known.size < request.stored.size() &&
         trie_.node(branch).child_count > 1)

@@ -288,7 +288,7 @@ void MarconiPolicy::use(MarconiRequest& request, MarconiTree::Index node) {
 }
 
 /// The tokens kept of a verification: drafts, whose KV is there already, and the one sampled
-/// behind them.
+/// after them.
 Result<Reply> MarconiPolicy::accept(MarconiRequest& request, const Operation& operation) {
   if (const Result<void> sound = check_accept(operation); !sound)
     return tl::unexpected(sound.error());

@@ -459,8 +459,8 @@ void RadixAuditor::check_live_state(const Operation& operation, const RadixReque
 }
 
 /// A tracked state stands for as many tokens as the request says, and was taken where the forward
-/// has one: a chunk's kernel behind the last token, or a whole number of its own chunks behind the
-/// first; decoding and verification behind each token.
+/// has one: a chunk's kernel after the last token, or a whole number of its own chunks after the
+/// first; decoding and verification after each token.
 void RadixAuditor::check_tracked(const Operation& operation, const RequestRecord& before,
                                  const RadixRequest& now) {
   const Tracking& tracking = now.tracking;

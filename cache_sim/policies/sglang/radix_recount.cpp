@@ -25,7 +25,7 @@ void RadixAuditor::recompute(Findings& findings) {
   if (recounts_++ % kPictureEvery == 0) recount_picture();
 }
 
-/// The tree for a report: each node once, behind its parent, with its own edge.
+/// The tree for a report: each node once, after its parent, with its own edge.
 void RadixAuditor::recount_picture() {
   const std::optional<Snapshot> shown = policy_.snapshot();
   const RadixTree& tree = policy_.tree();

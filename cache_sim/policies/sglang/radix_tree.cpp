@@ -66,7 +66,7 @@ void RadixTree::remove_child(NodeIndex child) {
   const std::size_t mask = children_.size() - 1;
   std::size_t hole = node(child).hash & mask;
   while (children_[hole].node != child) hole = (hole + 1) & mask;
-  // Entries behind the hole move up unless that would put them before their own place.
+  // Entries after the hole move up unless that would put them before their own place.
   for (std::size_t i = (hole + 1) & mask; children_[i].node.exists(); i = (i + 1) & mask) {
     const std::size_t home = children_[i].hash & mask;
     if (((i - home) & mask) < ((i - hole) & mask)) continue;

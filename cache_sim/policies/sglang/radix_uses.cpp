@@ -16,7 +16,7 @@ std::uint64_t RadixAuditor::digest_key(std::uint64_t digest, std::uint32_t size,
   return mix64(digest ^ mix64(size ^ std::uint64_t{salt.index()} << 32));
 }
 
-/// The node that ends behind the first `size` tokens; none where there is none.
+/// The node that ends after the first `size` tokens; none where there is none.
 NodeIndex RadixAuditor::node_at(const Tokens& tokens, std::uint32_t size, Name salt) const {
   if (size == 0 || size > tokens.size()) return NodeIndex::none();
   const auto found = node_by_digest_.find(digest_key(tokens.digest(size), size, salt));

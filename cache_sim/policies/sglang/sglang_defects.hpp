@@ -180,7 +180,7 @@ inline const Defect kDefersConvCopy{
 // Verifications.
 inline const Defect kCommitsDraftEnd{
     "sglang-no-buffer:commits-draft-end",
-    "the state behind a verification is the one behind its last draft, not its last accepted one"};
+    "the state after a verification is the one after its last draft, not its last accepted one"};
 inline const Defect kConvOfAllDrafts{
     "sglang-no-buffer:conv-of-all-drafts",
     "the conv window is shifted by all drafts, the recurrent state by the accepted ones "
@@ -200,14 +200,14 @@ inline const Defect kKeepsFirstSlots{
     "were"};
 inline const Defect kCountsSampledToken{
     "radix:counts-sampled-token",
-    "the token sampled behind the accepted drafts counts as computed, so the KV of the rejected "
+    "the token sampled after the accepted drafts counts as computed, so the KV of the rejected "
     "draft in its place is stored"};
 inline const Defect kStoresBehindTheEnd{
     "radix:stores-behind-the-end",
-    "what was accepted together with a stop token, and behind it, is stored as well"};
+    "what was accepted together with a stop token, and after it, is stored as well"};
 inline const Defect kCutsKeyAlone{
     "sglang-no-buffer:cuts-key-alone",
-    "an answer that ends inside an accepted run leaves its key with the state behind the run"};
+    "an answer that ends inside an accepted run leaves its key with the state after the run"};
 
 inline const Defect kAbortForgetsDrafts{
     "sglang-no-buffer:abort-forgets-drafts",
@@ -242,11 +242,11 @@ inline const Defect kRemembersTracked{
     "with the slot's garbage"};
 inline const Defect kTracksAtTheEnd{
     "sglang-extra-buffer:tracks-at-the-end",
-    "the tracked state is the one behind the whole chunk (SGLang #24221: the copy ran at the "
+    "the tracked state is the one after the whole chunk (SGLang #24221: the copy ran at the "
     "wrong time)"};
 inline const Defect kTracksConvAtTheEnd{
     "sglang-extra-buffer:tracks-conv-at-the-end",
-    "the tracked slot gets the recurrent state of its position and the conv state behind the whole "
+    "the tracked slot gets the recurrent state of its position and the conv state after the whole "
     "chunk"};
 inline const Defect kCopiesBeforeForward{
     "sglang-extra-buffer:copies-before-forward",

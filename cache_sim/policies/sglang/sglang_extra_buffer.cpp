@@ -53,7 +53,7 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
     track_decoded(request, stop, forward);
 }
 
-/// The target gets the state behind `position` tokens. A verification has left it beside the live
+/// The target gets the state after `position` tokens. A verification has left it beside the live
 /// one; otherwise the forward goes there.
 void SglangExtraBuffer::leave(RadixRequest& request, std::uint32_t position, StateSlot target,
                               Forward forward) {
@@ -159,7 +159,7 @@ void SglangExtraBuffer::forget_launched(Tracking& tracking, std::uint32_t slot) 
                 [&](const Tracking::Launched& launched) { return launched.slot == slot; });
 }
 
-/// A decode step writes the state behind `position` tokens; it is kept once its result is there.
+/// A decode step writes the state after `position` tokens; it is kept once its result is there.
 void SglangExtraBuffer::launch_lazily(RadixRequest& request, std::uint32_t position) {
   run_to(request, position);
   Tracking& tracking = request.tracking;

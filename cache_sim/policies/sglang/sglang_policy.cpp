@@ -242,7 +242,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   }
   RadixTree::Evicted evicted;
   if (has_states_ && !take_slots(request, evicted)) return refuse(Refusal::no_state_slot);
-  // The last token is computed here: what comes next is sampled behind it.
+  // The last token is computed here: what comes next is sampled after it.
   const auto external =
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(operation.external, 0, size - 1));
   const std::int64_t received = external > match.prefix ? page_ceiling(external) - match.prefix : 0;
@@ -502,7 +502,7 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   if (operation.up_to > std::int64_t{request.known.size()})
     return fail(fmt::format("finish: up_to={} is beyond the {}", operation.up_to,
                             counted(request.known.size(), "known token")));
-  // What was accepted behind the end is nobody's; the last token of an answer never counts as
+  // What was accepted after the end is discarded; the last token of an answer never counts as
   // computed.
   if (operation.up_to != Operation::kAbsent && !planted(kStoresBehindTheEnd))
     committed = std::min(committed, static_cast<std::uint32_t>(operation.up_to) - 1);

@@ -126,7 +126,7 @@ class SglangPolicy : public Subject {
   virtual Reply store_unfinished(RadixRequest& request, std::uint32_t up_to);
   /// Stores what the first `kept` computed tokens leave in the cache. Returns exist.
   virtual bool store_finished(RadixRequest& request, std::uint32_t kept);
-  /// The target gets the state behind `position` tokens that the verification has left.
+  /// The target gets the state after `position` tokens that the verification has left.
   void commit(const RadixRequest& request, std::uint32_t position, StateSlot target);
   /// A verification of that many tokens is about to be launched.
   virtual void prepare_verification(RadixRequest& /*request*/, std::uint32_t /*tokens*/) {}

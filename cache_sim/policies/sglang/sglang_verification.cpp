@@ -1,5 +1,5 @@
 // Verifications of SGLang's hybrid caches: drafts as a chain or as a tree. The forward reads the
-// committed state and writes, beside it, the state behind each of its tokens (intermediate_ssm,
+// committed state and writes, beside it, the state after each of its tokens (intermediate_ssm,
 // intermediate_conv_window). Once the drafts are accepted, one of these becomes the committed state
 // (update_mamba_state_after_mtp_verify): the recurrent and the conv part by a kernel each.
 #include <fmt/format.h>
@@ -11,7 +11,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// The numbers of the drafts that spell `tokens`, each behind the one before; fewer where there is
+/// The numbers of the drafts that spell `tokens`, each after the one before; fewer where there is
 /// no such draft.
 std::vector<std::uint32_t> way_of(const VerifiedRow& row, const Tokens& tokens) {
   std::vector<std::uint32_t> way;
@@ -26,7 +26,7 @@ std::vector<std::uint32_t> way_of(const VerifiedRow& row, const Tokens& tokens) 
 
 }  // namespace
 
-/// Drafts that are a tree: each stands behind one that comes before it, and what is sampled tells
+/// Drafts that are a tree: each stands after one that comes before it, and what is sampled tells
 /// siblings apart.
 Result<void> SglangPolicy::check_tree(const Operation& operation) {
   const std::vector<std::int64_t>& parents = operation.parents;
@@ -36,18 +36,18 @@ Result<void> SglangPolicy::check_tree(const Operation& operation) {
                             counted(operation.drafts.size(), "draft")));
   for (std::size_t i = 0; i < parents.size(); ++i) {
     if (parents[i] < 0 || parents[i] > static_cast<std::int64_t>(i))
-      return fail(fmt::format("extend: draft {} stands behind {}, which is none of 0 … {}", i + 1,
+      return fail(fmt::format("extend: draft {} stands after {}, which is none of 0 … {}", i + 1,
                               parents[i], i));
     for (std::size_t j = 0; j < i; ++j)
       if (parents[j] == parents[i] && operation.drafts[static_cast<std::uint32_t>(j)] ==
                                           operation.drafts[static_cast<std::uint32_t>(i)])
-        return fail(fmt::format("extend: drafts {} and {} are the same token behind the same one",
+        return fail(fmt::format("extend: drafts {} and {} are the same token after the same one",
                                 j + 1, i + 1));
   }
   return {};
 }
 
-/// A verification reads the committed state and leaves what it would be behind each token beside
+/// A verification reads the committed state and leaves what it would be after each token beside
 /// it.
 void SglangPolicy::verify(RadixRequest& request, const Operation& operation) {
   request.drafts = operation.drafts;
@@ -76,7 +76,7 @@ void SglangPolicy::write_tree_kv(const RadixRequest& request, const VerifiedRow&
   }
 }
 
-/// The KV of the kept drafts moves to the places behind the known tokens (SGLang's
+/// The KV of the kept drafts moves to the places after the known tokens (SGLang's
 /// move_kv_cache, where pages make it; a row of single tokens could point at the slots instead).
 void SglangPolicy::move_kept_kv(const RadixRequest& request) {
   if (request.parents.empty() || planted(kKeepsFirstSlots)) return;
@@ -107,7 +107,7 @@ void SglangPolicy::commit(const RadixRequest& request, std::uint32_t position, S
 }
 
 /// The tokens kept of a verification: n - 1 drafts, whose KV is there already, and the token
-/// sampled behind them.
+/// sampled after them.
 Result<Reply> SglangPolicy::accept(const Operation& operation) {
   RadixRequest* const request = find(operation.id);
   if (request == nullptr) return unknown(operation, "admitted request", operation.id);
@@ -128,7 +128,7 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
     const std::uint32_t stop = request->known.size() - 1;
     advance(*request, stop, Forward::verification);
     request->verifying = false;
-    // The defect: the token sampled behind them counts as computed, since a rejected draft was
+    // The defect: the token sampled after them counts as computed, since a rejected draft was
     // computed in its place.
     if (planted(kCountsSampledToken) && kept < drafts) ++request->computed;
     free_kv_from(*request, static_cast<std::uint32_t>(page_ceiling(request->computed)));

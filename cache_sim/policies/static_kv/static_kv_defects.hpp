@@ -9,7 +9,7 @@ namespace lockstep::cache_sim {
 // Calls.
 inline const Defect kStaticCommitsTail{
     "static-kv:commits-the-tail",
-    "what stands behind a bucket's real tokens is applied to the cache and counted"};
+    "what stands after a bucket's real tokens is applied to the cache and counted"};
 inline const Defect kStaticWritesOnce{
     "static-kv:writes-once",
     "new keys and values go into the sidecar alone, so the call's own queries do not see them"};
@@ -24,7 +24,7 @@ inline const Defect kStaticLiveLength{
     "the second call of a prompt counts its position from a length that has moved meanwhile"};
 inline const Defect kStaticWrapsAround{
     "static-kv:wraps-around",
-    "a bucket is taken that ends behind the cache, and its tail lands on the first tokens"};
+    "a bucket is taken that ends after the cache, and its tail lands on the first tokens"};
 // Rows.
 inline const Defect kStaticOldLength{"static-kv:keeps-the-old-length",
                                      "a new request starts at the length that its row had"};

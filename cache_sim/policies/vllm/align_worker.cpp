@@ -95,7 +95,7 @@ void AlignWorker::forward(const std::vector<BlockCopy>& copies, std::span<const 
   for (const WorkerRow& row : rows) check_tables(*row.request);
 }
 
-/// All copies; with a defect, those that it runs before the forward or behind it.
+/// All copies; with a defect, those that it runs before the forward or after it.
 void AlignWorker::copy_blocks(const std::vector<BlockCopy>& copies, bool is_late) {
   if (planted(kSkipsBlockCopies)) return;
   for (const BlockCopy& copy : copies) {
@@ -132,7 +132,7 @@ void AlignWorker::receive(const WorkerRow& row) {
   check_tables(*row.request);
 }
 
-/// KV where the group has a block for it, and the state behind the last token.
+/// KV where the group has a block for it, and the state after the last token.
 void AlignWorker::load(const WorkerRow& row) {
   const auto is_left_out = [&](std::uint32_t group) {
     return planted(kLoadsOneGroupLess) && group + 1 == rules_.groups.size();
@@ -206,7 +206,7 @@ void AlignWorker::read_column(const WorkerRow& row, std::uint32_t group, std::in
   }
 }
 
-/// Whether the row runs in the kernels for verifications. One token behind the prompt does, without
+/// Whether the row runs in the kernels for verifications. One token after the prompt does, without
 /// a draft; the replay of several known tokens does not, though it may be as long.
 bool AlignWorker::is_verification(const WorkerRow& row, bool is_new) const {
   if (rules_.drafts == 0) return false;
@@ -217,7 +217,7 @@ bool AlignWorker::is_verification(const WorkerRow& row, bool is_new) const {
 }
 
 /// "all" mode: kernels load the state from the column of the token before the row and store one at
-/// every block end that they pass, and behind the last token.
+/// every block end that they pass, and after the last token.
 void AlignWorker::run_all_states(const WorkerRow& row) {
   const std::int64_t block = rules_.state_block;
   const std::int64_t last = ceil_div(row.end, block) - 1;
@@ -367,7 +367,7 @@ void AlignWorker::move_state(const Seat& seat, const BlockRequest& request, std:
   }
 }
 
-/// Behind the forward: a block end that was passed with these `kept` tokens gets its state. A
+/// After the forward: a block end that was passed with these `kept` tokens gets its state. A
 /// verification settles twice, first with the one token that it keeps in any case, because another
 /// operation may come before its accept; in vLLM none does.
 void AlignWorker::settle(Seat& seat, const BlockRequest& request, std::int64_t kept) {

@@ -8,7 +8,7 @@
 //   recurrent      the digest of all tokens that went into the state, and their number
 //   conv           W - 1 + drafts rows, each the fingerprint of the prefix that ends with its token
 //
-// With drafts a state group has a running state in column `current` and a scratch state behind it
+// With drafts a state group has a running state in column `current` and a scratch state after it
 // for each draft: the state after the row's token i goes to column current + i. The conv rows of
 // all of them lie in column `current` alone. `accepted`, a number of the request's row in the
 // batch, says at which of these states the next step begins.
@@ -17,10 +17,10 @@
 //   the running column changes, the
 //                        state at column previous + accepted - 1 goes to the new one, the conv rows
 //                        shifted by accepted - 1, and accepted becomes 1
-//   forward              a row that verifies drafts, or computes one token behind the prompt,
+//   forward              a row that verifies drafts, or computes one token after the prompt,
 //                        begins at state `accepted - 1` and stores every state; any other row
 //                        begins at column `current` and stores its last state there
-//   behind the forward   accepted is what the verification kept; where a block end was passed, the
+//   after the forward   accepted is what the verification kept; where a block end was passed, the
 //                        state of that end goes to the block's column
 //
 // In "all" mode a forward stores the state of every block end that it passes in that block's column
@@ -71,7 +71,7 @@ class AlignWorker {
   void learn(const std::vector<KeyId>& keys, const Tokens& tokens);
   /// The step's copies and rows; compares what was read, and then what the rows' blocks hold.
   void forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows);
-  /// What a row's `external` tokens left behind has come: KV, and the state behind the last one.
+  /// What a row's `external` tokens left behind has come: KV, and the state after the last one.
   void receive(const WorkerRow& row);
   /// Of the verification in the place's last row, `kept` tokens stay: accepted drafts and one more.
   void accept(std::uint32_t place, const BlockRequest& request, std::int64_t kept);

@@ -45,7 +45,7 @@ struct BlockExtraKeys {
 
 BlockHash none_hash(BlockHashAlgorithm algorithm, std::string_view seed);
 
-/// `tokens`: of the block. `lookahead`: the tokens behind it that the hash covers; with them the
+/// `tokens`: of the block. `lookahead`: the tokens after it that the hash covers; with them the
 /// extra keys become (extra keys, token, …).
 BlockHash hash_block(BlockHashAlgorithm algorithm, const BlockHash& parent,
                      std::span<const Token> tokens, const BlockExtraKeys& extra,

@@ -70,7 +70,7 @@ void KeyTable::extend(std::vector<KeyId>& keys, const Tokens& tokens, const Cont
   }
 }
 
-/// The key behind those in the list.
+/// The key after those in the list.
 KeyId KeyTable::chained(const std::vector<KeyId>& keys, const Tokens& tokens,
                         const ContentKeys& content) {
   const auto begin = static_cast<std::uint32_t>(keys.size() * hash_block_);

@@ -4,7 +4,7 @@
 //   h_i = Hash(h_{i-1}, tokens of hash block i, extra keys)
 //
 // so h_i stands for the whole prefix, for its salt, its adapter and its images up to there, and
-// with multi-module MTP for the `lookahead` tokens behind it. Every different hash gets a number,
+// with multi-module MTP for the `lookahead` tokens after it. Every different hash gets a number,
 // in the order of its first appearance. With an algorithm the hashes are vLLM's own
 // (block_hash.hpp). Without one the prefix's digest takes the place of the chain
 // (reference/protocol/tokens.hpp: two prefixes of one run have one digest with a probability below
@@ -45,7 +45,7 @@ class KeyTable {
            std::optional<BlockHashAlgorithm> algorithm = std::nullopt);
 
   /// Appends the keys that these tokens have and that are not in the list: one for each full hash
-  /// block with `lookahead` tokens behind it.
+  /// block with `lookahead` tokens after it.
   void extend(std::vector<KeyId>& keys, const Tokens& tokens, const ContentKeys& content);
 
   /// vLLM's hash behind a key; there is one only with an algorithm.
@@ -61,7 +61,7 @@ class KeyTable {
   std::unordered_map<std::uint64_t, KeyId> ids_;      // by digest
   std::unordered_map<BlockHash, KeyId> ids_of_hash_;  // with an algorithm
   std::vector<const BlockHash*> hashes_;              // by key, in ids_of_hash_
-  std::vector<Token> block_;                          // scratch: a block and what lies behind it
+  std::vector<Token> block_;                          // scratch: a block and what lies after it
 };
 
 }  // namespace lockstep::cache_sim

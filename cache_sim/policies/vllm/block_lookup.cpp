@@ -171,7 +171,7 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
   return hit_;
 }
 
-/// A chunk ends at the earliest place behind its start where a state has to be kept. Without one it
+/// A chunk ends at the earliest place after its start where a state has to be kept. Without one it
 /// takes all that it may, cut down to a block's end: a state is written where a chunk ends, so a
 /// chunk that ends inside a block leaves none that anybody could use (rule 15).
 std::int64_t BlockManager::split(const BlockRequest& request, std::int64_t start,

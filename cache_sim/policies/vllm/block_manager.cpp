@@ -100,7 +100,7 @@ std::int64_t BlockManager::need(const BlockRequest& request, const BlockHit* hit
     const GroupSpec& spec = rules_.groups[group];
     std::span<const BlockId> columns;
     if (hit != nullptr) columns = hit->columns[group];
-    // A state is there only behind this step's forward. The test is by key: an older block that
+    // A state is there only after this step's forward. The test is by key: an older block that
     // is served for a key which somebody published again in this step waits as well.
     if (is_state(spec.kind) && !columns.empty() && was_published_now(group, columns.back()) &&
         !planted(kUsesStatesOfThisStep))
@@ -275,7 +275,7 @@ void BlockManager::take_new_states(std::uint32_t group, BlockTable& table, const
     return;
   }
   const std::int64_t running = required - rules_.drafts - 1;
-  // Where drafts were rejected, the last state may lie in a column behind its tokens: that of the
+  // Where drafts were rejected, the last state may lie in a column after its tokens: that of the
   // drafts. The chunk copies it from there and ends further on.
   const std::int64_t last = held - 1 - rules_.drafts;
   if (had_running && last >= ceil_div(demand.total, block) && last < running - inside)
@@ -317,7 +317,7 @@ void BlockManager::take_new(BlockRequest& request, const Demand& demand) {
 /// key is published, nothing is given back.
 std::int64_t BlockManager::quiet_until(const BlockRequest& request, std::int64_t total) const {
   if (rules_.drafts > 0 || rules_.hash_lookahead > 0 || total <= request.prompt) return 0;
-  if (rules_.prefill_lookahead > 1) return 0;  // keys come some tokens behind their block
+  if (rules_.prefill_lookahead > 1) return 0;  // keys come some tokens after their block
   std::int64_t until = std::numeric_limits<std::int64_t>::max();
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];

@@ -10,7 +10,7 @@
 //
 //   new_step()   the states published in the step before may be used from here on
 //   look_up()    the longest prefix that every group can offer; takes nothing
-//   allocate()   gives back what lies behind the request, takes hits and new blocks, and publishes
+//   allocate()   gives back what the request has passed, takes hits and new blocks, and publishes
 //                the keys of the blocks that the step will fill, before the forward has run
 //   end_step()   releases the two ends of every copy of a block that a hit shares in part
 //
@@ -67,7 +67,7 @@ struct Allocation {
   std::int64_t tokens = 0;        ///< to compute, drafts included
   const BlockHit* hit = nullptr;  ///< of a request's first allocation
   std::int64_t lookahead = 0;     ///< slots for tokens that a draft model writes
-  std::int64_t external = 0;      ///< tokens that come from another server, behind the hit
+  std::int64_t external = 0;      ///< tokens that come from another server, after the hit
   bool delays_keys = false;       ///< they are loaded later: nothing is published yet
   bool must_fit = false;          ///< all tokens have to fit, not this chunk's alone
   std::int64_t reserved = 0;      ///< blocks that have to stay free
@@ -115,7 +115,7 @@ class BlockManager {
                      std::int64_t most_tokens) const;
 
   /// A chunk of `cut` tokens, shortened so that the prefill ends with it or leaves what the
-  /// drafting modules read behind a chunk. Never to nothing: a chunk that has to end with a block
+  /// drafting modules read after a chunk. Never to nothing: a chunk that has to end with a block
   /// would be shortened in every step.
   std::int64_t leave_rest(const BlockRequest& request, std::int64_t start, std::int64_t cut) const;
 

@@ -49,7 +49,7 @@ BlockId BlockPool::pop() {
 }
 
 void BlockPool::give_back(std::span<const BlockId> batch) {
-  BlockId head = kNullBlock;  // the batch's blocks without a key go behind each other
+  BlockId head = kNullBlock;  // the batch's blocks without a key go one after the other
   for (const BlockId block : batch) {
     if (block == kNullBlock) continue;
     require(blocks_[block].references > 0, "a block that is given back is referred to");

@@ -78,7 +78,7 @@ class BlockPool {
   void move_keys(BlockId from, BlockId to);
 
   // What an auditor sees.
-  BlockId first_free() const { return blocks_[kNullBlock].next; }  ///< kNullBlock behind the last
+  BlockId first_free() const { return blocks_[kNullBlock].next; }  ///< kNullBlock after the last
   BlockId last_free() const { return blocks_[kNullBlock].previous; }
   BlockId next_free(BlockId block) const { return blocks_[block].next; }
   BlockId previous_free(BlockId block) const { return blocks_[block].previous; }

@@ -40,10 +40,10 @@ struct BlockRules {
   std::int64_t hash_block = 0;
   std::optional<BlockHashAlgorithm> hash_algorithm;  ///< none: keys are told apart by digests
   std::optional<std::int64_t> retention;             ///< none: every block end is kept
-  std::int64_t drafts = 0;                           ///< scratch states behind the running one
+  std::int64_t drafts = 0;                           ///< scratch states after the running one
   bool drops = false;  ///< EAGLE: a hit loses its last unit, because the next token was in its KV
-  std::int64_t hash_lookahead = 0;        ///< or hashes cover so many tokens behind their block
-  std::int64_t prefill_lookahead = 0;     ///< tokens behind a chunk that drafting modules read
+  std::int64_t hash_lookahead = 0;        ///< or hashes cover so many tokens after their block
+  std::int64_t prefill_lookahead = 0;     ///< tokens after a chunk that drafting modules read
   std::int64_t checkpoint_blocks = 0;     ///< 1: kernels store a state inside their last chunk
   std::int64_t checkpoint_alignment = 0;  ///< of such a state, from the chunk's start
   bool checkpoints_from_inside = false;   ///< also of a chunk that begins inside a block

@@ -221,7 +221,7 @@ class VllmAuditor final : public Auditor {
     }
   }
 
-  /// The blocks that were given back stand at that end of the queue; the others before or behind
+  /// The blocks that were given back stand at that end of the queue; the others before or after
   /// them, as they were.
   void check_end(const std::vector<BlockId>& given, bool is_head) {
     const auto step = [&](BlockId block) {

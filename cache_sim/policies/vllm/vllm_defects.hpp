@@ -23,7 +23,7 @@ inline const Defect kCheckpointsBehindPartialHits{
     "whose key then stands for the state at its beginning (0.33)"};
 inline const Defect kKeysPassedStates{
     "vllm-align:keys-passed-states",
-    "a chunk behind rejected drafts goes past the column in which the last state lies, and the "
+    "a chunk after rejected drafts goes past the column in which the last state lies, and the "
     "column is keyed as the state of its block's end (0.33)"};
 inline const Defect kPreemptsUnrunChunks{"vllm-align:preempts-unrun-chunks",
                                          "a request that is preempted in the step that scheduled "
@@ -40,7 +40,7 @@ inline const Defect kKeysStatesLate{
 inline const Defect kLooksForMissingHashes{
     "vllm-align:looks-for-missing-hashes",
     "a look-up of sliding windows goes to the prompt's end, where hashes that cover several tokens "
-    "behind their block do not exist yet (0.33)"};
+    "after their block do not exist yet (0.33)"};
 inline const Defect kSplitsByAttentionsBlock{
     "vllm-align:splits-by-attentions-block",
     "a chunk is cut at the end of an attention block, where states have blocks of another size "
@@ -71,7 +71,7 @@ inline const Defect kAssertsWholePadding{
     "an admission that is padded with drafts ends the engine where long_prefill cuts it (0.33)"};
 inline const Defect kForgetsTheDraftersTokens{
     "vllm-align:forgets-the-drafters-tokens",
-    "a row gets no places for the tokens that a draft model writes behind it"};
+    "a row gets no places for the tokens that a draft model writes after it"};
 inline const Defect kCountsTheDraftersPlace{
     "vllm-align:counts-the-drafters-place",
     "a chunk has to end with a block that it could only fill with the place of its draft model, "
@@ -85,7 +85,7 @@ inline const Defect kPublishesAhead{
     "a result publishes what rows that are still under way will fill"};
 inline const Defect kFreesWindowsOfRowsUnderWay{
     "vllm-align:frees-windows-of-rows-under-way",
-    "what lies behind the last row is given back, though the window of a row under way covers it"};
+    "what the last row's window has passed is given back, though a row under way still reads it"};
 inline const Defect kForgetsTheWatermark{
     "vllm-align:forgets-the-watermark",
     "an admission takes the blocks that those who run are to find free"};
@@ -107,7 +107,7 @@ inline const Defect kForgetsAcceptedBeforeATurn{
     "however many were accepted (0.33)"};
 inline const Defect kCopiesTheFirstState{
     "vllm-align:copies-the-first-state",
-    "a new block gets the state behind the first token of the last step, not the accepted one"};
+    "a new block gets the state after the first token of the last step, not the accepted one"};
 inline const Defect kCutsNoChunks{
     "vllm-align:cuts-no-chunks",
     "a prefill chunk ends anywhere, so that blocks are keyed for states that nobody stored"};
@@ -122,7 +122,7 @@ inline const Defect kCopiesTheTailOfOneGroup{
     "a hit inside a block copies the block of the first group alone"};
 inline const Defect kDefersOneGroup{
     "vllm-align:defers-one-group",
-    "the copies of the last group run behind the forward, those of the others before it"};
+    "the copies of the last group run after the forward, those of the others before it"};
 inline const Defect kKeysWhatIsUnderWay{
     "vllm-align:keys-what-is-under-way",
     "blocks that another server's tokens are loaded into are keyed when the load begins"};
@@ -138,7 +138,7 @@ inline const Defect kVerifiesReplays{
 
 inline const Defect kStoresChunkEndsAlone{
     "vllm-all:stores-chunk-ends-alone",
-    "kernels store the state behind a chunk's last token, and none where they pass a block's end"};
+    "kernels store the state after a chunk's last token, and none where they pass a block's end"};
 
 // Of the pool and its bookkeeping: what the auditor is there to see.
 inline const Defect kHitsTakeNoReference{
@@ -149,7 +149,7 @@ inline const Defect kCopyTargetsStayPinned{
     "the new end of a copy is never released when the step has been decided"};
 inline const Defect kRetiredStatesKeepReferences{
     "vllm-align:retired-states-keep-references",
-    "states behind the running one leave the table and are not given back"};
+    "states after the running one leave the table and are not given back"};
 inline const Defect kGivesKeyedBlocksToTheHead{"vllm-align:gives-keyed-blocks-to-the-head",
                                                "blocks that others could use are popped first"};
 inline const Defect kPopsTheNewest{"vllm-align:pops-the-newest",

@@ -182,7 +182,7 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   return reply;
 }
 
-/// Behind the look-up, or behind all that was scheduled.
+/// After the look-up, or after all that was scheduled.
 std::int64_t VllmPolicy::begin_of(const VllmRequest& request) const {
   return request.waits ? request.hit.tokens + request.external : request.blocks.computed;
 }
@@ -210,7 +210,7 @@ Result<void> VllmPolicy::check_extend(const VllmRequest& request,
   if (drafts == 0) return {};
   const bool decodes = request.waits || start >= request.blocks.prompt;
   if (drafts > manager_.rules().drafts || fresh != 1 || !decodes)
-    return fail(fmt::format("extend: {}, and at most {} stand behind one sampled token",
+    return fail(fmt::format("extend: {}, and at most {} stand after one sampled token",
                             counted(drafts, "draft"), manager_.rules().drafts));
   return {};
 }

@@ -10,7 +10,7 @@
 //             in this step: a state is offered that only this step's forward will write, or the
 //             cache has changed since the look-up
 //             With overlap=1 its tokens are those of a result that is out: what vLLM does not know
-//             is neither hashed nor published. With drafts as well it tells none: it begins behind
+//             is neither hashed nor published. With drafts as well it tells none: it begins after
 //             all places of the row before, and `accept` says how many of these were filled.
 //             A look-up that lacks one token may be extended by drafts too, which fill the row's
 //             places; where the chunk would be cut, they are left out (n=1)
@@ -56,7 +56,7 @@ struct VllmRequest {
   bool scheduled = false;       ///< in the step that is being decided
   bool prefills = false;        ///< its last row did not reach the end of what was known
   std::int64_t start = 0;       ///< the first token that this step, or the last one, computes
-  std::int64_t external = 0;    ///< tokens behind the hit that come from another server
+  std::int64_t external = 0;    ///< tokens after the hit that come from another server
   bool loads = false;           ///< they come in the step that is being decided
   bool is_loading = false;      ///< or later: their `complete` is to come
   bool was_loaded = false;      ///< so, and nothing has been computed since
@@ -83,7 +83,7 @@ class VllmPolicy final : public Subject {
   /// Follows from here on what the blocks hold; before the first operation.
   AlignWorker& start_worker();
   AlignWorker* worker() { return worker_.get(); }
-  /// What a row computes is known when it runs: not where rows begin behind places of drafts whose
+  /// What a row computes is known when it runs: not where rows begin after places of drafts whose
   /// results are out. Otherwise nobody follows what blocks hold.
   bool knows_its_rows() const { return config_.overlap == 0 || config_.drafts == 0; }
 
@@ -118,7 +118,7 @@ class VllmPolicy final : public Subject {
   Config config_;
   const Defect* defect_;
   std::int64_t most_tokens_;  // of a prefill chunk
-  std::int64_t lookahead_;    // tokens that a draft model writes behind a row
+  std::int64_t lookahead_;    // tokens that a draft model writes after a row
   bool cuts_padding_;         // the scheduler's long_prefill is less than a row with all drafts
   std::int64_t running_ = 0;  // requests that something was computed for
   BlockManager manager_;

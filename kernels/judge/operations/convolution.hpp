@@ -35,7 +35,7 @@ inline const std::vector<Mistake> kSharedMistakes{
     {"no-silu", "without the activation"},
     {"always-silu", "with a silu that was not asked for"},
     {"sigmoid", "with a sigmoid for the silu"},
-    {"silu-before-bias", "with the silu in front of the bias instead of behind it"},
+    {"silu-before-bias", "with the silu in front of the bias instead of after it"},
     {"weights-reversed", "with the taps of the weight reversed (a true convolution)"},
     {"history-reversed", "with the state's columns taken from newest to oldest"},
     {"oldest-columns", "with the state's first W - 1 columns taken for the history"},

@@ -14,7 +14,7 @@ struct Shapes {
 };
 
 /// q, k, v, g, beta and state as the tensors 0 to 5 of a case, and with raw gates A_log and dt_bias
-/// behind them. A strided layout has q, k and v side by side in one tensor of a token, as
+/// after them. A strided layout has q, k and v side by side in one tensor of a token, as
 /// projections leave them.
 template <class Wanted>
 void add_inputs(Case& c, Draw& draw, const Wanted& wanted, std::int64_t T, std::int64_t slots,

@@ -24,7 +24,7 @@ struct Wanted {
   bool timed = false;
 };
 
-/// NaN in the columns of a slot that are not its row's history: behind it the tails of drafts that
+/// NaN in the columns of a slot that are not its row's history: after it the tails of drafts that
 /// were rejected, in front of it what has left the window.
 void poison_columns(Tensor& state, const Case& of, std::int64_t history) {
   const std::int64_t D = state.extents[1], C = state.extents[2];

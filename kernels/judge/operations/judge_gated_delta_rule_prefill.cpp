@@ -188,7 +188,7 @@ std::vector<RowRange> chunks_of(const Case& c, std::int64_t chunk_size) {
   return chunks;
 }
 
-/// By name: U, new_values, O [T, HV, V], W [T, HV, K], chunk_states [chunks, HV, V, K] behind each
+/// By name: U, new_values, O [T, HV, V], W [T, HV, K], chunk_states [chunks, HV, V, K] after each
 /// chunk of each row. Tokens of padding stay 0.
 template <class S>
 std::map<std::string, Array<S, 4>> chunk_stages(const Case& c, std::int64_t chunk_size,

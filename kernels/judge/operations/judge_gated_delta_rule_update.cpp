@@ -104,7 +104,7 @@ const std::vector<Mistake> kMistakes{
     {"beta-twice", "with beta applied twice"},
     {"raw-beta", "with beta as it came, without its sigmoid"},
     {"no-decay", "without the decay"},
-    {"decay-after", "with the decay applied behind the update instead of before it"},
+    {"decay-after", "with the decay applied after the update instead of before it"},
     {"read-undecayed", "with S k read from the state before its decay"},
     {"no-dt-bias", "without dt_bias in the decay"},
     {"no-softplus", "without the softplus in the decay"},

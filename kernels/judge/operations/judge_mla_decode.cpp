@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kName = "mla_decode";
 constexpr std::int64_t kWidth = 576, kValues = 512;
 constexpr double kScale = 0.135;                 // DeepSeek-V3's (128 + 64)^-0.5 1.874
-constexpr std::int32_t kNoPage = 2'147'480'000;  // behind a request's last page
+constexpr std::int32_t kNoPage = 2'147'480'000;  // after a request's last page
 constexpr double kKvScale = 0.375;               // of numbers in e4m3
 
 // --- Cases ---------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
                                           {"page", "place", "column"}));
   const std::int64_t width = cache.extents[2];
 
-  // Pages in any order; NaN in those of nobody and behind a request's end.
+  // Pages in any order; NaN in those of nobody and after a request's end.
   const std::vector<std::int32_t> order = shuffled(pages, options.seed);
   std::vector<std::int32_t> table(static_cast<std::size_t>(B * blocks), kNoPage), lengths;
   std::vector<bool> holds(static_cast<std::size_t>(pages * w.page), false);

@@ -74,7 +74,7 @@ const std::vector<Moves> kMoves{
 };
 
 const std::vector<Mistake> kCopyMistakes{
-    {"in-order", "with each move made behind the one before it, so that sources were overwritten"},
+    {"in-order", "with each move made after the one before it, so that sources were overwritten"},
     {"backwards", "with source and target swapped"},
     {"first-layer", "with only the first layer moved"},
     {"no-move", "with nothing moved"},

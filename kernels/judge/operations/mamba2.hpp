@@ -37,7 +37,7 @@ void add_inputs(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementTyp
         one.strides[0] = w.H * w.P + 2 * w.G * w.N;
 }
 
-/// Behind the batch: D, z, dt_bias and the options of dt.
+/// After the batch: D, z, dt_bias and the options of dt.
 template <class Wanted>
 void add_options(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementType type) {
   const Extents heads = w.dt_per_channel ? Extents{w.H, w.P} : Extents{w.H};
@@ -59,15 +59,15 @@ inline const std::vector<Mistake> kSharedMistakes{
     {"no-softplus", "without the softplus of dt"},
     {"always-softplus", "with a softplus of dt that was not asked for"},
     {"no-dt-bias", "without dt_bias"},
-    {"bias-after", "with dt_bias added behind the softplus"},
+    {"bias-after", "with dt_bias added after the softplus"},
     {"no-limits", "without dt_min and dt_max"},
     {"no-D", "without D x"},
     {"no-z", "without the gate z"},
     {"z-no-silu", "with z as it came, without its silu"},
     {"z-sigmoid", "with sigmoid(z) for silu(z)"},
-    {"z-before-D", "with the gate z applied before D x instead of behind it"},
+    {"z-before-D", "with the gate z applied before D x instead of after it"},
     {"no-decay", "without the decay"},
-    {"decay-after", "with the decay applied behind the update instead of before it"},
+    {"decay-after", "with the decay applied after the update instead of before it"},
     {"log-A", "with -exp(A) for A (A taken for A_log)"},
     {"grow", "with A's sign turned around"},
     {"no-dt-on-B", "without dt in the update (B x for dt B x)"},

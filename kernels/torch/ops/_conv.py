@@ -86,7 +86,7 @@ def prefill(x, weight, bias, activation, state=None, *, starts=None, slots=None,
 def prefill_pool(function, x, weight, bias, conv_states, query_start_loc, cache_indices,
                  has_initial_state, activation, pad):
     """The servers' prefill: x [D, T] of packed rows beside a pool of states. Entries of
-    cache_indices and has_initial_state behind the last row are not looked at."""
+    cache_indices and has_initial_state after the last row are not looked at."""
     expect(x.dim() == 2, "x", "[D, T]", tuple(x.shape))
     expect(query_start_loc is not None, "query_start_loc", "[N + 1]", "none")
     rows = query_start_loc.numel() - 1
@@ -108,7 +108,7 @@ def prefill_pool(function, x, weight, bias, conv_states, query_start_loc, cache_
 
 def starts_of_segments(segments):
     """Where the runs of equal numbers in segments [B, S] begin: [B S + 1], without asking the
-    device how many there are. Rows behind the last run are empty."""
+    device how many there are. Rows after the last run are empty."""
     rows, size = segments.shape
     total = rows * size
     if total > ROWS_MAX:

@@ -86,7 +86,7 @@ def own_states(tokens, initial_state, v_first):
 
 def own_rows(function, operator, tokens, A_log, dt_bias, scale, initial_state, wanted, v_first,
              normalise):
-    """Prompts whose states belong to the call: outputs, and the states behind them if wanted."""
+    """Prompts whose states belong to the call: outputs, and the states after them if wanted."""
 
     def run():
         more = {}

@@ -41,7 +41,7 @@ def update(function, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, slots, *
 def scan(function, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial, segments, starts,
          want_final, want_each):
     """Prompts x [B, S, H, P], of which segments [B, S] or starts [N + 1] name the sequences: the
-    output, or (output, states behind the sequences)."""
+    output, or (output, states after the sequences)."""
     expect(x.dim() == 4, "x", "[B, S, H, P]", tuple(x.shape))
     rows, shape, N = x.size(0), x.shape, B.size(-1)
     if want_each:

@@ -27,7 +27,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cach
 
 def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
                      return_final_states=False, final_states_out=None, activation=None):
-    """Whole sequences [B, D, S]; with return_final_states also the states [B, D, W - 1] behind
+    """Whole sequences [B, D, S]; with return_final_states also the states [B, D, W - 1] after
     them, in final_states_out if that is given.
 
     seq_idx [B, S] says where one sequence ends and the next begins; tokens of number -1 are

@@ -22,12 +22,12 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
                               return_final_states=False, return_varlen_states=False,
                               state_dtype=None):
     """Whole sequences: x, z and the output [B, S, H, P]; dt [B, S, H]; B, C [B, S, G, N]; A,
-    dt_bias [H]; D [H] or [H, P]. Behind the output come, if asked for, the states [B, H, P, N]
-    behind the sequences, in float32; initial_states are those before them.
+    dt_bias [H]; D [H] or [H, P]. After the output come, if asked for, the states [B, H, P, N]
+    after the sequences, in float32; initial_states are those before them.
 
     seq_idx [B, S] says where one sequence ends and the next begins, each from a state of 0; beside
     it there are neither initial nor final states. With return_varlen_states B is 1, cu_seqlens
-    [N + 1] says the same as seq_idx, and the states [N, H, P, N] behind its sequences come behind
+    [N + 1] says the same as seq_idx, and the states [N, H, P, N] after its sequences come after
     the output. The size of chunks is the operator's own, and so is the type of a running state:
     float32, whatever chunk_size and state_dtype say.
     """

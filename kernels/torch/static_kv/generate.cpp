@@ -22,7 +22,7 @@ NewColumns columns_of(const Prompts& prompts) {
   return columns;
 }
 
-/// The column behind `last`, a token a row.
+/// The column after `last`, a token a row.
 NewColumns column_behind(const NewColumns& last, const Tokens& tokens) {
   NewColumns column;
   for (std::size_t b = 0; b < tokens.size(); ++b) {

@@ -20,7 +20,7 @@ namespace lockstep::static_kv {
 
 using Tokens = std::vector<std::int32_t>;
 
-/// Columns that come behind what the cache holds; every row has the same number.
+/// Columns that come after what the cache holds; every row has the same number.
 struct NewColumns {
   std::vector<Tokens> ids;              ///< [B][n]
   std::vector<std::vector<char>> real;  ///< [B][n], 0 is padding
@@ -31,7 +31,7 @@ struct NewColumns {
 class CachedModel {
  public:
   virtual ~CachedModel() = default;
-  /// Logits [B][V] behind the last column. On an error nothing of these columns is cached.
+  /// Logits [B][V] after the last column. On an error nothing of these columns is cached.
   virtual Result<std::vector<std::vector<float>>> append(const NewColumns& columns) = 0;
   /// Row i becomes what row rows[i] was.
   virtual void reorder(const std::vector<std::int64_t>& rows) = 0;

@@ -14,15 +14,15 @@
 //   keys, values          [L, R, HKV, M, hd]
 //
 // A graph knows addresses and nothing that changes: no length, no mask and no count of rows of the
-// time when it was captured. Warm-up runs write to the state, so that it is cleared behind each.
+// time when it was captured. Warm-up runs write to the state, so that it is cleared after each.
 #pragma once
 
 #include "kernels/torch/static_kv/runtime.hpp"
 
 namespace lockstep::static_kv {
 
-/// Warms a step up, clears the state behind each run (a bucket may fill the cache: a second run has
-/// no room behind the first), records the step, and gives what replays it on the tensors that it
+/// Warms a step up, clears the state after each run (a bucket may fill the cache: a second run has
+/// no room after the first), records the step, and gives what replays it on the tensors that it
 /// was recorded with.
 using Record = std::function<std::function<void()>(const std::function<void()>& step,
                                                    const std::function<void()>& clear)>;

@@ -44,13 +44,13 @@ struct Call {
   bool operator==(const Call&) const = default;
 };
 
-/// How `length` tokens behind `past` are served: by the smallest bucket that holds them and ends
+/// How `length` tokens after `past` are served: by the smallest bucket that holds them and ends
 /// inside the cache; where there is none, by the largest that they fill, and at last one by one.
 /// Without `split` a prompt beyond the last bucket is refused.
 Result<std::vector<Call>> plan_calls(std::int64_t length, std::int64_t past,
                                      const Programs& programs, bool split = true);
 
-/// The calls that serve new columns behind `length` cached ones of `rows` rows (0: nothing is
+/// The calls that serve new columns after `length` cached ones of `rows` rows (0: nothing is
 /// cached); refused where the batch, a token or the number of columns is not what the programs
 /// take.
 Result<std::vector<Call>> calls_of(const NewColumns& columns, std::int64_t length,
@@ -70,7 +70,7 @@ class Runtime : public CachedModel {
   void reorder(const std::vector<std::int64_t>& rows) override;
   void clear() override;
 
-  /// Goes on behind a cache that another one filled: keys and values [L, R, HKV, M, hd], and which
+  /// Goes on from a cache that another one filled: keys and values [L, R, HKV, M, hd], and which
   /// of its first `length` positions each row may see.
   Result<void> adopt(const at::Tensor& keys, const at::Tensor& values,
                      const std::vector<std::vector<char>>& real, std::int64_t length);
