@@ -533,7 +533,7 @@ TEST(JudgePython, whatIsMissingIsNamed) {
   const ProgramRun run = judged_by(bare, "m:f", "decode-ones");
   EXPECT_EQ(run.status, 3) << run.out;
   EXPECT_THAT(run.err, HasSubstr("has no PyTorch"));
-  EXPECT_THAT(run.err, HasSubstr("LOCKSTEP_PYTHON names a Python that has"));
+  EXPECT_THAT(run.err, HasSubstr("set LOCKSTEP_PYTHON to a Python that has it"));
 }
 
 TEST(Judge, badWordsAreRefusedInASentence) {

@@ -184,7 +184,7 @@ std::vector<BadFile> bad_files() {
        kGood,
        "does not use the config field page",
        {"--config", "page=4"}},
-      {"unknown_fidelity", kGood, "fidelity `real` is not there", {"--fidelity", "real"}},
+      {"unknown_fidelity", kGood, "there is no fidelity `real`", {"--fidelity", "real"}},
       {"timeout_without_unit", kGood, "--timeout: `5`", {"--timeout", "5"}},
   };
 }
@@ -247,11 +247,23 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
     EXPECT_EQ(lines_of(run.err).size(), 1u) << run.err;
   }
   EXPECT_EQ(run_program({"reply"}).err,
-            "lockstep: `reply` is no command; `lockstep --help` shows all\n");
+            "lockstep: there is no command `reply`; `lockstep --help` shows all\n");
   EXPECT_EQ(run_program({}).err, "lockstep: no command is named; `lockstep --help` shows all\n");
   EXPECT_EQ(run_program({"replay", "x.trace", "--chek", "off"}).err,
-            "lockstep: lockstep replay does not know `--chek`; `lockstep replay --help` shows its "
+            "lockstep: lockstep replay has no option `--chek`; `lockstep replay --help` shows its "
             "words\n");
+  const auto complaint = [](const std::vector<std::string>& words) {
+    const std::string said = run_program(words).err;
+    return said.substr(0, said.find(';'));
+  };
+  EXPECT_EQ(complaint({"replay", "x.trace", "--check", "label"}),
+            "lockstep: lockstep replay: --check: `label` is none of off, labels, all");
+  EXPECT_EQ(complaint({"replay", "x.trace", "--json"}),
+            "lockstep: lockstep replay: --json needs a value");
+  EXPECT_EQ(complaint({"explore", "--seed", "x"}),
+            "lockstep: lockstep explore: --seed: `x` is not a whole number");
+  EXPECT_EQ(complaint({"explore", "--traces", "0"}),
+            "lockstep: lockstep explore: --traces: `0` is not a positive number");
   EXPECT_NE(run_program({"list", "everything"}).err.find("everything"), std::string::npos);
 }
 

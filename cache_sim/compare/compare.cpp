@@ -398,8 +398,9 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
   const Result<std::int64_t> count =
       parse_integer(digits, 1, std::numeric_limits<std::int64_t>::max() >> shift);
   if (!count)
-    return fail(fmt::format("--capacity: `{}` is not bytes, as 1000000 or 64GiB, or inf",
-                            text.substr(0, 60)));
+    return fail(
+        fmt::format("--capacity: `{}` is not a number of bytes like 1000000 or 64GiB, nor inf",
+                    text.substr(0, 60)));
   return *count << shift;
 }
 

@@ -111,7 +111,7 @@ int run_compare(CompareWords words) {
 
 void add_compare(CLI::App& app, int& status) {
   CLI::App* const command =
-      app.add_subcommand("compare", "the same workload under several policies");
+      app.add_subcommand("compare", "serve the same workload under several policies");
   const auto words = std::make_shared<CompareWords>();
   command
       ->add_option("WORKLOAD", words->request.workload,

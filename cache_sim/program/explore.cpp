@@ -430,6 +430,7 @@ void add_explore(CLI::App& app, int& status) {
       ->capture_default_str();
   CLI::Option* const traces =
       command->add_option("--traces", words->traces, "how many traces at most")
+          ->check(CLI::PositiveNumber)
           ->capture_default_str();
   command
       ->add_option(
@@ -437,6 +438,7 @@ void add_explore(CLI::App& app, int& status) {
           "how long at most: a number with ns, us, ms or s (default: no limit but --traces)")
       ->excludes(traces);
   command->add_option("--findings", words->findings, "stop after this many findings")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command
       ->add_option(
@@ -465,7 +467,7 @@ void add_explore(CLI::App& app, int& status) {
 
 void add_shrink(CLI::App& app, int& status) {
   CLI::App* const command =
-      app.add_subcommand("shrink", "the smallest trace with the same kind of finding");
+      app.add_subcommand("shrink", "write the smallest trace with the same kind of finding");
   const auto request = std::make_shared<ReplayRequest>();
   const auto out = std::make_shared<std::string>();
   command->add_option("FILE", request->file, "a trace with a finding")->required();

@@ -55,7 +55,7 @@ int run_judge(const JudgeWords& words) {
 void add_judge(CLI::App& app, int& status) {
   CLI::App* const command = app.add_subcommand(
       "judge",
-      "compares your kernel with the reference on edge cases: error, guards, poison, speed");
+      "compare your kernel with the reference on edge cases: errors, stray writes, padding, speed");
   const auto words = std::make_shared<JudgeWords>();
   JudgeRequest& request = words->request;
   command->add_option("OPERATION", request.operation, "one of lockstep list operations")

@@ -42,7 +42,7 @@ std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what
   if (what == "subjects") {
     for (const OracleEntry& oracle : Registry<OracleEntry>::all())
       add("oracle:" + std::string(oracle.name),
-          "the plain definition of " + std::string(oracle.name));
+          "a plain second implementation of " + std::string(oracle.name));
     add("oracle", "the oracle of the first other subject");
     add("exec:COMMAND", "a child process that speaks the subject protocol");
   }

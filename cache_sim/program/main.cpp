@@ -29,6 +29,38 @@ const CLI::App* subcommand_of(const CLI::App& app, const std::string& name) {
   return nullptr;
 }
 
+/// `text` up to `word`, and what stands after it. False where it does not stand there.
+bool cut_at(const std::string& text, const std::string& word, std::string& before,
+            std::string& after) {
+  const std::size_t at = text.find(word);
+  if (at == std::string::npos) return false;
+  before = text.substr(0, at);
+  after = text.substr(at + word.size());
+  return true;
+}
+
+/// Four sentences of CLI11 (2.1) in this program's words; the others as they are.
+std::string in_our_words(const std::string& what) {
+  std::string before, after;
+  if (cut_at(what, " not in {", before, after)) {  // --check: label not in {off,labels,all}
+    std::string name, value, list;
+    if (!cut_at(before, ": ", name, value)) return what;
+    for (const char c : after.substr(0, after.find('}'))) list += c == ',' ? ", " : std::string{c};
+    return name + ": `" + value + "` is none of " + list;
+  }
+  if (cut_at(what, "Could not convert: ", before, after)) {  // Could not convert: --seed = x
+    std::string name, value;
+    if (cut_at(after, " = ", name, value)) return name + ": `" + value + "` is not a whole number";
+  }
+  if (cut_at(what, ": Value ", before, after)) {  // --limit: Value 0 not in range 0.000000 to 1797…
+    std::string value, range;
+    if (cut_at(after, " not in range ", value, range))
+      return before + ": `" + value + "` is not a positive number";
+  }
+  if (cut_at(what, ": 1 required ", before, after)) return before + " needs a value";
+  return what;
+}
+
 /// One sentence about words that cannot be understood.
 std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
                            const std::vector<std::string>& words) {
@@ -37,7 +69,8 @@ std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
   const CLI::App* const command = subcommand_of(app, words.front());
   if (command == nullptr) {
     const bool is_option = words.front().starts_with("-");
-    return "`" + words.front() + (is_option ? "` is no option" : "` is no command") + all;
+    return std::string("there is no ") + (is_option ? "option" : "command") + " `" + words.front() +
+           "`" + all;
   }
   const std::string name = "lockstep " + words.front();
   const std::string help = "; `" + name + " --help` shows its words";
@@ -45,12 +78,14 @@ std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
       dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extras.empty()) {
     const auto option = std::find_if(extras.begin(), extras.end(),
                                      [](const std::string& word) { return word.starts_with("-"); });
-    return name + " does not know `" + (option == extras.end() ? extras.front() : *option) + "`" +
-           help;
+    return name +
+           (option == extras.end() ? " takes no further word `" + extras.front()
+                                   : " has no option `" + *option) +
+           "`" + help;
   }
   std::string what = error.what();
   what.resize(std::min(what.find('\n'), what.size()));
-  return name + ": " + what + help;
+  return name + ": " + in_our_words(what) + help;
 }
 
 /// `nightly` and `server` are modules of the Python package (cache_sim/python): this process

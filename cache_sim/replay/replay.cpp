@@ -125,7 +125,7 @@ Result<ReplayOutcome> replay_driven(const WorkloadDriver& driver, const ReplayRe
 
 Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
   if (request.fidelity != "label")
-    return fail(fmt::format("fidelity `{}` is not there; `lockstep list layers` shows what is",
+    return fail(fmt::format("there is no fidelity `{}`; `lockstep list layers` shows all",
                             request.fidelity));
   RunOptions options;
   if (const Result<void> set = config.set_all(request.config, &options.fixed); !set)

@@ -112,7 +112,8 @@ class Explorer {
       if (!played) {
         Error error = played.error();
         error.text =
-            fmt::format("trace {} of seed {} is bad input: {}", number, options_.seed, error.text);
+            fmt::format("trace {} of seed {} is bad input: {}{}", number, options_.seed, error.text,
+                        players_.size() > 1 ? "; --subject chooses the policy" : "");
         return tl::unexpected(std::move(error));
       }
       ++outcome_.traces;

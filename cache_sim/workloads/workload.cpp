@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <fstream>
 
 #include "cache_sim/base/input.hpp"
@@ -30,7 +31,11 @@ class LimitedStream final : public RequestStream {
 
 OpenedStream open_file(const std::string& path) {
   Result<std::unique_ptr<JsonDocuments>> documents = JsonDocuments::open(path);
-  if (!documents) return tl::unexpected(documents.error());
+  if (!documents) {
+    Error error = documents.error();
+    if (!std::filesystem::exists(path)) error.text += "; `lockstep list workloads` shows names";
+    return tl::unexpected(std::move(error));
+  }
   const Result<const nlohmann::json*> first = (*documents)->peek();
   if (!first) return tl::unexpected(first.error());
   if (*first == nullptr) return fail(path + ": the file holds no request");

@@ -45,8 +45,8 @@ try:
     import torch
     MISSING = ""
 except ImportError as missing:
-    MISSING = (f"{sys.executable} has no PyTorch ({missing}): LOCKSTEP_PYTHON names a Python that "
-               "has")
+    MISSING = (f"{sys.executable} has no PyTorch ({missing}): set LOCKSTEP_PYTHON to a Python that "
+               "has it")
 
 
 def candidate_of(words):

@@ -173,7 +173,7 @@ Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRe
   if (const std::size_t colon = request.candidate.find_last_of(':');
       colon == std::string::npos || colon == 0 || colon + 1 == request.candidate.size())
     return fail(
-        fmt::format("--candidate `{}` is MODULE:FUNCTION, FILE.py:FUNCTION or LIB.so:SYMBOL",
+        fmt::format("--candidate `{}` is not MODULE:FUNCTION, FILE.py:FUNCTION or LIB.so:SYMBOL",
                     request.candidate));
   request.device = usual_device(request);
   if (request.batch == 0) request.batch = request.device == "cuda" ? 64 : 4;

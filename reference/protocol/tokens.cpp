@@ -549,8 +549,8 @@ Result<Tokens> parse_slice(std::string_view term) {
       std::find_if(term.begin(), term.end(), [](char c) { return c < 'a' || c > 'z'; }) -
       term.begin());
   if (letters == 0)
-    return fail(
-        fmt::format("token term `{}` starts with neither a document nor `[`", term.substr(0, 60)));
+    return fail(fmt::format("token term `{}` starts with neither a document's name (a-z) nor `[`",
+                            term.substr(0, 60)));
   const Result<Document> document = document_from_name(term.substr(0, letters));
   if (!document) return tl::unexpected(document.error());
   std::string_view rest = term.substr(letters);
