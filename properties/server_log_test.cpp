@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "properties/support/program.hpp"
 #include "reference/base/philox.hpp"
@@ -318,6 +321,27 @@ url = f"http://127.0.0.1:{server.server_port}"
 with open(out, "w") as file:
     subprocess.run([sys.executable, recorder, url, prompts], stdout=file, check=True)
 )";
+
+// What the recorder cannot do it says in a sentence, and the log stays empty.
+TEST(CheckLog, theRecorderRefusesInASentence) {
+  const ScratchFolder folder;
+  const std::string texts = folder.write("texts.jsonl", "[1, 2]\n\"a prompt\"\n");
+  const std::string good = folder.write("good.jsonl", "[1, 2]\n");
+  const auto refusal = [&](const std::string& words) {
+    const std::string command =
+        fmt::format("python3 '{}/fixtures/subjects/record_log.py' {} > '{}' 2> '{}'",
+                    LOCKSTEP_SOURCE_DIR, words, folder.path("log"), folder.path("said"));
+    EXPECT_NE(std::system(command.c_str()), 0);  // NOLINT(cert-env33-c)
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path("log")));
+    std::ifstream said(folder.path("said"));
+    return std::string(std::istreambuf_iterator<char>(said), {});
+  };
+  EXPECT_EQ(refusal(""),
+            "record_log.py: the words are URL PROMPTS.jsonl; the log goes to standard output\n");
+  EXPECT_EQ(refusal("http://localhost:1 '" + texts + "'"),
+            "record_log.py: " + texts + ": line 2 is not a list of token ids\n");
+  EXPECT_TRUE(refusal("http://localhost:1 '" + good + "'").starts_with("record_log.py: http"));
+}
 
 // The recorder's log of a server that tells the truth is accepted, and of one that lies is not.
 TEST(CheckLog, judgesWhatTheRecorderWrites) {

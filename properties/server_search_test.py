@@ -392,13 +392,13 @@ class Commands(Scratch):
 
     def test_bad_words_are_named(self):
         for words, said in (
-            (["search", "llama"], "--model names a model's file"),
-            (["search", "openai"], "--program says how the server is started"),
-            (["search", "openai", "--program", "x"], "--truth says how the server is started that reuses nothing"),
-            (["search", "llama", "--model", "m", "--config", "colour=3"], "--config colour=3: the fields are clients"),
-            (["search", "llama", "--model", "m", "--avoid", "rain"], "--avoid rain: the names are busy-slot"),
+            (["search", "llama"], "llama needs --model, a model's file"),
+            (["search", "openai"], "openai needs --program, the command that starts the server"),
+            (["search", "openai", "--program", "x"], "openai needs --truth, a command for the same server without any reuse"),
+            (["search", "llama", "--model", "m", "--config", "colour=3"], "--config: `colour=3` is not FIELD=VALUE with one of the fields clients"),
+            (["search", "llama", "--model", "m", "--avoid", "rain"], "--avoid: there is no `rain`; the names are busy-slot"),
             (["search", "llama", "--model", "m", "--vocabulary", "9"], "--vocabulary 9 is not LOW:HIGH"),
-            (["replay", "none.json"], "none.json: no kept finding"),
+            (["replay", "none.json"], "none.json: cannot be read: No such file or directory"),
         ):
             done = self.run_it(*words)
             self.assertEqual(done.returncode, 2, done.stderr)

@@ -98,9 +98,9 @@ def engine_of(name: str, words: argparse.Namespace, texts: bool) -> Engine:
         raise BadWords(f"`{name}` is no engine: {', '.join(sorted(ENGINES))}")
     program = words.program or {"llama": "llama-server"}.get(name, "")
     if not program:
-        raise BadWords("--program says how the server is started")
+        raise BadWords(f"{name} needs --program, the command that starts the server")
     if name == "openai" and not words.truth:
-        raise BadWords("--truth says how the server is started that reuses nothing")
+        raise BadWords("openai needs --truth, a command for the same server without any reuse")
     low, colon, high = (words.vocabulary or ("97:123" if texts else "3:320")).partition(":")
     if not (low.isdigit() and high.isdigit() and int(low) < int(high)):
         raise BadWords(f"--vocabulary {words.vocabulary} is not LOW:HIGH")
@@ -120,7 +120,7 @@ def config_of(name: str, text: str) -> Config:
     for word in filter(None, text.split(",")):
         field, equals, value = word.partition("=")
         if field not in known or not equals:
-            raise BadWords(f"--config {word}: the fields are {', '.join(known)}")
+            raise BadWords(f"--config: `{word}` is not FIELD=VALUE with one of the fields {', '.join(known)}")
         config[field] = value_of(value)
     return config
 
@@ -129,7 +129,7 @@ def avoided(engine: Engine, text: str) -> list[str]:
     names = sorted(engine.known) if text == "all" else list(filter(None, text.split(",")))
     for name in names:
         if name not in engine.known:
-            raise BadWords(f"--avoid {name}: the names are {', '.join(sorted(engine.known)) or 'none'}")
+            raise BadWords(f"--avoid: there is no `{name}`; the names are {', '.join(sorted(engine.known)) or 'none'}")
     return names
 
 
@@ -137,7 +137,7 @@ def search(words: argparse.Namespace) -> int:
     fixed = config_of(words.engine, words.config)
     engine = engine_of(words.engine, words, bool(fixed.get("texts")))
     if words.engine == "llama" and not words.model:
-        raise BadWords("--model names a model's file")
+        raise BadWords("llama needs --model, a model's file")
     options = Options(words.seed, words.requests, words.time, words.findings, words.shrink_time,
                       words.shrink_lives, words.gap, fixed,
                       avoided(engine, words.avoid), words.life, words.out, words.log)

@@ -101,8 +101,10 @@ class Kept:
             whole = json.loads(path.read_text())
             steps = [Step(**step) for step in whole["steps"]]
             return Kept(whole["engine"], whole["config"], steps, Finding(**whole["finding"]), whole.get("plays", 1))
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise BadFile(f"{path}: no kept finding: {type(error).__name__}: {error}") from None
+        except OSError as error:
+            raise BadFile(f"{path}: cannot be read: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise BadFile(f"{path}: is not a finding that a search has written: {type(error).__name__}: {error}") from None
 
 
 def default_of(name: str) -> Any:
