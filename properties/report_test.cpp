@@ -591,6 +591,36 @@ TEST(Report, sameFixturesGiveTheSameBytes) {
     EXPECT_EQ(first.timelines[i].timeline, second.timelines[i].timeline);
 }
 
+// The heading of a trace is whole sentences, whether or not its comment is wrapped within one.
+TEST(Report, headingsEndWithTheirSentence) {
+  const std::string run = "# run: lockstep replay %s\nrequest id=a tokens=a4 output=2\nrun\n";
+  const std::string wrapped =
+      "# A prefill is cut at a block's end, because kernels have a state there alone; the rest of "
+      "it is\n"
+      "# the next step's. Nothing is lost.\n";
+  const std::string two =
+      "# A prefill is cut at a block's end. Kernels of version 0.33 have a state there alone, and "
+      "the\n"
+      "# rest is computed in the next step.\n";
+  FixtureFolder folder;
+  folder.with("a_short", "# Two requests\n# share a prefix.\n" + run)
+      .with("b_wrapped", wrapped + run)
+      .with("c_two", two + run);
+  const Report report = collected(folder);
+  const Json& traces = report.document["traces"];
+  EXPECT_EQ(traces[0]["title"], "Two requests");
+  EXPECT_EQ(traces[0]["paragraph"], Json::array({"share a prefix."}));
+  EXPECT_EQ(
+      traces[1]["title"],
+      "A prefill is cut at a block's end, because kernels have a state there alone; the rest of "
+      "it is the next step's.");
+  EXPECT_EQ(traces[1]["paragraph"], Json::array({"Nothing is lost."}));
+  EXPECT_EQ(traces[2]["title"], "A prefill is cut at a block's end.");
+  EXPECT_EQ(traces[2]["paragraph"],
+            Json::array({"Kernels of version 0.33 have a state there alone, and the",
+                         "rest is computed in the next step."}));
+}
+
 TEST(Report, dataSayWhatEachRunFound) {
   FixtureFolder folder;
   folder.with("finish_keeps_its_state", kFinishKeepsItsState);
@@ -837,6 +867,22 @@ TEST(Report, decisionsAreComparedWithTheRecord) {
   }
 }
 
+// The command above a comparison repeats it: bytes that are no whole GiB, config fields and the
+// model.
+TEST(Report, theCommandOfAComparisonHasEverythingThatWasAsked) {
+  const CompareRequest request{.workload = "sessions:requests=20,seats=2",
+                               .policies = {"radix"},
+                               .capacities = {std::int64_t{512} << 20},
+                               .config = "page=16",
+                               .model = "nemotron-h",
+                               .limit = 10};
+  const Result<Json> shown = comparison_of({.title = "Chats", .about = "", .request = request});
+  ASSERT_TRUE(shown.has_value()) << shown.error().text;
+  EXPECT_EQ((*shown)["command"],
+            "lockstep compare sessions:requests=20,seats=2 --policies radix --capacity 536870912 "
+            "--config page=16 --model nemotron-h --limit 10");
+}
+
 // A comparison's rows are those of the command that stands above it, and what is concluded from
 // them follows them.
 TEST(Report, comparisonsAreThoseOfTheirCommand) {
@@ -884,7 +930,7 @@ TEST(Report, conclusionsFollowTheFigures) {
       return sentence.find(text) != std::string::npos;
     });
   };
-  EXPECT_TRUE(says("each step of memory still pays, the last one, from 2 GiB, 31.0 points."));
+  EXPECT_TRUE(says("each step of memory still pays: the last one, from 2 GiB, adds 31.0 points."));
   ComparedPolicy bound{.policy = "kv-bound"};
   bound.measures.input_tokens = 1000;
   bound.measures.hit_tokens = 650;
@@ -1017,10 +1063,11 @@ TEST(Report, showsPlainLayersWithoutSpeed) {
   const std::size_t layer = page.find("rms_norm");
   ASSERT_NE(layer, std::string::npos);
   const std::string section = page.substr(layer, page.find("state_copy", layer) - layer);
-  EXPECT_NE(section.find("Plain: no speed row."), std::string::npos);
+  EXPECT_NE(section.find("A plain layer: its time is not measured."), std::string::npos);
   EXPECT_NE(section.find("1.00e-03 of at most 4.00e-03"), std::string::npos);
   EXPECT_EQ(section.find("<figure>"), std::string::npos);
-  EXPECT_EQ(page.find("Plain: no speed row.", page.find("state_copy", layer)), std::string::npos);
+  EXPECT_EQ(page.find("A plain layer: its time is not measured.", page.find("state_copy", layer)),
+            std::string::npos);
 }
 
 TEST(Report, refusesEvidenceThatLacksAField) {

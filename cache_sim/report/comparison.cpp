@@ -39,12 +39,24 @@ bool is_hybrid(const ComparedPolicy& row) {
              ->has_states;
 }
 
+/// A capacity as --capacity takes it.
+std::string capacity_word(const std::optional<std::int64_t>& capacity) {
+  if (!capacity) return "inf";
+  return *capacity % kGib == 0 ? fmt::format("{}GiB", *capacity / kGib)
+                               : fmt::format("{}", *capacity);
+}
+
+/// The command that makes this comparison again.
 std::string command_of(const CompareRequest& request) {
-  std::string command = "lockstep compare " + shell_quoted(request.workload) + " --policies ";
-  for (std::size_t i = 0; i < request.policies.size(); ++i)
-    command += (i == 0 ? "" : ",") + request.policies[i];
+  std::string policies;
+  for (const std::string& policy : request.policies)
+    policies += (policies.empty() ? "" : ",") + policy;
+  std::string command = fmt::format("lockstep compare {} --policies {}",
+                                    shell_quoted(request.workload), shell_quoted(policies));
   for (const auto& capacity : request.capacities)
-    command += capacity ? fmt::format(" --capacity {}GiB", *capacity / kGib) : " --capacity inf";
+    command += " --capacity " + capacity_word(capacity);
+  if (!request.config.empty()) command += " --config " + shell_quoted(request.config);
+  if (request.model != kDefaultModel) command += " --model " + request.model;
   if (request.limit != 0) command += fmt::format(" --limit {}", request.limit);
   return command;
 }
@@ -74,8 +86,8 @@ std::string bound_sentence(const Comparison& comparison) {
   if (kv == nullptr || ends == nullptr || branches == nullptr) return "";
   const double enough = 0.9 * hit_ratio(*kv);
   return fmt::format(
-      "With memory without end, attention alone hits {} of the input tokens; a hybrid model with a "
-      "state at the end of each request {}, and with one where requests branch off as well {}: {}",
+      "With unlimited memory, attention alone hits {} of the input tokens; a hybrid model with a "
+      "state at the end of each request hits {}, and with one at each branch as well {}: {}",
       percent_text(hit_ratio(*kv)), percent_text(hit_ratio(*ends)),
       percent_text(hit_ratio(*branches)),
       hit_ratio(*ends) > enough       ? "a state at each end is nearly enough."
@@ -133,8 +145,9 @@ std::string memory_sentence(const Comparison& comparison, const std::string& pol
   if (*enough == rows.back()) {
     const ComparedPolicy& before = **(rows.end() - 2);
     return sentence +
-           fmt::format("; each step of memory still pays, the last one, from {}, {:.1f} points.",
-                       capacity_text(before.capacity), (best - hit_ratio(before)) * 100) +
+           fmt::format(
+               "; each step of memory still pays: the last one, from {}, adds {:.1f} points.",
+               capacity_text(before.capacity), (best - hit_ratio(before)) * 100) +
            more;
   }
   return sentence +
@@ -358,6 +371,29 @@ void draw_axes(Svg& svg, const JsonField& comparison, const std::vector<Curve>& 
              words(row.at("capacity_text"), Medium::svg));
 }
 
+/// How a curve is drawn: a piece of it, from `from` on to the right, with the shape of its points.
+void draw_key(Svg& svg, Point from, std::size_t number, bool has_points) {
+  const std::string style = fmt::format("curve c{}", number % kStyles);
+  svg.line(from, {from.x + 18, from.y}, style);
+  if (has_points)
+    svg.rect({from.x + 6, from.y - 3, 6, 6}, style + " point", number % 2 == 0 ? 3 : 0);
+}
+
+/// The curves' names below the picture, for windows that are too narrow for those beside it.
+View keys_view(const JsonField& comparison) {
+  View keys = list_view();
+  const std::vector<Curve> curves = curves_of(comparison);
+  for (std::size_t i = 0; i < curves.size(); ++i) {
+    Svg svg(18, 10, "");
+    draw_key(svg, {0, 5}, i, !curves[i].infinite());
+    View key = object_view();
+    key.set("box", svg.markup());
+    key.set("name", words(curves[i].rows[0].at("policy"), Medium::html));
+    keys.push_back(key);
+  }
+  return keys;
+}
+
 std::string curves_picture(const JsonField& comparison) {
   const std::vector<Curve> curves = curves_of(comparison);
   const Axes axes(comparison, curves);
@@ -396,7 +432,7 @@ std::string curves_picture(const JsonField& comparison) {
   for (const Label& label : labels) {
     const Curve& curve = curves[label.curve];
     const double x = kLeft + kWidth + 8;
-    svg.line({x, label.y}, {x + 18, label.y}, fmt::format("curve c{}", label.curve % kStyles));
+    draw_key(svg, {x, label.y}, label.curve, !curve.infinite());
     svg.text({x + 24, label.y + 4}, "small", words(curve.rows[0].at("policy"), Medium::svg));
   }
   return svg.markup();
@@ -407,6 +443,7 @@ std::string curves_picture(const JsonField& comparison) {
 View comparison_view(const JsonField& comparison) {
   View view = view_of(comparison, {"ticks"});
   view.set("picture", curves_picture(comparison));
+  view.set("keys", keys_view(comparison));
   return view;
 }
 

@@ -349,7 +349,7 @@ std::string idea_picture() {
     std::string_view name, what;
   };
   constexpr std::array kListeners{Listener{"policy", "the real structure, a tree"},
-                                  Listener{"oracle", "the plain definition, a sorted map"},
+                                  Listener{"oracle", "the same rules, in a sorted map"},
                                   Listener{"server", "your own, at the end of a pipe"}};
   Svg svg(860, 200,
           "the same operations go to policy, oracle and server; a checker compares their replies");

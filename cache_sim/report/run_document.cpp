@@ -167,6 +167,44 @@ std::vector<std::string> lines_of(const std::string& path) {
   return lines;
 }
 
+/// Where the first sentence of a text ends, or its last one; npos where none ends.
+enum class Which { first, last };
+std::size_t sentence_end(std::string_view text, Which which) {
+  const bool ends = !text.empty() && std::string_view(".?)").find(text.back()) != text.npos;
+  if (which == Which::last && ends) return text.size();
+  std::size_t end = std::string_view::npos;
+  for (std::size_t i = 0; i + 1 < text.size(); ++i)
+    if ((text[i] == '.' || text[i] == '?') && text[i + 1] == ' ') {
+      end = i + 1;
+      if (which == Which::first) return end;
+    }
+  return end == std::string_view::npos && ends ? text.size() : end;
+}
+
+/// The comment's beginning as a heading, and the rest of it.
+struct Heading {
+  std::string title;
+  std::vector<std::string> paragraph;
+};
+
+/// The heading is the comment's first line, without a sentence that goes on in the next one. Where
+/// the first line is wrapped within its first sentence, it is that whole sentence.
+Heading heading_of(std::vector<std::string> comment) {
+  constexpr std::size_t kWrapped = 70;  // a shorter line ends where its author ended it
+  if (comment.empty()) return {};
+  std::string title = comment.front();
+  comment.erase(comment.begin());
+  std::size_t end = sentence_end(title, Which::last);
+  if (title.size() < kWrapped || comment.empty()) end = title.size();
+  while (end == std::string::npos && !comment.empty()) {
+    title += ' ' + comment.front();
+    comment.erase(comment.begin());
+    end = sentence_end(title, Which::first);
+  }
+  if (end < title.size()) comment.insert(comment.begin(), title.substr(end + 1));
+  return {title.substr(0, end), std::move(comment)};
+}
+
 }  // namespace
 
 std::optional<FindingKind> found_by(const ReplayOutcome& outcome) {
@@ -214,11 +252,12 @@ Json shown_run_json(const std::string& command, const ReplayRequest& request,
 Json trace_json(const std::string& file, const std::string& folder, const Trace& trace) {
   const std::string stem = std::filesystem::path(file).stem().string();
   const std::vector<std::string> lines = lines_of(file);
+  const Heading heading = heading_of(trace.description);
   return {{"file", file},
           {"name", stem},
           {"folder", folder},
-          {"title", trace.title.empty() ? stem : trace.title},
-          {"description", trace.description},
+          {"title", heading.title.empty() ? stem : heading.title},
+          {"paragraph", heading.paragraph},
           {"references", public_references(trace.description)},
           {"text", lines},
           {"line_count", lines.size()},

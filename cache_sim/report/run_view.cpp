@@ -211,12 +211,8 @@ View trace_view(const JsonField& trace) {
     view.set(key, view_of(trace.at(key)));
   view.set("anchor", trace_anchor(trace));
   view.set("references", references_view(trace));
-  const JsonField description = trace.at("description");
-  View paragraph = list_view();
-  for (std::size_t i = 1; i < description.size(); ++i)
-    paragraph.push_back(view_of(description.item(i)));
-  view.set("has_paragraph", paragraph.is_non_empty_list());
-  view.set("paragraph", paragraph);
+  view.set("has_paragraph", trace.at("paragraph").size() > 0);
+  view.set("paragraph", view_of(trace.at("paragraph")));
   view.set("has_lines", trace.at("text").size() > 0);
   view.set("lines", lines_view(trace));
   view.set("lines_cut", trace.at("text").size() > kMostLines);
