@@ -212,7 +212,7 @@ TEST_P(StaticKvRuntime, refusesWhatItCannotServe) {
   EXPECT_TRUE(runtime.adopt(runtime.keys(), runtime.values(), {{1}}, 1));
 }
 
-// A prompt is cut as the plan of the reference has it: no bucket ends after the cache.
+// A prompt is cut as the plan of the reference has it: no bucket runs over the end of the cache.
 TEST(StaticKvPlan, staysInsideTheCache) {
   Programs programs{.config = shape(true), .rows = 1, .positions = 40, .head = {}, .buckets = {}};
   for (const std::int64_t Q : {1, 4, 8, 16}) programs.buckets[Q] = Program();

@@ -42,7 +42,7 @@ constexpr std::array kKinds{
     KindRow{FindingKind::accept_disagree, "accept-disagree", kExitInvariant,
             "After a verification, the state is not that of the accepted tokens."},
     KindRow{FindingKind::padding_leak, "padding-leak", kExitInvariant,
-            "A padded row of a batch changed somebody's state."},
+            "A padding row of a batch changed a request's state."},
     KindRow{FindingKind::out_of_range, "out-of-range", kExitInvariant,
             "A number is impossible: an index beyond its table, or a count beyond its pool."},
     KindRow{FindingKind::broken_invariant, "broken-invariant", kExitInvariant,

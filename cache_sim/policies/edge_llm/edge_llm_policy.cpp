@@ -313,8 +313,9 @@ PolicyEntry entry(std::string_view name, std::string_view summary,
 
 const Registration<PolicyEntry> kEdgeLlm{
     entry("edge-llm", "TensorRT-Edge-LLM's batch of rows, state indices and replay", make<false>)};
-const Registration<PolicyEntry> kEdgeLlmV0{entry(
-    "edge-llm-v0", "its version 0.5: compaction moves rows, snapshots are scattered", make<true>)};
+const Registration<PolicyEntry> kEdgeLlmV0{
+    entry("edge-llm-v0", "TensorRT-Edge-LLM 0.5: compaction moves rows, snapshots are scattered",
+          make<true>)};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -196,8 +196,7 @@ inline const Defect kCommitsByLength{
     "of a tree, the state is taken by how many drafts were accepted, not by which"};
 inline const Defect kKeepsFirstSlots{
     "radix:keeps-first-slots",
-    "of a tree, the first drafts' KV is kept, as many as were accepted, not that of those which "
-    "were"};
+    "of a tree of drafts, the KV of the first ones is kept, not that of the accepted ones"};
 inline const Defect kCountsSampledToken{
     "radix:counts-sampled-token",
     "the token sampled after the accepted drafts counts as computed, so the KV of the rejected "

@@ -24,7 +24,7 @@ inline const Defect kStaticLiveLength{
     "the second call of a prompt counts its position from a length that has moved meanwhile"};
 inline const Defect kStaticWrapsAround{
     "static-kv:wraps-around",
-    "a bucket is taken that ends after the cache, and its tail lands on the first tokens"};
+    "a bucket that runs over the cache's end is taken, and its tail lands on the first tokens"};
 // Rows.
 inline const Defect kStaticOldLength{"static-kv:keeps-the-old-length",
                                      "a new request starts at the length that its row had"};

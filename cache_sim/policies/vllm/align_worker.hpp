@@ -20,7 +20,7 @@
 //   forward              a row that verifies drafts, or computes one token after the prompt,
 //                        begins at state `accepted - 1` and stores every state; any other row
 //                        begins at column `current` and stores its last state there
-//   after the forward   accepted is what the verification kept; where a block end was passed, the
+//   after the forward    accepted is what the verification kept; where a block end was passed, the
 //                        state of that end goes to the block's column
 //
 // In "all" mode a forward stores the state of every block end that it passes in that block's column

@@ -149,7 +149,7 @@ inline const Defect kCopyTargetsStayPinned{
     "the new end of a copy is never released when the step has been decided"};
 inline const Defect kRetiredStatesKeepReferences{
     "vllm-align:retired-states-keep-references",
-    "states after the running one leave the table and are not given back"};
+    "states that the running one has passed leave the table and are not given back"};
 inline const Defect kGivesKeyedBlocksToTheHead{"vllm-align:gives-keyed-blocks-to-the-head",
                                                "blocks that others could use are popped first"};
 inline const Defect kPopsTheNewest{"vllm-align:pops-the-newest",

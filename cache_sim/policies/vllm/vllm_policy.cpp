@@ -618,7 +618,7 @@ const Registration<PolicyEntry> kVllmAlign{
      .takes_content_keys = true}};
 const Registration<PolicyEntry> kVllmAlignRetention0{
     {.name = "vllm-align-retention-0",
-     .summary = "the same, states kept at prompt ends and where prefixes part (retention 0)",
+     .summary = "vllm-align that keeps states only at prompt ends and where prefixes diverge",
      .has_states = true,
      .config_fields = kSparseFields,
      .make = make_retention_0,
@@ -628,8 +628,7 @@ const Registration<PolicyEntry> kVllmAlignRetention0{
      .takes_content_keys = true}};
 const Registration<PolicyEntry> kVllmAll{
     {.name = "vllm-all",
-     .summary =
-         "the older \"all\" mode: a state at the end of every block, and chunks of any length",
+     .summary = "vLLM's older \"all\" mode: a state at each block's end, and chunks of any length",
      .has_states = true,
      .config_fields = kAllFields,
      .make = make_all,
