@@ -65,7 +65,7 @@ class RowPolicy : public Subject {
   /// The row is a new request's. What admit answers.
   virtual Reply begin_row(std::uint32_t row) = 0;
   virtual void end_row(std::uint32_t /*row*/) {}
-  /// Runs `n` of the tokens behind the row's length; where the request verifies, the last of them
+  /// Runs `n` of the tokens after the row's length; where the request verifies, the last of them
   /// are drafts, and the length may stay.
   virtual void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) = 0;
   /// Of the row's verification `accepted` tokens are kept, which the request knows by now.

@@ -10,7 +10,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// How a forward of `n` tokens begins behind `past`: so many of them, in a bucket of that size.
+/// How a forward of `n` tokens begins after `past`: so many of them, in a bucket of that size.
 struct Cut {
   std::uint32_t tokens, bucket;
 };
@@ -67,7 +67,7 @@ void StaticKvPolicy::copy(std::uint32_t from, std::uint32_t to, std::uint32_t be
   layers_.copy_kv(sources_, targets_);
 }
 
-/// One program: `n` tokens behind `past`, padded to the bucket.
+/// One program: `n` tokens after `past`, padded to the bucket.
 void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t past,
                           std::uint32_t n, std::uint32_t bucket) {
   const Tokens padding = Tokens::of_ids(std::vector<std::uint32_t>(bucket - n, 0));
@@ -82,7 +82,7 @@ void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t
   lengths_[row] = past + applied;
 }
 
-/// Calls for `n` tokens behind what the row's length says.
+/// Calls for `n` tokens after what the row's length says.
 void StaticKvPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n,
                          bool /*verifies*/) {
   const std::uint32_t begin = lengths_[row];
