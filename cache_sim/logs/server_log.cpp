@@ -226,8 +226,8 @@ class LeftBehind final : private PrefixTrie::SplitListener {
   std::vector<Owners> owners_;  // by node
 };
 
-/// What each request may have found: the longest prefix of its prompt that another request left
-/// after which had begun before its end. (A server may serve a later request first.)
+/// What each request may have found: the longest prefix of its prompt that was left by another
+/// request which had begun before its end. (A server may serve a later request first.)
 std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
   std::vector<std::size_t> order(log.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
