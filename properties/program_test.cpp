@@ -75,6 +75,8 @@ const std::string kGood = "admit id=r tokens=a8\n";
 
 std::vector<BadFile> bad_files() {
   const std::string requests = "request id=r tokens=a8 output=1 at=5ms\n";
+  // Every known token is computed: these drafts verify nothing that was sampled.
+  const std::string after_nothing = kGood + "extend id=r n=8\nextend id=r n=1 drafts=b1\n";
   return {
       {"unknown_verb", "check\nadmitt id=r tokens=a8\n", ":2: unknown verb `admitt`"},
       {"unknown_field", "admit id=r tokens=a8 token=a8\n", ":1: admit has no field `token`"},
@@ -107,6 +109,22 @@ std::vector<BadFile> bad_files() {
        "request id=r tokens=a8 output=1\nrequest id=r tokens=b8 output=1\nrun\n", ":2: field id: "},
       {"second_admission_with_this_id", kGood + kGood, ":2: field id: request `r` is admitted"},
       {"request_that_is_not_there", "finish id=r\n", ":1: field id: no admitted request"},
+      {"drafts_after_nothing_for_edge_llm",
+       after_nothing,
+       ":3: extend: ",
+       {"--subject", "edge-llm"}},
+      {"drafts_after_nothing_for_edge_llms_oracle",
+       after_nothing,
+       ":3: extend: ",
+       {"--subject", "oracle:edge-llm"}},
+      {"drafts_after_nothing_for_static_kv",
+       after_nothing,
+       ":3: extend: ",
+       {"--subject", "static-kv"}},
+      {"drafts_after_nothing_for_static_kvs_oracle",
+       after_nothing,
+       ":3: extend: ",
+       {"--subject", "oracle:static-kv"}},
       {"request_that_has_ended", kGood + "abort id=r\nfinish id=r\n", ":3: field id: no admitted"},
       {"expectation_of_nobody", requests + "run\nexpect id=s\n", ":3: field id: no request"},
       {"abort_of_nobody", requests + "abort id=s\nrun\n", ":2: field id: no request"},

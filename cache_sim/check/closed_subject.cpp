@@ -120,14 +120,14 @@ void ClosedSubject::check_progress(const Operation& operation, Findings& finding
                        (operation.verb == Verb::extend && !operation.tokens.empty());
   const std::int64_t missing = request->asked - request->computed + request->unanswered;
   if (!samples || missing <= 0) return;
-  findings.push_back({FindingKind::stuck,
-                      fmt::format("request `{}` goes on with `{}`, and of {} asked for, {} {} not "
-                                  "computed, by the n= of the answers to extend",
-                                  operation.id.text(), to_string(operation.verb),
-                                  counted(request->asked + request->unanswered, "token"), missing,
-                                  is_or_are(missing)),
-                      "every token is computed before the next one is sampled",
-                      fmt::format("{} {} missing", missing, is_or_are(missing))});
+  findings.push_back(
+      {FindingKind::stuck,
+       fmt::format("request `{}` goes on with `{}`, and {} of the {} asked for {} not "
+                   "computed, by the n= of the answers to extend",
+                   operation.id.text(), to_string(operation.verb), missing,
+                   counted(request->asked + request->unanswered, "token"), is_or_are(missing)),
+       "every token is computed before the next one is sampled",
+       fmt::format("{} {} missing", missing, is_or_are(missing))});
 }
 
 /// The longest prefix of the prompt that any request had computed.

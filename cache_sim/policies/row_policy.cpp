@@ -113,6 +113,11 @@ Result<Reply> RowPolicy::extend(RowRequest& request, const Operation& operation)
       std::int64_t{request.known.size()} + operation.tokens.size() - request.computed + drafts;
   if (const Result<void> fits = check_extend(operation, left); !fits)
     return tl::unexpected(fits.error());
+  if (drafts != 0 && left == drafts)
+    return fail(
+        fmt::format("extend: drafts follow a token that is not computed, and request `{}` "
+                    "has none",
+                    operation.id.text()));
   if (drafts != 0 && operation.n > verified_most_) return Reply::refusal(Refusal::too_long);
   if (request.computed + operation.n > sizes_.positions) return Reply::refusal(Refusal::no_kv);
   request.known.append(operation.tokens);

@@ -279,8 +279,11 @@ bool LegalityModel::makes_sense_for(const Request& request, const Operation& ope
     case Verb::extend:
       if (!operation.parents.empty() && operation.parents.size() != operation.drafts.size())
         return false;
+      // Drafts follow a token that was sampled and is not computed.
       return !verifies && (request.in_flight == 0 || (operation.async && request.in_flight == 1)) &&
-             operation.n <= tokens_left(request, operation);
+             operation.n <= tokens_left(request, operation) &&
+             (operation.drafts.empty() ||
+              tokens_left(request, operation) > std::int64_t{operation.drafts.size()});
     case Verb::complete: return request.in_flight > 0 && !request.is_result_due();
     case Verb::checkpoint: return !verifies && operation.up_to <= request.computed;
     case Verb::clone:

@@ -106,6 +106,8 @@ class EdgeLlmOracle final : public Subject {
         std::ssize(request.known) + std::ssize(more) + std::ssize(drafts) - request.computed;
     if (operation.n < 1 || operation.n > left || (!drafts.empty() && operation.n != left))
       return fail("extend: n is not a number of tokens that are left");
+    if (!drafts.empty() && operation.n == std::ssize(drafts))
+      return fail("extend: there is no sampled token that the drafts would follow");
     if (!drafts.empty() && operation.n > kMostVerified) return Reply::refusal(Refusal::too_long);
     if (request.computed + operation.n > row_size()) return Reply::refusal(Refusal::no_kv);
     request.known.insert(request.known.end(), more.begin(), more.end());

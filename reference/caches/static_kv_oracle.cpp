@@ -127,6 +127,8 @@ class StaticKvOracle final : public Subject {
     const auto left = static_cast<std::int64_t>(text.size() + drafts.size() - row.computed);
     if (operation.n < 1 || operation.n > left) return fail("extend: so many tokens are not left");
     if (!drafts.empty() && operation.n != left) return fail("extend: drafts are verified at once");
+    if (!drafts.empty() && text.size() == row.computed)
+      return fail("extend: drafts need a token before them whose answer they guess");
     if (static_cast<std::int64_t>(row.computed) + operation.n > positions_)
       return Reply::refusal(Refusal::no_kv);
     row.known = text;
