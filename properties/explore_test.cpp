@@ -12,6 +12,7 @@
 
 #include "cache_sim/search/bad_input.hpp"
 #include "cache_sim/search/explore.hpp"
+#include "cache_sim/search/operation_player.hpp"
 #include "cache_sim/search/random_requests.hpp"
 #include "cache_sim/search/random_trace.hpp"
 #include "cache_sim/server/simulation.hpp"
@@ -128,8 +129,7 @@ PlayedOperations play_random_operations(std::uint64_t seed, std::uint64_t stream
   const Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
   PlayedOperations played;
-  LegalityModel model(swarm.config.page, policy.counts_locks_on_tombstones, policy.has_slot_verbs);
-  if (swarm.blocks) model.expect_cut_chunks();
+  LegalityModel model = model_for(options);
   RandomTrace random(swarm, accepted_by(policy), model, draw);
   BadInput bad_input(swarm, accepted_by(policy), model, draw);
   const auto say = [&](const Operation& operation) {

@@ -18,6 +18,14 @@ std::vector<const PolicyEntry*> policies_of(const std::vector<std::string>& subj
   return policies;
 }
 
+/// Nobody says what is bad input, because a child need not know.
+bool all_are_children(const std::vector<std::string>& subjects) {
+  return std::all_of(subjects.begin(), subjects.end(),
+                     [](std::string_view name) { return name.starts_with("exec:"); });
+}
+
+}  // namespace
+
 LegalityModel model_for(const RunOptions& options) {
   const std::vector<const PolicyEntry*> policies = policies_of(options.subjects);
   LegalityModel model(
@@ -34,14 +42,6 @@ LegalityModel model_for(const RunOptions& options) {
   }
   return model;
 }
-
-/// Nobody says what is bad input, because a child need not know.
-bool all_are_children(const std::vector<std::string>& subjects) {
-  return std::all_of(subjects.begin(), subjects.end(),
-                     [](std::string_view name) { return name.starts_with("exec:"); });
-}
-
-}  // namespace
 
 OperationPlayer::OperationPlayer(ReplaySession& run)
     : run_(run),

@@ -23,6 +23,9 @@ Result<std::unique_ptr<ReplaySession>> played_run(const RunOptions& options, Pla
   }
 }
 
+/// What those who play operations to such a run know of what its subjects take.
+LegalityModel model_for(const RunOptions& options);
+
 class OperationPlayer {
  public:
   /// `run` must outlive the player and leaves out what is illegal (RunOptions::skip_illegal).
