@@ -317,7 +317,8 @@ TEST_F(ExecSubject, aPromptThatIsNotReadIsSilence) {
 }
 
 TEST_F(ExecSubject, silenceAtTheGreetingIsAFinding) {
-  expect_finding(failure_to_start("sleep 60", 300ms), FindingKind::subject_silent, "hello");
+  expect_finding(failure_to_start("sleep 60", 300ms), FindingKind::subject_silent,
+                 "--timeout gives it longer");
 }
 
 // --- Garbage -------------------------------------------------------------------------------------

@@ -195,7 +195,8 @@ Result<std::string> ExecSubject::ask(std::string question) {
                      fmt::format("did not read all of `{}` within {}", what, time));
     case Exchange::silent:
       return give_up(FindingKind::subject_silent,
-                     fmt::format("did not answer `{}` within {}", what, time));
+                     fmt::format("did not answer `{}` within {}{}", what, time,
+                                 what.starts_with("hello") ? "; --timeout gives it longer" : ""));
     case Exchange::unfinished:
       return give_up(
           FindingKind::subject_silent,
