@@ -235,13 +235,14 @@ __device__ inline float4 load_from(std::uint32_t address, int rank) {
   return x;
 }
 
-/// The sums of all blocks of the cluster, those of this block's share of the tokens, to memory.
+/// The sums of all blocks of the cluster, those of this block's share of the tokens, to memory: by
+/// the threads that multiplied.
 template <int kTokens>
 __device__ inline void store(const Task& task, std::uint32_t sums, int rank, int first_row,
                              int first_token, int g) {
   constexpr int kPieces = kRows / kEach;
   const int share = kTokens / task.blocks;
-  for (int i = static_cast<int>(threadIdx.x); i < share * kPieces; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < share * kPieces; i += kMultiplying) {
     const int token = rank * share + i / kPieces, row = i % kPieces * kEach;
     const int m = first_token + token, n = first_row + row;
     if (m >= task.M || n >= task.N) continue;
@@ -267,14 +268,6 @@ __device__ inline void store(const Task& task, std::uint32_t sums, int rank, int
     *reinterpret_cast<uint4*>(task.out + g * task.out_strides[0] + m * task.out_strides[1] + n) =
         make_uint4(packed[0].x, packed[0].y, packed[1].x, packed[1].y);
   }
-}
-
-/// A barrier of the blocks that have a tile together.
-__device__ inline void sync_blocks(const Task& task) {
-  if (task.blocks > 1)
-    hopper::sync_cluster();
-  else
-    __syncthreads();
 }
 
 template <class T, int kTokens, bool kAlone>
@@ -328,9 +321,10 @@ __global__ void __launch_bounds__(kThreads, blocks_of_processor<T, kTokens, kAlo
         to[token * kPitch + warp * 16 + lane / 4 + e / 2 * 8] = sums[4 * j + e];
       }
   }
-  sync_blocks(task);
-  store<kTokens>(task, tiles, rank, first_row, first_token, g);
-  sync_blocks(task);  // nobody leaves while others read its sums
+  if (group < 2) hopper::sync_threads_of(1, kMultiplying);
+  if (task.blocks > 1) hopper::sync_cluster();
+  if (group < 2) store<kTokens>(task, tiles, rank, first_row, first_token, g);
+  if (task.blocks > 1) hopper::sync_cluster();  // nobody leaves while others read its sums
 }
 
 /// How many blocks divide K: so many that weights come from all processors, and each has some
