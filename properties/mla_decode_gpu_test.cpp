@@ -225,13 +225,12 @@ struct Device {
 };
 
 template <class Form>
-void expect_agreement(const Question& question, std::uint64_t seed) {
+void expect_agreement(const Question& question, const Inputs<typename Form::C>& in) {
   SCOPED_TRACE("H " + std::to_string(question.heads) + ", q_len " + std::to_string(question.q_len) +
                ", page " + std::to_string(question.page) + ", parts " +
                std::to_string(question.parts) + ", lengths " +
                ::testing::PrintToString(question.lengths));
   using T = typename Form::T;
-  const Inputs<typename Form::C> in(question, seed);
   Device<T, typename Form::C> device(in);
   device.run(question);
   finish();
@@ -239,6 +238,10 @@ void expect_agreement(const Question& question, std::uint64_t seed) {
   const Answer<float> yardstick = yardstick_of(in, question.causal, kernels::format_of<T>());
   EXPECT_TRUE(within_yardstick(kOperation, "out", device.out, yardstick.out, truth.out));
   EXPECT_TRUE(within_yardstick(kOperation, "lse", device.lse, yardstick.lse, truth.lse));
+}
+template <class Form>
+void expect_agreement(const Question& question, std::uint64_t seed) {
+  expect_agreement<Form>(question, Inputs<typename Form::C>(question, seed));
 }
 
 template <class Form>
@@ -268,6 +271,17 @@ TYPED_TEST(MlaDecodeGpu, anyLength) {
   for (const std::int64_t length : {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 320, 700})
     expect_agreement<TypeParam>({.lengths = {length, 3, 257 - length % 257}, .q_len = 2},
                                 static_cast<std::uint64_t>(length));
+}
+
+// The same of small pages, which lanes copy, for blocks of rows that share keys too.
+TYPED_TEST(MlaDecodeGpu, anyLengthOfSmallPages) {
+  for (const std::int64_t length : {1, 15, 63, 64, 65, 129, 700})
+    for (const std::int64_t heads : {5, 70})
+      expect_agreement<TypeParam>({.lengths = {length, 0, 3, 257 - length % 257},
+                                   .heads = heads,
+                                   .q_len = 2,
+                                   .page = length % 2 == 0 ? 8 : 1},
+                                  static_cast<std::uint64_t>(length));
 }
 
 // Contexts without a key, and queries that the causal border leaves without one.
@@ -300,23 +314,48 @@ TYPED_TEST(MlaDecodeGpu, anySpreadOfScores) {
 
 // What a request gets depends on its keys alone: not on the size and order of pages.
 TYPED_TEST(MlaDecodeGpu, pagesDoNotMatter) {
-  Question question{.lengths = {300, 65, 1000, 64}, .heads = 20, .q_len = 2};
-  const typename TestFixture::In whole(question, 5);
-  typename TestFixture::On expected(whole);
-  expected.run(question);
-  finish();
-  for (const std::int64_t page : {1, 2, 4, 8, 16, 32, 128}) {
-    question.page = page;
-    typename TestFixture::On device(typename TestFixture::In(question, 5));
-    device.run(question);
+  for (const std::int64_t heads : {20, 70}) {
+    Question question{.lengths = {300, 65, 1000, 64}, .heads = heads, .q_len = 2};
+    const typename TestFixture::In whole(question, 5);
+    typename TestFixture::On expected(whole);
+    expected.run(question);
     finish();
-    EXPECT_TRUE(same_bits(device.out, expected.out)) << page;
-    EXPECT_TRUE(same_bits(device.lse, expected.lse)) << page;
+    for (const std::int64_t page : {1, 2, 4, 8, 16, 32, 128}) {
+      question.page = page;
+      typename TestFixture::On device(typename TestFixture::In(question, 5));
+      device.run(question);
+      finish();
+      EXPECT_TRUE(same_bits(device.out, expected.out)) << page;
+      EXPECT_TRUE(same_bits(device.lse, expected.lse)) << page;
+    }
   }
-  question.page = 16;
-  expect_agreement<TypeParam>(question, 5);
-  question.page = 1;
-  expect_agreement<TypeParam>(question, 6);
+}
+
+// An entry before a request's end that names no page stands for keys of zeros.
+TYPED_TEST(MlaDecodeGpu, noPageIsZeros) {
+  for (const std::int64_t page : {1, 16, 64, 128})
+    for (const std::int64_t heads : {9, 80}) {
+      const Question question{.lengths = {400, 90}, .heads = heads, .page = page};
+      typename TestFixture::In zeros(question, 11);
+      typename TestFixture::In none = zeros;
+      for (const std::int64_t block : {0, 2}) {
+        const std::int64_t token = zeros.table(0, block) * page;
+        const std::int64_t token_size = zeros.stored_shape[2];
+        std::memset(zeros.stored.data() + token * token_size, 0,
+                    static_cast<std::size_t>(page * token_size) * sizeof(zeros.stored[0]));
+        std::fill_n(zeros.cache.data() + token * kWidth, page * kWidth, 0.0);
+        std::fill_n(zeros.multiplied.data() + token * kWidth, page * kWidth, 0.0);
+        none.table(0, block) = block == 0 ? -3 : 2147480000;
+      }
+      SCOPED_TRACE(page);
+      expect_agreement<TypeParam>(question, zeros);
+      typename TestFixture::On expected(zeros), device(none);
+      expected.run(question);
+      device.run(question);
+      finish();
+      EXPECT_TRUE(same_bits(device.out, expected.out));
+      EXPECT_TRUE(same_bits(device.lse, expected.lse));
+    }
 }
 
 // Parts that finish in another order are merged in the same one, and counters are left as found.

@@ -1,8 +1,11 @@
-// The kernel of mla_prefill against the reference: attention over packed keys.
+// The kernel of mla_prefill against the reference: attention over packed keys; and what it is with
+// the kernels beside it, chunks of a prefix merged and the absorbed form.
 #include "kernels/attention/mla_prefill.hpp"
 
 #include <gmock/gmock.h>
 
+#include "kernels/attention/merge_attention.hpp"
+#include "kernels/attention/mla_decode.hpp"
 #include "properties/support/gpu.hpp"
 #include "reference/attention/softmax_attention.hpp"
 
@@ -193,6 +196,152 @@ TYPED_TEST(MlaPrefillGpu, anySpreadOfScores) {
   for (const double spread : {1.0 / 64, 4.0, 32.0})
     expect_agreement<TypeParam>({.queries = {300}, .keys = {300}, .spread = spread}, 7);
   expect_agreement<TypeParam>({.queries = {200}, .keys = {200}, .scale = -0.1f}, 8);
+}
+
+/// The same queries over keys first ... first + sizes[row] - 1 of each row.
+Inputs over_keys(const Inputs& in, const Sizes& first, const Sizes& sizes) {
+  Inputs part = in;
+  part.key_starts = starts_of(sizes);
+  for (std::size_t row = 0; row < sizes.size(); ++row)
+    for (const auto& [from, to] : {std::pair(&in.k, &part.k), std::pair(&in.v, &part.v)}) {
+      const std::int64_t token = from->size() / from->extent(0);
+      const auto n = static_cast<std::int64_t>(row);
+      std::copy_n(from->data() + (in.key_starts(n) + first[row]) * token, sizes[row] * token,
+                  to->data() + part.key_starts(n) * token);
+    }
+  return part;
+}
+
+// New tokens over themselves and over a chunk of their prefix, or over none, merged: the whole.
+TYPED_TEST(MlaPrefillGpu, chunksOfThePrefixMergeIntoTheWhole) {
+  const Sizes queries{30, 5, 1, 130}, prefix{140, 0, 64, 1};
+  Sizes keys = queries;
+  for (std::size_t row = 0; row < keys.size(); ++row) keys[row] += prefix[row];
+  const Question whole{.queries = queries, .keys = keys};
+  const Inputs in(whole, 5);
+  Device<TypeParam> own(over_keys(in, prefix, queries)), chunk(over_keys(in, Sizes(4, 0), prefix));
+  own.run(whole);
+  chunk.run({.queries = queries, .keys = prefix, .causal = false});
+  Device<TypeParam> merged(in);
+  kernels::merge_attention<TypeParam>({.out_a = std::as_const(chunk.out).view(),
+                                       .lse_a = std::as_const(chunk.lse).view(),
+                                       .out_b = std::as_const(own.out).view(),
+                                       .lse_b = std::as_const(own.lse).view(),
+                                       .out = merged.out.view(),
+                                       .lse = merged.lse.view()},
+                                      nullptr);
+  finish();
+  const Answer<double> truth = truth_of(in, whole);
+  const Answer<float> yardstick = yardstick_of(in, whole, kernels::format_of<TypeParam>());
+  EXPECT_TRUE(within_yardstick(kOperation, "merged out", merged.out, yardstick.out, truth.out));
+  EXPECT_TRUE(within_yardstick(kOperation, "merged lse", merged.lse, yardstick.lse, truth.lse));
+}
+
+/// Keys and values decompressed from latents, and the same for mla_decode. Each of their columns is
+/// one of the latent's times a power of two, so that both forms multiply the same numbers.
+struct BothForms {
+  static constexpr std::int64_t kLatent = 512, kPe = 64, kPage = 16;
+  static std::int64_t column_of_key(std::int64_t h, std::int64_t d) {
+    return (4 * d + h) % kLatent;
+  }
+  static std::int64_t column_of_value(std::int64_t h, std::int64_t d) {
+    return (4 * d + 3 * h + 1) % kLatent;
+  }
+  static double factor(std::int64_t h, std::int64_t d) {
+    return std::array{0.5, -1.0, 2.0, 1.0}[static_cast<std::size_t>((h + d) % 4)];
+  }
+
+  BothForms(const Question& question, std::uint64_t seed) : normal(question, seed) {
+    const auto rows = static_cast<std::int64_t>(question.keys.size());
+    const std::int64_t H = question.heads, q_len = question.queries[0];
+    q = Array<double, 4>(Shape<4>{rows, q_len, H, kLatent + kPe}, 0.0);
+    lengths = ints(question.keys);
+    std::int64_t pages = 0, widest = 0;
+    for (const std::int64_t size : question.keys) {
+      pages += (size + kPage - 1) / kPage;
+      widest = std::max(widest, (size + kPage - 1) / kPage);
+    }
+    cache = Array<double, 3>(Shape<3>{pages, kPage, kLatent + kPe}, std::nan(""));
+    table = Array<std::int32_t, 2>(Shape<2>{rows, widest}, 2147480000);
+    std::int64_t next = pages;
+    for (std::int64_t n = 0; n < rows; ++n) {
+      for (std::int64_t l = 0; l < lengths(n); ++l) {
+        if (l % kPage == 0) table(n, l / kPage) = static_cast<std::int32_t>(--next);
+        const std::int64_t t = normal.key_starts(n) + l;
+        const Grid grid{.seed = seed, .stream = static_cast<std::uint64_t>(50 + t)};
+        const auto latent = [&](std::int64_t i) -> double& {
+          return cache(table(n, l / kPage), l % kPage, i);
+        };
+        for (std::int64_t i = 0; i < kLatent + kPe; ++i)
+          latent(i) = grid(static_cast<std::uint64_t>(i));
+        for (std::int64_t h = 0; h < H; ++h) {
+          for (std::int64_t d = 0; d < kWidth - kPe; ++d)
+            normal.k(t, h, d) = factor(h, d) * latent(column_of_key(h, d));
+          for (std::int64_t d = 0; d < kPe; ++d)
+            normal.k(t, h, kWidth - kPe + d) = latent(kLatent + d);
+          for (std::int64_t d = 0; d < kValues; ++d)
+            normal.v(t, h, d) = factor(h, d + 1) * latent(column_of_value(h, d));
+        }
+      }
+      for (std::int64_t i = 0; i < q_len; ++i)
+        for (std::int64_t h = 0; h < H; ++h) {
+          const std::int64_t t = normal.query_starts(n) + i;
+          for (std::int64_t d = 0; d < kWidth - kPe; ++d)
+            q(n, i, h, column_of_key(h, d)) = factor(h, d) * normal.q(t, h, d);
+          for (std::int64_t d = 0; d < kPe; ++d)
+            q(n, i, h, kLatent + d) = normal.q(t, h, kWidth - kPe + d);
+        }
+    }
+  }
+
+  Inputs normal;
+  Array<double, 4> q;
+  Array<double, 3> cache;
+  Array<std::int32_t, 2> table;
+  Array<std::int32_t, 1> lengths;
+};
+
+// The absorbed form over the latents gives what the normal one gives over keys and values.
+TYPED_TEST(MlaPrefillGpu, isTheAbsorbedForm) {
+  const Question question{.queries = Sizes(4, 3), .keys = {3, 70, 200, 65}, .heads = 24};
+  const BothForms forms(question, 6);
+  Device<TypeParam> normal(forms.normal);
+  normal.run(question);
+  const DeviceTensor<TypeParam, 4> q(forms.q);
+  const DeviceTensor<TypeParam, 3> cache(forms.cache);
+  const DeviceTensor<std::int32_t, 2> table(forms.table);
+  const DeviceTensor<std::int32_t, 1> lengths(forms.lengths);
+  DeviceTensor<TypeParam, 4> out(Shape<4>{4, 3, question.heads, BothForms::kLatent});
+  DeviceTensor<float, 3> lse(Shape<3>{4, question.heads, 3});
+  kernels::MlaDecode<TypeParam> absorbed{.q = q.view(),
+                                         .cache = cache.view(),
+                                         .block_table = table.view(),
+                                         .seq_lens = lengths.view(),
+                                         .out = out.view(),
+                                         .lse = lse.view(),
+                                         .softmax_scale = kScale};
+  DeviceTensor<unsigned char, 1> workspace(Shape<1>{kernels::mla_decode_workspace(absorbed)});
+  absorbed.workspace = workspace.view();
+  kernels::mla_decode(absorbed, nullptr);
+  finish();
+  const Array<float, 4> latents = out.host();
+  const Array<float, 3> of_latents = lse.host();
+  Array<float, 3> values = normal.out.host();
+  Array<float, 2> sums = normal.lse.host();
+  for (std::int64_t t = 0; t < 4 * 3; ++t)
+    for (std::int64_t h = 0; h < question.heads; ++h) {
+      for (std::int64_t d = 0; d < kValues; ++d)
+        values(t, h, d) = static_cast<float>(BothForms::factor(h, d + 1)) *
+                          latents(t / 3, t % 3, h, BothForms::column_of_value(h, d));
+      sums(h, t) = of_latents(t / 3, h, t % 3);
+    }
+  const Answer<double> truth = truth_of(forms.normal, question);
+  const Answer<float> yardstick =
+      yardstick_of(forms.normal, question, kernels::format_of<TypeParam>());
+  EXPECT_TRUE(within_yardstick(kOperation, "out", normal.out, yardstick.out, truth.out));
+  EXPECT_TRUE(
+      within_yardstick<TypeParam>(kOperation, "absorbed out", values, yardstick.out, truth.out));
+  EXPECT_TRUE(within_yardstick<float>(kOperation, "absorbed lse", sums, yardstick.lse, truth.lse));
 }
 
 // Blocks take items in another order each time, and counters are left as found.

@@ -13,7 +13,9 @@
 //            its own. Another warp the queries' other slabs, which stay. Before the launch may read
 //            anything, all ask L2 for what they will probably read first. Of a cache in e4m3, one
 //            warp copies units as they are in memory, and the three others fill the ring with them
-//            as float16 (mla_latents.cuh)
+//            as float16 (mla_latents.cuh). Of pages smaller than a tile, which would
+//            take hundreds of tensor copies, two warps' lanes copy 16 bytes each, and another makes
+//            that visible to products
 //   scores   S = Q K^T, then p = exp2(S - m) to shared memory, in T. m is the largest score, or
 //            less by at most kSlack: outputs are rarely rescaled. They are divided by the sum of
 //            p as it was rounded: of a key that has most of the weight its rounding then cancels
@@ -25,6 +27,8 @@
 // when all have, some merge columns of it, in the order of the parts. Such blocks wait for
 // one another, so all of a launch are resident: one a processor, and no more than there are.
 #include "kernels/attention/mla_decode.hpp"
+
+#include <bit>
 
 #include "kernels/attention/mla_latents.cuh"
 #include "kernels/attention/mla_schedule.cuh"
@@ -44,11 +48,14 @@ constexpr int kHalf = kValues / kTileColumns / 2;  ///< slabs of half the values
 constexpr int kSlabBytes = kRows * kTileRowBytes;
 constexpr int kPair = 2;  ///< slabs of a unit of the ring
 constexpr int kUnitBytes = kPair * kSlabBytes;
+constexpr int kTileUnits = 2 * kHalf / kPair;
+constexpr int kLateUnit = kTileUnits / 2;  ///< which a tile's last slab comes before
 constexpr int kThreads = 4 * kWarpgroup;
 constexpr int kMergers = 2 * kWarpgroup;
 constexpr int kOutputRegisters = 160;
 constexpr int kDeferredTiles = 24;  ///< of an item, at least: few wait for bytes, not for products
 constexpr float kSlack = 8;         ///< powers of two that p may grow beyond 1
+constexpr int kGatherers = 2;  ///< warps whose lanes copy latents, each half of a tile's tokens
 
 /// What a cache of C asks for where queries are of T; kManyRows: Block.
 template <class T, class C, bool kManyRows>
@@ -64,6 +71,7 @@ struct Layout {
   static constexpr int kRopes = kConverts ? 2 : kManyRows ? 1 : 3;
   static constexpr int kRaw = kConverts ? kUnits : 0;      ///< units as they are in memory
   static constexpr int kRawPe = kConvertsPe ? kRopes : 0;  ///< last slabs likewise
+  static constexpr int kCopied = kUnits + kRopes;          ///< what lanes copy, or others convert
 
   // Shared memory, in bytes.
   static constexpr int kScaleBytes = kHasScales ? kTokens * mla::kScaleBytes : 0;  // of a raw unit
@@ -78,7 +86,7 @@ struct Layout {
   static constexpr int kTotals = kAlpha + 2 * kRows * 4;         // float2 [2][64]
   static constexpr int kBarriers = kTotals + 2 * kRows * 8;
   static constexpr int kBarrierCount =
-      kUnits * (kPair + 1) + 2 * kRopes + 2 + 2 * 2 + 1 + 2 * kRaw + 2 * kRawPe;
+      kUnits * (kPair + 1) + 2 * kRopes + 2 + 2 * 2 + 1 + 2 * kCopied;
   static constexpr int kShare = kBarriers + 8 * kBarrierCount;
   static constexpr int kBytes = kShare + int{sizeof(Share)};
   static_assert(kBytes <= 232448, "shared memory of a block");
@@ -100,7 +108,7 @@ struct Decode {
   Lengths lengths;
   const std::int32_t* table;
   std::int64_t table_strides[2];
-  int page;
+  int page, log2_page;  ///< where pages are smaller than tiles
   int q_len, heads, rows, row_blocks, parts;
   bool causal;
   float scale_log2;
@@ -114,8 +122,7 @@ struct Decode {
   int lane;
   const void* q;
   std::int64_t q_strides[2];  ///< bytes: of requests, of rows
-  // Of caches in e4m3.
-  const float* kv_scale;  ///< of its numbers, or none
+  const float* kv_scale;      ///< of a cache of numbers in e4m3, or none
   const unsigned char* cache;
   std::int64_t cache_strides[2];  ///< bytes: of pages, of tokens
   int pages;
@@ -135,6 +142,17 @@ struct Item {
 __device__ inline void arrive_of_warp(std::uint32_t barrier, int lane) {
   __syncwarp();
   if (lane == 0) barrier_arrive(barrier);
+}
+
+/// 16 bytes of device memory, or zeros; an ordinary store of the thread, some time later.
+__device__ inline void start_copy(std::uint32_t to, const void* from, bool is) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(is ? 16 : 0)
+               : "memory");
+}
+/// Arrives when the thread's copies are there.
+__device__ inline void arrive_behind_copies(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 /// Of a warp whose lanes all have the same arguments, one asks: without a branch, they stay
@@ -161,18 +179,21 @@ __device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorM
 /// a long item is handed over when the next tile's scores are there, and is multiplied while these
 /// become p: handed over at once it would compete with their products, and nothing be left to
 /// multiply meanwhile.
-template <class T, class C, bool kManyRows>
+/// kGathers: pages are small.
+template <class T, class C, bool kManyRows, bool kGathers>
 class Block {
   using At = Layout<T, C, kManyRows>;
   static constexpr bool kConverts = At::kConverts, kHasScales = At::kHasScales;
   using M = std::conditional_t<kConverts, Fp16, T>;  ///< what latents and p are multiplied as
   using Pe = std::conditional_t<kHasScales, T, M>;   ///< and k_pe
   static_assert(!kHasScales || std::is_same_v<T, Bf16>, "k_pe is bf16 in tokens of 656 bytes");
+  static_assert(!(kConverts && kGathers), "raw units have copies of their own");
   static constexpr int kUnits = At::kUnits, kRopes = At::kRopes;
-  /// Who fills a unit: a copy, or the lanes of a converting warp.
-  static constexpr int kFillers = kConverts ? 32 : 1;
+  static constexpr bool kStores = kConverts || kGathers;  ///< units are filled by ordinary stores
+  /// Who says that a unit is filled: who asked for its copy, or who publishes stores.
+  static constexpr int kFillers = kStores ? 32 : 1;
   /// Who has used it: a lane of each warp, or every lane where ordinary stores follow.
-  static constexpr int kUsers = kConverts ? kWarpgroup : 4;
+  static constexpr int kUsers = kStores ? kWarpgroup : 4;
 
  public:
   __device__ Block(const Decode& parameters, const Maps& maps, unsigned char* shared)
@@ -201,8 +222,8 @@ class Block {
       barrier_init(p_empty(i), 2 * kWarpgroup);
     }
     barrier_init(scores_done(), kWarpgroup);
-    for (int i = 0; i < At::kRaw + At::kRawPe; ++i) {
-      barrier_init(raw_full(i), 32);
+    for (int i = 0; kStores && i < At::kCopied; ++i) {
+      barrier_init(raw_full(i), kGathers ? 32 * kGatherers : 32);
       barrier_init(raw_empty(i), 32);
     }
     publish_barriers();
@@ -265,6 +286,15 @@ class Block {
     }
   }
 
+  /// One such unit, where a warp fills units: one lane asks.
+  __device__ void load_query_unit(int place, int slab, const Item& item, bool leads) const {
+    if (!leads) return barrier_arrive(full(place, 0));
+    barrier_expect(full(place, 0), kUnitBytes);
+    for (int s = 0; s < kPair; ++s)
+      load_tile(unit(place) + s * kSlabBytes, maps_.q, (slab + s) * kTileColumns, item.request,
+                first_row_, full(place, 0));
+  }
+
   /// Numbers of a request's pages, asked for 32 ahead: each lane of a warp has one of them.
   class PageNumbers {
    public:
@@ -317,8 +347,8 @@ class Block {
           load_tile_if(leads, to, maps_.cache, slab * kTileColumns, page, token, barrier);
         };
 #pragma unroll
-        for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
-          if (u == 2) {
+        for (int u = 0; u < kTileUnits; ++u, ring.next()) {
+          if (u == kLateUnit) {
             barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
             expect_if(leads, rope_full(rope.place), kSlabBytes);
             load(rope_at(rope.place), 2 * kHalf, rope_full(rope.place));
@@ -338,61 +368,102 @@ class Block {
     });
   }
 
-  /// Of pages that divide a tile. Lane i has the i-th page of a tile, or of half a tile where pages
-  /// are single tokens.
-  __device__ void load_small_pages() const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const bool leads = elected();
-    const int of_tile = kTokens / p_.page;  // pages
-    const int lanes = min(of_tile, 32), rounds = of_tile / lanes;
+  /// Where the latents of 32 tokens in a row lie, of which each lane has one, and which are there:
+  /// not those behind the request's end, nor those of an entry that names no page.
+  class Tokens {
+   public:
+    __device__ Tokens(const Decode& p, const Item& item)
+        : p_(p), table_(p.table + item.request * p.table_strides[0]), length_(item.length) {}
+    /// Asks for the number of the page that holds the lane's own token.
+    __device__ void ask(int first) {
+      token_ = first + static_cast<int>(threadIdx.x % 32);
+      entry_ = token_ < length_ ? table_[(token_ >> p_.log2_page) * p_.table_strides[1]] : -1;
+    }
+    __device__ void reach() {
+      const bool is = 0 <= entry_ && entry_ < p_.pages;
+      there_ = __ballot_sync(0xffffffffu, is);
+      own_ = is ? entry_ * p_.cache_strides[0] + (token_ & (p_.page - 1)) * p_.cache_strides[1] : 0;
+    }
+    /// Of the tokens that were asked for before reach(). The whole warp asks.
+    __device__ const unsigned char* operator[](int i) const {
+      return p_.cache + __shfl_sync(0xffffffffu, own_, i);
+    }
+    __device__ bool is_there(int i) const { return (there_ >> i & 1) != 0; }
+
+   private:
+    const Decode& p_;
+    const std::int32_t* table_;
+    int length_, token_ = 0, entry_ = 0;
+    unsigned there_ = 0;
+    std::int64_t own_ = 0;
+  };
+
+  /// Of smaller pages, by lanes: eight have a token's slab, and a warp half of a tile's tokens.
+  /// Another warp publishes what they have copied.
+  __device__ void gather(int half) const {
+    const int lane = static_cast<int>(threadIdx.x % 32), first = lane / 8;
+    const std::uint32_t to_row = (32 * half + first) * kTileRowBytes;
+    const std::uint32_t to[2] = {to_row + ((lane % 8 ^ first) << 4),
+                                 to_row + ((lane % 8 ^ first ^ 4) << 4)};
+    constexpr int kLaneRows = 8;  // every fourth of the half
     Step ring(kUnits), rope(kRopes);
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
-      PageNumbers numbers(p_, item, item.first * of_tile);
-      load_first_queries(ring, item, leads);
+      for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
+        barrier_wait(empty(ring.place), ring.parity ^ 1);
+        if (half == 0) load_query_unit(ring.place, slab, item, lane == 0);
+      }
+      Tokens tokens(p_, item);
+      const auto ask = [&](int t) { tokens.ask(t * kTokens + 32 * half); };
       const int last = item.first + item.count;
+      ask(item.first);
+#pragma unroll 1
       for (int t = item.first; t < last; ++t) {
-        int page[2];
-        bool is[2];
+        tokens.reach();
+        const unsigned char* rows[kLaneRows];
 #pragma unroll
-        for (int round = 0; round < 2; ++round) {
-          is[round] = false;
-          if (round >= rounds) continue;
-          const int first = t * of_tile + round * 32;
-          numbers.reach(first);
-          page[round] = numbers[first + lane];
-          is[round] = lane < lanes && first + lane < numbers.count();
-        }
-        const int there = min(of_tile, numbers.count() - t * of_tile) * p_.page;  // rows
-        const auto load = [&](std::uint32_t to, int slab, std::uint32_t barrier) {
+        for (int i = 0; i < kLaneRows; ++i) rows[i] = tokens[4 * i + first] + lane % 8 * 16;
+        if (t + 1 < last) ask(t + 1);
+        const auto start = [&](std::uint32_t tile, int slab) {
 #pragma unroll
-          for (int round = 0; round < 2; ++round)
-            if (is[round])
-              load_tile(to + (round * 32 + lane) * p_.page * kTileRowBytes, maps_.cache,
-                        slab * kTileColumns, page[round], 0, barrier);
+          for (int i = 0; i < kLaneRows; ++i)
+            start_copy(tile + to[i % 2] + i * 4 * kTileRowBytes, rows[i] + slab * kTileRowBytes,
+                       tokens.is_there(4 * i + first));
         };
-        const auto load_rope = [&] {
-          if (leads) {
+#pragma unroll
+        for (int u = 0; u < kTileUnits; ++u, ring.next()) {
+          if (u == kLateUnit) {
             barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
-            barrier_expect(rope_full(rope.place), there * kTileRowBytes);
+            start(rope_at(rope.place), 2 * kHalf);
+            arrive_behind_copies(raw_full(kUnits + rope.place));
+            rope.next();
           }
-          __syncwarp();
-          load(rope_at(rope.place), 2 * kHalf, rope_full(rope.place));
-          rope.next();
-        };
-        for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
-          const int slab = slab_of(u);
-          if (u == 2) load_rope();
-          if (leads) {
-            barrier_wait(empty(ring.place), ring.parity ^ 1);
-            for (int s = 0; s < kPair; ++s)
-              barrier_expect(full(ring.place, s), there * kTileRowBytes);
-          }
-          __syncwarp();
-          for (int s = 0; s < kPair; ++s)
-            load(unit(ring.place) + s * kSlabBytes, slab + s, full(ring.place, s));
+          barrier_wait(empty(ring.place), ring.parity ^ 1);
+          for (int s = 0; s < kPair; ++s) start(unit(ring.place) + s * kSlabBytes, slab_of(u) + s);
+          arrive_behind_copies(raw_full(ring.place));
         }
       }
+    });
+  }
+  /// What lanes have copied becomes what products can read.
+  __device__ void publish_copies() const {
+    Step ring(kUnits), rope(kRopes);
+    std::uint32_t parities = 0;  // queries' units are none of these
+    for_each_item([&](const Item& item) {
+      if (item.count > 0) ring.skip(kHalf / kPair);
+      for (int t = 0; t < item.count; ++t)
+        for (int u = 0; u < kTileUnits; ++u, ring.next()) {
+          if (u == kLateUnit) {
+            barrier_wait(raw_full(kUnits + rope.place), rope.parity);
+            publish_to_async();
+            barrier_arrive(rope_full(rope.place));
+            rope.next();
+          }
+          barrier_wait(raw_full(ring.place), parities >> ring.place & 1);
+          parities ^= 1u << ring.place;
+          publish_to_async();
+          barrier_arrive(full(ring.place, 0));
+        }
     });
   }
 
@@ -400,120 +471,152 @@ class Block {
 
   /// A tile's units as they are in memory, by one warp. A place of the ring has one of its own, so
   /// `ring` goes along; but the queries' units leave theirs out, so that parities are counted
-  /// apart.
-  __device__ void load_raw() const {
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const bool leads = elected();
-    const int of_tile = max(1, kTokens / p_.page), tiles_of_page = max(1, p_.page / kTokens);
-    const int lanes = min(of_tile, 32), rounds = of_tile / lanes;
-    const int box = min(p_.page, kTokens);  // tokens that a load brings
+  /// apart. begin(item) returns load(tile, u, place) for unit u and load_pe(tile, place).
+  template <class Begin>
+  __device__ void for_each_raw(Begin begin) const {
     Step ring(kUnits), rope(kRopes);
     std::uint32_t parities = ~0u;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
       ring.skip(kHalf / kPair);
-      const auto page_of = [&](int tile) {
-        return of_tile > 1 ? tile * of_tile : tile / tiles_of_page;
-      };
-      PageNumbers numbers(p_, item, page_of(item.first));
-      const int last = item.first + item.count;
+      auto tile = begin(item);
 #pragma unroll 1
-      for (int t = item.first; t < last; ++t) {
-        const int token = of_tile > 1 ? 0 : t % tiles_of_page * kTokens;
-        int page[2];
-        bool is[2];
-#pragma unroll
-        for (int round = 0; round < 2; ++round) {
-          is[round] = false;
-          if (round >= rounds) continue;
-          const int first = page_of(t) + round * 32;
-          numbers.reach(first);
-          page[round] = numbers[first + lane];
-          is[round] = lane < lanes && first + lane < numbers.count();
-        }
-        const int there = min(of_tile, numbers.count() - page_of(t)) * box;  // tokens
-        const auto load = [&](std::uint32_t to, int row_bytes, const CUtensorMap& map, int column,
-                              std::uint32_t barrier) {
-#pragma unroll
-          for (int round = 0; round < 2; ++round)
-            if (is[round])
-              load_tile(to + (round * 32 + lane) * box * row_bytes, map, column, page[round], token,
-                        barrier);
-        };
-        // Rows of fewer than 128 bytes: tensor copies of small pages cannot put them side by side.
-        // What a page that is none should give is written as 0.
-        const auto page_of_row = [&](int row) {
-          const int own = p_.page == 1 && row >= 32 ? page[1] : page[0];
-          const int found = p_.page == 1 ? own : __shfl_sync(0xffffffffu, own, row / box);
-          return row < there && 0 <= found && found < p_.pages ? found : -1;
-        };
-        const auto clear_rows = [&](int to, int row_bytes) {
-          if (of_tile == 1) return there * row_bytes;
-          int rows = 0;
-          for (int row = lane; row < kTokens; row += 32) {
-            const bool comes = page_of_row(row) >= 0;
-            rows += __popc(__ballot_sync(0xffffffffu, comes));
-            if (comes) continue;
-            for (int byte = 0; byte < row_bytes; byte += 16)
-              *reinterpret_cast<uint4*>(shared_ + to + row * row_bytes + byte) =
-                  make_uint4(0, 0, 0, 0);
-          }
-          publish_to_async();
-          return rows * row_bytes;
-        };
-        const auto load_rows = [&](int to, int row_bytes, const CUtensorMap& map, int column,
-                                   std::uint32_t barrier) {
-          if (of_tile == 1) return load(base_ + to, row_bytes, map, 0, barrier);
-          for (int row = lane; row < kTokens; row += 32) {
-            const int found = page_of_row(row);
-            if (found >= 0)
-              load_bytes(
-                  base_ + to + row * row_bytes,
-                  p_.cache + found * p_.cache_strides[0] + row % box * p_.cache_strides[1] + column,
-                  row_bytes, barrier);
-          }
-        };
-        // Every lane, since every one may have written rows by itself.
-        const auto expect = [&](std::uint32_t filled, int bytes) {
-          if (leads)
-            barrier_expect(filled, bytes);
-          else
-            barrier_arrive(filled);
-          __syncwarp();
-        };
+      for (int t = item.first; t < item.first + item.count; ++t) {
+        tile.reach(t);
 #pragma unroll 1
-        for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
-          if (u == 2) {
-            if constexpr (kHasScales) {
+        for (int u = 0; u < kTileUnits; ++u, ring.next()) {
+          if (u == kLateUnit) {
+            if constexpr (kHasScales)
               barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
-              expect(rope_full(rope.place), there * kTileRowBytes);
-              load(rope_at(rope.place), kTileRowBytes, maps_.pe, 0, rope_full(rope.place));
-            } else {
-              const std::uint32_t filled = raw_full(At::kRaw + rope.place);
-              barrier_wait(raw_empty(At::kRaw + rope.place), rope.parity ^ 1);
-              expect(filled, clear_rows(raw_pe_at(rope.place), kTileColumns));
-              load_rows(raw_pe_at(rope.place), kTileColumns, maps_.pe, kValues, filled);
-            }
+            else
+              barrier_wait(raw_empty(kUnits + rope.place), rope.parity ^ 1);
+            tile.load_pe(rope.place);
             rope.next();
           }
-          const std::uint32_t filled = raw_full(ring.place);
-          const int scales = raw_at(ring.place) + kTokens * kRawColumns;
           barrier_wait(raw_empty(ring.place), parities >> ring.place & 1);
           parities ^= 1u << ring.place;
-          expect(filled, there * kRawColumns + (kHasScales ? clear_rows(scales, kScaleBytes) : 0));
-          load(base_ + raw_at(ring.place), kRawColumns, maps_.cache, slab_of(u) * kTileColumns,
-               filled);
-          if (kHasScales) load_rows(scales, kScaleBytes, maps_.scales, kScaleOffset, filled);
+          tile.load(ring.place, slab_of(u) * kTileColumns);
         }
       }
     });
   }
+  __device__ void load_raw() const {
+    if (p_.page % kTokens == 0)
+      for_each_raw([&](const Item& item) { return RawTiles(*this, item); });
+    else
+      for_each_raw([&](const Item& item) { return RawTokens(*this, item); });
+  }
+
+  /// Of pages of whole tiles, by tensor copies.
+  class RawTiles {
+   public:
+    __device__ RawTiles(const Block& block, const Item& item)
+        : block_(block),
+          tiles_of_page_(block.p_.page / kTokens),
+          numbers_(block.p_, item, item.first / tiles_of_page_),
+          leads_(elected()) {}
+    __device__ void reach(int t) {
+      const int index = t / tiles_of_page_;
+      numbers_.reach(index);
+      page_ = numbers_[index];
+      token_ = t % tiles_of_page_ * kTokens;
+    }
+    __device__ void load(int place, int column) const {
+      const std::uint32_t filled = block_.raw_full(place);
+      const std::uint32_t to = block_.base_ + raw_at(place);
+      expect(filled, At::kRawBytes);
+      if (!leads_) return;
+      load_tile(to, block_.maps_.cache, column, page_, token_, filled);
+      if (kHasScales)
+        load_tile(to + kTokens * kRawColumns, block_.maps_.scales, 0, page_, token_, filled);
+    }
+    __device__ void load_pe(int place) const {
+      const std::uint32_t filled =
+          kHasScales ? block_.rope_full(place) : block_.raw_full(kUnits + place);
+      expect(filled, kHasScales ? kSlabBytes : At::kRawPeBytes);
+      if (leads_)
+        load_tile(kHasScales ? block_.rope_at(place) : block_.base_ + raw_pe_at(place),
+                  block_.maps_.pe, 0, page_, token_, filled);
+    }
+
+   private:
+    __device__ void expect(std::uint32_t filled, int bytes) const {
+      if (leads_)
+        barrier_expect(filled, bytes);
+      else
+        barrier_arrive(filled);
+    }
+    const Block& block_;
+    int tiles_of_page_;
+    PageNumbers numbers_;
+    bool leads_;
+    int page_ = 0, token_ = 0;
+  };
+
+  /// Of smaller pages, by lanes.
+  class RawTokens {
+   public:
+    __device__ RawTokens(const Block& block, const Item& item)
+        : block_(block),
+          halves_{{block.p_, item}, {block.p_, item}},
+          lane_(static_cast<int>(threadIdx.x % 32)) {
+      ask(item.first);
+    }
+    __device__ void reach(int t) {
+      halves_[0].reach(), halves_[1].reach();
+      ask(t + 1);  // behind the request's end none is
+    }
+    __device__ void load(int place, int column) const {
+      copy<kRawColumns>(column, [&](int row, int chunk) {
+        return block_.base_ + raw_at(place) + row * kRawColumns + chunk * 16;
+      });
+      if (kHasScales)
+        copy<mla::kScaleBytes>(kScaleOffset, [&](int row, int) {
+          return block_.base_ + raw_at(place) + kTokens * kRawColumns + row * mla::kScaleBytes;
+        });
+      arrive_behind_copies(block_.raw_full(place));
+    }
+    __device__ void load_pe(int place) const {
+      if constexpr (kHasScales)
+        copy<kTileRowBytes>(kPeOffset, [&](int row, int chunk) {
+          return block_.rope_at(place) + tile_offset(row, chunk);
+        });
+      else
+        copy<kTileColumns>(kValues, [&](int row, int chunk) {
+          return block_.base_ + raw_pe_at(place) + row * kTileColumns + chunk * 16;
+        });
+      arrive_behind_copies(block_.raw_full(kUnits + place));
+    }
+
+   private:
+    __device__ void ask(int t) {
+      halves_[0].ask(t * kTokens);
+      halves_[1].ask(t * kTokens + 32);
+    }
+    /// Of each token so many bytes from `column` on, to where at(row, chunk) says.
+    template <int kBytes, class At_>
+    __device__ void copy(int column, At_ at) const {
+      constexpr int kChunks = kBytes / 16, kRowsAtOnce = 32 / kChunks;
+      const int chunk = lane_ % kChunks;
+#pragma unroll
+      for (int row = 0; row < kTokens; row += kRowsAtOnce) {
+        const Tokens& tokens = halves_[row / 32];
+        const int i = row % 32 + lane_ / kChunks;
+        start_copy(at(row / 32 * 32 + i, chunk), tokens[i] + column + chunk * 16,
+                   tokens.is_there(i));
+      }
+    }
+    const Block& block_;
+    Tokens halves_[2];
+    int lane_;
+  };
 
   /// By three warps: each fills every third place of the ring, always the same ones, since whoever
   /// waits for a place must know of its phase before; and two of them the last slabs' places.
   __device__ void convert(int warp) const {
     static_assert(!kConverts || kUnits % 3 == 0, "a place has one warp");
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const bool takes_pe = At::kConvertsPe || p_.page < kTokens;  // lanes' copies want publishing
     Step ring(kUnits), rope(kRopes);
     std::uint32_t queries_parity = 1, parities = 0;
     for_each_item([&](const Item& item) {
@@ -523,26 +626,21 @@ class Block {
       for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
         if (ring.place % 3 != warp) continue;
         barrier_wait(empty(ring.place), ring.parity ^ 1);
-        if (lane > 0) {
-          barrier_arrive(full(ring.place, 0));
-          continue;
-        }
-        barrier_expect(full(ring.place, 0), kUnitBytes);
-        for (int s = 0; s < kPair; ++s)
-          load_tile(unit(ring.place) + s * kSlabBytes, maps_.q, (slab + s) * kTileColumns,
-                    item.request, first_row_, full(ring.place, 0));
+        load_query_unit(ring.place, slab, item, lane == 0);
       }
 #pragma unroll 1
       for (int t = 0; t < item.count; ++t, rope.next()) {
 #pragma unroll 1
-        for (int u = 0; u < 2 * kHalf / kPair; ++u, ring.next()) {
-          if (At::kConvertsPe && u == 2 && rope.place + 1 == warp) {
-            barrier_wait(raw_full(At::kRaw + rope.place), rope.parity);
-            barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
-            convert_pe(lane, raw_pe_at(rope.place), rope_at(rope.place) - base_);
+        for (int u = 0; u < kTileUnits; ++u, ring.next()) {
+          if (takes_pe && u == kLateUnit && rope.place + 1 == warp) {
+            barrier_wait(raw_full(kUnits + rope.place), rope.parity);
+            if constexpr (At::kConvertsPe) {
+              barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
+              convert_pe(lane, raw_pe_at(rope.place), rope_at(rope.place) - base_);
+              barrier_arrive(raw_empty(kUnits + rope.place));
+            }
             publish_to_async();
             barrier_arrive(rope_full(rope.place));
-            barrier_arrive(raw_empty(At::kRaw + rope.place));
           }
           if (ring.place % 3 != warp) continue;
           barrier_wait(raw_full(ring.place), parities >> ring.place & 1);
@@ -662,7 +760,7 @@ class Block {
                                      warp * 16 * kTileRowBytes +
                                      tile_offset(lane % 16, 2 * k + lane / 16));
         if (s % kPair != kPair - 1) continue;
-        if constexpr (kConverts)
+        if constexpr (kStores)
           barrier_arrive(empty(ring.place));
         else
           arrive_of_warp(empty(ring.place), lane);
@@ -747,7 +845,7 @@ class Block {
         }
         if (ends) {
           add_rounded(rounded, alpha, p);
-          if (!kConverts && first_token + kTokens > item.length)
+          if (!kStores && first_token + kTokens > item.length)
             clear_values(ring, item.length - first_token);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
@@ -791,10 +889,9 @@ class Block {
   /// that barriers of their own suffice.
   __device__ void clear_values(const Step& behind, int seen) const {
     sync_threads_of(kCleared, kWarpgroup);  // products of all warps have read the tile
-    constexpr int kOfTile = 2 * kHalf / kPair;
     Step at = behind;
-    at.skip(kUnits - kOfTile);
-    for (int u = 0; u < kOfTile; ++u, at.next())
+    at.skip(kUnits - kTileUnits);
+    for (int u = 0; u < kTileUnits; ++u, at.next())
       for (int s = 0; s < kPair; ++s)
         for (int i = seen * kTileRowBytes / 16 + static_cast<int>(threadIdx.x); i < kSlabBytes / 16;
              i += kWarpgroup)
@@ -849,13 +946,13 @@ class Block {
         }
         wait_for_products<1>();
         pin(O[0]);
-        arrive_if(kConverts || lane == 0, empty(ring.place));
+        arrive_if(kStores || lane == 0, empty(ring.place));
         wait_for_products<0>();
         pin(O[1]);
-        arrive_if(kConverts || lane == 0, empty(second.place));
+        arrive_if(kStores || lane == 0, empty(second.place));
         barrier_arrive(p_empty(tile.place));
         tile.next();
-        ring.skip(t + 1 < item.count ? 2 * kHalf / kPair : 2 * kHalf / kPair - side * kSideStep);
+        ring.skip(t + 1 < item.count ? kTileUnits : kTileUnits - side * kSideStep);
       }
       if (item.split.count == 1)
         store_outputs(O, total, item, side, row, lane);
@@ -1228,7 +1325,7 @@ class Block {
     return base_ + At::kBarriers + 8 * number;
   }
   __device__ std::uint32_t full(int place, int slab) const {
-    return barrier(place * kPair + (kConverts ? 0 : slab));  // converters fill a unit at once
+    return barrier(place * kPair + (kStores ? 0 : slab));  // who stores fills a unit at once
   }
   __device__ std::uint32_t empty(int place) const {
     return barrier(kUnits * kPair + place);
@@ -1268,12 +1365,12 @@ class Block {
   __device__ static int raw_pe_at(int place) {
     return At::kRawPes + place * At::kRawPeBytes;
   }
-  /// Units, and after them last slabs.
+  /// Of what lanes copy or others convert: units, and after them last slabs.
   __device__ std::uint32_t raw_full(int place) const {
     return barrier(kQueryBarriers + 7 + place);
   }
   __device__ std::uint32_t raw_empty(int place) const {
-    return barrier(kQueryBarriers + 7 + At::kRaw + At::kRawPe + place);
+    return barrier(kQueryBarriers + 7 + At::kCopied + place);
   }
 
   const Decode& p_;
@@ -1283,12 +1380,12 @@ class Block {
   int part_, row_block_, first_row_;
 };
 
-template <class T, class C, bool kManyRows>
+template <class T, class C, bool kManyRows, bool kGathers>
 __global__ void __launch_bounds__(kThreads, 1)
     mla_decode_kernel(const __grid_constant__ Decode p, const __grid_constant__ Maps maps) {
   extern __shared__ __align__(1024) unsigned char shared[];
   using At = Layout<T, C, kManyRows>;
-  const Block<T, C, kManyRows> block(p, maps, shared);
+  const Block<T, C, kManyRows, kGathers> block(p, maps, shared);
   const int warp = uniform(static_cast<int>(threadIdx.x / 32));
   const int group = warp / 4;
   if (threadIdx.x == 0) {
@@ -1318,13 +1415,15 @@ __global__ void __launch_bounds__(kThreads, 1)
         block.load_raw();
       else
         block.convert(warp - 13);
+    } else if constexpr (kGathers) {
+      if (warp == 13)
+        block.load_queries();
+      else if (warp == 15)
+        block.publish_copies();
+      else
+        block.gather((warp - 12) / 2);
     } else {
-      if (warp == 12) {
-        if (p.page % kTokens == 0)
-          block.load_whole_tiles();
-        else
-          block.load_small_pages();
-      }
+      if (warp == 12) block.load_whole_tiles();
       if (warp == 13) block.load_queries();
     }
   }
@@ -1445,6 +1544,7 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   p.table_strides[0] = in.block_table.stride(0);
   p.table_strides[1] = in.block_table.stride(1);
   p.page = static_cast<int>(page);
+  p.log2_page = std::countr_zero(static_cast<unsigned>(page));
   p.q_len = static_cast<int>(in.q.extent(1));
   p.heads = static_cast<int>(in.q.extent(2));
   p.rows = p.q_len * p.heads;
@@ -1498,11 +1598,11 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
       }
     }
   }
-  const auto start = [&](auto many) {
-    constexpr bool kManyRows = decltype(many)::value;
+  const auto start = [&](auto many, auto small) {
+    constexpr bool kManyRows = decltype(many)::value, kGathers = decltype(small)::value;
     constexpr int kSharedBytes = Layout<T, C, kManyRows>::kBytes;
     static const auto kernel = [] {
-      const auto found = mla_decode_kernel<T, C, kManyRows>;
+      const auto found = mla_decode_kernel<T, C, kManyRows, kGathers>;
       check_cuda(
           cudaFuncSetAttribute(found, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
           kName);
@@ -1511,10 +1611,15 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
     launch(kName, kernel, dim3(static_cast<unsigned>(grid.parts * grid.row_blocks)), dim3(kThreads),
            kSharedBytes, stream, true, p, maps);
   };
-  if (grid.row_blocks > 1)
-    start(std::true_type{});
-  else
-    start(std::false_type{});
+  const auto start_for = [&](auto small) {
+    if (grid.row_blocks > 1)
+      start(std::true_type{}, small);
+    else
+      start(std::false_type{}, small);
+  };
+  if constexpr (std::is_same_v<T, C>)
+    if (p.page < kTokens) return start_for(std::true_type{});
+  start_for(std::false_type{});
 }
 
 #define LOCKSTEP_INSTANTIATE(T, C)                                    \
