@@ -135,6 +135,21 @@ __device__ inline void load_steps(const Ring<kTokens, kAlone>& ring, const CUten
   }
 }
 
+/// Descriptors of 64 rows of weights and of the tokens.
+struct Operands {
+  std::uint64_t left, right;
+};
+
+/// What a warpgroup multiplies in step i of the ring; waits until it is there.
+template <int kTokens, bool kAlone>
+__device__ inline Operands operands_of(const Ring<kTokens, kAlone>& ring, int i, int group) {
+  constexpr int kStages = Ring<kTokens, kAlone>::kStages;
+  const int stage = i % kStages;
+  hopper::barrier_wait(ring.full(stage), (i / kStages) & 1);
+  return {hopper::matrix(ring.weights(stage) + static_cast<std::uint32_t>(group * 64 * kStepBytes)),
+          hopper::matrix(ring.tokens(stage))};
+}
+
 /// A warpgroup's sums of steps first ... first + steps of the ring, in bfloat16.
 template <int kTokens, bool kAlone>
 __device__ inline void multiply(float (&sums)[kTokens / 2], const Ring<kTokens, kAlone>& ring,
@@ -142,11 +157,7 @@ __device__ inline void multiply(float (&sums)[kTokens / 2], const Ring<kTokens, 
   constexpr int kStages = Ring<kTokens, kAlone>::kStages;
   const bool lane = threadIdx.x % 32 == 0;
   for (int i = first; i < first + steps; ++i) {
-    const int stage = i % kStages;
-    hopper::barrier_wait(ring.full(stage), (i / kStages) & 1);
-    const std::uint64_t left =
-        hopper::matrix(ring.weights(stage) + static_cast<std::uint32_t>(group * 64 * kStepBytes));
-    const std::uint64_t right = hopper::matrix(ring.tokens(stage));
+    const auto [left, right] = operands_of(ring, i, group);
     hopper::start_products();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -186,11 +197,7 @@ __device__ inline void multiply_numbers(float (&sums)[kTokens / 2],
   __shared__ float scales[2][2][kTokens];  ///< of tokens: of each warpgroup, of even and odd steps
   float parts[kTokens / 2] = {};
   for (int i = 0; i < steps; ++i) {
-    const int stage = i % kStages;
-    hopper::barrier_wait(ring.full(stage), (i / kStages) & 1);
-    const std::uint64_t left =
-        hopper::matrix(ring.weights(stage) + static_cast<std::uint32_t>(group * 64 * kStepBytes));
-    const std::uint64_t right = hopper::matrix(ring.tokens(stage));
+    const auto [left, right] = operands_of(ring, i, group);
     hopper::start_products();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -210,7 +217,7 @@ __device__ inline void multiply_numbers(float (&sums)[kTokens / 2],
     hopper::sync_threads_of(2 + group, hopper::kWarpgroup);
     hopper::wait_for_products<0>();
     hopper::pin(parts);
-    if (lane == 0) hopper::barrier_arrive(ring.empty(stage));
+    if (lane == 0) hopper::barrier_arrive(ring.empty(i % kStages));
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j) {
       const float low = scales[group][i % 2][8 * j + 2 * (lane % 4)];

@@ -173,6 +173,11 @@ class Layer {
   /// Rotation, write, absorbed attention: [T, H 128] from queries and low_rank_.
   TensorView<Bf16, 2> rope_decode(const TensorView<Bf16, 3>& q);
   void normal(const MlaPlan& plan);
+  struct KeysAndValues {
+    TensorView<Bf16, 3> k, v;
+  };
+  /// Of latents [L, 576]: keys [L, H, columns], zeros behind 192, and values [L, H, 128].
+  KeysAndValues decompressed(const TensorView<Bf16, 2>& latents, std::int64_t columns);
   /// The tokens over keys and values of latents, of which request b has rows starts[b] ….
   void attend(const TensorView<Bf16, 3>& q, const TensorView<Bf16, 2>& latents,
               const IndexView& starts, bool causal, const TensorView<Bf16, 3>& out,
@@ -345,22 +350,31 @@ TensorView<Bf16, 2> Layer<C>::rope_decode(const TensorView<Bf16, 3>& q) {
 }
 
 template <class C>
-void Layer<C>::attend(const TensorView<Bf16, 3>& q, const TensorView<Bf16, 2>& latents,
-                      const IndexView& starts, bool causal, const TensorView<Bf16, 3>& out,
-                      const TensorView<float, 2>& lse) {
+typename Layer<C>::KeysAndValues Layer<C>::decompressed(const TensorView<Bf16, 2>& latents,
+                                                        std::int64_t columns) {
   const std::int64_t L = latents.extent(0);
   const auto kv = space_.template take<Bf16, 2>({L, H_ * (kNope + kValue)});
-  const auto k = space_.template take<Bf16, 3>({L, H_, kQuery});
+  const auto k = space_.template take<Bf16, 3>({L, H_, columns});
   multiply(columns_of(latents, 0, kLatent), w_.kv_b, kv);
   launched([&] {
     join_heads({.a = heads_of(kv, H_, kNope),
                 .b = TensorView<const Bf16, 3>(heads_of(columns_of(latents, kLatent, kPe), 1, kPe)),
                 .out = k},
                stream_);
+  });
+  return {k,
+          columns_of(make_view(kv.data_handle(), Shape<3>{L, H_, kNope + kValue}), kNope, kValue)};
+}
+
+template <class C>
+void Layer<C>::attend(const TensorView<Bf16, 3>& q, const TensorView<Bf16, 2>& latents,
+                      const IndexView& starts, bool causal, const TensorView<Bf16, 3>& out,
+                      const TensorView<float, 2>& lse) {
+  const auto [k, v] = decompressed(latents, kQuery);
+  launched([&] {
     mla_prefill<Bf16>({.q = q,
                        .k = k,
-                       .v = columns_of(make_view(kv.data_handle(), Shape<3>{L, H_, kNope + kValue}),
-                                       kNope, kValue),
+                       .v = v,
                        .query_start_loc = *in_.query_start_loc,
                        .key_start_loc = starts,
                        .out = out,
@@ -438,23 +452,15 @@ void Layer<C>::padded(const PaddedCache& cache) {
   const auto q = queries();
   const auto own = space_.template take<Bf16, 2>({T_, kWidth});
   write(columns_of(q, kNope, kPe), columns_of(q, kNope, kPe), own, false);
-  const auto kv = space_.template take<Bf16, 2>({T_, H_ * (kNope + kValue)});
-  multiply(columns_of(own, 0, kLatent), w_.kv_b, kv);
+  const auto [k, v] = decompressed(own, kPadded);
   const auto wide = [&] { return space_.template take<Bf16, 3>({T_, H_, kPadded}); };
-  const auto wide_q = wide(), k = wide(), v = wide(), wide_out = wide();
+  const auto wide_q = wide(), wide_v = wide(), wide_out = wide();
   const auto out = heads();
   launched([&] {
     join_heads({.a = q, .out = wide_q}, stream_);
-    join_heads({.a = heads_of(kv, H_, kNope),
-                .b = TensorView<const Bf16, 3>(heads_of(columns_of(own, kLatent, kPe), 1, kPe)),
-                .out = k},
-               stream_);
-    join_heads({.a = columns_of(make_view(kv.data_handle(), Shape<3>{T_, H_, kNope + kValue}),
-                                kNope, kValue),
-                .out = v},
-               stream_);
+    join_heads({.a = v, .out = wide_v}, stream_);
     write_pages<Bf16>({.x = k, .slots = in_.slots, .pages = cache.k}, stream_);
-    write_pages<Bf16>({.x = v, .slots = in_.slots, .pages = cache.v}, stream_);
+    write_pages<Bf16>({.x = wide_v, .slots = in_.slots, .pages = cache.v}, stream_);
     softmax_attention<Bf16>({.q = wide_q,
                              .k_pages = cache.k,
                              .v_pages = cache.v,
