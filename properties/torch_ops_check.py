@@ -276,31 +276,77 @@ def latent_write_cases(data):
                interleaved=False, magnitude=1.25)
 
 
-def mla_layer_cases(data):
-    H, dc, dn, pairs, dv, hidden, low = data.sizes((16, 512, 128, 32, 128, 256, 128), (3, 12, 6, 2, 5, 10, 7))
+def scaled_cases(data):
+    for by_groups in (True, False):
+        yield dict(x=data.normal(3, 5, 264), by_groups=by_groups)
+
+
+def starts_of(data, counts):
+    return data.ints([sum(counts[:i]) for i in range(len(counts) + 1)])
+
+
+def gather_cases(data):
+    page, blocks, width = 16, 5, data.sizes(576, 12)
+    pages = torch.randperm(ROWS * blocks, generator=data.generator).to(torch.int32).reshape(ROWS, blocks)
+    requests = dict(block_table=pages.to(data.device), seq_lens=data.ints([70, 2, 33, 17]),
+                    query_start_loc=starts_of(data, [3, 2, 4, 1]))
+    yield dict(kv_cache=data.normal(ROWS * blocks, page, width), rows=130, **requests)
+    yield dict(kv_cache=data.normal(ROWS * blocks, page, width), rows=40, begin=16, size=32, prefix=True, **requests)
+    # Tokens of 656 bytes. (opcheck compares arguments, for which PyTorch has no float8_e4m3fn.)
+    numbers = data.normal(ROWS * blocks, page, 512, dtype=torch.float32).to(torch.float8_e4m3fn)
+    scales = data.normal(ROWS * blocks, page, 4, dtype=torch.float32).abs() + 0.1
+    tokens = [x.view(torch.uint8) for x in (numbers, scales, data.normal(ROWS * blocks, page, 64))]
+    yield dict(kv_cache=torch.cat(tokens, 2), rows=130, **requests)
+
+
+def latent_layer(data, q_lora, fresh):
+    """A layer's arguments with so many new tokens of each request: what all forms take, what those from hidden states take,
+    what the absorbed form takes; and the heads with their columns (nope, rotary, values), and the pages."""
+    H, dc, dn, pairs, dv, hidden = data.sizes((16, 512, 128, 32, 128, 256), (3, 12, 6, 2, 5, 10))
+    page, blocks, lengths = 16, 5, [70, 2, 33, 17]
 
     def weight(*shape):
         return (data.normal(*shape, dtype=torch.float32) * (2 / shape[-1]) ** 0.5).to(torch.bfloat16)
 
-    for q_lora, ragged in ((low, False), (0, True)):
-        page, blocks, lengths = 16, 5, [70, 2, 33, 17]
-        fresh = [3, 0, 4, 1] if ragged else [2] * ROWS
-        starts = [sum(fresh[:i]) for i in range(ROWS + 1)]
-        pages = torch.randperm(ROWS * blocks, generator=data.generator).to(torch.int32).reshape(ROWS, blocks)
-        places = [n - m + i for n, m in zip(lengths, fresh) for i in range(m)]
-        rows = [r for r, m in enumerate(fresh) for _ in range(m)]
-        kv_b = weight(H * (dn + dv), dc)
-        per_head = kv_b.view(H, dn + dv, dc)
-        more = dict(query_start_loc=data.ints(starts)) if ragged else {}
-        yield dict(hidden=data.normal(len(places), hidden), positions=data.ints(places),
-                   slots=data.ints([int(pages[r, i // page]) * page + i % page for r, i in zip(rows, places)]),
-                   kv_cache=data.normal(ROWS * blocks, page, dc + 2 * pairs), block_table=pages.to(data.device),
-                   seq_lens=data.ints(lengths), qkv_a=weight(q_lora + dc + 2 * pairs, hidden),
-                   q_a_norm=data.normal(q_lora) + 1 if q_lora else None,
-                   q_b=weight(H * (dn + 2 * pairs), q_lora or hidden), kv_a_norm=data.normal(dc) + 1, kv_b=kv_b,
-                   w_kc=per_head[:, :dn].transpose(1, 2).contiguous(), w_vc=per_head[:, dn:].contiguous(),
-                   o_proj=weight(hidden, H * dv), frequencies=data.normal(pairs, dtype=torch.float32).abs(),
-                   softmax_scale=0.135, **more)
+    pages = torch.randperm(ROWS * blocks, generator=data.generator).to(torch.int32).reshape(ROWS, blocks)
+    places = [n - m + i for n, m in zip(lengths, fresh) for i in range(m)]
+    rows = [r for r, m in enumerate(fresh) for _ in range(m)]
+    kv_b = weight(H * (dn + dv), dc)
+    per_head = kv_b.view(H, dn + dv, dc)
+    shared = dict(positions=data.ints(places), block_table=pages.to(data.device), seq_lens=data.ints(lengths),
+                  slots=data.ints([int(pages[r, i // page]) * page + i % page for r, i in zip(rows, places)]),
+                  kv_a_norm=data.normal(dc) + 1, frequencies=data.normal(pairs, dtype=torch.float32).abs(),
+                  softmax_scale=0.135)
+    layer = dict(hidden=data.normal(len(places), hidden), qkv_a=weight(q_lora + dc + 2 * pairs, hidden),
+                 q_a_norm=data.normal(q_lora) + 1 if q_lora else None,
+                 q_b=weight(H * (dn + 2 * pairs), q_lora or hidden), kv_b=kv_b, o_proj=weight(hidden, H * dv))
+    absorbed = dict(kv_cache=data.normal(ROWS * blocks, page, dc + 2 * pairs),
+                    w_kc=per_head[:, :dn].transpose(1, 2).contiguous(), w_vc=per_head[:, dn:].contiguous())
+    return shared, layer, absorbed, (H, dn, 2 * pairs, dv), (ROWS * blocks, page)
+
+
+def mla_layer_cases(data):
+    for q_lora, fresh, ragged in ((data.sizes(128, 7), [2] * ROWS, False), (0, [3, 0, 4, 1], True)):
+        shared, layer, absorbed, _, _ = latent_layer(data, q_lora, fresh)
+        more = dict(query_start_loc=starts_of(data, fresh)) if ragged else {}
+        yield {**shared, **layer, **absorbed, **more}
+
+
+def padded_layer_cases(data):
+    for q_lora in (data.sizes(128, 7), 0):
+        fresh = [3, 0, 4, 1]
+        shared, layer, _, (H, _, _, _), pages = latent_layer(data, q_lora, fresh)
+        k, v = (data.normal(*pages, H, data.sizes(256, 14)) for _ in "kv")
+        yield {**shared, **layer, "k_cache": k, "v_cache": v, "query_start_loc": starts_of(data, fresh)}
+
+
+def rope_decode_cases(data):
+    for fresh, normed in (([1] * ROWS, False), ([3, 0, 4, 1], True)):
+        shared, _, absorbed, (H, dn, dr, _), _ = latent_layer(data, 0, fresh)
+        more = dict(query_start_loc=starts_of(data, fresh)) if normed else dict(kv_a_norm=None)
+        T, width = sum(fresh), absorbed["kv_cache"].shape[2]
+        yield {**shared, **absorbed, "q": data.normal(T, H, dn + dr), "kv": data.normal(T, width),
+               "interleaved": normed, **more}
 
 
 CASES = {
@@ -320,9 +366,20 @@ CASES = {
     "mla_prefill": prefill_cases,
     "merge_attention": merge_cases,
     "batched_product": product_cases,
+    "scale_to_e4m3": scaled_cases,
     "latent_cache_write": latent_write_cases,
+    "latent_cache_gather": gather_cases,
     "mla_layer": mla_layer_cases,
+    "padded_mla_layer": padded_layer_cases,
+    "mla_rope_decode": rope_decode_cases,
 }
+
+
+# Operators of a kernel of another name.
+KERNELS = {"gated_delta_rule_replay": "gated_delta_rule_update", "selective_state_replay": "selective_state_update",
+           "state_zero": "state_copy", "state_scatter_accepted": "state_copy", "scale_to_e4m3": "batched_product",
+           "latent_cache_write": "latent_cache", "latent_cache_gather": "latent_cache",
+           "padded_mla_layer": "mla_layer", "mla_rope_decode": "mla_layer"}
 
 
 def with_tensors(case, change):
@@ -373,12 +430,17 @@ def check_opcheck(op, case, what):
         raise Difference(f"{what}: opcheck: {error}") from error
 
 
+def twice(x):
+    """PyTorch multiplies no float8_e4m3fn."""
+    return (x.float() if x.dtype == torch.float8_e4m3fn else x) * 2
+
+
 def check_compile(op, case, what, backend):
     def step(case):
         result = op(**case)
         if isinstance(result, tuple):
-            return tuple(x * 2 for x in result)
-        return None if result is None else result * 2
+            return tuple(twice(x) for x in result)
+        return None if result is None else twice(result)
 
     direct, compiled = copied(case), copied(case)
     expected = outcome(direct, step(direct))
@@ -459,7 +521,7 @@ def main():
     parser.add_argument("--backend", help="of torch.compile; inductor, where it has a compiler")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="one alone; both where there are")
     parser.add_argument("--operation", action="append",
-                        help="only this one, if it is an operator; may be repeated")
+                        help="only this operator, or those of this kernel; may be repeated")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.ops.load_library(arguments.library)
@@ -468,7 +530,7 @@ def main():
         compiler = device == "cuda" or shutil.which("g++") or shutil.which("c++")
         backend = arguments.backend or ("inductor" if compiler else "aot_eager")
         for name in CASES:
-            if arguments.operation and name not in arguments.operation:
+            if arguments.operation and not {name, KERNELS.get(name)} & set(arguments.operation):
                 continue
             check(name, device, backend)
         check_example(arguments.library, device)

@@ -109,6 +109,12 @@ __global__ void __launch_bounds__(kThreads) tokens_kernel(const __grid_constant_
     in.table[std::int64_t{t} * blocks + i] = none ? -1 : in.block_table(b, i);
 }
 
+/// Of the absorbing weights, or of kv_b where there are none.
+std::int64_t head_count(const MlaWeights& w) {
+  if (w.scaled_w_kc) return w.scaled_w_kc->numbers.extent(0);
+  return w.w_kc.extent(0) > 0 ? w.w_kc.extent(0) : w.kv_b.extent(0) / (kNope + kValue);
+}
+
 /// A layer's call: what all forms share, and the forms.
 template <class C>
 class Layer {
@@ -117,7 +123,7 @@ class Layer {
       : w_(weights),
         in_(tokens),
         T_(tokens.positions.extent(0)),
-        H_((weights.scaled_w_kc ? weights.scaled_w_kc->numbers.extent(0) : weights.w_kc.extent(0))),
+        H_(head_count(weights)),
         low_(weights.qkv_a.extent(0) - kWidth),
         stream_(stream),
         space_(tokens.workspace) {}
@@ -139,6 +145,7 @@ class Layer {
   }
   /// Of what every form takes.
   void check_tokens(std::int64_t bytes) const;
+  void check_absorbing() const;
 
  private:
   template <class Call>
@@ -210,14 +217,6 @@ template <class C>
 void Layer<C>::check_tokens(std::int64_t bytes) const {
   const Checks checks(kName);
   const std::int64_t B = in_.seq_lens.extent(0);
-  if (w_.scaled_w_kc)
-    checks.shape(w_.scaled_w_kc->numbers, "scaled_w_kc", "[H, 512, 128]", {H_, kLatent, kNope});
-  else
-    checks.shape(w_.w_kc, "w_kc", "[H, 512, 128]", {H_, kLatent, kNope});
-  if (w_.scaled_w_vc)
-    checks.shape(w_.scaled_w_vc->numbers, "scaled_w_vc", "[H, 128, 512]", {H_, kValue, kLatent});
-  else
-    checks.shape(w_.w_vc, "w_vc", "[H, 128, 512]", {H_, kValue, kLatent});
   if (in_.heads) checks.shape(*in_.heads, "heads", "[T, H 128]", {T_, H_ * kValue});
   if (in_.query_start_loc)
     checks.shape(*in_.query_start_loc, "query_start_loc", "[B + 1]", {B + 1});
@@ -229,6 +228,19 @@ void Layer<C>::check_tokens(std::int64_t bytes) const {
                     reinterpret_cast<std::uintptr_t>(in_.workspace->data_handle()) % 256 == 0,
                 "workspace", "of " + std::to_string(bytes) + " bytes at a multiple of 256",
                 std::to_string(given) + " bytes");
+}
+
+template <class C>
+void Layer<C>::check_absorbing() const {
+  const Checks checks(kName);
+  if (w_.scaled_w_kc)
+    checks.shape(w_.scaled_w_kc->numbers, "scaled_w_kc", "[H, 512, 128]", {H_, kLatent, kNope});
+  else
+    checks.shape(w_.w_kc, "w_kc", "[H, 512, 128]", {H_, kLatent, kNope});
+  if (w_.scaled_w_vc)
+    checks.shape(w_.scaled_w_vc->numbers, "scaled_w_vc", "[H, 128, 512]", {H_, kValue, kLatent});
+  else
+    checks.shape(w_.w_vc, "w_vc", "[H, 128, 512]", {H_, kValue, kLatent});
 }
 
 template <class C>
@@ -510,6 +522,7 @@ void mla_layer(const MlaWeights& weights, const MlaTokens<C>& tokens, const MlaP
                 std::to_string(plan.capacity) + ", " + std::to_string(plan.longest_prefix));
   if (tokens.positions.extent(0) == 0) return;
   Layer<C> layer(weights, tokens, stream);
+  if (plan.form == MlaForm::absorbed) layer.check_absorbing();
   layer.check(counted(weights, tokens, plan));
   layer.run(plan);
 }
@@ -532,6 +545,7 @@ void mla_rope_decode(const MlaRopeDecode<C>& in, cudaStream_t stream) {
   checks.shape(in.kv, "kv", "[T, 576]", {T, kWidth});
   if (T == 0) return;
   Layer<C> layer(in.weights, in.tokens, stream);
+  layer.check_absorbing();
   layer.check_tokens(mla_rope_decode_workspace(in));
   layer.rope_decode(in.q, in.kv);
 }
@@ -548,7 +562,7 @@ std::int64_t padded_mla_layer_workspace(const MlaWeights& weights, const MlaToke
 void padded_mla_layer(const MlaWeights& weights, const MlaTokens<Bf16>& tokens,
                       const PaddedCache& cache, cudaStream_t stream) {
   const Checks checks(kName);
-  const std::int64_t H = weights.w_kc.extent(0);
+  const std::int64_t H = head_count(weights);
   checks.expect(tokens.query_start_loc.has_value(), "query_start_loc", "given", "none");
   const auto wide = [&](const TensorView<Bf16, 4>& pages, const char* argument) {
     checks.shape(pages, argument, "[pages, page, H, 256]",

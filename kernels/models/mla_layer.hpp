@@ -30,15 +30,17 @@ struct ScaledWeight {
   TensorView<const float, 3> scale;
 };
 
-/// All in device memory, rows of whole 16 bytes. H are the heads of this rank.
+/// All in device memory, rows of whole 16 bytes. H are the heads of this rank. w_kc and w_vc are
+/// the absorbed form's: without them (empty) the other forms run, and kv_b says how many heads
+/// there are.
 struct MlaWeights {
   TensorView<const Bf16, 2> qkv_a;  // [q_lora + 576, hidden] = [q_a; latent; k_pe]; q_lora may be 0
   MixedView<1> q_a_norm;            // [q_lora]
   TensorView<const Bf16, 2> q_b;    // [H 192, q_lora, or hidden without it], per head [nope; pe]
   MixedView<1> kv_a_norm;           // [512]
   TensorView<const Bf16, 2> kv_b;   // [H 256, 512], per head [keys; values]
-  TensorView<const Bf16, 3> w_kc;   // [H, 512, 128], the keys of kv_b transposed
-  TensorView<const Bf16, 3> w_vc;   // [H, 128, 512], the values of kv_b
+  TensorView<const Bf16, 3> w_kc{};  // [H, 512, 128], the keys of kv_b transposed
+  TensorView<const Bf16, 3> w_vc{};  // [H, 128, 512], the values of kv_b
   TensorView<const Bf16, 2> o_proj;  // [hidden, H 128]
   /// Instead of w_kc and w_vc in the absorbed form; x is scaled into e4m3 too, by groups of 128 of
   /// a row where the weight has blocks, else by one scale.
