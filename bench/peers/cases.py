@@ -35,6 +35,7 @@ class Case:
     sets: list = field(default_factory=list)
     reference: Callable = None  # (set, rows) -> (out, state) in float64, from the state before
     flops: int = 0  # of matrix products, where these may take longer than the bytes
+    tolerance: float = 5e-2  # relative, against float64: tells a wrong call from rounding
 
 
 def sets_needed(traffic, state_bytes):

@@ -1,11 +1,12 @@
-"""The pipeline of latent attention (DeepSeek-V3's sizes): products, the write into the cache, and a whole decode layer,
-beside chains of PyTorch's own operators. Launches are in CUDA graphs, so that eager operators cost no host time."""
+"""The pipeline of latent attention (DeepSeek-V3's sizes): products, the write into the cache, and a whole layer for
+decodes and prompts, beside chains of PyTorch's own operators. Launches are in CUDA graphs, so that eager operators cost
+no host time."""
 
 from types import SimpleNamespace
 
 import torch
 
-from cases import Case, MLA, STATE_FOOTPRINT, big_rand, nbytes, rand, sets_needed
+from cases import Case, MLA, STATE_FOOTPRINT, big_rand, latents, lengths_text, nbytes, rand, sets_needed
 
 HIDDEN, Q_LORA, LATENT, PE, NOPE, VALUE = 7168, 1536, 512, 64, 128, 128
 EPS = 1e-6
@@ -19,7 +20,13 @@ PRODUCTS += [(name, 1, 4096, N, K) for name, N, K in (("q_b", 128 * (NOPE + PE),
                                                       ("o_proj", HIDDEN, 128 * VALUE))]
 SCALED = [("absorb", 128, M, LATENT, NOPE) for M in (32, 128)] + [("q_b", 1, M, 128 * (NOPE + PE), Q_LORA) for M in (32, 128)]
 WRITES = [(form, H, T) for form in ("bf16", "e4m3", "token656") for H, T in ((128, 32), (128, 4096))]
-LAYERS = [(H, B, L) for H in (128, 16) for B in (1, 32, 128) for L in (4096,)]
+# Heads of a rank, requests, tokens of each; the cache's form; how the absorbing weights are scaled into e4m3, if so.
+LAYERS = [(H, B, 4096, "bf16", None) for H in (128, 16) for B in (1, 32, 128)]
+LAYERS += [(H, B, 4096, form, None) for form in ("e4m3", "token656") for H, B in ((128, 32), (16, 128))]
+LAYERS += [(H, 32, 4096, "bf16", scaled) for scaled in ("tensor", "blocks") for H in (128, 16)]
+# Heads, new tokens of each request, tokens of its prefix: a prompt at once, or behind what is cached.
+PROMPTS = [(128, (2048,), 0), (128, (2048,), 8192), (16, (8192,), 0), (16, (1024,) * 8, 0)]
+CHUNK = 16384  # tokens of prefixes that are decompressed at a time, at most
 
 
 def product(name, G, M, N, K):
@@ -115,66 +122,172 @@ def cache_write(form, H, T):
     return Case("latent_cache", f"{form} H={H} T={T}", "latent_cache", T, traffic, sets, reference)
 
 
-def layer(H, B, L):
+def in_e4m3(weight, scaled):
+    """Numbers of e4m3, their scales, one for the tensor or one for each block of 128 x 128, and what they stand for."""
+    if scaled == "tensor":
+        scale = wide = (weight.float().abs().max() / 448).view(1, 1, 1)
+    else:
+        tiles = weight.float().unflatten(2, (-1, 128)).unflatten(1, (-1, 128))  # [H, rows, 128, columns, 128]
+        scale = (tiles.abs().amax((2, 4)) / 448).clamp(min=1e-12)
+        wide = scale.repeat_interleave(128, 1).repeat_interleave(128, 2)
+    numbers = (weight.float() / wide).to(torch.float8_e4m3fn)
+    return numbers, scale, numbers.float() * wide
+
+
+def layer_weights(H):
+    """The attention of a layer with H heads of a rank."""
+    def draw(*shape):
+        return big_rand(*shape, dtype=torch.bfloat16).mul_(shape[-1] ** -0.5)
+
+    s = SimpleNamespace(
+        qkv_a=draw(Q_LORA + MLA.width, HIDDEN), q_norm=rand(Q_LORA, scale=0.1) + 1,
+        q_b=draw(H * (NOPE + PE), Q_LORA), kv_norm=rand(LATENT, scale=0.1) + 1, kv_b=draw(H * (NOPE + VALUE), LATENT),
+        o_proj=draw(HIDDEN, H * VALUE), frequencies=10000 ** (-torch.arange(32, device="cuda") / 32))
+    per_head = s.kv_b.view(H, NOPE + VALUE, LATENT)
+    s.w_kc, s.w_vc = per_head[:, :NOPE].transpose(1, 2).contiguous(), per_head[:, NOPE:].contiguous()
+    s.kc_scale = s.vc_scale = s.kv_scale = None
+    s.scale = MLA.scale
+    return s
+
+
+def normed(y, weight):
+    """Of rows, in float64."""
+    return y * torch.rsqrt(y.square().mean(1, keepdim=True) + EPS) * weight.double()
+
+
+def turned(s, y):
+    """y [T, heads, 64] rotated, in float64."""
+    cosine, sine = angles(SimpleNamespace(positions=s.positions[:len(y)], frequencies=s.frequencies), torch.float64)
+    a, b = y.unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([a * cosine - b * sine, b * cosine + a * sine], -1).flatten(-2)
+
+
+def projected(s, x):
+    """Queries [T, heads, 192] and latents [T, 576] of hidden states, in float64, rotated."""
+    low = x @ s.qkv_a.double().t()
+    q = (normed(low[:, :Q_LORA], s.q_norm) @ s.q_b.double().t()).unflatten(1, (-1, NOPE + PE))
+    q = torch.cat([q[..., :NOPE], turned(s, q[..., NOPE:])], 2)
+    latent = normed(low[:, Q_LORA:Q_LORA + LATENT], s.kv_norm)
+    return q, torch.cat([latent, turned(s, low[:, None, Q_LORA + LATENT:])[:, 0]], 1)
+
+
+def stored_as(form, numbers, kv_scale):
+    """Latents [pages, page, 576] as a cache holds them."""
+    rows = numbers.flatten(0, 1)
+    return torch.cat([cached(form, part[:, :LATENT], part[:, LATENT:], kv_scale) for part in rows.split(1 << 16)]).view(
+        *numbers.shape[:2], -1)
+
+
+def layer(H, B, L, form, scaled):
     """A decode step of a layer's attention: hidden [B, 7168] to [B, 7168], contexts of L tokens, heads H of a rank."""
     blocks = L // MLA.page
 
-    def weights():
-        def draw(*shape):
-            return big_rand(*shape, dtype=torch.bfloat16).mul_(shape[-1] ** -0.5)
-
-        s = SimpleNamespace(
-            qkv_a=draw(Q_LORA + MLA.width, HIDDEN), q_norm=rand(Q_LORA, scale=0.1) + 1,
-            q_b=draw(H * (NOPE + PE), Q_LORA), kv_norm=rand(LATENT, scale=0.1) + 1, kv_b=draw(H * (NOPE + VALUE), LATENT),
-            o_proj=draw(HIDDEN, H * VALUE), frequencies=10000 ** (-torch.arange(32, device="cuda") / 32))
-        per_head = s.kv_b.view(H, NOPE + VALUE, LATENT)
-        s.w_kc, s.w_vc = per_head[:, :NOPE].transpose(1, 2).contiguous(), per_head[:, NOPE:].contiguous()
-        return s
-
     def make():
-        s = weights()
+        s = layer_weights(H)
+        s.form = form
+        s.kv_scale = torch.tensor([0.02], device="cuda") if form == "e4m3" else None
+        s.exact_kc, s.exact_vc = s.w_kc, s.w_vc
+        if scaled:
+            s.w_kc, s.kc_scale, s.exact_kc = in_e4m3(s.w_kc, scaled)
+            s.w_vc, s.vc_scale, s.exact_vc = in_e4m3(s.w_vc, scaled)
+        s.plain_kc, s.plain_vc = (w.to(torch.bfloat16) for w in (s.exact_kc, s.exact_vc))
         s.hidden = rand(B, HIDDEN)
         s.table = torch.randperm(B * blocks, device="cuda").to(torch.int32).view(B, blocks)
-        s.cache = big_rand(B * blocks, MLA.page, MLA.width, dtype=torch.bfloat16)
+        numbers = big_rand(B * blocks, MLA.page, MLA.width, dtype=torch.bfloat16)
+        s.cache = numbers if form == "bf16" else stored_as(form, numbers, s.kv_scale)
         s.lengths = torch.full((B,), L, device="cuda", dtype=torch.int32)
         s.positions = s.lengths - 1
         s.slots = s.table[:, -1] * MLA.page + MLA.page - 1
-        s.places, s.scale = s.slots.long(), MLA.scale
+        s.places = s.slots.long()
         s.attended = torch.empty(B, 1, H, MLA.values, device="cuda", dtype=torch.bfloat16)
+        s.q_scale = torch.tensor([1 / 16], device="cuda")
+        if form == "token656":
+            tokens = s.table.long()[:, :, None] * MLA.page + torch.arange(MLA.page, device="cuda")
+            s.tokens = tokens.view(B, 1, L).to(torch.int32)
         return s
 
     def reference(s, rows):
-        x = s.hidden[:rows].double()
-        low = x @ s.qkv_a.double().t()
-
-        def normed(y, weight):
-            return y * torch.rsqrt(y.square().mean(1, keepdim=True) + EPS) * weight.double()
-
-        q = (normed(low[:, :Q_LORA], s.q_norm) @ s.q_b.double().t()).view(rows, H, NOPE + PE)
-        latent = normed(low[:, Q_LORA:Q_LORA + LATENT], s.kv_norm)
-        angle = s.positions[:rows, None, None].double() * s.frequencies.double()
-        cosine, sine = torch.cos(angle), torch.sin(angle)
-
-        def turn(y):
-            a, b = y.unflatten(-1, (-1, 2)).unbind(-1)
-            return torch.stack([a * cosine - b * sine, b * cosine + a * sine], -1).flatten(-2)
-
-        q_pe, pe = turn(q[..., NOPE:]), turn(low[:, None, Q_LORA + LATENT:])[:, 0]
+        q, latent = projected(s, s.hidden[:rows].double())
         heads = []
         for b in range(rows):
-            keys = s.cache[s.table[b].long()].flatten(0, 1).double()
-            keys[-1] = torch.cat([latent[b], pe[b]])
-            wide = torch.cat([torch.bmm(q[b, :, None, :NOPE], s.w_kc.double().transpose(1, 2))[:, 0], q_pe[b]], 1)
+            pages = s.cache[s.table[b].long()]
+            keys = pages.flatten(0, 1).double() if form == "bf16" else latents(pages, form, s.kv_scale)
+            keys[-1] = latent[b]
+            wide = torch.cat([torch.bmm(q[b, :, None, :NOPE], s.exact_kc.double().transpose(1, 2))[:, 0],
+                              q[b, :, NOPE:]], 1)
             a = torch.softmax(s.scale * wide @ keys.t(), 1) @ keys[:, :LATENT]
-            heads.append(torch.bmm(a[:, None], s.w_vc.double().transpose(1, 2)).flatten())
+            heads.append(torch.bmm(a[:, None], s.exact_vc.double().transpose(1, 2)).flatten())
         return (torch.stack(heads) @ s.o_proj.double().t(),)
 
     one = make()
     read = nbytes(one.qkv_a, one.q_b, one.w_kc, one.w_vc, one.o_proj)
-    traffic = read + nbytes(one.cache, one.table, one.hidden) * 1 + nbytes(one.hidden)
+    traffic = read + nbytes(one.cache, one.table, one.hidden) + nbytes(one.hidden)
     sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
-    flops = 2 * B * (read // 2) + 2 * B * H * L * (MLA.width + MLA.values)
-    return Case("mla_layer", f"decode H={H} B={B} L={L}", "mla_layer", B, traffic, sets, reference, flops)
+    products = sum(w.numel() for w in (one.qkv_a, one.q_b, one.w_kc, one.w_vc, one.o_proj))
+    flops = 2 * B * products + 2 * B * H * L * (MLA.width + MLA.values)
+    more = (f", cache in {form}" if form != "bf16" else "") + (f", absorbed in e4m3 by {scaled}" if scaled else "")
+    # Each of q_nope and the latents' sums is rounded into e4m3 too, 2.7e-2, the first in front of a softmax.
+    return Case("mla_layer", f"decode H={H} B={B} L={L}{more}", "mla_layer", B, traffic, sets, reference, flops,
+                0.12 if scaled else 5e-2)
+
+
+def prompt(H, lengths, prefix):
+    """New tokens of a few requests through the layer: hidden [T, 7168] to [T, 7168], each request behind `prefix` tokens
+    that are cached. Some tokens are held to float64."""
+    N, T = len(lengths), sum(lengths)
+    contexts = [prefix + n for n in lengths]
+    blocks = [-(-n // MLA.page) for n in contexts]
+
+    def int32(values):
+        return torch.tensor(values, device="cuda", dtype=torch.int32)
+
+    def make():
+        s = layer_weights(H)
+        s.form = "bf16"
+        s.hidden = rand(T, HIDDEN)
+        order = torch.randperm(sum(blocks)).tolist()
+        pages = [[order.pop() for _ in range(n)] for n in blocks]
+        s.table = int32([row + [-1] * (max(blocks) - len(row)) for row in pages])
+        s.cache = big_rand(sum(blocks), MLA.page, MLA.width, dtype=torch.bfloat16)
+        s.lengths = int32(contexts)
+        s.starts, s.key_starts = (torch.tensor((0, *n), device="cuda").cumsum(0).to(torch.int32)
+                                  for n in (lengths, contexts))
+        s.longest, s.longest_keys = max(lengths), max(contexts)
+        s.positions = torch.cat([torch.arange(prefix, n) for n in contexts]).to(torch.int32).cuda()
+        of_context = [[row[i // MLA.page] * MLA.page + i % MLA.page for i in range(n)] for row, n in zip(pages, contexts)]
+        s.context = torch.tensor([place for row in of_context for place in row], device="cuda")
+        s.places = torch.tensor([place for row in of_context for place in row[prefix:]], device="cuda")
+        s.slots = s.places.to(torch.int32)
+        s.tokens = torch.cat([torch.arange(T)[:24], torch.randperm(T)[:48], torch.arange(T)[-24:]]).cuda()
+        s.attended = torch.empty(T, H, VALUE, device="cuda", dtype=torch.bfloat16)
+        return s
+
+    def reference(s, rows):
+        del rows
+        q, latent = projected(s, s.hidden.double())
+        keys = s.cache.flatten(0, 1).double()
+        keys[s.places] = latent
+        keys, q = keys[s.context], q[s.tokens]
+        row = torch.searchsorted(s.starts, s.tokens.int(), right=True) - 1
+        last = s.key_starts[row + 1] - (s.starts[row + 1] - s.tokens - 1)  # behind what a token sees
+        key = torch.arange(len(keys), device="cuda")
+        unseen = (key[None] < s.key_starts[row][:, None]) | (key[None] >= last[:, None])
+        heads = []
+        for h in range(H):
+            up = s.kv_b[h * (NOPE + VALUE):(h + 1) * (NOPE + VALUE)].double()
+            k = torch.cat([keys[:, :LATENT] @ up[:NOPE].t(), keys[:, LATENT:]], 1)
+            scores = (s.scale * q[:, h] @ k.t()).masked_fill(unseen, float("-inf"))
+            heads.append(torch.softmax(scores, 1) @ (keys[:, :LATENT] @ up[NOPE:].t()))
+        return (torch.cat(heads, 1) @ s.o_proj.double().t(),)
+
+    one = make()
+    traffic = nbytes(one.qkv_a, one.q_b, one.kv_b, one.o_proj) + 2 * nbytes(one.hidden) + sum(contexts) * MLA.width * 2
+    pairs = sum(n * prefix + n * (n + 1) // 2 for n in lengths)
+    flops = 2 * T * sum(w.numel() for w in (one.qkv_a, one.q_b, one.o_proj)) + 2 * sum(contexts) * one.kv_b.numel()
+    flops += 2 * H * pairs * (NOPE + PE + VALUE)
+    sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
+    more = f" behind {prefix}" if prefix else ""
+    return Case("mla_layer", f"prompt H={H} {lengths_text(lengths)}{more}", "mla_prompt", N, traffic, sets, reference, flops)
 
 
 def all_cases(quick):
@@ -188,6 +301,8 @@ def all_cases(quick):
         found.append(("latent_cache", ("latent_cache", row), lambda r=row: cache_write(*r)))
     for row in LAYERS[:1] if quick else LAYERS:
         found.append(("mla_layer", ("mla_layer", row), lambda r=row: layer(*r)))
+    for row in PROMPTS[:1] if quick else PROMPTS:
+        found.append(("mla_layer", ("mla_prompt", row), lambda r=row: prompt(*r)))
     return found
 
 
@@ -225,8 +340,6 @@ def products(contestant):
         return found
 
     def of_write(case, loaded):
-        del case
-
         def view(s, result, rows):
             stored = s.cache.flatten(0, 1)[s.places[:rows]]
             if s.form == "token656":
@@ -249,58 +362,161 @@ def products(contestant):
             return rotated(s.q, cosine, sine)
 
         found.append(contestant(f"{torch_name}, one operator after the other", chain, view))
+        if "vllm_cache" in loaded.modules and case.sets[0].form != "token656":  # its kernel writes no such tokens
+            found.append(vllm_write(case, loaded.modules["vllm_cache"], view))
         return found
 
+    def vllm_write(case, vllm, view):
+        """The norm, then vLLM's fused rotation and write. It rotates in place, so it has queries and keys of its own."""
+        for s in case.sets:
+            angle = torch.arange(4096, device="cuda")[:, None] * s.frequencies
+            s.vllm = SimpleNamespace(
+                q=torch.empty(*s.q.shape[:2], NOPE + PE, device="cuda", dtype=torch.bfloat16)[..., NOPE:],
+                pe=torch.empty_like(s.pe), normed=torch.empty_like(s.latent), positions=s.positions.long(),
+                turns=torch.cat([torch.cos(angle), torch.sin(angle)], 1).to(torch.bfloat16),
+                scale=s.kv_scale if s.kv_scale is not None else torch.ones(1, device="cuda"))
+            s.vllm.q.copy_(s.q)
+            s.vllm.pe.copy_(s.pe)
+
+        def prepare(s):
+            s.vllm.q.copy_(s.q)
+            s.vllm.pe.copy_(s.pe)
+
+        def launch(s):
+            mine = s.vllm
+            vllm.rms_norm(mine.normed, s.latent, s.norm, EPS)
+            vllm.write(mine.positions, mine.q, mine.pe, mine.normed, mine.turns, False, s.places,
+                       s.cache if s.form == "bf16" else s.cache.view(torch.uint8),
+                       "auto" if s.form == "bf16" else "fp8", mine.scale)
+            return mine.q
+
+        return contestant(f"vLLM {vllm.version} CUDA, norm and fused write", launch, view, prepare)
+
+    def view_rows(s, result, rows):
+        return (result[:rows],)
+
+    def view_tokens(s, result, rows):
+        del rows
+        return (result[s.tokens],)
+
+    def ours_of(loaded, more):
+        """more(s): what a form of mla_layer takes besides."""
+        ours = loaded.operator("mla_layer")
+        return ours and (lambda s: ours(
+            s.hidden, s.positions, s.slots, s.cache, s.table, s.lengths, s.qkv_a, s.q_norm, s.q_b, s.kv_norm, s.kv_b,
+            s.w_kc, s.w_vc, s.o_proj, s.frequencies, s.scale, kv_scale=s.kv_scale, w_kc_scale=s.kc_scale,
+            w_vc_scale=s.vc_scale, **more(s)))
+
+    def begun(s):
+        """Queries [T, heads, 192], of which the last 64 columns are rotated; the new latents are written."""
+        low = s.hidden @ s.qkv_a.t()
+        q = (rms_norm(low[:, :Q_LORA], s.q_norm) @ s.q_b.t()).unflatten(1, (-1, NOPE + PE))
+        cosine, sine = angles(s)
+        pe = rotated(low[:, None, Q_LORA + LATENT:], cosine, sine)[:, 0]
+        row = cached(s.form, rms_norm(low[:, Q_LORA:Q_LORA + LATENT], s.kv_norm), pe, s.kv_scale)
+        s.cache.flatten(0, 1).view(torch.uint8)[s.places] = row.view(torch.uint8)
+        return q, rotated(q[..., NOPE:], cosine, sine)
+
     def of_layer(case, loaded):
-        H = case.sets[0].w_kc.shape[0]
+        one = case.sets[0]
+        H = one.w_kc.shape[0]
         found = []
-        ours, decode = loaded.operator("mla_layer"), loaded.operator("mla_decode")
-
-        def view(s, result, rows):
-            return (result[:rows],)
-
+        ours, decode = ours_of(loaded, lambda s: {}), loaded.operator("mla_decode")
         if ours is not None:
-            found.append(contestant(OURS, lambda s: ours(
-                s.hidden, s.positions, s.slots, s.cache, s.table, s.lengths, s.qkv_a, s.q_norm, s.q_b, s.kv_norm, s.kv_b,
-                s.w_kc, s.w_vc, s.o_proj, s.frequencies, s.scale), view))
+            found.append(contestant(OURS, ours, view_rows))
+        note = ", absorbed in bf16" if one.kc_scale is not None else ""  # PyTorch has no batched product in e4m3
 
         def chain(attend):
             def launch(s):
-                low = s.hidden @ s.qkv_a.t()
-                q = (rms_norm(low[:, :Q_LORA], s.q_norm) @ s.q_b.t()).view(-1, H, NOPE + PE)
-                cosine, sine = angles(s)
-                pe = rotated(low[:, None, Q_LORA + LATENT:], cosine, sine)[:, 0]
-                s.cache.flatten(0, 1)[s.places] = cached("bf16", rms_norm(low[:, Q_LORA:Q_LORA + LATENT], s.kv_norm), pe, None)
-                wide = torch.empty(low.shape[0], 1, H, MLA.width, device="cuda", dtype=torch.bfloat16)
-                wide[:, 0, :, :LATENT] = torch.bmm(q[..., :NOPE].transpose(0, 1), s.w_kc.transpose(1, 2)).transpose(0, 1)
-                wide[:, 0, :, LATENT:] = rotated(q[..., NOPE:], cosine, sine)
+                q, q_pe = begun(s)
+                wide = torch.empty(len(q), 1, H, MLA.width, device="cuda", dtype=torch.bfloat16)
+                wide[:, 0, :, :LATENT] = torch.bmm(q[..., :NOPE].transpose(0, 1), s.plain_kc.transpose(1, 2)).transpose(0, 1)
+                wide[:, 0, :, LATENT:] = q_pe
                 a = attend(s, wide)[:, 0]
-                heads = torch.bmm(a.transpose(0, 1), s.w_vc.transpose(1, 2)).transpose(0, 1)
-                return heads.reshape(low.shape[0], -1) @ s.o_proj.t()
+                heads = torch.bmm(a.transpose(0, 1), s.plain_vc.transpose(1, 2)).transpose(0, 1)
+                return heads.reshape(len(q), -1) @ s.o_proj.t()
             return launch
 
-        if "flashmla" in loaded.modules:
-            flashmla, plan = loaded.modules["flashmla"], []
+        def flashmla(s, q):
+            out, _, *made = loaded.modules["flashmla"].decode(q, s.cache[:, :, None], 512, s.lengths, s.table, s.scale,
+                                                              False, *(plan or (None, None)), s.attended)
+            plan[:] = made
+            return out
 
-            def attend(s, q):
-                out, _, parts, splits = flashmla.decode(q, s.cache[:, :, None], 512, s.lengths, s.table, s.scale, False,
-                                                        *(plan or (None, None)), s.attended)
-                plan[:] = [parts, splits]
-                return out
+        def flashmla_sparse(s, q):
+            out, _, *made = loaded.modules["flashmla"].sparse_decode(
+                q, s.cache[:, :, None], s.tokens, None, None, *(plan or (None, None)), None, None, None, 512, s.scale,
+                s.attended, False)
+            plan[:] = made
+            return out
 
-            found.append(contestant(f"{torch_name} with FlashMLA of vLLM {flashmla.version}", chain(attend), view))
+        def flashmla_fp8(s, q):
+            q8 = (q.float() / s.q_scale).clamp(-448, 448).to(torch.float8_e4m3fn)
+            return loaded.modules["flashmla_fp8"].decode(q8, s.cache[:, :, None], 512, s.lengths, s.table, s.scale, False,
+                                                         *plan, s.q_scale, s.kv_scale)[0]
+
+        plan = []  # of FlashMLA, which its first call makes, or what is called before
+        name, attend = {"bf16": ("flashmla", flashmla), "token656": ("flashmla", flashmla_sparse),
+                        "e4m3": ("flashmla_fp8", flashmla_fp8)}[one.form]
+        if name in loaded.modules:
+            module = loaded.modules[name]
+            if name == "flashmla_fp8":
+                plan[:] = module.plan(one.lengths, H, 1)
+            found.append(contestant(f"{torch_name} with FlashMLA of vLLM {module.version}{note}", chain(attend), view_rows))
         if decode is not None:
-            found.append(contestant(f"{torch_name} with lockstep's mla_decode", chain(
-                lambda s, q: decode(q, s.cache, s.table, s.lengths, s.scale)[0]), view))
+            found.append(contestant(f"{torch_name} with lockstep's mla_decode{note}", chain(
+                lambda s, q: decode(q, s.cache, s.table, s.lengths, s.scale, kv_scale=s.kv_scale)[0]), view_rows))
         return found
 
-    return {"product": of_product, "scaled_product": of_scaled, "latent_cache": of_write, "mla_layer": of_layer}
+    def of_prompt(case, loaded):
+        one = case.sets[0]
+        contexts, prefix = len(one.context), int(one.lengths[0]) - int(one.starts[1])
+        found = []
+        forms = {"one_shot": dict(capacity=contexts)}
+        if prefix:
+            of_prefixes = min(CHUNK, prefix * len(one.lengths))
+            forms = {"chunked": dict(capacity=of_prefixes, longest_prefix=prefix), **forms}
+        for number, (form, plan) in enumerate(forms.items()):
+            ours = ours_of(loaded, lambda s, form=form, plan=plan: dict(form=form, query_start_loc=s.starts, **plan))
+            if ours is not None:
+                found.append(contestant(OURS if number == 0 else f"{OURS}, {form}", ours, view_tokens))
+
+        def chain(attend):
+            def launch(s):
+                q, q_pe = begun(s)
+                context = s.cache.flatten(0, 1)[s.context]
+                kv = (context[:, :LATENT] @ s.kv_b.t()).unflatten(1, (-1, NOPE + VALUE))
+                k_pe = context[:, None, LATENT:].expand(-1, kv.shape[1], -1)
+                a = attend(s, torch.cat([q[..., :NOPE], q_pe], 2), torch.cat([kv[..., :NOPE], k_pe], 2), kv[..., NOPE:])
+                return a.flatten(1) @ s.o_proj.t()
+            return launch
+
+        if "flash_attention_3" in loaded.modules:
+            fa3, nothing = loaded.modules["flash_attention_3"], None
+
+            def attend(s, q, k, v):
+                out, *_ = fa3.forward(
+                    q, k, v, nothing, nothing, nothing, s.attended, s.starts, s.key_starts, nothing, nothing, nothing,
+                    s.longest, s.longest_keys, *[nothing] * 9, s.scale, True, -1, -1, 0.0, True, nothing, 1, nothing, 0,
+                    nothing, 1, 0, nothing)
+                return out
+
+            found.append(contestant(f"{torch_name} with FlashAttention 3 of vLLM {fa3.version}", chain(attend), view_tokens))
+        prefill = loaded.operator("mla_prefill")
+        if prefill is not None:
+            found.append(contestant(f"{torch_name} with lockstep's mla_prefill", chain(
+                lambda s, q, k, v: prefill(q, k, v, s.starts, s.key_starts, s.scale)[0]), view_tokens))
+        return found
+
+    return {"product": of_product, "scaled_product": of_scaled, "latent_cache": of_write, "mla_layer": of_layer,
+            "mla_prompt": of_prompt}
 
 
-PEERS_OF = {"product": (), "scaled_product": (), "latent_cache": (), "mla_layer": ("flashmla",)}
+PEERS_OF = {"product": (), "scaled_product": (), "latent_cache": ("vllm_cache",),
+            "mla_layer": ("flashmla", "flashmla_fp8"), "mla_prompt": ("flash_attention_3",)}
 NOT_FETCHED = {
-    "product": [], "mla_layer": [],
+    "product": [], "mla_layer": [], "mla_prompt": [],
     "scaled_product": [("FlashInfer", "its bmm_fp8, cuBLAS too, is not staged")],
-    "latent_cache": [("vLLM", "its concat_and_cache_mla is not staged"),
-                     ("FlashInfer", "its mla_rope_quantize_fp8 and append_paged_mla_kv_cache are not staged")],
+    "latent_cache": [("FlashInfer", "its fused rotation and write rounds the absorbed queries into e4m3 in the same launch, "
+                                    "512 columns a head more, and writes no bf16")],
 }

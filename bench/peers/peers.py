@@ -42,7 +42,8 @@ class Loaded:
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # peers whose tuning takes minutes, say
         for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
                      "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
-                     "flashinfer_mla", "flashinfer_ragged", "flashmla", "flashmla_fp8", "flash_attention_3"):
+                     "flashinfer_mla", "flashinfer_ragged", "flashmla", "flashmla_fp8", "flash_attention_3",
+                     "vllm_cache"):
             if name in left_out:
                 self.why[name] = "left out of this run"
                 continue

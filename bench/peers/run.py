@@ -33,7 +33,6 @@ import cases
 import peers
 import supervise
 
-TOLERANCE = 5e-2  # relative, against float64: tells a wrong call from rounding
 THE_CASE = "the case itself"  # what a worker dies of that cannot make a case's inputs
 MIN_LAUNCHES = 50
 MIN_GRAPH_US = 1500.0  # a shorter graph would measure its own launch
@@ -166,7 +165,7 @@ def measure(case, key, loaded, rates, rounds, dead, turn):
         turn(contestant.name)
         try:
             errors[contestant.name] = check(case, contestant)
-            if not errors[contestant.name] <= TOLERANCE:
+            if not errors[contestant.name] <= case.tolerance:
                 absent.append({"name": contestant.name,
                                "why": f"differs from float64 by {errors[contestant.name]:.2e}"})
                 continue

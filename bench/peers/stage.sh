@@ -59,6 +59,10 @@ unzip -qoj "$wheel" vllm/_flashmla_C.abi3.so vllm/_flashmla_extension_C.abi3.so 
 if [ ! -e vllm_libraries/_vllm_fa3_C.abi3.so.xz ]; then  # a minute of one core
   unzip -p "$wheel" vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so | xz -3 >vllm_libraries/_vllm_fa3_C.abi3.so.xz
 fi
+if [ ! -e vllm_libraries/_C_stable_libtorch.abi3.so.xz ]; then
+  unzip -p "$wheel" vllm/_C_stable_libtorch.abi3.so | "$root/bench/peers/for_hopper.py" |
+    xz -3 >vllm_libraries/_C_stable_libtorch.abi3.so.xz
+fi
 echo 0.33.0 >vllm_libraries/VERSION
 
 wheel=$(fetch flashinfer-python 0.7.2.post1)
