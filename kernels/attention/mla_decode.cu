@@ -411,7 +411,9 @@ class Block {
       if (item.count == 0) return;
       for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
         barrier_wait(empty(ring.place), ring.parity ^ 1);
-        if (half == 0) load_query_unit(ring.place, slab, item, lane == 0);
+        __syncwarp();
+        // Both warps arrive: one that did not could miss a phase of `empty`, and wait for ever.
+        if (lane / 16 == half) load_query_unit(ring.place, slab, item, lane == 0);
       }
       Tokens tokens(p_, item);
       const auto ask = [&](int t) { tokens.ask(t * kTokens + 32 * half); };

@@ -331,6 +331,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_processor<T, kTokens, kAlo
   if (group < 2) hopper::sync_threads_of(1, kMultiplying);
   if (task.blocks > 1) hopper::sync_cluster();
   if (group < 2) store<kTokens>(task, tiles, rank, first_row, first_token, g);
+  __syncwarp();
   if (task.blocks > 1) hopper::sync_cluster();  // nobody leaves while others read its sums
 }
 
