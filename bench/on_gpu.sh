@@ -8,7 +8,9 @@
 #   bench/on_gpu.sh measure RESULTS    the same without the sanitizers, which take the longest
 #   bench/on_gpu.sh sanitize RESULTS   these alone, after a run or measure that has built
 #
-# After RESULTS may stand names of operations: then only their tests run, and only they are sanitized and timed.
+# After RESULTS may stand names of operations: then only their tests run, and only they are sanitized and timed. Where one
+# command has a limit of time, `measure` and one `sanitize` a folder, each with some of the operations, are as good as
+# `run`: `reports/evidence.py merge` puts the folders together.
 #
 # Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/, of the sources that were measured (RESULTS has
 # their digests) and no others. The GPU machine has CUDA 13.0, CMake, ninja and PyTorch 2.11; LOCKSTEP_COMMIT names the
@@ -68,6 +70,7 @@ sanitize() {  # sanitize RESULTS OPERATION…: the number of errors of each tool
     done
   done
   wait
+  [ -e "$1/measured.json" ] || python3 "$root/reports/evidence.py" measured >"$1/measured.json"
   printf '{' >"$1/sanitizer.json"
   for tool in $tools; do
     cat "$1/$tool".?.log >"$1/$tool.log"
@@ -77,6 +80,7 @@ sanitize() {  # sanitize RESULTS OPERATION…: the number of errors of each tool
     printf '%s"%s": %s' "$separator" "$tool" "$errors" >>"$1/sanitizer.json"
     separator=', '
   done
+  [ $# = 1 ] || printf ', "operations": [%s]' "$(printf ', "%s"' "${@:2}" | cut -c3-)" >>"$1/sanitizer.json"
   printf '}\n' >>"$1/sanitizer.json"
 }
 
@@ -95,19 +99,35 @@ test_all() {  # test_all RESULTS OPERATION…: the GPU tests in parts side by si
   return $failed
 }
 
+correct() {  # correct RESULTS OPERATION…: the tests, the operators under Python and FlashMLA's grid, side by side
+  local results=$1 operations=("${@:2}") pids=() failed=0 name
+  test_all "$@" &
+  pids+=($!)
+  for name in "${operations[@]:-all}"; do
+    python3 "$root/properties/torch_ops_check.py" "$built/liblockstep_torch.so" --device cuda \
+      ${operations[@]:+--operation "$name"} >"$results/operators.$name.log" 2>&1 &
+    pids+=($!)
+  done
+  if [[ " ${operations[*]:-mla_decode} " = *" mla_decode "* ]]; then
+    python3 "$root/properties/flashmla_grid_check.py" "$built/liblockstep_torch.so" --device cuda \
+      >"$results/flashmla_grid.log" 2>&1 &
+    pids+=($!)
+  fi
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+  cat "$results"/operators.*.log >"$results/operators.log"
+  rm "$results"/operators.*.log
+  [ $failed = 0 ] || { grep -A12 Failure "$results/tests.log" | head -60; tail -n 20 "$results/operators.log"; }
+  tail -n 1 "$results/flashmla_grid.log" 2>/dev/null || true
+  return $failed
+}
+
 measure() {
   local results=$1 operations=("${@:2}")
   python3 "$root/reports/evidence.py" measured >"$results/measured.json"
   build >"$results/build.log" 2>&1 || { tail -40 "$results/build.log"; exit 1; }
   python3 "$root/bench/peers/compile_triton.py" ${operations[@]/#/--operation } >"$results/compile.log" 2>&1 &
   local compiling=$!
-  test_all "$results" "${operations[@]}" || { grep -A12 Failure "$results/tests.log" | head -60; exit 1; }
-  python3 "$root/properties/torch_ops_check.py" "$built/liblockstep_torch.so" --device cuda \
-    ${operations[@]/#/--operation } >"$results/operators.log" 2>&1 || { tail -20 "$results/operators.log"; exit 1; }
-  if [[ " ${operations[*]:-mla_decode} " = *" mla_decode "* ]]; then
-    python3 "$root/properties/flashmla_grid_check.py" "$built/liblockstep_torch.so" --device cuda \
-      >"$results/flashmla_grid.log" 2>&1 || { tail -5 "$results/flashmla_grid.log"; exit 1; }
-  fi
+  correct "$results" "${operations[@]}" || exit 1
   wait $compiling || tail -3 "$results/compile.log"  # what was not compiled is when it is tuned
   python3 "$root/bench/peers/run.py" --ours "$built/liblockstep_torch.so" --out "$results" \
     ${operations[@]/#/--operation }
@@ -120,5 +140,5 @@ case ${1:-} in
     [ "$1" = sanitize ] || measure "$results" "${@:3}"
     [ "$1" = measure ] || { sanitize "$results" "${@:3}"; cat "$results/sanitizer.json"; }
     ;;
-  *) sed -n '2,20p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+  *) sed -n '2,21p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac

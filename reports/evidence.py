@@ -10,10 +10,13 @@
     evidence.py merge RESULTS         writes the evidence from a folder of results that bench/on_gpu.sh
                                       brought back: measured.json, accuracy.json, speed.json, sanitizer.json
                                       (without it the evidence is not complete); plain layers have accuracy
-                                      and no speed row. An operation whose sources are not those that were
-                                      measured is refused, and the exit status is 1
+                                      and no speed row. Without accuracy.json what there is of the other two is
+                                      added to evidence of the same sources: sanitizers of the operations that
+                                      sanitizer.json names, rows of single cases. An operation whose sources
+                                      are not those that were measured is refused, and the exit status is 1
     evidence.py selftest              check notices a changed source, and no changed comment; merge takes
-                                      an operation without a speed row, and refuses other sources
+                                      an operation without a speed row, refuses other sources, and adds
+                                      sanitizers and rows to the evidence that they are of, and to no other
 
 The digest is of the operation's kernel file, of its test (properties/OPERATION_gpu_test.cpp), and of every file of
 this project that these include, the references among them: by their names without folders; comments, spaces and
@@ -131,37 +134,51 @@ def measured(root):
     return {"commit": commit_of(root), "sources": {name: digest(root, name) for name in operations(root)}}
 
 
+def with_rows(evidence, rows):
+    """The evidence with rows of speed in the places of those of the same cases; new cases go behind them."""
+    new = {row["case"]: row for row in rows}
+    old = [new.pop(row["case"], row) for row in evidence["speed"]]
+    return evidence | {"speed": old + list(new.values())}
+
+
 def merge(root, results):
     """Writes the evidence of every operation that the results speak of; a sentence for each that they cannot
-    be evidence of, because its sources are not those that were measured. Results of the sanitizers alone are
-    added to evidence of the same sources."""
+    be evidence of, because its sources are not those that were measured. Results without accuracy, of the
+    sanitizers alone or of some cases' speed, are added to evidence of the same sources."""
     if not (results / "measured.json").is_file():
         return [f"{results}: there is no measured.json, which bench/on_gpu.sh writes where it measures"]
     was = json.loads((results / "measured.json").read_text())
-    sanitizer = json.loads(file.read_text()) if (file := results / "sanitizer.json").is_file() else {}
-    alone = not (results / "speed.json").is_file()
-    speed = {} if alone else json.loads((results / "speed.json").read_text())
-    accuracy = {} if alone else json.loads((results / "accuracy.json").read_text())
+    sanitizer, speed, accuracy = (json.loads(file.read_text()) if (file := results / f"{name}.json").is_file() else {}
+                                  for name in ("sanitizer", "speed", "accuracy"))
+    sanitized = sanitizer.pop("operations", operations(root))
+    machine = {key: speed[key] for key in ("gpu", "driver", "cuda", "copy_gbps", "read_gbps", "matmul_tflops")
+               if key in speed}
     refused = []
     for operation in operations(root):
         file = root / "reports/kernels" / f"{operation}.json"
-        if alone and not file.is_file() or not alone and operation not in accuracy:
+        tools = sanitizer if operation in sanitized else {}
+        rows = speed.get("operations", {}).get(operation, [])
+        if accuracy and operation not in accuracy or not accuracy and not (file.is_file() and (tools or rows)):
             continue
         if was["sources"].get(operation) != digest(root, operation):
             refused.append(f"{operation}: its sources are not those that were measured; its evidence stays")
             continue
-        if alone:
+        if not accuracy:
             evidence = json.loads(file.read_text())
-            if evidence["sources"] == was["sources"][operation]:
-                write(root, file, evidence | {"sanitizer": sanitizer})
+            other = [key for key in ("gpu", "driver", "cuda") if rows and evidence.get(key) != machine[key]]
+            if evidence["sources"] != was["sources"][operation]:
+                continue
+            if other:
+                refused.append(f"{operation}: its cases were measured with another {other[0]}; its evidence stays")
+                continue
+            evidence = with_rows(evidence, rows) if rows else evidence
+            write(root, file, evidence | ({"sanitizer": tools} if tools else {}))
             continue
-        evidence = {"operation": operation, "sources": was["sources"][operation], "commit": was["commit"]}
-        evidence |= {key: speed[key] for key in ("gpu", "driver", "cuda", "copy_gbps", "read_gbps",
-                                                 "matmul_tflops")}
+        evidence = {"operation": operation, "sources": was["sources"][operation], "commit": was["commit"], **machine}
         evidence["date"] = datetime.date.today().isoformat()
         evidence["accuracy"] = accuracy[operation]
-        evidence["speed"] = speed["operations"].get(operation, [])
-        evidence["sanitizer"] = sanitizer
+        evidence["speed"] = rows
+        evidence["sanitizer"] = tools
         file.parent.mkdir(exist_ok=True)
         write(root, file, evidence)
     return refused
@@ -241,6 +258,29 @@ def selftest(root):
         with contextlib.redirect_stdout(io.StringIO()):
             merge(copy, results)
         assert not any(text.startswith(f"{untimed}:") for text in complaints(copy)), complaints(copy)
+
+        def evidence_of(name):
+            return json.loads((copy / "reports/kernels" / f"{name}.json").read_text())
+
+        def merged(name, content):  # alone, beside what was measured
+            for file in results.glob("s*.json"):
+                file.unlink()
+            (results / f"{name}.json").write_text(json.dumps(content))
+            with contextlib.redirect_stdout(io.StringIO()):
+                return merge(copy, results)
+
+        assert merged("sanitizer", dict.fromkeys(SANITIZERS, 3) | {"operations": [timed]}) == []
+        assert evidence_of(timed)["sanitizer"] == dict.fromkeys(SANITIZERS, 3)
+        assert evidence_of(untimed)["sanitizer"] == dict.fromkeys(SANITIZERS, 0)
+        rows = [{"case": "B=1", "time_us": 2}, {"case": "B=9"}]
+        assert merged("speed", numbers | {"operations": {timed: rows}}) == []
+        assert evidence_of(timed)["speed"] == rows and evidence_of(untimed)["speed"] == []
+        assert evidence_of(timed)["sanitizer"] == dict.fromkeys(SANITIZERS, 3)
+        assert "another driver" in merged("speed", numbers | {"driver": 2, "operations": {timed: rows[:1]}})[0]
+        (results / "measured.json").write_text(json.dumps(other))
+        assert merged("speed", numbers | {"operations": {timed: [], untimed: rows}}) == []
+        assert evidence_of(untimed)["speed"] == rows
+        assert [text.split(":")[0] for text in merged("speed", numbers | {"operations": {timed: rows}})] == [timed]
 
 
 def main(words):

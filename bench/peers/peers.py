@@ -35,15 +35,19 @@ class Loaded:
     """The peers of one process, each loaded once; a peer that cannot be loaded is asked for again
     by name in `why`."""
 
-    def __init__(self, ours):
+    def __init__(self, ours, kinds):
+        """The peers of these kinds of cases; ours is the library of our operators, or None."""
         self.why = {}
         self.modules = {}
         self.ours = False
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # peers whose tuning takes minutes, say
+        asked = {name for kind in kinds for name in PEERS_OF[kind]}
         for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
                      "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
                      "flashinfer_mla", "flashinfer_ragged", "flashmla", "flashmla_fp8", "flash_attention_3",
                      "vllm_cache"):
+            if name not in asked:
+                continue
             if name in left_out:
                 self.why[name] = "left out of this run"
                 continue
@@ -56,7 +60,7 @@ class Loaded:
             self.ours = True
         pool = ThreadPoolExecutor(2)  # nvcc builds these while other cases run
         self.flashinfer_ssu = {dtype: pool.submit(load.flashinfer_ssu, dtype)
-                               for dtype in (torch.float32, torch.bfloat16)}
+                               for dtype in (torch.float32, torch.bfloat16) if "ssu" in kinds}
         pool.shutdown(wait=False)
 
     def operator(self, name):

@@ -268,7 +268,8 @@ def chosen(arguments):
     """(operation, key, maker) of the cases that are asked for."""
     return [case for case in cases.all_cases(arguments.quick)
             if (not arguments.operation or case[0] in arguments.operation)
-            and (not arguments.kind or case[1][0] in arguments.kind)]
+            and (not arguments.kind or case[1][0] in arguments.kind)
+            and (not arguments.key or any(text in str(case[1]) for text in arguments.key))]
 
 
 def work(arguments):
@@ -276,7 +277,8 @@ def work(arguments):
     state = json.loads(arguments.state.read_text())
     reporter = supervise.Reporter(arguments.report_to)
     torch.manual_seed(1)
-    loaded = peers.Loaded(arguments.ours)
+    all_of_them = chosen(arguments)
+    loaded = peers.Loaded(arguments.ours, {key[0] for _, key, _ in all_of_them})
     facts = state["facts"]
     if facts is None:
         for name, why in loaded.why.items():
@@ -285,7 +287,6 @@ def work(arguments):
                  "torch": torch.__version__, "triton": triton.__version__, **ceilings()}
         print(facts, flush=True)
         reporter.facts(facts)
-    all_of_them = chosen(arguments)
     for number in state["cases"]:
         if str(number) in state["rows"]:
             continue
@@ -325,6 +326,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="folder for speed.json")
     parser.add_argument("--operation", action="append", help="only this one; may be repeated")
     parser.add_argument("--kind", action="append", help="only the cases of this kind in cases.py")
+    parser.add_argument("--key", action="append", help="only the cases whose key in cases.py has this text")
     parser.add_argument("--quick", action="store_true", help="two batch sizes, fewer rounds")
     parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)  # of a worker
     parser.add_argument("--report-to", type=int, help=argparse.SUPPRESS)
