@@ -539,7 +539,7 @@ TEST_F(MlaLayerBf16Gpu, mlaLayerAnswersDoNotDependOnTheRule) {
   EXPECT_EQ(taken.size(), 3u) << "every path was taken";
 }
 
-// A cache of decompressed keys and values, 256 wide.
+// A cache of decompressed keys and values, 256 wide; nothing is absorbed.
 TEST_F(MlaLayerBf16Gpu, paddedMlaLayerAgreesWithTheReference) {
   const Weights w(3);
   for (const std::int64_t page : {1, 16}) {
@@ -552,7 +552,8 @@ TEST_F(MlaLayerBf16Gpu, paddedMlaLayerAgreesWithTheReference) {
     Batch fresh(in, w.H, in.question.prefixes, in.question.lengths());
     for (Batch* const batch : {&before, &fresh}) {
       auto tokens = batch->tokens(unused, true);
-      const kernels::MlaWeights all = weights.view();
+      kernels::MlaWeights all = weights.view();
+      all.w_kc = all.w_vc = {};
       DeviceTensor<unsigned char, 1> workspace(
           Shape<1>{kernels::padded_mla_layer_workspace(all, tokens, cache)});
       tokens.workspace = workspace.view();
@@ -727,6 +728,13 @@ TEST(MlaLayerArguments, areRefusedByName) {
       complaint([](auto&, auto& in) { in.query_start_loc = unread<const std::int32_t, 1>({3}); },
                 {.form = MlaForm::chunked, .capacity = 1}),
       HasSubstr("capacity is expected to be at least one token for each of B requests"));
+  const auto without_absorbing = [](auto& w, auto& in) {
+    w.w_kc = w.w_vc = {};
+    in.query_start_loc = unread<const std::int32_t, 1>({3});
+  };
+  EXPECT_THAT(complaint(without_absorbing), HasSubstr("w_kc is expected to be [H, 512, 128]"));
+  EXPECT_THAT(complaint(without_absorbing, {.form = MlaForm::one_shot, .capacity = 9}),
+              HasSubstr("workspace is expected to be of"));  // the last thing that is looked at
 }
 
 }  // namespace
