@@ -5,12 +5,14 @@
 #                                 (headers and libraries of Debian 12) and .lockstep/peers/ (bench/peers/stage.sh)
 #   bench/on_gpu.sh run RESULTS   on the GPU machine: builds all shapes, tests, runs the four sanitizers, measures
 #                                 beside the peers; files go to the folder RESULTS
-#   bench/on_gpu.sh measure RESULTS    the same without the sanitizers, which take the longest
-#   bench/on_gpu.sh sanitize RESULTS   these alone, after a run or measure that has built
+#   bench/on_gpu.sh measure RESULTS    the same without the sanitizers, which take the longest; its halves are
+#   bench/on_gpu.sh check RESULTS      builds, tests
+#   bench/on_gpu.sh time RESULTS       measures beside the peers
+#   bench/on_gpu.sh sanitize RESULTS   the sanitizers alone
 #
 # After RESULTS may stand names of operations: then only their tests run, and only they are sanitized and timed. Where one
-# command has a limit of time, `measure` and one `sanitize` a folder, each with some of the operations, are as good as
-# `run`: `reports/evidence.py merge` puts the folders together.
+# command has a limit of time, halves in one folder and one `sanitize` a folder, each with some of the operations, are as
+# good as `run`: `reports/evidence.py merge` puts the folders together.
 #
 # Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/, of the sources that were measured (RESULTS has
 # their digests) and no others. The GPU machine has CUDA 13.0, CMake, ninja and PyTorch 2.11; LOCKSTEP_COMMIT names the
@@ -121,13 +123,16 @@ correct() {  # correct RESULTS OPERATION…: the tests, the operators under Pyth
   return $failed
 }
 
-measure() {
-  local results=$1 operations=("${@:2}")
+measure() {  # measure RESULTS WHAT OPERATION…: WHAT is check, time or both
+  local results=$1 what=$2 operations=("${@:3}") compiling=
   python3 "$root/reports/evidence.py" measured >"$results/measured.json"
   build >"$results/build.log" 2>&1 || { tail -40 "$results/build.log"; exit 1; }
-  python3 "$root/bench/peers/compile_triton.py" ${operations[@]/#/--operation } >"$results/compile.log" 2>&1 &
-  local compiling=$!
-  correct "$results" "${operations[@]}" || exit 1
+  if [ "$what" != check ]; then
+    python3 "$root/bench/peers/compile_triton.py" ${operations[@]/#/--operation } >"$results/compile.log" 2>&1 &
+    compiling=$!
+  fi
+  [ "$what" = time ] || correct "$results" "${operations[@]}" || exit 1
+  [ "$what" != check ] || return 0
   wait $compiling || tail -3 "$results/compile.log"  # what was not compiled is when it is tuned
   python3 "$root/bench/peers/run.py" --ours "$built/liblockstep_torch.so" --out "$results" \
     ${operations[@]/#/--operation }
@@ -135,10 +140,15 @@ measure() {
 
 case ${1:-} in
   stage) stage ;;
-  run | measure | sanitize)
+  run | measure | check | time | sanitize)
     results=$(mkdir -p -- "${2:?RESULTS}" && cd -- "$2" && pwd)
-    [ "$1" = sanitize ] || measure "$results" "${@:3}"
-    [ "$1" = measure ] || { sanitize "$results" "${@:3}"; cat "$results/sanitizer.json"; }
+    case $1 in
+      run | measure) measure "$results" both "${@:3}" ;;
+      check | time) measure "$results" "$1" "${@:3}" ;;
+    esac
+    case $1 in
+      run | sanitize) sanitize "$results" "${@:3}"; cat "$results/sanitizer.json" ;;
+    esac
     ;;
-  *) sed -n '2,21p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
+  *) sed -n '2,23p' "${BASH_SOURCE[0]}" >&2; exit 2 ;;
 esac
