@@ -187,6 +187,26 @@ struct Requests {
   }
 };
 
+#ifdef LOCKSTEP_HAS_CUDA
+/// The tokens as kernels take them, but for what goes in and comes out.
+template <class C>
+kernels::MlaTokens<C> tokens_of(const Requests& requests, const Tensor& positions,
+                                const Tensor& slots, const TensorView<C, 3>& cache) {
+  return {.positions = indices_of<1>(positions, "positions"),
+          .slots = indices_of<1>(slots, "slots"),
+          .cache = cache,
+          .block_table = indices_of<2>(requests.block_table, "block_table"),
+          .seq_lens = indices_of<1>(requests.seq_lens, "seq_lens"),
+          .query_start_loc = indices_of(requests.query_start_loc, "query_start_loc"),
+          .lane = lane_of(stream())};
+}
+
+/// So many bytes where `like` is.
+Tensor workspace_of(std::int64_t bytes, const Tensor& like) {
+  return at::empty({bytes}, like.options().dtype(at::kByte));
+}
+#endif
+
 Tensor tensor_of(const Array<float, 2>& from) {
   return at::from_blob(const_cast<float*>(from.data()), {from.extent(0), from.extent(1)},
                        at::kFloat);
@@ -296,23 +316,16 @@ mla_layer(Tensor hidden, Tensor positions, Tensor slots, Tensor(a!) kv_cache, Te
     const Tensor out = meta(), x = in_whole_rows(hidden);
     kernels::MlaWeights w = projections().weights();
     absorbing().put_into(w);
-    kernels::MlaTokens<C> in{.hidden = view_of<const Bf16, 2>(x, "hidden"),
-                             .positions = indices_of<1>(positions, "positions"),
-                             .slots = indices_of<1>(slots, "slots"),
-                             .cache = view_of<C, 3>(kv_cache, "kv_cache"),
-                             .kv_scale = scale_view(kv_scale),
-                             .block_table = indices_of<2>(block_table, "block_table"),
-                             .seq_lens = indices_of<1>(seq_lens, "seq_lens"),
-                             .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
-                             .out = view_of<Bf16, 2>(out, "out"),
-                             .lane = lane_of(stream())};
+    auto in = tokens_of<C>(requests(), positions, slots, view_of<C, 3>(kv_cache, "kv_cache"));
+    in.hidden = view_of<const Bf16, 2>(x, "hidden");
+    in.kv_scale = scale_view(kv_scale);
+    in.out = view_of<Bf16, 2>(out, "out");
     const kernels::MlaPlan plan{.form = form == "absorbed"   ? kernels::MlaForm::absorbed
                                         : form == "one_shot" ? kernels::MlaForm::one_shot
                                                              : kernels::MlaForm::chunked,
                                 .capacity = capacity,
                                 .longest_prefix = longest_prefix};
-    const Tensor workspace =
-        at::empty({kernels::mla_layer_workspace(w, in, plan)}, hidden.options().dtype(at::kByte));
+    const Tensor workspace = workspace_of(kernels::mla_layer_workspace(w, in, plan), hidden);
     in.workspace = view_of<unsigned char, 1>(workspace, "workspace");
     kernels::mla_layer(w, in, plan, stream());
     return out;
@@ -431,19 +444,14 @@ padded_mla_layer(Tensor hidden, Tensor positions, Tensor slots, Tensor(a!) k_cac
            k_cache.sizes());
     const Tensor out = meta(), x = in_whole_rows(hidden);
     const kernels::MlaWeights w = layer.weights();
-    kernels::MlaTokens<Bf16> in{.hidden = view_of<const Bf16, 2>(x, "hidden"),
-                                .positions = indices_of<1>(positions, "positions"),
-                                .slots = indices_of<1>(slots, "slots"),
-                                .cache = make_view<Bf16>(nullptr, Shape<3>{0, 1, 576}),
-                                .block_table = indices_of<2>(block_table, "block_table"),
-                                .seq_lens = indices_of<1>(seq_lens, "seq_lens"),
-                                .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
-                                .out = view_of<Bf16, 2>(out, "out"),
-                                .lane = lane_of(stream())};
+    const auto no_latents = make_view<Bf16>(nullptr, Shape<3>{0, 1, 576});
+    auto in = tokens_of<Bf16>(requests(), positions, slots, no_latents);
+    in.hidden = view_of<const Bf16, 2>(x, "hidden");
+    in.out = view_of<Bf16, 2>(out, "out");
     const kernels::PaddedCache cache{view_of<Bf16, 4>(k_cache, "k_cache"),
                                      view_of<Bf16, 4>(v_cache, "v_cache")};
-    const Tensor workspace = at::empty({kernels::padded_mla_layer_workspace(w, in, cache)},
-                                       hidden.options().dtype(at::kByte));
+    const Tensor workspace =
+        workspace_of(kernels::padded_mla_layer_workspace(w, in, cache), hidden);
     in.workspace = view_of<unsigned char, 1>(workspace, "workspace");
     kernels::padded_mla_layer(w, in, cache, stream());
     return out;
@@ -554,21 +562,14 @@ mla_rope_decode(Tensor q, Tensor kv, Tensor positions, Tensor slots, Tensor(a!) 
                           .softmax_scale = static_cast<float>(softmax_scale),
                           .eps = static_cast<float>(eps)};
     absorbing().put_into(w);
-    kernels::MlaRopeDecode<C> in{
-        .weights = w,
-        .tokens = {.positions = indices_of<1>(positions, "positions"),
-                   .slots = indices_of<1>(slots, "slots"),
-                   .cache = view_of<C, 3>(kv_cache, "kv_cache"),
-                   .kv_scale = scale_view(kv_scale),
-                   .block_table = indices_of<2>(block_table, "block_table"),
-                   .seq_lens = indices_of<1>(seq_lens, "seq_lens"),
-                   .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
-                   .heads = view_of<Bf16, 2>(heads, "q"),
-                   .lane = lane_of(stream())},
-        .q = view_of<Bf16, 2>(queries, "q"),
-        .kv = view_of<Bf16, 2>(latents, "kv")};
-    const Tensor workspace =
-        at::empty({kernels::mla_rope_decode_workspace(in)}, q.options().dtype(at::kByte));
+    auto tokens = tokens_of<C>(requests(), positions, slots, view_of<C, 3>(kv_cache, "kv_cache"));
+    tokens.kv_scale = scale_view(kv_scale);
+    tokens.heads = view_of<Bf16, 2>(heads, "q");
+    kernels::MlaRopeDecode<C> in{.weights = w,
+                                 .tokens = tokens,
+                                 .q = view_of<Bf16, 2>(queries, "q"),
+                                 .kv = view_of<Bf16, 2>(latents, "kv")};
+    const Tensor workspace = workspace_of(kernels::mla_rope_decode_workspace(in), q);
     in.tokens.workspace = view_of<unsigned char, 1>(workspace, "workspace");
     kernels::mla_rope_decode(in, stream());
     return out;
