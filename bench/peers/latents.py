@@ -364,7 +364,39 @@ def products(contestant):
         found.append(contestant(f"{torch_name}, one operator after the other", chain, view))
         if "vllm_cache" in loaded.modules and case.sets[0].form != "token656":  # its kernel writes no such tokens
             found.append(vllm_write(case, loaded.modules["vllm_cache"], view))
+        if "flashinfer_rope" in loaded.modules and case.sets[0].form == "e4m3":
+            found.append(flashinfer_write(case, loaded.modules["flashinfer_rope"], view))
         return found
+
+    def flashinfer_write(case, flashinfer, view):
+        """FlashInfer rounds queries into e4m3 in the same launch, the absorbed ones' 512 columns a head too, and norms
+        nothing: other work, timed to be known."""
+        pages = len(case.sets[0].cache)
+
+        def int32(x):
+            return x.to(torch.int32)
+
+        indices, starts = int32(torch.arange(pages, device="cuda")), int32(torch.arange(pages + 1, device="cuda"))
+        nothing = torch.empty(0, device="cuda", dtype=torch.float8_e4m3fn)
+        for s in case.sets:  # a page is a request of its own
+            T, H = s.q.shape[:2]
+            angle = torch.arange(4096, device="cuda")[:, None] * s.frequencies
+            s.flashinfer = SimpleNamespace(
+                absorbed=big_rand(T, H, LATENT, dtype=torch.bfloat16), normed=rms_norm(s.latent, s.norm)[:, None],
+                out=torch.empty(T, H, MLA.width, device="cuda", dtype=torch.float8_e4m3fn),
+                turns=torch.cat([torch.cos(angle), torch.sin(angle)], 1), request=int32(s.places // MLA.page),
+                place=int32(s.places % MLA.page), kv=1 / float(s.kv_scale))
+
+        def launch(s):
+            mine = s.flashinfer
+            flashinfer.write(s.q, s.pe[:, None], mine.absorbed, mine.normed, s.q[:0], mine.out[..., LATENT:],
+                             mine.out[..., :LATENT], mine.turns, s.positions, nothing, nothing, s.cache[..., :LATENT],
+                             s.cache[..., LATENT:], indices, starts, mine.request, mine.place, 0, MLA.page, 1.0, mine.kv,
+                             True, False)
+            return mine.out[..., LATENT:]
+
+        return contestant(f"FlashInfer {flashinfer.version} CUDA, normed before, and absorbed queries into e4m3", launch,
+                          lambda s, result, rows: view(s, result.float(), rows), other_work=True)
 
     def vllm_write(case, vllm, view):
         """The norm, then vLLM's fused rotation and write. It rotates in place, so it has queries and keys of its own."""
@@ -512,11 +544,9 @@ def products(contestant):
             "mla_prompt": of_prompt}
 
 
-PEERS_OF = {"product": (), "scaled_product": (), "latent_cache": ("vllm_cache",),
+PEERS_OF = {"product": (), "scaled_product": (), "latent_cache": ("vllm_cache", "flashinfer_rope"),
             "mla_layer": ("flashmla", "flashmla_fp8"), "mla_prompt": ("flash_attention_3",)}
 NOT_FETCHED = {
-    "product": [], "mla_layer": [], "mla_prompt": [],
+    "product": [], "mla_layer": [], "mla_prompt": [], "latent_cache": [],
     "scaled_product": [("FlashInfer", "its bmm_fp8, cuBLAS too, is not staged")],
-    "latent_cache": [("FlashInfer", "its fused rotation and write rounds the absorbed queries into e4m3 in the same launch, "
-                                    "512 columns a head more, and writes no bf16")],
 }

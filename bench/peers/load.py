@@ -360,6 +360,16 @@ def flashinfer_ragged():
     return types.SimpleNamespace(version=staged("flashinfer")[1], plan=module["plan"], run=module["ragged_run"])
 
 
+def flashinfer_rope():
+    """FlashInfer's rotation of queries and keys, rounded into e4m3 and written into a paged cache, which stage.sh builds:
+    function `write`, and `version`."""
+    library = ROOT / "flashinfer_kernels" / "rope.so"
+    if not library.exists():
+        raise Absent("FlashInfer's rotation and write was not built when the peers were staged")
+    module = load_tvm_ffi().load_module(str(library))
+    return types.SimpleNamespace(version=staged("flashinfer")[1], write=module["rope_quantize_append_paged_kv_cache"])
+
+
 def vllm_libraries():
     """Folder of the CUDA libraries of vLLM's wheel that are staged, and the wheel's version."""
     return staged("vllm_libraries")

@@ -29,6 +29,7 @@ class Contestant:
     view: Callable
     prepare: Callable = None  # of a set, before its result is compared; not timed
     less_work: bool = False   # part of the work was done before: timed, and not compared with
+    other_work: bool = False  # it does more besides, or something else: likewise
 
 
 class Loaded:
@@ -45,7 +46,7 @@ class Loaded:
         for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
                      "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
                      "flashinfer_mla", "flashinfer_ragged", "flashmla", "flashmla_fp8", "flash_attention_3",
-                     "vllm_cache"):
+                     "vllm_cache", "flashinfer_rope"):
             if name not in asked:
                 continue
             if name in left_out:

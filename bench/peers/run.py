@@ -33,6 +33,7 @@ import cases
 import peers
 import supervise
 
+APART = ("less_work", "other_work")  # why contestants are timed and not compared with
 THE_CASE = "the case itself"  # what a worker dies of that cannot make a case's inputs
 MIN_LAUNCHES = 50
 MIN_GRAPH_US = 1500.0  # a shorter graph would measure its own launch
@@ -184,10 +185,10 @@ def measure(case, key, loaded, rates, rounds, dead, turn):
         row |= {"time_us": round(ours, 3), "gbps": round(gbps, 1), "limit_share": round(share, 4)}
     timed = [{"name": name, "time_us": round(us, 3), "error": float(f"{errors[name]:.3g}")}
              for name, us in sorted(times.items(), key=lambda item: item[1])]
-    less = {contestant.name for contestant in found if contestant.less_work}
-    row["peers"] = [entry for entry in timed if not entry["name"].startswith(peers.OURS) and entry["name"] not in less]
-    if less:  # contestants that were spared a part of the work
-        row["less_work"] = [entry for entry in timed if entry["name"] in less]
+    kept_apart = {flag: {contestant.name for contestant in found if getattr(contestant, flag)} for flag in APART}
+    aside = set().union(*kept_apart.values())
+    row["peers"] = [entry for entry in timed if not entry["name"].startswith(peers.OURS) and entry["name"] not in aside]
+    row |= {flag: [entry for entry in timed if entry["name"] in names] for flag, names in kept_apart.items() if names}
     row["variants"] = [entry for entry in timed if entry["name"].startswith(peers.OURS)]
     if peers.OURS in errors:
         row["error"] = float(f"{errors[peers.OURS]:.3g}")
@@ -237,7 +238,7 @@ def show(operations, rates):
             ratio = f"{ours / peer:.3f}" if ours and peer else "-"
             limit = f"{row['limit_share']:.3f}" if ours else "-"
             others = "; ".join(f"{p['name']} {p['time_us']:.2f}"
-                               for p in row["peers"][1:] + row["variants"] + row.get("less_work", []))
+                               for p in row["peers"][1:] + row["variants"] + sum((row.get(f, []) for f in APART), []))
             mark = "" if row.get("peer_run") == "same" else " (recorded)"
             if ours and peer and ours > 1.02 * peer + 0.1:
                 mark += " MISSED (1.02 x + 0.1 us)"

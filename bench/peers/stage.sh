@@ -10,7 +10,7 @@
 # FlashInfer's CuTe kernels (60 MB); without it the kernels compiled by an earlier run are used
 # (flashinfer_kernels/, filled by the first run that has the compiler). FlashInfer's CUDA kernels
 # for selective_state_update are built by the nvcc of the machine with the GPU, and kept in the same
-# place; those for MLA and for ragged prompts are built here, and so are FlashInfer's and FlashQLA's
+# place; those for MLA, its cache and ragged prompts are built here, and so are FlashInfer's and FlashQLA's
 # prefills of the gated delta rule (compile_kernels.py).
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
@@ -102,6 +102,25 @@ if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/batch_mla_sm90.so ]; 
     -gencode=arch=compute_90a,code=sm_90a -DFLASHINFER_ENABLE_{F16,BF16,FP8_E4M3,FP8_E5M2} \
     "${includes[@]}" -I tvm_ffi/include -I tvm_ffi/3rdparty/dlpack/include \
     "$data"/csrc/batch_mla_sm90_{plan,run,binding}.cu -o flashinfer_kernels/batch_mla_sm90.so -lcuda
+  rm -r "$sources"
+fi
+
+# Its fused rotation and write of latents.
+if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/rope.so ]; then
+  sources=$(mktemp -d)
+  data=$sources/flashinfer/data
+  wheel=$(fetch flashinfer-python 0.7.2.post1)
+  unzip -qo "$wheel" 'flashinfer/data/csrc/*rope*.cu' 'flashinfer/data/csrc/tvm_ffi_utils.h' 'flashinfer/data/include/*' \
+    'flashinfer/data/cutlass/include/*' 'flashinfer/data/cccl/libcudacxx/include/*' 'flashinfer/data/cccl/cub/cub/*' \
+    'flashinfer/data/cccl/thrust/thrust/*' -d "$sources"
+  includes=()
+  for folder in cccl/{libcudacxx/include,cub,thrust} include cutlass/include csrc; do
+    includes+=(-I "$data/$folder")
+  done
+  nvcc -shared -std=c++17 -O3 -use_fast_math -DNDEBUG -Xcompiler -fPIC --expt-relaxed-constexpr \
+    -gencode=arch=compute_90a,code=sm_90a -DFLASHINFER_ENABLE_{F16,BF16,FP8_E4M3,FP8_E5M2} \
+    "${includes[@]}" -I tvm_ffi/include -I tvm_ffi/3rdparty/dlpack/include \
+    "$data"/csrc/{rope,flashinfer_rope_binding}.cu -o flashinfer_kernels/rope.so -lcuda
   rm -r "$sources"
 fi
 
