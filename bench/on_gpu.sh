@@ -19,7 +19,8 @@
 # commit of a copy without git. LOCKSTEP_BUILT names a folder with lockstep_tests_gpu and liblockstep_torch.so that
 # another machine built from these sources, with the shapes that are asked for; then nothing is built.
 #
-# The sanitizers run the GPU tests but for the largest batches and pools, and nothing else: no random cases beyond them.
+# The sanitizers run the GPU tests but for the largest batches and pools and a prefix of 8,190 tokens (racecheck had not ended
+# it after 340 s), and nothing else: no random cases beyond them.
 # Each tool runs in LOCKSTEP_SANITIZER_PARTS processes (4) of at most LOCKSTEP_SANITIZER_S seconds (400).
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
@@ -63,7 +64,7 @@ sanitize() {  # sanitize RESULTS OPERATION…: the number of errors of each tool
   local tool part errors separator=
   local tools='memcheck racecheck initcheck synccheck' parts=${LOCKSTEP_SANITIZER_PARTS:-4}
   local filter
-  filter="$(tests_of "${@:2}")-*GoBeyond32Bits*:*SizeIsServedByItsKernel*"
+  filter="$(tests_of "${@:2}")-*GoBeyond32Bits*:*SizeIsServedByItsKernel*:*DoNotDependOnTheRule*"
   for tool in $tools; do
     for ((part = 0; part < parts; ++part)); do
       GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part timeout "${LOCKSTEP_SANITIZER_S:-400}" \

@@ -223,12 +223,15 @@ TYPED_TEST(MlaPrefillGpu, chunksOfThePrefixMergeIntoTheWhole) {
   own.run(whole);
   chunk.run({.queries = queries, .keys = prefix, .causal = false});
   Device<TypeParam> merged(in);
-  kernels::merge_attention<TypeParam>({.out_a = std::as_const(chunk.out).view(),
-                                       .lse_a = std::as_const(chunk.lse).view(),
-                                       .out_b = std::as_const(own.out).view(),
-                                       .lse_b = std::as_const(own.lse).view(),
-                                       .out = merged.out.view(),
-                                       .lse = merged.lse.view()},
+  // tokens that belong to no row stay as they were
+  const auto out = [&](auto view) { return cut(view, 0, sum(queries)); };
+  const auto lse = [&](auto view) { return transposed(cut(transposed(view), 0, sum(queries))); };
+  kernels::merge_attention<TypeParam>({.out_a = out(std::as_const(chunk.out).view()),
+                                       .lse_a = lse(std::as_const(chunk.lse).view()),
+                                       .out_b = out(std::as_const(own.out).view()),
+                                       .lse_b = lse(std::as_const(own.lse).view()),
+                                       .out = out(merged.out.view()),
+                                       .lse = lse(merged.lse.view())},
                                       nullptr);
   finish();
   const Answer<double> truth = truth_of(in, whole);
