@@ -214,6 +214,18 @@ TEST(CheckLog, refusesBadLines) {
   EXPECT_EQ(judged(R"({"id": "a", "cached": 0})"
                    "\n"),
             Found{":1: field prompt: is missing"});
+  const std::string vllm =
+      R"({"request_id": "0", "prompt_token_ids": [1], "outputs": [{"token_ids": [4]}], )";
+  EXPECT_EQ(judged(vllm + R"("num_cached_tokens": null})"),
+            Found{":1: field num_cached_tokens: null, not a whole number"});
+  EXPECT_EQ(judged(R"({"id": "a", "prompt": null, "output": [4], "cached": 0})"),
+            Found{":1: field prompt: null, not an array"});
+  EXPECT_EQ(judged(R"({"id": null, "prompt": [1], "output": [4], "cached": 0})"),
+            Found{":1: field id: null, not a string"});
+  EXPECT_EQ(judged(line("a", "1", "4", 0, R"(, "start": 3, "end": null)")),
+            Found{":1: field end: null, not a number"});
+  EXPECT_EQ(judged(line("a", "1", "4", 0, R"(, "start": null, "greedy": null)")), Found{})
+      << "what may be left out may be null";
   EXPECT_EQ(judged(R"({"what": 1})"
                    "\n"),
             Found{":1: its fields are those of no known log"});

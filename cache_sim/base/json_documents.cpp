@@ -90,6 +90,7 @@ std::string kind_of(const json& value) {
     return std::abs(value.get<double>()) < 0x1p63 ? "a number with a fraction"
                                                   : "a number of more than 64 bits";
   const std::string name = value.type_name();
+  if (value.is_null()) return name;
   return (name == "array" || name == "object" ? "an " : "a ") + name;
 }
 
@@ -226,9 +227,9 @@ const json* Record::find(std::string_view field) const {
 }
 
 Result<const json*> Record::need(std::string_view field) const {
-  const json* const value = find(field);
-  if (value == nullptr) return error(field, "is missing");
-  return value;
+  const auto found = object_->find(field);
+  if (found == object_->end()) return error(field, "is missing");
+  return &*found;  // null too, which is of no type that is asked for
 }
 
 namespace {
