@@ -178,6 +178,39 @@ TEST(ExploreAChild, drawsWhatAllSubjectsAccept) {
   }
 }
 
+// Labels that a child has not announced are compared with nothing. Who sends them hears that, once
+// for all traces, and the verdict stays what it is.
+TEST(ExploreAChild, isToldThatItsLabelsAreNotCompared) {
+  const auto times_told = [](const std::string& out) {
+    const std::string sentence =
+        " answers admit with state= or conv=, and neither is compared: its answer to hello has no "
+        "labels=1\n";
+    std::size_t times = 0;
+    for (std::size_t at = 0; (at = out.find(sentence, at)) != std::string::npos; ++at) ++times;
+    return times;
+  };
+  const ScratchFolder folder;
+  const std::string trace = "admit id=r tokens=a5\nextend id=r n=5\nfinish id=r\n";
+  const std::string first = folder.write("first.trace", trace + trace);
+  const std::string second = folder.write("second.trace", trace);
+  const std::string answer = "cached={cached} evicted_kv=0 evicted_states=0";
+  const std::string child =
+      damaged_example(folder, answer, "cached={cached} state={cached} conv={cached}");
+  const ProgramRun replayed = run_program({"replay", first, second, "--subject", child});
+  EXPECT_EQ(replayed.status, kExitPass) << replayed.out << replayed.err;
+  EXPECT_EQ(times_told(replayed.out), 1u) << replayed.out;
+  EXPECT_EQ(run_program({"replay", first, "--subject", child, "--quiet"}).out, "");
+  const ProgramRun searched = run_program(search_of(child, folder.path("f"), {"--traces", "40"}));
+  EXPECT_EQ(searched.status, kExitPass) << searched.out << searched.err;
+  EXPECT_EQ(times_told(searched.out), 1u) << searched.out;
+
+  std::string source = read_text(folder.path("my child.py"));
+  source.insert(source.find(" again=1"), " labels=1");
+  folder.write("my child.py", source);
+  EXPECT_EQ(times_told(run_program({"replay", first, "--subject", child}).out), 0u) << "announced";
+  EXPECT_EQ(times_told(run_program({"replay", first, "--subject", kRequestLevel}).out), 0u);
+}
+
 // --- What is not lost ----------------------------------------------------------------------------
 
 // A server of which every second process answers otherwise: what it did wrong cannot be shown

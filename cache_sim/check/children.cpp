@@ -28,4 +28,14 @@ void Children::note_unsupported(const std::string& form, const std::string& sent
   unsupported_.emplace(form, sentence);
 }
 
+std::set<std::string> Children::remarks() const {
+  const std::lock_guard lock(guard_);
+  return remarks_;
+}
+
+void Children::remark(const std::string& sentence) {
+  const std::lock_guard lock(guard_);
+  remarks_.insert(sentence);
+}
+
 }  // namespace lockstep::cache_sim

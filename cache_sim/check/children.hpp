@@ -1,10 +1,12 @@
 // Shared by all runs of a search: child processes that can be greeted again, so that a server that
-// takes seconds to start plays many traces; and the operations that a child has called unsupported.
+// takes seconds to start plays many traces; the operations that a child has called unsupported; and
+// what its user should know and is no finding.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 
 #include "reference/base/child_process.hpp"
@@ -23,10 +25,15 @@ class Children {
   std::map<std::string, std::string> unsupported() const;
   void note_unsupported(const std::string& form, const std::string& sentence);
 
+  /// Sentences about what a child says and nobody compares, each once. They change no verdict.
+  std::set<std::string> remarks() const;
+  void remark(const std::string& sentence);
+
  private:
   mutable std::mutex guard_;
   std::multimap<std::string, std::unique_ptr<ChildProcess>> idle_;  // by command
   std::map<std::string, std::string> unsupported_;
+  std::set<std::string> remarks_;
 };
 
 }  // namespace lockstep::cache_sim

@@ -131,6 +131,7 @@ class ExecSubject final : public Subject {
   Result<std::string> ask(std::string question);
   Result<void> understand(std::string_view answer);
   Result<Reply> read(const Operation& operation, const Answer& answer);
+  Reply without_labels(const Reply& reply);
   Result<void> compare_labels(const Operation& operation, const Answer& answer, const Reply& reply);
   tl::unexpected<Error> give_up(FindingKind kind, std::string text);
   tl::unexpected<Error> fail_for_good(FindingKind kind, std::string text);
@@ -325,10 +326,21 @@ Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer
   if (operation.verb == Verb::check) return without(*reply, {ReplyField::violations});
   // Elsewhere `state` is no label: match offers a length by it, evict counts by it.
   if (operation.verb != Verb::admit || reply->refused != Refusal::none) return reply;
-  if (!labels_) return without(*reply, {ReplyField::state, ReplyField::conv});
+  if (!labels_) return without_labels(*reply);
   if (!reply->has(ReplyField::state) || !reply->has(ReplyField::conv))
     return fail("it announced labels=1, so an answer to admit carries state= and conv=");
   return reply;
+}
+
+/// Of a child that has not announced labels: whoever answers with them all the same is told that
+/// nobody looks at them.
+Reply ExecSubject::without_labels(const Reply& reply) {
+  if (children_ != nullptr && (reply.has(ReplyField::state) || reply.has(ReplyField::conv)))
+    children_->remark(
+        name_ +
+        " answers admit with state= or conv=, and neither is compared: its answer to hello has no "
+        "labels=1");
+  return without(reply, {ReplyField::state, ReplyField::conv});
 }
 
 /// What was handed out is compared with the prompt that it was handed out for, so that two states

@@ -306,6 +306,7 @@ std::vector<std::string> marks_nearly_reached(const std::vector<std::string>& mi
 
 void print_search(const ExploreWords& words, const RunOptions& run, const ExploreOutcome& outcome) {
   for (const auto& [form, why] : run.children->unsupported()) note("left out: {}\n", why);
+  for (const std::string& remark : run.children->remarks()) note("note: {}\n", remark);
   note("{}, {}, {} of {} from a corpus of {}: {}{}\n", counted(outcome.traces, "trace"),
        counted(outcome.operations, "operation"), outcome.from_corpus,
        counted(outcome.traces, "trace"), outcome.corpus,

@@ -158,6 +158,7 @@ int run_replay(const ReplayOptions& options) {
     outcomes.push_back(std::move(*outcome));
   }
   options.annotations.print(annotations_of(outcomes));
+  for (const std::string& remark : children->remarks()) note("note: {}\n", remark);
   for (std::size_t i = 0; i < outcomes.size(); ++i) print_outcome((*requests)[i], outcomes[i]);
   if (const Result<void> written = write_files(options, *requests, outcomes); !written)
     return refuse(written.error());
