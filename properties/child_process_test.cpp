@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -112,6 +113,55 @@ TEST(ChildProcess, aSignalTakesChildrenAndFoldersAlong) {
     EXPECT_FALSE(std::filesystem::exists(folder));
     EXPECT_TRUE(pipe.everybody_is_gone());
   }
+}
+
+/// Has a session of its own when it has answered, and a child there.
+const ChildCommand kDaemon{
+    .words = {"sh", "-c", "setsid sh -c 'sleep 60 & echo; sleep 60' & sleep 60"}};
+
+// Who calls setsid is in no group that could be killed; it is an orphan when its parent has ended.
+TEST(ChildProcess, aSubreaperEndsWhatHasLeftTheGroup) {
+  for (const int signal : {0, SIGTERM}) {
+    Inherited pipe;
+    ChildProcess program;
+    const auto body = [&] {
+      clean_up_on_signals();
+      const Subreaper reaper;
+      ChildProcess server;
+      server.start(kDaemon);
+      if (server.exchange("", 10s) != Exchange::answered) return 1;
+      if (::write(STDOUT_FILENO, "\n", 1) < 0) return 1;
+      while (signal != 0) ::pause();
+      return 5;
+    };
+    ASSERT_EQ(program.start({.body = body}), 0);
+    pipe.leave_to_children();
+    ASSERT_EQ(program.exchange("", 10s), Exchange::answered);
+    if (signal != 0) kill(program.id(), signal);
+    const auto end = program.wait_for_exit(10s);
+    ASSERT_TRUE(end);
+    EXPECT_EQ(end->si_status, signal == 0 ? 5 : signal);
+    EXPECT_TRUE(pipe.everybody_is_gone()) << "signal " << signal;
+  }
+}
+
+// A shell can have started processes before it became this program: `lockstep … > >(tee log)`.
+TEST(ChildProcess, aSubreaperSparesChildrenFromBeforeIt) {
+  ChildProcess program;
+  const auto body = [] {
+    const pid_t before = ::fork();
+    if (before == 0)
+      for (;;) ::pause();
+    { const Subreaper reaper; }
+    const bool lives = ::waitpid(before, nullptr, WNOHANG) == 0;
+    ::kill(before, SIGKILL);
+    ::waitpid(before, nullptr, 0);
+    return lives ? 5 : 1;
+  };
+  ASSERT_EQ(program.start({.body = body}), 0);
+  const auto end = program.wait_for_exit(10s);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(ending_text(*end), "exit status 5");
 }
 
 // The same of the program itself, whose server answers nothing while the signal comes.

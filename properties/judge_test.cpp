@@ -1,5 +1,7 @@
 // `lockstep judge` as its user runs it: right candidates pass, broken ones are caught and named.
 #include <gmock/gmock.h>
+#include <poll.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -228,6 +230,19 @@ TEST(Judge, aCandidateMayDieOrFallSilent) {
   const ProgramRun failed = judged(kDelta, "gdn_fails", {"--case", "decode-ones"});
   EXPECT_EQ(failed.status, 11);
   EXPECT_THAT(failed.out, HasSubstr("it returned 2: no luck"));
+}
+
+// A candidate's daemons hold the device, and every pipe, for as long as they live.
+TEST(Judge, whatACandidateLeavesRunningEndsWithTheJudge) {
+  int pipe[2];
+  ASSERT_EQ(::pipe(pipe), 0);  // which the daemons inherit: it ends when the last of them is gone
+  const ProgramRun run = judged(kDelta, "gdn_leaves_daemons", {"--case", "decode-ones"});
+  ::close(pipe[1]);
+  EXPECT_EQ(run.status, 0) << run.out << run.err;
+  pollfd end{pipe[0], POLLIN, 0};
+  char byte = 0;
+  EXPECT_TRUE(::poll(&end, 1, 5000) == 1 && ::read(pipe[0], &byte, 1) == 0) << "a daemon lives on";
+  ::close(pipe[0]);
 }
 
 // A user's environment and a candidate's words may be anything; the verdict is kept.

@@ -120,6 +120,8 @@ Result<Json> CandidateProcess::launch(bool with_copy_rate) {
   else
     command.words = {python, fmt::format("/dev/fd/{}", script_.fd()), std::to_string(shared_.fd()),
                      request_.device, request_.candidate};
+  process_.reset();
+  Subreaper::end_children();  // the next process has the device to itself
   if (const int error = process_.emplace().start(command); error != 0)
     return fail(
         fmt::format("{} cannot be started: {}", library ? "a child" : python, std::strerror(error)),

@@ -26,6 +26,7 @@
 #include "kernels/judge/operation.hpp"
 #include "kernels/judge/shared_memory.hpp"
 #include "reference/base/child_process.hpp"
+#include "reference/base/leftovers.hpp"
 
 namespace lockstep::judging {
 
@@ -125,6 +126,7 @@ class CandidateProcess {
   const JudgedKernel& operation_;
   const JudgeRequest request_;
   SharedMemory shared_, script_;
+  Subreaper reaper_;  // ends what a candidate leaves behind, after the process
   std::optional<ChildProcess> process_;
   Machine machine_;
   std::chrono::milliseconds left_{};  ///< of the time-out

@@ -65,7 +65,8 @@ class ChildProcess {
   std::string obituary();
 
   /// Ends the whole process group: after `patience`, in which the child may end by itself, by
-  /// SIGTERM, and a moment later by SIGKILL. A process that left the group is not reached.
+  /// SIGTERM, and a moment later by SIGKILL. A process that left the group is not reached;
+  /// a Subreaper ends it.
   void stop(std::chrono::milliseconds patience);
 
  private:

@@ -1,8 +1,12 @@
 #include "reference/base/leftovers.hpp"
 
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -10,7 +14,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace lockstep {
 namespace {
@@ -22,6 +28,8 @@ namespace fs = std::filesystem;
 constexpr std::size_t kMostGroups = 1024;
 constexpr std::size_t kMostFolders = 64;
 constexpr std::size_t kLongestPath = 512;
+constexpr std::size_t kMostInherited = 64;
+constexpr int kMostGenerations = 1000;  // of processes that start others as fast as they are killed
 constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP};
 
 struct NotedFolder {
@@ -34,6 +42,42 @@ std::array<std::atomic<pid_t>, kMostGroups> groups{};
 std::array<NotedFolder, kMostFolders> folders;
 std::atomic<pid_t> owner{0};  // the process that noted them; a fork of it cleans up nothing
 static_assert(std::atomic<pid_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+
+std::atomic<bool> is_subreaper{false};           // set after the two below
+std::array<pid_t, kMostInherited> inherited{};   // children from before an exec; 0: no more
+std::array<char, kLongestPath> children_file{};  // in /proc: the main thread's children and orphans
+
+/// Calls `visit` with each number in children_file, as a handler may. Nothing on a kernel without
+/// CONFIG_PROC_CHILDREN.
+template <class Visit>
+void for_each_child(const Visit& visit) {
+  const int file = ::open(children_file.data(), O_RDONLY | O_CLOEXEC);
+  std::array<char, 1024> text;
+  pid_t pid = 0;
+  for (ssize_t size = 0; file >= 0 && (size = ::read(file, text.data(), text.size())) > 0;)
+    for (const char c : std::string_view(text.data(), static_cast<std::size_t>(size)))
+      if (c >= '0' && c <= '9')
+        pid = pid * 10 + (c - '0');
+      else if (pid != 0)
+        visit(std::exchange(pid, 0));
+  if (file >= 0) ::close(file);
+}
+
+/// False where there was none that could be killed.
+bool end_generation() {
+  bool any = false;
+  for_each_child([&](pid_t child) {
+    if (std::find(inherited.begin(), inherited.end(), child) != inherited.end()) return;
+    if (::kill(child, SIGKILL) != 0) return;  // somebody else's by now: a set-user-ID program
+    while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) continue;
+    any = true;
+  });
+  return any;
+}
+
+void end_generations() {
+  for (int i = 0; i < kMostGenerations && end_generation(); ++i) continue;
+}
 
 /// `rm -rf PATH`, waited for; removing a tree by itself is nothing that a handler may do.
 void remove_tree(const char* path) {
@@ -58,6 +102,7 @@ void clean_up() {
   const int error = errno;
   for (std::atomic<pid_t>& group : groups)
     if (const pid_t leader = group.exchange(0); leader > 0) ::kill(-leader, SIGKILL);
+  if (is_subreaper) end_generations();
   for (NotedFolder& folder : folders)
     if (folder.there.exchange(false)) remove_tree(folder.path.data());
   errno = error;
@@ -93,6 +138,27 @@ NotedProcessGroup::NotedProcessGroup(pid_t leader) {
 
 void NotedProcessGroup::forget() {
   if (place_ != kNowhere) groups[std::exchange(place_, kNowhere)] = 0;
+}
+
+Subreaper::Subreaper() {
+  fmt::format_to_n(children_file.data(), kLongestPath - 1, "/proc/self/task/{}/children",
+                   ::getpid());
+  inherited.fill(0);
+  std::size_t count = 0;
+  for_each_child([&](pid_t child) {
+    if (count < kMostInherited) inherited[count++] = child;
+  });
+  is_subreaper = count < kMostInherited && ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0;
+}
+
+Subreaper::~Subreaper() {
+  end_children();
+  is_subreaper = false;
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0);
+}
+
+void Subreaper::end_children() {
+  if (is_subreaper) end_generations();
 }
 
 Result<TemporaryFolder> TemporaryFolder::make(std::string_view name) {

@@ -54,6 +54,21 @@ class NotedProcessGroup {
   std::size_t place_ = kNowhere;
 };
 
+/// While it lives, this program is a subreaper (prctl(2)): what its children leave behind becomes
+/// its own child, whatever group or session it has moved to, and is killed with them by clean_up().
+/// For a program that has no children of another kind meanwhile; those that an exec brought along
+/// (`lockstep … > >(tee log)`) are left alone. One at a time, in the main thread.
+class Subreaper {
+ public:
+  Subreaper();
+  Subreaper(const Subreaper&) = delete;
+  Subreaper& operator=(const Subreaper&) = delete;
+  ~Subreaper();
+
+  /// Kills and reaps all children, and what these leave behind. Whoever is still needed dies too.
+  static void end_children();
+};
+
 /// A folder of its own in the temporary directory; it goes, with all that is in it, when this
 /// object does.
 class TemporaryFolder {
