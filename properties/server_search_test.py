@@ -284,6 +284,40 @@ class Steps(Scratch):
         self.assertEqual(shrinker.steps, steps)
 
 
+class ShrinkTime(Scratch):
+    """It is the limit of the life that is under way as well."""
+
+    def test_it_bounds_a_life_that_hangs(self):
+        engine = toy("falls-silent", timeout=2.0)
+        found = self.searched(engine, requests=3000, fixed=WHERE["falls-silent"], shrink_seconds=1).found[0]
+        self.assertEqual((found.finding.kind, found.shrunk), ("subject-silent", False))
+        self.assertLess(found.shrink_seconds, 2, self.said)
+        self.assertEqual((engine.timeout, engine.end), (2.0, float("inf")), "what is searched next has all of its time")
+
+    def test_it_bounds_a_life_of_many_slow_answers(self):
+        engine = toy("stops-early")
+        truths = Truths(engine, self.folder)
+        self.addCleanup(truths.close)
+        config = engine.draw(random.Random(1), {"slots": 1, "clients": 1})
+        steps = [Step(f"r{k}", prompts=[[9, 9, 9, 9, 9, 9, k]], n=8) for k in range(3, 23)]
+        finding = judge(play(engine, config, steps, self.folder), truths.of(config), self.folder, 0.02).findings[-1]
+        engine.ask = lambda port, step: (time.sleep(0.2), [engines.Answer([5] * step.n)])[1]
+        begin = time.monotonic()
+        shrinker = Shrinker(engine, config, steps, finding, truths, self.folder, 0.02, seconds=0.5)
+        self.assertFalse(shrinker.reduce_configuration())
+        self.assertEqual(shrinker.steps, steps)
+        self.assertLess(time.monotonic() - begin, 2)
+
+    def test_it_bounds_a_server_that_never_gets_ready(self):
+        engine = engines.OpenAI("sleep 60", ["m"], (3, 303), 20.0, "sleep 60")
+        engine.start_seconds = 3.0
+        engine.end = time.monotonic() + 0.3
+        begin = time.monotonic()
+        with self.assertRaises(child.NoServer):
+            engine.start({"texts": False, "model": "m"}, self.folder)
+        self.assertLess(time.monotonic() - begin, 2)
+
+
 class Plays(unittest.TestCase):
     def test_what_comes_seldom_is_played_often(self):
         self.assertEqual(plays_for(4, 4, 50), 1)

@@ -56,7 +56,7 @@ def add_search(search: argparse.ArgumentParser) -> None:
     search.add_argument("--time", type=float, default=0,
                         help="seconds of asking; shrinking is not counted (default: no limit but --requests)")
     search.add_argument("--findings", type=int, default=0, help="stop after so many different ones (default: none)")
-    search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding (default: %(default)s)")
+    search.add_argument("--shrink-time", type=float, default=120, help="seconds for one finding, lives that hang included (default: %(default)s)")
     search.add_argument("--shrink-lives", type=int, default=2000,
                         help="starts of the server for one (default: %(default)s)")
     search.add_argument("--config", default="", help="fields that stay as they are: slots=2,drafts=none (default: none)")

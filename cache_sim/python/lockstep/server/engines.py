@@ -7,6 +7,7 @@ import math
 import pathlib
 import random
 import shlex
+import time
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -51,7 +52,7 @@ CLIENTS = {
 
 
 class Engine:
-    """What is common to them; each answer waits at most `timeout` seconds."""
+    """What is common to them; an answer has `timeout` seconds, and none is waited for after `end` (of time.monotonic)."""
 
     name = ""
     fields: dict[str, Field] = {}
@@ -59,6 +60,7 @@ class Engine:
     tells_start = False  # started() knows
     ready_path = "/health"
     start_seconds = 60.0
+    end = math.inf
 
     def __init__(self, program: str, models: list[str], vocabulary: tuple[int, int], timeout: float,
                  truth_program: str = "", reset: str = "") -> None:
@@ -90,18 +92,26 @@ class Engine:
 
     environment: dict[str, str] = {}
 
+    def patience(self) -> float:
+        """Seconds for the next answer."""
+        return max(0.001, min(self.timeout, self.end - time.monotonic()))  # 0 would be none at all
+
     def start(self, config: Config, folder: pathlib.Path, truth: bool = False) -> child.Child:
         """A server with an empty cache: a new process, or one that was released and can be reset."""
         waiting = None if truth else self.waiting.pop(tuple(self.words(config, 0, folder)), None)
         if waiting is not None and not waiting.died():
-            child.post(waiting.port, self.reset, {}, self.timeout)
+            try:
+                child.post(waiting.port, self.reset, {}, self.patience())
+            except BaseException:
+                waiting.stop()
+                raise
             return waiting
         for last in (False, True):  # another process can have taken the port meanwhile
             port = child.free_port()
             words = (self.truth_words if truth else self.words)(config, port, folder)
             server = child.Child(words, port, folder / ("truth.log" if truth else "server.log"), self.environment)
             try:
-                server.wait_ready(self.ready_path, self.start_seconds)
+                server.wait_ready(self.ready_path, min(self.start_seconds, max(0.0, self.end - time.monotonic())))
                 return server
             except child.NoServer:
                 if last:
@@ -269,11 +279,11 @@ class Llama(Engine):
         return "/completion", body
 
     def ask(self, port: int, step: Step) -> list[Answer]:
-        whole = child.post(port, *self.request(step), self.timeout)
+        whole = child.post(port, *self.request(step), self.patience())
         return self.in_order([whole] if isinstance(whole, dict) else whole)
 
     def started(self, port: int, step: Step) -> bool:
-        slots = child.get(port, "/slots", self.timeout)
+        slots = child.get(port, "/slots", self.patience())
         return any(one["is_processing"] for one in slots if step.slot in (None, one["id"]))
 
     def in_order(self, whole: list[dict[str, Any]]) -> list[Answer]:
@@ -281,11 +291,11 @@ class Llama(Engine):
         return [Answer(one["tokens"], one["timings"]["cache_n"]) for one in whole]
 
     def verb(self, port: int, step: Step) -> None:
-        child.post(port, *self.request(step), self.timeout)
+        child.post(port, *self.request(step), self.patience())
 
     def truth(self, port: int, prompt: Tokens, n: int) -> Answer:
         body = {**self.body(prompt, n), "cache_prompt": False, "n_probs": 4}
-        whole = child.post(port, "/completion", body, self.timeout)
+        whole = child.post(port, "/completion", body, self.patience())
         # A token that ends within a character of UTF-8 has no entry here. Where an id has as many entries as it was
         # said, they are those tokens' in their order.
         entries: dict[int, list[float]] = {}
@@ -301,7 +311,7 @@ class Llama(Engine):
         """Made worse by this much, the token is still the best one."""
         for lead in (1.0, 0.3, 0.1, 0.03):
             body = {**self.body(prompt, 1), "cache_prompt": False, "logit_bias": [[token, -lead]]}
-            if child.post(port, "/completion", body, self.timeout)["tokens"] == [token]:
+            if child.post(port, "/completion", body, self.patience())["tokens"] == [token]:
                 return lead
         return 0.0
 
@@ -361,7 +371,7 @@ class OpenAI(Engine):
         return "/v1/completions", self.body(step.prompts[0], step.n)
 
     def ask(self, port: int, step: Step) -> list[Answer]:
-        whole = child.post(port, *self.request(step), self.timeout)
+        whole = child.post(port, *self.request(step), self.patience())
         choice = whole["choices"][0]
         if self.texts:
             return [Answer([ord(letter) for letter in choice["text"]])]
@@ -371,7 +381,7 @@ class OpenAI(Engine):
         return [Answer(choice["token_ids"], details.get("cached_tokens") or 0)]
 
     def truth(self, port: int, prompt: Tokens, n: int) -> Answer:
-        whole = child.post(port, "/v1/completions", {**self.body(prompt, n), "logprobs": 4}, self.timeout)
+        whole = child.post(port, "/v1/completions", {**self.body(prompt, n), "logprobs": 4}, self.patience())
         choice = whole["choices"][0]
         says = choice["logprobs"]
         gaps: list[float | None] = [gap_of(token, list(best.items()))

@@ -112,7 +112,7 @@ class _Player:
     def play(self, steps: list[Step], clients: int) -> Life:
         under_way: list[_Client] = []
         for step in steps:
-            if self.server.died() or any(one.kind == "subject-silent" for one in self.life.findings):
+            if self.server.died() or time.monotonic() > self.engine.end or any(one.kind == "subject-silent" for one in self.life.findings):
                 break
             while len(under_way) >= clients:
                 under_way.pop(0).thread.join()

@@ -242,7 +242,7 @@ def finding_text(found: Found, kept: Kept, path: pathlib.Path, options: Options)
     lines = [f"{found.name}: {found.finding.kind}, found after {counted(found.first_answer, 'answer')}: {found.finding.text}"]
     shrink_lives = counted(found.shrink_lives, "life", "lives")
     if not found.shrunk:
-        lines.append(f"  it did not come again in {shrink_lives}; all of its requests are kept")
+        lines.append(f"  it did not come again in {shrink_lives} and {found.shrink_seconds:.1f} s; all of its requests are kept")
     lines.append(f"  needs     {features_text(found.features)} (model {pathlib.Path(kept.config['model']).name or 'of the server'})")
     if found.known:
         lines.append(f"  has the conditions of {', '.join(found.known)}")

@@ -21,6 +21,7 @@ FEW = 12  # requests; so few are played in no time, and therefore more often
 PLAYS_MAX_OF_FEW = 30
 LONG = 60  # tokens of an answer that others surely overlap
 SURE = 0.02  # a finding that is there is missed so often
+COUNT_SHARE = 0.25  # of the time, for counting how often the last script shows what comes seldom
 SILENT_SECONDS = 4.0  # without an answer, where a script that showed silence is made smaller
 
 Steps = list[Step]
@@ -34,6 +35,7 @@ class Shrinker:
         self.engine, self.config, self.steps, self.finding = engine, dict(config), copy.deepcopy(steps), finding
         self.truths, self.folder, self.gap = truths, folder, gap
         self.end, self.lives_max = time.monotonic() + seconds, lives
+        self.count_seconds = COUNT_SHARE * seconds
         self.plays = 1  # tries a smaller script gets
         self.lives = 0
         self.counted = (self.config, self.steps, self.finding, self.plays)  # when the plays were counted last
@@ -61,7 +63,7 @@ class Shrinker:
             if self.is_over() or self.size() == before:
                 break
             self.count_plays()
-        self.count_plays()  # of what is kept, even where the time is over
+        self.count_plays()  # of what is kept, even where there is time for nothing else
 
     def size(self) -> tuple[int, int]:
         return len(self.steps), sum(step.n + sum(map(len, step.prompts)) for step in self.steps)
@@ -69,17 +71,24 @@ class Shrinker:
     # --- Trying ---
 
     def seen(self, config: Config, steps: Steps) -> Finding | None:
-        """One life: the finding of the same kind, at the same step; of requests that overlap, any of them can be hit."""
+        """One life: the finding of the same kind, at the same step; of requests that overlap, any of them can be hit.
+        A life that the end of the time cuts short shows nothing."""
         self.lives += 1
         timeout = self.engine.timeout
+        self.engine.end = self.end
         if self.finding.kind == "subject-silent":
             self.engine.timeout = min(timeout, SILENT_SECONDS)
         try:
             life = play(self.engine, config, steps, self.folder)
         except NoServer:
             return None  # options that do not go together
+        except TimeoutError:
+            if not self.is_late():
+                raise
         finally:
-            self.engine.timeout = timeout
+            self.engine.timeout, self.engine.end = timeout, math.inf
+        if self.is_late():
+            return None
         for one in judge(life, self.truths.of(config), self.folder, self.gap).findings:
             if one.kind == self.finding.kind and (one.step == self.finding.step or config["clients"] > 1):
                 return one
@@ -88,33 +97,52 @@ class Shrinker:
     def comes_again(self) -> bool:
         """Plays it a few times: as it was, and with requests that each begin before the next one is sent. What shows the
         finding most often is kept."""
-        forms, most = [self.steps], 0
+        forms, most, of = [self.steps], 0, PLAYS_FIRST
         if self.config["clients"] > 1:
             forms += [in_order(self.steps), in_order(self.steps, LONG)]
         for steps in forms:
-            found = [one for one in (self.seen(self.config, steps) for _ in range(PLAYS_FIRST)) if one is not None]
+            found, played = self.play_often(steps, PLAYS_FIRST)
             if len(found) > most:
-                self.steps, self.finding, most = steps, found[0], len(found)
-            if most == PLAYS_FIRST:
+                self.steps, self.finding, most, of = steps, found[0], len(found), played
+            if most == PLAYS_FIRST or self.is_late():
                 break
-        self.plays = plays_for(most, PLAYS_FIRST, len(self.steps))
+        self.plays = plays_for(most, of, len(self.steps))
         self.counted = (self.config, self.steps, self.finding, self.plays)
         return most > 0
+
+    def play_often(self, steps: Steps, times: int) -> tuple[list[Finding], int]:
+        """What so many lives show, or as many as the time is enough for: their findings, and how many they were."""
+        found, played = [], 0
+        while played < times and not self.is_late():
+            one = self.seen(self.config, steps)
+            if self.is_late():
+                break
+            played += 1
+            found += [one] if one is not None else []
+        return found, played
+
+    def is_counted(self) -> bool:
+        return self.plays > 1 or self.config["clients"] > 1
 
     def count_plays(self) -> None:
         """Smaller scripts can show the finding more often or less. One that no longer does was taken for a lucky play:
         the last that was counted stands again."""
-        if self.plays == 1 and self.config["clients"] == 1:
+        if not self.is_counted():
             return
-        found = sum(self.seen(self.config, self.steps) is not None for _ in range(PLAYS_AGAIN))
-        if found == 0:
+        found, played = self.play_often(self.steps, PLAYS_AGAIN)
+        if not found:
             self.config, self.steps, self.finding, self.plays = self.counted
             return
-        self.plays = plays_for(found, PLAYS_AGAIN, len(self.steps))
+        self.plays = plays_for(len(found), played, len(self.steps))
         self.counted = (self.config, self.steps, self.finding, self.plays)
 
+    def is_late(self) -> bool:
+        return time.monotonic() >= self.end
+
     def is_over(self) -> bool:
-        return time.monotonic() > self.end or self.lives >= self.lives_max
+        """Whether nothing smaller is tried any more; counting the plays has the rest of the time."""
+        left = self.end - time.monotonic() - (self.count_seconds if self.is_counted() else 0)
+        return left <= 0 or self.lives >= self.lives_max
 
     def takes(self, config: Config, steps: Steps) -> bool:
         """Whether these show the finding as well; then they are the smallest so far."""
