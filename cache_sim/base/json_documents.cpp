@@ -89,8 +89,8 @@ std::string kind_of(const json& value) {
   if (value.is_number_float())
     return std::abs(value.get<double>()) < 0x1p63 ? "a number with a fraction"
                                                   : "a number of more than 64 bits";
+  if (value.is_null()) return "null";
   const std::string name = value.type_name();
-  if (value.is_null()) return name;
   return (name == "array" || name == "object" ? "an " : "a ") + name;
 }
 
