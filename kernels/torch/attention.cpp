@@ -13,9 +13,10 @@ namespace lockstep::torch_ops {
 namespace {
 
 constexpr std::int64_t kMlaWidth = 576;
-constexpr std::int64_t kPromptWidth = 192, kPromptValues = 128;
 
 #ifdef LOCKSTEP_HAS_CUDA
+constexpr std::int64_t kPromptWidth = 192, kPromptValues = 128;
+
 /// run(T{}) for the type of the tensor `x`.
 template <class Run>
 auto of_type(const Tensor& x, const char* argument, Run run) {
