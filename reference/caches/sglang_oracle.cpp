@@ -395,7 +395,7 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
     return fail(fmt::format("request {} has not {}", operation.id.text(),
                             counted(operation.up_to, "token")));
   std::int64_t committed = has_states_ ? request.committed() : request.computed;
-  if (operation.up_to != Operation::kAbsent) committed = std::min(committed, operation.up_to - 1);
+  if (operation.up_to != Operation::kAbsent) committed = std::min(committed, operation.up_to);
   const std::int64_t owned = only_prompt ? std::min(request.prompt, committed) : committed;
   const Stored stored = store_finished(request, owned);
   forget(found);

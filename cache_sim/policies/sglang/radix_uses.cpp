@@ -71,7 +71,7 @@ std::uint32_t RadixAuditor::stored_size(const Operation& operation, const Reply&
       operation.verb == Verb::checkpoint
           ? operation.up_to == Operation::kAbsent || operation.up_to == request.computed
           : (!policy_.strips_thinking() || request.computed <= request.prompt_size) &&
-                (operation.up_to == Operation::kAbsent || operation.up_to > request.computed);
+                (operation.up_to == Operation::kAbsent || operation.up_to >= request.computed);
   return whole ? request.computed : 0;
 }
 

@@ -502,10 +502,9 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   if (operation.up_to > std::int64_t{request.known.size()})
     return fail(fmt::format("finish: up_to={} is beyond the {}", operation.up_to,
                             counted(request.known.size(), "known token")));
-  // What was accepted after the end is discarded; the last token of an answer never counts as
-  // computed.
+  // What was accepted after the end is discarded. The end itself was a draft: its KV is there.
   if (operation.up_to != Operation::kAbsent && !planted(kStoresBehindTheEnd))
-    committed = std::min(committed, static_cast<std::uint32_t>(operation.up_to) - 1);
+    committed = std::min(committed, static_cast<std::uint32_t>(operation.up_to));
   const std::uint32_t kept =
       config_.strip_thinking != 0 ? std::min(request.prompt_size, committed) : committed;
   const bool exist = store_finished(request, kept);
