@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -282,9 +283,23 @@ TEST_F(ExecSubject, aMissingCommandIsAnEnvironmentError) {
                      "/nonexistent/server --port 1");
 }
 
+TEST_F(ExecSubject, theGreetingSaysWhatIsTaken) {
+  const auto taken = [&](const std::string& words) {
+    const Subject& child = started("read -r hello; echo levels=request" + words + "; cat");
+    return std::array{takes_transfers(child), takes_content_keys(child),
+                      takes_server_fields(child)};
+  };
+  EXPECT_EQ(taken(""), (std::array{false, false, false}));
+  EXPECT_EQ(taken(" takes="), (std::array{false, false, false}));
+  EXPECT_EQ(taken(" takes=server"), (std::array{false, false, true}));
+  EXPECT_EQ(taken(" takes=external,keys"), (std::array{true, true, false}));
+  EXPECT_EQ(taken(" takes=server,keys,external"), (std::array{true, true, true}));
+}
+
 TEST_F(ExecSubject, anotherProtocolCannotStart) {
-  for (const std::string answer : {"protocol=2 levels=request", "labels=1", "levels=tree",
-                                   "levels=request labels=yes", "error=no_model"})
+  for (const std::string answer :
+       {"protocol=2 levels=request", "labels=1", "levels=tree", "levels=request labels=yes",
+        "error=no_model", "levels=request takes=trees", "levels=request takes=keys,keys"})
     expect_environment(failure_to_start("read -r hello; echo " + answer + "; cat"), "cannot start");
 }
 

@@ -26,15 +26,22 @@ using testing_support::run_program;
 using testing_support::ScratchFolder;
 
 /// The example child with one text in it replaced by another, under a name with a blank in it.
-std::string damaged_example(const ScratchFolder& folder, const std::string& text,
-                            const std::string& by) {
+std::string damaged_example(const ScratchFolder& folder,
+                            const std::vector<std::pair<std::string, std::string>>& replacements) {
   std::string child =
       read_text(std::string(LOCKSTEP_SOURCE_DIR) + "/fixtures/subjects/minimal_cache.py");
-  const std::size_t at = child.find(text);
-  EXPECT_NE(at, std::string::npos) << "the example has no `" << text << "`";
-  if (at != std::string::npos) child.replace(at, text.size(), by);
+  for (const auto& [text, by] : replacements) {
+    const std::size_t at = child.find(text);
+    EXPECT_NE(at, std::string::npos) << "the example has no `" << text << "`";
+    if (at != std::string::npos) child.replace(at, text.size(), by);
+  }
   const std::string file = folder.write("my child.py", child);
   return "exec:python3 " + shell_quoted(file) + " --name 'it'\\''s mine'";
+}
+
+std::string damaged_example(const ScratchFolder& folder, const std::string& text,
+                            const std::string& by) {
+  return damaged_example(folder, {{text, by}});
 }
 
 /// Searches among the child and the oracle of `radix`, with memory that nothing fills.
@@ -176,6 +183,33 @@ TEST(ExploreAChild, drawsWhatAllSubjectsAccept) {
                      "--out", folder.path("f"), "--config", "kv_tokens=1048576"});
     EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
   }
+}
+
+// Trees of drafts, ends inside an accepted run and transfers are drawn for a child that says it
+// takes them.
+TEST(ExploreAChild, drawsWhatItSaysThatItTakes) {
+  using Replacements = std::vector<std::pair<std::string, std::string>>;
+  const auto status = [](const Replacements& replacements) {
+    const ScratchFolder folder;
+    const ProgramRun run =
+        run_program({"explore", "--subject", "oracle:radix", "--subject",
+                     damaged_example(folder, replacements), "--traces", "60", "--seed", "3",
+                     "--out", folder.path("f"), "--config", "kv_tokens=1048576", "--no-shrink"});
+    EXPECT_TRUE(run.status == kExitPass || run.status == kExitDiffers) << run.out << run.err;
+    return run.status;
+  };
+  const auto takes = std::pair("again=1", "again=1 takes=server");
+  const auto transfers = std::pair(
+      "cached_prefix(caches[salt], tokens[:-1])",
+      "max(cached_prefix(caches[salt], tokens[:-1]), min(int(other_fields.get('external', 0)), "
+      "len(tokens) - 1))");
+  const auto discards_nothing =
+      std::pair("int(up_to or request.computed)",
+                "int(up_to if verb == 'checkpoint' and up_to else request.computed)");
+  EXPECT_EQ(status({discards_nothing}), kExitPass);
+  EXPECT_EQ(status({takes, transfers}), kExitPass);
+  EXPECT_EQ(status({takes}), kExitDiffers);
+  EXPECT_EQ(status({takes, transfers, discards_nothing}), kExitDiffers);
 }
 
 // Labels that a child has not announced are compared with nothing. Who sends them hears that, once

@@ -104,6 +104,31 @@ class Protocol(unittest.TestCase):
         self.assertEqual(answers(Tree, "match tokens=a3+[7] salt=s", "insert tokens=a3", "admit id=r tokens=a3")[1:],
                          ["kv=3", "unsupported", "unsupported"])
 
+    def test_fields_are_offered_where_a_method_has_their_parameters(self):
+        class Transfers(Infinite):
+            def admit(self, id, tokens, external):
+                return external
+
+        class Trees(Transfers):
+            def extend(self, id, n, tokens, drafts, parents):
+                return n
+
+            def accept(self, id, n, tokens):
+                return n
+
+        class Ends(Trees):
+            def finish(self, id, insert, up_to):
+                return None
+
+        class Everything(Ends):
+            def admit(self, **fields):
+                return 0
+
+        self.assertEqual(answers(Transfers)[0], "levels=request again=1 takes=external honours=")
+        self.assertEqual(answers(Trees)[0], "levels=request again=1 takes=external honours=")
+        self.assertEqual(answers(Ends)[0], "levels=request again=1 takes=external,server honours=")
+        self.assertEqual(answers(Everything)[0], "levels=request again=1 takes=external,keys,server honours=")
+
     def test_overlap_is_offered_where_steps_can_be_asynchronous(self):
         class Ahead(Infinite):
             def extend(self, id, n, tokens, async_):

@@ -126,10 +126,12 @@ class ExecSubject final : public Subject {
   const std::optional<ConfigFields>& honoured() const { return honoured_; }
   bool takes_transfers() const { return takes_transfers_; }
   bool takes_content_keys() const { return takes_content_keys_; }
+  bool takes_server_fields() const { return takes_server_fields_; }
 
  private:
   Result<std::string> ask(std::string question);
   Result<void> understand(std::string_view answer);
+  bool understand_takes(std::string_view list);
   Result<Reply> read(const Operation& operation, const Answer& answer);
   Reply without_labels(const Reply& reply);
   Result<void> compare_labels(const Operation& operation, const Answer& answer, const Reply& reply);
@@ -153,6 +155,7 @@ class ExecSubject final : public Subject {
   bool sequence_verbs_ = false;
   bool takes_transfers_ = false;
   bool takes_content_keys_ = false;
+  bool takes_server_fields_ = false;
   bool labels_ = false;
   bool again_ = false;            // it can be greeted again
   bool answers_ = true;           // its process can still be talked to
@@ -232,6 +235,22 @@ Result<void> ExecSubject::start(const ChildOptions& options) {
   return understand(*answer);
 }
 
+/// `external,keys,server`: each word once at most, in any order.
+bool ExecSubject::understand_takes(std::string_view list) {
+  while (!list.empty()) {
+    const std::size_t comma = std::min(list.find(','), list.size());
+    const std::string_view word = list.substr(0, comma);
+    bool* const taken = word == "external" ? &takes_transfers_
+                        : word == "keys"   ? &takes_content_keys_
+                        : word == "server" ? &takes_server_fields_
+                                           : nullptr;
+    if (taken == nullptr || *taken) return false;
+    *taken = true;
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return true;
+}
+
 /// What the child offers in its answer to hello.
 Result<void> ExecSubject::understand(std::string_view answer) {
   const std::string with_verb = "hello " + std::string(answer);  // parse_line wants a verb
@@ -253,10 +272,7 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   };
   flag("labels", labels_);
   flag("again", again_);
-  const std::string_view takes = line->find("takes").value_or("");
-  is_known &= takes.empty() || takes == "external" || takes == "keys" || takes == "external,keys";
-  takes_transfers_ = takes.starts_with("external");
-  takes_content_keys_ = takes.ends_with("keys");
+  is_known &= understand_takes(line->find("takes").value_or(""));
   const std::optional<std::string_view> honours = line->find("honours");
   if (honours) {
     honoured_ = fields_of(*honours);
@@ -268,9 +284,8 @@ Result<void> ExecSubject::understand(std::string_view answer) {
         "it answered hello with `{}` and not with levels=request, after it tree and sequence "
         "where "
         "it has these verbs (levels=request,tree,sequence), labels=1 if it has them, again=1 if it "
-        "can be greeted again, takes=external,keys if admit has those fields, and honours= with "
-        "config "
-        "fields",
+        "can be greeted again, takes= with what it knows of external, keys and server, and "
+        "honours= with config fields",
         printable(answer)));
   tree_verbs_ = levels.find("tree") != std::string_view::npos;
   sequence_verbs_ = levels.find("sequence") != std::string_view::npos;
@@ -389,6 +404,11 @@ bool takes_content_keys(const Subject& child) {
 bool takes_transfers(const Subject& child) {
   const auto* const started = dynamic_cast<const ExecSubject*>(&child);
   return started != nullptr && started->takes_transfers();
+}
+
+bool takes_server_fields(const Subject& child) {
+  const auto* const started = dynamic_cast<const ExecSubject*>(&child);
+  return started != nullptr && started->takes_server_fields();
 }
 
 std::span<const std::string_view> greeting_fields() {

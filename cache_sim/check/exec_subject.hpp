@@ -60,4 +60,8 @@ bool takes_content_keys(const Subject& child);
 /// Whether a child says that it knows `admit external=` (`takes=external`).
 bool takes_transfers(const Subject& child);
 
+/// Whether a child says that it knows `extend parents=`, `finish up_to=`, `step padded=` and
+/// transfers (`takes=server`).
+bool takes_server_fields(const Subject& child);
+
 }  // namespace lockstep::cache_sim

@@ -423,20 +423,25 @@ constexpr ConfigField kFieldsToHonour[] = {
 /// `alone`: there are only children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
-  player.accepted.rooms = player.accepted.server_fields = false;
+  player.accepted.rooms = false;
   player.accepted.sequence_verbs = alone;  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
     if (!seat && seat.error().finding) {  // the first trace says so
       for (const ConfigField field : kFieldsToHonour) player.fixed.add(field);
       player.accepted.transfers = player.accepted.content_keys = false;
+      player.accepted.server_fields = false;
       continue;
     }
     if (!seat) return tl::unexpected(seat.error());
     player.accepted.tree_verbs &= (*seat)->subject->has_tree_verbs();
     player.accepted.sequence_verbs &= (*seat)->subject->has_sequence_verbs();
-    if ((*seat)->is_child) player.accepted.transfers &= takes_transfers(*(*seat)->subject);
-    if ((*seat)->is_child) player.accepted.content_keys &= takes_content_keys(*(*seat)->subject);
+    if ((*seat)->is_child) {
+      const Subject& child = *(*seat)->subject;
+      player.accepted.transfers &= takes_transfers(child);
+      player.accepted.content_keys &= takes_content_keys(child);
+      player.accepted.server_fields &= takes_server_fields(child);
+    }
     const std::optional<ConfigFields> honoured = honoured_by(*(*seat)->subject);
     if (!honoured) continue;
     for (const ConfigField field : kFieldsToHonour)

@@ -92,6 +92,8 @@ HONOURS = ("kv_tokens", "state_slots", "page", "request_rows", "blocks", "checkp
 _OF_BLOCKS = ("block", "hash_block", "retention", "groups", "eagle", "drafts")
 TREE_VERBS = frozenset(("match", "alloc", "advance", "fork", "copy", "insert", "lock", "unlock", "free"))
 SEQUENCE_VERBS = frozenset(("clone", "truncate"))
+TAKES = {"external": [("admit", "external")], "keys": [("admit", "lora"), ("admit", "images")],
+         "server": [("admit", "external"), ("extend", "parents"), ("finish", "up_to")]}
 
 
 class _Known(NamedTuple):
@@ -164,9 +166,8 @@ class Capabilities:
         if "extend" in self.verbs and "async" in self.verbs["extend"].readers:
             honoured.add("overlap")  # a step can be asked for before the result of the one before
         labels = " labels=1" if getattr(subject, "labels", False) else ""
-        admits = self.verbs["admit"].readers if "admit" in self.verbs else {}
-        words = [word for word, names in (("external", ("external",)), ("keys", ("lora", "images")))
-                 if all(name in admits for name in names)]
+        words = [word for word, fields in TAKES.items()
+                 if all(verb in self.verbs and name in self.verbs[verb].readers for verb, name in fields)]
         takes = f" takes={','.join(words)}" if words else ""
         self.hello = f"levels={levels} again=1{labels}{takes} honours={','.join(sorted(honoured))}"
 
