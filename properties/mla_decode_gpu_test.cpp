@@ -303,6 +303,9 @@ TYPED_TEST(MlaDecodeGpu, anyNumberOfParts) {
     expect_agreement<TypeParam>({.lengths = {800, 64}, .heads = heads}, 3);
   expect_agreement<TypeParam>({.lengths = Sizes(40, 130), .parts = 9}, 4);
   expect_agreement<TypeParam>({.lengths = {2000, 1, 1, 1}, .heads = 5}, 5);
+  // Pieces of one tile, more than merging holds at a time, for all its threads and for two sets.
+  for (const int tiles : {19, 45})
+    expect_agreement<TypeParam>({.lengths = {64 * tiles}, .heads = 64, .parts = tiles}, 6);
 }
 
 // From keys that count alike to one that has all the weight: outputs are rescaled, or are not.

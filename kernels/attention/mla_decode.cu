@@ -26,6 +26,9 @@
 // Where parts divide a request, each leaves O / l as float16 with a factor for each row, and lse;
 // when all have, some merge columns of it, in the order of the parts. Such blocks wait for
 // one another, so all of a launch are resident: one a processor, and no more than there are.
+//
+// What runs once (the schedule, merging) is written for few instructions: unrolled it made a kernel
+// of 142 KB, whose short launches took 2 to 4 us longer, since a processor keeps some 128 KB.
 #include "kernels/attention/mla_decode.hpp"
 
 #include <bit>
@@ -53,9 +56,9 @@ constexpr int kLateUnit = kTileUnits / 2;  ///< which a tile's last slab comes b
 constexpr int kThreads = 4 * kWarpgroup;
 constexpr int kMergers = 2 * kWarpgroup;
 constexpr int kOutputRegisters = 160;
-constexpr int kDeferredTiles = 24;  ///< of an item, at least: few wait for bytes, not for products
-constexpr float kSlack = 8;         ///< powers of two that p may grow beyond 1
-constexpr int kGatherers = 2;  ///< warps whose lanes copy latents, each half of a tile's tokens
+constexpr int kDeferredTiles = 8;  ///< of an item, at least: fewer wait for bytes, not for products
+constexpr float kSlack = 8;        ///< powers of two that p may grow beyond 1
+constexpr int kGatherers = 2;      ///< warps whose lanes copy latents, each half of a tile's tokens
 
 /// What a cache of C asks for where queries are of T; kManyRows: Block.
 template <class T, class C, bool kManyRows>
@@ -98,7 +101,7 @@ constexpr int kCleared = 6;  ///< a barrier of threads, after five of outputs an
 constexpr int kPieceBytes = kRows * kValues * 2;
 constexpr int kPieceNumbers = 3 * kRows;  ///< lse in powers of two; factors of both halves
 constexpr int kMostBlocks = 512;
-constexpr int kMostPieces = 264;
+constexpr int kMostPieces = 144;  ///< as many processors as such a chip has
 
 /// Of a lane and a divided request's block of rows: pieces that are there, readers that are done.
 /// 0 between launches.
@@ -149,6 +152,10 @@ __device__ inline void start_copy(std::uint32_t to, const void* from, bool is) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(is ? 16 : 0)
                : "memory");
+}
+/// Of the thread's own, which it then sees.
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 /// Arrives when the thread's copies are there.
 __device__ inline void arrive_behind_copies(std::uint32_t barrier) {
@@ -238,6 +245,7 @@ class Block {
     const int thread = static_cast<int>(threadIdx.x);
     const auto* const q = static_cast<const unsigned char*>(p_.q) + b * p_.q_strides[0];
     const int rows = min(kRows, p_.rows - first_row_);
+#pragma unroll 1
     for (int i = thread; i < rows * kSlabs; i += kThreads)
       ask(q + (first_row_ + i / kSlabs) * p_.q_strides[1] + i % kSlabs * kTileRowBytes);
     constexpr int kOfLine = 32;
@@ -986,10 +994,7 @@ class Block {
       if ((part_ - split.first_part) * mine >= vectors()) return;
       sync_threads_of(barrier, kMergers + 32);
       barrier_wait(scores_done(), 0);  // weights come to where they have read queries
-      if (mine > kMergers)
-        merge<4, 4>(request, split, mine);
-      else
-        merge<1, 16>(request, split, mine);
+      merge(request, split, mine);
     });
   }
 
@@ -1169,131 +1174,153 @@ class Block {
     return (vectors() + split.count * 32 - 1) / (split.count * 32) * 32;
   }
 
-  /// Some vectors of all pieces; a thread has kVectors at a time, of kPieces pieces at a time.
-  template <int kVectors, int kPieces>
+  // Merging takes shared memory where keys and queries were, in this order.
+  static constexpr int kWeights = 0;  ///< float [3][kMostPieces][64]: what pieces count
+  static constexpr int kSums = kWeights + 3 * kMostPieces * kRows * 4;  // float [8][kMergers]
+  static constexpr int kRowsOut = kSums + 8 * kMergers * 4;             // T* [64]: of rows
+  static constexpr int kCopies = kRowsOut + kRows * 8;                  // uint4 [kSlots][kMergers]
+  static constexpr int kSlots = 16;
+  static_assert(kCopies + kSlots * kMergers * 16 <= At::kAlpha);
+
+  /// Some vectors of all pieces. Where a part has fewer vectors than threads, each of several sets
+  /// of threads has some of the pieces. A thread copies for itself what it adds, kSlots vectors at
+  /// once, so that loops can stay loops and yet have much on its way.
   __device__ void merge(int request, const Split& split, int mine) const {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup, lane = thread % 32;
     const int warps = row_warps(), count = split.count;
     const int begin = (part_ - split.first_part) * mine, end = min(vectors(), begin + mine);
-    const int sets = mine >= kMergers ? 1 : kMergers / mine;  // of threads, each with some pieces
-    const int of_set = sets == 1 ? kMergers : mine;           // threads
-    const int set = thread / of_set, first = thread % of_set;
-    const float* const weights = reinterpret_cast<const float*>(shared_);
-    float* const sums = reinterpret_cast<float*>(shared_) + 3 * kMostPieces * kRows;
-    for (int at = begin; at < begin + mine; at += kVectors * of_set) {
-      uint4 got[kVectors][kPieces];
-      float sum[kVectors][8] = {};
+    const int sets = mine >= kMergers ? 1 : kMergers / mine;
+    const int of_set = sets == 1 ? kMergers : mine;  // threads
+    const int set = thread / of_set, first = begin + thread % of_set;
+    const std::uint32_t copies = base_ + kCopies + thread * 16;
+    int piece = set, vector = set < sets ? first : end;
+    const auto copy_some = [&] {
 #pragma unroll 1
-      for (int from = set; from < count || from == set; from += kPieces * sets) {
+      for (int i = 0; i < kSlots && vector < end; ++i) {
+        start_copy(copies + i * kMergers * 16, piece_at(place_of(split, piece)) + vector, true);
+        if ((piece += sets) >= count) piece = set, vector += of_set;
+      }
+    };
+    copy_numbers(split);
+    copy_some();
+    wait_for_copies();
+    weigh_pieces(request, split);
+
+    float sum[8] = {};
+    int added = set, at = set < sets ? first : end;
+    const float* const weights = reinterpret_cast<const float*>(shared_ + kWeights);
+    while (at < end) {
+#pragma unroll 1
+      for (int i = 0; i < kSlots && at < end; ++i) {
+        const uint4 got =
+            *reinterpret_cast<const uint4*>(shared_ + kCopies + (i * kMergers + thread) * 16);
+        const int group = at / (16 * 32), side = group >= warps, warp = group - side * warps;
+        const float* const weight =
+            weights + ((1 + side) * kMostPieces + added) * kRows + warp * 16 + lane / 4;
+        const float a = weight[0], b = weight[8];
+        const float2 x = unpack<Fp16>(got.x), y = unpack<Fp16>(got.y);
+        const float2 z = unpack<Fp16>(got.z), w = unpack<Fp16>(got.w);
+        add(sum[0], a, x.x), add(sum[1], a, x.y), add(sum[2], b, y.x), add(sum[3], b, y.y);
+        add(sum[4], a, z.x), add(sum[5], a, z.y), add(sum[6], b, w.x), add(sum[7], b, w.y);
+        if ((added += sets) < count) continue;
+        added = set;
+        if (sets == 1) {
+          store_merged(at, sum);
 #pragma unroll
-        for (int v = 0; v < kVectors; ++v)
-#pragma unroll
-          for (int k = 0; k < kPieces; ++k) {
-            const int vector = at + v * of_set + first, piece = from + k * sets;
-            got[v][k] = vector < end && piece < count && set < sets
-                            ? __ldcg(piece_at(place_of(split, piece)) + vector)
-                            : make_uint4(0, 0, 0, 0);
-          }
-        if (at == begin && from == set) weigh_pieces(request, split);
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) {
-          const int vector = min(at + v * of_set + first, end - 1);
-          const int warp = vector / (16 * 32) % warps, side = vector / (16 * 32) / warps;
-          const float* const weight =
-              weights + (1 + side) * kMostPieces * kRows + warp * 16 + lane / 4;
-#pragma unroll
-          for (int k = 0; k < kPieces; ++k) {
-            const int piece = from + k * sets;
-            if (piece >= count) continue;
-            const float a = weight[piece * kRows], b = weight[piece * kRows + 8];
-            const float2 x = unpack<Fp16>(got[v][k].x), y = unpack<Fp16>(got[v][k].y);
-            const float2 z = unpack<Fp16>(got[v][k].z), w = unpack<Fp16>(got[v][k].w);
-            float* const to = sum[v];
-            add(to[0], a, x.x), add(to[1], a, x.y), add(to[2], b, y.x), add(to[3], b, y.y);
-            add(to[4], a, z.x), add(to[5], a, z.y), add(to[6], b, w.x), add(to[7], b, w.y);
-          }
+          for (float& s : sum) s = 0.0f;
         }
+        at += of_set;
       }
-      if (sets > 1) {  // then kVectors is 1
-#pragma unroll
-        for (int j = 0; j < 8; ++j) sums[j * kMergers + thread] = sum[0][j];
-        sync_threads_of(3, kMergers);
-        for (int other = 1; other < sets && set == 0; ++other)
-#pragma unroll
-          for (int j = 0; j < 8; ++j) sum[0][j] += sums[j * kMergers + other * mine + first];
-      }
-      if (set > 0) continue;
-#pragma unroll
-      for (int v = 0; v < kVectors; ++v)
-        if (at + v * of_set + first < end) store_merged(request, at + v * of_set + first, sum[v]);
+      if (at >= end) break;
+      copy_some();
+      wait_for_copies();
     }
+    if (sets == 1) return;
+    float* const sums = reinterpret_cast<float*>(shared_ + kSums);
+#pragma unroll
+    for (int j = 0; j < 8; ++j) sums[j * kMergers + thread] = sum[j];
+    sync_threads_of(3, kMergers);
+    if (set > 0 || first >= end) return;
+#pragma unroll 1
+    for (int other = 1; other < sets; ++other)
+#pragma unroll
+      for (int j = 0; j < 8; ++j) sum[j] += sums[j * kMergers + other * mine + thread];
+    store_merged(first, sum);
   }
 
-  /// What pieces count, in shared memory where keys were: float [3][kMostPieces][64], for the first
-  /// half of the values in the second third, for the other in the last.
+  /// Pieces' numbers of the rows that there are.
+  __device__ void copy_numbers(const Split& split) const {
+    const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
+    const int quads = 4 * row_warps(), chunks = 3 * quads;  // of a piece, each 16 bytes
+    const int at_once = kMergers / chunks, number = thread % chunks / quads;
+    const int row = thread % chunks % quads * 4;
+    if (thread >= at_once * chunks) return;
+#pragma unroll 1
+    for (int piece = thread / chunks; piece < split.count; piece += at_once)
+      start_copy(base_ + kWeights + ((number * kMostPieces + piece) * kRows + row) * 4,
+                 numbers_at(place_of(split, piece)) + number * kRows + row, true);
+  }
+
+  /// What pieces count, for the first half of the values where factors of that half were, and
+  /// likewise for the other; where rows' outputs begin; lse.
   __device__ void weigh_pieces(int request, const Split& split) const {
-    static_assert((3 * kMostPieces * kRows + 8 * kMergers) * 4 <= At::kShare);
+    sync_threads_of(3, kMergers);  // others have copied numbers too
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
     const int warps = row_warps(), count = split.count;
-    float* const weights = reinterpret_cast<float*>(shared_);
+    float* const weights = reinterpret_cast<float*>(shared_ + kWeights);
     const int readers = warps == 1 ? 16 : warps == 2 ? 8 : 4;  // of a row
     const int row = thread / readers, reader = thread % readers;
     const bool is = row < 16 * warps;
     float most = -INFINITY, sum = 0.0f;
-    constexpr int kAtOnce = 4;
-    for (int from = reader; from < count && is; from += kAtOnce * readers) {
-      float number[kAtOnce][3];
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k)
-#pragma unroll
-        for (int n = 0; n < 3; ++n) {
-          const int piece = min(from + k * readers, count - 1);
-          number[k][n] = __ldcg(numbers_at(place_of(split, piece)) + n * kRows + row);
-        }
-#pragma unroll
-      for (int k = 0; k < kAtOnce; ++k) {
-        const int piece = from + k * readers;
-        if (piece >= count) continue;
-        most = fmaxf(most, number[k][0]);
-#pragma unroll
-        for (int n = 0; n < 3; ++n) weights[(n * kMostPieces + piece) * kRows + row] = number[k][n];
-      }
-    }
+#pragma unroll 1
+    for (int i = reader; i < count && is; i += readers)
+      most = fmaxf(most, weights[i * kRows + row]);
+#pragma unroll 1
     for (int distance = 1; distance < readers; distance *= 2)
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, distance));
     if (most == -INFINITY) most = 0.0f;  // no piece has seen a key: all weights are 0
-    for (int i = reader; i < count && is; i += readers)
-      sum += exp2f(weights[i * kRows + row] - most);
+#pragma unroll 1
+    for (int i = reader; i < count && is; i += readers) {
+      const float own = exp2f(weights[i * kRows + row] - most);
+      weights[i * kRows + row] = own;
+      sum += own;
+    }
+#pragma unroll 1
     for (int distance = 1; distance < readers; distance *= 2)
       sum += __shfl_xor_sync(0xffffffffu, sum, distance);
     if (is) {
       const float share = sum > 0 || sum != sum ? 1.0f / sum : 0.0f;
+#pragma unroll 1
       for (int i = reader; i < count; i += readers) {
-        const float weight = exp2f(weights[i * kRows + row] - most) * share;
+        const float weight = weights[i * kRows + row] * share;
         weights[(kMostPieces + i) * kRows + row] *= weight;
         weights[(2 * kMostPieces + i) * kRows + row] *= weight;
       }
       const int number = first_row_ + row;
-      if (part_ == split.first_part && reader == 0 && number < p_.rows)
-        lse(request, number) = lse_of(sum > 0 || sum != sum ? most + log2f(sum) : -INFINITY);
+      if (reader == 0) {
+        const bool is_row = number < p_.rows;
+        const int query = number / p_.heads, head = number - query * p_.heads;
+        reinterpret_cast<T**>(shared_ + kRowsOut)[row] =
+            is_row ? static_cast<T*>(p_.out) + request * p_.out_strides[0] +
+                         query * p_.out_strides[1] + head * p_.out_strides[2]
+                   : nullptr;
+        if (is_row && part_ == split.first_part)
+          lse(request, number) = lse_of(sum > 0 || sum != sum ? most + log2f(sum) : -INFINITY);
+      }
     }
     sync_threads_of(3, kMergers);
   }
 
-  __device__ void store_merged(int request, int vector, const float (&sum)[8]) const {
+  __device__ void store_merged(int vector, const float (&sum)[8]) const {
     const int lane = static_cast<int>(threadIdx.x % 32), warps = row_warps();
-    const int warp = vector / (16 * 32) % warps, side = vector / (16 * 32) / warps;
-    const int i = vector / 32 % 16;
+    const int group = vector / (16 * 32), side = group >= warps, warp = group - side * warps;
+    const int column = side * 256 + vector / 32 % 16 * 16 + 2 * (lane % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int number = first_row_ + warp * 16 + lane / 4 + 8 * r;
-      if (number >= p_.rows) continue;
-      const int query = number / p_.heads, head = number - query * p_.heads;
-      T* const out = static_cast<T*>(p_.out) + request * p_.out_strides[0] +
-                     query * p_.out_strides[1] + head * p_.out_strides[2] + side * 256 + 16 * i +
-                     2 * (lane % 4);
-      *reinterpret_cast<std::uint32_t*>(out) = pack<T>(sum[2 * r], sum[2 * r + 1]);
-      *reinterpret_cast<std::uint32_t*>(out + 8) = pack<T>(sum[4 + 2 * r], sum[5 + 2 * r]);
+      T* const row = reinterpret_cast<T* const*>(shared_ + kRowsOut)[warp * 16 + lane / 4 + 8 * r];
+      if (row == nullptr) continue;
+      *reinterpret_cast<std::uint32_t*>(row + column) = pack<T>(sum[2 * r], sum[2 * r + 1]);
+      *reinterpret_cast<std::uint32_t*>(row + column + 8) = pack<T>(sum[4 + 2 * r], sum[5 + 2 * r]);
     }
   }
   /// A piece that counts nothing adds nothing, whatever it holds.
@@ -1587,16 +1614,17 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
     };
     const int box = std::min(p.page, kTokens);
     if constexpr (std::is_same_v<T, C>) {
-      maps.cache = tile_map(kName, columns(in.cache.data_handle(), 0, kWidth), box);
+      maps.cache = latent_map(kName, columns(in.cache.data_handle(), 0, kWidth), kTileColumns, box);
     } else {
       const auto* const bytes = reinterpret_cast<const std::uint8_t*>(in.cache.data_handle());
-      maps.cache = byte_map(kName, columns(bytes, 0, kValues), kRawColumns, box);
+      maps.cache = latent_map(kName, columns(bytes, 0, kValues), kRawColumns, box);
       if constexpr (std::is_same_v<C, std::uint8_t>) {
-        maps.scales = byte_map(kName, columns(bytes, kScaleOffset, kScaleBytes), kScaleBytes, box);
+        maps.scales =
+            latent_map(kName, columns(bytes, kScaleOffset, kScaleBytes), kScaleBytes, box);
         maps.pe = tile_map(
             kName, columns(reinterpret_cast<const Bf16*>(bytes), kPeOffset / 2, kTileColumns), box);
       } else {
-        maps.pe = byte_map(kName, columns(bytes, kValues, kTileColumns), kTileColumns, box);
+        maps.pe = latent_map(kName, columns(bytes, kValues, kTileColumns), kTileColumns, box);
       }
     }
   }

@@ -53,7 +53,8 @@ __device__ inline int sum_before(int own, int lane) {
   return sum - own;
 }
 
-/// One warp's search for the share of a part.
+/// One warp's search for the share of a part. Loops stay loops: it runs once, and instructions that
+/// were not fetched yet take longer than they run.
 class Scheduler {
  public:
   __device__ Scheduler(const Lengths& lengths, int parts, int part)
@@ -62,6 +63,7 @@ class Scheduler {
   /// `fewest`: a piece has at least so many tiles, times the root of all tiles: what merging costs.
   __device__ Share share(float fewest) const {
     int total = 0, longest = 0;
+#pragma unroll 1
     for (int b = lane_; b < lengths_.count; b += 32) {
       const int tiles = lengths_.tiles(b);
       total += tiles;
@@ -82,8 +84,10 @@ class Scheduler {
  private:
   __device__ int smallest_chunk(int least, int longest) const {
     int low = least, high = max(least, longest), tried = least;
+#pragma unroll 1
     while (low < high) {
       int pieces = 0;
+#pragma unroll 1
       for (int b = lane_; b < lengths_.count; b += 32)
         pieces += (lengths_.tiles(b) + tried - 1) / tried;
       pieces = __reduce_add_sync(0xffffffffu, pieces);
@@ -98,6 +102,7 @@ class Scheduler {
 
   __device__ Share chunks(int chunk) const {
     int before = 0;
+#pragma unroll 1
     for (int base = 0; base < lengths_.count; base += 32) {
       const int b = base + lane_;
       const int tiles = b < lengths_.count ? lengths_.tiles(b) : 0;
@@ -107,12 +112,12 @@ class Scheduler {
         const int found = __ffs(static_cast<int>(here)) - 1;
         const int first_part = __shfl_sync(0xffffffffu, at, found);
         const int count = __shfl_sync(0xffffffffu, own, found);
-        const std::int64_t all = __shfl_sync(0xffffffffu, tiles, found);
-        const int piece = part_ - first_part;
+        const int all = __shfl_sync(0xffffffffu, tiles, found), piece = part_ - first_part;
+        const int whole = all / count, rest = all - whole * count;  // so that 32 bits suffice
         Share share;
         share.first = share.last = base + found;
-        share.first_tile = static_cast<int>(all * piece / count);
-        share.end_tile = static_cast<int>(all * (piece + 1) / count);
+        share.first_tile = whole * piece + rest * piece / count;
+        share.end_tile = whole * (piece + 1) + rest * (piece + 1) / count;
         share.of_first = share.of_last = {first_part, count};
         return share;
       }
@@ -135,6 +140,7 @@ class Scheduler {
     Share share;
     bool found = false;
     int before = 0;
+#pragma unroll 1
     for (int base = 0; base < lengths_.count; base += 32) {
       const int b = base + lane_;
       const bool is = b < lengths_.count;
