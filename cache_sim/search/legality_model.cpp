@@ -24,6 +24,12 @@ bool are_kept(const LegalityModel::Request& request, const Tokens& tokens) {
   return found == tokens.size();
 }
 
+/// Where an answer can end that was to end at `up_to`.
+std::int64_t answer_end(std::int64_t up_to, const LegalityModel::Request& request) {
+  if (up_to == Operation::kAbsent) return up_to;
+  return std::clamp<std::int64_t>(up_to, request.shortest, request.known.size());
+}
+
 }  // namespace
 
 Steps literal_steps(const std::vector<Statement>& statements) {
@@ -68,7 +74,8 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
                          .salt = operation.salt,
                          .known = operation.tokens,
                          .computed = reply.get(ReplyField::cached),
-                         .external = operation.external});
+                         .external = operation.external,
+                         .shortest = operation.tokens.size()});
     seen_.push_back(operation.tokens);
     const auto row = std::find(rows_.begin(), rows_.end(), Name());
     *(row == rows_.end() ? rows_.insert(row, Name()) : row) = operation.id;
@@ -86,7 +93,9 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
       found->is_loading = false;
       if (!found->rows.empty()) found->rows.erase(found->rows.begin());
       return;
+    case Verb::checkpoint: found->shortest = found->known.size(); return;
     case Verb::accept:
+      found->shortest = found->known.size() + 1;
       found->known = found->known.followed_by(operation.tokens);
       found->samples |= cuts_chunks_;
       if (results_tell_ && !found->rows.empty()) {
@@ -118,6 +127,9 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
 void LegalityModel::follow_extend(const Operation& operation, const Reply& reply,
                                   Request& request) const {
   const std::int64_t n = cuts_chunks_ ? reply.get(ReplyField::n, operation.n) : operation.n;
+  // A server looks for the end in what one result tells, and launches nothing more once it is seen.
+  if (request.in_flight == 0)
+    request.shortest = request.known.size() + (operation.tokens.empty() ? 0 : 1);
   request.known = request.known.followed_by(operation.tokens);
   request.external = 0;
   request.samples |= !operation.tokens.empty();
@@ -244,8 +256,7 @@ bool LegalityModel::adapt(Step& step) const {
       return true;
     case Verb::accept: operation.n = operation.tokens.size(); return true;
     case Verb::finish:
-      if (request != nullptr)
-        operation.up_to = std::min<std::int64_t>(operation.up_to, request->known.size());
+      if (request != nullptr) operation.up_to = answer_end(operation.up_to, *request);
       return true;
     case Verb::extend: adapt_extend(operation, step.rest); return true;
     case Verb::clone:
@@ -286,6 +297,9 @@ bool LegalityModel::makes_sense_for(const Request& request, const Operation& ope
               tokens_left(request, operation) > std::int64_t{operation.drafts.size()});
     case Verb::complete: return request.in_flight > 0 && !request.is_result_due();
     case Verb::checkpoint: return !verifies && operation.up_to <= request.computed;
+    case Verb::finish:
+      return !verifies &&
+             (operation.up_to == Operation::kAbsent || operation.up_to >= request.shortest);
     case Verb::clone:
     case Verb::truncate:
     case Verb::capture:

@@ -52,6 +52,7 @@ class LegalityModel {
     bool is_cut = false;    ///< the server has taken less than was asked for, and something is left
     std::vector<Row> rows;  ///< whose tokens their results tell, the oldest first
     std::int64_t promised = 0;  ///< tokens that these bring, their drafts counted as kept
+    std::int64_t shortest = 0;  ///< tokens that an answer has at least: no end was seen before them
 
     std::int64_t left() const { return known.size() + promised - computed; }
     bool is_result_due() const { return !rows.empty() && rows.front().samples; }
