@@ -42,8 +42,7 @@ class SglangExtraBufferOracle final : public SglangOracle {
     if (to - from < grid()) return;
     std::int64_t position = to - (to - from) % grid();
     const std::int64_t branch = request.branch;
-    if (from < branch && branch < position && (branch - from) % config_.model_chunk == 0)
-      position = branch;
+    if (from < branch && branch < position && (branch - from) % grid() == 0) position = branch;
     if (position % config_.page != 0) return;
     request.latest = {next_slot(request), position};
   }

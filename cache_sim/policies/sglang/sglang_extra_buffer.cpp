@@ -70,9 +70,8 @@ std::uint32_t SglangExtraBuffer::tracked_in_chunk(const RadixRequest& request,
   if (stop - begin < grid_) return 0;
   std::uint32_t position = begin + (stop - begin) / grid_ * grid_;
   if (planted(kAbsoluteGrid)) position = stop / grid_ * grid_;
-  const auto model_chunk = static_cast<std::uint32_t>(config_.model_chunk);
   if (begin < request.branch && request.branch < position && !planted(kIgnoresBranch)) {
-    if ((request.branch - begin) % model_chunk == 0)
+    if ((request.branch - begin) % grid_ == 0)
       position = request.branch;
     else
       LOCKSTEP_MARK("track.branch_off_the_grid");
