@@ -262,6 +262,31 @@ TEST_F(Child, supportsPrefillCheckpointsAndNoOthers) {
   EXPECT_EQ(last["unsupported"].size(), 1u);
 }
 
+// What no server does in a trace of operations may be what a scheduler needs.
+TEST_F(Child, isAskedAgainByAScheduler) {
+  ReplayRequest request;
+  request.subjects = {"exec:python3 " + folder.write("checks_what_has_stepped.py", R"(
+import sys
+stepped = False
+for line in sys.stdin:
+    verb, *fields = line.split()
+    stepped = verb == "step" or (stepped and verb != "hello")
+    n = dict(f.split("=", 1) for f in fields).get("n")
+    print({"hello": "levels=request again=1", "admit": "cached=0", "extend": f"n={n}",
+           "check": "ok" if stepped else "unsupported"}.get(verb, "ok"), flush=True)
+)")};
+  request.children = std::make_shared<Children>();
+  const std::string of_operations =
+      folder.write("operations.trace", "admit id=r tokens=a5\nextend id=r n=5\ncheck\n");
+  const std::string of_requests =
+      folder.write("requests.trace", "request id=r tokens=a5 output=1\nrun\ncheck\n");
+  for (const bool scheduled : {false, true, false, true}) {
+    request.file = scheduled ? of_requests : of_operations;
+    EXPECT_EQ(outcome_of(request), "");
+    EXPECT_EQ(last.contains("unsupported"), !scheduled) << last.dump();
+  }
+}
+
 TEST_F(Child, thatCannotBeServedEndsTheRunAsBadInput) {
   const std::string text =
       played("config overlap=1 policy=radix\nrequest id=r tokens=a9 output=3\nrun\n",

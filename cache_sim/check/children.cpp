@@ -18,14 +18,23 @@ void Children::give_back(const std::string& command, std::unique_ptr<ChildProces
   idle_.emplace(command, std::move(process));
 }
 
-std::map<std::string, std::string> Children::unsupported() const {
+Children::Unsupported Children::unsupported(Driver driver) const {
   const std::lock_guard lock(guard_);
-  return unsupported_;
+  const auto found = unsupported_.find(driver);
+  return found == unsupported_.end() ? Unsupported() : found->second;
 }
 
-void Children::note_unsupported(const std::string& form, const std::string& sentence) {
+Children::Unsupported Children::unsupported() const {
   const std::lock_guard lock(guard_);
-  unsupported_.emplace(form, sentence);
+  Unsupported all;
+  for (const auto& [driver, forms] : unsupported_) all.insert(forms.begin(), forms.end());
+  return all;
+}
+
+void Children::note_unsupported(Driver driver, const std::string& form,
+                                const std::string& sentence) {
+  const std::lock_guard lock(guard_);
+  unsupported_[driver].emplace(form, sentence);
 }
 
 std::set<std::string> Children::remarks() const {

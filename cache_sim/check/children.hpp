@@ -20,10 +20,14 @@ class Children {
   void give_back(const std::string& command, std::unique_ptr<ChildProcess> process);
 
   /// Forms of operations (operation_form) that a child answered with `unsupported`, each with the
-  /// sentence that says so. No later run sends them to any subject, and a search need not draw
-  /// them.
-  std::map<std::string, std::string> unsupported() const;
-  void note_unsupported(const std::string& form, const std::string& sentence);
+  /// sentence that says so. What a scheduler asks for is told apart from what a trace of operations
+  /// does, which may be nothing that a server ever does. No later run that is driven so sends them
+  /// to any subject.
+  using Unsupported = std::map<std::string, std::string>;
+  enum class Driver { operations, scheduler };
+  Unsupported unsupported(Driver driver) const;
+  Unsupported unsupported() const;  ///< of both
+  void note_unsupported(Driver driver, const std::string& form, const std::string& sentence);
 
   /// Sentences about what a child says and nobody compares, each once. They change no verdict.
   std::set<std::string> remarks() const;
@@ -32,7 +36,7 @@ class Children {
  private:
   mutable std::mutex guard_;
   std::multimap<std::string, std::unique_ptr<ChildProcess>> idle_;  // by command
-  std::map<std::string, std::string> unsupported_;
+  std::map<Driver, Unsupported> unsupported_;
   std::set<std::string> remarks_;
 };
 

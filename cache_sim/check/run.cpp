@@ -54,8 +54,13 @@ Result<std::unique_ptr<ReplaySession>> ReplaySession::start(const RunOptions& op
         return tl::unexpected(seated.error());
   run->replies_.resize(run->subject_count());
   run->holders_.resize(static_cast<std::size_t>(options.config.ranks));
-  run->unsupported_ = options.children->unsupported();
+  run->set_driver(Children::Driver::operations);
   return run;
+}
+
+void ReplaySession::set_driver(Children::Driver driver) {
+  driver_ = driver;
+  unsupported_ = options_.children->unsupported(driver);
 }
 
 /// A child whose answer to hello is a finding takes its seat without a subject, and the run ends.
@@ -154,7 +159,7 @@ bool ReplaySession::ask_all(const Operation& operation) {
       if (replies_[i].refused == Refusal::unsupported) {
         const std::string form = form_of(operation);
         unsupported_[form] = fmt::format("{} does not support `{}`", seat_at(i).name, form);
-        options_.children->note_unsupported(form, unsupported_[form]);
+        options_.children->note_unsupported(driver_, form, unsupported_[form]);
         must_restart_ = stopped_ = anybody_has_done_it;
         return false;
       }

@@ -42,6 +42,8 @@ class ReplaySession {
   /// not.
   const std::string& blocked() const { return blocked_; }
 
+  /// Who asks for operations: a trace of them, until this is called. Before the first operation.
+  void set_driver(Children::Driver driver);
   /// Where the next operations come from.
   void set_place(int line, Nanoseconds now) {
     line_ = line;
@@ -121,7 +123,8 @@ class ReplaySession {
   std::vector<LocatedFinding> findings_;
   std::optional<Error> error_;
   bool stopped_ = false;
-  std::map<std::string, std::string> unsupported_;  // by form: the sentence that says so
+  Children::Driver driver_ = Children::Driver::operations;
+  Children::Unsupported unsupported_;  // what is left out
   std::map<std::string, LeftOut> left_out_;
   bool left_out_last_ = false;
   bool must_restart_ = false;

@@ -39,6 +39,7 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
 
 void Simulation::play(const Trace& trace) {
   scheduler_level_ = trace.scheduler_level;
+  if (scheduler_level_) run_.set_driver(Children::Driver::scheduler);
   for (const Statement& statement : trace.statements) {
     line_ = statement.line;
     run_.set_place(line_, now_);
@@ -52,6 +53,7 @@ void Simulation::play(const Trace& trace) {
 
 Result<void> Simulation::play(RequestStream& requests) {
   stream_ = &requests;
+  run_.set_driver(Children::Driver::scheduler);
   pull(requests);
   run_until({});
   if (!run_.stopped() && stream_state_) run_.conclude();
