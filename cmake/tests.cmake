@@ -1,6 +1,6 @@
-# properties/*_test.cpp become one program per tier: _full_test.cpp, _gpu_test.cpp and _fuzz_test.cpp name
-# their tier, every other test is quick. A tier is a label of ctest. _torch_test.cpp are quick too, in a program of
-# their own: the only files that wait for LibTorch's headers, which they share precompiled.
+# properties/*_test.cpp become one program per tier: _full_test.cpp and _gpu_test.cpp name their tier, every other test
+# is quick. A tier is a label of ctest. _torch_test.cpp are quick too, in a program of their own: the only files that
+# wait for LibTorch's headers, which they share precompiled.
 
 find_package(GTest REQUIRED)
 find_package(rapidcheck REQUIRED)
@@ -91,7 +91,7 @@ endif()
 # It fills caches of every type with bytes that are NaN, __nv_bfloat16 among them.
 set_source_files_properties(properties/mla_decode_gpu_test.cpp PROPERTIES
   COMPILE_OPTIONS "$<$<CXX_COMPILER_ID:GNU>:-Wno-class-memaccess>")
-foreach(tier full gpu fuzz)
+foreach(tier full gpu)
   set(tier_sources ${test_sources})
   list(FILTER tier_sources INCLUDE REGEX "_${tier}_test\\.cpp$")
   list(FILTER test_sources EXCLUDE REGEX "_${tier}_test\\.cpp$")
@@ -113,10 +113,12 @@ endif()
 # for ten million executions.
 if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_FLAGS MATCHES "fuzzer-no-link")
   file(GLOB fuzz_sources CONFIGURE_DEPENDS properties/*_fuzz.cpp)
+  add_custom_target(lockstep_fuzz)  # all of them, and nothing else
   foreach(source IN LISTS fuzz_sources)
     string(REGEX REPLACE ".*/(.*)_fuzz\\.cpp" "\\1" name ${source})
     add_executable(lockstep_fuzz_${name} ${source})
     target_link_libraries(lockstep_fuzz_${name} PRIVATE lockstep::lockstep -fsanitize=fuzzer)
+    add_dependencies(lockstep_fuzz lockstep_fuzz_${name})
     add_test(NAME fuzz.${name} COMMAND ${PROJECT_SOURCE_DIR}/properties/fuzz.py ${name} --time 60
                                        --build ${PROJECT_BINARY_DIR})
     set_tests_properties(fuzz.${name} PROPERTIES LABELS fuzz TIMEOUT 600)

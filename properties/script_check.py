@@ -5,6 +5,7 @@
   - What asks a script of bench/ for help starts no measurement.
   - `./lockstep replay` neither waits for the tests that another ./lockstep builds nor builds any; the other one goes on
     after it.
+  - `./lockstep test --tier fuzz` builds the fuzzers alone, in a folder of their own.
 """
 import os
 import pathlib
@@ -19,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LONG = 60  # seconds that the tests of the stand-in take: longer than this check may
 RECORD = '#!/bin/sh\necho "$(basename "$0") $*" >>"$CALLS"\n'
 CMAKE = RECORD + """
-case "$*" in *LOCKSTEP_BUILD_TESTS=ON*) echo LOCKSTEP_BUILD_TESTS:BOOL=ON >"$2/build/cpu/CMakeCache.txt" ;; esac
+case "$*" in *LOCKSTEP_BUILD_TESTS=ON*) echo LOCKSTEP_BUILD_TESTS:BOOL=ON >"$2/build/$4/CMakeCache.txt" ;; esac
 """
 NINJA = RECORD + f"""
 [ "$3" != lockstep ] || {{ printf '#!/bin/sh\\necho played "$@"\\n' >"$2/new" && chmod +x "$2/new" && mv "$2/new" "$2/lockstep"; }}
@@ -126,8 +127,19 @@ def tests_are_built(checkout):
     assert status == 0 and any(call.startswith("ctest") for call in checkout.called()), (status, out, err)
 
 
+def fuzzers_have_a_build_of_their_own(checkout):
+    status, out, err = checkout.run("test", "--tier", "fuzz")
+    called = checkout.called()
+    assert status == 0, (status, out, err)
+    assert any(call.startswith("cmake") and "--preset fuzz" in call for call in called), called
+    assert [call.split()[-1] for call in called if call.startswith("ninja")] == ["lockstep_fuzz"], called
+    assert any(call.startswith("ctest") and "build/fuzz -L ^fuzz$" in call for call in called), called
+    assert not (checkout.root / "build/current").exists(), "the program that is used stays what it was"
+
+
 def main():
-    for check in (texts_build_nothing, help_starts_no_measurement, replay_goes_first, tests_are_built):
+    for check in (texts_build_nothing, help_starts_no_measurement, replay_goes_first, tests_are_built,
+                  fuzzers_have_a_build_of_their_own):
         with tempfile.TemporaryDirectory() as folder:
             check(Checkout(pathlib.Path(folder)))
         print(f"ok: {check.__name__}", flush=True)
