@@ -66,7 +66,10 @@ class Scheduler final : public AskingScheduler<ScheduledRequest, SchedulerAsks> 
 
   bool has_work() const override { return !waiting_.empty() || !running_.empty(); }
   bool waits_for_results() const override;
-  bool has_results_out() const override { return phase_ == Phase::forward || !batch_.empty(); }
+  /// With SGLang's rules also those of a forward whose requests have all left.
+  bool has_results_out() const override {
+    return phase_ == Phase::forward || !batch_.empty() || (options_.sglang && has_forward_);
+  }
   bool awaits_results() const override { return phase_ == Phase::forward; }
 
  private:

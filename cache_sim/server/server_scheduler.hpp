@@ -21,7 +21,7 @@ class ServerScheduler {
   virtual bool has_work() const = 0;
   /// With overlap: the last step's results must come before the next one is decided.
   virtual bool waits_for_results() const = 0;
-  /// Rows were launched whose results have not come.
+  /// A forward was launched whose results have not come.
   virtual bool has_results_out() const = 0;
   /// A forward's results are due: forward_done is the next event.
   virtual bool awaits_results() const = 0;

@@ -352,6 +352,7 @@ bool Simulation::launch() {
 
 /// The oldest forward's results, to the ranks that are due.
 void Simulation::take_results(bool (ServerScheduler::*due)() const) {
+  require(!flights_.empty(), "results come from a forward");
   now_ = std::max(now_, flights_.front());
   flights_.pop_front();
   for (std::size_t rank = 0; rank < ranks_.size() && !run_.stopped(); ++rank)

@@ -25,7 +25,8 @@ SchedulerStatus SchedulerOracle::status(RequestNumber request) {
   for (const auto& [priority, numbers] : queue_) waiting += numbers.size();
   return {.has_work = !queue_.empty() || !running_.empty(),
           .waits_for_results = options_.overlap && !decided_.empty() && has_drafts_to_come,
-          .has_results_out = awaits_results_ || !decided_.empty(),
+          .has_results_out = awaits_results_ || !decided_.empty() ||
+                             (options_.sglang && options_.overlap && computes_),
           .awaits_results = awaits_results_,
           .load = waiting + running_.size(),
           .has_ended = at(request).state == State::ended};
