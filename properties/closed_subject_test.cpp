@@ -28,10 +28,10 @@ class Child : public testing::Test {
   /// A child that answers each verb as `answers` says, a dictionary of Python: a text, or a list of
   /// texts for the first, second, … time. N stands for the operation's n.
   std::string child(const std::string& answers) {
-    return "exec:python3 " + folder.write(fmt::format("child{}.py", ++files_), R"(
+    return "exec:python3 " + folder_.write(fmt::format("child{}.py", ++files_), R"(
 import sys
 answers = {"hello": "levels=request", "admit": "cached=0", "extend": "n=N", **)" + answers +
-                                                                                   R"(}
+                                                                                    R"(}
 for line in sys.stdin:
     verb, *fields = line.split()
     answer = answers.get(verb, "ok")
@@ -44,7 +44,7 @@ for line in sys.stdin:
   /// What a trace comes to: `KIND: text` of the first finding, a sentence of bad input, or nothing.
   std::string played(const std::string& trace, std::vector<std::string> subjects) {
     ReplayRequest request;
-    request.file = folder.write(fmt::format("trace{}.trace", ++files_), trace);
+    request.file = folder_.write(fmt::format("trace{}.trace", ++files_), trace);
     request.subjects = std::move(subjects);
     return outcome_of(request);
   }
@@ -52,14 +52,14 @@ for line in sys.stdin:
     Result<ReplayOutcome> outcome = replay(request);
     if (!outcome)
       return fmt::format("status {}: {}", int{outcome.error().status}, outcome.error().text);
-    last = run_json(request, *outcome);
+    last_ = run_json(request, *outcome);
     if (outcome->run->findings().empty()) return "";
     const Finding& first = outcome->run->findings().front().finding;
     return fmt::format("{}: {}", to_string(first.kind), first.text);
   }
 
-  testing_support::ScratchFolder folder;
-  Json last;  // the JSON of the last run
+  testing_support::ScratchFolder folder_;
+  Json last_;  // the JSON of the last run
 
  private:
   int files_ = 0;
@@ -245,8 +245,8 @@ TEST_F(Child, isNotAskedForWhatItDoesNotSupport) {
         std::vector<std::string>{radix_without_eviction, "radix", "oracle"},
         std::vector<std::string>{radix_without_eviction}}) {
     EXPECT_EQ(played(trace, subjects), "");
-    EXPECT_EQ(last["unsupported"][0]["operation"], "evict kv");
-    EXPECT_EQ(last["unsupported"][0]["left_out"], 2);
+    EXPECT_EQ(last_["unsupported"][0]["operation"], "evict kv");
+    EXPECT_EQ(last_["unsupported"][0]["left_out"], 2);
   }
 }
 
@@ -258,14 +258,14 @@ TEST_F(Child, supportsPrefillCheckpointsAndNoOthers) {
                    "admit id=s tokens=a9\nextend id=s n=9\ncheckpoint id=s\n----\nexist=1\n",
                    {child_of_chunks}),
             "");
-  EXPECT_EQ(last["unsupported"][0]["operation"], "checkpoint while decoding");
-  EXPECT_EQ(last["unsupported"].size(), 1u);
+  EXPECT_EQ(last_["unsupported"][0]["operation"], "checkpoint while decoding");
+  EXPECT_EQ(last_["unsupported"].size(), 1u);
 }
 
 // What no server does in a trace of operations may be what a scheduler needs.
 TEST_F(Child, isAskedAgainByAScheduler) {
   ReplayRequest request;
-  request.subjects = {"exec:python3 " + folder.write("checks_what_has_stepped.py", R"(
+  request.subjects = {"exec:python3 " + folder_.write("checks_what_has_stepped.py", R"(
 import sys
 stepped = False
 for line in sys.stdin:
@@ -277,13 +277,13 @@ for line in sys.stdin:
 )")};
   request.children = std::make_shared<Children>();
   const std::string of_operations =
-      folder.write("operations.trace", "admit id=r tokens=a5\nextend id=r n=5\ncheck\n");
+      folder_.write("operations.trace", "admit id=r tokens=a5\nextend id=r n=5\ncheck\n");
   const std::string of_requests =
-      folder.write("requests.trace", "request id=r tokens=a5 output=1\nrun\ncheck\n");
+      folder_.write("requests.trace", "request id=r tokens=a5 output=1\nrun\ncheck\n");
   for (const bool scheduled : {false, true, false, true}) {
     request.file = scheduled ? of_requests : of_operations;
     EXPECT_EQ(outcome_of(request), "");
-    EXPECT_EQ(last.contains("unsupported"), !scheduled) << last.dump();
+    EXPECT_EQ(last_.contains("unsupported"), !scheduled) << last_.dump();
   }
 }
 
@@ -341,10 +341,10 @@ class GreetedAgain : public Child {
   /// The findings of so many runs of one trace, which share their children, and how many processes
   /// they took.
   std::pair<std::string, std::size_t> runs(const std::string& at_hello, int count) {
-    const std::string starts = folder.write("starts", "");
+    const std::string starts = folder_.write("starts", "");
     ReplayRequest request;
-    request.subjects = {"exec:python3 " + folder.write("cache.py", cache_that(at_hello, starts))};
-    request.file = folder.write("x.trace", "admit id=r tokens=a5\nextend id=r n=5\nfinish id=r\n");
+    request.subjects = {"exec:python3 " + folder_.write("cache.py", cache_that(at_hello, starts))};
+    request.file = folder_.write("x.trace", "admit id=r tokens=a5\nextend id=r n=5\nfinish id=r\n");
     request.children = std::make_shared<Children>();
     std::string wrong;
     for (int i = 0; i < count && wrong.empty(); ++i) wrong = outcome_of(request);
@@ -364,7 +364,7 @@ TEST_F(GreetedAgain, aChildThatForgetsNothingIsFound) {
 }
 
 TEST_F(GreetedAgain, anExceptionEndsTheTraceAndNotTheProcess) {
-  const std::string starts = folder.write("starts", "");
+  const std::string starts = folder_.write("starts", "");
   const std::string raises = R"(
 import sys
 open(")" + starts + R"(", "a").write("started\n")
@@ -373,8 +373,8 @@ for line in sys.stdin:
     print("levels=request again=1" if hello else "raised=KeyError: 1", flush=True)
 )";
   ReplayRequest request;
-  request.subjects = {"exec:python3 " + folder.write("raises.py", raises)};
-  request.file = folder.write("x.trace", "admit id=r tokens=a5\n");
+  request.subjects = {"exec:python3 " + folder_.write("raises.py", raises)};
+  request.file = folder_.write("x.trace", "admit id=r tokens=a5\n");
   request.children = std::make_shared<Children>();
   for (int i = 0; i < 3; ++i) expect_kind(outcome_of(request), FindingKind::subject_died);
   EXPECT_EQ(testing_support::read_text(starts), "started\n");
@@ -394,14 +394,14 @@ TEST_F(Child, exampleKeepsWhatIsUnderWayAndWhatIsHeld) {
       "complete id=r\nextend async=1 id=r n=1 tokens=b1\n";
   const std::string ended = "finish id=r\nadmit id=s tokens=a10+b5\n";
   EXPECT_EQ(played(launched + ended, {kExample}), "");
-  EXPECT_EQ(last["requests"][1]["cached_tokens"], 11);
+  EXPECT_EQ(last_["requests"][1]["cached_tokens"], 11);
   EXPECT_EQ(played(launched + "complete id=r\n" + ended, {kExample, "radix", "oracle"}), "");
-  EXPECT_EQ(last["requests"][1]["cached_tokens"], 11);
+  EXPECT_EQ(last_["requests"][1]["cached_tokens"], 11);
   const std::string held =
       "config policy=radix\nadmit id=r tokens=a10\nextend id=r n=10\nfinish id=r\n"
       "admit id=s tokens=a8\nflush\nadmit id=t tokens=a10+b5\n";
   EXPECT_EQ(played(held, {kExample, "radix", "oracle"}), "");
-  EXPECT_EQ(last["requests"][2]["cached_tokens"], 7);
+  EXPECT_EQ(last_["requests"][2]["cached_tokens"], 7);
 }
 
 ExploreOptions beside_radix(const std::string& child, std::int64_t traces) {
@@ -427,7 +427,7 @@ TEST_F(Child, exampleWithAnOffByOneIsFoundAndShrunk) {
   const std::string right = "request.tokens[:size]";
   ASSERT_NE(source.find(right), std::string::npos);
   source.replace(source.find(right), right.size(), "request.tokens[: size + 1]");
-  const std::string broken = "exec:python3 " + folder.write("broken.py", source);
+  const std::string broken = "exec:python3 " + folder_.write("broken.py", source);
   const Result<ExploreOutcome> outcome = explore(beside_radix(broken, 200));
   ASSERT_TRUE(outcome) << outcome.error().text;
   ASSERT_EQ(outcome->discoveries.size(), 1u);
