@@ -11,11 +11,11 @@
 //   feeding  by tensor copies: one warp the queries' slabs 0 to 3, for registers, and the keys, two
 //            slabs at a time, into a ring of such pairs; a tile's last slab (k_pe) has places of
 //            its own. Another warp the queries' other slabs, which stay. Before the launch may read
-//            anything, all ask L2 for what they will probably read first. Of a cache in e4m3, one
-//            warp copies units as they are in memory, and the three others fill the ring with them
-//            as float16 (mla_latents.cuh). Of pages smaller than a tile, which would
-//            take hundreds of tensor copies, two warps' lanes copy 16 bytes each, and another makes
-//            that visible to products
+//            anything, all ask L2 for what they will probably read first. Of a cache in e4m3, each
+//            of four warps copies a quarter of a tile as it is in memory, a tile ahead, and fills
+//            the ring with it as float16 (mla_latents.cuh). Of pages smaller than a tile, which
+//            would take hundreds of tensor copies, two warps' lanes copy 16 bytes each, and another
+//            makes that visible to products
 //   scores   S = Q K^T, then p = exp2(S - m) to shared memory, in T. m is the largest score, or
 //            less by at most kSlack: outputs are rarely rescaled. They are divided by the sum of
 //            p as it was rounded: of a key that has most of the weight its rounding then cancels
@@ -58,38 +58,41 @@ constexpr int kMergers = 2 * kWarpgroup;
 constexpr int kOutputRegisters = 160;
 constexpr int kDeferredTiles = 8;  ///< of an item, at least: fewer wait for bytes, not for products
 constexpr float kSlack = 8;        ///< powers of two that p may grow beyond 1
-constexpr int kGatherers = 2;      ///< warps whose lanes copy latents, each half of a tile's tokens
+constexpr int kConverters = 4;     ///< warps that convert latents
+constexpr int kPeTokens = kTokens / kConverters;  ///< of whose k_pe each takes care
+constexpr int kGatherers = 2;  ///< warps whose lanes copy latents, each half of a tile's tokens
 
 /// What a cache of C asks for where queries are of T; kManyRows: Block.
 template <class T, class C, bool kManyRows>
 struct Layout {
   static constexpr bool kConverts = !std::is_same_v<T, C>;             ///< keys are in e4m3
   static constexpr bool kHasScales = std::is_same_v<C, std::uint8_t>;  ///< and k_pe in bf16
-  static constexpr bool kConvertsPe = kConverts && !kHasScales;
   static constexpr int kFeedRegisters = kConverts ? 48 : 40;
   static constexpr int kScoreRegisters = kConverts ? 144 : 152;
   // Pairs of slabs in the ring, and places of last slabs. Where p waits for the next tile's scores,
-  // two tiles and a half are worth more; else that last slabs come as early as the others.
-  static constexpr int kUnits = kConverts ? 6 : kManyRows ? 10 : 9;
-  static constexpr int kRopes = kConverts ? 2 : kManyRows ? 1 : 3;
-  static constexpr int kRaw = kConverts ? kUnits : 0;      ///< units as they are in memory
-  static constexpr int kRawPe = kConvertsPe ? kRopes : 0;  ///< last slabs likewise
-  static constexpr int kCopied = kUnits + kRopes;          ///< what lanes copy, or others convert
+  // two tiles and a half are worth more; else that last slabs come as early as the others. Where
+  // keys are converted, two whole tiles, so that all of the next one is there in time, are worth
+  // more than two tiles of p.
+  static constexpr int kUnits = kConverts ? 8 : kManyRows ? 10 : 9;
+  static constexpr int kRopes = kConverts || kManyRows ? 1 : 3;
+  static constexpr int kPs = kConverts ? 1 : 2;  ///< tiles of p
+  /// What lanes copy, or each of several warps converts.
+  static constexpr int kCopied = kConverts ? kConverters : kUnits + kRopes;
 
-  // Shared memory, in bytes.
-  static constexpr int kScaleBytes = kHasScales ? kTokens * mla::kScaleBytes : 0;  // of a raw unit
-  static constexpr int kRawBytes = kTokens * kRawColumns + kScaleBytes;
-  static constexpr int kRawPeBytes = kTokens * kTileColumns;
+  // Shared memory, in bytes. Of what a warp converts: a unit's numbers, their scales, and a quarter
+  // of the last slab.
+  static constexpr int kPeRowBytes = kHasScales ? kTileRowBytes : kTileColumns;
+  static constexpr int kRawScales = kTokens * kRawColumns;
+  static constexpr int kRawPe = kRawScales + (kHasScales ? kTokens * 4 : 0);
+  static constexpr int kRawBytes = kConverts ? kRawPe + kPeTokens * kPeRowBytes : 0;
   static constexpr int kQueries = kUnits * kUnitBytes;  // slabs 4 to 8
   static constexpr int kRope = kQueries + (kSlabs - kHalf) * kSlabBytes;
-  static constexpr int kP = kRope + kRopes * kSlabBytes;  // two tiles
-  static constexpr int kRawUnits = kP + 2 * kSlabBytes;
-  static constexpr int kRawPes = kRawUnits + kRaw * kRawBytes;
-  static constexpr int kAlpha = kRawPes + kRawPe * kRawPeBytes;  // float [2][64]
-  static constexpr int kTotals = kAlpha + 2 * kRows * 4;         // float2 [2][64]
-  static constexpr int kBarriers = kTotals + 2 * kRows * 8;
-  static constexpr int kBarrierCount =
-      kUnits * (kPair + 1) + 2 * kRopes + 2 + 2 * 2 + 1 + 2 * kCopied;
+  static constexpr int kP = kRope + kRopes * kSlabBytes;
+  static constexpr int kRawUnits = kP + kPs * kSlabBytes;
+  static constexpr int kAlpha = kRawUnits + (kConverts ? kConverters * kRawBytes : 0);
+  static constexpr int kTotals = kAlpha + kPs * kRows * 4;     // after float [kPs][64]
+  static constexpr int kBarriers = kTotals + kPs * kRows * 8;  // after float2 [kPs][64]
+  static constexpr int kBarrierCount = kUnits * (kPair + 1) + 2 * kRopes + 2 + 2 * 2 + 1 + kCopied;
   static constexpr int kShare = kBarriers + 8 * kBarrierCount;
   static constexpr int kBytes = kShare + int{sizeof(Share)};
   static_assert(kBytes <= 232448, "shared memory of a block");
@@ -131,7 +134,7 @@ struct Decode {
   int pages;
 };
 struct Maps {
-  CUtensorMap q, cache, pe, scales;
+  CUtensorMap q, cache, pe;
 };
 
 /// A run of tiles of one request.
@@ -153,9 +156,46 @@ __device__ inline void start_copy(std::uint32_t to, const void* from, bool is) {
                "r"(is ? 16 : 0)
                : "memory");
 }
+__device__ inline void start_copy4(std::uint32_t to, const void* from, bool is) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is ? 4 : 0)
+               : "memory");
+}
 /// Of the thread's own, which it then sees.
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
+}
+__device__ inline std::uint32_t load_shared(std::uint32_t from) {
+  std::uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory");
+  return x;
+}
+__device__ inline uint2 load_shared2(std::uint32_t from) {
+  uint2 x;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(from) : "memory");
+  return x;
+}
+__device__ inline uint4 load_shared4(std::uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+__device__ inline void store_shared(std::uint32_t to, std::uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+__device__ inline void store_shared4(std::uint32_t to, const uint4& x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
+               : "memory");
+}
+/// A number that the compiler keeps in a register: where a block's shared memory begins, and a
+/// thread's number, it would otherwise ask the hardware for again and again, some 30 cycles each.
+template <class I>
+__device__ inline I kept(I x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 /// Arrives when the thread's copies are there.
 __device__ inline void arrive_behind_copies(std::uint32_t barrier) {
@@ -218,7 +258,7 @@ class Block {
       barrier_init(empty(u), kUsers);
     }
     for (int i = 0; i < kRopes; ++i) {
-      barrier_init(rope_full(i), kFillers);
+      barrier_init(rope_full(i), kConverts ? kWarpgroup : kFillers);
       barrier_init(rope_empty(i), 4);
     }
     barrier_init(queries_full(), 1);
@@ -230,8 +270,11 @@ class Block {
     }
     barrier_init(scores_done(), kWarpgroup);
     for (int i = 0; kStores && i < At::kCopied; ++i) {
-      barrier_init(raw_full(i), kGathers ? 32 * kGatherers : 32);
-      barrier_init(raw_empty(i), 32);
+      // All lanes copy, or one asks, and all copy scales.
+      const int with_scales = kHasScales ? 33 : 1;
+      barrier_init(raw_full(i), kGathers                 ? 32 * kGatherers
+                                : p_.page % kTokens == 0 ? with_scales
+                                                         : 32);
     }
     publish_barriers();
   }
@@ -397,6 +440,10 @@ class Block {
       return p_.cache + __shfl_sync(0xffffffffu, own_, i);
     }
     __device__ bool is_there(int i) const { return (there_ >> i & 1) != 0; }
+    /// Of the lane's own token, 4 bytes so many behind its beginning.
+    __device__ void copy_own(std::uint32_t to, int offset) const {
+      start_copy4(to, p_.cache + own_ + offset, is_there(static_cast<int>(threadIdx.x % 32)));
+    }
 
    private:
     const Decode& p_;
@@ -479,239 +526,263 @@ class Block {
 
   // --- Feeding with latents in e4m3 ---
 
-  /// A tile's units as they are in memory, by one warp. A place of the ring has one of its own, so
-  /// `ring` goes along; but the queries' units leave theirs out, so that parities are counted
-  /// apart. begin(item) returns load(tile, u, place) for unit u and load_pe(tile, place).
-  template <class Begin>
-  __device__ void for_each_raw(Begin begin) const {
+  /// By four warps, each of which fills every fourth place of the ring, so one unit of each tile:
+  /// always the same places, since whoever waits for a place must know of its phase before. It asks
+  /// for the unit's numbers as they are in memory a tile ahead, to a place of its own. Of last
+  /// slabs each has a quarter of the tokens.
+  __device__ void convert(int warp) const {
+    if (p_.page % kTokens == 0)
+      convert<RawTiles>(warp);
+    else
+      convert<RawTokens>(warp);
+  }
+  template <class Raw>
+  __device__ void convert(int warp) const {
+    static_assert(!kConverts || kUnits % kConverters == 0, "a place has one warp");
+    const int lane = kept(static_cast<int>(threadIdx.x % 32));
+    const std::uint32_t base = kept(base_);
+    const auto at = [&](std::uint32_t address) { return address - base_ + base; };
     Step ring(kUnits), rope(kRopes);
-    std::uint32_t parities = ~0u;
+    std::uint32_t queries_parity = 1, raw_parity = 0;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
-      ring.skip(kHalf / kPair);
-      auto tile = begin(item);
+      // Which unit of a tile follows from the places that queries take before.
+      const int unit_number = (warp - ring.place - kHalf / kPair) & (kConverters - 1);
+      Raw raw(*this, base, item, warp, unit_number, lane);
+      raw.load_unit();
+      raw.load_pe();
+      if (warp == 0 && lane == 0) load_queries(item, queries_parity);
+      queries_parity ^= 1;
+      for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
+        if (ring.place % kConverters != warp) continue;
+        barrier_wait(at(empty(ring.place)), ring.parity ^ 1);
+        load_query_unit(ring.place, slab, item, lane == 0);
+      }
+      ring.skip(unit_number);
 #pragma unroll 1
-      for (int t = item.first; t < item.first + item.count; ++t) {
-        tile.reach(t);
-#pragma unroll 1
-        for (int u = 0; u < kTileUnits; ++u, ring.next()) {
-          if (u == kLateUnit) {
-            if constexpr (kHasScales)
-              barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
-            else
-              barrier_wait(raw_empty(kUnits + rope.place), rope.parity ^ 1);
-            tile.load_pe(rope.place);
-            rope.next();
-          }
-          barrier_wait(raw_empty(ring.place), parities >> ring.place & 1);
-          parities ^= 1u << ring.place;
-          tile.load(ring.place, slab_of(u) * kTileColumns);
-        }
+      for (int t = 0; t < item.count; ++t) {
+        const bool ends = t + 1 == item.count;
+        barrier_wait(at(raw_full(warp)), raw_parity);
+        raw_parity ^= 1;
+        if constexpr (kHasScales) prepare_scales(lane, base + raw_at(warp) + At::kRawScales);
+        barrier_wait(at(empty(ring.place)), ring.parity ^ 1);
+        convert_unit(lane, base + raw_at(warp), at(unit(ring.place)));
+        if (ends) clear_unit(lane, at(unit(ring.place)), item.length - (item.first + t) * kTokens);
+        publish_to_async();
+        barrier_arrive(at(full(ring.place, 0)));
+        __syncwarp();  // all have read what is overwritten now
+        if (!ends) raw.load_unit();
+        barrier_wait(at(rope_empty(rope.place)), rope.parity ^ 1);
+        convert_pe(lane, base + raw_at(warp) + At::kRawPe,
+                   at(rope_at(rope.place)) + warp * kPeTokens * kTileRowBytes);
+        publish_to_async();
+        barrier_arrive(at(rope_full(rope.place)));
+        __syncwarp();
+        if (!ends) raw.load_pe();
+        rope.next();
+        ring.skip(ends ? kTileUnits - unit_number : kTileUnits);
       }
     });
   }
-  __device__ void load_raw() const {
-    if (p_.page % kTokens == 0)
-      for_each_raw([&](const Item& item) { return RawTiles(*this, item); });
-    else
-      for_each_raw([&](const Item& item) { return RawTokens(*this, item); });
-  }
 
-  /// Of pages of whole tiles, by tensor copies.
+  /// What a warp asks for: load_unit() the next tile's unit, load_pe() after it its quarter of the
+  /// tile's last slab. Of pages of whole tiles, by tensor copies.
   class RawTiles {
    public:
-    __device__ RawTiles(const Block& block, const Item& item)
+    __device__ RawTiles(const Block& block, std::uint32_t, const Item& item, int warp,
+                        int unit_number, int)
         : block_(block),
-          tiles_of_page_(block.p_.page / kTokens),
-          numbers_(block.p_, item, item.first / tiles_of_page_),
-          leads_(elected()) {}
-    __device__ void reach(int t) {
-      const int index = t / tiles_of_page_;
-      numbers_.reach(index);
-      page_ = numbers_[index];
-      token_ = t % tiles_of_page_ * kTokens;
+          table_(block.p_.table + item.request * block.p_.table_strides[0]),
+          pages_((item.length + block.p_.page - 1) / block.p_.page),
+          warp_(warp),
+          group_(slab_of(unit_number) / kPair),
+          leads_(elected()) {
+      const int tiles_of_page = block_.p_.page / kTokens;
+      index_ = item.first / tiles_of_page;
+      within_ = item.first - index_ * tiles_of_page;
+      ask_for_pages();
     }
-    __device__ void load(int place, int column) const {
-      const std::uint32_t filled = block_.raw_full(place);
-      const std::uint32_t to = block_.base_ + raw_at(place);
-      expect(filled, At::kRawBytes);
-      if (!leads_) return;
-      load_tile(to, block_.maps_.cache, column, page_, token_, filled);
-      if (kHasScales)
-        load_tile(to + kTokens * kRawColumns, block_.maps_.scales, 0, page_, token_, filled);
+    __device__ void load_unit() {
+      page_ = uniform(__shfl_sync(0xffffffffu, window_, index_ & 31));
+      token_ = uniform(within_ * kTokens);
+      const std::uint32_t filled = block_.raw_full(warp_);
+      expect_if(leads_, filled, kTokens * kRawColumns + kPeTokens * At::kPeRowBytes);
+      load_tile_if(leads_, block_.base_ + raw_at(warp_), block_.maps_.cache, group_ * kRawColumns,
+                   page_, token_, filled);
+      if constexpr (kHasScales) {
+        const bool is = 0 <= page_ && page_ < block_.p_.pages;
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        const unsigned char* const first = block_.p_.cache + page_ * block_.p_.cache_strides[0] +
+                                           (token_ + lane) * block_.p_.cache_strides[1] +
+                                           kScaleOffset + group_ * 4;
+        const std::uint32_t to = block_.base_ + raw_at(warp_) + At::kRawScales + lane * 4;
+        start_copy4(to, first, is);
+        start_copy4(to + 32 * 4, first + 32 * block_.p_.cache_strides[1], is);
+        arrive_behind_copies(filled);
+      }
+      if (++within_ < block_.p_.page / kTokens) return;
+      within_ = 0;
+      if ((++index_ & 31) == 0) ask_for_pages();
     }
-    __device__ void load_pe(int place) const {
-      const std::uint32_t filled =
-          kHasScales ? block_.rope_full(place) : block_.raw_full(kUnits + place);
-      expect(filled, kHasScales ? kSlabBytes : At::kRawPeBytes);
-      if (leads_)
-        load_tile(kHasScales ? block_.rope_at(place) : block_.base_ + raw_pe_at(place),
-                  block_.maps_.pe, 0, page_, token_, filled);
+    __device__ void load_pe() const {
+      load_tile_if(leads_, block_.base_ + raw_at(warp_) + At::kRawPe, block_.maps_.pe, 0, page_,
+                   token_ + warp_ * kPeTokens, block_.raw_full(warp_));
     }
 
    private:
-    __device__ void expect(std::uint32_t filled, int bytes) const {
-      if (leads_)
-        barrier_expect(filled, bytes);
-      else
-        barrier_arrive(filled);
+    /// Their numbers, 32 at once: each lane has one of them.
+    __device__ void ask_for_pages() {
+      const int i = index_ / 32 * 32 + static_cast<int>(threadIdx.x % 32);
+      window_ = i < pages_ ? table_[i * block_.p_.table_strides[1]] : 0;
     }
     const Block& block_;
-    int tiles_of_page_;
-    PageNumbers numbers_;
+    const std::int32_t* table_;
+    int pages_, warp_, group_;
     bool leads_;
-    int page_ = 0, token_ = 0;
+    int index_, within_, window_, page_ = 0, token_ = 0;
   };
 
   /// Of smaller pages, by lanes.
   class RawTokens {
    public:
-    __device__ RawTokens(const Block& block, const Item& item)
+    __device__ RawTokens(const Block& block, std::uint32_t base, const Item& item, int warp,
+                         int unit_number, int lane)
         : block_(block),
+          base_(base),
           halves_{{block.p_, item}, {block.p_, item}},
-          lane_(static_cast<int>(threadIdx.x % 32)) {
-      ask(item.first);
+          next_(item.first),
+          warp_(warp),
+          group_(slab_of(unit_number) / kPair),
+          lane_(lane) {
+      ask();
     }
-    __device__ void reach(int t) {
+    __device__ void load_unit() {
       halves_[0].reach(), halves_[1].reach();
-      ask(t + 1);  // behind the request's end none is
-    }
-    __device__ void load(int place, int column) const {
-      copy<kRawColumns>(column, [&](int row, int chunk) {
-        return block_.base_ + raw_at(place) + row * kRawColumns + chunk * 16;
-      });
-      if (kHasScales)
-        copy<mla::kScaleBytes>(kScaleOffset, [&](int row, int) {
-          return block_.base_ + raw_at(place) + kTokens * kRawColumns + row * mla::kScaleBytes;
-        });
-      arrive_behind_copies(block_.raw_full(place));
-    }
-    __device__ void load_pe(int place) const {
+      ++next_;
+      ask();  // behind the request's end none is
+      const std::uint32_t to = base_ + raw_at(warp_);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        copy<kRawColumns, 32>(to + i * 32 * kRawColumns, halves_[i], 0, group_ * kRawColumns);
       if constexpr (kHasScales)
-        copy<kTileRowBytes>(kPeOffset, [&](int row, int chunk) {
-          return block_.rope_at(place) + tile_offset(row, chunk);
-        });
-      else
-        copy<kTileColumns>(kValues, [&](int row, int chunk) {
-          return block_.base_ + raw_pe_at(place) + row * kTileColumns + chunk * 16;
-        });
-      arrive_behind_copies(block_.raw_full(kUnits + place));
+        for (int i = 0; i < 2; ++i)
+          halves_[i].copy_own(to + At::kRawScales + (32 * i + lane_) * 4,
+                              kScaleOffset + group_ * 4);
+    }
+    __device__ void load_pe() const {
+      copy_quarter(base_ + raw_at(warp_) + At::kRawPe);
+      arrive_behind_copies(at(block_.raw_full(warp_)));
     }
 
    private:
-    __device__ void ask(int t) {
-      halves_[0].ask(t * kTokens);
-      halves_[1].ask(t * kTokens + 32);
+    __device__ void ask() {
+      halves_[0].ask(next_ * kTokens);
+      halves_[1].ask(next_ * kTokens + 32);
     }
-    /// Of each token so many bytes from `column` on, to where at(row, chunk) says.
-    template <int kBytes, class At_>
-    __device__ void copy(int column, At_ at) const {
-      constexpr int kChunks = kBytes / 16, kRowsAtOnce = 32 / kChunks;
-      const int chunk = lane_ % kChunks;
+    /// Of some of `tokens`, from `first` on, so many bytes from `column` on, one after the other.
+    template <int kBytes, int kCount>
+    __device__ void copy(std::uint32_t to, const Tokens& tokens, int first, int column) const {
+      constexpr int kChunks = kBytes / 16, kAtOnce = 32 / kChunks;
+      const int row = lane_ / kChunks, byte = lane_ % kChunks * 16;
 #pragma unroll
-      for (int row = 0; row < kTokens; row += kRowsAtOnce) {
-        const Tokens& tokens = halves_[row / 32];
-        const int i = row % 32 + lane_ / kChunks;
-        start_copy(at(row / 32 * 32 + i, chunk), tokens[i] + column + chunk * 16,
-                   tokens.is_there(i));
-      }
+      for (int i = 0; i < kCount; i += kAtOnce)
+        start_copy(to + i * kBytes + lane_ * 16, tokens[first + i + row] + column + byte,
+                   tokens.is_there(first + i + row));
+    }
+    __device__ void copy_quarter(std::uint32_t to) const {
+      constexpr int kColumn = kHasScales ? kPeOffset : kValues;
+      const int first = warp_ % 2 * kPeTokens;
+      if (warp_ < 2)
+        copy<At::kPeRowBytes, kPeTokens>(to, halves_[0], first, kColumn);
+      else
+        copy<At::kPeRowBytes, kPeTokens>(to, halves_[1], first, kColumn);
+    }
+    __device__ std::uint32_t at(std::uint32_t address) const {
+      return address - block_.base_ + base_;
     }
     const Block& block_;
+    std::uint32_t base_;
     Tokens halves_[2];
-    int lane_;
+    int next_, warp_, group_, lane_;
   };
 
-  /// By three warps: each fills every third place of the ring, always the same ones, since whoever
-  /// waits for a place must know of its phase before; and two of them the last slabs' places.
-  __device__ void convert(int warp) const {
-    static_assert(!kConverts || kUnits % 3 == 0, "a place has one warp");
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const bool takes_pe = At::kConvertsPe || p_.page < kTokens;  // lanes' copies want publishing
-    Step ring(kUnits), rope(kRopes);
-    std::uint32_t queries_parity = 1, parities = 0;
-    for_each_item([&](const Item& item) {
-      if (item.count == 0) return;
-      if (warp == 0 && lane == 0) load_queries(item, queries_parity);
-      queries_parity ^= 1;
-      for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
-        if (ring.place % 3 != warp) continue;
-        barrier_wait(empty(ring.place), ring.parity ^ 1);
-        load_query_unit(ring.place, slab, item, lane == 0);
-      }
-#pragma unroll 1
-      for (int t = 0; t < item.count; ++t, rope.next()) {
-#pragma unroll 1
-        for (int u = 0; u < kTileUnits; ++u, ring.next()) {
-          if (takes_pe && u == kLateUnit && rope.place + 1 == warp) {
-            barrier_wait(raw_full(kUnits + rope.place), rope.parity);
-            if constexpr (At::kConvertsPe) {
-              barrier_wait(rope_empty(rope.place), rope.parity ^ 1);
-              convert_pe(lane, raw_pe_at(rope.place), rope_at(rope.place) - base_);
-              barrier_arrive(raw_empty(kUnits + rope.place));
-            }
-            publish_to_async();
-            barrier_arrive(rope_full(rope.place));
-          }
-          if (ring.place % 3 != warp) continue;
-          barrier_wait(raw_full(ring.place), parities >> ring.place & 1);
-          parities ^= 1u << ring.place;
-          barrier_wait(empty(ring.place), ring.parity ^ 1);
-          const int seen = item.length - (item.first + t) * kTokens;
-          if (seen < kTokens)
-            convert_unit<true>(lane, raw_at(ring.place), unit(ring.place) - base_,
-                               slab_of(u) / kPair, seen);
-          else
-            convert_unit<false>(lane, raw_at(ring.place), unit(ring.place) - base_,
-                                slab_of(u) / kPair, seen);
-          publish_to_async();
-          barrier_arrive(full(ring.place, 0));
-          barrier_arrive(raw_empty(ring.place));
-        }
-      }
-    });
+  /// Scales of a unit's tokens, float32, become two float16 each; a lane has two of them.
+  __device__ static void prepare_scales(int lane, std::uint32_t scales) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t own = scales + (32 * i + lane) * 4;
+      store_shared(own, Scale(__uint_as_float(load_shared(own))).both());
+    }
+    __syncwarp();
   }
 
-  /// Of 128 numbers of each token two slabs. A lane has 8 numbers of every other token, whose
-  /// places repeat after four. kEnds: from the token `seen` on values are 0, as clear_values() does
-  /// it.
-  template <bool kEnds>
-  __device__ void convert_unit(int lane, int raw, int to, int group, int seen) const {
+  /// Of 128 numbers of each token two slabs. A lane has 8 numbers of every other token. What it
+  /// converts next is on its way meanwhile: it waits for little else than shared memory, which
+  /// products keep busy, and compilers leave loads behind stores.
+  __device__ static void convert_unit(int lane, std::uint32_t raw, std::uint32_t to) {
     const int first = lane / 16, chunk = lane % 16;
-    const unsigned char* const from = shared_ + raw + first * kRawColumns + chunk * 8;
-    const unsigned char* const scales =
-        shared_ + raw + kTokens * kRawColumns + first * mla::kScaleBytes + group * 4;
-    unsigned char* const slab = shared_ + to + chunk / 8 * kSlabBytes;
-    constexpr int kAtOnce = 8;
-#pragma unroll 1
-    for (int tokens = 0; tokens < kTokens; tokens += 2 * kAtOnce) {
-      uint2 numbers[kAtOnce];
+    const std::uint32_t from = raw + lane * 8;
+    const std::uint32_t scales = raw + At::kRawScales + first * 4;
+    constexpr int kAtOnce = 4;  // times two tokens, whose places repeat after four
+    std::uint32_t at = to + chunk / 8 * kSlabBytes + tile_offset(first, chunk % 8);
+    uint2 numbers[kAtOnce];
+    std::uint32_t scale[kAtOnce];
+    const auto load = [&](int i, int after) {
+      numbers[i] = load_shared2(from + after * kRawColumns + i * 2 * kRawColumns);
+      if constexpr (kHasScales) scale[i] = load_shared(scales + after * 4 + i * 8);
+    };
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-        numbers[i] = *reinterpret_cast<const uint2*>(from + (tokens + 2 * i) * kRawColumns);
+    for (int i = 0; i < kAtOnce; ++i) load(i, 0);
+#pragma unroll 1
+    for (int token = 2 * kAtOnce; token <= kTokens; token += 2 * kAtOnce) {
+      const int after = token % kTokens;  // the last time the first ones again, for nothing
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         uint4 wide;
         if constexpr (kHasScales) {
-          const Scale scale(
-              *reinterpret_cast<const float*>(scales + (tokens + 2 * i) * mla::kScaleBytes));
-          wide = widened(numbers[i], [&](__half2 x) { return scale.times(x); });
+          const Scale by(scale[i]);
+          wide = widened(numbers[i], [&](__half2 x) { return by.times(x); });
         } else {
           wide = widened(numbers[i], [](__half2 x) { return x; });
         }
-        if (kEnds && tokens + 2 * i + first >= seen) wide = make_uint4(0, 0, 0, 0);
-        *reinterpret_cast<uint4*>(slab + tokens * kTileRowBytes +
-                                  tile_offset(first + 2 * i, chunk % 8)) = wide;
+        load(i, after);
+        store_shared4((at ^ i % 4 * 32) + i * 2 * kTileRowBytes, wide);
       }
+      at += 2 * kAtOnce * kTileRowBytes;
     }
   }
-  __device__ void convert_pe(int lane, int raw, int to) const {
-    const int first = lane / 8, chunk = lane % 8;
-    const unsigned char* const from = shared_ + raw + first * kTileColumns + chunk * 8;
-#pragma unroll 4
-    for (int token = 0; token < kTokens; token += 4)
-      *reinterpret_cast<uint4*>(shared_ + to + tile_offset(first + token, chunk)) =
-          widened(*reinterpret_cast<const uint2*>(from + token * kTileColumns),
-                  [](__half2 x) { return x; });
+  /// Values from the token `seen` on become 0, as clear_values() does it: by the lanes that have
+  /// just written them.
+  __device__ static void clear_unit(int lane, std::uint32_t to, int seen) {
+    const int first = lane / 16, chunk = lane % 16;
+#pragma unroll 1
+    for (int token = first; token < kTokens; token += 2)
+      if (token >= seen)
+        store_shared4(to + chunk / 8 * kSlabBytes + tile_offset(token, chunk % 8),
+                      make_uint4(0, 0, 0, 0));
+  }
+  /// A quarter of the last slab, which is converted unless it is in bf16.
+  __device__ static void convert_pe(int lane, std::uint32_t raw, std::uint32_t to) {
+    constexpr int kSteps = kPeTokens / 4;
+    const std::uint32_t at = to + tile_offset(lane / 8, lane % 8);
+    std::conditional_t<kHasScales, uint4, uint2> numbers[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const std::uint32_t from = raw + (lane + i * 32) * int{sizeof(numbers[i])};
+      if constexpr (kHasScales)
+        numbers[i] = load_shared4(from);
+      else
+        numbers[i] = load_shared2(from);
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      uint4 wide;
+      if constexpr (kHasScales)
+        wide = numbers[i];
+      else
+        wide = widened(numbers[i], [](__half2 x) { return x; });
+      store_shared4((at ^ i % 2 * 64) + i * 4 * kTileRowBytes, wide);
+    }
   }
 
   /// The queries' slabs that stay, of T, as what keys are multiplied as. By the scores' threads.
@@ -756,7 +827,7 @@ class Block {
     const float kv_scale = p_.kv_scale != nullptr ? *p_.kv_scale : 1.0f;
     const float signed_scale = p_.scale_log2 * kv_scale;
     const float scale = fmaxf(fabsf(signed_scale), 1e-30f);  // 0 times -infinity is no number
-    Step ring(kUnits), rope(kRopes), tile(2);
+    Step ring(kUnits), rope(kRopes), tile(At::kPs);
     std::uint32_t queries_parity = 0;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
@@ -786,16 +857,17 @@ class Block {
         convert_queries();
       }
 
-      // That takes two tiles in the ring.
+      // That takes more than two tiles in the ring.
       const bool defers = kManyRows && !kConverts && item.count >= kDeferredTiles;
       float S[32], largest[2] = {kNoScore, kNoScore}, sum[2] = {0, 0}, rounded[4] = {};
       for (int t = 0; t < item.count; ++t) {
         start_products();
 #pragma unroll
         for (int i = 0; i < kSlabs; ++i) {
-          // The slabs that come last are multiplied last, k_pe in between.
-          const int n = i < kHalf ? i : i - 1;  // in the order of loading
-          const bool is_rope = i == kHalf;
+          // The slabs that come last are multiplied last, k_pe in between unless it is converted.
+          constexpr int kRopeTurn = kConverts ? kSlabs - 1 : kHalf;
+          const int n = i < kRopeTurn ? i : i - 1;  // in the order of loading
+          const bool is_rope = i == kRopeTurn;
           const int s = is_rope ? 2 * kHalf : slab_of(n / kPair) + n % kPair;
           if (is_rope)
             barrier_wait(rope_full(rope.place), rope.parity);
@@ -819,7 +891,7 @@ class Block {
         commit_products();
         wait_for_products<0>();
         pin(S);
-        if (defers && t > 0) hand_over(1 - tile.place, lane);
+        if (defers && t > 0) hand_over(At::kPs - 1 - tile.place, lane);
         arrive_of_warp(rope_empty(rope.place), lane);
         rope.next();
         const bool ends = t + 1 == item.count;
@@ -915,7 +987,7 @@ class Block {
   __device__ void run_outputs(int side, int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = warp * 16 + lane / 4;
-    Step ring(kUnits), tile(2);
+    Step ring(kUnits), tile(At::kPs);
     for_each_item([&](const Item& item) {
       Outputs O;
       float2 total[2] = {make_float2(0.0f, -INFINITY), make_float2(0.0f, -INFINITY)};
@@ -1387,19 +1459,13 @@ class Block {
     return barrier(kQueryBarriers + 6);
   }
 
-  /// From the beginning of shared memory: 64 tokens' numbers, and after them their scales.
-  __device__ static int raw_at(int place) {
-    return At::kRawUnits + place * At::kRawBytes;
+  /// From the beginning of shared memory.
+  __device__ static int raw_at(int warp) {
+    return At::kRawUnits + warp * At::kRawBytes;
   }
-  __device__ static int raw_pe_at(int place) {
-    return At::kRawPes + place * At::kRawPeBytes;
-  }
-  /// Of what lanes copy or others convert: units, and after them last slabs.
+  /// Of what lanes copy: units, and after them last slabs; or of what a warp converts.
   __device__ std::uint32_t raw_full(int place) const {
     return barrier(kQueryBarriers + 7 + place);
-  }
-  __device__ std::uint32_t raw_empty(int place) const {
-    return barrier(kQueryBarriers + 7 + At::kCopied + place);
   }
 
   const Decode& p_;
@@ -1421,7 +1487,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     prefetch_map(maps.q);
     prefetch_map(maps.cache);
     if (At::kConverts) prefetch_map(maps.pe);
-    if (At::kHasScales) prefetch_map(maps.scales);
     block.init_barriers();
   }
   block.ask_ahead();
@@ -1440,10 +1505,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   } else {
     give_registers<At::kFeedRegisters>();
     if constexpr (At::kConverts) {
-      if (warp == 12)
-        block.load_raw();
-      else
-        block.convert(warp - 13);
+      block.convert(warp - 12);
     } else if constexpr (kGathers) {
       if (warp == 13)
         block.load_queries();
@@ -1618,14 +1680,10 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
     } else {
       const auto* const bytes = reinterpret_cast<const std::uint8_t*>(in.cache.data_handle());
       maps.cache = latent_map(kName, columns(bytes, 0, kValues), kRawColumns, box);
-      if constexpr (std::is_same_v<C, std::uint8_t>) {
-        maps.scales =
-            latent_map(kName, columns(bytes, kScaleOffset, kScaleBytes), kScaleBytes, box);
-        maps.pe = tile_map(
-            kName, columns(reinterpret_cast<const Bf16*>(bytes), kPeOffset / 2, kTileColumns), box);
-      } else {
-        maps.pe = latent_map(kName, columns(bytes, kValues, kTileColumns), kTileColumns, box);
-      }
+      constexpr bool kHasScales = std::is_same_v<C, std::uint8_t>;
+      constexpr int kPeBytes = kHasScales ? kTileRowBytes : kTileColumns;
+      maps.pe = latent_map(kName, columns(bytes, kHasScales ? kPeOffset : kValues, kPeBytes),
+                           kPeBytes, std::min(box, kPeTokens));
     }
   }
   const auto start = [&](auto many, auto small) {

@@ -13,7 +13,6 @@ namespace lockstep::kernels::mla {
 
 constexpr int kRawColumns = 128;   ///< numbers of a unit as it is in memory: those of one scale
 constexpr int kScaleOffset = 512;  ///< of a token of 656 bytes
-constexpr int kScaleBytes = 16;
 constexpr int kPeOffset = 528;
 
 /// Describes x [T, heads, extent] for boxes of `columns` elements and `tokens` rows of one head:
@@ -58,34 +57,49 @@ CUtensorMap latent_map(const char* operation, const TensorView<E, 3>& x, int col
   return map;
 }
 
-/// Two numbers of e4m3, the first in the lower byte, as float16.
-__device__ inline __half2 numbers_of(unsigned short pair) {
-  std::uint32_t both;
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(both) : "h"(pair));
-  return *reinterpret_cast<const __half2*>(&both);
-}
+/// Four numbers of e4m3, the first in the lowest byte, as float16.
+struct FourNumbers {
+  __half2 low, high;
+  __device__ explicit FourNumbers(std::uint32_t four) {
+    std::uint32_t l, h;
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, low; cvt.rn.f16x2.e4m3x2 %1, high; }"
+        : "=r"(l), "=r"(h)
+        : "r"(four));
+    low = *reinterpret_cast<const __half2*>(&l);
+    high = *reinterpret_cast<const __half2*>(&h);
+  }
+};
 
 /// A scale as mantissa and power of two, each as float16: small scales keep all bits, and one that
 /// is a power of two rounds nothing.
 struct Scale {
-  __half2 mantissa, power;
+  __half mantissa, power;
   __device__ explicit Scale(float scale) {
     const std::uint32_t bits = __float_as_uint(scale);
-    mantissa = __float2half2_rn(__uint_as_float((bits & 0x807fffffu) | 0x3f800000u));
-    power = __float2half2_rn(__uint_as_float(bits & 0x7f800000u));
+    mantissa = __float2half_rn(__uint_as_float((bits & 0x807fffffu) | 0x3f800000u));
+    power = __float2half_rn(__uint_as_float(bits & 0x7f800000u));
   }
-  __device__ __half2 times(__half2 x) const { return __hmul2(__hmul2(x, mantissa), power); }
+  __device__ explicit Scale(std::uint32_t both)
+      : mantissa(__ushort_as_half(static_cast<unsigned short>(both))),
+        power(__ushort_as_half(static_cast<unsigned short>(both >> 16))) {}
+  __device__ std::uint32_t both() const {
+    return __half_as_ushort(mantissa) | std::uint32_t{__half_as_ushort(power)} << 16;
+  }
+  __device__ __half2 times(__half2 x) const {
+    return __hmul2(__hmul2(x, __half2half2(mantissa)), __half2half2(power));
+  }
 };
 
 /// 8 numbers as scaled(float16).
 template <class Scaled>
 __device__ inline uint4 widened(const uint2& numbers, Scaled scaled) {
-  const auto two = [&](std::uint32_t pair) {
-    const __half2 x = scaled(numbers_of(static_cast<unsigned short>(pair)));
-    return *reinterpret_cast<const std::uint32_t*>(&x);
+  const auto bits = [&](__half2 x) {
+    const __half2 y = scaled(x);
+    return *reinterpret_cast<const std::uint32_t*>(&y);
   };
-  return make_uint4(two(numbers.x & 0xffffu), two(numbers.x >> 16), two(numbers.y & 0xffffu),
-                    two(numbers.y >> 16));
+  const FourNumbers a(numbers.x), b(numbers.y);
+  return make_uint4(bits(a.low), bits(a.high), bits(b.low), bits(b.high));
 }
 
 }  // namespace lockstep::kernels::mla
