@@ -7,12 +7,8 @@
 #include <fstream>
 #include <vector>
 
-#include "cache_sim/report/svg.hpp"
-
 namespace lockstep::cache_sim {
 namespace {
-
-constexpr double kRowHeight = 22, kNameWidth = 480, kBarWidth = 300;
 
 Result<Json> read_json(const std::filesystem::path& file) {
   std::ifstream in(file);
@@ -41,24 +37,17 @@ void add_texts(Json& row) {
   }
 }
 
-/// How much of the limit each case reaches: a bar, and a mark where the fastest peer stands.
-std::string limit_picture(const JsonField& speed) {
-  const double height = kRowHeight * static_cast<double>(speed.size()) + 24;
-  Svg svg(kNameWidth + kBarWidth + 80, height, "share of the hardware's limit, case by case");
-  for (std::size_t i = 0; i < speed.size(); ++i) {
-    const JsonField row = speed.item(i);
-    const double y = kRowHeight * static_cast<double>(i);
-    const double share = std::min(row.at("limit_share").number(), 1.1);
-    svg.text({0, y + 14}, "small", words(row.at("case"), Medium::svg, 80));
-    svg.rect({kNameWidth, y + 2, kBarWidth, kRowHeight - 6}, "barroom", 2);
-    svg.rect({kNameWidth, y + 2, kBarWidth * share, kRowHeight - 6}, "bar", 2);
-    svg.text({kNameWidth + kBarWidth + 10, y + 14}, "label",
-             words(row.at("share_text"), Medium::svg));
-    if (!row.has("peer_share")) continue;
-    const double peer = kNameWidth + kBarWidth * std::min(row.at("peer_share").number(), 1.1);
-    svg.line({peer, y}, {peer, y + kRowHeight - 2}, "shackle");
-  }
-  return svg.markup();
+/// A part of the limit in percent of a bar's room; a little more than all of it can be shown.
+std::string bar_length(const JsonField& share) {
+  return fmt::format("{:.1f}", 100 * std::min(share.number(), 1.1));
+}
+
+/// A case's figures, its bar, and the mark where the fastest peer stands.
+View speed_view(const JsonField& row) {
+  View view = view_of(row);
+  view.set("bar", bar_length(row.at("limit_share")));
+  view.set("mark", row.has("peer_share") ? View(bar_length(row.at("peer_share"))) : View(false));
+  return view;
 }
 
 }  // namespace
@@ -103,12 +92,12 @@ Result<Json> kernels_of(const std::string& folder) {
 
 View kernel_view(const JsonField& kernel) {
   View view = object_view();
-  for (const char* const key : {"operation", "about", "accuracy", "speed"})
+  for (const char* const key : {"operation", "about", "accuracy"})
     view.set(key, view_of(kernel.at(key)));
+  view.set("speed", views_of(kernel.at("speed"),
+                             [](const JsonField& row, std::size_t) { return speed_view(row); }));
   view.set("pending", kernel.has("pending") ? view_of(kernel.at("pending")) : View(false));
-  const bool has_speed = kernel.at("speed").size() > 0;
-  view.set("has_speed", has_speed);
-  if (has_speed) view.set("picture", limit_picture(kernel.at("speed")));
+  view.set("has_speed", kernel.at("speed").size() > 0);
   return view;
 }
 
