@@ -27,7 +27,7 @@ bool are_kept(const LegalityModel::Request& request, const Tokens& tokens) {
 /// Where an answer can end that was to end at `up_to`.
 std::int64_t answer_end(std::int64_t up_to, const LegalityModel::Request& request) {
   if (up_to == Operation::kAbsent) return up_to;
-  return std::clamp<std::int64_t>(up_to, request.shortest, request.known.size());
+  return std::min<std::int64_t>(std::max(up_to, request.shortest), request.known.size());
 }
 
 }  // namespace
@@ -297,9 +297,6 @@ bool LegalityModel::makes_sense_for(const Request& request, const Operation& ope
               tokens_left(request, operation) > std::int64_t{operation.drafts.size()});
     case Verb::complete: return request.in_flight > 0 && !request.is_result_due();
     case Verb::checkpoint: return !verifies && operation.up_to <= request.computed;
-    case Verb::finish:
-      return !verifies &&
-             (operation.up_to == Operation::kAbsent || operation.up_to >= request.shortest);
     case Verb::clone:
     case Verb::truncate:
     case Verb::capture:

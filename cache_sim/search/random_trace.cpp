@@ -342,8 +342,7 @@ Operation RandomTrace::random_request_operation() {
       operation.insert = operation.verb == Verb::abort ||
                          !draw_.chance(static_cast<std::uint64_t>(swarm_.discarded), 10);
       if (operation.verb == Verb::finish && operation.insert && sometimes(swarm_.cuts))
-        operation.up_to = std::max<std::int64_t>(
-            {1, request.shortest, request.known.size() - draw_.between(0, 3)});
+        operation.up_to = std::max<std::int64_t>(1, request.known.size() - draw_.between(0, 3));
       break;
     case 3: operation.verb = Verb::abort; break;
     default: operation.verb = Verb::preempt; break;

@@ -134,7 +134,7 @@ void Scheduler::next_decode(SchedulerEffects& effects) {
 }
 
 void Scheduler::end_decisions() {
-  waits_for_rows_of_nobody_ = options_.sglang && launched_.empty() && is_launched_;
+  waits_for_rows_of_nobody_ = launched_.empty() && is_launched_;
   is_launched_ = false;
   phase_ = launched_.empty() && !waits_for_rows_of_nobody_ ? Phase::between_steps : Phase::forward;
 }
@@ -360,7 +360,7 @@ void Scheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& effect
       }
       effects.forward = work;
       phase_ = Phase::forward;
-      has_forward_ = options_.overlap;
+      has_forward_ = options_.sglang && options_.overlap;
       if (options_.overlap) end_decisions();
       return;
     }

@@ -66,9 +66,9 @@ class Scheduler final : public AskingScheduler<ScheduledRequest, SchedulerAsks> 
 
   bool has_work() const override { return !waiting_.empty() || !running_.empty(); }
   bool waits_for_results() const override;
-  /// With SGLang's rules also those of a forward whose requests have all left.
+  /// With SGLang's rules those of a forward whose requests have all left, too.
   bool has_results_out() const override {
-    return phase_ == Phase::forward || !batch_.empty() || (options_.sglang && has_forward_);
+    return phase_ == Phase::forward || !batch_.empty() || has_forward_;
   }
   bool awaits_results() const override { return phase_ == Phase::forward; }
 

@@ -25,8 +25,7 @@ SchedulerStatus SchedulerOracle::status(RequestNumber request) {
   for (const auto& [priority, numbers] : queue_) waiting += numbers.size();
   return {.has_work = !queue_.empty() || !running_.empty(),
           .waits_for_results = options_.overlap && !decided_.empty() && has_drafts_to_come,
-          .has_results_out = awaits_results_ || !decided_.empty() ||
-                             (options_.sglang && options_.overlap && computes_),
+          .has_results_out = awaits_results_ || !decided_.empty() || computes_,
           .awaits_results = awaits_results_,
           .load = waiting + running_.size(),
           .has_ended = at(request).state == State::ended};
@@ -69,7 +68,7 @@ void SchedulerOracle::abort(RequestNumber number) {
 
 void SchedulerOracle::step() {
   under_way_ = std::exchange(decided_, {});
-  computed_ahead_ = std::exchange(computes_, false) && options_.sglang && options_.overlap;
+  computed_ahead_ = std::exchange(computes_, false);
   idle_ = queue_.empty() && running_.empty();
   if (idle_) return;
   budget_ = std::max<std::int64_t>(1, options_.chunked_prefill / options_.page) * options_.page;
@@ -188,7 +187,7 @@ void SchedulerOracle::forward() {
   begin.verb = Verb::step;
   StepWork work;
   last_rows_ = decided_;
-  computes_ = true;
+  computes_ = options_.sglang && options_.overlap;
   for (const Row& row : decided_) {
     begin.ids.push_back(requests_[row.request].spec->id);
     if (row.chunk)

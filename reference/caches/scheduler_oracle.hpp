@@ -96,7 +96,7 @@ class SchedulerOracle final : public ScheduleListener {
   std::int64_t budget_ = 0;
   bool awaits_results_ = false;  // results are the next thing that comes
   // With SGLang's rules.
-  bool computes_ = false;        // the forward of decided_, whoever has left
+  bool computes_ = false;        // with overlap: the forward of decided_, whoever has left
   bool computed_ahead_ = false;  // that of under_way_
   bool closed_ = false;          // nobody is admitted
   std::vector<Row> last_rows_;   // of the last forward
