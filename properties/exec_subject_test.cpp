@@ -139,7 +139,7 @@ void expect_environment(const Error& error, std::string_view in_text) {
 
 TEST_F(ExecSubject, aGoodChildIsASubjectLikeAnyOther) {
   Subject& subject = started(kGreets + "echo cached=4 evicted_kv=2; read -r operation; echo ok");
-  EXPECT_FALSE(subject.has_tree_verbs());
+  EXPECT_FALSE(cache_sim::said_by(subject).capabilities.contains(Capability::tree));
   const Result<Reply> admitted = subject.apply(admit());
   ASSERT_TRUE(admitted) << admitted.error().text;
   EXPECT_EQ(admitted->text(), "cached=4 evicted_kv=2");
@@ -195,7 +195,7 @@ TEST_F(ExecSubject, treeVerbsGoOnlyToChildrenThatUnderstandThem) {
 
   Subject& tree =
       started("read -r hello; echo levels=request,tree; read -r operation; echo kv=4 state=2");
-  EXPECT_TRUE(tree.has_tree_verbs());
+  EXPECT_TRUE(cache_sim::said_by(tree).capabilities.contains(Capability::tree));
   const Result<Reply> reply = tree.apply(match);
   ASSERT_TRUE(reply) << reply.error().text;
   EXPECT_EQ(reply->text(), "kv=4 state=2");
@@ -286,12 +286,13 @@ TEST_F(ExecSubject, aMissingCommandIsAnEnvironmentError) {
 TEST_F(ExecSubject, theGreetingSaysWhatIsTaken) {
   const auto taken = [&](const std::string& words) {
     const Subject& child = started("read -r hello; echo levels=request" + words + "; cat");
-    return std::array{takes_transfers(child), takes_content_keys(child),
-                      takes_server_fields(child)};
+    const Capabilities said = cache_sim::said_by(child).capabilities;
+    return std::array{said.contains(Capability::transfers), said.contains(Capability::content_keys),
+                      said.contains(Capability::draft_trees)};
   };
   EXPECT_EQ(taken(""), (std::array{false, false, false}));
   EXPECT_EQ(taken(" takes="), (std::array{false, false, false}));
-  EXPECT_EQ(taken(" takes=server"), (std::array{false, false, true}));
+  EXPECT_EQ(taken(" takes=server"), (std::array{true, false, true}));
   EXPECT_EQ(taken(" takes=external,keys"), (std::array{true, true, false}));
   EXPECT_EQ(taken(" takes=server,keys,external"), (std::array{true, true, true}));
 }

@@ -21,8 +21,8 @@ class ShortTraces : public testing::TestWithParam<std::string> {};
 TEST_P(ShortTraces, ofFourOperationsShowNothing) {
   const Exhausted all = testing_support::all_short_traces(GetParam(), 4);
   EXPECT_EQ(all.finding, "");
-  const bool has_tree_verbs = Registry<PolicyEntry>::find(GetParam())->has_tree_verbs;
-  EXPECT_GT(all.traces, has_tree_verbs ? 3000 : 1500);
+  const Capabilities known = Registry<PolicyEntry>::find(GetParam())->capabilities;
+  EXPECT_GT(all.traces, known.contains(Capability::tree) ? 3000 : 1500);
   RecordProperty("traces", static_cast<int>(all.traces));
 }
 

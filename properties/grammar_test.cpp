@@ -79,8 +79,9 @@ TEST(Operations, ofEveryVerbArePrintedAsTheyWereRead) {
     EXPECT_EQ(operation->verb, static_cast<Verb>(i));
     EXPECT_EQ(operation->text(), kFullLines[i]);
     EXPECT_TRUE(is_operation_verb(to_string(operation->verb)));
-    EXPECT_EQ(is_tree_verb(operation->verb), i >= 15 && i < 24) << kFullLines[i];
-    EXPECT_EQ(is_sequence_verb(operation->verb), i >= 24) << kFullLines[i];
+    EXPECT_EQ(capability_of(operation->verb) == Capability::tree, i >= 15 && i < 24)
+        << kFullLines[i];
+    EXPECT_EQ(capability_of(operation->verb) == Capability::sequences, i >= 24) << kFullLines[i];
   }
   EXPECT_FALSE(is_operation_verb("request"));
   // Found by grammar_fuzz.cpp: no tokens were written as no field, which the verb needs.

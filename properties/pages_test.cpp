@@ -278,12 +278,14 @@ Names choices_of(const std::string& command, const std::string& positional) {
 // --- The tables and what they tell ---------------------------------------------------------------
 
 std::vector<Claim> grammar() {
+  const auto is_tree = [](Verb verb) { return capability_of(verb) == Capability::tree; };
+  const auto is_sequence = [](Verb verb) { return capability_of(verb) == Capability::sequences; };
   std::vector<Claim> all = {
       {kGrammar, "Scheduler verbs", "Verb", verbs_told, scheduler_verbs_there()},
       {kGrammar, "Request verbs", "Verb", verbs_told,
-       verbs_there([](Verb verb) { return !is_tree_verb(verb) && !is_sequence_verb(verb); })},
-      {kGrammar, "Sequence verbs", "Verb", verbs_told, verbs_there(is_sequence_verb)},
-      {kGrammar, "Tree verbs", "Verb", verbs_told, verbs_there(is_tree_verb)},
+       verbs_there([&](Verb verb) { return !is_tree(verb) && !is_sequence(verb); })},
+      {kGrammar, "Sequence verbs", "Verb", verbs_told, verbs_there(is_sequence)},
+      {kGrammar, "Tree verbs", "Verb", verbs_told, verbs_there(is_tree)},
   };
   Names config, refusals;
   for (const auto& [name, value] : Config{}.fields()) config.insert(name + " " + value);

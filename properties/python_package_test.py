@@ -104,6 +104,11 @@ class Protocol(unittest.TestCase):
         self.assertEqual(answers(Tree, "match tokens=a3+[7] salt=s", "insert tokens=a3", "admit id=r tokens=a3")[1:],
                          ["kv=3", "unsupported", "unsupported"])
 
+    def test_the_package_knows_the_words_that_the_program_knows(self):
+        told = subprocess.run([os.environ["LOCKSTEP_PROGRAM"], "list", "verbs", "--json"], capture_output=True, text=True, check=True).stdout
+        kept = pathlib.Path(PACKAGE, "lockstep", "vocabulary.json").read_text()
+        self.assertEqual(told, kept, "`lockstep list verbs --json >cache_sim/python/lockstep/vocabulary.json` renews it")
+
     def test_fields_are_offered_where_a_method_has_their_parameters(self):
         class Transfers(Infinite):
             def admit(self, id, tokens, external):

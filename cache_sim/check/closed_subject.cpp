@@ -78,7 +78,8 @@ std::int64_t ClosedSubject::largest(ReplyField field, const Operation& operation
   switch (field) {
     case ReplyField::n: return operation.n;
     case ReplyField::exist: return std::max<std::int64_t>(tokens, 1);
-    case ReplyField::length: return is_tree_verb(operation.verb) ? kNoLimit : tokens;
+    case ReplyField::length:
+      return capability_of(operation.verb) == Capability::tree ? kNoLimit : tokens;
     case ReplyField::freed_kv:
     case ReplyField::branch:
     case ReplyField::junction:

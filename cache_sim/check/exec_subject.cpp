@@ -120,18 +120,12 @@ class ExecSubject final : public Subject {
 
   Result<void> start(const ChildOptions& options);
   Result<Reply> apply(const Operation& operation) override;
-  bool has_tree_verbs() const override { return tree_verbs_; }
-  bool has_sequence_verbs() const override { return sequence_verbs_; }
   Findings take_findings() override { return std::exchange(findings_, {}); }
-  const std::optional<ConfigFields>& honoured() const { return honoured_; }
-  bool takes_transfers() const { return takes_transfers_; }
-  bool takes_content_keys() const { return takes_content_keys_; }
-  bool takes_server_fields() const { return takes_server_fields_; }
+  const ChildGreeting& said() const { return said_; }
 
  private:
   Result<std::string> ask(std::string question);
   Result<void> understand(std::string_view answer);
-  bool understand_takes(std::string_view list);
   Result<Reply> read(const Operation& operation, const Answer& answer);
   Reply without_labels(const Reply& reply);
   Result<void> compare_labels(const Operation& operation, const Answer& answer, const Reply& reply);
@@ -150,12 +144,7 @@ class ExecSubject final : public Subject {
   milliseconds timeout_;
   std::shared_ptr<Children> children_;
   std::unique_ptr<ChildProcess> process_;
-  std::optional<ConfigFields> honoured_;
-  bool tree_verbs_ = false;
-  bool sequence_verbs_ = false;
-  bool takes_transfers_ = false;
-  bool takes_content_keys_ = false;
-  bool takes_server_fields_ = false;
+  ChildGreeting said_;
   bool labels_ = false;
   bool again_ = false;            // it can be greeted again
   bool answers_ = true;           // its process can still be talked to
@@ -235,22 +224,6 @@ Result<void> ExecSubject::start(const ChildOptions& options) {
   return understand(*answer);
 }
 
-/// `external,keys,server`: each word once at most, in any order.
-bool ExecSubject::understand_takes(std::string_view list) {
-  while (!list.empty()) {
-    const std::size_t comma = std::min(list.find(','), list.size());
-    const std::string_view word = list.substr(0, comma);
-    bool* const taken = word == "external" ? &takes_transfers_
-                        : word == "keys"   ? &takes_content_keys_
-                        : word == "server" ? &takes_server_fields_
-                                           : nullptr;
-    if (taken == nullptr || *taken) return false;
-    *taken = true;
-    list.remove_prefix(std::min(comma + 1, list.size()));
-  }
-  return true;
-}
-
 /// What the child offers in its answer to hello.
 Result<void> ExecSubject::understand(std::string_view answer) {
   const std::string with_verb = "hello " + std::string(answer);  // parse_line wants a verb
@@ -263,8 +236,9 @@ Result<void> ExecSubject::understand(std::string_view answer) {
     is_known &= key.starts_with("x_") ||
                 std::find(std::begin(kGreeting), std::end(kGreeting), key) != std::end(kGreeting);
   const std::string_view levels = line->find("levels").value_or("");
-  is_known &= levels == "request" || levels == "request,tree" || levels == "request,sequence" ||
-              levels == "request,tree,sequence";
+  const auto known = capabilities_of_words("levels", levels);
+  const auto taken = capabilities_of_words("takes", line->find("takes").value_or(""));
+  is_known &= known && taken && levels.substr(0, levels.find(',')) == "request";
   const auto flag = [&](std::string_view key, bool& value) {
     const std::string_view text = line->find(key).value_or("0");
     is_known &= text == "0" || text == "1";
@@ -272,11 +246,10 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   };
   flag("labels", labels_);
   flag("again", again_);
-  is_known &= understand_takes(line->find("takes").value_or(""));
   const std::optional<std::string_view> honours = line->find("honours");
   if (honours) {
-    honoured_ = fields_of(*honours);
-    is_known &= honoured_.has_value();
+    said_.honoured = fields_of(*honours);
+    is_known &= said_.honoured.has_value();
   }
   again_ &= is_known;
   if (!is_known)
@@ -287,18 +260,12 @@ Result<void> ExecSubject::understand(std::string_view answer) {
         "can be greeted again, takes= with what it knows of external, keys and server, and "
         "honours= with config fields",
         printable(answer)));
-  tree_verbs_ = levels.find("tree") != std::string_view::npos;
-  sequence_verbs_ = levels.find("sequence") != std::string_view::npos;
+  said_.capabilities = *known | *taken;
   return {};
 }
 
 Result<Reply> ExecSubject::apply(const Operation& operation) {
   if (failure_) return tl::unexpected(*failure_);
-  if (is_tree_verb(operation.verb) && !tree_verbs_)
-    return fail(
-        fmt::format("{}: {} understands request verbs only", to_string(operation.verb), name_));
-  if (is_sequence_verb(operation.verb) && !sequence_verbs_)
-    return fail(fmt::format("{}: {} has no sequence verbs", to_string(operation.verb), name_));
   const Result<std::string> text = ask(operation.text());
   if (!text) return tl::unexpected(text.error());
   if (*text == to_string(Refusal::unsupported)) return Reply::refusal(Refusal::unsupported);
@@ -391,24 +358,10 @@ Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options) {
   return child->start(options).map([&]() -> std::unique_ptr<Subject> { return std::move(child); });
 }
 
-std::optional<ConfigFields> honoured_by(const Subject& child) {
+const ChildGreeting& said_by(const Subject& child) {
   const auto* const started = dynamic_cast<const ExecSubject*>(&child);
-  return started == nullptr ? std::nullopt : started->honoured();
-}
-
-bool takes_content_keys(const Subject& child) {
-  const auto* const started = dynamic_cast<const ExecSubject*>(&child);
-  return started != nullptr && started->takes_content_keys();
-}
-
-bool takes_transfers(const Subject& child) {
-  const auto* const started = dynamic_cast<const ExecSubject*>(&child);
-  return started != nullptr && started->takes_transfers();
-}
-
-bool takes_server_fields(const Subject& child) {
-  const auto* const started = dynamic_cast<const ExecSubject*>(&child);
-  return started != nullptr && started->takes_server_fields();
+  require(started != nullptr, "the subject is a child");
+  return started->said();
 }
 
 std::span<const std::string_view> greeting_fields() {

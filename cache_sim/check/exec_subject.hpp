@@ -45,23 +45,17 @@ struct ChildOptions {
 /// process group.
 Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options);
 
-/// The config fields that a child, started as above, says it obeys (`honours=` of its answer to
-/// hello); nothing where it does not say, and of any other subject.
-std::optional<ConfigFields> honoured_by(const Subject& child);
+/// What a child says of itself in its answer to hello.
+struct ChildGreeting {
+  Capabilities capabilities;             ///< `levels=` and `takes=`
+  std::optional<ConfigFields> honoured;  ///< `honours=`: config fields that it obeys
+};
+/// Of a subject that start_child() has made.
+const ChildGreeting& said_by(const Subject& child);
 
 /// The fields of an answer to hello, and (with their `=`) those that any other answer can have
 /// beside the reply's own.
 std::span<const std::string_view> greeting_fields();
 std::span<const std::string_view> child_fields();
-
-/// Whether a child says that it knows `admit lora= images=` (`takes=keys`).
-bool takes_content_keys(const Subject& child);
-
-/// Whether a child says that it knows `admit external=` (`takes=external`).
-bool takes_transfers(const Subject& child);
-
-/// Whether a child says that it knows `extend parents=`, `finish up_to=`, `step padded=` and
-/// transfers (`takes=server`).
-bool takes_server_fields(const Subject& child);
 
 }  // namespace lockstep::cache_sim

@@ -34,13 +34,6 @@ int change_of_holders(const Operation& operation, const Reply& reply) {
   }
 }
 
-/// See PolicyEntry::takes_server_fields; every subject takes padded rows.
-std::string_view server_field(const Operation& operation) {
-  if (operation.verb == Verb::extend && !operation.parents.empty()) return "parents";
-  if (operation.verb == Verb::finish && operation.up_to != Operation::kAbsent) return "up_to";
-  return "";
-}
-
 }  // namespace
 
 ReplaySession::ReplaySession(const RunOptions& options) : options_(options) {}
@@ -92,43 +85,12 @@ std::optional<Snapshot> ReplaySession::snapshot(std::size_t i, std::size_t rank)
   return seat.subject == nullptr ? std::nullopt : seat.subject->snapshot();
 }
 
-bool ReplaySession::has_tree_verbs() const {
-  return std::all_of(seats_.begin(), seats_.end(), [](const auto& seat) {
-    return seat->subject == nullptr || seat->subject->has_tree_verbs();
-  });
-}
-
-bool ReplaySession::has_sequence_verbs() const {
-  return std::all_of(seats_.begin(), seats_.end(), [](const auto& seat) {
-    return seat->subject == nullptr || seat->subject->has_sequence_verbs();
-  });
-}
-
-/// A sentence where one of the subjects does not understand verbs of the operation's level.
+/// A sentence where one of the subjects does not understand the operation.
 std::string ReplaySession::who_lacks_level(const Operation& operation) const {
-  const auto first_without = [&](bool SubjectSeat::*taken) -> const SubjectSeat* {
-    for (std::size_t i = 0; i < subject_count(); ++i)
-      if (const SubjectSeat& seat = *seats_[rank_ * subject_count() + i]; !(seat.*taken))
-        return &seat;
-    return nullptr;
-  };
-  if (const std::string_view field = server_field(operation); !field.empty())
-    if (const SubjectSeat* const seat = first_without(&SubjectSeat::takes_server_fields))
-      return fmt::format("{}: {} takes no field {}", to_string(operation.verb), seat->name, field);
-  if (operation.verb == Verb::admit && (operation.lora.exists() || !operation.images.empty()))
-    if (const SubjectSeat* const seat = first_without(&SubjectSeat::takes_content_keys))
-      return fmt::format("admit: {} takes no field {}", seat->name,
-                         operation.lora.exists() ? "lora" : "images");
-  if (operation.verb == Verb::extend && operation.n == 0)
-    if (const SubjectSeat* const seat = first_without(&SubjectSeat::takes_loads))
-      return fmt::format("extend: {} loads nothing after a step (n=0)", seat->name);
-  const bool is_tree = is_tree_verb(operation.verb);
-  if (!is_tree && !is_sequence_verb(operation.verb)) return "";
   for (std::size_t i = 0; i < subject_count(); ++i) {
     const SubjectSeat& seat = *seats_[rank_ * subject_count() + i];
-    if (is_tree ? seat.subject->has_tree_verbs() : seat.subject->has_sequence_verbs()) continue;
-    return fmt::format("{}: {} {}", to_string(operation.verb), seat.name,
-                       is_tree ? "understands request verbs only" : "has no sequence verbs");
+    if (const std::string lack = lack_for(operation, seat.capabilities); !lack.empty())
+      return fmt::format("{}: {} {}", to_string(operation.verb), seat.name, lack);
   }
   return "";
 }

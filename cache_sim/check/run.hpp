@@ -72,9 +72,6 @@ class ReplaySession {
 
   /// The first subject is a child: it may answer less than a policy does.
   bool first_is_child() const { return !seats_.empty() && seats_.front()->is_child; }
-  /// Whether every subject understands tree verbs.
-  bool has_tree_verbs() const;
-  bool has_sequence_verbs() const;
   std::size_t subject_count() const { return options_.subjects.size(); }
   const std::string& subject_name(std::size_t i) const { return options_.subjects[i]; }
   SubjectTotals totals(std::size_t i) const;  ///< over all ranks

@@ -16,6 +16,13 @@ constexpr ConfigFields kCommonFields{
     ConfigField::routing,         ConfigField::scheduler,   ConfigField::graph_batches,
     ConfigField::kv_stride,       ConfigField::state_stride};
 
+constexpr Capabilities kRequests{Capability::request};
+
+/// What a child is asked without having said that it understands it: it answers `unsupported`.
+constexpr Capabilities kChildrenSayThemselves{Capability::request, Capability::slots,
+                                              Capability::transfers, Capability::draft_trees,
+                                              Capability::partial_finish};
+
 /// A policy that would ignore a field which somebody set says so instead.
 Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   for (const ConfigField field : config.changed())
@@ -29,7 +36,7 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
   const Result<SchedulerOptions> scheduler = SchedulerOptions::of(config);
   if (!scheduler) return tl::unexpected(scheduler.error());
-  if (scheduler->sglang && !policy.has_tree_verbs)
+  if (scheduler->sglang && !policy.capabilities.contains(Capability::tree))
     return fail(fmt::format("field scheduler: policy {} is none of SGLang's", policy.name));
   if (scheduler->vllm && !policy.config_fields.contains(ConfigField::blocks))
     return fail(fmt::format("field scheduler: policy {} is none of vLLM's", policy.name));
@@ -81,7 +88,7 @@ Started start_closed(const std::string& name, const RunOptions& options) {
   auto seat = std::make_unique<SubjectSeat>();
   seat->is_child = true;
   seat->subject = std::move(*child);
-  seat->takes_content_keys = takes_content_keys(*seat->subject);
+  seat->capabilities = said_by(*seat->subject).capabilities | kChildrenSayThemselves;
   if (options.check != CheckLevel::off)
     seat->closed = std::make_unique<ClosedSubject>(options.config, kv_total(options));
   return seat;
@@ -91,15 +98,12 @@ Started start_oracle(const std::string& name, const RunOptions& options) {
   const std::string policy_name = name.substr(7);
   const OracleEntry* const entry = Registry<OracleEntry>::find(policy_name);
   if (entry == nullptr) return unknown(name);
-  if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name))
-    if (const Result<void> fits = check_config(*policy, options.config); !fits)
-      return tl::unexpected(fits.error());
+  const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name);
+  if (policy == nullptr) return unknown(name);
+  if (const Result<void> fits = check_config(*policy, options.config); !fits)
+    return tl::unexpected(fits.error());
   auto seat = std::make_unique<SubjectSeat>();
-  if (const PolicyEntry* const policy = Registry<PolicyEntry>::find(policy_name)) {
-    seat->takes_server_fields = policy->takes_server_fields;
-    seat->takes_loads = policy->takes_transfers;
-    seat->takes_content_keys = policy->takes_content_keys;
-  }
+  seat->capabilities = policy->capabilities | kRequests;
   seat->is_oracle = true;
   seat->subject = entry->make({.config = options.config, .layers = &no_layers});
   return seat;
@@ -111,9 +115,7 @@ Started start_policy(const std::string& name, const RunOptions& options) {
   if (const Result<void> fits = check_config(*entry, options.config); !fits)
     return tl::unexpected(fits.error());
   auto seat = std::make_unique<SubjectSeat>();
-  seat->takes_server_fields = entry->takes_server_fields;
-  seat->takes_loads = entry->takes_transfers;
-  seat->takes_content_keys = entry->takes_content_keys;
+  seat->capabilities = entry->capabilities | kRequests;
   SubjectOptions subject{.config = options.config, .layers = &no_layers};
   if (options.defect_name.starts_with(name + ":")) subject.defect = options.defect;
   if (options.check != CheckLevel::off) {

@@ -20,9 +20,7 @@ struct SubjectSeat {
   std::size_t rank = 0;
   bool is_oracle = false;
   bool is_child = false;
-  bool takes_server_fields = true;  ///< a child says itself what it does not support
-  bool takes_loads = true;          ///< extend n=0
-  bool takes_content_keys = true;   ///< admit lora=, images=
+  Capabilities capabilities;  ///< what it is asked; a child may answer that it does not support it
   std::unique_ptr<LabelState> labels;
   std::unique_ptr<Subject> subject;
   std::unique_ptr<Auditor> auditor;       // after the subject: it must go first

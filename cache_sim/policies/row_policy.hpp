@@ -39,7 +39,6 @@ class RowPolicy : public Subject {
   static Result<void> check_sizes(const Config& config);
 
   Result<Reply> apply(const Operation& operation) final;
-  bool has_tree_verbs() const final { return false; }
   std::optional<Snapshot> snapshot() const final;
 
   // What an auditor sees.

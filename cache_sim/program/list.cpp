@@ -1,7 +1,7 @@
 // lockstep list: the names that words of other commands can be, one a line, the name first.
 #include <fmt/format.h>
 
-#include <map>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/model/model.hpp"
 #include "cache_sim/policies/ideal/ideal_policy.hpp"
@@ -13,9 +13,45 @@
 #include "reference/base/judged.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/protocol/subject.hpp"
+#include "reference/protocol/vocabulary.hpp"
 
 namespace lockstep::program {
 namespace {
+
+using nlohmann::ordered_json;
+
+std::string verbs_json() {
+  std::vector<ordered_json> verbs, words;
+  for (std::size_t i = 0; i < kVerbCount; ++i) {
+    const auto verb = static_cast<Verb>(i);
+    ordered_json fields = ordered_json::array(), answer = ordered_json::array();
+    for (const FieldName& field : fields_of(verb))
+      fields.push_back({{"name", field.name},
+                        {"kind", field.kind},
+                        {"required", field.required},
+                        {"needs", to_string(field.needs)}});
+    for (const FieldName& field : answer_fields_of(verb))
+      answer.push_back({{"name", field.name}, {"required", field.required}});
+    verbs.push_back({{"name", to_string(verb)},
+                     {"needs", to_string(capability_of(verb))},
+                     {"fields", fields},
+                     {"answer", answer}});
+  }
+  for (const CapabilityWord& word : kCapabilityWords) {
+    ordered_json means = ordered_json::array();
+    for (std::size_t i = 0; i < kCapabilityCount; ++i)
+      if (const auto one = static_cast<Capability>(i); word.means.contains(one))
+        means.push_back(to_string(one));
+    words.push_back({{"field", word.field}, {"word", word.word}, {"means", means}});
+  }
+  const auto lines = [](const std::vector<ordered_json>& rows) {
+    std::string text;
+    for (const ordered_json& row : rows) text += (text.empty() ? "\n  " : ",\n  ") + row.dump();
+    return text;
+  };
+  return fmt::format("{{\n \"verbs\": [{}\n ],\n \"words\": [{}\n ]\n}}", lines(verbs),
+                     lines(words));
+}
 
 void print_all(const std::vector<std::pair<std::string, std::string>>& rows) {
   std::size_t width = 0;
@@ -57,6 +93,17 @@ std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what
       rows.emplace_back(model.name,
                         fmt::format("{}; a token's KV {} bytes, a state {}", model.summary,
                                     model.token_bytes, state_text(model)));
+  if (what == "verbs")
+    for (std::size_t i = 0; i < kVerbCount; ++i) {
+      const auto verb = static_cast<Verb>(i);
+      std::string fields;
+      for (const FieldName& field : fields_of(verb))
+        fields += fmt::format("{}{}{}=", fields.empty() ? "" : " ", field.required ? "" : "?",
+                              field.name);
+      add(to_string(verb), fields);
+    }
+  if (what == "config")
+    for (const auto& [name, value] : Config().fields()) add(name, value);
   if (what == "marks")
     for (const MarkEntry& mark : Registry<MarkEntry>::all()) add(mark.name, "");
   if (what == "policies")
@@ -79,13 +126,22 @@ void add_list(CLI::App& app, int&) {
   command->add_option("WHAT", *what, "what to list")
       ->required()
       ->check(CLI::IsMember({"subjects", "policies", "models", "layers", "defects", "marks",
-                             "workloads", "operations"}));
+                             "workloads", "operations", "verbs", "config"}));
+  const auto json = std::make_shared<bool>();
+  command->add_flag("--json", *json,
+                    "as JSON: an array of {name, text}; of verbs, their fields and answers");
   end_help(*command,
            {{kExitPass, "listed"},
             {kExitBadInput, "bad usage"},
             {kExitEnvironment, "the output cannot be written"}},
            {"lockstep list policies"});
-  command->callback([what] { print_all(rows_of(*what)); });
+  command->callback([what, json] {
+    if (!*json) return print_all(rows_of(*what));
+    ordered_json document = ordered_json::array();
+    for (const auto& [name, text] : rows_of(*what))
+      document.push_back({{"name", name}, {"text", text}});
+    print("{}\n", *what == "verbs" ? verbs_json() : document.dump(1));
+  });
 }
 
 }  // namespace lockstep::program

@@ -50,7 +50,8 @@ Operation BadInput::bad_forward(const Request& request) {
   operation.verb = Verb::extend;
   const std::int64_t left = request.left();
   const bool verifying = !request.drafts.empty();
-  if (accepted_.server_fields && draw_.chance(1, 6)) return bad_server_field(request);
+  if (accepted_.can(Capability::draft_trees) && draw_.chance(1, 6))
+    return bad_server_field(request);
   switch (draw_.below(verifying ? 3 : 5)) {
     case 0:
       operation.n = left + draw_.between(1, 3);
@@ -148,7 +149,7 @@ Operation BadInput::bad_admission() {
     case 0: admit.tokens = Tokens(); break;
     case 1: admit.prompt = admit.tokens.size() + draw_.between(1, 3); break;
     default:
-      if (accepted_.transfers)
+      if (accepted_.can(Capability::transfers))
         admit.prompt = admit.tokens.size() + 1;
       else
         admit.external = 1;
@@ -181,7 +182,7 @@ Operation BadInput::bad_tree_operation() {
   Operation operation;
   const std::uint64_t choice = draw_.below(10);
   if (choice == 0) {
-    if (accepted_.slot_verbs) return bad_slot_operation();
+    if (accepted_.can(Capability::slots)) return bad_slot_operation();
     constexpr Verb kVerbs[] = {Verb::compact, Verb::capture, Verb::restore};
     operation.verb = kVerbs[draw_.below(requests.empty() ? 1 : std::size(kVerbs))];
     operation.as = operation.from = nobody();

@@ -283,8 +283,8 @@ class Explorer {
   /// A request that comes twice is another one; who was not asked for is not stopped; times, which
   /// never go back, are those of the schedule.
   void make_sensible(Candidate& candidate) const {
-    const bool server_fields = players_[candidate.player].accepted.server_fields;
-    const bool content_keys = players_[candidate.player].accepted.content_keys;
+    const bool server_fields = players_[candidate.player].accepted.can(Capability::draft_trees);
+    const bool content_keys = players_[candidate.player].accepted.can(Capability::content_keys);
     std::set<std::uint32_t> ids;
     std::set<std::uint32_t> sessions;
     Nanoseconds latest = 0;
@@ -424,25 +424,19 @@ constexpr ConfigField kFieldsToHonour[] = {
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
   player.accepted.rooms = false;
-  player.accepted.sequence_verbs = alone;  // no policy has them
+  if (alone) player.accepted.capabilities.add(Capability::sequences);  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
     if (!seat && seat.error().finding) {  // the first trace says so
       for (const ConfigField field : kFieldsToHonour) player.fixed.add(field);
-      player.accepted.transfers = player.accepted.content_keys = false;
-      player.accepted.server_fields = false;
+      player.accepted.capabilities &= {Capability::tree, Capability::slots, Capability::sequences};
       continue;
     }
     if (!seat) return tl::unexpected(seat.error());
-    player.accepted.tree_verbs &= (*seat)->subject->has_tree_verbs();
-    player.accepted.sequence_verbs &= (*seat)->subject->has_sequence_verbs();
-    if ((*seat)->is_child) {
-      const Subject& child = *(*seat)->subject;
-      player.accepted.transfers &= takes_transfers(child);
-      player.accepted.content_keys &= takes_content_keys(child);
-      player.accepted.server_fields &= takes_server_fields(child);
-    }
-    const std::optional<ConfigFields> honoured = honoured_by(*(*seat)->subject);
+    if (!(*seat)->is_child) continue;
+    const ChildGreeting& said = said_by(*(*seat)->subject);
+    player.accepted.capabilities &= said.capabilities | Capabilities{Capability::slots};
+    const std::optional<ConfigFields>& honoured = said.honoured;
     if (!honoured) continue;
     for (const ConfigField field : kFieldsToHonour)
       if (!honoured->contains(field)) player.fixed.add(field);

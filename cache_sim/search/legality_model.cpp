@@ -61,7 +61,7 @@ void LegalityModel::follow(const Operation& operation, const Reply& reply) {
   shown_.reset();
   if (reply.refused != Refusal::none) {
     if (operation.verb == Verb::admit) refused_.push_back(operation.id);
-  } else if (is_tree_verb(operation.verb)) {
+  } else if (capability_of(operation.verb) == Capability::tree) {
     follow_slot(operation, reply);
   } else {
     follow_request(operation, reply);

@@ -32,8 +32,9 @@ LegalityModel model_for(const RunOptions& options) {
       options.config.page,
       std::all_of(policies.begin(), policies.end(),
                   [](const PolicyEntry* policy) { return policy->counts_locks_on_tombstones; }),
-      std::any_of(policies.begin(), policies.end(),
-                  [](const PolicyEntry* policy) { return policy->has_slot_verbs; }));
+      std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
+        return policy->capabilities.contains(Capability::slots);
+      }));
   if (std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
         return policy->config_fields.contains(ConfigField::blocks);
       })) {

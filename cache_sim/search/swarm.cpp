@@ -305,7 +305,7 @@ void draw_rates(Draw& draw, const Accepted& accepted, Swarm& swarm) {
       static_cast<int>(swarm.scheduled ? draw.between(3, 16) : draw.between(20, 120));
   swarm.request = weight(draw, 9);
   swarm.tree = weight(draw, 8);
-  if (!accepted.tree_verbs) swarm.tree = 0;
+  if (!accepted.can(Capability::tree)) swarm.tree = 0;
   if (swarm.request + swarm.tree == 0) swarm.request = 9;
   swarm.evict = weight(draw, 1);
   swarm.check = weight(draw, 1);
@@ -395,23 +395,17 @@ Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& s
 Accepted accepted_by(const PolicyEntry& policy) {
   return {.fields = policy.config_fields,
           .has_states = policy.has_states,
-          .tree_verbs = policy.has_tree_verbs,
-          .slot_verbs = policy.has_slot_verbs,
-          .transfers = policy.takes_transfers,
-          .content_keys = policy.takes_content_keys,
-          .rooms = policy.has_tree_verbs,
-          .server_fields = policy.takes_server_fields};
+          .capabilities = policy.capabilities,
+          .rooms = policy.capabilities.contains(Capability::tree)};
 }
 
 Accepted accepted_by_both(const Accepted& one, const Accepted& other) {
-  return {.fields = one.fields & other.fields,
-          .has_states = one.has_states || other.has_states,
-          .tree_verbs = one.tree_verbs && other.tree_verbs && one.has_states == other.has_states,
-          .slot_verbs = one.slot_verbs && other.slot_verbs,
-          .transfers = one.transfers && other.transfers,
-          .content_keys = one.content_keys && other.content_keys,
-          .rooms = one.rooms && other.rooms,
-          .server_fields = one.server_fields && other.server_fields};
+  Accepted both{.fields = one.fields & other.fields,
+                .has_states = one.has_states || other.has_states,
+                .capabilities = one.capabilities & other.capabilities,
+                .rooms = one.rooms && other.rooms};
+  if (one.has_states != other.has_states) both.capabilities.remove({Capability::tree});
+  return both;
 }
 
 Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed,
@@ -423,7 +417,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   const std::int64_t scale = draw_pools(draw, accepted, fields, swarm);
   draw_options(draw, scale, fields);
   draw_block_fields(draw, accepted, fields, swarm);
-  if (accepted.transfers && draw.aside(3, 23) == 0)
+  if (accepted.can(Capability::transfers) && draw.aside(3, 23) == 0)
     swarm.sent = static_cast<int>(1 + draw.aside(6, 24));
   const bool asks_for_ranks = fixed.contains(ConfigField::ranks) && base.ranks > 1;
   draw_level(draw, level, asks_for_ranks, scale, fields, swarm);
@@ -434,7 +428,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
   swarm.documents = static_cast<int>(draw.chance(3, 4) ? draw.between(1, 3) : draw.between(4, 20));
   swarm.letters = draw.chance(1, 4) ? static_cast<int>(draw.between(1, 3)) : 0;
   if (swarm.blocks) draw_meetings(draw, fields, swarm);
-  if (accepted.content_keys && draw.aside(4, 51) == 0) {  // beside equal tokens
+  if (accepted.can(Capability::content_keys) && draw.aside(4, 51) == 0) {  // beside equal tokens
     swarm.keyed = static_cast<int>(1 + draw.aside(8, 52));
     swarm.shared = std::max(swarm.shared, 8);
   }
@@ -443,7 +437,7 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
     // What is tuned on a window of requests is seen in those after it.
     if (swarm.config.alpha == "tuned" && draw.aside(4, 40) == 0) swarm.operations *= 4;
   }
-  if (accepted.slot_verbs) swarm.slots = weight(draw, 4);
+  if (accepted.can(Capability::slots)) swarm.slots = weight(draw, 4);
   constexpr const char* kLayers[] = {"", "mamba", "attention", "mamba,attention,mamba",
                                      "attention,mamba,mamba,attention"};
   if (accepted.fields.contains(ConfigField::layers) && fields.free(ConfigField::layers))
@@ -453,12 +447,12 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
       draw.aside(3, 1) == 0)
     swarm.config.scheduler = "sglang";
   swarm.by_length = draw.aside(3, 2) == 0;
-  if (accepted.server_fields) {
+  if (accepted.can(Capability::draft_trees)) {
     draw_server(draw, swarm);
     if (swarm.scheduled && swarm.padded != 0 && fields.free(ConfigField::graph_batches))
       swarm.config.graph_batches = swarm.padded % 2 == 0 ? "1,2,4,8" : "4,8";
   }
-  if (accepted.sequence_verbs) draw_sequences(draw, swarm);
+  if (accepted.can(Capability::sequences)) draw_sequences(draw, swarm);
   return swarm;
 }
 

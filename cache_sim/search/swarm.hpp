@@ -99,13 +99,9 @@ Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& s
 struct Accepted {
   ConfigFields fields;     ///< of the configuration, besides those that every policy honours
   bool has_states = true;  ///< one of them keeps states
-  bool tree_verbs = true;
-  bool slot_verbs = false;    ///< capture, restore, compact
-  bool transfers = false;     ///< admissions to a block cache may carry external=
-  bool content_keys = false;  ///< admissions may carry lora= and images=
+  Capabilities capabilities;
   bool rooms = true;  ///< admissions and evictions may carry room=, as SGLang's scheduler asks it
-  bool server_fields = false;  ///< see PolicyEntry::takes_server_fields
-  bool sequence_verbs = false;
+  bool can(Capability capability) const { return capabilities.contains(capability); }
 };
 Accepted accepted_by(const PolicyEntry& policy);
 /// What both accept. Tree verbs mean another thing to a policy without states.

@@ -18,8 +18,6 @@ class EdgeLlmOracle final : public Subject {
  public:
   explicit EdgeLlmOracle(const Config& config) : config_(config) {}
 
-  bool has_tree_verbs() const override { return false; }
-
   Result<Reply> apply(const Operation& operation) override {
     switch (operation.verb) {
       case Verb::admit: return admit(operation);
@@ -32,7 +30,7 @@ class EdgeLlmOracle final : public Subject {
       case Verb::check: return check();
       default: break;
     }
-    if (is_tree_verb(operation.verb) || operation.verb == Verb::complete)
+    if (capability_of(operation.verb) == Capability::tree || operation.verb == Verb::complete)
       return fail("not a verb of a slot cache");
     const auto found = requests_.find(operation.id.text());
     if (found == requests_.end()) return fail("there is no such request");

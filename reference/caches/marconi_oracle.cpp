@@ -265,8 +265,6 @@ class MarconiOracle final : public Subject {
     if (config.alpha != "tuned") alpha_ = std::stod(config.alpha) / 1000;
   }
 
-  bool has_tree_verbs() const override { return false; }
-
   Result<Reply> apply(const Operation& operation) override {
     switch (operation.verb) {
       case Verb::admit: return admit(operation);

@@ -28,8 +28,6 @@ class StaticKvOracle final : public Subject {
         row_count_(config.rows()),
         places_(config.state_slots) {}
 
-  bool has_tree_verbs() const override { return false; }
-
   Result<Reply> apply(const Operation& operation) override {
     switch (operation.verb) {
       case Verb::admit: return admit(operation);
@@ -43,7 +41,7 @@ class StaticKvOracle final : public Subject {
         return Reply().set(ReplyField::kv, 0).set(ReplyField::state, 0);
       case Verb::complete: return fail("complete: nothing is asynchronous here");
       default:
-        if (is_tree_verb(operation.verb)) return fail("not a verb of rows");
+        if (capability_of(operation.verb) == Capability::tree) return fail("not a verb of rows");
         return of_request(operation);
     }
   }

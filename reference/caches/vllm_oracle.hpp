@@ -37,7 +37,6 @@ class VllmOracle final : public Subject {
   VllmOracle(const Config& config, Mode mode);
 
   Result<Reply> apply(const Operation& operation) override;
-  bool has_tree_verbs() const override { return false; }
 
  private:
   using Count = std::int64_t;

@@ -3,13 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "reference/base/enum_set.hpp"
 #include "reference/base/result.hpp"
 
 namespace lockstep {
@@ -66,25 +66,7 @@ std::string_view to_string(ConfigField field);
 std::optional<ConfigField> config_field_from(std::string_view name);
 
 /// Some of the fields.
-class ConfigFields {
- public:
-  constexpr ConfigFields() = default;
-  constexpr ConfigFields(std::initializer_list<ConfigField> fields) {
-    for (const ConfigField field : fields) bits_ |= bit(field);
-  }
-  constexpr bool contains(ConfigField field) const { return (bits_ & bit(field)) != 0; }
-  constexpr void add(ConfigField field) { bits_ |= bit(field); }
-  constexpr ConfigFields operator&(ConfigFields other) const {
-    other.bits_ &= bits_;
-    return other;
-  }
-
- private:
-  static constexpr std::uint64_t bit(ConfigField field) {
-    return std::uint64_t{1} << static_cast<unsigned>(field);
-  }
-  std::uint64_t bits_ = 0;
-};
+using ConfigFields = EnumSet<ConfigField>;
 
 /// Integers count tokens, slots, rows, bytes or tokens per something, as the name says; flags are 0
 /// or 1.

@@ -23,25 +23,32 @@ constexpr std::size_t kMostFields = 64;  // more than any verb or reply has
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
 struct NumberField {
+  static constexpr std::string_view kName = "number";
   std::int64_t Operation::*member;
   std::int64_t low = 0;
 };
 struct FlagField {
+  static constexpr std::string_view kName = "flag";
   bool Operation::*member;
 };
 struct NameField {
+  static constexpr std::string_view kName = "name";
   Name Operation::*member;
 };
 struct TokensField {
+  static constexpr std::string_view kName = "tokens";
   Tokens Operation::*member;
 };
 struct NamesField {
+  static constexpr std::string_view kName = "names";
   std::vector<Name> Operation::*member;
 };
 struct ImagesField {
+  static constexpr std::string_view kName = "images";
   std::vector<ImageSpan> Operation::*member;
 };
 struct NumbersField {
+  static constexpr std::string_view kName = "numbers";
   std::vector<std::int64_t> Operation::*member;
 };
 
@@ -51,6 +58,7 @@ struct FieldRow {
                NumbersField>
       kind;
   bool required = false;
+  Capability needs = Capability::request;
 };
 
 // One row per field, sorted by name within a verb: the order of printing.
@@ -61,25 +69,31 @@ constexpr FieldRow kSlot{"slot", NameField{&Operation::slot}, true};
 constexpr FieldRow kAs{"as", NameField{&Operation::as}, true};
 constexpr FieldRow kFrom{"from", NameField{&Operation::from}, true};
 
-constexpr FieldRow kAdmit[] = {{"external", NumberField{&Operation::external}},
-                               kId,
-                               {"images", ImagesField{&Operation::images}},
-                               {"lora", NameField{&Operation::lora}},
-                               {"prompt", NumberField{&Operation::prompt}},
-                               {"room", NumberField{&Operation::room}},
-                               kSalt,
-                               kTokens};
+constexpr FieldRow kAdmit[] = {
+    {.name = "external", .kind = NumberField{&Operation::external}, .needs = Capability::transfers},
+    kId,
+    {.name = "images", .kind = ImagesField{&Operation::images}, .needs = Capability::content_keys},
+    {.name = "lora", .kind = NameField{&Operation::lora}, .needs = Capability::content_keys},
+    {"prompt", NumberField{&Operation::prompt}},
+    {"room", NumberField{&Operation::room}},
+    kSalt,
+    kTokens};
 constexpr FieldRow kExtend[] = {{"async", FlagField{&Operation::async}},
                                 {"drafts", TokensField{&Operation::drafts}},
                                 kId,
                                 {"n", NumberField{&Operation::n, 1}, true},
-                                {"parents", NumbersField{&Operation::parents}},
+                                {.name = "parents",
+                                 .kind = NumbersField{&Operation::parents},
+                                 .needs = Capability::draft_trees},
                                 {"tokens", TokensField{&Operation::tokens}}};
 constexpr FieldRow kAccept[] = {
     kId, {"n", NumberField{&Operation::n, 0}, true}, {"tokens", TokensField{&Operation::tokens}}};
 constexpr FieldRow kCheckpoint[] = {kId, {"up_to", NumberField{&Operation::up_to}}};
-constexpr FieldRow kFinish[] = {
-    kId, {"insert", FlagField{&Operation::insert}}, {"up_to", NumberField{&Operation::up_to, 1}}};
+constexpr FieldRow kFinish[] = {kId,
+                                {"insert", FlagField{&Operation::insert}},
+                                {.name = "up_to",
+                                 .kind = NumberField{&Operation::up_to, 1},
+                                 .needs = Capability::partial_finish}};
 constexpr FieldRow kOnlyId[] = {kId};
 constexpr FieldRow kStep[] = {{"ids", NamesField{&Operation::ids}},
                               {"padded", NumberField{&Operation::padded}}};
@@ -109,6 +123,7 @@ struct VerbRow {
   /// is not a refusal.
   std::span<const ReplyField> reply = {};
   std::size_t must = 0;
+  Capability needs = Capability::request;
 };
 
 constexpr ReplyField kAdmitReply[] = {ReplyField::cached, ReplyField::state, ReplyField::conv,
@@ -136,23 +151,23 @@ constexpr VerbRow kVerbs[] = {
     {"preempt", kOnlyId},
     {"step", kStep},
     {"complete", kOnlyId},
-    {"capture", kCapture, kCaptureReply},
-    {"restore", kRestore, kAdmitReply},
-    {"compact", kCompact},
+    {"capture", kCapture, kCaptureReply, 0, Capability::slots},
+    {"restore", kRestore, kAdmitReply, 0, Capability::slots},
+    {"compact", kCompact, {}, 0, Capability::slots},
     {"evict", kEvict, kEvictReply},
     {"flush", {}, kEvictReply},
     {"check", {}, kCheckReply},
-    {"match", kMatch, kMatchReply, 1},
-    {"alloc", kAlloc, kSlotReply},
-    {"advance", kAdvance, kSlotReply},
-    {"fork", kFork, kSlotReply},
-    {"copy", kCopy, kSlotReply},
-    {"insert", kInsert, kInsertReply, 1},
-    {"lock", kLock},
-    {"unlock", kUnlock},
-    {"free", kFree},
-    {"clone", kClone},
-    {"truncate", kTruncate},
+    {"match", kMatch, kMatchReply, 1, Capability::tree},
+    {"alloc", kAlloc, kSlotReply, 0, Capability::tree},
+    {"advance", kAdvance, kSlotReply, 0, Capability::tree},
+    {"fork", kFork, kSlotReply, 0, Capability::tree},
+    {"copy", kCopy, kSlotReply, 0, Capability::tree},
+    {"insert", kInsert, kInsertReply, 1, Capability::tree},
+    {"lock", kLock, {}, 0, Capability::tree},
+    {"unlock", kUnlock, {}, 0, Capability::tree},
+    {"free", kFree, {}, 0, Capability::tree},
+    {"clone", kClone, {}, 0, Capability::sequences},
+    {"truncate", kTruncate, {}, 0, Capability::sequences},
 };
 static_assert(std::size(kVerbs) == kVerbCount);
 
@@ -271,6 +286,13 @@ std::string field_text(const Operation& operation, const FieldRow& row, std::siz
       row.kind);
 }
 
+/// Whether the operation carries the field, and with more than nothing: external=0 is no transfer.
+bool asks_for(const Operation& operation, const FieldRow& row) {
+  const auto* const number = std::get_if<NumberField>(&row.kind);
+  return number != nullptr ? operation.*number->member > 0
+                           : !field_text(operation, row, kShown).empty();
+}
+
 const VerbRow* find_verb(std::string_view name) {
   const auto* const found = std::find_if(std::begin(kVerbs), std::end(kVerbs),
                                          [&](const VerbRow& row) { return row.name == name; });
@@ -289,11 +311,8 @@ std::optional<std::size_t> index_of(const std::string_view (&names)[N], std::str
 std::string_view to_string(Verb verb) {
   return kVerbs[static_cast<std::size_t>(verb)].name;
 }
-bool is_tree_verb(Verb verb) {
-  return verb >= Verb::match && verb <= Verb::free;
-}
-bool is_sequence_verb(Verb verb) {
-  return verb == Verb::clone || verb == Verb::truncate;
+Capability capability_of(Verb verb) {
+  return kVerbs[static_cast<std::size_t>(verb)].needs;
 }
 bool is_operation_verb(std::string_view verb) {
   return find_verb(verb) != nullptr;
@@ -349,6 +368,18 @@ std::string Operation::text(std::size_t limit) const {
   return line;
 }
 
+std::string lack_for(const Operation& operation, Capabilities capabilities) {
+  const VerbRow& row = kVerbs[static_cast<std::size_t>(operation.verb)];
+  if (!capabilities.contains(row.needs)) return std::string(lack_of(row.needs));
+  for (const FieldRow& field : row.fields)
+    if (!capabilities.contains(field.needs) && asks_for(operation, field))
+      return fmt::format("takes no field {}: it {}", field.name, lack_of(field.needs));
+  const bool is_load = operation.verb == Verb::extend && operation.n == 0;
+  return is_load && !capabilities.contains(Capability::transfers)
+             ? fmt::format("takes no n=0: it {}", lack_of(Capability::transfers))
+             : "";
+}
+
 std::string operation_form(const Operation& operation) {
   const VerbRow& row = kVerbs[static_cast<std::size_t>(operation.verb)];
   std::string form(row.name);
@@ -361,7 +392,9 @@ std::string operation_form(const Operation& operation) {
 std::vector<FieldName> fields_of(Verb verb) {
   std::vector<FieldName> fields;
   for (const FieldRow& field : kVerbs[static_cast<std::size_t>(verb)].fields)
-    fields.push_back({field.name, field.required});
+    fields.push_back({field.name, field.required,
+                      std::visit([](const auto& kind) { return kind.kName; }, field.kind),
+                      field.needs});
   return fields;
 }
 

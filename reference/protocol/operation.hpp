@@ -14,6 +14,7 @@
 #include "reference/base/ids.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/base/result.hpp"
+#include "reference/protocol/capability.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep {
@@ -52,8 +53,8 @@ enum class Verb : std::uint8_t {
 inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::truncate) + 1;
 
 std::string_view to_string(Verb verb);
-bool is_tree_verb(Verb verb);
-bool is_sequence_verb(Verb verb);
+/// What a subject needs in order to understand the verb.
+Capability capability_of(Verb verb);
 
 /// Tokens of a prompt that stand for an image.
 struct ImageSpan {
@@ -262,6 +263,11 @@ Result<Line> parse_line(std::string_view text);
 /// errors that name the field.
 Result<Operation> parse_operation(const Line& line);
 bool is_operation_verb(std::string_view verb);
+
+/// Whether a subject with these capabilities understands the operation: its verb and every field
+/// that it carries. Empty where it does; else the rest of a sentence that begins with the subject's
+/// name, "takes no field parents: it verifies no trees of drafts".
+std::string lack_for(const Operation& operation, Capabilities capabilities);
 
 /// The kind of an operation, as a server may or may not know it: its verb and the optional fields
 /// that it carries, `checkpoint up_to` or `extend async tokens`.

@@ -9,6 +9,7 @@
 #include "reference/base/finding.hpp"
 #include "reference/base/registry.hpp"
 #include "reference/base/result.hpp"
+#include "reference/protocol/capability.hpp"
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/defect.hpp"
 #include "reference/protocol/layer_state.hpp"
@@ -53,11 +54,6 @@ class Subject {
   /// subject itself.
   virtual Result<Reply> apply(const Operation& operation) = 0;
 
-  /// True where the subject understands tree verbs too.
-  virtual bool has_tree_verbs() const { return true; }
-  /// True where it understands sequence verbs, and captures and restores requests.
-  virtual bool has_sequence_verbs() const { return false; }
-
   /// What the subject itself has said to be broken since the last call.
   virtual Findings take_findings() { return {}; }
 
@@ -97,15 +93,7 @@ struct PolicyEntry {
     std::int64_t states, kv_end;
   };
   SlotCounts (*slots)(const Config&) = nullptr;
-  bool has_tree_verbs = true;
-  bool has_slot_verbs = false;  ///< capture, restore, compact
-  /// admit external=: tokens that another server has computed; and extend n=0: they come later.
-  bool takes_transfers = false;
-  /// admit lora=, images=: what KV and states depend on beside the tokens.
-  bool takes_content_keys = false;
-  /// Takes `extend parents=` and `finish up_to=`: verifications of trees, and ends inside an
-  /// accepted run.
-  bool takes_server_fields = false;
+  Capabilities capabilities;  ///< beside Capability::request; its oracle has the same
 };
 
 /// An auditor of a family of policies.

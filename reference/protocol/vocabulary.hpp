@@ -1,4 +1,5 @@
-// The words of the grammar as lists, for whoever compares them with a page that describes them.
+// The words of the grammar as lists: `lockstep list verbs --json`, which the Python package reads,
+// and the tests of pages and editors.
 #pragma once
 
 #include <string_view>
@@ -11,6 +12,9 @@ namespace lockstep {
 struct FieldName {
   std::string_view name;
   bool required;
+  /// Of an operation's field: flag, images, name, names, number, numbers or tokens.
+  std::string_view kind{};
+  Capability needs = Capability::request;
 };
 
 /// The fields of an operation's line, sorted by name.

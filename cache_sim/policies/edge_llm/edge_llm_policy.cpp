@@ -307,8 +307,7 @@ PolicyEntry entry(std::string_view name, std::string_view summary,
           .make = make,
           .check = check_config,
           .slots = slots_of,
-          .has_tree_verbs = false,
-          .has_slot_verbs = true};
+          .capabilities = {Capability::slots}};
 }
 
 const Registration<PolicyEntry> kEdgeLlm{

@@ -413,8 +413,7 @@ const Registration<PolicyEntry> kMarconi{
        return std::make_unique<MarconiPolicy>(options, false);
      },
      .check = check_config,
-     .slots = slots_of,
-     .has_tree_verbs = false}};
+     .slots = slots_of}};
 const Registration<PolicyEntry> kArtifact{
     {.name = "marconi-artifact",
      .summary = "Marconi with the accounting of its published simulator",
@@ -425,8 +424,7 @@ const Registration<PolicyEntry> kArtifact{
        return std::make_unique<MarconiPolicy>(options, true);
      },
      .check = check_config,
-     .slots = slots_of,
-     .has_tree_verbs = false}};
+     .slots = slots_of}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

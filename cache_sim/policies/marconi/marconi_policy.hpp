@@ -41,7 +41,6 @@ class MarconiPolicy final : public Subject, private MarconiTree::Memory {
   MarconiPolicy(const SubjectOptions& options, bool is_artifact);
 
   Result<Reply> apply(const Operation& operation) override;
-  bool has_tree_verbs() const override { return false; }
   std::optional<Snapshot> snapshot() const override;
 
   // What an auditor sees.

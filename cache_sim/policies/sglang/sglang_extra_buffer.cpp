@@ -299,8 +299,7 @@ const Registration<PolicyEntry> kExtraBuffer{
                        ConfigField::path_cap, ConfigField::overlap},
      .make = make,
      .check = check,
-     .takes_transfers = true,
-     .takes_server_fields = true}};
+     .capabilities = kSglangCapabilities}};
 
 }  // namespace
 

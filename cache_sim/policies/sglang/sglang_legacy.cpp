@@ -46,8 +46,7 @@ const Registration<PolicyEntry> kLegacyEntry{
      .config_fields = {},
      .make = make_legacy,
      .counts_locks_on_tombstones = kLegacy.tree.counts_bare_locks,
-     .takes_transfers = true,
-     .takes_server_fields = true}};
+     .capabilities = kSglangCapabilities}};
 const Registration<PolicyEntry> kFirstEntry{
     {.name = "sglang-v0",
      .summary = "SGLang's first hybrid radix cache (#11214): every stored state is a copy",
@@ -55,8 +54,7 @@ const Registration<PolicyEntry> kFirstEntry{
      .config_fields = {},
      .make = make_first,
      .counts_locks_on_tombstones = kFirst.tree.counts_bare_locks,
-     .takes_transfers = true,
-     .takes_server_fields = true}};
+     .capabilities = kSglangCapabilities}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -680,8 +680,7 @@ const Registration<PolicyEntry> kRadix{
      .has_states = false,
      .config_fields = {ConfigField::page, ConfigField::strip_thinking, ConfigField::overlap},
      .make = make_radix,
-     .takes_transfers = true,
-     .takes_server_fields = true}};
+     .capabilities = kSglangCapabilities}};
 const Registration<PolicyEntry> kNoBuffer{
     {.name = "sglang-no-buffer",
      .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
@@ -689,8 +688,7 @@ const Registration<PolicyEntry> kNoBuffer{
      .config_fields = {ConfigField::strip_thinking, ConfigField::skip_decode_lock,
                        ConfigField::path_cap},
      .make = make_no_buffer,
-     .takes_transfers = true,
-     .takes_server_fields = true}};
+     .capabilities = kSglangCapabilities}};
 
 }  // namespace
 

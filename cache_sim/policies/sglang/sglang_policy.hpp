@@ -91,6 +91,10 @@ struct SglangVariant {
   bool copies_at_finish = false;          ///< the tree gets a copy of the finished request's state
 };
 
+/// What all of SGLang's policies understand.
+inline constexpr Capabilities kSglangCapabilities{
+    Capability::tree, Capability::transfers, Capability::draft_trees, Capability::partial_finish};
+
 class SglangPolicy : public Subject {
  public:
   SglangPolicy(const SubjectOptions& options, const SglangVariant& variant);

@@ -162,8 +162,7 @@ const Registration<PolicyEntry> kStaticKv{
      .slots = [](const Config& config) -> PolicyEntry::SlotCounts {
        return {config.state_slots, StaticKvPolicy::areas_of(config).slots() + 1};
      },
-     .has_tree_verbs = false,
-     .has_slot_verbs = true}};
+     .capabilities = {Capability::slots}}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

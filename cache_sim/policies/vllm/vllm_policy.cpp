@@ -590,6 +590,7 @@ std::unique_ptr<Subject> make_all(const SubjectOptions& options) {
                                       *BlockRules::of(options.config, GroupKind::mamba_all));
 }
 
+constexpr Capabilities kCapabilities{Capability::transfers, Capability::content_keys};
 const ConfigFields kAllFields{
     ConfigField::blocks,         ConfigField::block, ConfigField::groups, ConfigField::hash_block,
     ConfigField::hash_algorithm, ConfigField::eagle, ConfigField::overlap};
@@ -613,9 +614,7 @@ const Registration<PolicyEntry> kVllmAlign{
      .config_fields = kFields,
      .make = make,
      .check = check_config,
-     .has_tree_verbs = false,
-     .takes_transfers = true,
-     .takes_content_keys = true}};
+     .capabilities = kCapabilities}};
 const Registration<PolicyEntry> kVllmAlignRetention0{
     {.name = "vllm-align-retention-0",
      .summary = "vllm-align that keeps states only at prompt ends and where prefixes diverge",
@@ -623,9 +622,7 @@ const Registration<PolicyEntry> kVllmAlignRetention0{
      .config_fields = kSparseFields,
      .make = make_retention_0,
      .check = check_config,
-     .has_tree_verbs = false,
-     .takes_transfers = true,
-     .takes_content_keys = true}};
+     .capabilities = kCapabilities}};
 const Registration<PolicyEntry> kVllmAll{
     {.name = "vllm-all",
      .summary = "vLLM's older \"all\" mode: a state at each block's end, and chunks of any length",
@@ -633,9 +630,7 @@ const Registration<PolicyEntry> kVllmAll{
      .config_fields = kAllFields,
      .make = make_all,
      .check = check_all,
-     .has_tree_verbs = false,
-     .takes_transfers = true,
-     .takes_content_keys = true}};
+     .capabilities = kCapabilities}};
 
 }  // namespace
 

@@ -70,7 +70,6 @@ class VllmPolicy final : public Subject {
   VllmPolicy(const SubjectOptions& options, BlockRules rules);
 
   Result<Reply> apply(const Operation& operation) override;
-  bool has_tree_verbs() const override { return false; }
   std::optional<Snapshot> snapshot() const override;
   std::string decided() const override;
 

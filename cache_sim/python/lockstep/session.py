@@ -2,8 +2,11 @@
 from __future__ import annotations
 
 import inspect
+import json
+import keyword
 import linecache
 import os
+import pathlib
 import sys
 import traceback
 from typing import Any, Callable, NamedTuple
@@ -47,53 +50,50 @@ def _images(text: str) -> list[tuple[int, int, str]]:
     return [(int(offset), int(length), name) for offset, length, name in pieces]
 
 
-_ID = _Field("id", str)
-_TOKENS = _Field("tokens", parse_tokens)
-_SALT = _Field("salt", str, "")
-_AS = _Field("as_", str)
-_SLOT = _Field("slot", str)
+# The words of the protocol, as `lockstep list verbs --json` writes them (properties/python_package_test.py).
+_VOCABULARY = json.loads((pathlib.Path(__file__).parent / "vocabulary.json").read_text())
+_READERS: dict[str, Callable[[str], Any]] = {
+    "flag": _flag, "images": _images, "name": str, "names": _names, "number": int, "numbers": _numbers, "tokens": parse_tokens}
+_DEFAULTS = {"name": "", "number": 0}  # of what is not there, by kind; a list of nothing for the others
+_ABSENT = {"prompt", "up_to", "limit", "padded", "slot"}  # fields of which None is said where they are not there
+_IGNORABLE = {"prompt", "ids", "padded", "prev"}  # a method that does not ask for them still does what was asked
+_DEFAULT_FLAGS = {"insert": True}
 
-# cache_sim/trace/grammar.md, "Request verbs" and "Tree verbs".
-VERBS: dict[str, _Verb] = {
-    "admit": _Verb({"id": _ID, "tokens": _TOKENS, "prompt": _Field("prompt", int, None, True), "salt": _SALT,
-                    "external": _Field("external", int, 0), "room": _Field("room", int, 0), "lora": _Field("lora", str, ""),
-                    "images": _Field("images", _images, ())}, "cached", True),
-    "extend": _Verb({"id": _ID, "n": _Field("n", int), "tokens": _Field("tokens", parse_tokens, ()),
-                     "drafts": _Field("drafts", parse_tokens, ()), "async": _Field("async_", _flag, False),
-                     "parents": _Field("parents", _numbers, ())}, "n"),
-    "accept": _Verb({"id": _ID, "n": _Field("n", int), "tokens": _Field("tokens", parse_tokens, ())}, "n"),
-    "checkpoint": _Verb({"id": _ID, "up_to": _Field("up_to", int, None)}),
-    "finish": _Verb({"id": _ID, "insert": _Field("insert", _flag, True), "up_to": _Field("up_to", int, None)}),
-    "abort": _Verb({"id": _ID}),
-    "preempt": _Verb({"id": _ID}),
-    "step": _Verb({"ids": _Field("ids", _names, (), True), "padded": _Field("padded", int, None, True)}),
-    "complete": _Verb({"id": _ID}),
-    "capture": _Verb({"id": _ID, "as": _AS, "partial": _Field("partial", _flag, False)}),
-    "restore": _Verb({"id": _ID, "from": _Field("from_", str)}),
-    "compact": _Verb({"mapping": _Field("mapping", _numbers)}),
-    "evict": _Verb({"kv": _Field("kv", int, 0), "state": _Field("state", int, 0), "room": _Field("room", int, 0)}),
-    "flush": _Verb({}),
-    "check": _Verb({}),
-    "match": _Verb({"tokens": _TOKENS, "limit": _Field("limit", int, None), "salt": _SALT}, "kv", True),
-    "insert": _Verb({"tokens": _TOKENS, "prev": _Field("prev", int, 0, True), "slot": _Field("slot", str, None),
-                     "salt": _SALT}, "exist", True),
-    "lock": _Verb({"tokens": _TOKENS, "as": _AS, "salt": _SALT}),
-    "unlock": _Verb({"lock": _Field("lock", str)}),
-    "alloc": _Verb({"as": _AS}),
-    "advance": _Verb({"slot": _SLOT, "tokens": _TOKENS}),
-    "fork": _Verb({"slot": _SLOT, "as": _AS}),
-    "copy": _Verb({"from": _Field("from_", str), "to": _Field("to", str)}),
-    "free": _Verb({"slot": _SLOT}),
-    "clone": _Verb({"id": _ID, "as": _AS, "up_to": _Field("up_to", int, None)}),
-    "truncate": _Verb({"id": _ID, "up_to": _Field("up_to", int)}),
-}
+
+def _field(row: dict[str, Any]) -> _Field:
+    name, kind = row["name"], row["kind"]
+    default = inspect.Parameter.empty
+    if not row["required"]:
+        default = (None if name in _ABSENT else _DEFAULT_FLAGS.get(name, False) if kind == "flag"
+                   else _DEFAULTS.get(kind, ()))
+    return _Field(name + "_" if keyword.iskeyword(name) or name == "async" else name, _READERS[kind], default,
+                  name in _IGNORABLE)
+
+
+def _verb(row: dict[str, Any]) -> _Verb:
+    must = [field["name"] for field in row["answer"] if field["required"]]
+    number = must[0] if must else "n" if any(field["name"] == "n" for field in row["answer"]) else ""
+    return _Verb({field["name"]: _field(field) for field in row["fields"]}, number, bool(must) and number != "n")
+
+
+VERBS: dict[str, _Verb] = {row["name"]: _verb(row) for row in _VOCABULARY["verbs"]}
+
+
+def _needing(capability: str) -> list[tuple[str, str]]:
+    """The fields, by verb, that need the capability."""
+    return [(verb["name"], field["name"]) for verb in _VOCABULARY["verbs"] for field in verb["fields"]
+            if field["needs"] == capability]
+
+
+# By word of `takes=`: the fields that a class must ask for.
+TAKES = {word["word"]: [field for capability in word["means"] for field in _needing(capability)]
+         for word in _VOCABULARY["words"] if word["field"] == "takes"}
+# By word of `levels=`: verbs, one of which a class must have.
+_LEVELS = {word["word"]: {verb["name"] for verb in _VOCABULARY["verbs"] if verb["needs"] in word["means"]}
+           for word in _VOCABULARY["words"] if word["field"] == "levels"}
 HONOURS = ("kv_tokens", "state_slots", "page", "request_rows", "blocks", "checkpoint", "modules",
            "shared_prefix_checkpoint")
 _OF_BLOCKS = ("block", "hash_block", "retention", "groups", "eagle", "drafts")
-TREE_VERBS = frozenset(("match", "alloc", "advance", "fork", "copy", "insert", "lock", "unlock", "free"))
-SEQUENCE_VERBS = frozenset(("clone", "truncate"))
-TAKES = {"external": [("admit", "external")], "keys": [("admit", "lora"), ("admit", "images")],
-         "server": [("admit", "external"), ("extend", "parents"), ("finish", "up_to")]}
 
 
 class _Known(NamedTuple):
@@ -160,8 +160,7 @@ class Capabilities:
             method = _overrides(subject, verb)
             if method is not None:
                 self.verbs[verb] = _know(subject, verb, method)
-        levels = ("request" + (",tree" if TREE_VERBS & set(self.verbs) else "")
-                  + (",sequence" if SEQUENCE_VERBS & set(self.verbs) else ""))
+        levels = ",".join(word for word, verbs in _LEVELS.items() if word == "request" or verbs & set(self.verbs))
         honoured = _honoured(subject)
         if "extend" in self.verbs and "async" in self.verbs["extend"].readers:
             honoured.add("overlap")  # a step can be asked for before the result of the one before

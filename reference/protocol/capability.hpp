@@ -1,0 +1,53 @@
+// Capabilities: the parts of the operations' grammar that a subject may or may not understand. Each
+// verb and each field names the one that it needs (reference/protocol/operation.cpp); what several
+// subjects understand together is `a & b`.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "reference/base/enum_set.hpp"
+
+namespace lockstep {
+
+enum class Capability : std::uint8_t {
+  request,         ///< the request verbs; every subject has them
+  tree,            ///< match … free: operations on a radix tree
+  slots,           ///< capture, restore, compact: rows of a slot cache
+  sequences,       ///< clone, truncate: requests are sequences of one memory
+  transfers,       ///< admit external=, extend n=0: tokens that another server has computed
+  content_keys,    ///< admit lora=, images=: KV and states depend on more than the tokens
+  draft_trees,     ///< extend parents=: verifications of trees
+  partial_finish,  ///< finish up_to=: ends inside an accepted run
+};
+inline constexpr std::size_t kCapabilityCount =
+    static_cast<std::size_t>(Capability::partial_finish) + 1;
+using Capabilities = EnumSet<Capability>;
+
+std::string_view to_string(Capability capability);
+/// What is said of a subject without it, after the subject's name: "has no sequence verbs".
+std::string_view lack_of(Capability capability);
+
+/// A word with which a child says in its answer to `hello` what it understands, and the field where
+/// the word stands: `levels=request,tree takes=external`.
+struct CapabilityWord {
+  std::string_view field;
+  std::string_view word;
+  Capabilities means;
+};
+inline constexpr CapabilityWord kCapabilityWords[] = {
+    {"levels", "request", {Capability::request}},
+    {"levels", "tree", {Capability::tree}},
+    {"levels", "sequence", {Capability::sequences}},
+    {"takes", "external", {Capability::transfers}},
+    {"takes", "keys", {Capability::content_keys}},
+    {"takes",
+     "server",
+     {Capability::transfers, Capability::draft_trees, Capability::partial_finish}},
+};
+/// What the words of a list `external,keys` mean together; nothing where one of them is unknown or
+/// stands twice.
+std::optional<Capabilities> capabilities_of_words(std::string_view field, std::string_view list);
+
+}  // namespace lockstep
