@@ -266,7 +266,7 @@ TEST(Scheduler, aVerificationWithoutDraftsIsADecodeAndTheNextOneHasItsOwn) {
 
 // A step of 10 tokens is two pages of 4: a prompt is cut where a page ends.
 TEST(Scheduler, chunksAreWholePages) {
-  Server server({.chunked_prefill = 10, .page = 4});
+  Server server({.page = 4, .chunked_prefill = 10});
   server.arrive("r", 19, 1);
   EXPECT_EQ(server.step(), "admit:r extend:r:8 step:r |checkpoint:r");
   EXPECT_EQ(server.step(), "extend:r:8 step:r |checkpoint:r");
@@ -275,7 +275,7 @@ TEST(Scheduler, chunksAreWholePages) {
 
 // 5 tokens take two pages of the step's four, and nobody gets less than a page.
 TEST(Scheduler, aPageThatIsBegunIsPaidFor) {
-  Server server({.chunked_prefill = 16, .page = 4});
+  Server server({.page = 4, .chunked_prefill = 16});
   for (const char* const name : {"a", "b", "c"}) server.arrive(name, 5, 2);
   EXPECT_EQ(server.step(),
             "admit:a extend:a:5 admit:b extend:b:5 step:a:b |checkpoint:a checkpoint:b");
@@ -303,7 +303,7 @@ TEST(Scheduler, manyRequestsArriveAtOnce) {
 // The second step is decided before the first one's result is there. After the step that samples
 // the last token there is none: the request ends by its length, which is known.
 TEST(OverlappingScheduler, decidesAStepBeforeTheResultsOfTheOneBefore) {
-  Server server({.chunked_prefill = 8, .overlap = true});
+  Server server({.chunked_prefill = 8, .overlap = 1});
   const RequestNumber r = server.arrive("r", 5, 3);
   EXPECT_EQ(server.step(), "admit:r extend:r:5 step:r");
   EXPECT_EQ(server.news(), "r admitted");
@@ -319,7 +319,7 @@ TEST(OverlappingScheduler, decidesAStepBeforeTheResultsOfTheOneBefore) {
 // Nobody knows that it will stop, so the step after its last token is under way: that row is
 // nobody's.
 TEST(OverlappingScheduler, whoStopsByItselfHasOneRowTooMany) {
-  Server server({.chunked_prefill = 8, .overlap = true});
+  Server server({.chunked_prefill = 8, .overlap = 1});
   RequestSpec spec = spec_of("r", 5, 2);
   spec.stops = true;
   const RequestNumber r = server.arrive(spec);
@@ -332,7 +332,7 @@ TEST(OverlappingScheduler, whoStopsByItselfHasOneRowTooMany) {
 }
 
 TEST(OverlappingScheduler, aChunkIsCheckpointedBeforeTheNextOneBegins) {
-  Server server({.chunked_prefill = 4, .overlap = true});
+  Server server({.chunked_prefill = 4, .overlap = 1});
   server.arrive("r", 10, 1);
   EXPECT_EQ(server.step(), "admit:r extend:r:4 step:r");
   EXPECT_EQ(server.step(), "checkpoint:r extend:r:4 step:r |complete:r");
@@ -341,7 +341,7 @@ TEST(OverlappingScheduler, aChunkIsCheckpointedBeforeTheNextOneBegins) {
 }
 
 TEST(OverlappingScheduler, whoHasDraftsToComeMakesEveryStepWait) {
-  Server server({.chunked_prefill = 8, .overlap = true});
+  Server server({.chunked_prefill = 8, .overlap = 1});
   RequestSpec spec = spec_of("r", 5, 5);
   spec.drafts = {2};
   spec.accept = {2};
@@ -354,7 +354,7 @@ TEST(OverlappingScheduler, whoHasDraftsToComeMakesEveryStepWait) {
 }
 
 TEST(OverlappingScheduler, whoIsRetractedLosesTheResultsThatAreOut) {
-  Server server({.chunked_prefill = 8, .overlap = true});
+  Server server({.chunked_prefill = 8, .overlap = 1});
   const RequestNumber r = server.arrive("r", 5, 3);
   server.step();
   server.step();
@@ -366,7 +366,7 @@ TEST(OverlappingScheduler, whoIsRetractedLosesTheResultsThatAreOut) {
 
 // It has no result that could end it, and nobody comes before it.
 TEST(OverlappingScheduler, noRequestIsAdmittedOrDecodedWhileAPromptFindsNoRoom) {
-  Server server({.chunked_prefill = 4, .overlap = true});
+  Server server({.chunked_prefill = 4, .overlap = 1});
   server.arrive("long", 10, 1);
   server.step();
   server.arrive("next", 1, 1);
@@ -379,7 +379,7 @@ TEST(OverlappingScheduler, noRequestIsAdmittedOrDecodedWhileAPromptFindsNoRoom) 
 
 // The pool is full, and the result that is out ends the request: it is not refused.
 TEST(OverlappingScheduler, whoIsAloneAndRefusedWaitsForItsResults) {
-  Server server({.chunked_prefill = 8, .overlap = true});
+  Server server({.chunked_prefill = 8, .overlap = 1});
   RequestSpec spec = spec_of("r", 5, 2);
   spec.stops = true;
   const RequestNumber r = server.arrive(spec);
@@ -412,7 +412,7 @@ TEST(Scheduler, brokenOrdersOfEventsAreBrokenContracts) {
 /// the scheduler to what it may ask.
 class MoodySubject {
  public:
-  MoodySubject(std::uint64_t seed, const SchedulerOptions& options, std::uint64_t refusals_in_16)
+  MoodySubject(std::uint64_t seed, const Config& options, std::uint64_t refusals_in_16)
       : seed_(seed), options_(options), refusals_in_16_(refusals_in_16) {}
 
   std::map<std::string, std::int64_t> known, computed, cached, extended;
@@ -426,11 +426,11 @@ class MoodySubject {
       case Verb::admit:
         EXPECT_FALSE(runs) << id;
         EXPECT_LT(known.size(), static_cast<std::size_t>(options_.max_running));
-        EXPECT_EQ(asked.room != Operation::kAbsent, options_.sglang);
+        EXPECT_EQ(asked.room != Operation::kAbsent, options_.scheduler == "sglang");
         if (moody()) return Reply::refusal(below(9) == 0 ? Refusal::too_long : Refusal::no_kv);
         known[id] = prompt_[id] = asked.tokens.size();
         cached[id] = computed[id] = static_cast<std::int64_t>(below(asked.tokens.size()));
-        return options_.sglang && below(4) == 0
+        return options_.scheduler == "sglang" && below(4) == 0
                    ? Reply{}.set(ReplyField::cached, cached[id]).set(ReplyField::kv, asked.room)
                    : Reply{}.set(ReplyField::cached, cached[id]);
       case Verb::extend: {
@@ -448,7 +448,7 @@ class MoodySubject {
           EXPECT_EQ(asked.n, known[id] - computed[id] + asked.drafts.size());
         }
         (prefill ? prefilled : decoded) += asked.n;
-        EXPECT_EQ(asked.async, options_.overlap && asked.drafts.empty());
+        EXPECT_EQ(asked.async, options_.overlap != 0 && asked.drafts.empty());
         if (asked.async)
           in_flight[id].push_back(asked.n);
         else
@@ -463,7 +463,7 @@ class MoodySubject {
         in_flight[id].pop_front();
         return Reply{};
       case Verb::evict:
-        EXPECT_TRUE(options_.sglang);
+        EXPECT_EQ(options_.scheduler, "sglang");
         EXPECT_GE(asked.room, 0);
         if (asked.room > 0 && moody()) return Reply{}.set(ReplyField::kv_free, asked.room - 1);
         return below(2) == 0 ? Reply{} : Reply{}.set(ReplyField::kv_free, asked.room);
@@ -503,7 +503,7 @@ class MoodySubject {
   }
 
   std::uint64_t seed_;
-  SchedulerOptions options_;
+  Config options_;
   std::uint64_t refusals_in_16_;
   std::uint64_t index_ = 0;
   int in_a_row_ = 0;
@@ -517,14 +517,14 @@ std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& sp
                                              bool judged_by_other_rules = false) {
   std::uint64_t index = 0;
   const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 0, index++); };
-  const SchedulerOptions options{.chunked_prefill = static_cast<std::int64_t>(1 + below(20)),
-                                 .max_running = static_cast<std::int64_t>(1 + below(5)),
-                                 .overlap = seed % 2 == 0,
-                                 .page = seed % 3 == 0 ? 4 : 1,
-                                 .sglang = seed % 4 >= 2};
+  const Config options{.page = seed % 3 == 0 ? 4 : 1,
+                       .chunked_prefill = static_cast<std::int64_t>(1 + below(20)),
+                       .max_running = static_cast<std::int64_t>(1 + below(5)),
+                       .overlap = seed % 2 == 0,
+                       .scheduler = seed % 4 >= 2 ? "sglang" : ""};
   const std::uint64_t refusals = below(3) * 4;
-  SchedulerOptions judged_by = options;
-  judged_by.sglang ^= judged_by_other_rules;
+  Config judged_by = options;
+  if (judged_by_other_rules) judged_by.scheduler = options.scheduler.empty() ? "sglang" : "";
   Server server(options, judged_by);
   MoodySubject subject(seed, options, refusals);
   server.answer = [&](const Operation& asked) { return subject(asked); };

@@ -1,4 +1,4 @@
-// The scheduler under SGLang's rules (SchedulerOptions::sglang), its subject's answers made by
+// The scheduler under SGLang's rules (`scheduler=sglang`), its subject's answers made by
 // hand: how a step finds room, who is retracted, who is admitted again. The same rules beside
 // SGLang's own scheduler are compared by `python3 fixtures/subjects/sglang schedule`.
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-const SchedulerOptions kRules{.chunked_prefill = 8, .sglang = true};
+const Config kRules{.chunked_prefill = 8, .scheduler = "sglang"};
 
 /// Says that so much is free after each `evict room=`, from the first one of `queue` on.
 struct Free {
@@ -37,7 +37,7 @@ TEST(SglangScheduler, aStepsPromptsAreFoundBeforeTheFirstIsComputed) {
 }
 
 TEST(SglangScheduler, withPagesEveryRowAsksForOneMore) {
-  Server server({.chunked_prefill = 16, .page = 4, .sglang = true});
+  Server server({.page = 4, .chunked_prefill = 16, .scheduler = "sglang"});
   server.arrive("a", 3, 3);
   server.arrive("b", 8, 3);
   EXPECT_EQ(server.step(),
@@ -49,7 +49,7 @@ TEST(SglangScheduler, withPagesEveryRowAsksForOneMore) {
 // The fewest outputs first, then the longest prompt, then who came last; they wait at the end, and
 // the rows go on in the order in which they would have gone.
 TEST(SglangScheduler, whoHasTheFewestOutputsIsRetracted) {
-  Server server({.chunked_prefill = 100, .sglang = true});
+  Server server({.chunked_prefill = 100, .scheduler = "sglang"});
   server.arrive("old", 4, 9);
   server.step();
   server.step();
@@ -71,7 +71,7 @@ TEST(SglangScheduler, whoHasTheFewestOutputsIsRetracted) {
 }
 
 TEST(SglangScheduler, theRowsGoOnInTheOrderOfRetraction) {
-  Server server({.chunked_prefill = 100, .sglang = true});
+  Server server({.chunked_prefill = 100, .scheduler = "sglang"});
   server.arrive("long", 7, 9);
   server.arrive("short", 5, 9);
   server.arrive("longest", 9, 9);
@@ -96,7 +96,7 @@ TEST(SglangScheduler, whoFindsNoRoomAloneIsRefused) {
 
 // After a refusal nobody is looked at until a request has left.
 TEST(SglangScheduler, admissionIsClosedUntilARequestLeaves) {
-  Server server({.chunked_prefill = 100, .sglang = true});
+  Server server({.chunked_prefill = 100, .scheduler = "sglang"});
   server.arrive("a", 3, 4);
   server.step();
   server.step();
@@ -113,7 +113,7 @@ TEST(SglangScheduler, admissionIsClosedUntilARequestLeaves) {
 
 // Nor where the last one admitted has taken all that is left.
 TEST(SglangScheduler, admissionIsClosedWhereNothingIsLeft) {
-  Server server({.chunked_prefill = 100, .sglang = true});
+  Server server({.chunked_prefill = 100, .scheduler = "sglang"});
   server.answer = [](const Operation& asked) {
     return asked.verb == Verb::admit ? Reply{}.set(ReplyField::kv, 4) : Reply{};
   };
@@ -124,7 +124,7 @@ TEST(SglangScheduler, admissionIsClosedWhereNothingIsLeft) {
 
 // With a result out that ends a request, its memory is waited for.
 TEST(SglangScheduler, noRequestIsRetractedWhileAnotherEnds) {
-  Server server({.chunked_prefill = 100, .overlap = true, .sglang = true});
+  Server server({.chunked_prefill = 100, .overlap = 1, .scheduler = "sglang"});
   server.arrive("ends", 3, 2);
   server.arrive("goes_on", 3, 9);
   server.step();
@@ -138,7 +138,7 @@ TEST(SglangScheduler, noRequestIsRetractedWhileAnotherEnds) {
 // A forward whose requests have all left is waited for: no step is decided two forwards ahead.
 TEST(SglangScheduler, aForwardOfNobodyIsWaitedFor) {
   for (const bool sglang : {false, true}) {
-    Server server({.chunked_prefill = 100, .overlap = true, .sglang = sglang});
+    Server server({.chunked_prefill = 100, .overlap = 1, .scheduler = "sglang"});
     RequestSpec spec = spec_of("stops", 3, 1);
     spec.stops = true;
     server.arrive(spec);

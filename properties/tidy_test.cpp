@@ -107,6 +107,7 @@ const std::vector<Folder>& folders() {
         {"policies", "server"},
         {"policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",
          "policies/edge_llm", "policies/static_kv"},
+        {"server/sglang", "server/vllm"},
         {"replay", "search"},
         {"compare"},
         {"report"},

@@ -1,4 +1,4 @@
-// vLLM's scheduler (SchedulerOptions::vllm), its subject's answers made by hand, with its oracle
+// vLLM's scheduler (`scheduler=vllm`), its subject's answers made by hand, with its oracle
 // listening. The same rules beside vLLM's own Scheduler are compared by
 // `python3 fixtures/subjects/vllm schedule`.
 #include <gtest/gtest.h>
@@ -8,13 +8,14 @@
 #include <set>
 #include <string>
 
+#include "cache_sim/server/vllm/vllm_scheduler.hpp"
 #include "properties/support/scheduler_server.hpp"
 #include "reference/base/philox.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
 
-const SchedulerOptions kRules{.chunked_prefill = 8, .vllm = true};
+const Config kRules{.chunked_prefill = 8, .scheduler = "vllm"};
 
 /// Refuses the extends of these requests, so many times.
 struct Refusing {
@@ -42,7 +43,7 @@ TEST(VllmScheduler, oneStepMixesDecodesAndChunks) {
 
 // Where nobody else is there, nobody has to be spared.
 TEST(VllmScheduler, aLongPromptLeavesTokensToOthers) {
-  Server server({.chunked_prefill = 8, .vllm = true, .long_prefill = 3});
+  Server server({.chunked_prefill = 8, .scheduler = "vllm:long_prefill=3"});
   server.arrive("alone", 11, 1);
   EXPECT_EQ(server.step(), "admit:alone extend:alone:8 step:alone |");
   server.arrive("b", 9, 1);
@@ -51,7 +52,7 @@ TEST(VllmScheduler, aLongPromptLeavesTokensToOthers) {
 }
 
 TEST(VllmScheduler, aRequestCutToNothingIsPassedOverOrEndsAdmission) {
-  Server server({.chunked_prefill = 8, .vllm = true});
+  Server server({.chunked_prefill = 8, .scheduler = "vllm"});
   server.arrive("a", 12, 1);
   server.step();
   server.answer = [](const Operation& asked) {
@@ -64,7 +65,7 @@ TEST(VllmScheduler, aRequestCutToNothingIsPassedOverOrEndsAdmission) {
 }
 
 TEST(VllmScheduler, aCutChunkIsPaidForWhatItTook) {
-  Server server({.chunked_prefill = 8, .vllm = true});
+  Server server({.chunked_prefill = 8, .scheduler = "vllm"});
   server.arrive("a", 12, 1);
   server.arrive("b", 12, 1);
   server.answer = [](const Operation& asked) {
@@ -110,7 +111,7 @@ TEST(VllmScheduler, whoFitsNowhereIsRefused) {
 
 // Its pool is too small, which vLLM looks at when it starts.
 TEST(VllmScheduler, whoCannotGoOnAloneIsRefusedInTheEnd) {
-  Server server({.chunked_prefill = 2, .vllm = true});
+  Server server({.chunked_prefill = 2, .scheduler = "vllm"});
   server.answer = [](const Operation& asked) {
     return asked.verb == Verb::extend && asked.n < 2 ? Reply::refusal(Refusal::no_kv) : Reply{};
   };
@@ -128,7 +129,7 @@ TEST(VllmScheduler, whoCannotGoOnAloneIsRefusedInTheEnd) {
 
 // The least urgent goes wherever it stands; what it had in this step goes back to the others.
 TEST(VllmScheduler, theLeastUrgentIsPreemptedThoughItWasScheduled) {
-  Server server({.chunked_prefill = 8, .vllm = true, .by_priority = true});
+  Server server({.chunked_prefill = 8, .scheduler = "vllm:priority"});
   RequestSpec low = spec_of("low", 20, 2);
   low.priority = -1;
   server.arrive(low);
@@ -147,7 +148,7 @@ TEST(VllmScheduler, theLeastUrgentIsPreemptedThoughItWasScheduled) {
 }
 
 TEST(VllmScheduler, theMoreUrgentIsAdmittedFirst) {
-  Server server({.chunked_prefill = 8, .max_running = 1, .vllm = true, .by_priority = true});
+  Server server({.chunked_prefill = 8, .max_running = 1, .scheduler = "vllm:priority"});
   server.arrive("a", 2, 1);
   RequestSpec urgent = spec_of("urgent", 2, 1);
   urgent.priority = 1;
@@ -167,7 +168,7 @@ RequestSpec drafting(const std::string& id, std::uint32_t prompt, std::uint32_t 
 
 // Rows of a step have as many drafts as there are: none, some, and at most what is configured.
 TEST(VllmScheduler, aRowHasTheDraftsThatAreThere) {
-  Server server({.chunked_prefill = 16, .vllm = true, .drafts = 3});
+  Server server({.chunked_prefill = 16, .drafts = 3, .scheduler = "vllm"});
   server.arrive(drafting("a", 3, 9, {2, 0, 5}, {2, 1, 6}));
   EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a |accept:a:1");
   EXPECT_EQ(server.step(), "extend:a:3 step:a |accept:a:2");
@@ -178,19 +179,19 @@ TEST(VllmScheduler, aRowHasTheDraftsThatAreThere) {
 
 // The client sees nothing after the output's end.
 TEST(VllmScheduler, anOutputEndsInsideAnAcceptedRun) {
-  Server server({.chunked_prefill = 16, .vllm = true, .drafts = 3});
+  Server server({.chunked_prefill = 16, .drafts = 3, .scheduler = "vllm"});
   server.arrive(drafting("a", 3, 3, {3}, {4}));
   server.step();
   EXPECT_EQ(server.step(), "extend:a:4 step:a |accept:a:2 finish:a");
 }
 
 TEST(VllmScheduler, draftsThatDoNotFitAreLost) {
-  Server server({.chunked_prefill = 4, .vllm = true, .drafts = 3});
+  Server server({.chunked_prefill = 4, .drafts = 3, .scheduler = "vllm"});
   server.arrive(drafting("a", 2, 9, {3, 3}, {4, 4}));
   server.arrive(drafting("b", 2, 9, {3, 3}, {4, 4}));
   server.step();
   EXPECT_EQ(server.step(), "extend:a:4 step:a |accept:a:4");
-  Server narrow({.chunked_prefill = 5, .vllm = true, .drafts = 3});
+  Server narrow({.chunked_prefill = 5, .drafts = 3, .scheduler = "vllm"});
   narrow.arrive(drafting("a", 2, 9, {3}, {4}));
   narrow.arrive(drafting("b", 2, 9, {3}, {4}));
   narrow.step();
@@ -199,7 +200,7 @@ TEST(VllmScheduler, draftsThatDoNotFitAreLost) {
 
 // A draft model reads a place more for each row.
 TEST(VllmScheduler, aRowLeavesAPlaceToADraftModel) {
-  Server server({.chunked_prefill = 8, .vllm = true, .drafts = 2, .draft_slots = 1});
+  Server server({.chunked_prefill = 8, .drafts = 2, .scheduler = "vllm:draft_model"});
   server.arrive(drafting("a", 3, 9, {2, 2}, {1, 1}));
   server.arrive("b", 9, 1);
   EXPECT_EQ(server.step(), "admit:a extend:a:3 admit:b extend:b:3 step:a:b |accept:a:1");
@@ -212,7 +213,7 @@ Reply all_but_one_cached(const Operation& asked) {
 }
 
 TEST(VllmScheduler, whoIsAdmittedToDecodeIsPadded) {
-  Server server({.chunked_prefill = 16, .vllm = true, .drafts = 2});
+  Server server({.chunked_prefill = 16, .drafts = 2, .scheduler = "vllm"});
   server.answer = all_but_one_cached;
   server.arrive(drafting("a", 5, 9, {2}, {3}));
   EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a |accept:a:1");
@@ -221,7 +222,7 @@ TEST(VllmScheduler, whoIsAdmittedToDecodeIsPadded) {
 
 // The subject leaves the drafts out where it would have to cut the row.
 TEST(VllmScheduler, paddingIsLeftOutWhereItIsCut) {
-  Server server({.chunked_prefill = 16, .vllm = true, .drafts = 2});
+  Server server({.chunked_prefill = 16, .drafts = 2, .scheduler = "vllm"});
   server.answer = [](const Operation& asked) {
     return asked.verb == Verb::extend ? Reply{}.set(ReplyField::n, 1) : all_but_one_cached(asked);
   };
@@ -230,7 +231,7 @@ TEST(VllmScheduler, paddingIsLeftOutWhereItIsCut) {
 }
 
 TEST(VllmScheduler, nobodyIsPaddedBesideAPrefill) {
-  Server server({.chunked_prefill = 8, .vllm = true, .drafts = 2});
+  Server server({.chunked_prefill = 8, .drafts = 2, .scheduler = "vllm"});
   server.arrive("long", 14, 1);
   server.step();
   server.answer = all_but_one_cached;
@@ -242,7 +243,7 @@ TEST(VllmScheduler, nobodyIsPaddedBesideAPrefill) {
 
 // Rather nobody than one without its places.
 TEST(VllmScheduler, admissionEndsWhereThePaddingDoesNotFit) {
-  Server server({.chunked_prefill = 5, .vllm = true, .drafts = 2});
+  Server server({.chunked_prefill = 5, .drafts = 2, .scheduler = "vllm"});
   server.arrive(drafting("a", 3, 9, {2}, {1}));
   server.step();
   server.answer = all_but_one_cached;
@@ -252,7 +253,7 @@ TEST(VllmScheduler, admissionEndsWhereThePaddingDoesNotFit) {
 }
 
 TEST(VllmScheduler, aClientGoesDuringAVerification) {
-  Server server({.chunked_prefill = 8, .vllm = true, .drafts = 3});
+  Server server({.chunked_prefill = 8, .drafts = 3, .scheduler = "vllm"});
   const RequestNumber request = server.arrive(drafting("a", 3, 9, {3, 3}, {4, 4}));
   server.step();
   EXPECT_EQ(server.decide(), "extend:a:4 step:a");
@@ -263,14 +264,14 @@ TEST(VllmScheduler, aClientGoesDuringAVerification) {
 
 // A fair share of the step, where that is more than the threshold.
 TEST(VllmScheduler, theThresholdAdaptsToWhoIsThere) {
-  Server server({.chunked_prefill = 12, .vllm = true, .long_prefill = 2, .adapts = true});
+  Server server({.chunked_prefill = 12, .scheduler = "vllm:long_prefill=2:adaptive"});
   for (const char* const id : {"a", "b", "c"}) server.arrive(id, 9, 1);
   EXPECT_EQ(server.step(), "admit:a extend:a:4 admit:b extend:b:4 admit:c extend:c:4 step:a:b:c |");
 }
 
 // A step ahead, nobody knows how many drafts will be kept: a row begins after all of them.
 TEST(VllmScheduler, withOverlapARowHasPlacesForAllDrafts) {
-  Server server({.chunked_prefill = 16, .overlap = true, .vllm = true, .drafts = 2});
+  Server server({.chunked_prefill = 16, .overlap = 1, .drafts = 2, .scheduler = "vllm"});
   server.arrive(drafting("a", 3, 5, {2, 1}, {3, 1}));
   EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a");
   EXPECT_EQ(server.step(), "extend:a:3 step:a |accept:a:1");
@@ -293,7 +294,7 @@ RequestSpec looking(const std::string& id, std::uint32_t prompt,
 }
 
 TEST(VllmScheduler, aRowEndsBeforeAnImageThatTheStepCannotEncode) {
-  Server server({.chunked_prefill = 20, .vllm = true, .encoder = 5, .encoder_cache = 9});
+  Server server({.chunked_prefill = 20, .scheduler = "vllm:encoder=5:encoder_cache=9"});
   server.arrive(looking("a", 12, {{2, 4}, {7, 3}}));
   EXPECT_EQ(server.step(), "admit:a extend:a:7 step:a |");
   EXPECT_EQ(server.step(), "extend:a:5 step:a |finish:a");
@@ -301,7 +302,7 @@ TEST(VllmScheduler, aRowEndsBeforeAnImageThatTheStepCannotEncode) {
 
 // What others have had encoded costs nothing; whoever would begin in an image is overtaken.
 TEST(VllmScheduler, anImageIsEncodedOnceForAll) {
-  Server server({.chunked_prefill = 20, .vllm = true, .encoder = 4, .encoder_cache = 8});
+  Server server({.chunked_prefill = 20, .scheduler = "vllm:encoder=4:encoder_cache=8"});
   server.arrive(looking("a", 5, {{0, 4}}));
   server.arrive(looking("other", 5, {{0, 4}}, 3));
   server.arrive(looking("same", 6, {{0, 4}}));
@@ -314,7 +315,7 @@ TEST(VllmScheduler, anImageIsEncodedOnceForAll) {
 // Places are there again when the image's tokens are computed, and are taken from whom nobody
 // needs.
 TEST(VllmScheduler, theEncodersCacheHasSoManyPlaces) {
-  Server server({.chunked_prefill = 6, .vllm = true, .encoder = 6, .encoder_cache = 6});
+  Server server({.chunked_prefill = 6, .scheduler = "vllm:encoder=6:encoder_cache=6"});
   server.arrive(looking("a", 8, {{2, 6}}));
   server.arrive(looking("b", 8, {{0, 5}}, 3));
   EXPECT_EQ(server.step(), "admit:a extend:a:6 step:a |");
@@ -323,8 +324,7 @@ TEST(VllmScheduler, theEncodersCacheHasSoManyPlaces) {
 }
 
 TEST(VllmScheduler, imagesMayHaveToBeWhole) {
-  Server server(
-      {.chunked_prefill = 8, .vllm = true, .encoder = 9, .encoder_cache = 9, .whole_images = true});
+  Server server({.chunked_prefill = 8, .scheduler = "vllm:encoder=9:encoder_cache=9:whole_images"});
   server.arrive(looking("a", 12, {{5, 4}}));
   EXPECT_EQ(server.step(), "admit:a extend:a:5 step:a |");
   EXPECT_EQ(server.step(), "extend:a:7 step:a |finish:a");
@@ -336,7 +336,7 @@ TEST(VllmScheduler, imagesMayHaveToBeWhole) {
 // --- Overlap -------------------------------------------------------------------------------------
 
 TEST(VllmScheduler, aStepIsDecidedBeforeTheResultsOfTheOneBefore) {
-  Server server({.chunked_prefill = 8, .overlap = true, .vllm = true});
+  Server server({.chunked_prefill = 8, .overlap = 1, .scheduler = "vllm"});
   server.arrive("a", 3, 3);
   EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a");
   EXPECT_EQ(server.step(), "extend:a:1 step:a |complete:a");
@@ -348,7 +348,7 @@ TEST(VllmScheduler, aStepIsDecidedBeforeTheResultsOfTheOneBefore) {
 }
 
 TEST(VllmScheduler, whoStopsByItselfHasARowTooMany) {
-  Server server({.chunked_prefill = 8, .overlap = true, .vllm = true});
+  Server server({.chunked_prefill = 8, .overlap = 1, .scheduler = "vllm"});
   RequestSpec spec = spec_of("a", 3, 1);
   spec.stops = true;
   server.arrive(spec);
@@ -361,7 +361,7 @@ TEST(VllmScheduler, whoStopsByItselfHasARowTooMany) {
 
 // A preempted request's results still come, to it and not to the subject, and it waits for them.
 TEST(VllmScheduler, aPreemptedRequestIsOvertakenUntilItsResultsAreThere) {
-  Server server({.chunked_prefill = 8, .overlap = true, .vllm = true});
+  Server server({.chunked_prefill = 8, .overlap = 1, .scheduler = "vllm"});
   server.arrive("a", 3, 9);
   server.arrive("b", 3, 9);
   server.step();
@@ -386,17 +386,17 @@ Played play_random_requests(std::uint64_t seed,
                             const std::function<void(SchedulerEpisode&)>& spoil = {}) {
   std::uint64_t index = 0;
   const auto below = [&](std::uint64_t bound) { return random_below(bound, seed, 0, index++); };
-  const SchedulerOptions options{.chunked_prefill = static_cast<std::int64_t>(1 + below(12)),
-                                 .max_running = static_cast<std::int64_t>(1 + below(4)),
-                                 .overlap = below(2) == 0,
-                                 .vllm = true,
-                                 .by_priority = below(2) == 0,
-                                 .long_prefill = static_cast<std::int64_t>(below(6)),
-                                 .adapts = below(3) == 0,
-                                 .drafts = static_cast<std::int64_t>(below(2) * below(4)),
-                                 .draft_slots = 0,
-                                 .encoder = static_cast<std::int64_t>(below(2) * (5 + below(5))),
-                                 .encoder_cache = static_cast<std::int64_t>(5 + below(8))};
+  std::string scheduler = below(2) == 0 ? "vllm:priority" : "vllm";
+  if (const std::uint64_t tokens = below(6); tokens > 0)
+    scheduler += fmt::format(":long_prefill={}", tokens);
+  if (below(3) == 0) scheduler += ":adaptive";
+  if (below(2) == 0)
+    scheduler += fmt::format(":encoder={}:encoder_cache={}", 5 + below(5), 5 + below(8));
+  const Config options{.chunked_prefill = static_cast<std::int64_t>(1 + below(12)),
+                       .max_running = static_cast<std::int64_t>(1 + below(4)),
+                       .overlap = static_cast<std::int64_t>(below(2)),
+                       .drafts = static_cast<std::int64_t>(below(2) * below(4)),
+                       .scheduler = scheduler};
   Server server(options);
   server.spoil = spoil;
   Played played;
@@ -417,7 +417,7 @@ Played play_random_requests(std::uint64_t seed,
                                  static_cast<std::int64_t>(below(asked.tokens.size())));
     if (asked.verb != Verb::extend) return Reply{};
     EXPECT_GE(asked.n, 1);
-    EXPECT_EQ(asked.async, options.overlap);
+    EXPECT_EQ(asked.async, options.overlap != 0);
     if (moody && below(2) == 0) return Reply::refusal(Refusal::no_kv);
     if (asked.drafts.size() > 0 && moody && fresh.contains(asked.id.text()))
       return Reply{}.set(ReplyField::n, 1);

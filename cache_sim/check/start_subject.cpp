@@ -23,6 +23,13 @@ constexpr Capabilities kChildrenSayThemselves{Capability::request, Capability::s
                                               Capability::transfers, Capability::draft_trees,
                                               Capability::partial_finish};
 
+std::string unknown_scheduler(std::string_view name) {
+  std::string names;
+  for (const SchedulerEntry& entry : Registry<SchedulerEntry>::all())
+    names.append(names.empty() ? "" : ", ").append(entry.name);
+  return fmt::format("field scheduler: there is no `{}`; there are {}", name, names);
+}
+
 /// A policy that would ignore a field which somebody set says so instead.
 Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   for (const ConfigField field : config.changed())
@@ -34,12 +41,9 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
   if (config.routing != "" && config.routing != "load" && config.routing != "prefix")
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
-  const Result<SchedulerOptions> scheduler = SchedulerOptions::of(config);
-  if (!scheduler) return tl::unexpected(scheduler.error());
-  if (scheduler->sglang && !policy.capabilities.contains(Capability::tree))
-    return fail(fmt::format("field scheduler: policy {} is none of SGLang's", policy.name));
-  if (scheduler->vllm && !policy.config_fields.contains(ConfigField::blocks))
-    return fail(fmt::format("field scheduler: policy {} is none of vLLM's", policy.name));
+  const auto* const scheduler = Registry<SchedulerEntry>::find(scheduler_name(config));
+  if (scheduler == nullptr) return fail(unknown_scheduler(scheduler_name(config)));
+  if (const Result<void> serves = scheduler->check(config, policy); !serves) return serves;
   if (!config.graph_batches.empty() && config.graphs().empty())
     return fail(fmt::format("field graph_batches: `{}` is no list of ascending numbers of rows",
                             config.graph_batches));

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "cache_sim/server/server_scheduler.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -24,10 +24,10 @@ struct ServedRequest {
 
 /// `Request` is a ServedRequest with what the rules need besides; `Asked` says what an operation
 /// was asked for, and has `nothing` and `drop`.
-template <class Request, class Asked>
+template <class Request, class Asked, class Options = SchedulerOptions>
 class AskingScheduler : public ServerScheduler {
  public:
-  explicit AskingScheduler(const SchedulerOptions& options) : options_(options) {}
+  explicit AskingScheduler(Options options) : options_(std::move(options)) {}
 
   const SchedulerEffects& step(const SchedulerEvent& event) final {
     effects_.operation = nullptr;
@@ -126,7 +126,7 @@ class AskingScheduler : public ServerScheduler {
     return operation;
   }
 
-  SchedulerOptions options_;
+  Options options_;
   std::vector<Request> requests_;
   std::deque<RequestNumber> waiting_;
   std::vector<RequestNumber> running_;  // in order of admission

@@ -7,6 +7,7 @@
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
+
 void Scheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects) {
   switch (event.kind) {
     case SchedulerEvent::Kind::arrival:
@@ -26,11 +27,11 @@ void Scheduler::hear(const SchedulerEvent& event, SchedulerEffects& effects) {
     case SchedulerEvent::Kind::forward_done:
       require(has_results_out(), "results come from a forward");
       phase_ = Phase::results;
-      if (launched_.empty() && !waits_for_rows_of_nobody_) {
+      if (launched_.empty() && !orphan_rows_in_flight_) {
         launched_.swap(batch_);
         has_forward_ = false;
       }
-      waits_for_rows_of_nobody_ = false;
+      orphan_rows_in_flight_ = false;
       cursor_ = 0;
       return;
     case SchedulerEvent::Kind::reply: return;
@@ -52,7 +53,7 @@ void Scheduler::begin_step(SchedulerEffects& effects) {
   // A prompt is cut where a page ends, so the budget is whole pages.
   budget_ = std::max(options_.chunked_prefill / options_.page * options_.page, options_.page);
   effects.idle = !has_work();
-  if (options_.sglang) note_last_step();
+  begin_decisions();
   if (!effects.idle) phase_ = Phase::chunk_ends;
 }
 
@@ -64,8 +65,7 @@ void Scheduler::next(SchedulerEffects& effects) {
       case Phase::chunk_ends: next_chunk_end(effects); break;
       case Phase::prefill: next_prefill(effects); break;
       case Phase::admission: next_admission(effects); break;
-      case Phase::chunks: next_chunk(effects); break;
-      case Phase::decode_room: next_decode_room(effects); break;
+      case Phase::rules: next_rule(effects); break;
       case Phase::decode: next_decode(effects); break;
       case Phase::results: next_result(effects); break;
     }
@@ -88,25 +88,30 @@ void Scheduler::next_chunk_end(SchedulerEffects& effects) {
 
 void Scheduler::next_prefill(SchedulerEffects& effects) {
   for (; cursor_ < running_.size() && budget_ > 0; ++cursor_) {
-    const Request& request = requests_[running_[cursor_]];
-    if (!request.prefilling) continue;
-    if (options_.sglang) {
-      plan_chunk(running_[cursor_]);
-      continue;
-    }
-    return extend(running_[cursor_],
-                  static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
-                  effects);
+    if (!requests_[running_[cursor_]].prefilling) continue;
+    prefill(running_[cursor_], effects);
+    if (asked_ != Asked::nothing) return;
   }
   phase_ = Phase::admission;
 }
 
+void Scheduler::prefill(RequestNumber number, SchedulerEffects& effects) {
+  extend(
+      number,
+      static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, requests_[number].to_prefill())),
+      effects);
+}
+
+bool Scheduler::may_admit() {
+  return budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
+}
+
 void Scheduler::next_admission(SchedulerEffects& effects) {
-  const bool room =
-      budget_ > 0 && static_cast<std::int64_t>(running_.size()) < options_.max_running;
-  if (options_.sglang && !room && budget_ > 0 && !waiting_.empty()) is_full_ = true;
-  if (room && !is_full_ && !waiting_.empty()) return look_up(effects);
-  if (options_.sglang) return end_admission(effects);
+  if (may_admit() && !waiting_.empty()) return look_up(effects);
+  end_admission(effects);
+}
+
+void Scheduler::end_admission(SchedulerEffects& effects) {
   if (!batch_.empty()) return begin_forward(effects);
   phase_ = Phase::decode;
   cursor_ = 0;
@@ -134,18 +139,15 @@ void Scheduler::next_decode(SchedulerEffects& effects) {
 }
 
 void Scheduler::end_decisions() {
-  waits_for_rows_of_nobody_ = launched_.empty() && is_launched_;
+  orphan_rows_in_flight_ = launched_.empty() && is_launched_;
   is_launched_ = false;
-  phase_ = launched_.empty() && !waits_for_rows_of_nobody_ ? Phase::between_steps : Phase::forward;
+  phase_ = launched_.empty() && !orphan_rows_in_flight_ ? Phase::between_steps : Phase::forward;
 }
 
 void Scheduler::begin_forward(SchedulerEffects& effects) {
   ask(Verb::step, 0, Asked::step, effects);
-  for (const Row& row : batch_) {
-    effects.operation->ids.push_back(requests_[row.request].spec->id);
-    requests_[row.request].has_just_prefilled = row.chunk && row.samples;
-    has_cut_prompt_ |= row.chunk && !row.samples;
-  }
+  for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
+  forward_begins();
   // Decodes and verifications run as a captured graph, where one is large enough.
   const auto graph = std::lower_bound(options_.graph_batches.begin(), options_.graph_batches.end(),
                                       std::ssize(batch_));
@@ -211,7 +213,7 @@ void Scheduler::look_up(SchedulerEffects& effects) {
   Operation& admission = ask(Verb::admit, waiting_.front(), Asked::admit, effects);
   // What was transferred is gone once the request has been retracted.
   if (first.spec->external > 0 && !first.was_admitted) admission.external = first.spec->external;
-  if (options_.sglang) admission.room = reserved_ + options_.page + 1;
+  admission.room = admission_room();
 }
 
 void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffects& effects) {
@@ -297,8 +299,6 @@ void Scheduler::leave_batch(RequestNumber request) {
   std::erase_if(batch_, is_its);
   if (phase_ != Phase::results) std::erase_if(launched_, is_its);
   std::erase(running_, request);
-  std::erase_if(chunks_, [&](const Chunk& chunk) { return chunk.request == request; });
-  is_full_ = false;
 }
 
 void Scheduler::settle_admit(RequestNumber number, const Reply& reply, SchedulerEffects& effects) {
@@ -308,13 +308,8 @@ void Scheduler::settle_admit(RequestNumber number, const Reply& reply, Scheduler
     if (running_.empty() || reply.refused == Refusal::too_long) {
       waiting_.pop_front();
       end(number, FinishReason::refused, effects);
-    } else if (options_.sglang) {
-      is_full_ = true;
-    } else if (!batch_.empty()) {
-      begin_forward(effects);
     } else {
-      phase_ = Phase::decode;
-      cursor_ = 0;
+      admission_refused(effects);
     }
     return;
   }
@@ -327,13 +322,8 @@ void Scheduler::settle_admit(RequestNumber number, const Reply& reply, Scheduler
   request.known = request.spec->prompt_size + request.sampled;
   request.scheduled = static_cast<std::uint32_t>(reply.get(ReplyField::cached));
   effects.notes.push_back({SchedulerNote::Kind::admitted, number});
-  if (options_.sglang) {
-    plan_chunk(number);
-    if (reply.has(ReplyField::kv) && reply.get(ReplyField::kv) <= reserved_) is_full_ = true;
-    return;
-  }
-  extend(number, static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, request.to_prefill())),
-         effects);
+  prefill(number, effects);
+  admitted(reply);
 }
 
 void Scheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& effects) {
@@ -344,12 +334,9 @@ void Scheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& effect
     case Asked::preempt:
       leave_batch(number);
       requests_[number].state = State::waiting;
-      enqueue(number, !options_.sglang);
+      enqueue(number, retracted_goes_first());
       effects.notes.push_back({SchedulerNote::Kind::retracted, number});
-      if (is_retracting_)
-        ask_for_room(kRetractionSteps * static_cast<std::int64_t>(staying_.size()),
-                     Asked::freed_room, effects);
-      return;
+      return retracted(effects);
     case Asked::step: {
       StepWork work;
       for (const Row& row : batch_) {
@@ -360,15 +347,12 @@ void Scheduler::settle(Asked asked, const Reply& reply, SchedulerEffects& effect
       }
       effects.forward = work;
       phase_ = Phase::forward;
-      has_forward_ = options_.sglang && options_.overlap;
+      has_forward_ = waits_for_orphan_rows();
       if (options_.overlap) end_decisions();
       return;
     }
-    case Asked::complete:
-    case Asked::chunk_room:
-    case Asked::freed_room:
-    case Asked::page_room: return;
-    case Asked::decode_room: return settle_decode_room(reply, effects);
+    case Asked::complete: return;
+    case Asked::rules: return settle_rule(reply, effects);
     case Asked::accept: return settle_result(effects);
     case Asked::checkpoint: ++cursor_; return;
     case Asked::finish:
@@ -417,4 +401,19 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
   retract(running_.back(), effects);
 }
 
+namespace {
+
+const Registration<SchedulerEntry> kRegistered{
+    {.name = kPlainScheduler,
+     .summary = "steps that either prefill or decode, and no rules of a server's own",
+     .check = [](const Config& config, const PolicyEntry&) -> Result<void> {
+       if (!config.scheduler.empty() && config.scheduler != kPlainScheduler)
+         return fail("field scheduler: plain has no options");
+       return {};
+     },
+     .make = [](const Config& config) -> std::unique_ptr<ServerScheduler> {
+       return std::make_unique<Scheduler>(SchedulerOptions::of(config));
+     }}};
+
+}  // namespace
 }  // namespace lockstep::cache_sim

@@ -27,13 +27,13 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
     : run_(run), cost_(std::move(cost)), keeps_spans_(run.options().keep_events) {
   const Config& config = run.options().config;
   if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);
-  const SchedulerOptions options = *SchedulerOptions::of(config);  // start_subject() looked at it
-  const ScheduleCheckerEntry* const oracle =
-      Registry<ScheduleCheckerEntry>::find(options.vllm ? kVllmSchedulerOracle : kSchedulerOracle);
-  require(oracle != nullptr, "the scheduler's oracle is linked");
+  const std::string_view name = scheduler_name(config);  // start_subject() looked at it
+  const auto* const scheduler = Registry<SchedulerEntry>::find(name);
+  const auto* const oracle = Registry<ScheduleCheckerEntry>::find(name);
+  require(scheduler != nullptr && oracle != nullptr, "the scheduler and its oracle are linked");
   for (std::int64_t rank = 0; rank < config.ranks; ++rank) {
-    ranks_.push_back({make_scheduler(options)});
-    if (run.options().check == CheckLevel::all) ranks_.back().oracle = oracle->make(options);
+    ranks_.push_back({scheduler->make(config)});
+    if (run.options().check == CheckLevel::all) ranks_.back().oracle = oracle->make(config);
   }
 }
 

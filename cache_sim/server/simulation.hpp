@@ -18,7 +18,6 @@
 #include "cache_sim/base/prefix_trie.hpp"
 #include "cache_sim/check/run.hpp"
 #include "cache_sim/model/step_cost.hpp"
-#include "cache_sim/server/server_scheduler.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "cache_sim/workloads/workload.hpp"
 #include "reference/protocol/schedule.hpp"

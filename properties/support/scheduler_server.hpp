@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "cache_sim/server/server_scheduler.hpp"
 #include "reference/base/registry.hpp"
+#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -29,13 +29,11 @@ inline RequestSpec spec_of(const std::string& id, std::uint32_t prompt, std::uin
 /// A scheduler with a subject that says yes unless told otherwise, and everything that was said.
 class Server {
  public:
-  explicit Server(const SchedulerOptions& options) : Server(options, options) {}
+  explicit Server(const Config& config) : Server(config, config) {}
   /// The oracle judges by other rules.
-  Server(const SchedulerOptions& options, const SchedulerOptions& judged_by)
-      : scheduler_(make_scheduler(options)),
-        check_(Registry<ScheduleCheckerEntry>::find(judged_by.vllm ? kVllmSchedulerOracle
-                                                                   : kSchedulerOracle)
-                   ->make(judged_by)) {}
+  Server(const Config& config, const Config& judged_by)
+      : scheduler_(Registry<SchedulerEntry>::find(scheduler_name(config))->make(config)),
+        check_(Registry<ScheduleCheckerEntry>::find(scheduler_name(judged_by))->make(judged_by)) {}
 
   std::function<Reply(const Operation&)> answer = [](const Operation&) { return Reply{}; };
   std::function<void(SchedulerEpisode&)> spoil;  ///< what the check hears

@@ -4,6 +4,7 @@
 #include <utility>
 
 namespace lockstep::reference {
+
 SchedulerOracle::Request& SchedulerOracle::at(RequestNumber number) {
   if (requests_.size() <= number) requests_.resize(number + 1);
   return requests_[number];
@@ -72,18 +73,17 @@ void SchedulerOracle::step() {
   idle_ = queue_.empty() && running_.empty();
   if (idle_) return;
   budget_ = std::max<std::int64_t>(1, options_.chunked_prefill / options_.page) * options_.page;
-  if (options_.sglang) open_admission();
+  begin_step();
   store_chunk_ends();
-  if (options_.sglang) {
-    prefill_together();
-    if (decided_.empty() && make_room_to_decode()) decode();
-  } else {
-    prefill();
-    admit();
-    if (decided_.empty()) decode();
-  }
+  decide();
   if (!decided_.empty()) forward();
   awaits_results_ = options_.overlap ? !under_way_.empty() || computed_ahead_ : !decided_.empty();
+}
+
+void SchedulerOracle::decide() {
+  prefill();
+  admit();
+  if (decided_.empty()) decode();
 }
 
 /// With overlap, what a chunk leaves behind is stored before the next chunk begins. After the last
@@ -187,7 +187,7 @@ void SchedulerOracle::forward() {
   begin.verb = Verb::step;
   StepWork work;
   last_rows_ = decided_;
-  computes_ = options_.sglang && options_.overlap;
+  computes_ = waits_for_forwards_without_requests();
   for (const Row& row : decided_) {
     begin.ids.push_back(requests_[row.request].spec->id);
     if (row.chunk)
@@ -297,7 +297,7 @@ void SchedulerOracle::give_way(RequestNumber number) {
   ask(about(Verb::preempt, number));
   leave(number);
   requests_[number].computed = requests_[number].goal = requests_[number].told = 0;
-  wait(number, !options_.sglang);
+  wait(number, preempted_goes_first());
   note({SchedulerNote::Kind::retracted, number});
 }
 
@@ -313,7 +313,6 @@ void SchedulerOracle::leave(RequestNumber number) {
   std::erase_if(decided_, is_its);
   std::erase_if(under_way_, is_its);
   std::erase(running_, number);
-  closed_ = false;
 }
 
 /// Higher priorities first, then who came first; one that gave way stands before its equals.
@@ -380,8 +379,8 @@ void SchedulerOracle::take_result(Row& row) {
 }
 
 const Registration<ScheduleCheckerEntry> kRegistered{
-    {kSchedulerOracle, [](const SchedulerOptions& options) -> std::unique_ptr<ScheduleChecker> {
-       return std::make_unique<SchedulerOracle>(options);
+    {kPlainScheduler, [](const Config& config) -> std::unique_ptr<ScheduleChecker> {
+       return std::make_unique<SchedulerOracle>(SchedulerOptions::of(config));
      }}};
 
 }  // namespace lockstep::reference

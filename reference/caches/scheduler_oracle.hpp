@@ -1,4 +1,4 @@
-// The oracle of the scheduler: its rules (cache_sim/server/schedulers.md) implemented a
+// The oracle of the plain scheduler: its rules (cache_sim/server/schedulers.md) implemented a
 // second time, independently (schedule_listener.hpp).
 #pragma once
 
@@ -13,11 +13,11 @@
 
 namespace lockstep::reference {
 
-class SchedulerOracle final : public ScheduleListener {
+class SchedulerOracle : public ScheduleListener {
  public:
   explicit SchedulerOracle(const SchedulerOptions& options) : options_(options) {}
 
- private:
+ protected:
   enum class State : std::uint8_t { expected, waiting, running, ended };
   struct Request {
     const RequestSpec* spec = nullptr;
@@ -55,16 +55,16 @@ class SchedulerOracle final : public ScheduleListener {
   void arrive(RequestNumber number, const RequestSpec* spec);
   void abort(RequestNumber number);
   void step();
+  // What other rules replace.
+  virtual void begin_step() {}
+  virtual void decide();
+  virtual bool waits_for_forwards_without_requests() const { return false; }
+  virtual bool preempted_goes_first() const { return true; }
   void store_chunk_ends();
   void prefill();
   void prefill(RequestNumber number);
   void admit();
   void decode();
-  void open_admission();
-  void prefill_together();
-  bool make_room_to_decode();
-  std::int64_t ask_for_room(std::int64_t tokens);
-  std::int64_t pages_to_decode(RequestNumber number) const;
   void forward();
   void take_results();
   void take_result(Row& row);
@@ -76,7 +76,7 @@ class SchedulerOracle final : public ScheduleListener {
   static Tokens text_of(const RequestSpec& spec);
   void give_way(RequestNumber number);
   void drop(RequestNumber number);
-  void leave(RequestNumber number);
+  virtual void leave(RequestNumber number);
   void wait(RequestNumber number, bool before_equals);
   void stop_waiting(RequestNumber number);
   void end(RequestNumber number, FinishReason reason);
@@ -95,11 +95,10 @@ class SchedulerOracle final : public ScheduleListener {
   std::vector<Row> under_way_;          // whose results come next
   std::int64_t budget_ = 0;
   bool awaits_results_ = false;  // results are the next thing that comes
-  // With SGLang's rules.
-  bool computes_ = false;        // with overlap: the forward of decided_, whoever has left
-  bool computed_ahead_ = false;  // that of under_way_
-  bool closed_ = false;          // nobody is admitted
   std::vector<Row> last_rows_;   // of the last forward
+  // Where forwards without requests are waited for:
+  bool computes_ = false;        // the forward of decided_, whoever has left
+  bool computed_ahead_ = false;  // that of under_way_
 };
 
 }  // namespace lockstep::reference

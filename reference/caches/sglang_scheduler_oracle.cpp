@@ -1,4 +1,4 @@
-// The scheduler's oracle under SGLang's rules (SchedulerOptions::sglang): how a step finds room for
+// The scheduler's oracle under SGLang's rules (`scheduler=sglang`): how a step finds room for
 // all of its rows, and who goes where there is none. SGLang 0.5.23: PrefillAdder,
 // ScheduleBatch.retract_decode, Scheduler.update_running_batch.
 #include <algorithm>
@@ -8,10 +8,43 @@
 #include "reference/caches/scheduler_oracle.hpp"
 
 namespace lockstep::reference {
+namespace {
 
-/// What a request that leaves opens again is opened by two things more: a batch within a prompt
-/// has been run, or nobody decodes but those whose prompts were finished by the last batch.
-void SchedulerOracle::open_admission() {
+/// The decode steps that SGLang makes room for when it has retracted a request
+/// (SGLANG_RETRACT_DECODE_STEPS).
+constexpr std::int64_t kStepsAfterRetraction = 20;
+
+class SglangSchedulerOracle final : public SchedulerOracle {
+ public:
+  using SchedulerOracle::SchedulerOracle;
+
+ private:
+  std::unique_ptr<ScheduleListener> copy() const override {
+    return std::make_unique<SglangSchedulerOracle>(*this);
+  }
+  void begin_step() override;
+  void decide() override {
+    prefill_together();
+    if (decided_.empty() && make_room_to_decode()) decode();
+  }
+  bool waits_for_forwards_without_requests() const override { return options_.overlap; }
+  bool preempted_goes_first() const override { return false; }
+  void leave(RequestNumber number) override {
+    SchedulerOracle::leave(number);
+    closed_ = false;
+  }
+
+  void prefill_together();
+  bool make_room_to_decode();
+  std::int64_t ask_for_room(std::int64_t tokens);
+  std::int64_t pages_to_decode(RequestNumber number) const;
+
+  bool closed_ = false;  // nobody is admitted
+};
+
+/// Admission opens when a request leaves, and in two other cases: the last batch ended within a
+/// prompt, or nobody decodes but those whose prompts the last batch finished.
+void SglangSchedulerOracle::begin_step() {
   const std::vector<Row> last = std::exchange(last_rows_, {});
   const auto finished_prompt = [&](RequestNumber number) {
     return std::any_of(last.begin(), last.end(), [&](const Row& row) {
@@ -27,7 +60,7 @@ void SchedulerOracle::open_admission() {
 }
 
 /// `evict room=`: how much KV is free then; -1 where the subject does not say.
-std::int64_t SchedulerOracle::ask_for_room(std::int64_t tokens) {
+std::int64_t SglangSchedulerOracle::ask_for_room(std::int64_t tokens) {
   Operation evict;
   evict.verb = Verb::evict;
   evict.room = tokens;
@@ -35,7 +68,7 @@ std::int64_t SchedulerOracle::ask_for_room(std::int64_t tokens) {
 }
 
 /// The step's prompts are found first. Each one counts as whole pages and one page.
-void SchedulerOracle::prefill_together() {
+void SglangSchedulerOracle::prefill_together() {
   std::vector<std::pair<RequestNumber, std::int64_t>> found;
   std::int64_t counted = 0;
   const auto count = [&](RequestNumber number) {
@@ -79,7 +112,7 @@ void SchedulerOracle::prefill_together() {
 }
 
 /// Of the request's next token, and of its drafts.
-std::int64_t SchedulerOracle::pages_to_decode(RequestNumber number) const {
+std::int64_t SglangSchedulerOracle::pages_to_decode(RequestNumber number) const {
   const Request& request = requests_[number];
   std::int64_t tokens = 1;
   if (request.verification < request.spec->drafts.size())
@@ -91,7 +124,7 @@ std::int64_t SchedulerOracle::pages_to_decode(RequestNumber number) const {
 }
 
 /// False where nobody decodes in this step.
-bool SchedulerOracle::make_room_to_decode() {
+bool SglangSchedulerOracle::make_room_to_decode() {
   std::vector<RequestNumber> stay;
   bool one_ends = false;  // with a result that is out
   for (const RequestNumber number : running_) {
@@ -129,7 +162,7 @@ bool SchedulerOracle::make_room_to_decode() {
         return false;
       }
       give_way(last);
-      ask_for_room(kRetractionSteps * static_cast<std::int64_t>(stay.size()));
+      ask_for_room(kStepsAfterRetraction * static_cast<std::int64_t>(stay.size()));
     } while (lacks_room());
     std::vector<RequestNumber> order = stay;
     for (const RequestNumber number : running_)
@@ -140,4 +173,10 @@ bool SchedulerOracle::make_room_to_decode() {
   return true;
 }
 
+const Registration<ScheduleCheckerEntry> kRegistered{
+    {"sglang", [](const Config& config) -> std::unique_ptr<ScheduleChecker> {
+       return std::make_unique<SglangSchedulerOracle>(SchedulerOptions::of(config));
+     }}};
+
+}  // namespace
 }  // namespace lockstep::reference

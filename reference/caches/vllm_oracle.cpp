@@ -8,7 +8,7 @@
 #include <sstream>
 
 #include "reference/base/require.hpp"
-#include "reference/protocol/schedule.hpp"
+#include "reference/caches/vllm_scheduler_config.hpp"
 
 namespace lockstep::reference {
 namespace {
@@ -40,11 +40,11 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
       keeps_junctions_inside_(config.shared_prefix_checkpoint != 0 && modules_ <= 1),
       overlaps_(config.overlap != 0),
       blocks_(static_cast<std::size_t>(config.blocks)) {
-  const SchedulerOptions scheduler = *SchedulerOptions::of(config);
-  most_tokens_ -= scheduler.draft_slots;
+  const VllmSchedulerConfig scheduler = VllmSchedulerConfig::of(config);
+  most_tokens_ -= scheduler.drafting_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
-  watermark_ = scheduler.watermark;
-  lookahead_slots_ = scheduler.lookahead;
+  watermark_ = scheduler.watermark_blocks;
+  lookahead_slots_ = scheduler.lookahead_tokens;
   std::string text = config.groups;
   if (text.empty()) {
     text = fmt::format("attention:{}", config.block);

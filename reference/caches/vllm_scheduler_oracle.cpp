@@ -5,6 +5,13 @@
 #include <tuple>
 
 namespace lockstep::reference {
+namespace {
+
+/// The pool of a test may be smaller than its longest request, which vLLM's never is: a request
+/// that was so often preempted for itself alone, without a token in between, is refused.
+constexpr int kMostLonePreemptions = 8;
+
+}  // namespace
 
 /// A request that stops by itself might go on for ever, as far as the scheduler knows.
 VllmSchedulerOracle::Count VllmSchedulerOracle::Request::max_tokens() const {
@@ -42,7 +49,7 @@ void VllmSchedulerOracle::play(const SchedulerEvent& event) {
       request.arrival = ++arrivals_;
       request.needs.assign(event.spec->images.size(), false);
       for (const RequestSpec::Image& image : event.spec->images)
-        if (!options_.can_encode(image)) return finish(event.request, FinishReason::refused);
+        if (!options_.accepts(image)) return finish(event.request, FinishReason::refused);
       return enqueue(event.request, false);
     }
     case SchedulerEvent::Kind::abort: return abort(event.request);
@@ -61,31 +68,31 @@ void VllmSchedulerOracle::schedule() {
   const auto eligible = static_cast<Count>(waiting_.size() + running_.size());
   idle_ = eligible == 0;
   const bool result_is_under_way = !queue_.empty();
-  budget_ = options_.chunked_prefill;
-  input_budget_ = options_.chunked_prefill;
-  encoder_budget_ = options_.encoder;
+  budget_ = options_.max_tokens;
+  input_budget_ = options_.max_tokens;
+  encoder_budget_ = options_.encoder_budget;
   threshold_ = 0;
   if (eligible > 1 && options_.long_prefill > 0) {
     threshold_ = options_.long_prefill;
-    if (options_.adapts) threshold_ = std::max(threshold_, input_budget_ / eligible);
+    if (options_.adapts_long_prefill) threshold_ = std::max(threshold_, input_budget_ / eligible);
   }
   preempted_ = prefill_scheduled_ = false;
   schedule_running();
   running_scheduled_ = !scheduled_.empty();
   if (!preempted_) schedule_waiting();
   update_after_schedule();
-  results_due_ = options_.overlap ? result_is_under_way : !queue_.empty();
+  results_due_ = options_.is_async ? result_is_under_way : !queue_.empty();
 }
 
 VllmSchedulerOracle::Count VllmSchedulerOracle::wanted(const Request& request) const {
   Count tokens = request.tokens + request.spec_tokens + request.placeholders - request.computed;
   if (0 < threshold_ && threshold_ < tokens) tokens = threshold_;
-  return std::min({tokens, budget_, input_budget_ - options_.draft_slots});
+  return std::min({tokens, budget_, input_budget_ - options_.drafting_slots});
 }
 
 void VllmSchedulerOracle::schedule_running() {
   for (auto next = running_.begin(); next != running_.end() && budget_ > 0;) {
-    if (input_budget_ <= options_.draft_slots) return;
+    if (input_budget_ <= options_.drafting_slots) return;
     const RequestNumber number = *next;
     Request& request = requests_[number];
     const bool last_step_is_under_way =
@@ -101,7 +108,7 @@ void VllmSchedulerOracle::schedule_running() {
     while (!fits && !(fits = allocate(number, tokens, spec_tokens, verifies))) {
       const RequestNumber victim = options_.by_priority ? least_urgent() : running_.back();
       if (victim == number) ++next;
-      if (running_.size() == 1 && requests_[victim].lone++ == kLonePreemptions) {
+      if (running_.size() == 1 && requests_[victim].lone++ == kMostLonePreemptions) {
         ask(about(Verb::abort, victim));
         running_.clear();
         finish(victim, FinishReason::refused);
@@ -110,7 +117,7 @@ void VllmSchedulerOracle::schedule_running() {
       for (auto one = scheduled_.begin(); one != scheduled_.end(); ++one)
         if (one->request == victim) {
           budget_ += one->tokens;
-          input_budget_ += one->tokens + options_.draft_slots;
+          input_budget_ += one->tokens + options_.drafting_slots;
           encoder_budget_ += one->encoded;
           scheduled_.erase(one);
           break;
@@ -128,13 +135,13 @@ void VllmSchedulerOracle::schedule_running() {
     request.spec_tokens = 0;
     allocate_encoder_inputs(request, inputs);
     budget_ -= tokens;
-    input_budget_ -= tokens + options_.draft_slots;
+    input_budget_ -= tokens + options_.drafting_slots;
   }
 }
 
 /// The drafts that a row's result, or with overlap its launch, leaves for the next step.
 VllmSchedulerOracle::Count VllmSchedulerOracle::proposal(const Request& request) const {
-  if (options_.overlap) return gamma_;
+  if (options_.is_async) return gamma_;
   if (request.verified >= request.spec->drafts.size()) return 0;
   return std::min(gamma_, Count{request.spec->drafts[request.verified]});
 }
@@ -156,9 +163,9 @@ bool VllmSchedulerOracle::allocate(RequestNumber number, Count& tokens, Count sp
   Request& request = requests_[number];
   Operation extend = about(Verb::extend, number);
   extend.n = tokens;
-  extend.async = options_.overlap;
+  extend.async = options_.is_async;
   Count right = 0;
-  if (spec_tokens > 0 && !options_.overlap)
+  if (spec_tokens > 0 && !options_.is_async)
     right = generated(request, {number, tokens, spec_tokens, verifies, true}) - 1;
   for (Count i = 0; i < spec_tokens; ++i) {
     const auto place = static_cast<std::uint32_t>(request.tokens + i);
@@ -167,7 +174,7 @@ bool VllmSchedulerOracle::allocate(RequestNumber number, Count& tokens, Count sp
                                    : Tokens::of_document(kWrongDrafts, wrong, 1));
   }
   const Count end = request.computed + tokens - spec_tokens;
-  const bool is_unknown = options_.overlap && gamma_ > 0;
+  const bool is_unknown = options_.is_async && gamma_ > 0;
   if (end > request.told && !is_unknown)
     extend.tokens = request.spec->tokens.slice(static_cast<std::uint32_t>(request.told),
                                                static_cast<std::uint32_t>(end));
@@ -212,8 +219,8 @@ void VllmSchedulerOracle::schedule_waiting() {
              std::tuple(-other.spec->priority, other.arrival);
     });
   for (auto next = waiting_.begin(); next != waiting_.end() && budget_ > 0;) {
-    if (input_budget_ <= options_.draft_slots) return;
-    if (static_cast<Count>(running_.size()) == options_.max_running) return;
+    if (input_budget_ <= options_.drafting_slots) return;
+    if (static_cast<Count>(running_.size()) == options_.max_requests) return;
     const RequestNumber number = *next;
     Request& request = requests_[number];
     if (request.stale > 0) {
@@ -240,7 +247,7 @@ void VllmSchedulerOracle::schedule_waiting() {
     Count padding = 0;
     bool is_tried = true;
     if (pads(request)) {
-      is_tried = 1 + gamma_ <= std::min(budget_, input_budget_ - options_.draft_slots);
+      is_tried = 1 + gamma_ <= std::min(budget_, input_budget_ - options_.drafting_slots);
       if (threshold_ == 0 || threshold_ >= 1 + gamma_) padding = gamma_;
     }
     tokens += padding;
@@ -271,7 +278,7 @@ void VllmSchedulerOracle::schedule_waiting() {
     scheduled_.push_back({number, tokens, padding, false, false, inputs.size});
     allocate_encoder_inputs(request, inputs);
     budget_ -= tokens;
-    input_budget_ -= tokens + options_.draft_slots;
+    input_budget_ -= tokens + options_.drafting_slots;
   }
 }
 
@@ -301,7 +308,7 @@ void VllmSchedulerOracle::update_after_schedule() {
     row.samples = !request.is_prefill;
     if (!row.samples) continue;
     request.placeholders += 1 + row.spec_tokens;
-    if (options_.overlap) request.spec_tokens = proposal(request);
+    if (options_.is_async) request.spec_tokens = proposal(request);
   }
   ask(step);
   work_ = work;
@@ -371,15 +378,15 @@ void VllmSchedulerOracle::free_encoder_inputs(Request& request, Count up_to) {
 VllmSchedulerOracle::EncoderInputs VllmSchedulerOracle::try_schedule_encoder_inputs(
     Request& request, Count& tokens) {
   EncoderInputs inputs;
-  if (options_.encoder == 0) return inputs;
+  if (options_.encoder_budget == 0) return inputs;
   const Count start = request.computed;
-  const Count window_end = start + tokens + options_.reads_ahead;
+  const Count window_end = start + tokens + options_.shifted_tokens;
   for (std::size_t i = 0; i < request.spec->images.size(); ++i) {
     const Count begin = request.spec->images[i].begin;
     const Count size = request.spec->images[i].size;
     if (begin + size <= start || begin >= window_end) continue;
     if (options_.whole_images && start <= begin && start + tokens < begin + size) {
-      tokens = std::max<Count>(0, begin - (start + options_.reads_ahead));
+      tokens = std::max<Count>(0, begin - (start + options_.shifted_tokens));
       return inputs;
     }
     const ImageContent image = image_of(request, i);
@@ -431,7 +438,7 @@ void VllmSchedulerOracle::update_from_output() {
           request.spec->tokens.slice(static_cast<std::uint32_t>(request.tokens),
                                      static_cast<std::uint32_t>(request.tokens + new_tokens));
       ask(accept);
-    } else if (!is_stale && options_.overlap) {
+    } else if (!is_stale && options_.is_async) {
       ask(about(Verb::complete, row.request));
     }
     if (row.samples && !is_stale) {
@@ -439,7 +446,7 @@ void VllmSchedulerOracle::update_from_output() {
       request.computed -= rejected;
       request.placeholders -= rejected;
     }
-    free_encoder_inputs(request, request.computed - (options_.overlap ? request.placeholders : 0));
+    free_encoder_inputs(request, request.computed - (options_.is_async ? request.placeholders : 0));
     if (!row.samples) continue;
     request.tokens += new_tokens;
     request.lone = 0;
@@ -447,7 +454,7 @@ void VllmSchedulerOracle::update_from_output() {
     if (!is_stale) {
       request.placeholders -= new_tokens;
       if (gamma_ > 0) request.told = request.tokens;
-      if (!options_.overlap) request.spec_tokens = proposal(request);
+      if (!options_.is_async) request.spec_tokens = proposal(request);
     }
     note({SchedulerNote::Kind::sampled, row.request, FinishReason::running, request.outputs()});
     if (request.outputs() < request.spec->output_size()) continue;
@@ -478,8 +485,8 @@ void VllmSchedulerOracle::finish(RequestNumber number, FinishReason reason) {
 namespace {
 
 const Registration<ScheduleCheckerEntry> kRegistered{
-    {kVllmSchedulerOracle, [](const SchedulerOptions& options) -> std::unique_ptr<ScheduleChecker> {
-       return std::make_unique<VllmSchedulerOracle>(options);
+    {"vllm", [](const Config& config) -> std::unique_ptr<ScheduleChecker> {
+       return std::make_unique<VllmSchedulerOracle>(config);
      }}};
 
 }  // namespace

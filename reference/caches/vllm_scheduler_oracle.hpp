@@ -19,12 +19,13 @@
 #include <vector>
 
 #include "reference/caches/schedule_listener.hpp"
+#include "reference/caches/vllm_scheduler_config.hpp"
 
 namespace lockstep::reference {
 
 class VllmSchedulerOracle final : public ScheduleListener {
  public:
-  explicit VllmSchedulerOracle(const SchedulerOptions& options) : options_(options) {}
+  explicit VllmSchedulerOracle(const Config& config) : options_(VllmSchedulerConfig::of(config)) {}
 
  private:
   using Count = std::int64_t;
@@ -103,7 +104,7 @@ class VllmSchedulerOracle final : public ScheduleListener {
   bool is_empty() const;
   Operation about(Verb verb, RequestNumber number) const;
 
-  SchedulerOptions options_;
+  VllmSchedulerConfig options_;
   std::map<RequestNumber, Request> requests_;
   std::list<RequestNumber> waiting_;  // under a priority: in any order
   std::list<RequestNumber> running_;
@@ -113,7 +114,7 @@ class VllmSchedulerOracle final : public ScheduleListener {
   Count budget_ = 0;
   Count input_budget_ = 0;
   Count threshold_ = 0;
-  Count gamma_ = options_.drafts;
+  Count gamma_ = options_.spec_tokens;
   std::list<Embedding> embeddings_;
   Count encoder_budget_ = 0;
   Count clock_ = 0;  ///< of embeddings that nobody references any more

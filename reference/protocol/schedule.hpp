@@ -1,5 +1,5 @@
-// The inputs and outputs of a scheduler: events, effects, notes, and the record of one event with
-// everything that it led to. The scheduler of cache_sim/ and its oracle share these and
+// A scheduler's interface, inputs and outputs: events, effects, notes, and the record of one event
+// with everything that it led to. The schedulers of cache_sim/ and their oracles share these and
 // nothing else.
 #pragma once
 
@@ -64,43 +64,16 @@ struct SchedulerEffects {
   bool idle = false;  ///< there was nothing to do for a step
 };
 
-/// What SGLang's retraction makes room for, for each request that stays (its
-/// SGLANG_RETRACT_DECODE_STEPS).
-inline constexpr std::int64_t kRetractionSteps = 20;
-
-/// How often a request may be preempted for itself, with nobody else running and no token of its
-/// own in between, before it is refused. vLLM, whose pool holds the longest request, would go on.
-inline constexpr int kLonePreemptions = 8;
-
+/// What every scheduler is configured with. A family's scheduler reads more of the configuration.
 struct SchedulerOptions {
   std::int64_t chunked_prefill = 8192;
   std::int64_t max_running = 256;
   bool overlap = false;  ///< a step is decided before the results of the one before
   std::int64_t page =
-      1;                ///< tokens per KV page: a chunk that is not its prompt's last ends with one
-  bool sglang = false;  ///< SGLang's rules where memory is short
+      1;  ///< tokens per KV page: a chunk that is not its prompt's last ends with one
   std::vector<std::int64_t> graph_batches;  ///< rows of the captured graphs, ascending
-  bool vllm = false;                        ///< vLLM's scheduler instead
-  // vLLM's.
-  bool by_priority = false;        ///< who is preempted, and who is admitted first
-  std::int64_t long_prefill = 0;   ///< tokens of a chunk where others run or wait; 0: all that fit
-  bool adapts = false;             ///< long_prefill is no less than a fair share of a step's tokens
-  std::int64_t watermark = 0;      ///< blocks that an admission leaves free where others run
-  std::int64_t drafts = 0;         ///< most drafts of a verification
-  std::int64_t draft_slots = 0;    ///< places of a step that a row needs for its drafter
-  std::int64_t lookahead = 0;      ///< tokens after a row that its drafter writes KV for
-  std::int64_t reads_ahead = 0;    ///< tokens after a row that its drafter reads
-  std::int64_t encoder = 0;        ///< places of images that a step encodes; 0: images are tokens
-  std::int64_t encoder_cache = 0;  ///< places of images that are kept
-  bool whole_images = false;       ///< no row ends inside an image
 
-  /// `scheduler=` is empty, sglang, or
-  /// vllm[:priority][:long_prefill=N[:adaptive]][:watermark=BLOCKS][:draft_model]
-  /// [:encoder=N[:encoder_cache=N][:whole_images]]. The error is a sentence that names the field.
-  static Result<SchedulerOptions> of(const Config& config);
-
-  /// Whether a step can encode the image, and, where it has to, compute it in one row.
-  bool can_encode(const RequestSpec::Image& image) const;
+  static SchedulerOptions of(const Config& config);
 };
 
 /// What a scheduler says of itself when it is asked.
@@ -143,12 +116,56 @@ class ScheduleChecker {
   virtual std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const = 0;
 };
 
-/// Registered by reference/caches/{scheduler_oracle,vllm_scheduler_oracle}.cpp.
+/// The interface of a server's scheduler, a state machine: step(event) → effects. It asks a subject
+/// one operation at a time and learns of the reply as its next event; it holds no clock, no subject
+/// and no file, so the same events give the same effects.
+class ServerScheduler {
+ public:
+  virtual ~ServerScheduler() = default;
+
+  /// Errors of the caller (a reply that nobody waits for, a step inside a step) are broken
+  /// contracts. The effects, and the operation in them, are there until the next call.
+  virtual const SchedulerEffects& step(const SchedulerEvent& event) = 0;
+
+  virtual bool has_work() const = 0;
+  /// With overlap: the last step's results must come before the next one is decided.
+  virtual bool waits_for_results() const = 0;
+  /// A forward was launched whose results have not come.
+  virtual bool has_results_out() const = 0;
+  /// A forward's results are due: forward_done is the next event.
+  virtual bool awaits_results() const = 0;
+  /// Requests that wait or run.
+  virtual std::size_t load() const = 0;
+  virtual bool ended(RequestNumber request) const = 0;
+
+  /// All of the above, for the scheduler's oracle to compare.
+  SchedulerStatus status(RequestNumber request) const {
+    return {has_work(), waits_for_results(), has_results_out(), awaits_results(),
+            load(),     ended(request)};
+  }
+};
+
+struct PolicyEntry;
+
+/// A scheduler, by the first word of `config scheduler=` (cache_sim/server/).
+struct SchedulerEntry {
+  std::string_view name;
+  std::string_view summary;
+  /// Whether the configuration, `scheduler=` with its options among it, is one that the scheduler
+  /// can serve the policy with. The error is a sentence that names the field.
+  Result<void> (*check)(const Config& config, const PolicyEntry& policy);
+  std::unique_ptr<ServerScheduler> (*make)(const Config& config);
+};
+
+/// The oracle of a scheduler, by the scheduler's name (reference/caches/).
 struct ScheduleCheckerEntry {
   std::string_view name;
-  std::unique_ptr<ScheduleChecker> (*make)(const SchedulerOptions& options);
+  std::unique_ptr<ScheduleChecker> (*make)(const Config& config);
 };
-inline constexpr std::string_view kSchedulerOracle = "scheduler-oracle";
-inline constexpr std::string_view kVllmSchedulerOracle = "vllm-scheduler-oracle";
+
+/// Where `config scheduler=` is empty.
+inline constexpr std::string_view kPlainScheduler = "plain";
+/// Which scheduler the configuration names.
+std::string_view scheduler_name(const Config& config);
 
 }  // namespace lockstep

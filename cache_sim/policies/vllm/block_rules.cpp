@@ -6,8 +6,8 @@
 #include <numeric>
 #include <string_view>
 
+#include "cache_sim/policies/vllm/vllm_scheduler_options.hpp"
 #include "reference/base/counted.hpp"
-#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -145,7 +145,7 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
                   [](const GroupSpec& group) { return group.kind != GroupKind::attention; });
   if (rules.retention.value_or(0) > 0 && !has_sparse)
     return fail("field retention: attention alone keeps every block");
-  const Result<SchedulerOptions> scheduler = SchedulerOptions::of(config);
+  const Result<VllmSchedulerOptions> scheduler = VllmSchedulerOptions::of(config);
   if (!scheduler) return tl::unexpected(scheduler.error());
   rules.watermark = scheduler->watermark;
   rules.drafts = config.drafts;

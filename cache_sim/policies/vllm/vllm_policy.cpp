@@ -10,10 +10,10 @@
 
 #include "cache_sim/policies/request_checks.hpp"
 #include "cache_sim/policies/vllm/vllm_defects.hpp"
+#include "cache_sim/policies/vllm/vllm_scheduler_options.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
-#include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -24,12 +24,12 @@ VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
       keys_(static_cast<std::uint32_t>(manager_.rules().hash_block),
             static_cast<std::uint32_t>(manager_.rules().hash_lookahead),
             manager_.rules().hash_algorithm) {
-  const SchedulerOptions scheduler = *SchedulerOptions::of(config_);
+  const VllmSchedulerOptions scheduler = *VllmSchedulerOptions::of(config_);
   most_tokens_ = scheduler.chunked_prefill;
   if (defect_ != &kCountsTheDraftersPlace) most_tokens_ -= scheduler.draft_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   lookahead_ = scheduler.lookahead;
-  cuts_padding_ = scheduler.vllm && manager_.rules().splitter_block == 0 && !scheduler.adapts &&
+  cuts_padding_ = scheduler.is_vllm && manager_.rules().splitter_block == 0 && !scheduler.adapts &&
                   scheduler.long_prefill > 0 && scheduler.long_prefill <= config_.drafts;
 }
 
@@ -565,7 +565,7 @@ Result<void> check_config(const Config& config) {
         "field overlap: without drafts, not with hashes of tokens that come later (eagle=1)");
   const Result<BlockRules> rules = BlockRules::of(config);
   if (!rules) return tl::unexpected(rules.error());
-  if (rules->splitter_block > 0 && SchedulerOptions::of(config)->encoder > 0)
+  if (rules->splitter_block > 0 && VllmSchedulerOptions::of(config)->encoder > 0)
     return fail("field scheduler: encoder is for groups whose chunks end anywhere, not for mamba");
   return {};
 }

@@ -1,10 +1,13 @@
-#include "cache_sim/server/vllm_scheduler.hpp"
+#include "cache_sim/server/vllm/vllm_scheduler.hpp"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -507,4 +510,21 @@ void VllmScheduler::forget(RequestNumber number) {
       if (row.request == number) row.stale = true;
 }
 
+namespace {
+
+const Registration<SchedulerEntry> kRegistered{
+    {.name = "vllm",
+     .summary = "vLLM 0.33's scheduler: steps that mix prefill chunks and decodes",
+     .check = [](const Config& config, const PolicyEntry& policy) -> Result<void> {
+       const Result<VllmSchedulerOptions> options = VllmSchedulerOptions::of(config);
+       if (!options) return tl::unexpected(options.error());
+       if (!policy.config_fields.contains(ConfigField::blocks))
+         return fail(fmt::format("field scheduler: policy {} is none of vLLM's", policy.name));
+       return {};
+     },
+     .make = [](const Config& config) -> std::unique_ptr<ServerScheduler> {
+       return std::make_unique<VllmScheduler>(*VllmSchedulerOptions::of(config));
+     }}};
+
+}  // namespace
 }  // namespace lockstep::cache_sim

@@ -1,4 +1,4 @@
-#include "cache_sim/server/encoder_cache.hpp"
+#include "cache_sim/server/vllm/encoder_cache.hpp"
 
 #include <numeric>
 

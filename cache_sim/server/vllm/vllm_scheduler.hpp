@@ -1,4 +1,4 @@
-// vLLM 0.33's scheduler (SchedulerOptions::vllm; vllm/v1/core/sched/scheduler.py): one step mixes
+// vLLM 0.33's scheduler (`scheduler=vllm`; vllm/v1/core/sched/scheduler.py): one step mixes
 // prefill chunks and decodes, and every request gets as many tokens as it lacks.
 //
 // One step, at one moment of virtual time:
@@ -41,10 +41,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache_sim/policies/vllm/vllm_scheduler_options.hpp"
 #include "cache_sim/server/asking_scheduler.hpp"
-#include "cache_sim/server/encoder_cache.hpp"
+#include "cache_sim/server/vllm/encoder_cache.hpp"
 
 namespace lockstep::cache_sim {
+
+/// How often a request may be preempted for itself, with nobody else running and no token of its
+/// own in between, before it is refused. vLLM, whose pool holds the longest request, would go on.
+inline constexpr int kLonePreemptions = 8;
 
 /// What VllmScheduler knows of a request.
 struct VllmServedRequest : ServedRequest {
@@ -77,9 +82,10 @@ enum class VllmAsks : std::uint8_t {
   drop
 };
 
-class VllmScheduler final : public AskingScheduler<VllmServedRequest, VllmAsks> {
+class VllmScheduler final
+    : public AskingScheduler<VllmServedRequest, VllmAsks, VllmSchedulerOptions> {
  public:
-  explicit VllmScheduler(const SchedulerOptions& options)
+  explicit VllmScheduler(const VllmSchedulerOptions& options)
       : AskingScheduler(options), encoder_(options.encoder_cache) {}
 
   bool has_work() const override {

@@ -1,0 +1,186 @@
+#include "cache_sim/server/sglang/sglang_scheduler.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <tuple>
+#include <utility>
+
+#include "reference/base/mark.hpp"
+#include "reference/base/registry.hpp"
+#include "reference/protocol/subject.hpp"
+
+namespace lockstep::cache_sim {
+
+std::int64_t SglangScheduler::whole_pages(std::int64_t tokens) const {
+  return (tokens + options_.page - 1) / options_.page * options_.page;
+}
+
+/// Admission opens again where the last step ended within a prompt, and where nobody decodes but
+/// those who prefilled in the last step: SGLang makes their batch the running one, and the flag is
+/// the batch's.
+void SglangScheduler::begin_decisions() {
+  const bool some_decode = std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+    return !requests_[number].prefilling &&
+           std::find(just_prefilled_.begin(), just_prefilled_.end(), number) ==
+               just_prefilled_.end();
+  });
+  if (has_cut_prompt_ || !some_decode) is_full_ = false;
+  has_cut_prompt_ = false;
+  just_prefilled_.clear();
+  chunks_.clear();
+  reserved_ = 0;
+}
+
+void SglangScheduler::forward_begins() {
+  for (const Row& row : batch_) {
+    if (row.chunk && row.samples) just_prefilled_.push_back(row.request);
+    has_cut_prompt_ |= row.chunk && !row.samples;
+  }
+}
+
+/// Found now, computed when all of the step's chunks are found.
+void SglangScheduler::prefill(RequestNumber number, SchedulerEffects& /*effects*/) {
+  const auto tokens =
+      static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, requests_[number].to_prefill()));
+  chunks_.push_back({number, tokens});
+  budget_ -= whole_pages(tokens);
+  reserved_ += whole_pages(tokens) + options_.page;
+}
+
+bool SglangScheduler::may_admit() {
+  const bool has_room = Scheduler::may_admit();
+  if (!has_room && budget_ > 0 && !waiting_.empty()) is_full_ = true;
+  return has_room && !is_full_;
+}
+
+void SglangScheduler::admitted(const Reply& reply) {
+  if (reply.has(ReplyField::kv) && reply.get(ReplyField::kv) <= reserved_) is_full_ = true;
+}
+
+void SglangScheduler::leave_batch(RequestNumber request) {
+  Scheduler::leave_batch(request);
+  std::erase_if(chunks_, [&](const Chunk& chunk) { return chunk.request == request; });
+  is_full_ = false;
+}
+
+void SglangScheduler::retracted(SchedulerEffects& effects) {
+  if (is_retracting_)
+    ask_for_room(kRetractionSteps * static_cast<std::int64_t>(staying_.size()), effects);
+}
+
+void SglangScheduler::ask_for_room(std::int64_t tokens, SchedulerEffects& effects) {
+  ask(Verb::evict, 0, Asked::rules, effects);
+  effects.operation->room = tokens;
+}
+
+/// With pages an allocation asks for a page beyond its tokens, for each row.
+void SglangScheduler::end_admission(SchedulerEffects& effects) {
+  cursor_ = 0;
+  phase_ = Phase::rules;
+  finds_decodes_ = chunks_.empty();
+  if (finds_decodes_) return;
+  std::int64_t room = 0;
+  for (const Chunk& chunk : chunks_) room += chunk.tokens + (options_.page > 1 ? options_.page : 0);
+  ask_for_room(room, effects);
+}
+
+void SglangScheduler::next_rule(SchedulerEffects& effects) {
+  if (finds_decodes_) return next_decode_room(effects);
+  if (cursor_ == chunks_.size()) {
+    if (!batch_.empty()) return begin_forward(effects);
+    finds_decodes_ = true;  // no chunk found the room that was promised
+    return;
+  }
+  extend(chunks_[cursor_].request, chunks_[cursor_].tokens, effects);
+}
+
+/// KV that the request's next step takes.
+std::int64_t SglangScheduler::decode_need(RequestNumber number) const {
+  const Request& request = requests_[number];
+  const bool verifies = request.verification < request.spec->drafts.size();
+  const std::int64_t drafts = verifies ? request.spec->drafts[request.verification] : 0;
+  return whole_pages(request.scheduled + 1 + drafts) - whole_pages(request.scheduled);
+}
+
+void SglangScheduler::next_decode_room(SchedulerEffects& effects) {
+  if (!is_retracting_) {
+    staying_.clear();
+    for (const RequestNumber number : running_)
+      if (may_decode(requests_[number])) staying_.push_back(number);
+  }
+  if (staying_.empty()) {
+    is_retracting_ = false;
+    cursor_ = 0;
+    phase_ = Phase::decode;
+    return;
+  }
+  std::int64_t need = 0;
+  for (const RequestNumber number : staying_) need += decode_need(number);
+  decode_need_ = need;
+  ask_for_room(need, effects);
+}
+
+/// A subject that does not tell what is free refuses extends, or has room.
+void SglangScheduler::settle_rule(const Reply& reply, SchedulerEffects& effects) {
+  const std::int64_t need = std::exchange(decode_need_, kNoNeed);
+  if (need == kNoNeed) return;
+  if (reply.has(ReplyField::kv_free) && reply.get(ReplyField::kv_free) < need)
+    return retract_one(effects);
+  if (is_retracting_) {
+    // Whoever does not decode now has a result out, and comes after them.
+    std::stable_partition(running_.begin(), running_.end(), [&](RequestNumber number) {
+      return std::find(staying_.begin(), staying_.end(), number) != staying_.end();
+    });
+    std::copy(staying_.begin(), staying_.end(), running_.begin());
+    is_retracting_ = false;
+  }
+  cursor_ = 0;
+  phase_ = Phase::decode;
+  if (options_.page > 1)
+    ask_for_room(options_.page * static_cast<std::int64_t>(staying_.size()), effects);
+}
+
+void SglangScheduler::retract_one(SchedulerEffects& effects) {
+  const bool ends_soon = std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
+    return !requests_[number].prefilling && !may_decode(requests_[number]);
+  });
+  if (!is_retracting_ && ends_soon) {
+    LOCKSTEP_MARK("scheduler.waits_for_room");
+    is_full_ = false;
+    return end_decisions();
+  }
+  if (!is_retracting_) {
+    std::stable_sort(staying_.begin(), staying_.end(), [&](RequestNumber a, RequestNumber b) {
+      const Request& one = requests_[a];
+      const Request& other = requests_[b];
+      return std::tuple(one.sampled, other.spec->prompt_size) >
+             std::tuple(other.sampled, one.spec->prompt_size);
+    });
+    is_retracting_ = true;
+  }
+  const RequestNumber last = staying_.back();
+  staying_.pop_back();
+  if (staying_.empty()) return drop(last, FinishReason::refused, effects);
+  retract(last, effects);
+}
+
+namespace {
+
+const Registration<SchedulerEntry> kRegistered{
+    {.name = "sglang",
+     .summary = "the plain scheduler with SGLang 0.5.23's rules where memory is short",
+     .check = [](const Config& config, const PolicyEntry& policy) -> Result<void> {
+       if (const std::size_t colon = config.scheduler.find(':'); colon != std::string::npos)
+         return fail(fmt::format("field scheduler: sglang has no option `{}`",
+                                 config.scheduler.substr(colon + 1)));
+       if (!policy.capabilities.contains(Capability::tree))
+         return fail(fmt::format("field scheduler: policy {} is none of SGLang's", policy.name));
+       return {};
+     },
+     .make = [](const Config& config) -> std::unique_ptr<ServerScheduler> {
+       return std::make_unique<SglangScheduler>(SchedulerOptions::of(config));
+     }}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim
