@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "cache_sim/policies/vllm/block_manager.hpp"
 #include "cache_sim/replay/vllm_w1_driver.hpp"
 #include "reference/base/require.hpp"

@@ -52,7 +52,7 @@ std::size_t findings_of(const Trace& trace, RunOptions options) {
   options.config = trace.config;
   const Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   require(run.has_value(), run ? "" : run.error().text);
-  Simulation(**run).play(trace);
+  play_trace(**run, trace);
   return (*run)->findings().size();
 }
 
@@ -86,7 +86,7 @@ RC_GTEST_PROP(ScheduledTraces, endWithoutAFinding, (std::uint64_t seed, std::uin
   options.subjects = {std::string(policy.name), fmt::format("oracle:{}", policy.name)};
   Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
   RC_ASSERT(run.has_value());
-  Simulation(**run).play(trace);
+  play_trace(**run, trace);
   RC_ASSERT(!(*run)->error());
   RC_ASSERT((*run)->findings().empty());
   for (const RequestOutcome& outcome : (*run)->outcomes()) RC_ASSERT(outcome.end >= 0);

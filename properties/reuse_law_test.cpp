@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <string>
 
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "cache_sim/trace/trace.hpp"
 
@@ -27,7 +27,7 @@ std::int64_t cached_in_the_end(const std::string& policy, std::int64_t prompt, s
   options.subjects = {policy, "oracle:" + policy};
   const auto run = ReplaySession::start(options);
   EXPECT_TRUE(run.has_value());
-  Simulation(**run).play(*trace);
+  play_trace(**run, *trace);
   EXPECT_TRUE((*run)->findings().empty()) << policy << " " << text;
   return (*run)->find_outcome(Name::intern(fmt::format("r{}", times - 1)))->cached_tokens;
 }

@@ -279,7 +279,7 @@ TEST(Scheduler, aPageThatIsBegunIsPaidFor) {
   for (const char* const name : {"a", "b", "c"}) server.arrive(name, 5, 2);
   EXPECT_EQ(server.step(),
             "admit:a extend:a:5 admit:b extend:b:5 step:a:b |checkpoint:a checkpoint:b");
-  Server small({.chunked_prefill = 3, .page = 4});
+  Server small({.page = 4, .chunked_prefill = 3});
   small.arrive("a", 5, 1);
   EXPECT_EQ(small.step(), "admit:a extend:a:4 step:a |checkpoint:a");
 }

@@ -29,7 +29,7 @@ class Played {
     Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
     require(run.has_value(), run ? "" : run.error().text);
     run_ = std::move(*run);
-    Simulation(*run_).play(*trace_);
+    play_trace(*run_, *trace_);
   }
 
   /// The first thing that went wrong, `line: kind: text`; empty where nothing did.
@@ -251,7 +251,7 @@ TEST(SimulatedServer, aRankThatIsNotThereIsBadInput) {
   RunOptions options;
   options.subjects = {"radix"};  // and the file's config is overridden: one rank
   const auto run = ReplaySession::start(options);
-  Simulation(**run).play(*trace);
+  play_trace(**run, *trace);
   ASSERT_TRUE((*run)->error());
   EXPECT_NE((*run)->error()->text.find("field rank: 1"), std::string::npos);
 }

@@ -168,7 +168,7 @@ TEST(Sources, anArrowTurnedRoundIsSeen) {
   };
   turned("reference/recurrent/mamba2.hpp", "reference/tensors/slots.hpp");
   turned("cache_sim/server/scheduler.hpp", "cache_sim/model/step_cost.hpp");
-  turned("cache_sim/replay/replay.cpp", "cache_sim/check/run.hpp");
+  turned("cache_sim/replay/replay.cpp", "cache_sim/check/session.hpp");
   turned("kernels/recurrent/state_copy.cu", "kernels/base/device.cuh");
   EXPECT_FALSE(may_include("cache_sim/policies/sglang/sglang_policy.cpp",
                            "reference/caches/sglang_oracle.hpp"));
@@ -279,7 +279,8 @@ TEST(Sources, bannedWordsAreSeen) {
                                  "generator.rand()", "hashed(x)"})
     EXPECT_EQ(broken_ban("reference/x.cpp", line), "") << line;
   EXPECT_EQ(broken_ban("bench/x.cpp", "std::chrono::steady_clock::now()"), "");
-  EXPECT_EQ(included("#include \"cache_sim/check/run.hpp\"", '"', '"'), "cache_sim/check/run.hpp");
+  EXPECT_EQ(included("#include \"cache_sim/check/session.hpp\"", '"', '"'),
+            "cache_sim/check/run.hpp");
   EXPECT_EQ(included("#include <vector>", '"', '"'), "");
 }
 

@@ -379,7 +379,7 @@ TEST(StreamedWorkload, playsAsTheSameRequestsInATraceDo) {
     for (RequestSpec& spec : read_all(word).requests) trace.statements.push_back({0, spec, {}, 0});
     trace.statements.push_back({0, RunStatement{}, {}, 0});
     const auto whole = started(config);
-    Simulation(*whole).play(trace);
+    play_trace(*whole, trace);
     const auto streamed = started(config);
     const OpenedStream stream = open_workload(word);
     ASSERT_TRUE(Simulation(*streamed).play(**stream));

@@ -266,6 +266,9 @@ Result<void> ExecSubject::understand(std::string_view answer) {
 
 Result<Reply> ExecSubject::apply(const Operation& operation) {
   if (failure_) return tl::unexpected(*failure_);
+  const Capability needed = capability_of(operation.verb);
+  if (needed != Capability::slots && !said_.capabilities.contains(needed))
+    return fail(fmt::format("{}: {} {}", to_string(operation.verb), name_, lack_of(needed)));
   const Result<std::string> text = ask(operation.text());
   if (!text) return tl::unexpected(text.error());
   if (*text == to_string(Refusal::unsupported)) return Reply::refusal(Refusal::unsupported);

@@ -70,7 +70,7 @@ Result<ReplayOutcome> replay_trace(const ReplayRequest& request, ReplayOutcome o
   if (!cost) return tl::unexpected(cost.error());
   outcome.load_s = seconds_since(load_start);
   const auto start = std::chrono::steady_clock::now();
-  Simulation(*outcome.run, std::move(*cost)).play(*outcome.trace);
+  play_trace(*outcome.run, *outcome.trace, std::move(*cost));
   outcome.wall_s = seconds_since(start);
   if (outcome.run->error()) return tl::unexpected(*outcome.run->error());
   return outcome;
@@ -179,9 +179,9 @@ Result<ReplayOutcome> replay(const ReplayRequest& request) {
   for (;;) {
     Result<ReplayOutcome> outcome = replay_once(shared);
     if (!outcome) return outcome;
-    if (const std::string& blocked = outcome->run->blocked(); !blocked.empty())
-      return fail(blocked);
-    if (!outcome->run->must_restart()) return outcome;
+    if (const auto* const blocked = std::get_if<IsBlocked>(&outcome->run->state()))
+      return fail(blocked->why);
+    if (!std::holds_alternative<MustRestart>(outcome->run->state())) return outcome;
   }
 }
 

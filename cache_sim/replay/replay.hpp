@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "cache_sim/replay/workload_driver.hpp"
 #include "cache_sim/trace/trace.hpp"
 

@@ -237,7 +237,7 @@ class Explorer {
     const RunOptions options = options_for(candidate, !candidate.scheduled);
     const auto run = played_run(options, [&](ReplaySession& session) {
       if (candidate.scheduled) {
-        Simulation(session).play(as_trace(candidate));
+        play_trace(session, as_trace(candidate));
         return;
       }
       OperationPlayer player(session);
@@ -324,7 +324,7 @@ class Explorer {
   void hold_to_itself(Execution& first) const {
     const Trace trace = as_trace(first.candidate);
     const auto again = played_run(options_for(first.candidate, false),
-                                  [&](ReplaySession& session) { Simulation(session).play(trace); });
+                                  [&](ReplaySession& session) { play_trace(session, trace); });
     if (again && !(*again)->error() && (*again)->digest() == first.digest) return;
     LocatedFinding located;
     located.finding = {FindingKind::nondeterministic,

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "cache_sim/search/shrink.hpp"
 
 namespace lockstep::cache_sim {

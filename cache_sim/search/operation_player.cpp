@@ -57,8 +57,8 @@ const Reply* OperationPlayer::play(Step step) {
     return nullptr;
   step.statement.line = step.statement.answer_line = static_cast<int>(played_.size()) + 1;
   run_.set_place(step.statement.line, 0);
-  const Reply* const reply = run_.apply(*operation);
-  if (run_.left_out_last() || (reply == nullptr && !run_.stopped())) return nullptr;
+  const auto [reply, left_out] = run_.apply(*operation);
+  if (left_out || (reply == nullptr && !run_.stopped())) return nullptr;
   if (reply != nullptr) model_.follow(*operation, *reply);
   played_.push_back(std::move(step));
   return reply;

@@ -6,7 +6,7 @@
 
 #include <memory>
 
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "cache_sim/search/legality_model.hpp"
 
 namespace lockstep::cache_sim {
@@ -19,7 +19,7 @@ Result<std::unique_ptr<ReplaySession>> played_run(const RunOptions& options, Pla
     Result<std::unique_ptr<ReplaySession>> run = ReplaySession::start(options);
     if (!run) return run;
     play(**run);
-    if (!(*run)->must_restart()) return run;
+    if (!std::holds_alternative<MustRestart>((*run)->state())) return run;
   }
 }
 

@@ -63,7 +63,7 @@ struct Played {
 
 Played play_scheduled(const Trace& trace, ReplaySession& run) {
   Played played;
-  Simulation(run).play(trace);
+  play_trace(run, trace);
   std::size_t end = trace.statements.size();
   if (!run.findings().empty() && run.findings().front().line > 0)
     end = std::min(end, static_cast<std::size_t>(run.findings().front().line));
@@ -626,8 +626,7 @@ std::optional<LocatedFinding> finding_of(const Trace& trace, const RunOptions& r
   RunOptions own = run;
   own.config = trace.config;
   own.skip_illegal = false;
-  const auto played =
-      played_run(own, [&](ReplaySession& session) { Simulation(session).play(trace); });
+  const auto played = played_run(own, [&](ReplaySession& session) { play_trace(session, trace); });
   if (!played || (*played)->error() || (*played)->findings().empty()) return std::nullopt;
   return (*played)->findings().front();
 }

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "cache_sim/trace/trace.hpp"
 
 namespace lockstep::cache_sim {

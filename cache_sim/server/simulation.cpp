@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include "cache_sim/check/trace_player.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/overloaded.hpp"
 
@@ -37,15 +38,23 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
   }
 }
 
+void play_trace(ReplaySession& run, const Trace& trace, std::unique_ptr<StepCost> cost) {
+  if (trace.scheduler_level)
+    Simulation(run, std::move(cost)).play(trace);
+  else
+    play_operations(run, trace);
+}
+
 void Simulation::play(const Trace& trace) {
-  scheduler_level_ = trace.scheduler_level;
-  if (scheduler_level_) run_.set_driver(Children::Driver::scheduler);
+  run_.set_driver(Children::Driver::scheduler);
   for (const Statement& statement : trace.statements) {
     line_ = statement.line;
     run_.set_place(line_, now_);
+    was_left_out_ = false;
     const Reply reply = perform(statement);
     if (run_.stopped()) return;
-    check_answer(statement, reply);
+    run_.set_place(line_, now_);
+    if (!was_left_out_) check_answer(run_, statement, reply);
   }
   run_.set_place(0, now_);
   run_.conclude();
@@ -101,32 +110,6 @@ Reply Simulation::perform(const Statement& statement) {
       statement.what);
 }
 
-/// Each field of the answer must be in the reply with that value; the run goes on, so that every
-/// wrong answer is shown.
-void Simulation::check_answer(const Statement& statement, const Reply& reply) {
-  const bool is_operation = std::holds_alternative<Operation>(statement.what);
-  if (is_operation && run_.left_out_last()) return;
-  // A child is not held to a field that it does not report.
-  const bool may_be_silent =
-      is_operation && run_.first_is_child() && reply.refused == Refusal::none;
-  for (const AnswerField& due : statement.answer) {
-    std::string actual = "nothing";
-    if (due.field == "refused") {
-      if (reply.refused != Refusal::none) actual = to_string(reply.refused);
-    } else if (const auto field = reply_field_from(due.field); field && reply.has(*field)) {
-      actual = reply.value_text(*field);
-    }
-    if (actual == due.value) continue;
-    if (actual == "nothing" && may_be_silent && due.field != "refused") continue;
-    run_.set_place(statement.answer_line, now_);
-    run_.add({FindingKind::answer_differs,
-              fmt::format("the answer should carry {}={} and carries {}", due.field, due.value,
-                          actual == "nothing" ? "no such field" : due.field + "=" + actual),
-              due.field + "=" + due.value, due.field + "=" + actual},
-             "", false);
-  }
-}
-
 /// Gives a request its number and its record, before it arrives at its time, or now.
 SchedulerEvent Simulation::arrival_of(const RequestSpec& spec) {
   const auto number = static_cast<RequestNumber>(specs_.size());
@@ -155,14 +138,12 @@ void Simulation::close_session(Name session) {
 
 /// What a line of the file asks of the cache: each rank does it, and the numbers add up.
 Reply Simulation::apply_to_all(const Operation& operation) {
-  if (ranks_.size() > 1 && !scheduler_level_) {
-    run_.fail({.text = "config ranks is for files with request lines"});
-    return {};
-  }
   Reply all;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
     run_.set_rank(rank);
-    const Reply* const reply = run_.apply(operation);
+    const Applied applied = run_.apply(operation);
+    was_left_out_ = applied.left_out;
+    const Reply* const reply = applied.reply;
     if (reply == nullptr) return all;
     if (rank == 0) {
       all = *reply;

@@ -1,5 +1,5 @@
-// Plays a trace: its statements one after the other, with the schedulers and their virtual clock
-// where the file has requests. Plays a workload: its requests, as they arrive.
+// Plays a trace of requests: its statements one after the other, with the schedulers and their
+// virtual clock. Plays a workload: its requests, as they arrive.
 //
 // Data-parallel ranks (config ranks=N) each have a scheduler and subjects of their own. They step
 // together, because they share layers: a step takes as long as its slowest rank, and a rank without
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "cache_sim/base/prefix_trie.hpp"
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "cache_sim/model/step_cost.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "cache_sim/workloads/workload.hpp"
@@ -29,7 +29,8 @@ class Simulation {
   /// `run` must outlive the simulation. Without a cost model a step takes the config's step_time.
   explicit Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost = nullptr);
 
-  /// Everything in the trace, which must outlive the simulation, or until the run stops.
+  /// Everything in the trace, which has requests and must outlive the simulation, or until the run
+  /// stops.
   void play(const Trace& trace);
   /// Every request of the stream, or until the run stops. What has ended is not held. The error is
   /// the stream's.
@@ -47,7 +48,6 @@ class Simulation {
   };
 
   Reply perform(const Statement& statement);
-  void check_answer(const Statement& statement, const Reply& reply);
   SchedulerEvent arrival_of(const RequestSpec& spec);
   void schedule(Nanoseconds at, const SchedulerEvent& event);
   void pull(RequestStream& requests);
@@ -95,7 +95,7 @@ class Simulation {
   std::uint64_t sequence_ = 0;
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
   std::vector<const RequestSpec*> specs_;  // by request number; null where it has ended
-  bool scheduler_level_ = true;            // of the trace
+  bool was_left_out_ = false;              // the last statement, because a child cannot do it
   RequestStream* stream_ = nullptr;
   std::optional<RequestSpec> ahead_;                         // the stream's next request
   std::unordered_map<RequestNumber, RequestSpec> streamed_;  // those that have not ended
@@ -113,5 +113,8 @@ class Simulation {
   std::deque<Nanoseconds> flights_;  // when the forwards end whose results are still out
   Nanoseconds device_free_ = 0;      // when the last forward ends
 };
+
+/// Plays a trace of either level.
+void play_trace(ReplaySession& run, const Trace& trace, std::unique_ptr<StepCost> cost = nullptr);
 
 }  // namespace lockstep::cache_sim

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "cache_sim/replay/replay.hpp"
 #include "cache_sim/search/operation_player.hpp"
 #include "cache_sim/trace/trace_writer.hpp"

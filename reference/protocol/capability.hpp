@@ -7,7 +7,7 @@
 #include <optional>
 #include <string_view>
 
-#include "reference/base/enum_set.hpp"
+#include "reference/protocol/enum_set.hpp"
 
 namespace lockstep {
 

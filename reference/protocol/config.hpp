@@ -9,8 +9,8 @@
 #include <string_view>
 #include <vector>
 
-#include "reference/base/enum_set.hpp"
 #include "reference/base/result.hpp"
+#include "reference/protocol/enum_set.hpp"
 
 namespace lockstep {
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "cache_sim/check/outcomes.hpp"
@@ -18,6 +19,32 @@
 
 namespace lockstep::cache_sim {
 
+// How a run stands.
+struct GoesOn {};
+struct HasFound {};  ///< a finding ended it
+struct HadBadInput {
+  Error error;
+};
+/// A child does not support an operation without which the run cannot go on.
+struct IsBlocked {
+  std::string why;
+};
+/// A child said that it does not support an operation only after others had done it, so the
+/// subjects have parted. Started again with the same RunOptions::children, the run leaves such
+/// operations out from the beginning.
+struct MustRestart {};
+using RunState = std::variant<GoesOn, HasFound, HadBadInput, IsBlocked, MustRestart>;
+
+/// What an operation came to.
+struct Applied {
+  /// The first subject's answer; null where the run has ended or where bad input was left out.
+  const Reply* reply = nullptr;
+  /// It was sent to nobody, because a child does not support it. Where whoever drives the run can
+  /// do without, the reply is one that says that nothing happened.
+  bool left_out = false;
+  operator const Reply*() const { return reply; }  // NOLINT: most callers want nothing else
+};
+
 class ReplaySession {
  public:
   /// Starts the subjects. Errors: unknown names, config fields that a policy does not have,
@@ -25,22 +52,18 @@ class ReplaySession {
   static Result<std::unique_ptr<ReplaySession>> start(const RunOptions& options);
   ~ReplaySession();
 
-  /// Sends the operation to every subject. The first one's reply, or null where the run has stopped
-  /// or where bad input was left out. An operation that a child does not support is sent to nobody:
-  /// where whoever drives the run can do without, the reply is one that says nothing happened.
-  const Reply* apply(const Operation& operation);
-  bool stopped() const { return stopped_; }
+  /// Sends the operation to every subject.
+  Applied apply(const Operation& operation);
+  const RunState& state() const { return state_; }
+  bool stopped() const { return !std::holds_alternative<GoesOn>(state_); }
+  /// The bad input that ended the run; null where none did.
+  const Error* error() const {
+    const auto* const bad = std::get_if<HadBadInput>(&state_);
+    return bad == nullptr ? nullptr : &bad->error;
+  }
 
   /// By form of operation: what was left out because a child does not support it.
   const std::map<std::string, LeftOut>& left_out() const { return left_out_; }
-  bool left_out_last() const { return left_out_last_; }  ///< the last operation was one of these
-  /// A child said so only after others had done the operation, so the subjects have parted. The run
-  /// has stopped without a finding; started again with the same RunOptions::children, it leaves
-  /// such operations out from the beginning.
-  bool must_restart() const { return must_restart_; }
-  /// Why a run stopped without a finding at an operation that it cannot leave out; empty: it did
-  /// not.
-  const std::string& blocked() const { return blocked_; }
 
   /// Who asks for operations: a trace of them, until this is called. Before the first operation.
   void set_driver(Children::Driver driver);
@@ -63,7 +86,6 @@ class ReplaySession {
   std::vector<Span>& spans() { return spans_; }
   const std::vector<Span>& spans() const { return spans_; }
   const std::vector<LocatedFinding>& findings() const { return findings_; }
-  const std::optional<Error>& error() const { return error_; }
   const std::vector<KeptEvent>& kept_events() const { return kept_; }
 
   /// With config ranks=N every subject is there N times, each with its own memory: operations go to
@@ -98,7 +120,7 @@ class ReplaySession {
   bool ask(std::size_t subject, const Operation& operation,
            std::vector<std::optional<Error>>& refusals);
   std::string form_of(const Operation& operation) const;
-  const Reply* leave_out(const std::string& form, const Operation& operation);
+  Applied leave_out(const std::string& form, const Operation& operation);
   void refuse(Error error);
   void take_refusal(const Operation& operation, const std::vector<std::optional<Error>>& refusals);
   void check(SubjectSeat& seat, const Operation& operation, const Reply& reply);
@@ -118,14 +140,10 @@ class ReplaySession {
   std::vector<std::int64_t> holders_;  // by rank: requests, slots and locks that hold something
   std::vector<Reply> replies_;
   std::vector<LocatedFinding> findings_;
-  std::optional<Error> error_;
-  bool stopped_ = false;
+  RunState state_;
   Children::Driver driver_ = Children::Driver::operations;
   Children::Unsupported unsupported_;  // what is left out
   std::map<std::string, LeftOut> left_out_;
-  bool left_out_last_ = false;
-  bool must_restart_ = false;
-  std::string blocked_;
   int line_ = 0;
   Nanoseconds now_ = 0;
   std::int64_t events_ = 0;

@@ -1,4 +1,4 @@
-#include "cache_sim/check/run.hpp"
+#include "cache_sim/check/session.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/work_done.hpp"
 
@@ -103,8 +103,8 @@ Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operatio
                  fmt::format("{} stopped: {}", seat.name, thrown.what()));
 }
 
-/// Every subject's reply. Children come last: they are not held to say what is bad input, and see
-/// none where somebody else can tell. False where there is nothing to compare.
+/// Every subject's reply. Children are asked last; an operation that an in-process subject rejects
+/// is never sent to them. False where there is nothing to compare.
 bool ReplaySession::ask_all(const Operation& operation) {
   // A verb of another level is the caller's mistake: it is sent to no subject.
   if (std::string lacking = who_lacks_level(operation); !lacking.empty()) {
@@ -122,7 +122,7 @@ bool ReplaySession::ask_all(const Operation& operation) {
         const std::string form = form_of(operation);
         unsupported_[form] = fmt::format("{} does not support `{}`", seat_at(i).name, form);
         options_.children->note_unsupported(driver_, form, unsupported_[form]);
-        must_restart_ = stopped_ = anybody_has_done_it;
+        if (anybody_has_done_it) state_ = MustRestart{};
         return false;
       }
       anybody_has_done_it = true;
@@ -152,7 +152,7 @@ bool ReplaySession::ask(std::size_t subject, const Operation& operation,
   remember(operation, nullptr);
   locate(&seat, {*reply.error().finding, reply.error().text, "an answer", "none"},
          operation.id.text());
-  stopped_ = true;
+  state_ = HasFound{};
   return false;
 }
 
@@ -166,9 +166,8 @@ std::string ReplaySession::form_of(const Operation& operation) const {
 
 /// What nobody is sent, because a child does not support it. A scheduler goes on without a
 /// checkpoint, not without a forward.
-const Reply* ReplaySession::leave_out(const std::string& form, const Operation& operation) {
+Applied ReplaySession::leave_out(const std::string& form, const Operation& operation) {
   --events_;
-  left_out_last_ = true;
   LeftOut& known = left_out_[form];
   known.why = unsupported_.at(form);
   ++known.count;
@@ -176,18 +175,17 @@ const Reply* ReplaySession::leave_out(const std::string& form, const Operation& 
   switch (operation.verb) {
     case Verb::checkpoint:
       reply.set(ReplyField::exist, 0).set(ReplyField::length, 0);
-      return &reply;
+      return {&reply, true};
     case Verb::step:
     case Verb::evict:
     case Verb::flush:
-    case Verb::check: return &reply;
+    case Verb::check: return {&reply, true};
     default: break;
   }
-  if (options_.skip_illegal) return nullptr;
-  blocked_ = fmt::format("{}{}: {}, and the run cannot go on without it", options_.file,
-                         line_ > 0 ? fmt::format(":{}", line_) : "", known.why);
-  stopped_ = true;
-  return nullptr;
+  if (!options_.skip_illegal)
+    state_ = IsBlocked{fmt::format("{}{}: {}, and the run cannot go on without it", options_.file,
+                                   line_ > 0 ? fmt::format(":{}", line_) : "", known.why)};
+  return {nullptr, true};
 }
 
 /// Bad input is what all who can tell call so. That one takes what the other refuses is a
@@ -205,7 +203,7 @@ void ReplaySession::take_refusal(const Operation& operation,
                         replies_[i].text(), seat_at(refuser).name, refusals[refuser]->text),
             "one opinion", "two"},
            operation.id.text());
-    stopped_ = true;
+    state_ = HasFound{};
     return;
   }
   refuse(*refusals[refuser]);
@@ -219,16 +217,15 @@ void ReplaySession::refuse(Error error) {
     fail(std::move(error));
 }
 
-const Reply* ReplaySession::apply(const Operation& operation) {
-  if (stopped_) return nullptr;
+Applied ReplaySession::apply(const Operation& operation) {
+  if (stopped()) return {};
   ++events_;
   count_work();
-  left_out_last_ = false;
   if (!unsupported_.empty() && unsupported_.contains(form_of(operation)))
     return leave_out(form_of(operation), operation);
   if (!ask_all(operation)) {
-    const bool is_new = !stopped_ && unsupported_.contains(form_of(operation));
-    return is_new ? leave_out(form_of(operation), operation) : nullptr;
+    const bool is_new = !stopped() && unsupported_.contains(form_of(operation));
+    return is_new ? leave_out(form_of(operation), operation) : Applied{};
   }
   const Reply& first = replies_.front();
   if (options_.watch) options_.watch(operation, first);
@@ -238,13 +235,13 @@ const Reply* ReplaySession::apply(const Operation& operation) {
   first.add_to(digest_);
   if (options_.check == CheckLevel::off && subject_count() == 1 && !options_.keep_events) {
     follow(operation, first);
-    return &first;
+    return {&first};
   }
   remember(operation, &first);
   for (std::size_t i = 0; i < subject_count(); ++i) check(seat_at(i), operation, replies_[i]);
   compare(operation);
   follow(operation, first);
-  return stopped_ ? nullptr : &first;
+  return stopped() ? Applied{} : Applied{&first};
 }
 
 /// Labels, auditor and bounds of one subject; everything that an operation shows is reported, and
@@ -265,7 +262,7 @@ void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const R
   std::stable_sort(findings.begin(), findings.end(),
                    [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
   for (Finding& finding : findings) locate(&seat, std::move(finding), operation.id.text());
-  if (!findings.empty()) stopped_ = true;
+  if (!findings.empty()) state_ = HasFound{};
 }
 
 /// After an operation, or at the end. What broke may be such that the auditor cannot read it.
@@ -324,7 +321,7 @@ void ReplaySession::check_emptied(const SubjectSeat& seat, Findings& findings) c
 
 /// Replies against each other, field by field. An oracle's answer is the expected one.
 void ReplaySession::compare(const Operation& operation) {
-  for (std::size_t i = 1; i < subject_count() && !stopped_; ++i) {
+  for (std::size_t i = 1; i < subject_count() && !stopped(); ++i) {
     const bool first_is_oracle = seat_at(0).is_oracle;
     const std::size_t expected = seat_at(i).is_oracle || !first_is_oracle ? i : 0;
     const std::size_t actual = expected == i ? 0 : i;
@@ -350,7 +347,7 @@ void ReplaySession::compare(const Operation& operation) {
             fmt::format("{}={}", difference->field, difference->there),
             fmt::format("{}={}", difference->field, difference->here)},
            operation.id.text());
-    stopped_ = true;
+    state_ = HasFound{};
   }
 }
 
@@ -452,25 +449,24 @@ void ReplaySession::locate(SubjectSeat* seat, Finding finding, const std::string
 
 void ReplaySession::add(Finding finding, const std::string& request, bool stop) {
   locate(seats_.empty() ? nullptr : &seat_at(0), std::move(finding), request);
-  if (stop) stopped_ = true;
+  if (stop) state_ = HasFound{};
 }
 
 void ReplaySession::fail(Error error) {
   error.text = fmt::format("{}{}: {}", options_.file, line_ > 0 ? fmt::format(":{}", line_) : "",
                            error.text);
-  error_ = std::move(error);
-  stopped_ = true;
+  state_ = HadBadInput{std::move(error)};
 }
 
 void ReplaySession::conclude() {
-  const bool goes_on = !stopped_;
+  const bool goes_on = !stopped();
   for (const auto& seat : seats_) {
     if (seat->is_child) seat->subject.reset();  // its process is free for the next run
     if (!seat->auditor || !goes_on) continue;
     seat->findings.clear();
     audit(*seat, nullptr, nullptr);
     for (Finding& finding : seat->findings) locate(seat.get(), std::move(finding), "");
-    if (!seat->findings.empty()) stopped_ = true;
+    if (!seat->findings.empty()) state_ = HasFound{};
   }
 }
 
