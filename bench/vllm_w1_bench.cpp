@@ -25,8 +25,8 @@ const VllmW1& workload() {
 
 Config config_of(const char* retention, std::int64_t blocks) {
   Config config;
-  config.blocks = blocks;
-  config.retention = retention;
+  config.put("blocks", blocks);
+  config.put("retention", retention);
   return config;
 }
 

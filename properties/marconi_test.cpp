@@ -42,10 +42,10 @@ TEST(MarconiTuner, choosesTheLeastAlphaThatSavesMost) {
       start.insert(tokens, tokens.size(), Name(), nullptr, StateSlot::none());
     }
     Config config;
-    config.bootstrap = kRequests;
-    MarconiTuner decides(config, kCapacity, nullptr);
-    config.bootstrap = kRequests + 1;
-    MarconiTuner is_asked(config, kCapacity, nullptr);
+    config.put("bootstrap", kRequests);
+    MarconiTuner decides(MarconiOptions::of(config), kCapacity, nullptr);
+    config.put("bootstrap", kRequests + 1);
+    MarconiTuner is_asked(MarconiOptions::of(config), kCapacity, nullptr);
     decides.evicted(start);
     is_asked.evicted(start);
     for (int i = 0; i < kRequests; ++i) {

@@ -138,7 +138,7 @@ TEST(SglangScheduler, noRequestIsRetractedWhileAnotherEnds) {
 // A forward whose requests have all left is waited for: no step is decided two forwards ahead.
 TEST(SglangScheduler, aForwardOfNobodyIsWaitedFor) {
   for (const bool sglang : {false, true}) {
-    Server server({.chunked_prefill = 100, .overlap = 1, .scheduler = "sglang"});
+    Server server({.chunked_prefill = 100, .overlap = 1, .scheduler = sglang ? "sglang" : ""});
     RequestSpec spec = spec_of("stops", 3, 1);
     spec.stops = true;
     server.arrive(spec);

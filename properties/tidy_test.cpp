@@ -280,7 +280,7 @@ TEST(Sources, bannedWordsAreSeen) {
     EXPECT_EQ(broken_ban("reference/x.cpp", line), "") << line;
   EXPECT_EQ(broken_ban("bench/x.cpp", "std::chrono::steady_clock::now()"), "");
   EXPECT_EQ(included("#include \"cache_sim/check/session.hpp\"", '"', '"'),
-            "cache_sim/check/run.hpp");
+            "cache_sim/check/session.hpp");
   EXPECT_EQ(included("#include <vector>", '"', '"'), "");
 }
 

@@ -27,10 +27,11 @@ TEST(VllmWorker, keyedBlocksHoldTheTokensOfTheirKeys) {
   for (std::uint64_t stream = 0; stream < 24; ++stream) {
     const Config config = drawn_vllm_config(1, stream);
     all += run_vllm_server(config, 1, stream, 100, nullptr);
-    ASSERT_EQ(all.finding, "") << "stream " << stream << ": groups=" << config.groups
-                               << " hash_block=" << config.hash_block << " drafts=" << config.drafts
-                               << " eagle=" << config.eagle << " retention=" << config.retention
-                               << " blocks=" << config.blocks;
+    ASSERT_EQ(all.finding, "") << "stream " << stream << ": groups=" << config.text("groups")
+                               << " hash_block=" << config.number("hash_block")
+                               << " drafts=" << config.drafts << " eagle=" << config.number("eagle")
+                               << " retention=" << config.text("retention")
+                               << " blocks=" << config.number("blocks");
   }
   std::cout << all.text() << "\n";
   EXPECT_GT(all.checks.hashed, 50'000);
@@ -47,8 +48,11 @@ TEST(VllmWorker, statesInsideChunksAndSentOnesAreThoseOfTheirTokens) {
   VllmRun all;
   for (std::uint64_t stream = 0; stream < 24; ++stream) {
     Config config = drawn_vllm_config(2, stream);
-    config.checkpoint = std::int64_t{1} << 2 * (stream % 3);
-    config.shared_prefix_checkpoint = config.eagle == 2 && config.hash_block < config.block ? 1 : 0;
+    config.put("checkpoint", std::int64_t{1} << 2 * (stream % 3));
+    config.put("shared_prefix_checkpoint",
+               config.number("eagle") == 2 && config.number("hash_block") < config.number("block")
+                   ? 1
+                   : 0);
     all += run_vllm_server(config, 2, stream, 100, nullptr, 3);
     ASSERT_EQ(all.finding, "") << "stream " << stream;
   }

@@ -101,7 +101,7 @@ std::optional<ConfigFields> fields_of(std::string_view list) {
   ConfigFields fields;
   while (!list.empty()) {
     const std::size_t comma = std::min(list.find(','), list.size());
-    const std::optional<ConfigField> field = config_field_from(list.substr(0, comma));
+    const std::optional<std::string_view> field = config_field_from(list.substr(0, comma));
     if (!field) return std::nullopt;
     fields.add(*field);
     list.remove_prefix(std::min(comma + 1, list.size()));

@@ -9,12 +9,13 @@ namespace lockstep::cache_sim {
 namespace {
 
 /// Fields that every policy or the scheduler in front of it honours.
-constexpr ConfigFields kCommonFields{
-    ConfigField::policy,          ConfigField::kv_tokens,   ConfigField::state_slots,
-    ConfigField::chunked_prefill, ConfigField::max_running, ConfigField::request_rows,
-    ConfigField::step_time,       ConfigField::model_chunk, ConfigField::ranks,
-    ConfigField::routing,         ConfigField::scheduler,   ConfigField::graph_batches,
-    ConfigField::kv_stride,       ConfigField::state_stride};
+const ConfigFields& common_fields() {
+  static const ConfigFields fields{"policy",      "kv_tokens",    "state_slots", "chunked_prefill",
+                                   "max_running", "request_rows", "step_time",   "model_chunk",
+                                   "ranks",       "routing",      "scheduler",   "graph_batches",
+                                   "kv_stride",   "state_stride"};
+  return fields;
+}
 
 constexpr Capabilities kRequests{Capability::request};
 
@@ -32,10 +33,9 @@ std::string unknown_scheduler(std::string_view name) {
 
 /// A policy that would ignore a field which somebody set says so instead.
 Result<void> check_config(const PolicyEntry& policy, const Config& config) {
-  for (const ConfigField field : config.changed())
-    if (!kCommonFields.contains(field) && !policy.config_fields.contains(field))
-      return fail(
-          fmt::format("policy {} does not use the config field {}", policy.name, to_string(field)));
+  for (const std::string& field : config.changed())
+    if (!common_fields().contains(field) && !policy.config_fields.contains(field))
+      return fail(fmt::format("policy {} does not use the config field {}", policy.name, field));
   if (policy.has_states && config.state_slots == 0)
     return fail(
         fmt::format("field state_slots: policy {} needs at least one state slot", policy.name));
@@ -77,8 +77,8 @@ std::int64_t kv_total(const RunOptions& options) {
   for (std::string_view name : names) {
     if (name.starts_with("oracle:")) name.remove_prefix(7);
     const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
-    if (policy != nullptr && policy->config_fields.contains(ConfigField::blocks))
-      return options.config.blocks;
+    if (policy != nullptr && policy->config_fields.contains("blocks"))
+      return options.config.number("blocks");
   }
   return options.config.kv_tokens;
 }

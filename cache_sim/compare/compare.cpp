@@ -71,12 +71,12 @@ constexpr int kAlphas = 21;  // 0, 0.1, … 2
 
 /// KV and states share its bytes.
 bool has_byte_pool(const PolicyEntry* policy) {
-  return policy != nullptr && policy->config_fields.contains(ConfigField::pool_bytes);
+  return policy != nullptr && policy->config_fields.contains("pool_bytes");
 }
 
 /// One pool of blocks for KV and states.
 bool has_blocks(const PolicyEntry* policy) {
-  return policy != nullptr && policy->config_fields.contains(ConfigField::blocks);
+  return policy != nullptr && policy->config_fields.contains("blocks");
 }
 
 /// How vLLM lays out a hybrid model's memory (kv_cache_utils.py, interface.py): layers of a kind in
@@ -160,7 +160,7 @@ class Comparer {
     ComparedPolicy row{.policy = name, .kv_tokens = config_.kv_tokens};
     row.scheduled = policy != nullptr;
     row.tells_contents = !has_blocks(policy);
-    if (has_blocks(policy)) row.kv_tokens = config_.blocks * config_.block;
+    if (has_blocks(policy)) row.kv_tokens = config_.number("blocks") * config_.number("block");
     row.capacity = row.kv_tokens * model_.token_bytes;
     if (has_blocks(policy)) return row;
     if (policy == nullptr || !policy->has_states) return row;
@@ -259,7 +259,7 @@ class Comparer {
     }
     std::string pool = fmt::format("pool_bytes={},token_bytes={},state_bytes={}", *row.capacity,
                                    model_.token_bytes, model_.state_bytes);
-    if (policy.config_fields.contains(ConfigField::flops_token))
+    if (policy.config_fields.contains("flops_token"))
       pool += fmt::format(",flops_token={},flops_pair={}", model_.flops_per_token,
                           model_.flops_per_pair);
     return pool;

@@ -119,10 +119,10 @@ class DrivenVllmW1 final : public DrivenWorkload {
   Config config() const override {
     Config config;
     config.policy = "vllm-align";
-    config.blocks = options_.blocks;
-    config.block = kVllmW1Block;
-    config.hash_block = options_.hash;
-    config.retention = options_.retention;
+    config.put("blocks", options_.blocks);
+    config.put("block", kVllmW1Block);
+    config.put("hash_block", options_.hash);
+    config.put("retention", options_.retention);
     config.chunked_prefill = kVllmW1Budget;
     return config;
   }

@@ -400,35 +400,17 @@ Result<Accepted> accepted_by_policy(std::string_view name) {
   return accepted_by(*policy);
 }
 
-/// Beyond what every policy has, a server of any kind has pages and may run a step ahead; the other
-/// fields are options of single policies.
-constexpr ConfigFields kFieldsOfChildren{
-    ConfigField::page,       ConfigField::overlap,    ConfigField::blocks,
-    ConfigField::block,      ConfigField::hash_block, ConfigField::retention,
-    ConfigField::groups,     ConfigField::eagle,      ConfigField::drafts,
-    ConfigField::checkpoint, ConfigField::modules,    ConfigField::shared_prefix_checkpoint};
-
-/// What a child need not obey, so that it stays at its default unless the child says that it does.
-constexpr ConfigField kFieldsToHonour[] = {
-    ConfigField::kv_tokens,   ConfigField::state_slots,
-    ConfigField::max_running, ConfigField::request_rows,
-    ConfigField::page,        ConfigField::overlap,
-    ConfigField::blocks,      ConfigField::block,
-    ConfigField::hash_block,  ConfigField::retention,
-    ConfigField::groups,      ConfigField::eagle,
-    ConfigField::drafts,      ConfigField::checkpoint,
-    ConfigField::modules,     ConfigField::shared_prefix_checkpoint};
-
 /// A child says itself which levels of verbs it understands, and may say which fields it obeys.
-/// `alone`: there are only children.
+/// What it need not obey stays at its default unless the child says that it does. `alone`: there
+/// are only children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
-  player.accepted.fields = player.accepted.fields & kFieldsOfChildren;
+  player.accepted.fields = player.accepted.fields & fields_for_children();
   player.accepted.rooms = false;
   if (alone) player.accepted.capabilities.add(Capability::sequences);  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
     if (!seat && seat.error().finding) {  // the first trace says so
-      for (const ConfigField field : kFieldsToHonour) player.fixed.add(field);
+      for (const std::string& field : fields_for_children()) player.fixed.add(field);
       player.accepted.capabilities &= {Capability::tree, Capability::slots, Capability::sequences};
       continue;
     }
@@ -438,9 +420,9 @@ Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
     player.accepted.capabilities &= said.capabilities | Capabilities{Capability::slots};
     const std::optional<ConfigFields>& honoured = said.honoured;
     if (!honoured) continue;
-    for (const ConfigField field : kFieldsToHonour)
+    for (const std::string& field : fields_for_children())
       if (!honoured->contains(field)) player.fixed.add(field);
-    if (alone && !honoured->contains(ConfigField::state_slots)) player.accepted.has_states = false;
+    if (alone && !honoured->contains("state_slots")) player.accepted.has_states = false;
   }
   return {};
 }

@@ -36,7 +36,7 @@ LegalityModel model_for(const RunOptions& options) {
         return policy->capabilities.contains(Capability::slots);
       }));
   if (std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
-        return policy->config_fields.contains(ConfigField::blocks);
+        return policy->config_fields.contains("blocks");
       })) {
     model.expect_cut_chunks();
     if (options.config.overlap != 0 && options.config.drafts > 0) model.expect_results_to_tell();

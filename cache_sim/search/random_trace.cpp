@@ -100,10 +100,10 @@ bool RandomTrace::is_result_told(const LegalityModel::Request& request) {
 Tokens RandomTrace::next_turn(const LegalityModel::Request& request) {
   const std::int64_t left = request.left();
   if (swarm_.turns == 0 || request.is_cut || left > 1 || (left == 1 && !request.samples)) return {};
-  const bool ends_block = request.computed % swarm_.config.block == 0;
+  const bool ends_block = request.computed % swarm_.block == 0;
   const std::uint64_t tenths = static_cast<std::uint64_t>(swarm_.turns) + (ends_block ? 4 : 0);
   if (!draw_.chance(tenths, 10)) return {};
-  return fresh_tokens(draw_.between(2, 3 * swarm_.config.block));
+  return fresh_tokens(draw_.between(2, 3 * swarm_.block));
 }
 
 /// From the root of the drafts' tree downwards, perhaps not to the end.
@@ -245,7 +245,7 @@ Operation RandomTrace::block_forward(Operation operation, const LegalityModel::R
 /// not there yet?
 bool RandomTrace::begin_meeting() {
   for (const LegalityModel::Request& request : model_.requests()) {
-    if (request.computed == 0 || request.left() <= swarm_.config.block || !request.drafts.empty() ||
+    if (request.computed == 0 || request.left() <= swarm_.block || !request.drafts.empty() ||
         request.in_flight != 0 || request.is_loading || !draw_.chance(1, 2))
       continue;
     met_ = request.id;
@@ -275,7 +275,7 @@ std::optional<Operation> RandomTrace::meet() {
     Operation operation{.verb = Verb::extend};
     operation.id = one.id;
     const bool is_whole = next == Meeting::last || draw_.chance(1, 2);
-    operation.n = is_whole ? left : draw_.between(std::min(left, swarm_.config.block), left);
+    operation.n = is_whole ? left : draw_.between(std::min(left, swarm_.block), left);
     operation.async = swarm_.config.overlap != 0;
     return operation;
   }
@@ -286,7 +286,7 @@ std::optional<Operation> RandomTrace::meet() {
   const std::int64_t size = admit.tokens.size();
   const bool is_late = next == Meeting::late;
   if (!is_late || draw_.chance(1, 2)) {
-    const std::int64_t most = is_late ? size : std::min(size, met_at_ + swarm_.config.block);
+    const std::int64_t most = is_late ? size : std::min(size, met_at_ + swarm_.block);
     admit.tokens =
         admit.tokens.prefix(static_cast<std::uint32_t>(draw_.between(met_at_ + 1, most)));
   }

@@ -199,8 +199,8 @@ class Shrinker {
   bool drop_with(std::size_t line, std::int64_t states, std::int64_t tokens) {
     Candidate candidate = best_;
     candidate.steps.erase(candidate.steps.begin() + static_cast<std::ptrdiff_t>(line));
-    if (!run_.fixed.contains(ConfigField::state_slots)) candidate.config.state_slots -= states;
-    if (!run_.fixed.contains(ConfigField::kv_tokens))
+    if (!run_.fixed.contains("state_slots")) candidate.config.state_slots -= states;
+    if (!run_.fixed.contains("kv_tokens"))
       candidate.config.kv_tokens -= tokens / candidate.config.page * candidate.config.page;
     return candidate.config.state_slots > 0 && candidate.config.kv_tokens > 0 && attempt(candidate);
   }
@@ -343,15 +343,10 @@ class Shrinker {
   }
 
   void lower_config() {
-    const Config defaults;
-    const std::vector<std::pair<std::string, std::string>> usual = defaults.fields();
-    for (const ConfigField changed : best_.config.changed()) {
-      if (changed == ConfigField::policy || run_.fixed.contains(changed)) continue;
-      const std::string field(to_string(changed));
+    for (const std::string& field : best_.config.changed()) {
+      if (field == "policy" || run_.fixed.contains(field)) continue;
       Candidate candidate = best_;
-      const auto value = std::find_if(usual.begin(), usual.end(),
-                                      [&](const auto& pair) { return pair.first == field; });
-      if (candidate.config.set(field, value->second) && attempt(candidate)) continue;
+      if (candidate.config.set(field, *Config().find(field)) && attempt(candidate)) continue;
       lower_field(field);
     }
   }
@@ -359,10 +354,8 @@ class Shrinker {
   /// Numbers towards 1, first in large steps.
   void lower_field(const std::string& field) {
     for (;;) {
-      const std::vector<std::pair<std::string, std::string>> fields = best_.config.fields();
-      const auto at = std::find_if(fields.begin(), fields.end(),
-                                   [&](const auto& pair) { return pair.first == field; });
-      const Result<std::int64_t> now = parse_integer(at->second, 1, std::int64_t{1} << 40);
+      const Result<std::int64_t> now =
+          parse_integer(*best_.config.find(field), 1, std::int64_t{1} << 40);
       if (!now || *now == 1) return;
       const auto lowered = [&](std::int64_t value) {
         Candidate candidate = best_;

@@ -6,6 +6,9 @@
 #include <iterator>
 #include <vector>
 
+#include "cache_sim/policies/vllm/vllm_options.hpp"
+#include "reference/base/require.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
@@ -14,15 +17,19 @@ class ConfigDraw {
  public:
   ConfigDraw(ConfigFields accepted, ConfigFields fixed, Config& config)
       : accepted_(accepted), config_(config), fixed_(fixed) {
-    for (const ConfigField field : config.changed()) fixed_.add(field);
+    for (const std::string& field : config.changed()) fixed_.add(field);
   }
 
-  bool free(ConfigField field) const { return !fixed_.contains(field); }
-  void common(ConfigField field, std::int64_t Config::*member, std::int64_t value) {
-    if (free(field)) config_.*member = value;
+  bool free(std::string_view field) const { return !fixed_.contains(field); }
+  bool has(std::string_view field) const { return accepted_.contains(field); }
+  /// A common field, which every policy honours.
+  void common(std::string_view field, std::int64_t value) {
+    if (free(field))
+      require(config_.set(field, std::to_string(value)).has_value(), "a drawn value is in range");
   }
-  void optional(ConfigField field, std::int64_t Config::*member, std::int64_t value) {
-    if (accepted_.contains(field)) common(field, member, value);
+  /// A field that the subjects may have.
+  void optional(std::string_view field, std::int64_t value) {
+    if (has(field)) common(field, value);
   }
 
  private:
@@ -38,36 +45,36 @@ bool page_fits_chunk(const Config& config) {
 
 /// Cache groups, hash blocks and what a block cache keeps: from one group to several of different
 /// kinds, blocks of a few tokens, pools from "one request fits" to "hardly anything is evicted".
-void draw_blocks(Draw& draw, Config& config) {
+void draw_blocks(Draw& draw, VllmOptions& options, std::int64_t& drafts) {
   const std::int64_t block = std::int64_t{2} << draw.below(3);
   const std::int64_t window = draw.between(2, 2 * block + 1);
   const std::string attention = "attention:" + std::to_string(block);
   const std::string mamba = ",mamba:" + std::to_string(block);
-  config.hash_block = std::max<std::int64_t>(block >> draw.below(3), 1);
+  options.hash_block = std::max<std::int64_t>(block >> draw.below(3), 1);
   const auto windows = [&](std::int64_t size) {
     return ",window:" + std::to_string(size) + ":" + std::to_string(window);
   };
   switch (draw.below(8)) {
-    case 0: config.groups = draw.aside(2, 27) == 0 ? windows(block).substr(1) : attention; break;
-    case 1: config.groups = attention + windows(config.hash_block); break;
-    case 2: config.groups = attention + mamba + windows(config.hash_block); break;
-    case 3: config.groups = attention + windows(block) + mamba; break;
-    case 4: config.groups = attention + mamba + mamba + mamba; break;
-    case 5: config.groups = mamba.substr(1) + "," + attention; break;
-    default: config.groups = attention + mamba; break;
+    case 0: options.groups = draw.aside(2, 27) == 0 ? windows(block).substr(1) : attention; break;
+    case 1: options.groups = attention + windows(options.hash_block); break;
+    case 2: options.groups = attention + mamba + windows(options.hash_block); break;
+    case 3: options.groups = attention + windows(block) + mamba; break;
+    case 4: options.groups = attention + mamba + mamba + mamba; break;
+    case 5: options.groups = mamba.substr(1) + "," + attention; break;
+    default: options.groups = attention + mamba; break;
   }
-  const bool is_single = config.groups.find(',') == std::string::npos;
-  config.block = block;
-  config.blocks = draw.between(4, draw.chance(1, 2) ? 16 : 60);
-  config.retention = "none";
+  const bool is_single = options.groups.find(',') == std::string::npos;
+  options.block = block;
+  options.blocks = draw.between(4, draw.chance(1, 2) ? 16 : 60);
+  options.retention = "none";
   if (draw.chance(1, 2))
-    config.retention = std::to_string(draw.chance(1, 2) ? 0 : block * draw.between(1, 3));
+    options.retention = std::to_string(draw.chance(1, 2) ? 0 : block * draw.between(1, 3));
   if (is_single) {
-    config.hash_block = block;
-    config.retention = "none";
+    options.hash_block = block;
+    options.retention = "none";
   }
-  config.eagle = draw.chance(1, 2) ? 0 : draw.between(1, 2);
-  config.drafts = std::min<std::int64_t>(draw.chance(1, 2) ? 0 : draw.between(1, 3), block - 1);
+  options.eagle = draw.chance(1, 2) ? 0 : draw.between(1, 2);
+  drafts = std::min<std::int64_t>(draw.chance(1, 2) ? 0 : draw.between(1, 3), block - 1);
 }
 
 /// Mostly the usual weight, sometimes none and sometimes much.
@@ -91,17 +98,15 @@ void draw_server(const Draw& draw, Swarm& swarm) {
 /// One pool of bytes: a state is worth a few tokens or a whole pool of them, and what costs no
 /// memory in proportion to its FLOPs meets what costs much.
 void draw_bytes(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
-  fields.common(ConfigField::token_bytes, &Config::token_bytes, draw.between(1, 4));
-  fields.common(ConfigField::state_bytes, &Config::state_bytes,
-                swarm.config.token_bytes * draw.between(1, 12) + draw.between(0, 3));
-  fields.common(ConfigField::bootstrap, &Config::bootstrap, draw.between(0, 3));
+  fields.common("token_bytes", draw.between(1, 4));
+  fields.common("state_bytes",
+                swarm.config.number("token_bytes") * draw.between(1, 12) + draw.between(0, 3));
+  fields.common("bootstrap", draw.between(0, 3));
   const bool own_flops = draw.chance(3, 4);
-  fields.optional(ConfigField::flops_token, &Config::flops_token,
-                  own_flops ? draw.between(1, 100) : 0);
-  fields.optional(ConfigField::flops_pair, &Config::flops_pair,
-                  own_flops ? draw.between(0, 20) : 0);
-  if (!fields.free(ConfigField::alpha) || draw.chance(1, 3)) return;
-  swarm.config.alpha = std::to_string(100 * draw.between(0, 20));
+  fields.optional("flops_token", own_flops ? draw.between(1, 100) : 0);
+  fields.optional("flops_pair", own_flops ? draw.between(0, 20) : 0);
+  if (!fields.free("alpha") || draw.chance(1, 3)) return;
+  swarm.config.put("alpha", 100 * draw.between(0, 20));
 }
 
 /// Sizes as they are in servers, now and then: what is done differently for them is done, too.
@@ -111,125 +116,122 @@ std::int64_t draw_pools(Draw& draw, const Accepted& accepted, ConfigDraw& fields
   const std::int64_t scale = large ? 32 : 1;
   constexpr std::int64_t kPages[] = {1, 1, 2, 3, 4};
   const std::int64_t drawn_page = kPages[draw.below(5)];
-  fields.optional(ConfigField::page, &Config::page,
-                  large && drawn_page > 1 ? drawn_page * 8 : drawn_page);
-  fields.common(ConfigField::model_chunk, &Config::model_chunk, scale << draw.below(4));
+  fields.optional("page", large && drawn_page > 1 ? drawn_page * 8 : drawn_page);
+  fields.common("model_chunk", scale << draw.below(4));
   if (!page_fits_chunk(swarm.config)) {
-    fields.common(ConfigField::model_chunk, &Config::model_chunk,
-                  swarm.config.page * draw.between(1, 2));
-    if (!page_fits_chunk(swarm.config)) fields.common(ConfigField::page, &Config::page, 1);
+    fields.common("model_chunk", swarm.config.page * draw.between(1, 2));
+    if (!page_fits_chunk(swarm.config)) fields.common("page", 1);
   }
   const std::int64_t page = swarm.config.page;
   swarm.longest = static_cast<int>(draw.between(6, 40) * scale);
   // Pools from "nothing fits" to "hardly anything is evicted".
-  fields.common(ConfigField::kv_tokens, &Config::kv_tokens,
+  fields.common("kv_tokens",
                 std::max<std::int64_t>(page, draw.between(8, 100) * scale / page * page));
-  if (accepted.has_states)
-    fields.common(ConfigField::state_slots, &Config::state_slots, draw.between(1, 12));
-  fields.common(ConfigField::request_rows, &Config::request_rows, draw.between(1, 5));
-  fields.common(ConfigField::max_running, &Config::max_running, draw.between(1, 5));
-  fields.common(ConfigField::chunked_prefill, &Config::chunked_prefill,
-                draw.between(1, 16) * scale);
+  if (accepted.has_states) fields.common("state_slots", draw.between(1, 12));
+  fields.common("request_rows", draw.between(1, 5));
+  fields.common("max_running", draw.between(1, 5));
+  fields.common("chunked_prefill", draw.between(1, 16) * scale);
   return scale;
 }
 
 void draw_options(Draw& draw, std::int64_t scale, ConfigDraw& fields) {
-  fields.optional(ConfigField::track_interval, &Config::track_interval, scale << draw.below(4));
-  fields.optional(ConfigField::lazy, &Config::lazy, draw.chance(1, 4) ? 1 : 0);
-  fields.optional(ConfigField::overlap, &Config::overlap, draw.chance(1, 4) ? 1 : 0);
-  fields.optional(ConfigField::strip_thinking, &Config::strip_thinking, draw.chance(1, 6) ? 1 : 0);
-  fields.optional(ConfigField::skip_decode_lock, &Config::skip_decode_lock,
-                  draw.chance(1, 6) ? 1 : 0);
-  fields.optional(ConfigField::path_cap, &Config::path_cap,
-                  draw.chance(1, 6) ? draw.between(0, 3) : -1);
+  fields.optional("track_interval", scale << draw.below(4));
+  fields.optional("lazy", draw.chance(1, 4) ? 1 : 0);
+  fields.optional("overlap", draw.chance(1, 4) ? 1 : 0);
+  fields.optional("strip_thinking", draw.chance(1, 6) ? 1 : 0);
+  fields.optional("skip_decode_lock", draw.chance(1, 6) ? 1 : 0);
+  fields.optional("path_cap", draw.chance(1, 6) ? draw.between(0, 3) : -1);
 }
 
 /// Sometimes one of the two kinds of group has blocks twice as large as the other's.
-void draw_sizes_apart(const Draw& draw, Config& config) {
-  if (config.groups != fmt::format("attention:{0},mamba:{0}", config.block)) return;
+void draw_sizes_apart(const Draw& draw, VllmOptions& options) {
+  if (options.groups != fmt::format("attention:{0},mamba:{0}", options.block)) return;
   if (draw.aside(3, 41) != 0) return;
   const bool is_attention = draw.aside(2, 42) == 0;
-  config.groups = fmt::format("attention:{},mamba:{}", config.block * (is_attention ? 2 : 1),
-                              config.block * (is_attention ? 1 : 2));
-  if (config.retention != "none")  // a multiple of all blocks
-    config.retention = std::to_string(2 * std::stoll(config.retention));
+  options.groups = fmt::format("attention:{},mamba:{}", options.block * (is_attention ? 2 : 1),
+                               options.block * (is_attention ? 1 : 2));
+  if (options.retention != "none")  // a multiple of all blocks
+    options.retention = std::to_string(2 * std::stoll(options.retention));
 }
 
 /// Sometimes no group of full attention, or two with blocks of two sizes.
-void draw_odd_groups(const Draw& draw, Config& config) {
-  if (draw.aside(8, 57) != 0 || config.groups.find("mamba") == std::string::npos) return;
+void draw_odd_groups(const Draw& draw, VllmOptions& options) {
+  if (draw.aside(8, 57) != 0 || options.groups.find("mamba") == std::string::npos) return;
   const auto group = [](const char* kind, std::int64_t block) {
     return fmt::format("{}:{}", kind, block);
   };
-  const std::int64_t block = config.block;
+  const std::int64_t block = options.block;
   const std::string mamba = group("mamba", block);
   switch (draw.aside(4, 58)) {
-    case 0: config.groups = mamba + "," + mamba; return;
+    case 0: options.groups = mamba + "," + mamba; return;
     case 1:
-      config.groups = fmt::format("window:{}:{},{}", config.hash_block, block + 1, mamba);
+      options.groups = fmt::format("window:{}:{},{}", options.hash_block, block + 1, mamba);
       return;
     case 2:
-      config.groups = group("attention", 2 * block) + "," + group("attention", block) + "," + mamba;
+      options.groups =
+          group("attention", 2 * block) + "," + group("attention", block) + "," + mamba;
       break;
     default:
-      config.groups = mamba + "," + group("attention", block) + "," + group("attention", 2 * block);
+      options.groups =
+          mamba + "," + group("attention", block) + "," + group("attention", 2 * block);
       break;
   }
-  if (config.retention != "none")  // a multiple of all blocks
-    config.retention = std::to_string(2 * std::stoll(config.retention));
+  if (options.retention != "none")  // a multiple of all blocks
+    options.retention = std::to_string(2 * std::stoll(options.retention));
 }
 
-void draw_block_fields(Draw& draw, const Accepted& accepted, ConfigDraw& fields, Swarm& swarm) {
+void draw_block_fields(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   // A child need know neither the names of blocks nor groups with blocks of different sizes.
-  const bool has_child = !accepted.fields.contains(ConfigField::hash_algorithm);
-  if (accepted.fields.contains(ConfigField::groups) && fields.free(ConfigField::groups)) {
-    Config drawn = swarm.config;
-    draw_blocks(draw, drawn);
-    if (!has_child && fields.free(ConfigField::retention)) {
+  const bool has_child = !fields.has("hash_algorithm");
+  if (fields.has("groups") && fields.free("groups")) {
+    const VllmOptions usual = VllmOptions::of(swarm.config);
+    VllmOptions drawn = usual;
+    std::int64_t drafts = swarm.config.drafts;
+    draw_blocks(draw, drawn, drafts);
+    if (!has_child && fields.free("retention")) {
       draw_odd_groups(draw, drawn);
       draw_sizes_apart(draw, drawn);
     }
-    for (const ConfigField field :
-         {ConfigField::block, ConfigField::blocks, ConfigField::drafts, ConfigField::eagle,
-          ConfigField::groups, ConfigField::hash_block})
-      if (!fields.free(field)) drawn = swarm.config;  // they belong together
-    if (!accepted.fields.contains(ConfigField::retention) || !fields.free(ConfigField::retention))
-      drawn.retention = swarm.config.retention;
-    if (!accepted.fields.contains(ConfigField::drafts)) drawn.drafts = swarm.config.drafts;
-    swarm.config = drawn;
+    for (const char* const field : {"block", "blocks", "drafts", "eagle", "groups", "hash_block"})
+      if (!fields.free(field)) {  // they belong together
+        drawn = usual;
+        drafts = swarm.config.drafts;
+      }
+    if (!fields.has("retention") || !fields.free("retention")) drawn.retention = usual.retention;
+    drawn.write(swarm.config);
+    if (fields.has("drafts")) swarm.config.drafts = drafts;
   }
   constexpr const char* kAlgorithms[] = {"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"};
-  if (!has_child && fields.free(ConfigField::hash_algorithm) && draw.aside(12, 43) == 0)
-    swarm.config.hash_algorithm = kAlgorithms[draw.aside(4, 44)];
-  fields.optional(ConfigField::checkpoint, &Config::checkpoint,
-                  draw.aside(2, 20) == 0 ? std::int64_t{1} << draw.aside(3, 21) : 0);
-  const Config& drawn = swarm.config;
+  if (!has_child && fields.free("hash_algorithm") && draw.aside(12, 43) == 0)
+    swarm.config.put("hash_algorithm", kAlgorithms[draw.aside(4, 44)]);
+  fields.optional("checkpoint", draw.aside(2, 20) == 0 ? std::int64_t{1} << draw.aside(3, 21) : 0);
+  const VllmOptions drawn = VllmOptions::of(swarm.config);
   if (drawn.eagle == 2 && drawn.hash_block < drawn.block &&
       drawn.groups.find("window") == std::string::npos &&
       drawn.groups.find("mamba") != std::string::npos)
-    fields.optional(ConfigField::shared_prefix_checkpoint, &Config::shared_prefix_checkpoint,
-                    static_cast<std::int64_t>(draw.aside(2, 22)));
+    fields.optional("shared_prefix_checkpoint", static_cast<std::int64_t>(draw.aside(2, 22)));
   if (drawn.eagle != 0)
-    fields.optional(
-        ConfigField::modules, &Config::modules,
-        draw.aside(3, 25) == 0 ? std::min<std::int64_t>(drawn.block, 2 + draw.aside(2, 26)) : 1);
+    fields.optional("modules", draw.aside(3, 25) == 0
+                                   ? std::min<std::int64_t>(drawn.block, 2 + draw.aside(2, 26))
+                                   : 1);
 }
 
 /// Without drafts the hashes of tokens that come later do not go with steps ahead.
 void draw_steps_ahead(const Draw& draw, const ConfigDraw& fields, Swarm& swarm) {
   Config& config = swarm.config;
-  if (!swarm.scheduled && fields.free(ConfigField::overlap) && draw.aside(3, 53) != 0)
-    config.overlap = 0;
+  if (!swarm.scheduled && fields.free("overlap") && draw.aside(3, 53) != 0) config.overlap = 0;
   if (config.overlap == 0) return;
-  if (fields.free(ConfigField::drafts) && draw.aside(2, 28) == 0) config.drafts = 0;
-  if (config.drafts != 0 || config.eagle == 0 || !fields.free(ConfigField::eagle)) return;
-  config.eagle = config.shared_prefix_checkpoint = 0;
-  config.modules = 1;
+  if (fields.free("drafts") && draw.aside(2, 28) == 0) config.drafts = 0;
+  if (config.drafts != 0 || config.number("eagle") == 0 || !fields.free("eagle")) return;
+  for (const char* const option : {"eagle", "shared_prefix_checkpoint"}) config.put(option, 0);
+  config.put("modules", 1);
 }
 
 std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::int64_t scale) {
+  const VllmOptions options = VllmOptions::of(config);
   std::string text = "vllm";
-  const bool has_states = config.groups.empty() || config.groups.find("mamba") != std::string::npos;
+  const bool has_states =
+      options.groups.empty() || options.groups.find("mamba") != std::string::npos;
   if (draw.aside(4, 29) == 0) text += ":priority";
   // Sometimes a chunk is less than a verification.
   const auto drafts = static_cast<std::uint64_t>(config.drafts);
@@ -241,9 +243,9 @@ std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::in
     if (draw.aside(2, 30) == 0) text += ":adaptive";
   }
   if (draw.aside(5, 32) == 0) text += ":watermark=" + std::to_string(1 + draw.aside(6, 33));
-  const bool has_drafter = drafts > 0 && config.eagle == 0 && config.chunked_prefill > 1;
+  const bool has_drafter = drafts > 0 && options.eagle == 0 && config.chunked_prefill > 1;
   if (has_drafter && draw.aside(2, 34) == 0) text += ":draft_model";
-  if (has_states || config.modules > 1 || draw.aside(2, 35) == 0) return text;
+  if (has_states || options.modules > 1 || draw.aside(2, 35) == 0) return text;
   text += ":encoder=" + std::to_string(2 + draw.aside(12, 36));
   if (draw.aside(2, 37) == 0) text += ":encoder_cache=" + std::to_string(2 + draw.aside(20, 38));
   if (draw.aside(2, 39) == 0) text += ":whole_images";
@@ -254,10 +256,11 @@ std::string drawn_vllm_scheduler(const Draw& draw, const Config& config, std::in
 void draw_block_budget(const Draw& draw, Swarm& swarm) {
   if (draw.aside(4, 59) != 0) return;
   const Config& config = swarm.config;
+  const VllmOptions options = VllmOptions::of(config);
   std::string text = "vllm";
   if (draw.aside(3, 60) != 0) text += ":watermark=" + std::to_string(1 + draw.aside(6, 61));
   if (draw.aside(3, 62) == 0) text += ":long_prefill=" + std::to_string(1 + draw.aside(12, 63));
-  if (config.drafts > 0 && config.eagle == 0 && config.chunked_prefill > 1 &&
+  if (config.drafts > 0 && options.eagle == 0 && config.chunked_prefill > 1 &&
       draw.aside(2, 64) == 0)
     text += ":draft_model";
   swarm.config.scheduler = text;
@@ -269,14 +272,13 @@ void draw_preempted_images(const Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   std::string& scheduler = swarm.config.scheduler;
   if (scheduler.find(":encoder=") == std::string::npos || draw.aside(6, 65) != 0) return;
   if (scheduler.find(":priority") == std::string::npos) scheduler.insert(4, ":priority");
-  fields.optional(ConfigField::blocks, &Config::blocks,
-                  static_cast<std::int64_t>(6 + draw.aside(10, 66)));
+  fields.optional("blocks", static_cast<std::int64_t>(6 + draw.aside(10, 66)));
 }
 
 /// Single operations of one rank, or requests to a scheduler.
 void draw_level(Draw& draw, SwarmLevel level, bool asks_for_ranks, std::int64_t scale,
                 ConfigDraw& fields, Swarm& swarm) {
-  const bool is_asked_for = swarm.blocks && !fields.free(ConfigField::scheduler);
+  const bool is_asked_for = swarm.blocks && !fields.free("scheduler");
   const bool usually = draw.chance(1, 4);
   // What cuts chunks and holds nothing after a look-up goes with vLLM's scheduler alone.
   swarm.scheduled =
@@ -288,14 +290,14 @@ void draw_level(Draw& draw, SwarmLevel level, bool asks_for_ranks, std::int64_t 
     draw_preempted_images(draw, fields, swarm);
     // A block as large as a step, of which a draft model takes a part.
     if (swarm.config.scheduler.find(":draft_model") != std::string::npos && draw.aside(2, 50) == 0)
-      fields.common(ConfigField::chunked_prefill, &Config::chunked_prefill, swarm.config.block);
+      fields.common("chunked_prefill", swarm.config.number("block"));
   }
   if (swarm.blocks && !swarm.scheduled && !is_asked_for) draw_block_budget(draw, swarm);
   if (!swarm.scheduled) {
     swarm.config.ranks = 1;
   } else {
-    fields.common(ConfigField::ranks, &Config::ranks, draw.chance(1, 4) ? draw.between(2, 3) : 1);
-    if (fields.free(ConfigField::routing) && draw.chance(1, 2)) swarm.config.routing = "prefix";
+    fields.common("ranks", draw.chance(1, 4) ? draw.between(2, 3) : 1);
+    if (fields.free("routing") && draw.chance(1, 2)) swarm.config.routing = "prefix";
   }
 }
 
@@ -344,13 +346,14 @@ void draw_block_rates(Draw& draw, Swarm& swarm) {
 /// Where a hit can end inside a block, requests of one prompt, which has several blocks, meet
 /// around one of these.
 void draw_meetings(const Draw& draw, ConfigDraw& fields, Swarm& swarm) {
-  const auto block = static_cast<int>(swarm.config.block);
-  if (swarm.scheduled || swarm.config.hash_block >= block || draw.aside(2, 46) != 0) return;
+  const VllmOptions options = VllmOptions::of(swarm.config);
+  const auto block = static_cast<int>(options.block);
+  if (swarm.scheduled || options.hash_block >= block || draw.aside(2, 46) != 0) return;
   swarm.meetings = static_cast<int>(1 + draw.aside(5, 47));
   swarm.running = std::max(swarm.running, 3);
   swarm.piece = std::max(swarm.piece, 4 * block);
   swarm.longest = std::max(swarm.longest, 6 * block);
-  fields.optional(ConfigField::blocks, &Config::blocks, swarm.config.blocks + 24);
+  fields.optional("blocks", options.blocks + 24);
 }
 
 void draw_sequences(Draw& draw, Swarm& swarm) {
@@ -412,14 +415,14 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
                  SwarmLevel level) {
   Swarm swarm;
   swarm.config = base;
-  swarm.blocks = accepted.fields.contains(ConfigField::blocks);
+  swarm.blocks = accepted.fields.contains("blocks");
   ConfigDraw fields(accepted.fields, fixed, swarm.config);
   const std::int64_t scale = draw_pools(draw, accepted, fields, swarm);
   draw_options(draw, scale, fields);
-  draw_block_fields(draw, accepted, fields, swarm);
+  draw_block_fields(draw, fields, swarm);
   if (accepted.can(Capability::transfers) && draw.aside(3, 23) == 0)
     swarm.sent = static_cast<int>(1 + draw.aside(6, 24));
-  const bool asks_for_ranks = fixed.contains(ConfigField::ranks) && base.ranks > 1;
+  const bool asks_for_ranks = fixed.contains("ranks") && base.ranks > 1;
   draw_level(draw, level, asks_for_ranks, scale, fields, swarm);
   draw_rates(draw, accepted, swarm);
   if (swarm.blocks) draw_block_rates(draw, swarm);
@@ -432,24 +435,24 @@ Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, Confi
     swarm.keyed = static_cast<int>(1 + draw.aside(8, 52));
     swarm.shared = std::max(swarm.shared, 8);
   }
-  if (accepted.fields.contains(ConfigField::alpha)) {
+  if (accepted.fields.contains("alpha")) {
     draw_bytes(draw, fields, swarm);
     // What is tuned on a window of requests is seen in those after it.
-    if (swarm.config.alpha == "tuned" && draw.aside(4, 40) == 0) swarm.operations *= 4;
+    if (swarm.config.text("alpha") == "tuned" && draw.aside(4, 40) == 0) swarm.operations *= 4;
   }
   if (accepted.can(Capability::slots)) swarm.slots = weight(draw, 4);
   constexpr const char* kLayers[] = {"", "mamba", "attention", "mamba,attention,mamba",
                                      "attention,mamba,mamba,attention"};
-  if (accepted.fields.contains(ConfigField::layers) && fields.free(ConfigField::layers))
-    swarm.config.layers = kLayers[draw.below(std::size(kLayers))];
+  if (accepted.fields.contains("layers") && fields.free("layers"))
+    swarm.config.put("layers", kLayers[draw.below(std::size(kLayers))]);
   swarm.rooms = accepted.rooms && draw.aside(4, 0) == 0;
-  if (accepted.rooms && swarm.scheduled && fields.free(ConfigField::scheduler) &&
-      draw.aside(3, 1) == 0)
+  if (swarm.blocks) swarm.block = swarm.config.number("block");
+  if (accepted.rooms && swarm.scheduled && fields.free("scheduler") && draw.aside(3, 1) == 0)
     swarm.config.scheduler = "sglang";
   swarm.by_length = draw.aside(3, 2) == 0;
   if (accepted.can(Capability::draft_trees)) {
     draw_server(draw, swarm);
-    if (swarm.scheduled && swarm.padded != 0 && fields.free(ConfigField::graph_batches))
+    if (swarm.scheduled && swarm.padded != 0 && fields.free("graph_batches"))
       swarm.config.graph_batches = swarm.padded % 2 == 0 ? "1,2,4,8" : "4,8";
   }
   if (accepted.can(Capability::sequences)) draw_sequences(draw, swarm);

@@ -42,6 +42,7 @@ struct Swarm {
   Config config;
   bool scheduled = false;  ///< requests to the scheduler instead of single operations
   bool blocks = false;     ///< the cache has blocks and steps: a look-up holds nothing
+  std::int64_t block = 0;  ///< tokens of these
   int operations = 60;     ///< or requests, where scheduled
   // What happens next.
   int request = 9, tree = 8, evict = 1, check = 1, flush = 0, slots = 0;

@@ -68,10 +68,8 @@ std::string trace_text(const Trace& trace) {
   std::string text;
   for (const std::string& line : trace.description) text += "# " + line + '\n';
   std::string config;
-  const auto values = trace.config.fields();
-  for (const ConfigField field : trace.config.changed())
-    config +=
-        fmt::format(" {}={}", to_string(field), values[static_cast<std::size_t>(field)].second);
+  for (const std::string& field : trace.config.changed())
+    config += fmt::format(" {}={}", field, *trace.config.find(field));
   if (!config.empty()) text += "config" + config + '\n';
   for (const Statement& statement : trace.statements) text += statement_text(statement);
   return text;

@@ -40,7 +40,7 @@ SOURCES = ["cache_sim/policies/pools.cpp", "cache_sim/policies/row_policy.cpp",
 # Who runs a source's lines: the policy of the seeds 1, 2, …, in turn. The others are run by most policies, one of
 # which each trace draws.
 SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align", "vllm-all", "vllm-align-retention-0"),
-            "cache_sim/server/vllm_scheduler.cpp": ("vllm-align",),
+            "cache_sim/server/vllm/vllm_scheduler.cpp": ("vllm-align",),
             "cache_sim/policies/marconi/": ("marconi", "marconi-artifact"),
             "cache_sim/policies/edge_llm/": ("edge-llm", "edge-llm-v0"),
             "cache_sim/policies/row_policy.cpp": ("edge-llm", "edge-llm-v0", "static-kv")}

@@ -70,7 +70,7 @@ class ShortTraces {
  public:
   ShortTraces(RunOptions options, int most) : options_(std::move(options)), most_(most) {
     // A block cache knows no tree; its steps decide what may be used.
-    if (options_.config.groups.empty()) return;
+    if (options_.config.text("groups").empty()) return;
     for (const char* const line : {"step", "extend id=q n=1"}) alphabet_.push_back(step_of(line));
   }
 
@@ -182,13 +182,14 @@ Exhausted all_short_traces(const std::string& policy, int most) {
   config.chunked_prefill = 2;
   config.max_running = 2;
   if (policy.starts_with("vllm")) {
-    config.groups = "attention:2,mamba:2";
-    config.hash_block = 1;
-    config.blocks = 6;
+    config.put("groups", "attention:2,mamba:2");
+    config.put("hash_block", 1);
+    config.put("blocks", 6);
   }
-  if (policy == "sglang-extra-buffer") config.track_interval = 1;
+  if (policy == "sglang-extra-buffer") config.put("track_interval", 1);
   if (policy != "radix") config.state_slots = 3;
-  if (policy.starts_with("marconi")) config.token_bytes = config.state_bytes = 1;
+  if (policy.starts_with("marconi"))
+    for (const char* const bytes : {"token_bytes", "state_bytes"}) config.put(bytes, 1);
   return ShortTraces(std::move(options), most).all();
 }
 

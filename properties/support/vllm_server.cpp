@@ -184,7 +184,7 @@ class VllmServer {
       if (!schedule(request) || !request.scheduled) {
         apply(Verb::preempt, request);
         request.computed = request.told = 0;
-        if (running_.empty() && request.known.size() / kBlock > config_.blocks / 2)
+        if (running_.empty() && request.known.size() / kBlock > config_.number("blocks") / 2)
           waiting_.pop_front();  // it never fits
         return;
       }
@@ -283,15 +283,15 @@ std::string VllmRun::text() const {
 Config drawn_vllm_config(std::uint64_t seed, std::uint64_t stream) {
   Draw draw(seed, stream);
   Config config;
-  config.block = kBlock;
-  config.hash_block = draw.chance(1, 2) ? kBlock : 4;
+  config.put("block", kBlock);
+  config.put("hash_block", draw.chance(1, 2) ? kBlock : 4);
   config.drafts = draw.between(0, 3);
-  config.eagle = draw.chance(1, 2) ? 0 : draw.between(1, 2);
-  config.retention = draw.chance(1, 2) ? "none" : "0";
-  config.groups = fmt::format("attention:{}", kBlock);
-  for (std::int64_t i = draw.between(1, 3); i > 0; --i)
-    config.groups += fmt::format(",mamba:{}", kBlock);
-  config.blocks = draw.chance(1, 2) ? draw.between(70, 100) : draw.between(100, 400);
+  config.put("eagle", draw.chance(1, 2) ? 0 : draw.between(1, 2));
+  config.put("retention", draw.chance(1, 2) ? "none" : "0");
+  std::string groups = fmt::format("attention:{}", kBlock);
+  for (std::int64_t i = draw.between(1, 3); i > 0; --i) groups += fmt::format(",mamba:{}", kBlock);
+  config.put("groups", groups);
+  config.put("blocks", draw.chance(1, 2) ? draw.between(70, 100) : draw.between(100, 400));
   return config;
 }
 

@@ -42,8 +42,10 @@ struct Rules {
 Rules rules_of(const Config& config, bool is_artifact) {
   Rules rules{};
   rules.is_artifact = is_artifact;
-  rules.token_bytes = config.token_bytes != 0 ? config.token_bytes : kTokenBytes;
-  rules.state_bytes = config.state_bytes != 0 ? config.state_bytes : kStateBytes;
+  rules.token_bytes =
+      config.number("token_bytes") != 0 ? config.number("token_bytes") : kTokenBytes;
+  rules.state_bytes =
+      config.number("state_bytes") != 0 ? config.number("state_bytes") : kStateBytes;
   rules.capacity = config.pool_bytes != 0 ? config.pool_bytes
                                           : config.kv_tokens * rules.token_bytes +
                                                 config.state_slots * rules.state_bytes;
@@ -52,9 +54,9 @@ Rules rules_of(const Config& config, bool is_artifact) {
   const double ssm = 12 * d * d + 16 * d * kStateSize + 10 * d;
   rules.flops = {kAttentionLayers * attention + kMlpLayers * mlp + kSsmLayers * ssm,
                  kAttentionLayers * pairs};
-  if (config.flops_token != 0 || config.flops_pair != 0) {
-    const double pair = static_cast<double>(config.flops_pair) / 2;
-    rules.flops = {static_cast<double>(config.flops_token) + pair, pair};
+  if (config.number("flops_token") != 0 || config.number("flops_pair") != 0) {
+    const double pair = static_cast<double>(config.number("flops_pair")) / 2;
+    rules.flops = {static_cast<double>(config.number("flops_token")) + pair, pair};
   }
   rules.parent_flops = rules.flops;
   if (is_artifact)
@@ -262,7 +264,7 @@ class MarconiOracle final : public Subject {
  public:
   MarconiOracle(const Config& config, bool is_artifact)
       : config_(config), rules_(rules_of(config, is_artifact)), cache_(rules_) {
-    if (config.alpha != "tuned") alpha_ = std::stod(config.alpha) / 1000;
+    if (config.text("alpha") != "tuned") alpha_ = std::stod(config.text("alpha")) / 1000;
   }
 
   Result<Reply> apply(const Operation& operation) override {
@@ -334,9 +336,10 @@ class MarconiOracle final : public Subject {
   bool evict_one(Evicted& evicted) {
     const MarconiCache before = cache_;
     if (!cache_.evict_one(alpha_, evicted)) return false;
-    if (!before_pressure_ && config_.alpha == "tuned") {
+    if (!before_pressure_ && config_.text("alpha") == "tuned") {
       before_pressure_ = before;
-      window_ = std::max<std::int64_t>(1, config_.bootstrap * std::max<std::int64_t>(1, finished_));
+      window_ = std::max<std::int64_t>(
+          1, config_.number("bootstrap") * std::max<std::int64_t>(1, finished_));
     }
     return true;
   }

@@ -20,9 +20,9 @@ class SglangExtraBufferOracle final : public SglangOracle {
   explicit SglangExtraBufferOracle(const Config& config) : SglangOracle(config, Variant{}) {}
 
  private:
-  int tracking_slots() const override { return config_.lazy != 0 ? 1 : 2; }
+  int tracking_slots() const override { return config_.number("lazy") != 0 ? 1 : 2; }
 
-  std::int64_t decode_grid() const { return std::lcm(grid(), config_.track_interval); }
+  std::int64_t decode_grid() const { return std::lcm(grid(), config_.number("track_interval")); }
 
   void advanced(Request& request, std::int64_t from, Forward forward) override {
     const std::int64_t to = request.computed;
@@ -62,7 +62,7 @@ class SglangExtraBufferOracle final : public SglangOracle {
 
   // Lazy: `write` is the slot that was written last, and `latest` the state that is kept.
 
-  bool is_lazy() const { return config_.lazy != 0; }
+  bool is_lazy() const { return config_.number("lazy") != 0; }
 
   static StateSlot& second(Request& request) {
     request.tracking.resize(2);

@@ -26,7 +26,7 @@ Prefix prefix_of(const Operation& operation) {
 SglangPrefixMap::Options map_options(const Config& config, const SglangOracle::Variant& variant) {
   return {.page = config.page,
           .has_states = variant.has_states,
-          .path_cap = config.path_cap,
+          .path_cap = config.number("path_cap"),
           .rules = variant.rules};
 }
 
@@ -332,7 +332,7 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
 /// Unlocks the request's prefix and locks its first `to` tokens instead.
 void SglangOracle::move_lock(Request& request, std::int64_t to) {
   cached_.unlock(request.known.first(request.protected_size), request.state_locked);
-  request.state_locked = has_states_ && config_.skip_decode_lock == 0;
+  request.state_locked = has_states_ && config_.number("skip_decode_lock") == 0;
   request.protected_size = to;
   cached_.lock(request.known.first(to), request.state_locked);
 }
@@ -390,7 +390,7 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
   if (!operation.insert) return abort(operation);
   if (request.pending) return still_verifying(operation);
 
-  const bool only_prompt = config_.strip_thinking != 0;
+  const bool only_prompt = config_.number("strip_thinking") != 0;
   if (operation.up_to > request.known.size())
     return fail(fmt::format("request {} has not {}", operation.id.text(),
                             counted(operation.up_to, "token")));

@@ -29,26 +29,26 @@ tl::unexpected<Error> refuse(const Operation& operation, const std::string& why)
 // --- The configuration ---------------------------------------------------------------------------
 
 VllmOracle::VllmOracle(const Config& config, Mode mode)
-    : hash_block_(config.hash_block),
+    : hash_block_(config.number("hash_block")),
       scheduler_block_(1),
       drafts_(config.drafts),
-      lookahead_(config.eagle == 1 ? config.modules : 0),
-      modules_(config.eagle == 0 ? 0 : config.modules),
+      lookahead_(config.number("eagle") == 1 ? config.number("modules") : 0),
+      modules_(config.number("eagle") == 0 ? 0 : config.number("modules")),
       most_tokens_(config.chunked_prefill),
-      inner_unit_(config.checkpoint),
-      drops_(config.eagle == 2),
-      keeps_junctions_inside_(config.shared_prefix_checkpoint != 0 && modules_ <= 1),
+      inner_unit_(config.number("checkpoint")),
+      drops_(config.number("eagle") == 2),
+      keeps_junctions_inside_(config.number("shared_prefix_checkpoint") != 0 && modules_ <= 1),
       overlaps_(config.overlap != 0),
-      blocks_(static_cast<std::size_t>(config.blocks)) {
+      blocks_(static_cast<std::size_t>(config.number("blocks"))) {
   const VllmSchedulerConfig scheduler = VllmSchedulerConfig::of(config);
   most_tokens_ -= scheduler.drafting_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   watermark_ = scheduler.watermark_blocks;
   lookahead_slots_ = scheduler.lookahead_tokens;
-  std::string text = config.groups;
+  std::string text = config.text("groups");
   if (text.empty()) {
-    text = fmt::format("attention:{}", config.block);
-    for (int i = 0; i < 3; ++i) text += fmt::format(",mamba:{}", config.block);
+    text = fmt::format("attention:{}", config.number("block"));
+    for (int i = 0; i < 3; ++i) text += fmt::format(",mamba:{}", config.number("block"));
   }
   std::stringstream list(text);
   for (std::string piece; std::getline(list, piece, ',');) {
@@ -86,8 +86,8 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
   alignment_ = inside_ ? hash_block_ : scheduler_block_;
   if (mode == Mode::sparse)
     retention_ = 0;
-  else if (config.retention != "none")
-    retention_ = std::stoll(config.retention);
+  else if (config.text("retention") != "none")
+    retention_ = std::stoll(config.text("retention"));
   for (Number block = 1; block < static_cast<Number>(blocks_.size()); ++block)
     queue_.push_back(block);
 }

@@ -24,7 +24,7 @@ VllmSchedulerConfig VllmSchedulerConfig::of(const Config& config) {
   rules.watermark_blocks = words["watermark"];
   rules.drafting_slots = words["draft_model"];
   rules.spec_tokens = config.drafts;
-  const bool has_eagle = config.eagle != 0;
+  const bool has_eagle = config.number("eagle") != 0;
   if (has_eagle) rules.shifted_tokens = 1;
   if (has_eagle || rules.drafting_slots > 0) rules.lookahead_tokens = rules.spec_tokens;
   rules.encoder_budget = words["encoder"];

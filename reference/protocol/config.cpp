@@ -9,6 +9,8 @@
 #include <variant>
 
 #include "reference/base/overloaded.hpp"
+#include "reference/base/registry.hpp"
+#include "reference/base/require.hpp"
 
 namespace lockstep {
 namespace {
@@ -41,51 +43,46 @@ constexpr Integer bytes(std::int64_t Config::*member) {
   return {member, 0, kMost};
 }
 
-// Sorted by name, as ConfigField is: the order in which fields are printed.
+// The common fields.
 const std::array kFields{
-    Field{"alpha", Text{&Config::alpha}},
-    Field{"block", Integer{&Config::block, 1, kMostSlots}},
-    Field{"blocks", Integer{&Config::blocks, 1, kMostSlots}},
-    Field{"bootstrap", Integer{&Config::bootstrap, 0, 1 << 20}},
-    Field{"checkpoint", Integer{&Config::checkpoint, 0, kMostSlots}},
     Field{"chunked_prefill", Integer{&Config::chunked_prefill, 1, kMostSlots}},
     Field{"drafts", Integer{&Config::drafts, 0, 1024}},
-    Field{"eagle", Integer{&Config::eagle, 0, 2}},
-    Field{"flops_pair", bytes(&Config::flops_pair)},
-    Field{"flops_token", bytes(&Config::flops_token)},
     Field{"graph_batches", Text{&Config::graph_batches}},
-    Field{"groups", Text{&Config::groups}},
-    Field{"hash_algorithm", Text{&Config::hash_algorithm}},
-    Field{"hash_block", Integer{&Config::hash_block, 1, kMostSlots}},
     Field{"kv_stride", Integer{&Config::kv_stride, 0, kMostSlots}},
     Field{"kv_tokens", Integer{&Config::kv_tokens, 1, kMostSlots}},
-    Field{"layers", Text{&Config::layers}},
-    Field{"lazy", flag(&Config::lazy)},
     Field{"max_running", Integer{&Config::max_running, 1, 1 << 20}},
     Field{"model_chunk", Integer{&Config::model_chunk, 1, 1 << 20}},
-    Field{"model_config", Text{&Config::model_config}},
-    Field{"modules", Integer{&Config::modules, 1, 1024}},
     Field{"overlap", flag(&Config::overlap)},
     Field{"page", Integer{&Config::page, 1, 1 << 20}},
-    Field{"path_cap", Integer{&Config::path_cap, -1, kMostSlots}},
     Field{"policy", Text{&Config::policy}},
     Field{"pool_bytes", bytes(&Config::pool_bytes)},
     Field{"ranks", Integer{&Config::ranks, 1, 1024}},
     Field{"request_rows", Integer{&Config::request_rows, 0, 1 << 20}},
-    Field{"retention", Text{&Config::retention}},
     Field{"routing", Text{&Config::routing}},
     Field{"scheduler", Text{&Config::scheduler}},
-    Field{"shared_prefix_checkpoint", flag(&Config::shared_prefix_checkpoint)},
-    Field{"skip_decode_lock", flag(&Config::skip_decode_lock)},
-    Field{"state_bytes", bytes(&Config::state_bytes)},
     Field{"state_share", Integer{&Config::state_share, 0, 1000}},
     Field{"state_slots", Integer{&Config::state_slots, 0, kMostSlots}},
     Field{"state_stride", Integer{&Config::state_stride, 0, kMostSlots}},
     Field{"step_time", Time{&Config::step_time}},
-    Field{"strip_thinking", flag(&Config::strip_thinking)},
-    Field{"token_bytes", bytes(&Config::token_bytes)},
-    Field{"track_interval", Integer{&Config::track_interval, 1, kMostSlots}},
 };
+
+const Field* find_field(std::string_view name) {
+  const auto* const field =
+      std::find_if(kFields.begin(), kFields.end(), [&](const Field& f) { return f.name == name; });
+  return field == kFields.end() ? nullptr : field;
+}
+
+const ConfigOption& option_of(std::string_view name) {
+  const auto* const option = Registry<ConfigOption>::find(name);
+  require(option != nullptr, "an option of the configuration is registered");
+  return *option;
+}
+
+/// A blank would break a child's greeting.
+bool holds_blank(std::string_view value) {
+  return std::any_of(value.begin(), value.end(),
+                     [](char c) { return static_cast<unsigned char>(c) <= 0x20; });
+}
 
 std::string value_text(const Config& config, const Field& field) {
   return std::visit(Overloaded{[&](const Integer& i) { return std::to_string(config.*i.member); },
@@ -140,13 +137,19 @@ std::string time_text(Nanoseconds time) {
 }
 
 Result<void> Config::set(std::string_view name, std::string_view value) {
-  const auto* const field =
-      std::find_if(kFields.begin(), kFields.end(), [&](const Field& f) { return f.name == name; });
-  if (field == kFields.end())
-    return fail(fmt::format("config has no field `{}`", name.substr(0, 60)));
   const auto named = [&](const Error& error) {
     return Error{.text = fmt::format("field {}: {}", name, error.text)};
   };
+  if (holds_blank(value))
+    return fail(fmt::format("field {}: a blank cannot stand in its value", name.substr(0, 60)));
+  if (const auto* const option = Registry<ConfigOption>::find(name)) {
+    if (!option->number) return put(name, value), Result<void>();
+    return parse_integer(value, option->number->low, option->number->high)
+        .map([&](std::int64_t v) { put(name, v); })
+        .map_error(named);
+  }
+  const Field* const field = find_field(name);
+  if (field == nullptr) return fail(fmt::format("config has no field `{}`", name.substr(0, 60)));
   return std::visit(
       Overloaded{[&](const Integer& i) -> Result<void> {
                    return parse_integer(value, i.low, i.high)
@@ -159,14 +162,32 @@ Result<void> Config::set(std::string_view name, std::string_view value) {
                    return time.map([&](Nanoseconds v) { this->*t.member = v; }).map_error(named);
                  },
                  [&](const Text& t) -> Result<void> {
-                   for (const char c : value)  // a blank would break a child's greeting
-                     if (static_cast<unsigned char>(c) <= 0x20)
-                       return fail(
-                           fmt::format("field {}: a blank cannot stand in its value", name));
                    this->*t.member = std::string(value);
                    return {};
                  }},
       field->kind);
+}
+
+std::string Config::text(std::string_view option) const {
+  const auto set_one = options.find(option);
+  return set_one != options.end() ? set_one->second : std::string(option_of(option).otherwise);
+}
+
+std::int64_t Config::number(std::string_view option) const {
+  const ConfigOption& known = option_of(option);
+  require(known.number.has_value(), "the option is a number");
+  return *parse_integer(text(option), known.number->low, known.number->high);
+}
+
+void Config::put(std::string_view option, std::string_view value) {
+  const ConfigOption& known = option_of(option);
+  require(!holds_blank(value) &&
+              (!known.number || parse_integer(value, known.number->low, known.number->high)),
+          "an option's value is one that it can have");
+  if (value == known.otherwise)
+    options.erase(std::string(option));
+  else
+    options.insert_or_assign(std::string(option), std::string(value));
 }
 
 Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
@@ -186,7 +207,7 @@ Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
     if (auto set_one = set(list.substr(0, equals), list.substr(equals + 1, end - equals - 1));
         !set_one)
       return set_one;
-    if (named != nullptr) named->add(*config_field_from(list.substr(0, equals)));
+    if (named != nullptr) named->add(list.substr(0, equals));
     list.remove_prefix(std::min(end + 1, list.size()));
   }
   return {};
@@ -206,27 +227,40 @@ std::vector<std::int64_t> Config::graphs() const {
 
 std::vector<std::pair<std::string, std::string>> Config::fields() const {
   std::vector<std::pair<std::string, std::string>> all;
-  all.reserve(std::size(kFields));
   for (const Field& field : kFields) all.emplace_back(field.name, value_text(*this, field));
+  for (const ConfigOption& option : Registry<ConfigOption>::all())
+    all.emplace_back(option.name, text(option.name));
+  std::sort(all.begin(), all.end());
   return all;
 }
 
-std::string_view to_string(ConfigField field) {
-  return kFields[static_cast<std::size_t>(field)].name;
-}
-
-std::optional<ConfigField> config_field_from(std::string_view name) {
-  for (std::size_t i = 0; i < kFields.size(); ++i)
-    if (kFields[i].name == name) return static_cast<ConfigField>(i);
+std::optional<std::string> Config::find(std::string_view name) const {
+  if (const Field* const field = find_field(name)) return value_text(*this, *field);
+  if (Registry<ConfigOption>::find(name) != nullptr) return text(name);
   return std::nullopt;
 }
 
-std::vector<ConfigField> Config::changed() const {
+ConfigFields fields_for_children() {
+  ConfigFields fields{"kv_tokens", "state_slots", "max_running", "request_rows",
+                      "page",      "overlap",     "drafts"};
+  for (const ConfigOption& option : Registry<ConfigOption>::all())
+    if (option.for_children) fields.add(option.name);
+  return fields;
+}
+
+std::optional<std::string_view> config_field_from(std::string_view name) {
+  if (const Field* const field = find_field(name)) return field->name;
+  if (const auto* const option = Registry<ConfigOption>::find(name)) return option->name;
+  return std::nullopt;
+}
+
+std::vector<std::string> Config::changed() const {
   static const Config defaults;
-  std::vector<ConfigField> fields;
-  for (std::size_t i = 0; i < kFields.size(); ++i)
-    if (value_text(*this, kFields[i]) != value_text(defaults, kFields[i]))
-      fields.push_back(static_cast<ConfigField>(i));
+  std::vector<std::string> fields;
+  for (const Field& field : kFields)
+    if (value_text(*this, field) != value_text(defaults, field)) fields.emplace_back(field.name);
+  for (const auto& [name, value] : options) fields.push_back(name);
+  std::sort(fields.begin(), fields.end());
   return fields;
 }
 

@@ -303,12 +303,16 @@ PolicyEntry entry(std::string_view name, std::string_view summary,
   return {.name = name,
           .summary = summary,
           .has_states = true,
-          .config_fields = {ConfigField::layers, ConfigField::model_config},
+          .config_fields = {"layers", "model_config"},
           .make = make,
           .check = check_config,
           .slots = slots_of,
           .capabilities = {Capability::slots}};
 }
+
+// mamba,attention,mamba: by their absolute index; or a file whose layers these are.
+const Registration<ConfigOption> kLayers{{.name = "layers", .otherwise = ""}};
+const Registration<ConfigOption> kModelConfig{{.name = "model_config", .otherwise = ""}};
 
 const Registration<PolicyEntry> kEdgeLlm{
     entry("edge-llm", "TensorRT-Edge-LLM's batch of rows, state indices and replay", make<false>)};

@@ -39,10 +39,11 @@ Result<HybridLayers> HybridLayers::of(const Config& config) {
       return Error{.text = fmt::format("field {}: {}", field, error.text)};
     };
   };
-  if (config.model_config.empty()) return parse(config.layers).map_error(named("layers"));
-  if (!config.layers.empty())
+  if (config.text("model_config").empty())
+    return parse(config.text("layers")).map_error(named("layers"));
+  if (!config.text("layers").empty())
     return fail("field layers: the file of model_config says which layers there are");
-  return read_runtime_config(config.model_config)
+  return read_runtime_config(config.text("model_config"))
       .map([](const RuntimeConfig& file) { return file.layers; })
       .map_error(named("model_config"));
 }

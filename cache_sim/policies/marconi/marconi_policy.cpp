@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cache_sim/policies/marconi/marconi_defects.hpp"
+#include "cache_sim/policies/marconi/marconi_options.hpp"
 #include "cache_sim/policies/request_checks.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
@@ -25,7 +26,7 @@ constexpr std::int64_t kPaperTokenBytes = kAttentionLayers * 4 * kWidth;
 constexpr std::int64_t kPaperStateBytes =
     kSsmLayers * (2 * kWidth * kStateSize + 8 * (2 * kWidth + 2 * kStateSize));
 
-MarconiCosts costs_of(const Config& config, const MarconiSizes& sizes, bool is_artifact) {
+MarconiCosts costs_of(const MarconiOptions& options, const MarconiSizes& sizes, bool is_artifact) {
   constexpr auto d = static_cast<double>(kWidth);
   constexpr auto n = static_cast<double>(kStateSize);
   constexpr MarconiCosts::Flops kAttention{8 * d * d, 4 * d};
@@ -34,10 +35,10 @@ MarconiCosts costs_of(const Config& config, const MarconiSizes& sizes, bool is_a
   MarconiCosts costs{.token_bytes = sizes.token_bytes, .state_bytes = sizes.state_bytes};
   costs.flops = {kAttentionLayers * kAttention.a + kMlpLayers * kMlp + kSsmLayers * kSsm,
                  kAttentionLayers * kAttention.b};
-  if (config.flops_token != 0 || config.flops_pair != 0) {
+  if (options.flops_token != 0 || options.flops_pair != 0) {
     // Token i sees i + 1 tokens: their sum over L tokens is L (L + 1) / 2.
-    const double half_pair = static_cast<double>(config.flops_pair) / 2;
-    costs.flops = {static_cast<double>(config.flops_token) + half_pair, half_pair};
+    const double half_pair = static_cast<double>(options.flops_pair) / 2;
+    costs.flops = {static_cast<double>(options.flops_token) + half_pair, half_pair};
   }
   costs.parent_flops = costs.flops;
   if (is_artifact) {
@@ -51,8 +52,9 @@ MarconiCosts costs_of(const Config& config, const MarconiSizes& sizes, bool is_a
 }  // namespace
 
 MarconiSizes MarconiSizes::of(const Config& config) {
-  MarconiSizes sizes{config.token_bytes == 0 ? kPaperTokenBytes : config.token_bytes,
-                     config.state_bytes == 0 ? kPaperStateBytes : config.state_bytes,
+  const MarconiOptions options = MarconiOptions::of(config);
+  MarconiSizes sizes{options.token_bytes == 0 ? kPaperTokenBytes : options.token_bytes,
+                     options.state_bytes == 0 ? kPaperStateBytes : options.state_bytes,
                      config.pool_bytes};
   if (sizes.capacity == 0)
     sizes.capacity = config.kv_tokens * sizes.token_bytes + config.state_slots * sizes.state_bytes;
@@ -66,8 +68,8 @@ MarconiPolicy::MarconiPolicy(const SubjectOptions& options, bool is_artifact)
       sizes_(MarconiSizes::of(config_)),
       kv_(sizes_.capacity / sizes_.token_bytes, 1, layers_),
       states_(sizes_.capacity / sizes_.state_bytes, layers_),
-      tree_(costs_of(config_, sizes_, is_artifact), this, defect_),
-      tuner_(config_, sizes_.capacity, defect_) {}
+      tree_(costs_of(MarconiOptions::of(config_), sizes_, is_artifact), this, defect_),
+      tuner_(MarconiOptions::of(config_), sizes_.capacity, defect_) {}
 
 Result<Reply> MarconiPolicy::apply(const Operation& operation) {
   switch (operation.verb) {
@@ -381,16 +383,17 @@ std::optional<Snapshot> MarconiPolicy::snapshot() const {
 namespace {
 
 Result<void> check_config(const Config& config) {
-  if (config.token_bytes > kMostBytes)
-    return fail(fmt::format("field token_bytes: {} is above {}", config.token_bytes, kMostBytes));
-  if (config.state_bytes > kMostBytes)
-    return fail(fmt::format("field state_bytes: {} is above {}", config.state_bytes, kMostBytes));
+  const MarconiOptions options = MarconiOptions::of(config);
+  if (options.token_bytes > kMostBytes)
+    return fail(fmt::format("field token_bytes: {} is above {}", options.token_bytes, kMostBytes));
+  if (options.state_bytes > kMostBytes)
+    return fail(fmt::format("field state_bytes: {} is above {}", options.state_bytes, kMostBytes));
   const MarconiSizes sizes = MarconiSizes::of(config);
   if (sizes.capacity / sizes.token_bytes > kMostSlots)
     return fail(fmt::format("field pool_bytes: {} tokens of KV are more than {}",
                             sizes.capacity / sizes.token_bytes, kMostSlots));
-  if (config.alpha == "tuned") return {};
-  return parse_integer(config.alpha, 0, 1'000'000)
+  if (options.alpha == "tuned") return {};
+  return parse_integer(options.alpha, 0, 1'000'000)
       .map([](std::int64_t) {})
       .map_error([](const Error& error) {
         return Error{.text = "field alpha: neither `tuned` nor per mille: " + error.text};
@@ -406,9 +409,8 @@ const Registration<PolicyEntry> kMarconi{
     {.name = "marconi",
      .summary = "Marconi (MLSys 2025): states at ends and branches, eviction by FLOPs per byte",
      .has_states = true,
-     .config_fields = {ConfigField::pool_bytes, ConfigField::token_bytes, ConfigField::state_bytes,
-                       ConfigField::alpha, ConfigField::bootstrap, ConfigField::flops_token,
-                       ConfigField::flops_pair},
+     .config_fields = {"pool_bytes", "token_bytes", "state_bytes", "alpha", "bootstrap",
+                       "flops_token", "flops_pair"},
      .make = [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
        return std::make_unique<MarconiPolicy>(options, false);
      },
@@ -418,8 +420,7 @@ const Registration<PolicyEntry> kArtifact{
     {.name = "marconi-artifact",
      .summary = "Marconi with the accounting of its published simulator",
      .has_states = true,
-     .config_fields = {ConfigField::pool_bytes, ConfigField::token_bytes, ConfigField::state_bytes,
-                       ConfigField::alpha, ConfigField::bootstrap},
+     .config_fields = {"pool_bytes", "token_bytes", "state_bytes", "alpha", "bootstrap"},
      .make = [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
        return std::make_unique<MarconiPolicy>(options, true);
      },

@@ -9,13 +9,14 @@
 
 namespace lockstep::cache_sim {
 
-MarconiTuner::MarconiTuner(const Config& config, std::int64_t capacity, const Defect* planted)
-    : is_tuned_(config.alpha == "tuned"),
-      bootstrap_(config.bootstrap),
+MarconiTuner::MarconiTuner(const MarconiOptions& options, std::int64_t capacity,
+                           const Defect* planted)
+    : is_tuned_(options.alpha == "tuned"),
+      bootstrap_(options.bootstrap),
       capacity_(capacity),
       planted_(planted) {
   if (!is_tuned_)
-    alpha_ = static_cast<double>(std::strtol(config.alpha.c_str(), nullptr, 10)) / 1000;
+    alpha_ = static_cast<double>(std::strtol(options.alpha.c_str(), nullptr, 10)) / 1000;
 }
 
 void MarconiTuner::evicted(MarconiTree before) {

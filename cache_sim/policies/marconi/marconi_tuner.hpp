@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "cache_sim/policies/marconi/marconi_options.hpp"
 #include "cache_sim/policies/marconi/marconi_tree.hpp"
 #include "reference/protocol/config.hpp"
 
@@ -16,7 +17,7 @@ class MarconiTuner {
  public:
   static constexpr int kSteps = 20;  ///< alphas 0, 0.1, … 2
 
-  MarconiTuner(const Config& config, std::int64_t capacity, const Defect* planted);
+  MarconiTuner(const MarconiOptions& options, std::int64_t capacity, const Defect* planted);
 
   double alpha() const { return alpha_; }
   /// The cache just before it may evict for the first time.

@@ -344,7 +344,7 @@ void RadixAuditor::count_locks(NodeIndex end, bool with_state, int by) {
 /// A lazy request that stores a tracked state and finds no slot free gives up its lock on the state
 /// that it started from, before anything is evicted.
 NodeIndex RadixAuditor::given_up_state(const Operation& operation) const {
-  if (operation.verb != Verb::checkpoint || policy_.config().lazy == 0 ||
+  if (operation.verb != Verb::checkpoint || !policy_.options().lazy ||
       owned_states_ != policy_.state_pool().slot_count())
     return NodeIndex::none();
   const auto mine = std::find_if(requests_.begin(), requests_.end(),
@@ -564,7 +564,7 @@ void RadixAuditor::check_node(NodeIndex node) {
 
 /// Above a state that was just stored, more states than the cap are locked or forks'.
 void RadixAuditor::check_path_cap(NodeIndex tail) {
-  const std::int64_t cap = policy_.config().path_cap;
+  const std::int64_t cap = policy_.options().path_cap;
   if (cap < 0 || !tail.exists()) return;
   std::int64_t states = 0;
   NodeIndex spare = NodeIndex::none();

@@ -15,8 +15,8 @@ namespace lockstep::cache_sim {
 SglangExtraBuffer::SglangExtraBuffer(const SubjectOptions& options)
     : SglangPolicy(options, {}),
       grid_(tree_.options().branch_grid),
-      decode_grid_(static_cast<std::uint32_t>(
-          std::lcm(std::int64_t{grid_}, options.config.track_interval))) {}
+      decode_grid_(
+          static_cast<std::uint32_t>(std::lcm(std::int64_t{grid_}, options_.track_interval))) {}
 
 void SglangExtraBuffer::run_to(RadixRequest& request, std::uint32_t position) {
   SglangPolicy::advance(request, position, Forward::chunk);
@@ -294,9 +294,8 @@ const Registration<PolicyEntry> kExtraBuffer{
     {.name = "sglang-extra-buffer",
      .summary = "SGLang 0.5.23's hybrid radix cache with tracking slots, states on a grid",
      .has_states = true,
-     .config_fields = {ConfigField::page, ConfigField::track_interval, ConfigField::lazy,
-                       ConfigField::strip_thinking, ConfigField::skip_decode_lock,
-                       ConfigField::path_cap, ConfigField::overlap},
+     .config_fields = {"page", "track_interval", "lazy", "strip_thinking", "skip_decode_lock",
+                       "path_cap", "overlap"},
      .make = make,
      .check = check,
      .capabilities = kSglangCapabilities}};

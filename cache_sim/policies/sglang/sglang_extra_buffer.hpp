@@ -35,7 +35,7 @@ class SglangExtraBuffer final : public SglangPolicy {
   bool take_second_slot(Tracking& tracking);
   void keep(Tracking& tracking, std::uint32_t slot, std::uint32_t size);
   static void forget_launched(Tracking& tracking, std::uint32_t slot);
-  bool lazy() const { return config_.lazy != 0; }
+  bool lazy() const { return options_.lazy; }
   bool swaps_with_results() const;
   void run_to(RadixRequest& request, std::uint32_t position);
   void leave(RadixRequest& request, std::uint32_t position, StateSlot target, Forward forward);

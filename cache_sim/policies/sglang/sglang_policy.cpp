@@ -24,7 +24,7 @@ RadixTree::Options tree_options(const SubjectOptions& options, const SglangVaria
           .has_states = variant.has_states,
           .branch_grid = static_cast<std::uint32_t>(
               std::lcm(std::max(config.model_chunk, config.page), config.page)),
-          .path_cap = config.path_cap,
+          .path_cap = SglangOptions::of(config).path_cap,
           .rules = variant.tree,
           .planted = options.defect};
 }
@@ -33,6 +33,7 @@ RadixTree::Options tree_options(const SubjectOptions& options, const SglangVaria
 
 SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangVariant& variant)
     : config_(options.config),
+      options_(SglangOptions::of(config_)),
       defect_(options.defect),
       layers_(*options.layers),
       variant_(variant),
@@ -432,7 +433,7 @@ void SglangPolicy::split_at_prompt(const RadixRequest& request, std::uint32_t si
 }
 
 void SglangPolicy::move_lock(RadixRequest& request, NodeIndex node) {
-  const bool state_locked = config_.skip_decode_lock == 0;
+  const bool state_locked = !options_.skip_decode_lock;
   const bool was_locked = request.state_locked || planted(kUnlocksSkipped);
   tree_.move_lock(request.locked, was_locked, node, state_locked);
   request.state_locked = state_locked;
@@ -506,7 +507,7 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   if (operation.up_to != Operation::kAbsent && !planted(kStoresBehindTheEnd))
     committed = std::min(committed, static_cast<std::uint32_t>(operation.up_to));
   const std::uint32_t kept =
-      config_.strip_thinking != 0 ? std::min(request.prompt_size, committed) : committed;
+      options_.strip_thinking ? std::min(request.prompt_size, committed) : committed;
   const bool exist = store_finished(request, kept);
   if (planted(kFreesBelowProtected)) request.owned = whole_pages(kept);
   const Reply reply = stored_reply(request, exist);
@@ -678,15 +679,14 @@ const Registration<PolicyEntry> kRadix{
     {.name = "radix",
      .summary = "SGLang 0.5.23's radix cache for attention alone",
      .has_states = false,
-     .config_fields = {ConfigField::page, ConfigField::strip_thinking, ConfigField::overlap},
+     .config_fields = {"page", "strip_thinking", "overlap"},
      .make = make_radix,
      .capabilities = kSglangCapabilities}};
 const Registration<PolicyEntry> kNoBuffer{
     {.name = "sglang-no-buffer",
      .summary = "SGLang 0.5.23's hybrid radix cache, one state slot a request",
      .has_states = true,
-     .config_fields = {ConfigField::strip_thinking, ConfigField::skip_decode_lock,
-                       ConfigField::path_cap},
+     .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap"},
      .make = make_no_buffer,
      .capabilities = kSglangCapabilities}};
 

@@ -13,6 +13,7 @@
 
 #include "cache_sim/policies/pools.hpp"
 #include "cache_sim/policies/sglang/radix_tree.hpp"
+#include "cache_sim/policies/sglang/sglang_options.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -115,8 +116,9 @@ class SglangPolicy : public Subject {
   const std::vector<RequestRow>& free_rows() const { return free_rows_; }
   std::size_t free_place_count() const { return free_places_.size(); }
   bool has_states() const { return has_states_; }
-  bool strips_thinking() const { return config_.strip_thinking != 0; }
+  bool strips_thinking() const { return options_.strip_thinking; }
   const Config& config() const { return config_; }
+  const SglangOptions& options() const { return options_; }
   const SglangVariant& variant() const { return variant_; }
   /// Slots that an admitted request gets for tracking.
   virtual int tracking_slots() const { return 0; }
@@ -147,6 +149,7 @@ class SglangPolicy : public Subject {
   bool planted(const Defect& defect) const { return defect_ == &defect; }
 
   const Config config_;
+  const SglangOptions options_;
   const Defect* const defect_;
   LayerState& layers_;
   const SglangVariant variant_;

@@ -154,7 +154,7 @@ const Registration<PolicyEntry> kStaticKv{
     {.name = "static-kv",
      .summary = "rows of a model exported with fixed shapes: buckets, a sidecar, reorderings",
      .has_states = false,
-     .config_fields = {ConfigField::state_slots},
+     .config_fields = {"state_slots"},
      .make = [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
        return std::make_unique<StaticKvPolicy>(options);
      },

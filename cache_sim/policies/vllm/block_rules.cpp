@@ -6,6 +6,7 @@
 #include <numeric>
 #include <string_view>
 
+#include "cache_sim/policies/vllm/vllm_options.hpp"
 #include "cache_sim/policies/vllm/vllm_scheduler_options.hpp"
 #include "reference/base/counted.hpp"
 
@@ -46,9 +47,9 @@ Result<GroupSpec> parse_group(std::string_view text) {
 }
 
 /// The groups of `config`, one of attention and three of Mamba where it names none.
-Result<std::vector<GroupSpec>> groups_of(const Config& config, GroupKind mamba) {
+Result<std::vector<GroupSpec>> groups_of(const VllmOptions& options, GroupKind mamba) {
   std::vector<GroupSpec> groups;
-  std::string_view list = config.groups;
+  std::string_view list = options.groups;
   while (!list.empty()) {
     const std::string_view piece = list.substr(0, list.find(','));
     list.remove_prefix(std::min(piece.size() + 1, list.size()));
@@ -57,10 +58,10 @@ Result<std::vector<GroupSpec>> groups_of(const Config& config, GroupKind mamba) 
     groups.push_back(*group);
   }
   if (groups.empty())
-    groups = {{GroupKind::attention, config.block},
-              {GroupKind::mamba, config.block},
-              {GroupKind::mamba, config.block},
-              {GroupKind::mamba, config.block}};
+    groups = {{GroupKind::attention, options.block},
+              {GroupKind::mamba, options.block},
+              {GroupKind::mamba, options.block},
+              {GroupKind::mamba, options.block}};
   for (GroupSpec& group : groups)
     if (group.kind == GroupKind::mamba) group.kind = mamba;
   return groups;
@@ -127,16 +128,17 @@ void BlockRules::complete() {
 
 Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   BlockRules rules;
-  const Result<std::vector<GroupSpec>> groups = groups_of(config, mamba);
+  const VllmOptions options = VllmOptions::of(config);
+  const Result<std::vector<GroupSpec>> groups = groups_of(options, mamba);
   if (!groups) return tl::unexpected(groups.error());
   rules.groups = *groups;
-  rules.blocks = config.blocks;
+  rules.blocks = options.blocks;
   if (rules.blocks < 2) return fail("field blocks: the null block alone holds nothing");
-  rules.hash_block = config.hash_block;
+  rules.hash_block = options.hash_block;
   const Result<std::int64_t> mamba_block = block_of_states(rules.groups, rules.hash_block);
   if (!mamba_block) return tl::unexpected(mamba_block.error());
-  if (config.retention != "none") {
-    const Result<std::int64_t> tokens = parse_integer(config.retention, 0, 1 << 30);
+  if (options.retention != "none") {
+    const Result<std::int64_t> tokens = parse_integer(options.retention, 0, 1 << 30);
     if (!tokens) return fail("field retention: " + tokens.error().text);
     rules.retention = *tokens;
   }
@@ -149,30 +151,30 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   if (!scheduler) return tl::unexpected(scheduler.error());
   rules.watermark = scheduler->watermark;
   rules.drafts = config.drafts;
-  rules.drops = config.eagle == 2;
+  rules.drops = options.eagle == 2;
   if (*mamba_block > 0 && config.drafts >= *mamba_block)
     return fail(fmt::format("field drafts: {} and a token do not fit into a state's block of {}",
                             counted(config.drafts, "draft"), counted(*mamba_block, "token")));
-  if (config.modules > 1 && config.eagle == 0)
+  if (options.modules > 1 && options.eagle == 0)
     return fail("field modules: MTP modules are an EAGLE of their own: eagle=1 or 2");
-  rules.hash_lookahead = config.eagle == 1 ? config.modules : 0;
-  rules.prefill_lookahead = config.eagle == 0 ? 0 : config.modules;
+  rules.hash_lookahead = options.eagle == 1 ? options.modules : 0;
+  rules.prefill_lookahead = options.eagle == 0 ? 0 : options.modules;
   rules.complete();
   if (rules.prefill_lookahead > rules.scheduler_block)
-    return fail(fmt::format("field modules: {} is more than the {} of a block", config.modules,
+    return fail(fmt::format("field modules: {} is more than the {} of a block", options.modules,
                             counted(rules.scheduler_block, "token")));
-  if (config.hash_algorithm != "none") {
-    rules.hash_algorithm = block_hash_algorithm_from(config.hash_algorithm);
+  if (options.hash_algorithm != "none") {
+    rules.hash_algorithm = block_hash_algorithm_from(options.hash_algorithm);
     if (!rules.hash_algorithm)
       return fail(fmt::format(
           "field hash_algorithm: `{}` is none of none, sha256, sha256_cbor, xxhash, xxhash_cbor",
-          config.hash_algorithm));
+          options.hash_algorithm));
   }
-  rules.checkpoint_blocks = config.checkpoint > 0 ? 1 : 0;
-  rules.checkpoint_alignment = config.checkpoint;
+  rules.checkpoint_blocks = options.checkpoint > 0 ? 1 : 0;
+  rules.checkpoint_alignment = options.checkpoint;
   // With several modules publication ends before a chunk does, so vLLM keeps none.
-  rules.shared_prefix_checkpoint = config.shared_prefix_checkpoint != 0 && config.modules <= 1;
-  if (config.shared_prefix_checkpoint != 0 && (!rules.drops || !rules.partial))
+  rules.shared_prefix_checkpoint = options.shared_prefix_checkpoint != 0 && options.modules <= 1;
+  if (options.shared_prefix_checkpoint != 0 && (!rules.drops || !rules.partial))
     return fail(
         "field shared_prefix_checkpoint: it needs eagle=2 and states that may lie inside a "
         "block");

@@ -560,7 +560,7 @@ std::string VllmPolicy::decided() const {
 namespace {
 
 Result<void> check_config(const Config& config) {
-  if (config.overlap != 0 && config.drafts == 0 && config.eagle == 1)
+  if (config.overlap != 0 && config.drafts == 0 && config.number("eagle") == 1)
     return fail(
         "field overlap: without drafts, not with hashes of tokens that come later (eagle=1)");
   const Result<BlockRules> rules = BlockRules::of(config);
@@ -576,7 +576,7 @@ std::unique_ptr<Subject> make(const SubjectOptions& options) {
 
 std::unique_ptr<Subject> make_retention_0(const SubjectOptions& options) {
   SubjectOptions sparse = options;
-  sparse.config.retention = "0";
+  sparse.config.put("retention", "0");
   return make(sparse);
 }
 
@@ -591,21 +591,16 @@ std::unique_ptr<Subject> make_all(const SubjectOptions& options) {
 }
 
 constexpr Capabilities kCapabilities{Capability::transfers, Capability::content_keys};
-const ConfigFields kAllFields{
-    ConfigField::blocks,         ConfigField::block, ConfigField::groups, ConfigField::hash_block,
-    ConfigField::hash_algorithm, ConfigField::eagle, ConfigField::overlap};
-const ConfigFields kSparseFields{ConfigField::blocks,         ConfigField::block,
-                                 ConfigField::groups,         ConfigField::hash_block,
-                                 ConfigField::eagle,          ConfigField::drafts,
-                                 ConfigField::hash_algorithm, ConfigField::checkpoint,
-                                 ConfigField::modules,        ConfigField::shared_prefix_checkpoint,
-                                 ConfigField::overlap};
-const ConfigFields kFields{ConfigField::blocks,         ConfigField::block,
-                           ConfigField::groups,         ConfigField::hash_block,
-                           ConfigField::eagle,          ConfigField::drafts,
-                           ConfigField::hash_algorithm, ConfigField::checkpoint,
-                           ConfigField::modules,        ConfigField::shared_prefix_checkpoint,
-                           ConfigField::retention,      ConfigField::overlap};
+const ConfigFields kAllFields{"blocks",         "block", "groups", "hash_block",
+                              "hash_algorithm", "eagle", "overlap"};
+const ConfigFields kSparseFields{
+    "blocks", "block",          "groups",     "hash_block", "eagle",
+    "drafts", "hash_algorithm", "checkpoint", "modules",    "shared_prefix_checkpoint",
+    "overlap"};
+const ConfigFields kFields{
+    "blocks",    "block",          "groups",     "hash_block", "eagle",
+    "drafts",    "hash_algorithm", "checkpoint", "modules",    "shared_prefix_checkpoint",
+    "retention", "overlap"};
 
 const Registration<PolicyEntry> kVllmAlign{
     {.name = "vllm-align",

@@ -16,8 +16,9 @@ Result<VllmSchedulerOptions> VllmSchedulerOptions::of(const Config& config) {
   };
   options.is_vllm = next() == "vllm";
   if (!options.is_vllm) return options;
+  const std::int64_t eagle = config.number("eagle");
   // A drafter with a model of its own, as EAGLE is, has KV of its own as well.
-  bool has_draft_model = config.eagle != 0;
+  bool has_draft_model = eagle != 0;
   while (!rest.empty()) {
     const std::string_view word = next();
     const std::string_view option = word.substr(0, word.find('='));
@@ -44,17 +45,17 @@ Result<VllmSchedulerOptions> VllmSchedulerOptions::of(const Config& config) {
       return fail(fmt::format("field scheduler: vllm has no option `{}`", word));
     }
   }
-  if (options.draft_slots > 0 && (config.eagle != 0 || config.drafts == 0))
+  if (options.draft_slots > 0 && (eagle != 0 || config.drafts == 0))
     return fail("field scheduler: draft_model needs drafts= and is no EAGLE (eagle=0)");
   if (options.draft_slots >= options.chunked_prefill)
     return fail("field scheduler: draft_model leaves no tokens of chunked_prefill=1");
   if (options.encoder == 0 && (options.encoder_cache > 0 || options.whole_images))
     return fail("field scheduler: encoder_cache and whole_images need encoder=");
-  if (options.encoder > 0 && config.modules > 1)
+  if (options.encoder > 0 && config.number("modules") > 1)
     return fail("field scheduler: encoder does not go with several modules");
   if (options.encoder > 0 && options.encoder_cache == 0) options.encoder_cache = options.encoder;
   options.drafts = config.drafts;
-  if (config.eagle != 0) options.reads_ahead = 1;
+  if (eagle != 0) options.reads_ahead = 1;
   if (has_draft_model) options.lookahead = config.drafts;
   return options;
 }

@@ -518,7 +518,7 @@ const Registration<SchedulerEntry> kRegistered{
      .check = [](const Config& config, const PolicyEntry& policy) -> Result<void> {
        const Result<VllmSchedulerOptions> options = VllmSchedulerOptions::of(config);
        if (!options) return tl::unexpected(options.error());
-       if (!policy.config_fields.contains(ConfigField::blocks))
+       if (!policy.config_fields.contains("blocks"))
          return fail(fmt::format("field scheduler: policy {} is none of vLLM's", policy.name));
        return {};
      },

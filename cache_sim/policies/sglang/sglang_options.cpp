@@ -1,0 +1,28 @@
+#include "cache_sim/policies/sglang/sglang_options.hpp"
+
+#include "reference/base/registry.hpp"
+
+namespace lockstep::cache_sim {
+
+SglangOptions SglangOptions::of(const Config& config) {
+  return {.track_interval = config.number("track_interval"),
+          .lazy = config.number("lazy") != 0,
+          .strip_thinking = config.number("strip_thinking") != 0,
+          .skip_decode_lock = config.number("skip_decode_lock") != 0,
+          .path_cap = config.number("path_cap")};
+}
+
+namespace {
+
+const Registration<ConfigOption> kTrackInterval{
+    {.name = "track_interval", .otherwise = "256", .number = {{1, std::int64_t{1} << 30}}}};
+const Registration<ConfigOption> kLazy{{.name = "lazy", .otherwise = "0", .number = {{0, 1}}}};
+const Registration<ConfigOption> kStripThinking{
+    {.name = "strip_thinking", .otherwise = "0", .number = {{0, 1}}}};
+const Registration<ConfigOption> kSkipDecodeLock{
+    {.name = "skip_decode_lock", .otherwise = "0", .number = {{0, 1}}}};
+const Registration<ConfigOption> kPathCap{
+    {.name = "path_cap", .otherwise = "-1", .number = {{-1, std::int64_t{1} << 30}}}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,20 @@
+// The options of SGLang's policies, read once.
+#pragma once
+
+#include <cstdint>
+
+#include "reference/protocol/config.hpp"
+
+namespace lockstep::cache_sim {
+
+struct SglangOptions {
+  std::int64_t track_interval;  ///< tokens between checkpoints while decoding (extra buffer)
+  bool lazy;                    ///< second tracking slot on demand (extra buffer)
+  bool strip_thinking;          ///< a finished request leaves only its prompt in the cache
+  bool skip_decode_lock;        ///< no state lock while decoding
+  std::int64_t path_cap;        ///< states per path; -1: no cap
+
+  static SglangOptions of(const Config& config);
+};
+
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,65 @@
+#include "cache_sim/policies/vllm/vllm_options.hpp"
+
+#include "reference/base/registry.hpp"
+
+namespace lockstep::cache_sim {
+
+VllmOptions VllmOptions::of(const Config& config) {
+  return {.blocks = config.number("blocks"),
+          .block = config.number("block"),
+          .hash_block = config.number("hash_block"),
+          .hash_algorithm = config.text("hash_algorithm"),
+          .retention = config.text("retention"),
+          .groups = config.text("groups"),
+          .checkpoint = config.number("checkpoint"),
+          .shared_prefix_checkpoint = config.number("shared_prefix_checkpoint"),
+          .eagle = config.number("eagle"),
+          .modules = config.number("modules")};
+}
+
+void VllmOptions::write(Config& config) const {
+  config.put("blocks", blocks);
+  config.put("block", block);
+  config.put("hash_block", hash_block);
+  config.put("hash_algorithm", hash_algorithm);
+  config.put("retention", retention);
+  config.put("groups", groups);
+  config.put("checkpoint", checkpoint);
+  config.put("shared_prefix_checkpoint", shared_prefix_checkpoint);
+  config.put("eagle", eagle);
+  config.put("modules", modules);
+}
+
+namespace {
+
+const Registration<ConfigOption> kBlocks{{.name = "blocks",
+                                          .otherwise = "4096",
+                                          .number = {{1, std::int64_t{1} << 30}},
+                                          .for_children = true}};
+const Registration<ConfigOption> kBlock{{.name = "block",
+                                         .otherwise = "256",
+                                         .number = {{1, std::int64_t{1} << 30}},
+                                         .for_children = true}};
+const Registration<ConfigOption> kHashBlock{{.name = "hash_block",
+                                             .otherwise = "256",
+                                             .number = {{1, std::int64_t{1} << 30}},
+                                             .for_children = true}};
+const Registration<ConfigOption> kHashAlgorithm{{.name = "hash_algorithm", .otherwise = "none"}};
+const Registration<ConfigOption> kRetention{
+    {.name = "retention", .otherwise = "none", .for_children = true}};
+const Registration<ConfigOption> kGroups{{.name = "groups", .otherwise = "", .for_children = true}};
+const Registration<ConfigOption> kCheckpoint{{.name = "checkpoint",
+                                              .otherwise = "0",
+                                              .number = {{0, std::int64_t{1} << 30}},
+                                              .for_children = true}};
+const Registration<ConfigOption> kSharedPrefixCheckpoint{{.name = "shared_prefix_checkpoint",
+                                                          .otherwise = "0",
+                                                          .number = {{0, 1}},
+                                                          .for_children = true}};
+const Registration<ConfigOption> kEagle{
+    {.name = "eagle", .otherwise = "0", .number = {{0, 2}}, .for_children = true}};
+const Registration<ConfigOption> kModules{
+    {.name = "modules", .otherwise = "1", .number = {{1, 1024}}, .for_children = true}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim
