@@ -35,8 +35,8 @@ SOURCES = ["cache_sim/policies/pools.cpp", "cache_sim/policies/row_policy.cpp",
            *(str(path.relative_to(ROOT)) for family in ("sglang", "vllm", "marconi", "edge_llm")
              for path in sorted((ROOT / "cache_sim/policies" / family).glob("*.cpp"))
              if path.stem not in CHECKS + COMPARED_WITH_VALUES),
-           *(f"cache_sim/server/{stem}.cpp" for stem in ("scheduler", "server_scheduler", "sglang_rules",
-                                                         "vllm_scheduler"))]
+           "cache_sim/server/scheduler.cpp", "cache_sim/server/sglang/sglang_scheduler.cpp",
+           "cache_sim/server/vllm/vllm_scheduler.cpp"]
 # Who runs a source's lines: the policy of the seeds 1, 2, …, in turn. The others are run by most policies, one of
 # which each trace draws.
 SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align", "vllm-all", "vllm-align-retention-0"),
