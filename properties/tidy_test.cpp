@@ -102,7 +102,7 @@ const std::vector<Folder>& folders() {
     // The way of a trace line: a file of one row knows those of the rows above, and none beside it.
     const std::vector<std::vector<std::string>> rows = {
         {"base"},
-        {"trace", "model"},
+        {"trace", "model", "draw"},
         {"workloads", "check", "logs"},
         {"policies", "server"},
         {"policies/sglang", "policies/ideal", "policies/vllm", "policies/marconi",

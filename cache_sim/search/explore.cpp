@@ -405,7 +405,7 @@ Result<Accepted> accepted_by_policy(std::string_view name) {
 /// are only children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & fields_for_children();
-  player.accepted.rooms = false;
+  player.accepted.has_child = true;
   if (alone) player.accepted.capabilities.add(Capability::sequences);  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);

@@ -1,0 +1,35 @@
+// What a search draws for SGLang's caches.
+#include "cache_sim/draw/swarm.hpp"
+#include "reference/base/registry.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+void configure(SwarmDraw& part) {
+  Draw draw = part.draw.stream("sglang options");
+  ConfigDraw& fields = part.fields;
+  fields.optional("track_interval", part.scale << draw.below(4));
+  fields.optional("lazy", draw.chance(1, 4) ? 1 : 0);
+  fields.optional("strip_thinking", draw.chance(1, 6) ? 1 : 0);
+  fields.optional("skip_decode_lock", draw.chance(1, 6) ? 1 : 0);
+  fields.optional("path_cap", draw.chance(1, 6) ? draw.between(0, 3) : -1);
+}
+
+/// Its rules where memory is short; and room=, as its scheduler asks it. A child need not know
+/// that.
+void schedule(SwarmDraw& part) {
+  Draw draw = part.draw.stream("sglang scheduler");
+  if (part.accepted.has_child) return;
+  part.swarm.rooms = draw.chance(1, 4);
+  if (part.swarm.scheduled && part.fields.free("scheduler") && draw.chance(1, 3))
+    part.swarm.config.scheduler = "sglang";
+}
+
+const Registration<SwarmEntry> kRegistered{
+    {.name = "sglang",
+     .applies = [](const Accepted& accepted) { return accepted.can(Capability::tree); },
+     .configure = configure,
+     .schedule = schedule}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim

@@ -1,0 +1,235 @@
+// What a search draws for vLLM's caches and its scheduler.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "cache_sim/draw/swarm.hpp"
+#include "cache_sim/policies/vllm/vllm_options.hpp"
+#include "reference/base/registry.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// Cache groups, hash blocks and what a block cache keeps: from one group to several of different
+/// kinds, blocks of a few tokens, pools from "one request fits" to "hardly anything is evicted".
+void draw_blocks(Draw& draw, VllmOptions& options, std::int64_t& drafts) {
+  const std::int64_t block = std::int64_t{2} << draw.below(3);
+  const std::int64_t window = draw.between(2, 2 * block + 1);
+  const std::string attention = "attention:" + std::to_string(block);
+  const std::string mamba = ",mamba:" + std::to_string(block);
+  options.hash_block = std::max<std::int64_t>(block >> draw.below(3), 1);
+  const auto windows = [&](std::int64_t size) {
+    return ",window:" + std::to_string(size) + ":" + std::to_string(window);
+  };
+  switch (draw.below(8)) {
+    case 0: options.groups = draw.chance(1, 2) ? windows(block).substr(1) : attention; break;
+    case 1: options.groups = attention + windows(options.hash_block); break;
+    case 2: options.groups = attention + mamba + windows(options.hash_block); break;
+    case 3: options.groups = attention + windows(block) + mamba; break;
+    case 4: options.groups = attention + mamba + mamba + mamba; break;
+    case 5: options.groups = mamba.substr(1) + "," + attention; break;
+    default: options.groups = attention + mamba; break;
+  }
+  const bool is_single = options.groups.find(',') == std::string::npos;
+  options.block = block;
+  options.blocks = draw.between(4, draw.chance(1, 2) ? 16 : 60);
+  options.retention = "none";
+  if (draw.chance(1, 2))
+    options.retention = std::to_string(draw.chance(1, 2) ? 0 : block * draw.between(1, 3));
+  if (is_single) {
+    options.hash_block = block;
+    options.retention = "none";
+  }
+  options.eagle = draw.chance(1, 2) ? 0 : draw.between(1, 2);
+  drafts = std::min<std::int64_t>(draw.chance(1, 2) ? 0 : draw.between(1, 3), block - 1);
+}
+
+/// Sometimes one of the two kinds of group has blocks twice as large as the other's.
+void draw_sizes_apart(Draw& draw, VllmOptions& options) {
+  if (options.groups != fmt::format("attention:{0},mamba:{0}", options.block)) return;
+  if (!draw.chance(1, 3)) return;
+  const bool is_attention = draw.chance(1, 2);
+  options.groups = fmt::format("attention:{},mamba:{}", options.block * (is_attention ? 2 : 1),
+                               options.block * (is_attention ? 1 : 2));
+  if (options.retention != "none")  // a multiple of all blocks
+    options.retention = std::to_string(2 * std::stoll(options.retention));
+}
+
+/// Sometimes no group of full attention, or two with blocks of two sizes.
+void draw_odd_groups(Draw& draw, VllmOptions& options) {
+  if (!draw.chance(1, 8) || options.groups.find("mamba") == std::string::npos) return;
+  const auto group = [](const char* kind, std::int64_t block) {
+    return fmt::format("{}:{}", kind, block);
+  };
+  const std::int64_t block = options.block;
+  const std::string mamba = group("mamba", block);
+  switch (draw.below(4)) {
+    case 0: options.groups = mamba + "," + mamba; return;
+    case 1:
+      options.groups = fmt::format("window:{}:{},{}", options.hash_block, block + 1, mamba);
+      return;
+    case 2:
+      options.groups =
+          group("attention", 2 * block) + "," + group("attention", block) + "," + mamba;
+      break;
+    default:
+      options.groups =
+          mamba + "," + group("attention", block) + "," + group("attention", 2 * block);
+      break;
+  }
+  if (options.retention != "none")  // a multiple of all blocks
+    options.retention = std::to_string(2 * std::stoll(options.retention));
+}
+
+void configure(SwarmDraw& part) {
+  Draw draw = part.draw.stream("vllm options");
+  auto& [all, accepted, fields, swarm, scale] = part;
+  swarm.blocks = true;
+  // A child need know neither the names of blocks nor groups with blocks of different sizes.
+  if (fields.has("groups") && fields.free("groups")) {
+    const VllmOptions usual = VllmOptions::of(swarm.config);
+    VllmOptions drawn = usual;
+    std::int64_t drafts = swarm.config.drafts;
+    draw_blocks(draw, drawn, drafts);
+    if (!accepted.has_child && fields.free("retention")) {
+      draw_odd_groups(draw, drawn);
+      draw_sizes_apart(draw, drawn);
+    }
+    for (const char* const field : {"block", "blocks", "drafts", "eagle", "groups", "hash_block"})
+      if (!fields.free(field)) {  // they belong together
+        drawn = usual;
+        drafts = swarm.config.drafts;
+      }
+    if (!fields.has("retention") || !fields.free("retention")) drawn.retention = usual.retention;
+    drawn.write(swarm.config);
+    if (fields.has("drafts")) swarm.config.drafts = drafts;
+  }
+  constexpr const char* kAlgorithms[] = {"sha256", "sha256_cbor", "xxhash", "xxhash_cbor"};
+  if (!accepted.has_child && fields.free("hash_algorithm") && draw.chance(1, 12))
+    swarm.config.put("hash_algorithm", kAlgorithms[draw.below(4)]);
+  fields.optional("checkpoint", draw.chance(1, 2) ? std::int64_t{1} << draw.below(3) : 0);
+  const VllmOptions drawn = VllmOptions::of(swarm.config);
+  if (drawn.eagle == 2 && drawn.hash_block < drawn.block &&
+      drawn.groups.find("window") == std::string::npos &&
+      drawn.groups.find("mamba") != std::string::npos)
+    fields.optional("shared_prefix_checkpoint", static_cast<std::int64_t>(draw.below(2)));
+  if (drawn.eagle != 0)
+    fields.optional("modules",
+                    draw.chance(1, 3) ? std::min<std::int64_t>(drawn.block, 2 + draw.below(2)) : 1);
+}
+
+/// Without drafts the hashes of tokens that come later do not go with steps ahead.
+void draw_steps_ahead(Draw& draw, const ConfigDraw& fields, Swarm& swarm) {
+  Config& config = swarm.config;
+  if (!swarm.scheduled && fields.free("overlap") && !draw.chance(1, 3)) config.overlap = 0;
+  if (config.overlap == 0) return;
+  if (fields.free("drafts") && draw.chance(1, 2)) config.drafts = 0;
+  if (config.drafts != 0 || config.number("eagle") == 0 || !fields.free("eagle")) return;
+  for (const char* const option : {"eagle", "shared_prefix_checkpoint"}) config.put(option, 0);
+  config.put("modules", 1);
+}
+
+std::string drawn_scheduler(Draw& draw, const Config& config, std::int64_t scale) {
+  const VllmOptions options = VllmOptions::of(config);
+  std::string text = "vllm";
+  const bool has_states =
+      options.groups.empty() || options.groups.find("mamba") != std::string::npos;
+  if (draw.chance(1, 4)) text += ":priority";
+  // Sometimes a chunk is less than a verification.
+  const auto drafts = static_cast<std::uint64_t>(config.drafts);
+  if (drafts > 0 && draw.below(has_states ? 6 : 4) < (has_states ? 1 : 3)) {
+    text += ":long_prefill=" + std::to_string(1 + draw.below(drafts));
+  } else if (draw.chance(1, 3)) {
+    text +=
+        ":long_prefill=" + std::to_string((1 + draw.below(12)) * static_cast<std::uint64_t>(scale));
+    if (draw.chance(1, 2)) text += ":adaptive";
+  }
+  if (draw.chance(1, 5)) text += ":watermark=" + std::to_string(1 + draw.below(6));
+  const bool has_drafter = drafts > 0 && options.eagle == 0 && config.chunked_prefill > 1;
+  if (has_drafter && draw.chance(1, 2)) text += ":draft_model";
+  if (has_states || options.modules > 1 || draw.chance(1, 2)) return text;
+  text += ":encoder=" + std::to_string(2 + draw.below(12));
+  if (draw.chance(1, 2)) text += ":encoder_cache=" + std::to_string(2 + draw.below(20));
+  if (draw.chance(1, 2)) text += ":whole_images";
+  return text;
+}
+
+/// What the cache reads of vLLM's scheduler: single operations ask it as that would.
+void draw_block_budget(Draw& draw, Swarm& swarm) {
+  if (!draw.chance(1, 4)) return;
+  const Config& config = swarm.config;
+  const VllmOptions options = VllmOptions::of(config);
+  std::string text = "vllm";
+  if (!draw.chance(1, 3)) text += ":watermark=" + std::to_string(1 + draw.below(6));
+  if (draw.chance(1, 3)) text += ":long_prefill=" + std::to_string(1 + draw.below(12));
+  if (config.drafts > 0 && options.eagle == 0 && config.chunked_prefill > 1 && draw.chance(1, 2))
+    text += ":draft_model";
+  swarm.config.scheduler = text;
+}
+
+/// Images of requests that are preempted, whichever of them they are: the urgent ones stay, and
+/// memory is short.
+void draw_preempted_images(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
+  std::string& scheduler = swarm.config.scheduler;
+  if (scheduler.find(":encoder=") == std::string::npos || !draw.chance(1, 6)) return;
+  if (scheduler.find(":priority") == std::string::npos) scheduler.insert(4, ":priority");
+  fields.optional("blocks", static_cast<std::int64_t>(6 + draw.below(10)));
+}
+
+void schedule(SwarmDraw& part) {
+  Draw draw = part.draw.stream("vllm scheduler");
+  auto& [all, accepted, fields, swarm, scale] = part;
+  draw_steps_ahead(draw, fields, swarm);
+  if (!fields.free("scheduler")) return;
+  if (!swarm.scheduled) return draw_block_budget(draw, swarm);
+  swarm.config.scheduler = drawn_scheduler(draw, swarm.config, scale);
+  draw_preempted_images(draw, fields, swarm);
+  // A block as large as a step, of which a draft model takes a part.
+  if (swarm.config.scheduler.find(":draft_model") != std::string::npos && draw.chance(1, 2))
+    fields.common("chunked_prefill", swarm.config.number("block"));
+}
+
+/// Where a hit can end inside a block, requests of one prompt, which has several blocks, meet
+/// around one of these.
+void draw_meetings(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
+  const VllmOptions options = VllmOptions::of(swarm.config);
+  const auto block = static_cast<int>(options.block);
+  if (swarm.scheduled || options.hash_block >= block || !draw.chance(1, 2)) return;
+  swarm.meetings = static_cast<int>(1 + draw.below(5));
+  swarm.running = std::max(swarm.running, 3);
+  swarm.piece = std::max(swarm.piece, 4 * block);
+  swarm.longest = std::max(swarm.longest, 6 * block);
+  fields.optional("blocks", options.blocks + 24);
+}
+
+/// What vLLM's caches are asked for.
+void rate(SwarmDraw& part) {
+  Draw draw = part.draw.stream("vllm rates");
+  auto& [all, accepted, fields, swarm, scale] = part;
+  draw_meetings(draw, fields, swarm);
+  swarm.block = swarm.config.number("block");
+  swarm.check = std::max(1, swarm.check) * 3;
+  if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
+  if (swarm.scheduled && swarm.config.drafts == 0) swarm.drafts = 0;
+  if (!swarm.scheduled && draw.below(4) < (swarm.config.drafts > 0 ? 3 : 1))
+    swarm.turns = static_cast<int>(2 + draw.below(5));
+  if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.below(4));
+  const std::string& scheduler = swarm.config.scheduler;
+  // Who lacks one token after a hit is padded, so prompts come again.
+  if (swarm.scheduled && swarm.config.drafts > 0 && draw.chance(1, 2))
+    swarm.shared = std::max(swarm.shared, 9);
+  if (scheduler.find(":encoder=") == std::string::npos) return;
+  swarm.images = static_cast<int>(2 + draw.below(8));
+  if (scheduler.find(":priority") != std::string::npos) swarm.urgent = std::max(swarm.urgent, 3);
+}
+
+const Registration<SwarmEntry> kRegistered{
+    {.name = "vllm",
+     .applies = [](const Accepted& accepted) { return accepted.fields.contains("blocks"); },
+     .configure = configure,
+     .schedule = schedule,
+     .rate = rate}};
+
+}  // namespace
+}  // namespace lockstep::cache_sim
