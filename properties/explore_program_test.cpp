@@ -193,7 +193,7 @@ TEST(ExploreAChild, drawsWhatItSaysThatItTakes) {
     const ScratchFolder folder;
     const ProgramRun run =
         run_program({"explore", "--subject", "oracle:radix", "--subject",
-                     damaged_example(folder, replacements), "--traces", "60", "--seed", "4",
+                     damaged_example(folder, replacements), "--traces", "60", "--seed", "10",
                      "--out", folder.path("f"), "--config", "kv_tokens=1048576", "--no-shrink"});
     EXPECT_TRUE(run.status == kExitPass || run.status == kExitDiffers) << run.out << run.err;
     return run.status;
