@@ -37,6 +37,12 @@ _LOOK = """(() => {
     links: [...document.querySelectorAll("a[href]")].map((link) => link.getAttribute("href")),
     names: [...document.querySelectorAll("[id]")].map((element) => element.id),
     smallest: Math.min(99, ...small),
+    outside: [...document.querySelectorAll(".scroll, .chart")].filter((room) => {
+      const part = room.querySelector("svg .guilty, svg line.wrong");
+      if (!part || !visible(part)) return false;
+      const box = part.getBoundingClientRect(), around = room.getBoundingClientRect();
+      return box.left > around.right || box.right < around.left;
+    }).length,
   });
 })()"""
 
@@ -157,6 +163,8 @@ def check_page(browser: Browser, page: pathlib.Path) -> tuple[list[str], dict[st
                 wrong.append(f"{where}: {look['width']} px wide")
             if look["smallest"] < _SMALLEST_TEXT_PX:
                 wrong.append(f"{where}: text of {look['smallest']:.1f} px in a picture")
+            if look["outside"]:
+                wrong.append(f"{where}: {look['outside']} pictures do not show the place that the finding is about")
             wrong += [f"{where}: {text}" for text in browser.complaints()]
     return wrong, look
 
@@ -183,10 +191,12 @@ def broken_page_is_noticed(browser: Browser, folder: pathlib.Path) -> list[str]:
     page = folder / "broken.html"
     page.write_text('<!DOCTYPE html><html><body><div style="width:3000px">x</div><a href="nothing.html">x</a>'
                     '<svg viewBox="0 0 900 90" width="90"><text y="40" font-size="11">x</text></svg>'
+                    '<div class="scroll" style="width:300px;overflow-x:auto"><svg width="2000"><rect x="1900" width="9" height="9"'
+                    ' class="guilty"/></svg></div>'
                     "<script>console.error('oh')</script></body></html>", encoding="utf-8")
     complaints, look = check_page(browser, page)
     wrong = "\n".join(complaints + broken_links(page, look, {}))
-    return [f"a broken page passes: nothing about {what}" for what in ("px wide", "oh", "nothing.html", "text of")
+    return [f"a broken page passes: nothing about {what}" for what in ("px wide", "oh", "nothing.html", "text of", "do not show")
             if what not in wrong]
 
 

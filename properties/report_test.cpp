@@ -19,6 +19,7 @@
 #include "cache_sim/report/junit.hpp"
 #include "cache_sim/report/kernels.hpp"
 #include "cache_sim/report/page.hpp"
+#include "cache_sim/report/run_document.hpp"
 #include "properties/support/program.hpp"
 
 namespace lockstep::cache_sim {
@@ -793,6 +794,68 @@ TEST(Report, wrongAnswerInAFileIsNotAsExpected) {
   const Report report = collected(folder);
   EXPECT_EQ(report.status, kExitDiffers);
   EXPECT_EQ(report.document["traces"][0]["runs"][0]["found"], "answer-differs");
+}
+
+/// The page of `lockstep replay FILE --html` for one run of a file.
+std::string page_of_run(const ReplayRequest& request) {
+  std::vector<ReplayOutcome> outcomes;
+  Result<ReplayOutcome> outcome = replay(request);
+  require(outcome.has_value(), outcome ? "" : outcome.error().text);
+  outcomes.push_back(std::move(*outcome));
+  return runs_page(runs_document({request}, outcomes));
+}
+
+std::size_t times_in(const std::string& page, std::string_view text) {
+  std::size_t times = 0;
+  for (std::size_t at = page.find(text); at != std::string::npos; at = page.find(text, at + 1))
+    ++times;
+  return times;
+}
+
+// Whoever opens the page of a finding sees the finding, once and in red; a planted defect that was
+// found as its file asks is no alarm.
+TEST(Report, pageOfAFindingBeginsWithItsSentenceInRed) {
+  FixtureFolder folder;
+  folder.with("wrong",
+              "# run: lockstep replay %s\n# finds: answer-differs\ncheck\n----\nviolations=1\n");
+  ReplayRequest request{.file = folder.fixtures() + "/traces/wrong.trace", .keep_events = true};
+  const std::string wrong = page_of_run(request);
+  const std::size_t main = wrong.find("<main>");
+  const std::size_t banner = wrong.find("<div class=\"banner\"><h1>✗ ");
+  ASSERT_NE(banner, std::string::npos) << wrong.substr(main, 2000);
+  EXPECT_EQ(wrong.substr(main, banner - main).find("<p"), std::string::npos);
+  EXPECT_EQ(times_in(wrong, "/runs/0/run/findings/0/text\""), 1u);
+  EXPECT_NE(wrong.find("chip bad"), std::string::npos);
+  EXPECT_EQ(wrong.find("<span class=\"chip found"), std::string::npos);
+
+  folder.with("split", kSplit);
+  request.file = folder.fixtures() + "/traces/split.trace";
+  request.defect = "sglang-no-buffer:split-moves-state";
+  const std::string planted = page_of_run(request);
+  EXPECT_EQ(planted.find("class=\"banner\""), std::string::npos);
+  EXPECT_NE(planted.find("<span class=\"chip found"), std::string::npos);
+  request.defect = "";
+  EXPECT_NE(page_of_run(request).find("<span class=\"chip pass"), std::string::npos);
+}
+
+// A search that finds nothing says what was done, and what was left out.
+TEST(Report, pageOfASearchWithoutAFindingSaysWhatWasSearched) {
+  const Json search = {{"traces_run", 300},
+                       {"operations", 30650},
+                       {"seed", 7},
+                       {"findings", 0},
+                       {"digest", "cd07"},
+                       {"command", "lockstep explore --seed 7"},
+                       {"subjects", {"radix", "oracle:radix"}},
+                       {"unsupported", {{{"operation", "evict"}, {"text", "it answers <no>"}}}},
+                       {"marks_missed", {"split.locked"}}};
+  const Json document = {{"traces", Json::array()}, {"search", search}};
+  const std::string page = runs_page(document);
+  EXPECT_EQ(complaints(page, document), std::vector<std::string>{});
+  for (const char* const text :
+       {"<h1>✓ Nothing found</h1>", ">30,650<", "oracle:radix", "./<span",
+        "lockstep explore --seed 7", "it answers &lt;no&gt;", "split.locked", ">cd07<"})
+    EXPECT_NE(page.find(text), std::string::npos) << text;
 }
 
 TEST(Report, junitCountsWhatTheDataCount) {

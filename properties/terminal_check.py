@@ -139,7 +139,7 @@ def a_search_without_findings_has_a_page():
         out, page = f"{folder}/none", pathlib.Path(folder) / "new" / "page.html"
         done = subprocess.run([PROGRAM, "explore", "--traces", "3", "--out", out, "--html", page], cwd=ROOT,
                               capture_output=True, text=True)
-        assert done.returncode == 0 and "nothing found" in page.read_text(), done
+        assert done.returncode == 0 and "Nothing found" in page.read_text(), done
         assert not os.path.exists(out), "a folder for findings where there are none"
 
 

@@ -26,6 +26,7 @@
 #include "cache_sim/trace/trace_writer.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
+#include "reference/base/shell_words.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -166,9 +167,24 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
   return json;
 }
 
+/// The command that makes this search again.
+std::string command_of(const ExploreWords& words) {
+  std::string command = "lockstep explore";
+  const auto add = [&](const std::string& option, const std::string& value) {
+    if (!value.empty()) command += " " + option + " " + shell_quoted(value);
+  };
+  for (const std::string& subject : words.request.subjects) add("--subject", subject);
+  add("--defect", words.request.defect);
+  add("--config", words.request.config);
+  add("--time", words.time);
+  if (words.time.empty()) add("--traces", std::to_string(words.traces));
+  add("--seed", std::to_string(words.seed));
+  return command;
+}
+
 /// The findings of a search on one page: each written trace, replayed.
 Result<std::string> search_page(const Json& search, const RunOptions& run,
-                                const ExploreOutcome& outcome,
+                                const std::string& command, const ExploreOutcome& outcome,
                                 const std::vector<std::string>& paths) {
   std::vector<ReplayRequest> requests;
   std::vector<ReplayOutcome> outcomes;
@@ -184,8 +200,12 @@ Result<std::string> search_page(const Json& search, const RunOptions& run,
   }
   Json document = runs_document(requests, outcomes);
   document["search"] = search["search"];
-  document["search"]["seed"] = search["seed"];
+  for (const char* const key : {"seed", "digest", "subjects"})
+    document["search"][key] = search[key];
+  document["search"]["command"] = command;
+  document["search"].emplace("unsupported", Json::array());
   document["search"]["findings"] = outcome.discoveries.size();
+  make_text(document);
   return runs_page(document);
 }
 
@@ -341,7 +361,7 @@ Result<void> write_outputs(const ExploreWords& words, const RunOptions& run,
   words.annotations.print(annotations);
   if (Result<void> written = words.annotations.write(annotations); !written) return written;
   if (words.html_path.empty()) return {};
-  const Result<std::string> page = search_page(json, run, outcome, paths);
+  const Result<std::string> page = search_page(json, run, command_of(words), outcome, paths);
   if (!page) return tl::unexpected(page.error());
   return write_file(words.html_path, *page);
 }

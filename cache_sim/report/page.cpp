@@ -229,6 +229,20 @@ std::string reading_page(const JsonField& document) {
   return page_of("reading.html", std::move(view), plain_title("How to read this report"));
 }
 
+View search_view(const JsonField& search) {
+  View view = view_of(search, {"subjects"});
+  const auto filled = [&](std::string_view key) { return search.at(key).size() > 0; };
+  view.set("has_subjects", filled("subjects"));
+  view.set("has_unsupported", filled("unsupported"));
+  view.set("has_missed", filled("marks_missed"));
+  view.set("subjects", views_of(search.at("subjects"), [](const JsonField& subject, std::size_t i) {
+             View name = view_of(subject);
+             name.set("first", i == 0);
+             return name;
+           }));
+  return view;
+}
+
 }  // namespace
 
 std::vector<Page> report_pages(const Json& data) {
@@ -250,7 +264,7 @@ std::string runs_page(const Json& data) {
   view.set("traces", views_of(document.at("traces"), [](const JsonField& trace, std::size_t) {
              return trace_view(trace);
            }));
-  if (document.has("search")) view.set("search", view_of(document.at("search"), {"marks_missed"}));
+  if (document.has("search")) view.set("search", search_view(document.at("search")));
   return page_of("traces.html", std::move(view), plain_title("Lockstep"));
 }
 

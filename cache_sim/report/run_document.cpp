@@ -205,6 +205,19 @@ Heading heading_of(std::vector<std::string> comment) {
   return {title.substr(0, end), std::move(comment)};
 }
 
+/// The kind that the file's run line for this planted defect asks for. Without a planted defect
+/// nothing should be found: the `# finds:` that a search has written is what is wrong.
+std::optional<FindingKind> asked_for(const ReplayRequest& request, const ReplayOutcome& outcome) {
+  if (request.defect.empty() || !outcome.trace) return std::nullopt;
+  for (const RunDirective& directive : outcome.trace->runs) {
+    const std::vector<std::string> words = directive_words(directive, request.file);
+    const auto option = std::find(words.begin(), words.end(), "--defect");
+    if (option != words.end() && option + 1 != words.end() && option[1] == request.defect)
+      return directive.finds;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<FindingKind> found_by(const ReplayOutcome& outcome) {
@@ -284,9 +297,9 @@ Json runs_document(const std::vector<ReplayRequest>& requests,
     const std::string& file = requests[i].file;
     if (traces.empty() || traces.back()["file"] != file)
       traces.push_back(trace_json(file, "run", outcomes[i].trace.value_or(Trace{.path = file})));
-    const std::optional<FindingKind> found = found_by(outcomes[i]);
-    traces.back()["runs"].push_back(
-        shown_run_json(replay_command(requests[i]).substr(2), requests[i], outcomes[i], found));
+    traces.back()["runs"].push_back(shown_run_json(replay_command(requests[i]).substr(2),
+                                                   requests[i], outcomes[i],
+                                                   asked_for(requests[i], outcomes[i])));
   }
   Json document = {{"traces", std::move(traces)}};
   make_text(document);

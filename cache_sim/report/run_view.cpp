@@ -42,27 +42,38 @@ View marks_of_line(const JsonField& trace, std::size_t line) {
   return marks;
 }
 
-View lines_view(const JsonField& trace) {
-  bool answer_is_next = false;
-  return views_of(
-      trace.at("text"),
-      [&](const JsonField& line, std::size_t i) {
-        const std::string text = line.text();
-        std::string style = answer_is_next          ? "answer"
+View line_view(const JsonField& trace, std::size_t i, bool& answer_is_next) {
+  const JsonField line = trace.at("text").item(i);
+  const std::string text = line.text();
+  const std::string style = answer_is_next          ? "answer"
                             : text.starts_with('#') ? "comment"
                             : text == "----"        ? "rule"
                                                     : "verb";
-        answer_is_next = text == "----";
-        View view = object_view();
-        const View marks = marks_of_line(trace, i + 1);
-        view.set("style", style + (marks.is_non_empty_list() ? " wrong" : ""));
-        view.set("marks", marks);
-        view.set("text", code(line, kMostLineCharacters));
-        return view;
-      },
-      kMostLines);
+  answer_is_next = text == "----";
+  const View marks = marks_of_line(trace, i + 1);
+  View view = object_view();
+  view.set("style", style + (marks.is_non_empty_list() ? " wrong" : ""));
+  view.set("marks", marks);
+  view.set("text", code(line, kMostLineCharacters));
+  return view;
 }
 
+/// Comment lines at the file's head: the page shows them as title, text, commands and verdicts.
+std::size_t head_lines(const JsonField& trace) {
+  const JsonField text = trace.at("text");
+  std::size_t count = 0;
+  while (count < text.size() && text.item(count).text().starts_with('#')) ++count;
+  return count;
+}
+
+View lines_view(const JsonField& trace, std::size_t first) {
+  bool answer_is_next = false;
+  View lines = list_view();
+  const JsonField text = trace.at("text");
+  for (std::size_t i = first; i < std::min(text.size(), first + kMostLines); ++i)
+    lines.push_back(line_view(trace, i, answer_is_next));
+  return lines;
+}
 // --- A run ---------------------------------------------------------------------------------------
 
 View finding_view(const JsonField& findings) {
@@ -137,14 +148,48 @@ View span_keys(const JsonField& spans) {
   return keys;
 }
 
+/// The first run that is not as expected, whose sentence the page begins with; else the number of
+/// runs.
+std::size_t run_in_banner(const JsonField& trace) {
+  const JsonField runs = trace.at("runs");
+  std::size_t i = 0;
+  while (i < runs.size() && runs.item(i).at("as_expected").flag()) ++i;
+  return i;
+}
+
+/// A finding, or the complaint that there is none, at the top of the page in red.
+View banner_view(const JsonField& trace, std::size_t i) {
+  if (i == trace.at("runs").size()) return View(false);
+  const JsonField run = trace.at("runs").item(i);
+  const JsonField findings = run.at("run").at("findings");
+  View view = object_view();
+  view.set("anchor", run_anchor(trace, i));
+  view.set("finding", findings.size() == 0 ? View(false) : view_of(findings.item(0)));
+  view.set("text",
+           view_of(findings.size() == 0 ? run.at("complaint") : findings.item(0).at("text")));
+  return view;
+}
+
+/// Whether the file's heading says more than the sentence of the banner.
+bool has_title(const JsonField& trace, std::size_t in_banner) {
+  if (in_banner == trace.at("runs").size()) return true;
+  const JsonField findings = trace.at("runs").item(in_banner).at("run").at("findings");
+  const std::string title = trace.at("title").text();
+  return findings.size() == 0 ||
+         (title != findings.item(0).at("text").text() + "." && title != trace.at("name").text());
+}
+
 View run_view(const JsonField& trace, std::size_t i) {
   const JsonField run = trace.at("runs").item(i);
   const JsonField requests = run.at("run").at("requests");
   View view = object_view();
   for (const char* const key : {"as_expected", "found", "defect", "command"})
     view.set(key, view_of(run.at(key)));
-  view.set("complaint", run.has("complaint") ? view_of(run.at("complaint")) : View(false));
+  // The banner says it already where nothing should have been found.
+  const bool complains = run.has("complaint") && (run.has("finds") || i != run_in_banner(trace));
+  view.set("complaint", complains ? view_of(run.at("complaint")) : View(false));
   view.set("anchor", run_anchor(trace, i));
+  view.set("in_banner", i == run_in_banner(trace));
   view.set("subjects", views_of(run.at("subjects"), [](const JsonField& subject, std::size_t at) {
              View name = view_of(subject);
              name.set("first", at == 0);
@@ -213,9 +258,15 @@ View trace_view(const JsonField& trace) {
   view.set("references", references_view(trace));
   view.set("has_paragraph", trace.at("paragraph").size() > 0);
   view.set("paragraph", view_of(trace.at("paragraph")));
-  view.set("has_lines", trace.at("text").size() > 0);
-  view.set("lines", lines_view(trace));
-  view.set("lines_cut", trace.at("text").size() > kMostLines);
+  const std::size_t head = head_lines(trace);
+  view.set("has_lines", trace.at("text").size() > head);
+  view.set("head_lines", std::to_string(head));
+  view.set("lines", lines_view(trace, head));
+  view.set("lines_cut", trace.at("text").size() > head + kMostLines);
+  const std::size_t in_banner = run_in_banner(trace);
+  view.set("banner", banner_view(trace, in_banner));
+  view.set("has_title", has_title(trace, in_banner));
+  view.set("has_outcomes", trace.at("runs").size() > 1);
   View runs = list_view();
   for (std::size_t i = 0; i < trace.at("runs").size(); ++i) runs.push_back(run_view(trace, i));
   view.set("runs", runs);

@@ -18,3 +18,10 @@ document.querySelectorAll("[data-filter]").forEach(function (input) {
   input.closest(".filter").hidden = false;
   apply();
 });
+// What a finding is about is inside the visible part of its picture, however narrow the window is.
+document.querySelectorAll(".scroll, .chart").forEach(function (room) {
+  var part = room.querySelector("svg .guilty, svg line.wrong");
+  if (!part) return;
+  var box = part.getBoundingClientRect(), around = room.getBoundingClientRect();
+  room.scrollLeft += (box.left + box.right - around.left - around.right) / 2;
+});
