@@ -1123,14 +1123,54 @@ TEST(Report, showsKernelsBesidePeersAndSaysWhichArePending) {
 // A plain layer is measured for accuracy alone.
 TEST(Report, showsPlainLayersWithoutSpeed) {
   const std::string page = page_named(report_of_everything().document, "kernels.html");
-  const std::size_t layer = page.find("rms_norm");
+  const std::size_t layer = page.find("<h2 id=\"rms_norm\"");
   ASSERT_NE(layer, std::string::npos);
-  const std::string section = page.substr(layer, page.find("state_copy", layer) - layer);
+  const std::string section = page.substr(layer);
   EXPECT_NE(section.find("A plain layer: its time is not measured."), std::string::npos);
   EXPECT_NE(section.find("1.00e-03 of at most 4.00e-03"), std::string::npos);
   EXPECT_EQ(section.find("<figure>"), std::string::npos);
-  EXPECT_EQ(page.find("A plain layer: its time is not measured.", page.find("state_copy", layer)),
-            std::string::npos);
+  EXPECT_EQ(times_in(page, "A plain layer: its time is not measured."), 1u);
+}
+
+// The page begins with a verdict: how each kernel stands beside its peers, the best of them first.
+TEST(Report, kernelsPageBeginsWithATableOfHowEachStandsBesideItsPeers) {
+  const auto evidence = [](const std::string& name, const std::vector<double>& times) {
+    Json json = Json::parse(kEvidence);
+    json["operation"] = name;
+    Json row = json["speed"][0];
+    json["speed"].erase(0);  // the other case has no peer
+    for (const double time : times) {
+      row["time_us"] = time;
+      row["peer_time_us"] = 10.0;
+      row["case"] = fmt::format("takes {}", time);
+      json["speed"].push_back(row);
+    }
+    return json.dump();
+  };
+  const testing_support::ScratchFolder measured;
+  std::filesystem::create_directory(measured.path("kernels"));
+  measured.write("kernels/a.json", evidence("behind", {12, 9.9, 10.1, 11}));
+  measured.write("kernels/b.json", evidence("ahead", {5, 9.79, 10.21}));
+  measured.write("kernels/c.json", evidence("alone", {}));
+  measured.write("kernels/d.json", untimed(kEvidence));
+  const Result<Json> kernels = kernels_of(measured.path("kernels"));
+  ASSERT_TRUE(kernels.has_value()) << kernels.error().text;
+  std::vector<std::string> order;
+  for (const Json& kernel : *kernels) order.push_back(kernel["operation"]);
+  EXPECT_EQ(order, (std::vector<std::string>{"ahead", "behind", "alone", "rms_norm"}));
+  EXPECT_EQ((*kernels)[0]["summary"]["faster"], 2);
+  EXPECT_EQ((*kernels)[0]["summary"]["slower"], 1);
+  EXPECT_EQ((*kernels)[0]["summary"]["median_text"], "0.98");
+  EXPECT_EQ((*kernels)[1]["summary"]["faster"], 0);
+  EXPECT_EQ((*kernels)[1]["summary"]["slower"], 2);
+  EXPECT_EQ((*kernels)[1]["summary"]["median_text"], "1.06");
+  EXPECT_EQ((*kernels)[1]["summary"]["worst_text"], "1.20");
+  EXPECT_EQ((*kernels)[1]["summary"]["worst_case"], "takes 12");
+  EXPECT_TRUE((*kernels)[2]["summary"].is_null());
+  EXPECT_EQ(kernel_totals(*kernels),
+            (Json{{"noise", 0.02}, {"shapes", 7}, {"faster", 2}, {"slower", 3}}));
+  const std::string page = page_named(report_of_everything().document, "kernels.html");
+  EXPECT_LT(page.find("class=\"verdicts\""), page.find("<h2"));
 }
 
 TEST(Report, refusesEvidenceThatLacksAField) {

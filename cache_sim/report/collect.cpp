@@ -231,6 +231,7 @@ class Collector {
     document["traces"] = std::move(traces);
     document["workloads"] = std::move(workloads);
     document["comparisons"] = std::move(comparisons_);
+    document["kernel_totals"] = kernel_totals(kernels_);
     document["kernels"] = std::move(kernels_);
     document["timing"] = {{"wall_s", wall.count()}};
     make_text(document);

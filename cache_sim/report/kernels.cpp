@@ -1,10 +1,12 @@
 #include "cache_sim/report/kernels.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <vector>
 
 namespace lockstep::cache_sim {
@@ -35,6 +37,50 @@ void add_texts(Json& row) {
     row["ratio_text"] = fmt::format("{:.2f}", time / peer);
     row["peer_share"] = share * time / peer;
   }
+}
+
+constexpr double kNoise = 0.02;  // times that differ by less count as equal
+
+/// How a kernel stands beside the fastest peer of each case; null where no case has a peer.
+Json summary_of(const Json& speed) {
+  std::vector<double> ratios;
+  std::set<std::string> peers;
+  double worst = 0;
+  std::string worst_case;
+  for (const Json& row : speed) {
+    if (!row.contains("ratio_text")) continue;
+    const double ratio = row.at("time_us").get<double>() / row.at("peer_time_us").get<double>();
+    ratios.push_back(ratio);
+    peers.insert(row.at("peer").get<std::string>());
+    if (ratio <= worst) continue;
+    worst = ratio;
+    worst_case = row.at("case");
+  }
+  if (ratios.empty()) return nullptr;
+  std::sort(ratios.begin(), ratios.end());
+  const std::size_t half = ratios.size() / 2;
+  const double median =
+      ratios.size() % 2 == 1 ? ratios[half] : (ratios[half - 1] + ratios[half]) / 2;
+  const auto count = [&](auto which) { return std::count_if(ratios.begin(), ratios.end(), which); };
+  return {{"shapes", ratios.size()},
+          {"faster", count([](double ratio) { return ratio < 1 - kNoise; })},
+          {"slower", count([](double ratio) { return ratio > 1 + kNoise; })},
+          {"median", median},
+          {"median_text", fmt::format("{:.2f}", median)},
+          {"worst_text", fmt::format("{:.2f}", worst)},
+          {"worst_case", worst_case},
+          {"peers_text", fmt::format("{}", fmt::join(peers, ", "))}};
+}
+
+/// Kernels with peers first, those furthest ahead of them before others; then by name.
+void sort_by_median(Json& kernels) {
+  const auto key = [](const Json& kernel) {
+    const Json& summary = kernel.at("summary");
+    const int group = !summary.is_null() ? 0 : kernel.at("speed").empty() ? 2 : 1;
+    return std::pair(group, summary.is_null() ? 0.0 : summary.at("median").get<double>());
+  };
+  std::stable_sort(kernels.begin(), kernels.end(),
+                   [&](const Json& a, const Json& b) { return key(a) < key(b); });
 }
 
 /// A part of the limit in percent of a bar's room; a little more than all of it can be shown.
@@ -75,6 +121,7 @@ Result<Json> kernels_of(const std::string& folder) {
       for (Json& row : read->at("accuracy"))
         row["text"] = fmt::format("{:.2e} of at most {:.2e}", row.at("error").get<double>(),
                                   row.at("yardstick").get<double>());
+      (*read)["summary"] = summary_of(read->at("speed"));
       const std::string name = read->at("operation").get<std::string>();
       (*read)["about"] =
           fmt::format("{}, driver {}, CUDA {}, {}; copy rate {:.0f} GB/s in the same run",
@@ -87,16 +134,29 @@ Result<Json> kernels_of(const std::string& folder) {
     }
     kernels.push_back(std::move(*read));
   }
+  sort_by_median(kernels);
   return kernels;
+}
+
+Json kernel_totals(const Json& kernels) {
+  Json totals = {{"noise", kNoise}};
+  for (const char* const key : {"shapes", "faster", "slower"}) {
+    std::int64_t sum = 0;
+    for (const Json& kernel : kernels)
+      if (!kernel.at("summary").is_null()) sum += kernel.at("summary").at(key).get<std::int64_t>();
+    totals[key] = sum;
+  }
+  return totals;
 }
 
 View kernel_view(const JsonField& kernel) {
   View view = object_view();
-  for (const char* const key : {"operation", "about", "accuracy"})
+  for (const char* const key : {"operation", "about", "accuracy", "summary"})
     view.set(key, view_of(kernel.at(key)));
   view.set("speed", views_of(kernel.at("speed"),
                              [](const JsonField& row, std::size_t) { return speed_view(row); }));
   view.set("pending", kernel.has("pending") ? view_of(kernel.at("pending")) : View(false));
+  view.set("anchor", kernel.at("operation").text());
   view.set("has_speed", kernel.at("speed").size() > 0);
   return view;
 }

@@ -13,6 +13,9 @@ namespace lockstep::cache_sim {
 /// empty array where there is no such folder. Errors name the file and the field.
 Result<Json> kernels_of(const std::string& folder);
 
+/// Shapes with a peer, and in how many ours are faster and slower than the fastest, over all.
+Json kernel_totals(const Json& kernels);
+
 /// /kernels/… for the template kernels.html.
 View kernel_view(const JsonField& kernel);
 

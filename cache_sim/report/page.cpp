@@ -201,6 +201,7 @@ std::string kernels_page(const JsonField& document) {
   view.set("kernels", views_of(document.at("kernels"), [](const JsonField& kernel, std::size_t) {
              return kernel_view(kernel);
            }));
+  view.set("kernel_totals", view_of(document.at("kernel_totals")));
   return page_of("kernels.html", std::move(view), plain_title("Kernels on the GPU"));
 }
 
