@@ -22,6 +22,7 @@ from typing import Any
 _SKIPPED = 77
 _WIDTHS = (390, 1280)
 _SCHEMES = ("light", "dark")
+_TALLEST_INDEX_PX = 8000  # at the last width
 _SMALLEST_TEXT_PX = 9  # as it is shown: pictures that are scaled down shrink theirs
 
 _LOOK = """(() => {
@@ -172,15 +173,18 @@ def check_page(browser: Browser, page: pathlib.Path) -> tuple[list[str], dict[st
 def check_filter(browser: Browser, index: pathlib.Path) -> list[str]:
     browser.open(index.as_uri())
     wrong = []
-    everything = browser.value(f"{_FILTER}('')")
-    if len(everything["shown"]) != everything["all"] or everything["says"]:
-        wrong.append("an empty filter hides rows")
+    height = json.loads(browser.ask("Runtime.evaluate", expression="document.documentElement.scrollHeight + ''")["result"]["value"])
+    if height > _TALLEST_INDEX_PX:
+        wrong.append(f"the index is {height} px high")
     some = browser.value(f"{_FILTER}('LEAK')")
     text = json.loads(browser.ask("Runtime.evaluate", expression="""JSON.stringify(
         [...document.querySelectorAll("#trace_rows > tr")].filter((row) => row.textContent.toLowerCase().includes("leak"))
         .map((row) => row.id))""")["result"]["value"])
     if not text or some["shown"] != text or some["says"] != f"{len(text)} of {some['all']}":
         wrong.append(f"the filter `LEAK` shows {len(some['shown'])} of {len(text)} rows and says {some['says']!r}")
+    everything = browser.value(f"{_FILTER}('')")
+    if len(everything["shown"]) != everything["all"] or everything["says"]:
+        wrong.append("an empty filter hides rows")
     if browser.value(f"{_FILTER}('no such words anywhere')")["shown"]:
         wrong.append("a filter that fits nothing shows rows")
     return wrong

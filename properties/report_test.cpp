@@ -1065,6 +1065,52 @@ TEST(Report, badInputIsAnErrorAndWritesNothing) {
   }
 }
 
+// Bugs of servers stand on the index with who meets them; a page that does not say so is refused.
+TEST(Report, bugsOfServersStandOnTheIndex) {
+  FixtureFolder folder;
+  folder.with("a_good_one", "check\n");
+  const testing_support::ScratchFolder found;
+  found.write("README.md", "not a bug");
+  found.write("a_bug.md", "# a server: it `ends` <early>\n\n**Status.** `--flag` alone.\nMore.\n");
+  ReportOptions options = options_of(folder);
+  options.found = found.path("");
+  options.version = "9.8.7";
+  options.date = "2026-01-02";
+  options.command = "./lockstep report";
+  const Result<Report> report = make_report(options, folder.out());
+  ASSERT_TRUE(report.has_value()) << report.error().text;
+  EXPECT_EQ(all_complaints(report->document), std::vector<std::string>{});
+  const std::string index = page_named(report->document, "index.html");
+  for (const char* const text : {"a server: it ends &lt;early&gt;", ">--flag alone.<", ">9.8.7<",
+                                 ">2026-01-02<", ">./lockstep report<"})
+    EXPECT_NE(index.find(text), std::string::npos) << text;
+  EXPECT_LT(index.find("id=\"bugs\""), index.find("id=\"traces\""));
+  found.write("b_bug.md", "# a server: another\n\n**What happens.** Nothing.\n");
+  const Result<Report> refused = make_report(options, folder.out());
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_NE(refused.error().text.find("b_bug.md:3: the first paragraph begins with **Status.**"),
+            std::string::npos)
+      << refused.error().text;
+}
+
+// A run that is not as expected says its sentence on the index.
+TEST(Report, indexSaysTheSentenceOfWhatIsNotAsExpected) {
+  FixtureFolder folder;
+  folder.with("wrong", "# A wrong answer.\nadmit id=r tokens=a10\n----\ncached=3\n");
+  const Report report = collected(folder);
+  const std::string index = page_named(report.document, "index.html");
+  EXPECT_LT(index.find("/traces/0/runs/0/run/findings/0/text"), index.find("id=\"figures\""));
+}
+
+// A reader looks for the number of a public report: traces that retell one stand first.
+TEST(Report, indexListsTracesOfPublicReportsFirst) {
+  FixtureFolder folder;
+  folder.with("a_plain_one", "check\n");
+  folder.with("b_reported", "# SGLang #21379.\ncheck\n");
+  const std::string index = page_named(collected(folder).document, "index.html");
+  EXPECT_LT(index.find("b_reported"), index.find("a_plain_one"));
+}
+
 TEST(Report, foldersWithoutTracesAreErrors) {
   FixtureFolder folder;
   EXPECT_FALSE(make_report(options_of(folder), folder.out()).has_value());

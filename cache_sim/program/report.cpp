@@ -1,6 +1,10 @@
 // lockstep report: every fixture replayed and held to its promise, a workload under policies, and
 // the page about it.
+#include <fmt/chrono.h>
 #include <fmt/format.h>
+
+#include <cstdlib>
+#include <ctime>
 #include <filesystem>
 
 #include "cache_sim/program/commands.hpp"
@@ -10,6 +14,7 @@
 #include "cache_sim/program/replay_options.hpp"
 #include "cache_sim/report/collect.hpp"
 #include "reference/base/counted.hpp"
+#include "reference/base/shell_words.hpp"
 
 namespace lockstep::program {
 namespace {
@@ -44,6 +49,20 @@ void print_summary(const cache_sim::Json& document, const std::string& page) {
   note("page  {}\n", page);
 }
 
+/// The day in UTC; that of SOURCE_DATE_EPOCH (reproducible-builds.org) where it is set.
+std::string today() {
+  const char* const epoch = std::getenv("SOURCE_DATE_EPOCH");
+  const std::time_t now = epoch != nullptr ? std::strtoll(epoch, nullptr, 10) : std::time(nullptr);
+  return fmt::format("{:%Y-%m-%d}", fmt::gmtime(now));
+}
+
+std::string command_of(const ReportWords& words) {
+  std::string command = "./lockstep report";
+  if (!words.fixtures.empty()) command += " --fixtures " + shell_quoted(words.fixtures);
+  if (words.allow_exec) command += " --allow-exec";
+  return command;
+}
+
 int run_report(const ReportWords& words) {
   std::error_code error;
   const std::optional<fs::path> root = source_root();
@@ -76,7 +95,11 @@ int run_report(const ReportWords& words) {
     options.workload = "sglang-w1";
     options.comparisons = cache_sim::default_comparisons(options.fixtures);
     options.kernels = "reports/kernels";
+    options.found = "reports/found";
   }
+  options.version = LOCKSTEP_VERSION;
+  options.date = today();
+  options.command = command_of(words);
   Progress progress("report");
   std::int64_t runs = 0;
   options.progress = [&](const cache_sim::ReportProgress& done) {

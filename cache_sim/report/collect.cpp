@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "cache_sim/base/files.hpp"
@@ -65,6 +66,33 @@ Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
   return fixtures;
 }
 
+/// The pages about bugs of servers: their headings, and their first paragraphs, which say who meets
+/// the bug and whether it was reported.
+Result<Json> found_bugs(const std::string& folder) {
+  Json bugs = Json::array();
+  std::error_code error;
+  if (folder.empty() || !fs::is_directory(folder, error)) return bugs;
+  std::vector<std::string> files;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder, error))
+    if (entry.path().extension() == ".md" && entry.path().filename() != "README.md")
+      files.push_back(folder + "/" + entry.path().filename().string());
+  std::sort(files.begin(), files.end());
+  for (const std::string& file : files) {
+    std::ifstream in(file);
+    std::string title, status;
+    std::getline(in, title);
+    while (status.empty() && std::getline(in, status)) continue;
+    if (!title.starts_with("# ") || !status.starts_with("**Status.** "))
+      return fail(file + ":3: the first paragraph begins with **Status.**, below a heading");
+    std::erase(title, '`');
+    std::erase(status, '`');
+    bugs.push_back({{"file", file},
+                    {"title", title.substr(2)},
+                    {"status", status.substr(std::string_view("**Status.** ").size())}});
+  }
+  return bugs;
+}
+
 /// One run line of a file, ready to run.
 struct PlannedRun {
   std::string command;
@@ -119,6 +147,9 @@ class Collector {
     Result<Json> kernels = kernels_of(options_.kernels);
     if (!kernels) return tl::unexpected(kernels.error());
     kernels_ = std::move(*kernels);
+    Result<Json> bugs = found_bugs(options_.found);
+    if (!bugs) return tl::unexpected(bugs.error());
+    found_bugs_ = std::move(*bugs);
     finish(std::move(traces), std::move(workloads));
     return std::move(report_);
   }
@@ -231,6 +262,10 @@ class Collector {
     document["traces"] = std::move(traces);
     document["workloads"] = std::move(workloads);
     document["comparisons"] = std::move(comparisons_);
+    document["found_bugs"] = std::move(found_bugs_);
+    document["version"] = options_.version;
+    document["made_by"] = options_.command;
+    document["date"] = options_.date;
     document["kernel_totals"] = kernel_totals(kernels_);
     document["kernels"] = std::move(kernels_);
     document["timing"] = {{"wall_s", wall.count()}};
@@ -241,7 +276,7 @@ class Collector {
   const ReportOptions& options_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   Report report_;
-  Json comparisons_ = Json::array(), kernels_ = Json::array();
+  Json comparisons_ = Json::array(), kernels_ = Json::array(), found_bugs_ = Json::array();
   std::int64_t trace_count_ = 0, regression_count_ = 0, run_count_ = 0, as_expected_count_ = 0;
   std::int64_t event_count_ = 0, request_count_ = 0;
   std::map<FindingKind, std::int64_t> kinds_;

@@ -35,6 +35,10 @@ struct ReportOptions {
                                     "sglang-legacy"};
   std::vector<ComparisonPlan> comparisons{};  ///< hit ratio against capacity
   std::string kernels{};                      ///< the folder of their evidence; empty: none
+  std::string found{};    ///< the folder of the pages about servers' bugs; empty: none
+  std::string version{};  ///< of the program
+  std::string date{};     ///< the day on which the report is made; empty: it names none
+  std::string command{};  ///< that makes the report
   ReadRunLine read_run_line;
   std::function<void(const ReportProgress&)> progress{};
 };

@@ -88,6 +88,16 @@ View row_of_trace(const JsonField& trace) {
   return view;
 }
 
+/// Those that retell a public report first: their number is what a reader looks for.
+View rows_of_traces(const JsonField& traces) {
+  View rows = list_view();
+  for (const bool is_public : {true, false})
+    for (std::size_t i = 0; i < traces.size(); ++i)
+      if ((traces.item(i).at("references").size() > 0) == is_public)
+        rows.push_back(row_of_trace(traces.item(i)));
+  return rows;
+}
+
 /// Every run that is not as it should be.
 View complaints_view(const JsonField& document) {
   View list = list_view();
@@ -97,6 +107,8 @@ View complaints_view(const JsonField& document) {
     view.set("link", link);
     view.set("command", view_of(run.at("command")));
     view.set("complaint", view_of(run.at("complaint")));
+    const JsonField findings = run.at("run").at("findings");
+    view.set("sentence", findings.size() == 0 ? View(false) : view_of(findings.item(0).at("text")));
     list.push_back(view);
   };
   const JsonField traces = document.at("traces");
@@ -118,10 +130,10 @@ std::string index_page(const JsonField& document) {
   view.set("has_complaints", complaints.is_non_empty_list());
   view.set("complaints", complaints);
   view.set("summary", view_of(document.at("summary")));
-  view.set("commit", view_of(document.at("commit")));
-  view.set("traces", views_of(document.at("traces"), [](const JsonField& trace, std::size_t) {
-             return row_of_trace(trace);
-           }));
+  for (const char* const key : {"commit", "version", "made_by", "date", "found_bugs"})
+    view.set(key, view_of(document.at(key)));
+  view.set("has_bugs", document.at("found_bugs").size() > 0);
+  view.set("traces", rows_of_traces(document.at("traces")));
   view.set("has_kinds", document.at("kinds").size() > 0);
   view.set("kinds", views_of(document.at("kinds"), [](const JsonField& kind, std::size_t) {
              View row = view_of(kind);

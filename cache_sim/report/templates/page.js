@@ -12,6 +12,7 @@ document.querySelectorAll("[data-filter]").forEach(function (input) {
       row.hidden = !words.every(function (word) { return text.includes(word); });
       if (!row.hidden) count += 1;
     });
+    if (words.length > 0) document.getElementById("all").open = true;
     shown.textContent = words.length === 0 ? "" : count + " of " + rows.length;
   }
   input.addEventListener("input", apply);
