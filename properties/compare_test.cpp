@@ -325,6 +325,40 @@ TEST(Compare, marconiWithTheBestAlphaSavesMost) {
   EXPECT_NE(refused.error().text.find("field alpha"), std::string::npos) << refused.error().text;
 }
 
+// The share of states is an option of one policy's memory, as it is of everybody's.
+TEST(Compare, aShareOfStatesStandsBehindAPolicysName) {
+  const auto of = [](const std::string& policy, const std::string& config) {
+    return compared("sessions:requests=60", {policy}, {std::int64_t{2} << 30}, config).policies[0];
+  };
+  const ComparedPolicy own = of("sglang-extra-buffer@state_share=100", "");
+  const ComparedPolicy all = of("sglang-extra-buffer", "state_share=100");
+  EXPECT_EQ(own.state_slots, all.state_slots);
+  EXPECT_EQ(own.measures.hit_tokens, all.measures.hit_tokens);
+  EXPECT_LT(own.state_slots, of("sglang-extra-buffer", "").state_slots);
+  const auto refused = [](const std::string& policy) {
+    return compare({.workload = "sessions:requests=3",
+                    .policies = {policy},
+                    .capacities = {std::int64_t{2} << 30}})
+        .error()
+        .text;
+  };
+  EXPECT_NE(refused("radix@state_share=100").find("does not use the config field state_share"),
+            std::string::npos);
+  EXPECT_NE(refused("sglang-no-buffer@state_share=x").find("field state_share"), std::string::npos);
+}
+
+// `hybrid` asks for everything that can serve a hybrid model, so that nobody lists policies by
+// hand.
+TEST(Compare, hybridIsEveryPolicyForHybridModels) {
+  const std::vector<std::string> policies = parse_policies("radix,hybrid,,lru");
+  EXPECT_EQ(policies.front(), "radix");
+  EXPECT_EQ(policies.back(), "lru");
+  for (const char* const name : {"sglang-extra-buffer", "vllm-align", "marconi"})
+    EXPECT_EQ(std::count(policies.begin(), policies.end(), name), 1) << name;
+  EXPECT_EQ(std::count(policies.begin(), policies.end(), "edge-llm"), 0)
+      << "its rows share nothing";
+}
+
 // The same figures as a replay's, which counts for itself.
 TEST(Compare, countsWhatAReplayCounts) {
   const ScratchFolder folder;

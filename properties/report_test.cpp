@@ -134,7 +134,10 @@ Result<std::vector<ReplayRequest>> read_run_line(const std::vector<std::string>&
 }
 
 ReportOptions options_of(const FixtureFolder& folder, const std::string& workload = "") {
-  return {.fixtures = folder.fixtures(), .workload = workload, .read_run_line = read_run_line};
+  return {.fixtures = folder.fixtures(),
+          .workload = workload,
+          .policies = {"radix", "sglang-no-buffer", "sglang-extra-buffer", "sglang-legacy"},
+          .read_run_line = read_run_line};
 }
 
 Report collected(const FixtureFolder& folder, const std::string& workload = "") {
@@ -965,6 +968,32 @@ TEST(Report, comparisonsAreThoseOfTheirCommand) {
   EXPECT_NE(comparison["conclusions"][0].get<std::string>().find(bound), std::string::npos);
   const std::string page = page_named(report.document, "policies.html");
   EXPECT_NE(page.find("data-path=\"/comparisons/0/policies/10/hit_ratio\""), std::string::npos);
+}
+
+// The project's own report compares what a file names; a mistake in it is an error with its place.
+TEST(Report, comparisonsAreReadFromAFile) {
+  const testing_support::ScratchFolder folder;
+  const auto read = [&](const std::string& capacities) {
+    folder.write("report.json", R"({"workload": "w", "policies": "a,b", "comparisons": [
+      {"title": "T", "about": "A.", "workload": "x", "policies": "radix,lru", "capacities": ")" +
+                                    capacities + R"("}]})");
+    ReportOptions options;
+    const Result<void> done = read_contents(folder.path("report.json"), options);
+    return std::pair(done ? "" : done.error().text, options);
+  };
+  const auto [none, options] = read("1GiB,inf");
+  EXPECT_EQ(none, "");
+  EXPECT_EQ(options.workload, "w");
+  EXPECT_EQ(options.policies, (std::vector<std::string>{"a", "b"}));
+  ASSERT_EQ(options.comparisons.size(), 1u);
+  EXPECT_EQ(options.comparisons[0].request.policies, (std::vector<std::string>{"radix", "lru"}));
+  EXPECT_EQ(options.comparisons[0].request.capacities[0], std::int64_t{1} << 30);
+  const std::string error = read("1GB").first;
+  EXPECT_NE(error.find("report.json:1: field comparisons[0].capacities"), std::string::npos)
+      << error;
+  ReportOptions real;
+  const auto own = read_contents(LOCKSTEP_SOURCE_DIR "/fixtures/report.json", real);
+  EXPECT_TRUE(own.has_value()) << own.error().text;
 }
 
 // Where more memory gains nothing, the page says how much is enough.

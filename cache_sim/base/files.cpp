@@ -100,7 +100,8 @@ Result<void> replace(const std::string& path, std::string_view content, mode_t m
 }  // namespace
 
 std::string today() {
-  const std::time_t now = std::time(nullptr);
+  const char* const epoch = std::getenv("SOURCE_DATE_EPOCH");
+  const std::time_t now = epoch != nullptr ? std::strtoll(epoch, nullptr, 10) : std::time(nullptr);
   std::tm utc{};
   gmtime_r(&now, &utc);
   return fmt::format("{:04}-{:02}-{:02}", utc.tm_year + 1900, utc.tm_mon + 1, utc.tm_mday);

@@ -7,7 +7,7 @@
 
 namespace lockstep::cache_sim {
 
-/// The day, for `timing`.
+/// The day in UTC; that of SOURCE_DATE_EPOCH (reproducible-builds.org) where it is set.
 std::string today();
 
 /// The commit of the checkout that the program runs in, `unknown` outside the lockstep script.

@@ -28,16 +28,29 @@ TimeSummary summary_of(std::vector<Nanoseconds> times) {
   return {.mean = mean + rest / count, .median = at(50), .p99 = at(99)};
 }
 
+/// The words of a list with commas; empty ones are left out.
+std::vector<std::string> words_of(std::string_view list) {
+  std::vector<std::string> words;
+  while (!list.empty()) {
+    const std::string_view word = list.substr(0, list.find(','));
+    list.remove_prefix(std::min(word.size() + 1, list.size()));
+    if (!word.empty()) words.emplace_back(word);
+  }
+  return words;
+}
+
 // --- Policies behind the scheduler ---------------------------------------------------------------
 
-/// A K=V,… list without one field.
-std::string without(std::string_view list, std::string_view field) {
+/// A K=V,… list without some of its fields; what they were goes to `taken`.
+std::string without(std::string_view list, std::initializer_list<std::string_view> fields,
+                    std::string* taken = nullptr) {
   std::string rest;
-  while (!list.empty()) {
-    const std::string_view piece = list.substr(0, list.find(','));
-    list.remove_prefix(std::min(piece.size() + 1, list.size()));
-    if (piece.starts_with(field) && piece.substr(field.size()).starts_with('=')) continue;
-    rest += (rest.empty() ? "" : ",") + std::string(piece);
+  for (const std::string& word : words_of(list)) {
+    const bool is_one = std::any_of(fields.begin(), fields.end(), [&](std::string_view field) {
+      return word.substr(0, word.find('=')) == field;
+    });
+    std::string* const to = is_one ? taken : &rest;
+    if (to != nullptr) *to += (to->empty() ? "" : ",") + word;
   }
   return rest;
 }
@@ -77,6 +90,11 @@ bool has_byte_pool(const PolicyEntry* policy) {
 /// One pool of blocks for KV and states.
 bool has_blocks(const PolicyEntry* policy) {
   return policy != nullptr && policy->config_fields.contains("blocks");
+}
+
+/// A pool of KV and one of states: state_share divides the bytes.
+bool has_two_pools(const PolicyEntry* policy) {
+  return policy != nullptr && policy->has_states && !has_byte_pool(policy) && !has_blocks(policy);
 }
 
 /// How vLLM lays out a hybrid model's memory (kv_cache_utils.py, interface.py): layers of a kind in
@@ -202,9 +220,13 @@ class Comparer {
     if (has_byte_pool(policy)) {
       row.state_slots = std::min(left / model_.state_bytes, kMostSlots);  // at most
       if (row.state_slots == 0) return refuse("state");
-    } else if (policy != nullptr && policy->has_states) {
-      const std::int64_t share =
-          config_.state_share == 0 ? kDefaultStateShare : config_.state_share;
+    } else if (has_two_pools(policy)) {
+      Config own = config_;
+      std::string share_of_its_own;
+      without(NamedPolicy::of(name).settings, {"state_share"}, &share_of_its_own);
+      if (const Result<void> set = own.set_all(share_of_its_own); !set)
+        return fail(fmt::format("policy {}: {}", name, set.error().text));
+      const std::int64_t share = own.state_share == 0 ? kDefaultStateShare : own.state_share;
       row.state_slots = std::min(left / 1000 * share / model_.state_bytes, kMostSlots);
       if (row.state_slots == 0) return refuse("state");
       left -= row.state_slots * model_.state_bytes;
@@ -289,9 +311,9 @@ class Comparer {
     replayed.file = request_.workload;
     replayed.subjects = {std::string(policy.name)};
     replayed.check = CheckLevel::off;
-    replayed.config =
-        without(without(without(request_.config, "state_share"), "kv_tokens"), "state_slots");
-    for (const std::string& more : {pools_of(row, policy), settings})
+    replayed.config = without(request_.config, {"state_share", "kv_tokens", "state_slots"});
+    const std::string own = has_two_pools(&policy) ? without(settings, {"state_share"}) : settings;
+    for (const std::string& more : {pools_of(row, policy), own})
       if (!more.empty()) replayed.config += (replayed.config.empty() ? "" : ",") + more;
     replayed.limit = request_.limit;
     const bool own_step_time = config_.step_time != Config{}.step_time;
@@ -381,6 +403,8 @@ Result<Comparison> compare(const CompareRequest& request) {
   return comparison;
 }
 
+namespace {
+
 Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
   struct Unit {
     std::string_view name;
@@ -402,6 +426,32 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
         fmt::format("--capacity: `{}` is not a number of bytes like 1000000 or 64GiB, nor inf",
                     text.substr(0, 60)));
   return *count << shift;
+}
+
+}  // namespace
+
+std::vector<std::string> parse_policies(std::string_view list) {
+  std::vector<std::string> policies;
+  for (std::string& word : words_of(list)) {
+    if (word != "hybrid") {
+      policies.push_back(std::move(word));
+      continue;
+    }
+    for (const PolicyEntry& entry : Registry<PolicyEntry>::all())
+      if (entry.has_states && !entry.capabilities.contains(Capability::slots))
+        policies.emplace_back(entry.name);
+  }
+  return policies;
+}
+
+Result<std::vector<std::optional<std::int64_t>>> parse_capacities(std::string_view list) {
+  std::vector<std::optional<std::int64_t>> capacities;
+  for (const std::string& word : words_of(list)) {
+    const auto capacity = parse_capacity(word);
+    if (!capacity) return tl::unexpected(capacity.error());
+    capacities.push_back(*capacity);
+  }
+  return capacities;
 }
 
 std::string capacity_text(const std::optional<std::int64_t>& capacity) {

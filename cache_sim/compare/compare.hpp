@@ -71,8 +71,11 @@ struct Comparison {
 /// Errors are bad input: unknown names, a policy that has no use for its pools, a bad workload.
 Result<Comparison> compare(const CompareRequest& request);
 
-/// `64GiB`, `1000000000`, `inf`.
-Result<std::optional<std::int64_t>> parse_capacity(std::string_view text);
+/// `P,Q,…`; `hybrid` stands for every policy for hybrid models, but for those whose rows nobody
+/// shares.
+std::vector<std::string> parse_policies(std::string_view list);
+/// `64GiB,1000000000,inf`.
+Result<std::vector<std::optional<std::int64_t>>> parse_capacities(std::string_view list);
 std::string capacity_text(const std::optional<std::int64_t>& capacity);
 
 }  // namespace lockstep::cache_sim

@@ -1,5 +1,6 @@
 // lockstep compare: the same workload under several policies, as a table and as JSON.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/compare/compare.hpp"
@@ -25,20 +26,6 @@ struct CompareWords {
   std::string json_path;
   std::string html_path;
 };
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> words;
-  std::string word;
-  for (const char c : list + ",") {
-    if (c != ',') {
-      word += c;
-    } else if (!word.empty()) {
-      words.push_back(std::move(word));
-      word.clear();
-    }
-  }
-  return words;
-}
 
 double share(std::int64_t part, std::int64_t whole) {
   return whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
@@ -83,13 +70,11 @@ int run_compare(CompareWords words) {
           expect_apart({words.request.workload}, {words.json_path, words.html_path});
       !apart)
     return refuse(apart.error());
-  words.request.policies = split(words.policies);
-  for (const std::string& text : words.capacities)
-    for (const std::string& one : split(text)) {
-      const auto capacity = cache_sim::parse_capacity(one);
-      if (!capacity) return refuse(capacity.error());
-      words.request.capacities.push_back(*capacity);
-    }
+  words.request.policies = cache_sim::parse_policies(words.policies);
+  const auto capacities =
+      cache_sim::parse_capacities(fmt::format("{}", fmt::join(words.capacities, ",")));
+  if (!capacities) return refuse(capacities.error());
+  words.request.capacities = *capacities;
   const Result<Comparison> comparison = [&] {
     const Progress progress("compare " + words.request.workload);
     return cache_sim::compare(words.request);
@@ -121,7 +106,7 @@ void add_compare(CLI::App& app, int& status) {
       ->add_option(
           "--policies", words->policies,
           "P,… of lockstep list policies; state-every-N with a number of tokens for N; P@K=V with "
-          "config fields of its own")
+          "config fields of its own; hybrid for every policy for hybrid models")
       ->required();
   command
       ->add_option(

@@ -1,12 +1,10 @@
 // lockstep report: every fixture replayed and held to its promise, a workload under policies, and
 // the page about it.
-#include <fmt/chrono.h>
 #include <fmt/format.h>
 
-#include <cstdlib>
-#include <ctime>
 #include <filesystem>
 
+#include "cache_sim/base/files.hpp"
 #include "cache_sim/program/commands.hpp"
 #include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
@@ -49,13 +47,6 @@ void print_summary(const cache_sim::Json& document, const std::string& page) {
   note("page  {}\n", page);
 }
 
-/// The day in UTC; that of SOURCE_DATE_EPOCH (reproducible-builds.org) where it is set.
-std::string today() {
-  const char* const epoch = std::getenv("SOURCE_DATE_EPOCH");
-  const std::time_t now = epoch != nullptr ? std::strtoll(epoch, nullptr, 10) : std::time(nullptr);
-  return fmt::format("{:%Y-%m-%d}", fmt::gmtime(now));
-}
-
 std::string command_of(const ReportWords& words) {
   std::string command = "./lockstep report";
   if (!words.fixtures.empty()) command += " --fixtures " + shell_quoted(words.fixtures);
@@ -92,13 +83,13 @@ int run_report(const ReportWords& words) {
   };
   // What belongs to the project alone stays out of a report on somebody's own traces.
   if (root && options.fixtures == "fixtures") {
-    options.workload = "sglang-w1";
-    options.comparisons = cache_sim::default_comparisons(options.fixtures);
+    const Result<void> read = cache_sim::read_contents("fixtures/report.json", options);
+    if (!read) return refuse(read.error());
     options.kernels = "reports/kernels";
     options.found = "reports/found";
   }
   options.version = LOCKSTEP_VERSION;
-  options.date = today();
+  options.date = cache_sim::today();
   options.command = command_of(words);
   Progress progress("report");
   std::int64_t runs = 0;

@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <set>
 
 #include "cache_sim/base/files.hpp"
+#include "cache_sim/base/json_documents.hpp"
 #include "cache_sim/replay/timeline.hpp"
 #include "cache_sim/report/junit.hpp"
 #include "cache_sim/report/kernels.hpp"
@@ -64,6 +66,23 @@ Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
     }
   }
   return fixtures;
+}
+
+Result<ComparisonPlan> read_plan(const Record& record) {
+  std::array<std::string, 5> texts;
+  std::size_t i = 0;
+  for (const char* const field : {"title", "about", "workload", "policies", "capacities"}) {
+    Result<std::string> text = record.text(field);
+    if (!text) return tl::unexpected(text.error());
+    texts[i++] = *std::move(text);
+  }
+  const auto capacities = parse_capacities(texts[4]);
+  if (!capacities) return record.error("capacities", capacities.error().text);
+  return ComparisonPlan{
+      .title = texts[0],
+      .about = texts[1],
+      .request = {
+          .workload = texts[2], .policies = parse_policies(texts[3]), .capacities = *capacities}};
 }
 
 /// The pages about bugs of servers: their headings, and their first paragraphs, which say who meets
@@ -284,6 +303,29 @@ class Collector {
 };
 
 }  // namespace
+
+Result<void> read_contents(const std::string& path, ReportOptions& options) {
+  const Result<std::unique_ptr<JsonDocuments>> documents = JsonDocuments::open(path);
+  if (!documents) return tl::unexpected(documents.error());
+  const Result<const nlohmann::json*> document = (*documents)->next();
+  if (!document) return tl::unexpected(document.error());
+  if (*document == nullptr) return fail(path + ": the file is empty");
+  const Record file(**document, (*documents)->place());
+  const Result<std::string> workload = file.text("workload"), policies = file.text("policies");
+  const Result<std::vector<Record>> plans = file.objects("comparisons");
+  if (!workload || !policies || !plans)
+    return tl::unexpected(!workload   ? workload.error()
+                          : !policies ? policies.error()
+                                      : plans.error());
+  options.workload = *workload;
+  options.policies = parse_policies(*policies);
+  for (const Record& record : *plans) {
+    Result<ComparisonPlan> plan = read_plan(record);
+    if (!plan) return tl::unexpected(plan.error());
+    options.comparisons.push_back(*std::move(plan));
+  }
+  return {};
+}
 
 Result<Report> collect_report(const ReportOptions& options) {
   return Collector(options).collect();

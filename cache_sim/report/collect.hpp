@@ -29,10 +29,8 @@ struct ReportProgress {
 struct ReportOptions {
   std::string fixtures =
       "fixtures";  ///< holds traces/ and, where there are any, regressions/; shown as it is given
-  std::string workload{};  ///< such as sglang-w1; empty: none
-  /// Of the workload, each beside its oracle.
-  std::vector<std::string> policies{"radix", "sglang-no-buffer", "sglang-extra-buffer",
-                                    "sglang-legacy"};
+  std::string workload{};                     ///< its name; empty: none
+  std::vector<std::string> policies{};        ///< of the workload, each beside its oracle
   std::vector<ComparisonPlan> comparisons{};  ///< hit ratio against capacity
   std::string kernels{};                      ///< the folder of their evidence; empty: none
   std::string found{};    ///< the folder of the pages about servers' bugs; empty: none
@@ -42,6 +40,10 @@ struct ReportOptions {
   ReadRunLine read_run_line;
   std::function<void(const ReportProgress&)> progress{};
 };
+
+/// The workload, its policies and the comparisons that a JSON file names (fixtures/report.json).
+/// Errors name file and field.
+Result<void> read_contents(const std::string& path, ReportOptions& options);
 
 /// The Chrome trace of one run.
 struct TimelineFile {

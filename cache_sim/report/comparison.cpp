@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
 #include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/report/svg.hpp"
@@ -17,12 +16,6 @@ namespace {
 constexpr std::int64_t kGib = std::int64_t{1} << 30;
 
 // --- Collecting ----------------------------------------------------------------------------------
-
-std::vector<std::optional<std::int64_t>> gibs(std::initializer_list<std::int64_t> sizes) {
-  std::vector<std::optional<std::int64_t>> capacities;
-  for (const std::int64_t size : sizes) capacities.emplace_back(size * kGib);
-  return capacities;
-}
 
 double hit_ratio(const ComparedPolicy& row) {
   return rounded_ratio(row.measures.hit_tokens, row.measures.input_tokens);
@@ -213,58 +206,6 @@ Json ratio_ticks(const Comparison& comparison) {
 }
 
 }  // namespace
-
-std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures) {
-  std::vector<std::string> policies{"kv-bound", "state-at-end-and-branch", "state-at-end", "belady",
-                                    "lru"};
-  for (const char* const policy : {"radix", "sglang-no-buffer", "sglang-extra-buffer", "marconi",
-                                   "vllm-align", "vllm-align-retention-0", "vllm-all"})
-    if (Registry<PolicyEntry>::find(policy) != nullptr) policies.emplace_back(policy);
-  policies.emplace_back("belady-states");
-  std::vector<ComparisonPlan> plans;
-  const std::string mooncake = fixtures + "/workloads/mooncake_conversation_1000.jsonl";
-  std::error_code error;
-  if (std::filesystem::exists(mooncake, error))
-    plans.push_back(
-        {"Conversations with long documents (Mooncake)",
-         "The first requests of Mooncake’s conversation trace, from a real service: "
-         "long prompts, few of which share more than their beginning. The trace has no answers, so "
-         "no prompt goes on with one, and a state at the end of an answer is never hit: beside "
-         "branches those are all that Marconi keeps.",
-         {.workload = mooncake, .policies = policies, .capacities = gibs({16, 64, 256, 1024})}});
-  plans.push_back(
-      {"Multi-turn chats (sglang-w1)",
-       "Conversations of several turns with a few system prompts, generated, eight in "
-       "flight at once; each turn continues the one before it.",
-       {.workload = "sglang-w1", .policies = policies, .capacities = gibs({24, 32, 64, 128})}});
-  plans.push_back(
-      {"Many users of a few long prompts (vllm-w1)",
-       "Requests over 64 shared prefixes of 512 to 2,048 tokens, generated, each with "
-       "a question of its own after one of them: what is worth keeping lies inside "
-       "the prompts.",
-       {.workload = "vllm-w1", .policies = policies, .capacities = gibs({8, 16, 32, 64, 128})}});
-  const std::string agents =
-      "sessions:requests=600,seats=24,turns=21,system=4096,input=600,output=100,fork_every=4,"
-      "gap_us=250000";
-  plans.push_back(
-      {"Sessions of agents",
-       "Long sessions with tools, generated: every few turns a sub-agent forks the "
-       "context, works on its own, and the session goes on without it.",
-       {.workload = agents, .policies = policies, .capacities = gibs({4, 8, 16, 32, 64})}});
-  plans.push_back(
-      {"Pages, grids, chunks and hash blocks",
-       "The same sessions of agents: what a policy’s own settings are worth beside its "
-       "defaults (page 1, a state each 256 tokens, chunks of 8,192, blocks hashed "
-       "whole).",
-       {.workload = agents,
-        .policies = {"sglang-extra-buffer", "sglang-extra-buffer@page=16",
-                     "sglang-extra-buffer@page=64", "sglang-extra-buffer@track_interval=64",
-                     "sglang-extra-buffer@track_interval=1024",
-                     "sglang-extra-buffer@chunked_prefill=2048", "vllm-align",
-                     "vllm-align@hash_block=16", "vllm-align@chunked_prefill=2048"},
-        .capacities = gibs({4, 8, 16, 32, 64})}});
-  return plans;
-}
 
 std::vector<std::string> conclusions_of(const Comparison& comparison) {
   std::vector<std::string> sentences{choice_sentence(comparison), bound_sentence(comparison),

@@ -17,10 +17,6 @@ struct ComparisonPlan {
   CompareRequest request;
 };
 
-/// The slice of Mooncake's conversation trace below `fixtures` (where it is), sglang-w1 and agents'
-/// sessions, each under the ideal policies and SGLang's that are registered.
-std::vector<ComparisonPlan> default_comparisons(const std::string& fixtures);
-
 /// A comparison as the report's document holds it: comparison_json(), with `title`, `about`,
 /// `command`, the axis of its picture, and `conclusions`, sentences made from the same figures.
 Result<Json> comparison_of(const ComparisonPlan& plan);
