@@ -1011,13 +1011,14 @@ TEST(Report, conclusionsFollowTheFigures) {
                    row("sglang-no-buffer", 4, 300)},
       .model = **find_model("tiny-hybrid")};
   EXPECT_EQ(
-      conclusions_of(comparison),
+      conclusions_of(comparison).of_policies,
       std::vector<std::string>{"sglang-no-buffer hits 10.0 % with 1 GiB and 30.0 % with "
                                "4 GiB; 2 GiB already give nearly all of it. With 4 GiB it "
                                "still evicts; --policies kv-bound,… says what more can add."});
   comparison.policies.back().measures.hit_tokens = 600;
   const auto says = [&](const std::string& text) {
-    const std::vector<std::string> all = conclusions_of(comparison);
+    auto [all, of_policies] = conclusions_of(comparison);
+    all.insert(all.end(), of_policies.begin(), of_policies.end());
     return std::any_of(all.begin(), all.end(), [&](const std::string& sentence) {
       return sentence.find(text) != std::string::npos;
     });
@@ -1040,6 +1041,45 @@ TEST(Report, conclusionsFollowTheFigures) {
   EXPECT_FALSE(says("stands above kv-bound")) << "blocks of one token round nothing";
   comparison.block = 512;
   EXPECT_TRUE(says("stands above kv-bound (60.0000 % against 59.9000 %)"));
+}
+
+// The best policy depends on the memory: a sentence for each capacity, its cell marked in the
+// table.
+TEST(Report, eachCapacityHasItsBestPolicy) {
+  const auto row = [](const std::string& policy, std::int64_t gib, std::int64_t hits) {
+    ComparedPolicy one{.policy = policy, .capacity = gib << 30, .scheduled = true};
+    one.measures.input_tokens = 1000;
+    one.measures.hit_tokens = hits;
+    one.ttft = TimeSummary{.mean = gib * 1'000'000};
+    return one;
+  };
+  Comparison comparison{
+      .policies = {row("radix", 1, 900), row("radix", 2, 900), row("sglang-no-buffer", 1, 100),
+                   row("sglang-no-buffer", 2, 600), row("vllm-align", 1, 200),
+                   row("vllm-align", 2, 500), row("marconi", 1, 200), row("marconi", 2, 0)},
+      .model = **find_model("tiny-hybrid")};
+  comparison.policies[4].block = comparison.policies[5].block = 1056;
+  const std::vector<std::string> general = conclusions_of(comparison).general;
+  EXPECT_EQ(general[0],
+            "With 1 GiB vllm-align and marconi reuse most of the hybrid policies: 20.0 % of the "
+            "input tokens; then sglang-no-buffer with 10.0 %.");
+  EXPECT_EQ(general[1],
+            "With 2 GiB sglang-no-buffer reuses most of the hybrid policies: 60.0 % of the input "
+            "tokens; then vllm-align with 50.0 %.");
+  EXPECT_NE(general.back().find("vllm-align looks prompts up in whole blocks of 1056 tokens"),
+            std::string::npos);
+  const Json shown = shown_comparison({}, comparison);
+  std::vector<std::size_t> best;
+  for (std::size_t i = 0; i < shown["policies"].size(); ++i)
+    if (shown["policies"][i]["is_best"]) best.push_back(i);
+  EXPECT_EQ(best, (std::vector<std::size_t>{3, 4, 6}));
+  EXPECT_EQ(shown["policies"][3]["hit_text"], "sglang-no-buffer, 2 GiB: 60.0 %");
+  EXPECT_EQ(shown["policies"][3]["ttft_text"], "sglang-no-buffer, 2 GiB: 2 ms");
+  EXPECT_EQ(shown["ttft_ticks"], (Json{1'000'000, 2'000'000}));
+  const std::string page = comparisons_page({{"comparisons", Json::array({shown})}});
+  EXPECT_EQ(times_in(page, "<strong>"), 3u);
+  EXPECT_EQ(times_in(page, "<svg role=\"img\" aria-label=\"time to the first token"), 1u);
+  EXPECT_EQ(times_in(page, "data-part=\"3\""), 3u) << "a curve in each picture, and its box";
 }
 
 // --- Files ---------------------------------------------------------------------------------------

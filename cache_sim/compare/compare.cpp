@@ -211,6 +211,8 @@ class Comparer {
                           "block and groups; without one, `blocks` counts",
                           name));
       const BlockLayout layout = BlockLayout::of(model_);
+      if (!names(request_.config, "hash_block") && !names(name, "hash_block"))
+        row.block = layout.block;
       row.blocks = std::min(left / layout.block_bytes, kMostSlots);
       if (row.blocks < 2) return refuse("block besides the null block");
       row.state_slots = row.blocks - 1;  // at most, as are the tokens

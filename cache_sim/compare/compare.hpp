@@ -46,6 +46,7 @@ struct ComparedPolicy {
   std::int64_t kv_tokens = 0;            ///< what the capacity makes; 0 where it is infinite
   std::int64_t state_slots = 0;
   std::int64_t blocks = 0;  ///< of a policy with one pool of blocks
+  std::int64_t block = 0;   ///< tokens in one of them, where prompts are looked up in whole ones
   /// False of a policy with blocks: its replies do not say which states it stores and what it
   /// evicts, so nobody has counted them.
   bool tells_contents = true;

@@ -54,8 +54,9 @@ void print_table(const CompareRequest& request, const Comparison& comparison) {
          fmt::format("{:.1f}", m.flops_saved / 1e15), told(m.states), told(m.states_never_hit),
          told(m.evicted_tokens), told(m.dead_tokens), row.preemptions, milliseconds(row.ttft));
   }
-  for (const std::string& sentence : cache_sim::conclusions_of(comparison))
-    print("- {}\n", sentence);
+  const cache_sim::Conclusions conclusions = cache_sim::conclusions_of(comparison);
+  for (const auto* const sentences : {&conclusions.general, &conclusions.of_policies})
+    for (const std::string& sentence : *sentences) print("- {}\n", sentence);
   note("digest={:016x}\n", comparison.digest());
 }
 

@@ -1,9 +1,11 @@
 #include "cache_sim/report/comparison.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "cache_sim/compare/comparison_json.hpp"
 #include "cache_sim/report/svg.hpp"
@@ -159,25 +161,60 @@ std::string states_sentence(const Comparison& comparison, const std::string& pol
       percent_text(rounded_ratio(row.measures.states_never_hit, row.measures.states_admitted)));
 }
 
-/// Which of the hybrid policies to take, where there are several.
-std::string choice_sentence(const Comparison& comparison) {
-  const ComparedPolicy* best = nullptr;
-  const ComparedPolicy* next = nullptr;
-  for (const ComparedPolicy& row : comparison.policies) {
-    if (!is_hybrid(row) || &row != largest(comparison, row.policy)) continue;
-    if (best == nullptr || hit_ratio(row) > hit_ratio(*best)) {
-      next = best;
-      best = &row;
-    } else if (next == nullptr || hit_ratio(row) > hit_ratio(*next)) {
-      next = &row;
+/// The rows that a reader chooses between, at one capacity, the most hits first: hybrid policies,
+/// or all of servers where there are none.
+std::vector<const ComparedPolicy*> choices_at(const Comparison& comparison, std::int64_t capacity) {
+  const bool hybrid =
+      std::any_of(comparison.policies.begin(), comparison.policies.end(), is_hybrid);
+  std::vector<const ComparedPolicy*> rows;
+  for (const ComparedPolicy& row : comparison.policies)
+    if (row.scheduled && is_hybrid(row) == hybrid && row.capacity == capacity) rows.push_back(&row);
+  std::stable_sort(rows.begin(), rows.end(),
+                   [](const auto* a, const auto* b) { return hit_ratio(*a) > hit_ratio(*b); });
+  return rows;
+}
+
+std::set<std::int64_t> capacities_of(const Comparison& comparison) {
+  std::set<std::int64_t> capacities;
+  for (const ComparedPolicy& row : comparison.policies)
+    if (row.capacity) capacities.insert(*row.capacity);
+  return capacities;
+}
+
+/// Which policy to take with this much memory, where there are several.
+std::string choice_sentence(const Comparison& comparison, std::int64_t capacity) {
+  const auto rows = choices_at(comparison, capacity);
+  if (rows.size() < 2) return "";
+  const std::string best = percent_text(hit_ratio(*rows[0]));
+  std::vector<std::string> first{rows[0]->policy};
+  std::size_t next = 1;
+  for (; next < rows.size() && percent_text(hit_ratio(*rows[next])) == best; ++next)
+    first.push_back(rows[next]->policy);
+  const std::string with = fmt::format("With {}", capacity_text(capacity));
+  if (next == rows.size())
+    return fmt::format("{} all {}policies reuse as much: {} of the input tokens.", with,
+                       is_hybrid(*rows[0]) ? "hybrid " : "", best);
+  return fmt::format("{} {} reuse{} most{}: {} of the input tokens; then {} with {}.", with,
+                     fmt::join(first, " and "), next == 1 ? "s" : "",
+                     is_hybrid(*rows[0]) ? " of the hybrid policies" : "", best, rows[next]->policy,
+                     percent_text(hit_ratio(*rows[next])));
+}
+
+/// Why a policy with a pool of blocks hits nothing of a prompt that others hit in part.
+std::string block_sentence(const Comparison& comparison) {
+  std::vector<std::string> policies;
+  std::int64_t block = 0;
+  for (const ComparedPolicy& row : comparison.policies)
+    if (row.block > 0 &&
+        std::find(policies.begin(), policies.end(), row.policy) == policies.end()) {
+      policies.push_back(row.policy);
+      block = row.block;
     }
-  }
-  if (next == nullptr) return "";
+  if (policies.empty()) return "";
   return fmt::format(
-      "Of the hybrid policies, {} serves this workload best: {} against {} of {}, "
-      "with {} each.",
-      best->policy, percent_text(hit_ratio(*best)), percent_text(hit_ratio(*next)), next->policy,
-      capacity_text(best->capacity));
+      "{} look{} prompts up in whole blocks of {} tokens, whose KV is as large as a state of {}: a "
+      "request that shares less with an earlier one hits nothing.",
+      fmt::join(policies, " and "), policies.size() == 1 ? "s" : "", block, comparison.model.name);
 }
 
 /// How much a better choice of what to evict could give.
@@ -205,22 +242,43 @@ Json ratio_ticks(const Comparison& comparison) {
   return ticks;
 }
 
+/// The axis of times: 1, 2, 5, 10, … from the last below all that was measured to the first above.
+Json time_ticks(const Comparison& comparison) {
+  Nanoseconds least = 0, most = 0;
+  for (const ComparedPolicy& row : comparison.policies) {
+    if (!row.ttft || row.ttft->mean <= 0) continue;
+    least = least == 0 ? row.ttft->mean : std::min(least, row.ttft->mean);
+    most = std::max(most, row.ttft->mean);
+  }
+  Json ticks = Json::array();
+  const auto next = [](Nanoseconds tick) {
+    return std::to_string(tick).front() == '2' ? tick / 2 * 5 : tick * 2;
+  };
+  for (Nanoseconds tick = 1; most > 0 && (ticks.empty() || ticks.back() < most); tick = next(tick))
+    if (next(tick) > least) ticks.push_back(tick);
+  return ticks;
+}
+
 }  // namespace
 
-std::vector<std::string> conclusions_of(const Comparison& comparison) {
-  std::vector<std::string> sentences{choice_sentence(comparison), bound_sentence(comparison),
-                                     above_bound_sentence(comparison)};
+Conclusions conclusions_of(const Comparison& comparison) {
+  Conclusions conclusions;
+  for (const std::int64_t capacity : capacities_of(comparison))
+    conclusions.general.push_back(choice_sentence(comparison, capacity));
+  for (const auto sentence :
+       {bound_sentence, above_bound_sentence, eviction_sentence, block_sentence})
+    conclusions.general.push_back(sentence(comparison));
   std::vector<std::string> told;
   for (const ComparedPolicy& row : comparison.policies) {
     const bool known = std::find(told.begin(), told.end(), row.policy) != told.end();
     if (!row.scheduled || known) continue;
     told.push_back(row.policy);
-    sentences.push_back(memory_sentence(comparison, row.policy));
-    if (is_hybrid(row)) sentences.push_back(states_sentence(comparison, row.policy));
+    conclusions.of_policies.push_back(memory_sentence(comparison, row.policy));
+    if (is_hybrid(row)) conclusions.of_policies.push_back(states_sentence(comparison, row.policy));
   }
-  sentences.push_back(eviction_sentence(comparison));
-  std::erase(sentences, "");
-  return sentences;
+  std::erase(conclusions.general, "");
+  std::erase(conclusions.of_policies, "");
+  return conclusions;
 }
 
 Result<Json> comparison_of(const ComparisonPlan& plan) {
@@ -234,10 +292,24 @@ Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison) 
   json["title"] = plan.title;
   json["about"] = plan.about;
   json["command"] = command_of(plan.request);
-  for (std::size_t i = 0; i < comparison.policies.size(); ++i)
-    json["policies"][i]["capacity_text"] = capacity_text(comparison.policies[i].capacity);
+  for (std::size_t i = 0; i < comparison.policies.size(); ++i) {
+    const ComparedPolicy& row = comparison.policies[i];
+    Json& shown = json["policies"][i];
+    shown["capacity_text"] = capacity_text(row.capacity);
+    const std::string where = fmt::format("{}, {}: ", row.policy, capacity_text(row.capacity));
+    shown["hit_text"] = where + percent_text(hit_ratio(row));
+    if (row.ttft) shown["ttft_text"] = where + moment_text(row.ttft->mean);
+    const auto choices =
+        row.capacity ? choices_at(comparison, *row.capacity) : std::vector<const ComparedPolicy*>{};
+    shown["is_best"] = choices.size() > 1 && row.scheduled &&
+                       is_hybrid(row) == is_hybrid(*choices[0]) &&
+                       hit_ratio(row) == hit_ratio(*choices[0]);
+  }
   json["ticks"] = ratio_ticks(comparison);
-  json["conclusions"] = conclusions_of(comparison);
+  json["ttft_ticks"] = time_ticks(comparison);
+  const Conclusions conclusions = conclusions_of(comparison);
+  json["conclusions"] = conclusions.general;
+  json["of_policies"] = conclusions.of_policies;
   return json;
 }
 
@@ -264,18 +336,32 @@ std::vector<Curve> curves_of(const JsonField& comparison) {
 }
 
 constexpr std::size_t kStyles = 12;  // c0 … c11 of style.css
-constexpr double kLeft = 62;
-constexpr double kWidth = 520;
-constexpr double kHeight = 300;
+constexpr double kLeft = 52;
+constexpr double kWidth = 430;
+constexpr double kHeight = 280;
 constexpr double kTop = 12;
-constexpr double kLabelHeight = 15;
 
-/// Where ratios and capacities lie in the picture; capacities by their logarithm.
+/// One figure of each row, on the upright axis of a picture.
+struct Plot {
+  std::string_view label, ticks, text;
+  bool is_time;
+  std::optional<double> value(const JsonField& row) const {
+    if (!is_time) return row.at("hit_ratio").number();
+    if (!row.has("ttft") || row.at("ttft").at("mean_ns").number() <= 0) return std::nullopt;
+    return std::log10(row.at("ttft").at("mean_ns").number());
+  }
+  double tick(const JsonField& field) const {
+    return is_time ? std::log10(field.number()) : field.number();
+  }
+};
+constexpr Plot kHits{"hit ratio of each policy against capacity", "ticks", "hit_text", false};
+constexpr Plot kTimes{"time to the first token against capacity", "ttft_ticks", "ttft_text", true};
+
+/// Where figures and capacities lie in the picture; capacities by their logarithm.
 class Axes {
  public:
-  Axes(const JsonField& comparison, const std::vector<Curve>& curves) {
-    const JsonField ticks = comparison.at("ticks");
-    most_ = ticks.item(ticks.size() - 1).number();
+  Axes(const Plot& plot, const JsonField& ticks, const std::vector<Curve>& curves)
+      : least_(plot.tick(ticks.item(0))), most_(plot.tick(ticks.item(ticks.size() - 1))) {
     for (const Curve& curve : curves)
       if (!curve.infinite())
         for (const JsonField& row : curve.rows) {
@@ -283,7 +369,9 @@ class Axes {
           last_ = std::max(last_, log_of(row));
         }
   }
-  double y(const JsonField& ratio) const { return kTop + kHeight * (1 - ratio.number() / most_); }
+  double y(double value) const {
+    return kTop + kHeight * (1 - (value - least_) / std::max(most_ - least_, 1e-9));
+  }
   double x(const JsonField& row) const {
     if (last_ <= first_) return kLeft + kWidth / 2;
     return kLeft + 14 + (log_of(row) - first_) / (last_ - first_) * (kWidth - 28);
@@ -291,18 +379,19 @@ class Axes {
 
  private:
   static double log_of(const JsonField& row) { return std::log2(row.at("capacity").number()); }
-  double most_ = 1;
+  double least_, most_;
   double first_ = 64;
   double last_ = 0;
 };
 
-void draw_axes(Svg& svg, const JsonField& comparison, const std::vector<Curve>& curves,
+void draw_axes(Svg& svg, const Plot& plot, const JsonField& ticks, const std::vector<Curve>& curves,
                const Axes& axes) {
-  const JsonField ticks = comparison.at("ticks");
   for (std::size_t i = 0; i < ticks.size(); ++i) {
-    const double y = axes.y(ticks.item(i));
+    const double y = axes.y(plot.tick(ticks.item(i)));
     svg.line({kLeft, y}, {kLeft + kWidth, y}, i == 0 ? "axis" : "faint");
-    svg.text({kLeft - 6, y + 4}, "small dim end", percent(ticks.item(i), Medium::svg));
+    svg.text(
+        {kLeft - 6, y + 4}, "small dim end",
+        plot.is_time ? moment(ticks.item(i), Medium::svg) : percent(ticks.item(i), Medium::svg));
   }
   const auto finite = std::find_if(curves.begin(), curves.end(),
                                    [](const Curve& curve) { return !curve.infinite(); });
@@ -312,22 +401,20 @@ void draw_axes(Svg& svg, const JsonField& comparison, const std::vector<Curve>& 
              words(row.at("capacity_text"), Medium::svg));
 }
 
-/// How a curve is drawn: a piece of it, from `from` on to the right, with the shape of its points.
-void draw_key(Svg& svg, Point from, std::size_t number, bool has_points) {
-  const std::string style = fmt::format("curve c{}", number % kStyles);
-  svg.line(from, {from.x + 18, from.y}, style);
-  if (has_points)
-    svg.rect({from.x + 6, from.y - 3, 6, 6}, style + " point", number % 2 == 0 ? 3 : 0);
+std::string curve_style(std::size_t number) {
+  return fmt::format("curve c{}", number % kStyles);
 }
 
-/// The curves' names below the picture, for windows that are too narrow for those beside it.
-View keys_view(const JsonField& comparison) {
+/// The legend below the pictures; a box that is cleared takes its curve away.
+View keys_view(const std::vector<Curve>& curves) {
   View keys = list_view();
-  const std::vector<Curve> curves = curves_of(comparison);
   for (std::size_t i = 0; i < curves.size(); ++i) {
     Svg svg(18, 10, "");
-    draw_key(svg, {0, 5}, i, !curves[i].infinite());
+    svg.line({0, 5}, {18, 5}, curve_style(i));
+    if (!curves[i].infinite())
+      svg.rect({6, 2, 6, 6}, curve_style(i) + " point", i % 2 == 0 ? 3 : 0);
     View key = object_view();
+    key.set("number", std::to_string(i));
     key.set("box", svg.markup());
     key.set("name", words(curves[i].rows[0].at("policy"), Medium::html));
     keys.push_back(key);
@@ -335,56 +422,73 @@ View keys_view(const JsonField& comparison) {
   return keys;
 }
 
-std::string curves_picture(const JsonField& comparison) {
-  const std::vector<Curve> curves = curves_of(comparison);
-  const Axes axes(comparison, curves);
-  Svg svg(kLeft + kWidth + 190, kTop + kHeight + 24, "hit ratio of each policy against capacity");
-  draw_axes(svg, comparison, curves, axes);
-  struct Label {
-    double y;
-    std::size_t curve;
-  };
-  std::vector<Label> labels;
+std::string curves_picture(const JsonField& comparison, const std::vector<Curve>& curves,
+                           const Plot& plot) {
+  const JsonField ticks = comparison.at(plot.ticks);
+  if (ticks.size() == 0) return "";
+  const Axes axes(plot, ticks, curves);
+  Svg svg(kLeft + kWidth + 24, kTop + kHeight + 24, plot.label);
+  draw_axes(svg, plot, ticks, curves, axes);
   for (std::size_t i = 0; i < curves.size(); ++i) {
     const Curve& curve = curves[i];
-    const std::string style = fmt::format("curve c{}", i % kStyles);
+    struct Place {
+      Point at;
+      JsonField row;
+    };
+    std::vector<Place> places;
     std::vector<Point> points;
     for (const JsonField& row : curve.rows) {
-      const double y = axes.y(row.at("hit_ratio"));
+      const std::optional<double> value = plot.value(row);
+      if (!value) continue;
+      const double y = axes.y(*value);
       if (curve.infinite()) points.push_back({kLeft, y});
       points.push_back({curve.infinite() ? kLeft + kWidth : axes.x(row), y});
+      places.push_back({points.back(), row});
     }
-    svg.path(points, style);
-    if (!curve.infinite())
-      for (const Point& point : points)
-        svg.rect({point.x - 3, point.y - 3, 6, 6}, style + " point", i % 2 == 0 ? 3 : 0);
-    labels.push_back({points.back().y, i});
-  }
-  // Names stand at the ends of their curves, and make room for each other.
-  std::stable_sort(labels.begin(), labels.end(),
-                   [](const Label& a, const Label& b) { return a.y < b.y; });
-  for (std::size_t i = 1; i < labels.size(); ++i)
-    labels[i].y = std::max(labels[i].y, labels[i - 1].y + kLabelHeight);
-  double below = kTop + kHeight;
-  for (std::size_t i = labels.size(); i-- > 0;) {
-    labels[i].y = std::min(labels[i].y, below);
-    below = labels[i].y - kLabelHeight;
-  }
-  for (const Label& label : labels) {
-    const Curve& curve = curves[label.curve];
-    const double x = kLeft + kWidth + 8;
-    draw_key(svg, {x, label.y}, label.curve, !curve.infinite());
-    svg.text({x + 24, label.y + 4}, "small", words(curve.rows[0].at("policy"), Medium::svg));
+    svg.open_part(i);
+    svg.path(points, curve_style(i));
+    for (const Place& place : places)
+      svg.rect({place.at.x - 3, place.at.y - 3, 6, 6}, curve_style(i) + " point",
+               i % 2 == 0 ? 3 : 0, hover_title(place.row.at(plot.text)));
+    svg.close_part();
   }
   return svg.markup();
+}
+
+/// Hit ratios as a table: a row for each policy, a column for each capacity.
+void set_table(View& view, const std::vector<Curve>& curves) {
+  const auto finite = std::find_if(curves.begin(), curves.end(),
+                                   [](const Curve& curve) { return !curve.infinite(); });
+  View columns = list_view(), rows = list_view();
+  if (finite != curves.end())
+    for (const JsonField& row : finite->rows) columns.push_back(view_of(row.at("capacity_text")));
+  for (const Curve& curve : curves) {
+    View row = object_view(), cells = list_view();
+    for (const JsonField& cell : curve.rows) {
+      View one = view_of(cell.at("hit_ratio"));
+      one.set("is_best", cell.at("is_best").flag());
+      one.set("infinite", curve.infinite());
+      cells.push_back(one);
+    }
+    row.set("policy", view_of(curve.rows[0].at("policy")));
+    row.set("cells", cells);
+    rows.push_back(row);
+  }
+  view.set("columns", columns);
+  view.set("column_count", std::to_string(finite == curves.end() ? 1 : finite->rows.size()));
+  view.set("rows", rows);
 }
 
 }  // namespace
 
 View comparison_view(const JsonField& comparison) {
-  View view = view_of(comparison, {"ticks"});
-  view.set("picture", curves_picture(comparison));
-  view.set("keys", keys_view(comparison));
+  View view = view_of(comparison, {"ticks", "ttft_ticks"});
+  const std::vector<Curve> curves = curves_of(comparison);
+  view.set("picture", curves_picture(comparison, curves, kHits));
+  const std::string times = curves_picture(comparison, curves, kTimes);
+  view.set("times", times.empty() ? View(false) : View(times));
+  view.set("keys", keys_view(curves));
+  set_table(view, curves);
   return view;
 }
 

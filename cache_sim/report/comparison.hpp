@@ -18,13 +18,17 @@ struct ComparisonPlan {
 };
 
 /// A comparison as the report's document holds it: comparison_json(), with `title`, `about`,
-/// `command`, the axis of its picture, and `conclusions`, sentences made from the same figures.
+/// `command`, the axes of its pictures, and what to conclude.
 Result<Json> comparison_of(const ComparisonPlan& plan);
 /// The same of a comparison that was made already.
 Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison);
 
-/// Conclusions from the figures, as sentences.
-std::vector<std::string> conclusions_of(const Comparison& comparison);
+/// Sentences made from the figures.
+struct Conclusions {
+  std::vector<std::string> general;      ///< which policy for each capacity, and what bounds all
+  std::vector<std::string> of_policies;  ///< what memory and states are worth to each
+};
+Conclusions conclusions_of(const Comparison& comparison);
 
 /// /comparisons/… for the template comparison.html.
 View comparison_view(const JsonField& comparison);

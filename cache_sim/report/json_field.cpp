@@ -52,20 +52,23 @@ std::string percent(const JsonField& field, Medium medium) {
   return marked_figure(field, medium, "percent", fmt::format("{:.1f} %", field.number() * 100));
 }
 
-std::string moment(const JsonField& field, Medium medium) {
+std::string moment_text(std::int64_t nanoseconds) {
   struct Unit {
     std::int64_t nanoseconds;
     std::string_view name;
   };
   constexpr std::array kUnits{Unit{1'000'000'000, "s"}, Unit{1'000'000, "ms"}, Unit{1'000, "µs"},
                               Unit{1, "ns"}};
-  const std::int64_t time = field.integer();
-  if (time == 0) return marked_figure(field, medium, "time", "0 ms");
+  if (nanoseconds == 0) return "0 ms";
   std::size_t unit = 0;
-  while (time < kUnits[unit].nanoseconds && unit + 1 < kUnits.size()) ++unit;
-  const double value = static_cast<double>(time) / static_cast<double>(kUnits[unit].nanoseconds);
-  return marked_figure(field, medium, "time",
-                       fmt::format("{} {}", short_decimal(value), kUnits[unit].name));
+  while (nanoseconds < kUnits[unit].nanoseconds && unit + 1 < kUnits.size()) ++unit;
+  const auto whole = static_cast<double>(kUnits[unit].nanoseconds);
+  return fmt::format("{} {}", short_decimal(static_cast<double>(nanoseconds) / whole),
+                     kUnits[unit].name);
+}
+
+std::string moment(const JsonField& field, Medium medium) {
+  return marked_figure(field, medium, "time", moment_text(field.integer()));
 }
 
 std::string words(const JsonField& field, Medium medium, std::size_t limit) {

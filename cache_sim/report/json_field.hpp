@@ -60,6 +60,8 @@ std::string count(const JsonField& field, Medium medium = Medium::html);    ///<
 std::string percent(const JsonField& field, Medium medium = Medium::html);  ///< 66.7 %, of a ratio
 std::string moment(const JsonField& field, Medium medium = Medium::html);  ///< 3 ms, of nanoseconds
 
+std::string moment_text(std::int64_t nanoseconds);  ///< 3 ms, unmarked
+
 /// A text of the document; longer than `limit` characters it is cut. 0: never.
 std::string words(const JsonField& field, Medium medium = Medium::html, std::size_t limit = 0);
 /// A text as the <title> element of a picture's part, which is shown when a pointer rests on it.

@@ -126,6 +126,13 @@ void Svg::marker(Point place, std::string_view style, std::string_view title) {
                        style, titled("path", title));
 }
 
+void Svg::open_part(std::size_t number) {
+  body_ += fmt::format("<g data-part=\"{}\">\n", number);
+}
+void Svg::close_part() {
+  body_ += "</g>\n";
+}
+
 std::string Svg::markup() const {
   return fmt::format(
       "<svg role=\"img\" aria-label=\"{0}\" width=\"{1}\" "

@@ -2,6 +2,7 @@
 // page's style sheet, so that a picture follows the reader's light or dark setting.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,6 +47,10 @@ class Svg {
   void padlock(Point at);
   /// A triangle that points down to this place.
   void marker(Point at, std::string_view style, std::string_view title);
+
+  /// What is drawn until close_part() can be hidden by this number (page.js).
+  void open_part(std::size_t number);
+  void close_part();
 
   std::string markup() const;
 

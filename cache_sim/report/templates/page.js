@@ -19,6 +19,13 @@ document.querySelectorAll("[data-filter]").forEach(function (input) {
   input.closest(".filter").hidden = false;
   apply();
 });
+// A box of the legend takes its curve out of the pictures above it.
+document.querySelectorAll(".curves input").forEach(function (box) {
+  box.addEventListener("change", function () {
+    box.closest(".curves").querySelectorAll('g[data-part="' + box.dataset.part + '"]').forEach(
+      function (part) { part.style.display = box.checked ? "" : "none"; });
+  });
+});
 // What a finding is about is inside the visible part of its picture, however narrow the window is.
 document.querySelectorAll(".scroll, .chart").forEach(function (room) {
   var part = room.querySelector("svg .guilty, svg line.wrong");
