@@ -609,8 +609,14 @@ TEST(Program, timelineIsAChromeTrace) {
   EXPECT_EQ(run.status, kExitPass) << run.err;
   const Json timeline = Json::parse(read_text(folder.path("timeline.json")));
   std::vector<std::string> bars[2];
+  std::map<std::string, std::int64_t> most;  // of what each counter says
+  std::int64_t operations = 0;
   for (const Json& event : timeline["traceEvents"]) {
     ASSERT_TRUE(event["ph"].is_string() && event["name"].is_string()) << event.dump();
+    if (event["ph"] == "C")
+      most[event["name"]] =
+          std::max(most[event["name"]], event["args"]["in use"].get<std::int64_t>());
+    operations += event["ph"] == "i" && event["args"].contains("reply") ? 1 : 0;
     if (event["ph"] != "X") continue;
     EXPECT_GE(event["ts"].get<double>(), 0);
     EXPECT_GT(event["dur"].get<double>(), 0);
@@ -618,6 +624,9 @@ TEST(Program, timelineIsAChromeTrace) {
   }
   EXPECT_GT(std::count(bars[0].begin(), bars[0].end(), "prefill"), 5);
   EXPECT_GT(std::count(bars[0].begin(), bars[0].end(), "decode"), 5);
+  EXPECT_GT(operations, 20);
+  EXPECT_GT(most["KV tokens"], 100);
+  EXPECT_GT(most["state slots"], 0);
   EXPECT_EQ(bars[1], (std::vector<std::string>{"alloc as=s", "advance slot=s tokens=a3"}));
 }
 

@@ -1043,6 +1043,31 @@ TEST(Report, conclusionsFollowTheFigures) {
   EXPECT_TRUE(says("stands above kv-bound (60.0000 % against 59.9000 %)"));
 }
 
+// Steps in which requests only decode are one line that unfolds; what the finding is about is not
+// among them.
+TEST(Report, runsOfDecodeStepsFold) {
+  FixtureFolder folder;
+  folder.with("decode",
+              "# run: lockstep replay %s --subject radix --subject oracle:radix\n"
+              "request id=first tokens=a10 output=8\nrun\n"
+              "expect id=first\n----\ncached=3\n");
+  const Report report = collected(folder);
+  const Json& run = report.document["traces"][0]["runs"][0];
+  ASSERT_EQ(run["folds"].size(), 1u) << run["events"].dump(1);
+  const Json& fold = run["folds"][0];
+  EXPECT_EQ(fold["steps"], 6);
+  std::int64_t steps = 0;
+  for (std::int64_t event = fold["first"]; event <= fold["last"]; ++event)
+    steps += run["events"][event - 1]["operation"].get<std::string>().starts_with("step ") ? 1 : 0;
+  EXPECT_EQ(steps, 6);
+  const std::int64_t wrong = run["run"]["findings"][0]["event"];
+  EXPECT_EQ(wrong, 19);
+  EXPECT_EQ(fold["last"], 16) << "a step and the events before the wrong one stay";
+  const std::string page = page_named(report.document, "traces/decode.html");
+  EXPECT_EQ(times_in(page, "<tbody class=\"fold\">"), 1u);
+  EXPECT_NE(page.find("/folds/0/steps"), std::string::npos);
+}
+
 // The best policy depends on the memory: a sentence for each capacity, its cell marked in the
 // table.
 TEST(Report, eachCapacityHasItsBestPolicy) {

@@ -6,8 +6,8 @@
 
 namespace lockstep::cache_sim {
 
-/// A row per request, an instant per finding. Without a scheduler, each event is a microsecond
-/// wide.
+/// A row per request, one of operations, counters of the pools, an instant per finding. Without a
+/// scheduler, each event is a microsecond wide; operations and counters need kept events.
 Json timeline_json(const ReplayOutcome& outcome);
 
 }  // namespace lockstep::cache_sim

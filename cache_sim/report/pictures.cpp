@@ -173,40 +173,46 @@ struct Strip {
   std::string_view title, used, used_max, total;
 };
 
+constexpr double kPoolsLeft = 58;  // room for the axis' figures
+
+double event_x(std::int64_t event, std::size_t count) {
+  return kPoolsLeft + static_cast<double>(event) * (kChartWidth - kPoolsLeft) /
+                          static_cast<double>(std::max<std::size_t>(count, 1));
+}
+
 /// A step line of one pool over the events, its highest value at the top.
 void draw_strip(Svg& svg, const JsonField& run, const Strip& strip, double top, double height) {
   const JsonField pools = run.at("pools");
   const JsonField events = run.at("events");
-  svg.text(
-      {0, top + 12}, "label",
-      fmt::format("{}: at most {} of {}", strip.title, count(pools.at(strip.used_max), Medium::svg),
-                  count(pools.at(strip.total), Medium::svg)));
+  svg.text({0, top + 12}, "label",
+           fmt::format("{}, of {}", strip.title, count(pools.at(strip.total), Medium::svg)));
   const double base = top + height;
-  const double room = height - 22;
+  const double room = height - 28;
   const auto total = static_cast<double>(pools.at(strip.total).integer());
   const auto most =
       static_cast<double>(std::max<std::int64_t>(pools.at(strip.used_max).integer(), 1));
   const bool shows_total = total <= 2 * most;
   const double scale = room / (shows_total ? total : most);
-  svg.line({0, base}, {kChartWidth, base}, "axis");
-  if (shows_total)
-    svg.line({0, base - total * scale}, {kChartWidth, base - total * scale}, "limit");
-  std::vector<Point> points{{0, base}};
-  std::vector<Point> area{{0, base}};
+  const auto tick = [&](double value, std::string_view style, const std::string& text) {
+    svg.line({kPoolsLeft, base - value * scale}, {kChartWidth, base - value * scale}, style);
+    svg.text({kPoolsLeft - 6, base - value * scale + 4}, "small dim end", text);
+  };
+  svg.line({kPoolsLeft, base}, {kChartWidth, base}, "axis");
+  if (shows_total) tick(total, "limit", count(pools.at(strip.total), Medium::svg));
+  if (!shows_total || (total - most) * scale > 11)
+    tick(most, "faint", count(pools.at(strip.used_max), Medium::svg));
+  std::vector<Point> points{{kPoolsLeft, base}};
   double last = 0;
-  const double step = kChartWidth / static_cast<double>(std::max<std::size_t>(events.size(), 1));
   for (std::size_t i = 0; i < events.size(); ++i) {
     const double y = static_cast<double>(events.item(i).at(strip.used).integer()) * scale;
     if (y == last) continue;
-    const double x = static_cast<double>(i) * step;
-    for (std::vector<Point>* const line : {&points, &area}) {
-      line->push_back({x, base - last});
-      line->push_back({x, base - y});
-    }
+    const double x = event_x(static_cast<std::int64_t>(i), events.size());
+    points.push_back({x, base - last});
+    points.push_back({x, base - y});
     last = y;
   }
   points.push_back({kChartWidth, base - last});
-  area.push_back({kChartWidth, base - last});
+  std::vector<Point> area = points;
   area.push_back({kChartWidth, base});
   svg.path(area, "area");
   svg.path(points, "step");
@@ -263,22 +269,22 @@ std::string pools_picture(const JsonField& run) {
   for (std::size_t i = 0; i < strips.size(); ++i)
     draw_strip(svg, run, strips[i], static_cast<double>(i) * (kStripHeight + kStripGap),
                kStripHeight);
+  if (events.size() == 0) return svg.markup();
   const std::int64_t wrong = wrong_event(run);
-  if (wrong > 0 && events.size() > 0) {
-    const double x =
-        (static_cast<double>(wrong) - 0.5) * kChartWidth / static_cast<double>(events.size());
+  const double x = (event_x(wrong - 1, events.size()) + event_x(wrong, events.size())) / 2;
+  constexpr double kWords = 110;  // of "event 1,234 is wrong", and of an end of the axis
+  if (wrong > 0) {
     svg.line({x, 18}, {x, bottom}, "wrong");
-    const bool left = x > kChartWidth / 2;
-    svg.text({x, bottom + 15}, left ? "small wrongtext end" : "small wrongtext",
+    svg.text({x, bottom + 15}, x > kChartWidth / 2 ? "small wrongtext end" : "small wrongtext",
              "event " + count(run.at("run").at("findings").item(0).at("event"), Medium::svg) +
                  " is wrong");
-    return svg.markup();
   }
-  if (events.size() == 0) return svg.markup();
-  svg.text({0, bottom + 15}, "small dim",
-           "event " + count(events.item(0).at("event"), Medium::svg));
-  svg.text({kChartWidth, bottom + 15}, "small dim end",
-           "event " + count(events.item(events.size() - 1).at("event"), Medium::svg));
+  if (wrong == 0 || x > kPoolsLeft + 2 * kWords)
+    svg.text({kPoolsLeft, bottom + 15}, "small dim",
+             "event " + count(events.item(0).at("event"), Medium::svg));
+  if (wrong == 0 || x < kChartWidth - 2 * kWords)
+    svg.text({kChartWidth, bottom + 15}, "small dim end",
+             "event " + count(events.item(events.size() - 1).at("event"), Medium::svg));
   return svg.markup();
 }
 

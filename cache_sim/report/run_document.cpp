@@ -63,6 +63,44 @@ Json window_json(const ReplaySession& run) {
           {"before", events_before(run, first)}};
 }
 
+/// Whether an event belongs to steps that only decode, and its reply says nothing of note.
+bool only_decodes(const KeptEvent& event) {
+  const std::string_view operation = event.operation, reply = event.reply;
+  if (operation.starts_with("step ") || operation.starts_with("complete ")) return true;
+  const bool decodes =
+      operation.starts_with("extend ") && operation.find(" n=1 tokens=") != operation.npos;
+  const auto is_zero = [&](std::string_view field) {
+    const std::size_t at = reply.find(field);
+    return at == reply.npos || reply.substr(at + field.size(), 1) == "0";
+  };
+  return decodes && reply.find("n=1") != reply.npos && is_zero("evicted_kv=") &&
+         is_zero("evicted_states=");
+}
+
+/// Stretches of events in which requests only decode, in at least three steps; the first finding's
+/// event and the two before it are in none.
+Json folds_json(const ReplaySession& run) {
+  const std::vector<KeptEvent>& events = run.kept_events();
+  const std::int64_t wrong = run.findings().empty() ? 0 : run.findings().front().event;
+  Json folds = Json::array();
+  std::int64_t first = 1, steps = 0;
+  const auto close = [&](std::int64_t end) {
+    if (steps >= 3) folds.push_back({{"first", first}, {"last", end - 1}, {"steps", steps}});
+    first = end + 1;
+    steps = 0;
+  };
+  const auto count = static_cast<std::int64_t>(events.size());
+  for (std::int64_t i = 1; i <= count; ++i) {
+    const KeptEvent& event = events[static_cast<std::size_t>(i - 1)];
+    if (!only_decodes(event) || (i <= wrong && i > wrong - 3))
+      close(i);
+    else if (event.operation.starts_with("step "))
+      ++steps;
+  }
+  close(count + 1);
+  return folds;
+}
+
 Json pools_json(const ReplaySession& run) {
   const std::optional<Snapshot> content = run.snapshot(0);
   if (!content) return nullptr;
@@ -256,6 +294,7 @@ Json shown_run_json(const std::string& command, const ReplayRequest& request,
   json["end_ns"] = run.now();
   json["events"] = events_json(run);
   json["window"] = window_json(run);
+  json["folds"] = folds_json(run);
   json["pools"] = pools_json(run);
   json["tree"] = tree_json(run);
   json["spans"] = spans_json(run);

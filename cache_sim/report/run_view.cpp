@@ -95,7 +95,16 @@ View events_view(const JsonField& run) {
   const JsonField window = run.at("window");
   const JsonField findings = run.at("run").at("findings");
   const std::int64_t wrong = findings.size() == 0 ? 0 : findings.item(0).at("event").integer();
-  View rows = list_view();
+  const JsonField folds = run.at("folds");
+  View groups = list_view(), rows = list_view();
+  const auto close_group = [&](const View& fold) {
+    if (!rows.is_non_empty_list()) return;
+    View group = object_view();
+    group.set("fold", fold);
+    group.set("rows", rows);
+    groups.push_back(group);
+    rows = list_view();
+  };
   const auto add = [&](std::int64_t event, bool gap) {
     View row = view_of(events.item(static_cast<std::size_t>(event - 1)));
     row.set("wrong", event == wrong);
@@ -110,12 +119,22 @@ View events_view(const JsonField& run) {
     add(event, next != event + 1);
   }
   const auto last = std::min(window.at("last").integer(), static_cast<std::int64_t>(events.size()));
-  for (std::int64_t event = first; event <= last; ++event) add(event, false);
+  std::size_t next = 0;
+  for (std::int64_t event = first; event <= last; ++event) {
+    while (next < folds.size() && folds.item(next).at("last").integer() < event) ++next;
+    const bool is_whole = next < folds.size() && folds.item(next).at("first").integer() >= first &&
+                          folds.item(next).at("last").integer() <= last;
+    if (is_whole && folds.item(next).at("first").integer() == event) close_group(View(false));
+    add(event, false);
+    if (is_whole && folds.item(next).at("last").integer() == event)
+      close_group(view_of(folds.item(next)));
+  }
+  close_group(View(false));
   View view = view_of(window, {"before"});
   view.set("open", findings.size() > 0);
   view.set("has_time", run.at("end_ns").integer() > 0);
   view.set("has_pools", run.has("pools"));
-  view.set("rows", rows);
+  view.set("groups", groups);
   return view;
 }
 
