@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The pages of `lockstep report` in a real browser: at a phone's and a desk's width, by day and by night, no page is wider
 than its window, none writes an error to the console, every link leads to something, text is large enough to read, and the
-filter of the index hides what it should. Skipped (77) where there is no Chromium.
+filter of the index, the boxes of legends and folded rows hide what they should. Skipped (77) where there is no Chromium.
 
     properties/report_browser_test.py --program build/current/lockstep
 """
@@ -190,6 +190,33 @@ def check_filter(browser: Browser, index: pathlib.Path) -> list[str]:
     return wrong
 
 
+def check_boxes(browser: Browser, out: pathlib.Path, folded: pathlib.Path) -> list[str]:
+    """A box of a legend takes its curve away, and one of a fold shows its rows."""
+    wrong = []
+    browser.open((out / "policies.html").as_uri())
+    curves = browser.value("""(() => {
+        const box = document.querySelector(".curves input"), parts = box.closest(".curves").querySelectorAll(
+            `g[data-part="${box.dataset.part}"]`);
+        const widths = () => [...parts].map((part) => part.getBoundingClientRect().width);
+        const before = widths();
+        box.click();
+        return JSON.stringify([before, widths()]);
+    })()""")
+    if not any(curves[0]) or any(curves[1]):
+        wrong.append(f"the legend's first box leaves curves as wide as {curves[1]}, before {curves[0]}")
+    browser.open(folded.as_uri())
+    rows = browser.value("""(() => {
+        const fold = document.querySelector(".fold"), height = () => fold.rows[1].getBoundingClientRect().height;
+        fold.closest("details").open = true;
+        const before = height();
+        fold.querySelector("input").click();
+        return JSON.stringify([before, height()]);
+    })()""")
+    if rows[0] or not rows[1]:
+        wrong.append(f"{folded.name}: a folded row is {rows[0]} px high, unfolded {rows[1]}")
+    return wrong
+
+
 def broken_page_is_noticed(browser: Browser, folder: pathlib.Path) -> list[str]:
     """The checks above can fail: a page that is too wide, logs an error, links to nothing and has tiny text."""
     page = folder / "broken.html"
@@ -232,6 +259,8 @@ def main() -> int:
             for page, look in looks.items():
                 wrong += [f"{page.name}: {link} leads to nothing" for link in broken_links(page, look, names)]
             wrong += check_filter(browser, out / "index.html")
+            folded = next(page for page in pages if 'class="fold"' in page.read_text(encoding="utf-8"))
+            wrong += check_boxes(browser, out, folded)
         finally:
             browser.close()
         size = (out / "index.html").stat().st_size
