@@ -9,8 +9,8 @@
                                    text model is noted as seen; 1 where one is another; 77 without transformers
     static_kv.py selftest          check notices a changed source, write a failure
 
-"sources" is a digest of the exporter and its tables (fixtures/subjects/static_kv), the C++ runtime, its tests on a GPU
-and what takes its times; of C++ without comments and spaces. The text model is left out: a GPU is given the programs
+"sources" is a digest of the exporter (cache_sim/python/lockstep/static_kv), its tables (fixtures/subjects/static_kv),
+the C++ runtime, its tests on a GPU and what takes its times; of C++ without comments and spaces. The text model is left out: a GPU is given the programs
 that are exported from it, and "programs" are their digests (static_kv_programs.py). "text model" is the digest of the
 text that was last seen to give them."""
 import datetime
@@ -31,9 +31,10 @@ import evidence  # noqa: E402
 
 ROOT = evidence.ROOT
 FILE = ROOT / "reports/static_kv.json"
-PATTERNS = ("fixtures/subjects/static_kv/*.py", "kernels/torch/static_kv/*.?pp", "bench/static_kv_times.cpp",
+PYTHON = ROOT / "cache_sim/python"
+PATTERNS = ("cache_sim/python/lockstep/static_kv/*.py", "fixtures/subjects/static_kv/*.py", "kernels/torch/static_kv/*.?pp", "bench/static_kv_times.cpp",
             "bench/initcheck_graph_copy.cu", "properties/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
-TEXT_MODEL = ROOT / "fixtures/subjects/static_kv/text_model.py"
+TEXT_MODEL = PYTHON / "lockstep/static_kv/text_model.py"
 PROGRAMS = ROOT / "reports/static_kv_programs.py"
 SKIPPED = 77  # ctest's word for a test that cannot run here
 
@@ -151,8 +152,8 @@ def environment():
     return importlib.import_module("environment")
 
 
-def exported_now(folder=TEXT_MODEL.parent, words=()):
-    """{name: digest} of the programs that a folder's text model gives, all or those whose names are `words`."""
+def exported_now(folder=PYTHON, words=()):
+    """{name: digest} of the programs that a folder's package `lockstep` gives, all or those whose names are `words`."""
     run = environment()
     python = sys.executable if run.is_here() else run.PYTHON
     out = subprocess.run([python, PROGRAMS, folder, *words], stdout=subprocess.PIPE, check=True, env=run.variables()).stdout
@@ -164,12 +165,12 @@ def programs():
         print(environment().MISSING)
         return SKIPPED
     with tempfile.TemporaryDirectory() as scratch:
-        planted = pathlib.Path(scratch) / "static_kv"
-        shutil.copytree(TEXT_MODEL.parent, planted)
+        planted = pathlib.Path(scratch)
+        shutil.copytree(PYTHON / "lockstep", planted / "lockstep")
         text = TEXT_MODEL.read_text()
         broken = text.replace(".masked_fill(hidden, 0.0)", "")  # what nobody wrote is weighed by 0
         assert broken != text
-        (planted / TEXT_MODEL.name).write_text(broken)
+        (planted / TEXT_MODEL.relative_to(PYTHON)).write_text(broken)
         said = json.loads(FILE.read_text())
         one = next(iter(said["programs"]))
         assert exported_now(planted, [one])[one] != said["programs"][one], "a changed model gives the same program"

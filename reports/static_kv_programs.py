@@ -1,7 +1,7 @@
 """Digests of the programs that a GPU is given: {name: digest}, on standard output.
 
-    python3 reports/static_kv_programs.py FOLDER [NAME…]    FOLDER has text_model.py, export.py and what they import, as
-                                                            fixtures/subjects/static_kv has; NAMEs of programs, or all
+    python3 reports/static_kv_programs.py FOLDER [NAME…]    FOLDER has the package `lockstep`, as cache_sim/python has;
+                                                            NAMEs of programs, or all
 
 A digest is of every node of an exported graph with its operands, shapes, strides and types, of what goes in and comes
 out and which input is written, and of constants; the device is left out, so that a CPU says what a GPU would. Every
@@ -41,11 +41,11 @@ def digest(program):
 
 
 def digests(wanted):
-    import export
     import packages
     import table
     import torch
     import weights
+    from lockstep.static_kv import export
 
     weights.drawn = lambda seed, stream, shape, *law: torch.zeros(shape)  # no program depends on them
     found = {}
@@ -63,5 +63,6 @@ def digests(wanted):
 
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[1]).resolve()
-    sys.path[1:1] = [str(folder), str(ROOT / "fixtures/subjects/transformers")]
+    subjects = ROOT / "fixtures/subjects"
+    sys.path[1:1] = [str(folder), str(subjects / "static_kv"), str(subjects / "transformers")]
     print(json.dumps(digests(sys.argv[2:])))

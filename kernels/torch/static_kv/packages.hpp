@@ -1,4 +1,4 @@
-// A folder of AOTInductor packages, as fixtures/subjects/static_kv/export.py writes it:
+// A folder of AOTInductor packages, as cache_sim/python/lockstep/static_kv/export.py writes it:
 // static_kv.json says what the packages are, each package says the same of itself.
 #pragma once
 
