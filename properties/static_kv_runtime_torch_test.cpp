@@ -309,7 +309,7 @@ TEST(StaticKvPackages, ofAnotherKindAreRefused) {
     const std::string said = folder.refusal_with(change);
     EXPECT_NE(said.find(sentence), std::string::npos) << said;
   };
-  says({{"format", 2}}, "static_kv.json: format is 2; this runtime reads 3");
+  says({{"format", 2}}, "static_kv.json: format is 2; this runtime reads 4");
   says({{"torch", "2.12.0"}}, "static_kv.json: torch is \"2.12.0\"; this runtime was built with");
   says({{"dtype", "float16"}}, "dtype is \"float16\"; packages of float32 and bfloat16 are served");
   says({{"device", "xpu"}}, "device is \"xpu\"; packages of cpu and cuda are served");
@@ -327,6 +327,20 @@ TEST(StaticKvPackages, ofAnotherKindAreRefused) {
   says({{"transformers", "5.24.0"}}, "its transformers is \"5.23.0\"");
   std::ofstream(folder.path("q8.pt2")) << "nothing";
   says(json::object(), "q8.pt2: is no package that can be loaded");
+}
+
+// Weights that changed after the export: the packages hold the old ones.
+TEST(StaticKvPackages, besideOtherWeightsAreRefused) {
+  SKIP_WITHOUT_PACKAGES();
+  PackageFolder folder(package_folders().front());
+  std::fstream weights(folder.path("model.safetensors"), std::ios::in | std::ios::out);
+  weights.seekg(-1, std::ios::end);
+  const char last = static_cast<char>(weights.get() ^ 1);
+  weights.seekp(-1, std::ios::end);
+  weights.put(last);
+  weights.close();
+  const std::string said = folder.refusal_with(json::object());
+  EXPECT_NE(said.find("model.safetensors: its SHA-256 is not the one"), std::string::npos) << said;
 }
 
 }  // namespace

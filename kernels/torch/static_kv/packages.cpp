@@ -1,10 +1,12 @@
 #include "kernels/torch/static_kv/packages.hpp"
 
 #include <ATen/ATen.h>
+#include <openssl/evp.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/headeronly/version.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -15,12 +17,31 @@ namespace {
 using nlohmann::json;
 using torch::inductor::AOTIModelPackageLoader;
 
-constexpr int kFormat = 3;
+constexpr int kFormat = 4;
 
 constexpr const char* kForms[] = {"buckets", "in_place"};  ///< lists of packages by bucket
 
 std::string text_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
+}
+
+/// In hexadecimal digits.
+Result<std::string> sha256_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail(path + ": cannot be read");
+  const std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> digest(EVP_MD_CTX_new(),
+                                                                  EVP_MD_CTX_free);
+  EVP_DigestInit_ex(digest.get(), EVP_sha256(), nullptr);
+  std::vector<char> block(1 << 20);
+  while (file.read(block.data(), static_cast<std::streamsize>(block.size())), file.gcount() > 0)
+    EVP_DigestUpdate(digest.get(), block.data(), static_cast<std::size_t>(file.gcount()));
+  std::array<unsigned char, EVP_MAX_MD_SIZE> bytes{};
+  unsigned size = 0;
+  EVP_DigestFinal_ex(digest.get(), bytes.data(), &size);
+  std::string text;
+  for (unsigned i = 0; i < size; ++i)
+    for (const int shift : {4, 0}) text += "0123456789abcdef"[bytes[i] >> shift & 15];
+  return text;
 }
 
 Result<json> read_index(const std::string& path) {
@@ -94,6 +115,11 @@ Result<Program> load(const std::string& folder, const std::string& form, const s
 Result<Programs> load_packages(const std::string& folder) {
   const auto index = read_index(folder + "/static_kv.json");
   if (!index) return tl::unexpected(index.error());
+  const std::string weights = folder + "/model.safetensors";
+  const auto digest = sha256_of(weights);
+  if (!digest) return tl::unexpected(digest.error());
+  if (index->value("weights", json()) != *digest)
+    return fail(weights + ": its SHA-256 is not the one of static_kv.json's weights");
   auto checkpoint = reference::read_qwen3(folder);
   if (!checkpoint) return tl::unexpected(checkpoint.error());
   const auto& c = checkpoint->config;

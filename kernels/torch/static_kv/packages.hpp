@@ -9,9 +9,9 @@
 namespace lockstep::static_kv {
 
 /// Reads config.json, model.safetensors and static_kv.json, and loads every package. Refused with
-/// one sentence: another format, another PyTorch, a bucket without its file, a package whose own
-/// words differ from the folder's, a dtype that is neither float32 nor bfloat16, a GPU's packages
-/// where there is none.
+/// one sentence: another format, another PyTorch, other weights than the packages were made from, a
+/// bucket without its file, a package whose own words differ from the folder's, a dtype that is
+/// neither float32 nor bfloat16, a GPU's packages where there is none.
 Result<Programs> load_packages(const std::string& folder);
 
 }  // namespace lockstep::static_kv

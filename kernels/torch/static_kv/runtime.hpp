@@ -1,7 +1,7 @@
 // The runtime of a model exported with fixed shapes: it owns the cache, cuts prompts into buckets,
 // pads them, and applies the new keys and values of the real tokens.
 //
-// A program serves one bucket, a number Q of queries (cache_sim/python/lockstep/static_kv/text_model.py):
+// A program serves one bucket, a number Q of queries (lockstep.static_kv's text_model.py):
 //
 //   input            shape                       output     shape
 //   input_ids        [R, Q] int64                hidden     [R, Q, D]
