@@ -228,6 +228,11 @@ TEST_P(StaticKvGraphs, bucketsMayFillTheCache) {
   EXPECT_THROW(broken.capture(clears_once), c10::Error);
 }
 
+TEST_P(StaticKvGraphs, bucketsBeyondTheCacheAreNotCaptured) {
+  GraphRuntime runtime(eager_programs(*there_, {1, kPositions + 1}));
+  EXPECT_ANY_THROW(runtime.capture([](const auto& step, const auto&) { return step; }));
+}
+
 TEST_P(StaticKvGraphs, goOnBehindARefusal) {
   Recorded<GraphRuntime> runtime(programs());
   EXPECT_EQ(generate(runtime, prompts_of({90}, true, 90), {.new_tokens = 8}).error().text,

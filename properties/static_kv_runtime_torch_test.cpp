@@ -323,6 +323,7 @@ TEST(StaticKvPackages, ofAnotherKindAreRefused) {
        "its form is \"buckets\", static_kv.json says \"in_place\"");
   says({{"in_place", 1}}, "in_place is no list of packages by bucket");
   says({{"in_place", {{"one", "q1.pt2"}}}}, "in_place has \"one\", no number of queries");
+  says({{"buckets", {{"97", "q8.pt2"}}}}, "buckets has 97, more than the 96 positions");
   says({{"positions", 64}}, "its positions is \"96\", static_kv.json says \"64\"");
   says({{"transformers", "5.24.0"}}, "its transformers is \"5.23.0\"");
   std::ofstream(folder.path("q8.pt2")) << "nothing";

@@ -53,6 +53,7 @@ void GraphRuntime::capture(const Record& record) {
   require(buckets_.empty(), "buckets are captured once");
   const at::Device device = programs_.head.device();
   for (const auto& [Q, program] : programs_.buckets) {
+    require(Q <= programs_.positions, "a bucket fits into the cache");
     Bucket& bucket = buckets_[Q];
     bucket.Q = Q;
     bucket.host = at::zeros({3 * table_size(programs_.rows, Q) + 2}, at::kLong);

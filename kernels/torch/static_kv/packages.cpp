@@ -19,6 +19,8 @@ using torch::inductor::AOTIModelPackageLoader;
 
 constexpr int kFormat = 4;
 
+constexpr const char* kDynamic = "dynamic";  ///< the bucket of any length
+
 constexpr const char* kForms[] = {"buckets", "in_place"};  ///< lists of packages by bucket
 
 std::string text_of(const json& value) {
@@ -74,11 +76,16 @@ Result<json> read_index(const std::string& path) {
   for (const char* form : kForms) {
     const json list = index.value(form, json::object());
     if (!list.is_object()) return fail(path + ": " + form + " is no list of packages by bucket");
-    for (const auto& [Q, file_name] : list.items())
-      if (Q.empty() || Q.size() > 6 || Q.find_first_not_of("0123456789") != std::string::npos ||
-          Q.front() == '0' || !file_name.is_string())
+    for (const auto& [Q, file_name] : list.items()) {
+      const bool is_number = !Q.empty() && Q.size() <= 7 && Q.front() != '0' &&
+                             Q.find_first_not_of("0123456789") == std::string::npos;
+      if (!(is_number || Q == kDynamic) || !file_name.is_string())
         return fail(path + ": " + form + " has \"" + Q +
                     "\", no number of queries and a file's name");
+      if (is_number && std::stoll(Q) > index["positions"])
+        return fail(path + ": " + form + " has " + Q + ", more than the " +
+                    index["positions"].dump() + " positions");
+    }
   }
   return index;
 }
@@ -112,6 +119,21 @@ Result<Program> load(const std::string& folder, const std::string& form, const s
 
 }  // namespace
 
+Result<Tokens> stop_tokens(const std::string& folder) {
+  const std::string path = folder + "/generation_config.json";
+  std::ifstream file(path);
+  if (!file) return fail(path + ": cannot be read");
+  const json config = json::parse(file, nullptr, false);
+  if (!config.is_object()) return fail(path + ": is no JSON object");
+  json stop = config.value("eos_token_id", json());
+  if (stop.is_null()) return Tokens{};
+  if (!stop.is_array()) stop = json::array({stop});
+  for (const json& token : stop)
+    if (!token.is_number_unsigned())
+      return fail(path + ": eos_token_id has " + token.dump() + ", no token");
+  return stop.get<Tokens>();
+}
+
 Result<Programs> load_packages(const std::string& folder) {
   const auto index = read_index(folder + "/static_kv.json");
   if (!index) return tl::unexpected(index.error());
@@ -142,7 +164,10 @@ Result<Programs> load_packages(const std::string& folder) {
       auto program = load(folder, form, Q, *index);
       if (!program) return tl::unexpected(program.error());
       auto& programs_of = form == std::string("in_place") ? programs.in_place : programs.buckets;
-      programs_of.emplace(std::stoll(Q), std::move(*program));
+      if (Q == kDynamic)  // the last one, so that lengths with a bucket of their own have it
+        for (std::int64_t n = 2; n <= programs.positions; ++n) programs_of.emplace(n, *program);
+      else
+        programs_of.emplace(std::stoll(Q), std::move(*program));
     }
   }
   return programs;

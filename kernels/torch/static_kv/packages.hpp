@@ -8,10 +8,14 @@
 
 namespace lockstep::static_kv {
 
-/// Reads config.json, model.safetensors and static_kv.json, and loads every package. Refused with
-/// one sentence: another format, another PyTorch, other weights than the packages were made from, a
-/// bucket without its file, a package whose own words differ from the folder's, a dtype that is
+/// Reads config.json, model.safetensors and static_kv.json, and loads every package; a bucket
+/// "dynamic" serves each length from 2 that has none of its own. Refused with one sentence: another
+/// format, another PyTorch, other weights than the packages were made from, a bucket without its
+/// file or beyond the cache, a package whose own words differ from the folder's, a dtype that is
 /// neither float32 nor bfloat16, a GPU's packages where there is none.
 Result<Programs> load_packages(const std::string& folder);
+
+/// The tokens that end a text, of generation_config.json.
+Result<Tokens> stop_tokens(const std::string& folder);
 
 }  // namespace lockstep::static_kv
