@@ -179,6 +179,20 @@ TEST_P(StaticKvRuntime, plantedProgramsAreFound) {
   EXPECT_NE(with(nothing, [](auto& out) { out[0] = out[0] + 0 * out[0].log(); }), "") << "NaN";
 }
 
+// Keys and values of the call's own tokens stand at cache_position, and nothing elsewhere.
+TEST_P(StaticKvRuntime, sidecarsAreZeroElsewhere) {
+  const Programs programs = eager_programs(originals_.eager, {1, 8, 16});
+  for (const auto& [Q, program] : programs.buckets) {
+    EXPECT_EQ(written_elsewhere(programs, Q, program), 0) << Q;
+    const Program repeats_the_past = [sound = program](const std::vector<at::Tensor>& in) {
+      auto outputs = sound(in);
+      outputs[1] = in[2].index_copy(3, in[4], outputs[1].index_select(3, in[4]));
+      return outputs;
+    };
+    EXPECT_GT(written_elsewhere(programs, Q, repeats_the_past), 0) << Q;
+  }
+}
+
 // --- What is refused
 // ------------------------------------------------------------------------------
 
@@ -248,6 +262,16 @@ TEST(StaticKvPackages, areTheOriginal) {
         expect_original(runtime, packaged.originals, packaged.programs.rows, folder + ": ");
     std::cout << folder << ": " << compared.cases << " cases, " << packaged.programs.rows
               << " rows\n";
+  }
+}
+
+TEST(StaticKvPackages, sidecarsAreZeroElsewhere) {
+  SKIP_WITHOUT_PACKAGES();
+  const at::InferenceMode guard;
+  for (const std::string& folder : package_folders()) {
+    const Programs programs = value_of(load_packages(folder));
+    for (const auto& [Q, program] : programs.buckets)
+      EXPECT_EQ(written_elsewhere(programs, Q, program), 0) << folder << ", " << Q;
   }
 }
 

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
@@ -201,6 +202,33 @@ inline Programs eager_programs(const TorchQwen3& model, const std::vector<std::i
   for (const std::int64_t Q : buckets)
     programs.buckets[Q] = [&model](const std::vector<at::Tensor>& in) { return model.step(in); };
   return programs;
+}
+
+/// Elements of the sidecars of a bucket's program that are not zero outside of cache_position, over
+/// a random past with NaN after it.
+inline std::int64_t written_elsewhere(const Programs& programs, std::int64_t Q,
+                                      const Program& program) {
+  const auto& c = programs.config;
+  const std::int64_t R = programs.rows, M = programs.positions,
+                     past = std::min<std::int64_t>(5, M - Q);
+  const auto options = programs.head.options();
+  const auto indices = at::device(options.device()).dtype(at::kLong);
+  const at::Tensor position = at::arange(past, past + Q, indices);
+  const auto cached = [&] {
+    at::Tensor tensor =
+        at::rand({c.num_hidden_layers, R, c.num_key_value_heads, M, c.head_dim}, options);
+    tensor.narrow(3, past, M - past).fill_(std::numeric_limits<double>::quiet_NaN());
+    return tensor;
+  };
+  const at::Tensor mask = at::arange(M, indices).lt(past + Q).expand({R, M}).contiguous();
+  const auto outputs = program({at::ones({R, Q}, indices), mask, cached(), cached(), position,
+                                position.expand({R, Q}).contiguous()});
+  std::int64_t count = 0;
+  for (const at::Tensor& sidecar : {outputs.at(1), outputs.at(2)})
+    for (const at::Tensor& part :
+         {sidecar.narrow(3, 0, past), sidecar.narrow(3, past + Q, M - past - Q)})
+      count += part.ne(0).sum().item<std::int64_t>();
+  return count;
 }
 
 /// Tiny products are no work for two threads.
