@@ -253,7 +253,14 @@ if(TARGET lockstep_static_kv)
   target_link_libraries(lockstep_static_kv_tests PRIVATE
     lockstep_static_kv lockstep_reference GTest::gtest_main ${CMAKE_DL_LIBS})
   target_compile_options(lockstep_static_kv_tests PRIVATE -O1)  # its time is spent in LibTorch
-  add_test(NAME static_kv.runtime COMMAND lockstep_static_kv_tests --gtest_filter=-ExportedOperators*)
+  add_dependencies(lockstep_static_kv_tests lockstep_static_kv_generate)
+  add_test(NAME static_kv.runtime COMMAND lockstep_static_kv_tests --gtest_filter=-ExportedOperators*:*Packages*)
+  set_tests_properties(static_kv.runtime PROPERTIES LABELS quick TIMEOUT 600)
+  # Tests of packages are skipped as a whole where there are none, so that ctest counts them as skipped.
+  add_test(NAME static_kv.runtime_of_packages COMMAND lockstep_static_kv_tests --gtest_filter=StaticKv*Packages*)
+  add_test(NAME static_kv.commands
+    COMMAND ${Python3_EXECUTABLE} ${static_kv} command $<TARGET_FILE:lockstep_static_kv_generate>)
+  set_tests_properties(static_kv.commands PROPERTIES LABELS quick TIMEOUT 900 SKIP_RETURN_CODE 77)
   add_test(NAME static_kv.packages_of_three_rows
     COMMAND ${Python3_EXECUTABLE} ${static_kv} packages ${static_kv_packages}_rows small rows=3)
   add_test(NAME static_kv.runtime_of_three_rows COMMAND lockstep_static_kv_tests --gtest_filter=StaticKv*Packages*)
@@ -263,11 +270,13 @@ if(TARGET lockstep_static_kv)
     FIXTURES_REQUIRED static_kv_packages_rows
     ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages}_rows;AOTI_RUNTIME_CHECK_INPUTS=1")
   add_test(NAME static_kv.runtime_at_length COMMAND lockstep_static_kv_tests --gtest_filter=StaticKv*Packages*)
-  set_tests_properties(static_kv.runtime PROPERTIES LABELS quick TIMEOUT 600 FIXTURES_REQUIRED static_kv_packages
+  set_tests_properties(static_kv.runtime_of_packages PROPERTIES LABELS quick TIMEOUT 600 FIXTURES_REQUIRED static_kv_packages
     ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages};AOTI_RUNTIME_CHECK_INPUTS=1")
   set_tests_properties(static_kv.runtime_at_length PROPERTIES LABELS full TIMEOUT 1200
     FIXTURES_REQUIRED static_kv_packages_full
     ENVIRONMENT "LOCKSTEP_STATIC_KV=${static_kv_packages}_full;AOTI_RUNTIME_CHECK_INPUTS=1")
+  set_tests_properties(static_kv.runtime_of_packages static_kv.runtime_of_three_rows static_kv.runtime_at_length
+    PROPERTIES SKIP_REGULAR_EXPRESSION "no packages: `python3")
 endif()
 if(TARGET lockstep_cuda_graph)  # the same tests over CUDA graphs, and their times (bench/static_kv_on_gpu.sh)
   add_executable(lockstep_static_kv_gpu_tests properties/static_kv_graphs_torch_test.cpp)
