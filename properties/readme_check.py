@@ -48,6 +48,7 @@ NOT_RUN = {
     "fixtures/subjects/llama_cpp": "builds llama.cpp, or needs it",
     r"--program \.lockstep/llama_cpp": "needs llama.cpp",
     "fixtures/subjects/static_kv": "needs transformers; a test of its own",
+    "lockstep_static_kv_generate": "needs what lockstep.static_kv has exported; a test of its own",
     "fixtures/subjects/transformers": "brings transformers in from PyPI",
     "server search openai": "needs a server of one's own",
     r"fixtures/subjects/toy_server\.py --bug": "the word `server` is the script's; a test of its own",
