@@ -87,7 +87,7 @@ Result<void> run(const std::string& folder, const std::vector<std::string>& text
 }  // namespace
 }  // namespace lockstep::static_kv
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   CLI::App app("Greedy texts from a folder that `python -m lockstep.static_kv export` wrote.");
   std::string folder;
   std::vector<std::string> texts;
@@ -101,4 +101,8 @@ int main(int argc, char** argv) {
   const auto done = lockstep::static_kv::run(folder, texts, new_tokens);
   if (!done) std::cerr << "lockstep_static_kv_generate: " << done.error().text << '\n';
   return done ? 0 : 2;
+} catch (const std::exception& error) {  // of LibTorch
+  const std::string said = error.what();
+  std::cerr << "lockstep_static_kv_generate: " << said.substr(0, said.find('\n')) << '\n';
+  return 3;
 }
