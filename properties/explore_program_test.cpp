@@ -247,6 +247,37 @@ TEST(ExploreAChild, isToldThatItsLabelsAreNotCompared) {
 
 // --- What is not lost ----------------------------------------------------------------------------
 
+// A child that fails at hello is found before any operation: the trace replays all the same, and
+// the next search in that folder goes on.
+TEST(Explore, writesATraceThatReplaysWhereTheChildFailsAtHello) {
+  const ScratchFolder folder;
+  const std::string child = folder.write(
+      "child.py", "for _ in iter(input, ''): print('levels=request raised=no memory', flush=True)");
+  const std::string out = folder.path("findings");
+  const std::vector<std::string> search = {
+      "explore", "--subject", "exec:python3 " + child, "--traces", "3", "--out", out};
+  EXPECT_EQ(run_program(search).status, kExitDiffers);
+  const std::string file = only_trace(out);
+  const ProgramRun replayed = run_program({"replay", file, "--run-lines", "--allow-exec"});
+  EXPECT_EQ(replayed.status, kExitDiffers) << replayed.err;
+  EXPECT_NE(replayed.out.find("subject-died"), std::string::npos) << replayed.out;
+  std::vector<std::string> again = search;
+  again.push_back("--allow-exec");
+  const ProgramRun found = run_program(again);
+  EXPECT_EQ(found.status, kExitDiffers) << found.err;
+  EXPECT_NE(found.out.find(file + ": is still there"), std::string::npos) << found.out;
+}
+
+// What an earlier search left is played first; a file that cannot be played stops no search.
+TEST(Explore, namesWhatItCannotPlayAndGoesOn) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("old.trace", "# run: lockstep replay %s\nno_such_verb\n");
+  const ProgramRun run =
+      run_program({"explore", "--subject", "radix", "--traces", "1", "--out", folder.path("")});
+  EXPECT_EQ(run.status, kExitPass) << run.err;
+  EXPECT_NE(run.out.find("not replayed: " + file + ":2: "), std::string::npos) << run.out;
+}
+
 // A server of which every second process answers otherwise: what it did wrong cannot be shown
 // again, and that is what is wrong with it.
 TEST(Explore, callsAFindingThatDoesNotComeAgainNondeterministic) {

@@ -533,6 +533,36 @@ class Nightly(Scratch):
         for part in ("can never be hit", "came back", "--good:", f"{report['marks']}"):
             self.assertIn(part, self.page)
 
+    def test_what_is_found_before_the_first_operation_is_known_the_next_night(self):
+        child = self.folder / "child.py"
+        child.write_text("for _ in iter(input, ''): print('levels=request raised=no memory', flush=True)\n")
+        settings = f"""
+            [nightly]
+            seconds = 3
+            folder = corpus
+            [mine]
+            subject = exec:{sys.executable} {child}
+            """
+        states = []
+        for _ in range(2):
+            done, report = self.night(settings)
+            states.append((done.returncode, [one["state"] for one in report["subjects"][0]["findings"]]))
+        self.assertEqual(states, [(10, ["new"]), (0, ["still there"])], done.stdout + done.stderr)
+
+    def test_a_kept_finding_that_cannot_be_played_fails_the_night(self):
+        subject = self.folder / "cache.py"
+        subject.write_text(f"import sys\nsys.path.insert(0, {str(ROOT / 'fixtures' / 'subjects')!r})\n"
+                           "from lru_cache import WastefulLruCache as Cache\n")
+        settings = "[nightly]\nseconds = 3\nfolder = corpus\n[mine]\nsubject = cache.py:Cache\n"
+        _, report = self.night(settings)
+        for finding in report["subjects"][0]["findings"]:
+            (self.folder / "corpus" / finding["trace"]).write_text("admitt\n")
+        subject.write_text(subject.read_text().replace("Wasteful", ""))
+        done, report = self.night(settings)
+        self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
+        self.assertEqual({one["state"] for one in report["subjects"][0]["findings"]}, {"cannot be played"})
+        self.assertIn(".trace:1:", done.stdout)
+
     def test_a_server_is_searched_too(self):
         toy = f"{sys.executable} {ROOT / 'fixtures' / 'subjects' / 'toy_server.py'}"
         settings = """

@@ -53,9 +53,13 @@ std::string one_line(std::string text) {
   return text;
 }
 
-/// The comment lines of a shrunk trace: how to run it, what it finds, and what that means.
+/// Makes the trace a file that can be replayed: the comments say how to run it, what it finds, and
+/// what that means. A child that fails at hello is found before any operation, and a file needs
+/// one.
 void describe(Trace& trace, const LocatedFinding& finding, const RunOptions& run,
               const std::string& origin) {
+  if (trace.statements.empty())
+    trace.statements.emplace_back().what = Operation{.verb = Verb::check};
   trace.description = {"run: " + run_line(replay_of(run, "%s")),
                        fmt::format("finds: {}", to_string(finding.finding.kind)),
                        one_line(finding.finding.text) + ".", one_line(origin)};
@@ -92,8 +96,9 @@ struct ExploreWords {
   }
 };
 
-/// Traces that an earlier search left in the folder: those that still show their finding.
-Result<std::vector<std::string>> still_there(const std::string& folder, bool allow_exec) {
+/// Traces that an earlier search left in the folder: those that still show their finding. One that
+/// cannot be played, as another machine's or another version's, is named and stops nothing.
+std::vector<std::string> still_there(const std::string& folder, bool allow_exec) {
   std::vector<std::string> files;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(folder, none))
@@ -102,20 +107,28 @@ Result<std::vector<std::string>> still_there(const std::string& folder, bool all
   std::vector<std::string> there;
   for (const std::string& file : files) {
     const Result<Trace> trace = read_trace(file);
-    if (!trace) return tl::unexpected(trace.error());
+    if (!trace) {
+      note("not replayed: {}\n", trace.error().text);
+      continue;
+    }
     for (const RunDirective& directive : trace->runs) {
+      const auto not_replayed = [&](const Error& why) {
+        note("{}:{}: not replayed: {}\n", file, directive.line, why.text);
+      };
       std::vector<std::string> words = directive_words(directive, file);
       if (!directive.finds || words.empty() || words.front() != "replay") continue;
       words.erase(words.begin());
       const auto requests = read_run_line(words, allow_exec);
-      if (!requests) {  // another machine's, another version's, or a program that was not asked for
-        note("{}:{}: not replayed: {}\n", file, directive.line, requests.error().text);
+      if (!requests) {
+        not_replayed(requests.error());
         continue;
       }
       for (const ReplayRequest& request : *requests) {
         const Result<ReplayOutcome> outcome = replay(request);
-        if (!outcome) return tl::unexpected(outcome.error());
-        if (!outcome->run->findings().empty()) there.push_back(file);
+        if (!outcome)
+          not_replayed(outcome.error());
+        else if (!outcome->run->findings().empty())
+          there.push_back(file);
       }
     }
   }
@@ -380,9 +393,8 @@ int run_explore(const ExploreWords& words) {
     return refuse(writable.error());
   watch_trace(0, "earlier findings are replayed");
   watch_search(words.seed, options->run.timeout);
-  const Result<std::vector<std::string>> there = still_there(words.out, words.allow_exec);
-  if (!there) return refuse(there.error());
-  for (const std::string& file : *there) print("{}: is still there\n", file);
+  const std::vector<std::string> there = still_there(words.out, words.allow_exec);
+  for (const std::string& file : there) print("{}: is still there\n", file);
 
   watch_trace(1, "it is played");
   catch_interrupts();
@@ -399,7 +411,7 @@ int run_explore(const ExploreWords& words) {
   if (!outcome->discoveries.empty())
     return exit_status(outcome->discoveries.front().finding.finding.kind);
   if (is_interrupted()) return kExitInterrupted;
-  return there->empty() ? kExitPass : kExitInvariant;
+  return there.empty() ? kExitPass : kExitInvariant;
 }
 
 // --- shrink --------------------------------------------------------------------------------------

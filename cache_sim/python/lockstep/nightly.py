@@ -253,8 +253,9 @@ class Night:
         if any(not canary["found"] for canary in self.report["canaries"]) or any(
                 subject["cannot_run"] and not subject["optional"] for subject in self.report["subjects"]):
             return 3
-        states = [one["state"] for subject in self.report["subjects"] for one in subject["findings"]]
-        return 10 if NEW in states or BACK in states else 0
+        states = [one["state"] for subject in self.report["subjects"] for one in subject["findings"]
+                  if one["state"] != UNPLAYABLE or not (subject["optional"] and subject["cannot_run"])]
+        return 10 if NEW in states or BACK in states else 3 if UNPLAYABLE in states else 0
 
     def watch_canaries(self) -> None:
         """Plants each canary and looks for it with a new seed."""
@@ -411,8 +412,9 @@ def summary(report: dict[str, Any], folder: pathlib.Path) -> str:
             lines.append(f"{subject['name']}: cannot run{' (optional)' * subject['optional']}: {subject['cannot_run']}")
         if subject["seeds"] or states:
             lines.append(f"{subject['name']}: {counted(subject['operations'], 'operation')}, {reached}: {found}")
-        lines += [f"  {one['state']}: {folder / one['trace']}: {one['kind']}: {one['text']}"
-                  for one in subject["findings"] if one["state"] in (NEW, BACK)]
+        lines += [f"  {one['state']}: {folder / one['trace']}: " +
+                  (one["said"] if one["state"] == UNPLAYABLE else f"{one['kind']}: {one['text']}")
+                  for one in subject["findings"] if one["state"] in (NEW, BACK, UNPLAYABLE)]
     return "\n".join([*lines, f"{report['verdict']}; {folder / 'index.html'}"])
 
 
@@ -426,7 +428,8 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--only", action="append", default=[], metavar="NAME",
                        help="this search alone; may be repeated (default: all)")
     end_help(words, {0: "nothing new, and the canary was found", 2: "bad usage, or bad settings",
-                     3: "the environment, a search that could not start, or a canary that was not found",
+                     3: "the environment, a search that could not start, a kept finding that cannot be played, or a canary that "
+                        "was not found",
                      10: "a new finding, or one that came back", 130: "interrupted"},
              "lockstep nightly --seconds 10 --folder nights")
     return words
