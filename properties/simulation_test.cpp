@@ -109,6 +109,28 @@ TEST(SimulatedServer, namesTheLineOfAWrongAnswerAndGoesOn) {
 }
 
 // A line without `at` is said now, and one before it may be about later.
+// What `expect` names wrong happened before: a hit at the request's admission, its end at its last
+// operation. Other requests run between these and the line.
+TEST(SimulatedServer, aWrongAnswerOfARequestIsLocatedWhereItWasGiven) {
+  const Played played(
+      "request id=r tokens=a10 output=3\nrun\n----\nfinished=1\n"
+      "request id=s tokens=b10 output=3\nrequest id=late tokens=c10 output=1 at=900s\n"
+      "run until=1s\n"
+      "expect id=r\n----\ncached=5\n"
+      "expect id=r\n----\noutput_tokens=4\n"
+      "expect id=late\n----\noutput_tokens=1\n");
+  ASSERT_EQ(played.run().findings().size(), 3u);
+  const LocatedFinding& hit = played.run().findings()[0];
+  EXPECT_TRUE(hit.operation.starts_with("admit id=r ")) << hit.operation;
+  EXPECT_EQ(hit.event, 1);
+  EXPECT_EQ(hit.around.size(), 1u);
+  EXPECT_EQ(hit.line, 10) << hit.line;
+  const LocatedFinding& end = played.run().findings()[1];
+  EXPECT_TRUE(end.operation.starts_with("finish id=r")) << end.operation;
+  EXPECT_LT(end.event, played.run().event_count() / 2 + 1);
+  EXPECT_EQ(played.run().findings()[2].event, played.run().event_count()) << "it never came";
+}
+
 TEST(SimulatedServer, requestsOfLaterLinesMayArriveEarlier) {
   const Played played(
       "request id=late tokens=a4 output=2 at=10ms\nrequest id=now tokens=b6 output=3\nrun\n"

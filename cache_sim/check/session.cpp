@@ -1,5 +1,6 @@
 #include "cache_sim/check/session.hpp"
 #include "reference/base/counted.hpp"
+#include "reference/base/require.hpp"
 #include "reference/base/work_done.hpp"
 
 #include <fmt/format.h>
@@ -238,6 +239,7 @@ Applied ReplaySession::apply(const Operation& operation) {
     return {&first};
   }
   remember(operation, &first);
+  if (!kept_requests_.empty()) keep_moment(operation, first);
   for (std::size_t i = 0; i < subject_count(); ++i) check(seat_at(i), operation, replies_[i]);
   compare(operation);
   follow(operation, first);
@@ -430,7 +432,18 @@ void ReplaySession::remember(const Operation& operation, const Reply* reply) {
   kept_.push_back(std::move(kept));
 }
 
-void ReplaySession::locate(SubjectSeat* seat, Finding finding, const std::string& request) {
+void ReplaySession::keep_moment(const Operation& operation, const Reply& reply) {
+  const auto kept =
+      operation.id.exists() ? kept_requests_.find(operation.id.index()) : kept_requests_.end();
+  if (kept == kept_requests_.end()) return;
+  kept->second.last = {events_, past_};
+  if (operation.verb == Verb::admit && reply.refused == Refusal::none &&
+      kept->second.admission.event == 0)
+    kept->second.admission = kept->second.last;
+}
+
+void ReplaySession::locate(SubjectSeat* seat, Finding finding, const std::string& request,
+                           std::int64_t event, const std::deque<PastEvent>& past) {
   LocatedFinding located;
   located.finding = std::move(finding);
   located.subject = seat == nullptr ? "" : seat->name;
@@ -438,18 +451,28 @@ void ReplaySession::locate(SubjectSeat* seat, Finding finding, const std::string
     located.finding.text += fmt::format(" (rank {})", seat->rank);
   located.file = options_.file;
   located.line = line_;
-  located.event = events_;
+  located.event = event;
   located.request = request;
-  for (const PastEvent& event : past_)
-    located.around.push_back(
-        fmt::format("{} → {}", event.operation.text(kTextLimit), event.answer()));
-  if (!past_.empty()) located.operation = past_.back().operation.text(kTextLimit);
+  for (const PastEvent& one : past)
+    located.around.push_back(fmt::format("{} → {}", one.operation.text(kTextLimit), one.answer()));
+  if (!past.empty()) located.operation = past.back().operation.text(kTextLimit);
   findings_.push_back(std::move(located));
 }
 
 void ReplaySession::add(Finding finding, const std::string& request, bool stop) {
   locate(seats_.empty() ? nullptr : &seat_at(0), std::move(finding), request);
   if (stop) state_ = HasFound{};
+}
+
+void ReplaySession::add_about(Name request, bool is_of_admission, Finding finding) {
+  const auto kept = kept_requests_.find(request.index());
+  require(kept != kept_requests_.end(), "the driver has said whose events are kept");
+  const KeptRequest& known = kept->second;
+  const Moment& moment =
+      is_of_admission && known.admission.event != 0 ? known.admission : known.last;
+  if (moment.event == 0) return add(std::move(finding), request.text(), false);
+  locate(seats_.empty() ? nullptr : &seat_at(0), std::move(finding), request.text(), moment.event,
+         moment.past);
 }
 
 void ReplaySession::fail(Error error) {

@@ -77,6 +77,11 @@ class ReplaySession {
 
   /// A finding that the driver makes itself, at the current place; `stop` ends the run.
   void add(Finding finding, const std::string& request, bool stop);
+  /// Keeps what add_about() needs to know of the request; before it is admitted.
+  void keep_events_of(Name request) { kept_requests_[request.index()]; }
+  /// A finding about an answer that the request got before: at its first admission or, for what it
+  /// came to, at its last operation. At the current event where it had none.
+  void add_about(Name request, bool is_of_admission, Finding finding);
   /// Bad input that shows only when it runs; ends the run.
   void fail(Error error);
 
@@ -112,6 +117,16 @@ class ReplaySession {
     std::string answer() const { return reply ? reply->text() : "no answer"; }
   };
 
+  /// An event that is over, with those before it.
+  struct Moment {
+    std::int64_t event = 0;  ///< 0: there was none
+    std::deque<PastEvent> past{};
+  };
+  struct KeptRequest {
+    Moment admission;
+    Moment last;
+  };
+
   explicit ReplaySession(const RunOptions& options);
   Result<void> seat(const std::string& name, std::size_t rank);
   static Result<Reply> answer(SubjectSeat& seat, const Operation& operation);
@@ -131,7 +146,12 @@ class ReplaySession {
   void remember(const Operation& operation, const Reply* reply);
   void follow(const Operation& operation, const Reply& reply);
   void count(const Operation& operation, const Reply& reply, SubjectSeat& seat);
-  void locate(SubjectSeat* seat, Finding finding, const std::string& request);
+  void keep_moment(const Operation& operation, const Reply& reply);
+  void locate(SubjectSeat* seat, Finding finding, const std::string& request) {
+    locate(seat, std::move(finding), request, events_, past_);
+  }
+  void locate(SubjectSeat* seat, Finding finding, const std::string& request, std::int64_t event,
+              const std::deque<PastEvent>& past);
   SubjectSeat& seat_at(std::size_t i) { return *seats_[rank_ * subject_count() + i]; }
 
   RunOptions options_;
@@ -149,6 +169,7 @@ class ReplaySession {
   std::int64_t events_ = 0;
   Digest digest_;
   std::deque<PastEvent> past_;
+  std::map<std::uint32_t, KeptRequest> kept_requests_;  // by Name::index()
   std::vector<KeptEvent> kept_;
   std::vector<RequestOutcome> outcomes_;
   std::vector<std::uint32_t> outcome_of_;  // by Name::index(), 1 + index into outcomes_

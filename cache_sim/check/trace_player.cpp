@@ -38,11 +38,15 @@ void check_answer(ReplaySession& run, const Statement& statement, const Reply& r
     if (actual == due.value) continue;
     if (actual == "nothing" && may_be_silent && due.field != "refused") continue;
     run.set_place(statement.answer_line, run.now());
-    run.add({FindingKind::answer_differs,
-             fmt::format("the answer should carry {}={} and carries {}", due.field, due.value,
-                         actual == "nothing" ? "no such field" : due.field + "=" + actual),
-             due.field + "=" + due.value, due.field + "=" + actual},
-            "", false);
+    Finding finding = {
+        FindingKind::answer_differs,
+        fmt::format("the answer should carry {}={} and carries {}", due.field, due.value,
+                    actual == "nothing" ? "no such field" : due.field + "=" + actual),
+        due.field + "=" + due.value, due.field + "=" + actual};
+    if (const auto* const expect = std::get_if<Expect>(&statement.what))
+      run.add_about(expect->id, due.field == to_string(ReplyField::cached), std::move(finding));
+    else
+      run.add(std::move(finding), "", false);
   }
 }
 

@@ -47,6 +47,9 @@ void play_trace(ReplaySession& run, const Trace& trace, std::unique_ptr<StepCost
 
 void Simulation::play(const Trace& trace) {
   run_.set_driver(Children::Driver::scheduler);
+  for (const Statement& statement : trace.statements)
+    if (const auto* const expect = std::get_if<Expect>(&statement.what))
+      run_.keep_events_of(expect->id);
   for (const Statement& statement : trace.statements) {
     line_ = statement.line;
     run_.set_place(line_, now_);
