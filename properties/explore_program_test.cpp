@@ -5,10 +5,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <string>
-#include <thread>
+#include <string_view>
 #include <vector>
 
 #include "cache_sim/trace/trace.hpp"
@@ -326,26 +326,59 @@ TEST(Explore, keepsWhatItHasFoundWhenItIsInterrupted) {
   const ScratchFolder folder;
   const std::string out = folder.path("findings");
   const std::string json = folder.path("search.json");
+  int said[2];
+  ASSERT_EQ(::pipe(said), 0);
   const pid_t child = ::fork();
   if (child == 0) {
+    ::dup2(said[1], STDOUT_FILENO);
+    ::close(said[0]);
+    ::close(said[1]);
     ::execl(LOCKSTEP_PROGRAM, "lockstep", "explore", "--defect",
             "sglang-no-buffer:frees-donated-slot", "--findings", "1000000", "--traces",
             "1000000000", "--no-shrink", "--out", out.c_str(), "--json", json.c_str(),
             static_cast<char*>(nullptr));
     ::_exit(127);
   }
-  const auto has_finding = [&] {
-    return std::filesystem::exists(out) && !std::filesystem::is_empty(out);
-  };
-  for (int i = 0; i < 600 && !has_finding(); ++i)
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_TRUE(has_finding()) << "a finding is written when it is made";
-  ::kill(child, SIGINT);
+  ::close(said[1]);
+  // It is interrupted as soon as it says that a finding is written, and read to its end.
+  std::FILE* const stream = ::fdopen(said[0], "r");
+  std::string written;
+  for (char line[4096]; std::fgets(line, sizeof line, stream) != nullptr;)
+    if (std::string_view(line).starts_with("written  ") && written.empty()) {
+      written = std::string(line).substr(9);
+      written.pop_back();
+      ::kill(child, SIGINT);
+    }
+  std::fclose(stream);
   int status = 0;
   ::waitpid(child, &status, 0);
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_EQ(WEXITSTATUS(status), kExitInvariant);
+  EXPECT_TRUE(std::filesystem::exists(written)) << "a finding is written when it is made";
   EXPECT_NE(read_text(json).find("\"findings\""), std::string::npos);
+}
+
+// INT is noted from the beginning: it ends the replay of earlier findings too, and the program says
+// how far it came. The first finding's own child sends it.
+TEST(Explore, isInterruptedWhileEarlierFindingsAreReplayed) {
+  const ScratchFolder folder;
+  const std::string child = folder.write("child.py", R"(
+import os, signal, sys
+open(sys.argv[1], "w")
+os.kill(os.getppid(), signal.SIGINT)
+for _ in sys.stdin: print("levels=request raised=no memory", flush=True)
+)");
+  std::filesystem::create_directory(folder.path("findings"));
+  for (const std::string name : {"a", "b"})
+    folder.write("findings/" + name + ".trace",
+                 "# run: lockstep replay %s --subject 'exec:exec python3 " + child + " " +
+                     folder.path("started-" + name) + "'\n# finds: subject-died\ncheck\n");
+  const ProgramRun run = run_program(
+      {"explore", "--subject", "radix", "--allow-exec", "--out", folder.path("findings")});
+  EXPECT_EQ(run.status, 130) << run.out << run.err;
+  EXPECT_NE(run.out.find("interrupted"), std::string::npos) << run.out;
+  EXPECT_TRUE(std::filesystem::exists(folder.path("started-a")));
+  EXPECT_FALSE(std::filesystem::exists(folder.path("started-b")));
 }
 
 TEST(Explore, checksAsFarAsItIsTold) {

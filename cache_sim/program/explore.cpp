@@ -97,7 +97,8 @@ struct ExploreWords {
 };
 
 /// Traces that an earlier search left in the folder: those that still show their finding. One that
-/// cannot be played, as another machine's or another version's, is named and stops nothing.
+/// cannot be played, as another machine's or another version's, is named and stops nothing; an
+/// interrupt does.
 std::vector<std::string> still_there(const std::string& folder, bool allow_exec) {
   std::vector<std::string> files;
   std::error_code none;
@@ -106,6 +107,7 @@ std::vector<std::string> still_there(const std::string& folder, bool allow_exec)
   std::sort(files.begin(), files.end());
   std::vector<std::string> there;
   for (const std::string& file : files) {
+    if (is_interrupted()) break;
     const Result<Trace> trace = read_trace(file);
     if (!trace) {
       note("not replayed: {}\n", trace.error().text);
@@ -389,6 +391,7 @@ int run_explore(const ExploreWords& words) {
   Progress progress(fmt::format("explore, seed {}", words.seed));
   Result<ExploreOptions> options = explore_options(words, *run, progress);
   if (!options) return refuse(options.error());
+  catch_interrupts();
   if (const Result<void> writable = expect_outputs_writable(words); !writable)
     return refuse(writable.error());
   watch_trace(0, "earlier findings are replayed");
@@ -397,7 +400,6 @@ int run_explore(const ExploreWords& words) {
   for (const std::string& file : there) print("{}: is still there\n", file);
 
   watch_trace(1, "it is played");
-  catch_interrupts();
   DiscoveryWriter writer(words, *run);
   options->stops = is_interrupted;
   options->found = [&](const Discovery& found) { writer.write(found); };
