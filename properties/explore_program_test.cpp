@@ -245,6 +245,74 @@ TEST(ExploreAChild, isToldThatItsLabelsAreNotCompared) {
   EXPECT_EQ(times_told(run_program({"replay", first, "--subject", kRequestLevel}).out), 0u);
 }
 
+// --- What a reader of a shrunk trace sees --------------------------------------------------------
+
+/// The shrunk trace's operations, of a child that says `violation=…` where `rule` holds at a
+/// finish; `request.said` are the verbs that it has heard.
+std::string shrunk(const std::string& rule, const std::string& trace,
+                   const std::vector<std::string>& more = {}) {
+  const ScratchFolder folder;
+  const std::string child = damaged_example(
+      folder, {{"if verb in (\"finish\", \"abort\", \"preempt\"):\n        del",
+                "if verb not in (\"hello\", \"admit\", \"flush\"):\n"
+                "        request.said = getattr(request, \"said\", []) + [verb]\n"
+                "    if verb == \"finish\" and (" +
+                    rule +
+                    "):\n        return \"exist=0 length=0 violation=found\"\n"
+                    "    if verb in (\"finish\", \"abort\", \"preempt\"):\n        del"},
+               {"levels=request again=1", "levels=request again=1 honours="},
+               {"        request.computed += int(n)\n        return",
+                "        request.computed += int(n)\n        request.said = getattr(request, "
+                "\"said\", []) + [verb]\n        return"}});
+  const std::string file = folder.write("in.trace", trace);
+  std::vector<std::string> words = {"shrink",    file, "-o", folder.path("out.trace"),
+                                    "--subject", child};
+  words.insert(words.end(), more.begin(), more.end());
+  const ProgramRun run = run_program(words);
+  EXPECT_EQ(run.status, kExitInvariant) << run.out << run.err;
+  std::string text;
+  for (const std::string& line : lines_of(read_text(folder.path("out.trace"))))
+    if (!line.starts_with('#')) text += line + '\n';
+  return text;
+}
+
+// Tokens are named by where sequences part, whatever their names were.
+TEST(ShrinkAChild, namesEachBranchOnce) {
+  EXPECT_EQ(shrunk("len(request.tokens) == 11 and request.computed == 8",
+                   "admit id=x tokens=a1+a3+a1:4+a3:6+a4:5\nextend id=x n=8\nfinish id=x\n"),
+            "admit id=r1 tokens=a11\nextend id=r1 n=8\nfinish id=r1\n");
+  EXPECT_EQ(shrunk("request.tokens[:4] == request.tokens[4:8]",
+                   "admit id=x tokens=c3:7+c3:7\nfinish id=x\n"),
+            "admit id=r1 tokens=a4+a4\nfinish id=r1\n")
+      << "it depends on the tokens";
+  EXPECT_EQ(shrunk("any(r.tokens[:4] == request.tokens[:4] and r.tokens[4:5] != "
+                   "request.tokens[4:5] for r in running.values() if min(len(r.tokens), "
+                   "len(request.tokens)) > 4)",
+                   "admit id=x tokens=c4+a1+c1+c3\nadmit id=y tokens=c4+b1:5\nfinish id=x\n"),
+            "admit id=r1 tokens=a5\nadmit id=r2 tokens=a4+b1\nfinish id=r1\n");
+}
+
+// Two decode steps are one extend of both tokens.
+TEST(ShrinkAChild, joinsExtends) {
+  EXPECT_EQ(shrunk("len(request.tokens) > 2 and request.computed == len(request.tokens)",
+                   "admit id=x tokens=a1\nextend id=x n=1\nextend id=x n=1 tokens=b1\n"
+                   "extend id=x n=1 tokens=b1:2\nfinish id=x\n"),
+            "admit id=r1 tokens=a1\nextend id=r1 n=3 tokens=a1:3\nfinish id=r1\n");
+}
+
+// The result of a verification stays with the forward that verifies, also beside a policy to which
+// an accept without drafts is one sampled token.
+TEST(ShrinkAChild, keepsTheVerificationOfAnAccept) {
+  const std::string trace =
+      "admit id=x tokens=a4\nextend id=x n=4\nextend drafts=b1:2 id=x n=2 tokens=b1\n"
+      "accept id=x n=1 tokens=c1\nfinish id=x\n";
+  for (const std::vector<std::string>& more :
+       {std::vector<std::string>{}, {"--subject", "oracle:radix"}}) {
+    const std::string text = shrunk("'accept' in request.said", trace, more);
+    EXPECT_NE(text.find("drafts="), std::string::npos) << text;
+  }
+}
+
 // --- What is not lost ----------------------------------------------------------------------------
 
 // A child that fails at hello is found before any operation: the trace replays all the same, and

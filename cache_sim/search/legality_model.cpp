@@ -24,6 +24,11 @@ bool are_kept(const LegalityModel::Request& request, const Tokens& tokens) {
   return found == tokens.size();
 }
 
+/// Whether an accept has nothing to be the result of.
+bool lacks_verification(const LegalityModel::Request* request) {
+  return request != nullptr && request->drafts.empty() && !request->is_result_due();
+}
+
 /// Where an answer can end that was to end at `up_to`.
 std::int64_t answer_end(std::int64_t up_to, const LegalityModel::Request& request) {
   if (up_to == Operation::kAbsent) return up_to;
@@ -254,7 +259,10 @@ bool LegalityModel::adapt(Step& step) const {
     case Verb::admit:
       operation.prompt = std::min<std::int64_t>(operation.prompt, operation.tokens.size());
       return true;
-    case Verb::accept: operation.n = operation.tokens.size(); return true;
+    case Verb::accept:
+      step.rest = 0;
+      operation.n = operation.tokens.size();
+      return !lacks_verification(request);
     case Verb::finish:
       if (request != nullptr) operation.up_to = answer_end(operation.up_to, *request);
       return true;
@@ -330,7 +338,8 @@ bool LegalityModel::contradicts_itself(const Operation& operation) const {
   const Request* const request = find_request(operation.id);
   switch (operation.verb) {
     case Verb::admit: return operation.prompt > std::int64_t{operation.tokens.size()};
-    case Verb::accept: return operation.n != std::int64_t{operation.tokens.size()};
+    case Verb::accept:
+      return operation.n != std::int64_t{operation.tokens.size()} || lacks_verification(request);
     case Verb::clone:
     case Verb::truncate:
     case Verb::checkpoint: return request != nullptr && operation.up_to > request->computed;

@@ -7,6 +7,8 @@
 #include <set>
 #include <utility>
 
+#include "cache_sim/check/trace_player.hpp"
+#include "cache_sim/search/branch_names.hpp"
 #include "cache_sim/search/operation_player.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "reference/base/overloaded.hpp"
@@ -85,6 +87,28 @@ bool has_answers(const Steps& steps) {
                      [](const Step& step) { return !step.statement.answer.empty(); });
 }
 
+/// An answer is that of the operation as it was written, so nothing is changed to fit: an operation
+/// that would have to be makes the candidate none.
+std::optional<Played> play_answered(const Steps& steps, ReplaySession& run) {
+  OperationPlayer player(run);
+  for (const Step& step : steps) {
+    if (run.stopped()) break;
+    const Reply* const reply = player.play(step);
+    if (reply == nullptr) continue;
+    if (std::get<Operation>(player.played().back().statement.what).text() !=
+        std::get<Operation>(step.statement.what).text())
+      return std::nullopt;
+    check_answer(run, player.played().back().statement, *reply);
+  }
+  run.set_place(0, 0);
+  run.conclude();
+  Played played{.finding = std::nullopt, .steps = std::move(player.played())};
+  if (!run.findings().empty() && run.findings().front().line > 0)
+    played.steps.resize(
+        std::min(played.steps.size(), static_cast<std::size_t>(run.findings().front().line)));
+  return played;
+}
+
 // --- Shrinking -----------------------------------------------------------------------------------
 
 class Shrinker {
@@ -102,16 +126,17 @@ class Shrinker {
       return fail("the trace ends without a finding, so there is nothing to shrink");
     sought_ = *first->finding;
     adopt(best_.config, *first);
-    tell_repeats_apart();
+    has_branch_names_ = name_by_branch();
+    if (!has_branch_names_) tell_repeats_apart();
     for (std::size_t before = 0; before != size();) {
       before = size();
       drop_lines();
       drop_padding();
-      join_advances();
+      join_lines();
       drop_features();
       lower_config();
       shorten_tokens();
-      merge_documents();
+      has_branch_names_ ? merge_branches() : merge_documents();
     }
     rename();
     ShrinkOutcome outcome;
@@ -130,15 +155,14 @@ class Shrinker {
     if (options_.progress) options_.progress(executions_, best_.steps.size());
     const Trace trace = as_trace(candidate);
     run_.config = candidate.config;
-    Played played;
+    std::optional<Played> played;
     const auto run = played_run(run_, [&](ReplaySession& session) {
-      // The simulation alone compares answers.
-      played = trace.scheduler_level || has_answers(candidate.steps)
-                   ? play_scheduled(trace, session)
-                   : play_operations(candidate.steps, session);
+      played = trace.scheduler_level          ? play_scheduled(trace, session)
+               : has_answers(candidate.steps) ? play_answered(candidate.steps, session)
+                                              : play_operations(candidate.steps, session);
     });
-    if (!run || (*run)->error()) return std::nullopt;
-    if (!(*run)->findings().empty()) played.finding = (*run)->findings().front();
+    if (!run || !played || (*run)->error()) return std::nullopt;
+    if (!(*run)->findings().empty()) played->finding = (*run)->findings().front();
     return played;
   }
 
@@ -205,26 +229,38 @@ class Shrinker {
     return candidate.config.state_slots > 0 && candidate.config.kv_tokens > 0 && attempt(candidate);
   }
 
-  /// Two advances of one slot are one of both tokens, where the first stands or where the second
-  /// does.
-  void join_advances() {
+  /// Two advances of one slot are one of both tokens, and two extends of one request one of all
+  /// that both compute: where the first stands or where the second does.
+  void join_lines() {
     for (std::size_t i = 0; i < best_.steps.size(); ++i) {
       for (std::size_t j = i + 1; j < best_.steps.size(); ++j) {
         Candidate earlier = best_;
-        auto* const first = std::get_if<Operation>(&earlier.steps[i].statement.what);
-        auto* const second = std::get_if<Operation>(&earlier.steps[j].statement.what);
-        if (first == nullptr || second == nullptr || first->verb != Verb::advance ||
-            second->verb != Verb::advance || first->slot != second->slot)
-          continue;
-        first->tokens.append(second->tokens);
+        Step& first = earlier.steps[i];
+        const auto* const one = std::get_if<Operation>(&first.statement.what);
+        const auto* const other = std::get_if<Operation>(&earlier.steps[j].statement.what);
+        if (one == nullptr || other == nullptr || !can_join(*one, *other)) continue;
+        if (!first.statement.answer.empty() || !earlier.steps[j].statement.answer.empty()) continue;
+        Operation joined = *one;
+        joined.tokens.append(other->tokens);
+        if (joined.verb == Verb::extend) joined.n += other->n;
+        first.statement.what = joined;
+        first.rest = earlier.steps[j].rest;
         Candidate later = earlier;
-        std::get<Operation>(later.steps[j].statement.what).tokens = first->tokens;
+        later.steps[j] = first;
         earlier.steps.erase(earlier.steps.begin() + static_cast<std::ptrdiff_t>(j));
         later.steps.erase(later.steps.begin() + static_cast<std::ptrdiff_t>(i));
         if (attempt(earlier) || attempt(later)) --j;
         if (j >= best_.steps.size()) break;
       }
     }
+  }
+
+  static bool can_join(const Operation& one, const Operation& other) {
+    if (one.verb == Verb::advance && other.verb == Verb::advance) return one.slot == other.slot;
+    const auto computes = [](const Operation& operation) {
+      return operation.verb == Verb::extend && operation.drafts.empty() && !operation.async;
+    };
+    return computes(one) && computes(other) && one.id == other.id;
   }
 
   /// Applies a change to a copy of each statement in turn.
@@ -531,9 +567,42 @@ class Shrinker {
 
   // --- Names -------------------------------------------------------------------------------------
 
+  /// False where the finding depends on which tokens these are.
+  bool name_by_branch() { return attempt({best_.config, named_by_branch(best_.steps).steps}); }
+
+  /// A branch goes on as one beside it does.
+  void merge_branches() {
+    for (bool merged = true; merged;) {
+      merged = false;
+      const BranchNames now = named_by_branch(best_.steps);
+      if (!attempt({best_.config, now.steps})) return;
+      for (auto branch = now.begins_after.rbegin(); branch != now.begins_after.rend() && !merged;
+           ++branch)
+        merged = merge_branch(branch->first, branch->second, now);
+    }
+  }
+
+  bool merge_branch(Document branch, Token after, const BranchNames& now) {
+    std::vector<Token> beside;  // first tokens of those that begin at the same place
+    if (after != 0) beside.push_back(after + 1);
+    for (const auto& [other, place] : now.begins_after)
+      if (other < branch && place == after) beside.push_back(token_of(other, 0));
+    return std::any_of(beside.begin(), beside.end(), [&](Token first) {
+      const Candidate merged = mapped([&](Token token) -> std::optional<Token> {
+        return token >> 32 == branch ? first + static_cast<std::uint32_t>(token) : token;
+      });
+      return attempt({merged.config, named_by_branch(merged.steps).steps});
+    });
+  }
+
   /// Documents a, b, …, each without gaps; requests r1, r2, …: in the order in which they appear.
   /// Not a matter of size, so done once and kept only where the finding survives it.
   void rename() {
+    if (!has_branch_names_ || !name_by_branch()) rename_documents();
+    rename_requests_and_slots();
+  }
+
+  void rename_documents() {
     const std::vector<Document> all = documents();
     // By a piece's first token: how much of its document is used before it.
     std::map<Token, std::uint32_t> place;
@@ -553,6 +622,9 @@ class Shrinker {
       const auto& [begin, before] = *std::prev(place.upper_bound(token));
       return token_of(to.at(document), before + static_cast<std::uint32_t>(token - begin));
     }));
+  }
+
+  void rename_requests_and_slots() {
     Candidate renamed = best_;
     std::map<std::uint32_t, Name> names;
     const auto rename_one = [&](Name& name, char prefix) {
@@ -591,6 +663,7 @@ class Shrinker {
   LocatedFinding finding_;
   LocatedFinding sought_;
   std::int64_t executions_ = 0;
+  bool has_branch_names_ = false;
 };
 
 }  // namespace
