@@ -45,6 +45,7 @@ VllmOracle::VllmOracle(const Config& config, Mode mode)
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   watermark_ = scheduler.watermark_blocks;
   lookahead_slots_ = scheduler.lookahead_tokens;
+  in_flight_ = scheduler.in_flight_tokens;
   std::string text = config.text("groups");
   if (text.empty()) {
     text = fmt::format("attention:{}", config.number("block"));
@@ -428,8 +429,18 @@ VllmOracle::Count VllmOracle::inner_state(const Table& table, Count block, const
   return is_usable ? place : 0;
 }
 
+/// Columns up to `end`. A whole sequence never has more of a window's at once than the window, the
+/// tokens that modules read again and all tokens in flight reach into (rule 20).
+VllmOracle::Count VllmOracle::places(const Group& group, Count end, bool is_whole) const {
+  const Count columns = ceiling(end, group.block);
+  if (!is_whole || group.kind != "window" || !in_flight_) return columns;
+  const Count kept = group.window - 1 + std::max<Count>(modules_ - 1, 0);
+  return std::min(columns, ceiling(kept + *in_flight_, group.block) + 1);
+}
+
 /// Blocks that leave the queue when the group gets places up to the span's end.
-VllmOracle::Count VllmOracle::need(int group, const Request& request, Span span) const {
+VllmOracle::Count VllmOracle::need(int group, const Request& request, Span span,
+                                   bool is_whole) const {
   const Group& spec = groups_[static_cast<std::size_t>(group)];
   const Table& table = request.tables[static_cast<std::size_t>(group)];
   std::vector<Number> offered;
@@ -448,7 +459,7 @@ VllmOracle::Count VllmOracle::need(int group, const Request& request, Span span)
   if (spec.kind != "mamba") {
     const Count skipped = behind(spec, span.total) / spec.block;
     const Count fresh =
-        std::max<Count>(ceiling(span.end, spec.block) - std::max(skipped, held + hits), 0);
+        std::max<Count>(places(spec, span.end, is_whole) - std::max(skipped, held + hits), 0);
     return fresh + revived + (ends_inside ? 1 : 0);
   }
   const Count inner = inner_state(table, spec.block, request, span);
@@ -592,7 +603,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
     Count sum = spared;
     for (std::size_t group = 0; group < groups_.size(); ++group)
       sum += need(static_cast<int>(group), request,
-                  {local, total, is_whole ? tokens : end_in(group, tokens)});
+                  {local, total, is_whole ? tokens : end_in(group, tokens)}, is_whole);
     return sum <= static_cast<Count>(queue_.size());
   };
   if (request.waits && waits_for_step(request)) return Refusal::same_step;

@@ -147,7 +147,8 @@ class VllmOracle final : public Subject {
   struct Span {
     Count local, total, end;  ///< tokens computed here, with those sent, with those of the chunk
   };
-  Count need(int group, const Request& request, Span span) const;
+  Count need(int group, const Request& request, Span span, bool is_whole) const;
+  Count places(const Group& group, Count end, bool is_whole) const;
   Count inner_state(const Table& table, Count block, const Request& request, Span span) const;
   bool can_store_inside(Count start, Count end, Count place, Count block) const;
   bool waits_for_step(const Request& request) const;
@@ -170,6 +171,7 @@ class VllmOracle final : public Subject {
   bool drops_, keeps_junctions_inside_;
   bool overlaps_;
   Count watermark_, lookahead_slots_;
+  std::optional<Count> in_flight_;  ///< most tokens that are scheduled and not settled
   std::vector<Block> blocks_;
   std::vector<Number> queue_;
   std::map<Key, std::vector<Number>> keys_;

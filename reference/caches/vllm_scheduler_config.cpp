@@ -18,6 +18,8 @@ VllmSchedulerConfig VllmSchedulerConfig::of(const Config& config) {
         equals == std::string::npos ? 1 : std::stoll(word.substr(equals + 1));
   }
   if (!words.contains("vllm")) return rules;
+  const std::int64_t concurrent_batches = rules.is_async ? 2 : 1;
+  rules.in_flight_tokens = concurrent_batches * rules.max_tokens;
   rules.by_priority = words["priority"] != 0;
   rules.long_prefill = words["long_prefill"];
   rules.adapts_long_prefill = words["adaptive"] != 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "reference/protocol/config.hpp"
 #include "reference/protocol/request.hpp"
@@ -22,10 +23,11 @@ struct VllmSchedulerConfig {
   std::int64_t spec_tokens = 0;       ///< num_spec_tokens
   std::int64_t lookahead_tokens = 0;  ///< num_lookahead_tokens: of a drafter with KV of its own
   std::int64_t drafting_slots = 0;    ///< max_num_new_slots_for_drafting: of a draft model
-  std::int64_t shifted_tokens = 0;    ///< 1 where EAGLE reads one token ahead
-  std::int64_t encoder_budget = 0;    ///< max_num_encoder_input_tokens; 0: no encoder
-  std::int64_t encoder_cache = 0;     ///< encoder_cache_size
-  bool whole_images = false;          ///< disable_chunked_mm_input
+  std::optional<std::int64_t> in_flight_tokens;  ///< max_in_flight_tokens; none: not limited
+  std::int64_t shifted_tokens = 0;               ///< 1 where EAGLE reads one token ahead
+  std::int64_t encoder_budget = 0;               ///< max_num_encoder_input_tokens; 0: no encoder
+  std::int64_t encoder_cache = 0;                ///< encoder_cache_size
+  bool whole_images = false;                     ///< disable_chunked_mm_input
 
   /// Of a configuration whose `scheduler=` names another scheduler: its common members alone.
   static VllmSchedulerConfig of(const Config& config);

@@ -43,7 +43,9 @@ std::int64_t BlockManager::need_of_attention(std::uint32_t group, const BlockReq
   const auto held = static_cast<std::int64_t>(request.tables[group].columns.size());
   std::int64_t required = ceil_div(demand.slots, spec.block);
   if (demand.is_cap && spec.kind == GroupKind::window) {
-    const std::int64_t most = std::min(spec.window - 1 + rules_.max_in_flight, rules_.max_length);
+    const std::int64_t again = std::max<std::int64_t>(0, rules_.prefill_lookahead - 1);
+    const std::int64_t most =
+        std::min(spec.window - 1 + again + rules_.max_in_flight, rules_.max_length);
     required = std::min(required, ceil_div(most, spec.block) + 1);
   }
   const auto hits = static_cast<std::int64_t>(hit.size());

@@ -150,6 +150,8 @@ Result<BlockRules> BlockRules::of(const Config& config, GroupKind mamba) {
   const Result<VllmSchedulerOptions> scheduler = VllmSchedulerOptions::of(config);
   if (!scheduler) return tl::unexpected(scheduler.error());
   rules.watermark = scheduler->watermark;
+  if (scheduler->is_vllm)
+    rules.max_in_flight = config.chunked_prefill * (config.overlap == 0 ? 1 : 2);
   rules.drafts = config.drafts;
   rules.drops = options.eagle == 2;
   if (*mamba_block > 0 && config.drafts >= *mamba_block)
