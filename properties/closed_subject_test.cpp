@@ -106,6 +106,41 @@ TEST_F(Child, reusesNoTokenThatWasNeverComputed) {
               FindingKind::cached_too_much, "no more than 0");
 }
 
+// KV of another adapter or of another image is another prefix: what lies before the image is
+// shared, and so is an image of the same name.
+TEST_F(Child, reusesNothingOfAnotherAdapterOrImage) {
+  const auto hit = [&](int cached) {
+    return child(fmt::format(
+        R"({{"hello": "levels=request takes=keys", "admit": ["cached=0", "cached={}"]}})", cached));
+  };
+  const auto after = [](const std::string& first, const std::string& second) {
+    return fmt::format(
+        "admit id=r tokens=a100 {}\nextend id=r n=100\nfinish id=r\n"
+        "admit id=s tokens=a100 {}\n",
+        first, second);
+  };
+  expect_kind(played(after("lora=x", "lora=y"), {hit(99)}), FindingKind::cached_too_much,
+              "no more than 0");
+  expect_kind(played(after("lora=x", ""), {hit(99)}), FindingKind::cached_too_much);
+  expect_kind(played(after("salt=x", "lora=x"), {hit(99)}), FindingKind::cached_too_much);
+  expect_kind(played(after("lora=x salt=s", "lora=x"), {hit(99)}), FindingKind::cached_too_much);
+  EXPECT_EQ(played(after("lora=x", "lora=x"), {hit(99)}), "");
+  expect_kind(played(after("images=40:20:cat", "images=40:20:dog"), {hit(41)}),
+              FindingKind::cached_too_much, "no more than 40");
+  expect_kind(played(after("images=40:20:cat", ""), {hit(41)}), FindingKind::cached_too_much,
+              "no more than 40");
+  EXPECT_EQ(played(after("images=40:20:cat", "images=40:20:dog"), {hit(40)}), "");
+  EXPECT_EQ(played(after("images=40:20:cat", "images=40:20:cat"), {hit(99)}), "");
+  EXPECT_EQ(played(after("images=40:20:cat", "images=40:10:cat"), {hit(50)}), "");
+  // One that still runs shares nothing either.
+  expect_kind(
+      played("admit id=r lora=x tokens=a9\nextend id=r n=9\nadmit id=s tokens=a9\n", {hit(8)}),
+      FindingKind::cached_too_much, "no more than 0");
+  expect_kind(
+      played("admit id=r salt=x tokens=a9\nextend id=r n=9\nadmit id=s tokens=a9\n", {hit(8)}),
+      FindingKind::cached_too_much, "no more than 0");
+}
+
 // Rejected drafts are not computed tokens of the request; the kept ones are.
 TEST_F(Child, reusesAcceptedDraftsAndNoOthers) {
   const std::string verified =

@@ -1,10 +1,12 @@
 #include "cache_sim/check/closed_subject.hpp"
 #include "reference/base/counted.hpp"
+#include "reference/base/mix.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 namespace lockstep::cache_sim {
 namespace {
@@ -20,7 +22,7 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
   if (operation.verb == Verb::check) check_sums(reply, findings);
   if (operation.verb == Verb::admit) {
     const std::int64_t cached = reply.get(ReplyField::cached);
-    const std::int64_t most = std::max(most_cached(operation), operation.external);
+    const std::int64_t most = std::max(most_cached(content_of(operation)), operation.external);
     // The whole prompt is reported by whoever checks every subject's admissions.
     if (cached > most && cached < std::int64_t{operation.tokens.size()})
       findings.push_back({FindingKind::cached_too_much,
@@ -41,7 +43,7 @@ void ClosedSubject::check_output(const Operation& operation, const Reply& reply,
   const Tokens tokens = request->known.prefix(static_cast<std::uint32_t>(request->computed))
                             .followed_by(request->verifies ? operation.drafts : Tokens());
   const std::int64_t output = reply.get(ReplyField::output);
-  const auto [known, fresh] = sampled_.emplace(std::pair(request->salt.index(), tokens.digest()),
+  const auto [known, fresh] = sampled_.emplace(std::pair(request->space.index(), tokens.digest()),
                                                Sampled{output, operation.id});
   if (fresh || known->second.output == output) return;
   findings.push_back({FindingKind::output_differs,
@@ -131,14 +133,35 @@ void ClosedSubject::check_progress(const Operation& operation, Findings& finding
        fmt::format("{} {} missing", missing, is_or_are(missing))});
 }
 
+ClosedSubject::Content ClosedSubject::content_of(const Operation& admission) {
+  Content content{admission.tokens, admission.salt};
+  if (admission.lora.exists())
+    content.space = Name::intern(fmt::format(
+        "{}\n{}", admission.salt.exists() ? admission.salt.text() : "", admission.lora.text()));
+  if (admission.images.empty()) return content;
+  std::vector<Token> tokens = content.tokens.values();
+  for (const ImageSpan& image : admission.images) {
+    if (!image.name.exists()) continue;  // its tokens say which image it is
+    for (std::uint32_t i = image.begin; i < std::min<std::size_t>(image.end(), tokens.size());
+         ++i) {
+      // A document of the upper half, where names of documents are hashed as well.
+      const auto document = static_cast<Document>(mix64(mix64(tokens[i]) ^ image.name.index()) |
+                                                  std::uint64_t{1} << 31);
+      tokens[i] = token_of(document, i - image.begin);
+    }
+  }
+  content.tokens = Tokens::of_values(tokens);
+  return content;
+}
+
 /// The longest prefix of the prompt that any request had computed.
-std::int64_t ClosedSubject::most_cached(const Operation& admission) const {
-  std::uint32_t most = computed_.longest_common(admission.tokens, admission.salt);
+std::int64_t ClosedSubject::most_cached(const Content& prompt) const {
+  std::uint32_t most = computed_.longest_common(prompt.tokens, prompt.space);
   for (const auto& [name, request] : requests_) {
-    if (request.salt != admission.salt) continue;
-    const auto there = static_cast<std::uint32_t>(
-        std::min<std::int64_t>(request.computed, admission.tokens.size()));
-    most = std::max(most, admission.tokens.common(0, request.known, 0, there));
+    if (request.space != prompt.space) continue;
+    const auto there =
+        static_cast<std::uint32_t>(std::min<std::int64_t>(request.computed, prompt.tokens.size()));
+    most = std::max(most, prompt.tokens.common(0, request.known, 0, there));
   }
   return most;
 }
@@ -149,7 +172,8 @@ void ClosedSubject::follow(const Operation& operation, const Reply& reply) {
       end(operation.id);  // alone, a child may take an id twice
       const std::int64_t cached =
           std::min<std::int64_t>(reply.get(ReplyField::cached), operation.tokens.size());
-      requests_[operation.id.index()] = {operation.tokens, operation.salt, cached, cached};
+      Content prompt = content_of(operation);
+      requests_[operation.id.index()] = {std::move(prompt.tokens), prompt.space, cached, cached};
       return;
     }
     case Verb::insert: computed_.insert(operation.tokens, operation.salt); return;
@@ -180,13 +204,13 @@ void ClosedSubject::end(Name id) {
 void ClosedSubject::keep(const Request& request) {
   if (request.computed > 0)
     computed_.insert(request.known.prefix(static_cast<std::uint32_t>(request.computed)),
-                     request.salt);
+                     request.space);
 }
 
 void ClosedSubject::follow_sequence(const Operation& operation, Request& request) {
   const auto first = [&](const Request& of, std::int64_t size) {
     const std::int64_t length = size == Operation::kAbsent ? of.computed : size;
-    Request shorter{.known = of.known, .salt = of.salt};
+    Request shorter{.known = of.known, .space = of.space};
     shorter.computed = shorter.asked = std::clamp<std::int64_t>(length, 0, of.computed);
     shorter.known = of.known.prefix(static_cast<std::uint32_t>(shorter.computed));
     return shorter;
@@ -202,15 +226,15 @@ void ClosedSubject::follow_sequence(const Operation& operation, Request& request
     case Verb::capture:
       captured_.insert_or_assign(
           operation.as.index(),
-          Captured{request.known.prefix(static_cast<std::uint32_t>(request.computed)),
-                   request.salt});
+          Content{request.known.prefix(static_cast<std::uint32_t>(request.computed)),
+                  request.space});
       return;
     case Verb::restore:
       if (const auto kept = captured_.find(operation.from.index()); kept != captured_.end()) {
         keep(request);
         const std::int64_t size = kept->second.tokens.size();
         request = {.known = kept->second.tokens,
-                   .salt = kept->second.salt,
+                   .space = kept->second.space,
                    .computed = size,
                    .asked = size};
       }

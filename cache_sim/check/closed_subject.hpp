@@ -15,7 +15,8 @@ namespace lockstep::cache_sim {
 
 /// Follows the operations that were sent and the answers that came. A prefix can be cached once its
 /// tokens were computed, which the answers to `extend` count: prompts and outputs alike, and also
-/// of a request that ended in the middle of its prefill.
+/// of a request that ended in the middle of its prefill. Computed by another adapter, under another
+/// salt, or behind another image, it is another prefix.
 class ClosedSubject {
  public:
   /// `kv_total`: what its numbers of KV are parts of, the pool's tokens or blocks.
@@ -25,9 +26,10 @@ class ClosedSubject {
   void check(const Operation& operation, const Reply& reply, Findings& findings);
 
  private:
-  struct Captured {
+  /// Tokens, and those of images told apart by their names; `space` is the salt and the adapter.
+  struct Content {
     Tokens tokens;
-    Name salt;
+    Name space;
   };
   /// What was sampled after a prefix, and for whom first.
   struct Sampled {
@@ -36,7 +38,7 @@ class ClosedSubject {
   };
   struct Request {
     Tokens known;
-    Name salt;
+    Name space;
     std::int64_t computed = 0;    // as the answers say
     std::int64_t asked = 0;       // as the operations say
     std::int64_t unanswered = 0;  // asked of a verification, and not computed
@@ -48,7 +50,8 @@ class ClosedSubject {
   void check_sums(const Reply& reply, Findings& findings) const;
   void check_progress(const Operation& operation, Findings& findings) const;
   void check_output(const Operation& operation, const Reply& reply, Findings& findings);
-  std::int64_t most_cached(const Operation& admission) const;
+  static Content content_of(const Operation& admission);
+  std::int64_t most_cached(const Content& prompt) const;
   void follow(const Operation& operation, const Reply& reply);
   void end(Name id);
   void keep(const Request& request);
@@ -58,10 +61,10 @@ class ClosedSubject {
 
   Config config_;
   std::int64_t kv_total_;
-  PrefixTrie computed_;                         // of requests that have ended
-  std::map<std::uint32_t, Request> requests_;   // that run, by Name::index()
-  std::map<std::uint32_t, Captured> captured_;  // by Name::index()
-  /// By salt and digest of the prefix.
+  PrefixTrie computed_;                        // of requests that have ended
+  std::map<std::uint32_t, Request> requests_;  // that run, by Name::index()
+  std::map<std::uint32_t, Content> captured_;  // by Name::index()
+  /// By space and digest of the prefix.
   std::map<std::pair<std::uint32_t, std::uint64_t>, Sampled> sampled_;
   std::int64_t locks_ = 0;  // of tree verbs
 };
