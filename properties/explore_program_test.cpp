@@ -44,12 +44,11 @@ std::string damaged_example(const ScratchFolder& folder, const std::string& text
   return damaged_example(folder, {{text, by}});
 }
 
-/// Searches among the child and the oracle of `radix`, with memory that nothing fills.
+/// Searches among the child and the oracle of `radix`.
 std::vector<std::string> search_of(const std::string& child, const std::string& out,
                                    const std::vector<std::string>& more = {}) {
-  std::vector<std::string> words = {"explore",   "--subject",    child,
-                                    "--subject", "oracle:radix", "--out",
-                                    out,         "--config",     "kv_tokens=1048576"};
+  std::vector<std::string> words = {"explore",      "--subject", child, "--subject",
+                                    "oracle:radix", "--out",     out};
   words.insert(words.end(), more.begin(), more.end());
   return words;
 }
@@ -175,12 +174,12 @@ TEST(PlainOracle, besideAChildIsThatOfTheConfig) {
 }
 
 // Fields and verbs that one of the subjects does not know are not drawn, whichever stands first.
+// The example says itself that nothing fills its memory.
 TEST(ExploreAChild, drawsWhatAllSubjectsAccept) {
   for (const std::string first : {"radix", "oracle:radix"}) {
     const ScratchFolder folder;
-    const ProgramRun run =
-        run_program({"explore", "--subject", first, "--subject", kRequestLevel, "--traces", "40",
-                     "--out", folder.path("f"), "--config", "kv_tokens=1048576"});
+    const ProgramRun run = run_program({"explore", "--subject", first, "--subject", kRequestLevel,
+                                        "--traces", "40", "--out", folder.path("f")});
     EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
   }
 }
@@ -191,10 +190,9 @@ TEST(ExploreAChild, drawsWhatItSaysThatItTakes) {
   using Replacements = std::vector<std::pair<std::string, std::string>>;
   const auto status = [](const Replacements& replacements) {
     const ScratchFolder folder;
-    const ProgramRun run =
-        run_program({"explore", "--subject", "oracle:radix", "--subject",
-                     damaged_example(folder, replacements), "--traces", "60", "--seed", "10",
-                     "--out", folder.path("f"), "--config", "kv_tokens=1048576", "--no-shrink"});
+    const ProgramRun run = run_program({"explore", "--subject", "oracle:radix", "--subject",
+                                        damaged_example(folder, replacements), "--traces", "60",
+                                        "--seed", "10", "--out", folder.path("f"), "--no-shrink"});
     EXPECT_TRUE(run.status == kExitPass || run.status == kExitDiffers) << run.out << run.err;
     return run.status;
   };
@@ -260,7 +258,6 @@ std::string shrunk(const std::string& rule, const std::string& trace,
                     rule +
                     "):\n        return \"exist=0 length=0 violation=found\"\n"
                     "    if verb in (\"finish\", \"abort\", \"preempt\"):\n        del"},
-               {"levels=request again=1", "levels=request again=1 honours="},
                {"        request.computed += int(n)\n        return",
                 "        request.computed += int(n)\n        request.said = getattr(request, "
                 "\"said\", []) + [verb]\n        return"}});
