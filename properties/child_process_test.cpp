@@ -145,6 +145,35 @@ TEST(ChildProcess, aSubreaperEndsWhatHasLeftTheGroup) {
   }
 }
 
+// A run of days whose servers leave processes behind collects none that have ended.
+TEST(ChildProcess, orphansThatHaveEndedAreReaped) {
+  ChildProcess program;
+  const auto body = [&] {
+    const Subreaper reaper;
+    pid_t orphan = 0;
+    {
+      ChildProcess server;
+      server.start({.words = {"sh", "-c", "sh -c 'echo $$; read -r line' <&0 & sleep 60"}});
+      if (server.exchange("", 10s) != Exchange::answered) return 1;
+      orphan = static_cast<pid_t>(std::stol(server.take_answer()));
+    }
+    // It ended with its server, and was adopted; one that ends later is reaped with the next one.
+    siginfo_t end{};
+    while (::waitid(P_PID, static_cast<id_t>(orphan), &end, WEXITED | WNOWAIT) != 0 &&
+           errno == EINTR)
+      continue;
+    {
+      ChildProcess next;
+      next.start({.words = {"true"}});
+    }
+    return ::waitpid(orphan, nullptr, WNOHANG) < 0 && errno == ECHILD ? 5 : 1;
+  };
+  ASSERT_EQ(program.start({.body = body}), 0);
+  const auto end = program.wait_for_exit(10s);
+  ASSERT_TRUE(end);
+  EXPECT_EQ(ending_text(*end), "exit status 5");
+}
+
 // A shell can have started processes before it became this program: `lockstep … > >(tee log)`.
 TEST(ChildProcess, aSubreaperSparesChildrenFromBeforeIt) {
   ChildProcess program;

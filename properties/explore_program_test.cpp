@@ -310,6 +310,34 @@ TEST(ShrinkAChild, keepsTheVerificationOfAnAccept) {
   }
 }
 
+// --- What is left behind -------------------------------------------------------------------------
+
+// A server that has called setsid, and outlives the process that was asked, ends with the program.
+TEST(Replay, endsServersThatLeftTheirSession) {
+  const ScratchFolder folder;
+  const std::string child = folder.write("child.py", R"(
+import os, sys
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        open(sys.argv[1], "w").write(str(os.getpid()))
+        while True: os.read(os.open("/dev/zero", os.O_RDONLY), 1), os.sched_yield()
+    os._exit(0)
+os.wait()
+while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read(): os.sched_yield()
+for line in sys.stdin:
+    print("levels=request" if line.startswith("hello") else "cached=0", flush=True)
+)");
+  const std::string trace = folder.write("x.trace", "admit id=r tokens=a4\n");
+  const std::string number = folder.path("pid");
+  const ProgramRun run =
+      run_program({"replay", trace, "--subject", "exec:python3 " + child + " " + number});
+  EXPECT_EQ(run.status, kExitPass) << run.out << run.err;
+  const pid_t server = std::stoi(read_text(number));
+  EXPECT_EQ(::kill(server, 0), -1) << "it runs on";
+  ::kill(server, SIGKILL);
+}
+
 // --- What is not lost ----------------------------------------------------------------------------
 
 // A child that fails at hello is found before any operation: the trace replays all the same, and

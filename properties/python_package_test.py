@@ -5,10 +5,12 @@ python_package_test.py --program PROGRAM [--source ROOT] [unittest's words]
 
 Runs the package of the source tree with PROGRAM, without anything that a bare machine lacks: no pytest, no network.
 """
+import contextlib
 import functools
 import json
 import os
 import pathlib
+import select
 import subprocess
 import sys
 import tempfile
@@ -606,6 +608,22 @@ class Nightly(Scratch):
             said = night.communicate(timeout=60)[0]
         self.assertEqual(night.returncode, 130, said)
         self.assertIn("The night was interrupted", (self.folder / "corpus" / "index.html").read_text())
+
+    def test_a_night_that_is_killed_leaves_no_search_behind(self):
+        words = [sys.executable, "-m", "lockstep.nightly", "--seconds", "300", "--folder", str(self.folder / "corpus")]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": PACKAGE}) as night:
+            children = pathlib.Path(f"/proc/{night.pid}/task/{night.pid}/children")
+            searches = []
+            while not searches:
+                self.assertIsNone(night.poll())
+                for child in children.read_text().split():
+                    with contextlib.suppress(OSError):  # it has ended meanwhile
+                        if b"explore" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes():
+                            searches.append(os.pidfd_open(int(child)))
+            night.kill()
+        for search in searches:
+            self.assertTrue(select.select([search], [], [], 60)[0], "the search goes on")
+            os.close(search)
 
     def test_policies_are_searched_where_nothing_is_named(self):
         done, report = self.night("[nightly]\nseconds = 3\nfolder = corpus\n")

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -108,6 +109,9 @@ int become_python(std::vector<std::string> words) {
 int run(const std::vector<std::string>& words) {
   if (!words.empty() && (words.front() == "nightly" || words.front() == "server"))
     return become_python(words);
+  // What a subject's process leaves behind ends with this one. `judge` has a reaper of its own.
+  std::optional<lockstep::Subreaper> reaper;
+  if (words.empty() || words.front() != "judge") reaper.emplace();
   CLI::App app{
       "Lockstep: replays cache traces against policies, oracles and servers, and names the first "
       "wrong event.",

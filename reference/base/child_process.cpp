@@ -295,6 +295,7 @@ void ChildProcess::stop(milliseconds patience) {
   stdout_.close();
   stderr_.close();
   life_.close();
+  Subreaper::reap_orphans();
 }
 
 }  // namespace lockstep

@@ -63,11 +63,15 @@ void for_each_child(const Visit& visit) {
   if (file >= 0) ::close(file);
 }
 
+bool is_inherited(pid_t child) {
+  return std::find(inherited.begin(), inherited.end(), child) != inherited.end();
+}
+
 /// False where there was none that could be killed.
 bool end_generation() {
   bool any = false;
   for_each_child([&](pid_t child) {
-    if (std::find(inherited.begin(), inherited.end(), child) != inherited.end()) return;
+    if (is_inherited(child)) return;
     if (::kill(child, SIGKILL) != 0) return;  // somebody else's by now: a set-user-ID program
     while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) continue;
     any = true;
@@ -159,6 +163,16 @@ Subreaper::~Subreaper() {
 
 void Subreaper::end_children() {
   if (is_subreaper) end_generations();
+}
+
+void Subreaper::reap_orphans() {
+  if (!is_subreaper) return;
+  for_each_child([](pid_t child) {
+    const bool is_noted =
+        std::any_of(groups.begin(), groups.end(),
+                    [&](const std::atomic<pid_t>& leader) { return leader == child; });
+    if (!is_noted && !is_inherited(child)) ::waitpid(child, nullptr, WNOHANG);
+  });
 }
 
 Result<TemporaryFolder> TemporaryFolder::make(std::string_view name) {

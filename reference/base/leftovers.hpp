@@ -67,6 +67,8 @@ class Subreaper {
 
   /// Kills and reaps all children, and what these leave behind. Whoever is still needed dies too.
   static void end_children();
+  /// Reaps orphans that have ended, so that a long run does not collect them.
+  static void reap_orphans();
 };
 
 /// A folder of its own in the temporary directory; it goes, with all that is in it, when this

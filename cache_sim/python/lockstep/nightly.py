@@ -338,7 +338,8 @@ class Night:
 
     def _run(self, words: list[str]) -> subprocess.CompletedProcess[str]:
         return subprocess.run([program.path(), *words], cwd=self._settings.base, env=children_environment(),
-                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+                              preexec_fn=program.bound_to_us())
 
     def _explore(self, words: list[str], folder: str) -> tuple[subprocess.CompletedProcess[str], Any]:
         """The run and its JSON, None where it wrote none."""

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from typing import Any
 
+from lockstep import program
+
 SHRINK_SHARE = 0.25  # of the time, for one finding
 PLAYED_AGAIN = ("--program", "--truth", "--reset", "--vocabulary", "--timeout", "--gap")  # words that a replay takes, too
 
@@ -18,7 +20,7 @@ def run(words: list[str], base: pathlib.Path) -> subprocess.CompletedProcess[str
     paths = [str(package), *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.run([sys.executable, "-m", "lockstep.server", *words], cwd=base, stdin=subprocess.DEVNULL,
                           capture_output=True, text=True, errors="replace", check=False,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, preexec_fn=program.bound_to_us())
 
 
 def search(server: str, seed: int, seconds: float, folder: pathlib.Path,

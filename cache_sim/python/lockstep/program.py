@@ -1,10 +1,15 @@
 """The program `lockstep`: where it is, and the console script that becomes it."""
 from __future__ import annotations
 
+import ctypes
 import os
 import pathlib
 import shutil
+import signal
 import sys
+from typing import Callable
+
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def path() -> str:
@@ -26,6 +31,18 @@ def path() -> str:
             f"LOCKSTEP_PROGRAM is {named}, which is no program" if named else
             "the program lockstep is not here: `pip install .` builds it, and LOCKSTEP_PROGRAM names one that is there")
     return found
+
+
+def bound_to_us() -> Callable[[], None]:
+    """What a child does before its exec, so that it gets TERM when this process ends, also by SIGKILL."""
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def bind() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return bind
 
 
 def _is_console_script(found: str) -> bool:
