@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "cache_sim/model/label_state.hpp"
+#include "properties/support/program.hpp"
 #include "reference/base/philox.hpp"
 #include "reference/base/registry.hpp"
 #include "reference/protocol/operation.hpp"
@@ -255,6 +256,23 @@ TEST_F(ExecSubject, deathBetweenAnswersIsFoundByTheNextOperation) {
 
 TEST_F(ExecSubject, aClosedPipeIsDeathEvenWhereTheChildLivesOn) {
   expect_finding(failure("exec >&-; sleep 60"), FindingKind::subject_died, "lives on");
+}
+
+// The shell that starts a program does not hold that program's pipes.
+TEST_F(ExecSubject, aProgramThatClosesItsOutputIsNotSilent) {
+  const testing_support::ScratchFolder folder;
+  const std::string file = folder.write("child.py",
+                                        "import os, sys, time\n"
+                                        "sys.stdin.readline()\n"
+                                        "print('levels=request', flush=True)\n"
+                                        "sys.stdin.readline()\n"
+                                        "os.close(1)\n"
+                                        "time.sleep(60)\n");
+  for (const std::string before : {"", "  ", "LANG=C exec "}) {
+    const Result<Reply> reply = started(before + "python3 " + file).apply(admit());
+    ASSERT_FALSE(reply);
+    expect_finding(reply.error(), FindingKind::subject_died, "it closed a pipe and lives on");
+  }
 }
 
 // A write to a dead child must neither kill us nor leave a trace in the process that we are a part

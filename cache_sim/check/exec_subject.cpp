@@ -1,11 +1,14 @@
 #include "cache_sim/check/exec_subject.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <initializer_list>
 #include <optional>
+#include <sstream>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -32,6 +35,27 @@ Result<std::string> greeting(const Config& config) {
     line.append(" ").append(name).append("=").append(value);
   }
   return line;
+}
+
+/// Whether the shell would find a file to start by this name.
+bool is_program(const std::string& name) {
+  if (name.find('=') != std::string::npos) return false;  // a variable, set for what comes after it
+  if (name.find('/') != std::string::npos) return true;
+  const char* const path = std::getenv("PATH");
+  std::stringstream folders(path == nullptr ? "" : path);
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (::access(fmt::format("{}/{}", folder, name).c_str(), X_OK) == 0) return !name.empty();
+  return false;
+}
+
+/// What the shell is given. Where the command starts one program and does nothing else, the shell
+/// becomes that program: otherwise it would hold the pipes open that the program closes.
+std::string shell_command(const std::string& command) {
+  const bool is_plain = command.find_first_of(";&|<>()`\n") == std::string::npos;
+  const std::size_t begin = std::min(command.find_first_not_of(' '), command.size());
+  const bool is_one =
+      is_plain && is_program(command.substr(begin, command.find(' ', begin) - begin));
+  return is_one ? "exec " + command : command;
 }
 
 /// A reply without fields that the child is not held to.
@@ -213,7 +237,8 @@ Result<void> ExecSubject::start(const ChildOptions& options) {
   const bool is_fresh = process_ == nullptr;
   if (is_fresh) {
     process_ = std::make_unique<ChildProcess>();
-    if (const int error = process_->start({.words = {"/bin/sh", "-c", command_}}); error != 0)
+    if (const int error = process_->start({.words = {"/bin/sh", "-c", shell_command(command_)}});
+        error != 0)
       return cannot_start(std::strerror(error));
   }
   const Result<std::string> answer = ask(std::move(*hello));
