@@ -258,6 +258,8 @@ TEST_F(Child, handsOutNoStateOfOtherTokens) {
   EXPECT_EQ(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=a64 conv_tokens=a60+"
                                     "a60:64 cached_tokens=a64")}),
             "");
+  for (const std::string wrong : {"state=63 conv=64", "state=64 conv=63"})
+    expect_kind(played(trace, {labelled("cached=64 " + wrong)}), FindingKind::wrong_state_prefix);
   for (const std::string wrong : {"state_tokens=b64", "conv_tokens=b64", "cached_tokens=b64",
                                   "state_tokens=a63", "state_tokens=a64+c1"})
     expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 " + wrong)}),

@@ -89,6 +89,9 @@ TEST(LogTruth, aNearTieIsNoFinding) {
   EXPECT_EQ(judged(log, kTruths, {"--gap", "0.0005"}).run.status, kExitDiffers);
   EXPECT_EQ(judged(request("a", "1,2,3", "4,7,6", 0), kTruths, {"--gap", "0.8"}).run.status,
             kExitPass);
+  EXPECT_EQ(judged(request("a", "1,2,3", "7", 0), kTruths, {"--gap", "1.5"}).run.status,
+            kExitDiffers)
+      << "a gap of just so much is none";
 }
 
 // The truth judges whom it knows: those alike and wrong together, and not the sampled ones.

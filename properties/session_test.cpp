@@ -1,0 +1,116 @@
+// A replay session's own checks, of policies whose answers are given by each test: what an auditor,
+// a label or an oracle would say as well is not there to say it.
+#include "cache_sim/check/session.hpp"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cache_sim/trace/trace.hpp"
+
+namespace lockstep::cache_sim {
+namespace {
+
+/// What the policies `told` and `told-too` answer and show.
+struct Told {
+  std::string admit;
+  Snapshot shown;
+};
+Told told, told_too;
+
+class ToldPolicy final : public Subject {
+ public:
+  explicit ToldPolicy(const Told& what) : what_(what) {}
+  Result<Reply> apply(const Operation& operation) override {
+    if (operation.verb == Verb::admit) return parse_reply(what_.admit, operation.verb);
+    return parse_reply(operation.verb == Verb::flush ? "kv=0 state=0" : "ok", operation.verb);
+  }
+  std::optional<Snapshot> snapshot() const override { return what_.shown; }
+
+ private:
+  const Told& what_;
+};
+
+const Registration<PolicyEntry> kTold{
+    {.name = "told",
+     .summary = "answers what a test says",
+     .has_states = true,
+     .config_fields = {},
+     .make = [](const SubjectOptions&) -> std::unique_ptr<Subject> {
+       return std::make_unique<ToldPolicy>(told);
+     }}};
+const Registration<PolicyEntry> kToldToo{
+    {.name = "told-too",
+     .summary = "answers what a test says",
+     .has_states = true,
+     .config_fields = {},
+     .make = [](const SubjectOptions&) -> std::unique_ptr<Subject> {
+       return std::make_unique<ToldPolicy>(told_too);
+     }}};
+
+/// Kinds of what is found; each test begins with policies that do nothing wrong.
+std::vector<FindingKind> found(const std::string& text, std::vector<std::string> subjects) {
+  const Result<Trace> trace = parse_trace(text, "x.trace");
+  EXPECT_TRUE(trace.has_value()) << trace.error().text;
+  RunOptions options;
+  options.subjects = std::move(subjects);
+  const auto run = ReplaySession::start(options);
+  EXPECT_TRUE(run.has_value()) << run.error().text;
+  for (const Statement& statement : trace->statements)
+    (*run)->apply(std::get<Operation>(statement.what));
+  (*run)->conclude();
+  std::vector<FindingKind> kinds;
+  for (const LocatedFinding& one : (*run)->findings()) kinds.push_back(one.finding.kind);
+  return kinds;
+}
+
+class Session : public testing::Test {
+ protected:
+  Session() {
+    told.shown = told_too.shown = {
+        .nodes = {}, .kv_free = 8, .kv_total = 8, .states_free = 2, .states_total = 2};
+    told.admit = told_too.admit = "cached=0 evicted_kv=0 evicted_states=0";
+  }
+  using Kinds = std::vector<FindingKind>;
+};
+
+// A state of another length than what is cached is another prefix's, a shorter one as well.
+TEST_F(Session, comparesLabelsWithWhatIsCached) {
+  for (const std::string wrong : {"state=3 conv=4", "state=4 conv=3", "state=5 conv=4"}) {
+    told.admit = "cached=4 evicted_kv=0 evicted_states=0 " + wrong;
+    EXPECT_EQ(found("admit id=r tokens=a9\n", {"told"}), Kinds{FindingKind::wrong_state_prefix});
+  }
+  told.admit = "cached=4 evicted_kv=0 evicted_states=0 state=4 conv=4";
+  EXPECT_EQ(found("admit id=r tokens=a9\n", {"told"}), Kinds{});
+}
+
+// Nothing runs and the cache was flushed: what is not free then is lost, and what is free twice is
+// counted twice.
+TEST_F(Session, everySlotIsFreeAfterAFlush) {
+  EXPECT_EQ(found("flush\n", {"told"}), Kinds{});
+  for (std::int64_t Snapshot::*const free : {&Snapshot::kv_free, &Snapshot::states_free})
+    for (const int off : {-1, 1}) {
+      told.shown.*free += off;
+      EXPECT_EQ(found("flush\n", {"told"}), Kinds{FindingKind::leak}) << off;
+      told.shown.*free -= off;
+    }
+  told.shown.kv_free = 7;
+  EXPECT_EQ(found("admit id=r tokens=a9\nflush\n", {"told"}), Kinds{}) << "somebody runs";
+}
+
+// Policies answer alike in every field, also in one that only one of them has.
+TEST_F(Session, policiesAreComparedExactly) {
+  EXPECT_EQ(found("admit id=r tokens=a9\n", {"told", "told-too"}), Kinds{});
+  told_too.admit = "cached=0 evicted_kv=0 evicted_states=0 junction=0";
+  EXPECT_EQ(found("admit id=r tokens=a9\n", {"told", "told-too"}),
+            Kinds{FindingKind::reply_differs});
+  EXPECT_EQ(found("admit id=r tokens=a9\n", {"told-too", "told"}),
+            Kinds{FindingKind::reply_differs});
+}
+
+}  // namespace
+}  // namespace lockstep::cache_sim
