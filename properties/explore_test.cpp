@@ -327,6 +327,25 @@ TEST(Shrink, shortensPromptsBeforeTheirOutputs) {
   EXPECT_EQ(trace_text(shrunk->trace), "request id=r1 output=a1:2 tokens=a1\nrun\n");
 }
 
+// A search for a million findings keeps none of those that somebody was told.
+TEST(Explore, keepsNoTraceThatWasTold) {
+  ExploreOptions options;
+  options.run = testing_support::run_with_defect("sglang-no-buffer:frees-donated-slot");
+  options.findings = 3;
+  options.shrinks = false;
+  std::vector<std::size_t> told;
+  options.found = [&](const Discovery& found) { told.push_back(found.trace.statements.size()); };
+  const Result<ExploreOutcome> outcome = explore(options);
+  ASSERT_TRUE(outcome.has_value()) << outcome.error().text;
+  ASSERT_EQ(outcome->discoveries.size(), 3u);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_GT(told[i], 0u);
+    EXPECT_EQ(outcome->discoveries[i].lines, told[i]);
+    EXPECT_TRUE(outcome->discoveries[i].trace.statements.empty());
+    EXPECT_TRUE(outcome->discoveries[i].finding.around.empty());
+  }
+}
+
 // A child of seconds a trace, in a search that was given a minute.
 TEST(Explore, shrinkingEndsAfterItsTime) {
   ExploreOptions options;

@@ -78,8 +78,13 @@ std::vector<BadFile> bad_files() {
   // Every known token is computed: these drafts verify nothing that was sampled.
   const std::string after_nothing = kGood + "extend id=r n=8\nextend id=r n=1 drafts=b1\n";
   return {
-      {"unknown_verb", "check\nadmitt id=r tokens=a8\n", ":2: unknown verb `admitt`"},
-      {"unknown_field", "admit id=r tokens=a8 token=a8\n", ":1: admit has no field `token`"},
+      {"unknown_verb", "check\nadmitt id=r tokens=a8\n",
+       ":2: unknown verb `admitt`, but `admit` is one"},
+      {"verb_like_no_other", "check\nregret id=r\n", ":2: unknown verb `regret`\n"},
+      {"mistyped_verb_of_requests", "reqeust id=r tokens=a8 output=1\n",
+       ":1: unknown verb `reqeust`, but `request` is one"},
+      {"unknown_field", "admit id=r tokens=a8 token=a8\n",
+       ":1: admit has no field `token`, but `tokens` is one"},
       {"unknown_field_of_a_request", "request id=r tokens=a8 output=1 out=2\n", ":1: field out"},
       {"unknown_field_of_an_answer", "check\n----\nkv_left=3\n", ":3: no answer has a field `kv_"},
       {"missing_field", "extend id=r\n", ":1: extend needs the field n"},
@@ -146,12 +151,12 @@ std::vector<BadFile> bad_files() {
       {"answer_that_is_missing", kGood + "----\n", ":2: the file ends where the answer"},
       {"config_behind_an_operation", "check\nconfig page=1\n", ":2: config stands before"},
       {"config_without_such_a_field", "config kv_token=8\ncheck\n",
-       ":1: config has no field `kv_t"},
+       ":1: config has no field `kv_token`, but `kv_tokens` is one"},
       {"admission_among_requests", requests + "admit id=s tokens=a8\nrun\n", ":2: admit cannot"},
       {"run_without_requests", kGood + "run\n", ":2: run is for files with request lines"},
       {"empty_file", "", ": the file is empty"},
       {"file_of_comments", "# nothing\n\n", ": the file holds no operation"},
-      {"truncated_file", "check\nadmit id=r tok", ":2: the file ends inside this line"},
+      {"truncated_file", "check\nadmit id=r tok", ":2: `tok` is not a field key=value"},
       {"file_of_zeros", std::string(4096, '\0'), ":1: "},
       {"binary_file",
        std::string("\x7f"
@@ -221,6 +226,52 @@ TEST(BadInputOfTheProgram, filesThatAreNoneAreNamed) {
   expect_refused(folder, {"replay", "sglang-w1:state_slots=0,requests=5"}, "state_slots");
 }
 
+// Editors leave the last line without a newline.
+TEST(Program, readsATraceWithoutItsLastNewline) {
+  const ScratchFolder folder;
+  for (const std::string text : {"admit id=r tokens=a8", "admit id=r tokens=a8\n----\ncached=0"}) {
+    const ProgramRun run = run_program({"replay", folder.write("x.trace", text)});
+    EXPECT_EQ(run.status, kExitPass) << run.err;
+    EXPECT_NE(run.out.find("1 event,"), std::string::npos) << run.out;
+  }
+}
+
+TEST(BadInputOfTheProgram, aTraceIsNoLog) {
+  const ScratchFolder folder;
+  const std::string file = folder.write("x.trace", kGood);
+  EXPECT_EQ(run_program({"check-log", file}).err,
+            "lockstep: " + file + ": a trace is no log; `lockstep replay` plays it\n");
+}
+
+// What is in Python says so where there is no package of it: not Python's own error.
+TEST(BadInputOfTheProgram, nightlyWithoutThePythonPackageIsASentence) {
+  const ScratchFolder folder;
+  const ScratchFolder empty;
+  const char* const before = std::getenv("PYTHONPATH");
+  const std::string kept = before == nullptr ? "" : before;
+  ::setenv("PYTHONPATH", empty.path("").c_str(), 1);
+  const ProgramRun run = run_program({"nightly", "--help"});
+  ::setenv("PYTHONPATH", kept.c_str(), 1);
+  if (run.err.empty()) GTEST_SKIP() << "this machine's python3 has the package";
+  EXPECT_EQ(run.status, kExitEnvironment) << run.err;
+  EXPECT_EQ(run.err,
+            "lockstep: `nightly` is in Python, and python3 finds no package `lockstep`: `pip "
+            "install .` in a checkout brings it\n");
+}
+
+// A search ends with the first of both that is reached.
+TEST(Program, aSearchTakesTracesAndTimeTogether) {
+  const ScratchFolder folder;
+  const ProgramRun run = run_program({"explore", "--subject", "radix", "--traces", "3", "--time",
+                                      "600s", "--out", folder.path("f")});
+  EXPECT_EQ(run.status, kExitPass) << run.err;
+  EXPECT_NE(run.out.find("3 traces,"), std::string::npos) << run.out;
+  EXPECT_EQ(run_program({"explore", "--subject", "radix", "--traces", "1000000000", "--time", "1ms",
+                         "--out", folder.path("f")})
+                .status,
+            kExitPass);
+}
+
 // One bad file among good ones: the good ones are not reported either.
 TEST(BadInputOfTheProgram, oneBadFileOfSeveralWritesNothing) {
   const ScratchFolder folder;
@@ -265,11 +316,14 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
     EXPECT_EQ(lines_of(run.err).size(), 1u) << run.err;
   }
   EXPECT_EQ(run_program({"reply"}).err,
-            "lockstep: there is no command `reply`; `lockstep --help` shows all\n");
+            "lockstep: there is no command `reply`, but `replay` is one; `lockstep --help` shows "
+            "all\n");
+  EXPECT_EQ(run_program({"unheard-of"}).err,
+            "lockstep: there is no command `unheard-of`; `lockstep --help` shows all\n");
   EXPECT_EQ(run_program({}).err, "lockstep: no command is named; `lockstep --help` shows all\n");
   EXPECT_EQ(run_program({"replay", "x.trace", "--chek", "off"}).err,
-            "lockstep: lockstep replay has no option `--chek`; `lockstep replay --help` shows its "
-            "words\n");
+            "lockstep: lockstep replay has no option `--chek`, but `--check` is one; `lockstep "
+            "replay --help` shows its words\n");
   const auto complaint = [](const std::vector<std::string>& words) {
     const std::string said = run_program(words).err;
     return said.substr(0, said.find(';'));
@@ -280,6 +334,18 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
             "lockstep: lockstep replay: --json needs a value");
   EXPECT_EQ(complaint({"explore", "--seed", "x"}),
             "lockstep: lockstep explore: --seed: `x` is not a whole number");
+  EXPECT_EQ(complaint({"explore", "--seed", "-1"}),
+            "lockstep: lockstep explore: --seed: `-1` is not a whole number");
+  EXPECT_EQ(complaint({"explore", "--subject", "sglang-nobuffer"}),
+            "lockstep: there is no policy `sglang-nobuffer` to explore, but `sglang-no-buffer` is "
+            "one\n");
+  EXPECT_EQ(complaint({"replay", "sglang-w1", "--subject", "oracle:raddix"}),
+            "lockstep: sglang-w1: there is no subject `oracle:raddix`, but `radix` is one");
+  EXPECT_EQ(complaint({"explore", "--config", "kv_token=5"}),
+            "lockstep: --config: config has no field `kv_token`, but `kv_tokens` is one\n");
+  EXPECT_EQ(complaint({"compare", "sessions", "--policies", "lru", "--capacity", "64GB"}),
+            "lockstep: --capacity: `64GB` is not a number of bytes like 1000000 or 64GiB, nor inf, "
+            "but `64GiB` is one\n");
   EXPECT_EQ(complaint({"explore", "--traces", "0"}),
             "lockstep: lockstep explore: --traces: `0` is not a positive number");
   EXPECT_NE(run_program({"list", "everything"}).err.find("everything"), std::string::npos);
@@ -376,8 +442,11 @@ TEST(BadInputOfTheProgram, pipesAreRefusedAndNotWaitedFor) {
   expect_refused_pipe(
       "cat fixtures/workloads/qwen_bailian_small.jsonl | \"$0\" check-log /dev/stdin");
   const std::string found = folder.path("found"), fixtures = folder.path("fixtures");
-  expect_refused_pipe("mkdir " + found + "; mkfifo " + found +
-                      "/x.trace; \"$0\" explore --traces 1 --out " + found);
+  // A search only names it.
+  EXPECT_EQ(shell("mkdir " + found + "; mkfifo " + found +
+                      "/x.trace; \"$0\" explore --traces 1 --quiet --out " + found,
+                  errors),
+            kExitPass);
   expect_refused_pipe("mkdir -p " + fixtures + "/traces; mkfifo " + fixtures +
                       "/traces/x.trace; \"$0\" report --fixtures " + fixtures + " --out " +
                       folder.path("out"));

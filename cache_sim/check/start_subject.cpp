@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cache_sim/check/exec_subject.hpp"
+#include "reference/protocol/near_word.hpp"
 #include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
@@ -63,7 +64,11 @@ std::unique_ptr<Auditor> make_auditor(Subject& subject, const LabelState* labels
 using Started = Result<std::unique_ptr<SubjectSeat>>;
 
 tl::unexpected<Error> unknown(const std::string& name) {
-  return fail(fmt::format("there is no subject `{}`; `lockstep list subjects` shows all", name));
+  const bool is_oracle = name.starts_with("oracle:");
+  const std::string near = but_near(std::string_view(name).substr(is_oracle ? 7 : 0),
+                                    names_in(Registry<PolicyEntry>::all()));
+  return fail(
+      fmt::format("there is no subject `{}`{}; `lockstep list subjects` shows all", name, near));
 }
 
 /// Where nothing is checked; it has no state, so all subjects share it.

@@ -10,6 +10,7 @@
 #include "cache_sim/replay/replay.hpp"
 #include "reference/base/work_done.hpp"
 #include "reference/protocol/config.hpp"
+#include "reference/protocol/near_word.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -155,8 +156,9 @@ class Comparer {
       }
       const PolicyEntry* const policy = NamedPolicy::of(name).entry;
       if (!*ideal && policy == nullptr)
-        return fail(fmt::format("there is no policy `{}`; `lockstep list policies` shows all",
-                                name.substr(0, 60)));
+        return fail(fmt::format("there is no policy `{}`{}; `lockstep list policies` shows all",
+                                name.substr(0, 60),
+                                but_near(name, names_in(Registry<PolicyEntry>::all()))));
       if (policy != nullptr && policy->has_states && model_.state_bytes == 0)
         return fail(fmt::format("model {} has no recurrent state, which policy {} is about",
                                 model_.name, name));
@@ -423,10 +425,15 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
     }
   const Result<std::int64_t> count =
       parse_integer(digits, 1, std::numeric_limits<std::int64_t>::max() >> shift);
-  if (!count)
+  if (!count) {
+    std::vector<std::string> in_units;  // of the number that it begins with
+    for (const Unit& unit : kUnits)
+      in_units.push_back(
+          fmt::format("{}{}", text.substr(0, text.find_first_not_of("0123456789")), unit.name));
     return fail(
-        fmt::format("--capacity: `{}` is not a number of bytes like 1000000 or 64GiB, nor inf",
-                    text.substr(0, 60)));
+        fmt::format("--capacity: `{}` is not a number of bytes like 1000000 or 64GiB, nor inf{}",
+                    text.substr(0, 60), but_near(text, {in_units.begin(), in_units.end()})));
+  }
   return *count << shift;
 }
 

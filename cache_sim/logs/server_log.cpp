@@ -147,6 +147,8 @@ Result<std::vector<LoggedRequest>> read_log(const std::string& path) {
   std::set<std::string> ids;
   for (;;) {
     const Result<const nlohmann::json*> line = (*documents)->next();
+    if (!line && log.empty() && path.ends_with(".trace"))
+      return fail(path + ": a trace is no log; `lockstep replay` plays it");
     if (!line) return tl::unexpected(line.error());
     if (*line == nullptr) break;
     const Record record(**line, (*documents)->place());

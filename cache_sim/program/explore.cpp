@@ -10,6 +10,7 @@
 #include <array>
 #include <filesystem>
 #include <iterator>
+#include <limits>
 #include <set>
 
 #include "cache_sim/program/annotations.hpp"
@@ -79,6 +80,7 @@ struct ExploreWords {
   ReplayRequest request;
   std::uint64_t seed = 1;
   std::int64_t traces = 1000;
+  bool limits_traces = false;  // --traces stands there
   std::string time;
   std::int64_t findings = 1;
   bool raw = false;
@@ -162,7 +164,7 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
                                 {"replay", replay_command(replay_of(run_of(run, found), paths[i]))},
                                 {"tests_to_detect", found.trace_number},
                                 {"lines_before", found.lines_before},
-                                {"shrunk_lines", line_count(found.trace)},
+                                {"shrunk_lines", found.lines},
                                 {"shrink_executions", found.shrink_executions}});
   }
   json["search"] = {{"traces_run", outcome.traces},
@@ -174,7 +176,7 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
     json["search"]["unsupported"].push_back({{"operation", form}, {"text", why}});
   if (!outcome.discoveries.empty()) {
     json["search"]["tests_to_detect"] = outcome.discoveries.front().trace_number;
-    json["search"]["shrunk_lines"] = line_count(outcome.discoveries.front().trace);
+    json["search"]["shrunk_lines"] = outcome.discoveries.front().lines;
   }
   double shrink_s = 0;
   for (const Discovery& found : outcome.discoveries) shrink_s += found.shrink_s;
@@ -242,6 +244,7 @@ Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptio
     const auto time = duration(words.time, "--time");
     if (!time) return tl::unexpected(time.error());
     options.time = *time;
+    if (!words.limits_traces) options.traces = std::numeric_limits<std::int64_t>::max();
     options.shrink_time = std::max<std::chrono::milliseconds>(*time, std::chrono::minutes(1));
   }
   const auto limit = duration(words.timeout, "--timeout");
@@ -462,16 +465,15 @@ void add_explore(CLI::App& app, int& status) {
       "--config", words->request.config,
       "fields that are not drawn, and not changed by shrinking: key=value,… (default: none)");
   command->add_option("--seed", words->seed, "the number that decides every trace")
+      ->check(whole_number())
       ->capture_default_str();
   CLI::Option* const traces =
       command->add_option("--traces", words->traces, "how many traces at most")
           ->check(CLI::PositiveNumber)
           ->capture_default_str();
-  command
-      ->add_option(
-          "--time", words->time,
-          "how long at most: a number with ns, us, ms or s (default: no limit but --traces)")
-      ->excludes(traces);
+  command->add_option("--time", words->time,
+                      "how long at most: a number with ns, us, ms or s; without --traces, as many "
+                      "traces as there is time for (default: no limit but --traces)");
   command->add_option("--findings", words->findings, "stop after this many findings")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -497,7 +499,10 @@ void add_explore(CLI::App& app, int& status) {
   statuses.push_back({kExitInterrupted, "interrupted, and nothing was found"});
   end_help(*command, statuses,
            {"lockstep explore --subject sglang-no-buffer --subject oracle --traces 200 --seed 7"});
-  command->callback([words, &status] { status = run_explore(*words); });
+  command->callback([words, traces, &status] {
+    words->limits_traces = traces->count() > 0;
+    status = run_explore(*words);
+  });
 }
 
 void add_shrink(CLI::App& app, int& status) {

@@ -33,6 +33,14 @@ CLI::Validator number_from(double least) {
   return {refusal, ""};
 }
 
+CLI::Validator whole_number() {
+  const auto refusal = [](const std::string& text) {
+    const bool is_one = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+    return is_one ? "" : fmt::format("`{}` is not a whole number", text);
+  };
+  return {refusal, ""};
+}
+
 void end_help(CLI::App& command, const std::vector<StatusHelp>& statuses, const Example& example) {
   std::string text = "Exit status:\n";
   for (const StatusHelp& one : statuses)

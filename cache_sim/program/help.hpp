@@ -26,6 +26,8 @@ struct Example {
 
 /// Refuses what is no finite number or below `least`, in a sentence.
 CLI::Validator number_from(double least);
+/// CLI11 would take -1 as a large number.
+CLI::Validator whole_number();
 
 void end_help(CLI::App& command, const std::vector<StatusHelp>& statuses, const Example& example);
 

@@ -78,6 +78,7 @@ void add_judge(CLI::App& app, int& status) {
                    "rows of the timed cases (default: 64 on a GPU, 4 on a CPU)")
       ->check(number_from(1));
   command->add_option("--seed", request.seed, "the number that decides the cases' values")
+      ->check(whole_number())
       ->capture_default_str();
   command->add_option("--timeout", request.timeout_s, "seconds for all cases together")
       ->check(number_from(1))

@@ -18,6 +18,7 @@
 #include "cache_sim/program/output.hpp"
 #include "reference/base/finding.hpp"
 #include "reference/base/leftovers.hpp"
+#include "reference/protocol/near_word.hpp"
 
 namespace {
 
@@ -70,8 +71,10 @@ std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
   const CLI::App* const command = subcommand_of(app, words.front());
   if (command == nullptr) {
     const bool is_option = words.front().starts_with("-");
+    std::vector<std::string> known = {"nightly", "server"};
+    for (const CLI::App* const one : app.get_subcommands({})) known.push_back(one->get_name());
     return std::string("there is no ") + (is_option ? "option" : "command") + " `" + words.front() +
-           "`" + all;
+           "`" + lockstep::but_near(words.front(), {known.begin(), known.end()}) + all;
   }
   const std::string name = "lockstep " + words.front();
   const std::string help = "; `" + name + " --help` shows its words";
@@ -79,15 +82,30 @@ std::string usage_sentence(const CLI::App& app, const CLI::ParseError& error,
       dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !extras.empty()) {
     const auto option = std::find_if(extras.begin(), extras.end(),
                                      [](const std::string& word) { return word.starts_with("-"); });
-    return name +
-           (option == extras.end() ? " takes no further word `" + extras.front()
-                                   : " has no option `" + *option) +
-           "`" + help;
+    if (option == extras.end())
+      return name + " takes no further word `" + extras.front() + "`" + help;
+    std::vector<std::string> known;
+    for (const CLI::Option* const one : command->get_options())
+      for (const std::string& long_name : one->get_lnames()) known.push_back("--" + long_name);
+    const std::string typed = option->substr(0, option->find('='));
+    return name + " has no option `" + *option + "`" +
+           lockstep::but_near(typed, {known.begin(), known.end()}) + help;
   }
   std::string what = error.what();
   what.resize(std::min(what.find('\n'), what.size()));
   return name + ": " + in_our_words(what) + help;
 }
+
+// Given to python3 with the name of a module and its words.
+constexpr const char* kRunModule = R"(
+import importlib.util, runpy, sys
+name = sys.argv.pop(1)
+if importlib.util.find_spec("lockstep") is None:
+    print(f"lockstep: `{name.split('.')[1]}` is in Python, and python3 finds no package `lockstep`: "
+          "`pip install .` in a checkout brings it", file=sys.stderr)
+    sys.exit(3)
+runpy.run_module(name, run_name="__main__", alter_sys=True)
+)";
 
 /// `nightly` and `server` are modules of the Python package (cache_sim/python): this process
 /// becomes them. Returns where there is no python3.
@@ -96,7 +114,7 @@ int become_python(std::vector<std::string> words) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe", error).string();
   if (!error) ::setenv("LOCKSTEP_PROGRAM", self.c_str(), 0);
   words.front().insert(0, "lockstep.");
-  words.insert(words.begin(), {"python3", "-m"});
+  words.insert(words.begin(), {"python3", "-c", kRunModule});
   std::vector<char*> arguments;
   arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());

@@ -10,6 +10,7 @@
 #include "cache_sim/workloads/workload.hpp"
 #include "reference/base/require.hpp"
 #include "reference/base/shell_words.hpp"
+#include "reference/protocol/near_word.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -136,8 +137,9 @@ Result<RunOptions> run_options(const ReplayRequest& request, Config config) {
   if (!request.defect.empty()) {
     options.defect = Defect::find(request.defect);
     if (options.defect == nullptr)
-      return fail(fmt::format("there is no defect `{}`; `lockstep list defects` shows all",
-                              request.defect));
+      return fail(fmt::format("there is no defect `{}`{}; `lockstep list defects` shows all",
+                              request.defect,
+                              but_near(request.defect, names_in(Registry<DefectEntry>::all()))));
     options.defect_name = request.defect;
     const std::string policy = request.defect.substr(0, request.defect.find(':'));
     if (std::find(options.subjects.begin(), options.subjects.end(), policy) ==

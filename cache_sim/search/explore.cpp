@@ -14,6 +14,7 @@
 #include "cache_sim/search/random_trace.hpp"
 #include "cache_sim/server/simulation.hpp"
 #include "reference/base/mark.hpp"
+#include "reference/protocol/near_word.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -138,7 +139,7 @@ class Explorer {
   bool goes_on(std::int64_t number, Clock::time_point start) const {
     if (static_cast<std::int64_t>(outcome_.discoveries.size()) >= options_.findings) return false;
     if (stops()) return false;
-    if (options_.time.count() != 0) return Clock::now() - start < options_.time;
+    if (options_.time.count() != 0 && Clock::now() - start >= options_.time) return false;
     return number <= options_.traces;
   }
 
@@ -346,7 +347,13 @@ class Explorer {
     found.trace = as_trace(execution.candidate);
     found.lines_before = line_count(found.trace);
     if (found.finding.finding.kind != FindingKind::nondeterministic) shrink_discovery(found, who);
-    if (options_.found) options_.found(found);
+    found.lines = line_count(found.trace);
+    if (options_.found) {
+      options_.found(found);
+      // Who was told has written it down; a search for a million of them keeps none.
+      found.trace = Trace();
+      found.finding.around = {};
+    }
     outcome_.discoveries.push_back(std::move(found));
   }
 
@@ -396,7 +403,9 @@ class Explorer {
 
 Result<Accepted> accepted_by_policy(std::string_view name) {
   const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
-  if (policy == nullptr) return fail(fmt::format("there is no policy `{}` to explore", name));
+  if (policy == nullptr)
+    return fail(fmt::format("there is no policy `{}` to explore{}", name,
+                            but_near(name, names_in(Registry<PolicyEntry>::all()))));
   return accepted_by(*policy);
 }
 

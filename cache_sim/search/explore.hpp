@@ -18,7 +18,8 @@ namespace lockstep::cache_sim {
 struct Discovery {
   std::int64_t trace_number = 0;  ///< counted from 1: tests to detect
   std::vector<std::string> subjects;
-  Trace trace;  ///< shrunk, with its comment lines
+  Trace trace;  ///< shrunk, with its comment lines; empty in the outcome where `found` was told
+  std::size_t lines = 0;  ///< of the trace
   LocatedFinding finding;
   std::size_t lines_before = 0;
   std::int64_t shrink_executions = 0;
@@ -31,8 +32,8 @@ struct ExploreOptions {
   /// accept. Without subjects, each trace draws a policy that has an oracle.
   RunOptions run;
   std::uint64_t seed = 1;
-  std::int64_t traces = 1000;
-  std::chrono::milliseconds time{0};  ///< 0: no limit; otherwise `traces` is none
+  std::int64_t traces = 1000;         ///< at most
+  std::chrono::milliseconds time{0};  ///< at most; 0: no limit
   std::int64_t findings = 1;          ///< stops after that many
   bool shrinks = true;
   std::chrono::milliseconds shrink_time{0};  ///< of each finding, at most; 0: no limit

@@ -50,10 +50,9 @@ class Reader {
       const std::size_t end = text.find('\n', at);
       if (std::min(end, text.size()) - at > kMaxLineSize)
         return error("the line is longer than 1 MiB");
-      if (end == std::string_view::npos)
-        return error("the file ends inside this line (no newline): it may be truncated");
       if (const Result<void> done = read_line(text.substr(at, end - at)); !done)
         return error(done.error().text);
+      if (end == std::string_view::npos) break;  // editors leave the last line without a newline
       at = end + 1;
     }
     if (awaiting_ != Awaiting::nothing)

@@ -70,6 +70,17 @@ constexpr std::array kKinds{
             "The same run gave two different results."},
 };
 
+// A kind is its row's index; of several findings the first kind counts, so none of a broken
+// invariant stands behind one of answers that differ.
+static_assert(kKinds.size() == static_cast<std::size_t>(FindingKind::nondeterministic) + 1);
+static_assert([] {
+  for (std::size_t i = 0; i < kKinds.size(); ++i) {
+    if (static_cast<std::size_t>(kKinds[i].kind) != i) return false;
+    if (i > 0 && kKinds[i - 1].status > kKinds[i].status) return false;
+  }
+  return true;
+}());
+
 const KindRow& row_of(FindingKind kind) {
   return kKinds[static_cast<std::size_t>(kind)];
 }

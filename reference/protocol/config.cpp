@@ -11,6 +11,7 @@
 #include "reference/base/overloaded.hpp"
 #include "reference/base/registry.hpp"
 #include "reference/base/require.hpp"
+#include "reference/protocol/near_word.hpp"
 
 namespace lockstep {
 namespace {
@@ -149,7 +150,13 @@ Result<void> Config::set(std::string_view name, std::string_view value) {
         .map_error(named);
   }
   const Field* const field = find_field(name);
-  if (field == nullptr) return fail(fmt::format("config has no field `{}`", name.substr(0, 60)));
+  if (field == nullptr) {
+    std::vector<std::string_view> known = names_in(kFields);
+    for (const std::string_view option : names_in(Registry<ConfigOption>::all()))
+      known.push_back(option);
+    return fail(
+        fmt::format("config has no field `{}`{}", name.substr(0, 60), but_near(name, known)));
+  }
   return std::visit(
       Overloaded{[&](const Integer& i) -> Result<void> {
                    return parse_integer(value, i.low, i.high)

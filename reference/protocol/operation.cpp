@@ -1,4 +1,5 @@
 #include "reference/protocol/operation.hpp"
+#include "reference/protocol/near_word.hpp"
 
 #include <fmt/format.h>
 
@@ -170,6 +171,9 @@ constexpr VerbRow kVerbs[] = {
     {"truncate", kTruncate, {}, 0, Capability::sequences},
 };
 static_assert(std::size(kVerbs) == kVerbCount);
+/// Of a trace, and no operations.
+constexpr std::string_view kOtherVerbs[] = {"close",   "config",  "expect",
+                                            "request", "retract", "run"};
 
 constexpr std::string_view kReplyFields[] = {
     "branch",         "cached",   "conv",       "evicted_kv",
@@ -522,7 +526,12 @@ Result<Line> parse_line(std::string_view text) {
 
 Result<Operation> parse_operation(const Line& line) {
   const VerbRow* const row = find_verb(line.verb);
-  if (row == nullptr) return fail(fmt::format("unknown verb `{}`", line.verb.substr(0, 60)));
+  if (row == nullptr) {
+    std::vector<std::string_view> known = names_in(kVerbs);
+    known.insert(known.end(), std::begin(kOtherVerbs), std::end(kOtherVerbs));
+    return fail(
+        fmt::format("unknown verb `{}`{}", line.verb.substr(0, 60), but_near(line.verb, known)));
+  }
   Operation operation;
   operation.verb = static_cast<Verb>(row - std::begin(kVerbs));
   // Only what another server sends takes a place and computes nothing.
@@ -532,7 +541,8 @@ Result<Operation> parse_operation(const Line& line) {
     const auto field = std::find_if(row->fields.begin(), row->fields.end(),
                                     [&, name = key](const FieldRow& f) { return f.name == name; });
     if (field == row->fields.end())
-      return fail(fmt::format("{} has no field `{}`", row->name, key.substr(0, 60)));
+      return fail(fmt::format("{} has no field `{}`{}", row->name, key.substr(0, 60),
+                              but_near(key, names_in(row->fields))));
     if (is_load && field->name == "n") {
       operation.n = 0;
       continue;

@@ -1,0 +1,45 @@
+#include "reference/protocol/near_word.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <numeric>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr std::size_t kLongest = 60;  // what is longer is no mistyped word
+constexpr std::size_t kLongWord = 8;  // in which two mistakes are still a mistyped word
+
+/// Letters to insert, leave out or replace, and pairs of neighbours to swap.
+std::size_t mistakes_between(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> last, now(b.size() + 1), next(b.size() + 1);
+  std::iota(now.begin(), now.end(), std::size_t{0});
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    next[0] = i + 1;
+    for (std::size_t j = 0; j < b.size(); ++j) {
+      next[j + 1] = std::min({now[j + 1] + 1, next[j] + 1, now[j] + (a[i] != b[j] ? 1 : 0)});
+      if (i > 0 && j > 0 && a[i] == b[j - 1] && a[i - 1] == b[j])
+        next[j + 1] = std::min(next[j + 1], last[j - 1] + 1);
+    }
+    last = std::exchange(now, next);
+  }
+  return now.back();
+}
+
+}  // namespace
+
+std::string but_near(std::string_view word, const std::vector<std::string_view>& known) {
+  if (word.empty() || word.size() > kLongest) return "";
+  std::size_t fewest = word.size() < kLongWord ? 2 : 3;  // one less is near
+  std::string_view nearest;
+  for (const std::string_view one : known)
+    if (const std::size_t mistakes = mistakes_between(word, one);
+        mistakes < fewest && mistakes < one.size()) {
+      fewest = mistakes;
+      nearest = one;
+    }
+  return nearest.empty() ? "" : ", but `" + std::string(nearest) + "` is one";
+}
+
+}  // namespace lockstep
