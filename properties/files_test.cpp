@@ -9,11 +9,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <csignal>
 #include <filesystem>
 
 #include "cache_sim/base/input.hpp"
 #include "cache_sim/base/text.hpp"
 #include "properties/support/program.hpp"
+#include "reference/base/child_process.hpp"
+#include "reference/base/leftovers.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -24,6 +28,29 @@ using testing_support::ScratchFolder;
 using Names = std::vector<std::string>;
 
 // --- Writing -------------------------------------------------------------------------------------
+
+// A signal that ends the program in the middle of a file leaves the old one, and no part of the
+// new.
+TEST(WrittenFiles, leaveNoPartWhereASignalEndsTheProgram) {
+  for (int i = 0; i < 10; ++i) {
+    const ScratchFolder folder;
+    ChildProcess program;
+    const auto body = [&] {
+      clean_up_on_signals();
+      const std::string content(std::size_t{1} << 24, 'x');
+      if (!write_file(folder.path("report.json"), content)) return 1;
+      if (::write(STDOUT_FILENO, "\n", 1) != 1) return 1;
+      while (write_file(folder.path("report.json"), content)) continue;
+      return 1;
+    };
+    ASSERT_EQ(program.start({.body = body}), 0);
+    ASSERT_EQ(program.exchange("", std::chrono::seconds(60)), Exchange::answered);
+    ::kill(program.id(), SIGTERM);
+    ASSERT_TRUE(program.wait_for_exit(std::chrono::seconds(60)));
+    EXPECT_EQ(folder.entries(), Names{"report.json"});
+    EXPECT_EQ(fs::file_size(folder.path("report.json")), std::size_t{1} << 24);
+  }
+}
 
 // A link is somebody's arrangement: `latest.json -> runs/7.json` stays one.
 TEST(WrittenFiles, areThoseThatLinksLeadTo) {

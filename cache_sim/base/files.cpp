@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "reference/base/finding.hpp"
+#include "reference/base/leftovers.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -79,6 +80,7 @@ Result<std::string> behind_links(std::string path) {
 /// Writes a file of an unused name beside `path` and renames it. `mode` 0: that of a new file.
 Result<void> replace(const std::string& path, std::string_view content, mode_t mode) {
   static int count = 0;
+  const SignalsBlocked until_it_is_renamed;  // a signal that ends the program would leave the part
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::string part;
   int number = -1;
