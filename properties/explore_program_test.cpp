@@ -201,13 +201,15 @@ TEST(ExploreAChild, drawsWhatItSaysThatItTakes) {
       "cached_prefix(caches[salt], tokens[:-1])",
       "max(cached_prefix(caches[salt], tokens[:-1]), min(int(other_fields.get('external', 0)), "
       "len(tokens) - 1))");
+  // What another server has sent is not in this one's cache.
+  const auto own = std::pair("shared=cached)", "shared=cached_prefix(caches[salt], tokens[:-1]))");
   const auto discards_nothing =
       std::pair("int(up_to or request.computed)",
                 "int(up_to if verb == 'checkpoint' and up_to else request.computed)");
   EXPECT_EQ(status({discards_nothing}), kExitPass);
-  EXPECT_EQ(status({takes, transfers}), kExitPass);
+  EXPECT_EQ(status({takes, transfers, own}), kExitPass);
   EXPECT_EQ(status({takes}), kExitDiffers);
-  EXPECT_EQ(status({takes, transfers, discards_nothing}), kExitDiffers);
+  EXPECT_EQ(status({takes, transfers, own, discards_nothing}), kExitDiffers);
 }
 
 // Labels that a child has not announced are compared with nothing. Who sends them hears that, once

@@ -35,22 +35,24 @@ class ToldPolicy final : public Subject {
   const Told& what_;
 };
 
-const Registration<PolicyEntry> kTold{
-    {.name = "told",
-     .summary = "answers what a test says",
-     .has_states = true,
-     .config_fields = {},
-     .make = [](const SubjectOptions&) -> std::unique_ptr<Subject> {
-       return std::make_unique<ToldPolicy>(told);
-     }}};
-const Registration<PolicyEntry> kToldToo{
-    {.name = "told-too",
-     .summary = "answers what a test says",
-     .has_states = true,
-     .config_fields = {},
-     .make = [](const SubjectOptions&) -> std::unique_ptr<Subject> {
-       return std::make_unique<ToldPolicy>(told_too);
-     }}};
+template <const Told& kWhat>
+std::unique_ptr<Subject> make_told(const SubjectOptions&) {
+  return std::make_unique<ToldPolicy>(kWhat);
+}
+
+/// By the first test that wants them: they are no policies of the project.
+void add_policies() {
+  if (Registry<PolicyEntry>::find("told") != nullptr) return;
+  PolicyEntry policy{.name = "told",
+                     .summary = "answers what a test says",
+                     .has_states = true,
+                     .config_fields = {},
+                     .make = make_told<told>};
+  Registry<PolicyEntry>::add(policy);
+  policy.name = "told-too";
+  policy.make = make_told<told_too>;
+  Registry<PolicyEntry>::add(policy);
+}
 
 /// Kinds of what is found; each test begins with policies that do nothing wrong.
 std::vector<FindingKind> found(const std::string& text, std::vector<std::string> subjects) {
@@ -71,6 +73,7 @@ std::vector<FindingKind> found(const std::string& text, std::vector<std::string>
 class Session : public testing::Test {
  protected:
   Session() {
+    add_policies();
     told.shown = told_too.shown = {
         .nodes = {}, .kv_free = 8, .kv_total = 8, .states_free = 2, .states_total = 2};
     told.admit = told_too.admit = "cached=0 evicted_kv=0 evicted_states=0";

@@ -101,8 +101,8 @@ constexpr const char* kRunModule = R"(
 import importlib.util, runpy, sys
 name = sys.argv.pop(1)
 if importlib.util.find_spec("lockstep") is None:
-    print(f"lockstep: `{name.split('.')[1]}` is in Python, and python3 finds no package `lockstep`: "
-          "`pip install .` in a checkout brings it", file=sys.stderr)
+    print(f"lockstep: `{name.split('.')[1]}` is in Python, and python3 finds no package "
+          "`lockstep`: `pip install .` in a checkout brings it", file=sys.stderr)
     sys.exit(3)
 runpy.run_module(name, run_name="__main__", alter_sys=True)
 )";

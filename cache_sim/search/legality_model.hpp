@@ -18,7 +18,7 @@ struct Step {
 
   Statement statement;
   /// What it left undone: tokens not computed after an extend, computed tokens after a
-  /// checkpoint's length, nothing after a verification's accept; kLiteral: its number is the number.
+  /// checkpoint's length, nothing after a verification's accept; kLiteral: its number is that.
   std::int64_t rest = kLiteral;
   /// insert: its tokens were those that its slot stood for. One that says otherwise lies about a
   /// state by itself, which is nobody's defect.
