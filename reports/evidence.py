@@ -42,7 +42,7 @@ OUR_INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 
 def kernel_files(root):
     """The kernels: an operation is a file of a family's folder that nvcc compiles. Name and path from the root."""
-    families = ("recurrent", "attention", "layers", "models")
+    families = ("recurrent", "attention", "layers", "models", "replay")
     return {path.stem: str(path.relative_to(root))
             for family in families for path in (root / "kernels" / family).glob("*.cu")}
 

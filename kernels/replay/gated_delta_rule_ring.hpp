@@ -1,0 +1,73 @@
+// The gated delta rule's decode with a state that is written once in a window of tokens. Equations
+// and names: reference/recurrent/replay_state.hpp; rows and slots: reference/tensors/slots.hpp.
+//
+//   here          SGLang's replayssm      shape, all in device memory
+//   state         temporal                [slots, HV, V, K]
+//   ring_k        k                       [slots, H, L, K] bfloat16 as it came, L of 1 to 16
+//   ring_k_scale                          [slots, H, L] float32: what makes k a direction, or 1
+//   ring_u        d = beta (v - S k)      [slots, HV, L, V]: float32 beside float32 states, so that
+//                                         a flush is exact to float32; else bfloat16
+//   ring_g        g                       [slots, HV, L] float32, log decay
+//   cursors       replayssm_write_pos     [N]: live entries of the row's ring
+//   positions                             [N]: tokens of the row's request before this one
+//
+// A step whose token is the request's L-th, 2 L-th, ... writes the state and leaves the ring empty;
+// every other one writes an entry. Afterwards a row's cursor is min(cursor + 1, (position + 1) %
+// L), which the caller computes once for all layers.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <optional>
+
+#include "kernels/base/dtype.hpp"
+#include "reference/tensors/slots.hpp"
+
+namespace lockstep::kernels {
+
+/// S is the type of states and of u: float or Bf16. Matrices of a slot's head are dense, rows of
+/// 16-byte pieces.
+template <class S>
+struct GatedDeltaRuleRing {
+  TensorView<S, 4> state;        // [slots, HV, V, K]
+  TensorView<Bf16, 4> k;         // [slots, H, L, K]
+  TensorView<float, 3> k_scale;  // [slots, H, L]
+  TensorView<S, 4> u;            // [slots, HV, L, V]
+  TensorView<float, 3> g;        // [slots, HV, L]
+};
+
+template <class S>
+struct GatedDeltaRuleRingUpdate {
+  GatedDeltaRuleRing<S> ring;
+  TensorView<const Bf16, 3> q;   // [N, H, K]
+  TensorView<const Bf16, 3> k;   // [N, H, K]
+  TensorView<const Bf16, 3> v;   // [N, HV, V]
+  MixedView<2> g;                // [N, HV], log decay; the raw a where A_log is given
+  MixedView<2> beta;             // [N, HV]; the raw b where A_log is given
+  TensorView<Bf16, 3> out;       // [N, HV, V]
+  IndexView cursors;             // [N]
+  IndexView positions;           // [N]
+  MixedView<1> A_log{};          // [HV]: gates are computed from the raw a and b
+  MixedView<1> dt_bias{};        // [HV]
+  std::optional<float> scale{};  ///< of q; K^-0.5 by default
+  bool use_qk_l2norm = false;
+  StateSlots slots{};  ///< a list, or nothing
+  /// State, ring, cursors, positions and indices may be read before the launch ahead of this one
+  /// has ended. Safe if that launch writes none of them, and lets its successor start only after
+  /// its own wait for what came before it; or if it is no overlapping launch.
+  bool early_state = false;
+};
+
+/// One token of decode for each row. Rows without a slot, and rows whose cursor no sequence of
+/// steps leads to, give 0 and write nothing. Throws ArgumentError.
+template <class S>
+void gated_delta_rule_ring_update(const GatedDeltaRuleRingUpdate<S>& in, cudaStream_t stream);
+
+/// The state after the first counts[row] entries of the ring goes to the slot targets[row]; ring
+/// and cursor stay. Into the row's own slot it is a flush, and the ring is empty from then on.
+template <class S>
+void gated_delta_rule_ring_flush(const GatedDeltaRuleRing<S>& ring, const IndexView& counts,
+                                 const IndexView& targets, const StateSlots& slots,
+                                 cudaStream_t stream);
+
+}  // namespace lockstep::kernels

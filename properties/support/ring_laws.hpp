@@ -1,0 +1,191 @@
+// Laws of decode with a ring of pending inputs, for both recurrences: the kernels against
+// reference/recurrent/replay_rings.hpp. A Run has a layer's inputs for some steps of a batch, on
+// the host and on the device:
+//
+//   Run(extents, rings, seed)      draws them
+//   launch(t, first, count, how)   step t for rows first and on
+//   flush(counts)                  writes the states of all rows
+//   answer<R>(storage)             outputs and states of all steps by the reference in R
+#pragma once
+
+#include "properties/support/gpu.hpp"
+#include "reference/recurrent/replay_rings.hpp"
+
+namespace lockstep::testing_support {
+
+/// A batch of rings over some steps: where each row stands before each of them.
+struct Rings {
+  Rings(const Batch& batch, std::int64_t steps, std::int64_t window, std::int64_t apart = 5)
+      : batch(batch),
+        steps(steps),
+        window(window),
+        cursors(Shape<2>{steps, batch.rows()}, 0),
+        positions(Shape<2>{steps, batch.rows()}, 0) {
+    for (std::int64_t row = 0; row < batch.rows(); ++row) {
+      std::int32_t cursor = 0, position = static_cast<std::int32_t>(apart * row);
+      for (std::int64_t t = 0; t < steps; ++t, ++position) {
+        cursors(t, row) = cursor;
+        positions(t, row) = position;
+        cursor = reference::next_cursor(cursor, position, window);
+      }
+    }
+  }
+  std::int64_t rows() const { return batch.rows(); }
+  std::int64_t tokens() const { return steps * rows(); }
+
+  Batch batch;
+  std::int64_t steps, window;
+  Array<std::int32_t, 2> cursors, positions;  // [steps, rows]
+};
+
+struct DeviceRings {
+  explicit DeviceRings(const Rings& rings)
+      : cursors(rings.cursors), positions(rings.positions), indices(rings.batch.indices) {}
+
+  IndexView cursors_of(std::int64_t t, std::int64_t first, std::int64_t count) const {
+    return cut(at(cursors.view(), t), first, first + count);
+  }
+  IndexView positions_of(std::int64_t t, std::int64_t first, std::int64_t count) const {
+    return cut(at(positions.view(), t), first, first + count);
+  }
+  StateSlots slots(std::int64_t first, std::int64_t count) const {
+    return {.indices = cut(indices.view(), first, first + count)};
+  }
+  kernels::DeviceTensor<std::int32_t, 2> cursors, positions;
+  kernels::DeviceTensor<std::int32_t, 1> indices;
+};
+
+struct RingAnswer {
+  Array<double, 3> out;    // [steps rows, heads, rows of a state]
+  Array<double, 4> state;  // [slots, ...]
+};
+
+struct LaunchHow {
+  cudaStream_t stream = nullptr;
+  bool early = false;
+};
+
+template <class Run>
+void run_all(Run& run, const LaunchHow& how = {}) {
+  for (std::int64_t t = 0; t < run.rings.steps; ++t) run.launch(t, 0, run.rings.rows(), how);
+  finish();
+}
+
+template <class Run>
+void expect_ring_agreement(const typename Run::Extents& e, std::int64_t rows, std::int64_t steps,
+                           std::int64_t window, std::uint64_t seed) {
+  using S = typename Run::State;
+  const Rings rings(Batch::draw(seed, rows, 1, false), steps, window);
+  Run run(e, rings, seed);
+  run_all(run);
+  const RingAnswer truth = run.template answer<double>({});
+  const RingAnswer yardstick = run.template answer<float>(storage_of<kernels::Bf16, S>());
+  SCOPED_TRACE(testing::Message() << run.text() << ", " << rows << " rows, window " << window);
+  EXPECT_TRUE(
+      within_yardstick(Run::kOperation, "out", run.out, cast<float>(yardstick.out), truth.out));
+  EXPECT_TRUE(within_yardstick(Run::kOperation, "state", run.state, cast<float>(yardstick.state),
+                               truth.state));
+}
+
+// A row's bits depend on its request alone: not on other rows, not on their number.
+template <class Run>
+void expect_rows_alone_to_agree(const typename Run::Extents& e) {
+  const Rings rings(Batch::draw(3, 9, 1, false), 20, 16);
+  Run together(e, rings, 3), alone(e, rings, 3);
+  run_all(together);
+  for (std::int64_t row = 0; row < rings.rows(); ++row)
+    for (std::int64_t t = 0; t < rings.steps; ++t) alone.launch(t, row, 1, {});
+  finish();
+  EXPECT_TRUE(same_bits(together.out, alone.out));
+  EXPECT_TRUE(same_bits(together.state, alone.state));
+}
+
+// A flush by position is the flush of the ring that another request would still have.
+template <class Run>
+void expect_flush_to_be_the_steps(const typename Run::Extents& e, std::int64_t count) {
+  Batch batch = Batch::draw(5, 1, 1, false);
+  Rings flushes(batch, count, 16), keeps(batch, count, 16);
+  for (std::int64_t t = 0; t < count; ++t) flushes.positions(t, 0) += 16 - count;
+  Run flushed(e, flushes, 5), kept(e, keeps, 5);
+  run_all(flushed);
+  run_all(kept);
+  EXPECT_TRUE(same_bits(flushed.out, kept.out));
+  if (count < 16) {
+    EXPECT_FALSE(same_bits(flushed.state, kept.state));
+    kept.flush(static_cast<std::int32_t>(count));
+  }
+  EXPECT_TRUE(same_bits(flushed.state, kept.state));
+}
+
+// What the launch two before this one wrote may be read early: a large layer beside a small one.
+template <class Run>
+void expect_early_states_to_agree(const typename Run::Extents& e) {
+  const Rings large(Batch::draw(7, 200, 1, false), 20, 16),
+      small(Batch::draw(8, 1, 1, false), 20, 16);
+  Run late(e, large, 7), early(e, large, 7), between(e, small, 8);
+  run_all(late);
+  cudaStream_t stream;
+  kernels::check_cuda(cudaStreamCreate(&stream), "a stream");
+  for (std::int64_t t = 0; t < large.steps; ++t) {
+    early.launch(t, 0, large.rows(), {stream, true});
+    between.launch(t, 0, 1, {stream, true});
+  }
+  finish();
+  cudaStreamDestroy(stream);
+  EXPECT_TRUE(same_bits(late.out, early.out));
+  EXPECT_TRUE(same_bits(late.state, early.state));
+}
+
+// Padding and impossible cursors: a zero output, and every byte of state and ring as it was.
+template <class Run>
+void expect_rows_without_a_slot_to_write_nothing(const typename Run::Extents& e) {
+  Batch batch = Batch::draw(9, 5, 1, false);
+  batch.indices = ints({-1, 2, 3, 4, 1});
+  Rings rings(batch, 1, 16);
+  rings.cursors(0, 1) = -1;
+  rings.cursors(0, 2) = 16;
+  rings.cursors(0, 3) = 3;
+  rings.positions(0, 3) = 18;  // two tokens since the last flush, three in the ring
+  rings.positions(0, 4) = -1;
+  Run run(e, rings, 9), before(e, rings, 9);
+  for (const bool early : {false, true}) {
+    run_all(run, {.early = early});
+    for (const float x : run.out.host()) EXPECT_EQ(x, 0);
+    EXPECT_TRUE(same_bits(run.state, before.state));
+    EXPECT_TRUE(run.same_rings(before));
+  }
+}
+
+// A graph is captured once; cursors and positions are the next step's when it runs again.
+template <class Run>
+void expect_graphs_to_take_other_cursors(const typename Run::Extents& e) {
+  const Rings rings(Batch::draw(11, 4, 1, false), 17, 16);
+  Run eager(e, rings, 11), captured(e, rings, 11);
+  run_all(eager);
+  captured.launch(0, 0, 4, {});
+  finish();
+  for (std::int64_t t = 1; t < rings.steps; ++t)
+    replay_behind_change([&](cudaStream_t stream) { captured.launch(0, 0, 4, {stream}); },
+                         [&] { captured.move_to_front(t); });
+  const auto all = eager.out.elements(), last = captured.out.elements();
+  const std::size_t step = all.size() / static_cast<std::size_t>(rings.steps);
+  EXPECT_EQ(std::memcmp(all.data() + (rings.steps - 1) * step, last.data(), step * sizeof all[0]),
+            0);
+  EXPECT_TRUE(same_bits(eager.state, captured.state));
+}
+
+/// ||a - b|| / ||b|| of the slot's state.
+template <class S>
+double state_error(const kernels::DeviceTensor<S, 4>& states, const Array<double, 4>& truth,
+                   std::int64_t slot) {
+  const Array<float, 4> got = states.host();
+  double error = 0, norm = 0;
+  for_each_element(at(truth.view(), slot), [&](const auto& index, double x) {
+    const double d = double(got(slot, index[0], index[1], index[2])) - x;
+    error += d * d;
+    norm += x * x;
+  });
+  return std::sqrt(error / norm);
+}
+
+}  // namespace lockstep::testing_support
