@@ -1,5 +1,5 @@
 // Laws of replay-state decode: state, ring and cursor together are the recurrence's state.
-#include "reference/recurrent/replay_state.hpp"
+#include "reference/recurrent/replay_rings.hpp"
 
 #include <gtest/gtest.h>
 
@@ -136,6 +136,88 @@ TYPED_TEST(ReplayStateTest, rejectedDraftsLeaveNoTrace) {
     }
     EXPECT_THROW(reference::replay_draft(r, L + drafts, token<TypeParam>(9, 0)), ContractViolation);
   }
+}
+
+/// A batch's rings of one layer, NaN until they are written.
+struct Mamba2Rings {
+  using Run = Mamba2Run<double>;
+  Mamba2Rings(const Run& run, std::int64_t L)
+      : state(run.states()),
+        x(Shape<4>{state.extent(0), run.H, L, run.P}),
+        B(Shape<4>{state.extent(0), run.G, L, run.N}),
+        dt(Shape<3>{state.extent(0), run.H, L}),
+        A(run.A) {}
+  reference::Mamba2Ring<double> views() { return {state, x, B, dt}; }
+  void update(const reference::Mamba2Inputs<double>& in, const IndexView& cursors,
+              const IndexView& positions, const TensorView<double, 3>& out) {
+    reference::mamba2_ring_update<double>(in, views(), cursors, positions, out);
+  }
+  void flush(const IndexView& counts, const IndexView& targets, const StateSlots& slots) {
+    reference::mamba2_ring_flush<double>(views(), A.view(), counts, targets, slots, Format::exact);
+  }
+  Array<double, 4> state, x, B;
+  Array<double, 3> dt;
+  const Array<double, 1> A;
+};
+
+struct GatedDeltaRings {
+  using Run = GatedDeltaRun<double>;
+  GatedDeltaRings(const Run& run, std::int64_t L)
+      : state(run.states()),
+        k(Shape<4>{state.extent(0), run.H, L, run.K}),
+        u(Shape<4>{state.extent(0), run.HV, L, run.V}),
+        k_scale(Shape<3>{state.extent(0), run.H, L}),
+        g(Shape<3>{state.extent(0), run.HV, L}) {}
+  reference::GatedDeltaRing<double> views() { return {state, k, k_scale, u, g}; }
+  void update(const reference::GatedDeltaRuleInputs<double>& in, const IndexView& cursors,
+              const IndexView& positions, const TensorView<double, 3>& out) {
+    reference::gated_delta_ring_update<double>(in, views(), cursors, positions, out);
+  }
+  void flush(const IndexView& counts, const IndexView& targets, const StateSlots& slots) {
+    reference::gated_delta_ring_flush<double>(views(), counts, targets, slots, Format::exact);
+  }
+  Array<double, 4> state, k, u;
+  Array<double, 3> k_scale, g;
+};
+
+template <class Rings>
+class ReplayRingsTest : public testing::Test {};
+using AllRings = testing::Types<Mamba2Rings, GatedDeltaRings>;
+TYPED_TEST_SUITE(ReplayRingsTest, AllRings);
+
+// Rows of a batch at different positions, in slots of any order: each is its own recurrence, and
+// a materialised state goes where it is asked for.
+TYPED_TEST(ReplayRingsTest, rowsAreTheRecurrence) {
+  using Run = typename TypeParam::Run;
+  const std::int64_t steps = 20, rows = 3, L = 8;
+  const Run run(steps * rows, 5, 11);
+  TypeParam rings(run, L);
+  Array<double, 4> state = run.states();
+  Array<double, 3> out(run.out_shape), expected(run.out_shape);
+  const auto slots = ints({4, 0, 2});
+  auto cursors = ints({0, 0, 0}), positions = ints({0, 5, 23});
+  for (std::int64_t t = 0; t < steps; ++t) {
+    auto in = run.inputs(rows * t, rows * (t + 1));
+    in.rows.slots.indices = slots.view();
+    rings.update(in, cursors.view(), positions.view(), cut(out.view(), rows * t, rows * (t + 1)));
+    Run::update(in, state.view(), cut(expected.view(), rows * t, rows * (t + 1)));
+    for (std::int64_t row = 0; row < rows; ++row) {
+      cursors(row) = reference::next_cursor(cursors(row), positions(row), L);
+      ++positions(row);
+    }
+  }
+  for (std::int64_t i = 0; i < out.size(); ++i)
+    EXPECT_NEAR(out.data()[i], expected.data()[i], 1e-12 * (1 + std::abs(expected.data()[i])));
+  rings.flush(cursors.view(), ints({1, 0, -1}).view(), {.indices = slots.view()});
+  for (const auto& [got, wanted] : {std::pair{1, 4}, {0, 0}})
+    for_each_element(at(state.view(), wanted), [&](const auto& i, double x) {
+      EXPECT_NEAR(rings.state(got, i[0], i[1], i[2]), x, 1e-12 * (1 + std::abs(x)));
+    });
+  const auto in = run.inputs(0, rows);
+  EXPECT_THROW(
+      rings.update(in, ints({3, 0, 0}).view(), ints({2, 0, 0}).view(), cut(out.view(), 0, rows)),
+      ContractViolation)
+      << "more entries than tokens since the last flush";
 }
 
 }  // namespace

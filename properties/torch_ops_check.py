@@ -208,6 +208,65 @@ def delta_replay_cases(data):
         yield {**case, "nodes": nodes, "num_accepted_tokens": data.ints([2, 1, 0, 3])}
 
 
+def ring_rows(data):
+    """Rows in the middle of a window, at its beginning and at its end; one is padding."""
+    return dict(cursors=data.ints([3, 5, 0, 15]), positions=data.ints([37, 5, 0, 31]), state_indices=data.indices())
+
+
+def positive(data, *shape):
+    return -data.negative(*shape)
+
+
+def mamba_rings(data, state):
+    heads, dims, groups, columns = data.sizes((4, 64, 2, 128), (4, 3, 2, 5))
+    return dict(state=data.normal(SLOTS, heads, dims, columns, dtype=state), ring_x=data.normal(SLOTS, heads, 16, dims),
+                ring_B=data.normal(SLOTS, groups, 16, columns), ring_dt=positive(data, SLOTS, heads, 16),
+                A=data.negative(heads))
+
+
+def mamba_ring_cases(data):
+    for state in (torch.float32, torch.bfloat16):
+        case = mamba_rings(data, state)
+        heads, dims, columns = case["state"].shape[1:]
+        vectors = (ROWS, case["ring_B"].shape[1], columns)
+        yield {**case, **ring_rows(data), "x": data.normal(ROWS, heads, dims), "dt": data.normal(ROWS, heads),
+               "B": data.normal(*vectors), "C": data.normal(*vectors), "D": data.normal(heads, dtype=torch.float32),
+               "z": data.normal(ROWS, heads, dims), "dt_bias": data.normal(heads, dtype=torch.float32),
+               "dt_softplus": True, "dt_max": 1.0}
+
+
+def mamba_ring_flush_cases(data):
+    for state in (torch.float32, torch.bfloat16):
+        yield {**mamba_rings(data, state), "counts": data.ints([3, 5, 0, 16]), "state_indices": data.indices(),
+               "targets": data.ints([data.order[0], data.order[1], data.order[4], -1])}
+
+
+def delta_rings(data, state):
+    heads, values, columns, dims = data.sizes((2, 4, 128, 64), (2, 4, 5, 3))
+    return dict(state=data.normal(SLOTS, values, dims, columns, dtype=state),
+                ring_k=data.normal(SLOTS, heads, 16, columns), ring_k_scale=positive(data, SLOTS, heads, 16),
+                ring_u=data.normal(SLOTS, values, 16, dims, dtype=state), ring_g=data.negative(SLOTS, values, 16))
+
+
+def delta_ring_cases(data):
+    for raw in (False, True):
+        case = delta_rings(data, torch.bfloat16 if raw else torch.float32)
+        values, dims, columns = case["state"].shape[1:]
+        keys = (ROWS, case["ring_k"].shape[1], columns)
+        gates = dict(g=data.normal(ROWS, values), beta=data.normal(ROWS, values),
+                     A_log=data.normal(values, dtype=torch.float32), dt_bias=data.normal(values, dtype=torch.float32))
+        if not raw:
+            gates = dict(g=data.negative(ROWS, values), beta=positive(data, ROWS, values))
+        yield {**case, **ring_rows(data), **gates, "q": data.normal(*keys), "k": data.normal(*keys),
+               "v": data.normal(ROWS, values, dims), "use_qk_l2norm": True}
+
+
+def delta_ring_flush_cases(data):
+    for state in (torch.float32, torch.bfloat16):
+        yield {**delta_rings(data, state), "counts": data.ints([3, 5, 0, 16]), "state_indices": data.indices(),
+               "targets": data.ints([data.order[0], data.order[1], data.order[4], -1])}
+
+
 def copy_cases(data):
     for dtype in (torch.float32, torch.bfloat16):
         yield dict(state=data.normal(3, SLOTS, 4, 16, dtype=dtype),
@@ -358,6 +417,10 @@ CASES = {
     "gated_delta_rule_update": delta_cases,
     "gated_delta_rule_replay": delta_replay_cases,
     "gated_delta_rule_prefill": delta_prefill_cases,
+    "selective_state_ring_update": mamba_ring_cases,
+    "selective_state_ring_flush": mamba_ring_flush_cases,
+    "gated_delta_rule_ring_update": delta_ring_cases,
+    "gated_delta_rule_ring_flush": delta_ring_flush_cases,
     "state_copy": copy_cases,
     "state_zero": zero_cases,
     "state_scatter_accepted": scatter_cases,
@@ -377,6 +440,8 @@ CASES = {
 
 # Operators of a kernel of another name.
 KERNELS = {"gated_delta_rule_replay": "gated_delta_rule_update", "selective_state_replay": "selective_state_update",
+           "selective_state_ring_update": "selective_state_ring", "selective_state_ring_flush": "selective_state_ring",
+           "gated_delta_rule_ring_update": "gated_delta_rule_ring", "gated_delta_rule_ring_flush": "gated_delta_rule_ring",
            "state_zero": "state_copy", "state_scatter_accepted": "state_copy", "scale_to_e4m3": "batched_product",
            "latent_cache_write": "latent_cache", "latent_cache_gather": "latent_cache",
            "padded_mla_layer": "mla_layer", "mla_rope_decode": "mla_layer"}

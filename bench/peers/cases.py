@@ -124,6 +124,116 @@ def ssu(B, dtype):
     return Case("selective_state_update", name, "ssu", B, traffic, sets, reference)
 
 
+RING = 16  # tokens of a window
+
+
+def whole_rings(B, layers, make, more):
+    """Sets for each step of a window and each layer: a layer's tensors with that step's cursors, so that every row is
+    at every place of its ring once. more(set) adds what a peer wants to be told."""
+    made = [make() for _ in range(layers)]
+    rows = torch.arange(B, device="cuda")
+    sets = []
+    for step in range(RING):
+        cursors = ((RING - 1 + 7 * rows + step) % RING).to(torch.int32)
+        told = more(cursors)
+        sets += [SimpleNamespace(**vars(layer), cursors=cursors, positions=cursors, **told) for layer in made]
+    return sets
+
+
+def ring_layers(traffic):
+    """So many layers that none is in L2 when its turn comes again, and no two launches in a row share one."""
+    return max(2, math.ceil(COLD_BYTES / traffic))
+
+
+def ssu_ring(B, dtype, H=SSU.H, P=SSU.P, N=SSU.N, G=SSU.G):
+    """selective_state_update with states that are written once in 16 tokens: those of ssu(), ring_x [B + 1, H, 16, P],
+    ring_B [B + 1, G, 16, N] and ring_dt [B + 1, H, 16] float32. Bytes are the mean over a ring."""
+    A = -torch.rand(H, device="cuda") * 4 - 0.5
+    D, dt_bias = rand(H, dtype=torch.float32), rand(H, dtype=torch.float32, scale=0.5) - 2
+
+    def make():
+        return SimpleNamespace(
+            x=rand(B, H, P), dt=rand(B, H), B=rand(B, G, N), C=rand(B, G, N), A=A, D=D, dt_bias=dt_bias,
+            out=torch.empty(B, H, P, device="cuda", dtype=torch.bfloat16),
+            state=big_rand(B + 1, H, P, N, dtype=dtype), ring_x=rand(B + 1, H, RING, P),
+            ring_B=rand(B + 1, G, RING, N), ring_dt=rand(B + 1, H, RING, dtype=torch.float32).abs() * 0.1,
+            slots=slots(B))
+
+    def reference(s, rows):
+        at = s.slots[:rows].long()
+        live = s.cursors[:rows].long()
+        head = torch.arange(H, device="cuda") // (H // G)
+        dt = torch.nn.functional.softplus(s.dt[:rows].double() + dt_bias.double())  # [r, H]
+        x = torch.cat([s.ring_x[at].double(), s.x[:rows, :, None].double()], 2)  # [r, H, 17, P]
+        Bs = torch.cat([s.ring_B[at].double(), s.B[:rows, :, None].double()], 2)[:, head]  # [r, H, 17, N]
+        C = s.C[:rows].double()[:, head]
+        place = torch.arange(RING + 1, device="cuda")
+        counts = (place < live[:, None]) | (place == RING)  # the last one is the token's
+        d = torch.cat([s.ring_dt[at].double(), dt[..., None]], 2).where(counts[:, None], 0)  # [r, H, 17]
+        log = d * A.double()[:, None]
+        since = log.flip(2).cumsum(2).flip(2)
+        weight = torch.exp(since - log) * d * (Bs * C[:, :, None]).sum(3)
+        y = torch.exp(since[:, :, 0, None]) * (s.state[at].double() * C[:, :, None]).sum(3)
+        y = y + (weight[..., None] * x).sum(2) + x[:, :, RING] * D.double()[:, None]
+        return (y,)
+
+    one = make()
+    state_bytes = B * H * P * N * one.state.element_size()
+    entry = B * (H * P * 2 + G * N * 2 + H * 4)
+    traffic = int(state_bytes * (1 + 1 / RING) + entry * ((RING - 1) / 2 + (RING - 1) / RING))
+    traffic += nbytes(one.x, one.out, one.dt, one.B, one.C, A, D, dt_bias, one.slots)
+    scratch = torch.empty(B, G, RING, device="cuda", dtype=torch.float32)
+    sets = whole_rings(B, ring_layers(traffic), make,
+                       lambda cursors: {"flushes": cursors == RING - 1, "scratch": scratch})
+    name = f"B={B} H={H} P={P} N={N} G={G} state {short(dtype)}, ring of {RING}"
+    return Case("selective_state_ring", name, "ssu_ring", B, traffic, sets, reference)
+
+
+def gdn_ring(B, dtype, H=GDN.H, HV=GDN.HV, K=GDN.K, V=GDN.V):
+    """gated_delta_rule_update with states that are written once in 16 tokens: ring_k [B + 1, H, 16, K], ring_k_scale
+    [B + 1, H, 16], ring_u [B + 1, HV, 16, V] in the states' type, ring_g [B + 1, HV, 16]. Bytes are the mean over a
+    ring."""
+    A = torch.rand(HV, device="cuda") * 8 + 0.5
+    dt_bias = rand(HV, dtype=torch.float32, scale=0.5)
+
+    def make():
+        a, b = rand(B, HV) - 2, rand(B, HV)
+        ring_k = rand(B + 1, H, RING, K)
+        return SimpleNamespace(
+            q=rand(B, H, K), k=rand(B, H, K), v=rand(B, HV, V),
+            g=-A * torch.nn.functional.softplus(a.float() + dt_bias), beta=torch.sigmoid(b.float()),
+            state=big_rand(B + 1, HV, V, K, dtype=dtype), ring_k=ring_k,
+            ring_k_scale=1 / torch.sqrt((ring_k.float() ** 2).sum(-1) + 1e-6),
+            ring_u=rand(B + 1, HV, RING, V, dtype=dtype),
+            ring_g=-rand(B + 1, HV, RING, dtype=torch.float32).abs() * 0.1, slots=slots(B))
+
+    def reference(s, rows):
+        at = s.slots[:rows].long()
+        live = s.cursors[:rows].long()
+        head = torch.arange(HV, device="cuda") // (HV // H)
+        place = torch.arange(RING, device="cuda")
+        counts = (place < live[:, None])[:, None]  # [r, 1, 16]
+        log = torch.cat([s.ring_g[at].double().where(counts, 0), s.g[:rows, :, None].double()], 2)
+        since = log.flip(2).cumsum(2).flip(2)  # [r, HV, 17]
+        keys = (s.ring_k[at].double() * s.ring_k_scale[at].double()[..., None])[:, head]  # [r, HV, 16, K]
+        weight = torch.exp(since - log)[:, :, :RING].where(counts, 0)
+        q, k = (unit(x[:rows].double())[:, head] for x in (s.q, s.k))  # [r, HV, K]
+        state = torch.exp(since[:, :, 0])[..., None, None] * s.state[at].double()
+        state = state + torch.einsum("bhl,bhlv,bhlk->bhvk", weight, s.ring_u[at].double(), keys)
+        u = s.beta[:rows].double()[..., None] * (s.v[:rows].double() - (state * k[:, :, None]).sum(3))
+        state = state + u[..., None] * k[:, :, None]
+        return ((state * q[:, :, None]).sum(3) * K**-0.5,)
+
+    one = make()
+    state_bytes = B * HV * V * K * one.state.element_size()
+    entry = B * (H * (K * 2 + 4) + HV * (V * one.state.element_size() + 4))
+    traffic = int(state_bytes * (1 + 1 / RING) + entry * ((RING - 1) / 2 + (RING - 1) / RING))
+    traffic += nbytes(one.q, one.k, one.v, one.g, one.beta, one.slots) + B * HV * V * 2
+    sets = whole_rings(B, ring_layers(traffic), make, lambda cursors: {})
+    name = f"B={B} H={H} HV={HV} K={K} V={V} state {short(dtype)}, ring of {RING}"
+    return Case("gated_delta_rule_ring", name, "gdn_ring", B, traffic, sets, reference)
+
+
 # Lengths of a mixed batch of prompts, 8,175 tokens.
 MIXED = (17, 2048, 300, 1, 900, 64, 1500, 128, 33, 777, 1200, 400, 63, 65, 600, 79)
 
@@ -600,6 +710,14 @@ MLA_FP8 = [(form, H, B, L) for form in ("e4m3", "token656") for H in (16, 128)
            for B, L in ((1, 4096), (32, 4096), (128, 4096))]
 
 
+# What models have beside Nemotron-H's and Qwen3-Next's.
+RING_SHAPES = {
+    "selective_state_ring": ({"P": 80}, {"H": 32, "P": 128, "N": 256, "G": 2}, {"H": 80, "N": 64, "G": 1},
+                             {"H": 16, "G": 1}),
+    "gated_delta_rule_ring": ({"HV": 48}, {"H": 4, "HV": 8}, {"H": 30, "HV": 30, "K": 96, "V": 192}),
+}
+
+
 def all_cases(quick=False):
     """(operation, key of the recorded figure, maker of the case), in the table's order."""
     batches = (16, 64) if quick else (1, 16, 64, 256, 1024)
@@ -623,6 +741,15 @@ def all_cases(quick=False):
             for folded in (False, True):
                 found.append(("gated_delta_rule_update", ("gdn_replay", short(dtype), B),
                               lambda B=B, d=dtype, f=folded: gdn_replay(B, d, f)))
+    for operation, kind, make in (("selective_state_ring", "ssu_ring", ssu_ring),
+                                  ("gated_delta_rule_ring", "gdn_ring", gdn_ring)):
+        for dtype in (torch.float32, torch.bfloat16):
+            for B in batches if quick else (1, 2, 3, 4, 8, 16, 32, 64, 96, 256):
+                found.append((operation, (kind, short(dtype), B), lambda m=make, B=B, d=dtype: m(B, d)))
+            for B in (16,) if quick else (8, 64):
+                for shape in RING_SHAPES[operation]:
+                    found.append((operation, (kind, short(dtype), B, *shape.values()),
+                                  lambda m=make, B=B, d=dtype, s=shape: m(B, d, **s)))
     for lengths in ((2048,), (8192,), MIXED) if quick else ((2048,), (8192,), (32768,), MIXED):
         found.append(("causal_conv1d", ("conv_prefill", lengths),
                       lambda n=lengths: conv_prefill(n)))

@@ -90,6 +90,14 @@ def vllm():
     )
 
 
+def vllm_ring():
+    """vLLM's Mamba2 decode with a ring of pending inputs: module `ring`, and `version`."""
+    version = vllm().version
+    ring = importlib.import_module(
+        "vllm.model_executor.layers.mamba.ops.selective_state_update_replayssm_output_only")
+    return types.SimpleNamespace(version=version, ring=ring)
+
+
 def vllm_prefill():
     """vLLM's chunked scan of Mamba2: module `ssd`, and `version`."""
     version = vllm().version

@@ -43,7 +43,7 @@ class Loaded:
         self.ours = False
         left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # peers whose tuning takes minutes, say
         asked = {name for kind in kinds for name in PEERS_OF[kind]}
-        for name in ("vllm", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
+        for name in ("vllm", "vllm_ring", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
                      "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
                      "flashinfer_mla", "flashinfer_ragged", "flashmla", "flashmla_fp8", "flash_attention_3",
                      "vllm_cache", "flashinfer_rope"):
@@ -73,6 +73,8 @@ class Loaded:
 PEERS_OF = {
     "conv": ("vllm",),
     "ssu": ("vllm", "mamba_ssm"),
+    "ssu_ring": ("vllm_ring",),
+    "gdn_ring": (),
     "gdn": ("fla", "vllm", "flashinfer"),
     "gdn_verify": ("vllm", "flashinfer"),
     "gdn_replay": ("vllm", "flashinfer"),
@@ -92,6 +94,8 @@ NOT_FETCHED = {
     "conv": [("causal-conv1d", "its CUDA sources are not built here"),
              ("FLA", "its cache is W wide, other bytes")],
     "ssu": [],
+    "ssu_ring": [("FlashInfer", "its checkpointing_ssu is not built here")],
+    "gdn_ring": [("SGLang", "its wheel is not staged"), ("vLLM", "0.33.0 has no ring for the delta rule")],
     "gdn": [],
     "gdn_verify": [("FLA", "it returns only the last state")],
     "gdn_replay": [("FLA", "it returns only the last state")],
@@ -113,7 +117,7 @@ NOT_FETCHED = {
 
 def contestants(case, loaded):
     """(contestants, absent) of a case; absent: [{"name", "why"}]."""
-    makers = {"conv": conv, "ssu": ssu, "gdn": gdn, "gdn_verify": gdn_verify,
+    makers = {"conv": conv, "ssu": ssu, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
               "gdn_prefill": gdn_prefill, "layer_ssd": layer, "layer_gdn": layer,
@@ -190,6 +194,65 @@ def ssu(case, loaded):
         found += [flashinfer_ssu(future.result(), wide, f"FlashInfer {version} CUDA {name}", number)
                   for name, number in (("simple", 1), ("vertical", 2))]
     return found
+
+
+def out_view(s, result, rows):
+    """Output alone: states of rings are compared by tests."""
+    return (result[:rows],)
+
+
+EARLY = ", states asked for early"  # cases.ring_layers: no two launches in a row have one layer
+SNAPSHOTS = ", snapshots"  # the kernel that writes the state at every token
+
+
+def ssu_ring(case, loaded):
+    """The state is read at each token and written once in 16."""
+    found = []
+    ours, flush = loaded.operator("selective_state_ring_update"), loaded.operator("selective_state_ring_flush")
+    snapshots = loaded.operator("selective_state_update")
+    if ours is not None:
+        def update(s, early):
+            return ours(s.state, s.ring_x, s.ring_B, s.ring_dt, s.x, s.dt, s.A, s.B, s.C, s.cursors, s.positions,
+                        D=s.D, dt_bias=s.dt_bias, dt_softplus=True, state_indices=s.slots, early_state=early)
+
+        found += [Contestant(OURS, lambda s: update(s, False), out_view),
+                  Contestant(f"{OURS}{EARLY}", lambda s: update(s, True), out_view)]
+    if "vllm_ring" in loaded.modules:
+        vllm = loaded.modules["vllm_ring"]
+
+        def launch(s):
+            P, N = s.state.shape[2:]
+            return vllm.ring.selective_state_update_replayssm_output_only(
+                s.state, s.x, s.dt[..., None].expand(-1, -1, P), s.A[:, None, None].expand(-1, P, N), s.B, s.C,
+                s.D[:, None].expand(-1, P), s.dt_bias[:, None].expand(-1, P), None, True, s.ring_x, s.ring_dt,
+                s.ring_B, s.scratch, s.cursors, s.flushes, state_batch_indices=s.slots, out=s.out)
+
+        found.append(Contestant(f"vLLM {vllm.version} replayssm Triton", launch, out_view))
+    if ours is not None:
+        found.append(Contestant(f"{OURS}{SNAPSHOTS}", lambda s: snapshots(
+            s.state, s.x, s.dt, s.A, s.B, s.C, D=s.D, dt_bias=s.dt_bias, dt_softplus=True, state_indices=s.slots),
+            out_view, lambda s: flush(s.state, s.ring_x, s.ring_B, s.ring_dt, s.A, s.cursors, s.slots,
+                                      state_indices=s.slots)))
+    return found
+
+
+def gdn_ring(case, loaded):
+    """The same for the gated delta rule."""
+    ours, flush = loaded.operator("gated_delta_rule_ring_update"), loaded.operator("gated_delta_rule_ring_flush")
+    snapshots = loaded.operator("gated_delta_rule_update")
+    if ours is None:
+        return []
+
+    def update(s, early):
+        return ours(s.q, s.k, s.v, s.g, s.beta, s.state, s.ring_k, s.ring_k_scale, s.ring_u, s.ring_g, s.cursors,
+                    s.positions, state_indices=s.slots, use_qk_l2norm=True, early_state=early)
+
+    return [Contestant(OURS, lambda s: update(s, False), out_view),
+            Contestant(f"{OURS}{EARLY}", lambda s: update(s, True), out_view),
+            Contestant(f"{OURS}{SNAPSHOTS}", lambda s: snapshots(
+                s.q, s.k, s.v, s.g, s.beta, s.state, state_indices=s.slots, use_qk_l2norm=True),
+                out_view, lambda s: flush(s.state, s.ring_k, s.ring_k_scale, s.ring_u, s.ring_g, s.cursors, s.slots,
+                                          state_indices=s.slots))]
 
 
 def flashinfer_ssu(function, wide, name, algorithm):

@@ -122,7 +122,7 @@ template <class S>
 Vector<S> replay_draft(ReplayState<S>& r, std::int64_t i, const GatedDeltaToken<S>& t) {
   const std::int64_t live = replay_detail::row_of(r, i);
   const Vector<S> u = t.beta * (t.v - replay_read(r, live, t.g, t.k));
-  const Vector<S> o = replay_read(r, live, t.g, t.q) + t.k.dot(t.q) * u;
+  Vector<S> o = replay_read(r, live, t.g, t.q) + t.k.dot(t.q) * u;
   replay_detail::write(r, live, t.k, u, t.g);
   return o;
 }
@@ -132,7 +132,7 @@ template <class S>
 Vector<S> replay_draft(ReplayState<S>& r, std::int64_t i, const Mamba2Token<S>& t) {
   const std::int64_t live = replay_detail::row_of(r, i);
   const Vector<S> u = t.d * t.x;
-  const Vector<S> y = replay_read(r, live, t.A * t.d, t.C) + t.B.dot(t.C) * u;
+  Vector<S> y = replay_read(r, live, t.A * t.d, t.C) + t.B.dot(t.C) * u;
   replay_detail::write(r, live, t.B, u, t.A * t.d);
   return y;
 }
