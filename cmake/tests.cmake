@@ -71,7 +71,8 @@ if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
     lockstep_requirements lockstep_views lockstep_torch GTest::gtest_main rapidcheck_gtest)
   target_precompile_headers(lockstep_torch_tests PRIVATE <ATen/ATen.h> <gtest/gtest.h>)
   set_source_files_properties(
-    properties/torch_ops_torch_test.cpp properties/mla_torch_test.cpp properties/latents_torch_test.cpp PROPERTIES
+    properties/torch_ops_torch_test.cpp properties/mla_torch_test.cpp properties/latents_torch_test.cpp
+    properties/replay_rings_torch_test.cpp PROPERTIES
     COMPILE_DEFINITIONS
     "LOCKSTEP_TORCH_OPS=\"$<TARGET_FILE:lockstep_torch_ops>\";LOCKSTEP_SOURCE_DIR=\"${PROJECT_SOURCE_DIR}\"")
   target_link_libraries(lockstep_torch_tests PRIVATE ${CMAKE_DL_LIBS})
