@@ -24,6 +24,10 @@ struct DeltaRun {
   static constexpr const char* kOperation = "gated_delta_rule_ring";
   using State = S;
   using Extents = DeltaExtents;
+  static constexpr Extents kUsual{2, 4, 128, 128}, kOther{2, 4, 128, 128, true};
+  static constexpr Extents kTilings[] = {kUsual,          {1, 3, 128, 64, true},
+                                         {1, 3, 96, 192}, {2, 2, 64, 64, true},
+                                         {1, 2, 256, 64}, {8, 64, 128, 128}};
 
   DeltaRun(const Extents& e, const Rings& rings, std::uint64_t seed, double slow = 1)
       : e(e),
@@ -94,6 +98,17 @@ struct DeltaRun {
     auto in = arguments(t, first, count);
     in.early_state = how.early;
     kernels::gated_delta_rule_ring_update(in, how.stream);
+  }
+  /// Step t for all rows, with a state that is written at each token.
+  void launch_snapshots(std::int64_t t) {
+    const auto in = arguments(t, 0, rings.rows());
+    kernels::gated_delta_rule_update<Bf16, S>(
+        {.tokens = {.q = in.q, .k = in.k, .v = in.v, .g = in.g, .beta = in.beta},
+         .state = state.view(),
+         .out = in.out,
+         .slots = in.slots,
+         .use_qk_l2norm = true},
+        nullptr);
   }
   void flush(std::int32_t count) {
     const DeviceTensor<std::int32_t, 1> counts(
@@ -173,72 +188,8 @@ struct DeltaRun {
   DeviceTensor<float, 3> ring_g;
 };
 
-template <class S>
-class GatedDeltaRuleRingGpu : public GpuTest {};
-using States = ::testing::Types<float, Bf16>;
-TYPED_TEST_SUITE(GatedDeltaRuleRingGpu, States);
-
-constexpr DeltaExtents kUsual{2, 4, 128, 128};
-
-// Every tiling, windows that are a power of two and that are not, rows at different positions.
-TYPED_TEST(GatedDeltaRuleRingGpu, aDecodeIsTheReferences) {
-  using Run = DeltaRun<TypeParam>;
-  for (const DeltaExtents& e : {kUsual,
-                                DeltaExtents{1, 3, 128, 64, true},
-                                {1, 3, 96, 192},
-                                {2, 2, 64, 64, true},
-                                {1, 2, 256, 64}})
-    expect_ring_agreement<Run>(e, 3, 20, 16, 1);
-  for (const std::int64_t window : {1, 2, 5, 16})
-    for (const std::int64_t rows : {1, 9})
-      expect_ring_agreement<Run>({2, 4, 128, 128, rows == 9}, rows, 2 * window + 3, window, 2);
-}
-TYPED_TEST(GatedDeltaRuleRingGpu, aRowDoesNotDependOnItsBatch) {
-  expect_rows_alone_to_agree<DeltaRun<TypeParam>>(kUsual);
-}
-TYPED_TEST(GatedDeltaRuleRingGpu, aFlushIsTheStepsBitByBit) {
-  for (const std::int64_t count : {1, 7, 15, 16})
-    expect_flush_to_be_the_steps<DeltaRun<TypeParam>>(kUsual, count);
-}
-TYPED_TEST(GatedDeltaRuleRingGpu, earlyStatesAreThoseOfTheStepBefore) {
-  expect_early_states_to_agree<DeltaRun<TypeParam>>(kUsual);
-}
-TYPED_TEST(GatedDeltaRuleRingGpu, rowsWithoutASlotWriteNothing) {
-  expect_rows_without_a_slot_to_write_nothing<DeltaRun<TypeParam>>(kUsual);
-}
-TYPED_TEST(GatedDeltaRuleRingGpu, graphsTakeOtherCursors) {
-  expect_graphs_to_take_other_cursors<DeltaRun<TypeParam>>(kUsual);
-}
-
-// Gates that hardly decay, where errors add up: a state that is written once in 16 tokens is at
-// most twice as wrong as one that is written at each.
-TYPED_TEST(GatedDeltaRuleRingGpu, aThousandTokensAreNoWorseThanSnapshots) {
-  using S = TypeParam;
-  Batch batch = Batch::draw(13, 2, 1, false);
-  batch.indices = ints({2, 0});
-  const Rings rings(batch, 1024, 16, 0);
-  DeltaRun<S> ring({1, 2, 128, 128}, rings, 13, 0.02);
-  DeltaRun<S> snapshots({1, 2, 128, 128}, rings, 13, 0.02);
-  run_all(ring);
-  for (std::int64_t t = 0; t < rings.steps; ++t) {
-    const auto in = snapshots.arguments(t, 0, 2);
-    kernels::gated_delta_rule_update<Bf16, S>(
-        {.tokens = {.q = in.q, .k = in.k, .v = in.v, .g = in.g, .beta = in.beta},
-         .state = snapshots.state.view(),
-         .out = in.out,
-         .slots = in.slots,
-         .use_qk_l2norm = true},
-        nullptr);
-  }
-  finish();
-  const RingAnswer truth = ring.template answer<double>({});
-  for (const std::int64_t slot : {0, 2}) {
-    const double error = state_error(ring.state, truth.state, slot);
-    const double before = state_error(snapshots.state, truth.state, slot);
-    EXPECT_LE(error, 2 * before);
-    EXPECT_LE(error, sizeof(S) == 4 ? 2e-6 : 2e-2);
-  }
-}
+using Runs = ::testing::Types<DeltaRun<float>, DeltaRun<Bf16>>;
+INSTANTIATE_TYPED_TEST_SUITE_P(GatedDeltaRuleRing, RingLaws, Runs);
 
 /// A complaint about arguments that are changed from sound ones; no GPU is needed.
 template <class Change>

@@ -24,6 +24,11 @@ struct SelectiveRun {
   static constexpr const char* kOperation = "selective_state_ring";
   using State = S;
   using Extents = SelectiveExtents;
+  static constexpr Extents kUsual{4, 2, 64, 128}, kOther{4, 2, 64, 128, true};
+  static constexpr Extents kTilings[] = {
+      kUsual,          {2, 1, 80, 128},      {2, 2, 32, 128}, {3, 1, 128, 128, true},
+      {2, 1, 64, 64},  {1, 1, 80, 64, true}, {2, 1, 32, 64},  {2, 1, 64, 256},
+      {1, 1, 80, 256}, {2, 1, 32, 256, true}};
 
   SelectiveRun(const Extents& e, const Rings& rings, std::uint64_t seed, double slow = 1)
       : e(e),
@@ -89,6 +94,24 @@ struct SelectiveRun {
     auto in = arguments(t, first, count);
     in.early_state = how.early;
     kernels::selective_state_ring_update(in, how.stream);
+  }
+  /// Step t for all rows, with a state that is written at each token.
+  void launch_snapshots(std::int64_t t) {
+    const auto in = arguments(t, 0, rings.rows());
+    const std::int64_t begin = t * rings.rows();
+    kernels::selective_state_update<Bf16, S>(
+        {.x = in.x,
+         .dt = repeat(cut(dt.view(), begin, begin + rings.rows()), e.P),
+         .A = repeat(repeat(A.view(), e.P), e.N),
+         .B = in.B,
+         .C = in.C,
+         .state = state.view(),
+         .out = in.out,
+         .D = repeat(D.view(), e.P),
+         .dt_bias = repeat(dt_bias.view(), e.P),
+         .dt_softplus = true,
+         .slots = in.slots},
+        nullptr);
   }
   void flush(std::int32_t count) {
     const DeviceTensor<std::int32_t, 1> counts(
@@ -174,84 +197,8 @@ struct SelectiveRun {
   DeviceTensor<float, 3> ring_dt;
 };
 
-template <class S>
-class SelectiveStateRingGpu : public GpuTest {};
-using States = ::testing::Types<float, Bf16>;
-TYPED_TEST_SUITE(SelectiveStateRingGpu, States);
-
-constexpr SelectiveExtents kUsual{4, 2, 64, 128};
-
-// Every tiling, windows that are a power of two and that are not, rows at different positions.
-TYPED_TEST(SelectiveStateRingGpu, aDecodeIsTheReferences) {
-  using Run = SelectiveRun<TypeParam>;
-  for (const SelectiveExtents& e : {kUsual,
-                                    SelectiveExtents{2, 1, 80, 128},
-                                    {2, 2, 32, 128},
-                                    {3, 1, 128, 128, true},
-                                    {2, 1, 64, 64},
-                                    {1, 1, 80, 64, true},
-                                    {2, 1, 32, 64},
-                                    {2, 1, 64, 256},
-                                    {1, 1, 80, 256},
-                                    {2, 1, 32, 256, true}})
-    expect_ring_agreement<Run>(e, 3, 20, 16, 1);
-  for (const std::int64_t window : {1, 2, 5, 16})
-    for (const std::int64_t rows : {1, 9})
-      expect_ring_agreement<Run>({4, 2, 64, 128, rows == 9}, rows, 2 * window + 3, window, 2);
-}
-TYPED_TEST(SelectiveStateRingGpu, aRowDoesNotDependOnItsBatch) {
-  expect_rows_alone_to_agree<SelectiveRun<TypeParam>>(kUsual);
-}
-TYPED_TEST(SelectiveStateRingGpu, aFlushIsTheStepsBitByBit) {
-  for (const std::int64_t count : {1, 7, 15, 16})
-    expect_flush_to_be_the_steps<SelectiveRun<TypeParam>>(kUsual, count);
-}
-TYPED_TEST(SelectiveStateRingGpu, earlyStatesAreThoseOfTheStepBefore) {
-  expect_early_states_to_agree<SelectiveRun<TypeParam>>(kUsual);
-}
-TYPED_TEST(SelectiveStateRingGpu, rowsWithoutASlotWriteNothing) {
-  expect_rows_without_a_slot_to_write_nothing<SelectiveRun<TypeParam>>(kUsual);
-}
-TYPED_TEST(SelectiveStateRingGpu, graphsTakeOtherCursors) {
-  expect_graphs_to_take_other_cursors<SelectiveRun<TypeParam>>(kUsual);
-}
-
-// Gates that hardly decay, where errors add up: a state that is written once in 16 tokens is at
-// most twice as wrong as one that is written at each.
-TYPED_TEST(SelectiveStateRingGpu, aThousandTokensAreNoWorseThanSnapshots) {
-  using S = TypeParam;
-  Batch batch = Batch::draw(13, 2, 1, false);
-  batch.indices = ints({2, 0});
-  const Rings rings(batch, 1024, 16, 0);
-  SelectiveRun<S> ring({2, 1, 64, 128}, rings, 13, 0.02);
-  SelectiveRun<S> snapshots({2, 1, 64, 128}, rings, 13, 0.02);
-  run_all(ring);
-  for (std::int64_t t = 0; t < rings.steps; ++t) {
-    const auto in = snapshots.arguments(t, 0, 2);
-    const Shape<3> token{2, 2, 64};
-    kernels::selective_state_update<Bf16, S>(
-        {.x = in.x,
-         .dt = repeat(cut(snapshots.dt.view(), 2 * t, 2 * t + 2), token[2]),
-         .A = repeat(repeat(snapshots.A.view(), 64), 128),
-         .B = in.B,
-         .C = in.C,
-         .state = snapshots.state.view(),
-         .out = in.out,
-         .D = repeat(snapshots.D.view(), 64),
-         .dt_bias = repeat(snapshots.dt_bias.view(), 64),
-         .dt_softplus = true,
-         .slots = in.slots},
-        nullptr);
-  }
-  finish();
-  const RingAnswer truth = ring.template answer<double>({});
-  for (const std::int64_t slot : {0, 2}) {
-    const double error = state_error(ring.state, truth.state, slot);
-    const double before = state_error(snapshots.state, truth.state, slot);
-    EXPECT_LE(error, 2 * before);
-    EXPECT_LE(error, sizeof(S) == 4 ? 2e-6 : 2e-2);
-  }
-}
+using Runs = ::testing::Types<SelectiveRun<float>, SelectiveRun<Bf16>>;
+INSTANTIATE_TYPED_TEST_SUITE_P(SelectiveStateRing, RingLaws, Runs);
 
 /// A complaint about arguments that are changed from sound ones; no GPU is needed.
 template <class Change>

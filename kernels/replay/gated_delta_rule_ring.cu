@@ -3,8 +3,6 @@
 // kernels/replay/replay_block.cuh.
 #include "kernels/replay/gated_delta_rule_ring.hpp"
 
-#include <algorithm>
-
 #include "kernels/replay/replay_block.cuh"
 
 namespace lockstep::kernels {
@@ -261,12 +259,6 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   keep_rows(to + at_.warp * kElements, rows, kElements * sizeof(S), lane);
 }
 
-/// Blocks of a multiprocessor by its shared memory, 227 KB and 1 KB more for each.
-template <class Tiling>
-constexpr int kBlocksThatFit = std::min(227 * 1024 /
-                                            (static_cast<int>(sizeof(Shared<Tiling>)) + 1024),
-                                        1024 / Tiling::kThreads);
-
 template <class S>
 RingPools<S> checked_pools(const Checks& checks, const GatedDeltaRuleRing<S>& ring) {
   const Shape<4> state = shape_of(ring.state);
@@ -312,12 +304,6 @@ void with_tiling(const Checks& checks, std::int64_t V, std::int64_t K, std::int6
                 "V = " + std::to_string(V) + ", K = " + std::to_string(K));
 }
 
-template <class Tiling>
-dim3 grid_of(std::int64_t batch, std::int64_t heads, std::int64_t rows) {
-  return {static_cast<unsigned>(rows / Tiling::kRows), static_cast<unsigned>(heads),
-          static_cast<unsigned>(batch)};
-}
-
 }  // namespace
 
 template <class S>
@@ -357,11 +343,10 @@ void gated_delta_rule_ring_update(const GatedDeltaRuleRingUpdate<S>& in, cudaStr
   with_tiling<S>(checks, V, K, T * HV, [&](auto tiling) {
     using Tiling = decltype(tiling);
     if (T == 0 || HV == 0) return;
-    if (in.early_state) batch.early_blocks = kProcessors * kBlocksThatFit<Tiling>;
-    const auto kernel = update_kernel<Tiling, kBlocksThatFit<Tiling>>;
-    allow_shared(kName, kernel, sizeof(Shared<Tiling>));
-    launch(kName, kernel, grid_of<Tiling>(T, HV, V), dim3(Tiling::kThreads), sizeof(Shared<Tiling>),
-           stream, true, pools, tokens, batch);
+    constexpr int kBlocks = kBlocksThatFit<Tiling, Shared<Tiling>>;
+    if (in.early_state) batch.early_blocks = kProcessors * kBlocks;
+    launch_replay<Tiling, Shared<Tiling>>(kName, update_kernel<Tiling, kBlocks>, {T, HV, V}, stream,
+                                          pools, tokens, batch);
   });
 }
 
@@ -380,11 +365,10 @@ void gated_delta_rule_ring_flush(const GatedDeltaRuleRing<S>& ring, const IndexV
   with_tiling<S>(checks, state[2], state[3], T * state[1], [&](auto tiling) {
     using Tiling = decltype(tiling);
     if (T == 0 || state[1] == 0) return;
-    const auto kernel = flush_kernel<Tiling, kBlocksThatFit<Tiling>>;
-    allow_shared(kName, kernel, sizeof(Shared<Tiling>));
-    launch(kName, kernel, grid_of<Tiling>(T, state[1], state[2]), dim3(Tiling::kThreads),
-           sizeof(Shared<Tiling>), stream, true, pools, batch,
-           RowNumbers{targets.data_handle(), static_cast<int>(targets.stride(0))});
+    constexpr int kBlocks = kBlocksThatFit<Tiling, Shared<Tiling>>;
+    launch_replay<Tiling, Shared<Tiling>>(
+        kName, flush_kernel<Tiling, kBlocks>, {T, state[1], state[2]}, stream, pools, batch,
+        RowNumbers{targets.data_handle(), static_cast<int>(targets.stride(0))});
   });
 }
 

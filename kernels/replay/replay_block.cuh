@@ -11,6 +11,8 @@
 // bf16 (24 bits), keys are bf16, and products of both are exact.
 #pragma once
 
+#include <algorithm>
+
 #include "kernels/base/hopper.cuh"
 #include "kernels/base/slots.cuh"
 
@@ -18,7 +20,7 @@ namespace lockstep::kernels {
 
 constexpr int kRingRows = 16;  ///< the longest ring, and the depth of a product of tensor cores
 
-constexpr int kProcessors = 132;
+constexpr int kProcessors = 132;    ///< of an H100 or H200
 constexpr int kPrefetchedRows = 8;  ///< of a batch so small that L2 is asked ahead of the wait
 
 template <class S_, int kColumns_, int kWarps_, int kTiles_>
@@ -52,7 +54,7 @@ struct ReplayBatch {
   RowNumbers positions;  ///< [N]: tokens of the request before this one
   RowNumbers indices;    ///< [N], or none
   int pad_slot_id, slot_count, window;
-  bool small;
+  bool small;        ///< L2 is asked ahead of the wait
   int early_blocks;  ///< so many blocks ask for state and ring before the wait
 
   /// Blocks that are on the machine together may be there before the earlier launch has ended.
@@ -456,12 +458,22 @@ inline ReplayBatch replay_batch(const Checks& checks, const StateSlots& slots, s
           0};
 }
 
-/// A kernel whose block has so much shared memory.
-template <class... Parameters>
-void allow_shared(const char* operation, void (*kernel)(Parameters...), std::size_t bytes) {
+/// Blocks of a multiprocessor by its shared memory: 227 KB, of which a block takes 1 KB more.
+template <class Tiling, class Shared>
+constexpr int kBlocksThatFit = std::min(227 * 1024 / (static_cast<int>(sizeof(Shared)) + 1024),
+                                        1024 / Tiling::kThreads);
+
+/// One block for each part of a head's rows, head and row of the batch: sizes are [N, heads, rows].
+template <class Tiling, class Shared, class... Parameters, class... Arguments>
+void launch_replay(const char* operation, void (*kernel)(Parameters...), const Shape<3>& sizes,
+                   cudaStream_t stream, const Arguments&... arguments) {
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes)),
+                                  static_cast<int>(sizeof(Shared))),
              operation);
+  const dim3 grid(static_cast<unsigned>(sizes[2] / Tiling::kRows), static_cast<unsigned>(sizes[1]),
+                  static_cast<unsigned>(sizes[0]));
+  launch(operation, kernel, grid, dim3(Tiling::kThreads), sizeof(Shared), stream, true,
+         arguments...);
 }
 
 }  // namespace lockstep::kernels

@@ -2,8 +2,6 @@
 // how it maps onto the machine: kernels/replay/replay_block.cuh.
 #include "kernels/replay/selective_state_ring.hpp"
 
-#include <algorithm>
-
 #include "kernels/replay/replay_block.cuh"
 
 namespace lockstep::kernels {
@@ -230,12 +228,6 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   keep_rows(to + at_.warp * kElements, rows, kElements * sizeof(S), lane);
 }
 
-/// Blocks of a multiprocessor by its shared memory, 227 KB and 1 KB more for each.
-template <class Tiling>
-constexpr int kBlocksThatFit = std::min(227 * 1024 /
-                                            (static_cast<int>(sizeof(Shared<Tiling>)) + 1024),
-                                        1024 / Tiling::kThreads);
-
 template <class S>
 RingPools<S> checked_pools(const Checks& checks, const SelectiveStateRing<S>& ring) {
   const Shape<4> state = shape_of(ring.state);
@@ -279,12 +271,6 @@ void with_tiling(const Checks& checks, std::int64_t P, std::int64_t N, Body body
                 "P = " + std::to_string(P) + ", N = " + std::to_string(N));
 }
 
-template <class Tiling>
-dim3 grid_of(std::int64_t batch, std::int64_t heads, std::int64_t rows) {
-  return {static_cast<unsigned>(rows / Tiling::kRows), static_cast<unsigned>(heads),
-          static_cast<unsigned>(batch)};
-}
-
 }  // namespace
 
 template <class S>
@@ -323,11 +309,10 @@ void selective_state_ring_update(const SelectiveStateRingUpdate<S>& in, cudaStre
   with_tiling<S>(checks, P, N, [&](auto tiling) {
     using Tiling = decltype(tiling);
     if (T == 0 || H == 0) return;
-    if (in.early_state) batch.early_blocks = kProcessors * kBlocksThatFit<Tiling>;
-    const auto kernel = update_kernel<Tiling, kBlocksThatFit<Tiling>>;
-    allow_shared(kName, kernel, sizeof(Shared<Tiling>));
-    launch(kName, kernel, grid_of<Tiling>(T, H, P), dim3(Tiling::kThreads), sizeof(Shared<Tiling>),
-           stream, true, pools, tokens, batch);
+    constexpr int kBlocks = kBlocksThatFit<Tiling, Shared<Tiling>>;
+    if (in.early_state) batch.early_blocks = kProcessors * kBlocks;
+    launch_replay<Tiling, Shared<Tiling>>(kName, update_kernel<Tiling, kBlocks>, {T, H, P}, stream,
+                                          pools, tokens, batch);
   });
 }
 
@@ -347,11 +332,10 @@ void selective_state_ring_flush(const SelectiveStateRing<S>& ring, const MixedVi
   with_tiling<S>(checks, state[2], state[3], [&](auto tiling) {
     using Tiling = decltype(tiling);
     if (T == 0 || state[1] == 0) return;
-    const auto kernel = flush_kernel<Tiling, kBlocksThatFit<Tiling>>;
-    allow_shared(kName, kernel, sizeof(Shared<Tiling>));
-    launch(kName, kernel, grid_of<Tiling>(T, state[1], state[2]), dim3(Tiling::kThreads),
-           sizeof(Shared<Tiling>), stream, true, pools, A, batch,
-           RowNumbers{targets.data_handle(), static_cast<int>(targets.stride(0))});
+    constexpr int kBlocks = kBlocksThatFit<Tiling, Shared<Tiling>>;
+    launch_replay<Tiling, Shared<Tiling>>(
+        kName, flush_kernel<Tiling, kBlocks>, {T, state[1], state[2]}, stream, pools, A, batch,
+        RowNumbers{targets.data_handle(), static_cast<int>(targets.stride(0))});
   });
 }
 

@@ -188,4 +188,55 @@ double state_error(const kernels::DeviceTensor<S, 4>& states, const Array<double
   return std::sqrt(error / norm);
 }
 
+/// The laws that hold for both recurrences, as tests of a suite of Runs.
+template <class Run>
+class RingLaws : public GpuTest {};
+TYPED_TEST_SUITE_P(RingLaws);
+
+TYPED_TEST_P(RingLaws, aRowDoesNotDependOnItsBatch) {
+  expect_rows_alone_to_agree<TypeParam>(TypeParam::kUsual);
+}
+TYPED_TEST_P(RingLaws, aFlushIsTheStepsBitByBit) {
+  for (const std::int64_t count : {1, 7, 15, 16})
+    expect_flush_to_be_the_steps<TypeParam>(TypeParam::kUsual, count);
+}
+TYPED_TEST_P(RingLaws, earlyStatesAreThoseOfTheStepBefore) {
+  expect_early_states_to_agree<TypeParam>(TypeParam::kUsual);
+}
+TYPED_TEST_P(RingLaws, rowsWithoutASlotWriteNothing) {
+  expect_rows_without_a_slot_to_write_nothing<TypeParam>(TypeParam::kUsual);
+}
+TYPED_TEST_P(RingLaws, graphsTakeOtherCursors) {
+  expect_graphs_to_take_other_cursors<TypeParam>(TypeParam::kUsual);
+}
+// Every tiling, windows that are a power of two and that are not, rows at different positions.
+TYPED_TEST_P(RingLaws, aDecodeIsTheReferences) {
+  for (const auto& e : TypeParam::kTilings) expect_ring_agreement<TypeParam>(e, 3, 20, 16, 1);
+  for (const std::int64_t window : {1, 2, 5, 16}) {
+    expect_ring_agreement<TypeParam>(TypeParam::kUsual, 1, 2 * window + 3, window, 2);
+    expect_ring_agreement<TypeParam>(TypeParam::kOther, 9, 2 * window + 3, window, 2);
+  }
+}
+// Gates that hardly decay, where errors add up: a state that is written once in 16 tokens is at
+// most twice as wrong as one that is written at each.
+TYPED_TEST_P(RingLaws, aThousandTokensAreNoWorseThanSnapshots) {
+  Batch batch = Batch::draw(13, 2, 1, false);
+  batch.indices = ints({2, 0});
+  const Rings rings(batch, 1024, 16, 0);
+  TypeParam ring(TypeParam::kUsual, rings, 13, 0.02), snapshots(TypeParam::kUsual, rings, 13, 0.02);
+  run_all(ring);
+  for (std::int64_t t = 0; t < rings.steps; ++t) snapshots.launch_snapshots(t);
+  finish();
+  const RingAnswer truth = ring.template answer<double>({});
+  for (const std::int64_t slot : {0, 2}) {
+    const double error = state_error(ring.state, truth.state, slot);
+    EXPECT_LE(error, 2 * state_error(snapshots.state, truth.state, slot));
+    EXPECT_LE(error, sizeof(typename TypeParam::State) == 4 ? 2e-6 : 2e-2);
+  }
+}
+REGISTER_TYPED_TEST_SUITE_P(RingLaws, aRowDoesNotDependOnItsBatch, aFlushIsTheStepsBitByBit,
+                            earlyStatesAreThoseOfTheStepBefore, rowsWithoutASlotWriteNothing,
+                            graphsTakeOtherCursors, aDecodeIsTheReferences,
+                            aThousandTokensAreNoWorseThanSnapshots);
+
 }  // namespace lockstep::testing_support
