@@ -28,7 +28,7 @@ struct RingTokens {
   bool use_qk_l2norm;
 };
 
-/// Where a block's part of a slot lies.
+/// Addresses of a block's part of a slot.
 template <class Tiling>
 struct RingPlace {
   using S = typename Tiling::S;

@@ -80,8 +80,8 @@ struct ReplayBatch {
   }
 };
 
-/// Where the matrices or vectors of [slots or rows, heads, ...] begin. Strides count kUnit elements
-/// and have 32 bits: an address is two instructions' multiplication, and many of them come before a
+/// Addresses of the matrices or vectors of [slots or rows, heads, ...]. Strides count kUnit
+/// elements and have 32 bits: an address takes two multiplications, and many of them come before a
 /// block's first load.
 template <class T, int kUnit = 1>
 struct Steps {
@@ -348,8 +348,8 @@ __device__ inline float sum_of_squares(const Shared& shared) {
   return sum;
 }
 
-/// The sum of x over the 16 lanes from this one on. What a recent entry has decayed by is then a
-/// sum of few numbers, and no difference of large ones.
+/// The sum of x over the 16 lanes from this one on: the decay of a recent entry is then a sum of
+/// few numbers, and no difference of large ones.
 __device__ inline float sum_from(float x, int place) {
 #pragma unroll
   for (int distance = 1; distance < kRingRows; distance *= 2) {

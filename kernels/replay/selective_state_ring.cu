@@ -27,7 +27,7 @@ struct RingTokens {
   bool dt_softplus;
 };
 
-/// Where a block's part of a slot lies.
+/// Addresses of a block's part of a slot.
 template <class Tiling>
 struct RingPlace {
   using S = typename Tiling::S;

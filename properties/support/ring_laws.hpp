@@ -117,7 +117,8 @@ void expect_flush_to_be_the_steps(const typename Run::Extents& e, std::int64_t c
   EXPECT_TRUE(same_bits(flushed.state, kept.state));
 }
 
-// What the launch two before this one wrote may be read early: a large layer beside a small one.
+// A launch may read early all that the launch two before it wrote: a large layer beside a small
+// one.
 template <class Run>
 void expect_early_states_to_agree(const typename Run::Extents& e) {
   const Rings large(Batch::draw(7, 200, 1, false), 20, 16),
