@@ -209,9 +209,9 @@ TYPED_TEST(ReplayRingsTest, rowsAreTheRecurrence) {
   for (std::int64_t i = 0; i < out.size(); ++i)
     EXPECT_NEAR(out.data()[i], expected.data()[i], 1e-12 * (1 + std::abs(expected.data()[i])));
   rings.flush(cursors.view(), ints({1, 0, -1}).view(), {.indices = slots.view()});
-  for (const auto& [got, wanted] : {std::pair{1, 4}, {0, 0}})
-    for_each_element(at(state.view(), wanted), [&](const auto& i, double x) {
-      EXPECT_NEAR(rings.state(got, i[0], i[1], i[2]), x, 1e-12 * (1 + std::abs(x)));
+  for (const auto& slot : {std::pair{1, 4}, {0, 0}})
+    for_each_element(at(state.view(), slot.second), [&](const auto& i, double x) {
+      EXPECT_NEAR(rings.state(slot.first, i[0], i[1], i[2]), x, 1e-12 * (1 + std::abs(x)));
     });
   const auto in = run.inputs(0, rows);
   EXPECT_THROW(

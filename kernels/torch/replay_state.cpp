@@ -164,18 +164,18 @@ selective_state_ring_update(Tensor(a!) state, Tensor(b!) ring_x, Tensor(c!) ring
     const at::IntArrayRef whole = x.sizes();
     const std::int64_t H = x.size(1), P = x.size(2), N = B.size(2);
     const HostTensor<3> hx(x, "x"), hdt(repeated(dt, "dt", whole, 2), "dt"),
-        hA(repeated(A, "A", {H, P, N}, 1), "A"), hB(B, "B"), hC(C, "C"), hz(z, "z"),
+        ha(repeated(A, "A", {H, P, N}, 1), "A"), hb(B, "B"), hc(C, "C"), hz(z, "z"),
         out = host_output<3>(x);
-    const HostTensor<2> hD(repeated(D, "D", {H, P}, 1), "D"),
+    const HostTensor<2> hd(repeated(D, "D", {H, P}, 1), "D"),
         hbias(repeated(dt_bias, "dt_bias", {H, P}, 1), "dt_bias");
     const HostSelectiveRing pools(ring());
     const reference::Mamba2Inputs<float> in{
         .x = hx.in(),
         .dt = hdt.in(),
-        .A = hA.in(),
-        .B = hB.in(),
-        .C = hC.in(),
-        .D = hD.maybe(),
+        .A = ha.in(),
+        .B = hb.in(),
+        .C = hc.in(),
+        .D = hd.maybe(),
         .z = hz.maybe(),
         .dt_bias = hbias.maybe(),
         .dt_softplus = dt_softplus,
@@ -193,7 +193,7 @@ selective_state_ring_update(Tensor(a!) state, Tensor(b!) ring_x, Tensor(c!) ring
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(x);
+    Tensor out = like(x);
     with_ring_types(x, state, [&]<class S>(TypeOf<S>) {
       kernels::selective_state_ring_update<S>({.ring = ring().views<S>(),
                                                .x = view_of<const kernels::Bf16, 3>(x, "x"),
@@ -248,8 +248,8 @@ selective_state_ring_flush(Tensor(a!) state, Tensor ring_x, Tensor ring_B, Tenso
     check();
     check_host_flush(slots(), counts, targets, state.size(0), ring_x.size(2));
     const HostSelectiveRing pools(ring());
-    const HostTensor<1> hA(A, "A");
-    reference::mamba2_ring_flush<float>(pools.views(), hA.in(), indices_of<1>(counts, "counts"),
+    const HostTensor<1> ha(A, "A");
+    reference::mamba2_ring_flush<float>(pools.views(), ha.in(), indices_of<1>(counts, "counts"),
                                         indices_of<1>(targets, "targets"), slots(),
                                         torch_ops::format_of(state));
     pools.state.write_back();
@@ -363,9 +363,9 @@ gated_delta_rule_ring_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta
     check();
     const HostTensor<3> hq(q, "q"), hk(k, "k"), hv(v, "v"), out = host_output<3>(v);
     const HostTensor<2> hg(g, "g"), hbeta(beta, "beta");
-    const HostTensor<1> hA(A_log, "A_log"), hbias(dt_bias, "dt_bias");
+    const HostTensor<1> ha(A_log, "A_log"), hbias(dt_bias, "dt_bias");
     reference::GatedDeltaGates<float> gates;
-    if (A_log) gates = reference::gated_delta_gates(hg.in(), hbeta.in(), hA.in(), hbias.in());
+    if (A_log) gates = reference::gated_delta_gates(hg.in(), hbeta.in(), ha.in(), hbias.in());
     const HostDeltaRing pools(ring());
     const reference::GatedDeltaRuleInputs<float> in{
         .q = hq.in(),
@@ -387,7 +387,7 @@ gated_delta_rule_ring_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
     check();
-    const Tensor out = like(v);
+    Tensor out = like(v);
     with_ring_types(v, state, [&]<class S>(TypeOf<S>) {
       kernels::gated_delta_rule_ring_update<S>({.ring = ring().views<S>(),
                                                 .q = view_of<const kernels::Bf16, 3>(q, "q"),
