@@ -564,9 +564,10 @@ class Block {
         const bool ends = t + 1 == item.count;
         barrier_wait(at(raw_full(warp)), raw_parity);
         raw_parity ^= 1;
-        if constexpr (kHasScales) prepare_scales(lane, base + raw_at(warp) + At::kRawScales);
+        const bool in_halves =
+            kHasScales && prepare_scales(lane, base + raw_at(warp) + At::kRawScales);
         barrier_wait(at(empty(ring.place)), ring.parity ^ 1);
-        convert_unit(lane, base + raw_at(warp), at(unit(ring.place)));
+        convert_unit(lane, base + raw_at(warp), at(unit(ring.place)), in_halves);
         if (ends) clear_unit(lane, at(unit(ring.place)), item.length - (item.first + t) * kTokens);
         publish_to_async();
         barrier_arrive(at(full(ring.place, 0)));
@@ -706,20 +707,23 @@ class Block {
     int next_, warp_, group_, lane_;
   };
 
-  /// Scales of a unit's tokens, float32, become two float16 each; a lane has two of them.
-  __device__ static void prepare_scales(int lane, std::uint32_t scales) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::uint32_t own = scales + (32 * i + lane) * 4;
-      store_shared(own, Scale(__uint_as_float(load_shared(own))).both());
-    }
+  /// Where float16 holds all scales of a unit's tokens, they become HalfScale; else they stay. A
+  /// lane has two of them.
+  __device__ static bool prepare_scales(int lane, std::uint32_t scales) {
+    const std::uint32_t own = scales + lane * 4, other = own + 32 * 4;
+    const float a = __uint_as_float(load_shared(own)), b = __uint_as_float(load_shared(other));
+    if (!__all_sync(0xffffffffu, HalfScale::holds(a) && HalfScale::holds(b))) return false;
+    store_shared(own, HalfScale::bits(a));
+    store_shared(other, HalfScale::bits(b));
     __syncwarp();
+    return true;
   }
 
   /// Of 128 numbers of each token two slabs. A lane has 8 numbers of every other token. What it
   /// converts next is on its way meanwhile: it waits for little else than shared memory, which
   /// products keep busy, and compilers leave loads behind stores.
-  __device__ static void convert_unit(int lane, std::uint32_t raw, std::uint32_t to) {
+  __device__ static void convert_unit(int lane, std::uint32_t raw, std::uint32_t to,
+                                      bool in_halves) {
     const int first = lane / 16, chunk = lane % 16;
     const std::uint32_t from = raw + lane * 8;
     const std::uint32_t scales = raw + At::kRawScales + first * 4;
@@ -740,8 +744,10 @@ class Block {
       for (int i = 0; i < kAtOnce; ++i) {
         uint4 wide;
         if constexpr (kHasScales) {
-          const Scale by(scale[i]);
-          wide = widened(numbers[i], [&](__half2 x) { return by.times(x); });
+          const auto scaled = [&](auto by) {
+            wide = widened(numbers[i], [&](__half2 x) { return by.times(x); });
+          };
+          in_halves ? scaled(HalfScale(scale[i])) : scaled(FloatScale(scale[i]));
         } else {
           wide = widened(numbers[i], [](__half2 x) { return x; });
         }
