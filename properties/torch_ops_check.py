@@ -11,6 +11,8 @@ Of each operator, on the CPU and on the GPU where there is one:
             that give no tensor to write: Inductor of PyTorch 2.11 cannot lower these)
   cpu       the GPU's results are near the reference's: with arguments swapped they would not be
   graph     a captured CUDA graph, replayed with other contents, gives the bits of a direct call
+  refusals  a tensor that is longer by one, of one dimension more or of integers of 64 bits is refused
+            with a sentence, and nothing was written: but for what FREE lists
 
 One line per operator and device, and one for the README's example; the first difference ends the
 run with status 1.
@@ -447,6 +449,38 @@ KERNELS = {"gated_delta_rule_replay": "gated_delta_rule_update", "selective_stat
            "padded_mla_layer": "mla_layer", "mla_rope_decode": "mla_layer"}
 
 
+# Of each operator, what may be longer than it is in the cases: dimensions of a tensor, or "rank" and "type".
+SLOTS_FREE = {"state": {0}, "conv_state": {0}, "boundary_states": {0}, "nodes": {1}}
+TABLE = {"state_indices": {1, "rank"}}  # a list may be a table
+BITS = {"state": {0, 1, 2, 3, "rank", "type"}}  # moved as they are
+PAGES = {"kv_cache": {0, 1}, "block_table": {1}}
+ROW_LISTS = {"state_indices", "has_initial_state", "key_start_loc", "seq_lens"}  # else rows are what query_start_loc says
+FREE = {
+    "causal_conv1d_update": {**SLOTS_FREE, **TABLE, "conv_state": {0, 2}, "x": {0}},
+    "causal_conv1d": {**SLOTS_FREE, "conv_state": {0, 2}, "x": {0, 1}},
+    "selective_state_update": {**SLOTS_FREE, **TABLE},
+    "ssd_prefill": SLOTS_FREE,
+    "selective_state_replay": SLOTS_FREE,
+    "gated_delta_rule_update": {**SLOTS_FREE, **TABLE},
+    "gated_delta_rule_replay": SLOTS_FREE,
+    "gated_delta_rule_prefill": {**SLOTS_FREE, "v": {2}},  # without a state
+    "state_copy": BITS,
+    "state_zero": {**BITS, "slots": {0}},
+    "state_scatter_accepted": {"state": {0}, "intermediate": {1}},
+    "conv_state_shift": {"state": {0, 1, 2, 3}},
+    "mla_decode": {**PAGES, "q": {1, 2}},
+    "mla_prefill": {"q": {0}, "v": {2}},
+    "merge_attention": {},
+    "batched_product": {"x": {1}, "weight": {1}},
+    "scale_to_e4m3": {"x": {0, 1, 2}},
+    "latent_cache_write": {**PAGES, "q_pe": {1}},
+    "latent_cache_gather": {**PAGES, "kv_cache": {0, 1, 2}},
+    "mla_layer": PAGES,
+    "padded_mla_layer": PAGES,
+    "mla_rope_decode": {**PAGES, "w_vc": {1}},
+}
+
+
 def with_tensors(case, change):
     """The case with its tensors changed."""
     return {name: change(x) if torch.is_tensor(x) else x for name, x in case.items()}
@@ -541,6 +575,37 @@ def check_graph(op, case, other, what):
     expect_bits(outcome(captured, result), expected, f"{what}: CUDA graph")
 
 
+def changed(tensor):
+    """What was changed of a tensor, and the tensor. Longer by its last element: who takes it reads nothing beyond it."""
+    for dim, size in enumerate(tensor.shape):
+        if size:
+            yield dim, torch.cat([tensor, tensor.narrow(dim, size - 1, 1)], dim)
+    yield "rank", tensor.unsqueeze(-1)
+    yield "type", tensor.to(torch.int64)
+
+
+def check_refusals(name, op, case, what):
+    for argument, tensor in case.items():
+        for change, other in changed(tensor) if torch.is_tensor(tensor) else ():
+            more_rows = argument == "query_start_loc" and not ROW_LISTS & {
+                n for n, x in case.items() if torch.is_tensor(x)}
+            if change in FREE[name].get(argument, ()) or (change == 0 and more_rows):
+                continue
+            bad = {**copied(case), argument: other}
+            before = copied(bad)
+            said = None
+            try:
+                op(**bad)
+            except (RuntimeError, ValueError) as error:
+                said = str(error).split("\n", maxsplit=1)[0]
+            where = f"{what}: {argument} with another {'size of dimension ' * (change in range(9))}{change}"
+            if said is None:
+                raise Difference(f"{where} was taken")
+            if not set(re.findall(r"\w+", said)) & case.keys():
+                raise Difference(f"{where} was refused with `{said}`")
+            expect_bits(outcome(bad, None), outcome(before, None), where)
+
+
 def writes(op, case):
     """Whether any tensor that the schema says is written is given."""
     return any(argument.alias_info and argument.alias_info.is_write and
@@ -551,12 +616,13 @@ def check(name, device, backend):
     op = getattr(torch.ops.lockstep, name)
     cases = list(CASES[name](Data(device, seed=1)))
     others = list(CASES[name](Data(device, seed=2)))
-    checks = ["opcheck", f"compile ({backend})"] + (["cpu", "graph"] if device == "cuda" else [])
+    checks = ["opcheck", "refusals", f"compile ({backend})"] + (["cpu", "graph"] if device == "cuda" else [])
     for number, (case, other) in enumerate(zip(cases, others, strict=True)):
         at_the_ends = number in (0, len(cases) - 1)
         what = f"{name} on {device}, case {number}"
         before = copied(case)
         check_opcheck(op, case, what)
+        check_refusals(name, op, case, what)
         lowered = at_the_ends and writes(op, case)
         check_compile(op, case, what, backend if lowered else "aot_eager")
         if device == "cuda":

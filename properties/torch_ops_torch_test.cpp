@@ -1080,6 +1080,33 @@ TEST(TorchOpsRefuse, aDeltaRulesBadArgumentsByName) {
                    {"state_indices", tensor_of(table_of({{0, 1}, {2, 3}, {4, 5}, {6, 7}}))}});
 }
 
+TEST(TorchOpsRefuse, aPrefillsBadArgumentsByName) {
+  const auto expect_rows = [](const std::string& name, Named good,
+                              const std::vector<std::int64_t>& boundaries) {
+    SCOPED_TRACE(name);
+    std::vector<Refusal> refusals = with_row_refusals(
+        {{"has_initial_state", zeros({3}, at::kBool)}, {"has_initial_state", zeros({4})}});
+    if (!boundaries.empty()) {  // rows of 2, 0, 1 and 3 tokens: two places
+      good["boundary_every"] = std::int64_t{2};
+      good["boundary_states"] = zeros(boundaries);
+      std::vector<std::int64_t> fewer = boundaries, wider = boundaries;
+      fewer[0] = 1, ++wider[3];
+      refusals.push_back({"boundary_states", zeros(fewer)});
+      refusals.push_back({"boundary_states", zeros(wider)});
+      refusals.push_back({"boundary_every", std::int64_t{0}});
+      refusals.push_back({"state", c10::IValue(), "state_indices"});
+    }
+    expect_refusals(name, good, refusals);
+  };
+  const Question packed = questions()[3];
+  const Named conv = Conv().arguments(kServed, packed);
+  Named delta = Delta().arguments(kServed, packed), mamba = Mamba().arguments(kServed, packed);
+  delta.erase("read_only"), mamba.erase("read_only");
+  expect_rows("causal_conv1d", conv, {});
+  expect_rows("gated_delta_rule_prefill", delta, {2, Delta::HV, Delta::V, Delta::K});
+  expect_rows("ssd_prefill", mamba, {2, Mamba::H, Mamba::P, Mamba::N});
+}
+
 // No operator has a gradient: a call that would lose one is an error, not a result without it.
 TEST(TorchOpsRefuse, aGradientThatIsNotThere) {
   for (const char* argument : {"x", "dt", "state"}) {

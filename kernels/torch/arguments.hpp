@@ -85,6 +85,11 @@ inline void expect_float(const Tensor& tensor, const char* argument) {
          "float32, bfloat16 or float16", type);
 }
 
+/// Numbers that may have a scale beside them.
+inline void expect_float_or_e4m3(const Tensor& tensor, const char* argument) {
+  if (tensor.scalar_type() != at::kFloat8_e4m3fn) expect_float(tensor, argument);
+}
+
 inline void expect_type(const MaybeTensor& tensor, at::ScalarType type, const char* argument) {
   if (tensor) expect(tensor->scalar_type() == type, argument, type, tensor->scalar_type());
 }

@@ -53,6 +53,8 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     expect_rank(q, "q", 4);
     expect_rank(kv_cache, "kv_cache", 3);
     expect_rank(block_table, "block_table", 2);
+    expect_float_or_e4m3(q, "q");
+    if (!in_tokens()) expect_float_or_e4m3(kv_cache, "kv_cache");
     const std::int64_t B = q.size(0), width = q.size(3), page = kv_cache.size(1);
     if (in_tokens())
       expect_shape(kv_cache, "kv_cache", "[pages, page, 656] in bytes, for a width of 576",

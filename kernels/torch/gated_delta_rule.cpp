@@ -2,6 +2,7 @@
 // schemas in kernels/torch/operators.md.
 #include "reference/recurrent/gated_delta_rule.hpp"
 #include "kernels/torch/operator.hpp"
+#include "kernels/torch/prefill_arguments.hpp"
 
 #ifdef LOCKSTEP_HAS_CUDA
 #include "kernels/recurrent/gated_delta_rule_prefill.hpp"
@@ -305,6 +306,9 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
   const std::int64_t pad_slot_id = integer();
   const bool whole_rows = flag();
 
+  PrefillArguments rows() const {
+    return {false, query_start_loc, {}, state_indices, has_initial_state, pad_slot_id};
+  }
   /// What has the shape and the type of states, if anything has.
   MaybeTensor states() const { return state ? state : boundary_states; }
   GatedDeltaArguments tokens() const { return {q, k, v, g, beta, query_start_loc, A_log, dt_bias}; }
@@ -318,23 +322,27 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
                                   : at::empty({0, v.size(1), v.size(2), k.size(2)},
                                               at::TensorOptions().dtype(at::kFloat));
     tokens().check(shape);
-    if (has_initial_state) expect_type(has_initial_state, at::kBool, "has_initial_state");
+    rows().check(k, "k", 3, state.has_value());
     expect(!boundary_states || boundary_every > 0, "boundary_every", "a count of tokens",
            boundary_every);
-    if (state && boundary_states)
-      expect_type(boundary_states, state->scalar_type(), "boundary_states");
+    if (!state || !boundary_states) return;
+    expect_type(boundary_states, state->scalar_type(), "boundary_states");
+    expect_rank(*boundary_states, "boundary_states", 4);
+    expect_shape(*boundary_states, "boundary_states", "[boundaries, HV, V, K]",
+                 {boundary_states->size(0), v.size(1), v.size(2), k.size(2)});
   }
 
   Tensor cpu() const {
     check();
+    rows().check_host(k, state);
+    rows().check_boundaries(boundary_states, boundary_every, k.size(0));
     const HostTensor<4> hstate(state, "state"), boundary(boundary_states, "boundary_states");
     const HostTensor<3> out = host_output<3>(v);
     HostGatedDelta host(tokens(), states() ? *states() : v);
     host.in.use_qk_l2norm = use_qk_l2norm;
     host.in.scale = as_float(scale);
-    host.in.rows.slots = slots_of(state_indices, {}, {}, pad_slot_id);
-    if (has_initial_state)
-      host.in.rows.has_initial_state = view_of<const bool, 1>(*has_initial_state, "it");
+    host.in.rows.slots = rows().slots();
+    host.in.rows.has_initial_state = rows().resumes();
     std::optional<BoundaryStates<float>> at_boundaries;
     if (boundary_states) at_boundaries = {.states = boundary.out(), .every = boundary_every};
     reference::gated_delta_rule_scan<float>(host.in, hstate.maybe_out(), out.out(), at_boundaries);
@@ -353,7 +361,8 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
           .tokens = tokens().template on_device<T>(),
           .state = maybe_view<S, 4>(state, pool.scalar_type(), "state"),
           .out = view_of<T, 3>(out, "out"),
-          .slots = slots_of(state_indices, {}, {}, pad_slot_id),
+          .slots = rows().slots(),
+          .has_initial_state = rows().resumes(),
           .A_log = mixed<1>(A_log, "A_log"),
           .dt_bias = mixed<1>(dt_bias, "dt_bias"),
           .scale = as_float(scale),
@@ -362,8 +371,6 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
               maybe_view<S, 4>(boundary_states, pool.scalar_type(), "boundary_states"),
           .boundary_every = boundary_every,
           .form = whole_rows ? kernels::PrefillForm::whole_rows : kernels::PrefillForm::automatic};
-      if (has_initial_state)
-        in.has_initial_state = view_of<const bool, 1>(*has_initial_state, "has_initial_state");
       // Counters at its beginning are 0 before a call.
       const kernels::PrefillWorkspace sizes = kernels::prefill_workspace(in);
       Tensor workspace;

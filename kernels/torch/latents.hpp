@@ -30,6 +30,7 @@ inline void check_cache(const Tensor& cache, std::optional<std::int64_t> width,
                         const MaybeTensor& kv_scale) {
   expect_rank(cache, "kv_cache", 3);
   const bool bytes = cache.scalar_type() == at::kByte;
+  if (!bytes) expect_float_or_e4m3(cache, "kv_cache");
   expect(cache.size(1) >= 1, "kv_cache", "[pages, page, width] with a token in each page",
          cache.sizes());
   expect_shape(cache, "kv_cache", bytes ? "[pages, page, 656] in bytes" : "[pages, page, width]",

@@ -32,6 +32,9 @@ struct Projections {
                  {H * (dn + dr), low > 0 ? low : width});
     expect_shape(kv_b, "kv_b", "[heads (nope + values), latent]", {H * (dn + dv), dc});
     expect_shape(o_proj, "o_proj", "[hidden, heads values]", {width, H * dv});
+    for (const auto& [weight, argument] :
+         {std::pair{qkv_a, "qkv_a"}, {q_b, "q_b"}, {kv_b, "kv_b"}, {o_proj, "o_proj"}})
+      expect_float(weight, argument);
   }
 
   reference::MlaProjected<float> projected() const {
@@ -96,6 +99,8 @@ struct Absorbing {
   void check() const {
     const std::int64_t H = w_kc.size(0), dc = w_kc.size(1), dn = w_kc.size(2);
     expect_shape(w_vc, "w_vc", "[heads, values, latent]", {H, w_vc.size(1), dc});
+    expect_float_or_e4m3(w_kc, "w_kc");
+    expect_float_or_e4m3(w_vc, "w_vc");
     expect(w_kc_scale.has_value() == in_e4m3(w_kc) && w_vc_scale.has_value() == in_e4m3(w_vc),
            "w_kc_scale, w_vc_scale", "given where the weight is float8_e4m3fn", "another");
     check_scale(w_kc_scale, "w_kc_scale", {H, dc, dn});
@@ -164,6 +169,9 @@ struct Requests {
     expect_shape(seq_lens, "seq_lens", "[B]", {B});
     expect_rank(block_table, "block_table", 2);
     expect_shape(block_table, "block_table", "[B, blocks]", {B, block_table.size(1)});
+    expect_type(seq_lens, at::kInt, "seq_lens");
+    expect_type(block_table, at::kInt, "block_table");
+    expect_type(query_start_loc, at::kInt, "query_start_loc");
     expect_shape(query_start_loc, "query_start_loc", "[B + 1]", {B + 1});
     expect(query_start_loc || (B > 0 && T % B == 0), tokens, "of as many tokens for each request",
            T);

@@ -1,5 +1,6 @@
 // torch.ops.lockstep.causal_conv1d and ssd_prefill: schemas in operators.md.
 #include "kernels/torch/operator.hpp"
+#include "kernels/torch/prefill_arguments.hpp"
 #include "reference/recurrent/causal_conv1d.hpp"
 #include "reference/recurrent/mamba2.hpp"
 
@@ -10,66 +11,6 @@
 
 namespace lockstep::torch_ops {
 namespace {
-
-/// Which rows a prefill has: x is [T, ...] of packed rows, or [B, S, ...] with lengths.
-struct PrefillArguments {
-  bool padded;
-  MaybeTensor query_start_loc, context_lengths, state_indices, has_initial_state;
-  std::int64_t pad_slot_id;
-
-  /// [B, S, ...] as [B S, ...].
-  Tensor packed(const Tensor& tensor) const { return padded ? tensor.flatten(0, 1) : tensor; }
-  MaybeTensor packed(const MaybeTensor& tensor) const {
-    return tensor ? MaybeTensor(packed(*tensor)) : MaybeTensor();
-  }
-
-  /// x has `rank` dimensions where it is packed.
-  void check(const Tensor& x, std::int64_t rank, bool has_state) const {
-    expect_rank(x, "x", padded ? rank + 1 : rank);
-    expect(!padded || !query_start_loc, "query_start_loc", "absent in a padded batch", "given");
-    expect(padded || !context_lengths, "context_lengths", "absent in a packed batch", "given");
-    expect(has_state || !state_indices, "state_indices", "absent without a state", "given");
-    expect_type(has_initial_state, at::kBool, "has_initial_state");
-    if (state_indices) expect_rank(*state_indices, "state_indices", 1);
-  }
-  std::optional<TensorView<const bool, 1>> resumes() const {
-    if (!has_initial_state) return {};
-    return view_of<const bool, 1>(*has_initial_state, "has_initial_state");
-  }
-  StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
-
-  /// The rules of rows and slots, where the host can read the indices.
-  void check_host(const Tensor& x, const MaybeTensor& state) const {
-    const std::int64_t rows = padded            ? x.size(0)
-                              : query_start_loc ? query_start_loc->size(0) - 1
-                                                : 1;
-    if (context_lengths) {
-      expect_shape(context_lengths, "context_lengths", "[B]", {rows});
-      const IndexView lengths = indices_of<1>(*context_lengths, "context_lengths");
-      for (std::int64_t b = 0; b < rows; ++b)
-        expect(0 <= lengths(b) && lengths(b) <= x.size(1), "context_lengths", "between 0 and S",
-               lengths(b));
-    }
-    expect_shape(has_initial_state, "has_initial_state", "[N]", {rows});
-    if (!state) return;
-    const std::int32_t whole[2] = {0, static_cast<std::int32_t>(x.size(0))};
-    Rows all{.tokens = padded ? rows : x.size(0),
-             .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
-             .slots = slots()};
-    if (!padded && !query_start_loc) all.query_start_loc = make_view(whole, Shape<1>{2});
-    check_host_slots(all, state->size(0), false);
-  }
-
-#ifdef LOCKSTEP_HAS_CUDA
-  kernels::PrefillBatch batch(const Tensor& x) const {
-    return {.slots = slots(),
-            .query_start_loc = indices_of(query_start_loc, "query_start_loc"),
-            .padded_size = padded ? x.size(1) : 0,
-            .context_lengths = indices_of(context_lengths, "context_lengths"),
-            .has_initial_state = resumes()};
-  }
-#endif
-};
 
 /// The state, or an empty tensor that stands for its type.
 Tensor state_or_float(const MaybeTensor& state, const Tensor& x) {
@@ -103,7 +44,7 @@ causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, *,
   Tensor meta() const { return like(x); }
 
   void check() const {
-    rows().check(x, 2, conv_state.has_value());
+    rows().check(x, "x", 2, conv_state.has_value());
     expect_rank(weight, "weight", 2);
     const std::int64_t D = x.size(-1), W = weight.size(1);
     expect(2 <= W && W <= 4, "weight", "[D, W] with W from 2 to 4", weight.sizes());
@@ -146,7 +87,7 @@ causal_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor(a!)? conv_state, *,
 
 #ifdef LOCKSTEP_HAS_CUDA
   Tensor cuda() const {
-    rows().check(x, 2, conv_state.has_value());
+    rows().check(x, "x", 2, conv_state.has_value());
     const Tensor out = like(x), tokens = rows().packed(x);
     const Tensor state = state_or_float(conv_state, x);
     with_types(x, state, [&]<class T, class S>(TypeOf<T>, TypeOf<S>) {
@@ -196,7 +137,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
   Tensor meta() const { return like(x); }
 
   void check() const {
-    rows().check(x, 3, state.has_value());
+    rows().check(x, "x", 3, state.has_value());
     const std::int64_t last = x.dim();  // of B and C: [.., G, N]
     expect_rank(B, "B", last);
     const std::int64_t G = B.size(-2), N = B.size(-1);
@@ -232,6 +173,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
   Tensor cpu() const {
     check();
     rows().check_host(x, state);
+    rows().check_boundaries(boundary_states, boundary_every, x.size(0));
     const Tensor tokens = rows().packed(x);
     const std::int64_t N = B.size(-1);
     const HostTensor<3> hx(tokens, "x"), hB(rows().packed(B), "B"), hC(rows().packed(C), "C"),
