@@ -166,6 +166,7 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
        10,
        {"has_initial_state left out: fresh rows resume what lies there"}},
       {"ssd_prefill", "ssd_no_limits", "limits", 11, {"without dt_min and dt_max"}},
+      {"ssd_prefill", "ssd_no_dt_max", "limits", 11, {"definition without dt_max"}},
       {"mla_decode", "mla_scale_of_width", "one-request", 11, {"with the scale 576^-0.5"}},
       {"mla_decode", "mla_no_k_pe", "one-request", 11, {"without k_pe, the last 64 columns"}},
       {"mla_decode", "mla_mean_of_pieces", "one-head", 11, {"merged without their lse"}},
@@ -335,6 +336,15 @@ TEST(Judge, aMistakeOfOneLayoutOrKindOfRowIsSeen) {
        10,
        {"conv_state: slot 0 was written"}},
   });
+}
+
+// A live row of one token stands in front of another row, in every kind of packed rows.
+TEST(Judge, aShortRowThatSpoilsTheNextIsSeen) {
+  for (const std::string only : {"packed-rows", "verify-table", "verify-snapshots"}) {
+    const ProgramRun run = judged(kDelta, "gdn_one_token_spoils_next", {"--case", only});
+    EXPECT_EQ(run.status, 11) << only << run.out;
+    EXPECT_THAT(run.out, HasSubstr("0.250000 for")) << only;
+  }
 }
 
 // Rounding to bfloat16 costs 0.2 percent: a scale that is wrong by one percent is no rounding.

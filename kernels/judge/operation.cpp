@@ -7,6 +7,11 @@
 
 namespace lockstep::judging {
 
+std::vector<const JudgedKernel*>& judged_kernels() {
+  static std::vector<const JudgedKernel*> all;
+  return all;
+}
+
 // --- Case ----------------------------------------------------------------------------------------
 
 const Tensor* Case::find(std::string_view wanted) const {
@@ -167,17 +172,18 @@ std::vector<RowKind> row_kinds(const std::string& drafts) {
        .batch = {.lengths = std::vector<std::int64_t>(9, 1), .padding_rows = {2, 7}}},
       {.name = "decode-one-row", .batch = {.lengths = {1}}},
       {.name = "packed-rows",
-       .batch = {.lengths = {3, 0, 1, 7, 2, 1}, .behind = 2, .padding_rows = {2}, .packed = true}},
+       .batch =
+           {.lengths = {1, 3, 0, 1, 7, 1, 2, 1}, .behind = 2, .padding_rows = {3}, .packed = true}},
       {.name = "packed-one-token", .batch = {.lengths = {1}, .packed = true}},
       {.name = drafts,
-       .batch = {.lengths = {4, 2, 4, 1, 3, 1},
+       .batch = {.lengths = {4, 1, 2, 4, 1, 3, 1},
                  .behind = 1,
                  .columns = 4,
-                 .padding_rows = {2, 3},
+                 .padding_rows = {3, 4},
                  .packed = true}},
       {.name = drafts + "-one-row", .batch = {.lengths = {3}, .columns = 4, .packed = true}},
       {.name = "verify-snapshots",
-       .batch = {.lengths = {4, 1, 3, 1}, .behind = 1, .padding_rows = {1}, .packed = true},
+       .batch = {.lengths = {1, 4, 1, 3, 1}, .behind = 1, .padding_rows = {2}, .packed = true},
        .snapshots = true},
   };
 }
@@ -333,10 +339,11 @@ void change_slots(HostRows& rows, std::string_view mistake, std::int64_t tokens)
     rows.indices.emplace(Shape<1>{count}, 0);
     std::iota(rows.indices->begin(), rows.indices->end(), 0);
   }
-  if (!rows.accepted) return;
+  if (!rows.accepted || !rows.table) return;
+  const auto columns = static_cast<std::int32_t>(rows.table->extent(1));
   for (std::int32_t& n : *rows.accepted) {
     if (mistake == "first-column") n = 1;
-    if (mistake == "next-column") n = std::max(n, 0) + 1;
+    if (mistake == "next-column") n = std::min(std::max(n, 0) + 1, columns);
   }
 }
 

@@ -94,9 +94,13 @@ struct JudgedKernel {
 
 Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRequest& request);
 
+/// The operations that are registered, for tests that hold of each.
+std::vector<const JudgedKernel*>& judged_kernels();
+
 /// What registers a constant of an operation's file.
 template <const JudgedKernel& kOperation>
 JudgedOperation judged() {
+  judged_kernels().push_back(&kOperation);
   return {kOperation.name, kOperation.summary,
           [](const JudgeRequest& request) { return judge_operation(kOperation, request); }};
 }
@@ -137,8 +141,8 @@ struct Batch {
 };
 
 /// How rows come: a token each or packed, resumed from lists or tables of slots, many or one alone,
-/// and in each the lengths that kernels take a path of their own for: a live row of one token, a
-/// padding row of one token, rows without any.
+/// and in each the lengths that kernels take a path of their own for: live rows of one token, in
+/// front of another row and last, a padding row of one token, rows without any.
 struct RowKind {
   std::string name;
   Batch batch;

@@ -77,8 +77,8 @@ std::vector<Wanted> every_layout() {
                                                    {"-channels-last", Layout::columns_first},
                                                    {"-strided", Layout::strided}}) {
     all.push_back({.name = "ragged-rows" + suffix,
-                   .lengths = {65, 0, 1, 63, 129, 2},
-                   .padding_rows = {3, 5},
+                   .lengths = {65, 0, 1, 63, 1, 129, 2},
+                   .padding_rows = {3, 6},
                    .behind = 3,
                    .layout = layout});
     all.push_back({.name = "fresh-rows" + suffix,

@@ -132,8 +132,10 @@ struct UpdateHost : Host<S> {
 template <class S>
 void change_accepted(UpdateHost<S>& host, std::string_view mistake) {
   if (!host.rows.accepted) return;
+  // The last column that a history can begin at: C - (W - 1), counted from 1.
+  const auto last = static_cast<std::int32_t>(host.state.extent(2) - host.weight.extent(1) + 2);
   for (std::int32_t& n : *host.rows.accepted) {
-    if (mistake == "accepted-off-by-one") n = std::max(n, 1) + 1;
+    if (mistake == "accepted-off-by-one") n = std::min(std::max(n, 1) + 1, last);
     if (mistake == "accepted-ignored") n = 1;
   }
 }

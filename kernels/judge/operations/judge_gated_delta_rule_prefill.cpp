@@ -81,8 +81,8 @@ std::vector<Wanted> every_layout() {
     const Wanted plain{.shapes = {2, 4, 64, 64}, .layout = layout};
     Wanted ragged = plain, fresh = plain, raw = plain, boundaries = plain;
     ragged.name = "ragged-rows" + suffix;
-    ragged.lengths = {65, 0, 1, 63, 129, 1};
-    ragged.padding_rows = {3, 5};
+    ragged.lengths = {65, 0, 1, 63, 1, 129, 1};
+    ragged.padding_rows = {3, 6};
     ragged.behind = 3;
     fresh.name = "fresh-rows" + suffix;
     fresh.lengths = {70, 5, 64, 1, 1};

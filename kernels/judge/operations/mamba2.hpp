@@ -50,8 +50,8 @@ void add_options(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementTy
   if (w.dt_bias) c.tensors.push_back(draw("dt_bias", ElementType::float32, heads));
   if (w.softplus) c.scalars.push_back({"dt_softplus", true});
   if (w.limits) {
-    c.scalars.push_back({"dt_min", 0.5});
-    c.scalars.push_back({"dt_max", 0.875});
+    c.scalars.push_back({"dt_min", 0.25});  // of steps from 0.02 on
+    c.scalars.push_back({"dt_max", 0.5});   // to 0.69 at least
   }
 }
 
@@ -61,6 +61,8 @@ inline const std::vector<Mistake> kSharedMistakes{
     {"no-dt-bias", "without dt_bias"},
     {"bias-after", "with dt_bias added after the softplus"},
     {"no-limits", "without dt_min and dt_max"},
+    {"no-dt-min", "without dt_min"},
+    {"no-dt-max", "without dt_max"},
     {"no-D", "without D x"},
     {"no-z", "without the gate z"},
     {"z-no-silu", "with z as it came, without its silu"},
@@ -119,8 +121,13 @@ struct Host {
     if (mistake == "group-modulo" || mistake == "first-group")
       B = regrouped(B, H, mistake), C = regrouped(C, H, mistake);
     softplus = (c.flag("dt_softplus") && mistake != "no-softplus") || mistake == "always-softplus";
-    if (mistake != "no-limits" && c.number("dt_min")) dt_min = static_cast<S>(*c.number("dt_min"));
-    if (mistake != "no-limits" && c.number("dt_max")) dt_max = static_cast<S>(*c.number("dt_max"));
+    const auto limit = [&](const char* name, std::string_view without) -> std::optional<S> {
+      const auto given = c.number(name);
+      if (!given || mistake == "no-limits" || mistake == without) return std::nullopt;
+      return static_cast<S>(*given);
+    };
+    dt_min = limit("dt_min", "no-dt-min");
+    dt_max = limit("dt_max", "no-dt-max");
     if (mistake == "bias-after" && bias && softplus) {
       for (std::int64_t t = 0; t < x.extent(0); ++t)
         for (std::int64_t h = 0; h < H; ++h)

@@ -1,0 +1,84 @@
+// Laws of the cases of every operation that can be judged: each tells what it is there for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+
+#include "kernels/judge/operation.hpp"
+#include "kernels/judge/verdict.hpp"
+
+namespace lockstep::judging {
+namespace {
+
+/// The cases of an operation that are small, in its own types.
+std::vector<Case> small_cases(const JudgedKernel& operation) {
+  CaseOptions options;
+  if (operation.default_types == "float32/float32") options.activations = ElementType::float32;
+  std::vector<Case> cases;
+  for (const CasePlan& plan : operation.plans)
+    if (!plan.timed) cases.push_back(plan.make(options));
+  return cases;
+}
+
+/// Whether in some case what `change` makes of its definition differs beyond the yardstick.
+/// `meaningless`: what it says of a case for which the change breaks a rule.
+template <class Change>
+bool shows_in_some_case(const JudgedKernel& operation, const std::vector<Case>& cases,
+                        bool meaningless, Change change) {
+  return std::any_of(cases.begin(), cases.end(), [&](const Case& c) {
+    try {
+      const std::optional<Answer> changed = change(c);
+      return changed && !agrees(operation, c, *changed, "");
+    } catch (const ContractViolation&) {
+      return meaningless;
+    }
+  });
+}
+
+Case without(Case c, const std::string& name) {
+  std::erase_if(c.tensors, [&](const Tensor& one) { return one.name == name; });
+  std::erase_if(c.scalars, [&](const Scalar& one) { return one.name == name; });
+  return c;
+}
+
+// A mistake whose id is misspelt where it is declared or where it is made would never be named: its
+// definition is the right one.
+TEST(JudgedOperations, everyMistakeChangesSomeCase) {
+  for (const JudgedKernel* const operation : judged_kernels()) {
+    const std::vector<Case> cases = small_cases(*operation);
+    for (const Mistake& mistake : operation->mistakes)
+      EXPECT_TRUE(shows_in_some_case(
+          *operation, cases, false, [&](const Case& c) { return operation->truth(c, mistake.id); }))
+          << operation->name << ": " << mistake.id;
+  }
+}
+
+// A kernel that forgets a limit, a flag or an optional argument is told from a right one.
+TEST(JudgedOperations, everyArgumentChangesSomeCase) {
+  for (const JudgedKernel* const operation : judged_kernels()) {
+    const std::vector<Case> cases = small_cases(*operation);
+    const auto& positional = operation->positional;
+    std::set<std::string> names;
+    for (const Case& c : cases) {
+      for (const Tensor& one : c.tensors)
+        if (one.role == Role::input) names.insert(one.name);
+      for (const Scalar& one : c.scalars) names.insert(one.name);
+    }
+    names.erase("boundary_every");  // boundary_states do not go without it
+    for (const std::string& name : names) {
+      if (std::find(positional.begin(), positional.end(), name) != positional.end()) continue;
+      EXPECT_TRUE(shows_in_some_case(*operation, cases, true,
+                                     [&](const Case& c) -> std::optional<Answer> {
+                                       const Case fewer = without(c, name);
+                                       if (fewer.tensors.size() == c.tensors.size() &&
+                                           fewer.scalars.size() == c.scalars.size())
+                                         return {};
+                                       return operation->truth(fewer, "");
+                                     }))
+          << operation->name << ": " << name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::judging
