@@ -89,7 +89,8 @@ void add_judge(CLI::App& app, int& status) {
   add_quiet(*command);
   end_help(*command,
            {{kExitPass, "nothing found"},
-            {kExitBadInput, "bad usage, or fewer than half of the cases were judged"},
+            {kExitBadInput, "bad usage, or the candidate takes no case"},
+            {kExitPartial, "nothing found in the cases that it takes, fewer than half"},
             {kExitEnvironment, "the environment: no GPU, no PyTorch, a module that does not load"},
             {kExitInvariant, "something was written or read that is not the operation's"},
             {kExitDiffers, "outputs differ, or the candidate failed"},

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <fstream>
 #include <new>
+#include <thread>
 #include <vector>
 
 #include "kernels/judge/memory.hpp"
+#include "reference/base/parallel.hpp"
 
 namespace lockstep::judging {
 namespace {
@@ -70,6 +72,28 @@ class HostPlace : public Place {
 };
 
 }  // namespace
+
+double host_most_gbps() {
+  constexpr std::size_t kBytes = std::size_t{128} << 10;
+  constexpr int kCopies = 400, kTries = 5;
+  struct Buffers {
+    std::vector<char> from = std::vector<char>(kBytes, 1), to = std::vector<char>(kBytes, 2);
+  };
+  std::vector<Buffers> threads(std::max(1U, std::thread::hardware_concurrency()));
+  double most = 0;
+  for (int i = 0; i < kTries; ++i) {
+    const double seconds = seconds_of([&] {
+      in_parallel(threads, [](Buffers& own) {
+        for (int n = 0; n < kCopies; ++n) {
+          own.from[static_cast<std::size_t>(n)] = own.to[kBytes - 1];  // no copy is like the last
+          std::memcpy(own.to.data(), own.from.data(), kBytes);
+        }
+      });
+    });
+    most = std::max(most, 2.0 * kBytes * kCopies * static_cast<double>(threads.size()) / seconds);
+  }
+  return most / 1e9;
+}
 
 std::unique_ptr<Place> host_place() {
   return std::make_unique<HostPlace>();

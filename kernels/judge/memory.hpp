@@ -39,6 +39,8 @@ class Place {
 };
 
 std::unique_ptr<Place> host_place();
+/// What all threads together copy within their caches, in GB/s: no kernel moves more.
+double host_most_gbps();
 std::unique_ptr<Place> cuda_place();  ///< null where this build has no CUDA
 
 }  // namespace lockstep::judging

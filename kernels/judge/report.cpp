@@ -62,6 +62,15 @@ void add_findings(std::vector<LocatedFinding>& all, const std::string& where,
   for (const Finding& finding : one.judgement.findings) all.push_back({where, finding});
 }
 
+constexpr double kShareMost = 1.1;  // of a rate; beyond it lies what noise does not explain
+
+/// How often a call would have to move its bytes faster than the machine moves any; 0 if not.
+double beyond_most(const Machine& machine, const Case& c, const TimedRuns& calls) {
+  if (calls.us <= 0 || machine.most_gbps <= 0) return 0;
+  const double times = static_cast<double>(c.bytes) / calls.us / 1e3 / machine.most_gbps;
+  return times > kShareMost ? times : 0;
+}
+
 std::vector<LocatedFinding> findings_of(const Report& report) {
   std::vector<LocatedFinding> all;
   for (const JudgedCase& one : report.cases) add_findings(all, one.which.name, one);
@@ -72,6 +81,15 @@ std::vector<LocatedFinding> findings_of(const Report& report) {
       all.push_back(
           {name, {*kind, "while it was timed: " + timed.calls.message, "an answer", "none"}});
     for (const Finding& finding : timed.findings) all.push_back({name, finding});
+    const Case& c = report.cases[timed.first].which;
+    if (const double times = beyond_most(report.machine, c, timed.calls); times > 0)
+      all.push_back({name,
+                     {FindingKind::answer_differs,
+                      fmt::format("{:.2f} us for {} bytes is {:.1f} times as fast as this machine "
+                                  "moves any: the work is not done inside the clock",
+                                  timed.calls.us, c.bytes, times),
+                      fmt::format("at most {:.0f} GB/s", report.machine.most_gbps),
+                      fmt::format("{:.0f} GB/s", report.machine.most_gbps * times)}});
   }
   std::stable_sort(all.begin(), all.end(), [](const LocatedFinding& a, const LocatedFinding& b) {
     return a.finding.kind < b.finding.kind;
@@ -101,8 +119,6 @@ struct Speed {
 
   double share() const { return floor_us / calls.us; }
 };
-
-constexpr double kShareMost = 1.1;  // of the copy rate; beyond it lies what noise does not explain
 
 std::vector<Speed> speeds_of(const Report& report) {
   std::vector<Speed> all;
@@ -224,7 +240,7 @@ std::string diagnosis_text(const Report& report) {
           fmt::format("it agrees with the definition {} ({} of {})\n",
                       sentence_of(report.operation, id), count, counted(examined, "wrong case"));
   if (all.empty() && examined > 0)
-    text += "it agrees with none of the definition's known mistakes\n";
+    text += fmt::format("no known mistake explains {}\n", counted(examined, "wrong case"));
   const auto told =
       std::find_if(report.cases.begin(), report.cases.end(),
                    [](const JudgedCase& one) { return !one.judgement.stage.empty(); });
@@ -284,7 +300,8 @@ Json timing_json(const Report& report) {
   return timing;
 }
 
-Json report_json(const Report& report, const std::vector<LocatedFinding>& findings, bool judged) {
+Json report_json(const Report& report, const std::vector<LocatedFinding>& findings,
+                 std::string_view verdict) {
   const char* const commit = std::getenv("LOCKSTEP_COMMIT");  // the script asks git for it
   Json json{{"lockstep", 1},
             {"command", "judge"},
@@ -296,9 +313,7 @@ Json report_json(const Report& report, const std::vector<LocatedFinding>& findin
               {"states", name_of(report.options.states)}}},
             {"seed", report.request.seed},
             {"commit", commit == nullptr ? "unknown" : commit},
-            {"verdict", !findings.empty() ? "finding"
-                        : judged          ? "pass"
-                                          : "unjudged"}};
+            {"verdict", verdict}};
   json["findings"] = Json::array();
   for (const LocatedFinding& one : findings)
     json["findings"].push_back({{"kind", to_string(one.finding.kind)},
@@ -326,20 +341,27 @@ JudgeReport finished(const Report& report) {
   for (const JudgedCase& one : report.cases)
     judged += one.runs.outcome != Outcome::unsupported && one.runs.outcome != Outcome::not_run;
   const std::size_t left_out = report.cases.size() - judged;
-  const bool enough = 2 * judged >= report.cases.size();
-  std::string said = findings.empty() ? "nothing found" : counted(findings.size(), "finding");
-  if (!enough && findings.empty())
-    said = "no verdict, because fewer than half of the cases were judged (--case chooses cases)";
+  std::string said = "nothing found";
+  std::string_view verdict = "pass";
+  if (!findings.empty()) {
+    said = counted(findings.size(), "finding"), verdict = "finding";
+    made.status = exit_status(findings.front().finding.kind);
+  } else if (judged == 0) {
+    said = "no verdict, because it takes no case", verdict = "unjudged";
+    made.status = kExitBadInput;
+  } else if (2 * judged < report.cases.size()) {
+    said = fmt::format(
+        "nothing found where it is defined, which is fewer than half of the cases "
+        "(exit status {}; --case chooses cases)",
+        static_cast<int>(kExitPartial));
+    verdict = "partial", made.status = kExitPartial;
+  }
   made.text += fmt::format("{}{}: {}\n", counted(judged, "case"),
                            left_out > 0 ? fmt::format(", {} left out", left_out) : "", said);
   // Paths and messages of a candidate may hold bytes that are no UTF-8.
   made.json =
-      report_json(report, findings, enough).dump(1, ' ', false, Json::error_handler_t::replace) +
+      report_json(report, findings, verdict).dump(1, ' ', false, Json::error_handler_t::replace) +
       "\n";
-  if (!findings.empty())
-    made.status = exit_status(findings.front().finding.kind);
-  else
-    made.status = enough ? kExitPass : kExitBadInput;
   return made;
 }
 

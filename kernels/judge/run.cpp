@@ -145,6 +145,8 @@ Result<void> CandidateProcess::begin(bool with_copy_rate) {
     machine_.cold_bytes = host->cold_bytes();
     if (with_copy_rate) machine_.copy_gbps = host->copy_gbps();
   }
+  machine_.most_gbps = machine_.copy_gbps;
+  if (!machine_.on_gpu && with_copy_rate) machine_.most_gbps = host_most_gbps();
   std::vector<double> pings;
   for (int i = 0; with_copy_rate && i < kPings; ++i) {
     if (const auto answer = ask_first("ping"); !answer) return tl::unexpected(answer.error());

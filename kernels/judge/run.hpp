@@ -73,6 +73,8 @@ struct TimedRuns {
 struct Machine {
   std::string device;
   double copy_gbps = 0;  ///< bytes read plus bytes written per second
+  double most_gbps =
+      0;  ///< that no kernel is faster than: on a CPU, of all threads in their caches
   bool on_gpu = false;
   std::int64_t cold_bytes = 0;  ///< inputs so large together are in no cache
 };

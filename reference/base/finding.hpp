@@ -51,6 +51,7 @@ enum ExitStatus : int {
   kExitPass = 0,
   kExitBadInput = 2,
   kExitEnvironment = 3,
+  kExitPartial = 4,  ///< of `judge`: right in the few cases that a candidate takes
   kExitInvariant = 10,
   kExitDiffers = 11,
   kExitLiveness = 12,
