@@ -42,7 +42,7 @@ ProgramRun judged(const std::string& operation, const std::string& symbol,
 TEST(Judge, aRightCandidatePasses) {
   const ProgramRun run = judged(kDelta, "gdn_right", {"--types", "bfloat16/float32"});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
-  EXPECT_THAT(run.out, HasSubstr("31 cases: nothing found"));
+  EXPECT_THAT(run.out, HasSubstr("34 cases: nothing found"));
   for (const std::string types : {"float32/float32", "bfloat16/bfloat16", "float16/float16"}) {
     const ProgramRun rounded =
         judged(kDelta, "gdn_right", {"--types", types, "--case", "verify-table"});
@@ -345,6 +345,16 @@ TEST(Judge, aShortRowThatSpoilsTheNextIsSeen) {
     EXPECT_EQ(run.status, 11) << only << run.out;
     EXPECT_THAT(run.out, HasSubstr("0.250000 for")) << only;
   }
+}
+
+// Slots beyond 16 bits, gates beyond exp's range, more rows than a kernel counts, the sign of zero.
+TEST(Judge, aMistakeOfLargeNumbersIsSeen) {
+  expect_caught({
+      {kDelta, "gdn_short_slots", "decode-h", 10, {"decode-high-slots: padding-leak: out:"}},
+      {kDelta, "gdn_naive_softplus", "decode-s", 11, {"decode-steep-gates: output-differs: out:"}},
+      {kDelta, "gdn_hundred_rows", "decode-many", 11, {"decode-many-rows: output-differs: out:"}},
+      {"state_copy", "copy_adds_zero", "one", 11, {"not the copy"}},
+  });
 }
 
 // Rounding to bfloat16 costs 0.2 percent: a scale that is wrong by one percent is no rounding.

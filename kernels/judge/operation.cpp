@@ -56,22 +56,22 @@ std::int64_t Batch::tokens() const {
 
 std::int64_t Batch::slot_count() const {
   if (in_order) return rows();
-  return rows() * std::max<std::int64_t>(columns, 1) * (apart ? 2 : 1) + 4;
+  return rows() * std::max<std::int64_t>(columns, 1) * (apart ? 2 : 1) + 4 + first_slot;
 }
 
 bool Batch::is_padding(std::int64_t row) const {
   return std::find(padding_rows.begin(), padding_rows.end(), row) != padding_rows.end();
 }
 
-/// The slots 1 ... slot_count() - 2 in an order of the seed.
+/// The slots first_slot + 1 ... slot_count() - 2 in an order of the seed.
 std::vector<std::int32_t> Batch::order() const {
   if (in_order) {
     std::vector<std::int32_t> same(lengths.size());
     std::iota(same.begin(), same.end(), 0);
     return same;
   }
-  std::vector<std::int32_t> slots(static_cast<std::size_t>(slot_count() - 2));
-  std::iota(slots.begin(), slots.end(), 1);
+  std::vector<std::int32_t> slots(static_cast<std::size_t>(slot_count() - first_slot - 2));
+  std::iota(slots.begin(), slots.end(), static_cast<std::int32_t>(first_slot) + 1);
   for (std::size_t i = slots.size(); i > 1; --i)
     std::swap(slots[i - 1], slots[random_below(i, seed, 900, i)]);
   return slots;

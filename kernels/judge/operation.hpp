@@ -115,11 +115,12 @@ struct Batch {
   std::int64_t columns = 0;                ///< of a table of state indices; 0: a list
   std::vector<std::int64_t> padding_rows;  ///< their entries name no slot
   std::int32_t pad_slot_id = -1;
-  bool packed = false;        ///< query_start_loc is given
-  bool apart = false;         ///< state_out_indices: states go to other slots than they come from
-  bool in_order = false;      ///< no state_indices: row i has slot i
-  bool with_accepted = true;  ///< num_accepted_tokens beside a table
-  bool writes = true;         ///< false: states go to snapshots, and slots are only read
+  bool packed = false;          ///< query_start_loc is given
+  bool apart = false;           ///< state_out_indices: states go to other slots than they come from
+  bool in_order = false;        ///< no state_indices: row i has slot i
+  bool with_accepted = true;    ///< num_accepted_tokens beside a table
+  bool writes = true;           ///< false: states go to snapshots, and slots are only read
+  std::int64_t first_slot = 0;  ///< slots below it are nobody's
   bool one_slot_per_row = false;  ///< the table's first column alone is used (convolution)
   std::uint64_t seed = 1;
 

@@ -376,7 +376,7 @@ Verdict bits_verdict(const Tensor& tensor, const std::vector<double>& got,
   Verdict verdict{.pass = true};
   std::int64_t count = 0, first = -1;
   for (std::size_t i = 0; i < got.size(); ++i)
-    if (off(got[i], truth[i], 0)) {
+    if (off(got[i], truth[i], 0) || std::signbit(got[i]) != std::signbit(truth[i])) {
       if (first < 0) first = static_cast<std::int64_t>(i);
       ++count;
     }

@@ -23,6 +23,7 @@ struct Wanted {
   std::optional<double> scale{};
   Layout layout = Layout::v_major;
   bool snapshots = false;
+  bool steep = false;  ///< gates far outside of where exp and its inverse are near 1
   bool timed = false;
 };
 
@@ -35,6 +36,9 @@ Case make(const Wanted& wanted, const CaseOptions& options) {
   Draw draw(seed);
   Case c{.name = wanted.name, .heads_per_group = HV / H, .timed = wanted.timed};
   add_inputs(c, draw, wanted, T, slots, options);
+  if (wanted.steep)
+    for (const std::size_t i : {3, 4})
+      for (double& x : c.tensors[i].values) x *= 128;
   if (wanted.scale) c.scalars.push_back({"scale", *wanted.scale});
   batch.describe(c);
   if (wanted.l2norm) c.scalars.push_back({"use_qk_l2norm", true});
@@ -81,6 +85,16 @@ std::vector<Wanted> other_decodes() {
        .scale = 0.25},
       {.name = "decode-odd-sizes", .shapes = {1, 3, 63, 65}, .batch = {.lengths = {1, 1, 1}}},
       {.name = "decode-ones", .shapes = {3, 3, 1, 1}, .batch = {.lengths = {1}}},
+      {.name = "decode-steep-gates",
+       .shapes = {2, 4, 128, 64},
+       .batch = {.lengths = nine},
+       .steep = true},
+      {.name = "decode-many-rows",
+       .shapes = {1, 2, 16, 8},
+       .batch = {.lengths = std::vector<std::int64_t>(130, 1), .padding_rows = {64}}},
+      {.name = "decode-high-slots",
+       .shapes = {1, 1, 4, 4},
+       .batch = {.lengths = {1, 1, 1}, .padding_rows = {1}, .first_slot = 33000}},
       {.name = "decode-pad-slot-0",
        .shapes = {2, 4, 128, 64},
        .batch = {.lengths = nine, .padding_rows = {1, 8}, .pad_slot_id = 0}},
@@ -286,7 +300,7 @@ std::string stages(const Case& c, const Answer& candidate, const Answer& truth) 
 const JudgedKernel kOperation{
     .name = kName,
     .summary =
-        "decode and verification of the gated delta rule: 31 cases, 27 known mistakes, stages",
+        "decode and verification of the gated delta rule: 34 cases, 27 known mistakes, stages",
     .positional = {"q", "k", "v", "g", "beta", "state"},
     .default_types = "bfloat16/float32",
     .plans = planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),

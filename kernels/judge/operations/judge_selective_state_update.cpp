@@ -23,6 +23,7 @@ struct Wanted {
   bool limits = false;  ///< dt_min and dt_max
   Layout layout = Layout::plain;
   bool snapshots = false;
+  bool steep = false;  ///< steps far outside of where softplus bends
   bool timed = false;
 };
 
@@ -33,6 +34,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
   Case c{.name = w.name, .heads_per_group = w.H / w.G, .timed = w.timed};
   add_state(c, draw, w, slots, options.states);
   add_inputs(c, draw, w, T, options.activations);
+  if (w.steep)
+    for (double& x : c.tensors[2].values) x *= 128;
   batch.describe(c);
   add_options(c, draw, w, T, options.activations);
   for (const std::size_t i : {1, 2, 4, 5}) poison_padding(c.tensors[i], c);
@@ -104,6 +107,25 @@ std::vector<Wanted> other_decodes() {
        .N = 16,
        .batch = {.lengths = four, .padding_rows = {1}},
        .dt_per_channel = true},
+      {.name = "decode-steep-steps",
+       .H = 8,
+       .G = 2,
+       .P = 64,
+       .N = 128,
+       .batch = {.lengths = nine},
+       .steep = true},
+      {.name = "decode-many-rows",
+       .H = 2,
+       .G = 1,
+       .P = 8,
+       .N = 16,
+       .batch = {.lengths = std::vector<std::int64_t>(130, 1), .padding_rows = {64}}},
+      {.name = "decode-high-slots",
+       .H = 1,
+       .G = 1,
+       .P = 4,
+       .N = 4,
+       .batch = {.lengths = {1, 1, 1}, .padding_rows = {1}, .first_slot = 33000}},
       {.name = "decode-pad-slot-0",
        .H = 8,
        .G = 2,
@@ -159,7 +181,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
 
 const JudgedKernel kOperation{
     .name = kName,
-    .summary = "decode and verification of Mamba2 (and Mamba1): 32 cases, 27 known mistakes",
+    .summary = "decode and verification of Mamba2 (and Mamba1): 35 cases, 27 known mistakes",
     .positional = {"state", "x", "dt", "A", "B", "C"},
     .default_types = "bfloat16/float32",
     .plans = planned<Wanted>({every_layout(), other_decodes(), listed_and_in_order(kServed)}, make),

@@ -13,6 +13,12 @@
 namespace lockstep::judging {
 namespace {
 
+/// Zeros are -0: a copy that computes with what it moves makes 0 of them.
+void sign_zeros(Tensor& tensor) {
+  for (double& x : tensor.values)
+    if (x == 0) x = -0.0;
+}
+
 // --- state_copy ----------------------------------------------------------------------------------
 
 struct Moves {
@@ -38,6 +44,7 @@ Case make_copy(const Moves& wanted, const CaseOptions& options) {
   axes.resize(moves.pool.size());
   Tensor state = draw("state", options.states, moves.pool, axes);
   state.role = Role::state;
+  sign_zeros(state);
   if (moves.spread) spread(state, 1, 64);
   c.tensors.push_back(std::move(state));
   const auto count = static_cast<std::int64_t>(moves.source.size());
@@ -148,10 +155,12 @@ Case make_scatter(const Commits& wanted, const CaseOptions& options) {
   c.tensors.push_back(draw("state", options.states, {slots, inner[0], inner[1], inner[2]},
                            {"slot", "head", "row", "column"}));
   c.tensors[0].role = Role::state;
+  sign_zeros(c.tensors[0]);
   if (commits.spread) spread(c.tensors[0], 0, 64);
   c.tensors.push_back(draw("intermediate", options.states,
                            {B, commits.T, inner[0], inner[1], inner[2]},
                            {"row", "token", "head", "row", "column"}));
+  sign_zeros(c.tensors[1]);
   c.tensors.push_back(indices("slots", {B}, commits.slots));
   c.tensors.push_back(indices("num_accepted_tokens", {B}, commits.accepted));
   c.slots.assign(static_cast<std::size_t>(slots), {});
