@@ -1050,7 +1050,8 @@ TEST(Report, runsOfDecodeStepsFold) {
   folder.with("decode",
               "# run: lockstep replay %s --subject radix --subject oracle:radix\n"
               "request id=first tokens=a10 output=8\nrun\n"
-              "expect id=first\n----\ncached=3\n");
+              "request id=second tokens=b10 output=1\nrun\n"
+              "expect id=second\n----\ncached=3\n");
   const Report report = collected(folder);
   const Json& run = report.document["traces"][0]["runs"][0];
   ASSERT_EQ(run["folds"].size(), 1u) << run["events"].dump(1);
@@ -1061,8 +1062,8 @@ TEST(Report, runsOfDecodeStepsFold) {
     steps += run["events"][event - 1]["operation"].get<std::string>().starts_with("step ") ? 1 : 0;
   EXPECT_EQ(steps, 6);
   const std::int64_t wrong = run["run"]["findings"][0]["event"];
-  EXPECT_EQ(wrong, 19);
-  EXPECT_EQ(fold["last"], 16) << "a step and the events before the wrong one stay";
+  EXPECT_EQ(wrong, 20);
+  EXPECT_EQ(fold["last"], 17) << "a step and the events before the wrong one stay";
   const std::string page = page_named(report.document, "traces/decode.html");
   EXPECT_EQ(times_in(page, "<tbody class=\"fold\">"), 1u);
   EXPECT_NE(page.find("/folds/0/steps"), std::string::npos);

@@ -464,6 +464,10 @@ FREE = {
     "gated_delta_rule_update": {**SLOTS_FREE, **TABLE},
     "gated_delta_rule_replay": SLOTS_FREE,
     "gated_delta_rule_prefill": {**SLOTS_FREE, "v": {2}},  # without a state
+    "selective_state_ring_update": {},  # a state and its rings have the same slots
+    "selective_state_ring_flush": {},
+    "gated_delta_rule_ring_update": {},
+    "gated_delta_rule_ring_flush": {},
     "state_copy": BITS,
     "state_zero": {**BITS, "slots": {0}},
     "state_scatter_accepted": {"state": {0}, "intermediate": {1}},
