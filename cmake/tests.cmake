@@ -1,12 +1,13 @@
-# properties/*_test.cpp become one program per tier: _full_test.cpp and _gpu_test.cpp name their tier, every other test
-# is quick. A tier is a label of ctest. _torch_test.cpp are quick too, in a program of their own: the only files that
-# wait for LibTorch's headers, which they share precompiled.
+# The files *_test.cpp below properties/ become one program per tier: _full_test.cpp and _gpu_test.cpp name their tier,
+# every other test is quick. A tier is a label of ctest. _torch_test.cpp are quick too, in a program of their own: the
+# only files that wait for LibTorch's headers, which they share precompiled. Every other .cpp helps the tests.
 
 find_package(GTest REQUIRED)
 find_package(rapidcheck REQUIRED)
 
-file(GLOB support_sources CONFIGURE_DEPENDS properties/support/*.cpp)
-file(GLOB test_sources CONFIGURE_DEPENDS properties/*_test.cpp)
+file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS properties/*_test.cpp)
+file(GLOB_RECURSE support_sources CONFIGURE_DEPENDS properties/*.cpp)
+list(FILTER support_sources EXCLUDE REGEX "_(test|fuzz)\\.cpp$|/consumer/")
 
 # Some tests exist once per trace, and the names of tests are asked for after linking: a new trace links again.
 file(GLOB_RECURSE traces CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} fixtures/*.trace)
@@ -25,7 +26,7 @@ if(TARGET lockstep_views)
   add_library(lockstep_candidates MODULE ${candidate_sources})
   set_target_properties(lockstep_candidates PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
   target_link_libraries(lockstep_candidates PRIVATE lockstep_requirements lockstep_views)
-  set_source_files_properties(properties/judge_test.cpp PROPERTIES
+  set_source_files_properties(properties/kernels/judge/judge_test.cpp PROPERTIES
     COMPILE_DEFINITIONS LOCKSTEP_CANDIDATES="${PROJECT_BINARY_DIR}/lockstep_candidates.so")
 endif()
 
@@ -71,8 +72,8 @@ if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
     lockstep_requirements lockstep_views lockstep_torch GTest::gtest_main rapidcheck_gtest)
   target_precompile_headers(lockstep_torch_tests PRIVATE <ATen/ATen.h> <gtest/gtest.h>)
   set_source_files_properties(
-    properties/torch_ops_torch_test.cpp properties/mla_torch_test.cpp properties/latents_torch_test.cpp
-    properties/replay_rings_torch_test.cpp PROPERTIES
+    properties/kernels/torch/torch_ops_torch_test.cpp properties/kernels/torch/mla_torch_test.cpp properties/kernels/torch/latents_torch_test.cpp
+    properties/kernels/torch/replay_rings_torch_test.cpp PROPERTIES
     COMPILE_DEFINITIONS
     "LOCKSTEP_TORCH_OPS=\"$<TARGET_FILE:lockstep_torch_ops>\";LOCKSTEP_SOURCE_DIR=\"${PROJECT_SOURCE_DIR}\"")
   target_link_libraries(lockstep_torch_tests PRIVATE ${CMAKE_DL_LIBS})
@@ -90,7 +91,7 @@ if(torch_sources AND TARGET lockstep_torch AND TARGET lockstep_views)
 endif()
 
 # It fills caches of every type with bytes that are NaN, __nv_bfloat16 among them.
-set_source_files_properties(properties/mla_decode_gpu_test.cpp PROPERTIES
+set_source_files_properties(properties/kernels/attention/mla_decode_gpu_test.cpp PROPERTIES
   COMPILE_OPTIONS "$<$<CXX_COMPILER_ID:GNU>:-Wno-class-memaccess>")
 foreach(tier full gpu)
   set(tier_sources ${test_sources})
@@ -109,11 +110,11 @@ if(TARGET lockstep_tests_gpu)
   set_tests_properties(kernels.refuse_arguments_by_name PROPERTIES LABELS quick TIMEOUT 60)
 endif()
 
-# properties/*_fuzz.cpp become libFuzzer programs, where the compiler has it. Coverage guides them only if the
+# The files *_fuzz.cpp below properties/ become libFuzzer programs, where the compiler has it. Coverage guides them only if the
 # library was compiled with it too: the preset `fuzz`. The tier runs each for a minute; properties/fuzz.py runs them
 # for ten million executions.
 if(CMAKE_CXX_COMPILER_ID STREQUAL Clang AND CMAKE_CXX_FLAGS MATCHES "fuzzer-no-link")
-  file(GLOB fuzz_sources CONFIGURE_DEPENDS properties/*_fuzz.cpp)
+  file(GLOB_RECURSE fuzz_sources CONFIGURE_DEPENDS properties/*_fuzz.cpp)
   add_custom_target(lockstep_fuzz)  # all of them, and nothing else
   foreach(source IN LISTS fuzz_sources)
     string(REGEX REPLACE ".*/(.*)_fuzz\\.cpp" "\\1" name ${source})
@@ -159,14 +160,14 @@ endforeach()
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 if(TARGET lockstep_tests)
   add_test(NAME reference.laws_with_1000_cases
-    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/list_laws.py $<TARGET_FILE:lockstep_tests>)
+    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/reference/list_laws.py $<TARGET_FILE:lockstep_tests>)
   set_tests_properties(reference.laws_with_1000_cases PROPERTIES LABELS full TIMEOUT 1200 PROCESSORS 2)
 endif()
 
 # The operators under Python, their CPU half, where PyTorch can be imported (status 77: it cannot): opcheck and
 # torch.compile, and lockstep.ops with the signatures of other projects.
 if(TARGET lockstep_torch_ops)
-  set(check ${PROJECT_SOURCE_DIR}/properties/torch_ops_check.sh)
+  set(check ${PROJECT_SOURCE_DIR}/properties/kernels/torch/torch_ops_check.sh)
   add_test(NAME operators.check_under_python
     COMMAND ${check} torch_ops_check.py $<TARGET_FILE:lockstep_torch_ops> --device cpu --backend aot_eager)
   add_test(NAME operators.have_the_peers_signatures
@@ -197,29 +198,29 @@ endif()
 
 # The Python package of the source tree, with the program of this build.
 add_test(NAME python.package_searches_and_replays
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/python_package_test.py --program $<TARGET_FILE:lockstep>)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/python/python_package_test.py --program $<TARGET_FILE:lockstep>)
 set_tests_properties(python.package_searches_and_replays PROPERTIES LABELS quick TIMEOUT 600)
 add_test(NAME python.pip_install_and_pytest_find_a_bug
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/pip_install_check.py)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/python/pip_install_check.py)
 set_tests_properties(python.pip_install_and_pytest_find_a_bug
   PROPERTIES LABELS full TIMEOUT 3000 PROCESSORS 2 SKIP_RETURN_CODE 77)
 
 # The report's pages in a browser, where there is one.
 add_test(NAME report.pages_in_a_browser
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/report_browser_test.py --program $<TARGET_FILE:lockstep>)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/report/report_browser_test.py --program $<TARGET_FILE:lockstep>)
 set_tests_properties(report.pages_in_a_browser PROPERTIES LABELS full TIMEOUT 1200 SKIP_RETURN_CODE 77)
 
 # Random requests to a server: a toy in Python, sound and broken in each way that it knows.
 add_test(NAME python.server_search
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/server_search_test.py --program $<TARGET_FILE:lockstep>)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/python/server_search_test.py --program $<TARGET_FILE:lockstep>)
 add_test(NAME python.server_search_at_length
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/server_search_test.py --program $<TARGET_FILE:lockstep> --full)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/python/server_search_test.py --program $<TARGET_FILE:lockstep> --full)
 set_tests_properties(python.server_search PROPERTIES LABELS quick TIMEOUT 900)
 set_tests_properties(python.server_search_at_length PROPERTIES LABELS full TIMEOUT 1800)
 
 # llama-server, where `python3 fixtures/subjects/llama_cpp setup` has built it.
 add_test(NAME subjects.llama_server_is_judged
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/llama_server_test.py $<TARGET_FILE:lockstep>)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/python/llama_server_test.py $<TARGET_FILE:lockstep>)
 set_tests_properties(subjects.llama_server_is_judged PROPERTIES LABELS full TIMEOUT 1800 SKIP_RETURN_CODE 77)
 
 # transformers' generate and caches as a server, where `python3 fixtures/subjects/transformers setup` was run.
@@ -249,8 +250,8 @@ set_tests_properties(static_kv.table PROPERTIES LABELS full TIMEOUT 3600 SKIP_RE
   FIXTURES_REQUIRED static_kv_packages_full)
 if(TARGET lockstep_static_kv)
   add_executable(lockstep_static_kv_tests
-    properties/static_kv_runtime_torch_test.cpp properties/static_kv_graphs_torch_test.cpp
-    properties/exported_operators_torch_test.cpp)
+    properties/kernels/torch/static_kv/static_kv_runtime_torch_test.cpp properties/kernels/torch/static_kv/static_kv_graphs_torch_test.cpp
+    properties/kernels/torch/exported_operators_torch_test.cpp)
   target_link_libraries(lockstep_static_kv_tests PRIVATE
     lockstep_static_kv lockstep_reference GTest::gtest_main ${CMAKE_DL_LIBS})
   target_compile_options(lockstep_static_kv_tests PRIVATE -O1)  # its time is spent in LibTorch
@@ -280,7 +281,7 @@ if(TARGET lockstep_static_kv)
     PROPERTIES SKIP_REGULAR_EXPRESSION "no packages: `python3")
 endif()
 if(TARGET lockstep_cuda_graph)  # the same tests over CUDA graphs, and their times (bench/static_kv_on_gpu.sh)
-  add_executable(lockstep_static_kv_gpu_tests properties/static_kv_graphs_torch_test.cpp)
+  add_executable(lockstep_static_kv_gpu_tests properties/kernels/torch/static_kv/static_kv_graphs_torch_test.cpp)
   add_executable(lockstep_static_kv_times bench/static_kv_times.cpp)
   add_executable(lockstep_graph_copy bench/initcheck_graph_copy.cu)  # what compute-sanitizer says of a copy in a graph
   foreach(target lockstep_static_kv_gpu_tests lockstep_static_kv_times)
@@ -308,24 +309,24 @@ set_tests_properties(install.subproject_keeps_its_own_settings PROPERTIES LABELS
 
 # The set-up brings every library that a source includes; README's commands do what stands there.
 add_test(NAME setup.brings_what_is_included
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/setup_check.py $<TARGET_FILE:lockstep>)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/project/setup_check.py $<TARGET_FILE:lockstep>)
 add_test(NAME readme.commands_run
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/readme_check.py --build ${PROJECT_BINARY_DIR})
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/project/readme_check.py --build ${PROJECT_BINARY_DIR})
 add_test(NAME program.help_is_true
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/help_check.py $<TARGET_FILE:lockstep>)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/program/help_check.py $<TARGET_FILE:lockstep>)
 add_test(NAME program.minds_the_terminal
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/terminal_check.py $<TARGET_FILE:lockstep>)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/program/terminal_check.py $<TARGET_FILE:lockstep>)
 add_test(NAME subjects.cpp_child_answers
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cpp_child_check.py $<TARGET_FILE:lockstep> ${CMAKE_CXX_COMPILER})
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/cache_sim/check/cpp_child_check.py $<TARGET_FILE:lockstep> ${CMAKE_CXX_COMPILER})
 add_test(NAME package.recipes_for_ci_work
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/recipes_check.py $<TARGET_FILE:lockstep>)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/project/recipes_check.py $<TARGET_FILE:lockstep>)
 set_tests_properties(package.recipes_for_ci_work PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
 add_test(NAME package.debian_and_tarball_hold_the_program
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/package_check.py ${PROJECT_BINARY_DIR})
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/project/package_check.py ${PROJECT_BINARY_DIR})
 set_tests_properties(package.debian_and_tarball_hold_the_program
   PROPERTIES LABELS quick TIMEOUT 900 SKIP_RETURN_CODE 77)
 add_test(NAME setup.texts_build_nothing_and_replay_goes_first
-  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/script_check.py)
+  COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/project/script_check.py)
 set_tests_properties(setup.brings_what_is_included readme.commands_run program.help_is_true subjects.cpp_child_answers
   program.minds_the_terminal setup.texts_build_nothing_and_replay_goes_first
   PROPERTIES LABELS quick TIMEOUT 600)

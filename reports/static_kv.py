@@ -33,7 +33,7 @@ ROOT = evidence.ROOT
 FILE = ROOT / "reports/static_kv.json"
 PYTHON = ROOT / "cache_sim/python"
 PATTERNS = ("cache_sim/python/lockstep/static_kv/*.py", "fixtures/subjects/static_kv/*.py", "kernels/torch/static_kv/*.?pp", "bench/static_kv_times.cpp",
-            "bench/initcheck_graph_copy.cu", "properties/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
+            "bench/initcheck_graph_copy.cu", "properties/kernels/torch/static_kv/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
 TEXT_MODEL = PYTHON / "lockstep/static_kv/text_model.py"
 PROGRAMS = ROOT / "reports/static_kv_programs.py"
 SKIPPED = 77  # ctest's word for a test that cannot run here

@@ -1,6 +1,6 @@
 // How the help of every command ends: the exit statuses that the command can have, and an example
 // that works in the root of a checkout. A test runs each example and holds each status to the
-// contract (properties/help_check.py).
+// contract (properties/cache_sim/program/help_check.py).
 #pragma once
 
 #include <CLI/CLI.hpp>
