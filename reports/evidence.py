@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# ctest: name=evidence.check labels=quick timeout=300 args=check
+# ctest: name=evidence.selftest labels=quick timeout=300 args=selftest
 """The evidence of the kernels: reports/kernels/<operation>.json.
 
     evidence.py check                 every kernel's evidence is of the sources that are there now, or

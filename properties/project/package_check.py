@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=package.debian_and_tarball_hold_the_program labels=quick timeout=900 skip=77 args={build}
 """Makes the Debian package and the tarball of a build, unpacks both, and runs what is in them.
 
 package_check.py BUILD

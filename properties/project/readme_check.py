@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=readme.commands_run labels=quick timeout=600 args="--build {build}"
 """Runs the commands of README.md, and of the pages that it leads to, as they stand there.
 
 readme_check.py --build DIR [--only TEXT]              DIR holds the program: build/current, or /usr/bin where a package is

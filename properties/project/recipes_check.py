@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=package.recipes_for_ci_work labels=quick timeout=600 skip=77 args={lockstep}
 """Holds the recipes for CI (fixtures/ci) to the program.
 
 recipes_check.py PROGRAM

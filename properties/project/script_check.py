@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=setup.texts_build_nothing_and_replay_goes_first labels=quick timeout=600
 """Runs the script ./lockstep in a folder of its own, with stand-ins for apt-get, cmake and ninja.
 
   - What asks for a text starts no installation and no build where nothing is built yet.

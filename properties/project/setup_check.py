@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=setup.brings_what_is_included labels=quick timeout=600 args={lockstep}
 """Holds the set-up of ./lockstep to the sources.
 
 setup_check.py [PROGRAM]

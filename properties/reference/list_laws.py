@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=reference.laws_with_1000_cases labels=full timeout=1200 processors=2 args={lockstep_tests}
 """Runs the laws of the references and lists them: cases run, cases discarded, seconds.
 
 list_laws.py PROGRAM [--cases 1000] [--jobs 2] [--filter GTEST_FILTER] [--markdown FILE]

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=subjects.cpp_child_answers labels=quick timeout=600 args="{lockstep} {cxx}"
 """A cache in C++ behind the protocol: cache_sim/check/subject_child.hpp and the example that uses it.
 
 cpp_child_check.py PROGRAM COMPILER

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=program.help_is_true labels=quick timeout=600 args={lockstep}
 """Holds `--help` of every command to what the program does.
 
 help_check.py PROGRAM

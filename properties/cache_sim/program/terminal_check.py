@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=program.minds_the_terminal labels=quick timeout=600 args={lockstep}
 """The program at a terminal and behind a pipe.
 
 terminal_check.py PROGRAM

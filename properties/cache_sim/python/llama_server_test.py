@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=subjects.llama_server_is_judged labels=full timeout=1800 skip=77 args={lockstep}
 """llama-server under `lockstep server`, where `python3 fixtures/subjects/llama_cpp setup` has built it.
 
 llama_server_test.py PROGRAM

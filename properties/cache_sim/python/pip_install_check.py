@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=python.pip_install_and_pytest_find_a_bug labels=full timeout=3000 processors=2 skip=77
 """`pip install .` as somebody does it who has a server and pytest.
 
 pip_install_check.py [--keep FOLDER]

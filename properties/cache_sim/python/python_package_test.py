@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=python.package_searches_and_replays labels=quick timeout=600 args="--program {lockstep}"
 """The Python package: the subject protocol, explore, replay and the nightly search.
 
 python_package_test.py --program PROGRAM [--source ROOT] [unittest's words]

@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# ctest: name=python.server_search labels=quick timeout=900 args="--program {lockstep}"
+# ctest: name=python.server_search_at_length labels=full timeout=1800 args="--program {lockstep} --full"
 """`lockstep server`: random requests to a server, judged beside what it says with an empty cache.
 
 server_search_test.py --program PROGRAM [--full] [unittest's words]

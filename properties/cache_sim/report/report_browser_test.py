@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=report.pages_in_a_browser labels=full timeout=1200 skip=77 args="--program {lockstep}"
 """The pages of `lockstep report` in a real browser: at a phone's and a desk's width, by day and by night, no page is wider
 than its window, none writes an error to the console, every link leads to something, text is large enough to read, and the
 filter of the index, the boxes of legends and folded rows hide what they should. Skipped (77) where there is no Chromium.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=operators.are_within_flashmlas_tolerances labels=quick timeout=600 skip=77 python=torch args={lockstep_torch_ops}
 """mla_decode over the grid of FlashMLA's own test of its dense decode, judged by that test's tolerances.
 
     properties/kernels/torch/flashmla_grid_check.py build/cuda/liblockstep_torch.so [--device cuda]

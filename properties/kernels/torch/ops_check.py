@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=operators.have_the_peers_signatures labels=quick timeout=600 skip=77 python=torch args={lockstep_torch_ops}
 """lockstep.ops on the CPU: the peers' signatures beside plain loops, and what it refuses.
 
     properties/kernels/torch/ops_check.py build/cuda/liblockstep_torch.so

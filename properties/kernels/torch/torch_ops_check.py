@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+# ctest: name=operators.check_under_python labels=quick timeout=600 skip=77 python=torch args="{lockstep_torch_ops} --device cpu --backend aot_eager"
 """The operators torch.ops.lockstep.* under Python: opcheck, torch.compile and CUDA graphs.
 
     properties/kernels/torch/torch_ops_check.py build/cuda/liblockstep_torch.so
