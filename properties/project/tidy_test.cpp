@@ -153,7 +153,7 @@ std::string included(const std::string& line, char open, char close) {
   return line.substr(begin + 1, line.find(close, begin + 1) - begin - 1);
 }
 
-// What is true knows nobody who approximates it, and no folder knows one that uses it.
+// A reference includes nothing that approximates it, and no folder includes one that uses it.
 TEST(Sources, includeOnlyWhatTheyMayKnow) {
   hold([](const Source& source, const std::string& line) -> std::string {
     const std::string file = included(line, '"', '"');

@@ -65,7 +65,7 @@ TEST(SimulatedServer, takesAStepTimePerStep) {
 }
 
 // Nothing happens between arrivals: the clock jumps.
-TEST(SimulatedServer, sleepsUntilSomebodyComes) {
+TEST(SimulatedServer, jumpsToTheNextArrival) {
   const Played played(
       "request id=a tokens=a4 output=1 at=5ms\nrequest id=b tokens=b4 output=1 at=900s\n"
       "run\n----\nfinished=2 time=900001000000 violations=0\n");
@@ -96,8 +96,8 @@ TEST(SimulatedServer, namesTheLineOfAWrongAnswerAndGoesOn) {
   EXPECT_EQ(played.run().findings()[2].finding.actual, "finish=length");
 }
 
-// What `expect` names wrong happened before: a hit at the request's admission, its end at its last
-// operation. Other requests run between these and the line.
+// A wrong answer that `expect` names was given before: a hit at the request's admission, its end at
+// its last operation. Other requests run between these and the line.
 TEST(SimulatedServer, aWrongAnswerOfARequestIsLocatedWhereItWasGiven) {
   const Played played(
       "request id=r tokens=a10 output=3\nrun\n----\nfinished=1\n"
@@ -132,7 +132,7 @@ TEST(SimulatedServer, requestsOfLaterLinesMayArriveEarlier) {
 }
 
 // Bad input that shows only when it runs is no finding.
-TEST(SimulatedServer, anOperationThatCannotBeIsBadInput) {
+TEST(SimulatedServer, anImpossibleOperationIsBadInput) {
   const Played played("admit id=r tokens=a4\nextend id=r n=5\ncheck\n");
   ASSERT_TRUE(played.run().error());
   EXPECT_EQ(played.run().error()->status, kExitBadInput);

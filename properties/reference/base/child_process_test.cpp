@@ -119,7 +119,8 @@ TEST(ChildProcess, aSignalTakesChildrenAndFoldersAlong) {
 const ChildCommand kDaemon{
     .words = {"sh", "-c", "setsid sh -c 'sleep 60 & echo; sleep 60' & sleep 60"}};
 
-// Who calls setsid is in no group that could be killed; it is an orphan when its parent has ended.
+// A process that calls setsid is in no group that could be killed; it is an orphan when its parent
+// has ended.
 TEST(ChildProcess, aSubreaperEndsWhatHasLeftTheGroup) {
   for (const int signal : {0, SIGTERM}) {
     Inherited pipe;

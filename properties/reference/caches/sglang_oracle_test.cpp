@@ -399,7 +399,7 @@ std::string random_line(std::uint64_t seed, std::uint64_t index) {
   }
 }
 
-// Whatever happened: when nobody runs or holds anything, evicting everything fills both memories
+// After any operations: when nothing runs or is held, evicting everything fills both memories
 // again.
 TEST(SglangOracle, everythingIsFreeAfterAllIsOver) {
   for (const std::string_view policy :
