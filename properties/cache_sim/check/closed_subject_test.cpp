@@ -419,7 +419,7 @@ for line in sys.stdin:
   EXPECT_EQ(testing_support::read_text(starts), "started\n");
 }
 
-TEST_F(GreetedAgain, aChildThatDiesOfItIsFound) {
+TEST_F(GreetedAgain, aChildThatDiesOfASecondGreetingIsFound) {
   expect_kind(runs("if running or stored: sys.exit(3)", 20).first, FindingKind::subject_died,
               "exit status 3");
 }

@@ -181,7 +181,7 @@ TEST(Offsets, beyond32BitsAreReported) {
 }
 
 // A pool's table costs memory for the slots that are used: this one would have 64 GiB.
-TEST(LargePools, costWhatIsUsedOfThem) {
+TEST(LargePools, takeMemoryForTheUsedPartAlone) {
   LabelState labels{std::int64_t{1} << 30, std::int64_t{1} << 31};
   const std::uint32_t far[] = {5, (1u << 31) - 1};
   labels.allocate_kv(far);

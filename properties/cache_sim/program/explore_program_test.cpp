@@ -364,7 +364,7 @@ TEST(Explore, writesATraceThatReplaysWhereTheChildFailsAtHello) {
 }
 
 // Findings of an earlier search are played first; a file that cannot be played stops no search.
-TEST(Explore, namesWhatItCannotPlayAndGoesOn) {
+TEST(Explore, namesTracesThatItCannotPlayAndGoesOn) {
   const ScratchFolder folder;
   const std::string file = folder.write("old.trace", "# run: lockstep replay %s\nno_such_verb\n");
   const ProgramRun run =
@@ -476,7 +476,7 @@ for _ in sys.stdin: print("levels=request raised=no memory", flush=True)
   EXPECT_FALSE(std::filesystem::exists(folder.path("started-b")));
 }
 
-TEST(Explore, checksAsFarAsItIsTold) {
+TEST(Explore, checksAsTheCheckLevelSays) {
   const ScratchFolder folder;
   const std::vector<std::string> words = {"explore",
                                           "--subject",

@@ -352,7 +352,7 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
   EXPECT_NE(run_program({"list", "everything"}).err.find("everything"), std::string::npos);
 }
 
-TEST(BadInputOfTheProgram, numbersThatAreNoneAreSentences) {
+TEST(BadInputOfTheProgram, malformedNumbersAreRefusedInASentence) {
   for (const std::string number : {"-1", "nan", "inf", "1e400", "", "1x"}) {
     const ProgramRun run = run_program({"check-log", "x.jsonl", "--gap", number});
     EXPECT_EQ(run.status, kExitBadInput);

@@ -244,7 +244,7 @@ TEST(Explore, withRanksFindsWhatCanBePlayedAgain) {
   }
 }
 
-TEST(Explore, refusesSubjectsThatAreNotThere) {
+TEST(Explore, refusesUnknownSubjects) {
   ExploreOptions options;
   options.run.subjects = {"nobody"};
   options.traces = 1;

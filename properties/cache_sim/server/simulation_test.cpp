@@ -204,7 +204,7 @@ TEST(SimulatedServer, randomRequestsEndWithOverlapAndOverRanks) {
   }
 }
 
-TEST(SimulatedServer, aRankThatIsNotThereIsBadInput) {
+TEST(SimulatedServer, aRankBeyondTheConfigIsBadInput) {
   Result<Trace> trace =
       parse_trace("config ranks=2\nrequest id=r rank=1 tokens=a1 output=1\n", "x");
   ASSERT_TRUE(trace);

@@ -70,7 +70,7 @@ TEST(ChildProcess, aLogHoldsWhatTheChildSaysAndItsInputIsEmpty) {
   EXPECT_EQ(text_of(folder->file("log.txt")), "out\nerr\n");
 }
 
-TEST(ChildProcess, aProgramThatIsNotThereIsSaid) {
+TEST(ChildProcess, aMissingProgramIsReported) {
   ChildProcess child;
   EXPECT_EQ(child.start({.words = {"/nonexistent/program"}}), ENOENT);
 }

@@ -175,7 +175,7 @@ RC_GTEST_PROP(Qwen3, piecesBehindACacheAreTheWholeText, ()) {
 }
 
 // Rows do not see each other: turned round, a batch gives the same turned round.
-RC_GTEST_PROP(Qwen3, rowsAreAlone, ()) {
+RC_GTEST_PROP(Qwen3, rowsDoNotDependOnEachOther, ()) {
   const Qwen3<double> model(reference::drawn_qwen3(tiny(), draw_seed()));
   const Batch batch = draw_batch(31);
   Batch turned = batch;
