@@ -4,8 +4,7 @@
 //   grid   (ceil(D / channels of a block), N)
 //   block  kThreads threads; a thread has kVec neighbouring channels of x, of each column of the
 //          state and of the output
-// conv_rows_kernel, for everything else (several tokens, accepted counts, snapshots, trees, any
-// strides):
+// conv_rows_kernel, for all else (several tokens, accepted counts, snapshots, trees, any strides):
 //   grid   (ceil(D / kThreads), N)
 //   block  kThreads threads; a thread computes one channel of one row
 #include "kernels/recurrent/causal_conv1d_update.hpp"

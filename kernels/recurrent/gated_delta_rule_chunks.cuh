@@ -23,8 +23,7 @@
 //   prepare_kernel  grid:  clusters of two blocks, persistent
 //                   block: 4 warpgroups; each takes chunks of its own, a value head at a time
 //   chain_kernel    grid:  clusters of two blocks, persistent; a block takes pieces of work in
-//   turns,
-//                          longest sequences first
+//                          turns, longest sequences first
 //                   block: warpgroup 0 loads (warp 0) and zeroes outputs that no chain writes (warp
 //                          2); one or two more warpgroups hold 64 rows of a state each
 //

@@ -5,8 +5,7 @@
 // sequential_kernel:
 //   grid    (ceil(V / (kWarps x kRows)), HV, N, and one more if rows are packed: it zeroes padding)
 //   block   kWarps warps; a warp holds kRows rows of one state [V, K] in float32, lane i the
-//   columns
-//           i, 32 + i, ... of each
+//           columns i, 32 + i, ... of each
 #include "kernels/recurrent/gated_delta_rule_prefill.hpp"
 
 #include <limits>

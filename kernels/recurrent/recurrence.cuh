@@ -21,8 +21,7 @@
 // An operation Op provides
 //   - Op::Parameters: the inputs of its tokens, passed to the kernel
 //   - Op::Token<Layout, kRows>: one lane's share of a token: pieces of its vectors along the
-//   columns
-//     (k, q; B, C), Op::Scalars, and values for the lane's rows (v; x)
+//     columns (k, q; B, C), Op::Scalars, and values for the lane's rows (v; x)
 //   - Op::Raw<Layout, kRows>: the same inputs unconverted, with their loads still under way
 //   - Op::prefetch<kFolded>(p, t, head, lane_rows): prefetches the inputs of token t into L2;
 //     `lane_rows` names the lane's rows
@@ -34,7 +33,7 @@
 //   - Op::step(token, s): advances s; returns the output of the row that the lane owns
 //     (RowLayout::own())
 //   - Op::write(p, t, head, row, value): stores an output
-// and, so that tokens can be staged in shared memory, visit_columns, take_rows and row_value.
+// For tokens staged in shared memory, it also provides visit_columns, take_rows and row_value.
 //
 // A verification that stores no states of its own tokens can treat a few tokens as a chunk, as
 // prefill does (Op::kHasChunks). All tokens of the chunk multiply the state before the chunk, in

@@ -125,8 +125,7 @@ void launch_any(const char* operation, const RecurrenceParameters<S>& p,
 ///     prefetch() has brought the states into L2.
 ///   - A batch whose states fill L2 (kLargeBatch) is faster without the streaming hint.
 ///   - Where a launch stores few states for its tokens (folds, read-only), preparing tokens
-///   dominates
-///     and four warps stage them together.
+///     dominates and four warps stage them together.
 template <class Op, class S, class Layout>
 bool launch_fast(const char* operation, const RecurrenceParameters<S>& p,
                  const typename Op::Parameters& inputs, cudaStream_t stream) {

@@ -3,8 +3,7 @@
 //
 // A block of update_kernel
 //   1. loads the state's rows and the live ring to shared memory (bulk copies), and the token's k,
-//   q,
-//      v and gates to registers; the order of the two depends on ReplayBatch::is_early()
+//      q, v and gates to registers; the order of the two depends on ReplayBatch::is_early()
 //   2. multiplies the ring's keys, and the state's rows, with k and q
 //   3. adds the ring's values with weights decay x (key . k) and decay x (key . q): this gives S k,
 //      hence u, and the output S q

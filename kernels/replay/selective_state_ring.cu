@@ -3,16 +3,13 @@
 //
 // A block of update_kernel
 //   1. loads the state's rows, the live ring, and the token's B, C and x as its next entry, to
-//   shared
-//      memory (bulk copies), and dt and z to registers; the order depends on
+//      shared memory (bulk copies), and dt and z to registers; the order depends on
 //      ReplayBatch::is_early()
 //   2. multiplies the ring's B, and the state's rows, with C
 //   3. adds the x of all entries, the token's included, with weights decay x dt x (B . C): this
-//   gives
-//      the output
+//      gives the output
 //   4. stores x, B and dt as the ring's next entry; or, at the end of a window, flushes the ring
-//   into
-//      the state
+//      into the state
 #include "kernels/replay/selective_state_ring.hpp"
 
 #include "kernels/replay/replay_block.cuh"
