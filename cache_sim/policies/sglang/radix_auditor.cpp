@@ -50,7 +50,7 @@ void RadixAuditor::cut(const KvRuns& runs, std::uint32_t first, std::uint32_t la
 
 RadixAuditor::RadixAuditor(SglangPolicy& policy, const LabelState* labels)
     : policy_(policy),
-      rules_(policy.tree().options().rules),
+      rules_(policy.variant()),
       labels_(labels),
       has_states_(policy.has_states()),
       kv_owner_(

@@ -132,7 +132,7 @@ class RadixAuditor final : public Auditor {
 
   SglangPolicy& policy_;
   std::uint64_t recounts_ = 0;
-  const RadixRules& rules_;
+  const SglangRules& rules_;
   const LabelState* labels_;
   bool has_states_;
   std::vector<NodeRecord> nodes_;

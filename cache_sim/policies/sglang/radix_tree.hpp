@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "cache_sim/policies/pools.hpp"
+#include "cache_sim/policies/sglang/sglang_rules.hpp"
 #include "reference/base/ids.hpp"
-#include "reference/protocol/defect.hpp"
 #include "reference/protocol/tokens.hpp"
 
 namespace lockstep::cache_sim {
@@ -43,16 +43,6 @@ struct alignas(64) RadixNode {
   std::uint32_t edge_size() const { return path.size() - start; }
 };
 
-/// Where SGLang's versions of the tree differ. The defaults are 0.5.23's.
-struct RadixRules {
-  bool match_renews_path = false;  ///< every state on a match's path becomes new, not its own alone
-  bool insert_renews_path = false;  ///< so it does on an insert's path, and below a split
-  bool insert_renews_end = true;    ///< an insert renews the state that its end has already
-  bool drops_bare_parents = false;  ///< with a leaf go the parents that it leaves as bare leaves
-  bool counts_bare_locks = true;    ///< a state lock on a tombstone counts
-  bool branches_at_prefix = false;  ///< a branch is told where it is no deeper than the prefix
-};
-
 /// What an operation did to a node, for auditors.
 struct NodeTouch {
   NodeIndex node;
@@ -63,11 +53,8 @@ class RadixTree {
  public:
   struct Options {
     std::uint32_t page = 1;
-    bool has_states = true;
     std::uint32_t branch_grid = 64;  ///< lcm(max(model chunk, page), page)
     std::int64_t path_cap = -1;      ///< states on a path, softly; -1: no cap
-    RadixRules rules;
-    const Defect* planted = nullptr;
   };
   struct Match {
     NodeIndex end;             ///< deepest valid node; the root where nothing can be used
@@ -95,7 +82,8 @@ class RadixTree {
     bool operator==(const Sizes&) const = default;
   };
 
-  RadixTree(const Options& options, KvPool& kv, StatePool& states);
+  /// The rules must outlive the tree.
+  RadixTree(const Options& options, const SglangRules& rules, KvPool& kv, StatePool& states);
 
   static constexpr NodeIndex kRoot{0};
 
@@ -185,12 +173,12 @@ class RadixTree {
   template <class Done>
   void evict_states(Evicted& evicted, Done done);
 
-  bool planted(const Defect& defect) const { return options_.planted == &defect; }
   void touch(NodeIndex node, bool kv) {
     if (auditing_) touched_.push_back({node, kv});
   }
 
-  Options options_;
+  const Options options_;
+  const SglangRules& rules_;
   KvPool& kv_;
   StatePool& states_;
   std::vector<RadixNode> nodes_;

@@ -110,7 +110,7 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
       const RequestRecord& request = mine == requests_.end() ? last_gone_ : *mine;
       const std::uint32_t size = stored_size(operation, reply, request);
       use_by_insert(request.known, size, request.salt, existed);
-      if (operation.verb == Verb::checkpoint && policy_.variant().matches_after_checkpoint)
+      if (operation.verb == Verb::checkpoint && rules_.matches_after_checkpoint)
         use_path(request.known, size, request.salt);
       return;
     }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
 
 namespace lockstep::cache_sim {
@@ -97,7 +96,7 @@ Result<Reply> SglangPolicy::hold_slot(const Operation& operation) {
     const HeldSlot& source = *find_slot(operation.slot);
     layers_.copy_state(source.slot, slot);
     fresh.tokens = source.tokens;
-  } else if (!planted(kSkipsZeroing)) {
+  } else if (rules_.zeroes_new_states) {
     layers_.zero_state(slot);
   }
   held_slots_.push_back(fresh);

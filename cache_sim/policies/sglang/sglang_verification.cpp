@@ -4,7 +4,6 @@
 // (update_mamba_state_after_mtp_verify): the recurrent and the conv part by a kernel each.
 #include <fmt/format.h>
 
-#include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
 #include "reference/base/counted.hpp"
 
@@ -79,7 +78,7 @@ void SglangPolicy::write_tree_kv(const RadixRequest& request, const VerifiedRow&
 /// The KV of the kept drafts moves to the places after the known tokens (SGLang's
 /// move_kv_cache, where pages make it; a row of single tokens could point at the slots instead).
 void SglangPolicy::move_kept_kv(const RadixRequest& request) {
-  if (request.parents.empty() || planted(kKeepsFirstSlots)) return;
+  if (request.parents.empty() || !rules_.moves_accepted_kv) return;
   KvRuns drafts;
   append_slice(drafts, request.kv, request.known.size(),
                request.known.size() + request.drafts.size());
@@ -95,13 +94,14 @@ void SglangPolicy::commit(const RadixRequest& request, std::uint32_t position, S
   const std::uint32_t steps = position - request.computed;
   const std::uint32_t last = inputs + request.drafts.size() - 1;
   std::uint32_t at = steps <= inputs ? steps - 1 : inputs - 1 + request.kept[steps - inputs - 1];
-  if (planted(kCommitsByLength)) at = steps - 1;
-  if (planted(kCommitsDraftEnd)) at = last;
+  if (rules_.commit == Commit::by_length) at = steps - 1;
+  if (rules_.commit == Commit::draft_end) at = last;
   for (const StatePart part : kStateParts) {
     const bool is_conv = part == StatePart::conv;
-    if (is_conv && planted(kCommitsNoConv)) continue;
-    if (!is_conv && planted(kCommitsNoRecurrent)) continue;
-    layers_.commit_state(slot_of(request), is_conv && planted(kConvOfAllDrafts) ? last : at, target,
+    if (is_conv && rules_.commit == Commit::recurrent_alone) continue;
+    if (!is_conv && rules_.commit == Commit::conv_alone) continue;
+    layers_.commit_state(slot_of(request),
+                         is_conv && rules_.commit == Commit::conv_at_draft_end ? last : at, target,
                          part);
   }
 }
@@ -130,7 +130,7 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
     request->verifying = false;
     // The defect: the token sampled after them counts as computed, since a rejected draft was
     // computed in its place.
-    if (planted(kCountsSampledToken) && kept < drafts) ++request->computed;
+    if (rules_.counts_sampled_token && kept < drafts) ++request->computed;
     free_kv_from(*request, static_cast<std::uint32_t>(page_ceiling(request->computed)));
   } else {
     request->known = request->known.followed_by(operation.tokens);
