@@ -38,7 +38,7 @@ struct MarconiRequest {
 
 class MarconiPolicy final : public Subject, private MarconiTree::Memory {
  public:
-  MarconiPolicy(const SubjectOptions& options, bool is_artifact);
+  MarconiPolicy(const SubjectOptions& options, const MarconiRules& variant);
 
   Result<Reply> apply(const Operation& operation) override;
   std::optional<Snapshot> snapshot() const override;
@@ -74,13 +74,12 @@ class MarconiPolicy final : public Subject, private MarconiTree::Memory {
   void use(MarconiRequest& request, MarconiTree::Index node);
   void drop_kv(MarconiRequest& request, std::uint32_t first);
   void remove(MarconiRequest& request);
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
 
   void release(const KvRuns& kv) override { kv_.release(kv); }
   void release(StateSlot state) override { states_.release(state); }
 
   const Config config_;
-  const Defect* const defect_;
+  const MarconiRules rules_;
   LayerState& layers_;
   const MarconiSizes sizes_;
   KvPool kv_;

@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "cache_sim/policies/marconi/marconi_rules.hpp"
 #include "cache_sim/policies/pools.hpp"
 #include "reference/base/mix.hpp"
-#include "reference/protocol/defect.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -27,9 +27,8 @@ struct MarconiCosts {
     }
   };
   std::int64_t token_bytes, state_bytes;
-  Flops flops, parent_flops;
-  bool divides_by_whole_prefix = false;
-  bool insert_matches = false;
+  Flops flops;
+  Flops mlp_as_attention;  ///< with the MLP layers counted as attention layers
 };
 
 class MarconiTree {
@@ -78,7 +77,9 @@ class MarconiTree {
     std::int64_t kv = 0, states = 0;
   };
 
-  MarconiTree(const MarconiCosts& costs, Memory* memory, const Defect* planted);
+  /// `variant`: the rules of its copies; `rules`: its own, which a planted defect may break.
+  MarconiTree(const MarconiCosts& costs, Memory* memory, const MarconiRules& variant = {},
+              const MarconiRules& rules = {});
   /// A copy that counts bytes and owns nothing.
   MarconiTree counting_copy() const;
 
@@ -132,7 +133,6 @@ class MarconiTree {
   std::int64_t locked_bytes() const {
     return locked_tokens_ * costs_.token_bytes + locked_states_ * costs_.state_bytes;
   }
-  bool planted(const Defect& defect) const { return planted_ == &defect; }
   Edge edge_of(const Node& node) const {
     return {node.parent, node.parent == kRoot ? node.salt.index() : 0, node.path[node.begin]};
   }
@@ -155,7 +155,7 @@ class MarconiTree {
 
   MarconiCosts costs_;
   Memory* memory_;
-  const Defect* planted_;
+  MarconiRules variant_, rules_;
   std::vector<Node> nodes_;
   std::vector<Index> free_;
   std::unordered_map<Edge, Index, EdgeHash> children_;
