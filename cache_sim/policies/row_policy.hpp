@@ -52,9 +52,6 @@ class RowPolicy : public Subject {
   /// `verified_most`: tokens that a verification can have.
   RowPolicy(const SubjectOptions& options, bool has_states, std::uint32_t verified_most);
 
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
-
-  const Defect* const defect_;
   LayerState& layers_;
   std::vector<Name> rows_;              ///< the batch
   std::vector<std::uint32_t> lengths_;  ///< by row: what forwards read, and the policy writes

@@ -46,10 +46,37 @@ struct EdgeLlmLayout {
   std::uint32_t captured_row(std::uint32_t place) const { return rows + 1 + place; }
 };
 
+/// The rules: where version 0.5 differs, and where a planted defect breaks one
+/// (edge_llm_defects.cpp).
+struct EdgeLlmRules {
+  bool moves_rows = false;  ///< version 0.5: compaction moves a row's KV and states
+  // Compaction.
+  bool compacts_lengths_first = false;
+  bool empty_row_keeps_length = false;
+  bool ignores_permutations = false;
+  bool move_takes_conv = true;
+  bool takes_row_for_slot = false;
+  // New requests.
+  bool resets_next_length = false;
+  bool clears_length_of_slot = false;
+  bool clears_slots = true;
+  // Forwards.
+  bool takes_padding = false;
+  bool resumes_conv = true;
+  bool routes_by_absolute_index = false;
+  // Speculation.
+  bool skips_full_acceptance = false;
+  bool commits_conv = true;
+  bool verification_writes = false;
+  bool scatters_next_snapshot = false;
+  // Captured prefixes.
+  bool restores_conv = true;
+  bool restores_last_kv = true;
+};
+
 class EdgeLlmPolicy final : public RowPolicy {
  public:
-  /// `moves_rows`: as version 0.5.
-  EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers, bool moves_rows);
+  EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers, const EdgeLlmRules& variant);
 
   // What an auditor sees.
   const EdgeLlmLayout& layout() const { return layout_; }
@@ -85,7 +112,7 @@ class EdgeLlmPolicy final : public RowPolicy {
 
   const HybridLayers hybrid_;
   const EdgeLlmLayout layout_;
-  const bool moves_rows_;
+  const EdgeLlmRules rules_;
   std::vector<std::uint32_t> slots_;  ///< by row
   std::vector<bool> slot_taken_;
   std::uint32_t longest_chunk_ = 0;  ///< of the batch that the next step runs

@@ -4,7 +4,6 @@
 #include <limits>
 #include <numeric>
 
-#include "cache_sim/policies/static_kv/static_kv_defects.hpp"
 #include "reference/base/mark.hpp"
 
 namespace lockstep::cache_sim {
@@ -37,6 +36,7 @@ StaticKvPolicy::Areas StaticKvPolicy::areas_of(const Config& config) {
 
 StaticKvPolicy::StaticKvPolicy(const SubjectOptions& options)
     : RowPolicy(options, false, std::numeric_limits<std::uint32_t>::max()),
+      rules_(with_defect(StaticKvRules{}, options.defect)),
       areas_(areas_of(options.config)) {
   if (!layers_.keeps_kv()) return;
   std::vector<std::uint32_t> slots(static_cast<std::size_t>(areas_.slots()));
@@ -72,13 +72,12 @@ void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t
                           std::uint32_t n, std::uint32_t bucket) {
   const Tokens padding = Tokens::of_ids(std::vector<std::uint32_t>(bucket - n, 0));
   const Tokens padded = tokens.prefix(past + n).followed_by(padding);
-  if (!planted(kStaticForgetsPast)) copy(area_of(row), areas_.copy(), 0, past, 0);
-  if (!planted(kStaticWritesOnce)) write(areas_.copy(), padded, past, past + bucket);
+  if (rules_.copies_past) copy(area_of(row), areas_.copy(), 0, past, 0);
+  if (rules_.writes_twice) write(areas_.copy(), padded, past, past + bucket);
   attended_ = {rows_[row], tokens.prefix(past + n)};
   write(areas_.sidecar(), padded, past, past + bucket);
-  const std::uint32_t applied = planted(kStaticCommitsTail) ? bucket : n;
-  copy(areas_.sidecar(), area_of(row), past, past + applied,
-       planted(kStaticAppliesAtZero) ? 0 : past);
+  const std::uint32_t applied = rules_.commits_tail ? bucket : n;
+  copy(areas_.sidecar(), area_of(row), past, past + applied, rules_.applies_at_front ? 0 : past);
   lengths_[row] = past + applied;
 }
 
@@ -87,11 +86,11 @@ void StaticKvPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t 
                          bool /*verifies*/) {
   const std::uint32_t begin = lengths_[row];
   for (std::uint32_t done = 0; done < n;) {
-    const std::uint32_t from = planted(kStaticLiveLength) ? lengths_[row] : begin;
+    const std::uint32_t from = rules_.counts_from_live_length ? lengths_[row] : begin;
     const std::uint32_t past = from + done;
     if (past >= std::min(areas_.positions, tokens.size())) return;  // a defect's call
     const std::uint32_t left = std::min({n - done, areas_.positions - past, tokens.size() - past});
-    const Cut cut = first_call(left, past, areas_.positions, planted(kStaticWrapsAround));
+    const Cut cut = first_call(left, past, areas_.positions, rules_.wraps_around);
     call(row, tokens, past, cut.tokens, cut.bucket);
     done += cut.tokens;
   }
@@ -100,13 +99,13 @@ void StaticKvPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t 
 // --- Rows ----------------------------------------------------------------------------------------
 
 Reply StaticKvPolicy::begin_row(std::uint32_t row) {
-  if (!planted(kStaticOldLength)) lengths_[row] = 0;
+  if (rules_.resets_length) lengths_[row] = 0;
   return Reply{}.set(ReplyField::cached, 0);
 }
 
 /// What a verification has applied stays where it is; the row's length goes back to what is kept.
 void StaticKvPolicy::keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) {
-  if (!planted(kStaticKeepsRejected)) lengths_[row] = request.computed + accepted;
+  if (rules_.drops_rejected_drafts) lengths_[row] = request.computed + accepted;
   if (accepted < request.verified) LOCKSTEP_MARK("static_kv.takes_drafts_back");
 }
 
@@ -115,7 +114,7 @@ void StaticKvPolicy::save(std::uint32_t row, std::uint32_t place, std::uint32_t 
 }
 
 Reply StaticKvPolicy::load(std::uint32_t place, std::uint32_t row, std::uint32_t size) {
-  copy(areas_.captured(place), area_of(row), 0, size - (planted(kStaticRestoresShort) ? 1 : 0), 0);
+  copy(areas_.captured(place), area_of(row), 0, size - (rules_.restores_last_token ? 0 : 1), 0);
   lengths_[row] = size;
   return Reply{}.set(ReplyField::cached, size);
 }
@@ -123,17 +122,16 @@ Reply StaticKvPolicy::load(std::uint32_t place, std::uint32_t row, std::uint32_t
 /// Keys and values of every row, into the other tensor: what `reorder_cache` of a beam search does.
 std::vector<std::uint32_t> StaticKvPolicy::reorder(const std::vector<std::int64_t>& mapping,
                                                    std::uint32_t kept) {
-  const bool in_place = planted(kStaticOrdersInPlace);
   const std::uint32_t from = reordered_ ? areas_.rows : 0;
-  const std::uint32_t to = in_place ? from : areas_.rows - from;
+  const std::uint32_t to = rules_.reorders_in_place ? from : areas_.rows - from;
   std::vector<std::uint32_t> lengths(lengths_.begin(), lengths_.begin() + kept);
   for (std::uint32_t i = 0; i < mapping.size(); ++i) {
     if (mapping[i] < 0) continue;
     const auto row = static_cast<std::uint32_t>(mapping[i]);
     copy(from + i, to + row, 0, lengths_[i], 0);
-    if (!planted(kStaticOrdersKvAlone)) lengths[row] = lengths_[i];
+    if (rules_.reorders_lengths) lengths[row] = lengths_[i];
   }
-  if (!in_place) reordered_ = !reordered_;
+  if (!rules_.reorders_in_place) reordered_ = !reordered_;
   return lengths;
 }
 

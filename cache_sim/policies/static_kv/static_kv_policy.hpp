@@ -17,6 +17,21 @@
 
 namespace lockstep::cache_sim {
 
+/// The rules that a planted defect can break (static_kv_defects.cpp).
+struct StaticKvRules {
+  bool copies_past = true;    ///< into the copy that the call's queries attend to
+  bool writes_twice = true;   ///< into that copy and into the sidecar
+  bool commits_tail = false;  ///< applies the padding of the bucket, too
+  bool applies_at_front = false;
+  bool counts_from_live_length = false;
+  bool wraps_around = false;
+  bool resets_length = true;
+  bool reorders_lengths = true;
+  bool reorders_in_place = false;
+  bool drops_rejected_drafts = true;
+  bool restores_last_token = true;
+};
+
 class StaticKvPolicy final : public RowPolicy {
  public:
   explicit StaticKvPolicy(const SubjectOptions& options);
@@ -59,6 +74,7 @@ class StaticKvPolicy final : public RowPolicy {
   void copy(std::uint32_t from, std::uint32_t to, std::uint32_t begin, std::uint32_t end,
             std::uint32_t target);
 
+  const StaticKvRules rules_;
   const Areas areas_;
   bool reordered_ = false;  ///< the rows' tensor is the second of the two
   Attended attended_;
