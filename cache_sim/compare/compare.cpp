@@ -19,7 +19,7 @@ TimeSummary summary_of(std::vector<Nanoseconds> times) {
   if (times.empty()) return {};
   std::sort(times.begin(), times.end());
   const auto count = static_cast<Nanoseconds>(times.size());
-  // sum / count without a sum, which need not fit 64 bits.
+  // sum / count, computed without the sum, which may not fit 64 bits.
   Nanoseconds mean = 0, rest = 0;
   for (const Nanoseconds time : times) {
     mean += time / count;
@@ -29,7 +29,7 @@ TimeSummary summary_of(std::vector<Nanoseconds> times) {
   return {.mean = mean + rest / count, .median = at(50), .p99 = at(99)};
 }
 
-/// The words of a list with commas; empty ones are left out.
+/// The words of a comma-separated list, without empty ones.
 std::vector<std::string> words_of(std::string_view list) {
   std::vector<std::string> words;
   while (!list.empty()) {
@@ -42,7 +42,7 @@ std::vector<std::string> words_of(std::string_view list) {
 
 // --- Policies behind the scheduler ---------------------------------------------------------------
 
-/// A K=V,… list without some of its fields; what they were goes to `taken`.
+/// A K=V,… list without the fields named. Their text goes to `taken`.
 std::string without(std::string_view list, std::initializer_list<std::string_view> fields,
                     std::string* taken = nullptr) {
   std::string rest;
@@ -56,7 +56,7 @@ std::string without(std::string_view list, std::initializer_list<std::string_vie
   return rest;
 }
 
-/// Whether a list K=V,… or NAME@K=V@… names a field.
+/// Whether the list K=V,… or NAME@K=V@… sets the field.
 bool names(std::string_view list, std::string_view field) {
   for (std::size_t at = list.find(field); at != std::string_view::npos;
        at = list.find(field, at + 1))
@@ -66,7 +66,8 @@ bool names(std::string_view list, std::string_view field) {
   return false;
 }
 
-/// `NAME@K=V@K=V`: a registered policy and config fields of its own, as K=V,K=V.
+/// A policy by the word `NAME@K=V@K=V`: a registered policy and config fields of its own, as
+/// K=V,K=V.
 struct NamedPolicy {
   const PolicyEntry* entry;
   std::string settings;
@@ -83,17 +84,17 @@ struct NamedPolicy {
 constexpr std::string_view kBestAlpha = "alpha=best";
 constexpr int kAlphas = 21;  // 0, 0.1, … 2
 
-/// KV and states share its bytes.
+/// One pool of bytes, which KV and states share.
 bool has_byte_pool(const PolicyEntry* policy) {
   return policy != nullptr && policy->config_fields.contains("pool_bytes");
 }
 
-/// One pool of blocks for KV and states.
+/// One pool of blocks, which KV and states share.
 bool has_blocks(const PolicyEntry* policy) {
   return policy != nullptr && policy->config_fields.contains("blocks");
 }
 
-/// A pool of KV and one of states: state_share divides the bytes.
+/// A pool of KV and a pool of states; the field state_share divides the bytes between them.
 bool has_two_pools(const PolicyEntry* policy) {
   return policy != nullptr && policy->has_states && !has_byte_pool(policy) && !has_blocks(policy);
 }
@@ -145,7 +146,7 @@ class Comparer {
   }
 
  private:
-  /// A row for each policy at each of its capacities, in the order of the request.
+  /// Makes a row for each policy at each of its capacities, in the order of the request.
   Result<void> plan() {
     for (const std::string& name : request_.policies) {
       const Result<std::optional<FoundIdeal>> ideal = find_ideal(name);
@@ -175,7 +176,7 @@ class Comparer {
     return {};
   }
 
-  /// A row with the pools of the config.
+  /// A row whose pools are those of the config.
   ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy) const {
     ComparedPolicy row{.policy = name, .kv_tokens = config_.kv_tokens};
     row.scheduled = policy != nullptr;
@@ -189,7 +190,7 @@ class Comparer {
     return row;
   }
 
-  /// A row with pools that share these bytes.
+  /// A row whose pools share this many bytes.
   Result<ComparedPolicy> row_of(const std::string& name, const PolicyEntry* policy,
                                 const std::optional<std::int64_t>& capacity) const {
     ComparedPolicy row{.policy = name, .capacity = capacity};
@@ -241,7 +242,7 @@ class Comparer {
     return row;
   }
 
-  /// All ideal policies in one pass over the workload.
+  /// Runs all ideal policies in one pass over the workload.
   Result<void> run_ideal() {
     std::vector<std::pair<ComparedPolicy*, std::unique_ptr<IdealPolicy>>> ideal;
     OpenedStream stream = open_workload(request_.workload, request_.limit);
@@ -270,7 +271,7 @@ class Comparer {
     return {};
   }
 
-  /// The pools of a row, as config fields.
+  /// The config fields that set the pools of a row.
   std::string pools_of(const ComparedPolicy& row, const PolicyEntry& policy) const {
     if (has_blocks(&policy)) {
       if (row.blocks == 0) return {};
@@ -371,7 +372,7 @@ class Comparer {
     if (has_states) measures.dead_tokens = dead_tokens(*content);
   }
 
-  static constexpr std::int64_t kMostSlots = std::int64_t{1} << 30;  // as in Config
+  static constexpr std::int64_t kMostSlots = std::int64_t{1} << 30;  // the limit of a config field
 
   const CompareRequest& request_;
   const Model& model_;
@@ -426,7 +427,7 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
   const Result<std::int64_t> count =
       parse_integer(digits, 1, std::numeric_limits<std::int64_t>::max() >> shift);
   if (!count) {
-    std::vector<std::string> in_units;  // of the number that it begins with
+    std::vector<std::string> in_units;  // the number of the text, with each unit
     for (const Unit& unit : kUnits)
       in_units.push_back(
           fmt::format("{}{}", text.substr(0, text.find_first_not_of("0123456789")), unit.name));

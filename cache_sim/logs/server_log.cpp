@@ -20,7 +20,7 @@ constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
 
 // --- Reading -------------------------------------------------------------------------------------
 
-/// A name that can stand in a trace, in a table and on a terminal.
+/// A name that is safe in a trace, in a table and on a terminal.
 Result<std::string> read_id(const Record& line, std::string_view field) {
   Result<std::string> id = line.text(field);
   if (!id) return id;
@@ -48,7 +48,8 @@ Result<void> read_tokens(const Record& prompt_line, std::string_view prompt_fiel
   return {};
 }
 
-/// What may stand in a line of every format: times, a namespace, and whether its output is greedy.
+/// Reads the fields that a line of every format may have: times, a salt, and whether decoding is
+/// greedy.
 Result<void> read_marks(const Record& line, LoggedRequest& request) {
   if (line.has("salt")) {
     const Result<std::string> salt = read_id(line, "salt");
@@ -175,30 +176,30 @@ Result<std::vector<LoggedRequest>> read_log(const std::string& path) {
 
 namespace {
 
-/// Tokens whose KV a request can leave behind: all but the last one that was sampled, which no
-/// step has computed.
+/// The tokens whose KV a request can leave behind: all but the last sampled one, which no step has
+/// computed.
 Tokens left_behind(const LoggedRequest& request) {
   return request.tokens.prefix(std::max(request.prompt_size, request.tokens.size() - 1));
 }
 
-/// Everything that the log's requests left behind, in the order in which they began, and for each
-/// prefix the two requests that began first of those that left it: one of them is another request
-/// than the one that asks.
+/// A trie of the tokens that the requests of a log left behind. Each node knows the first two
+/// requests, by order of beginning, that left its prefix; at least one of the two is another
+/// request than the one that asks.
 class LeftBehind final : private PrefixTrie::SplitListener {
  public:
-  /// The request at place `k` of the order; called with 0, 1, 2, …
+  /// Adds the request at place `k` of the order; call it with k = 0, 1, 2, …
   void add(const LoggedRequest& request, std::size_t k) {
     PrefixTrie::Index node = trie_.insert(left_behind(request), request.salt, this);
     owners_.resize(trie_.node_count());
     for (; node != PrefixTrie::kNone; node = trie_.node(node).parent) {
       Owners& owners = owners_[node];
-      if (owners.second != kNobody) return;  // and so it is above
+      if (owners.second != kNobody) return;  // its parents have two owners as well
       (owners.first == kNobody ? owners.first : owners.second) = k;
     }
   }
 
-  /// The longest prefix of the prompt that another request of the first `count` left. The asking
-  /// one, at place `k`, is there already.
+  /// The longest prefix of the prompt that was left by another one of the first `count` requests.
+  /// The asking request is the one at place `k`.
   std::uint32_t longest_of_others(const LoggedRequest& request, std::size_t k,
                                   std::size_t count) const {
     const Tokens prompt = request.tokens.prefix(request.prompt_size);
@@ -225,11 +226,12 @@ class LeftBehind final : private PrefixTrie::SplitListener {
   }
 
   PrefixTrie trie_;
-  std::vector<Owners> owners_;  // by node
+  std::vector<Owners> owners_;  // by node of trie_
 };
 
-/// What each request may have found: the longest prefix of its prompt that was left by another
-/// request which had begun before its end. (A server may serve a later request first.)
+/// The longest hit that each request can have had: the longest prefix of its prompt that was left
+/// by another request which had begun before this one ended. (A server may serve a later request
+/// first.)
 std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
   std::vector<std::size_t> order(log.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -268,8 +270,9 @@ void judge_cached(const LoggedRequest& request, std::uint32_t bound,
         bound);
 }
 
-/// Greedy outputs are a function of the tokens before them. Outputs are compared with the truth of
-/// their prompt, or where there is none with who said what first, by the digest of those tokens.
+/// Checks greedy outputs, which are a function of the tokens before them. An output is compared
+/// with the truth of its prompt; for a prompt without a recorded truth, with the first request that
+/// had the same tokens before it, found by their digest.
 class OutputJudge {
  public:
   explicit OutputJudge(const Truths& truths) : truths_(truths) {}
@@ -283,7 +286,8 @@ class OutputJudge {
   }
 
  private:
-  /// The first token that differs decides: after it the two are answers to different texts.
+  /// Compares up to the first token that differs. After it, the two outputs continue different
+  /// texts.
   void compare_with(const Truth& truth, const LoggedRequest& request, LogVerdict& verdict) {
     const auto both =
         std::min<std::size_t>(truth.output.size(), request.tokens.size() - request.prompt_size);
@@ -388,7 +392,7 @@ Result<std::string> log_trace(const std::vector<LoggedRequest>& log) {
     text += line + "\n";
     const std::string said =
         fmt::format("expect id={}\n----\ncached={}\n", request->id, request->cached);
-    // Without times each request is answered before the next one comes.
+    // In a log without times, each request is answered before the next one is sent.
     if (request->start < 0)
       text += "run\n" + said;
     else
