@@ -61,8 +61,8 @@ struct Swarm {
   int clone = 3, truncate = 3, capture = 2, restore = 2, together = 3;
 };
 
-/// What is common to all subjects of a search, so that a difference between their answers is a
-/// defect.
+/// The features that all subjects of a search accept, so that a difference between their answers is
+/// a defect.
 struct Accepted {
   ConfigFields fields;     ///< config fields beyond those that every policy honours
   bool has_states = true;  ///< at least one subject keeps states
