@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "cache_sim/base/prefix_trie.hpp"
-#include "cache_sim/base/text.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "reference/base/counted.hpp"
 
@@ -16,123 +15,6 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr Nanoseconds kSecond = 1'000'000'000;
-constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
-
-// --- Reading -------------------------------------------------------------------------------------
-
-/// A name that is safe in a trace, in a table and on a terminal.
-Result<std::string> read_id(const Record& line, std::string_view field) {
-  Result<std::string> id = line.text(field);
-  if (!id) return id;
-  if (id->empty()) return line.error(field, "is empty");
-  if (id->find_first_of(" \t\n") != std::string::npos) return line.error(field, "holds a blank");
-  if (printable(*id) != *id) return line.error(field, "holds a control character");
-  return id;
-}
-
-/// Sets prompt and output from two lists of token ids.
-Result<void> read_tokens(const Record& prompt_line, std::string_view prompt_field,
-                         const Record& output_line, std::string_view output_field,
-                         LoggedRequest& request) {
-  const auto prompt = prompt_line.integers(prompt_field, 0, kMostId);
-  if (!prompt) return tl::unexpected(prompt.error());
-  if (prompt->empty()) return prompt_line.error(prompt_field, "a prompt has at least one token");
-  const auto output = output_line.integers(output_field, 0, kMostId);
-  if (!output) return tl::unexpected(output.error());
-  if (prompt->size() + output->size() > Tokens::kMaxSize)
-    return output_line.error(output_field, "prompt and output have more than 2^24 tokens");
-  std::vector<std::uint32_t> ids(prompt->begin(), prompt->end());
-  ids.insert(ids.end(), output->begin(), output->end());
-  request.tokens = Tokens::of_ids(std::move(ids));
-  request.prompt_size = static_cast<std::uint32_t>(prompt->size());
-  return {};
-}
-
-/// Reads the fields that a line of every format may have: times, a salt, and whether decoding is
-/// greedy.
-Result<void> read_marks(const Record& line, LoggedRequest& request) {
-  if (line.has("salt")) {
-    const Result<std::string> salt = read_id(line, "salt");
-    if (!salt) return tl::unexpected(salt.error());
-    request.salt = Name::intern(*salt);
-  }
-  if (line.has("greedy")) {
-    const Result<bool> greedy = line.flag("greedy");
-    if (!greedy) return tl::unexpected(greedy.error());
-    request.greedy = *greedy;
-  }
-  if (!line.has("start")) return {};
-  const auto start = line.time("start", kSecond);
-  if (!start) return tl::unexpected(start.error());
-  const auto end = line.time("end", kSecond);
-  if (!end) return tl::unexpected(end.error());
-  if (*end < *start) return line.error("end", "is before the start");
-  request.start = *start;
-  request.end = *end;
-  return {};
-}
-
-Result<LoggedRequest> read_own(const Record& line) {
-  LoggedRequest request;
-  const Result<std::string> id = read_id(line, "id");
-  if (!id) return tl::unexpected(id.error());
-  request.id = *id;
-  if (const auto read = read_tokens(line, "prompt", line, "output", request); !read)
-    return tl::unexpected(read.error());
-  const auto cached = line.integer("cached", 0, Tokens::kMaxSize);
-  if (!cached) return tl::unexpected(cached.error());
-  request.cached = *cached;
-  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
-  return request;
-}
-
-/// SGLang's answer of /generate, with the input_ids that were sent put beside it.
-Result<LoggedRequest> read_sglang(const Record& line) {
-  LoggedRequest request;
-  const Result<Record> meta = line.object("meta_info");
-  if (!meta) return tl::unexpected(meta.error());
-  const Result<std::string> id = read_id(*meta, "id");
-  if (!id) return tl::unexpected(id.error());
-  request.id = *id;
-  if (const auto read = read_tokens(line, "input_ids", line, "output_ids", request); !read)
-    return tl::unexpected(read.error());
-  const auto prompt = meta->integer("prompt_tokens", request.prompt_size, request.prompt_size);
-  if (!prompt) return tl::unexpected(prompt.error());
-  const auto cached = meta->integer("cached_tokens", 0, Tokens::kMaxSize);
-  if (!cached) return tl::unexpected(cached.error());
-  request.cached = *cached;
-  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
-  return request;
-}
-
-/// vLLM's RequestOutput, its fields as JSON.
-Result<LoggedRequest> read_vllm(const Record& line) {
-  LoggedRequest request;
-  const Result<std::string> id = read_id(line, "request_id");
-  if (!id) return tl::unexpected(id.error());
-  request.id = *id;
-  const Result<std::vector<Record>> outputs = line.objects("outputs");
-  if (!outputs) return tl::unexpected(outputs.error());
-  if (outputs->size() != 1) return line.error("outputs", "one output a request is understood");
-  if (const auto read =
-          read_tokens(line, "prompt_token_ids", outputs->front(), "token_ids", request);
-      !read)
-    return tl::unexpected(read.error());
-  const auto cached = line.integer("num_cached_tokens", 0, Tokens::kMaxSize);
-  if (!cached) return tl::unexpected(cached.error());
-  request.cached = *cached;
-  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
-  return request;
-}
-
-const Registration<LogFormat> kOwn{
-    {"lockstep", [](const nlohmann::json& first) { return first.contains("cached"); }, read_own}};
-const Registration<LogFormat> kSglang{
-    {"sglang", [](const nlohmann::json& first) { return first.contains("meta_info"); },
-     read_sglang}};
-const Registration<LogFormat> kVllm{
-    {"vllm", [](const nlohmann::json& first) { return first.contains("num_cached_tokens"); },
-     read_vllm}};
 
 }  // namespace
 

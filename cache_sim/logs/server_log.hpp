@@ -40,6 +40,7 @@ struct LoggedRequest {
 /// cache_sim/logs/server_logs.md.
 struct LogFormat {
   std::string_view name;
+  std::string_view summary;  ///< the source of such logs, for help texts
   bool (*recognises)(const nlohmann::json& first);
   Result<LoggedRequest> (*read)(const Record& line);
 };

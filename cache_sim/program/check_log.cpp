@@ -117,16 +117,21 @@ int run_check_log(const CheckLogWords& words) {
   return findings.empty() ? kExitPass : exit_status(findings.front().finding.kind);
 }
 
+/// The sources of logs that can be read, for the help text.
+std::string formats_text() {
+  std::string all;
+  for (const cache_sim::LogFormat& format : Registry<cache_sim::LogFormat>::all())
+    all += fmt::format("{}{}", all.empty() ? "" : ", ", format.summary);
+  return all;
+}
+
 }  // namespace
 
 void add_check_log(CLI::App& app, int& status) {
   CLI::App* const command = app.add_subcommand(
       "check-log", "judge a server's log: were its cached tokens and outputs possible?");
   const auto words = std::make_shared<CheckLogWords>();
-  command
-      ->add_option("FILE", words->file,
-                   "JSON lines: Lockstep's log, SGLang's /generate answers, vLLM's request outputs")
-      ->required();
+  command->add_option("FILE", words->file, "JSON lines: " + formats_text())->required();
   command->add_option("--log", words->log_path, "write the log in Lockstep's own format");
   command->add_option("--trace", words->trace_path, "write its requests as a trace to replay");
   command->add_option(
