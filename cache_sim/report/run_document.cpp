@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "cache_sim/trace/public_reports.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 

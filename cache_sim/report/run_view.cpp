@@ -9,7 +9,7 @@
 
 #include "cache_sim/report/pictures.hpp"
 #include "cache_sim/report/svg.hpp"
-#include "cache_sim/trace/trace.hpp"
+#include "cache_sim/trace/public_reports.hpp"
 
 namespace lockstep::cache_sim {
 namespace {

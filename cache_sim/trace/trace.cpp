@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -435,69 +433,6 @@ Result<Trace> read_trace(const std::string& path) {
   if (file.bad()) return fail(path + ": cannot be read to its end");
   if (text.empty()) return fail(path + ": the file is empty");
   return parse_trace(text, path);
-}
-
-namespace {
-
-/// Whose numbers comments name; `repository` on GitHub, empty where it is not said.
-struct PublicProject {
-  std::string_view name, repository{};
-};
-constexpr std::array kProjects{PublicProject{"sglang", "sgl-project/sglang"},
-                               PublicProject{"vllm", "vllm-project/vllm"},
-                               PublicProject{"flashinfer", "flashinfer-ai/flashinfer"},
-                               PublicProject{"flash-attention", "Dao-AILab/flash-attention"},
-                               PublicProject{"transformers", "huggingface/transformers"},
-                               PublicProject{"pytorch", "pytorch/pytorch"},
-                               PublicProject{"dynamo", "ai-dynamo/dynamo"},
-                               PublicProject{"mobius"},
-                               PublicProject{"mlx-swift-lm", "ml-explore/mlx-swift-lm"},
-                               PublicProject{"tensorrt-llm", "NVIDIA/TensorRT-LLM"},
-                               PublicProject{"trt-edge", "NVIDIA/TensorRT-Edge-LLM"},
-                               PublicProject{"marconi"}};
-
-const PublicProject* project_called(std::string_view name) {
-  const auto* const found =
-      std::find_if(kProjects.begin(), kProjects.end(),
-                   [&](const PublicProject& project) { return project.name == name; });
-  return found == kProjects.end() ? nullptr : found;
-}
-
-}  // namespace
-
-std::string reference_url(const std::string& reference) {
-  const std::size_t number = reference.find(" #");
-  if (number == std::string::npos) return "";
-  const PublicProject* const project = project_called(reference.substr(0, number));
-  if (project == nullptr || project->repository.empty()) return "";
-  return fmt::format("https://github.com/{}/issues/{}", project->repository,
-                     reference.substr(number + 2));
-}
-
-std::vector<std::string> public_references(const std::vector<std::string>& description) {
-  std::vector<std::string> references;
-  std::string project;
-  for (const std::string& line : description) {
-    for (std::size_t at = 0; at < line.size();) {
-      const bool is_number = line[at] == '#';
-      std::size_t end = at + (is_number ? 1 : 0);
-      const auto belongs = [&](char c) {
-        const auto letter = static_cast<unsigned char>(c);
-        return is_number ? std::isdigit(letter) != 0 : std::isalnum(letter) != 0 || c == '-';
-      };
-      while (end < line.size() && belongs(line[end])) ++end;
-      std::string word = line.substr(at, end - at);
-      at = std::max(end, at + 1);
-      std::string lower = word;
-      for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-      if (project_called(lower) != nullptr) project = lower;
-      if (!is_number || word.size() < 3) continue;
-      std::string reference = project.empty() ? word : fmt::format("{} {}", project, word);
-      if (std::find(references.begin(), references.end(), reference) == references.end())
-        references.push_back(std::move(reference));
-    }
-  }
-  return references;
 }
 
 }  // namespace lockstep::cache_sim

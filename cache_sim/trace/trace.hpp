@@ -75,11 +75,4 @@ inline constexpr std::size_t kMaxTraceSize = std::size_t{1} << 30;  ///< bytes
 Result<Trace> read_trace(const std::string& path);
 Result<Trace> parse_trace(std::string_view text, const std::string& path);
 
-/// `sglang #22935` and its like in the order in which a trace's description
-/// names them; a number alone belongs to the project named last.
-std::vector<std::string> public_references(const std::vector<std::string>& description);
-/// Where one of them is read, by its project's list of issues, which leads on to a pull request of
-/// that number; empty where the project or its place is not known.
-std::string reference_url(const std::string& reference);
-
 }  // namespace lockstep::cache_sim
