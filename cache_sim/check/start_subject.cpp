@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "cache_sim/check/exec_subject.hpp"
+#include "cache_sim/model/pool_layout.hpp"
 #include "reference/protocol/near_word.hpp"
 #include "reference/protocol/schedule.hpp"
 
@@ -83,8 +84,8 @@ std::int64_t kv_total(const RunOptions& options) {
   for (std::string_view name : names) {
     if (name.starts_with("oracle:")) name.remove_prefix(7);
     const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
-    if (policy != nullptr && policy->config_fields.contains("blocks"))
-      return options.config.number("blocks");
+    const PoolLayout* const layout = policy == nullptr ? nullptr : pool_layout_of(*policy);
+    if (layout != nullptr && layout->blocks != nullptr) return layout->blocks(options.config).count;
   }
   return options.config.kv_tokens;
 }

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <utility>
 
+#include "cache_sim/model/pool_layout.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
@@ -35,9 +37,8 @@ LegalityModel model_for(const RunOptions& options) {
       std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
         return policy->capabilities.contains(Capability::slots);
       }));
-  if (std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
-        return policy->config_fields.contains("blocks");
-      })) {
+  if (std::any_of(policies.begin(), policies.end(),
+                  [](const PolicyEntry* policy) { return has_blocks(*policy); })) {
     model.expect_cut_chunks();
     if (options.config.overlap != 0 && options.config.drafts > 0) model.expect_results_to_tell();
   }
