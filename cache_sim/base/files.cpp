@@ -112,8 +112,7 @@ std::string today() {
 }
 
 std::string commit() {
-  const char* const known =
-      std::getenv("LOCKSTEP_COMMIT");  // set by the lockstep script, which asks git
+  const char* const known = std::getenv("LOCKSTEP_COMMIT");  // the lockstep script sets it
   return known == nullptr ? "unknown" : known;
 }
 
