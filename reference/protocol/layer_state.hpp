@@ -78,7 +78,7 @@ class LayerState {
                              std::uint32_t size) = 0;
   /// A row of nobody runs over the slot: padding of a captured graph, or the dummy row of a rank
   /// without work. Slot 0 is there for such rows.
-  virtual void run_nobodys_row(StateSlot slot) = 0;
+  virtual void run_padding_row(StateSlot slot) = 0;
 
   /// False where write_kv() would have no effect, so that nobody has to collect the slots for it.
   virtual bool keeps_kv() const { return true; }
