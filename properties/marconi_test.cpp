@@ -34,18 +34,18 @@ TEST(MarconiTuner, choosesTheLeastAlphaThatSavesMost) {
   for (std::uint64_t seed = 1; seed <= 60; ++seed) {
     Draw draw(seed, 1);
     MarconiCosts costs{.token_bytes = 1, .state_bytes = draw.between(1, 20)};
-    costs.flops = costs.parent_flops = {static_cast<double>(draw.between(1, 50)),
-                                        static_cast<double>(draw.between(0, 5))};
-    MarconiTree start(costs, nullptr, nullptr);
+    costs.flops = {static_cast<double>(draw.between(1, 50)),
+                   static_cast<double>(draw.between(0, 5))};
+    MarconiTree start(costs, nullptr);
     for (int i = 0; i < 3; ++i) {
       const Tokens tokens = some_prompt(draw);
       start.insert(tokens, tokens.size(), Name(), nullptr, StateSlot::none());
     }
     Config config;
     config.put("bootstrap", kRequests);
-    MarconiTuner decides(MarconiOptions::of(config), kCapacity, nullptr);
+    MarconiTuner decides(MarconiOptions::of(config), kCapacity, {});
     config.put("bootstrap", kRequests + 1);
-    MarconiTuner is_asked(MarconiOptions::of(config), kCapacity, nullptr);
+    MarconiTuner is_asked(MarconiOptions::of(config), kCapacity, {});
     decides.evicted(start);
     is_asked.evicted(start);
     for (int i = 0; i < kRequests; ++i) {

@@ -23,8 +23,7 @@ Result<void> RowPolicy::check_sizes(const Config& config) {
 }
 
 RowPolicy::RowPolicy(const SubjectOptions& options, bool has_states, std::uint32_t verified_most)
-    : defect_(options.defect),
-      layers_(*options.layers),
+    : layers_(*options.layers),
       sizes_(sizes_of(options.config)),
       has_states_(has_states),
       verified_most_(verified_most) {}

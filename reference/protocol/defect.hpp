@@ -1,8 +1,11 @@
 // Planted defects: a policy with one rule broken, so that the harness can show that it would find
-// it.
+// it. A family keeps its rules in a struct of named members; its variants are values of that
+// struct, and a defect is one member set to a wrong value.
 #pragma once
 
+#include <functional>
 #include <string_view>
+#include <type_traits>
 
 #include "reference/base/registry.hpp"
 
@@ -16,11 +19,12 @@ struct DefectEntry {
   const Defect* defect;
 };
 
-/// A constant at file scope registers itself; the code beside the rule asks `planted(kThatDefect)`.
+/// A constant at file scope registers itself.
 class Defect {
  public:
   Defect(std::string_view name, std::string_view sentence)
       : registration_({name, sentence, this}) {}
+  virtual ~Defect() = default;
   Defect(const Defect&) = delete;
   Defect& operator=(const Defect&) = delete;
 
@@ -32,5 +36,29 @@ class Defect {
  private:
   Registration<DefectEntry> registration_;
 };
+
+/// A row of a family's defects: name, sentence, and the rule that it sets to `wrong`.
+template <class Rules>
+class BrokenRule final : public Defect {
+ public:
+  template <class Value>
+  BrokenRule(std::string_view name, std::string_view sentence, Value Rules::*rule,
+             std::type_identity_t<Value> wrong)
+      : Defect(name, sentence), change_([=](Rules& rules) { rules.*rule = wrong; }) {}
+
+  void change(Rules& rules) const { change_(rules); }
+
+ private:
+  std::function<void(Rules&)> change_;
+};
+
+/// The rules that a policy follows while `planted` is its defect: null and another family's defects
+/// change nothing.
+template <class Rules>
+Rules with_defect(Rules rules, const Defect* planted) {
+  if (const auto* const broken = dynamic_cast<const BrokenRule<Rules>*>(planted))
+    broken->change(rules);
+  return rules;
+}
 
 }  // namespace lockstep

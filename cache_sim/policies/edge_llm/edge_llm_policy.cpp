@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "cache_sim/policies/edge_llm/edge_llm_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -18,11 +17,12 @@ EdgeLlmLayout EdgeLlmLayout::of(const Config& config, const HybridLayers& layers
           .attention_layers = layers.count(LayerKind::attention)};
 }
 
-EdgeLlmPolicy::EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers, bool moves_rows)
+EdgeLlmPolicy::EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers,
+                             const EdgeLlmRules& variant)
     : RowPolicy(options, true, EdgeLlmLayout::kMostVerified),
       hybrid_(std::move(layers)),
       layout_(EdgeLlmLayout::of(options.config, hybrid_)),
-      moves_rows_(moves_rows),
+      rules_(with_defect(variant, options.defect)),
       slot_taken_(layout_.rows) {
   for (std::uint32_t slot = 1; slot <= layout_.states(); ++slot) {
     layers_.allocate_state({slot});
@@ -35,15 +35,15 @@ EdgeLlmPolicy::EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers,
 
 // --- Rows, slots and layers ----------------------------------------------------------------------
 
-/// Where the KV and the states of a row lie.
+/// The index at which the KV and the states of a row lie.
 std::uint32_t EdgeLlmPolicy::slot_of(std::uint32_t row) const {
-  return moves_rows_ || planted(kEdgeRowForSlot) ? row : slots_[row];
+  return rules_.moves_rows || rules_.takes_row_for_slot ? row : slots_[row];
 }
 
-/// Where the layer is among its kind.
+/// The layer's index among the layers of its kind.
 std::uint32_t EdgeLlmPolicy::local_of(std::size_t absolute) const {
   const HybridLayers::Place& place = hybrid_.at(absolute);
-  const bool wrong = planted(kEdgeAbsoluteIndex) && place.kind == LayerKind::mamba;
+  const bool wrong = rules_.routes_by_absolute_index && place.kind == LayerKind::mamba;
   return wrong ? static_cast<std::uint32_t>(absolute) : place.local;
 }
 
@@ -78,10 +78,10 @@ void EdgeLlmPolicy::copy_kv(std::uint32_t from, std::uint32_t to, std::uint32_t 
 }
 
 void EdgeLlmPolicy::clear_slot(std::uint32_t slot) {
-  if (planted(kEdgeNeverClears)) return;
+  if (!rules_.clears_slots) return;
   each(LayerKind::mamba,
        [&](std::uint32_t layer) { layers_.zero_state(layout_.state(layer, slot)); });
-  if (planted(kEdgeClearsLength) && slot < lengths_.size()) lengths_[slot] = 0;
+  if (rules_.clears_length_of_slot && slot < lengths_.size()) lengths_[slot] = 0;
 }
 
 // --- Requests ------------------------------------------------------------------------------------
@@ -89,18 +89,19 @@ void EdgeLlmPolicy::clear_slot(std::uint32_t slot) {
 Reply EdgeLlmPolicy::begin_row(std::uint32_t row) {
   slots_.resize(rows_.size());
   const auto slot = static_cast<std::uint32_t>(
-      moves_rows_ ? row
-                  : std::find(slot_taken_.begin(), slot_taken_.end(), false) - slot_taken_.begin());
-  if (!moves_rows_) slot_taken_[slot] = true;
+      rules_.moves_rows
+          ? row
+          : std::find(slot_taken_.begin(), slot_taken_.end(), false) - slot_taken_.begin());
+  if (!rules_.moves_rows) slot_taken_[slot] = true;
   slots_[row] = slot;
   lengths_[row] = 0;
-  if (planted(kEdgeResetsBeyond) && row + 1 < lengths_.size()) lengths_[row + 1] = 0;
+  if (rules_.resets_next_length && row + 1 < lengths_.size()) lengths_[row + 1] = 0;
   clear_slot(slot);
   return resumed_at(row, 0);
 }
 
 void EdgeLlmPolicy::end_row(std::uint32_t row) {
-  if (!moves_rows_) slot_taken_[slots_[row]] = false;
+  if (!rules_.moves_rows) slot_taken_[slots_[row]] = false;
 }
 
 Reply EdgeLlmPolicy::resumed_at(std::uint32_t row, std::int64_t size) const {
@@ -119,7 +120,7 @@ void EdgeLlmPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n
   lengths_[row] += n;
 }
 
-/// A chunk or a decode of n tokens from the length that the tensor says.
+/// Computes a chunk, or a decode step, of n tokens from the row's length on.
 void EdgeLlmPolicy::chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
   const std::uint32_t begin = lengths_[row];
   const std::uint32_t end = std::min(begin + n, tokens.size());
@@ -127,9 +128,9 @@ void EdgeLlmPolicy::chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t
   write_kv(slot, tokens, begin, end);
   each(LayerKind::mamba, [&](std::uint32_t layer) {
     const StateSlot state = layout_.state(layer, slot);
-    if (planted(kEdgeForgetsInitial) && begin != 0) layers_.zero_state(state, StatePart::conv);
+    if (!rules_.resumes_conv && begin != 0) layers_.zero_state(state, StatePart::conv);
     layers_.advance_state(state, tokens, begin, end);
-    if (planted(kEdgeTakesPadding) && n < longest_chunk_) {
+    if (rules_.takes_padding && n < longest_chunk_) {
       const Tokens padding = Tokens::of_ids({0});
       layers_.advance_state(state, StatePart::conv, tokens.prefix(end).followed_by(padding), end,
                             end + 1);
@@ -138,8 +139,9 @@ void EdgeLlmPolicy::chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t
   longest_chunk_ = std::max(longest_chunk_, n);
 }
 
-/// The row's states stay; snapshot t becomes what they would be after t + 1 of the tokens. The
-/// recurrent part of `edge-llm` is replayed from the committed state, so it needs none.
+/// Leaves the row's states as they are and writes into snapshot t the states after t + 1 of the
+/// tokens. `edge-llm` replays the recurrent part from the committed state, so it takes no snapshot
+/// of that part.
 void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
   const std::uint32_t begin = lengths_[row];
   const std::uint32_t slot = slot_of(row);
@@ -149,28 +151,29 @@ void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_
     for (std::uint32_t t = 0; t < n && begin + t < tokens.size(); ++t) {
       const StateSlot snapshot = layout_.snapshot(layer, row, t);
       for (const StatePart part : kStateParts) {
-        if (part == StatePart::recurrent && !moves_rows_ && !planted(kEdgeVerifyWrites)) continue;
+        if (part == StatePart::recurrent && !rules_.moves_rows && !rules_.verification_writes)
+          continue;
         layers_.copy_state(before, snapshot, part);
         layers_.advance_state(snapshot, part, tokens, begin + t, begin + t + 1);
       }
       before = snapshot;
     }
-    if (planted(kEdgeVerifyWrites)) layers_.copy_state(before, layout_.state(layer, slot));
+    if (rules_.verification_writes) layers_.copy_state(before, layout_.state(layer, slot));
   });
 }
 
-/// The first `accepted` tokens of the verification are the row's.
+/// Commits the states after the first `accepted` tokens of the verification.
 void EdgeLlmPolicy::commit(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) {
   const std::uint32_t begin = lengths_[row];
   const std::uint32_t slot = slot_of(row);
-  if (planted(kEdgeSkipsFull) && accepted == request.verified) return;
-  const bool late = planted(kEdgeScattersNext) && accepted < request.verified;
+  if (rules_.skips_full_acceptance && accepted == request.verified) return;
+  const bool late = rules_.scatters_next_snapshot && accepted < request.verified;
   each(LayerKind::mamba, [&](std::uint32_t layer) {
     const StateSlot state = layout_.state(layer, slot);
     const StateSlot snapshot = layout_.snapshot(layer, row, accepted - (late ? 0 : 1));
-    if (moves_rows_) return layers_.copy_state(snapshot, state);
+    if (rules_.moves_rows) return layers_.copy_state(snapshot, state);
     layers_.advance_state(state, StatePart::recurrent, request.known, begin, begin + accepted);
-    if (!planted(kEdgeRecurrentAlone)) layers_.copy_state(snapshot, state, StatePart::conv);
+    if (rules_.commits_conv) layers_.copy_state(snapshot, state, StatePart::conv);
   });
 }
 
@@ -191,14 +194,14 @@ void EdgeLlmPolicy::save(std::uint32_t row, std::uint32_t place, std::uint32_t s
 
 Reply EdgeLlmPolicy::load(std::uint32_t place, std::uint32_t row, std::uint32_t size) {
   const std::uint32_t slot = slot_of(row);
-  copy_kv(layout_.captured_row(place), slot, size - (planted(kEdgeRestoresShort) ? 1 : 0));
+  copy_kv(layout_.captured_row(place), slot, size - (rules_.restores_last_kv ? 0 : 1));
   each(LayerKind::mamba, [&](std::uint32_t layer) {
     const StateSlot from = layout_.captured_state(layer, place);
     const StateSlot to = layout_.state(layer, slot);
-    if (planted(kEdgeRestoresHalf))
-      layers_.copy_state(from, to, StatePart::recurrent);
-    else
+    if (rules_.restores_conv)
       layers_.copy_state(from, to);
+    else
+      layers_.copy_state(from, to, StatePart::recurrent);
   });
   lengths_[row] = size;
   return resumed_at(row, size);
@@ -210,16 +213,16 @@ std::vector<std::uint32_t> EdgeLlmPolicy::reorder(const std::vector<std::int64_t
                                                   std::uint32_t kept) {
   std::vector<std::uint32_t> slots(kept);
   std::vector<std::uint32_t> lengths = lengths_;
-  const bool ignored = planted(kEdgeIgnoresOrder) && kept == rows_.size();
+  const bool ignored = rules_.ignores_permutations && kept == rows_.size();
   for (std::size_t i = 0; i < mapping.size(); ++i) {
     if (mapping[i] < 0) continue;
     const auto to = static_cast<std::size_t>(mapping[i]);
-    slots[to] = moves_rows_ ? static_cast<std::uint32_t>(to) : slots_[i];
-    const bool skipped = ignored || (planted(kEdgeEmptyRow) && lengths_[i] == 0);
+    slots[to] = rules_.moves_rows ? static_cast<std::uint32_t>(to) : slots_[i];
+    const bool skipped = ignored || (rules_.empty_row_keeps_length && lengths_[i] == 0);
     if (!skipped) lengths[to] = lengths_[i];
   }
   lengths.resize(kept);
-  if (moves_rows_ && !ignored) move_rows(mapping, lengths_);
+  if (rules_.moves_rows && !ignored) move_rows(mapping, lengths_);
   slots_.swap(slots);
   return lengths;
 }
@@ -227,7 +230,7 @@ std::vector<std::uint32_t> EdgeLlmPolicy::reorder(const std::vector<std::int64_t
 /// Moves KV and states, a cycle of rows through the spare one.
 void EdgeLlmPolicy::move_rows(const std::vector<std::int64_t>& mapping,
                               std::vector<std::uint32_t> lengths) {
-  if (planted(kEdgeLengthsFirst))
+  if (rules_.compacts_lengths_first)
     for (std::size_t i = 0; i < mapping.size(); ++i)
       if (mapping[i] >= 0) lengths[static_cast<std::size_t>(mapping[i])] = lengths[i];
   std::vector<std::int64_t> source(mapping.size(), -1);  // by new row
@@ -237,7 +240,8 @@ void EdgeLlmPolicy::move_rows(const std::vector<std::int64_t>& mapping,
   const auto size = [&](std::uint32_t row) { return lengths[row]; };
   std::vector<bool> done(mapping.size());
   for (std::uint32_t first = 0; first < mapping.size(); ++first) {
-    // A row whose content is needed nowhere else begins a chain; what is left are cycles.
+    // A row whose content no other row needs begins a chain of moves. The remaining rows form
+    // cycles.
     if (done[first] || source[first] < 0 || mapping[first] >= 0) continue;
     for (std::uint32_t to = first; source[to] >= 0 && !done[to];) {
       const auto from = static_cast<std::uint32_t>(source[to]);
@@ -268,7 +272,7 @@ void EdgeLlmPolicy::move_row(std::uint32_t from, std::uint32_t to, std::uint32_t
     const StateSlot source = layout_.state(layer, from);
     const StateSlot target = layout_.state(layer, to);
     layers_.copy_state(source, target, StatePart::recurrent);
-    if (!planted(kEdgeLeavesConv)) layers_.copy_state(source, target, StatePart::conv);
+    if (rules_.move_takes_conv) layers_.copy_state(source, target, StatePart::conv);
   });
 }
 
@@ -295,7 +299,8 @@ PolicyEntry::SlotCounts slots_of(const Config& config) {
 
 template <bool moves_rows>
 std::unique_ptr<Subject> make(const SubjectOptions& options) {
-  return std::make_unique<EdgeLlmPolicy>(options, *HybridLayers::of(options.config), moves_rows);
+  return std::make_unique<EdgeLlmPolicy>(options, *HybridLayers::of(options.config),
+                                         EdgeLlmRules{.moves_rows = moves_rows});
 }
 
 PolicyEntry entry(std::string_view name, std::string_view summary,

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "cache_sim/policies/marconi/marconi_defects.hpp"
 #include "cache_sim/policies/marconi/marconi_options.hpp"
 #include "cache_sim/policies/request_checks.hpp"
 #include "reference/base/counted.hpp"
@@ -26,7 +25,7 @@ constexpr std::int64_t kPaperTokenBytes = kAttentionLayers * 4 * kWidth;
 constexpr std::int64_t kPaperStateBytes =
     kSsmLayers * (2 * kWidth * kStateSize + 8 * (2 * kWidth + 2 * kStateSize));
 
-MarconiCosts costs_of(const MarconiOptions& options, const MarconiSizes& sizes, bool is_artifact) {
+MarconiCosts costs_of(const MarconiOptions& options, const MarconiSizes& sizes) {
   constexpr auto d = static_cast<double>(kWidth);
   constexpr auto n = static_cast<double>(kStateSize);
   constexpr MarconiCosts::Flops kAttention{8 * d * d, 4 * d};
@@ -40,12 +39,8 @@ MarconiCosts costs_of(const MarconiOptions& options, const MarconiSizes& sizes, 
     const double half_pair = static_cast<double>(options.flops_pair) / 2;
     costs.flops = {static_cast<double>(options.flops_token) + half_pair, half_pair};
   }
-  costs.parent_flops = costs.flops;
-  if (is_artifact) {
-    costs.parent_flops.a += kMlpLayers * (kAttention.a - kMlp);
-    costs.parent_flops.b += kMlpLayers * kAttention.b;
-    costs.divides_by_whole_prefix = costs.insert_matches = true;
-  }
+  costs.mlp_as_attention = {costs.flops.a + kMlpLayers * (kAttention.a - kMlp),
+                            costs.flops.b + kMlpLayers * kAttention.b};
   return costs;
 }
 
@@ -61,15 +56,15 @@ MarconiSizes MarconiSizes::of(const Config& config) {
   return sizes;
 }
 
-MarconiPolicy::MarconiPolicy(const SubjectOptions& options, bool is_artifact)
+MarconiPolicy::MarconiPolicy(const SubjectOptions& options, const MarconiRules& variant)
     : config_(options.config),
-      defect_(options.defect),
+      rules_(with_defect(variant, options.defect)),
       layers_(*options.layers),
       sizes_(MarconiSizes::of(config_)),
       kv_(sizes_.capacity / sizes_.token_bytes, 1, layers_),
       states_(sizes_.capacity / sizes_.state_bytes, layers_),
-      tree_(costs_of(MarconiOptions::of(config_), sizes_, is_artifact), this, defect_),
-      tuner_(MarconiOptions::of(config_), sizes_.capacity, defect_) {}
+      tree_(costs_of(MarconiOptions::of(config_), sizes_), this, variant, rules_),
+      tuner_(MarconiOptions::of(config_), sizes_.capacity, rules_) {}
 
 Result<Reply> MarconiPolicy::apply(const Operation& operation) {
   switch (operation.verb) {
@@ -124,7 +119,7 @@ bool MarconiPolicy::evict_one(MarconiTree::Evicted& evicted) {
   return tree_.evict_one(tuner_.alpha(), evicted);
 }
 
-/// Evicts until so many bytes are free; nothing where that is not possible.
+/// Evicts until so many bytes are free; evicts nothing where that is not possible.
 bool MarconiPolicy::make_room(std::int64_t bytes, MarconiTree::Evicted& evicted) {
   if (!would_fit(bytes)) return false;
   while (free_bytes() < bytes)
@@ -183,14 +178,14 @@ Result<Reply> MarconiPolicy::admit(const Operation& operation) {
   return reply;
 }
 
-/// The request's own state: a copy of the matched one, or that of no tokens. Its row begins with
-/// the tree's KV.
+/// Gives the request its own state: a copy of the matched one, or the state of the empty prefix.
+/// Its row begins with the tree's KV.
 void MarconiPolicy::start_state(MarconiRequest& request, const MarconiTree::Match& match) {
   ++running_;
   request.live = states_.allocate();
   if (match.node == MarconiTree::kRoot) return layers_.zero_state(request.live);
   const StateSlot matched = tree_.node(match.node).state;
-  if (planted(kMarconiCopiesRecurrent))
+  if (!rules_.match_copies_conv)
     layers_.copy_state(matched, request.live, StatePart::recurrent);
   else
     layers_.copy_state(matched, request.live);
@@ -239,9 +234,9 @@ Result<Reply> MarconiPolicy::extend(MarconiRequest& request, const Operation& op
     write_kv(request, request.known, request.allocated);
     const std::uint32_t stop = request.allocated;
     const bool passes_branch =
-        request.computed < request.branch && request.branch <= stop && !planted(kMarconiNoBranch);
+        request.computed < request.branch && request.branch <= stop && rules_.stores_branches;
     if (passes_branch && make_room(sizes_.state_bytes, evicted)) {
-      advance(request, planted(kMarconiBranchLate) ? stop : request.branch);
+      advance(request, rules_.takes_branch_at_chunk_end ? stop : request.branch);
       store_branch(request);
     }
     if (request.computed < stop) advance(request, stop);
@@ -259,7 +254,7 @@ void MarconiPolicy::store_branch(MarconiRequest& request) {
   layers_.copy_state(request.live, copy);
   if (!store(request, request.branch, copy)) return;
   LOCKSTEP_MARK("marconi.branch_exists");
-  if (!planted(kMarconiLeaksBranch)) states_.release(copy);
+  if (rules_.frees_refused_branch) states_.release(copy);
 }
 
 /// Inserts the request's first `size` tokens with the state, and uses them from there. True where
@@ -282,7 +277,7 @@ bool MarconiPolicy::store(MarconiRequest& request, std::uint32_t size, StateSlot
   return done.exist;
 }
 
-/// The new lock comes before the old one goes, so that what they share stays locked.
+/// Locks the new node before it unlocks the old one, so that their common path stays locked.
 void MarconiPolicy::use(MarconiRequest& request, MarconiTree::Index node) {
   tree_.lock(node);
   tree_.unlock(request.used);
@@ -405,6 +400,9 @@ PolicyEntry::SlotCounts slots_of(const Config& config) {
   return {sizes.capacity / sizes.state_bytes, sizes.capacity / sizes.token_bytes + 1};
 }
 
+constexpr MarconiRules kArtifactRules{
+    .takes_mlp_for_attention = true, .divides_by_whole_prefix = true, .insert_matches = true};
+
 const Registration<PolicyEntry> kMarconi{
     {.name = "marconi",
      .summary = "Marconi (MLSys 2025): states at ends and branches, eviction by FLOPs per byte",
@@ -412,7 +410,7 @@ const Registration<PolicyEntry> kMarconi{
      .config_fields = {"pool_bytes", "token_bytes", "state_bytes", "alpha", "bootstrap",
                        "flops_token", "flops_pair"},
      .make = [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
-       return std::make_unique<MarconiPolicy>(options, false);
+       return std::make_unique<MarconiPolicy>(options, MarconiRules{});
      },
      .check = check_config,
      .slots = slots_of}};
@@ -422,7 +420,7 @@ const Registration<PolicyEntry> kArtifact{
      .has_states = true,
      .config_fields = {"pool_bytes", "token_bytes", "state_bytes", "alpha", "bootstrap"},
      .make = [](const SubjectOptions& options) -> std::unique_ptr<Subject> {
-       return std::make_unique<MarconiPolicy>(options, true);
+       return std::make_unique<MarconiPolicy>(options, kArtifactRules);
      },
      .check = check_config,
      .slots = slots_of}};

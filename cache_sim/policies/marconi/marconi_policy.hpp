@@ -1,4 +1,4 @@
-// Marconi in front of requests: policies `marconi` and `marconi-artifact`. Rules:
+// Marconi's request verbs: policies `marconi` and `marconi-artifact`. Rules:
 // reference/caches/marconi.md.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace lockstep::cache_sim {
 
-/// What a configuration makes of the pool of bytes.
+/// The sizes in bytes that follow from a configuration.
 struct MarconiSizes {
   std::int64_t token_bytes, state_bytes, capacity;
   static MarconiSizes of(const Config& config);
@@ -27,7 +27,7 @@ struct MarconiRequest {
   std::uint32_t computed = 0;   ///< tokens that the live state stands for
   std::uint32_t allocated = 0;  ///< tokens that have KV; more than computed while it verifies
   std::uint32_t owned = 0;      ///< of these, the tree's
-  std::uint32_t branch = 0;     ///< where a state is to be stored; 0: nowhere
+  std::uint32_t branch = 0;     ///< the position to store a state at; 0: none
   MarconiTree::Index used = MarconiTree::kRoot;  ///< the node with `owned` tokens, locked
   StateSlot live;
   KvRuns kv;
@@ -38,12 +38,12 @@ struct MarconiRequest {
 
 class MarconiPolicy final : public Subject, private MarconiTree::Memory {
  public:
-  MarconiPolicy(const SubjectOptions& options, bool is_artifact);
+  MarconiPolicy(const SubjectOptions& options, const MarconiRules& variant);
 
   Result<Reply> apply(const Operation& operation) override;
   std::optional<Snapshot> snapshot() const override;
 
-  // What an auditor sees.
+  // For auditors.
   const MarconiTree& tree() const { return tree_; }
   const KvPool& kv_pool() const { return kv_; }
   const StatePool& state_pool() const { return states_; }
@@ -74,13 +74,12 @@ class MarconiPolicy final : public Subject, private MarconiTree::Memory {
   void use(MarconiRequest& request, MarconiTree::Index node);
   void drop_kv(MarconiRequest& request, std::uint32_t first);
   void remove(MarconiRequest& request);
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
 
   void release(const KvRuns& kv) override { kv_.release(kv); }
   void release(StateSlot state) override { states_.release(state); }
 
   const Config config_;
-  const Defect* const defect_;
+  const MarconiRules rules_;
   LayerState& layers_;
   const MarconiSizes sizes_;
   KvPool kv_;

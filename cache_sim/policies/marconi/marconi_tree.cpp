@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <tuple>
 
-#include "cache_sim/policies/marconi/marconi_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 
-MarconiTree::MarconiTree(const MarconiCosts& costs, Memory* memory, const Defect* planted)
-    : costs_(costs), memory_(memory), planted_(planted) {
+MarconiTree::MarconiTree(const MarconiCosts& costs, Memory* memory, const MarconiRules& variant,
+                         const MarconiRules& rules)
+    : costs_(costs), memory_(memory), variant_(variant), rules_(rules) {
   nodes_.emplace_back();
   nodes_[kRoot].alive = true;
 }
@@ -18,7 +18,7 @@ MarconiTree::MarconiTree(const MarconiCosts& costs, Memory* memory, const Defect
 MarconiTree MarconiTree::counting_copy() const {
   MarconiTree copy = *this;
   copy.memory_ = nullptr;
-  copy.planted_ = nullptr;
+  copy.rules_ = variant_;
   copy.locked_tokens_ = copy.locked_states_ = 0;
   for (Index i = 1; i < copy.nodes_.size(); ++i) {
     Node& node = copy.nodes_[i];
@@ -58,8 +58,8 @@ MarconiTree::Walk MarconiTree::walk(const Tokens& tokens, std::uint32_t size, Na
 MarconiTree::Match MarconiTree::match(const Tokens& tokens, std::uint32_t size, Name salt) {
   ++clock_;
   Walk path = walk(tokens, size, salt);
-  if (planted(kMarconiDescends) && path.into != kNone && path.size < size) {
-    // The key without what was matched, looked for below the edge as if the edge had been passed.
+  if (!rules_.match_ends_inside_edges && path.into != kNone && path.size < size) {
+    // Looks for the rest of the key below the edge, as if the key had passed the whole edge.
     const Index below = child_of(path.into, salt, tokens[path.size]);
     if (below != kNone && nodes_[below].has_state) {
       const Node& wrong = nodes_[below];
@@ -69,7 +69,7 @@ MarconiTree::Match MarconiTree::match(const Tokens& tokens, std::uint32_t size, 
       return {below, path.size, path.size};
     }
   }
-  if (planted(kMarconiRefreshesPath))
+  if (rules_.match_renews_path)
     for (Index node = path.with_state; node != kRoot; node = nodes_[node].parent)
       nodes_[node].time = clock_;
   if (path.with_state != kRoot) nodes_[path.with_state].time = clock_;
@@ -111,7 +111,7 @@ void MarconiTree::unlink(Index child) {
   nodes_[node.parent].child_sum -= child;
 }
 
-/// A node's edge and state come to the sums, or leave them.
+/// Adds a node's edge and state to the sums, or subtracts them.
 void MarconiTree::count(const Node& node, std::int64_t sign) {
   tokens_ += sign * node.edge_size();
   states_ += node.has_state ? sign : 0;
@@ -144,7 +144,7 @@ MarconiTree::Index MarconiTree::split(Index below, std::uint32_t at) {
   }
   lower.begin = at;
   lower.parent = above;
-  if (planted(kMarconiSplitMovesState)) {
+  if (rules_.split_moves_state) {
     std::swap(upper.state, lower.state);
     std::swap(upper.has_state, lower.has_state);
   }
@@ -166,8 +166,7 @@ MarconiTree::Inserted MarconiTree::insert(const Tokens& tokens, std::uint32_t si
                                           const KvRuns* kv, StateSlot state) {
   ++clock_;
   const Walk path = walk(tokens, size, salt);
-  if ((costs_.insert_matches || planted(kMarconiInsertMatches)) && path.with_state != kRoot)
-    nodes_[path.with_state].time = clock_;
+  if (rules_.insert_matches && path.with_state != kRoot) nodes_[path.with_state].time = clock_;
   Index end = path.into == kNone ? path.node : split(path.into, path.size);
   if (path.size < size) {
     const Index leaf = new_node();
@@ -203,27 +202,22 @@ void MarconiTree::add_lock(Index index, std::int64_t change) {
 // --- Eviction ------------------------------------------------------------------------------------
 
 double MarconiTree::efficiency_of(const Node& node) const {
-  MarconiCosts::Flops parent = costs_.parent_flops;
-  if (planted(kMarconiParentFlops)) {
-    // 28 MLP layers of width 4096 as attention layers.
-    constexpr double d = 4096;
-    parent.a -= 28 * 8 * d * d;
-    parent.b += 28 * 4 * d;
-  }
+  const MarconiCosts::Flops& parent =
+      rules_.takes_mlp_for_attention ? costs_.mlp_as_attention : costs_.flops;
   const double saved = costs_.flops.of(node.end) - parent.of(node.begin);
-  const bool whole = costs_.divides_by_whole_prefix || planted(kMarconiWholePrefix);
   const std::int64_t bytes =
-      (whole ? node.end : node.edge_size()) * costs_.token_bytes + costs_.state_bytes;
+      (rules_.divides_by_whole_prefix ? node.end : node.edge_size()) * costs_.token_bytes +
+      costs_.state_bytes;
   return saved / static_cast<double>(bytes);
 }
 
-/// Something about the node has changed: whether it is a candidate, and what it is worth.
+/// The node has changed: computes again whether it is a candidate, and its efficiency.
 void MarconiTree::touch(Index index) {
   if (index == kRoot) return;
   Node& node = nodes_[index];
-  const std::uint32_t most_children = planted(kMarconiEvictsShared) ? 2 : 1;
+  const std::uint32_t most_children = rules_.evicts_where_prefixes_part ? 2 : 1;
   const bool is_candidate = node.alive && node.has_state && node.child_count <= most_children &&
-                            (node.locks == 0 || planted(kMarconiIgnoresLocks));
+                            (node.locks == 0 || !rules_.locks_keep_nodes);
   if (is_candidate) node.efficiency = efficiency_of(node);
   if (is_candidate == (node.place != kNone)) return;
   if (is_candidate) {
@@ -280,7 +274,7 @@ bool MarconiTree::evict_one(double alpha, Evicted& evicted) {
   const bool is_leaf = nodes_[index].child_count == 0;
   drop_state(index, evicted);
   tidy_up(index, evicted);
-  if (planted(kMarconiFreesAnothers) && is_leaf) bytes_ = bytes_before - bytes_of_last;
+  if (rules_.frees_anothers_bytes && is_leaf) bytes_ = bytes_before - bytes_of_last;
   return true;
 }
 
@@ -295,11 +289,11 @@ void MarconiTree::drop_state(Index index, Evicted& evicted) {
   touch(index);
 }
 
-/// What a node without a state becomes: with two children it stays, with one it is part of the
-/// child's edge, and without any its KV is of no use to anybody.
+/// Cleans up a node that has lost its state: with two children it stays, with one it becomes a part
+/// of the child's edge, and without children it is removed, because no request can use its KV.
 void MarconiTree::tidy_up(Index index, Evicted& evicted) {
   if (!nodes_[index].has_state && nodes_[index].child_count == 0) {
-    // Its parent had a state or another child, which is there still.
+    // The parent is no candidate for removal: it has a state or another child.
     const Index parent = nodes_[index].parent;
     remove_leaf(index, evicted);
     index = parent;
@@ -330,7 +324,7 @@ void MarconiTree::merge_into_child(Index index) {
   count(child, -1);
   unlink(below);
   unlink(index);
-  if (!planted(kMarconiMergeLosesKv))
+  if (rules_.merge_passes_kv)
     for (const KvRun& run : child.kv) append_run(gone.kv, run);
   child.kv.swap(gone.kv);
   child.begin = gone.begin;

@@ -4,17 +4,16 @@
 #include <cstdlib>
 #include <utility>
 
-#include "cache_sim/policies/marconi/marconi_defects.hpp"
 #include "reference/base/mark.hpp"
 
 namespace lockstep::cache_sim {
 
 MarconiTuner::MarconiTuner(const MarconiOptions& options, std::int64_t capacity,
-                           const Defect* planted)
+                           const MarconiRules& rules)
     : is_tuned_(options.alpha == "tuned"),
       bootstrap_(options.bootstrap),
       capacity_(capacity),
-      planted_(planted) {
+      tunes_on_cache_of_now_(rules.tunes_on_cache_of_now) {
   if (!is_tuned_)
     alpha_ = static_cast<double>(std::strtol(options.alpha.c_str(), nullptr, 10)) / 1000;
 }
@@ -29,11 +28,11 @@ void MarconiTuner::finished(const MarconiTree& now, Tokens prompt, Tokens stored
   if (window_ == 0) return;
   served_.push_back({std::move(prompt), std::move(stored), salt});
   if (static_cast<std::int64_t>(served_.size()) < window_) return;
-  tune(planted_ == &kMarconiTunesFromNow ? now.counting_copy() : *snapshot_);
+  tune(tunes_on_cache_of_now_ ? now.counting_copy() : *snapshot_);
   window_ = 0;
   served_.clear();
   served_.shrink_to_fit();
-  snapshot_ = MarconiTree(now.costs(), nullptr, nullptr);  // wanted no more
+  snapshot_ = MarconiTree(now.costs(), nullptr);  // wanted no more
 }
 
 void MarconiTuner::tune(const MarconiTree& start) {

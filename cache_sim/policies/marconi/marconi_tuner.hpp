@@ -17,10 +17,10 @@ class MarconiTuner {
  public:
   static constexpr int kSteps = 20;  ///< alphas 0, 0.1, … 2
 
-  MarconiTuner(const MarconiOptions& options, std::int64_t capacity, const Defect* planted);
+  MarconiTuner(const MarconiOptions& options, std::int64_t capacity, const MarconiRules& rules);
 
   double alpha() const { return alpha_; }
-  /// The cache just before it may evict for the first time.
+  /// Whether the tuner wants a copy of the cache as it is before its first eviction.
   bool wants_snapshot() const { return is_tuned_ && !snapshot_; }
   void evicted(MarconiTree before);
 
@@ -42,7 +42,7 @@ class MarconiTuner {
   double alpha_ = 0;
   std::int64_t bootstrap_;
   std::int64_t capacity_;
-  const Defect* planted_;
+  bool tunes_on_cache_of_now_;
   std::int64_t finished_ = 0;
   std::optional<MarconiTree> snapshot_;
   std::int64_t window_ = 0;  // finishes to replay; 0: not waiting for any

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/base/require.hpp"
@@ -15,8 +14,9 @@ constexpr std::size_t kFirstTableSize = 16;
 
 }  // namespace
 
-RadixTree::RadixTree(const Options& options, KvPool& kv, StatePool& states)
-    : options_(options), kv_(kv), states_(states), children_(kFirstTableSize) {
+RadixTree::RadixTree(const Options& options, const SglangRules& rules, KvPool& kv,
+                     StatePool& states)
+    : options_(options), rules_(rules), kv_(kv), states_(states), children_(kFirstTableSize) {
   nodes_.emplace_back();  // the root: an empty path, always alive, never in a list, never counted
   nodes_[0].alive = true;
 }
@@ -25,7 +25,7 @@ RadixTree::RadixTree(const Options& options, KvPool& kv, StatePool& states)
 
 std::uint64_t RadixTree::child_hash(NodeIndex parent, Name salt, const Tokens& key,
                                     std::uint32_t at) const {
-  // Odd multipliers part the numbers before the one mixing step that most lookups need.
+  // The odd multipliers spread parents and salts apart; with page=1 one mixing step follows.
   std::uint64_t hash = parent.value * 0xD6E8FEB86659FD93u;
   if (parent == kRoot) hash += salt.index() * 0xA0761D6478BD642Fu;
   for (std::uint32_t i = 0; i < options_.page; ++i) hash = mix64(hash ^ key[at + i]);
@@ -126,20 +126,20 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   upper.parent = child.parent;
   upper.salt = child.salt;
   upper.child_count = 1;
-  upper.full_lock = planted(kSplitForgetsLock) ? 0 : child.full_lock;
+  upper.full_lock = rules_.split_copies_lock ? child.full_lock : 0;
   KvRuns lower;
   append_slice(upper.kv, child.kv, 0, length);
   append_slice(lower, child.kv, length, child.edge_size());
   child.kv.swap(lower);
   child.start += length;
   child.parent = upper_index;
-  if (!planted(kSplitLeavesChildOld)) child.last_access = tick();
+  if (rules_.split_renews_child) child.last_access = tick();
   unlist(child_index);
   list_if_leaf(child_index);
   if (child.state.exists()) LOCKSTEP_MARK("split.above_state");
   if (!child.state.exists()) LOCKSTEP_MARK("split.above_tombstone");
   if (child.full_lock != 0) LOCKSTEP_MARK("split.locked");
-  if (planted(kSplitMovesState) && child.state.exists()) {
+  if (rules_.split_moves_state && child.state.exists()) {
     upper.state = child.state;
     child.state = StateSlot::none();
     lru_remove(child_index);
@@ -147,7 +147,7 @@ NodeIndex RadixTree::split(NodeIndex child_index, std::uint32_t length) {
   }
   add_child(upper_index);
   add_child(child_index);
-  if (options_.rules.insert_renews_path) renew_state(child_index);
+  if (rules_.insert_renews_path) renew_state(child_index);
   touch(upper_index, true);
   touch(child_index, true);
   touch(upper.parent, false);
@@ -175,7 +175,7 @@ bool RadixTree::attach(NodeIndex index, StateSlot state) {
   RadixNode& end = nodes_[index.value];
   touch(index, false);
   if (end.state.exists()) {
-    if (options_.rules.insert_renews_end && !planted(kInsertKeepsPlace)) renew_state(index);
+    if (rules_.insert_renews_end) renew_state(index);
     return true;
   }
   if (end.state_lock != 0) LOCKSTEP_MARK("insert.refills_locked_tombstone");
@@ -200,7 +200,7 @@ void RadixTree::cap_states(NodeIndex tail) {
   for (; excess > 0 && path_.back() != tail; path_.pop_back()) {
     const RadixNode& state = node(path_.back());
     if (state.state_lock != 0 || state.child_count != 1) continue;
-    if (!planted(kCapsNoPath)) evict_state(path_.back(), unreported);
+    if (rules_.caps_paths) evict_state(path_.back(), unreported);
     --excess;
   }
   path_.clear();
@@ -220,53 +220,51 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
     const NodeIndex lower = child;  // the child itself, where the key passes it
     if (partial) child = split(child, common);
     found.reached = child;
-    if (!options_.has_states || node(child).state.exists() || planted(kReusesKvWithoutState)) {
+    if (!rules_.has_states || node(child).state.exists() || rules_.reuses_kv_without_state) {
       found.end = child;
       found.prefix = found.full;
     }
     if (partial && node(lower).state.exists() && offers_child(lower)) {
       found.end = lower;
-      found.prefix = planted(kOffersChildBefore) ? found.full - common : found.full;
+      found.prefix =
+          rules_.child_offer == ChildOffer::parents_length ? found.full - common : found.full;
     }
-    if (partial && !planted(kDescendsAfterPartialMatch)) break;
+    if (partial && rules_.match_ends_inside_edges) break;
     at = lower;
   }
   if (found.end != kRoot) refresh_path(found.end);
   const std::uint32_t branch = found.full / options_.branch_grid * options_.branch_grid;
-  if (options_.rules.branches_at_prefix ? found.full > found.prefix : branch > found.prefix)
+  if (rules_.branches_at_prefix ? found.full > found.prefix : branch > found.prefix)
     found.branch = branch;
   return found;
 }
 
-/// Planted: a key that ends inside an edge is offered the state at that edge's end.
 bool RadixTree::offers_children() const {
-  return planted(kOffersChildBefore) || planted(kOffersChildAfter) || planted(kOffersOneLonger);
+  return rules_.child_offer != ChildOffer::none;
 }
 
-/// Whether a key that ends where `rest` begins is offered its state.
 bool RadixTree::offers_child(NodeIndex rest) const {
-  return offers_children() && (!planted(kOffersOneLonger) || node(rest).edge_size() == 1);
+  return offers_children() &&
+         (rules_.child_offer != ChildOffer::one_token_longer || node(rest).edge_size() == 1);
 }
 
 /// The matched node becomes the newest state, alone (#31643; older rules: with its path, from the
 /// root on); access times fall from it towards the root, so that a parent never outlives its child.
 void RadixTree::refresh_path(NodeIndex end) {
   std::uint64_t time = tick();
-  for (NodeIndex at = end; at != kRoot; at = node(at).parent) {
-    if (!planted(kMatchForgetsTime)) nodes_[at.value].last_access = time--;
-    if (at != end && planted(kRefreshesWholePath)) renew_state(at);
-  }
-  if (options_.rules.match_renews_path && !planted(kMatchRenewsOne)) {
+  for (NodeIndex at = end; at != kRoot; at = node(at).parent)
+    if (rules_.match_renews_times) nodes_[at.value].last_access = time--;
+  if (rules_.match_renews_path) {
     for (NodeIndex at = node(end).parent; at != kRoot; at = node(at).parent) path_.push_back(at);
     for (; !path_.empty(); path_.pop_back()) renew_state(path_.back());
   }
-  if (!planted(kMatchKeepsPlace)) renew_state(end);
+  if (rules_.match_renews_end) renew_state(end);
   unlist(end);
   list_if_leaf(end);
   touch(end, false);
 }
 
-/// The node's state, where it has one, becomes the newest.
+/// Makes the node's state, where it has one, the newest.
 void RadixTree::renew_state(NodeIndex index) {
   if (!node(index).state.exists()) return;
   lru_remove(index);
@@ -283,7 +281,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
   for (NodeIndex at = from; at != kRoot; at = node(at).parent) path_.push_back(at);
   for (; !path_.empty(); path_.pop_back()) {
     nodes_[path_.back().value].last_access = tick();
-    if (options_.rules.insert_renews_path) renew_state(path_.back());
+    if (rules_.insert_renews_path) renew_state(path_.back());
   }
 
   KvRuns surplus;
@@ -297,7 +295,7 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
     NodeIndex child = find_child(at, salt, key, depth, size - depth, common);
     if (!child.exists()) break;
     nodes_[child.value].last_access = tick();
-    if (options_.rules.insert_renews_path) renew_state(child);
+    if (rules_.insert_renews_path) renew_state(child);
     if (common < node(child).edge_size()) child = split(child, common);
     const std::uint32_t first = std::max(owned, depth);
     depth += common;
@@ -309,19 +307,19 @@ RadixTree::Inserted RadixTree::insert(const Tokens& key, std::uint32_t size, Nam
   }
   if (!surplus.empty()) {
     LOCKSTEP_MARK("insert.duplicates");
-    if (planted(kFreesDuplicatesTwice)) kv_.release(surplus);
+    if (rules_.frees_duplicates_twice) kv_.release(surplus);
     kv_.release(surplus);
   }
   if (depth < size) {
     const std::uint32_t leaf_start = depth;
     at = add_leaf(key.prefix(size), salt, at);
     append_slice(nodes_[at.value].kv, row, leaf_start - row_begin, size - row_begin);
-    done.exist = options_.has_states && attach(at, state);
+    done.exist = rules_.has_states && attach(at, state);
     list_if_leaf(at);
   } else {
     unlist(at);
     list_if_leaf(at);
-    done.exist = !options_.has_states || attach(at, state);
+    done.exist = !rules_.has_states || attach(at, state);
   }
   done.end = at;
   return done;
@@ -380,11 +378,11 @@ void RadixTree::unlock_kv(NodeIndex index) {
 }
 
 void RadixTree::lock_state(NodeIndex index) {
-  if (!options_.has_states) return;
+  if (!rules_.has_states) return;
   RadixNode& locked = nodes_[index.value];
   if (!locked.state.exists()) {
     LOCKSTEP_MARK("lock.tombstone");
-    if (!options_.rules.counts_bare_locks || planted(kTombstoneLockUncounted)) return;
+    if (!rules_.counts_bare_locks || rules_.loses_bare_locks) return;
   }
   if (locked.state_lock++ == 0 && locked.state.exists()) {
     --sizes_.evictable_states;
@@ -395,9 +393,8 @@ void RadixTree::lock_state(NodeIndex index) {
 
 void RadixTree::unlock_state(NodeIndex index) {
   RadixNode& unlocked = nodes_[index.value];
-  if (!options_.has_states || (planted(kTombstoneLockUncounted) && unlocked.state_lock == 0))
-    return;
-  if (!options_.rules.counts_bare_locks && !unlocked.state.exists()) return;
+  if (!rules_.has_states || (rules_.loses_bare_locks && unlocked.state_lock == 0)) return;
+  if (!rules_.counts_bare_locks && !unlocked.state.exists()) return;
   require(unlocked.state_lock != 0, "a state is unlocked as often as it was locked");
   if (--unlocked.state_lock == 0 && unlocked.state.exists()) {
     ++sizes_.evictable_states;
@@ -419,12 +416,12 @@ void RadixTree::unlock(NodeIndex end, bool with_state) {
   list_if_leaf(end);
 }
 
-/// Down a path, which is what requests do, only the new part of it is walked.
+/// Requests move their locks down a path, so only the new part of the path is walked.
 void RadixTree::move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state) {
   NodeIndex at = to;
   for (; at != kRoot && at != from; at = node(at).parent) lock_kv(at);
   if (at != from && offers_children()) {
-    unlock(from, from_state);  // it lies below what the request was told
+    unlock(from, from_state);  // a defect's match: it lies below `to`
     from = NodeIndex::none();
   }
   require(at == from || !from.exists(), "a lock moves down its path");
@@ -488,7 +485,7 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   RadixNode& leaf = nodes_[index.value];
   evicted.kv += leaf.edge_size();
   auto& leaf_kv = leaf.full_lock != 0 ? sizes_.protected_kv : sizes_.evictable_kv;
-  if (!planted(kDropKeepsSize)) leaf_kv -= leaf.edge_size();
+  if (rules_.counts_dropped_kv) leaf_kv -= leaf.edge_size();
   if (leaf.state.exists()) {
     states_.release(leaf.state);
     evicted.states += 1;
@@ -509,8 +506,7 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
   leaf = RadixNode{};
   leaf.kv = std::move(kv);  // keeps its capacity for the node that gets this index
   dead_.push_back(index);
-  if (options_.rules.drops_bare_parents && is_leaf(node(parent)) && !node(parent).state.exists() &&
-      !planted(kKeepsBareParents))
+  if (rules_.drops_bare_parents && is_leaf(node(parent)) && !node(parent).state.exists())
     drop_leaf(parent, evicted);
   else
     list_if_leaf(parent, neighbour.exists() ? neighbour : leaf_oldest_);
@@ -519,9 +515,9 @@ void RadixTree::drop_leaf(NodeIndex index, Evicted& evicted) {
 /// A leaf goes whole; an inner node, or a leaf whose KV is locked, becomes a tombstone.
 void RadixTree::evict_state(NodeIndex index, Evicted& evicted) {
   RadixNode& victim = nodes_[index.value];
-  if (is_leaf(victim) && !planted(kTombstonesLeaf)) return drop_leaf(index, evicted);
+  if (is_leaf(victim) && rules_.evicts_leaves_whole) return drop_leaf(index, evicted);
   LOCKSTEP_MARK("evict.tombstone");
-  if (!planted(kTombstoneKeepsSlot)) states_.release(victim.state);
+  if (rules_.frees_evicted_states) states_.release(victim.state);
   evicted.states += 1;
   (victim.state_lock != 0 ? sizes_.protected_states : sizes_.evictable_states) -= 1;
   lru_remove(index);
@@ -537,7 +533,7 @@ void RadixTree::evict_leaves(Evicted& evicted, Done done) {
 template <class Done>
 void RadixTree::evict_states(Evicted& evicted, Done done) {
   const auto evictable = [&](NodeIndex from) {
-    while (from.exists() && node(from).state_lock != 0 && !planted(kEvictsLockedState))
+    while (from.exists() && node(from).state_lock != 0 && rules_.locks_keep_states)
       from = node(from).lru_newer;
     return from;
   };

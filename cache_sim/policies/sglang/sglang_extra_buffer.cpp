@@ -7,7 +7,6 @@
 #include <numeric>
 #include <vector>
 
-#include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "reference/base/mark.hpp"
 
 namespace lockstep::cache_sim {
@@ -41,7 +40,7 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
         track_verified_lazily(request, last);
       else if (last > request.computed)
         track_decoded(request, last, forward);
-      if (planted(kTracksInVerify) && request.admitted >= grid_) {
+      if (rules_.tracks_old_chunk_in_verify && request.admitted >= grid_) {
         request.tracking.last = request.tracking.next;
         request.tracking.last_size = request.admitted / grid_ * grid_;
         layers_.copy_state(slot_of(request), request.tracking.slots[request.tracking.last]);
@@ -49,12 +48,12 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
       break;
   }
   SglangPolicy::advance(request, stop, forward);
-  if (forward == Forward::chunk && planted(kCountsPrefillEnd) && stop == last)
+  if (forward == Forward::chunk && rules_.tracks_prefill_end && stop == last)
     track_decoded(request, stop, forward);
 }
 
-/// The target gets the state after `position` tokens. A verification has left it beside the live
-/// one; otherwise the forward goes there.
+/// Copies the state after `position` tokens into the target. A verification has left that state
+/// beside the live one; otherwise the forward runs up to there.
 void SglangExtraBuffer::leave(RadixRequest& request, std::uint32_t position, StateSlot target,
                               Forward forward) {
   if (forward == Forward::verification) return commit(request, position, target);
@@ -62,15 +61,16 @@ void SglangExtraBuffer::leave(RadixRequest& request, std::uint32_t position, Sta
   layers_.copy_state(slot_of(request), target);
 }
 
-/// Where in the chunk [computed, stop) a state is kept, 0 for nowhere: the last position of the
-/// grid, counted from the chunk's start, or the branch position instead.
+/// The position in the chunk [computed, stop) at which a state is kept; 0 for none: the branch
+/// position if the chunk passes it, else the last position of a grid that starts at the chunk's
+/// beginning.
 std::uint32_t SglangExtraBuffer::tracked_in_chunk(const RadixRequest& request,
                                                   std::uint32_t stop) const {
   const std::uint32_t begin = request.computed;
   if (stop - begin < grid_) return 0;
   std::uint32_t position = begin + (stop - begin) / grid_ * grid_;
-  if (planted(kAbsoluteGrid)) position = stop / grid_ * grid_;
-  if (begin < request.branch && request.branch < position && !planted(kIgnoresBranch)) {
+  if (rules_.grid_is_absolute) position = stop / grid_ * grid_;
+  if (begin < request.branch && request.branch < position && rules_.tracks_branch) {
     if ((request.branch - begin) % grid_ == 0)
       position = request.branch;
     else
@@ -82,18 +82,19 @@ std::uint32_t SglangExtraBuffer::tracked_in_chunk(const RadixRequest& request,
 
 void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   const std::uint32_t position = tracked_in_chunk(request, stop);
-  if (planted(kForgetsBranch)) request.branch = 0;
+  if (rules_.forgets_branch) request.branch = 0;
   if (position == 0) return;
   if (position == request.branch) LOCKSTEP_MARK("track.branch");
-  std::uint32_t taken = position;  // what the state stands for, where nothing is broken
-  if (planted(kTracksAtTheEnd)) taken = stop;
-  if (planted(kChunksAcrossRequests)) {
+  std::uint32_t taken = position;  // tokens that the state stands for; a defect changes them
+  if (rules_.tracked_at == TrackedAt::chunk_end) taken = stop;
+  if (rules_.tracked_at == TrackedAt::batch_chunk) {
     const std::uint32_t in_batch = batch_tokens_ + position - request.computed;
     const std::uint32_t late = in_batch % static_cast<std::uint32_t>(config_.model_chunk);
     taken = std::max(request.computed, position - std::min(late, position));
   }
-  if (planted(kCopiesBeforeForward) && request.in_flight_count != 0) taken = request.computed;
-  if (planted(kTracksInPages))
+  if (rules_.tracked_at == TrackedAt::before_forward && request.in_flight_count != 0)
+    taken = request.computed;
+  if (rules_.tracked_at == TrackedAt::page)
     taken = std::min(stop, request.computed + (position - request.computed) / page_ *
                                                   static_cast<std::uint32_t>(config_.model_chunk));
   run_to(request, taken);
@@ -103,12 +104,12 @@ void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   tracking.last_size = position;
   const StateSlot taken_in = tracking.slots[tracking.last];
   layers_.copy_state(slot_of(request), taken_in, StatePart::recurrent);
-  if (planted(kTracksConvAtTheEnd)) run_to(request, stop);
+  if (rules_.tracks_conv_at_chunk_end) run_to(request, stop);
   layers_.copy_state(slot_of(request), taken_in, StatePart::conv);
 }
 
 bool SglangExtraBuffer::swaps_with_results() const {
-  return planted(kMissesSwap) && config_.overlap != 0 && !lazy();
+  return rules_.swaps_with_results && config_.overlap != 0 && !lazy();
 }
 
 void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t position,
@@ -125,13 +126,13 @@ void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t posit
 
 // --- Lazy: one slot, and a second one while a state that is under way must not write over it -----
 
-/// For the second slot nothing is evicted: where none is free, the step writes over the kept state,
-/// which is lost as soon as the step is launched.
+/// Takes a free slot; evicts nothing for it. Where no slot is free, the step writes over the kept
+/// state, which is lost as soon as the step is launched.
 bool SglangExtraBuffer::take_second_slot(Tracking& tracking) {
   StateSlot& other = tracking.slots[1 - tracking.next];
   RadixTree::Evicted unreported;
-  if (planted(kLazyEvicts)) make_room_for_states(1, unreported);
-  if (states_.free_count() == 0 || planted(kLazyOverwrites)) {
+  if (rules_.lazy_evicts) make_room_for_states(1, unreported);
+  if (states_.free_count() == 0 || !rules_.lazy_takes_second_slot) {
     LOCKSTEP_MARK("track.no_second_slot");
     tracking.last_size = 0;
     return false;
@@ -144,7 +145,7 @@ bool SglangExtraBuffer::take_second_slot(Tracking& tracking) {
 /// From now on slots[slot] is the one that is kept, and the other one is free again.
 void SglangExtraBuffer::keep(Tracking& tracking, std::uint32_t slot, std::uint32_t size) {
   StateSlot& other = tracking.slots[1 - slot];
-  if (other.exists() && !planted(kLazyKeepsBoth)) {
+  if (other.exists() && rules_.lazy_frees_old_slot) {
     states_.release(other);
     other = StateSlot::none();
     forget_launched(tracking, 1 - slot);
@@ -176,8 +177,8 @@ void SglangExtraBuffer::launch_lazily(RadixRequest& request, std::uint32_t posit
 
 void SglangExtraBuffer::results_came(RadixRequest& request) {
   Tracking& tracking = request.tracking;
-  // The defect: a result changes the slot for the last step that is known then, its own or the one
-  // ahead of it. A prefill's result changes nothing.
+  // With swaps_with_results (a defect) a result changes the slot for the last step that is known
+  // then: its own step or the one ahead of it. A prefill's result changes nothing.
   const std::uint32_t known = request.in_flight_count != 0 ? request.computed : request.committed();
   if (swaps_with_results() && request.committed() > request.admitted && known % decode_grid_ == 0)
     tracking.next = 1 - tracking.next;
@@ -188,8 +189,8 @@ void SglangExtraBuffer::results_came(RadixRequest& request) {
   }
 }
 
-/// How far a verification gets is not known, so the second slot is taken where it could pass a
-/// position of the grid; SGLang looks twice as far as the verification can get.
+/// The verification may keep any number of its tokens, so the second slot is taken if it could pass
+/// a position of the grid. SGLang looks twice as far as the verification can get.
 void SglangExtraBuffer::prepare_verification(RadixRequest& request, std::uint32_t tokens) {
   if (!lazy()) return;
   Tracking& tracking = request.tracking;
@@ -219,9 +220,9 @@ SglangExtraBuffer::Tracked SglangExtraBuffer::tracked_within(const RadixRequest&
                                                              std::uint32_t most) const {
   const Tracking& tracking = request.tracking;
   Tracked found{tracking.last, tracking.last_size};
-  if (found.size > most && !planted(kStoresBeyondOwned)) {
+  if (found.size > most && !rules_.stores_beyond_owned) {
     LOCKSTEP_MARK("track.last_is_beyond");
-    found = {tracking.previous, planted(kKeepsOneTracked) ? 0 : tracking.previous_size};
+    found = {tracking.previous, rules_.stores_previous_state ? tracking.previous_size : 0};
     if (found.size > most) found.size = 0;
   }
   return found;
@@ -234,8 +235,8 @@ Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t u
     LOCKSTEP_MARK("checkpoint.nothing_tracked");
     return stored_reply(request, false);
   }
-  if (lazy() && states_.free_count() == 0 && !planted(kLazyKeepsLock)) {
-    // The prefill has read the state that was matched: it may go. Its KV stays locked.
+  if (lazy() && states_.free_count() == 0 && rules_.lazy_gives_up_lock) {
+    // The prefill has read the matched state, so its lock may go. Its KV stays locked.
     LOCKSTEP_MARK("checkpoint.gives_up_state_lock");
     tree_.move_lock(request.locked, request.state_locked, request.locked, false);
     request.state_locked = false;
@@ -246,30 +247,31 @@ Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t u
     return Reply::refusal(Refusal::no_state_slot);
   }
   Tracking& tracking = request.tracking;
-  StateSlot& slot = tracking.slots[planted(kDonatesOtherSlot) ? 1 - tracked.slot : tracked.slot];
+  StateSlot& slot = tracking.slots[rules_.donates_other_slot ? 1 - tracked.slot : tracked.slot];
   const StateSlot donated = slot;
   slot = states_.allocate();
   const RadixTree::Inserted done = store(request, tracked.size, donated);
   move_lock(request, done.end);
   if (done.exist) states_.release(donated);
-  if (!planted(kRemembersTracked)) {
-    // Where the one before was stored, the last one belongs to a step that is still under way.
+  if (rules_.forgets_stored_length) {
+    // If the previous state was stored, the last one belongs to a step that is still under way.
     if (tracked.slot == tracking.last) tracking.last_size = 0;
     tracking.previous_size = 0;
   }
   return stored_reply(request, done.exist);
 }
 
-/// What the first `kept` tokens leave. The other slots go back with the request.
+/// Stores the last tracked state within the first `kept` tokens. The other slots go back with the
+/// request.
 bool SglangExtraBuffer::store_finished(RadixRequest& request, std::uint32_t kept) {
   const Tracked tracked = tracked_within(request, kept);
   if (tracked.size <= request.owned) {
-    if (planted(kFreesFromOwned)) request.owned = std::min(request.owned, kept);
+    if (rules_.stripping_frees_tree_kv) request.owned = std::min(request.owned, kept);
     return true;
   }
   StateSlot& slot = request.tracking.slots[tracked.slot];
   const bool exist = store(request, tracked.size, slot).exist;
-  if (!exist && !planted(kFreesKeptSlot)) slot = StateSlot::none();
+  if (!exist && !rules_.frees_stored_tracking_slot) slot = StateSlot::none();
   return exist;
 }
 

@@ -1,5 +1,5 @@
-// Older versions of SGLang's hybrid cache. They share everything with sglang-no-buffer that
-// SglangVariant does not name.
+// Older versions of SGLang's hybrid cache. They share everything with sglang-no-buffer but the
+// rules named here.
 //
 // sglang-legacy is MambaRadixCache as of 0.5.9 (reference/caches/sglang.md, 1.10). A match and an
 // insert make every state on their path new, so that a conversation's old turns outlive other
@@ -13,23 +13,25 @@
 namespace lockstep::cache_sim {
 namespace {
 
-constexpr SglangVariant kLegacy{
-    .tree = {.match_renews_path = true,
-             .insert_renews_path = true,
-             .drops_bare_parents = true,
-             .counts_bare_locks = false,
-             .branches_at_prefix = true},
+constexpr SglangRules kLegacy{
+    .match_renews_path = true,
+    .branches_at_prefix = true,
+    .insert_renews_path = true,
+    .counts_bare_locks = false,
+    .drops_bare_parents = true,
     .evicts_full_request = true,
     .evicts_separately = true,
     .hides_kv_of_states = true,
     .matches_after_checkpoint = true,
 };
 
-constexpr SglangVariant kFirst{
-    .tree = {.insert_renews_end = false, .drops_bare_parents = true, .counts_bare_locks = false},
+constexpr SglangRules kFirst{
+    .insert_renews_end = false,
+    .counts_bare_locks = false,
+    .drops_bare_parents = true,
     .evicts_full_request = true,
     .evicts_separately = true,
-    .copies_at_finish = true,
+    .finish_gives = Finish::copy,
 };
 
 std::unique_ptr<Subject> make_legacy(const SubjectOptions& options) {
@@ -45,7 +47,7 @@ const Registration<PolicyEntry> kLegacyEntry{
      .has_states = true,
      .config_fields = {},
      .make = make_legacy,
-     .counts_locks_on_tombstones = kLegacy.tree.counts_bare_locks,
+     .counts_locks_on_tombstones = kLegacy.counts_bare_locks,
      .capabilities = kSglangCapabilities}};
 const Registration<PolicyEntry> kFirstEntry{
     {.name = "sglang-v0",
@@ -53,7 +55,7 @@ const Registration<PolicyEntry> kFirstEntry{
      .has_states = true,
      .config_fields = {},
      .make = make_first,
-     .counts_locks_on_tombstones = kFirst.tree.counts_bare_locks,
+     .counts_locks_on_tombstones = kFirst.counts_bare_locks,
      .capabilities = kSglangCapabilities}};
 
 }  // namespace

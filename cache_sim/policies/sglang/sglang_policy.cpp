@@ -7,7 +7,6 @@
 #include <numeric>
 
 #include "cache_sim/policies/request_checks.hpp"
-#include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
@@ -18,30 +17,26 @@ namespace {
 constexpr std::uint32_t kNowhere = std::numeric_limits<std::uint32_t>::max();
 constexpr std::int64_t kEverything = std::numeric_limits<std::int64_t>::max();
 
-RadixTree::Options tree_options(const SubjectOptions& options, const SglangVariant& variant) {
-  const Config& config = options.config;
+RadixTree::Options tree_options(const Config& config) {
   return {.page = static_cast<std::uint32_t>(config.page),
-          .has_states = variant.has_states,
           .branch_grid = static_cast<std::uint32_t>(
               std::lcm(std::max(config.model_chunk, config.page), config.page)),
-          .path_cap = SglangOptions::of(config).path_cap,
-          .rules = variant.tree,
-          .planted = options.defect};
+          .path_cap = SglangOptions::of(config).path_cap};
 }
 
 }  // namespace
 
-SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangVariant& variant)
+SglangPolicy::SglangPolicy(const SubjectOptions& options, const SglangRules& variant)
     : config_(options.config),
       options_(SglangOptions::of(config_)),
-      defect_(options.defect),
       layers_(*options.layers),
       variant_(variant),
+      rules_(with_defect(variant, options.defect)),
       has_states_(variant.has_states),
       page_(static_cast<std::uint32_t>(config_.page)),
       kv_(config_.kv_tokens, page_, layers_),
       states_(has_states_ ? config_.state_slots : 0, layers_),
-      tree_(tree_options(options, variant), kv_, states_) {
+      tree_(tree_options(config_), rules_, kv_, states_) {
   for (std::int64_t row = config_.rows(); row >= 1; --row)
     free_rows_.push_back(
         {static_cast<std::uint32_t>(row)});  // row 1 is taken first; row 0 is the padding row
@@ -96,7 +91,7 @@ RadixRequest* SglangPolicy::find(Name id) {
   return &requests_[place_of_[id.index()]];
 }
 
-/// The request of an operation that cannot stand between a verification and its acceptance.
+/// The operation's request; an error where it has a verification whose accept has not come.
 Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
   RadixRequest* const request = find(operation.id);
   if (request == nullptr) return unknown(operation, "admitted request", operation.id);
@@ -108,9 +103,8 @@ Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
 
 bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evicted) {
   if (size > kv_.free_count())
-    evicted = variant_.evicts_full_request && !planted(kEvictsWhatLacks)
-                  ? tree_.evict(size, 0)
-                  : tree_.evict_for_alloc(size - kv_.free_count(), 0);
+    evicted = rules_.evicts_full_request ? tree_.evict(size, 0)
+                                         : tree_.evict_for_alloc(size - kv_.free_count(), 0);
   return size <= kv_.free_count();
 }
 
@@ -120,20 +114,20 @@ bool SglangPolicy::make_room_for_kv(std::int64_t size, RadixTree::Evicted& evict
 std::int64_t SglangPolicy::kv_demand(const RadixRequest& request, std::int64_t n,
                                      Forward forward) const {
   const std::int64_t end = request.computed + n;
-  if (page_ == 1 || planted(kAsksForNoPageMore)) return page_ceiling(end) - request.allocated;
+  if (page_ == 1 || !rules_.asks_for_page_more) return page_ceiling(end) - request.allocated;
   return forward == Forward::decode ? page_ceiling(end - 1) - request.allocated + page_ : n + page_;
 }
 
 bool SglangPolicy::make_room_for_states(std::int64_t count, RadixTree::Evicted& evicted) {
   if (count > states_.free_count())
     evicted = tree_.evict_for_alloc(0, count - states_.free_count());
-  if (variant_.hides_kv_of_states) evicted.kv = 0;
+  if (rules_.hides_kv_of_states) evicted.kv = 0;
   return count <= states_.free_count();
 }
 
 /// The slot that a request's forward reads and writes.
 StateSlot SglangPolicy::slot_of(const RadixRequest& request) const {
-  return planted(kStateByRow) ? StateSlot{request.row.value} : request.live;
+  return rules_.finds_states_by_row ? StateSlot{request.row.value} : request.live;
 }
 
 /// sglang.md, 1.2, 5: the request's own slot, filled from the matched node, which must survive the
@@ -141,14 +135,14 @@ StateSlot SglangPolicy::slot_of(const RadixRequest& request) const {
 bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& match) {
   if (states_.free_count() == 0) {
     LOCKSTEP_MARK("match.evicts_for_copy");
-    const NodeIndex locked = planted(kEvictsWhatItCopies) ? NodeIndex::none() : match.end;
+    const NodeIndex locked = rules_.locks_copied_state ? match.end : NodeIndex::none();
     tree_.lock(locked);
     RadixTree::Evicted unreported;
     make_room_for_states(1, unreported);
     tree_.unlock(locked);
   }
   if (states_.free_count() == 0) {
-    if (planted(kLoadsIntoBusySlot))
+    if (rules_.loads_into_busy_slots)
       for (const RadixRequest& busy : requests_)
         if (busy.id.exists()) layers_.copy_state(tree_.node(match.end).state, busy.live);
     return false;
@@ -156,26 +150,26 @@ bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& 
   require(tree_.node(match.end).alive, "a matched node stays until its state is copied");
   request.live = states_.allocate();
   const StateSlot matched = tree_.node(match.end).state;
-  if (planted(kReusesKvWithoutState) && !matched.exists())
+  if (rules_.reuses_kv_without_state && !matched.exists())
     layers_.zero_state(request.live);
-  else if (planted(kCopiesRecurrentAlone))
+  else if (!rules_.match_copies_conv)
     layers_.copy_state(matched, request.live, StatePart::recurrent);
   else
     layers_.copy_state(matched, request.live);
   return true;
 }
 
-/// What a request needs besides the copy of a matched state: a live slot where there was none to
-/// copy, and the slots for tracking.
+/// Takes the slots that a request needs besides the copy of a matched state: a live slot if nothing
+/// was copied, and the slots for tracking.
 bool SglangPolicy::take_slots(RadixRequest& request, RadixTree::Evicted& evicted) {
   const bool copied = request.live.exists();
   const int needed = (copied ? 0 : 1) + tracking_slots();
-  if (planted(kNeverEvictsForRows))
+  if (!rules_.admission_evicts)
     require(states_.free_count() >= needed, "Not enough space for mamba cache");
   if (!make_room_for_states(needed, evicted)) return false;
   if (!copied) {
     request.live = states_.allocate();
-    if (!planted(kSkipsZeroing)) layers_.zero_state(request.live);
+    if (rules_.zeroes_new_states) layers_.zero_state(request.live);
   }
   for (int i = 0; i < tracking_slots(); ++i)
     request.tracking.slots[static_cast<std::size_t>(i)] = states_.allocate();
@@ -196,7 +190,7 @@ void SglangPolicy::enter(RadixRequest&& request) {
   place_of_[id.index()] = place;
 }
 
-/// What the operation says of the request.
+/// The request as its admission describes it.
 RadixRequest SglangPolicy::request_of(const Operation& admission) {
   const std::uint32_t size = admission.tokens.size();
   RadixRequest request;
@@ -220,18 +214,18 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   if (free_rows_.empty()) return Reply::refusal(Refusal::no_row);
 
   RadixRequest request = request_of(operation);
-  std::uint32_t limit = planted(kMatchesWholePrompt) ? size : size - 1;
-  if (planted(kMatchesFirstChunk))
+  std::uint32_t limit = rules_.matches_last_token ? size : size - 1;
+  if (rules_.matches_first_chunk_alone)
     limit = static_cast<std::uint32_t>(std::min<std::int64_t>(limit, config_.chunked_prefill));
   const RadixTree::Match match = tree_.match(operation.tokens, limit, operation.salt);
   const bool hit = match.end != RadixTree::kRoot;
   if (hit && has_states_ && !copy_on_write(request, match))
     return Reply::refusal(Refusal::no_state_slot);
-  const NodeIndex locked = hit && !planted(kAdmitsWithoutLock) ? match.end : NodeIndex::none();
+  const NodeIndex locked = hit && rules_.admission_locks ? match.end : NodeIndex::none();
   tree_.lock(locked);
   const auto refuse = [&](Refusal refusal) {
     tree_.unlock(locked);
-    if (request.live.exists() && !planted(kLeaksCowSlot)) states_.release(request.live);
+    if (request.live.exists() && rules_.refusal_frees_copy) states_.release(request.live);
     for (const StateSlot slot : request.tracking.slots)
       if (slot.exists()) states_.release(slot);
     return Reply::refusal(refusal);
@@ -243,7 +237,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   }
   RadixTree::Evicted evicted;
   if (has_states_ && !take_slots(request, evicted)) return refuse(Refusal::no_state_slot);
-  // The last token is computed here: what comes next is sampled after it.
+  // The last token is always computed here, because the next token is sampled after it.
   const auto external =
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(operation.external, 0, size - 1));
   const std::int64_t received = external > match.prefix ? page_ceiling(external) - match.prefix : 0;
@@ -258,7 +252,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   free_rows_.pop_back();
   request.kv.clear();
   if (hit) tree_.append_path_kv(match.end, 0, request.kv);
-  if (planted(kOffersChildBefore) || planted(kOffersChildAfter) || planted(kOffersOneLonger)) {
+  if (rules_.child_offer != ChildOffer::none) {
     KvRuns kept;
     append_slice(kept, request.kv, 0, match.prefix);
     request.kv.swap(kept);
@@ -278,8 +272,8 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   return reply;
 }
 
-/// KV and state of the first `size` tokens come from another server, which computed them. For their
-/// KV there is room.
+/// Writes the KV and state of the first `size` tokens, which another server has computed. The
+/// caller has made room for the KV.
 void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
   LOCKSTEP_MARK("admit.receives");
   const auto end = static_cast<std::uint32_t>(page_ceiling(size));
@@ -287,8 +281,8 @@ void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
   request.allocated = end;
   write_kv(request, request.known, size);
   for (const StatePart part : kStateParts) {
-    if (!has_states_ || (part == StatePart::conv && planted(kReceivesNoConv))) continue;
-    const std::uint32_t sent = planted(kReceivesWholeState) ? size + 1 : size;
+    if (!has_states_ || (part == StatePart::conv && !rules_.receives_conv)) continue;
+    const std::uint32_t sent = rules_.receives_last_token ? size + 1 : size;
     layers_.receive_state(request.live, part, request.known, sent);
   }
   request.computed = size;
@@ -314,16 +308,15 @@ void SglangPolicy::advance(RadixRequest& request, std::uint32_t stop, Forward fo
   request.computed = stop;
 }
 
-/// The layers run over tokens[computed, stop). Kernels of their own move the two parts of the
-/// state.
+/// Runs the layers over tokens[computed, stop). Different kernels move the two parts of the state.
 void SglangPolicy::run(const RadixRequest& request, std::uint32_t stop, Forward forward) {
   const StateSlot slot = slot_of(request);
   const bool resumes = forward == Forward::chunk && request.computed > 0;
-  if (planted(kConvStaysBehind) && stop == request.computed + 1)
+  if (!rules_.decode_moves_conv && stop == request.computed + 1)
     return layers_.advance_state(slot, StatePart::recurrent, request.known, request.computed, stop);
-  if (planted(kRecurrentStaysBehind) && resumes)
+  if (!rules_.chunk_moves_recurrent && resumes)
     return layers_.advance_state(slot, StatePart::conv, request.known, request.computed, stop);
-  if (planted(kDropsInitialState) && resumes) layers_.zero_state(slot, StatePart::recurrent);
+  if (!rules_.chunk_resumes_recurrent && resumes) layers_.zero_state(slot, StatePart::recurrent);
   layers_.advance_state(slot, request.known, request.computed, stop);
 }
 
@@ -402,7 +395,7 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
   if (request.locked.exists() && request.owned <= size &&
       tree_.node(request.locked).depth() == request.owned)
     from = request.locked;
-  // What the match compared need not be compared again, if nobody has evicted it since.
+  // Tokens that the match compared are not compared again, unless their nodes were evicted since.
   const RadixNode& reached = tree_.node(request.reached);
   if (reached.alive && reached.serial == request.reached_serial &&
       reached.depth() > request.owned && reached.depth() <= size)
@@ -416,8 +409,8 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
     append_slice(scratch_, request.kv, size, request.allocated);
     request.kv.swap(scratch_);
   }
-  request.owned = std::max(size, planted(kFloorsFinishedKey) ? request.owned : 0);
-  if (!has_states_ && !planted(kNeverSplitsAtPrompt)) split_at_prompt(request, size, done.end);
+  request.owned = std::max(size, rules_.floors_finished_key ? request.owned : 0);
+  if (!has_states_ && rules_.splits_at_prompt) split_at_prompt(request, size, done.end);
   return done;
 }
 
@@ -434,7 +427,7 @@ void SglangPolicy::split_at_prompt(const RadixRequest& request, std::uint32_t si
 
 void SglangPolicy::move_lock(RadixRequest& request, NodeIndex node) {
   const bool state_locked = !options_.skip_decode_lock;
-  const bool was_locked = request.state_locked || planted(kUnlocksSkipped);
+  const bool was_locked = request.state_locked || rules_.unlocks_skipped_locks;
   tree_.move_lock(request.locked, was_locked, node, state_locked);
   request.state_locked = state_locked;
   request.locked = node;
@@ -468,26 +461,27 @@ Reply SglangPolicy::store_unfinished(RadixRequest& request, std::uint32_t up_to)
   }
   RadixTree::Evicted unreported;
   const bool room = make_room_for_states(1, unreported);
-  if (planted(kAssertsOnDonation)) require(room, "Can not alloc mamba cache");
+  if (rules_.checkpoint_asserts_room) require(room, "Can not alloc mamba cache");
   if (!room) {
     LOCKSTEP_MARK("checkpoint.skipped");
     return Reply::refusal(Refusal::no_state_slot);
   }
-  const StateSlot donated = planted(kSharesLiveSlot) ? request.live : states_.allocate();
-  if (planted(kDefersConvCopy)) {
+  const StateSlot donated =
+      rules_.checkpoint_copy == CheckpointCopy::none ? request.live : states_.allocate();
+  if (rules_.checkpoint_copy == CheckpointCopy::conv_later) {
     layers_.copy_state(slot_of(request), donated, StatePart::recurrent);
     deferred_.push_back({slot_of(request), donated});
-  } else if (planted(kCopiesConvAlone)) {
+  } else if (rules_.checkpoint_copy == CheckpointCopy::conv_alone) {
     layers_.copy_state(slot_of(request), donated, StatePart::conv);
-  } else if (!planted(kSharesLiveSlot)) {
+  } else if (rules_.checkpoint_copy != CheckpointCopy::none) {
     layers_.copy_state(slot_of(request), donated);
   }
   const RadixTree::Inserted done = store(request, size, donated);
-  if (variant_.matches_after_checkpoint) tree_.refresh_path(done.end);
+  if (rules_.matches_after_checkpoint) tree_.refresh_path(done.end);
   move_lock(request, done.end);
   if (done.exist) {
     LOCKSTEP_MARK("checkpoint.exists");
-    if (!planted(kLeaksRefusedSlot)) states_.release(donated);
+    if (rules_.frees_refused_checkpoint) states_.release(donated);
   }
   return stored_reply(request, done.exist);
 }
@@ -496,20 +490,21 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   const Result<RadixRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   RadixRequest& request = **found;
-  // KV counts from its launch on, so a token under way is stored as well; a state counts once its
-  // result is there.
-  const bool at_launch = has_states_ ? planted(kCommitsAtLaunch) : !planted(kStoresResultsAlone);
+  // KV is stored from its launch on, so the KV of a token under way is stored too. A state is
+  // stored only when its result has come.
+  const bool at_launch =
+      has_states_ ? rules_.states_count_from_launch : rules_.kv_counts_from_launch;
   std::uint32_t committed = at_launch ? request.computed : request.committed();
   if (operation.up_to > std::int64_t{request.known.size()})
     return fail(fmt::format("finish: up_to={} is beyond the {}", operation.up_to,
                             counted(request.known.size(), "known token")));
-  // What was accepted after the end is discarded. The end itself was a draft: its KV is there.
-  if (operation.up_to != Operation::kAbsent && !planted(kStoresBehindTheEnd))
+  // Tokens accepted after the end are discarded. The end itself was a draft, so its KV is there.
+  if (operation.up_to != Operation::kAbsent && rules_.finish_stops_at_end)
     committed = std::min(committed, static_cast<std::uint32_t>(operation.up_to));
   const std::uint32_t kept =
       options_.strip_thinking ? std::min(request.prompt_size, committed) : committed;
   const bool exist = store_finished(request, kept);
-  if (planted(kFreesBelowProtected)) request.owned = whole_pages(kept);
+  if (rules_.finish_frees_tree_kv) request.owned = whole_pages(kept);
   const Reply reply = stored_reply(request, exist);
   remove(request);
   return reply;
@@ -517,20 +512,21 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
 
 bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
   std::uint32_t size = whole_pages(kept);
-  if (planted(kKeyOneShort) && size > request.owned) --size;
-  if (planted(kFloorsFinishedKey)) size -= size % 64;
+  if (rules_.finished_key_one_short && size > request.owned) --size;
+  if (rules_.floors_finished_key) size -= size % 64;
   bool exist = true;
   // The live state stands for all computed tokens: under a stripped key it would be a state of
   // another length.
   const bool fits =
-      !has_states_ || kept == request.computed || planted(kStripsKeyOnly) || planted(kCutsKeyAlone);
-  if (planted(kStripsKeyOnly))
+      !has_states_ || kept == request.computed || rules_.strips_key_alone || rules_.cuts_key_alone;
+  if (rules_.strips_key_alone)
     require(size >= request.owned, "cache_protected_len is at most len(new_indices)");
-  // One that adds nothing is inserted as well: it makes its path new.
-  const bool reaches = planted(kSkipsEqualFinish) ? size > request.owned : size >= request.owned;
-  if (fits && size != 0 && (reaches || planted(kFloorsFinishedKey))) {
+  // A key that adds no token is inserted as well, because the insert renews its path.
+  const bool reaches =
+      size > request.owned || (size == request.owned && rules_.finish_inserts_known_key);
+  if (fits && size != 0 && (reaches || rules_.floors_finished_key)) {
     StateSlot donated = request.live;
-    if (variant_.copies_at_finish || planted(kForksAtFinish)) {
+    if (rules_.finish_gives != Finish::slot) {
       RadixTree::Evicted unreported;
       if (!make_room_for_states(1, unreported)) return true;
       donated = states_.allocate();
@@ -538,9 +534,9 @@ bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
     }
     exist = store(request, size, donated).exist;
     if (donated != request.live) {
-      if (exist && !planted(kLosesRefusedCopy)) states_.release(donated);
-      if (!exist && planted(kForksAtFinish)) request.live = StateSlot::none();
-    } else if (has_states_ && !exist && !planted(kFreesDonatedSlot)) {
+      if (exist && rules_.frees_refused_finish) states_.release(donated);
+      if (!exist && rules_.finish_gives == Finish::fork) request.live = StateSlot::none();
+    } else if (has_states_ && !exist && !rules_.frees_donated_slot) {
       request.live = StateSlot::none();
     }
   } else if (size != 0 && !fits) {
@@ -552,8 +548,8 @@ bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
 Result<Reply> SglangPolicy::release(const Operation& operation) {
   RadixRequest* const request = find(operation.id);
   if (request == nullptr) return unknown(operation, "admitted request", operation.id);
-  if (planted(kAbortKeepsLock)) request->locked = NodeIndex::none();
-  if (planted(kAbortForgetsDrafts) && request->verifying) {
+  if (!rules_.abort_unlocks) request->locked = NodeIndex::none();
+  if (!rules_.abort_frees_drafts && request->verifying) {
     KvRuns known;
     append_slice(known, request->kv, 0, request->known.size());
     request->kv.swap(known);
@@ -567,13 +563,13 @@ void SglangPolicy::free_kv_from(RadixRequest& request, std::uint32_t first) {
   request.allocated = first;
 }
 
-/// Gives back what the tree does not own, unlocks, and forgets the request.
+/// Gives back the slots that the tree does not own, unlocks the prefix, and forgets the request.
 void SglangPolicy::remove(RadixRequest& request) {
   if (request.live.exists()) states_.release(request.live);
   for (const StateSlot slot : request.tracking.slots)
-    if (slot.exists() && !planted(kKeepsTrackingSlots)) states_.release(slot);
+    if (slot.exists() && rules_.frees_tracking_slots) states_.release(slot);
   free_kv_from(request, request.owned);
-  tree_.unlock(request.locked, request.state_locked || planted(kUnlocksSkipped));
+  tree_.unlock(request.locked, request.state_locked || rules_.unlocks_skipped_locks);
   free_rows_.push_back(request.row);
   const std::uint32_t place = place_of_[request.id.index()];
   place_of_[request.id.index()] = kNowhere;
@@ -582,8 +578,8 @@ void SglangPolicy::remove(RadixRequest& request) {
   request.known = {};
 }
 
-/// A forward begins. Rows of a captured graph beyond those of requests are nobody's: their state is
-/// slot 0, their KV page 0.
+/// Begins a forward. A captured graph may have more rows than there are requests; these padding
+/// rows use state slot 0 and KV page 0.
 Result<Reply> SglangPolicy::step(const Operation& operation) {
   batch_tokens_ = 0;
   for (const Deferred& copy : std::exchange(deferred_, {}))
@@ -593,7 +589,7 @@ Result<Reply> SglangPolicy::step(const Operation& operation) {
     return fail(fmt::format("step: padded={} has no room for {}", operation.padded,
                             counted(operation.ids.size(), "row")));
   if (!has_states_) return Reply{};
-  if (!planted(kPadsWithOldRows)) graph_slots_.clear();
+  if (!rules_.pads_with_old_rows) graph_slots_.clear();
   const auto rows = static_cast<std::size_t>(operation.padded);
   if (graph_slots_.size() < rows) graph_slots_.resize(rows, StateSlot{0});
   for (std::size_t row = 0; row < rows; ++row) {
@@ -608,15 +604,15 @@ Result<Reply> SglangPolicy::step(const Operation& operation) {
 
 Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
   RadixTree::Evicted evicted =
-      tree_.evict(kv, has_states_ && !variant_.evicts_separately ? states : 0);
-  if (variant_.evicts_separately) {
+      tree_.evict(kv, has_states_ && !rules_.evicts_separately ? states : 0);
+  if (rules_.evicts_separately) {
     const RadixTree::Evicted of_states = tree_.evict(0, states);
     evicted = {evicted.kv + of_states.kv, evicted.states + of_states.states};
   }
   return Reply{}.set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
 }
 
-/// Evicts as an allocation of so much does, and takes nothing.
+/// Evicts as an allocation of `room` tokens does, but allocates nothing.
 Result<Reply> SglangPolicy::make_room(const Operation& operation) {
   if (operation.kv != Operation::kAbsent || operation.state != Operation::kAbsent)
     return fail("evict: room= stands without kv= and state=");
@@ -669,10 +665,10 @@ std::optional<Snapshot> SglangPolicy::snapshot() const {
 namespace {
 
 std::unique_ptr<Subject> make_radix(const SubjectOptions& options) {
-  return std::make_unique<SglangPolicy>(options, SglangVariant{.has_states = false});
+  return std::make_unique<SglangPolicy>(options, SglangRules{.has_states = false});
 }
 std::unique_ptr<Subject> make_no_buffer(const SubjectOptions& options) {
-  return std::make_unique<SglangPolicy>(options, SglangVariant{});
+  return std::make_unique<SglangPolicy>(options, SglangRules{});
 }
 
 const Registration<PolicyEntry> kRadix{
@@ -688,7 +684,8 @@ const Registration<PolicyEntry> kNoBuffer{
      .has_states = true,
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap"},
      .make = make_no_buffer,
-     .capabilities = kSglangCapabilities}};
+     .capabilities = kSglangCapabilities,
+     .is_default = true}};
 
 }  // namespace
 

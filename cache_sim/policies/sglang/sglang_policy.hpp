@@ -1,8 +1,7 @@
 // The request side of SGLang's radix caches, 0.5.23: policies `radix` (attention alone) and
 // `sglang-no-buffer` (one state slot a request, copied into the tree at chunk ends and donated at
-// the finish). Rules: reference/caches/sglang.md, 1.2 and 1.7. SglangVariant says what older
-// versions do otherwise (sglang_legacy.cpp); sglang_extra_buffer.hpp has requests with tracking
-// slots.
+// the finish). Rules: reference/caches/sglang.md, 1.2 and 1.7. sglang_rules.hpp says what
+// older versions do otherwise; sglang_extra_buffer.hpp has requests with tracking slots.
 #pragma once
 
 #include <array>
@@ -14,6 +13,7 @@
 #include "cache_sim/policies/pools.hpp"
 #include "cache_sim/policies/sglang/radix_tree.hpp"
 #include "cache_sim/policies/sglang/sglang_options.hpp"
+#include "cache_sim/policies/sglang/sglang_rules.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep::cache_sim {
@@ -42,13 +42,13 @@ struct RadixRequest {
   std::uint32_t prompt_size = 0;
   std::uint32_t admitted = 0;  ///< tokens known at the admission: up to them it prefills
   std::uint32_t computed = 0;  ///< tokens whose KV and state exist, in the order of the forwards
-  std::array<std::uint32_t, 2> in_flight{};  ///< of extends whose results are out, where they end
+  std::array<std::uint32_t, 2> in_flight{};  ///< ends of the extends whose results have not come
   std::uint32_t in_flight_count = 0;
   std::uint32_t owned = 0;   ///< tokens of the row that the tree owns ("prot")
-  std::uint32_t branch = 0;  ///< where its match would have used a state, 0 for nowhere
+  std::uint32_t branch = 0;  ///< the position of a state that its match would have used; 0: none
   NodeIndex locked;          ///< node at depth `owned`, none where nothing is locked
   bool state_locked = true;  ///< that lock's receipt
-  NodeIndex reached;         ///< where its match ended in KV: on its path while it is the same node
+  NodeIndex reached;  ///< the node at which its match's KV ended, if it still has `reached_serial`
   std::uint64_t reached_serial = 0;
   StateSlot live;     ///< the running state
   Tracking tracking;  ///< extra buffer alone
@@ -80,30 +80,18 @@ struct HeldLock {
   NodeIndex node;
 };
 
-/// What tells SGLang's caches of one state slot a request apart. The defaults are 0.5.23's.
-struct SglangVariant {
-  bool has_states = true;
-  RadixRules tree;
-  bool evicts_full_request =
-      false;  ///< a KV shortage evicts as much as is needed, not what is missing
-  bool evicts_separately = false;   ///< states that fall with evicted KV do not count as evicted
-  bool hides_kv_of_states = false;  ///< a slot's eviction does not tell the KV that fell with it
-  bool matches_after_checkpoint = false;  ///< a checkpoint's key is matched again
-  bool copies_at_finish = false;          ///< the tree gets a copy of the finished request's state
-};
-
-/// What all of SGLang's policies understand.
+/// The capabilities of all of SGLang's policies.
 inline constexpr Capabilities kSglangCapabilities{
     Capability::tree, Capability::transfers, Capability::draft_trees, Capability::partial_finish};
 
 class SglangPolicy : public Subject {
  public:
-  SglangPolicy(const SubjectOptions& options, const SglangVariant& variant);
+  SglangPolicy(const SubjectOptions& options, const SglangRules& variant);
 
   Result<Reply> apply(const Operation& operation) override;
   std::optional<Snapshot> snapshot() const override;
 
-  // What an auditor sees.
+  // For auditors.
   const RadixTree& tree() const { return tree_; }
   RadixTree& audited_tree() { return tree_; }
   const KvPool& kv_pool() const { return kv_; }
@@ -119,7 +107,8 @@ class SglangPolicy : public Subject {
   bool strips_thinking() const { return options_.strip_thinking; }
   const Config& config() const { return config_; }
   const SglangOptions& options() const { return options_; }
-  const SglangVariant& variant() const { return variant_; }
+  /// The rules without a planted defect: those that an auditor holds the policy to.
+  const SglangRules& variant() const { return variant_; }
   /// Slots that an admitted request gets for tracking.
   virtual int tracking_slots() const { return 0; }
 
@@ -132,7 +121,7 @@ class SglangPolicy : public Subject {
   virtual Reply store_unfinished(RadixRequest& request, std::uint32_t up_to);
   /// Stores what the first `kept` computed tokens leave in the cache. Returns exist.
   virtual bool store_finished(RadixRequest& request, std::uint32_t kept);
-  /// The target gets the state after `position` tokens that the verification has left.
+  /// Copies the state after `position` tokens, as the verification has left it, into the target.
   void commit(const RadixRequest& request, std::uint32_t position, StateSlot target);
   /// A verification of that many tokens is about to be launched.
   virtual void prepare_verification(RadixRequest& /*request*/, std::uint32_t /*tokens*/) {}
@@ -146,13 +135,12 @@ class SglangPolicy : public Subject {
   StateSlot slot_of(const RadixRequest& request) const;
   std::uint32_t whole_pages(std::uint32_t size) const { return size - size % page_; }
   std::int64_t page_ceiling(std::int64_t size) const { return (size + page_ - 1) / page_ * page_; }
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
 
   const Config config_;
   const SglangOptions options_;
-  const Defect* const defect_;
   LayerState& layers_;
-  const SglangVariant variant_;
+  const SglangRules variant_;
+  const SglangRules rules_;
   const bool has_states_;
   const std::uint32_t page_;
   KvPool kv_;
@@ -211,12 +199,12 @@ class SglangPolicy : public Subject {
   std::vector<RequestRow> free_rows_;
   std::vector<HeldSlot> held_slots_;
   std::vector<HeldLock> held_locks_;
-  std::vector<StateSlot> graph_slots_;  // of the rows that the captured graph's buffers were left
+  std::vector<StateSlot> graph_slots_;  // by row of the captured graph: the slot in its buffer
   KvRuns scratch_;
   struct Deferred {
     StateSlot source, target;
   };
-  std::vector<Deferred> deferred_;  // defects alone: copies that wait for the next forward
+  std::vector<Deferred> deferred_;  // conv copies that wait for the next forward
 };
 
 }  // namespace lockstep::cache_sim

@@ -4,15 +4,14 @@
 // (update_mamba_state_after_mtp_verify): the recurrent and the conv part by a kernel each.
 #include <fmt/format.h>
 
-#include "cache_sim/policies/sglang/sglang_defects.hpp"
 #include "cache_sim/policies/sglang/sglang_policy.hpp"
 #include "reference/base/counted.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
 
-/// The numbers of the drafts that spell `tokens`, each after the one before; fewer where there is
-/// no such draft.
+/// The numbers of the drafts that spell `tokens`, each one a child of the one before it; fewer
+/// where no draft continues.
 std::vector<std::uint32_t> way_of(const VerifiedRow& row, const Tokens& tokens) {
   std::vector<std::uint32_t> way;
   for (std::uint32_t draft = 1; draft <= row.drafts.size() && way.size() < tokens.size(); ++draft) {
@@ -26,8 +25,7 @@ std::vector<std::uint32_t> way_of(const VerifiedRow& row, const Tokens& tokens) 
 
 }  // namespace
 
-/// Drafts that are a tree: each stands after one that comes before it, and what is sampled tells
-/// siblings apart.
+/// Checks a tree of drafts: parents come before their children, and siblings are different tokens.
 Result<void> SglangPolicy::check_tree(const Operation& operation) {
   const std::vector<std::int64_t>& parents = operation.parents;
   if (parents.empty()) return {};
@@ -47,8 +45,8 @@ Result<void> SglangPolicy::check_tree(const Operation& operation) {
   return {};
 }
 
-/// A verification reads the committed state and leaves what it would be after each token beside
-/// it.
+/// Runs a verification: reads the committed state and writes, beside it, the state after each of
+/// its tokens.
 void SglangPolicy::verify(RadixRequest& request, const Operation& operation) {
   request.drafts = operation.drafts;
   request.parents = operation.parents;
@@ -79,7 +77,7 @@ void SglangPolicy::write_tree_kv(const RadixRequest& request, const VerifiedRow&
 /// The KV of the kept drafts moves to the places after the known tokens (SGLang's
 /// move_kv_cache, where pages make it; a row of single tokens could point at the slots instead).
 void SglangPolicy::move_kept_kv(const RadixRequest& request) {
-  if (request.parents.empty() || planted(kKeepsFirstSlots)) return;
+  if (request.parents.empty() || !rules_.moves_accepted_kv) return;
   KvRuns drafts;
   append_slice(drafts, request.kv, request.known.size(),
                request.known.size() + request.drafts.size());
@@ -95,13 +93,14 @@ void SglangPolicy::commit(const RadixRequest& request, std::uint32_t position, S
   const std::uint32_t steps = position - request.computed;
   const std::uint32_t last = inputs + request.drafts.size() - 1;
   std::uint32_t at = steps <= inputs ? steps - 1 : inputs - 1 + request.kept[steps - inputs - 1];
-  if (planted(kCommitsByLength)) at = steps - 1;
-  if (planted(kCommitsDraftEnd)) at = last;
+  if (rules_.commit == Commit::by_length) at = steps - 1;
+  if (rules_.commit == Commit::draft_end) at = last;
   for (const StatePart part : kStateParts) {
     const bool is_conv = part == StatePart::conv;
-    if (is_conv && planted(kCommitsNoConv)) continue;
-    if (!is_conv && planted(kCommitsNoRecurrent)) continue;
-    layers_.commit_state(slot_of(request), is_conv && planted(kConvOfAllDrafts) ? last : at, target,
+    if (is_conv && rules_.commit == Commit::recurrent_alone) continue;
+    if (!is_conv && rules_.commit == Commit::conv_alone) continue;
+    layers_.commit_state(slot_of(request),
+                         is_conv && rules_.commit == Commit::conv_at_draft_end ? last : at, target,
                          part);
   }
 }
@@ -128,9 +127,9 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
     const std::uint32_t stop = request->known.size() - 1;
     advance(*request, stop, Forward::verification);
     request->verifying = false;
-    // The defect: the token sampled after them counts as computed, since a rejected draft was
-    // computed in its place.
-    if (planted(kCountsSampledToken) && kept < drafts) ++request->computed;
+    // With this defect the sampled token counts as computed, because a rejected draft was computed
+    // in its place.
+    if (rules_.counts_sampled_token && kept < drafts) ++request->computed;
     free_kv_from(*request, static_cast<std::uint32_t>(page_ceiling(request->computed)));
   } else {
     request->known = request->known.followed_by(operation.tokens);

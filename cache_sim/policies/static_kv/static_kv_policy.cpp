@@ -4,19 +4,18 @@
 #include <limits>
 #include <numeric>
 
-#include "cache_sim/policies/static_kv/static_kv_defects.hpp"
 #include "reference/base/mark.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
 
-/// How a forward of `n` tokens begins after `past`: so many of them, in a bucket of that size.
+/// The first call of a forward: its tokens, and the size of its bucket.
 struct Cut {
   std::uint32_t tokens, bucket;
 };
 
-/// The smallest bucket that holds the tokens and ends inside `positions`; where there is none, the
-/// largest that they fill, and at last one token. Buckets are 1, 4, 16, …
+/// The smallest bucket that holds the n tokens and ends within `positions`; if there is none, the
+/// largest bucket that the tokens fill. Buckets are 1, 4, 16, …
 Cut first_call(std::uint32_t n, std::uint32_t past, std::uint32_t positions, bool over_the_end) {
   if (n == 1) return {1, 1};
   std::uint64_t filled = 1;
@@ -37,6 +36,7 @@ StaticKvPolicy::Areas StaticKvPolicy::areas_of(const Config& config) {
 
 StaticKvPolicy::StaticKvPolicy(const SubjectOptions& options)
     : RowPolicy(options, false, std::numeric_limits<std::uint32_t>::max()),
+      rules_(with_defect(StaticKvRules{}, options.defect)),
       areas_(areas_of(options.config)) {
   if (!layers_.keeps_kv()) return;
   std::vector<std::uint32_t> slots(static_cast<std::size_t>(areas_.slots()));
@@ -67,31 +67,30 @@ void StaticKvPolicy::copy(std::uint32_t from, std::uint32_t to, std::uint32_t be
   layers_.copy_kv(sources_, targets_);
 }
 
-/// One program: `n` tokens after `past`, padded to the bucket.
+/// One call of the program: `n` tokens after `past`, padded to the bucket.
 void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t past,
                           std::uint32_t n, std::uint32_t bucket) {
   const Tokens padding = Tokens::of_ids(std::vector<std::uint32_t>(bucket - n, 0));
   const Tokens padded = tokens.prefix(past + n).followed_by(padding);
-  if (!planted(kStaticForgetsPast)) copy(area_of(row), areas_.copy(), 0, past, 0);
-  if (!planted(kStaticWritesOnce)) write(areas_.copy(), padded, past, past + bucket);
+  if (rules_.copies_past) copy(area_of(row), areas_.copy(), 0, past, 0);
+  if (rules_.writes_twice) write(areas_.copy(), padded, past, past + bucket);
   attended_ = {rows_[row], tokens.prefix(past + n)};
   write(areas_.sidecar(), padded, past, past + bucket);
-  const std::uint32_t applied = planted(kStaticCommitsTail) ? bucket : n;
-  copy(areas_.sidecar(), area_of(row), past, past + applied,
-       planted(kStaticAppliesAtZero) ? 0 : past);
+  const std::uint32_t applied = rules_.commits_tail ? bucket : n;
+  copy(areas_.sidecar(), area_of(row), past, past + applied, rules_.applies_at_front ? 0 : past);
   lengths_[row] = past + applied;
 }
 
-/// Calls for `n` tokens after what the row's length says.
+/// Computes `n` tokens from the row's length on, call by call.
 void StaticKvPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n,
                          bool /*verifies*/) {
   const std::uint32_t begin = lengths_[row];
   for (std::uint32_t done = 0; done < n;) {
-    const std::uint32_t from = planted(kStaticLiveLength) ? lengths_[row] : begin;
+    const std::uint32_t from = rules_.counts_from_live_length ? lengths_[row] : begin;
     const std::uint32_t past = from + done;
-    if (past >= std::min(areas_.positions, tokens.size())) return;  // a defect's call
+    if (past >= std::min(areas_.positions, tokens.size())) return;  // a defect only
     const std::uint32_t left = std::min({n - done, areas_.positions - past, tokens.size() - past});
-    const Cut cut = first_call(left, past, areas_.positions, planted(kStaticWrapsAround));
+    const Cut cut = first_call(left, past, areas_.positions, rules_.wraps_around);
     call(row, tokens, past, cut.tokens, cut.bucket);
     done += cut.tokens;
   }
@@ -100,13 +99,14 @@ void StaticKvPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t 
 // --- Rows ----------------------------------------------------------------------------------------
 
 Reply StaticKvPolicy::begin_row(std::uint32_t row) {
-  if (!planted(kStaticOldLength)) lengths_[row] = 0;
+  if (rules_.resets_length) lengths_[row] = 0;
   return Reply{}.set(ReplyField::cached, 0);
 }
 
-/// What a verification has applied stays where it is; the row's length goes back to what is kept.
+/// The KV that a verification has applied stays in the row; the row's length goes back to the
+/// accepted tokens.
 void StaticKvPolicy::keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) {
-  if (!planted(kStaticKeepsRejected)) lengths_[row] = request.computed + accepted;
+  if (rules_.drops_rejected_drafts) lengths_[row] = request.computed + accepted;
   if (accepted < request.verified) LOCKSTEP_MARK("static_kv.takes_drafts_back");
 }
 
@@ -115,25 +115,25 @@ void StaticKvPolicy::save(std::uint32_t row, std::uint32_t place, std::uint32_t 
 }
 
 Reply StaticKvPolicy::load(std::uint32_t place, std::uint32_t row, std::uint32_t size) {
-  copy(areas_.captured(place), area_of(row), 0, size - (planted(kStaticRestoresShort) ? 1 : 0), 0);
+  copy(areas_.captured(place), area_of(row), 0, size - (rules_.restores_last_token ? 0 : 1), 0);
   lengths_[row] = size;
   return Reply{}.set(ReplyField::cached, size);
 }
 
-/// Keys and values of every row, into the other tensor: what `reorder_cache` of a beam search does.
+/// Copies the keys and values of every row into the other tensor, as `reorder_cache` of a beam
+/// search does.
 std::vector<std::uint32_t> StaticKvPolicy::reorder(const std::vector<std::int64_t>& mapping,
                                                    std::uint32_t kept) {
-  const bool in_place = planted(kStaticOrdersInPlace);
   const std::uint32_t from = reordered_ ? areas_.rows : 0;
-  const std::uint32_t to = in_place ? from : areas_.rows - from;
+  const std::uint32_t to = rules_.reorders_in_place ? from : areas_.rows - from;
   std::vector<std::uint32_t> lengths(lengths_.begin(), lengths_.begin() + kept);
   for (std::uint32_t i = 0; i < mapping.size(); ++i) {
     if (mapping[i] < 0) continue;
     const auto row = static_cast<std::uint32_t>(mapping[i]);
     copy(from + i, to + row, 0, lengths_[i], 0);
-    if (!planted(kStaticOrdersKvAlone)) lengths[row] = lengths_[i];
+    if (rules_.reorders_lengths) lengths[row] = lengths_[i];
   }
-  if (!in_place) reordered_ = !reordered_;
+  if (!rules_.reorders_in_place) reordered_ = !reordered_;
   return lengths;
 }
 

@@ -1,13 +1,14 @@
-// The cache of a model exported with fixed shapes: policy `static-kv`. Rows of M positions, which
-// requests are given and nobody shares; attention alone. Rules:
-// reference/caches/static_kv.md, tensors in reference/attention/static_kv_update.hpp.
+// The cache of a model exported with fixed shapes: policy `static-kv`. Each request has a row of M
+// positions to itself; attention alone. Rules: reference/caches/static_kv.md, tensors in
+// reference/attention/static_kv_update.hpp.
 //
-// A forward is cut into calls of a bucket each, powers of four. A call writes twice: into a copy of
-// what the row has cached, which its queries attend to, and into a sidecar, of which the real
-// tokens' part is applied to the row. The bucket's tail is written too, and applied nowhere.
+// A forward is cut into calls of one bucket each; bucket sizes are powers of four. A call writes
+// its keys and values twice: into a copy of the row, to which its queries attend, and into a
+// sidecar. Then the sidecar's entries of real tokens are applied to the row. Those of the bucket's
+// padding are not.
 //
-// KV slots, M to an area: the rows, the rows again for a reordering, the copy, the sidecar, and the
-// captured prefixes.
+// The KV slots form areas of M: one for each row, a second set of rows for reorderings, the copy,
+// the sidecar, and one for each captured prefix.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,21 @@
 #include "cache_sim/policies/row_policy.hpp"
 
 namespace lockstep::cache_sim {
+
+/// The rules that a planted defect can break (static_kv_defects.cpp).
+struct StaticKvRules {
+  bool copies_past = true;    ///< into the copy that the call's queries attend to
+  bool writes_twice = true;   ///< into that copy and into the sidecar
+  bool commits_tail = false;  ///< applies the padding of the bucket, too
+  bool applies_at_front = false;
+  bool counts_from_live_length = false;
+  bool wraps_around = false;
+  bool resets_length = true;
+  bool reorders_lengths = true;
+  bool reorders_in_place = false;
+  bool drops_rejected_drafts = true;
+  bool restores_last_token = true;
+};
 
 class StaticKvPolicy final : public RowPolicy {
  public:
@@ -32,13 +48,14 @@ class StaticKvPolicy final : public RowPolicy {
   };
   static Areas areas_of(const Config& config);
 
-  /// What the last call's queries attended to, in the area copy(): none before the first call.
+  /// The tokens that the queries of the last call attended to, in the area copy(). No request
+  /// before the first call.
   struct Attended {
     Name request;
     Tokens tokens;
   };
 
-  // What an auditor sees.
+  // For auditors.
   const Areas& areas() const { return areas_; }
   const Attended& attended() const { return attended_; }
   /// The area where a row's keys and values are now.
@@ -59,6 +76,7 @@ class StaticKvPolicy final : public RowPolicy {
   void copy(std::uint32_t from, std::uint32_t to, std::uint32_t begin, std::uint32_t end,
             std::uint32_t target);
 
+  const StaticKvRules rules_;
   const Areas areas_;
   bool reordered_ = false;  ///< the rows' tensor is the second of the two
   Attended attended_;

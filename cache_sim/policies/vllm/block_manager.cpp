@@ -3,26 +3,23 @@
 #include <algorithm>
 #include <limits>
 
-#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 
-BlockManager::BlockManager(BlockRules rules, const Defect* defect)
+BlockManager::BlockManager(BlockRules rules)
     : rules_(std::move(rules)),
-      defect_(defect),
-      pool_(static_cast<std::uint32_t>(rules_.blocks),
-            static_cast<std::uint32_t>(rules_.groups.size()), defect),
+      pool_(rules_),
       published_(rules_.groups.size()),
       added_(rules_.groups.size()) {
   hit_.columns.resize(rules_.groups.size());
-  rules_.checkpoints_from_inside = planted(kCheckpointsBehindPartialHits);
 }
 
 // --- What an allocation needs --------------------------------------------------------------------
 
-/// Tokens that the group will not look at again when so many are computed (rule 19).
+/// The number of tokens whose blocks the group no longer needs once `tokens` are computed (rule
+/// 19).
 std::int64_t BlockManager::skipped(const GroupSpec& spec, std::int64_t tokens) const {
   if (is_state(spec.kind)) return tokens - 1;
   if (spec.kind == GroupKind::attention) return 0;
@@ -72,8 +69,8 @@ std::int64_t BlockManager::checkpoint_of(std::uint32_t group, const BlockTable& 
   return is_free ? position : 0;
 }
 
-/// One block for the running state, one for each scratch state where they have none yet; what lies
-/// between the hit and them needs no block.
+/// One block for the running state and one for each scratch state, where they have none yet.
+/// Columns between the hit and these need no block.
 std::int64_t BlockManager::need_of_mamba(std::uint32_t group, const BlockRequest& request,
                                          std::span<const BlockId> hit, const Demand& demand) const {
   const std::int64_t block = rules_.groups[group].block;
@@ -83,12 +80,12 @@ std::int64_t BlockManager::need_of_mamba(std::uint32_t group, const BlockRequest
   const bool copies = (!hit.empty() && demand.local % block != 0) || table.partial_column >= 0;
   if (copies) fresh = std::max<std::int64_t>(fresh, 0) + 1;
   const bool stores_inside = checkpoint_of(group, table, demand) > 0;
-  // The state that another server sends lies in a column of its own, where the chunk passes its
+  // The state that another server sends needs a column of its own if the chunk passes that column's
   // end.
   const auto hits = static_cast<std::int64_t>(hit.size());
   const std::int64_t sent = ceil_div(demand.total, block);
   const bool keeps_sent = demand.total > demand.local && sent > hits &&
-                          ceil_div(demand.main, block) > sent && !planted(kForgetsTheSentState);
+                          ceil_div(demand.main, block) > sent && rules_.counts_sent_state;
   if (fresh > 0)
     fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (keeps_sent ? 1 : 0) + (stores_inside ? 1 : 0) +
                                 (table.has_running ? 0 : rules_.drafts));
@@ -105,15 +102,15 @@ std::int64_t BlockManager::need(const BlockRequest& request, const BlockHit* hit
     // A state is there only after this step's forward. The test is by key: an older block that
     // is served for a key which somebody published again in this step waits as well.
     if (is_state(spec.kind) && !columns.empty() && was_published_now(group, columns.back()) &&
-        !planted(kUsesStatesOfThisStep))
+        !rules_.uses_states_of_this_step)
       same_step = true;
     if (spec.kind == GroupKind::mamba) {
       sum += need_of_mamba(group, request, columns, demand);
       continue;
     }
-    // The copy of a block that a hit shares in part runs before the forward that would fill it.
+    // A block that a hit shares in part is copied before the forward that fills it has run.
     const bool ends_inside = !columns.empty() && demand.local % spec.block != 0;
-    if (ends_inside && was_published_now(group, columns.back()) && !planted(kCopiesUnwrittenKv)) {
+    if (ends_inside && was_published_now(group, columns.back()) && !rules_.copies_unwritten_kv) {
       LOCKSTEP_MARK("vllm.waits_for_kv_of_this_step");
       same_step = true;
     }
@@ -131,7 +128,7 @@ void BlockManager::retire_states(BlockTable& table, std::int64_t columns) {
     if (column != kNullBlock) batch_.push_back(column);
     column = kNullBlock;
   }
-  if (!planted(kRetiredStatesKeepReferences)) pool_.give_back(batch_);
+  if (rules_.gives_back_retired_states) pool_.give_back(batch_);
   table.retired = std::max(table.retired, columns);
 }
 
@@ -171,7 +168,7 @@ void BlockManager::free(BlockRequest& request) {
   request.quiet_until = 0;
 }
 
-/// Source and target of every copy had a reference more until the step was decided (rule 20).
+/// Releases source and target of every copy, which were held until the step was decided (rule 20).
 void BlockManager::end_step() {
   if (copies_.empty()) return;
   std::stable_sort(copies_.begin(), copies_.end(),
@@ -179,7 +176,7 @@ void BlockManager::end_step() {
   batch_.clear();
   for (const BlockCopy& copy : copies_) {
     batch_.push_back(copy.source);
-    if (!planted(kCopyTargetsStayPinned)) batch_.push_back(copy.target);
+    if (rules_.releases_copy_targets) batch_.push_back(copy.target);
   }
   pool_.give_back(batch_);
   copies_.clear();
@@ -193,7 +190,7 @@ bool BlockManager::forget_keys() {
 
 // --- Taking --------------------------------------------------------------------------------------
 
-/// The hit's blocks, of all groups, before anything is popped (rule 5).
+/// References the hit's blocks in all groups before any block is popped (rule 5).
 void BlockManager::take_hits(BlockRequest& request, const Allocation& wanted, std::int64_t local) {
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];
@@ -203,7 +200,7 @@ void BlockManager::take_hits(BlockRequest& request, const Allocation& wanted, st
         std::max<std::int64_t>(skipped(spec, local + wanted.external), 0) / spec.block;
     table.columns.assign(static_cast<std::size_t>(below), kNullBlock);
     for (std::size_t i = static_cast<std::size_t>(below); i < hit.size(); ++i) {
-      if (hit[i] != kNullBlock && !planted(kHitsTakeNoReference)) pool_.touch(hit[i]);
+      if (hit[i] != kNullBlock && rules_.hits_take_references) pool_.touch(hit[i]);
       table.columns.push_back(hit[i]);
     }
     table.cached = static_cast<std::int64_t>(table.columns.size());
@@ -277,8 +274,8 @@ void BlockManager::take_new_states(std::uint32_t group, BlockTable& table, const
     return;
   }
   const std::int64_t running = required - rules_.drafts - 1;
-  // Where drafts were rejected, the last state may lie in a column after its tokens: that of the
-  // drafts. The chunk copies it from there and ends further on.
+  // After rejected drafts the last state may lie in a column of theirs, beyond its tokens. The
+  // chunk copies it from there and ends further on.
   const std::int64_t last = held - 1 - rules_.drafts;
   if (had_running && last >= ceil_div(demand.total, block) && last < running - inside)
     table.passed = last;
@@ -315,11 +312,11 @@ void BlockManager::take_new(BlockRequest& request, const Demand& demand) {
   }
 }
 
-/// Up to which number of tokens the next allocations change nothing: no column begins or ends, no
-/// key is published, nothing is given back.
+/// The number of tokens up to which allocations change nothing: no column begins or ends, no key is
+/// published, nothing is given back.
 std::int64_t BlockManager::quiet_until(const BlockRequest& request, std::int64_t total) const {
   if (rules_.drafts > 0 || rules_.hash_lookahead > 0 || total <= request.prompt) return 0;
-  if (rules_.prefill_lookahead > 1) return 0;  // keys come some tokens after their block
+  if (rules_.prefill_lookahead > 1) return 0;  // keys are published some tokens late
   std::int64_t until = std::numeric_limits<std::int64_t>::max();
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];
@@ -342,7 +339,7 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   const std::int64_t local = request.computed + hit;
   const std::int64_t total = local + wanted.external;
   const bool has_watermark =
-      (is_first || wanted.must_fit) && wanted.others_run && !planted(kForgetsTheWatermark);
+      (is_first || wanted.must_fit) && wanted.others_run && rules_.keeps_watermark;
   const std::int64_t watermark = has_watermark ? rules_.watermark : 0;
   request.tables.resize(rules_.groups.size());
   Demand demand{.local = local, .total = total};
@@ -359,7 +356,7 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   }
   demand.main = total + wanted.tokens;
   demand.slots = std::min(demand.main + wanted.lookahead, rules_.max_length);
-  const std::int64_t in_flight = planted(kFreesWindowsOfRowsUnderWay) ? 0 : request.in_flight;
+  const std::int64_t in_flight = rules_.frees_windows_under_way ? 0 : request.in_flight;
   give_back_skipped(request, std::max<std::int64_t>(0, total - in_flight));
   const std::int64_t needed = need(request, offered, demand, same_step);
   if (same_step) return Allocated::same_step;
@@ -368,7 +365,7 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   if (wanted.external > 0) take_external(request, total, wanted.external);
   request.runs = true;
   take_new(request, demand);
-  const bool delays = wanted.delays_keys && !planted(kKeysWhatIsUnderWay);
+  const bool delays = wanted.delays_keys && !rules_.keys_loads_under_way;
   if (!delays) publish(request, std::min(demand.main, request.known));
   request.quiet_until = wanted.delays_keys ? 0 : quiet_until(request, demand.main);
   return Allocated::yes;

@@ -1,8 +1,8 @@
-// Which blocks get a key when: vLLM hashes what a step will fill before its forward has run.
+// Publication: decides which blocks get a key, and when. vLLM publishes the blocks that a step will
+// fill before the step's forward has run.
 #include <algorithm>
 
 #include "cache_sim/policies/vllm/block_manager.hpp"
-#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -22,7 +22,7 @@ bool BlockManager::was_published_now(std::uint32_t group, BlockId block) const {
   return key < published_[group].size() && published_[group][key] == step_;
 }
 
-/// Of so many computed tokens, those that a later hit could match.
+/// The number of tokens, of `tokens` computed ones, that a later hit could match.
 std::int64_t BlockManager::cacheable(const GroupSpec& spec, std::int64_t tokens) const {
   const std::int64_t again = std::max<std::int64_t>(0, rules_.prefill_lookahead - 1);
   const std::int64_t final = std::max<std::int64_t>(0, tokens - again);
@@ -93,7 +93,7 @@ void BlockManager::publish_full(std::uint32_t group, BlockRequest& request, std:
   for (std::int64_t i = table.cached; i < full; ++i) {
     const BlockId block = table.columns[static_cast<std::size_t>(i)];
     if (block == kNullBlock || !is_kept(spec, i)) continue;
-    if (i == table.passed && !planted(kKeysPassedStates)) {
+    if (i == table.passed && !rules_.keys_passed_states) {
       LOCKSTEP_MARK("vllm.passes_the_last_state");
       continue;
     }
@@ -137,7 +137,7 @@ void BlockManager::publish_attention_tail(std::uint32_t group, const BlockReques
   const BlockId tail_block = columns[column];
   if (tail_block == kNullBlock || pool_.has_key(tail_block, group, key)) return;
   add_partial_key(group, tail_block, key, tail, false);
-  // A block that is known by more tokens has them already, or their key was noted.
+  // A block whose key covers more tokens holds these already, or their key was noted.
   if (pool_.primary(tail_block).key == key) note_published(group, key);
 }
 
@@ -198,8 +198,8 @@ void BlockManager::publish(BlockRequest& request, std::int64_t computed) {
     publish_full(group, request, tokens);
     const std::int64_t after = table.cached;
     if (spec.kind == GroupKind::attention) publish_attention_tail(group, request, tokens);
-    // The last chunk's state is there whatever modules will write again, and stands for its end.
-    const bool is_late = planted(kKeysStatesLate);
+    // The last chunk's state stands for the chunk's end, whatever tokens the modules write again.
+    const bool is_late = rules_.keys_states_late;
     if (spec.kind == GroupKind::mamba)
       publish_state_tail(group, request,
                          is_late || rules_.prefill_lookahead <= 1 ? tokens : computed);
