@@ -107,12 +107,12 @@ correct() {  # correct RESULTS OPERATION…: the tests, the operators under Pyth
   test_all "$@" &
   pids+=($!)
   for name in "${operations[@]:-all}"; do
-    python3 "$root/properties/torch_ops_check.py" "$built/liblockstep_torch.so" --device cuda \
+    python3 "$root/properties/kernels/torch/torch_ops_check.py" "$built/liblockstep_torch.so" --device cuda \
       ${operations[@]:+--operation "$name"} >"$results/operators.$name.log" 2>&1 &
     pids+=($!)
   done
   if [[ " ${operations[*]:-mla_decode} " = *" mla_decode "* ]]; then
-    python3 "$root/properties/flashmla_grid_check.py" "$built/liblockstep_torch.so" --device cuda \
+    python3 "$root/properties/kernels/torch/flashmla_grid_check.py" "$built/liblockstep_torch.so" --device cuda \
       >"$results/flashmla_grid.log" 2>&1 &
     pids+=($!)
   fi

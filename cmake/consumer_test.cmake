@@ -1,3 +1,4 @@
+# ctest: name=install.consumer_finds_lockstep labels=quick timeout=600
 # Installs the build below itself, then configures, builds and runs properties/consumer against it.
 # Its flags are those of the build, because objects with a sanitizer do not link without one.
 

@@ -1,3 +1,4 @@
+# ctest: name=install.subproject_keeps_its_own_settings labels=quick timeout=120
 # Configures properties/consumer with FetchContent, compiles its file, and looks at what that switched on: inside another
 # project our warnings are no errors, nvcc is not started, nothing of ours is built for tests or installed, and the
 # build type is the project's own.

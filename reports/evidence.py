@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# ctest: name=evidence.check labels=quick timeout=300 args=check
+# ctest: name=evidence.selftest labels=quick timeout=300 args=selftest
 """The evidence of the kernels: reports/kernels/<operation>.json.
 
     evidence.py check                 every kernel's evidence is of the sources that are there now, or
@@ -18,8 +20,8 @@
                                       an operation without a speed row, refuses other sources, and adds
                                       sanitizers and rows to the evidence that they are of, and to no other
 
-The digest is of the operation's kernel file, of its test (properties/OPERATION_gpu_test.cpp), and of every file of
-this project that these include, the references among them: by their names without folders; comments, spaces and
+The digest is of the operation's kernel file, of its test (OPERATION_gpu_test.cpp below properties/), and of every
+file of this project that these include, the references among them: by their names without folders; comments, spaces and
 the lines that include files of this project are left out. A file that only moves keeps its digest.
 """
 import contextlib
@@ -52,10 +54,15 @@ def operations(root):
     return sorted(kernel_files(root))
 
 
+def gpu_tests(root, operation):
+    """The operation's test, in whatever folder below properties/ it stands: paths from the root."""
+    return [str(path.relative_to(root)) for path in sorted((root / "properties").rglob(f"{operation}_gpu_test.cpp"))]
+
+
 def sources(root, operation):
     """The operation's kernel and test and what they include, relative to the root; by file name, since a move is no
     change, and where two folders hold one name by folder."""
-    found, waiting = set(), [kernel_files(root)[operation], f"properties/{operation}_gpu_test.cpp"]
+    found, waiting = set(), [kernel_files(root)[operation], *gpu_tests(root, operation)]
     while waiting:
         name = waiting.pop()
         if name in found or not (root / name).is_file():
@@ -207,7 +214,7 @@ def selftest(root):
         assert len(complaints(copy)) == len(operations(copy)), "a changed header went unnoticed"
         changed.write_text(changed.read_text().replace("\nint another_line;\n", ""))
         assert complaints(copy) == [], complaints(copy)
-        for name in (f"properties/{operations(copy)[0]}_gpu_test.cpp", "reference/recurrent/causal_conv1d.hpp"):
+        for name in (gpu_tests(copy, operations(copy)[0])[0], "reference/recurrent/causal_conv1d.hpp"):
             before = (copy / name).read_text()
             (copy / name).write_text(before + "\nint another_line;\n")
             assert any("changed" in text for text in complaints(copy)), f"another {name} went unnoticed"

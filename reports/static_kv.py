@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+# ctest: name=evidence.static_kv_check labels=quick timeout=60 args=check
+# ctest: name=evidence.static_kv_selftest labels=quick timeout=60 args=selftest
+# ctest: name=evidence.static_kv_programs labels=full timeout=900 skip=77 args=programs
 """The evidence of the exported model on a GPU: reports/static_kv.json.
 
     static_kv.py check             no test of it failed; it is whole and of the sources that are there now, or says in
@@ -33,7 +36,7 @@ ROOT = evidence.ROOT
 FILE = ROOT / "reports/static_kv.json"
 PYTHON = ROOT / "cache_sim/python"
 PATTERNS = ("cache_sim/python/lockstep/static_kv/*.py", "fixtures/subjects/static_kv/*.py", "kernels/torch/static_kv/*.?pp", "bench/static_kv_times.cpp",
-            "bench/initcheck_graph_copy.cu", "properties/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
+            "bench/initcheck_graph_copy.cu", "properties/kernels/torch/static_kv/static_kv_graphs_torch_test.cpp", "properties/support/static_kv_cases.hpp")
 TEXT_MODEL = PYTHON / "lockstep/static_kv/text_model.py"
 PROGRAMS = ROOT / "reports/static_kv_programs.py"
 SKIPPED = 77  # ctest's word for a test that cannot run here
@@ -46,7 +49,7 @@ def digest():
 def digest_of(paths):
     whole = hashlib.sha256()
     for path in sorted(paths):
-        text = path.read_text()
+        text = re.sub("^# ctest: .*\n", "", path.read_text(), flags=re.M)  # of the tests, not of the program
         whole.update(f"{path.name}\n{text if path.suffix == '.py' else evidence.bare(text)}\n".encode())
     return whole.hexdigest()[:16]
 

@@ -1,3 +1,4 @@
+# ctest: name=bench.a_peer_may_die labels=quick timeout=60 args=selftest
 """Runs cases in a process of their own, and goes on when a contestant takes it down.
 
     python3 bench/peers/supervise.py selftest

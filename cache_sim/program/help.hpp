@@ -1,6 +1,6 @@
 // The end of every command's help: its exit statuses, and an example that works in the root of a
 // checkout. A test runs each example and compares the statuses with the contract
-// (properties/help_check.py).
+// (properties/cache_sim/program/help_check.py).
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -24,7 +24,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT / "properties"))
+sys.path.insert(0, str(ROOT / "properties/reference"))
 from list_laws import names  # noqa: E402
 # Oracles of cache policies and the vocabulary of traces have mutants of their own: run.py.
 FOLDERS = ["tensors", "recurrent", "attention", "layers"]
@@ -46,13 +46,13 @@ def system_folders():
 def tests(mutated, torch):
     """The quick tests that include one of the headers and nothing that needs the rest of the project."""
     found = []
-    for path in sorted((ROOT / "properties").glob("*_test.cpp")):
+    for path in sorted((ROOT / "properties").rglob("*_test.cpp")):
         included = re.findall(r'#include "([^"]+)"', path.read_text())
         ours = all(i.startswith("reference/") and (ROOT / i).with_suffix(".cpp").exists() is False or
-                   i.startswith("properties/support/") and not (ROOT / i).with_suffix(".cpp").exists() for i in included)
+                   i.startswith("properties/") and not (ROOT / i).with_suffix(".cpp").exists() for i in included)
         skipped = r"_(full|gpu)_test|accuracy" if torch.is_dir() else r"_(full|gpu|torch)_test"
         if ours and included and not re.search(skipped, path.name) and any(
-                i in mutated or i.startswith("properties/support/") for i in included):
+                i in mutated or i.startswith("properties/") for i in included):
             found.append(path)
     return found
 
@@ -203,7 +203,7 @@ def main():
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("headers", nargs="*")
     words.add_argument("--out", type=pathlib.Path, required=True)
-    words.add_argument("--tests", nargs="*", help="stems of the files in properties/ that are asked, all by default")
+    words.add_argument("--tests", nargs="*", help="stems of the files below properties/ that are asked, all by default")
     words.add_argument("--every", type=int, default=1, help="one mutant of so many, chosen by the seed")
     words.add_argument("--seed", type=int, default=1)
     words.add_argument("--time", type=float, default=float("inf"), help="seconds after which no other mutant begins")

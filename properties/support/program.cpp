@@ -28,7 +28,7 @@ std::string drain(std::FILE* file) {
 }
 
 /// Without lines as `lockstep: replay FILE: 12 operations, 30 s`: they depend on how busy the
-/// machine is, and properties/terminal_check.py looks at them.
+/// machine is, and properties/cache_sim/program/terminal_check.py looks at them.
 std::string without_progress(const std::string& text) {
   std::string rest;
   std::size_t begin = 0;

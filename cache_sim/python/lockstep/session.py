@@ -50,7 +50,7 @@ def _images(text: str) -> list[tuple[int, int, str]]:
     return [(int(offset), int(length), name) for offset, length, name in pieces]
 
 
-# The words of the protocol, as `lockstep list verbs --json` writes them (properties/python_package_test.py).
+# The words of the protocol, as `lockstep list verbs --json` writes them (python_package_test.py).
 _VOCABULARY = json.loads((pathlib.Path(__file__).parent / "vocabulary.json").read_text())
 _READERS: dict[str, Callable[[str], Any]] = {
     "flag": _flag, "images": _images, "name": str, "names": _names, "number": int, "numbers": _numbers, "tokens": parse_tokens}

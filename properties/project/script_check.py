@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+# ctest: name=setup.texts_build_nothing_and_replay_goes_first labels=quick timeout=600
+"""Runs the script ./lockstep in a folder of its own, with stand-ins for apt-get, cmake and ninja.
+
+  - What asks for a text starts no installation and no build where nothing is built yet.
+  - What asks a script of bench/ for help starts no measurement.
+  - `./lockstep replay` neither waits for the tests that another ./lockstep builds nor builds any; the other one goes on
+    after it.
+  - `./lockstep test --tier fuzz` builds the fuzzers alone, in a folder of their own.
+"""
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LONG = 60  # seconds that the tests of the stand-in take: longer than this check may
+RECORD = '#!/bin/sh\necho "$(basename "$0") $*" >>"$CALLS"\n'
+CMAKE = RECORD + """
+case "$*" in *LOCKSTEP_BUILD_TESTS=ON*) echo LOCKSTEP_BUILD_TESTS:BOOL=ON >"$2/build/$4/CMakeCache.txt" ;; esac
+"""
+NINJA = RECORD + f"""
+[ "$3" != lockstep ] || {{ printf '#!/bin/sh\\necho played "$@"\\n' >"$2/new" && chmod +x "$2/new" && mv "$2/new" "$2/lockstep"; }}
+[ "$3" != all ] || [ -e "$CALLS.enough" ] || {{ trap 'kill $!; exit 130' TERM; sleep {LONG} & wait; }}
+"""
+
+
+class Checkout:
+    """The script, sources that it looks at, and a PATH on which nothing real is set up or built."""
+
+    def __init__(self, folder):
+        self.root = folder / "checkout"
+        self.calls = folder / "calls"
+        self.calls.touch()
+        tools = folder / "tools"
+        for path in (tools, self.root / "cache_sim", self.root / "reference", self.root / "kernels", self.root / "cmake"):
+            path.mkdir(parents=True)
+        for name in ("lockstep", "CMakeLists.txt", "CMakePresets.json"):
+            shutil.copy(ROOT / name, self.root / name)
+        (self.root / "cache_sim/a.cpp").touch()
+        for name, text in {"apt-get": RECORD, "cmake": CMAKE, "ctest": RECORD, "ninja": NINJA}.items():
+            (tools / name).write_text(text)
+            (tools / name).chmod(0o755)
+        python = self.root / ".lockstep/python/bin/python"  # what the tests would bring in is there
+        python.parent.mkdir(parents=True)
+        python.write_text("#!/bin/sh\n")
+        python.chmod(0o755)
+        (self.root / ".lockstep/wheels").mkdir()
+        for wheel in [line.split("=", 1)[1] for line in (ROOT / "lockstep").read_text().splitlines()
+                      if line.startswith("cccl_wheel=")]:
+            (self.root / f".lockstep/wheels/{wheel}.complete").touch()
+        (self.root / "properties").mkdir()
+        (self.root / "properties/skipped_tests.py").write_text("")
+        self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "CALLS": str(self.calls),
+                            "LOCKSTEP_CUDA": "off", "LOCKSTEP_TORCH_DIR": str(folder)}
+
+    def start(self, *words):
+        return subprocess.Popen([str(self.root / "lockstep"), *words], env=self.environment, text=True,
+                                start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def run(self, *words):
+        process = self.start(*words)
+        out, err = process.communicate(timeout=LONG)
+        return process.returncode, out, err
+
+    def called(self):
+        return self.calls.read_text().splitlines()
+
+    def wait_until(self, says, what):
+        end = time.monotonic() + LONG
+        while not says():
+            assert time.monotonic() < end, f"never: {what}; called {self.called()}"
+            time.sleep(0.05)
+
+
+def texts_build_nothing(checkout):
+    for words, status, says in ((("--help",), 0, "replay FILE"), (("replay", "--help"), 0, "replay FILE"),
+                                (("--version",), 0, "."), (("list", "policies"), 3, "not built yet"),
+                                (("completion", "bash"), 3, "not built yet"), (("raplay", "x"), 2, "no command"),
+                                ((), 0, "replay FILE")):
+        found, out, err = checkout.run(*words)
+        assert found == status and says in out + err, (words, found, out, err)
+        assert not checkout.called(), f"{words} starts {checkout.called()}"
+
+
+def help_starts_no_measurement(checkout):
+    for script, words in (("on_gpu.sh", ("stage", "--help")), ("on_gpu.sh", ("run", "--help")), ("peers/stage.sh", ("-h",)),
+                          ("static_kv_on_gpu.sh", ("--help",)), ("judge_on_gpu.sh", ("--help",))):
+        copied = checkout.root / "bench" / script
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "bench" / script, copied)
+        before = sorted(checkout.root.rglob("*"))
+        ran = subprocess.run(["bash", copied, *words], env=checkout.environment, cwd=checkout.root, capture_output=True,
+                             text=True, timeout=LONG)
+        assert ran.returncode == 2 and f"bench/{script}" in ran.stderr, (script, words, ran)
+        assert sorted(checkout.root.rglob("*")) == before and not checkout.called(), (script, words, ran)
+
+
+def replay_goes_first(checkout):
+    tests = checkout.start("test")
+    try:
+        building = lambda: [call for call in checkout.called() if call.startswith("ninja") and call.endswith(" all")]
+        checkout.wait_until(lambda: len(building()) == 1, "tests are built")
+        assert checkout.run("replay", "x")[:2] == (0, "played replay x\n"), "what is built already serves"
+        assert len(building()) == 1, "nobody was stopped for it"
+        time.sleep(1.1)
+        (checkout.root / "cache_sim/a.cpp").touch()  # now the program has to be built again
+        before = len(checkout.called())
+        status, out, err = checkout.run("replay", "y")
+        assert (status, out) == (0, "played replay y\n"), (status, out, err)
+        asked = [call for call in checkout.called()[before:] if not call.endswith(" all")]
+        assert [call.split()[-1] for call in asked] == ["lockstep"], asked
+        checkout.wait_until(lambda: len(building()) == 2, "the tests go on")
+        assert tests.poll() is None
+        pathlib.Path(f"{checkout.calls}.enough").touch()
+    finally:
+        os.killpg(tests.pid, signal.SIGTERM)
+        tests.communicate()
+
+
+def tests_are_built(checkout):
+    pathlib.Path(f"{checkout.calls}.enough").touch()
+    status, out, err = checkout.run("test")
+    assert status == 0 and any(call.startswith("ctest") for call in checkout.called()), (status, out, err)
+
+
+def fuzzers_have_a_build_of_their_own(checkout):
+    status, out, err = checkout.run("test", "--tier", "fuzz")
+    called = checkout.called()
+    assert status == 0, (status, out, err)
+    assert any(call.startswith("cmake") and "--preset fuzz" in call for call in called), called
+    assert [call.split()[-1] for call in called if call.startswith("ninja")] == ["lockstep_fuzz"], called
+    assert any(call.startswith("ctest") and "build/fuzz -L ^fuzz$" in call for call in called), called
+    assert not (checkout.root / "build/current").exists(), "the program that is used stays what it was"
+
+
+def main():
+    for check in (texts_build_nothing, help_starts_no_measurement, replay_goes_first, tests_are_built,
+                  fuzzers_have_a_build_of_their_own):
+        with tempfile.TemporaryDirectory() as folder:
+            check(Checkout(pathlib.Path(folder)))
+        print(f"ok: {check.__name__}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
