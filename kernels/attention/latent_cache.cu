@@ -1,9 +1,10 @@
 // The paged cache of latents. Equations: reference/attention/mla_rope_decode.hpp.
 //
-// Writing: a block has a token; a thread two neighbours of the latent, then pairs of the queries.
-// Gathering: a block has a token of the result, and finds its request by bisection of the starts,
-// which the launch before has summed.
-// Joining: a thread has 8 columns of a head.
+//   write_kernel    grid T; a block takes one token. A thread has two neighbouring columns of the
+//                   latent, then groups of four rotation pairs of the queries
+//   starts_kernel   one block: sums the requests' tokens, so that gather_kernel can bisect
+//   gather_kernel   grid L; a block takes one token of the result, and finds its request by
+//   bisection join_kernel     a thread takes 8 columns of a head
 #include "kernels/attention/latent_cache.hpp"
 
 #include <algorithm>
@@ -16,17 +17,17 @@ namespace {
 
 constexpr int kLatent = 512, kPe = 64, kWidth = kLatent + kPe, kPairs = kPe / 2;
 constexpr int kThreads = kLatent / 2;
-constexpr int kTile = 128;  ///< of a scale in tokens of 656 bytes
+constexpr int kTile = 128;  ///< columns that share a scale in tokens of 656 bytes
 constexpr int kTokenBytes = 656, kScaleOffset = 512, kPeOffset = 528;
-constexpr float kLargest = 448.0f;
-constexpr int kEach = 8;  ///< elements of 16 bytes
+constexpr float kLargest = 448.0f;  ///< the largest number of e4m3
+constexpr int kEach = 8;            ///< bf16 elements in 16 bytes
 
 template <class C>
 constexpr int kColumns = std::is_same_v<C, std::uint8_t> ? kTokenBytes : kWidth;
 
 // --- Writing -------------------------------------------------------------------------------------
 
-/// What is optional, without the optionals.
+/// LatentWrite with its optional views unpacked to pointers and strides.
 template <class C>
 struct Write {
   LatentWrite<C> in;
@@ -39,32 +40,33 @@ struct Write {
   int heads{};
 };
 
-/// The scale of numbers whose largest is `amax`: tile_scale() of the reference.
+/// The scale of values whose largest magnitude is `amax`, as tile_scale() of the reference: amax /
+/// 448, or the next power of two above it.
 __device__ inline float scale_of_tile(float amax, bool power_of_two) {
   if (!power_of_two) return amax > 0 ? amax / kLargest : 1.0f;
   const std::uint32_t bits = __float_as_uint(fmaxf(amax / kLargest, 1e-4f));
-  return __uint_as_float((bits + 0x7fffffu) & 0xff800000u);  // up to the next power
+  return __uint_as_float((bits + 0x7fffffu) & 0xff800000u);  // rounds up to a power of two
 }
 
-/// (a, b) turned by an angle.
+/// The pair (x, y) rotated by an angle.
 struct Turned {
   float a, b;
   __device__ Turned(float x, float y, float cosine, float sine)
       : a(x * cosine - y * sine), b(y * cosine + x * sine) {}
 };
 
-/// Two neighbours of the latent, columns 2 i and 2 i + 1 with i the thread, into a token.
+/// Writes columns 2 i and 2 i + 1 of the latent, with i = threadIdx.x, to a token.
 __device__ inline void put_latent(Bf16* token, float low, float high, float) {
   reinterpret_cast<std::uint32_t*>(token)[threadIdx.x] = hopper::pack<Bf16>(low, high);
 }
-template <class Number>  // E4m3, or the numbers of 656 bytes
+template <class Number>  // E4m3, or std::uint8_t for tokens of 656 bytes
 __device__ inline void put_latent(Number* token, float low, float high, float scale) {
   const E4m3 numbers[2] = {E4m3(low / scale), E4m3(high / scale)};
   reinterpret_cast<std::uint16_t*>(token)[threadIdx.x] =
       *reinterpret_cast<const std::uint16_t*>(numbers);
 }
 
-/// Column i of k_pe into a token.
+/// Writes column i of k_pe to a token.
 __device__ inline void put_pe(Bf16* token, int i, float x, float) {
   token[kLatent + i] = from_float<Bf16>(x);
 }
@@ -75,7 +77,8 @@ __device__ inline void put_pe(std::uint8_t* token, int i, float x, float) {
   reinterpret_cast<Bf16*>(token + kPeOffset)[i] = from_float<Bf16>(x);
 }
 
-/// The largest of 128 columns, for the two warps that hold them.
+/// The largest magnitude of the 128 columns that two neighbouring warps hold. Every thread of the
+/// block calls it.
 __device__ inline float largest_of_tile(float low, float high) {
   __shared__ float parts[kThreads / 32];
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -85,13 +88,13 @@ __device__ inline float largest_of_tile(float low, float high) {
   return fmaxf(parts[warp & ~1], parts[warp | 1]);
 }
 
-/// The queries of a token: a thread has four pairs at a time.
+/// Rotates q_pe of all heads of token t; a thread takes four pairs at a time.
 template <class C>
 __device__ inline void turn_queries(const Write<C>& w, std::int64_t t, const float* cosines,
                                     const float* sines) {
   const bool together = w.in.interleaved;
   for (int i = static_cast<int>(threadIdx.x); i < w.heads * kEach; i += kThreads) {
-    const int head = i / kEach, first = i % kEach * 4;  // of the pairs
+    const int head = i / kEach, first = i % kEach * 4;  // first: number of the first pair
     const Bf16* const from = w.q_pe + t * w.q_strides[0] + head * w.q_strides[1];
     Bf16* const to = w.rotated + t * w.rotated_strides[0] + head * w.rotated_strides[1];
     const int left = together ? 2 * first : first, right = together ? left + 4 : left + kPairs;
@@ -136,7 +139,7 @@ __global__ void __launch_bounds__(kThreads) write_kernel(const __grid_constant__
     low = low / root * at(in.norm, 2 * i);
     high = high / root * at(in.norm, 2 * i + 1);
   }
-  __syncthreads();  // the angles are there
+  __syncthreads();  // sines and cosines are in shared memory
   float scale = w.kv_scale ? *w.kv_scale : 1.0f;
   if constexpr (std::is_same_v<C, std::uint8_t>)
     scale = scale_of_tile(largest_of_tile(low, high), in.power_of_two_scales);
@@ -164,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) write_kernel(const __grid_constant__
 
 // --- Gathering -----------------------------------------------------------------------------------
 
-/// How many tokens of request b belong to the part.
+/// Number of request b's tokens that are gathered.
 template <class C>
 __device__ inline int tokens_of(const LatentGather<C>& in, std::int64_t b) {
   std::int64_t tokens = in.seq_lens(b);
@@ -172,7 +175,8 @@ __device__ inline int tokens_of(const LatentGather<C>& in, std::int64_t b) {
   return static_cast<int>(max(std::int64_t{0}, min(tokens - in.begin, in.size)));
 }
 
-/// One block: sums of the requests before each.
+/// One block: starts[b + 1] = tokens gathered of requests 0 ... b, by a prefix sum in shared
+/// memory.
 template <class C>
 __global__ void __launch_bounds__(kThreads)
     starts_kernel(const __grid_constant__ LatentGather<C> in) {
@@ -197,7 +201,7 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) in.starts(0) = 0;
 }
 
-/// Column i of a token.
+/// The value of column i of a token.
 __device__ inline float value_at(const Bf16* token, int i, float) {
   return to_float(token[i]);
 }
@@ -214,7 +218,8 @@ template <class C>
 __global__ void __launch_bounds__(kThreads)
     gather_kernel(const __grid_constant__ LatentGather<C> in, const float* kv_scale) {
   const auto row = static_cast<int>(blockIdx.x), B = static_cast<int>(in.seq_lens.extent(0));
-  int b = 0, behind = B;  // the last request that begins at the row or before it
+  int b = 0,
+      behind = B;  // bisection: b becomes the last request that begins at the row or before it
   while (behind - b > 1) {
     const int middle = (b + behind) / 2;
     (in.starts(middle) <= row ? b : behind) = middle;
@@ -233,6 +238,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Joining -------------------------------------------------------------------------------------
 
+/// Vectors [T, heads, columns] in bf16, read 16 bytes at a time.
 struct Heads {
   const Bf16* data;
   std::int64_t strides[2];
@@ -260,6 +266,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Checks --------------------------------------------------------------------------------------
 
+/// Expects rows that are contiguous and begin at multiples of 16 bytes.
 template <AnyView V>
 void check_rows(const Checks& checks, const V& view, const char* argument) {
   constexpr std::int64_t kSize = sizeof(ElementOf<V>);

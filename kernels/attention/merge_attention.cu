@@ -1,7 +1,7 @@
-// Two partial results of attention as one. Equations: reference/attention/softmax_attention.hpp.
+// Merges two partial results of attention. Equations: reference/attention/softmax_attention.hpp.
 //
-//   grid   (vectors of T H dv / 256)
-//   block  256 threads, of which each merges 8 columns of a token and head: 16 bytes
+//   grid   ceil(T H dv / 8 / kThreads)
+//   block  kThreads threads; each merges 8 columns (16 bytes) of a token and head
 #include "kernels/attention/merge_attention.hpp"
 
 #include "kernels/base/device.cuh"
@@ -11,14 +11,14 @@ namespace {
 
 constexpr const char* kName = "merge_attention";
 constexpr int kThreads = 256;
-constexpr int kColumns = 8;  ///< of a thread
+constexpr int kColumns = 8;  ///< columns of a thread
 
 template <class T>
 struct Columns {
   alignas(16) T of[kColumns];
 };
 
-/// Of [T, H, dv]; of [H, T].
+/// A partial result, or the merged one: out [T, H, dv] and lse [H, T].
 template <class T>
 struct Part {
   T* out;

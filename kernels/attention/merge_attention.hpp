@@ -1,4 +1,5 @@
-// Two partial results of attention as one. Equations: reference/attention/softmax_attention.hpp.
+// Merges two partial results of attention, over different keys, into one. Equations:
+// reference/attention/softmax_attention.hpp.
 //
 //   here           FlashAttention, vLLM     shape, all in device memory
 //   out_a, out_b   prefix_output, …         [T, H, dv]
@@ -11,7 +12,7 @@
 
 namespace lockstep::kernels {
 
-/// T is the type of the outputs. `out` and `lse` are no views of the parts.
+/// T is the type of the outputs. `out` and `lse` must not overlap the parts.
 template <class T>
 struct MergeAttention {
   TensorView<const T, 3> out_a;      // [T, H, dv], dv a multiple of 8
@@ -22,8 +23,9 @@ struct MergeAttention {
   TensorView<float, 2> lse;          // [H, T]
 };
 
-/// A part whose lse is -inf, or FlashMLA's +inf, is empty: it contributes nothing, even where its
-/// output is NaN. Both empty give 0 and -inf. Throws ArgumentError.
+/// A part whose lse is -infinity (or +infinity, as FlashMLA marks it) is empty: it contributes
+/// nothing, even if its output is NaN. Two empty parts give output 0 and lse -infinity. Throws
+/// ArgumentError.
 template <class T>
 void merge_attention(const MergeAttention<T>& in, cudaStream_t stream);
 

@@ -1,34 +1,40 @@
 // Decode of multi-head latent attention on tensor cores. Equations:
 // reference/attention/mla_attention.hpp.
 //
-// The rows of a request are its queries' heads, q_len x H, in blocks of 64; its keys are tiles of
-// 64 tokens, 576 wide. A block of threads has 64 rows and a run of tiles (mla_schedule.cuh); tiles
-// are nine slabs of 64 columns, of which eight are the values too.
+// A request has q_len x H rows (one per query and head), in blocks of 64, and its keys come in
+// tiles of 64 tokens, 576 columns wide. A tile is nine slabs [64 tokens, 64 columns] of 8 KiB:
+// slabs 0 to 7 are the latent, which is the values too, slab 8 is k_pe ("rope"). Two slabs make a
+// unit of the ring. A block of threads computes 64 rows over a run of tiles, its share
+// (mla_schedule.cuh); an item is the part of the share that belongs to one request.
 //
-//   grid   (parts, blocks of rows); neighbours read the same keys. At most one block a processor
-//   block  4 warpgroups: scores, outputs 0 to 255, outputs 256 to 511, and one that feeds
+//   grid   parts x blocks of rows, one block per processor at most; neighbours read the same keys
+//   block  4 warpgroups: 0 scores, 1 outputs' columns 0 to 255, 2 columns 256 to 511, 3 feeds
 //
-//   feeding  by tensor copies: one warp the queries' slabs 0 to 3, for registers, and the keys, two
-//            slabs at a time, into a ring of such pairs; a tile's last slab (k_pe) has places of
-//            its own. Another warp the queries' other slabs, which stay. Before the launch may read
-//            anything, all ask L2 for what they will probably read first. Of a cache in e4m3, each
-//            of four warps copies a quarter of a tile as it is in memory, a tile ahead, and fills
-//            the ring with it as float16 (mla_latents.cuh). Of pages smaller than a tile, which
-//            would take hundreds of tensor copies, two warps' lanes copy 16 bytes each, and another
-//            makes that visible to products
-//   scores   S = Q K^T, then p = exp2(S - m) to shared memory, in T. m is the largest score, or
-//            less by at most kSlack: outputs are rarely rescaled. They are divided by the sum of
-//            p as it was rounded: of a key that has most of the weight its rounding then cancels
-//            (error 1.88e-3; 2.15e-3 without), and lse is that of p before
-//   outputs  O = alpha O + p V, from the slabs where they are; a pair of them is free again when
-//            its own products are done
+//   feeding  Pages of whole tiles, cache of the queries' type: warp 12 loads, by tensor copies, the
+//            queries' slabs 0 to 3 (for registers) and then the keys into the ring, unit by unit;
+//            slab 8 has places of its own. Warp 13 loads the queries' slabs 4 to 8, which stay in
+//            shared memory.
+//            Smaller pages: a tile would take many tensor copies, so the lanes of warps 12 and 14
+//            copy 16 bytes each (cp.async), and warp 15 makes the copies visible to products.
+//            Cache in e4m3: each of the four warps copies a quarter of each tile as it is in
+//            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh). Before
+//            the launch may read anything, all warps prefetch into L2 what they will probably read
+//            first.
+//   scores   S = Q K^T, then p = exp2(S - m), rounded, to shared memory. m is the largest score so
+//            far, or less by at most kSlack, so outputs are rarely rescaled. Outputs are divided by
+//            the sum of the rounded p: where one key has most of the weight, its rounding then
+//            cancels (error 1.88e-3; 2.15e-3 without). lse uses the sum of the unrounded p.
+//   outputs  O = alpha O + p V, where V are the latent's slabs in the ring; a unit is free again
+//            when its own products are done.
 //
-// Where parts divide a request, each leaves O / l as float16 with a factor for each row, and lse;
-// when all have, some merge columns of it, in the order of the parts. Such blocks wait for
-// one another, so all of a launch are resident: one a processor, and no more than there are.
+// Divided requests. If several parts share a request, each leaves a piece in device memory: O / l
+// in float16 with a factor for each row, and lse. When all pieces are there, the parts merge them,
+// each some of the columns, in the order of the parts. Blocks wait for one another there, so all
+// blocks of a launch must be resident: the grid has at most one block per processor.
 //
-// What runs once (the schedule, merging) is written for few instructions: unrolled it made a kernel
-// of 142 KB, whose short launches took 2 to 4 us longer, since a processor keeps some 128 KB.
+// Code that runs once (the schedule, merging) keeps its loops rolled: unrolled, the kernel had 142
+// KB of instructions, and short launches took 2 to 4 us longer, since a processor caches some 128
+// KB.
 #include "kernels/attention/mla_decode.hpp"
 
 #include <bit>
@@ -45,76 +51,85 @@ using namespace mla;
 
 constexpr const char* kName = "mla_decode";
 constexpr int kWidth = 576, kValues = 512, kTokenBytes = 656;
-constexpr int kRows = 64;                          ///< of a block
-constexpr int kSlabs = kWidth / kTileColumns;      ///< of a tile, and of the queries
-constexpr int kHalf = kValues / kTileColumns / 2;  ///< slabs of half the values
-constexpr int kSlabBytes = kRows * kTileRowBytes;
-constexpr int kPair = 2;  ///< slabs of a unit of the ring
-constexpr int kUnitBytes = kPair * kSlabBytes;
-constexpr int kTileUnits = 2 * kHalf / kPair;
-constexpr int kLateUnit = kTileUnits / 2;  ///< which a tile's last slab comes before
+constexpr int kRows = 64;                          ///< rows of a block
+constexpr int kSlabs = kWidth / kTileColumns;      ///< slabs of a tile, and of the queries: 9
+constexpr int kHalf = kValues / kTileColumns / 2;  ///< slabs of one side, half the values: 4
+constexpr int kSlabBytes = kRows * kTileRowBytes;  ///< 8 KiB
+constexpr int kPair = 2;                           ///< slabs of a unit of the ring
+constexpr int kUnitBytes = kPair * kSlabBytes;     ///< 16 KiB
+constexpr int kTileUnits = 2 * kHalf / kPair;      ///< units of a tile: 4, besides the rope slab
+constexpr int kLateUnit = kTileUnits / 2;  ///< a tile's rope slab is loaded before this unit
 constexpr int kThreads = 4 * kWarpgroup;
-constexpr int kMergers = 2 * kWarpgroup;
+constexpr int kMergers = 2 * kWarpgroup;  ///< threads of the outputs' warpgroups
 constexpr int kOutputRegisters = 160;
-constexpr int kDeferredTiles = 8;  ///< of an item, at least: fewer wait for bytes, not for products
-constexpr float kSlack = 8;        ///< powers of two that p may grow beyond 1
+constexpr int kDeferredTiles = 8;  ///< shorter items wait for bytes, not for products: see Block
+constexpr float kSlack = 8;        ///< powers of two by which p may exceed 1
 constexpr int kConverters = 4;     ///< warps that convert latents
-constexpr int kPeTokens = kTokens / kConverters;  ///< of whose k_pe each takes care
-constexpr int kGatherers = 2;  ///< warps whose lanes copy latents, each half of a tile's tokens
+constexpr int kPeTokens = kTokens / kConverters;  ///< tokens of a tile whose k_pe a converter takes
+constexpr int kGatherers = 2;  ///< warps whose lanes copy latents, half of a tile's tokens each
 
-/// What a cache of C asks for where queries are of T; kManyRows: Block.
+/// Sizes of a block for queries of type T and a cache of type C; kManyRows: see Block.
 template <class T, class C, bool kManyRows>
 struct Layout {
-  static constexpr bool kConverts = !std::is_same_v<T, C>;             ///< keys are in e4m3
-  static constexpr bool kHasScales = std::is_same_v<C, std::uint8_t>;  ///< and k_pe in bf16
+  static constexpr bool kConverts = !std::is_same_v<T, C>;             ///< latents are in e4m3
+  static constexpr bool kHasScales = std::is_same_v<C, std::uint8_t>;  ///< tokens of 656 bytes
   static constexpr int kFeedRegisters = kConverts ? 48 : 40;
   static constexpr int kScoreRegisters = kConverts ? 144 : 152;
-  // Pairs of slabs in the ring, and places of last slabs. Where p waits for the next tile's scores,
-  // two tiles and a half are worth more; else that last slabs come as early as the others. Where
-  // keys are converted, two whole tiles, so that all of the next one is there in time, are worth
-  // more than two tiles of p.
+  // Units of the ring, and places of rope slabs. With many rows, p waits for the next tile's scores
+  // (see Block), so a ring of two and a half tiles is worth most. With few rows, three rope places
+  // let rope slabs come as early as the others. A cache that is converted needs two whole tiles, so
+  // that all of the next one is there in time, more than it needs a second tile of p.
   static constexpr int kUnits = kConverts ? 8 : kManyRows ? 10 : 9;
   static constexpr int kRopes = kConverts || kManyRows ? 1 : 3;
   static constexpr int kPs = kConverts ? 1 : 2;  ///< tiles of p
-  /// What lanes copy, or each of several warps converts.
+  /// Number of raw_full barriers: a converter's raw memory, or places that lanes copy to.
   static constexpr int kCopied = kConverts ? kConverters : kUnits + kRopes;
 
-  // Shared memory, in bytes. Of what a warp converts: a unit's numbers, their scales, and a quarter
-  // of the last slab.
+  // Shared memory, by offsets in bytes:
+  //
+  //   0          the ring: kUnits units
+  //   kQueries   slabs 4 to 8 of the queries
+  //   kRope      kRopes rope slabs
+  //   kP         kPs tiles of p [64 rows, 64 tokens]
+  //   kRawUnits  kConverts: for each converter, 64 tokens x 128 numbers of e4m3 as they are in
+  //              memory; at kRawScales their scales (kHasScales), at kRawPe k_pe of its 16 tokens
+  //   kAlpha     float [kPs][64]: factors of the outputs so far, by row
+  //   kTotals    float2 [kPs][64]: factor of the final outputs; lse in powers of two
+  //   kBarriers, kShare
   static constexpr int kPeRowBytes = kHasScales ? kTileRowBytes : kTileColumns;
   static constexpr int kRawScales = kTokens * kRawColumns;
   static constexpr int kRawPe = kRawScales + (kHasScales ? kTokens * 4 : 0);
   static constexpr int kRawBytes = kConverts ? kRawPe + kPeTokens * kPeRowBytes : 0;
-  static constexpr int kQueries = kUnits * kUnitBytes;  // slabs 4 to 8
+  static constexpr int kQueries = kUnits * kUnitBytes;
   static constexpr int kRope = kQueries + (kSlabs - kHalf) * kSlabBytes;
   static constexpr int kP = kRope + kRopes * kSlabBytes;
   static constexpr int kRawUnits = kP + kPs * kSlabBytes;
   static constexpr int kAlpha = kRawUnits + (kConverts ? kConverters * kRawBytes : 0);
-  static constexpr int kTotals = kAlpha + kPs * kRows * 4;     // after float [kPs][64]
-  static constexpr int kBarriers = kTotals + kPs * kRows * 8;  // after float2 [kPs][64]
+  static constexpr int kTotals = kAlpha + kPs * kRows * 4;
+  static constexpr int kBarriers = kTotals + kPs * kRows * 8;
   static constexpr int kBarrierCount = kUnits * (kPair + 1) + 2 * kRopes + 2 + 2 * 2 + 1 + kCopied;
   static constexpr int kShare = kBarriers + 8 * kBarrierCount;
   static constexpr int kBytes = kShare + int{sizeof(Share)};
   static_assert(kBytes <= 232448, "shared memory of a block");
 };
 
-constexpr int kCleared = 6;  ///< a barrier of threads, after five of outputs and mergers
+constexpr int kCleared = 6;  ///< hardware barrier of the scores; 1 to 5: the outputs and mergers
 
-// Of a part's piece of a divided request, in device memory.
-constexpr int kPieceBytes = kRows * kValues * 2;
-constexpr int kPieceNumbers = 3 * kRows;  ///< lse in powers of two; factors of both halves
+// A part's piece of a divided request, in device memory.
+constexpr int kPieceBytes = kRows * kValues * 2;  ///< outputs in float16
+constexpr int kPieceNumbers = 3 * kRows;          ///< lse in powers of two; factors of both sides
 constexpr int kMostBlocks = 512;
-constexpr int kMostPieces = 144;  ///< as many processors as such a chip has
+constexpr int kMostPieces = 144;  ///< at least the number of processors of such a chip
 
-/// Of a lane and a divided request's block of rows: pieces that are there, readers that are done.
-/// 0 between launches.
+/// Per lane (MlaDecode::lane), and per divided request and block of rows: pieces that are complete,
+/// counted by side; readers that are done waiting. 0 between launches.
 __device__ int counters[kMlaDecodeLanes][kMostBlocks][2];
 
 struct Decode {
   Lengths lengths;
   const std::int32_t* table;
   std::int64_t table_strides[2];
-  int page, log2_page;  ///< where pages are smaller than tiles
+  int page, log2_page;  ///< tokens of a page; log2_page is used if pages are smaller than tiles
   int q_len, heads, rows, row_blocks, parts;
   bool causal;
   float scale_log2;
@@ -127,12 +142,13 @@ struct Decode {
   float* piece_numbers;
   int lane;
   const void* q;
-  std::int64_t q_strides[2];  ///< bytes: of requests, of rows
-  const float* kv_scale;      ///< of a cache of numbers in e4m3, or none
+  std::int64_t q_strides[2];  ///< in bytes, of requests and rows
+  const float* kv_scale;      ///< scale of a cache of C = E4m3; null: 1
   const unsigned char* cache;
-  std::int64_t cache_strides[2];  ///< bytes: of pages, of tokens
+  std::int64_t cache_strides[2];  ///< in bytes, of pages and tokens
   int pages;
 };
+/// cache: 64 columns of 16 bits, or 128 numbers of e4m3; pe: k_pe of a converted cache.
 struct Maps {
   CUtensorMap q, cache, pe;
 };
@@ -142,15 +158,18 @@ struct Item {
   int request, length;
   int first, count;  ///< tiles
   Split split;
-  int piece;  ///< its number in the split
+  int piece;  ///< number of this part's piece in the split
 };
 
+/// Arrives once for the whole warp, after all its lanes have come here.
 __device__ inline void arrive_of_warp(std::uint32_t barrier, int lane) {
   __syncwarp();
   if (lane == 0) barrier_arrive(barrier);
 }
 
-/// 16 bytes of device memory, or zeros; an ordinary store of the thread, some time later.
+/// Starts to copy 16 bytes of device memory (or zeros, unless `is`) to shared memory (cp.async).
+/// For memory ordering the copy counts as an ordinary store of this thread, not as an async-proxy
+/// one.
 __device__ inline void start_copy(std::uint32_t to, const void* from, bool is) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(is ? 16 : 0)
@@ -160,7 +179,7 @@ __device__ inline void start_copy4(std::uint32_t to, const void* from, bool is) 
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is ? 4 : 0)
                : "memory");
 }
-/// Of the thread's own, which it then sees.
+/// Waits for all copies that this thread has started; only this thread is sure to see them.
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
@@ -190,20 +209,21 @@ __device__ inline void store_shared4(std::uint32_t to, const uint4& x) {
                "r"(x.w)
                : "memory");
 }
-/// A number that the compiler keeps in a register: where a block's shared memory begins, and a
-/// thread's number, it would otherwise ask the hardware for again and again, some 30 cycles each.
+/// Makes the compiler keep x in a register. It would otherwise read the base of shared memory and
+/// the thread's number from special registers again and again, at some 30 cycles each.
 template <class I>
 __device__ inline I kept(I x) {
   asm volatile("" : "+r"(x));
   return x;
 }
-/// Arrives when the thread's copies are there.
+/// Arrives at an mbarrier when all copies that this thread has started are complete.
 __device__ inline void arrive_behind_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Of a warp whose lanes all have the same arguments, one asks: without a branch, they stay
-/// uniform.
+/// barrier_expect() and load_tile() of one lane (`does`) of a warp. All lanes call them with the
+/// same arguments: by predication instead of a branch, the arguments stay in uniform registers. The
+/// loads mark their lines evict_first in L2, since a step reads each key once.
 __device__ inline void expect_if(bool does, std::uint32_t barrier, int bytes) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %2, 0;\n"
@@ -222,24 +242,29 @@ __device__ inline void load_tile_if(bool does, std::uint32_t to, const CUtensorM
       "l"(&map), "r"(barrier), "r"(element), "r"(head), "r"(token), "r"(static_cast<int>(does))
       : "memory");
 }
-/// kManyRows: several blocks of threads read the same keys, so products bind, not bytes. Then p of
-/// a long item is handed over when the next tile's scores are there, and is multiplied while these
-/// become p: handed over at once it would compete with their products, and nothing be left to
-/// multiply meanwhile.
-/// kGathers: pages are small.
+/// A block of threads.
+///
+/// kManyRows: several blocks read the same keys, so products take longer than loads. In long items
+/// p is then handed to the outputs only when the next tile's scores are done (it is deferred). The
+/// outputs multiply it while those scores become the next p; handed over at once, its products
+/// would compete with those of the scores, and the tensor cores would idle afterwards.
+///
+/// kGathers: pages are smaller than a tile.
 template <class T, class C, bool kManyRows, bool kGathers>
 class Block {
   using At = Layout<T, C, kManyRows>;
   static constexpr bool kConverts = At::kConverts, kHasScales = At::kHasScales;
-  using M = std::conditional_t<kConverts, Fp16, T>;  ///< what latents and p are multiplied as
-  using Pe = std::conditional_t<kHasScales, T, M>;   ///< and k_pe
+  using M = std::conditional_t<kConverts, Fp16, T>;  ///< type of latents and p in products
+  using Pe = std::conditional_t<kHasScales, T, M>;   ///< type of k_pe in products
   static_assert(!kHasScales || std::is_same_v<T, Bf16>, "k_pe is bf16 in tokens of 656 bytes");
   static_assert(!(kConverts && kGathers), "raw units have copies of their own");
   static constexpr int kUnits = At::kUnits, kRopes = At::kRopes;
   static constexpr bool kStores = kConverts || kGathers;  ///< units are filled by ordinary stores
-  /// Who says that a unit is filled: who asked for its copy, or who publishes stores.
+  /// Arrivals that say that a unit is filled: the lane that issued its tensor copies, or all lanes
+  /// of the warp that publishes stores.
   static constexpr int kFillers = kStores ? 32 : 1;
-  /// Who has used it: a lane of each warp, or every lane where ordinary stores follow.
+  /// Arrivals that say that a unit has been used: one lane of each of four warps; or every lane, if
+  /// ordinary stores follow, which only an arrival of the reading thread itself orders.
   static constexpr int kUsers = kStores ? kWarpgroup : 4;
 
  public:
@@ -252,6 +277,17 @@ class Block {
         row_block_(static_cast<int>(blockIdx.x) % p_.row_blocks),
         first_row_(row_block_ * kRows) {}
 
+  /// The barriers, and the events that end their phases:
+  ///   full(u, s)        slab s of unit u is filled (one barrier per unit with kStores)
+  ///   empty(u)          products with unit u are done: those of the one outputs' warpgroup whose
+  ///                     columns it holds, after the scores'; or the scores have read queries from
+  ///                     it
+  ///   rope_full(i), rope_empty(i)      the same for rope slabs, which only the scores read
+  ///   queries_full, queries_empty      slabs 4 to 8 of the queries
+  ///   p_full(i), p_empty(i)            a tile of p, with alphas and totals
+  ///   scores_done       the scores have finished all items, so that merging may use their memory
+  ///   raw_full(i)       lanes have copied a place of the ring (kGathers), or a converter's raw
+  ///                     memory is loaded (kConverts)
   __device__ void init_barriers() const {
     for (int u = 0; u < kUnits; ++u) {
       for (int s = 0; s < kPair; ++s) barrier_init(barrier(u * kPair + s), kFillers);
@@ -263,14 +299,16 @@ class Block {
     }
     barrier_init(queries_full(), 1);
     barrier_init(queries_empty(), 4);
-    // Who writes or reads by itself what comes with p arrives by itself.
+    // Each thread that reads or writes its own values beside p arrives on the barrier itself; no
+    // lane arrives for its warp.
     for (int i = 0; i < 2; ++i) {
       barrier_init(p_full(i), kRows / 2);
       barrier_init(p_empty(i), 2 * kWarpgroup);
     }
     barrier_init(scores_done(), kWarpgroup);
     for (int i = 0; kStores && i < At::kCopied; ++i) {
-      // All lanes copy, or one asks, and all copy scales.
+      // Gathering, and converting small pages: all lanes copy. Converting whole tiles: one lane
+      // issues tensor copies, and all lanes copy scales if there are some.
       const int with_scales = kHasScales ? 33 : 1;
       barrier_init(raw_full(i), kGathers                 ? 32 * kGatherers
                                 : p_.page % kTokens == 0 ? with_scales
@@ -279,7 +317,9 @@ class Block {
     publish_barriers();
   }
 
-  /// Asks L2 for what the first request of this block's share probably needs first.
+  /// Prefetches into L2 the queries, page numbers and lengths that this block probably reads first.
+  /// It runs before wait_for_earlier_launch(), and guesses that shares are equal counts of
+  /// requests.
   __device__ void ask_ahead() const {
     const int b = static_cast<int>(std::int64_t{part_} * p_.lengths.count / p_.parts);
     const auto ask = [](const void* address) {
@@ -300,6 +340,7 @@ class Block {
       ask(p_.table + b * p_.table_strides[0] + entry * p_.table_strides[1]);
   }
 
+  /// One warp: finds the block's share and leaves it in shared memory.
   __device__ void find_share() const {
     const Share share = Scheduler(p_.lengths, p_.parts, part_).share(p_.fewest);
     if (threadIdx.x % 32 == 0) *reinterpret_cast<Share*>(shared_ + At::kShare) = share;
@@ -307,7 +348,7 @@ class Block {
 
   // --- Feeding ---
 
-  /// The queries' slabs that stay in shared memory.
+  /// One warp: loads slabs 4 to 8 of the queries of all items; they stay in shared memory.
   __device__ void load_queries() const {
     std::uint32_t parity = 1;
     for_each_item([&](const Item& item) {
@@ -324,7 +365,8 @@ class Block {
                 item.request, first_row_, queries_full());
   }
 
-  /// The queries' slabs that become registers, in units of the ring.
+  /// Loads slabs 0 to 3 of an item's queries into units of the ring, from which the scores load
+  /// them into registers.
   __device__ void load_first_queries(Step& ring, const Item& item, bool leads) const {
     for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
       barrier_wait(empty(ring.place), ring.parity ^ 1);
@@ -337,7 +379,8 @@ class Block {
     }
   }
 
-  /// One such unit, where a warp fills units: one lane asks.
+  /// Loads one such unit where the lanes of a warp fill units (kStores): one lane issues the
+  /// copies, the others only arrive.
   __device__ void load_query_unit(int place, int slab, const Item& item, bool leads) const {
     if (!leads) return barrier_arrive(full(place, 0));
     barrier_expect(full(place, 0), kUnitBytes);
@@ -346,7 +389,8 @@ class Block {
                 first_row_, full(place, 0));
   }
 
-  /// Numbers of a request's pages, asked for 32 ahead: each lane of a warp has one of them.
+  /// The page numbers of a request, loaded 32 to 64 ahead: each lane of a warp holds one of the
+  /// current 32 and one of the next.
   class PageNumbers {
    public:
     __device__ PageNumbers(const Decode& p, const Item& item, int first)
@@ -357,14 +401,14 @@ class Block {
           here_(entry(window_)),
           next_(entry(window_ + 32)) {}
     __device__ int count() const { return pages_; }
-    /// Goes on to a page at most 32 after the last one. The whole warp names the same.
+    /// Moves on to `page`, at most 32 after the last one. All lanes of the warp pass the same page.
     __device__ void reach(int page) {
       if (page < window_ + 32) return;
       window_ += 32;
       here_ = next_;
       next_ = entry(window_ + 32);
     }
-    /// Of a page among the 32 that were reached, each lane's own.
+    /// The number of a page among the 32 reached; each lane may ask for another page.
     __device__ int operator[](int page) const {
       return __shfl_sync(0xffffffffu, here_, (page - window_) & 31);
     }
@@ -379,8 +423,9 @@ class Block {
     int pages_, window_, here_, next_;
   };
 
-  /// Of pages of whole tiles. All lanes go along: a lane alone, whose arguments are not known to be
-  /// uniform, takes three times the instructions, and then feeding takes longer than computing.
+  /// One warp: loads all tiles, from pages of whole tiles. All lanes run the loop and one issues
+  /// the copies. If one lane ran it alone, the compiler would not know its arguments to be uniform;
+  /// that takes three times the instructions, and feeding would take longer than computing.
   __device__ void load_whole_tiles() const {
     const bool leads = elected();
     const int tiles_of_page = p_.page / kTokens;
@@ -419,13 +464,14 @@ class Block {
     });
   }
 
-  /// Where the latents of 32 tokens in a row lie, of which each lane has one, and which are there:
-  /// not those behind the request's end, nor those of an entry that names no page.
+  /// Addresses of the latents of 32 consecutive tokens; each lane holds one. Tokens after the
+  /// request's end, and those whose block table entry names no page, have none: they are copied as
+  /// zeros. ask() starts the loads of page numbers; reach() waits for them.
   class Tokens {
    public:
     __device__ Tokens(const Decode& p, const Item& item)
         : p_(p), table_(p.table + item.request * p.table_strides[0]), length_(item.length) {}
-    /// Asks for the number of the page that holds the lane's own token.
+    /// Loads the number of the page that holds token `first` + lane.
     __device__ void ask(int first) {
       token_ = first + static_cast<int>(threadIdx.x % 32);
       entry_ = token_ < length_ ? table_[(token_ >> p_.log2_page) * p_.table_strides[1]] : -1;
@@ -435,12 +481,12 @@ class Block {
       there_ = __ballot_sync(0xffffffffu, is);
       own_ = is ? entry_ * p_.cache_strides[0] + (token_ & (p_.page - 1)) * p_.cache_strides[1] : 0;
     }
-    /// Of the tokens that were asked for before reach(). The whole warp asks.
+    /// The address of the i-th of the 32 tokens. The whole warp calls it.
     __device__ const unsigned char* operator[](int i) const {
       return p_.cache + __shfl_sync(0xffffffffu, own_, i);
     }
     __device__ bool is_there(int i) const { return (there_ >> i & 1) != 0; }
-    /// Of the lane's own token, 4 bytes so many behind its beginning.
+    /// Copies 4 bytes of the lane's own token, at `offset`.
     __device__ void copy_own(std::uint32_t to, int offset) const {
       start_copy4(to, p_.cache + own_ + offset, is_there(static_cast<int>(threadIdx.x % 32)));
     }
@@ -453,21 +499,22 @@ class Block {
     std::int64_t own_ = 0;
   };
 
-  /// Of smaller pages, by lanes: eight have a token's slab, and a warp half of a tile's tokens.
-  /// Another warp publishes what they have copied.
+  /// One of two warps that load tiles from pages smaller than a tile: it takes half of each tile's
+  /// tokens. Eight lanes copy a token's 128 bytes of a slab. publish_copies() makes them visible.
   __device__ void gather(int half) const {
     const int lane = static_cast<int>(threadIdx.x % 32), first = lane / 8;
     const std::uint32_t to_row = (32 * half + first) * kTileRowBytes;
     const std::uint32_t to[2] = {to_row + ((lane % 8 ^ first) << 4),
                                  to_row + ((lane % 8 ^ first ^ 4) << 4)};
-    constexpr int kLaneRows = 8;  // every fourth of the half
+    constexpr int kLaneRows = 8;  // a lane copies of every fourth token of the half
     Step ring(kUnits), rope(kRopes);
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
       for (int slab = 0; slab < kHalf; slab += kPair, ring.next()) {
         barrier_wait(empty(ring.place), ring.parity ^ 1);
         __syncwarp();
-        // Both warps arrive: one that did not could miss a phase of `empty`, and wait for ever.
+        // Both warps arrive for 16 lanes. A warp that did not would not hold back the unit's next
+        // phases; it could fall two phases of `empty` behind, and wait for ever.
         if (lane / 16 == half) load_query_unit(ring.place, slab, item, lane == 0);
       }
       Tokens tokens(p_, item);
@@ -502,10 +549,12 @@ class Block {
       }
     });
   }
-  /// What lanes have copied becomes what products can read.
+  /// One warp: waits for the lanes' copies to each place, makes them visible to products (they
+  /// count as ordinary stores), and says that the place is full.
   __device__ void publish_copies() const {
     Step ring(kUnits), rope(kRopes);
-    std::uint32_t parities = 0;  // queries' units are none of these
+    // Bit per place: parity of raw_full. Queries' units use no raw_full, so `ring` cannot tell it.
+    std::uint32_t parities = 0;
     for_each_item([&](const Item& item) {
       if (item.count > 0) ring.skip(kHalf / kPair);
       for (int t = 0; t < item.count; ++t)
@@ -526,10 +575,11 @@ class Block {
 
   // --- Feeding with latents in e4m3 ---
 
-  /// By four warps, each of which fills every fourth place of the ring, so one unit of each tile:
-  /// always the same places, since whoever waits for a place must know of its phase before. It asks
-  /// for the unit's numbers as they are in memory a tile ahead, to a place of its own. Of last
-  /// slabs each has a quarter of the tokens.
+  /// One of four warps that convert a cache in e4m3. A warp fills every fourth place of the ring,
+  /// so one unit of each tile. These are always the same places: waits by parity require that a
+  /// warp has seen the previous phase of the place. The unit's numbers are copied as they are in
+  /// memory, a tile ahead, to raw memory of the warp's own. Of rope slabs each warp converts a
+  /// quarter of the tokens.
   __device__ void convert(int warp) const {
     if (p_.page % kTokens == 0)
       convert<RawTiles>(warp);
@@ -546,7 +596,7 @@ class Block {
     std::uint32_t queries_parity = 1, raw_parity = 0;
     for_each_item([&](const Item& item) {
       if (item.count == 0) return;
-      // Which unit of a tile follows from the places that queries take before.
+      // The warp's unit of a tile depends on the places that the queries' units take before it.
       const int unit_number = (warp - ring.place - kHalf / kPair) & (kConverters - 1);
       Raw raw(*this, base, item, warp, unit_number, lane);
       raw.load_unit();
@@ -571,7 +621,7 @@ class Block {
         if (ends) clear_unit(lane, at(unit(ring.place)), item.length - (item.first + t) * kTokens);
         publish_to_async();
         barrier_arrive(at(full(ring.place, 0)));
-        __syncwarp();  // all have read what is overwritten now
+        __syncwarp();  // all lanes have read the raw unit, which is overwritten now
         if (!ends) raw.load_unit();
         barrier_wait(at(rope_empty(rope.place)), rope.parity ^ 1);
         convert_pe(lane, base + raw_at(warp) + At::kRawPe,
@@ -586,8 +636,9 @@ class Block {
     });
   }
 
-  /// What a warp asks for: load_unit() the next tile's unit, load_pe() after it its quarter of the
-  /// tile's last slab. Of pages of whole tiles, by tensor copies.
+  /// A converter's loads into its raw memory. load_unit() loads the warp's unit of the next tile,
+  /// load_pe(), called after it, the warp's quarter of that tile's k_pe. This one is for pages of
+  /// whole tiles, by tensor copies.
   class RawTiles {
    public:
     __device__ RawTiles(const Block& block, std::uint32_t, const Item& item, int warp,
@@ -631,7 +682,7 @@ class Block {
     }
 
    private:
-    /// Their numbers, 32 at once: each lane has one of them.
+    /// Loads the next 32 page numbers, one per lane.
     __device__ void ask_for_pages() {
       const int i = index_ / 32 * 32 + static_cast<int>(threadIdx.x % 32);
       window_ = i < pages_ ? table_[i * block_.p_.table_strides[1]] : 0;
@@ -643,7 +694,7 @@ class Block {
     int index_, within_, window_, page_ = 0, token_ = 0;
   };
 
-  /// Of smaller pages, by lanes.
+  /// The same loads from pages smaller than a tile, by copies of 16 bytes per lane.
   class RawTokens {
    public:
     __device__ RawTokens(const Block& block, std::uint32_t base, const Item& item, int warp,
@@ -660,7 +711,7 @@ class Block {
     __device__ void load_unit() {
       halves_[0].reach(), halves_[1].reach();
       ++next_;
-      ask();  // behind the request's end none is
+      ask();  // tokens after the request's end have no page
       const std::uint32_t to = base_ + raw_at(warp_);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -680,7 +731,8 @@ class Block {
       halves_[0].ask(next_ * kTokens);
       halves_[1].ask(next_ * kTokens + 32);
     }
-    /// Of some of `tokens`, from `first` on, so many bytes from `column` on, one after the other.
+    /// Copies kBytes bytes from `column` on of each of kCount tokens, from number `first` of
+    /// `tokens` on, one after the other to `to`.
     template <int kBytes, int kCount>
     __device__ void copy(std::uint32_t to, const Tokens& tokens, int first, int column) const {
       constexpr int kChunks = kBytes / 16, kAtOnce = 32 / kChunks;
@@ -707,8 +759,8 @@ class Block {
     int next_, warp_, group_, lane_;
   };
 
-  /// Where float16 holds all scales of a unit's tokens, they become HalfScale; else they stay. A
-  /// lane has two of them.
+  /// If float16 holds the scales of all 64 tokens of a unit, replaces them by HalfScale's bits and
+  /// returns true; otherwise leaves them as float32. A lane has two of them.
   __device__ static bool prepare_scales(int lane, std::uint32_t scales) {
     const std::uint32_t own = scales + lane * 4, other = own + 32 * 4;
     const float a = __uint_as_float(load_shared(own)), b = __uint_as_float(load_shared(other));
@@ -719,15 +771,15 @@ class Block {
     return true;
   }
 
-  /// Of 128 numbers of each token two slabs. A lane has 8 numbers of every other token. What it
-  /// converts next is on its way meanwhile: it waits for little else than shared memory, which
-  /// products keep busy, and compilers leave loads behind stores.
+  /// Converts 128 numbers of each of 64 tokens to two slabs of float16. A lane takes 8 numbers of
+  /// every other token. Its loads run one round ahead: shared memory, which products keep busy, is
+  /// almost all it waits for, and the compiler would not move the loads before the stores.
   __device__ static void convert_unit(int lane, std::uint32_t raw, std::uint32_t to,
                                       bool in_halves) {
     const int first = lane / 16, chunk = lane % 16;
     const std::uint32_t from = raw + lane * 8;
     const std::uint32_t scales = raw + At::kRawScales + first * 4;
-    constexpr int kAtOnce = 4;  // times two tokens, whose places repeat after four
+    constexpr int kAtOnce = 4;  // pairs of tokens per round; the swizzle repeats after 8 tokens
     std::uint32_t at = to + chunk / 8 * kSlabBytes + tile_offset(first, chunk % 8);
     uint2 numbers[kAtOnce];
     std::uint32_t scale[kAtOnce];
@@ -739,7 +791,7 @@ class Block {
     for (int i = 0; i < kAtOnce; ++i) load(i, 0);
 #pragma unroll 1
     for (int token = 2 * kAtOnce; token <= kTokens; token += 2 * kAtOnce) {
-      const int after = token % kTokens;  // the last time the first ones again, for nothing
+      const int after = token % kTokens;  // the last round loads the first tokens again, unused
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         uint4 wide;
@@ -757,8 +809,8 @@ class Block {
       at += 2 * kAtOnce * kTileRowBytes;
     }
   }
-  /// Values from the token `seen` on become 0, as clear_values() does it: by the lanes that have
-  /// just written them.
+  /// Zeroes the unit's values from token `seen` on; see clear_values(). Each lane zeroes places
+  /// that it has just written itself, so no barrier is needed.
   __device__ static void clear_unit(int lane, std::uint32_t to, int seen) {
     const int first = lane / 16, chunk = lane % 16;
 #pragma unroll 1
@@ -767,7 +819,7 @@ class Block {
         store_shared4(to + chunk / 8 * kSlabBytes + tile_offset(token, chunk % 8),
                       make_uint4(0, 0, 0, 0));
   }
-  /// A quarter of the last slab, which is converted unless it is in bf16.
+  /// Writes the warp's quarter of the rope slab: converts it, unless it is in bf16 (kHasScales).
   __device__ static void convert_pe(int lane, std::uint32_t raw, std::uint32_t to) {
     constexpr int kSteps = kPeTokens / 4;
     const std::uint32_t at = to + tile_offset(lane / 8, lane % 8);
@@ -791,7 +843,8 @@ class Block {
     }
   }
 
-  /// The queries' slabs that stay, of T, as what keys are multiplied as. By the scores' threads.
+  /// Converts the query slabs in shared memory from T to M, the type of the products. Called by the
+  /// scores warpgroup.
   __device__ void convert_queries() const {
     constexpr int kSlabsOfM = kSlabs - kHalf - (kHasScales ? 1 : 0);
     uint4* const slabs = reinterpret_cast<uint4*>(shared_ + At::kQueries);
@@ -805,14 +858,17 @@ class Block {
     publish_to_async();
     sync_threads_of(kCleared, kWarpgroup);
   }
+  /// A pair of T as a pair of M.
   __device__ static std::uint32_t as_multiplied(std::uint32_t pair) {
     const float2 x = unpack<T>(pair);
     return pack<M>(x.x, x.y);
   }
 
-  /// A unit's first slab. With many rows, and where little fits into the ring, a tile's units come
-  /// in the order in which the outputs are done with them; else as they lie in memory, whose bytes
-  /// they wait for.
+  /// slab_of(unit) is the first slab of a tile's unit. kBySide: units alternate between the sides
+  /// (slabs 0, 4, 2, 6), the order in which the outputs finish them; that serves many rows and
+  /// small rings. Otherwise units come in the order of memory (0, 2, 4, 6), which loads fastest.
+  /// kSideStep: units from side 0's first unit to side 1's; kSecondStep: from a side's first to its
+  /// second.
   static constexpr bool kBySide = kManyRows || kConverts;
   static constexpr int kSideStep = kBySide ? 1 : 2, kSecondStep = kBySide ? 2 : 1;
   __device__ static constexpr int slab_of(int unit) {
@@ -821,10 +877,12 @@ class Block {
 
   // --- Scores ---
 
+  /// The scores' warpgroup; warp w has rows 16 w ... 16 w + 15.
   __device__ void run_scores(int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = warp * 16 + lane / 4;
-    // Keys that a row does not see for its query's place: of those after it in the request.
+    // Causal: `later` last keys of the request belong to queries after the row's, which it does not
+    // see; first_later is the largest such number of the block.
     int later[2], first_later = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -832,7 +890,7 @@ class Block {
     if (p_.causal) first_later = max(p_.q_len - 1 - first_row_ / p_.heads, 0);
     const float kv_scale = p_.kv_scale != nullptr ? *p_.kv_scale : 1.0f;
     const float signed_scale = p_.scale_log2 * kv_scale;
-    const float scale = fmaxf(fabsf(signed_scale), 1e-30f);  // 0 times -infinity is no number
+    const float scale = fmaxf(fabsf(signed_scale), 1e-30f);  // not 0: 0 times -infinity is NaN
     Step ring(kUnits), rope(kRopes), tile(At::kPs);
     std::uint32_t queries_parity = 0;
     for_each_item([&](const Item& item) {
@@ -863,16 +921,17 @@ class Block {
         convert_queries();
       }
 
-      // That takes more than two tiles in the ring.
+      // Deferring takes a ring of more than two tiles.
       const bool defers = kManyRows && !kConverts && item.count >= kDeferredTiles;
       float S[32], largest[2] = {kNoScore, kNoScore}, sum[2] = {0, 0}, rounded[4] = {};
       for (int t = 0; t < item.count; ++t) {
         start_products();
 #pragma unroll
         for (int i = 0; i < kSlabs; ++i) {
-          // The slabs that come last are multiplied last, k_pe in between unless it is converted.
+          // Slabs are multiplied in the order in which they arrive: k_pe after the first four, or
+          // last if it is converted.
           constexpr int kRopeTurn = kConverts ? kSlabs - 1 : kHalf;
-          const int n = i < kRopeTurn ? i : i - 1;  // in the order of loading
+          const int n = i < kRopeTurn ? i : i - 1;  // number of the slab in the order of loading
           const bool is_rope = i == kRopeTurn;
           const int s = is_rope ? 2 * kHalf : slab_of(n / kPair) + n % kPair;
           if (is_rope)
@@ -910,7 +969,8 @@ class Block {
         }
         if (first_token + kTokens > item.length - first_later)
           hide(S, item.length - first_token, later, lane);
-        // Most tiles leave `largest` as it is: their p need not wait for their own maximum.
+        // Most tiles do not raise `largest`, so p is computed before the tile's maximum is known,
+        // and again if it was needed.
         float alpha[2] = {1.0f, 1.0f}, added[2];
         std::uint32_t p[16];
         if (t > 0) weigh(p, added, S, scale, largest);
@@ -955,13 +1015,14 @@ class Block {
     barrier_arrive(scores_done());
   }
 
-  /// p of a tile, by the lanes that wrote what comes with it.
+  /// Hands a tile of p to the outputs. The lanes that wrote alphas and totals arrive themselves.
   __device__ void hand_over(int place, int lane) const {
     __syncwarp();
     arrive_if(lane % 4 == 0, p_full(place));
   }
 
-  /// sum = alpha sum + p 1: tensor cores add numbers of T exactly. Columns are alike.
+  /// sum = alpha sum + p 1, the sum of the rounded p, by a product with ones (all columns of the
+  /// result are alike).
   __device__ static void add_rounded(float (&sum)[4], const float (&alpha)[2],
                                      const std::uint32_t (&p)[16]) {
     const std::uint32_t ones = pack<M>(1.0f, 1.0f);
@@ -972,9 +1033,10 @@ class Block {
       add_warp_product<M>(sum, {p[4 * k], p[4 * k + 1], p[4 * k + 2], p[4 * k + 3]}, ones, ones);
   }
 
-  /// Values after a request's last key become 0, in the tile that lies before `behind`: 0 times
-  /// anything must be 0. By the threads that read queries in these places before and afterwards, so
-  /// that barriers of their own suffice.
+  /// Zeroes the values after a request's last key, in the tile that ends before place `behind` of
+  /// the ring: p is 0 there, and 0 times what lies there (perhaps NaN) must be 0. The scores'
+  /// threads do it: they alone touch these places by ordinary loads and stores (they read queries
+  /// there before and afterwards), so barriers among them suffice.
   __device__ void clear_values(const Step& behind, int seen) const {
     sync_threads_of(kCleared, kWarpgroup);  // products of all warps have read the tile
     Step at = behind;
@@ -990,6 +1052,8 @@ class Block {
 
   // --- Outputs ---
 
+  /// The outputs' warpgroup of a side (columns 256 side ... 256 side + 255); warp w has rows 16 w
+  /// ... 16 w + 15.
   __device__ void run_outputs(int side, int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = warp * 16 + lane / 4;
@@ -1000,7 +1064,7 @@ class Block {
       if (item.count == 0) {
         for_each_output(O, [](float& o, int) { o = 0.0f; });
       } else {
-        ring.skip(kHalf / kPair + side * kSideStep);  // after the queries'
+        ring.skip(kHalf / kPair + side * kSideStep);  // behind the queries' units
       }
       for (int t = 0; t < item.count; ++t) {
         barrier_wait(p_full(tile.place), tile.parity);
@@ -1051,7 +1115,8 @@ class Block {
 
   // --- Divided requests: merging ---
 
-  /// The scores' first warp: waits for the pieces of all parts, and says that the mergers may read.
+  /// The scores' first warp: waits until the pieces of all parts are there, and lets the mergers
+  /// read them. The last reader resets the counters.
   __device__ void await_pieces() const {
     for_each_divided([&](int, const Split& split, int barrier) {
       const int mine = vectors_of_part(split), readers = (vectors() + mine - 1) / mine;
@@ -1062,21 +1127,22 @@ class Block {
         }
       arrive_at(barrier, kMergers + 32);
       if (threadIdx.x == 0 && atomicAdd(counter + 1, 1) == readers - 1)
-        counter[0] = counter[1] = 0;  // the last that waits for them
+        counter[0] = counter[1] = 0;  // this reader is the last
     });
   }
-  /// The outputs' warpgroups.
+  /// The outputs' warpgroups: merge this part's share of the divided requests.
   __device__ void merge() const {
     for_each_divided([&](int request, const Split& split, int barrier) {
       const int mine = vectors_of_part(split);
       if ((part_ - split.first_part) * mine >= vectors()) return;
       sync_threads_of(barrier, kMergers + 32);
-      barrier_wait(scores_done(), 0);  // weights come to where they have read queries
+      barrier_wait(scores_done(), 0);  // merging overwrites memory that the scores have read
       merge(request, split, mine);
     });
   }
 
  private:
+  /// Calls body(item) for the block's items. An item of a request without keys has count 0.
   template <class Body>
   __device__ void for_each_item(Body body) const {
     const Share& s = share();
@@ -1086,7 +1152,7 @@ class Block {
       Item item;
       item.request = b;
       item.length = uniform(length);
-      if (b < last) length = p_.lengths.of(b + 1);  // asked for before this item's work
+      if (b < last) length = p_.lengths.of(b + 1);  // loaded before this item's work
       const int tiles = (item.length + kTokens - 1) / kTokens;
       item.first = b == first ? uniform(s.first_tile) : 0;
       item.count = max(0, min(tiles, b == last ? uniform(s.end_tile) : tiles) - item.first);
@@ -1096,7 +1162,8 @@ class Block {
     }
   }
 
-  /// Keys that rows do not see: those from `there` on, and `later` ones before.
+  /// Sets scores of keys that rows do not see to -infinity: keys from column `there` on, and the
+  /// `later` ones before.
   __device__ static void hide(float (&S)[32], int there, const int (&later)[2], int lane) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
@@ -1105,7 +1172,7 @@ class Block {
     }
   }
 
-  /// The larger of a thread's scores in each of its rows, of the four threads that share them.
+  /// The largest of the thread's own scores in each of its two rows.
   __device__ static void most_of(float (&most)[2], const float (&S)[32]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -1115,14 +1182,15 @@ class Block {
         most[r] = fmaxf(most[r], fmaxf(S[4 * n + 2 * r], S[4 * n + 2 * r + 1]));
     }
   }
-  /// Whether p would be too large for some row of the warp.
+  /// Whether p would exceed 2^kSlack in some row of the warp.
   __device__ static bool grows(const float (&S)[32], float scale, const float (&largest)[2]) {
     float most[2];
     most_of(most, S);
     return __any_sync(0xffffffffu, fmaf(most[0], scale, -largest[0]) > kSlack ||
                                        fmaf(most[1], scale, -largest[1]) > kSlack);
   }
-  /// What was summed before counts alpha times.
+  /// Raises `largest` in rows whose scores exceed it by more than kSlack; alpha becomes the factor
+  /// for their sums and outputs so far.
   __device__ static void raise(float (&largest)[2], float (&alpha)[2], const float (&S)[32],
                                float scale) {
     float most[2];
@@ -1135,7 +1203,8 @@ class Block {
       largest[r] = found;
     }
   }
-  /// p = exp2(scale S - largest), as the first operand of a product, and its sums.
+  /// p = exp2(scale S - largest), as the left operand of a product; added[r] is the thread's sum of
+  /// a row's p before rounding.
   __device__ static void weigh(std::uint32_t (&p)[16], float (&added)[2], const float (&S)[32],
                                float scale, const float (&largest)[2]) {
 #pragma unroll
@@ -1148,8 +1217,9 @@ class Block {
     }
   }
 
-  /// A thread's outputs: rows row and row + 8, columns 8 n + 2 (lane % 4) and the next of its side.
-  /// As two products, since one of 256 columns asks for more registers than 512 threads begin with.
+  /// A thread's outputs: rows row and row + 8, columns 8 n + 2 (lane % 4) and the next of its side,
+  /// in two products of 128 columns. One product of 256 columns would need more registers than each
+  /// of 512 threads starts with.
   using Outputs = float[2][64];
   template <class Visit>
   __device__ static void for_each_output(Outputs& O, Visit visit) {
@@ -1175,15 +1245,16 @@ class Block {
 
   // --- Divided requests ---
 
-  /// Warps that have rows.
+  /// Warps of a warpgroup whose 16 rows are not all beyond the request's rows.
   __device__ int row_warps() const {
     return min(4, (p_.rows - first_row_ + 15) / 16);
   }
-  /// Where a part's piece lies: its last request's first piece, or a later one.
+  /// Number of a piece's place in the workspace. A part has two places per block of rows: one for a
+  /// later piece (of the part's first request), one for a first piece (of its last request).
   __device__ int place_of(const Split& split, int piece) const {
     return ((split.first_part + piece) * p_.row_blocks + row_block_) * 2 + (piece == 0);
   }
-  /// Vectors of eight numbers: [side][warps with rows][16][lane].
+  /// A piece's outputs as vectors of eight float16: [side][warps with rows][16][lane].
   __device__ uint4* piece_at(int place) const {
     return reinterpret_cast<uint4*>(p_.pieces + std::int64_t{place} * kPieceBytes);
   }
@@ -1194,6 +1265,8 @@ class Block {
     return counters[p_.lane][split.first_part * p_.row_blocks + row_block_];
   }
 
+  /// Stores the outputs of a piece in float16, each row scaled by a power of two so that its
+  /// largest element is near 2^10; the factor and lse go to the piece's numbers.
   __device__ void store_piece(const Outputs& O, const float2 (&total)[2], const Item& item,
                               int side, int warp, int lane) const {
     const int place = place_of(item.split, item.piece), warps = row_warps();
@@ -1207,7 +1280,7 @@ class Block {
           most = fmaxf(most, fmaxf(fabsf(O[n / 16][n % 16 * 4 + 2 * r]),
                                    fabsf(O[n / 16][n % 16 * 4 + 2 * r + 1])));
         most = quad_max(most) * total[r].x;
-        // Of a power of two, so that nothing is rounded but to float16.
+        // A power of two: the only rounding is that to float16.
         const int exponent = static_cast<int>(__float_as_uint(most) >> 23) - 127;
         const bool usual = exponent > -100 && exponent < 100;
         const float unit = usual ? exp2f(static_cast<float>(exponent - 10)) : 1.0f;
@@ -1232,7 +1305,8 @@ class Block {
     if (threadIdx.x % kWarpgroup == 0) count_up(counter_of(item.split));
   }
 
-  /// The divided requests of this block's share: the first one, the last one; a barrier for each.
+  /// Calls body(request, split, barrier) for the divided requests of this block's share: at most
+  /// its first and its last request. Each has a hardware barrier of its own.
   template <class Body>
   __device__ void for_each_divided(Body body) const {
     const Share& s = share();
@@ -1244,7 +1318,7 @@ class Block {
         body(i == 0 ? s.first : s.last, split, 4 + i);
     }
   }
-  /// Of a piece, and how many of them a part merges; those of the last parts may be none.
+  /// Vectors of a piece, and the number of them that a part merges (the last parts may have none).
   __device__ int vectors() const {
     return 2 * 16 * row_warps() * 32;
   }
@@ -1252,23 +1326,28 @@ class Block {
     return (vectors() + split.count * 32 - 1) / (split.count * 32) * 32;
   }
 
-  // Merging takes shared memory where keys and queries were, in this order.
-  static constexpr int kWeights = 0;  ///< float [3][kMostPieces][64]: what pieces count
-  static constexpr int kSums = kWeights + 3 * kMostPieces * kRows * 4;  // float [8][kMergers]
-  static constexpr int kRowsOut = kSums + 8 * kMergers * 4;             // T* [64]: of rows
-  static constexpr int kCopies = kRowsOut + kRows * 8;                  // uint4 [kSlots][kMergers]
+  // Merging reuses the shared memory of keys and queries:
+  //   kWeights  float [3][kMostPieces][64]: by piece and row, lse and then weight; factors by side
+  //   kSums     float [8][kMergers]: sums of sets of threads
+  //   kRowsOut  T* [64]: addresses of the rows' outputs
+  //   kCopies   uint4 [kSlots][kMergers]: vectors on their way
+  static constexpr int kWeights = 0;
+  static constexpr int kSums = kWeights + 3 * kMostPieces * kRows * 4;
+  static constexpr int kRowsOut = kSums + 8 * kMergers * 4;
+  static constexpr int kCopies = kRowsOut + kRows * 8;
   static constexpr int kSlots = 16;
   static_assert(kCopies + kSlots * kMergers * 16 <= At::kAlpha);
 
-  /// Some vectors of all pieces. Where a part has fewer vectors than threads, each of several sets
-  /// of threads has some of the pieces. A thread copies for itself what it adds, kSlots vectors at
-  /// once, so that loops can stay loops and yet have much on its way.
+  /// Merges this part's `mine` vectors of all pieces. If a part has fewer vectors than threads,
+  /// several sets of threads take some of the pieces each, and set 0 adds their sums. Each thread
+  /// copies the vectors that it adds to shared memory itself, kSlots at once: the loops stay rolled
+  /// and many loads are in flight.
   __device__ void merge(int request, const Split& split, int mine) const {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup, lane = thread % 32;
     const int warps = row_warps(), count = split.count;
     const int begin = (part_ - split.first_part) * mine, end = min(vectors(), begin + mine);
     const int sets = mine >= kMergers ? 1 : kMergers / mine;
-    const int of_set = sets == 1 ? kMergers : mine;  // threads
+    const int of_set = sets == 1 ? kMergers : mine;  // threads of a set
     const int set = thread / of_set, first = begin + thread % of_set;
     const std::uint32_t copies = base_ + kCopies + thread * 16;
     int piece = set, vector = set < sets ? first : end;
@@ -1326,10 +1405,10 @@ class Block {
     store_merged(first, sum);
   }
 
-  /// Pieces' numbers of the rows that there are.
+  /// Copies the numbers (lse, factors) of all pieces to shared memory.
   __device__ void copy_numbers(const Split& split) const {
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
-    const int quads = 4 * row_warps(), chunks = 3 * quads;  // of a piece, each 16 bytes
+    const int quads = 4 * row_warps(), chunks = 3 * quads;  // 16-byte chunks of a piece
     const int at_once = kMergers / chunks, number = thread % chunks / quads;
     const int row = thread % chunks % quads * 4;
     if (thread >= at_once * chunks) return;
@@ -1339,14 +1418,14 @@ class Block {
                  numbers_at(place_of(split, piece)) + number * kRows + row, true);
   }
 
-  /// What pieces count, for the first half of the values where factors of that half were, and
-  /// likewise for the other; where rows' outputs begin; lse.
+  /// Replaces the pieces' factors by weight x factor, where weight is the piece's share of the
+  /// row's softmax sum; finds the addresses of the rows' outputs; and stores lse.
   __device__ void weigh_pieces(int request, const Split& split) const {
-    sync_threads_of(3, kMergers);  // others have copied numbers too
+    sync_threads_of(3, kMergers);  // all threads' copies of numbers are complete
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
     const int warps = row_warps(), count = split.count;
     float* const weights = reinterpret_cast<float*>(shared_ + kWeights);
-    const int readers = warps == 1 ? 16 : warps == 2 ? 8 : 4;  // of a row
+    const int readers = warps == 1 ? 16 : warps == 2 ? 8 : 4;  // threads of a row
     const int row = thread / readers, reader = thread % readers;
     const bool is = row < 16 * warps;
     float most = -INFINITY, sum = 0.0f;
@@ -1389,6 +1468,7 @@ class Block {
     sync_threads_of(3, kMergers);
   }
 
+  /// Stores the eight outputs of a merged vector: two rows, four columns each.
   __device__ void store_merged(int vector, const float (&sum)[8]) const {
     const int lane = static_cast<int>(threadIdx.x % 32), warps = row_warps();
     const int group = vector / (16 * 32), side = group >= warps, warp = group - side * warps;
@@ -1401,7 +1481,8 @@ class Block {
       *reinterpret_cast<std::uint32_t*>(row + column + 8) = pack<T>(sum[4 + 2 * r], sum[5 + 2 * r]);
     }
   }
-  /// A piece that counts nothing adds nothing, whatever it holds.
+  /// sum += weight x value. The weight of a piece that has seen no key is 0, and its values are 0
+  /// too.
   __device__ static void add(float& sum, float weight, float value) {
     sum = fmaf(weight, value, sum);
   }
@@ -1411,7 +1492,7 @@ class Block {
     return p_
         .lse[request * p_.lse_strides[0] + head * p_.lse_strides[1] + query * p_.lse_strides[2]];
   }
-  /// A row that sees no key has +inf.
+  /// lse as a natural logarithm. A row that sees no key has +infinity, as in FlashMLA.
   __device__ static float lse_of(float log2_sum) {
     return log2_sum == -INFINITY ? INFINITY : log2_sum * kLn2;
   }
@@ -1432,7 +1513,8 @@ class Block {
     return base_ + At::kBarriers + 8 * number;
   }
   __device__ std::uint32_t full(int place, int slab) const {
-    return barrier(place * kPair + (kStores ? 0 : slab));  // who stores fills a unit at once
+    return barrier(place * kPair +
+                   (kStores ? 0 : slab));  // stores fill both slabs of a unit at once
   }
   __device__ std::uint32_t empty(int place) const {
     return barrier(kUnits * kPair + place);
@@ -1465,11 +1547,11 @@ class Block {
     return barrier(kQueryBarriers + 6);
   }
 
-  /// From the beginning of shared memory.
+  /// Offset of a converter's raw memory from the beginning of shared memory.
   __device__ static int raw_at(int warp) {
     return At::kRawUnits + warp * At::kRawBytes;
   }
-  /// Of what lanes copy: units, and after them last slabs; or of what a warp converts.
+  /// kGathers: places of the ring, then those of rope slabs. kConverts: a converter's raw memory.
   __device__ std::uint32_t raw_full(int place) const {
     return barrier(kQueryBarriers + 7 + place);
   }
@@ -1538,6 +1620,7 @@ int processors() {
   return count;
 }
 
+/// Blocks of rows, and parts; `places` of pieces in the workspace.
 struct Grid {
   std::int64_t row_blocks, parts;
   std::int64_t places() const { return parts > 1 ? 2 * parts * row_blocks : 0; }
@@ -1551,7 +1634,7 @@ Grid grid_of(const MlaDecode<T, C>& in) {
   return {blocks, parts};
 }
 
-/// The rows of each request as one dimension: [q_len H, B, 576].
+/// q with the rows of a request as one dimension: [q_len H, B, 576].
 template <class T, class C>
 TensorView<const T, 3> rows_of(const MlaDecode<T, C>& in) {
   const std::int64_t q_len = in.q.extent(1), H = in.q.extent(2);
@@ -1560,7 +1643,8 @@ TensorView<const T, 3> rows_of(const MlaDecode<T, C>& in) {
       Shape<3>{H > 1 ? in.q.stride(2) : in.q.stride(1), in.q.stride(0), in.q.stride(3)});
 }
 
-/// The cache as pairs of bytes, [page, pages, columns], where that is possible.
+/// The cache as elements of 16 bits, [page, pages, columns], so that can_be_mapped() can check it;
+/// odd strides become -1, which it refuses.
 template <class C>
 TensorView<const Bf16, 3> sixteenths(const TensorView<const C, 3>& cache) {
   constexpr auto kBytes = std::int64_t{sizeof(C)};
@@ -1649,7 +1733,8 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   p.parts = static_cast<int>(grid.parts);
   p.causal = in.causal;
   p.scale_log2 = static_cast<float>(in.softmax_scale * 1.4426950408889634);
-  // Reading and writing a piece of 16 rows takes 1/8 of 0.1 us, a tile 1.3 us.
+  // The least tiles of a piece, from times: a piece of 16 rows is read and written in 1/8 of 0.1
+  // us, a tile takes 1.3 us.
   p.fewest = std::sqrt(static_cast<float>((p.rows + 15) / 16) / 8) / 5;
   p.out = in.out.data_handle();
   p.lse = in.lse.data_handle();
@@ -1674,7 +1759,7 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
     p.cache_strides[i] = in.cache.stride(i) * std::int64_t{sizeof(C)};
   p.pages = static_cast<int>(pages);
   if (pages > 0) {
-    // Columns from `first` on, of as many bytes as one of `data`.
+    // `count` columns of the cache from `first` on, counted in elements of `data`.
     const auto columns = [&](auto* data, std::int64_t first, std::int64_t count) {
       constexpr auto kRatio = std::int64_t{sizeof(*data) / sizeof(C)};
       return make_view(data + first, Shape<3>{page, pages, count},

@@ -1,24 +1,27 @@
-// Latents in e4m3, for kernels that multiply them as float16: which holds every number of e4m3, and
-// 11 bits of its product with a scale, where bfloat16 would round to 8.
+// Latents in e4m3, for kernels that multiply them as float16. float16 holds every number of e4m3,
+// and 11 bits of its product with a scale, where bfloat16 would round to 8 bits.
 //
-//   element type   token, bytes   holds
-//   E4m3           576            [latent; k_pe], numbers; value = number * kv_scale of the tensor
-//   std::uint8_t   656            reference/attention/latent_token.hpp: 512 numbers, a float32
-//                                 scale for each 128 of them, k_pe as 64 bf16
+//   cache type     bytes of a token   contents
+//   E4m3           576                [latent; k_pe] as numbers; value = number * kv_scale (one
+//                                     scale for the whole tensor)
+//   std::uint8_t   656                512 numbers of the latent, a float32 scale for each 128 of
+//                                     them, k_pe as 64 bf16: reference/attention/latent_token.hpp
 #pragma once
 
 #include "kernels/base/hopper.cuh"
 
 namespace lockstep::kernels::mla {
 
-constexpr int kRawColumns = 128;   ///< numbers of a unit as it is in memory: those of one scale
-constexpr int kScaleOffset = 512;  ///< of a token of 656 bytes
-constexpr int kPeOffset = 528;
+constexpr int kRawColumns =
+    128;  ///< numbers that share a scale: a unit of the ring as it is in memory
+constexpr int kScaleOffset = 512;  ///< offset of the scales in a token of 656 bytes
+constexpr int kPeOffset = 528;     ///< offset of k_pe in a token of 656 bytes
 
-/// Describes x [T, heads, extent] for boxes of `columns` elements and `tokens` rows of one head:
-/// bytes as they lie, elements of 16 bits as tile_map() has them. What a box has beyond the tensor
-/// is loaded as 0. Of a box of 16 bits L2 fetches rows of 128 bytes and no neighbours of theirs,
-/// which would be another token's where a token is 1,152 bytes: 1 to 3 % for 16 heads.
+/// Describes x [T, heads, extent] for boxes of `columns` elements and `tokens` rows of one head.
+/// Bytes are loaded unswizzled, elements of 16 bits swizzled as by tile_map(). A load fills the
+/// part of a box beyond the tensor with 0. For elements of 16 bits, L2 promotion is 128 bytes, the
+/// row of a box; 256 bytes would also fetch a neighbour that belongs to another token where a token
+/// is 1,152 bytes (worth 1 to 3 % for 16 heads).
 template <class E>
 CUtensorMap latent_map(const char* operation, const TensorView<E, 3>& x, int columns, int tokens) {
   static const auto encode = [&] {
@@ -71,8 +74,8 @@ struct FourNumbers {
   }
 };
 
-/// A float32 scale that float16 holds, as powers of two from 2^-24 to 2^15 are: its product with a
-/// number of e4m3 rounds once.
+/// A float32 scale that float16 holds exactly (such as powers of two from 2^-24 to 2^15). Its
+/// product with a number of e4m3 is rounded once, by the multiplication in float16.
 struct HalfScale {
   __half scale;
   __device__ explicit HalfScale(std::uint32_t bits)
@@ -86,8 +89,9 @@ struct HalfScale {
   __device__ __half2 times(__half2 x) const { return __hmul2(x, __half2half2(scale)); }
 };
 
-/// Any other one. The product is float32's, rounded to float16 as the other is: a scale rounded to
-/// float16 would be wrong by the same part for 128 numbers, and a score of 400 by up to 0.13.
+/// Any other scale. The product is computed in float32 and rounded once to float16. Rounding the
+/// scale itself would give 128 numbers the same relative error, and a score of 400 an error of up
+/// to 0.13.
 struct FloatScale {
   std::uint32_t bits;
   __device__ explicit FloatScale(std::uint32_t scale) : bits(scale) {}
@@ -97,7 +101,7 @@ struct FloatScale {
   }
 };
 
-/// 8 numbers as scaled(float16).
+/// Converts 8 numbers of e4m3 to float16 and applies scaled() to each pair.
 template <class Scaled>
 __device__ inline uint4 widened(const uint2& numbers, Scaled scaled) {
   const auto bits = [&](__half2 x) {

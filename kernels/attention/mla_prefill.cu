@@ -2,19 +2,19 @@
 // reference/attention/softmax_attention.hpp. The schedule is FlashAttention 3's: Shah et al. 2024,
 // "FlashAttention-3", sections 3.1 and 3.2.
 //
-//   grid   as many blocks as there are processors; they take items as they get free
-//   item   128 queries of a head and row, over the keys they see, in tiles of 128 from the last on
-//   block  3 warpgroups: one feeds, two have 64 queries each
+//   grid   one block per processor; a block takes an item of work whenever it has finished one
+//   item   128 queries of a head and row, over all keys they see, in tiles of 128 keys, last tile
+//   first block  3 warpgroups: warpgroup 0 feeds, 1 and 2 have 64 queries each
 //
-//   feeding  one thread, by tensor copies: queries, and two stages of keys and of values
-//   queries  S = Q K^T of a tile is computed while P of the tile before is multiplied, O += P V;
-//   then
-//            S becomes P in registers. The two warpgroups take turns: while one asks for products
-//            the other computes P
+//   feeding  one thread issues tensor copies: the item's queries, and two stages of keys and of
+//   values queries  S = Q K^T of a tile is computed while P of the previous tile is multiplied, O
+//   += P V; then
+//            S becomes P in registers. The two warpgroups take turns (hardware barriers kFirstTurn
+//            and the next): while one issues products, the other computes P
 //
-// Items of few heads come together, so that their keys and values stay in L2, and of these those
-// that see the most keys come first. A tile may reach into the next row of the batch: its scores
-// are hidden, and its values become 0 in shared memory.
+// Items are ordered by groups of heads whose keys and values fit into L2 together; within a group,
+// items that see the most keys come first. A tile may reach into the next row of the batch: those
+// scores are hidden, and those values are zeroed in shared memory.
 #include "kernels/attention/mla_prefill.hpp"
 
 #include "kernels/attention/softmax_rows.cuh"
@@ -26,39 +26,41 @@ using namespace hopper;
 
 constexpr const char* kName = "mla_prefill";
 constexpr int kWidth = 192, kValues = 128;
-constexpr int kQueries = 128;  ///< of an item
-constexpr int kKeys = 128;     ///< of a tile
+constexpr int kQueries = 128;  ///< queries of an item
+constexpr int kKeys = 128;     ///< keys of a tile
 constexpr int kStages = 2;
 constexpr int kGroups = 2;  ///< warpgroups of queries
 constexpr int kThreads = (1 + kGroups) * kWarpgroup;
 constexpr int kQueryThreads = kGroups * kWarpgroup;
 constexpr int kFeedRegisters = 40, kQueryRegisters = 232;
-constexpr std::int64_t kGroupBytes = 32 << 20;  ///< keys and values that L2 is to hold
+constexpr std::int64_t kGroupBytes = 32 << 20;  ///< bytes of keys and values of a group of heads
 
-constexpr int kSlabBytes = 128 * kTileRowBytes;  // 128 rows of 64 columns
-constexpr int kKeyBytes = kWidth / kTileColumns * kSlabBytes;
-constexpr int kValueBytes = kValues / kTileColumns * kSlabBytes;
+constexpr int kSlabBytes = 128 * kTileRowBytes;  ///< 128 rows of 64 columns: 16 KiB
+constexpr int kKeyBytes =
+    kWidth / kTileColumns * kSlabBytes;  ///< 48 KiB: a tile of keys, or queries
+constexpr int kValueBytes = kValues / kTileColumns * kSlabBytes;  ///< 32 KiB
 
-// Shared memory, in bytes.
-constexpr int kKeysAt = kKeyBytes;  // queries lie before them
+// Shared memory, by offsets in bytes: queries (48 KiB) at 0, kStages tiles of keys (96 KiB),
+// kStages tiles of values (64 KiB), kTurns int [2] with the numbers of items, barriers.
+constexpr int kKeysAt = kKeyBytes;
 constexpr int kValuesAt = kKeysAt + kStages * kKeyBytes;
-constexpr int kTurns = kValuesAt + kStages * kValueBytes;  // int [2]: items
+constexpr int kTurns = kValuesAt + kStages * kValueBytes;
 constexpr int kBarriers = kTurns + 16;
 constexpr int kSharedBytes = kBarriers + 8 * (2 + 4 * kStages + 2 * 2);
 static_assert(kQueries == kKeys && kSharedBytes <= 232448, "shared memory of a block");
 
-// Barriers of threads.
-constexpr int kFirstTurn = 1;  ///< and the second group's after it
+// Hardware barriers.
+constexpr int kFirstTurn = 1;  ///< turn of the first warpgroup of queries; the second has the next
 constexpr int kCleared = 3;
 
-/// Of a lane: items that were taken beyond each block's first, blocks that are done. 0 between
-/// launches.
+/// Per lane (MlaPrefill::lane): items taken beyond each block's first, and blocks that are done. 0
+/// between launches.
 __device__ int counters[kMlaPrefillLanes][2];
 
 struct Prefill {
   const std::int32_t *query_starts, *key_starts;
   std::int64_t query_stride, key_stride;
-  int rows, heads, tokens, keys;  ///< of the batch
+  int rows, heads, tokens, keys;  ///< sizes of the batch
   bool causal;
   float scale_log2;
   void* out;
@@ -71,21 +73,23 @@ struct Maps {
   CUtensorMap q, k, v;
 };
 
-/// Some queries of a row and head.
+/// Up to 128 queries of a row and head.
 struct Item {
   int head;
-  int first, count;  ///< queries: tokens of the batch
-  int first_key;     ///< of the row
-  int keys;          ///< of the row
+  int first, count;  ///< the queries, as tokens of the batch
+  int first_key;     ///< the row's first key
+  int keys;          ///< the row's number of keys
   int seen;          ///< keys that the first query sees; each later one sees one more if causal
   int tiles;
 };
 
-/// The items of a launch in their order. A warp looks for them with rising numbers.
+/// The items of a launch, in order. A warp calls find() with rising numbers; its lanes hold 32 rows
+/// of the batch at a time.
 class Items {
  public:
   __device__ explicit Items(const Prefill& p) : p_(p) { read(); }
 
+  /// Finds item `number`; false if there is none.
   __device__ bool find(int number, Item& item) {
     while (number >= before_ + all_) {
       if (window_ + 32 >= p_.rows) return false;
@@ -118,7 +122,7 @@ class Items {
   }
 
  private:
-  /// Each lane has a row of the batch. What is no range of tokens counts as empty.
+  /// Reads the rows of the window, one per lane. Starts that are no valid range give an empty row.
   __device__ void read() {
     const int lane = static_cast<int>(threadIdx.x % 32), row = window_ + lane;
     queries_ = keys_ = first_query_ = first_key_ = 0;
@@ -143,8 +147,8 @@ class Items {
   }
 
   const Prefill& p_;
-  int window_ = 0;  ///< its first row
-  int before_ = 0;  ///< items before it
+  int window_ = 0;  ///< first row of the window of 32
+  int before_ = 0;  ///< items of the rows before the window
   int all_, begin_, items_;
   int first_query_, queries_, first_key_, keys_;
 };
@@ -155,6 +159,9 @@ class Block {
   __device__ Block(const Prefill& p, const Maps& maps, unsigned char* shared)
       : p_(p), maps_(maps), shared_(shared), base_(shared_address(shared)) {}
 
+  /// The barriers come in pairs: `full` ends a phase when the tensor copies have landed, `empty`
+  /// when each warp of queries has used the memory (for turns: every thread has read the item's
+  /// number).
   __device__ void init_barriers() const {
     barrier_init(queries_full(), 1);
     barrier_init(queries_empty(), kQueryThreads / 32);
@@ -173,7 +180,7 @@ class Block {
 
   // --- Feeding ---
 
-  /// One warp.
+  /// One warp: takes items, tells the query warpgroups their numbers, and loads their tiles.
   __device__ void feed() const {
     const bool leads = elected();
     int* const counter = counters[p_.lane];
@@ -202,20 +209,21 @@ class Block {
         load_values(values, item, 0);
       }
       if (item.tiles > 0) queries_parity ^= 1;
-      // Taken as late as its number is needed: a block with a long item takes no second one ahead.
+      // The next item is taken only now, so that a block with a long item reserves no second one.
       const int next = leads ? static_cast<int>(gridDim.x) + atomicAdd(counter, 1) : 0;
       number = __reduce_max_sync(0xffffffffu, next);
     }
     if (leads && atomicAdd(counter + 1, 1) == static_cast<int>(gridDim.x) - 1)
-      counter[0] = counter[1] = 0;  // nobody asks any more
+      counter[0] = counter[1] = 0;  // this is the last block: no other takes items any more
   }
 
   // --- Queries ---
 
+  /// A warpgroup of queries, `group` 0 or 1: computes outputs of 64 queries of each item.
   __device__ void run_queries(int group, int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = group * 64 + warp * 16 + lane / 4;
-    const float scale = fmaxf(fabsf(p_.scale_log2), 1e-30f);  // 0 times -infinity is no number
+    const float scale = fmaxf(fabsf(p_.scale_log2), 1e-30f);  // not 0: 0 times -infinity is NaN
     const std::uint64_t Q = matrix(base_ + group * 64 * kTileRowBytes);
     Items items(p_);
     Step turn(2), keys(kStages), values(kStages);
@@ -286,11 +294,12 @@ class Block {
       }
       store(O, sum, largest, item, row, lane);
     }
-    if (group == 0) sync_threads_of(kFirstTurn, kQueryThreads);  // nobody waits at the end
+    // Takes up group 1's last arrival, so that the barrier is left complete.
+    if (group == 0) sync_threads_of(kFirstTurn, kQueryThreads);
   }
 
  private:
-  /// kQueries or kKeys rows of a head.
+  /// Loads 128 rows (queries or keys) of a head, slab by slab.
   __device__ static void load(std::uint32_t to, const CUtensorMap& map, int width, int head,
                               int token, std::uint32_t barrier) {
     for (int slab = 0; slab < width / kTileColumns; ++slab)
@@ -332,8 +341,9 @@ class Block {
     for (int i = 0; i < 32; ++i) P[i] = pack<T>(S[2 * i], S[2 * i + 1]);
   }
 
-  /// What gave `sum`, which is not negative, is computed before the wait that follows. ptxas keeps
-  /// waits in their order with stores, but moves arithmetic after them, where nothing hides it.
+  /// Makes ptxas compute `sum` before the wait that follows. ptxas keeps waits in order with
+  /// stores, but moves arithmetic behind them, where no product hides it. The store is predicated
+  /// on sum < 0, which never holds.
   __device__ void finish_before_waiting(float sum) const {
     asm volatile(
         "{ .reg .pred p; setp.lt.f32 p, %0, 0f00000000;\n"
@@ -342,7 +352,9 @@ class Block {
         : "memory");
   }
 
-  /// Scores become p = exp2(scale S - largest); what was summed before counts alpha times.
+  /// Replaces scores S by p = exp2(scale S - largest), after raising `largest` to the tile's
+  /// maximum; alpha becomes the factor for the outputs so far. Adds p to `sum`. Hides scores of
+  /// keys that a row does not see.
   __device__ void weigh(float (&S)[64], float (&sum)[2], float (&largest)[2], float (&alpha)[2],
                         float scale, const Item& item, int tile, int group, int row,
                         int lane) const {
@@ -350,9 +362,11 @@ class Block {
 #pragma unroll
       for (float& s : S) s = -s;
     }
-    const int seen = min(item.seen + (p_.causal ? group * 64 : 0), item.keys);  // by the first row
+    // Keys that the warpgroup's first query sees.
+    const int seen = min(item.seen + (p_.causal ? group * 64 : 0), item.keys);
     if ((tile + 1) * kKeys > seen) {
-      int there[2];  // keys of the tile that a row sees
+      int there[2];  // keys of the tile that each of the thread's rows sees, from its first column
+                     // on
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         there[r] = min(item.seen + (p_.causal ? row + 8 * r : 0), item.keys) - tile * kKeys -
@@ -379,8 +393,9 @@ class Block {
     }
   }
 
-  /// Values after the row's last key become 0: 0 times anything must be 0. A thread clears the
-  /// same places whenever it does.
+  /// Zeroes the values after the row's last key: p is 0 there, and 0 times what lies there (perhaps
+  /// NaN) must be 0. A thread always clears the same places, so its stores of two items are in
+  /// order.
   __device__ void clear_values(const Step& at, int there) const {
     barrier_wait(values_full(at.place), at.parity);
     const int thread = static_cast<int>(threadIdx.x) - kWarpgroup;
@@ -392,6 +407,7 @@ class Block {
     sync_threads_of(kCleared, kQueryThreads);
   }
 
+  /// Stores outputs and lse. A query that has seen no key gets output 0 and lse -infinity.
   __device__ void store(const float (&O)[64], const float (&sum)[2], const float (&largest)[2],
                         const Item& item, int row, int lane) const {
 #pragma unroll
@@ -552,7 +568,7 @@ void mla_prefill(const MlaPrefill<T>& in, cudaStream_t stream) {
     maps.k = tile_map(kName, in.k, kKeys);
     maps.v = tile_map(kName, in.v, kKeys);
   } else {
-    maps.k = maps.v = maps.q;  // of no key nothing is loaded
+    maps.k = maps.v = maps.q;  // without keys nothing is loaded by them
   }
   static const auto kernel = [] {
     check_cuda(cudaFuncSetAttribute(mla_prefill_kernel<T>,
@@ -560,7 +576,7 @@ void mla_prefill(const MlaPrefill<T>& in, cudaStream_t stream) {
                kName);
     return mla_prefill_kernel<T>;
   }();
-  const std::int64_t items = ((tokens + kQueries - 1) / kQueries + rows) * H;  // at most
+  const std::int64_t items = ((tokens + kQueries - 1) / kQueries + rows) * H;  // an upper bound
   launch(kName, kernel, dim3(static_cast<unsigned>(std::min<std::int64_t>(processors(), items))),
          dim3(kThreads), kSharedBytes, stream, true, p, maps);
 }

@@ -1,6 +1,5 @@
-// Attention of prompts in multi-head latent attention, over keys and values that are decompressed:
-// packed rows, 192 columns of queries and keys, 128 of values. Equations:
-// reference/attention/softmax_attention.hpp.
+// Multi-head latent attention of prompts, over decompressed keys and values: packed rows, 192
+// columns of queries and keys, 128 of values. Equations: reference/attention/softmax_attention.hpp.
 //
 //   here              FlashAttention     shape, all in device memory
 //   q                 q                  [T, H, 192]   [q_nope; q_pe]
@@ -17,7 +16,8 @@
 
 namespace lockstep::kernels {
 
-/// Calls that may run at the same time name different lanes, below this number.
+/// Number of lanes. A lane is a set of counters in device memory; calls that may run at the same
+/// time must use different lanes.
 constexpr int kMlaPrefillLanes = 128;
 
 /// T is the type of queries, keys, values and outputs.
@@ -35,10 +35,11 @@ struct MlaPrefill {
   int lane = 0;
 };
 
-/// A query that sees no key gives 0 and lse = -inf: what merge_attention takes as empty. So the
-/// new tokens over themselves, then over chunks of their prefix with causal = false, merged, are
-/// the whole. Rows of the batch are read on the device; tokens of no row are left as they are.
-/// Throws ArgumentError.
+/// A query that sees no key gives output 0 and lse = -infinity, which merge_attention takes as
+/// empty. Attention of new tokens over a cached prefix is therefore the merge of this call over the
+/// new tokens with this call over chunks of the prefix, with causal = false. The rows of the batch
+/// are read on the device; outputs of tokens that belong to no row are left as they are. Throws
+/// ArgumentError.
 template <class T>
 void mla_prefill(const MlaPrefill<T>& in, cudaStream_t stream);
 

@@ -1,13 +1,14 @@
-// How mla_decode divides the keys of a batch between parts, computed by every block for its own
-// part from the lengths: a captured launch is right for any lengths. Compare
-// reference/attention/split_schedule.hpp, FlashMLA's rule.
+// The division of a batch's keys between the parts of mla_decode. Every block computes it for its
+// own part, on the device, from the lengths: a captured launch is right for any lengths. FlashMLA's
+// rule, for comparison: reference/attention/split_schedule.hpp.
 //
-// A part computes a run of tiles of 64 keys: the last of one request, some whole ones, the first of
-// another. Three ways to divide, by which leaves the fullest part least:
-//   chunks   each part has one piece of one request, and no piece is longer than a number of tiles
-//            that is as small as the parts allow: for requests of like length
-//   whole    as many whole requests for each part: nothing to merge
-//   ranges   requests one after the other, cut into equal runs
+// A part computes a run of tiles of 64 keys: for example the last tiles of one request, some whole
+// requests, and the first tiles of another. There are three ways to divide; share() takes the one
+// whose fullest part has the least work:
+//   chunks   each part has one piece of one request; the largest piece is as short as the number of
+//            parts allows. For requests of similar length
+//   whole    each part has the same number of whole requests, so nothing is merged
+//   ranges   all tiles in a row, cut into equal runs
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -15,34 +16,36 @@
 
 namespace lockstep::kernels::mla {
 
-constexpr int kTokens = 64;      ///< of a tile
-constexpr int kSwitchTiles = 2;  ///< what a request's start costs
-constexpr int kRangeTiles = 5;  ///< what ranges cost by more starts and merges: others may waste it
+constexpr int kTokens = 64;      ///< tokens of a tile
+constexpr int kSwitchTiles = 2;  ///< cost of starting a request, in tiles
+constexpr int kRangeTiles = 5;   ///< cost of ranges by more starts and merges, in tiles: the other
+                                 ///< ways are preferred up to so much more work
 
-/// The parts that divide a request: `count` of them, from first_part on. 1: undivided.
+/// The parts that divide a request: `count` of them, from first_part on. count = 1: undivided.
 struct Split {
   int first_part = 0, count = 1;
 };
 
-/// A part's run. No request where last < first.
+/// A part's run; empty if last < first.
 struct Share {
-  int first = 0, last = -1;  ///< requests
-  int first_tile = 0;        ///< of the first request
-  int end_tile = 0;          ///< of the last one, exclusive
+  int first = 0, last = -1;  ///< the first and the last request
+  int first_tile = 0;        ///< first tile of the first request
+  int end_tile = 0;          ///< end of the tiles of the last request
   Split of_first, of_last;
 };
 
 struct Lengths {
   const std::int32_t* data;
   std::int64_t stride;
-  int count;    ///< requests
-  int longest;  ///< that the block table has room for
+  int count;    ///< number of requests
+  int longest;  ///< tokens that the block table has room for; longer lengths are cut
 
   __device__ int of(int request) const { return min(max(data[request * stride], 0), longest); }
   /// A request without keys counts as one tile: its outputs must be written.
   __device__ int tiles(int request) const { return max(1, (of(request) + kTokens - 1) / kTokens); }
 };
 
+/// The sum of `own` over the lanes before the calling one.
 __device__ inline int sum_before(int own, int lane) {
   int sum = own;
 #pragma unroll
@@ -53,14 +56,15 @@ __device__ inline int sum_before(int own, int lane) {
   return sum - own;
 }
 
-/// One warp's search for the share of a part. Loops stay loops: it runs once, and instructions that
-/// were not fetched yet take longer than they run.
+/// Finds the share of a part; one warp runs it. Loops stay rolled: the code runs once per launch,
+/// and fetching its instructions takes longer than running them.
 class Scheduler {
  public:
   __device__ Scheduler(const Lengths& lengths, int parts, int part)
       : lengths_(lengths), parts_(parts), part_(part), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
-  /// `fewest`: a piece has at least so many tiles, times the root of all tiles: what merging costs.
+  /// A piece has at least `fewest` x sqrt(all tiles) tiles, since shorter ones cost more in merging
+  /// than they save.
   __device__ Share share(float fewest) const {
     int total = 0, longest = 0;
 #pragma unroll 1
@@ -82,6 +86,8 @@ class Scheduler {
   }
 
  private:
+  /// The smallest chunk, at least `least` tiles, that cuts all requests into at most parts_ pieces;
+  /// by bisection.
   __device__ int smallest_chunk(int least, int longest) const {
     int low = least, high = max(least, longest), tried = least;
 #pragma unroll 1
@@ -100,6 +106,8 @@ class Scheduler {
     return low;
   }
 
+  /// The share if each request is cut into ceil(tiles / chunk) pieces of nearly equal length, one
+  /// per part.
   __device__ Share chunks(int chunk) const {
     int before = 0;
 #pragma unroll 1
@@ -113,7 +121,7 @@ class Scheduler {
         const int first_part = __shfl_sync(0xffffffffu, at, found);
         const int count = __shfl_sync(0xffffffffu, own, found);
         const int all = __shfl_sync(0xffffffffu, tiles, found), piece = part_ - first_part;
-        const int whole = all / count, rest = all - whole * count;  // so that 32 bits suffice
+        const int whole = all / count, rest = all - whole * count;  // keeps products in 32 bits
         Share share;
         share.first = share.last = base + found;
         share.first_tile = whole * piece + rest * piece / count;
@@ -126,6 +134,7 @@ class Scheduler {
     return {};
   }
 
+  /// The share if each part has `each` whole requests.
   __device__ Share whole(int each) const {
     Share share;
     share.first = part_ * each;
@@ -134,6 +143,7 @@ class Scheduler {
     return share;
   }
 
+  /// The share if all tiles, with kSwitchTiles added before each request, are cut into equal runs.
   __device__ Share ranges(int total) const {
     const int run = (total + lengths_.count * kSwitchTiles + parts_ - 1) / parts_;
     const int begin = part_ * run, end = begin + run;
@@ -145,7 +155,7 @@ class Scheduler {
       const int b = base + lane_;
       const bool is = b < lengths_.count;
       const int tiles = is ? lengths_.tiles(b) : 0, cost = is ? tiles + kSwitchTiles : 0;
-      const int at = before + sum_before(cost, lane_) + kSwitchTiles;  // the request's first tile
+      const int at = before + sum_before(cost, lane_) + kSwitchTiles;  // place of the first tile
       const int first_part = at / run, pieces = (at + max(tiles, 1) - 1) / run - first_part + 1;
       const auto split_of = [&](int lane) {
         return Split{__shfl_sync(0xffffffffu, first_part, lane),

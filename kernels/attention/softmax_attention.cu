@@ -1,9 +1,13 @@
 // Softmax attention over a paged cache. Equations: reference/attention/softmax_attention.hpp.
 //
+// attention_kernel
 //   grid   (T, HQ)
-//   block  kWarps warps; warp w has the keys w, w + kWarps, ..., its lanes the dimensions
-// 1. a warp goes through its keys with a running maximum (the merge of the reference, key by key)
-// 2. the warps' partial results are merged in shared memory
+//   block  kWarps warps; warp w has keys w, w + kWarps, ...; lane l has dimensions l, l + 32, ...
+//   1. each warp goes through its keys with a running maximum (the reference's merge, key by key)
+//   2. the warps' partial results are merged in shared memory
+// write_pages_kernel
+//   grid   T
+//   block  kThreads threads over the elements of all heads of a token
 #include "kernels/attention/softmax_attention.hpp"
 
 #include "kernels/base/plain.cuh"
@@ -26,7 +30,7 @@ struct Parameters {
   bool causal, has_lse;
 };
 
-/// The row of token t: the last one that begins at it or before; -1: the token is after all rows.
+/// The row of token t, by bisection of query_start_loc; -1 if the token belongs to none.
 template <class T>
 __device__ inline std::int64_t row_of(const Parameters<T>& p, std::int64_t t) {
   std::int64_t low = 0, high = p.seq_lens.extent(0);  // starts[low] <= t < starts[high]
@@ -38,6 +42,7 @@ __device__ inline std::int64_t row_of(const Parameters<T>& p, std::int64_t t) {
   return low;
 }
 
+/// Number of leading keys of the row that token t sees.
 template <class T>
 __device__ inline std::int64_t visible_keys(const Parameters<T>& p, std::int64_t t,
                                             std::int64_t row) {
@@ -48,7 +53,8 @@ __device__ inline std::int64_t visible_keys(const Parameters<T>& p, std::int64_t
   return min(p.causal ? max(std::int64_t{0}, keys - behind) : keys, capacity);
 }
 
-/// Of some keys: sum = sum_j exp(s_j - largest), out = sum_j exp(s_j - largest) v_j.
+/// The partial result over some keys j: sum = sum_j exp(s_j - largest), out = sum_j exp(s_j -
+/// largest) v_j.
 struct Partial {
   float largest = -INFINITY, sum = 0;
   float out[kEach] = {};  // dimensions lane, lane + 32, ...
@@ -101,7 +107,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int w = 0; w < kWarps; ++w) largest = fmaxf(largest, largest_of[w]);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
-    weights[w] = sum_of[w] == 0 ? 0.0f : expf(largest_of[w] - largest);  // 0: it saw no key
+    weights[w] = sum_of[w] == 0 ? 0.0f : expf(largest_of[w] - largest);  // sum 0: no key seen
     sum = fmaf(sum_of[w], weights[w], sum);
   }
   for (int c = static_cast<int>(threadIdx.x); c < dv; c += kThreads) {
@@ -113,7 +119,7 @@ __global__ void __launch_bounds__(kThreads)
   if (p.has_lse && threadIdx.x == 0) p.lse(head, t) = sum == 0 ? p.empty_lse : largest + logf(sum);
 }
 
-/// grid T; block kThreads threads over the elements of all heads
+/// Copies the keys or values of token blockIdx.x to its slot.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     write_pages_kernel(const __grid_constant__ PageWrite<T> in) {

@@ -1,13 +1,13 @@
 // Softmax attention with grouped queries over a paged cache, for prefill and decode, and the write
-// into its pages. Equations: reference/attention/softmax_attention.hpp. What a query gets depends
-// on its keys alone, and not on pages, chunks or other rows: prefill and decode agree bit by bit.
+// into its pages. Equations: reference/attention/softmax_attention.hpp. A query's output depends on
+// its keys alone, not on pages, chunks or other rows: prefill and decode agree bit by bit.
 //
 //   here              FlashAttention, vLLM    shape, all in device memory
 //   q, out            q, out                  [T, HQ, d], [T, HQ, dv]
 //   k_pages           k_cache                 [pages, page, HKV, d], HKV a divisor of HQ
 //   v_pages           v_cache                 [pages, page, HKV, dv]
 //   block_table       block_table             [N, blocks]   pages of a row in order
-//   seq_lens          seqused_k               [N]           the row's queries included
+//   seq_lens          seqused_k               [N]           with the row's queries
 //   query_start_loc   cu_seqlens_q            [N + 1]
 //   lse               softmax_lse             [HQ, T] float32, natural log
 //   slots             slot_mapping            [T]           page number x page size + place
@@ -35,23 +35,24 @@ struct SoftmaxAttention {
   bool causal = true;  ///< bottom-right: query i of Lq sees keys j <= Lk - Lq + i
   TensorView<T, 3> out;
   std::optional<TensorView<float, 2>> lse{};
-  /// lse of a query that sees no key; its output is 0.
+  /// Value of lse for a query that sees no key; its output is 0.
   float empty_lse = -std::numeric_limits<float>::infinity();
 };
 
-/// Tokens after the last row see no key. Entries of the block table that name no page hide their
-/// keys. Throws ArgumentError.
+/// Computes out and lse. Tokens after the last row see no key. Keys of a block table entry that
+/// names no page are not seen. Throws ArgumentError.
 template <class T>
 void softmax_attention(const SoftmaxAttention<T>& in, cudaStream_t stream);
 
 template <class T>
 struct PageWrite {
   TensorView<const T, 3> x;  // [T, heads, d]
-  IndexView slots;           // [T]; a number that is no slot of the pool: left out
+  IndexView slots;           // [T]; a token whose number is no slot is not stored
   TensorView<T, 4> pages;    // [pages, page, heads, d]
 };
 
-/// The keys or values of tokens go to their slots. No slot is named twice. Throws ArgumentError.
+/// Writes the keys or values of tokens to their slots. No slot may be named twice. Throws
+/// ArgumentError.
 template <class T>
 void write_pages(const PageWrite<T>& in, cudaStream_t stream);
 

@@ -1,36 +1,36 @@
-// What kernels of attention on tensor cores share: rows of scores and outputs as products of a
-// warpgroup leave them, and places in rings of barriers.
+// Shared by the attention kernels on tensor cores: reductions and stores of rows in the layout in
+// which a warpgroup's products leave them (hopper.cuh), and positions in rings of barriers.
 #pragma once
 
 #include "kernels/base/hopper.cuh"
 
 namespace lockstep::kernels::hopper {
 
-constexpr float kNoScore = -1e30f;  ///< below every score, and no infinity: differences are numbers
+constexpr float kNoScore = -1e30f;  ///< below every score, yet finite: differences are never NaN
 constexpr float kLn2 = 0.6931471805599453f;
 
-/// The place of a unit of a ring, or of one of two tiles.
+/// A position in a ring of `places`, and the parity of the place's barrier phase.
 struct Step {
   int place = 0;
   std::uint32_t parity = 0;
   int places;
   __device__ explicit Step(int count) : places(count) {}
   __device__ void next() { skip(1); }
-  /// At most `places`.
+  /// Moves on by `count`, at most `places`.
   __device__ void skip(int count) {
     place += count;
     if (place >= places) place -= places, parity ^= 1;
   }
 };
 
-/// Of a warp's lanes one, always the same.
+/// True in one lane of the warp, always the same.
 __device__ inline bool elected() {
   std::uint32_t is;
   asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }" : "=r"(is));
   return is != 0;
 }
 
-/// Over the four threads that share a row.
+/// Maximum and sum over the four threads that share a row.
 __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
@@ -40,7 +40,8 @@ __device__ inline float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-/// Without a branch: between products there may be none that a thread takes alone.
+/// Arrives if `does`, by predication: between the start of products and their wait there may be no
+/// branch that threads of a warp take differently.
 __device__ inline void arrive_if(bool does, std::uint32_t barrier) {
   asm volatile(
       "{ .reg .pred p; setp.ne.b32 p, %1, 0;\n"
@@ -49,7 +50,7 @@ __device__ inline void arrive_if(bool does, std::uint32_t barrier) {
       : "memory");
 }
 
-/// Of word i of lane j of four, lane i becomes the owner, as its word j.
+/// Transposes words between four neighbouring lanes: word i of lane j becomes word j of lane i.
 __device__ inline void transpose_in_quad(std::uint32_t (&word)[4], int lane) {
   const bool odd = lane & 1, high = lane & 2;
 #pragma unroll
@@ -64,9 +65,10 @@ __device__ inline void transpose_in_quad(std::uint32_t (&word)[4], int lane) {
   }
 }
 
-/// A row's outputs as 16 bits, `kColumns` of them from `to` on, which is at a multiple of 16 bytes.
-/// `O`: the thread's outputs of the row's first columns, d[0] and d[1] of a product, or d[2] and
-/// d[3] for the row 8 below.
+/// Stores kColumns outputs of a row in T, times `factor`, to `to` (a multiple of 16 bytes); stores
+/// nothing unless `is`. `O` points to the thread's first outputs of the row in a product's result:
+/// d[0] for its upper row, d[2] for the row 8 below. The four lanes of the row exchange words, so
+/// that each stores 16 bytes at a time.
 template <class T, int kColumns>
 __device__ inline void store_row(T* to, const float* O, float factor, bool is, int lane) {
 #pragma unroll

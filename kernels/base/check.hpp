@@ -1,4 +1,4 @@
-// What a launch wrapper says of arguments that it cannot take.
+// Checks of a launch wrapper's arguments, and the errors that it throws.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,8 +11,8 @@
 
 namespace lockstep::kernels {
 
-/// An argument is not what the operation takes. The text names the operation, the argument, what is
-/// expected and what came.
+/// The operation cannot take an argument. The text names the operation, the argument, the expected
+/// value and the given one.
 class ArgumentError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
@@ -35,7 +35,7 @@ std::string text_of(const Shape<Rank>& shape) {
   return text + "]";
 }
 
-/// The checks of one operation's arguments.
+/// Checks of one operation's arguments. A check that fails throws ArgumentError.
 class Checks {
  public:
   explicit Checks(const char* operation) : operation_(operation) {}
@@ -64,7 +64,7 @@ class Checks {
            text_of(got));
   }
 
-  /// Elements of a row lie side by side.
+  /// Expects a contiguous last dimension.
   template <AnyView V>
   void contiguous_rows(const V& view, const char* argument) const {
     constexpr std::size_t last = V::rank() - 1;

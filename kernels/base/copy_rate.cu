@@ -1,4 +1,7 @@
-// The chip's copy rate, by the plainest kernel that reaches it.
+// The simplest kernels that reach the chip's copy rate.
+//
+//   grid   bytes / (16 kThreads kPieces)
+//   block  kThreads threads; each moves kPieces pieces of 16 bytes, kThreads pieces apart
 #include "kernels/base/copy_rate.hpp"
 
 #include <cstdint>
@@ -8,7 +11,7 @@
 namespace lockstep::kernels {
 namespace {
 
-constexpr int kThreads = 256, kPieces = 4;  ///< of 16 bytes, per thread
+constexpr int kThreads = 256, kPieces = 4;  ///< kPieces: pieces of 16 bytes per thread
 
 __global__ void copy_kernel(uint4* to, const uint4* from) {
   const std::int64_t at = std::int64_t{blockIdx.x} * kThreads * kPieces + threadIdx.x;
@@ -19,7 +22,8 @@ __global__ void copy_kernel(uint4* to, const uint4* from) {
   for (int i = 0; i < kPieces; ++i) __stcs(to + at + i * kThreads, pieces[i]);
 }
 
-/// As the launches of a server follow each other.
+/// Reads each piece once and stores it kWrites times, `pieces` pieces apart. Launches overlap, as a
+/// server's decode launches do.
 template <int kWrites>
 __global__ void fan_out_kernel(uint4* to, const uint4* from, std::int64_t pieces) {
   const std::int64_t at = std::int64_t{blockIdx.x} * kThreads * kPieces + threadIdx.x;

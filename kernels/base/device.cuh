@@ -1,4 +1,5 @@
-// What every kernel uses: 16-byte accesses, conversions, and launches that overlap.
+// Device code that every kernel uses: 16-byte accesses, conversions, and programmatic dependent
+// launch (a kernel starts while the one before it still runs).
 #pragma once
 
 #include <bit>
@@ -35,10 +36,11 @@ struct alignas(N * sizeof(T)) Pack {
   T value[N];
 };
 
-/// Reads that leave no trace in the caches: a state is used once per launch.
+/// Cache policy of an access. `streaming` (ld.cs, st.cs) marks the line to be evicted first,
+/// because a launch uses each state once.
 enum class Cached { yes, streaming };
 
-/// What one instruction moves.
+/// The integer type of kBytes bytes (16, 8, 4 or 2) that one load or store instruction moves.
 template <int kBytes>
 using Word = std::conditional_t<
     kBytes == 16, uint4,
@@ -60,7 +62,7 @@ __device__ inline void store_raw(T* target, const Pack<T, N>& pack) {
     *to = word;
 }
 
-/// The same as numbers.
+/// load_raw() and store_raw() with a conversion from and to float.
 template <Cached kCached, class T, int N>
 __device__ inline void load_pack(float (&x)[N], const T* source) {
   const Pack<T, N> pack = load_raw<kCached, N>(source);
@@ -75,8 +77,9 @@ __device__ inline void store_pack(T* target, const float (&x)[N]) {
   store_raw<kCached>(target, pack);
 }
 
-/// One element of a view whose type is told at run time. First its bits: reads that are asked for
-/// before any of them is looked at wait together.
+/// An element whose type is only known at run time is read in two steps: bits_at() issues the load,
+/// value_of() converts. A kernel that issues several loads before it converts the first result
+/// waits for memory once.
 __device__ inline unsigned bits_at(const void* data, Format format, std::int64_t offset) {
   return format == Format::float32 ? static_cast<const unsigned*>(data)[offset]
                                    : static_cast<const unsigned short*>(data)[offset];
@@ -107,7 +110,7 @@ __device__ float at(const MixedView<Rank>& v, Index... index) {
   return value_of(bits_at(v, index...), v.format);
 }
 
-/// Tokens' vectors [T, heads, extent] whose last dimension is contiguous.
+/// Per-token vectors [T, heads, extent] whose last dimension is contiguous.
 template <class T>
 struct HeadVectors {
   T* data = nullptr;
@@ -119,7 +122,8 @@ struct HeadVectors {
   __device__ T* at(int t, int head) const { return data + t * token_stride + head * head_stride; }
 };
 
-/// x / divisor for x and divisor below 65536, without a division on the device.
+/// x / divisor for x and divisor below 65536, as a multiplication by ceil(2^32 / divisor): the
+/// device has no instruction for integer division.
 struct Divisor {
   std::uint64_t reciprocal = 0;
 
@@ -143,8 +147,9 @@ __device__ inline float silu(float x) {
   return x / (1.0f + expf(-x));
 }
 
-/// Starts a kernel. `overlaps`: the kernel begins with wait_for_earlier_launch(), so that its
-/// blocks may take their places while the launch before it still runs.
+/// Starts a kernel. `overlaps` allows programmatic dependent launch: the kernel's blocks may become
+/// resident while the launch before it still runs, so the kernel must call
+/// wait_for_earlier_launch() before it reads anything that the earlier launch writes.
 template <class... Parameters, class... Arguments>
 void launch(const char* operation, void (*kernel)(Parameters...), dim3 grid, dim3 block,
             std::size_t shared_bytes, cudaStream_t stream, bool overlaps,
@@ -162,23 +167,25 @@ void launch(const char* operation, void (*kernel)(Parameters...), dim3 grid, dim
   check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), operation);
 }
 
-/// From here on all that the earlier launch wrote can be seen. Every thread calls it.
+/// Waits until the launch before this one has ended and its writes are visible. Every thread calls
+/// it.
 __device__ inline void wait_for_earlier_launch() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-/// The next launch may take its places. Its own wait_for_earlier_launch() still waits for the end
-/// of this one.
+/// Lets blocks of the next launch become resident. The next launch's wait_for_earlier_launch()
+/// still waits for the end of this one.
 __device__ inline void let_the_next_launch_start() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-/// Asks L2 for the line at `address`, or for `bytes` from there on (addresses and sizes of whole 16
-/// bytes). What L2 holds is what everybody sees, so this may come before wait_for_earlier_launch().
+/// Prefetches into L2 the line at `address`, or `bytes` bytes from there on (address and size are
+/// multiples of 16). All writes of the device go through L2, so a line that is prefetched before
+/// wait_for_earlier_launch() cannot become stale.
 __device__ inline void prefetch_to_l2(const void* address) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));

@@ -1,6 +1,6 @@
-// DeviceTensor: device memory of a test or a benchmark, contiguous. Its elements are NaN until they
-// are written, and so are 4 KiB on either side, so that an element that was left out and a store
-// beside the tensor both show.
+// DeviceTensor: contiguous device memory of a test or a benchmark. Its elements are NaN until they
+// are written, so a forgotten element shows; 4 KiB on either side are NaN too, so a store outside
+// the tensor shows.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 
 namespace lockstep::kernels {
 
-/// Elements as the host computes with them.
+/// Conversions between element types and the host's numbers.
 template <class T>
 float to_host(T x) {
   if constexpr (std::is_same_v<T, Bf16>) return __bfloat162float(x);
@@ -35,14 +35,14 @@ class DeviceTensor {
  public:
   static constexpr std::size_t kGuardBytes = 4096;
 
-  /// Bytes of 0xff are NaN in every floating-point type.
+  /// Fills the memory with bytes of 0xff, which are NaN in every floating-point type.
   explicit DeviceTensor(const Shape<Rank>& shape) : shape_(shape) {
     void* memory = nullptr;
     check_cuda(cudaMalloc(&memory, bytes() + 2 * kGuardBytes), "device memory");
     memory_.reset(static_cast<char*>(memory));
     check_cuda(cudaMemset(memory, 0xff, bytes() + 2 * kGuardBytes), "device memory");
   }
-  /// The array's elements, rounded to T.
+  /// Holds the array's elements, rounded to T.
   template <class Host>
   explicit DeviceTensor(const Array<Host, Rank>& array) : DeviceTensor(array.shape()) {
     std::vector<T> elements(static_cast<std::size_t>(array.size()));
@@ -73,7 +73,7 @@ class DeviceTensor {
   TensorView<T, Rank> view() { return make_view(data(), shape_); }
   TensorView<const T, Rank> view() const { return make_view(data(), shape_); }
 
-  /// Nothing was written beside the elements.
+  /// Whether the bytes before and after the elements are still 0xff.
   bool guards_intact() const {
     const auto intact = [](const char* guard) {
       std::vector<char> bytes(kGuardBytes);

@@ -1,6 +1,6 @@
-// The element types of device memory, and views whose element type is told at run time: for the
-// small inputs (gates, biases, weights per head), so that a kernel is not compiled once per type of
-// each.
+// The element types of device memory, and MixedView, a view whose element type is known only at run
+// time. Small inputs (gates, biases, weights per head) are mixed views, so that a kernel is not
+// compiled once for each combination of their types.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -20,7 +20,8 @@ using Fp16 = __half;
 using Int8 = std::int8_t;
 using E4m3 = __nv_fp8_e4m3;
 
-/// Numbers that stand for a value only together with a scale: reference/recurrent/scaled_state.hpp.
+/// Whether elements of S are quantised: value = number * scale. See
+/// reference/recurrent/scaled_state.hpp.
 template <class S>
 constexpr bool kIsScaled = std::is_same_v<S, Int8> || std::is_same_v<S, E4m3>;
 
@@ -69,7 +70,7 @@ struct MixedView {
   __host__ __device__ explicit operator bool() const { return data != nullptr; }
 };
 
-/// The elements as what they are: the view's format is that of T.
+/// The view with its element type T, which must be the type of the view's format.
 template <class T, std::size_t Rank>
 TensorView<const T, Rank> typed(const MixedView<Rank>& view) {
   Shape<Rank> extents{}, strides{};

@@ -1,5 +1,5 @@
-// Functions as the special-function units give them, for results that are rounded to 16 bits:
-// within a few units of float's last place.
+// Approximations by the special-function units, within a few units of float's last place: for
+// results that are rounded to 16 bits afterwards.
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -12,6 +12,7 @@ __device__ inline float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+/// x / (1 + e^-x); the constant is -log2(e).
 __device__ inline float silu_fast(float x) {
   float reciprocal;
   asm("rcp.approx.ftz.f32 %0, %1;"

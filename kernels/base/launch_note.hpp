@@ -1,5 +1,5 @@
-// Which kernel a call launched: an operation has several, chosen by the shape of a batch, and a
-// test that does not know which one ran does not know what it has compared.
+// A note of the kernel that a call launched. An operation has several kernels and chooses by the
+// shape of the batch; a test reads the note to know which kernel it has compared.
 #pragma once
 
 #include <string>
@@ -7,10 +7,10 @@
 namespace lockstep::kernels {
 
 struct LaunchNote {
-  const char* kernel = "";  ///< "step", "rows" and so on: the operation's file says which there are
+  const char* kernel = "";  ///< "step", "rows" and so on: names from the operation's file
   int per_thread = 0;       ///< rows of a state that a lane holds, or channels of a thread
-  int warps = 0;            ///< of a block
-  bool cached = false;      ///< states stay in L2
+  int warps = 0;            ///< per block
+  bool cached = false;      ///< states are accessed with Cached::yes
 
   std::string text() const {
     return std::string(kernel) + " " + std::to_string(per_thread) + "x" + std::to_string(warps) +
@@ -18,7 +18,7 @@ struct LaunchNote {
   }
 };
 
-/// Of the calling thread's last launch.
+/// The note of the calling thread's last launch.
 inline thread_local LaunchNote last_launch;
 
 }  // namespace lockstep::kernels

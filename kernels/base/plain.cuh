@@ -1,5 +1,5 @@
-// What the plain layers share: sums and maxima over a warp and over a block. Their order is fixed,
-// so that a result depends neither on the run nor on what else is in the batch.
+// Sums and maxima over a warp and over a block, shared by the plain layers (kernels/layers). The
+// order of additions is fixed, so a result depends neither on the run nor on the rest of the batch.
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -21,12 +21,13 @@ struct Plus {
     return a + b;
   }
 };
-/// NaN counts as nothing.
+/// The larger number; where one operand is NaN, the other one.
 struct Larger {
   __device__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-/// op over the warp's values, for every lane. op(a, b) = op(b, a).
+/// Reduces the warp's values by op; every lane gets the result. op must commute, because lanes
+/// exchange values in a butterfly.
 template <class X, class Op>
 __device__ inline X over_warp(X x, Op op) {
 #pragma unroll
@@ -35,13 +36,14 @@ __device__ inline X over_warp(X x, Op op) {
   return x;
 }
 
-/// op over the values of a block of kThreads, for every thread. Every thread calls it.
+/// Reduces the values of a block of kThreads threads by op; every thread gets the result, and every
+/// thread calls it.
 template <int kThreads, class X, class Op>
 __device__ inline X over_block(X x, Op op) {
   static_assert(kThreads % 32 == 0, "whole warps");
   __shared__ X parts[kThreads / 32];
   x = over_warp(x, op);
-  __syncthreads();  // the parts of an earlier call have been read
+  __syncthreads();  // all threads have read the parts of an earlier call
   if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
   __syncthreads();
   X all = parts[0];

@@ -1,5 +1,9 @@
-// The rules on rows and slots of reference/tensors/slots.hpp, on the device. What is an error there
-// is a row or a store left out here: a kernel cannot ask.
+// The rules on rows and slots of reference/tensors/slots.hpp, on the device. An argument that is an
+// error there (a slot out of range, a range of tokens that is none) makes a kernel skip the row or
+// the store: a kernel cannot report.
+//
+// A row is one request of the batch: a range of the packed tokens, and the slot of the state pool
+// that holds its state.
 #pragma once
 
 #include <climits>
@@ -14,21 +18,22 @@ struct TokenRange {
   int size;
 };
 
-constexpr int kNowhere = -1;  ///< a slot number: padding, or a state that goes nowhere
+constexpr int kNowhere = -1;  ///< a slot number: the row is padding, or its state is not stored
 
-/// A row's tokens and slots as a warp knows them.
+/// A row's tokens and slots, held by a warp.
 struct RowPlan {
   TokenRange range;
-  int source;
-  int last;   ///< where the state after the last token goes, if there is no table
-  int entry;  ///< lane i has the slot of the state after token i, if there is a table
+  int source;  ///< slot of the state before the row's first token
+  int last;    ///< without a table: slot for the state after the last token
+  int entry;   ///< with a table: lane i holds the slot for the state after token i
 };
 
-/// What a kernel needs of `query_start_loc` and StateSlots. Pointers are into device memory.
+/// `query_start_loc` and StateSlots as kernels take them. Pointers are into device memory.
 struct RowSlots {
   const std::int32_t* starts = nullptr;       ///< [N + 1]; null: every token is a row
   const std::int32_t* indices = nullptr;      ///< [N], or the table [N, columns]
-  const std::int32_t* out_indices = nullptr;  ///< likewise: where states go, if not where they were
+  const std::int32_t* out_indices = nullptr;  ///< likewise: target slots; null: states are updated
+                                              ///< in place
   const std::int32_t* num_accepted = nullptr;
   int starts_stride = 0;
   int indices_stride = 0;
@@ -36,19 +41,20 @@ struct RowSlots {
   int out_indices_stride = 0;
   int out_column_stride = 0;
   int num_accepted_stride = 0;
-  int columns = 0;      ///< of the table; 0: there is none
-  int out_columns = 0;  ///< of the table of targets, which is `indices` if there is no other
+  int columns = 0;      ///< of the table; 0: `indices` is a list
+  int out_columns = 0;  ///< of the table of targets: `out_indices`, or `indices` without one
   int pad_slot_id = -1;
   int slot_count = 0;
   int rows = 0;
   int tokens = 0;
 
 #ifdef __CUDACC__
-  /// A product of 64 bits by one instruction: a column of a wide tensor lies beyond 2^31 elements.
+  /// index * stride in 64 bits (one IMAD.WIDE): a column of a wide tensor can lie beyond 2^31
+  /// elements.
   __device__ static std::int64_t wide(int index, int stride) {
     return std::int64_t{index} * stride;
   }
-  /// The first token of a row; of the one after the last, the end.
+  /// The first token of a row; for row == rows, the end of the last row.
   __device__ int begin(int row) const {
     return starts ? starts[wide(row, starts_stride)] : row;
   }
@@ -59,13 +65,15 @@ struct RowSlots {
     const bool sound = 0 <= begin && begin <= end && end <= tokens;
     return {sound ? begin : 0, sound ? end - begin : 0};
   }
-  /// Tokens after the last row.
+  /// The first of the padding tokens after the last row.
   __device__ int padding_begin() const {
     return starts ? max(0, starts[wide(rows, starts_stride)]) : tokens;
   }
+  /// An entry of `indices` as a slot number; kNowhere where it is padding or out of range.
   __device__ int named(int entry) const {
     return entry < 0 || entry == pad_slot_id || entry >= slot_count ? kNowhere : entry;
   }
+  /// Tokens of the row that the previous step accepted, at least 1.
   __device__ int accepted_before(int row) const {
     return num_accepted ? max(1, num_accepted[wide(row, num_accepted_stride)]) : 1;
   }
@@ -73,29 +81,32 @@ struct RowSlots {
   __device__ int own_slot(int row) const {
     return row < slot_count ? row : kNowhere;
   }
-  /// Of a batch without a table.
+  /// Slot of the state before the row's first token, in a batch without a table.
   __device__ int source(int row) const {
     return indices ? named(indices[wide(row, indices_stride)]) : own_slot(row);
   }
-  /// Likewise: where the state after the row's last token goes, by what source() said.
+  /// Slot for the state after the row's last token, in a batch without a table; `source` is the
+  /// result of source().
   __device__ int target(int row, int source) const {
     return out_indices ? named(out_indices[wide(row, out_indices_stride)]) : source;
   }
-  /// The slot that the row may read when the earlier launch has ended. Past L1, where what is read
-  /// now would stay.
+  /// A guess at the slot that the row will read, for prefetches before wait_for_earlier_launch():
+  /// the earlier launch may still change indices and counts. The reads bypass L1 (ld.cg), which
+  /// would otherwise return the old values again after the wait.
   __device__ int likely_source(int row) const {
     if (!indices) return own_slot(row);
     const int accepted = num_accepted ? __ldcg(num_accepted + wide(row, num_accepted_stride)) : 1;
     const int column = columns == 0 ? 0 : min(max(accepted, 1), columns) - 1;
     return named(__ldcg(indices + wide(row, indices_stride) + wide(column, column_stride)));
   }
-  /// Likewise of range().
+  /// The same guess for range().
   __device__ TokenRange likely_range(int row) const {
     if (!starts) return {row, 1};
     return checked_range(__ldcg(starts + wide(row, starts_stride)),
                          __ldcg(starts + wide(row + 1, starts_stride)));
   }
-  /// All that a row of several tokens needs, asked for at once. Every lane of a warp calls it.
+  /// The plan of a row of several tokens. All loads are issued before the first result is used.
+  /// Every lane of a warp calls it.
   __device__ RowPlan plan(int row) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     RowPlan plan;
@@ -120,7 +131,7 @@ struct RowSlots {
     plan.last = out_indices ? named(out) : plan.source;
     return plan;
   }
-  /// Where the state after token `token` of the row goes. Every lane of a warp calls it.
+  /// Slot for the state after token `token` of the row. Every lane of a warp calls it.
   __device__ int target(const RowPlan& plan, int row, int token) const {
     if (columns == 0) return token == plan.range.size - 1 ? plan.last : kNowhere;
     if (token < 32) return __shfl_sync(0xffffffffu, plan.entry, token);
@@ -136,7 +147,8 @@ struct RowSlots {
 #endif
 };
 
-/// `slots` of an operation over T tokens, checked as far as the host can.
+/// `slots` of an operation over T tokens. The host checks shapes and sizes; the contents lie in
+/// device memory and are checked by kernels.
 inline RowSlots row_slots(const Checks& checks, const StateSlots& slots,
                           const std::optional<IndexView>& starts, std::int64_t tokens,
                           std::int64_t slot_count) {
@@ -199,7 +211,7 @@ inline RowSlots row_slots(const Checks& checks, const StateSlots& slots,
   return rows;
 }
 
-/// A launch has one block row per row of the batch, and the grid's y has 65535.
+/// Launches give each row of the batch an index of the grid's y or z, which CUDA limits to 65535.
 inline void check_row_count(const Checks& checks, const RowSlots& rows) {
   checks.expect(rows.rows <= 65535, "the batch", "of at most 65535 rows",
                 std::to_string(rows.rows));

@@ -1,7 +1,7 @@
-// Outputs of a batch without rows: all its tokens are padding, and their outputs are 0.
+// Zeroes the outputs of a batch without rows: all its tokens are padding, whose outputs are 0.
 //
 //   grid   ceil(elements / kZeroThreads)
-//   block  kZeroThreads threads, an element each
+//   block  kZeroThreads threads, one element per thread
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kZeroThreads) zero_kernel(const TensorView<T, 
     out(at / inner, at % inner / out.extent(2), at % out.extent(2)) = from_float<T>(0.0f);
 }
 
-/// out [T, heads, extent] becomes 0.
+/// Sets out [T, heads, extent] to 0.
 template <class T>
 void zero_outputs(const char* operation, const TensorView<T, 3>& out, cudaStream_t stream) {
   const std::int64_t count = out.extent(0) * out.extent(1) * out.extent(2);

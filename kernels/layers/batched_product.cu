@@ -1,18 +1,19 @@
 // Batched products with weights on tensor cores. Equations: reference/layers/batched_product.hpp.
 //
-//   grid   (splits of K x tiles of tokens, tiles of kRows weight rows, G); splits are a cluster, or
-//          with many tokens one block, which takes them one after the other: the bits are the same
-//   block  two warpgroups that multiply, 64 weight rows each, and a warp that loads
+//   grid   (splits of K x tiles of tokens, tiles of kRows weight rows, G). The splits of a tile are
+//          the blocks of a cluster; with many tokens, one block takes them one after another, with
+//          the same bits
+//   block  two warpgroups that multiply, 64 weight rows each, and one warp that loads
 //
 // Weights are the left operand, so that few tokens waste no rows of a product: a tile of the result
-// is [kRows, kTokens], with 32 tokens for a decode of at most 32 and 128 otherwise.
+// is [kRows, kTokens], with kTokens = 32 for at most 32 tokens and 128 otherwise.
 //
-// 1. The loading warp brings tiles of 128 bytes of K of weights and tokens into a ring. Weights
-//    that are settled are asked for while the launch before still runs.
-// 2. Each warpgroup sums its products. In e4m3 the sum of 128 numbers is multiplied by its scales
-//    and added in float: tensor cores add e4m3 with fewer bits.
-// 3. Sums go to shared memory, where the ring was; the blocks of a cluster add theirs in the order
-//    of K, a share of the tokens each, and store rows of 16 bytes.
+// 1. The loading warp fills a ring of stages: a stage has 128 bytes of K of kRows weight rows and
+//    of kTokens tokens. Settled weights are loaded while the previous launch still runs.
+// 2. Each warpgroup sums its products. With e4m3, the sum over 128 numbers is multiplied by its
+//    scales and added in float32, because tensor cores accumulate e4m3 products with fewer bits.
+// 3. Sums go to shared memory, over the ring. The blocks of a cluster add them in the order of K,
+//    each for a share of the tokens, and store 16 bytes at a time.
 #include "kernels/layers/batched_product.hpp"
 
 #include <algorithm>
@@ -24,34 +25,35 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr const char* kName = "batched_product";
-constexpr int kRows = 128;                            ///< of weights, of a block
-constexpr int kStepBytes = hopper::kTileRowBytes;     ///< of K in a step
-constexpr int kPitch = kRows + 4;                     ///< of a token's sums in shared memory
-constexpr int kMultiplying = 2 * hopper::kWarpgroup;  ///< threads
+constexpr int kRows = 128;                         ///< weight rows of a block
+constexpr int kStepBytes = hopper::kTileRowBytes;  ///< bytes of K in a step: 128
+constexpr int kPitch = kRows + 4;                  ///< floats between tokens' sums in shared memory
+constexpr int kMultiplying = 2 * hopper::kWarpgroup;  ///< threads that multiply
 constexpr int kThreads = kMultiplying + 32;
-constexpr int kEach = 8;  ///< numbers of 16 bytes of out
+constexpr int kEach = 8;  ///< bf16 elements in 16 bytes
 constexpr int kMostSplits = 8;
-constexpr int kManyTokens = 1024;  ///< from here on a block takes all splits
+constexpr int kManyTokens = 1024;  ///< from this many tokens on, a block takes all splits
 
+/// Stages of the ring. `alone`: a block takes all splits.
 constexpr int stages_of(int tokens, bool alone) {
   if (alone) return 6;
-  return tokens == 32 ? 5 : 3;  // about 100 KB, so that a processor has two blocks
+  return tokens == 32 ? 5 : 3;  // about 100 KB, so that two blocks fit on a processor
 }
 constexpr int bytes_of_stage(int tokens) {
   return (kRows + tokens) * kStepBytes;
 }
 
-/// Registers allow so many.
+/// Blocks per processor that the registers must allow.
 template <class T, int kTokens, bool kAlone>
 constexpr int blocks_of_processor() {
   if (kTokens == 32) return 3;
   return std::is_same_v<T, Bf16> && !kAlone ? 2 : 1;
 }
 
-/// What blocks are told beside the tensor maps.
+/// Parameters of a launch, besides the tensor maps.
 struct Task {
-  int splits, steps;  ///< of K
-  int blocks;         ///< that have a split each, or 1 that has all
+  int splits, steps;  ///< of K; a step is 128 bytes
+  int blocks;         ///< blocks of a cluster, with a split each; 1: one block takes all splits
   int M, N;
   bool shared_x, settled_weights;
   Bf16* out;
@@ -61,7 +63,7 @@ struct Task {
   std::int64_t x_scale_strides[3]{}, weight_scale_strides[3]{};
 };
 
-/// d [64, kTokens] += a [64, 32] b [32, kTokens] of e4m3, both along K.
+/// d [64, kTokens] += a [64, 32] b [32, kTokens] in e4m3, both operands K-major.
 template <int kTokens>
 struct NumberProduct;
 #define LOCKSTEP_D4(o) "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3])
@@ -94,8 +96,8 @@ struct NumberProduct<128> {
 #undef LOCKSTEP_D16
 #undef LOCKSTEP_D4
 
-/// The barriers of the ring: a stage is full when its bytes are there, and empty when every warp
-/// that multiplies has done with it.
+/// The ring: addresses of its stages and barriers. A stage is full when its bytes have landed, and
+/// empty when every multiplying warp has used it.
 template <int kTokens, bool kAlone>
 struct Ring {
   static constexpr int kStages = stages_of(kTokens, kAlone);
@@ -111,7 +113,7 @@ struct Ring {
   __device__ std::uint32_t empty(int stage) const { return full(kStages + stage); }
 };
 
-/// The loading warp, one lane of it: steps begin ... end of K.
+/// One lane of the loading warp: loads steps begin ... end - 1 of K.
 template <int kTokens, bool kAlone>
 __device__ inline void load_steps(const Ring<kTokens, kAlone>& ring, const CUtensorMap& weights,
                                   const CUtensorMap& tokens, const Task& task, int begin, int end,
@@ -140,7 +142,7 @@ struct Operands {
   std::uint64_t left, right;
 };
 
-/// What a warpgroup multiplies in step i of the ring; waits until it is there.
+/// Waits until step i of the ring is full; returns the operands of a warpgroup.
 template <int kTokens, bool kAlone>
 __device__ inline Operands operands_of(const Ring<kTokens, kAlone>& ring, int i, int group) {
   constexpr int kStages = Ring<kTokens, kAlone>::kStages;
@@ -150,7 +152,8 @@ __device__ inline Operands operands_of(const Ring<kTokens, kAlone>& ring, int i,
           hopper::matrix(ring.tokens(stage))};
 }
 
-/// A warpgroup's sums of steps first ... first + steps of the ring, in bfloat16.
+/// Adds steps first ... first + steps - 1 of the ring to a warpgroup's sums, in bf16. A stage is
+/// released one step late, so that products of the next step are already under way.
 template <int kTokens, bool kAlone>
 __device__ inline void multiply(float (&sums)[kTokens / 2], const Ring<kTokens, kAlone>& ring,
                                 int first, int steps, int group) {
@@ -172,7 +175,8 @@ __device__ inline void multiply(float (&sums)[kTokens / 2], const Ring<kTokens, 
   if (steps > 0 && lane) hopper::barrier_arrive(ring.empty((first + steps - 1) % kStages));
 }
 
-/// All splits of K one after the other, each summed by itself as a block of a cluster would.
+/// Sums all splits of K one after another, each by itself as a block of a cluster would: the bits
+/// are the same.
 template <int kTokens>
 __device__ inline void multiply_splits(float (&sums)[kTokens / 2], const Ring<kTokens, true>& ring,
                                        const Task& task, int group) {
@@ -187,14 +191,15 @@ __device__ inline void multiply_splits(float (&sums)[kTokens / 2], const Ring<kT
   }
 }
 
-/// The same in e4m3, with scales; step i is that of 128 numbers from (first + i) * 128 on.
+/// multiply() in e4m3, with scales. Step i has the 128 numbers from (first + i) * 128 on, which
+/// share a scale.
 template <int kTokens>
 __device__ inline void multiply_numbers(float (&sums)[kTokens / 2],
                                         const Ring<kTokens, false>& ring, const Task& task,
                                         int first, int steps, int group, int first_token, int g) {
   constexpr int kStages = Ring<kTokens, false>::kStages;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  __shared__ float scales[2][2][kTokens];  ///< of tokens: of each warpgroup, of even and odd steps
+  __shared__ float scales[2][2][kTokens];  ///< [warpgroup][step % 2][token]
   float parts[kTokens / 2] = {};
   for (int i = 0; i < steps; ++i) {
     const auto [left, right] = operands_of(ring, i, group);
@@ -230,7 +235,7 @@ __device__ inline void multiply_numbers(float (&sums)[kTokens / 2],
   }
 }
 
-/// Four floats at a place of shared memory of the cluster's block `rank`.
+/// Loads four floats from the same shared address in block `rank` of the cluster.
 __device__ inline float4 load_from(std::uint32_t address, int rank) {
   float4 x;
   asm volatile(
@@ -242,8 +247,8 @@ __device__ inline float4 load_from(std::uint32_t address, int rank) {
   return x;
 }
 
-/// The sums of all blocks of the cluster, those of this block's share of the tokens, to memory: by
-/// the threads that multiplied.
+/// Adds the sums of all blocks of the cluster for this block's share of the tokens, and stores them
+/// to `out`. The threads that multiplied call it.
 template <int kTokens>
 __device__ inline void store(const Task& task, std::uint32_t sums, int rank, int first_row,
                              int first_token, int g) {
@@ -257,7 +262,7 @@ __device__ inline void store(const Task& task, std::uint32_t sums, int rank, int
     uint2 packed[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float4 parts[kMostSplits];  // asked for before the first is needed
+      float4 parts[kMostSplits];  // all loads are issued before the first sum
 #pragma unroll
       for (int other = 0; other < kMostSplits; ++other)
         if (other < task.blocks) parts[other] = load_from(place + 16 * half, other);
@@ -317,7 +322,8 @@ __global__ void __launch_bounds__(kThreads, blocks_of_processor<T, kTokens, kAlo
       multiply(sums, ring, 0, end - begin, group);
     else
       multiply_numbers(sums, ring, task, begin, end - begin, group, first_token, g);
-    hopper::sync_threads_of(1, kMultiplying);  // nobody multiplies what lies there
+    hopper::sync_threads_of(1,
+                            kMultiplying);  // all products have read the ring, which sums overwrite
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     auto* const to = reinterpret_cast<float*>(memory + (tiles - hopper::shared_address(memory)));
 #pragma unroll
@@ -332,18 +338,20 @@ __global__ void __launch_bounds__(kThreads, blocks_of_processor<T, kTokens, kAlo
   if (task.blocks > 1) hopper::sync_cluster();
   if (group < 2) store<kTokens>(task, tiles, rank, first_row, first_token, g);
   __syncwarp();
-  if (task.blocks > 1) hopper::sync_cluster();  // nobody leaves while others read its sums
+  if (task.blocks > 1) hopper::sync_cluster();  // a block's shared memory must outlive its readers
 }
 
-/// How many blocks divide K: so many that weights come from all processors, and each has some
-/// steps. Of the weights' shape alone.
+/// The number of splits of K: doubled until there are 128 blocks, so that all processors load
+/// weights, while each split has at least 4 steps. It depends on the weights' shape alone, and so
+/// do the bits.
 int splits_of(std::int64_t tiles, std::int64_t steps, int most) {
   int splits = 1;
   while (2 * splits <= most && tiles * splits < 128 && steps / (2 * splits) >= 4) splits *= 2;
   return splits;
 }
 
-/// x [G, rows, K] for tiles of rows: pairs of numbers in e4m3 stand for one of 16 bits.
+/// The map of x [G, rows, K] for tiles of `rows` rows. Two numbers of e4m3 count as one element of
+/// 16 bits.
 template <class T>
 CUtensorMap map_of(const TensorView<const T, 3>& x, int rows) {
   constexpr std::int64_t kPair = 2 / sizeof(T);
@@ -387,7 +395,7 @@ void launch_product(const BatchedProduct<T>& in, Task task, cudaStream_t stream)
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kRing + 1024);
   check_cuda(set, kName);
   task.blocks = kAlone ? 1 : task.splits;
-  // A short K leaves the end of the ring unused: then a processor has more blocks.
+  // A short K does not use all stages; less shared memory lets more blocks fit on a processor.
   const int used = (task.steps + task.blocks - 1) / task.blocks * bytes_of_stage(kTokens);
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -463,7 +471,7 @@ namespace {
 constexpr int kScaleThreads = 128, kGroup = 128;
 constexpr float kLargest = 448.0f, kLeast = 1e-12f / kLargest;
 
-/// Eight elements from `first` on of a row.
+/// Loads eight elements of a row, from `first` on.
 __device__ inline void load_eight(float (&x)[kEach], const Bf16* row, int first) {
   const uint4 bits = *reinterpret_cast<const uint4*>(row + first);
   const std::uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
@@ -487,7 +495,7 @@ __device__ inline void store_eight(E4m3* row, int first, const float (&x)[kEach]
   *reinterpret_cast<uint2*>(row + first) = *reinterpret_cast<const uint2*>(numbers);
 }
 
-/// The scale of the tensor, a row (m, g) at a time; what is larger stays.
+/// Raises the tensor's scale to that of row (m, g) = blockIdx, if that is larger.
 __global__ void __launch_bounds__(kScaleThreads)
     largest_kernel(const __grid_constant__ ScaleToE4m3 in) {
   const Bf16* const row = &in.x(blockIdx.y, blockIdx.x, 0);
@@ -498,12 +506,13 @@ __global__ void __launch_bounds__(kScaleThreads)
     largest = fmaxf(largest, largest_of(x));
   }
   largest = over_block<kScaleThreads>(largest, Larger{});
-  if (threadIdx.x == 0)  // positive floats are ordered as their bits are
+  if (threadIdx.x ==
+      0)  // positive floats have the order of their bits, so an integer maximum serves
     atomicMax(reinterpret_cast<int*>(in.scale.data_handle()),
               __float_as_int(fmaxf(largest / kLargest, kLeast)));
 }
 
-/// Numbers of a row (m, g). 16 lanes have a group of 128.
+/// Quantises row (m, g) = blockIdx. kByGroups: 16 lanes share a group of 128 and its scale.
 template <bool kByGroups>
 __global__ void __launch_bounds__(kScaleThreads)
     scale_kernel(const __grid_constant__ ScaleToE4m3 in) {

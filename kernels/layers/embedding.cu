@@ -1,5 +1,5 @@
-// From tokens to vectors and back. Equations: reference/layers/embedding.hpp; logits are a product
-// (kernels/layers/product.hpp).
+// Embeddings of tokens, and logits. Equations: reference/layers/embedding.hpp. Logits are a product
+// (kernels/layers/product.hpp); this kernel copies embeddings.
 //
 //   grid   T
 //   block  kThreads threads over the elements of a token's vector

@@ -1,8 +1,8 @@
-// From tokens to vectors and from vectors to the scores of tokens. Equations:
+// Embedding vectors of tokens, and logits of tokens from vectors. Equations:
 // reference/layers/embedding.hpp.
 //
 //   here     field              shape, all in device memory
-//   tokens   input_ids          [T]       a number that is no row of the table: padding, gives 0
+//   tokens   input_ids          [T]       a number that is no row of the table is padding: gives 0
 //   table    embed_tokens       [V, D], rows contiguous
 //   x        hidden_states      [T, D]
 //   head     lm_head            [V, D], often the table itself
@@ -32,7 +32,7 @@ struct Logits {
   TensorView<float, 2> logits;
 };
 
-/// Throw ArgumentError.
+/// Both throw ArgumentError.
 template <class T>
 void embedding(const Embedding<T>& in, cudaStream_t stream);
 template <class T>

@@ -1,7 +1,8 @@
-// Which experts a token goes to. Equations: reference/layers/moe_router.hpp.
+// Selects the experts of each token. Equations: reference/layers/moe_router.hpp.
 //
 //   grid   ceil(T / kTokens)
-//   block  kTokens warps; a warp has a token, its scores lie in shared memory
+//   block  kTokens warps; a warp takes one token, with its scores in shared memory (9 KiB per
+//          token)
 #include "kernels/layers/moe_router.hpp"
 
 #include "kernels/base/plain.cuh"
@@ -14,10 +15,10 @@ constexpr int kExpertsMost = 1024, kGroupsMost = 64, kChoicesMost = 32;
 
 struct Candidate {
   float value;
-  int index;  ///< -1: nobody
+  int index;  ///< -1: no candidate
 };
 
-/// The larger value; among equals the lower index.
+/// Selects the larger value; among equal values, the lower index.
 struct Better {
   __device__ Candidate operator()(Candidate a, Candidate b) const {
     if (a.index < 0 || b.index < 0) return a.index < 0 ? b : a;
@@ -26,7 +27,7 @@ struct Better {
   }
 };
 
-/// The best of `count` values that is not taken, for every lane; -1 where all are.
+/// Index of the best of `count` values that is not taken, in every lane; -1 if all are taken.
 __device__ inline int best(const float* values, const bool* taken, int count) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Candidate mine{0, -1};
@@ -38,8 +39,8 @@ __device__ inline int best(const float* values, const bool* taken, int count) {
                           __shfl_xor_sync(kWholeWarp, mine.index, distance)};
     mine = Better{}(mine, other);
   }
-  __syncwarp();                                   // everyone has looked at `taken`
-  return __shfl_sync(kWholeWarp, mine.index, 0);  // of NaN the lanes may think differently
+  __syncwarp();                                   // all lanes have read `taken`, which changes next
+  return __shfl_sync(kWholeWarp, mine.index, 0);  // with NaN, lanes may have found different ones
 }
 
 /// The sum of the two largest of `count` values.
@@ -57,6 +58,9 @@ __device__ inline float sum_of_two_best(const float* values, int count) {
   return count > 1 ? first + second : first;
 }
 
+/// 1. Scores of all experts. 2. With groups, experts outside the best groups become taken. 3. k
+///    times,
+/// the best expert that is not taken.
 __global__ void __launch_bounds__(kTokens * 32)
     router_kernel(const __grid_constant__ MoeRouter in) {
   __shared__ float all_scores[kTokens][kExpertsMost], all_choices[kTokens][kExpertsMost];
@@ -65,9 +69,9 @@ __global__ void __launch_bounds__(kTokens * 32)
   __shared__ bool all_groups_kept[kTokens][kGroupsMost];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t t = std::int64_t{blockIdx.x} * kTokens + warp;
-  if (t >= in.logits.extents[0]) return;  // a whole warp; warps do not wait for each other
+  if (t >= in.logits.extents[0]) return;  // the whole warp leaves; warps never synchronise
   float* const scores = all_scores[warp];
-  float* const choices = all_choices[warp];  // what chooses: the score and the bias
+  float* const choices = all_choices[warp];  // score + bias, by which experts are selected
   bool* const taken = all_taken[warp];
   const auto E = static_cast<int>(in.logits.extents[1]);
   const auto k = static_cast<int>(in.experts.extent(1));
@@ -111,7 +115,7 @@ __global__ void __launch_bounds__(kTokens * 32)
     __syncwarp();
   }
 
-  int chosen = -1;  // lane i has choice i
+  int chosen = -1;  // lane i holds choice i
   float chosen_sum = 0;
   for (int i = 0; i < k; ++i) {
     const int e = best(choices, taken, E);

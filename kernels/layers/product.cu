@@ -1,13 +1,14 @@
 // Products with weights, in float32 on the ordinary cores. Equations: reference/layers/product.hpp.
 //
-// Products: a block has a tile of rows by columns of the result and walks along K.
-//   grid   (ceil(N / kTile), row tiles; of experts: at most one unfinished tile each)
+// product_kernel, grouped_product_kernel: a block computes a tile [kTile, kTile] of the result.
+//   grid   (ceil(N / kTile), row tiles); with experts, each expert may end with a partial row tile
 //   block  kSide x kSide threads; a thread has kEach x kEach elements, kSide apart
-// Each element is summed by one thread from k = 0 upwards, whatever the shape: cuBLAS would choose
-// another order for another number of rows.
+// Each element is summed by one thread from k = 0 upwards, for any shape. cuBLAS would choose
+// another order for another number of rows, and so other bits.
 //
-// Sorting: a warp counts, and later places, the choices of one expert.
-// Combining: a block has a token, a thread some of its channels.
+// count_kernel, place_kernel: a warp per expert counts, then places, the choices of the expert.
+// sum_kernel: one block; turns the counts into starts.
+// combine_kernel: a block per token; a thread has every kCombineThreads-th channel.
 #include "kernels/layers/product.hpp"
 
 #include "kernels/base/plain.cuh"
@@ -16,11 +17,12 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr int kSide = 16, kEach = 4, kTile = kSide * kEach;
-constexpr int kDepth = 32;  ///< of K that shared memory holds at once
+constexpr int kDepth = 32;  ///< elements of K that shared memory holds at once
 constexpr int kThreads = kSide * kSide;
 constexpr int kCombineThreads = 128;
 
-/// Elements [first, first + kTile) x [k, k + kDepth) of a matrix; 0 beyond its rows and columns.
+/// Loads elements [first, first + kTile) x [k, k + kDepth) of a matrix; 0 beyond its rows and
+/// columns.
 template <class T>
 __device__ inline void load_tile(float (&tile)[kTile][kDepth + 1], const T* matrix,
                                  std::int64_t stride, std::int64_t first, std::int64_t rows,
@@ -32,7 +34,8 @@ __device__ inline void load_tile(float (&tile)[kTile][kDepth + 1], const T* matr
   }
 }
 
-/// out[first ... rows, :] = x[first ... rows, :] weight^T, of one tile.
+/// Computes a tile of out = x weight^T: rows first ... first + kTile - 1 below `rows`, columns by
+/// blockIdx.x.
 template <class T, class Out>
 __device__ inline void multiply_tile(const TensorView<const T, 2>& x, std::int64_t first,
                                      std::int64_t rows, const T* weight, std::int64_t weight_stride,
@@ -71,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
                 in.weight.stride(0), in.out);
 }
 
-/// Where the rows of expert e begin; starts that fall or leave the rows give no row beyond them.
+/// The first row of expert e, cut to 0 ... rows so that bad starts lead to no row outside.
 __device__ inline std::int64_t start_of(const IndexView& starts, std::int64_t e,
                                         std::int64_t rows) {
   return max(std::int64_t{0}, min(std::int64_t{starts(e)}, rows));
@@ -81,8 +84,8 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     grouped_product_kernel(const __grid_constant__ GroupedProduct<T> in) {
   const std::int64_t T_ = in.x.extent(0), E = in.weight.extent(0);
-  // Which tile of which expert: tiles are counted expert by expert; what lies after the last
-  // expert's rows counts as one expert more.
+  // Finds the expert e and its tile. Tiles are counted expert by expert; rows after the last
+  // expert's count as one more expert, whose outputs are 0.
   std::int64_t tile = blockIdx.y, begin = 0, end = 0, e = 0;
   for (; e <= E; ++e) {
     begin = start_of(in.starts, e, T_);
@@ -105,8 +108,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Sorting and combining -----------------------------------------------------------------------
 
-/// body(choice, rank): the warp's lanes over all choices of expert e, in order; `rank` counts them.
-/// Gives their number.
+/// Calls body(choice, rank) for all choices of expert e, in order, spread over the warp's lanes;
+/// `rank` counts them. Returns their number.
 template <class Body>
 __device__ inline int over_choices(const TensorView<const std::int32_t, 2>& experts, int e,
                                    Body body) {
@@ -123,7 +126,8 @@ __device__ inline int over_choices(const TensorView<const std::int32_t, 2>& expe
   return before;
 }
 
-/// starts[e + 1] is how many choose e; the places of those who choose no expert are -1.
+/// starts[e + 1] becomes the number of choices of e; places of choices that name no expert become
+/// -1.
 __global__ void __launch_bounds__(32) count_kernel(const __grid_constant__ ExpertOrder in) {
   const auto e = static_cast<int>(blockIdx.x);
   const auto E = static_cast<int>(in.starts.extent(0)) - 1;
@@ -138,7 +142,7 @@ __global__ void __launch_bounds__(32) count_kernel(const __grid_constant__ Exper
   }
 }
 
-/// Numbers become the sums up to them; rows after the last one have no token.
+/// Turns the counts in starts into prefix sums; rows after the last expert's get source -1.
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ ExpertOrder in) {
   __shared__ std::int32_t sums[kThreads];
   std::int32_t before = 0;
@@ -158,6 +162,7 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ E
     in.source(row) = -1;
 }
 
+/// Writes source and place of the choices of expert blockIdx.x.
 __global__ void __launch_bounds__(32) place_kernel(const __grid_constant__ ExpertOrder in) {
   const auto e = static_cast<int>(blockIdx.x);
   const std::int64_t k = in.experts.extent(1);
@@ -185,7 +190,7 @@ __global__ void __launch_bounds__(kCombineThreads)
 
 // --- Launches ------------------------------------------------------------------------------------
 
-/// The grid of a product with `row_tiles`.
+/// The grid of a product with `row_tiles` tiles of rows.
 dim3 tiles_of(const Checks& checks, std::int64_t row_tiles, std::int64_t N) {
   checks.expect(row_tiles <= 65535, "x", "of at most 65535 tiles of 64 rows",
                 std::to_string(row_tiles));
@@ -219,7 +224,7 @@ void grouped_product(const GroupedProduct<T>& in, cudaStream_t stream) {
   checks.shape(in.starts, "starts", "[E + 1]", {E + 1});
   checks.shape(in.out, "out", "[T, N]", {T_, N});
   checks.contiguous_rows(in.out, "out");
-  // Every expert, and the rows after them, may end with a tile that is not full.
+  // An upper bound: each expert, and the rows after them, may end with a partial tile.
   const std::int64_t most = T_ / kTile + std::min(E + 1, T_);
   const dim3 grid = tiles_of(checks, most, N);
   if (T_ == 0 || N == 0) return;
@@ -261,7 +266,7 @@ void combine_experts(const CombineExperts<T>& in, cudaStream_t stream) {
   template void combine_experts(const CombineExperts<T>&, cudaStream_t);
 LOCKSTEP_ACTIVATIONS(LOCKSTEP_INSTANTIATE)
 #undef LOCKSTEP_INSTANTIATE
-// Logits.
+// Logits are float32.
 template void product(const Product<Bf16, float>&, cudaStream_t);
 #ifdef LOCKSTEP_ALL_SHAPES
 template void product(const Product<Fp16, float>&, cudaStream_t);

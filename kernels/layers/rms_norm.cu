@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const float mean = over_block<kThreads>(squares, Plus{}) / static_cast<float>(D);
   const float root = sqrtf(mean + in.eps);
-  if (sum) x = sum;  // a thread reads what it wrote itself
+  if (sum) x = sum;  // no barrier: each thread reads back only its own stores
   for (int d = static_cast<int>(threadIdx.x); d < D; d += kThreads)
     out[d] = from_float<T>(to_float(x[d]) / root * at(in.weight, d));
 }
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads)
     const float z = to_float(gate[d]);
     return in.sigmoid ? sigmoid(z) : silu(z);
   };
-  const auto normed = [&](int d) {  // what the norm is of
+  const auto normed = [&](int d) {  // the input of the norm
     return in.gate_before_norm ? to_float(x[d]) * factor(d) : to_float(x[d]);
   };
   float squares = 0;
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// x, weight and out of a norm.
+/// Checks x, weight and out of a norm.
 template <class In>
 void check_norm(const Checks& checks, const In& in) {
   const Shape<2> shape = shape_of(in.x);

@@ -22,7 +22,8 @@ struct RmsNorm {
   MixedView<1> weight;
   float eps = 0;
   TensorView<T, 2> out;  ///< may be x
-  /// x is added to it, rounded to T, and the norm is of the sum.
+  /// If given, x is added to the residual, the sum is rounded to T and stored there, and the norm
+  /// is taken of the sum.
   std::optional<TensorView<T, 2>> residual{};
 };
 
@@ -37,7 +38,7 @@ struct GatedRmsNorm {
   bool sigmoid = false;           ///< gates by sigmoid instead of silu
 };
 
-/// Throw ArgumentError.
+/// Both throw ArgumentError.
 template <class T>
 void rms_norm(const RmsNorm<T>& in, cudaStream_t stream);
 template <class T>

@@ -1,10 +1,11 @@
-// The next token. The steps: reference/layers/sampling.hpp.
+// Selects the next token. The steps: reference/layers/sampling.hpp.
 //
 //   grid   N
-//   block  kThreads threads over the vocabulary, again and again
-// Nothing is sorted: a token's rank is a number, larger for those that stand before it, and where
-// the kept tokens end is found bit by bit from the top, by counts and sums over the whole row. Sums
-// are of whole numbers, so that their order does not matter.
+//   block  kThreads threads, which go over the vocabulary many times
+// Nothing is sorted. Each token has a rank, a 64-bit number that is larger for likelier tokens; the
+// rank of the last token that top-k or top-p keeps is found bit by bit from the top, by counts or
+// sums over the whole row. Sums are of integers, so the order of additions does not change the
+// result.
 #include "kernels/layers/sampling.hpp"
 
 #include "kernels/base/plain.cuh"
@@ -16,18 +17,22 @@ namespace {
 constexpr int kThreads = 512;
 constexpr std::int64_t kVocabularyMost = (1 << 22) - 1;  ///< sums of weights stay below 2^62
 
+/// The logit with NaN as -infinity and -0 as 0.
 __device__ inline float number(float logit) {
-  return logit == logit ? logit + 0.0f : -INFINITY;  // -0 becomes 0
+  return logit == logit ? logit + 0.0f : -INFINITY;
 }
 
-/// Larger for larger logits, and among equals for lower numbers. Never 0.
+/// The rank of a token: larger for larger logits, and for lower token numbers among equal logits.
+/// Never
+/// 0. The upper half orders floats by their bits.
 __device__ inline std::uint64_t rank_of(float logit, int token) {
   const unsigned bits = __float_as_uint(logit);
   const unsigned ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
   return std::uint64_t{ordered} << 32 | static_cast<unsigned>(~token);
 }
 
-/// 2^40 exp(x) for x <= 0, by the operations of the reference: none of them fused.
+/// 2^40 exp(x) for x <= 0, by the reference's operations in the same order, none of them
+/// contracted: the result has the same bits.
 __device__ inline std::uint64_t weight_of(float x) {
   if (!(x > -29.0f)) return 0;                         // 2^40 exp(-29) is below 1
   const double y = __dmul_rn(x, 0x1.71547652b82fep0);  // log2(e)
@@ -38,7 +43,7 @@ __device__ inline std::uint64_t weight_of(float x) {
          -static_cast<int>(whole);
 }
 
-/// A row of logits, as the block sees it.
+/// A row of logits; every thread of the block calls its reductions.
 struct Row {
   const float* logits;
   int V;
@@ -50,14 +55,14 @@ struct Row {
     const float x = logit(v);
     return weight_of(x == largest ? 0.0f : __fdiv_rn(__fsub_rn(x, largest), temperature));
   }
-  /// The sum over all tokens; every thread gets it.
+  /// The sum of value(token) over all tokens; every thread gets it.
   template <class Value>
   __device__ std::uint64_t sum(Value value) const {
     std::uint64_t mine = 0;
     for (int v = static_cast<int>(threadIdx.x); v < V; v += kThreads) mine += value(v);
     return over_block<kThreads>(mine, Plus{});
   }
-  /// The rank of the likeliest token.
+  /// The largest rank, that of the likeliest token.
   __device__ std::uint64_t best() const {
     std::uint64_t mine = 0;
     for (int v = static_cast<int>(threadIdx.x); v < V; v += kThreads) {
@@ -67,8 +72,8 @@ struct Row {
     return over_block<kThreads>(mine,
                                 [](std::uint64_t a, std::uint64_t b) { return a > b ? a : b; });
   }
-  /// The largest rank such that the values of the tokens of that rank and above sum to `wanted` or
-  /// more; 0 where no rank does.
+  /// The largest rank for which the values of all tokens of that rank and above sum to at least
+  /// `wanted`; 0 if there is none.
   template <class Value>
   __device__ std::uint64_t last_rank(std::uint64_t wanted, Value value) const {
     std::uint64_t found = 0;
@@ -114,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
   }
   row.largest = row.logit(likeliest);
 
-  std::uint64_t last = 0;  // the rank of the last token that stays
+  std::uint64_t last = 0;  // the rank of the last token that is kept
   const std::int32_t top_k = in.has_top_k ? in.top_k(n) : 0;
   if (top_k > 0 && top_k < row.V)
     last = row.last_rank(static_cast<std::uint64_t>(top_k), [](int) { return std::uint64_t{1}; });
@@ -129,14 +134,15 @@ __global__ void __launch_bounds__(kThreads) sample_kernel(const __grid_constant_
     last = row.last_rank(least > 0 ? least : 1, kept_weight);
     total = row.sum(kept_weight);
   }
-  // The token on which the draw falls: the first whose weight and those before it exceed it.
+  // The token on which the draw falls: the first for which the weights up to and with it exceed the
+  // draw. Its number is found bit by bit from the top.
   const std::uint64_t bits = random_bits(static_cast<std::uint64_t>(in.seeds(n)), 0,
                                          static_cast<std::uint64_t>(in.positions(n)));
   const std::uint64_t draw = __umul64hi(bits, total);
-  int before = 0;  // as many tokens stand before it
+  int before = 0;  // number of tokens before it
   for (int bit = 21; bit >= 0; --bit) {
     const int tried = before | 1 << bit;
-    if (tried >= row.V) continue;  // the same for every thread
+    if (tried >= row.V) continue;  // uniform over the block
     const std::uint64_t sum =
         row.sum([&](int v) { return v < tried ? kept_weight(v) : std::uint64_t{0}; });
     if (sum <= draw) before = tried;

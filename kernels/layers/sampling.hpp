@@ -1,5 +1,5 @@
-// The next token: the likeliest one, or one drawn among the likeliest. The steps, which a draw
-// repeats bit by bit: reference/layers/sampling.hpp.
+// Selects the next token: the likeliest one, or one drawn from the likeliest. A draw repeats the
+// steps of reference/layers/sampling.hpp bit by bit.
 //
 //   here          vLLM, SGLang     shape, all in device memory
 //   logits        logits           [N, V] float32, rows contiguous
@@ -7,8 +7,8 @@
 //   temperature   temperature      [N]      0 or less: the likeliest token
 //   top_k         top_k            [N]      0 or less: all tokens
 //   top_p         top_p            [N]      1 or more: all tokens
-//   seeds         seed             [N]      of the request
-//   positions                      [N]      of the token to be drawn in its request, from 0
+//   seeds         seed             [N]      seed of the request
+//   positions                      [N]      position in the request of the drawn token, from 0
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,7 +35,7 @@ struct SampledTokens {
   TensorView<std::int32_t, 1> tokens;
 };
 
-/// Throw ArgumentError.
+/// Both throw ArgumentError.
 void greedy_tokens(const GreedyTokens& in, cudaStream_t stream);
 void sampled_tokens(const SampledTokens& in, cudaStream_t stream);
 

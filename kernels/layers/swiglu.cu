@@ -1,7 +1,7 @@
 // The gate of the feed-forward unit. Equation: reference/layers/swiglu.hpp.
 //
 //   grid   (T, ceil(F / kThreads))
-//   block  kThreads threads; a thread has one element
+//   block  kThreads threads, one element per thread
 #include "kernels/layers/swiglu.hpp"
 
 #include "kernels/base/plain.cuh"

@@ -1,4 +1,4 @@
-// The gate of the feed-forward unit, out = silu(gate) up, between its products
+// The gate of the feed-forward unit, out = silu(gate) up, between the unit's products
 // (kernels/layers/product.hpp). Equation: reference/layers/swiglu.hpp.
 //
 //   here            field                     shape, all in device memory
@@ -18,7 +18,7 @@ struct Swiglu {
   TensorView<T, 2> out;  ///< may be gate or up
 };
 
-/// Throws ArgumentError.
+/// Computes out. Throws ArgumentError.
 template <class T>
 void swiglu(const Swiglu<T>& in, cudaStream_t stream);
 

@@ -1,5 +1,5 @@
-// The attention of a decoder layer with multi-head latent attention. Equations:
-// reference/attention/mla_attention.hpp.
+// The attention of a decoder layer with multi-head latent attention, as a sequence of launches.
+// Equations: reference/attention/mla_attention.hpp. "likewise": as in the column to the left.
 //
 //   launch            absorbed             one_shot, chunked                padded
 //   batched_product   low = hidden qkv_a   likewise                         likewise
@@ -33,7 +33,8 @@ constexpr std::int64_t kNope = 128, kPe = 64, kQuery = kNope + kPe, kValue = 128
 constexpr std::int64_t kLatent = 512, kWidth = kLatent + kPe, kPadded = 256;
 constexpr int kThreads = 128;
 
-/// Hands out workspace. Without memory it only counts, and nothing is launched.
+/// Allocates views in the workspace, one after another. Without memory it only counts bytes; the
+/// layer then launches nothing.
 class Workspace {
  public:
   explicit Workspace(const std::optional<TensorView<unsigned char, 1>>& memory)
@@ -50,18 +51,18 @@ class Workspace {
   bool launches() const { return memory_ != nullptr; }
   std::int64_t used() const { return used_; }
   std::int64_t most() const { return most_; }
-  /// What was taken since then may be taken again.
+  /// Frees everything taken since used() was `used`.
   void back_to(std::int64_t used) { used_ = used; }
 
  private:
   static constexpr std::int64_t kAligned = 256;
   alignas(
-      16) static inline unsigned char counted_[16] = {};  ///< where views begin that are never read
+      16) static inline unsigned char counted_[16] = {};  ///< base of views that are only counted
   unsigned char* memory_;
   std::int64_t used_ = 0, most_ = 0;
 };
 
-/// Rows [T, H d], of each head the first columns: [T, H, columns].
+/// The first `columns` columns of each head of x [T, H d]: [T, H, columns].
 TensorView<Bf16, 3> heads_of(const TensorView<Bf16, 2>& x, std::int64_t H, std::int64_t columns) {
   return make_view(x.data_handle(), Shape<3>{x.extent(0), H, columns},
                    Shape<3>{x.stride(0), H > 0 ? x.extent(1) / H : 0, 1});
@@ -89,7 +90,8 @@ TensorView<T, 3> batch_of_one(const TensorView<T, 2>& x) {
                    Shape<3>{x.extent(0) * x.stride(0), x.stride(0), 1});
 }
 
-/// Requests of different lengths for mla_decode: every token as a request of its own.
+/// Makes every token a request of its own, for mla_decode with requests of different numbers of
+/// tokens.
 struct Tokens {
   IndexTable block_table;
   IndexView seq_lens, query_start_loc;
@@ -99,7 +101,7 @@ struct Tokens {
 
 __global__ void __launch_bounds__(kThreads) tokens_kernel(const __grid_constant__ Tokens in) {
   const auto t = static_cast<int>(blockIdx.x), B = static_cast<int>(in.seq_lens.extent(0));
-  int b = 0;  // the token's request; after the last one there is none
+  int b = 0;  // the token's request; B: the token belongs to none
   while (b < B && in.query_start_loc(b + 1) <= t) ++b;
   const bool none = b == B || t < in.query_start_loc(0);
   if (threadIdx.x == 0)
@@ -109,13 +111,13 @@ __global__ void __launch_bounds__(kThreads) tokens_kernel(const __grid_constant_
     in.table[std::int64_t{t} * blocks + i] = none ? -1 : in.block_table(b, i);
 }
 
-/// Of the absorbing weights, or of kv_b where there are none.
+/// Number of heads: of the absorbing weights, or of kv_b if there are none.
 std::int64_t head_count(const MlaWeights& w) {
   if (w.scaled_w_kc) return w.scaled_w_kc->numbers.extent(0);
   return w.w_kc.extent(0) > 0 ? w.w_kc.extent(0) : w.kv_b.extent(0) / (kNope + kValue);
 }
 
-/// A layer's call: what all forms share, and the forms.
+/// One call of a layer: the steps that all forms share, and the forms.
 template <class C>
 class Layer {
  public:
@@ -130,6 +132,7 @@ class Layer {
 
   std::int64_t workspace() const { return space_.most(); }
 
+  /// Checks weights and tokens; the call needs `bytes` bytes of workspace.
   void check(std::int64_t bytes) const;
   void run(const MlaPlan& plan) {
     if (plan.form == MlaForm::absorbed)
@@ -143,11 +146,12 @@ class Layer {
     low_ = 0;
     rope_decode(heads_of(q, H_, kQuery));
   }
-  /// Of what every form takes.
+  /// Checks the arguments that every form and rope_decode() take.
   void check_tokens(std::int64_t bytes) const;
   void check_absorbing() const;
 
  private:
+  /// Calls `call` unless the workspace is only counted.
   template <class Call>
   void launched(Call call) {
     if (space_.launches()) call();
@@ -167,7 +171,7 @@ class Layer {
   void multiply_scaled(const TensorView<const Bf16, 3>& x, const ScaledWeight& weight,
                        const TensorView<Bf16, 3>& out);
 
-  /// Queries [T, H, 192], not rotated; low_rank_ holds the latents as they were projected.
+  /// Queries [T, H, 192], not rotated. Leaves the projection [q_a; latent; k_pe] in low_rank_.
   TensorView<Bf16, 3> queries();
   void write(const TensorView<Bf16, 3>& q_pe, const TensorView<Bf16, 3>& rotated,
              const std::optional<TensorView<Bf16, 2>>& latents, bool cached);
@@ -183,9 +187,11 @@ class Layer {
   struct KeysAndValues {
     TensorView<Bf16, 3> k, v;
   };
-  /// Of latents [L, 576]: keys [L, H, columns], zeros behind 192, and values [L, H, 128].
+  /// Decompresses latents [L, 576] to keys [L, H, columns] (zeros from column 192 on) and values
+  /// [L, H, 128].
   KeysAndValues decompressed(const TensorView<Bf16, 2>& latents, std::int64_t columns);
-  /// The tokens over keys and values of latents, of which request b has rows starts[b] ….
+  /// Attention of the new tokens over the keys and values of `latents`; request b has the rows from
+  /// starts[b] on.
   void attend(const TensorView<Bf16, 3>& q, const TensorView<Bf16, 2>& latents,
               const IndexView& starts, bool causal, const TensorView<Bf16, 3>& out,
               const TensorView<float, 2>& lse);
@@ -300,7 +306,7 @@ void Layer<C>::write(const TensorView<Bf16, 3>& q_pe, const TensorView<Bf16, 3>&
                        .latents = latents,
                        .q_pe = TensorView<const Bf16, 3>(q_pe),
                        .rotated_q = rotated};
-    if (!cached)  // a cache without a page has no slot
+    if (!cached)  // a cache without pages has no slot, so nothing is written
       all.cache = make_view(in_.cache.data_handle(), Shape<3>{0, 1, in_.cache.extent(2)});
     write_latents<C>(all, stream_);
   });
@@ -431,7 +437,8 @@ void Layer<C>::normal(const MlaPlan& plan) {
     project(out);
     return;
   }
-  // Whole results take turns, so that the last one is `heads`.
+  // Merged results alternate between two places; the first one is chosen so that the last is
+  // `heads`.
   const std::int64_t size = B > 0 ? plan.capacity / B : 0;
   const std::int64_t chunks = size > 0 ? (plan.longest_prefix + size - 1) / size : 0;
   const auto part = space_.template take<Bf16, 3>({T_, H_, kValue});
@@ -487,7 +494,7 @@ void Layer<C>::padded(const PaddedCache& cache) {
   project(out);
 }
 
-/// Everything without a launch: what it takes of workspace.
+/// Runs the plan without launches; returns the bytes of workspace that it takes.
 template <class C>
 std::int64_t counted(const MlaWeights& weights, MlaTokens<C> tokens, const MlaPlan& plan) {
   tokens.workspace = std::nullopt;

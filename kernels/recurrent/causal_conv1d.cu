@@ -1,17 +1,18 @@
 // The short causal convolution of a prefill. Equations and layout of states:
 // reference/recurrent/causal_conv1d.hpp.
 //
-// Activations and states of one type of 16 bits, channels contiguous (as servers keep them):
+// conv_tokens_kernel, for activations and states of the same 16-bit type with contiguous channels
+// (as servers keep them):
 //   grid   (ceil(D / channels of a block), ceil(T / tokens of a block))
-//   block  kThreads threads; a thread has kVec neighbouring channels, whose last W - 1 inputs it
-//          keeps in registers while it goes through its tokens, kBatch loads at a time
-// A block does the tokens of a range of the packed batch, whatever rows they belong to. The first
-// W - 1 tokens of a row, which need its state, are done by the block where the row begins, which
-// alone reads that state and alone replaces it.
+//   block  kThreads threads; a thread has kVec neighbouring channels. It keeps their last W - 1
+//          inputs in registers while it goes through its tokens, kBatch loads at a time
+// A block computes a range of tokens of the packed batch, whichever rows they belong to. The first
+// W - 1 tokens of a row need the row's state; the block in whose range the row begins computes them
+// all. No other block reads or replaces that state.
 //
-// Everything else:
+// conv_channels_kernel, for everything else:
 //   grid   (ceil(D / kThreads), rows)
-//   block  kThreads threads; a thread has one channel of one row
+//   block  kThreads threads; a thread computes one channel of one row
 #include "kernels/recurrent/causal_conv1d.hpp"
 
 #include "kernels/base/fast_math.cuh"
@@ -23,10 +24,10 @@ namespace {
 
 constexpr const char* kName = "causal_conv1d";
 constexpr int kThreads = 128;
-constexpr int kVec = 8;    ///< channels of a thread: 16 bytes
-constexpr int kBatch = 4;  ///< tokens that are asked for together, while as many are computed
-constexpr int kWidthMax = 4;
-constexpr int kColumnsMax = 4;  ///< of a state
+constexpr int kVec = 8;         ///< channels of a thread: 16 bytes
+constexpr int kBatch = 4;       ///< tokens whose loads are in flight while as many are computed
+constexpr int kWidthMax = 4;    ///< W at most
+constexpr int kColumnsMax = 4;  ///< columns C of a conv state, at most
 
 template <class T, class S>
 struct Parameters {
@@ -49,7 +50,7 @@ __device__ inline float activated(float x) {
 
 // --- Vectors of channels -------------------------------------------------------------------------
 
-/// A thread's channels and what they have of a row.
+/// A thread's kVec channels: their weights, and the convolution over ranges of tokens.
 template <class T, int W, bool kSilu>
 class Channels {
  public:
@@ -65,7 +66,7 @@ class Channels {
     }
   }
 
-  /// Tokens [from, to) after W - 1 inputs.
+  /// Computes tokens [from, to); `history` are the W - 1 inputs before them, oldest first.
   __device__ void run(int from, int to, const Vector (&history)[W - 1]) const {
     float window[W - 1][kVec];
 #pragma unroll
@@ -91,7 +92,8 @@ class Channels {
     for (; t < to; ++t) advance(t, input(t), window);
   }
 
-  /// A row that goes on from before `from`, at its token W - 1 or later.
+  /// Computes tokens [from, to) of a row that began at least W - 1 tokens earlier: the history is
+  /// in x.
   __device__ void run_on(int from, int to) const {
     Vector history[W - 1];
 #pragma unroll
@@ -99,7 +101,7 @@ class Channels {
     run(from, to, history);
   }
 
-  /// A row that begins here: tokens up to `to`, and its state.
+  /// Computes a row from its first token up to `to`, and replaces its state.
   __device__ void begin(const PrefillRow& row, int to) const {
     Vector old[kColumnsMax], history[W - 1];
 #pragma unroll
@@ -110,7 +112,8 @@ class Channels {
     }
 #pragma unroll
     for (int k = 0; k < W - 1; ++k) history[k] = p_.C == W ? old[k + 1] : old[k];
-    // The new state before the outputs: their loads need not wait for each other.
+    // The new state is stored before the outputs are computed, so that its loads of x and those of
+    // run() are in flight together.
     if (row.target != kNowhere) {
 #pragma unroll
       for (int c = 0; c < kColumnsMax; ++c) {
@@ -130,6 +133,7 @@ class Channels {
     run(row.begin, to, history);
   }
 
+  /// Sets the outputs of tokens [from, to) to 0.
   __device__ void clear(int from, int to) const {
     const Vector zeros{};
     for (int t = from; t < to; ++t) store_raw<Cached::streaming>(output(t), zeros);
@@ -142,6 +146,7 @@ class Channels {
   __device__ T* output(int t) const {
     return p_.out.data_handle() + t * p_.out.stride(0) + d_;
   }
+  /// Column c of the state in `slot`, at the thread's first channel.
   __device__ T* column(int slot, int c) const {
     return p_.state.data_handle() + slot * p_.state.stride(0) + c * p_.state.stride(2) + d_;
   }
@@ -170,7 +175,8 @@ class Channels {
         for (int k = 0; k < W; ++k) weight_[k][j] = at(p_.weight, d_ + j, k);
       return;
     }
-    const bool by_tap = p_.weight.strides[0] == 1;  // otherwise the taps of a channel are together
+    // Weights lie either tap by tap ([W, D] in memory) or channel by channel ([D, W]).
+    const bool by_tap = p_.weight.strides[0] == 1;
     const T* const from = static_cast<const T*>(p_.weight.data) + (by_tap ? d_ : d_ * W);
     float read[W][kVec];
 #pragma unroll
@@ -188,7 +194,8 @@ class Channels {
   float weight_[W][kVec], bias_[kVec];
 };
 
-/// Asks L2 for what the block reads first, before it knows its rows: a line for each thread.
+/// Prefetches the block's first tokens into L2 before the block knows its rows; each thread names
+/// one line of 128 bytes.
 template <class T>
 __device__ void prefetch_tokens(const Parameters<T, T>& p, int first) {
   constexpr int kLine = 128 / sizeof(T), kLines = kThreads * kVec / kLine;
@@ -276,7 +283,7 @@ void launch_tokens(const Parameters<T, T>& p, cudaStream_t stream) {
   launch(kName, kernel, grid, dim3(kThreads), 0, stream, true, p);
 }
 
-/// Whether the kernel for vectors of channels takes it.
+/// Whether conv_tokens_kernel can run: channels contiguous and everything at multiples of 16 bytes.
 template <class T, class S>
 bool takes_vectors(const Parameters<T, S>& p) {
   const auto whole = [](std::int64_t stride) { return stride % kVec == 0; };
@@ -303,7 +310,8 @@ bool has_vectors_of_weights(const MixedView<2>& weight, const MixedView<1>& bias
          (!bias || (bias.format == format_of<T>() && bias.strides[0] == 1 && aligned(bias.data)));
 }
 
-/// Long ranges read little twice; short ones give every processor several blocks.
+/// Tokens of a block. Each block reads W - 1 tokens of history again, so long ranges are cheaper;
+/// the range is halved while the grid has fewer than kManyBlocks blocks.
 template <class T, class S>
 int tokens_of_block(const Parameters<T, S>& p) {
   constexpr std::int64_t kManyBlocks = 1000;

@@ -19,13 +19,13 @@ struct CausalConv1d {
   MixedView<1> bias{};                           // [D]
   bool silu = false;
   PrefillBatch batch{};
-  /// Tokens of a block, 0: chosen by the sizes. For measurements.
+  /// Tokens of a block; 0: the launch chooses. Only measurements set it.
   int tokens_of_block = 0;
 };
 
-/// Outputs of all tokens; the state of a row's slot becomes the last C columns of (the old one, or
-/// zeros, ++ the row's tokens). Rows without a slot give 0, tokens after a row too. Throws
-/// ArgumentError.
+/// Computes the outputs of all tokens. The state of a row's slot becomes the last C columns of the
+/// old state (or zeros) followed by the row's tokens. Outputs of rows without a slot and of padding
+/// tokens are 0. Throws ArgumentError.
 template <class T, class S>
 void causal_conv1d(const CausalConv1d<T, S>& in, cudaStream_t stream);
 

@@ -1,12 +1,12 @@
 // Depthwise causal convolution for decoding. Equations: reference/recurrent/causal_conv1d.hpp.
 //
-// One token per row, channels side by side in memory (as servers keep them):
+// conv_step_kernel, for one token per row and contiguous channels (as servers keep them):
 //   grid   (ceil(D / channels of a block), N)
 //   block  kThreads threads; a thread has kVec neighbouring channels of x, of each column of the
 //          state and of the output
-// Everything else (several tokens, accepted counts, snapshots, trees, any strides):
+// conv_rows_kernel, for all else (several tokens, accepted counts, snapshots, trees, any strides):
 //   grid   (ceil(D / kThreads), N)
-//   block  kThreads threads; a thread has one channel of one row
+//   block  kThreads threads; a thread computes one channel of one row
 #include "kernels/recurrent/causal_conv1d_update.hpp"
 
 #include "kernels/base/device.cuh"
@@ -39,7 +39,7 @@ struct Parameters {
   bool store_snapshots;
 };
 
-/// silu for a result in T: where that is half as precise as float, a faster exponential serves.
+/// silu for a result in T. For 16-bit T the fast exponential and division are precise enough.
 template <class T>
 __device__ inline float activated(float x) {
   if constexpr (std::is_same_v<T, float>) return silu(x);
@@ -48,20 +48,21 @@ __device__ inline float activated(float x) {
 
 // --- One token per row ---------------------------------------------------------------------------
 
-/// Rows from which on a launch is so long that the next one may take its places at once.
+/// From this many rows on, a launch is so long that the next launch may start at its beginning;
+/// shorter ones let it start when the loads of the states have been issued.
 constexpr int kManyRows = 512;
 
-/// A thread's share of a row: kVec neighbouring channels. kByTap: the weights of all channels for
-/// one tap lie side by side, instead of the taps of a channel.
+/// A thread's share of a row: kVec neighbouring channels. kByTap: weights lie tap by tap in memory
+/// (all channels of a tap side by side); otherwise channel by channel.
 template <class T, int W, int C, int kVec, bool kByTap>
 struct ConvStep {
-  static constexpr int kChannels = kThreads * kVec;  ///< of a block
+  static constexpr int kChannels = kThreads * kVec;  ///< channels of a block
   const Parameters<T, T>& p;
   int n;  ///< the row
-  int d;  ///< the first channel
+  int d;  ///< the thread's first channel
 
-  /// Asks L2 for what the block will read, in its likely slot: thread c for column c of the state,
-  /// the next one for x.
+  /// Prefetches the block's part of the state and of x into L2: thread c < C asks for column c of
+  /// the state in the likely slot, thread C for x.
   __device__ void prefetch() const {
     const int c = static_cast<int>(threadIdx.x);
     if (c > C) return;
@@ -76,7 +77,7 @@ struct ConvStep {
 
   template <bool kMany>
   __device__ void run() const {
-    // What does not depend on the slot is asked for before it is known.
+    // The loads of x, weights and bias do not depend on the slot, so they go first.
     using Channels = Pack<T, kVec>;
     float w[W][kVec], bias[kVec] = {};
     const Channels x = load_raw<Cached::streaming, kVec>(p.x.data_handle() + n * p.x.stride(0) + d);
@@ -131,6 +132,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // --- Everything else -----------------------------------------------------------------------------
 
+/// One channel of a row, with its weights.
 template <class T, class S>
 struct Channel {
   const Parameters<T, S>& p;
@@ -148,7 +150,8 @@ struct Channel {
   }
   __device__ float token(int t) const { return to_float(p.x(t, d)); }
 
-  /// Outputs of a chain; `history` has the W - 1 inputs before it.
+  /// Computes the outputs of the row's tokens in order; `history` holds the W - 1 inputs before
+  /// them.
   __device__ void run_chain(const TokenRange& range, const float (&history)[kWidthMax]) const {
     float window[kWidthMax];
     for (int k = 0; k < kWidthMax; ++k) window[k] = history[k];
@@ -162,7 +165,8 @@ struct Channel {
     }
   }
 
-  /// Column `back` from the end of (state ++ the path to token `node`); 0 is the newest.
+  /// The input `back` steps before tree node `node`: along the node's path to the root, then back
+  /// through the columns of the state. node = -1 is the state itself.
   __device__ float behind(int slot, const TokenRange& range, int node, int back) const {
     while (back > 0 && node >= 0) {
       node = parent(range, node);
@@ -174,6 +178,7 @@ struct Channel {
   __device__ int parent(const TokenRange& range, int node) const {
     return p.parents ? p.parents[(range.begin + node) * p.parents_stride] : node - 1;
   }
+  /// Whether every parent on the node's path has a smaller number and the root's parent is -1.
   __device__ bool is_valid(const TokenRange& range, int node) const {
     for (; node > 0; node = parent(range, node)) {
       const int up = parent(range, node);
@@ -182,7 +187,8 @@ struct Channel {
     return parent(range, 0) == -1;
   }
 
-  /// Outputs and snapshots; the state is only read.
+  /// Computes outputs and snapshots of a verification; the state is only read. Invalid nodes give
+  /// output 0, and the state itself as their snapshot.
   __device__ void verify(int slot, const TokenRange& range) const {
     for (int i = 0; i < range.size; ++i) {
       const int t = range.begin + i;
@@ -211,6 +217,9 @@ __global__ void __launch_bounds__(kThreads)
   if (n == p.rows.rows - 1)
     for (int t = p.rows.padding_begin(); t < p.rows.tokens; ++t) p.out(t, d) = from_float<T>(0.0f);
   const TokenRange range = p.rows.range(n);
+  // With accepted counts, the state of the previous step holds its whole history of tokens: the
+  // history before this step's tokens begins at column accepted - 1 (`first`), and `kept` columns
+  // are written.
   const bool speculative = p.rows.num_accepted != nullptr;
   const int first = speculative ? p.rows.accepted_before(n) - 1 : p.C - (p.W - 1);
   const int kept = speculative ? p.W - 2 + range.size : p.C;
@@ -227,7 +236,7 @@ __global__ void __launch_bounds__(kThreads)
   channel.run_chain(range, history);
   const int target = p.rows.target(n, slot);
   if (target == kNowhere || range.size == 0) return;
-  // The new column j is column j + skip of (the columns that count ++ the tokens).
+  // The new column j is element j + skip of the first `columns` old columns followed by the tokens.
   const int columns = speculative ? first + p.W - 1 : p.C;
   const int skip = speculative ? first + 1 : range.size;
   for (int j = 0; j < kept; ++j)
@@ -258,7 +267,8 @@ void launch_step(const Parameters<T, T>& p, cudaStream_t stream) {
     launch_vectors<T, W, C, 4, true>(p, stream);
 }
 
-/// Whether the kernel for one token per row takes it.
+/// Whether conv_step_kernel can run: one token per row, contiguous channels at multiples of 16
+/// bytes.
 template <class T, class S>
 bool is_step(const Parameters<T, S>& p) {
   const auto aligned = [](const void* pointer) {
@@ -300,7 +310,8 @@ void launch_any(const Parameters<T, S>& p, cudaStream_t stream) {
   launch("causal_conv1d_update", conv_rows_kernel<T, S>, grid, dim3(kThreads), 0, stream, false, p);
 }
 
-/// The conv state of a row lies in its first slot alone; accepted counts need no table here.
+/// The slots of conv states: where slots.table gives a row one slot per token, its conv state lies
+/// in the first.
 StateSlots first_slots(const StateSlots& slots) {
   StateSlots first = slots;
   if (slots.table) {

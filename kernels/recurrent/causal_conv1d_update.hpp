@@ -27,17 +27,17 @@ struct CausalConv1dUpdate {
   TensorView<T, 2> out;         // [T, D]
   MixedView<1> bias{};          // [D]
   bool silu = false;
-  /// With accepted counts, the conv state of a row lies in its first slot, also where slots.table
-  /// gives it one per token.
+  /// The conv state of a row lies in its first slot, also where slots.table gives the row one slot
+  /// per token.
   StateSlots slots{};
   std::optional<IndexView> query_start_loc{};  // [N + 1]
-  /// With either, the state is only read.
+  /// With snapshots or parents, the state is only read.
   std::optional<TensorView<S, 3>> snapshots{};
   std::optional<IndexView> parents{};  // [T]
 };
 
-/// Decode and verification. Rows without a slot give 0; tokens after the last row too. Throws
-/// ArgumentError.
+/// Decodes or verifies. Outputs of rows without a slot and of tokens after the last row are 0.
+/// Throws ArgumentError.
 template <class T, class S>
 void causal_conv1d_update(const CausalConv1dUpdate<T, S>& in, cudaStream_t stream);
 

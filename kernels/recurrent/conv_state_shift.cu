@@ -1,6 +1,8 @@
-// Conv states shifted by what was accepted. A thread moves one channel: it reads its columns before
-// it writes any, so that the ranges may overlap.
+// Shifts conv states by the accepted tokens of a verification. A thread moves the W - 1 columns of
+// one channel; it reads all of them before it writes any, because the ranges may overlap.
+//
 //   grid   (ceil(D / kThreads), N, layers)
+//   block  kThreads threads, one channel per thread
 #include "kernels/recurrent/conv_state_shift.hpp"
 
 #include "kernels/base/device.cuh"
@@ -8,7 +10,7 @@
 namespace lockstep::kernels {
 namespace {
 
-constexpr int kThreads = 256, kWidthMost = 8;
+constexpr int kThreads = 256, kWidthMost = 8;  ///< kWidthMost: W at most
 
 struct Shift {
   ConvStatePool states;

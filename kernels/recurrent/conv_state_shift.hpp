@@ -1,6 +1,6 @@
-// After a verification, the conv states of a pool become ordinary ones again: the history of the
-// accepted tokens moves to the front. What vLLM's postprocessing copies by offset, for a server
-// that does not want to carry accepted counts into the next step.
+// Commits a verification in the conv states of a pool: the history of the accepted tokens moves to
+// the front columns, so that the next step needs no accepted counts. vLLM's postprocessing makes
+// the same copy by offset.
 //
 //   here          vLLM                      shape, all in device memory
 //   states        conv_state                [layers, slots, D, C], C >= W - 1, any strides
@@ -23,10 +23,11 @@ struct ConvStatePool {
   std::int64_t layer_stride = 0, slot_stride = 0, channel_stride = 0, column_stride = 0;
 };
 
-/// For every layer, channel and row n: columns 0 … width - 2 of slot slots[n] become what columns
-/// num_accepted[n] - 1 … num_accepted[n] + width - 3 were; the others keep their bytes. A row whose
-/// slot is none, or whose count is below 1 or reaches beyond the columns, is left alone. No slot is
-/// named twice. All layers in one launch. `width` is W, 2 … 8. Throws ArgumentError.
+/// For every layer, channel and row n, columns 0 ... width - 2 of slot slots[n] get the contents of
+/// columns num_accepted[n] - 1 ... num_accepted[n] + width - 3; other columns keep their bytes. A
+/// row whose slot is out of range, or whose count is below 1 or reaches beyond the columns, is left
+/// alone. No slot may be named twice. All layers run in one launch. `width` is W, 2 ... 8. Throws
+/// ArgumentError.
 void conv_state_shift(const ConvStatePool& states, const IndexView& slots,
                       const IndexView& num_accepted, int width, cudaStream_t stream);
 

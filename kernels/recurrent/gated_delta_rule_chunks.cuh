@@ -1,52 +1,58 @@
-// The gated delta rule by chunks of 64 tokens on Hopper. Equations:
+// The gated delta rule by chunks of 64 tokens on Hopper. Equations and the names A, Tm, E, G, Vn:
 // reference/recurrent/gated_delta_rule.hpp.
 //
-// Two kernels. prepare_kernel makes what needs no state, for all chunks and value heads at once; it
-// goes to a workspace, in the order in which shared memory wants it:
+// Two kernels. prepare_kernel computes everything that needs no state, for all chunks and value
+// heads at once, and writes it to a workspace as entries that later copy to shared memory
+// unchanged:
 //
-//   T        Tm diag(beta) = (I + A)^-1 diag(beta)       [64, 64]
-//   P        (Q K^T) o E                                  [64, 64]
-//   scales   exp(G) / |k|, exp(G_last - G) / |k|, exp(G), scale / |q|, exp(G_last)
+//   T        Tm diag(beta) = (I + A)^-1 diag(beta)       [64, 64] bf16, swizzled
+//   P        (Q K^T) o E                                  [64, 64] bf16, swizzled
+//   scales   exp(G) / |k|, exp(G_last - G) / |k|, exp(G), scale / |q|: per token; exp(G_last)
 //
-// chain_kernel runs through the chunks of a sequence, for 64 columns of a value head:
+// chain_kernel runs a chain: it takes 64 rows of a value head's state S [V, K] through the chunks
+// of a sequence:
 //
 //   Y = V^T - exp(G) S K^T        Vn^T = Y T^T        S = exp(G_last) S + (E_last Vn)^T K
 //   O^T = exp(G) S Q^T + Vn^T P^T
 //
-// Everything is transposed against the papers' products: S [v, k] and Y, Vn [v, tokens] are left
-// operands, which the tensor cores take from registers, so that nothing on the chain from one chunk
-// to the next goes through memory. The outputs fill the gaps that the chain leaves on the tensor
-// cores: their products are asked for after those that the next step waits for.
+// All products are the transposes of the papers'. S [v, k] and Y, Vn^T [v, tokens] are then left
+// operands, which wgmma takes from registers, so that the dependency from one chunk to the next
+// never goes through memory. The outputs' products are issued after those that the next step waits
+// for, and fill the gaps that the chain leaves on the tensor cores.
 //
-//   prepare_kernel  block: 4 warpgroups, each with chunks and heads of its own
-//   chain_kernel    block: a warpgroup that loads, and one or two with 64 columns each. A block
-//                   takes pieces of work in turns, longest sequences first
+//   prepare_kernel  grid:  clusters of two blocks, persistent
+//                   block: 4 warpgroups; each takes chunks of its own, a value head at a time
+//   chain_kernel    grid:  clusters of two blocks, persistent; a block takes pieces of work in
+//                          turns, longest sequences first
+//                   block: warpgroup 0 loads (warp 0) and zeroes outputs that no chain writes (warp
+//                          2); one or two more warpgroups hold 64 rows of a state each
 //
-// Where the chains leave processors idle, both kernels run at the same time and a counter per entry
-// of the workspace says that it is there; otherwise one waits for the other.
+// If the chains leave processors idle, both kernels run at the same time, and a counter per
+// entry and reader tells the chains that the entry is complete; otherwise the second kernel waits
+// for the first.
 //
-// Rows of many chunks have two chains then, with the same bits: the first leaves out the outputs of
-// the first chunks, which takes two thirds of the time, and its follower makes those, and the
-// states at their boundaries, on the processors that have prepared everything. It begins with a
-// copy of the state from before; chains never wait for their followers.
+// Followers. In that mode, rows of many chunks have two chains, with the same bits. The first chain
+// leaves out the outputs of the first chunks, which then take two thirds of the time. Its follower
+// starts from a copy of the same state, on the processors that have finished preparing, and
+// computes those outputs and the states at their boundaries. Chains never wait for their followers.
 //
-// Few heads leave most processors without a chain. Rows are cut into segments then. To a segment's
-// chunks a row of S is s -> s M + n, whatever it was before: M is what becomes of the unit matrix
-// without values, n what becomes of 0. A first launch runs the chains of both without outputs, two
-// segments at a stretch, join_kernel joins them to the states before all
-// segments, and the chains of the segments follow side by side. Sums run in another order than
+// Segments. Few heads leave most processors without a chain, so rows are cut into segments. Over a
+// segment, each row of S changes by a map s -> s M + n: a chain without values that starts from the
+// unit matrix gives M, a chain that starts from 0 gives n. A first launch runs both chains, without
+// outputs, over stretches of two segments; join_kernel composes the maps and finds the state before
+// each segment; then the chains of all segments run side by side. Sums run in another order than
 // over whole rows, so the bits differ from theirs.
 //
-// The norms are never multiplied into q and k: 1 / |k_j| and 1 / |q_i| join the scales per token
-// that there are anyway. All decays are differences of G in units of log2, taken before exp2.
+// The norms are never multiplied into q and k: 1 / |k_j| and 1 / |q_i| are folded into the scales
+// per token. Decays are exp2 of differences of G, which is kept in units of log2.
 //
 // Two neighbouring processors of an H200 share 32 KiB of instruction cache (measured with loops of
-// growing length; beyond it every 8 instructions wait for 75 cycles), so what neighbours run at a
-// time has to stay below 2048 instructions. This is why the two kernels are not one, and why their
-// blocks come in clusters of two, which the device places on neighbours.
+// growing length; beyond it every 8 instructions wait for 75 cycles), so the code that neighbours
+// run at a time has to stay below 2048 instructions. This is why the two kernels are not one, and
+// why their blocks come in clusters of two, which the device places on neighbours.
 //
-// Only the last chunk of a sequence has fewer than 64 tokens. The other rows of its K and V become
-// zeros; those of its Q only reach outputs that are not stored.
+// Only the last chunk of a sequence has fewer than 64 tokens. The rows beyond them are zeroed in
+// its K and V; those in its Q only reach outputs that are not stored.
 #pragma once
 
 #include "kernels/base/hopper.cuh"
@@ -59,25 +65,25 @@ using namespace hopper;
 constexpr int kChunk = 64;       ///< tokens
 constexpr int kK = 128;          ///< columns of a state
 constexpr int kPart = 64;        ///< rows of a state that a chain holds
-constexpr int kKnownRows = 512;  ///< sequences whose places a block keeps
-constexpr int kGroups = 4;       ///< warpgroups of a block
+constexpr int kKnownRows = 512;  ///< sequences, at most, of which a block keeps order and entries
+constexpr int kGroups = 4;       ///< warpgroups of a block of prepare_kernel
 constexpr int kThreads = kGroups * kWarpgroup;
-constexpr int kNeighbours = 2;                 ///< processors that share a cache of instructions
-constexpr int kTile = kChunk * kTileRowBytes;  ///< bytes of a tile of 64 tokens
+constexpr int kNeighbours = 2;                 ///< processors that share an instruction cache
+constexpr int kTile = kChunk * kTileRowBytes;  ///< bytes of a tile of 64 tokens: 8 KiB
 constexpr float kLog2e = 1.4426950408889634f;
-constexpr int kLateChunks = 4;  ///< what a chain does while its follower's block starts
+constexpr int kLateChunks = 4;  ///< chunks that a chain finishes while its follower's block starts
 constexpr int kStretch = 2;     ///< segments that one chain without outputs runs through
 
-/// What a launch of chains is for.
+/// The task of a launch of chains.
 enum class Run {
   rows,       ///< whole rows
-  followed,   ///< the same, by two chains each
-  stretches,  ///< what becomes of 0 and of the unit matrix, without outputs
-  segments    ///< of rows, from the states before them
+  followed,   ///< whole rows, by a chain and a follower each
+  stretches,  ///< the maps (M, n) of stretches, without outputs
+  segments    ///< segments of rows, from the states before them
 };
 
-/// An address in a uniform register, computed anew: kept in others, descriptors cost registers and
-/// moves.
+/// An address recomputed into a uniform register. The compiler would otherwise keep descriptors in
+/// ordinary registers, and move them to uniform ones before each product.
 __device__ inline std::uint32_t uniform_address(std::uint32_t address) {
   return static_cast<std::uint32_t>(uniform(static_cast<int>(address)));
 }
@@ -85,12 +91,13 @@ __device__ inline int lane_of_warp() {
   return static_cast<int>(threadIdx.x % 32);
 }
 
-/// A state pool whose type is told at run time: it is read and written once per sequence.
+/// A state pool whose element type is known only at run time: states are read and written once per
+/// sequence, so the branches on the type cost little.
 struct States {
   void* data = nullptr;
   Format format = Format::float32;
-  bool pairs = false;  ///< columns 2 i and 2 i + 1 can be moved together
-  bool fours = false;  ///< float32, of which columns 4 i ... 4 i + 3 can be moved together
+  bool pairs = false;  ///< columns 2 i and 2 i + 1 are contiguous and aligned as a pair
+  bool fours = false;  ///< float32, with columns 4 i ... 4 i + 3 contiguous and aligned to 16 bytes
   std::int64_t slot_stride = 0, head_stride = 0, row_stride = 0, column_stride = 0;
 
 #ifdef __CUDACC__
@@ -142,30 +149,33 @@ struct Parameters {
   int V = 0;
   Bf16* out = nullptr;
   std::int64_t out_token_stride = 0, out_head_stride = 0;
-  char* entries = nullptr;  ///< the workspace: an Entry for every chunk and value head
-  int* counters = nullptr;  ///< [entries, readers], 0 before and after; null: kernels in turns
-  int readers = 0;          ///< blocks that count on an entry
-  int entry_count = 0;      ///< of chunks; more than there are
-  int lead = 0;             ///< 256ths of a row's chunks that its followers have; 0: there are none
-  States initial;           ///< [rows, HV, V, K] float32: copies for followers, where a row resumes
-  int* copied = nullptr;    ///< [rows, HV, readers], 0 before and after: 1 where the copy is there
+  char* entries = nullptr;  ///< in the workspace: Entry [entry_count, HV]
+  int* counters = nullptr;  ///< [entries, HV, readers]: warps that completed the entry, up to 4; 0
+                            ///< between calls. Null: the kernels run one after the other
+  int readers = 0;          ///< chains that read an entry: V / kPart
+  int entry_count = 0;      ///< entries of a value head; an upper bound of the chunks
+  int lead = 0;             ///< 256ths of a row's chunks that its followers compute; 0: none
+  States initial;           ///< [rows, HV, V, K] float32: states from which followers start
+  int* copied = nullptr;    ///< [rows, HV, readers]: 1 when `initial` is written; 0 between calls
   int segment = 0;          ///< chunks of a segment; 0: rows are whole
-  int segments = 0, stretches = 0;  ///< places for those of all rows
-  States before;     ///< [segments, HV, V, K] float32: the state before a segment, at first from 0
-  States transfers;  ///< [segments, HV, K, K] float32: M from the stretch's begin to the segment
+  int segments = 0, stretches = 0;  ///< places for the segments and stretches of all rows
+  States before;     ///< [segments, HV, V, K] float32: the state before each segment. Until
+                     ///< join_kernel has run: n, the state if it was 0 before the stretch
+  States transfers;  ///< [segments, HV, K, K] float32: M, from the stretch's begin to the segment
 
 #ifdef __CUDACC__
   __device__ TokenRange range(int row) const {
     return rows.starts ? rows.range(row) : TokenRange{0, rows.tokens};
   }
-  /// Where a row finds and leaves its state; without a pool a number that is no slot's.
+  /// The slot of a row's state; kNowhere: the row is skipped. Without a pool, a number that is
+  /// neither a slot nor kNowhere.
   __device__ int slot(int row) const {
     return state.data ? rows.source(row) : rows.slot_count;
   }
   __device__ bool resumes(int row) const {
     return state.data && (!has_initial_state || has_initial_state[row * has_initial_state_stride]);
   }
-  /// How many chunks a row's followers have, the first ones, out of so many.
+  /// The number of leading chunks, of a row's `chunks`, whose outputs its followers compute.
   __device__ int led(int chunks) const {
     return lead > 0 ? max(chunks * lead / 256 - kLateChunks, 0) : 0;
   }
@@ -176,35 +186,39 @@ struct Maps {
   CUtensorMap q, k, v, out;
 };
 
-/// What prepare_kernel leaves of a chunk and value head. Tiles are swizzled.
+/// The result of prepare_kernel for a chunk and a value head.
 struct Entry {
   struct Scales {
+    /// Per token: y = exp(G) / |k|, w = exp(G_last - G) / |k|, decays = exp(G), norms = scale /
+    /// |q|. decay = exp(G_last).
     float y[kChunk], w[kChunk], decays[kChunk], norms[kChunk], decay, unused[3];
   };
-  char t[kTile], p[kTile];
+  char t[kTile], p[kTile];  ///< T and P: swizzled tiles of bf16
   Scales scales;
   char unused[112];
 };
 static_assert(sizeof(Entry) % 128 == 0);
 
-// --- Which work there is -------------------------------------------------------------------------
+// --- Pieces of work ------------------------------------------------------------------------------
 
-/// 64 columns of one value head of one sequence, or several times 64.
+/// A piece of work of a block: the chain or chains of kPart rows each, of one value head, over one
+/// sequence or segment.
 struct Piece {
   int row, head;
-  int part;  ///< the first
+  int part;  ///< the state rows begin at part * kPart
   TokenRange tokens;
-  int chunks;            ///< 0 too where the row has no slot
-  int entry;             ///< of the first chunk
-  bool follows;          ///< makes outputs of the first chunks, and leaves no state in the end
+  int chunks;            ///< chunks to run; 0 also where the row has no slot
+  int entry;             ///< entry of the first chunk
+  bool follows;          ///< a follower: computes outputs of the first chunks, stores no last state
   int first_output;      ///< the first chunk with outputs
-  int skipped = 0;       ///< chunks of the row before it
-  int place = 0;         ///< of its first segment
-  bool of_unit = false;  ///< runs from the unit matrix, without values
-  bool ends_row = true;
+  int skipped = 0;       ///< chunks of the row before the piece
+  int place = 0;         ///< place of the piece's first segment
+  bool of_unit = false;  ///< starts from the unit matrix, without values: gives M
+  bool ends_row = true;  ///< contains the row's last chunk
 };
 
-/// Entries of the chunks of a row are those from this one on: no row needs the ones before.
+/// The entry of a row's first chunk; those of the row's other chunks follow. Each row may waste one
+/// entry, so begin / kChunk + row never falls into the entries of an earlier row.
 __device__ inline int first_entry(int row, int begin) {
   return begin / kChunk + row;
 }
@@ -212,18 +226,19 @@ __device__ inline int chunks_of(const Parameters& p, int row, int size) {
   return p.slot(row) == kNowhere ? 0 : (size + kChunk - 1) / kChunk;
 }
 
-/// Segments of a row, or stretches, so many chunks long each, have their places from this one on.
+/// The place of a row's first segment (or stretch) of `chunks` chunks; those of its others follow.
 __device__ inline int first_place(int row, int begin, int chunks) {
   return begin / (chunks * kChunk) + row;
 }
 
+/// The pieces of a launch, and their distribution over blocks.
 struct Work {
   const Parameters& p;
-  const std::uint16_t* order;
+  const std::uint16_t* order;  ///< rows, longest first; used if there are at most kKnownRows
   int pieces_per_head, parts_per_piece;
   Run run;
 
-  /// Sequences by length, longest first. Every thread calls it.
+  /// Fills `order` in shared memory; `lengths` is scratch. Every thread of the block calls it.
   __device__ static void sort(const Parameters& p, std::uint16_t* order, int* lengths) {
     const int rows = p.rows.rows;
     if (rows > kKnownRows) return;
@@ -240,12 +255,12 @@ struct Work {
     __syncthreads();
   }
 
-  /// A unit matrix has K rows.
+  /// Pieces of a head that start from the unit matrix, which has K rows.
   __device__ int units_per_head() const { return kK / (kPart * parts_per_piece); }
   __device__ int pieces() const {
     const int per_row = p.heads * pieces_per_head;
     if (run == Run::segments) return p.segments * per_row;
-    if (run == Run::stretches)  // the first stretches have a state to begin with
+    if (run == Run::stretches)  // stretch 0 starts from a row's state: its M is not needed
       return p.stretches * per_row + (p.stretches - 1) * p.heads * units_per_head();
     return p.rows.rows * per_row * (run == Run::followed ? 2 : 1);
   }
@@ -267,8 +282,8 @@ struct Work {
     if (x.follows) x.chunks = x.first_output, x.first_output = 0;
     return x;
   }
-  /// A segment, or a stretch up to its last state that another segment begins with. A place without
-  /// one has no chunks.
+  /// The piece of a segment, or of a stretch, which ends where the row's last segment begins at the
+  /// latest: only states before segments are needed. A place that no segment takes has 0 chunks.
   __device__ Piece segment(int number) const {
     Piece x;
     const int states = p.stretches * p.heads * pieces_per_head;
@@ -280,7 +295,7 @@ struct Work {
     const int rest = number % (p.heads * per_head);
     x.head = rest / per_head;
     x.part = (rest - x.head * per_head) * parts_per_piece;
-    x.row = 0;  // the last one whose first place is not after this one
+    x.row = 0;  // bisection: the last row whose first place is not after this place
     for (int above = p.rows.rows; above - x.row > 1;) {
       const int middle = (x.row + above) / 2;
       (first_place(middle, p.range(middle).begin, chunks) <= place ? x.row : above) = middle;
@@ -306,8 +321,9 @@ struct Work {
     return x;
   }
 
-  /// The pieces of this block: there and back over the blocks, so that long sequences meet short
-  /// ones. Whole warps call it.
+  /// Calls visit(piece) for the pieces of this block. Rounds of pieces go forwards and backwards
+  /// over the blocks in turns, so that a block with a long sequence in one round has a shorter one
+  /// in the next. Whole warps call it.
   template <class Visit>
   __device__ void for_each_piece(Visit visit) const {
     const int blocks = static_cast<int>(gridDim.x), own = static_cast<int>(blockIdx.x);
@@ -317,7 +333,7 @@ struct Work {
       if (number < count) visit(piece(number));
     }
   }
-  /// visit(piece, chunk, n): n counts the chunks of all pieces.
+  /// Calls visit(piece, chunk, n) for all chunks of this block; n counts them over all pieces.
   template <class Visit>
   __device__ void for_each_chunk(Visit visit) const {
     int n = 0;
@@ -327,10 +343,10 @@ struct Work {
   }
 };
 
-/// A ring's n-th use.
+/// The n-th use of a ring of kSlots stages.
 struct Use {
   int slot;
-  std::uint32_t parity;  ///< of the phase that this use fills
+  std::uint32_t parity;  ///< parity of the barrier phase that ends when this use is filled
 };
 template <int kSlots>
 __device__ inline Use use_of(int n) {
@@ -342,10 +358,11 @@ __device__ inline int size_of_chunk(int tokens, int chunk) {
   return min(kChunk, tokens - chunk * kChunk);
 }
 
-/// What the rows of a tile become that lie after a sequence.
+/// Source of zeros for zero_rows().
 __device__ const uint4 kZeros[kTile / 16] = {};
 
-/// Tiles that `loaded` waits for get zeros after their first `size` rows; then `full` is.
+/// Zeroes the rows of `count` tiles after their first `size` rows. Waits on barrier `loaded` for
+/// the tiles' loads, then copies zeros over the rows; `full` completes when the zeros have landed.
 __device__ inline void zero_rows(std::uint32_t tiles, int count, int size, std::uint32_t loaded,
                                  std::uint32_t parity, std::uint32_t full) {
   barrier_wait(loaded, parity);
@@ -355,24 +372,28 @@ __device__ inline void zero_rows(std::uint32_t tiles, int count, int size, std::
     load_bytes(tiles + i * kTile + size * kTileRowBytes, kZeros, bytes, full);
 }
 
-// --- What needs no state -------------------------------------------------------------------------
+// --- prepare_kernel: all that needs no state -----------------------------------------------------
 
 constexpr int kBlockStride = 16;  ///< floats of a row of a 16 x 16 block
 
-/// Shared memory of a warpgroup.
+/// Shared memory of a warpgroup: 45 KiB, so 180 KiB of a block of four.
 struct PrepareMemory {
-  char k[2 * kTile];   ///< later T
-  char q[2 * kTile];   ///< later P
-  char blocks[kTile];  ///< A below its 16 x 16 blocks on the diagonal, Tm's blocks on it: float16
-  float diagonals[4][16 * kBlockStride];
+  char k[2 * kTile];   ///< K [64, 128], 16 KiB; T overwrites its first 8 KiB
+  char q[2 * kTile];   ///< Q [64, 128], 16 KiB; P overwrites its first 8 KiB
+  char blocks[kTile];  ///< float16 tile of 4 x 4 blocks of 16 x 16: A's below the diagonal, Tm's on
+                       ///< it
+  float diagonals[4][16 * kBlockStride];  ///< A's blocks on the diagonal, one per warp: 4 KiB
+  /// Of the chunk's tokens: G in units of log2, beta, log2(1 / |k|).
   float G[kChunk], beta[kChunk], log_norms[kChunk];
+  /// full: K and Q are complete. tail: K and Q of a last chunk are loaded, but K not yet zeroed.
   alignas(8) std::uint64_t full, tail;
   char unused[1024 - 3 * 4 * kChunk - 16];
 };
 static_assert(sizeof(PrepareMemory) % 1024 == 0);
 constexpr int kPrepareBytes = kGroups * int{sizeof(PrepareMemory)} + kKnownRows * 4 + 4 + 1024;
 
-/// softplus(x) / ln 2, to a few units in the last place.
+/// softplus(x) / ln 2, within a few units in the last place. Small e^x take a series, since 1 + e^x
+/// would lose their bits.
 __device__ inline float softplus_in_log2(float x) {
   const float e = exp2_fast(kLog2e * x);
   float y = __log2f(1.0f + e);
@@ -380,13 +401,14 @@ __device__ inline float softplus_in_log2(float x) {
   return x <= 20.0f ? y : kLog2e * x;
 }
 
-/// The chunks of a warpgroup; warp w has the rows 16 w ... 16 w + 15. float16 holds the entries of
-/// A and Tm wherever keys are near normalised.
+/// A warpgroup's work in prepare_kernel; warp w computes rows (tokens) 16 w ... 16 w + 15 of a
+/// chunk. Entries of A and Tm are kept in float16, whose range suffices where keys are nearly
+/// normalised.
 struct Preparation {
   const Parameters& p;
   const Maps& maps;
   PrepareMemory& m;
-  const int* firsts;  ///< entries of the rows, where those are known
+  const int* firsts;  ///< first entry of each row, if there are at most kKnownRows
   int group, warp, lane;
 
   __device__ void sync() const { sync_threads_of(1 + group, kWarpgroup); }
@@ -396,18 +418,19 @@ struct Preparation {
     return p.rows.rows <= kKnownRows ? firsts[row] : first_entry(row, p.range(row).begin);
   }
 
-  /// A chunk of a value head.
+  /// A chunk of a value head: `size` tokens from `token` on.
   struct Task {
     int number, entry = 0, head = 0, token = 0, size = 0;
   };
-  /// The first task from `number` on, in the group's steps, that there is; number < 0: none.
+  /// The warpgroup's first task from `number` on whose entry belongs to a chunk; its number is
+  /// negative if there is none.
   __device__ Task find(int number) const {
     const int count = p.entry_count * p.heads;
     for (; number < count; number += kGroups * static_cast<int>(gridDim.x)) {
       Task task{number};
       task.entry = number / p.heads;
       task.head = number - task.entry * p.heads;
-      int row = 0;  // the last one whose first entry is not after this one
+      int row = 0;  // bisection: the last row whose first entry is not after this entry
       for (int above = p.rows.rows; above - row > 1;) {
         const int middle = (row + above) / 2;
         (first(middle) <= task.entry ? row : above) = middle;
@@ -423,8 +446,8 @@ struct Preparation {
     return {-1};
   }
 
-  /// The gates of a chunk as they lie in memory: asked for, and not yet waited for. Lane i has the
-  /// tokens 2 i and 2 i + 1.
+  /// The gates of a chunk, unconverted, with their loads still under way. Lane i has tokens 2 i and
+  /// 2 i + 1.
   struct RawGates {
     unsigned g[2], beta[2], A_log, dt_bias;
   };
@@ -443,8 +466,10 @@ struct Preparation {
     return raw;
   }
 
+  /// Prepares the warpgroup's tasks. Loads of the next task's gates (by warp 1) and an L2 prefetch
+  /// of its K and Q (by warp 2) run behind the current task.
   __device__ void run() {
-    std::uint32_t uses = 0, tails = 0;
+    std::uint32_t uses = 0, tails = 0;  // completed phases of `full` and `tail`
     RawGates raw{};
     Task next = find(static_cast<int>(blockIdx.x) + group * static_cast<int>(gridDim.x));
     if (next.number >= 0 && warp == 1) raw = fetch(next);
@@ -457,9 +482,9 @@ struct Preparation {
     }
   }
 
-  /// Asks for K and Q.
+  /// Issues the loads of K and Q.
   __device__ void start(const Task& task, std::uint32_t tail_parity) const {
-    if (lane == 0) wait_for_reads<0>();  // of what the last chunk left
+    if (lane == 0) wait_for_reads<0>();  // the last task's T and P have been read from there
     sync();
     if (warp == 0 && lane == 0) {
       const std::uint32_t k = shared_address(m.k), q = k + 2 * kTile;
@@ -476,6 +501,8 @@ struct Preparation {
     __syncwarp();
   }
 
+  /// Computes the entry of `task`: K K^T and Q K^T on the tensor cores, A and P from them, Tm from
+  /// A; then stores T, P and the scales.
   __device__ void prepare(const Task& task, const Task& next, RawGates& raw,
                           std::uint32_t parity) const {
     const std::uint32_t k = uniform_address(shared_address(m.k)), q = k + 2 * kTile;
@@ -505,7 +532,7 @@ struct Preparation {
       wait_for_products<0>();
       pin(kk), pin(qk);
       note_norms(kk);
-      sync();  // the tiles of K and Q have been used
+      sync();  // all warps have used K and Q, which T and P overwrite; G and the norms are there
       scale(kk, qk, q);
       if (lane % 4 == lane / 8) {
         const int i = 16 * warp + lane / 4;
@@ -525,7 +552,7 @@ struct Preparation {
     }
     float y[2][4];
     invert_diagonal(y);
-    sync();
+    sync();  // all blocks of A and all diagonal blocks of Tm are in shared memory
     invert(y, k);
     publish_to_async();
     __syncwarp();
@@ -536,13 +563,14 @@ struct Preparation {
     }
     if (p.counters) {
       if (lane == 0) wait_for_stores();
-      __syncwarp();  // the counts come after all that the warp has stored
+      __syncwarp();  // all lanes' stores come before the counts
       if (lane < p.readers)
         count_up(p.counters + (std::int64_t{entry} * p.heads + head) * p.readers + lane);
     }
   }
 
-  /// G (in units of log2, summed up within the chunk) and beta. A warp.
+  /// Writes G (in units of log2, cumulative within the chunk) and beta to shared memory; tokens
+  /// after the chunk's end have decay and beta 0. One warp calls it.
   __device__ void compute_gates(const RawGates& raw, int size) const {
     const float A = -expf(value_of(raw.A_log, p.A_log.format));
     const float bias = value_of(raw.dt_bias, p.dt_bias.format);
@@ -569,9 +597,9 @@ struct Preparation {
     reinterpret_cast<float2*>(m.beta)[lane] = {strength[0], strength[1]};
   }
 
-  /// scale / |q| of the warp's rows l / 4 and 8 below, in the lanes with l % 4 = l / 8. The squares
-  /// are on the diagonal of Q Q^T, whose 16 x 16 blocks there have the same registers as left and
-  /// right operand.
+  /// scale / |q| of the warp's rows l / 4 and l / 4 + 8, in the lanes l with l % 4 = l / 8. The
+  /// squares are the diagonal of Q Q^T. For a 16 x 16 block on that diagonal the left and the right
+  /// operand of mma are the same registers, so each block takes one load.
   __device__ float2 norms_of_queries(std::uint32_t q) const {
     if (!p.use_qk_l2norm) return {p.scale, p.scale};
     float z[2][4] = {};
@@ -587,8 +615,9 @@ struct Preparation {
             p.scale * rsqrtf((odd ? z[1][3] : z[1][2]) + 1e-6f)};
   }
 
-  /// Where the lane's row of the warp's 16 x 16 block from the 16 bytes number `chunk` on lies in a
-  /// tile, for store_matrices().
+  /// Offset in a tile of the 16 x 16 block that consists of the warp's rows and the 16-byte pieces
+  /// `chunk` and `chunk` + 1, in the form that store_matrices() and load_matrices() take: each lane
+  /// names a row of an 8 x 8 matrix.
   __device__ std::uint32_t own_row(int chunk) const {
     return warp * 2048 + tile_offset(lane % 16, chunk + lane / 16);
   }
@@ -603,7 +632,8 @@ struct Preparation {
     }
   }
 
-  /// log2(1 / |k|) from the diagonal of K K^T.
+  /// Writes log2(1 / |k|) of the warp's tokens to shared memory, from the diagonal of K K^T; 0
+  /// without normalisation.
   __device__ void note_norms(const float (&kk)[32]) const {
     float square[2] = {};
     const bool odd = lane / 4 % 2;
@@ -622,7 +652,9 @@ struct Preparation {
           p.use_qk_l2norm ? -0.5f * log2f(square[below] + 1e-6f) : 0.0f;
   }
 
-  /// A to shared memory and P to the tile `to`: one decay for both.
+  /// From K K^T and Q K^T computes A (to `blocks` and `diagonals`) and P (to the tile `to`). Both
+  /// take the same factor exp(G_i - G_j) / |k_j|; A_ij takes beta_i / |k_i| besides, P's 1 / |q_i|
+  /// follows in the chain.
   __device__ void scale(const float (&kk)[32], const float (&qk)[32], std::uint32_t to) const {
     const int row = lane / 4, two = 2 * (lane % 4);
     float sum[2], strength[2];
@@ -638,7 +670,7 @@ struct Preparation {
       if (block <= warp) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int column = 8 * half + two;  // of the block
+          const int column = 8 * half + two;  // column in the block
           float2 from = *reinterpret_cast<const float2*>(m.G + 16 * block + column);
           const float2 norm = *reinterpret_cast<const float2*>(m.log_norms + 16 * block + column);
           from.x -= norm.x, from.y -= norm.y;
@@ -666,9 +698,10 @@ struct Preparation {
     }
   }
 
-  /// (I + A)^-1 of the warp's block on the diagonal, as products leave it: its two 8 x 8 blocks by
-  /// substitution, a lane for a column, and what is below them from those. What stands on A's
-  /// diagonal is not looked at.
+  /// Inverts the warp's 16 x 16 block of I + A on the diagonal; y gets the inverse, in the layout
+  /// of a product's result. The two 8 x 8 blocks on its diagonal are inverted by forward
+  /// substitution, one lane per column; the block below them is -lower (left upper), on the tensor
+  /// cores. The diagonal of A itself is never read.
   __device__ void invert_diagonal(float (&y)[2][4]) const {
     float* const a = diagonal();
     const int column = lane % 8, begin = lane & 8;
@@ -696,7 +729,7 @@ struct Preparation {
     const float2 upper = *reinterpret_cast<const float2*>(own_row);
     const float2 left = *reinterpret_cast<const float2*>(own_row + 8 * kBlockStride);
     const float2 lower = *reinterpret_cast<const float2*>(own_row + 8 * kBlockStride + 8);
-    // -lower (left upper)
+    // w = -lower (left upper): z = -left upper, then w = lower z.
     const std::uint32_t first[4] = {pack<Fp16>(-left.x, -left.y), 0, 0, 0};
     const std::uint32_t second[4] = {pack<Fp16>(lower.x, lower.y), 0, 0, 0};
     float z[4] = {}, w[4] = {};
@@ -715,7 +748,7 @@ struct Preparation {
       words[2 * half + 1] = pack<Fp16>(x[half][2], x[half][3]);
     }
   }
-  /// z += x B for the block (i, j) of the tile blocks().
+  /// z += x B, where B is block (i, j) of the tile blocks().
   __device__ void add_block_product(float (&z)[2][4], const std::uint32_t (&x)[4], int i,
                                     int j) const {
     std::uint32_t rows[4];
@@ -724,9 +757,9 @@ struct Preparation {
     add_warp_product<Fp16>(z[1], x, rows[2], rows[3]);
   }
 
-  /// The warp's rows of Tm diag(beta) to the tile `to`. With I the warp's row of blocks, Tm (I + A)
-  /// = I gives Tm_Ij = -(the sum over j < k <= I of Tm_Ik A_kj) Tm_jj, from the diagonal to the
-  /// left.
+  /// Writes the warp's rows of Tm diag(beta) to the tile `to`. Let I be the warp's row of 16 x 16
+  /// blocks. Tm (I + A) = 1 gives Tm_Ij = -(sum over j < k <= I of Tm_Ik A_kj) Tm_jj, block by
+  /// block from the diagonal to the left; blocks right of the diagonal are 0.
   __device__ void invert(float (&y)[2][4], std::uint32_t to) const {
     std::uint32_t x[4][4];  // Tm_II, Tm_I,I-1, ...
     to_operand(x[0], y);
@@ -751,6 +784,7 @@ struct Preparation {
     for (int j = warp + 1; j < 4; ++j) store_matrices(to + own_row(2 * j), 0, 0, 0, 0);
   }
 
+  /// Stores y diag(beta) as block j of the warp's row of blocks.
   __device__ void store_block(std::uint32_t to, const float (&y)[2][4], int j) const {
     std::uint32_t words[4];
 #pragma unroll
@@ -789,20 +823,24 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__(kThreads, 
   if (lane == 0) wait_for_stores();
 }
 
-// --- The chain -----------------------------------------------------------------------------------
+// --- chain_kernel --------------------------------------------------------------------------------
 
 constexpr int kStages = 3;
 constexpr int kStateRow = 4 * kK + 32;  ///< bytes between rows of a state: no bank twice in a store
 
-/// kParts: how many times 64 rows of a state a block holds.
+/// Shared memory of a block that holds kParts times 64 rows of a state. A stage is 48 + 8 kParts
+/// KiB: the ring takes 168 or 192 KiB of the block's 227.
 template <int kParts>
 struct ChainMemory {
+  /// A chunk's K [64, 128], V [64, 64 kParts], T [64, 64], Q [64, 128], P [64, 64]: bf16 tiles.
   struct Stage {
     char k[2 * kTile], v[kParts * kTile], t[kTile], q[2 * kTile], p[kTile];
   } stages[kStages];
-  char out[kParts][kTile];
-  char state[kParts == 1 ? kPart * kStateRow : 16];  ///< on its way to its place at a boundary
+  char out[kParts][kTile];                           ///< outputs of a chunk, on their way to memory
+  char state[kParts == 1 ? kPart * kStateRow : 16];  ///< a boundary's state, on its way to memory
   Entry::Scales scales[kStages];
+  /// full: the stage is loaded. empty: the chains have used it. tail: the tiles of a last chunk are
+  /// loaded, but the rows after its tokens not yet zeroed (then `full` follows).
   std::uint64_t full[kStages], empty[kStages], tail[kStages];
   std::uint16_t order[kKnownRows];
 };
@@ -810,8 +848,8 @@ template <int kParts>
 constexpr int kChainBytes = int{sizeof(ChainMemory<kParts>)} + 1024;
 static_assert(kChainBytes<2> <= 232448, "a block has 227 KiB");
 
-/// kShared: the two blocks of a cluster have the two halves of the same value head. Each loads one
-/// half of what both need, to both.
+/// A block's parameters and memory. kShared: the two blocks of a cluster run the two 64-row parts
+/// of the same value head. Each loads one half of the tiles that both need, by multicast to both.
 template <int kParts, bool kShared, Run kRun>
 struct Block {
   static_assert(kParts == 1 || !kShared);
@@ -824,7 +862,8 @@ struct Block {
   std::uint32_t base;  ///< the memory's address in shared memory
 
   __device__ static std::uint32_t barrier(const std::uint64_t& x) { return shared_address(&x); }
-  /// Halves of 8 KiB or more: of a matrix of 128 columns, or of a tile.
+  /// Loads a matrix of 128 columns (K or Q). With kShared each block loads one of its two tiles for
+  /// both blocks.
   __device__ static void load_matrix(std::uint32_t to, const CUtensorMap& map, int head, int token,
                                      std::uint32_t full) {
     if constexpr (kShared) {
@@ -835,6 +874,8 @@ struct Block {
       load_tile(to + kTile, map, kTileColumns, head, token, full);
     }
   }
+  /// Loads a tile of an entry (T or P). With kShared each block loads one half of it for both
+  /// blocks.
   __device__ static void load_prepared(std::uint32_t to, const char* from, std::uint32_t full) {
     if constexpr (kShared) {
       const int half = rank_in_cluster() * (kTile / 2);
@@ -843,18 +884,20 @@ struct Block {
       load_bytes(to, from, kTile, full);
     }
   }
-  /// What the loads of both blocks fill is free, as far as this block's warpgroup is concerned. All
-  /// of its lanes say so.
+  /// Says that the calling warpgroup has used a stage. All its lanes call it. With kShared the
+  /// neighbour's loads fill this block's stage too, so its `empty` barrier is told as well, by one
+  /// lane of each warp.
   __device__ void release(int stage) const {
     const std::uint32_t empty = barrier(m.empty[stage]);
     barrier_arrive(empty);
     if (kShared && lane_of_warp() == 0) remote_arrive(empty, rank_in_cluster() ^ 1);
   }
-  static constexpr int kReleases = kParts * kWarpgroup + (kShared ? 4 : 0);
+  static constexpr int kReleases =
+      kParts * kWarpgroup + (kShared ? 4 : 0);  ///< arrivals of `empty`
   __device__ int* copied(const Piece& piece) const {
     return p.copied + (std::int64_t{piece.row} * p.heads + piece.head) * p.readers + piece.part;
   }
-  /// Where the boundaries of a row begin. A warp.
+  /// The number of the row's first boundary state. A whole warp calls it.
   __device__ int first_boundary(int row) const {
     int count = 0;
     for (int other = lane_of_warp(); other < row; other += 32)
@@ -864,8 +907,9 @@ struct Block {
   __device__ std::int64_t entry_number(const Piece& piece, int chunk) const {
     return std::int64_t{piece.entry + chunk} * p.heads + piece.head;
   }
-  /// Waits for the entry of a chunk. Returns for how many chunks from this one on, at most 32, they
-  /// are there: asking for each in turn takes longer than a chunk. A warp.
+  /// Waits until the entry of a chunk is complete (four warps have counted it), and resets its
+  /// counter. Returns the number of chunks from this one on, at most 32, whose entries are
+  /// complete: a separate wait for each would take longer than a chunk. A whole warp calls it.
   __device__ int wait_for_entries(const Piece& piece, int chunk) const {
     const int own = chunk + lane_of_warp();
     const bool exists = own < piece.chunks;
@@ -879,19 +923,20 @@ struct Block {
     const int count = missing ? __ffs(static_cast<int>(missing)) - 1 : 32;
     if (lane_of_warp() < count) *counter = 0;
     __syncwarp();
-    publish_to_async_everywhere();  // what others have stored can be loaded by copies
+    publish_to_async_everywhere();  // bulk copies after this see the stores of prepare_kernel
     return count;
   }
 };
 
-/// Loads what a chunk needs. A warp, of which one lane asks for it.
+/// The loading warp: fills the ring of stages for all chunks of the block. Lane 0 issues the
+/// copies.
 template <int kParts, bool kShared, Run kRun>
 __device__ void load(const Block<kParts, kShared, kRun>& b) {
   using Stage = typename ChainMemory<kParts>::Stage;
   constexpr bool kFollowed = kRun == Run::followed;
   constexpr int kBytes = int{sizeof(Stage)} + int{sizeof(Entry::Scales)};
-  std::uint32_t tails = 0;  // a bit per stage: the parity of its next tail
-  int there = 0;            // the chunks whose entries are there
+  std::uint32_t tails = 0;  // bit per stage: parity of the next phase of its `tail`
+  int there = 0;            // chunks, counted over all pieces, whose entries are complete
   b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
     if (kFollowed && piece.follows)
       wait_for_earlier_launch();
@@ -925,7 +970,7 @@ __device__ void load(const Block<kParts, kShared, kRun>& b) {
   });
 }
 
-/// Like store_matrices(), for the transposed matrices.
+/// Stores the transposes of the matrices that store_matrices() would store.
 __device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b,
                                         std::uint32_t c, std::uint32_t d) {
   asm volatile(
@@ -934,24 +979,26 @@ __device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, 
       : "memory");
 }
 
-/// The chain of 64 rows of a state, and their outputs. A warpgroup.
+/// The chain of 64 rows of a state, and their outputs; one warpgroup. Registers hold results of
+/// products as hopper.cuh describes: a row is a row v of S, a column is k for S and a token for y
+/// and o. Warp w has rows 16 w ... 16 w + 15.
 template <int kParts, bool kShared, Run kRun>
 struct Chain {
   static constexpr bool kFollowed = kRun == Run::followed;
   static constexpr bool kStretches = kRun == Run::stretches;
   static constexpr int kRowsOfWarp = 16;
   const Block<kParts, kShared, kRun>& b;
-  int part, warp, lane;          ///< part: of the block's
-  float s[2][32];                ///< columns 0 ... 63 and 64 ... 127
-  float y[32];                   ///< of the chunk that has begun
-  std::uint32_t v[4][4];         ///< likewise
+  int part, warp, lane;          ///< part: among the block's kParts
+  float s[2][32];                ///< S: columns 0 ... 63 and 64 ... 127
+  float y[32];                   ///< S K^T, then Vn^T, of the chunk that has begun
+  std::uint32_t v[4][4];         ///< V^T, then Y, of that chunk: bf16 operand
   float o[32];                   ///< outputs [v, tokens] of a chunk
-  std::uint32_t rounded[2][16];  ///< s, as operand
-  std::uint32_t decayed[4][4];   ///< operand of products that run
-  int waiting = kNowhere;        ///< the slot of the state that is in shared memory
+  std::uint32_t rounded[2][16];  ///< S in bf16, an operand
+  std::uint32_t decayed[4][4];   ///< (E_last Vn)^T in bf16, an operand of products under way
+  int waiting = kNowhere;        ///< slot of the boundary state that waits in shared memory
 
-  /// Calls f(offset, first element, second one) for the lane's elements of a state. Its columns are
-  /// neighbours where kPairs says so.
+  /// Calls f(offset, first element, second element) for the lane's pairs of neighbouring columns of
+  /// a state. kPairs: the two are neighbours in memory too.
   template <bool kPairs, class F>
   __device__ void for_each_pair(const States& states, int slot, const Piece& piece, F f) {
     const int row = (piece.part + part) * kPart + warp * 16 + lane / 4, two = 2 * (lane % 4);
@@ -994,7 +1041,7 @@ struct Chain {
     for (int i = 0; i < 64; ++i)
       s[i / 32][i % 32] = row + 8 * (i / 2 % 2) == 8 * (i / 4) + two + i % 2 ? 1.0f : 0.0f;
   }
-  /// Leaves what the follower of this chain begins with.
+  /// Copies the state for the follower of this chain, and tells it.
   __device__ void copy(const Piece& piece) {
     store(b.p.initial, piece.row, piece);
     sync_threads_of(1 + part, kWarpgroup);
@@ -1011,19 +1058,21 @@ struct Chain {
                            [&](std::int64_t at, float& x, float& y) { states.put(at, x, y); });
     }
   }
-  /// Another segment of the row may have left the row's last state in the pool already.
+  /// Whether a segment starts from `before` instead of the pool. All but a row's only segment do:
+  /// the row's last segment may already have replaced the state in the pool.
   __device__ static bool starts_from_kept(const Piece& piece) {
     return kRun == Run::segments && (piece.skipped > 0 || !piece.ends_row);
   }
-  /// Where states on the way go.
+  /// The pool for states after chunks within the piece: boundary states, or maps of a stretch.
   __device__ const States& kept(const Piece& piece) const {
     return !kStretches ? b.p.boundary : piece.of_unit ? b.p.transfers : b.p.before;
   }
-  /// The state at a boundary. Where there is room, it goes by shared memory, from where
-  /// copy_boundary() takes it: lanes that store to the pool themselves would wait for it.
+  /// Stores the state at a boundary. With kParts = 1 it goes to shared memory, and copy_boundary()
+  /// sends it from there by bulk copies: stores by the lanes themselves would stall the chain.
   __device__ void store_boundary(int slot, const Piece& piece) {
     if (kParts > 1 || !kept(piece).fours) return store(kept(piece), slot, piece);
-    if (lane >= kRowsOfWarp) wait_for_reads<0>();  // of the last boundary's rows
+    if (lane >= kRowsOfWarp)
+      wait_for_reads<0>();  // the last boundary's copies have read their rows
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 16; ++n)
@@ -1035,7 +1084,8 @@ struct Chain {
       }
     waiting = slot;
   }
-  /// Takes what waits in shared memory to its slot; each warp its own rows.
+  /// Issues the bulk copies of a state that waits in shared memory; each warp sends its own 16
+  /// rows, one per lane from lane 16 on.
   __device__ void copy_boundary(const Piece& piece) {
     if (kParts > 1 || waiting == kNowhere) return;
     publish_to_async();
@@ -1056,8 +1106,11 @@ struct Chain {
     return b.m.state + warp * kRowsOfWarp * kStateRow;
   }
 
+  /// Runs the block's pieces. For each chunk, begin() issues the products with the state before it
+  /// and finish() those that update the state; begin() of the next chunk overlaps the last products
+  /// of finish(). Chunks whose outputs are left out come first.
   __device__ void run() {
-    int n = 0;
+    int n = 0;  // chunks so far, over all pieces: the use of the ring
     b.work.for_each_piece([&](const Piece& piece) {
       const int slot = b.p.slot(piece.row);
       if (slot == kNowhere) return;
@@ -1078,7 +1131,8 @@ struct Chain {
         store(b.p.before, piece.place, piece);
       const bool leaves_states = !kStretches && (kRun != Run::segments || piece.ends_row) &&
                                  (!kFollowed || !piece.follows);
-      int boundary = 0, left = 0, every = 0;  // in chunks
+      // `boundary`: number of the next boundary state; `left`: chunks until it, of `every`.
+      int boundary = 0, left = 0, every = 0;
       if (kStretches) {
         boundary = piece.place + 1;
         left = every = b.p.segment;
@@ -1087,7 +1141,8 @@ struct Chain {
         boundary = b.first_boundary(piece.row) + piece.skipped / every;
         left = every - piece.skipped % every;
       }
-      const auto reaches = [&](int chunk) {  // where the state after a chunk is stored
+      // The number under which the state after `chunk` is stored, or kNowhere.
+      const auto reaches = [&](int chunk) {
         if (every == 0 || --left > 0 || (chunk + 1) * kChunk > piece.tokens.size) return kNowhere;
         left = every;
         return boundary++;
@@ -1111,7 +1166,7 @@ struct Chain {
       if (kFollowed)
         for (; chunk < piece.first_output; ++chunk, ++n) {
           finish<false>(piece, n);
-          reaches(chunk);  // it is stored by the follower
+          reaches(chunk);  // only counts: the follower stores the boundary
           begin<false>(piece, chunk + 1, n + 1, kNowhere);
         }
       for (; !kStretches && chunk < piece.chunks; ++chunk, ++n) {
@@ -1139,16 +1194,19 @@ struct Chain {
     return b.base + use.slot * int{sizeof(typename ChainMemory<kParts>::Stage)};
   }
 
-  /// What a chunk needs of the state before it, while the last products of the chunk before may
-  /// still run: y = S K^T, v = V^T, and exp(G_last) S. Ends the chunk before, whose outputs it
-  /// stores if that has some. `boundary`: where the state before the chunk is stored.
+  /// Begins a chunk while the last products of the previous chunk may still run: computes y = S
+  /// K^T, loads v = V^T, and multiplies S by exp(G_last). The two halves of S (columns 0 ... 63 and
+  /// 64 ... 127) are separate groups of products, so that the first half is rounded and used while
+  /// the second is still being updated. Ends the previous chunk: stores its outputs
+  /// (kOutputsBefore) and releases its stage. `boundary`: number under which the state before this
+  /// chunk is stored.
   template <bool kOutputsBefore>
   __device__ void begin(const Piece& piece, int chunk, int n, int boundary) {
     const Use use = use_of<kStages>(n);
     const std::uint32_t k = stage(use);
     const Entry::Scales& scales = b.m.scales[use.slot];
     barrier_wait(b.barrier(b.m.full[use.slot]), use.parity);
-    wait_for_products<1>();
+    wait_for_products<1>();  // s[0] and o are complete; the update of s[1] may still run
     pin(s[0]);
     if (kOutputsBefore) pin(o);
 #pragma unroll
@@ -1160,7 +1218,7 @@ struct Chain {
       Product<Bf16, 64, false>::of(y, rounded[0] + 4 * i, matrix(k + i * 32, 16, 1024), i > 0);
     commit_products();
     if (kOutputsBefore) finish_outputs(n - 1);
-    wait_for_products<1>();
+    wait_for_products<1>();  // s[1] is complete; the first half of y may still run
     pin(s[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) pin(decayed[i]);
@@ -1195,13 +1253,14 @@ struct Chain {
     pin(y);
   }
 
-  /// The products that add to the state and to the outputs are not waited for.
+  /// Finishes a chunk after begin(): Y, Vn, then the updates of S and O, whose products it does not
+  /// wait for.
   template <bool kOutputs>
   __device__ void finish(const Piece& piece, int n) {
     const Use use = use_of<kStages>(n);
     const std::uint32_t k = stage(use), t = k + (2 + kParts) * kTile, q = t + kTile;
     const Entry::Scales& scales = b.m.scales[use.slot];
-    // O = S Q^T meanwhile. Y = V^T - exp(G) Y
+    // The tensor cores compute S Q^T, while the lanes compute Y = V^T - exp(G) / |k| (S K^T).
     float of_state[32];
     if (kOutputs) {
       pin(of_state), pin(rounded[0]), pin(rounded[1]);
@@ -1224,7 +1283,7 @@ struct Chain {
       }
       pin(v[i]);
     }
-    // Vn^T = Y T^T, in the registers of Y. O = exp(G) O meanwhile
+    // The tensor cores compute Vn^T = Y T^T into y, while the lanes compute O = exp(G) (S Q^T).
     start_products();
 #pragma unroll
     for (int i = 0; i < 4; ++i)
@@ -1241,7 +1300,8 @@ struct Chain {
     wait_for_products<0>();
     pin(y);
     if (kOutputs) pin(o);
-    // O += Vn^T P^T. S = exp(G_last) S + (E_last Vn)^T K
+    // O += Vn^T P^T and S += (E_last Vn)^T K; begin() has multiplied S by exp(G_last). The first
+    // group is s[0] and O, the second s[1].
     std::uint32_t news[4][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -1271,7 +1331,7 @@ struct Chain {
     commit_products();
   }
 
-  /// Of the lane's columns of an accumulator.
+  /// Loads the factors of the lane's columns (tokens) of an accumulator.
   __device__ void load_factors(float2 (&factors)[8], const float* from) const {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
@@ -1287,14 +1347,15 @@ struct Chain {
       }
   }
 
-  /// The outputs of the n-th chunk to shared memory.
+  /// Multiplies the outputs of the n-th chunk by scale / |q| and writes them, as [tokens, v] in
+  /// bf16, to shared memory.
   __device__ void finish_outputs(int n) {
     float2 factors[8];
     float y[32];
     load_factors(factors, b.m.scales[use_of<kStages>(n).slot].norms);
     scale(y, o, factors);
     if (warp == 0 && lane == 0) wait_for_reads<0>();
-    sync_threads_of(1 + part, kWarpgroup);  // the tile of outputs is free
+    sync_threads_of(1 + part, kWarpgroup);  // the last chunk's outputs have left the tile
     const std::uint32_t tile = shared_address(b.m.out[part]);
 #pragma unroll
     for (int i = 0; i < 8; i += 2)
@@ -1303,7 +1364,8 @@ struct Chain {
           pack<Bf16>(y[4 * i], y[4 * i + 1]), pack<Bf16>(y[4 * i + 2], y[4 * i + 3]),
           pack<Bf16>(y[4 * i + 4], y[4 * i + 5]), pack<Bf16>(y[4 * i + 6], y[4 * i + 7]));
   }
-  /// And from there to where they belong.
+  /// Sends the outputs of a chunk from shared memory to `out`: a whole chunk by a tensor copy, a
+  /// shorter one by ordinary stores of its tokens alone.
   __device__ void store_outputs(const Piece& piece, int chunk) const {
     publish_to_async();
     sync_threads_of(1 + part, kWarpgroup);
@@ -1325,8 +1387,8 @@ struct Chain {
   }
 };
 
-/// Outputs of tokens that no chain reaches: rows without a slot, and tokens after the last row. A
-/// warp.
+/// Zeroes the outputs of tokens that no chain computes: those of rows without a slot, and those
+/// after the last row. One warp of each block calls it.
 __device__ inline void zero_unused_outputs(const Parameters& p) {
   const int words = p.V / 8;
   const auto zero = [&](TokenRange tokens) {
@@ -1360,12 +1422,14 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kPart
           barrier_init(b.barrier(m.empty[i]), Block::kReleases);
     publish_barriers();
   }
-  if (!p.counters) wait_for_earlier_launch();  // otherwise that which prepares has waited
+  // With counters, the chains run beside prepare_kernel, which has itself waited for earlier
+  // launches.
+  if (!p.counters) wait_for_earlier_launch();
   if (kRun == Run::stretches) let_the_next_launch_start();
   if (kRun == Run::rows || kRun == Run::followed)
     Work::sort(p, m.order, reinterpret_cast<int*>(m.stages));
   if (kShared)
-    sync_cluster();  // the neighbour's barriers are there
+    sync_cluster();  // the neighbour's barriers are initialised before copies complete on them
   else
     __syncthreads();
   if (role == 0) {
@@ -1377,30 +1441,31 @@ __global__ void __cluster_dims__(kNeighbours, 1, 1) __launch_bounds__((1 + kPart
     Chain<kParts, kShared, kRun>{b, role - 1, warp, lane}.run();
   }
   __syncwarp();
-  if (kShared) sync_cluster();  // the neighbour may still write here
-  // Whoever waits for this launch waits for the one before it too.
+  if (kShared) sync_cluster();  // the neighbour may still copy to or arrive in this shared memory
+  // A later launch that waits for this one must find prepare_kernel ended too.
   if (p.counters) wait_for_earlier_launch();
 }
 
 // --- Segments ------------------------------------------------------------------------------------
 
-// join_kernel: from the state before a stretch of segments, and from what the stretch does to any
-// state, those before its second segment and before the next stretch.
+// join_kernel goes through the stretches of a row, from the second on (the first one started from
+// the row's state). From the state S before a stretch and the stretch's maps it computes the states
+// before the stretch's second segment (q = 1) and before the next stretch (q = 2):
 //
-//   S_q = S M_q + N_q      M [K, K] and N [V, K] from the begin of the stretch on
+//   S_q = S M_q + N_q      M_q [K, K] and N_q [V, K]: maps from the begin of the stretch
 //
 //   grid    rows x HV x V / kJoinedRows
-//   block   8 warps for each of a stretch's states; each has 16 columns, one stretch after the
-//           other
+//   block   16 warps: 8 for each q, with 16 of the 128 columns each; 16 rows of S in shared memory
 //
-// Products are of bf16 in two terms each, which leaves 16 bits: chains round their states to 8.
+// Factors are split into two bf16 terms each, so products keep 16 bits; chains round their states
+// to 8 bits.
 
-constexpr int kJoinedRows = 16;
-constexpr int kJoinWarps = kK / 16;  ///< of a state
+constexpr int kJoinedRows = 16;      ///< rows of a state in a block
+constexpr int kJoinWarps = kK / 16;  ///< warps per state S_q
 constexpr int kJoinThreads = kStretch * kJoinWarps * 32;
 constexpr int kJoinStride = kK + 8;  ///< floats of a row in shared memory
 
-/// Two neighbours as the sum of two pairs of bf16.
+/// Two floats as the sums of two bf16 numbers each: `high` and `low` hold a pair.
 struct Terms {
   std::uint32_t high, low;
 };
@@ -1410,12 +1475,16 @@ __device__ inline Terms in_terms(float x, float y) {
   return {high, pack<Bf16>(x - rounded.x, y - rounded.y)};
 }
 
-/// A warp's 16 rows and 16 columns of a state. Lane l has rows l / 4 and 8 below, columns 4 (l % 4)
-/// and the next three: d[i][0], d[i][1] and d[i][2], d[i][3] are columns i and i + 2 of the rows.
+/// A warp's 16 rows and 16 columns of a state. Lane l holds rows r = l / 4 and r + 8, columns
+/// c = 4 (l % 4) ... c + 3, in an order that lets it move four neighbours at once:
+///
+///   d[i][0] = (r, c + i)        d[i][1] = (r, c + i + 2)
+///   d[i][2] = (r + 8, c + i)    d[i][3] = (r + 8, c + i + 2)
 struct JoinedTile {
   float d[2][4];
-  float m[64];  ///< of M: m[8 k] and on are rows 16 k + 2 (l % 4), the next, and 8 after both,
-                ///< each with columns 2 (l / 4) and the next of the warp's
+  /// Elements of M. m[8 k] ... m[8 k + 7]: rows 16 k + 2 (l % 4), the next, and the two 8 below
+  /// them, each with the warp's columns 2 (l / 4) and the next.
+  float m[64];
 
   __device__ void load(const float* states, const float* transfers) {
 #pragma unroll
@@ -1427,7 +1496,7 @@ struct JoinedTile {
         m[8 * k + 2 * i] = two.x, m[8 * k + 2 * i + 1] = two.y;
       }
     load_states(states);
-    pin(m);  // all of it is asked for before any is used
+    pin(m);  // all loads are issued before the first value is used
   }
   __device__ void load_states(const float* upper) {
     const float4 a = *reinterpret_cast<const float4*>(upper);
@@ -1439,7 +1508,8 @@ struct JoinedTile {
     *reinterpret_cast<float4*>(upper) = {d[0][0], d[1][0], d[0][1], d[1][1]};
     *reinterpret_cast<float4*>(upper + 8 * stride) = {d[0][2], d[1][2], d[0][3], d[1][3]};
   }
-  /// d += S M. `s`: the lane's row of S in shared memory.
+  /// d += S M, where `s` is the lane's row r of S in shared memory. The products of a low term are
+  /// added apart, in `small`.
   __device__ void add_product(const float* s, int lane) {
     float small[2][4] = {};
 #pragma unroll
@@ -1467,7 +1537,7 @@ struct JoinedTile {
 };
 
 __global__ void __launch_bounds__(kJoinThreads) join_kernel(const __grid_constant__ Parameters p) {
-  __shared__ float s[2][kJoinedRows * kJoinStride];  // before this stretch, and before the next
+  __shared__ float s[2][kJoinedRows * kJoinStride];  // S before this stretch, and before the next
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32), lane = lane_of_warp();
   const int per_head = p.V / kJoinedRows, number = static_cast<int>(blockIdx.x);
   const int row = number / (p.heads * per_head), rest = number % (p.heads * per_head);
@@ -1489,15 +1559,16 @@ __global__ void __launch_bounds__(kJoinThreads) join_kernel(const __grid_constan
     return static_cast<const float*>(p.transfers.data) +
            p.transfers.offset(place + segment, head, 2 * (lane % 4), column + 2 * (lane / 4));
   };
-  const int own = 1 + warp / kJoinWarps;  // the warp's segment after the stretch's begin
-  const bool last = own == kStretch;      // before which the next stretch begins
+  const int own = 1 + warp / kJoinWarps;  // q: the warp computes the state before the stretch's
+                                          // segment number q
+  const bool last = own == kStretch;      // that state is the one before the next stretch
   float* const from = s[0] + own_row * kJoinStride;
   JoinedTile tile;
   if (last) {
     tile.load_states(state(kStretch));
     tile.store(from + own_column, kJoinStride);
   }
-  int turn = 0;  // 0, or the distance of the two copies of S
+  int turn = 0;  // offset of the copy of S in use: 0, or the distance of the two copies
   for (int segment = kStretch; segment + 1 < segments; segment += kStretch) {
     const bool exists = segment + own < segments;
     if (exists) tile.load(state(segment + own), transfer(segment + own));

@@ -1,10 +1,11 @@
-// Gated delta rule over whole prompts. Equations: reference/recurrent/gated_delta_rule.hpp; the
-// chunked kernels: gated_delta_rule_chunks.cuh. Here are the one that goes token by token, and the
-// choice.
+// Gated delta rule over whole prompts. Equations: reference/recurrent/gated_delta_rule.hpp. The
+// chunked kernels are in gated_delta_rule_chunks.cuh; this file has the sequential kernel (token by
+// token, any shape), the choice between all forms, and the launch wrapper.
 //
-//   grid    (ceil(V / (kWarps x kRows)), HV, N)
-//   block   kWarps warps; a warp holds kRows rows of one state in float32, lane i the columns
-//           i, 32 + i, ... of each
+// sequential_kernel:
+//   grid    (ceil(V / (kWarps x kRows)), HV, N, and one more if rows are packed: it zeroes padding)
+//   block   kWarps warps; a warp holds kRows rows of one state [V, K] in float32, lane i the
+//           columns i, 32 + i, ... of each
 #include "kernels/recurrent/gated_delta_rule_prefill.hpp"
 
 #include <limits>
@@ -20,8 +21,8 @@ using delta_chunks::Parameters;
 using delta_chunks::States;
 
 constexpr int kWarps = 4;
-constexpr int kRows = 4;           ///< of a state, in a warp's registers
-constexpr int kMostColumns = 256;  ///< K
+constexpr int kRows = 4;           ///< rows of a state in a warp's registers
+constexpr int kMostColumns = 256;  ///< K at most
 constexpr int kColumnsPerLane = kMostColumns / 32;
 
 template <class T>
@@ -31,11 +32,12 @@ struct Vectors {
   int K = 0;
 };
 
-/// The warp's rows of a state.
+/// The warp's rows first ... first + kRows - 1 of a state.
 struct WarpRows {
   float s[kRows][kColumnsPerLane];
   int first, V, K;
 
+  /// Calls f(row, column, element) for the lane's elements.
   template <class F>
   __device__ void for_each(F f) {
     const int lane = static_cast<int>(threadIdx.x % 32);
@@ -55,7 +57,7 @@ struct WarpRows {
       states.put(states.offset(slot, head, row, column), x);
     });
   }
-  /// The products of the rows with x, for every lane.
+  /// The products of the rows with x; every lane gets them.
   __device__ void products(float (&sums)[kRows], const float (&x)[kColumnsPerLane]) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
@@ -67,6 +69,7 @@ struct WarpRows {
   }
 };
 
+/// Loads a token's q or k, L2-normalised if `l2norm`, times `scale`.
 template <class T>
 __device__ void load_direction(float (&x)[kColumnsPerLane], const T* from, int K, bool l2norm,
                                float scale) {
@@ -95,7 +98,7 @@ __global__ void __launch_bounds__(kWarps * 32)
       if (lane == r && rows.first + r < p.V)
         x.out.at(token, head)[rows.first + r] = from_float<T>(o[r]);
   };
-  if (row == p.rows.rows) {  // tokens after the last row
+  if (row == p.rows.rows) {  // this block zeroes the outputs after the last row
     for (int t = p.rows.padding_begin(); t < p.rows.tokens; ++t) write(t, {});
     return;
   }
@@ -175,7 +178,7 @@ void allow_shared_memory(int bytes) {
   check_cuda(allowed, kName);
 }
 
-/// On so many clusters at most.
+/// Launches prepare_kernel on at most `clusters` clusters.
 void launch_prepare(const delta_chunks::Maps& maps, const Parameters& p, std::int64_t clusters,
                     cudaStream_t stream) {
   using namespace delta_chunks;
@@ -186,6 +189,7 @@ void launch_prepare(const delta_chunks::Maps& maps, const Parameters& p, std::in
          kPrepareBytes, stream, true, maps, p);
 }
 
+/// Launches chain_kernel on `clusters` clusters.
 template <int kParts, bool kShared, delta_chunks::Run kRun>
 void launch_chains(const delta_chunks::Maps& maps, const Parameters& p, std::int64_t clusters,
                    cudaStream_t stream) {
@@ -196,6 +200,8 @@ void launch_chains(const delta_chunks::Maps& maps, const Parameters& p, std::int
          dim3((1 + kParts) * kWarpgroup), kChainBytes<kParts>, stream, true, maps, p);
 }
 
+/// Launches prepare_kernel, then the chains over whole rows. With counters both run at the same
+/// time, prepare_kernel on the processors that the chains leave.
 template <int kParts, bool kShared, bool kFollowed>
 void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStream_t stream) {
   using namespace delta_chunks;
@@ -207,8 +213,9 @@ void launch_chunks(const delta_chunks::Maps& maps, const Parameters& p, cudaStre
       maps, p, kFollowed ? clusters_for(2 * pieces) : chains, stream);
 }
 
-/// Four launches, each after the one before: what needs no state, what stretches do to states, the
-/// states before segments, and the segments.
+/// Launches the form in_segments, four kernels one after another: prepare_kernel; chains over
+/// stretches, which find the map of each stretch from the state before it to the one after it;
+/// join_kernel, which finds the states before all segments; and chains over the segments.
 void launch_segments(const delta_chunks::Maps& maps, const Parameters& p, cudaStream_t stream) {
   using namespace delta_chunks;
   const std::int64_t processors = processor_count() / kNeighbours, halves = p.V / kPart;
@@ -225,17 +232,18 @@ void launch_segments(const delta_chunks::Maps& maps, const Parameters& p, cudaSt
   launch_chains<1, true, Run::segments>(maps, p, clusters(p.segments * p.heads * halves), stream);
 }
 
-constexpr std::int64_t kMostFollowed = 64;  ///< chains
+constexpr std::int64_t kMostFollowed = 64;  ///< chains of a batch that may have followers
 
-/// Whether the workspace has room for what followers of these chains begin with.
+/// Whether the workspace has room for the states from which followers of these chains begin.
 bool can_be_followed(std::int64_t rows, std::int64_t heads, std::int64_t V) {
   return V % (2 * delta_chunks::kPart) == 0 &&
          rows * heads * (V / delta_chunks::kPart) <= kMostFollowed;
 }
 
-/// The part of the chunks that followers have, in 256ths, with which they and the chains end at the
-/// same time; they begin when all is prepared. Measured on an H200, in us: a chunk takes 1.32, and
-/// 0.95 without its outputs, its state at a boundary 0.6; a processor prepares a chunk in 1.5.
+/// The share of a row's chunks, in 256ths, whose outputs the row's followers compute, such that
+/// followers (which begin when all chunks are prepared) and chains end at the same time. Measured
+/// on an H200, in us: a chunk of a chain takes 1.32, or 0.95 without outputs; storing a state at a
+/// boundary 0.6; a processor prepares a chunk in 1.5.
 int lead_of(const Parameters& p, std::int64_t chains, std::int64_t processors) {
   constexpr double kChunk = 1.32, kWithoutOutputs = 0.95, kBoundary = 0.6, kPrepare = 1.5;
   const double prepared =
@@ -246,15 +254,15 @@ int lead_of(const Parameters& p, std::int64_t chains, std::int64_t processors) {
       std::clamp(256 * (whole - prepared) / (2 * whole - kWithoutOutputs), 0.0, 200.0));
 }
 
-/// How rows are cut into segments.
+/// The cut of rows into segments.
 struct Segments {
-  std::int64_t chunks = 0;                ///< of a segment; 0: rows stay whole
-  std::int64_t count = 0, stretches = 0;  ///< places for those of all rows
+  std::int64_t chunks = 0;                ///< chunks of a segment; 0: rows stay whole
+  std::int64_t count = 0, stretches = 0;  ///< places for the segments and stretches of all rows
 };
 
-/// The segments that make the shortest run of a batch, if all rows were alike, or none. By what an
-/// H200 takes, in us: lead_of() has most of it; a stretch that is joined 2, and 16 for two launches
-/// more and what they wait for. `always`: the segments that are best among themselves.
+/// The segments with the shortest expected time for a batch whose rows are all of average length;
+/// none if whole rows are faster, unless `always`. Times are those of an H200 in us: see lead_of();
+/// besides, joining a stretch takes 2, and two more launches with their waits take 16.
 Segments segments_of(std::int64_t rows, std::int64_t tokens, std::int64_t heads, std::int64_t V,
                      bool always) {
   using namespace delta_chunks;
@@ -294,7 +302,12 @@ Segments segments_of(std::int64_t rows, std::int64_t tokens, std::int64_t heads,
   return best;
 }
 
-/// How the workspace is divided.
+/// The division of the workspace, in bytes; `entries` and `counters` are counts. In order:
+///   counters of entries and of copied states (int32), which are 0 between calls
+///   initial states of followers              [rows, HV, V, K] float32
+///   entries                                  [entries, HV] Entry
+///   before                                   [segments, HV, V, K] float32
+///   transfers                                [segments, HV, K, K] float32
 struct Workspace {
   std::int64_t entries, counters, counter_bytes, initial_bytes, before, transfers, bytes;
 
@@ -373,12 +386,13 @@ Choice choice_for(const GatedDeltaRulePrefill<T, S>& in) {
     Segments segments;
     if (can_run(in, PrefillForm::in_segments)) segments = segments_of(rows, T_, HV, V, asked);
     if (segments.stretches > 0) return {PrefillForm::in_segments, segments};
-    if (asked) return {PrefillForm::in_turns};  // a chunk per row
+    if (asked) return {PrefillForm::in_turns};  // rows are too short to be cut
   }
   if (in.form != PrefillForm::automatic && in.form != PrefillForm::whole_rows) return {in.form};
-  // Overlapped while at least half of the processors are left to prepare, with followers where
-  // rows have as many chunks as there are chains; by heads where the halves of them would not fit
-  // at a time.
+  // The chains (64 rows of a head's state each) are counted in `parts`. Up to half of the
+  // processors: chains and preparation overlap, with followers where a row has at least `parts`
+  // chunks. Beyond: in turns; and with whole heads (128 rows of a state) per block where the chains
+  // would not all fit on the processors at once.
   if (!can_run(in, PrefillForm::in_turns)) return {PrefillForm::sequential};
   const std::int64_t parts = rows * HV * (V / delta_chunks::kPart);
   if (parts > processor_count() / 2)

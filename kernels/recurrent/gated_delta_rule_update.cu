@@ -1,6 +1,7 @@
-// Gated delta rule for decoding. Equations: reference/recurrent/gated_delta_rule.hpp; how it maps
-// onto the machine: kernels/recurrent/recurrence.cuh, with a value head's S [V, K] as the state: S
-// k and S q are sums over the lanes of one row.
+// Gated delta rule for decoding. Equations: reference/recurrent/gated_delta_rule.hpp. Mapping to
+// the machine: kernels/recurrent/recurrence.cuh, where the state [R, C] is a value head's S [V, K],
+// so that the products S k and S q are sums over the lanes of one row. This file is the operation
+// Op of that mapping, and the launch wrappers.
 #include "kernels/recurrent/gated_delta_rule_update.hpp"
 
 #include "kernels/base/zero.cuh"
@@ -14,9 +15,10 @@ template <class T>
 struct Tokens {
   HeadVectors<const T> q, k, v;
   MixedView<2> g, beta;
-  bool aligned = false;  ///< q and k, rows of 16-byte pieces
+  bool aligned = false;  ///< rows of q and k begin at multiples of 16 bytes
 };
 
+/// The Op of recurrence.cuh.
 template <class T>
 struct GatedDelta {
   struct Parameters {
@@ -28,25 +30,25 @@ struct GatedDelta {
     Divisor value_heads_per_key_head;
   };
 
-  /// What a token is to every row.
+  /// Per-token scalars, shared by all rows of the state.
   struct Scalars {
-    float k_scale, q_scale;  ///< what k and q are still to be multiplied by
+    float k_scale, q_scale;  ///< 1 / |k|, and scale / |q|: k and q themselves stay unscaled
     float alpha, beta;
-    float kq;  ///< k . q, scaled
+    float kq;  ///< k . q, with both scales
   };
   enum : int {
     kColumnVectors = 2,  ///< k, q
     kRowVectors = 1,     ///< v
-    /// Where tf32 holds k and q, and outputs are not more precise than that.
+    /// Chunks multiply k and q in tf32, which is exact for T of 16 bits but not for float32.
     kHasChunks = sizeof(T) == 2
   };
 
   template <class Layout, int kRows>
   struct Token {
-    float k[Layout::kCount];  ///< as it came
-    float q[Layout::kCount];
+    float k[Layout::kCount];  ///< the lane's elements of k, unscaled
+    float q[Layout::kCount];  ///< likewise
     Scalars scalars;
-    float v;  ///< of the row that the lane owns
+    float v;  ///< v of the row that the lane owns
   };
 
   template <class Token, class Visit>
@@ -54,7 +56,7 @@ struct GatedDelta {
     visit(0, token.k);
     if (!folded) visit(1, token.q);
   }
-  /// value(i, r): the i-th value of the lane's r-th row.
+  /// Fills the token's row values; value(i, r) is row vector i at the lane's r-th row.
   template <class Layout, int kRows, class Value>
   __device__ static void take_rows(Token<Layout, kRows>& token, bool, Value value) {
     token.v = value(0, Layout::template own<kRows>());
@@ -104,7 +106,7 @@ struct GatedDelta {
     return raw;
   }
 
-  /// What makes x a direction, if that is asked for.
+  /// Factor that L2-normalises x; 1 when normalisation is off.
   template <class Layout>
   __device__ static float scale_of(const Parameters& p, const float (&x)[Layout::kCount]) {
     return p.use_qk_l2norm ? rsqrtf(Layout::sum(Layout::dot(x, x)) + 1e-6f) : 1.0f;
@@ -139,9 +141,10 @@ struct GatedDelta {
 
   __device__ static void keep(const Parameters&, int, int, const Scalars&) {}
 
-  /// u = beta (v - alpha S k), of which the sum of S k without its scale is given; and an element
-  /// of S = alpha S + u k^T. The one place where a state advances, in operations that no compiler
-  /// fuses otherwise: a replay repeats a decode bit by bit.
+  /// new_value() is u = beta (v - alpha S k) of a row, where Sk is the sum S k before k's scale;
+  /// advanced() is an element of alpha S + u k^T. All launches advance states by these two, in
+  /// explicitly rounded operations that the compiler cannot contract differently, so that a replay
+  /// repeats a decode bit by bit.
   __device__ static float new_value(const Scalars& x, float v, float Sk) {
     return __fmul_rn(x.beta, __fsub_rn(v, __fmul_rn(x.alpha, __fmul_rn(x.k_scale, Sk))));
   }
@@ -149,7 +152,8 @@ struct GatedDelta {
     return fmaf(__fmul_rn(u, x.k_scale), k, __fmul_rn(x.alpha, s));
   }
 
-  /// Returns u of the row that the lane owns.
+  /// Advances the lane's part of the state, given S k of the row that the lane owns. Returns that
+  /// row's u.
   template <class Layout, int kRows>
   __device__ static float advance_by(const Token<Layout, kRows>& token,
                                      float (&s)[kRows][Layout::kCount], float Sk) {
@@ -164,7 +168,7 @@ struct GatedDelta {
     return u;
   }
 
-  /// The product of every row with x, added up: of the row that the lane owns.
+  /// The product of S with x, at the row that the lane owns.
   template <class Layout, int kRows>
   __device__ static float product(const float (&s)[kRows][Layout::kCount],
                                   const float (&x)[Layout::kCount]) {
@@ -180,7 +184,8 @@ struct GatedDelta {
     advance_by(token, s, product<Layout>(s, token.k));
   }
 
-  /// o = S q = alpha S' q + u (k . q) for the S' before: neither sum waits for the other.
+  /// Advances s and returns o = S q at the row that the lane owns. With S' the state before,
+  /// o = alpha S' q + u (k . q): the sums S' k and S' q can then run at the same time.
   template <class Layout, int kRows>
   __device__ static float step(const Token<Layout, kRows>& token,
                                float (&s)[kRows][Layout::kCount]) {

@@ -18,7 +18,7 @@
 
 namespace lockstep::kernels {
 
-/// Tokens of one step: T is the type of activations.
+/// The tokens of one step; T is the type of activations.
 template <class T>
 struct GatedDeltaTokens {
   TensorView<const T, 3> q;                    // [T, H, K]
@@ -39,26 +39,26 @@ struct GatedDeltaRuleUpdate {
   MixedView<1> dt_bias{};
   std::optional<float> scale{};  ///< of q; K^-0.5 by default
   bool use_qk_l2norm = false;
-  /// With snapshots [T, HV, V, K], parents [T] or read_only, the state is only read (but for a
-  /// fold). With read_only or a fold, and T in 16 bits, the tokens may run as chunks: outputs are
-  /// then those of a decode to rounding.
+  /// With snapshots [T, HV, V, K], parents [T] or read_only, this step's tokens do not change the
+  /// state; only a fold does. With read_only or a fold, and T of 16 bits, the tokens may run in
+  /// chunks: outputs then equal a decode's up to rounding.
   std::optional<TensorView<S, 4>> snapshots{};
   std::optional<IndexView> parents{};
   bool read_only = false;
-  /// The tokens of the row's earlier verification of which the first fold_accepted[row] are folded
-  /// into the state before this step's tokens run: a commit without a launch of its own.
+  /// Tokens of an earlier verification. The first fold_accepted[row] of each row are folded into
+  /// the state before this step's tokens run, which commits them without a launch of its own.
   std::optional<GatedDeltaTokens<T>> fold{};
   std::optional<IndexView> fold_accepted{};  // [N]
 };
 
-/// Decode and verification. Rows without a slot give 0; tokens after the last row too. The running
-/// state is float32 within a launch and rounded once per store. Throws ArgumentError.
+/// Decodes or verifies. Outputs of rows without a slot and of tokens after the last row are 0. The
+/// running state is float32 within a launch and is rounded once per store. Throws ArgumentError.
 template <class T, class S>
 void gated_delta_rule_update(const GatedDeltaRuleUpdate<T, S>& in, cudaStream_t stream);
 
 /// Commits a read-only verification: the first accepted[row] tokens of each row, or the nodes
-/// nodes[row, 0 ... accepted - 1], rounding the state after each as single-token launches do. Of
-/// the arguments, tokens.q, out, snapshots and parents are not looked at.
+/// nodes[row, 0 ... accepted - 1], rounding the state after each as single-token launches do. It
+/// ignores tokens.q, out, snapshots and parents.
 template <class T, class S>
 void gated_delta_rule_replay(const GatedDeltaRuleUpdate<T, S>& in, const IndexView& accepted,
                              const std::optional<IndexTable>& nodes, cudaStream_t stream);

@@ -1,6 +1,7 @@
 // The rows of a prefill, on the device: packed sequences, a padded batch with lengths, or all
-// tokens as one row, and where each finds and leaves its state. Rules: reference/tensors/slots.hpp
-// and kernels/torch/operators.md. What is an error there is left out here: a kernel cannot ask.
+// tokens as one row; and the slots of each row's state. Rules: reference/tensors/slots.hpp and
+// kernels/torch/operators.md. A kernel cannot report an argument that is an error there; it skips
+// the row or the store.
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -12,13 +13,13 @@ namespace lockstep::kernels {
 struct PrefillRow {
   int begin;   ///< the first token
   int size;    ///< tokens that count; 0 where the row has no slot
-  int end;     ///< of the tokens from begin + size on, whose outputs are 0
-  int source;  ///< the slot of the state before, or kNowhere: it counts as zero
-  int target;  ///< the slot of the state after, or kNowhere
+  int end;     ///< tokens from begin + size up to here are padding, whose outputs are 0
+  int source;  ///< slot of the state before the row; kNowhere: the state is zero
+  int target;  ///< slot for the state after the row; kNowhere: the state is not stored
 };
 
 struct PrefillRows {
-  RowSlots slots{};                         ///< slots.rows and slots.tokens are those of the batch
+  RowSlots slots{};                         ///< with slots.rows and slots.tokens of the batch
   const std::int32_t* lengths = nullptr;    ///< [N], beside padded_size
   const bool* has_initial_state = nullptr;  ///< [N]
   std::int64_t has_initial_stride = 0;
@@ -26,11 +27,12 @@ struct PrefillRows {
   int padded_size = 0;  ///< tokens of each row of a padded batch; 0: it is packed
   bool has_states = false;
 
-  /// Rows to run. A batch without rows may have tokens, which give 0.
+  /// Rows to run. A batch without rows but with tokens runs one empty row, which zeroes their
+  /// outputs.
   __host__ __device__ int count() const { return slots.rows > 0 ? slots.rows : slots.tokens > 0; }
 
 #ifdef __CUDACC__
-  /// Tokens of a row of the batch, whether it has a slot or not.
+  /// Number of the row's tokens, whether or not it has a slot.
   __device__ int length(int row) const {
     if (slots.starts) return slots.range(row).size;
     if (padded_size == 0) return slots.tokens;
@@ -53,12 +55,12 @@ struct PrefillRows {
         !has_initial_state || has_initial_state[RowSlots::wide(row, has_initial_stride)];
     if (found.source == kNowhere)
       found.size = 0;
-    else if (found.size > 0 || !resumes)  // the state of an empty row stays as it is
+    else if (found.size > 0 || !resumes)  // an empty row that resumes leaves its state alone
       found.target = found.size == 0 ? found.source : slots.target(row, found.source);
     if (!resumes) found.source = kNowhere;
     return found;
   }
-  /// Rows that begin before token t. Every lane of a warp calls it.
+  /// Number of rows that begin before token t. Every lane of a warp calls it.
   __device__ int beginning_before(int t) const {
     if (!slots.starts) return t == 0 ? 0 : padded_size == 0 ? 1 : (t - 1) / padded_size + 1;
     int count = 0;
@@ -66,7 +68,8 @@ struct PrefillRows {
       count += slots.begin(r) < t;
     return sum_over_warp(count);
   }
-  /// Boundary states of the rows before `row`. Every lane of a warp calls it.
+  /// Number of boundary states (one per `every` tokens of a row) of all rows before `row`. Every
+  /// lane of a warp calls it.
   __device__ int boundaries_before(int row, int every) const {
     int count = 0;
     for (int r = static_cast<int>(threadIdx.x % 32); r < row; r += 32) count += length(r) / every;
@@ -78,8 +81,8 @@ struct PrefillRows {
 #endif
 };
 
-/// The rows of a batch of `tokens`, checked as far as the host can; `slot_count` where there are
-/// states.
+/// The rows of a batch of `tokens` tokens; the host checks shapes and sizes. Without `slot_count`
+/// the operation has no states.
 inline PrefillRows prefill_rows(const Checks& checks, const PrefillBatch& batch,
                                 std::int64_t tokens, std::optional<std::int64_t> slot_count) {
   checks.expect(!batch.slots.table && !batch.slots.num_accepted, "state_indices",

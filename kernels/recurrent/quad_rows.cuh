@@ -1,14 +1,17 @@
-// Sixteen rows of a recurrent state in a warp as its tensor cores take them: four lanes a row, of
-// rows lane / 4 and lane / 4 + 8. Lane j of a row has what the lanes j and j + 4 of RowLayout have,
-// so that sums can be added in the same order.
+// Sixteen rows of a recurrent state in the registers of one warp, in the layout of mma fragments.
+// Each lane holds parts of two rows, lane / 4 and lane / 4 + 8; four lanes share a row. Lane
+// j = lane % 4 holds the columns that lanes j and j + 4 hold in a RowLayout of 8 lanes per row
+// (state_rows.cuh), so that a sum over a row adds its terms in the same order as there and gives
+// the same bits.
 #pragma once
 
 #include "kernels/recurrent/state_rows.cuh"
 
 namespace lockstep::kernels {
 
-/// d += a b, for a [16, 8], b [8, 8] and d [16, 8] in the fragments of mma.m16n8k8 (PTX ISA,
-/// "Matrix Fragments for mma.m16n8k8"): tf32, of which the lower 13 bits of a float are not read.
+/// d += a b for a [16, 8], b [8, 8] and d [16, 8], in the fragments of mma.m16n8k8 (PTX ISA,
+/// "Matrix Fragments for mma.m16n8k8"). The factors are tf32: the instruction ignores the lower 13
+/// bits of each float.
 __device__ inline void multiply_add(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
 #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -23,10 +26,11 @@ template <class Layout>
 struct QuadRows {
   static_assert(Layout::kLanes == 8 && !Layout::kMasked);
   static constexpr int kCount = Layout::kCount;
-  float s[2][2][kCount];  ///< [row][of the lanes j and j + 4][element]
+  float s[2][2][kCount];  ///< [row][half: columns of RowLayout's lane j or j + 4][element]
 
-  /// Of the warp's 16 rows, the one of s[r].
+  /// The number, among the warp's 16 rows, of the row in s[r].
   __device__ static int row(int r) { return static_cast<int>(threadIdx.x % 32 / 4) + 8 * r; }
+  /// The lane of RowLayout whose columns s[r][half] holds.
   __device__ static int part(int half) { return static_cast<int>(threadIdx.x % 4) + 4 * half; }
 
   template <Cached kCached, class S>
@@ -55,8 +59,9 @@ struct QuadRows {
         for (int i = 0; i < kCount; ++i) s[r][half][i] = rounded_to<S>(s[r][half][i]);
   }
 
-  /// given(r, product of row r with `column`) is what the token adds to the row; add(given, element
-  /// of the column, of the state) the new element.
+  /// Advances the state by one token. `column` is the token's vector along a row (k). Per row,
+  /// u = given(r, row r . column) is the value that the token adds; per element, the new element is
+  /// add(u, column's element, state's element).
   template <class Given, class Add>
   __device__ void advance(const float* column, Given given, Add add) {
     float k[2][kCount];
@@ -76,12 +81,13 @@ struct QuadRows {
     }
   }
 
-  /// The rows times eight columns, of which each lane brings number lane / 4, exact in tf32.
-  /// product[r][i] is of row r and column 2 (lane % 4) + i. kWide: the state has more bits than
-  /// tf32, and its upper and lower halves are multiplied (2^-22 of a product is lost).
+  /// Multiplies the rows by eight column vectors on the tensor cores. Each lane passes the address
+  /// of vector number lane / 4, whose elements must be exact in tf32; product[r][i] becomes row(r)
+  /// times vector 2 (lane % 4) + i. kWide: the state has more bits than tf32, so each element is
+  /// split into an upper and a lower tf32 that are multiplied apart (2^-22 of a product is lost).
   template <bool kWide>
   __device__ void multiply(const float* column, float (&product)[2][2]) const {
-    float sums[2][4] = {};  // two chains
+    float sums[2][4] = {};  // one accumulator per half: two independent chains of mma
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float x[kCount];

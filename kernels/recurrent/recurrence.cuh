@@ -1,48 +1,55 @@
-// How a recurrence runs over a batch on the device: what reference/recurrent/recurrence.hpp is for
-// the references. Rows of the batch find their states, tokens update them one by one, and states go
-// to slots or snapshots; what a token does to a state is the operation's own business.
+// A recurrence over a batch, on the device; reference/recurrent/recurrence.hpp is its counterpart
+// among the references. This file finds each row's state, runs the row's tokens over it one by one,
+// and stores states to slots or snapshots. The arithmetic of a token belongs to the operation Op.
 //
-//   grid   (ceil(R / rows of a block), heads, N)
+//   grid   (ceil(R / rows of a block), heads, N)      N: rows of the batch
 //   block  kWarps warps; a warp holds kRows x Layout::kRowsPerWarp rows of one state [R, C] in
 //          registers, float32, from the first token of its row of the batch to the last
 //
-// A state is read once, and written once per token that stores it, in accesses of 16 bytes that
-// neighbouring lanes make side by side; what else a token needs is small and comes through L2. The
-// rows of a state do not depend on each other.
+// Each state is read once, and written once per token that stores it, in accesses of 16 bytes side
+// by side in neighbouring lanes. A token's other inputs are small and come through L2. The rows of
+// a state do not depend on each other, so warps and blocks never exchange states.
 //
-// A token of a tree starts from its parent's state. Where that is not the state at hand, the path
-// from the committed state is run again: arithmetic instead of memory.
+// A token of a tree starts from its parent's state. Where the registers hold another state, the
+// kernel starts from the committed state and runs the whole path again: that costs arithmetic but
+// no memory for intermediate states.
 //
-// An operation Op brings
-//   - Op::Parameters: what its tokens consist of, passed to the kernel
-//   - Op::Token<Layout, kRows>: one token as a lane sees it: pieces of vectors along the columns,
-//     Op::Scalars, and values of the lane's rows
-//   - Op::Raw<Layout, kRows>: a token's inputs, asked for and not yet waited for
-//   - Op::prefetch<kFolded>(p, t, head, lane_rows): asks L2 for them; `lane_rows` says which rows
-//   the lane
-//     has
-//   - Op::fetch<kFolded>(p, t, head, lane_rows): asks for them. A folded token is one of an earlier
-//     verification, which only advances the state
-//   - Op::prepare<kFolded>(p, t, head, lane_rows, raw): the token
-//   - Op::keep(p, t, head, scalars): stores what a later replay wants; once per token and head
-//   - Op::advance(token, s): moves the lane's part of the rows s
-//   - Op::step(token, s): likewise; returns what the row that the lane owns gives
-//   - Op::write(p, t, head, row, value): stores it
-// and, so that a token can lie in shared memory: visit_columns, take_rows and row_value.
+// Terms: a verification runs the drafts of a speculative step; a folded token is an accepted token
+// of an earlier verification, which advances the state and has no output; a replay is a launch of
+// folded tokens only.
 //
-// A verification whose states nobody asks for can treat a few tokens as a chunk, as prefill does
-// (Op::kHasChunks): all of them read the state before the chunk, by one small matrix product on the
-// tensor cores, and meet each other by inner products that a block takes once for all its rows.
-// Such an Op brings
-//   - Op::Scalars::alpha: what a token multiplies the state with
-//   - Op::pair_products<Layout>(staged, earlier, later, products): the two products of the later
-//     token's columns with the earlier one's
-//   - Op::state_scales(scalars, decay): what the products of its columns with the state count
-//   - Op::chunk_value(scalars, value, seen): the row value of what the token adds, by its own row
-//     value and what its first column has seen
-//   - Op::new_value(scalars, value, product): likewise of a folded token, rounded as a decode does
-//     it; the product is of its first column, as it lies in shared memory
-//   - Op::advanced(scalars, new value, k, s): an element of the state, bit by bit as a decode
+// An operation Op provides
+//   - Op::Parameters: the inputs of its tokens, passed to the kernel
+//   - Op::Token<Layout, kRows>: one lane's share of a token: pieces of its vectors along the
+//     columns (k, q; B, C), Op::Scalars, and values for the lane's rows (v; x)
+//   - Op::Raw<Layout, kRows>: the same inputs unconverted, with their loads still under way
+//   - Op::prefetch<kFolded>(p, t, head, lane_rows): prefetches the inputs of token t into L2;
+//     `lane_rows` names the lane's rows
+//   - Op::fetch<kFolded>(p, t, head, lane_rows): issues the loads of a Raw
+//   - Op::prepare<kFolded>(p, t, head, lane_rows, raw): makes the Token from a Raw
+//   - Op::keep(p, t, head, scalars): stores the scalars that a later replay needs; called by one
+//     lane per token and head
+//   - Op::advance(token, s): advances the lane's part s of its rows by the token
+//   - Op::step(token, s): advances s; returns the output of the row that the lane owns
+//     (RowLayout::own())
+//   - Op::write(p, t, head, row, value): stores an output
+// For tokens staged in shared memory, it also provides visit_columns, take_rows and row_value.
+//
+// A verification that stores no states of its own tokens can treat a few tokens as a chunk, as
+// prefill does (Op::kHasChunks). All tokens of the chunk multiply the state before the chunk, in
+// one small matrix product on the tensor cores; the tokens' influence on each other goes through
+// inner products of their vectors, which a block computes once for all its rows. Such an Op also
+// provides
+//   - Op::Scalars::alpha: the decay by which a token multiplies the state
+//   - Op::pair_products<Layout>(staged, earlier, later, products): the inner products of the later
+//     token's two column vectors with the earlier token's first one
+//   - Op::state_scales(scalars, decay): the factors of the products of the token's two column
+//     vectors with the state before the chunk; `decay` is the product of the alphas up to the token
+//   - Op::chunk_value(scalars, value, seen): the value u that the token adds to a row, from its own
+//     row value and `seen`, the decayed state's product with its first column vector
+//   - Op::new_value(scalars, value, product): u of a folded token, in the rounding of a decode;
+//     `product` is the unscaled product of the state with the staged first column vector
+//   - Op::advanced(scalars, u, k, s): the new element of the state, with the bits of a decode
 #pragma once
 
 #include "kernels/base/slots.cuh"
@@ -51,14 +58,14 @@
 
 namespace lockstep::kernels {
 
-constexpr int kSmallBatch = 8;        ///< rows of a batch that waits more than it moves
-constexpr int kLargeBatch = 128;      ///< rows of a batch whose states fill L2
-constexpr int kTreeTokensMax = 1024;  ///< of a row of a tree: a path lies in shared memory
+constexpr int kSmallBatch = 8;        ///< rows up to which latency, not bandwidth, decides the time
+constexpr int kLargeBatch = 128;      ///< rows from which on the batch's states fill L2
+constexpr int kTreeTokensMax = 1024;  ///< tokens of a tree per row: a path lies in shared memory
 
-/// Tokens that advance the stored state, which is rounded after each: those of an earlier
-/// verification that were accepted.
+/// Folded tokens: accepted tokens of an earlier verification. They advance the stored state, which
+/// is rounded to its type after each, as single-token decodes would.
 struct Fold {
-  RowSlots rows;  ///< of which only the token ranges are used
+  RowSlots rows;  ///< only its token ranges are used
   const std::int32_t* accepted = nullptr;
   std::int64_t accepted_stride = 0;
   const std::int32_t* nodes = nullptr;  ///< [N, node_columns]; null: the first tokens of the row
@@ -66,7 +73,7 @@ struct Fold {
   int node_columns = 0;
 };
 
-/// The accepted ones of a row's tokens to fold: asked for, and not yet waited for.
+/// The accepted tokens of a row. ask() issues the loads; range() is the first to wait for them.
 struct AcceptedTokens {
   int begin = 0, end = 0, count = 0;
 
@@ -82,7 +89,7 @@ struct AcceptedTokens {
   }
 };
 
-/// States [slots or tokens, heads, R, C] by strides.
+/// States [slots or tokens, heads, R, C] with any strides.
 template <class S>
 struct StatePool : ScalesOf<S> {
   S* data = nullptr;
@@ -101,19 +108,20 @@ template <class S>
 struct RecurrenceParameters {
   RowSlots rows;
   StatePool<S> state;
-  StatePool<S> snapshots;  ///< of which slots are tokens
+  StatePool<S> snapshots;  ///< [tokens, heads, R, C]: slot t is for the state after token t
   const std::int32_t* parents = nullptr;
   std::int64_t parents_stride = 0;
   Fold fold;
   bool read_only = false;
   bool store_snapshots = false;
   bool runs_tokens = true;  ///< false: a replay, which has no outputs
-  bool aligned = false;     ///< rows of 16-byte pieces
-  bool dense = false;       ///< a state's rows lie one after another
+  bool aligned = false;     ///< state rows are contiguous and begin at multiples of 16 bytes
+  bool dense = false;       ///< a state's rows lie one after another, without gaps
   int heads = 0, R = 0, C = 0;
 };
 
-/// Which rows of a state a lane has a part of. The fast layout has no block with fewer.
+/// The rows of a state of which a lane holds a part. Blocks of the fast layout always hold
+/// all their rows (R is a multiple); masked layouts may reach beyond R.
 template <class Layout, int kRows>
 struct LaneRows {
   int first;  ///< the next ones are kRowsPerWarp apart
@@ -179,20 +187,21 @@ struct StateRows {
   }
 };
 
-/// What a launch asks for, a kernel each, because the general one needs twice the registers.
+/// The kinds of launches. Each is a kernel of its own, because the general one (`any`) needs twice
+/// the registers.
 enum class LaunchKind {
-  step,    ///< one token per row with one slot
-  chain,   ///< several tokens per row
-  staged,  ///< the first tokens of an earlier verification, several per row, or both
-  verify,  ///< the same in chunks, where nobody asks for the states of the row's own
-  any      ///< all of these, trees, and what was accepted of them
+  step,    ///< one token per row, one slot per row
+  chain,   ///< several tokens per row, one after another
+  staged,  ///< folded tokens, several own tokens per row, or both; tokens staged in shared memory
+  verify,  ///< staged, with the row's own tokens in chunks; stores no states of own tokens
+  any      ///< all of these, trees, and folds of accepted tree nodes; any shape and strides
 };
 
-/// One block's share of the work: some rows of one head's state, for one row of the batch.
+/// One block's work: kRowsOfBlock rows of one head's state, for one row of the batch.
 template <class Op, class S, class Layout, int kRows, int kWarps, Cached kCached>
 struct RecurrenceBlock {
   static constexpr int kRowsOfBlock = kWarps * kRows * Layout::kRowsPerWarp;
-  static constexpr int kStage = 2 * kWarps;
+  static constexpr int kStage = 2 * kWarps;  ///< tokens that a block stages together
   using Token = typename Op::template Token<Layout, kRows>;
   using Raw = typename Op::template Raw<Layout, kRows>;
   const RecurrenceParameters<S>& p;
@@ -218,14 +227,14 @@ struct RecurrenceBlock {
     return token;
   }
 
-  /// `out` is of the row that the lane owns.
+  /// Writes `out`, the output of the row that the lane owns, at token t.
   __device__ void write(float out, int t) const {
     const int own = Layout::template own<kRows>();
     if (Layout::template speaks_for_owners<kRows>() && lane_rows.has(own))
       Op::write(inputs, t, head, lane_rows.row(own), out);
   }
 
-  /// What the state is after token `i` of the row goes where it belongs.
+  /// Stores the state after token `i` of the row: to its snapshot, or to its slot if it has one.
   __device__ void store(const StateRows<Layout, kRows>& state, const RowPlan& plan, int i) const {
     if (p.store_snapshots) {
       state.template store<kCached>(lane_rows, p.snapshots, plan.range.begin + i, head);
@@ -235,8 +244,9 @@ struct RecurrenceBlock {
     }
   }
 
-  /// Asks L2 for what the block will read first. Slots and counts that an earlier launch still
-  /// writes may be other ones than those that count later: then a hint was wrong.
+  /// Prefetches into L2 the inputs and states that the block reads first. It runs before
+  /// wait_for_earlier_launch(), so the slots and counts it reads may still change; a wrong guess
+  /// costs a useless prefetch, nothing else.
   template <LaunchKind kKind>
   __device__ void prefetch() const {
     if constexpr (Layout::kMasked) return;
@@ -262,7 +272,7 @@ struct RecurrenceBlock {
   }
 
   __device__ void run_step() const {
-    const Raw raw = fetch<false>(n);  // before the slot is known
+    const Raw raw = fetch<false>(n);  // loads that do not wait for the slot number
     const int source = p.rows.source(n);
     if (source == kNowhere) return write(0.0f, n);
     StateRows<Layout, kRows> state;
@@ -274,7 +284,7 @@ struct RecurrenceBlock {
     write(out, n);
   }
 
-  /// Folds accepted tokens into the state; whether there were any.
+  /// Folds accepted tokens into the state. Returns whether there were any.
   __device__ bool fold(StateRows<Layout, kRows>& state) const {
     const Fold& f = p.fold;
     const TokenRange range = f.rows.range(n);
@@ -300,7 +310,8 @@ struct RecurrenceBlock {
     }
   }
 
-  /// The path of token i, first token first, in `path`; its length, 0 where the token is invalid.
+  /// Writes the path of token i to `path`, root first. Returns its length, or 0 where a parent on
+  /// the way is invalid.
   __device__ int find_path(const std::int32_t* parents, int i, std::int16_t* path) const {
     int length = 0;
     for (int node = i; node >= 0; ++length) {
@@ -317,15 +328,16 @@ struct RecurrenceBlock {
     return length;
   }
 
-  /// `path` holds kTreeTokensMax numbers and a length, shared by the block.
+  /// Runs a tree of tokens from the committed state. `path` is shared memory of the block:
+  /// kTreeTokensMax token numbers, then the length. Thread 0 finds each token's path.
   __device__ void run_tree(const StateRows<Layout, kRows>& committed, const TokenRange& range,
                            std::int16_t* path) const {
     const std::int32_t* parents = p.parents + range.begin * p.parents_stride;
     StateRows<Layout, kRows> state = committed;
-    int at_hand = -1;  // the token whose state `state` is; -1: the committed one
+    int at_hand = -1;  // `state` is the state after this token; -1: it is the committed state
     for (int i = 0; i < min(range.size, kTreeTokensMax); ++i) {
       const int t = range.begin + i;
-      __syncthreads();  // the path of the token before has been read
+      __syncthreads();  // all threads have read the previous token's path
       if (threadIdx.x == 0)
         path[kTreeTokensMax] = static_cast<std::int16_t>(find_path(parents, i, path));
       __syncthreads();

@@ -1,5 +1,7 @@
-// Tokens that a block prepares together in shared memory: a token's columns are prepared once for
-// all warps, and a verification whose states nobody asks for runs in chunks.
+// StagedBlock: a block that stages tokens in shared memory. Each warp prepares other tokens, so a
+// token's column vectors are prepared once for all warps of the block. run_staged() then runs the
+// tokens one by one; run_verification() runs a verification's tokens in chunks, where no states
+// after them are stored.
 #pragma once
 
 #include "kernels/recurrent/quad_rows.cuh"
@@ -7,19 +9,21 @@
 
 namespace lockstep::kernels {
 
-/// Tokens that a block prepared together, in shared memory.
+/// Prepared tokens in shared memory.
 template <class Op, class Layout, int kRowsOfBlock, int kTokens>
 struct StagedTokens {
-  alignas(16) float columns[kTokens][Op::kColumnVectors][Layout::kExtent];
-  float rows[kTokens][Op::kRowVectors][kRowsOfBlock];
+  alignas(16) float columns[kTokens][Op::kColumnVectors][Layout::kExtent];  ///< k, q; B d, C
+  float rows[kTokens][Op::kRowVectors][kRowsOfBlock];  ///< v; x, D x, silu(z), of the block's rows
   typename Op::Scalars scalars[kTokens];
 };
 
-/// What the tokens of a chunk are to each other and to the state before it.
+/// Products between the tokens of a chunk, in shared memory.
 template <int kTokens>
 struct ChunkProducts {
-  float pairs[2][kTokens][kTokens];  ///< [column][later][earlier], decayed
-  float2 state_scales[kTokens];
+  /// [column vector of the later token][later][earlier]: inner product times the decay in between.
+  float pairs[2][kTokens][kTokens];
+  float2
+      state_scales[kTokens];  ///< factors of the token's products with the state before the chunk
 };
 
 /// A block that stages its tokens.
@@ -36,7 +40,7 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
   using typename Base::Token;
   using Staged = StagedTokens<Op, Layout, kRowsOfBlock, kStage>;
 
-  /// Prepares token t as the i-th one of `staged`. A warp's work.
+  /// Prepares token t as the i-th one of `staged`. One warp calls it.
   template <bool kFolded>
   __device__ void stage(Staged& staged, int i, int t) const {
     static_assert(kRowsOfBlock % 32 == 0);
@@ -44,7 +48,7 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     const int first = static_cast<int>(blockIdx.x) * kRowsOfBlock;
     constexpr int kVectors = kFolded ? 1 : Op::kRowVectors;
     const Raw raw = this->template fetch<kFolded>(t);
-    float values[kVectors][kRowsOfBlock / 32];  // asked for with the rest
+    float values[kVectors][kRowsOfBlock / 32];  // loads in flight together with those of `raw`
 #pragma unroll
     for (int which = 0; which < kVectors; ++which)
 #pragma unroll
@@ -81,7 +85,9 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     return token;
   }
 
-  /// Stages [first, end) of the folded tokens and the own ones after them. A block's work.
+  /// Stages tokens [first, end) of the sequence "`folds` folded tokens, then the row's own tokens".
+  /// `folded` and `own` are the numbers of the first folded and own token in their batches. Every
+  /// thread of the block calls it; warps take tokens in turns.
   __device__ void stage_piece(Staged& staged, int folded, int folds, int own, int first,
                               int end) const {
     for (int i = first + static_cast<int>(threadIdx.x / 32); i < end; i += kWarps) {
@@ -92,14 +98,15 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     }
   }
 
-  /// The accepted tokens of an earlier verification, then the row's own. In pieces: the block
-  /// prepares one together, and every warp takes its rows of the state through it.
+  /// Runs the folded tokens, then the row's own tokens, one by one, in pieces of kStage tokens: the
+  /// block stages a piece together, then every warp advances its rows of the state through it. The
+  /// state after the last folded token is stored.
   __device__ void run_staged(Staged& staged, StateRows<Layout, kRows>& state, const RowPlan& plan,
                              const TokenRange& folded) const {
     const int folds = folded.size, total = folds + plan.range.size;
     for (int first = 0; first < total; first += kStage) {
       const int end = min(total, first + kStage);
-      if (first > 0) __syncthreads();  // the piece before has been read
+      if (first > 0) __syncthreads();  // all warps have read the previous piece
       stage_piece(staged, folded.begin, folds, plan.range.begin, first, end);
       __syncthreads();
       for (int i = first; i < end; ++i) {
@@ -117,8 +124,9 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     }
   }
 
-  /// The accepted tokens of an earlier verification, then chunks of the row's own. In pieces as
-  /// above; where the own ones are cut does not depend on how many were accepted.
+  /// Runs the folded tokens one by one, then the row's own tokens in chunks. Pieces are as in
+  /// run_staged(), but a piece that cannot hold all remaining tokens ends after the last folded
+  /// one: the own tokens are then cut into the same chunks however many were folded.
   __device__ void run_verification(Staged& staged, ChunkProducts<kStage>& products,
                                    const RowPlan& plan, const TokenRange& folded) const {
     const int warp = static_cast<int>(threadIdx.x / 32);
@@ -133,7 +141,7 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     for (int first = 0, end; first < total; first = end) {
       end = min(total, first + kStage);
       if (first < folds && end < total) end = min(end, folds);
-      if (first > 0) __syncthreads();  // the piece before has been read
+      if (first > 0) __syncthreads();  // all warps have read the previous piece
       stage_piece(staged, folded.begin, folds, plan.range.begin, first, end);
       __syncthreads();
       const int own = max(first, folds) - first, count = end - first;
@@ -163,7 +171,8 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     }
   }
 
-  /// Of the chunk [begin, end) of staged tokens.
+  /// Computes `products` of the chunk [begin, end) of staged tokens. Each group of Layout::kLanes
+  /// lanes takes one pair (later, earlier) at a time.
   __device__ void take_products(const Staged& staged, ChunkProducts<kStage>& products, int begin,
                                 int end) const {
     constexpr int kGroups = 32 * kWarps / Layout::kLanes;
@@ -183,10 +192,14 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     }
   }
 
-  /// Outputs of the chunk [begin, end), whose first token is the row's `before`-th. First row
-  /// values become what each token adds. The lane has token lane % 4 of every four, in the rows
-  /// lane / 4 and lane / 4 + 8. A state stored in 16 bits is exact in tf32 before the first chunk;
-  /// before a later one, of rows of more than kStage tokens, it has more bits.
+  /// Writes the outputs of the chunk [begin, end) of staged tokens; its first token is the row's
+  /// token number `before`. Each token's first row value (v) is replaced by u, the value that the
+  /// token adds. Tokens go in groups of four: a lane computes token lane % 4 of the group, for rows
+  /// lane / 4 and lane / 4 + 8 of its warp.
+  ///
+  /// `wide`: the state must be split for tf32. A state stored in 16 bits is exact in tf32 before
+  /// the row's first chunk; in rows of more than kStage tokens it has more bits before later
+  /// chunks.
   __device__ void read_chunk(Staged& staged, const ChunkProducts<kStage>& products,
                              const QuadRows<Layout>& state, int begin, int end, int row_begin,
                              int before) const {
@@ -196,7 +209,7 @@ struct StagedBlock : RecurrenceBlock<Op, S, Layout, kRows, kWarps, kCached> {
     const int warp_row = static_cast<int>(threadIdx.x / 32) * 16;
     for (int first = begin; first < end; first += 4) {
       const int column = static_cast<int>(threadIdx.x % 32 / 4);
-      float by_state[2][2];  // [row][column]
+      float by_state[2][2];  // [row][column vector]: products with the state before the chunk
       const float* const x = staged.columns[min(first + column / 2, end - 1)][column % 2];
       if (wide)
         state.template multiply<true>(x, by_state);

@@ -1,5 +1,5 @@
-// The kernel of a recurrence and its launches: which kind of launch a batch asks for, and how the
-// rows of a state are tiled for it.
+// The kernel of a recurrence, and its launches: the choice of a LaunchKind for a batch, and of a
+// tiling of the state's rows. Mapping to the machine: recurrence.cuh.
 #pragma once
 
 #include "kernels/base/launch_note.hpp"
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(32 * kWarps, kWarpsPerProcessor / kWarps)
     block.run_step();
   } else {
     constexpr bool kFolds = kKind != LaunchKind::chain;
-    AcceptedTokens accepted;  // asked for with the plan
+    AcceptedTokens accepted;  // its loads are in flight together with the plan's
     if constexpr (kKind == LaunchKind::staged || kKind == LaunchKind::verify)
       accepted.ask(p.fold, block.n);
     RowPlan plan = p.rows.plan(block.n);
@@ -67,7 +67,8 @@ __global__ void __launch_bounds__(32 * kWarps, kWarpsPerProcessor / kWarps)
 
 // --- The host's side ---------------------------------------------------------------------------
 
-/// How a state's rows are dealt out. kWarpsPerProcessor: so many fit, which bounds the registers.
+/// A tiling of a state's rows: kRows x Layout::kRowsPerWarp rows per warp, kWarps warps per block.
+/// kWarpsPerProcessor warps must fit on a multiprocessor at once, which bounds the registers.
 template <int kRows_, int kWarps_, int kWarpsPerProcessor_, Cached kCached_ = Cached::streaming>
 struct WarpTiling {
   static constexpr int kRows = kRows_, kWarps = kWarps_, kWarpsPerProcessor = kWarpsPerProcessor_;
@@ -88,6 +89,7 @@ constexpr const char* name_of(LaunchKind kind) {
 template <LaunchKind kKind>
 using Launch = std::integral_constant<LaunchKind, kKind>;
 
+/// Whether the states have Layout's row length and R is a multiple of the tiling's rows per block.
 template <class Op, class S, class Layout, class Tiling>
 bool fits(const RecurrenceParameters<S>& p) {
   return p.aligned && p.C == Layout::kLanes * Layout::kCount &&
@@ -108,7 +110,7 @@ void launch_recurrence(const char* operation, const RecurrenceParameters<S>& p,
          grid, dim3(32 * kWarps), 0, stream, true, p, inputs);
 }
 
-/// Any shape and any strides.
+/// Launches the kernel for any shape and any strides.
 template <class Op, class S>
 void launch_any(const char* operation, const RecurrenceParameters<S>& p,
                 const typename Op::Parameters& inputs, cudaStream_t stream) {
@@ -116,11 +118,14 @@ void launch_any(const char* operation, const RecurrenceParameters<S>& p,
                                                                           stream);
 }
 
-/// Launches the fast layout if the states have its shape. The tilings are measured (H200, states of
-/// [128, 128] and [64, 128]): rows of 16 bits want twice as many in flight; a small batch wants few
-/// instructions and finds its states in L2, where the launch before asked for them; states that
-/// pass through a full L2 are better left to it. Where tokens outweigh the states that are moved,
-/// four warps prepare them together.
+/// Launches the fast layout if the states have its shape; returns whether it did. The tilings are
+/// measured (H200, states of [128, 128] and [64, 128]):
+///   - States of 16 bits need twice as many rows in flight per warp (4) as float32 ones (2).
+///   - A small batch is bound by latency: it wants few instructions, and Cached::yes, since its own
+///     prefetch() has brought the states into L2.
+///   - A batch whose states fill L2 (kLargeBatch) is faster without the streaming hint.
+///   - Where a launch stores few states for its tokens (folds, read-only), preparing tokens
+///     dominates and four warps stage them together.
 template <class Op, class S, class Layout>
 bool launch_fast(const char* operation, const RecurrenceParameters<S>& p,
                  const typename Op::Parameters& inputs, cudaStream_t stream) {
@@ -140,7 +145,7 @@ bool launch_fast(const char* operation, const RecurrenceParameters<S>& p,
     return launched(Launch<LaunchKind::step>(), WarpTiling<2, 1, 16, Cached::yes>());
   } else {
     if (tree) {
-      // below
+      // Trees take LaunchKind::any, at the end.
     } else if (p.fold.accepted || !kept) {
       if constexpr (Op::kHasChunks) {
         if (p.runs_tokens && !p.store_snapshots &&
@@ -165,7 +170,8 @@ bool launch_fast(const char* operation, const RecurrenceParameters<S>& p,
   }
 }
 
-/// Rows, slots and extents of an update over T tokens. `letters` name the state's dimensions.
+/// Checks and collects the rows, slots and extents of an update over T tokens. `letters` names the
+/// state's dimensions in messages.
 template <class S>
 RecurrenceParameters<S> recurrence_parameters(const Checks& checks, const char* letters,
                                               const TensorView<S, 4>& state,
@@ -214,7 +220,8 @@ void add_parents(const Checks& checks, const std::optional<IndexView>& parents,
   p.read_only = true;
 }
 
-/// The tokens of `rows`, of which accepted[n] advance the state of row n.
+/// Adds a fold: of the tokens of `rows`, the first accepted[n] of row n (or its nodes[n, 0 ...
+/// accepted[n] - 1]) advance that row's state.
 template <class S>
 void add_fold(const Checks& checks, const RowSlots& rows, const IndexView& accepted,
               const std::optional<IndexTable>& nodes, RecurrenceParameters<S>& p) {

@@ -1,4 +1,5 @@
-// Rows of states in narrow numbers with scales: reference/recurrent/scaled_state.hpp.
+// Rows of states stored as int8 or e4m3 numbers with a float32 scale per block of a row:
+// value = number * scale. Equations: reference/recurrent/scaled_state.hpp.
 #pragma once
 
 #include "kernels/recurrent/state_rows.cuh"
@@ -6,17 +7,17 @@
 
 namespace lockstep::kernels {
 
-/// float32 [slots, heads, R, ceil(C / block)] by strides, and how numbers are rounded.
+/// The scales, float32 [slots, heads, R, ceil(C / block)] with any strides, and the rounding mode.
 struct StateScales {
   float* scales = nullptr;
   std::int64_t scale_slot_stride = 0, scale_head_stride = 0, scale_row_stride = 0;
   std::int64_t scale_stride = 0;
-  int block = 1;  ///< elements of a row that share a scale
-  int heads = 0;  ///< of the pool
-  bool stochastic = false;
+  int block = 1;            ///< elements of a row that share a scale
+  int heads = 0;            ///< heads of the pool
+  bool stochastic = false;  ///< rounds by random words of Philox(seed, stream); else to nearest
   std::uint64_t seed = 0, stream = 0;
 
-  /// The random words of the elements index / 4 * 4 and the three after it.
+  /// Four random words, for element index / 4 * 4 of the contiguous pool and the three after it.
   __device__ PhiloxBlock words_of(std::int64_t index) const {
     const auto counter = static_cast<std::uint64_t>(index / 4);
     return philox4x32_10(
@@ -32,7 +33,8 @@ struct NoScales {};
 template <class S>
 using ScalesOf = std::conditional_t<kIsScaled<S>, StateScales, NoScales>;
 
-/// Whether the blocks of a row are whole pieces of neighbouring lanes, as the fast layout wants it.
+/// Whether each scale block is either the whole row, or made of the pieces (kVec elements) of a
+/// power of two of neighbouring lanes, so that block_maxima() can reduce it by shuffles.
 template <class Layout>
 bool blocks_are_pieces(const StateScales& pool, int C) {
   const int block = pool.block;
@@ -40,7 +42,7 @@ bool blocks_are_pieces(const StateScales& pool, int C) {
                         (block & (block - 1)) == 0);
 }
 
-/// Numbers become values.
+/// Multiplies the lane's numbers by their scales.
 template <class Layout>
 __device__ void scale_up(float (&x)[Layout::kCount], const float* scales, const StateScales& pool,
                          int C) {
@@ -54,12 +56,13 @@ __device__ void scale_up(float (&x)[Layout::kCount], const float* scales, const 
   }
 }
 
-/// The larger one; NaN if one is, as no number stands for a block with NaN in it but NaN.
+/// The larger number; NaN if either is NaN, so that the scale of a block with a NaN is NaN.
 __device__ inline float larger_or_nan(float a, float b) {
   return a > b || isnan(a) ? a : b;
 }
 
-/// The largest magnitude of the block that the lane's piece c belongs to. Every lane calls it.
+/// amax[c] becomes the largest magnitude in the scale block of the lane's piece c. Every lane of
+/// the warp calls it.
 template <class Layout>
 __device__ void block_maxima(float (&amax)[Layout::kChunks], const float (&x)[Layout::kCount],
                              int block, int C) {
@@ -102,6 +105,7 @@ __device__ void block_maxima(float (&amax)[Layout::kChunks], const float (&x)[La
   }
 }
 
+/// The largest number of the type; a block's scale is its largest magnitude / kLargest.
 template <class S>
 constexpr float kLargest = std::is_same_v<S, Int8> ? 127.0f : 448.0f;
 
@@ -113,7 +117,8 @@ __device__ inline S nearest_number(float x) {
     return E4m3(x);  // ties to even, saturating
 }
 
-/// One of the numbers around x: the upper one where word 2^-32 is below the part of the way to it.
+/// Rounds x stochastically to one of its two neighbours in S: to the upper one where word 2^-32 is
+/// below x's fraction of the distance between them.
 template <class S>
 __device__ inline S drawn_number(float x, std::uint32_t word) {
   float unit = 1.0f;
@@ -121,12 +126,14 @@ __device__ inline S drawn_number(float x, std::uint32_t word) {
     const int exponent = static_cast<int>(__float_as_uint(x) >> 23 & 0xffu) - 127;
     unit = __int_as_float((max(exponent, -6) - 3 + 127) << 23);
   }
-  const float steps = x / unit, below = floorf(steps);  // a power of two: nothing is rounded
+  // The unit (distance of neighbouring numbers) is a power of two, so the division is exact.
+  const float steps = x / unit, below = floorf(steps);
   const bool up = static_cast<double>(word) < static_cast<double>(steps - below) * 0x1p32;
   return nearest_number<S>((up ? below + 1.0f : below) * unit);
 }
 
-/// Stores a row. `element` is the index of its first element in a contiguous pool.
+/// Quantises and stores a row and its scales. `element` is the index that the row's first element
+/// has in a contiguous pool; it selects the random words.
 template <class Layout, class S>
 __device__ void store_scaled(S* row, const float (&x)[Layout::kCount], float* scales,
                              const StateScales& pool, std::int64_t stride, int C,
@@ -141,7 +148,7 @@ __device__ void store_scaled(S* row, const float (&x)[Layout::kCount], float* sc
     const float inverse = __frcp_rn(scale);
     if (column % pool.block == 0) scales[column / pool.block * pool.scale_stride] = scale;
     Pack<S, Layout::kVec> numbers;
-    constexpr int kDrawn = Layout::kMasked ? 1 : 4;  // numbers of a block of random words
+    constexpr int kDrawn = Layout::kMasked ? 1 : 4;  // numbers that share one call of Philox
 #pragma unroll
     for (int i = 0; i < Layout::kVec; i += kDrawn) {
       PhiloxBlock words{};

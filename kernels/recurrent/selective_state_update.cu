@@ -1,6 +1,7 @@
-// Mamba2's state update for decoding. Equations: reference/recurrent/mamba2.hpp; how it maps onto
-// the machine: kernels/recurrent/recurrence.cuh, with a head's s [P, N] as the state: C . s is a
-// sum over the lanes of one row.
+// Mamba2's state update for decoding. Equations: reference/recurrent/mamba2.hpp. Mapping to the
+// machine: kernels/recurrent/recurrence.cuh, where the state [R, C] is a head's s [P, N], so that
+// C . s is a sum over the lanes of one row. This file is the operation Op of that mapping, and the
+// launch wrappers.
 #include "kernels/recurrent/selective_state_update.hpp"
 
 #include "kernels/base/zero.cuh"
@@ -9,8 +10,8 @@
 namespace lockstep::kernels {
 namespace {
 
-/// kPerHead: A, dt and dt_bias are one number per head, as in Mamba2; otherwise any (Mamba1). V is
-/// the type of B and C.
+/// The Op of recurrence.cuh. kPerHead: A, dt and dt_bias are one number per head, as in Mamba2;
+/// otherwise they may differ within a head, as in Mamba1. V is the type of B and C.
 template <class T, bool kPerHead, class V = T>
 struct SelectiveState {
   struct Parameters {
@@ -23,12 +24,12 @@ struct SelectiveState {
     TensorView<const float, 2> folded_decay, folded_dt;
     HeadVectors<const T> folded_x;
     HeadVectors<const V> folded_B;
-    float dt_min, dt_max;  ///< infinite where there is no limit
+    float dt_min, dt_max;  ///< -infinity and infinity where there is no limit
     bool dt_softplus;
     Divisor heads_per_group;
   };
 
-  /// What a token is to every row.
+  /// Per-token scalars, shared by all rows of the state; filled only with kPerHead.
   struct Scalars {
     float decay;  ///< exp(A d_t)
     float dt;     ///< d_t
@@ -41,14 +42,14 @@ struct SelectiveState {
 
   template <class Layout, int kRows>
   struct Token {
-    float Bdt[Layout::kCount];  ///< B_t d_t; where d_t differs along P, B_t
+    float Bdt[Layout::kCount];  ///< B_t d_t with kPerHead; otherwise B_t, since d_t differs by row
     float C[Layout::kCount];
     float x[kRows];
     float Dx;    ///< D x_t of the row that the lane owns
-    float gate;  ///< its silu(z_t), or 1
+    float gate;  ///< silu(z_t) of the row that the lane owns; 1 without z
     Scalars scalars;
-    float dt[kPerHead ? 1 : kRows];  ///< where it differs, like A
-    float A[kPerHead ? 1 : kRows * Layout::kCount];
+    float dt[kPerHead ? 1 : kRows];                  ///< d_t, per row without kPerHead
+    float A[kPerHead ? 1 : kRows * Layout::kCount];  ///< A, per element without kPerHead
   };
 
   template <class Token, class Visit>
@@ -56,7 +57,7 @@ struct SelectiveState {
     visit(0, token.Bdt);
     if (!folded) visit(1, token.C);
   }
-  /// value(i, r): the i-th value of the lane's r-th row.
+  /// Fills the token's row values; value(i, r) is row vector i at the lane's r-th row.
   template <class Layout, int kRows, class Value>
   __device__ static void take_rows(Token<Layout, kRows>& token, bool folded, Value value) {
 #pragma unroll
@@ -77,10 +78,11 @@ struct SelectiveState {
     float dt = value_of(dt_bits, p.dt.format);
     if (p.dt_bias) dt += value_of(bias_bits, p.dt_bias.format);
     if (p.dt_softplus) dt = softplus(dt);
-    if (dt < p.dt_min) dt = p.dt_min;  // comparisons, which keep NaN
+    if (dt < p.dt_min) dt = p.dt_min;  // fmaxf and fminf would turn NaN into a limit
     return dt > p.dt_max ? p.dt_max : dt;
   }
 
+  /// Number of d_t that a lane with `rows` rows needs.
   static constexpr int steps(int rows) {
     return kPerHead ? 1 : rows;
   }
@@ -181,8 +183,8 @@ struct SelectiveState {
     p.stash_dt(t, h) = scalars.dt;
   }
 
-  /// s = s exp(A d) + (B d) x, in operations that no compiler fuses otherwise: a replay repeats a
-  /// decode bit by bit.
+  /// s = s exp(A d) + (B d) x, in explicitly rounded operations that the compiler cannot contract
+  /// differently, so that a replay repeats a decode bit by bit.
   template <class Layout, int kRows>
   __device__ static void advance(const Token<Layout, kRows>& token,
                                  float (&s)[kRows][Layout::kCount]) {
@@ -200,7 +202,7 @@ struct SelectiveState {
       }
   }
 
-  /// (C . s + D x) silu(z) of the row that the lane owns.
+  /// Advances s and returns (C . s + D x) silu(z) at the row that the lane owns.
   template <class Layout, int kRows>
   __device__ static float step(const Token<Layout, kRows>& token,
                                float (&s)[kRows][Layout::kCount]) {
@@ -219,7 +221,7 @@ struct SelectiveState {
 constexpr const char* kStateLetters = "[slots, H, P, N]";
 constexpr const char* kName = "selective_state_update";
 
-/// The scales of a pool [slots, H, P, N], if it has any.
+/// Adds the scales of a state pool [slots, H, P, N] in int8 or e4m3.
 template <class T, class S>
 void add_scales(const Checks& checks, const SelectiveStateUpdate<T, S>& in, StatePool<S>& pool) {
   checks.expect(in.state_scale.has_value() == kIsScaled<S>, "state_scale",
@@ -249,7 +251,7 @@ void add_scales(const Checks& checks, const SelectiveStateUpdate<T, S>& in, Stat
   }
 }
 
-/// One number for all along the dimensions from `first` on.
+/// Whether the view repeats one number along the dimensions from `first` on (stride 0).
 template <std::size_t Rank>
 bool is_repeated(const MixedView<Rank>& view, std::size_t first) {
   for (std::size_t i = first; view && i < Rank; ++i)
@@ -257,7 +259,8 @@ bool is_repeated(const MixedView<Rank>& view, std::size_t first) {
   return true;
 }
 
-/// B and C of the activations' type may take the kernels with 16-byte accesses.
+/// Launches for A, dt and dt_bias per head. Only B and C of the activations' type (V = T) can use
+/// the kernels with 16-byte accesses.
 template <class T, class S, class V>
 void launch_per_head(const RecurrenceParameters<S>& p,
                      const typename SelectiveState<T, true, V>::Parameters& in, bool aligned,
@@ -298,7 +301,7 @@ typename SelectiveState<T, kPerHead, V>::Parameters inputs_of(
   return p;
 }
 
-/// The launch for B and C of type V.
+/// Launches for B and C of type V.
 template <class T, class S, class V>
 void launch_update(const RecurrenceParameters<S>& p, const SelectiveStateUpdate<T, S>& in,
                    bool per_head, cudaStream_t stream) {
@@ -310,7 +313,7 @@ void launch_update(const RecurrenceParameters<S>& p, const SelectiveStateUpdate<
     launch_any<SelectiveState<T, false, V>>(kName, p, inputs_of<T, S, false, V>(in), stream);
 }
 
-/// body(V()) for the type of B and C: T or float32.
+/// Calls body(V()) with V the type of B and C: T or float32.
 template <class T, class Body>
 void with_vectors(const Checks& checks, const MixedView<3>& B, Body body) {
   if (B.format == format_of<T>()) return body(T());

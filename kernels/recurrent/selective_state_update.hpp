@@ -3,10 +3,10 @@
 //
 //   here      mamba-ssm, vLLM      shape, all in device memory
 //   x, z, out x, z, out            [T, H, P]
-//   dt        dt                   [T, H, P], or of [T, H] repeated with stride 0
-//   A         A                    [H, P, N] float32, or of [H] repeated
+//   dt        dt                   [T, H, P], or [T, H] expanded with stride 0
+//   A         A                    [H, P, N] float32, or [H] expanded
 //   B, C      B, C                 [T, G, N]
-//   D         D                    [H, P], or of [H] repeated
+//   D         D                    [H, P], or [H] expanded
 //   dt_bias   dt_bias              likewise
 //   state     ssm_state            [slots, H, P, N], any strides
 #pragma once
@@ -26,8 +26,8 @@ struct SelectiveStateUpdate {
   TensorView<const T, 3> x;  // [T, H, P]
   MixedView<3> dt;           // [T, H, P]
   MixedView<3> A;            // [H, P, N] float32
-  MixedView<3> B;            // [T, G, N], T, or float32 (slower: no kernel with 16-byte accesses)
-  MixedView<3> C;            // [T, G, N], of the type of B
+  MixedView<3> B;            // [T, G, N] in T or float32 (slower: no kernel with 16-byte accesses)
+  MixedView<3> C;            // [T, G, N] in the type of B
   TensorView<S, 4> state;    // [slots, H, P, N]
   TensorView<T, 3> out;      // [T, H, P]
   MixedView<2> D{};          // [H, P]
@@ -38,10 +38,11 @@ struct SelectiveStateUpdate {
   std::optional<float> dt_max{};
   StateSlots slots{};
   std::optional<IndexView> query_start_loc{};  // [N + 1]
-  /// Of states in int8 and e4m3, float32 [slots, H, P, ceil(N / scale_block)]: value = number *
-  /// scale (reference/recurrent/scaled_state.hpp). Without scale_block a row has one. With
-  /// rand_seed numbers are rounded stochastically, by the Philox stream rand_stream: another one
-  /// for every launch. Such states have no snapshots and no replay.
+  /// Scales of states in int8 and e4m3, float32 [slots, H, P, ceil(N / scale_block)]: value =
+  /// number
+  /// * scale (reference/recurrent/scaled_state.hpp). Without scale_block a row has one scale. With
+  /// rand_seed numbers are rounded stochastically, by Philox stream rand_stream, which the caller
+  /// changes for every launch. Such states have no snapshots and no replay.
   std::optional<TensorView<float, 4>> state_scale{};
   std::optional<std::int64_t> scale_block{};  ///< numbers of a row that share a scale
   std::optional<std::uint64_t> rand_seed{};
@@ -50,18 +51,18 @@ struct SelectiveStateUpdate {
   std::optional<TensorView<S, 4>> snapshots{};
   std::optional<IndexView> parents{};
   bool read_only = false;
-  /// What a replay needs beside x and B, float32 [T, H]: exp(A d_t) and d_t. One A, dt and dt_bias
-  /// per head.
+  /// Receive exp(A d_t) and d_t, float32 [T, H], which a replay needs beside x and B. They require
+  /// one A, dt and dt_bias per head.
   std::optional<TensorView<float, 2>> stash_decay{};
   std::optional<TensorView<float, 2>> stash_dt{};
 };
 
-/// Decode and verification. Rows without a slot give 0; tokens after the last row too. The running
-/// state is float32 within a launch and rounded once per store. Throws ArgumentError.
+/// Decodes or verifies. Outputs of rows without a slot and of tokens after the last row are 0. The
+/// running state is float32 within a launch and is rounded once per store. Throws ArgumentError.
 template <class T, class S>
 void selective_state_update(const SelectiveStateUpdate<T, S>& in, cudaStream_t stream);
 
-/// A verification's stash: see SelectiveStateUpdate.
+/// The inputs of a replay, kept from a verification: see SelectiveStateUpdate's stash.
 template <class T>
 struct SelectiveStateStash {
   TensorView<const float, 2> decay;            // [T, H]

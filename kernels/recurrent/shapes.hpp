@@ -1,9 +1,8 @@
-// The shapes for which kernels with 16-byte accesses are compiled, a line each: the serving shapes
-// always, the others with LOCKSTEP_ALL_SHAPES. Every other shape runs through kernels that take
-// any.
+// The shapes for which kernels with 16-byte accesses are compiled, one per line: serving shapes
+// always, the others with LOCKSTEP_ALL_SHAPES. Any other shape runs in the general kernels.
 #pragma once
 
-// K of the gated delta rule, N of Mamba2: the length of a state's rows.
+// The length of a state's rows: K of the gated delta rule, N of Mamba2.
 #define LOCKSTEP_SERVING_STATE_ROWS(X) X(128)  // Qwen3-Next, Nemotron-H
 #ifdef LOCKSTEP_ALL_SHAPES
 #define LOCKSTEP_OTHER_STATE_ROWS(X) \
@@ -16,7 +15,7 @@
   LOCKSTEP_SERVING_STATE_ROWS(X) \
   LOCKSTEP_OTHER_STATE_ROWS(X)
 
-// Activations beside states.
+// Pairs X(type of activations, type of states).
 #define LOCKSTEP_SERVING_TYPES(X) \
   X(Bf16, float)                  \
   X(Bf16, Bf16)
@@ -29,7 +28,7 @@
   X(float, Bf16)                \
   X(float, Fp16)
 
-// Activations beside states with scales, compiled with LOCKSTEP_ALL_SHAPES.
+// The same for states with scales, compiled with LOCKSTEP_ALL_SHAPES.
 #define LOCKSTEP_SCALED_TYPES(X) \
   X(Bf16, Int8)                  \
   X(Bf16, E4m3)

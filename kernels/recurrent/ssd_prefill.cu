@@ -1,30 +1,36 @@
 // Mamba2's prefill in one pass over the tokens. Equations: reference/recurrent/mamba2.hpp.
 //
-// Chunked, on tensor cores (bf16 activations; N of 64, 128 or 256). An item is 64 rows p of one
-// head's state in one row of the batch; its chunks of 64 tokens follow one another, and the running
-// state never leaves the registers of a warpgroup (of two, where N = 256) but as the bf16 copy that
-// the outputs multiply.
+// ssd_chunks_kernel: chunked, on tensor cores (bf16 activations; N of 64, 128 or 256). An item of
+// work is 64 rows p of one head's state s [P, N], for one row of the batch. Its chunks of 64 tokens
+// run one after another. The running state stays in the registers of one warpgroup (of two, with
+// N = 256); only a bf16 copy goes to shared memory, for the outputs' products.
 //
-//   grid   persistent: as many blocks as the GPU has processors, or a whole number for each head
-//   block  5 warpgroups: one that feeds, one or two with the state, the others with outputs
+//   grid   persistent: as many blocks as the GPU has processors, or the largest multiple of the
+//          heads below that
+//   block  5 warpgroups: 0 feeds, 1 (and 2, with N = 256) hold the state, the others compute
+//   outputs
 //
-//   feeding   warp 0  B, C [64, N] and x [64, 64] of a chunk, by tensor copies, kStages ahead
-//             warps 1 and 2, in turns: d_t, the sums a_t of A d_t within the chunk, and what
-//                     follows from them; warp 1 also asks L2 for the next item's state
-//             warp 3  z [64, 64], one tile for each warpgroup of outputs
+//   feeding   warp 0  loads B, C [64, N] and x [64, 64] of a chunk, by tensor copies, up to kStages
+//                     chunks ahead
+//             warps 1 and 2, in turns: compute d_t, the cumulative sums a_t of A d_t within the
+//                     chunk, and the other ChunkScalars; warp 1 also prefetches the next item's
+//                     state into L2
+//             warp 3  loads z [64, 64] into the tile of the warpgroup that computes the outputs
 //   state     S [64 p, N] float32 in registers. Per chunk: a bf16 copy to shared memory, then
 //             S = exp(a_last) S + (w x)^T B  with  w_j = d_j exp(a_last - a_j)
-//   outputs   each takes every second or third chunk: G = C B^T and C S^T, then
+//   outputs   each warpgroup takes every second or third chunk. It writes w x for the state, and
+//             computes G = C B^T and C S^T, then
 //             y = exp(a_i) C S^T + D x + (G exp(a_i - a_j) d_j, for j <= i) x
 //
-// Sums of logarithms are kept in units of log 2, and d_j goes into the exponent with its own.
+// The a_t are kept in units of log 2. The factor exp(a_i - a_j) d_j is one exp2: log2 |d_j| is part
+// of its exponent, and the sign of d_j is applied afterwards.
 //
-// In segments, where heads are too few for the GPU: a first launch runs the states alone, each
-// block with some columns of them, and keeps those before every segment in the workspace; in a
-// second one, which is the above, a segment is an item. The states go through the same operations
-// in the same order, so the bits are those of whole rows.
+// Segments, for too few heads to fill the GPU: a first launch (Task::states) runs the states alone,
+// each block with some of their columns, and keeps the states before every segment in the
+// workspace. In a second launch, as above, each segment is an item of its own. The states go
+// through the same operations in the same order, so the bits are those of whole rows.
 //
-// Sequential, for everything else:
+// ssd_scan_kernel: token by token, for everything else.
 //   grid   (ceil(P / kScanRows), H, rows of the batch)
 //   block  kScanRows / kRowsOfWarp warps; a warp has kRowsOfWarp rows of s, its lanes the columns
 #include "kernels/recurrent/ssd_prefill.hpp"
@@ -39,16 +45,16 @@ namespace {
 constexpr const char* kName = "ssd_prefill";
 constexpr float kLog2e = 1.4426950408889634f;
 
-/// What both kernels need. Pointers are into device memory.
+/// Parameters of both kernels. Pointers are into device memory.
 struct Common {
   PrefillRows rows;
   MixedView<2> dt, D;
   MixedView<1> A, dt_bias;
-  float dt_min, dt_max;  ///< infinite where there is no limit
+  float dt_min, dt_max;  ///< -infinity and infinity where there is no limit
   bool dt_softplus;
   int H, P, N;
   int heads_per_group;
-  MixedView<4> state, boundary;  ///< written through, both
+  MixedView<4> state, boundary;  ///< the kernels write to both, although views are const
   int boundary_every;            ///< 0: no boundary states
 
   __device__ unsigned dt_bits(int t, int h) const { return bits_at(dt, t, h); }
@@ -64,61 +70,74 @@ struct Common {
 
 using namespace hopper;
 
-constexpr int kChunk = 64;      ///< tokens
-constexpr int kStateRows = 64;  ///< rows of s of an item
-constexpr int kTileBytes = kChunk * kTileRowBytes;
+constexpr int kChunk = 64;                          ///< tokens
+constexpr int kStateRows = 64;                      ///< rows of s of an item
+constexpr int kTileBytes = kChunk * kTileRowBytes;  ///< 8 KiB
 
 struct Chunked {
   Common all;
   void* out;
   std::int64_t out_token_stride, out_head_stride;
   int tiles_of_head;  ///< ceil(P / kStateRows)
-  int slices;         ///< in which a tile's columns are divided: 1, but where states run alone
+  int slices;         ///< parts into which Task::states divides the columns; otherwise 1
   int items;
-  int segment;          ///< tokens; 0: a row is an item
-  int segments;         ///< of all rows, at most
-  MixedView<4> before;  ///< where items find states: all.state, or the kept ones by segment
-  MixedView<4> kept;    ///< where states alone leave those before each segment
+  int segment;          ///< tokens of a segment; 0: rows are whole
+  int segments;         ///< upper bound of the segments of all rows
+  MixedView<4> before;  ///< states before items: all.state, or `kept`
+  MixedView<4> kept;    ///< [segments, H, P, N] float32: states before segments, by Task::states
 };
-/// What tiles get after a row's last token.
+/// Source of zeros for the rows of a tile after a row's last token.
 __device__ uint4 zeros[kTileBytes / sizeof(uint4)];
 
 struct Maps {
   CUtensorMap x, B, C, out, z;
 };
 
-/// What a chunk's tokens are to every row of the state.
+/// Per-token scalars of a chunk, shared by all rows of the state.
 struct ChunkScalars {
-  float a[kChunk];  ///< log2 exp(sum of A d up to and with the token)
-  float b[kChunk];  ///< a - log2 |d|: infinite after the last token and for d = 0
+  float a[kChunk];  ///< sum of A d within the chunk, up to and with the token, in units of log 2
+  float b[kChunk];  ///< a - log2 |d|; infinite for d = 0 and after the row's last token
   float w[kChunk];  ///< d exp(a_last - a)
   uint2 negative;   ///< bit j: d_j < 0
   float decay;      ///< exp(a_last)
   float unused;
 };
 
-/// What a launch is for; `states`: they alone, N of their columns.
+/// The task of a launch: outputs, outputs gated by silu(z), or the states before segments (then N
+/// is the number of columns that a block takes).
 enum class Task { outputs, gated_outputs, states };
 
+/// Sizes of a block, and its shared memory:
+///
+///   stages    kStages x [B (N / 64 tiles), C (N / 64 tiles; none for Task::states), x (1 tile)]
+///   copies    2 x the state before a chunk in bf16 (N / 64 tiles); none for Task::states
+///   outputs   a tile per output warpgroup: it holds w x, then z, then y of a chunk
+///   scalars   kStages x ChunkScalars (784 bytes)
+///   barriers  see init_barriers()
+///
+/// Tiles are 8 KiB. With N = 128: 160 + 32 + 24 KiB; with N = 256: 144 + 64 + 16 KiB.
 template <int N, Task kTask>
 struct Plan {
   static constexpr bool kStatesAlone = kTask == Task::states;
-  static constexpr int kTiles = N / kTileColumns;             ///< of B, of C, of the state's copy
-  static constexpr int kStateGroups = N > 128 ? N / 128 : 1;  ///< each has some columns
-  static constexpr int kStateColumns = N / kStateGroups;      ///< of a group
-  static constexpr int kOutputGroups = 4 - kStateGroups;      ///< or those that weigh x
+  static constexpr int kTiles = N / kTileColumns;  ///< tiles of B, of C, and of the state's copy
+  static constexpr int kStateGroups = N > 128 ? N / 128 : 1;  ///< warpgroups that share the columns
+  static constexpr int kStateColumns = N / kStateGroups;      ///< columns of a state warpgroup
+  static constexpr int kOutputGroups = 4 - kStateGroups;      ///< warpgroups; for Task::states they
+                                                              ///< only compute w x
   static constexpr int kStages = kStatesAlone ? 6 : N > 128 ? 2 : 4;
-  static constexpr int kScalarWarps = kStatesAlone ? 3 : 2;  ///< that take chunks in turns
+  static constexpr int kScalarWarps = kStatesAlone ? 3 : 2;  ///< feeding warps that compute scalars
   static constexpr int kThreads = (1 + kStateGroups + kOutputGroups) * kWarpgroup;
   static constexpr int kFeedRegisters = 32;
   static constexpr int kStateRegisters = 112;
   static constexpr int kOutputRegisters = 112;
 
-  static constexpr int kC = kTiles * kTileBytes;  ///< within a stage, after B
-  static constexpr int kX = kStatesAlone ? kC : 2 * kC;
+  static constexpr int kC = kTiles * kTileBytes;         ///< offset of C in a stage; B begins it
+  static constexpr int kX = kStatesAlone ? kC : 2 * kC;  ///< offset of x in a stage
   static constexpr int kStageBytes = kX + kTileBytes;
-  static constexpr int kCopyBytes = kStatesAlone ? 0 : kTiles * kTileBytes;  ///< of s in bf16
+  static constexpr int kCopyBytes =
+      kStatesAlone ? 0 : kTiles * kTileBytes;  ///< a copy of s in bf16
 
+  // Offsets in shared memory.
   static constexpr int kCopies = kStages * kStageBytes;
   static constexpr int kOutputs = kCopies + 2 * kCopyBytes;
   static constexpr int kScalars = kOutputs + kOutputGroups * kTileBytes;
@@ -126,7 +145,9 @@ struct Plan {
   static constexpr int kBarrierCount = 3 * kStages + 3 + 3 * kOutputGroups;
   static constexpr int kBytes = kBarriers + 8 * kBarrierCount;
   static_assert(kBytes <= 232448, "shared memory of a block");
-  /// A group of outputs that waits for a stage knows that the stage's phase before has ended.
+  /// A wait by parity is right only if the waiting warps know that the stage's previous phase has
+  /// ended. Output and scalar warps take every kOutputGroups-th or kScalarWarps-th chunk; under
+  /// these conditions their own previous chunk tells them.
   static_assert(kStages > kOutputGroups || kStages % kOutputGroups == 0, "parities are one apart");
   static_assert(kStages % kScalarWarps == 0, "likewise");
 };
@@ -140,9 +161,18 @@ class Block {
   __device__ Block(const Chunked& parameters, const Maps& maps, unsigned char* shared)
       : p_(parameters), maps_(maps), shared_(shared), base_(shared_address(shared)) {}
 
+  /// The barriers, and the events that end their phases:
+  ///   loaded(s)       tiles and scalars of stage s are complete
+  ///   copied(s)       the state before the stage's chunk is in its bf16 copy
+  ///   used(s)         all products that read stage s are done: those of the state and of the
+  ///   outputs copy_used(i)    the outputs' products have read copy i of the state weighed(g) w x
+  ///   is in the tile of output warpgroup g taken(g)        the state's products have read w x
+  ///   there gate_loaded(g)  z is in that tile tail            tiles of a row's last chunk are
+  ///   loaded, but not yet zeroed after the last token
+  /// Ordinary loads from a stage have barriers of their own: see arrive_as_reader().
   __device__ void init_barriers() const {
     for (int s = 0; s < L::kStages; ++s) {
-      barrier_init(loaded(s), 1 + 32);  // the copies, and the scalars
+      barrier_init(loaded(s), 1 + 32);  // warp 0's expected copies; the lanes of a scalar warp
       barrier_init(copied(s), 4 * L::kStateGroups);
       barrier_init(used(s), 4 * L::kStateGroups + 4);
     }
@@ -158,11 +188,13 @@ class Block {
 
   // --- Feeding ---
 
-  /// What lies after a row's last token becomes 0 in x and B: 0 times anything must be 0.
+  /// Warp 0: loads the tiles of all chunks. In a row's last chunk it zeroes B and x after the last
+  /// token: their factors are 0 there, and 0 times what lies behind the row (perhaps NaN) must be
+  /// 0.
   __device__ void load_tiles() const {
     const bool leads = threadIdx.x % 32 == 0;
     Step step;
-    bool again = false;  // the stages have been in use before
+    bool again = false;  // the ring has gone round: the stages have been in use before
     std::uint32_t tail_parity = 0;
     for_each_item([&](const Item& item) {
       for (int c = 0; c < item.chunks; ++c, step.next()) {
@@ -193,7 +225,8 @@ class Block {
     });
   }
 
-  /// z takes the place of w x, when the state has taken that.
+  /// Warp 3: loads z of each chunk into the tile of its output warpgroup, as soon as the state has
+  /// taken w x from there.
   __device__ void load_gates() const {
     const bool leads = threadIdx.x % 32 == 0;
     int group = 0;
@@ -209,13 +242,13 @@ class Block {
     });
   }
 
-  /// Lane l computes tokens 2 l and 2 l + 1 of a chunk; the warps take chunks in turns. What they
-  /// read takes longer to come than a chunk takes, so it is asked for two turns ahead.
+  /// A scalar warp: computes the ChunkScalars of every kScalarWarps-th chunk; lane l has tokens 2 l
+  /// and 2 l + 1. Loads of dt take longer than a chunk, so they are issued two turns ahead.
   __device__ void compute_scalars(int own) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     Step step;
     int turn = 0;
-    bool again = false;  // the stages have been in use before
+    bool again = false;  // the ring has gone round: the stages have been in use before
     for_each_item([&](const Item& item) {
       if (own == 0) prefetch_state(item.index + static_cast<int>(gridDim.x), lane);
       if (item.chunks == 0) return;
@@ -274,9 +307,10 @@ class Block {
 
   // --- The state ---
 
+  /// A state warpgroup, number `own`: advances the states of all items chunk by chunk.
   __device__ void run_state(int own, int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
-    const int tile = own * (L::kStateColumns / kTileColumns);  // the first of its columns
+    const int tile = own * (L::kStateColumns / kTileColumns);  // the tile of its first columns
     Step step;
     int group = 0;
     std::uint32_t group_parity = 0;
@@ -286,8 +320,9 @@ class Block {
                       item.column + tile * kTileColumns + 2 * (lane % 4)};
       load_state(S, item, part);
       const int every = L::kStatesAlone ? p_.segment : p_.all.boundary_every;
-      int first =
-          0;  // where the state after `every` tokens goes, or the one before the row's first
+      // The state after i * every tokens of the row is stored under number first + i: of the
+      // boundary states (i >= 1), or of the states before segments (i >= 0).
+      int first = 0;
       if constexpr (L::kStatesAlone) {
         first = segments_before(item.row_number);
         if (item.row.source != kNowhere && first < p_.segments)
@@ -343,6 +378,7 @@ class Block {
 
   // --- States alone: w x for them ---
 
+  /// A warpgroup `group` of Task::states: computes w x of every kOutputGroups-th chunk.
   __device__ void run_weights(int group, int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int rows = warp * 16 * kTileRowBytes;
@@ -354,8 +390,8 @@ class Block {
         const bool mine = turn == group;
         if (++turn == L::kOutputGroups) turn = 0;
         if (!mine) continue;
-        // In this order: that the state has taken the group's chunk before says that the stage's
-        // phase before has ended.
+        // This order matters: once the state has taken the group's previous chunk, the stage's
+        // previous phase has ended, and the wait for `loaded` by parity is right.
         barrier_wait(taken(group), own_parity);
         own_parity ^= 1;
         barrier_wait(loaded(step.stage), step.parity);
@@ -371,6 +407,8 @@ class Block {
 
   // --- Outputs ---
 
+  /// An output warpgroup: computes the outputs of every kOutputGroups-th chunk. Warp w has tokens
+  /// 16 w ... 16 w + 15 of the chunk.
   __device__ void run_outputs(int group, int warp) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int row = warp * 16 + lane / 4, column = 2 * (lane % 4);
@@ -379,7 +417,7 @@ class Block {
     int turn = 0;
     std::uint32_t own_parity = 0;
     const bool by_channel = p_.all.D && p_.all.D.strides[1] != 0;
-    bool stored = false;  // this warp's tile may still be read by a copy
+    bool stored = false;  // a tensor copy may still read this warp's part of the tile
     for_each_item([&](const Item& item) {
       clear_outputs(item, group);
       const float skip = p_.all.D ? at(p_.all.D, item.head, 0) : 0.0f;
@@ -464,7 +502,7 @@ class Block {
         } else {
           __syncwarp();
           store_rows(tile, item, t, size - warp * 16, lane);
-          publish_to_async();  // a copy may write there next
+          publish_to_async();  // the next copy into the tile comes after these ordinary reads
           __syncwarp();
         }
         stored = true;
@@ -474,15 +512,16 @@ class Block {
   }
 
  private:
-  /// A warp has done with what the barrier guards, or has made it ready.
+  /// Arrives once for the whole warp, after all its lanes have come here.
   __device__ static void arrive_of_warp(std::uint32_t barrier, int lane) {
     __syncwarp();
     if (lane == 0) barrier_arrive(barrier);
   }
-  /// What ordinary loads read of a stage has been read, by the state's threads and by those of the
-  /// outputs. The warp that fills the stage with tiles waits for it, and the one that fills it with
-  /// scalars, each at a barrier of its own: bar.sync wants all that wait together to wait at the
-  /// same instruction. Products are the business of used().
+  /// Hardware barriers that say that all ordinary loads from a stage are done: those of the state
+  /// warpgroups and of the stage's output warpgroup arrive at them. Two feeding warps wait before
+  /// they refill the stage, one for tiles and one for scalars, each at a barrier of its own, since
+  /// all that wait at one bar.sync must execute the same instruction. The reads by products are
+  /// counted by used() instead.
   enum Filling { kTiles, kScalars };
   static constexpr int kReadThreads = (L::kStateGroups + 1) * kWarpgroup + 32;
   __device__ static int read_barrier(int s, Filling filling) {
@@ -493,7 +532,8 @@ class Block {
     arrive_at(read_barrier(s, kScalars), kReadThreads);
   }
 
-  /// Where a role is in the ring of stages. Every role counts every chunk.
+  /// A role's position in the ring of stages. Every role advances it for every chunk, also for
+  /// those that it leaves to others.
   struct Step {
     int stage = 0, copy = 0;
     std::uint32_t parity = 0;
@@ -504,18 +544,18 @@ class Block {
   };
 
   struct Item {
-    PrefillRow row;  ///< or the part of it that is the segment
+    PrefillRow row;  ///< the row of the batch, or the segment's part of it
     int index, row_number, head, group, chunks;
-    int p;       ///< the first row of its state
-    int column;  ///< the first of its columns
-    int offset;  ///< the row's tokens before it
+    int p;       ///< the item's first row of the state
+    int column;  ///< the item's first column of the state
+    int offset;  ///< tokens of the row before the item
   };
 
-  /// Segments of a row, which has at least one.
+  /// Number of segments of a row, at least 1.
   __device__ int segments_of(int row) const {
     return max(1, (p_.all.rows.length(row) + p_.segment - 1) / p_.segment);
   }
-  /// Those of the rows before. Every lane of a warp calls it.
+  /// Number of segments of all rows before `row`. Every lane of a warp calls it.
   __device__ int segments_before(int row) const {
     int count = 0;
     for (int r = static_cast<int>(threadIdx.x % 32); r < row; r += 32) count += segments_of(r);
@@ -527,7 +567,7 @@ class Block {
     int row_number = kNowhere;  ///< kNowhere: there is no such item
     int offset = 0;
   };
-  /// The row, or the segment, number `number`. Every lane of a warp calls it.
+  /// Finds row, or segment, number `number`. Every lane of a warp calls it.
   __device__ Place place_of(int number) const {
     if (L::kStatesAlone || p_.segment == 0) return {p_.all.rows.row(number), number, 0};
     const int lane = static_cast<int>(threadIdx.x % 32), rows = p_.all.rows.count();
@@ -551,6 +591,8 @@ class Block {
     }
     return {};
   }
+  /// The place of segment `segment` of a row. Its state is number `number` of `kept`; only the
+  /// row's `last` segment stores the row's state and zeroes its padding.
   __device__ Place segment_of(int row_number, int segment, bool last, int number) const {
     PrefillRow row = p_.all.rows.row(row_number);
     const int offset = min(segment * p_.segment, row.size);
@@ -562,6 +604,7 @@ class Block {
     return {row, row_number, offset};
   }
 
+  /// Calls body(item) for the block's items. Every warp of the block goes through the same items.
   template <class Body>
   __device__ void for_each_item(Body body) const {
     const int of_row = p_.all.H * p_.tiles_of_head * p_.slices;
@@ -583,13 +626,14 @@ class Block {
       item.offset = place.offset;
       item.chunks = L::kStatesAlone ? max(item.row.size - 1, 0) / p_.segment * (p_.segment / kChunk)
                                     : (item.row.size + kChunk - 1) / kChunk;
-      // The next item's row is asked for before this item's work.
+      // The next item's row is looked up before this item's work, which hides the latency.
       index += step;
       if (index < p_.items) place = place_of(index / of_row);
       body(item);
     }
   }
 
+  // Addresses in shared memory; see Plan and init_barriers().
   __device__ std::uint32_t barrier(int number) const {
     return base_ + L::kBarriers + 8 * number;
   }
@@ -629,11 +673,11 @@ class Block {
   __device__ ChunkScalars& scalars(int s) const {
     return reinterpret_cast<ChunkScalars*>(shared_ + L::kScalars)[s];
   }
-  /// The k-th 16 columns of a matrix whose rows are tokens or p.
+  /// The descriptor of columns 16 k ... 16 k + 15 of a K-major matrix (rows are tokens or p).
   __device__ static std::uint64_t along(std::uint64_t matrix, int k) {
     return further(matrix, k / 4 * kTileBytes + k % 4 * 32);
   }
-  /// Bits of 16 even and 16 odd tokens in turns.
+  /// Interleaves the lower 16 bits of `even` and `odd`: bit 2 i is even's bit i, bit 2 i + 1 odd's.
   __device__ static unsigned interleaved(unsigned even, unsigned odd) {
     const auto spread = [](unsigned x) {
       x &= 0xffffu;
@@ -645,15 +689,15 @@ class Block {
     return spread(even) | spread(odd) << 1;
   }
 
-  // Of the state, a thread has what a product's thread has: rows and columns as hopper.cuh says.
+  // A thread holds the elements of the state that a product gives it: hopper.cuh describes them.
 
   using State = float[L::kStateColumns / 2];
   struct Part {
-    int row, column;  ///< the thread's first
+    int row, column;  ///< the thread's first row and column of the state
   };
 
-  /// visit(pair in the pool, its place in S) for the thread's columns. There are two addresses, one
-  /// for each row.
+  /// Calls visit(pair in the pool, its index in S) for the thread's pairs of neighbouring columns
+  /// in its two rows. All pairs of a row share one address and constant offsets.
   template <class Pair, class Visit>
   __device__ void for_each_pair(const MixedView<4>& pool, int slot, const Item& item,
                                 const Part& part, Visit visit) const {
@@ -698,7 +742,7 @@ class Block {
       });
   }
 
-  /// Asks L2 for the state that this block needs next.
+  /// Prefetches into L2 the state of this block's item `index`.
   __device__ void prefetch_state(int index, int lane) const {
     if (index >= p_.items || !p_.all.state || p_.segment) return;
     const int of_row = p_.all.H * p_.tiles_of_head;
@@ -710,7 +754,8 @@ class Block {
       prefetch_to_l2(address_of(p_.all.state, row.source, head, r, 0), bytes);
   }
 
-  /// The bf16 copy of the state before a chunk.
+  /// Writes the bf16 copy of the state before a chunk, when the outputs have used the copy's last
+  /// contents.
   __device__ void copy_state(const State& S, const Step& step, int tile, int warp, int lane) const {
     barrier_wait(copy_used(step.copy), copy_parity(step) ^ 1);
     const std::uint32_t to = copy(step.copy) + tile * kTileBytes;
@@ -721,21 +766,21 @@ class Block {
                      pack<T>(S[8 * k], S[8 * k + 1]), pack<T>(S[8 * k + 2], S[8 * k + 3]),
                      pack<T>(S[8 * k + 4], S[8 * k + 5]), pack<T>(S[8 * k + 6], S[8 * k + 7]));
   }
-  /// Copies alternate, so their parity changes with every second chunk.
+  /// Parity of a copy's phase: the two copies alternate, so it changes with every second chunk.
   __device__ static std::uint32_t copy_parity(const Step& step) {
     static_assert(L::kStages == 2 || L::kStages == 4);
     return L::kStages == 2 ? step.parity : step.stage / 2 & 1;
   }
 
-  /// The warp's 16 rows of a tile, as a product's thread has them: all are asked for before any is
-  /// used.
+  /// Loads the warp's 16 rows of a tile in the layout of a product's left operand. All loads are
+  /// issued before the first value is used.
   __device__ static void load_rows(std::uint32_t (&values)[4][4], std::uint32_t tile, int lane) {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
       load_matrices(values[k], tile + tile_offset(lane % 16, 2 * k + lane / 16));
   }
 
-  /// w x of the warp's 16 tokens of a chunk; `x` is their part of the tile.
+  /// Writes w x of the warp's 16 tokens to `to`; `x` is the address of their rows in the tile of x.
   __device__ static void weigh(std::uint32_t to, std::uint32_t x, const float* w, int lane) {
     const float weight[2] = {w[lane / 4], w[lane / 4 + 8]};
     std::uint32_t values[4][4];
@@ -752,8 +797,9 @@ class Block {
     }
   }
 
-  /// G_ij exp(a_i - a_j) d_j for j <= i, else 0, as the first operand of a product. Of a warp's 16
-  /// rows the columns before are whole, 16 on the diagonal are half, and the others are 0.
+  /// scores = G_ij exp(a_i - a_j) |d_j| for j <= i, else 0, as the left operand of a product. For a
+  /// warp's 16 rows, column blocks of 16 left of the diagonal are full, the one on the diagonal is
+  /// a triangle, and those right of it are 0.
   __device__ static void weigh_scores(std::uint32_t (&scores)[16], const float (&G)[32],
                                       const float (&a)[2], const float2 (&b)[8], int warp,
                                       int lane) {
@@ -779,7 +825,7 @@ class Block {
     }
   }
 
-  /// A negative d_j turns its column: the exponent has only |d_j|.
+  /// Changes the sign of the columns j with d_j < 0, as the exponent has only |d_j|.
   __device__ static void apply_signs(std::uint32_t (&scores)[16], const uint2& negative,
                                      int column) {
 #pragma unroll
@@ -790,7 +836,7 @@ class Block {
     }
   }
 
-  /// O = e_i O + D x_i, of the rows of x that load_rows() gave; D(p) is that of columns p and p
+  /// O = e_i O + D x_i, with the rows x that load_rows() gave; D(p) returns D of channels p and p
   /// + 1.
   template <class SkipOf>
   __device__ static void add_skip(float (&O)[32], const float (&e)[2],
@@ -798,7 +844,7 @@ class Block {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // rows i % 2, columns 8 (i / 2) further
+      for (int i = 0; i < 4; ++i) {  // row i % 2 of the thread's two, columns 8 (i / 2) further
         const float2 value = unpack<T>(x[k][i]);
         const float2 factor = D(16 * k + 8 * (i / 2) + 2 * (lane % 4));
         float* const o = O + 8 * k + 2 * i;
@@ -807,7 +853,7 @@ class Block {
       }
   }
 
-  /// O times silu(z) of the warp's tile.
+  /// Multiplies O by silu(z), where z is in the warp's part of the tile.
   __device__ static void gate(float (&O)[32], std::uint32_t tile, int lane) {
     std::uint32_t values[4][4];
     load_rows(values, tile, lane);
@@ -821,6 +867,7 @@ class Block {
       }
   }
 
+  /// Writes O in bf16 to the warp's part of the tile.
   __device__ static void put_outputs(const float (&O)[32], std::uint32_t tile, int lane) {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -832,7 +879,8 @@ class Block {
   __device__ T* out(int t, int head) const {
     return static_cast<T*>(p_.out) + t * p_.out_token_stride + head * p_.out_head_stride;
   }
-  /// The first `rows` rows of the warp's tile, where the row of the batch ends within it.
+  /// Stores the first `rows` rows of the warp's part of the tile: the row of the batch ends within
+  /// it, and a tensor copy would write beyond.
   __device__ void store_rows(std::uint32_t tile, const Item& item, int t, int rows,
                              int lane) const {
     for (int i = lane; i < rows * 8; i += 32) {
@@ -843,7 +891,7 @@ class Block {
           *reinterpret_cast<const uint4*>(from);
     }
   }
-  /// Tokens after the row give 0.
+  /// Zeroes the outputs of padding tokens after the row.
   __device__ void clear_outputs(const Item& item, int group) const {
     const int first = item.row.begin + item.row.size, count = (item.row.end - first) * 8;
     for (int i = group * kWarpgroup + static_cast<int>(threadIdx.x % kWarpgroup); i < count;
@@ -919,7 +967,7 @@ struct Scan {
   bool gated;
 };
 
-/// kCount columns of a lane: lane, lane + 32, ...
+/// Token by token. A lane has kCount columns: lane, lane + 32, ...
 template <class T, int kCount>
 __global__ void __launch_bounds__(kScanThreads) ssd_scan_kernel(const __grid_constant__ Scan<T> p) {
   const int lane = static_cast<int>(threadIdx.x % 32), h = static_cast<int>(blockIdx.y);
@@ -930,7 +978,7 @@ __global__ void __launch_bounds__(kScanThreads) ssd_scan_kernel(const __grid_con
   wait_for_earlier_launch();
   const int number = static_cast<int>(blockIdx.z);
   const PrefillRow row = p.all.rows.row(number);
-  const int own = first + lane;  // lane r writes the output of row r
+  const int own = first + lane;  // lane r < kRowsOfWarp writes the output of the warp's row r
   const bool writes = lane < kRowsOfWarp && own < P;
   for (int t = row.begin + row.size; t < row.end && writes; ++t)
     p.out(t, h, own) = from_float<T>(0.0f);
@@ -1026,7 +1074,7 @@ constexpr bool has_chunks(std::int64_t N) {
   return false;
 }
 
-/// Why the chunked kernel cannot take it, or nothing.
+/// The requirement of the chunked kernel that the arguments do not meet, or null.
 template <class T, class S>
 const char* no_chunks(const SsdPrefill<T, S>& in) {
   if (!std::is_same_v<T, Bf16>) return "activations in bfloat16";
@@ -1055,8 +1103,9 @@ int processors() {
   return count;
 }
 
-/// Blocks of a persistent launch: where heads nearly fill the GPU, every head keeps to its blocks,
-/// so that rows of different lengths load all of them alike.
+/// Blocks of a persistent launch. If a multiple of the heads fills at least 85% of the processors,
+/// that many: item i goes to block i % blocks, so each block keeps to one head and all blocks get
+/// rows of all lengths.
 int blocks_for(std::int64_t items, std::int64_t heads) {
   const std::int64_t most = processors();
   std::int64_t blocks = most;
@@ -1064,25 +1113,27 @@ int blocks_for(std::int64_t items, std::int64_t heads) {
   return static_cast<int>(std::min(items, blocks));
 }
 
-/// Heads, each by the tiles of its rows, and how many rows of a batch share `tokens`.
+/// Sizes of a batch for the choice of segments. `heads` counts tiles of 64 state rows of all heads.
 struct Extent {
   std::int64_t rows, tokens, heads;
   int N;
 };
 
-/// A row's chunks, if all rows were alike.
+/// Chunks of a row of average length.
 std::int64_t chunks_of_row(const Extent& e) {
   return std::max<std::int64_t>(1, (e.tokens + e.rows * kChunk - 1) / (e.rows * kChunk));
 }
 
-/// Columns of a block that runs states alone: half a state, while the GPU has processors for it.
+/// Columns that a block of Task::states takes: 64 while the GPU has processors for so many blocks,
+/// else up to 128.
 int slice_of(const Extent& e) {
   return e.N > 64 && e.rows * e.heads * (e.N / 64) <= processors() ? 64 : std::min(e.N, 128);
 }
 
-/// The tokens of a segment that make the shortest run of a batch, or 0: rows stay whole. By what an
-/// H200 takes for a chunk, in hundreds of nanoseconds: 10 with outputs, 6 for its state alone; and
-/// 80 for a launch more. `always`: the segments that are best among themselves.
+/// The tokens of a segment with the shortest expected time for a batch whose rows are all of
+/// average length; 0, for whole rows, if they are faster and not `always`. Times are those of an
+/// H200 in hundreds of nanoseconds: a chunk takes 10 with outputs, 6 for its state alone; one more
+/// launch takes 80.
 std::int64_t segment_tokens(const Extent& e, bool always) {
   const std::int64_t chunks = chunks_of_row(e), of_all = e.rows * e.heads, most = processors();
   const auto rounds = [&](std::int64_t items) { return (items + most - 1) / most; };
@@ -1116,7 +1167,8 @@ Extent extent_of(const SsdPrefill<T, S>& in) {
   return {rows, T_, in.x.extent(1) * tiles, static_cast<int>(in.B.extent(2))};
 }
 
-/// The tokens of a segment for a call by `in.kernel`, or 0.
+/// The tokens of a segment for the call, or 0 if rows stay whole or the chunked kernel does not
+/// run.
 template <class T, class S>
 std::int64_t segment_for(const SsdPrefill<T, S>& in) {
   const Extent e = extent_of(in);
@@ -1147,7 +1199,7 @@ void launch_chunked(const SsdPrefill<T, S>& in, const Common& all, cudaStream_t 
     maps.x = tile_map(kName, in.x, kChunk);
     maps.B = tile_map(kName, in.B, kChunk);
     maps.C = tile_map(kName, in.C, kChunk);
-    maps.out = tile_map(kName, in.out, 16);  // a warp's rows
+    maps.out = tile_map(kName, in.out, 16);  // each warp stores its own 16 tokens
     if (in.z) maps.z = tile_map(kName, *in.z, kChunk);
     const std::int64_t heads = std::int64_t{all.H} * p.tiles_of_head;
     std::int64_t rows = all.rows.count();

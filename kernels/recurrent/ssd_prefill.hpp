@@ -6,7 +6,7 @@
 //   dt        dt                   [T, H]
 //   A         A                    [H] float32
 //   B, C      B, C                 [T, G, N]
-//   D         D                    [H, P], or of [H] repeated with stride 0
+//   D         D                    [H, P], or [H] expanded with stride 0
 //   dt_bias   dt_bias              [H]
 //   state     ssm_states           [slots, H, P, N]
 //   boundary  (none)               [sum of floor(len / every), H, P, N]
@@ -19,11 +19,14 @@
 
 namespace lockstep::kernels {
 
-/// Which kernel computes a prefill: `sequential` token by token, for any shape and strides;
-/// `chunked` on tensor cores, or an ArgumentError that says what it cannot take; `segments` the
-/// same, with the same bits, where parts of a row run side by side after a launch that computes
-/// states alone: for few heads.
-enum class PrefillKernel { fastest, sequential, chunked, segments };
+/// The kernel of a prefill.
+enum class PrefillKernel {
+  fastest,     ///< the one that is expected to be fastest
+  sequential,  ///< token by token, for any shape and strides
+  chunked,     ///< on tensor cores; an ArgumentError names the argument that it cannot take
+  segments     ///< chunked, with the same bits: one launch computes the states before segments of
+               ///< each row, then all segments run side by side; for few heads
+};
 
 /// T is the type of activations, S that of states.
 template <class T, class S>
@@ -42,23 +45,23 @@ struct SsdPrefill {
   std::optional<float> dt_min{};
   std::optional<float> dt_max{};
   PrefillBatch batch{};
-  /// The states after every boundary_every tokens, counted from each row's start.
+  /// Receives the states after every boundary_every tokens, counted from each row's start.
   std::optional<TensorView<S, 4>> boundary_states{};
   std::int64_t boundary_every = 0;
   PrefillKernel kernel = PrefillKernel::fastest;
-  /// What prefill_workspace() says, at a multiple of 16 bytes, for one call at a time; its contents
-  /// do not matter. Without it `fastest` leaves rows whole.
+  /// Scratch memory: prefill_workspace() bytes at a multiple of 16, not shared by calls that run at
+  /// the same time; its contents do not matter. Without it `fastest` leaves rows whole.
   std::optional<TensorView<unsigned char, 1>> workspace{};
 };
 
-/// Bytes; 0 where none are needed.
+/// Bytes of workspace that the call needs.
 template <class T, class S>
 std::int64_t prefill_workspace(const SsdPrefill<T, S>& in);
 
-/// Outputs of all tokens; the state of a row's slot becomes the one after its last token. Rows
-/// without a slot give 0, tokens after a row too. The running state is float32 and rounded once
-/// per store. A prefill that is cut at a multiple of 64 tokens, with a float32 state in between,
-/// gives the same bits as the whole one by the same kernel. Throws ArgumentError.
+/// Computes the outputs of all tokens. The state of a row's slot becomes the one after its last
+/// token. Outputs of rows without a slot and of padding tokens are 0. The running state is float32
+/// and is rounded once per store. A prefill that is cut at a multiple of 64 tokens, with a float32
+/// state in between, gives the same bits as the uncut one by the same kernel. Throws ArgumentError.
 template <class T, class S>
 void ssd_prefill(const SsdPrefill<T, S>& in, cudaStream_t stream);
 

@@ -1,11 +1,13 @@
 // Moves of states within pools.
 //
-// Copy: a block takes the same `chunk` bytes of every move's row in one layer: it reads them all
-// into shared memory before it writes any, so that moves may overlap, and nobody else touches those
-// bytes.
+// copy_kernel: a block owns the same `chunk` bytes of every slot's row in one layer. It reads those
+// bytes of all source rows into shared memory [moves, chunk] before it writes any target, so that a
+// slot may be both source and target. No other block touches these bytes.
 //   grid   (ceil(row / chunk), layers)
-//   block  one warp; the bulk copy engine moves the bytes, a transaction barrier counts them
-// Zero, scatter: a thread moves 16 bytes at a time.
+//   block  one warp; its lanes issue bulk copies (TMA), one mbarrier counts the bytes that arrive
+//
+// zero_kernel, scatter_kernel: a thread writes 16 bytes.
+//   grid   (ceil(row / (16 kThreads)), layers, slots) and (ceil(row / (16 kThreads)), B)
 #include "kernels/recurrent/state_copy.hpp"
 
 #include <algorithm>
@@ -16,11 +18,13 @@ namespace lockstep::kernels {
 namespace {
 
 constexpr int kThreads = 128;
-constexpr std::int64_t kSharedWanted = 64 << 10;  ///< three blocks per processor
-constexpr std::int64_t kSharedMost = 200 << 10;
-constexpr std::int64_t kChunkWanted = 512;  ///< shorter pieces waste the memory's bursts
+constexpr std::int64_t kSharedWanted = 64 << 10;  ///< bytes: three blocks per processor
+constexpr std::int64_t kSharedMost = 200 << 10;   ///< bytes of a block, at most
+constexpr std::int64_t kChunkWanted = 512;        ///< bytes: shorter pieces waste DRAM bursts
 constexpr std::int64_t kChunkMost = 16 << 10;
 
+/// Moves of rows from source[i] to target[i], i < count, in every layer; strides in bytes, those of
+/// the lists in elements.
 struct Moves {
   char* data;
   std::int64_t slots, row_bytes, layer_stride, slot_stride;
@@ -36,7 +40,7 @@ struct Moves {
 
 __global__ void __launch_bounds__(32) copy_kernel(const __grid_constant__ Moves m) {
 #if __CUDA_ARCH__ >= 900
-  extern __shared__ __align__(128) char pieces[];  // [count, chunk]
+  extern __shared__ __align__(128) char pieces[];  // [count, chunk] bytes
   __shared__ __align__(8) std::uint64_t barrier;
   const std::int64_t begin = std::int64_t{blockIdx.x} * m.chunk;
   const auto bytes = static_cast<unsigned>(min(std::int64_t{m.chunk}, m.row_bytes - begin));
@@ -51,6 +55,7 @@ __global__ void __launch_bounds__(32) copy_kernel(const __grid_constant__ Moves 
     asm volatile("fence.mbarrier_init.release.cluster;");
   }
   __syncwarp();
+  // Each lane announces the bytes of its own moves, then issues them: 32 arrivals end the phase.
   unsigned expected = 0;
   for (int i = lane; i < m.count; i += 32) {
     const int from = slot_of(m.source, m.source_stride, i);
@@ -71,6 +76,7 @@ __global__ void __launch_bounds__(32) copy_kernel(const __grid_constant__ Moves 
         "l"(layer + from * m.slot_stride), "r"(bytes), "r"(shared_address(&barrier))
         : "memory");
   }
+  // Every lane waits for the bytes of all lanes, so no write precedes a read.
   asm volatile(
       "{\n.reg .pred done;\nwait:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
       "@!done bra wait;\n}\n" ::"r"(shared_address(&barrier))
@@ -84,6 +90,7 @@ __global__ void __launch_bounds__(32) copy_kernel(const __grid_constant__ Moves 
                  "r"(shared_address(pieces + i * m.chunk)), "r"(bytes)
                  : "memory");
   }
+  // Shared memory must stay until the stores have read it.
   asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 #endif
 }
@@ -96,8 +103,9 @@ __global__ void __launch_bounds__(kThreads) zero_kernel(const __grid_constant__ 
       uint4{0, 0, 0, 0};
 }
 
+/// Row to.target[b] becomes row accepted[b] - 1 of batch row b of `from`; strides in bytes.
 struct Scatter {
-  Moves to;  ///< target: the slots
+  Moves to;  ///< `target` lists the slots; `source` and `count` are unused
   const char* from;
   std::int64_t row_stride, token_stride;
   std::int64_t tokens;

@@ -1,10 +1,11 @@
-// How a warp holds rows of a recurrent state [R, C]: a row belongs to kLanes neighbouring lanes,
-// each with kChunks pieces of kVec elements, in float32.
+// RowLayout: the distribution of rows of a recurrent state [R, C] over a warp's registers. kLanes
+// neighbouring lanes share a row; each holds kChunks pieces of kVec elements, in float32.
 //
-//   column of element (chunk c, i) in the lane `part` of the row:  (c kLanes + part) kVec + i
+//   column of element i of piece (chunk) c, in lane `part` of the row:  (c kLanes + part) kVec + i
 //
-// Where rows are contiguous and C fits, a piece is 16 bytes and the lanes of a row read 128 bytes
-// side by side. Otherwise (any C up to 256, any strides) a piece is one element.
+// FastRows, for contiguous rows of an expected C: a piece is 16 bytes in memory, so the 8 lanes of
+// a row read 128 contiguous bytes per instruction. AnyRows, for any C up to 256 and any strides: a
+// piece is one element, a warp holds one row, and lanes beyond C are masked off.
 #pragma once
 
 #include "kernels/base/device.cuh"
@@ -18,14 +19,15 @@ struct RowLayout {
   static constexpr int kChunks = kChunks_;
   static constexpr bool kMasked = kMasked_;
   static constexpr int kCount = kVec * kChunks;     ///< elements of a row in one lane
-  static constexpr int kExtent = kCount * kLanes;   ///< of a row, at most
-  static constexpr int kRowsPerWarp = 32 / kLanes;  ///< rows side by side
+  static constexpr int kExtent = kCount * kLanes;   ///< elements of a row, at most
+  static constexpr int kRowsPerWarp = 32 / kLanes;  ///< rows that a warp's lanes hold side by side
 
   __device__ static int part() { return static_cast<int>(threadIdx.x % kLanes); }
   __device__ static int row_in_warp() { return static_cast<int>(threadIdx.x % 32 / kLanes); }
   __device__ static int column(int chunk) { return (chunk * kLanes + part()) * kVec; }
 
-  /// The lane's elements as they lie in memory: asked for, and not yet waited for.
+  /// The lane's elements in their type in memory. fetch() issues the loads; values() converts, and
+  /// is the first to wait for them.
   template <class T>
   struct Raw {
     static constexpr int kPack = kMasked ? 1 : (kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec);
@@ -50,14 +52,14 @@ struct RowLayout {
     }
   };
 
-  /// Asks L2 for a row of inputs; each lane for what it will read.
+  /// Prefetches a row of inputs into L2; each lane names the addresses that it will read.
   template <class T>
   __device__ static void prefetch_row(const T* row) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) prefetch_to_l2(row + column(c));
   }
 
-  /// The elements of the lane `part` of a row that has all of them.
+  /// Loads the elements of lane `part` from a full, contiguous row.
   template <Cached kCached, class T>
   __device__ static void load_part(float (&x)[kCount], const T* row, int part) {
     constexpr int kPack = kVec * sizeof(T) > 16 ? 16 / sizeof(T) : kVec;
@@ -84,7 +86,7 @@ struct RowLayout {
       }
   }
 
-  /// The lane's elements of a row of `extent` elements; elements beyond are 0.
+  /// Loads the calling lane's elements of a row of `extent` elements; elements beyond are 0.
   template <Cached kCached, class T>
   __device__ static void load(float (&x)[kCount], const T* row, int extent,
                               std::int64_t stride = 1) {
@@ -109,7 +111,7 @@ struct RowLayout {
     }
   }
 
-  /// The sum over the row's lanes, in every one of them. The order is fixed.
+  /// Adds x over the row's lanes; every lane gets the sum. The order of additions is fixed.
   __device__ static float sum(float x) {
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2)
@@ -117,8 +119,10 @@ struct RowLayout {
     return x;
   }
 
-  /// Of kRows sums over the row's lanes, the one that the lane owns: number own<kRows>(). As many
-  /// lanes own a sum as there are more lanes than sums. Added in the order of sum().
+  /// own_sum() reduces kRows values x[0 ... kRows - 1] over the row's lanes at once: each step of
+  /// the butterfly halves the values that a lane still carries, which takes fewer shuffles than
+  /// kRows calls of sum() and adds in the same order. A lane ends with the sum number own<kRows>();
+  /// kLanes / kRows neighbouring lanes own the same sum.
   template <int kRows>
   __device__ static int own() {
     return part() / (kLanes / kRows);
@@ -144,12 +148,12 @@ struct RowLayout {
     for (; distance > 0; distance /= 2) left[0] += __shfl_xor_sync(0xffffffffu, left[0], distance);
     return left[0];
   }
-  /// The value that the owners of number `i` have.
+  /// x of the lanes that own number `i`, in every lane of the row.
   template <int kRows>
   __device__ static float of_owner(float x, int i) {
     return __shfl_sync(0xffffffffu, x, i * (kLanes / kRows), kLanes);
   }
-  /// One of the lanes that own the same.
+  /// True in the first of the lanes that own the same number: the one that stores it.
   template <int kRows>
   __device__ static bool speaks_for_owners() {
     return part() % (kLanes / kRows) == 0;
@@ -168,12 +172,12 @@ struct RowLayout {
   }
 };
 
-/// Eight lanes a row: each of their reads is 128 contiguous bytes.
+/// Eight lanes share a row; together they read 128 contiguous bytes per instruction.
 template <class S, int C>
 constexpr int kFastVec = std::min(16 / static_cast<int>(sizeof(S)), C / 8);
 template <class S, int C>
 using FastRows = RowLayout<8, kFastVec<S, C>, C / (8 * kFastVec<S, C>), false>;
-/// A warp a row, any row of up to 256 elements.
+/// A whole warp holds a row, of up to 256 elements.
 constexpr int kAnyRowsExtent = 256;
 using AnyRows = RowLayout<32, 1, kAnyRowsExtent / 32, true>;
 

@@ -1,6 +1,14 @@
 // The gated delta rule's decode with a ring of pending inputs. Equations:
-// reference/recurrent/replay_state.hpp; how it maps onto the machine:
-// kernels/replay/replay_block.cuh.
+// reference/recurrent/replay_state.hpp. Mapping to the machine: kernels/replay/replay_block.cuh.
+//
+// A block of update_kernel
+//   1. loads the state's rows and the live ring to shared memory (bulk copies), and the token's k,
+//      q, v and gates to registers; the order of the two depends on ReplayBatch::is_early()
+//   2. multiplies the ring's keys, and the state's rows, with k and q
+//   3. adds the ring's values with weights decay x (key . k) and decay x (key . q): this gives S k,
+//      hence u, and the output S q
+//   4. stores u, k and the gate as the ring's next entry; or, at the end of a window, flushes the
+//      ring into the state
 #include "kernels/replay/gated_delta_rule_ring.hpp"
 
 #include "kernels/replay/replay_block.cuh"
@@ -8,16 +16,18 @@
 namespace lockstep::kernels {
 namespace {
 
+/// The pools of states and rings.
 template <class S>
 struct RingPools {
   Pieces<S> state, u;
   Pieces<Bf16> k;
   Steps<float> k_scale, g;
-  unsigned k_scale_entry, g_entry;
-  int rows;  ///< V
+  unsigned k_scale_entry, g_entry;  ///< strides between entries of a ring
+  int rows;                         ///< V
   Divisor value_heads_per_key_head;
 };
 
+/// The step's inputs and outputs, one token per row.
 struct RingTokens {
   Pieces<const Bf16> q, k;
   Steps<const Bf16> v;
@@ -47,7 +57,9 @@ struct RingPlace {
 template <class Tiling>
 using Shared = ReplayShared<Tiling, typename Tiling::S>;
 
-/// Asks for the state and the live ring. One warp calls it.
+/// Issues the loads of the state and the `live` entries of the ring. One warp calls it. A block
+/// that has all rows of a head loads the values in one copy; otherwise each entry is a copy of its
+/// own.
 template <class Tiling>
 __device__ void bring_ring(Shared<Tiling>& shared, const RingPools<typename Tiling::S>& p,
                            const RingPlace<Tiling>& place, int live, int lane) {
@@ -66,11 +78,11 @@ __device__ void bring_ring(Shared<Tiling>& shared, const RingPools<typename Tili
   }
 }
 
-/// A token's numbers as a thread has them before they are used: a piece of k or of q, v of the row
-/// that it owns, the gates.
+/// A thread's part of the token's inputs, unconverted: a 16-byte piece of k or q, v of the row that
+/// the thread owns, and the gates.
 template <class Tiling>
 struct RingToken {
-  static constexpr int kPieces = Tiling::kColumns / 8;  ///< of 16 bytes
+  static constexpr int kPieces = Tiling::kColumns / 8;  ///< 16-byte pieces of k, and of q
   static_assert(2 * kPieces <= Tiling::kThreads);
   const Bf16 *piece, *v;
   const void *g, *beta;
@@ -98,6 +110,7 @@ struct RingToken {
     v_bits = *v;
     piece_bits = piece_at(piece);
   }
+  /// Writes the thread's piece to shared memory: k as entry `entry` of the keys, q as the query.
   __device__ void keep_piece(Shared<Tiling>& shared, int entry) const {
     const unsigned i = threadIdx.x;
     if (has_piece())
@@ -172,14 +185,14 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   if (j == n) g = new_g;
   const float2 since = decays(g, j);
   const float decay = since.x;
-  __syncthreads();
+  __syncthreads();  // k and q are in shared memory, and the barrier is initialised
   wait_until(shared.arrived);
   const Bf16* const vectors[2] = {shared.keys[n], shared.query};
   multiply_keys<Tiling>(shared, vectors, at_);
   S* const rows = shared.state + at_.warp * Tiling::kWarpRows * Tiling::kColumns;
-  float sums[2];  // of S k and S q
+  float sums[2];  // stored state's S k and S q at the lane's own row, without scales
   ReplayRows<Tiling>::template products<2>(rows, vectors, at_, sums);
-  __syncthreads();
+  __syncthreads();  // all parts of the keys' products are in shared memory
   float k_scale = 1.0f, q_scale = in.scale;
   if (in.use_qk_l2norm) {
     k_scale = rsqrtf(key_product<Tiling>(shared, 0, n) + 1e-6f);
@@ -209,7 +222,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   const bool owns = ReplayRows<Tiling>::owns(at_);
   if (owns) in.out.at(row, head)[first_row + own] = from_float<Bf16>(o);
   if (step.flushes) {
-    // As the ring would have kept it: a flush now and one of the ring later are the same bits.
+    // u is rounded as the ring would store it, so a flush now and a flush of the ring later give
+    // the same bits.
     if (owns) shared.values[n][own] = from_float<S>(u);
     __syncwarp();
     ReplayRows<Tiling>::flush(rows, shared.values, shared.keys, decay, weight, n + 1, at_);
@@ -219,7 +233,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   if (owns) place.u[n * pools.rows + own] = from_float<S>(u);
   if (first_row > 0) return;
   if (threadIdx.x == 0) place.g[n * pools.g_entry] = new_g;
-  // The first value head of a key head keeps its k: no block reads that entry from the ring now.
+  // The block of a key head's first value head stores k. No block of this launch reads that entry.
   if (head > 0 && pools.value_heads_per_key_head.of(head - 1) == key_head) return;
   if (threadIdx.x == 0) place.k_scale[n * pools.k_scale_entry] = k_scale;
   for (unsigned i = threadIdx.x; i < Tiling::kColumns / 8; i += Tiling::kThreads)
@@ -227,6 +241,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
         piece_at(&shared.keys[n][8 * i]);
 }
 
+/// Flushes the first cursors[row] entries of each row's ring into the state, stored to slot
+/// targets[row].
 template <class Tiling, int kBlocks>
 __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
     flush_kernel(const __grid_constant__ RingPools<typename Tiling::S> pools,
@@ -284,8 +300,9 @@ RingPools<S> checked_pools(const Checks& checks, const GatedDeltaRuleRing<S>& ri
           Divisor(state[1] / H)};
 }
 
-/// body of the tiling of [V, K] for so many heads in all, or a sentence. Few heads want more blocks
-/// and more warps; many rows of 16 bits want more of them in a block.
+/// Calls body with the tiling for states [V, K] and `heads` heads of all rows; throws ArgumentError
+/// where there is none. Few heads want more warps per row of a state; many heads with 16-bit states
+/// want more rows per block.
 template <class S, class Body>
 void with_tiling(const Checks& checks, std::int64_t V, std::int64_t K, std::int64_t heads,
                  Body body) {

@@ -1,19 +1,20 @@
-// The gated delta rule's decode with a state that is written once in a window of tokens. Equations
-// and names: reference/recurrent/replay_state.hpp; rows and slots: reference/tensors/slots.hpp.
+// The gated delta rule's decode with a state that is written once per window of L tokens; a ring
+// keeps the tokens in between. Equations and names: reference/recurrent/replay_state.hpp; rows and
+// slots: reference/tensors/slots.hpp.
 //
 //   here          SGLang's replayssm      shape, all in device memory
 //   state         temporal                [slots, HV, V, K]
-//   ring_k        k                       [slots, H, L, K] bfloat16 as it came, L of 1 to 16
-//   ring_k_scale                          [slots, H, L] float32: what makes k a direction, or 1
+//   ring_k        k                       [slots, H, L, K] bfloat16, not normalised, L of 1 to 16
+//   ring_k_scale                          [slots, H, L] float32: factor that L2-normalises k, or 1
 //   ring_u        d = beta (v - S k)      [slots, HV, L, V]: float32 beside float32 states, so that
 //                                         a flush is exact to float32; else bfloat16
 //   ring_g        g                       [slots, HV, L] float32, log decay
 //   cursors       replayssm_write_pos     [N]: live entries of the row's ring
 //   positions                             [N]: tokens of the row's request before this one
 //
-// A step whose token is the request's L-th, 2 L-th, ... writes the state and leaves the ring empty;
-// every other one writes an entry. Afterwards a row's cursor is min(cursor + 1, (position + 1) %
-// L), which the caller computes once for all layers.
+// A step whose token is the request's L-th, 2 L-th, ... writes the state and empties the ring;
+// every other step writes a ring entry. After a step a row's cursor is min(cursor + 1, (position +
+// 1) % L), which the caller computes once for all layers.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,8 +26,8 @@
 
 namespace lockstep::kernels {
 
-/// S is the type of states and of u: float or Bf16. Matrices of a slot's head are dense, rows of
-/// 16-byte pieces.
+/// S is the type of states and of u: float or Bf16. The matrices of a slot and head are dense, with
+/// rows of a multiple of 16 bytes.
 template <class S>
 struct GatedDeltaRuleRing {
   TensorView<S, 4> state;        // [slots, HV, V, K]
@@ -52,19 +53,21 @@ struct GatedDeltaRuleRingUpdate {
   std::optional<float> scale{};  ///< of q; K^-0.5 by default
   bool use_qk_l2norm = false;
   StateSlots slots{};  ///< a list, or nothing
-  /// State, ring, cursors, positions and indices may be read before the launch ahead of this one
-  /// has ended. Safe if that launch writes none of them, and lets its successor start only after
-  /// its own wait for what came before it; or if it is no overlapping launch.
+  /// Allows this launch to read state, ring, cursors, positions and indices before the previous
+  /// launch has ended. That is safe if the previous launch is not an overlapping one, or if it
+  /// writes none of these and lets its successor start only after its own wait for earlier
+  /// launches.
   bool early_state = false;
 };
 
-/// One token of decode for each row. Rows without a slot, and rows whose cursor no sequence of
-/// steps leads to, give 0 and write nothing. Throws ArgumentError.
+/// Decodes one token per row. Rows without a slot, and rows whose cursor no sequence of steps leads
+/// to, give output 0 and write nothing else. Throws ArgumentError.
 template <class S>
 void gated_delta_rule_ring_update(const GatedDeltaRuleRingUpdate<S>& in, cudaStream_t stream);
 
-/// The state after the first counts[row] entries of the ring goes to the slot targets[row]; ring
-/// and cursor stay. Into the row's own slot it is a flush, and the ring is empty from then on.
+/// Stores the state after the first counts[row] entries of the ring to slot targets[row]. Ring and
+/// cursor stay as they are. If the target is the row's own slot, the entries are part of the state
+/// from then on, and the caller must set the cursor to 0.
 template <class S>
 void gated_delta_rule_ring_flush(const GatedDeltaRuleRing<S>& ring, const IndexView& counts,
                                  const IndexView& targets, const StateSlots& slots,

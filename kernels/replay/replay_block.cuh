@@ -1,14 +1,22 @@
-// Replay-state decode on the device: a block takes some rows of one head's state, as they were some
-// tokens ago, and the ring of what was added since. Equations:
-// reference/recurrent/replay_state.hpp.
+// Replay-state decode on the device, shared by the two ring operations. The stored state is that of
+// some tokens ago; a ring of up to 16 entries (key, value, decay) holds the tokens since then. A
+// step reads both, computes the output, and either adds an entry to the ring or flushes the ring
+// into the state. Equations: reference/recurrent/replay_state.hpp. "Key" and "query" are k and q of
+// the gated delta rule, B and C of Mamba2; "value" is u, or x.
 //
-// One thread asks for the state and the live ring by bulk copies. A warp owns 16 kTiles rows; lane
-// (g, t) = (lane / 4, lane % 4) reads of each row 8 r + g the pieces of 16 bytes at 4 c + t, and in
-// the end owns the sums of row 8 t + g (with one tile: 8 (t % 2) + g). A bulk copy cannot pad, so
-// odd rows are read a chunk of 64 bytes ahead where rows begin at the same bank.
+//   grid   (R / Tiling::kRows, heads, N)     R: rows of a state, N: rows of the batch
+//   block  Tiling::kWarps warps; a warp owns 16 kTiles rows of one head's state [R, C]
 //
-// The rank-16 update of a flush is exact to float32: what a key is multiplied by has three parts in
-// bf16 (24 bits), keys are bf16, and products of both are exact.
+// Bulk copies bring the state's rows and the live ring entries to shared memory (ReplayShared).
+// Lane (g, t) = (lane / 4, lane % 4) of a warp reads 16-byte pieces 4 c + t, c = 0, 1, ..., of each
+// row 8 r + g. After the reduction it owns the sums of row 8 t + g (with one tile: 8 (t % 2) + g).
+//
+// Rows in shared memory have no padding, since a bulk copy cannot insert any. If rows are multiples
+// of 128 bytes, all begin at the same bank; odd rows then read their chunks of 64 bytes in the
+// order 1, 0, 3, 2, ..., so that neighbouring rows use different banks.
+//
+// A flush adds a product of rank 16. It is exact to float32: the factor weight x value is split
+// into three bf16 parts (24 bits), keys are bf16, and tensor cores multiply bf16 exactly.
 #pragma once
 
 #include <algorithm>
@@ -18,47 +26,54 @@
 
 namespace lockstep::kernels {
 
-constexpr int kRingRows = 16;  ///< the longest ring, and the depth of a product of tensor cores
+constexpr int kRingRows = 16;  ///< entries of the longest ring: the depth of one mma
 
-constexpr int kProcessors = 132;    ///< of an H100 or H200
-constexpr int kPrefetchedRows = 8;  ///< of a batch so small that L2 is asked ahead of the wait
+constexpr int kProcessors = 132;    ///< multiprocessors of an H100 or H200
+constexpr int kPrefetchedRows = 8;  ///< batches of up to so many rows prefetch into L2
 
+/// A block's share: kWarps warps with kTiles tiles of 16 rows each, of states with kColumns
+/// columns.
 template <class S_, int kColumns_, int kWarps_, int kTiles_>
 struct ReplayTiling {
   using S = S_;
   static constexpr int kColumns = kColumns_, kWarps = kWarps_, kTiles = kTiles_;
   static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kTiles, kRows = kWarps * kWarpRows;
-  static constexpr int kPiece = 16 / sizeof(S);  ///< numbers in 16 bytes
+  static constexpr int kPiece = 16 / sizeof(S);  ///< elements in 16 bytes
+  /// A chunk is 64 bytes of a row: a piece for each of the four lanes t.
   static constexpr int kChunk = 4 * kPiece, kChunks = kColumns / kChunk;
-  static constexpr bool kAhead = kColumns * sizeof(S) % 128 == 0;  ///< odd rows, a chunk
+  /// Whether odd rows exchange their even and odd chunks, to avoid bank conflicts.
+  static constexpr bool kAhead = kColumns * sizeof(S) % 128 == 0;
   static_assert(kColumns % 32 == 0 && (!kAhead || kChunks % 2 == 0));
 };
 
-/// A row of the batch: its slot, live entries of the ring, and whether this token ends a window.
+/// A row of the batch: its slot, the live entries of its ring, and whether this token is the last
+/// of a window, so that the step flushes.
 struct ReplayStep {
   int slot;
   int live;
   bool flushes;
 };
 
-/// A list of numbers of rows.
+/// A list with one number per row of the batch.
 struct RowNumbers {
   const std::int32_t* data;
   int stride;
-  /// Past L1, because it may come before wait_for_earlier_launch().
+  /// Reads past L1 (ld.cg): a value read before wait_for_earlier_launch() must not be found in L1
+  /// after it.
   __device__ int at(int row) const { return __ldcg(data + std::int64_t{row} * stride); }
 };
 
 struct ReplayBatch {
-  RowNumbers cursors;    ///< [N]
-  RowNumbers positions;  ///< [N]: tokens of the request before this one
-  RowNumbers indices;    ///< [N], or none
-  int pad_slot_id, slot_count, window;
-  bool small;        ///< L2 is asked ahead of the wait
-  int early_blocks;  ///< so many blocks ask for state and ring before the wait
+  RowNumbers cursors;                   ///< [N]
+  RowNumbers positions;                 ///< [N]: tokens of the request before this one
+  RowNumbers indices;                   ///< [N], or no data: a row's slot has the row's number
+  int pad_slot_id, slot_count, window;  ///< window: L, the length of the ring
+  bool small;                           ///< prefetch into L2 before the wait
+  int early_blocks;  ///< so many blocks load state and ring before wait_for_earlier_launch()
 
-  /// Blocks that are on the machine together may be there before the earlier launch has ended.
-  /// Those behind them start when it has, and then the token's numbers may be asked for first.
+  /// Whether the block belongs to the first wave, which may be resident before the earlier launch
+  /// has ended. Such a block loads its state first and the token's inputs after the wait. Later
+  /// blocks start when the earlier launch has ended anyway, and load the token's inputs first.
   __device__ bool is_early() const {
     return static_cast<int>((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) <
            early_blocks;
@@ -69,8 +84,8 @@ struct ReplayBatch {
     return slot < 0 || slot >= slot_count || (indices.data && slot == pad_slot_id) ? kNowhere
                                                                                    : slot;
   }
-  /// A cursor that no sequence of steps leads to takes the row's slot away: no entry beyond the
-  /// ring is read or written.
+  /// The row's step. A cursor that no sequence of steps leads to makes the row one without a slot,
+  /// so that no entry beyond the ring is read or written.
   __device__ ReplayStep step(int row) const {
     const int live = cursors.at(row), position = positions.at(row), slot = this->slot(row);
     const int last = window - 1;
@@ -80,9 +95,9 @@ struct ReplayBatch {
   }
 };
 
-/// Addresses of the matrices or vectors of [slots or rows, heads, ...]. Strides count kUnit
-/// elements and have 32 bits: an address takes two multiplications, and many of them come before a
-/// block's first load.
+/// Addresses of matrices or vectors [slots or rows, heads, ...]. Strides are in units of kUnit
+/// elements and have 32 bits, so that an address takes two multiplications: a block computes many
+/// addresses before its first load.
 template <class T, int kUnit = 1>
 struct Steps {
   T* data = nullptr;
@@ -93,11 +108,11 @@ struct Steps {
                       kUnit;
   }
 };
-/// Likewise, rows of 16-byte pieces.
+/// Steps with strides in 16-byte pieces.
 template <class T>
 using Pieces = Steps<T, 16 / sizeof(T)>;
 
-/// Numbers [rows, heads] whose type is told at run time.
+/// Numbers [rows, heads] whose type is known only at run time.
 struct HeadNumbers {
   const void* data = nullptr;
   Format format = Format::float32;
@@ -109,18 +124,24 @@ struct HeadNumbers {
   }
 };
 
+/// Shared memory of a block. With 64 rows of 128 columns in float32: 32 KiB of state, 4 KiB of
+/// keys, 4 KiB of values. Entry n of keys (and of values) is the token's own, behind the n live
+/// entries.
 template <class Tiling, class U>
 struct ReplayShared {
   alignas(128) typename Tiling::S state[Tiling::kRows * Tiling::kColumns];
-  alignas(16) Bf16 keys[kRingRows][Tiling::kColumns];  ///< behind the live entries the token's
+  alignas(16) Bf16 keys[kRingRows][Tiling::kColumns];
   alignas(16) U values[kRingRows][Tiling::kRows];
   alignas(16) Bf16 query[Tiling::kColumns];
-  float products[Tiling::kColumns / 32][2][kRingRows];  ///< by chunks of columns: whatever the
-  float squares[Tiling::kColumns / 32];                 ///< warps, sums have one order
-  float2 weights[Tiling::kWarps][kRingRows];
-  alignas(8) std::uint64_t arrived;
+  /// Partial products of keys with one or two vectors, and partial squares of the second vector,
+  /// per 32 columns: sums then have the same order for any number of warps.
+  float products[Tiling::kColumns / 32][2][kRingRows];
+  float squares[Tiling::kColumns / 32];
+  float2 weights[Tiling::kWarps][kRingRows];  ///< per warp: factors of the ring's values
+  alignas(8) std::uint64_t arrived;           ///< mbarrier that counts the bytes of the bulk copies
 };
 
+/// The thread's place in its warp and block; (g, t) as in mma fragments.
 struct ReplayLane {
   int lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
   int g = lane / 4, t = lane % 4;
@@ -129,23 +150,26 @@ struct ReplayLane {
 __device__ inline uint4 piece_at(const void* address) {
   return *static_cast<const uint4*>(address);
 }
-/// 8 numbers in 16 bits times the warp's rows g and g + 8.
+/// Adds the products of 8 elements per lane: rows g and g + 8 of the warp, times a column vector.
+/// Two mma, each with two pairs of elements of a lane.
 __device__ inline void add_pieces(float (&sums)[4], const uint4& row, const uint4& row8,
                                   const uint4& column) {
   hopper::add_warp_product<Bf16>(sums, {row.x, row8.x, row.y, row8.y}, column.x, column.y);
   hopper::add_warp_product<Bf16>(sums, {row.z, row8.z, row.w, row8.w}, column.z, column.w);
 }
 
+/// Products with, and flushes into, a warp's 16 kTiles rows in shared memory.
 template <class Tiling>
 struct ReplayRows {
   using S = typename Tiling::S;
   static constexpr int kTiles = Tiling::kTiles;
 
-  /// The row of a warp whose sums the lane owns. With one tile two lanes own the same.
+  /// The row of the warp whose sums the lane owns. With one tile two lanes own the same row.
   __device__ static int own_row(const ReplayLane& at) { return 8 * (at.t % (2 * kTiles)) + at.g; }
+  /// True in the one lane that stores the row's results.
   __device__ static bool owns(const ReplayLane& at) { return at.t < 2 * kTiles; }
 
-  /// Products of the warp's rows with kCount vectors, those of the row that the lane owns.
+  /// own[v] = the lane's own row times vectors[v]. Every lane of the warp calls it.
   template <int kCount>
   __device__ static void products(const S* rows, const Bf16* const (&vectors)[kCount],
                                   const ReplayLane& at, float (&own)[kCount]) {
@@ -155,12 +179,13 @@ struct ReplayRows {
       float_products(rows, vectors, at, own);
   }
 
-  /// state = decay state + the sum over live entries of weight value key^T, in place. Lane j has
-  /// the weight of entry j.
+  /// state = decay state + sum over live entries of weight value key^T, in place in shared memory.
+  /// Lane j passes the weight of entry j.
   template <class U>
   __device__ static void flush(S* rows, const U (*values)[Tiling::kRows],
                                const Bf16 (*keys)[Tiling::kColumns], float decay, float weight,
                                int live, const ReplayLane& at) {
+    // weight x value as left operands [16 rows, 16 entries], in three bf16 parts.
     std::uint32_t parts[kTiles][3][4];
 #pragma unroll
     for (int i = 0; i < 4 * kTiles; ++i) {
@@ -190,8 +215,9 @@ struct ReplayRows {
         load_pack<Cached::yes>(x[r], mine + r * 8 * Tiling::kColumns);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        // Pairs of columns of the entries that the lane holds; the even columns of all lanes are
-        // one product and the odd ones another, so that a lane's sums are those of its piece.
+        // The lane loads a pair of neighbouring columns of its four entries. The even columns of
+        // all lanes make one right operand and the odd columns another; the sums that mma leaves in
+        // a lane then belong to the columns of the lane's own piece.
         const int column = c * Tiling::kChunk + 2 * (kPairs * at.g + i);
         std::uint32_t pair[4];
 #pragma unroll
@@ -229,11 +255,13 @@ struct ReplayRows {
   }
 
  private:
+  /// The chunk that a row reads in iteration c.
   __device__ static int chunk_of(int c, int row) {
     return Tiling::kAhead ? c ^ (row & 1) : c;
   }
 
-  /// In fp32 by the lanes: of the sums of 2 kTiles rows over four lanes each lane keeps one.
+  /// products() of float32 states, by fma. The four lanes of a row then reduce the sums of 2 kTiles
+  /// rows at once, so that each ends with the sum of its own row.
   template <int kCount>
   __device__ static void float_products(const S* rows, const Bf16* const (&vectors)[kCount],
                                         const ReplayLane& at, float (&own)[kCount]) {
@@ -266,14 +294,17 @@ struct ReplayRows {
       own[v] = exchanged(pair[0], pair[1], at.t & 1, 1);
     }
   }
-  /// Adds to the lane's half what the other lane has of it, and gives the other half away.
+  /// One step of that reduction between two lanes: each keeps one of two sums, and adds the other
+  /// lane's part of it.
   __device__ static float exchanged(float low, float high, bool keeps_high, int distance) {
     return (keeps_high ? high : low) +
            __shfl_xor_sync(0xffffffffu, keeps_high ? low : high, distance);
   }
 
-  /// States in bf16: tensor cores multiply exactly and add in float32. Even columns of the product
-  /// are the first vector and odd ones the last; columns 2 and 3 a chunk ahead, like odd rows.
+  /// products() of bf16 states: tensor cores multiply exactly and add in float32. Of the product's
+  /// eight columns, even ones belong to the first vector and odd ones to the last. Columns 0 and 1
+  /// read chunk c, as even rows do, and columns 2 and 3 the chunk that odd rows read: an even row's
+  /// sums end up in columns 0 and 1, an odd row's in columns 2 and 3.
   template <int kCount>
   __device__ static void exact_products(const S* rows, const Bf16* const (&vectors)[kCount],
                                         const ReplayLane& at, float (&own)[kCount]) {
@@ -300,8 +331,9 @@ struct ReplayRows {
   }
 };
 
-/// Products of the ring's keys with one vector or two, a part of the columns by each warp:
-/// shared.products[part][vector][entry]; with two, the squares of the second one too.
+/// Multiplies all keys of the ring with one or two vectors, and with two, sums the squares of the
+/// second. Each warp takes parts of 32 columns: shared.products[part][vector][entry] and
+/// shared.squares[part].
 template <class Tiling, class Shared, int kCount>
 __device__ inline void multiply_keys(Shared& shared, const Bf16* const (&vectors)[kCount],
                                      const ReplayLane& at) {
@@ -331,6 +363,7 @@ __device__ inline void multiply_keys(Shared& shared, const Bf16* const (&vectors
     }
   }
 }
+/// The key of `entry` times vector number `vector`, from the parts of multiply_keys().
 template <class Tiling, class Shared>
 __device__ inline float key_product(const Shared& shared, int vector, int entry) {
   float sum = 0.0f;
@@ -339,7 +372,7 @@ __device__ inline float key_product(const Shared& shared, int vector, int entry)
     sum += shared.products[part][vector][entry];
   return sum;
 }
-/// Of the second vector.
+/// The sum of squares of the second vector, from the parts of multiply_keys().
 template <class Tiling, class Shared>
 __device__ inline float sum_of_squares(const Shared& shared) {
   float sum = 0.0f;
@@ -348,8 +381,9 @@ __device__ inline float sum_of_squares(const Shared& shared) {
   return sum;
 }
 
-/// The sum of x over the 16 lanes from this one on: the decay of a recent entry is then a sum of
-/// few numbers, and no difference of large ones.
+/// The sum of x over lanes `place` ... 15 of the calling group of 16 lanes. A suffix sum makes the
+/// log decay of a recent entry a sum of few numbers; a prefix sum would make it a difference of
+/// large ones.
 __device__ inline float sum_from(float x, int place) {
 #pragma unroll
   for (int distance = 1; distance < kRingRows; distance *= 2) {
@@ -358,7 +392,8 @@ __device__ inline float sum_from(float x, int place) {
   }
   return x;
 }
-/// The decay of the state, and of the lane's entry, by the logarithms of all entries.
+/// The decay since the stored state (x) and since the lane's entry (y); `log` is the log decay of
+/// the lane's entry.
 __device__ inline float2 decays(float log, int place) {
   const float from_here = sum_from(log, place);
   const float behind = __shfl_down_sync(0xffffffffu, from_here, 1, kRingRows);
@@ -366,21 +401,24 @@ __device__ inline float2 decays(float log, int place) {
           expf(place + 1 < kRingRows ? behind : 0.0f)};
 }
 
-/// Starts the count of what bulk copies bring. One thread calls it, before it asks for them.
+/// Initialises the barrier for `bytes` bytes of bulk copies. One thread calls it, before it issues
+/// them.
 __device__ inline void expect_bytes(std::uint64_t& arrived, int bytes) {
   const std::uint32_t barrier = hopper::shared_address(&arrived);
   hopper::barrier_init(barrier, 1);
   hopper::publish_barriers();
   hopper::barrier_expect(barrier, bytes);
 }
+/// Copies bytes of device memory to shared memory; they count at the barrier.
 __device__ inline void bring(void* to, const void* from, int bytes, std::uint64_t& arrived) {
   hopper::load_bytes(hopper::shared_address(to), from, bytes, hopper::shared_address(&arrived));
 }
-/// Every thread of the block calls it, after a barrier behind expect_bytes().
+/// Waits for all bytes of expect_bytes(). Every thread of the block calls it, after a
+/// __syncthreads() that follows expect_bytes().
 __device__ inline void wait_until(std::uint64_t& arrived) {
   hopper::barrier_wait(hopper::shared_address(&arrived), 0);
 }
-/// Writes a warp's rows to device memory. Every lane of the warp calls it.
+/// Writes a warp's rows from shared memory to device memory. Every lane of the warp calls it.
 template <class S>
 __device__ inline void keep_rows(S* to, const S* rows, int bytes, int lane) {
   hopper::publish_to_async();
@@ -393,8 +431,8 @@ __device__ inline void keep_rows(S* to, const S* rows, int bytes, int lane) {
 
 // --- The host's side ---------------------------------------------------------------------------
 
-/// Vectors [rows, heads, columns] or matrices [slots, heads, rows, columns] that can be copied in
-/// bulk.
+/// Expects vectors [rows, heads, columns] or matrices [slots, heads, rows, columns] that bulk
+/// copies can move.
 template <AnyView V>
 void check_bulk(const Checks& checks, const V& view, const char* argument) {
   constexpr std::size_t kLast = V::rank() - 1;
@@ -415,19 +453,20 @@ void check_bulk(const Checks& checks, const V& view, const char* argument) {
                 "strides " + text_of(strides_of(view)));
 }
 
+/// A stride in units of `unit` elements.
 inline unsigned step_of(const Checks& checks, const char* argument, std::int64_t stride,
                         std::int64_t unit) {
   checks.expect(0 <= stride && stride / unit <= 0xffffffff, argument,
                 "of strides below 2^32 pieces", std::to_string(stride));
   return static_cast<unsigned>(stride / unit);
 }
-/// The first two dimensions of a view.
+/// Steps over the first two dimensions of a view.
 template <int kUnit, AnyView V>
 Steps<ElementOf<V>, kUnit> steps_of(const Checks& checks, const V& view, const char* argument) {
   return {view.data_handle(), step_of(checks, argument, view.stride(0), kUnit),
           step_of(checks, argument, view.stride(1), kUnit)};
 }
-/// Likewise of one that check_bulk() takes.
+/// The same in 16-byte pieces, for a view that check_bulk() accepts.
 template <AnyView V>
 Pieces<ElementOf<V>> pieces_of(const Checks& checks, const V& view, const char* argument) {
   check_bulk(checks, view, argument);
@@ -458,12 +497,14 @@ inline ReplayBatch replay_batch(const Checks& checks, const StateSlots& slots, s
           0};
 }
 
-/// Blocks of a multiprocessor by its shared memory: 227 KB, of which a block takes 1 KB more.
+/// Blocks that fit on a multiprocessor: by shared memory (227 KiB, of which each block takes 1 KiB
+/// besides its own), and at most 1024 threads.
 template <class Tiling, class Shared>
 constexpr int kBlocksThatFit = std::min(227 * 1024 / (static_cast<int>(sizeof(Shared)) + 1024),
                                         1024 / Tiling::kThreads);
 
-/// One block for each part of a head's rows, head and row of the batch: sizes are [N, heads, rows].
+/// Launches one block for each part of a head's rows, each head, and each row of the batch; `sizes`
+/// is [N, heads, rows of a state].
 template <class Tiling, class Shared, class... Parameters, class... Arguments>
 void launch_replay(const char* operation, void (*kernel)(Parameters...), const Shape<3>& sizes,
                    cudaStream_t stream, const Arguments&... arguments) {

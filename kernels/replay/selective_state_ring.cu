@@ -1,5 +1,15 @@
-// Mamba2's decode with a ring of pending inputs. Equations: reference/recurrent/replay_state.hpp;
-// how it maps onto the machine: kernels/replay/replay_block.cuh.
+// Mamba2's decode with a ring of pending inputs. Equations: reference/recurrent/replay_state.hpp.
+// Mapping to the machine: kernels/replay/replay_block.cuh.
+//
+// A block of update_kernel
+//   1. loads the state's rows, the live ring, and the token's B, C and x as its next entry, to
+//      shared memory (bulk copies), and dt and z to registers; the order depends on
+//      ReplayBatch::is_early()
+//   2. multiplies the ring's B, and the state's rows, with C
+//   3. adds the x of all entries, the token's included, with weights decay x dt x (B . C): this
+//      gives the output
+//   4. stores x, B and dt as the ring's next entry; or, at the end of a window, flushes the ring
+//      into the state
 #include "kernels/replay/selective_state_ring.hpp"
 
 #include "kernels/replay/replay_block.cuh"
@@ -7,23 +17,25 @@
 namespace lockstep::kernels {
 namespace {
 
+/// The pools of states and rings.
 template <class S>
 struct RingPools {
   Pieces<S> state;
   Pieces<Bf16> x, B;
   Steps<float> dt;
-  unsigned dt_entry;
-  int rows;  ///< P
+  unsigned dt_entry;  ///< stride between entries of a ring
+  int rows;           ///< P
   Divisor heads_per_group;
 };
 
+/// The step's inputs and outputs, one token per row.
 struct RingTokens {
   Pieces<const Bf16> x, B, C;
   Steps<Bf16> out;
   HeadNumbers dt;
   MixedView<1> A, D, dt_bias;
   MixedView<3> z;
-  float dt_min, dt_max;  ///< infinite where there is no limit
+  float dt_min, dt_max;  ///< -infinity and infinity where there is no limit
   bool dt_softplus;
 };
 
@@ -45,7 +57,9 @@ struct RingPlace {
 template <class Tiling>
 using Shared = ReplayShared<Tiling, Bf16>;
 
-/// Asks for the state and the live ring; `more` bytes are asked for later. One warp calls it.
+/// Issues the loads of the state and the `live` entries of the ring; the barrier expects `more`
+/// bytes besides, whose loads follow later. One warp calls it. A block that has all rows of a head
+/// loads the values in one copy; otherwise each entry is a copy of its own.
 template <class Tiling>
 __device__ void bring_ring(Shared<Tiling>& shared, const RingPools<typename Tiling::S>& p,
                            const RingPlace<Tiling>& place, int live, int more, int lane) {
@@ -64,7 +78,7 @@ __device__ void bring_ring(Shared<Tiling>& shared, const RingPools<typename Tili
   }
 }
 
-/// The numbers of a head that are the same at every step, as bits: asked for before any is used.
+/// Parameters of a head, unconverted: all loads are issued before the first value is used.
 struct HeadBits {
   unsigned A, D, dt_bias;
 };
@@ -77,7 +91,7 @@ __device__ float time_step(const RingTokens& in, unsigned bits, const HeadBits& 
   float dt = value_of(bits, in.dt.format);
   if (in.dt_bias) dt += value_of(of_head.dt_bias, in.dt_bias.format);
   if (in.dt_softplus) dt = softplus(dt);
-  if (dt < in.dt_min) dt = in.dt_min;  // comparisons, which keep NaN
+  if (dt < in.dt_min) dt = in.dt_min;  // fmaxf and fminf would turn NaN into a limit
   return dt > in.dt_max ? in.dt_max : dt;
 }
 
@@ -159,7 +173,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   if (j == n) dt = new_dt;
   const float2 since = decays(__fmul_rn(__uint_as_float(of_head.A), dt), j);
   const float decay = since.x, weight = __fmul_rn(since.y, dt);
-  __syncthreads();
+  __syncthreads();  // the barrier is initialised
   wait_until(shared.arrived);
   multiply_keys<Tiling>(shared, {shared.query}, at_);
   S* const rows = shared.state + at_.warp * Tiling::kWarpRows * Tiling::kColumns;
@@ -189,13 +203,15 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   if (ReplayRows<Tiling>::owns(at_)) place.x[n * pools.rows + own] = shared.values[n][own];
   if (first_row > 0) return;
   if (threadIdx.x == 0) place.dt[n * pools.dt_entry] = new_dt;
-  // The first head of a group keeps its B: no block reads that entry from the ring in this launch.
+  // The block of a group's first head stores B. No block of this launch reads that entry.
   if (head > 0 && pools.heads_per_group.of(head - 1) == group) return;
   for (unsigned i = threadIdx.x; i < Tiling::kColumns / 8; i += Tiling::kThreads)
     *reinterpret_cast<uint4*>(place.B + n * Tiling::kColumns + 8 * i) =
         piece_at(&shared.keys[n][8 * i]);
 }
 
+/// Flushes the first cursors[row] entries of each row's ring into the state, stored to slot
+/// targets[row].
 template <class Tiling, int kBlocks>
 __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
     flush_kernel(const __grid_constant__ RingPools<typename Tiling::S> pools,
@@ -250,8 +266,8 @@ RingPools<S> checked_pools(const Checks& checks, const SelectiveStateRing<S>& ri
           Divisor(state[1] / G)};
 }
 
-/// body of the tiling of [P, N], or a sentence. A block takes 64 rows, 80 or 32 where P asks for
-/// it.
+/// Calls body with the tiling for states [P, N]; throws ArgumentError where there is none. A block
+/// takes 64 rows if they divide P, else 80 or 32.
 template <class S, class Body>
 void with_tiling(const Checks& checks, std::int64_t P, std::int64_t N, Body body) {
 #define LOCKSTEP_CASE(COLUMNS, ROWS, WARPS, TILES) \
