@@ -206,7 +206,7 @@ void ReplaySession::take_refusal(const Operation& operation,
            {FindingKind::reply_differs,
             fmt::format("{} answered {} and {} calls the operation bad input: {}", seat_at(i).name,
                         replies_[i].text(), seat_at(refuser).name, refusals[refuser]->text),
-            "one opinion", "two"},
+            "the same from both", "an answer and a refusal"},
            operation.id.text());
     state_ = HasFound{};
     return;
@@ -281,7 +281,7 @@ void ReplaySession::audit(SubjectSeat& seat, const Operation* operation, const R
 } catch (const std::exception& thrown) {
   seat.findings.push_back(
       {FindingKind::out_of_range,
-       fmt::format("what lies inside {} makes no sense: {}", seat.name, thrown.what()),
+       fmt::format("the structure of {} cannot be read: {}", seat.name, thrown.what()),
        "a sound structure", thrown.what()});
 }
 

@@ -195,11 +195,11 @@ void LabelState::receive_state(StateSlot slot, StatePart part, const Tokens& tok
 
 void LabelState::run_padding_row(StateSlot slot) {
   if (slot.value == 0) return;
-  if (!state_exists(slot)) return void(usable(slot, "run over by a row of nobody"));
+  if (!state_exists(slot)) return void(usable(slot, "run over by a row of padding"));
   StateCell& cell = states_[slot.value];
   if (cell.in_use)
     report(FindingKind::padding_leak,
-           fmt::format("a row of nobody runs over state slot {}, which is in use", slot.value),
+           fmt::format("a row of padding runs over state slot {}, which is in use", slot.value),
            "the padding slot 0", fmt::format("slot {}", slot.value));
   for (Label& label : cell.labels) label.poisoned = true;
 }
