@@ -282,11 +282,9 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   again_ &= is_known;
   if (!is_known)
     return cannot_start(fmt::format(
-        "it answered hello with `{}` and not with levels=request, after it tree and sequence "
-        "where "
-        "it has these verbs (levels=request,tree,sequence), labels=1 if it has them, again=1 if it "
-        "can be greeted again, takes= with what it knows of external, keys and server, and "
-        "honours= with config fields",
+        "it answered hello with `{}`; expected is levels=request (or levels=request,tree,sequence, "
+        "the levels that it has), then labels=1, again=1, takes=external,keys,server and honours= "
+        "with config fields, each if it applies (cache_sim/check/protocol.md)",
         printable(answer)));
   said_.capabilities = *known | *taken;
   return {};
