@@ -59,16 +59,17 @@ class ZstdBytes final : public ByteSource {
         if (!more) return more;
         if (!*more) {
           buffer.resize(size);
-          if (wanted_ != 0) return fail(path_ + ": the zstd data end early: the file is truncated");
+          if (input_hint_ != 0)
+            return fail(path_ + ": the zstd data end early: the file is truncated");
           return false;
         }
       }
       ZSTD_inBuffer in{input_.data(), input_.size(), in_};
-      wanted_ = ZSTD_decompressStream(stream_.get(), &out, &in);
+      input_hint_ = ZSTD_decompressStream(stream_.get(), &out, &in);
       in_ = in.pos;
-      if (ZSTD_isError(wanted_) != 0)
+      if (ZSTD_isError(input_hint_) != 0)
         return fail(
-            fmt::format("{}: is not whole zstd data: {}", path_, ZSTD_getErrorName(wanted_)));
+            fmt::format("{}: is not whole zstd data: {}", path_, ZSTD_getErrorName(input_hint_)));
     }
     buffer.resize(out.pos);
     return true;
@@ -83,7 +84,7 @@ class ZstdBytes final : public ByteSource {
   std::unique_ptr<ZSTD_DStream, Free> stream_;
   std::string input_;
   std::size_t in_ = 0;
-  std::size_t wanted_ = 0;  // zstd's hint for the next input; 0 at the end of a frame
+  std::size_t input_hint_ = 0;  // zstd's hint for the next input; 0 at the end of a frame
 };
 
 std::string kind_of(const json& value) {

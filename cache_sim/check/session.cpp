@@ -89,7 +89,7 @@ std::optional<Snapshot> ReplaySession::snapshot(std::size_t i, std::size_t rank)
 
 /// A sentence that names the first subject that does not understand the operation; empty where all
 /// do.
-std::string ReplaySession::who_lacks_level(const Operation& operation) const {
+std::string ReplaySession::missing_level(const Operation& operation) const {
   for (std::size_t i = 0; i < subject_count(); ++i) {
     const SubjectSeat& seat = *seats_[rank_ * subject_count() + i];
     if (const std::string lack = lack_for(operation, seat.capabilities); !lack.empty())
@@ -110,12 +110,12 @@ Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operatio
 /// never sent to them. False where there are no replies to compare.
 bool ReplaySession::ask_all(const Operation& operation) {
   // A verb that a subject does not understand is the caller's mistake; it is sent to no subject.
-  if (std::string lacking = who_lacks_level(operation); !lacking.empty()) {
+  if (std::string lacking = missing_level(operation); !lacking.empty()) {
     refuse({.text = std::move(lacking)});
     return false;
   }
   std::vector<std::optional<Error>> refusals;
-  bool anybody_has_done_it = false;
+  bool is_done_by_some = false;
   for (const bool children : {false, true}) {
     if (!refusals.empty()) break;
     for (std::size_t i = 0; i < subject_count(); ++i) {
@@ -125,10 +125,10 @@ bool ReplaySession::ask_all(const Operation& operation) {
         const std::string form = form_of(operation);
         unsupported_[form] = fmt::format("{} does not support `{}`", seat_at(i).name, form);
         options_.children->note_unsupported(driver_, form, unsupported_[form]);
-        if (anybody_has_done_it) state_ = MustRestart{};
+        if (is_done_by_some) state_ = MustRestart{};
         return false;
       }
-      anybody_has_done_it = true;
+      is_done_by_some = true;
     }
   }
   if (refusals.empty()) return true;

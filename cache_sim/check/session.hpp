@@ -134,7 +134,7 @@ class ReplaySession {
   explicit ReplaySession(const RunOptions& options);
   Result<void> seat(const std::string& name, std::size_t rank);
   static Result<Reply> answer(SubjectSeat& seat, const Operation& operation);
-  std::string who_lacks_level(const Operation& operation) const;
+  std::string missing_level(const Operation& operation) const;
   bool ask_all(const Operation& operation);
   bool ask(std::size_t subject, const Operation& operation,
            std::vector<std::optional<Error>>& refusals);

@@ -75,8 +75,8 @@ class LeftBehind final : private PrefixTrie::SplitListener {
     owners_.resize(trie_.node_count());
     for (; node != PrefixTrie::kNone; node = trie_.node(node).parent) {
       Owners& owners = owners_[node];
-      if (owners.second != kNobody) return;  // its parents have two owners as well
-      (owners.first == kNobody ? owners.first : owners.second) = k;
+      if (owners.second != kNoRequest) return;  // its parents have two owners as well
+      (owners.first == kNoRequest ? owners.first : owners.second) = k;
     }
   }
 
@@ -96,10 +96,10 @@ class LeftBehind final : private PrefixTrie::SplitListener {
   }
 
  private:
-  static constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
+  static constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
   struct Owners {
-    std::size_t first = kNobody;
-    std::size_t second = kNobody;
+    std::size_t first = kNoRequest;
+    std::size_t second = kNoRequest;
   };
 
   void split(PrefixTrie::Index above, PrefixTrie::Index below) override {
