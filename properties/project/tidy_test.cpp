@@ -429,6 +429,14 @@ TEST(Sources, nameServersOnlyInTheirFamilysFiles) {
           !broken.empty())
         ADD_FAILURE() << source.path << ":" << i + 1 << ": " << broken;
   }
+  const std::string templates = "cache_sim/report/templates/";
+  const std::filesystem::path folder = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / templates;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string path = templates + entry.path().filename().string();
+    for (const std::string& line :
+         testing_support::lines_of(testing_support::read_text(entry.path())))
+      EXPECT_EQ(names_a_server(path, line, false), "") << path << ": " << line;
+  }
 }
 
 // The rule can fail: names planted in general files are seen, those in a family's files pass.
