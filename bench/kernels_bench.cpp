@@ -1,5 +1,6 @@
-// What the kernels cost at serving shapes, against the chip's copy rate: `limit_share` is the time
-// of the bytes that must move over the measured one. bench/peers/ puts others' kernels beside them.
+// Times of the kernels at serving shapes, compared with the chip's copy rate: `limit_share` is the
+// time of copying the bytes that must move, divided by the measured time. bench/peers/ measures
+// other projects' kernels.
 #include "kernels/recurrent/causal_conv1d_update.hpp"
 
 #include <numeric>

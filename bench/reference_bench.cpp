@@ -1,4 +1,4 @@
-// What the references cost at the head shapes of real models. FLOPs are those of the definition (a
+// Times of the references at the head shapes of real models. FLOPs are those of the definition (a
 // multiplication and an addition each), so forms that do more work are not rewarded for it.
 // `of_peak` is their share of what all cores together reach in products of matrices, by the same
 // library, measured when the program starts.
@@ -178,7 +178,7 @@ void mla_cache_memory(benchmark::State& state) {
 }
 BENCHMARK(mla_cache_memory)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-/// What one core multiplies at best, by the same library: a product of 512 x 512 matrices.
+/// The best rate of one core with the same library: a product of 512 x 512 matrices.
 void eigen_product(benchmark::State& state) {
   const Matrix<float> a = Matrix<float>::Ones(512, 512);
   Matrix<float> c(512, 512);

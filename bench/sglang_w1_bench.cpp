@@ -1,4 +1,4 @@
-// What a policy costs on `sglang-w1` (2,000 requests, 3.28 M prompt tokens), next to what the
+// Time of a policy on `sglang-w1` (2,000 requests, 3.28 M prompt tokens), next to what the
 // machine could do: the tokens that the matches compare, over the rate at which one core reads
 // memory in the same run. Recorded peers on one core of an AMD EPYC, their tensor bookkeeping
 // included: SGLang 0.5.23's Rust core 510 ms, its Python core 1,090 ms (no_buffer); 480 and 870 ms

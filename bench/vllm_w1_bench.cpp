@@ -1,4 +1,4 @@
-// What vLLM's block cache costs on `vllm-w1` (2,000 requests, 2.96 M prompt tokens, 32 decoded
+// Time of vLLM's block cache on `vllm-w1` (2,000 requests, 2.96 M prompt tokens, 32 decoded
 // tokens each; four groups: one of attention and three of Mamba). vLLM 0.33's own KVCacheManager,
 // in Python, does 1,322 requests a second in the same loop, and a decode step (one allocation over
 // the four groups) takes it 17 us. Keys are made while loading, as vLLM makes them when a request

@@ -1,5 +1,5 @@
-// What workloads cost: reading and comparing a real trace, and a request's cost as a workload gets
-// longer. At fixed pools a request costs the same however many came before it.
+// Times of workloads: reading and comparing a real trace, and the time of a request as a workload
+// gets longer. At fixed pools a request costs the same however many came before it.
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 

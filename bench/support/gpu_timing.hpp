@@ -26,7 +26,7 @@ inline bool has_gpu() {
 
 constexpr std::int64_t kColdBytes = std::int64_t{256} << 20;
 
-/// How many sets of inputs make each of them cold again before its next use.
+/// The number of sets of inputs that makes each set cold again before its next use.
 inline int cold_sets(double bytes_moved) {
   return std::max(1, static_cast<int>(static_cast<double>(kColdBytes) / bytes_moved) + 1);
 }

@@ -37,7 +37,7 @@ class Descriptor {
   }
   bool is_open() const { return number_ >= 0; }
   int get() const { return number_; }
-  /// False, with errno, where the file system reports only now what went wrong.
+  /// Closes the file. False, with errno set, where the file system reports a failed write only now.
   bool close() { return ::close(std::exchange(number_, -1)) == 0; }
 
  private:
@@ -53,8 +53,8 @@ bool write_all(int file, std::string_view content) {
   return true;
 }
 
-/// Standard output or error, where it is this very file: a second description of it would write
-/// over what they wrote.
+/// The descriptor of standard output or error, where that stream is this very file. A second
+/// descriptor of the file has an offset of its own, so it would write over the stream's text.
 std::optional<int> standard_stream(const struct stat& file) {
   for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
     struct stat open {};
@@ -64,7 +64,7 @@ std::optional<int> standard_stream(const struct stat& file) {
   return std::nullopt;
 }
 
-/// The path that symbolic links lead to; its last part need not be there yet.
+/// The path that symbolic links lead to; its last component need not exist.
 Result<std::string> behind_links(std::string path) {
   constexpr int kMostLinks = 40;  // as Linux
   for (int links = 0; links < kMostLinks; ++links) {
@@ -77,10 +77,12 @@ Result<std::string> behind_links(std::string path) {
   return cannot_write(path);
 }
 
-/// Writes a file of an unused name beside `path` and renames it. `mode` 0: that of a new file.
+/// Writes the content to a new file beside `path` and renames it to `path`. `mode` 0: the mode of a
+/// new file.
 Result<void> replace(const std::string& path, std::string_view content, mode_t mode) {
   static int count = 0;
-  const SignalsBlocked until_it_is_renamed;  // a signal that ends the program would leave the part
+  // A signal that ends the program meanwhile would leave the .part file behind.
+  const SignalsBlocked until_it_is_renamed;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
   std::string part;
   int number = -1;
@@ -94,7 +96,7 @@ Result<void> replace(const std::string& path, std::string_view content, mode_t m
                           (mode == 0 || ::fchmod(file.get(), mode) == 0) && file.close() &&
                           ::rename(part.c_str(), path.c_str()) == 0;
   if (is_written) return {};
-  Result<void> error = cannot_write(path);  // errno is that of the failure
+  Result<void> error = cannot_write(path);  // errno is still that of the failure
   ::unlink(part.c_str());
   return error;
 }
@@ -110,7 +112,7 @@ std::string today() {
 }
 
 std::string commit() {
-  const char* const known = std::getenv("LOCKSTEP_COMMIT");  // the script asks git for it
+  const char* const known = std::getenv("LOCKSTEP_COMMIT");  // the lockstep script sets it
   return known == nullptr ? "unknown" : known;
 }
 
@@ -119,7 +121,7 @@ Result<void> write_file(const std::string& path, const std::string& content) {
   const bool exists = ::stat(path.c_str(), &there) == 0;
   if (!exists && errno != ENOENT) return cannot_write(path);
   if (const std::optional<int> stream = exists ? standard_stream(there) : std::nullopt) {
-    std::fflush(nullptr);  // what was printed before stands before it
+    std::fflush(nullptr);  // earlier output comes before this text
     return write_all(*stream, content) ? Result<void>{} : cannot_write(path);
   }
   if (exists && !S_ISREG(there.st_mode)) {

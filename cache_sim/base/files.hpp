@@ -1,4 +1,4 @@
-// Writing result files, and the date and commit that they carry.
+// Writes result files, and gives the date and the commit that these files carry.
 #pragma once
 
 #include <string>
@@ -7,16 +7,16 @@
 
 namespace lockstep::cache_sim {
 
-/// The day in UTC; that of SOURCE_DATE_EPOCH (reproducible-builds.org) where it is set.
+/// Today in UTC, or the day of SOURCE_DATE_EPOCH (reproducible-builds.org) where that is set.
 std::string today();
 
-/// The commit of the checkout that the program runs in, `unknown` outside the lockstep script.
+/// The commit of the checkout that the program runs in; `unknown` outside the lockstep script.
 std::string commit();
 
-/// Writes beside the file, under a name that nobody else uses, and renames, so that nothing is
-/// half-written and of several writers the last one wins. Symbolic links stay: the file that they
-/// lead to is written. What is no regular file (a device, a pipe), and standard output and error by
-/// whatever name, is written directly. The error names the path and the reason.
+/// Writes a temporary file of a unique name beside `path` and renames it, so that no file is ever
+/// half-written, and of several writers the last one wins. A symbolic link stays; the file that it
+/// leads to is written. A device, a pipe, standard output and standard error are written directly.
+/// The error names the path and the reason.
 Result<void> write_file(const std::string& path, const std::string& content);
 
 }  // namespace lockstep::cache_sim

@@ -17,7 +17,7 @@ std::string reason() {
 }  // namespace
 
 Result<std::ifstream> open_input(const std::string& path) {
-  // A pipe is not even opened: that would wait for somebody who writes into it.
+  // A pipe is not opened: opening it would wait until somebody writes into it.
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0)
     return fail(fmt::format("{}: cannot be read: {}", path, reason()));

@@ -1,5 +1,4 @@
-// Files of users, opened for reading: what is no file, or no text, is named before anything is
-// read.
+// Opens input files of users, and refuses a path that is no text file before anything is read.
 #pragma once
 
 #include <fstream>
@@ -9,8 +8,9 @@
 
 namespace lockstep::cache_sim {
 
-/// Opens a regular file (links are followed) at its first byte. Errors name the path and what
-/// stands there: nothing, a folder, a pipe or a device, gzip, a byte order mark.
+/// Opens a regular file (symbolic links are followed) at its first byte. The error names the path
+/// and the reason: it does not exist, or is a folder, a pipe, a device, compressed with gzip, or
+/// begins with a byte order mark.
 Result<std::ifstream> open_input(const std::string& path);
 
 }  // namespace lockstep::cache_sim

@@ -14,11 +14,12 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kChunk = std::size_t{1} << 16;
-// What one document may take, so that a small compressed file cannot fill the memory: a value takes
-// 16 bytes and up, and a log's request has at most 2^24 tokens.
+// Limits of one document, so that a small compressed file cannot fill the memory: a value takes at
+// least 16 bytes, and a request of a log has at most 2^24 tokens.
 constexpr std::size_t kMostDocument = std::size_t{256} << 20;
 constexpr std::int64_t kMostValues = 20'000'000;
-/// Readers go down into a document by recursion; a session's sub-agent takes two levels.
+/// Readers descend into a document by recursion; a session with a sub-agent is nested two levels
+/// deep.
 constexpr int kMostDepth = 100;
 constexpr std::string_view kBlanks = " \t\r\n";
 
@@ -58,16 +59,17 @@ class ZstdBytes final : public ByteSource {
         if (!more) return more;
         if (!*more) {
           buffer.resize(size);
-          if (wanted_ != 0) return fail(path_ + ": the zstd data end early: the file is truncated");
+          if (input_hint_ != 0)
+            return fail(path_ + ": the zstd data end early: the file is truncated");
           return false;
         }
       }
       ZSTD_inBuffer in{input_.data(), input_.size(), in_};
-      wanted_ = ZSTD_decompressStream(stream_.get(), &out, &in);
+      input_hint_ = ZSTD_decompressStream(stream_.get(), &out, &in);
       in_ = in.pos;
-      if (ZSTD_isError(wanted_) != 0)
+      if (ZSTD_isError(input_hint_) != 0)
         return fail(
-            fmt::format("{}: is not whole zstd data: {}", path_, ZSTD_getErrorName(wanted_)));
+            fmt::format("{}: is not whole zstd data: {}", path_, ZSTD_getErrorName(input_hint_)));
     }
     buffer.resize(out.pos);
     return true;
@@ -82,7 +84,7 @@ class ZstdBytes final : public ByteSource {
   std::unique_ptr<ZSTD_DStream, Free> stream_;
   std::string input_;
   std::size_t in_ = 0;
-  std::size_t wanted_ = 0;  // 0: a frame is complete
+  std::size_t input_hint_ = 0;  // zstd's hint for the next input; 0 at the end of a frame
 };
 
 std::string kind_of(const json& value) {
@@ -134,7 +136,7 @@ Result<const json*> JsonDocuments::next() {
   return read();
 }
 
-/// More bytes after those that are not read yet; false at the end of the file.
+/// Reads more bytes into the buffer; false at the end of the file.
 Result<bool> JsonDocuments::fill() {
   if (ended_) return false;
   buffer_.erase(0, at_);
@@ -145,7 +147,7 @@ Result<bool> JsonDocuments::fill() {
   });
 }
 
-/// False where nothing but blanks is left.
+/// Moves `at_` to the next byte that is no blank; false at the end of the file.
 Result<bool> JsonDocuments::skip_blanks() {
   for (;;) {
     for (; at_ < buffer_.size(); ++at_) {
@@ -157,10 +159,10 @@ Result<bool> JsonDocuments::skip_blanks() {
   }
 }
 
-/// The place after the brace that closes the object at `at_`.
+/// The position after the brace that closes the object at `at_`.
 Result<std::size_t> JsonDocuments::find_end() {
-  int depth = 0;  // of objects
-  int lists = 0;  // open ones
+  int depth = 0;  // open objects
+  int lists = 0;  // open arrays
   std::int64_t values = 0;
   bool in_text = false;
   bool escaped = false;
@@ -229,12 +231,12 @@ const json* Record::find(std::string_view field) const {
 Result<const json*> Record::need(std::string_view field) const {
   const auto found = object_->find(field);
   if (found == object_->end()) return error(field, "is missing");
-  return &*found;  // null too, which is of no type that is asked for
+  return &*found;  // a null is found too, and then refused because it has no type
 }
 
 namespace {
 
-/// A sentence where the value is no whole number within [low, high].
+/// The reason why the value is no integer within [low, high]; empty where it is one.
 std::string integer_error(const json& value, std::int64_t low, std::int64_t high) {
   if (!value.is_number_integer()) return kind_of(value) + ", not a whole number";
   const bool too_large =

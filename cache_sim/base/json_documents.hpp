@@ -1,5 +1,5 @@
-// JSON documents of a file, one after the other: a line each, or over several lines; plain or
-// zstd-compressed. Only the current one is held in memory.
+// The JSON documents of a file, one after another: one a line, or spread over several lines; plain
+// or zstd-compressed. Only the current document is held in memory.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ namespace lockstep::cache_sim {
 /// The first bytes of a zstd frame (RFC 8878, section 3.1.1).
 inline constexpr std::string_view kZstdMagic = "\x28\xB5\x2F\xFD";
 
-/// Bytes of a file, decompressed where they are compressed.
+/// The bytes of a file, decompressed where the file is compressed.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;
-  /// Appends some bytes; false at the end.
+  /// Appends the next bytes of the file to `buffer`; false at the end of the file.
   virtual Result<bool> append_to(std::string& buffer) = 0;
 };
 Result<std::unique_ptr<ByteSource>> open_bytes(const std::string& path);
@@ -30,9 +30,10 @@ class JsonDocuments {
  public:
   static Result<std::unique_ptr<JsonDocuments>> open(const std::string& path);
 
-  /// The next document, an object; null at the end. It is the stream's until the call after.
+  /// The next document, an object; null at the end of the file. The pointer is valid until the next
+  /// call.
   Result<const nlohmann::json*> next();
-  /// The document that next() will give.
+  /// The document that the next call of next() returns.
   Result<const nlohmann::json*> peek();
 
   /// `path:line` of the current document's first line.
@@ -51,19 +52,19 @@ class JsonDocuments {
   std::string path_;
   std::unique_ptr<ByteSource> bytes_;
   std::string buffer_;
-  std::size_t at_ = 0;     // of the first byte that is not read yet
-  std::int64_t line_ = 1;  // of that byte
+  std::size_t at_ = 0;     // the first byte of buffer_ that is not read yet
+  std::int64_t line_ = 1;  // the line of that byte
   std::int64_t document_line_ = 1;
   bool ended_ = false;
   bool peeked_ = false;
   nlohmann::json document_;
 };
 
-/// The latest moment that a workload can name: what a server does with the request afterwards, as
-/// long again, still fits 64 bits.
+/// The latest arrival that a workload can name. The serving time is allowed to be as long again and
+/// still fits 64 bits.
 inline constexpr Nanoseconds kLatestTime = Nanoseconds{1} << 62;
 
-/// An object of a document and where it stands, for errors that name the field.
+/// An object of a document, with its place in the file for errors that name the field.
 class Record {
  public:
   Record(const nlohmann::json& object, std::string place, std::string path = "")
@@ -71,9 +72,9 @@ class Record {
 
   bool has(std::string_view field) const { return find(field) != nullptr; }
   Result<std::int64_t> integer(std::string_view field, std::int64_t low, std::int64_t high) const;
-  /// A number, whole or not, in units of so many nanoseconds; not negative, at most kLatestTime.
+  /// A number, whole or not, in units of `unit` nanoseconds; not negative, at most kLatestTime.
   Result<Nanoseconds> time(std::string_view field, Nanoseconds unit) const;
-  /// Such a number counted from an earlier moment; what it gives is at most kLatestTime as well.
+  /// Such a number, counted from `earlier`; the sum is at most kLatestTime as well.
   Result<Nanoseconds> time_after(Nanoseconds earlier, std::string_view field,
                                  Nanoseconds unit) const;
   Result<std::string> text(std::string_view field) const;
@@ -81,7 +82,7 @@ class Record {
   Result<Record> object(std::string_view field) const;
   Result<std::vector<std::int64_t>> integers(std::string_view field, std::int64_t low,
                                              std::int64_t high) const;
-  /// Numbers, whole or not; none is negative.
+  /// Numbers, whole or not, none of them negative.
   Result<std::vector<double>> numbers(std::string_view field) const;
   Result<std::vector<Record>> objects(std::string_view field) const;
 

@@ -15,8 +15,8 @@ struct Parameter {
   std::int64_t* value;
 };
 
-/// Sets the parameters that the text names. The error is a sentence that begins with the
-/// workload's name.
+/// Sets the parameters that `text` names. The error is a sentence that begins with the name of the
+/// workload.
 Result<void> parse_parameters(std::string_view workload, std::string_view text,
                               std::span<const Parameter> known);
 

@@ -1,10 +1,10 @@
-// Token sequences as a compressed tree: how long a prefix of a new sequence is known. The ideal
-// policies store what they keep in it; runs and logs store what a server was given, which bounds
-// what it can have cached. It has no pools, locks or slots;
-// cache_sim/policies/sglang/radix_tree.hpp is a server's tree.
+// Token sequences as a compressed tree (a radix tree), which finds the longest stored prefix of a
+// new sequence. The ideal policies keep their cache in it. A run and a log store in it the tokens
+// that a server was given, which bound what the server can have cached. It has no pools, no locks
+// and no slots.
 //
-// Sequences of different namespaces (salts) share nothing: each namespace has a root of its own,
-// the one without a name kRoot.
+// Sequences of different namespaces (salts) share nothing: each namespace has a root of its own.
+// kRoot is the root of the sequences without a namespace.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class PrefixTrie {
   static constexpr Index kRoot = 0;
   static constexpr Index kNone = std::numeric_limits<Index>::max();
 
-  /// Stands for the tokens [0, end) of its sequence; its edge is [begin, end). A node keeps its
-  /// index for as long as it stands for the same end: a split makes a new node above it.
+  /// A node stands for the tokens [0, end) of its sequence; its edge holds the tokens [begin, end).
+  /// A node keeps its index as long as its `end` stays the same: a split makes a new node above it.
   struct Node {
     Tokens sequence;
     std::uint32_t begin = 0;
@@ -34,37 +34,41 @@ class PrefixTrie {
     std::uint32_t child_count = 0;
   };
 
-  /// How far a sequence is stored: `size` tokens, and the last node that lies wholly within them.
+  /// The stored part of a sequence: its first `size` tokens, and the last node that lies wholly
+  /// within them.
   struct Match {
     Index node = kRoot;
     std::uint32_t size = 0;
-    Index into = kNone;  ///< the child whose edge was left in the middle, none at a node's end
+    Index into = kNone;  ///< the child inside whose edge the match ends; kNone: at a node
   };
 
   PrefixTrie() : nodes_(1) {}
 
   Match match(const Tokens& tokens, Name space = Name()) const;
-  /// The longest prefix that the tokens share with anything stored in this namespace.
+  /// The length of the longest prefix that the tokens share with any sequence stored in this
+  /// namespace.
   std::uint32_t longest_common(const Tokens& tokens, Name space = Name()) const {
     return match(tokens, space).size;
   }
 
-  /// Stores a sequence, so that a node ends with it, and gives that node. `split`, which may be
-  /// null, hears of a node that was made above another one.
+  /// Stores a sequence and returns the node that ends with it. `split`, which may be null, is
+  /// called when a node is made above an existing one.
   struct SplitListener {
     virtual ~SplitListener() = default;
     virtual void split(Index above, Index below) = 0;
   };
   Index insert(const Tokens& tokens, Name space = Name(), SplitListener* split = nullptr);
 
-  /// Shortens a leaf's edge; an empty one is unlinked, and its index is never used again.
+  /// Shortens the edge of a leaf. A leaf whose edge is empty is unlinked, and its index is never
+  /// used again.
   void trim(Index leaf, std::uint32_t end);
 
   const Node& node(Index index) const { return nodes_[index]; }
-  std::size_t node_count() const { return nodes_.size(); }  ///< unlinked ones and roots too
+  std::size_t node_count() const { return nodes_.size(); }  ///< includes roots and unlinked nodes
 
  private:
-  /// A child by its first token; a namespace's root is the child of kNone by the name's index.
+  /// A child is found by its parent and its first token. The root of a namespace is the child of
+  /// kNone whose first token is the index of the name.
   struct Edge {
     Index parent;
     Token first;

@@ -9,7 +9,8 @@ unsigned byte_at(std::string_view text, std::size_t at) {
   return at < text.size() ? static_cast<unsigned char>(text[at]) : 0;
 }
 
-/// Bytes of the UTF-8 character that begins here; 0 where none does (RFC 3629, section 4).
+/// The size in bytes of the UTF-8 character that begins at `at`; 0 where no valid one begins (RFC
+/// 3629, section 4).
 std::size_t character_size(std::string_view text, std::size_t at) {
   const unsigned lead = byte_at(text, at);
   if (lead < 0x80) return 1;
@@ -28,7 +29,7 @@ std::size_t character_size(std::string_view text, std::size_t at) {
 
 bool is_control(std::string_view text, std::size_t at) {
   const unsigned lead = byte_at(text, at);
-  if (lead == 0xC2) return byte_at(text, at + 1) < 0xA0;  // C1
+  if (lead == 0xC2) return byte_at(text, at + 1) < 0xA0;  // a C1 control character
   return (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7F;
 }
 

@@ -6,8 +6,8 @@
 
 namespace lockstep::cache_sim {
 
-/// The text as a terminal may get it: UTF-8 with newlines and tabs. Every byte of another control
-/// character (C0, DEL, C1: a terminal takes orders from them) and every byte that is not UTF-8 is
+/// The text in a form that is safe on a terminal: UTF-8 with newlines and tabs. Other control
+/// characters (C0, DEL, C1), which a terminal would execute, and bytes that are not UTF-8 are
 /// written as `\x1b`.
 std::string printable(std::string_view text);
 

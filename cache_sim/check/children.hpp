@@ -1,6 +1,6 @@
-// Shared by all runs of a search: child processes that can be greeted again, so that a server that
-// takes seconds to start plays many traces; the operations that a child has called unsupported; and
-// what its user should know and is no finding.
+// State that all runs of a search share: child processes that can be greeted again, so that a
+// server that takes seconds to start plays many traces; the operations that a child has called
+// unsupported; and remarks for the user that are no findings.
 #pragma once
 
 #include <map>
@@ -20,16 +20,17 @@ class Children {
   void give_back(const std::string& command, std::unique_ptr<ChildProcess> process);
 
   /// Forms of operations (operation_form) that a child answered with `unsupported`, each with the
-  /// sentence that says so. What a scheduler asks for is told apart from what a trace of operations
-  /// does, which may be nothing that a server ever does. No later run that is driven so sends them
-  /// to any subject.
+  /// sentence that says so. No later run with the same driver sends these forms to any subject. The
+  /// two drivers are kept apart, because a trace of operations may contain operations that no
+  /// scheduler ever asks for.
   using Unsupported = std::map<std::string, std::string>;
   enum class Driver { operations, scheduler };
   Unsupported unsupported(Driver driver) const;
-  Unsupported unsupported() const;  ///< of both
+  Unsupported unsupported() const;  ///< of both drivers
   void note_unsupported(Driver driver, const std::string& form, const std::string& sentence);
 
-  /// Sentences about what a child says and nobody compares, each once. They change no verdict.
+  /// Sentences about answers of a child that nothing is compared with, each kept once. They change
+  /// no verdict.
   std::set<std::string> remarks() const;
   void remark(const std::string& sentence);
 

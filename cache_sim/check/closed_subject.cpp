@@ -23,7 +23,7 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
   if (operation.verb == Verb::admit) {
     const std::int64_t cached = reply.get(ReplyField::cached);
     const std::int64_t most = std::max(most_cached(content_of(operation)), operation.external);
-    // The whole prompt is reported by whoever checks every subject's admissions.
+    // A hit of the whole prompt is reported elsewhere, for every subject.
     if (cached > most && cached < std::int64_t{operation.tokens.size()})
       findings.push_back({FindingKind::cached_too_much,
                           fmt::format("{} {} said to be cached, and of this prompt no more than {} "
@@ -35,7 +35,8 @@ void ClosedSubject::check(const Operation& operation, const Reply& reply, Findin
   if (reply.has(ReplyField::output)) check_output(operation, reply, findings);
 }
 
-/// Greedy decoding is a function of the tokens, whatever was cached, forked or restored on the way.
+/// Greedy decoding is a function of the tokens alone, whatever was cached, forked or restored
+/// before.
 void ClosedSubject::check_output(const Operation& operation, const Reply& reply,
                                  Findings& findings) {
   const Request* const request = find(operation.id);
@@ -55,7 +56,7 @@ void ClosedSubject::check_output(const Operation& operation, const Reply& reply,
                       fmt::format("output={}", output)});
 }
 
-/// Each number by itself: no larger than what it counts.
+/// Checks each number of the reply by itself against the largest possible value.
 void ClosedSubject::check_numbers(const Operation& operation, const Reply& reply,
                                   Findings& findings) const {
   for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
@@ -71,7 +72,7 @@ void ClosedSubject::check_numbers(const Operation& operation, const Reply& reply
   }
 }
 
-/// What the field can count at most in an answer to this operation.
+/// The largest number that the field can have in an answer to this operation.
 std::int64_t ClosedSubject::largest(ReplyField field, const Operation& operation) const {
   const Request* const request = find(operation.id);
   const std::int64_t tokens =
@@ -98,9 +99,9 @@ std::int64_t ClosedSubject::largest(ReplyField field, const Operation& operation
   }
 }
 
-/// What is free and what is locked are parts of one pool.
+/// Free slots and locked slots are disjoint parts of one pool, so their sum is at most its size.
 void ClosedSubject::check_sums(const Reply& reply, Findings& findings) const {
-  if (!findings.empty()) return;  // numbers that are impossible by themselves need no sum
+  if (!findings.empty()) return;  // the sum of impossible numbers says nothing more
   const auto compare = [&](const char* what, ReplyField free, ReplyField locked,
                            std::int64_t total) {
     const std::int64_t sum = reply.get(free) + reply.get(locked);
@@ -114,8 +115,9 @@ void ClosedSubject::check_sums(const Reply& reply, Findings& findings) const {
   compare("state slots", ReplyField::states_free, ReplyField::states_locked, config_.state_slots);
 }
 
-/// A token is sampled, or the request finished, after tokens that the answers to `extend` leave
-/// out: whoever drives the server believes them computed, and it never says so.
+/// Reports a token that is sampled, or a request that finishes, before all tokens up to there were
+/// computed by the answers to `extend`. The driver of the server believes them computed, and the
+/// server never says that they are not.
 void ClosedSubject::check_progress(const Operation& operation, Findings& findings) const {
   const Request* const request = find(operation.id);
   if (request == nullptr) return;
@@ -141,10 +143,11 @@ ClosedSubject::Content ClosedSubject::content_of(const Operation& admission) {
   if (admission.images.empty()) return content;
   std::vector<Token> tokens = content.tokens.values();
   for (const ImageSpan& image : admission.images) {
-    if (!image.name.exists()) continue;  // its tokens say which image it is
+    if (!image.name.exists()) continue;  // the tokens identify the image
     for (std::uint32_t i = image.begin; i < std::min<std::size_t>(image.end(), tokens.size());
          ++i) {
-      // A document of the upper half, where names of documents are hashed as well.
+      // A document number in the upper half of the range, where hashed names of documents lie as
+      // well.
       const auto document = static_cast<Document>(mix64(mix64(tokens[i]) ^ image.name.index()) |
                                                   std::uint64_t{1} << 31);
       tokens[i] = token_of(document, i - image.begin);
@@ -154,7 +157,7 @@ ClosedSubject::Content ClosedSubject::content_of(const Operation& admission) {
   return content;
 }
 
-/// The longest prefix of the prompt that any request had computed.
+/// The length of the longest prefix of the prompt that any request has computed.
 std::int64_t ClosedSubject::most_cached(const Content& prompt) const {
   std::uint32_t most = computed_.longest_common(prompt.tokens, prompt.space);
   for (const auto& [name, request] : requests_) {
@@ -169,7 +172,7 @@ std::int64_t ClosedSubject::most_cached(const Content& prompt) const {
 void ClosedSubject::follow(const Operation& operation, const Reply& reply) {
   switch (operation.verb) {
     case Verb::admit: {
-      end(operation.id);  // alone, a child may take an id twice
+      end(operation.id);  // a child that runs alone may admit an id twice
       const std::int64_t cached =
           std::min<std::int64_t>(reply.get(ReplyField::cached), operation.tokens.size());
       Content prompt = content_of(operation);
@@ -200,7 +203,7 @@ void ClosedSubject::end(Name id) {
   requests_.erase(found);
 }
 
-/// What the request has computed may stay in the cache, whatever becomes of the request.
+/// The computed tokens of a request may stay in the cache, however the request ends.
 void ClosedSubject::keep(const Request& request) {
   if (request.computed > 0)
     computed_.insert(request.known.prefix(static_cast<std::uint32_t>(request.computed)),
@@ -249,17 +252,17 @@ void ClosedSubject::follow_request(const Operation& operation, const Reply& repl
   request.known.append(operation.tokens);
   const std::int64_t known = request.known.size();
   if (operation.verb == Verb::accept) {
-    // The kept drafts are computed; the token after them has only been sampled.
+    // Kept drafts are computed. The token after them is only sampled.
     if (request.verifies && request.unanswered == 0)
       request.computed = request.asked = std::max(request.computed, known - 1);
     request.verifies = false;
     return;
   }
   const std::int64_t n = reply.get(ReplyField::n);
-  // Drafts that only fill the places of an admission's row may be left out.
+  // A child may leave out drafts that only fill up the row of an admission: it answers n=1.
   request.verifies = !operation.drafts.empty() && (n != 1 || operation.n == 1);
   if (request.verifies) {
-    // Until the accept says which drafts are kept, they count for nothing.
+    // Drafts count as computed only once an `accept` says which of them are kept.
     request.unanswered = operation.n - n;
     if (request.unanswered == 0) request.computed = request.asked = known;
     return;

@@ -1,5 +1,5 @@
-// Checks of a subject that cannot be looked into, such as a child process: its numbers are
-// possible, and it reuses only what it was asked to compute.
+// Checks of a subject without access to its insides, such as a child process: its numbers are
+// possible, and it reuses only tokens that it was asked to compute.
 #pragma once
 
 #include <cstdint>
@@ -14,24 +14,25 @@
 namespace lockstep::cache_sim {
 
 /// Follows the operations that were sent and the answers that came. A prefix can be cached once its
-/// tokens were computed, which the answers to `extend` count: prompts and outputs alike, and also
-/// of a request that ended in the middle of its prefill. Computed by another adapter, under another
-/// salt, or behind another image, it is another prefix.
+/// tokens are computed, which the answers to `extend` count. That holds for prompts and outputs
+/// alike, also of a request that ended in the middle of its prefill. A prefix under another
+/// adapter, another salt, or behind another image is another prefix.
 class ClosedSubject {
  public:
-  /// `kv_total`: what its numbers of KV are parts of, the pool's tokens or blocks.
+  /// `kv_total`: the size of the KV pool in the unit of the child's answers, tokens or blocks.
   ClosedSubject(const Config& config, std::int64_t kv_total)
       : config_(config), kv_total_(kv_total) {}
 
   void check(const Operation& operation, const Reply& reply, Findings& findings);
 
  private:
-  /// Tokens, and those of images told apart by their names; `space` is the salt and the adapter.
+  /// The content of a prefix. Tokens of images are replaced by tokens that depend on the image's
+  /// name; `space` stands for the salt and the adapter.
   struct Content {
     Tokens tokens;
     Name space;
   };
-  /// What was sampled after a prefix, and for whom first.
+  /// The token that was sampled after a prefix, and the first request that sampled it.
   struct Sampled {
     std::int64_t output = 0;
     Name id;
@@ -39,10 +40,11 @@ class ClosedSubject {
   struct Request {
     Tokens known;
     Name space;
-    std::int64_t computed = 0;    // as the answers say
-    std::int64_t asked = 0;       // as the operations say
-    std::int64_t unanswered = 0;  // asked of a verification, and not computed
-    bool verifies = false;        // the last extend was a verification, whose accept is to come
+    std::int64_t computed = 0;  // by the answers
+    std::int64_t asked = 0;     // by the operations
+    // Tokens of an open verification that the answer did not count as computed.
+    std::int64_t unanswered = 0;
+    bool verifies = false;  // the last extend was a verification, and its accept has not come
   };
 
   void check_numbers(const Operation& operation, const Reply& reply, Findings& findings) const;
@@ -61,8 +63,8 @@ class ClosedSubject {
 
   Config config_;
   std::int64_t kv_total_;
-  PrefixTrie computed_;                        // of requests that have ended
-  std::map<std::uint32_t, Request> requests_;  // that run, by Name::index()
+  PrefixTrie computed_;                        // by requests that have ended
+  std::map<std::uint32_t, Request> requests_;  // running ones, by Name::index()
   std::map<std::uint32_t, Content> captured_;  // by Name::index()
   /// By space and digest of the prefix.
   std::map<std::pair<std::uint32_t, std::uint64_t>, Sampled> sampled_;

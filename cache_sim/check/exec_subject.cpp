@@ -23,7 +23,8 @@ namespace lockstep::cache_sim {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr milliseconds kTimeoutMax = std::chrono::hours(24 * 365);  // keeps the deadline in range
+// Keeps the deadline within the range of the clock.
+constexpr milliseconds kTimeoutMax = std::chrono::hours(24 * 365);
 
 Result<std::string> greeting(const Config& config) {
   std::string line = "hello protocol=1";
@@ -37,9 +38,9 @@ Result<std::string> greeting(const Config& config) {
   return line;
 }
 
-/// Whether the shell would find a file to start by this name.
+/// Whether a shell would find a program of this name.
 bool is_program(const std::string& name) {
-  if (name.find('=') != std::string::npos) return false;  // a variable, set for what comes after it
+  if (name.find('=') != std::string::npos) return false;  // an assignment that precedes the command
   if (name.find('/') != std::string::npos) return true;
   const char* const path = std::getenv("PATH");
   std::stringstream folders(path == nullptr ? "" : path);
@@ -48,8 +49,9 @@ bool is_program(const std::string& name) {
   return false;
 }
 
-/// What the shell is given. Where the command starts one program and does nothing else, the shell
-/// becomes that program: otherwise it would hold the pipes open that the program closes.
+/// The text for the shell. Where the command starts one program and nothing else, `exec` makes the
+/// shell become that program; otherwise the shell would hold the pipes open after the program has
+/// closed them.
 std::string shell_command(const std::string& command) {
   const bool is_plain = command.find_first_of(";&|<>()`\n") == std::string::npos;
   const std::size_t begin = std::min(command.find_first_not_of(' '), command.size());
@@ -58,7 +60,7 @@ std::string shell_command(const std::string& command) {
   return is_one ? "exec " + command : command;
 }
 
-/// A reply without fields that the child is not held to.
+/// The reply without these fields.
 Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
   Reply rest = Reply::refusal(reply.refused);
   for (std::size_t i = 0; i < kReplyFieldCount; ++i) {
@@ -72,18 +74,19 @@ Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
 constexpr std::string_view kGreeting[] = {"protocol", "levels", "labels",
                                           "again",    "takes",  "honours"};
 
-// What a child's answer can hold beside the reply.
+// Fields of a child's answer that are not fields of Reply.
 constexpr std::string_view kOfItself[] = {
     "violation=", "wrong=", "raised=", "state_tokens=", "conv_tokens=", "cached_tokens="};
 constexpr std::string_view kViolation = kOfItself[0], kWrong = kOfItself[1], kRaised = kOfItself[2];
 
-/// An answer as it came: the reply's own fields, and what a child can say beside them.
+/// An answer as it was read: the fields of the reply, and the other fields that a child can send.
 struct Answer {
   std::string reply;
   std::optional<std::string> violation;  ///< violation=TEXT, the rest of the line
   std::optional<std::string> wrong;      ///< wrong=TEXT, the rest of the line
   std::optional<std::string> raised;     ///< raised=TEXT, the rest of the line
-  /// state_tokens=, conv_tokens=, cached_tokens=: whose tokens what was handed out stands for.
+  /// state_tokens=, conv_tokens= and cached_tokens=: the tokens for which the slot or the hit in
+  /// this field of the reply stands, by the child.
   std::vector<std::pair<ReplyField, std::string>> stands_for;
 };
 
@@ -120,7 +123,7 @@ Answer split(std::string_view text) {
   return answer;
 }
 
-/// The config fields of a list `page,overlap`; nothing where one of them is none.
+/// The config fields of a list such as `page,overlap`; nothing where one of the names is no field.
 std::optional<ConfigFields> fields_of(std::string_view list) {
   ConfigFields fields;
   while (!list.empty()) {
@@ -170,10 +173,10 @@ class ExecSubject final : public Subject {
   std::unique_ptr<ChildProcess> process_;
   ChildGreeting said_;
   bool labels_ = false;
-  bool again_ = false;            // it can be greeted again
-  bool answers_ = true;           // its process can still be talked to
-  Findings findings_;             // that it made about itself
-  std::optional<Error> failure_;  // the finding that ended the child
+  bool again_ = false;            // the child said again=1: it can be greeted again
+  bool answers_ = true;           // false once the process cannot be talked to any more
+  Findings findings_;             // reported by the child about itself
+  std::optional<Error> failure_;  // the finding that ended the process
 };
 
 ExecSubject::~ExecSubject() {
@@ -181,7 +184,7 @@ ExecSubject::~ExecSubject() {
     children_->give_back(command_, std::move(process_));
 }
 
-/// The process cannot be talked to any more.
+/// Ends the process with a finding; every later operation returns that finding.
 tl::unexpected<Error> ExecSubject::give_up(FindingKind kind, std::string text) {
   process_->stop(milliseconds::zero());
   answers_ = false;
@@ -249,9 +252,9 @@ Result<void> ExecSubject::start(const ChildOptions& options) {
   return understand(*answer);
 }
 
-/// What the child offers in its answer to hello.
+/// Reads the child's answer to `hello`: the levels, capabilities and fields that it announces.
 Result<void> ExecSubject::understand(std::string_view answer) {
-  const std::string with_verb = "hello " + std::string(answer);  // parse_line wants a verb
+  const std::string with_verb = "hello " + std::string(answer);  // parse_line() expects a verb
   const Result<Line> line = parse_line(with_verb);
   if (!line)
     return give_up(FindingKind::subject_garbled, fmt::format("answered hello with `{}`: {}",
@@ -279,11 +282,9 @@ Result<void> ExecSubject::understand(std::string_view answer) {
   again_ &= is_known;
   if (!is_known)
     return cannot_start(fmt::format(
-        "it answered hello with `{}` and not with levels=request, after it tree and sequence "
-        "where "
-        "it has these verbs (levels=request,tree,sequence), labels=1 if it has them, again=1 if it "
-        "can be greeted again, takes= with what it knows of external, keys and server, and "
-        "honours= with config fields",
+        "it answered hello with `{}`; expected is levels=request (or levels=request,tree,sequence, "
+        "the levels that it has), then labels=1, again=1, takes=external,keys,server and honours= "
+        "with config fields, each if it applies (cache_sim/check/protocol.md)",
         printable(answer)));
   said_.capabilities = *known | *taken;
   return {};
@@ -306,7 +307,8 @@ Result<Reply> ExecSubject::apply(const Operation& operation) {
                              printable(*text), reply.error().text));
 }
 
-/// The reply, and the findings that the child makes about itself. Errors are garbage.
+/// Turns an answer into a reply and the findings that the child reports about itself. The error is
+/// an answer that cannot be understood.
 Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer) {
   Result<Reply> reply = parse_reply(answer.reply, operation.verb);
   if (answer.violation) {
@@ -314,7 +316,7 @@ Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer
                          fmt::format("{} says after `{}`: {}", name_, to_string(operation.verb),
                                      printable(*answer.violation, 300)),
                          "no broken rule", printable(*answer.violation, 300)});
-    if (!reply) return Reply();  // it has said what is wrong, and the run ends here
+    if (!reply) return Reply();  // the child reported a finding, which ends the run
   }
   if (answer.wrong) {
     findings_.push_back({FindingKind::output_differs,
@@ -334,7 +336,8 @@ Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer
     return tl::unexpected(compared.error());
   // The run counts violations itself.
   if (operation.verb == Verb::check) return without(*reply, {ReplyField::violations});
-  // Elsewhere `state` is no label: match offers a length by it, evict counts by it.
+  // `state` is a label in the answer to `admit` alone: `match` answers it with a length, `evict`
+  // with a count.
   if (operation.verb != Verb::admit || reply->refused != Refusal::none) return reply;
   if (!labels_) return without_labels(*reply);
   if (!reply->has(ReplyField::state) || !reply->has(ReplyField::conv))
@@ -342,8 +345,8 @@ Result<Reply> ExecSubject::read(const Operation& operation, const Answer& answer
   return reply;
 }
 
-/// Of a child that has not announced labels: whoever answers with them all the same is told that
-/// nobody looks at them.
+/// Drops the label fields of a child that has not announced labels, and adds a remark that they are
+/// not looked at.
 Reply ExecSubject::without_labels(const Reply& reply) {
   if (children_ != nullptr && (reply.has(ReplyField::state) || reply.has(ReplyField::conv)))
     children_->remark(
@@ -353,8 +356,8 @@ Reply ExecSubject::without_labels(const Reply& reply) {
   return without(reply, {ReplyField::state, ReplyField::conv});
 }
 
-/// What was handed out is compared with the prompt that it was handed out for, so that two states
-/// of one length cannot be swapped unseen.
+/// Compares the tokens for which a handed-out state stands with the tokens of the prompt, so that
+/// two states of the same length cannot be swapped unseen.
 Result<void> ExecSubject::compare_labels(const Operation& operation, const Answer& answer,
                                          const Reply& reply) {
   for (const auto& [field, text] : answer.stands_for) {

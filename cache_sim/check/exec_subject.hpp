@@ -1,5 +1,5 @@
-// The subject `exec:COMMAND`: a child process, so that a real server (SGLang, vLLM, yours) answers
-// the operations that an oracle and a policy answer. The protocol is a line out and a line back
+// The subject `exec:COMMAND`: a child process, so that a real server answers the same operations as
+// an oracle and a policy. The protocol is one line out and one line back
 // (cache_sim/check/protocol.md):
 //
 //   hello protocol=1 block=256 … track_interval=256    levels=request again=1
@@ -25,36 +25,36 @@
 namespace lockstep::cache_sim {
 
 struct ChildOptions {
-  std::string command;                        ///< for /bin/sh
-  Config config;                              ///< what the child is greeted with
+  std::string command;                        ///< given to /bin/sh
+  Config config;                              ///< the fields of `hello`
   std::chrono::milliseconds timeout{10'000};  ///< for each answer, from the first byte sent
-  std::shared_ptr<Children> children{};       ///< may be null: the child plays once
+  std::shared_ptr<Children> children{};  ///< may be null: then the process ends with the subject
 };
 
-/// Starts the child in a process group of its own and greets it; where `children` has one of this
-/// command that can be greeted again, greets that one. What can go wrong, here and later:
-///   the environment   it dies before its first answer to hello, or that answer offers nothing we
-///                     speak
-///   a finding         silence, garbage, and death after the greeting
+/// Starts the child in a process group of its own and greets it. Where `children` has a process of
+/// this command that can be greeted again, that one is greeted instead. Failures, here and later:
+///   the environment   the child dies before its first answer to hello, or the answer announces
+///                     nothing that Lockstep speaks
+///   a finding         silence, an answer that cannot be understood, death after the greeting
 ///   bad input         a tree verb for a child that understands request verbs only
-/// A finding ends the child, and every later operation returns it again. The child's standard error
-/// is kept apart from ours; where the child dies, its last line is quoted.
+/// A finding ends the child, and every later operation returns the same finding. The child's
+/// standard error is kept apart from Lockstep's; where the child dies, its last line is quoted.
 ///
-/// Destroying the subject gives a child that can be greeted again to `children`. Any other one has
-/// its standard input closed and a moment to end by itself; then SIGTERM and SIGKILL end its
-/// process group.
+/// The destructor gives a child that can be greeted again to `children`. It closes the standard
+/// input of any other child and waits a moment for it to end by itself; then it sends SIGTERM and
+/// SIGKILL to the process group.
 Result<std::unique_ptr<Subject>> start_child(const ChildOptions& options);
 
-/// What a child says of itself in its answer to hello.
+/// The announcements of a child in its answer to hello.
 struct ChildGreeting {
   Capabilities capabilities;             ///< `levels=` and `takes=`
-  std::optional<ConfigFields> honoured;  ///< `honours=`: config fields that it obeys
+  std::optional<ConfigFields> honoured;  ///< `honours=`: the config fields that it obeys
 };
-/// Of a subject that start_child() has made.
+/// The greeting of a subject that start_child() has made.
 const ChildGreeting& said_by(const Subject& child);
 
-/// The fields of an answer to hello, and (with their `=`) those that any other answer can have
-/// beside the reply's own.
+/// The names of all fields in an answer to hello, and of the fields (written with their `=`) that
+/// any other answer can have beside the fields of the reply.
 std::span<const std::string_view> greeting_fields();
 std::span<const std::string_view> child_fields();
 

@@ -1,4 +1,4 @@
-// What a run leaves behind: its findings, what became of each request, totals per subject, and the
+// The results of a run: its findings, the outcome of each request, totals by subject, and the
 // events and bars that a report shows.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace lockstep::cache_sim {
 
-/// A finding with its place: what a user reads and what the JSON holds.
+/// A finding and its place, as messages and the JSON show it.
 struct LocatedFinding {
   Finding finding;
   std::string subject;
@@ -20,24 +20,25 @@ struct LocatedFinding {
   int line = 0;
   std::int64_t event = 0;  ///< counted from 1
   std::string request;
-  std::string operation;            ///< the event's line, long token lists cut
-  std::vector<std::string> around;  ///< the events before it and itself, `operation → reply`
+  std::string operation;  ///< the event's line, long token lists cut
+  /// The events before it and the event itself, as `operation → reply`.
+  std::vector<std::string> around;
 };
 
-/// What became of one request.
+/// The outcome of one request.
 struct RequestOutcome {
   Name id;
   std::int64_t prompt_tokens = 0;
   std::int64_t cached_tokens = -1;  ///< at its first admission; -1: never admitted
   std::int64_t output_tokens = 0;
   FinishReason finish = FinishReason::running;
-  bool computes = false;  ///< some tokens since it was last admitted
+  bool computes = false;  ///< it has computed tokens since it was last admitted
   Nanoseconds arrival = 0;
   Nanoseconds first_token = -1;
   Nanoseconds end = -1;
 };
 
-/// One bar of the timeline.
+/// One bar of the timeline of requests.
 struct Span {
   std::string name;
   Name request;
@@ -46,22 +47,22 @@ struct Span {
 };
 
 /// Operations of one form (operation_form) that a child does not support and that were therefore
-/// sent to nobody.
+/// sent to no subject.
 struct LeftOut {
   std::string why;  ///< the sentence that names the child
   std::int64_t count = 0;
 };
 
-/// Per subject, what a table of policies shows.
+/// Totals of one subject: a row of a table of policies.
 struct SubjectTotals {
-  std::int64_t input_tokens = 0;  ///< of admitted requests' first admissions
+  std::int64_t input_tokens = 0;  ///< of prompts, counted at each request's first admission
   std::int64_t hit_tokens = 0;
-  std::int64_t evicted_kv = 0;  ///< as far as replies report it
+  std::int64_t evicted_kv = 0;  ///< where replies report it
   std::int64_t evicted_states = 0;
-  std::int64_t preemptions = 0;  ///< that cost something: of requests that had computed tokens
+  std::int64_t preemptions = 0;  ///< of requests that had computed tokens
 };
 
-/// One event as a report shows it.
+/// One event, kept for a report.
 struct KeptEvent {
   int line;
   Nanoseconds time;

@@ -1,4 +1,4 @@
-// What a run is asked for: which subjects, over which configuration, checked how far.
+// The options of a run: its subjects, their configuration, and how much is checked.
 #pragma once
 
 #include <chrono>
@@ -18,22 +18,22 @@ namespace lockstep::cache_sim {
 enum class CheckLevel { off, labels, all };
 
 struct RunOptions {
-  std::vector<std::string>
-      subjects;  ///< names as on the command line; the first one's replies drive the run
+  /// Names as on the command line. The replies of the first subject drive the run.
+  std::vector<std::string> subjects;
   Config config;
-  ConfigFields fixed;  ///< fields that a search neither draws nor shrinks, whatever their value
+  ConfigFields fixed;              ///< fields whose value a search neither draws nor shrinks
   const Defect* defect = nullptr;  ///< planted into the policy that it belongs to
   std::string_view defect_name;
   CheckLevel check = CheckLevel::all;
   std::chrono::milliseconds timeout{10'000};
-  std::string file;          ///< named in findings
-  bool keep_events = false;  ///< every event's text and the pools after it, for reports
-  /// Sees every operation and the first subject's reply; for whoever measures.
+  std::string file;          ///< the name of the file in findings
+  bool keep_events = false;  ///< keeps every event's text and the pools after it, for reports
+  /// Called with every operation and the first subject's reply, for measurements.
   std::function<void(const Operation&, const Reply&)> watch{};
-  /// An operation that every subject refuses as bad input is left out.
+  /// An operation that every subject refuses as bad input is left out, and the run goes on.
   bool skip_illegal = false;
-  /// Copies of these options share their children: what a search starts once, and what it has
-  /// learned about them.
+  /// Copies of these options share their children: a search starts each child once, and remembers
+  /// which operations it does not support.
   std::shared_ptr<Children> children = std::make_shared<Children>();
 };
 

@@ -13,9 +13,9 @@ namespace {
 
 constexpr std::size_t kEventsAround = 6;
 constexpr std::int64_t kRecomputeEvery = 1000;
-constexpr std::size_t kTextLimit = 100;  // characters of a token list in texts for people
+constexpr std::size_t kTextLimit = 100;  // of a token list in texts for people
 
-/// How many more requests, slots and locks hold something.
+/// The change of the number of requests, slots and locks that hold memory.
 int change_of_holders(const Operation& operation, const Reply& reply) {
   if (reply.refused != Refusal::none) return 0;
   switch (operation.verb) {
@@ -57,7 +57,8 @@ void ReplaySession::set_driver(Children::Driver driver) {
   unsupported_ = options_.children->unsupported(driver);
 }
 
-/// A child whose answer to hello is a finding takes its seat without a subject, and the run ends.
+/// Starts a subject. A child whose answer to hello is a finding gets a seat without a subject, and
+/// the run ends.
 Result<void> ReplaySession::seat(const std::string& name, std::size_t rank) {
   Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, options_);
   if (!seat && !seat.error().finding) return tl::unexpected(seat.error());
@@ -86,8 +87,9 @@ std::optional<Snapshot> ReplaySession::snapshot(std::size_t i, std::size_t rank)
   return seat.subject == nullptr ? std::nullopt : seat.subject->snapshot();
 }
 
-/// A sentence where one of the subjects does not understand the operation.
-std::string ReplaySession::who_lacks_level(const Operation& operation) const {
+/// A sentence that names the first subject that does not understand the operation; empty where all
+/// do.
+std::string ReplaySession::missing_level(const Operation& operation) const {
   for (std::size_t i = 0; i < subject_count(); ++i) {
     const SubjectSeat& seat = *seats_[rank_ * subject_count() + i];
     if (const std::string lack = lack_for(operation, seat.capabilities); !lack.empty())
@@ -96,7 +98,7 @@ std::string ReplaySession::who_lacks_level(const Operation& operation) const {
   return "";
 }
 
-/// The subject's reply; an exception is the subject's death.
+/// The subject's reply. An exception is reported as the subject's death.
 Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operation) try {
   return seat.subject->apply(operation);
 } catch (const std::exception& thrown) {
@@ -104,16 +106,16 @@ Result<Reply> ReplaySession::answer(SubjectSeat& seat, const Operation& operatio
                  fmt::format("{} stopped: {}", seat.name, thrown.what()));
 }
 
-/// Every subject's reply. Children are asked last; an operation that an in-process subject rejects
-/// is never sent to them. False where there is nothing to compare.
+/// Asks every subject. Children are asked last; an operation that an in-process subject rejects is
+/// never sent to them. False where there are no replies to compare.
 bool ReplaySession::ask_all(const Operation& operation) {
-  // A verb of another level is the caller's mistake: it is sent to no subject.
-  if (std::string lacking = who_lacks_level(operation); !lacking.empty()) {
+  // A verb that a subject does not understand is the caller's mistake; it is sent to no subject.
+  if (std::string lacking = missing_level(operation); !lacking.empty()) {
     refuse({.text = std::move(lacking)});
     return false;
   }
   std::vector<std::optional<Error>> refusals;
-  bool anybody_has_done_it = false;
+  bool is_done_by_some = false;
   for (const bool children : {false, true}) {
     if (!refusals.empty()) break;
     for (std::size_t i = 0; i < subject_count(); ++i) {
@@ -123,10 +125,10 @@ bool ReplaySession::ask_all(const Operation& operation) {
         const std::string form = form_of(operation);
         unsupported_[form] = fmt::format("{} does not support `{}`", seat_at(i).name, form);
         options_.children->note_unsupported(driver_, form, unsupported_[form]);
-        if (anybody_has_done_it) state_ = MustRestart{};
+        if (is_done_by_some) state_ = MustRestart{};
         return false;
       }
-      anybody_has_done_it = true;
+      is_done_by_some = true;
     }
   }
   if (refusals.empty()) return true;
@@ -134,7 +136,8 @@ bool ReplaySession::ask_all(const Operation& operation) {
   return false;
 }
 
-/// One subject's reply, or its refusal of bad input. False where its failure is a finding.
+/// Asks one subject, and keeps its reply or its refusal of bad input. False where it failed with a
+/// finding.
 bool ReplaySession::ask(std::size_t subject, const Operation& operation,
                         std::vector<std::optional<Error>>& refusals) {
   SubjectSeat& seat = seat_at(subject);
@@ -157,7 +160,8 @@ bool ReplaySession::ask(std::size_t subject, const Operation& operation,
   return false;
 }
 
-/// What a server may not support: the operation's form, apart for requests that decode.
+/// The form under which a child's `unsupported` is remembered. Requests that decode have forms of
+/// their own.
 std::string ReplaySession::form_of(const Operation& operation) const {
   const RequestOutcome* const request =
       operation.id.exists() ? find_outcome(operation.id) : nullptr;
@@ -165,8 +169,8 @@ std::string ReplaySession::form_of(const Operation& operation) const {
   return operation_form(operation) + (decodes ? " while decoding" : "");
 }
 
-/// What nobody is sent, because a child does not support it. A scheduler goes on without a
-/// checkpoint, not without a forward.
+/// Leaves out an operation that a child does not support. A scheduler can go on without a
+/// checkpoint; without a forward it is blocked.
 Applied ReplaySession::leave_out(const std::string& form, const Operation& operation) {
   --events_;
   LeftOut& known = left_out_[form];
@@ -189,8 +193,8 @@ Applied ReplaySession::leave_out(const std::string& form, const Operation& opera
   return {nullptr, true};
 }
 
-/// Bad input is what all who can tell call so. That one takes what the other refuses is a
-/// difference like any other.
+/// An operation is bad input where every subject that can tell says so. Where one subject takes it
+/// and another refuses it, the answers differ, which is a finding.
 void ReplaySession::take_refusal(const Operation& operation,
                                  const std::vector<std::optional<Error>>& refusals) {
   std::size_t refuser = 0;
@@ -202,7 +206,7 @@ void ReplaySession::take_refusal(const Operation& operation,
            {FindingKind::reply_differs,
             fmt::format("{} answered {} and {} calls the operation bad input: {}", seat_at(i).name,
                         replies_[i].text(), seat_at(refuser).name, refusals[refuser]->text),
-            "one opinion", "two"},
+            "the same from both", "an answer and a refusal"},
            operation.id.text());
     state_ = HasFound{};
     return;
@@ -210,7 +214,7 @@ void ReplaySession::take_refusal(const Operation& operation,
   refuse(*refusals[refuser]);
 }
 
-/// The operation is bad input.
+/// Ends the run, or leaves the operation out, because it is bad input.
 void ReplaySession::refuse(Error error) {
   if (options_.skip_illegal)
     --events_;
@@ -246,8 +250,8 @@ Applied ReplaySession::apply(const Operation& operation) {
   return stopped() ? Applied{} : Applied{&first};
 }
 
-/// Labels, auditor and bounds of one subject; everything that an operation shows is reported, and
-/// the run stops there.
+/// Runs the checks of one subject: labels, auditor and bounds. All findings of one operation are
+/// reported, and the run stops there.
 void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const Reply& reply) {
   Findings& findings = seat.findings;
   findings.clear();
@@ -260,14 +264,16 @@ void ReplaySession::check(SubjectSeat& seat, const Operation& operation, const R
   for (Finding& own : seat.subject->take_findings()) findings.push_back(std::move(own));
   if (options_.check == CheckLevel::all && operation.verb == Verb::flush)
     check_emptied(seat, findings);
-  // One broken rule shows in several ways; the kinds stand in the order in which they explain.
+  // One broken rule shows in several ways. Kinds of finding are ordered so that the one that
+  // explains most comes first.
   std::stable_sort(findings.begin(), findings.end(),
                    [](const Finding& a, const Finding& b) { return a.kind < b.kind; });
   for (Finding& finding : findings) locate(&seat, std::move(finding), operation.id.text());
   if (!findings.empty()) state_ = HasFound{};
 }
 
-/// After an operation, or at the end. What broke may be such that the auditor cannot read it.
+/// Runs the auditor after an operation, or at the end of the run. A structure can be too broken for
+/// the auditor to read; then its exception is a finding.
 void ReplaySession::audit(SubjectSeat& seat, const Operation* operation, const Reply* reply) try {
   if (operation != nullptr) seat.auditor->after(*operation, *reply, seat.findings);
   if (operation == nullptr || operation->verb == Verb::check || events_ % kRecomputeEvery == 0)
@@ -275,11 +281,12 @@ void ReplaySession::audit(SubjectSeat& seat, const Operation* operation, const R
 } catch (const std::exception& thrown) {
   seat.findings.push_back(
       {FindingKind::out_of_range,
-       fmt::format("what lies inside {} makes no sense: {}", seat.name, thrown.what()),
+       fmt::format("the structure of {} cannot be read: {}", seat.name, thrown.what()),
        "a sound structure", thrown.what()});
 }
 
-/// What can be said of a reply by its numbers alone (reference/caches/sglang.md, 1.9, I11).
+/// Checks the hit of an admission by the numbers of its reply: it is shorter than the prompt, and
+/// the labels have its length.
 void ReplaySession::check_cached(const Operation& operation, const Reply& reply,
                                  Findings& findings) {
   if (operation.verb != Verb::admit || reply.refused != Refusal::none) return;
@@ -301,10 +308,9 @@ void ReplaySession::check_cached(const Operation& operation, const Reply& reply,
            std::to_string(cached), std::to_string(reply.get(field))});
 }
 
-/// Liveness of the pools: after a flush, with nothing running, every slot is free. What excuses
-/// one that is not: a request that runs, a slot or a lock that a tree verb holds, a row that a slot
-/// cache has captured. What a result under way will be written to is no excuse: its request has
-/// gone.
+/// Liveness of the pools: after a flush with nothing running, every slot is free. Slots may be held
+/// by a request that runs, by a slot or a lock of a tree verb, or by a row that a slot cache has
+/// captured. A result under way holds none, because its request has left.
 void ReplaySession::check_emptied(const SubjectSeat& seat, Findings& findings) const {
   if (holders_[seat.rank] != 0) return;
   const std::optional<Snapshot> now = seat.subject->snapshot();
@@ -321,7 +327,7 @@ void ReplaySession::check_emptied(const SubjectSeat& seat, Findings& findings) c
   check_free("state slots", now->states_free, now->states_total);
 }
 
-/// Replies against each other, field by field. An oracle's answer is the expected one.
+/// Compares the replies field by field. The reply of an oracle is the expected one.
 void ReplaySession::compare(const Operation& operation) {
   for (std::size_t i = 1; i < subject_count() && !stopped(); ++i) {
     const bool first_is_oracle = seat_at(0).is_oracle;
@@ -375,7 +381,8 @@ void ReplaySession::count(const Operation& operation, const Reply& reply, Subjec
   }
 }
 
-/// The request's ledger, from the operations themselves; a scheduler adds what only it knows.
+/// Keeps the ledger of requests from the operations themselves. A scheduler adds times and finish
+/// reasons.
 void ReplaySession::follow(const Operation& operation, const Reply& reply) {
   holders_[rank_] += change_of_holders(operation, reply);
   switch (operation.verb) {
@@ -484,7 +491,7 @@ void ReplaySession::fail(Error error) {
 void ReplaySession::conclude() {
   const bool goes_on = !stopped();
   for (const auto& seat : seats_) {
-    if (seat->is_child) seat->subject.reset();  // its process is free for the next run
+    if (seat->is_child) seat->subject.reset();  // the process is free for the next run
     if (!seat->auditor || !goes_on) continue;
     seat->findings.clear();
     audit(*seat, nullptr, nullptr);

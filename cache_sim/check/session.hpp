@@ -1,5 +1,5 @@
-// A replay session: the same operations to every subject, their replies compared, their insides
-// audited, and the first wrong event named.
+// A replay session: it sends the same operations to every subject, compares the replies, audits the
+// structures, and names the first wrong event.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace lockstep::cache_sim {
 
-// How a run stands.
+// The state of a run.
 struct GoesOn {};
 struct HasFound {};  ///< a finding ended it
 struct HadBadInput {
@@ -29,26 +29,26 @@ struct HadBadInput {
 struct IsBlocked {
   std::string why;
 };
-/// A child said that it does not support an operation only after others had done it, so the
-/// subjects have parted. Started again with the same RunOptions::children, the run leaves such
-/// operations out from the beginning.
+/// A child said `unsupported` only after other subjects had done the operation, so their states
+/// differ. A new run with the same RunOptions::children leaves such operations out from the
+/// beginning.
 struct MustRestart {};
 using RunState = std::variant<GoesOn, HasFound, HadBadInput, IsBlocked, MustRestart>;
 
-/// What an operation came to.
+/// The result of one operation.
 struct Applied {
-  /// The first subject's answer; null where the run has ended or where bad input was left out.
+  /// The first subject's reply; null where the run has ended or where bad input was left out.
   const Reply* reply = nullptr;
-  /// It was sent to nobody, because a child does not support it. Where whoever drives the run can
-  /// do without, the reply is one that says that nothing happened.
+  /// The operation was sent to no subject, because a child does not support it. Where the caller
+  /// can go on without it, `reply` says that nothing happened.
   bool left_out = false;
   operator const Reply*() const { return reply; }  // NOLINT: most callers want nothing else
 };
 
 class ReplaySession {
  public:
-  /// Starts the subjects. Errors: unknown names, config fields that a policy does not have,
-  /// children that do not start.
+  /// Starts the subjects. Errors: an unknown name, a config field that a policy does not have, a
+  /// child that does not start.
   static Result<std::unique_ptr<ReplaySession>> start(const RunOptions& options);
   ~ReplaySession();
 
@@ -56,33 +56,37 @@ class ReplaySession {
   Applied apply(const Operation& operation);
   const RunState& state() const { return state_; }
   bool stopped() const { return !std::holds_alternative<GoesOn>(state_); }
-  /// The bad input that ended the run; null where none did.
+  /// The bad input that ended the run; null where the run did not end so.
   const Error* error() const {
     const auto* const bad = std::get_if<HadBadInput>(&state_);
     return bad == nullptr ? nullptr : &bad->error;
   }
 
-  /// By form of operation: what was left out because a child does not support it.
+  /// The operations that were left out because a child does not support them, by their form.
   const std::map<std::string, LeftOut>& left_out() const { return left_out_; }
 
-  /// Who asks for operations: a trace of them, until this is called. Before the first operation.
+  /// Sets the driver of the run; it is a trace of operations until this is called. Call it before
+  /// the first operation.
   void set_driver(Children::Driver driver);
-  /// Where the next operations come from.
+  /// Sets the line and the time of the operations that follow.
   void set_place(int line, Nanoseconds now) {
     line_ = line;
     now_ = now;
   }
-  /// The last checks: everything from nothing. Called once, at the end; children are let go.
+  /// Runs the checks at the end: every structure is audited from nothing. Called once; afterwards
+  /// the children are let go.
   void conclude();
 
-  /// A finding that the driver makes itself, at the current place; `stop` ends the run.
+  /// Adds a finding of the driver itself at the current place; `stop` ends the run.
   void add(Finding finding, const std::string& request, bool stop);
-  /// Keeps what add_about() needs to know of the request; before it is admitted.
+  /// Keeps the events of a request, which add_about() needs. Call it before the request is
+  /// admitted.
   void keep_events_of(Name request) { kept_requests_[request.index()]; }
-  /// A finding about an answer that the request got before: at its first admission or, for what it
-  /// came to, at its last operation. At the current event where it had none.
+  /// Adds a finding about an earlier answer to the request: the answer to its first admission or,
+  /// for its outcome, to its last operation. Where the request had none, the finding stands at the
+  /// current event.
   void add_about(Name request, bool is_of_admission, Finding finding);
-  /// Bad input that shows only when it runs; ends the run.
+  /// Ends the run with bad input that shows only while it runs.
   void fail(Error error);
 
   RequestOutcome& outcome(Name id);
@@ -93,17 +97,17 @@ class ReplaySession {
   const std::vector<LocatedFinding>& findings() const { return findings_; }
   const std::vector<KeptEvent>& kept_events() const { return kept_; }
 
-  /// With config ranks=N every subject is there N times, each with its own memory: operations go to
-  /// those of one rank.
+  /// With config ranks=N there are N instances of every subject, each with its own memory.
+  /// Operations go to the instances of the rank that is set here.
   void set_rank(std::size_t rank) { rank_ = rank; }
 
-  /// The first subject is a child: it may answer less than a policy does.
+  /// The first subject is a child, which may leave out fields of a reply.
   bool first_is_child() const { return !seats_.empty() && seats_.front()->is_child; }
   std::size_t subject_count() const { return options_.subjects.size(); }
   const std::string& subject_name(std::size_t i) const { return options_.subjects[i]; }
-  SubjectTotals totals(std::size_t i) const;  ///< over all ranks
+  SubjectTotals totals(std::size_t i) const;  ///< summed over all ranks
   std::optional<Snapshot> snapshot(std::size_t i, std::size_t rank = 0) const;
-  /// What the first subject's last operation decided in detail.
+  /// The details of the first subject's last decision.
   std::string decided() const { return seats_.front()->subject->decided(); }
   std::int64_t event_count() const { return events_; }
   std::uint64_t digest() const { return digest_.value; }
@@ -113,11 +117,11 @@ class ReplaySession {
  private:
   struct PastEvent {
     Operation operation;
-    std::optional<Reply> reply;  // none: the subject failed
+    std::optional<Reply> reply;  // empty: the subject failed
     std::string answer() const { return reply ? reply->text() : "no answer"; }
   };
 
-  /// An event that is over, with those before it.
+  /// A past event, and the events before it.
   struct Moment {
     std::int64_t event = 0;  ///< 0: there was none
     std::deque<PastEvent> past{};
@@ -130,7 +134,7 @@ class ReplaySession {
   explicit ReplaySession(const RunOptions& options);
   Result<void> seat(const std::string& name, std::size_t rank);
   static Result<Reply> answer(SubjectSeat& seat, const Operation& operation);
-  std::string who_lacks_level(const Operation& operation) const;
+  std::string missing_level(const Operation& operation) const;
   bool ask_all(const Operation& operation);
   bool ask(std::size_t subject, const Operation& operation,
            std::vector<std::optional<Error>>& refusals);
@@ -155,14 +159,14 @@ class ReplaySession {
   SubjectSeat& seat_at(std::size_t i) { return *seats_[rank_ * subject_count() + i]; }
 
   RunOptions options_;
-  std::vector<std::unique_ptr<SubjectSeat>> seats_;  // rank by rank
+  std::vector<std::unique_ptr<SubjectSeat>> seats_;  // ordered by rank
   std::size_t rank_ = 0;
-  std::vector<std::int64_t> holders_;  // by rank: requests, slots and locks that hold something
+  std::vector<std::int64_t> holders_;  // by rank: requests, slots and locks that hold memory
   std::vector<Reply> replies_;
   std::vector<LocatedFinding> findings_;
   RunState state_;
   Children::Driver driver_ = Children::Driver::operations;
-  Children::Unsupported unsupported_;  // what is left out
+  Children::Unsupported unsupported_;  // forms of operations that are left out
   std::map<std::string, LeftOut> left_out_;
   int line_ = 0;
   Nanoseconds now_ = 0;

@@ -3,13 +3,14 @@
 #include <fmt/format.h>
 
 #include "cache_sim/check/exec_subject.hpp"
+#include "cache_sim/model/pool_layout.hpp"
 #include "reference/protocol/near_word.hpp"
 #include "reference/protocol/schedule.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
 
-/// Fields that every policy or the scheduler in front of it honours.
+/// Config fields that every policy, or the scheduler in front of it, honours.
 const ConfigFields& common_fields() {
   static const ConfigFields fields{"policy",      "kv_tokens",    "state_slots", "chunked_prefill",
                                    "max_running", "request_rows", "step_time",   "model_chunk",
@@ -20,7 +21,8 @@ const ConfigFields& common_fields() {
 
 constexpr Capabilities kRequests{Capability::request};
 
-/// What a child is asked without having said that it understands it: it answers `unsupported`.
+/// A child is sent operations of these levels even if it has not announced them; it answers
+/// `unsupported` where it does not know one.
 constexpr Capabilities kChildrenSayThemselves{Capability::request, Capability::slots,
                                               Capability::transfers, Capability::draft_trees,
                                               Capability::partial_finish};
@@ -32,7 +34,7 @@ std::string unknown_scheduler(std::string_view name) {
   return fmt::format("field scheduler: there is no `{}`; there are {}", name, names);
 }
 
-/// A policy that would ignore a field which somebody set says so instead.
+/// An error where the policy would ignore a config field that was set.
 Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   for (const std::string& field : config.changed())
     if (!common_fields().contains(field) && !policy.config_fields.contains(field))
@@ -54,7 +56,7 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
   return policy.check == nullptr ? Result<void>() : policy.check(config);
 }
 
-/// The auditor that knows the subject's family; null where none does.
+/// An auditor for the subject's family of policies; null where no auditor knows it.
 std::unique_ptr<Auditor> make_auditor(Subject& subject, const LabelState* labels) {
   for (const AuditorEntry& family : Registry<AuditorEntry>::all())
     if (auto auditor = family.make(subject, labels)) return auditor;
@@ -71,19 +73,19 @@ tl::unexpected<Error> unknown(const std::string& name) {
       fmt::format("there is no subject `{}`{}; `lockstep list subjects` shows all", name, near));
 }
 
-/// Where nothing is checked; it has no state, so all subjects share it.
+/// The layers of subjects that are not checked. It has no state, so all subjects share it.
 NoLayerState no_layers;
 
-/// What a child's numbers of KV are parts of: blocks where a policy beside it, or its config's own,
-/// has them; else tokens.
+/// The size of the KV pool in the unit in which a child counts KV: blocks where a policy beside it,
+/// or the policy of its config, has a pool of blocks; otherwise tokens.
 std::int64_t kv_total(const RunOptions& options) {
   std::vector<std::string_view> names(options.subjects.begin(), options.subjects.end());
   names.push_back(options.config.policy);
   for (std::string_view name : names) {
     if (name.starts_with("oracle:")) name.remove_prefix(7);
     const PolicyEntry* const policy = Registry<PolicyEntry>::find(name);
-    if (policy != nullptr && policy->config_fields.contains("blocks"))
-      return options.config.number("blocks");
+    const PoolLayout* const layout = policy == nullptr ? nullptr : pool_layout_of(*policy);
+    if (layout != nullptr && layout->blocks != nullptr) return layout->blocks(options.config).count;
   }
   return options.config.kv_tokens;
 }

@@ -1,5 +1,5 @@
-// The subjects of a run by their names: a policy, `oracle:POLICY` or `exec:COMMAND`, each with what
-// checks it.
+// Starts the subjects of a run by name: a policy, `oracle:POLICY` or `exec:COMMAND`, each together
+// with its checks.
 #pragma once
 
 #include <memory>
@@ -20,18 +20,18 @@ struct SubjectSeat {
   std::size_t rank = 0;
   bool is_oracle = false;
   bool is_child = false;
-  Capabilities capabilities;  ///< what it is asked; a child may answer that it does not support it
+  Capabilities capabilities;  ///< it is asked operations of these; a child may answer `unsupported`
   std::unique_ptr<LabelState> labels;
   std::unique_ptr<Subject> subject;
-  std::unique_ptr<Auditor> auditor;       // after the subject: it must go first
-  std::unique_ptr<ClosedSubject> closed;  // of a subject that shows nothing inside
+  std::unique_ptr<Auditor> auditor;       // after the subject, to be destroyed before it
+  std::unique_ptr<ClosedSubject> closed;  // only for a child
   SubjectTotals totals;
   Findings findings;
 };
 
 /// Starts a subject. The error is bad input (an unknown name, a config field that the policy does
-/// not use), the environment (a child that does not start) or, with `finding` set, a child's wrong
-/// answer to its greeting.
+/// not use), the environment (a child that does not start) or, with `finding` set, a wrong answer
+/// of a child to its greeting.
 Result<std::unique_ptr<SubjectSeat>> start_subject(const std::string& name,
                                                    const RunOptions& options);
 

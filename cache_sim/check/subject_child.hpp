@@ -1,5 +1,5 @@
-// How to plug in a cache or a server that is written in C++: this file reads the lines that
-// Lockstep writes (protocol.md) and writes the answers. It needs C++17 and nothing else of
+// Plugs in a cache or a server that is written in C++: this file reads the lines that Lockstep
+// writes (cache_sim/check/protocol.md), and writes the answers. It needs C++17 and nothing else of
 // Lockstep.
 //
 //     #include "cache_sim/check/subject_child.hpp"
@@ -15,7 +15,7 @@
 //       });
 //     }
 //
-// fixtures/subjects/block_cache.cpp is a whole one. Verbs, fields and answers:
+// fixtures/subjects/block_cache.cpp is a complete example. Verbs, fields and answers:
 // cache_sim/trace/grammar.md.
 #pragma once
 
@@ -31,17 +31,17 @@
 
 namespace lockstep::child {
 
-/// A number for each token: an explicit id is itself, below 2^32; those of documents are above.
+/// A token as a number. An explicit id is that number, below 2^32; tokens of documents are above.
 using Token = std::uint64_t;
 using Tokens = std::vector<Token>;
 
-/// The answer where a server never does such an operation.
+/// The answer to an operation that the server never does.
 inline const std::string kUnsupported = "unsupported";
 
 /// One line: a verb and fields `key=value`.
 class Line {
  public:
-  /// `documents` numbers the names of documents in the order in which they come.
+  /// `documents` numbers the names of documents in order of their first appearance.
   Line(const std::string& text, std::map<std::string, Token>& documents) : documents_(&documents) {
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t end = std::min(text.find(' ', at), text.size());
@@ -58,7 +58,7 @@ class Line {
   const std::string& verb() const { return verb_; }
   bool has(const std::string& field) const { return fields_.count(field) != 0; }
 
-  /// The field's text; empty where it is not there.
+  /// The text of a field; empty where the line does not have the field.
   std::string text(const std::string& field) const {
     const auto found = fields_.find(field);
     return found == fields_.end() ? "" : found->second;
@@ -85,8 +85,8 @@ class Line {
     return all;
   }
 
-  /// The text of tokens that some line's tokens() gave, for an answer's state_tokens=,
-  /// conv_tokens= and cached_tokens=.
+  /// The text of tokens that tokens() of some line has returned, for state_tokens=, conv_tokens=
+  /// and cached_tokens= of an answer.
   std::string spelled(const Tokens& all) const {
     std::map<Token, std::string> names;
     for (const auto& [name, document] : *documents_) names[document] = name;
@@ -128,10 +128,11 @@ class Line {
   std::map<std::string, std::string> fields_;
 };
 
-/// Answers every line until Lockstep closes the pipe; 0, for main() to return. `greeting` is the
-/// answer to `hello`, which `answer` is told too: a new trace begins, and everything is forgotten.
-/// An exception is reported as the death of the subject, with its text. Standard output is the
-/// pipe, so what is printed to std::cout meanwhile goes to standard error; printf's would not.
+/// Answers every line until Lockstep closes the pipe, and returns 0, the exit status for main().
+/// `greeting` is the answer to `hello`. `answer` is called for `hello` as well: a new trace begins,
+/// and the cache must forget everything. The text of an exception is reported as the death of the
+/// subject. Standard output is the pipe, so text that is printed to std::cout meanwhile goes to
+/// standard error; text of printf() would not.
 inline int serve(const std::string& greeting,
                  const std::function<std::string(const Line& line)>& answer) {
   std::map<std::string, Token> documents;
@@ -149,7 +150,7 @@ inline int serve(const std::string& greeting,
       reply = "raised=what is no std::exception";
     }
     std::replace(reply.begin(), reply.end(), '\n', ' ');  // an answer is one line
-    pipe << reply << std::endl;                           // flushed: Lockstep waits for it
+    pipe << reply << std::endl;  // flushed, because Lockstep waits for the line
   }
   std::cout.rdbuf(pipe.rdbuf());
   return 0;

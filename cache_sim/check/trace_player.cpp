@@ -25,7 +25,7 @@ void play_operations(ReplaySession& run, const Trace& trace) {
 }
 
 void check_answer(ReplaySession& run, const Statement& statement, const Reply& reply) {
-  // A child is not held to a field that it does not report.
+  // A child may leave out a field of its answer.
   const bool may_be_silent = std::holds_alternative<Operation>(statement.what) &&
                              run.first_is_child() && reply.refused == Refusal::none;
   for (const AnswerField& due : statement.answer) {

@@ -7,12 +7,12 @@
 
 namespace lockstep::cache_sim {
 
-/// Everything in the trace, which has operations alone, or until the run stops.
+/// Plays all statements, which must be operations, or stops where the run stops.
 void play_operations(ReplaySession& run, const Trace& trace);
 
-/// Compares the answer that the file holds below a statement with the reply. Each field of the
-/// answer must be in the reply with that value; the run goes on, so that every wrong answer is
-/// shown.
+/// Compares a reply with the answer that the file has below the statement: each field of the answer
+/// must be in the reply with the same value. The run goes on after a wrong answer, so that every
+/// wrong answer is shown.
 void check_answer(ReplaySession& run, const Statement& statement, const Reply& reply);
 
 }  // namespace lockstep::cache_sim

@@ -7,6 +7,7 @@
 #include <chrono>
 
 #include "cache_sim/compare/state_ledger.hpp"
+#include "cache_sim/model/pool_layout.hpp"
 #include "cache_sim/replay/replay.hpp"
 #include "reference/base/work_done.hpp"
 #include "reference/protocol/config.hpp"
@@ -19,7 +20,7 @@ TimeSummary summary_of(std::vector<Nanoseconds> times) {
   if (times.empty()) return {};
   std::sort(times.begin(), times.end());
   const auto count = static_cast<Nanoseconds>(times.size());
-  // sum / count without a sum, which need not fit 64 bits.
+  // sum / count, computed without the sum, which may not fit 64 bits.
   Nanoseconds mean = 0, rest = 0;
   for (const Nanoseconds time : times) {
     mean += time / count;
@@ -29,7 +30,7 @@ TimeSummary summary_of(std::vector<Nanoseconds> times) {
   return {.mean = mean + rest / count, .median = at(50), .p99 = at(99)};
 }
 
-/// The words of a list with commas; empty ones are left out.
+/// The words of a comma-separated list, without empty ones.
 std::vector<std::string> words_of(std::string_view list) {
   std::vector<std::string> words;
   while (!list.empty()) {
@@ -42,7 +43,7 @@ std::vector<std::string> words_of(std::string_view list) {
 
 // --- Policies behind the scheduler ---------------------------------------------------------------
 
-/// A K=V,… list without some of its fields; what they were goes to `taken`.
+/// A K=V,… list without the fields named. Their text goes to `taken`.
 std::string without(std::string_view list, std::initializer_list<std::string_view> fields,
                     std::string* taken = nullptr) {
   std::string rest;
@@ -56,17 +57,16 @@ std::string without(std::string_view list, std::initializer_list<std::string_vie
   return rest;
 }
 
-/// Whether a list K=V,… or NAME@K=V@… names a field.
-bool names(std::string_view list, std::string_view field) {
-  for (std::size_t at = list.find(field); at != std::string_view::npos;
-       at = list.find(field, at + 1))
-    if ((at == 0 || list[at - 1] == ',' || list[at - 1] == '@') &&
-        list.substr(at + field.size()).starts_with('='))
-      return true;
-  return false;
+/// The fields that the lists K=V,… set.
+ConfigFields fields_of(std::initializer_list<std::string_view> lists) {
+  ConfigFields fields;
+  for (const std::string_view list : lists)
+    for (const std::string& word : words_of(list)) fields.add(word.substr(0, word.find('=')));
+  return fields;
 }
 
-/// `NAME@K=V@K=V`: a registered policy and config fields of its own, as K=V,K=V.
+/// A policy by the word `NAME@K=V@K=V`: a registered policy and config fields of its own, as
+/// K=V,K=V.
 struct NamedPolicy {
   const PolicyEntry* entry;
   std::string settings;
@@ -83,49 +83,10 @@ struct NamedPolicy {
 constexpr std::string_view kBestAlpha = "alpha=best";
 constexpr int kAlphas = 21;  // 0, 0.1, … 2
 
-/// KV and states share its bytes.
-bool has_byte_pool(const PolicyEntry* policy) {
-  return policy != nullptr && policy->config_fields.contains("pool_bytes");
-}
-
-/// One pool of blocks for KV and states.
-bool has_blocks(const PolicyEntry* policy) {
-  return policy != nullptr && policy->config_fields.contains("blocks");
-}
-
-/// A pool of KV and one of states: state_share divides the bytes.
+/// A pool of KV and a pool of states; the field state_share divides the bytes between them.
 bool has_two_pools(const PolicyEntry* policy) {
-  return policy != nullptr && policy->has_states && !has_byte_pool(policy) && !has_blocks(policy);
+  return policy != nullptr && policy->has_states && pool_layout_of(*policy) == nullptr;
 }
-
-/// How vLLM lays out a hybrid model's memory (kv_cache_utils.py, interface.py): layers of a kind in
-/// groups of as many as the rarer kind has, or as the other has where that is less than a quarter
-/// more; a block of tokens, a multiple of 16, whose KV in a layer is at least a layer's state; and
-/// every block as large as that KV in the layers of a group.
-struct BlockLayout {
-  std::int64_t block = 0;        ///< tokens
-  std::int64_t block_bytes = 0;  ///< of all layers of one group
-  std::string groups;            ///< as the config field
-
-  static BlockLayout of(const Model& model) {
-    const std::int64_t few = std::min(model.attention_layers, model.state_layers);
-    const std::int64_t many = std::max(model.attention_layers, model.state_layers);
-    const std::int64_t group_layers = 4 * many < 5 * few ? many : few;
-    const std::int64_t token_bytes = model.token_bytes / model.attention_layers;
-    const std::int64_t state_bytes = model.state_bytes / model.state_layers;
-    BlockLayout layout;
-    layout.block = 16 * ((state_bytes + 16 * token_bytes - 1) / (16 * token_bytes));
-    layout.block_bytes = layout.block * token_bytes * group_layers;
-    const auto add = [&](std::string_view kind, std::int64_t layers) {
-      for (; layers > 0; layers -= group_layers)
-        layout.groups +=
-            fmt::format("{}{}:{}", layout.groups.empty() ? "" : ",", kind, layout.block);
-    };
-    add("attention", model.attention_layers);
-    add("mamba", model.state_layers);
-    return layout;
-  }
-};
 
 class Comparer {
  public:
@@ -145,7 +106,7 @@ class Comparer {
   }
 
  private:
-  /// A row for each policy at each of its capacities, in the order of the request.
+  /// Makes a row for each policy at each of its capacities, in the order of the request.
   Result<void> plan() {
     for (const std::string& name : request_.policies) {
       const Result<std::optional<FoundIdeal>> ideal = find_ideal(name);
@@ -175,61 +136,72 @@ class Comparer {
     return {};
   }
 
-  /// A row with the pools of the config.
+  /// The memory that the layout of a policy divides.
+  PoolMemory memory_of(const PolicyEntry& policy, std::int64_t bytes,
+                       ConfigFields fixed = {}) const {
+    return {policy, model_, bytes, config_.page, std::move(fixed)};
+  }
+
+  /// A row whose pools are those of the config.
   ComparedPolicy counted_row(const std::string& name, const PolicyEntry* policy) const {
     ComparedPolicy row{.policy = name, .kv_tokens = config_.kv_tokens};
     row.scheduled = policy != nullptr;
-    row.tells_contents = !has_blocks(policy);
-    if (has_blocks(policy)) row.kv_tokens = config_.number("blocks") * config_.number("block");
+    row.tells_contents = policy == nullptr || !has_blocks(*policy);
+    if (!row.tells_contents) {
+      const PoolLayout::Blocks blocks = pool_layout_of(*policy)->blocks(config_);
+      row.kv_tokens = blocks.count * blocks.tokens;
+    }
     row.capacity = row.kv_tokens * model_.token_bytes;
-    if (has_blocks(policy)) return row;
+    if (!row.tells_contents) return row;
     if (policy == nullptr || !policy->has_states) return row;
     row.state_slots = config_.state_slots;
     *row.capacity += row.state_slots * model_.state_bytes;
     return row;
   }
 
-  /// A row with pools that share these bytes.
+  /// A row whose pools share this many bytes.
   Result<ComparedPolicy> row_of(const std::string& name, const PolicyEntry* policy,
                                 const std::optional<std::int64_t>& capacity) const {
     ComparedPolicy row{.policy = name, .capacity = capacity};
     row.scheduled = policy != nullptr;
-    row.tells_contents = !has_blocks(policy);
+    row.tells_contents = policy == nullptr || !has_blocks(*policy);
     if (!capacity) {
       if (policy == nullptr) return row;
       return fail(fmt::format("policy {} has pools of a fixed size, not of capacity inf", name));
     }
+    const PoolLayout* const layout = policy == nullptr ? nullptr : pool_layout_of(*policy);
+    const Result<void> divided = layout == nullptr ? divide_slots(name, policy, row)
+                                                   : divide_as(*layout, name, *policy, row);
+    if (!divided) return fail(fmt::format("policy {}: {}", name, divided.error().text));
+    return row;
+  }
+
+  /// Divides the capacity of a row as the layout of the policy's family does.
+  Result<void> divide_as(const PoolLayout& layout, const std::string& name,
+                         const PolicyEntry& policy, ComparedPolicy& row) const {
+    const std::string own = NamedPolicy::of(name).settings;
+    return layout.contents(memory_of(policy, *row.capacity, fields_of({request_.config, own})))
+        .map([&](const PoolContents& pools) {
+          row.kv_tokens = pools.kv_tokens;
+          row.state_slots = pools.state_slots;
+          row.blocks = pools.blocks;
+          row.block = pools.lookup;
+        });
+  }
+
+  /// Divides the capacity of a row into KV slots and state slots.
+  Result<void> divide_slots(const std::string& name, const PolicyEntry* policy,
+                            ComparedPolicy& row) const {
     const auto refuse = [&](std::string_view what) {
-      return fail(fmt::format("policy {}: {} bytes have no room for one {} of model {}", name,
-                              *capacity, what, model_.name));
+      return fail(fmt::format("{} bytes have no room for one {} of model {}", *row.capacity, what,
+                              model_.name));
     };
-    std::int64_t left = *capacity;
-    if (has_blocks(policy)) {
-      for (const std::string_view list :
-           {std::string_view(request_.config), std::string_view(name)})
-        if (names(list, "groups") || names(list, "block"))
-          return fail(
-              fmt::format("policy {}: with a capacity in bytes the model decides the fields "
-                          "block and groups; without one, `blocks` counts",
-                          name));
-      const BlockLayout layout = BlockLayout::of(model_);
-      if (!names(request_.config, "hash_block") && !names(name, "hash_block"))
-        row.block = layout.block;
-      row.blocks = std::min(left / layout.block_bytes, kMostSlots);
-      if (row.blocks < 2) return refuse("block besides the null block");
-      row.state_slots = row.blocks - 1;  // at most, as are the tokens
-      row.kv_tokens = row.state_slots * layout.block;
-      return row;
-    }
-    if (has_byte_pool(policy)) {
-      row.state_slots = std::min(left / model_.state_bytes, kMostSlots);  // at most
-      if (row.state_slots == 0) return refuse("state");
-    } else if (has_two_pools(policy)) {
+    std::int64_t left = *row.capacity;
+    if (has_two_pools(policy)) {
       Config own = config_;
       std::string share_of_its_own;
       without(NamedPolicy::of(name).settings, {"state_share"}, &share_of_its_own);
-      if (const Result<void> set = own.set_all(share_of_its_own); !set)
-        return fail(fmt::format("policy {}: {}", name, set.error().text));
+      if (const Result<void> set = own.set_all(share_of_its_own); !set) return set;
       const std::int64_t share = own.state_share == 0 ? kDefaultStateShare : own.state_share;
       row.state_slots = std::min(left / 1000 * share / model_.state_bytes, kMostSlots);
       if (row.state_slots == 0) return refuse("state");
@@ -238,10 +210,10 @@ class Comparer {
     row.kv_tokens = std::min(left / model_.token_bytes, kMostSlots);
     row.kv_tokens -= row.kv_tokens % config_.page;
     if (row.kv_tokens == 0) return refuse("page of KV");
-    return row;
+    return {};
   }
 
-  /// All ideal policies in one pass over the workload.
+  /// Runs all ideal policies in one pass over the workload.
   Result<void> run_ideal() {
     std::vector<std::pair<ComparedPolicy*, std::unique_ptr<IdealPolicy>>> ideal;
     OpenedStream stream = open_workload(request_.workload, request_.limit);
@@ -270,25 +242,15 @@ class Comparer {
     return {};
   }
 
-  /// The pools of a row, as config fields.
+  /// The config fields that set the pools of a row.
   std::string pools_of(const ComparedPolicy& row, const PolicyEntry& policy) const {
-    if (has_blocks(&policy)) {
-      if (row.blocks == 0) return {};
-      const BlockLayout layout = BlockLayout::of(model_);
-      return fmt::format("blocks={},block={},hash_block={},groups={}", row.blocks, layout.block,
-                         layout.block, layout.groups);
+    if (const PoolLayout* const layout = pool_layout_of(policy)) {
+      const bool counts_blocks = layout->blocks != nullptr && row.blocks == 0;
+      return counts_blocks ? "" : layout->fields(memory_of(policy, *row.capacity));
     }
-    if (!has_byte_pool(&policy)) {
-      std::string pools = fmt::format("kv_tokens={}", row.kv_tokens);
-      if (policy.has_states) pools += fmt::format(",state_slots={}", row.state_slots);
-      return pools;
-    }
-    std::string pool = fmt::format("pool_bytes={},token_bytes={},state_bytes={}", *row.capacity,
-                                   model_.token_bytes, model_.state_bytes);
-    if (policy.config_fields.contains("flops_token"))
-      pool += fmt::format(",flops_token={},flops_pair={}", model_.flops_per_token,
-                          model_.flops_per_pair);
-    return pool;
+    std::string pools = fmt::format("kv_tokens={}", row.kv_tokens);
+    if (policy.has_states) pools += fmt::format(",state_slots={}", row.state_slots);
+    return pools;
   }
 
   Result<void> run_scheduled(ComparedPolicy& row) {
@@ -371,8 +333,6 @@ class Comparer {
     if (has_states) measures.dead_tokens = dead_tokens(*content);
   }
 
-  static constexpr std::int64_t kMostSlots = std::int64_t{1} << 30;  // as in Config
-
   const CompareRequest& request_;
   const Model& model_;
   Config config_;
@@ -426,7 +386,7 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
   const Result<std::int64_t> count =
       parse_integer(digits, 1, std::numeric_limits<std::int64_t>::max() >> shift);
   if (!count) {
-    std::vector<std::string> in_units;  // of the number that it begins with
+    std::vector<std::string> in_units;  // the number of the text, with each unit
     for (const Unit& unit : kUnits)
       in_units.push_back(
           fmt::format("{}{}", text.substr(0, text.find_first_not_of("0123456789")), unit.name));

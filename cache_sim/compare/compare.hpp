@@ -1,11 +1,11 @@
-// The same workload under several policies: ideal ones (cache_sim/policies/ideal/ideal_policy.hpp),
-// and every registered policy with the scheduler in front of it. Capacities are bytes of one pool;
-// a policy with two pools splits it by the config field state_share, one with a pool of bytes gets
-// them all, and the model's bytes and FLOPs, and one with a pool of blocks as many as they hold,
-// cut as vLLM cuts them for the model.
+// Compares policies on the same workload: ideal ones (cache_sim/policies/ideal/ideal_policy.hpp),
+// and every registered policy with the scheduler in front of it. A capacity is a number of bytes. A
+// policy with a pool of KV and a pool of states splits it by the config field state_share. A policy
+// with one pool of bytes gets all of it, and the model's bytes and FLOPs. A policy with one pool of
+// blocks gets as many blocks as the bytes hold, cut as its server cuts them for the model.
 //
-// `NAME@K=V@K=V` is a policy with config fields of its own. `@alpha=best` knows the future: the
-// workload is played with each of 21 alphas, and the one that saves most FLOPs counts.
+// `NAME@K=V@K=V` is a policy with config fields of its own. `@alpha=best` is chosen in hindsight:
+// the workload is played with each of 21 alphas, and the row with the most FLOPs saved counts.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,21 @@
 
 namespace lockstep::cache_sim {
 
-/// SGLang's default --mamba-full-memory-ratio 0.9: 0.9 / 1.9 of the memory is for states. Per
-/// mille.
+/// Per mille of the memory that goes to states: 0.9 / 1.9, a default of servers with two pools.
 inline constexpr std::int64_t kDefaultStateShare = 474;
 
 struct CompareRequest {
   std::string workload;
   std::vector<std::string> policies;
-  /// Bytes; nothing: infinite. A policy of infinite memory runs once whatever stands here. Empty:
-  /// the other policies have the pools of `config`.
+  /// Capacities in bytes; nothing: infinite. A policy of infinite memory runs once, whatever the
+  /// list says. With an empty list, the other policies have the pools of `config`.
   std::vector<std::optional<std::int64_t>> capacities;
-  std::string config;  ///< K=V,… over the defaults
+  std::string config;  ///< K=V,… fields that differ from the defaults
   std::string model = std::string(kDefaultModel);
   std::int64_t limit = 0;
 };
 
-/// What a distribution of times looks like, in nanoseconds.
+/// Summary of a distribution of times, in nanoseconds.
 struct TimeSummary {
   Nanoseconds mean = 0;
   Nanoseconds median = 0;
@@ -43,20 +42,20 @@ struct TimeSummary {
 struct ComparedPolicy {
   std::string policy;
   std::optional<std::int64_t> capacity;  ///< bytes; nothing: infinite
-  std::int64_t kv_tokens = 0;            ///< what the capacity makes; 0 where it is infinite
+  std::int64_t kv_tokens = 0;  ///< tokens of KV that the capacity holds; 0 where it is infinite
   std::int64_t state_slots = 0;
   std::int64_t blocks = 0;  ///< of a policy with one pool of blocks
-  std::int64_t block = 0;   ///< tokens in one of them, where prompts are looked up in whole ones
+  std::int64_t block = 0;   ///< tokens of a block, where prompts are looked up in whole blocks
   /// False of a policy with blocks: its replies do not say which states it stores and what it
-  /// evicts, so nobody has counted them.
+  /// evicts, so these are not counted.
   bool tells_contents = true;
-  std::string chosen;  ///< what `best` turned out to be
+  std::string chosen;  ///< the value that alpha=best has chosen
   PolicyMeasures measures;
-  // Of policies behind the scheduler alone.
+  // Only of policies behind the scheduler.
   bool scheduled = false;
   std::int64_t preemptions = 0;
   std::int64_t refused_requests = 0;
-  std::optional<TimeSummary> ttft;  ///< none where the workload has a driver without a clock
+  std::optional<TimeSummary> ttft;  ///< none where the driver of the workload has no clock
   std::optional<TimeSummary> e2e;
 };
 
@@ -64,18 +63,20 @@ struct Comparison {
   std::vector<ComparedPolicy> policies;
   Model model;
   double wall_s = 0;
-  std::int64_t block = 1;  ///< of the workload: tokens in which ideal policies look prompts up
+  /// tokens of a block of the workload, in which ideal policies look prompts up
+  std::int64_t block = 1;
 
   std::uint64_t digest() const;
 };
 
-/// Errors are bad input: unknown names, a policy that has no use for its pools, a bad workload.
+/// Runs the comparison. Errors are bad input: unknown names, a policy that cannot use its pools, a
+/// bad workload.
 Result<Comparison> compare(const CompareRequest& request);
 
-/// `P,Q,…`; `hybrid` stands for every policy for hybrid models, but for those whose rows nobody
-/// shares.
+/// Parses `P,Q,…`. `hybrid` stands for every policy for hybrid models whose rows requests can
+/// share.
 std::vector<std::string> parse_policies(std::string_view list);
-/// `64GiB,1000000000,inf`.
+/// Parses `64GiB,1000000000,inf`.
 Result<std::vector<std::optional<std::int64_t>>> parse_capacities(std::string_view list);
 std::string capacity_text(const std::optional<std::int64_t>& capacity);
 

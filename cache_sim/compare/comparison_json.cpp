@@ -59,7 +59,7 @@ Json comparison_json(const CompareRequest& request, const Comparison& comparison
   json["config"] = request.config;
   json["commit"] = commit();
   json["digest"] = fmt::format("{:016x}", comparison.digest());
-  json["verdict"] = "unchecked";  // policies run alone, and nothing looks at their replies
+  json["verdict"] = "unchecked";  // policies run alone, and their replies are not checked
   json["findings"] = Json::array();
   json["policies"] = Json::array();
   for (const ComparedPolicy& row : comparison.policies)

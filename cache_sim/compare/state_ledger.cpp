@@ -37,7 +37,7 @@ std::int64_t StateLedger::never_hit() const {
                        [&](std::uint64_t state) { return !hit_.contains(state); });
 }
 
-// Parents stand before children.
+// Walks the nodes backwards, because parents precede their children.
 std::int64_t dead_tokens(const Snapshot& content) {
   std::vector<bool> alive(content.nodes.size());
   std::int64_t dead = 0;

@@ -1,5 +1,5 @@
-// How many states a hybrid policy stored, and how many of them a request ever used: counted from
-// its operations and replies, without looking inside.
+// Counts how many states a hybrid policy stored, and how many of them a request ever used, from its
+// operations and replies, without looking inside the policy.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,11 @@
 
 namespace lockstep::cache_sim {
 
-/// Which prefixes had a state, and which of them a request resumed from, learnt from operations and
-/// replies alone: a checkpoint or a finish leaves a state of the length that it answers, and an
-/// admission with cached tokens uses one, which was stored even where no reply said so (Marconi's
-/// branches). Of a policy that never tells what it stores (vLLM's blocks) nothing is counted.
+/// Remembers which prefixes had a state, and which of these states a request resumed from.
+/// Operations and replies are its only source: a checkpoint or a finish leaves a state of the
+/// length that it answers, and an admission with cached tokens uses a state, which must have been
+/// stored even where no reply said so. Nothing is counted of a policy whose replies never tell
+/// which states it stores.
 class StateLedger {
  public:
   void watch(const Operation& operation, const Reply& reply);
@@ -26,7 +27,7 @@ class StateLedger {
   std::unordered_set<std::uint64_t> stored_, hit_;
 };
 
-/// Tokens of KV in nodes below which no state lies: no request can reuse them.
+/// Tokens of KV in nodes without a state in their subtree: no request can reuse them.
 std::int64_t dead_tokens(const Snapshot& content);
 
 }  // namespace lockstep::cache_sim

@@ -12,19 +12,20 @@
 
 namespace lockstep::cache_sim {
 
-/// The random numbers of one trace, one after the other.
+/// A stream of random numbers, drawn one after another; each trace has one.
 class Draw {
  public:
   Draw(std::uint64_t seed, std::uint64_t stream) : seed_(seed), stream_(stream) {}
 
-  /// Numbers of their own for what the name says: a draw more or less in one stream moves no other.
+  /// An independent stream with this name: a draw more or less in one stream changes no number of
+  /// another stream.
   Draw stream(std::string_view name) const {
     std::uint64_t number = stream_;
     for (const char c : name) number = mix64(number ^ static_cast<unsigned char>(c));
     return {seed_, number};
   }
 
-  /// 0 … bound - 1; bound >= 1.
+  /// A number in 0 … bound - 1; bound >= 1.
   std::uint64_t below(std::uint64_t bound) { return random_below(bound, seed_, stream_, index_++); }
   std::int64_t between(std::int64_t low, std::int64_t high) {
     return low + static_cast<std::int64_t>(below(static_cast<std::uint64_t>(high - low) + 1));
@@ -37,7 +38,7 @@ class Draw {
   std::uint64_t index_ = 0;
 };
 
-/// One of several things, as often as their weights say.
+/// The index of a random weight, drawn in proportion to the weights.
 template <std::size_t N>
 std::size_t pick(Draw& draw, const std::array<int, N>& weights) {
   std::uint64_t sum = 0;
@@ -49,7 +50,7 @@ std::size_t pick(Draw& draw, const std::array<int, N>& weights) {
   return i;
 }
 
-/// Mostly the usual weight, sometimes none and sometimes much.
+/// Usually `usual`; one time in eight 0, one time in eight four times as much.
 inline int drawn_weight(Draw& draw, int usual) {
   const std::uint64_t kind = draw.below(8);
   if (kind == 0) return 0;

@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "cache_sim/base/prefix_trie.hpp"
-#include "cache_sim/base/text.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "reference/base/counted.hpp"
 
@@ -16,122 +15,6 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr Nanoseconds kSecond = 1'000'000'000;
-constexpr std::int64_t kMostId = std::numeric_limits<std::uint32_t>::max();
-
-// --- Reading -------------------------------------------------------------------------------------
-
-/// A name that can stand in a trace, in a table and on a terminal.
-Result<std::string> read_id(const Record& line, std::string_view field) {
-  Result<std::string> id = line.text(field);
-  if (!id) return id;
-  if (id->empty()) return line.error(field, "is empty");
-  if (id->find_first_of(" \t\n") != std::string::npos) return line.error(field, "holds a blank");
-  if (printable(*id) != *id) return line.error(field, "holds a control character");
-  return id;
-}
-
-/// Sets prompt and output from two lists of token ids.
-Result<void> read_tokens(const Record& prompt_line, std::string_view prompt_field,
-                         const Record& output_line, std::string_view output_field,
-                         LoggedRequest& request) {
-  const auto prompt = prompt_line.integers(prompt_field, 0, kMostId);
-  if (!prompt) return tl::unexpected(prompt.error());
-  if (prompt->empty()) return prompt_line.error(prompt_field, "a prompt has at least one token");
-  const auto output = output_line.integers(output_field, 0, kMostId);
-  if (!output) return tl::unexpected(output.error());
-  if (prompt->size() + output->size() > Tokens::kMaxSize)
-    return output_line.error(output_field, "prompt and output have more than 2^24 tokens");
-  std::vector<std::uint32_t> ids(prompt->begin(), prompt->end());
-  ids.insert(ids.end(), output->begin(), output->end());
-  request.tokens = Tokens::of_ids(std::move(ids));
-  request.prompt_size = static_cast<std::uint32_t>(prompt->size());
-  return {};
-}
-
-/// What may stand in a line of every format: times, a namespace, and whether its output is greedy.
-Result<void> read_marks(const Record& line, LoggedRequest& request) {
-  if (line.has("salt")) {
-    const Result<std::string> salt = read_id(line, "salt");
-    if (!salt) return tl::unexpected(salt.error());
-    request.salt = Name::intern(*salt);
-  }
-  if (line.has("greedy")) {
-    const Result<bool> greedy = line.flag("greedy");
-    if (!greedy) return tl::unexpected(greedy.error());
-    request.greedy = *greedy;
-  }
-  if (!line.has("start")) return {};
-  const auto start = line.time("start", kSecond);
-  if (!start) return tl::unexpected(start.error());
-  const auto end = line.time("end", kSecond);
-  if (!end) return tl::unexpected(end.error());
-  if (*end < *start) return line.error("end", "is before the start");
-  request.start = *start;
-  request.end = *end;
-  return {};
-}
-
-Result<LoggedRequest> read_own(const Record& line) {
-  LoggedRequest request;
-  const Result<std::string> id = read_id(line, "id");
-  if (!id) return tl::unexpected(id.error());
-  request.id = *id;
-  if (const auto read = read_tokens(line, "prompt", line, "output", request); !read)
-    return tl::unexpected(read.error());
-  const auto cached = line.integer("cached", 0, Tokens::kMaxSize);
-  if (!cached) return tl::unexpected(cached.error());
-  request.cached = *cached;
-  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
-  return request;
-}
-
-/// SGLang's answer of /generate, with the input_ids that were sent put beside it.
-Result<LoggedRequest> read_sglang(const Record& line) {
-  LoggedRequest request;
-  const Result<Record> meta = line.object("meta_info");
-  if (!meta) return tl::unexpected(meta.error());
-  const Result<std::string> id = read_id(*meta, "id");
-  if (!id) return tl::unexpected(id.error());
-  request.id = *id;
-  if (const auto read = read_tokens(line, "input_ids", line, "output_ids", request); !read)
-    return tl::unexpected(read.error());
-  const auto prompt = meta->integer("prompt_tokens", request.prompt_size, request.prompt_size);
-  if (!prompt) return tl::unexpected(prompt.error());
-  const auto cached = meta->integer("cached_tokens", 0, Tokens::kMaxSize);
-  if (!cached) return tl::unexpected(cached.error());
-  request.cached = *cached;
-  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
-  return request;
-}
-
-/// vLLM's RequestOutput, its fields as JSON.
-Result<LoggedRequest> read_vllm(const Record& line) {
-  LoggedRequest request;
-  const Result<std::string> id = read_id(line, "request_id");
-  if (!id) return tl::unexpected(id.error());
-  request.id = *id;
-  const Result<std::vector<Record>> outputs = line.objects("outputs");
-  if (!outputs) return tl::unexpected(outputs.error());
-  if (outputs->size() != 1) return line.error("outputs", "one output a request is understood");
-  if (const auto read =
-          read_tokens(line, "prompt_token_ids", outputs->front(), "token_ids", request);
-      !read)
-    return tl::unexpected(read.error());
-  const auto cached = line.integer("num_cached_tokens", 0, Tokens::kMaxSize);
-  if (!cached) return tl::unexpected(cached.error());
-  request.cached = *cached;
-  if (const auto read = read_marks(line, request); !read) return tl::unexpected(read.error());
-  return request;
-}
-
-const Registration<LogFormat> kOwn{
-    {"lockstep", [](const nlohmann::json& first) { return first.contains("cached"); }, read_own}};
-const Registration<LogFormat> kSglang{
-    {"sglang", [](const nlohmann::json& first) { return first.contains("meta_info"); },
-     read_sglang}};
-const Registration<LogFormat> kVllm{
-    {"vllm", [](const nlohmann::json& first) { return first.contains("num_cached_tokens"); },
-     read_vllm}};
 
 }  // namespace
 
@@ -175,30 +58,30 @@ Result<std::vector<LoggedRequest>> read_log(const std::string& path) {
 
 namespace {
 
-/// Tokens whose KV a request can leave behind: all but the last one that was sampled, which no
-/// step has computed.
+/// The tokens whose KV a request can leave behind: all but the last sampled one, which no step has
+/// computed.
 Tokens left_behind(const LoggedRequest& request) {
   return request.tokens.prefix(std::max(request.prompt_size, request.tokens.size() - 1));
 }
 
-/// Everything that the log's requests left behind, in the order in which they began, and for each
-/// prefix the two requests that began first of those that left it: one of them is another request
-/// than the one that asks.
+/// A trie of the tokens that the requests of a log left behind. Each node knows the first two
+/// requests, by order of beginning, that left its prefix; at least one of the two is another
+/// request than the one that asks.
 class LeftBehind final : private PrefixTrie::SplitListener {
  public:
-  /// The request at place `k` of the order; called with 0, 1, 2, …
+  /// Adds the request at place `k` of the order; call it with k = 0, 1, 2, …
   void add(const LoggedRequest& request, std::size_t k) {
     PrefixTrie::Index node = trie_.insert(left_behind(request), request.salt, this);
     owners_.resize(trie_.node_count());
     for (; node != PrefixTrie::kNone; node = trie_.node(node).parent) {
       Owners& owners = owners_[node];
-      if (owners.second != kNobody) return;  // and so it is above
-      (owners.first == kNobody ? owners.first : owners.second) = k;
+      if (owners.second != kNoRequest) return;  // its parents have two owners as well
+      (owners.first == kNoRequest ? owners.first : owners.second) = k;
     }
   }
 
-  /// The longest prefix of the prompt that another request of the first `count` left. The asking
-  /// one, at place `k`, is there already.
+  /// The longest prefix of the prompt that was left by another one of the first `count` requests.
+  /// The asking request is the one at place `k`.
   std::uint32_t longest_of_others(const LoggedRequest& request, std::size_t k,
                                   std::size_t count) const {
     const Tokens prompt = request.tokens.prefix(request.prompt_size);
@@ -213,10 +96,10 @@ class LeftBehind final : private PrefixTrie::SplitListener {
   }
 
  private:
-  static constexpr std::size_t kNobody = std::numeric_limits<std::size_t>::max();
+  static constexpr std::size_t kNoRequest = std::numeric_limits<std::size_t>::max();
   struct Owners {
-    std::size_t first = kNobody;
-    std::size_t second = kNobody;
+    std::size_t first = kNoRequest;
+    std::size_t second = kNoRequest;
   };
 
   void split(PrefixTrie::Index above, PrefixTrie::Index below) override {
@@ -225,11 +108,12 @@ class LeftBehind final : private PrefixTrie::SplitListener {
   }
 
   PrefixTrie trie_;
-  std::vector<Owners> owners_;  // by node
+  std::vector<Owners> owners_;  // by node of trie_
 };
 
-/// What each request may have found: the longest prefix of its prompt that was left by another
-/// request which had begun before its end. (A server may serve a later request first.)
+/// The longest hit that each request can have had: the longest prefix of its prompt that was left
+/// by another request which had begun before this one ended. (A server may serve a later request
+/// first.)
 std::vector<std::uint32_t> bounds_of(const std::vector<LoggedRequest>& log) {
   std::vector<std::size_t> order(log.size());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -268,8 +152,9 @@ void judge_cached(const LoggedRequest& request, std::uint32_t bound,
         bound);
 }
 
-/// Greedy outputs are a function of the tokens before them. Outputs are compared with the truth of
-/// their prompt, or where there is none with who said what first, by the digest of those tokens.
+/// Checks greedy outputs, which are a function of the tokens before them. An output is compared
+/// with the truth of its prompt; for a prompt without a recorded truth, with the first request that
+/// had the same tokens before it, found by their digest.
 class OutputJudge {
  public:
   explicit OutputJudge(const Truths& truths) : truths_(truths) {}
@@ -283,7 +168,8 @@ class OutputJudge {
   }
 
  private:
-  /// The first token that differs decides: after it the two are answers to different texts.
+  /// Compares up to the first token that differs. After it, the two outputs continue different
+  /// texts.
   void compare_with(const Truth& truth, const LoggedRequest& request, LogVerdict& verdict) {
     const auto both =
         std::min<std::size_t>(truth.output.size(), request.tokens.size() - request.prompt_size);
@@ -388,7 +274,7 @@ Result<std::string> log_trace(const std::vector<LoggedRequest>& log) {
     text += line + "\n";
     const std::string said =
         fmt::format("expect id={}\n----\ncached={}\n", request->id, request->cached);
-    // Without times each request is answered before the next one comes.
+    // In a log without times, each request is answered before the next one is sent.
     if (request->start < 0)
       text += "run\n" + said;
     else

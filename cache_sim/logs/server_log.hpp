@@ -1,5 +1,6 @@
-// A server's log: per request its prompt, its output and how many tokens it says it had cached.
-// Checked without any knowledge of the server's inside (lockstep check-log).
+// The log of a server: the prompt and the output of each request, and how many tokens the server
+// says it had cached. It is checked without any knowledge of the server's insides (lockstep
+// check-log).
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -15,9 +16,9 @@
 
 namespace lockstep::cache_sim {
 
-/// Where a request stands in its log.
+/// The place of a request in its log.
 struct LogPlace {
-  std::string file;       ///< as it was given
+  std::string file;       ///< the path as it was given
   std::int64_t line = 0;  ///< from 1
 
   std::string text() const;  ///< file:line
@@ -29,20 +30,22 @@ struct LoggedRequest {
   Name salt;
   Tokens tokens;  ///< prompt and output
   std::uint32_t prompt_size = 0;
-  std::int64_t cached = 0;  ///< as the server says
-  Nanoseconds start = -1;   ///< when it was sent, and when its answer was there; -1: not logged
-  Nanoseconds end = -1;
-  bool greedy = false;  ///< its output is a function of its prompt alone
+  std::int64_t cached = 0;  ///< by the server's answer
+  Nanoseconds start = -1;   ///< time of sending; -1: not logged
+  Nanoseconds end = -1;     ///< time of the answer
+  bool greedy = false;      ///< the output is a function of the prompt alone
 };
 
-/// A format of logs, told by its first line. Names stand in server_logs.md.
+/// A format of logs, recognised by the first line. The formats are described in
+/// cache_sim/logs/server_logs.md.
 struct LogFormat {
   std::string_view name;
+  std::string_view summary;  ///< the source of such logs, for help texts
   bool (*recognises)(const nlohmann::json& first);
   Result<LoggedRequest> (*read)(const Record& line);
 };
 
-/// The whole log. Errors name file, line and field.
+/// Reads a whole log. Errors name the file, the line and the field.
 Result<std::vector<LoggedRequest>> read_log(const std::string& path);
 
 struct LogFinding {
@@ -53,23 +56,26 @@ struct LogFinding {
 
 struct LogVerdict {
   std::vector<LogFinding> findings;
-  std::int64_t greedy = 0;      ///< requests whose outputs were compared with something
-  std::int64_t with_truth = 0;  ///< … with the truth of their prompt
-  std::int64_t near_ties = 0;   ///< … and leave it where its two best tokens are too close
+  std::int64_t greedy = 0;      ///< requests whose outputs were compared with another output
+  std::int64_t with_truth = 0;  ///< of these: compared with the truth of their prompt
+  /// of these: differ from the truth at a token whose two best logits are too close to decide
+  std::int64_t near_ties = 0;
 };
 
-/// Everything in the log that no server can answer that keeps only what it computed:
-///   cached-too-much  the whole prompt, or more than any other request can have left behind that
-///                    had begun before its end (without times: that stands above it). A request
-///                    leaves its prompt and its output without the last token, which is sampled and
-///                    never computed.
-///   output-differs   a greedy request goes on otherwise than the truth of its prompt; where there
-///                    is none, otherwise than another such request after the same tokens
+/// Finds results that no server can give that keeps only what it computed:
+///   cached-too-much  The whole prompt was cached, or more of it than any other request can have
+///                    left behind that had begun before this one ended (in a log without times: any
+///                    request above it). A request leaves its prompt and its output without the
+///                    last
+///                    token, which is sampled and never computed.
+///   output-differs   A greedy request continues differently from the truth of its prompt or,
+///   without
+///                    a truth, from another greedy request after the same tokens.
 LogVerdict judge_log(const std::vector<LoggedRequest>& log, const Truths& truths = {});
 
-/// The log as lines of Lockstep's own format, and as a trace to replay: a `request` line for each,
-/// and an `expect` line with the cached tokens that the server said. The error: a request that
-/// makes too long a line for a trace.
+/// The log as lines of Lockstep's own format, and as a trace to replay. The trace has a `request`
+/// line for each request, and an `expect` line with the cached tokens that the server said. The
+/// error is a request that is too long for a line of a trace.
 std::string log_text(const std::vector<LoggedRequest>& log);
 Result<std::string> log_trace(const std::vector<LoggedRequest>& log);
 

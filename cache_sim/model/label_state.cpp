@@ -22,7 +22,7 @@ std::string Label::text() const {
 
 namespace {
 
-/// The last slot all of whose elements a signed 32-bit number can count.
+/// The last slot whose elements all have an index below 2^31.
 std::uint32_t last_narrow(std::int64_t stride) {
   constexpr std::int64_t kElements = std::int64_t{1} << 31;
   if (stride == 0) return std::numeric_limits<std::uint32_t>::max();
@@ -98,8 +98,8 @@ void LabelState::copy_state(StateSlot source, StateSlot target, StatePart part) 
     label_at(target, part) = label_at(source, part);
 }
 
-/// Whether the part stands for `before`; otherwise that the layer runs over tokens[before.size,
-/// end) is reported.
+/// Whether this part of the slot stands for `before`. Where it does not, a finding says that the
+/// layer runs over tokens [before.size, end) from a wrong state.
 bool LabelState::stands_for(StateSlot slot, StatePart part, const Label& before,
                             const Tokens& tokens, std::uint32_t end) {
   const Label& label = label_at(slot, part);
@@ -112,7 +112,8 @@ bool LabelState::stands_for(StateSlot slot, StatePart part, const Label& before,
   return false;
 }
 
-/// False where the part stood for another prefix, which is reported.
+/// Advances the label over tokens [before.size, end); false, with a finding, where it stood for
+/// another prefix.
 bool LabelState::advance(StateSlot slot, StatePart part, const Label& before, const Tokens& tokens,
                          std::uint32_t end) {
   if (!stands_for(slot, part, before, tokens, end)) return false;
@@ -125,7 +126,8 @@ void LabelState::advance_state(StateSlot slot, StatePart part, const Tokens& tok
   if (usable(slot, "advanced")) advance(slot, part, label_of(tokens, begin), tokens, end);
 }
 
-// Of both parts: a mistake that concerns the slot is reported once.
+// Overrides for both parts of a slot: a mistake about the slot itself is reported once, not by
+// part.
 
 void LabelState::zero_state(StateSlot slot) {
   if (usable(slot, "zeroed")) states_[slot.value].labels = {};
@@ -193,11 +195,11 @@ void LabelState::receive_state(StateSlot slot, StatePart part, const Tokens& tok
 
 void LabelState::run_padding_row(StateSlot slot) {
   if (slot.value == 0) return;
-  if (!state_exists(slot)) return void(usable(slot, "run over by a row of nobody"));
+  if (!state_exists(slot)) return void(usable(slot, "run over by a row of padding"));
   StateCell& cell = states_[slot.value];
   if (cell.in_use)
     report(FindingKind::padding_leak,
-           fmt::format("a row of nobody runs over state slot {}, which is in use", slot.value),
+           fmt::format("a row of padding runs over state slot {}, which is in use", slot.value),
            "the padding slot 0", fmt::format("slot {}", slot.value));
   for (Label& label : cell.labels) label.poisoned = true;
 }

@@ -1,6 +1,6 @@
-// LayerState at label fidelity: a slot holds no numbers but what they would stand for. Copy copies,
-// advance extends, free poisons, and allocation without zeroing keeps the old label
-// (cache_sim/check/findings.md, "Labels").
+// LayerState with labels instead of numbers: a slot holds the label of the exact prefix that its
+// numbers would stand for. Copy copies the label, advance extends it, free poisons it, and an
+// allocation without zeroing keeps the old one (cache_sim/check/findings.md, "Labels").
 #pragma once
 
 #include <array>
@@ -33,13 +33,14 @@ inline Label label_of(const Tokens& tokens, std::uint32_t size) {
 
 class LabelState final : public LayerState {
  public:
-  /// Elements between the beginnings of two slots in a layer's tensor; 0: nobody asks.
+  /// Elements between the beginnings of two slots in the tensor of a layer; 0: offsets are not
+  /// checked.
   struct Strides {
     std::int64_t kv = 0, state = 0;
   };
-  /// State slots 1 … states and KV slots up to kv_end - 1 exist. With strides, a slot that holds
-  /// elements from 2^31 on is reported where it is first taken: a kernel that multiplies slot and
-  /// stride in 32 bits reads and writes elsewhere.
+  /// The state slots are 1 … states, the KV slots 0 … kv_end - 1. With strides, the allocation of a
+  /// slot that holds elements from 2^31 on is a finding: a kernel that multiplies slot and stride
+  /// in 32 bits would address other memory.
   LabelState(std::int64_t states, std::int64_t kv_end, Strides strides);
   LabelState(std::int64_t states, std::int64_t kv_end) : LabelState(states, kv_end, Strides{}) {}
 
@@ -77,14 +78,14 @@ class LabelState final : public LayerState {
   /// Fingerprint of the prefix that ends with the token whose KV the slot holds.
   std::uint64_t kv_fingerprint(std::uint32_t slot) const { return kv_fingerprint_[slot]; }
 
-  /// What the calls themselves did wrong since the last drain.
+  /// The findings since the last call of drain().
   Findings drain();
 
  private:
   struct StateCell {
     std::array<Label, 2> labels;  // by StatePart
     bool in_use;
-    bool was_used;  // before it, its content is as bad as freed memory
+    bool was_used;  // false: never allocated, so its content is arbitrary, as in freed memory
   };
   Label& label_at(StateSlot slot, StatePart part) {
     return states_[slot.value].labels[static_cast<std::size_t>(part)];
@@ -98,18 +99,19 @@ class LabelState final : public LayerState {
   void report(FindingKind kind, std::string text, std::string expected, std::string actual);
 
   ZeroedArray<StateCell> states_;
-  /// By slot and part: what its last verification has left, a label for each token of the row.
+  /// By slot and part: the labels that its last verification has left, one for each token of the
+  /// row.
   std::map<std::uint32_t, std::array<std::vector<Label>, 2>> verified_;
   ZeroedArray<std::uint64_t> kv_fingerprint_;
   ZeroedArray<char> kv_in_use_;
   Strides strides_;
-  // Slots beyond these hold elements from 2^31 on.
+  // Slots after these hold elements from 2^31 on.
   std::uint32_t last_narrow_kv_, last_narrow_state_;
   Findings findings_;
-  std::vector<std::uint64_t> fingerprints_;  // scratch of write_kv
+  std::vector<std::uint64_t> fingerprints_;  // buffer of write_kv(), kept between calls
 };
 
-/// Where nothing is checked: no memory, no work.
+/// A LayerState without memory and without work, for runs that check nothing.
 class NoLayerState final : public LayerState {
  public:
   void allocate_state(StateSlot) override {}

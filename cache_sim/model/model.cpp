@@ -5,14 +5,14 @@
 namespace lockstep::cache_sim {
 namespace {
 
-// Products of small literals stand in their derivations.
+// Products of small literals are part of the derivations.
 // NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result)
 
-// Weights, KV and conv states are bf16; recurrent states are float32, the servers' default.
+// Weights, KV and conv states are bf16; recurrent states are float32, which servers use by default.
 constexpr std::int64_t kBf16 = 2;
 constexpr std::int64_t kFloat32 = 4;
 
-/// Keys and values of a token in one layer, and 2 flops each for QK^T and PV.
+/// Keys and values of a token in one layer; QK^T and PV take 2 FLOPs for each of their elements.
 struct Attention {
   std::int64_t layers, heads, kv_heads, head_dim;
   constexpr std::int64_t token_bytes() const { return layers * 2 * kv_heads * head_dim * kBf16; }
@@ -77,7 +77,7 @@ const Registration<Model> kDeepSeekV3{{"deepseek-v3", "DeepSeek-V3: 61 layers of
                                        61 * (512 + 64) * kBf16, 0, 2 * 37'000'000'000,
                                        61 * 2 * 128 * (192 + 128), 671'000'000'000, 61, 0}};
 
-// Two small ones whose figures can be followed by hand.
+// Two small models whose figures can be followed by hand.
 constexpr Attention kTinyAttention{1, 4, 1, 32};
 constexpr Recurrent kTinyState{3, 4, 32, 32, 3 * 4 * 32, 4};
 const Registration<Model> kTinyHybrid{

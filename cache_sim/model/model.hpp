@@ -1,6 +1,6 @@
-// Models, as far as a cache and a scheduler see them: bytes of a token's KV, bytes of a state, and
-// what a step computes and reads. The figures are derived from the public configurations
-// (cache_sim/model/model.cpp); a new model is one Registration.
+// A model as a cache and a scheduler need it: the bytes of a token's KV, the bytes of a state, and
+// the FLOPs and bytes of a step. The figures are derived from the public configurations
+// (cache_sim/model/model.cpp). A new model is one Registration.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,16 @@ namespace lockstep::cache_sim {
 struct Model {
   std::string_view name;
   std::string_view summary;
-  std::int64_t token_bytes;       ///< KV, or latents, of one token in all layers
-  std::int64_t state_bytes;       ///< recurrent and conv states of all layers; 0: attention alone
-  std::int64_t flops_per_token;   ///< what does not depend on the context: 2 per active weight
-  std::int64_t flops_per_pair;    ///< attention, per token and token that it sees
-  std::int64_t weight_bytes;      ///< what a step reads of the weights
+  std::int64_t token_bytes;  ///< KV, or latents, of one token in all layers
+  /// recurrent and conv states of all layers; 0: the model has attention alone
+  std::int64_t state_bytes;
+  std::int64_t flops_per_token;   ///< FLOPs independent of the context: 2 per active weight
+  std::int64_t flops_per_pair;    ///< FLOPs of attention, per token and token that it sees
+  std::int64_t weight_bytes;      ///< bytes of weights that a step reads
   std::int64_t attention_layers;  ///< layers with KV or latents
   std::int64_t state_layers;      ///< layers with states
 
-  /// What prefilling the first `tokens` tokens of a prompt costs; a hit of that length saves it.
+  /// FLOPs to prefill the first `tokens` tokens of a prompt, which a hit of that length saves.
   /// Token i sees i + 1 tokens.
   double prefill_flops(std::int64_t tokens) const {
     const auto n = static_cast<double>(tokens);
@@ -31,7 +32,7 @@ struct Model {
   }
 };
 
-/// The error names the model.
+/// The model of that name; the error lists all models.
 Result<const Model*> find_model(std::string_view name);
 
 inline constexpr std::string_view kDefaultModel = "qwen3-next";

@@ -5,7 +5,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// count * each / unit, rounded down, where count * each may not fit 64 bits.
+/// count * each / unit, rounded down; count * each itself may not fit 64 bits.
 std::int64_t scaled(std::int64_t count, std::int64_t each, std::int64_t unit) {
   return count / unit * each + count % unit * each / unit;
 }

@@ -1,4 +1,4 @@
-// How long a step takes on the virtual clock. A cost model sees what the step computes and answers
+// The duration of a step on the virtual clock: a cost model is given the work of a step and answers
 // in nanoseconds.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace lockstep::cache_sim {
 
-/// The cost model of a step. Integer arithmetic alone.
+/// The cost model of a step. It uses integer arithmetic alone, so that all machines agree.
 class StepCost {
  public:
   virtual ~StepCost() = default;
@@ -23,9 +23,9 @@ class ConstantStepCost final : public StepCost {
   Nanoseconds step_time_;
 };
 
-/// A step on a node of four H200 at what servers sustain (about 40 % of the matrix peak, 80 % of
-/// the memory rate): the longer of computing and reading, and what launching it takes. Every step
-/// reads all weights, which a batch of a mixture-of-experts model nearly does.
+/// A step on a node of four H200 at the rates that servers sustain (about 40 % of the matrix peak,
+/// 80 % of the memory rate): the longer one of computing and reading, plus the time to launch.
+/// Every step reads all weights, which is nearly true for a batch on a mixture-of-experts model.
 class ModelStepCost final : public StepCost {
  public:
   static constexpr std::int64_t kFlopsPerNanosecond = 1'600'000;

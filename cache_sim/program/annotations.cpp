@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// A path as the reference that a URI asks for: what is no letter, digit or `/._~-` is escaped.
+/// A path as a URI reference: every byte that is no letter, digit or one of `/._~-` is escaped.
 std::string uri_of(const std::string& path) {
   std::string uri = path.starts_with("/") ? "file://" : "";
   for (const char c : path) {
@@ -25,7 +25,8 @@ std::string uri_of(const std::string& path) {
   return uri;
 }
 
-/// A workflow command's text: its own signs are escaped, in a property also those that end it.
+/// The text of a GitHub workflow command with its special signs escaped; in a property, also the
+/// signs that end it.
 std::string github_escaped(std::string_view text, std::string_view signs) {
   std::string escaped;
   for (const char c : text)

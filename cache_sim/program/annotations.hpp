@@ -1,4 +1,4 @@
-// Findings in the formats of those who show them beside the lines of a file: SARIF 2.1.0 (OASIS,
+// Findings in formats of programs that show them beside the lines of a file: SARIF 2.1.0 (OASIS,
 // 2020) for code scanning and editors, and the `::error` lines of a GitHub Actions log.
 #pragma once
 
@@ -14,14 +14,14 @@ namespace lockstep::program {
 struct Annotation {
   FindingKind kind;
   std::string text;
-  std::string file;       ///< as it was given on the command line
+  std::string file;       ///< as given on the command line
   std::int64_t line = 0;  ///< from 1; 0: the whole file
 };
 
-/// What a command adds to its output for programs that annotate files.
+/// The outputs of a command for programs that annotate files.
 struct AnnotationOptions {
   std::string sarif_path;  ///< empty: no file
-  bool github = false;     ///< an `::error` line to standard output for each finding
+  bool github = false;     ///< prints an `::error` line for each finding
 
   void add_to(CLI::App& command);
   void print(const std::vector<Annotation>& annotations) const;
@@ -30,8 +30,8 @@ struct AnnotationOptions {
 
 std::string sarif_text(const std::vector<Annotation>& annotations);
 
-/// `::error file=F,line=L,title=KIND::TEXT` and a newline for each: GitHub's workflow command, with
-/// its escapes.
+/// A line `::error file=F,line=L,title=KIND::TEXT` for each annotation: GitHub's workflow command,
+/// with its escapes.
 std::string github_text(const std::vector<Annotation>& annotations);
 
 }  // namespace lockstep::program

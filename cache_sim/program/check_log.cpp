@@ -1,4 +1,5 @@
-// lockstep check-log: whether a server's answers were possible, and its log as a trace.
+// lockstep check-log: checks whether a server's answers were possible, and turns its log into a
+// trace.
 #include <fmt/format.h>
 
 #include "cache_sim/base/files.hpp"
@@ -24,7 +25,7 @@ struct CheckLogWords {
   double gap_min = cache_sim::Truths::kGapMin;
 };
 
-/// What outputs were compared with, as the end of a sentence.
+/// The end of a sentence: the outputs that were compared, and with which truth.
 std::string comparison_text(const CheckLogWords& words, const cache_sim::LogVerdict& verdict) {
   if (verdict.greedy == 0) return "; outputs were not compared: no request is marked greedy";
   if (words.truth_path.empty()) return "";
@@ -53,7 +54,7 @@ nlohmann::ordered_json verdict_json(const CheckLogWords& words, std::size_t requ
           {"findings", std::move(findings)}};
 }
 
-/// A finding stands at the request's line of the log.
+/// The findings, each at the line of its request in the log.
 std::vector<Annotation> annotations_of(const cache_sim::LogVerdict& verdict) {
   std::vector<Annotation> all;
   for (const cache_sim::LogFinding& one : verdict.findings)
@@ -116,16 +117,21 @@ int run_check_log(const CheckLogWords& words) {
   return findings.empty() ? kExitPass : exit_status(findings.front().finding.kind);
 }
 
+/// The sources of logs that can be read, for the help text.
+std::string formats_text() {
+  std::string all;
+  for (const cache_sim::LogFormat& format : Registry<cache_sim::LogFormat>::all())
+    all += fmt::format("{}{}", all.empty() ? "" : ", ", format.summary);
+  return all;
+}
+
 }  // namespace
 
 void add_check_log(CLI::App& app, int& status) {
   CLI::App* const command = app.add_subcommand(
       "check-log", "judge a server's log: were its cached tokens and outputs possible?");
   const auto words = std::make_shared<CheckLogWords>();
-  command
-      ->add_option("FILE", words->file,
-                   "JSON lines: Lockstep's log, SGLang's /generate answers, vLLM's request outputs")
-      ->required();
+  command->add_option("FILE", words->file, "JSON lines: " + formats_text())->required();
   command->add_option("--log", words->log_path, "write the log in Lockstep's own format");
   command->add_option("--trace", words->trace_path, "write its requests as a trace to replay");
   command->add_option(

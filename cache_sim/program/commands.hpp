@@ -1,5 +1,5 @@
-// The commands of the `lockstep` program. Each adds its words to the parser and leaves the exit
-// status where the parser's callback can put it.
+// The commands of the `lockstep` program. Each function adds a command to the parser; the callback
+// of the command writes the exit status to `status`.
 #pragma once
 
 #include <CLI/CLI.hpp>

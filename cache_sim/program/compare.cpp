@@ -1,4 +1,4 @@
-// lockstep compare: the same workload under several policies, as a table and as JSON.
+// lockstep compare: compares policies on the same workload, as a table and as JSON.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

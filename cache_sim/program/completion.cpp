@@ -1,5 +1,5 @@
-// lockstep completion: the program's words for a shell, written from the parser's own tree, so that
-// a new option is completed from the day it is there.
+// lockstep completion: shell completions, generated from the parser's own tree of commands, so that
+// a new option is completed at once.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,10 +14,10 @@
 namespace lockstep::program {
 namespace {
 
-/// Where the values of an option or positional come from.
+/// The source of the values of an option or positional.
 struct Values {
-  std::string list;                  ///< of `lockstep list`
-  std::vector<std::string> choices;  ///< the only ones there are
+  std::string list;                  ///< a word after `lockstep list`
+  std::vector<std::string> choices;  ///< the only possible values
   bool is_file = false;
 };
 
@@ -45,14 +45,14 @@ Values values_of(const CLI::Option& option) {
   const std::string& name = option.get_single_name();
   for (const auto& [option_name, list] : kLists)
     if (name == option_name) values.list = list;
-  const std::string type = option.get_type_name();  // TEXT:{off,labels,all}
+  const std::string type = option.get_type_name();  // such as TEXT:{off,labels,all}
   if (const std::size_t open = type.find('{'); open != std::string::npos)
     values.choices = split(type.substr(open + 1, type.find('}') - open - 1), ',');
   values.is_file = name == "WORKLOAD" || (values.list.empty() && values.choices.empty());
   return values;
 }
 
-/// `-o` and `--out`, as they are typed.
+/// The names of an option as they are typed: `-o` and `--out`.
 std::vector<std::string> names_of(const CLI::Option& option) {
   std::vector<std::string> names;
   for (const std::string& name : option.get_lnames()) names.push_back("--" + name);
@@ -81,7 +81,7 @@ std::vector<const CLI::App*> commands_of(const CLI::App& app) {
 
 // --- bash ----------------------------------------------------------------------------------------
 
-/// What stands between single quotes of a shell.
+/// Escapes a text for single quotes of a shell.
 std::string in_single_quotes(const std::string& text) {
   return replaced(text, '\'', "'\\''");
 }
@@ -91,7 +91,7 @@ std::string bash_values(const Values& values) {
   if (!values.list.empty())
     return fmt::format("words=$(\"${{said[0]}}\" list {} 2>/dev/null | cut -d ' ' -f 1)",
                        values.list);
-  return "return";  // files, which bash completes by itself
+  return "return";  // file names, which bash completes by itself
 }
 
 std::string bash_script(const CLI::App& app) {

@@ -1,4 +1,4 @@
-// lockstep explore, lockstep shrink: finds bugs with random traces, and makes the traces small.
+// lockstep explore and lockstep shrink: find bugs with random traces, and make traces small.
 #include "cache_sim/search/explore.hpp"
 #include "cache_sim/base/files.hpp"
 
@@ -35,9 +35,9 @@ namespace {
 namespace fs = std::filesystem;
 using namespace cache_sim;
 
-constexpr int kExitInterrupted = 130;  // as shells say it: 128 + SIGINT
+constexpr int kExitInterrupted = 130;  // 128 + SIGINT, as in shells
 
-/// The replay that shows a finding.
+/// The replay request that shows a finding.
 ReplayRequest replay_of(const RunOptions& run, const std::string& file) {
   ReplayRequest request;
   request.file = file;
@@ -47,16 +47,16 @@ ReplayRequest replay_of(const RunOptions& run, const std::string& file) {
   return request;
 }
 
-/// A comment cannot hold the control characters that a child's words may have brought along.
+/// Replaces control characters, which a child's text may contain and a comment must not.
 std::string one_line(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](unsigned char c) { return c < 0x20 || c == 0x7F; }, '?');
   return text;
 }
 
-/// Makes the trace a file that can be replayed: the comments say how to run it, what it finds, and
-/// what that means. A child that fails at hello is found before any operation, and a file needs
-/// one.
+/// Adds comments to a trace, so that the file can be replayed: how to run it, what it finds, and
+/// what that means. A child that fails at hello has no operation before its finding, but a file
+/// needs one.
 void describe(Trace& trace, const LocatedFinding& finding, const RunOptions& run,
               const std::string& origin) {
   if (trace.statements.empty())
@@ -80,7 +80,7 @@ struct ExploreWords {
   ReplayRequest request;
   std::uint64_t seed = 1;
   std::int64_t traces = 1000;
-  bool limits_traces = false;  // --traces stands there
+  bool limits_traces = false;  // the option --traces was given
   std::string time;
   std::int64_t findings = 1;
   bool raw = false;
@@ -92,15 +92,15 @@ struct ExploreWords {
   std::string html_path;
   AnnotationOptions annotations;
 
-  /// Files beside those of --out; empty where one was not asked for.
+  /// The output files beside --out; empty ones were not asked for.
   std::array<std::string, 3> output_paths() const {
     return {json_path, html_path, annotations.sarif_path};
   }
 };
 
-/// Traces that an earlier search left in the folder: those that still show their finding. One that
-/// cannot be played, as another machine's or another version's, is named and stops nothing; an
-/// interrupt does.
+/// Replays the traces that an earlier search left in the folder, and returns those that still show
+/// their finding. A trace that cannot be played, for example one of another machine or version, is
+/// named and skipped. An interrupt ends the function.
 std::vector<std::string> still_there(const std::string& folder, bool allow_exec) {
   std::vector<std::string> files;
   std::error_code none;
@@ -139,7 +139,7 @@ std::vector<std::string> still_there(const std::string& folder, bool allow_exec)
   return there;
 }
 
-/// The run that a finding was made by.
+/// The run options that produced a finding.
 RunOptions run_of(const RunOptions& run, const Discovery& found) {
   RunOptions own = run;
   own.subjects = found.subjects;
@@ -184,7 +184,7 @@ Json search_json(const ExploreWords& words, const RunOptions& run, const Explore
   return json;
 }
 
-/// The command that makes this search again.
+/// The command that repeats this search.
 std::string command_of(const ExploreWords& words) {
   std::string command = "lockstep explore";
   const auto add = [&](const std::string& option, const std::string& value) {
@@ -199,7 +199,7 @@ std::string command_of(const ExploreWords& words) {
   return command;
 }
 
-/// The findings of a search on one page: each written trace, replayed.
+/// The page of a search: each trace that was written, replayed.
 Result<std::string> search_page(const Json& search, const RunOptions& run,
                                 const std::string& command, const ExploreOutcome& outcome,
                                 const std::vector<std::string>& paths) {
@@ -260,8 +260,8 @@ Result<ExploreOptions> explore_options(const ExploreWords& words, const RunOptio
   return options;
 }
 
-/// Whether files can be written to the folder, by trying: a search of hours must not find that out
-/// at its end. Leaves nothing behind.
+/// Checks by writing that the folder is writable, because a search of hours must not fail at its
+/// end. It leaves nothing behind.
 Result<void> expect_writable(fs::path folder) {
   if (folder.empty()) folder = ".";
   std::error_code error;
@@ -295,7 +295,7 @@ Result<void> expect_outputs_writable(const ExploreWords& words) {
   return {};
 }
 
-/// Writes discoveries as they are made, so that whatever ends the search later loses none.
+/// Writes discoveries when they are made, so that none is lost, however the search ends.
 class DiscoveryWriter {
  public:
   DiscoveryWriter(const ExploreWords& words, const RunOptions& run) : words_(words), run_(run) {}
@@ -328,8 +328,8 @@ class DiscoveryWriter {
   bool is_complete_ = true;
 };
 
-/// Of the marks that no trace reached those beside one that was: `split.locked` where `split.above`
-/// was, and none of a policy that did not play.
+/// The missed marks that are beside a reached one: `split.locked` if `split.above` was reached.
+/// Marks of policies that did not play are left out.
 std::vector<std::string> marks_nearly_reached(const std::vector<std::string>& missed) {
   const auto family = [](std::string_view mark) { return mark.substr(0, mark.find('.')); };
   std::set<std::string_view> reached;
@@ -357,12 +357,12 @@ void print_search(const ExploreWords& words, const RunOptions& run, const Explor
   note("digest={:016x} seed={}\n", outcome.digest, words.seed);
 }
 
-/// The search's data, annotations and page. Their folders are made where they are not there: a
-/// search that finds nothing leaves none.
+/// Writes the data, the annotations and the page of a search. Missing folders are made only now, so
+/// that a search without findings leaves none.
 Result<void> write_outputs(const ExploreWords& words, const RunOptions& run,
                            const ExploreOutcome& outcome, const std::vector<std::string>& paths) {
   for (const std::string& path : words.output_paths()) {
-    std::error_code none;  // writing says what is wrong
+    std::error_code none;  // a failure shows when the file is written
     if (const fs::path folder = fs::path(path).parent_path(); !folder.empty())
       fs::create_directories(folder, none);
   }
@@ -388,7 +388,7 @@ int run_explore(const ExploreWords& words) {
   Result<RunOptions> run = run_options(words.request, Config());
   if (!run) return refuse(run.error());
   run->check = check_level(words.check);
-  // Nobody has said what to search: each trace draws its policy.
+  // Without a subject, a defect or a config policy, each trace draws its policy.
   if (words.request.subjects.empty() && words.request.defect.empty() && run->config.policy.empty())
     run->subjects.clear();
   Progress progress(fmt::format("explore, seed {}", words.seed));

@@ -1,6 +1,6 @@
-// How the help of every command ends: the exit statuses that the command can have, and an example
-// that works in the root of a checkout. A test runs each example and holds each status to the
-// contract (properties/cache_sim/program/help_check.py).
+// The end of every command's help: its exit statuses, and an example that works in the root of a
+// checkout. A test runs each example and compares the statuses with the contract
+// (properties/cache_sim/program/help_check.py).
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,24 +9,24 @@
 
 namespace lockstep::program {
 
-/// One exit status, and what it means of this command.
+/// An exit status, and its meaning for this command.
 struct StatusHelp {
   int status;
   std::string meaning;
 };
 
-/// The statuses of a command that plays traces.
+/// The exit statuses of a command that plays traces.
 std::vector<StatusHelp> statuses_of_runs();
 
-/// A command, and the status that it ends with.
+/// A command, and the exit status that it has.
 struct Example {
   std::string command;
   int status = 0;
 };
 
-/// Refuses what is no finite number or below `least`, in a sentence.
+/// Accepts finite numbers that are at least `least`; the error is a sentence.
 CLI::Validator number_from(double least);
-/// CLI11 would take -1 as a large number.
+/// Accepts whole numbers that are not negative. (CLI11 would read -1 as a large number.)
 CLI::Validator whole_number();
 
 void end_help(CLI::App& command, const std::vector<StatusHelp>& statuses, const Example& example);

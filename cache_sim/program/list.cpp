@@ -1,4 +1,4 @@
-// lockstep list: the names that words of other commands can be, one a line, the name first.
+// lockstep list: prints the names that other commands accept, one a line, the name first.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>

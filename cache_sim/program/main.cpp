@@ -127,7 +127,7 @@ int become_python(std::vector<std::string> words) {
 int run(const std::vector<std::string>& words) {
   if (!words.empty() && (words.front() == "nightly" || words.front() == "server"))
     return become_python(words);
-  // What a subject's process leaves behind ends with this one. `judge` has a reaper of its own.
+  // Processes that a subject leaves behind end with this one. `judge` has a reaper of its own.
   std::optional<lockstep::Subreaper> reaper;
   if (words.empty() || words.front() != "judge") reaper.emplace();
   CLI::App app{

@@ -15,11 +15,11 @@
 namespace lockstep::program {
 namespace {
 
-/// Why standard output took no more; 0 while it does.
+/// The error number of standard output's first failed write; 0 if there is none.
 int output_error = 0;
 bool quiet = false;
 
-/// Text that a terminal may take as it is.
+/// Writes a text that is safe for a terminal.
 void write_out(const std::string& shown) {
   hide_progress();
   errno = 0;
@@ -27,7 +27,7 @@ void write_out(const std::string& shown) {
     output_error = errno;
 }
 
-/// Whether writing one would lose the other.
+/// Whether both paths name one file, so that one output would overwrite the other.
 bool is_same_file(const std::string& one, const std::string& other) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -90,7 +90,7 @@ int refuse(const Error& error) {
 }
 
 void hold_closed_streams() {
-  // Opened the wrong way round, so that using it fails as it would have done while closed.
+  // The stream is opened for the wrong direction, so that its use fails as it would while closed.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(stream, F_GETFD) == -1 && errno == EBADF)
       (void)::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY);

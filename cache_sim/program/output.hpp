@@ -1,5 +1,5 @@
-// What commands say: to standard output what they found, to standard error one sentence where they
-// cannot go on. Texts from outside are shown so that no terminal takes orders from them.
+// Output of commands: results to standard output, and one sentence to standard error if a command
+// cannot go on. Texts from outside are escaped, so that a terminal executes nothing in them.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,7 +13,7 @@
 
 namespace lockstep::program {
 
-/// Writes the text, printable(), to standard output.
+/// Writes printable(text) to standard output.
 void print_text(const std::string& text);
 
 template <class... Values>
@@ -21,36 +21,37 @@ void print(fmt::format_string<Values...> format, Values&&... values) {
   print_text(fmt::format(format, std::forward<Values>(values)...));
 }
 
-/// The option --quiet: neither progress nor what `note` writes.
+/// Adds the option --quiet, which suppresses progress and the output of `note`.
 void add_quiet(CLI::App& command);
 bool is_quiet();
 
-/// What stands beside the findings: summaries, digests, hints.
+/// Prints texts beside the findings: summaries, digests, hints.
 template <class... Values>
 void note(fmt::format_string<Values...> format, Values&&... values) {
   if (!is_quiet()) print_text(fmt::format(format, std::forward<Values>(values)...));
 }
 
-/// Whether what is written there (STDOUT_FILENO, STDERR_FILENO) can be moved about in and coloured.
+/// Whether the stream (STDOUT_FILENO or STDERR_FILENO) is a terminal with cursor movement and
+/// colours.
 bool is_terminal(int stream);
 
-/// Red on a terminal, unless NO_COLOR is set (https://no-color.org).
+/// Prints red on a terminal, unless NO_COLOR is set (https://no-color.org).
 void print_red(std::string_view text);
 
-/// Refuses an output that names an input, or what another output names: one would be lost. Empty
-/// paths are none; a device or a pipe may be written twice.
+/// An error if an output path names an input, or if two outputs name one file, because one would be
+/// lost. Empty paths are skipped. A device or a pipe may be named twice.
 Result<void> expect_apart(const std::vector<std::string>& read,
                           const std::vector<std::string>& written);
 
-/// Says on standard error why a command ends, and gives its exit status.
+/// Prints the reason on standard error, and returns the exit status.
 int refuse(const Error& error);
 
-/// Before anything else: a standard stream that its caller closed stays unusable, instead of being
-/// the next file that is opened.
+/// Keeps standard streams that the caller closed unusable; otherwise the next file to be opened
+/// would become a standard stream. Call it before anything else.
 void hold_closed_streams();
 
-/// The program's exit status: `status`, or where that is 0 and not all of the output could be
-/// written, that of the environment.
+/// The exit status of the program: `status`; if that is 0 and not all output could be written, the
+/// status of an environment error.
 int end_output(int status);
 
 }  // namespace lockstep::program

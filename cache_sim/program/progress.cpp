@@ -27,7 +27,7 @@ constexpr std::size_t kWidth = 79;
 std::mutex line_mutex;
 bool is_line_shown = false;
 
-/// The first kWidth columns: a line that wraps cannot be rewritten.
+/// The first kWidth columns. A longer line would wrap, and a wrapped line cannot be rewritten.
 std::string cut(const std::string& text) {
   std::size_t columns = 0;
   for (std::size_t i = 0; i < text.size(); ++i)
@@ -40,13 +40,14 @@ std::string cut(const std::string& text) {
 
 Progress::Progress(std::string what) : what_(std::move(what)) {
   if (is_quiet()) return;
-  // Signals are for the thread that works.
+  // Signals are delivered to the main thread.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, &before);
   try {
     thread_ = std::thread([this] { show(); });
-  } catch (const std::system_error&) {  // no room for a thread: the work matters more
+    // no thread can be started: the command works without progress
+  } catch (const std::system_error&) {
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

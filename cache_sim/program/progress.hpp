@@ -1,6 +1,6 @@
-// What long commands say on standard error while they work: on a terminal, after two seconds, one
-// line that is rewritten in place; elsewhere a line each half minute. Nothing where --quiet is
-// given.
+// Progress of long commands on standard error. On a terminal it is one line that appears after two
+// seconds and is rewritten in place; elsewhere it is a line each half minute. --quiet suppresses
+// it.
 #pragma once
 
 #include <condition_variable>
@@ -10,7 +10,8 @@
 
 namespace lockstep::program {
 
-/// Shows that a command works, as long as it lives: its name, how far it is, the seconds so far.
+/// Shows progress while the object lives: the name of the command, how far it is, and the seconds
+/// so far.
 class Progress {
  public:
   explicit Progress(std::string what);
@@ -18,7 +19,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// How far it is; until this is called, the work_done of this process since it began.
+  /// Sets the text that says how far the command is; before the first call, it is the work_done of
+  /// this process.
   void say(std::string how_far);
 
  private:
@@ -32,7 +34,7 @@ class Progress {
   std::thread thread_;
 };
 
-/// Takes the line away, so that something else can be written. The next one comes by itself.
+/// Hides the line, so that other text can be written. The line comes back by itself.
 void hide_progress();
 
 }  // namespace lockstep::program

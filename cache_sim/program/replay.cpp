@@ -1,4 +1,4 @@
-// lockstep replay: what happened, the first wrong event, and what surrounds it.
+// lockstep replay: prints the first wrong event and the events around it.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -39,13 +39,14 @@ void print_finding(const LocatedFinding& located, const ReplayRequest& request) 
   print("replay   {}\n", replay_command(request));
 }
 
-/// A run that finds nothing may not be the one that the file is about.
+/// Names the other run lines of the file, because a run without findings may not be the one that
+/// the file is about.
 void print_run_lines(const ReplayRequest& request, const ReplayOutcome& outcome) {
   if (!outcome.run->findings().empty() || !outcome.trace) return;
   if (!request.subjects.empty() || !request.defect.empty()) return;
   std::size_t others = 0;
   for (const cache_sim::RunDirective& directive : outcome.trace->runs)
-    if (directive_words(directive, request.file).size() > 2) ++others;  // not `replay FILE` alone
+    if (directive_words(directive, request.file).size() > 2) ++others;  // more than `replay FILE`
   if (others != 0)
     note("note: {} `# run:` {} of the file {} other subjects or options; --run-lines plays {}\n",
          others, others == 1 ? "line" : "lines", others == 1 ? "names" : "name",
@@ -70,7 +71,7 @@ void print_outcome(const ReplayRequest& request, const ReplayOutcome& outcome) {
     line += fmt::format(" decision_digest={:016x}", outcome.decisions->decision_digest);
   if (run.subject_count() != 0) line += fmt::format(" hit_tokens={}", run.totals(0).hit_tokens);
   print_run_lines(request, outcome);
-  note("{}\n", line);  // a run ends with its digest
+  note("{}\n", line);  // the digest is the last line of a run
 }
 
 std::string decisions_text(const ReplayOutcome& outcome) {
@@ -88,7 +89,7 @@ std::string decisions_text(const ReplayOutcome& outcome) {
   return lines;
 }
 
-/// The run's events as those of a process of its own.
+/// Adds the events of a run to the timeline, as a process of their own.
 void add_timeline(const ReplayOutcome& outcome, std::size_t process, cache_sim::Json& timeline) {
   cache_sim::Json own = timeline_json(outcome);
   for (cache_sim::Json& event : own["traceEvents"]) {
@@ -105,8 +106,8 @@ std::vector<Annotation> annotations_of(const std::vector<ReplayOutcome>& outcome
   return all;
 }
 
-/// Files are written only after every input was read and every run was made: bad input writes
-/// nothing.
+/// Writes the output files. It is called after all inputs were read and all runs made, so that bad
+/// input writes nothing.
 Result<void> write_files(const ReplayOptions& options, const std::vector<ReplayRequest>& requests,
                          const std::vector<ReplayOutcome>& outcomes) {
   using cache_sim::Json;
@@ -146,7 +147,7 @@ int run_replay(const ReplayOptions& options) {
     return refuse(apart.error());
   std::vector<ReplayOutcome> outcomes;
   int status = kExitPass;
-  // A child that can be greeted again plays all files.
+  // All files share a child that can be greeted again.
   const auto children = std::make_shared<cache_sim::Children>();
   for (ReplayRequest& request : *requests) {
     const Progress progress("replay " + request.file);

@@ -54,7 +54,7 @@ void ReplayOptions::add_to(CLI::App& command) {
 
 namespace {
 
-/// The requests of a trace's own run lines; without one, a plain replay.
+/// The requests of a trace's own run lines; a plain replay if it has none.
 Result<std::vector<cache_sim::ReplayRequest>> requests_of_run_lines(const std::string& file,
                                                                     bool allow_exec) {
   const Result<cache_sim::Trace> trace = cache_sim::read_trace(file);

@@ -1,4 +1,4 @@
-// The words of `lockstep replay`, for the command itself and for the `# run:` lines of traces.
+// The options of `lockstep replay`, for the command and for the `# run:` lines of traces.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -12,7 +12,7 @@ namespace lockstep::program {
 
 struct ReplayOptions {
   std::vector<std::string> files;
-  cache_sim::ReplayRequest request;  ///< without its file
+  cache_sim::ReplayRequest request;  ///< without the file
   std::string check = "all";
   std::string timeout = "10s";
   std::string json_path;
@@ -24,17 +24,17 @@ struct ReplayOptions {
   bool allow_exec = false;
 
   void add_to(CLI::App& command);
-  /// One request per file, or what is wrong with the words.
+  /// One request for each file; the error says what is wrong with the options.
   Result<std::vector<cache_sim::ReplayRequest>> requests() const;
 };
 
-/// What `--check` says.
+/// The level that `--check` names.
 cache_sim::CheckLevel check_level(const std::string& word);
 void add_check(CLI::App& command, std::string& word);
 
-/// The words of a `# run:` line after `lockstep replay`: they mean what they mean on the command
-/// line. A trace can come from anybody, so a line that starts a program (exec:COMMAND) is an error
-/// that names the option --allow-exec, where that is not given.
+/// Parses the words of a `# run:` line after `lockstep replay`, as on the command line. A trace can
+/// come from anybody, so a line that starts a program (exec:COMMAND) is an error that names the
+/// option --allow-exec, unless that option is given.
 Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,
                                                             bool allow_exec);
 void add_allow_exec(CLI::App& command, bool& allow_exec);

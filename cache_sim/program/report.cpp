@@ -1,5 +1,5 @@
-// lockstep report: every fixture replayed and held to its promise, a workload under policies, and
-// the page about it.
+// lockstep report: replays every fixture and compares it with its expected findings, plays a
+// workload under policies, and writes a page about them.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -25,7 +25,7 @@ struct ReportWords {
   bool allow_exec = false;
 };
 
-/// The checkout that the current directory is in.
+/// The root of the checkout that contains the current directory.
 std::optional<fs::path> source_root() {
   std::error_code error;
   for (fs::path folder = fs::current_path(error); !error; folder = folder.parent_path()) {
@@ -67,8 +67,8 @@ int run_report(const ReportWords& words) {
                                       : fs::absolute(words.out, error).string();
   if (!words.fixtures.empty())
     options.fixtures = fs::absolute(words.fixtures, error).lexically_normal().string();
-  // Run lines name files from the checkout's root, and a page that is made elsewhere in it is the
-  // same page.
+  // Run lines name files relative to the root of the checkout, so that a report is the same from
+  // any directory of it.
   if (root) {
     const fs::path inside = fs::path(options.fixtures).lexically_relative(*root);
     if (!inside.empty() && *inside.begin() != "..") options.fixtures = inside.string();
@@ -81,7 +81,7 @@ int run_report(const ReportWords& words) {
   options.read_run_line = [&](std::vector<std::string> run_line) {
     return read_run_line(std::move(run_line), words.allow_exec);
   };
-  // What belongs to the project alone stays out of a report on somebody's own traces.
+  // Content about this project alone is left out of a report on a user's own traces.
   if (root && options.fixtures == "fixtures") {
     const Result<void> read = cache_sim::read_contents("fixtures/report.json", options);
     if (!read) return refuse(read.error());

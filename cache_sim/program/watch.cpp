@@ -15,11 +15,11 @@
 namespace lockstep::program {
 namespace {
 
-constexpr int kLooks = 4;  // within the limit
-// Of the handlers: a recursion may have used up ours.
+constexpr int kLooks = 4;  // how often the watch looks within the limit
+// The stack of the signal handlers: a recursion may have used up the normal stack.
 constexpr std::size_t kStackSize = std::size_t{64} * 1024;
 
-// What a signal's handler may read.
+// Data that a signal handler may read.
 std::atomic<std::int64_t> trace_number{1};
 std::atomic<const char*> doing{"it is played"};
 std::atomic<std::int64_t> beats{0};
@@ -29,7 +29,7 @@ std::atomic<int> looks{0};
 std::atomic<bool> interrupted{false};
 static_assert(std::atomic<std::int64_t>::is_always_lock_free);
 
-/// Says what became of the trace and ends the program. Nothing is allocated.
+/// Prints the fate of the trace and ends the program. It allocates nothing.
 [[noreturn]] void leave(const char* fate, ExitStatus status) {
   std::array<char, 200> text{};
   const auto end =

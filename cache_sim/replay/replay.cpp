@@ -19,7 +19,8 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-/// Without --subject: the policy of the defect, of the file, or the default one, beside its oracle.
+/// The subjects of a replay without --subject: the policy of the defect, of the file, or the
+/// default policy, beside its oracle.
 std::vector<std::string> default_subjects(const ReplayRequest& request, const Config& config) {
   std::string policy(default_policy());
   if (!config.policy.empty()) policy = config.policy;
@@ -29,7 +30,8 @@ std::vector<std::string> default_subjects(const ReplayRequest& request, const Co
   return subjects;
 }
 
-/// A plain `oracle` is that of the first policy named, else of the config's, else of the default.
+/// Replaces the plain word `oracle` by the oracle of the first policy among the subjects, of the
+/// config's policy, or of the default policy.
 void name_oracles(std::vector<std::string>& subjects, const Config& config) {
   for (std::string& subject : subjects) {
     if (subject != "oracle") continue;
@@ -41,7 +43,7 @@ void name_oracles(std::vector<std::string>& subjects, const Config& config) {
   }
 }
 
-/// The cost model that was asked for; null for the config's step_time.
+/// The cost model of the request; null: step_time of the config.
 Result<std::unique_ptr<StepCost>> step_cost(const ReplayRequest& request) {
   if (request.model.empty()) return nullptr;
   return find_model(request.model).map([](const Model* model) -> std::unique_ptr<StepCost> {
@@ -77,8 +79,8 @@ Result<ReplayOutcome> replay_trace(const ReplayRequest& request, ReplayOutcome o
   return outcome;
 }
 
-/// A workload without a driver of its own: its requests go to the scheduler as they arrive. Loading
-/// is opening it; what the stream reads while it is played is part of the replay.
+/// Plays a workload that has no driver of its own: its requests go to the scheduler as they arrive.
+/// The load time is that of opening it; reading the stream belongs to the replay.
 Result<ReplayOutcome> replay_workload(const ReplayRequest& request, ReplayOutcome outcome) {
   const auto load_start = std::chrono::steady_clock::now();
   OpenedStream requests = open_workload(request.file, request.limit);
@@ -173,8 +175,9 @@ Result<ReplayOutcome> replay_once(const ReplayRequest& request) {
 
 }  // namespace
 
-/// What a child does not support shows when it is asked. Where others had done it by then, the file
-/// is played again without it: once for each form of operation at most.
+/// A child shows only when it is asked that it does not support an operation. If other subjects
+/// have done the operation by then, the file is played again without it, at most once for each form
+/// of operation.
 Result<ReplayOutcome> replay(const ReplayRequest& request) {
   ReplayRequest shared = request;
   if (shared.children == nullptr) shared.children = std::make_shared<Children>();

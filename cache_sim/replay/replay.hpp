@@ -1,5 +1,5 @@
-// Replaying one file: a trace or a workload, against the subjects that were asked for. The replay
-// command, the report and the tests all go through here.
+// Replays one file, a trace or a workload, with the requested subjects. The replay command, the
+// report and the tests use it.
 #pragma once
 
 #include <functional>
@@ -15,19 +15,21 @@
 namespace lockstep::cache_sim {
 
 struct ReplayRequest {
-  std::string file;  ///< a trace, a workload's file, or a generated workload with its parameters
+  /// a trace, the file of a workload, or a generated workload with its parameters
+  std::string file;
   std::vector<std::string>
-      subjects;  ///< empty: the file's policy, or the defect's, beside its oracle
+      subjects;  ///< empty: the policy of the file or of the defect, beside its oracle
   std::string fidelity = "label";
   CheckLevel check = CheckLevel::all;
   std::string defect;
-  std::string config;  ///< K=V,… over the file's own
+  std::string config;  ///< K=V,… which override the file's own
   std::chrono::milliseconds timeout{10'000};
   bool keep_events = false;
-  std::int64_t limit = 0;  ///< requests of a workload that are played; 0: all
-  std::string model;       ///< whose costs a step takes; empty: the config's step_time
+  std::int64_t limit = 0;  ///< the largest number of requests of a workload; 0: all
+  std::string model;       ///< the model whose costs a step has; empty: step_time of the config
   std::function<void(const Operation&, const Reply&)> watch{};  ///< see RunOptions
-  std::shared_ptr<Children> children{};  ///< see RunOptions; null: children of this replay alone
+  /// see RunOptions; null: the replay has children of its own
+  std::shared_ptr<Children> children{};
 };
 
 struct ReplayOutcome {
@@ -35,17 +37,18 @@ struct ReplayOutcome {
   std::optional<DrivenOutcome> decisions;  ///< of a workload with a driver of its own
   std::unique_ptr<ReplaySession> run;
   double load_s = 0;
-  double wall_s = 0;  ///< the replay alone
+  double wall_s = 0;  ///< of the replay alone
 
-  /// What the first finding decides.
+  /// The exit status by the first finding.
   ExitStatus status() const;
 };
 
-/// Errors are bad input or a missing environment; what a run finds is in its findings.
+/// Replays the file. Errors are bad input or a missing environment; findings are part of the
+/// outcome.
 Result<ReplayOutcome> replay(const ReplayRequest& request);
 
-/// The run that a request asks for, over this config: subjects by default, plain oracles named, the
-/// defect found. Errors name what does not exist.
+/// The run options of a request, with this config: default subjects are filled in, plain oracles
+/// named, the defect looked up. Errors name a policy or defect that does not exist.
 Result<RunOptions> run_options(const ReplayRequest& request, Config config);
 
 /// The words of a `# run:` line after `lockstep`, with %s replaced by the file.

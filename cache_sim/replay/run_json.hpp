@@ -1,5 +1,5 @@
-// The JSON of a run (json.md). Everything
-// outside `timing` is the same bytes for the same seed and commit.
+// The JSON of a run (cache_sim/replay/json.md). For the same seed and commit it has the same bytes,
+// except for `timing`.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,16 +12,16 @@ namespace lockstep::cache_sim {
 
 using Json = nlohmann::ordered_json;
 
-/// One run as a JSON object; several subjects stand under `subjects`, each with its own
-/// findings and totals.
+/// One run as a JSON object. Several subjects stand under `subjects`, each with its own findings
+/// and totals.
 Json run_json(const ReplayRequest& request, const ReplayOutcome& outcome);
 
-/// A ratio as every JSON prints it: six digits, computed once from integers.
+/// A ratio as all JSON documents print it: six digits, computed once from integers.
 double rounded_ratio(std::int64_t part, std::int64_t whole);
 
-/// The command that replays a finding, for a shell.
+/// The shell command that replays a finding.
 std::string replay_command(const ReplayRequest& request);
-/// The same as a `# run:` line of the trace itself, which names no file.
+/// The same command as a `# run:` line of the trace, with %s for the file.
 std::string run_line(const ReplayRequest& request);
 
 }  // namespace lockstep::cache_sim

@@ -11,11 +11,11 @@ namespace {
 constexpr std::int64_t kInFlight = 8;
 constexpr std::int64_t kChunk = 1024;
 
-/// Events of the decision digest, by what they tell.
+/// The kinds of events in the decision digest.
 enum class Event : std::uint8_t { kv_eviction = 1, slot_eviction = 2, prefix = 3 };
 
-/// Operations are made once and filled in again: the driver allocates nothing, because it stands
-/// inside benchmarks.
+/// Drives the workload. It reuses its operations and allocates nothing, because benchmarks measure
+/// it.
 class Driver {
  public:
   Driver(const SglangW1& workload, const ApplyOperation& apply)
@@ -43,8 +43,8 @@ class Driver {
     for (std::int64_t k = 0; k < request_count(); ++k) {
       if (progress) progress(k, digest_.value, outcome_.hit_tokens);
       const SglangW1Request& request = workload_.requests[static_cast<std::size_t>(k)];
-      // First in, first out: to wait for the conversation's previous request is to finish all up to
-      // it.
+      // Requests finish first in, first out: the conversation's previous request has finished once
+      // all requests up to it have.
       if (!finish_until(std::max(k - kInFlight + 1, request.previous + 1))) return false;
       if (!prefill(request)) return false;
     }
@@ -74,12 +74,12 @@ class Driver {
     return true;
   }
 
-  /// Finishes requests, oldest first, until `count` are finished.
+  /// Finishes requests, the oldest first, until `count` have finished.
   bool finish_until(std::int64_t count) {
     for (; finished_ < count; ++finished_) {
       const SglangW1Request& request = workload_.requests[static_cast<std::size_t>(finished_)];
       decode_.id = finish_.id = request.id;
-      // The last output is sampled and never fed back, so nobody computes it.
+      // The last output token is sampled and never computed.
       const std::uint32_t computed = request.tokens.size() - 1;
       decode_.n = computed - request.prompt_size;
       if (decode_.n > 0) {
@@ -110,7 +110,7 @@ class Driver {
   const ApplyOperation& apply_;
   Operation admit_, prefill_, checkpoint_, decode_, finish_;
   const Reply* reply_ = nullptr;
-  std::int64_t finished_ = 0;  // requests before this one are done, those from it on are in flight
+  std::int64_t finished_ = 0;  // number of finished requests; the later ones are in flight
   Digest digest_;
   DrivenOutcome outcome_;
 };

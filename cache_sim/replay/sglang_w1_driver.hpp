@@ -1,5 +1,5 @@
-// The driver of `sglang-w1`: a fixed loop over its requests. The decision digest over the replies
-// is recorded for SGLang's own caches, so any subject can be compared with them.
+// The driver of `sglang-w1`: a fixed loop over its requests. The digest over its decisions was
+// recorded for SGLang's own caches, so any subject can be compared with them.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +11,13 @@
 namespace lockstep::cache_sim {
 
 /// Called before request k is admitted (k = requests.size() before the final drain), with the
-/// digest and hit tokens so far.
+/// digest and the hit tokens so far.
 using DriveProgress =
     std::function<void(std::int64_t k, std::uint64_t digest, std::int64_t hit_tokens)>;
 
-/// Drives the workload: FIFO, at most 8 in flight, prefill chunks of 1,024, the finish allocates
-/// all outputs in one extend. Operations: admit, extend + checkpoint per chunk, extend (out - 1
-/// output tokens), finish.
+/// Drives the workload: first in, first out, at most 8 requests in flight, prefill chunks of 1,024
+/// tokens, all outputs in one extend at the finish. The operations of a request are admit, an
+/// extend and a checkpoint for each chunk, an extend of all output tokens but the last, and finish.
 DrivenOutcome drive(const SglangW1& workload, const ApplyOperation& apply,
                     const DriveProgress& progress = {});
 

@@ -1,4 +1,4 @@
-// A run over time, in Chrome's trace-event format (chrome://tracing, Perfetto).
+// The timeline of a run, in Chrome's trace-event format (chrome://tracing, Perfetto).
 #pragma once
 
 #include "cache_sim/replay/replay.hpp"
@@ -6,8 +6,9 @@
 
 namespace lockstep::cache_sim {
 
-/// A row per request, one of operations, counters of the pools, an instant per finding. Without a
-/// scheduler, each event is a microsecond wide; operations and counters need kept events.
+/// It has a row for each request, a row of operations, counters of the pools, and an instant for
+/// each finding. Without a scheduler, each event is one microsecond wide. Operations and counters
+/// need kept events (RunOptions::keep_events).
 Json timeline_json(const ReplayOutcome& outcome);
 
 }  // namespace lockstep::cache_sim

@@ -9,7 +9,8 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// The loop's cache, played by operations. They are made once and filled in again.
+/// The cache of the loop, played by operations. The operations are reused, so that nothing is
+/// allocated.
 class OperatedCache {
  public:
   OperatedCache(const VllmW1& workload, const DriveSession& session)
@@ -43,7 +44,7 @@ class OperatedCache {
     const VllmW1Request& request = workload_.requests[number];
     extend_.id = request.id;
     extend_.n = n;
-    // A token that was sampled in an earlier step is brought by the extend that computes it.
+    // A token that was sampled in an earlier step comes with the extend that computes it.
     extend_.tokens =
         known > known_[number] ? request.tokens.slice(known_[number], known) : Tokens();
     if (!send(extend_) || reply_->refused != Refusal::none) return std::nullopt;
@@ -96,7 +97,7 @@ class OperatedCache {
   bool stopped_ = false;
   std::uint32_t cached_ = 0;
   std::int64_t junction_ = 0;
-  std::vector<std::uint32_t> known_;  // to the cache
+  std::vector<std::uint32_t> known_;  // tokens of each request that the cache has been told
   std::vector<bool> is_known_;
   Digest digest_;
   DrivenOutcome outcome_;

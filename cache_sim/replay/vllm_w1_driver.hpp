@@ -1,13 +1,13 @@
-// The driver of `vllm-w1`: vLLM's synchronous scheduler in its smallest form, at most 8,192 tokens
-// and 32 requests a step, first come first served. It is the loop around vLLM 0.33's own
+// The driver of `vllm-w1`: vLLM's synchronous scheduler in its smallest form, with at most 8,192
+// tokens and 32 requests in a step, first come first served. It is the loop around vLLM 0.33's own
 // KVCacheManager whose decisions fixtures/vllm_golden/ records.
 //
-//   1  the waiting queue is topped up to 64
-//   2  every running request in order gets what the budget allows; one that finds no blocks takes
-//      those of the last running request, which goes to the front of the waiting queue
-//   3  unless that has happened, waiting requests are admitted; the first that cannot be ends it
-//   4  the forward; where a request's tokens are all computed, the next one is decoded, and the
-//      32nd ends the request
+//   1  the waiting queue is filled up to 64 requests
+//   2  the running requests, in order, get tokens within the budget; one that finds no blocks
+//      preempts the last running request, which goes to the front of the waiting queue
+//   3  unless a request was preempted, waiting requests are admitted, until one has no room
+//   4  the forward; a request whose tokens are all computed decodes the next one, and the 32nd
+//      decoded token ends the request
 #pragma once
 
 #include <algorithm>
@@ -25,19 +25,21 @@ inline constexpr std::uint32_t kVllmW1Budget = 8192;
 inline constexpr std::size_t kVllmW1Running = 32;
 inline constexpr std::size_t kVllmW1Waiting = 64;
 
-/// What the loop asks of a cache. `Cache` has, for the request with that number,
-///   bool look_up(number, known)                        false: the run stops
-///   std::uint32_t cached(number)                        the hit of that look-up
-///   std::optional<std::uint32_t> extend(number, known, n)   the tokens scheduled; nothing: no
-///   blocks void admitted(number, step)                         its first extend has succeeded void
-///   preempt(number), finish(number), forward() bool stopped()
+/// A `Cache` of the loop has these members. `number` is that of the request.
+///   bool look_up(number, known)             false: the run stops
+///   std::uint32_t cached(number)            the hit of the last look-up
+///   std::optional<std::uint32_t> extend(number, known, n)
+///                                           the tokens that got blocks; nothing: there are none
+///   void admitted(number, step)             the first extend has succeeded
+///   void preempt(number), finish(number), forward()
+///   bool stopped()
 template <class Cache>
 class VllmW1Loop {
  public:
   VllmW1Loop(const VllmW1& workload, Cache& cache)
       : workload_(workload), cache_(cache), progress_(workload.requests.size()) {}
 
-  /// Returns the number of steps.
+  /// Plays all requests and returns the number of steps.
   std::int64_t run() {
     const auto count = static_cast<std::uint32_t>(workload_.requests.size());
     while ((!running_.empty() || !waiting_.empty() || next_ < count) && !cache_.stopped()) step();
@@ -48,7 +50,7 @@ class VllmW1Loop {
   struct Progress {
     std::uint32_t known = 0;  ///< prompt and decoded tokens
     std::uint32_t computed = 0;
-    std::uint32_t scheduled = 0;  ///< in this step
+    std::uint32_t scheduled = 0;  ///< tokens scheduled in this step
   };
 
   void step() {
@@ -65,7 +67,7 @@ class VllmW1Loop {
     std::erase_if(running_, [&](std::uint32_t number) { return progress_[number].known == 0; });
   }
 
-  /// False where a request was preempted.
+  /// False if a request was preempted.
   bool serve_running() {
     bool preempted = false;
     for (std::size_t i = 0; i < running_.size() && budget_ > 0; ++i) {
@@ -134,8 +136,9 @@ class VllmW1Loop {
   std::int64_t steps_ = 0;
 };
 
-/// Plays the workload by operations. A line of the outcome is a first admission, as in the golden
-/// files: step, request, prefix, prompt, cached tokens, junction, columns added by group.
+/// Plays the workload by operations. The outcome has a line for each first admission, as in the
+/// golden files: step, request, prefix, prompt, cached tokens, junction, and the columns added by
+/// group.
 DrivenOutcome drive(const VllmW1& workload, const DriveSession& session);
 
 }  // namespace lockstep::cache_sim

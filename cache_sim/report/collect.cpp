@@ -25,7 +25,7 @@ namespace {
 namespace fs = std::filesystem;
 
 struct Fixture {
-  std::string folder;  ///< traces or regressions
+  std::string folder;  ///< `traces` or `regressions`
   std::string stem;
   std::string file;
   Trace trace{};
@@ -46,7 +46,7 @@ Result<std::vector<std::string>> trace_files(const std::string& folder, bool nee
   return files;
 }
 
-/// Every file, before the first of them runs.
+/// Reads every file before the first one runs.
 Result<std::vector<Fixture>> read_fixtures(const std::string& folder) {
   std::vector<Fixture> fixtures;
   for (const std::string kind : {"traces", "regressions"}) {
@@ -85,8 +85,8 @@ Result<ComparisonPlan> read_plan(const Record& record) {
           .workload = texts[2], .policies = parse_policies(texts[3]), .capacities = *capacities}};
 }
 
-/// The pages about bugs of servers: their headings, and their first paragraphs, which say who meets
-/// the bug and whether it was reported.
+/// The pages about bugs of servers: their headings, and their first paragraphs, which say whom the
+/// bug affects and whether it was reported.
 Result<Json> found_bugs(const std::string& folder) {
   Json bugs = Json::array();
   std::error_code error;
@@ -112,7 +112,7 @@ Result<Json> found_bugs(const std::string& folder) {
   return bugs;
 }
 
-/// One run line of a file, ready to run.
+/// A `# run:` line of a file, parsed.
 struct PlannedRun {
   std::string command;
   ReplayRequest request{};
@@ -219,7 +219,8 @@ class Collector {
     return json;
   }
 
-  /// A run whose decisions are not those that the server's own cache took is not as expected.
+  /// A run is not as expected if its decisions differ from those recorded of the server's own
+  /// cache.
   static void check_against(const std::vector<RecordedDecisions>& all, const std::string& policy,
                             Json& run) {
     const auto recorded = std::find_if(
@@ -234,7 +235,7 @@ class Collector {
                                    recorded->decision_digest);
   }
 
-  /// Counts a run, and lets the first one that is not as expected decide the status.
+  /// Counts a run. The first run that is not as expected decides the exit status.
   void settle(const Json& run, const ReplayOutcome& outcome) {
     const bool as_expected = run["as_expected"];
     ++run_count_;

@@ -1,7 +1,8 @@
-// Everything that a report says, collected into one JSON document: each fixture's runs held to what
-// the file promises, a workload under the policies that were recorded elsewhere, and comparisons of
-// policies. The page (cache_sim/report/page.hpp) and the JUnit file (cache_sim/report/junit.hpp)
-// are made from the document alone, so that no figure of theirs can be another than the document's.
+// Collects the content of a report in one JSON document: the runs of each fixture with their
+// expected findings, a workload under policies whose decisions were recorded elsewhere, and
+// comparisons of policies. The pages (cache_sim/report/page.hpp) and the JUnit file
+// (cache_sim/report/junit.hpp) are made from the document alone, so their figures are those of the
+// document.
 #pragma once
 
 #include <functional>
@@ -14,40 +15,40 @@
 
 namespace lockstep::cache_sim {
 
-/// What a `# run:` line asks for, from its words after `lockstep`: the program's own parser of
+/// Parses the words of a `# run:` line after `lockstep`; the program passes its own parser of
 /// `lockstep replay`.
 using ReadRunLine =
     std::function<Result<std::vector<ReplayRequest>>(const std::vector<std::string>& words)>;
 
-/// One finished run, for progress messages.
+/// A finished run, for progress messages.
 struct ReportProgress {
   std::string command;
-  std::string outcome;  ///< what it ended with, in a few words
+  std::string outcome;  ///< the finding or result in a few words
   bool as_expected = true;
 };
 
 struct ReportOptions {
   std::string fixtures =
-      "fixtures";  ///< holds traces/ and, where there are any, regressions/; shown as it is given
-  std::string workload{};                     ///< its name; empty: none
-  std::vector<std::string> policies{};        ///< of the workload, each beside its oracle
-  std::vector<ComparisonPlan> comparisons{};  ///< hit ratio against capacity
-  std::string kernels{};                      ///< the folder of their evidence; empty: none
-  std::string found{};    ///< the folder of the pages about servers' bugs; empty: none
-  std::string version{};  ///< of the program
-  std::string date{};     ///< the day on which the report is made; empty: it names none
-  std::string command{};  ///< that makes the report
+      "fixtures";  ///< has the folder traces/, and perhaps regressions/; shown as it is given
+  std::string workload{};                     ///< the name of a workload; empty: none
+  std::vector<std::string> policies{};        ///< policies for the workload, each beside its oracle
+  std::vector<ComparisonPlan> comparisons{};  ///< comparisons of hit ratio against capacity
+  std::string kernels{};                      ///< the folder of the kernels' evidence; empty: none
+  std::string found{};    ///< the folder of pages about servers' bugs; empty: none
+  std::string version{};  ///< the program's version
+  std::string date{};     ///< the date of the report; empty: not shown
+  std::string command{};  ///< the command that makes the report
   ReadRunLine read_run_line;
   std::function<void(const ReportProgress&)> progress{};
 };
 
-/// The workload, its policies and the comparisons that a JSON file names (fixtures/report.json).
-/// Errors name file and field.
+/// Reads the workload, its policies and the comparisons from a JSON file (fixtures/report.json).
+/// Errors name the file and the field.
 Result<void> read_contents(const std::string& path, ReportOptions& options);
 
 /// The Chrome trace of one run.
 struct TimelineFile {
-  std::string path;  ///< below the folder of the report
+  std::string path;  ///< relative to the folder of the report
   Json timeline;
 };
 
@@ -55,19 +56,19 @@ struct TimelineFile {
 struct Report {
   Json document;
   std::vector<TimelineFile> timelines;
-  /// 0 where every run ended as its file promises. Else the first one that did not decides: by what
-  /// it found, or with 11 where it found nothing and should have.
+  /// 0 if every run ended as its file says. Otherwise the first run that did not decides: the
+  /// status of its finding, or 11 if it found nothing and should have.
   ExitStatus status = kExitPass;
 };
 
-/// Runs everything and writes nothing. The error is the first bad input.
+/// Makes all runs and writes nothing. The error is the first bad input.
 Result<Report> collect_report(const ReportOptions& options);
 
-/// Writes report.json, junit.xml, timelines/, the pages and, last of all, index.html. Each file is
-/// whole or not there.
+/// Writes report.json, junit.xml, timelines/, the pages and, last, index.html. No file is ever
+/// half-written.
 Result<void> write_report(const Report& report, const std::string& folder);
 
-/// Collects, then writes: where an input is bad, the folder stays as it is.
+/// Collects, then writes. On bad input the folder is unchanged.
 Result<Report> make_report(const ReportOptions& options, const std::string& folder);
 
 }  // namespace lockstep::cache_sim

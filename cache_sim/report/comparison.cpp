@@ -23,7 +23,7 @@ double hit_ratio(const ComparedPolicy& row) {
   return rounded_ratio(row.measures.hit_tokens, row.measures.input_tokens);
 }
 
-/// The name without what stands only on this page: 41.3 %.
+/// A ratio as text that stands on this page alone: 41.3 %.
 std::string percent_text(double ratio) {
   return fmt::format("{:.1f} %", ratio * 100);
 }
@@ -34,7 +34,7 @@ bool is_hybrid(const ComparedPolicy& row) {
              ->has_states;
 }
 
-/// A capacity as --capacity takes it.
+/// A capacity in the form of --capacity.
 std::string capacity_word(const std::optional<std::int64_t>& capacity) {
   if (!capacity) return "inf";
   return *capacity % kGib == 0 ? fmt::format("{}GiB", *capacity / kGib)
@@ -56,7 +56,7 @@ std::string command_of(const CompareRequest& request) {
   return command;
 }
 
-/// The rows of a policy by growing capacity.
+/// The rows of a policy, by growing capacity.
 std::vector<const ComparedPolicy*> curve_of(const Comparison& comparison,
                                             const std::string& policy) {
   std::vector<const ComparedPolicy*> rows;
@@ -73,7 +73,7 @@ const ComparedPolicy* largest(const Comparison& comparison, const std::string& p
   return rows.empty() ? nullptr : rows.back();
 }
 
-/// What infinite memory would give, and how much of it each rule for states keeps.
+/// A sentence on the hit ratio with infinite memory, and how much of it each rule for states keeps.
 std::string bound_sentence(const Comparison& comparison) {
   const ComparedPolicy* const kv = largest(comparison, "kv-bound");
   const ComparedPolicy* const ends = largest(comparison, "state-at-end");
@@ -90,7 +90,7 @@ std::string bound_sentence(const Comparison& comparison) {
                                       : "take a policy that keeps states in between.");
 }
 
-/// Why a policy can stand above its upper bound.
+/// A sentence on why a policy can be above its upper bound.
 std::string above_bound_sentence(const Comparison& comparison) {
   const ComparedPolicy* const kv = largest(comparison, "kv-bound");
   if (kv == nullptr || comparison.block <= 1) return "";
@@ -104,7 +104,7 @@ std::string above_bound_sentence(const Comparison& comparison) {
   return "";
 }
 
-/// What memory beyond the policy's largest capacity can add; the end of a sentence.
+/// The end of a sentence: the gain from more memory than the policy's largest capacity.
 std::string more_memory(const Comparison& comparison, const ComparedPolicy& row) {
   const std::string capacity = capacity_text(row.capacity);
   const bool was_short = row.measures.evicted_tokens != 0 || row.measures.evicted_states != 0 ||
@@ -121,7 +121,7 @@ std::string more_memory(const Comparison& comparison, const ComparedPolicy& row)
                      std::max(0.0, (hit_ratio(*kv) - hit_ratio(row)) * 100));
 }
 
-/// What one more step of memory is worth to a policy.
+/// A sentence on the gain of a policy from one more step of memory.
 std::string memory_sentence(const Comparison& comparison, const std::string& policy) {
   const auto rows = curve_of(comparison, policy);
   const double best = hit_ratio(*rows.back());
@@ -150,7 +150,7 @@ std::string memory_sentence(const Comparison& comparison, const std::string& pol
          more;
 }
 
-/// What a hybrid policy's states were worth.
+/// A sentence on the use of a hybrid policy's states.
 std::string states_sentence(const Comparison& comparison, const std::string& policy) {
   const auto rows = curve_of(comparison, policy);
   const ComparedPolicy& row = *rows[rows.size() / 2];
@@ -161,8 +161,8 @@ std::string states_sentence(const Comparison& comparison, const std::string& pol
       percent_text(rounded_ratio(row.measures.states_never_hit, row.measures.states_admitted)));
 }
 
-/// The rows that a reader chooses between, at one capacity, the most hits first: hybrid policies,
-/// or all of servers where there are none.
+/// The policies to choose from at one capacity, with the most hits first: hybrid policies or, if
+/// there are none, all policies of servers.
 std::vector<const ComparedPolicy*> choices_at(const Comparison& comparison, std::int64_t capacity) {
   const bool hybrid =
       std::any_of(comparison.policies.begin(), comparison.policies.end(), is_hybrid);
@@ -181,7 +181,7 @@ std::set<std::int64_t> capacities_of(const Comparison& comparison) {
   return capacities;
 }
 
-/// Which policy to take with this much memory, where there are several.
+/// A sentence on the best policy for this capacity, if there are several.
 std::string choice_sentence(const Comparison& comparison, std::int64_t capacity) {
   const auto rows = choices_at(comparison, capacity);
   if (rows.size() < 2) return "";
@@ -200,7 +200,7 @@ std::string choice_sentence(const Comparison& comparison, std::int64_t capacity)
                      percent_text(hit_ratio(*rows[next])));
 }
 
-/// Why a policy with a pool of blocks hits nothing of a prompt that others hit in part.
+/// A sentence on why a policy with blocks has no hit in a prompt that others hit in part.
 std::string block_sentence(const Comparison& comparison) {
   std::vector<std::string> policies;
   std::int64_t block = 0;
@@ -217,7 +217,7 @@ std::string block_sentence(const Comparison& comparison) {
       fmt::join(policies, " and "), policies.size() == 1 ? "s" : "", block, comparison.model.name);
 }
 
-/// How much a better choice of what to evict could give.
+/// A sentence on the possible gain from better eviction.
 std::string eviction_sentence(const Comparison& comparison) {
   const auto lru = curve_of(comparison, "lru");
   const auto belady = curve_of(comparison, "belady");
@@ -232,7 +232,7 @@ std::string eviction_sentence(const Comparison& comparison) {
                   : "a better choice of what to evict would gain little.");
 }
 
-/// The picture's axis of ratios: a few round steps up to what is reached.
+/// The axis of ratios: a few round steps up to the largest ratio.
 Json ratio_ticks(const Comparison& comparison) {
   double most = 0;
   for (const ComparedPolicy& row : comparison.policies) most = std::max(most, hit_ratio(row));
@@ -242,7 +242,7 @@ Json ratio_ticks(const Comparison& comparison) {
   return ticks;
 }
 
-/// The axis of times: 1, 2, 5, 10, … from the last below all that was measured to the first above.
+/// The axis of times: 1, 2, 5, 10, … from below all times to above all times.
 Json time_ticks(const Comparison& comparison) {
   Nanoseconds least = 0, most = 0;
   for (const ComparedPolicy& row : comparison.policies) {
@@ -335,13 +335,13 @@ std::vector<Curve> curves_of(const JsonField& comparison) {
   return curves;
 }
 
-constexpr std::size_t kStyles = 12;  // c0 … c11 of style.css
+constexpr std::size_t kStyles = 12;  // the classes c0 … c11 of style.css
 constexpr double kLeft = 52;
 constexpr double kWidth = 430;
 constexpr double kHeight = 280;
 constexpr double kTop = 12;
 
-/// One figure of each row, on the upright axis of a picture.
+/// One figure of each row, for the vertical axis of a picture.
 struct Plot {
   std::string_view label, ticks, text;
   bool is_time;
@@ -357,7 +357,7 @@ struct Plot {
 constexpr Plot kHits{"hit ratio of each policy against capacity", "ticks", "hit_text", false};
 constexpr Plot kTimes{"time to the first token against capacity", "ttft_ticks", "ttft_text", true};
 
-/// Where figures and capacities lie in the picture; capacities by their logarithm.
+/// The axes of a picture: figures vertically, the logarithm of capacities horizontally.
 class Axes {
  public:
   Axes(const Plot& plot, const JsonField& ticks, const std::vector<Curve>& curves)
@@ -405,7 +405,7 @@ std::string curve_style(std::size_t number) {
   return fmt::format("curve c{}", number % kStyles);
 }
 
-/// The legend below the pictures; a box that is cleared takes its curve away.
+/// The legend below the pictures; clearing a box hides its curve.
 View keys_view(const std::vector<Curve>& curves) {
   View keys = list_view();
   for (std::size_t i = 0; i < curves.size(); ++i) {
@@ -455,7 +455,7 @@ std::string curves_picture(const JsonField& comparison, const std::vector<Curve>
   return svg.markup();
 }
 
-/// Hit ratios as a table: a row for each policy, a column for each capacity.
+/// A table of hit ratios: a row for each policy, a column for each capacity.
 void set_table(View& view, const std::vector<Curve>& curves) {
   const auto finite = std::find_if(curves.begin(), curves.end(),
                                    [](const Curve& curve) { return !curve.infinite(); });

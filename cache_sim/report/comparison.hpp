@@ -1,5 +1,5 @@
-// The report's comparisons: hit ratio against capacity for a few workloads, and what to conclude.
-// The data are collected here; pages are made from them alone (cache_sim/report/page.hpp).
+// The comparisons of a report: hit ratio against capacity for a few workloads, and conclusions.
+// This file collects the data; pages are made from the data alone (cache_sim/report/page.hpp).
 #pragma once
 
 #include <string>
@@ -13,24 +13,24 @@ namespace lockstep::cache_sim {
 /// One workload of the report.
 struct ComparisonPlan {
   std::string title;
-  std::string about;  ///< what the workload is, in a sentence
+  std::string about;  ///< a sentence about the workload
   CompareRequest request;
 };
 
-/// A comparison as the report's document holds it: comparison_json(), with `title`, `about`,
-/// `command`, the axes of its pictures, and what to conclude.
+/// A comparison in the report's document: comparison_json(), with `title`, `about`, `command`, the
+/// axes of its pictures, and conclusions.
 Result<Json> comparison_of(const ComparisonPlan& plan);
-/// The same of a comparison that was made already.
+/// The same for a comparison that was made before.
 Json shown_comparison(const ComparisonPlan& plan, const Comparison& comparison);
 
-/// Sentences made from the figures.
+/// Sentences about the figures.
 struct Conclusions {
-  std::vector<std::string> general;      ///< which policy for each capacity, and what bounds all
-  std::vector<std::string> of_policies;  ///< what memory and states are worth to each
+  std::vector<std::string> general;      ///< the best policy at each capacity, and the bounds
+  std::vector<std::string> of_policies;  ///< for each policy, the use of memory and states
 };
 Conclusions conclusions_of(const Comparison& comparison);
 
-/// /comparisons/… for the template comparison.html.
+/// The view of /comparisons/… for the template comparison.html.
 View comparison_view(const JsonField& comparison);
 
 }  // namespace lockstep::cache_sim

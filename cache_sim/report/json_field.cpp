@@ -35,7 +35,7 @@ std::string with_commas(std::int64_t value) {
   return digits;
 }
 
-/// At most one decimal, and none where it would be a zero.
+/// At most one decimal, none if it would be 0.
 std::string short_decimal(double value) {
   std::string text = fmt::format("{:.1f}", value);
   if (text.ends_with(".0")) text.resize(text.size() - 2);

@@ -1,6 +1,5 @@
-// Fields of a report's document, and how the page shows what stands there. Every function returns
-// markup that carries the JSON pointer it came from, so that whoever shows a figure names its
-// source.
+// Fields of a report's document, and their text on a page. Every function returns markup with the
+// JSON pointer of the field, so that each figure on a page names its source.
 #pragma once
 
 #include <string>
@@ -11,7 +10,7 @@
 
 namespace lockstep::cache_sim {
 
-/// A value of the document together with its JSON pointer.
+/// A value of the document and its JSON pointer.
 class JsonField {
  public:
   explicit JsonField(const Json& document) : value_(&document) {}
@@ -53,20 +52,20 @@ class JsonField {
   std::string pointer_;
 };
 
-/// Pages and pictures mark figures with different elements.
+/// The kind of markup: pages and pictures mark figures with different elements.
 enum class Medium { html, svg };
 
 std::string count(const JsonField& field, Medium medium = Medium::html);    ///< 1,776,161
 std::string percent(const JsonField& field, Medium medium = Medium::html);  ///< 66.7 %, of a ratio
 std::string moment(const JsonField& field, Medium medium = Medium::html);  ///< 3 ms, of nanoseconds
 
-std::string moment_text(std::int64_t nanoseconds);  ///< 3 ms, unmarked
+std::string moment_text(std::int64_t nanoseconds);  ///< 3 ms, without markup
 
-/// A text of the document; longer than `limit` characters it is cut. 0: never.
+/// A text of the document, cut after `limit` characters; 0: never cut.
 std::string words(const JsonField& field, Medium medium = Medium::html, std::size_t limit = 0);
-/// A text as the <title> element of a picture's part, which is shown when a pointer rests on it.
+/// A text as the <title> element of a part of a picture, which is shown under the pointer.
 std::string hover_title(const JsonField& field);
-/// A text in the type of commands and traces.
+/// A text in the font of commands and traces.
 std::string code(const JsonField& field, std::size_t limit = 0);
 
 }  // namespace lockstep::cache_sim

@@ -1,4 +1,4 @@
-// The verdicts of a report as a JUnit file.
+// The runs of a report as a JUnit file.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace lockstep::cache_sim {
 
-/// The document's runs, one test case each, in a suite per trace or workload.
+/// One test case for each run of the document, in a suite for each trace or workload.
 std::string report_junit(const Json& document);
 
 }  // namespace lockstep::cache_sim

@@ -23,7 +23,7 @@ std::string microseconds(double us) {
   return us < 100 ? fmt::format("{:.2f} µs", us) : fmt::format("{:.0f} µs", us);
 }
 
-/// The figures of one case as the page shows them. `peer_share` is the peer's part of the limit.
+/// Adds the texts of one case to its row. `peer_share` is the peer's share of the hardware's limit.
 void add_texts(Json& row) {
   const double time = row.at("time_us").get<double>(), share = row.at("limit_share").get<double>();
   row["time_text"] = microseconds(time);
@@ -39,9 +39,9 @@ void add_texts(Json& row) {
   }
 }
 
-constexpr double kNoise = 0.02;  // times that differ by less count as equal
+constexpr double kNoise = 0.02;  // times that differ by less than this count as equal
 
-/// How a kernel stands beside the fastest peer of each case; null where no case has a peer.
+/// A kernel's speed beside the fastest peer of each case; null if no case has a peer.
 Json summary_of(const Json& speed) {
   std::vector<double> ratios;
   std::set<std::string> peers;
@@ -72,7 +72,7 @@ Json summary_of(const Json& speed) {
           {"peers_text", fmt::format("{}", fmt::join(peers, ", "))}};
 }
 
-/// Kernels with peers first, those furthest ahead of them before others; then by name.
+/// Sorts kernels: those with peers first, by their lead; then the others by name.
 void sort_by_median(Json& kernels) {
   const auto key = [](const Json& kernel) {
     const Json& summary = kernel.at("summary");
@@ -83,12 +83,12 @@ void sort_by_median(Json& kernels) {
                    [&](const Json& a, const Json& b) { return key(a) < key(b); });
 }
 
-/// A part of the limit in percent of a bar's room; a little more than all of it can be shown.
+/// The length of a bar in per cent of its box; the box can show a little more than the limit.
 std::string bar_length(const JsonField& share) {
   return fmt::format("{:.1f}", 100 * std::min(share.number(), 1.1));
 }
 
-/// A case's figures, its bar, and the mark where the fastest peer stands.
+/// The figures of a case, its bar, and a mark for the fastest peer.
 View speed_view(const JsonField& row) {
   View view = view_of(row);
   view.set("bar", bar_length(row.at("limit_share")));

@@ -1,5 +1,5 @@
-// The kernels' part of a report: what was measured of them on a GPU (reports/kernels/*.json),
-// beside the hardware's limit and the fastest peer.
+// The kernels in a report: measurements on a GPU (reports/kernels/*.json), beside the hardware's
+// limit and the fastest peer.
 #pragma once
 
 #include <string>
@@ -8,15 +8,16 @@
 
 namespace lockstep::cache_sim {
 
-/// The evidence of every kernel in a folder like reports/kernels/, by name, with the figures as the
-/// page shows them; a kernel that pending.json beside that folder lists has a `pending` reason. An
-/// empty array where there is no such folder. Errors name the file and the field.
+/// The evidence of every kernel in a folder such as reports/kernels/, by name, with the texts of
+/// the page. A kernel that is listed in pending.json beside that folder has a `pending` reason. An
+/// empty array if there is no such folder. Errors name the file and the field.
 Result<Json> kernels_of(const std::string& folder);
 
-/// Shapes with a peer, and in how many ours are faster and slower than the fastest, over all.
+/// Counts over all kernels: cases with a peer, and how many of them are faster and slower than the
+/// fastest peer.
 Json kernel_totals(const Json& kernels);
 
-/// /kernels/… for the template kernels.html.
+/// The view of /kernels/… for the template kernels.html.
 View kernel_view(const JsonField& kernel);
 
 }  // namespace lockstep::cache_sim

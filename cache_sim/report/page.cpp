@@ -17,7 +17,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// The SHA-256 of a script as a content policy names it, in base 64.
+/// The SHA-256 of a script in base 64, as a content security policy names it.
 std::string script_digest(std::string_view script) {
   std::array<unsigned char, SHA256_DIGEST_LENGTH> digest{};
   SHA256(reinterpret_cast<const unsigned char*>(script.data()), script.size(), digest.data());
@@ -26,8 +26,9 @@ std::string script_digest(std::string_view script) {
   return {text.begin(), text.begin() + size};
 }
 
-/// A page around what its template gives. It loads nothing and runs its own script alone, named by
-/// its digest, even where a text of a run were taken for markup. `title` is an element.
+/// Puts the content of a template into the frame of a page. The page loads nothing, and its content
+/// security policy allows its own script alone, even if a text of a run were taken for markup.
+/// `title` is an element.
 std::string page_of(std::string_view name, View view, const std::string& title) {
   View frame = object_view();
   const std::string_view script = report_templates().at("page.js");
@@ -43,7 +44,7 @@ std::string plain_title(std::string_view text) {
   return fmt::format("<title>{}</title>", text);
 }
 
-/// What the links of a page need: which pages there are, and the way from here to index.html.
+/// The data for the links of a page: the existing pages, and the path from the page to index.html.
 View page_view(const JsonField& document, std::string_view root) {
   View view = object_view();
   view.set("root", std::string(root));
@@ -88,7 +89,8 @@ View row_of_trace(const JsonField& trace) {
   return view;
 }
 
-/// Those that retell a public report first: their number is what a reader looks for.
+/// Rows of traces; those that reproduce a public report come first, because readers look for its
+/// number.
 View rows_of_traces(const JsonField& traces) {
   View rows = list_view();
   for (const bool is_public : {true, false})
@@ -98,7 +100,7 @@ View rows_of_traces(const JsonField& traces) {
   return rows;
 }
 
-/// Every run that is not as it should be.
+/// All runs that are not as expected.
 View complaints_view(const JsonField& document) {
   View list = list_view();
   const auto add = [&](const JsonField& run, const std::string& link) {
@@ -148,7 +150,7 @@ std::string index_page(const JsonField& document) {
 // --- A page for each trace -----------------------------------------------------------------------
 
 View neighbour(const JsonField& traces, std::size_t i) {
-  if (i >= traces.size()) return View(false);  // also before the first
+  if (i >= traces.size()) return View(false);  // also if i was 0 - 1
   View view = object_view();
   view.set("link", "../" + encoded_link(traces.item(i).at("page").text()));
   view.set("name", code(traces.item(i).at("name"), 60));
@@ -267,7 +269,8 @@ std::vector<Page> report_pages(const Json& data) {
     pages.push_back({"policies.html", policies_page(document)});
   if (document.at("kernels").size() > 0) pages.push_back({"kernels.html", kernels_page(document)});
   pages.push_back({"reading.html", reading_page(document)});
-  pages.push_back({"index.html", index_page(document)});  // the last: it links to all others
+  // the last page, because it links to all others
+  pages.push_back({"index.html", index_page(document)});
   return pages;
 }
 

@@ -18,17 +18,17 @@ constexpr double kNodeHeight = 38;
 constexpr double kNodeGap = 10;
 constexpr double kHiddenHeight = 12;
 constexpr double kLevelGap = 34;
-constexpr double kMonoAdvance = 6.7;   // of an 11 px character
-constexpr double kSmallAdvance = 5.8;  // of one that is not monospaced, on average
+constexpr double kMonoAdvance = 6.7;   // width of an 11 px character
+constexpr double kSmallAdvance = 5.8;  // average width of a character that is not monospaced
 constexpr std::size_t kMostEdgeCharacters = 20;
 constexpr double kRootWidth = 44;
 
-/// Where a node of the tree is drawn.
+/// The place of a node in the picture.
 struct DrawnNode {
   std::size_t level = 0;
   double y = 0;
   std::vector<std::size_t> children;
-  double hidden_y = 0;  // of the note that some below it are not shown
+  double hidden_y = 0;  // place of the note on hidden children
 };
 
 std::string node_style(const JsonField& node, bool has_states) {
@@ -60,7 +60,8 @@ class TreeDrawing {
   }
 
  private:
-  /// Like an outline: a node stands beside its first child, and the others follow below.
+  /// Lays the tree out as an outline: a node stands beside its first child, the others follow
+  /// below.
   void lay_out() {
     drawn_.resize(shown_);
     for (std::size_t i = 0; i < shown_; ++i) {
@@ -152,7 +153,7 @@ class TreeDrawing {
   std::size_t shown_;
   std::vector<DrawnNode> drawn_;
   std::vector<std::size_t> roots_;
-  std::vector<double> widths_;  // of each level
+  std::vector<double> widths_;  // by level
   double next_y_ = 0;
   double hidden_at_root_y_ = 0;
   double hidden_width_ = 2;
@@ -160,27 +161,27 @@ class TreeDrawing {
 
 // --- Strips and rows -----------------------------------------------------------------------------
 
-constexpr double kChartWidth = 490;  // two stand side by side
+constexpr double kChartWidth = 490;  // two charts stand side by side
 
-/// The event, counted from 1, that the run's first finding names; 0 where there is none.
+/// The number, from 1, of the event that the run's first finding names; 0 if there is none.
 std::int64_t wrong_event(const JsonField& run) {
   const JsonField findings = run.at("run").at("findings");
   return findings.size() == 0 ? 0 : findings.item(0).at("event").integer();
 }
 
-/// One pool: what it is called, and the keys of its figures.
+/// The label of a pool, and the keys of its figures.
 struct Strip {
   std::string_view title, used, used_max, total;
 };
 
-constexpr double kPoolsLeft = 58;  // room for the axis' figures
+constexpr double kPoolsLeft = 58;  // room for the figures of the axis
 
 double event_x(std::int64_t event, std::size_t count) {
   return kPoolsLeft + static_cast<double>(event) * (kChartWidth - kPoolsLeft) /
                           static_cast<double>(std::max<std::size_t>(count, 1));
 }
 
-/// A step line of one pool over the events, its highest value at the top.
+/// Draws a pool as a step line over the events; the largest value is at the top.
 void draw_strip(Svg& svg, const JsonField& run, const Strip& strip, double top, double height) {
   const JsonField pools = run.at("pools");
   const JsonField events = run.at("events");
@@ -222,7 +223,7 @@ constexpr double kRowHeight = 24;
 constexpr double kNameWidth = 96;
 constexpr std::size_t kMostRows = 30;
 
-/// Where requests' rows are, and how long a nanosecond is.
+/// The places of requests' rows, and the width of a nanosecond.
 struct RequestRows {
   std::map<std::string, std::size_t> row_of;
   double scale = 0;
@@ -272,7 +273,7 @@ std::string pools_picture(const JsonField& run) {
   if (events.size() == 0) return svg.markup();
   const std::int64_t wrong = wrong_event(run);
   const double x = (event_x(wrong - 1, events.size()) + event_x(wrong, events.size())) / 2;
-  constexpr double kWords = 110;  // of "event 1,234 is wrong", and of an end of the axis
+  constexpr double kWords = 110;  // room for "event 1,234 is wrong", and for an end of the axis
   if (wrong > 0) {
     svg.line({x, 18}, {x, bottom}, "wrong");
     svg.text({x, bottom + 15}, x > kChartWidth / 2 ? "small wrongtext end" : "small wrongtext",
@@ -303,7 +304,7 @@ std::string requests_picture(const JsonField& run) {
     svg.text({0, y + 16}, "mono", words(requests.item(i).at("id"), Medium::svg, 13));
     svg.line({kNameWidth, y + kRowHeight}, {kChartWidth, y + kRowHeight}, "faint");
   }
-  // Waiting lies below everything else, and a retraction above.
+  // Waiting is drawn below everything else, a retraction above.
   const auto layer_of = [](const std::string& name) {
     return name == "queued" ? 0 : name == "retracted" ? 2 : 1;
   };
@@ -324,7 +325,7 @@ std::string requests_picture(const JsonField& run) {
 std::string hit_ratio_picture(const JsonField& workload) {
   constexpr double kBarHeight = 26;
   constexpr double kBarStart = 140;
-  constexpr double kBarRoom = 280;  // of a hit ratio of one
+  constexpr double kBarRoom = 280;  // width of a hit ratio of one
   const JsonField runs = workload.at("runs");
   const double bottom = static_cast<double>(runs.size()) * (kBarHeight + 10);
   Svg svg(kChartWidth, bottom + 2, "hit ratio of each policy");

@@ -1,4 +1,4 @@
-// The pictures of a report's page. Colours are classes of its style sheet, and no picture tells by
+// The pictures of a report. Colours are classes of the style sheet, and no picture depends on
 // colour alone.
 #pragma once
 
@@ -8,22 +8,23 @@
 
 namespace lockstep::cache_sim {
 
-/// The same operations go to policy, oracle and server; a checker compares.
+/// The idea of the project: policy, oracle and server are sent the same operations, and a checker
+/// compares.
 std::string idea_picture();
 
-/// One box of the tree's picture, for the legend: `kind` is state, tombstone, kv or locked.
+/// A box of the tree picture, for the legend: `kind` is state, tombstone, kv or locked.
 std::string legend_box(std::string_view kind);
 
-/// The cache's tree when the run ended: /traces/…/runs/…/tree.
+/// The tree of the cache at the end of the run: /traces/…/runs/…/tree.
 std::string tree_picture(const JsonField& tree);
 
-/// How much of the pools is in use after each event. `run` is /traces/…/runs/….
+/// The used part of the pools after each event. `run` is /traces/…/runs/….
 std::string pools_picture(const JsonField& run);
 
 /// A row for each request: waiting, prefill, decode, retractions.
 std::string requests_picture(const JsonField& run);
 
-/// Hit ratios of a workload's policies: /workloads/….
+/// Hit ratios of the policies of a workload: /workloads/….
 std::string hit_ratio_picture(const JsonField& workload);
 
 }  // namespace lockstep::cache_sim

@@ -1,4 +1,4 @@
-// Decisions of a server's own cache on a generated workload, recorded where that server ran
+// Decisions of the caches of servers on generated workloads, recorded where these servers ran
 // (fixtures/workloads/recorded_decisions.json).
 #pragma once
 
@@ -11,14 +11,14 @@
 namespace lockstep::cache_sim {
 
 struct RecordedDecisions {
-  std::string policy;           ///< ours that has to decide the same
-  std::string of;               ///< whose decisions they are, as `SGLang 0.5.23`
+  std::string policy;           ///< the policy that must decide the same
+  std::string of;               ///< the server and its version
   std::string decision_digest;  ///< 16 hexadecimal digits
   std::int64_t hit_tokens = 0;
 };
 
-/// The records of a workload; none where the file is not there or is about another workload. Errors
-/// name file and field.
+/// The records of a workload; none if the file does not exist or is about another workload. Errors
+/// name the file and the field.
 Result<std::vector<RecordedDecisions>> recorded_decisions(const std::string& path,
                                                           const std::string& workload);
 

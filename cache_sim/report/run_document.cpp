@@ -6,13 +6,15 @@
 #include <filesystem>
 #include <fstream>
 
+#include "cache_sim/trace/public_reports.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
-/// At most this many entries in a picture or a list, so that it stays readable.
+/// The largest number of entries in a picture or a list.
 constexpr std::size_t kMostNodes = 40;
 constexpr std::int64_t kMostEvents = 40;
-constexpr std::int64_t kEventsAfter = 9;  // of those, after the wrong one
+constexpr std::int64_t kEventsAfter = 9;  // of the shown events, those after the wrong one
 
 Json events_json(const ReplaySession& run) {
   Json events = Json::array();
@@ -27,7 +29,7 @@ Json events_json(const ReplaySession& run) {
   return events;
 }
 
-/// The request that a finding is about: the one it names, or that of its event.
+/// The request of a finding: the one that it names, or that of its event.
 std::string request_of(const LocatedFinding& located) {
   if (!located.request.empty()) return located.request;
   constexpr std::string_view kId = " id=";
@@ -37,8 +39,7 @@ std::string request_of(const LocatedFinding& located) {
   return located.operation.substr(begin, located.operation.find(' ', begin) - begin);
 }
 
-/// Events before `first` that the reader of the run's first finding wants to see: where its request
-/// was admitted.
+/// The event before `first` that explains the run's first finding: the admission of its request.
 Json events_before(const ReplaySession& run, std::int64_t first) {
   Json before = Json::array();
   const std::string request = run.findings().empty() ? "" : request_of(run.findings().front());
@@ -50,7 +51,7 @@ Json events_before(const ReplaySession& run, std::int64_t first) {
   return before;
 }
 
-/// Which events a page shows: those around the first finding, or the first ones.
+/// The events that a page shows: those around the first finding, or the first events.
 Json window_json(const ReplaySession& run) {
   const std::int64_t count = run.event_count();
   std::int64_t last = std::min(count, kMostEvents);
@@ -63,7 +64,7 @@ Json window_json(const ReplaySession& run) {
           {"before", events_before(run, first)}};
 }
 
-/// Whether an event belongs to steps that only decode, and its reply says nothing of note.
+/// Whether an event belongs to a step that only decodes, with an ordinary reply.
 bool only_decodes(const KeptEvent& event) {
   const std::string_view operation = event.operation, reply = event.reply;
   if (operation.starts_with("step ") || operation.starts_with("complete ")) return true;
@@ -77,8 +78,8 @@ bool only_decodes(const KeptEvent& event) {
          is_zero("evicted_states=");
 }
 
-/// Stretches of events in which requests only decode, in at least three steps; the first finding's
-/// event and the two before it are in none.
+/// Ranges of events to fold: at least three steps that only decode. The event of the first finding
+/// and the two before it are not folded.
 Json folds_json(const ReplaySession& run) {
   const std::vector<KeptEvent>& events = run.kept_events();
   const std::int64_t wrong = run.findings().empty() ? 0 : run.findings().front().event;
@@ -116,7 +117,8 @@ Json pools_json(const ReplaySession& run) {
           {"states_used_max", states_most}};
 }
 
-/// For each node that is shown, and for the root in the last place: how many below it are not.
+/// For each node that is shown, the number of hidden nodes below it; the last entry is for the
+/// root.
 std::vector<std::int64_t> hidden_below(const std::vector<SnapshotNode>& nodes) {
   const std::size_t shown = std::min(nodes.size(), kMostNodes);
   std::vector<std::int64_t> hidden(shown + 1);
@@ -128,7 +130,7 @@ std::vector<std::int64_t> hidden_below(const std::vector<SnapshotNode>& nodes) {
   return hidden;
 }
 
-/// Whether a sentence has these words, and does not go on with a longer number or path.
+/// Whether a sentence contains these words, and not as the beginning of a longer number or path.
 bool mentions(std::string_view text, std::string_view words) {
   for (std::size_t at = text.find(words); at != std::string_view::npos;
        at = text.find(words, at + 1)) {
@@ -147,8 +149,8 @@ bool is_guilty(const ReplaySession& run, const SnapshotNode& node) {
          (node.state_slot > 0 && mentions(text, fmt::format("state slot {}", node.state_slot)));
 }
 
-/// The tree when the run ended. Parents stand before children, so the first nodes are the top of
-/// the tree.
+/// The tree at the end of the run. Parents precede children, so the first nodes are the top of the
+/// tree.
 Json tree_json(const ReplaySession& run) {
   const std::optional<Snapshot> content = run.snapshot(0);
   if (!content) return nullptr;
@@ -205,7 +207,7 @@ std::vector<std::string> lines_of(const std::string& path) {
   return lines;
 }
 
-/// Where the first sentence of a text ends, or its last one; npos where none ends.
+/// The end of the first or of the last sentence of a text; npos if no sentence ends.
 enum class Which { first, last };
 std::size_t sentence_end(std::string_view text, Which which) {
   const bool ends = !text.empty() && std::string_view(".?)").find(text.back()) != text.npos;
@@ -219,16 +221,16 @@ std::size_t sentence_end(std::string_view text, Which which) {
   return end == std::string_view::npos && ends ? text.size() : end;
 }
 
-/// The comment's beginning as a heading, and the rest of it.
+/// A heading from the beginning of the comment, and the rest of the comment.
 struct Heading {
   std::string title;
   std::vector<std::string> paragraph;
 };
 
-/// The heading is the comment's first line, without a sentence that goes on in the next one. Where
-/// the first line is wrapped within its first sentence, it is that whole sentence.
+/// The heading is the first line of the comment, without a sentence that continues in the next
+/// line. If the first sentence is wrapped, it is that whole sentence.
 Heading heading_of(std::vector<std::string> comment) {
-  constexpr std::size_t kWrapped = 70;  // a shorter line ends where its author ended it
+  constexpr std::size_t kWrapped = 70;  // a shorter line was ended by its author
   if (comment.empty()) return {};
   std::string title = comment.front();
   comment.erase(comment.begin());
@@ -243,8 +245,8 @@ Heading heading_of(std::vector<std::string> comment) {
   return {title.substr(0, end), std::move(comment)};
 }
 
-/// The kind that the file's run line for this planted defect asks for. Without a planted defect
-/// nothing should be found: the `# finds:` that a search has written is what is wrong.
+/// The kind that the file's run line expects for this planted defect. Without a planted defect
+/// nothing should be found: a `# finds:` that a search has written is then the fault.
 std::optional<FindingKind> asked_for(const ReplayRequest& request, const ReplayOutcome& outcome) {
   if (request.defect.empty() || !outcome.trace) return std::nullopt;
   for (const RunDirective& directive : outcome.trace->runs) {

@@ -1,4 +1,4 @@
-// One run as the pages show it: its events, its tree, its pools, what its requests did.
+// One run as the pages show it: its events, its tree, its pools and its requests.
 #pragma once
 
 #include <optional>
@@ -9,26 +9,26 @@
 
 namespace lockstep::cache_sim {
 
-/// The kind of a run's first finding.
+/// The kind of the run's first finding.
 std::optional<FindingKind> found_by(const ReplayOutcome& outcome);
-std::string kind_text(std::optional<FindingKind> kind);  ///< `nothing` where there is none
+std::string kind_text(std::optional<FindingKind> kind);  ///< `nothing` if there is none
 
-/// What every run of a document says of itself: whether it found what it should.
+/// The verdict of a run in the document: whether it found the expected kind.
 Json verdict_json(const std::string& command, const ReplayRequest& request,
                   const ReplayOutcome& outcome, std::optional<FindingKind> finds);
 
-/// The same with the run's JSON and what the pages draw. The request kept its events.
+/// The verdict with the JSON of the run and the data of the pages. The request must keep events.
 Json shown_run_json(const std::string& command, const ReplayRequest& request,
                     const ReplayOutcome& outcome, std::optional<FindingKind> finds);
 
-/// A file of a document, with no run in it yet.
+/// The entry of a file in the document, without its runs.
 Json trace_json(const std::string& file, const std::string& folder, const Trace& trace);
 
-/// Names, comments and a child's answers can hold bytes that are no text; a document holds text
-/// alone.
+/// Replaces bytes that are not UTF-8: names, comments and answers of a child can contain some, a
+/// document must not.
 void make_text(Json& json);
 
-/// The document of runs_page(): these runs, those of the same file together.
+/// The document of runs_page(): these runs, grouped by file.
 Json runs_document(const std::vector<ReplayRequest>& requests,
                    const std::vector<ReplayOutcome>& outcomes);
 

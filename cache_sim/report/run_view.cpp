@@ -9,7 +9,7 @@
 
 #include "cache_sim/report/pictures.hpp"
 #include "cache_sim/report/svg.hpp"
-#include "cache_sim/trace/trace.hpp"
+#include "cache_sim/trace/public_reports.hpp"
 
 namespace lockstep::cache_sim {
 namespace {
@@ -21,7 +21,7 @@ constexpr std::size_t kMostFindings = 4;
 
 // --- The file ------------------------------------------------------------------------------------
 
-/// The runs that went wrong in this line, a kind of finding once.
+/// The failed runs with a finding in this line, each kind once.
 View marks_of_line(const JsonField& trace, std::size_t line) {
   View marks = list_view();
   std::vector<std::string> seen;
@@ -58,7 +58,8 @@ View line_view(const JsonField& trace, std::size_t i, bool& answer_is_next) {
   return view;
 }
 
-/// Comment lines at the file's head: the page shows them as title, text, commands and verdicts.
+/// The number of comment lines at the head of the file: the page shows them as title, text,
+/// commands and verdicts.
 std::size_t head_lines(const JsonField& trace) {
   const JsonField text = trace.at("text");
   std::size_t count = 0;
@@ -88,7 +89,7 @@ View finding_view(const JsonField& findings) {
   return view;
 }
 
-/// The events of the run's window, and before them what led to the finding.
+/// The events of the run's window, preceded by those that led to the finding.
 View events_view(const JsonField& run) {
   const JsonField events = run.at("events");
   if (events.size() == 0) return View(false);
@@ -167,8 +168,8 @@ View span_keys(const JsonField& spans) {
   return keys;
 }
 
-/// The first run that is not as expected, whose sentence the page begins with; else the number of
-/// runs.
+/// The index of the first run that is not as expected, which the banner of the page is about;
+/// otherwise the number of runs.
 std::size_t run_in_banner(const JsonField& trace) {
   const JsonField runs = trace.at("runs");
   std::size_t i = 0;
@@ -176,7 +177,7 @@ std::size_t run_in_banner(const JsonField& trace) {
   return i;
 }
 
-/// A finding, or the complaint that there is none, at the top of the page in red.
+/// The red banner of the page: a finding, or the missing finding.
 View banner_view(const JsonField& trace, std::size_t i) {
   if (i == trace.at("runs").size()) return View(false);
   const JsonField run = trace.at("runs").item(i);
@@ -189,7 +190,7 @@ View banner_view(const JsonField& trace, std::size_t i) {
   return view;
 }
 
-/// Whether the file's heading says more than the sentence of the banner.
+/// Whether the heading of the file says more than the banner.
 bool has_title(const JsonField& trace, std::size_t in_banner) {
   if (in_banner == trace.at("runs").size()) return true;
   const JsonField findings = trace.at("runs").item(in_banner).at("run").at("findings");
@@ -204,7 +205,7 @@ View run_view(const JsonField& trace, std::size_t i) {
   View view = object_view();
   for (const char* const key : {"as_expected", "found", "defect", "command"})
     view.set(key, view_of(run.at(key)));
-  // The banner says it already where nothing should have been found.
+  // If nothing should have been found, the banner says it already.
   const bool complains = run.has("complaint") && (run.has("finds") || i != run_in_banner(trace));
   view.set("complaint", complains ? view_of(run.at("complaint")) : View(false));
   view.set("anchor", run_anchor(trace, i));

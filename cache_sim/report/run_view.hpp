@@ -1,4 +1,4 @@
-// What the templates traces.html and run.html see of a trace and its runs.
+// The data of the templates traces.html and run.html: a trace and its runs.
 #pragma once
 
 #include <string>
@@ -7,17 +7,17 @@
 
 namespace lockstep::cache_sim {
 
-/// A file's name as the name of a place on a page, and that of its run `i`, counted from 0.
+/// The anchor of a file on a page, and the anchor of its run `i`, counted from 0.
 std::string trace_anchor(const JsonField& trace);
 std::string run_anchor(const JsonField& trace, std::size_t i);
 
-/// What a kind of finding means, in a sentence; empty where it is none.
+/// The meaning of a kind of finding, in a sentence; empty for an unknown kind.
 std::string meaning_of(const JsonField& kind);
 
-/// Public reports that a trace's comment names, with a link where the number's project is known.
+/// The public reports that the comment of a trace names, with links for known projects.
 View references_view(const JsonField& trace);
 
-/// /traces/…: the file's text, what it is about, and each run.
+/// The view of /traces/…: the text of the file, its description, and its runs.
 View trace_view(const JsonField& trace);
 
 }  // namespace lockstep::cache_sim

@@ -8,7 +8,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// A coordinate with at most one decimal: the same text for the same number everywhere.
+/// A coordinate with at most one decimal. Equal numbers give equal texts.
 std::string at(double value) {
   const auto tenths = static_cast<long long>(std::llround(value * 10));
   const long long whole = std::llabs(tenths) / 10;

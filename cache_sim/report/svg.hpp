@@ -1,5 +1,5 @@
-// Small drawing helpers: an SVG picture as text, with sizes in pixels and colours as classes of the
-// page's style sheet, so that a picture follows the reader's light or dark setting.
+// Draws an SVG picture as text. Sizes are in pixels; colours are classes of the page's style sheet,
+// so that a picture follows the reader's light or dark mode.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@
 
 namespace lockstep::cache_sim {
 
-/// Text as it stands between tags and inside quoted attributes of HTML and XML.
+/// Escapes a text for the content and the quoted attributes of HTML and XML.
 std::string escaped(std::string_view text);
 
-/// A path below the page's folder as a link: every byte that a URL gives a meaning of its own, or
-/// that is not ASCII, as %XX (RFC 3986, section 2).
+/// A relative path as a link: every byte that has a meaning in a URL or is not ASCII becomes %XX
+/// (RFC 3986, section 2).
 std::string encoded_link(std::string_view path);
 
-/// At most `limit` characters of UTF-8 text; where it is longer, its beginning and `…`.
+/// A text cut to `limit` characters of UTF-8, with `…` if it was cut.
 std::string shortened(std::string_view text, std::size_t limit);
 
 struct Point {
@@ -29,26 +29,26 @@ struct Box {
 
 class Svg {
  public:
-  /// `label` is what a screen reader says.
+  /// `label` is read by screen readers.
   Svg(double width, double height, std::string_view label);
 
-  /// `style` arguments are class names. `content` is markup already, and so is `title`, a whole
-  /// element of that name: the caller escapes.
+  /// `style` is a list of class names. `content` and `title` (a <title> element) are markup: the
+  /// caller escapes them.
   void rect(const Box& box, std::string_view style, double radius = 0, std::string_view title = {});
   void line(Point from, Point to, std::string_view style);
-  /// Straight pieces from point to point.
+  /// Straight lines from point to point.
   void path(const std::vector<Point>& points, std::string_view style);
-  /// Across, down and across, as outlines have them.
+  /// A line that goes across, down and across, as in outlines.
   void elbow(Point from, Point to, std::string_view style);
-  /// A line that ends in an arrow head.
+  /// A line with an arrow head at its end.
   void arrow(Point from, Point to, std::string_view style);
   void text(Point at, std::string_view style, std::string_view content);
-  /// A padlock, 10 wide and 12 high, with its upper left corner here.
+  /// A padlock, 10 wide and 12 high, with its upper left corner at this point.
   void padlock(Point at);
-  /// A triangle that points down to this place.
+  /// A triangle that points down to this point.
   void marker(Point at, std::string_view style, std::string_view title);
 
-  /// What is drawn until close_part() can be hidden by this number (page.js).
+  /// Shapes drawn before close_part() form the part with this number, which page.js can hide.
   void open_part(std::size_t number);
   void close_part();
 

@@ -1,13 +1,13 @@
-// The data that a template of cache_sim/report/templates/ (Mustache) is filled with. Each figure or
-// text of the document is an object there, whose members are markup that names its JSON pointer:
+// The data of the templates in cache_sim/report/templates/ (Mustache). A figure or text of the
+// document becomes an object whose members are markup with its JSON pointer:
 //
 //   integer   count 1,776,161 · moment 3 ms (of nanoseconds) · positive, a condition ·
-//             s, which a noun has in the plural
+//             s, the plural ending of a noun after this number
 //   real      percent 66.7 % (of a ratio)
-//   text      words · code · words_600, code_60, code_240 cut to that many characters · filled, a
-//   condition
+//   text      words · code · words_600, code_60, code_240 cut to that many characters ·
+//             filled, a condition
 //
-// so `{{{events.count}}}` is the number of events and says where it stands in report.json. null is
+// So `{{{events.count}}}` is the number of events, marked with its place in report.json. null is
 // false.
 #pragma once
 
@@ -29,7 +29,7 @@ View list_view();
 
 View view_of(const JsonField& field, std::initializer_list<std::string_view> left_out = {});
 
-/// A list of what `item` makes of each element of an array, the first `most` of them.
+/// A list of the views that `item` makes of the elements of an array, at most `most` of them.
 template <class Item>
 View views_of(const JsonField& array, Item&& item, std::size_t most = SIZE_MAX) {
   View list = list_view();
@@ -37,11 +37,11 @@ View views_of(const JsonField& array, Item&& item, std::size_t most = SIZE_MAX) 
   return list;
 }
 
-/// The files of cache_sim/report/templates/ by name.
+/// The files of cache_sim/report/templates/, by name.
 const std::map<std::string_view, std::string_view>& report_templates();
 
-/// A template filled in; `{{>run.html}}` in it is that file. A template that does not parse is a
-/// bug and throws.
+/// A filled-in template. `{{>run.html}}` in it includes that file. A template that cannot be parsed
+/// is a bug, and throws.
 std::string filled_template(std::string_view name, View view);
 
 }  // namespace lockstep::cache_sim

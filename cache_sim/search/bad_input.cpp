@@ -5,7 +5,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// A document that no prompt has.
+/// The number of a document that no prompt contains.
 constexpr Document kNowhere = 99;
 
 Name nobody() {
@@ -27,7 +27,8 @@ std::optional<Operation> BadInput::next() {
   }
 }
 
-/// Of a request that was not admitted. (One that was never asked for cannot stand in a file.)
+/// An operation on a request that was not admitted. (The name of a request that was never asked for
+/// cannot stand in a file.)
 Operation BadInput::use_of_refused_request() {
   constexpr Verb kVerbs[] = {Verb::extend, Verb::complete, Verb::accept, Verb::checkpoint,
                              Verb::finish, Verb::abort,    Verb::preempt};
@@ -42,8 +43,8 @@ Operation BadInput::use_of_refused_request() {
   return operation;
 }
 
-/// What cannot be computed or stored now: more than there is, or something between a verification
-/// and its verdict, or out of the order of results.
+/// A forward, checkpoint or finish that is impossible now: more tokens than there are, an operation
+/// between a verification and its accept, or a result out of order.
 Operation BadInput::bad_forward(const Request& request) {
   Operation operation;
   operation.id = request.id;
@@ -79,13 +80,13 @@ Operation BadInput::bad_forward(const Request& request) {
         operation.drafts = fresh_tokens(1);
         ++operation.n;
       }
-      // A block cache's steps are all ahead or none is.
+      // In a block cache, either all steps run ahead of their results or none does.
       if (swarm_.blocks && swarm_.config.overlap != 0) operation.async = false;
       return operation;
   }
 }
 
-/// Drafts that are no tree, an end beyond what is known, a graph with too few rows.
+/// Drafts that form no tree, an end beyond the known tokens, or a graph with too few rows.
 Operation BadInput::bad_server_field(const Request& request) {
   Operation operation;
   operation.id = request.id;
@@ -109,7 +110,7 @@ Operation BadInput::bad_server_field(const Request& request) {
   }
 }
 
-/// A verdict that is none, or a result that is not to come.
+/// An accept without a verification, or a result that is not due.
 Operation BadInput::bad_result(const Request& request) {
   Operation operation;
   operation.id = request.id;
@@ -158,8 +159,8 @@ Operation BadInput::bad_admission() {
   return admit;
 }
 
-/// Of a slot cache: a mapping of another number of rows than there are, a prefix that nobody has
-/// captured.
+/// Of a slot cache: a mapping with another number of rows than there are, or a restore of a prefix
+/// that was never captured.
 Operation BadInput::bad_slot_operation() {
   Operation operation;
   operation.verb = Verb::compact;
@@ -171,8 +172,8 @@ Operation BadInput::bad_slot_operation() {
   return operation;
 }
 
-/// Names that nobody has, names that are taken, prefixes that are not stored, and what a radix
-/// cache does not do at all.
+/// Tree verbs with unknown names, with names that are taken, with prefixes that are not stored, or
+/// which a radix cache does not have.
 Operation BadInput::bad_tree_operation() {
   const auto page = static_cast<std::uint32_t>(swarm_.config.page);
   const std::vector<Request>& requests = model_.requests();
@@ -203,7 +204,8 @@ Operation BadInput::bad_tree_operation() {
   } else if (choice == 4) {
     operation.verb = Verb::insert;
     operation.tokens = Tokens::of_document(kNowhere, 0, page);
-    if (accepted_.has_states && draw_.chance(1, 2)) return operation;  // it needs a slot
+    // in a cache with states, an insert needs a slot
+    if (accepted_.has_states && draw_.chance(1, 2)) return operation;
     if (accepted_.has_states) operation.slot = slots.empty() ? nobody() : slots.front().name;
     operation.prev = page;
   } else if (choice == 5 && accepted_.has_states) {

@@ -1,5 +1,5 @@
-// Operations that no subject may accept: names that nobody has, more tokens than there are, results
-// that nobody waits for. A subject that takes one where another refuses it is a finding.
+// Operations that every subject must refuse: unknown names, more tokens than there are, results
+// that are not due. A subject that accepts one that another subject refuses is a finding.
 #pragma once
 
 #include <optional>
@@ -12,11 +12,11 @@ namespace lockstep::cache_sim {
 
 class BadInput {
  public:
-  /// `model` follows what is played, and outlives this.
+  /// `model` follows the operations that are played, and must outlive this object.
   BadInput(const Swarm& swarm, const Accepted& accepted, const LegalityModel& model, Draw& draw)
       : swarm_(swarm), draw_(draw), model_(model), accepted_(accepted) {}
 
-  /// As often as the swarm says, an operation that is bad input whatever the cache holds.
+  /// At the rate of the swarm, an operation that is bad input whatever the cache holds.
   std::optional<Operation> next();
 
  private:

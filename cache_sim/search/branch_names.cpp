@@ -5,11 +5,11 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// The tree of all sequences; a node is the prefix that ends with it.
+/// The tree of all sequences. A node stands for the prefix that ends with it.
 class Namer {
  public:
   using Node = std::size_t;
-  using Path = std::vector<Node>;  // of a sequence, a node for each token
+  using Path = std::vector<Node>;  // of a sequence: the node of each token
 
   BranchNames name(Steps steps) {
     for (Step& step : steps) {
@@ -35,7 +35,7 @@ class Namer {
     return known->second;
   }
 
-  /// Renames tokens that follow the path, and lets it go on with them.
+  /// Renames tokens that continue the path, and appends their nodes to it.
   void follow(Path& path, Tokens& tokens) {
     std::vector<Token> values = tokens.values();
     for (Token& token : values) {
@@ -45,7 +45,7 @@ class Namer {
     if (!values.empty()) tokens = Tokens::of_values(values);
   }
 
-  /// Drafts are a chain after the path, or a tree: each after its parent.
+  /// Renames drafts: a chain after the path, or a tree in which each follows its parent.
   void name_drafts(Node before, Operation& extend) {
     std::vector<Token> values = extend.drafts.values();
     Path nodes{before};
@@ -85,7 +85,8 @@ class Namer {
     }
   }
 
-  /// An output that is given as a number has tokens of its own, which no other line can name.
+  /// The tokens of an output that is given as a length occur in no other line, so they keep their
+  /// names.
   void name(RequestSpec& spec) {
     Path path;
     Tokens named = spec.stops ? spec.tokens : spec.tokens.prefix(spec.prompt_size);

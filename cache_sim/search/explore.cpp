@@ -19,12 +19,12 @@
 namespace lockstep::cache_sim {
 namespace {
 
-using Clock = std::chrono::steady_clock;  // budgets and reported times alone
+using Clock = std::chrono::steady_clock;  // for time limits and reported times alone
 
 constexpr std::int64_t kTwiceEvery = 20;
 constexpr std::size_t kMostCorpus = 512;
 
-/// A trace to play, and who plays it.
+/// A trace to play, and the player for it.
 struct Candidate {
   std::size_t player = 0;  // index into the explorer's players
   Config config;
@@ -32,7 +32,7 @@ struct Candidate {
   Steps steps;
 };
 
-/// What a trace came to; its steps are what was played, literally.
+/// The result of a played trace. Its steps are those that were played, without adaptation.
 struct Execution {
   Candidate candidate;
   std::optional<LocatedFinding> finding;
@@ -48,7 +48,7 @@ Trace as_trace(const Candidate& candidate) {
   return trace;
 }
 
-/// Which marks the last trace reached.
+/// The code marks that the last trace reached.
 class Marks {
  public:
   Marks() {
@@ -63,7 +63,7 @@ class Marks {
   void start() {
     for (std::size_t i = 0; i < counts_.size(); ++i) before_[i] = *counts_[i];
   }
-  /// Whether two marks were reached together that no trace before reached together.
+  /// Whether the last trace reached two marks together that no trace before it reached together.
   bool reached_new_pair() {
     reached_.clear();
     for (std::size_t i = 0; i < counts_.size(); ++i)
@@ -83,18 +83,18 @@ class Marks {
 
  private:
   std::vector<std::string> names_;
-  std::vector<std::uint64_t> first_;  // before the search
+  std::vector<std::uint64_t> first_;  // the counts before the search
   std::vector<const std::uint64_t*> counts_;
   std::vector<std::uint64_t> before_;
   std::vector<std::size_t> reached_;
   std::set<std::pair<std::size_t, std::size_t>> pairs_;
 };
 
-/// Who plays a trace, and what all of them accept.
+/// A group of subjects that play a trace together, and what is common to all of them.
 struct Player {
   std::vector<std::string> subjects;
   Accepted accepted;
-  ConfigFields fixed;  ///< that no trace changes
+  ConfigFields fixed;  ///< config fields that no trace changes
   bool has_child = false;
 };
 
@@ -120,7 +120,7 @@ class Explorer {
       ++outcome_.traces;
       outcome_.operations += played->operations;
       digest.add(played->digest);
-      if (!played->finding && number % kTwiceEvery == 0) hold_to_itself(*played);
+      if (!played->finding && number % kTwiceEvery == 0) check_replays_identically(*played);
       if (played->finding) {
         note(number, std::move(*played));
       } else if (marks_.reached_new_pair() && corpus_.size() < kMostCorpus) {
@@ -149,7 +149,7 @@ class Explorer {
     if (options_.progress) options_.progress({number, outcome_.discoveries.size(), shrinking});
   }
 
-  /// One trace in four is an earlier one, cut up, spliced and doubled; the others are new.
+  /// Plays one trace. One in four is a mutated trace of the corpus; the others are new.
   Result<Execution> one_trace(Draw& draw) {
     if (!corpus_.empty() && draw.chance(1, 4)) {
       ++outcome_.from_corpus;
@@ -195,9 +195,10 @@ class Explorer {
     return executed(std::move(candidate), **run);
   }
 
-  /// Operations that are made one after the other, each from what was answered before. What is made
-  /// as legal is, and what is made as bad input is not: anything else is a mistake, which is
-  /// returned, or a finding where the subjects are of two opinions.
+  /// Plays operations that are generated one after another, each from the replies before it. An
+  /// operation generated as legal must be legal, and one generated as bad input must be refused. If
+  /// all subjects agree otherwise, the generator is wrong, and the returned sentence says so; if
+  /// the subjects disagree, that is a finding.
   std::string play_drawn(Candidate& candidate, ReplaySession& run, const Swarm& swarm,
                          Draw& draw) const {
     const Player& who = players_[candidate.player];
@@ -218,7 +219,7 @@ class Explorer {
     RandomTrace random(swarm, who.accepted, player.model(), draw);
     BadInput bad_input(swarm, who.accepted, player.model(), draw);
     for (int i = 0; i < swarm.operations && !run.stopped() && mistake.empty(); ++i) {
-      if (!who.has_child)  // children need not know what is bad input
+      if (!who.has_child)  // a child may accept bad input
         if (const std::optional<Operation> bad = bad_input.next()) say(*bad, Made::bad);
       if (run.stopped()) break;
       const Operation next = random.next();
@@ -252,8 +253,8 @@ class Explorer {
     return executed(std::move(candidate), **run);
   }
 
-  /// A trace of the corpus with a piece dropped, doubled or replaced by a piece of another one of
-  /// the same level.
+  /// A mutated trace of the corpus: one piece is dropped, doubled, or replaced by a piece of
+  /// another trace of the same level.
   Candidate mutated(Draw& draw) const {
     Candidate candidate = corpus_[draw.below(corpus_.size())];
     const Candidate& other = corpus_[draw.below(corpus_.size())];
@@ -281,8 +282,8 @@ class Explorer {
     return candidate;
   }
 
-  /// A request that comes twice is another one; who was not asked for is not stopped; times, which
-  /// never go back, are those of the schedule.
+  /// Repairs a mutated trace of requests: a repeated request is renamed, an intervention on an
+  /// unknown request is dropped, and times are cleared or made to increase.
   void make_sensible(Candidate& candidate) const {
     const bool server_fields = players_[candidate.player].accepted.can(Capability::draft_trees);
     const bool content_keys = players_[candidate.player].accepted.can(Capability::content_keys);
@@ -294,7 +295,7 @@ class Explorer {
       step.statement.line = ++line;
       if (auto* const spec = std::get_if<RequestSpec>(&step.statement.what)) {
         spec->at = -1;
-        // What the player does not take may come from another player's trace.
+        // A piece of another player's trace may have fields that this player does not take.
         if (!content_keys) {
           spec->lora = Name();
           for (RequestSpec::Image& image : spec->images) image.name = Name();
@@ -321,8 +322,8 @@ class Explorer {
     for (Step& step : candidate.steps) step.statement.line = ++line;
   }
 
-  /// The trace that was played, as it is written down and replayed, gives the same run.
-  void hold_to_itself(Execution& first) const {
+  /// Replays the trace as it would be written to a file; a run with another digest is a finding.
+  void check_replays_identically(Execution& first) const {
     const Trace trace = as_trace(first.candidate);
     const auto again = played_run(options_for(first.candidate, false),
                                   [&](ReplaySession& session) { play_trace(session, trace); });
@@ -350,14 +351,15 @@ class Explorer {
     found.lines = line_count(found.trace);
     if (options_.found) {
       options_.found(found);
-      // Who was told has written it down; a search for a million of them keeps none.
+      // The callback has written the trace; a search with a million findings keeps none in memory.
       found.trace = Trace();
       found.finding.around = {};
     }
     outcome_.discoveries.push_back(std::move(found));
   }
 
-  /// Makes the discovery smaller, or says that it cannot be shown again.
+  /// Makes the discovery smaller. A finding that does not show again becomes one of kind
+  /// `nondeterministic`.
   void shrink_discovery(Discovery& found, const Player& who) const {
     RunOptions run = options_.run;
     run.subjects = found.subjects;
@@ -409,16 +411,16 @@ Result<Accepted> accepted_by_policy(std::string_view name) {
   return accepted_by(*policy);
 }
 
-/// A child says itself which levels of verbs it understands, and may say which fields it obeys.
-/// What it need not obey stays at its default unless the child says that it does. `alone`: there
-/// are only children.
+/// Sets what the children of a search accept. A child announces the levels of verbs that it
+/// understands, and may announce the config fields that it obeys. Other fields keep their defaults.
+/// `alone`: all subjects are children.
 Result<void> ask_children(const RunOptions& run, bool alone, Player& player) {
   player.accepted.fields = player.accepted.fields & fields_for_children();
   player.accepted.has_child = true;
   if (alone) player.accepted.capabilities.add(Capability::sequences);  // no policy has them
   for (const std::string& name : player.subjects) {
     const Result<std::unique_ptr<SubjectSeat>> seat = start_subject(name, run);
-    if (!seat && seat.error().finding) {  // the first trace says so
+    if (!seat && seat.error().finding) {  // the first trace reports it
       for (const std::string& field : fields_for_children()) player.fixed.add(field);
       player.accepted.capabilities &= {Capability::tree, Capability::slots, Capability::sequences};
       continue;
@@ -446,7 +448,7 @@ Result<Player> player_of(std::vector<std::string> subjects, const RunOptions& ru
     else
       policies.push_back(subject);
   }
-  // Children alone: their config says what they are.
+  // If all subjects are children, their announcements decide which config fields are drawn.
   const bool is_alone = policies.empty();
   if (is_alone)
     policies.push_back(run.config.policy.empty() ? default_policy() : run.config.policy);
@@ -461,7 +463,7 @@ Result<Player> player_of(std::vector<std::string> subjects, const RunOptions& ru
   return player;
 }
 
-/// Without subjects: every policy beside its oracle.
+/// The players of a search without subjects: every policy beside its oracle.
 Result<std::vector<Player>> players_of(const RunOptions& run) {
   std::vector<std::vector<std::string>> all;
   if (!run.subjects.empty()) all.push_back(run.subjects);

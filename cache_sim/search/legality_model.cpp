@@ -5,12 +5,12 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// Tokens of a request that an extend could compute, its drafts included.
+/// The number of tokens that an extend of the request could compute, its drafts included.
 std::int64_t tokens_left(const LegalityModel::Request& request, const Operation& extend) {
   return request.left() + extend.tokens.size() + extend.drafts.size();
 }
 
-/// Whether the tokens are drafts, each after the one before it.
+/// Whether the tokens can be kept drafts: a path of the request's tree of drafts, from its root.
 bool are_kept(const LegalityModel::Request& request, const Tokens& tokens) {
   if (request.parents.empty())
     return tokens.size() <= request.drafts.size() && tokens == request.drafts.prefix(tokens.size());
@@ -24,12 +24,12 @@ bool are_kept(const LegalityModel::Request& request, const Tokens& tokens) {
   return found == tokens.size();
 }
 
-/// Whether an accept has nothing to be the result of.
+/// Whether the request has neither drafts nor a result due, so that an accept has no meaning.
 bool lacks_verification(const LegalityModel::Request* request) {
   return request != nullptr && request->drafts.empty() && !request->is_result_due();
 }
 
-/// Where an answer can end that was to end at `up_to`.
+/// The end of an answer that was planned to end at `up_to`, within the tokens that are known now.
 std::int64_t answer_end(std::int64_t up_to, const LegalityModel::Request& request) {
   if (up_to == Operation::kAbsent) return up_to;
   return std::min<std::int64_t>(std::max(up_to, request.shortest), request.known.size());
@@ -55,7 +55,7 @@ const LegalityModel::Slot* LegalityModel::find_slot(Name name) const {
   return found == slots_.end() ? nullptr : &*found;
 }
 
-// --- What was done -------------------------------------------------------------------------------
+// --- After an operation --------------------------------------------------------------------------
 
 void LegalityModel::follow(const Operation& operation, const Reply& reply) {
   const bool shows_state = shown_ && shown_->has_state && shown_->tokens == operation.tokens &&
@@ -112,10 +112,10 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
         return;
       }
       if (!found->drafts.empty())
-        found->computed = found->known.size() - 1;  // the last one has only been sampled
+        found->computed = found->known.size() - 1;  // the last token has only been sampled
       found->drafts = Tokens();
       return;
-    case Verb::preempt:  // a block cache's request resumes with all that it has said
+    case Verb::preempt:  // in a block cache, a preempted request resumes with all its tokens
       if (cuts_chunks_) seen_.push_back(found->known);
       [[fallthrough]];
     case Verb::finish:
@@ -132,7 +132,8 @@ void LegalityModel::follow_request(const Operation& operation, const Reply& repl
 void LegalityModel::follow_extend(const Operation& operation, const Reply& reply,
                                   Request& request) const {
   const std::int64_t n = cuts_chunks_ ? reply.get(ReplyField::n, operation.n) : operation.n;
-  // A server looks for the end in what one result tells, and launches nothing more once it is seen.
+  // A server looks for the end of the answer in the tokens of one result, and launches no row after
+  // it.
   if (request.in_flight == 0)
     request.shortest = request.known.size() + (operation.tokens.empty() ? 0 : 1);
   request.known = request.known.followed_by(operation.tokens);
@@ -151,7 +152,7 @@ void LegalityModel::follow_extend(const Operation& operation, const Reply& reply
   request.drafts = operation.drafts;
   request.parents = operation.parents;
   if (operation.drafts.empty()) request.computed += n;
-  // A verification takes all that is left.
+  // A verification computes all tokens that are left.
   request.is_cut = cuts_chunks_ && operation.drafts.empty() &&
                    request.computed < request.known.size() && (request.is_cut || n < operation.n);
 }
@@ -229,7 +230,7 @@ void LegalityModel::follow_slot(const Operation& operation, const Reply& reply) 
       if (operation.tokens.size() % page_ == 0) shown_ = {operation.tokens, operation.salt, true};
       return;
     case Verb::match: {
-      // A match that ends inside an edge splits it, so a node ends here.
+      // A match that ends inside an edge splits the edge, so a node ends here.
       const std::int64_t kv = reply.get(ReplyField::kv);
       if (kv == 0) return;
       shown_ = {operation.tokens.prefix(static_cast<std::uint32_t>(kv)), operation.salt,
@@ -242,14 +243,14 @@ void LegalityModel::follow_slot(const Operation& operation, const Reply& reply) 
   }
 }
 
-// --- What can be done ----------------------------------------------------------------------------
+// --- Before an operation -------------------------------------------------------------------------
 
 bool LegalityModel::adapt(Step& step) const {
   auto& operation = std::get<Operation>(step.statement.what);
   if (step.rest == Step::kLiteral && contradicts_itself(operation)) step.stands = true;
   if (step.stands) return true;
   if (bare_lock_.exists() && operation.lock != bare_lock_) return false;
-  // Nothing is sampled, and nobody finishes, before a chunk that was cut short is done.
+  // A chunk that was cut short is completed before the request samples or finishes.
   const Request* const request = find_request(operation.id);
   const bool goes_on = operation.verb == Verb::finish ||
                        (operation.verb == Verb::extend && !operation.tokens.empty());
@@ -333,7 +334,7 @@ bool LegalityModel::is_sequence_sense(const Request& request, const Operation& o
   return operation.verb != Verb::clone || find_request(operation.as) == nullptr;
 }
 
-/// Bad input where it comes from a trace that was played so.
+/// Whether the operation contradicts itself, as in a trace with bad input.
 bool LegalityModel::contradicts_itself(const Operation& operation) const {
   const Request* const request = find_request(operation.id);
   switch (operation.verb) {
@@ -362,7 +363,8 @@ bool LegalityModel::contradicts_itself(const Operation& operation) const {
 
 bool LegalityModel::adapt_insert(Operation& operation, bool& of_slot) const {
   const Slot* const slot = find_slot(operation.slot);
-  // A key is whole pages: of a slot that stands for more, the tree would store another prefix.
+  // A key consists of whole pages. If the slot stands for more tokens, the tree would store the
+  // state under a shorter prefix.
   const bool is_key = slot != nullptr && !slot->tokens.empty() && slot->tokens.size() % page_ == 0;
   if (of_slot && !is_key) return false;
   if (!of_slot) of_slot = is_key && slot->tokens == operation.tokens;

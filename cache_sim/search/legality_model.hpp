@@ -1,7 +1,6 @@
-// What a trace of single operations has admitted, computed and held so far, learned from the
-// operations and the answers to them. The generator asks it which operation is legal next; the
-// player asks it how an operation that was cut out of another trace has to be changed to be legal
-// here.
+// Tracks what a trace of single operations has admitted, computed and locked so far, from the
+// operations and their replies. The generator asks it which operations are legal next. The player
+// asks it how to adapt an operation that was cut out of another trace.
 #pragma once
 
 #include <cstdint>
@@ -12,30 +11,31 @@
 
 namespace lockstep::cache_sim {
 
-/// A statement and what it meant when it was last played, so that it can mean the same again.
+/// A statement and its meaning when it was last played, so that it can be adapted to mean the same.
 struct Step {
   static constexpr std::int64_t kLiteral = -1;
 
   Statement statement;
-  /// What it left undone: tokens not computed after an extend, computed tokens after a
-  /// checkpoint's length, nothing after a verification's accept; kLiteral: its number is that.
+  /// The number that the operation left undone: tokens not computed after an extend, computed
+  /// tokens after the length of a checkpoint, nothing after an accept. kLiteral: its numbers are
+  /// kept.
   std::int64_t rest = kLiteral;
-  /// insert: its tokens were those that its slot stood for. One that says otherwise lies about a
-  /// state by itself, which is nobody's defect.
+  /// An insert whose tokens were those of its slot. An insert with other tokens would itself store
+  /// a state under a wrong prefix, which is no defect of the subject.
   bool of_slot = false;
-  /// It is bad input by intent, so nothing makes it fit.
+  /// Bad input by intent; it is not adapted.
   bool stands = false;
 };
 using Steps = std::vector<Step>;
 
-/// Statements to play as they stand.
+/// Steps that play the statements unchanged.
 Steps literal_steps(const std::vector<Statement>& statements);
 
 class LegalityModel {
  public:
   /// A row whose result is out.
   struct Row {
-    bool samples;  ///< its accept will tell tokens
+    bool samples;  ///< its accept brings tokens
     std::int64_t drafts;
   };
   struct Request {
@@ -43,77 +43,79 @@ class LegalityModel {
     Name salt;
     Tokens known;
     std::int64_t computed = 0;
-    Tokens drafts;                      ///< of a verification that waits for its accept
+    Tokens drafts;                      ///< drafts of a verification whose accept is due
     int in_flight = 0;                  ///< extends whose results are out
     bool samples = false;               ///< tokens came after those of the admission
-    std::vector<std::int64_t> parents;  ///< of the drafts, where they are a tree
-    std::int64_t external = 0;          ///< of its admission, before its first extend
-    bool is_loading = false;            ///< these tokens are under way
-    bool is_cut = false;    ///< the server has taken less than was asked for, and something is left
-    std::vector<Row> rows;  ///< whose tokens their results tell, the oldest first
-    std::int64_t promised = 0;  ///< tokens that these bring, their drafts counted as kept
-    std::int64_t shortest = 0;  ///< tokens that an answer has at least: no end was seen before them
+    std::vector<std::int64_t> parents;  ///< parents of the drafts, if they form a tree
+    std::int64_t external = 0;          ///< external= of the admission, until its first extend
+    bool is_loading = false;            ///< these external tokens are being loaded
+    /// the server took fewer tokens than an extend asked for, and some are left
+    bool is_cut = false;
+    std::vector<Row> rows;      ///< rows whose results bring their tokens, the oldest first
+    std::int64_t promised = 0;  ///< tokens that these rows bring if all drafts are kept
+    std::int64_t shortest = 0;  ///< shortest possible answer: no end was seen within these tokens
 
     std::int64_t left() const { return known.size() + promised - computed; }
     bool is_result_due() const { return !rows.empty() && rows.front().samples; }
   };
   struct Slot {
     Name name;
-    Tokens tokens;  ///< that its state stands for
+    Tokens tokens;  ///< the tokens for which its state stands
   };
-  /// A request's tokens that were kept under a name.
+  /// Tokens of a request that were captured under a name.
   struct Captured {
     Name name;
     Name salt;
     Tokens tokens;
     bool partial = false;
   };
-  /// A node of the tree that the last reply showed.
+  /// A node of the tree that the last reply named.
   struct Node {
     Tokens tokens;
     Name salt;
     bool has_state = false;
   };
 
-  /// `counts_locks_on_tombstones` as in PolicyEntry, of all subjects. In a slot cache a request
-  /// that is given what was captured keeps the prompt that begins with it; a sequence becomes what
-  /// was captured.
+  /// `counts_locks_on_tombstones`: PolicyEntry's flag of all subjects. `is_slot_cache`: a request
+  /// that restores a capture keeps its own prompt, which begins with the captured tokens; in other
+  /// caches it becomes the captured sequence.
   LegalityModel(std::int64_t page, bool counts_locks_on_tombstones, bool is_slot_cache = false)
       : page_(page),
         counts_locks_on_tombstones_(counts_locks_on_tombstones),
         is_slot_cache_(is_slot_cache) {}
 
-  /// The subjects cut chunks where they have to end and say so by n=: what is left is computed
-  /// before anything is sampled. Of others, less than was asked for is a fault.
+  /// Subjects may cut chunks, and say so by n= of the reply: the rest is computed before the
+  /// request samples. In other subjects a smaller n is a fault.
   void expect_cut_chunks() { cuts_chunks_ = true; }
-  /// Steps run ahead of results, and with drafts these alone tell what was sampled: rows are asked
-  /// for without their tokens.
+  /// Steps run ahead of their results and verify drafts, so only results tell which tokens were
+  /// sampled: rows are asked for without tokens.
   void expect_results_to_tell() { results_tell_ = true; }
 
-  /// Takes note of what the operation, which was answered so, did.
+  /// Records the effects of an operation that got this reply.
   void follow(const Operation& operation, const Reply& reply);
-  /// Fits the step's operation to what is there, and notes what it means. False where it makes no
-  /// sense.
+  /// Adapts the operation of the step to the current state, and notes its meaning. False if it
+  /// makes no sense now.
   bool adapt(Step& step) const;
-  /// Whether a server can be asked this now: its request runs, its slot and its lock are there, and
-  /// what it computes is known. Policies say so themselves; a child need not.
+  /// Whether a server can be asked this now: the request runs, the slot and the lock exist, and the
+  /// tokens to compute are known. A policy checks that itself; a child need not.
   bool makes_sense(const Operation& operation) const;
 
-  // In the order in which they came.
+  // In order of admission.
   const std::vector<Request>& requests() const { return requests_; }
-  const Request* find_request(Name id) const;  ///< null where it does not run
+  const Request* find_request(Name id) const;  ///< null if it does not run
   const std::vector<Slot>& slots() const { return slots_; }
   const std::vector<Captured>& captured() const { return captured_; }
   const std::vector<Name>& locks() const { return locks_; }
-  /// Requests by row of a slot cache: an admission takes the first row without one.
+  /// The rows of a slot cache and their requests. An admission takes the first free row.
   const std::vector<Name>& rows() const { return rows_; }
-  const std::vector<Name>& refused() const { return refused_; }  ///< requests not admitted
-  const std::vector<Tokens>& seen() const { return seen_; }      ///< prompts and stored keys
+  /// requests that were not admitted
+  const std::vector<Name>& refused() const { return refused_; }
+  const std::vector<Tokens>& seen() const { return seen_; }  ///< prompts and stored keys
   const std::optional<Node>& shown() const { return shown_; }
-  /// Whether the request can be set back to what was captured: between forwards, of the same salt,
-  /// and of a part of its state alone where it still begins with these tokens.
+  /// Whether the request can be set back to the capture: it is between forwards, has the same salt
+  /// and, for a capture of a part of the state, still begins with these tokens.
   static bool can_restore(const Request& request, const Captured& captured);
-  /// A lock that has to be released by the next operation (see PolicyEntry).
+  /// A lock that the next operation has to release (see PolicyEntry::counts_locks_on_tombstones).
   Name bare_lock() const { return bare_lock_; }
 
  private:

@@ -4,10 +4,12 @@
 #include <string_view>
 #include <utility>
 
+#include "cache_sim/model/pool_layout.hpp"
+
 namespace lockstep::cache_sim {
 namespace {
 
-/// The policies among the subjects, of an oracle the one that it judges.
+/// The policies of the subjects; the policy of an oracle is the one that it judges.
 std::vector<const PolicyEntry*> policies_of(const std::vector<std::string>& subjects) {
   std::vector<const PolicyEntry*> policies;
   for (std::string_view name : subjects) {
@@ -18,7 +20,7 @@ std::vector<const PolicyEntry*> policies_of(const std::vector<std::string>& subj
   return policies;
 }
 
-/// Nobody says what is bad input, because a child need not know.
+/// Whether all subjects are children. Then no subject can tell bad input, because a child need not.
 bool all_are_children(const std::vector<std::string>& subjects) {
   return std::all_of(subjects.begin(), subjects.end(),
                      [](std::string_view name) { return name.starts_with("exec:"); });
@@ -35,9 +37,8 @@ LegalityModel model_for(const RunOptions& options) {
       std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
         return policy->capabilities.contains(Capability::slots);
       }));
-  if (std::any_of(policies.begin(), policies.end(), [](const PolicyEntry* policy) {
-        return policy->config_fields.contains("blocks");
-      })) {
+  if (std::any_of(policies.begin(), policies.end(),
+                  [](const PolicyEntry* policy) { return has_blocks(*policy); })) {
     model.expect_cut_chunks();
     if (options.config.overlap != 0 && options.config.drafts > 0) model.expect_results_to_tell();
   }

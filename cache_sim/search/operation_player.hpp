@@ -1,7 +1,7 @@
-// Plays operations in a place where they were not written: cut out of another trace, or after a
-// line that was removed. Each is adapted to what its request and its slot have now, or left out
-// where it has become meaningless. The search and the shrinker play through it; what was played is
-// a trace of its own, which a replay plays as it stands.
+// Plays operations that were written for another state: pieces of another trace, or lines after a
+// removed line. Each operation is adapted to the state of its request and its slot, or left out if
+// it makes no sense any more. The search and the shrinker play through it. The played operations
+// form a trace that a replay plays unchanged.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace lockstep::cache_sim {
 
-/// Starts a run and plays it; once more from the beginning where a child said only after others had
-/// done an operation that it does not support it.
+/// Starts a run and plays it. If a child calls an operation unsupported after other subjects have
+/// done it, the run is started again without such operations.
 template <class Play>
 Result<std::unique_ptr<ReplaySession>> played_run(const RunOptions& options, Play play) {
   for (;;) {
@@ -23,18 +23,18 @@ Result<std::unique_ptr<ReplaySession>> played_run(const RunOptions& options, Pla
   }
 }
 
-/// What those who play operations to such a run know of what its subjects take.
+/// The model of what the subjects of such a run accept.
 LegalityModel model_for(const RunOptions& options);
 
 class OperationPlayer {
  public:
-  /// `run` must outlive the player and leaves out what is illegal (RunOptions::skip_illegal).
+  /// `run` must outlive the player, and must leave out bad input (RunOptions::skip_illegal).
   explicit OperationPlayer(ReplaySession& run);
 
-  /// The first subject's reply; null where the step was left out, because it is bad input or
-  /// because a child does not support it, and where the run has stopped.
+  /// Plays a step. Returns the first subject's reply; null if the step was left out, because it is
+  /// bad input or because a child does not support it, and if the run has stopped.
   const Reply* play(Step step);
-  /// What was played, up to and with what stopped the run.
+  /// The steps that were played, up to and including the one that stopped the run.
   Steps& played() { return played_; }
   const LegalityModel& model() const { return model_; }
 

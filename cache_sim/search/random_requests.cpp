@@ -9,7 +9,8 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// Of each verification, drafts and how many tokens are kept, until `output` tokens are sampled.
+/// Draws verifications until `output` tokens are sampled: for each, the drafts and how many are
+/// kept.
 void draw_verifications(Draw& draw, RequestSpec& spec) {
   for (std::int64_t sampled = 1; sampled < spec.output_size(); sampled += spec.accept.back()) {
     spec.drafts.push_back(draw.between(0, spec.branches == 1 ? 3 : 7));
@@ -17,8 +18,8 @@ void draw_verifications(Draw& draw, RequestSpec& spec) {
   }
 }
 
-/// Parts of the prompt, none longer than a few tokens, so that an encoder of a small budget has
-/// them.
+/// Draws images as parts of the prompt, each a few tokens long, so that they fit an encoder with a
+/// small budget.
 void draw_images(Draw& draw, bool has_names, RequestSpec& spec) {
   std::int64_t at = draw.between(0, 4);
   for (std::int64_t size; (size = draw.between(1, 6)), at + size <= spec.prompt_size;
@@ -28,7 +29,7 @@ void draw_images(Draw& draw, bool has_names, RequestSpec& spec) {
          has_names ? Name::intern(std::string(1, static_cast<char>('h' + size))) : Name()});
 }
 
-/// Requests to the scheduler, one after the other.
+/// Draws requests to the scheduler, one after another.
 class RequestMaker {
  public:
   RequestMaker(const Swarm& swarm, Draw& draw) : swarm_(swarm), draw_(draw) {}
@@ -63,7 +64,7 @@ class RequestMaker {
     return of_ten != 0 && draw_.chance(static_cast<std::uint64_t>(of_ten), 10);
   }
 
-  /// Times never go back from line to line.
+  /// A time that is not before the time of an earlier line.
   Nanoseconds some_time() {
     if (!draw_.chance(1, 3)) return -1;
     return latest_ += draw_.between(0, 4) * swarm_.config.step_time;
@@ -107,12 +108,13 @@ class RequestMaker {
     }
     if (swarm_.config.ranks > 1 && draw_.chance(1, 4))
       spec.rank = draw_.between(0, swarm_.config.ranks - 1);
-    seen_.push_back(spec.stops ? spec.tokens : prompt);  // nobody can spell the other outputs
+    // other outputs have tokens that no line can name
+    seen_.push_back(spec.stops ? spec.tokens : prompt);
     ids_.push_back(spec.id);
     return spec;
   }
 
-  /// As a file's reader makes them.
+  /// The output that a reader of the trace makes of this length.
   Tokens output_of_length(std::int64_t size) const {
     const auto number = static_cast<Document>(statements_.size());
     return Tokens::of_document(kOutputDocuments + number, 0, static_cast<std::uint32_t>(size));

@@ -9,7 +9,7 @@
 
 namespace lockstep::cache_sim {
 
-/// The statements of one trace; it ends with a `run` to the end, a flush and a check.
+/// The statements of one trace. They end with a `run` without limits, a flush and a check.
 std::vector<Statement> random_requests(const Swarm& swarm, Draw& draw);
 
 }  // namespace lockstep::cache_sim

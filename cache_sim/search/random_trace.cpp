@@ -49,7 +49,7 @@ Operation RandomTrace::admission() {
   return admit;
 }
 
-/// An adapter, and images of which some are the same.
+/// Draws an adapter, and images some of which are equal.
 void RandomTrace::draw_keys(Operation& admit) {
   if (draw_.chance(1, 2)) admit.lora = Name::intern(draw_.chance(1, 2) ? "l" : "m");
   if (draw_.chance(1, 2)) return;
@@ -61,7 +61,7 @@ void RandomTrace::draw_keys(Operation& admit) {
                             Name::intern(draw_.chance(2, 3) ? "i" : "j")});
 }
 
-/// What came of a verification.
+/// The accept that ends a verification.
 Operation RandomTrace::verdict(const LegalityModel::Request& request) {
   Operation operation;
   operation.id = request.id;
@@ -75,8 +75,8 @@ Operation RandomTrace::verdict(const LegalityModel::Request& request) {
   return operation;
 }
 
-/// What a row without drafts to compare with brings: a token, and with steps ahead those of its
-/// drafts that are kept.
+/// The accept of a row whose drafts are not known here: one token and, with steps ahead, the tokens
+/// of drafts that are kept.
 Operation RandomTrace::result(const LegalityModel::Request& request) {
   Operation operation{.verb = Verb::accept};
   operation.id = request.id;
@@ -86,8 +86,8 @@ Operation RandomTrace::result(const LegalityModel::Request& request) {
   return operation;
 }
 
-/// Whether the request's next result comes now, as tokens. Where drafts are configured a row
-/// without any has one too.
+/// Whether the next operation of the request is an accept with the tokens of its next result. In a
+/// config with drafts, rows without drafts have such an accept as well.
 bool RandomTrace::is_result_told(const LegalityModel::Request& request) {
   if (request.is_result_due()) return request.in_flight == 2 || draw_.chance(1, 3);
   const Config& config = swarm_.config;
@@ -95,8 +95,8 @@ bool RandomTrace::is_result_told(const LegalityModel::Request& request) {
          draw_.chance(1, 2);
 }
 
-/// The next turn of a session, told to a decoding request, which goes on in its blocks: more often
-/// where a block ends, because drafts that were rejected reached into the next one.
+/// The next turn of a session, told to a decoding request, which goes on in the same blocks. It is
+/// drawn more often at the end of a block, where rejected drafts reached into the next block.
 Tokens RandomTrace::next_turn(const LegalityModel::Request& request) {
   const std::int64_t left = request.left();
   if (swarm_.turns == 0 || request.is_cut || left > 1 || (left == 1 && !request.samples)) return {};
@@ -106,7 +106,7 @@ Tokens RandomTrace::next_turn(const LegalityModel::Request& request) {
   return fresh_tokens(draw_.between(2, 3 * swarm_.block));
 }
 
-/// From the root of the drafts' tree downwards, perhaps not to the end.
+/// A path from the root of the tree of drafts, which may end before a leaf.
 Tokens RandomTrace::some_way(const LegalityModel::Request& request) {
   Tokens way;
   std::int64_t at = 0;
@@ -118,7 +118,7 @@ Tokens RandomTrace::some_way(const LegalityModel::Request& request) {
   return way;
 }
 
-/// Drafts as a tree. Two that stand after the same one are different tokens, or they are a chain.
+/// Makes the drafts a tree. Siblings are different tokens; otherwise the drafts stay a chain.
 void RandomTrace::plant_tree(Operation& verification) {
   const Tokens& drafts = verification.drafts;
   for (std::uint32_t draft = 1; draft <= drafts.size(); ++draft) {
@@ -134,17 +134,17 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
   Operation operation;
   operation.verb = Verb::extend;
   operation.id = request.id;
-  if (swarm_.blocks && request.external > 0 && draw_.chance(1, 2)) {  // a load, done later
+  if (swarm_.blocks && request.external > 0 && draw_.chance(1, 2)) {  // a load that ends later
     operation.n = 0;
     operation.async = true;
-    may_be_bad_ = true;  // where the cache has them all
+    may_be_bad_ = true;  // if the cache has all tokens
     return operation;
   }
   std::int64_t most = request.left();
   const bool overlaps = swarm_.config.overlap != 0;
   if (swarm_.blocks && !overlaps) operation.tokens = next_turn(request);
-  // Where a server cuts chunks, nothing is sampled before all of them are done. With steps ahead it
-  // samples one token of a row.
+  // A server that cuts chunks samples only after all chunks are computed. With steps ahead, a row
+  // samples one token.
   if (operation.tokens.empty() && (most == 0 || (!swarm_.blocks && draw_.chance(1, 3))))
     operation.tokens = fresh_tokens(swarm_.blocks && overlaps ? 1 : draw_.between(1, 4));
   most += operation.tokens.size();
@@ -164,7 +164,7 @@ Operation RandomTrace::forward(const LegalityModel::Request& request) {
   return operation;
 }
 
-/// A forward of a captured graph, which has more rows than there are requests.
+/// A forward of a captured graph, which has more rows than requests.
 Operation RandomTrace::padded_step() {
   Operation operation{.verb = Verb::step};
   for (const LegalityModel::Request& request : model_.requests())
@@ -173,7 +173,7 @@ Operation RandomTrace::padded_step() {
   return operation;
 }
 
-/// A forward of several requests; their extends come next.
+/// A forward of several requests, whose extends come next.
 Operation RandomTrace::joint_step() {
   Operation operation{.verb = Verb::step};
   for (const LegalityModel::Request& request : model_.requests())
@@ -217,7 +217,7 @@ Operation RandomTrace::random_sequence_operation(const LegalityModel::Request& r
   return forward(request);
 }
 
-/// A captured state for the request, where the drawn one fits.
+/// A restore of a drawn capture, if the request can be set back to it.
 std::optional<Operation> RandomTrace::restoration(const LegalityModel::Request& request) {
   if (model_.captured().empty()) return std::nullopt;
   const LegalityModel::Captured& kept = model_.captured()[draw_.below(model_.captured().size())];
@@ -228,7 +228,7 @@ std::optional<Operation> RandomTrace::restoration(const LegalityModel::Request& 
   return operation;
 }
 
-/// Drafts stand after one sampled token, and are at most those that the cache has room for.
+/// Adds drafts to a forward of a block cache: after one sampled token, and at most config drafts.
 Operation RandomTrace::block_forward(Operation operation, const LegalityModel::Request& request,
                                      std::int64_t most) {
   const std::int64_t drafts = swarm_.config.drafts;
@@ -240,9 +240,10 @@ Operation RandomTrace::block_forward(Operation operation, const LegalityModel::R
   return operation;
 }
 
-/// A request is about to fill blocks. Before it does, one of the same prompt ends inside the first
-/// of them, and in the step in which it does, another one comes: who is offered what, when it is
-/// not there yet?
+/// Plans a meeting: a running request is about to fill blocks. Before it does, a request is
+/// computed whose prompt is the same up to a place inside the first of these blocks; in the step
+/// that fills them, another request with the same prompt is admitted. This tests that a block is
+/// offered only once it is filled.
 bool RandomTrace::begin_meeting() {
   for (const LegalityModel::Request& request : model_.requests()) {
     if (request.computed == 0 || request.left() <= swarm_.block || !request.drafts.empty() ||
@@ -257,7 +258,7 @@ bool RandomTrace::begin_meeting() {
   return false;
 }
 
-/// The next operation of the meeting that has begun; none where it can go no further.
+/// The next operation of the meeting; nothing if the meeting cannot go on.
 std::optional<Operation> RandomTrace::meet() {
   const Meeting next = meeting_.back();
   meeting_.pop_back();
@@ -298,7 +299,7 @@ Operation RandomTrace::random_request_operation() {
   const auto most = static_cast<std::size_t>(swarm_.running);
   const std::vector<LegalityModel::Request>& running = model_.requests();
   if (swarm_.blocks) {
-    // A look-up that is not used at once is out of date.
+    // A look-up in a block cache is outdated if it is not used at once.
     const bool is_new = running.size() > known_running_;
     known_running_ = running.size();
     if (is_new && draw_.chance(7, 8)) return forward(running.back());
@@ -308,7 +309,7 @@ Operation RandomTrace::random_request_operation() {
   }
   if (sometimes(swarm_.padded) && draw_.chance(1, 3)) return padded_step();
   if (running.empty() || (running.size() < most && draw_.chance(1, 4))) return admission();
-  // An engine may copy late: what happens to a clone before the next forward shows it.
+  // An engine may copy a clone late, which shows if the clone changes before the next forward.
   const bool is_new_clone = cloned_.exists() && running.back().id == cloned_;
   cloned_ = Name();
   if (is_new_clone && draw_.chance(1, 3))
@@ -355,7 +356,7 @@ Operation RandomTrace::use_of_slot(const LegalityModel::Slot& slot) {
   const std::uint64_t choice = draw_.below(8);
   const Tokens& held = slot.tokens;
   const bool fits_a_key =
-      !held.empty() && held.size() % swarm_.config.page == 0;  // keys are whole pages
+      !held.empty() && held.size() % swarm_.config.page == 0;  // keys consist of whole pages
   if (!fits_a_key || choice < 2) {
     operation.verb = Verb::advance;
     operation.slot = slot.name;
@@ -382,7 +383,7 @@ Operation RandomTrace::use_of_slot(const LegalityModel::Slot& slot) {
   return operation;
 }
 
-/// Now and then an insert says that the tree has more of its tokens than anybody has looked at.
+/// Sometimes makes an insert claim that the tree stores more of its tokens than any reply has said.
 void RandomTrace::overstate_prev(Operation& insert) {
   if (!draw_.chance(static_cast<std::uint64_t>(swarm_.bad), 20)) return;
   const auto page = static_cast<std::uint64_t>(swarm_.config.page);
@@ -419,7 +420,7 @@ Operation RandomTrace::random_tree_operation() {
   }
   if (!has_states_) {
     operation.verb = Verb::insert;
-    if (node && draw_.below(2) == 0) {  // what the last reply showed is counted on
+    if (node && draw_.below(2) == 0) {  // the insert counts on the node that the last reply named
       operation.prev = node->tokens.size();
       operation.tokens = node->tokens.followed_by(fresh_tokens(draw_.between(0, 8)));
       operation.salt = node->salt;
@@ -443,8 +444,8 @@ Operation RandomTrace::random_tree_operation() {
   return operation;
 }
 
-/// Captures what a request has computed, gives a captured prefix to one that has computed nothing,
-/// or puts the rows in another order without those that have ended.
+/// Captures the computed tokens of a request, restores a capture into a request that has computed
+/// nothing, or compacts the rows: permutes them and drops rows whose requests have ended.
 Operation RandomTrace::random_slot_operation() {
   Operation operation;
   const std::vector<LegalityModel::Request>& running = model_.requests();
@@ -493,7 +494,8 @@ Operation RandomTrace::next() {
     for (const LegalityModel::Request& request : model_.requests()) {
       if (request.id != id || !request.drafts.empty()) continue;
       if (!draw_.chance(1, 12)) return forward(request);
-      Operation leaves{.verb = Verb::abort};  // its client, while the forward is being put together
+      // the client leaves while the forward is being composed
+      Operation leaves{.verb = Verb::abort};
       leaves.id = id;
       return leaves;
     }

@@ -1,5 +1,5 @@
-// Random traces of single operations, from the swarm that was drawn first. Each operation is legal
-// input; which one it is depends on the draw and on what was answered before.
+// Random traces of single operations, for a swarm that was drawn before. Each operation is legal;
+// it depends on the draw and on the replies so far.
 #pragma once
 
 #include <optional>
@@ -11,23 +11,24 @@
 
 namespace lockstep::cache_sim {
 
-/// Requests in any order of their verbs, and tree verbs between them, over few tokens, so that
+/// Mixes requests in every order of their verbs with tree verbs, over few different tokens, so that
 /// prefixes are shared, split and evicted.
 class RandomTrace {
  public:
-  /// `model` follows what is played, and outlives this.
+  /// `model` follows the operations that are played, and must outlive this object.
   RandomTrace(const Swarm& swarm, const Accepted& accepted, const LegalityModel& model, Draw& draw)
       : swarm_(swarm), draw_(draw), model_(model), has_states_(accepted.has_states) {}
 
   Operation next();
-  /// Whether it depends on what the cache holds if the last operation of next() is bad input.
+  /// Whether the cache's content decides if the last operation of next() is bad input.
   bool may_be_bad() const { return may_be_bad_; }
-  /// What ends everything that runs or is held now.
+  /// Operations that end all requests and release all slots and locks.
   std::vector<Operation> ending();
 
  private:
-  /// What comes next when requests meet, and for whom: for the one that it is about, for one whose
-  /// prompt is cut, for one that comes late, or for the last of the two.
+  /// The operations of a meeting (begin_meeting): a step; an extend of the request that fills
+  /// blocks; an admission with a prompt that is cut inside the first block; an admission in the
+  /// step that fills the blocks; an extend of the request that was admitted last.
   enum class Meeting { step, first, cut, late, last };
 
   Tokens some_tokens();
@@ -54,7 +55,7 @@ class RandomTrace {
   Operation padded_step();
   Tokens some_way(const LegalityModel::Request& request);
   void plant_tree(Operation& verification);
-  /// Of ten; nothing is drawn for what never happens.
+  /// True at `times` of ten. A rate of 0 consumes no random number.
   bool sometimes(int times) {
     return times != 0 && draw_.chance(static_cast<std::uint64_t>(times), 10);
   }
@@ -66,13 +67,13 @@ class RandomTrace {
   const LegalityModel& model_;
   bool has_states_;
   int names_ = 0;
-  std::size_t known_running_ = 0;  // requests, before the last operation of one
+  std::size_t known_running_ = 0;  // running requests before the last admission
   bool may_be_bad_ = false;
-  Name cloned_;                   // by the last operation
-  std::vector<Meeting> meeting_;  // what is to come of it, the next one last
-  Name met_;                      // the request that it is about
-  std::int64_t met_at_ = 0;       // tokens that it had computed
-  std::vector<Name> together_;    // whose extends make the forward that has begun
+  Name cloned_;                   // the clone made by the last operation
+  std::vector<Meeting> meeting_;  // the operations of the meeting that are left, the next one last
+  Name met_;                      // the request that fills blocks
+  std::int64_t met_at_ = 0;       // its computed tokens when the meeting began
+  std::vector<Name> together_;    // requests whose extends complete the forward
 };
 
 }  // namespace lockstep::cache_sim

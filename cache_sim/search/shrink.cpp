@@ -29,7 +29,7 @@ bool is_scheduled(const Steps& steps) {
   });
 }
 
-/// Without the statements about requests that are not there (any more).
+/// The trace of a candidate, without statements about requests that were removed.
 Trace as_trace(const Candidate& candidate) {
   Trace trace;
   trace.config = candidate.config;
@@ -60,7 +60,7 @@ Trace as_trace(const Candidate& candidate) {
 
 struct Played {
   std::optional<LocatedFinding> finding;
-  Steps steps;  ///< what was played, up to the finding
+  Steps steps;  ///< the steps that were played, up to the finding
 };
 
 Played play_scheduled(const Trace& trace, ReplaySession& run) {
@@ -87,8 +87,8 @@ bool has_answers(const Steps& steps) {
                      [](const Step& step) { return !step.statement.answer.empty(); });
 }
 
-/// An answer is that of the operation as it was written, so nothing is changed to fit: an operation
-/// that would have to be makes the candidate none.
+/// Plays a trace with expected answers. An answer belongs to the operation as it was written, so a
+/// candidate in which an operation would have to be adapted is rejected.
 std::optional<Played> play_answered(const Steps& steps, ReplaySession& run) {
   OperationPlayer player(run);
   for (const Step& step : steps) {
@@ -147,7 +147,7 @@ class Shrinker {
   }
 
  private:
-  /// What a candidate comes to; nothing where it is no legal trace.
+  /// Plays a candidate; nothing if it is no legal trace.
   std::optional<Played> play(const Candidate& candidate) {
     if (executions_ >= options_.most_executions) return std::nullopt;
     if (executions_ != 0 && options_.stops && options_.stops()) return std::nullopt;
@@ -166,7 +166,7 @@ class Shrinker {
     return played;
   }
 
-  /// Takes the candidate where it still shows the finding. It must not be larger.
+  /// Takes the candidate if it still shows the finding. It must not be larger.
   bool attempt(const Candidate& candidate) {
     const std::optional<Played> played = play(candidate);
     if (!played || !played->finding || !is_same_finding(*played->finding, sought_)) return false;
@@ -180,7 +180,8 @@ class Shrinker {
     finding_ = *played.finding;
   }
 
-  /// What shrinks: lines, tokens, then everything that is not as usual.
+  /// The size that shrinking reduces: lines first, then tokens, then everything that differs from
+  /// defaults.
   std::size_t size() const {
     std::size_t sum = best_.steps.size() * 1000 + best_.config.changed().size();
     for (const Step& step : best_.steps)
@@ -208,7 +209,7 @@ class Shrinker {
     }
   }
 
-  /// A line that does nothing but hold memory goes together with that memory.
+  /// Removes a line that only holds memory together with that memory.
   void drop_padding() {
     for (std::size_t i = 0; i < best_.steps.size();) {
       const auto* const operation = std::get_if<Operation>(&best_.steps[i].statement.what);
@@ -229,8 +230,8 @@ class Shrinker {
     return candidate.config.state_slots > 0 && candidate.config.kv_tokens > 0 && attempt(candidate);
   }
 
-  /// Two advances of one slot are one of both tokens, and two extends of one request one of all
-  /// that both compute: where the first stands or where the second does.
+  /// Joins two advances of one slot, and two extends of one request, into one operation that
+  /// computes both tokens, at the place of the first or of the second.
   void join_lines() {
     for (std::size_t i = 0; i < best_.steps.size(); ++i) {
       for (std::size_t j = i + 1; j < best_.steps.size(); ++j) {
@@ -279,7 +280,7 @@ class Shrinker {
     return true;
   }
 
-  /// Tries the change of every operation, and of every request, by itself.
+  /// Tries a change on each operation, and on each request, by itself.
   template <class Change>
   void on_operation(const Change& change) {
     change_each([&](Step& step) {
@@ -295,7 +296,7 @@ class Shrinker {
     });
   }
 
-  /// Every field back to what it usually is.
+  /// Resets each field to its default.
   void drop_features() {
     drop_features_of_operations();
     drop_features_of_requests();
@@ -310,7 +311,7 @@ class Shrinker {
 
   void drop_features_of_operations() {
     on_operation([](Operation& o, Step&) { return set(o.prompt, Operation::kAbsent); });
-    on_operation([](Operation& o, Step&) {  // truncate needs it
+    on_operation([](Operation& o, Step&) {  // truncate needs the field
       return o.verb != Verb::truncate && set(o.up_to, Operation::kAbsent);
     });
     on_operation([](Operation& o, Step&) { return set(o.partial, false); });
@@ -387,7 +388,7 @@ class Shrinker {
     }
   }
 
-  /// Numbers towards 1, first in large steps.
+  /// Lowers a number towards 1, in large steps first.
   void lower_field(const std::string& field) {
     for (;;) {
       const Result<std::int64_t> now =
@@ -403,7 +404,8 @@ class Shrinker {
 
   // --- Tokens ------------------------------------------------------------------------------------
 
-  /// An output that is given as a number has tokens of its own, which no other line can name.
+  /// The token lists of a statement. An output that is given as a length is no list: no other line
+  /// can name its tokens.
   static std::vector<Tokens> tokens_of(const Statement& statement) {
     if (const auto* operation = std::get_if<Operation>(&statement.what))
       return {operation->tokens, operation->drafts};
@@ -415,7 +417,7 @@ class Shrinker {
     return {};
   }
 
-  /// The candidate with every token replaced by what `map` makes of it; nothing: it goes.
+  /// A candidate in which `map` replaces every token; a token that it maps to nothing is removed.
   template <class Map>
   Candidate mapped(Map map) const {
     const auto apply = [&](const Tokens& tokens) {
@@ -439,7 +441,7 @@ class Shrinker {
                       [&](const RequestSpec::Image& image) { return image.end() > prompt.size(); });
       }
     }
-    // A sequence that has become empty has lost its statement's meaning.
+    // A statement whose sequence has become empty has lost its meaning.
     std::erase_if(candidate.steps, [](const Step& step) {
       if (const auto* operation = std::get_if<Operation>(&step.statement.what))
         return operation->tokens.empty() &&
@@ -452,8 +454,8 @@ class Shrinker {
     return candidate;
   }
 
-  /// The candidate with `map(token, k)` for the k-th time, from 0, that a sequence has a token.
-  /// What a request is extended by continues its sequence.
+  /// A candidate in which `map(token, k)` replaces the k-th occurrence, counted from 0, of a token
+  /// in its sequence. Tokens of an extend continue the sequence of their request.
   template <class Map>
   Candidate with_occurrences(Map map) const {
     using Occurrences = std::map<Token, std::uint32_t>;
@@ -483,9 +485,9 @@ class Shrinker {
     return candidate;
   }
 
-  /// A token that a sequence repeats cannot be left out of one place alone. So the k-th time that
-  /// it has an explicit id becomes token k of a document: equal prefixes stay equal, others
-  /// different.
+  /// A token that occurs several times in a sequence cannot be removed at one place alone. So the
+  /// k-th occurrence of an explicit id becomes token k of a document: equal prefixes stay equal,
+  /// different ones different.
   void tell_repeats_apart() {
     std::map<Token, Document> document_of;
     with_occurrences([&](Token token, std::uint32_t k) {
@@ -505,7 +507,8 @@ class Shrinker {
     }));
   }
 
-  /// Pieces of documents between the places where some sequence begins, ends or breaks off.
+  /// Pieces of documents between the positions where some sequence begins, ends or leaves the
+  /// document.
   std::vector<std::pair<Token, Token>> pieces() const {
     std::set<Token> edges;
     std::set<Token> present;
@@ -567,10 +570,10 @@ class Shrinker {
 
   // --- Names -------------------------------------------------------------------------------------
 
-  /// False where the finding depends on which tokens these are.
+  /// Names tokens by branch. False if the finding depends on the tokens' names.
   bool name_by_branch() { return attempt({best_.config, named_by_branch(best_.steps).steps}); }
 
-  /// A branch goes on as one beside it does.
+  /// Makes a branch continue as a branch beside it does.
   void merge_branches() {
     for (bool merged = true; merged;) {
       merged = false;
@@ -583,7 +586,7 @@ class Shrinker {
   }
 
   bool merge_branch(Document branch, Token after, const BranchNames& now) {
-    std::vector<Token> beside;  // first tokens of those that begin at the same place
+    std::vector<Token> beside;  // first tokens of the branches that begin at the same place
     if (after != 0) beside.push_back(after + 1);
     for (const auto& [other, place] : now.begins_after)
       if (other < branch && place == after) beside.push_back(token_of(other, 0));
@@ -595,8 +598,8 @@ class Shrinker {
     });
   }
 
-  /// Documents a, b, …, each without gaps; requests r1, r2, …: in the order in which they appear.
-  /// Not a matter of size, so done once and kept only where the finding survives it.
+  /// Names documents a, b, … without gaps, and requests r1, r2, …, both in order of appearance.
+  /// This does not change the size, so it is done once, and kept only if the finding stays.
   void rename() {
     if (!has_branch_names_ || !name_by_branch()) rename_documents();
     rename_requests_and_slots();
@@ -604,7 +607,7 @@ class Shrinker {
 
   void rename_documents() {
     const std::vector<Document> all = documents();
-    // By a piece's first token: how much of its document is used before it.
+    // By the first token of a piece: the number of tokens of its document that are named before it.
     std::map<Token, std::uint32_t> place;
     std::map<Token, std::uint32_t> used;
     for (const auto& [begin, end] : pieces()) {
@@ -673,7 +676,7 @@ bool is_same_finding(const LocatedFinding& one, const LocatedFinding& other) {
   const auto verb = [](const LocatedFinding& located) {
     return located.operation.substr(0, located.operation.find(' '));
   };
-  const auto field = [](const LocatedFinding& located) {  // `cached=5`, or a sentence
+  const auto field = [](const LocatedFinding& located) {  // the field of `cached=5`, or a sentence
     const std::size_t end = located.finding.expected.find('=');
     return end == std::string::npos ? "" : located.finding.expected.substr(0, end);
   };

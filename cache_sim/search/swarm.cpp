@@ -6,12 +6,14 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// States on a grid of pages and chunks exist where one of the two divides the other.
+/// States are stored at multiples of the page and of the chunk, so one of the two must divide the
+/// other.
 bool page_fits_chunk(const Config& config) {
   return config.page % config.model_chunk == 0 || config.model_chunk % config.page == 0;
 }
 
-/// Sizes as they are in servers, now and then: what is done differently for them is done, too.
+/// Draws the sizes of pools, pages and chunks. One swarm in 24 has sizes as large as those of
+/// servers.
 void draw_pools(SwarmDraw& part) {
   auto& [draw, accepted, fields, swarm, scale] = part;
   const bool large = draw.chance(1, 24);
@@ -26,7 +28,7 @@ void draw_pools(SwarmDraw& part) {
   }
   const std::int64_t page = swarm.config.page;
   swarm.longest = static_cast<int>(draw.between(6, 40) * scale);
-  // Pools from "nothing fits" to "hardly anything is evicted".
+  // Pools range from "nothing fits" to "hardly anything is evicted".
   fields.common("kv_tokens",
                 std::max<std::int64_t>(page, draw.between(8, 100) * scale / page * page));
   if (accepted.has_states) fields.common("state_slots", draw.between(1, 12));
@@ -35,8 +37,8 @@ void draw_pools(SwarmDraw& part) {
   fields.common("chunked_prefill", draw.between(1, 16) * scale);
 }
 
-/// Single operations of one rank, or requests to a scheduler. A scheduler that was asked for is one
-/// that has requests.
+/// Draws whether the trace has single operations or requests to a scheduler. A fixed scheduler, or
+/// more than one rank, means requests.
 void draw_level(SwarmDraw& part, SwarmLevel level, bool asks_for_ranks) {
   auto& [draw, accepted, fields, swarm, scale] = part;
   const bool usually = draw.chance(1, 4);
@@ -50,7 +52,7 @@ void draw_level(SwarmDraw& part, SwarmLevel level, bool asks_for_ranks) {
   if (fields.free("routing") && draw.chance(1, 2)) swarm.config.routing = "prefix";
 }
 
-/// What happens, how often.
+/// Draws how often each kind of operation happens.
 void draw_rates(SwarmDraw& part) {
   auto& [draw, accepted, fields, swarm, scale] = part;
   swarm.operations =
@@ -81,7 +83,8 @@ void draw_rates(SwarmDraw& part) {
   swarm.by_length = draw.chance(1, 3);
 }
 
-/// How often what only some subjects understand happens: of ten, never in every other swarm.
+/// Draws the rates of operations that only some subjects take; each rate is 0 in half of the
+/// swarms.
 void draw_capabilities(SwarmDraw& part) {
   const auto of_ten = [&](const char* name) {
     Draw draw = part.draw.stream(name);
@@ -98,7 +101,8 @@ void draw_capabilities(SwarmDraw& part) {
   }
   if (accepted.can(Capability::partial_finish)) swarm.cuts = of_ten("partial finish");
   Draw keys = part.draw.stream("content keys");
-  if (accepted.can(Capability::content_keys) && keys.chance(1, 4)) {  // beside equal tokens
+  // requests with different keys and equal tokens
+  if (accepted.can(Capability::content_keys) && keys.chance(1, 4)) {
     swarm.keyed = static_cast<int>(keys.between(1, 8));
     swarm.shared = std::max(swarm.shared, 8);
   }
@@ -124,7 +128,7 @@ Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size) {
       id = static_cast<std::uint32_t>(1 + draw.below(static_cast<std::uint64_t>(swarm.letters)));
     return Tokens::of_ids(std::move(ids));
   }
-  // One document in two is the first: hot and cold prefixes.
+  // Half of the prompts are of the first document, so there are hot and cold prefixes.
   const std::uint64_t document =
       draw.chance(1, 2) ? 0 : draw.below(static_cast<std::uint64_t>(swarm.documents));
   return Tokens::of_document(static_cast<Document>(1 + document),

@@ -1,4 +1,4 @@
-// Draws a swarm: what is common to all caches, and each family's part (cache_sim/draw/swarm.hpp).
+// Draws a swarm: its common part, and the part of each family (cache_sim/draw/swarm.hpp).
 #pragma once
 
 #include <cstdint>
@@ -10,21 +10,21 @@
 
 namespace lockstep::cache_sim {
 
-/// Tokens of a document, or of a few letters where the swarm has them.
+/// `size` tokens of a document, or of few different tokens if the swarm says so.
 Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size);
 
-/// Often a prefix of one of `seen`, and something after it.
+/// A prompt that often begins with a prefix of one of `seen`.
 Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& seen);
 
 Accepted accepted_by(const PolicyEntry& policy);
-/// What both accept. Tree verbs mean another thing to a policy without states.
+/// The intersection of the two. Tree verbs have another meaning for a policy without states.
 Accepted accepted_by_both(const Accepted& one, const Accepted& other);
 
-/// What a swarm is for.
+/// The kind of trace that a swarm is drawn for.
 enum class SwarmLevel : std::uint8_t { either, operations, requests };
 
-/// Draws a swarm within what is accepted. The `fixed` fields of `base`, and those that differ from
-/// their defaults, stay as they are there.
+/// Draws a swarm within what the subjects accept. The `fixed` fields of `base`, and its fields that
+/// differ from their defaults, keep their values.
 Swarm draw_swarm(Draw& draw, const Accepted& accepted, const Config& base, ConfigFields fixed = {},
                  SwarmLevel level = SwarmLevel::either);
 

@@ -1,5 +1,5 @@
-// What the schedulers of this folder share: one question at a time, and who waits, runs and has
-// ended. The rules are in the derived classes.
+// The common part of the schedulers: they ask the subject one question at a time, and keep the
+// lists of requests that wait, run and have ended. The scheduling rules are in the derived classes.
 #pragma once
 
 #include <algorithm>
@@ -15,15 +15,15 @@ namespace lockstep::cache_sim {
 
 enum class RequestState : std::uint8_t { expected, waiting, running, ended };
 
-/// What every scheduler knows of a request.
+/// The state of a request that every scheduler keeps.
 struct ServedRequest {
-  const RequestSpec* spec = nullptr;  ///< none while it is expected
+  const RequestSpec* spec = nullptr;  ///< null while the request has not arrived
   RequestState state = RequestState::expected;
-  std::uint32_t sampled = 0;  ///< tokens whose results are there
+  std::uint32_t sampled = 0;  ///< tokens whose results have come
 };
 
-/// `Request` is a ServedRequest with what the rules need besides; `Asked` says what an operation
-/// was asked for, and has `nothing` and `drop`.
+/// `Request` is a ServedRequest with more fields for the rules. `Asked` is an enum that says why an
+/// operation was asked for; it has the values `nothing` and `drop`.
 template <class Request, class Asked, class Options = SchedulerOptions>
 class AskingScheduler : public ServerScheduler {
  public:
@@ -51,13 +51,13 @@ class AskingScheduler : public ServerScheduler {
   }
 
  protected:
-  /// Anything but a reply.
+  /// Handles every event but a reply.
   virtual void hear(const SchedulerEvent& event, SchedulerEffects& effects) = 0;
   virtual void settle(Asked asked, const Reply& reply, SchedulerEffects& effects) = 0;
-  /// Goes on until there is something to ask or time has to pass.
+  /// Goes on until an operation is asked for, or until time has to pass.
   virtual void next(SchedulerEffects& effects) = 0;
 
-  /// The record of a request that has come. None where its client went before.
+  /// The record of a request that has arrived; null where its client left before.
   Request* arrive(const SchedulerEvent& event) {
     Request& request = record(event.request);
     if (request.state == RequestState::ended) return nullptr;
@@ -76,7 +76,7 @@ class AskingScheduler : public ServerScheduler {
     if (record(request).state != RequestState::ended) drop(request, FinishReason::abort, effects);
   }
 
-  /// Whoever runs is known to the subject, which has to be told.
+  /// Ends a request before its output is complete. The subject is told of it if the request runs.
   void drop(RequestNumber request, FinishReason reason, SchedulerEffects& effects) {
     if (requests_[request].state == RequestState::running) {
       drop_reason_ = reason;
@@ -92,13 +92,14 @@ class AskingScheduler : public ServerScheduler {
     effects.notes.push_back(
         {SchedulerNote::Kind::ended, request, reason, requests_[request].sampled});
   }
-  /// Its output is complete.
+  /// Ends a request whose output is complete.
   void end(RequestNumber request, SchedulerEffects& effects) {
     end(request, requests_[request].spec->stops ? FinishReason::stop : FinishReason::length,
         effects);
   }
 
-  /// The operation, with what follows from its verb; the caller fills in the rest.
+  /// An operation whose fields are set as far as they follow from the verb; the caller sets the
+  /// others.
   Operation& ask(Verb verb, RequestNumber request, Asked asked, SchedulerEffects& effects) {
     Operation& operation = operation_;
     operation.verb = verb;
@@ -135,8 +136,8 @@ class AskingScheduler : public ServerScheduler {
   FinishReason drop_reason_ = FinishReason::abort;
 
  private:
-  SchedulerEffects effects_;  // filled anew by each step, as is the operation:
-  Operation operation_;       // nothing is allocated for either
+  SchedulerEffects effects_;  // reused by all steps, so that a step allocates nothing
+  Operation operation_;       // likewise
 };
 
 }  // namespace lockstep::cache_sim

@@ -47,10 +47,10 @@ bool Scheduler::waits_for_results() const {
 }
 
 void Scheduler::begin_step(SchedulerEffects& effects) {
-  launched_.swap(batch_);  // with overlap, what was decided before this step is under way
+  launched_.swap(batch_);  // with overlap: the step decided before this one is under way
   is_launched_ = std::exchange(has_forward_, false);
   cursor_ = 0;
-  // A prompt is cut where a page ends, so the budget is whole pages.
+  // A prompt is cut where a page ends, so the budget is a whole number of pages.
   budget_ = std::max(options_.chunked_prefill / options_.page * options_.page, options_.page);
   effects.idle = !has_work();
   begin_decisions();
@@ -72,7 +72,8 @@ void Scheduler::next(SchedulerEffects& effects) {
   }
 }
 
-/// Chunks that more chunks follow: what they leave behind is stored before those begin.
+/// Checkpoints chunks that are not the last ones of their prompts: they are stored before the next
+/// chunks begin.
 void Scheduler::next_chunk_end(SchedulerEffects& effects) {
   for (; cursor_ < launched_.size(); ++cursor_) {
     Row& row = launched_[cursor_];
@@ -117,8 +118,10 @@ void Scheduler::end_admission(SchedulerEffects& effects) {
   cursor_ = 0;
 }
 
-/// Who still prefills found no room and waits for the results that are out. Who ends by its length
-/// gets no step after the one that samples its last token; who stops by itself is not known to.
+/// Whether the request gets a row in this decode step. A request that is still prefilling found no
+/// room and waits for the results that are out. A request that ends by its length gets no step
+/// after the one that samples its last token; a request that stops by itself is not known to have
+/// ended.
 bool Scheduler::may_decode(const Request& request) {
   const RequestSpec& spec = *request.spec;
   return !request.prefilling && (spec.stops || request.scheduled + 1 < spec.tokens.size());
@@ -135,7 +138,7 @@ void Scheduler::next_decode(SchedulerEffects& effects) {
     return extend(number, 1, effects);
   }
   if (!batch_.empty()) return begin_forward(effects);
-  end_decisions();  // everything that ran was refused or retracted
+  end_decisions();  // all running requests were refused or retracted
 }
 
 void Scheduler::end_decisions() {
@@ -148,7 +151,7 @@ void Scheduler::begin_forward(SchedulerEffects& effects) {
   ask(Verb::step, 0, Asked::step, effects);
   for (const Row& row : batch_) effects.operation->ids.push_back(requests_[row.request].spec->id);
   forward_begins();
-  // Decodes and verifications run as a captured graph, where one is large enough.
+  // A decode or verification step runs as a captured graph where one is large enough.
   const auto graph = std::lower_bound(options_.graph_batches.begin(), options_.graph_batches.end(),
                                       std::ssize(batch_));
   if (!batch_.front().chunk && graph != options_.graph_batches.end())
@@ -179,8 +182,8 @@ void Scheduler::next_result(SchedulerEffects& effects) {
   settle_result(effects);
 }
 
-/// One row's result is known: its tokens are computed, and a token is sampled where all that was
-/// known is.
+/// Takes the result of one row: its tokens are computed, and a token is sampled if all known tokens
+/// were.
 void Scheduler::settle_result(SchedulerEffects& effects) {
   const Row& row = launched_[cursor_];
   Request& request = requests_[row.request];
@@ -189,7 +192,7 @@ void Scheduler::settle_result(SchedulerEffects& effects) {
     request.known += row.accepts + row.overrun;
     request.sampled += row.accepts;
   }
-  if (!row.chunk) ++request.verification;  // one without drafts is a decode like any other
+  if (!row.chunk) ++request.verification;  // a row without drafts counts as a verification as well
   if (row.samples) {
     if (row.accepts == 0) ++request.sampled;
     effects.notes.push_back(
@@ -211,7 +214,7 @@ void Scheduler::settle_result(SchedulerEffects& effects) {
 void Scheduler::look_up(SchedulerEffects& effects) {
   const Request& first = requests_[waiting_.front()];
   Operation& admission = ask(Verb::admit, waiting_.front(), Asked::admit, effects);
-  // What was transferred is gone once the request has been retracted.
+  // KV that was transferred before a retraction is gone.
   if (first.spec->external > 0 && !first.was_admitted) admission.external = first.spec->external;
   admission.room = admission_room();
 }
@@ -228,8 +231,8 @@ void Scheduler::extend(RequestNumber number, std::uint32_t tokens, SchedulerEffe
     effects.operation->tokens = request.spec->tokens.slice(request.known, end);
 }
 
-/// What is sampled from a position on; after the output's end, where the client no longer looks,
-/// tokens of a document of their own.
+/// The tokens sampled from `position` on. After the output's end, where the client does not look
+/// any more, they are tokens of a document of their own.
 Tokens Scheduler::sampled_from(const RequestSpec& spec, std::uint32_t position,
                                std::uint32_t count) {
   const std::uint32_t end = spec.tokens.size();
@@ -238,8 +241,8 @@ Tokens Scheduler::sampled_from(const RequestSpec& spec, std::uint32_t position,
       .followed_by(Tokens::of_document(kBehindTheEnd, 0, count - within));
 }
 
-/// A verification: the last sampled token and the drafts, of which the first accept - 1 on the
-/// tree's longest way are what will be sampled.
+/// Asks for a verification of the last sampled token and the drafts. The first accept - 1 drafts on
+/// the longest path of the tree are the tokens that will be sampled.
 void Scheduler::verify(RequestNumber number, SchedulerEffects& effects) {
   const Request& request = requests_[number];
   const RequestSpec& spec = *request.spec;
@@ -281,8 +284,8 @@ void Scheduler::retract(RequestNumber request, SchedulerEffects& effects) {
   ask(Verb::preempt, request, Asked::preempt, effects);
 }
 
-/// Higher priorities first; among equals, the order of arrival, and what was retracted before all
-/// of them.
+/// Queues a request: higher priorities first, equal ones by arrival; a retracted request goes
+/// before its equals.
 void Scheduler::enqueue(RequestNumber request, bool front) {
   const std::int64_t priority = requests_[request].spec->priority;
   const auto goes_before = [&](RequestNumber other) {
@@ -292,8 +295,8 @@ void Scheduler::enqueue(RequestNumber request, bool front) {
   waiting_.insert(std::partition_point(waiting_.begin(), waiting_.end(), goes_before), request);
 }
 
-/// A request that leaves in the middle of a step takes its row with it. Nobody leaves who comes
-/// before the one that the cursor is on.
+/// Removes the row of a request that leaves in the middle of a step. The cursor stays valid,
+/// because no request before it leaves.
 void Scheduler::leave_batch(RequestNumber request) {
   const auto is_its = [&](const Row& row) { return row.request == request; };
   std::erase_if(batch_, is_its);
@@ -303,8 +306,8 @@ void Scheduler::leave_batch(RequestNumber request) {
 
 void Scheduler::settle_admit(RequestNumber number, const Reply& reply, SchedulerEffects& effects) {
   if (reply.refused != Refusal::none) {
-    // Nothing that runs will ever make room for it: it is refused for good. Otherwise admission
-    // ends for this step.
+    // A request that does not fit while nothing runs can never be admitted, so it is refused for
+    // good. Otherwise admission ends for this step.
     if (running_.empty() || reply.refused == Refusal::too_long) {
       waiting_.pop_front();
       end(number, FinishReason::refused, effects);
@@ -375,7 +378,8 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
     const bool verifies = asked_accepts_ != 0;
     const std::uint32_t begin = request.scheduled;
     request.known = std::max(request.known, begin + (verifies ? 1 : asked_tokens_));
-    if (!verifies) request.scheduled += asked_tokens_;  // otherwise the result decides
+    // the result of a verification decides how far it counts
+    if (!verifies) request.scheduled += asked_tokens_;
     const bool chunk = request.prefilling;
     if (chunk && request.to_prefill() == 0) request.prefilling = false;
     batch_.push_back({.request = number,
@@ -392,12 +396,12 @@ void Scheduler::settle_extend(const Reply& reply, SchedulerEffects& effects) {
   }
   if (running_.size() == 1) {
     if (launched_.empty()) return drop(number, FinishReason::refused, effects);
-    ++cursor_;  // the results that are still out may end it
+    ++cursor_;  // its end may be in the results that are still out
     budget_ = 0;
     return;
   }
   if (phase_ == Phase::admission)
-    budget_ = 0;  // nobody is admitted after a request that found no room
+    budget_ = 0;  // no request is admitted after one that found no room
   retract(running_.back(), effects);
 }
 

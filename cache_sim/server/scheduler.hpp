@@ -1,25 +1,25 @@
 // The plain scheduler, whose steps either prefill or decode.
 //
-// One step, at one moment of virtual time (schedulers.md, "The scheduler"):
-//   prefill  while chunked_prefill tokens are left: requests that run and still have prompt to
-//            compute, in order, then new ones from the front of the queue up to max_running; each
-//            gets one extend, cut where a page ends unless it is the prompt's last
-//   decode   otherwise each running request extends by one token, or verifies its drafts
-//   forward  `step ids=…`, and the step's cost passes
-//   results  in row order: accept (a verification), checkpoint (a chunk), finish (the last token)
-// Where an extend is refused, the last admitted request is retracted to the front of the queue and
-// the extend is tried again; a request that cannot go on alone, or be admitted with nothing else
-// running, is refused.
+// One step, at one moment of virtual time (cache_sim/server/schedulers.md, "The scheduler"):
+//   prefill  while chunked_prefill tokens are left: first the running requests that have prompt to
+//            compute, in order, then new ones from the front of the queue, up to max_running; each
+//            gets one extend, which is cut where a page ends unless it is the prompt's last one
+//   decode   if nothing prefills, each running request extends by one token or verifies its drafts
+//   forward  `step ids=…`, and the cost of the step passes
+//   results  by row: accept (a verification), checkpoint (a chunk), finish (the last token)
+// When an extend is refused, the last admitted request is retracted to the front of the queue, and
+// the extend is tried again. A request that cannot go on alone, or cannot be admitted while nothing
+// else runs, is refused.
 //
-// With overlap, a step is decided while the forward before it runs: its rows extend with async=1, a
-// chunk that is not its prompt's last is checkpointed before its result is there, and the results
-// of the step before (complete, then as above) follow after `step`. So a request that stops by
-// itself has one row too many, whose result nobody takes; one that ends by its length has not. A
-// verification's result decides where the next step begins: who has drafts to come makes every step
-// wait.
+// With overlap, a step is decided while the forward before it runs. Its rows extend with async=1,
+// and a chunk that is not its prompt's last is checkpointed before its result has come. The results
+// of the previous step (`complete`, then as above) follow after `step`. So a request that stops by
+// itself has one row too many, whose result is dropped; a request that ends by its length has none.
+// The result of a verification decides where the request's next step begins, so a request with
+// drafts makes every step wait for results.
 //
-// A family's scheduler that steps like this and has rules of its own where memory is short derives
-// from this one and replaces the virtual functions.
+// A family's scheduler that has the same steps but other rules for a full pool derives from this
+// class and overrides the virtual functions.
 #pragma once
 
 #include <cstdint>
@@ -31,17 +31,17 @@
 
 namespace lockstep::cache_sim {
 
-/// What Scheduler knows of a request.
+/// The state of a request in this scheduler.
 struct ScheduledRequest : ServedRequest {
-  std::uint32_t scheduled = 0;  ///< tokens that were extended, their results perhaps still out
-  std::uint32_t known = 0;      ///< tokens that the subject was told
+  std::uint32_t scheduled = 0;  ///< tokens that were extended; their results may be out
+  std::uint32_t known = 0;      ///< tokens that the subject has been told
   std::size_t verification = 0;
   bool was_admitted = false;
-  bool prefilling = true;  ///< since the last admission, until all that was known then is scheduled
+  bool prefilling = true;  ///< until all tokens that were known at the last admission are scheduled
   std::uint32_t to_prefill() const { return spec->prompt_size + sampled - scheduled; }
 };
 
-/// What Scheduler asks an operation for.
+/// The reason why the scheduler asked for an operation.
 enum class SchedulerAsks : std::uint8_t {
   nothing,
   admit,
@@ -53,7 +53,7 @@ enum class SchedulerAsks : std::uint8_t {
   checkpoint,
   finish,
   drop,
-  rules  ///< what a derived scheduler asks besides
+  rules  ///< a rule of a derived scheduler
 };
 
 class Scheduler : public AskingScheduler<ScheduledRequest, SchedulerAsks> {
@@ -76,7 +76,7 @@ class Scheduler : public AskingScheduler<ScheduledRequest, SchedulerAsks> {
     chunk_ends,
     prefill,
     admission,
-    rules,  // a derived scheduler's, before the decodes
+    rules,  // rules of a derived scheduler, before the decodes
     decode,
     forward,
     results
@@ -85,34 +85,34 @@ class Scheduler : public AskingScheduler<ScheduledRequest, SchedulerAsks> {
   struct Row {
     RequestNumber request;
     std::uint32_t begin;        // tokens before this step
-    std::uint32_t tokens;       // extended in this step
-    std::uint32_t accepts;      // of the output; 0 for a chunk or a plain decode
-    std::uint32_t overrun;      // tokens accepted besides, after the output's end
-    bool chunk;                 // of a prefill
-    bool samples;               // a token comes out
-    bool checkpointed = false;  // before its result
-    bool completed = false;     // with overlap: the subject knows of the result
+    std::uint32_t tokens;       // tokens extended in this step
+    std::uint32_t accepts;      // accepted tokens of the output; 0 for a chunk or a plain decode
+    std::uint32_t overrun;      // further accepted tokens, after the output's end
+    bool chunk;                 // a chunk of a prefill
+    bool samples;               // the row samples a token
+    bool checkpointed = false;  // the checkpoint was made before the result
+    bool completed = false;     // with overlap: the subject was told of the result
   };
 
-  // The rules that a derived scheduler may replace.
+  // Rules that a derived scheduler may override.
   virtual void begin_decisions() {}
-  /// A chunk of the prompt is due, the request's first one or a later one.
+  /// A chunk of the prompt is due, the first one or a later one.
   virtual void prefill(RequestNumber request, SchedulerEffects& effects);
   virtual bool may_admit();
-  /// KV that an admission has to leave free.
+  /// Tokens of KV that an admission has to leave free.
   virtual std::int64_t admission_room() const { return Operation::kAbsent; }
   virtual void admission_refused(SchedulerEffects& effects) { end_admission(effects); }
-  /// After its first chunk was prefilled.
+  /// Called when the first chunk of an admitted request was prefilled.
   virtual void admitted(const Reply& /*reply*/) {}
   virtual void end_admission(SchedulerEffects& effects);
-  /// Goes on in Phase::rules.
+  /// Called in Phase::rules until the phase changes.
   virtual void next_rule(SchedulerEffects& /*effects*/) { phase_ = Phase::decode; }
-  /// The answer to what was asked for as Asked::rules.
+  /// Called with the reply to an operation that was asked for as Asked::rules.
   virtual void settle_rule(const Reply& /*reply*/, SchedulerEffects& /*effects*/) {}
   virtual void forward_begins() {}
-  /// Whether a forward is waited for although all of its requests have left.
+  /// Whether the scheduler waits for a forward of which all requests have left.
   virtual bool waits_for_orphan_rows() const { return false; }
-  /// Whether a retracted request waits before its equals.
+  /// Whether a retracted request goes before the waiting requests of its priority.
   virtual bool retracted_goes_first() const { return true; }
   virtual void retracted(SchedulerEffects& /*effects*/) {}
   virtual void leave_batch(RequestNumber request);
@@ -123,7 +123,7 @@ class Scheduler : public AskingScheduler<ScheduledRequest, SchedulerAsks> {
   void extend(RequestNumber request, std::uint32_t tokens, SchedulerEffects& effects);
   void retract(RequestNumber request, SchedulerEffects& effects);
 
-  std::vector<Row> batch_;     // rows of the step that is being decided, or was last
+  std::vector<Row> batch_;     // rows of the step that is being decided, or of the last one
   std::vector<Row> launched_;  // rows whose results come next
 
   Phase phase_ = Phase::between_steps;
@@ -151,10 +151,11 @@ class Scheduler : public AskingScheduler<ScheduledRequest, SchedulerAsks> {
   std::uint32_t asked_tokens_ = 0;
   std::uint32_t asked_accepts_ = 0;
   std::uint32_t asked_overrun_ = 0;
-  // Where orphan rows are waited for:
-  bool has_forward_ = false;            // the step that is being decided, or was last, has one
-  bool is_launched_ = false;            // the forward of the step before is under way
-  bool orphan_rows_in_flight_ = false;  // that one, though all of its requests have left
+  // Used where waits_for_orphan_rows():
+  bool has_forward_ = false;  // the step that is being decided, or the last one, has a forward
+  bool is_launched_ = false;  // the forward of the step before is under way
+  // that forward is under way, and all of its requests have left
+  bool orphan_rows_in_flight_ = false;
 };
 
 }  // namespace lockstep::cache_sim

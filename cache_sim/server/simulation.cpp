@@ -13,13 +13,13 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// Steps in a row that compute nothing and end nobody before the run is called stuck.
+/// After this many steps in a row that compute nothing and end no request, the run is stuck.
 constexpr std::int64_t kIdleStepsUntilStuck = 1000;
-/// With overlap, rows of a request that has ended may be in the next step.
+/// With overlap, the next step may contain rows of a request that has ended.
 constexpr std::int64_t kStepsInFlight = 2;
 constexpr std::size_t kUnrouted = static_cast<std::size_t>(-1);
-/// Operations of one event after which, and after each doubling of which, a scheduler that goes on
-/// asking is looked at before it has come to an end.
+/// A scheduler that asks for this many operations after one event is checked before it has come to
+/// an end, and again each time the number doubles.
 constexpr std::size_t kManyOperations = 4096;
 
 }  // namespace
@@ -28,7 +28,7 @@ Simulation::Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost)
     : run_(run), cost_(std::move(cost)), keeps_spans_(run.options().keep_events) {
   const Config& config = run.options().config;
   if (cost_ == nullptr) cost_ = std::make_unique<ConstantStepCost>(config.step_time);
-  const std::string_view name = scheduler_name(config);  // start_subject() looked at it
+  const std::string_view name = scheduler_name(config);  // start_subject() has checked it
   const auto* const scheduler = Registry<SchedulerEntry>::find(name);
   const auto* const oracle = Registry<ScheduleCheckerEntry>::find(name);
   require(scheduler != nullptr && oracle != nullptr, "the scheduler and its oracle are linked");
@@ -72,7 +72,7 @@ Result<void> Simulation::play(RequestStream& requests) {
   return stream_state_;
 }
 
-/// The stream's next request becomes known, before it arrives.
+/// Reads the next request of the stream, ahead of its arrival.
 void Simulation::pull(RequestStream& requests) {
   ahead_.emplace();
   const Result<bool> more = requests.next(*ahead_);
@@ -93,7 +93,7 @@ Reply Simulation::perform(const Statement& statement) {
                    return Reply{};
                  },
                  [&](const Intervention& stop) {
-                   // With overlap a forward is under way between any two steps.
+                   // With overlap, a forward is under way between any two steps.
                    const bool waits = run_.options().config.overlap == 0;
                    if (stop.during && waits) {
                      leaving_.push_back(number_of_[stop.id.index()]);
@@ -113,7 +113,7 @@ Reply Simulation::perform(const Statement& statement) {
       statement.what);
 }
 
-/// Gives a request its number and its record, before it arrives at its time, or now.
+/// Gives a request a number and a record. It arrives at its time, or now if that has passed.
 SchedulerEvent Simulation::arrival_of(const RequestSpec& spec) {
   const auto number = static_cast<RequestNumber>(specs_.size());
   specs_.push_back(&spec);
@@ -139,7 +139,7 @@ void Simulation::close_session(Name session) {
       schedule(now_, {.kind = SchedulerEvent::Kind::abort, .request = number});
 }
 
-/// What a line of the file asks of the cache: each rank does it, and the numbers add up.
+/// Applies an operation of the file on each rank, and adds up the numbers of the replies.
 Reply Simulation::apply_to_all(const Operation& operation) {
   Reply all;
   for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -160,7 +160,8 @@ Reply Simulation::apply_to_all(const Operation& operation) {
   return all;
 }
 
-/// The stream's requests that have come by now; a step may have passed since.
+/// Delivers the stream's requests that have arrived by now; one step may have passed since they
+/// did.
 void Simulation::deliver_arrivals() {
   while (ahead_ && ahead_->at <= now_ && !run_.stopped()) {
     const auto number = static_cast<RequestNumber>(specs_.size());
@@ -172,7 +173,7 @@ void Simulation::deliver_arrivals() {
   }
 }
 
-/// When something happens next by itself.
+/// The time of the next event that does not depend on a step; nothing where there is none.
 std::optional<Nanoseconds> Simulation::next_moment() const {
   std::optional<Nanoseconds> moment;
   if (!due_.empty()) moment = due_.top().time;
@@ -189,7 +190,8 @@ void Simulation::deliver_due() {
   }
 }
 
-/// To the request's rank. One whose client goes before it arrives has any.
+/// Delivers an event to the request's rank. A request whose client leaves before it arrives has
+/// rank 0.
 void Simulation::deliver(const SchedulerEvent& event) {
   std::size_t& rank = rank_of_[event.request];
   if (rank == kUnrouted) {
@@ -217,7 +219,8 @@ std::size_t Simulation::route(const RequestSpec& spec) {
   return best;
 }
 
-/// One event, and every operation that it leads to until time has to pass.
+/// Delivers one event, and applies every operation that the scheduler asks for until time has to
+/// pass.
 void Simulation::feed(std::size_t rank, SchedulerEvent event) {
   Rank& server = ranks_[rank];
   if (server.oracle) server.episode.begin(event);
@@ -243,7 +246,7 @@ void Simulation::feed(std::size_t rank, SchedulerEvent event) {
   }
 }
 
-/// Null where the scheduler broke a contract of its own.
+/// The effects of one event; null where the scheduler threw an exception, which is a finding.
 const SchedulerEffects* Simulation::effects_of(Rank& server, const SchedulerEvent& event) try {
   const SchedulerEffects& effects = server.scheduler->step(event);
   for (const SchedulerNote& one : effects.notes) note(one);
@@ -270,7 +273,8 @@ bool Simulation::any_rank(bool (ServerScheduler::*is)() const) const {
                      [&](const Rank& rank) { return ((*rank.scheduler).*is)(); });
 }
 
-/// All ranks decide a step. Returns whether it computed or ended anything, or brought results.
+/// Lets all ranks decide a step. True if it computed something, ended a request, or brought
+/// results.
 bool Simulation::one_step() {
   const std::int64_t before = ended_ + computed_;
   ++steps_;
@@ -294,8 +298,8 @@ bool Simulation::one_step() {
   return true;
 }
 
-/// The forward of the step, where any rank has rows: the others run it with none. The device works
-/// on one forward after the other. False where the run has stopped.
+/// Runs the forward of the step, if any rank has rows; ranks without rows take part in it. The
+/// device runs one forward after another. False where the run has stopped.
 bool Simulation::launch() {
   Nanoseconds longest = 0;
   for (const Rank& rank : ranks_) {
@@ -312,7 +316,7 @@ bool Simulation::launch() {
     return false;
   }
   device_free_ = begin + longest;
-  // A rank without work runs as many dummy rows as the largest graph of the others has.
+  // A rank without rows runs as many rows of padding as the largest graph of the other ranks has.
   Operation idle;
   idle.verb = Verb::step;
   for (const Rank& rank : ranks_)
@@ -329,12 +333,12 @@ bool Simulation::launch() {
     for (const Name row : server.rows) add_span(name, row, begin, device_free_);
   }
   if (!any_rank(&ServerScheduler::awaits_results))
-    flights_.clear();  // no request is left in the earlier ones
+    flights_.clear();  // all requests of earlier forwards have left
   flights_.push_back(device_free_);
   return true;
 }
 
-/// The oldest forward's results, to the ranks that are due.
+/// Takes the results of the oldest forward to the ranks that are due.
 void Simulation::take_results(bool (ServerScheduler::*due)() const) {
   require(!flights_.empty(), "results come from a forward");
   now_ = std::max(now_, flights_.front());
@@ -378,9 +382,9 @@ Reply Simulation::run_until(const RunStatement& limits) {
       .set(ReplyField::time, now_);
 }
 
-/// Liveness of the requests: a run without limits ends every one. What excuses a request: nothing.
-/// One that fits nowhere ends as refused, one whose client went before it arrived as aborted. Of a
-/// stream, those that are no longer held have ended.
+/// Liveness of requests: a run without limits ends every request, without exception. One that fits
+/// nowhere ends as refused, one whose client left before it arrived as aborted. Requests of a
+/// stream that are not held any more have ended.
 void Simulation::check_the_end() {
   if (run_.stopped() || !stream_state_) return;
   for (RequestNumber number = 0; number < specs_.size(); ++number) {
@@ -415,14 +419,15 @@ void Simulation::note(const SchedulerNote& note) {
     case SchedulerNote::Kind::ended:
       outcome.output_tokens = note.output_tokens;
       outcome.finish = note.reason;
-      outcome.end = std::max(now_, outcome.arrival);  // it may be aborted before it arrives
+      outcome.end = std::max(now_, outcome.arrival);  // a request may be aborted before it arrives
       ++ended_;
       if (stream_ != nullptr) gone_.push_back({steps_, note.request});
       return;
   }
 }
 
-/// A bar that goes on where the request's last one of this name ended makes that one longer.
+/// Adds a bar to the timeline. A bar that begins where the request's last bar of the same name ends
+/// extends that one.
 void Simulation::add_span(std::string_view name, Name request, Nanoseconds begin, Nanoseconds end) {
   if (begin == end || !keeps_spans_) return;
   std::size_t& open = span_of_[number_of_[request.index()]];

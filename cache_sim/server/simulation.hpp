@@ -1,11 +1,11 @@
-// Plays a trace of requests: its statements one after the other, with the schedulers and their
-// virtual clock. Plays a workload: its requests, as they arrive.
+// Plays a trace of requests, statement by statement, or a workload, with the schedulers and their
+// virtual clock.
 //
 // Data-parallel ranks (config ranks=N) each have a scheduler and subjects of their own. They step
 // together, because they share layers: a step takes as long as its slowest rank, and a rank without
-// work runs it with no rows. A request goes to the rank that its line names, else
-// where `routing` sends it: to the rank with the fewest requests (load, the default), or to the one
-// that was sent the longest prefix of it before (prefix), and among equals to the first one.
+// work takes part in it with no rows. A request goes to the rank that its line names. Otherwise
+// `routing` chooses: `load`, the default, takes the rank with the fewest requests; `prefix` takes
+// the rank that was sent the longest prefix of the prompt before. Ties go to the first rank.
 #pragma once
 
 #include <deque>
@@ -26,18 +26,19 @@ namespace lockstep::cache_sim {
 
 class Simulation {
  public:
-  /// `run` must outlive the simulation. Without a cost model a step takes the config's step_time.
+  /// `run` must outlive the simulation. Without a cost model, a step takes step_time of the config.
   explicit Simulation(ReplaySession& run, std::unique_ptr<StepCost> cost = nullptr);
 
-  /// Everything in the trace, which has requests and must outlive the simulation, or until the run
-  /// stops.
+  /// Plays all statements of the trace, or stops where the run stops. The trace has requests, and
+  /// must outlive the simulation.
   void play(const Trace& trace);
-  /// Every request of the stream, or until the run stops. What has ended is not held. The error is
-  /// the stream's.
+  /// Plays all requests of the stream, or stops where the run stops. Requests that have ended are
+  /// not held in memory. The error is the stream's.
   Result<void> play(RequestStream& requests);
 
  private:
-  /// Something that happens at a moment; ties go to what was said first.
+  /// An event with a time. Of events at the same time, the one that was scheduled first comes
+  /// first.
   struct Due {
     Nanoseconds time;
     std::uint64_t sequence;
@@ -60,14 +61,14 @@ class Simulation {
   bool one_step();
   bool launch();
   void take_results(bool (ServerScheduler::*due)() const);
-  /// A rank: its requests, and what was sent there.
+  /// A rank: its scheduler, its step, and the prompts that were sent to it.
   struct Rank {
     std::unique_ptr<ServerScheduler> scheduler;
-    std::unique_ptr<ScheduleChecker> oracle{};  // where everything is checked
+    std::unique_ptr<ScheduleChecker> oracle{};  // null unless everything is checked
     SchedulerEpisode episode{};
-    std::optional<StepWork> forward{};  // of the step that is being decided
-    std::vector<Name> rows{};           // of that forward
-    std::int64_t padded = 0;            // rows of its graph; Operation::kAbsent: there is none
+    std::optional<StepWork> forward{};  // the step that is being decided
+    std::vector<Name> rows{};           // its rows
+    std::int64_t padded = 0;  // the rows of its graph; Operation::kAbsent: it runs as no graph
     PrefixTrie sent{};
   };
 
@@ -90,31 +91,34 @@ class Simulation {
   ReplaySession& run_;
   std::vector<Rank> ranks_;
   std::unique_ptr<StepCost> cost_;
-  bool keeps_spans_;  // where somebody will draw them
+  bool keeps_spans_;  // the bars of the timeline are asked for
   Nanoseconds now_ = 0;
   std::uint64_t sequence_ = 0;
   std::priority_queue<Due, std::vector<Due>, std::greater<>> due_;
-  std::vector<const RequestSpec*> specs_;  // by request number; null where it has ended
-  bool was_left_out_ = false;              // the last statement, because a child cannot do it
+  std::vector<const RequestSpec*> specs_;  // by request number; null where the request has ended
+  // the last statement was left out, because a child does not support it
+  bool was_left_out_ = false;
   RequestStream* stream_ = nullptr;
-  std::optional<RequestSpec> ahead_;                         // the stream's next request
-  std::unordered_map<RequestNumber, RequestSpec> streamed_;  // those that have not ended
-  std::deque<Gone> gone_;                                    // of these, the latest to end
+  std::optional<RequestSpec> ahead_;  // the next request of the stream
+  // the stream's requests that have not ended
+  std::unordered_map<RequestNumber, RequestSpec> streamed_;
+  std::deque<Gone> gone_;  // of these, requests that ended lately
   Result<void> stream_state_;
   std::vector<RequestNumber> number_of_;   // by Name::index()
-  std::vector<std::size_t> rank_of_;       // by request number: kUnrouted until it arrives
-  std::vector<std::size_t> span_of_;       // by request number: 1 + its open bar
-  std::vector<Nanoseconds> queued_since_;  // by request number: its arrival or last retraction
-  std::vector<RequestNumber> leaving_;     // their clients go while the next forward is under way
+  std::vector<std::size_t> rank_of_;       // by request number; kUnrouted until it arrives
+  std::vector<std::size_t> span_of_;       // by request number; 1 + the index of its open bar
+  std::vector<Nanoseconds> queued_since_;  // by request number; its arrival or its last retraction
+  // requests whose clients leave while the next forward is under way
+  std::vector<RequestNumber> leaving_;
   int line_ = 0;
   std::int64_t steps_ = 0;
   std::int64_t ended_ = 0;
-  std::int64_t computed_ = 0;        // tokens of all forwards
-  std::deque<Nanoseconds> flights_;  // when the forwards end whose results are still out
-  Nanoseconds device_free_ = 0;      // when the last forward ends
+  std::int64_t computed_ = 0;        // tokens that all forwards computed
+  std::deque<Nanoseconds> flights_;  // end times of forwards whose results are out
+  Nanoseconds device_free_ = 0;      // the end of the last forward
 };
 
-/// Plays a trace of either level.
+/// Plays a trace of operations or of requests.
 void play_trace(ReplaySession& run, const Trace& trace, std::unique_ptr<StepCost> cost = nullptr);
 
 }  // namespace lockstep::cache_sim

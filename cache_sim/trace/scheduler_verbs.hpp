@@ -1,4 +1,4 @@
-// The verbs of what clients ask, at scheduler level, and the fields that their lines can carry
+// The verbs of a trace of requests (the scheduler level), and the fields that their lines can carry
 // (cache_sim/trace/grammar.md, "Scheduler verbs").
 #pragma once
 
@@ -19,7 +19,7 @@ struct SchedulerVerb {
 };
 
 std::span<const SchedulerVerb> scheduler_verbs();
-/// Of a name that is there.
+/// The verb of that name, which must exist.
 const SchedulerVerb& scheduler_verb(std::string_view name);
 
 }  // namespace lockstep::cache_sim

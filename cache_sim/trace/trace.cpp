@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <fstream>
 #include <limits>
 #include <optional>
@@ -20,10 +18,10 @@ namespace lockstep::cache_sim {
 namespace {
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-/// Outputs that are given as a number are documents of their own, above every name of up to six
-/// letters.
+/// An output that is given as a length has a document of its own. These documents are numbered
+/// above every name of up to six letters.
 constexpr Document kOutputDocuments = Document{1} << 30;
-constexpr std::int64_t kMostBranches = 1024;  // and tokens after an output's end
+constexpr std::int64_t kMostBranches = 1024;  // the same limit holds for overrun=
 
 Result<std::vector<std::int64_t>> parse_list(std::string_view text, std::int64_t low) {
   std::vector<std::int64_t> list;
@@ -37,7 +35,7 @@ Result<std::vector<std::int64_t>> parse_list(std::string_view text, std::int64_t
   }
 }
 
-/// Parses one file; holds what later lines are checked against.
+/// Parses one file, and remembers from earlier lines what later lines are checked against.
 class Reader {
  public:
   explicit Reader(const std::string& path) { trace_.path = path; }
@@ -68,7 +66,7 @@ class Reader {
     return fail(fmt::format("{}:{}: {}", trace_.path, line_, text));
   }
 
-  /// A file with a `request` line is at scheduler level from its first line on.
+  /// A file that has a `request` line anywhere is at scheduler level from its first line on.
   static bool has_request(std::string_view text) {
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t end = std::min(text.find('\n', at), text.size());
@@ -192,7 +190,7 @@ class Reader {
     return {};
   }
 
-  /// Looks through a line's fields by name; unknown ones and missing ones are errors.
+  /// Calls `use` for each field of the line. Unknown and missing fields are errors.
   template <class Use>
   Result<void> each_field(const Line& line, Use use) {
     const SchedulerVerb& verb = scheduler_verb(line.verb);
@@ -217,8 +215,8 @@ class Reader {
     return {};
   }
 
-  /// A time that is not before the latest one of its kind: arrivals may lie after the end of a
-  /// run.
+  /// A time that is not before the latest time of its kind. (Arrivals may lie after the end of a
+  /// `run`.)
   static Result<void> read_time(std::string_view value, Nanoseconds& latest, Nanoseconds& into) {
     const Result<Nanoseconds> time = parse_time(value);
     if (!time) return tl::unexpected(time.error());
@@ -236,7 +234,7 @@ class Reader {
     return {};
   }
 
-  /// Of the tokens of a request, which say what they show where a name does not.
+  /// Images of a request. An image without a name is identified by its tokens in the prompt.
   static Result<void> read_images(std::string_view list, std::vector<ImageSpan>& into) {
     Result<std::vector<ImageSpan>> images = parse_images(list);
     if (!images) return tl::unexpected(images.error());
@@ -354,7 +352,7 @@ class Reader {
         each_field(line, [&](std::string_view key, std::string_view value) -> Result<void> {
           if (key == "until")
             return read_time(value, latest_until_, run.until).map([&] {
-              latest_at_ = std::max(latest_at_, run.until);  // nothing arrives before the clock
+              latest_at_ = std::max(latest_at_, run.until);  // nothing arrives in the past
             });
           if (key == "steps")
             return parse_integer(value, 0, kMost).map([&](std::int64_t v) { run.steps = v; });
@@ -420,7 +418,7 @@ Result<Trace> read_trace(const std::string& path) {
   Result<std::ifstream> opened = open_input(path);
   if (!opened) return tl::unexpected(opened.error());
   std::ifstream& file = *opened;
-  // A line that never ends is refused before the rest of the file is read.
+  // A line longer than the limit is refused before the rest of the file is read.
   std::string text;
   std::size_t line_start = 0;
   std::vector<char> block(1 << 16);
@@ -435,69 +433,6 @@ Result<Trace> read_trace(const std::string& path) {
   if (file.bad()) return fail(path + ": cannot be read to its end");
   if (text.empty()) return fail(path + ": the file is empty");
   return parse_trace(text, path);
-}
-
-namespace {
-
-/// Whose numbers comments name; `repository` on GitHub, empty where it is not said.
-struct PublicProject {
-  std::string_view name, repository{};
-};
-constexpr std::array kProjects{PublicProject{"sglang", "sgl-project/sglang"},
-                               PublicProject{"vllm", "vllm-project/vllm"},
-                               PublicProject{"flashinfer", "flashinfer-ai/flashinfer"},
-                               PublicProject{"flash-attention", "Dao-AILab/flash-attention"},
-                               PublicProject{"transformers", "huggingface/transformers"},
-                               PublicProject{"pytorch", "pytorch/pytorch"},
-                               PublicProject{"dynamo", "ai-dynamo/dynamo"},
-                               PublicProject{"mobius"},
-                               PublicProject{"mlx-swift-lm", "ml-explore/mlx-swift-lm"},
-                               PublicProject{"tensorrt-llm", "NVIDIA/TensorRT-LLM"},
-                               PublicProject{"trt-edge", "NVIDIA/TensorRT-Edge-LLM"},
-                               PublicProject{"marconi"}};
-
-const PublicProject* project_called(std::string_view name) {
-  const auto* const found =
-      std::find_if(kProjects.begin(), kProjects.end(),
-                   [&](const PublicProject& project) { return project.name == name; });
-  return found == kProjects.end() ? nullptr : found;
-}
-
-}  // namespace
-
-std::string reference_url(const std::string& reference) {
-  const std::size_t number = reference.find(" #");
-  if (number == std::string::npos) return "";
-  const PublicProject* const project = project_called(reference.substr(0, number));
-  if (project == nullptr || project->repository.empty()) return "";
-  return fmt::format("https://github.com/{}/issues/{}", project->repository,
-                     reference.substr(number + 2));
-}
-
-std::vector<std::string> public_references(const std::vector<std::string>& description) {
-  std::vector<std::string> references;
-  std::string project;
-  for (const std::string& line : description) {
-    for (std::size_t at = 0; at < line.size();) {
-      const bool is_number = line[at] == '#';
-      std::size_t end = at + (is_number ? 1 : 0);
-      const auto belongs = [&](char c) {
-        const auto letter = static_cast<unsigned char>(c);
-        return is_number ? std::isdigit(letter) != 0 : std::isalnum(letter) != 0 || c == '-';
-      };
-      while (end < line.size() && belongs(line[end])) ++end;
-      std::string word = line.substr(at, end - at);
-      at = std::max(end, at + 1);
-      std::string lower = word;
-      for (char& c : lower) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-      if (project_called(lower) != nullptr) project = lower;
-      if (!is_number || word.size() < 3) continue;
-      std::string reference = project.empty() ? word : fmt::format("{} {}", project, word);
-      if (std::find(references.begin(), references.end(), reference) == references.end())
-        references.push_back(std::move(reference));
-    }
-  }
-  return references;
 }
 
 }  // namespace lockstep::cache_sim

@@ -1,4 +1,4 @@
-// A trace back as text: what parse_trace() reads again as the same trace.
+// Writes a trace as text, which parse_trace() reads again as the same trace.
 #pragma once
 
 #include <string>
@@ -7,11 +7,11 @@
 
 namespace lockstep::cache_sim {
 
-/// The statement's line and, where an answer is expected, the two lines after it.
+/// The line of the statement and, where an answer is expected, the two lines after it.
 std::string statement_text(const Statement& statement);
 
-/// Comment lines from `description` (as they stand, without `#`), one `config` line with what
-/// differs from the defaults, then the statements.
+/// The comment lines of `description` (stored without `#`), one `config` line with the fields that
+/// differ from their defaults, then the statements.
 std::string trace_text(const Trace& trace);
 
 }  // namespace lockstep::cache_sim

@@ -1,4 +1,4 @@
-// Requests of sessions that run side by side, merged in order of arrival.
+// A queue that merges the requests of concurrent sessions in order of arrival.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class ArrivalQueue {
     heap_.push_back({std::move(spec), sequence_++});
     std::push_heap(heap_.begin(), heap_.end(), later);
   }
-  /// The earliest request; of those at the same moment, the one that was pushed first.
+  /// The earliest request; of those at the same time, the one that was pushed first.
   RequestSpec pop() {
     std::pop_heap(heap_.begin(), heap_.end(), later);
     RequestSpec spec = std::move(heap_.back().spec);

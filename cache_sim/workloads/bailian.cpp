@@ -1,8 +1,8 @@
-// Alibaba's qwen-bailian-usagetraces-anon, a line a turn of a chat:
+// Alibaba's qwen-bailian-usagetraces-anon, one line for each turn of a chat:
 //   {"chat_id": n, "parent_chat_id": n or -1, "timestamp": s, "input_length": tokens,
 //    "output_length": tokens, "type": "text", "turn": n, "hash_ids": [id, …]}
-// One id per 16 tokens of the prompt, chained; the last one may hold padding. A turn names the turn
-// before it, which stands above it in the file.
+// There is one id for each 16 tokens of the prompt; ids are chained, and the last block may hold
+// padding. A turn names the turn before it, which is an earlier line of the file.
 #include <fmt/format.h>
 
 #include <unordered_map>
@@ -40,7 +40,7 @@ class BailianStream final : public RequestStream {
   }
 
  private:
-  /// The chat that a turn belongs to, by the id of its first turn.
+  /// The id of the first turn of the chat that a turn belongs to.
   Result<std::int64_t> first_turn_of(const Record& record) {
     auto chat = record.integer("chat_id", 0, kMost);
     if (!chat) return chat;

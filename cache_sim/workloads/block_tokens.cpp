@@ -35,7 +35,7 @@ Result<Tokens> BlockTokens::of(std::span<const std::int64_t> ids, std::int64_t i
     left -= size;
     parent = id;
   }
-  // What no id names is the request's own, and its output follows.
+  // Tokens after the last id belong to this request alone; its output follows them.
   slices_.push_back({kOutputDocuments + static_cast<Document>(request), 0,
                      static_cast<std::uint32_t>(left + output_length)});
   return Tokens::of_slices(slices_);
@@ -57,7 +57,7 @@ Result<RequestSpec> BlockLines::read(const Record& record) {
                         fmt::format("{} for {}, which are {} of {}", counted(ids->size(), "id"),
                                     counted(*input, "token"),
                                     counted(block_count(*input, block_), "block"), block_));
-  // At least one token is sampled, or no server would be asked.
+  // A request samples at least one token.
   Result<Tokens> tokens = blocks_.of(*ids, *input, std::max<std::int64_t>(*output, 1), count_);
   if (!tokens) return record.error("hash_ids", tokens.error().text);
   latest_ = *arrival;

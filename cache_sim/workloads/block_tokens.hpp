@@ -1,5 +1,5 @@
-// From the block ids of a public trace to tokens: token j of the block with id h is (h, j). What
-// lies after the last id, and the output, belong to the request alone.
+// Turns the block ids of a public trace into tokens: token j of the block with id h is (h, j).
+// Tokens after the last id, and the output, belong to the request alone.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@ namespace lockstep::cache_sim {
 
 class BlockTokens {
  public:
-  /// `chained`: an id stands for everything up to its block's end, so it has one parent.
+  /// `chained`: an id stands for the whole prompt up to the end of its block, so it has one parent.
   BlockTokens(std::uint32_t block, bool chained) : block_(block), chained_(chained) {}
 
-  /// Prompt and output of one request; ids.size() * block may exceed the input by less than a
-  /// block. The error is a sentence about the ids, without a place.
+  /// The prompt and the output of one request; ids.size() * block may exceed the input by less than
+  /// a block. The error is a sentence about the ids, without a place.
   Result<Tokens> of(std::span<const std::int64_t> ids, std::int64_t input_length,
                     std::int64_t output_length, std::int64_t request);
 
-  /// From here on, no id is one that was seen before.
+  /// Forgets all ids: the next ones are new, even if they were seen before.
   void forget() { known_.clear(); }
 
  private:
@@ -34,20 +34,21 @@ class BlockTokens {
   };
   std::uint32_t block_;
   bool chained_;
-  std::uint32_t count_ = 0;  // blocks so far, forgotten ones too
+  std::uint32_t count_ = 0;  // number of blocks so far, including forgotten ones
   std::unordered_map<std::int64_t, Known> known_;
   std::vector<DocumentSlice> slices_;
 };
 
-/// The lines that Mooncake's and Bailian's traces share but for units: `timestamp`, `input_length`,
-/// `output_length` and chained `hash_ids`, one per block of the prompt.
+/// The fields that the lines of Mooncake's and Bailian's traces share, apart from units:
+/// `timestamp`, `input_length`, `output_length` and chained `hash_ids`, one for each block of the
+/// prompt.
 class BlockLines {
  public:
-  /// Timestamps count in `unit`; ids are at least `lowest_id`.
+  /// `unit`: the nanoseconds of one unit of a timestamp. Ids are at least `lowest_id`.
   BlockLines(std::uint32_t block, Nanoseconds unit, std::int64_t lowest_id)
       : block_(block), unit_(unit), lowest_id_(lowest_id), blocks_(block, true) {}
 
-  /// The request of the next line, without its session. Errors name the field.
+  /// The request of the next line, without its session. The error names the field.
   Result<RequestSpec> read(const Record& record);
 
  private:
@@ -59,7 +60,7 @@ class BlockLines {
   Nanoseconds latest_ = 0;
 };
 
-/// ceil(length / block), the ids of an input.
+/// The number of ids that an input of this length has.
 constexpr std::int64_t block_count(std::int64_t length, std::int64_t block) {
   return (length + block - 1) / block;
 }

@@ -1,12 +1,12 @@
-// LLMServingSim's workloads, a line a request or an agent's session:
+// LLMServingSim's workloads, one line for each request or each session of an agent:
 //   {"input_toks": n, "output_toks": n, "arrival_time_ns": t,
 //    ["input_tok_ids": [id, …], "output_tok_ids": [id, …]]}
 //   {"session_id": text, "arrival_time_ns": t, "sub_requests": [
 //     {"input_toks": n, "output_toks": n, ["input_tok_ids": …, "output_tok_ids": …,]
 //      "tool_duration_ns": t}]}
-// Without ids nothing is known to be shared, so the prompt is the request's own. In a session each
-// request follows the one before it when that was answered and its tool has run; the answer's own
-// time is taken as kTokenTime a token, because a stream does not know the server.
+// A prompt without ids shares nothing with other requests. In a session, a request arrives when the
+// request before it has been answered and its tool has run. The time of an answer is taken to be
+// kTokenTime for each token, because a stream does not know the server.
 #include <fmt/format.h>
 
 #include <unordered_set>
@@ -27,7 +27,7 @@ class LlmServingSimStream final : public RequestStream {
       : documents_(std::move(documents)) {}
 
   Result<bool> next(RequestSpec& spec) override {
-    // Whatever begins later than the earliest known request cannot come before it.
+    // Lines are in order of arrival: a line that has not been read arrives after `latest_`.
     while (!at_end_ && (queue_.empty() || latest_ <= queue_.earliest())) {
       Result<bool> read = read_line();
       if (!read) return read;
@@ -78,7 +78,7 @@ class LlmServingSimStream final : public RequestStream {
     return true;
   }
 
-  /// Queues a request and gives the tokens of its output.
+  /// Queues a request and returns the number of its output tokens.
   Result<std::int64_t> read_request(const Record& record, Name session, Nanoseconds at) {
     auto input = record.integer("input_toks", 1, Tokens::kMaxSize - 1);
     if (!input) return input;
@@ -113,7 +113,7 @@ class LlmServingSimStream final : public RequestStream {
   std::unique_ptr<JsonDocuments> documents_;
   std::unordered_set<std::string> sessions_;
   ArrivalQueue queue_;
-  Nanoseconds latest_ = 0;  // of the lines that were read
+  Nanoseconds latest_ = 0;  // arrival of the last line that was read
   std::int64_t count_ = 0;
   bool at_end_ = false;
 };

@@ -1,7 +1,7 @@
-// Mooncake's traces (FAST'25 release), a line a request:
+// Mooncake's traces (FAST'25 release), one line for each request:
 //   {"timestamp": ms, "input_length": tokens, "output_length": tokens, "hash_ids": [id, …]}
-// One id per 512 tokens of the prompt, the last one perhaps for less. Ids are chained: each stands
-// for the whole prompt up to its block's end.
+// There is one id for each 512 tokens of the prompt; the last one may stand for fewer. Ids are
+// chained: each stands for the whole prompt up to the end of its block.
 #include "cache_sim/workloads/block_tokens.hpp"
 #include "cache_sim/workloads/workload.hpp"
 

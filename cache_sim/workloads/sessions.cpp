@@ -1,17 +1,17 @@
-// `sessions`: conversations of several turns and sessions of agents, made from a seed. Each request
-// is a pure function of (seed, number), so that the stream holds nothing.
+// `sessions`: chats of several turns and sessions of agents, generated from a seed. Each request is
+// a pure function of (seed, number), so the stream holds no state.
 //
 //   seats       sessions that are open at once; request i belongs to seat i mod seats
-//   turns       requests of a session; then its seat takes a new one
-//   systems     different system prompts, of `system` tokens on average, few of them often used
-//   input       tokens that a user, or a tool, adds a turn, on average
+//   turns       requests of a session; then its seat begins a new one
+//   systems     different system prompts, of `system` tokens on average, some used more often
+//   input       tokens that a user or a tool adds in a turn, on average
 //   output      tokens of an answer, on average
-//   fork_every  0: a chat. Else an agent: after so many turns a sub-agent forks the context, makes
-//               fork_turns requests of its own, and the session goes on without them
+//   fork_every  0: a chat. Otherwise an agent: after this many turns, a sub-agent forks the
+//               context and makes fork_turns requests; the session goes on without them
 //   gap_us      microseconds between two requests of the workload
-//   drafts      tokens that each verification tries, 0: there are none; `ngram=1`: up to so many
-//   accepted    per mille: the chance of a draft to be kept where the one before it is
-//   branches    the drafts are a tree, of which each has so many children
+//   drafts      drafts of each verification; 0: none. With `ngram=1`: at most this many
+//   accepted    per mille: the chance that a draft is kept if the one before it is
+//   branches    the drafts are a tree in which each one has this many children
 #include <fmt/format.h>
 
 #include <array>
@@ -41,19 +41,19 @@ struct SessionsOptions {
   std::int64_t ngram = 0;
   std::int64_t branches = 1;
 
-  /// Documents of a session: its own and those of its sub-agents.
+  /// The number of documents of a session: its own and those of its sub-agents.
   std::int64_t documents() const {
     return 1 + (fork_every == 0 ? 0 : turns / (fork_every + fork_turns) + 1);
   }
   std::int64_t sessions() const { return (requests / seats / turns + 1) * seats; }
 };
 
-/// What a random number decides.
+/// The decisions that are drawn at random.
 enum class Draw : std::uint64_t { system_size, system_first, system_second, input, output };
 constexpr std::uint64_t kDraws = 5;
-constexpr std::uint64_t kDraftStreams = std::uint64_t{1} << 62;  // after those of the texts
+constexpr std::uint64_t kDraftStreams = std::uint64_t{1} << 62;  // after the streams of texts
 
-/// Tokens around a mean: uniform from half of it to one and a half.
+/// A random number of tokens, uniform between half the mean and one and a half times the mean.
 std::uint32_t around(std::int64_t mean, std::uint64_t seed, std::uint64_t stream,
                      std::uint64_t index) {
   const auto whole = static_cast<std::uint64_t>(mean);
@@ -84,8 +84,8 @@ class SessionsStream final : public RequestStream {
   }
 
  private:
-  /// Tokens that turns before `turn` and the input of this one have added to a text, and the size
-  /// of its answer. A text is a session's or a sub-agent's.
+  /// The length of a text before the answer of `turn` (the turns before it, and its own input), and
+  /// the length of that answer. A text is that of a session or of a sub-agent.
   struct Extent {
     std::uint32_t prompt = 0;
     std::uint32_t output = 0;
@@ -131,7 +131,7 @@ class SessionsStream final : public RequestStream {
             .prompt_size = size + last.prompt};
   }
 
-  /// The smaller of two draws, so that some system prompts are used more often than others.
+  /// The smaller one of two draws, so that some system prompts are used more often than others.
   std::uint64_t system_of(std::int64_t session) const {
     const auto draw = [&](Draw what) {
       return random_below(static_cast<std::uint64_t>(options_.systems), seed(),

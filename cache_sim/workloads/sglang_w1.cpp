@@ -16,7 +16,7 @@ namespace {
 
 // --- The generator ------------------------------------------------------------------------------
 
-/// What a hash is for. The numbers are part of the workload.
+/// The purpose of a hash. The numbers are part of the definition of the workload.
 enum class Tag : std::uint64_t {
   system_size = 1,
   system_token = 2,
@@ -29,12 +29,13 @@ enum class Tag : std::uint64_t {
 
 constexpr std::uint32_t kSystemPrompts = 64;
 constexpr std::size_t kActiveConversations = 128;
-constexpr int kTurns = 6;             // of a conversation
-constexpr int kContinuePercent = 60;  // of requests, where there is a conversation to continue
+constexpr int kTurns = 6;  // turns of a conversation
+// per cent of the requests, if there is a conversation to continue
+constexpr int kContinuePercent = 60;
 constexpr std::uint32_t kVocabulary = 31999;
 
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
-constexpr std::int64_t kMostSlots = std::int64_t{1} << 30;  // as in Config
+constexpr std::int64_t kMostSlots = std::int64_t{1} << 30;  // the limit of a config field
 
 /// h(tag, a, b) of one seed.
 struct Hash {
@@ -57,10 +58,10 @@ struct Conversation {
   int turns = 0;
   std::int64_t previous = -1;  ///< its last request
   std::vector<std::uint32_t>
-      context;  ///< the system prompt, then each turn's user and output tokens
+      context;  ///< the system prompt, then the user's and the output tokens of each turn
 };
 
-/// The conversation that request `i` belongs to, at its place among the active ones.
+/// The place, among the active conversations, of the one that request `i` belongs to.
 std::size_t choose_conversation(const Hash& hash, std::uint64_t i,
                                 std::vector<Conversation>& active,
                                 std::int64_t& conversation_count) {
@@ -127,7 +128,7 @@ std::uint64_t SglangW1::token_digest() const {
 
 namespace {
 
-/// The same requests without the driver, one after the other.
+/// The same requests as a stream, without the driver.
 class SglangW1Stream final : public RequestStream {
  public:
   explicit SglangW1Stream(const SglangW1Options& options) : w1_(SglangW1::generate(options)) {}

@@ -37,7 +37,7 @@ class Stream {
 
 Result<VllmW1Options> VllmW1Options::parse(std::string_view parameters) {
   VllmW1Options options;
-  // The one parameter that may be a word is taken out; the others are numbers.
+  // The one parameter that may be a word is taken out of the list; the others are numbers.
   std::string numbers;
   while (!parameters.empty()) {
     const std::string_view piece = parameters.substr(0, parameters.find(','));
@@ -85,7 +85,7 @@ VllmW1 VllmW1::generate(const VllmW1Options& options) {
 
 namespace {
 
-/// The same requests without the driver, one after the other.
+/// The same requests as a stream, without the driver.
 class VllmW1Stream final : public RequestStream {
  public:
   explicit VllmW1Stream(const VllmW1Options& options) : w1_(VllmW1::generate(options)) {}

@@ -1,5 +1,5 @@
-// `vllm-w1`: 2,000 requests over 64 shared prefixes, made from fixed seeds, each decoding 32
-// tokens. They are played by their own driver (cache_sim/replay/vllm_w1_driver.hpp); here they are
+// `vllm-w1`: 2,000 requests over 64 shared prefixes, generated from fixed seeds, each decoding 32
+// tokens. Their driver (cache_sim/replay/vllm_w1_driver.hpp) plays them; this file generates the
 // data.
 #pragma once
 
@@ -14,8 +14,8 @@
 namespace lockstep::cache_sim {
 
 struct VllmW1Options {
-  std::int64_t requests = 2000;  ///< the first N of the same sequence
-  std::int64_t blocks = 4096;    ///< block 0 among them
+  std::int64_t requests = 2000;  ///< the first N requests of the sequence
+  std::int64_t blocks = 4096;    ///< including block 0
   std::int64_t hash = 256;       ///< tokens per hash
   std::string retention = "none";
 
@@ -25,9 +25,9 @@ struct VllmW1Options {
 
 struct VllmW1Request {
   Name id;               ///< 0, 1, …
-  std::uint32_t prefix;  ///< which of the shared prefixes it begins with
+  std::uint32_t prefix;  ///< the shared prefix that it begins with
   std::uint32_t prompt_size;
-  Tokens tokens;  ///< prompt, then the tokens that it will decode
+  Tokens tokens;  ///< prompt, then the tokens that it decodes
 };
 
 struct VllmW1 {

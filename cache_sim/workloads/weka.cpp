@@ -1,13 +1,13 @@
-// Weka's agentic traces, a JSON document a session:
+// Weka's agentic traces, one JSON document for each session:
 //   {"id": text, "block_size": tokens, "hash_id_scope": "local", "requests": [
 //     {"t": s, "type": "n" or "s", "in": tokens, "out": tokens, "hash_ids": [id, …], …},
 //     {"t": s, "type": "subagent", "requests": [ … ]}]}
-// Times count from the session's start. A sub-agent's requests are a fork: they share the blocks
-// that they name with the session, and the session goes on without them. Ids of different sessions
-// never meet. The tail of a prompt may have no id.
+// Times count from the start of the session. The requests of a sub-agent are a fork: they share the
+// blocks that they name with the session, and the session goes on without them. Ids of different
+// sessions are different blocks. The end of a prompt may have no id.
 //
-// The files say nothing of how sessions lie to each other, so kSeats of them run side by side, and
-// the next one of the file begins where one ends.
+// The files do not say how the sessions overlap in time. So kSeats sessions run side by side, and
+// the next session of the file begins when one of them ends.
 #include <fmt/format.h>
 
 #include <unordered_set>
@@ -33,7 +33,7 @@ class WekaStream final : public RequestStream {
   bool knows_outputs() const override { return false; }
 
   Result<bool> next(RequestSpec& spec) override {
-    // A seat whose session ends before everything that is known takes the next session.
+    // A seat whose session ends before all known arrivals takes the next session of the file.
     while (!at_end_ && (seats_.size() < kSeats || earliest_seat() <= next_arrival())) {
       Result<bool> read = read_session();
       if (!read) return read;
@@ -78,10 +78,10 @@ class WekaStream final : public RequestStream {
   struct Session {
     Name id;
     Nanoseconds start;
-    Nanoseconds* end;  // its last arrival so far
+    Nanoseconds* end;  // the latest arrival of the session so far
   };
 
-  /// The requests of a session or, from `from` on, of a sub-agent.
+  /// Reads the requests of a session or, with times from `from` on, of a sub-agent.
   Result<bool> read_requests(const Record& parent, const Session& session, Nanoseconds from) {
     const Result<std::vector<Record>> requests = parent.objects("requests");
     if (!requests) return tl::unexpected(requests.error());
@@ -130,7 +130,7 @@ class WekaStream final : public RequestStream {
   std::uint32_t block_;
   BlockTokens blocks_;
   std::unordered_set<std::string> ids_;
-  std::vector<Nanoseconds> seats_;  // when each one's session ends
+  std::vector<Nanoseconds> seats_;  // the end of each seat's session
   ArrivalQueue queue_;
   std::int64_t count_ = 0;
   bool at_end_ = false;

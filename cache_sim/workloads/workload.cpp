@@ -10,7 +10,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// The first requests of another stream.
+/// The first `limit` requests of another stream.
 class LimitedStream final : public RequestStream {
  public:
   LimitedStream(std::unique_ptr<RequestStream> all, std::int64_t limit)

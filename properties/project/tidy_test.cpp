@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "properties/support/program.hpp"
+#include "reference/base/registry.hpp"
+#include "reference/protocol/config.hpp"
 
 namespace lockstep {
 namespace {
@@ -254,7 +257,7 @@ bool is_allowed(const Ban& ban, const std::string& path) {
 }
 
 std::string broken_ban(const std::string& path, const std::string& line) {
-  if (path == "properties/project/tidy_test.cpp") return "";  // the list itself
+  if (path.ends_with("/tidy_test.cpp")) return "";  // the list itself
   const std::string code = line.substr(0, line.find("//"));
   static std::vector<std::regex> patterns;
   if (patterns.empty())
@@ -307,7 +310,7 @@ std::vector<std::size_t> loops_over_unordered(const std::vector<std::string>& li
 // Their order differs between libraries.
 TEST(Sources, doNotLoopOverUnorderedContainers) {
   for (const Source& source : sources()) {
-    if (source.path == "properties/project/tidy_test.cpp") continue;  // the rule itself
+    if (source.path.ends_with("/tidy_test.cpp")) continue;  // the rule itself
     std::vector<std::string> declarations = source.lines;
     const std::string header = source.path.substr(0, source.path.find_last_of('.')) + ".hpp";
     for (const Source& other : sources())
@@ -321,6 +324,244 @@ TEST(Sources, doNotLoopOverUnorderedContainers) {
   EXPECT_EQ(loops_over_unordered(wrong, wrong), std::vector<std::size_t>{2}) << "it can fail";
   const std::vector<std::string> right = {"  std::map<int, std::string> names_;", wrong[1]};
   EXPECT_TRUE(loops_over_unordered(right, right).empty());
+}
+
+/// A line of C++ or CUDA, divided at `//` outside of literals. `comment` is the text after the
+/// slashes and their sign (`///`, `///<`), without leading blanks.
+struct DividedLine {
+  std::string code, comment;
+  bool is_whole = false;  ///< nothing stands before the comment
+};
+
+DividedLine divided(const std::string& line) {
+  char quote = 0;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
+    if (quote != 0) {
+      if (c == '\\') ++i;
+      if (c == quote) quote = 0;
+      continue;
+    }
+    const bool separates_digits = c == '\'' && i > 0 && std::isalnum(line[i - 1]) != 0;
+    if (c == '"' || (c == '\'' && !separates_digits)) quote = c;
+    if (c != '/' || i + 1 == line.size() || line[i + 1] != '/') continue;
+    const std::size_t text = std::min(line.find_first_not_of("/!<", i), line.size());
+    const std::size_t begin = std::min(line.find_first_not_of(' ', text), line.size());
+    const std::string code = line.substr(0, i);
+    return {code, line.substr(begin), code.find_first_not_of(' ') == std::string::npos};
+  }
+  return {line, "", false};
+}
+
+// --- Families keep their words -------------------------------------------------------------------
+
+/// Folders, and beginnings of file names, in which a family of servers may be named: its policies,
+/// scheduler, oracles, and its workload, driver and format of logs.
+std::vector<std::string> places_of_families() {
+  std::vector<std::string> places;
+  for (const std::string family : {"sglang", "vllm", "marconi", "edge_llm", "static_kv"}) {
+    places.push_back("cache_sim/policies/" + family + "/");
+    places.push_back("cache_sim/server/" + family + "/");
+    places.push_back("reference/caches/" + family);
+    for (const char* const room : {"workloads", "replay", "logs"})
+      places.push_back("cache_sim/" + std::string(room) + "/" + family + "_");
+  }
+  return places;
+}
+
+/// The server that a text names, or nothing. `static_kv` is also the name of operators, so it
+/// counts in the rooms of caches alone.
+std::string server_in(const std::string& text, bool is_about_caches) {
+  static const std::regex servers(
+      "sglang|vllm|marconi|edge[-_]?llm|llama|lmdeploy|tensorrt|(^|[^a-z])trt([^a-z]|$)",
+      std::regex::icase);
+  static const std::regex static_kv("static[-_]?kv", std::regex::icase);
+  std::smatch found;
+  if (std::regex_search(text, found, servers)) return found.str();
+  if (is_about_caches && std::regex_search(text, found, static_kv)) return found.str();
+  return "";
+}
+
+/// An option that a family has registered and that the code asks a policy or its config about.
+std::string option_in(const std::string& code) {
+  static const std::regex asks("\\b(contains|has|find|number|text)\\(\"(\\w+)\"\\)");
+  for (std::sregex_iterator i(code.begin(), code.end(), asks), end; i != end; ++i)
+    if (const std::string name = (*i)[2]; Registry<ConfigOption>::find(name) != nullptr)
+      return name;
+  return "";
+}
+
+/// The sentence for a line of a general file that names a server. Examples in help texts may: they
+/// are arguments of end_help() in cache_sim/program/. Comments of reference/ may outside the rooms
+/// of caches, because the table at the head of a reference has a column of a peer's names.
+std::string names_a_server(const std::string& path, const std::string& line, bool is_example) {
+  if (!in(path, "cache_sim/") && !in(path, "reference/")) return "";
+  for (const std::string& place : places_of_families())
+    if (in(path, place)) return "";
+  if (is_example && in(path, "cache_sim/program/")) return "";
+  bool is_about_caches = in(path, "cache_sim/");
+  for (const char* const room : {"reference/base/", "reference/protocol/", "reference/caches/"})
+    is_about_caches |= in(path, room);
+  const std::string code = divided(line).code;
+  const std::string server = server_in(is_about_caches ? line : code, is_about_caches);
+  if (!server.empty()) return "names the server " + server + " in a general file";
+  const std::string option = is_about_caches ? option_in(code) : "";
+  return option.empty() ? "" : "asks for the option " + option + " of a family in a general file";
+}
+
+/// The lines of each call of end_help(), whose last argument is an example.
+std::vector<bool> lines_of_examples(const std::vector<std::string>& lines) {
+  std::vector<bool> is_example(lines.size());
+  bool inside = false;
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    inside |= lines[i].find("end_help(") != std::string::npos;
+    is_example[i] = inside;
+    if (lines[i].ends_with(");")) inside = false;
+  }
+  return is_example;
+}
+
+TEST(Sources, nameServersOnlyInTheirFamilysFiles) {
+  for (const Source& source : sources()) {
+    const std::vector<bool> is_example = lines_of_examples(source.lines);
+    for (std::size_t i = 0; i < source.lines.size(); ++i)
+      if (const std::string broken = names_a_server(source.path, source.lines[i], is_example[i]);
+          !broken.empty())
+        ADD_FAILURE() << source.path << ":" << i + 1 << ": " << broken;
+  }
+  const std::string templates = "cache_sim/report/templates/";
+  const std::filesystem::path folder = std::filesystem::path(LOCKSTEP_SOURCE_DIR) / templates;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    const std::string path = templates + entry.path().filename().string();
+    for (const std::string& line :
+         testing_support::lines_of(testing_support::read_text(entry.path())))
+      EXPECT_EQ(names_a_server(path, line, false), "") << path << ": " << line;
+  }
+}
+
+// The rule can fail: names planted in general files are seen, those in a family's files pass.
+TEST(Sources, aServerNamedInAGeneralFileIsSeen) {
+  const auto seen = [](const std::string& path, const std::string& line, bool is_example = false) {
+    return !names_a_server(path, line, is_example).empty();
+  };
+  for (const std::string line :
+       {"  if (policy.name == \"sglang-no-buffer\") return 1;", "// as vLLM does", "Marconi tree;",
+        "#include \"cache_sim/policies/edge_llm/edge_llm_policy.hpp\"", "// TensorRT's chunks",
+        "const bool is_static = name == \"static-kv\";", "llama_cache();", "// lmdeploy #12",
+        "{\"trt-edge\", 1}", "options.number(\"hash_block\")",
+        "policy->config_fields.contains(\"pool_bytes\") || x.contains(\"blocks\")"})
+    for (const std::string path : {"cache_sim/search/x.cpp", "cache_sim/policies/x.hpp",
+                                   "cache_sim/server/x.cpp", "reference/protocol/x.hpp"})
+      EXPECT_TRUE(seen(path, line)) << path << ": " << line;
+  for (const std::string path :
+       {"cache_sim/policies/vllm/x.cpp", "cache_sim/server/sglang/x.hpp",
+        "reference/caches/marconi_oracle.cpp", "cache_sim/workloads/vllm_w1.cpp",
+        "cache_sim/replay/sglang_w1_driver.cpp", "cache_sim/logs/vllm_log.cpp", "bench/x.cpp"})
+    EXPECT_FALSE(seen(path, "// vLLM: config.number(\"hash_block\")")) << path;
+  EXPECT_TRUE(seen("reference/recurrent/x.hpp", "enum { vllm };"));
+  EXPECT_FALSE(seen("reference/recurrent/x.hpp", "//   here   paper   vLLM"));
+  EXPECT_FALSE(seen("reference/attention/x.hpp", "void static_kv_attention();"));
+  EXPECT_FALSE(seen("cache_sim/base/x.hpp", "int sort(int startrt); config.number(\"drafts\");"));
+  EXPECT_TRUE(seen("cache_sim/base/x.hpp", "end_help({\"--subject vllm-all\"});", true));
+  EXPECT_FALSE(seen("cache_sim/program/x.cpp", "end_help({\"--subject vllm-all\"});", true));
+  EXPECT_TRUE(seen("cache_sim/program/x.cpp", "add(\"--subject vllm-all\");"));
+  EXPECT_EQ(lines_of_examples({"  a();", "  end_help(b,", "           \"c\");", "  d();"}),
+            (std::vector<bool>{false, true, true, false}));
+}
+
+// --- Comments ------------------------------------------------------------------------------------
+
+/// Folders whose comments do not begin with a subject yet.
+bool may_begin_with_a_riddle(const std::string& path) {
+  for (const char* const folder :
+       {"kernels/judge/", "kernels/torch/", "properties/", "reference/attention/",
+        "reference/base/", "reference/layers/", "reference/models/", "reference/recurrent/",
+        "reference/tensors/"})
+    if (in(path, folder)) return true;
+  return false;
+}
+
+std::string begins_with_a_riddle(const std::string& line) {
+  static const std::regex riddle("^(What|Who|Where|How)\\b");
+  std::smatch found;
+  const std::string comment = divided(line).comment;
+  if (!std::regex_search(comment, found, riddle)) return "";
+  return "a line of a comment begins with " + found.str() + ": begin with what it is about";
+}
+
+TEST(Sources, haveCommentsThatBeginWithTheirSubject) {
+  hold([](const Source& source, const std::string& line) -> std::string {
+    return may_begin_with_a_riddle(source.path) ? "" : begins_with_a_riddle(line);
+  });
+}
+
+TEST(Sources, aCommentThatBeginsWithAnInterrogativeIsSeen) {
+  for (const std::string line :
+       {"// What a step reads.", "  /// Who asks for it.", "//! Where nothing is checked",
+        "int a;  ///< How long it takes", "f(\"x\");  // What's left", "char c = '\"';  // Who"})
+    EXPECT_NE(begins_with_a_riddle(line), "") << line;
+  for (const std::string line :
+       {"// Whatever it is.", "/// The caller says what it reads.", "int a;  ///< where it stands",
+        "call(\"// What a text\");", "What();", "// The Whole", "// However"})
+    EXPECT_EQ(begins_with_a_riddle(line), "") << line;
+}
+
+bool exists(const std::string& path) {
+  return std::filesystem::exists(std::filesystem::path(LOCKSTEP_SOURCE_DIR) / path);
+}
+
+/// The paths in a comment that name no file: those below a folder of the sources, and every other
+/// path of a C++ or CUDA source that has a folder, because paths begin at the root.
+std::vector<std::string> lost_paths(const std::string& line) {
+  static const std::regex path("[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)+\\.([a-z]+)\\b");
+  static const std::regex ours(
+      "^(reference|kernels|cache_sim|fixtures|properties|bench|reports)/.*");
+  static const std::regex source(".*\\.(cpp|hpp|cu|cuh)$");
+  std::vector<std::string> lost;
+  const std::string comment = divided(line).comment;
+  for (std::sregex_iterator i(comment.begin(), comment.end(), path), end; i != end; ++i) {
+    const std::string cited = i->str();
+    if ((std::regex_match(cited, ours) || std::regex_match(cited, source)) && !exists(cited))
+      lost.push_back(cited);
+  }
+  return lost;
+}
+
+/// Files with paths that are gone. A file that is mended leaves the list.
+const std::set<std::string>& files_with_lost_paths() {
+  static const std::set<std::string> files = {"reference/recurrent/causal_conv1d.hpp",
+                                              "reference/recurrent/mamba2.hpp",
+                                              "reference/recurrent/speculative_commit.hpp"};
+  return files;
+}
+
+TEST(Sources, citeFilesThatExist) {
+  std::set<std::string> still;
+  for (const Source& source : sources()) {
+    if (source.path.ends_with("/tidy_test.cpp")) continue;  // the rule itself
+    for (std::size_t i = 0; i < source.lines.size(); ++i)
+      for (const std::string& path : lost_paths(source.lines[i])) {
+        still.insert(source.path);
+        if (!files_with_lost_paths().contains(source.path))
+          ADD_FAILURE() << source.path << ":" << i + 1 << ": there is no file " << path;
+      }
+  }
+  for (const std::string& path : files_with_lost_paths())
+    EXPECT_TRUE(still.contains(path)) << path << " cites files that exist: strike it off the list";
+}
+
+TEST(Sources, aPathThatIsGoneIsSeen) {
+  using Paths = std::vector<std::string>;
+  EXPECT_EQ(lost_paths("// See cache_sim/check/gone.hpp and README.md."),
+            Paths{"cache_sim/check/gone.hpp"});
+  EXPECT_EQ(lost_paths("int a;  ///< by base/tree.hpp, reference/recurrent/tree.hpp"),
+            Paths{"base/tree.hpp"});
+  EXPECT_EQ(lost_paths("/// (fixtures/traces/gone.trace)."), Paths{"fixtures/traces/gone.trace"});
+  for (const std::string line :
+       {"// cache_sim/check/session.hpp: the run", "// reports/kernels/*.json, kernels/torch/",
+        "// vllm/v1/core/sched/scheduler.py", "// https://a.org/b.html",
+        "#include \"cache_sim/gone.hpp\"", "// properties/NAME_test.{cpp,hpp}"})
+    EXPECT_EQ(lost_paths(line), Paths{}) << line;
 }
 
 TEST(Sources, fitInto100Columns) {

@@ -1,5 +1,5 @@
-"""How the help of the commands in Python ends, as that of the program's own (cache_sim/program/help.hpp): the exit
-statuses that the command can have, and an example that works in the root of a checkout (properties' help_check.py)."""
+"""The end of every Python command's help, as in the program (cache_sim/program/help.hpp): the exit statuses of the
+command, and an example that works in the root of a checkout (properties' help_check.py)."""
 from __future__ import annotations
 
 import argparse

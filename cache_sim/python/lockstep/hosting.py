@@ -30,35 +30,35 @@ from lockstep.serve import HANDOVER
 from lockstep.session import Factory, Overdue, Session
 
 _READ_SIZE = 1 << 16
-_LINE_MAX = 1 << 16  # of the words that a child hands over
-_GRACE = 0.5  # seconds: the program has called a subject silent before its method is interrupted
+_LINE_MAX = 1 << 16  # bytes of the arguments that a child hands over
+_GRACE = 0.5  # seconds between the program's timeout and the interruption of the method
 
 
 class Ran(NamedTuple):
-    """How the program ended."""
+    """The result of a run of the program."""
 
     status: int
     output: str
-    complaint: str  # what it wrote to standard error
-    error: BaseException | None  # that a subject raised last
-    hang: str  # where a method was that did not answer in time; empty: none
-    unsupported: dict[str, str]  # by verb: what a subject's Unsupported said
+    complaint: str  # its standard error
+    error: BaseException | None  # the last exception of a subject
+    hang: str  # the place in a method that did not answer in time; empty: none
+    unsupported: dict[str, str]  # the texts of Unsupported, by verb
 
 
 def python_word() -> str:
-    """This Python as a trace names it: `python3` where that is this one, else its path."""
+    """The command of this Python in traces: `python3` if that is this Python, otherwise its path."""
     found = shutil.which("python3")
     same = found is not None and os.path.dirname(found) == os.path.dirname(sys.executable)
     return "python3" if same else sys.executable
 
 
 def serve_command(*words: str) -> str:
-    """The subject word of a target and its words."""
+    """The command of a child that serves a target with these arguments."""
     return "exec:" + shlex.join([python_word(), "-m", "lockstep.serve", *words])
 
 
 def children_environment() -> dict[str, str]:
-    """In which `python -m lockstep.serve` finds this package."""
+    """The environment in which `python -m lockstep.serve` finds this package."""
     source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path}
@@ -79,7 +79,7 @@ def target_of(factory: Factory) -> str:
 
 
 class _Channel:
-    """A child of the program whose streams were handed over."""
+    """A child of the program that has handed its standard input and output over to this process."""
 
     def __init__(self, streams: Sequence[int], factory: Factory) -> None:
         self.lines, self.answers, self.life = streams
@@ -154,11 +154,11 @@ class Host:
         """The word for --subject."""
         words = [target_of(factory)]
         while self._factories.setdefault(tuple(words), factory) is not factory:
-            words.append("again")  # two closures of one name
+            words.append("again")  # two closures with the same name
         return serve_command(*words)
 
     def names(self) -> dict[str, str]:
-        """By the word for --subject: the class's name, for people."""
+        """The names of the classes, by the words for --subject."""
         return {serve_command(*words): re.split(r"[:.]", words[0])[-1] for words in self._factories}
 
     def run(self, words: Sequence[str], timeout: float, quiet: bool) -> Ran:
@@ -177,7 +177,7 @@ class Host:
                 with contextlib.redirect_stdout(_Nowhere()) if quiet else contextlib.nullcontext():
                     serving.serve_until_end_of(process)
             finally:
-                _end(process)  # first: its children's end would be a finding
+                _end(process)  # before its children end, which would be a finding
                 serving.close()
             process.wait()
             return Ran(process.returncode, _text_of(output), _text_of(complaint), serving.error, serving.hang,
@@ -185,7 +185,7 @@ class Host:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Of a search that was interrupted: at the second signal the program ends, and with it all that it has started."""
+    """Ends an interrupted search: at the second signal the program ends, together with all processes that it started."""
     for ask in [process.terminate] * 20 + [process.kill]:
         if process.poll() is not None:
             return
@@ -238,13 +238,13 @@ class _Serving:
         for _, _, data in ancillary:
             streams.frombytes(data[:len(data) - len(data) % streams.itemsize])
         factory = self._factories.get(tuple(words.decode().split("\0")))
-        if factory is None or len(streams) != 3:  # some other target: the child loads it itself
+        if factory is None or len(streams) != 3:  # not a subject of this process: the child loads the target itself
             for stream in streams:
                 os.close(stream)
             return
         try:
             channel = _Channel(streams, factory)
-        except BrokenPipeError:  # the child has gone
+        except BrokenPipeError:  # the child has ended
             for stream in streams:
                 os.close(stream)
             return
@@ -266,7 +266,7 @@ class _Serving:
                 answer = session.answer(line.decode("utf-8", "replace"))
                 watch.end()
                 _write_all(channel.answers, answer.encode("utf-8", "replace") + b"\n")
-        except Overdue as overdue:  # the program has called it silent, and ended the child
+        except Overdue as overdue:  # the program has ended the child as silent
             self.error, self.hang = overdue, session.where_it_is(overdue)
             data = b""
         except BrokenPipeError:

@@ -53,9 +53,9 @@ from lockstep.server.steps import printable
 
 CANARY = "sglang-no-buffer:frees-donated-slot"
 CANARY_SECONDS = 120
-SECONDS_MIN = 0.5  # of a search
-FINDINGS_A_SEARCH = 10  # a search goes on with another seed after so many
-FINDINGS_A_NIGHT = 50  # of one subject; what breaks everywhere is found once
+SECONDS_MIN = 0.5  # the shortest search
+FINDINGS_A_SEARCH = 10  # after this many, a search goes on with another seed
+FINDINGS_A_NIGHT = 50  # of one subject, so that a subject that always fails does not fill the night
 NEW, THERE, GONE, BACK, UNPLAYABLE = "new", "still there", "gone", "came back", "cannot be played"
 FOUND = range(10, 14)
 
@@ -69,8 +69,8 @@ class Target:
     """One search."""
 
     name: str
-    subject: str = ""  # empty: every policy beside its oracle
-    server: str = ""  # or words of `lockstep server search`
+    subject: str = ""  # empty: all policies, each beside its oracle
+    server: str = ""  # or the arguments of `lockstep server search`
     beside: list[str] = field(default_factory=list)
     config: str = ""
     weight: float = 1.0
@@ -78,7 +78,7 @@ class Target:
     optional: bool = False
 
     def words(self) -> list[str]:
-        """Those of the program that name the subjects."""
+        """The program's arguments that name the subjects."""
         named = [word for name in [*self.beside, self.subject] if name for word in ("--subject", subject_word(name))]
         return named + (["--config", self.config] if self.config else [])
 
@@ -93,7 +93,7 @@ class Settings:
 
 
 def subject_word(name: str) -> str:
-    """As --subject takes it: a target of Python becomes the child that serves it."""
+    """The word for --subject: a Python target becomes the command of the child that serves it."""
     if ":" not in name or name.startswith(("exec:", "oracle:")):
         return name
     return serve_command(*name.split())
@@ -102,7 +102,7 @@ def subject_word(name: str) -> str:
 # --- Settings -------------------------------------------------------------------------------------
 
 def read_settings(path: pathlib.Path | None) -> Settings:
-    """SettingsError names the file, the section and the field."""
+    """Reads the settings file. A SettingsError names the file, the section and the field."""
     if path is None:
         return Settings(base=pathlib.Path.cwd(), targets=[Target("policies")])
     parser = configparser.ConfigParser(inline_comment_prefixes=(";",), interpolation=None)
@@ -180,7 +180,7 @@ def _target(name: str, values: dict[str, str]) -> Target:
 # --- The corpus -----------------------------------------------------------------------------------
 
 class Corpus:
-    """What nights leave to the next one: corpus.json, and the traces in findings/NAME/."""
+    """The data that a night leaves for the next one: corpus.json, and the traces in findings/NAME/."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -195,7 +195,7 @@ class Corpus:
             raise SettingsError(f"{self._file}: field lockstep_nightly: this version reads 1")
 
     def of(self, name: str) -> dict[str, Any]:
-        """A subject's record: totals over all nights, marks that were reached, findings by signature."""
+        """The record of a subject: totals over all nights, reached code marks, findings by signature."""
         empty = {"operations": 0, "traces": 0, "marks": [], "findings": {}}
         return self.data["subjects"].setdefault(name, empty)  # type: ignore[no-any-return]
 
@@ -204,7 +204,7 @@ class Corpus:
         self.save()
 
     def take_seed(self) -> int:
-        """One that no night has used; saved before it is used."""
+        """A seed that no night has used. It is recorded as used before it is returned."""
         seed = int(self.data["next_seed"])
         self.data["next_seed"] = seed + 1
         self.save()
@@ -216,7 +216,7 @@ class Corpus:
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
-    """The file has the old text or the new one, whenever the process ends."""
+    """Replaces the file, so that it has the old or the new text whenever the process ends."""
     beside = path.with_name(path.name + ".part")
     beside.write_text(text, encoding="utf-8")
     os.replace(beside, path)
@@ -228,14 +228,14 @@ _TOKENS_OR_NUMBER = re.compile(r"(?:[a-z]*\d[\w:]*|\[[\d,]*\])(?:\+(?:[a-z]*\d[\
 
 
 def signature(kind: str, text: str) -> str:
-    """What two findings of one cause have in common: the kind, and the sentence without numbers, tokens and places."""
+    """The common part of findings with one cause: the kind, and the sentence without numbers, tokens and places."""
     return f"{kind}: " + _TOKENS_OR_NUMBER.sub("#", _PLACE.sub("", _CHILD.sub("the child", text)))
 
 
 # --- A night --------------------------------------------------------------------------------------
 
 class Night:
-    """Everything that one run of this command does. `report` is what the page and the JSON show."""
+    """One run of this command. `report` holds the data of the page and of the JSON."""
 
     def __init__(self, settings: Settings, corpus: Corpus) -> None:
         self._settings = settings
@@ -258,7 +258,7 @@ class Night:
         return 10 if NEW in states or BACK in states else 3 if UNPLAYABLE in states else 0
 
     def watch_canaries(self) -> None:
-        """Plants each canary and looks for it with a new seed."""
+        """Plants each canary defect and searches for it with a new seed."""
         for defect in self._settings.canaries:
             seed = self._corpus.take_seed()
             with tempfile.TemporaryDirectory(prefix="lockstep-") as folder:
@@ -274,7 +274,7 @@ class Night:
                 "said": "" if findings else last_line(ran) or "nothing was found"})
 
     def search(self, target: Target, seconds: float) -> None:
-        """Plays what earlier nights have found, then searches for so many seconds, and at least for a moment."""
+        """Replays the findings of earlier nights, then searches for the rest of `seconds`, but at least for SECONDS_MIN."""
         started = time.monotonic()
         record = self._corpus.of(target.name)
         row: dict[str, Any] = {
@@ -289,7 +289,7 @@ class Night:
                 if row["seeds"] and left < SECONDS_MIN:
                     break
                 self._search_once(target, max(left, SECONDS_MIN), record, row)
-        finally:  # an interrupted night keeps what it has found
+        finally:  # an interrupted night keeps its findings
             record["operations"] += row["operations"]
             record["traces"] += row["traces"]
             record["marks"] = sorted({*record["marks"], *row["marks"]})
@@ -321,7 +321,7 @@ class Night:
                 self._take_finding(target, record, row, one)
 
     def conclude(self, interrupted: bool) -> int:
-        """Writes the page and the JSON, and gives the exit status."""
+        """Writes the page and the JSON, and returns the exit status."""
         status = 130 if interrupted else self.status()
         self.report["status"] = status
         self.report["verdict"] = {0: "nothing new", 10: "new findings", 3: "failed", 130: "interrupted"}[status]
@@ -342,7 +342,7 @@ class Night:
                               preexec_fn=program.bound_to_us())
 
     def _explore(self, words: list[str], folder: str) -> tuple[subprocess.CompletedProcess[str], Any]:
-        """The run and its JSON, None where it wrote none."""
+        """The finished process and its JSON; None if it wrote none."""
         path = pathlib.Path(folder, "search.json")
         ran = self._run([*words, "--out", str(pathlib.Path(folder, "found")), "--json", str(path)])
         return ran, json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -382,14 +382,14 @@ class Night:
         row["findings"].append({"signature": mark, **entry})
 
     def go_through(self, targets: list[Target]) -> None:
-        """Shares what is left of the time by weight."""
+        """Searches all targets, and divides the remaining time between them by weight."""
         for i, target in enumerate(targets):
             left = max(0.0, self._end - time.monotonic())
             self.search(target, left * target.weight / sum(other.weight for other in targets[i:]))
 
 
 def words_of(replay: str) -> list[str]:
-    """The words after the file in a replay command: its subjects."""
+    """The arguments of a replay command after the file, which name its subjects."""
     return shlex.split(replay)[3:]
 
 

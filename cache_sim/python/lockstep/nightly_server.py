@@ -1,4 +1,4 @@
-"""A server among the searches of a night: what `lockstep server` is asked, and what it answers in explore's terms."""
+"""A running server as one of the searches of a night: calls `lockstep server`, and translates its data into explore's."""
 from __future__ import annotations
 
 import json
@@ -11,8 +11,8 @@ from typing import Any
 
 from lockstep import program
 
-SHRINK_SHARE = 0.25  # of the time, for one finding
-PLAYED_AGAIN = ("--program", "--truth", "--reset", "--vocabulary", "--timeout", "--gap")  # words that a replay takes, too
+SHRINK_SHARE = 0.25  # of the search time, to shrink one finding
+PLAYED_AGAIN = ("--program", "--truth", "--reset", "--vocabulary", "--timeout", "--gap")  # options that a replay has as well
 
 
 def run(words: list[str], base: pathlib.Path) -> subprocess.CompletedProcess[str]:
@@ -25,7 +25,7 @@ def run(words: list[str], base: pathlib.Path) -> subprocess.CompletedProcess[str
 
 def search(server: str, seed: int, seconds: float, folder: pathlib.Path,
            base: pathlib.Path) -> tuple[subprocess.CompletedProcess[str], Any]:
-    """The run, and its data as explore writes them: answers are operations, lives are traces. None where it wrote none."""
+    """The finished process, and its data in explore's form: answers count as operations, lives as traces. None if it wrote none."""
     outcome = folder / "outcome.json"
     ran = run(["search", *shlex.split(server), "--seed", str(seed), "--requests", str(10**9), "--time", f"{seconds:.1f}",
                "--shrink-time", f"{max(5.0, seconds * SHRINK_SHARE):.0f}", "--out", str(folder), "--json", str(outcome)],

@@ -22,11 +22,11 @@ _FINDING_STATUS = range(10, 14)
 
 
 class LockstepError(RuntimeError):
-    """The program could not do what it was asked: bad input, or an environment that lacks something."""
+    """The program could not run: bad input, or something missing in the environment."""
 
 
 class FindingError(AssertionError):
-    """Something was found. Its text has the trace, the sentence, what was expected and what came."""
+    """A finding. The text has the trace, the sentence, the expected and the actual answer."""
 
     def __init__(self, text: str, findings: Sequence[Finding]) -> None:
         super().__init__(text)
@@ -42,9 +42,9 @@ class FindingError(AssertionError):
 class Finding:
     """One finding.
 
-    kind: a word of cache_sim/check/findings.md. text: one sentence. expected, actual: what should have
-    come, and what came. trace: the file. trace_text: its lines, without comments. tests_to_detect: traces played up to
-    it. lines_before: lines of the trace before it was shrunk.
+    kind: a word of cache_sim/check/findings.md. text: one sentence. expected, actual: the two answers. trace: the
+    file. trace_text: its lines, without comments. tests_to_detect: number of traces played until this one.
+    lines_before: lines of the trace before it was shrunk.
     """
 
     kind: str
@@ -59,7 +59,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search did. seconds: of the search and of shrinking. unsupported: why operations were left out."""
+    """The result of a search. seconds: searching and shrinking. unsupported: the reasons why operations were left out."""
 
     traces: int
     operations: int
@@ -72,7 +72,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Replayed:
-    """A replay that found nothing. traces: the files. output: what the program said."""
+    """A replay without findings. traces: the files. output: the text of the program."""
 
     traces: list[pathlib.Path]
     output: str
@@ -86,8 +86,8 @@ def explore(subject: SubjectLike, *, beside: SubjectLike | Sequence[SubjectLike]
 
     subject: a class derived from Subject, or a function of a Config that makes one; or a word as the program's
         --subject takes it, such as "sglang-no-buffer" or "exec:python3 my_server.py".
-    beside: what its replies are compared with, several too: "oracle:radix", "oracle:sglang-no-buffer", another class
-        … None: the subject is held alone, to its own rules and to what no cache can do.
+    beside: the subjects that its replies are compared with, one or several: "oracle:radix", "oracle:sglang-no-buffer",
+        another class. None: the subject runs alone, and only its own rules and impossible replies are checked.
     seconds: how long the search may take; traces: instead, how many traces. seed: decides every trace.
     findings: how many before it stops. out: the folder for their traces, made when there is one.
     config: fields that stay as they are, as {"page": 4}; the others are drawn. timeout: seconds for one answer.
@@ -95,7 +95,7 @@ def explore(subject: SubjectLike, *, beside: SubjectLike | Sequence[SubjectLike]
 
     Raises LockstepError where the search cannot be made. Names in traces are paths from the working directory.
     """
-    __tracebackhide__ = True  # pytest shows the test, and the subject
+    __tracebackhide__ = True  # pytest leaves this frame out
     host = Host()
     subjects = [*_several(beside), subject]
     fixed = {str(name): _config_text(value) for name, value in (config or {}).items()}
@@ -111,7 +111,7 @@ def explore(subject: SubjectLike, *, beside: SubjectLike | Sequence[SubjectLike]
         there = pathlib.Path(folder, "found")
         try:
             ran = host.run([*words, "--out", str(there), "--json", json_path], timeout, quiet=True)
-        finally:  # an interrupted search keeps what it has found
+        finally:  # an interrupted search keeps its findings
             moved = _keep_traces(there, pathlib.Path(out), _name_of(subject))
         if ran.status != 0 and (ran.status not in _FINDING_STATUS or not os.path.exists(json_path)):
             raise _refusal(ran)
@@ -127,8 +127,8 @@ def replay(trace: PathLike, subject: SubjectLike, *, beside: SubjectLike | Seque
            config: Mapping[str, object] | None = None, check: str = "all", timeout: float = 10.0) -> Replayed:
     """Plays a trace file, or every .trace of a folder, and raises FindingError with what it finds.
 
-    beside: as in explore; None: those that stand beside an `exec:` in the trace's first `# run:` line. The other
-    arguments are those of explore. What the subject prints is printed.
+    beside: as in explore; None: the subjects beside an `exec:` in the trace's first `# run:` line. The other arguments
+    are those of explore. Output of the subject is printed.
 
     Raises LockstepError where a trace cannot be played.
     """
@@ -152,7 +152,7 @@ def replay(trace: PathLike, subject: SubjectLike, *, beside: SubjectLike | Seque
     return Replayed(files, "".join(said))
 
 
-# --- Words for the program ------------------------------------------------------------------------
+# --- Arguments of the program ---------------------------------------------------------------------
 
 def _several(beside: SubjectLike | Sequence[SubjectLike] | None) -> list[SubjectLike]:
     if beside is None:
@@ -164,7 +164,7 @@ def _subject_words(host: Host, subjects: Sequence[SubjectLike]) -> list[str]:
     words = []
     for subject in subjects:
         if isinstance(subject, type):
-            capabilities(subject)  # says what is wrong with the class before the program starts
+            capabilities(subject)  # raises if the class is wrong, before the program starts
         words += ["--subject", subject if isinstance(subject, str) else host.subject(subject)]
     return words
 
@@ -183,7 +183,7 @@ def _name_of(subject: SubjectLike) -> str:
     return str(getattr(subject, "__name__", type(subject).__name__)).strip("<>")
 
 
-# --- What came of it ------------------------------------------------------------------------------
+# --- Results --------------------------------------------------------------------------------------
 
 def _refusal(ran: Ran) -> LockstepError:
     lines = [line for line in ran.complaint.splitlines() if line.strip()]
@@ -194,7 +194,7 @@ def _refusal(ran: Ran) -> LockstepError:
 
 
 def _keep_traces(found: pathlib.Path, out: pathlib.Path, name: str) -> dict[str, pathlib.Path]:
-    """Moves the traces, under the subject's name; by what they were called before."""
+    """Moves the traces to files with the subject's name. Returns the new paths by the old ones."""
     moved = {}
     for file in sorted(found.glob("*.trace")) if found.is_dir() else []:
         out.mkdir(parents=True, exist_ok=True)
@@ -222,8 +222,8 @@ def _search(data: dict[str, Any], moved: dict[str, pathlib.Path], ran: Ran) -> S
 
 
 def _details(ran: Ran) -> list[str]:
-    """Of a replay's output: what was expected, what came, and the events before it. Nothing where the finding is no
-    operation's, or does not come again."""
+    """The lines of a replay's output with the expected and actual answer and the events before it. Empty if the finding
+    belongs to no operation, or does not show again."""
     return [line for line in ran.output.splitlines() if line.startswith("  ")]
 
 
@@ -238,8 +238,8 @@ def _hang(ran: Ran) -> list[str]:
 
 
 def _found(search: Search, subjects: Sequence[SubjectLike], ran: Ran, timeout: float) -> FindingError:
-    """The failure that a test shows. The trace is played once more: what the subject prints meanwhile is the trace's
-    own, and an exception keeps its traceback."""
+    """The exception that a test shows. The shrunk trace is played once more, so that the printed output of the subject is
+    that of the trace alone, and an exception keeps its traceback."""
     first = search.findings[0]
     host = Host()
     words = ["replay", str(first.trace), "--timeout", _milliseconds(timeout), *_subject_words(host, subjects)]
@@ -283,7 +283,7 @@ def _findings_in(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _beside_in(file: pathlib.Path) -> list[SubjectLike]:
-    """The subjects of the first `# run:` line that are no children."""
+    """The subjects of the first `# run:` line, without children."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:

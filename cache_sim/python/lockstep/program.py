@@ -1,4 +1,4 @@
-"""The program `lockstep`: where it is, and the console script that becomes it."""
+"""Finds the program `lockstep`, and is the console script that becomes it."""
 from __future__ import annotations
 
 import ctypes
@@ -34,7 +34,7 @@ def path() -> str:
 
 
 def bound_to_us() -> Callable[[], None]:
-    """What a child does before its exec, so that it gets TERM when this process ends, also by SIGKILL."""
+    """A function for a child to call before its exec: the child gets TERM when this process ends, even by SIGKILL."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def bind() -> None:
@@ -51,7 +51,7 @@ def _is_console_script(found: str) -> bool:
 
 
 def main() -> None:
-    """`lockstep nightly` and `lockstep server` are Python's; with any other word, this process becomes the program."""
+    """Runs `lockstep nightly` and `lockstep server` in Python; for any other command, this process becomes the program."""
     if sys.argv[1:2] == ["nightly"]:
         from lockstep import nightly
         sys.exit(nightly.main(sys.argv[2:]))

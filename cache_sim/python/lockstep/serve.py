@@ -1,8 +1,8 @@
 """python -m lockstep.serve TARGET [WORD...]: a Subject as the child of `lockstep --subject 'exec:…'`.
 
-TARGET is module:Class or path/file.py:Class. The class is called with the configuration and the words, for each trace
-anew; what it prints goes to standard error. Where `lockstep.explore` started the program, the class that it was
-called with answers, in its own process.
+TARGET is module:Class or path/file.py:Class. For each trace, the class is called with the configuration and the words.
+Its printed output goes to standard error. If `lockstep.explore` has started the program, the class that explore was
+called with answers, in the process of explore.
 """
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ HANDOVER = "LOCKSTEP_SERVE_SOCKET"  # number of the inherited socket; set by loc
 
 
 class TargetError(Exception):
-    """Why a target is no subject: one sentence."""
+    """A target is no subject; the text says why in one sentence."""
 
 
 def load(target: str) -> type:
-    """The class that `module:Class` or `path/file.py:Class` names. TargetError where there is none."""
+    """Loads the class that `module:Class` or `path/file.py:Class` names. TargetError if there is none."""
     import importlib
     home, colon, name = target.rpartition(":")
     if not colon or not home or not name:
@@ -54,7 +54,7 @@ def load(target: str) -> type:
 
 
 def serve(factory: Factory, lines: int, answers: int) -> None:
-    """Answers what comes from the descriptor `lines`, on the descriptor `answers`, until it ends."""
+    """Reads lines from the descriptor `lines` and writes their answers to the descriptor `answers`, until the lines end."""
     from lockstep.session import Session
     session = Session(factory)
     with open(lines, "rb", closefd=False) as source, open(answers, "wb", buffering=0, closefd=False) as target:
@@ -69,7 +69,7 @@ def serve(factory: Factory, lines: int, answers: int) -> None:
 def hand_over(words: list[str]) -> int | None:
     """Gives standard input and output to the process that called explore or replay, and waits for its end.
 
-    The exit status; None where that process does not know these words.
+    Returns the exit status; None if that process has no subject with these words.
     """
     import array
     import socket
@@ -81,7 +81,7 @@ def hand_over(words: list[str]) -> int | None:
     if os.read(ours, 1) != b"s":
         os.close(ours)
         return None
-    os.read(ours, 1)  # nothing comes: it ends when the other side closes it
+    os.read(ours, 1)  # returns when the other side closes the socket
     return 0
 
 
@@ -99,7 +99,7 @@ def main(words: list[str]) -> int:
         print(f"lockstep.serve: {error}", file=sys.stderr)
         return 2
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a subject prints is no answer
+    os.dup2(2, 1)  # printed output of a subject must not become an answer
     serve(lambda config: made(config, *words[1:]), 0, answers)
     return 0
 

@@ -1,4 +1,4 @@
-"""The subject protocol, one line at a time: a line in, the call of a Subject's method, the line that answers."""
+"""The subject protocol: each line that is read becomes a call of a Subject's method, and its result the answering line."""
 from __future__ import annotations
 
 import inspect
@@ -16,7 +16,7 @@ from lockstep.tokens import parse_tokens
 
 Factory = Callable[[Config], Subject]
 
-_MESSAGE_MAX = 180  # characters of an exception's text; the program shows 300 of the whole
+_MESSAGE_MAX = 180  # characters of an exception's text; the program shows 300 characters of an answer
 
 
 class _Field(NamedTuple):
@@ -28,7 +28,7 @@ class _Field(NamedTuple):
 
 class _Verb(NamedTuple):
     fields: dict[str, _Field]
-    number: str = ""  # the reply's field that an int stands for
+    number: str = ""  # the reply's field for a plain int
     must: bool = False  # the reply must have it
 
 
@@ -54,9 +54,9 @@ def _images(text: str) -> list[tuple[int, int, str]]:
 _VOCABULARY = json.loads((pathlib.Path(__file__).parent / "vocabulary.json").read_text())
 _READERS: dict[str, Callable[[str], Any]] = {
     "flag": _flag, "images": _images, "name": str, "names": _names, "number": int, "numbers": _numbers, "tokens": parse_tokens}
-_DEFAULTS = {"name": "", "number": 0}  # of what is not there, by kind; a list of nothing for the others
-_ABSENT = {"prompt", "up_to", "limit", "padded", "slot"}  # fields of which None is said where they are not there
-_IGNORABLE = {"prompt", "ids", "padded", "prev"}  # a method that does not ask for them still does what was asked
+_DEFAULTS = {"name": "", "number": 0}  # of missing fields, by kind; an empty list for other kinds
+_ABSENT = {"prompt", "up_to", "limit", "padded", "slot"}  # fields that are None if they are missing
+_IGNORABLE = {"prompt", "ids", "padded", "prev"}  # a method without these parameters still does the operation
 _DEFAULT_FLAGS = {"insert": True}
 
 
@@ -80,7 +80,7 @@ VERBS: dict[str, _Verb] = {row["name"]: _verb(row) for row in _VOCABULARY["verbs
 
 
 def _needing(capability: str) -> list[tuple[str, str]]:
-    """The fields, by verb, that need the capability."""
+    """The pairs of verb and field that need the capability."""
     return [(verb["name"], field["name"]) for verb in _VOCABULARY["verbs"] for field in verb["fields"]
             if field["needs"] == capability]
 
@@ -97,11 +97,11 @@ _OF_BLOCKS = ("block", "hash_block", "retention", "groups", "eagle", "drafts")
 
 
 class _Known(NamedTuple):
-    """A verb as one class has it."""
+    """A verb and the parameters of one class's method for it."""
 
     method: str
-    readers: dict[str, tuple[str, Callable[[str], Any]]]  # by field: what is passed
-    ignored: frozenset[str]  # fields that are there and not passed
+    readers: dict[str, tuple[str, Callable[[str], Any]]]  # by field: the parameter, and the parser of its value
+    ignored: frozenset[str]  # fields that the class ignores
     defaults: dict[str, Any]
     number: str
     must: bool
@@ -113,13 +113,13 @@ def _overrides(subject: type, verb: str) -> Callable[..., Any] | None:
 
 
 def where(function: Callable[..., Any]) -> str:
-    """`file.py:12` of a function's definition."""
+    """The place of a function's definition, as `file.py:12`."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "unknown place" if code is None else f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def shown_path(path: str) -> str:
-    """Relative where it lies below the working directory."""
+    """The path, relative if it is below the working directory."""
     relative = os.path.relpath(path)
     return path if relative.startswith("..") else relative
 
@@ -138,7 +138,7 @@ def _know(subject: type, verb: str, method: Callable[..., Any]) -> _Known:
                 f"for; the parameters, by keyword, are {', '.join(sorted(by_parameter)) or 'none'}")
     taken = by_parameter if takes_all else {parameter.name for parameter in named} & by_parameter
     asked = set(taken)
-    if verb == "extend":  # what comes of drafts and of an asynchronous step is said by another operation
+    if verb == "extend":  # drafts and asynchronous steps get their result from another operation
         asked -= {"drafts"} if _overrides(subject, "accept") is None else set()
         asked -= {"async_"} if _overrides(subject, "complete") is None else set()
     required = inspect.Parameter.empty
@@ -152,7 +152,7 @@ def _know(subject: type, verb: str, method: Callable[..., Any]) -> _Known:
 
 
 class Capabilities:
-    """What a class of subjects overrides. TypeError where a method's parameters are none of its verb's."""
+    """The verbs and fields that a class of subjects overrides. TypeError if a method has a parameter that its verb lacks."""
 
     def __init__(self, subject: type) -> None:
         self.verbs: dict[str, _Known] = {}
@@ -163,7 +163,7 @@ class Capabilities:
         levels = ",".join(word for word, verbs in _LEVELS.items() if word == "request" or verbs & set(self.verbs))
         honoured = _honoured(subject)
         if "extend" in self.verbs and "async" in self.verbs["extend"].readers:
-            honoured.add("overlap")  # a step can be asked for before the result of the one before
+            honoured.add("overlap")  # a step can be asked for before the previous result
         labels = " labels=1" if getattr(subject, "labels", False) else ""
         words = [word for word, fields in TAKES.items()
                  if all(verb in self.verbs and name in self.verbs[verb].readers for verb, name in fields)]
@@ -178,7 +178,7 @@ def _honoured(subject: type) -> set[str]:
             raise TypeError(f"{subject.__qualname__}.honours: there is no `{name}`; the fields are {', '.join(HONOURS)}")
     honoured = set(names)
     if "request_rows" in honoured:
-        honoured.add("max_running")  # rows are as many as requests run, unless request_rows says otherwise
+        honoured.add("max_running")  # the number of rows, unless request_rows is set
     if "blocks" in honoured:
         honoured.update(_OF_BLOCKS)
     return honoured
@@ -188,7 +188,7 @@ _capabilities: dict[type, Capabilities] = {}
 
 
 def capabilities(subject: type) -> Capabilities:
-    """Those of the class, found out once."""
+    """The capabilities of the class, cached."""
     if subject not in _capabilities:
         if not issubclass(subject, Subject):
             raise TypeError(f"{subject.__qualname__} is no lockstep.Subject: derive it from that class")
@@ -202,7 +202,7 @@ def _one_line(text: str) -> str:
 
 
 def told(error: BaseException, subject: type | None) -> str:
-    """An exception in a line: its text and the place in the subject's own file that is nearest to it."""
+    """An exception as one line: its text, and its innermost place in the subject's own file."""
     ours = os.path.dirname(os.path.abspath(__file__))
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
               if os.path.dirname(os.path.abspath(frame.filename)) != ours]
@@ -211,7 +211,7 @@ def told(error: BaseException, subject: type | None) -> str:
     frame = (own or frames)[-1] if frames else None
     try:
         text = _one_line(str(error))
-    except Exception:  # noqa: BLE001  a text that cannot be made: the exception's name says enough
+    except Exception:  # noqa: BLE001  str() itself fails: the exception's name must do
         text = ""
     if not text and frame is not None:
         text = _one_line(linecache.getline(frame.filename, frame.lineno or 0))
@@ -221,17 +221,17 @@ def told(error: BaseException, subject: type | None) -> str:
 
 
 class Session:
-    """One connection. `factory` makes a subject at each hello; `error` is the last exception that an answer named."""
+    """One connection. `factory` makes a subject at each hello; `error` is the last exception that was reported."""
 
     def __init__(self, factory: Factory) -> None:
         self._factory = factory
         self._subject: Subject | None = None
         self._verbs: dict[str, _Known] = {}
         self.error: BaseException | None = None
-        self.unsupported: dict[str, str] = {}  # by the first words of an operation: what Unsupported said
+        self.unsupported: dict[str, str] = {}  # the texts of Unsupported, by the first words of the operation
 
     def answer(self, line: str) -> str:
-        """The line that answers `line`, both without their end of line."""
+        """The answer to `line`; both are without end of line."""
         __tracebackhide__ = True
         verb, _, rest = line.partition(" ")
         try:
@@ -272,13 +272,13 @@ class Session:
             return "raised=" + told(error, type(self._subject) if self._subject is not None else None)
 
     def where_it_is(self, overdue: Overdue) -> str:
-        """The place in the subject that has not answered."""
+        """The place in the subject's method that has not answered in time."""
         return told(overdue, type(self._subject) if self._subject is not None else None)
 
     def _greet(self, rest: str) -> str:
         fields = dict(word.split("=", 1) for word in rest.split(" ") if word)
         fields.pop("protocol", None)
-        self._subject = None  # nothing of the last trace is left when the next subject is made
+        self._subject = None  # the last subject is gone before the next one is made
         self._verbs = {}
         self._subject = self._factory(Config.of_fields(fields))
         known = capabilities(type(self._subject))
@@ -304,4 +304,4 @@ class Session:
 
 
 class Overdue(BaseException):
-    """Raised inside a method that has not answered in time, to show where it is."""
+    """Raised inside a method that has not answered in time; its traceback shows the place."""

@@ -1,4 +1,4 @@
-"""What a cache or a server written in Python derives from, what it answers and what it can raise."""
+"""The base class of a cache or a server written in Python, its replies and its exceptions."""
 from __future__ import annotations
 
 import dataclasses
@@ -11,10 +11,10 @@ from lockstep.tokens import Tokens, tokens_text
 REFUSALS = ("no_kv", "no_state_slot", "no_row", "same_step", "too_long")
 
 
-# --- What a method can raise ----------------------------------------------------------------------
+# --- Exceptions -----------------------------------------------------------------------------------
 
 class Refused(Exception):
-    """The server does not do the operation, and says why. It has changed nothing but what it evicted on the way.
+    """The server refuses the operation. It has changed nothing, except for what it evicted before.
 
     reason: no_kv, no_state_slot, no_row, same_step or too_long.
     evicted_kv, evicted_states: tokens and state slots that were evicted before it refused; None: not said.
@@ -29,23 +29,23 @@ class Refused(Exception):
 
 
 class Unsupported(Exception):
-    """The server never does this form of operation: it is sent to no subject again. Nothing has changed."""
+    """The server never does this form of operation, and has changed nothing. The form is sent to no subject again."""
 
 
 class Violation(Exception):
-    """A rule of the subject's own is broken; the text says which. Reported as `broken-invariant`."""
+    """The subject found one of its own rules broken; the text says which. Reported as `broken-invariant`."""
 
 
 class Wrong(Exception):
-    """An answer of the server is wrong: not what it computes from an empty cache. The text says which and by how
-    much. Reported as `output-differs`."""
+    """An answer of the server differs from its answer with an empty cache. The text says which one, and by how much.
+    Reported as `output-differs`."""
 
 
-# --- What a method can answer ---------------------------------------------------------------------
+# --- Replies --------------------------------------------------------------------------------------
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """An answer with nothing but what the operation evicted. None: not said, and not compared.
+    """The reply to an operation without results, except for what it evicted. None: not told, and not compared.
 
     evicted_kv: KV tokens. evicted_states: state slots.
     """
@@ -54,7 +54,7 @@ class Reply:
     evicted_states: int | None = None
 
     def text(self) -> str:
-        """The answer's line: `cached=3 evicted_kv=0`, or `ok`."""
+        """The line of the reply: `cached=3 evicted_kv=0`, or `ok`."""
         words = []
         for name in _names(type(self)):
             value = getattr(self, name)
@@ -72,7 +72,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Admitted(Reply):
-    """What a request finds in the cache.
+    """The hit of a request in the cache.
 
     cached: tokens of the prompt whose KV, and state, it reuses; at most all but one.
     state, conv: length in tokens of the recurrent and conv state that it starts from (Subject.labels).
@@ -93,7 +93,7 @@ class Admitted(Reply):
 
 @dataclass(frozen=True)
 class Extended(Reply):
-    """What a forward did.
+    """The result of a forward.
 
     n: tokens that were really scheduled. blocks: blocks of the request.
     output: the token that the server would sample greedily after the last of them; None: not said, as where two
@@ -177,7 +177,7 @@ def _names(reply: type) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Config:
-    """What a run is configured with (cache_sim/trace/grammar.md, "Config fields"). Sizes are in tokens unless said."""
+    """The configuration of a run (cache_sim/trace/grammar.md, "Config fields"). Sizes are in tokens, unless they say else."""
 
     policy: str = ""
     kv_tokens: int = 131072  # KV slots that requests can use
@@ -216,12 +216,12 @@ class Config:
 
     @property
     def rows(self) -> int:
-        """Requests that may run at once, by the request table."""
+        """The number of rows of the request table."""
         return self.request_rows or self.max_running
 
     @staticmethod
     def of_fields(fields: Mapping[str, str]) -> Config:
-        """From the fields of a `hello` line. ValueError where a number is none."""
+        """The configuration of the fields of a `hello` line. ValueError if a value should be a number and is not."""
         known: dict[str, Any] = {}
         others = {}
         for name, text in fields.items():
@@ -235,7 +235,7 @@ class Config:
 
 
 def _nanoseconds(text: str) -> int:
-    """Of a time of the grammar: `1ms`."""
+    """The nanoseconds of a time of the grammar, such as `1ms`."""
     for unit, size in (("ns", 1), ("us", 1_000), ("ms", 1_000_000), ("s", 1_000_000_000)):
         if text.endswith(unit):
             return int(text.removesuffix(unit)) * size
@@ -248,7 +248,7 @@ _CONFIG_TYPES = {field.name: str(field.type) for field in dataclasses.fields(Con
 # --- The subject ----------------------------------------------------------------------------------
 
 class Subject:
-    """A cache or a server under test. Override what it does; what is not overridden is not asked for.
+    """A cache or a server under test. Override the methods that it has; other operations are never sent.
 
     An object is made for each trace, so it starts empty. Its methods are called with keyword arguments. A parameter
     that an override leaves out is one that the server does not know: operations that carry it are not asked for

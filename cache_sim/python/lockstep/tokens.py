@@ -14,7 +14,7 @@ Tokens = Tuple[int, ...]
 
 _SLICE = re.compile(r"([a-z]+)(?:(\d+):)?(\d+)")
 _SHORT = sum(26**letters for letters in range(1, 7))  # the last name of six letters
-_OUTPUTS = range(1 << 30, 1 << 31)  # lockstep's own documents, the outputs of scheduled requests
+_OUTPUTS = range(1 << 30, 1 << 31)  # documents that Lockstep numbers itself: outputs of scheduled requests
 _long_names: dict[int, str] = {}
 
 

@@ -16,9 +16,9 @@ std::int64_t SglangScheduler::whole_pages(std::int64_t tokens) const {
   return (tokens + options_.page - 1) / options_.page * options_.page;
 }
 
-/// Admission opens again where the last step ended within a prompt, and where nobody decodes but
-/// those who prefilled in the last step: SGLang makes their batch the running one, and the flag is
-/// the batch's.
+/// Reopens admission where the last step ended within a prompt, and where the only decoding
+/// requests are those that prefilled in the last step: SGLang then makes their batch the running
+/// one, and with it takes that batch's flag (batch_is_full).
 void SglangScheduler::begin_decisions() {
   const bool some_decode = std::any_of(running_.begin(), running_.end(), [&](RequestNumber number) {
     return !requests_[number].prefilling &&
@@ -39,7 +39,7 @@ void SglangScheduler::forward_begins() {
   }
 }
 
-/// Found now, computed when all of the step's chunks are found.
+/// Notes the chunk. It is extended once all chunks of the step are known.
 void SglangScheduler::prefill(RequestNumber number, SchedulerEffects& /*effects*/) {
   const auto tokens =
       static_cast<std::uint32_t>(std::min<std::int64_t>(budget_, requests_[number].to_prefill()));
@@ -74,7 +74,8 @@ void SglangScheduler::ask_for_room(std::int64_t tokens, SchedulerEffects& effect
   effects.operation->room = tokens;
 }
 
-/// With pages an allocation asks for a page beyond its tokens, for each row.
+/// Asks for room for all chunks of the step. With pages, SGLang asks for one page more than the
+/// tokens of each row.
 void SglangScheduler::end_admission(SchedulerEffects& effects) {
   cursor_ = 0;
   phase_ = Phase::rules;
@@ -89,13 +90,13 @@ void SglangScheduler::next_rule(SchedulerEffects& effects) {
   if (finds_decodes_) return next_decode_room(effects);
   if (cursor_ == chunks_.size()) {
     if (!batch_.empty()) return begin_forward(effects);
-    finds_decodes_ = true;  // no chunk found the room that was promised
+    finds_decodes_ = true;  // no chunk was extended, although room was promised
     return;
   }
   extend(chunks_[cursor_].request, chunks_[cursor_].tokens, effects);
 }
 
-/// KV that the request's next step takes.
+/// Tokens of KV that the request's next step allocates.
 std::int64_t SglangScheduler::decode_need(RequestNumber number) const {
   const Request& request = requests_[number];
   const bool verifies = request.verification < request.spec->drafts.size();
@@ -121,14 +122,15 @@ void SglangScheduler::next_decode_room(SchedulerEffects& effects) {
   ask_for_room(need, effects);
 }
 
-/// A subject that does not tell what is free refuses extends, or has room.
+/// Settles the room for decodes. A subject that does not tell its free KV is taken to have room; it
+/// refuses the extend where it has none.
 void SglangScheduler::settle_rule(const Reply& reply, SchedulerEffects& effects) {
   const std::int64_t need = std::exchange(decode_need_, kNoNeed);
   if (need == kNoNeed) return;
   if (reply.has(ReplyField::kv_free) && reply.get(ReplyField::kv_free) < need)
     return retract_one(effects);
   if (is_retracting_) {
-    // Whoever does not decode now has a result out, and comes after them.
+    // A running request that does not decode has a result out. It comes after those that decode.
     std::stable_partition(running_.begin(), running_.end(), [&](RequestNumber number) {
       return std::find(staying_.begin(), staying_.end(), number) != staying_.end();
     });

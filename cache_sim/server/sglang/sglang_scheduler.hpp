@@ -1,19 +1,23 @@
-// SGLang 0.5.23's rules where memory is short (`scheduler=sglang`; srt/managers/scheduler.py,
-// schedule_batch.py, schedule_policy.py). What differs from the plain scheduler:
+// The scheduling rules of SGLang 0.5.23 for a full pool (`scheduler=sglang`;
+// srt/managers/scheduler.py, schedule_batch.py, schedule_policy.py). Differences from the plain
+// scheduler:
 //
-//   admission   A prompt needs its own tokens, one more, and a page beside each prompt of the step,
-//               itself included (PrefillAdder, without its reservation for outputs). Where one is
-//               refused, or max_running stands in its way, nobody is looked at until a request has
-//               left (batch_is_full).
-//   room        All who prefill are found before the first extend; `evict room=` asks for all of
-//               them at once, and for all who decode.
-//   retraction  Where room for the decodes is missing, those with the fewest outputs go first,
-//               among equals the longest prompt, and wait at the end of the queue
-//               (_get_decode_retraction_order). After each, kRetractionSteps tokens are made free
-//               for every request that stays (release_req). The rows go on in that order. Nobody is
-//               retracted where a result is out that ends a request.
-//   overlap     A forward is waited for although all of its requests have left, so that no step is
-//               decided two forwards ahead.
+//   admission   A prompt needs room for its tokens and one more, and one page for each prompt of
+//   the
+//               step, itself included (PrefillAdder, without its reservation for outputs). Once a
+//               prompt is refused, or max_running is reached, no prompt is looked at until a
+//               request
+//               has left (batch_is_full).
+//   room        All chunks of a step are chosen before the first extend. One `evict room=` asks for
+//               the room of all chunks, and one for the room of all decodes.
+//   retraction  Where the decodes have no room, the requests with the fewest outputs are retracted
+//               first, among equals those with the longest prompt. They wait at the end of the
+//               queue
+//               (_get_decode_retraction_order). After each, kRetractionSteps tokens are freed for
+//               every request that stays (release_req), and the rows keep that order. No request is
+//               retracted while the result that ends a request is out.
+//   overlap     The scheduler waits for a forward even if all of its requests have left, so that no
+//               step is decided two forwards ahead.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +36,7 @@ class SglangScheduler final : public Scheduler {
     RequestNumber request;
     std::uint32_t tokens;
   };
-  /// Decode steps for which a retraction makes room, for each request that stays
+  /// Decode steps for which a retraction frees room, for each request that stays
   /// (SGLANG_RETRACT_DECODE_STEPS).
   static constexpr std::int64_t kRetractionSteps = 20;
   static constexpr std::int64_t kNoNeed = -1;
@@ -58,15 +62,16 @@ class SglangScheduler final : public Scheduler {
   void next_decode_room(SchedulerEffects& effects);
   void retract_one(SchedulerEffects& effects);
 
-  std::vector<Chunk> chunks_;                  // that this step prefills
-  std::int64_t reserved_ = 0;                  // for these
-  bool finds_decodes_ = false;                 // in Phase::rules: the chunks are behind it
-  bool is_full_ = false;                       // nobody is admitted until somebody has left
-  bool has_cut_prompt_ = false;                // the last step ended within a prompt
-  std::vector<RequestNumber> just_prefilled_;  // whose prompts the last step ended
-  bool is_retracting_ = false;                 // until the step's decodes have room
-  std::vector<RequestNumber> staying_;         // meanwhile: those who decode, the next to go last
-  std::int64_t decode_need_ = kNoNeed;         // KV of the step's decodes that was asked for
+  std::vector<Chunk> chunks_;    // chunks of this step
+  std::int64_t reserved_ = 0;    // tokens that these chunks need
+  bool finds_decodes_ = false;   // in Phase::rules: the chunks are done, the decodes follow
+  bool is_full_ = false;         // no request is admitted until one has left
+  bool has_cut_prompt_ = false;  // the last step ended within a prompt
+  std::vector<RequestNumber> just_prefilled_;  // requests whose last chunk was in the last step
+  bool is_retracting_ = false;                 // until the decodes of the step have room
+  // while retracting: the decoding requests, the next one to retract last
+  std::vector<RequestNumber> staying_;
+  std::int64_t decode_need_ = kNoNeed;  // KV of the step's decodes that was asked for
 };
 
 }  // namespace lockstep::cache_sim

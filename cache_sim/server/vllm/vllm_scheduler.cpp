@@ -13,10 +13,10 @@ namespace lockstep::cache_sim {
 
 namespace {
 
-/// Which image it is: its name says so, or its tokens do.
+/// The identity of an image: its name or, without one, its tokens.
 std::uint64_t digest_of(const RequestSpec& spec, const RequestSpec::Image& image) {
   if (!image.name.exists()) return spec.tokens.slice(image.begin, image.end()).digest();
-  return Tokens::of_ids({~0u, image.name.index()}).digest();  // tokens that no prompt has
+  return Tokens::of_ids({~0u, image.name.index()}).digest();  // no prompt has these tokens
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ void VllmScheduler::next(SchedulerEffects& effects) {
 // --- Decisions -----------------------------------------------------------------------------------
 
 void VllmScheduler::begin_step(SchedulerEffects& effects) {
-  launched_ = std::exchange(batch_, {});  // with overlap, it is under way
+  launched_ = std::exchange(batch_, {});  // with overlap: the step is under way
   effects.idle = waiting_.empty() && running_.empty();
   cursor_ = 0;
   budget_ = input_budget_ = options_.chunked_prefill;
@@ -84,19 +84,19 @@ void VllmScheduler::begin_step(SchedulerEffects& effects) {
   phase_ = Phase::running;
 }
 
-/// Its last step is under way, however few tokens come out of it.
+/// Whether the request's last step is under way, however few tokens that step yields.
 bool VllmScheduler::has_all_steps(const Request& request) const {
   return request.promised > 0 && !request.spec->stops &&
          request.computed + 2 - request.promised >= request.spec->tokens.size();
 }
 
-/// Tokens that a row of this step may have.
+/// The tokens that the next row of this step may have.
 std::int64_t VllmScheduler::left() const {
   return std::min(budget_, input_budget_ - options_.draft_slots);
 }
 
-/// Drafts that stand after its last token. With overlap they are places: the forward under way
-/// will make them.
+/// The number of drafts after the request's last token. With overlap these are placeholders, which
+/// the forward under way will fill.
 std::uint32_t VllmScheduler::proposed(const Request& request) const {
   if (options_.drafts == 0 || request.prefills) return 0;
   const auto most = static_cast<std::uint32_t>(options_.drafts);
@@ -106,7 +106,7 @@ std::uint32_t VllmScheduler::proposed(const Request& request) const {
   return std::min(most, static_cast<std::uint32_t>(given[request.verification]));
 }
 
-/// Tokens that the request may have of what is left.
+/// The tokens that the next row of this request gets, at most left().
 std::uint32_t VllmScheduler::share(const Request& request) const {
   std::int64_t tokens = request.lacks() + proposed(request);
   if (threshold_ > 0) tokens = std::min(tokens, threshold_);
@@ -154,12 +154,13 @@ void VllmScheduler::extend(RequestNumber number, std::uint32_t tokens, Scheduler
   extend.n = tokens;
   extend.async = options_.overlap;
   if (drafts > 0) extend.drafts = drafts_of(request, drafts);
-  if (options_.overlap && options_.drafts > 0) return;  // what it computes is not known yet
+  if (options_.overlap && options_.drafts > 0) return;  // the tokens are not known yet
   const std::uint32_t end = request.computed + tokens - drafts;
   if (end > request.told) extend.tokens = request.spec->tokens.slice(request.told, end);
 }
 
-/// Drafts of which the first are what will be sampled; all are wrong where they only fill places.
+/// The drafts of a row: the first ones are right, the tokens that will be sampled; the others are
+/// wrong. Drafts that only fill placeholders are all wrong.
 Tokens VllmScheduler::drafts_of(const Request& request, std::uint32_t drafts) const {
   const std::uint32_t right =
       options_.overlap ? 0 : kept_of(request, drafts, !request.prefills) - 1;
@@ -168,8 +169,8 @@ Tokens VllmScheduler::drafts_of(const Request& request, std::uint32_t drafts) co
       .followed_by(Tokens::of_document(kWrongDrafts, 0, drafts - right));
 }
 
-/// Tokens that a row with so many drafts brings: accepted drafts and one more, none after the
-/// output's end.
+/// The tokens that a row with so many drafts yields: its accepted drafts and one more, but none
+/// after the output's end.
 std::uint32_t VllmScheduler::kept_of(const Request& request, std::uint32_t drafts, bool verifies) {
   const std::vector<std::int64_t>& accept = request.spec->accept;
   std::uint32_t kept = 1;
@@ -178,8 +179,8 @@ std::uint32_t VllmScheduler::kept_of(const Request& request, std::uint32_t draft
   return std::min({kept, drafts + 1, request.spec->output_size() - request.sampled});
 }
 
-/// Tokens of a row that may have so many: it ends before an image that cannot be encoded now. Plans
-/// those that can.
+/// Cuts a row of `tokens` tokens before the first image that cannot be encoded now, and plans the
+/// encoding of the images before it.
 std::uint32_t VllmScheduler::fit_images(RequestNumber number, std::uint32_t tokens) {
   const Request& request = requests_[number];
   planned_.clear();
@@ -215,7 +216,7 @@ std::uint32_t VllmScheduler::fit_images(RequestNumber number, std::uint32_t toke
   return tokens;
 }
 
-/// The row is there.
+/// Takes the planned images into the cache, once the row is scheduled.
 void VllmScheduler::encode_planned(RequestNumber number) {
   const Request& request = requests_[number];
   for (const EncoderCache::Input input : planned_)
@@ -225,7 +226,7 @@ void VllmScheduler::encode_planned(RequestNumber number) {
   encoder_budget_ -= planned_size_;
 }
 
-/// Their tokens are computed, and no result can take that back.
+/// Releases images whose tokens are computed and can no longer be taken back by a result.
 void VllmScheduler::release_seen_images(RequestNumber number) {
   const Request& request = requests_[number];
   const std::uint32_t pending = options_.overlap ? request.promised : 0;
@@ -235,7 +236,7 @@ void VllmScheduler::release_seen_images(RequestNumber number) {
       encoder_.release(number, input);
 }
 
-/// The extend of needy_ was refused.
+/// Preempts a request, because the extend of needy_ was refused.
 void VllmScheduler::make_room(SchedulerEffects& effects) {
   LOCKSTEP_MARK("vllm_scheduler.preempts");
   RequestNumber victim = running_.back();
@@ -343,7 +344,7 @@ void VllmScheduler::settle_admission(const Reply& reply, SchedulerEffects& effec
     const std::int64_t padded = 1 + options_.drafts;
     if (padded > left()) return undo_admission(effects);
     LOCKSTEP_MARK("vllm_scheduler.pads_an_admission");
-    // One that is cut has one token, and no drafts.
+    // A row that is cut has one token and no drafts.
     if (threshold_ == 0 || threshold_ >= padded) tokens = static_cast<std::uint32_t>(padded);
   }
   const RequestNumber number = subject_of_ask_;
@@ -353,19 +354,19 @@ void VllmScheduler::settle_admission(const Reply& reply, SchedulerEffects& effec
   ask(Verb::preempt, number, Asked::skip, effects);
 }
 
-/// Rows of a step are of one length where all decode: who is admitted and decodes at once gets
-/// places for drafts.
+/// Whether an admitted request that decodes at once gets placeholders for drafts: in a step where
+/// all rows decode, they have one length.
 bool VllmScheduler::is_padded(const Request& request) const {
   return options_.drafts > 0 && request.lacks() == 1 && !goes_on_prefilling_ &&
          (running_rows_ > 0 || request.computed > 0);
 }
 
-/// Nobody will ever make more room than there is.
+/// Whether nothing else runs, so that there will never be more room than now.
 bool VllmScheduler::is_alone() const {
   return running_.empty() && batch_.empty() && launched_.empty();
 }
 
-/// The look-up held nothing.
+/// Undoes an admission. The subject holds nothing, because the look-up took no blocks.
 void VllmScheduler::undo_admission(SchedulerEffects& effects) {
   const RequestNumber number = subject_of_ask_;
   if (is_alone()) {
@@ -427,7 +428,7 @@ void VllmScheduler::next_result(SchedulerEffects& effects) {
   }
   --request.in_flight;
   if (row.stale) --request.stale;
-  // A request that was preempted is not known to the subject.
+  // The subject does not know a request that was preempted.
   if (!row.stale && row.samples && options_.drafts > 0) {
     const std::uint32_t kept = kept_of(request, row.drafts, row.verifies);
     const std::uint32_t known = request.spec->prompt_size + request.sampled;
@@ -496,7 +497,7 @@ void VllmScheduler::wait(RequestNumber number, bool front) {
   waiting_.insert(place, number);
 }
 
-/// It runs and waits no more, and nothing of it is computed.
+/// Removes the request from running_ and waiting_; none of its tokens is computed any more.
 void VllmScheduler::forget(RequestNumber number) {
   Request& request = requests_[number];
   encoder_.release_all(number);

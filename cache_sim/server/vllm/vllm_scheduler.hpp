@@ -1,41 +1,43 @@
-// vLLM 0.33's scheduler (`scheduler=vllm`; vllm/v1/core/sched/scheduler.py): one step mixes
-// prefill chunks and decodes, and every request gets as many tokens as it lacks.
+// The scheduler of vLLM 0.33 (`scheduler=vllm`; vllm/v1/core/sched/scheduler.py). One step mixes
+// prefill chunks and decodes, and each request gets as many tokens as it lacks.
 //
 // One step, at one moment of virtual time:
-//   running    in order, while the step's chunked_prefill tokens last: a request gets what it
-//              lacks, at most long_prefill tokens where others run or wait. Where its extend is
-//              refused, the last of the running is preempted and the extend tried again; one that
-//              is preempted for itself ends the loop. By priority, whoever is least urgent is
-//              preempted, wherever it stands, and the loop goes on with the next request
-//   waiting    while tokens are left, and nobody was preempted: the look-up (admit), then the first
-//              chunk (extend). Where one is refused or cut to nothing, the look-up is undone
-//              (preempt) and nobody else is admitted
-//   forward    `step ids=…`, and the step's cost passes; a step without rows has none
-//   results    in the order of scheduling: a token where all that was known is computed, `finish`
+//   running    in order, while the step's chunked_prefill tokens last: a request gets the tokens
+//              that it lacks, at most long_prefill where others run or wait. When its extend is
+//              refused, the last running request is preempted, and the extend is tried again. A
+//              request that is preempted for itself ends the loop. With priorities, the least
+//              urgent
+//              request is preempted, at any place, and the loop goes on with the next request.
+//   waiting    while tokens are left, unless a request was preempted: the look-up (admit), then the
+//              first chunk (extend). When one of the two is refused, or the chunk is cut to
+//              nothing,
+//              the look-up is undone (preempt), and no further request is admitted.
+//   forward    `step ids=…`, and the cost of the step passes; a step without rows has no forward
+//   results    in the order of scheduling: a token if all known tokens are computed, or `finish`
 //
-// The subject may cut a chunk (the reply's n=), to nothing as well: then the request is passed over
-// and the next one is tried. Preempted requests wait in front of all others, by priority where
-// those count. What cannot be admitted while nothing else runs is refused.
+// The subject may cut a chunk (n= of the reply), even to nothing; then the request is passed over,
+// and the next one is tried. Preempted requests wait before all others, by priority where there are
+// priorities. A request that cannot be admitted while nothing else runs is refused.
 //
-// With drafts (config drafts=G), a request that decodes has drafts to verify after its last token:
-// as many of them as the step's tokens allow are scheduled with it, the others are lost. Each
-// result that samples is told by `accept`, that of a row without drafts as well, since it
-// publishes. Rejected drafts are not computed. Who is admitted and lacks one token is padded to 1 +
-// G tokens with drafts that nobody made, so that the step is one of equal rows, unless a prefill
-// goes on in it; the subject may leave them out (n=1). A request that is preempted loses its
-// drafts.
+// Drafts (config drafts=G): a decoding request has drafts to verify after its last token. As many
+// of them as the step's tokens allow are scheduled with it; the others are lost. Each result that
+// samples is told by `accept`, also for a row without drafts, because it publishes blocks. Rejected
+// drafts are not computed. An admitted request that lacks one token is padded to 1 + G tokens with
+// placeholders for drafts, so that all rows of the step have the same length, unless a prefill goes
+// on in the step. The subject may leave them out (n=1). A preempted request loses its drafts.
 //
-// With encoder=N, images are made by an encoder of which a step has N places, and kept in an
-// EncoderCache until their tokens are computed. A row ends before an image that has no room or no
-// places left, or (whole_images) that it would cut; where it would begin in such an image, the
-// request is passed over, also by others that wait.
+// Images (encoder=N): an encoder makes images, N places in a step. They stay in an EncoderCache
+// until their tokens are computed. A row ends before an image for which there is no room or no
+// place left, or (whole_images) which the row would cut. A request whose row would begin in such an
+// image is passed over; waiting requests may overtake it.
 //
-// With overlap (AsyncScheduler), a step is decided while the forward before it runs: a request that
-// sampled in it is extended by a token that is not there yet (extend async=1), its result is told
-// by `complete`. One that ends by its length gets no step after its last one. A preempted request
-// waits, overtaken by others, until its results are there, which still bring it tokens. With drafts
-// a row always has G of them, places for those that the forward before will make, and begins after
-// all places of the row before: its result, told by `accept`, moves it back by what was rejected.
+// Overlap (AsyncScheduler): a step is decided while the forward before it runs. A request that
+// samples in that forward is extended by a token that is not known yet (extend async=1), and its
+// result is told by `complete`. A request that ends by its length gets no step after its last one.
+// A preempted request waits, overtaken by others, until its results have come, and these still
+// bring it tokens. With drafts, a row always has G of them, placeholders for the drafts that the
+// forward before it makes, and it begins after all placeholders of the row before. Its result, told
+// by `accept`, moves the request back by the number of rejected drafts.
 #pragma once
 
 #include <cstdint>
@@ -47,27 +49,28 @@
 
 namespace lockstep::cache_sim {
 
-/// How often a request may be preempted for itself, with nobody else running and no token of its
-/// own in between, before it is refused. vLLM, whose pool holds the longest request, would go on.
+/// The number of times that a request may be preempted for itself, with nothing else running and no
+/// token sampled in between, before it is refused. vLLM would go on, because its pool holds the
+/// longest request.
 inline constexpr int kLonePreemptions = 8;
 
-/// What VllmScheduler knows of a request.
+/// The state of a request in this scheduler.
 struct VllmServedRequest : ServedRequest {
-  std::uint32_t computed = 0;    ///< tokens that were extended, their results perhaps still out
-  std::uint32_t told = 0;        ///< tokens that the subject knows
+  std::uint32_t computed = 0;    ///< tokens that were extended; their results may be out
+  std::uint32_t told = 0;        ///< tokens that the subject has been told
   std::uint32_t promised = 0;    ///< tokens and drafts of forwards under way that will sample
   std::uint32_t in_flight = 0;   ///< rows whose results are out
-  std::uint32_t stale = 0;       ///< of these, those from before its last preemption
-  std::uint64_t arrival = 0;     ///< its place among all arrivals
-  std::size_t verification = 0;  ///< the next one that its line gives
-  bool prefills = true;          ///< its last step did not reach the end of what was known
-  int lone_preemptions = 0;      ///< since its last token
-  std::vector<EncoderCache::Image> images;  ///< those of its line
-  /// Tokens, without drafts.
+  std::uint32_t stale = 0;       ///< of these: rows from before the last preemption
+  std::uint64_t arrival = 0;     ///< its place in the order of all arrivals
+  std::size_t verification = 0;  ///< the next one that its line specifies
+  bool prefills = true;          ///< its last step did not reach the end of the known tokens
+  int lone_preemptions = 0;      ///< since its last token; see kLonePreemptions
+  std::vector<EncoderCache::Image> images;  ///< the images of its line
+  /// Tokens that are not scheduled yet, without drafts.
   std::uint32_t lacks() const { return spec->prompt_size + sampled + promised - computed; }
 };
 
-/// What VllmScheduler asks an operation for.
+/// The reason why the scheduler asked for an operation.
 enum class VllmAsks : std::uint8_t {
   nothing,
   admit,
@@ -104,13 +107,13 @@ class VllmScheduler final
   struct Row {
     RequestNumber request;
     std::uint32_t begin;   // tokens before this step
-    std::uint32_t tokens;  // extended in this step
-    std::uint32_t drafts;  // the last ones of these
-    std::int64_t encoded;  // places of images that the step encodes for it
-    bool samples;          // a token comes out
-    bool decodes;          // one token after all that was known
-    bool verifies;         // what its line gives for the next verification
-    bool stale = false;    // its request was preempted since
+    std::uint32_t tokens;  // tokens extended in this step
+    std::uint32_t drafts;  // of these: drafts, which are the last ones
+    std::int64_t encoded;  // places of images that the step encodes for the row
+    bool samples;          // the row samples a token
+    bool decodes;          // one token after all known tokens
+    bool verifies;         // a verification that the request's line specifies
+    bool stale = false;    // the request was preempted since
   };
 
   void hear(const SchedulerEvent& event, SchedulerEffects& effects) override;
@@ -145,23 +148,23 @@ class VllmScheduler final
   void wait(RequestNumber request, bool front);
   bool goes_before(RequestNumber a, RequestNumber b) const;
 
-  std::vector<Row> batch_;     // of the step that is being decided, or was last
-  std::vector<Row> launched_;  // whose results come next
+  std::vector<Row> batch_;     // rows of the step that is being decided, or of the last one
+  std::vector<Row> launched_;  // rows whose results come next
   std::uint64_t arrivals_ = 0;
 
   Phase phase_ = Phase::between_steps;
   std::uint32_t asked_tokens_ = 0;
-  std::size_t cursor_ = 0;   // into running_, waiting_ or launched_
-  RequestNumber needy_ = 0;  // for whom another one is preempted
-  // Of this step:
+  std::size_t cursor_ = 0;   // index into running_, waiting_ or launched_
+  RequestNumber needy_ = 0;  // the request for which another one is preempted
+  // State of the step:
   std::int64_t budget_ = 0;        // tokens that are left
-  std::int64_t input_budget_ = 0;  // with the places that rows need for their drafters
-  std::int64_t threshold_ = 0;     // 0: none
+  std::int64_t input_budget_ = 0;  // the same, with the slots that the rows' drafters need
+  std::int64_t threshold_ = 0;     // most tokens of one row; 0: no limit
   bool has_preempted_ = false;
-  bool goes_on_prefilling_ = false;  // a row of one that had begun its prefill before
-  std::size_t running_rows_ = 0;     // of those who ran before it
-  std::int64_t encoder_budget_ = 0;  // places that are left
-  // Of the row that is asked for: images to encode, and those that are one of these once more.
+  bool goes_on_prefilling_ = false;  // one of the rows continues a prefill
+  std::size_t running_rows_ = 0;     // rows of requests that ran before the step
+  std::int64_t encoder_budget_ = 0;  // places of the encoder that are left
+  // Images of the row that is asked for: those to encode, and repetitions of these.
   std::vector<EncoderCache::Input> planned_, repeated_;
   std::int64_t planned_size_ = 0;
   EncoderCache encoder_;

@@ -20,6 +20,7 @@
 #include "cache_sim/report/kernels.hpp"
 #include "cache_sim/report/page.hpp"
 #include "cache_sim/report/run_document.hpp"
+#include "cache_sim/trace/public_reports.hpp"
 #include "properties/support/program.hpp"
 
 namespace lockstep::cache_sim {

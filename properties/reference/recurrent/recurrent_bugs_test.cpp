@@ -52,8 +52,8 @@ TEST(RecurrentBugs, sglang31833_chunksBeginWithTheRow) {
       [](std::int64_t begin) { return (begin + 4) / 4 * 4 - begin; });
 }
 
-/// Rows and slots of decoding and verification: the laws are in support/slot_laws.hpp, and the
-/// kernel is asked in gated_delta_rule_update_gpu_test.cpp.
+/// Rows and slots of decoding and verification: the laws are in properties/support/slot_laws.hpp,
+/// and the kernel is asked in gated_delta_rule_update_gpu_test.cpp.
 class SlotLaws : public ::testing::TestWithParam<SlotLaw> {};
 INSTANTIATE_TEST_SUITE_P(RecurrentBugs, SlotLaws, ::testing::ValuesIn(slot_laws()),
                          [](const auto& law) { return law.param.report; });

@@ -18,13 +18,13 @@ SIZE_MAX = 64 << 20  # bytes of an answer
 
 
 class NoServer(Exception):
-    """Why no server runs: one sentence."""
+    """No server runs; the text says why in one sentence."""
 
-    crashed = False  # it was started, and a signal ended it
+    crashed = False  # True: the server was started, and a signal ended it
 
 
 class Refused(Exception):
-    """The server answered, and not with what was asked for."""
+    """The server answered with an error, or with another content than the requested one."""
 
 
 def free_port() -> int:
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 class Child:
-    """Runs from its construction to stop(); everything that it prints goes to `log`."""
+    """A server process. It runs from construction to stop(); its output goes to `log`."""
 
     def __init__(self, words: list[str], port: int, log: pathlib.Path, environment: dict[str, str]) -> None:
         self.port, self.log, self.words = port, log, words
@@ -46,7 +46,7 @@ class Child:
             raise NoServer(f"{words[0]} does not start: {error.strerror}") from None
 
     def wait_ready(self, path: str, seconds: float) -> None:
-        """Until GET path is answered with 200."""
+        """Waits until GET path is answered with 200."""
         end = time.monotonic() + seconds
         while True:
             if (status := self.process.poll()) is not None:
@@ -68,7 +68,7 @@ class Child:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
 
     def died(self) -> str:
-        """How it ended; empty while it runs."""
+        """The reason why the process ended; empty while it runs."""
         status = self.process.poll()
         if status is None:
             return ""
@@ -83,7 +83,7 @@ class Child:
 
 
 def get(port: int, path: str, timeout: float) -> Any:
-    """The JSON that comes back."""
+    """The JSON of the answer to a GET."""
     return json.loads(exchange(port, "GET", path, None, timeout))
 
 
@@ -92,16 +92,16 @@ def post(port: int, path: str, body: dict[str, Any], timeout: float) -> Any:
 
 
 def exchange(port: int, method: str, path: str, body: str | None, timeout: float) -> str:
-    """The text that comes back, whole within `timeout` seconds. Refused where the status is another one than 200."""
+    """The text of the answer, which must be complete within `timeout` seconds. Refused if the status is not 200."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     late = threading.Event()
 
     def give_up() -> None:
         late.set()
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the connection has ended meanwhile
             stream.shutdown(socket.SHUT_RDWR)
 
-    clock = threading.Timer(timeout, give_up)  # the connection's own limit is that of each piece
+    clock = threading.Timer(timeout, give_up)  # the timeout of the connection holds for each piece alone
     try:
         connection.connect()
         stream = connection.sock

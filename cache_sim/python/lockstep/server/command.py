@@ -1,4 +1,4 @@
-"""lockstep server: random requests to a server, judged beside what it says with an empty cache.
+"""lockstep server: sends random requests to a server, and compares its answers with those from an empty cache.
 
     lockstep server search llama --program llama-server --model tiny.gguf [--model …] [OPTION…]
     lockstep server search openai --program 'CMD {port} {model}' --truth 'CMD --no-cache {port} {model}' [OPTION…]
@@ -26,13 +26,13 @@ from lockstep.server.verdict import judge
 
 
 class BadWords(Exception):
-    """One sentence."""
+    """The command line cannot be understood; the text is one sentence."""
 
 
 STATUSES = {0: "nothing found", 2: "bad usage, or a file that cannot be understood",
             3: "the environment: the server does not start, or is gone", 11: "a finding",
             13: "the server without reuse answered a prompt twice, and differently", 130: "interrupted"}
-TOY = "'python3 fixtures/subjects/toy_server.py --port {port}"  # the example's server
+TOY = "'python3 fixtures/subjects/toy_server.py --port {port}"  # the server of the help's example
 
 
 def parser() -> argparse.ArgumentParser:
@@ -175,7 +175,7 @@ def replay(words: argparse.Namespace) -> int:
 
 def main(words: list[str]) -> int:
     read = parser().parse_args(words)
-    for one in (signal.SIGINT, signal.SIGTERM):  # servers end with the search, whoever ends it
+    for one in (signal.SIGINT, signal.SIGTERM):  # servers end with the search, however it ends
         signal.signal(one, signal.default_int_handler)
     try:
         return search(read) if read.action == "search" else replay(read)

@@ -1,4 +1,4 @@
-"""Random steps: prompts that are repeated, continued, forked and rewritten, by clients that wait or do not."""
+"""Random steps: prompts that are repeated, continued, forked and rewritten, by clients that may wait for answers."""
 from __future__ import annotations
 
 import random
@@ -7,17 +7,17 @@ from lockstep.server.engines import Engine
 from lockstep.server.steps import ANSWER, START, NOTHING, VERBS, Config, Step, Tokens
 from lockstep.server.truth import Truth
 
-DOCUMENTS = 4  # texts that prompts begin with
+DOCUMENTS = 4  # number of texts that prompts begin with
 DOCUMENT_SIZE = 200
 PROMPT_SIZE_MAX = 170
-KNOWN_MAX = 50  # prompts that later ones can go on from
-LENGTHS = (1, 1, 2, 3, 5, 8, 12)  # of answers
-SHORT = (1, 1, 1, 2, 5)  # of several answers to one prompt
+KNOWN_MAX = 50  # number of prompts that later ones can continue
+LENGTHS = (1, 1, 2, 3, 5, 8, 12)  # tokens of an answer
+SHORT = (1, 1, 1, 2, 5)  # tokens of each of several answers to one prompt
 LONG = 80
 
 
 class Drawing:
-    """The steps of one life of a server: a function of the generator's state, the configuration and the model."""
+    """Draws the steps of one life of a server, from the random generator, the configuration and the model."""
 
     def __init__(self, engine: Engine, config: Config, rng: random.Random, truth: Truth) -> None:
         self.config, self.rng, self.truth = config, rng, truth
@@ -55,7 +55,7 @@ class Drawing:
         return step
 
     def wait(self, is_long: bool) -> str:
-        """Others come while a long answer is being made."""
+        """The wait of a step: other steps are sent while a long answer is being generated."""
         chance = self.rng.random()
         if is_long and chance < 0.9:
             return START if self.tells_start else NOTHING

@@ -1,4 +1,4 @@
-"""How a kind of server is started, asked and slowed down to the truth. A new kind is a class here."""
+"""Engines: each class starts one kind of server, sends it requests, and starts it without a cache for the truth."""
 from __future__ import annotations
 
 import collections
@@ -19,11 +19,11 @@ Rule = Callable[[Config], None]
 
 @dataclass
 class Answer:
-    """To one prompt. ValueError where a server says what can be none."""
+    """The answer to one prompt. ValueError if its values are impossible."""
 
     output: Tokens
     cached: int = 0
-    gaps: list[float | None] = field(default_factory=list)  # of a truth: by how much each logit led; None: not told
+    gaps: list[float | None] = field(default_factory=list)  # of a truth: the lead of each token's logit; None: unknown
 
     def __post_init__(self) -> None:
         if type(self.output) is not list:
@@ -38,26 +38,26 @@ class Answer:
 
 @dataclass
 class Field:
-    """Of a configuration: the value that leaves the feature out, and those that are drawn (repeated: more often)."""
+    """A field of a configuration: the value without the feature, and the values to draw (repeated ones more often)."""
 
     off: Any
     values: tuple[Any, ...]
 
 
-#: Fields of every engine, which say what clients do.
+#: Fields of every engine, about the behaviour of clients.
 CLIENTS = {
     "clients": Field(1, (1, 1, 2, 3, 4)),  # requests under way at the same time
-    "long": Field(False, (False, True)),  # some answers are of 80 tokens, and others come meanwhile
+    "long": Field(False, (False, True)),  # some answers have 80 tokens, and other requests come meanwhile
 }
 
 
 class Engine:
-    """What is common to them; an answer has `timeout` seconds, and none is waited for after `end` (of time.monotonic)."""
+    """The base of all engines. An answer may take `timeout` seconds; no answer is waited for after `end` (time.monotonic)."""
 
     name = ""
     fields: dict[str, Field] = {}
-    known: dict[str, Rule] = {}  # a reported bug: what in a configuration keeps it away
-    tells_start = False  # started() knows
+    known: dict[str, Rule] = {}  # reported bugs: changes of a configuration that avoid them
+    tells_start = False  # started() is implemented
     ready_path = "/health"
     start_seconds = 60.0
     end = math.inf
@@ -66,10 +66,10 @@ class Engine:
                  truth_program: str = "", reset: str = "") -> None:
         self.program, self.models, self.vocabulary, self.timeout = program, models, vocabulary, timeout
         self.truth_program, self.reset = truth_program, reset
-        self.waiting: dict[tuple[str, ...], child.Child] = {}  # servers that a reset can empty, by their command
+        self.waiting: dict[tuple[str, ...], child.Child] = {}  # by command: idle servers whose cache a reset can empty
 
     def draw(self, rng: random.Random, fixed: Config) -> Config:
-        """A configuration; the fields of `fixed` stay as they are."""
+        """Draws a configuration that has the fields of `fixed`."""
         config: Config = {name: rng.choice(one.values) for name, one in (CLIENTS | self.fields).items()}
         config["model"] = rng.choice(self.models)
         self.favour({**config, **fixed}, config, rng)
@@ -78,7 +78,7 @@ class Engine:
         return config
 
     def favour(self, whole: Config, config: Config, rng: random.Random) -> None:
-        """Draws fields of `config` again that matter together; `whole` has what is fixed, too."""
+        """Draws again fields of `config` that matter in combination; `whole` has the fixed fields as well."""
 
     def repair(self, config: Config, fixed: Config) -> None:
         """Makes fields fit each other."""
@@ -87,17 +87,17 @@ class Engine:
         raise NotImplementedError
 
     def truth_words(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
-        """A server that reuses nothing: it is asked one thing after the other."""
+        """The command of a server that reuses nothing and is asked one prompt after another."""
         raise NotImplementedError
 
     environment: dict[str, str] = {}
 
     def patience(self) -> float:
-        """Seconds for the next answer."""
-        return max(0.001, min(self.timeout, self.end - time.monotonic()))  # 0 would be none at all
+        """The seconds that the next answer may take."""
+        return max(0.001, min(self.timeout, self.end - time.monotonic()))  # 0 would mean no limit
 
     def start(self, config: Config, folder: pathlib.Path, truth: bool = False) -> child.Child:
-        """A server with an empty cache: a new process, or one that was released and can be reset."""
+        """Starts a server with an empty cache: a new process, or a released one after a reset."""
         waiting = None if truth else self.waiting.pop(tuple(self.words(config, 0, folder)), None)
         if waiting is not None and not waiting.died():
             try:
@@ -106,7 +106,7 @@ class Engine:
                 waiting.stop()
                 raise
             return waiting
-        for last in (False, True):  # another process can have taken the port meanwhile
+        for last in (False, True):  # a second try, because another process may have taken the port
             port = child.free_port()
             words = (self.truth_words if truth else self.words)(config, port, folder)
             server = child.Child(words, port, folder / ("truth.log" if truth else "server.log"), self.environment)
@@ -119,7 +119,7 @@ class Engine:
         raise AssertionError
 
     def release(self, server: child.Child, config: Config, folder: pathlib.Path, usable: bool) -> None:
-        """The life is over."""
+        """Ends the life of a server: keeps it for a reset, or stops it."""
         if self.reset and usable and not server.died():
             self.waiting[tuple(self.words(config, 0, folder))] = server
         else:
@@ -131,11 +131,11 @@ class Engine:
         self.waiting.clear()
 
     def program_size(self) -> int:
-        """Words of the command that are the program's name, which a reader of a reproduction puts elsewhere."""
+        """The number of words that name the program in the command; in a reproduction the reader replaces them."""
         return len(shlex.split(self.program))
 
     def request(self, step: Step) -> tuple[str, dict[str, Any]]:
-        """Path and body of the POST that is a step."""
+        """The path and the body of the POST request of a step."""
         raise NotImplementedError
 
     #: For reproductions: Python that reads the tokens of each answer, and that makes the body of the same prompt alone.
@@ -144,11 +144,11 @@ class Engine:
     alone_source = ""
 
     def ask(self, port: int, step: Step) -> list[Answer]:
-        """Answers in the order of step.answers()."""
+        """Sends a step. Returns its answers in the order of step.answers()."""
         raise NotImplementedError
 
     def started(self, port: int, step: Step) -> bool:
-        """Whether the server is answering the step."""
+        """Whether the server has begun to answer the step."""
         return True
 
     def verb(self, port: int, step: Step) -> None:
@@ -158,7 +158,7 @@ class Engine:
         raise NotImplementedError
 
     def gap(self, port: int, prompt: Tokens, token: int) -> float:
-        """By how much the token after the prompt leads, or a smaller number, where truth() has not told it."""
+        """The lead of this token after the prompt, or a smaller number; for truths that have no gaps."""
         return 0.0
 
 
@@ -166,7 +166,7 @@ class Engine:
 
 
 def has_drafts(model: str) -> bool:
-    """Whether a model brings a block that drafts (multi-token prediction): its header says so."""
+    """Whether a model has layers for multi-token prediction, by the header of its file."""
     try:
         with open(model, "rb") as file:
             return b"nextn_predict_layers" in file.read(1 << 16)
@@ -194,11 +194,11 @@ def without_queued_copies(config: Config) -> None:
 
 
 class Llama(Engine):
-    """llama-server, by its native API: one checkpoint of the recurrent state a slot, a host cache of whole slots, drafts."""
+    """llama-server through its native API: checkpoints of recurrent states, a host cache of whole slots, drafts."""
 
     name = "llama"
     tells_start = True
-    environment = {"GGML_NO_BACKTRACE": "1"}  # or an abort starts a debugger
+    environment = {"GGML_NO_BACKTRACE": "1"}  # otherwise an abort starts a debugger
     fields = {
         "slots": Field(1, (1, 2, 2, 3, 3, 4)),
         "unified": Field(False, (False, True)),  # -kvu: one KV buffer for all slots
@@ -221,20 +221,20 @@ class Llama(Engine):
 
     def favour(self, whole: Config, config: Config, rng: random.Random) -> None:
         if has_drafts(whole["model"]) and rng.random() < 0.5:
-            config["drafts"] = "draft-mtp"  # few models can
+            config["drafts"] = "draft-mtp"  # few models have it
         if config["clients"] > 1 and rng.random() < 0.5:
-            config["clients"] = whole["slots"] + rng.randrange(2)  # all slots at work, or one request too many
+            config["clients"] = whole["slots"] + rng.randrange(2)  # as many requests as slots, or one more
 
     def repair(self, config: Config, fixed: Config) -> None:
         if config["drafts"] == "draft-mtp" and not has_drafts(config["model"]) and "drafts" not in fixed:
             config["drafts"] = "none"
         if config["drafts"] == "draft-mtp" and "small_batch" not in fixed:
-            config["small_batch"] = False  # the release ends at its start then, by an assertion
+            config["small_batch"] = False  # with it, the release fails an assertion at its start
         if config["slots"] == 1 and "copies" not in fixed:
-            config["copies"] = False  # a copy needs a slot of its own
+            config["copies"] = False  # each copy needs a slot
 
     def common(self, config: Config, port: int, folder: pathlib.Path) -> list[str]:
-        # float32 without flash attention: what is left of rounding is far below the smallest gap that counts.
+        # float32 without flash attention: differences by rounding are far below the smallest gap that counts.
         return [*shlex.split(self.program), "-m", config["model"], "--host", "127.0.0.1", "--port", str(port), "-t", "1",
                 "-tb", "1", "--no-warmup", "-fa", "off", "-ctk", "f32", "-ctv", "f32", "--offline", "-c", "4096"]
 
@@ -246,7 +246,7 @@ class Llama(Engine):
             words += [] if config[name] == "default" else [option, str(config[name])]
         if (drafts := config["drafts"]) != "none":
             words += ["--spec-type", drafts]
-        if drafts.startswith("ngram"):  # a draft of three tokens wherever two were seen before
+        if drafts.startswith("ngram"):  # drafts of three tokens after two that were seen before
             words += [f"--spec-{drafts}-size-n", "2", f"--spec-{drafts}-size-m", "3", f"--spec-{drafts}-min-hits", "1"]
         return words + (["-b", "32", "-ub", "16"] if config["small_batch"] else [])
 
@@ -308,7 +308,7 @@ class Llama(Engine):
         return Answer(whole["tokens"], whole["timings"]["cache_n"], gaps)
 
     def gap(self, port: int, prompt: Tokens, token: int) -> float:
-        """Made worse by this much, the token is still the best one."""
+        """A lower bound: with its logit reduced by the gap, the token is still the best one."""
         for lead in (1.0, 0.3, 0.1, 0.03):
             body = {**self.body(prompt, 1), "cache_prompt": False, "logit_bias": [[token, -lead]]}
             if child.post(port, "/completion", body, self.patience())["tokens"] == [token]:
@@ -317,7 +317,7 @@ class Llama(Engine):
 
 
 def gap_of(chosen: Any, best: list[tuple[Any, float]]) -> float:
-    """By how much a token led: what lies above it was forbidden (the end of the text)."""
+    """The lead of a token over the best one below it. Tokens above it were forbidden (the end of the text)."""
     ranked = sorted(best, key=lambda one: -one[1])
     at = next((k for k, one in enumerate(ranked) if one[0] == chosen), None)
     if at is None or at + 1 == len(ranked):

@@ -1,4 +1,4 @@
-"""One server from its start to its end: the steps are sent, what comes back is a log."""
+"""One life of a server, from its start to its end: sends the steps, and writes the answers as a log."""
 from __future__ import annotations
 
 import http.client
@@ -16,8 +16,8 @@ from lockstep.server.steps import ANSWER, ASK, START, Config, Finding, Step
 
 @dataclass
 class Life:
-    lines: list[dict[str, Any]] = field(default_factory=list)  # of the log, one an answer
-    findings: list[Finding] = field(default_factory=list)  # what a log does not hold: no answer, or a part of one
+    lines: list[dict[str, Any]] = field(default_factory=list)  # lines of the log, one for each answer
+    findings: list[Finding] = field(default_factory=list)  # findings that are not in the log: missing and incomplete answers
     cached: int = 0  # tokens
     refused_verbs: int = 0
 
@@ -27,7 +27,7 @@ class Life:
 
 
 class _Client:
-    """A request under way, in a thread of its own."""
+    """Sends a request in a thread of its own."""
 
     def __init__(self, player: _Player, step: Step) -> None:
         self.thread = threading.Thread(target=player.ask, args=(step,), daemon=True)
@@ -44,7 +44,7 @@ class _Player:
         start = time.monotonic() - self.begin
         try:
             answers = self.engine.ask(self.server.port, step)
-        except Exception as error:  # noqa: BLE001  whatever comes back instead of an answer is a finding
+        except Exception as error:  # noqa: BLE001  every failure to answer is a finding
             if finding := self.failure(step, error):
                 with self.lock:
                     self.life.findings.append(finding)
@@ -52,7 +52,7 @@ class _Player:
         self.note(step, answers, start, time.monotonic() - self.begin)
 
     def failure(self, step: Step, error: Exception) -> Finding | None:
-        """Nothing where the server died: that is one finding, and not one for each request."""
+        """The finding of a failed request. None if the server died, which is one finding for all requests."""
         if isinstance(error, TimeoutError):
             seconds = f"{self.engine.timeout:g} s"
             return Finding("subject-silent", step.id, f"no answer within {seconds}", "an answer", f"none for {seconds}")
@@ -65,7 +65,7 @@ class _Player:
         return Finding("subject-garbled", step.id, f"the answer cannot be read: {type(error).__name__}: {error}")
 
     def server_ended(self, seconds: float) -> bool:
-        """Waits a moment for the end of a server that has just closed a connection."""
+        """Whether a server that has just closed a connection ends within `seconds`."""
         end = time.monotonic() + seconds
         while not self.server.died() and time.monotonic() < end:
             time.sleep(0.005)
@@ -89,20 +89,20 @@ class _Player:
                         Finding("answer-differs", step.id, text, str(step.n), str(len(answer.output))))
 
     def wait_started(self, step: Step, thread: threading.Thread) -> None:
-        """Until the step is being answered, or was."""
+        """Waits until the server has begun to answer the step, or has answered it."""
         while thread.is_alive():
             try:
                 if self.engine.started(self.server.port, step):
                     return
             except (OSError, http.client.HTTPException, Refused, ValueError):
-                return  # its own answer will say what is wrong
+                return  # the answer of the step will show what is wrong
             time.sleep(0.001)
 
     def verb(self, step: Step) -> None:
         try:
             self.engine.verb(self.server.port, step)
         except Refused:
-            self.life.refused_verbs += 1  # a file that is not there, a slot that holds nothing
+            self.life.refused_verbs += 1  # a missing file, or an empty slot
         except TimeoutError:
             text = f"no answer within {self.engine.timeout:g} s"
             self.life.findings.append(Finding("subject-silent", step.id, text))
@@ -134,7 +134,7 @@ class _Player:
 
 
 def play(engine: Engine, config: Config, steps: list[Step], folder: pathlib.Path) -> Life:
-    """Starts a server, sends the steps, ends it. NoServer where it refuses to start."""
+    """Starts a server, sends the steps and ends it. NoServer if it does not start."""
     for file in folder.glob("*.bin"):
         file.unlink()
     try:

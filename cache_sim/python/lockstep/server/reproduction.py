@@ -1,4 +1,4 @@
-"""A kept finding as a program that needs Python and the server alone."""
+"""Writes a finding as a program that needs only Python and the server."""
 from __future__ import annotations
 
 import json
@@ -105,14 +105,14 @@ def script(engine: Engine, kept: Kept) -> str:
     """The program's text."""
     folder = pathlib.Path("{folder}")
     config = {**kept.config, "model": "{model}"}
-    # The port of the command is a number; a number that nothing else is stands for it.
+    # A number that occurs nowhere else in the command stands for the port.
     words = [[word.replace("59999", "{port}") for word in make(config, 59999, folder)]
              for make in (engine.words, engine.truth_words)]
     program = words[0][:engine.program_size()]
     server, truth = (one[len(program):] if one[:len(program)] == program else one for one in words)
     requests = [(step.id, *engine.request(step), step.prompts if step.do == ASK else [], step.wait)
                 for step in kept.steps]
-    text = kept.finding.text.replace("\\", "\\\\").replace('"', "'")  # it stands in the program's docstring
+    text = kept.finding.text.replace("\\", "\\\\").replace('"', "'")  # the text is part of a docstring
     title = f"{kept.finding.kind}: {text}"
     plain = {name: value for name, value in kept.config.items() if name != "model"}
     return TEXT.format(

@@ -1,7 +1,7 @@
-"""Life after life of a server, each with another configuration and other requests, until enough was asked or found.
+"""Plays lives of a server, each with another configuration and other requests, until a limit is reached.
 
 A finding is shrunk and written, and the search goes on: later lives leave out one of the features that it needs, so that
-they show something else."""
+they show other findings."""
 from __future__ import annotations
 
 import dataclasses
@@ -24,21 +24,21 @@ from lockstep.server.steps import Config, Finding, Kept, Step
 from lockstep.server.truth import Truths
 from lockstep.server.verdict import judge, write_log
 
-LIFE_SIZES = (10, 20, 40, 80)  # many short lives: many configurations
+LIFE_SIZES = (10, 20, 40, 80)  # answers of a life; short lives try many configurations
 
 
 @dataclass
 class Options:
     seed: int = 1
     requests: int = 1000
-    seconds: float = 0.0  # of searching; 0: no limit
-    findings: int = 0  # stop after so many different ones; 0: go on
-    shrink_seconds: float = 120.0  # for one finding
+    seconds: float = 0.0  # time limit of the search; 0: none
+    findings: int = 0  # the search stops after this many different ones; 0: it goes on
+    shrink_seconds: float = 120.0  # to shrink one finding
     shrink_lives: int = 2000
     gap: float = 0.02
     fixed: Config = field(default_factory=dict)
     avoid: list[str] = field(default_factory=list)
-    life: int = 0  # answers of one life; 0: drawn
+    life: int = 0  # answers of each life; 0: drawn
     out: pathlib.Path = pathlib.Path("findings")
     log: pathlib.Path | None = None
     quiet: bool = False
@@ -46,12 +46,12 @@ class Options:
 
 @dataclass
 class Found:
-    """A finding and those that need what it needs."""
+    """A finding, and the later findings that need the same features."""
 
     name: str
     finding: Finding
-    features: Config  # of the configuration, without which it does not come
-    known: list[str]  # reported bugs whose conditions its configuration has
+    features: Config  # features of the configuration without which it does not show
+    known: list[str]  # reported bugs that its configuration does not avoid
     first_answer: int
     lives: int = 1
     steps: int = 0
@@ -71,9 +71,9 @@ class Outcome:
     cached: int = 0
     prompt_tokens: int = 0
     truths: int = 0
-    seconds: float = 0.0  # asking and judging, without shrinking
+    seconds: float = 0.0  # time of requests and checks, without shrinking
     found: list[Found] = field(default_factory=list)
-    stopped: str = ""  # why a search ended before its time
+    stopped: str = ""  # the reason why a search ended early
 
     def json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -83,7 +83,7 @@ class Search:
     def __init__(self, engine: Engine, options: Options) -> None:
         self.engine, self.options, self.outcome = engine, options, Outcome()
         self.shrink_seconds = 0.0
-        self.needed: list[Config] = []  # of each finding so far: the features without which it does not come
+        self.needed: list[Config] = []  # for each finding: the features without which it does not show
 
     def run(self) -> Outcome:
         begin = time.monotonic()
@@ -138,7 +138,7 @@ class Search:
                 write_salted(life, outcome.lives, file)
 
     def keep_away(self, config: Config, rng: random.Random) -> None:
-        """Leaves one feature out for each finding whose features the configuration has, unless all of them are fixed."""
+        """For each finding whose features the configuration has, leaves one of them out, unless all are fixed."""
         for needed in self.needed:
             free = sorted(set(needed) - set(self.options.fixed))
             if free and tags(needed) <= tags(self.features(config)):
@@ -150,7 +150,7 @@ class Search:
 
     def keep(self, config: Config, steps: list[Step], finding: Finding, life: Life, truths: Truths,
              folder: pathlib.Path) -> None:
-        """Shrinks what no earlier finding explains, and writes it."""
+        """Shrinks a finding that no earlier one explains, and writes it."""
         options, outcome = self.options, self.outcome
         begin = time.monotonic()
         at = outcome.answers - life.answers + next(
@@ -178,11 +178,11 @@ class Search:
         self.write(found, shrinker)
 
     def known(self, config: Config) -> list[str]:
-        """Reported bugs that the configuration does not keep away."""
+        """The reported bugs that the configuration does not avoid."""
         return [name for name, rule in self.engine.known.items() if kept_away(config, rule) != config]
 
     def explained(self, kind: str, config: Config) -> Found | None:
-        """An earlier finding that needs no more than this configuration has, or has the conditions of the same bugs."""
+        """An earlier finding that may be the same: its features are all in the configuration, or the same bugs are possible."""
         known, here = self.known(config), tags(self.features(config))
         for one in self.outcome.found:
             if one.shrunk and one.finding.kind == kind and (tags(one.features) <= here or known and one.known == known):
@@ -216,7 +216,7 @@ class Search:
 
 
 def tags(features: Config) -> set[str]:
-    """What findings are told apart by: which features, whatever their size."""
+    """The features by which findings are told apart, without their sizes."""
     return {f"{name}={value}" if name == "drafts" else name for name, value in features.items()}
 
 
@@ -227,7 +227,7 @@ def kept_away(config: Config, rule: Any) -> Config:
 
 
 def write_salted(life: Life, number: int, file: Any) -> None:
-    """The log of many lives: each begins with an empty cache, so none shares a prefix with another."""
+    """Adds a life to a log of many lives. A salt for each life keeps their prefixes apart, as their caches are."""
     import json
     for line in life.lines:
         file.write(json.dumps({**line, "id": f"{number}.{line['id']}", "salt": f"life-{number}"}) + "\n")

@@ -1,4 +1,4 @@
-"""The fewest requests after which an answer is still wrong, by starting the server again for every try."""
+"""Shrinks a finding to few requests: every try starts the server again."""
 from __future__ import annotations
 
 import copy
@@ -14,21 +14,21 @@ from lockstep.server.steps import ANSWER, ASK, START, NOTHING, Config, Finding, 
 from lockstep.server.truth import Truths
 from lockstep.server.verdict import judge
 
-PLAYS_FIRST = 4  # to see how often a finding comes again
-PLAYS_AGAIN = 12  # the same of a smaller script
-PLAYS_MAX = 10  # for a smaller script
-FEW = 12  # requests; so few are played in no time, and therefore more often
+PLAYS_FIRST = 4  # plays that measure how often a finding shows again
+PLAYS_AGAIN = 12  # the same for a smaller script
+PLAYS_MAX = 10  # plays of one smaller script
+FEW = 12  # requests; such short scripts are fast, so they are played more often
 PLAYS_MAX_OF_FEW = 30
-LONG = 60  # tokens of an answer that others surely overlap
-SURE = 0.02  # a finding that is there is missed so often
-COUNT_SHARE = 0.25  # of the time, for counting how often the last script shows what comes seldom
-SILENT_SECONDS = 4.0  # without an answer, where a script that showed silence is made smaller
+LONG = 60  # tokens of an answer that surely overlaps the next requests
+SURE = 0.02  # the accepted probability that a finding is missed
+COUNT_SHARE = 0.25  # of the time, to count how often the last script shows a rare finding
+SILENT_SECONDS = 4.0  # the timeout while a script that showed silence is shrunk
 
 Steps = list[Step]
 
 
 class Shrinker:
-    """Of one finding. `config` and `steps` are the smallest so far; `finding` what they showed."""
+    """Shrinks one finding. `config` and `steps` are the smallest so far; `finding` is the finding that they showed."""
 
     def __init__(self, engine: Engine, config: Config, steps: Steps, finding: Finding, truths: Truths,
                  folder: pathlib.Path, gap: float, seconds: float = 120, lives: int = 2000) -> None:
@@ -36,14 +36,14 @@ class Shrinker:
         self.truths, self.folder, self.gap = truths, folder, gap
         self.end, self.lives_max = time.monotonic() + seconds, lives
         self.count_seconds = COUNT_SHARE * seconds
-        self.plays = 1  # tries a smaller script gets
+        self.plays = 1  # how often a smaller script is played
         self.lives = 0
-        self.counted = (self.config, self.steps, self.finding, self.plays)  # when the plays were counted last
+        self.counted = (self.config, self.steps, self.finding, self.plays)  # the last state whose plays were counted
 
     def reduce_configuration(self) -> bool:
-        """False where the finding does not come again; then nothing was shrunk."""
+        """Shrinks the configuration. False if the finding does not show again; then nothing was shrunk."""
         whole = self.steps
-        if self.finding.step:  # what was sent after the wrong answer may still have been under way with it
+        if self.finding.step:  # requests that were sent later may have overlapped the wrong answer
             self.cut_behind(next(k for k, step in enumerate(self.steps) if step.id == self.finding.step))
         if not self.comes_again():
             self.steps = whole
@@ -63,7 +63,7 @@ class Shrinker:
             if self.is_over() or self.size() == before:
                 break
             self.count_plays()
-        self.count_plays()  # of what is kept, even where there is time for nothing else
+        self.count_plays()  # of the kept script, even if there is no time for more
 
     def size(self) -> tuple[int, int]:
         return len(self.steps), sum(step.n + sum(map(len, step.prompts)) for step in self.steps)
@@ -71,8 +71,8 @@ class Shrinker:
     # --- Trying ---
 
     def seen(self, config: Config, steps: Steps) -> Finding | None:
-        """One life: the finding of the same kind, at the same step; of requests that overlap, any of them can be hit.
-        A life that the end of the time cuts short shows nothing."""
+        """Plays one life. Returns a finding of the same kind at the same step, or at any step of overlapping requests.
+        A life that is cut short by the time limit shows nothing."""
         self.lives += 1
         timeout = self.engine.timeout
         self.engine.end = self.end
@@ -81,7 +81,7 @@ class Shrinker:
         try:
             life = play(self.engine, config, steps, self.folder)
         except NoServer:
-            return None  # options that do not go together
+            return None  # the options contradict each other
         except TimeoutError:
             if not self.is_late():
                 raise
@@ -95,8 +95,8 @@ class Shrinker:
         return None
 
     def comes_again(self) -> bool:
-        """Plays it a few times: as it was, and with requests that each begin before the next one is sent. What shows the
-        finding most often is kept."""
+        """Plays the script a few times, unchanged and with requests that each begin before the next one is sent. Keeps the
+        form that shows the finding more often."""
         forms, most, of = [self.steps], 0, PLAYS_FIRST
         if self.config["clients"] > 1:
             forms += [in_order(self.steps), in_order(self.steps, LONG)]
@@ -111,7 +111,7 @@ class Shrinker:
         return most > 0
 
     def play_often(self, steps: Steps, times: int) -> tuple[list[Finding], int]:
-        """What so many lives show, or as many as the time is enough for: their findings, and how many they were."""
+        """Plays up to `times` lives within the time. Returns their findings, and the number of lives."""
         found, played = [], 0
         while played < times and not self.is_late():
             one = self.seen(self.config, steps)
@@ -125,8 +125,8 @@ class Shrinker:
         return self.plays > 1 or self.config["clients"] > 1
 
     def count_plays(self) -> None:
-        """Smaller scripts can show the finding more often or less. One that no longer does was taken for a lucky play:
-        the last that was counted stands again."""
+        """Counts how often the current script shows the finding. If it never does, it was kept by chance, and the last
+        counted script is restored."""
         if not self.is_counted():
             return
         found, played = self.play_often(self.steps, PLAYS_AGAIN)
@@ -140,12 +140,12 @@ class Shrinker:
         return time.monotonic() >= self.end
 
     def is_over(self) -> bool:
-        """Whether nothing smaller is tried any more; counting the plays has the rest of the time."""
+        """Whether the time for shrinking is over; the rest of the time is for counting plays."""
         left = self.end - time.monotonic() - (self.count_seconds if self.is_counted() else 0)
         return left <= 0 or self.lives >= self.lives_max
 
     def takes(self, config: Config, steps: Steps) -> bool:
-        """Whether these show the finding as well; then they are the smallest so far."""
+        """Whether this script shows the finding as well; if so, it becomes the smallest so far."""
         for _ in range(self.plays):
             if self.is_over():
                 return False
@@ -164,7 +164,7 @@ class Shrinker:
             self.steps = self.steps[:last + 1] + behind[:self.config["clients"]]
 
     def keep_the_last_steps(self) -> None:
-        """Where requests overlap, what is wrong seldom needs what was asked long before."""
+        """Keeps the last steps alone: if requests overlap, a wrong answer rarely depends on much earlier requests."""
         at = next((k for k, step in enumerate(self.steps) if step.id == self.finding.step), None)
         if at is None or self.config["clients"] == 1:
             return
@@ -175,7 +175,7 @@ class Shrinker:
             size *= 2
 
     def leave_features_out(self) -> None:
-        """Each feature of the configuration in turn; those that stay are what the finding needs."""
+        """Leaves out each feature of the configuration in turn; the finding needs those that stay."""
         for name, one in (self.engine.fields | CLIENTS).items():
             if self.config.get(name) in (one.off, None):
                 continue
@@ -214,7 +214,7 @@ class Shrinker:
                     self.takes(self.config, steps)
 
     def shorten_prompts(self) -> None:
-        """Ends are cut off, and the same tokens out of all prompts that begin alike, so that they still do."""
+        """Cuts off the ends of prompts, and cuts the same tokens out of all prompts with a common beginning."""
         for k, step in enumerate(self.steps):
             for p in range(len(step.prompts)):
                 size = len(self.steps[k].prompts[p]) // 2
@@ -246,7 +246,7 @@ class Shrinker:
 
 
 def plays_for(found: int, of: int, size: int) -> int:
-    """Of so many plays one shows the finding, but for a chance of SURE."""
+    """The number of plays of which at least one shows the finding, except with probability SURE."""
     most = PLAYS_MAX_OF_FEW if size <= FEW else PLAYS_MAX
     if found == of:
         return 1
@@ -254,7 +254,7 @@ def plays_for(found: int, of: int, size: int) -> int:
 
 
 def in_order(steps: Steps, n: int = 0) -> Steps:
-    """The same, where a request that is not waited for has begun before the next one is sent, and takes its time."""
+    """The same steps; a request that is not waited for begins before the next one is sent, and has a long answer."""
     steps = copy.deepcopy(steps)
     for step in steps:
         if step.wait != ANSWER:
@@ -263,7 +263,7 @@ def in_order(steps: Steps, n: int = 0) -> Steps:
 
 
 def fit(config: Config, steps: Steps) -> None:
-    """Makes steps that a smaller configuration can be asked."""
+    """Changes steps so that a server with a smaller configuration can be asked them."""
     slots = config.get("slots", 1)
     for step in steps:
         step.copies = min(step.copies, slots) if config.get("copies", True) else 1
@@ -282,7 +282,7 @@ def fit(config: Config, steps: Steps) -> None:
 
 
 def simpler(step: Step) -> Iterator[Callable[[Step], None]]:
-    """Changes that make a step plainer; each is tried by itself."""
+    """Changes that simplify a step; each is tried by itself."""
     def put(name: str, value: object) -> Callable[[Step], None]:
         return lambda one: setattr(one, name, value)
 
@@ -294,7 +294,7 @@ def simpler(step: Step) -> Iterator[Callable[[Step], None]]:
     if step.wait != ANSWER:
         yield put("wait", ANSWER)
     if step.wait == NOTHING:
-        yield put("wait", START)  # no race: the others come when this one is being answered
+        yield put("wait", START)  # no race: the next request is sent while this one is being answered
     if step.copies > 1:
         yield put("copies", 1)
         yield put("copies", 2)

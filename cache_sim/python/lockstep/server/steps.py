@@ -1,4 +1,4 @@
-"""What clients do with a server, one step after the other, and the files that keep it."""
+"""The steps of clients of a server, and the files in which findings keep them."""
 from __future__ import annotations
 
 import dataclasses
@@ -12,33 +12,33 @@ Config = dict[str, Any]  # fields of an engine's configuration: words, numbers a
 
 ASK = "ask"
 VERBS = ("save", "restore", "erase")  # of a slot
-ANSWER, START, NOTHING = "answer", "start", "nothing"  # what the client waits for
+ANSWER, START, NOTHING = "answer", "start", "nothing"  # the event that the client waits for before its next step
 
 
 class BadFile(Exception):
-    """Why a file is no kept finding: one sentence."""
+    """A file is no kept finding; the text says why in one sentence."""
 
 
 @dataclass
 class Step:
-    """One request. A client that does not wait for its answer goes on with the next step meanwhile."""
+    """One request. A client that does not wait for the answer goes on with the next step."""
 
     id: str
     do: str = ASK
-    prompts: list[Tokens] = field(default_factory=list)  # several: one request that asks them together
-    n: int = 1  # tokens wanted
-    copies: int = 1  # answers wanted for the prompt
+    prompts: list[Tokens] = field(default_factory=list)  # several prompts are sent in one request
+    n: int = 1  # tokens of the answer
+    copies: int = 1  # answers to the prompt
     slot: int | None = None
     wait: str = ANSWER
     file: str = ""  # of save and restore
 
     def answers(self) -> list[str]:
-        """The ids of its answers in the log: by prompt, then by copy."""
+        """The ids of the answers in the log, ordered by prompt, then by copy."""
         count = len(self.prompts) * self.copies
         return [self.id] if count == 1 else [f"{self.id}.{k}" for k in range(count)]
 
     def text(self) -> str:
-        """What a reader of a finding sees."""
+        """The step as text, for the reader of a finding."""
         words = [] if self.slot is None else [f"slot {self.slot}"]
         if self.do != ASK:
             return " ".join([self.do, *words, self.file])
@@ -60,16 +60,16 @@ def step_of_answer(answer: str) -> str:
 
 
 def printable(text: str) -> str:
-    """What a server says as one line that no terminal takes orders from."""
+    """A server's text as one line without characters that a terminal would execute."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 @dataclass
 class Finding:
-    """What was wrong with an answer, or with the server as a whole."""
+    """A finding about an answer, or about the server as a whole."""
 
     kind: str  # a word of cache_sim/check/findings.md
-    step: str  # the step's id; empty: of none
+    step: str  # the id of the step; empty: it belongs to no step
     text: str
     expected: str = ""
     actual: str = ""
@@ -80,13 +80,13 @@ class Finding:
 
 @dataclass
 class Kept:
-    """A finding as a file: what to start, what to ask, what was wrong then."""
+    """A finding as a file: the server, its configuration, the steps and the wrong answer."""
 
     engine: str
     config: Config
     steps: list[Step]
     finding: Finding
-    plays: int = 1  # play so often to see it with a probability of about 0.98
+    plays: int = 1  # this many plays show it with a probability of about 0.98
 
     def write(self, path: pathlib.Path) -> None:
         whole = dataclasses.asdict(self)

@@ -1,4 +1,4 @@
-"""What a model says without a cache: the same prompt, greedy, from a server that reuses nothing."""
+"""The truth of a prompt: its greedy output from a server that reuses nothing."""
 from __future__ import annotations
 
 import pathlib
@@ -9,16 +9,16 @@ from lockstep.server.child import Child, NoServer
 from lockstep.server.engines import Answer, Engine
 from lockstep.server.steps import Config, Tokens
 
-CHECK_EVERY = 200  # of so many prompts one is asked again, of a server that has answered nothing before
-LENGTH_MIN = 12  # tokens that are asked for at least, so that a longer request seldom asks again
+CHECK_EVERY = 200  # one prompt in this many is asked again, from a newly started server
+LENGTH_MIN = 12  # the least number of tokens to ask for, so that a later, longer request rarely asks again
 
 
 class TruthDiffers(Exception):
-    """A server that reuses nothing answered the same prompt in two ways: there is nothing to compare with."""
+    """A server that reuses nothing gave two answers to the same prompt, so its answers are no truth."""
 
 
 class Truth:
-    """Of one model. Its server is started when it is needed, and remembered answers need none."""
+    """The truths of one model. Its server is started when an answer is needed that is not remembered."""
 
     def __init__(self, engine: Engine, config: Config, folder: pathlib.Path) -> None:
         self.engine, self.config, self.folder = engine, config, folder
@@ -33,7 +33,7 @@ class Truth:
         return Answer(known.output[:n], 0, known.gaps[:n])
 
     def gap(self, prompt: Tokens, at: int) -> float:
-        """By how much token `at` of the output leads."""
+        """The lead of token `at` of the output."""
         known = self.answers[tuple(prompt)]
         found = known.gaps[at]
         if found is None:
@@ -75,7 +75,7 @@ class Truth:
 
 
 class Truths:
-    """One for each model, and for whatever else of a configuration changes what is said."""
+    """A Truth for each model, and for each value of other fields that change the output."""
 
     def __init__(self, engine: Engine, folder: pathlib.Path) -> None:
         self.engine, self.folder = engine, folder

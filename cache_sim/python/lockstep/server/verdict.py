@@ -1,4 +1,4 @@
-"""What `lockstep check-log` says of a life, with the truth of every prompt beside its log."""
+"""The verdict of `lockstep check-log` on the log of a life, compared with the truth of every prompt."""
 from __future__ import annotations
 
 import json
@@ -14,7 +14,7 @@ from lockstep.server.steps import Finding, step_of_answer
 from lockstep.server.truth import Truth
 
 
-TRUTH_PLACE = re.compile(r" \([^()]*truth\.jsonl:\d+\)")  # a file that is gone when somebody reads it
+TRUTH_PLACE = re.compile(r" \([^()]*truth\.jsonl:\d+\)")  # a temporary file, gone before the text is read
 
 
 @dataclass
@@ -28,7 +28,7 @@ def write_log(life: Life, path: pathlib.Path) -> None:
 
 
 def write_truths(life: Life, truth: Truth, path: pathlib.Path) -> None:
-    """A gap that the server of the truth has not told is asked for where an output differs; 0 stands for the others."""
+    """Writes the truths. Gaps that are unknown are asked for only where an output differs; the others are written as 0."""
     truths: dict[tuple[int, ...], Answer] = {}
     for line in life.lines:
         prompt, output = line["prompt"], line["output"]
@@ -45,7 +45,7 @@ def write_truths(life: Life, truth: Truth, path: pathlib.Path) -> None:
 
 
 def judge(life: Life, truth: Truth, folder: pathlib.Path, gap: float) -> Verdict:
-    """Findings by the place of their answer in the log; those without an answer are the last."""
+    """Judges a life. Findings are ordered by the place of their answer in the log; those without an answer come last."""
     if not life.lines:
         return Verdict(life.findings)
     log, truths, said = folder / "log.jsonl", folder / "truth.jsonl", folder / "verdict.json"

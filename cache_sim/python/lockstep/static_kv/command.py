@@ -15,7 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 from .export import check_folder, check_model, check_sizes, index_there, loaded, write
 from .runtime import Refused, StaticKvModel
 
-#: What a tokenizer is made of, as far as a checkpoint has it.
+#: The files of a tokenizer; a checkpoint may lack some.
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "special_tokens_map.json",
              "added_tokens.json", "chat_template.jinja")
 
@@ -40,7 +40,7 @@ def run(asked):
 
 
 def config_of(folder):
-    """What a checkpoint says of itself; only config.json's model_type is asked for before transformers reads it."""
+    """The configuration of a checkpoint. Its model_type is checked before transformers reads it."""
     path = os.path.join(folder, "config.json")
     try:
         with open(path) as file:
@@ -81,10 +81,10 @@ def model_of(folder, dtype, device):
 
 
 class Progress(BaseStreamer):
-    """Says on a terminal how many tokens of each row there are."""
+    """Shows on a terminal how many tokens each row has."""
 
     def __init__(self):
-        self.calls = -1  # the first one has the prompt
+        self.calls = -1  # the first call has the prompt
 
     def put(self, value):
         self.calls += 1
