@@ -346,3 +346,12 @@ endforeach()
 add_test(NAME evidence.static_kv_programs
   COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/reports/static_kv.py programs)
 set_tests_properties(evidence.static_kv_programs PROPERTIES LABELS full TIMEOUT 900 SKIP_RETURN_CODE 77)
+
+# clang-format over all sources, and clang-tidy over what changed. Skipped (77) without version 14 of them.
+set(sources_check ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/properties/project/sources_check.py)
+add_test(NAME sources.are_formatted COMMAND ${sources_check} format --quick)
+add_test(NAME sources.changed_are_tidy COMMAND ${sources_check} tidy --quick --build ${PROJECT_BINARY_DIR})
+add_test(NAME sources.check_sees_planted_mistakes COMMAND ${sources_check} selftest --build ${PROJECT_BINARY_DIR})
+set_tests_properties(sources.are_formatted sources.changed_are_tidy sources.check_sees_planted_mistakes
+  PROPERTIES LABELS quick TIMEOUT 600 SKIP_RETURN_CODE 77)
+set_tests_properties(sources.changed_are_tidy PROPERTIES PROCESSORS 2)
