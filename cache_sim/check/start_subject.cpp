@@ -46,7 +46,7 @@ Result<void> check_config(const PolicyEntry& policy, const Config& config) {
     return fail(fmt::format("field routing: `{}` is neither load nor prefix", config.routing));
   const auto* const scheduler = Registry<SchedulerEntry>::find(scheduler_name(config));
   if (scheduler == nullptr) return fail(unknown_scheduler(scheduler_name(config)));
-  if (const Result<void> serves = scheduler->check(config, policy); !serves) return serves;
+  if (Result<void> serves = scheduler->check(config, policy); !serves) return serves;
   if (!config.graph_batches.empty() && config.graphs().empty())
     return fail(fmt::format("field graph_batches: `{}` is no list of ascending numbers of rows",
                             config.graph_batches));

@@ -387,6 +387,7 @@ Result<std::optional<std::int64_t>> parse_capacity(std::string_view text) {
       parse_integer(digits, 1, std::numeric_limits<std::int64_t>::max() >> shift);
   if (!count) {
     std::vector<std::string> in_units;  // the number of the text, with each unit
+    in_units.reserve(kUnits.size());
     for (const Unit& unit : kUnits)
       in_units.push_back(
           fmt::format("{}{}", text.substr(0, text.find_first_not_of("0123456789")), unit.name));

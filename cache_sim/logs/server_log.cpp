@@ -257,6 +257,7 @@ std::string log_text(const std::vector<LoggedRequest>& log) {
 
 Result<std::string> log_trace(const std::vector<LoggedRequest>& log) {
   std::vector<const LoggedRequest*> order;
+  order.reserve(log.size());
   for (const LoggedRequest& request : log) order.push_back(&request);
   std::stable_sort(order.begin(), order.end(),
                    [](const auto* a, const auto* b) { return a->start < b->start; });

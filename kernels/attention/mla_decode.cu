@@ -1705,6 +1705,7 @@ std::int64_t mla_decode_workspace(const MlaDecode<T, C>& in) {
 }
 
 template <class T, class C>
+// NOLINTNEXTLINE(readability-function-size): 93 lines, most of them fields of one struct
 void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   const Checks checks(kName);
   if (in.q.extent(0) == 0) return;
@@ -1735,6 +1736,7 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   p.scale_log2 = static_cast<float>(in.softmax_scale * 1.4426950408889634);
   // The least tiles of a piece, from times: a piece of 16 rows is read and written in 1/8 of 0.1
   // us, a tile takes 1.3 us.
+  // NOLINTNEXTLINE(bugprone-integer-division): pieces are whole
   p.fewest = std::sqrt(static_cast<float>((p.rows + 15) / 16) / 8) / 5;
   p.out = in.out.data_handle();
   p.lse = in.lse.data_handle();
@@ -1761,6 +1763,7 @@ void mla_decode(const MlaDecode<T, C>& in, cudaStream_t stream) {
   if (pages > 0) {
     // `count` columns of the cache from `first` on, counted in elements of `data`.
     const auto columns = [&](auto* data, std::int64_t first, std::int64_t count) {
+      // NOLINTNEXTLINE(bugprone-sizeof-expression): both are sizes of elements
       constexpr auto kRatio = std::int64_t{sizeof(*data) / sizeof(C)};
       return make_view(data + first, Shape<3>{page, pages, count},
                        Shape<3>{in.cache.stride(1) / kRatio, in.cache.stride(0) / kRatio, 1});

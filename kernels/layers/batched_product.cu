@@ -408,6 +408,7 @@ void launch_product(const BatchedProduct<T>& in, Task task, cudaStream_t stream)
                         static_cast<unsigned>((task.N + kRows - 1) / kRows),
                         static_cast<unsigned>(in.weight.extent(0)));
   config.blockDim = dim3(kThreads);
+  // NOLINTNEXTLINE(bugprone-misplaced-widening-cast): at most 227 KiB
   config.dynamicSmemBytes = static_cast<std::size_t>(std::min(kRing, std::max(used, kSums)) + 1024);
   config.stream = stream;
   config.attrs = attributes;

@@ -271,6 +271,7 @@ Segments segments_of(std::int64_t rows, std::int64_t tokens, std::int64_t heads,
   const std::int64_t processors = processor_count(), streams = rows * heads, halves = V / kPart;
   if (streams == 0 || V % (2 * kPart) != 0) return {};
   const auto rounds = [&](std::int64_t pieces) {
+    // NOLINTNEXTLINE(bugprone-integer-division): rounds are whole
     return static_cast<double>((pieces + processors - 1) / processors);
   };
   const std::int64_t chunks = (tokens + rows * kChunk - 1) / (rows * kChunk);
@@ -288,6 +289,7 @@ Segments segments_of(std::int64_t rows, std::int64_t tokens, std::int64_t heads,
     const std::int64_t alone = streams * (stretches * halves + (stretches - 1) * (kK / kPart));
     const std::int64_t longest = std::min<std::int64_t>(segments - 1, kStretch) * size;
     const double time = prepare + rounds(alone) * static_cast<double>(longest) * kWithoutOutputs +
+                        // NOLINTNEXTLINE(bugprone-integer-division): joins are whole
                         static_cast<double>((segments - 1) / kStretch - 1) * kJoin +
                         rounds(streams * halves * segments) * static_cast<double>(size) * kTime +
                         kLaunches;
@@ -416,6 +418,7 @@ PrefillWorkspace prefill_workspace(const GatedDeltaRulePrefill<T, S>& in) {
 }
 
 template <class T, class S>
+// NOLINTNEXTLINE(readability-function-size): 112 lines, checks and a choice of five launches
 void gated_delta_rule_prefill(const GatedDeltaRulePrefill<T, S>& in, cudaStream_t stream) {
   const Checks checks("gated_delta_rule_prefill");
   const GatedDeltaTokens<T>& x = in.tokens;

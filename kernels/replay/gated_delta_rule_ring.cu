@@ -127,6 +127,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   using S = typename Tiling::S;
   extern __shared__ __align__(128) char memory[];
   Shared<Tiling>& shared = *reinterpret_cast<Shared<Tiling>*>(memory);
+  // NOLINTNEXTLINE(readability-identifier-naming): `at` is a function
   const ReplayLane at_;
   const int row = static_cast<int>(blockIdx.z), lane = at_.lane, j = lane % kRingRows;
   const int head = static_cast<int>(blockIdx.y);
@@ -250,6 +251,7 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   using S = typename Tiling::S;
   extern __shared__ __align__(128) char memory[];
   Shared<Tiling>& shared = *reinterpret_cast<Shared<Tiling>*>(memory);
+  // NOLINTNEXTLINE(readability-identifier-naming): `at` is a function
   const ReplayLane at_;
   const int row = static_cast<int>(blockIdx.z), lane = at_.lane, j = lane % kRingRows;
   wait_for_earlier_launch();

@@ -15,6 +15,7 @@ std::string but_near(std::string_view word, const std::vector<std::string_view>&
 template <class Entries>
 std::vector<std::string_view> names_in(const Entries& entries) {
   std::vector<std::string_view> names;
+  names.reserve(entries.size());
   for (const auto& entry : entries) names.push_back(entry.name);
   return names;
 }

@@ -281,7 +281,7 @@ namespace {
 Result<void> check_config(const Config& config) {
   const Result<HybridLayers> layers = HybridLayers::of(config);
   if (!layers) return tl::unexpected(layers.error());
-  if (const Result<void> sizes = RowPolicy::check_sizes(config); !sizes) return sizes;
+  if (Result<void> sizes = RowPolicy::check_sizes(config); !sizes) return sizes;
   constexpr double kMostSlots = 1 << 28;
   const double kv = static_cast<double>(config.kv_tokens) / static_cast<double>(config.rows()) *
                     static_cast<double>(config.rows() + 1 + config.state_slots);

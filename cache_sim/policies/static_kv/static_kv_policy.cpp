@@ -140,7 +140,7 @@ std::vector<std::uint32_t> StaticKvPolicy::reorder(const std::vector<std::int64_
 namespace {
 
 Result<void> check_config(const Config& config) {
-  if (const Result<void> sizes = RowPolicy::check_sizes(config); !sizes) return sizes;
+  if (Result<void> sizes = RowPolicy::check_sizes(config); !sizes) return sizes;
   constexpr double kMostSlots = 1 << 28;
   const double areas =
       2.0 * static_cast<double>(config.rows()) + 2 + static_cast<double>(config.state_slots);

@@ -69,6 +69,7 @@ std::vector<double> log_softmax(const std::vector<float>& logits) {
   double sum = 0;
   for (const float logit : logits) sum += std::exp(logit - largest);
   std::vector<double> scores;
+  scores.reserve(logits.size());
   for (const float logit : logits) scores.push_back(logit - largest - std::log(sum));
   return scores;
 }
