@@ -40,6 +40,7 @@ struct Swarm {
   int piece = 9;      ///< tokens that a prompt has beyond its shared part
   int documents = 2;  ///< that prompts are made of: few are hot, many are cold
   int letters = 0;    ///< or so many different tokens, so that anything looks like anything; 0: no
+  int apart = 3;      ///< of ten requests: some steps go by before the next one comes
   int sessions = 0;   ///< that requests belong to and that are closed
   bool by_length = false;  ///< some requests end by the length of their output
   int sent = 0;            ///< of ten requests: another server has computed a part
@@ -48,6 +49,8 @@ struct Swarm {
   bool rooms = false;      ///< some admissions and evictions carry room=
   int turns = 0;           ///< of ten: decoding requests that are told their session's next turn
   int meetings = 0;        ///< of ten: requests of one prompt meet around a block
+  int overhangs = 0;       ///< of ten: prompts that came before, up to one token behind a block
+  std::int64_t overhang_block = 1;  ///< tokens of such a block
   // Of ten, where the subjects take them.
   int trees = 0;   ///< verifications of trees
   int cuts = 0;    ///< ends inside an accepted run
