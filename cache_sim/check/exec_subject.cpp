@@ -369,14 +369,18 @@ Result<void> ExecSubject::compare_labels(const Operation& operation, const Answe
     const std::uint32_t common =
         tokens->common(0, operation.tokens, 0, std::min(tokens->size(), operation.tokens.size()));
     if (tokens->size() == common && length == common) continue;
+    const auto told = [](const Tokens& some) {
+      return some.empty() ? std::string("no tokens") : some.text(60);
+    };
+    const auto most = static_cast<std::int64_t>(operation.tokens.size());
     findings_.push_back(
         {FindingKind::wrong_state_prefix,
          fmt::format("{} hands out {} of {} that stands for {}, and the prompt begins with only {} "
                      "of these",
                      name_, field == ReplyField::cached ? "KV" : "a state",
-                     counted(length, "token"), tokens->text(60), common),
-         operation.tokens.prefix(std::min(tokens->size(), operation.tokens.size())).text(60),
-         tokens->text(60)});
+                     counted(length, "token"), told(*tokens), common),
+         told(operation.tokens.prefix(static_cast<std::uint32_t>(std::min(length, most)))),
+         told(*tokens)});
   }
   return {};
 }

@@ -44,6 +44,7 @@ struct Swarm {
   /// if not 0, prompts are made of this many different tokens, so that most sequences share
   /// something
   int letters = 0;
+  int apart = 3;           ///< of ten requests: some steps go by before the next one comes
   int sessions = 0;        ///< sessions that requests belong to, which are closed at times
   bool by_length = false;  ///< some requests end by the length of their output
   int sent = 0;            ///< requests of which another server has computed a part
@@ -52,6 +53,8 @@ struct Swarm {
   bool rooms = false;      ///< some admissions and evictions carry room=
   int turns = 0;           ///< decoding requests that are told the next turn of their session
   int meetings = 0;        ///< requests that share a prompt and reach the end of a block together
+  int overhangs = 0;       ///< of ten: prompts that came before, up to one token beyond a block
+  std::int64_t overhang_block = 1;  ///< tokens of such a block
   // Rates of operations that only some subjects take.
   int trees = 0;   ///< verifications of a tree of drafts
   int cuts = 0;    ///< finishes inside an accepted run of tokens

@@ -41,7 +41,7 @@ class RequestMaker {
       if (stop != 0) say(intervention(stop == 2));
       if (!sessions_.empty() && draw_.chance(1, 6))
         say(CloseSession{sessions_[draw_.below(sessions_.size())]});
-      if (draw_.chance(1, 3)) say(some_run());
+      if (sometimes(swarm_.apart)) say(some_run());
       if (draw_.chance(static_cast<std::uint64_t>(swarm_.evict), 12)) say(some_eviction());
     }
     say(RunStatement{});

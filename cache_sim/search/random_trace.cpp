@@ -51,8 +51,8 @@ Operation RandomTrace::admission() {
 
 /// Draws an adapter, and images some of which are equal.
 void RandomTrace::draw_keys(Operation& admit) {
-  if (draw_.chance(1, 2)) admit.lora = Name::intern(draw_.chance(1, 2) ? "l" : "m");
-  if (draw_.chance(1, 2)) return;
+  if (draw_.chance(1, 4)) admit.lora = Name::intern(draw_.chance(1, 2) ? "l" : "m");
+  if (draw_.chance(1, 4)) return;
   const std::int64_t most = admit.prompt == Operation::kAbsent ? admit.tokens.size() : admit.prompt;
   std::int64_t at = draw_.between(0, 3);
   for (std::int64_t size; (size = draw_.between(1, 4)), at + size <= most;

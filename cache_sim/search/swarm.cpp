@@ -41,7 +41,7 @@ void draw_pools(SwarmDraw& part) {
 /// more than one rank, means requests.
 void draw_level(SwarmDraw& part, SwarmLevel level, bool asks_for_ranks) {
   auto& [draw, accepted, fields, swarm, scale] = part;
-  const bool usually = draw.chance(1, 4);
+  const bool usually = draw.chance(1, 3);
   swarm.scheduled = asks_for_ranks || !fields.free("scheduler") || usually;
   if (level != SwarmLevel::either) swarm.scheduled = level == SwarmLevel::requests;
   if (!swarm.scheduled) {
@@ -138,15 +138,19 @@ Tokens drawn_tokens(const Swarm& swarm, Draw& draw, std::int64_t size) {
 
 Tokens drawn_prompt(const Swarm& swarm, Draw& draw, const std::vector<Tokens>& seen) {
   Tokens tokens;
-  if (!seen.empty() && draw.chance(static_cast<std::uint64_t>(swarm.shared), 10)) {
+  const auto longest = static_cast<std::uint32_t>(swarm.longest);
+  const auto overhang = static_cast<std::uint32_t>(swarm.overhang_block);
+  const bool hangs_over =
+      swarm.overhangs != 0 && draw.chance(static_cast<std::uint64_t>(swarm.overhangs), 10);
+  if (!seen.empty() && (hangs_over || draw.chance(static_cast<std::uint64_t>(swarm.shared), 10))) {
     const Tokens& old = seen[draw.below(seen.size())];
     const bool whole = draw.chance(1, 2);
     tokens = whole ? old : old.prefix(static_cast<std::uint32_t>(draw.below(old.size() + 1)));
   }
-  if (tokens.empty() || !draw.chance(1, 3))
+  if (tokens.empty() || (!hangs_over && !draw.chance(1, 3)))
     tokens = tokens.followed_by(drawn_tokens(swarm, draw, draw.between(1, swarm.piece)));
-  const auto longest = static_cast<std::uint32_t>(swarm.longest);
-  return tokens.size() > longest ? tokens.prefix(longest) : tokens;
+  if (tokens.size() > longest) tokens = tokens.prefix(longest);
+  return hangs_over ? tokens.prefix((tokens.size() - 1) / overhang * overhang + 1) : tokens;
 }
 
 Accepted accepted_by(const PolicyEntry& policy) {

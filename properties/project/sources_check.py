@@ -1,8 +1,5 @@
 #!/usr/bin/env python3
 # ctest: name=sources.are_formatted labels=quick timeout=600 skip=77 args="format --quick"
-# ctest: name=sources.changed_are_tidy labels=quick timeout=600 skip=77 processors=2 args="tidy --quick --build {build}"
-# ctest: name=sources.check_sees_planted_mistakes labels=quick timeout=600 skip=77 args="selftest --build {build}"
-# ctest: name=sources.are_formatted labels=quick timeout=600 skip=77 args="format --quick"
 # ctest: name=sources.changed_are_tidy labels=quick timeout=600 processors=2 skip=77 args="tidy --quick --build {build}"
 # ctest: name=sources.check_sees_planted_mistakes labels=quick timeout=600 skip=77 args="selftest --build {build}"
 """clang-format and clang-tidy over the sources.

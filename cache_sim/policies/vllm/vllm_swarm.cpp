@@ -42,7 +42,7 @@ void draw_blocks(Draw& draw, VllmOptions& options, std::int64_t& drafts) {
     options.retention = "none";
   }
   options.eagle = draw.chance(1, 2) ? 0 : draw.between(1, 2);
-  drafts = std::min<std::int64_t>(draw.chance(1, 2) ? 0 : draw.between(1, 3), block - 1);
+  drafts = std::min<std::int64_t>(draw.chance(1, 3) ? 0 : draw.between(1, 3), block - 1);
 }
 
 /// Sometimes one of the two kinds of group has blocks twice as large as the other's.
@@ -195,29 +195,78 @@ void draw_meetings(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   const VllmOptions options = VllmOptions::of(swarm.config);
   const auto block = static_cast<int>(options.block);
   if (swarm.scheduled || options.hash_block >= block || !draw.chance(1, 2)) return;
-  swarm.meetings = static_cast<int>(1 + draw.below(5));
+  swarm.meetings = static_cast<int>(draw.between(3, 8));
   swarm.running = std::max(swarm.running, 3);
   swarm.piece = std::max(swarm.piece, 4 * block);
   swarm.longest = std::max(swarm.longest, 6 * block);
   fields.optional("blocks", options.blocks + 24);
 }
 
+/// Sessions live long, and their drafts are often rejected. Between two turns they hold their
+/// blocks: sometimes there are many of them and little memory, and the cache is reset meanwhile.
+void draw_sessions(SwarmDraw& part) {
+  Draw draw = part.draw.stream("vllm sessions");
+  auto& [all, accepted, fields, swarm, scale] = part;
+  if (draw.chance(1, 2)) {
+    swarm.extend = std::max(swarm.extend, 16);
+    swarm.finish = swarm.abort = swarm.preempt = 1;
+    if (swarm.config.drafts > 0) swarm.drafts = std::max(swarm.drafts, 6);
+  }
+  if (!draw.chance(1, 3)) return;
+  swarm.running = static_cast<int>(draw.between(4, 8));
+  fields.common("max_running", swarm.running);
+  fields.common("request_rows", swarm.running);
+  fields.optional("blocks", swarm.running * draw.between(2, 4));
+  swarm.flush = static_cast<int>(draw.between(1, 3));
+}
+
+/// A load of a connector needs blocks of its own: often there are just as many as it needs.
+void draw_connector(SwarmDraw& part) {
+  Draw draw = part.draw.stream("vllm connector");
+  Swarm& swarm = part.swarm;
+  if (swarm.scheduled || swarm.sent == 0 || !draw.chance(1, 2)) return;
+  swarm.sent = std::max(swarm.sent, 6);
+  part.fields.optional("blocks", draw.between(4, 12));
+}
+
+/// An admission that lacks one token after its hit is padded where others decode: prompts come
+/// again, one token behind a block, while somebody runs.
+void draw_padding(SwarmDraw& part) {
+  Draw draw = part.draw.stream("vllm padding");
+  auto& [all, accepted, fields, swarm, scale] = part;
+  Config& config = swarm.config;
+  swarm.shared = std::max(swarm.shared, 9);
+  swarm.operations = std::max(swarm.operations, 8);
+  swarm.piece = std::max(swarm.piece, 6);
+  swarm.apart = 7;
+  swarm.overhangs = static_cast<int>(draw.between(3, 8));
+  swarm.overhang_block = config.number(draw.chance(1, 2) ? "hash_block" : "block");
+  if (draw.chance(1, 4)) return;
+  if (fields.free("groups") && draw.chance(1, 2))
+    fields.optional("drafts", std::min<std::int64_t>(3, swarm.config.number("block") - 1));
+  fields.common("max_running", std::max<std::int64_t>(config.max_running, 3));
+  fields.common("request_rows", std::max<std::int64_t>(config.request_rows, 3));
+  fields.common("chunked_prefill", std::max(config.chunked_prefill, 2 + 2 * config.drafts));
+  fields.optional("blocks", config.number("blocks") + 16);
+}
+
 /// Draws everything about vLLM's caches.
 void rate(SwarmDraw& part) {
   Draw draw = part.draw.stream("vllm rates");
   auto& [all, accepted, fields, swarm, scale] = part;
+  draw_connector(part);
   draw_meetings(draw, fields, swarm);
   swarm.block = swarm.config.number("block");
   swarm.check = std::max(1, swarm.check) * 3;
   if (swarm.config.drafts > 0) swarm.drafts = static_cast<int>(draw.between(0, 10));
   if (swarm.scheduled && swarm.config.drafts == 0) swarm.drafts = 0;
-  if (!swarm.scheduled && draw.below(4) < (swarm.config.drafts > 0 ? 3 : 1))
+  if (!swarm.scheduled && draw.below(4) < (swarm.config.drafts > 0 ? 3 : 1)) {
     swarm.turns = static_cast<int>(2 + draw.below(5));
+    if (swarm.keyed == 0) draw_sessions(part);
+  }
   if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.below(4));
   const std::string& scheduler = swarm.config.scheduler;
-  // Repeated prompts lack one token after their hit, so they are padded with drafts.
-  if (swarm.scheduled && swarm.config.drafts > 0 && draw.chance(1, 2))
-    swarm.shared = std::max(swarm.shared, 9);
+  if (swarm.scheduled && swarm.config.drafts > 0 && draw.chance(3, 4)) draw_padding(part);
   if (scheduler.find(":encoder=") == std::string::npos) return;
   swarm.images = static_cast<int>(2 + draw.below(8));
   if (scheduler.find(":priority") != std::string::npos) swarm.urgent = std::max(swarm.urgent, 3);

@@ -111,6 +111,25 @@ RC_GTEST_PROP(Swarms, drawWithinWhatIsAcceptedAndNotFixed,
   RC_ASSERT(both.tree == 0);
 }
 
+// vLLM's caches are asked for what its servers meet: several sessions that wait for their next
+// turn, little memory and a cache that is reset; a connector's tokens with hardly a block to spare;
+// prompts that lack one token after a hit, while others decode.
+TEST(Swarms, drawWhatVllmsServersMeet) {
+  const PolicyEntry& policy = *Registry<PolicyEntry>::find("vllm-align");
+  int sessions = 0, connectors = 0, padded = 0;
+  for (std::uint64_t stream = 0; stream < 1000; ++stream) {
+    Draw draw(1, stream);
+    const Swarm swarm = draw_swarm(draw, accepted_by(policy), Config());
+    const std::int64_t blocks = swarm.config.number("blocks");
+    sessions += swarm.turns > 0 && swarm.flush > 0 && swarm.running >= 4 && blocks <= 32;
+    connectors += !swarm.scheduled && swarm.sent > 5 && blocks <= 12;
+    padded += swarm.scheduled && swarm.config.drafts > 0 && swarm.overhangs > 0;
+  }
+  EXPECT_GT(sessions, 40);
+  EXPECT_GT(connectors, 40);
+  EXPECT_GT(padded, 80);
+}
+
 /// A random trace of single operations, as `explore` makes them: what was said, and whether each
 /// was bad input exactly where it was made so.
 struct PlayedOperations {
