@@ -17,15 +17,16 @@
 //            Smaller pages: a tile would take many tensor copies, so the lanes of warps 12 and 14
 //            copy 16 bytes each (cp.async), and warp 15 makes the copies visible to products.
 //            Cache in e4m3: each of the four warps copies a quarter of each tile as it is in
-//            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh). Before
-//            the launch may read anything, all warps prefetch into L2 what they will probably read
-//            first.
+//            memory, a tile ahead, and writes it to the ring as float16 (mla_latents.cuh).
 //   scores   S = Q K^T, then p = exp2(S - m), rounded, to shared memory. m is the largest score so
 //            far, or less by at most kSlack, so outputs are rarely rescaled. Outputs are divided by
 //            the sum of the rounded p: where one key has most of the weight, its rounding then
 //            cancels (error 1.88e-3; 2.15e-3 without). lse uses the sum of the unrounded p.
 //   outputs  O = alpha O + p V, where V are the latent's slabs in the ring; a unit is free again
 //            when its own products are done.
+//
+// Before the earlier launch has ended, all threads of a block prefetch into L2 the queries, page
+// numbers and lengths that the block will probably read first.
 //
 // Divided requests. If several parts share a request, each leaves a piece in device memory: O / l
 // in float16 with a factor for each row, and lse. When all pieces are there, the parts merge them,

@@ -4,13 +4,14 @@
 //
 //   grid   one block per processor; a block takes an item of work whenever it has finished one
 //   item   128 queries of a head and row, over all keys they see, in tiles of 128 keys, last tile
-//   first block  3 warpgroups: warpgroup 0 feeds, 1 and 2 have 64 queries each
+//          first
+//   block  3 warpgroups: warpgroup 0 feeds, 1 and 2 have 64 queries each
 //
 //   feeding  one thread issues tensor copies: the item's queries, and two stages of keys and of
-//   values queries  S = Q K^T of a tile is computed while P of the previous tile is multiplied, O
-//   += P V; then
-//            S becomes P in registers. The two warpgroups take turns (hardware barriers kFirstTurn
-//            and the next): while one issues products, the other computes P
+//            values
+//   queries  S = Q K^T of a tile is computed while P of the previous tile is multiplied,
+//            O += P V; then S becomes P in registers. The two warpgroups take turns (hardware
+//            barriers kFirstTurn and the next): while one issues products, the other computes P
 //
 // Items are ordered by groups of heads whose keys and values fit into L2 together; within a group,
 // items that see the most keys come first. A tile may reach into the next row of the batch: those

@@ -8,7 +8,7 @@
 //   grid   persistent: as many blocks as the GPU has processors, or the largest multiple of the
 //          heads below that
 //   block  5 warpgroups: 0 feeds, 1 (and 2, with N = 256) hold the state, the others compute
-//   outputs
+//          outputs
 //
 //   feeding   warp 0  loads B, C [64, N] and x [64, 64] of a chunk, by tensor copies, up to kStages
 //                     chunks ahead
@@ -164,11 +164,13 @@ class Block {
   /// The barriers, and the events that end their phases:
   ///   loaded(s)       tiles and scalars of stage s are complete
   ///   copied(s)       the state before the stage's chunk is in its bf16 copy
-  ///   used(s)         all products that read stage s are done: those of the state and of the
-  ///   outputs copy_used(i)    the outputs' products have read copy i of the state weighed(g) w x
-  ///   is in the tile of output warpgroup g taken(g)        the state's products have read w x
-  ///   there gate_loaded(g)  z is in that tile tail            tiles of a row's last chunk are
-  ///   loaded, but not yet zeroed after the last token
+  ///   used(s)         all products that read stage s are done: the state's and the outputs'
+  ///   copy_used(i)    the outputs' products have read copy i of the state
+  ///   weighed(g)      w x is in the tile of output warpgroup g
+  ///   taken(g)        the state's products have read w x there
+  ///   gate_loaded(g)  z is in that tile
+  ///   tail            tiles of a row's last chunk are loaded, but not yet zeroed after the last
+  ///                   token
   /// Ordinary loads from a stage have barriers of their own: see arrive_as_reader().
   __device__ void init_barriers() const {
     for (int s = 0; s < L::kStages; ++s) {
