@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
@@ -27,10 +26,9 @@ std::size_t conv_rows(const BlockRules& rules) {
 
 }  // namespace
 
-AlignWorker::AlignWorker(const BlockRules& rules, const BlockPool& pool, const Defect* defect)
+AlignWorker::AlignWorker(const BlockRules& rules, const BlockPool& pool)
     : rules_(rules),
       pool_(pool),
-      defect_(defect),
       kv_size_(largest_block(rules)),
       conv_size_(conv_rows(rules)),
       kv_((std::size_t{pool.block_count()} + 1) * kv_size_),
@@ -72,7 +70,7 @@ void AlignWorker::admit(std::uint32_t place) {
   if (place >= seats_.size()) seats_.resize(place + 1);
   const std::int64_t old = seats_[place].accepted;
   seats_[place] = Seat{};
-  if (planted(kResumesWithOldAccepted)) seats_[place].accepted = old;
+  if (rules_.resumes_with_old_accepted) seats_[place].accepted = old;
 }
 
 void AlignWorker::learn(const std::vector<KeyId>& keys, const Tokens& tokens) {
@@ -90,17 +88,17 @@ void AlignWorker::learn(const std::vector<KeyId>& keys, const Tokens& tokens) {
 void AlignWorker::forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows) {
   copy_blocks(copies, false);
   for (const WorkerRow& row : rows) run(row);
-  if (planted(kDefersOneGroup)) copy_blocks(copies, true);
+  if (rules_.defers_last_group) copy_blocks(copies, true);
   for (const BlockCopy& copy : copies) check_block_once(copy.target);
   for (const WorkerRow& row : rows) check_tables(*row.request);
 }
 
-/// All copies; with a defect, those that it runs before the forward or after it.
+/// All copies; where the last group is deferred, those before the forward or those after it.
 void AlignWorker::copy_blocks(const std::vector<BlockCopy>& copies, bool is_late) {
-  if (planted(kSkipsBlockCopies)) return;
+  if (!rules_.copies_blocks) return;
   for (const BlockCopy& copy : copies) {
-    if (planted(kCopiesTheTailOfOneGroup) && copy.group != 0) continue;
-    if (planted(kDefersOneGroup) && is_late != (copy.group + 1 == rules_.groups.size())) continue;
+    if (rules_.copies_first_group_alone && copy.group != 0) continue;
+    if (rules_.defers_last_group && is_late != (copy.group + 1 == rules_.groups.size())) continue;
     copy_block(copy);
   }
 }
@@ -135,7 +133,7 @@ void AlignWorker::receive(const WorkerRow& row) {
 /// KV where the group has a block for it, and the state after the last token.
 void AlignWorker::load(const WorkerRow& row) {
   const auto is_left_out = [&](std::uint32_t group) {
-    return planted(kLoadsOneGroupLess) && group + 1 == rules_.groups.size();
+    return rules_.loads_one_group_less && group + 1 == rules_.groups.size();
   };
   for (const std::uint32_t group : kv_groups_) {
     if (is_left_out(group)) continue;
@@ -212,7 +210,7 @@ bool AlignWorker::is_verification(const WorkerRow& row, bool is_new) const {
   if (rules_.drafts == 0) return false;
   const std::int64_t n = row.end - row.start;
   if (row.drafts > 0 || (row.start >= row.request->prompt && n == 1)) return true;
-  return planted(kVerifiesReplays) && is_new && row.start >= row.request->prompt &&
+  return rules_.verifies_replays && is_new && row.start >= row.request->prompt &&
          n <= rules_.drafts + 1;
 }
 
@@ -225,7 +223,7 @@ void AlignWorker::run_all_states(const WorkerRow& row) {
     const BlockTable& table = row.request->tables[group];
     begin(row, table, row.start == 0 ? 0 : (row.start - 1) / block, 0);
     for (std::int64_t column = row.start / block; column <= last; ++column)
-      if (column == last || !planted(kStoresChunkEndsAlone))
+      if (column == last || !rules_.stores_chunk_ends_alone)
         store_prefix(row, column_of(table, column), std::min((column + 1) * block, row.end),
                      loaded_);
   }
@@ -237,21 +235,21 @@ void AlignWorker::run_states(const WorkerRow& row) {
   const bool is_new = seat.running == kNone;
   const bool verifies = is_verification(row, is_new);
   note_columns(seat, *row.request);
-  const std::int64_t unit = planted(kResumesByHashBlock) ? rules_.hash_block : block;
+  const std::int64_t unit = rules_.resumes_by_hash_block ? rules_.hash_block : block;
   std::int64_t previous = seat.running;
   if (is_new) previous = row.start == 0 ? kNone : (row.start - 1) / unit;
   const std::int64_t current = ceil_div(row.end, block) - 1;
   // A session's next turn, or sampled tokens that a trace computes in a row without drafts: such a
   // row begins at column `current`, so the accepted state has to be moved there.
-  if (planted(kForgetsAcceptedBeforeATurn) && !verifies) seat.accepted = 1;
+  if (rules_.forgets_accepted_before_turn && !verifies) seat.accepted = 1;
   const bool moves_in_place = !is_new && !verifies && seat.accepted > 1;
   if (previous != kNone && (previous != current || moves_in_place)) {
-    const std::int64_t bias = planted(kCopiesTheFirstState) ? 0 : seat.accepted - 1;
+    const std::int64_t bias = rules_.copies_accepted_state ? seat.accepted - 1 : 0;
     move_state(seat, *row.request, previous, current, bias);
-    if (!planted(kKeepsAcceptedBehindCopy)) seat.accepted = 1;
+    if (rules_.copy_resets_accepted) seat.accepted = 1;
   }
   std::int64_t offset = seat.accepted - 1;
-  if (planted(kForgetsAcceptedWithoutDrafts) && row.drafts == 0) offset = 0;
+  if (rules_.forgets_accepted_without_drafts && row.drafts == 0) offset = 0;
   for (const std::uint32_t group : state_groups_) {
     const BlockTable& table = row.request->tables[group];
     begin(row, table, current, verifies ? offset : 0);
@@ -268,7 +266,7 @@ void AlignWorker::run_states(const WorkerRow& row) {
 /// Loads the state that the row begins with, and compares it with the tokens before the row.
 void AlignWorker::begin(const WorkerRow& row, const BlockTable& table, std::int64_t column,
                         std::int64_t offset) {
-  const bool is_recycled = row.drafts > 0 && planted(kBeginsWithRecycledStates);
+  const bool is_recycled = row.drafts > 0 && rules_.begins_with_recycled_states;
   if (row.start == 0 && !is_recycled) {
     loaded_ = Label{};
     return;
@@ -372,7 +370,7 @@ void AlignWorker::move_state(const Seat& seat, const BlockRequest& request, std:
 /// operation may come before its accept; in vLLM none does.
 void AlignWorker::settle(Seat& seat, const BlockRequest& request, std::int64_t kept) {
   seat.accepted = kept;
-  if (state_groups_.empty() || planted(kKeepsNoBlockEnds)) return;
+  if (state_groups_.empty() || !rules_.keeps_block_ends) return;
   const std::int64_t block = rules_.state_block;
   const std::int64_t end = floor_to(seat.decided + kept - 1, block);
   if (end < seat.decided) return;

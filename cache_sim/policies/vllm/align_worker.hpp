@@ -62,8 +62,8 @@ class AlignWorker {
     std::int64_t kv = 0;      ///< tokens whose KV a forward read
   };
 
-  /// `defect`: a rule to break; null for none.
-  AlignWorker(const BlockRules& rules, const BlockPool& pool, const Defect* defect);
+  /// Rules and pool must outlive the worker.
+  AlignWorker(const BlockRules& rules, const BlockPool& pool);
 
   /// A request comes into the batch at this place.
   void admit(std::uint32_t place);
@@ -105,7 +105,6 @@ class AlignWorker {
   };
   static constexpr std::int64_t kNone = -1;
 
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
   void report(const std::string& text, const std::string& expected, const std::string& actual);
 
   void copy_blocks(const std::vector<BlockCopy>& copies, bool is_late);
@@ -146,7 +145,6 @@ class AlignWorker {
 
   const BlockRules& rules_;
   const BlockPool& pool_;
-  const Defect* defect_;
   std::vector<std::uint32_t> state_groups_, kv_groups_;
   std::size_t kv_size_ = 0, conv_size_ = 0;  // of a block
   ZeroedArray<std::uint64_t> kv_, conv_;

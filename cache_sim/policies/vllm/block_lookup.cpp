@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "cache_sim/policies/vllm/block_manager.hpp"
-#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -67,7 +66,7 @@ std::int64_t BlockManager::find_window(const SpecGroup& spec, std::int64_t most,
   std::int64_t run = 0;
   std::int64_t size = -1;
   for (std::int64_t i = most / block - 1; i >= 0 && size < 0; --i) {
-    require(!planted(kLooksForMissingHashes) ||
+    require(!rules_.looks_for_missing_hashes ||
                 (i + 1) * block <= std::ssize(*sought_) * rules_.hash_block,
             "a block that is looked for has a hash");
     if (!find_all(spec, (i + 1) * block)) {
@@ -140,7 +139,7 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
         continue;
       }
       const bool has_dropped = (dropped >> i & 1) != 0;
-      const bool drops = rules_.drops && (!has_dropped || planted(kDropsInEveryPass));
+      const bool drops = rules_.drops && (!has_dropped || rules_.drops_in_every_pass);
       std::int64_t most = candidate;
       if (drops && !has_dropped && !is_state(spec.spec.kind)) {
         const bool is_fine = rules_.partial && spec.spec.kind == GroupKind::attention &&
@@ -167,7 +166,7 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
             std::min(columns.size(), static_cast<std::size_t>(ceil_div(tokens, spec.spec.block))));
       }
   hit_.tokens = tokens;
-  hit_.junction = longest > tokens && !planted(kKeepsNoJunction) ? longest : 0;
+  hit_.junction = longest > tokens && rules_.keeps_junctions ? longest : 0;
   return hit_;
 }
 
@@ -176,10 +175,10 @@ const BlockHit& BlockManager::look_up(const std::vector<KeyId>& keys, std::int64
 /// chunk that ends inside a block leaves none that anybody could use (rule 15).
 std::int64_t BlockManager::split(const BlockRequest& request, std::int64_t start,
                                  std::int64_t tokens, std::int64_t most_tokens) const {
-  const bool is_attentions = rules_.splitter_block != 0 && planted(kSplitsByAttentionsBlock);
+  const bool is_attentions = rules_.splitter_block != 0 && rules_.splits_by_attention_block;
   const std::int64_t block = is_attentions ? rules_.groups.front().block : rules_.splitter_block;
   const std::int64_t prefill_end = std::max(request.prompt, request.known - 1);
-  if (block == 0 || start >= prefill_end || planted(kCutsNoChunks)) return tokens;
+  if (block == 0 || start >= prefill_end || !rules_.cuts_chunks) return tokens;
   std::int64_t end = start + tokens;
   const std::int64_t unit = rules_.partial ? rules_.hash_block : rules_.scheduler_block;
   const bool stores_inside =
@@ -215,7 +214,7 @@ std::int64_t BlockManager::leave_rest(const BlockRequest& request, std::int64_t 
   if (rest <= 0 || rest >= rules_.prefill_lookahead) return cut;
   LOCKSTEP_MARK("vllm.leaves_a_rest_for_modules");
   const std::int64_t shorter = std::max<std::int64_t>(cut - (rules_.prefill_lookahead - rest), 0);
-  return shorter > 0 || planted(kShortensChunksToNothing) ? shorter : cut;
+  return shorter > 0 || rules_.shortens_chunks_to_nothing ? shorter : cut;
 }
 
 }  // namespace lockstep::cache_sim

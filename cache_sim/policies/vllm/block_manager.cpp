@@ -3,21 +3,17 @@
 #include <algorithm>
 #include <limits>
 
-#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 
-BlockManager::BlockManager(BlockRules rules, const Defect* defect)
+BlockManager::BlockManager(BlockRules rules)
     : rules_(std::move(rules)),
-      defect_(defect),
-      pool_(static_cast<std::uint32_t>(rules_.blocks),
-            static_cast<std::uint32_t>(rules_.groups.size()), defect),
+      pool_(rules_),
       published_(rules_.groups.size()),
       added_(rules_.groups.size()) {
   hit_.columns.resize(rules_.groups.size());
-  rules_.checkpoints_from_inside = planted(kCheckpointsBehindPartialHits);
 }
 
 // --- What an allocation needs --------------------------------------------------------------------
@@ -88,7 +84,7 @@ std::int64_t BlockManager::need_of_mamba(std::uint32_t group, const BlockRequest
   const auto hits = static_cast<std::int64_t>(hit.size());
   const std::int64_t sent = ceil_div(demand.total, block);
   const bool keeps_sent = demand.total > demand.local && sent > hits &&
-                          ceil_div(demand.main, block) > sent && !planted(kForgetsTheSentState);
+                          ceil_div(demand.main, block) > sent && rules_.counts_sent_state;
   if (fresh > 0)
     fresh = std::min(fresh, 1 + (copies ? 1 : 0) + (keeps_sent ? 1 : 0) + (stores_inside ? 1 : 0) +
                                 (table.has_running ? 0 : rules_.drafts));
@@ -105,7 +101,7 @@ std::int64_t BlockManager::need(const BlockRequest& request, const BlockHit* hit
     // A state is there only after this step's forward. The test is by key: an older block that
     // is served for a key which somebody published again in this step waits as well.
     if (is_state(spec.kind) && !columns.empty() && was_published_now(group, columns.back()) &&
-        !planted(kUsesStatesOfThisStep))
+        !rules_.uses_states_of_this_step)
       same_step = true;
     if (spec.kind == GroupKind::mamba) {
       sum += need_of_mamba(group, request, columns, demand);
@@ -113,7 +109,7 @@ std::int64_t BlockManager::need(const BlockRequest& request, const BlockHit* hit
     }
     // The copy of a block that a hit shares in part runs before the forward that would fill it.
     const bool ends_inside = !columns.empty() && demand.local % spec.block != 0;
-    if (ends_inside && was_published_now(group, columns.back()) && !planted(kCopiesUnwrittenKv)) {
+    if (ends_inside && was_published_now(group, columns.back()) && !rules_.copies_unwritten_kv) {
       LOCKSTEP_MARK("vllm.waits_for_kv_of_this_step");
       same_step = true;
     }
@@ -131,7 +127,7 @@ void BlockManager::retire_states(BlockTable& table, std::int64_t columns) {
     if (column != kNullBlock) batch_.push_back(column);
     column = kNullBlock;
   }
-  if (!planted(kRetiredStatesKeepReferences)) pool_.give_back(batch_);
+  if (rules_.gives_back_retired_states) pool_.give_back(batch_);
   table.retired = std::max(table.retired, columns);
 }
 
@@ -179,7 +175,7 @@ void BlockManager::end_step() {
   batch_.clear();
   for (const BlockCopy& copy : copies_) {
     batch_.push_back(copy.source);
-    if (!planted(kCopyTargetsStayPinned)) batch_.push_back(copy.target);
+    if (rules_.releases_copy_targets) batch_.push_back(copy.target);
   }
   pool_.give_back(batch_);
   copies_.clear();
@@ -203,7 +199,7 @@ void BlockManager::take_hits(BlockRequest& request, const Allocation& wanted, st
         std::max<std::int64_t>(skipped(spec, local + wanted.external), 0) / spec.block;
     table.columns.assign(static_cast<std::size_t>(below), kNullBlock);
     for (std::size_t i = static_cast<std::size_t>(below); i < hit.size(); ++i) {
-      if (hit[i] != kNullBlock && !planted(kHitsTakeNoReference)) pool_.touch(hit[i]);
+      if (hit[i] != kNullBlock && rules_.hits_take_references) pool_.touch(hit[i]);
       table.columns.push_back(hit[i]);
     }
     table.cached = static_cast<std::int64_t>(table.columns.size());
@@ -342,7 +338,7 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   const std::int64_t local = request.computed + hit;
   const std::int64_t total = local + wanted.external;
   const bool has_watermark =
-      (is_first || wanted.must_fit) && wanted.others_run && !planted(kForgetsTheWatermark);
+      (is_first || wanted.must_fit) && wanted.others_run && rules_.keeps_watermark;
   const std::int64_t watermark = has_watermark ? rules_.watermark : 0;
   request.tables.resize(rules_.groups.size());
   Demand demand{.local = local, .total = total};
@@ -359,7 +355,7 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   }
   demand.main = total + wanted.tokens;
   demand.slots = std::min(demand.main + wanted.lookahead, rules_.max_length);
-  const std::int64_t in_flight = planted(kFreesWindowsOfRowsUnderWay) ? 0 : request.in_flight;
+  const std::int64_t in_flight = rules_.frees_windows_under_way ? 0 : request.in_flight;
   give_back_skipped(request, std::max<std::int64_t>(0, total - in_flight));
   const std::int64_t needed = need(request, offered, demand, same_step);
   if (same_step) return Allocated::same_step;
@@ -368,7 +364,7 @@ Allocated BlockManager::allocate_slowly(BlockRequest& request, const Allocation&
   if (wanted.external > 0) take_external(request, total, wanted.external);
   request.runs = true;
   take_new(request, demand);
-  const bool delays = wanted.delays_keys && !planted(kKeysWhatIsUnderWay);
+  const bool delays = wanted.delays_keys && !rules_.keys_loads_under_way;
   if (!delays) publish(request, std::min(demand.main, request.known));
   request.quiet_until = wanted.delays_keys ? 0 : quiet_until(request, demand.main);
   return Allocated::yes;

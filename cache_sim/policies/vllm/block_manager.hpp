@@ -25,7 +25,6 @@
 
 #include "cache_sim/policies/vllm/block_pool.hpp"
 #include "cache_sim/policies/vllm/block_rules.hpp"
-#include "reference/protocol/defect.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -85,8 +84,9 @@ enum class Allocated : std::uint8_t { yes, no_blocks, same_step };
 
 class BlockManager {
  public:
-  /// `defect`: a rule to break; null for none.
-  BlockManager(BlockRules rules, const Defect* defect);
+  explicit BlockManager(BlockRules rules);
+  BlockManager(const BlockManager&) = delete;  // its pool refers to its rules
+  BlockManager& operator=(const BlockManager&) = delete;
 
   const BlockRules& rules() const { return rules_; }
   const BlockPool& pool() const { return pool_; }
@@ -181,10 +181,7 @@ class BlockManager {
     return request.keys[static_cast<std::size_t>(tokens / rules_.hash_block - 1)];
   }
 
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
-
-  BlockRules rules_;
-  const Defect* defect_;
+  const BlockRules rules_;
   BlockPool pool_;
   std::uint32_t step_ = 1;
   std::vector<std::vector<std::uint32_t>> published_;  // by group and key: the last step

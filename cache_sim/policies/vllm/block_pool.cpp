@@ -2,18 +2,18 @@
 
 #include <algorithm>
 
-#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/require.hpp"
 
 namespace lockstep::cache_sim {
 
-BlockPool::BlockPool(std::uint32_t blocks, std::uint32_t groups, const Defect* defect)
-    : defect_(defect),
-      blocks_(blocks),
-      first_of_key_(groups),
-      last_of_key_(groups),
-      free_count_(blocks - 1),
-      fewest_free_(blocks - 1) {
+BlockPool::BlockPool(const BlockRules& rules)
+    : rules_(rules),
+      blocks_(static_cast<std::size_t>(rules.blocks)),
+      first_of_key_(rules.groups.size()),
+      last_of_key_(rules.groups.size()),
+      free_count_(static_cast<std::uint32_t>(rules.blocks - 1)),
+      fewest_free_(free_count_) {
+  const auto blocks = static_cast<std::uint32_t>(rules.blocks);
   require(blocks >= 2, "a pool has a block besides the null block");
   for (BlockId block = 0; block < blocks; ++block)
     blocks_[block] = {.next = (block + 1) % blocks,
@@ -40,7 +40,7 @@ void BlockPool::unlink(BlockId block) {
 }
 
 BlockId BlockPool::pop() {
-  const BlockId block = planted(kPopsTheNewest) ? last_free() : first_free();
+  const BlockId block = rules_.pops_newest ? last_free() : first_free();
   require(block != kNullBlock, "a block is popped where one is free");
   unlink(block);
   if (has_key(block)) evicted_keys_ += remove_keys(block);
@@ -54,11 +54,11 @@ void BlockPool::give_back(std::span<const BlockId> batch) {
     if (block == kNullBlock) continue;
     require(blocks_[block].references > 0, "a block that is given back is referred to");
     if (--blocks_[block].references != 0) continue;
-    if (has_key(block) && !planted(kGivesKeyedBlocksToTheHead)) {
+    if (has_key(block) && rules_.keyed_blocks_go_last) {
       link_behind(blocks_[kNullBlock].previous, block);
     } else {
       link_behind(head, block);
-      if (planted(kCountsFreeBlocksTwice)) ++free_count_;
+      if (rules_.counts_free_blocks_twice) ++free_count_;
       head = block;
     }
   }
@@ -125,7 +125,7 @@ std::int64_t BlockPool::remove_keys(BlockId block) {
   std::int64_t removed = 0;
   std::uint32_t at = blocks_[block].first_entry;
   while (at != kNone) {
-    if (!planted(kIndexKeepsRemovedKeys)) {
+    if (rules_.unindexes_removed_keys) {
       remove_entry_of_key(at);
       free_entries_.push_back(at);
     }

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "cache_sim/policies/vllm/block_keys.hpp"
-#include "reference/protocol/defect.hpp"
+#include "cache_sim/policies/vllm/block_rules.hpp"
 
 namespace lockstep::cache_sim {
 
@@ -41,8 +41,8 @@ class BlockPool {
   };
   static constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
-  /// `defect`: a rule to break; null for none.
-  BlockPool(std::uint32_t blocks, std::uint32_t groups, const Defect* defect);
+  /// The rules must outlive the pool.
+  explicit BlockPool(const BlockRules& rules);
 
   std::uint32_t block_count() const { return static_cast<std::uint32_t>(blocks_.size()) - 1; }
   std::uint32_t free_count() const { return free_count_; }
@@ -98,9 +98,7 @@ class BlockPool {
   void remove_entry_of_key(std::uint32_t entry);
   void insert_entry_of_key(std::uint32_t entry);
 
-  bool planted(const Defect& defect) const { return defect_ == &defect; }
-
-  const Defect* defect_;
+  const BlockRules& rules_;
   std::vector<Block> blocks_;
   std::vector<Entry> entries_;
   std::vector<std::uint32_t> free_entries_;

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "cache_sim/policies/vllm/block_manager.hpp"
-#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "reference/base/mark.hpp"
 #include "reference/base/require.hpp"
 
@@ -93,7 +92,7 @@ void BlockManager::publish_full(std::uint32_t group, BlockRequest& request, std:
   for (std::int64_t i = table.cached; i < full; ++i) {
     const BlockId block = table.columns[static_cast<std::size_t>(i)];
     if (block == kNullBlock || !is_kept(spec, i)) continue;
-    if (i == table.passed && !planted(kKeysPassedStates)) {
+    if (i == table.passed && !rules_.keys_passed_states) {
       LOCKSTEP_MARK("vllm.passes_the_last_state");
       continue;
     }
@@ -199,7 +198,7 @@ void BlockManager::publish(BlockRequest& request, std::int64_t computed) {
     const std::int64_t after = table.cached;
     if (spec.kind == GroupKind::attention) publish_attention_tail(group, request, tokens);
     // The last chunk's state is there whatever modules will write again, and stands for its end.
-    const bool is_late = planted(kKeysStatesLate);
+    const bool is_late = rules_.keys_states_late;
     if (spec.kind == GroupKind::mamba)
       publish_state_tail(group, request,
                          is_late || rules_.prefill_lookahead <= 1 ? tokens : computed);

@@ -46,11 +46,63 @@ struct BlockRules {
   std::int64_t prefill_lookahead = 0;     ///< tokens after a chunk that drafting modules read
   std::int64_t checkpoint_blocks = 0;     ///< 1: kernels store a state inside their last chunk
   std::int64_t checkpoint_alignment = 0;  ///< of such a state, from the chunk's start
-  bool checkpoints_from_inside = false;   ///< also of a chunk that begins inside a block
   bool shared_prefix_checkpoint = false;  ///< a junction inside a block is kept, too
   std::int64_t max_length = std::int64_t{1} << 30;
   std::int64_t max_in_flight = std::int64_t{1} << 30;  ///< tokens scheduled and not settled
   std::int64_t watermark = 0;                          ///< blocks
+
+  // Rules that no configuration changes: a planted defect does (vllm_defects.cpp).
+  // Hashes and the look-up.
+  bool hashes_extra_keys = true;
+  bool hashes_image_places = true;
+  bool looks_for_missing_hashes = false;
+  bool drops_in_every_pass = false;
+  bool keeps_junctions = true;
+  // Allocation.
+  bool uses_states_of_this_step = false;
+  bool copies_unwritten_kv = false;
+  bool counts_sent_state = true;
+  bool makes_room_for_drafter = true;
+  bool keeps_watermark = true;
+  bool frees_windows_under_way = false;
+  bool hits_take_references = true;
+  bool releases_copy_targets = true;
+  bool gives_back_retired_states = true;
+  // Chunks.
+  bool cuts_chunks = true;
+  bool splits_by_attention_block = false;
+  bool shortens_chunks_to_nothing = false;
+  bool fills_drafter_places = false;
+  bool cuts_draft_places = false;
+  bool asserts_whole_padding = false;
+  bool checkpoints_from_inside = false;  ///< also in a chunk that begins inside a block
+  // Publication.
+  bool keys_passed_states = false;
+  bool keys_states_late = false;
+  bool keys_loads_under_way = false;
+  bool publishes_ahead = false;
+  bool keeps_keys_of_unrun_chunks = false;
+  bool drops_rejected_drafts = true;
+  // The pool.
+  bool keyed_blocks_go_last = true;
+  bool pops_newest = false;
+  bool counts_free_blocks_twice = false;
+  bool unindexes_removed_keys = true;
+  // The worker.
+  bool copies_blocks = true;
+  bool copies_first_group_alone = false;
+  bool defers_last_group = false;
+  bool loads_one_group_less = false;
+  bool resumes_by_hash_block = false;
+  bool resumes_with_old_accepted = false;
+  bool verifies_replays = false;
+  bool begins_with_recycled_states = false;
+  bool stores_chunk_ends_alone = false;
+  bool keeps_block_ends = true;
+  bool copies_accepted_state = true;
+  bool copy_resets_accepted = true;
+  bool forgets_accepted_before_turn = false;
+  bool forgets_accepted_without_drafts = false;
 
   // What follows from these.
   std::int64_t scheduler_block = 0;  ///< the least common multiple of the groups' blocks

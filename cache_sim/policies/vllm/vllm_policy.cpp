@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "cache_sim/policies/request_checks.hpp"
-#include "cache_sim/policies/vllm/vllm_defects.hpp"
 #include "cache_sim/policies/vllm/vllm_scheduler_options.hpp"
 #include "reference/base/counted.hpp"
 #include "reference/base/mark.hpp"
@@ -19,14 +18,13 @@ namespace lockstep::cache_sim {
 
 VllmPolicy::VllmPolicy(const SubjectOptions& options, BlockRules rules)
     : config_(options.config),
-      defect_(options.defect),
-      manager_(std::move(rules), options.defect),
+      manager_(with_defect(std::move(rules), options.defect)),
       keys_(static_cast<std::uint32_t>(manager_.rules().hash_block),
             static_cast<std::uint32_t>(manager_.rules().hash_lookahead),
             manager_.rules().hash_algorithm) {
   const VllmSchedulerOptions scheduler = *VllmSchedulerOptions::of(config_);
   most_tokens_ = scheduler.chunked_prefill;
-  if (defect_ != &kCountsTheDraftersPlace) most_tokens_ -= scheduler.draft_slots;
+  if (!manager_.rules().fills_drafter_places) most_tokens_ -= scheduler.draft_slots;
   if (scheduler.long_prefill > 0) most_tokens_ = std::min(most_tokens_, scheduler.long_prefill);
   lookahead_ = scheduler.lookahead;
   cuts_padding_ = scheduler.is_vllm && manager_.rules().splitter_block == 0 && !scheduler.adapts &&
@@ -72,7 +70,7 @@ Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
 }
 
 AlignWorker& VllmPolicy::start_worker() {
-  worker_ = std::make_unique<AlignWorker>(manager_.rules(), manager_.pool(), defect_);
+  worker_ = std::make_unique<AlignWorker>(manager_.rules(), manager_.pool());
   return *worker_;
 }
 
@@ -118,8 +116,8 @@ void VllmPolicy::look_up(VllmRequest& request) {
 
 /// What goes into the hashes of a request's blocks, beside its tokens.
 ContentKeys VllmPolicy::hashed(ContentKeys content) const {
-  if (defect_ == &kLeavesOutExtraKeys) return {};
-  if (defect_ == &kForgetsPlacesOfImages)
+  if (!manager_.rules().hashes_extra_keys) return {};
+  if (!manager_.rules().hashes_image_places)
     for (ImageSpan& image : content.images)
       image.begin -= image.begin % static_cast<std::uint32_t>(manager_.rules().hash_block);
   return content;
@@ -220,7 +218,8 @@ Result<void> VllmPolicy::check_extend(const VllmRequest& request,
 std::int64_t VllmPolicy::chunk(const VllmRequest& request, const Operation& operation) const {
   const std::int64_t start = begin_of(request);
   const std::int64_t cut = manager_.split(request.blocks, start, operation.n, most_tokens_);
-  if (!operation.drafts.empty() && cut != operation.n && defect_ != &kCutsPlacesOfDrafts) return 1;
+  if (!operation.drafts.empty() && cut != operation.n && !manager_.rules().cuts_draft_places)
+    return 1;
   return manager_.leave_rest(request.blocks, start, cut);
 }
 
@@ -253,7 +252,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
     deliver(request, operation.async ? delivered : std::int64_t{request.known.size()});
   }
   const std::int64_t n = chunk(request, operation);
-  require(defect_ != &kAssertsWholePadding || !is_cut_padding(request, operation),
+  require(!manager_.rules().asserts_whole_padding || !is_cut_padding(request, operation),
           "a row that is padded has a place for each draft");
   Reply reply;
   reply.set(ReplyField::n, n);
@@ -261,7 +260,7 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   const Allocated allocated = manager_.allocate(
       request.blocks, {.tokens = n,
                        .hit = request.waits ? &request.hit : nullptr,
-                       .lookahead = defect_ == &kForgetsTheDraftersTokens ? 0 : lookahead_,
+                       .lookahead = manager_.rules().makes_room_for_drafter ? lookahead_ : 0,
                        .external = request.waits ? request.external : 0,
                        .must_fit = request.waits || request.was_loaded,
                        .others_run = running_ > 0});
@@ -398,12 +397,13 @@ Result<void> VllmPolicy::take_result(VllmRequest& request, const Tokens& tokens)
     request.promised -= 1 + drafts;
     request.flights.erase(request.flights.begin());
   }
-  if (defect_ != &kKeepsRejectedTokens) blocks.computed -= drafts - (kept - 1);
+  if (manager_.rules().drops_rejected_drafts) blocks.computed -= drafts - (kept - 1);
   request.known.append(tokens);
   deliver(request, blocks.known + kept);
   const bool verified = !request.drafts.empty();
   request.drafts = Tokens();
-  manager_.publish(blocks, blocks.computed - (defect_ == &kPublishesAhead ? 0 : blocks.in_flight));
+  manager_.publish(blocks,
+                   blocks.computed - (manager_.rules().publishes_ahead ? 0 : blocks.in_flight));
   if (!worker_) return {};
   learn(request);
   if (verified)
@@ -416,7 +416,8 @@ Result<Reply> VllmPolicy::release(const Operation& operation) {
   if (request == nullptr || (operation.verb == Verb::finish && !request->drafts.empty()) ||
       (operation.verb != Verb::abort && request->is_loading))
     return tl::unexpected(idle(operation).error());
-  if (request->scheduled && operation.verb == Verb::preempt && defect_ == &kPreemptsUnrunChunks)
+  if (request->scheduled && operation.verb == Verb::preempt &&
+      manager_.rules().keeps_keys_of_unrun_chunks)
     std::erase(scheduled_, static_cast<std::uint32_t>(request - requests_.data()));
   else if (request->scheduled)
     forward();

@@ -115,7 +115,6 @@ class VllmPolicy final : public Subject {
   Result<VllmRequest*> idle(const Operation& operation);
 
   Config config_;
-  const Defect* defect_;
   std::int64_t most_tokens_;  // of a prefill chunk
   std::int64_t lookahead_;    // tokens that a draft model writes after a row
   bool cuts_padding_;         // the scheduler's long_prefill is less than a row with all drafts
