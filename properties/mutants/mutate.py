@@ -6,8 +6,8 @@ mutate.py SOURCE… --root DIR --out DIR     writes the changed sources below --
 One build then holds all mutants; the environment variable LOCKSTEP_MUTANT names the one that is alive. Positions
 come from clang's syntax tree, so nothing is guessed from the text. A mutant's key (file, function, kind, text, and a
 number where that is not enough) survives that lines move. Left alone: declarations, the last return of a
-function, LOCKSTEP_MARK, `require` (a check, not a rule), `touch` (a note for the auditor), and what stands behind planted(…), which is dead in the
-undamaged program.
+function, LOCKSTEP_MARK, `require` (a check, not a rule), `touch` (a note for the auditor), and the branches that are dead unless a planted defect
+sets a rule to a value that no variant has.
 """
 import argparse
 import json
@@ -18,6 +18,7 @@ import subprocess
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "==": "!=", "!=": "=="}
 NAMES = {"<": "less", ">": "greater", "<=": "at_most", ">=": "at_least", "==": "equal", "!=": "different"}
 LEFT_ALONE = (b"LOCKSTEP_MARK", b"require(", b"touch(")
+RULE = re.compile(rb"rules(?:_|\(\))\.(\w+)")
 KEPT = {"DeclStmt", "CompoundStmt", "NullStmt", "CaseStmt", "DefaultStmt", "CXXTryStmt"}
 
 
@@ -31,6 +32,16 @@ def syntax_trees(source: pathlib.Path, root: pathlib.Path, names: list[str]):
         while (at := text.find("{", at)) >= 0:
             tree, at = decoder.raw_decode(text, at)
             yield tree
+
+
+def broken_rules(folder: pathlib.Path) -> set[tuple[str, str]]:
+    """Rules in which no two variants differ, each with a value that a planted defect gives it."""
+    broken, varied = set(), set()
+    for source in folder.glob("*.cpp"):
+        text = source.read_text()
+        broken.update(re.findall(r"&Rules::(\w+),\s*([\w:]+)\}", text))
+        varied.update(re.findall(r"\.(\w+) = ", text))
+    return {(rule, value) for rule, value in broken if rule not in varied}
 
 
 def head_size(node):
@@ -50,6 +61,7 @@ class Source:
     def __init__(self, path: pathlib.Path):
         self.path = path
         self.text = path.read_bytes()
+        self.broken = broken_rules(path.parent)
         self.found = {}  # (begin, end, kind) -> mutant
         self.function = ""  # that is being enumerated
 
@@ -101,6 +113,8 @@ class Source:
             for branch in branches(node)[1:]:
                 self.statement(branch, last)
             return
+        if kind == "IfStmt" and len(branches(node)) == 2 and self.is_always(condition(node), True):
+            return self.statement(branches(node)[0], last)
         if kind not in KEPT and not (kind == "ReturnStmt" and last):
             self.add_deletion(node, span)
         self.inside(node, last)
@@ -108,9 +122,12 @@ class Source:
     def is_always(self, node, value):
         """Whether a condition has this value wherever no defect is planted."""
         kind, inner = node.get("kind", ""), [c for c in node.get("inner", []) if c]
-        if kind == "CXXMemberCallExpr":
-            span = self.span(node)
-            return not value and span is not None and self.text[span[0]:span[1]].startswith(b"planted(")
+        if kind == "MemberExpr":
+            return (self.rule_of(node), str(not value).lower()) in self.broken
+        if kind == "BinaryOperator" and node.get("opcode") in ("==", "!=") and self.is_broken(self.rule_of(node)):
+            begin, end = self.span(inner[1])
+            is_sound = (self.rule_of(node), self.text[begin:end].decode()) not in self.broken
+            return ((node["opcode"] == "==") == is_sound) == value
         if kind == "UnaryOperator" and node.get("opcode") == "!":
             return self.is_always(inner[0], not value)
         if kind == "BinaryOperator" and node.get("opcode") in ("&&", "||"):
@@ -118,6 +135,15 @@ class Source:
             return (any if one_decides else all)(self.is_always(c, value) for c in inner)
         return len(inner) == 1 and kind in ("ParenExpr", "ImplicitCastExpr", "ExprWithCleanups") and self.is_always(
             inner[0], value)
+
+    def rule_of(self, node):
+        """The rule that an expression asks first; nothing where it asks none."""
+        span = self.span(node)
+        found = RULE.search(self.text[span[0]:span[1]]) if span is not None else None
+        return found[1].decode() if found else ""
+
+    def is_broken(self, rule):
+        return any(rule == name for name, _ in self.broken)
 
     def inside(self, node, last=False):
         kind = node.get("kind", "")
@@ -181,7 +207,8 @@ class Source:
             return
         left, right = sorted(spans)
         operator = self.text[left[1]:right[0]].decode().strip()
-        if operator not in FLIPPED or b"planted(" in self.text[whole[0]:whole[1]]:
+        rules = RULE.findall(self.text[whole[0]:whole[1]])
+        if operator not in FLIPPED or any(self.is_broken(rule.decode()) for rule in rules):
             return
         self.found.setdefault((left[0], right[1], "comparison"),
                               {"text": self.shown(left[0], right[1]), "function": self.function,
