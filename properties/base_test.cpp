@@ -16,6 +16,7 @@
 #include "reference/base/require.hpp"
 #include "reference/base/result.hpp"
 #include "reference/protocol/defect.hpp"
+#include "reference/protocol/subject.hpp"
 
 namespace lockstep {
 namespace {
@@ -107,6 +108,10 @@ TEST(Registry, eachDefectNamesASubjectAndSaysWhatItDoes) {
     EXPECT_EQ(Defect::find(entry.name), entry.defect);
   }
   EXPECT_EQ(Defect::find("radix:nothing"), nullptr);
+}
+
+TEST(Registry, onePolicyIsTheDefault) {
+  EXPECT_EQ(default_policy(), "sglang-no-buffer");
 }
 
 // Rare paths are listed before they are ever taken, or nobody would miss them.

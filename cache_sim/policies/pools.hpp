@@ -23,19 +23,20 @@ struct KvRun {
 };
 using KvRuns = std::vector<KvRun>;
 
-/// Where a request that grows token by token keeps its newest slots' numbers. Requests that decode
-/// side by side take turns at the free list: without it each slot would be a run of its own.
+/// An array for the numbers of the newest slots of a request that grows token by token. Requests
+/// that decode side by side take turns at the free list: without such arrays each slot would be a
+/// run of its own.
 struct KvTail {
   static constexpr std::uint32_t kSize = 256;
   std::shared_ptr<std::uint32_t[]> array;
   std::uint32_t used = kSize;
 };
 
-/// KV slots in a FIFO list, SGLang's order: an allocation takes from the front, freed slots go to
-/// the end. Slots page … page + slots - 1 exist (page 0 is the padding target), in whole pages. An
-/// allocation copies its slots' numbers into one array, so that runs do not crumble however long a
-/// server runs. Slots that nobody has used yet are numbers to come: a large pool costs memory for
-/// what is used of it.
+/// KV slots in a FIFO list: an allocation takes from the front, freed slots go to the end. Slots
+/// page … page + slots - 1 exist (page 0 is the padding target), in whole pages. An allocation
+/// copies its slots' numbers into one array, so that runs do not crumble however long a server
+/// runs. Slots that were never used are stored as a range, so the memory of a large pool grows with
+/// its use.
 class KvPool {
  public:
   KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers);
@@ -72,7 +73,7 @@ class KvPool {
 };
 
 /// State slots 1 … slots in a FIFO list: allocation takes from the front, a freed slot goes to the
-/// end (reference/caches/sglang.md, 1.1, 3). Slot 0 is the padding target.
+/// end. Slot 0 is the padding target.
 class StatePool {
  public:
   StatePool(std::int64_t slots, LayerState& layers);

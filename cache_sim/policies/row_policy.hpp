@@ -1,6 +1,6 @@
-// What caches have in common that give each request a row of its own, which nobody shares: their
-// operations, the batch of rows, and captured prefixes. Where KV and states lie, and how a forward
-// writes them, is the policy's own: `edge-llm` and `static-kv` derive from it.
+// Base of caches that give each request a row of its own, shared with no other request. The base
+// answers the operations and keeps the batch of rows and the captured prefixes. A derived policy
+// decides where KV and states lie and how a forward writes them.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct RowRequest {
   Tokens known;
   std::uint32_t computed = 0;
   Tokens drafts;               ///< of a verification that was not accepted yet
-  std::uint32_t verified = 0;  ///< its tokens
+  std::uint32_t verified = 0;  ///< tokens of that verification
 };
 
 struct CapturedPrefix {
@@ -35,42 +35,42 @@ class RowPolicy : public Subject {
     std::uint32_t captures;   ///< prefixes that can be captured
   };
   static Sizes sizes_of(const Config& config);
-  /// Each row has a position.
+  /// Refuses a configuration in which a row has no position.
   static Result<void> check_sizes(const Config& config);
 
   Result<Reply> apply(const Operation& operation) final;
   std::optional<Snapshot> snapshot() const final;
 
-  // What an auditor sees.
-  /// The requests of the rows; none: a hole.
+  // For auditors.
+  /// By row, its request; no name: a hole.
   const std::vector<Name>& rows() const { return rows_; }
   const std::vector<std::uint32_t>& lengths() const { return lengths_; }
   const std::vector<RowRequest>& requests() const { return requests_; }
   const std::vector<CapturedPrefix>& captured() const { return captured_; }
 
  protected:
-  /// `verified_most`: tokens that a verification can have.
+  /// `verified_most`: the most tokens of a verification.
   RowPolicy(const SubjectOptions& options, bool has_states, std::uint32_t verified_most);
 
   LayerState& layers_;
   std::vector<Name> rows_;              ///< the batch
-  std::vector<std::uint32_t> lengths_;  ///< by row: what forwards read, and the policy writes
+  std::vector<std::uint32_t> lengths_;  ///< by row: tokens, as forwards read it
 
  private:
   virtual void begin_step() {}
-  /// The row is a new request's. What admit answers.
+  /// Gives the row to a new request; returns the answer to its admission.
   virtual Reply begin_row(std::uint32_t row) = 0;
   virtual void end_row(std::uint32_t /*row*/) {}
-  /// Runs `n` of the tokens after the row's length; where the request verifies, the last of them
-  /// are drafts, and the length may stay.
+  /// Runs `n` tokens from the row's length on. In a verification the last of them are drafts, and
+  /// the length may stay as it is until the accept.
   virtual void run(std::uint32_t row, const Tokens& tokens, std::uint32_t n, bool verifies) = 0;
-  /// Of the row's verification `accepted` tokens are kept, which the request knows by now.
+  /// Keeps the first `accepted` tokens of the row's verification; request.known holds them already.
   virtual void keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) = 0;
-  /// The row's first `size` positions and its states, to a place of the captured prefixes; and
-  /// back: what restore answers.
+  /// Copies the row's first `size` positions and its states to a place of the captured prefixes.
   virtual void save(std::uint32_t row, std::uint32_t place, std::uint32_t size) = 0;
+  /// The copy in the other direction; returns the answer to `restore`.
   virtual Reply load(std::uint32_t place, std::uint32_t row, std::uint32_t size) = 0;
-  /// Row i becomes mapping[i], where that is not negative. The lengths of the `kept` rows.
+  /// Row i becomes row mapping[i] unless that is negative. Returns the lengths of the `kept` rows.
   virtual std::vector<std::uint32_t> reorder(const std::vector<std::int64_t>& mapping,
                                              std::uint32_t kept) = 0;
 

@@ -21,7 +21,7 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 /// Without --subject: the policy of the defect, of the file, or the default one, beside its oracle.
 std::vector<std::string> default_subjects(const ReplayRequest& request, const Config& config) {
-  std::string policy(kDefaultPolicy);
+  std::string policy(default_policy());
   if (!config.policy.empty()) policy = config.policy;
   if (!request.defect.empty()) policy = request.defect.substr(0, request.defect.find(':'));
   std::vector<std::string> subjects{policy};
@@ -36,7 +36,7 @@ void name_oracles(std::vector<std::string>& subjects, const Config& config) {
     const auto other = std::find_if(subjects.begin(), subjects.end(), [](const std::string& name) {
       return Registry<PolicyEntry>::find(name) != nullptr;
     });
-    const std::string_view otherwise = config.policy.empty() ? kDefaultPolicy : config.policy;
+    const std::string_view otherwise = config.policy.empty() ? default_policy() : config.policy;
     subject = fmt::format("oracle:{}", other == subjects.end() ? otherwise : *other);
   }
 }

@@ -448,7 +448,8 @@ Result<Player> player_of(std::vector<std::string> subjects, const RunOptions& ru
   }
   // Children alone: their config says what they are.
   const bool is_alone = policies.empty();
-  if (is_alone) policies.push_back(run.config.policy.empty() ? kDefaultPolicy : run.config.policy);
+  if (is_alone)
+    policies.push_back(run.config.policy.empty() ? default_policy() : run.config.policy);
   for (std::size_t i = 0; i < policies.size(); ++i) {
     const Result<Accepted> accepted = accepted_by_policy(policies[i]);
     if (!accepted) return tl::unexpected(accepted.error());

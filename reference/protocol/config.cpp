@@ -198,8 +198,8 @@ void Config::put(std::string_view option, std::string_view value) {
 }
 
 Result<void> Config::set_all(std::string_view list, ConfigFields* named) {
-  // A comma also stands inside the values of graph_batches and groups: a piece without `=` goes on
-  // the value before it. So does a `=` inside that of scheduler, with no comma before it.
+  // Some values hold commas (graph_batches=4,8) or `=` (scheduler=NAME:option=3). So a value ends
+  // at the last comma before the next `=`; a `=` without a comma before it belongs to the value.
   while (!list.empty()) {
     const std::size_t equals = list.find('=');
     if (equals == std::string_view::npos || equals == 0)

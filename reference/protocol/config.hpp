@@ -1,5 +1,5 @@
-// What a run is configured with: the fields of a `config` line, of --config and of a child's
-// `hello` line.
+// The configuration of a run: the fields of a `config` line, of --config and of a child's `hello`
+// line.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace lockstep {
 
 using Nanoseconds = std::int64_t;
 
-/// Names of fields. Few are ever together.
+/// A small set of names of fields.
 class ConfigFields {
  public:
   ConfigFields() = default;
@@ -59,7 +59,7 @@ std::optional<std::string_view> config_field_from(std::string_view name);
 /// The fields that every policy and scheduler share. Integers count tokens, slots, rows, bytes or
 /// tokens per something, as the name says; flags are 0 or 1.
 struct Config {
-  std::string policy;               ///< empty: sglang-no-buffer beside its oracle
+  std::string policy;               ///< empty: the default one beside its oracle
   std::int64_t kv_tokens = 131072;  ///< KV slots that requests can use
   std::int64_t state_slots =
       256;                ///< state slots that requests can use; the reserved slot 0 is extra
@@ -67,7 +67,7 @@ struct Config {
   std::int64_t chunked_prefill = 8192;  ///< tokens that one prefill step spends at most
   std::int64_t max_running = 256;       ///< requests that run at once
   std::int64_t request_rows = 0;        ///< rows of the request table; 0: max_running
-  Nanoseconds step_time = 1'000'000;    ///< what one step takes under the constant cost model
+  Nanoseconds step_time = 1'000'000;    ///< of a step under the constant cost model
   std::int64_t model_chunk = 64;  ///< tokens between the states that a prefill kernel can show
   std::int64_t overlap = 0;       ///< decisions one step ahead of results
   std::int64_t drafts = 0;        ///< draft tokens per verification
@@ -101,8 +101,7 @@ struct Config {
   /// Sets `key=value,key=value`, the form of --config. `named`: the fields of the list are added.
   Result<void> set_all(std::string_view list, ConfigFields* named = nullptr);
 
-  /// Every field as `key=value`, sorted by key: what a child is greeted with and a run's JSON
-  /// shows.
+  /// Every field as `key=value`, sorted by key, for a child's `hello` and a run's JSON.
   std::vector<std::pair<std::string, std::string>> fields() const;
 
   /// One field's value; nothing where there is no such field.
@@ -116,8 +115,8 @@ struct Config {
 Result<Nanoseconds> parse_time(std::string_view text);
 std::string time_text(Nanoseconds time);
 
-/// A decimal (or 0x hexadecimal, where `hexadecimal`) number within [low, high]; the error says
-/// what was wrong with it.
+/// A number within [low, high]: decimal, or also 0x… if `hexadecimal`. The error says what is wrong
+/// with the text.
 Result<std::int64_t> parse_integer(std::string_view text, std::int64_t low, std::int64_t high);
 
 }  // namespace lockstep

@@ -19,17 +19,18 @@ namespace lockstep {
 
 class LabelState;
 
-/// Holds a subject's inside to its invariants; it shares none of the subject's decisions.
+/// Checks the invariants of a subject's inner structures; it shares none of the subject's
+/// decisions.
 class Auditor {
  public:
   virtual ~Auditor() = default;
-  /// After every operation: what the operation touched.
+  /// Checks, after an operation, everything that the operation touched.
   virtual void after(const Operation& operation, const Reply& reply, Findings& findings) = 0;
-  /// Everything, from nothing.
+  /// Recounts and checks everything from scratch.
   virtual void recompute(Findings& findings) = 0;
 };
 
-/// What a cache looks like from outside, for a picture.
+/// The content of a cache as a tree, for pictures.
 struct SnapshotNode {
   int parent = -1;   ///< index into `nodes`, -1 for the root
   std::string edge;  ///< the edge's tokens, in the grammar's terms
@@ -54,13 +55,14 @@ class Subject {
   /// subject itself.
   virtual Result<Reply> apply(const Operation& operation) = 0;
 
-  /// What the subject itself has said to be broken since the last call.
+  /// Findings that the subject itself has reported since the last call.
   virtual Findings take_findings() { return {}; }
 
-  /// What the last operation decided in detail, where the subject says it: block numbers by group.
+  /// Details of the last operation's decision, such as block numbers by group; empty where the
+  /// subject tells none.
   virtual std::string decided() const { return {}; }
 
-  /// The cache's content now; nothing where the subject does not show it.
+  /// The cache's content now; nullopt where the subject does not show it.
   virtual std::optional<Snapshot> snapshot() const { return std::nullopt; }
 };
 
@@ -71,9 +73,6 @@ struct SubjectOptions {
   const Defect* defect = nullptr;  ///< the one rule to break
 };
 
-/// Who answers where neither --subject nor a file names a policy.
-inline constexpr std::string_view kDefaultPolicy = "sglang-no-buffer";
-
 /// A cache policy, the real structure (cache_sim/).
 struct PolicyEntry {
   std::string_view name;
@@ -82,19 +81,23 @@ struct PolicyEntry {
   ConfigFields config_fields;  ///< the fields it honours besides the common ones
   std::unique_ptr<Subject> (*make)(const SubjectOptions&);
   /// False where a lock on a node without a state is not counted, so that a state which fills the
-  /// node loses another holder's lock (SGLang #21379): a search unlocks such a node at once.
+  /// node loses another holder's lock: a search unlocks such a node at once.
   bool counts_locks_on_tombstones = true;
-  /// What the policy asks of a configuration beyond the range of each field; null: nothing. The
-  /// error is a sentence that names the field.
+  /// Checks a configuration beyond the range of each field; null: nothing to check. The error is a
+  /// sentence that names the field.
   Result<void> (*check)(const Config&) = nullptr;
-  /// State slots 1 … states and KV slots below kv_end that the policy will name; null: those of
-  /// state_slots and kv_tokens.
+  /// The slots that the policy will name: state slots 1 … states, and KV slots below kv_end. Null:
+  /// they follow from state_slots and kv_tokens.
   struct SlotCounts {
     std::int64_t states, kv_end;
   };
   SlotCounts (*slots)(const Config&) = nullptr;
   Capabilities capabilities;  ///< beside Capability::request; its oracle has the same
+  bool is_default = false;    ///< true of one policy: see default_policy()
 };
+
+/// The policy that answers where neither --subject nor a file names one.
+std::string_view default_policy();
 
 /// An auditor of a family of policies.
 struct AuditorEntry {
