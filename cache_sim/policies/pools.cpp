@@ -9,7 +9,7 @@ namespace lockstep::cache_sim {
 
 namespace {
 
-/// Slots whose numbers are written down at once.
+/// The numbers of so many slots that were never used are written at once.
 constexpr std::uint32_t kUnusedPiece = 1 << 16;
 
 }  // namespace
@@ -25,7 +25,7 @@ KvPool::KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers)
   drop_front();
 }
 
-/// The front run is empty. What nobody has used comes before what was freed.
+/// Fills the empty front run: slots that were never used come before those that were freed.
 void KvPool::drop_front() {
   free_.pop_front();
   const std::uint32_t size = std::min(kUnusedPiece, end_ - first_unused_);
@@ -36,7 +36,7 @@ void KvPool::drop_front() {
   first_unused_ += size;
 }
 
-/// Copies the numbers of the first free slots, which are then free no more.
+/// Takes the first free slots: copies their numbers and removes them from the list.
 void KvPool::take(std::uint32_t size, std::uint32_t* into) {
   for (std::uint32_t done = 0; done < size;) {
     KvRun& front = free_.front();

@@ -10,23 +10,24 @@
 
 namespace lockstep::cache_sim {
 
-/// No admitted request has the operation's name.
+/// The error for an operation whose request is not admitted.
 tl::unexpected<Error> no_such_request(const Operation& operation);
 
-/// Whether the request ends and leaves nothing.
+/// Whether the operation ends the request and stores nothing.
 bool discards(const Operation& operation);
 
-/// At least one token, of which the prompt is a part; the name is new.
+/// An admission has at least one token, its prompt is no longer than its tokens, and its name is
+/// new.
 Result<void> check_admission(const Operation& admit, bool is_admitted);
 
-/// n is within 1 … `left`, the tokens that are known and not computed, drafts among them; a
-/// verification takes all of them.
+/// n is within 1 … `left`, the number of tokens (drafts included) that are known and not computed;
+/// with drafts, n is `left`.
 Result<void> check_extend(const Operation& extend, std::int64_t left);
 
 /// Between a verification and its accept nothing else happens to the request.
 Result<void> check_is_settled(const Operation& operation, bool is_verifying);
 
-/// What stands in a row of a batch when rows are to change places.
+/// The content of a row of the batch when a `compact` moves the rows.
 enum class RowUse : std::uint8_t { hole, settled, verifying };
 
 /// compact: each row's number afterwards, -1 for a hole alone, such that those of requests are
@@ -34,9 +35,9 @@ enum class RowUse : std::uint8_t { hole, settled, verifying };
 Result<std::uint32_t> check_mapping(const std::vector<std::int64_t>& mapping,
                                     const std::vector<RowUse>& rows);
 
-/// n is the number of tokens.
+/// An accept's n is the number of its tokens.
 Result<void> check_accept(const Operation& accept);
-/// The tokens are the first drafts and one more.
+/// The accepted tokens are the first n - 1 drafts and one more.
 Result<void> check_kept(const Operation& accept, const Tokens& drafts);
 
 }  // namespace lockstep::cache_sim

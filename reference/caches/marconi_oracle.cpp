@@ -315,7 +315,7 @@ class MarconiOracle final : public Subject {
     std::int64_t admitted = 0;  ///< tokens known at the admission
     std::int64_t computed = 0;
     std::int64_t used = 0;      ///< tokens whose KV is the cache's: this prefix is locked
-    std::int64_t branch = 0;    ///< where a state is to be stored; 0: nowhere
+    std::int64_t branch = 0;    ///< the position to store a state at; 0: none
     std::int64_t verified = 0;  ///< tokens of a verification that was not accepted yet
     std::vector<Token> drafts;
   };
@@ -343,7 +343,7 @@ class MarconiOracle final : public Subject {
     }
     return true;
   }
-  /// Evicts until so many bytes are free; nothing where that is not possible.
+  /// Evicts until so many bytes are free; evicts nothing where that is not possible.
   bool make_room(std::int64_t bytes, Evicted& evicted) {
     if (!would_fit(bytes)) return false;
     while (free_bytes() < bytes) require(evict_one(evicted), "what would fit can be made to fit");
@@ -494,7 +494,7 @@ class MarconiOracle final : public Subject {
         cache.lock(used);
       }
       const std::int64_t more = stored.size() - used.size();
-      // What is stored may lie within what this replay hits: then a state alone is added.
+      // The stored tokens may lie within this replay's hit: then a state alone is added.
       const std::int64_t tokens = std::max<std::int64_t>(more, 0);
       const std::int64_t bytes = more == 0 ? 0 : tokens * rules_.token_bytes + rules_.state_bytes;
       if (stored.size() > 0 && make_room(bytes)) cache.insert(stored);

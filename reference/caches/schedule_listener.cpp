@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::size_t kTextLimit = 100;
 
-/// Thrown where an episode that goes on has been heard so far.
+/// Thrown at the end of what was recorded of an episode that has not ended.
 struct HeardAll {};
 
 bool same(const Operation& a, const Operation& b) {

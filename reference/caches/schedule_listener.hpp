@@ -20,14 +20,14 @@ class ScheduleListener : public ScheduleChecker {
   std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const override;
 
  protected:
-  /// What the event leads to, by the rules: calls ask() and note(), sets work_ and idle_.
+  /// Follows the rules for the event: calls ask() and note(), sets work_ and idle_.
   virtual void play(const SchedulerEvent& event) = 0;
   virtual SchedulerStatus status(RequestNumber request) = 0;
   virtual std::unique_ptr<ScheduleListener> copy() const = 0;
 
-  /// The scheduler has to ask this now; the reply that it got.
+  /// States that the scheduler has to ask this now; returns the reply that it got.
   const Reply& ask(const Operation& due);
-  /// The scheduler has to say this now.
+  /// States that the scheduler has to say this now.
   void note(const SchedulerNote& due);
 
   std::optional<StepWork> work_;  ///< of the forward that the event began

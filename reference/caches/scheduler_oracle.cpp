@@ -49,7 +49,7 @@ void SchedulerOracle::play(const SchedulerEvent& event) {
 
 void SchedulerOracle::arrive(RequestNumber number, const RequestSpec* spec) {
   Request& request = at(number);
-  if (request.state == State::ended) return;  // its client went before it came
+  if (request.state == State::ended) return;  // its client left before it arrived
   request.spec = spec;
   wait(number, false);
 }
@@ -107,7 +107,7 @@ void SchedulerOracle::prefill() {
   }
 }
 
-/// One chunk: what is left of the prompt, or whole pages of it. A page that is begun is paid for.
+/// One chunk: the rest of the prompt, or whole pages of it. A page that is begun counts whole.
 void SchedulerOracle::prefill(RequestNumber number) {
   const Request& request = requests_[number];
   const std::int64_t left = request.goal - request.computed;
@@ -132,7 +132,7 @@ void SchedulerOracle::admit() {
     }
     enter(number, reply);
     prefill(number);
-    if (request.state == State::waiting) return;  // nobody is admitted after who found no room
+    if (request.state == State::waiting) return;  // it found no room, so no later one is admitted
   }
 }
 
@@ -167,7 +167,7 @@ void SchedulerOracle::decode() {
     const bool verifies = request.verification < request.spec->drafts.size() &&
                           request.spec->drafts[request.verification] != 0;
     Kept kept;
-    // Of an output whose length is given, the last token samples nothing more.
+    // If the output's length is given, no token is sampled after its last one.
     const bool is_done =
         !request.spec->stops && request.computed + 1 == request.spec->tokens.size();
     if (request.prefills() || is_done) {
@@ -217,15 +217,16 @@ Operation SchedulerOracle::extend_by(RequestNumber number, std::uint32_t tokens)
   return extend;
 }
 
-/// What a model that is never asked to stop samples: the output, and what would come after it.
+/// The prompt, the output, and the tokens that the model would sample if nothing stopped it.
 Tokens SchedulerOracle::text_of(const RequestSpec& spec) {
   return spec.tokens.followed_by(
       Tokens::of_document(kBehindTheEnd, 0, static_cast<std::uint32_t>(spec.overrun)));
 }
 
-/// The last token and its drafts. Of these, a way from the root is right: as long as what will be
-/// kept, less the token that is sampled after it. No more are kept than the output has, but that
-/// the verification which ends it may accept `overrun` tokens more, as far as its drafts reach.
+/// Verifies the last token and its drafts. One way from the root of the drafts is right; it has one
+/// token less than will be kept, because a token is sampled after it. No more are kept than the
+/// output has, except that its last verification may accept `overrun` tokens more, as far as its
+/// drafts reach.
 Operation SchedulerOracle::verification(RequestNumber number, Kept& kept) const {
   const Request& request = requests_[number];
   const RequestSpec& spec = *request.spec;
@@ -251,7 +252,8 @@ Operation SchedulerOracle::verification(RequestNumber number, Kept& kept) const 
       extend.drafts.append(text.slice(place, place + 1));
       continue;
     }
-    // Wrong drafts of a chain are counted from the first one, those of a tree by their number.
+    // Wrong drafts of a chain are numbered from the first wrong one, those of a tree by their
+    // place.
     const std::size_t index = spec.branches == 1 ? draft - kept.all() : draft;
     extend.drafts.append(Tokens::of_document(kWrongDrafts, static_cast<std::uint32_t>(index), 1));
   }
@@ -280,7 +282,7 @@ std::uint32_t SchedulerOracle::compute(RequestNumber number, const Operation& ex
     if (under_way_.empty())
       drop(number);
     else
-      budget_ = 0;  // the results that are under way may end it
+      budget_ = 0;  // a result under way may end the request
     return 0;
   }
   Request& request = requests_[number];
@@ -288,7 +290,7 @@ std::uint32_t SchedulerOracle::compute(RequestNumber number, const Operation& ex
   const bool chunk = request.prefills();
   const auto tokens = static_cast<std::uint32_t>(extend.n);
   request.told += extend.tokens.size();
-  if (kept.all() == 0) request.computed += tokens;  // of a verification, the result decides
+  if (kept.all() == 0) request.computed += tokens;  // the result of a verification decides later
   decided_.push_back({number, begin, tokens, kept, chunk, !request.prefills()});
   return tokens;
 }
@@ -301,7 +303,7 @@ void SchedulerOracle::give_way(RequestNumber number) {
   note({SchedulerNote::Kind::retracted, number});
 }
 
-/// Nothing that runs will ever make room for it.
+/// Refuses the request: no running request will ever make room for it.
 void SchedulerOracle::drop(RequestNumber number) {
   ask(about(Verb::abort, number));
   leave(number);
@@ -315,7 +317,7 @@ void SchedulerOracle::leave(RequestNumber number) {
   std::erase(running_, number);
 }
 
-/// Higher priorities first, then who came first; one that gave way stands before its equals.
+/// Queues by priority, then by arrival; a preempted request goes before its equals.
 void SchedulerOracle::wait(RequestNumber number, bool before_equals) {
   std::deque<RequestNumber>& equals = queue_[requests_[number].spec->priority];
   equals.insert(before_equals ? equals.begin() : equals.end(), number);

@@ -30,7 +30,7 @@ class SchedulerOracle : public ScheduleListener {
     bool was_running = false;
     bool prefills() const { return computed < goal; }
   };
-  /// Tokens that a verification keeps; of other rows none.
+  /// Tokens that a verification keeps; none for other rows.
   struct Kept {
     std::uint32_t output = 0;
     std::uint32_t behind = 0;  ///< the output's end
@@ -55,7 +55,7 @@ class SchedulerOracle : public ScheduleListener {
   void arrive(RequestNumber number, const RequestSpec* spec);
   void abort(RequestNumber number);
   void step();
-  // What other rules replace.
+  // Rules that the oracles of servers replace.
   virtual void begin_step() {}
   virtual void decide();
   virtual bool waits_for_forwards_without_requests() const { return false; }
@@ -96,9 +96,9 @@ class SchedulerOracle : public ScheduleListener {
   std::int64_t budget_ = 0;
   bool awaits_results_ = false;  // results are the next thing that comes
   std::vector<Row> last_rows_;   // of the last forward
-  // Where forwards without requests are waited for:
-  bool computes_ = false;        // the forward of decided_, whoever has left
-  bool computed_ahead_ = false;  // that of under_way_
+  // A step waits for the results of forwards whose requests have all ended:
+  bool computes_ = false;        // the forward of decided_ runs, even if its requests have left
+  bool computed_ahead_ = false;  // so does that of under_way_
 };
 
 }  // namespace lockstep::reference

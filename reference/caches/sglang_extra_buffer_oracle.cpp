@@ -69,7 +69,8 @@ class SglangExtraBufferOracle final : public SglangOracle {
     return request.tracking[1 - request.write];
   }
 
-  /// A slot that a step must not write over; false where there is none.
+  /// Takes a second slot, so that a step does not write over the kept state; false where none is
+  /// free.
   bool reserve(Request& request) {
     if (slots_free() == 0) {
       request.latest = {};

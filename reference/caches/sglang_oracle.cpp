@@ -119,7 +119,7 @@ bool SglangOracle::make_slots_free(std::int64_t needed, Evicted& evicted) {
   return needed <= slots_free();
 }
 
-/// Used before or not.
+/// Counts free slots, those that were never used included.
 std::int64_t SglangOracle::slots_free() const {
   const std::int64_t unused = has_states_ ? config_.state_slots + 1 - next_unused_slot_ : 0;
   return unused + static_cast<std::int64_t>(free_slots_.size());
@@ -177,7 +177,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
     request.live = take_slot(unreported);
     if (!request.live.exists()) return refuse(Refusal::no_state_slot);
   }
-  // What is unlocked is counted where that decides: a burst of requests asks often.
+  // Unlocked KV is counted only where the count decides, because a burst of requests asks often.
   const std::int64_t room = or_else(operation.room, 0);
   const std::int64_t lacking = size - cached + room - kv_free();
   if (lacking > 0 && lacking > cached_.kv() - cached_.locked_kv()) return refuse(Refusal::no_kv);
@@ -190,7 +190,7 @@ Result<Reply> SglangOracle::admit(const Operation& operation) {
     if (cached == 0) request.live = take_slot(nothing);
     for (int i = 0; i < tracking_slots(); ++i) request.tracking.push_back(take_slot(nothing));
   }
-  // A transfer brings what lies beyond the hit, but never the last token's: that one is computed.
+  // A transfer brings the KV beyond the hit, except that of the last token, which is computed here.
   const std::int64_t there = std::max(cached, std::min(or_else(operation.external, 0), size - 1));
   if (there > cached) {
     Evicted for_kv;
@@ -320,7 +320,7 @@ Result<Reply> SglangOracle::accept(const Operation& operation) {
     if (tokens.empty() || !drafts.has({tokens.begin(), tokens.end() - 1}))
       return fail("accept: all tokens but the last are drafts, each after the one before");
     const std::int64_t from = request.computed;
-    request.computed += inputs + operation.n - 1;  // nobody has computed the last token yet
+    request.computed += inputs + operation.n - 1;  // the last token is not computed yet
     advanced(request, from, Forward::verification);
     request.allocated = up_to_whole_pages(request.computed);
     request.pending.reset();
@@ -366,7 +366,7 @@ Result<Reply> SglangOracle::checkpoint(const Operation& operation) {
 
 std::optional<SglangOracle::Stored> SglangOracle::store_unfinished(Request& request,
                                                                    std::int64_t up_to) {
-  // The live state is of no other length than what was computed.
+  // The live state stands for exactly the computed tokens.
   if (has_states_ && up_to != request.computed) return Stored{false, request.protected_size};
   const std::int64_t length = whole_pages(up_to);
   if (length == 0 || length < request.protected_size) return Stored{true, request.protected_size};
@@ -406,7 +406,7 @@ Result<Reply> SglangOracle::finish(const Operation& operation) {
 
 SglangOracle::Stored SglangOracle::store_finished(Request& request, std::int64_t owned) {
   const std::int64_t length = whole_pages(owned);
-  // A state goes with all that was computed or not at all.
+  // A state is stored for all computed tokens or not at all.
   const bool fits = has_states_ ? owned == request.computed : length >= request.protected_size;
   if (!fits || length == 0) return {true, request.protected_size};
   StateSlot given = request.live;
@@ -428,7 +428,7 @@ Result<Reply> SglangOracle::abort(const Operation& operation) {
   return Reply{};
 }
 
-/// With the request goes its claim on KV beyond what is protected.
+/// Ends the request and frees its KV beyond the protected tokens.
 void SglangOracle::forget(std::map<std::string, Request>::iterator request) {
   const Request& gone = request->second;
   release_slot(gone.live);
@@ -448,7 +448,7 @@ Reply SglangOracle::evict(std::int64_t kv, std::int64_t states) {
   return Reply().set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
 }
 
-/// KV is freed as for an allocation of `room` tokens that does not follow.
+/// Frees KV as an allocation of `room` tokens does, and allocates nothing.
 Result<Reply> SglangOracle::make_room(const Operation& operation) {
   if (operation.kv != Operation::kAbsent || operation.state != Operation::kAbsent)
     return fail("evict: room= goes without the other fields");
@@ -542,7 +542,7 @@ Result<Reply> SglangOracle::insert(const Operation& operation) {
         fmt::format("insert: the first {} {} not stored", counted(prev, "token"), is_or_are(prev)));
   Evicted unreported;
   if (!make_kv_free(key.size() - prev, unreported)) return Reply::refusal(Refusal::no_kv);
-  // Whoever counts on stored tokens should have locked them: room was made out of these.
+  // The `prev` tokens were not locked, and making room has evicted some of them.
   if (!prev_is_stored()) return Reply::refusal(Refusal::no_kv);
 
   const StateSlot slot = has_states_ ? held->second.slot : StateSlot::none();

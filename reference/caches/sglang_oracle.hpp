@@ -30,7 +30,7 @@ namespace lockstep::reference {
 
 class SglangOracle : public Subject {
  public:
-  /// Where the policies differ. The defaults are sglang-no-buffer's.
+  /// Differences between the policies. The defaults are sglang-no-buffer's.
   struct Variant {
     bool has_states = true;
     SglangPrefixMap::Rules rules{};
@@ -51,7 +51,7 @@ class SglangOracle : public Subject {
  protected:
   using Evicted = SglangPrefixMap::Evicted;
 
-  /// How a request got from `from` to `to` computed tokens.
+  /// The forward with which a request got from `from` to `to` computed tokens.
   enum class Forward : std::uint8_t { chunk, decode, verification };
 
   /// A tracked state and the slot that holds it [1.8].
@@ -77,8 +77,8 @@ class SglangOracle : public Subject {
   };
   struct Request {
     Prefix known;                     ///< prompt and outputs
-    std::int64_t prompt = 0;          ///< how many of them are the original prompt
-    std::int64_t admitted = 0;        ///< how many were known at the admission
+    std::int64_t prompt = 0;          ///< tokens of the original prompt
+    std::int64_t admitted = 0;        ///< tokens known at the admission
     std::int64_t branch = 0;          ///< the match's branch position
     std::int64_t computed = 0;        ///< tokens that the live state stands for
     std::int64_t allocated = 0;       ///< tokens that have KV, rounded up to pages
@@ -100,7 +100,7 @@ class SglangOracle : public Subject {
     std::int64_t length = 0;  ///< tokens that the map owns now
   };
 
-  /// How many slots a request gets beside its live one.
+  /// The number of slots that a request gets beside its live one.
   virtual int tracking_slots() const { return 0; }
   virtual void advanced(Request&, std::int64_t /*from*/, Forward) {}
   /// A verification of that many tokens begins.

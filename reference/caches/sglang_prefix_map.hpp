@@ -1,6 +1,5 @@
-// What SGLang's radix tree remembers, without the tree: a sorted map from the prefix at which a
-// node ends to the node's record. Numbers in brackets are rules of
-// reference/caches/sglang.md.
+// The content of SGLang's radix tree, without the tree: a sorted map from the prefix at which a
+// node ends to the node's record. Numbers in brackets are rules of reference/caches/sglang.md.
 //
 //   here                                          in the tree
 //   a stored prefix                               a node, named by its end
@@ -40,12 +39,12 @@ struct Prefix {
 
 class SglangPrefixMap {
  public:
-  /// Where older versions differ [1.10, 1.11]. The defaults are 0.5.23's.
+  /// Rules in which older versions differ [1.10, 1.11]. The defaults are 0.5.23's.
   struct Rules {
     bool paths_are_used = false;       ///< match and insert use each state on the key's path,
                                        ///< shortest first, and a split that of its longer half
     bool existing_end_is_used = true;  ///< an insert uses the state that its key has already
-    bool bare_parents_go = false;      ///< what is left without state and extension goes too
+    bool bare_parents_go = false;      ///< a prefix left without state and extensions is dropped
     bool tombstones_lock = true;       ///< a state lock on a tombstone counts
   };
   struct Options {
@@ -87,7 +86,7 @@ class SglangPrefixMap {
     return key.first(key.size() / options_.page * options_.page);
   }
   bool contains(const Prefix& end) const { return records_.contains(end); }
-  /// How many of the key's tokens are stored. No effect.
+  /// The number of the key's tokens that are stored. No effect.
   std::int64_t longest_shared(const Prefix& key) const;
 
   std::int64_t kv() const { return kv_; }  ///< tokens stored

@@ -1,6 +1,6 @@
 // The cache of a model exported with fixed shapes: the subject that follows its rules
-// (static_kv.md) literally. Where keys and values lie, and by which calls they come there, changes
-// no answer.
+// (static_kv.md) literally. The places of keys and values, and the calls that write them, change no
+// answer.
 #include <algorithm>
 #include <map>
 #include <memory>

@@ -390,7 +390,7 @@ VllmOracle::Count VllmOracle::leave_rest(const Request& request, Count start, Co
 
 // --- Allocation ----------------------------------------------------------------------------------
 
-/// Tokens that a group will not look at again (rule 19).
+/// The number of tokens whose blocks a group no longer needs (rule 19).
 VllmOracle::Count VllmOracle::behind(const Group& group, Count tokens) const {
   if (is_state(group)) return std::max<Count>(tokens - 1, 0);
   if (group.kind == "window")
@@ -463,7 +463,7 @@ VllmOracle::Count VllmOracle::need(int group, const Request& request, Span span,
     return fresh + revived + (ends_inside ? 1 : 0);
   }
   const Count inner = inner_state(table, spec.block, request, span);
-  // What is sent ends in a state with a block of its own, if the chunk goes on to another block.
+  // The state that is sent gets a block of its own if the chunk goes on into another block.
   const Count sent_end = ceiling(span.total, spec.block);
   const bool is_sent =
       span.total > span.local && sent_end > hits && sent_end < ceiling(span.end, spec.block);
@@ -475,7 +475,8 @@ VllmOracle::Count VllmOracle::need(int group, const Request& request, Span span,
   return fresh + revived;
 }
 
-/// What the request has passed, the last column first; a Mamba group's gaps lie between (rule 19).
+/// Gives back the columns that the request has passed, the last one first. In a Mamba group, null
+/// columns lie between (rule 19).
 void VllmOracle::release_behind(Request& request, Count tokens) {
   for (std::size_t group = 0; group < groups_.size(); ++group) {
     const Group& spec = groups_[group];
@@ -518,7 +519,7 @@ void VllmOracle::use_offer(Request& request) {
   }
 }
 
-/// Blocks for what another server sends, as far as the group looks at it (rule 24).
+/// Blocks for the tokens that another server sends, as far as the group needs them (rule 24).
 void VllmOracle::receive(Request& request) {
   const Count total = request.hit + request.external;
   for (std::size_t group = 0; group < groups_.size(); ++group) {
@@ -607,7 +608,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
     return sum <= static_cast<Count>(queue_.size());
   };
   if (request.waits && waits_for_step(request)) return Refusal::same_step;
-  // Who comes from the waiting queue must fit as a whole.
+  // A request from the waiting queue must fit as a whole.
   if ((request.waits || request.loaded) && !fits(request.tokens, true)) return Refusal::no_kv;
   release_behind(request, total - request.in_flight);
   if (!fits(end, false)) return Refusal::no_kv;
@@ -628,7 +629,7 @@ std::optional<Refusal> VllmOracle::allocate(Request& request, Count n, bool publ
 bool VllmOracle::is_worth(const Request& request, const Group& group, Count column) const {
   if (group.kind == "attention") return true;
   if (is_state(group) && !retention_) return true;
-  // Where somebody can resume: at the end of this prompt, and where others left this prefix.
+  // Places to resume from: the end of this prompt, and the places where others left this prefix.
   std::vector<Count> places;
   const Count S = scheduler_block_;
   if (drops_) {
@@ -852,7 +853,7 @@ Result<void> VllmOracle::check_row(const Request& request, const Operation& oper
     return refuse(operation, "either all steps are asynchronous or none is");
   if (operation.n == 0) return refuse(operation, "nothing is computed, and nothing is sent");
   if (overlaps_ && drafts_ > 0) {
-    // Where the row begins is settled by results that are out, and so are its tokens.
+    // Results that have not come yet decide where the row begins and which tokens it has.
     if (!operation.tokens.empty()) return refuse(operation, "its tokens are told by accept");
     fresh = request.tokens + request.placeholders - start;
   }

@@ -7,8 +7,8 @@
 namespace lockstep::reference {
 namespace {
 
-/// The pool of a test may be smaller than its longest request, which vLLM's never is: a request
-/// that was so often preempted for itself alone, without a token in between, is refused.
+/// A test's pool may be smaller than its longest request; vLLM's never is. So a request that was
+/// preempted this often while it ran alone, without a new token in between, is refused.
 constexpr int kMostLonePreemptions = 8;
 
 }  // namespace
@@ -43,7 +43,7 @@ void VllmSchedulerOracle::play(const SchedulerEvent& event) {
   switch (event.kind) {
     case SchedulerEvent::Kind::arrival: {
       Request& request = requests_[event.request];
-      if (request.status == Status::finished) return;  // its client went before it came
+      if (request.status == Status::finished) return;  // its client left before it arrived
       request.spec = event.spec;
       request.tokens = event.spec->prompt_size;
       request.arrival = ++arrivals_;
@@ -146,7 +146,7 @@ VllmSchedulerOracle::Count VllmSchedulerOracle::proposal(const Request& request)
   return std::min(gamma_, Count{request.spec->drafts[request.verified]});
 }
 
-/// What the model samples for a row, up to the output's end.
+/// The tokens that the model samples for a row, up to the output's end.
 VllmSchedulerOracle::Count VllmSchedulerOracle::generated(const Request& request,
                                                           const Scheduled& row) {
   Count tokens = 1;
@@ -157,7 +157,7 @@ VllmSchedulerOracle::Count VllmSchedulerOracle::generated(const Request& request
   return tokens;
 }
 
-/// The subject may cut the tokens. False: refused.
+/// Asks for an extend, of which the subject may cut tokens. False: it refused.
 bool VllmSchedulerOracle::allocate(RequestNumber number, Count& tokens, Count spec_tokens,
                                    bool verifies) {
   Request& request = requests_[number];
@@ -253,7 +253,7 @@ void VllmSchedulerOracle::schedule_waiting() {
     tokens += padding;
     EncoderInputs inputs;
     if (is_tried) inputs = try_schedule_encoder_inputs(request, tokens);
-    if (tokens == 0) {  // it does not stall those after it
+    if (tokens == 0) {  // the requests after it are scheduled all the same
       ask(about(Verb::preempt, number));
       request.computed = request.told = 0;
       ++next;
@@ -345,7 +345,8 @@ bool VllmSchedulerOracle::check_and_update(Request& request, std::size_t input) 
   return true;
 }
 
-/// Evicts what nobody references, the longest first, if that brings room for what is scheduled too.
+/// Evicts embeddings without references, the longest unreferenced first, if that makes room for the
+/// image and for those that this step has scheduled.
 bool VllmSchedulerOracle::can_allocate(Count size, Count scheduled) {
   Count freeable = free_places();
   for (const Embedding& embedding : embeddings_)
@@ -369,7 +370,7 @@ void VllmSchedulerOracle::free_encoder_input(Request& request, std::size_t input
   if (--embedding->references == 0) embedding->unreferenced_since = ++clock_;
 }
 
-/// Of images whose tokens are all among the first `up_to`.
+/// Releases the images whose tokens are all among the first `up_to`.
 void VllmSchedulerOracle::free_encoder_inputs(Request& request, Count up_to) {
   for (std::size_t input = 0; input < request.needs.size(); ++input)
     if (request.spec->images[input].end() <= up_to) free_encoder_input(request, input);

@@ -39,8 +39,8 @@ class VllmSchedulerOracle final : public ScheduleListener {
     Count in_flight = 0;
     Count stale = 0;
     Count told = 0;     ///< tokens that the subject knows
-    Count arrival = 0;  ///< the how manyeth it was
-    int lone = 0;       ///< preemptions with nobody else running, since its last token
+    Count arrival = 0;  ///< its number in the order of arrivals
+    int lone = 0;       ///< preemptions while it ran alone, since its last token
     bool is_prefill = false;
     Count spec_tokens = 0;
     std::vector<bool>

@@ -26,7 +26,7 @@ inline constexpr std::size_t kCapabilityCount =
 using Capabilities = EnumSet<Capability>;
 
 std::string_view to_string(Capability capability);
-/// What is said of a subject without it, after the subject's name: "has no sequence verbs".
+/// The end of the sentence about a subject that lacks the capability: "has no sequence verbs".
 std::string_view lack_of(Capability capability);
 
 /// A word with which a child says in its answer to `hello` what it understands, and the field where
@@ -46,7 +46,7 @@ inline constexpr CapabilityWord kCapabilityWords[] = {
      "server",
      {Capability::transfers, Capability::draft_trees, Capability::partial_finish}},
 };
-/// What the words of a list `external,keys` mean together; nothing where one of them is unknown or
+/// The capabilities of a list of words such as `external,keys`; nullopt where a word is unknown or
 /// stands twice.
 std::optional<Capabilities> capabilities_of_words(std::string_view field, std::string_view list);
 

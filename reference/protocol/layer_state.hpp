@@ -25,8 +25,8 @@ struct VerifiedRow {
   const Tokens& known;
   std::uint32_t begin;
   const Tokens& drafts;
-  /// By draft, what it stands after: 0 the last known token, k the k-th draft, which comes before
-  /// it. Empty: each draft stands after the one before it.
+  /// By draft, its parent: 0 for the last known token, k for the k-th draft. Parents come before
+  /// their children. Empty: the drafts are a chain.
   std::span<const std::int64_t> parents;
 
   std::uint32_t inputs() const { return known.size() - begin; }
@@ -43,15 +43,15 @@ class LayerState {
   /// A state slot leaves the free list. Its content is whatever its last owner left: only zero()
   /// cleans it.
   virtual void allocate_state(StateSlot slot) = 0;
-  /// That part of the slot becomes that of the empty prefix.
+  /// Sets that part of the slot to the state of the empty prefix.
   virtual void zero_state(StateSlot slot, StatePart part) = 0;
   virtual void copy_state(StateSlot source, StateSlot target, StatePart part) = 0;
-  /// The layer runs over tokens[begin, end) from what that part of the slot holds, which should
+  /// Runs the layer over tokens[begin, end), starting from that part of the slot, which should
   /// stand for tokens[0, begin).
   virtual void advance_state(StateSlot slot, StatePart part, const Tokens& tokens,
                              std::uint32_t begin, std::uint32_t end) = 0;
 
-  // The same of both parts.
+  // The same for both parts.
   virtual void zero_state(StateSlot slot) {
     for (const StatePart part : kStateParts) zero_state(slot, part);
   }
@@ -65,22 +65,21 @@ class LayerState {
   /// The slot goes back to the free list.
   virtual void free_state(StateSlot slot) = 0;
 
-  /// The layer verifies a row. That part of the slot stays as it is; what it would be after each
-  /// of the row's tokens is left beside the slot until its next verification.
+  /// Runs the layer over a row of a verification. That part of the slot stays as it is; its states
+  /// after each of the row's tokens are kept beside the slot until the slot's next verification.
   virtual void verify_state(StateSlot slot, StatePart part, const VerifiedRow& row) = 0;
-  /// That part of the target becomes what the verification of `verified` has left behind the row's
-  /// token `at`, counted from 0.
+  /// Copies into that part of the target the state that the verification of slot `verified` has
+  /// kept for the row's token `at`, counted from 0.
   virtual void commit_state(StateSlot verified, std::uint32_t at, StateSlot target,
                             StatePart part) = 0;
-  /// That part of the slot is written by a transfer from another server, where it stood for
-  /// tokens[0, size).
+  /// Writes that part of the slot with the state that another server sends for tokens[0, size).
   virtual void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                              std::uint32_t size) = 0;
-  /// A row of nobody runs over the slot: padding of a captured graph, or the dummy row of a rank
-  /// without work. Slot 0 is there for such rows.
+  /// A row that belongs to no request runs over the slot: padding of a captured graph, or the dummy
+  /// row of a rank without work. Slot 0 exists for such rows.
   virtual void run_nobodys_row(StateSlot slot) = 0;
 
-  /// False where write_kv() would have no effect, so that nobody has to collect the slots for it.
+  /// False if write_kv() has no effect, so that a policy need not collect the slots for it.
   virtual bool keeps_kv() const { return true; }
   virtual void allocate_kv(KvSlots slots) = 0;
   /// The forward writes the KV of tokens[begin, begin + slots.size()).

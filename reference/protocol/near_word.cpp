@@ -8,10 +8,10 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kLongest = 60;  // what is longer is no mistyped word
-constexpr std::size_t kLongWord = 8;  // in which two mistakes are still a mistyped word
+constexpr std::size_t kLongest = 60;  // characters; longer words get no suggestion
+constexpr std::size_t kLongWord = 8;  // characters; from here on two mistakes are tolerated
 
-/// Letters to insert, leave out or replace, and pairs of neighbours to swap.
+/// The number of mistakes: letters inserted, left out or replaced, and neighbours swapped.
 std::size_t mistakes_between(std::string_view a, std::string_view b) {
   std::vector<std::size_t> last, now(b.size() + 1), next(b.size() + 1);
   std::iota(now.begin(), now.end(), std::size_t{0});
@@ -31,7 +31,7 @@ std::size_t mistakes_between(std::string_view a, std::string_view b) {
 
 std::string but_near(std::string_view word, const std::vector<std::string_view>& known) {
   if (word.empty() || word.size() > kLongest) return "";
-  std::size_t fewest = word.size() < kLongWord ? 2 : 3;  // one less is near
+  std::size_t fewest = word.size() < kLongWord ? 2 : 3;  // a word is near if it has fewer mistakes
   std::string_view nearest;
   for (const std::string_view one : known)
     if (const std::size_t mistakes = mistakes_between(word, one);

@@ -1,4 +1,4 @@
-// What somebody may have meant by a word that is none.
+// Suggests the known word that a mistyped word may stand for.
 #pragma once
 
 #include <string>

@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::size_t kShown = 60;       // characters of a value where only a glimpse of it counts
+constexpr std::size_t kShown = 60;       // characters of a value that an error shows
 constexpr std::size_t kMostFields = 64;  // more than any verb or reply has
 constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
 
@@ -120,8 +120,8 @@ constexpr FieldRow kTruncate[] = {kId, {"up_to", NumberField{&Operation::up_to},
 struct VerbRow {
   std::string_view name;
   std::span<const FieldRow> fields;
-  /// What an answer can carry, besides what its evictions cost: first what it must carry, where it
-  /// is not a refusal.
+  /// The fields of an answer besides those about evictions. The first ones are required unless the
+  /// answer is a refusal.
   std::span<const ReplyField> reply = {};
   std::size_t must = 0;
   Capability needs = Capability::request;
@@ -171,7 +171,7 @@ constexpr VerbRow kVerbs[] = {
     {"truncate", kTruncate, {}, 0, Capability::sequences},
 };
 static_assert(std::size(kVerbs) == kVerbCount);
-/// Of a trace, and no operations.
+/// Words that begin a line of a trace and are no operations.
 constexpr std::string_view kOtherVerbs[] = {"close",   "config",  "expect",
                                             "request", "retract", "run"};
 
@@ -429,8 +429,8 @@ void Reply::throw_full() {
 void Reply::add_to(Digest& digest) const {
   std::uint64_t all = std::uint64_t{present_} << 8 | static_cast<std::uint64_t>(refused);
   for (std::size_t i = 0; i < count_; ++i) {
-    // A request whose output was given as a number has other tokens under another name, and a
-    // digest is of sizes: what is sampled is compared, and not part of it.
+    // Sampled tokens are compared but not part of the digest: where an output is given as a number,
+    // its tokens depend on the request's name.
     if (field_at(i) == ReplyField::output) continue;
     all += mix64(static_cast<std::uint64_t>(values_[i]) ^ static_cast<std::uint64_t>(field_at(i))
                                                               << 56);
@@ -534,7 +534,7 @@ Result<Operation> parse_operation(const Line& line) {
   }
   Operation operation;
   operation.verb = static_cast<Verb>(row - std::begin(kVerbs));
-  // Only what another server sends takes a place and computes nothing.
+  // n=0 is for requests that take places for another server's tokens and compute nothing.
   const bool is_load =
       operation.verb == Verb::extend && line.find("n") == "0" && line.find("async") == "1";
   for (const auto& [key, value] : line.fields) {
@@ -595,7 +595,8 @@ Result<Reply> parse_reply(std::string_view text, Verb verb) {
     if (!number) return fail(fmt::format("field {}: {}", key, number.error().text));
     reply.set(*field, *number);
   }
-  if (reply.refused != Refusal::none) return Reply::refusal(reply.refused);  // and nothing else
+  if (reply.refused != Refusal::none)
+    return Reply::refusal(reply.refused);  // a refusal has no other field
   const VerbRow& row = kVerbs[static_cast<std::size_t>(verb)];
   for (const ReplyField needed : row.reply.first(row.must))
     if (!reply.has(needed))

@@ -53,7 +53,7 @@ enum class Verb : std::uint8_t {
 inline constexpr std::size_t kVerbCount = static_cast<std::size_t>(Verb::truncate) + 1;
 
 std::string_view to_string(Verb verb);
-/// What a subject needs in order to understand the verb.
+/// The capability that a subject needs for the verb.
 Capability capability_of(Verb verb);
 
 /// Tokens of a prompt that stand for an image.
@@ -154,7 +154,7 @@ enum class Refusal : std::uint8_t {
 };
 std::string_view to_string(Refusal refusal);
 
-/// How a request ended, the values of `finish=`.
+/// The ways in which a request can end: the values of `finish=`.
 enum class FinishReason : std::uint8_t { running, stop, length, abort, refused };
 std::string_view to_string(FinishReason reason);
 
@@ -228,7 +228,7 @@ class Reply {
     while (i + 1 < kMostFields && field_at(i) != field) ++i;
     return i;
   }
-  /// Where the field's value is or goes.
+  /// The place that holds the field's value.
   std::size_t place(ReplyField field) {
     if (has(field)) return index_of(field);
     if (count_ == kMostFields) throw_full();
@@ -248,7 +248,7 @@ class Reply {
   std::array<std::int64_t, kMostFields> values_;  // the first count_ of them
 };
 
-/// `verb key=value …`, before anybody knows what the fields mean.
+/// A line `verb key=value …`, split but not interpreted.
 struct Line {
   std::string_view verb;
   std::vector<std::pair<std::string_view, std::string_view>> fields;
@@ -269,12 +269,13 @@ bool is_operation_verb(std::string_view verb);
 /// name, "takes no field parents: it verifies no trees of drafts".
 std::string lack_for(const Operation& operation, Capabilities capabilities);
 
-/// The kind of an operation, as a server may or may not know it: its verb and the optional fields
-/// that it carries, `checkpoint up_to` or `extend async tokens`.
+/// The kind of an operation: its verb and the optional fields that it carries, for example
+/// `checkpoint up_to` or `extend async tokens`.
 std::string operation_form(const Operation& operation);
 
-/// A child's answer. `verb` says which fields it must and which it can carry. Any other field is an
-/// error, so that a misspelt one is not taken for silence; fields `x_NAME` are left aside.
+/// Parses a child's answer. `verb` decides which fields it must carry and which it may. Any other
+/// field is an error, so that a misspelt field does not pass for a missing one; fields named
+/// `x_NAME` are ignored.
 Result<Reply> parse_reply(std::string_view text, Verb verb);
 
 }  // namespace lockstep

@@ -1,4 +1,5 @@
-// A request as a client sends it: what workloads bring, trace files spell and the scheduler serves.
+// A request as a client sends it: workloads and trace files contain them, the scheduler serves
+// them.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace lockstep {
 
-/// `request …`: what a client asks of the scheduler.
+/// A line `request …`: one request to the scheduler.
 struct RequestSpec {
   Name id;
   Name session;
@@ -27,7 +28,7 @@ struct RequestSpec {
   std::vector<Image> images;  ///< tokens that an encoder makes, ascending
   std::int64_t external = 0;  ///< tokens whose KV and state come from another server
   std::int64_t priority = 0;
-  std::int64_t rank = -1;  ///< where it goes; -1: where the routing sends it
+  std::int64_t rank = -1;  ///< the rank that serves it; -1: the routing decides
   std::uint32_t output_size() const { return tokens.size() - prompt_size; }
   /// Tokens that a verification of so many drafts can keep: the drafts on its tree's longest way,
   /// which goes from first child to first child, and one more. Draft i stands after draft

@@ -16,20 +16,20 @@
 
 namespace lockstep {
 
-/// What a wrong draft consists of (a document that nothing else uses).
+/// Wrong drafts are tokens of this document, which nothing else uses.
 inline constexpr Document kWrongDrafts = (Document{1} << 31) - 1;
-/// What a verification accepts after the token that ends the output.
+/// Tokens of this document are those that a verification accepts after the end of the output.
 inline constexpr Document kBehindTheEnd = kWrongDrafts - 1;
 
-/// What one forward works on, for the cost of a step.
+/// The work of one forward, for the cost of a step.
 struct StepWork {
   std::int64_t prefill_tokens = 0;
   std::int64_t decode_tokens = 0;
   std::int64_t context_tokens = 0;  ///< tokens of all rows before this forward
-  std::int64_t seen_tokens = 0;     ///< summed over its tokens, the tokens that each attends to
+  std::int64_t seen_tokens = 0;     ///< sum, over its tokens, of the tokens that each attends to
 };
 
-/// Requests are numbered by whoever brings them, from 0 on; they may arrive in another order.
+/// The caller numbers requests from 0 on; they may arrive in another order.
 using RequestNumber = std::uint32_t;
 
 struct SchedulerEvent {
@@ -47,7 +47,7 @@ struct SchedulerEvent {
   const Reply* reply = nullptr;
 };
 
-/// What a step did to a request, for ledgers and timelines.
+/// An effect of a step on a request, for ledgers and timelines.
 struct SchedulerNote {
   enum class Kind { admitted, sampled, retracted, ended };
   Kind kind;
@@ -64,7 +64,7 @@ struct SchedulerEffects {
   bool idle = false;  ///< there was nothing to do for a step
 };
 
-/// What every scheduler is configured with. A family's scheduler reads more of the configuration.
+/// The options of every scheduler. A family's scheduler reads more of the configuration.
 struct SchedulerOptions {
   std::int64_t chunked_prefill = 8192;
   std::int64_t max_running = 256;
@@ -76,7 +76,7 @@ struct SchedulerOptions {
   static SchedulerOptions of(const Config& config);
 };
 
-/// What a scheduler says of itself when it is asked.
+/// A scheduler's answers about its state.
 struct SchedulerStatus {
   bool has_work = false;
   bool waits_for_results = false;
@@ -101,7 +101,7 @@ struct SchedulerEpisode {
   SchedulerStatus status{};  ///< in the end
 
   void begin(const SchedulerEvent& with);
-  /// What one call of the scheduler brought.
+  /// Adds the effects of one call of the scheduler.
   void add(const SchedulerEffects& effects);
 };
 
@@ -109,10 +109,10 @@ struct SchedulerEpisode {
 class ScheduleChecker {
  public:
   virtual ~ScheduleChecker() = default;
-  /// The first difference between the episode and what the rules make of its event. After such a
-  /// finding nothing that follows means anything.
+  /// The first difference between the episode and the effects that the rules prescribe. After a
+  /// difference, later episodes are not comparable any more.
   virtual std::optional<Finding> check(const SchedulerEpisode& episode) = 0;
-  /// The same of an episode that has not come to its end, without taking note of it.
+  /// The same for an episode that has not ended; the oracle's state does not change.
   virtual std::optional<Finding> check_so_far(const SchedulerEpisode& episode) const = 0;
 };
 
@@ -123,8 +123,8 @@ class ServerScheduler {
  public:
   virtual ~ServerScheduler() = default;
 
-  /// Errors of the caller (a reply that nobody waits for, a step inside a step) are broken
-  /// contracts. The effects, and the operation in them, are there until the next call.
+  /// A misuse by the caller (a reply without a question, a step inside a step) is a broken
+  /// contract. The effects, and the operation in them, stay valid until the next call.
   virtual const SchedulerEffects& step(const SchedulerEvent& event) = 0;
 
   virtual bool has_work() const = 0;
@@ -163,9 +163,9 @@ struct ScheduleCheckerEntry {
   std::unique_ptr<ScheduleChecker> (*make)(const Config& config);
 };
 
-/// Where `config scheduler=` is empty.
+/// The scheduler if `config scheduler=` is empty.
 inline constexpr std::string_view kPlainScheduler = "plain";
-/// Which scheduler the configuration names.
+/// The name of the configuration's scheduler.
 std::string_view scheduler_name(const Config& config);
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ namespace lockstep {
 struct Speculation {
   enum class Kind : std::uint8_t {
     chain,  ///< a draft model or MTP layers: every verification has `drafts` of them
-    ngram,  ///< what the text so far suggests: 0 to `drafts`, and 0 is a row without drafts
+    ngram,  ///< drafts found in the text so far: 0 to `drafts`; 0 is a row without drafts
   };
   Kind kind = Kind::chain;
   std::int64_t drafts = 0;  ///< 0: no verification at all

@@ -210,8 +210,8 @@ LongNames& long_names() {
 
 thread_local std::uint64_t compared_ids = 0;
 
-/// How many ids are equal from the starts on: blocks through memcmp, then the place of the
-/// difference by halving.
+/// The number of equal ids from the start on: compares blocks with memcmp, then finds the first
+/// difference by bisection.
 std::uint32_t common_ids(const std::uint32_t* a, const std::uint32_t* b, std::uint32_t n) {
   constexpr std::uint32_t kBlock =
       256;  // 1 KiB: long enough for memcmp to stream, short enough to search in
@@ -485,8 +485,7 @@ std::string Tokens::text(std::size_t limit) const {
       out += '[';
       for (std::uint32_t i = first; i < last; ++i) {
         if (i != first) out += ',';
-        // What the cut takes away is not written: a token and its comma are two characters at
-        // least.
+        // Tokens that the cut will remove are not written: each takes at least two characters.
         if (limit != 0 && i - first == limit && last - i > limit)
           i = last - static_cast<std::uint32_t>(limit);
         fmt::format_to(std::back_inserter(out), "{}", storage_->ids[i]);

@@ -88,16 +88,16 @@ class Tokens {
   }
   static Tokens concatenated(const std::vector<Tokens>& pieces);
 
-  /// How many tokens from `at` here and `other_at` there are equal, at most `limit`; both ranges
-  /// must exist.
+  /// The number of equal tokens from `at` here and `other_at` there on, at most `limit`. Both
+  /// ranges must exist.
   std::uint32_t common(std::uint32_t at, const Tokens& other, std::uint32_t other_at,
                        std::uint32_t limit) const;
   bool operator==(const Tokens& other) const {
     return size() == other.size() && common(0, other, 0, size()) == size();
   }
 
-  /// How many explicit ids all calls of common() have compared so far (on one thread), for
-  /// benchmarks.
+  /// The number of explicit ids that all calls of common() have compared so far (on one thread),
+  /// for benchmarks.
   static std::uint64_t compared();
 
   /// Digest of tokens 0 … size - 1.
@@ -109,7 +109,7 @@ class Tokens {
   /// of its block up to it (Lemire and Kaser 2014, "Strongly universal string hashing is fast").
   void prefix_fingerprints(std::uint32_t first, std::uint32_t last,
                            std::span<std::uint64_t> out) const;
-  /// Of the prefix of `size` tokens, size >= 1.
+  /// The fingerprint of the prefix of `size` tokens, size >= 1.
   std::uint64_t fingerprint(std::uint32_t size) const;
 
   /// The grammar's terms: `a1000+b8:16+[7,7,9]`; longer than `limit` characters is cut in the
@@ -134,12 +134,11 @@ class Tokens {
 /// file and line: the caller adds those.
 Result<Tokens> parse_tokens(std::string_view text);
 
-/// What it means for a label to be extended: the digest of xy from that of x, where y =
-/// sequence[begin, end).
+/// Extends a label: the digest of xy from that of x, where y = sequence[begin, end).
 std::uint64_t extend_digest(std::uint64_t digest, const Tokens& sequence, std::uint32_t begin,
                             std::uint32_t end);
 
-/// One token further; the loop over this is the definition of every other digest function.
+/// Extends a digest by one token. Every other digest function is defined as a loop over this one.
 std::uint64_t extend_digest(std::uint64_t digest, Token token);
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
-// Invariants of a slot cache, checked after every operation: the length that forwards read is what
-// the request has computed; KV and states of every layer, and captured prefixes, stand for exactly
-// these tokens.
+// Invariants of a slot cache, checked after every operation: the length that forwards read is the
+// number of tokens that the request has computed; the KV and states of every layer, and of the
+// captured prefixes, stand for exactly these tokens.
 #include <fmt/format.h>
 
 #include <algorithm>

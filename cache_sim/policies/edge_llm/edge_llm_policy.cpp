@@ -35,12 +35,12 @@ EdgeLlmPolicy::EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers,
 
 // --- Rows, slots and layers ----------------------------------------------------------------------
 
-/// Where the KV and the states of a row lie.
+/// The index at which the KV and the states of a row lie.
 std::uint32_t EdgeLlmPolicy::slot_of(std::uint32_t row) const {
   return rules_.moves_rows || rules_.takes_row_for_slot ? row : slots_[row];
 }
 
-/// Where the layer is among its kind.
+/// The layer's index among the layers of its kind.
 std::uint32_t EdgeLlmPolicy::local_of(std::size_t absolute) const {
   const HybridLayers::Place& place = hybrid_.at(absolute);
   const bool wrong = rules_.routes_by_absolute_index && place.kind == LayerKind::mamba;
@@ -120,7 +120,7 @@ void EdgeLlmPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n
   lengths_[row] += n;
 }
 
-/// A chunk or a decode of n tokens from the length that the tensor says.
+/// Computes a chunk, or a decode step, of n tokens from the row's length on.
 void EdgeLlmPolicy::chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
   const std::uint32_t begin = lengths_[row];
   const std::uint32_t end = std::min(begin + n, tokens.size());
@@ -139,8 +139,9 @@ void EdgeLlmPolicy::chunk(std::uint32_t row, const Tokens& tokens, std::uint32_t
   longest_chunk_ = std::max(longest_chunk_, n);
 }
 
-/// The row's states stay; snapshot t becomes what they would be after t + 1 of the tokens. The
-/// recurrent part of `edge-llm` is replayed from the committed state, so it needs none.
+/// Leaves the row's states as they are and writes into snapshot t the states after t + 1 of the
+/// tokens. `edge-llm` replays the recurrent part from the committed state, so it takes no snapshot
+/// of that part.
 void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_t n) {
   const std::uint32_t begin = lengths_[row];
   const std::uint32_t slot = slot_of(row);
@@ -161,7 +162,7 @@ void EdgeLlmPolicy::verify(std::uint32_t row, const Tokens& tokens, std::uint32_
   });
 }
 
-/// The first `accepted` tokens of the verification are the row's.
+/// Commits the states after the first `accepted` tokens of the verification.
 void EdgeLlmPolicy::commit(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) {
   const std::uint32_t begin = lengths_[row];
   const std::uint32_t slot = slot_of(row);
@@ -239,7 +240,8 @@ void EdgeLlmPolicy::move_rows(const std::vector<std::int64_t>& mapping,
   const auto size = [&](std::uint32_t row) { return lengths[row]; };
   std::vector<bool> done(mapping.size());
   for (std::uint32_t first = 0; first < mapping.size(); ++first) {
-    // A row whose content is needed nowhere else begins a chain; what is left are cycles.
+    // A row whose content no other row needs begins a chain of moves. The remaining rows form
+    // cycles.
     if (done[first] || source[first] < 0 || mapping[first] >= 0) continue;
     for (std::uint32_t to = first; source[to] >= 0 && !done[to];) {
       const auto from = static_cast<std::uint32_t>(source[to]);

@@ -1,11 +1,10 @@
-// Slot caches in the manner of TensorRT-Edge-LLM: policies `edge-llm` and `edge-llm-v0`. A batch of
-// rows, each with static room for KV and a state per recurrent layer, which requests are given and
-// nobody shares. Rules: reference/caches/edge_llm.md.
+// Slot caches in the manner of TensorRT-Edge-LLM: policies `edge-llm` and `edge-llm-v0`. Each
+// request has a row of a batch to itself, with static room for KV and a state per recurrent layer.
+// Rules: reference/caches/edge_llm.md.
 //
-// State slots, of each recurrent layer in turn: one per resident slot, one to move rows through, 16
-// snapshots per row, and one per captured prefix. KV slots, of each attention layer in turn: rows,
-// the row to move through, captured prefixes. They are in use from the beginning, as memory that is
-// allocated once.
+// Each recurrent layer has these state slots: one per resident slot, a spare one for moving rows,
+// 16 snapshots per row, and one per captured prefix. Each attention layer has KV for the rows, for
+// a spare row, and for the captured prefixes. All slots are allocated at the start.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +15,8 @@
 
 namespace lockstep::cache_sim {
 
-/// Numbers of slots; slots of layers follow each other.
+/// Maps rows, snapshots and captured prefixes to slot numbers. The slots of a layer are
+/// consecutive.
 struct EdgeLlmLayout {
   static constexpr std::uint32_t kMostVerified = 16;  ///< tokens of a verification
 
@@ -78,9 +78,9 @@ class EdgeLlmPolicy final : public RowPolicy {
  public:
   EdgeLlmPolicy(const SubjectOptions& options, HybridLayers layers, const EdgeLlmRules& variant);
 
-  // What an auditor sees.
+  // For auditors.
   const EdgeLlmLayout& layout() const { return layout_; }
-  /// By row, its state index: where its KV and states are.
+  /// By row, the index at which its KV and states lie.
   const std::vector<std::uint32_t>& slots() const { return slots_; }
 
  private:

@@ -1,4 +1,4 @@
-// What a search draws for TensorRT-Edge-LLM's cache: the order of its layers.
+// Random configurations of TensorRT-Edge-LLM's cache: the order of its layers.
 #include <iterator>
 
 #include "cache_sim/draw/swarm.hpp"

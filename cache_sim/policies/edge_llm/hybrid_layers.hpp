@@ -29,7 +29,7 @@ class HybridLayers {
   /// By the fields `layers` and `model_config`; the error names the field.
   static Result<HybridLayers> of(const Config& config);
 
-  /// An index that no layer has is a broken contract.
+  /// `absolute` must be the index of a layer.
   const Place& at(std::size_t absolute) const;
   std::size_t size() const { return places_.size(); }
   std::uint32_t count(LayerKind kind) const { return counts_[static_cast<std::size_t>(kind)]; }

@@ -1,6 +1,6 @@
-// The config.json that an engine of TensorRT-Edge-LLM has beside it, as far as its caches are
-// concerned: which layers there are, and how large what they keep is. What is unknown,
-// missing or contradicts itself is an error that names the file and the field.
+// Reads the config.json beside an engine of TensorRT-Edge-LLM, as far as its caches need it: the
+// layers, and the sizes of their KV and states. An unknown, missing or contradictory value is an
+// error that names the file and the field.
 #pragma once
 
 #include <cstdint>

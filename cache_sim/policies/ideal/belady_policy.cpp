@@ -52,7 +52,7 @@ void Belady::replay(std::uint32_t number) {
     if (segment.cached > 0) kept_.erase(key_of(node));
     while (segment.next < segment.uses.size() && segment.uses[segment.next] <= number)
       ++segment.next;
-    // What is never used again is not kept.
+    // Tokens that are never used again are not kept.
     const std::uint32_t keep = segment.next == segment.uses.size() ? 0 : size;
     measures_.stored_tokens += std::int64_t{keep} - segment.cached;
     if (keep < segment.cached) measures_.evicted_tokens += segment.cached - keep;
@@ -62,7 +62,7 @@ void Belady::replay(std::uint32_t number) {
   while (measures_.stored_tokens > capacity_) drop_last();
 }
 
-/// Drops, from its end, what will be used last.
+/// Drops the tokens that will be used last, a segment's last ones first.
 void Belady::drop_last() {
   const PrefixTrie::Index node = kept_.rbegin()->node;
   Segment& segment = segments_[node];

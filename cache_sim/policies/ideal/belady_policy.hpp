@@ -1,7 +1,7 @@
 // `belady`: the most tokens that any policy could hit, if it knew the future. Belady 1966, "A study
 // of replacement algorithms for a virtual-storage computer", the MIN rule, with bypassing.
 //
-// What is optimal, and among what. Attention alone: KV blocks of one size, each worth its tokens
+// Optimal among which policies? Attention alone: KV blocks of one size, each worth its tokens
 // wherever it lies; a request hits the blocks of its prompt from the first one on that are cached
 // without a gap. Requests come one after the other, in the given order. After each, the policy
 // keeps any choice of at most `capacity` tokens of what was cached and what the request left
@@ -32,7 +32,7 @@ class Belady final : public IdealPolicy {
   explicit Belady(const IdealOptions& options);
 
   void serve(const IdealRequest& request) override;
-  /// Everything is decided here: the future has to be known.
+  /// Makes all decisions, because they need the future requests.
   PolicyMeasures finish() override;
 
  private:
@@ -65,7 +65,7 @@ class Belady final : public IdealPolicy {
   std::vector<Visit> visits_;
   std::vector<Segment> segments_;        // by node
   std::vector<PrefixTrie::Index> path_;  // from the root down
-  std::set<Kept> kept_;                  // what goes first stands last
+  std::set<Kept> kept_;                  // in reverse order of eviction
 };
 
 }  // namespace lockstep::cache_sim

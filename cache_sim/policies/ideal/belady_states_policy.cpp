@@ -33,7 +33,7 @@ class BeladyStates final : public IdealPolicy {
     visits_.push_back(visit);
   }
 
-  /// Everything is decided here: the future has to be known.
+  /// Makes all decisions, because they need the future requests.
   PolicyMeasures finish() override {
     places_.resize(trie_.node_count());
     for (std::uint32_t i = 0; i < visits_.size(); ++i)
@@ -104,7 +104,8 @@ class BeladyStates final : public IdealPolicy {
     }
   }
 
-  /// The request that wanted the position has come. What nobody wants any more is not kept.
+  /// Called when the request that wanted the position has come. A position that no later request
+  /// wants is not kept.
   void use_up(PrefixTrie::Index node) {
     Place& place = places_[node];
     const bool had_state = place.has_state;
@@ -113,7 +114,7 @@ class BeladyStates final : public IdealPolicy {
     if (had_state && place.next < place.wanted_by.size()) keep(node);
   }
 
-  /// Whole states fit into what KV leaves of the tokens' bytes.
+  /// The number of whole states that fit into the bytes that KV leaves free.
   bool over_capacity() const {
     return measures_.stored_tokens > capacity_ ||
            (capacity_ - measures_.stored_tokens) / tokens_per_state() < measures_.states;
@@ -128,7 +129,7 @@ class BeladyStates final : public IdealPolicy {
   PrefixTrie trie_;
   std::vector<Visit> visits_;
   std::vector<Place> places_;  // by node
-  std::set<Kept> kept_;        // what goes first stands last
+  std::set<Kept> kept_;        // in reverse order of eviction
 };
 
 const Registration<IdealEntry> kBeladyStates{

@@ -1,10 +1,10 @@
-// Ideal policies: what could be hit at best. They know no scheduler, no pools and no running
-// requests: requests come one after the other, each is looked up and then stored as a whole before
-// the next one comes.
+// Ideal policies: upper bounds of what a cache can hit. They know no scheduler, no pools and no
+// running requests: requests come one after the other, each is looked up and then stored as a whole
+// before the next one comes.
 //
 // A prompt is looked up, and stored, in whole blocks of its workload (RequestStream::block_size).
-// Where the workload knows the outputs, what a request leaves behind is prompt and output without
-// the last token, which no server computes; else it is the prompt.
+// A request stores its prompt and, if the workload knows the outputs, its output without the last
+// token, which no server computes.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +20,13 @@ namespace lockstep::cache_sim {
 
 struct IdealRequest {
   Tokens prompt;  ///< whole blocks
-  Tokens stored;  ///< what it leaves behind; begins with `prompt`
+  Tokens stored;  ///< tokens that it stores; begins with `prompt`
   std::int64_t input_tokens;
 
   static IdealRequest of(const RequestSpec& spec, const RequestStream& workload);
 };
 
-/// What was measured of one policy, ideal or not. Counts are tokens, states or requests.
+/// Measurements of one policy, ideal or not. Counts are tokens, states or requests.
 struct PolicyMeasures {
   std::int64_t requests = 0;
   std::int64_t hit_requests = 0;
@@ -34,7 +34,8 @@ struct PolicyMeasures {
   std::int64_t hit_tokens = 0;
   double flops_saved = 0;
   std::int64_t stored_tokens = 0;  ///< in the cache at the end
-  /// Of those, the ones that no stored state lets a request reach; without states, none.
+  /// Those of stored_tokens that no request can reuse, because no stored state lies behind them; 0
+  /// without states.
   std::int64_t dead_tokens = 0;
   std::int64_t states = 0;            ///< in the cache at the end
   std::int64_t states_admitted = 0;   ///< different prefixes for which a state was ever stored
@@ -73,7 +74,7 @@ struct IdealOptions {
 };
 
 struct IdealEntry {
-  std::string_view name;  ///< where it ends with -N, that stands for a number of tokens
+  std::string_view name;  ///< an ending -N stands for a number of tokens
   std::string_view summary;
   bool has_capacity;
   std::unique_ptr<IdealPolicy> (*make)(const IdealOptions&);

@@ -35,8 +35,9 @@ class KvBound final : public IdealPolicy {
   PrefixTrie trie_;
 };
 
-/// For each node, how much of its edge a state at its end or below, or within the edge, makes
-/// reachable; the rest is dead. `last_state(node)` is the deepest state within (begin, end].
+/// Tokens that no stored state makes reachable. A state reaches every token before it: a whole edge
+/// where a state lies below the node, else the edge up to its last state. `last_state(node)` is the
+/// deepest state within (begin, end].
 template <class LastState>
 std::int64_t dead_tokens(const PrefixTrie& trie, LastState last_state) {
   std::vector<PrefixTrie::Index> deepest_first(trie.node_count());
@@ -67,9 +68,9 @@ class StateAtEnd final : public IdealPolicy {
     const PrefixTrie::Match known = trie_.match(request.stored);
     measures_.stored_tokens += request.stored.size() - known.size;
     const PrefixTrie::Index end = trie_.insert(request.stored);
-    // A state stays with the end that it stands for, and so does a node's index.
+    // A node keeps its index for as long as it ends at the same prefix, and so does its state.
     marks_.resize(trie_.node_count());
-    // What goes on after `known` and is new branches off, unless nothing went on there before.
+    // New tokens after `known` branch off there, unless nothing continued `known` before.
     const PrefixTrie::Index branch = trie_.node(end).parent;
     if (at_branches_ && 0 < known.size && known.size < request.stored.size() &&
         trie_.node(branch).child_count > 1)

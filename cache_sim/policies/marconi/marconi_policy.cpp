@@ -119,7 +119,7 @@ bool MarconiPolicy::evict_one(MarconiTree::Evicted& evicted) {
   return tree_.evict_one(tuner_.alpha(), evicted);
 }
 
-/// Evicts until so many bytes are free; nothing where that is not possible.
+/// Evicts until so many bytes are free; evicts nothing where that is not possible.
 bool MarconiPolicy::make_room(std::int64_t bytes, MarconiTree::Evicted& evicted) {
   if (!would_fit(bytes)) return false;
   while (free_bytes() < bytes)
@@ -178,8 +178,8 @@ Result<Reply> MarconiPolicy::admit(const Operation& operation) {
   return reply;
 }
 
-/// The request's own state: a copy of the matched one, or that of no tokens. Its row begins with
-/// the tree's KV.
+/// Gives the request its own state: a copy of the matched one, or the state of the empty prefix.
+/// Its row begins with the tree's KV.
 void MarconiPolicy::start_state(MarconiRequest& request, const MarconiTree::Match& match) {
   ++running_;
   request.live = states_.allocate();
@@ -277,7 +277,7 @@ bool MarconiPolicy::store(MarconiRequest& request, std::uint32_t size, StateSlot
   return done.exist;
 }
 
-/// The new lock comes before the old one goes, so that what they share stays locked.
+/// Locks the new node before it unlocks the old one, so that their common path stays locked.
 void MarconiPolicy::use(MarconiRequest& request, MarconiTree::Index node) {
   tree_.lock(node);
   tree_.unlock(request.used);

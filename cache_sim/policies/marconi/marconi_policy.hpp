@@ -1,4 +1,4 @@
-// Marconi in front of requests: policies `marconi` and `marconi-artifact`. Rules:
+// Marconi's request verbs: policies `marconi` and `marconi-artifact`. Rules:
 // reference/caches/marconi.md.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace lockstep::cache_sim {
 
-/// What a configuration makes of the pool of bytes.
+/// The sizes in bytes that follow from a configuration.
 struct MarconiSizes {
   std::int64_t token_bytes, state_bytes, capacity;
   static MarconiSizes of(const Config& config);
@@ -27,7 +27,7 @@ struct MarconiRequest {
   std::uint32_t computed = 0;   ///< tokens that the live state stands for
   std::uint32_t allocated = 0;  ///< tokens that have KV; more than computed while it verifies
   std::uint32_t owned = 0;      ///< of these, the tree's
-  std::uint32_t branch = 0;     ///< where a state is to be stored; 0: nowhere
+  std::uint32_t branch = 0;     ///< the position to store a state at; 0: none
   MarconiTree::Index used = MarconiTree::kRoot;  ///< the node with `owned` tokens, locked
   StateSlot live;
   KvRuns kv;
@@ -43,7 +43,7 @@ class MarconiPolicy final : public Subject, private MarconiTree::Memory {
   Result<Reply> apply(const Operation& operation) override;
   std::optional<Snapshot> snapshot() const override;
 
-  // What an auditor sees.
+  // For auditors.
   const MarconiTree& tree() const { return tree_; }
   const KvPool& kv_pool() const { return kv_; }
   const StatePool& state_pool() const { return states_; }

@@ -1,6 +1,5 @@
-// What a search draws for Marconi's cache: one pool of bytes, where a state is worth a few tokens
-// or a whole pool of them, and what costs no memory in proportion to its FLOPs meets what costs
-// much.
+// Random configurations of Marconi's cache: one pool of bytes, in which a state takes the room of a
+// few tokens or of very many, and FLOPs that do or do not grow with the bytes that they save.
 #include "cache_sim/draw/swarm.hpp"
 #include "reference/base/registry.hpp"
 
@@ -21,7 +20,7 @@ void configure(SwarmDraw& part) {
     swarm.config.put("alpha", 100 * draw.between(0, 20));
 }
 
-/// What is tuned on a window of requests is seen in those after it.
+/// Alpha is tuned on a window of requests, and only the requests after it show the effect.
 void rate(SwarmDraw& part) {
   Draw draw = part.draw.stream("marconi rates");
   if (part.swarm.config.text("alpha") == "tuned" && draw.chance(1, 4)) part.swarm.operations *= 4;

@@ -59,7 +59,7 @@ MarconiTree::Match MarconiTree::match(const Tokens& tokens, std::uint32_t size, 
   ++clock_;
   Walk path = walk(tokens, size, salt);
   if (!rules_.match_ends_inside_edges && path.into != kNone && path.size < size) {
-    // The key without what was matched, looked for below the edge as if the edge had been passed.
+    // Looks for the rest of the key below the edge, as if the key had passed the whole edge.
     const Index below = child_of(path.into, salt, tokens[path.size]);
     if (below != kNone && nodes_[below].has_state) {
       const Node& wrong = nodes_[below];
@@ -111,7 +111,7 @@ void MarconiTree::unlink(Index child) {
   nodes_[node.parent].child_sum -= child;
 }
 
-/// A node's edge and state come to the sums, or leave them.
+/// Adds a node's edge and state to the sums, or subtracts them.
 void MarconiTree::count(const Node& node, std::int64_t sign) {
   tokens_ += sign * node.edge_size();
   states_ += node.has_state ? sign : 0;
@@ -211,7 +211,7 @@ double MarconiTree::efficiency_of(const Node& node) const {
   return saved / static_cast<double>(bytes);
 }
 
-/// Something about the node has changed: whether it is a candidate, and what it is worth.
+/// The node has changed: computes again whether it is a candidate, and its efficiency.
 void MarconiTree::touch(Index index) {
   if (index == kRoot) return;
   Node& node = nodes_[index];
@@ -289,11 +289,11 @@ void MarconiTree::drop_state(Index index, Evicted& evicted) {
   touch(index);
 }
 
-/// What a node without a state becomes: with two children it stays, with one it is part of the
-/// child's edge, and without any its KV is of no use to anybody.
+/// Cleans up a node that has lost its state: with two children it stays, with one it becomes a part
+/// of the child's edge, and without children it is removed, because no request can use its KV.
 void MarconiTree::tidy_up(Index index, Evicted& evicted) {
   if (!nodes_[index].has_state && nodes_[index].child_count == 0) {
-    // Its parent had a state or another child, which is there still.
+    // The parent is no candidate for removal: it has a state or another child.
     const Index parent = nodes_[index].parent;
     remove_leaf(index, evicted);
     index = parent;

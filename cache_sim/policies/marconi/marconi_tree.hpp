@@ -1,8 +1,8 @@
 // Marconi's radix tree: every node is an edge of KV and, mostly, one state at its end. Rules 2 to 4
 // and 6 of reference/caches/marconi.md.
 //
-// The tree owns KV slots and state slots and gives them back through a Memory. Without one it
-// counts bytes alone: so alpha is tuned, on a copy. A node keeps its index for as long as it
+// The tree owns KV slots and state slots and gives them back through a Memory. A tree without a
+// Memory only counts bytes; alpha is tuned on such copies. A node keeps its index for as long as it
 // stands for the same prefix.
 #pragma once
 
@@ -17,7 +17,8 @@
 
 namespace lockstep::cache_sim {
 
-/// What decides which node goes: bytes of a node, and FLOPs F(L) = L (a + b L) that it saves.
+/// Sizes and FLOPs from which eviction computes a node's value: its bytes, and the FLOPs
+/// F(L) = L (a + b L) that a hit of L tokens saves.
 struct MarconiCosts {
   struct Flops {
     double a, b;
@@ -43,8 +44,9 @@ class MarconiTree {
     std::uint32_t begin = 0, end = 0;
     Index parent = kNone;
     std::uint32_t child_count = 0;
-    std::uint64_t child_sum = 0;  ///< of the children's indices: of one, the child
-    std::uint32_t locks = 0;      ///< of running requests that use it or a node below
+    std::uint64_t child_sum =
+        0;                    ///< of the children's indices: where there is one child, its index
+    std::uint32_t locks = 0;  ///< of running requests that use it or a node below
     bool alive = false;
     bool has_state = false;
     StateSlot state;
@@ -55,7 +57,7 @@ class MarconiTree {
     std::uint32_t edge_size() const { return end - begin; }
   };
 
-  /// Where evicted slots go.
+  /// Takes evicted slots back.
   class Memory {
    public:
     virtual ~Memory() = default;
@@ -83,7 +85,7 @@ class MarconiTree {
   /// A copy that counts bytes and owns nothing.
   MarconiTree counting_copy() const;
 
-  /// Of tokens[0, size). The node is new afterwards.
+  /// Matches tokens[0, size) and makes the matched node the newest.
   Match match(const Tokens& tokens, std::uint32_t size, Name salt);
   /// Stores tokens[0, size) with a state; `kv` has the slots of all of them, null without a memory.
   Inserted insert(const Tokens& tokens, std::uint32_t size, Name salt, const KvRuns* kv,
@@ -98,7 +100,7 @@ class MarconiTree {
   bool has_candidate() const { return !candidates_.empty(); }
 
   std::int64_t bytes() const { return bytes_; }
-  /// Of what nobody uses.
+  /// Bytes of nodes that no running request uses.
   std::int64_t evictable_bytes() const { return bytes_ - locked_bytes(); }
   std::int64_t locked_tokens() const { return locked_tokens_; }
   std::int64_t locked_states() const { return locked_states_; }
@@ -122,7 +124,7 @@ class MarconiTree {
       return mix64(edge.first ^ std::uint64_t{edge.parent} << 40 ^ std::uint64_t{edge.salt} << 20);
     }
   };
-  /// How far a path goes, and the nodes on it.
+  /// The part of a token sequence that the tree holds, and the nodes on it.
   struct Walk {
     Index node = kRoot;        ///< the last one that lies wholly on it
     Index into = kNone;        ///< the child whose edge is left in the middle

@@ -20,7 +20,7 @@ class MarconiTuner {
   MarconiTuner(const MarconiOptions& options, std::int64_t capacity, const MarconiRules& rules);
 
   double alpha() const { return alpha_; }
-  /// The cache just before it may evict for the first time.
+  /// Whether the tuner wants a copy of the cache as it is before its first eviction.
   bool wants_snapshot() const { return is_tuned_ && !snapshot_; }
   void evicted(MarconiTree before);
 

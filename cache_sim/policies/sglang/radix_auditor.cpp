@@ -101,7 +101,7 @@ void RadixAuditor::own_kv(const KvRuns& runs, Owner owner) {
   }
 }
 
-/// A slot that its holder cannot own; the count of owned slots goes back by it.
+/// Reports a slot that its holder cannot own, and subtracts it from the count of owned slots.
 void RadixAuditor::refuse_kv(std::uint32_t slot, Owner owner) {
   --owned_kv_;
   if (slot >= kv_owner_.size())
@@ -562,7 +562,7 @@ void RadixAuditor::check_node(NodeIndex node) {
            "it goes with its last child", "it stays");
 }
 
-/// Above a state that was just stored, more states than the cap are locked or forks'.
+/// Above a state that was just stored, states beyond the cap must be locked or at a fork.
 void RadixAuditor::check_path_cap(NodeIndex tail) {
   const std::int64_t cap = policy_.options().path_cap;
   if (cap < 0 || !tail.exists()) return;
@@ -674,7 +674,8 @@ void RadixAuditor::check_totals() {
                      });
 }
 
-/// Owned and free do not add up to the pool: names a slot that is both or neither.
+/// Called where owned and free slots do not add up to the pool: names a slot that is both or
+/// neither.
 template <class IsFree>
 void RadixAuditor::find_unconserved(const char* what, const ZeroedArray<Owner>& owners,
                                     std::uint32_t first, std::int64_t owned, std::int64_t free,

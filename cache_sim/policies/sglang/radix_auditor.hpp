@@ -18,14 +18,14 @@ namespace lockstep::cache_sim {
 
 class RadixAuditor final : public Auditor {
  public:
-  /// `labels` may be null: then states are not held to their prefixes, everything else is.
+  /// `labels` may be null: then everything but the prefixes of states is checked.
   RadixAuditor(SglangPolicy& policy, const LabelState* labels);
 
   void after(const Operation& operation, const Reply& reply, Findings& findings) override;
   void recompute(Findings& findings) override;
 
  private:
-  /// What a node was after the last operation, and what holders say of its locks.
+  /// A node as it was after the last operation, and its locks as counted from their holders.
   struct NodeRecord {
     std::uint64_t serial = 0;  // 0: no node
     Label label;
@@ -61,7 +61,8 @@ class RadixAuditor final : public Auditor {
     std::uint32_t children_before = 0;  // before the operation
     bool kept_kv = false;               // what is left of its KV is where it was
   };
-  /// Who owns a slot: 0 nobody, else what kind of owner it is and, below that, its index.
+  /// The owner of a slot: 0 for none, else the kind of owner in the high bits and its index in the
+  /// low ones.
   using Owner = std::uint32_t;
   static constexpr Owner kOfNode = 1u << 30;
   static constexpr Owner kOfRequest = 2u << 30;
@@ -69,7 +70,7 @@ class RadixAuditor final : public Auditor {
   static constexpr Owner kIndexMask = kOfNode - 1;
 
   static void cut(const KvRuns& runs, std::uint32_t first, std::uint32_t last, KvRuns& onto);
-  /// Of a prefix in a namespace.
+  /// Identifies a prefix in a namespace.
   static std::uint64_t digest_key(std::uint64_t digest, std::uint32_t size, Name salt);
   const RadixNode& actual(NodeIndex node) const { return policy_.tree().node(node); }
   NodeRecord& record(NodeIndex node) { return nodes_[node.value]; }

@@ -25,7 +25,7 @@ RadixTree::RadixTree(const Options& options, const SglangRules& rules, KvPool& k
 
 std::uint64_t RadixTree::child_hash(NodeIndex parent, Name salt, const Tokens& key,
                                     std::uint32_t at) const {
-  // Odd multipliers part the numbers before the one mixing step that most lookups need.
+  // The odd multipliers spread parents and salts apart; with page=1 one mixing step follows.
   std::uint64_t hash = parent.value * 0xD6E8FEB86659FD93u;
   if (parent == kRoot) hash += salt.index() * 0xA0761D6478BD642Fu;
   for (std::uint32_t i = 0; i < options_.page; ++i) hash = mix64(hash ^ key[at + i]);
@@ -239,12 +239,10 @@ RadixTree::Match RadixTree::match(const Tokens& key, std::uint32_t size, Name sa
   return found;
 }
 
-/// Whether a key that ends inside an edge is offered the state at that edge's end.
 bool RadixTree::offers_children() const {
   return rules_.child_offer != ChildOffer::none;
 }
 
-/// Whether a key that ends where `rest` begins is offered its state.
 bool RadixTree::offers_child(NodeIndex rest) const {
   return offers_children() &&
          (rules_.child_offer != ChildOffer::one_token_longer || node(rest).edge_size() == 1);
@@ -266,7 +264,7 @@ void RadixTree::refresh_path(NodeIndex end) {
   touch(end, false);
 }
 
-/// The node's state, where it has one, becomes the newest.
+/// Makes the node's state, where it has one, the newest.
 void RadixTree::renew_state(NodeIndex index) {
   if (!node(index).state.exists()) return;
   lru_remove(index);
@@ -418,12 +416,12 @@ void RadixTree::unlock(NodeIndex end, bool with_state) {
   list_if_leaf(end);
 }
 
-/// Down a path, which is what requests do, only the new part of it is walked.
+/// Requests move their locks down a path, so only the new part of the path is walked.
 void RadixTree::move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state) {
   NodeIndex at = to;
   for (; at != kRoot && at != from; at = node(at).parent) lock_kv(at);
   if (at != from && offers_children()) {
-    unlock(from, from_state);  // it lies below what the request was told
+    unlock(from, from_state);  // a defect's match: it lies below `to`
     from = NodeIndex::none();
   }
   require(at == from || !from.exists(), "a lock moves down its path");

@@ -2,8 +2,8 @@
 // reference/caches/sglang.md, 1.1 to 1.6). The same tree serves `radix`, which has no states, so
 // that a match may end at any node, and the hybrid policies, whose matches end at a state.
 //
-// What makes it fast:
-//   tokens    are compared only where a match walks: an insert starts at the node that the request
+// Three things make it fast:
+//   tokens    are compared only on a match's walk: an insert starts at the node that the request
 //             has locked
 //   children  are found in one flat hash table keyed by (parent, first page)
 //   leaves    are kept in a list ordered by access time. A new entry was accessed just now and goes
@@ -20,7 +20,7 @@
 
 namespace lockstep::cache_sim {
 
-/// What a walk reads stands in the first of its two cache lines.
+/// A node takes two cache lines; the members that a walk reads are in the first one.
 struct alignas(64) RadixNode {
   Tokens path;              ///< from the root to this node's end; the edge is path[start, size)
   std::uint32_t start = 0;  ///< the parent's depth
@@ -30,8 +30,8 @@ struct alignas(64) RadixNode {
   std::uint32_t state_lock = 0;  ///< locks at this node
   StateSlot state;               ///< none: a tombstone
   std::uint64_t last_access = 0;
-  std::uint64_t serial = 0;  ///< which node this index holds: indices are reused, serials are not
-  std::uint32_t hash = 0;    ///< its place among the children of all nodes
+  std::uint64_t serial = 0;  ///< tells nodes apart that had the same index
+  std::uint32_t hash = 0;    ///< its home in the table of children
   NodeIndex lru_newer, lru_older;
   NodeIndex leaf_newer, leaf_older;
   Name salt;  ///< the namespace
@@ -43,7 +43,7 @@ struct alignas(64) RadixNode {
   std::uint32_t edge_size() const { return path.size() - start; }
 };
 
-/// What an operation did to a node, for auditors.
+/// A change of a node by an operation, for auditors.
 struct NodeTouch {
   NodeIndex node;
   bool kv;  ///< its edge or its KV changed; otherwise only state, locks or list places did
@@ -61,8 +61,8 @@ class RadixTree {
     std::uint32_t prefix = 0;  ///< its depth
     std::uint32_t full = 0;    ///< tokens whose KV is there
     NodeIndex reached;         ///< the node that ends there; the root where there is none
-    std::uint32_t branch =
-        0;  ///< where a state would have served this key, 0 for none (sglang.md, 1.2, 4)
+    std::uint32_t branch = 0;  ///< the position of a state that would have served this key; 0: none
+                               ///< (sglang.md, 1.2, 4)
   };
   struct Inserted {
     bool exist = true;  ///< the end was there, with a state where the policy has them
@@ -101,12 +101,14 @@ class RadixTree {
   /// Section 1.5. `with_state` is the receipt: an unlock takes back what its lock took.
   void lock(NodeIndex node, bool with_state = true);
   void unlock(NodeIndex node, bool with_state = true);
-  /// What unlock(from, from_state) and lock(to, to_state) do together, where `to` is `from` or
-  /// below it, or nothing is locked.
+  /// The same as unlock(from, from_state) and lock(to, to_state). `from` is `to`, a node above it,
+  /// or none.
   void move_lock(NodeIndex from, bool from_state, NodeIndex to, bool to_state);
-  /// What a match that ends at this node does to times and to the list of states.
+  /// Renews times and states as a match that ends at this node does.
   void refresh_path(NodeIndex end);
+  /// Whether a key that ends inside an edge is offered the state at that edge's end (defects).
   bool offers_children() const;
+  /// Whether a key that ends where the edge of `rest` begins is offered its state.
   bool offers_child(NodeIndex rest) const;
 
   /// Section 1.6: KV tokens first, then states; states that fall with their leaves count for both.
@@ -114,9 +116,9 @@ class RadixTree {
   /// Evicts until that many more than now are free, or nothing is left to evict.
   Evicted evict_for_alloc(std::int64_t kv_shortfall, std::int64_t state_shortfall);
 
-  /// The node whose path is exactly `tokens`, without any effect; none where there is none.
+  /// The node whose path is exactly `tokens`; none where there is none. No effect.
   NodeIndex find(const Tokens& tokens, Name salt) const;
-  /// How many of the tokens have their KV in the tree, in whole pages, without any effect.
+  /// The number of tokens whose KV is in the tree, in whole pages. No effect.
   std::uint32_t stored(const Tokens& tokens, Name salt) const;
   /// The KV slots of path[first, node depth) in order, appended.
   void append_path_kv(NodeIndex node, std::uint32_t first, KvRuns& out) const;

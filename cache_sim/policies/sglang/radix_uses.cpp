@@ -1,5 +1,5 @@
-// Which states an operation has used (reference/caches/sglang.md, 1.2 and 1.4): what the order of
-// the list of states is compared with.
+// Derives which states an operation has used (reference/caches/sglang.md, 1.2 and 1.4). The auditor
+// compares the order of the policy's list of states with it.
 #include <algorithm>
 
 #include "cache_sim/policies/sglang/radix_auditor.hpp"
@@ -83,8 +83,8 @@ void RadixAuditor::note_use(const Operation& operation, const Reply& reply) {
   const bool existed = reply.get(ReplyField::exist) != 0;
   switch (operation.verb) {
     case Verb::admit:
-      // The match came before the refusal, unless there was no row to match for; and what a
-      // transfer brought besides is no match.
+      // A refused admission has matched, unless the refusal was for want of a row. Tokens of a
+      // transfer are no part of the match.
       if (reply.refused == Refusal::no_row || reply.refused == Refusal::too_long) return;
       return use_by_match(operation.tokens,
                           refused || operation.external > 0

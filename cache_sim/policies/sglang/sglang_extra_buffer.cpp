@@ -52,8 +52,8 @@ void SglangExtraBuffer::advance(RadixRequest& request, std::uint32_t stop, Forwa
     track_decoded(request, stop, forward);
 }
 
-/// The target gets the state after `position` tokens. A verification has left it beside the live
-/// one; otherwise the forward goes there.
+/// Copies the state after `position` tokens into the target. A verification has left that state
+/// beside the live one; otherwise the forward runs up to there.
 void SglangExtraBuffer::leave(RadixRequest& request, std::uint32_t position, StateSlot target,
                               Forward forward) {
   if (forward == Forward::verification) return commit(request, position, target);
@@ -61,8 +61,9 @@ void SglangExtraBuffer::leave(RadixRequest& request, std::uint32_t position, Sta
   layers_.copy_state(slot_of(request), target);
 }
 
-/// Where in the chunk [computed, stop) a state is kept, 0 for nowhere: the last position of the
-/// grid, counted from the chunk's start, or the branch position instead.
+/// The position in the chunk [computed, stop) at which a state is kept; 0 for none: the branch
+/// position if the chunk passes it, else the last position of a grid that starts at the chunk's
+/// beginning.
 std::uint32_t SglangExtraBuffer::tracked_in_chunk(const RadixRequest& request,
                                                   std::uint32_t stop) const {
   const std::uint32_t begin = request.computed;
@@ -84,7 +85,7 @@ void SglangExtraBuffer::track_chunk(RadixRequest& request, std::uint32_t stop) {
   if (rules_.forgets_branch) request.branch = 0;
   if (position == 0) return;
   if (position == request.branch) LOCKSTEP_MARK("track.branch");
-  std::uint32_t taken = position;  // what the state stands for, where nothing is broken
+  std::uint32_t taken = position;  // tokens that the state stands for; a defect changes them
   if (rules_.tracked_at == TrackedAt::chunk_end) taken = stop;
   if (rules_.tracked_at == TrackedAt::batch_chunk) {
     const std::uint32_t in_batch = batch_tokens_ + position - request.computed;
@@ -125,8 +126,8 @@ void SglangExtraBuffer::track_decoded(RadixRequest& request, std::uint32_t posit
 
 // --- Lazy: one slot, and a second one while a state that is under way must not write over it -----
 
-/// For the second slot nothing is evicted: where none is free, the step writes over the kept state,
-/// which is lost as soon as the step is launched.
+/// Takes a free slot; evicts nothing for it. Where no slot is free, the step writes over the kept
+/// state, which is lost as soon as the step is launched.
 bool SglangExtraBuffer::take_second_slot(Tracking& tracking) {
   StateSlot& other = tracking.slots[1 - tracking.next];
   RadixTree::Evicted unreported;
@@ -176,8 +177,8 @@ void SglangExtraBuffer::launch_lazily(RadixRequest& request, std::uint32_t posit
 
 void SglangExtraBuffer::results_came(RadixRequest& request) {
   Tracking& tracking = request.tracking;
-  // The defect: a result changes the slot for the last step that is known then, its own or the one
-  // ahead of it. A prefill's result changes nothing.
+  // With swaps_with_results (a defect) a result changes the slot for the last step that is known
+  // then: its own step or the one ahead of it. A prefill's result changes nothing.
   const std::uint32_t known = request.in_flight_count != 0 ? request.computed : request.committed();
   if (swaps_with_results() && request.committed() > request.admitted && known % decode_grid_ == 0)
     tracking.next = 1 - tracking.next;
@@ -188,8 +189,8 @@ void SglangExtraBuffer::results_came(RadixRequest& request) {
   }
 }
 
-/// How far a verification gets is not known, so the second slot is taken where it could pass a
-/// position of the grid; SGLang looks twice as far as the verification can get.
+/// The verification may keep any number of its tokens, so the second slot is taken if it could pass
+/// a position of the grid. SGLang looks twice as far as the verification can get.
 void SglangExtraBuffer::prepare_verification(RadixRequest& request, std::uint32_t tokens) {
   if (!lazy()) return;
   Tracking& tracking = request.tracking;
@@ -235,7 +236,7 @@ Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t u
     return stored_reply(request, false);
   }
   if (lazy() && states_.free_count() == 0 && rules_.lazy_gives_up_lock) {
-    // The prefill has read the state that was matched: it may go. Its KV stays locked.
+    // The prefill has read the matched state, so its lock may go. Its KV stays locked.
     LOCKSTEP_MARK("checkpoint.gives_up_state_lock");
     tree_.move_lock(request.locked, request.state_locked, request.locked, false);
     request.state_locked = false;
@@ -253,14 +254,15 @@ Reply SglangExtraBuffer::store_unfinished(RadixRequest& request, std::uint32_t u
   move_lock(request, done.end);
   if (done.exist) states_.release(donated);
   if (rules_.forgets_stored_length) {
-    // Where the one before was stored, the last one belongs to a step that is still under way.
+    // If the previous state was stored, the last one belongs to a step that is still under way.
     if (tracked.slot == tracking.last) tracking.last_size = 0;
     tracking.previous_size = 0;
   }
   return stored_reply(request, done.exist);
 }
 
-/// What the first `kept` tokens leave. The other slots go back with the request.
+/// Stores the last tracked state within the first `kept` tokens. The other slots go back with the
+/// request.
 bool SglangExtraBuffer::store_finished(RadixRequest& request, std::uint32_t kept) {
   const Tracked tracked = tracked_within(request, kept);
   if (tracked.size <= request.owned) {

@@ -91,7 +91,7 @@ RadixRequest* SglangPolicy::find(Name id) {
   return &requests_[place_of_[id.index()]];
 }
 
-/// The request of an operation that cannot stand between a verification and its acceptance.
+/// The operation's request; an error where it has a verification whose accept has not come.
 Result<RadixRequest*> SglangPolicy::idle(const Operation& operation) {
   RadixRequest* const request = find(operation.id);
   if (request == nullptr) return unknown(operation, "admitted request", operation.id);
@@ -159,8 +159,8 @@ bool SglangPolicy::copy_on_write(RadixRequest& request, const RadixTree::Match& 
   return true;
 }
 
-/// What a request needs besides the copy of a matched state: a live slot where there was none to
-/// copy, and the slots for tracking.
+/// Takes the slots that a request needs besides the copy of a matched state: a live slot if nothing
+/// was copied, and the slots for tracking.
 bool SglangPolicy::take_slots(RadixRequest& request, RadixTree::Evicted& evicted) {
   const bool copied = request.live.exists();
   const int needed = (copied ? 0 : 1) + tracking_slots();
@@ -190,7 +190,7 @@ void SglangPolicy::enter(RadixRequest&& request) {
   place_of_[id.index()] = place;
 }
 
-/// What the operation says of the request.
+/// The request as its admission describes it.
 RadixRequest SglangPolicy::request_of(const Operation& admission) {
   const std::uint32_t size = admission.tokens.size();
   RadixRequest request;
@@ -237,7 +237,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   }
   RadixTree::Evicted evicted;
   if (has_states_ && !take_slots(request, evicted)) return refuse(Refusal::no_state_slot);
-  // The last token is computed here: what comes next is sampled after it.
+  // The last token is always computed here, because the next token is sampled after it.
   const auto external =
       static_cast<std::uint32_t>(std::clamp<std::int64_t>(operation.external, 0, size - 1));
   const std::int64_t received = external > match.prefix ? page_ceiling(external) - match.prefix : 0;
@@ -252,7 +252,7 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   free_rows_.pop_back();
   request.kv.clear();
   if (hit) tree_.append_path_kv(match.end, 0, request.kv);
-  if (tree_.offers_children()) {
+  if (rules_.child_offer != ChildOffer::none) {
     KvRuns kept;
     append_slice(kept, request.kv, 0, match.prefix);
     request.kv.swap(kept);
@@ -272,8 +272,8 @@ Result<Reply> SglangPolicy::admit(const Operation& operation) {
   return reply;
 }
 
-/// KV and state of the first `size` tokens come from another server, which computed them. For their
-/// KV there is room.
+/// Writes the KV and state of the first `size` tokens, which another server has computed. The
+/// caller has made room for the KV.
 void SglangPolicy::receive(RadixRequest& request, std::uint32_t size) {
   LOCKSTEP_MARK("admit.receives");
   const auto end = static_cast<std::uint32_t>(page_ceiling(size));
@@ -308,8 +308,7 @@ void SglangPolicy::advance(RadixRequest& request, std::uint32_t stop, Forward fo
   request.computed = stop;
 }
 
-/// The layers run over tokens[computed, stop). Kernels of their own move the two parts of the
-/// state.
+/// Runs the layers over tokens[computed, stop). Different kernels move the two parts of the state.
 void SglangPolicy::run(const RadixRequest& request, std::uint32_t stop, Forward forward) {
   const StateSlot slot = slot_of(request);
   const bool resumes = forward == Forward::chunk && request.computed > 0;
@@ -396,7 +395,7 @@ RadixTree::Inserted SglangPolicy::store(RadixRequest& request, std::uint32_t siz
   if (request.locked.exists() && request.owned <= size &&
       tree_.node(request.locked).depth() == request.owned)
     from = request.locked;
-  // What the match compared need not be compared again, if nobody has evicted it since.
+  // Tokens that the match compared are not compared again, unless their nodes were evicted since.
   const RadixNode& reached = tree_.node(request.reached);
   if (reached.alive && reached.serial == request.reached_serial &&
       reached.depth() > request.owned && reached.depth() <= size)
@@ -491,15 +490,15 @@ Result<Reply> SglangPolicy::finish(const Operation& operation) {
   const Result<RadixRequest*> found = idle(operation);
   if (!found) return tl::unexpected(found.error());
   RadixRequest& request = **found;
-  // KV counts from its launch on, so a token under way is stored as well; a state counts once its
-  // result is there.
+  // KV is stored from its launch on, so the KV of a token under way is stored too. A state is
+  // stored only when its result has come.
   const bool at_launch =
       has_states_ ? rules_.states_count_from_launch : rules_.kv_counts_from_launch;
   std::uint32_t committed = at_launch ? request.computed : request.committed();
   if (operation.up_to > std::int64_t{request.known.size()})
     return fail(fmt::format("finish: up_to={} is beyond the {}", operation.up_to,
                             counted(request.known.size(), "known token")));
-  // What was accepted after the end is discarded. The end itself was a draft: its KV is there.
+  // Tokens accepted after the end are discarded. The end itself was a draft, so its KV is there.
   if (operation.up_to != Operation::kAbsent && rules_.finish_stops_at_end)
     committed = std::min(committed, static_cast<std::uint32_t>(operation.up_to));
   const std::uint32_t kept =
@@ -522,7 +521,7 @@ bool SglangPolicy::store_finished(RadixRequest& request, std::uint32_t kept) {
       !has_states_ || kept == request.computed || rules_.strips_key_alone || rules_.cuts_key_alone;
   if (rules_.strips_key_alone)
     require(size >= request.owned, "cache_protected_len is at most len(new_indices)");
-  // One that adds nothing is inserted as well: it makes its path new.
+  // A key that adds no token is inserted as well, because the insert renews its path.
   const bool reaches =
       size > request.owned || (size == request.owned && rules_.finish_inserts_known_key);
   if (fits && size != 0 && (reaches || rules_.floors_finished_key)) {
@@ -564,7 +563,7 @@ void SglangPolicy::free_kv_from(RadixRequest& request, std::uint32_t first) {
   request.allocated = first;
 }
 
-/// Gives back what the tree does not own, unlocks, and forgets the request.
+/// Gives back the slots that the tree does not own, unlocks the prefix, and forgets the request.
 void SglangPolicy::remove(RadixRequest& request) {
   if (request.live.exists()) states_.release(request.live);
   for (const StateSlot slot : request.tracking.slots)
@@ -579,8 +578,8 @@ void SglangPolicy::remove(RadixRequest& request) {
   request.known = {};
 }
 
-/// A forward begins. Rows of a captured graph beyond those of requests are nobody's: their state is
-/// slot 0, their KV page 0.
+/// Begins a forward. A captured graph may have more rows than there are requests; these padding
+/// rows use state slot 0 and KV page 0.
 Result<Reply> SglangPolicy::step(const Operation& operation) {
   batch_tokens_ = 0;
   for (const Deferred& copy : std::exchange(deferred_, {}))
@@ -613,7 +612,7 @@ Reply SglangPolicy::evict(std::int64_t kv, std::int64_t states) {
   return Reply{}.set(ReplyField::kv, evicted.kv).set(ReplyField::state, evicted.states);
 }
 
-/// Evicts as an allocation of so much does, and takes nothing.
+/// Evicts as an allocation of `room` tokens does, but allocates nothing.
 Result<Reply> SglangPolicy::make_room(const Operation& operation) {
   if (operation.kv != Operation::kAbsent || operation.state != Operation::kAbsent)
     return fail("evict: room= stands without kv= and state=");
@@ -685,7 +684,8 @@ const Registration<PolicyEntry> kNoBuffer{
      .has_states = true,
      .config_fields = {"strip_thinking", "skip_decode_lock", "path_cap"},
      .make = make_no_buffer,
-     .capabilities = kSglangCapabilities}};
+     .capabilities = kSglangCapabilities,
+     .is_default = true}};
 
 }  // namespace
 

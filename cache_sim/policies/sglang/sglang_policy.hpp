@@ -42,13 +42,13 @@ struct RadixRequest {
   std::uint32_t prompt_size = 0;
   std::uint32_t admitted = 0;  ///< tokens known at the admission: up to them it prefills
   std::uint32_t computed = 0;  ///< tokens whose KV and state exist, in the order of the forwards
-  std::array<std::uint32_t, 2> in_flight{};  ///< of extends whose results are out, where they end
+  std::array<std::uint32_t, 2> in_flight{};  ///< ends of the extends whose results have not come
   std::uint32_t in_flight_count = 0;
   std::uint32_t owned = 0;   ///< tokens of the row that the tree owns ("prot")
-  std::uint32_t branch = 0;  ///< where its match would have used a state, 0 for nowhere
+  std::uint32_t branch = 0;  ///< the position of a state that its match would have used; 0: none
   NodeIndex locked;          ///< node at depth `owned`, none where nothing is locked
   bool state_locked = true;  ///< that lock's receipt
-  NodeIndex reached;         ///< where its match ended in KV: on its path while it is the same node
+  NodeIndex reached;  ///< the node at which its match's KV ended, if it still has `reached_serial`
   std::uint64_t reached_serial = 0;
   StateSlot live;     ///< the running state
   Tracking tracking;  ///< extra buffer alone
@@ -80,7 +80,7 @@ struct HeldLock {
   NodeIndex node;
 };
 
-/// What all of SGLang's policies understand.
+/// The capabilities of all of SGLang's policies.
 inline constexpr Capabilities kSglangCapabilities{
     Capability::tree, Capability::transfers, Capability::draft_trees, Capability::partial_finish};
 
@@ -91,7 +91,7 @@ class SglangPolicy : public Subject {
   Result<Reply> apply(const Operation& operation) override;
   std::optional<Snapshot> snapshot() const override;
 
-  // What an auditor sees.
+  // For auditors.
   const RadixTree& tree() const { return tree_; }
   RadixTree& audited_tree() { return tree_; }
   const KvPool& kv_pool() const { return kv_; }
@@ -121,7 +121,7 @@ class SglangPolicy : public Subject {
   virtual Reply store_unfinished(RadixRequest& request, std::uint32_t up_to);
   /// Stores what the first `kept` computed tokens leave in the cache. Returns exist.
   virtual bool store_finished(RadixRequest& request, std::uint32_t kept);
-  /// The target gets the state after `position` tokens that the verification has left.
+  /// Copies the state after `position` tokens, as the verification has left it, into the target.
   void commit(const RadixRequest& request, std::uint32_t position, StateSlot target);
   /// A verification of that many tokens is about to be launched.
   virtual void prepare_verification(RadixRequest& /*request*/, std::uint32_t /*tokens*/) {}
@@ -199,7 +199,7 @@ class SglangPolicy : public Subject {
   std::vector<RequestRow> free_rows_;
   std::vector<HeldSlot> held_slots_;
   std::vector<HeldLock> held_locks_;
-  std::vector<StateSlot> graph_slots_;  // of the rows that the captured graph's buffers were left
+  std::vector<StateSlot> graph_slots_;  // by row of the captured graph: the slot in its buffer
   KvRuns scratch_;
   struct Deferred {
     StateSlot source, target;

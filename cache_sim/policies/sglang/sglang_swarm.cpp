@@ -1,4 +1,4 @@
-// What a search draws for SGLang's caches.
+// Random configurations of SGLang's caches.
 #include "cache_sim/draw/swarm.hpp"
 #include "reference/base/registry.hpp"
 
@@ -15,8 +15,8 @@ void configure(SwarmDraw& part) {
   fields.optional("path_cap", draw.chance(1, 6) ? draw.between(0, 3) : -1);
 }
 
-/// Its rules where memory is short; and room=, as its scheduler asks it. A child need not know
-/// that.
+/// Draws SGLang's scheduler and the field room= that it asks with; neither for a child, which need
+/// not know them.
 void schedule(SwarmDraw& part) {
   Draw draw = part.draw.stream("sglang scheduler");
   if (part.accepted.has_child) return;

@@ -43,8 +43,7 @@ Result<Reply> SglangPolicy::insert(const Operation& operation) {
   RadixTree::Evicted unreported;
   const auto first = static_cast<std::uint32_t>(owned);
   if (!make_room_for_kv(size - owned, unreported)) return Reply::refusal(Refusal::no_kv);
-  // Nothing has locked the prefix that `prev` counts on: where making room has taken it, the KV for
-  // it is missing.
+  // The prefix of `prev` tokens is not locked, so making room may have evicted it.
   if (owned > tree_.stored(operation.tokens, operation.salt)) return Reply::refusal(Refusal::no_kv);
   KvRuns row;
   if (size != first) {
@@ -80,7 +79,7 @@ Result<Reply> SglangPolicy::unlock(const Operation& operation) {
   return Reply{};
 }
 
-/// alloc: the state of the empty prefix. fork: that of another held slot.
+/// alloc: a slot with the state of the empty prefix; fork: a copy of another held slot.
 Result<Reply> SglangPolicy::hold_slot(const Operation& operation) {
   if (!has_states_) return fail(fmt::format("{}: radix has no states", to_string(operation.verb)));
   if (find_slot(operation.as) != nullptr)

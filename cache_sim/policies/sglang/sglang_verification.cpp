@@ -10,8 +10,8 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// The numbers of the drafts that spell `tokens`, each after the one before; fewer where there is
-/// no such draft.
+/// The numbers of the drafts that spell `tokens`, each one a child of the one before it; fewer
+/// where no draft continues.
 std::vector<std::uint32_t> way_of(const VerifiedRow& row, const Tokens& tokens) {
   std::vector<std::uint32_t> way;
   for (std::uint32_t draft = 1; draft <= row.drafts.size() && way.size() < tokens.size(); ++draft) {
@@ -25,8 +25,7 @@ std::vector<std::uint32_t> way_of(const VerifiedRow& row, const Tokens& tokens) 
 
 }  // namespace
 
-/// Drafts that are a tree: each stands after one that comes before it, and what is sampled tells
-/// siblings apart.
+/// Checks a tree of drafts: parents come before their children, and siblings are different tokens.
 Result<void> SglangPolicy::check_tree(const Operation& operation) {
   const std::vector<std::int64_t>& parents = operation.parents;
   if (parents.empty()) return {};
@@ -46,8 +45,8 @@ Result<void> SglangPolicy::check_tree(const Operation& operation) {
   return {};
 }
 
-/// A verification reads the committed state and leaves what it would be after each token beside
-/// it.
+/// Runs a verification: reads the committed state and writes, beside it, the state after each of
+/// its tokens.
 void SglangPolicy::verify(RadixRequest& request, const Operation& operation) {
   request.drafts = operation.drafts;
   request.parents = operation.parents;
@@ -128,8 +127,8 @@ Result<Reply> SglangPolicy::accept(const Operation& operation) {
     const std::uint32_t stop = request->known.size() - 1;
     advance(*request, stop, Forward::verification);
     request->verifying = false;
-    // The defect: the token sampled after them counts as computed, since a rejected draft was
-    // computed in its place.
+    // With this defect the sampled token counts as computed, because a rejected draft was computed
+    // in its place.
     if (rules_.counts_sampled_token && kept < drafts) ++request->computed;
     free_kv_from(*request, static_cast<std::uint32_t>(page_ceiling(request->computed)));
   } else {

@@ -1,6 +1,6 @@
 // Invariants of an exported model's rows, checked after every operation: the length that calls read
-// is what the request has computed; the row's KV, and what the last call attended to, stand for
-// exactly these tokens.
+// is the number of tokens that the request has computed; the row's KV, and the KV that the last
+// call attended to, stand for exactly these tokens.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -9,13 +9,13 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// How a forward of `n` tokens begins after `past`: so many of them, in a bucket of that size.
+/// The first call of a forward: its tokens, and the size of its bucket.
 struct Cut {
   std::uint32_t tokens, bucket;
 };
 
-/// The smallest bucket that holds the tokens and ends inside `positions`; where there is none, the
-/// largest that they fill, and at last one token. Buckets are 1, 4, 16, …
+/// The smallest bucket that holds the n tokens and ends within `positions`; if there is none, the
+/// largest bucket that the tokens fill. Buckets are 1, 4, 16, …
 Cut first_call(std::uint32_t n, std::uint32_t past, std::uint32_t positions, bool over_the_end) {
   if (n == 1) return {1, 1};
   std::uint64_t filled = 1;
@@ -67,7 +67,7 @@ void StaticKvPolicy::copy(std::uint32_t from, std::uint32_t to, std::uint32_t be
   layers_.copy_kv(sources_, targets_);
 }
 
-/// One program: `n` tokens after `past`, padded to the bucket.
+/// One call of the program: `n` tokens after `past`, padded to the bucket.
 void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t past,
                           std::uint32_t n, std::uint32_t bucket) {
   const Tokens padding = Tokens::of_ids(std::vector<std::uint32_t>(bucket - n, 0));
@@ -81,14 +81,14 @@ void StaticKvPolicy::call(std::uint32_t row, const Tokens& tokens, std::uint32_t
   lengths_[row] = past + applied;
 }
 
-/// Calls for `n` tokens after what the row's length says.
+/// Computes `n` tokens from the row's length on, call by call.
 void StaticKvPolicy::run(std::uint32_t row, const Tokens& tokens, std::uint32_t n,
                          bool /*verifies*/) {
   const std::uint32_t begin = lengths_[row];
   for (std::uint32_t done = 0; done < n;) {
     const std::uint32_t from = rules_.counts_from_live_length ? lengths_[row] : begin;
     const std::uint32_t past = from + done;
-    if (past >= std::min(areas_.positions, tokens.size())) return;  // a defect's call
+    if (past >= std::min(areas_.positions, tokens.size())) return;  // a defect only
     const std::uint32_t left = std::min({n - done, areas_.positions - past, tokens.size() - past});
     const Cut cut = first_call(left, past, areas_.positions, rules_.wraps_around);
     call(row, tokens, past, cut.tokens, cut.bucket);
@@ -103,7 +103,8 @@ Reply StaticKvPolicy::begin_row(std::uint32_t row) {
   return Reply{}.set(ReplyField::cached, 0);
 }
 
-/// What a verification has applied stays where it is; the row's length goes back to what is kept.
+/// The KV that a verification has applied stays in the row; the row's length goes back to the
+/// accepted tokens.
 void StaticKvPolicy::keep(const RowRequest& request, std::uint32_t row, std::uint32_t accepted) {
   if (rules_.drops_rejected_drafts) lengths_[row] = request.computed + accepted;
   if (accepted < request.verified) LOCKSTEP_MARK("static_kv.takes_drafts_back");
@@ -119,7 +120,8 @@ Reply StaticKvPolicy::load(std::uint32_t place, std::uint32_t row, std::uint32_t
   return Reply{}.set(ReplyField::cached, size);
 }
 
-/// Keys and values of every row, into the other tensor: what `reorder_cache` of a beam search does.
+/// Copies the keys and values of every row into the other tensor, as `reorder_cache` of a beam
+/// search does.
 std::vector<std::uint32_t> StaticKvPolicy::reorder(const std::vector<std::int64_t>& mapping,
                                                    std::uint32_t kept) {
   const std::uint32_t from = reordered_ ? areas_.rows : 0;

@@ -1,13 +1,14 @@
-// The cache of a model exported with fixed shapes: policy `static-kv`. Rows of M positions, which
-// requests are given and nobody shares; attention alone. Rules:
-// reference/caches/static_kv.md, tensors in reference/attention/static_kv_update.hpp.
+// The cache of a model exported with fixed shapes: policy `static-kv`. Each request has a row of M
+// positions to itself; attention alone. Rules: reference/caches/static_kv.md, tensors in
+// reference/attention/static_kv_update.hpp.
 //
-// A forward is cut into calls of a bucket each, powers of four. A call writes twice: into a copy of
-// what the row has cached, which its queries attend to, and into a sidecar, of which the real
-// tokens' part is applied to the row. The bucket's tail is written too, and applied nowhere.
+// A forward is cut into calls of one bucket each; bucket sizes are powers of four. A call writes
+// its keys and values twice: into a copy of the row, to which its queries attend, and into a
+// sidecar. Then the sidecar's entries of real tokens are applied to the row. Those of the bucket's
+// padding are not.
 //
-// KV slots, M to an area: the rows, the rows again for a reordering, the copy, the sidecar, and the
-// captured prefixes.
+// The KV slots form areas of M: one for each row, a second set of rows for reorderings, the copy,
+// the sidecar, and one for each captured prefix.
 #pragma once
 
 #include <cstdint>
@@ -47,13 +48,14 @@ class StaticKvPolicy final : public RowPolicy {
   };
   static Areas areas_of(const Config& config);
 
-  /// What the last call's queries attended to, in the area copy(): none before the first call.
+  /// The tokens that the queries of the last call attended to, in the area copy(). No request
+  /// before the first call.
   struct Attended {
     Name request;
     Tokens tokens;
   };
 
-  // What an auditor sees.
+  // For auditors.
   const Areas& areas() const { return areas_; }
   const Attended& attended() const { return attended_; }
   /// The area where a row's keys and values are now.

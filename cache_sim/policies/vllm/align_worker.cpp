@@ -130,7 +130,7 @@ void AlignWorker::receive(const WorkerRow& row) {
   check_tables(*row.request);
 }
 
-/// KV where the group has a block for it, and the state after the last token.
+/// Writes the received KV where the group has a block for it, and the state after the last token.
 void AlignWorker::load(const WorkerRow& row) {
   const auto is_left_out = [&](std::uint32_t group) {
     return rules_.loads_one_group_less && group + 1 == rules_.groups.size();
@@ -204,8 +204,8 @@ void AlignWorker::read_column(const WorkerRow& row, std::uint32_t group, std::in
   }
 }
 
-/// Whether the row runs in the kernels for verifications. One token after the prompt does, without
-/// a draft; the replay of several known tokens does not, though it may be as long.
+/// Whether the row runs in the kernels for verifications. A row of one token after the prompt does,
+/// even without drafts. A replay of several known tokens does not.
 bool AlignWorker::is_verification(const WorkerRow& row, bool is_new) const {
   if (rules_.drafts == 0) return false;
   const std::int64_t n = row.end - row.start;
@@ -314,8 +314,8 @@ void AlignWorker::verify(const WorkerRow& row, const BlockTable& table, std::int
   }
 }
 
-/// Stores the last state, and one inside the chunk wherever kernels can: they do not ask the
-/// manager.
+/// Stores the last state, and one inside the chunk wherever kernels can store one, whether or not
+/// the manager uses it.
 void AlignWorker::compute(const WorkerRow& row, const BlockTable& table, std::int64_t column) {
   const std::int64_t position = last_checkpoint(rules_, row.end, rules_.hit_alignment);
   const std::int64_t block = rules_.state_block;
@@ -338,8 +338,9 @@ void AlignWorker::store_prefix(const WorkerRow& row, BlockId block, std::int64_t
     conv[i] = fingerprint_at(tokens - (kConvWidth - 1) + i);
 }
 
-/// Blocks stand where the worker saw them first: where the manager moves a scratch block on, its
-/// old column still leads to it, and a chunk that passes that column begins with the state there.
+/// Keeps each column's first block. When the manager moves a scratch block to another column, the
+/// worker's old column still leads to it, and a chunk that passes that column begins with its
+/// state.
 void AlignWorker::note_columns(Seat& seat, const BlockRequest& request) const {
   seat.columns.resize(state_groups_.size());
   for (std::size_t i = 0; i < state_groups_.size(); ++i) {
@@ -350,7 +351,7 @@ void AlignWorker::note_columns(Seat& seat, const BlockRequest& request) const {
   }
 }
 
-/// The state at column from + bias becomes that of column `to`.
+/// Copies the state at column from + bias to column `to`.
 void AlignWorker::move_state(const Seat& seat, const BlockRequest& request, std::int64_t from,
                              std::int64_t to, std::int64_t bias) {
   for (std::size_t i = 0; i < state_groups_.size(); ++i) {
@@ -365,9 +366,9 @@ void AlignWorker::move_state(const Seat& seat, const BlockRequest& request, std:
   }
 }
 
-/// After the forward: a block end that was passed with these `kept` tokens gets its state. A
-/// verification settles twice, first with the one token that it keeps in any case, because another
-/// operation may come before its accept; in vLLM none does.
+/// After the forward: stores the state of a block end that these `kept` tokens have passed. A
+/// verification settles twice, first with the one token that it keeps in any case, because a trace
+/// may hold other operations before its accept. (In vLLM none comes between.)
 void AlignWorker::settle(Seat& seat, const BlockRequest& request, std::int64_t kept) {
   seat.accepted = kept;
   if (state_groups_.empty() || !rules_.keeps_block_ends) return;
@@ -399,7 +400,7 @@ void AlignWorker::check_tables(const BlockRequest& request) {
       if (block != kNullBlock) check_block_once(block);
 }
 
-/// Not again where neither the block nor its keys have changed.
+/// Skips a block if neither its content nor its keys have changed since the last comparison.
 void AlignWorker::check_block_once(BlockId block) {
   SeenKeys now{.written = written_[block]};
   if (pool_.has_key(block)) {

@@ -1,8 +1,9 @@
-// What vLLM's worker does with the blocks that the block manager gave out ("align" mode, with and
-// without speculative decoding), at label fidelity: instead of numbers a block holds which tokens
-// its numbers would stand for. What a forward reads, and what stands in a block that has a key, is
-// compared with the tokens that it should be. (The rules were worked out from vLLM 0.33: its GDN
-// attention metadata, causal_conv1d_update, and the Mamba state copies of its model runner.)
+// vLLM's worker, which fills the blocks that the block manager gives out ("align" mode, with and
+// without speculative decoding), at label fidelity: a block holds no numbers but a record of the
+// tokens that its numbers would stand for. Everything that a forward reads, and the content of
+// every block that has a key, is compared with the tokens that it should stand for. (The rules were
+// worked out from vLLM 0.33: its GDN attention metadata, causal_conv1d_update, and the Mamba state
+// copies of its model runner.)
 //
 //   KV             of each token a fingerprint of the prefix that ends with it
 //   recurrent      the digest of all tokens that went into the state, and their number
@@ -13,10 +14,10 @@
 // all of them lie in column `current` alone. `accepted`, a number of the request's row in the
 // batch, says at which of these states the next step begins.
 //
-//   before the forward   block copies (copy-on-write), what another server has sent; then, where
-//   the running column changes, the
-//                        state at column previous + accepted - 1 goes to the new one, the conv rows
-//                        shifted by accepted - 1, and accepted becomes 1
+//   before the forward   block copies (copy-on-write) and the tokens that another server has sent;
+//                        then, where the running column changes, the state at column previous +
+//                        accepted - 1 goes to the new one, the conv rows shifted by accepted - 1,
+//                        and accepted becomes 1
 //   forward              a row that verifies drafts, or computes one token after the prompt,
 //                        begins at state `accepted - 1` and stores every state; any other row
 //                        begins at column `current` and stores its last state there
@@ -67,22 +68,23 @@ class AlignWorker {
 
   /// A request comes into the batch at this place.
   void admit(std::uint32_t place);
-  /// These keys are those of the tokens, one every hash block.
+  /// Notes that these keys stand for the prefixes of `tokens`, one per hash block.
   void learn(const std::vector<KeyId>& keys, const Tokens& tokens);
-  /// The step's copies and rows; compares what was read, and then what the rows' blocks hold.
+  /// Runs the step's copies and rows. Compares everything that they read, then the content of the
+  /// rows' blocks.
   void forward(const std::vector<BlockCopy>& copies, std::span<const WorkerRow> rows);
-  /// What a row's `external` tokens left behind has come: KV, and the state after the last one.
+  /// The KV of a row's `external` tokens, and the state after the last one, have come.
   void receive(const WorkerRow& row);
   /// Of the verification in the place's last row, `kept` tokens stay: accepted drafts and one more.
   void accept(std::uint32_t place, const BlockRequest& request, std::int64_t kept);
-  /// Compares every block that has a key. Nothing may be scheduled that has not run.
+  /// Compares every block that has a key. Every scheduled row must have run.
   void check_all();
 
   const Checks& checks() const { return checks_; }
   Findings& findings() { return findings_; }
 
  private:
-  /// A block at its so-manieth writing: what was compared then need not be compared again.
+  /// A block and the number of its writings, so that unchanged content is compared once.
   struct Seen {
     BlockId block = kNullBlock;
     std::uint32_t written = 0;
@@ -101,7 +103,7 @@ class AlignWorker {
     std::int64_t accepted = 1;
     std::int64_t decided = 0;  // of the last row: the tokens that are no drafts, with those before
     std::vector<std::vector<Seen>> read;  // by group, by column: KV that was compared when read
-    std::vector<std::vector<BlockId>> columns;  // by state group: blocks where they were first
+    std::vector<std::vector<BlockId>> columns;  // by state group: each column's first block
   };
   static constexpr std::int64_t kNone = -1;
 
@@ -136,8 +138,8 @@ class AlignWorker {
   static BlockId column_of(const BlockTable& table, std::int64_t column);
   std::uint64_t* kv_of(BlockId block) { return &kv_[block * kv_size_]; }
   std::uint64_t* conv_of(BlockId block) { return &conv_[block * conv_size_]; }
-  /// Of the prefix that ends with token `index`, 0 before the first one; of the row's tokens and
-  /// those that its conv window needs.
+  /// The fingerprint of the prefix that ends with token `index`; 0 for a negative one. Known for
+  /// the row's tokens and those that its conv window needs.
   std::uint64_t fingerprint_at(std::int64_t index) const {
     return index < 0 ? 0 : fingerprints_[static_cast<std::size_t>(index - fingerprints_begin_)];
   }

@@ -1,5 +1,5 @@
-// vLLM 0.33's hash of a block of tokens, byte by byte: what names it in the prefix cache, in KV
-// events and between servers.
+// vLLM 0.33's hash of a block of tokens, byte by byte. It names the block in the prefix cache, in
+// KV events and between servers.
 //
 //   h_i = Hash((h_{i-1} or NONE_HASH, tokens of block i, extra keys))
 //
@@ -29,7 +29,7 @@ using BlockHash = std::string;
 
 inline constexpr std::string_view kNoneHashSeed = "vllm-none-hash";
 
-/// What else a block's content depends on, in vLLM's order.
+/// The extra keys: the block's content depends on them too. In vLLM's order.
 struct BlockExtraKeys {
   struct Image {
     std::string identifier;

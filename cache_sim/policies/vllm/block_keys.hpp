@@ -1,5 +1,5 @@
-// What names the content of a block: the hash of everything up to its end (rule 6 of
-// reference/caches/vllm.md). vLLM chains them,
+// Keys of blocks: the hash of everything up to a block's end (rule 6 of reference/caches/vllm.md).
+// vLLM chains them,
 //
 //   h_i = Hash(h_{i-1}, tokens of hash block i, extra keys)
 //
@@ -25,7 +25,7 @@ namespace lockstep::cache_sim {
 
 using KeyId = std::uint32_t;
 
-/// What a request's KV and states depend on beside its tokens.
+/// The salt, adapter and images of a request: its KV and states depend on them as on its tokens.
 struct ContentKeys {
   Name salt;
   Name lora;
@@ -34,9 +34,9 @@ struct ContentKeys {
   bool empty() const { return !salt.exists() && !lora.exists() && images.empty(); }
 };
 
-/// The tokens with these keys in them: another one stands first where there is a salt or an
-/// adapter, and where an image begins. Of two requests, such prefixes are equal where tokens and
-/// keys are; their lengths are those of the tokens.
+/// The tokens with these keys worked in: the first token is replaced where there is a salt or an
+/// adapter, and so is the first token of each image. Two such sequences are equal exactly where
+/// tokens and keys are; the length does not change.
 Tokens keyed_tokens(const Tokens& tokens, const ContentKeys& keys);
 
 class KeyTable {

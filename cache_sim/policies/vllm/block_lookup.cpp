@@ -1,4 +1,5 @@
-// The longest prefix that every group can offer, and where a prefill chunk has to end.
+// Finds the longest prefix that every group can offer, and the place where a prefill chunk has to
+// end.
 #include <algorithm>
 
 #include "cache_sim/policies/vllm/block_manager.hpp"
@@ -20,7 +21,7 @@ bool BlockManager::find_all(const SpecGroup& spec, std::int64_t end) {
   return true;
 }
 
-/// Puts what find_all() found into that column, with null blocks before it.
+/// Puts the blocks that find_all() found into that column, and null blocks before it.
 void BlockManager::put_found(const SpecGroup& spec, std::size_t column) {
   for (std::size_t i = 0; i < spec.groups.size(); ++i) {
     std::vector<BlockId>& columns = hit_.columns[spec.groups[i]];

@@ -18,7 +18,8 @@ BlockManager::BlockManager(BlockRules rules)
 
 // --- What an allocation needs --------------------------------------------------------------------
 
-/// Tokens that the group will not look at again when so many are computed (rule 19).
+/// The number of tokens whose blocks the group no longer needs once `tokens` are computed (rule
+/// 19).
 std::int64_t BlockManager::skipped(const GroupSpec& spec, std::int64_t tokens) const {
   if (is_state(spec.kind)) return tokens - 1;
   if (spec.kind == GroupKind::attention) return 0;
@@ -68,8 +69,8 @@ std::int64_t BlockManager::checkpoint_of(std::uint32_t group, const BlockTable& 
   return is_free ? position : 0;
 }
 
-/// One block for the running state, one for each scratch state where they have none yet; what lies
-/// between the hit and them needs no block.
+/// One block for the running state and one for each scratch state, where they have none yet.
+/// Columns between the hit and these need no block.
 std::int64_t BlockManager::need_of_mamba(std::uint32_t group, const BlockRequest& request,
                                          std::span<const BlockId> hit, const Demand& demand) const {
   const std::int64_t block = rules_.groups[group].block;
@@ -79,7 +80,7 @@ std::int64_t BlockManager::need_of_mamba(std::uint32_t group, const BlockRequest
   const bool copies = (!hit.empty() && demand.local % block != 0) || table.partial_column >= 0;
   if (copies) fresh = std::max<std::int64_t>(fresh, 0) + 1;
   const bool stores_inside = checkpoint_of(group, table, demand) > 0;
-  // The state that another server sends lies in a column of its own, where the chunk passes its
+  // The state that another server sends needs a column of its own if the chunk passes that column's
   // end.
   const auto hits = static_cast<std::int64_t>(hit.size());
   const std::int64_t sent = ceil_div(demand.total, block);
@@ -107,7 +108,7 @@ std::int64_t BlockManager::need(const BlockRequest& request, const BlockHit* hit
       sum += need_of_mamba(group, request, columns, demand);
       continue;
     }
-    // The copy of a block that a hit shares in part runs before the forward that would fill it.
+    // A block that a hit shares in part is copied before the forward that fills it has run.
     const bool ends_inside = !columns.empty() && demand.local % spec.block != 0;
     if (ends_inside && was_published_now(group, columns.back()) && !rules_.copies_unwritten_kv) {
       LOCKSTEP_MARK("vllm.waits_for_kv_of_this_step");
@@ -167,7 +168,7 @@ void BlockManager::free(BlockRequest& request) {
   request.quiet_until = 0;
 }
 
-/// Source and target of every copy had a reference more until the step was decided (rule 20).
+/// Releases source and target of every copy, which were held until the step was decided (rule 20).
 void BlockManager::end_step() {
   if (copies_.empty()) return;
   std::stable_sort(copies_.begin(), copies_.end(),
@@ -189,7 +190,7 @@ bool BlockManager::forget_keys() {
 
 // --- Taking --------------------------------------------------------------------------------------
 
-/// The hit's blocks, of all groups, before anything is popped (rule 5).
+/// References the hit's blocks in all groups before any block is popped (rule 5).
 void BlockManager::take_hits(BlockRequest& request, const Allocation& wanted, std::int64_t local) {
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];
@@ -273,8 +274,8 @@ void BlockManager::take_new_states(std::uint32_t group, BlockTable& table, const
     return;
   }
   const std::int64_t running = required - rules_.drafts - 1;
-  // Where drafts were rejected, the last state may lie in a column after its tokens: that of the
-  // drafts. The chunk copies it from there and ends further on.
+  // After rejected drafts the last state may lie in a column of theirs, beyond its tokens. The
+  // chunk copies it from there and ends further on.
   const std::int64_t last = held - 1 - rules_.drafts;
   if (had_running && last >= ceil_div(demand.total, block) && last < running - inside)
     table.passed = last;
@@ -311,11 +312,11 @@ void BlockManager::take_new(BlockRequest& request, const Demand& demand) {
   }
 }
 
-/// Up to which number of tokens the next allocations change nothing: no column begins or ends, no
-/// key is published, nothing is given back.
+/// The number of tokens up to which allocations change nothing: no column begins or ends, no key is
+/// published, nothing is given back.
 std::int64_t BlockManager::quiet_until(const BlockRequest& request, std::int64_t total) const {
   if (rules_.drafts > 0 || rules_.hash_lookahead > 0 || total <= request.prompt) return 0;
-  if (rules_.prefill_lookahead > 1) return 0;  // keys come some tokens after their block
+  if (rules_.prefill_lookahead > 1) return 0;  // keys are published some tokens late
   std::int64_t until = std::numeric_limits<std::int64_t>::max();
   for (std::uint32_t group = 0; group < rules_.groups.size(); ++group) {
     const GroupSpec& spec = rules_.groups[group];

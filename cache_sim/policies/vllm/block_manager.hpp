@@ -3,10 +3,11 @@
 //
 // Design. One pool of blocks serves all groups (block_pool.hpp); a request has a table per group,
 // column i standing for tokens [i·B, (i+1)·B). Attention fills every column. A Mamba group has real
-// blocks for the running state and the scratch states of drafts alone: what lies before them is the
-// null block, and a state that ends a block stays, keyed by the prefix it stands for, until nobody
-// has taken it for a long time. (In the older "all" mode they have a block for every column, as
-// attention has; a request keeps the one of the token before.) Four calls make up a schedule:
+// blocks only for the running state and the scratch states of drafts; the columns before them hold
+// the null block. A state that ends a block leaves the table, stays in the pool under the key of
+// its prefix, and is evicted when it has not been used for long. (In the older "all" mode they have
+// a block for every column, as attention has; a request keeps the one of the token before.) Four
+// calls make up a schedule:
 //
 //   new_step()   the states published in the step before may be used from here on
 //   look_up()    the longest prefix that every group can offer; takes nothing
@@ -14,7 +15,7 @@
 //                the keys of the blocks that the step will fill, before the forward has run
 //   end_step()   releases the two ends of every copy of a block that a hit shares in part
 //
-// and with drafts publish() once more, when it is known which were accepted. Comments cite the
+// and, with drafts, a second publish() once it is known which were accepted. Comments cite the
 // rules by their numbers in reference/caches/vllm.md.
 #pragma once
 
@@ -42,20 +43,20 @@ struct BlockTable {
   bool has_running = false;  ///< the running state and its scratch have blocks
 };
 
-/// What the manager knows of a request. The caller owns the numbers, the manager the tables.
+/// A request as the manager sees it. The caller sets the numbers, the manager the tables.
 struct BlockRequest {
   std::vector<KeyId> keys;  ///< at multiples of the hash block
   std::int64_t prompt = 0;  ///< tokens
   std::int64_t known = 0;   ///< prompt and outputs
   std::int64_t computed = 0;
   std::int64_t in_flight = 0;  ///< of these, tokens whose forward has not come back
-  std::int64_t junction = 0;   ///< where others left its prefix, as the last look-up saw it
+  std::int64_t junction = 0;   ///< the place at which others left its prefix, by the last look-up
   bool runs = false;           ///< it holds tables
   std::vector<BlockTable> tables;
   std::int64_t quiet_until = 0;  ///< up to so many tokens an allocation has nothing to do
 };
 
-/// What a look-up offers: columns by group, null where a group needs none.
+/// The result of a look-up: columns by group, null blocks where a group needs none.
 struct BlockHit {
   std::int64_t tokens = 0;
   std::int64_t junction = 0;

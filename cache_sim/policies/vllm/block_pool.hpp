@@ -77,7 +77,7 @@ class BlockPool {
   /// All keys of one block, in their order, become those of another one, which has none.
   void move_keys(BlockId from, BlockId to);
 
-  // What an auditor sees.
+  // For auditors.
   BlockId first_free() const { return blocks_[kNullBlock].next; }  ///< kNullBlock after the last
   BlockId last_free() const { return blocks_[kNullBlock].previous; }
   BlockId next_free(BlockId block) const { return blocks_[block].next; }

@@ -1,4 +1,5 @@
-// Which blocks get a key when: vLLM hashes what a step will fill before its forward has run.
+// Publication: decides which blocks get a key, and when. vLLM publishes the blocks that a step will
+// fill before the step's forward has run.
 #include <algorithm>
 
 #include "cache_sim/policies/vllm/block_manager.hpp"
@@ -21,7 +22,7 @@ bool BlockManager::was_published_now(std::uint32_t group, BlockId block) const {
   return key < published_[group].size() && published_[group][key] == step_;
 }
 
-/// Of so many computed tokens, those that a later hit could match.
+/// The number of tokens, of `tokens` computed ones, that a later hit could match.
 std::int64_t BlockManager::cacheable(const GroupSpec& spec, std::int64_t tokens) const {
   const std::int64_t again = std::max<std::int64_t>(0, rules_.prefill_lookahead - 1);
   const std::int64_t final = std::max<std::int64_t>(0, tokens - again);
@@ -136,7 +137,7 @@ void BlockManager::publish_attention_tail(std::uint32_t group, const BlockReques
   const BlockId tail_block = columns[column];
   if (tail_block == kNullBlock || pool_.has_key(tail_block, group, key)) return;
   add_partial_key(group, tail_block, key, tail, false);
-  // A block that is known by more tokens has them already, or their key was noted.
+  // A block whose key covers more tokens holds these already, or their key was noted.
   if (pool_.primary(tail_block).key == key) note_published(group, key);
 }
 
@@ -197,7 +198,7 @@ void BlockManager::publish(BlockRequest& request, std::int64_t computed) {
     publish_full(group, request, tokens);
     const std::int64_t after = table.cached;
     if (spec.kind == GroupKind::attention) publish_attention_tail(group, request, tokens);
-    // The last chunk's state is there whatever modules will write again, and stands for its end.
+    // The last chunk's state stands for the chunk's end, whatever tokens the modules write again.
     const bool is_late = rules_.keys_states_late;
     if (spec.kind == GroupKind::mamba)
       publish_state_tail(group, request,

@@ -1,5 +1,6 @@
-// What a configuration means to vLLM's block cache: its groups, and the sizes that follow from
-// them ("What the config says" in reference/caches/vllm.md).
+// The rules of vLLM's block cache under a configuration: its groups, the sizes that follow from
+// them
+// ("What the config says" in reference/caches/vllm.md), and the rules that a defect can break.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ struct BlockRules {
   std::optional<BlockHashAlgorithm> hash_algorithm;  ///< none: keys are told apart by digests
   std::optional<std::int64_t> retention;             ///< none: every block end is kept
   std::int64_t drafts = 0;                           ///< scratch states after the running one
-  bool drops = false;  ///< EAGLE: a hit loses its last unit, because the next token was in its KV
+  bool drops = false;  ///< EAGLE: a hit loses its last unit, whose KV depends on the next token
   std::int64_t hash_lookahead = 0;        ///< or hashes cover so many tokens after their block
   std::int64_t prefill_lookahead = 0;     ///< tokens after a chunk that drafting modules read
   std::int64_t checkpoint_blocks = 0;     ///< 1: kernels store a state inside their last chunk
@@ -104,7 +105,7 @@ struct BlockRules {
   bool forgets_accepted_before_turn = false;
   bool forgets_accepted_without_drafts = false;
 
-  // What follows from these.
+  // Derived from these by complete().
   std::int64_t scheduler_block = 0;  ///< the least common multiple of the groups' blocks
   bool partial = false;              ///< hits may end inside a block
   std::int64_t hit_alignment = 0;
@@ -112,9 +113,9 @@ struct BlockRules {
   std::int64_t splitter_block = 0;     ///< that prefill chunks are cut by; 0: they are not
   std::vector<SpecGroup> spec_groups;  ///< full attention first
 
-  /// Fills in what follows.
+  /// Computes the derived members.
   void complete();
-  /// `mamba`: what the Mamba groups are. The error is a sentence that names the field.
+  /// `mamba`: the kind of the Mamba groups. The error is a sentence that names the field.
   static Result<BlockRules> of(const Config& config, GroupKind mamba = GroupKind::mamba);
 };
 
@@ -133,9 +134,9 @@ inline std::int64_t last_checkpoint(const BlockRules& rules, std::int64_t tokens
   return proof <= 0 ? 0 : floor_to(proof, unit);
 }
 
-/// Whether kernels can store the state after `position` tokens inside the chunk [start, end). From
-/// inside a block they do not: that block's own end would be passed without its state (vLLM 0.33
-/// passes it).
+/// Whether kernels can store the state after `position` tokens inside the chunk [start, end). They
+/// cannot if the chunk starts inside a block: it would pass that block's end without storing its
+/// state. (vLLM 0.33 does.)
 bool is_checkpoint_valid(const BlockRules& rules, std::int64_t start, std::int64_t end,
                          std::int64_t position, std::int64_t block);
 

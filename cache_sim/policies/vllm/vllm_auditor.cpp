@@ -1,5 +1,5 @@
-// Holds vLLM's block cache to what must be true of its pool and of its tables, and reports what the
-// worker found wrong in the blocks (align_worker.hpp). It keeps tables, reference counts and the
+// Checks invariants of the pool and the tables of vLLM's block cache, and reports what the worker
+// found wrong in the blocks (align_worker.hpp). It keeps tables, reference counts and the
 // free queue a second time and shares none of the policy's decisions:
 //
 //   A1  a block's references are its columns in tables, and 1 for each end of a copy that is queued
@@ -47,7 +47,7 @@ class VllmAuditor final : public Auditor {
     if (!findings.empty()) return;
     const bool takes_keys = operation.verb == Verb::evict || operation.verb == Verb::flush;
     if (takes_keys)
-      read_queue();  // keys that are gone do not tell any more where a block was put
+      read_queue();  // the removed keys decided where their blocks were put
     else
       check_queue();
   }
@@ -64,7 +64,7 @@ class VllmAuditor final : public Auditor {
   }
 
  private:
-  /// What a block was after the last operation.
+  /// A block as it was after the last operation.
   struct Record {
     std::int32_t references = 0;
     BlockId next = kNullBlock, previous = kNullBlock;  // in the free queue; of block 0: its ends
@@ -128,7 +128,7 @@ class VllmAuditor final : public Auditor {
     record.references += by;
   }
 
-  /// Of the operation's request the tables, and the ends of copies that are queued.
+  /// Counts the references of the request's tables and of the queued copies.
   void collect_changes(const Operation& operation) {
     changed_.clear();
     for (const BlockCopy& copy : copies_) {

@@ -56,7 +56,7 @@ const VllmRequest* VllmPolicy::request(Name id) const {
   return &requests_[place_of_[id.index()] - 1];
 }
 
-/// The request of an operation that cannot stand between a verification and its acceptance.
+/// The operation's request; an error where it has a verification whose accept has not come.
 Result<VllmRequest*> VllmPolicy::idle(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
   if (request == nullptr) return no_such_request(operation);
@@ -91,8 +91,8 @@ void VllmPolicy::run_worker() {
   worker_->forward(manager_.copies(), rows);
 }
 
-/// What results have published is of no step; what loads have is of the one that begins with them
-/// (rule 25).
+/// Blocks published by results belong to no step; those published by a finished load belong to the
+/// step that begins with it (rule 25).
 void VllmPolicy::begin_step() {
   if (scheduled_.empty() && !has_begun_) manager_.new_step();
 }
@@ -114,7 +114,7 @@ void VllmPolicy::look_up(VllmRequest& request) {
   request.seen = changes_;
 }
 
-/// What goes into the hashes of a request's blocks, beside its tokens.
+/// The keys that go into the hashes of a request's blocks beside its tokens.
 ContentKeys VllmPolicy::hashed(ContentKeys content) const {
   if (!manager_.rules().hashes_extra_keys) return {};
   if (!manager_.rules().hashes_image_places)
@@ -123,12 +123,12 @@ ContentKeys VllmPolicy::hashed(ContentKeys content) const {
   return content;
 }
 
-/// Tells the worker what the request's keys stand for.
+/// Tells the worker which tokens the request's keys stand for.
 void VllmPolicy::learn(const VllmRequest& request) {
   worker_->learn(request.blocks.keys, keyed_tokens(request.known, request.content));
 }
 
-/// So many tokens are there as far as vLLM knows; the trace may tell the last of them later.
+/// vLLM knows of so many tokens now; the trace may tell the last of them later.
 void VllmPolicy::deliver(VllmRequest& request, std::int64_t tokens) {
   request.blocks.known = tokens;
   const auto told = std::min(static_cast<std::uint32_t>(tokens), request.known.size());
@@ -180,7 +180,8 @@ Result<Reply> VllmPolicy::admit(const Operation& operation) {
   return reply;
 }
 
-/// After the look-up, or after all that was scheduled.
+/// The first token of the request's next row: after the look-up's hit, or after all tokens that
+/// were scheduled.
 std::int64_t VllmPolicy::begin_of(const VllmRequest& request) const {
   return request.waits ? request.hit.tokens + request.external : request.blocks.computed;
 }
@@ -213,8 +214,8 @@ Result<void> VllmPolicy::check_extend(const VllmRequest& request,
   return {};
 }
 
-/// Tokens of a row that may have operation.n. Drafts that only fill places are left out rather than
-/// cut.
+/// The number of tokens of a row that asks for operation.n. Drafts that only fill places are left
+/// out rather than cut.
 std::int64_t VllmPolicy::chunk(const VllmRequest& request, const Operation& operation) const {
   const std::int64_t start = begin_of(request);
   const std::int64_t cut = manager_.split(request.blocks, start, operation.n, most_tokens_);
@@ -223,9 +224,9 @@ std::int64_t VllmPolicy::chunk(const VllmRequest& request, const Operation& oper
   return manager_.leave_rest(request.blocks, start, cut);
 }
 
-/// Whether vLLM pads this first row to one of equal rows, and then cuts it: the request lacks one
-/// token, others run, and no prefill goes on in this step. (Where chunks end with blocks, the rule
-/// for these takes the padding back.)
+/// Whether vLLM pads the request's first row with drafts, to make all rows equal, and then cuts it.
+/// It does so if the request lacks one token, others run, and no prefill goes on in this step.
+/// (Where chunks end with blocks, the rule for chunks takes the padding back.)
 bool VllmPolicy::is_cut_padding(const VllmRequest& request, const Operation& operation) const {
   return cuts_padding_ && request.waits && request.hit.tokens > 0 && running_ > 0 &&
          !goes_on_prefilling_ && operation.n == 1 &&
@@ -290,13 +291,13 @@ Result<Reply> VllmPolicy::extend(const Operation& operation) {
   const bool samples = request.blocks.computed >= request.blocks.known + request.promised;
   request.flights.push_back({n, drafts, samples});
   request.blocks.in_flight += n;
-  request.blocks.quiet_until = 0;  // results publish, and give back, between two allocations
+  request.blocks.quiet_until = 0;  // results may publish or give back before the next allocation
   if (samples) request.promised += 1 + drafts;
   return reply;
 }
 
-/// Blocks for the hit and for what another server sends, of which nothing is keyed before it has
-/// come (rule 24).
+/// Allocates blocks for the hit and for the tokens that another server sends. The latter get keys
+/// only when they have come (rule 24).
 Reply VllmPolicy::load(VllmRequest& request) {
   if (request.seen != changes_) return Reply::refusal(Refusal::same_step);
   begin_step();
@@ -359,7 +360,7 @@ Result<Reply> VllmPolicy::complete(const Operation& operation) {
   return Reply{};
 }
 
-/// `n` tokens of a row are kept: so many less one were drafts, the last one was sampled (rule 22).
+/// `n` tokens of a row are kept: n - 1 drafts and the sampled one (rule 22).
 Result<Reply> VllmPolicy::accept(const Operation& operation) {
   VllmRequest* const request = find(operation.id);
   if (request == nullptr)
@@ -379,7 +380,7 @@ Result<void> VllmPolicy::take_result(VllmRequest& request, const Tokens& tokens)
   BlockRequest& blocks = request.blocks;
   const std::uint32_t kept = tokens.size();
   const bool is_ahead = !knows_its_rows() && !request.flights.empty();
-  // A row without drafts has a result of its own where drafts are configured.
+  // With drafts configured, a row without drafts is answered by an `accept` too.
   const bool samples = is_ahead ? request.flights.front().samples
                                 : config_.overlap == 0 && config_.drafts > 0 && !request.waits &&
                                       blocks.computed >= std::int64_t{request.known.size()};
@@ -431,7 +432,7 @@ Result<Reply> VllmPolicy::release(const Operation& operation) {
   return Reply{};
 }
 
-/// vLLM publishes by itself; there is nothing to ask for (rule 26).
+/// Does nothing: vLLM publishes by itself (rule 26).
 Result<Reply> VllmPolicy::checkpoint(const Operation& operation) {
   const Result<VllmRequest*> request = idle(operation);
   if (!request) return tl::unexpected(request.error());

@@ -1,7 +1,7 @@
 // vLLM 0.33's block cache as a subject: policies `vllm-align`, `vllm-align-retention-0` and
 // `vllm-all`.
 //
-// How the request verbs become calls of the block manager (block_manager.hpp):
+// The request verbs call the block manager (block_manager.hpp) as follows:
 //
 //   admit     the look-up of a waiting request. It holds nothing, so the next operation that
 //             changes the cache has to be this request's `extend`
@@ -47,12 +47,12 @@ struct VllmRequest {
   };
   Name id;
   ContentKeys content;
-  ContentKeys hashed;  ///< what of it goes into the hashes of blocks
-  Tokens known;        ///< with those whose results are out; the manager knows of the others alone
+  ContentKeys hashed;  ///< the part of it that goes into the hashes of blocks
+  Tokens known;        ///< also those whose results have not come, which the manager does not know
   BlockRequest blocks;
   BlockHit hit;                 ///< of its look-up, while it waits
   bool waits = false;           ///< looked up, and nothing allocated
-  std::uint64_t seen = 0;       ///< how often the cache had changed at that look-up
+  std::uint64_t seen = 0;       ///< the number of changes of the cache before that look-up
   bool scheduled = false;       ///< in the step that is being decided
   bool prefills = false;        ///< its last row did not reach the end of what was known
   std::int64_t start = 0;       ///< the first token that this step, or the last one, computes
@@ -75,15 +75,16 @@ class VllmPolicy final : public Subject {
 
   const BlockManager& manager() const { return manager_; }
   const std::vector<VllmRequest>& requests() const { return requests_; }
-  /// Null where no request is called so.
+  /// Null where no request has this name.
   const VllmRequest* request(Name id) const;
   bool has_scheduled() const { return !scheduled_.empty(); }
 
-  /// Follows from here on what the blocks hold; before the first operation.
+  /// Starts to follow the blocks' content; to be called before the first operation.
   AlignWorker& start_worker();
   AlignWorker* worker() { return worker_.get(); }
-  /// What a row computes is known when it runs: not where rows begin after places of drafts whose
-  /// results are out. Otherwise nobody follows what blocks hold.
+  /// Whether the tokens of each row are known when it runs. They are not with overlap and drafts: a
+  /// row then begins after draft places whose results have not come, and no worker follows the
+  /// blocks' content.
   bool knows_its_rows() const { return config_.overlap == 0 || config_.drafts == 0; }
 
  private:
@@ -128,7 +129,7 @@ class VllmPolicy final : public Subject {
   bool goes_on_prefilling_ = false;       // a row of this step whose request ran before it
   bool has_begun_ = false;                // this step, with the end of a load
   std::uint64_t changes_ = 0;
-  std::unique_ptr<AlignWorker> worker_;  // null where nobody asks what blocks hold
+  std::unique_ptr<AlignWorker> worker_;  // null where the blocks' content is not followed
 };
 
 }  // namespace lockstep::cache_sim

@@ -1,5 +1,5 @@
-// What `config scheduler=vllm…` says, for the scheduler and for the cache behind it, which cuts
-// chunks by the same limits.
+// The options of `config scheduler=vllm…`, for the scheduler and for the cache, which cuts chunks
+// by the same limits.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace lockstep::cache_sim {
 /// [:encoder=N[:encoder_cache=N][:whole_images]]
 struct VllmSchedulerOptions : SchedulerOptions {
   bool is_vllm = false;            ///< otherwise another scheduler is named, and the rest is unset
-  bool by_priority = false;        ///< who is preempted, and who is admitted first
+  bool by_priority = false;        ///< admissions and preemptions go by priority
   std::int64_t long_prefill = 0;   ///< tokens of a chunk where others run or wait; 0: all that fit
   bool adapts = false;             ///< long_prefill is no less than a fair share of a step's tokens
   std::int64_t watermark = 0;      ///< blocks that an admission leaves free where others run

@@ -1,4 +1,4 @@
-// What a search draws for vLLM's caches and its scheduler.
+// Random configurations of vLLM's caches and its scheduler.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -119,7 +119,7 @@ void configure(SwarmDraw& part) {
                     draw.chance(1, 3) ? std::min<std::int64_t>(drawn.block, 2 + draw.below(2)) : 1);
 }
 
-/// Without drafts the hashes of tokens that come later do not go with steps ahead.
+/// Without drafts, hashes that cover later tokens do not work with overlap.
 void draw_steps_ahead(Draw& draw, const ConfigDraw& fields, Swarm& swarm) {
   Config& config = swarm.config;
   if (!swarm.scheduled && fields.free("overlap") && !draw.chance(1, 3)) config.overlap = 0;
@@ -155,7 +155,7 @@ std::string drawn_scheduler(Draw& draw, const Config& config, std::int64_t scale
   return text;
 }
 
-/// What the cache reads of vLLM's scheduler: single operations ask it as that would.
+/// Options of vLLM's scheduler that the cache itself reads, for traces of single operations.
 void draw_block_budget(Draw& draw, Swarm& swarm) {
   if (!draw.chance(1, 4)) return;
   const Config& config = swarm.config;
@@ -168,8 +168,7 @@ void draw_block_budget(Draw& draw, Swarm& swarm) {
   swarm.config.scheduler = text;
 }
 
-/// Images of requests that are preempted, whichever of them they are: the urgent ones stay, and
-/// memory is short.
+/// Images with preemptions: urgent requests keep their place, and memory is short.
 void draw_preempted_images(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   std::string& scheduler = swarm.config.scheduler;
   if (scheduler.find(":encoder=") == std::string::npos || !draw.chance(1, 6)) return;
@@ -185,13 +184,13 @@ void schedule(SwarmDraw& part) {
   if (!swarm.scheduled) return draw_block_budget(draw, swarm);
   swarm.config.scheduler = drawn_scheduler(draw, swarm.config, scale);
   draw_preempted_images(draw, fields, swarm);
-  // A block as large as a step, of which a draft model takes a part.
+  // A block as large as a step's budget, of which a draft model takes a part.
   if (swarm.config.scheduler.find(":draft_model") != std::string::npos && draw.chance(1, 2))
     fields.common("chunked_prefill", swarm.config.number("block"));
 }
 
-/// Where a hit can end inside a block, requests of one prompt, which has several blocks, meet
-/// around one of these.
+/// If hits can end inside a block: requests share a prompt of several blocks and branch off near
+/// the end of one of them.
 void draw_meetings(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   const VllmOptions options = VllmOptions::of(swarm.config);
   const auto block = static_cast<int>(options.block);
@@ -203,7 +202,7 @@ void draw_meetings(Draw& draw, ConfigDraw& fields, Swarm& swarm) {
   fields.optional("blocks", options.blocks + 24);
 }
 
-/// What vLLM's caches are asked for.
+/// Draws everything about vLLM's caches.
 void rate(SwarmDraw& part) {
   Draw draw = part.draw.stream("vllm rates");
   auto& [all, accepted, fields, swarm, scale] = part;
@@ -216,7 +215,7 @@ void rate(SwarmDraw& part) {
     swarm.turns = static_cast<int>(2 + draw.below(5));
   if (swarm.scheduled) swarm.cuts = static_cast<int>(draw.below(4));
   const std::string& scheduler = swarm.config.scheduler;
-  // Who lacks one token after a hit is padded, so prompts come again.
+  // Repeated prompts lack one token after their hit, so they are padded with drafts.
   if (swarm.scheduled && swarm.config.drafts > 0 && draw.chance(1, 2))
     swarm.shared = std::max(swarm.shared, 9);
   if (scheduler.find(":encoder=") == std::string::npos) return;
