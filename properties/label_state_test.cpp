@@ -155,13 +155,13 @@ TEST_F(LabelStates, aTransferWritesAPart) {
 
 TEST_F(LabelStates, paddedRowsHaveSlotZero) {
   fresh(kOne);
-  labels.run_nobodys_row({0});
-  labels.run_nobodys_row(kTwo);
+  labels.run_padding_row({0});
+  labels.run_padding_row(kTwo);
   EXPECT_EQ(found(), "") << "a free slot stands for nothing";
-  labels.run_nobodys_row(kOne);
+  labels.run_padding_row(kOne);
   EXPECT_EQ(found(), "padding-leak");
   EXPECT_TRUE(labels.recurrent(kOne).poisoned);
-  labels.run_nobodys_row({4});
+  labels.run_padding_row({4});
   EXPECT_EQ(found(), "out-of-range");
 }
 

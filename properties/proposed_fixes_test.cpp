@@ -54,7 +54,7 @@ class LastLength final : public LayerState {
   void verify_state(StateSlot, StatePart, const VerifiedRow&) override {}
   void commit_state(StateSlot, std::uint32_t, StateSlot, StatePart) override {}
   void receive_state(StateSlot, StatePart, const Tokens&, std::uint32_t) override {}
-  void run_nobodys_row(StateSlot) override {}
+  void run_padding_row(StateSlot) override {}
   bool keeps_kv() const override { return false; }
   void allocate_kv(KvSlots) override {}
   void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}

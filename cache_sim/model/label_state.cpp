@@ -191,7 +191,7 @@ void LabelState::receive_state(StateSlot slot, StatePart part, const Tokens& tok
   if (usable(slot, "received")) label_at(slot, part) = label_of(tokens, size);
 }
 
-void LabelState::run_nobodys_row(StateSlot slot) {
+void LabelState::run_padding_row(StateSlot slot) {
   if (slot.value == 0) return;
   if (!state_exists(slot)) return void(usable(slot, "run over by a row of nobody"));
   StateCell& cell = states_[slot.value];

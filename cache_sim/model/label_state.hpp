@@ -58,7 +58,7 @@ class LabelState final : public LayerState {
                     StatePart part) override;
   void receive_state(StateSlot slot, StatePart part, const Tokens& tokens,
                      std::uint32_t size) override;
-  void run_nobodys_row(StateSlot slot) override;
+  void run_padding_row(StateSlot slot) override;
   void allocate_kv(KvSlots slots) override;
   void write_kv(KvSlots slots, const Tokens& tokens, std::uint32_t begin) override;
   void free_kv(KvSlots slots) override;
@@ -123,7 +123,7 @@ class NoLayerState final : public LayerState {
   void verify_state(StateSlot, StatePart, const VerifiedRow&) override {}
   void commit_state(StateSlot, std::uint32_t, StateSlot, StatePart) override {}
   void receive_state(StateSlot, StatePart, const Tokens&, std::uint32_t) override {}
-  void run_nobodys_row(StateSlot) override {}
+  void run_padding_row(StateSlot) override {}
   bool keeps_kv() const override { return false; }
   void allocate_kv(KvSlots) override {}
   void write_kv(KvSlots, const Tokens&, std::uint32_t) override {}

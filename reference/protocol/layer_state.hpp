@@ -77,7 +77,7 @@ class LayerState {
                              std::uint32_t size) = 0;
   /// A row that belongs to no request runs over the slot: padding of a captured graph, or the dummy
   /// row of a rank without work. Slot 0 exists for such rows.
-  virtual void run_nobodys_row(StateSlot slot) = 0;
+  virtual void run_padding_row(StateSlot slot) = 0;
 
   /// False if write_kv() has no effect, so that a policy need not collect the slots for it.
   virtual bool keeps_kv() const { return true; }

@@ -594,7 +594,7 @@ Result<Reply> SglangPolicy::step(const Operation& operation) {
   if (graph_slots_.size() < rows) graph_slots_.resize(rows, StateSlot{0});
   for (std::size_t row = 0; row < rows; ++row) {
     if (row >= operation.ids.size()) {
-      layers_.run_nobodys_row(graph_slots_[row]);
+      layers_.run_padding_row(graph_slots_[row]);
     } else if (const RadixRequest* const request = find(operation.ids[row])) {
       graph_slots_[row] = request->live;
     }
