@@ -211,7 +211,7 @@ const BrokenRule<Rules> kBroken[] = {
     {"sglang-no-buffer:abort-forgets-drafts",
      "a request that is aborted between a verification and its result keeps the KV of its drafts",
      &Rules::abort_frees_drafts, false},
-    // Transfers and rows of nobody.
+    // Transfers and padding rows.
     {"sglang-no-buffer:receives-whole-state",
      "the transferred state has seen the last token, which is computed here once more",
      &Rules::receives_last_token, true},
