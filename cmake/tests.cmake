@@ -11,7 +11,7 @@ file(GLOB_RECURSE test_sources CONFIGURE_DEPENDS properties/*_test.cpp)
 file(GLOB_RECURSE support_sources CONFIGURE_DEPENDS properties/*.cpp)
 list(FILTER support_sources EXCLUDE REGEX "_(test|fuzz)\\.cpp$|/consumer/")
 
-# Some tests exist once per trace, and the names of tests are asked for after linking: a new trace links again.
+# Some tests exist once per trace or rule, and the names of tests are asked for after linking: a new one links again.
 file(GLOB_RECURSE traces CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} fixtures/*.trace)
 list(JOIN traces "\n" trace_names)
 file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/traces.txt CONTENT "${trace_names}\n" @ONLY)
@@ -53,7 +53,8 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
     target_link_libraries(${program} PRIVATE lockstep_test_requirements lockstep_views)
     add_dependencies(${program} lockstep lockstep_candidates)
   endif()
-  set_target_properties(${program} PROPERTIES LINK_DEPENDS ${PROJECT_BINARY_DIR}/traces.txt)
+  set_target_properties(${program} PROPERTIES LINK_DEPENDS
+    "${PROJECT_BINARY_DIR}/traces.txt;${PROJECT_SOURCE_DIR}/properties/reference/caches/sglang_rules.txt")
   set(properties LABELS ${label} TIMEOUT 600)
   if(label STREQUAL full)  # 100,000 traces of a policy take up to four minutes alone
     set(properties LABELS ${label} TIMEOUT 1800)

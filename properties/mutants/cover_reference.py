@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much of reference/ do its own tests run? Builds them with clang's coverage and counts source regions.
+"""The share of reference/ that its own tests run. Builds them with clang's coverage and counts source regions.
 
 cover_reference.py --out DIR [--show]
 

@@ -41,7 +41,7 @@ def syntax_trees(header, include):
 
 
 class Edit:
-    """What the bytes [begin, end) become. `render(text)` gets a function that renders bytes of the same file."""
+    """The new text of the bytes [begin, end). `render(text)` gets a function that renders bytes of the same file."""
 
     def __init__(self, begin, end, kinds, render):
         self.begin, self.end, self.kinds, self.render, self.numbers = begin, end, kinds, render, []

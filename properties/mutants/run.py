@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much of what can be broken does the search find? Plants every mutant of mutate.py and lets `explore` look for it.
+"""The share of planted mistakes that the search finds. Plants every mutant of mutate.py and lets `explore` look for it.
 
 run.py --build build/cpu --out DIR [SOURCE…] [--seeds 20] [--first 3] [--traces 5000] [--time 600]
 
@@ -37,8 +37,8 @@ SOURCES = ["cache_sim/policies/pools.cpp", "cache_sim/policies/row_policy.cpp",
              if path.stem not in CHECKS + COMPARED_WITH_VALUES),
            "cache_sim/server/scheduler.cpp", "cache_sim/server/sglang/sglang_scheduler.cpp",
            "cache_sim/server/vllm/vllm_scheduler.cpp"]
-# Who runs a source's lines: the policy of the seeds 1, 2, …, in turn. The others are run by most policies, one of
-# which each trace draws.
+# Policies that run a source's lines: the policy of the seeds 1, 2, …, in turn. The others are run by most policies,
+# one of which each trace draws.
 SEARCHED = {"cache_sim/policies/vllm/": ("vllm-align", "vllm-all", "vllm-align-retention-0"),
             "cache_sim/server/vllm/vllm_scheduler.cpp": ("vllm-align",),
             "cache_sim/policies/marconi/": ("marconi", "marconi-artifact"),
@@ -86,7 +86,7 @@ class Search:
         self.program, self.out, self.traces = (out / "lockstep_mutants").resolve(), out, traces
 
     def explore(self, mutant, seed, shrinks):
-        """What a search finds; None for nothing, "too long" where shrinking does not end."""
+        """The finding of a search; None for nothing, "too long" where shrinking does not end."""
         number = mutant["number"]
         result, folder = self.out / "explore.json", self.out / "findings" / str(number)
         result.unlink(missing_ok=True)
@@ -118,7 +118,7 @@ class Search:
                      finding["shrink_executions"] if shrinks else None, kept)
 
     def shrunk(self, mutant, seed):
-        """Where a shrunk trace of a mutant hangs or dies, the finding as it was."""
+        """The finding as it was, where a shrunk trace of a mutant hangs or dies."""
         found = self.explore(mutant, seed, True)
         if isinstance(found, Found) and found.lines is not None:
             return found

@@ -38,7 +38,7 @@ def headers():
 
 
 def system_folders():
-    """Where Eigen and the views are."""
+    """The folders of Eigen and of the views."""
     return [folder for folder in ("/usr/include/eigen3", "/usr/local/cuda/include/cccl",
                                   str(ROOT / ".lockstep/wheels/nvidia/cu13/include/cccl")) if pathlib.Path(folder).is_dir()]
 

@@ -36,7 +36,7 @@ TEST(Editors, vsCodeKnowsTheVerbs) {
   const std::regex pattern(verb);
   EXPECT_TRUE(std::regex_search("admit id=a tokens=a8", pattern));
   EXPECT_FALSE(std::regex_search("admitt id=a", pattern));
-  // What the package names is there, and it is about the same files.
+  // The files that the package names are there, and they are about the same files.
   const auto package = nlohmann::json::parse(read_text(kFolder + "vscode/package.json"));
   const auto& given = package["contributes"];
   EXPECT_EQ(given["grammars"][0]["scopeName"], grammar["scopeName"]);

@@ -67,7 +67,7 @@ Row cells_of(const std::string& line) {
   return cells;
 }
 
-/// What stands between backquotes.
+/// The texts between backquotes.
 std::vector<std::string> code_in(const std::string& cell) {
   static const std::regex code("`([^`]+)`");
   std::vector<std::string> found;
@@ -107,7 +107,7 @@ Names first_words(const std::vector<Row>& rows) {
 
 // --- Claims --------------------------------------------------------------------------------------
 
-/// What one table tells, and what the program has.
+/// The names in one table, and those of the program.
 struct Claim {
   std::string page;
   std::string section;
@@ -376,7 +376,7 @@ TEST(PagesAndSources, haveEveryWorkloadModelAndOperation) {
 }
 
 // The rule can fail: without any of its rows, and with one more, a page is not true.
-TEST(PagesAndSources, aRemovedRowAndAnInventedOneAreNoticed) {
+TEST(PagesAndSources, aRemovedRowAndAnInventedRowAreNoticed) {
   std::size_t removed = 0;
   for (const auto& claims : {grammar(), protocol_and_findings(), program(), registries()})
     for (const Claim& claim : claims) {
@@ -409,7 +409,7 @@ TEST(PagesAndSources, aRemovedRowAndAnInventedOneAreNoticed) {
 
 // The README's table has every policy; whatever else stands in its first column is an option of
 // one.
-TEST(PagesAndSources, sayWhatEachPolicyWasHeldAgainst) {
+TEST(PagesAndSources, nameTheReferenceOfEachPolicy) {
   const std::vector<Row> rows = rows_of(read_text(kRoot + "README.md"),
                                         "What each policy was held against", "Policy, option");
   Names policies = registered<PolicyEntry>();

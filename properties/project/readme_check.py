@@ -80,7 +80,7 @@ def why_not(command):
 
 
 def anchors(page):
-    """What GitHub calls the headings of a page in links."""
+    """GitHub's names of the headings of a page in links."""
     outside = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.S | re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
             for heading in re.findall(r"^#+ (.*)$", outside, re.M)}

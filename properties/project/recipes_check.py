@@ -64,7 +64,7 @@ def strange_words(program, script):
 
 
 def repository(folder, program, is_sound):
-    """What the recipes expect of the repository that they are copied to, and a PATH with stand-ins."""
+    """Everything that the recipes expect of the repository that they are copied to, and a PATH with stand-ins."""
     for name in ("tests/traces", "cmake", "tools"):
         (folder / name).mkdir(parents=True)
     server = (ROOT / "fixtures/subjects/minimal_cache.py").read_text()

@@ -47,7 +47,7 @@ def complaints(script, used):
 
 
 def missing_in_container(script, containerfile):
-    """What the program's table has and the container does not bring, or the other way round; dpkg-dev reads which
+    """Packages that the program's table has and the container does not bring, or the other way round; dpkg-dev reads which
     libraries a package needs, file what is a program."""
     table = re.search(r"^program_packages='\n(.*?)'", script, re.S | re.M)[1]
     wanted = {line.split()[0] for line in table.splitlines()} | {"dpkg-dev", "file"}

@@ -156,8 +156,8 @@ std::string included(const std::string& line, char open, char close) {
   return line.substr(begin + 1, line.find(close, begin + 1) - begin - 1);
 }
 
-// What is true knows nobody who approximates it, and no folder knows one that uses it.
-TEST(Sources, includeOnlyWhatTheyMayKnow) {
+// A reference includes nothing that approximates it, and no folder includes one that uses it.
+TEST(Sources, includeOnlyWhatTheTableOfFoldersAllows) {
   hold([](const Source& source, const std::string& line) -> std::string {
     const std::string file = included(line, '"', '"');
     return file.empty() || may_include(source.path, file) ? "" : "includes " + file;
@@ -165,7 +165,7 @@ TEST(Sources, includeOnlyWhatTheyMayKnow) {
 }
 
 // The rule can fail: one arrow turned round, an oracle that a policy looks at, a circle.
-TEST(Sources, anArrowTurnedRoundIsSeen) {
+TEST(Sources, aReversedIncludeIsSeen) {
   const auto turned = [](const std::string& path, const std::string& file) {
     EXPECT_TRUE(may_include(path, file)) << path << " includes " << file;
     EXPECT_FALSE(may_include(file, path)) << file << " includes " << path;
@@ -187,8 +187,8 @@ TEST(Sources, anArrowTurnedRoundIsSeen) {
           << folders()[i].path << " and " << known << " know each other";
 }
 
-// A reader finds a file by its folder: none grows into a room where one has to search.
-TEST(Sources, standInFoldersThatCanBeOverlooked) {
+// A reader finds a file by its folder, so no folder has more files than can be seen at a glance.
+TEST(Sources, standInFoldersOfFewFiles) {
   constexpr std::size_t kMostStems = 18;
   std::map<std::string, std::set<std::string>> stems;
   for (const Source& source : sources()) {
@@ -202,7 +202,7 @@ TEST(Sources, standInFoldersThatCanBeOverlooked) {
         << source.path << ": its folder has no row in the table of folders";
   }
   for (const auto& [folder, names] : stems)
-    EXPECT_LE(names.size(), kMostStems) << folder << " has too many files to be overlooked";
+    EXPECT_LE(names.size(), kMostStems) << folder << " has too many files: split it";
 }
 
 TEST(Sources, knowFrameworksOnlyWhereTheyBelong) {
@@ -581,7 +581,7 @@ TEST(Sources, haveNoTabsAndNoBlanksAtTheEndsOfLines) {
   });
 }
 
-TEST(Sources, endWithANewlineAndBeginWithWhatTheyAre) {
+TEST(Sources, endWithANewlineAndHeadersBeginWithAComment) {
   for (const Source& source : sources()) {
     EXPECT_TRUE(source.text.ends_with("\n") && !source.text.ends_with("\n\n")) << source.path;
     const bool is_header = source.path.ends_with(".hpp") || source.path.ends_with(".cuh");

@@ -1,4 +1,4 @@
-// What the tests of kernels share: whether there is a GPU, complaints about arguments that nothing
+// Shared by the tests of kernels: whether there is a GPU, complaints about arguments that nothing
 // ever reads, graphs, batches that hurt, and comparisons.
 #pragma once
 
@@ -39,7 +39,7 @@ TensorView<T, Rank> unread(const Shape<Rank>& shape, const Shape<Rank>& strides)
   return make_view<T>(&element, shape, strides);
 }
 
-/// What is said of the arguments of a call; "nothing" where it is taken.
+/// The complaint about the arguments of a call; "nothing" where it is taken.
 template <class Call>
 std::string complaint_of(Call call) {
   try {
@@ -214,7 +214,7 @@ using ConvolutionTypes = ::testing::Types<
 #endif
     std::pair<kernels::Bf16, float>, std::pair<kernels::Bf16, kernels::Bf16>>;
 
-/// Where an update or a convolution rounds.
+/// The points where an update or a convolution rounds.
 template <class T, class S>
 StoragePoints storage_of() {
   return {.state = kernels::format_of<S>(), .output = kernels::format_of<T>()};

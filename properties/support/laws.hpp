@@ -1,4 +1,4 @@
-// What the laws of the references draw: shapes that hurt, cuts, slots, ragged rows.
+// Random cases for the laws of the references: shapes that hurt, cuts, slots, ragged rows.
 #pragma once
 
 #include <rapidcheck.h>

@@ -1,4 +1,4 @@
-// What the tests of the plain layers share: rows with gaps between them, and results as the
+// Shared by the tests of the plain layers: rows with gaps between them, and results as the
 // yardstick stores them.
 #pragma once
 

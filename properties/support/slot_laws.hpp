@@ -1,4 +1,4 @@
-// What a server's batches ask of an update: laws of rows and state slots, each named by a public
+// Laws of rows and state slots that a server's batches need of an update, each named by a public
 // report of a kernel or runner that broke it. A law is asked of the reference, of a kernel, and of
 // either called with the mistake of the report, which must break it.
 #pragma once
@@ -28,7 +28,7 @@ struct SlotCall {
   }
 };
 
-/// What a call leaves: out [end - begin, HV, V] and the pool [slots, HV, V, K].
+/// The results of a call: out [end - begin, HV, V] and the pool [slots, HV, V, K].
 struct SlotResult {
   Array<double, 3> out;
   Array<double, 4> states;

@@ -158,7 +158,7 @@ struct Compared {
   double worst = 0;
 };
 
-/// What differs between a runtime and the originals in one case, or nothing.
+/// The difference between a runtime and the originals in one case, or nothing.
 inline std::string difference(CachedModel& model, const Originals& originals, const Case& c,
                               Compared* compared = nullptr) {
   Recomputed original(originals.eager), eager(originals.eager), exact(originals.exact);

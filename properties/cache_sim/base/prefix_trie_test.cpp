@@ -12,7 +12,7 @@ namespace lockstep::cache_sim {
 namespace {
 
 // Sequences of several pieces, whose shared prefixes end inside edges and at their ends.
-TEST(PrefixTries, findWhatComparingWithEverythingFinds) {
+TEST(PrefixTries, findWhatAPlainComparisonFinds) {
   constexpr std::uint32_t sizes[] = {0, 1, 2, 62, 63, 64, 65, 127, 128, 129, 191, 200};
   for (std::uint64_t seed = 0; seed < 60; ++seed) {
     std::uint64_t at = 0;

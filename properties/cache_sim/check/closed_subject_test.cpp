@@ -41,7 +41,8 @@ for line in sys.stdin:
 )");
   }
 
-  /// What a trace comes to: `KIND: text` of the first finding, a sentence of bad input, or nothing.
+  /// The outcome of a trace: `KIND: text` of the first finding, a sentence of bad input, or
+  /// nothing.
   std::string played(const std::string& trace, std::vector<std::string> subjects) {
     ReplayRequest request;
     request.file = folder_.write(fmt::format("trace{}.trace", ++files_), trace);
@@ -152,7 +153,7 @@ TEST_F(Child, reusesAcceptedDraftsAndNoOthers) {
               FindingKind::cached_too_much, "no more than 13");
 }
 
-// What a tree verb stores was never admitted.
+// Prefixes that a tree verb stores were never admitted.
 TEST_F(Child, mayReuseWhatATreeVerbStored) {
   const std::string tree =
       child(R"({"hello": "levels=request,tree", "insert": "exist=0", "admit": "cached=64"})");
@@ -299,7 +300,8 @@ TEST_F(Child, supportsPrefillCheckpointsAndNoOthers) {
   EXPECT_EQ(last_["unsupported"].size(), 1u);
 }
 
-// What no server does in a trace of operations may be what a scheduler needs.
+// An operation that a child never supports in a trace of operations may be one that a scheduler
+// needs.
 TEST_F(Child, isAskedAgainByAScheduler) {
   ReplayRequest request;
   request.subjects = {"exec:python3 " + folder_.write("checks_what_has_stepped.py", R"(
@@ -417,7 +419,7 @@ for line in sys.stdin:
   EXPECT_EQ(testing_support::read_text(starts), "started\n");
 }
 
-TEST_F(GreetedAgain, aChildThatDiesOfItIsFound) {
+TEST_F(GreetedAgain, aChildThatDiesOfASecondGreetingIsFound) {
   expect_kind(runs("if running or stored: sys.exit(3)", 20).first, FindingKind::subject_died,
               "exit status 3");
 }
@@ -458,7 +460,8 @@ TEST_F(Child, exampleAgreesWithRadixOnRandomOperations) {
   EXPECT_GT(outcome->operations, 1000);
 }
 
-// What the README promises to who plugs in a server: the bug comes back as a trace of a few lines.
+// The README promises it to somebody who plugs in a server: the bug comes back as a trace of a few
+// lines.
 TEST_F(Child, exampleWithAnOffByOneIsFoundAndShrunk) {
   std::string source = testing_support::read_text(kExample.substr(kExample.find('/')));
   const std::string right = "request.tokens[:size]";

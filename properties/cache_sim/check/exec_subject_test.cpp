@@ -69,7 +69,7 @@ class Witness {
   std::string file() const { return "/dev/fd/" + std::to_string(ends_[1]); }
   void leave_to_children() { ::close(std::exchange(ends_[1], -1)); }
 
-  /// What the children wrote, where all of them have let go of it within a second.
+  /// All that the children wrote, once each of them has closed the pipe, within a second.
   std::string everything() const {
     std::string text;
     char buffer[256];
@@ -88,7 +88,7 @@ class Witness {
 
 class ExecSubject : public testing::Test {
  protected:
-  // Whatever the child did, it has been waited for when its subject is gone.
+  // Every child has been waited for when its subject is gone.
   void TearDown() override {
     child.reset();
     EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
@@ -102,7 +102,7 @@ class ExecSubject : public testing::Test {
     return *child;
   }
 
-  /// What the child's first answer to `operation` ends in, for a child that greets.
+  /// The error of the child's first answer to `operation`, for a child that greets.
   Error failure(const std::string& after_greeting, std::chrono::milliseconds timeout = 10s,
                 const Operation& operation = admit()) {
     Subject& subject = started(kGreets + after_greeting, timeout);
@@ -301,7 +301,7 @@ TEST_F(ExecSubject, aMissingCommandIsAnEnvironmentError) {
                      "/nonexistent/server --port 1");
 }
 
-TEST_F(ExecSubject, theGreetingSaysWhatIsTaken) {
+TEST_F(ExecSubject, theGreetingNamesTheCapabilitiesOfTheChild) {
   const auto taken = [&](const std::string& words) {
     const Subject& child = started("read -r hello; echo levels=request" + words + "; cat");
     const Capabilities said = cache_sim::said_by(child).capabilities;
@@ -459,7 +459,7 @@ TEST_F(ExecSubject, aChildThatIgnoresItsInputsEndAndSigtermIsKilledWithItsOwnChi
 }
 
 // A server's workers hold its pipes beyond its own death: that is still death, and they go too.
-TEST_F(ExecSubject, whatAChildLeftInTheBackgroundEndsWithIt) {
+TEST_F(ExecSubject, backgroundProcessesEndWithTheChild) {
   Witness witness;
   expect_finding(failure("sleep 60 & exit 3", 300ms), FindingKind::subject_died, "exit status 3");
   witness.leave_to_children();
@@ -531,7 +531,7 @@ std::vector<std::string> random_request(std::uint64_t seed, std::uint64_t number
   return lines;
 }
 
-// Where memory is plenty, the page of Python in the README and SGLang's tree cache the same.
+// With plenty of memory, the README's page of Python and SGLang's tree cache the same tokens.
 TEST_F(ExecSubject, theExampleAgreesWithRadixWithoutMemoryPressure) {
   const PolicyEntry* const entry = Registry<PolicyEntry>::find("radix");
   ASSERT_NE(entry, nullptr);

@@ -1,4 +1,4 @@
-// How much of a repeated prompt is reused does not depend on how its prefill was cut into chunks,
+// The reused part of a repeated prompt does not depend on how its prefill was cut into chunks,
 // beyond what the policy's own rule says.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

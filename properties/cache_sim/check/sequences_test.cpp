@@ -68,8 +68,8 @@ void expect_in(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
-// What is sampled greedily after a prefix depends on nothing else.
-TEST_F(Sequences, goOnBehindTheSameTokensInTheSameWay) {
+// The token sampled greedily after a prefix depends on nothing else.
+TEST_F(Sequences, continueEqualTokensEqually) {
   const std::string two =
       "admit id=r tokens=a8\nextend id=r n=8\nadmit id=s tokens=a8\nextend id=s n=8\n";
   const auto answers = [&](const std::string& second) {
@@ -94,7 +94,7 @@ TEST_F(Sequences, goOnBehindTheSameTokensInTheSameWay) {
             "");
 }
 
-TEST_F(Sequences, goOnAsTheOtherSubjectSays) {
+TEST_F(Sequences, continueAsTheOtherSubjectDoes) {
   const std::string one = "admit id=r tokens=a8\nextend id=r n=8\n";
   const auto says = [&](const std::string& answer) {
     return child("request", {"cached=0", answer});

@@ -15,7 +15,7 @@
 namespace lockstep::cache_sim {
 namespace {
 
-/// What the policies `told` and `told-too` answer and show.
+/// Answers and snapshots of the policies `told` and `told-too`.
 struct Told {
   std::string admit;
   Snapshot shown;

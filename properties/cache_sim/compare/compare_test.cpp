@@ -194,7 +194,7 @@ std::int64_t best_of_all(const SmallWorkload& workload, int capacity) {
   return most;
 }
 
-TEST(Belady, noChoiceOfWhatToKeepHitsMore) {
+TEST(Belady, noOtherEvictionHitsMore) {
   for (std::uint64_t seed = 1; seed <= 120; ++seed) {
     const SmallWorkload workload(seed, 7, 12);
     const int capacity = 1 + static_cast<int>(random_below(5, seed, 8, 0));

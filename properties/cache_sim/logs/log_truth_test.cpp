@@ -60,8 +60,8 @@ TEST(LogTruth, aSoundLogPasses) {
   EXPECT_TRUE(all.json["findings"].empty());
 }
 
-// Nobody else asked this prompt, so the other requests of the log say nothing about it.
-TEST(LogTruth, findsAWrongAnswerThatNobodyElseGave) {
+// No other request has this prompt, so the rest of the log says nothing about it.
+TEST(LogTruth, findsAWrongAnswerToAPromptSentOnce) {
   const std::string log = request("a", "1,2,3", "4,7,6", 0);
   const Judged all = judged(log, kTruths);
   EXPECT_EQ(all.run.status, kExitDiffers);
@@ -79,7 +79,8 @@ TEST(LogTruth, findsAWrongAnswerThatNobodyElseGave) {
   EXPECT_EQ(run_program({"check-log", folder.write("log.jsonl", log)}).status, kExitPass);
 }
 
-// Where the two best logits are nearly equal, rounding decides, and what follows is another text.
+// Rounding decides where the two best logits are nearly equal, and the text after that point
+// differs.
 TEST(LogTruth, aNearTieIsNoFinding) {
   const std::string log = request("a", "1,2,3", "4,5,8,9,9", 0);
   const Judged all = judged(log, kTruths);

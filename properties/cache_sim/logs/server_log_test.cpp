@@ -58,7 +58,7 @@ std::string vllm_line(const std::string& id, const std::string& prompt, const st
                      id, prompt, cached, output);
 }
 
-TEST(CheckLog, acceptsWhatAnotherRequestHadBefore) {
+TEST(CheckLog, acceptsCachedTokensOfAnEarlierRequest) {
   EXPECT_EQ(judged(line("a", "1,2,3,4", "5,6", 0) + line("b", "1,2,3,9", "7", 3) +
                    line("c", "1,2,3,4,5,8", "7", 5)),
             Found{});
@@ -160,7 +160,7 @@ TEST(CheckLog, saltsKeepRequestsApart) {
 }
 
 // With times, whatever had begun before the end may have been found, whichever line it stands in.
-TEST(CheckLog, timesSayWhatMayHaveBeenFound) {
+TEST(CheckLog, tokensOfRequestsThatHadBegunMayBeCached) {
   const auto at = [](double start, double end) {
     return fmt::format(R"(, "start": {}, "end": {})", start, end);
   };
@@ -232,7 +232,7 @@ TEST(CheckLog, refusesBadLines) {
   EXPECT_EQ(judged(""), Found{": the log holds no request"});
 }
 
-// What the program writes is the same log, and a trace that its own policies can be asked.
+// The program writes the same log, and a trace that its own policies can be asked.
 TEST(CheckLog, convertsALogIntoItsOwnFormatAndATrace) {
   const ScratchFolder folder;
   const std::string log = folder.write(
@@ -250,7 +250,7 @@ TEST(CheckLog, convertsALogIntoItsOwnFormatAndATrace) {
   EXPECT_EQ(replayed.status, kExitPass) << replayed.out << replayed.err;
 }
 
-// What the server said it had cached is what the trace expects, so a policy that caches otherwise
+// The trace expects as many cached tokens as the server reported, so a policy that caches otherwise
 // is found at that request.
 TEST(CheckLog, aTraceExpectsWhatTheServerSaid) {
   const ScratchFolder folder;
@@ -282,7 +282,7 @@ TEST(CheckLog, saysWhereOutputsWereNotCompared) {
   }
 }
 
-// Who records SGLang's or vLLM's answers can mark them as well.
+// Lines in SGLang's and vLLM's own forms can carry the marks as well.
 TEST(CheckLog, marksStandInLinesOfEveryForm) {
   const auto marked = [](std::string line) {
     return line.replace(line.rfind('}'), 1, R"(, "greedy": true, "salt": "x"})");
@@ -334,7 +334,7 @@ with open(out, "w") as file:
     subprocess.run([sys.executable, recorder, url, prompts], stdout=file, check=True)
 )";
 
-// What the recorder cannot do it says in a sentence, and the log stays empty.
+// The recorder refuses in a sentence, and the log stays empty.
 TEST(CheckLog, theRecorderRefusesInASentence) {
   const ScratchFolder folder;
   const std::string texts = folder.write("texts.jsonl", "[1, 2]\n\"a prompt\"\n");

@@ -1,5 +1,5 @@
-// What a slot stands for: copy copies, advance extends, free poisons, allocation without zeroing
-// keeps. Each misuse is its kind of finding.
+// The prefix that a slot stands for: copy copies, advance extends, free poisons, allocation without
+// zeroing keeps. Each misuse is its kind of finding.
 #include "cache_sim/model/label_state.hpp"
 
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST_F(LabelStates, copyThenAdvanceIsAdvanceThenCopy) {
 }
 
 // The recurrence and the convolution are different kernels: one may run and the other not.
-TEST_F(LabelStates, thePartsOfAStateMoveEachByItself) {
+TEST_F(LabelStates, thePartsOfAStateMoveIndependently) {
   const Tokens text = tokens("a9+b4");
   for (const StateSlot slot : {kOne, kTwo}) fresh(slot);
   labels.advance_state(kOne, StatePart::recurrent, text, 0, 9);
@@ -166,7 +166,7 @@ TEST_F(LabelStates, paddedRowsHaveSlotZero) {
 }
 
 // 36,864 elements a token: slot 58,254 holds the first one that 31 bits do not count (vLLM #48109).
-TEST(Offsets, beyondThirtyTwoBitsAreSaid) {
+TEST(Offsets, beyond32BitsAreReported) {
   LabelState labels{10'000, 60'000, LabelState::Strides{.kv = 36'864, .state = 557'056}};
   labels.allocate_kv(std::vector<std::uint32_t>{58'253});
   labels.allocate_state({3'854});
@@ -181,7 +181,7 @@ TEST(Offsets, beyondThirtyTwoBitsAreSaid) {
 }
 
 // A pool's table costs memory for the slots that are used: this one would have 64 GiB.
-TEST(LargePools, costWhatIsUsedOfThem) {
+TEST(LargePools, takeMemoryForTheUsedPartAlone) {
   LabelState labels{std::int64_t{1} << 30, std::int64_t{1} << 31};
   const std::uint32_t far[] = {5, (1u << 31) - 1};
   labels.allocate_kv(far);
@@ -192,7 +192,7 @@ TEST(LargePools, costWhatIsUsedOfThem) {
   EXPECT_TRUE(labels.drain().empty());
 }
 
-// What a recycled slot holds is somebody else's state until it is zeroed.
+// A recycled slot holds somebody else's state until it is zeroed.
 TEST_F(LabelStates, allocationKeepsWhatFreeingPoisoned) {
   fresh(kOne);
   labels.advance_state(kOne, tokens("a5"), 0, 5);

@@ -186,7 +186,7 @@ TEST(ExploreAChild, drawsWhatAllSubjectsAccept) {
 
 // Trees of drafts, ends inside an accepted run and transfers are drawn for a child that says it
 // takes them.
-TEST(ExploreAChild, drawsWhatItSaysThatItTakes) {
+TEST(ExploreAChild, drawsOperationsOfTheChildsCapabilities) {
   using Replacements = std::vector<std::pair<std::string, std::string>>;
   const auto status = [](const Replacements& replacements) {
     const ScratchFolder folder;
@@ -201,7 +201,7 @@ TEST(ExploreAChild, drawsWhatItSaysThatItTakes) {
       "cached_prefix(caches[salt], tokens[:-1])",
       "max(cached_prefix(caches[salt], tokens[:-1]), min(int(other_fields.get('external', 0)), "
       "len(tokens) - 1))");
-  // What another server has sent is not in this one's cache.
+  // Tokens that another server has sent are not in this server's cache.
   const auto own = std::pair("shared=cached)", "shared=cached_prefix(caches[salt], tokens[:-1]))");
   const auto discards_nothing =
       std::pair("int(up_to or request.computed)",
@@ -363,8 +363,8 @@ TEST(Explore, writesATraceThatReplaysWhereTheChildFailsAtHello) {
   EXPECT_NE(found.out.find(file + ": is still there"), std::string::npos) << found.out;
 }
 
-// What an earlier search left is played first; a file that cannot be played stops no search.
-TEST(Explore, namesWhatItCannotPlayAndGoesOn) {
+// Findings of an earlier search are played first; a file that cannot be played stops no search.
+TEST(Explore, namesTracesThatItCannotPlayAndGoesOn) {
   const ScratchFolder folder;
   const std::string file = folder.write("old.trace", "# run: lockstep replay %s\nno_such_verb\n");
   const ProgramRun run =
@@ -375,7 +375,7 @@ TEST(Explore, namesWhatItCannotPlayAndGoesOn) {
 
 // A server of which every second process answers otherwise: what it did wrong cannot be shown
 // again, and that is what is wrong with it.
-TEST(Explore, callsAFindingThatDoesNotComeAgainNondeterministic) {
+TEST(Explore, callsAFindingThatDoesNotRepeatNondeterministic) {
   const ScratchFolder folder;
   const std::string child = folder.write("child.py", R"(
 import os, sys
@@ -476,7 +476,7 @@ for _ in sys.stdin: print("levels=request raised=no memory", flush=True)
   EXPECT_FALSE(std::filesystem::exists(folder.path("started-b")));
 }
 
-TEST(Explore, checksAsFarAsItIsTold) {
+TEST(Explore, checksAsTheCheckLevelSays) {
   const ScratchFolder folder;
   const std::vector<std::string> words = {"explore",
                                           "--subject",

@@ -49,7 +49,7 @@ def options(text):
 
 
 def complaints(name, text, known):
-    """What is missing in the help of a command."""
+    """Sentences about what the help of a command lacks."""
     said = []
     stated = {int(number) for number in re.findall(r"^  (\d+) +\S", text.partition("Exit status:\n")[2], re.M)}
     if 0 not in stated and name != "shrink":

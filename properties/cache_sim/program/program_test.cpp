@@ -27,7 +27,7 @@ using testing_support::ScratchFolder;
 
 // --- Bad input -----------------------------------------------------------------------------------
 
-/// Where the file is wrong and what the sentence must name.
+/// The line where the file is wrong, and the words that the sentence must have.
 struct BadFile {
   std::string name;
   std::string content;
@@ -217,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(Files, BadInput, testing::ValuesIn(bad_files()),
                            return info.param.name;
                          });
 
-TEST(BadInputOfTheProgram, filesThatAreNoneAreNamed) {
+TEST(BadInputOfTheProgram, filesAndWorkloadsThatCannotBeReadAreNamed) {
   const ScratchFolder folder;
   expect_refused(folder, {"replay", folder.path("absent.trace")}, folder.path("absent.trace"));
   expect_refused(folder, {"replay", folder.path("")}, folder.path(""));
@@ -243,7 +243,8 @@ TEST(BadInputOfTheProgram, aTraceIsNoLog) {
             "lockstep: " + file + ": a trace is no log; `lockstep replay` plays it\n");
 }
 
-// What is in Python says so where there is no package of it: not Python's own error.
+// Commands in Python are refused with our sentence where the package is missing, not with Python's
+// error.
 TEST(BadInputOfTheProgram, nightlyWithoutThePythonPackageIsASentence) {
   const ScratchFolder folder;
   const ScratchFolder empty;
@@ -351,7 +352,7 @@ TEST(BadInputOfTheProgram, wrongWordsOnTheCommandLineAreExit2) {
   EXPECT_NE(run_program({"list", "everything"}).err.find("everything"), std::string::npos);
 }
 
-TEST(BadInputOfTheProgram, numbersThatAreNoneAreSentences) {
+TEST(BadInputOfTheProgram, malformedNumbersAreRefusedInASentence) {
   for (const std::string number : {"-1", "nan", "inf", "1e400", "", "1x"}) {
     const ProgramRun run = run_program({"check-log", "x.jsonl", "--gap", number});
     EXPECT_EQ(run.status, kExitBadInput);
@@ -414,7 +415,7 @@ int shell(const std::string& line, const std::string& errors) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// Who reads the output of a full disk must not be told that all is well.
+// A full disk must not look like success to a reader of the output.
 TEST(BadInputOfTheProgram, outputThatCannotBeWrittenIsAnEnvironmentError) {
   const ScratchFolder folder;
   const std::string errors = folder.path("errors");
@@ -699,7 +700,7 @@ TEST(Program, timelineIsAChromeTrace) {
   EXPECT_EQ(bars[1], (std::vector<std::string>{"alloc as=s", "advance slot=s tokens=a3"}));
 }
 
-// Who kills the process that searches him is named with his trace, which the seed gives again.
+// The report of a search that was killed names the trace under way, which the seed gives again.
 TEST(Program, aSearchThatIsKilledSaysAtWhichTrace) {
   const ScratchFolder folder;
   const std::string command = std::string("timeout --preserve-status -s ABRT 0.3 ") +

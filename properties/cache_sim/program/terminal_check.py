@@ -145,7 +145,7 @@ def a_search_without_findings_has_a_page():
 
 
 def bash_completes(script, line):
-    """What bash offers after this line."""
+    """Words that bash offers after this line."""
     text = f'source {script}; COMP_LINE=$1 COMP_POINT=${{#1}}; _lockstep; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", text, "_", line.replace("lockstep", PROGRAM, 1)], capture_output=True, text=True,
                           check=True)

@@ -329,7 +329,7 @@ class Plays(unittest.TestCase):
 
 
 class HostileServers(Scratch):
-    """Whatever a server writes is a finding, in time, and its text gives no orders to a terminal."""
+    """Any bytes of a server are a finding, in time, and their text gives no orders to a terminal."""
 
     def raw(self, pieces, pause=0.0):
         """The port of a server that answers once with these bytes."""

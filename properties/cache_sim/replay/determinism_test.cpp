@@ -59,7 +59,7 @@ TEST_P(Determinism, theSameRunHasTheRecordedDigest) {
   EXPECT_EQ(digests_of(GetParam(), CheckLevel::off), recorded) << "without checks";
 }
 
-// Nobody recorded what the design sglang-v0 decided, so its decision digest is our own.
+// No recording exists of the decisions of the design sglang-v0, so its decision digest is our own.
 INSTANTIATE_TEST_SUITE_P(
     Runs, Determinism,
     testing::Values(

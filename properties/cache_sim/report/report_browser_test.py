@@ -121,7 +121,7 @@ class Browser:
         return json.loads(self.ask("Runtime.evaluate", expression=script)["result"]["value"])
 
     def complaints(self) -> list[str]:
-        """What the page has written to the console, and what it has thrown."""
+        """Messages that the page has written to the console, and errors that it has thrown."""
         found = []
         for event in self.events:
             if event.get("method") == "Log.entryAdded":
@@ -151,7 +151,7 @@ def broken_links(page: pathlib.Path, look: dict[str, Any], names: dict[pathlib.P
 
 
 def check_page(browser: Browser, page: pathlib.Path) -> tuple[list[str], dict[str, Any]]:
-    """What is wrong with one page, in each width and scheme; and its links and the names of its places."""
+    """Faults of one page, in each width and scheme; and its links and the names of its places."""
     wrong: list[str] = []
     look: dict[str, Any] = {}
     for scheme in _SCHEMES:

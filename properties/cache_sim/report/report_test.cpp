@@ -112,7 +112,7 @@ class FixtureFolder {
   fs::path folder_;
 };
 
-/// What the program's parser understands, as far as these tests need it.
+/// Reads a run line as the program's parser does, as far as these tests need it.
 Result<std::vector<ReplayRequest>> read_run_line(const std::vector<std::string>& words) {
   ReplayRequest request;
   for (std::size_t i = 0; i < words.size(); ++i) {
@@ -296,7 +296,7 @@ class Markup {
     element.inside_place = element.attributes.contains("data-path") ||
                            (!open_.empty() && elements_[open_.back()].inside_place);
     elements_.push_back(std::move(element));
-    // What is between these tags is no markup.
+    // Text between these tags is no markup.
     for (const std::string_view raw : {"style", "script"})
       if (elements_.back().tag == raw) {
         elements_.back().text = take_until(fmt::format("</{}>", raw));
@@ -511,7 +511,7 @@ TEST(Report, pagesLoadNothingFromElsewhere) {
   EXPECT_GT(reports, 0u);
 }
 
-// Whatever a text smuggles past the escaping: the browser runs the page's own script alone. The
+// Even where a text gets past the escaping, the browser runs the page's own script alone. The
 // policy names it by its digest.
 TEST(Report, pageAllowsItsOwnScriptAlone) {
   const std::string page = page_named(report_of_everything().document, "index.html");
@@ -546,7 +546,7 @@ TEST(Report, linksToTimelinesLeadToTheirFiles) {
   EXPECT_EQ(report.timelines[0].path, "timelines/50% of #1? é-1.json");
 }
 
-TEST(Report, whatAFileSaysIsTextAndNeverMarkup) {
+TEST(Report, textFromAFileIsNeverMarkup) {
   FixtureFolder folder;
   folder.with("angry",
               "# <script>alert('1 & 2')</script> \"quoted\"\n# sglang #12 </code><b>bold\nalloc "
@@ -717,7 +717,7 @@ TEST(Report, eventsOnThePageBeginWithTheAdmissionOfTheFindingsRequest) {
   EXPECT_EQ(all_complaints(report.document), std::vector<std::string>{});
 }
 
-// What is not drawn is counted where it would hang.
+// Nodes that are not drawn are counted where they would hang.
 TEST(Report, everyNodeOfABigTreeIsDrawnOrCounted) {
   std::string text = "config kv_tokens=8192 state_slots=200\n";
   for (int i = 0; i < 60; ++i)
@@ -816,8 +816,8 @@ std::size_t times_in(const std::string& page, std::string_view text) {
   return times;
 }
 
-// Whoever opens the page of a finding sees the finding, once and in red; a planted defect that was
-// found as its file asks is no alarm.
+// The page of a finding shows the finding, once and in red; a planted defect that was found as its
+// file asks is no alarm.
 TEST(Report, pageOfAFindingBeginsWithItsSentenceInRed) {
   FixtureFolder folder;
   folder.with("wrong",
@@ -997,7 +997,7 @@ TEST(Report, comparisonsAreReadFromAFile) {
   EXPECT_TRUE(own.has_value()) << own.error().text;
 }
 
-// Where more memory gains nothing, the page says how much is enough.
+// The page says how much memory is enough where more gains nothing.
 TEST(Report, conclusionsFollowTheFigures) {
   const auto row = [](const std::string& policy, std::int64_t gib, std::int64_t hits) {
     ComparedPolicy one{.policy = policy, .capacity = gib << 30};
@@ -1111,7 +1111,7 @@ TEST(Report, eachCapacityHasItsBestPolicy) {
 
 // --- Files ---------------------------------------------------------------------------------------
 
-TEST(Report, whatIsWrittenIsWhatWasCollected) {
+TEST(Report, theWrittenReportIsTheCollectedOne) {
   FixtureFolder folder;
   folder.with("finish_keeps_its_state", kFinishKeepsItsState).with("split", kSplit, "regressions");
   int progress = 0;
@@ -1190,7 +1190,7 @@ TEST(Report, bugsOfServersStandOnTheIndex) {
 }
 
 // A run that is not as expected says its sentence on the index.
-TEST(Report, indexSaysTheSentenceOfWhatIsNotAsExpected) {
+TEST(Report, indexShowsTheSentenceOfEachUnexpectedOutcome) {
   FixtureFolder folder;
   folder.with("wrong", "# A wrong answer.\nadmit id=r tokens=a10\n----\ncached=3\n");
   const Report report = collected(folder);
@@ -1223,7 +1223,7 @@ int run_program(const std::string& folder, const std::string& words) {
   return WEXITSTATUS(std::system(command.c_str()));  // NOLINT(cert-env33-c)
 }
 
-// What a newcomer runs first: all of the project's own fixtures, from anywhere in the checkout.
+// A newcomer runs this first: all of the project's own fixtures, from anywhere in the checkout.
 TEST(Report, ownFixturesEndAsTheyPromise) {
   FixtureFolder folder;
   EXPECT_EQ(

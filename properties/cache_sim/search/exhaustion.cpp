@@ -112,8 +112,8 @@ class ShortTraces {
   Exhausted exhausted_;
 };
 
-/// What a fixture came to, operation by operation; nothing where it is not for one rank of policies
-/// with an oracle.
+/// The replies to a fixture, operation by operation; nothing where it is not for one rank of
+/// policies with an oracle.
 struct Recording {
   RunOptions options;
   std::vector<Operation> operations;
@@ -195,8 +195,8 @@ Exhausted all_short_traces(const std::string& policy, int most) {
 
 namespace {
 
-/// Whoever still holds something lets go of it; what nobody holds (any more) is bad input and left
-/// out.
+/// Ends every request, lock and slot that is still held; an end of something that is not held is
+/// bad input and left out.
 void end_everything(const std::vector<Operation>& operations, OperationPlayer& player) {
   for (const Operation& operation : operations) {
     Step end;

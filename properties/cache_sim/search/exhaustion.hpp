@@ -6,7 +6,7 @@
 
 namespace lockstep::testing_support {
 
-/// What was played, and the first finding with its trace; empty where there was none.
+/// Counts of the traces played, and the first finding with its trace; empty where there was none.
 struct Exhausted {
   std::int64_t traces = 0;
   std::int64_t refusals = 0;  ///< of operations that found a pool empty

@@ -40,7 +40,7 @@ std::vector<std::string> bugs_of_vllm() {
 
 class EveryBugOfVllm : public testing::TestWithParam<std::string> {};
 
-// Whoever tests vLLM has no policy without the bug to compare it with.
+// A tester of vLLM has no policy without the bug to compare it with.
 TEST_P(EveryBugOfVllm, isFoundWithoutAnotherSubject) {
   for (std::uint64_t seed = 1; seed <= 6; ++seed) {
     SCOPED_TRACE(seed);

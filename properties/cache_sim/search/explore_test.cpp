@@ -65,7 +65,7 @@ RC_GTEST_PROP(Generators, areAFunctionOfSeedAndStream, (std::uint64_t seed, std:
   RC_ASSERT(trace_text(random_scheduled_trace(seed, stream + 1, policy)) != text);
 }
 
-// What a finding is written as is what was played.
+// The text of a finding is the trace that was played.
 RC_GTEST_PROP(TraceText, isReadAsTheSameTrace, (std::uint64_t seed, std::uint64_t stream)) {
   const std::string text = trace_text(random_scheduled_trace(seed, stream, some_policy()));
   const Result<Trace> again = parse_trace(text, "random");
@@ -78,7 +78,7 @@ RC_GTEST_PROP(TraceText, isReadAsTheSameTrace, (std::uint64_t seed, std::uint64_
 RC_GTEST_PROP(ScheduledTraces, endWithoutAFinding, (std::uint64_t seed, std::uint64_t stream)) {
   const PolicyEntry& policy = some_policy();
   const Trace trace = random_scheduled_trace(seed, stream, policy);
-  // What has blocks goes with vLLM's scheduler, which is drawn for schedules alone.
+  // Policies with blocks go with vLLM's scheduler, which is drawn for schedules alone.
   RC_PRE(!policy.config_fields.contains("blocks") || trace.config.scheduler.starts_with("vllm"));
   RunOptions options;
   options.config = trace.config;
@@ -91,7 +91,8 @@ RC_GTEST_PROP(ScheduledTraces, endWithoutAFinding, (std::uint64_t seed, std::uin
   for (const RequestOutcome& outcome : (*run)->outcomes()) RC_ASSERT(outcome.end >= 0);
 }
 
-// What somebody has set stays, though it is the default; what a subject does not know is not drawn.
+// A field that the user set stays, even at its default; a field that a subject does not know is not
+// drawn.
 RC_GTEST_PROP(Swarms, drawWithinWhatIsAcceptedAndNotFixed,
               (std::uint64_t seed, std::uint64_t stream)) {
   Draw draw(seed, stream);
@@ -200,7 +201,7 @@ TEST(Explore, saysWhichMarksItMissed) {
 }
 
 // One trace in twenty is played twice. The child's answer depends on which process it is.
-TEST(Explore, findsASubjectThatAnswersOtherwiseTheSecondTime) {
+TEST(Explore, findsASubjectThatAnswersDifferentlyTheSecondTime) {
   const testing_support::ScratchFolder folder;
   const std::string child = folder.write("child.py", R"(
 import os, sys
@@ -243,7 +244,7 @@ TEST(Explore, withRanksFindsWhatCanBePlayedAgain) {
   }
 }
 
-TEST(Explore, refusesSubjectsThatAreNotThere) {
+TEST(Explore, refusesUnknownSubjects) {
   ExploreOptions options;
   options.run.subjects = {"nobody"};
   options.traces = 1;
@@ -328,7 +329,7 @@ TEST(Shrink, shortensPromptsBeforeTheirOutputs) {
 }
 
 // A search for a million findings keeps none of those that somebody was told.
-TEST(Explore, keepsNoTraceThatWasTold) {
+TEST(Explore, keepsNoTraceOfAReportedFinding) {
   ExploreOptions options;
   options.run = testing_support::run_with_defect("sglang-no-buffer:frees-donated-slot");
   options.findings = 3;
@@ -362,7 +363,7 @@ TEST(Explore, shrinkingEndsAfterItsTime) {
   EXPECT_LE(outcome->discoveries.front().shrink_executions, 4);
 }
 
-// What an insert says of its slot stays true when lines before it go, or the shrunk trace would
+// The tokens of an insert stay those of its slot when lines before it go, or the shrunk trace would
 // show a lie of its own instead of the defect.
 TEST(Shrink, keepsTheTokensOfAnInsertThoseOfItsSlot) {
   const Result<Trace> trace = parse_trace(

@@ -63,7 +63,7 @@ Cost by_us(const Found& found) {
 
 // --- RapidCheck ----------------------------------------------------------------------------------
 
-/// What RapidCheck makes of one line: fewer tokens, a smaller number.
+/// RapidCheck's smaller forms of one line: fewer tokens, a smaller number.
 rc::Seq<Step> smaller(const Step& step) {
   const auto& operation = std::get<Operation>(step.statement.what);
   const auto with = [step](auto change) {

@@ -54,7 +54,7 @@ TEST(Scheduler, anOutputGivenAsTokensStopsByItself) {
   EXPECT_EQ(server.news(), "r admitted, r has 1, r ends: stop");
 }
 
-TEST(Scheduler, whatIsCachedIsNotComputed) {
+TEST(Scheduler, cachedTokensAreNotComputed) {
   Server server({.chunked_prefill = 8});
   server.answer = [](const Operation& asked) {
     return asked.verb == Verb::admit ? Reply{}.set(ReplyField::cached, 9) : Reply{};
@@ -66,7 +66,7 @@ TEST(Scheduler, whatIsCachedIsNotComputed) {
   EXPECT_EQ(server.forward->decode_tokens, 0);
 }
 
-TEST(Scheduler, aStepsChunkIsSharedInOrderAndNoRequestDecodesBesideIt) {
+TEST(Scheduler, promptsShareAChunkInOrderAndNoRequestDecodesBesideThem) {
   Server server({.chunked_prefill = 10});
   server.arrive("a", 3, 9);
   server.step();
@@ -85,7 +85,7 @@ TEST(Scheduler, aStepsChunkIsSharedInOrderAndNoRequestDecodesBesideIt) {
   EXPECT_EQ(server.forward->context_tokens, 4 - 1 + 12 + 5 + 4);
 }
 
-TEST(Scheduler, asManyRunAsMay) {
+TEST(Scheduler, noMoreRequestsRunThanMaxRunning) {
   Server server({.chunked_prefill = 100, .max_running = 2});
   for (const char* const id : {"a", "b", "c"}) server.arrive(id, 2, 2);
   EXPECT_EQ(server.step(),
@@ -94,7 +94,7 @@ TEST(Scheduler, asManyRunAsMay) {
   EXPECT_EQ(server.step(), "admit:c extend:c:2 step:c |checkpoint:c");
 }
 
-TEST(Scheduler, higherPrioritiesAreFirstAndEqualOnesAsTheyCame) {
+TEST(Scheduler, higherPrioritiesGoFirstAndEqualOnesInOrderOfArrival) {
   Server server({.max_running = 1});
   const auto arrive = [&](const char* id, std::int64_t priority) {
     RequestSpec spec = spec_of(id, 1, 1);
@@ -112,7 +112,7 @@ TEST(Scheduler, higherPrioritiesAreFirstAndEqualOnesAsTheyCame) {
 }
 
 // The last admitted gives way, keeps its outputs and is the first to come back.
-TEST(Scheduler, withoutKvTheLastAdmittedIsRetractedAndResumesWithItsOutputs) {
+TEST(Scheduler, withoutKvTheLastAdmittedRequestIsRetractedAndResumesWithItsOutputs) {
   Server server({.chunked_prefill = 8});
   server.arrive("a", 2, 5);
   server.arrive("b", 3, 4);
@@ -159,7 +159,7 @@ TEST(Scheduler, aRefusedFirstChunkSendsItsOwnRequestBack) {
   EXPECT_EQ(server.step(), "admit:b extend:b:3 admit:c extend:c:1 step:b:c |finish:b finish:c");
 }
 
-TEST(Scheduler, whoIsAloneAndRefusedIsRefusedForGood) {
+TEST(Scheduler, loneRequestTooLargeIsRefusedAtOnce) {
   for (const Verb refused : {Verb::admit, Verb::extend}) {
     Server server({});
     const RequestNumber r = server.arrive("r", 5, 3);
@@ -177,7 +177,7 @@ TEST(Scheduler, whoIsAloneAndRefusedIsRefusedForGood) {
   }
 }
 
-TEST(Scheduler, whatIsTooLongIsRefusedAtOnceAndTheNextIsAdmitted) {
+TEST(Scheduler, aTooLongRequestIsRefusedAtOnceAndTheNextIsAdmitted) {
   Server server({});
   server.arrive("a", 1, 4);
   server.step();
@@ -218,7 +218,7 @@ TEST(Scheduler, abortLeavesTheQueueOrTheSubject) {
   EXPECT_FALSE(server.has_work());
 }
 
-TEST(Scheduler, retractOnDemandIsForThoseWhoRun) {
+TEST(Scheduler, onlyRunningRequestsAreRetractedOnDemand) {
   Server server({});
   const RequestNumber a = server.arrive("a", 3, 9);
   EXPECT_EQ(server.retract(a), "") << "it waits";
@@ -228,7 +228,7 @@ TEST(Scheduler, retractOnDemandIsForThoseWhoRun) {
   EXPECT_EQ(server.news(), "a admitted, a has 1, a retracted, a admitted, a has 2");
 }
 
-TEST(Scheduler, aVerificationKeepsWhatWasAccepted) {
+TEST(Scheduler, aVerificationKeepsTheAcceptedDrafts) {
   Server server({});
   RequestSpec spec = spec_of("r", 4, 7);
   spec.drafts = {3, 0, 2, 9};
@@ -252,7 +252,7 @@ TEST(Scheduler, aVerificationKeepsWhatWasAccepted) {
 }
 
 // One draft list of a file may say that nothing was drafted this time.
-TEST(Scheduler, aVerificationWithoutDraftsIsADecodeAndTheNextOneHasItsOwn) {
+TEST(Scheduler, aVerificationWithoutDraftsIsADecodeAndTheNextOneHasDrafts) {
   Server server({});
   RequestSpec spec = spec_of("r", 4, 8);
   spec.drafts = {0, 2};
@@ -274,7 +274,7 @@ TEST(Scheduler, chunksAreWholePages) {
 }
 
 // 5 tokens take two pages of the step's four, and nobody gets less than a page.
-TEST(Scheduler, aPageThatIsBegunIsPaidFor) {
+TEST(Scheduler, aPartialPageCountsAsAWholeOne) {
   Server server({.page = 4, .chunked_prefill = 16});
   for (const char* const name : {"a", "b", "c"}) server.arrive(name, 5, 2);
   EXPECT_EQ(server.step(),
@@ -316,9 +316,9 @@ TEST(OverlappingScheduler, decidesAStepBeforeTheResultsOfTheOneBefore) {
   EXPECT_EQ(server.step(), "");
 }
 
-// Nobody knows that it will stop, so the step after its last token is under way: that row is
-// nobody's.
-TEST(OverlappingScheduler, whoStopsByItselfHasOneRowTooMany) {
+// The scheduler cannot know that the request will stop, so the step after its last token is under
+// way: that row belongs to no request.
+TEST(OverlappingScheduler, aRequestThatStopsByItselfHasOneExtraRow) {
   Server server({.chunked_prefill = 8, .overlap = 1});
   RequestSpec spec = spec_of("r", 5, 2);
   spec.stops = true;
@@ -340,7 +340,7 @@ TEST(OverlappingScheduler, aChunkIsCheckpointedBeforeTheNextOneBegins) {
   EXPECT_EQ(server.step(), " |complete:r finish:r");
 }
 
-TEST(OverlappingScheduler, whoHasDraftsToComeMakesEveryStepWait) {
+TEST(OverlappingScheduler, aRequestWithDraftsToComeMakesEveryStepWait) {
   Server server({.chunked_prefill = 8, .overlap = 1});
   RequestSpec spec = spec_of("r", 5, 5);
   spec.drafts = {2};
@@ -353,7 +353,7 @@ TEST(OverlappingScheduler, whoHasDraftsToComeMakesEveryStepWait) {
   EXPECT_EQ(server.step(), " |complete:r finish:r");
 }
 
-TEST(OverlappingScheduler, whoIsRetractedLosesTheResultsThatAreOut) {
+TEST(OverlappingScheduler, aRetractedRequestLosesItsPendingResults) {
   Server server({.chunked_prefill = 8, .overlap = 1});
   const RequestNumber r = server.arrive("r", 5, 3);
   server.step();
@@ -378,7 +378,7 @@ TEST(OverlappingScheduler, noRequestIsAdmittedOrDecodedWhileAPromptFindsNoRoom) 
 }
 
 // The pool is full, and the result that is out ends the request: it is not refused.
-TEST(OverlappingScheduler, whoIsAloneAndRefusedWaitsForItsResults) {
+TEST(OverlappingScheduler, aLoneRefusedRequestWaitsForItsResults) {
   Server server({.chunked_prefill = 8, .overlap = 1});
   RequestSpec spec = spec_of("r", 5, 2);
   spec.stops = true;
@@ -395,7 +395,7 @@ TEST(OverlappingScheduler, whoIsAloneAndRefusedWaitsForItsResults) {
 
 // -------------------------------------------------------------------------------------------------
 
-TEST(Scheduler, brokenOrdersOfEventsAreBrokenContracts) {
+TEST(Scheduler, eventsOutOfOrderBreakTheContract) {
   const auto kind = [](SchedulerEvent::Kind kind) { return SchedulerEvent{.kind = kind}; };
   Scheduler scheduler({});
   EXPECT_THROW(scheduler.step(kind(SchedulerEvent::Kind::reply)), ContractViolation);
@@ -512,7 +512,7 @@ class MoodySubject {
 
 using Spoil = std::function<void(SchedulerEpisode&)>;
 
-/// What the check found where it was told otherwise than it was.
+/// The check's finding where it was told something else than the scheduler did.
 std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& spoil = {},
                                              bool judged_by_other_rules = false) {
   std::uint64_t index = 0;
@@ -577,7 +577,7 @@ std::optional<Finding> serve_random_requests(std::uint64_t seed, const Spoil& sp
   return server.finding;
 }
 
-TEST(Scheduler, whateverIsRefusedEveryRequestEndsAndNoRuleIsBroken) {
+TEST(Scheduler, underAnyRefusalsEveryRequestEndsAndNoRuleIsBroken) {
   for (std::uint64_t seed = 1; seed <= 3000; ++seed) {
     SCOPED_TRACE(fmt::format("seed {}", seed));
     serve_random_requests(seed);
@@ -587,9 +587,8 @@ TEST(Scheduler, whateverIsRefusedEveryRequestEndsAndNoRuleIsBroken) {
 
 // --- The check itself ----------------------------------------------------------------------------
 
-// Whatever is said otherwise once, it hears: an operation that another one is, that is missing or
-// comes twice, a note, a forward. Of a scheduler that goes on asking it has heard enough before the
-// end.
+// The check notices each single change of what it is told: an operation that is another, missing or
+// doubled, a note, a forward. It stops a scheduler that goes on asking before the end.
 TEST(SchedulerOracle, noticesEveryDifferentEffect) {
   const std::vector<std::pair<std::string, Spoil>> lies = {
       {"another request", [](auto& e) { e.asked.back().operation.id = Name::intern("other"); }},

@@ -65,7 +65,7 @@ TEST(SimulatedServer, takesAStepTimePerStep) {
 }
 
 // Nothing happens between arrivals: the clock jumps.
-TEST(SimulatedServer, sleepsUntilSomebodyComes) {
+TEST(SimulatedServer, jumpsToTheNextArrival) {
   const Played played(
       "request id=a tokens=a4 output=1 at=5ms\nrequest id=b tokens=b4 output=1 at=900s\n"
       "run\n----\nfinished=2 time=900001000000 violations=0\n");
@@ -84,18 +84,6 @@ TEST(SimulatedServer, admitsAtTheBeginningOfAStep) {
   EXPECT_EQ(played.of("a").end, 4'000'000) << "the prefill went first";
 }
 
-TEST(SimulatedServer, runsUntilATimeOrForSomeSteps) {
-  const Played played(
-      "request id=r tokens=a4 output=9\n"
-      "run steps=0\n----\nfinished=0 time=0\n"
-      "run steps=2\n----\nfinished=0 time=2000000\n"
-      "expect id=r\n----\noutput_tokens=2 finish=running\n"
-      "run until=2500us\n----\ntime=3000000\n"
-      "run until=20ms\n----\nfinished=1 time=20000000\n"
-      "run\n----\nfinished=0 time=20000000\n");
-  EXPECT_EQ(played.wrong(), "");
-}
-
 TEST(SimulatedServer, namesTheLineOfAWrongAnswerAndGoesOn) {
   const Played played(
       "request id=r tokens=a4 output=2\nrun\n----\nfinished=2\nexpect id=r\n----\n"
@@ -108,9 +96,8 @@ TEST(SimulatedServer, namesTheLineOfAWrongAnswerAndGoesOn) {
   EXPECT_EQ(played.run().findings()[2].finding.actual, "finish=length");
 }
 
-// A line without `at` is said now, and one before it may be about later.
-// What `expect` names wrong happened before: a hit at the request's admission, its end at its last
-// operation. Other requests run between these and the line.
+// A wrong answer that `expect` names was given before: a hit at the request's admission, its end at
+// its last operation. Other requests run between these and the line.
 TEST(SimulatedServer, aWrongAnswerOfARequestIsLocatedWhereItWasGiven) {
   const Played played(
       "request id=r tokens=a10 output=3\nrun\n----\nfinished=1\n"
@@ -131,6 +118,7 @@ TEST(SimulatedServer, aWrongAnswerOfARequestIsLocatedWhereItWasGiven) {
   EXPECT_EQ(played.run().findings()[2].event, played.run().event_count()) << "it never came";
 }
 
+// A line without `at` is said now, and one before it may be about later.
 TEST(SimulatedServer, requestsOfLaterLinesMayArriveEarlier) {
   const Played played(
       "request id=late tokens=a4 output=2 at=10ms\nrequest id=now tokens=b6 output=3\nrun\n"
@@ -143,44 +131,8 @@ TEST(SimulatedServer, requestsOfLaterLinesMayArriveEarlier) {
   EXPECT_EQ(played.of("late").first_token, 11'000'000);
 }
 
-TEST(SimulatedServer, aRequestThatIsAbortedBeforeItArrivesNeverDoes) {
-  const Played played(
-      "request id=gone tokens=a4 output=2 at=10ms\nabort id=gone\n"
-      "request id=other tokens=b4 output=1 at=20ms\nrun\n----\nfinished=1 violations=0\n"
-      "expect id=gone\n----\nfinish=abort output_tokens=0\n");
-  EXPECT_EQ(played.wrong(), "");
-  EXPECT_EQ(played.ending("other"), "length 1");
-}
-
-TEST(SimulatedServer, abortsAtTheTimeThatWasSaid) {
-  const Played played(
-      "request id=r tokens=a4 output=90\nabort id=r at=5ms\nrun\n----\nfinished=1 time=5000000\n"
-      "expect id=r\n----\nfinish=abort output_tokens=5\n"
-      "check\n----\nkv_locked=0 violations=0\n");
-  EXPECT_EQ(played.wrong(), "");
-}
-
-TEST(SimulatedServer, aClosedSessionTakesItsRequestsAndNoOthers) {
-  const Played played(
-      "request id=a tokens=a4 output=9 session=s\nrequest id=b tokens=b4 output=9 session=t\n"
-      "request id=c tokens=c4 output=9 session=s\nrun steps=2\nclose session=s\nrun\n"
-      "----\nfinished=1\n");
-  EXPECT_EQ(played.wrong(), "");
-  EXPECT_EQ(played.ending("a") + ", " + played.ending("b") + ", " + played.ending("c"),
-            "abort 2, length 9, abort 2");
-}
-
-TEST(SimulatedServer, aRetractedRequestKeepsItsOutputs) {
-  const Played played(
-      "request id=r tokens=a6 output=b5\nrun steps=3\nretract id=r\nexpect id=r\n----\n"
-      "output_tokens=3 finish=running\nrun\n----\nfinished=1\nexpect id=r\n----\n"
-      "output_tokens=5 finish=stop\n"
-      "request id=next tokens=a6+b5+c1 output=1\nrun\nexpect id=next\n----\ncached=10\n");
-  EXPECT_EQ(played.wrong(), "");
-}
-
 // Bad input that shows only when it runs is no finding.
-TEST(SimulatedServer, anOperationThatCannotBeIsBadInput) {
+TEST(SimulatedServer, anImpossibleOperationIsBadInput) {
   const Played played("admit id=r tokens=a4\nextend id=r n=5\ncheck\n");
   ASSERT_TRUE(played.run().error());
   EXPECT_EQ(played.run().error()->status, kExitBadInput);
@@ -252,21 +204,7 @@ TEST(SimulatedServer, randomRequestsEndWithOverlapAndOverRanks) {
   }
 }
 
-// Ranks step together: two requests of one prompt, one decode after the other, take the time of
-// one.
-TEST(SimulatedServer, ranksStepTogether) {
-  const Played one(
-      "config step_time=7us\nrequest id=r tokens=a10 output=3\n"
-      "request id=s tokens=b10 output=3\nrun\n----\nfinished=2 time=21000\n");
-  EXPECT_EQ(one.wrong(), "");
-  const Played two(
-      "config step_time=7us ranks=2 chunked_prefill=10\n"
-      "request id=r tokens=a10 output=3\nrequest id=s tokens=b10 output=3\n"
-      "run\n----\nfinished=2 time=21000\ncheck\n----\nkv_free=262120\n");
-  EXPECT_EQ(two.wrong(), "");
-}
-
-TEST(SimulatedServer, aRankThatIsNotThereIsBadInput) {
+TEST(SimulatedServer, aRankBeyondTheConfigIsBadInput) {
   Result<Trace> trace =
       parse_trace("config ranks=2\nrequest id=r rank=1 tokens=a1 output=1\n", "x");
   ASSERT_TRUE(trace);
@@ -276,18 +214,6 @@ TEST(SimulatedServer, aRankThatIsNotThereIsBadInput) {
   play_trace(**run, *trace);
   ASSERT_TRUE((*run)->error());
   EXPECT_NE((*run)->error()->text.find("field rank: 1"), std::string::npos);
-}
-
-// With overlap the device never waits between two steps, and the last row is one too many: the
-// answer is there when the step before it ends.
-TEST(SimulatedServer, overlapTakesNoMoreTimeForTheSameAnswers) {
-  for (const std::string overlap : {"0", "1"}) {
-    const Played played(
-        "config chunked_prefill=4 step_time=7us policy=radix overlap=" + overlap +
-            "\nrequest id=r tokens=a10 output=3\nrun\n----\nfinished=1 time=35000 violations=0\n",
-        {"radix", "oracle:radix"});
-    EXPECT_EQ(played.wrong(), "") << overlap;
-  }
 }
 
 // Every request ends, policy and oracle agree all the way, and nothing stays locked.

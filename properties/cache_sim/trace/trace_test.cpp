@@ -60,7 +60,7 @@ TEST(TraceFiles, statementsKeepTheirLinesAndAnswers) {
   EXPECT_EQ(trace.statements[2].answer_line, 10);
 }
 
-TEST(TraceFiles, requestNamesOneOfTheRanksThatThereAre) {
+TEST(TraceFiles, aRequestNamesARankOfTheConfig) {
   const Trace trace = parsed("config ranks=3\nrequest id=n rank=2 tokens=a5 output=3\nrun\n");
   EXPECT_EQ(std::get<RequestSpec>(trace.statements[0].what).rank, 2);
   for (const char* const text : {"request id=n rank=1 tokens=a5 output=3\nrun\n",
@@ -108,7 +108,7 @@ TEST(TraceFiles, outputsGivenAsNumbersAreTextsOfTheirOwn) {
   EXPECT_GT(a[5] >> 32, document_from_name("zzzzzz").value());
 }
 
-TEST(TraceFiles, levelsDecideWhoseAbortItIs) {
+TEST(TraceFiles, anAbortBelongsToTheLevelOfItsFile) {
   const Trace operations = parsed("admit id=r tokens=a1\nabort id=r\n");
   EXPECT_TRUE(std::holds_alternative<Operation>(operations.statements[1].what));
   const Trace requests = parsed("request id=r tokens=a1 output=1\nabort id=r\n");

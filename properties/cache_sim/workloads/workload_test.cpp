@@ -111,7 +111,7 @@ TEST(Workloads, llmServingSimIdsAreTheTokens) {
   EXPECT_EQ(agentic.requests[3].at, 2 * 20'000'000 + 1'000'000) << "two tokens and the tool";
 }
 
-// Whoever compresses a file does not change it.
+// Compressing a file does not change its requests.
 TEST(Workloads, zstdFilesGiveTheSameRequests) {
   const Read plain = read_all(fixture("qwen_bailian_small.jsonl"));
   const Read packed = read_all(fixture("qwen_bailian_small.jsonl.zst"));
@@ -396,7 +396,7 @@ TEST(StreamedWorkload, playsAsTheSameRequestsInATraceDo) {
   }
 }
 
-// What has ended is not held: a long workload takes little more memory than a short one.
+// Ended requests are not held: a long workload takes little more memory than a short one.
 TEST(StreamedWorkload, memoryDoesNotGrowWithTheTokens) {
   if (testing_support::kSanitized) GTEST_SKIP() << "a sanitizer keeps what is freed for a while";
   const auto peak = [](const std::string& requests) {

@@ -351,7 +351,7 @@ TYPED_TEST(MlaDecodeGpu, queriesThatAreKeys) {
     }
 }
 
-// What a request gets depends on its keys alone: not on the size and order of pages.
+// The output of a request depends on its keys alone: not on the size and order of pages.
 TYPED_TEST(MlaDecodeGpu, pagesDoNotMatter) {
   for (const std::int64_t heads : {20, 70}) {
     Question question{.lengths = {300, 65, 1000, 64}, .heads = heads, .q_len = 2};

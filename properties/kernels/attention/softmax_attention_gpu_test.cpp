@@ -79,7 +79,7 @@ template <class S>
 Answer<S> reference_answer(const Inputs& in, bool causal, double empty_lse) {
   const Extents& e = in.extents;
   const std::int64_t T = in.q.extent(0);
-  // What padding gives: a query without keys.
+  // Padding is a query without keys.
   Answer<S> answer{Array<S, 2>(Shape<2>{T, e.HQ * e.dv}, S{0}),
                    Array<S, 2>(Shape<2>{e.HQ, T}, static_cast<S>(empty_lse))};
   const Array<S, 2> q = cast<S>(in.q);
@@ -291,7 +291,7 @@ TYPED_TEST(SoftmaxAttentionGpu, writesGoToTheirSlots) {
   }
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(SoftmaxAttentionArguments, areRefusedByName) {
   using In = kernels::SoftmaxAttention<Bf16>;
   const auto complaint = [](auto change) {

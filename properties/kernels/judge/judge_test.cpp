@@ -38,7 +38,7 @@ ProgramRun judged(const std::string& operation, const std::string& symbol,
   return run_program(words);
 }
 
-// Who follows the definition passes in every case and every type.
+// A candidate that follows the definition passes in every case and every type.
 TEST(Judge, aRightCandidatePasses) {
   const ProgramRun run = judged(kDelta, "gdn_right", {"--types", "bfloat16/float32"});
   EXPECT_EQ(run.status, 0) << run.out << run.err;
@@ -185,8 +185,8 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
   });
 }
 
-// What a candidate touches or reads and should not.
-TEST(Judge, whatIsNotTheOperationsIsGuarded) {
+// Memory that a candidate writes or reads and should not.
+TEST(Judge, memoryOutsideTheOperationIsGuarded) {
   expect_caught({
       {kDelta,
        "gdn_out_of_bounds",
@@ -221,7 +221,7 @@ TEST(Judge, twoRunsHaveTheSameBits) {
   EXPECT_THAT(run.out, HasSubstr("two runs on the same bytes differ in 1 element"));
 }
 
-// Whatever a candidate does, the judge lives on and says it.
+// The judge survives anything that a candidate does, and reports it.
 TEST(Judge, aCandidateMayDieOrFallSilent) {
   const ProgramRun died = judged(kDelta, "gdn_dies", {"--case", "packed-rows"});
   EXPECT_EQ(died.status, 11);
@@ -237,7 +237,7 @@ TEST(Judge, aCandidateMayDieOrFallSilent) {
 }
 
 // A candidate's daemons hold the device, and every pipe, for as long as they live.
-TEST(Judge, whatACandidateLeavesRunningEndsWithTheJudge) {
+TEST(Judge, processesOfACandidateEndWithTheJudge) {
   int pipe[2];
   ASSERT_EQ(::pipe(pipe), 0);  // which the daemons inherit: it ends when the last of them is gone
   const ProgramRun run = judged(kDelta, "gdn_leaves_daemons", {"--case", "decode-ones"});
@@ -299,7 +299,8 @@ TEST(Judge, noTemporaryFilesAreNeeded) {
   EXPECT_EQ(run.status, 0) << run.out << run.err;
 }
 
-// What cannot be run is said before any case is built, and what is not asked for is never built.
+// A candidate that cannot be run is refused before any case is built, and operations that were not
+// asked for are never built.
 TEST(Judge, refusesWithoutBuildingCases) {
   const ProgramRun missing = run_program(
       {"judge", kDelta, "--candidate", "missing.so:f", "--device", "cpu", "--batch", "64"});
@@ -398,7 +399,7 @@ TEST(Judge, aPatchedClockChangesNothing) {
 }
 
 // Faster than memory moves, or than the judge's own clock: the time is not believed.
-TEST(Judge, aTimeThatCannotBeIsFlagged) {
+TEST(Judge, anImpossibleTimeIsFlagged) {
   using namespace judging;
   const JudgedKernel operation{.name = "an operation"};
   const JudgeRequest request;
@@ -434,7 +435,8 @@ TEST(Judge, aForgedStatusIsNoVerdict) {
   EXPECT_THAT(run.out, HasSubstr("decode-ones: subject-"));
 }
 
-// Who refuses most cases is right where it is defined, and has not passed the others' test.
+// A candidate that refuses most cases may be right where it is defined, and has not passed the test
+// of the others.
 TEST(Judge, fewerThanHalfOfTheCasesAreAStatusOfTheirOwn) {
   const ScratchFolder folder;
   const std::string json = folder.path("verdict.json");
@@ -567,7 +569,7 @@ TEST(JudgePython, aCheatIsSeen) {
 }
 
 // Without PyTorch, or without Python, one sentence says what is missing.
-TEST(JudgePython, whatIsMissingIsNamed) {
+TEST(JudgePython, aMissingPythonOrPyTorchIsNamed) {
   const ScratchFolder folder;
   const ProgramRun none = judged_by(folder.path("python"), "m:f", "decode-ones");
   EXPECT_EQ(none.status, 3);

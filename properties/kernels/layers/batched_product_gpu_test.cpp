@@ -164,8 +164,8 @@ void expect_the_same_alone(std::int64_t g, std::int64_t of, std::int64_t m, std:
         ASSERT_EQ(few(i, j, n), all(g + i, m + j, n)) << i << " " << j << " " << n;
 }
 
-// What a comparison with and without a cache needs, and ranks that have some of the heads: bits do
-// not depend on the batch.
+// A comparison with and without a cache needs this, and so do ranks that have some of the heads:
+// bits do not depend on the batch.
 TEST_F(BatchedProductGpu, aRowHasTheSameBitsInEveryBatch) {
   expect_the_same_alone<Bf16>(0, 6, 0, 1);
   expect_the_same_alone<Bf16>(2, 1, 37, 32);

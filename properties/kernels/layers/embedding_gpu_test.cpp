@@ -125,7 +125,7 @@ TYPED_TEST(EmbeddingGpu, aGraphReplaysWithOtherContents) {
   EXPECT_TRUE(same_bits(captured_logits, logits));
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(EmbeddingArguments, areRefusedByName) {
   const auto lookup = [](Shape<2> out) {
     return complaint_of([&] {

@@ -151,7 +151,7 @@ TYPED_TEST(MoeRouterGpu, logitsThatAreNoNumbersNameExperts) {
   EXPECT_TRUE(device.experts.guards_intact() && device.weights.guards_intact());
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(MoeRouterArguments, areRefusedByName) {
   using In = kernels::MoeRouter;
   const auto complaint = [](auto change) {

@@ -240,7 +240,7 @@ TYPED_TEST(ProductGpu, combinedExpertsAgreeWithTheReference) {
   }
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(ProductArguments, areRefusedByName) {
   using In = kernels::Product<Bf16, Bf16>;
   const auto complaint = [](auto change) {

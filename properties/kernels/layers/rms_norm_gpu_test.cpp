@@ -120,7 +120,7 @@ TYPED_TEST(RmsNormGpu, agreesWithTheReference) {
           .groups = D % 8 == 0 ? 8 : 1,
           .act = seed % 3 ? reference::Gate::silu : reference::Gate::sigmoid};
       const Format format = kernels::format_of<T>();
-      // What is rounded once is the sum: a truth of it is of the rounded sum too.
+      // The sum is rounded once: a truth of it is of the rounded sum too.
       const auto truth = reference_answer<double>(in, question, format);
       const auto yardstick = reference_answer<float>(in, question, format);
       Device<T> device(in);
@@ -213,7 +213,7 @@ kernels::RmsNorm<Bf16> good_norm() {
           .residual = unread<Bf16, 2>({4, 8})};
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(RmsNormArguments, areRefusedByName) {
   using In = kernels::RmsNorm<Bf16>;
   const auto complaint = [](auto change) {

@@ -118,7 +118,7 @@ TYPED_TEST(RopeGpu, agreesWithTheReference) {
                                    stored<T>(reference_answer<float>(in, pairs)),
                                    reference_answer<double>(in, pairs)));
       EXPECT_TRUE(same_bits(device.x, again.x));
-      // What is not rotated keeps its bits.
+      // Values that are not rotated keep their bits.
       const Array<float, 2> host = device.x.host();
       for (std::int64_t t = 0; t < tokens; ++t)
         for (std::int64_t i = 0; i < heads * d; ++i)
@@ -142,7 +142,7 @@ TYPED_TEST(RopeGpu, aGraphReplaysWithOtherContents) {
   EXPECT_TRUE(same_bits(captured.x, direct.x));
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(RopeArguments, areRefusedByName) {
   using In = kernels::Rope<Bf16>;
   const auto complaint = [](auto change) {

@@ -185,7 +185,7 @@ TEST_F(SamplingGpu, aGraphReplaysWithOtherContents) {
   EXPECT_TRUE(captured.chose("sampled tokens", second.expected()));
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(SamplingArguments, areRefusedByName) {
   using In = kernels::SampledTokens;
   const auto complaint = [](auto change) {

@@ -93,7 +93,7 @@ TYPED_TEST(SwigluGpu, aGraphReplaysWithOtherContents) {
   EXPECT_TRUE(same_bits(captured, direct));
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(SwigluArguments, areRefusedByName) {
   using In = kernels::Swiglu<Bf16>;
   const auto complaint = [](auto change) {

@@ -112,7 +112,7 @@ Array<S, Rank> kept(Array<S, Rank> x, bool rounds) {
   return x;
 }
 
-/// What cached values become: 0 bf16, 1 e4m3 with one scale, 2 tokens of 656 bytes.
+/// The cached form of a value: 0 bf16, 1 e4m3 with one scale, 2 tokens of 656 bytes.
 template <class S>
 S cached(S x, int form, double amax) {
   const double scale =

@@ -17,7 +17,7 @@ using kernels::PrefillForm;
 
 using Extents = GatedDeltaExtents;
 
-/// What is asked of a prefill beside its inputs.
+/// Options of a prefill beside its inputs.
 struct Question {
   PrefillForm form = PrefillForm::automatic;
   bool l2norm = true;
@@ -139,7 +139,7 @@ struct Device {
   std::optional<DeviceTensor<unsigned char, 1>> workspace;
 };
 
-/// Where the chunked kernels round.
+/// The points where the chunked kernels round.
 template <class S>
 StoragePoints storage_of(PrefillForm form) {
   StoragePoints points{.state = kernels::format_of<S>(), .output = Format::bf16};
@@ -386,7 +386,7 @@ std::string complaint_about(Change change) {
   return complaint_of([&] { kernels::gated_delta_rule_prefill<Bf16, float>(in, nullptr); });
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST_F(GatedDeltaRulePrefillArguments, areRefusedByName) {
   using In = kernels::GatedDeltaRulePrefill<Bf16, float>;
   EXPECT_EQ(complaint_about([](In&) {}), "nothing");

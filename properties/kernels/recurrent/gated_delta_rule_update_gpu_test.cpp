@@ -18,7 +18,7 @@ using kernels::Fp16;
 using Extents = GatedDeltaExtents;
 using Inputs = GatedDeltaInputs;
 
-/// What is asked of an update beside its inputs.
+/// Options of an update beside its inputs.
 struct Question {
   bool raw_gates = true;
   bool l2norm = true;
@@ -180,7 +180,7 @@ TYPED_TEST(GatedDeltaRuleUpdateGpu, aDecodeIsTheReferences) {
         expect_agreement<TypeParam>(e, Batch::draw(rows, rows, 1, false), {.raw_gates = raw}, rows);
 }
 
-/// What a launch of kFast states is to be, by what is asked and by the rows of the batch.
+/// The launch that is expected for kFast states, by the options and by the rows of the batch.
 template <class T, class S>
 std::string expected_launch(const Question& question, std::int64_t rows, bool table = false) {
   if (question.read_only) return sizeof(T) == 2 ? "verify 4x4 cached" : "staged 4x4 cached";
@@ -491,15 +491,15 @@ class SlotLawsGpu : public GpuTest, public ::testing::WithParamInterface<SlotLaw
 INSTANTIATE_TEST_SUITE_P(RecurrentBugs, SlotLawsGpu, ::testing::ValuesIn(slot_laws()),
                          [](const auto& law) { return law.param.report; });
 
-// What kernels of other servers got wrong, asked of this one; and a server that calls it wrongly is
-// caught by the same law.
+// Mistakes that kernels of other servers made are looked for in this one; a server that calls it
+// wrongly is caught by the same law.
 TEST_P(SlotLawsGpu, areKeptByTheKernelAndBrokenByTheReportsMistake) {
   EXPECT_TRUE(GetParam().holds(kernel_update)) << GetParam().says;
   EXPECT_FALSE(GetParam().holds(with_mistake(GetParam(), kernel_update))) << GetParam().says;
 }
 
-/// What the kernel says of arguments that are changed from sound ones. Nothing here is device
-/// memory: arguments are refused before a launch, so this needs no GPU.
+/// The kernel's complaint about sound arguments that are changed. Nothing here is device memory:
+/// arguments are refused before a launch, so this needs no GPU.
 template <class Change>
 std::string complaint_about(Change change) {
   constexpr std::int64_t kTokens = 4, kSlots = 9;
@@ -520,7 +520,7 @@ std::string complaint_about(Change change) {
   return complaint_of([&] { kernels::gated_delta_rule_update<Bf16, float>(in, nullptr); });
 }
 
-// Whoever calls with a wrong argument reads which one, what is expected and what came.
+// A wrong argument is refused with a sentence that names it, what is expected and what came.
 TEST(GatedDeltaRuleUpdateArguments, areRefusedByName) {
   using In = kernels::GatedDeltaRuleUpdate<Bf16, float>;
   EXPECT_THAT(complaint_about([](In& in) { in.tokens.k = cut(in.tokens.k, 0, 1); }),

@@ -214,7 +214,7 @@ TYPED_TEST(SelectiveStateUpdateGpu, aDecodeIsTheReferences) {
                                   {.gated = rows != 3, .limited = rows == 9}, rows);
 }
 
-/// What a launch of kFast states is to be, by what is asked and by the rows of the batch.
+/// The launch that is expected for kFast states, by the options and by the rows of the batch.
 template <class S>
 std::string expected_launch(const Question& question, std::int64_t rows, bool table = false) {
   if (question.read_only) return "staged 4x4 cached";
@@ -521,8 +521,8 @@ TYPED_TEST(ScaledStatesGpu, areTheReferences) {
 }
 #endif
 
-/// What the kernel says of arguments that are changed from sound ones. Nothing here is device
-/// memory: arguments are refused before a launch, so this needs no GPU.
+/// The kernel's complaint about sound arguments that are changed. Nothing here is device memory:
+/// arguments are refused before a launch, so this needs no GPU.
 template <class Change>
 std::string complaint_about(Change change) {
   constexpr std::int64_t kTokens = 2, H = 8, G = 2, P = 64, N = 128;

@@ -68,7 +68,7 @@ class Case:
 
 
 def difference(got, want, absolute, relative, cosine):
-    """What is wrong with `got`, or nothing."""
+    """The fault of `got`, or nothing."""
     got = got.double()
     finite = want.isfinite()
     if not torch.equal(got[~finite], want[~finite]) or not got[finite].isfinite().all():
@@ -84,7 +84,7 @@ def difference(got, want, absolute, relative, cosine):
 
 
 def wrong(out, lse, expected):
-    """What is wrong with a result, or nothing."""
+    """The fault of a result, or nothing."""
     for name, text in (("out", difference(out, expected[0], 8e-4, 2.01 / 128, 5e-6)),
                        ("lse", difference(lse, expected[1], 1e-6, 8.01 / 65536, 5e-6))):
         if text:

@@ -54,7 +54,7 @@ TEST(ScaleToE4m3Operator, isItsReference) {
                    "x is expected to have 3 dimensions"));
 }
 
-// What it gives is what batched_product takes: the product of the values, but for e4m3's rounding.
+// It gives the inputs of batched_product: the product of the values, but for e4m3's rounding.
 TEST(ScaleToE4m3Operator, givesWhatAProductTakes) {
   const Tensor x = drawn({2, 3, 200}, 1), w = drawn({2, 136, 200}, 2);
   const Tensor exact = at::bmm(x, w.transpose(1, 2));
@@ -91,7 +91,7 @@ struct Cached {
   }
 };
 
-// What was written comes out again, one request behind the other, as the cache has rounded it.
+// Written tokens come out again, one request behind the other, as the cache has rounded them.
 TEST(LatentCacheGatherOperator, givesWhatWasWritten) {
   const Cached c;
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16, at::kFloat8_e4m3fn, at::kByte}) {

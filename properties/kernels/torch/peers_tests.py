@@ -230,7 +230,7 @@ def load_ops():
 
 
 class Platform:
-    """What vLLM's tests ask of the machine."""
+    """Answers to what vLLM's tests ask of the machine."""
 
     def __init__(self, torch, device):
         self.torch, self.device_type = torch, device

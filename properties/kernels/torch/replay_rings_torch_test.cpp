@@ -115,7 +115,7 @@ TEST_P(ReplayRingsTorch, outputsAreThoseOfAStateAtEachToken) {
 
 // A request is forked in the middle of a window: the slot's state and ring are copied with the
 // cursor, and the copy goes on as the first would have, bit by bit.
-TEST_P(ReplayRingsTorch, aCopyInTheMiddleOfAWindowGoesOnAsTheFirst) {
+TEST_P(ReplayRingsTorch, aCopyInTheMiddleOfAWindowContinuesLikeTheOriginal) {
   at::manual_seed(2);
   for (const at::ScalarType states : {at::kFloat, at::kBFloat16}) {
     const Layer layer = GetParam()(states);

@@ -30,7 +30,7 @@ inline std::string bytes_of(const at::Tensor& tensor) {
   return {static_cast<const char*>(packed.data_ptr()), packed.nbytes()};
 }
 
-/// What the operator leaves on the stack for these arguments; the others have their defaults.
+/// The operator's results on the stack for these arguments; the others have their defaults.
 inline std::vector<c10::IValue> call(const std::string& name, const Named& given) {
   const c10::OperatorHandle op = operator_named(name);
   std::vector<c10::IValue> stack;
@@ -88,7 +88,7 @@ inline std::vector<c10::IValue> checked_call(const std::string& name, const Name
   return results;
 }
 
-/// What the operator says of arguments that it refuses; empty where it takes them.
+/// The operator's complaint about arguments that it refuses; empty where it takes them.
 inline std::string complaint_of(const std::string& name, const Named& arguments) {
   try {
     call(name, arguments);

@@ -581,7 +581,7 @@ def check_graph(op, case, other, what):
 
 
 def changed(tensor):
-    """What was changed of a tensor, and the tensor. Longer by its last element: who takes it reads nothing beyond it."""
+    """The change of a tensor, and the tensor. Longer by its last element: an operator that takes it reads nothing beyond it."""
     for dim, size in enumerate(tensor.shape):
         if size:
             yield dim, torch.cat([tensor, tensor.narrow(dim, size - 1, 1)], dim)

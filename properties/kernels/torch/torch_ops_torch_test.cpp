@@ -814,7 +814,8 @@ std::set<std::string> operators_of_page(const std::string& page) {
   return names;
 }
 
-/// What the page and the library tell differently of one operator; nothing where they agree.
+/// The first difference between the page and the library about one operator; nothing where they
+/// agree.
 std::string difference(const std::string& page, const std::string& name) {
   std::ostringstream printed;
   printed << operator_named(name).schema();

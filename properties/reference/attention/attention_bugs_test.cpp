@@ -43,7 +43,7 @@ Attended<double> paged(const Vector<double>& q, const Matrix<double>& K, const M
   return {as_vector(at(out.view(), 0, 0)), lse(0, 0)};
 }
 
-/// Whatever stands after the visible keys, the output is the same.
+/// The output is the same for anything behind the visible keys.
 template <class Attend>
 bool ignores(std::int64_t rows, std::int64_t visible, double poison, Attend attend) {
   Matrix<double> K(rows, 4), V(rows, 4);

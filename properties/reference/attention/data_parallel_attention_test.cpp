@@ -28,7 +28,8 @@ struct Ranks {
   std::vector<Array<double, 2>> locals;
 };
 
-// What is scattered is what was gathered, in both layouts, whatever the rows of padding hold.
+// Scattering gives back what was gathered, in both layouts, for any contents of the rows of
+// padding.
 RC_GTEST_PROP(DataParallelAttention, scatterUndoesGather, ()) {
   const Ranks ranks;
   for (const DpPadding padding : {DpPadding::max_len, DpPadding::sum_len}) {
@@ -131,7 +132,7 @@ TEST(DataParallelAttention, collectivesFitTheLayout) {
             (std::vector<Collective>{{"all_gather", 10}, {"reduce_scatter", 10}}));
 }
 
-TEST(DataParallelAttention, everyRankGivesWhatItSays) {
+TEST(DataParallelAttention, everyRankGivesAsManyTokensAsAnnounced) {
   const DpStep step{.tokens = {1, 2}};
   const Array<double, 2> one(Shape<2>{1, 3}, 0.0);
   EXPECT_THROW(reference::dp_gathered<double>(step, DpPadding::sum_len, {one, one}),

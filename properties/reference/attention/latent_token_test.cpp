@@ -54,7 +54,7 @@ RC_GTEST_PROP(LatentBlock, isWithinItsFormatsError, ()) {
   }
 }
 
-// Where the bytes stand: values of all tokens first, then eight bytes of scales per token.
+// Places of the bytes: values of all tokens first, then eight bytes of scales per token.
 TEST(LatentBlock, layoutIsFlashMlas) {
   Array<double, 2> tokens(Shape<2>{2, 512}, 0.0);
   tokens(1, 64) = 448 * 4;  // tile 1 of token 1: its scale is 4

@@ -19,7 +19,7 @@ using reference::MlaServer;
 constexpr MlaBackend kBackends[] = {MlaBackend::flashinfer, MlaBackend::fa3, MlaBackend::flashmla,
                                     MlaBackend::trtllm, MlaBackend::triton};
 
-// Whatever the rule says for whatever batch: the outputs are those of the definition.
+// The outputs are those of the definition, for every answer of the rule and every batch.
 RC_GTEST_PROP(MlaDispatch, everyPathGivesTheSame, ()) {
   const std::int64_t prefix = draw_length(33), T = draw_length(5);
   const Mla<double> mla(T, prefix + T, draw_seed());

@@ -83,7 +83,7 @@ TEST(MlaRopeDecode, latentsGoToTheirSlotsAlone) {
 }
 
 // Two requests in one launch are two launches.
-TEST(MlaRopeDecode, aRowIsAloneInItsBatch) {
+TEST(MlaRopeDecode, aRowDoesNotDependOnItsBatch) {
   const Mla<double> mla(2, 2, 5);
   const auto rope = reference::plain_rope<double>(4, 100);
   const auto positions = ints({3, 8}), slots = ints({1, 2}), lengths = ints({2, 1});

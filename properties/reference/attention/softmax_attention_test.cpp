@@ -55,7 +55,7 @@ struct Paged {
   Array<std::int32_t, 2> table;
 };
 
-// Whatever the page size and wherever the pages lie, and whatever NaN fills the rest of the pool.
+// Any page size and any places of the pages, with NaN in the rest of the pool.
 RC_GTEST_PROP(SoftmaxAttention, pagesDoNotMatter, ()) {
   Sizes keys, queries;
   for (const std::int64_t length : draw_row_lengths(4, 31)) {

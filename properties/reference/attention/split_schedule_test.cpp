@@ -1,4 +1,4 @@
-// How a decode is spread over the machine: every block once, and splits do not matter.
+// The distribution of a decode over the machine: every block once, and splits do not matter.
 #include "reference/attention/split_schedule.hpp"
 
 #include <gtest/gtest.h>
@@ -71,7 +71,7 @@ TEST(SplitSchedule, aRequestWithoutSplitsSeesNoKey) {
   EXPECT_THROW(reference::split_schedule(seq_lens, 0), ContractViolation);
 }
 
-TEST(SplitSchedule, knowsTheParts) {
+TEST(SplitSchedule, countsThePartsOfAMachine) {
   EXPECT_EQ(reference::split_parts(132, 1, 16), 132);
   EXPECT_EQ(reference::split_parts(132, 1, 128), 66);
   EXPECT_EQ(reference::split_parts(132, 1, 256), 33);

@@ -36,7 +36,7 @@ Array<double, 4> piece(const Array<double, 4>& all, std::int64_t begin, std::int
 
 // Prompts in pieces, each padded to a bucket with NaN, over a cache whose tail is NaN: every real
 // position gets what plain causal attention over the whole prompt gives it.
-RC_GTEST_PROP(StaticKv, bucketsAreTheWholePrompt, ()) {
+RC_GTEST_PROP(StaticKv, bucketsGiveTheOutputsOfTheWholePrompt, ()) {
   const std::int64_t B = *rc::gen::inRange<std::int64_t>(1, 3), T = draw_length(17), M = 40;
   const Prompts prompts(B, T, draw_seed());
   Array<double, 4> k(Shape<4>{B, kKvHeads, M, kWidth}), v(k.shape());  // NaN
@@ -85,7 +85,7 @@ RC_GTEST_PROP(StaticKv, bucketsAreTheWholePrompt, ()) {
 }
 
 // Left padding: positions that the mask hides are not there.
-RC_GTEST_PROP(StaticKv, leftPaddingIsNotThere, ()) {
+RC_GTEST_PROP(StaticKv, leftPaddingChangesNothing, ()) {
   const std::int64_t T = 1 + draw_length(8), left = *rc::gen::inRange<std::int64_t>(1, 5);
   const Prompts prompts(1, T, draw_seed());
   const std::int64_t M = T + left;

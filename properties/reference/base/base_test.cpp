@@ -54,7 +54,7 @@ TEST(Philox, belowABoundIsEachNumberAboutAsOften) {
   EXPECT_EQ(random_below(1, 5, 6, 7), 0u);
 }
 
-TEST(Counted, theNounIsSingularBehindOneAlone) {
+TEST(Counted, oneItemIsSingular) {
   EXPECT_EQ(counted(1, "token"), "1 token");
   EXPECT_EQ(counted(std::size_t{0}, "token"), "0 tokens");
   EXPECT_EQ(counted(-1, "KV token"), "-1 KV tokens");

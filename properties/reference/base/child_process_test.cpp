@@ -70,7 +70,7 @@ TEST(ChildProcess, aLogHoldsWhatTheChildSaysAndItsInputIsEmpty) {
   EXPECT_EQ(text_of(folder->file("log.txt")), "out\nerr\n");
 }
 
-TEST(ChildProcess, aProgramThatIsNotThereIsSaid) {
+TEST(ChildProcess, aMissingProgramIsReported) {
   ChildProcess child;
   EXPECT_EQ(child.start({.words = {"/nonexistent/program"}}), ENOENT);
 }
@@ -119,7 +119,8 @@ TEST(ChildProcess, aSignalTakesChildrenAndFoldersAlong) {
 const ChildCommand kDaemon{
     .words = {"sh", "-c", "setsid sh -c 'sleep 60 & echo; sleep 60' & sleep 60"}};
 
-// Who calls setsid is in no group that could be killed; it is an orphan when its parent has ended.
+// A process that calls setsid is in no group that could be killed; it is an orphan when its parent
+// has ended.
 TEST(ChildProcess, aSubreaperEndsWhatHasLeftTheGroup) {
   for (const int signal : {0, SIGTERM}) {
     Inherited pipe;

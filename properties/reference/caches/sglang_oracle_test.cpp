@@ -1,5 +1,5 @@
 // The oracle of SGLang's radix caches against what was recorded of SGLang itself, and each of its
-// rules alone. Section numbers are those of reference/caches/sglang.md.
+// rules alone (sglang_rules.txt).
 #include "reference/caches/sglang_oracle.hpp"
 
 #include <fmt/format.h>
@@ -10,31 +10,40 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cache_sim/replay/sglang_w1_driver.hpp"
+#include "properties/support/program.hpp"
+#include "properties/support/search.hpp"
 #include "reference/base/mix.hpp"
 #include "reference/protocol/subject.hpp"
 
 namespace lockstep {
 namespace {
 
-std::unique_ptr<Subject> make_oracle(std::string_view policy, const Config& config) {
-  const OracleEntry* const entry = Registry<OracleEntry>::find(policy);
-  require(entry != nullptr, "the oracle is registered under its policy's name");
+template <class Entry>
+std::unique_ptr<Subject> make_subject(std::string_view policy, const Config& config) {
+  const Entry* const entry = Registry<Entry>::find(policy);
+  require(entry != nullptr, "policy and oracle are registered under the policy's name");
   return entry->make({.config = config});
 }
+constexpr auto* make_oracle = make_subject<OracleEntry>;
+constexpr auto* make_policy = make_subject<PolicyEntry>;
 
-/// Speaks to an oracle in lines, as a trace does.
+/// Speaks to an oracle or a policy in lines, as a trace does.
 class Conversation {
  public:
-  explicit Conversation(std::string_view policy, std::string_view config = "") {
+  explicit Conversation(std::string_view policy, std::string_view config = "",
+                        decltype(make_oracle) make = make_oracle) {
     Config values;
     const Result<void> set = config.empty() ? Result<void>() : values.set_all(config);
     require(set.has_value(), "a test's config is well formed");
-    subject_ = make_oracle(policy, values);
+    subject_ = make(policy, values);
   }
 
   Result<Reply> apply(std::string_view line) {
@@ -246,489 +255,88 @@ TEST(SglangOracle, plainRadixServesAllButTheLastToken) {
   EXPECT_EQ(radix.serve("a500+c500", "b8", 8192), 500);
 }
 
-TEST(SglangOracle, namespacesShareNothing) {
-  Conversation radix("radix");
-  EXPECT_EQ(radix.ask("insert tokens=a9 salt=x"), "exist=0 freed_kv=0");
-  EXPECT_EQ(radix.ask("match tokens=a9"), "kv=0");
-  EXPECT_EQ(radix.ask("match tokens=a9 salt=y"), "kv=0");
-  EXPECT_EQ(radix.ask("match tokens=a9 salt=x"), "kv=9");
-  EXPECT_EQ(radix.ask("admit id=r tokens=a9 salt=x", ReplyField::cached), 8);
+// --- The rules of sglang.md, each alone ----------------------------------------------------------
+
+/// A section of sglang_rules.txt: its lines with their numbers.
+struct Rule {
+  std::string title;
+  std::vector<std::pair<int, std::string>> lines;
+};
+
+[[maybe_unused]] void PrintTo(const Rule& rule, std::ostream* out) {
+  *out << rule.title;
 }
 
-// --- 1.2, 1.3: match and split ------------------------------------------------------------------
-
-TEST(SglangOracle, matchEndsAtTheDeepestStateAndCountsAllStoredTokens) {
-  Conversation cache(kNoBuffer);
-  cache.store("a100");
-  cache.store("a300");
-  EXPECT_EQ(cache.ask("match tokens=a250"), "branch=192 kv=250 state=100");
-  EXPECT_EQ(cache.ask("match tokens=a300+b5"), "branch=0 kv=300 state=300");
-  EXPECT_EQ(cache.ask("match tokens=a300 limit=120"), "branch=0 kv=120 state=100");
-  EXPECT_EQ(cache.ask("match tokens=a300 limit=0"), "branch=0 kv=0 state=0");
-  EXPECT_EQ(cache.ask("match tokens=b10"), "branch=0 kv=0 state=0");
-}
-
-// The branch position is on the grid of pages and of the model's own chunks.
-TEST(SglangOracle, branchIsOnTheGridOfTheModelsChunk) {
-  Conversation cache(kNoBuffer, "model_chunk=10");
-  cache.store("a55");
-  EXPECT_EQ(cache.ask("match tokens=a54"), "branch=50 kv=54 state=0");
-}
-
-TEST(SglangOracle, splitLeavesTheStateWithTheLongerHalf) {
-  Conversation cache(kNoBuffer);
-  cache.store("a6");
-  EXPECT_EQ(cache.ask("match tokens=a4"), "branch=0 kv=4 state=0");
-  EXPECT_EQ(cache.ask("match tokens=a6"), "branch=0 kv=6 state=6");
-  EXPECT_EQ(cache.ask("lock tokens=a4 as=there"), "ok");   // the shorter half is stored now,
-  EXPECT_EQ(cache.ask("lock tokens=a5 as=not"), "error");  // and nothing else is
-}
-
-TEST(SglangOracle, splitMakesBothHalvesNew) {
-  Conversation cache(kNoBuffer);
-  cache.store("a6");
-  cache.store("b5");
-  cache.ask("match tokens=a4");  // without a state on the way only the split itself reads the clock
-  cache.store("c5");
-  EXPECT_EQ(cache.ask("evict kv=1"), "kv=5 state=1");
-  EXPECT_EQ(cache.ask("match tokens=b5", ReplyField::kv), 0);
-  EXPECT_EQ(cache.ask("evict kv=1"), "kv=2 state=1");  // the longer half of a,
-  EXPECT_EQ(cache.ask("evict kv=1"), "kv=4 state=0");  // the shorter one, now a leaf,
-  EXPECT_EQ(cache.ask("match tokens=c5", ReplyField::state), 5);
-}
-
-TEST(SglangOracle, splitUnderALockLocksBothHalves) {
-  Conversation cache(kNoBuffer);
-  cache.store("a6");
-  EXPECT_EQ(cache.ask("lock tokens=a6 as=l"), "ok");
-  cache.ask("match tokens=a4");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131066 kv_locked=6 states_free=255 states_locked=1");
-  EXPECT_EQ(cache.ask("unlock lock=l"), "ok");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131066 kv_locked=0 states_free=255 states_locked=0");
-}
-
-TEST(SglangOracle, partOfAPageNeverMatches) {
-  Conversation radix("radix", "page=4");
-  EXPECT_EQ(radix.ask("insert tokens=a11"), "exist=0 freed_kv=0");  // stored: 8
-  EXPECT_EQ(radix.ask("match tokens=a11"), "kv=8");
-  EXPECT_EQ(radix.ask("match tokens=a7+b9"), "kv=4");
-  EXPECT_EQ(radix.ask("match tokens=a3"), "kv=0");
-  EXPECT_EQ(radix.ask("insert tokens=a6+b9"), "exist=0 freed_kv=4");
-  EXPECT_EQ(radix.ask("check"), "kv_free=131056 kv_locked=0");
-}
-
-// SGLang #31643: refreshing the whole path kept prefixes that nobody resumes from.
-TEST(SglangOracle, matchRefreshesNoStateButTheOneItUses) {
-  Conversation cache(kNoBuffer);
-  for (const std::string_view tokens : {"a10", "b10", "a20", "b20"}) cache.store(tokens);
-  cache.ask("match tokens=a20");
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=0 state=1");  // a10's, though a20 was just used
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=0 state=1");
-  EXPECT_EQ(cache.ask("match tokens=b10", ReplyField::state), 0);
-  EXPECT_EQ(cache.ask("match tokens=a10", ReplyField::state), 0);
-  EXPECT_EQ(cache.ask("match tokens=a20", ReplyField::state), 20);
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=10 state=1");  // b20 is a leaf
-}
-
-// KV ages by whole paths, unlike states: what a match goes through is as new as its end.
-TEST(SglangOracle, matchRefreshesTheKvOfItsWholePath) {
-  Conversation cache(kNoBuffer);
-  for (const std::string_view tokens : {"a4", "a4+b3", "c5"}) cache.store(tokens);
-  cache.ask("match tokens=a4+b3");
-  cache.ask("lock tokens=c5 as=l");
-  EXPECT_EQ(cache.ask("evict kv=1"), "kv=3 state=1");
-  cache.ask("unlock lock=l");
-  EXPECT_EQ(cache.ask("evict kv=1"), "kv=5 state=1");
-  EXPECT_EQ(cache.ask("evict kv=1"), "kv=4 state=1");
-}
-
-// --- 1.4: insert --------------------------------------------------------------------------------
-
-TEST(SglangOracle, insertTakesTheStateUnlessTheKeyHasOne) {
-  Conversation cache(kNoBuffer);
-  cache.store("a6");
-  cache.ask("alloc as=s");
-  cache.ask("advance slot=s tokens=a6");
-  EXPECT_EQ(cache.ask("insert slot=s tokens=a6"), "exist=1 freed_kv=6");
-  EXPECT_EQ(cache.ask("insert slot=s tokens=a3"), "exist=0 freed_kv=3");  // splits and fills
-  EXPECT_EQ(cache.ask("insert slot=s tokens=a3"), "error");  // the slot is the cache's now
-  EXPECT_EQ(cache.ask("match tokens=a3", ReplyField::state), 3);
-}
-
-TEST(SglangOracle, plainRadixInsertSaysWhetherTheWholeKeyWasThere) {
-  Conversation radix("radix");
-  EXPECT_EQ(radix.ask("insert tokens=a6"), "exist=0 freed_kv=0");
-  EXPECT_EQ(radix.ask("insert tokens=a3"), "exist=1 freed_kv=3");
-  EXPECT_EQ(radix.ask("insert tokens=a9"), "exist=0 freed_kv=6");
-}
-
-TEST(SglangOracle, insertFreesTheCallersDuplicatesBeyondWhatTheCacheOwns) {
-  Conversation cache(kNoBuffer);
-  cache.store("a5");
-  cache.ask("alloc as=s");
-  EXPECT_EQ(cache.ask("insert slot=s tokens=a8 prev=6"), "error");  // only 5 tokens are stored
-  EXPECT_EQ(cache.ask("insert slot=s tokens=a8 prev=2"), "exist=0 freed_kv=3");
-  EXPECT_EQ(cache.ask("check", ReplyField::kv_free), 131072 - 8);
-}
-
-TEST(SglangOracle, insertGivesATombstoneItsStateBack) {
-  Conversation cache(kNoBuffer);
-  cache.store("a3");
-  cache.store("a6");
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=0 state=1");
-  EXPECT_EQ(cache.ask("match tokens=a3"), "branch=0 kv=3 state=0");
-  cache.store("a3");
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=3 state=1");  // the refilled state is the newer one
-  EXPECT_EQ(cache.ask("match tokens=a6"), "branch=0 kv=3 state=3");
-}
-
-TEST(SglangOracle, insertNeedsKvForWhatTheCallerDoesNotShare) {
-  Conversation cache(kNoBuffer, "kv_tokens=10");
-  cache.store("a6");
-  EXPECT_EQ(cache.ask("lock tokens=a6 as=l"), "ok");
-  cache.ask("alloc as=s");
-  EXPECT_EQ(cache.ask("insert slot=s tokens=b5"), "refused=no_kv");
-  EXPECT_EQ(cache.ask("insert slot=s tokens=a10"), "refused=no_kv");
-  EXPECT_EQ(cache.ask("insert slot=s tokens=a10 prev=6"), "exist=0 freed_kv=0");
-}
-
-// Stored tokens that nobody locks are no KV to build on: making room takes them first.
-TEST(SglangOracle, insertIsRefusedWhereMakingRoomTookWhatItCountsOn) {
-  Conversation radix("radix", "kv_tokens=10");
-  radix.ask("insert tokens=a6");
-  EXPECT_EQ(radix.ask("insert tokens=a6+b5 prev=6"), "refused=no_kv");
-  EXPECT_EQ(radix.ask("match tokens=a6"), "kv=0");
-}
-
-// --- 1.5: locks ---------------------------------------------------------------------------------
-
-// SGLang #21379: a lock on a tombstone was not counted, and its unlock took back somebody else's.
-TEST(SglangOracle, lockOnATombstoneCounts) {
-  Conversation cache(kNoBuffer);
-  cache.store("a3");
-  cache.store("a6");
-  cache.ask("evict state=1");
-  EXPECT_EQ(cache.ask("lock tokens=a3 as=one"), "ok");
-  EXPECT_EQ(cache.ask("check", ReplyField::states_locked), 0);
-  cache.store("a3");
-  EXPECT_EQ(cache.ask("check", ReplyField::states_locked), 1);
-  EXPECT_EQ(cache.ask("lock tokens=a3 as=two"), "ok");
-  EXPECT_EQ(cache.ask("unlock lock=one"), "ok");
-  EXPECT_EQ(cache.ask("evict state=2"), "kv=3 state=1");
-  EXPECT_EQ(cache.ask("unlock lock=two"), "ok");
-  EXPECT_EQ(cache.ask("evict state=2"), "kv=3 state=1");
-}
-
-TEST(SglangOracle, lockKeepsTheWholePathsKvButOnlyItsOwnState) {
-  Conversation cache(kNoBuffer);
-  cache.store("a3");
-  cache.store("a6");
-  cache.store("b5");
-  EXPECT_EQ(cache.ask("lock tokens=a6 as=l"), "ok");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131061 kv_locked=6 states_free=253 states_locked=1");
-  EXPECT_EQ(cache.ask("flush"), "kv=5 state=2");
-  EXPECT_EQ(cache.ask("match tokens=a6"), "branch=0 kv=6 state=6");
-  EXPECT_EQ(cache.ask("unlock lock=l"), "ok");
-  EXPECT_EQ(cache.ask("flush"), "kv=6 state=1");
-}
-
-// --- 1.6: eviction ------------------------------------------------------------------------------
-
-TEST(SglangOracle, statesThatFallWithTheirKvCount) {
-  Conversation cache(kNoBuffer);
-  cache.store("a5");
-  cache.store("b5");
-  EXPECT_EQ(cache.ask("evict kv=1 state=1"), "kv=5 state=1");
-  EXPECT_EQ(cache.ask("evict kv=6 state=1"), "kv=5 state=1");
-  EXPECT_EQ(cache.ask("evict kv=1 state=1"), "kv=0 state=0");
-}
-
-// What 0.5.23 changed: the legacy class deleted tombstones without children.
-TEST(SglangOracle, tombstoneWithoutExtensionsKeepsItsKvUntilItIsTheOldestLeaf) {
-  Conversation cache(kNoBuffer);
-  cache.store("a3");
-  cache.store("a6");
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=0 state=1");
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=3 state=1");
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=0 state=0");
-  EXPECT_EQ(cache.ask("match tokens=a6"), "branch=0 kv=3 state=0");
-  EXPECT_EQ(cache.ask("evict kv=1"), "kv=3 state=0");
-}
-
-// The sequence of SGLang's own test_mamba_radix_cache_1.
-TEST(SglangOracle, answersSglangsOwnUnitTest) {
-  Conversation cache(kNoBuffer);
-  for (const std::string_view tokens :
-       {"[1,2,3]", "[1,2,3,4,5,6,7]", "[10,11,12]", "[1,2,3,4,5,60,70]"})
-    cache.store(tokens);
-  EXPECT_EQ(cache.ask("evict kv=1"), "kv=3 state=1");     // [10,11,12]
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=0 state=1");  // [1,2,3] becomes a tombstone
-  EXPECT_EQ(cache.ask("match tokens=[1,2,3,4,5]"), "branch=0 kv=5 state=0");
-  EXPECT_EQ(cache.ask("match tokens=[1,2,3,4,5,60,70]"), "branch=0 kv=7 state=7");
-  EXPECT_EQ(cache.ask("match tokens=[1,2,3,4,5,6,7]"), "branch=0 kv=7 state=7");
-  EXPECT_EQ(cache.ask("evict state=1"), "kv=2 state=1");
-  EXPECT_EQ(cache.ask("match tokens=[1,2,3,4,5,60,70]"), "branch=0 kv=5 state=0");
-}
-
-TEST(SglangOracle, pathCapSparesForksLocksAndTheNewestState) {
-  Conversation cache(kNoBuffer, "path_cap=1");
-  cache.store("a3");
-  cache.store("a3+b3");  // a3 has one extension: its state goes
-  EXPECT_EQ(cache.ask("match tokens=a3", ReplyField::state), 0);
-  cache.store("a3");     // one extension still, but it is the newest itself
-  cache.store("a3+c3");  // a3 is a fork now
-  EXPECT_EQ(cache.ask("match tokens=a3", ReplyField::state), 3);
-  EXPECT_EQ(cache.ask("lock tokens=a3+c3 as=l"), "ok");
-  cache.store("a3+c6");
-  EXPECT_EQ(cache.ask("match tokens=a3+c3", ReplyField::state), 6);
-  EXPECT_EQ(cache.ask("check", ReplyField::states_free), 256 - 4);
-}
-
-// --- State slots --------------------------------------------------------------------------------
-
-TEST(SglangOracle, slotsAreTakenInTheOrderInWhichTheyBecameFree) {
-  Conversation cache(kNoBuffer, "state_slots=3");
-  EXPECT_EQ(cache.ask("alloc as=x"), "slot=1");
-  EXPECT_EQ(cache.ask("alloc as=y"), "slot=2");
-  EXPECT_EQ(cache.ask("free slot=x"), "ok");
-  EXPECT_EQ(cache.ask("fork slot=y as=z"), "slot=3");
-  EXPECT_EQ(cache.ask("insert slot=y tokens=a2"), "exist=0 freed_kv=0");
-  EXPECT_EQ(cache.ask("alloc as=x"), "slot=1");
-  EXPECT_EQ(cache.ask("alloc as=w"), "slot=2");  // evicts a2
-  EXPECT_EQ(cache.ask("alloc as=v"), "refused=no_state_slot");
-  EXPECT_EQ(cache.ask("match tokens=a2", ReplyField::kv), 0);
-}
-
-TEST(SglangOracle, evictedSlotsWaitBehindTheFreeOnes) {
-  Conversation cache(kNoBuffer, "state_slots=4");
-  cache.store("a2");
-  cache.store("b2");
-  EXPECT_EQ(cache.ask("evict state=2"), "kv=4 state=2");
-  for (const int slot : {3, 4, 1, 2})
-    EXPECT_EQ(cache.ask(fmt::format("alloc as=s{}", slot)), fmt::format("slot={}", slot));
-}
-
-TEST(SglangOracle, heldSlotStandsForWhatItWasAdvancedOver) {
-  Conversation cache(kNoBuffer);
-  cache.ask("alloc as=x");
-  EXPECT_EQ(cache.ask("advance slot=x tokens=a7"), "length=7");
-  cache.ask("fork slot=x as=y");
-  EXPECT_EQ(cache.ask("advance slot=y tokens=b2"), "length=9");
-  EXPECT_EQ(cache.ask("copy from=x to=y"), "ok");
-  EXPECT_EQ(cache.ask("advance slot=y tokens=b1"), "length=8");
-}
-
-// --- 1.7: requests ------------------------------------------------------------------------------
-
-TEST(SglangOracle, copyOnWriteNeverEvictsWhatItCopies) {
-  Conversation cache(kNoBuffer, "state_slots=2");
-  cache.store("a10");
-  cache.ask("alloc as=taken");
-  EXPECT_EQ(cache.ask("admit id=r tokens=a20"), "refused=no_state_slot");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131062 kv_locked=0 states_free=0 states_locked=0");
-  EXPECT_EQ(cache.ask("match tokens=a10"), "branch=0 kv=10 state=10");
-}
-
-TEST(SglangOracle, onlyTheEvictionForAFreshSlotIsTold) {
-  Conversation cache(kNoBuffer, "state_slots=2");
-  cache.store("a10");
-  cache.store("b5");
-  EXPECT_EQ(cache.ask("admit id=hit tokens=a20"),
-            "cached=10 conv=10 evicted_kv=0 evicted_states=0 state=10");
-  EXPECT_EQ(cache.ask("match tokens=b5", ReplyField::kv), 0);
-  EXPECT_EQ(cache.ask("abort id=hit"), "ok");
-  cache.ask("alloc as=taken");
-  EXPECT_EQ(cache.ask("admit id=miss tokens=c20"),
-            "cached=0 conv=0 evicted_kv=10 evicted_states=1 state=0");
-}
-
-// SGLang #36770: with every state locked the donation slot was asserted and took the scheduler
-// down.
-TEST(SglangOracle, checkpointWithoutADonationSlotIsRefusedAndTheRequestGoesOn) {
-  Conversation two(kNoBuffer, "state_slots=2");
-  EXPECT_EQ(two.ask("admit id=r tokens=a8", ReplyField::cached), 0);
-  EXPECT_EQ(two.ask("extend id=r n=4"), "evicted_kv=0 evicted_states=0 n=4");
-  EXPECT_EQ(two.ask("checkpoint id=r"), "exist=0 length=4");
-  EXPECT_EQ(two.ask("extend id=r n=4", ReplyField::n), 4);
-  EXPECT_EQ(two.ask("checkpoint id=r"), "refused=no_state_slot");
-  EXPECT_EQ(two.ask("check"), "kv_free=131064 kv_locked=4 states_free=0 states_locked=1");
-  EXPECT_EQ(two.ask("finish id=r"), "exist=0 length=8");
-  EXPECT_EQ(two.ask("check"), "kv_free=131064 kv_locked=0 states_free=0 states_locked=0");
-
-  Conversation three(kNoBuffer, "state_slots=3");
-  three.ask("admit id=r tokens=a8");
-  for (int i = 1; i <= 2; ++i) {
-    three.ask("extend id=r n=4");
-    EXPECT_EQ(three.ask("checkpoint id=r"), fmt::format("exist=0 length={}", 4 * i));
+std::vector<Rule> rules() {
+  std::vector<Rule> found;
+  int number = 0;
+  for (std::string line : testing_support::lines_of(testing_support::read_text(
+           LOCKSTEP_SOURCE_DIR "/properties/reference/caches/sglang_rules.txt"))) {
+    ++number;
+    line = line.substr(0, line.find("  # "));
+    if (line.starts_with("== "))
+      found.push_back({line.substr(3), {}});
+    else if (!line.empty() && line[0] != '#')
+      found.at(found.size() - 1).lines.emplace_back(number, line);
   }
+  return found;
 }
 
-TEST(SglangOracle, checkpointOfAnotherLengthThanTheStatesStoresNothing) {
-  Conversation cache(kNoBuffer);
-  cache.ask("admit id=r tokens=a8");
-  EXPECT_EQ(cache.ask("checkpoint id=r"), "exist=1 length=0");
-  cache.ask("extend id=r n=8");
-  EXPECT_EQ(cache.ask("checkpoint id=r up_to=5"), "exist=0 length=0");
-  EXPECT_EQ(cache.ask("checkpoint id=r up_to=9"), "error");
-  EXPECT_EQ(cache.ask("match tokens=a8", ReplyField::kv), 0);
-  EXPECT_EQ(cache.ask("checkpoint id=r"), "exist=0 length=8");
-  EXPECT_EQ(cache.ask("checkpoint id=r"), "exist=1 length=8");
-  EXPECT_EQ(cache.ask("finish id=r"), "exist=1 length=8");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131064 kv_locked=0 states_free=255 states_locked=0");
+/// The due answer, or the fields of it that stand before `…`, are in the answer.
+bool is_answer(const std::string& answer, const std::string& due) {
+  if (!due.ends_with(" …")) return answer == due;
+  std::istringstream fields(due.substr(0, due.rfind(" …")));
+  for (std::string field; fields >> field;)
+    if ((" " + answer + " ").find(" " + field + " ") == std::string::npos) return false;
+  return true;
 }
 
-TEST(SglangOracle, plainRadixStoresWholePagesAndFreesTheRest) {
-  Conversation radix("radix", "page=4,kv_tokens=20");
-  radix.ask("admit id=r tokens=a10");
-  EXPECT_EQ(radix.ask("extend id=r n=10", ReplyField::n), 10);
-  EXPECT_EQ(radix.ask("check"), "kv_free=8 kv_locked=0");
-  EXPECT_EQ(radix.ask("checkpoint id=r up_to=3"), "exist=1 length=0");
-  EXPECT_EQ(radix.ask("checkpoint id=r"), "exist=0 length=8");
-  EXPECT_EQ(radix.ask("checkpoint id=r up_to=6"), "exist=1 length=8");
-  EXPECT_EQ(radix.ask("check"), "kv_free=8 kv_locked=8");
-  EXPECT_EQ(radix.ask("finish id=r"), "exist=1 length=8");
-  EXPECT_EQ(radix.ask("check"), "kv_free=12 kv_locked=0");
-}
-
-// Two requests compute the same prompt at once: the second one's KV and states go back.
-TEST(SglangOracle, theSecondOfTwoEqualRequestsKeepsNothingTwice) {
-  Conversation cache(kNoBuffer);
-  for (const std::string_view id : {"one", "two"}) {
-    EXPECT_EQ(cache.ask(fmt::format("admit id={} tokens=a8", id), ReplyField::cached), 0);
-    cache.ask(fmt::format("extend id={} n=8", id));
+/// Plays the rule; says in how many lines an answer was due.
+int play(const Rule& rule, decltype(make_oracle) make) {
+  std::optional<Conversation> cache;
+  int compared = 0;
+  for (const auto& [number, line] : rule.lines) {
+    SCOPED_TRACE(fmt::format("sglang_rules.txt:{}: {}", number, line));
+    const std::size_t arrow = line.find(" -> ");
+    std::string question = line.substr(0, arrow);
+    std::istringstream words(question);
+    std::string verb, word;
+    words >> verb;
+    if (verb == "config") {
+      words >> word;
+      std::replace(question.begin(), question.end(), ' ', ',');
+      cache.emplace(word.substr(word.find('=') + 1), question.substr(verb.size() + 1), make);
+    } else if (verb == "store") {
+      while (words >> word) cache.value().store(word);
+    } else {
+      const std::string answer = cache.value().ask(question);
+      if (arrow == std::string::npos) continue;
+      EXPECT_TRUE(is_answer(answer, line.substr(arrow + 4))) << answer;
+      ++compared;
+    }
   }
-  EXPECT_EQ(cache.ask("check", ReplyField::kv_free), 131072 - 16);
-  EXPECT_EQ(cache.ask("checkpoint id=one"), "exist=0 length=8");
-  EXPECT_EQ(cache.ask("checkpoint id=two"), "exist=1 length=8");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131064 kv_locked=8 states_free=253 states_locked=1");
-  EXPECT_EQ(cache.ask("finish id=one"), "exist=1 length=8");
-  EXPECT_EQ(cache.ask("finish id=two"), "exist=1 length=8");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131064 kv_locked=0 states_free=255 states_locked=0");
+  return compared;
 }
 
-TEST(SglangOracle, preemptedRequestLeavesItsCheckpointsAndNothingElse) {
-  Conversation cache(kNoBuffer);
-  cache.ask("admit id=r tokens=a8");
-  cache.ask("extend id=r n=5");
-  cache.ask("checkpoint id=r");
-  cache.ask("extend id=r n=3");
-  EXPECT_EQ(cache.ask("preempt id=r"), "ok");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131067 kv_locked=0 states_free=255 states_locked=0");
-  EXPECT_EQ(cache.ask("admit id=r tokens=a8", ReplyField::cached), 5);
-  EXPECT_EQ(cache.ask("finish id=r insert=0"), "ok");
+class SglangRules : public testing::TestWithParam<Rule> {};
+
+TEST_P(SglangRules, holdsForTheOracle) {
+  EXPECT_GT(play(GetParam(), make_oracle), 0);
 }
 
-TEST(SglangOracle, finishWithStrippedThinkingLeavesThePromptOfPlainRadixAndNothingOfAState) {
-  Conversation radix("radix", "strip_thinking=1");
-  radix.ask("admit id=r tokens=a100");
-  radix.ask("extend id=r n=100");
-  radix.ask("extend id=r n=60 tokens=b60");
-  EXPECT_EQ(radix.ask("finish id=r"), "exist=0 length=100");
-  EXPECT_EQ(radix.ask("check"), "kv_free=130972 kv_locked=0");
-
-  Conversation hybrid(kNoBuffer, "strip_thinking=1");
-  hybrid.ask("admit id=r tokens=a100");
-  hybrid.ask("extend id=r n=100");
-  hybrid.ask("extend id=r n=60 tokens=b60");
-  EXPECT_EQ(hybrid.ask("finish id=r"), "exist=1 length=0");
-  EXPECT_EQ(hybrid.ask("check"), "kv_free=131072 kv_locked=0 states_free=256 states_locked=0");
+TEST_P(SglangRules, holdsForThePolicy) {
+  EXPECT_GT(play(GetParam(), make_policy), 0);
 }
 
-// 0.5.23 frees KV that the cache owns (or asserts) where a resumed request's checkpoint went past
-// the original prompt.
-TEST(SglangOracle, strippedThinkingAfterAResumeFreesNothingThatTheCacheOwns) {
-  for (const std::string_view policy : {std::string_view("radix"), kNoBuffer}) {
-    Conversation cache(policy, "strip_thinking=1");
-    cache.ask("admit id=r tokens=a100");
-    cache.ask("extend id=r n=100");
-    cache.ask("checkpoint id=r");
-    cache.ask("extend id=r n=59 tokens=b60");
-    cache.ask("preempt id=r");
-    EXPECT_EQ(cache.ask("admit id=r prompt=100 tokens=a100+b60", ReplyField::cached), 100);
-    cache.ask("extend id=r n=60");
-    EXPECT_EQ(cache.ask("checkpoint id=r"), "exist=0 length=160");
-    cache.ask("extend id=r n=20 tokens=c20");
-    EXPECT_EQ(cache.ask("finish id=r"), "exist=1 length=160");
-    EXPECT_EQ(cache.ask("check", ReplyField::kv_free), 131072 - 160);
-    EXPECT_EQ(cache.ask("check", ReplyField::kv_locked), 0);
-    EXPECT_EQ(cache.ask("match tokens=a100+b60", ReplyField::kv), 160);
-  }
-}
+INSTANTIATE_TEST_SUITE_P(Each, SglangRules, testing::ValuesIn(rules()), [](const auto& info) {
+  return testing_support::test_name(info.param.title);
+});
 
-TEST(SglangOracle, skippedDecodeLockLetsTheStateGoButNotTheKv) {
-  Conversation cache(kNoBuffer, "skip_decode_lock=1");
-  cache.ask("admit id=r tokens=a8");
-  cache.ask("extend id=r n=8");
-  cache.ask("checkpoint id=r");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131064 kv_locked=8 states_free=254 states_locked=0");
-  EXPECT_EQ(cache.ask("flush"), "kv=0 state=1");
-  EXPECT_EQ(cache.ask("abort id=r"), "ok");
-  EXPECT_EQ(cache.ask("check"), "kv_free=131064 kv_locked=0 states_free=256 states_locked=0");
-}
-
-TEST(SglangOracle, extendEvictsWhatIsMissingAndARefusedOneChangesNothing) {
-  Conversation cache(kNoBuffer, "kv_tokens=20");
-  cache.store("b6");
-  cache.store("c6");
-  cache.ask("admit id=r tokens=a20");
-  EXPECT_EQ(cache.ask("extend id=r n=8"), "evicted_kv=0 evicted_states=0 n=8");
-  EXPECT_EQ(cache.ask("extend id=r n=1"), "evicted_kv=6 evicted_states=1 n=1");
-  EXPECT_EQ(cache.ask("lock tokens=c6 as=l"), "ok");
-  EXPECT_EQ(cache.ask("extend id=r n=6"), "refused=no_kv");
-  EXPECT_EQ(cache.ask("extend id=r n=5"), "evicted_kv=0 evicted_states=0 n=5");
-  EXPECT_EQ(cache.ask("extend id=r n=7"), "error");  // 6 tokens are left
-}
-
-TEST(SglangOracle, admissionIsRefusedWhereTheRequestCanNeverRunOrHasNoRow) {
-  Conversation cache(kNoBuffer, "kv_tokens=20,max_running=1");
-  EXPECT_EQ(cache.ask("admit id=r tokens=a21"), "refused=too_long");
-  EXPECT_EQ(cache.ask("admit id=r tokens=a20", ReplyField::cached), 0);
-  EXPECT_EQ(cache.ask("admit id=s tokens=a2"), "refused=no_row");
-  EXPECT_EQ(cache.ask("abort id=r"), "ok");
-  EXPECT_EQ(cache.ask("admit id=s tokens=a2", ReplyField::cached), 0);
-}
-
-// SGLang #16067: the copy's slot was lost where the scheduler then did not admit.
-TEST(SglangOracle, admissionIsRefusedWhereThePromptCannotFitBesideWhatIsLocked) {
-  Conversation cache(kNoBuffer, "kv_tokens=10");
-  cache.store("a4");
-  EXPECT_EQ(cache.ask("lock tokens=a4 as=l"), "ok");
-  EXPECT_EQ(cache.ask("admit id=r tokens=b7"), "refused=no_kv");
-  EXPECT_EQ(cache.ask("admit id=r tokens=a4+b7"), "refused=too_long");
-  EXPECT_EQ(cache.ask("admit id=r tokens=b6", ReplyField::cached), 0);
-  EXPECT_EQ(cache.ask("extend id=r n=6", ReplyField::n), 6);
-  EXPECT_EQ(cache.ask("admit id=hit tokens=a4+b1"), "refused=no_kv");
-  EXPECT_EQ(cache.ask("check"), "kv_free=0 kv_locked=4 states_free=254 states_locked=1");
-}
-
-// Rejected draft tokens leave nothing behind: neither KV nor a place in what is stored.
-TEST(SglangOracle, verificationKeepsTheInputsAndTheAcceptedDrafts) {
-  Conversation cache(kNoBuffer);
-  cache.ask("admit id=r tokens=a8");
-  cache.ask("extend id=r n=8");
-  EXPECT_EQ(cache.ask("accept id=r n=1 tokens=b1"),
-            "n=1");  // sampled, computed by the next forward
-  EXPECT_EQ(cache.ask("extend id=r n=3 drafts=c3"), "error");
-  EXPECT_EQ(cache.ask("extend id=r n=4 drafts=c3"), "evicted_kv=0 evicted_states=0 n=4");
-  EXPECT_EQ(cache.ask("check", ReplyField::kv_free), 131072 - 12);
-  for (const std::string_view early : {"extend id=r n=1", "checkpoint id=r", "finish id=r"})
-    EXPECT_EQ(cache.ask(early), "error") << early;
-  EXPECT_EQ(cache.ask("accept id=r n=2 tokens=d2"), "error");
-  EXPECT_EQ(cache.ask("accept id=r n=5 tokens=c3+d2"), "error");
-  EXPECT_EQ(cache.ask("accept id=r n=2 tokens=c1+d1"), "n=2");
-  EXPECT_EQ(cache.ask("check", ReplyField::kv_free), 131072 - 10);
-  EXPECT_EQ(cache.ask("finish id=r"), "exist=0 length=10");
-  EXPECT_EQ(cache.ask("match tokens=a8+b1+c3"), "branch=0 kv=10 state=10");
-}
-
-TEST(SglangOracle, requestMayLeaveInTheMiddleOfAVerification) {
-  for (const std::string_view end : {"abort id=r", "preempt id=r", "finish id=r insert=0"}) {
-    Conversation cache(kNoBuffer);
-    cache.ask("admit id=r tokens=a8");
-    cache.ask("extend id=r n=10 drafts=c2");
-    EXPECT_EQ(cache.ask(end), "ok");
-    EXPECT_EQ(cache.ask("check"), "kv_free=131072 kv_locked=0 states_free=256 states_locked=0");
-  }
+TEST(SglangOracle, anotherAnswerThanTheRulesIsSeen) {
+  EXPECT_TRUE(is_answer("kv=4 state=0", "kv=4 state=0"));
+  EXPECT_TRUE(is_answer("branch=0 kv=4 state=0", "state=0 kv=4 …"));
+  EXPECT_FALSE(is_answer("branch=0 kv=4 state=0", "kv=4 state=0"));
+  EXPECT_FALSE(is_answer("kv=40", "kv=4 …"));
 }
 
 TEST(SglangOracle, operationsOnWhatIsNotThereAreErrors) {
@@ -791,7 +399,7 @@ std::string random_line(std::uint64_t seed, std::uint64_t index) {
   }
 }
 
-// Whatever happened: when nobody runs or holds anything, evicting everything fills both memories
+// After any operations: when nothing runs or is held, evicting everything fills both memories
 // again.
 TEST(SglangOracle, everythingIsFreeAfterAllIsOver) {
   for (const std::string_view policy :

@@ -70,7 +70,7 @@ RC_GTEST_PROP(Product, expertsAreThoseOfEachToken, ()) {
       RC_ASSERT(order.source(row - 1) <= order.source(row));
 }
 
-TEST(Product, refusesExpertsThatAreNone) {
+TEST(Product, refusesInvalidExperts) {
   const Array<std::int32_t, 2> experts(Shape<2>{1, 1}, 3);
   EXPECT_THROW(reference::sorted_by_expert(experts, 3), ContractViolation);
   const Array<double, 2> x(Shape<2>{1, 1}, 0.0);

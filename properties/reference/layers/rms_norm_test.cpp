@@ -13,7 +13,7 @@ using namespace testing_support;
 using reference::GateOrder;
 
 // A norm forgets the scale of its input, up to eps.
-RC_GTEST_PROP(RmsNorm, forgetsTheScale, ()) {
+RC_GTEST_PROP(RmsNorm, doesNotDependOnTheScaleOfItsInput, ()) {
   const std::int64_t D = 1 + draw_length(64);
   const auto x = on_grid<double>(Shape<1>{D}, {.seed = draw_seed()});
   const Vector<double> ones = Vector<double>::Ones(D), v = as_vector(x.view());

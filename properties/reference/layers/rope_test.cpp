@@ -103,8 +103,8 @@ TEST(Rope, turnsPairsByTheirFrequencies) {
   EXPECT_THROW(reference::plain_rope<double>(5, 10.0), ContractViolation);
 }
 
-// Where YaRN's blend begins and ends, whatever the rotations, and its corners: a context that is
-// not stretched, and a ramp of no width.
+// The borders of YaRN's blend, for any rotations, and its corners: a context that is not stretched,
+// and a ramp of no width.
 TEST(Rope, yarnBlendsBetweenItsRotations) {
   const reference::YarnOptions<double> defaults{.factor = 2};
   EXPECT_EQ(defaults.original_positions, 4096);

@@ -131,7 +131,7 @@ TEST(Sampling, drawsFollowTheSoftmax) {
 
 // With nothing asked for, every token stays, those of weight 0 too; p = 1/2 of two equal ones is
 // one.
-TEST(Sampling, whatIsNotAskedForChangesNothing) {
+TEST(Sampling, optionsThatAreNotGivenChangeNothing) {
   const SamplingOptions plain;
   EXPECT_EQ(plain.temperature, 1);
   EXPECT_EQ(plain.top_k, 0);

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-TEST(Swiglu, gatesWhatItRaises) {
+TEST(Swiglu, multipliesTheUpProjectionByItsGate) {
   Array<double, 2> x(Shape<2>{1, 2}), gate(Shape<2>{1, 2}), up(Shape<2>{1, 2}),
       down(Shape<2>{2, 1});
   x(0, 0) = 1, x(0, 1) = 2;

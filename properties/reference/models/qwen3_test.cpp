@@ -77,7 +77,7 @@ TEST(Qwen3, givesTransformersLogits) {
 
 // The pass table in Python is judged by the same equations in PyTorch's float64
 // (fixtures/subjects/static_kv/exact.py), which has recorded twelve decimals.
-TEST(Qwen3, isWhatThePassTableIsJudgedBy) {
+TEST(Qwen3, givesTheFloat64LogitsOfThePassTable) {
   const json models = recorded();
   for (const auto& [name, model] : models.items())
     EXPECT_LT(worst_of<double>(model, "float64"), 1e-11) << name;
@@ -158,7 +158,7 @@ Array<double, 3> in_pieces(const Qwen3<double>& model, const Batch& batch, const
   return logits;
 }
 
-// Whatever the pieces, the buckets and the padding, each token gets what the whole text gives it.
+// Each token gets what the whole text gives it, for any pieces, buckets and padding.
 RC_GTEST_PROP(Qwen3, piecesBehindACacheAreTheWholeText, ()) {
   Qwen3Config config = tiny();
   config.tie_word_embeddings = *rc::gen::arbitrary<bool>();
@@ -175,7 +175,7 @@ RC_GTEST_PROP(Qwen3, piecesBehindACacheAreTheWholeText, ()) {
 }
 
 // Rows do not see each other: turned round, a batch gives the same turned round.
-RC_GTEST_PROP(Qwen3, rowsAreAlone, ()) {
+RC_GTEST_PROP(Qwen3, rowsDoNotDependOnEachOther, ()) {
   const Qwen3<double> model(reference::drawn_qwen3(tiny(), draw_seed()));
   const Batch batch = draw_batch(31);
   Batch turned = batch;

@@ -30,7 +30,7 @@ TEST(Lines, areAVerbAndFields) {
   EXPECT_EQ(parse_line("")->verb, "");
 }
 
-TEST(Lines, thatAreNoneAreRefused) {
+TEST(Lines, thatAreMalformedAreRefused) {
   for (const std::string text :
        {"id=r1", "x y", "x =y", "x a=1 a=2", "x a=\x01", "x\x7f", "\x1b[1m"})
     EXPECT_FALSE(parse_line(text)) << text;

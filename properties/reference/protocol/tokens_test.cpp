@@ -74,7 +74,7 @@ RC_GTEST_PROP(Tokens, areTheVectorTheyStandFor, ()) {
 }
 
 // A trace that was printed is the trace that was run.
-RC_GTEST_PROP(Tokens, whatIsPrintedIsParsedToTheSame, ()) {
+RC_GTEST_PROP(Tokens, printedTokensParseToTheSame, ()) {
   const Pair pair = random_pair();
   RC_PRE(!pair.values.empty());
   const Result<Tokens> again = parse_tokens(pair.tokens.text());
@@ -246,7 +246,7 @@ TEST(TokenTerms, longTextIsCutInTheMiddleAndSaysHowLongItIs) {
   for (const std::size_t limit : {1, 2, 3, 4, 5}) EXPECT_EQ(tokens.text(limit), "… (10 tokens)");
 }
 
-TEST(TokenTerms, malformedOnesAreNamed) {
+TEST(TokenTerms, malformedTermsAreNamed) {
   for (const std::string text :
        {"",       "+",     "a",     "8",       "a8+",   "+a8",  "a8++b8",  "A8",
         "a-8",    "a8:",   "a:8",   "a8:9:10", "a8 ",   " a8",  "a8.5",    "a8b",

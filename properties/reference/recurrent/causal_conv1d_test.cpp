@@ -100,7 +100,7 @@ RC_GTEST_PROP(CausalConv1d, aPrefillIsItsDecodes, ()) {
 
 // Rows of a packed batch do not see each other, whatever slots they use; other slots keep their
 // bytes.
-RC_GTEST_PROP(CausalConv1d, aRowIsAloneInItsBatch, ()) {
+RC_GTEST_PROP(CausalConv1d, aRowDoesNotDependOnItsBatch, ()) {
   const Sizes lengths = draw_row_lengths(5, 16);
   const auto rows = static_cast<std::int64_t>(lengths.size());
   const Conv conv(sum(lengths) + 2, rows + 3);
@@ -292,7 +292,7 @@ RC_GTEST_PROP(CausalConv1d, rowsWithoutASlotWriteNothing, ()) {
 }
 
 // A state index that names no slot, or one slot for two rows, is an error by name.
-TEST(CausalConv1d, refusesSlotsThatAreNone) {
+TEST(CausalConv1d, refusesInvalidSlots) {
   Array<double, 2> x(Shape<2>{2, 3}, 0.0), weight(Shape<2>{3, 2}, 0.0);
   Array<double, 3> state(Shape<3>{2, 3, 1}, 0.0);
   for (const Sizes& slots : {Sizes{0, 2}, Sizes{1, 1}}) {

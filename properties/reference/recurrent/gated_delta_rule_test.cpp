@@ -44,7 +44,7 @@ RC_GTEST_PROP(GatedDeltaRule, isThePapersEquation, ()) {
 
 // Each stage of a chunk against its definition: A's inverse is one, W and U solve their systems,
 // and the new values are those that the recurrence writes.
-RC_GTEST_PROP(GatedDeltaRule, stagesOfAChunkAreWhatTheySay, ()) {
+RC_GTEST_PROP(GatedDeltaRule, stagesOfAChunkAreTheirDefinitions, ()) {
   const std::int64_t L = std::max<std::int64_t>(1, draw_length(65));
   const Layer run(L, 1, draw_seed());
   const auto c = reference::gated_delta_chunk_of(run.inputs(0, L), {0, L}, 0);
@@ -262,7 +262,7 @@ TEST(GatedDeltaRule, chunksAreCutAtMultiplesOfTheirSize) {
 
 // Each storage point of a chunk, alone: the stages before it are exact, and those after it are
 // not.
-TEST(GatedDeltaRule, storagePointsAreWhereTheySay) {
+TEST(GatedDeltaRule, storagePointsRoundTheirOwnStage) {
   const Layer run(8, 1, 9);
   const auto c = reference::gated_delta_chunk_of(run.inputs(0, 8), {0, 8}, 0);
   const Matrix<double> before = as_matrix(at(run.states().view(), 0, 0)) / 3;

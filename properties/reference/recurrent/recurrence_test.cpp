@@ -92,9 +92,9 @@ TYPED_TEST(Recurrence, aPrefillIsItsDecodes) {
   });
 }
 
-// Whatever rows stand beside a row and whatever slots they use: it gets what it gets alone. Slots
-// that no row names keep their bytes, and tokens after the last row give 0.
-TYPED_TEST(Recurrence, aRowIsAloneInItsBatch) {
+// A row gets what it gets alone, beside any rows and slots of theirs. Slots that no row names keep
+// their bytes, and tokens after the last row give 0.
+TYPED_TEST(Recurrence, aRowDoesNotDependOnItsBatch) {
   holds([] {
     const Sizes lengths = draw_row_lengths(5, 8);
     const auto rows = static_cast<std::int64_t>(lengths.size());

@@ -24,7 +24,7 @@ struct GatedDeltaRule {
 template <class Layer>
 class RecurrenceAgainstTorch : public testing::Test {
  protected:
-  /// What the reference in S makes of a run from its first state on.
+  /// The result of the reference in S for a run from its first state on.
   template <class S>
   struct Answer {
     explicit Answer(const typename Layer::template Run<S>& run, std::int64_t T)

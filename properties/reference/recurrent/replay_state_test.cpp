@@ -78,7 +78,7 @@ TYPED_TEST(ReplayStateTest, equalsTheRecurrence) {
 }
 
 // A slot that is used again may hold anything behind the cursor.
-TYPED_TEST(ReplayStateTest, whatStandsBehindTheCursorIsNotRead) {
+TYPED_TEST(ReplayStateTest, entriesBehindTheCursorAreNotRead) {
   const std::int64_t L = 4;
   auto clean = reference::replay_state(first_state(5), L), dirty = clean;
   for (std::int64_t t = 0; t < 20; ++t) {

@@ -44,7 +44,7 @@ struct Pool {
   Array<double, 4> values, scales;
 };
 
-// What comes back is the nearest number of the block's own grid: half a step away at most, and the
+// The stored number is the nearest of the block's own grid: half a step away at most, and the
 // block's largest comes back but for the rounding of its scale.
 RC_GTEST_PROP(ScaledState, isWithinHalfAStepOfItsBlock, ()) {
   const Format format = *rc::gen::elementOf(std::vector<Format>(kNarrow, kNarrow + 3));

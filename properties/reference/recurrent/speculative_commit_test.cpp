@@ -1,4 +1,4 @@
-// What is accepted, and that commits by copy are the accepted steps.
+// Acceptance of drafts, and that commits by copy are the accepted steps.
 #include "reference/recurrent/speculative_commit.hpp"
 
 #include <gtest/gtest.h>

@@ -88,7 +88,7 @@ TEST(ParallelFor, doesEveryPieceOnce) {
 
 // Little work stays where it is; the first exception comes back from wherever it was thrown, and
 // the other pieces are done.
-TEST(ParallelFor, staysHomeForLittleAndBringsExceptionsBack) {
+TEST(ParallelFor, keepsLittleWorkInItsThreadAndRethrowsExceptions) {
   const auto here = std::this_thread::get_id();
   for (const std::int64_t work : {std::int64_t{0}, std::int64_t{64}, kWorthAThread})
     parallel_for(20, work, [&](std::int64_t) {

@@ -72,7 +72,7 @@ TEST(TensorViews, mayBeEmptyWithoutAPointer) {
   EXPECT_EQ(view.stride(0), 7) << "as LibTorch does, an extent of 0 counts as 1";
 }
 
-TEST(TensorViews, ofShapesThatAreNoneBreakAContract) {
+TEST(TensorViews, ofInvalidShapesBreakTheContract) {
   int value = 7;
   EXPECT_THROW(make_view(&value, Shape<2>{1, -1}), ContractViolation);
   EXPECT_THROW(make_view(&value, Shape<1>{1}, Shape<1>{-1}), ContractViolation);

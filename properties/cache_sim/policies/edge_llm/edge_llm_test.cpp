@@ -1,4 +1,4 @@
-// What an engine's config.json has to say, and how layers find their caches.
+// The fields that an engine's config.json must have, and how layers find their caches.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>

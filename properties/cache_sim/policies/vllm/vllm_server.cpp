@@ -58,7 +58,7 @@ class VllmServer {
   }
 
  private:
-  /// What the model says after these tokens, so that equal prompts have equal answers.
+  /// The model's output after these tokens: equal prompts have equal answers.
   static Tokens answer(const Tokens& prompt, std::int64_t first, std::int64_t size) {
     const auto document = static_cast<Document>(prompt.digest() | std::uint64_t{1} << 31);
     return Tokens::of_document(document, static_cast<std::uint32_t>(first),

@@ -13,7 +13,7 @@
 
 namespace lockstep::testing_support {
 
-/// What a run did, and what it found.
+/// Counts of a run, and its findings.
 struct VllmRun {
   std::int64_t steps = 0, preemptions = 0, copies = 0, finished = 0, accepted = 0, drafted = 0;
   std::int64_t received = 0, inner_states = 0;  ///< external tokens; states stored inside a chunk

@@ -36,7 +36,7 @@ TEST(SglangScheduler, aStepsPromptsAreFoundBeforeTheFirstIsComputed) {
   EXPECT_EQ(server.step(), "evict:room2 extend:a:1 extend:b:1 step:a:b |finish:a finish:b");
 }
 
-TEST(SglangScheduler, withPagesEveryRowAsksForOneMore) {
+TEST(SglangScheduler, withPagesEveryRowAsksForOneTokenMoreThanItNeeds) {
   Server server({.page = 4, .chunked_prefill = 16, .scheduler = "sglang"});
   server.arrive("a", 3, 3);
   server.arrive("b", 8, 3);
@@ -48,7 +48,7 @@ TEST(SglangScheduler, withPagesEveryRowAsksForOneMore) {
 
 // The fewest outputs first, then the longest prompt, then who came last; they wait at the end, and
 // the rows go on in the order in which they would have gone.
-TEST(SglangScheduler, whoHasTheFewestOutputsIsRetracted) {
+TEST(SglangScheduler, theRequestWithTheFewestOutputsIsRetracted) {
   Server server({.chunked_prefill = 100, .scheduler = "sglang"});
   server.arrive("old", 4, 9);
   server.step();
@@ -70,7 +70,7 @@ TEST(SglangScheduler, whoHasTheFewestOutputsIsRetracted) {
             "|checkpoint:long checkpoint:short checkpoint:new");
 }
 
-TEST(SglangScheduler, theRowsGoOnInTheOrderOfRetraction) {
+TEST(SglangScheduler, rowsStayInTheOrderOfRetraction) {
   Server server({.chunked_prefill = 100, .scheduler = "sglang"});
   server.arrive("long", 7, 9);
   server.arrive("short", 5, 9);
@@ -83,7 +83,7 @@ TEST(SglangScheduler, theRowsGoOnInTheOrderOfRetraction) {
             "step:short:long |");
 }
 
-TEST(SglangScheduler, whoFindsNoRoomAloneIsRefused) {
+TEST(SglangScheduler, aLoneRequestWithoutRoomIsRefused) {
   Server server(kRules);
   server.arrive("r", 3, 5);
   server.step();
@@ -111,8 +111,8 @@ TEST(SglangScheduler, admissionIsClosedUntilARequestLeaves) {
   EXPECT_EQ(server.step(), "admit:b:room2 evict:room4 extend:b:4 step:b |checkpoint:b");
 }
 
-// Nor where the last one admitted has taken all that is left.
-TEST(SglangScheduler, admissionIsClosedWhereNothingIsLeft) {
+// Admission is also closed where the last one admitted has taken all that is left.
+TEST(SglangScheduler, admissionIsClosedWhereTheLastAdmittedTookAllThatWasLeft) {
   Server server({.chunked_prefill = 100, .scheduler = "sglang"});
   server.answer = [](const Operation& asked) {
     return asked.verb == Verb::admit ? Reply{}.set(ReplyField::kv, 4) : Reply{};
@@ -136,7 +136,7 @@ TEST(SglangScheduler, noRequestIsRetractedWhileAnotherEnds) {
 }
 
 // A forward whose requests have all left is waited for: no step is decided two forwards ahead.
-TEST(SglangScheduler, aForwardOfNobodyIsWaitedFor) {
+TEST(SglangScheduler, aForwardWhoseRequestsHaveAllLeftIsWaitedFor) {
   for (const bool sglang : {false, true}) {
     Server server({.chunked_prefill = 100, .overlap = 1, .scheduler = sglang ? "sglang" : ""});
     RequestSpec spec = spec_of("stops", 3, 1);

@@ -41,7 +41,7 @@ TEST(VllmScheduler, oneStepMixesDecodesAndChunks) {
   EXPECT_FALSE(server.has_work());
 }
 
-// Where nobody else is there, nobody has to be spared.
+// A long prompt that is alone takes the whole step.
 TEST(VllmScheduler, aLongPromptLeavesTokensToOthers) {
   Server server({.chunked_prefill = 8, .scheduler = "vllm:long_prefill=3"});
   server.arrive("alone", 11, 1);
@@ -64,7 +64,7 @@ TEST(VllmScheduler, aRequestCutToNothingIsPassedOverOrEndsAdmission) {
   EXPECT_EQ(server.news(), "a admitted");
 }
 
-TEST(VllmScheduler, aCutChunkIsPaidForWhatItTook) {
+TEST(VllmScheduler, aCutChunkCostsWhatWasComputed) {
   Server server({.chunked_prefill = 8, .scheduler = "vllm"});
   server.arrive("a", 12, 1);
   server.arrive("b", 12, 1);
@@ -77,7 +77,7 @@ TEST(VllmScheduler, aCutChunkIsPaidForWhatItTook) {
 
 // The last of the running goes to the front of the queue, so several keep their order, and nobody
 // is admitted in that step.
-TEST(VllmScheduler, theLastOfTheRunningIsPreempted) {
+TEST(VllmScheduler, theLastRunningRequestIsPreempted) {
   Server server(kRules);
   for (const char* const id : {"a", "b", "c"}) server.arrive(id, 2, 3);
   server.step();
@@ -90,7 +90,7 @@ TEST(VllmScheduler, theLastOfTheRunningIsPreempted) {
             "|finish:a finish:d");
 }
 
-TEST(VllmScheduler, whoIsPreemptedForItselfEndsTheStep) {
+TEST(VllmScheduler, aRequestPreemptedForItselfEndsTheStep) {
   Server server(kRules);
   server.arrive("a", 2, 3);
   server.arrive("b", 2, 3);
@@ -100,7 +100,7 @@ TEST(VllmScheduler, whoIsPreemptedForItselfEndsTheStep) {
   EXPECT_EQ(server.step(), "extend:a:1 admit:b extend:b:3 step:a:b |finish:a");
 }
 
-TEST(VllmScheduler, whoFitsNowhereIsRefused) {
+TEST(VllmScheduler, aRequestThatFitsNowhereIsRefused) {
   Server server(kRules);
   server.answer = Refusing{{{"a", 9}}};
   server.arrive("a", 2, 3);
@@ -110,7 +110,7 @@ TEST(VllmScheduler, whoFitsNowhereIsRefused) {
 }
 
 // Its pool is too small, which vLLM looks at when it starts.
-TEST(VllmScheduler, whoCannotGoOnAloneIsRefusedInTheEnd) {
+TEST(VllmScheduler, aLoneRequestThatCannotGoOnIsRefusedInTheEnd) {
   Server server({.chunked_prefill = 2, .scheduler = "vllm"});
   server.answer = [](const Operation& asked) {
     return asked.verb == Verb::extend && asked.n < 2 ? Reply::refusal(Refusal::no_kv) : Reply{};
@@ -128,7 +128,7 @@ TEST(VllmScheduler, whoCannotGoOnAloneIsRefusedInTheEnd) {
 // --- Priorities ----------------------------------------------------------------------------------
 
 // The least urgent goes wherever it stands; what it had in this step goes back to the others.
-TEST(VllmScheduler, theLeastUrgentIsPreemptedThoughItWasScheduled) {
+TEST(VllmScheduler, theLeastUrgentRequestIsPreemptedThoughItWasScheduled) {
   Server server({.chunked_prefill = 8, .scheduler = "vllm:priority"});
   RequestSpec low = spec_of("low", 20, 2);
   low.priority = -1;
@@ -147,7 +147,7 @@ TEST(VllmScheduler, theLeastUrgentIsPreemptedThoughItWasScheduled) {
   EXPECT_EQ(server.step(), "extend:high:1 admit:low extend:low:7 step:high:low |finish:high");
 }
 
-TEST(VllmScheduler, theMoreUrgentIsAdmittedFirst) {
+TEST(VllmScheduler, theMoreUrgentRequestIsAdmittedFirst) {
   Server server({.chunked_prefill = 8, .max_running = 1, .scheduler = "vllm:priority"});
   server.arrive("a", 2, 1);
   RequestSpec urgent = spec_of("urgent", 2, 1);
@@ -167,7 +167,7 @@ RequestSpec drafting(const std::string& id, std::uint32_t prompt, std::uint32_t 
 }
 
 // Rows of a step have as many drafts as there are: none, some, and at most what is configured.
-TEST(VllmScheduler, aRowHasTheDraftsThatAreThere) {
+TEST(VllmScheduler, aRowHasAsManyDraftsAsWereDrafted) {
   Server server({.chunked_prefill = 16, .drafts = 3, .scheduler = "vllm"});
   server.arrive(drafting("a", 3, 9, {2, 0, 5}, {2, 1, 6}));
   EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a |accept:a:1");
@@ -212,7 +212,7 @@ Reply all_but_one_cached(const Operation& asked) {
                                    : Reply{};
 }
 
-TEST(VllmScheduler, whoIsAdmittedToDecodeIsPadded) {
+TEST(VllmScheduler, aRequestAdmittedToDecodeIsPadded) {
   Server server({.chunked_prefill = 16, .drafts = 2, .scheduler = "vllm"});
   server.answer = all_but_one_cached;
   server.arrive(drafting("a", 5, 9, {2}, {3}));
@@ -221,7 +221,7 @@ TEST(VllmScheduler, whoIsAdmittedToDecodeIsPadded) {
 }
 
 // The subject leaves the drafts out where it would have to cut the row.
-TEST(VllmScheduler, paddingIsLeftOutWhereItIsCut) {
+TEST(VllmScheduler, paddingIsLeftOutWhereTheRowWouldBeCut) {
   Server server({.chunked_prefill = 16, .drafts = 2, .scheduler = "vllm"});
   server.answer = [](const Operation& asked) {
     return asked.verb == Verb::extend ? Reply{}.set(ReplyField::n, 1) : all_but_one_cached(asked);
@@ -230,7 +230,7 @@ TEST(VllmScheduler, paddingIsLeftOutWhereItIsCut) {
   EXPECT_EQ(server.step(), "admit:a extend:a:3 step:a |accept:a:1 finish:a");
 }
 
-TEST(VllmScheduler, nobodyIsPaddedBesideAPrefill) {
+TEST(VllmScheduler, noRowIsPaddedBesideAPrefill) {
   Server server({.chunked_prefill = 8, .drafts = 2, .scheduler = "vllm"});
   server.arrive("long", 14, 1);
   server.step();
@@ -263,7 +263,7 @@ TEST(VllmScheduler, aClientGoesDuringAVerification) {
 }
 
 // A fair share of the step, where that is more than the threshold.
-TEST(VllmScheduler, theThresholdAdaptsToWhoIsThere) {
+TEST(VllmScheduler, theThresholdIsAtLeastAFairShareOfTheStep) {
   Server server({.chunked_prefill = 12, .scheduler = "vllm:long_prefill=2:adaptive"});
   for (const char* const id : {"a", "b", "c"}) server.arrive(id, 9, 1);
   EXPECT_EQ(server.step(), "admit:a extend:a:4 admit:b extend:b:4 admit:c extend:c:4 step:a:b:c |");
@@ -300,7 +300,8 @@ TEST(VllmScheduler, aRowEndsBeforeAnImageThatTheStepCannotEncode) {
   EXPECT_EQ(server.step(), "extend:a:5 step:a |finish:a");
 }
 
-// What others have had encoded costs nothing; whoever would begin in an image is overtaken.
+// Images that other requests have had encoded cost nothing; a request that would begin in an image
+// is overtaken.
 TEST(VllmScheduler, anImageIsEncodedOnceForAll) {
   Server server({.chunked_prefill = 20, .scheduler = "vllm:encoder=4:encoder_cache=8"});
   server.arrive(looking("a", 5, {{0, 4}}));
@@ -314,7 +315,7 @@ TEST(VllmScheduler, anImageIsEncodedOnceForAll) {
 
 // Places are there again when the image's tokens are computed, and are taken from whom nobody
 // needs.
-TEST(VllmScheduler, theEncodersCacheHasSoManyPlaces) {
+TEST(VllmScheduler, theEncoderCacheHoldsAsManyPlacesAsConfigured) {
   Server server({.chunked_prefill = 6, .scheduler = "vllm:encoder=6:encoder_cache=6"});
   server.arrive(looking("a", 8, {{2, 6}}));
   server.arrive(looking("b", 8, {{0, 5}}, 3));
@@ -323,7 +324,7 @@ TEST(VllmScheduler, theEncodersCacheHasSoManyPlaces) {
   EXPECT_EQ(server.step(), "admit:b extend:b:6 step:b |");
 }
 
-TEST(VllmScheduler, imagesMayHaveToBeWhole) {
+TEST(VllmScheduler, wholeImagesAreNotCutByAStep) {
   Server server({.chunked_prefill = 8, .scheduler = "vllm:encoder=9:encoder_cache=9:whole_images"});
   server.arrive(looking("a", 12, {{5, 4}}));
   EXPECT_EQ(server.step(), "admit:a extend:a:5 step:a |");
@@ -347,7 +348,7 @@ TEST(VllmScheduler, aStepIsDecidedBeforeTheResultsOfTheOneBefore) {
   EXPECT_FALSE(server.has_work());
 }
 
-TEST(VllmScheduler, whoStopsByItselfHasARowTooMany) {
+TEST(VllmScheduler, aRequestThatStopsByItselfHasOneExtraRow) {
   Server server({.chunked_prefill = 8, .overlap = 1, .scheduler = "vllm"});
   RequestSpec spec = spec_of("a", 3, 1);
   spec.stops = true;
@@ -454,7 +455,7 @@ Played play_random_requests(std::uint64_t seed,
   return played;
 }
 
-TEST(VllmScheduler, anyRequestsEndAsTheRulesSay) {
+TEST(VllmScheduler, randomRequestsEndAsTheRulesSay) {
   std::set<std::string> seen;
   for (std::uint64_t seed = 0; seed < 300 && !HasFailure(); ++seed)
     seen.merge(play_random_requests(seed).seen);

@@ -1,7 +1,7 @@
 // The runtime with one graph for each bucket says what the model says that was not exported, over
 // LibTorch's eager Qwen3 and over packages (LOCKSTEP_STATIC_KV, as in static_kv_runtime). Compiled
 // twice: with CUDA graphs for a GPU, and with the same steps called on the same tensors for a CPU.
-// What graphs get wrong is planted, and found.
+// Typical mistakes of graphs are planted, and found.
 #include <gtest/gtest.h>
 
 #include <fstream>

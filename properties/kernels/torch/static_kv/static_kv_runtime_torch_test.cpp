@@ -310,7 +310,7 @@ class PackageFolder {
   PackageFolder(const PackageFolder&) = delete;
   PackageFolder& operator=(const PackageFolder&) = delete;
 
-  /// What is said of the folder with these fields changed.
+  /// The refusal of the folder with these fields changed.
   std::string refusal_with(const json& change) const {
     json index = index_;
     index.merge_patch(change);
