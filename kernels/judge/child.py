@@ -1,9 +1,8 @@
-"""Holds a Python candidate and answers what `lockstep judge` asks, line by line;
+"""The process of a Python candidate: answers the requests of `lockstep judge`, one per line.
 kernels/judge/run.hpp lists the requests.
 
-Tensors are views into allocations that lie between guard bands; what they hold after each run goes
-back as it is, through shared memory, and the program that started this judges it. Needs PyTorch and
-nothing else.
+Tensors are views into allocations between guard bands. After each run the whole memory goes back
+through shared memory, and the judge, which started this process, judges it. Needs only PyTorch.
 """
 
 import ctypes
@@ -19,7 +18,7 @@ from pathlib import Path
 
 SHARED, DEVICE, CANDIDATE = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 BAD_USAGE, ENVIRONMENT = 2, 3
-# What the candidate prints goes to standard error; the pipes are the judge's.
+# The judge's pipes move to other descriptors, and the candidate's output to standard error.
 REQUESTS = os.fdopen(os.dup(0), "r")
 ANSWERS = os.fdopen(os.dup(1), "w")
 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -27,7 +26,7 @@ os.dup2(2, 1)
 
 
 class Refusal(Exception):
-    """Nothing can be judged."""
+    """The candidate cannot be judged; `status` is the exit status of the program."""
 
     def __init__(self, text, status=ENVIRONMENT):
         super().__init__(text)
@@ -64,7 +63,7 @@ def candidate_of(words):
             spec.loader.exec_module(found)
         else:
             found = importlib.import_module(module)
-    except Exception as error:  # whatever its import throws
+    except Exception as error:  # the import runs the candidate's code, which may raise anything
         raise Refusal(f"{module} does not import: {brief(error)}") from None
     for name in path.split("."):
         try:
@@ -77,7 +76,7 @@ def candidate_of(words):
 
 
 class Arguments:
-    """A case's tensors on the device, and the call."""
+    """The memory and the tensors of one call, on the device."""
 
     def __init__(self, case, device):
         self.case, self.bytes = case, case["bytes"]
@@ -93,7 +92,7 @@ class Arguments:
         self.result = None
 
     def call(self, function):
-        """The candidate, with the arguments of the schema that the case gives."""
+        """Calls the candidate with the arguments of the schema that the case gives."""
         outputs = [t["name"] for t in self.case["tensors"] if t["role"] == "output"]
         given = {**{n: v for n, v in self.views.items() if n not in outputs},
                  **self.case["scalars"]}
@@ -101,7 +100,7 @@ class Arguments:
         self.result = function(*positional, **given)
 
     def take_result(self):
-        """What the call returned goes to the places of the outputs, in their order; gives its stages, if any."""
+        """Copies the returned tensors to the outputs' memory, in order; returns stages, if any."""
         results = list(self.result) if isinstance(self.result, tuple) else [self.result]
         stages = next((r for r in results[1:] if isinstance(r, dict)), None)
         outputs = [t for t in self.case["tensors"] if t["role"] == "output"]
@@ -138,24 +137,24 @@ def copy_gbps():
 
 
 class Server:
-    """A method per request."""
+    """Has a method for each request."""
 
     def __init__(self):
         self.function, self.case, self.sets, self.inputs, self.graph = None, None, [], [], None
 
     def finish(self):
-        """Waits for the device; what went wrong there is raised here."""
+        """Waits for the device, and raises its error if there is one."""
         if DEVICE == "cuda":
             torch.cuda.synchronize()
 
     def shared(self, offset, size):
-        """A piece of the shared memory as a tensor of bytes."""
+        """Part of the shared memory as a tensor of bytes."""
         begin = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         room = mmap.mmap(SHARED, offset - begin + size, offset=begin)
         return torch.frombuffer(room, dtype=torch.uint8, count=size, offset=offset - begin)
 
     def machine(self, copy_rate, **_):
-        """Before the candidate is loaded, so that it has no part in it."""
+        """Describes the machine. Asked before the candidate is loaded and could interfere."""
         if MISSING:
             raise Refusal(MISSING)
         if DEVICE == "cuda" and not torch.cuda.is_available():
@@ -167,15 +166,15 @@ class Server:
                 "copy_gbps": copy_gbps() if copy_rate else 0.0}
 
     def load(self, **_):
-        """The function that the command names."""
+        """Loads the function that the command line names."""
         self.function = candidate_of(CANDIDATE)
 
     def case_(self, **case):
-        """What the following requests are about."""
+        """Sets the case of the following requests."""
         self.case, self.sets, self.inputs, self.graph = case, [], [], None
 
     def run(self, **_):
-        """One call."""
+        """Calls the candidate once, on the arguments in shared memory."""
         arguments = Arguments(self.case, DEVICE)
         arguments.memory.copy_(self.shared(0, arguments.bytes))
         try:
@@ -188,7 +187,7 @@ class Server:
         return {"outcome": "done", "stages": self.write_stages(stages or {}, arguments.bytes)}
 
     def write_stages(self, stages, offset):
-        """Named stages of the computation, in float32, after the results."""
+        """Writes named stages, in float32, to shared memory behind the results; returns sizes."""
         sizes = {}
         for name, value in stages.items():
             one = torch.as_tensor(value).detach().float().cpu().contiguous()
@@ -200,7 +199,7 @@ class Server:
         return sizes
 
     def sets_(self, count, **_):
-        """Memory for so many calls, and two inputs that they start from."""
+        """Allocates memory for `count` calls, and reads the two inputs that they start from."""
         self.graph, self.sets, self.inputs = None, [], []
         if count:
             size = self.case["bytes"]
@@ -208,26 +207,26 @@ class Server:
             self.sets = [Arguments(self.case, DEVICE) for _ in range(count)]
 
     def place(self, first, **_):
-        """Every byte of every set, guards and holes included."""
+        """Writes an input to each set, with its guards and holes."""
         for i, one in enumerate(self.sets):
             one.memory.copy_(self.inputs[(first + i) % 2])
         self.finish()
 
     def call_all(self):
-        """Each result goes to its place inside the clock: one that is computed when it is read is computed here."""
+        """Calls every set. Results are copied while the clock runs: a lazy one is computed then."""
         for one in self.sets:
             one.call(self.function)
             one.take_result()
 
     def record(self, **_):
-        """A CUDA graph of all calls, where that can be."""
+        """Captures all calls in a CUDA graph, if that is possible; describes the timing."""
         if DEVICE != "cuda":
             return {"how": "calls by the clock"}
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
                 self.call_all()
-        except Exception as error:  # it waits, allocates elsewhere, or copies to the host
+        except Exception as error:  # the calls wait, allocate elsewhere, or copy to the host
             torch.cuda.synchronize()
             return {"how": "plain launches between events (they cannot be captured into a graph: "
                            + brief(error)[:120] + ")"}
@@ -235,7 +234,7 @@ class Server:
         return {"how": "CUDA graphs"}
 
     def calls(self, **_):
-        """Every set is called once."""
+        """Calls every set once."""
         if DEVICE != "cuda":
             self.call_all()
             return {"outcome": "done", "device_us": 0.0}
@@ -244,12 +243,12 @@ class Server:
         return {"outcome": "done", "device_us": us}
 
     def fetch(self, index, **_):
-        """What a call has left."""
+        """Copies the memory of a set to shared memory."""
         one = self.sets[index]
         self.shared(2 * one.bytes, one.bytes).copy_(one.memory)
 
     def broken(self):
-        """An illegal access leaves a GPU on which nothing can run any more."""
+        """Whether the GPU is unusable, as after an illegal access."""
         try:
             self.finish()
             return False
@@ -258,14 +257,14 @@ class Server:
 
 
 def words(value):
-    """Text as JSON can hold it: paths and messages may have bytes that are no UTF-8."""
+    """A copy whose text is valid UTF-8, for JSON: paths and messages may have other bytes."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     return {k: words(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def main():
-    """A request and an answer, until there are no more."""
+    """Answers requests until the pipe ends."""
     server = Server()
     methods = {"ping": lambda **_: None, "case": server.case_, "sets": server.sets_}
     for line in REQUESTS:
@@ -275,7 +274,7 @@ def main():
             answer = (methods.get(name) or getattr(server, name))(**request) or {}
         except Refusal as refusal:
             answer = {"refused": str(refusal), "status": refusal.status}
-        except BaseException as error:  # whatever the candidate throws, SystemExit too
+        except BaseException as error:  # a candidate may raise anything, SystemExit too
             answer = {"outcome": "raised", "message": brief(error), "broken": server.broken()}
         ANSWERS.write(json.dumps(words({**answer, "n": request["n"]})) + "\n")
         ANSWERS.flush()

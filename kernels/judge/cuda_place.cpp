@@ -96,7 +96,7 @@ class CudaPlace : public Place {
   std::int64_t cold_bytes() const override { return std::int64_t{4} * properties_.l2CacheSize; }
 
  private:
-  /// Null where a launch does something that a graph cannot hold.
+  /// A graph of all launches; null if a launch does something that cannot be captured.
   cudaGraphExec_t captured(const Launches& launches) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
@@ -112,7 +112,7 @@ class CudaPlace : public Place {
       return {};
     }
     std::size_t nodes = 0;
-    // A candidate that launches on another stream leaves the graph empty.
+    // The graph is empty if the candidate launches on another stream.
     const bool empty = cudaGraphGetNodes(graph, nullptr, &nodes) != cudaSuccess || nodes == 0;
     if (empty || cudaGraphInstantiate(&executable, graph, 0) != cudaSuccess) executable = nullptr;
     cudaGraphDestroy(graph);
@@ -123,7 +123,7 @@ class CudaPlace : public Place {
   cudaDeviceProp properties_{};
   cudaStream_t stream_ = nullptr;
   cudaEvent_t events_[2] = {};
-  cudaGraphExec_t graph_ = nullptr;  // of the launches that were recorded last
+  cudaGraphExec_t graph_ = nullptr;  // the last recording
 };
 
 }  // namespace

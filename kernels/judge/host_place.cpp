@@ -41,7 +41,7 @@ class HostPlace : public Place {
   bool is_gpu() const override { return false; }
   void* stream() override { return nullptr; }
   char* allocate(std::int64_t bytes) override {
-    // As aligned as the memory of a GPU is.
+    // The alignment of cudaMalloc.
     void* const memory =
         std::aligned_alloc(512, static_cast<std::size_t>((bytes + 511) / 512 * 512));
     if (memory == nullptr) throw std::bad_alloc();
@@ -85,7 +85,8 @@ double host_most_gbps() {
     const double seconds = seconds_of([&] {
       in_parallel(threads, [](Buffers& own) {
         for (int n = 0; n < kCopies; ++n) {
-          own.from[static_cast<std::size_t>(n)] = own.to[kBytes - 1];  // no copy is like the last
+          own.from[static_cast<std::size_t>(n)] =
+              own.to[kBytes - 1];  // each copy moves other bytes
           std::memcpy(own.to.data(), own.from.data(), kBytes);
         }
       });

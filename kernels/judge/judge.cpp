@@ -1,4 +1,4 @@
-// From a request to a report: runs the candidate, judges every case, and says what it found.
+// Makes a report of a request: runs the candidate, judges every case, and collects the findings.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -35,20 +35,21 @@ Result<CaseOptions> options_of(const JudgedKernel& operation, const JudgeRequest
   return options;
 }
 
-/// The device where nothing was asked for. A GPU is looked for without CUDA: its runtime does not
-/// survive the fork.
+/// The device of a request; for "auto" a GPU if there is one. The GPU is looked for without the
+/// CUDA runtime, which does not survive the fork of the candidate's process.
 std::string usual_device(const JudgeRequest& request) {
   if (request.device != "auto") return request.device;
   return std::filesystem::exists("/dev/nvidia0") ? "cuda" : "cpu";
 }
 
-/// Mistakes that explain every wrong case, and no right one away: the candidate computes them
-/// wherever they can be told apart.
+/// Fills agrees_with and stage of the wrong cases: the known mistakes that give the candidate's
+/// answer, and the wrong stage of the computation.
 void diagnose(const JudgedKernel& operation, std::vector<JudgedCase>& cases) {
   std::vector<JudgedCase*> wrong;
   for (JudgedCase& one : cases)
     if (one.runs.outcome == Outcome::done && one.judgement.wrong()) wrong.push_back(&one);
-  // The timed cases are large, and say what the small ones have said.
+  // Timed cases are large, and rarely say more than the small ones: they are skipped if small ones
+  // are wrong.
   const bool small_ones = std::any_of(wrong.begin(), wrong.end(),
                                       [](const JudgedCase* one) { return !one->which.timed; });
   if (small_ones) std::erase_if(wrong, [](const JudgedCase* one) { return one->which.timed; });
@@ -64,7 +65,7 @@ void diagnose(const JudgedKernel& operation, std::vector<JudgedCase>& cases) {
   });
 }
 
-/// The plans whose names contain what was asked for.
+/// The plans whose names contain the request's filter.
 Result<std::vector<CasePlan>> chosen(const JudgedKernel& operation, const JudgeRequest& request) {
   std::vector<CasePlan> plans;
   std::string names;
@@ -78,7 +79,7 @@ Result<std::vector<CasePlan>> chosen(const JudgedKernel& operation, const JudgeR
   return plans;
 }
 
-/// Bytes of memory that programs can have; 0 where the system does not say.
+/// Bytes of memory available to programs; 0 if the system does not tell.
 double available_memory() {
   std::ifstream file("/proc/meminfo");
   for (std::string name, line; file >> name && std::getline(file, line);)
@@ -86,11 +87,11 @@ double available_memory() {
   return 0;
 }
 
-/// Timed cases grow with --batch: one that cannot fit is refused before it is built.
+/// Refuses timed cases that cannot fit into memory, before they are built: they grow with --batch.
 Result<void> check_memory(const JudgedKernel& operation, const std::vector<CasePlan>& plans,
                           const JudgeRequest& request) {
-  // An element as a double in its case, its truth, its yardstick and its answer, and its own bytes
-  // in two fills and three runs.
+  // Bytes per element: doubles in the case, the truth, the yardstick and the answer, and the
+  // element's own bytes in two fills and three runs.
   constexpr double kBytesPerElement = 64;
   constexpr double kGiB = 1 << 30;
   const double copies = request.timed ? 2 : 1;  // a timed case has a twin
@@ -106,7 +107,7 @@ Result<void> check_memory(const JudgedKernel& operation, const std::vector<CaseP
                   request.batch, operation.name, wanted / kGiB, available / kGiB));
 }
 
-/// Builds every case, runs it, and times those that are timed.
+/// Builds and runs every case, and times the timed ones.
 Result<void> run_cases(const std::vector<CasePlan>& plans, const CaseOptions& options,
                        const JudgeRequest& request, CandidateProcess& process,
                        std::vector<JudgedCase>& cases, std::vector<TimedCase>& timed) {
@@ -185,12 +186,12 @@ Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRe
     return tl::unexpected(fits.error());
   const bool any_timed = request.timed && std::any_of(plans->begin(), plans->end(),
                                                       [](const auto& plan) { return plan.timed; });
-  // The process first: what cannot be loaded is known before any case is built.
+  // The process starts first, so that a candidate that cannot be loaded costs no built case.
   const auto process = CandidateProcess::start(operation, request, any_timed);
   if (!process) return tl::unexpected(process.error());
   std::vector<JudgedCase> cases;
   std::vector<TimedCase> timed;
-  cases.reserve(plans->size());  // timed calls look at the cases that stand there already
+  cases.reserve(plans->size());  // cases must not move: timed calls refer to earlier ones
   if (const auto run = run_cases(*plans, *options, request, **process, cases, timed); !run)
     return tl::unexpected(run.error());
   if (request.progress) request.progress("comparing with the reference");

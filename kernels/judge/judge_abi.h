@@ -14,12 +14,12 @@
  *       return LOCKSTEP_OK;
  *     }
  *
- * A tensor that the schema marks optional and that a case does not give is absent; a scalar that is absent has the
- * schema's default. Indices (state_indices, query_start_loc, ...) are int32. Strides count elements and every one
- * of them is to be honoured. All tensors lie in host memory (LOCKSTEP_HOST) or in device memory (LOCKSTEP_CUDA).
- * The function is called several times, also while its stream is captured into a CUDA graph: it neither
- * synchronises nor copies to the host. It must keep no pointer, and leave everything alone that the operation does
- * not write: around each tensor lie bands that are looked at afterwards.
+ * An optional tensor that a case does not give is absent; an absent scalar has the schema's default. Indices
+ * (state_indices, query_start_loc, ...) are int32. Strides count elements, and the function must honour all of
+ * them. All tensors lie in host memory (LOCKSTEP_HOST) or in device memory (LOCKSTEP_CUDA). The function is called
+ * several times, also while its stream is captured into a CUDA graph: it must neither synchronise nor copy to the
+ * host. It must keep no pointer, and write nothing that the operation does not write: the judge checks guard bands
+ * around each tensor afterwards.
  *
  * The layout of these types never changes; a new version gets a new number and only adds at the end. */
 #ifndef LOCKSTEP_JUDGE_ABI_H
@@ -36,7 +36,7 @@
 extern "C" {
 #endif
 
-/* What the function returns. Any other number is a failure, shown beside the case. */
+/* Return values of the function. Any other number is a failure, shown beside the case. */
 enum { LOCKSTEP_OK = 0, LOCKSTEP_UNSUPPORTED = 1, LOCKSTEP_FAILED = 2 };
 
 enum { LOCKSTEP_HOST = 0, LOCKSTEP_CUDA = 1 };
@@ -53,7 +53,7 @@ enum {
 
 typedef struct {
   const char* name;
-  void* data; /* of the element [0, 0, ...] */
+  void* data; /* address of element [0, 0, ...] */
   int32_t dtype;
   int32_t rank;
   int64_t extents[LOCKSTEP_MAX_RANK];
@@ -64,7 +64,7 @@ typedef struct {
 typedef struct {
   const char* name;
   double number;
-  const char* text; /* NULL unless the schema says `str` */
+  const char* text; /* NULL unless the schema's type is `str` */
 } lockstep_scalar;
 
 typedef struct {
@@ -77,8 +77,8 @@ typedef struct {
   const lockstep_scalar* scalars;
   int64_t scalar_count;
   void* stream;        /* a cudaStream_t; NULL on the host */
-  char* message;       /* where the function may say why it fails: text that ends with 0 */
-  size_t message_size; /* bytes there */
+  char* message;       /* buffer for the reason of a failure: text that ends with 0 */
+  size_t message_size; /* bytes of that buffer */
 } lockstep_call;
 
 typedef int (*lockstep_candidate)(const lockstep_call* call);
@@ -109,7 +109,7 @@ static inline const char* lockstep_text(const lockstep_call* call, const char* n
   return otherwise;
 }
 
-/* The case is left out of the verdict; `why` is shown beside it. */
+/* For a case that the function does not support: the verdict leaves it out, and shows `why` beside it. */
 static inline int lockstep_unsupported(const lockstep_call* call, const char* why) {
   if (call->message_size > 0) {
     strncpy(call->message, why, call->message_size - 1);

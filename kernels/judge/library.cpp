@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Nothing can be run; `status` is the program's.
+/// The candidate cannot be run; `status` is the exit status of the program.
 struct Refusal {
   std::string text;
   ExitStatus status;
@@ -30,7 +30,8 @@ lockstep_candidate loaded(const std::string& candidate) {
   std::string file = candidate.substr(0, colon);
   if (!std::filesystem::exists(file))
     throw Refusal{file + ": there is no such file", kExitBadInput};
-  file = std::filesystem::absolute(file).string();  // dlopen searches for what has no slash
+  file =
+      std::filesystem::absolute(file).string();  // dlopen would search the system for a bare name
   void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr)
     throw Refusal{fmt::format("{} cannot be loaded: {}", file, ::dlerror()), kExitEnvironment};
@@ -43,12 +44,12 @@ lockstep_candidate loaded(const std::string& candidate) {
   return reinterpret_cast<lockstep_candidate>(function);
 }
 
-/// The case that was announced, as the candidate's call has it. Names stay where they are for as
-/// long as the case lasts.
+/// The announced case in the types of the candidate's call. Names keep their addresses as long as
+/// the case lasts.
 struct CallShape {
   std::string operation;
   Json described;
-  std::vector<lockstep_tensor> tensors;  ///< `data` is an offset
+  std::vector<lockstep_tensor> tensors;  ///< `data` holds an offset instead of an address
   std::vector<lockstep_scalar> scalars;
   std::int64_t bytes = 0;
 
@@ -78,7 +79,7 @@ struct CallShape {
   }
 };
 
-/// The tensors of one case where the candidate gets them.
+/// The memory and the tensors of one call.
 class Arguments {
  public:
   Arguments(Place& place, const CallShape& shape)
@@ -119,13 +120,13 @@ class Arguments {
   lockstep_call call_{};
 };
 
-/// Answers requests until there are no more.
+/// Answers requests until the pipe ends.
 class Server {
  public:
   Server(std::string operation, const JudgeRequest& request, int shared)
       : operation_(std::move(operation)), request_(request), shared_(shared) {}
 
-  /// An answer to anything: errors become words.
+  /// Answers a request; an exception becomes an answer with its message.
   Json safe_answer(const Json& request) {
     try {
       return answer(request);
@@ -154,7 +155,7 @@ class Server {
     return Json::object();
   }
 
-  /// An illegal access leaves a GPU on which nothing can run any more.
+  /// Whether the device still works: after an illegal access nothing can run on a GPU any more.
   bool place_works() {
     try {
       if (place_) place_->finish();
@@ -175,7 +176,7 @@ class Server {
             {"copy_gbps", with_copy_rate ? place_->copy_gbps() : 0.0}};
   }
 
-  /// Inputs number `which` of the shared memory.
+  /// Copies input number `which` of the shared memory to `to`.
   void receive(char* to, std::int64_t which) {
     staging_.resize(static_cast<std::size_t>(shape_.bytes));
     if (!read_at(shared_, which * shape_.bytes, staging_.data(), shape_.bytes))
@@ -252,7 +253,7 @@ class Server {
 }  // namespace
 
 int run_library(const std::string& operation, const JudgeRequest& request, int shared) {
-  // What the candidate prints goes to standard error; the pipes are the judge's.
+  // The judge's pipes move to other descriptors, and the candidate's output to standard error.
   std::FILE* const requests = ::fdopen(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 3), "r");
   std::FILE* const answers = ::fdopen(::fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 3), "w");
   if (requests == nullptr || answers == nullptr) return kExitEnvironment;

@@ -1,4 +1,4 @@
-// Where a candidate's tensors lie, seen by the process that loads a shared library: host memory, or
+// The memory of a candidate's tensors, in the process that loads a shared library: host memory, or
 // device memory in a build with CUDA.
 #pragma once
 
@@ -9,13 +9,15 @@
 
 namespace lockstep::judging {
 
-/// Launches set after set of inputs; each set is another piece of memory.
+/// Calls of the candidate: launch(set) calls it on set number `set` of its arguments. Each set has
+/// memory of its own.
 struct Launches {
   std::function<void(std::size_t set)> launch;
   std::size_t sets = 0;
 };
 
-/// Errors are exceptions: the process answers with them.
+/// A kind of memory, and the clock of its device. Errors are exceptions; the process reports them
+/// in its answer.
 class Place {
  public:
   virtual ~Place() = default;
@@ -24,22 +26,24 @@ class Place {
   virtual void* stream() = 0;
   virtual char* allocate(std::int64_t bytes) = 0;
   virtual void release(char* memory) = 0;
-  /// Between any two of host and device memory.
+  /// Copies between host memory, device memory, or both.
   virtual void copy(char* to, const char* from, std::int64_t bytes) = 0;
-  virtual void finish() = 0;  ///< waits, and throws what went wrong on the device
-  /// Prepares run(), and says how the calls will be timed. Runs nothing.
+  virtual void finish() = 0;  ///< waits for the device, and throws its error if there is one
+  /// Prepares run() (records a CUDA graph if possible), and returns a description of the timing.
+  /// Runs nothing.
   virtual std::string record(const Launches& launches) = 0;
-  virtual void forget() = 0;  ///< what was recorded: run() makes plain calls again
-  /// Calls every set once and waits. Microseconds between events of the device around all of them;
-  /// 0 where the device has no clock of its own: the judge has one.
+  virtual void forget() = 0;  ///< drops the recording: run() makes plain calls again
+  /// Calls every set once and waits. Returns the microseconds between device events around all
+  /// calls; 0 on the host, where the judge's own clock serves.
   virtual double run(const Launches& launches) = 0;
   /// Bytes read plus bytes written per second by a plain copy, in GB/s.
   virtual double copy_gbps() = 0;
-  virtual std::int64_t cold_bytes() const = 0;  ///< sets so large together are in no cache
+  virtual std::int64_t cold_bytes()
+      const = 0;  ///< sets of so many bytes together exceed all caches
 };
 
 std::unique_ptr<Place> host_place();
-/// What all threads together copy within their caches, in GB/s: no kernel moves more.
+/// The rate, in GB/s, at which all threads together copy within their caches: no kernel is faster.
 double host_most_gbps();
 std::unique_ptr<Place> cuda_place();  ///< null where this build has no CUDA
 

@@ -63,7 +63,7 @@ bool Batch::is_padding(std::int64_t row) const {
   return std::find(padding_rows.begin(), padding_rows.end(), row) != padding_rows.end();
 }
 
-/// The slots first_slot + 1 ... slot_count() - 2 in an order of the seed.
+/// The slots first_slot + 1 ... slot_count() - 2, permuted by the seed.
 std::vector<std::int32_t> Batch::order() const {
   if (in_order) {
     std::vector<std::int32_t> same(lengths.size());
@@ -91,7 +91,8 @@ std::vector<std::int32_t> Batch::indices() const {
   for (std::int64_t row = 0; row < rows(); ++row)
     for (std::size_t c = 0; c < width; ++c) {
       std::int32_t entry = slots[static_cast<std::size_t>(row) * width + c];
-      // With a pad slot of its own, padding is that; any negative entry is padding too.
+      // Padding entries are pad_slot_id if it is a slot number; otherwise negative numbers in
+      // turns.
       if (is_padding(row)) entry = pad_slot_id >= 0 ? pad_slot_id : (c % 2 == 0 ? -1 : -7);
       all.push_back(entry);
     }
@@ -107,7 +108,7 @@ std::vector<std::int32_t> Batch::out_indices() const {
 }
 
 std::vector<std::int32_t> Batch::accepted() const {
-  std::vector<std::int32_t> all;  // 0 counts as 1
+  std::vector<std::int32_t> all;  // with zeros among them, which count as 1
   for (std::int64_t row = 0; row < rows(); ++row)
     all.push_back(static_cast<std::int32_t>(
         row == 0 ? columns
@@ -285,7 +286,7 @@ Tensor indices(std::string name, const Extents& extents, const std::vector<std::
 
 namespace {
 
-/// body(i, value) for the values whose index in dimension 0 is one that `bad` names.
+/// Writes NaN to the values whose index in dimension 0 satisfies bad(index).
 template <class Bad>
 void poison(Tensor& tensor, Bad bad) {
   const std::int64_t rows = tensor.extents.at(0);

@@ -1,5 +1,5 @@
 // An operation that can be judged: its cases, its definition (the reference), and known mistakes,
-// each as a definition of its own. A new operation is a new file.
+// each as a definition of its own. A new operation is a new file in kernels/judge/operations/.
 #pragma once
 
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace lockstep::judging {
 
-/// What a token or a slot is to its case, for the sentence that says where something is wrong.
+/// Descriptions of a case's tokens and slots, from which a finding says where something is wrong.
 struct CaseToken {
   std::int64_t row = -1;  ///< -1: after the last row
   std::int64_t position = 0;
@@ -24,20 +24,20 @@ struct CaseToken {
 enum class SlotUse : std::uint8_t { unused, read, written };
 struct CaseSlot {
   SlotUse use = SlotUse::unused;
-  bool read = false;  ///< also where it is written
-  CaseToken token;    ///< after which its state is left there
+  bool read = false;  ///< a row reads it, whether or not one writes it
+  CaseToken token;    ///< written: the token after which the state is stored there
 };
 
 struct Case {
   std::string name;
-  std::string about;            ///< one line: its sizes
-  std::vector<Tensor> tensors;  ///< in the order of the schema; what is absent is not given
+  std::string about;            ///< one line with the case's sizes
+  std::vector<Tensor> tensors;  ///< in the order of the schema; absent arguments are left out
   std::vector<Scalar> scalars;
   std::vector<CaseToken> tokens;
   std::vector<CaseSlot> slots;
   std::int64_t heads_per_group = 1;
   bool timed = false;
-  std::int64_t bytes = 0;  ///< the least that has to be read and written
+  std::int64_t bytes = 0;  ///< bytes that any implementation must read and write
 
   const Tensor* find(std::string_view name) const;
   const Tensor& tensor(std::string_view name) const;
@@ -53,17 +53,17 @@ struct CaseOptions {
   std::uint64_t seed = 1;
 };
 
-/// A case before it has numbers: what is not asked for by name is never built.
+/// A case that is not built yet. Cases that the request's filter leaves out are never built.
 struct CasePlan {
   std::string name;
-  bool timed = false;  ///< its rows are CaseOptions::batch
+  bool timed = false;  ///< has CaseOptions::batch rows
   std::function<Case(const CaseOptions&)> make;
 };
 
 /// Values of the states and outputs, by name, last dimension fastest.
 using Answer = std::map<std::string, std::vector<double>>;
 
-/// A stage of the computation that a Python candidate gave back beside its output, flattened.
+/// A stage of the computation, flattened, that a Python candidate returned beside its output.
 struct NamedStage {
   std::vector<double> values;
 };
@@ -71,33 +71,34 @@ using NamedStages = std::map<std::string, NamedStage>;
 
 struct Mistake {
   std::string_view id;
-  std::string_view sentence;  ///< goes on from "it agrees with the definition …"
+  std::string_view sentence;  ///< continues "it agrees with the definition ..."
 };
 
 struct JudgedKernel {
   std::string_view name;
   std::string_view summary;
-  std::vector<std::string> positional;  ///< arguments of the schema in front of the `*`
-  bool returns = true;                  ///< `out`
-  bool exact = false;                   ///< results are copies: bits are compared
+  std::vector<std::string> positional;  ///< arguments of the schema before the `*`
+  bool returns = true;                  ///< whether the schema returns `out`
+  bool exact = false;                   ///< results are copies, so bits are compared
   std::string default_types;
   std::vector<CasePlan> plans;
-  std::int64_t row_elements = 0;  ///< of the state pool, that a row of the timed cases brings
+  std::int64_t row_elements = 0;  ///< elements of the state pool per row of the timed cases
   std::function<Answer(const Case&, std::string_view mistake)> truth;      ///< in double
   std::function<Answer(const Case&, std::string_view mistake)> yardstick;  ///< in float, rounded
   std::vector<Mistake> mistakes;
-  /// What the states and outputs of a wrong answer say of the stage that is wrong; empty: nothing.
+  /// Finds the wrong stage of the computation from the states and outputs of a wrong answer; an
+  /// empty text if they do not tell.
   std::function<std::string(const Case&, const Answer& candidate, const Answer& truth)> stages;
-  /// Likewise of the stages that the candidate names itself.
+  /// Finds the wrong stage among the stages that the candidate has returned.
   std::function<std::string(const Case&, const NamedStages&)> named_stages;
 };
 
 Result<JudgeReport> judge_operation(const JudgedKernel& operation, const JudgeRequest& request);
 
-/// The operations that are registered, for tests that hold of each.
+/// All registered operations, for tests that hold of each.
 std::vector<const JudgedKernel*>& judged_kernels();
 
-/// What registers a constant of an operation's file.
+/// The registration of an operation file's constant kOperation.
 template <const JudgedKernel& kOperation>
 JudgedOperation judged() {
   judged_kernels().push_back(&kOperation);
@@ -105,23 +106,23 @@ JudgedOperation judged() {
           [](const JudgeRequest& request) { return judge_operation(kOperation, request); }};
 }
 
-// --- What cases are made of ----------------------------------------------------------------------
+// --- Parts of cases ------------------------------------------------------------------------------
 
-/// Rows of a batch over the slots of a pool. Slots are permuted; the first and the last one are
-/// nobody's, so that a padding entry that is taken for slot 0, or wraps around, shows.
+/// Rows of a batch over the slots of a pool. Slots are permuted. The first and the last slot belong
+/// to no row, so that a padding entry that is taken for slot 0, or wraps around, shows.
 struct Batch {
   std::vector<std::int64_t> lengths;       ///< tokens per row
-  std::int64_t behind = 0;                 ///< tokens after the last row
-  std::int64_t columns = 0;                ///< of a table of state indices; 0: a list
-  std::vector<std::int64_t> padding_rows;  ///< their entries name no slot
+  std::int64_t behind = 0;                 ///< padding tokens after the last row
+  std::int64_t columns = 0;                ///< columns of a table of state indices; 0: a list
+  std::vector<std::int64_t> padding_rows;  ///< rows whose entries name no slot
   std::int32_t pad_slot_id = -1;
   bool packed = false;          ///< query_start_loc is given
   bool apart = false;           ///< state_out_indices: states go to other slots than they come from
   bool in_order = false;        ///< no state_indices: row i has slot i
   bool with_accepted = true;    ///< num_accepted_tokens beside a table
   bool writes = true;           ///< false: states go to snapshots, and slots are only read
-  std::int64_t first_slot = 0;  ///< slots below it are nobody's
-  bool one_slot_per_row = false;  ///< the table's first column alone is used (convolution)
+  std::int64_t first_slot = 0;  ///< slots below it belong to no row
+  bool one_slot_per_row = false;  ///< only the table's first column is used (convolution)
   std::uint64_t seed = 1;
 
   std::int64_t rows() const { return static_cast<std::int64_t>(lengths.size()); }
@@ -134,26 +135,28 @@ struct Batch {
   std::vector<std::int32_t> out_indices() const;  ///< [rows]
   std::vector<std::int32_t> accepted() const;     ///< [rows]
 
-  /// query_start_loc, state_indices and so on as arguments; tokens and slots of the case.
+  /// Adds query_start_loc, state_indices and so on to the case as arguments, and fills its tokens
+  /// and slots.
   void describe(Case& into) const;
 
  private:
   std::vector<std::int32_t> order() const;
 };
 
-/// How rows come: a token each or packed, resumed from lists or tables of slots, many or one alone,
-/// and in each the lengths that kernels take a path of their own for: live rows of one token, in
-/// front of another row and last, a padding row of one token, rows without any.
+/// A kind of batch. Rows have one token each or are packed, name their slots by a list or a table,
+/// and are many or one alone. Packed kinds have the lengths for which kernels take paths of their
+/// own: live rows of one token (before another row, and last), a padding row of one token, and
+/// empty rows.
 struct RowKind {
   std::string name;
   Batch batch;
   bool snapshots = false;
 };
 
-/// Every kind. Operations cross them with every layout of their states. `drafts` is what a
-/// verification by a table is called.
+/// All kinds, which operations cross with every layout of their states. `drafts` is the name of the
+/// kind with a verification by a table.
 std::vector<RowKind> row_kinds(const std::string& drafts);
-/// Those of a recurrence, whose states may go to other slots than they come from.
+/// The kinds for a recurrence, with those whose states go to other slots than they come from.
 std::vector<RowKind> recurrence_row_kinds();
 
 /// The index arguments of a case as the references take them.
@@ -168,8 +171,8 @@ struct HostRows {
   std::int32_t pad_slot_id = -1;
 };
 
-/// Makes the tensors of a case: numbers on the grid (reference/tensors/grid.hpp), a stream for
-/// each.
+/// Makes the tensors of a case: random numbers on the grid (reference/tensors/grid.hpp), each
+/// tensor from a random stream of its own.
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : seed_(seed) {}
@@ -177,7 +180,7 @@ class Draw {
                     std::vector<std::string> axes = {});
   static Tensor output(std::string name, ElementType type, const Extents& extents,
                        std::vector<std::string> axes);
-  /// States that the operation writes beside its pool: NaN until then.
+  /// States that the operation writes outside of its pool, such as snapshots; NaN before.
   static Tensor states(std::string name, ElementType type, const Extents& extents,
                        std::vector<std::string> axes);
 
@@ -188,21 +191,21 @@ class Draw {
 
 Tensor indices(std::string name, const Extents& extents, const std::vector<std::int32_t>& values);
 
-/// has_initial_state [rows], false for those of `fresh`: whatever their slots hold counts as zero.
-/// After Batch::describe().
+/// Adds has_initial_state [rows], false for the rows of `fresh`, whose states begin as zero
+/// whatever their slots hold. Called after Batch::describe().
 void add_fresh_rows(Case& c, std::int64_t rows, const std::vector<std::int64_t>& fresh);
 
-/// NaN in the tokens of padding rows and after the last row; dimension 0 is the token.
+/// Writes NaN to the tokens of padding rows and after the last row; dimension 0 is the token.
 void poison_padding(Tensor& tensor, const Case& of);
-/// NaN in the slots that no row reads; dimension 0 is the slot.
+/// Writes NaN to the slots that no row reads; dimension 0 is the slot.
 void poison_unread(Tensor& tensor, const Case& of);
 
-/// Every stride but the last dimension's grows: holes between a tensor's rows.
+/// Makes holes between a tensor's rows, by larger strides.
 void spread(Tensor& tensor, std::size_t dimension, std::int64_t gap);
-/// The last two dimensions of memory change places.
+/// Exchanges the last two dimensions in memory.
 void swap_last_two(Tensor& tensor);
 
-/// A plan of make(wanted, options) for each that is wanted, one list after the other.
+/// Plans that build make(wanted, options), for all of `parts` in order.
 template <class Wanted, class Make>
 std::vector<CasePlan> planned(const std::vector<std::vector<Wanted>>& parts, Make make) {
   std::vector<CasePlan> plans;
@@ -223,7 +226,7 @@ std::vector<Wanted> listed_and_in_order(const Wanted& listed) {
   return {listed, in_order};
 }
 
-/// The rows of a case of an update; those of a timed case are as many as the options say.
+/// The rows of a case of an update; a timed case has options.batch rows.
 template <class Wanted>
 Batch rows_of(const Wanted& wanted, const CaseOptions& options) {
   Batch batch = wanted.batch;
@@ -247,10 +250,11 @@ std::optional<TensorView<S, Rank>> maybe_view(std::optional<Array<S, Rank>>& arr
   return array ? std::optional(array->view()) : std::nullopt;
 }
 
-/// The mistakes of slots that all recurrences share: "row-slots", "first-column", "next-column".
+/// Applies a mistake of slots that all recurrences share: "row-slots", "first-column",
+/// "next-column".
 void change_slots(HostRows& rows, std::string_view mistake, std::int64_t tokens);
 
-/// States whose memory [.., R, C] is read as [.., C, R], and their way back.
+/// States whose memory [.., R, C] is read as [.., C, R]. The function is its own inverse.
 template <class S>
 Array<S, 4> as_if_turned(Array<S, 4>& states) {
   const Shape<4> s = states.shape();
@@ -268,8 +272,8 @@ Array<S, 4> turned_back(Array<S, 4>& turned) {
   return states;
 }
 
-/// Groups [T, G, N] as so many heads see them with head h on group h % G ("group-modulo"), or each
-/// on group 0.
+/// Groups [T, G, N] expanded to `heads` heads by a mistake: head h takes group h % G
+/// ("group-modulo"), or group 0.
 template <class S>
 Array<S, 3> regrouped(const Array<S, 3>& groups, std::int64_t heads, std::string_view mistake) {
   Array<S, 3> wide({groups.extent(0), heads, groups.extent(2)});
@@ -280,13 +284,13 @@ Array<S, 3> regrouped(const Array<S, 3>& groups, std::int64_t heads, std::string
   return wide;
 }
 
-/// An array's elements as an answer.
+/// An array's elements as doubles.
 template <class S, std::size_t Rank>
 std::vector<double> as_values(const Array<S, Rank>& array) {
   return {array.begin(), array.end()};
 }
 
-/// Rounded where a kernel stores: the yardstick's storage points.
+/// The storage points of the yardstick: rounds where a kernel stores, if `rounded`.
 StoragePoints storage_of(const Case& of, std::string_view state, bool rounded);
 
 }  // namespace lockstep::judging

@@ -20,7 +20,7 @@ std::string sentence_of(const JudgedKernel& operation, const std::string& id) {
   return "";
 }
 
-/// How many wrong cases each mistake explains, the best ones first.
+/// The number of wrong cases that each mistake explains, largest first.
 std::vector<std::pair<std::string, int>> explanations(const JudgedKernel& operation,
                                                       const std::vector<JudgedCase>& cases) {
   std::vector<std::pair<std::string, int>> all;
@@ -41,7 +41,7 @@ struct LocatedFinding {
   Finding finding;
 };
 
-/// What the end of its runs says of a candidate; nothing where they ended well.
+/// The kind of finding for the outcome of a case's runs; nothing if they are done or unsupported.
 std::optional<FindingKind> kind_of(Outcome outcome) {
   switch (outcome) {
     case Outcome::raised:
@@ -62,9 +62,10 @@ void add_findings(std::vector<LocatedFinding>& all, const std::string& where,
   for (const Finding& finding : one.judgement.findings) all.push_back({where, finding});
 }
 
-constexpr double kShareMost = 1.1;  // of a rate; beyond it lies what noise does not explain
+constexpr double kShareMost = 1.1;  // share of a rate beyond which noise is no explanation
 
-/// How often a call would have to move its bytes faster than the machine moves any; 0 if not.
+/// The factor by which a call would have moved its bytes faster than the machine can move any; 0 if
+/// the time is possible.
 double beyond_most(const Machine& machine, const Case& c, const TimedRuns& calls) {
   if (calls.us <= 0 || machine.most_gbps <= 0) return 0;
   const double times = static_cast<double>(c.bytes) / calls.us / 1e3 / machine.most_gbps;
@@ -110,12 +111,13 @@ std::string status_word(const JudgedCase& one) {
   return one.judgement.findings.empty() ? "ok" : "WRONG";
 }
 
-/// A timed case beside its floor: the bytes that must move, at the copy rate of this run.
+/// The time of a timed case beside its floor: the bytes that must move, at the copy rate of this
+/// run.
 struct Speed {
   const JudgedCase& one;
   const TimedRuns& calls;
   double floor_us;
-  std::string doubt;  ///< why the time is not believed, or not without a second look
+  std::string doubt;  ///< a reason to doubt the time; empty if there is none
 
   double share() const { return floor_us / calls.us; }
 };
@@ -163,7 +165,7 @@ std::string speed_text(const Report& report) {
   return text;
 }
 
-/// "5.3e-08 of 8.1e-07" of a state or output.
+/// Error and bound of a state or output, as "5.3e-08 of 8.1e-07".
 std::string measured_text(const Judgement& judgement, const std::string& name) {
   for (const Measured& one : judgement.measured)
     if (one.name == name)
@@ -203,7 +205,7 @@ std::string table(const Report& report) {
 
 std::string findings_text(const std::vector<LocatedFinding>& findings) {
   std::string text;
-  constexpr int kShown = 3;  // of a kind
+  constexpr int kShown = 3;  // findings that are printed per kind
   std::map<FindingKind, int> seen;
   for (const LocatedFinding& one : findings) {
     const int count = ++seen[one.finding.kind];
@@ -302,7 +304,7 @@ Json timing_json(const Report& report) {
 
 Json report_json(const Report& report, const std::vector<LocatedFinding>& findings,
                  std::string_view verdict) {
-  const char* const commit = std::getenv("LOCKSTEP_COMMIT");  // the script asks git for it
+  const char* const commit = std::getenv("LOCKSTEP_COMMIT");  // set by the script from git
   Json json{{"lockstep", 1},
             {"command", "judge"},
             {"operation", report.operation.name},
@@ -358,7 +360,7 @@ JudgeReport finished(const Report& report) {
   }
   made.text += fmt::format("{}{}: {}\n", counted(judged, "case"),
                            left_out > 0 ? fmt::format(", {} left out", left_out) : "", said);
-  // Paths and messages of a candidate may hold bytes that are no UTF-8.
+  // Paths and messages of a candidate may contain bytes that are not UTF-8.
   made.json =
       report_json(report, findings, verdict).dump(1, ' ', false, Json::error_handler_t::replace) +
       "\n";

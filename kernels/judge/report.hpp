@@ -13,13 +13,13 @@ struct JudgedCase {
   Judgement judgement;
 };
 
-/// A timed case with other numbers, whose untimed runs are judged as well, and the timed calls that
-/// got the numbers of both in turns.
+/// A timed case: its twin (the same case with other numbers, judged untimed too), and the timed
+/// calls, which get the numbers of both in turns.
 struct TimedCase {
-  std::size_t first = 0;  ///< of the cases
+  std::size_t first = 0;  ///< index of the case in Report::cases
   JudgedCase twin;
   TimedRuns calls;
-  std::vector<Finding> findings{};  ///< about the calls
+  std::vector<Finding> findings{};  ///< findings of the timed calls
 };
 
 struct Report {

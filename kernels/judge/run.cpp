@@ -61,7 +61,8 @@ Json case_json(const JudgedKernel& operation, const Case& c) {
   return json;
 }
 
-/// A field of an answer. What a candidate's process says may be anything.
+/// A field of an answer, or `otherwise` if it is missing or of another type: a candidate's process
+/// may answer anything.
 template <class T>
 T field(const Json& answer, const char* name, T otherwise) {
   try {
@@ -71,7 +72,7 @@ T field(const Json& answer, const char* name, T otherwise) {
   }
 }
 
-/// A message of the candidate's as one line, without what a terminal would obey.
+/// The candidate's message as one line, without control characters.
 std::string message_in(const Json& answer) {
   std::string text = field<std::string>(answer, "message", "");
   for (char& c : text)
@@ -121,7 +122,7 @@ Result<Json> CandidateProcess::launch(bool with_copy_rate) {
     command.words = {python, fmt::format("/dev/fd/{}", script_.fd()), std::to_string(shared_.fd()),
                      request_.device, request_.candidate};
   process_.reset();
-  Subreaper::end_children();  // the next process has the device to itself
+  Subreaper::end_children();  // so that the next process has the device to itself
   if (const int error = process_.emplace().start(command); error != 0)
     return fail(
         fmt::format("{} cannot be started: {}", library ? "a child" : python, std::strerror(error)),
@@ -140,7 +141,7 @@ Result<void> CandidateProcess::begin(bool with_copy_rate) {
               .copy_gbps = field(*machine, "copy_gbps", 0.0),
               .on_gpu = field(*machine, "gpu", false),
               .cold_bytes = field(*machine, "cold_bytes", std::int64_t{0})};
-  if (!machine_.on_gpu) {  // the host's rate is the judge's own measurement
+  if (!machine_.on_gpu) {  // the judge measures the host's rate itself
     const std::unique_ptr<Place> host = host_place();
     machine_.cold_bytes = host->cold_bytes();
     if (with_copy_rate) machine_.copy_gbps = host->copy_gbps();
@@ -157,7 +158,7 @@ Result<void> CandidateProcess::begin(bool with_copy_rate) {
   return {};
 }
 
-/// Another process for the cases after the one that ended the last.
+/// Starts another process after a case has ended the last one.
 void CandidateProcess::restart() {
   outcome_ = Outcome::done;
   if (!launch(false) || !ask_first("load")) outcome_ = Outcome::not_run;
@@ -256,7 +257,7 @@ NamedStages CandidateProcess::read_stages(const Json& sizes, std::int64_t offset
   return stages;
 }
 
-/// Runs that end here, for the reason that ended the process.
+/// `runs` with the outcome and message of the process's end.
 template <class Runs>
 Runs CandidateProcess::failed(Runs runs) const {
   runs.outcome = outcome_;
@@ -296,13 +297,14 @@ Result<CaseRuns> CandidateProcess::run(const Case& c) {
 
 namespace {
 
-constexpr std::int64_t kFetchedBytes = std::int64_t{512} << 20;  // of a round, at most
-constexpr std::int64_t kSetBytes = std::int64_t{4} << 30;        // of all sets, at most
-constexpr int kRounds = 5;                                       // after a first one that warms up
-constexpr int kRoundsFew = 2;                                    // where each takes long
+constexpr std::int64_t kFetchedBytes = std::int64_t{512} << 20;  // compared per round, at most
+constexpr std::int64_t kSetBytes = std::int64_t{4} << 30;        // bytes of all sets, at most
+constexpr int kRounds = 5;                                       // after a warm-up round
+constexpr int kRoundsFew = 2;                                    // if kEnoughSeconds have passed
 constexpr double kEnoughSeconds = 3;
 
-/// As many sets as leave no cache warm, and on a GPU so many that the calls outlast a launch.
+/// The number of sets: enough to exceed all caches, and on a GPU at least 64, so that a round
+/// outlasts the launch of its graph.
 std::int64_t set_count(const Machine& machine, std::int64_t bytes, double run_s) {
   const std::int64_t cold = (machine.cold_bytes + bytes - 1) / bytes;
   std::int64_t most = std::max<std::int64_t>(2, kSetBytes / bytes);
@@ -325,7 +327,8 @@ bool CandidateProcess::round(int number, TimedRuns& timed, double& device_us) {
   return timed.outcome == Outcome::done;
 }
 
-/// Fetches sets of the round, all of them where they are small, and compares.
+/// Fetches sets of the round (all of them if they are small) and compares them with the untimed
+/// runs.
 bool CandidateProcess::compare(int number, std::int64_t sets, std::uint64_t seed,
                                const TimedInput& one, const TimedInput& other, TimedRuns& timed) {
   const std::int64_t bytes = bytes_of(one.which);
@@ -333,7 +336,7 @@ bool CandidateProcess::compare(int number, std::int64_t sets, std::uint64_t seed
       std::min(sets, std::max<std::int64_t>(2, kFetchedBytes / std::max<std::int64_t>(1, bytes)));
   Bytes got(static_cast<std::size_t>(bytes));
   for (std::int64_t i = 0; i < wanted; ++i) {
-    // Drawn after the calls, one of each stretch of sets.
+    // One set of each stretch of sets, drawn after the calls, so that no candidate can foresee it.
     const std::int64_t begin = i * sets / wanted, end = (i + 1) * sets / wanted;
     const auto set =
         begin + static_cast<std::int64_t>(random_below(
@@ -360,9 +363,11 @@ Result<TimedRuns> CandidateProcess::time(const TimedInput& one, const TimedInput
   write_inputs(one.which, kRunFills[kTimedRun], 0);
   write_inputs(other.which, kRunFills[kTimedRun], bytes);
   ask("sets", {{"count", sets}});
-  constexpr double kClock_us = 0.1;  // a round of calls that do nothing takes no longer than a ping
+  constexpr double kClock_us =
+      0.1;  // least time of a round: one that does nothing may match a ping
   std::vector<double> us;
-  double device_least = 0, clock_least = 0;  // of a round, microseconds
+  double device_least = 0,
+         clock_least = 0;  // microseconds of the round that is fastest by the clock
   const auto begin = Clock::now();
   for (int number = 0; number <= kRounds; ++number) {
     if (number > kRoundsFew && Seconds(Clock::now() - begin).count() > kEnoughSeconds) break;
@@ -376,7 +381,7 @@ Result<TimedRuns> CandidateProcess::time(const TimedInput& one, const TimedInput
       return outcome_ == Outcome::done ? timed : failed(std::move(timed));
     const double clock_us = std::max(kClock_us, (asked_for_.count() - ping_s_) * 1e6);
     if (!compare(number, sets, seed, one, other, timed)) return failed(std::move(timed));
-    if (number == 0) continue;  // it warms up
+    if (number == 0) continue;  // the warm-up round does not count
     const double round_us = machine_.on_gpu ? device_us : clock_us;
     if (us.empty() || clock_us < clock_least) clock_least = clock_us, device_least = device_us;
     us.push_back(round_us / static_cast<double>(sets));
@@ -384,7 +389,7 @@ Result<TimedRuns> CandidateProcess::time(const TimedInput& one, const TimedInput
   ask("sets", {{"count", 0}});
   timed.us = median(us);
   timed.how = fmt::format("median of {} rounds of {} calls, {}", us.size(), sets, timed.how);
-  // The device's clock is read in the candidate's process: the judge's own must not say otherwise.
+  // The device's time comes from the candidate's process, so it must agree with the judge's clock.
   constexpr double kLaunch_us = 500;
   if (machine_.on_gpu && device_least + kLaunch_us < clock_least / 2) {
     timed.reported_us = timed.us;

@@ -11,7 +11,7 @@
 namespace lockstep::judging {
 
 Result<SharedMemory> SharedMemory::make() {
-  const int fd = ::memfd_create("lockstep-judge", 0);  // not closed on exec: a child is to see it
+  const int fd = ::memfd_create("lockstep-judge", 0);  // without CLOEXEC: the child inherits it
   if (fd < 0)
     return fail(fmt::format("shared memory cannot be made: {}", std::strerror(errno)),
                 kExitEnvironment);

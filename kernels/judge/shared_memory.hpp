@@ -1,5 +1,4 @@
-// Memory that the judge and a candidate's process both see: a file of the memory's own, without a
-// name and without a place on a disk.
+// Memory that the judge and a candidate's process share: an anonymous file in memory (memfd).
 #pragma once
 
 #include <cstdint>
@@ -20,10 +19,10 @@ class SharedMemory {
 
   int fd() const { return fd_; }  ///< children inherit it under the same number
 
-  /// Room for so many bytes from now on; says so where the machine has no such memory.
+  /// Makes room for `bytes` bytes; an error if the machine has not so much memory.
   Result<void> reserve(std::int64_t bytes);
 
-  /// False where the other process has taken the room away.
+  /// Both return false if the other process has shortened the file.
   bool write(std::int64_t offset, const char* from, std::int64_t bytes) const;
   bool read(std::int64_t offset, char* to, std::int64_t bytes) const;
 
@@ -33,7 +32,8 @@ class SharedMemory {
   std::int64_t size_ = 0;
 };
 
-/// All of it, in as many pieces as the system wants; false at an error or the end of the file.
+/// Write or read all bytes, in as many pieces as the system makes of them; false at an error or the
+/// end of the file.
 bool write_at(int fd, std::int64_t offset, const char* from, std::int64_t bytes);
 bool read_at(int fd, std::int64_t offset, char* to, std::int64_t bytes);
 

@@ -34,8 +34,9 @@ void encode(double value, ElementType type, char* at) {
   }
 }
 
-/// A quiet NaN with a payload, or a multiple of 1/128 below 1; of the floating-point types. Bytes
-/// are a part of NaN, or of small numbers, in each of these types.
+/// Writes one element of Fill: a quiet NaN whose payload is `bits`, or a multiple of 1/128 below 1.
+/// For ElementType::bytes, a byte that is part of a NaN, or of a small number, in all
+/// floating-point types.
 void put_unread(std::uint64_t bits, ElementType type, Fill fill, char* at) {
   if (type == ElementType::bytes)
     return put(at, static_cast<std::uint8_t>(fill == Fill::finite ? 0x38U | (bits & 7U) : 0xffU));
@@ -130,14 +131,15 @@ std::int64_t Tensor::span() const {
 }
 
 std::int64_t Tensor::allocation_bytes() const {
-  constexpr std::int64_t kAlignment = 512;  // what stands after the element's memory begins there
+  constexpr std::int64_t kAlignment =
+      512;  // the size is a multiple: the next allocation is aligned
   const std::int64_t bytes = span() * size_of(type) + 2 * kGuardBytes;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 namespace {
 
-/// body(i, offset) for every element: its number, and its place in the allocation in bytes.
+/// Calls body(i, offset) for every element, with its number and its byte offset in the allocation.
 template <class Body>
 void for_each_offset(const Tensor& tensor, Body body) {
   const std::int64_t size = size_of(tensor.type), count = tensor.count();

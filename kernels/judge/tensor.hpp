@@ -1,4 +1,4 @@
-// An argument of a case: its numbers as the references take them, and its bytes as a candidate gets
+// An argument of a case: its values as the references take them, and its bytes as a candidate gets
 // them, between guard bands.
 //
 //   values       doubles, last dimension fastest, exact in the tensor's type; NaN is poison
@@ -15,7 +15,7 @@
 
 namespace lockstep::judging {
 
-/// The numbers of kernels/judge/judge_abi.h.
+/// Element types, with the numbers of kernels/judge/judge_abi.h.
 enum class ElementType : std::uint8_t {
   float32 = 0,
   bf16 = 1,
@@ -26,11 +26,11 @@ enum class ElementType : std::uint8_t {
   bytes = 6
 };
 
-std::string_view name_of(ElementType type);  // as PyTorch has it
+std::string_view name_of(ElementType type);  // PyTorch's name
 Format format_of(ElementType type);
 std::int64_t size_of(ElementType type);
 
-/// What the operation may do with it.
+/// Inputs are only read, states are read and written, outputs are only written.
 enum class Role : std::uint8_t { input, state, output };
 
 using Extents = std::vector<std::int64_t>;
@@ -40,12 +40,12 @@ struct Tensor {
   ElementType type = ElementType::float32;
   Role role = Role::input;
   Extents extents;
-  Extents strides;                ///< elements; set by contiguous() unless a case says otherwise
+  Extents strides;                ///< in elements; set by contiguous() unless a case sets them
   std::vector<double> values;     ///< empty for an output
-  std::vector<std::string> axes;  ///< what its dimensions are called where something is wrong
+  std::vector<std::string> axes;  ///< names of the dimensions, for findings
 
   std::int64_t count() const;
-  std::int64_t span() const;  ///< elements from the first to the end of the last
+  std::int64_t span() const;  ///< elements of memory from the first to the end of the last
   std::int64_t bytes() const { return count() * size_of(type); }
   std::int64_t allocation_bytes() const;
 };
@@ -54,10 +54,10 @@ Extents contiguous(const Extents& extents);
 
 constexpr std::int64_t kGuardBytes = 4096;
 
-/// What stands where nothing may be read or written: NaN, or finite numbers in their place, so that
-/// a result that depends on it shows. A NaN among the values becomes one whose bits are the
-/// element's own, or a number of its own: a padding row that is stored into an unused slot shows,
-/// although NaN replaced NaN.
+/// The contents of places that must not be read or written: NaN, or finite numbers. A result that
+/// depends on them differs between the two. Each NaN among the values gets bits of its own (or a
+/// finite number of its own), so that a padding row that is stored into an unused slot shows,
+/// although NaN replaces NaN.
 enum class Fill : std::uint8_t { poison, finite };
 
 using Bytes = std::vector<char>;
@@ -65,7 +65,7 @@ using Bytes = std::vector<char>;
 Bytes allocation_of(const Tensor& tensor, Fill fill);
 std::vector<double> values_in(const Tensor& tensor, const char* allocation);
 
-/// Offset of every element in the allocation, in bytes, in the order of `values`.
+/// The byte offset in the allocation of every element, in the order of `values`.
 std::vector<std::int64_t> byte_offsets(const Tensor& tensor);
 
 /// A scalar argument of the schema.

@@ -12,7 +12,7 @@
 namespace lockstep::judging {
 namespace {
 
-/// The first allocation byte of a tensor in a run's bytes.
+/// The offset of a tensor's allocation in a run's bytes.
 std::int64_t offset_of(const Case& c, const Tensor& tensor) {
   std::int64_t offset = 0;
   for (const Tensor& one : c.tensors) {
@@ -33,7 +33,7 @@ std::string index_text(const Tensor& tensor, std::int64_t flat) {
   return text + "]";
 }
 
-/// Whether the elements of index i in dimension 0 may be written.
+/// Whether elements with index i in dimension 0 may be written.
 bool may_write(const Case& c, const Tensor& tensor, std::int64_t i) {
   if (tensor.axes.empty()) return true;
   const auto n = static_cast<std::size_t>(i);
@@ -57,9 +57,10 @@ std::string slot_story(const Case& c, std::int64_t slot) {
   return story;
 }
 
-// --- What was touched ----------------------------------------------------------------------------
+// --- Forbidden writes ----------------------------------------------------------------------------
 
-/// Bytes of a run that are not what they were before it.
+/// Finds bytes that a run has changed although it must not: guards, holes, inputs, and elements of
+/// states that no row writes.
 class Touched {
  public:
   Touched(const Case& c, const Tensor& tensor, Fill fill, const Bytes& after)
@@ -166,8 +167,9 @@ struct RunBytes {
   const Bytes& bytes;
 };
 
-/// Elements of a result that differ by bits between two runs. Those that must not be written are
-/// looked at elsewhere; one that neither run wrote keeps what the fill put there.
+/// The first element of a result whose bits differ between two runs, and their `count`; -1 if there
+/// is none. Elements that must not be written are skipped (Touched checks them), and so are
+/// elements that neither run wrote: they keep their fill.
 std::int64_t first_difference(const Case& c, const Tensor& tensor, const RunBytes& a,
                               const RunBytes& b, std::int64_t& count) {
   const std::int64_t begin = offset_of(c, tensor), size = size_of(tensor.type);
@@ -200,7 +202,7 @@ std::int64_t first_difference(const Case& c, const Tensor& tensor, const RunByte
   return first;
 }
 
-// --- Where something is wrong --------------------------------------------------------------------
+// --- Positions of wrong elements -----------------------------------------------------------------
 
 std::string plural(const std::string& axis) {
   return axis + "s";
@@ -220,7 +222,7 @@ std::string ranges(const std::set<std::int64_t>& numbers) {
   return text;
 }
 
-/// Whether the wrong indices are those, and all of those, for which `rule` holds.
+/// Whether the wrong indices are exactly those for which `rule` holds.
 template <class Rule>
 bool exactly(const std::set<std::int64_t>& wrong, std::int64_t extent, Rule rule) {
   for (std::int64_t i = 0; i < extent; ++i)
@@ -228,7 +230,7 @@ bool exactly(const std::set<std::int64_t>& wrong, std::int64_t extent, Rule rule
   return true;
 }
 
-/// Whether `rule` holds for all wrong indices, and not for all.
+/// Whether `rule` holds for all wrong indices, but not for all indices.
 template <class Rule>
 bool only(const std::set<std::int64_t>& wrong, std::int64_t extent, Rule rule) {
   for (const std::int64_t i : wrong)
@@ -245,7 +247,7 @@ std::string token_rule(const std::set<std::int64_t>& wrong, std::int64_t extent,
   const auto holds = [&](auto rule) {
     return only(wrong, extent, [&](std::int64_t i) { return counts(i) && rule(token(i)); });
   };
-  const auto sometimes_not = [&](auto rule) {  // among those that count
+  const auto sometimes_not = [&](auto rule) {  // not for all indices that count
     for (std::int64_t i = 0; i < extent; ++i)
       if (counts(i) && !token(i).padding && !rule(token(i))) return true;
     return false;
@@ -326,7 +328,8 @@ std::string axis_text(const Case& c, const Tensor& tensor, std::size_t d,
     return fmt::format("only even {}", plural(axis));
   std::int64_t pieces = 0;
   for (const std::int64_t i : wrong) pieces += !wrong.contains(i - 1);
-  if (pieces > 4 && static_cast<std::int64_t>(wrong.size()) * 4 > extent) return "";  // no pattern
+  // Many pieces that are much of the extent: no pattern worth a sentence.
+  if (pieces > 4 && static_cast<std::int64_t>(wrong.size()) * 4 > extent) return "";
   return fmt::format("only {} {}", wrong.size() == 1 ? axis : plural(axis), ranges(wrong));
 }
 
@@ -404,7 +407,8 @@ double largest_error(const std::vector<double>& a, const std::vector<double>& e)
   return largest;
 }
 
-/// What the candidate must not write counts as right here: Touched has looked at it.
+/// The values of a run's result. Elements that must not be written get the truth: Touched checks
+/// them.
 std::vector<double> results_of(const Case& c, const Tensor& tensor, const Bytes& run,
                                const std::vector<double>& truth) {
   std::vector<double> values = values_in(tensor, run.data() + offset_of(c, tensor));
@@ -455,7 +459,7 @@ bool agrees(const JudgedKernel& operation, const Case& c, const Answer& candidat
             std::string_view mistake) try {
   const Answer truth = operation.truth(c, mistake);
   for (const auto& [name, values] : truth) {
-    // Far away: no need to compute the yardstick as well.
+    // A candidate far from the mistake's answer needs no comparison by the yardstick.
     double difference = 0, size = 0;
     for (std::size_t i = 0; i < values.size(); ++i) {
       if (off(candidate.at(name)[i], values[i], std::numeric_limits<double>::infinity()))
@@ -472,7 +476,7 @@ bool agrees(const JudgedKernel& operation, const Case& c, const Answer& candidat
       return false;
   return true;
 } catch (const ContractViolation&) {
-  return false;  // the mistake has no meaning for this case
+  return false;  // the mistake does not change this case's answer
 }
 
 Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseRuns& runs) {

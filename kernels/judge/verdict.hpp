@@ -1,5 +1,5 @@
-// Turns the runs of a case into findings, errors beside the yardstick, and the place of what is
-// wrong.
+// Turns the runs of a case into findings, errors beside the yardstick, and descriptions of the
+// wrong elements' positions.
 #pragma once
 
 #include "kernels/judge/run.hpp"
@@ -11,29 +11,29 @@ namespace lockstep::judging {
 struct Measured {
   std::string name;
   Verdict verdict;
-  std::string where;  ///< of what is wrong
+  std::string where;  ///< positions of the wrong elements
 };
 
 struct Judgement {
-  std::vector<Finding> findings;  ///< in the order of their kinds
+  std::vector<Finding> findings;  ///< sorted by kind
   std::vector<Measured> measured;
-  std::vector<std::string> agrees_with;  ///< ids of mistakes
+  std::vector<std::string> agrees_with;  ///< ids of mistakes that give the candidate's answer
   std::string stage;
-  Answer answer;  ///< of the first run, what it must not write replaced by the truth
+  Answer answer;  ///< of the first run; elements that must not be written count as right
 
   bool wrong() const;  ///< a state or output is beyond the yardstick
 };
 
 Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseRuns& runs);
 
-/// What timed calls say, of whose results the first wrong ones, on this case's inputs, are judged:
-/// numbers beyond the yardstick, or other bits than without a clock; and what the candidate's
-/// process said of their time.
+/// Findings of a case's timed calls. The results of the first wrong call, which had this case's
+/// input, are judged: values beyond the yardstick, or other bits than in the untimed run. A time
+/// that the judge's clock contradicts is a finding too.
 std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case& c,
                                        const TimedRuns& calls);
 
-/// Whether a definition with a mistake is what the candidate computes; false where it cannot be
-/// told.
+/// Whether the candidate's answer is that of the definition with `mistake`; false if the case
+/// cannot tell.
 bool agrees(const JudgedKernel& operation, const Case& c, const Answer& candidate,
             std::string_view mistake);
 

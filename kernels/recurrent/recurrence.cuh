@@ -38,8 +38,7 @@
 // A verification that stores no states of its own tokens can treat a few tokens as a chunk, as
 // prefill does (Op::kHasChunks). All tokens of the chunk multiply the state before the chunk, in
 // one small matrix product on the tensor cores; the tokens' influence on each other goes through
-// inner products of their vectors, which a block computes once for all its rows. Such an Op also
-// provides
+// inner products of their vectors, which a block computes once for all its rows. Such an Op has
 //   - Op::Scalars::alpha: the decay by which a token multiplies the state
 //   - Op::pair_products<Layout>(staged, earlier, later, products): the inner products of the later
 //     token's two column vectors with the earlier token's first one

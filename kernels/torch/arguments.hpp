@@ -1,9 +1,9 @@
-// Arguments of an operator torch.ops.lockstep.*, as its files read them: from the dispatcher's
-// stack, as views for kernels and references, checked by name.
+// Arguments of an operator torch.ops.lockstep.*: taken from the dispatcher's stack, checked by
+// name, and passed on as views for kernels and references.
 //
-// An operator is a struct that derives from Arguments: its schema, its arguments in the order of
-// the schema, and what it does: cpu(), cuda(), meta(). It is registered at its file's foot
-// (operator.hpp).
+// An operator is a struct that derives from Arguments. It has its schema, its arguments as members
+// in the order of the schema, and the functions cpu(), cuda() and meta(). It is registered at its
+// file's foot (operator.hpp).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -27,8 +27,8 @@ using MaybeNumber = std::optional<double>;
 
 // --- Arguments ----------------------------------------------------------------------------------
 
-/// The arguments of a call, one after the other, in the order of the schema. An operator derives
-/// from it, and its members take theirs.
+/// The arguments of a call, in the order of the schema. Each member of an operator takes the next
+/// one when it is initialised.
 class Arguments {
  public:
   Arguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack)
@@ -58,7 +58,7 @@ class Arguments {
   std::optional<at::Device> device_;
 };
 
-/// "x is expected to be …; got …"
+/// Throws "x is expected to be ...; got ..." unless `holds`.
 template <class Expected, class Got>
 void expect(bool holds, const char* argument, const Expected& expected, const Got& got) {
   TORCH_CHECK(holds, argument, " is expected to be ", expected, "; got ", got);
@@ -85,7 +85,7 @@ inline void expect_float(const Tensor& tensor, const char* argument) {
          "float32, bfloat16 or float16", type);
 }
 
-/// Numbers that may have a scale beside them.
+/// Expects a floating-point type, or float8_e4m3fn (numbers with a scale).
 inline void expect_float_or_e4m3(const Tensor& tensor, const char* argument) {
   if (tensor.scalar_type() != at::kFloat8_e4m3fn) expect_float(tensor, argument);
 }
@@ -94,7 +94,7 @@ inline void expect_type(const MaybeTensor& tensor, at::ScalarType type, const ch
   if (tensor) expect(tensor->scalar_type() == type, argument, type, tensor->scalar_type());
 }
 
-/// Elements of a row lie side by side.
+/// Expects a contiguous last dimension.
 inline void expect_contiguous_rows(const MaybeTensor& tensor, const char* argument) {
   if (tensor)
     TORCH_CHECK(tensor->size(-1) <= 1 || tensor->stride(-1) == 1, argument,
@@ -102,7 +102,7 @@ inline void expect_contiguous_rows(const MaybeTensor& tensor, const char* argume
                 tensor->strides());
 }
 
-/// Where the first is given, so are the others, or none of them.
+/// Expects both arguments, or neither.
 inline void expect_together(const MaybeTensor& a, const MaybeTensor& b, const char* arguments) {
   expect(a.has_value() == b.has_value(), arguments, "both given, or neither", "one of them");
 }
@@ -162,8 +162,8 @@ inline std::optional<float> as_float(const MaybeNumber& number) {
   return number ? std::optional(static_cast<float>(*number)) : std::nullopt;
 }
 
-/// What a kernel takes of rows and slots, on either device and without a look at their values: a
-/// batch of at most 65535 rows, and lists and tables that have as many.
+/// Checks the rows and slots of a call for both devices, without reading their values: at most
+/// 65535 rows, and lists and tables of as many rows.
 inline void check_rows(const MaybeTensor& query_start_loc, const StateSlots& slots,
                        std::int64_t tokens) {
   const auto starts = indices_of(query_start_loc, "query_start_loc");
@@ -187,7 +187,7 @@ inline void check_rows(const MaybeTensor& query_start_loc, const StateSlots& slo
          slots.out_table ? "a table" : "a list");
 }
 
-/// Of a recurrence: counts of accepted tokens say which column of a table is read.
+/// The same for a recurrence, where counts of accepted tokens need a table: they select its column.
 inline void check_recurrence_rows(const MaybeTensor& query_start_loc, const StateSlots& slots,
                                   std::int64_t tokens) {
   check_rows(query_start_loc, slots, tokens);
@@ -195,7 +195,7 @@ inline void check_recurrence_rows(const MaybeTensor& query_start_loc, const Stat
          "absent without a table of state_indices", "given");
 }
 
-/// The states [slots, heads, rows, columns] of a recurrence, of sizes that its kernels take.
+/// Expects the states [slots, heads, rows, columns] of a recurrence in sizes that its kernels take.
 inline void expect_states(const Tensor& state, const char* letters) {
   expect_rank(state, "state", 4);
   const bool fits = state.size(1) <= 65535 && 1 <= state.size(2) && state.size(2) <= 65536 &&
@@ -205,8 +205,8 @@ inline void expect_states(const Tensor& state, const char* letters) {
          state.sizes());
 }
 
-/// A tensor of `shape`, or of its first `rank` dimensions, whose numbers stand for the other ones:
-/// dt [T, H] for [T, H, P], A [H] for [H, P, N].
+/// The tensor expanded to `shape`: it has that shape already, or its first `rank` dimensions, whose
+/// numbers are repeated along the others (dt [T, H] for [T, H, P], A [H] for [H, P, N]).
 inline Tensor repeated(const Tensor& tensor, const char* argument, at::IntArrayRef shape,
                        std::size_t rank) {
   const at::IntArrayRef first = shape.slice(0, rank);
@@ -221,15 +221,15 @@ inline MaybeTensor repeated(const MaybeTensor& tensor, const char* argument, at:
   return tensor ? MaybeTensor(repeated(*tensor, argument, shape, rank)) : MaybeTensor();
 }
 
-/// What a kernel returns: contiguous, in the shape and type of an input. Shapes may be symbols.
+/// A new contiguous tensor in the shape and type of x, for a result. Sizes may be symbolic.
 inline Tensor like(const Tensor& x) {
   return at::empty_symint(x.sym_sizes(), x.options());
 }
 
 // --- The CPU: references in float ---------------------------------------------------------------
 
-/// The elements of a tensor in float. Repeated elements (stride 0) stay repeated: references look
-/// for one number per head.
+/// The elements of a tensor in float. Repeated elements (stride 0) stay repeated, because
+/// references recognise one number per head by its strides.
 template <std::size_t Rank>
 class HostTensor {
  public:
@@ -239,7 +239,7 @@ class HostTensor {
     expect_rank(*tensor, argument, Rank);
     copy(*tensor);
   }
-  /// A state, which may have narrow numbers.
+  /// Copies a state, which may be in int8 or e4m3.
   explicit HostTensor(const MaybeTensor& state) {
     if (state) copy(*state);
   }
@@ -253,7 +253,8 @@ class HostTensor {
     return values_.defined() ? std::optional(out()) : std::nullopt;
   }
 
-  /// Elements that changed go to the tensor; the others keep their bits, NaN among them.
+  /// Writes the elements that changed back to the tensor; the others keep their bits, also if they
+  /// are NaN.
   void write_back() const {
     if (!values_.defined()) return;
     constexpr at::ScalarType kBits[] = {at::kByte, at::kByte, at::kShort, at::kInt, at::kInt};
@@ -262,7 +263,7 @@ class HostTensor {
     const Tensor target = tensor_.view(bits);
     target.copy_(at::where(changed, values_.to(tensor_.scalar_type()).view(bits), target));
   }
-  /// The elements in another type.
+  /// The elements converted to `type`.
   Tensor as(at::ScalarType type) const { return values_.to(type); }
 
  private:
@@ -287,8 +288,8 @@ inline StoragePoints storage_of(const Tensor& out, const Tensor& state) {
   return {.state = format_of(state), .output = format_of(out)};
 }
 
-/// The rules on the values of slots, which the GPU cannot ask for: by the names of the arguments.
-/// Where states are only read, rows may share.
+/// Checks the values of slots, which only the CPU can read: the GPU skips bad ones. With read_only,
+/// rows may share a slot.
 inline void check_host_slots(const Rows& rows, std::int64_t slot_count, bool read_only) {
   const std::int64_t N = row_count(rows.query_start_loc, rows.tokens);
   const StateSlots& s = rows.slots;
@@ -302,14 +303,14 @@ inline void check_host_slots(const Rows& rows, std::int64_t slot_count, bool rea
   }
 }
 
-/// For a verification that leaves nothing behind: where the references put its states.
+/// Snapshots for the reference of a verification that returns none.
 inline MaybeTensor scratch_snapshots(const Tensor& state, std::int64_t tokens) {
   std::vector<std::int64_t> shape = state.sizes().vec();
   shape[0] = tokens;
   return at::empty(shape, state.options().dtype(at::kFloat));
 }
 
-/// What a replay is told of each row.
+/// Checks the arguments of a replay: rows, slots, accepted counts and nodes.
 inline void check_replay(const MaybeTensor& query_start_loc, const StateSlots& slots,
                          std::int64_t tokens, const Tensor& accepted, const MaybeTensor& nodes) {
   check_recurrence_rows(query_start_loc, slots, tokens);
@@ -322,7 +323,7 @@ inline void check_replay(const MaybeTensor& query_start_loc, const StateSlots& s
   if (nodes) expect_shape(nodes, "nodes", "[N, most]", {N, nodes->size(1)});
 }
 
-/// A list of slots of a pool, on the CPU. A number below 0 is left out of a move.
+/// A list of slots of a pool, on the CPU. Numbers below 0 are allowed: their moves are skipped.
 inline IndexView host_slots(const Tensor& list, const char* argument, std::int64_t slots) {
   const IndexView view = indices_of<1>(list, argument);
   for (std::int64_t i = 0; i < view.extent(0); ++i)
@@ -331,7 +332,8 @@ inline IndexView host_slots(const Tensor& list, const char* argument, std::int64
   return view;
 }
 
-/// body(a view of Rank dimensions) of elements that are moved and never computed with: as bits.
+/// Calls body with a view of the elements as unsigned integers of their size, for moves that never
+/// compute with them.
 template <std::size_t Rank, class Body>
 void with_bits(const Tensor& tensor, const char* argument, Body body) {
   switch (tensor.element_size()) {
@@ -343,8 +345,8 @@ void with_bits(const Tensor& tensor, const char* argument, Body body) {
   }
 }
 
-/// body(TensorView [a, b, elements of a state]) of a tensor [a, b, ...] of any strides, which body
-/// may write.
+/// Calls body with a view [a, b, elements of a state] of a tensor [a, b, ...] of any strides; what
+/// body writes reaches the tensor.
 template <class Body>
 void with_states_as_rows(const Tensor& tensor, const char* argument, Body body) {
   const Tensor flat = tensor.dim() == 2 ? tensor.unsqueeze(2) : tensor.flatten(2);
@@ -379,7 +381,7 @@ std::optional<TensorView<T, Rank>> maybe_view(const MaybeTensor& tensor, at::Sca
 template <class T>
 struct TypeOf {};
 
-/// body(TypeOf<T>, TypeOf<S>) for the types of activations and states.
+/// Calls body(TypeOf<T>, TypeOf<S>) with the types of activations and states.
 template <class Body>
 void with_types(const Tensor& x, const Tensor& state, Body body) {
   using kernels::Bf16;
@@ -401,7 +403,7 @@ void with_types(const Tensor& x, const Tensor& state, Body body) {
               x.scalar_type(), " and ", state.scalar_type());
 }
 
-/// Likewise, of states in narrow numbers with scales.
+/// The same for states in int8 or e4m3 with scales.
 template <class Body>
 void with_scaled_types(const Tensor& x, const Tensor& state, Body body) {
 #ifdef LOCKSTEP_ALL_SHAPES

@@ -17,7 +17,7 @@ constexpr std::int64_t kMlaWidth = 576;
 #ifdef LOCKSTEP_HAS_CUDA
 constexpr std::int64_t kPromptWidth = 192, kPromptValues = 128;
 
-/// run(T{}) for the type of the tensor `x`.
+/// Calls run(T{}) with T the type of tensor x.
 template <class Run>
 auto of_type(const Tensor& x, const char* argument, Run run) {
 #ifdef LOCKSTEP_ALL_SHAPES
@@ -71,10 +71,10 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
     expect_kv_scale(kv_scale, kv_cache);
   }
 
-  /// Of 656 bytes: reference/attention/latent_token.hpp.
+  /// Whether the cache has tokens of 656 bytes (reference/attention/latent_token.hpp).
   bool in_tokens() const { return kv_cache.scalar_type() == at::kByte; }
 
-  /// The cache's values, float32; those of numbers in e4m3 before their scale.
+  /// The cache's values in float32; numbers in e4m3 without kv_scale.
   Tensor values() const {
     if (!in_tokens()) return kv_cache.to(at::kFloat);
     const Tensor tokens = kv_cache.contiguous();
@@ -139,7 +139,7 @@ mla_decode(Tensor q, Tensor kv_cache, Tensor block_table, Tensor seq_lens, float
 
   template <class T, class C>
   Result run(const Result& results) const {
-    // The kernel wants a request's rows evenly apart.
+    // The kernel needs one stride between all rows (query and head) of a request.
     const bool even = q.size(1) == 1 || q.size(2) == 1 || q.stride(1) == q.size(2) * q.stride(2);
     const Tensor queries = even ? in_whole_rows(q) : q.clone(at::MemoryFormat::Contiguous);
     const auto& [out, lse] = results;

@@ -83,7 +83,8 @@ causal_conv1d_update(Tensor x, Tensor(a!) conv_state, Tensor weight, Tensor? bia
     return out.as(x.scalar_type());
   }
 
-  /// The history and the drafts of a row with a slot have their columns in a speculative state.
+  /// Checks that a speculative state has columns for the history and the drafts of each row with a
+  /// slot.
   void check_columns(const Rows& rows) const {
     const auto accepted = indices_of(num_accepted_tokens, "num_accepted_tokens");
     const std::int64_t most = conv_state.size(2) - (weight.size(1) - 1) + 1;

@@ -12,13 +12,13 @@
 namespace lockstep::torch_ops {
 namespace {
 
-/// Tokens of a gated delta rule, and what makes gates of a and b.
+/// Tokens of a gated delta rule, and A_log and dt_bias, which turn the raw a and b into gates.
 struct GatedDeltaArguments {
-  MaybeTensor q;  ///< absent: k stands there, and nobody looks
+  MaybeTensor q;  ///< absent in a replay, which never reads q: k is passed in its place
   Tensor k, v, g, beta;
   MaybeTensor query_start_loc;
   MaybeTensor A_log, dt_bias;
-  bool fold = false;  ///< their names begin with fold_
+  bool fold = false;  ///< the arguments' names begin with fold_
 
   const char* name(const char* plain, const char* folded) const { return fold ? folded : plain; }
   const char* k_name() const { return name("k", "fold_k"); }
@@ -68,7 +68,7 @@ struct GatedDeltaArguments {
 #endif
 };
 
-/// The same as the reference takes them.
+/// The same arguments in float, as the reference takes them.
 class HostGatedDelta {
  public:
   HostGatedDelta(const GatedDeltaArguments& x, const Tensor& state)
@@ -87,7 +87,7 @@ class HostGatedDelta {
     in.g = gates_.g;
     in.beta = gates_.beta;
   }
-  HostGatedDelta(const HostGatedDelta&) = delete;  // `in` looks at the members
+  HostGatedDelta(const HostGatedDelta&) = delete;  // `in` has views of the members
   HostGatedDelta& operator=(const HostGatedDelta&) = delete;
   ~HostGatedDelta() = default;
 
@@ -129,7 +129,7 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
     return slots_of(state_indices, state_out_indices, num_accepted_tokens, pad_slot_id);
   }
   GatedDeltaArguments tokens() const { return {q, k, v, g, beta, query_start_loc, A_log, dt_bias}; }
-  /// The tokens of an earlier verification that are to be committed first.
+  /// The tokens of an earlier verification, whose accepted ones are committed first.
   std::optional<GatedDeltaArguments> fold() const {
     const bool any = fold_k || fold_v || fold_g || fold_beta || fold_num_accepted_tokens;
     expect(any == (fold_k && fold_v && fold_g && fold_beta && fold_num_accepted_tokens),
@@ -143,7 +143,7 @@ gated_delta_rule_update(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Ten
 
   Tensor meta() const { return like(v); }
 
-  /// The rules of both devices, but for values of indices.
+  /// Checks the arguments for both devices, without reading values of indices.
   void check() const {
     tokens().check(state);
     const std::int64_t T = k.size(0);
@@ -309,7 +309,8 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
   PrefillArguments rows() const {
     return {false, query_start_loc, {}, state_indices, has_initial_state, pad_slot_id};
   }
-  /// What has the shape and the type of states, if anything has.
+  /// A tensor with the shape and type of states: the state or boundary_states; nothing if neither
+  /// is given.
   MaybeTensor states() const { return state ? state : boundary_states; }
   GatedDeltaArguments tokens() const { return {q, k, v, g, beta, query_start_loc, A_log, dt_bias}; }
 
@@ -371,7 +372,7 @@ gated_delta_rule_prefill(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Te
               maybe_view<S, 4>(boundary_states, pool.scalar_type(), "boundary_states"),
           .boundary_every = boundary_every,
           .form = whole_rows ? kernels::PrefillForm::whole_rows : kernels::PrefillForm::automatic};
-      // Counters at its beginning are 0 before a call.
+      // The counters at the beginning of the workspace must be 0 before a call.
       const kernels::PrefillWorkspace sizes = kernels::prefill_workspace(in);
       Tensor workspace;
       if (sizes.bytes > 0) {

@@ -1,12 +1,12 @@
-// What the operators of latent attention share: the scale of a cache, a lane for each stream, and
-// rows as kernels want them.
+// Shared by the operators of latent attention: the check of a cache's scale, a lane for each
+// stream, and aligned rows.
 #pragma once
 
 #include "kernels/torch/operator.hpp"
 
 namespace lockstep::torch_ops {
 
-/// One number, with a cache in e4m3 alone.
+/// Expects kv_scale to be one number, and to be given only with a cache in e4m3.
 inline void expect_kv_scale(const MaybeTensor& kv_scale, const Tensor& kv_cache) {
   const bool scaled = kv_cache.scalar_type() == at::kFloat8_e4m3fn;
   expect(!kv_scale || scaled, "kv_scale", "absent without a cache of float8_e4m3fn", "given");
@@ -23,7 +23,9 @@ inline void expect_kv_scale(const MaybeTensor& kv_scale, const Tensor& kv_cache)
 
 namespace lockstep::torch_ops {
 
-/// Calls on different streams may run at the same time. A captured call has its stream's lane.
+/// The lane (mla_decode.hpp) of a stream: calls on different streams may run at the same time, so
+/// each stream gets a lane of its own. A captured call keeps the lane of the stream it was captured
+/// on.
 inline int lane_of(cudaStream_t stream) {
   static std::mutex mutex;
   static std::map<cudaStream_t, int> lanes;
@@ -32,7 +34,8 @@ inline int lane_of(cudaStream_t stream) {
   return place->second;
 }
 
-/// Kernels want a last dimension that is contiguous, and every row at whole 16 bytes.
+/// x, or a contiguous copy unless its last dimension is contiguous and every row begins at a
+/// multiple of 16 bytes.
 inline Tensor in_whole_rows(const Tensor& x) {
   bool rows = x.stride(-1) == 1 && reinterpret_cast<std::uintptr_t>(x.data_ptr()) % 16 == 0;
   for (std::int64_t i = 0; i + 1 < x.dim(); ++i)

@@ -1,4 +1,4 @@
-// What the operators over latents share: caches of latents, values on the CPU, rotation.
+// Shared by the operators over latents: caches of latents, values on the CPU, rotation.
 #pragma once
 
 #include "kernels/torch/lanes.hpp"
@@ -11,21 +11,21 @@
 
 namespace lockstep::torch_ops {
 
-constexpr double kEps = 1e-6;  ///< of DeepSeek's norms
+constexpr double kEps = 1e-6;  ///< epsilon of DeepSeek's norms
 
 inline bool in_e4m3(const Tensor& x) {
   return x.scalar_type() == at::kFloat8_e4m3fn;
 }
 
-/// A matrix, or a batch of matrices, in float.
+/// The values of a matrix, or of a batch of matrices, in float.
 template <std::size_t Rank>
 HostTensor<Rank> host_values(const Tensor& x, const char* argument) {
   expect_rank(x, argument, Rank);
   return HostTensor<Rank>(MaybeTensor(x));
 }
 
-/// A cache of latents, of numbers or of tokens of 656 bytes. width: of a latent and its rotary
-/// part; without one, that of the cache.
+/// Checks a cache of latents: floating-point values, numbers in e4m3, or tokens of 656 bytes.
+/// `width` is that of a latent with its rotary part; without it any width is taken.
 inline void check_cache(const Tensor& cache, std::optional<std::int64_t> width,
                         const MaybeTensor& kv_scale) {
   expect_rank(cache, "kv_cache", 3);
@@ -43,13 +43,13 @@ inline float scale_of(const MaybeTensor& kv_scale) {
   return kv_scale ? kv_scale->item<float>() : 1.0f;
 }
 
-/// The place of a slot in a cache [pages, page, …], or none.
+/// The place of a slot in a cache [pages, page, ...]; nothing if the number is no slot.
 inline MaybeTensor place_of(const Tensor& cache, std::int64_t slot) {
   if (slot < 0 || slot >= cache.size(0) * cache.size(1)) return {};
   return cache[slot / cache.size(1)][slot % cache.size(1)];
 }
 
-/// Latents [T, width] into their slots.
+/// Writes latents [T, width] to their slots.
 inline void store(const Tensor& latents, const IndexView& slots, const Tensor& cache,
                   const MaybeTensor& kv_scale, bool power_of_two) {
   for (std::int64_t t = 0; t < latents.size(0); ++t) {
@@ -70,7 +70,7 @@ inline void store(const Tensor& latents, const IndexView& slots, const Tensor& c
   }
 }
 
-/// What the slot of a token stands for, into a row [width].
+/// Reads the values of a token's place into `row` [width].
 inline void load(const Tensor& place, const MaybeTensor& kv_scale, const Tensor& row) {
   if (place.scalar_type() != at::kByte) {
     row.copy_(place.to(at::kFloat) * scale_of(kv_scale));
@@ -83,7 +83,7 @@ inline void load(const Tensor& place, const MaybeTensor& kv_scale, const Tensor&
   std::copy(x.begin(), x.end(), row.data_ptr<float>());
 }
 
-/// The place of token i of request r in a cache [pages, page, …].
+/// The place of token i of request r in a cache [pages, page, ...].
 inline Tensor cached_place(const Tensor& cache, const IndexTable& table, std::int64_t r,
                            std::int64_t i) {
   const std::int64_t page = cache.size(1), number = table(r, i / page);
@@ -101,7 +101,7 @@ inline reference::RopePairs pairs_of(bool interleaved) {
 }
 
 #ifdef LOCKSTEP_HAS_CUDA
-/// `run` of a value of the type that kernels see in the cache.
+/// Calls run(C{}) with C the type that kernels use for the cache.
 template <class Run>
 auto of_cache(const Tensor& cache, Run run) {
   if (in_e4m3(cache)) return run(kernels::E4m3());

@@ -36,7 +36,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
   const bool read_only = flag();
   const MaybeTensor stash_decay = maybe_tensor(), stash_dt = maybe_tensor();
   const std::optional<std::int64_t> rand_seed = maybe_integer();
-  const std::optional<std::int64_t> scale_block = maybe_integer();  ///< numbers that share a scale
+  const std::optional<std::int64_t> scale_block = maybe_integer();  ///< elements that share a scale
 
   StateSlots slots() const {
     return slots_of(state_indices, state_out_indices, num_accepted_tokens, pad_slot_id);
@@ -50,7 +50,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
   MaybeTensor wide_D() const { return repeated(D, "D", {x.size(1), x.size(2)}, 1); }
   MaybeTensor wide_bias() const { return repeated(dt_bias, "dt_bias", {x.size(1), x.size(2)}, 1); }
 
-  /// The rules of both devices, but for values of indices.
+  /// Checks the arguments for both devices, without reading values of indices.
   void check() const {
     expect_rank(x, "x", 3);
     expect_float(x, "x");
@@ -78,7 +78,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
     check_stash();
     check_scales();
   }
-  /// B of [T, G, N], in the type of x or float32.
+  /// Expects B [T, G, N] in the type of x or float32.
   static void check_vectors(const Tensor& B, const Tensor& x) {
     expect_rank(B, "B", 3);
     const std::int64_t T = x.size(0), H = x.size(1), G = B.size(1), N = B.size(2);
@@ -118,7 +118,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
     expect_shape(*state_scale, "state_scale", "[slots, H, P, ceil(N / scale_block)]",
                  {state.size(0), x.size(1), x.size(2), (B.size(2) + block() - 1) / block()});
   }
-  /// Numbers that share a scale: a whole row, if nothing is said.
+  /// Elements that share a scale; without scale_block a whole row.
   std::int64_t block() const { return scale_block.value_or(B.size(2)); }
 
   Tensor cpu() const {
@@ -166,7 +166,7 @@ selective_state_update(Tensor(a!) state, Tensor x, Tensor dt, Tensor A, Tensor B
     return out.as(x.scalar_type());
   }
 
-  /// exp(A d_t) and d_t of the rows that have a slot.
+  /// Writes exp(A d_t) and d_t of the rows that have a slot to the stash.
   void stash(const reference::Mamba2Inputs<float>& in) const {
     const reference::Mamba2Stash<float> all = reference::mamba2_stash(in);
     const auto decay = view_of<float, 2>(*stash_decay, "stash_decay");

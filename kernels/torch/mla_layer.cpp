@@ -11,8 +11,8 @@
 namespace lockstep::torch_ops {
 namespace {
 
-/// What lies in front of attention and behind it. H heads, of dn columns without a position and dr
-/// with one, and dv of values; latents are dc wide.
+/// The projections before and after attention. H heads, with dn columns without rotation, dr with
+/// rotation, and dv of values; a latent has dc columns.
 struct Projections {
   const Tensor &hidden, &positions, &slots, &qkv_a;
   const MaybeTensor& q_a_norm;
@@ -54,7 +54,7 @@ struct Projections {
     return reference::mla_project<float>(x.in(), indices_of<1>(positions, "positions"), layer,
                                          rope_of(frequencies, magnitude));
   }
-  /// Hidden states of heads [T, H, dv].
+  /// The hidden states that o_proj makes of the heads' outputs [T, H, dv].
   Tensor result(const Array<float, 3>& heads) const {
     const auto o = host_values<2>(o_proj, "o_proj");
     const HostTensor<2> out{MaybeTensor(at::zeros(hidden.sizes(), at::kFloat))};
@@ -91,7 +91,7 @@ struct Projections {
 #endif
 };
 
-/// w_kc [H, dc, dn] and w_vc [H, dv, dc], in e4m3 with scales.
+/// The absorbing weights w_kc [H, dc, dn] and w_vc [H, dv, dc]; in e4m3 with scales.
 struct Absorbing {
   const Tensor &w_kc, &w_vc;
   const MaybeTensor &w_kc_scale, &w_vc_scale;
@@ -106,7 +106,7 @@ struct Absorbing {
     check_scale(w_kc_scale, "w_kc_scale", {H, dc, dn});
     check_scale(w_vc_scale, "w_vc_scale", {H, w_vc.size(1), dc});
   }
-  /// One scale for the tensor, or one for each block of 128 x 128.
+  /// Expects one scale for the tensor, or one for each block of 128 x 128.
   static void check_scale(const MaybeTensor& scale, const char* argument, at::IntArrayRef w) {
     if (!scale) return;
     expect_type(scale, at::kFloat, argument);
@@ -121,7 +121,7 @@ struct Absorbing {
                   ", or 1 in place of an extent; got ", scale->sizes());
   }
 
-  /// As [H, dn, dc] and [H, dc, dv], in float.
+  /// The weights transposed to [H, dn, dc] and [H, dc, dv], in float.
   reference::MlaUpWeights<float> values() const {
     const auto turned = [](const Tensor& w, const MaybeTensor& scale) {
       Tensor x = w.to(at::kFloat);
@@ -158,7 +158,7 @@ struct Absorbing {
 #endif
 };
 
-/// Which of T tokens and of the cache belong to a request.
+/// The requests of a batch: which of the T tokens, and which places of the cache, belong to each.
 struct Requests {
   const Tensor &block_table, &seq_lens;
   const MaybeTensor& query_start_loc;
@@ -176,8 +176,8 @@ struct Requests {
     expect(query_start_loc || (B > 0 && T % B == 0), tokens, "of as many tokens for each request",
            T);
   }
-  /// body(begin, end, L, place): tokens begin … end over a context of L, whose token i is cached in
-  /// place(cache, i).
+  /// Calls body(begin, end, L, place) for each request: it has new tokens begin ... end - 1 and a
+  /// context of L tokens, of which token i is cached in place(cache, i).
   template <class Body>
   void for_each(std::int64_t page, Body body) const {
     const IndexView lengths = indices_of<1>(seq_lens, "seq_lens");
@@ -196,7 +196,7 @@ struct Requests {
 };
 
 #ifdef LOCKSTEP_HAS_CUDA
-/// The tokens as kernels take them, but for what goes in and comes out.
+/// The arguments of a kernel call without its inputs and outputs.
 template <class C>
 kernels::MlaTokens<C> tokens_of(const Requests& requests, const Tensor& positions,
                                 const Tensor& slots, const TensorView<C, 3>& cache) {
@@ -209,7 +209,7 @@ kernels::MlaTokens<C> tokens_of(const Requests& requests, const Tensor& position
           .lane = lane_of(stream())};
 }
 
-/// So many bytes where `like` is.
+/// A tensor of `bytes` bytes on the device of `like`.
 Tensor workspace_of(std::int64_t bytes, const Tensor& like) {
   return at::empty({bytes}, like.options().dtype(at::kByte));
 }
@@ -224,8 +224,8 @@ Tensor tensor_of(const Array<float, 3>& from) {
                        {from.extent(0), from.extent(1), from.extent(2)}, at::kFloat);
 }
 
-/// The absorbed form behind the projections: what is new goes into the cache, and heads
-/// [T, H, dv] come out.
+/// The absorbed form after the projections: writes the new tokens to the cache, and returns the
+/// heads' outputs [T, H, dv].
 Array<float, 3> attended(const reference::MlaProjected<float>& p,
                          const reference::MlaUpWeights<float>& up, const Requests& requests,
                          const Tensor& slots, const Tensor& cache, const MaybeTensor& kv_scale,

@@ -1,12 +1,12 @@
-// How an operator becomes torch.ops.lockstep.NAME. A file of operators ends with
+// Registers operators as torch.ops.lockstep.NAME. A file of operators ends with
 //
 //   TORCH_LIBRARY_FRAGMENT(lockstep, m) {
 //     add_operator<CausalConv1dUpdate>(m);
 //   }
 //
-// CUDA tensors go to cuda() on the current stream, CPU tensors to cpu(), and torch.compile asks
-// meta() for shapes. No operator has a gradient: where autograd would need one, the call is an
-// error instead of a result whose gradient is missing.
+// A call with CUDA tensors runs cuda() on the current stream, one with CPU tensors runs cpu(), and
+// torch.compile calls meta() for shapes. No operator has a gradient: a call with an argument that
+// requires one is an error.
 #pragma once
 
 #include "kernels/torch/arguments.hpp"
@@ -25,7 +25,7 @@ inline void push_results(torch::jit::Stack* stack, const Tensor& result) {
   torch::jit::push(*stack, result);
 }
 
-/// The operator's arguments from the stack, its results in their place.
+/// Takes the operator's arguments from the stack, runs it, and leaves its results there.
 template <class Op, auto Run>
 void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto result = [&] {
@@ -51,7 +51,8 @@ torch::CppFunction implementation(c10::DispatchKey key) {
   return torch::dispatch(key, torch::CppFunction::makeFromBoxedFunction<&boxed<Op, Run>>());
 }
 
-/// Goes on below autograd, where no argument requires a gradient.
+/// The autograd implementation: an error if an argument requires a gradient, else the call goes on
+/// to the device's implementation.
 inline void refuse_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                              torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
@@ -65,7 +66,7 @@ inline void refuse_gradients(const c10::OperatorHandle& op, c10::DispatchKeySet 
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-/// Op's schema, and what it does on each device.
+/// Registers Op's schema and its implementation for each device.
 template <class Op>
 void add_operator(torch::Library& m) {
   const std::string schema = Op::kSchema;

@@ -12,7 +12,7 @@
 namespace lockstep::torch_ops {
 namespace {
 
-/// The state, or an empty tensor that stands for its type.
+/// The state; without one an empty float32 tensor, which gives its type.
 Tensor state_or_float(const MaybeTensor& state, const Tensor& x) {
   return state ? *state : at::empty({0}, x.options().dtype(at::kFloat));
 }
@@ -138,7 +138,7 @@ ssd_prefill(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!)? state
 
   void check() const {
     rows().check(x, "x", 3, state.has_value());
-    const std::int64_t last = x.dim();  // of B and C: [.., G, N]
+    const std::int64_t last = x.dim();  // B and C [..., G, N] have as many dimensions as x
     expect_rank(B, "B", last);
     const std::int64_t G = B.size(-2), N = B.size(-1);
     std::vector<std::int64_t> steps = x.sizes().vec(), groups = x.sizes().vec();

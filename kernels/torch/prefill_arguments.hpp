@@ -1,4 +1,4 @@
-// The rows of a prefill as its operators are given them, and their rules.
+// The row arguments of the prefill operators, and their checks.
 #pragma once
 
 #include "kernels/torch/arguments.hpp"
@@ -9,19 +9,19 @@
 
 namespace lockstep::torch_ops {
 
-/// x is [T, ...] of packed rows, or [B, S, ...] with lengths.
+/// x is [T, ...] with packed rows, or (padded) [B, S, ...] with lengths.
 struct PrefillArguments {
   bool padded;
   MaybeTensor query_start_loc, context_lengths, state_indices, has_initial_state;
   std::int64_t pad_slot_id;
 
-  /// [B, S, ...] as [B S, ...].
+  /// The tensor as [tokens, ...]: a padded [B, S, ...] becomes [B S, ...].
   Tensor packed(const Tensor& tensor) const { return padded ? tensor.flatten(0, 1) : tensor; }
   MaybeTensor packed(const MaybeTensor& tensor) const {
     return tensor ? MaybeTensor(packed(*tensor)) : MaybeTensor();
   }
 
-  /// x has `rank` dimensions where it is packed.
+  /// Checks the arguments for both devices. Packed, x has `rank` dimensions; padded, one more.
   void check(const Tensor& x, const char* argument, std::int64_t rank, bool has_state) const {
     expect_rank(x, argument, padded ? rank + 1 : rank);
     expect(!padded || !query_start_loc, "query_start_loc", "absent in a padded batch", "given");
@@ -43,7 +43,7 @@ struct PrefillArguments {
   }
   StateSlots slots() const { return slots_of(state_indices, {}, {}, pad_slot_id); }
 
-  /// The rules on values of indices, which the host can read. After check().
+  /// Checks the values of indices, on the CPU; called after check().
   void check_host(const Tensor& x, const MaybeTensor& state) const {
     if (context_lengths) {
       const IndexView lengths = indices_of<1>(*context_lengths, "context_lengths");
@@ -60,7 +60,8 @@ struct PrefillArguments {
     check_host_slots(all, state->size(0), false);
   }
 
-  /// There is a place for the state at each boundary of a packed row. After check_host().
+  /// Checks that boundary_states has room for the state at every boundary; called after
+  /// check_host().
   void check_boundaries(const MaybeTensor& boundary_states, std::int64_t every,
                         std::int64_t tokens) const {
     if (!boundary_states) return;

@@ -12,7 +12,7 @@ namespace lockstep::torch_ops {
 namespace {
 
 #ifdef LOCKSTEP_HAS_CUDA
-/// body(TypeOf<S>) for the type of states, beside activations in bfloat16.
+/// Calls body(TypeOf<S>) with the type of states; activations must be bfloat16.
 template <class Body>
 void with_ring_types(const Tensor& activations, const Tensor& state, Body body) {
   expect(activations.scalar_type() == at::kBFloat16, "the type of activations and rings",
@@ -24,7 +24,7 @@ void with_ring_types(const Tensor& activations, const Tensor& state, Body body) 
 }
 #endif
 
-/// A step's rows: slots by a list, a cursor and a position each.
+/// Checks a step's rows: slots by a list, and a cursor and a position for each row.
 void check_ring_rows(const StateSlots& slots, const Tensor& cursors, const Tensor& positions,
                      std::int64_t rows) {
   expect(!slots.table, "state_indices", "a list [N]", "a table");
@@ -34,7 +34,7 @@ void check_ring_rows(const StateSlots& slots, const Tensor& cursors, const Tenso
     expect_shape(tensor, argument, "[N]", {rows});
   }
 }
-/// The rules on the values, which the GPU cannot ask for: there such a row is left out.
+/// Checks the values of slots, cursors and positions, on the CPU; the GPU skips bad rows.
 void check_host_rings(const Rows& rows, std::int64_t slots, const Tensor& cursors,
                       const Tensor& positions, std::int64_t L) {
   check_host_slots(rows, slots, false);
@@ -99,7 +99,7 @@ struct SelectiveRing {
 #endif
 };
 
-/// The same on the host.
+/// The same in float, as the reference takes it.
 struct HostSelectiveRing {
   explicit HostSelectiveRing(const SelectiveRing& ring)
       : state{MaybeTensor(ring.state)},

@@ -1,13 +1,13 @@
-// Data-parallel attention: every rank keeps the cache of its own requests; before the MLP the
-// ranks' hidden states are gathered, and after it each takes its own back. SGLang's two layouts of
-// the gathered buffer, the rule between them, and the collectives that a rank issues, as pure
-// functions of the numbers of tokens that all ranks know.
+// Data-parallel attention: every rank keeps the cache of its own requests. Before the MLP the
+// ranks' hidden states are gathered, and after it each rank takes its own rows back. This file has
+// SGLang's two layouts of the gathered buffer, the choice between them, and the collectives that a
+// rank issues, as pure functions of the token counts that all ranks know.
 //
 //   here        SGLang                        unit
 //   tokens      global_num_tokens             [ranks], 0 for an idle rank
 //   padded      rounded up to attn_tp_size    [ranks]
 //   max_len     DpPaddingMode.MAX_LEN         rank r's rows begin at r * max(padded)
-//   sum_len     DpPaddingMode.SUM_LEN         rank r's rows begin at the sum of those before
+//   sum_len     DpPaddingMode.SUM_LEN         rank r's rows begin at the sum of earlier ranks' rows
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ enum class DpPadding { max_len, sum_len };
 struct DpStep {
   std::vector<std::int64_t> tokens;  ///< [ranks]
   std::int64_t attention_ranks = 1;  ///< ranks that share one data-parallel rank's attention
-  bool extend = false;               ///< any rank has new tokens of prompts
-  bool all_to_all = false;           ///< the experts' exchange wants equal ranks (pplx, deepep)
+  bool extend = false;               ///< some rank has new tokens of prompts
+  bool all_to_all = false;           ///< the experts' exchange needs equal counts (pplx, deepep)
   bool recurrent = false;            ///< the model has recurrent layers
   bool fits_custom_all_reduce = false;
 
@@ -53,7 +53,7 @@ inline DpPadding dp_padding(const DpStep& step) {
   return 2 * sum >= step.ranks() * most ? DpPadding::max_len : DpPadding::sum_len;
 }
 
-/// Where each rank's rows stand in the gathered buffer, and how many rows that has.
+/// The first row of each rank in the gathered buffer, and the buffer's number of rows.
 struct DpLayout {
   std::vector<std::int64_t> begin;  ///< [ranks]
   std::int64_t rows;
@@ -76,8 +76,8 @@ struct Collective {
   bool operator==(const Collective& other) const = default;
 };
 
-/// What a rank issues around one MLP, in order: the same for every rank, idle ones too, or the
-/// group waits for ever.
+/// The collectives that a rank issues around one MLP, in order. They are the same for all ranks,
+/// also idle ones; otherwise the group would wait for ever.
 inline std::vector<Collective> dp_collectives(const DpStep& step, DpPadding padding) {
   const std::int64_t rows = dp_layout(step, padding).rows;
   if (padding == DpPadding::sum_len) return {{"all_reduce", rows}};
@@ -86,8 +86,8 @@ inline std::vector<Collective> dp_collectives(const DpStep& step, DpPadding padd
   return {{"attention_reduce_scatter", own}, {"all_gather", rows}, {"reduce_scatter", rows}};
 }
 
-/// The gathered rows [rows, hidden] of the ranks' own [tokens, hidden]. Rows of padding are 0 here;
-/// in SGLang's max_len they are stale, and nothing may depend on them.
+/// Gathers the ranks' hidden states [tokens, hidden] into one buffer [rows, hidden]. Padding rows
+/// are 0 here; in SGLang's max_len they hold stale values, and nothing may depend on them.
 template <class S>
 Array<S, 2> dp_gathered(const DpStep& step, DpPadding padding,
                         const std::vector<Array<S, 2>>& locals) {
@@ -102,7 +102,7 @@ Array<S, 2> dp_gathered(const DpStep& step, DpPadding padding,
   return all;
 }
 
-/// The rows of one rank out of the gathered ones.
+/// The rows of one rank, from the gathered buffer.
 template <class S>
 Array<S, 2> dp_scattered(const DpStep& step, DpPadding padding, const Array<S, 2>& all,
                          std::size_t rank) {

@@ -1,18 +1,18 @@
-// Tokens of sparse MLA caches in bytes (FlashMLA, SGLang): the latent in e4m3 with a scale for
-// every tile, and the rotary part as it is in bf16.
+// Tokens of quantised MLA caches as bytes (FlashMLA, SGLang): the latent in e4m3 with a scale for
+// each tile, and the rotary part in bf16.
 //
 // The 656-byte token, tiles of 128:
 //
-//   offset  size  holds
-//   0       512   e4m3, the latent divided by its tile's scale
+//   offset  size  contents
+//   0       512   e4m3: the latent divided by its tile's scale
 //   512      16   four float32 scales, little-endian
 //   528     128   64 bf16, little-endian
 //
-// The 584-byte token (FlashMLA's MODEL1): 448 of the latent in 7 tiles of 64, whose scales are
-// powers of two in one byte (e8m0: 2^(byte - 127)). A block of n tokens holds first all values,
-// then all scales, and is padded to a multiple of 576 bytes:
+// The 584-byte token (FlashMLA's MODEL1): the latent has 448 elements in 7 tiles of 64, whose
+// scales are powers of two in one byte (e8m0: 2^(byte - 127)). A block of n tokens holds first all
+// values, then all scales, and is padded to a multiple of 576 bytes:
 //
-//   offset           size  holds
+//   offset           size  contents
 //   576 i            448   e4m3 of token i
 //   576 i + 448      128   64 bf16
 //   576 n + 8 i        7   e8m0 scales of token i, and one byte of padding
@@ -30,8 +30,8 @@ namespace lockstep::reference {
 constexpr std::int64_t kLatent = 512, kRotary = 64, kTile = 128, kTokenBytes = 656;
 using LatentToken = std::array<std::uint8_t, kTokenBytes>;
 
-/// FlashMLA's reference rounds scales up to powers of two; SGLang's are amax / 448. Ours keeps a
-/// tile of zeros zero in both.
+/// The scale of a tile: rounded up to a power of two, as in FlashMLA's reference; or amax / 448, as
+/// in SGLang. A tile of zeros stays zero with both.
 enum class TileScale { power_of_two, exact };
 
 inline float tile_scale(double amax, TileScale kind) {
@@ -41,7 +41,7 @@ inline float tile_scale(double amax, TileScale kind) {
 
 namespace latent_detail {
 
-/// `size` bytes of `bits`, little-endian.
+/// Writes the lower `size` bytes of `bits`, little-endian.
 inline void put(std::uint8_t* bytes, std::uint32_t bits, int size) {
   for (int i = 0; i < size; ++i) bytes[i] = static_cast<std::uint8_t>(bits >> (8 * i));
 }
@@ -52,7 +52,7 @@ inline std::uint32_t get(const std::uint8_t* bytes, int size) {
   return bits;
 }
 
-/// A tile divided by its scale, as e4m3.
+/// Writes a tile, divided by its scale, in e4m3.
 template <class S>
 void put_tile(std::uint8_t* bytes, const Vector<S>& tile, double scale) {
   for (std::int64_t i = 0; i < tile.size(); ++i)
@@ -79,7 +79,7 @@ double amax_of(const Vector<S>& tile) {
 
 }  // namespace latent_detail
 
-/// x [576] = [latent; rotary part]
+/// The 656-byte token of x [576] = [latent; rotary part].
 template <class S>
 LatentToken packed_token(const Vector<S>& x, TileScale kind) {
   using namespace latent_detail;
@@ -110,13 +110,13 @@ Vector<S> unpacked_token(const LatentToken& bytes) {
 
 constexpr std::int64_t kShortLatent = 448, kShortTile = 64, kValueBytes = 576, kScaleBytes = 8;
 
-/// Bytes of a block of n tokens of 584.
+/// Bytes of a block of 584-byte tokens.
 constexpr std::int64_t latent_block_size(std::int64_t tokens) {
   const std::int64_t bytes = tokens * (kValueBytes + kScaleBytes);
   return (bytes + kValueBytes - 1) / kValueBytes * kValueBytes;
 }
 
-/// Tokens [n, 512] = [latent; rotary part] as one block.
+/// Packs tokens [n, 512] = [latent; rotary part] into one block.
 template <class S>
 std::vector<std::uint8_t> packed_block(const TensorView<const S, 2>& tokens) {
   using namespace latent_detail;
@@ -138,7 +138,7 @@ std::vector<std::uint8_t> packed_block(const TensorView<const S, 2>& tokens) {
   return block;
 }
 
-/// Token t of a block of n.
+/// The values of token t in a block of n tokens.
 template <class S>
 Vector<S> unpacked_from_block(const std::vector<std::uint8_t>& block, std::int64_t n,
                               std::int64_t t) {

@@ -4,8 +4,8 @@
 //   normal    k_h  = [Wk_h c ; k_pe], v_h = Wv_h c      o_h = attention(q_h; k_h, v_h)
 //   absorbed  q'_h = [q_nope_h Wk_h ; q_pe_h]           o_h = attention(q'_h; [c ; k_pe], c) Wv_h^T
 //
-// Both with the same scale (dn + dr)^-0.5 m^2, never that of the 576-wide query.
-// Causal is bottom-right.
+// Both forms have the scale (dn + dr)^-0.5 m^2, also the absorbed form with its 576-wide queries.
+// Causal masks are bottom-right: query i of Lq sees keys j <= Lk - Lq + i.
 //
 //   here      paper         SGLang                    shape
 //   q_nope    q^C           q_nope                    [T, H, dn]
@@ -33,7 +33,8 @@ struct MlaUpWeights {
   Array<S, 3> w_vc;  // [H, dc, dv]
 };
 
-/// kv_b_proj.weight [H (dn + dv), dc], per head first the dn rows of keys, then the dv of values.
+/// Splits kv_b_proj.weight [H (dn + dv), dc]: per head first the dn rows of keys, then the dv of
+/// values.
 template <class S>
 MlaUpWeights<S> split_kv_b(const TensorView<const S, 2>& kv_b, std::int64_t H, std::int64_t dn) {
   require(H > 0 && kv_b.extent(0) % H == 0, "kv_b_proj has the same rows for every head");
@@ -48,7 +49,7 @@ MlaUpWeights<S> split_kv_b(const TensorView<const S, 2>& kv_b, std::int64_t H, s
   return w;
 }
 
-/// The queries of a row and the latents of its keys, the queries' own included.
+/// The queries of a row, and the latents of its keys, which include the queries' own tokens.
 template <class S>
 struct MlaInputs {
   TensorView<const S, 3> q_nope;  // [T, H, dn]
@@ -57,7 +58,7 @@ struct MlaInputs {
   TensorView<const S, 2> k_pe;    // [L, dr]
 };
 
-/// [x; y; zeros] up to `width`, for heads of x [T, H, dx] and y [T, H or 1, dy].
+/// [x; y; zeros] of `width` columns, for x [T, H, dx] and y [T, H or 1, dy].
 template <class S>
 Array<S, 3> side_by_side(const TensorView<const S, 3>& x, const TensorView<const S, 3>& y,
                          std::int64_t width) {
@@ -71,15 +72,15 @@ Array<S, 3> side_by_side(const TensorView<const S, 3>& x, const TensorView<const
   return joined;
 }
 
-/// A row [L, d] seen as one head: [L, 1, d].
+/// A matrix [L, d] as one head: [L, 1, d].
 template <class S>
 TensorView<const S, 3> one_head(const TensorView<const S, 2>& x) {
   return make_view(x.data_handle(), Shape<3>{x.extent(0), 1, x.extent(1)},
                    Shape<3>{x.stride(0), 0, x.stride(1)});
 }
 
-/// Keys and values of every head from latents: [L, H, dn + dr] padded to `key_width`, and [L, H,
-/// dv] padded to `value_width` (0: not padded).
+/// Keys and values of every head, decompressed from latents: [L, H, dn + dr] padded to `key_width`,
+/// and [L, H, dv] padded to `value_width` (0: not padded).
 template <class S>
 std::pair<Array<S, 3>, Array<S, 3>> decompressed(const TensorView<const S, 2>& latent,
                                                  const TensorView<const S, 2>& k_pe,
@@ -102,7 +103,7 @@ std::pair<Array<S, 3>, Array<S, 3>> decompressed(const TensorView<const S, 2>& l
   return {side_by_side<S>(std::as_const(k_nope).view(), one_head<S>(k_pe), width), std::move(v)};
 }
 
-/// Decompressed keys and values; out [T, H, dv], lse [H, T].
+/// The normal form, over decompressed keys and values; out [T, H, dv], lse [H, T].
 template <class S>
 void mla_normal(const MlaInputs<S>& in, const MlaUpWeights<S>& w, const AttentionOptions& options,
                 TensorView<S, 3> out, TensorView<S, 2> lse) {
@@ -111,8 +112,8 @@ void mla_normal(const MlaInputs<S>& in, const MlaUpWeights<S>& w, const Attentio
   attention_row<S>(q, k, v, options, out, lse);
 }
 
-/// The first form that servers had: q, k and v padded to `width`, a cache of decompressed keys and
-/// values, the output cropped.
+/// The padded form of early servers: q, k and v padded to `width`, a cache of decompressed keys and
+/// values, and the output cropped.
 template <class S>
 void mla_padded(const MlaInputs<S>& in, const MlaUpWeights<S>& w, const AttentionOptions& options,
                 TensorView<S, 3> out, TensorView<S, 2> lse, std::int64_t width = 256) {
@@ -123,7 +124,7 @@ void mla_padded(const MlaInputs<S>& in, const MlaUpWeights<S>& w, const Attentio
   for_each_element(out, [&](const auto& i, S& e) { e = wide(i[0], i[1], i[2]); });
 }
 
-/// q' = [q_nope Wk; q_pe], [T, H, dc + dr]
+/// q' = [q_nope Wk; q_pe], [T, H, dc + dr].
 template <class S>
 Array<S, 3> absorbed_queries(const TensorView<const S, 3>& q_nope,
                              const TensorView<const S, 3>& q_pe, const MlaUpWeights<S>& w) {
@@ -137,7 +138,7 @@ Array<S, 3> absorbed_queries(const TensorView<const S, 3>& q_nope,
   return side_by_side<S>(std::as_const(q).view(), q_pe, dc + q_pe.extent(2));
 }
 
-/// o_h = a_h w_vc_h for a [T, H, dc]
+/// o_h = a_h w_vc_h for a [T, H, dc].
 template <class S>
 void project_values(const TensorView<const S, 3>& a, const MlaUpWeights<S>& w,
                     TensorView<S, 3> out) {
@@ -148,7 +149,7 @@ void project_values(const TensorView<const S, 3>& a, const MlaUpWeights<S>& w,
   }
 }
 
-/// Multi-query attention over the latents themselves.
+/// The absorbed form: multi-query attention over the latents themselves.
 template <class S>
 void mla_absorbed(const MlaInputs<S>& in, const MlaUpWeights<S>& w, const AttentionOptions& options,
                   TensorView<S, 3> out, TensorView<S, 2> lse) {
@@ -159,8 +160,8 @@ void mla_absorbed(const MlaInputs<S>& in, const MlaUpWeights<S>& w, const Attent
   project_values<S>(std::as_const(a).view(), w, out);
 }
 
-/// New tokens over themselves (causal), then over their prefix a chunk at a time, merged. The last
-/// T latents are the new tokens' own.
+/// The normal form in chunks: new tokens over themselves (causal), then over their prefix chunk by
+/// chunk, all merged. The last T latents are those of the new tokens.
 template <class S>
 void mla_chunked_prefix(const MlaInputs<S>& in, const MlaUpWeights<S>& w,
                         const AttentionOptions& options, std::int64_t chunk, TensorView<S, 3> out,
@@ -181,22 +182,22 @@ void mla_chunked_prefix(const MlaInputs<S>& in, const MlaUpWeights<S>& w,
   }
 }
 
-/// The paged latent cache. With e4m3, cache and q hold numbers of the format, and the scale is the
-/// tensor's: value = number * scale.
+/// Inputs of a decode over a paged latent cache. A cache (or q) in e4m3 holds numbers with one
+/// scale for the tensor: value = number * scale.
 template <class S>
 struct MlaDecodeInputs {
   TensorView<const S, 4> q;      // [B, Lq, H, dc + dr], absorbed
   TensorView<const S, 3> cache;  // [pages, page, dc + dr]
   IndexTable block_table;        // [B, blocks]
-  IndexView seq_lens;            // [B], the queries' tokens included
+  IndexView seq_lens;            // [B], with the queries' tokens
   double softmax_scale;
   bool causal = true;
   std::int64_t value_dim = 512;
   S kv_scale = 1;
-  S q_scale = 1;  ///< kv_scale where q is e4m3 too
+  S q_scale = 1;  ///< scale of q in e4m3 (then kv_scale)
 };
 
-/// The latents of request b, scaled: [seq_len, dc + dr].
+/// The values of request b's latents, [seq_len, dc + dr].
 template <class S>
 Matrix<S> cached_latents(const MlaDecodeInputs<S>& in, std::int64_t b) {
   const TensorView<const S, 3>& c = in.cache;
@@ -206,8 +207,8 @@ Matrix<S> cached_latents(const MlaDecodeInputs<S>& in, std::int64_t b) {
   return head_of<S>(tokens.view(), 0) * in.kv_scale;
 }
 
-/// out [B, Lq, H, value_dim], lse [B, H, Lq] in natural logarithms; a query that sees no key gives
-/// 0 and +inf.
+/// Computes out [B, Lq, H, value_dim] and lse [B, H, Lq] (natural logarithm). A query that sees no
+/// key gives output 0 and lse +infinity.
 template <class S>
 void mla_decode(const MlaDecodeInputs<S>& in, TensorView<S, 4> out, TensorView<S, 3> lse) {
   for (std::int64_t b = 0; b < in.q.extent(0); ++b) {
@@ -225,7 +226,8 @@ void mla_decode(const MlaDecodeInputs<S>& in, TensorView<S, 4> out, TensorView<S
   }
 }
 
-/// The layer's weights, as checkpoints name them. Without q_lora, q_b is q_proj and q_a is absent.
+/// The layer's weights, with the names of checkpoints. Without q_lora, q_b is q_proj and q_a is
+/// absent.
 template <class S>
 struct MlaLayer {
   std::int64_t H, dn, dr;
@@ -241,8 +243,8 @@ template <class S>
 struct MlaProjected {
   Array<S, 3> q_nope;  // [T, H, dn]
   Array<S, 3> q_pe;    // [T, H, dr], rotated
-  Array<S, 2> latent;  // [T, dc], normalised: what the cache holds
-  Array<S, 2> k_pe;    // [T, dr], rotated: likewise
+  Array<S, 2> latent;  // [T, dc], normalised, as in the cache
+  Array<S, 2> k_pe;    // [T, dr], rotated, as in the cache
 };
 
 /// Queries and cache entries of hidden states [T, hidden].

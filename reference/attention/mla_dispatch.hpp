@@ -1,10 +1,10 @@
-// Which form of latent attention a batch takes: SGLang's rules, as pure functions. The choice is
-// about speed alone; mla_by_path() runs any of the forms, and all agree.
+// The choice of a form of latent attention for a batch, by SGLang's rules, as pure functions. The
+// choice only affects speed; mla_by_path() runs any of the forms, and all agree.
 //
 //   path       form
 //   absorbed   multi-query attention over the latents                    mla_absorbed()
 //   one_shot   keys and values of the whole context, decompressed        mla_normal()
-//   chunked    the new tokens, then the prefix a chunk at a time         mla_chunked_prefix()
+//   chunked    the new tokens, then the prefix chunk by chunk            mla_chunked_prefix()
 #pragma once
 
 #include <algorithm>
@@ -18,11 +18,11 @@ enum class MlaPath { absorbed, one_shot, chunked };
 enum class MlaBackend { flashinfer, fa3, flashmla, trtllm, triton };
 
 struct MlaBatch {
-  bool extend = false;          ///< new tokens of prompts, a verification or a draft's included
-  bool speculative = false;     ///< a verification or the extension of drafts
-  bool captured = false;        ///< inside of a graph's capture
+  bool extend = false;          ///< new tokens of prompts; also a verification or drafts
+  bool speculative = false;     ///< a verification, or the extension of drafts
+  bool captured = false;        ///< during the capture of a graph
   std::int64_t prefix = 0;      ///< cached tokens of all requests
-  std::int64_t all_tokens = 0;  ///< and the new ones with them
+  std::int64_t all_tokens = 0;  ///< cached and new tokens of all requests
 };
 
 struct MlaServer {
@@ -35,7 +35,7 @@ struct MlaServer {
 constexpr std::int64_t kPrefixWorthDecompressing = 8192;
 constexpr std::int64_t kMostDecompressedAtOnce = 131072;
 
-/// SGLang 0.5.23.
+/// The rule of SGLang 0.5.23.
 inline MlaPath mla_path(MlaBackend backend, const MlaBatch& batch, const MlaServer& server) {
   const bool prompt = batch.extend && !batch.speculative;
   if (backend == MlaBackend::trtllm) {
@@ -53,7 +53,7 @@ inline MlaPath mla_path(MlaBackend backend, const MlaBatch& batch, const MlaServ
   return batch.all_tokens <= kMostDecompressedAtOnce ? MlaPath::one_shot : MlaPath::chunked;
 }
 
-/// The older rule.
+/// The rule of earlier versions.
 inline MlaPath older_mla_path(MlaBackend backend, const MlaBatch& batch, const MlaServer& server) {
   const bool prompt = batch.extend && !batch.speculative;
   const bool normal = backend == MlaBackend::flashinfer ? batch.extend && !server.radix_cache
@@ -61,13 +61,14 @@ inline MlaPath older_mla_path(MlaBackend backend, const MlaBatch& batch, const M
   return normal ? MlaPath::one_shot : MlaPath::absorbed;
 }
 
-/// Tokens of a request's prefix that one chunk of the batch holds.
+/// One chunk of the batch's prefixes: tokens begin ... begin + sizes[b] - 1 of request b.
 struct PrefixChunk {
   std::int64_t begin;
-  std::vector<std::int64_t> sizes;  ///< per request; 0 where the request's prefix has ended
+  std::vector<std::int64_t> sizes;  ///< by request; 0 if the request's prefix has ended
 };
 
-/// The batch shares a workspace of `capacity` tokens, so a chunk has capacity / B of each request.
+/// The chunks of a batch. Its B requests share a workspace of `capacity` tokens, so a chunk has at
+/// most capacity / B tokens of each.
 inline std::vector<PrefixChunk> prefix_chunks(const std::vector<std::int64_t>& prefixes,
                                               std::int64_t capacity) {
   const auto B = static_cast<std::int64_t>(prefixes.size());
@@ -85,7 +86,7 @@ inline std::vector<PrefixChunk> prefix_chunks(const std::vector<std::int64_t>& p
   return chunks;
 }
 
-/// One request by one of the forms.
+/// Attention of one request by one of the forms.
 template <class S>
 void mla_by_path(MlaPath path, const MlaInputs<S>& in, const MlaUpWeights<S>& w,
                  const AttentionOptions& options, std::int64_t chunk, TensorView<S, 3> out,

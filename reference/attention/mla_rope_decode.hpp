@@ -1,14 +1,14 @@
-// One decode step of a latent layer in one launch: the rotation of queries and of the new key, the
-// write of the new latent into its slot of the paged cache, attention over the latents, and the
-// projection to values. SGLang's fused MLA and RoPE decode; the parts are those of
-// mla_attention.hpp and rope.hpp, by which it is defined.
+// One decode step of a latent layer (SGLang's fused MLA and RoPE decode): the rotation of queries
+// and of the new key, the write of the new latent to its slot of the paged cache, attention over
+// the latents, and the projection to values. It is defined by mla_attention.hpp and
+// reference/layers/rope.hpp.
 //
 //   here          SGLang           shape
 //   q_nope        q_nope           [B, H, dn]      not absorbed
 //   q_pe          q_pe             [B, H, dr]      not rotated
 //   latent        k_nope, kv_a     [B, dc]         normalised
 //   k_pe          k_pe             [B, dr]         not rotated
-//   slots         out_cache_loc    [B]             page * page size + place; below 0: nowhere
+//   slots         out_cache_loc    [B]             page * page size + place; below 0: not stored
 //   cache         kv_buffer        [pages, page, dc + dr]
 //   out           attn_output      [B, H, dv]
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace lockstep::reference {
 
-/// cache[slot / page, slot % page] = [latent; k_pe] for every token with a slot. Padded tokens are
-/// sent to a page that no request owns, or to none.
+/// cache[slot / page, slot % page] = [latent; k_pe] for every token with a slot. Padding tokens
+/// have a slot in a page that no request owns, or none.
 template <class S>
 void write_latents(const TensorView<const S, 2>& latent, const TensorView<const S, 2>& k_pe,
                    const IndexView& slots, TensorView<S, 3> cache) {
@@ -42,7 +42,7 @@ struct MlaRopeDecodeInputs {
   IndexView positions;     // [B]
   IndexView slots;         // [B]
   IndexTable block_table;  // [B, blocks]
-  IndexView seq_lens;      // [B], the new token included
+  IndexView seq_lens;      // [B], with the new token
   double softmax_scale;
   RopePairs pairs = RopePairs::interleaved;
 };

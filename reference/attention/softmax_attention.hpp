@@ -11,8 +11,8 @@
 //   key_start_loc    cu_seqlens_k               [N + 1]
 //   out, lse         out, softmax_lse           [T, HQ, dv], [HQ, T]
 //
-// Causal is bottom-right: query i of Lq sees keys j <= Lk - Lq + i. Only visible keys are looked
-// at, so that whatever lies in unused slots (NaN too) does not matter.
+// Causal masks are bottom-right: query i of Lq sees keys j <= Lk - Lq + i. Only visible keys are
+// read, so the contents of unused slots (also NaN) do not matter.
 #pragma once
 
 #include <algorithm>
@@ -24,14 +24,14 @@
 
 namespace lockstep::reference {
 
-/// A partial result: of no key at all, out is 0 and lse is -inf.
+/// A partial result. Over no keys, out is 0 and lse is -infinity.
 template <class S>
 struct Attended {
   Vector<S> out;
   S lse;
 };
 
-/// One query over all rows of K [L, d] and V [L, dv].
+/// Attention of one query over all rows of K [L, d] and V [L, dv].
 template <class S>
 Attended<S> attend(const Vector<S>& q, const Eigen::Ref<const Matrix<S>>& K,
                    const Eigen::Ref<const Matrix<S>>& V, S scale) {
@@ -43,8 +43,8 @@ Attended<S> attend(const Vector<S>& q, const Eigen::Ref<const Matrix<S>>& K,
   return {V.transpose() * weights / sum, largest + std::log(sum)};
 }
 
-/// Attention over the union of two disjoint sets of keys. +inf (FlashMLA's lse of no key) counts as
-/// -inf; an empty side contributes nothing even where its output is NaN.
+/// Attention over the union of two disjoint sets of keys. An lse of +infinity (FlashMLA's for no
+/// keys) counts as -infinity; an empty side contributes nothing, even if its output is NaN.
 template <class S>
 Attended<S> merged(const Attended<S>& a, const Attended<S>& b) {
   const auto empty = [](const Attended<S>& side) { return std::isinf(side.lse); };
@@ -58,7 +58,7 @@ Attended<S> merged(const Attended<S>& a, const Attended<S>& b) {
   return {(weight_a * a.out + weight_b * b.out) / sum, largest + std::log(sum)};
 }
 
-/// out [T, HQ, dv], lse [HQ, T]
+/// Merges two partial results; out [T, HQ, dv], lse [HQ, T].
 template <class S>
 void merge_attention(const TensorView<const S, 3>& out_a, const TensorView<const S, 2>& lse_a,
                      const TensorView<const S, 3>& out_b, const TensorView<const S, 2>& lse_b,
@@ -72,14 +72,14 @@ void merge_attention(const TensorView<const S, 3>& out_a, const TensorView<const
     }
 }
 
-/// How many of `keys` query `i` of `queries` sees.
+/// The number of leading keys, of `keys`, that query i of `queries` sees.
 inline std::int64_t visible_keys(std::int64_t i, std::int64_t queries, std::int64_t keys,
                                  bool causal) {
   if (!causal) return keys;
   return std::clamp<std::int64_t>(keys - queries + i + 1, 0, keys);
 }
 
-/// [:, h, :] of [L, heads, d]
+/// x[:, h, :] for x [L, heads, d].
 template <class S>
 Matrix<S> head_of(const TensorView<const S, 3>& x, std::int64_t h) {
   Matrix<S> rows(x.extent(0), x.extent(2));
@@ -90,11 +90,12 @@ Matrix<S> head_of(const TensorView<const S, 3>& x, std::int64_t h) {
 struct AttentionOptions {
   double scale;
   bool causal = true;
-  /// lse of a query that sees no key: -inf, or FlashMLA's +inf.
+  /// lse of a query that sees no key: -infinity, or FlashMLA's +infinity.
   double empty_lse = -std::numeric_limits<double>::infinity();
 };
 
-/// One row of a batch: q [Lq, HQ, d] over k [Lk, HKV, d] and v [Lk, HKV, dv]. lse is [HQ, Lq].
+/// Attention of one row of a batch: q [Lq, HQ, d] over k [Lk, HKV, d] and v [Lk, HKV, dv]; lse is
+/// [HQ, Lq].
 template <class S>
 void attention_row(const TensorView<const S, 3>& q, const TensorView<const S, 3>& k,
                    const TensorView<const S, 3>& v, const AttentionOptions& options,
@@ -114,13 +115,13 @@ void attention_row(const TensorView<const S, 3>& q, const TensorView<const S, 3>
   }
 }
 
-/// [HQ, begin:end] of an lse
+/// lse[:, begin:end], the part of a row.
 template <class S>
 TensorView<S, 2> lse_of_row(const TensorView<S, 2>& lse, const RowRange& row) {
   return transposed(cut(transposed(lse), row.begin, row.end));
 }
 
-/// Packed keys.
+/// Attention over packed keys.
 template <class S>
 void softmax_attention(const TensorView<const S, 3>& q, const TensorView<const S, 3>& k,
                        const TensorView<const S, 3>& v, const IndexView& query_start_loc,
@@ -136,8 +137,8 @@ void softmax_attention(const TensorView<const S, 3>& q, const TensorView<const S
   }
 }
 
-/// The first `length` tokens of a request, out of pages [pages, page, heads, d]. Entries of the
-/// block table after them are not looked at.
+/// The first `length` tokens of a request, from pages [pages, page, heads, d]. Later entries of the
+/// block table are not read.
 template <class S>
 Array<S, 3> gathered_pages(const TensorView<const S, 4>& pages, const IndexView& block_table,
                            std::int64_t length) {
@@ -152,8 +153,8 @@ Array<S, 3> gathered_pages(const TensorView<const S, 4>& pages, const IndexView&
   return tokens;
 }
 
-/// A paged cache: k_pages [pages, page, HKV, d], v_pages [pages, page, HKV, dv], block_table
-/// [N, blocks], seq_lens [N] with the row's queries included.
+/// Attention over a paged cache: k_pages [pages, page, HKV, d], v_pages [pages, page, HKV, dv],
+/// block_table [N, blocks], seq_lens [N] with the row's queries.
 template <class S>
 void paged_attention(const TensorView<const S, 3>& q, const TensorView<const S, 4>& k_pages,
                      const TensorView<const S, 4>& v_pages, const IndexTable& block_table,

@@ -1,11 +1,10 @@
-// How FlashMLA's dense decode spreads requests over the machine: a greedy walk that gives every
-// part the same payload of blocks of 64 keys, splitting requests where a part is full, and the
-// combination of the partial results. FlashMLA (DeepSeek 2025), get_mla_metadata; pure functions
-// here.
+// The schedule of FlashMLA's dense decode (DeepSeek 2025, get_mla_metadata), as pure functions: a
+// greedy walk gives every part of the machine the same payload of blocks of 64 keys, and splits
+// requests where a part is full. Also the combination of the partial results.
 //
 //   here        FlashMLA                     unit
 //   parts       num_sm_parts                 groups of thread blocks that share nothing
-//   seq_lens    cache_seqlens                tokens; a request of none counts as one block
+//   seq_lens    cache_seqlens                tokens; a request without tokens counts as one block
 //   num_splits  num_splits                   [B + 1], cumulative
 #pragma once
 
@@ -18,9 +17,9 @@
 namespace lockstep::reference {
 
 constexpr std::int64_t kSplitBlock = 64;    ///< keys per block
-constexpr std::int64_t kSplitOverhead = 5;  ///< what starting a request costs, in blocks
+constexpr std::int64_t kSplitOverhead = 5;  ///< cost of starting a request, in blocks
 
-/// Parts that a machine of `processors` runs at once.
+/// The number of parts that a machine with `processors` processors runs at once.
 inline std::int64_t split_parts(std::int64_t processors, std::int64_t key_heads,
                                 std::int64_t query_rows) {
   const std::int64_t tiles = (query_rows / key_heads + 63) / 64;
@@ -28,11 +27,11 @@ inline std::int64_t split_parts(std::int64_t processors, std::int64_t key_heads,
 }
 
 struct SplitPart {
-  std::int64_t begin_request;  ///< B where the part is idle
+  std::int64_t begin_request;  ///< B if the part is idle
   std::int64_t begin_block;
-  std::int64_t begin_split;  ///< which split of begin_request this part begins with
-  std::int64_t end_request;  ///< inclusive
-  std::int64_t end_block;    ///< of end_request, exclusive
+  std::int64_t begin_split;  ///< number of the split of begin_request with which the part begins
+  std::int64_t end_request;  ///< the last request
+  std::int64_t end_block;    ///< end of the blocks of end_request
 };
 
 struct SplitSchedule {
@@ -56,7 +55,7 @@ inline SplitSchedule split_schedule(const IndexView& seq_lens, std::int64_t part
     SplitPart part{request, block, split, 0, 0};
     for (std::int64_t left = payload; request < B;) {
       const std::int64_t rest = split_blocks(seq_lens(request)) - block;
-      if (left < rest + kSplitOverhead) {  // the request does not end in this part
+      if (left < rest + kSplitOverhead) {  // the part ends within the request
         if (left > kSplitOverhead) block += left - kSplitOverhead, ++split;
         break;
       }
@@ -73,15 +72,16 @@ inline SplitSchedule split_schedule(const IndexView& seq_lens, std::int64_t part
   return schedule;
 }
 
-/// A split's result as kernels keep it: the output normalised, the lse in base 2.
+/// A split's result in the form that kernels keep: normalised output, lse in base 2.
 template <class S>
 struct SplitPartial {
   Vector<S> out;
   S lse2;
 };
 
-/// The whole of a request's splits, of `dv` values; the lse is natural. Where all splits are empty,
-/// or there is none (a schedule that skips empty requests), the output is 0 and the lse +inf.
+/// Combines a request's splits; outputs have `dv` columns, the lse is natural. If all splits are
+/// empty, or there is none (in a schedule that skips empty requests), the output is 0 and the lse
+/// +infinity.
 template <class S>
 Attended<S> combined(const std::vector<SplitPartial<S>>& splits, std::int64_t dv) {
   const S ln2 = std::log(S{2});
@@ -93,7 +93,8 @@ Attended<S> combined(const std::vector<SplitPartial<S>>& splits, std::int64_t dv
   return std::isinf(whole.lse) ? empty : whole;
 }
 
-/// One query over keys K [L, d] and values V [L, dv] by the schedule's splits of request b.
+/// Attention of one query over keys K [L, d] and values V [L, dv], by the schedule's splits of
+/// request b.
 template <class S>
 Attended<S> attend_split(const Vector<S>& q, const Matrix<S>& K, const Matrix<S>& V, S scale,
                          const SplitSchedule& schedule, std::int64_t b) {

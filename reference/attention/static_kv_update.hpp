@@ -1,5 +1,5 @@
-// Attention over a cache of fixed length, as exported models have it (StaticCache of transformers):
-// every shape is static, positions and masks are inputs.
+// Attention over a cache of fixed length, as in exported models (StaticCache of transformers):
+// every shape is static; positions and masks are inputs.
 //
 //   allowed(q, j) = j <= cache_pos[q] and mask[b, j]
 //
@@ -10,9 +10,9 @@
 //   cache_pos   cache_position             [Q]
 //   mask        attention_mask             [B, M]             true at every real token
 //
-// Each step writes twice: into a copy of the cache, so that this layer attends to it, and into the
-// sidecar, which the caller applies to whichever cache it holds. Rows of bucket padding are masked
-// and not applied.
+// Each step writes new keys and values twice: to a copy of the cache, over which this layer
+// attends, and to the sidecar, which the caller applies to its own cache. Padding tokens of a
+// bucket are masked and not applied.
 #pragma once
 
 #include <optional>
@@ -38,7 +38,7 @@ void write_kv(const TensorView<const S, 4>& fresh, const IndexView& cache_pos, s
     }
 }
 
-/// Zeros, and the fresh keys or values at their positions, padding rows included.
+/// Zeros, with the fresh keys or values at their positions, also those of padding tokens.
 template <class S>
 Array<S, 4> sidecar_of(const TensorView<const S, 4>& fresh, const IndexView& cache_pos,
                        std::int64_t M) {
@@ -47,7 +47,8 @@ Array<S, 4> sidecar_of(const TensorView<const S, 4>& fresh, const IndexView& cac
   return sidecar;
 }
 
-/// cache[:, :, cache_pos[:real]] = sidecar there: the tail of a bucket is left out.
+/// cache[:, :, p] = sidecar[:, :, p] for p = cache_pos[:real]; a bucket's padding tokens are left
+/// out.
 template <class S>
 void apply_sidecar(const TensorView<const S, 4>& sidecar, const IndexView& cache_pos,
                    std::int64_t real, TensorView<S, 4> cache) {
@@ -57,8 +58,9 @@ void apply_sidecar(const TensorView<const S, 4>& sidecar, const IndexView& cache
         mapped(at(cache, b, h, cache_pos(q))) = mapped(at(sidecar, b, h, cache_pos(q)));
 }
 
-/// out [B, Q, HQ, d] of q [B, Q, HQ, d]. Keys that are not allowed are selected away, not weighed
-/// by 0: the tail of a static cache may hold NaN. A query that may see nothing gives 0.
+/// Computes out [B, Q, HQ, d] for q [B, Q, HQ, d]. Keys that are not allowed are skipped instead of
+/// weighted by 0, because the tail of a static cache may hold NaN. A query without an allowed key
+/// gives 0.
 template <class S>
 void static_kv_attention(const TensorView<const S, 4>& q, const TensorView<const S, 4>& k_cache,
                          const TensorView<const S, 4>& v_cache, const MaskView& mask,
@@ -82,8 +84,8 @@ void static_kv_attention(const TensorView<const S, 4>& q, const TensorView<const
     }
 }
 
-/// The smallest bucket that holds Q tokens and fits after `past`; none: the prompt is split. Q = 1
-/// is a decode, whatever the buckets.
+/// The smallest bucket that holds Q tokens and fits after `past`; nothing if there is none, and
+/// then the prompt is split. Q = 1 is always a decode.
 inline std::optional<std::int64_t> chosen_bucket(std::int64_t Q, std::int64_t past, std::int64_t M,
                                                  const std::vector<std::int64_t>& buckets) {
   if (Q == 1) return past < M ? std::optional<std::int64_t>(1) : std::nullopt;

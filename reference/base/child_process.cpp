@@ -21,15 +21,15 @@ namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
-// The one wall clock that a verdict can hang on: it decides whether an answer came in time.
+// The only wall clock on which a verdict can depend: it decides whether an answer came in time.
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kStderrKept = 4096;  // its end, which says why a child died
-constexpr std::size_t kReadSize = 65536;   // what a pipe holds
-constexpr milliseconds kGrace{200};        // to end by itself, and again after SIGTERM
+constexpr std::size_t kStderrKept = 4096;  // last bytes of standard error, which tell a child's end
+constexpr std::size_t kReadSize = 65536;   // the capacity of a pipe
+constexpr milliseconds kGrace{200};        // time to end by itself, and again after SIGTERM
 constexpr std::int64_t kLongestPoll = 60'000;
 
-/// While it lives, this thread gets an error and no signal from a write that nobody reads.
+/// While it lives, a write of this thread to a closed pipe gives an error instead of SIGPIPE.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {
@@ -59,7 +59,7 @@ int poll_time(milliseconds left) {
   return static_cast<int>(std::clamp<std::int64_t>(left.count(), 0, kLongestPoll));
 }
 
-/// In a fork: default signals, none blocked.
+/// Called in a fork: restores default signal handling, and blocks no signal.
 void reset_signals() {
   for (int signal = 1; signal < NSIG; ++signal) ::signal(signal, SIG_DFL);
   sigset_t none;
@@ -72,7 +72,7 @@ void reset_signals() {
 std::string ending_text(const siginfo_t& end) {
   if (end.si_code == CLD_EXITED) return fmt::format("exit status {}", end.si_status);
   if (end.si_pid != 0) return fmt::format("signal {}, {}", end.si_status, strsignal(end.si_status));
-  return "its exit status is lost";  // whoever called us ignores SIGCHLD
+  return "its exit status is lost";  // the caller of this program ignores SIGCHLD
 }
 
 // --- Starting ------------------------------------------------------------------------------------
@@ -81,8 +81,8 @@ void ChildProcess::Descriptor::close() {
   if (fd_ >= 0) ::close(std::exchange(fd_, -1));
 }
 
-/// Closed in whatever other process is started meanwhile: a child that holds the standard input of
-/// another one would keep it from ever seeing its end.
+/// Opens the pipes with CLOEXEC, so that no other child inherits them: a child that holds another
+/// one's standard input would keep that one from seeing its end.
 int ChildProcess::Streams::open_pipes() {
   for (int stream = 0; stream < 3; ++stream) {
     int ends[2];
@@ -111,7 +111,7 @@ int ChildProcess::spawn(const ChildCommand& command, const Streams& streams, pid
   posix_spawn_file_actions_init(&files);
   for (int stream = 0; stream < 3; ++stream)
     posix_spawn_file_actions_adddup2(&files, streams.child[stream].get(), stream);
-  // The child has a group of its own and none of what we do about signals.
+  // The child gets a process group of its own, and default signal handling.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes,
@@ -139,7 +139,7 @@ int ChildProcess::fork_body(const ChildCommand& command, const Streams& streams,
   pid = ::fork();
   if (pid < 0) return errno;
   if (pid > 0) {
-    ::setpgid(pid, pid);  // both sides, so that neither has to wait for the other
+    ::setpgid(pid, pid);  // parent and child both call it, so neither has to wait for the other
     return 0;
   }
   ::setpgid(0, 0);
@@ -180,7 +180,8 @@ ChildProcess::~ChildProcess() {
 
 // --- A line out and a line back ------------------------------------------------------------------
 
-/// Sends what the pipe takes and drops it from `text`; false where nobody reads any more.
+/// Sends as much of `text` as the pipe takes, and removes it from `text`; false if the pipe is
+/// closed.
 bool ChildProcess::send(std::string_view& text) {
   const ssize_t size = ::write(stdin_.get(), text.data(), text.size());
   if (size < 0) return errno == EAGAIN || errno == EINTR;
@@ -188,7 +189,7 @@ bool ChildProcess::send(std::string_view& text) {
   return true;
 }
 
-/// Appends what is there, at most kReadSize bytes; closes the pipe at its end.
+/// Appends available bytes to `target`, at most kReadSize; closes the pipe at its end.
 void ChildProcess::read_some(Descriptor& pipe, std::string& target) {
   std::array<char, kReadSize> buffer;
   if (pipe.get() < 0) return;
@@ -213,9 +214,9 @@ void ChildProcess::read_stderr() {
 Exchange ChildProcess::exchange(std::string_view text, milliseconds timeout) {
   const SigpipeBlocked blocked;
   const auto deadline = Clock::now() + timeout;
-  if (!send(text)) return Exchange::ended;  // most lines fit into the pipe
+  if (!send(text)) return Exchange::ended;  // most lines fit into the pipe at once
   for (;;) {
-    // Asked before the look into the pipes: what is there when the time is up still counts.
+    // The time is taken before the pipes are read: bytes that are there when it is up still count.
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     pollfd ends[] = {{text.empty() ? -1 : stdin_.get(), POLLOUT, 0},
                      {stdout_.get(), POLLIN, 0},
@@ -231,7 +232,8 @@ Exchange ChildProcess::exchange(std::string_view text, milliseconds timeout) {
     if (!whole_line && inbox_.size() > kAnswerSizeMax) return Exchange::endless;
     if (stdout_.get() < 0) return Exchange::ended;
     if (left > milliseconds::zero()) continue;
-    if (wait_for_exit(milliseconds::zero())) return Exchange::ended;  // its workers hold the pipes
+    // A dead child whose own children hold the pipes open.
+    if (wait_for_exit(milliseconds::zero())) return Exchange::ended;
     if (!text.empty()) return Exchange::unread;
     return inbox_.empty() ? Exchange::silent : Exchange::unfinished;
   }
@@ -260,12 +262,12 @@ std::optional<siginfo_t> ChildProcess::wait_for_exit(milliseconds timeout) {
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     read_stderr();
     std::string unwanted;
-    read_some(stdout_, unwanted);  // nor may a full pipe keep the child from ending
+    read_some(stdout_, unwanted);  // a full pipe must not keep the child from ending
     if (unknown || end.si_pid != 0) return end;
     if (left <= milliseconds::zero()) return std::nullopt;
     pollfd ends[] = {
         {stdout_.get(), POLLIN, 0}, {stderr_.get(), POLLIN, 0}, {life_.get(), POLLIN, 0}};
-    // Without a pidfd (a kernel before 5.3) the end is looked for every two milliseconds.
+    // Without a pidfd (Linux before 5.3) the child is checked every two milliseconds.
     ::poll(ends, std::size(ends), life_.get() < 0 ? std::min(2, poll_time(left)) : poll_time(left));
   }
 }
@@ -288,8 +290,8 @@ void ChildProcess::stop(milliseconds patience) {
     ::kill(-pid_, SIGTERM);
     wait_for_exit(kGrace);
   }
-  ::kill(-pid_, SIGKILL);  // whoever is left of the group
-  noted_.forget();         // before its number can become somebody else's
+  ::kill(-pid_, SIGKILL);  // the rest of the group
+  noted_.forget();         // before the system can reuse the number
   while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) continue;
   pid_ = 0;
   stdout_.close();

@@ -70,8 +70,8 @@ constexpr std::array kKinds{
             "The same run gave two different results."},
 };
 
-// A kind is its row's index; of several findings the first kind counts, so none of a broken
-// invariant stands behind one of answers that differ.
+// A kind is the index of its row. The exit status is that of the first kind found, so rows are
+// sorted by status: broken invariants come before answers that differ.
 static_assert(kKinds.size() == static_cast<std::size_t>(FindingKind::nondeterministic) + 1);
 static_assert([] {
   for (std::size_t i = 0; i < kKinds.size(); ++i) {

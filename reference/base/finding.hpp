@@ -1,5 +1,4 @@
-// What a run can find, and the exit status that each kind of finding decides
-// (cache_sim/check/findings.md).
+// The kinds of findings of a run, and the exit status of each (cache_sim/check/findings.md).
 #pragma once
 
 #include <cstdint>
@@ -11,29 +10,29 @@
 namespace lockstep {
 
 enum class FindingKind : std::uint8_t {
-  wrong_state_prefix,    ///< a state handed out with another label than the matched prefix
-  unaligned_state,       ///< a state taken where the producing kernel has none
-  slot_in_two_places,    ///< two owners
-  freed_slot_in_use,     ///< free and owned
-  double_free,           ///< freed while free
-  leak,                  ///< neither free nor owned
-  dirty_slot,            ///< a fresh request starts from somebody's old state
+  wrong_state_prefix,    ///< the state that was handed out belongs to another prefix than the match
+  unaligned_state,       ///< a state was taken at a length at which the kernel produces none
+  slot_in_two_places,    ///< a slot has two owners
+  freed_slot_in_use,     ///< a slot is free and owned
+  double_free,           ///< a free slot was freed
+  leak,                  ///< a slot is neither free nor owned
+  dirty_slot,            ///< a new request starts from another request's old state
   evicted_while_locked,  ///< a locked node or state was evicted
-  lock_imbalance,        ///< lock counters are not those of the holders
+  lock_imbalance,        ///< lock counters differ from the number of holders
   lru_order,             ///< the list's order is not the order of use
-  tombstone_rule,        ///< a node without a state where the policy promises one, or the reverse
-  size_accounting,       ///< a counter is not what counting gives
-  kv_state_disagree,     ///< KV and state stand for different lengths
+  tombstone_rule,        ///< a node lacks a state that the policy promises, or has one it must not
+  size_accounting,       ///< a counter differs from the counted number
+  kv_state_disagree,     ///< KV and state cover different lengths
   accept_disagree,
   padding_leak,
   out_of_range,
-  broken_invariant,  ///< a child says that a rule of its own does not hold
-  cached_too_much,   ///< more than any stored prefix, or the whole prompt
-  missed_reuse,      ///< less than the policy promises
+  broken_invariant,  ///< a subject reports that an invariant of its own does not hold
+  cached_too_much,   ///< a match longer than any stored prefix, or the whole prompt
+  missed_reuse,      ///< a match shorter than the policy promises
   output_differs,
   reply_differs,
   answer_differs,
-  schedule_differs,  ///< the scheduler does what its rules do not say
+  schedule_differs,  ///< the scheduler does something that its rules do not allow
   subject_died,
   subject_silent,
   subject_garbled,
@@ -42,7 +41,7 @@ enum class FindingKind : std::uint8_t {
 };
 
 std::string_view to_string(FindingKind kind);
-/// What it means, as one sentence for people.
+/// The meaning of a kind, as one sentence for users.
 std::string_view meaning(FindingKind kind);
 std::optional<FindingKind> finding_kind_from(std::string_view name);
 
@@ -51,7 +50,7 @@ enum ExitStatus : int {
   kExitPass = 0,
   kExitBadInput = 2,
   kExitEnvironment = 3,
-  kExitPartial = 4,  ///< of `judge`: right in the few cases that a candidate takes
+  kExitPartial = 4,  ///< only `judge`: right, but only in the few cases that the candidate supports
   kExitInvariant = 10,
   kExitDiffers = 11,
   kExitLiveness = 12,
@@ -60,12 +59,12 @@ enum ExitStatus : int {
 
 ExitStatus exit_status(FindingKind kind);
 
-/// One thing that went wrong, before the run adds where: the sentence is complete without it.
+/// One finding. The run adds its place; the sentence is complete without it.
 struct Finding {
   FindingKind kind;
   std::string text;      ///< one sentence
-  std::string expected;  ///< what should have been, in a few words
-  std::string actual;    ///< what was
+  std::string expected;  ///< the right behaviour, in a few words
+  std::string actual;    ///< the observed one
 };
 using Findings = std::vector<Finding>;
 

@@ -9,7 +9,8 @@ namespace {
 
 struct NameTable {
   std::mutex mutex;
-  std::deque<std::string> texts{""};  // a deque, because the map's keys view into it
+  std::deque<std::string> texts{
+      ""};  // a deque never moves its texts, to which the map's keys point
   std::unordered_map<std::string_view, std::uint32_t> index_of;
 };
 

@@ -1,5 +1,4 @@
-// Types for integers that would be easy to mix up, and names that become small integers where they
-// are read.
+// Types for integers that are easily mixed up, and names that are interned as small integers.
 #pragma once
 
 #include <compare>
@@ -10,7 +9,7 @@
 
 namespace lockstep {
 
-/// An index of one kind of thing. `none()` names nothing.
+/// An index of one kind of object. `none()` is no index.
 template <class Tag>
 struct Id {
   std::uint32_t value = std::numeric_limits<std::uint32_t>::max();
@@ -26,15 +25,14 @@ using RequestRow = Id<struct RequestRowTag>;  ///< a row of the request table: n
 using NodeIndex = Id<struct NodeIndexTag>;    ///< a node of a policy's tree
 
 /// A name from a trace (a request, a slot, a lock, a salt), interned: equal names are equal
-/// integers. The integer depends on the order of interning, so it orders nothing that anyone can
-/// see.
+/// integers. The integer depends on the order of interning, so no visible order may depend on it.
 class Name {
  public:
   constexpr Name() = default;
   static Name intern(std::string_view text);
 
   constexpr bool exists() const { return index_ != 0; }
-  /// 1 … for names, dense, so that tables can be indexed by it; 0 for no name.
+  /// 1, 2, ... for names, dense, so that it can index tables; 0 for no name.
   constexpr std::uint32_t index() const { return index_; }
   const std::string& text() const;
   constexpr bool operator==(const Name&) const = default;

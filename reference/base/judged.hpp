@@ -1,5 +1,5 @@
-// What `lockstep judge` can judge: operations register themselves, so that the program finds them
-// by name where they are linked, and refuses them by name where they are not.
+// The operations that `lockstep judge` can judge. They register themselves, so that the program
+// finds those that are linked by name, and refuses the others by name.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +15,18 @@ namespace lockstep {
 struct JudgeRequest {
   std::string operation;
   std::string candidate;        ///< MODULE:FUNCTION, FILE.py:FUNCTION or LIB.so:SYMBOL
-  std::string device = "auto";  ///< or cpu, cuda
-  std::string types;       ///< of activations and states, "bfloat16/float32"; empty: usual ones
-  std::string only;        ///< cases whose name contains this
+  std::string device = "auto";  ///< auto, cpu or cuda
+  std::string types;       ///< types of activations and states, "bfloat16/float32"; empty: defaults
+  std::string only;        ///< only cases whose name contains this
   std::int64_t batch = 0;  ///< rows of the timed cases; 0: the device's default
   std::uint64_t seed = 1;
-  std::int64_t timeout_s = 300;  ///< for all cases of a candidate together
+  std::int64_t timeout_s = 300;  ///< seconds for all cases of a candidate together
   bool timed = true;
-  /// Is told what is being done, the cases by their names, in the process that judges.
+  /// Called in the judge's process with a description of each step, such as a case's name.
   std::function<void(std::string how_far)> progress{};
 };
 
-/// What is printed, what is written, and what the program exits with.
+/// The printed text, the JSON to be written, and the exit status of the program.
 struct JudgeReport {
   std::string text;
   std::string json;

@@ -23,32 +23,32 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a handler reads: fixed places, so that noting something never moves what is noted already.
-// Whatever finds no place is cleaned up as before, by destructors alone.
+// Data that a signal handler reads has fixed places, so that a new entry never moves an old one.
+// Entries that find no place are cleaned up by destructors alone.
 constexpr std::size_t kMostGroups = 1024;
 constexpr std::size_t kMostFolders = 64;
 constexpr std::size_t kLongestPath = 512;
 constexpr std::size_t kMostInherited = 64;
-constexpr int kMostGenerations = 1000;  // of processes that start others as fast as they are killed
+constexpr int kMostGenerations = 1000;  // bounds the fight with processes that keep starting others
 constexpr int kEndings[] = {SIGINT, SIGTERM, SIGHUP};
 
 struct NotedFolder {
   std::atomic<bool> taken{false};
-  std::atomic<bool> there{false};  // set after the path, cleared before the path changes
+  std::atomic<bool> there{false};  // set after the path is written, cleared before it changes
   std::array<char, kLongestPath> path{};
 };
 
 std::array<std::atomic<pid_t>, kMostGroups> groups{};
 std::array<NotedFolder, kMostFolders> folders;
-std::atomic<pid_t> owner{0};  // the process that noted them; a fork of it cleans up nothing
+std::atomic<pid_t> owner{0};  // the process that noted the entries; its forks clean up nothing
 static_assert(std::atomic<pid_t>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
 
-std::atomic<bool> is_subreaper{false};           // set after the two below
-std::array<pid_t, kMostInherited> inherited{};   // children from before an exec; 0: no more
+std::atomic<bool> is_subreaper{false};           // set after the two arrays below are filled
+std::array<pid_t, kMostInherited> inherited{};   // children from before an exec; 0 ends the list
 std::array<char, kLongestPath> children_file{};  // in /proc: the main thread's children and orphans
 
-/// Calls `visit` with each number in children_file, as a handler may. Nothing on a kernel without
-/// CONFIG_PROC_CHILDREN.
+/// Calls `visit` with each number in children_file. Safe in a signal handler. Finds nothing on a
+/// kernel without CONFIG_PROC_CHILDREN.
 template <class Visit>
 void for_each_child(const Visit& visit) {
   const int file = ::open(children_file.data(), O_RDONLY | O_CLOEXEC);
@@ -67,12 +67,12 @@ bool is_inherited(pid_t child) {
   return std::find(inherited.begin(), inherited.end(), child) != inherited.end();
 }
 
-/// False where there was none that could be killed.
+/// Kills and reaps all present children; false if there was none that could be killed.
 bool end_generation() {
   bool any = false;
   for_each_child([&](pid_t child) {
     if (is_inherited(child)) return;
-    if (::kill(child, SIGKILL) != 0) return;  // somebody else's by now: a set-user-ID program
+    if (::kill(child, SIGKILL) != 0) return;  // not permitted: a set-user-ID program
     while (::waitpid(child, nullptr, 0) < 0 && errno == EINTR) continue;
     any = true;
   });
@@ -83,7 +83,7 @@ void end_generations() {
   for (int i = 0; i < kMostGenerations && end_generation(); ++i) continue;
 }
 
-/// `rm -rf PATH`, waited for; removing a tree by itself is nothing that a handler may do.
+/// Runs `rm -rf PATH` and waits for it: a signal handler may not remove a tree itself.
 void remove_tree(const char* path) {
   const pid_t child = ::_Fork();
   if (child == 0) {
@@ -96,7 +96,7 @@ void remove_tree(const char* path) {
 void on_ending(int signal) {
   clean_up();
   ::signal(signal, SIG_DFL);
-  ::raise(signal);  // delivered when this handler returns
+  ::raise(signal);  // is delivered when this handler returns
 }
 
 }  // namespace

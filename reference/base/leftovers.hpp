@@ -1,5 +1,5 @@
-// Child processes and temporary folders that a signal would leave behind. Each is registered here
-// while it exists, so that a signal handler can remove it.
+// Clean-up of child processes and temporary folders when a signal ends the program. Each is noted
+// here while it exists, so that a signal handler can remove it.
 #pragma once
 
 #include <sys/types.h>
@@ -13,17 +13,17 @@
 
 namespace lockstep {
 
-/// From now on INT, TERM and HUP kill every noted process group, remove every noted folder and then
-/// end this program by the same signal. A signal that somebody handles or ignores already is left
-/// as it is.
+/// Installs handlers: INT, TERM and HUP then kill every noted process group, remove every noted
+/// folder, and end this program by the same signal. A signal that is already handled or ignored is
+/// left as it is.
 void clean_up_on_signals();
 
 /// Kills the noted process groups and removes the noted folders. Safe in a signal handler, for
 /// programs that have handlers of their own. Does nothing in a fork of the program that noted them.
 void clean_up();
 
-/// While it lives, no signal that clean_up_on_signals() handles is delivered to this thread:
-/// nothing is cleaned up between the start of something and its note.
+/// While it lives, no signal that clean_up_on_signals() handles is delivered to this thread. It
+/// closes the gap between the start of a process, or the creation of a folder, and its note.
 class SignalsBlocked {
  public:
   SignalsBlocked();
@@ -54,10 +54,10 @@ class NotedProcessGroup {
   std::size_t place_ = kNowhere;
 };
 
-/// While it lives, this program is a subreaper (prctl(2)): what its children leave behind becomes
-/// its own child, whatever group or session it has moved to, and is killed with them by clean_up().
-/// For a program that has no children of another kind meanwhile; those that an exec brought along
-/// (`lockstep … > >(tee log)`) are left alone. One at a time, in the main thread.
+/// While it lives, this program is a subreaper (prctl(2)): processes that its children leave behind
+/// become its own children, whatever group or session they have moved to, and clean_up() kills
+/// them. The program may have no children of another kind meanwhile; children from before an exec
+/// (`lockstep ... > >(tee log)`) are left alone. One object at a time, in the main thread.
 class Subreaper {
  public:
   Subreaper();
@@ -65,17 +65,17 @@ class Subreaper {
   Subreaper& operator=(const Subreaper&) = delete;
   ~Subreaper();
 
-  /// Kills and reaps all children, and what these leave behind. Whoever is still needed dies too.
+  /// Kills and reaps all children and the processes that they leave behind, also children that are
+  /// still in use.
   static void end_children();
   /// Reaps orphans that have ended, so that a long run does not collect them.
   static void reap_orphans();
 };
 
-/// A folder of its own in the temporary directory; it goes, with all that is in it, when this
-/// object does.
+/// A new folder in the temporary directory, removed with its contents by the destructor.
 class TemporaryFolder {
  public:
-  /// `TMPDIR/lockstep-NAME-XXXXXX`. The error names the folder and the system's reason.
+  /// Makes `TMPDIR/lockstep-NAME-XXXXXX`. The error names the folder and the system's reason.
   static Result<TemporaryFolder> make(std::string_view name);
   TemporaryFolder(TemporaryFolder&& other) noexcept
       : path_(std::exchange(other.path_, "")), place_(other.place_) {}

@@ -1,4 +1,5 @@
-// Marks count how often a rare path was taken, so that a search can say what it never reached.
+// Marks count how often rare paths of the code are taken, so that a search can list those that it
+// never reached.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ struct MarkEntry {
   const std::uint64_t* count;
 };
 
-/// LOCKSTEP_MARK("split.tombstone") on a path: listed by `lockstep list marks` from program start,
-/// counted when reached. Counts belong to a thread's runs; they are read when no run is under way.
+/// LOCKSTEP_MARK("split.tombstone") marks a path: `lockstep list marks` lists it from program
+/// start, and reaching it counts. Each thread has its own counts, which are read between runs.
 template <std::size_t N>
 struct MarkName {
   char text[N];
@@ -28,7 +29,7 @@ struct Mark {
   static inline std::uint64_t count = 0;
   static inline const Registration<MarkEntry> registration{{name.text, &count}};
   static void reach() {
-    (void)&registration;  // odr-use, or the registration is never made
+    (void)&registration;  // an odr-use, without which the registration is not instantiated
     ++count;
   }
 };

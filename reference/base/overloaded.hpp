@@ -7,7 +7,7 @@ template <class... Case>
 struct Overloaded : Case... {
   using Case::operator()...;
 };
-// clang 14 deduces no aggregates by itself.
+// A deduction guide, since clang 14 does not deduce aggregates.
 template <class... Case>
 Overloaded(Case...) -> Overloaded<Case...>;
 

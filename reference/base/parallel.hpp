@@ -1,5 +1,5 @@
-// Independent pieces of work on the threads of the machine. What is computed does not depend on how
-// many there are: pieces share nothing.
+// Runs independent pieces of work on the machine's threads. Pieces share nothing, so results do not
+// depend on the number of threads.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@
 
 namespace lockstep {
 
-/// Below this many multiplications a thread costs more than it saves.
+/// Multiplications below which a thread costs more than it saves.
 constexpr std::int64_t kWorthAThread = 1 << 20;
 
-/// body(i) for i in 0 ... count - 1, in any order; `work` is about the multiplications of all. The
-/// first exception is thrown again here.
+/// Calls body(i) for i = 0 ... count - 1, in any order; `work` is the approximate number of
+/// multiplications of all together. Rethrows the first exception.
 template <class Body>
 void parallel_for(std::int64_t count, std::int64_t work, Body body) {
   const std::int64_t useful = std::min(count, work / kWorthAThread);
@@ -43,7 +43,7 @@ void parallel_for(std::int64_t count, std::int64_t work, Body body) {
   if (failure) std::rethrow_exception(failure);
 }
 
-/// body(item) for each of a few items that are worth a thread.
+/// Calls body(item) for each of a few items, each of which is worth a thread.
 template <class Items, class Body>
 void in_parallel(Items& items, Body body) {
   const auto count = static_cast<std::int64_t>(items.size());

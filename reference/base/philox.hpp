@@ -23,8 +23,8 @@ constexpr PhiloxBlock philox4x32_10(PhiloxBlock counter, std::array<std::uint32_
   return counter;
 }
 
-/// 64 random bits that depend on their arguments alone, so that a value survives shrinking around
-/// it.
+/// 64 random bits that depend on the arguments alone, so that a value stays the same when a test
+/// case is shrunk around it.
 constexpr std::uint64_t random_bits(std::uint64_t seed, std::uint64_t stream, std::uint64_t index) {
   const PhiloxBlock block =
       philox4x32_10({static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
@@ -33,7 +33,7 @@ constexpr std::uint64_t random_bits(std::uint64_t seed, std::uint64_t stream, st
   return block[0] | std::uint64_t{block[1]} << 32;
 }
 
-/// Uniform in 0 … bound − 1 by multiplication (bias below bound / 2^64). bound >= 1.
+/// A uniform number in 0 ... bound - 1, by multiplication (bias below bound / 2^64). bound >= 1.
 constexpr std::uint64_t random_below(std::uint64_t bound, std::uint64_t seed, std::uint64_t stream,
                                      std::uint64_t index) {
   __extension__ using Wide = unsigned __int128;

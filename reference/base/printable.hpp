@@ -1,4 +1,4 @@
-// Text from outside, cut and escaped so that it can be quoted in a message.
+// Cuts and escapes text from outside, so that a message can quote it.
 #pragma once
 
 #include <fmt/format.h>
@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-/// The text's first `limit` bytes, where everything but printable ASCII is written as \xNN: no
-/// bytes that are no UTF-8 reach a file of JSON, and no escape sequence a terminal.
+/// The text's first `limit` bytes, with all but printable ASCII written as \xNN: no invalid UTF-8
+/// reaches a JSON file, and no escape sequence a terminal.
 inline std::string printable(std::string_view text, std::size_t limit = 60) {
   std::string out;
   for (const char c : text.substr(0, limit)) {

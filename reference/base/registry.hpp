@@ -1,5 +1,5 @@
-// Names become objects through a Registration at a file's foot, so that a new policy is a new file
-// and no edit elsewhere.
+// Registries of named objects. A Registration at a file's foot adds one, so that a new policy is a
+// new file without an edit elsewhere.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace lockstep {
 
-/// Everything of one kind that the linked objects registered. `Entry` has a `std::string_view
+/// All entries of one kind that linked files have registered. `Entry` has a `std::string_view
 /// name`.
 template <class Entry>
 class Registry {
  public:
-  /// Sorted by name, so that no link order shows.
+  /// All entries sorted by name, so that the order of linking does not show.
   static std::vector<Entry> all() {
     std::vector<Entry> sorted = entries();
     std::sort(sorted.begin(), sorted.end(),

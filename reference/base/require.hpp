@@ -1,4 +1,4 @@
-// Assertions about the project's own code; for bad files and children that die see result.hpp.
+// Assertions about the project's own code. Errors of the outside world: result.hpp.
 #pragma once
 
 #include <stdexcept>
@@ -7,15 +7,15 @@
 
 namespace lockstep {
 
-/// Thrown where a caller broke a function's contract. An exception, not an abort, so that
-/// RapidCheck can shrink it.
+/// Thrown when a caller breaks a function's contract. It is an exception instead of an abort so
+/// that RapidCheck can shrink the case.
 class ContractViolation : public std::logic_error {
  public:
   using std::logic_error::logic_error;
 };
 
-/// States what holds here. `sentence` is the contract, so that the failure reads as one.
-/// The place comes from builtins: clang 14 cannot evaluate libstdc++ 12's std::source_location.
+/// Throws ContractViolation with `sentence`, the contract that does not hold, and the place. The
+/// place comes from builtins, since clang 14 cannot evaluate libstdc++ 12's std::source_location.
 [[noreturn, gnu::cold, gnu::noinline]] inline void violated(std::string_view sentence,
                                                             std::string_view file, int line) {
   file.remove_prefix(file.find_last_of('/') + 1);  // npos + 1 is 0

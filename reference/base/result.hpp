@@ -1,5 +1,5 @@
-// Errors of the outside world (files, arguments, children) are values: Result<T> = T or one clear
-// sentence.
+// Errors of the outside world (files, arguments, child processes) are values: Result<T> is a T or
+// an Error with one sentence.
 #pragma once
 
 #include <optional>
@@ -12,9 +12,9 @@
 namespace lockstep {
 
 struct Error {
-  std::string text;                      ///< one sentence: file, line and field where they exist
-  ExitStatus status = kExitBadInput;     ///< what the program exits with
-  std::optional<FindingKind> finding{};  ///< set where the failure of a subject is itself a finding
+  std::string text;                   ///< one sentence, with file, line and field if there are any
+  ExitStatus status = kExitBadInput;  ///< exit status of the program
+  std::optional<FindingKind> finding{};  ///< set if the failure of a subject is itself a finding
 };
 
 template <class T>
@@ -24,7 +24,7 @@ inline tl::unexpected<Error> fail(std::string text, ExitStatus status = kExitBad
   return tl::unexpected<Error>(Error{.text = std::move(text), .status = status});
 }
 
-/// A subject's failure, which the run reports as a finding of this kind.
+/// The error of a subject's failure, which the run reports as a finding of this kind.
 inline tl::unexpected<Error> fail_as(FindingKind kind, std::string text) {
   return tl::unexpected<Error>(
       Error{.text = std::move(text), .status = exit_status(kind), .finding = kind});

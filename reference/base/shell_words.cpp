@@ -16,7 +16,7 @@ bool is_control(unsigned char c) {
   return c < 0x20 || c == 0x7F;
 }
 
-/// Within $'…'.
+/// The character as it is written within $'...'.
 std::string escaped(unsigned char c) {
   if (c == '\'' || c == '\\') return {'\\', static_cast<char>(c)};
   return is_control(c) ? fmt::format("\\x{:02x}", c) : std::string(1, static_cast<char>(c));
@@ -52,7 +52,7 @@ class Splitter {
     in_word_ = false;
   }
 
-  /// `%s`, wherever the two stand side by side.
+  /// Takes `%s` if it comes next.
   bool take_file() {
     if (line_.substr(at_, 2) != "%s") return false;
     at_ += 2;
@@ -61,7 +61,7 @@ class Splitter {
     return true;
   }
 
-  /// The next character or quotation; false where one is not closed.
+  /// Takes the next character or quotation; false if a quotation is not closed.
   bool take() {
     if (take_file()) return true;
     const char c = next();

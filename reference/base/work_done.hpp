@@ -1,4 +1,4 @@
-// How far the long work of this process is, for whoever shows it (cache_sim/program/progress.hpp).
+// Progress of this process's long work, for cache_sim/program/progress.hpp, which shows it.
 #pragma once
 
 #include <atomic>
@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// Operations played, and requests served by ideal policies, since the process began. One thread
-/// works and counts; another one may read.
+/// Operations played, and requests served by ideal policies, since the process began. The working
+/// thread counts; another thread may read.
 inline std::atomic<std::int64_t> work_done{0};
 
 inline void count_work() {

@@ -1,5 +1,5 @@
-// An array of zeros that costs memory only where it is written: the system hands out its pages at
-// their first use. For tables that are as long as a pool, of which a run uses little.
+// An array of zeros that takes memory only for the pages that are written: the system allocates a
+// page at its first use. For tables that are as long as a pool, of which a run uses little.
 #pragma once
 
 #include <sys/mman.h>
@@ -17,13 +17,13 @@ class ZeroedArray {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
 
  public:
-  /// Throws std::bad_alloc where the system has no such range of addresses.
+  /// Throws std::bad_alloc if the system has no such range of addresses.
   explicit ZeroedArray(std::size_t size)
       : size_(size), values_(nullptr, Release{size * sizeof(T)}) {
     reset();
   }
 
-  /// All zeros again.
+  /// Makes all elements 0 again.
   void reset() {
     values_.reset();
     const std::size_t bytes = size_ * sizeof(T);
@@ -44,7 +44,7 @@ class ZeroedArray {
   const T& operator[](std::size_t i) const { return values_.get()[i]; }
 
  private:
-  static constexpr std::size_t kMapped = std::size_t{1} << 20;  // bytes; smaller ones cost nothing
+  static constexpr std::size_t kMapped = std::size_t{1} << 20;  // bytes from which on mmap is used
 
   struct Release {
     std::size_t bytes;

@@ -1,7 +1,7 @@
-// Batched products with weights whose numbers, and those of x, may stand for values only together
-// with scales: the per-head products that absorb and un-absorb (SGLang's bmm_fp8), and projections
-// (a batch of one). Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; scales for groups of
-// 128: DeepSeek-AI 2024, "DeepSeek-V3", 3.3.2.
+// Batched products with weights; x and weights may be quantised, with scales: the per-head products
+// that absorb and un-absorb in latent attention (SGLang's bmm_fp8), and projections (a batch of
+// one). Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; scales for groups of 128:
+// DeepSeek-AI 2024, "DeepSeek-V3", 3.3.2.
 //
 //   out[g, m, n] = sum_k x[g, m, k] xs[g, m, k / 128] weight[g, n, k] ws[g, n / 128, k / 128]
 //
@@ -23,7 +23,7 @@ namespace lockstep::reference {
 
 constexpr std::int64_t kScaleGroup = 128;
 
-/// The element of a tensor whose extents of 1 are repeated; 1 without one.
+/// The element [g, i, j] of a scale whose extents of 1 are repeated; 1 without a scale.
 template <class S>
 S repeated_at(const std::optional<TensorView<const S, 3>>& scale, std::int64_t g, std::int64_t i,
               std::int64_t k) {
@@ -62,14 +62,15 @@ void batched_product(const BatchedProduct<S>& in, TensorView<S, 3> out) {
     }
 }
 
-/// Values as numbers of e4m3 and their scales: one for the tensor, or one for each 128 of a row.
+/// Values quantised to e4m3, with one scale for the tensor, or one for each 128 elements of a row.
 template <class S>
 struct ScaledNumbers {
   Array<S, 3> numbers;
   Array<S, 3> scale;  ///< [1, 1, 1] or [G, M, ceil(K / 128)]
 };
 
-/// x = numbers * scale, with the largest of a group at 448; a group of zeros gives zeros.
+/// Quantises x = numbers * scale. The largest magnitude of a group becomes 448; a group of zeros
+/// gives zeros.
 template <class S>
 ScaledNumbers<S> scaled_numbers(const TensorView<const S, 3>& x, bool by_groups) {
   const std::int64_t K = x.extent(2), groups = (K + kScaleGroup - 1) / kScaleGroup;

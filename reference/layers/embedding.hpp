@@ -1,4 +1,4 @@
-// From tokens to vectors and from vectors to the scores of tokens. Press, Wolf 2017, "Using the
+// Embedding vectors of tokens, and logits of tokens from vectors. Press, Wolf 2017, "Using the
 // Output Embedding to Improve Language Models": one table may serve both.
 //
 //   here     field              shape

@@ -1,10 +1,10 @@
-// Which experts a token goes to, and with what weights. DeepSeek-AI 2024, "DeepSeek-V3 Technical
-// Report", eqs. 12 to 16 (sigmoid scores, a bias that only chooses, groups); softmax scores without
-// bias and with one group are the router of Qwen3-Next.
+// Selects the experts of each token, and their weights. DeepSeek-AI 2024, "DeepSeek-V3 Technical
+// Report", eqs. 12 to 16 (sigmoid scores, groups, and a bias that only affects the selection). With
+// softmax scores, no bias and one group it is the router of Qwen3-Next.
 //
 //   here     DeepSeek, SGLang          shape
 //   logits   router_logits             [T, E]
-//   bias     e_score_correction_bias   [E]      chooses experts, does not weigh them
+//   bias     e_score_correction_bias   [E]      added for the selection, not for the weights
 //   experts  topk_ids                  [T, k]   by falling score; ties go to the lower number
 //   weights  topk_weights              [T, k]
 #pragma once
@@ -27,7 +27,7 @@ struct RouterOptions {
   RouterScore score = RouterScore::softmax;
   std::optional<TensorView<const S, 1>> bias{};  // [E]
   std::int64_t groups = 1;                       ///< experts stand in groups of E / groups
-  std::int64_t groups_kept = 1;  ///< those with the best sum of their two best experts
+  std::int64_t groups_kept = 1;  ///< groups are kept by the sum of their two best experts
   bool normalise = true;         ///< the k weights sum to 1 before the scale
   S scale = 1;
 };
@@ -40,7 +40,7 @@ struct Routing {
 
 namespace router_detail {
 
-/// The numbers of the `count` largest, largest first; among equals the lower number.
+/// The indices of the `count` largest values, largest first; equal values by index.
 template <class S>
 std::vector<std::int64_t> best(const Vector<S>& values, std::int64_t count) {
   std::vector<std::int64_t> order(static_cast<std::size_t>(values.size()));
@@ -58,7 +58,7 @@ Vector<S> scores_of(const Vector<S>& logits, RouterScore score) {
   return e / e.sum();
 }
 
-/// Experts outside the kept groups come after all others.
+/// Makes the choice values of experts outside the kept groups smaller than all others.
 template <class S>
 void keep_groups(Vector<S>& choice, const RouterOptions<S>& options) {
   const std::int64_t size = choice.size() / options.groups;

@@ -25,8 +25,8 @@ void product(const TensorView<const S, 2>& x, const TensorView<const S, 2>& weig
   for (std::int64_t t = 0; t < x.extent(0); ++t) mapped(at(out, t)) = W * as_vector(at(x, t));
 }
 
-/// Row t is multiplied with the matrix of expert e where starts[e] <= t < starts[e + 1]; rows
-/// after the last expert's are 0.
+/// out[t] = x[t] weight[e]^T for starts[e] <= t < starts[e + 1]; rows after the last expert's are
+/// 0.
 template <class S>
 void grouped_product(const TensorView<const S, 2>& x, const TensorView<const S, 3>& weight,
                      const IndexView& starts, TensorView<S, 2> out) {
@@ -45,7 +45,7 @@ struct ExpertOrder {
   Array<std::int32_t, 2> place;
 };
 
-/// Choices by expert; those of one expert in the order of tokens.
+/// Choices sorted by expert; those of one expert in the order of tokens.
 inline ExpertOrder sorted_by_expert(const IndexTable& experts, std::int64_t E) {
   const std::int64_t T = experts.extent(0), k = experts.extent(1);
   ExpertOrder order{Array<std::int32_t, 1>(Shape<1>{E + 1}, 0),

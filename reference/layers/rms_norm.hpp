@@ -19,7 +19,7 @@
 
 namespace lockstep::reference {
 
-/// One vector.
+/// The norm of one vector.
 template <class S>
 Vector<S> rms_normed(const Vector<S>& x, const Vector<S>& weight, S eps) {
   require(x.size() == weight.size() && x.size() > 0, "a norm has a weight for every channel");
@@ -34,8 +34,8 @@ void rms_norm(const TensorView<const S, 2>& x, const TensorView<const S, 1>& wei
     mapped(at(out, t)) = rms_normed<S>(as_vector(at(x, t)), as_vector(weight), eps);
 }
 
-/// residual += x, then the norm of it: a decoder layer's entry. `sum` is the format of the residual
-/// stream.
+/// residual += x, then the norm of the residual, as at the entry of a decoder layer. `sum` is the
+/// format of the residual stream.
 template <class S>
 void rms_norm_with_residual(const TensorView<const S, 2>& x, const TensorView<S, 2>& residual,
                             const TensorView<const S, 1>& weight, S eps, TensorView<S, 2> out,

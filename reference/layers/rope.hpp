@@ -31,8 +31,8 @@ enum class RopePairs { interleaved, half_split };
 template <class S>
 struct Rope {
   Vector<S> frequencies;
-  S magnitude = 1;       ///< of cos and sin
-  S softmax_factor = 1;  ///< on the softmax scale
+  S magnitude = 1;       ///< factor of cos and sin
+  S softmax_factor = 1;  ///< factor of the softmax scale
 };
 
 template <class S>
@@ -46,9 +46,9 @@ Rope<S> plain_rope(std::int64_t d, S base) {
 
 template <class S>
 struct YarnOptions {
-  S factor;                         ///< how far the context is stretched
-  S original_positions = 4096;      ///< trained context, not the stretched one
-  S beta_fast = 32, beta_slow = 1;  ///< rotations over the trained context between which it blends
+  S factor;                         ///< stretched context / trained context
+  S original_positions = 4096;      ///< trained context
+  S beta_fast = 32, beta_slow = 1;  ///< rotations over the trained context that bound the blend
   std::optional<S> mscale{};        ///< 1 if absent
   std::optional<S> mscale_all_dim{};
   S attention_factor = 1;
@@ -62,7 +62,7 @@ S get_mscale(S factor, S mscale) {
 template <class S>
 Rope<S> yarn_rope(std::int64_t d, S base, const YarnOptions<S>& options) {
   const S width = static_cast<S>(d);
-  const auto correction = [&](S rotations) {  // the dimension that turns `rotations` times
+  const auto correction = [&](S rotations) {  // the dimension with so many rotations
     return width * std::log(options.original_positions / (rotations * 2 * std::numbers::pi_v<S>)) /
            (2 * std::log(base));
   };

@@ -1,25 +1,26 @@
-// The next token: the likeliest one, or one drawn among the likeliest. Top-k: Fan, Lewis, Dauphin
-// 2018, "Hierarchical Neural Story Generation", section 5.1; top-p: Holtzman et al. 2020, "The
-// Curious Case of Neural Text Degeneration", section 3.1.
+// Selects the next token: the likeliest one, or one drawn from the likeliest. Top-k: Fan, Lewis,
+// Dauphin 2018, "Hierarchical Neural Story Generation", section 5.1; top-p: Holtzman et al. 2020,
+// "The Curious Case of Neural Text Degeneration", section 3.1.
 //
 //   here          vLLM, SGLang       shape
 //   logits        logits             [N, V] float32      NaN counts as -inf
 //   temperature   temperature        [N]                 0 or less: the likeliest token
 //   top_k         top_k              [N]                 0 or less: all tokens
 //   top_p         top_p              [N]                 1 or more: all tokens
-//   seed          seed               [N]                 of the request
-//   position                         [N]                 of the token to be drawn in its request
+//   seed          seed               [N]                 seed of the request
+//   position                         [N]                 position in the request of the drawn token
 //
-// A draw depends on (seed, position) alone and is repeated bit by bit by whoever follows these
-// steps, on any machine: sums are of whole numbers, and floats are only added, subtracted,
+// The random bits of a draw depend on (seed, position) alone, and any implementation of these steps
+// gives the same token on any machine: sums are of integers, and floats are only added, subtracted,
 // multiplied, divided and compared, without fused operations.
-//   1. A token's weight is 2^40 exp((logit - largest) / temperature), a whole number, the
-//   exponential
-//      as weight_of() sums it.
-//   2. Tokens stand by falling logit, among equals by number. The first top_k stay; of these the
-//      shortest run from the front whose weights sum to at least top_p of all theirs.
-//   3. A random whole number below the sum of the weights that stay falls, counted by number of
-//      token, on the token that is drawn.
+//   1. A token's weight is the integer 2^40 exp((logit - largest) / temperature), with the
+//      exponential of weight_of().
+//   2. Tokens are sorted by falling logit, equal ones by number. The first top_k are kept; of
+//      these, the shortest leading run whose weights sum to at least top_p of the weights of all
+//      top_k.
+//   3. A random integer below the sum of the kept weights is drawn. The drawn token is the first
+//      one, in the order of token numbers, for which the kept weights up to and with it exceed that
+//      integer.
 #pragma once
 
 #include <algorithm>
@@ -52,14 +53,14 @@ inline std::uint64_t weight_of(float x) {
   if (!(x > -29.0f)) return 0;                                    // 2^40 exp(-29) is below 1
   const double y = static_cast<double>(x) * 0x1.71547652b82fep0;  // log2(e)
   const double whole = std::floor(y), z = (y - whole) * 0x1.62e42fefa39efp-1;  // z in [0, ln 2)
-  double power = 0;  // exp(z) by its series: the 14th term is below 2^-40
+  double power = 0;  // exp(z) - 1 by its series; the 14th term is below 2^-40
   for (int n = 14; n > 0; --n) power = (power + 1) * (z / n);
   return static_cast<std::uint64_t>((power + 1) * 0x1p40) >> -static_cast<int>(whole);
 }
 
 }  // namespace sampling_detail
 
-/// The likeliest token; among equals the one of the lowest number.
+/// The likeliest token; among equally likely ones the lowest number.
 inline std::int32_t greedy_token(const TensorView<const float, 1>& logits) {
   std::int64_t best = 0;
   for (std::int64_t v = 1; v < logits.extent(0); ++v)
@@ -67,7 +68,7 @@ inline std::int32_t greedy_token(const TensorView<const float, 1>& logits) {
   return static_cast<std::int32_t>(best);
 }
 
-/// Weights by number of token, as step 1 has them. The likeliest has 2^40, be it infinite.
+/// The weights of step 1, by token. The likeliest token has 2^40, also if its logit is infinite.
 inline std::vector<std::uint64_t> sampling_weights(const TensorView<const float, 1>& logits,
                                                    float temperature) {
   const float largest = sampling_detail::number(logits(greedy_token(logits)));
@@ -80,7 +81,7 @@ inline std::vector<std::uint64_t> sampling_weights(const TensorView<const float,
   return weights;
 }
 
-/// The tokens that stay in step 2, in its order.
+/// The tokens kept by step 2, in its order.
 inline std::vector<std::size_t> kept_tokens(const TensorView<const float, 1>& logits,
                                             const std::vector<std::uint64_t>& weights,
                                             const SamplingOptions& options) {
@@ -104,7 +105,8 @@ inline std::vector<std::size_t> kept_tokens(const TensorView<const float, 1>& lo
   return order;
 }
 
-/// One row. V is at least 1 and below 2^22, so that sums of weights fit into 64 bits.
+/// The token for one row of logits. V is at least 1 and below 2^22, so that sums of weights fit
+/// into 64 bits.
 inline std::int32_t sampled_token(const TensorView<const float, 1>& logits,
                                   const SamplingOptions& options) {
   const std::int64_t V = logits.extent(0);

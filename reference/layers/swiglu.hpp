@@ -12,7 +12,7 @@
 
 namespace lockstep::reference {
 
-/// What stands between the products: silu(gate) up, of [T, F] each.
+/// The part between the products: silu(gate) up, for gate and up [T, F].
 template <class S>
 void swiglu_gate(const TensorView<const S, 2>& gate, const TensorView<const S, 2>& up,
                  TensorView<S, 2> out) {

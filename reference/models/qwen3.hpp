@@ -1,16 +1,16 @@
-// Qwen3, a decoder-only language model: Qwen Team 2025, "Qwen3 Technical Report", section 2; as
-// transformers 5.23 computes it (models/qwen3/modeling_qwen3.py).
+// Qwen3, a decoder-only language model: Qwen Team 2025, "Qwen3 Technical Report", section 2, as
+// implemented in transformers 5.23 (models/qwen3/modeling_qwen3.py).
 //
 //   h += Attention(rms_norm(h)),  h += MLP(rms_norm(h))   in every layer
 //   logits = head rms_norm(h)
 //
-// Attention: q and k are normed head by head, then rotated (RoPE, half-split); v is neither. Heads
-// of queries share those of keys. MLP: down (silu(gate x) up x).
+// Attention: q and k are normed head by head, then rotated (RoPE, half-split); v is neither. Groups
+// of query heads share a key head. MLP: down (silu(gate x) up x).
 //
 //   here             transformers        shape
 //   ids              input_ids           [B, Q]
 //   position_ids     position_ids        [B, Q]     left padding is not counted
-//   mask             attention_mask      [B, M]     true at every real token, the new ones too
+//   mask             attention_mask      [B, M]     true at every real token, also the new ones
 //   past_k, past_v   past_key_values     [L, B, HKV, M, hd]
 //   new_k, new_v     (sidecar)           [L, B, HKV, M, hd], zero except at cache_position
 #pragma once
@@ -28,7 +28,7 @@ namespace lockstep::reference {
 
 template <class S>
 struct StaticKvStep {
-  Matrix<S> hidden;  ///< [B Q, D], normed: what the head multiplies
+  Matrix<S> hidden;  ///< [B Q, D], normed: the input of the head
   Array<S, 5> new_k, new_v;
 };
 
@@ -50,7 +50,7 @@ class Qwen3 {
 
   const Qwen3Config& config() const { return config_; }
 
-  /// The definition: all tokens of one text at once, no cache. [T, V].
+  /// The definition: logits [T, V] of all tokens of one text at once, without a cache.
   Matrix<S> logits(const std::vector<std::int32_t>& tokens) const {
     std::vector<std::int32_t> positions(tokens.size());
     for (std::size_t t = 0; t < tokens.size(); ++t) positions[t] = static_cast<std::int32_t>(t);
@@ -61,7 +61,7 @@ class Qwen3 {
                        }));
   }
 
-  /// One call on a cache of M positions (static_kv_update.hpp).
+  /// One call with a cache of M positions (reference/attention/static_kv_update.hpp).
   StaticKvStep<S> step(const IndexTable& ids, const IndexTable& position_ids, const MaskView& mask,
                        const IndexView& cache_position, const TensorView<const S, 5>& past_k,
                        const TensorView<const S, 5>& past_v) const {
@@ -101,7 +101,7 @@ class Qwen3 {
     return result;
   }
 
-  /// [N, D] → [N, V]
+  /// Logits [N, V] of hidden states [N, D].
   Matrix<S> head(const Matrix<S>& hidden) const {
     const std::string name =
         config_.tie_word_embeddings ? "model.embed_tokens.weight" : "lm_head.weight";
@@ -134,7 +134,7 @@ class Qwen3 {
     return heads;
   }
 
-  /// The layers and the last norm. `attend(layer, q, k, v, out)` says what a query sees.
+  /// Runs the layers and the last norm. attend(layer, q, k, v, out) computes attention.
   template <class Attend>
   Matrix<S> decode(const std::vector<std::int32_t>& tokens,
                    const std::vector<std::int32_t>& positions, const Attend& attend) const {

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-/// Fields of one config.json; the first error stays.
+/// Reads fields of one config.json; keeps the first error.
 class Fields {
  public:
   Fields(const json& object, std::string path) : object_(object), path_(std::move(path)) {}
@@ -30,7 +30,7 @@ class Fields {
     note(std::string(name) + " is " + found.dump() + ", no number above 0");
     return 1;
   }
-  /// A field that is absent, or has this value.
+  /// Expects a field to be absent or to have this value.
   void is(const char* name, const json& value) {
     const json found = object_.value(name, value);
     if (found != value)
@@ -50,8 +50,8 @@ struct Law {
   float centre, spread;
 };
 
-/// Heads look sharply and layers outweigh the embedding, so that every earlier token matters to the
-/// next one.
+/// Centre and spread of a tensor's random elements. They make attention sharp and the layers' sums
+/// larger than the embedding, so that the next token depends on every earlier one.
 Law law_of(const Qwen3Tensor& tensor) {
   const std::string& name = tensor.name;
   if (name.ends_with("q_norm.weight") || name.ends_with("k_norm.weight")) return {1.5f, 0.5f};
@@ -96,7 +96,7 @@ Result<Qwen3Config> read_qwen3_config(const std::string& path) {
   if (!tied.is_boolean()) fields.note("tie_word_embeddings is " + tied.dump());
   config.tie_word_embeddings = tied == true;
   config.rms_norm_eps = fields.positive(object, "rms_norm_eps");
-  // transformers 5 has RoPE's numbers in an object of their own.
+  // transformers 5 has RoPE's fields in an object of their own.
   const json rope = object.value("rope_parameters", object);
   config.rope_theta = fields.positive(rope, "rope_theta");
   const json type = rope.is_object() ? rope.value("rope_type", json("default")) : json();
@@ -142,7 +142,7 @@ Qwen3Checkpoint drawn_qwen3(const Qwen3Config& config, std::uint64_t seed) {
     const auto [centre, spread] = law_of(tensor);
     std::vector<float> values(static_cast<std::size_t>(elements(tensor.shape)));
     for (std::size_t i = 0; i < values.size(); ++i) {
-      const std::uint64_t bits = random_bits(seed, stream, i) >> 40;  // no rounding differs
+      const std::uint64_t bits = random_bits(seed, stream, i) >> 40;  // 24 bits: exact in float
       values[i] = centre + spread * (static_cast<float>(bits) * 0x1p-23f - 1);
     }
     checkpoint.weights.emplace(tensor.name, std::move(values));

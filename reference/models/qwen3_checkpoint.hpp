@@ -1,5 +1,5 @@
-// What a Qwen3 checkpoint says: its config.json, and its weights by the names of transformers'
-// Qwen3ForCausalLM. Weights are drawn by index, or read from model.safetensors.
+// A Qwen3 checkpoint: its config.json, and its weights by the names of transformers'
+// Qwen3ForCausalLM. Weights are drawn at random by index, or read from model.safetensors.
 //
 //   tensor                                            shape
 //   model.embed_tokens.weight                         [V, D]
@@ -23,7 +23,7 @@
 
 namespace lockstep::reference {
 
-/// The fields of config.json, in its own names.
+/// Fields of config.json, with their names.
 struct Qwen3Config {
   std::int64_t vocab_size;
   std::int64_t hidden_size;
@@ -37,7 +37,8 @@ struct Qwen3Config {
   double rope_theta = 1e6;
 };
 
-/// What no Qwen3 of this kind has (sliding layers, biases, stretched RoPE) is refused by name.
+/// Reads config.json. It refuses, by name, settings that this model does not support (sliding
+/// layers, biases, stretched RoPE).
 Result<Qwen3Config> read_qwen3_config(const std::string& path);
 
 struct Qwen3Tensor {
@@ -45,7 +46,7 @@ struct Qwen3Tensor {
   std::vector<std::int64_t> shape;
 };
 
-/// Every tensor of a checkpoint. The place in this list is the stream that it is drawn from.
+/// All tensors of a checkpoint. A tensor's index in this list is the random stream of its elements.
 std::vector<Qwen3Tensor> qwen3_tensors(const Qwen3Config& config);
 
 struct Qwen3Checkpoint {
@@ -53,12 +54,12 @@ struct Qwen3Checkpoint {
   std::map<std::string, std::vector<float>> weights;
 };
 
-/// Element i of tensor t is a function of (seed, t, i): the same bits as in
-/// fixtures/subjects/static_kv/weights.py.
+/// A checkpoint with random weights. Element i of tensor t is a function of (seed, t, i), with the
+/// same bits as in fixtures/subjects/static_kv/weights.py.
 Qwen3Checkpoint drawn_qwen3(const Qwen3Config& config, std::uint64_t seed);
 
-/// config.json and model.safetensors of a folder. Each tensor above is there with its shape, and no
-/// other.
+/// Reads config.json and model.safetensors of a folder. The file must have each tensor above with
+/// its shape, and no other tensor.
 Result<Qwen3Checkpoint> read_qwen3(const std::string& folder);
 
 }  // namespace lockstep::reference

@@ -10,7 +10,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kLargestHeader = 100'000'000;  // as the format's own reader has it
+constexpr std::uint64_t kLargestHeader =
+    100'000'000;  // bytes; the limit of the format's own reader
 
 struct Bytes {
   std::string header;
@@ -31,7 +32,7 @@ Result<Bytes> read_bytes(const std::string& path) {
   return Bytes{all.substr(8, size), all.substr(8 + size)};
 }
 
-/// A list of `field` that has whole numbers of 0 and above.
+/// The list of integers, all at least 0, in `field`.
 Result<std::vector<std::int64_t>> sizes_of(const json& object, const char* field,
                                            const std::string& place) {
   const auto found = object.find(field);

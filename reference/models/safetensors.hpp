@@ -1,6 +1,6 @@
-// Tensors of a safetensors file (https://github.com/huggingface/safetensors, "Format"): 8 bytes,
-// little-endian, the size of a JSON header; the header, an object {name: {dtype, shape,
-// data_offsets}} with a text map __metadata__; then the bytes that the offsets count.
+// Reads safetensors files (https://github.com/huggingface/safetensors, "Format"). Such a file has 8
+// bytes, little-endian, with the size of a JSON header; the header, an object {name: {dtype, shape,
+// data_offsets}} with a text map __metadata__; and then the bytes to which the offsets refer.
 #pragma once
 
 #include <cstdint>
@@ -13,12 +13,12 @@
 namespace lockstep::reference {
 
 struct StoredTensor {
-  std::string dtype;  ///< as the file says: F32, BF16
+  std::string dtype;  ///< the file's name of the type: F32, BF16
   std::vector<std::int64_t> shape;
   std::vector<float> values;  ///< contiguous, the last dimension fastest
 };
 
-/// Every tensor by name. Elements are F32 or BF16. Errors name the file and the tensor.
+/// Reads all tensors, by name. Elements must be F32 or BF16. Errors name the file and the tensor.
 Result<std::map<std::string, StoredTensor>> read_safetensors(const std::string& path);
 
 }  // namespace lockstep::reference

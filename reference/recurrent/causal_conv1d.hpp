@@ -3,7 +3,7 @@
 //
 //   y_t[d] = act(bias[d] + sum_{k < W} w[d, k] x_{t - (W - 1) + k}[d])
 //
-// with x_p for p < 0 out of the state, or 0.
+// where x_p for p < 0 comes from the state, or is 0.
 //
 //   here         paper, causal-conv1d   vLLM                  shape
 //   x            x                      x                     [T, D], packed
@@ -12,10 +12,11 @@
 //   history      the state's last W - 1 columns               [D, W - 1]
 //   out          out                    out                   [T, D]
 //
-// The state has C = W - 1 or C = W columns. With accepted counts (a speculative pool), it has at
-// least W - 1 + longest row - 1 and is left aligned: history = columns acc - 1 ... acc + W - 3, and
-// afterwards columns 0 ... W - 3 + q hold the old history but its first column, then the q tokens.
-// Snapshots of such a pool are the W - 1 columns that the next token would see.
+// The state has C = W - 1 or C = W columns. With accepted counts (a speculative pool) it has at
+// least W - 1 + longest row - 1 columns, filled from the left. Before a step of q tokens the
+// history is in columns acc - 1 ... acc + W - 3; after it, columns 0 ... W - 3 + q hold the history
+// without its first column, then the q tokens. Snapshots of such a pool are the W - 1 columns that
+// the next token would see.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +41,7 @@ struct CausalConv1dInputs {
   std::optional<TensorView<const S, 1>> bias{};  // [D]
   std::optional<IndexView> query_start_loc{};    // [N + 1]
   StateSlots slots{};
-  /// [N]; false: the state counts as zero, whatever the slot holds. Prefill only.
+  /// [N]; false: the row's state begins as zero, whatever the slot holds. Prefill only.
   std::optional<TensorView<const bool, 1>> has_initial_state{};
   Activation activation = Activation::none;
   StoragePoints storage{};
@@ -51,7 +52,7 @@ namespace conv_detail {
 template <class S>
 using Columns = Matrix<S>;  // [D, columns], oldest to newest
 
-/// The output of one token from its window, the last W inputs.
+/// Writes the output of one token; `window` are its last W inputs.
 template <class S>
 void write_output(const CausalConv1dInputs<S>& in, const Columns<S>& window,
                   const TensorView<S, 1>& out) {
@@ -63,7 +64,7 @@ void write_output(const CausalConv1dInputs<S>& in, const Columns<S>& window,
   }
 }
 
-/// history ++ tokens: columns of the row's past and of its tokens.
+/// The columns of `history`, followed by those of the tokens.
 template <class S>
 Columns<S> with_tokens(const Columns<S>& history, const TensorView<const S, 2>& tokens) {
   Columns<S> joined(history.rows(), history.cols() + tokens.extent(0));
@@ -85,7 +86,7 @@ void check(const CausalConv1dInputs<S>& in, const TensorView<S, 2>& out) {
   require(shape_of(out) == shape_of(in.x), "out has the shape of x");
 }
 
-/// Outputs of a row's tokens; `joined` is their history ++ tokens.
+/// Writes the outputs of a row's tokens; `joined` is with_tokens() of the row.
 template <class S>
 void write_row(const CausalConv1dInputs<S>& in, const Columns<S>& joined, const RowRange& row,
                const TensorView<S, 2>& out) {
@@ -96,8 +97,8 @@ void write_row(const CausalConv1dInputs<S>& in, const Columns<S>& joined, const 
 
 }  // namespace conv_detail
 
-/// Prefill of packed rows. The state of a row's slot becomes the last C columns of (old state, or
-/// zeros, ++ the row's tokens). Tokens after the last row give 0.
+/// Prefill of packed rows. The state of a row's slot becomes the last C columns of the old state
+/// (or zeros) followed by the row's tokens. Outputs of tokens after the last row are 0.
 template <class S>
 void causal_conv1d(const CausalConv1dInputs<S>& in,
                    const std::optional<TensorView<S, 3>>& conv_state, TensorView<S, 2> out) {
@@ -128,8 +129,8 @@ void causal_conv1d(const CausalConv1dInputs<S>& in,
   }
 }
 
-/// The padded form: x and out [B, S, D], of row b the first context_lengths[b] tokens count. What
-/// lies after them is not looked at, and its output is 0.
+/// The padded form: x and out are [B, S, D], and row b has context_lengths[b] tokens. Tokens after
+/// them are ignored, and their outputs are 0.
 template <class S>
 void causal_conv1d_padded(CausalConv1dInputs<S> in, const TensorView<const S, 3>& x,
                           const std::optional<IndexView>& context_lengths,
@@ -156,7 +157,8 @@ void causal_conv1d_padded(CausalConv1dInputs<S> in, const TensorView<const S, 3>
 
 namespace conv_detail {
 
-/// The conv state of a row lies in its first slot alone, also where a table gives it one per token.
+/// The slots of conv states: where a table gives a row one slot per token, its conv state lies in
+/// the first.
 inline StateSlots first_slots(const StateSlots& slots) {
   StateSlots first{.indices = slots.indices, .pad_slot_id = slots.pad_slot_id};
   if (slots.table)
@@ -165,8 +167,9 @@ inline StateSlots first_slots(const StateSlots& slots) {
   return first;
 }
 
-/// Outputs and new state of a row whose history begins at column `first`; the state keeps its last
-/// `kept` columns of (state ++ tokens), written from its column 0 on.
+/// Computes outputs and the new state of a row whose history begins at column `first`. The new
+/// state is the last `kept` columns of the old state followed by the tokens, written from column 0
+/// on.
 template <class S>
 void update_row(const CausalConv1dInputs<S>& in, const RowRange& row, std::int64_t first,
                 std::int64_t kept, const TensorView<S, 2>& state, const TensorView<S, 2>& out) {
@@ -177,13 +180,13 @@ void update_row(const CausalConv1dInputs<S>& in, const RowRange& row, std::int64
   mapped(state).leftCols(kept) = rounded_each(all.rightCols(kept), in.storage.state);
 }
 
-/// `state[:, first:first + count]`, in place.
+/// A view of `state[:, first:first + count]`.
 template <class S>
 TensorView<S, 2> history_at(const TensorView<S, 2>& state, std::int64_t first, std::int64_t count) {
   return transposed(cut(transposed(state), first, first + count));
 }
 
-/// Outputs and snapshots of a row; the committed state is only read.
+/// Computes outputs and snapshots of a row's verification; the committed state is only read.
 template <class S>
 void verify_row(const CausalConv1dInputs<S>& in, const RowRange& row, const TensorView<S, 2>& state,
                 const std::optional<IndexView>& parents,
@@ -204,9 +207,9 @@ void verify_row(const CausalConv1dInputs<S>& in, const RowRange& row, const Tens
 }  // namespace conv_detail
 
 /// Decode and verification, packed like the prefill; without query_start_loc every token is a row.
-/// With `parents` (base/tree.hpp) a token follows its parent instead of its predecessor. With
-/// `snapshots` [T, D, C] ([T, D, W - 1] with accepted counts), each token leaves there the state
-/// after it. With either, the state itself is only read.
+/// With `parents` (reference/recurrent/tree.hpp) a token follows its parent instead of its
+/// predecessor. `snapshots` [T, D, C] ([T, D, W - 1] with accepted counts) receive the state after
+/// each token. With either, the state itself is only read.
 template <class S>
 void causal_conv1d_update(const CausalConv1dInputs<S>& in, const TensorView<S, 3>& conv_state,
                           TensorView<S, 2> out, const std::optional<IndexView>& parents = {},

@@ -1,5 +1,5 @@
 // A whole gated-delta-net layer. Yang, Kautz, Hatamizadeh 2024, "Gated Delta Networks", figure 1
-// (right), as Qwen3-Next has it.
+// (right), as implemented for Qwen3-Next.
 //
 //   in_proj_qkvz, in_proj_ba -> [q | k | v] -> conv, SiLU -> norm of q, k -> delta rule
 //                            -> norm, gate -> out_proj
@@ -33,7 +33,7 @@ struct GatedDeltaNet {
   S eps = S(1e-6);
 };
 
-/// The projections with their key heads put in order.
+/// The projections, reordered from one part per key head to one tensor for all heads.
 template <class S>
 struct GatedDeltaProjections {
   Array<S, 2> qkv;   // [T, 2 H K + HV V] = [q | k | v]

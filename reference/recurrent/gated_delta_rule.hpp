@@ -11,8 +11,8 @@
 //   state     S_t          ssm_state     [slots, HV, V, K], V-major; K-major: transposed()
 //   out       o_t          o             [T, HV, V]
 //
-// q and k are normalised first if asked for, then q is scaled. Chunk form, for tokens i, j of a
-// chunk with G_i = sum_{l <= i} g_l and E_ij = exp(G_i - G_j) for j <= i, else 0 (masked before the
+// q and k are L2-normalised if requested, then q is scaled. Chunk form, for tokens i, j of a chunk,
+// with G_i = sum_{l <= i} g_l and E_ij = exp(G_i - G_j) for j <= i, else 0 (masked before the
 // exponential):
 //
 //   A  = strictly lower part of (diag(beta) K K^T) o E      Tm = (I + A)^-1
@@ -37,7 +37,7 @@ struct GatedDeltaRuleInputs {
   TensorView<const S, 3> v;     // [T, HV, V]
   TensorView<const S, 2> g;     // [T, HV]
   TensorView<const S, 2> beta;  // [T, HV]
-  std::optional<S> scale{};     ///< of q; K^-0.5 by default
+  std::optional<S> scale{};     ///< factor of q; K^-0.5 by default
   bool use_qk_l2norm = false;
   Rows rows{};  ///< rows.tokens is set by the operation
 };
@@ -64,7 +64,7 @@ GatedDeltaGates<S> gated_delta_gates(const TensorView<const S, 2>& a,
   return gates;
 }
 
-/// x / sqrt(sum(x^2) + 1e-6): the sum, not the mean, so a zero vector stays zero.
+/// x / sqrt(sum(x^2) + 1e-6). A zero vector stays zero.
 template <class S>
 Vector<S> l2_normalised(const Vector<S>& x) {
   return x / std::sqrt(x.squaredNorm() + S{1e-6});
@@ -82,7 +82,7 @@ void check(const GatedDeltaRuleInputs<S>& in, const TensorView<S, 3>& out) {
   require(shape_of(in.beta) == (Shape<2>{T, HV}), "beta is [T, HV]");
 }
 
-/// q or k of a token as the recurrence takes it, before the scale.
+/// q or k of a token, normalised if requested, before the scale.
 template <class S>
 Vector<S> direction(const GatedDeltaRuleInputs<S>& in, const TensorView<const S, 3>& qk,
                     std::int64_t t, std::int64_t hv) {
@@ -103,7 +103,7 @@ void advance(const GatedDeltaRuleInputs<S>& in, std::int64_t t, std::int64_t hv,
   const Vector<S> k = direction(in, in.k, t, hv);
   const Vector<S> v = as_vector(at(in.v, t, hv));
   state *= std::exp(in.g(t, hv));                        // alpha_t S_{t-1}
-  const Vector<S> u = in.beta(t, hv) * (v - state * k);  // delta rule, grouped
+  const Vector<S> u = in.beta(t, hv) * (v - state * k);  // the value that the token adds
   state.noalias() += u * k.transpose();                  // + beta_t (v_t - S k_t) k_t^T
 }
 
@@ -143,7 +143,7 @@ void gated_delta_rule_update(const GatedDeltaRuleInputs<S>& in, const TensorView
              });
 }
 
-/// Commits accepted tokens of a verification: see run_replay(). Of the inputs, q is not looked at.
+/// Commits accepted tokens of a verification: see run_replay(). It ignores q.
 template <class S>
 void gated_delta_rule_replay(const GatedDeltaRuleInputs<S>& in, const IndexView& accepted,
                              const TensorView<S, 4>& state,
@@ -167,7 +167,7 @@ void gated_delta_rule_scan(const GatedDeltaRuleInputs<S>& in,
                  });
 }
 
-/// What a chunk is made of: L tokens of one value head. q is scaled.
+/// The inputs of a chunk: L tokens of one value head. Q is scaled.
 template <class S>
 struct GatedDeltaChunk {
   Matrix<S> Q, K;     // [L, K]
@@ -179,7 +179,7 @@ struct GatedDeltaChunk {
 template <class S>
 struct GatedDeltaChunkStages {
   Matrix<S> E;      ///< decay from token j to token i [L, L]
-  Matrix<S> A;      ///< how token j's key disturbs token i [L, L], strictly lower
+  Matrix<S> A;      ///< effect of token j's update on what token i reads [L, L], strictly lower
   Matrix<S> Tm;     ///< (I + A)^-1 [L, L]
   Matrix<S> U;      // [L, V]
   Matrix<S> W;      // [L, K]
@@ -188,7 +188,7 @@ struct GatedDeltaChunkStages {
   Matrix<S> state;  ///< after the chunk [V, K]
 };
 
-/// `state` [V, K] is that before the chunk, which has at least one token.
+/// Computes the stages of a chunk of at least one token; `state` [V, K] is the state before it.
 template <class S>
 GatedDeltaChunkStages<S> gated_delta_chunk(const GatedDeltaChunk<S>& c, const Matrix<S>& state,
                                            const StoragePoints& storage = {}) {
@@ -213,7 +213,7 @@ GatedDeltaChunkStages<S> gated_delta_chunk(const GatedDeltaChunk<S>& c, const Ma
   return s;
 }
 
-/// Tokens [begin, end) of value head hv.
+/// The chunk of tokens [begin, end) of value head hv.
 template <class S>
 GatedDeltaChunk<S> gated_delta_chunk_of(const GatedDeltaRuleInputs<S>& in, const RowRange& tokens,
                                         std::int64_t hv) {

@@ -8,14 +8,14 @@
 //
 //   here     paper    mamba-ssm, vLLM      shape
 //   x, z     X        x, z                 [T, H, P], packed rows; head h uses group h / (H / G)
-//   dt       Delta    dt                   [T, H, P]; [T, H] is repeated along P with stride 0
-//   A        A        A                    [H, P, N], likewise from [H]; A < 0, float32 or better
+//   dt       Delta    dt                   [T, H, P], or [T, H] expanded with stride 0
+//   A        A        A                    [H, P, N], or [H] expanded; A < 0, float32 or better
 //   B, C     B, C     B, C                 [T, G, N]
-//   D        D        D                    [H, P], likewise from [H]
-//   dt_bias           dt_bias              [H, P], likewise from [H]
+//   D        D        D                    [H, P], or [H] expanded
+//   dt_bias           dt_bias              [H, P], or [H] expanded
 //   state    h        state, ssm_states    [slots, H, P, N]
 //
-// repeat() of base/eigen.hpp makes the views of stride 0.
+// repeat() of reference/tensors/eigen.hpp expands views.
 #pragma once
 
 #include <cmath>
@@ -42,8 +42,9 @@ struct Mamba2Inputs {
   bool dt_softplus = false;
   std::optional<S> dt_min{};
   std::optional<S> dt_max{};
-  /// Where operands of chunks are rounded: false, (C_i . B_j) E_ij and d_j x_j; true, as kernels do
-  /// that leave x alone, (C_i . B_j) E_ij d_j and, for the state, exp(a_last - a_j) d_j x_j.
+  /// The operands of chunks that are rounded. False: (C_i . B_j) E_ij and d_j x_j. True, as in
+  /// kernels that multiply x itself: (C_i . B_j) E_ij d_j and, for the state, exp(a_last - a_j) d_j
+  /// x_j.
   bool steps_in_scores = false;
   Rows rows{};  ///< rows.tokens is set by the operation
 };
@@ -70,7 +71,7 @@ std::int64_t group_of(const Mamba2Inputs<S>& in, std::int64_t h) {
   return h / (in.x.extent(1) / in.B.extent(1));
 }
 
-/// d_t of one channel
+/// d_t of one channel.
 template <class S>
 S time_step(const Mamba2Inputs<S>& in, std::int64_t t, std::int64_t h, std::int64_t p) {
   S dt = in.dt(t, h, p);
@@ -81,7 +82,8 @@ S time_step(const Mamba2Inputs<S>& in, std::int64_t t, std::int64_t h, std::int6
   return dt;
 }
 
-/// One number per head instead of one per channel: what chunks and stashes need.
+/// Whether the view has one number per head (stride 0 along the other dimensions), as chunks and
+/// stashes require.
 template <class S>
 bool one_per_head(const TensorView<const S, 3>& view, std::size_t first_dimension) {
   for (std::size_t i = first_dimension; i < 3; ++i)
@@ -104,7 +106,7 @@ void write_output(const Mamba2Inputs<S>& in, std::int64_t t, std::int64_t h, std
   out(t, h, p) = rounded(y, in.rows.storage.output);
 }
 
-/// s_t of one head from s_{t-1} [P, N]. Replay repeats exactly this order of operations.
+/// Advances one row of a head's state, s_t from s_{t-1}. A replay repeats exactly these operations.
 template <class S>
 void advance_row(Eigen::Ref<Eigen::Matrix<S, 1, Eigen::Dynamic>> s, S decay, S dt, S x,
                  const Vector<S>& B) {
@@ -122,7 +124,7 @@ void step(const Mamba2Inputs<S>& in, std::int64_t t, std::int64_t h, Matrix<S>& 
     const S dt = time_step(in, t, h, p);
     if (scalar) {
       advance_row<S>(state.row(p), std::exp(in.A(h, 0, 0) * dt), dt, in.x(t, h, p), B);
-    } else {  // Mamba1: A differs along P and N
+    } else {  // Mamba1: A differs within a head
       const Vector<S> decay = (as_vector(at(in.A, h, p)) * dt).array().exp();
       state.row(p) =
           state.row(p).cwiseProduct(decay.transpose()) + (B * dt).transpose() * in.x(t, h, p);
@@ -158,7 +160,7 @@ void selective_state_update(const Mamba2Inputs<S>& in, const TensorView<S, 4>& s
       [&](std::int64_t t, std::int64_t h, Matrix<S>& s) { mamba2_detail::step(in, t, h, s, out); });
 }
 
-/// The functional form: the states after the update, the given ones untouched.
+/// The states after the update; the given states stay as they are.
 template <class S>
 Array<S, 4> next_states(const Mamba2Inputs<S>& in, const Array<S, 4>& states,
                         TensorView<S, 3> out) {
@@ -181,8 +183,8 @@ void selective_scan(const Mamba2Inputs<S>& in, const std::optional<TensorView<S,
 
 namespace mamba2_detail {
 
-/// The tokens of one chunk: outputs from each other and from the state before, then the state
-/// after.
+/// Computes one chunk: the tokens' outputs, from each other and from the state before; then the
+/// state after the chunk.
 template <class S>
 void chunk(const Mamba2Inputs<S>& in, const RowRange& tokens, std::int64_t h, Matrix<S>& state,
            const TensorView<S, 3>& out) {
@@ -210,7 +212,7 @@ void chunk(const Mamba2Inputs<S>& in, const RowRange& tokens, std::int64_t h, Ma
   const Matrix<S> before = rounded_each(state, storage.chunk_state);
 
   Matrix<S> Y = scores * inputs;                             // from the chunk's tokens
-  Y += since_start.asDiagonal() * (C * before.transpose());  // from what came before it
+  Y += since_start.asDiagonal() * (C * before.transpose());  // from the state before it
   state = since_start(L - 1) * state;                        // S' = exp(a_last) S
   if (in.steps_in_scores)                                    // + sum_j exp(a_last - a_j) ...
     state += rounded_operand(to_end.cwiseProduct(d).asDiagonal() * X).transpose() * B;
@@ -237,13 +239,13 @@ void ssd_prefill(const Mamba2Inputs<S>& in, std::int64_t chunk_size,
                  });
 }
 
-/// The rule by which TensorRT-Edge-LLM takes chunks of 128; elsewhere it scans.
+/// Whether TensorRT-Edge-LLM computes a prefill in chunks of 128; otherwise it scans.
 inline bool prefers_chunks(std::int64_t S, std::int64_t P, std::int64_t N) {
   const auto fits = [](std::int64_t extent) { return extent == 64 || extent == 128; };
   return S >= 128 && fits(P) && fits(N);
 }
 
-/// A padded batch: of row b the first context_lengths[b] tokens count, the rest is not looked at.
+/// A padded batch: row b has context_lengths[b] tokens; tokens after them are ignored.
 template <class S>
 struct PaddedMamba2Inputs {
   Mamba2Inputs<S> common;                      ///< A, D, dt_bias, options, slots
@@ -280,8 +282,8 @@ void mamba2_padded(const PaddedMamba2Inputs<S>& in, const std::optional<TensorVi
   }
 }
 
-/// What a verification keeps so that a commit can repeat the accepted tokens (TensorRT-Edge-LLM,
-/// replay format 2), packed like the tokens.
+/// The data of a verification from which a commit can repeat the accepted tokens
+/// (TensorRT-Edge-LLM, replay format 2), packed like the tokens.
 template <class S>
 struct Mamba2Stash {
   Array<S, 2> decay;  ///< exp(A d_t) [T, H]

@@ -1,5 +1,5 @@
-// A whole Mamba2 layer. Dao, Gu 2024, "Transformers are SSMs", figure 6 (left), as Nemotron-H and
-// TensorRT-Edge-LLM have it.
+// A whole Mamba2 layer. Dao, Gu 2024, "Transformers are SSMs", figure 6 (left), as implemented for
+// Nemotron-H and in TensorRT-Edge-LLM.
 //
 //   in_proj -> [gate | conv channels | dt] -> conv, SiLU -> [x | B | C] -> update -> gated norm ->
 //   out_proj
@@ -34,13 +34,14 @@ struct MambaMixer {
   S eps = S(1e-5);
 };
 
-/// How a call runs: chunks of a prefill (1: token by token), or an update of running requests.
+/// The mode of a call: a prefill by chunks of a given size (1: token by token), or an update of
+/// running requests.
 struct LayerRun {
   bool update = false;
   std::int64_t chunk_size = 128;
 };
 
-/// x [T, in] times the transpose of weight, for weight [out, in].
+/// x weight^T for x [T, in] and weight [out, in].
 template <class S>
 Array<S, 2> projected(const TensorView<const S, 2>& x, const TensorView<const S, 2>& weight) {
   Array<S, 2> y(Shape<2>{x.extent(0), weight.extent(0)});

@@ -1,11 +1,11 @@
-// How a recurrence runs over a packed batch: rows find their states, tokens update them one by one
-// (a chunk at a time in a chunked prefill), and states go to slots, snapshots or boundaries. What a
-// token does to a state is the operation's own business.
+// Runs a recurrence over a packed batch: finds each row's state, updates it by the row's tokens one
+// by one (or chunk by chunk), and stores states to slots, snapshots or boundaries. The arithmetic
+// of a token belongs to the operation.
 //
 //   here       shape                                  (a matrix per head)
 //   state      [slots, H, R, C]                       [P, N] in Mamba2, [V, K] in the delta rule
 //   snapshots  [T, H, R, C]                           after each token of a verification
-//   boundary   [sum of floor(len / every), H, R, C]   after every so many tokens of a prefill
+//   boundary   [sum of floor(len / every), H, R, C]   after each `every` tokens of a prefill's row
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-/// The part of an operation's inputs that says which rows there are and where their states lie.
+/// The part of an operation's inputs that describes the rows and the slots of their states.
 struct Rows {
   std::int64_t tokens = 0;                     ///< T
   std::optional<IndexView> query_start_loc{};  // [N + 1]
@@ -29,7 +29,7 @@ struct Rows {
   StoragePoints storage{};
 };
 
-/// States that a prefill leaves on its way: after every `every` tokens, counted from a row's start.
+/// States that a prefill stores after each `every` tokens, counted from a row's start.
 template <class S>
 struct BoundaryStates {
   TensorView<S, 4> states;
@@ -49,7 +49,8 @@ void round_if_each_token(Matrix<S>& value, const StoragePoints& storage) {
   if (storage.state_each_token) value = rounded_each(value, storage.state);
 }
 
-/// A chain: token after token, each state to its slot of the table or the last one to the row's.
+/// Runs a row's tokens as a chain. With a table, the state after each token goes to its slot;
+/// without, the last state goes to the row's slot.
 template <class S, class Step>
 void update_chain(const Rows& rows, std::int64_t row, const RowRange& range, std::int64_t h,
                   const TensorView<S, 4>& state, Step& step) {
@@ -63,7 +64,8 @@ void update_chain(const Rows& rows, std::int64_t row, const RowRange& range, std
   }
 }
 
-/// A verification: every token starts from its parent's state, and the committed one is only read.
+/// Runs a row's tokens as a tree: each starts from its parent's state. The committed state is only
+/// read.
 template <class S, class Step>
 void verify_tree(const Rows& rows, const RowRange& range, std::int64_t h,
                  const TensorView<S, 2>& committed, const std::optional<IndexView>& parents,
@@ -84,14 +86,14 @@ void verify_tree(const Rows& rows, const RowRange& range, std::int64_t h,
 
 }  // namespace recurrence_detail
 
-/// Multiplications of a row, about.
+/// The approximate number of multiplications of a row.
 inline std::int64_t work_of(const RowRange& range, std::int64_t heads, std::int64_t state_size) {
   return 4 * range.size() * heads * state_size;
 }
 
-/// Decode and verification. step(token, head, state) advances the state and writes the output,
-/// which the caller has zeroed: padding rows and invalid tokens keep the zeros. With `parents` or
-/// `snapshots` the state is only read.
+/// Decode and verification. step(token, head, state) advances the state and writes the output. The
+/// caller has zeroed all outputs; those of padding rows and invalid tokens stay 0. With `parents`
+/// or `snapshots` the state is only read.
 template <class S, class Step>
 void run_update(const Rows& rows, const TensorView<S, 4>& state,
                 const std::optional<IndexView>& parents,
@@ -173,10 +175,11 @@ void run_prefill(const Rows& rows, const Shape<3>& shape, std::int64_t piece_siz
   }
 }
 
-/// Commits a verification that left its state alone: the tokens nodes[row, 0 ... accepted[row] - 1]
-/// in that order, numbers within the row; an entry that is no token of the row is skipped. Without
-/// nodes, the row's first `accepted` tokens. The state is rounded after every token, so that the
-/// result is that of single-token launches. advance(token, head, state) moves the state alone.
+/// Commits a verification that only read its state: advances the state by the tokens nodes[row, 0
+/// ... accepted[row] - 1] in that order, numbered within the row; entries that are no token of the
+/// row are skipped. Without nodes, by the row's first accepted[row] tokens. The state is rounded
+/// after every token, so that the result is that of single-token launches. advance(token, head,
+/// state) advances the state without an output.
 template <class S, class Advance>
 void run_replay(const Rows& rows, const IndexView& accepted, const std::optional<IndexTable>& nodes,
                 const TensorView<S, 4>& state, Advance advance) {

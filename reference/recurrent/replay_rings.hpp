@@ -1,11 +1,11 @@
-// Replay-state decode of a batch: rows find their states and rings in slots, and a flush happens
-// where the row's own position says so. One head: replay_state.hpp.
+// Replay-state decode of a batch: states and rings lie in slots, and a row flushes when its own
+// position is the last of a window. The arithmetic of one head: replay_state.hpp.
 //
 //   here       Mamba2                    gated delta rule
 //   state      [slots, H, P, N]          [slots, HV, V, K]
 //   ring       x [slots, H, L, P]        u [slots, HV, L, V]: beta (v - S k), rounded like states
-//              B [slots, G, L, N]        k [slots, H, L, K], as it came
-//              dt [slots, H, L]: d_t     k_scale [slots, H, L]: what k is multiplied by
+//              B [slots, G, L, N]        k [slots, H, L, K], not normalised
+//              dt [slots, H, L]: d_t     k_scale [slots, H, L]: factor that normalises k
 //                                        g [slots, HV, L]
 //   cursors    [N]: live entries of the row's ring
 //   positions  [N]: tokens of the row's request before this one
@@ -31,14 +31,14 @@ struct GatedDeltaRing {
   TensorView<S, 3> g;
 };
 
-/// The cursor after a step: what a caller keeps for the next one.
+/// The cursor after a step, which the caller keeps for the next one.
 inline std::int32_t next_cursor(std::int32_t cursor, std::int32_t position, std::int64_t L) {
   return static_cast<std::int32_t>(std::min<std::int64_t>(cursor + 1, (position + 1) % L));
 }
 
 namespace replay_detail {
 
-/// The first `live` entries of a Mamba2 ring, as replay_state.hpp has them.
+/// The first `live` entries of a Mamba2 ring, in the form of replay_state.hpp.
 template <class S>
 ReplayState<S> read_ring(const Mamba2Ring<S>& ring, const TensorView<const S, 1>& A,
                          std::int64_t slot, std::int64_t h, std::int64_t live, Format format) {
@@ -63,7 +63,7 @@ ReplayState<S> read_ring(const GatedDeltaRing<S>& ring, std::int64_t slot, std::
   return r;
 }
 
-/// body(row, slot, live, position) of the rows that have a slot.
+/// Calls body(row, slot, live, position) for each row that has a slot.
 template <class Body>
 void for_each_ring(const Rows& rows, std::int64_t slots, std::int64_t L, const IndexView& cursors,
                    const IndexView& positions, Body body) {
@@ -80,7 +80,7 @@ void for_each_ring(const Rows& rows, std::int64_t slots, std::int64_t L, const I
 
 }  // namespace replay_detail
 
-/// One token of decode. in.A, in.dt and in.dt_bias are one number per head.
+/// Decodes one token per row. in.A, in.dt and in.dt_bias have one number per head.
 template <class S>
 void mamba2_ring_update(const Mamba2Inputs<S>& in, const Mamba2Ring<S>& ring,
                         const IndexView& cursors, const IndexView& positions,
@@ -115,7 +115,7 @@ void mamba2_ring_update(const Mamba2Inputs<S>& in, const Mamba2Ring<S>& ring,
       });
 }
 
-/// One token of decode.
+/// Decodes one token per row.
 template <class S>
 void gated_delta_ring_update(const GatedDeltaRuleInputs<S>& in, const GatedDeltaRing<S>& ring,
                              const IndexView& cursors, const IndexView& positions,
@@ -151,8 +151,8 @@ void gated_delta_ring_update(const GatedDeltaRuleInputs<S>& in, const GatedDelta
       });
 }
 
-/// The states after the first counts[row] entries, to the slots targets[row]. read(slot, h, count)
-/// is a head's ring.
+/// Stores the states after the first counts[row] ring entries to slots targets[row]. read(slot, h,
+/// count) returns a head's state and ring.
 template <class S, class Read>
 void flush_rings(const TensorView<S, 4>& state, std::int64_t L, const StateSlots& slots,
                  const IndexView& counts, const IndexView& targets, Read read) {

@@ -1,6 +1,7 @@
-// Replay-state decode of one head: a state of some tokens ago, and a ring of what was added since.
-// The state is read at every token and written once in L. Mamba2 (Dao, Gu 2024, eq. 2) and the
-// gated delta rule (Yang, Kautz, Hatamizadeh 2024, eq. 10) differ in what they add alone.
+// Replay-state decode of one head: the stored state is that of some tokens ago, and a ring holds
+// the updates since then. The state is read at every token and written once per L tokens. Mamba2
+// (Dao, Gu 2024, eq. 2) and the gated delta rule (Yang, Kautz, Hatamizadeh 2024, eq. 10) differ
+// only in their updates u_t k_t^T.
 //
 //   S_m     = exp(G_m) S + sum_{j <= m} exp(G_m - G_j) u_j k_j^T      G_j = sum_{i <= j} g_i
 //   read(x) = exp(G_n + g_t) S x + sum_{j <= n} exp(G_n - G_j + g_t) (k_j . x) u_j
@@ -16,9 +17,9 @@
 //   g        g_j               A d_j                      [R]
 //   cursor   n                 write_pos                  live entries; those behind are not read
 //
-// A flush happens where the request's own position is a multiple of L, whatever a batch or a
-// verification holds besides, so that a request's states are rounded at the same tokens each time.
-// With drafts the ring needs R >= L - 1 + drafts.
+// A flush happens when the request's own position is a multiple of L, independently of the rest of
+// the batch and of verifications, so that a request's states are always rounded at the same tokens.
+// With drafts the ring needs R >= L - 1 + drafts entries.
 #pragma once
 
 #include <cmath>
@@ -34,10 +35,10 @@ struct ReplayState {
   Matrix<S> u;      // [R, V]
   Vector<S> g;      // [R]
   std::int64_t cursor = 0;
-  Format format = Format::exact;  ///< what a flush rounds the state to
+  Format format = Format::exact;  ///< format to which a flush rounds the state
 };
 
-/// An empty ring of R rows after `state`.
+/// A replay state of `state` and an empty ring of R entries.
 template <class S>
 ReplayState<S> replay_state(const Matrix<S>& state, std::int64_t R, Format format = Format::exact) {
   require(R > 0, "a ring has at least one row");
@@ -49,7 +50,7 @@ ReplayState<S> replay_state(const Matrix<S>& state, std::int64_t R, Format forma
           format};
 }
 
-/// S_m, elsewhere: state, ring and cursor stay.
+/// S_m, the state after the first m entries; r stays as it is.
 template <class S>
 Matrix<S> materialised(const ReplayState<S>& r, std::int64_t m) {
   require(0 <= m && m <= r.cursor, "a state is materialised after live entries");
@@ -61,7 +62,8 @@ Matrix<S> materialised(const ReplayState<S>& r, std::int64_t m) {
   return rounded_each(state, r.format);
 }
 
-/// The first m entries go into the state, the other live ones to the front of the ring.
+/// Adds the first m entries to the state, and moves the other live entries to the front of the
+/// ring.
 template <class S>
 void flush(ReplayState<S>& r, std::int64_t m) {
   r.state = materialised(r, m);
@@ -72,7 +74,7 @@ void flush(ReplayState<S>& r, std::int64_t m) {
   r.cursor = rest;
 }
 
-/// The state decayed by `g_t` more, times x, where `live` entries count.
+/// read(x) of the head comment: the state after `live` entries, decayed by another g_t, times x.
 template <class S>
 Vector<S> replay_read(const ReplayState<S>& r, std::int64_t live, S g_t, const Vector<S>& x) {
   Vector<S> y = std::exp(r.g.head(live).sum() + g_t) * (r.state * x);
@@ -83,7 +85,7 @@ Vector<S> replay_read(const ReplayState<S>& r, std::int64_t live, S g_t, const V
   return y;
 }
 
-/// A token's numbers for the gated delta rule: k as the recurrence takes it, q scaled.
+/// A token's inputs for the gated delta rule: k normalised if requested, q scaled.
 template <class S>
 struct GatedDeltaToken {
   Vector<S> q, k;  // [K]
@@ -91,7 +93,7 @@ struct GatedDeltaToken {
   S g, beta;
 };
 
-/// A token's numbers for Mamba2: d after bias, softplus and clamp.
+/// A token's inputs for Mamba2: d after bias, softplus and clamp.
 template <class S>
 struct Mamba2Token {
   Vector<S> x;     // [V]
@@ -101,7 +103,7 @@ struct Mamba2Token {
 
 namespace replay_detail {
 
-/// The row of draft i.
+/// The ring entry of draft i.
 template <class S>
 std::int64_t row_of(const ReplayState<S>& r, std::int64_t i) {
   require(r.cursor + i < r.k.rows(), "a ring has a row for every live entry and draft");
@@ -117,7 +119,8 @@ void write(ReplayState<S>& r, std::int64_t row, const Vector<S>& k, const Vector
 
 }  // namespace replay_detail
 
-/// Writes the entry of draft i (0: the next token) behind the cursor, which stays; returns o_t.
+/// Writes the entry of draft i (0: the next token) behind the live ones, without moving the cursor;
+/// returns o_t.
 template <class S>
 Vector<S> replay_draft(ReplayState<S>& r, std::int64_t i, const GatedDeltaToken<S>& t) {
   const std::int64_t live = replay_detail::row_of(r, i);
@@ -127,7 +130,7 @@ Vector<S> replay_draft(ReplayState<S>& r, std::int64_t i, const GatedDeltaToken<
   return o;
 }
 
-/// The same for Mamba2; D x and the gate are the caller's.
+/// The same for Mamba2; the caller adds D x and applies the gate.
 template <class S>
 Vector<S> replay_draft(ReplayState<S>& r, std::int64_t i, const Mamba2Token<S>& t) {
   const std::int64_t live = replay_detail::row_of(r, i);
@@ -137,7 +140,8 @@ Vector<S> replay_draft(ReplayState<S>& r, std::int64_t i, const Mamba2Token<S>& 
   return y;
 }
 
-/// Accepts that many drafts after `position` tokens, and flushes at each multiple of L on the way.
+/// Accepts `accepted` drafts after `position` tokens, and flushes at each multiple of L that they
+/// pass.
 template <class S>
 void replay_accept(ReplayState<S>& r, std::int64_t position, std::int64_t accepted,
                    std::int64_t L) {
@@ -150,7 +154,7 @@ void replay_accept(ReplayState<S>& r, std::int64_t position, std::int64_t accept
     flush(r, r.cursor - (end - flushed));
 }
 
-/// One token of decode after `position` others.
+/// Decodes one token, after `position` others.
 template <class S, class Token>
 Vector<S> replay_step(ReplayState<S>& r, std::int64_t position, std::int64_t L, const Token& t) {
   Vector<S> out = replay_draft(r, 0, t);

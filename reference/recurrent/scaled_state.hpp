@@ -1,7 +1,6 @@
-// Recurrent states in narrow numbers with scales: value = number * scale, one scale for every block
-// of a row. What FlashInfer's selective_state_update calls state_scale; blocks as wide as a row are
-// its layout. Running states are not narrow: a launch scales up what it reads, and each store
-// scales down what it writes, once.
+// Recurrent states quantised with scales: value = number * scale, one scale for each block of a row
+// (state_scale of FlashInfer's selective_state_update, whose blocks are whole rows). Running states
+// are not quantised: a launch scales up what it reads, and each store quantises once.
 //
 //   scale  = max|block| / largest number of the format (1 for a block of zeros), in float32
 //   number = value / scale, rounded to nearest or stochastically
@@ -11,8 +10,8 @@
 //   scales      state_scale      [slots, H, R, ceil(C / block)]
 //   seed        rand_seed
 //
-// Stochastic rounding takes 32 bits of Philox for each element, a function of (seed, stream, index
-// of the element in the pool): element i has word i mod 4 of the block with the counter i / 4.
+// Stochastic rounding takes 32 bits of Philox for each element, by (seed, stream, index of the
+// element in the pool): element i uses word i mod 4 of the block with counter i / 4.
 #pragma once
 
 #include <algorithm>
@@ -26,9 +25,9 @@ namespace lockstep::reference {
 
 struct StochasticRounding {
   std::uint64_t seed = 0;
-  std::uint64_t stream = 0;  ///< another one for every launch
+  std::uint64_t stream = 0;  ///< must change with every launch
 
-  /// In [0, 1), a multiple of 2^-32.
+  /// The random number of an element, in [0, 1), a multiple of 2^-32.
   double draw(std::int64_t element) const {
     const auto counter = static_cast<std::uint64_t>(element / 4);
     const PhiloxBlock words = philox4x32_10(
@@ -48,12 +47,12 @@ struct ScaledStates {
   std::optional<StochasticRounding> stochastic{};
 };
 
-/// The scale of a block whose largest magnitude is `amax`; NaN where that is.
+/// The scale of a block whose largest magnitude is `amax`; NaN if amax is NaN.
 inline double block_scale(double amax, Format format) {
   return amax == 0 ? 1.0 : rounded(amax / traits_of(format).largest, Format::float32);
 }
 
-/// A state of one head, scaled up: [R, C].
+/// The values of one head's state, [R, C].
 template <class S>
 Matrix<S> scaled_up(const ScaledStates<S>& states, std::int64_t slot, std::int64_t h) {
   Matrix<S> state = as_matrix(at(states.values, slot, h));
@@ -63,7 +62,7 @@ Matrix<S> scaled_up(const ScaledStates<S>& states, std::int64_t slot, std::int64
   return state;
 }
 
-/// Stores a state of one head, scaled down.
+/// Quantises and stores one head's state.
 template <class S>
 void store_scaled(const Matrix<S>& state, const ScaledStates<S>& states, std::int64_t slot,
                   std::int64_t h) {
@@ -86,9 +85,9 @@ void store_scaled(const Matrix<S>& state, const ScaledStates<S>& states, std::in
     }
 }
 
-/// An update of scaled states: update(plain) advances states of the scalar's own type in place, by
-/// the slots of `rows` (whose number of tokens is set); what it stores is scaled down. Other slots
-/// keep their bytes.
+/// Runs an update on scaled states: update(plain) advances unscaled states in place, in the slots
+/// of `rows` (with its number of tokens set); slots that it writes are quantised afterwards. Other
+/// slots keep their bytes.
 template <class S, class Update>
 void with_scaled_states(const Rows& rows, const ScaledStates<S>& states, Update update) {
   require(states.block >= 1, "a block has at least one element");

@@ -1,12 +1,12 @@
-// What becomes of a verification: which drafts are accepted, and how their states are committed by
-// copies. Commits by recomputation are mamba2_replay() and gated_delta_rule_replay(); commits by
-// slot tables are in base/slots.hpp. Leviathan, Kalman, Matias 2023, "Fast Inference from
-// Transformers via Speculative Decoding", algorithm 1; trees: Miao et al. 2024, "SpecInfer",
-// section 4.
+// Acceptance of a verification's drafts, and commits of their states by copies. Commits by
+// recomputation are mamba2_replay() and gated_delta_rule_replay(); commits by slot tables are in
+// reference/tensors/slots.hpp. Leviathan, Kalman, Matias 2023, "Fast Inference from Transformers
+// via Speculative Decoding", algorithm 1; trees: Miao et al. 2024, "SpecInfer", section 4.
 //
 //   here         vLLM, TensorRT-Edge-LLM       shape
 //   drafts       draft_token_ids               [drafts]
-//   target       target_probs, p               [drafts + 1, vocabulary], after each accepted prefix
+//   target       target_probs, p               [drafts + 1, vocabulary], after each prefix of
+//                                              drafts
 //   draft        draft_probs, q                [drafts, vocabulary]
 //   accepted     num_accepted_tokens           accepted drafts + 1
 #pragma once
@@ -24,13 +24,13 @@ namespace lockstep::reference {
 
 namespace commit_detail {
 
-/// Whether entry i of a list names a slot of `count`; a number below 0 is left out of a move.
+/// Whether entry i of a list names one of `count` slots; moves skip numbers below 0.
 inline bool names_slot(const IndexView& list, std::int64_t i, std::int64_t count) {
   require(list(i) < count, "a slot is below the number of slots");
   return list(i) >= 0;
 }
 
-/// The elements of `source` go to `target`, of the same shape.
+/// Copies the elements of `source` to `target`, of the same shape.
 template <AnyView Source, AnyView Target>
 void copy_elements(const Source& source, const Target& target) {
   for_each_element(target, [&](const auto& index, auto& element) {
@@ -42,8 +42,8 @@ void copy_elements(const Source& source, const Target& target) {
 
 }  // namespace commit_detail
 
-/// state[slots[b]] = intermediate[b, n - 1] for n = accepted[b] in 1 ... T; n <= 0 leaves the slot.
-/// All states of a request: state [slots, ...], intermediate [B, T, ...]. A slot below 0 is none.
+/// state[slots[b]] = intermediate[b, n - 1] for n = accepted[b] in 1 ... T; n <= 0 leaves the slot
+/// as it is. state is [slots, ...], intermediate [B, T, ...]. Slots below 0 are skipped.
 template <AnyView State, AnyView Intermediate>
 void scatter_accepted(const State& state, const Intermediate& intermediate, const IndexView& slots,
                       const IndexView& accepted) {
@@ -57,8 +57,8 @@ void scatter_accepted(const State& state, const Intermediate& intermediate, cons
 }
 
 /// pool[:, target[i]] = pool[:, source[i]] for every layer, as if all sources were read first. The
-/// pool is [layers, slots, ...]. A move from or to a number below 0 is left out; no slot is the
-/// target of two.
+/// pool is [layers, slots, ...]. Moves from or to a number below 0 are skipped; no slot may be the
+/// target of two moves.
 template <AnyView Pool>
 void copy_states(const Pool& pool, const IndexView& source, const IndexView& target) {
   using commit_detail::names_slot;
@@ -88,8 +88,8 @@ void copy_states(Array<S, Rank>& pool, const IndexView& source, const IndexView&
   copy_states(pool.view(), source, target);
 }
 
-/// pool[:, slots[i]] = 0 for every layer of a pool [layers, slots, ...]; a number below 0 is left
-/// out.
+/// pool[:, slots[i]] = 0 for every layer of a pool [layers, slots, ...]; numbers below 0 are
+/// skipped.
 template <AnyView Pool>
 void zero_states(const Pool& pool, const IndexView& slots) {
   for (std::int64_t i = 0; i < slots.extent(0); ++i)
@@ -98,10 +98,10 @@ void zero_states(const Pool& pool, const IndexView& slots) {
       fill(at(pool, layer, slots(i)), ElementOf<Pool>{});
 }
 
-/// A conv state of accepted tokens becomes an ordinary one: of every layer and channel of slot
-/// slots[n], columns 0 ... width - 2 become what columns accepted[n] - 1 ... accepted[n] + width -
-/// 3 were. The pool is [layers, slots, D, C]; a slot below 0, a count below 2 and one that reaches
-/// beyond the columns leave it alone.
+/// Commits accepted tokens in conv states: for every layer and channel of slot slots[n], columns 0
+/// ... width - 2 get the contents of columns accepted[n] - 1 ... accepted[n] + width - 3. The pool
+/// is [layers, slots, D, C]. Slots below 0 are skipped, and so are counts below 2 and counts that
+/// reach beyond the columns.
 template <class S>
 void shift_conv_states(const TensorView<S, 4>& pool, const IndexView& slots,
                        const IndexView& accepted, std::int64_t width) {
@@ -119,11 +119,11 @@ void shift_conv_states(const TensorView<S, 4>& pool, const IndexView& slots,
   }
 }
 
-/// The tokens that a step gives: accepted drafts, then one of the target's own.
+/// The tokens that a step emits: accepted drafts, then one token of the target model.
 using Emitted = std::vector<std::int64_t>;
 
-/// Drafts are kept while they are what the target would say: `choices` [drafts + 1] are its own
-/// tokens after each prefix.
+/// Accepts drafts as long as they equal the target's choices; `choices` [drafts + 1] are the
+/// target's tokens after each prefix of drafts.
 inline Emitted accept_greedy(const std::vector<std::int64_t>& drafts,
                              const std::vector<std::int64_t>& choices) {
   require(choices.size() == drafts.size() + 1, "the target chooses after every prefix");
@@ -134,7 +134,7 @@ inline Emitted accept_greedy(const std::vector<std::int64_t>& drafts,
   return tokens;
 }
 
-/// The first index whose cumulative weight exceeds u times the sum of all; u in [0, 1).
+/// The first index whose cumulative weight exceeds u times the sum of all weights; u in [0, 1).
 template <class S>
 std::int64_t drawn_from(const Vector<S>& weights, S u) {
   const S goal = u * weights.sum();
@@ -148,17 +148,17 @@ std::int64_t drawn_from(const Vector<S>& weights, S u) {
   return last;
 }
 
-/// Numbers in [0, 1): one to judge each draft, one to draw the token that follows the accepted
-/// ones.
+/// Random numbers in [0, 1): one to judge each draft, one to draw the token after the accepted
+/// drafts.
 template <class S>
 struct AcceptanceDraws {
   Vector<S> judge;  // [drafts]
   S token;
 };
 
-/// Draft x is kept with probability min(1, p(x) / q(x)); the first that is not is replaced by a
-/// draw from max(p - q, 0), so that what comes out is distributed as p. After the last, a draw from
-/// p.
+/// Accepts draft x with probability min(1, p(x) / q(x)). The first rejected draft is replaced by a
+/// draw from max(p - q, 0), which makes emitted tokens distributed as p. If all are accepted, a
+/// draw from p follows.
 template <class S>
 Emitted accept_random(const std::vector<std::int64_t>& drafts, const Matrix<S>& target,
                       const Matrix<S>& draft, const AcceptanceDraws<S>& draws) {
@@ -179,16 +179,16 @@ Emitted accept_random(const std::vector<std::int64_t>& drafts, const Matrix<S>& 
   return tokens;
 }
 
-/// The accepted nodes of a draft tree, root first: a child is accepted if it is what the target
-/// says after its parent. `tokens` and `choices` [row]; the root itself is a token that is known
-/// already.
+/// The accepted nodes of a draft tree, root first: a child is accepted if its token is the target's
+/// choice after its parent. `tokens` and `choices` have one entry per node of the row. The root is
+/// a known token, and always accepted.
 inline std::vector<std::int64_t> accepted_path(const IndexView& parents, const RowRange& row,
                                                const std::vector<std::int64_t>& tokens,
                                                const std::vector<std::int64_t>& choices) {
   std::vector<std::int64_t> path;
   if (row.size() == 0 || path_to(parents, row, 0).empty()) return path;
   path.push_back(0);
-  for (std::int64_t node = 1; node < row.size(); ++node) {  // children come after their parents
+  for (std::int64_t node = 1; node < row.size(); ++node) {  // children have larger numbers
     const std::int64_t last = path.back();
     if (parents(row.begin + node) == last &&
         tokens[static_cast<std::size_t>(node)] == choices[static_cast<std::size_t>(last)])

@@ -1,6 +1,7 @@
-// Draft trees. A row's tokens are packed; `parents` names, by numbers within the row, the token
-// that each follows: -1 for token 0, else 0 <= parent < own number. A token with another value, and
-// every token below one, is invalid: its output is 0 and its state the committed one.
+// Draft trees. A row's tokens are packed; `parents` gives, by numbers within the row, the token
+// that each token follows: -1 for token 0, else 0 <= parent < own number. A token with another
+// value is invalid, and so are its descendants: their outputs are 0, and their states are the
+// committed one.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +11,8 @@
 
 namespace lockstep {
 
-/// The numbers of the tokens from the row's first to `token`, both included; empty where `token` is
-/// invalid. Without parents, a row is a chain.
+/// The numbers of the tokens on the path from token 0 to `token`, both included; empty if `token`
+/// is invalid. Without parents a row is a chain.
 inline std::vector<std::int64_t> path_to(const std::optional<IndexView>& parents,
                                          const RowRange& row, std::int64_t token) {
   std::vector<std::int64_t> path;

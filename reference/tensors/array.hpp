@@ -1,5 +1,5 @@
-// Array: a tensor that owns its elements, contiguous, last dimension fastest. It turns into a view
-// of itself, so that a test writes `.x = x` where an operation asks for a TensorView.
+// Array: a tensor that owns its elements; contiguous, last dimension fastest. It converts to a view
+// of itself, so that a test can write `.x = x` for a TensorView.
 #pragma once
 
 #include <Eigen/Core>
@@ -17,7 +17,7 @@ constexpr std::int64_t element_count(const Shape<Rank>& shape) {
   return count;
 }
 
-/// What contiguous strides step over: more than the elements where an extent is 0.
+/// Elements that contiguous strides step over: more than the array has if an extent is 0.
 template <std::size_t Rank>
 constexpr std::int64_t stepped_count(const Shape<Rank>& shape) {
   std::int64_t count = 1;
@@ -29,8 +29,8 @@ template <class T, std::size_t Rank>
 class Array {
  public:
   Array() = default;
-  /// Elements are NaN where the type has it: what an operation does not write cannot pass for a
-  /// result.
+  /// Elements are NaN if the type has NaN, so that an element that an operation does not write
+  /// cannot pass for a result.
   explicit Array(const Shape<Rank>& shape)
       : Array(shape,
               std::numeric_limits<T>::has_quiet_NaN ? std::numeric_limits<T>::quiet_NaN() : T{}) {}
@@ -49,7 +49,7 @@ class Array {
 
   TensorView<T, Rank> view() { return make_view(data(), shape_); }
   TensorView<const T, Rank> view() const { return make_view(data(), shape_); }
-  // NOLINTNEXTLINE(google-explicit-constructor): an array stands for its elements
+  // NOLINTNEXTLINE(google-explicit-constructor): an array may be passed for a view of its elements
   operator TensorView<T, Rank>() { return view(); }
   operator TensorView<const T, Rank>() const { return view(); }
 
@@ -65,10 +65,10 @@ class Array {
  private:
   using Values = Eigen::Array<T, Eigen::Dynamic, 1>;
   Shape<Rank> shape_{};
-  Values values_;  ///< never of no element: a piece of an empty array has a pointer to step from
+  Values values_;  ///< never empty, so that views of an empty array have a valid pointer
 };
 
-/// The same elements in another type.
+/// The elements converted to another type.
 template <class To, class From, std::size_t Rank>
 Array<To, Rank> cast(const Array<From, Rank>& source) {
   Array<To, Rank> target(source.shape());

@@ -1,10 +1,10 @@
-// Views as Eigen sees them, and the parts of a view.
+// Eigen maps of views, and parts of views.
 //
 //   here                    LibTorch
 //   at(v, i), at(v, i, j)   v[i], v[i][j]      a view with fewer dimensions
 //   cut(v, begin, end)      v[begin:end]       along the first dimension
 //   repeat(v, n)            v[..., None].expand(..., n): one more dimension, of stride 0
-//   as_vector(v)            a copy: aligned memory, so that sums do not depend on addresses
+//   as_vector(v)            a copy in aligned memory, so that sums do not depend on addresses
 //   as_matrix(v)            likewise
 #pragma once
 
@@ -23,7 +23,8 @@ using Vector = Eigen::Matrix<S, Eigen::Dynamic, 1>;
 template <class S>
 using Matrix = Eigen::Matrix<S, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// A view of any rank: a compiler cannot deduce the rank of a TensorView.
+/// A view of any rank. The concept is needed because compilers cannot deduce the rank of a
+/// TensorView.
 template <class V>
 concept AnyView = requires {
   typename V::element_type;
@@ -46,7 +47,7 @@ Shape<V::rank()> strides_of(const V& view) {
   return strides;
 }
 
-/// view[index]. The index is inside.
+/// view[index]; requires an index inside the view.
 template <AnyView V>
 TensorView<ElementOf<V>, V::rank() - 1> at(const V& view, std::int64_t index) {
   require(0 <= index && index < view.extent(0), "an index is inside its view");
@@ -76,7 +77,7 @@ V cut(const V& view, std::int64_t begin, std::int64_t end) {
   return make_view(first, extents, strides_of(view));
 }
 
-/// One more dimension at the end, along which an element repeats.
+/// The view with one more dimension at the end, of stride 0, along which elements repeat.
 template <AnyView V>
 TensorView<ElementOf<V>, V::rank() + 1> repeat(const V& view, std::int64_t times) {
   Shape<V::rank() + 1> extents{}, strides{};
@@ -125,7 +126,7 @@ Matrix<std::remove_const_t<T>> as_matrix(const TensorView<T, 2>& view) {
   return mapped(view);
 }
 
-/// body(index, element) for every element, last dimension fastest.
+/// Calls body(index, element) for every element, last dimension fastest.
 template <AnyView V, class Body>
 void for_each_element(const V& view, Body&& body) {
   Shape<V::rank()> index{};

@@ -1,5 +1,5 @@
-// Eight-bit floats as bytes, and the ways in which tensors are scaled into them. Micikevicius et
-// al. 2022, "FP8 Formats for Deep Learning", table 1 (e4m3: no infinity, 0x7F and 0xFF are NaN).
+// Eight-bit floats as bytes, and tensors scaled into them. Micikevicius et al. 2022, "FP8 Formats
+// for Deep Learning", table 1 (e4m3: no infinity, 0x7F and 0xFF are NaN).
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ inline double decode_e4m3(std::uint8_t byte) {
   return byte & 0x80 ? -magnitude : magnitude;
 }
 
-/// To nearest even, saturating.
+/// x in e4m3, rounded to nearest even, saturating.
 inline std::uint8_t encode_e4m3(double x) {
   if (std::isnan(x)) return 0x7F;
   const double nearest = std::abs(rounded(x, Format::e4m3));
@@ -30,7 +30,7 @@ inline std::uint8_t encode_e4m3(double x) {
   return static_cast<std::uint8_t>(sign | (exponent + 7) << 3 | fraction);
 }
 
-/// values * scale is about the source.
+/// A scaled tensor: values * scale approximates the source.
 template <class S, std::size_t Rank>
 struct ScaledToFp8 {
   Array<S, Rank> values;  ///< numbers of the format
@@ -48,7 +48,8 @@ ScaledToFp8<S, Rank> scaled_to_fp8(const Array<S, Rank>& x, Format format = Form
   return result;
 }
 
-/// Weights [n, k] with a scale for every tile of `block` x `block`, the last ones cut off.
+/// The values of weights [n, k] with a scale for every tile of `block` x `block`; the last tiles
+/// may be partial.
 template <class S>
 Matrix<S> dequantised_blocks(const TensorView<const S, 2>& weights,
                              const TensorView<const S, 2>& scales, std::int64_t block = 128) {

@@ -1,4 +1,4 @@
-// The functions that several layers share.
+// Functions that several layers share.
 #pragma once
 
 #include <cmath>
@@ -17,15 +17,16 @@ S silu(S x) {
   return x / (S{1} + std::exp(-x));
 }
 
-/// log(1 + e^x), which is x beyond 20.
+/// log(1 + e^x); x itself for x > 20.
 template <class S>
 S softplus(S x) {
   return x <= S{20} ? std::log1p(std::exp(x)) : x;
 }
 
 /// E_ij = exp(sum_{j < l <= i} g_l) for j <= i, else 0: the decay between two tokens of a chunk.
-/// Sums of segments, masked before the exponential: differences of cumulative sums lose their
-/// digits after a strongly forgetting token, and the upper triangle would overflow.
+/// Each segment is summed by itself, because differences of cumulative sums lose digits after a
+/// strongly decaying token. The mask comes before the exponential, which would overflow in the
+/// upper triangle.
 template <class S>
 Matrix<S> segment_decays(const Vector<S>& g) {
   Matrix<S> E = Matrix<S>::Zero(g.size(), g.size());

@@ -1,5 +1,5 @@
-// Test data. A value depends on (seed, stream, index) alone and is a multiple of 1/64 in (-2, 2):
-// exact in bf16, fp16 and float32, so that no rounding of inputs hides in a difference.
+// Test data. A value depends on (seed, stream, index) alone, and is a multiple of 1/64 in (-2, 2).
+// Such numbers are exact in bf16, fp16 and float32, so inputs are never rounded.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// Multiples of 1/64 in [-limit, limit]; limit <= 2, so that seven bits and a sign hold them.
+/// Draws multiples of 1/64 in [-limit, limit]; limit <= 2, so that seven bits and a sign hold them.
 struct Grid {
   std::uint64_t seed = 0;
   std::uint64_t stream = 0;

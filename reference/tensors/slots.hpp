@@ -1,6 +1,6 @@
-// Which rows a packed batch has, and in which slot of a state pool a row finds and leaves its
-// state. The one implementation of the rules on slots (kernels/torch/operators.md, 1 to 12), shared
-// by the convolution and the recurrences.
+// The rows of a packed batch, and the slots of a state pool from which each row reads its state and
+// to which it writes it. The rules on slots (kernels/torch/operators.md, 1 to 12), for the
+// references of the convolution and the recurrences.
 //
 //   here          vLLM                                  shape
 //   starts        query_start_loc, cu_seqlens           [N + 1]; absent: every token is a row
@@ -33,8 +33,8 @@ inline std::int64_t row_count(const std::optional<IndexView>& starts, std::int64
   return starts ? starts->extent(0) - 1 : tokens;
 }
 
-/// Row `row` of the batch. The starts grow from 0 to at most `tokens`: what lies after the last
-/// row is padding.
+/// The tokens of row `row`. Requires starts that grow from 0 to at most `tokens`; tokens after the
+/// last row are padding.
 inline RowRange row_range(const std::optional<IndexView>& starts, std::int64_t row,
                           std::int64_t tokens) {
   if (!starts) return {row, row + 1};
@@ -47,15 +47,15 @@ inline RowRange row_range(const std::optional<IndexView>& starts, std::int64_t r
 
 constexpr std::int64_t kNoSlot = -1;
 
-/// Without indices and without a table, row i uses slot i.
+/// The slots of a batch. Without indices and without a table, row i uses slot i.
 struct StateSlots {
   std::optional<IndexView> indices{};
   std::optional<IndexTable> table{};
   std::optional<IndexView> out_indices{};
   std::optional<IndexView> num_accepted{};
   std::int32_t pad_slot_id = -1;
-  /// Where a table's states go instead: the state after token i to column i. The table itself is
-  /// then only read.
+  /// Target slots beside a table: the state after token i goes to the slot in column i. `table`
+  /// then only names the slots that are read.
   std::optional<IndexTable> out_table{};
 };
 
@@ -69,14 +69,15 @@ inline std::int64_t named(const StateSlots& slots, std::int32_t entry, std::int6
 
 }  // namespace slots_detail
 
-/// Accepted tokens of the row's previous step, at least 1: its state is in column accepted - 1.
+/// Accepted tokens of the row's previous step, at least 1; the row's state is in column accepted -
+/// 1.
 inline std::int64_t accepted_before(const StateSlots& slots, std::int64_t row) {
   if (!slots.num_accepted) return 1;
   return std::max<std::int64_t>(1, (*slots.num_accepted)(row));
 }
 
-/// The slot that the row reads; kNoSlot: the row is padding, its output is 0 and nothing is
-/// written.
+/// The slot that the row reads; kNoSlot for a padding row, whose output is 0 and which writes
+/// nothing else.
 inline std::int64_t source_slot(const StateSlots& slots, std::int64_t row,
                                 std::int64_t slot_count) {
   if (slots.table) {
@@ -91,7 +92,8 @@ inline std::int64_t source_slot(const StateSlots& slots, std::int64_t row,
   return row;
 }
 
-/// The slot that takes the state after token `token` of the row's `size`; kNoSlot: it goes nowhere.
+/// The slot for the state after token `token` of the row's `size` tokens; kNoSlot: it is not
+/// stored.
 inline std::int64_t target_slot(const StateSlots& slots, std::int64_t row, std::int64_t token,
                                 std::int64_t size, std::int64_t slot_count) {
   if (slots.table) {
@@ -104,7 +106,8 @@ inline std::int64_t target_slot(const StateSlots& slots, std::int64_t row, std::
   return source_slot(slots, row, slot_count);
 }
 
-/// Rows run in any order: no two write one slot, and none reads a slot that another one writes.
+/// Requires that rows can run in any order: no two rows write the same slot, and no row reads a
+/// slot that another row writes.
 inline void check_slots(const StateSlots& slots, const std::optional<IndexView>& starts,
                         std::int64_t tokens, std::int64_t slot_count) {
   require(!(slots.table && slots.indices), "state indices are one list or one table");

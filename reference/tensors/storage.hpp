@@ -1,6 +1,6 @@
-// Where production kernels round. A reference computes in its scalar; a storage point is a place
-// where a kernel writes a narrower type to memory or feeds it to a tensor core. With these
-// points named, the reference can be run in the kernel's precision: see yardstick.hpp.
+// The rounding of production kernels. A reference computes in its scalar type. A storage point is a
+// place where a kernel writes a narrower type to memory or to a tensor core's operand. With named
+// storage points the reference can run in the kernel's precision: see yardstick.hpp.
 //
 //   format      significand  smallest normal  largest   beyond the largest
 //   float32     24 bits      2^-126           3.4e38    infinity
@@ -19,12 +19,12 @@
 
 namespace lockstep {
 
-/// kExact is the scalar of the computation itself: nothing is rounded.
+/// Number formats. `exact` is the scalar type of the computation itself: no rounding.
 enum class Format { exact, float32, bf16, fp16, e4m3, e4m3fnuz, int8, int16 };
 
 struct FormatTraits {
-  int significand_bits;  ///< the hidden one included
-  int exponent_min;      ///< of the smallest normal number
+  int significand_bits;  ///< with the hidden bit
+  int exponent_min;      ///< exponent of the smallest normal number
   double largest;
   bool saturates;
 };
@@ -37,7 +37,7 @@ constexpr FormatTraits traits_of(Format format) {
     case Format::fp16: return {11, -14, 65504, false};
     case Format::e4m3: return {4, -6, 448, true};
     case Format::e4m3fnuz: return {4, -7, 240, true};
-    // Integers are numbers whose unit is 1 up to their largest.
+    // Integers: the distance of neighbours is 1 up to the largest.
     case Format::int8: return {8, 7, 127, true};
     case Format::int16: return {16, 15, 32767, true};
   }
@@ -48,7 +48,7 @@ constexpr bool is_integer(Format format) {
   return format == Format::int8 || format == Format::int16;
 }
 
-/// The distance of neighbours in `format` at x (one unit in the last place).
+/// The distance of neighbouring numbers of `format` at x (one unit in the last place).
 inline double unit_in_last_place(double x, Format format) {
   const FormatTraits traits = traits_of(format);
   int exponent = traits.exponent_min;
@@ -56,8 +56,8 @@ inline double unit_in_last_place(double x, Format format) {
   return std::ldexp(1.0, exponent - (traits.significand_bits - 1));
 }
 
-/// The nearest number of `format`, ties to even. NaN stays NaN; -0 stays (0 in e4m3fnuz and in
-/// integers, which have no other).
+/// The nearest number of `format`, ties to even. NaN stays NaN; -0 stays -0, but becomes 0 in
+/// e4m3fnuz and integers, which have no -0.
 template <class S>
 S rounded(S x, Format format) {
   if (format == Format::exact || std::isnan(x)) return x;
@@ -72,9 +72,9 @@ S rounded(S x, Format format) {
   return static_cast<S>(nearest);
 }
 
-/// One of the two numbers of `format` around x: the upper one if `draw`, in [0, 1), is below the
-/// part of the way that x has gone to it, so that the mean over draws is x. Beyond the largest
-/// number, as rounded() has it.
+/// Rounds x to one of its two neighbours in `format`: to the upper one if `draw`, in [0, 1), is
+/// below x's fraction of the distance between them, so that the mean over draws is x. Beyond the
+/// largest number it is rounded().
 template <class S>
 S rounded_stochastically(S x, Format format, double draw) {
   if (format == Format::exact || !std::isfinite(x)) return rounded(x, format);
@@ -84,7 +84,7 @@ S rounded_stochastically(S x, Format format, double draw) {
   return static_cast<S>(rounded(number, format));
 }
 
-/// Every element of an Eigen expression, rounded. The result is a plain matrix of the same shape.
+/// Rounds every element of an Eigen expression. The result is a plain matrix of the same shape.
 template <class Expression>
 auto rounded_each(const Eigen::MatrixBase<Expression>& x, Format format) {
   using S = typename Expression::Scalar;
@@ -93,16 +93,16 @@ auto rounded_each(const Eigen::MatrixBase<Expression>& x, Format format) {
   return result;
 }
 
-/// The storage points of the recurrences and attentions. Each is exact unless it is named.
+/// The storage points of the recurrences and attentions. Points that are not set are exact.
 struct StoragePoints {
   Format state = Format::exact;  ///< a state when it is stored to its slot or snapshot
   Format chunk_state =
       Format::exact;  ///< a state at a chunk's start, as the chunk's products use it
   Format normalised_qk = Format::exact;  ///< q and k after their L2 norm
-  Format operand = Format::exact;        ///< what a chunk kernel hands from one product to the next
+  Format operand = Format::exact;        ///< operands between the products of a chunk kernel
   Format output = Format::exact;
-  /// The state is rounded after every token, as single-token launches and replay commits do it,
-  /// instead of once at the end of the launch.
+  /// Rounds the state after every token, as single-token launches and replays do, instead of once
+  /// at the end of the launch.
   bool state_each_token = false;
 };
 

@@ -1,13 +1,13 @@
-// TensorView: how references, kernels and the LibTorch bridge see memory that somebody else owns: a
-// pointer to the first element, extents and strides. The one type for all three, so that a property
-// hands the same arguments to both sides.
+// TensorView: a view of memory that another object owns, by a pointer to the first element, extents
+// and strides. References, kernels and the LibTorch bridge use the same type, so that a property
+// can pass the same arguments to both sides.
 //
 //   here       LibTorch          unit
 //   extent(i)  size(i)           elements
 //   stride(i)  stride(i)         elements, not bytes; 0 repeats one element (an expanded input)
 //   v(i, j)    v[i][j]           the element at pointer[i * stride(0) + j * stride(1)]
 //
-// Written next to a view is its shape in the order of its dimensions, slowest first: [T, H, K].
+// The comment beside a view gives its shape in the order of its dimensions: [T, H, K].
 #pragma once
 
 #include <array>
@@ -19,12 +19,12 @@
 
 namespace lockstep {
 
-/// `T` may be const: a view of inputs.
+/// T may be const, for inputs.
 template <class T, std::size_t Rank>
 using TensorView =
     cuda::std::mdspan<T, cuda::std::dextents<std::int64_t, Rank>, cuda::std::layout_stride>;
 
-/// Elements per dimension, or elements between neighbours of a dimension.
+/// Extents or strides: elements per dimension, or elements between neighbours along it.
 template <std::size_t Rank>
 using Shape = std::array<std::int64_t, Rank>;
 
@@ -40,7 +40,7 @@ constexpr Shape<Rank> contiguous_strides(const Shape<Rank>& extents) {
   return strides;
 }
 
-/// A view of the elements at pointer + sum of index_i * strides_i. The pointer may be null where an
+/// A view of the elements at pointer + sum of index_i * strides_i. The pointer may be null if an
 /// extent is 0.
 template <class T, std::size_t Rank>
 TensorView<T, Rank> make_view(T* pointer, const Shape<Rank>& extents, const Shape<Rank>& strides) {

@@ -1,26 +1,27 @@
-// How far a result may be from the truth, measured by what the arithmetic itself costs.
+// The bound of a result's error, measured by the rounding errors of the same arithmetic in float.
 //
 // The truth d is the reference in double. The yardstick y is the same recurrence in float, rounded
-// where the kernel stores (storage.hpp). A kernel's result k is judged row by row: a row is the
-// last dimension, or as many of the last dimensions as have at least 32 elements together. With
+// at the kernel's storage points (storage.hpp). A kernel's result k is judged row by row. A row is
+// the last dimension, or as many of the last dimensions as have at least 32 elements together. With
 //
-//   cost_i    half the distance of neighbours at d_i in the result's format: what storing may cost
-//   excess_i  max(0, |y_i - d_i| - cost_i): what the yardstick's arithmetic costs beyond it. A row
-//             whose rounding errors happened to cancel has at least what all but one in a hundred
-//             rows of the tensor stay within, and all but ten of a large one, relative to their
-//             size: of a state's row all errors are those of one number
+//   cost_i    half the distance of neighbours at d_i in the result's format: the error of storing
+//   excess_i  max(0, |y_i - d_i| - cost_i): the error of the yardstick's arithmetic beyond storing.
+//             A row whose errors happen to cancel gets, relative to its size, at least the excess
+//             within which 99 in 100 rows of the tensor stay (all but ten rows of a large tensor):
+//             all errors of a state's row come from one number, so they can vanish together
 //   floor     one unit in the last place of the row's largest entry in float32; an eighth of a unit
-//             of a narrower format, because the arithmetic is float32 all the same
+//             of a narrower format, because the arithmetic is float32 there too
 //
-// a kernel passes where for every row, and every element of it,
+// a kernel passes if, for every row and every element of it,
 //
 //   ||k - d||    <=  ||cost|| + factor ||excess|| + sqrt(n) floor
 //   |k_i - d_i|  <=  2 cost_i + factor max(excess) + floor
 //
-// Rows, because a bound of the whole tensor lets the small ones be anything; costs of each element,
-// because in 16 bits a unit of the largest is a hundred times what a small one may be off. A bound
-// by sums of absolute terms would say nothing of the delta rule: it grows exponentially with the
-// sequence. Infinities and NaN must stand in the same places.
+// The bound is per row, because a bound for the whole tensor would leave small rows unchecked.
+// Costs are per element, because in 16 bits one unit of the largest element can be a hundred times
+// the allowed error of a small one. A bound by sums of absolute terms would be useless for the
+// delta rule, since it grows exponentially with the sequence. Infinities and NaN must be in the
+// same places.
 #pragma once
 
 #include <algorithm>
@@ -35,22 +36,22 @@
 
 namespace lockstep {
 
-/// What differs between a result and what it should be.
+/// The difference between a result and the expected values.
 struct Difference {
   double norm = 0;           ///< Frobenius norm of actual - expected
   double expected_norm = 0;  ///< Frobenius norm of expected
   double largest = 0;        ///< largest |actual - expected|
   double expected_largest = 0;
-  std::int64_t count = 0;  ///< elements
+  std::int64_t count = 0;  ///< elements compared
   std::int64_t misplaced =
-      0;  ///< elements where one side only is NaN or infinite, or of the other sign
+      0;  ///< elements for which only one side is NaN or infinite, or infinities differ in sign
   std::string
-      worst_index;  ///< "[3, 0, 17]" of the largest difference, or of the first misplaced one
+      worst_index;  ///< index of the largest difference, or the first misplaced: "[3, 0, 17]"
   double worst_actual = 0;
   double worst_expected = 0;
 
-  /// ||actual - expected|| / ||expected||; the plain norm where expected is 0; infinite where an
-  /// infinity or NaN is misplaced.
+  /// ||actual - expected|| / ||expected||; the plain norm if expected is 0; infinite if an infinity
+  /// or NaN is misplaced.
   double relative() const {
     if (misplaced > 0) return std::numeric_limits<double>::infinity();
     return expected_norm > 0 ? norm / expected_norm : norm;
@@ -88,7 +89,7 @@ std::string text_of(const Shape<Rank>& index) {
 
 }  // namespace yardstick_detail
 
-/// The shapes agree.
+/// The difference of two tensors of the same shape.
 template <AnyView A, AnyView E>
 Difference difference(const A& actual, const E& expected) {
   using yardstick_detail::same_special;
@@ -130,24 +131,25 @@ Difference difference(const Array<A, Rank>& actual, const Array<E, Rank>& expect
   return difference(actual.view(), expected.view());
 }
 
-/// What a comparison by the yardstick says. `error` and `bound` are of the law and the row that
-/// come closest to failing, relative to that row's truth: to its norm, or to its largest entry.
+/// The result of a comparison by the yardstick. `error` and `bound` belong to the law and the row
+/// that come closest to failing, and are relative to that row's truth: to its norm, or to its
+/// largest entry.
 struct Verdict {
   bool pass = false;
   double error = 0;
   double bound = 0;
-  double share = 0;  ///< error over bound: above 1 it fails; infinite where one is not finite
-  std::string text;  ///< the sentence of a failure
+  double share = 0;  ///< error / bound: fails above 1; infinite if infinities or NaN are misplaced
+  std::string text;  ///< a sentence about the failure
 };
 
 struct Yardstick {
   double factor = 4;
-  Format format = Format::float32;  ///< of the result
+  Format format = Format::float32;  ///< the result's format
 };
 
 namespace yardstick_detail {
 
-constexpr std::int64_t kRowMin = 32;  ///< fewer elements say too little of the arithmetic's error
+constexpr std::int64_t kRowMin = 32;  ///< fewer elements would sample too few rounding errors
 
 /// Elements of a row: the product of the last extents.
 template <std::size_t Rank>
@@ -167,7 +169,7 @@ std::string index_text(const Shape<Rank>& shape, std::int64_t flat) {
   return text_of(index);
 }
 
-/// A row's truth and what the yardstick's arithmetic costs beyond storing it: by norm, and of one
+/// The size of a row's truth, and the yardstick's excess error in it: by norm, and of the largest
 /// element.
 struct RowScale {
   double norm = 0, largest = 0;
@@ -195,9 +197,10 @@ RowScale row_scale(const Y* yardstick, const E* truth, std::int64_t n, Format fo
 
 constexpr std::ptrdiff_t kOutliers = 10;
 
-/// Gives each row at least the excess, relative to its size, that all rows but 1 in 100 stay
-/// within, and at most kOutliers: of 200,000 rows a kernel's worst is one that the yardstick rounds
-/// well, so the bound is a tail of as many rows.
+/// Raises each row's excess, relative to its size, to at least the excess that all but 1 in 100
+/// rows stay within, and all but kOutliers of a large tensor. Of 200,000 rows the kernel's worst
+/// may be one in which the yardstick's errors cancel, so its bound must come from the tail of all
+/// rows.
 inline void even_out(std::vector<RowScale>& rows) {
   const auto raise = [&](double RowScale::*excess, double RowScale::*size) {
     std::vector<double> shares;
@@ -214,12 +217,12 @@ inline void even_out(std::vector<RowScale>& rows) {
   raise(&RowScale::excess_largest, &RowScale::largest);
 }
 
-/// One row by the two laws: the error over its bound, and both of them relative.
+/// The verdict on one row, by the law that comes closer to failing; error and bound are relative.
 struct RowVerdict {
   double error = 0, bound = 0;
-  std::int64_t worst = 0;       ///< the element that is furthest beyond what it may be off
-  std::int64_t misplaced = 0;   ///< infinities and NaN where there are none, or the reverse
-  bool of_one_element = false;  ///< which law: error and bound of the worst element, or of the row
+  std::int64_t worst = 0;       ///< the element whose error is largest relative to its bound
+  std::int64_t misplaced = 0;   ///< infinities and NaN on one side only
+  bool of_one_element = false;  ///< error and bound are those of the worst element, not of the row
 
   double share() const {
     if (misplaced > 0) return std::numeric_limits<double>::infinity();
@@ -267,7 +270,8 @@ RowVerdict judge_row(const A* actual, const E* truth, std::int64_t n, const RowS
 
 }  // namespace yardstick_detail
 
-/// `yardstick`: the reference in float with the kernel's storage points; `truth`: in double.
+/// Judges `actual`. `yardstick` is the reference in float with the kernel's storage points, `truth`
+/// the reference in double.
 template <class A, class Y, class E, std::size_t Rank>
 Verdict judge(const Array<A, Rank>& actual, const Array<Y, Rank>& yardstick,
               const Array<E, Rank>& truth, const Yardstick& options = {}) {

@@ -1,5 +1,5 @@
-// What operations of attention share when they are judged: a query over keys as a kernel stores it,
-// and mistakes of merging.
+// Shared by the judged operations of attention: a query over keys with a kernel's rounding, and
+// mistakes of merging.
 #pragma once
 
 #include <optional>
@@ -9,7 +9,7 @@
 
 namespace lockstep::judging::attention {
 
-/// With probabilities and outputs rounded as a kernel stores them.
+/// Attention of one query, with probabilities and outputs rounded as a kernel stores them.
 template <class S>
 reference::Attended<S> attend_as_stored(const Vector<S>& q, const Matrix<S>& K, const Matrix<S>& V,
                                         S scale, Format format) {
@@ -21,8 +21,9 @@ reference::Attended<S> attend_as_stored(const Vector<S>& q, const Matrix<S>& K, 
   return {rounded_each(out, format), largest + std::log(sum)};
 }
 
-/// One query over at least one key, or with one of the mistakes "mean-of-pieces", "piece-too-many",
-/// "lse-of-2". `stored`: the format of what a kernel stores; absent: nothing is rounded.
+/// Attention of one query over at least one key; or the same with one of the mistakes
+/// "mean-of-pieces", "piece-too-many", "lse-of-2". `stored` is the format of a kernel's stores;
+/// without it nothing is rounded.
 template <class S>
 reference::Attended<S> attended(const Vector<S>& q, const Matrix<S>& K, const Matrix<S>& V, S scale,
                                 std::optional<Format> stored, std::string_view mistake) {

@@ -1,5 +1,5 @@
-// What the judged operations of the short convolution share: the tensors of their cases, and their
-// definition's inputs with the mistakes that both know.
+// Shared by the judged operations of the short convolution: the tensors of their cases, and the
+// inputs of their definitions with the mistakes that both can have.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ namespace lockstep::judging::convolution {
 
 enum class Layout { channels_first, columns_first, strided };
 
-/// x, conv_state, weight and bias; x of a strided case is a part of a wider projection.
+/// Adds x, conv_state, weight and bias; in a strided case x is a part of a wider projection.
 template <class Wanted>
 void add_inputs(Case& c, Draw& draw, const Wanted& w, std::int64_t T, std::int64_t slots,
                 const CaseOptions& options) {
@@ -45,7 +45,7 @@ inline const std::vector<Mistake> kSharedMistakes{
     {"from-zero", "with every row started from a zero state"},
 };
 
-/// The shared mistakes and an operation's own.
+/// The shared mistakes, followed by an operation's own.
 inline std::vector<Mistake> with_shared(std::vector<Mistake> own) {
   own.insert(own.begin(), kSharedMistakes.begin(), kSharedMistakes.end());
   return own;
@@ -89,7 +89,7 @@ void reverse_columns(Array<S, 3>& state) {
     }
 }
 
-/// Shared mistakes of what goes in.
+/// Applies a shared mistake of the inputs.
 template <class S>
 void change(Host<S>& host, std::string_view mistake) {
   change_slots(host.rows, mistake, host.x.extent(0));
@@ -112,12 +112,12 @@ void change(Host<S>& host, std::string_view mistake) {
       }
 }
 
-/// Whether a mistake is one of the activation, which needs outputs without it.
+/// Whether the mistake is one of the activation; spoil() then needs outputs without activation.
 inline bool needs_linear_outputs(std::string_view mistake) {
   return mistake == "sigmoid" || mistake == "silu-before-bias";
 }
 
-/// Shared mistakes of what comes out; `plain`: outputs without the activation.
+/// Applies a shared mistake of the results; `plain` are the outputs without activation.
 template <class S>
 void spoil(const Case& c, Host<S>& host, const Array<S, 3>& before, const Array<S, 2>& plain,
            std::string_view mistake, Array<S, 2>& out) {

@@ -1,5 +1,5 @@
-// What the judged operations of the gated delta rule share: the inputs of their cases, and their
-// definition's numbers with the mistakes that both know.
+// Shared by the judged operations of the gated delta rule: the inputs of their cases, and the
+// inputs of their definitions with the mistakes that both can have.
 #pragma once
 
 #include "kernels/judge/operation.hpp"
@@ -13,9 +13,9 @@ struct Shapes {
   std::int64_t H, HV, K, V;
 };
 
-/// q, k, v, g, beta and state as the tensors 0 to 5 of a case, and with raw gates A_log and dt_bias
-/// after them. A strided layout has q, k and v side by side in one tensor of a token, as
-/// projections leave them.
+/// Adds q, k, v, g, beta and state as tensors 0 to 5 of a case, and with raw gates A_log and
+/// dt_bias after them. In a strided layout a token's q, k and v lie side by side, as in the output
+/// of a fused projection.
 template <class Wanted>
 void add_inputs(Case& c, Draw& draw, const Wanted& wanted, std::int64_t T, std::int64_t slots,
                 const CaseOptions& options) {
@@ -44,7 +44,7 @@ void add_inputs(Case& c, Draw& draw, const Wanted& wanted, std::int64_t T, std::
   c.tensors.push_back(draw("dt_bias", ElementType::float32, {HV}, {"value head"}));
 }
 
-/// A batch's tensors, changed where a mistake is one of inputs.
+/// A batch's tensors for the definition, changed if the mistake is one of the inputs.
 template <class S>
 struct Host {
   Host(const Case& c, std::string_view mistake)
@@ -128,7 +128,7 @@ struct Host {
   bool l2norm;
 };
 
-/// A token as the mistakes of order have it.
+/// One token with a mistake of order.
 template <class S>
 void wrong_step(std::string_view mistake, const reference::GatedDeltaRuleInputs<S>& in,
                 std::int64_t t, std::int64_t h, Matrix<S>& state, const TensorView<S, 3>& out) {

@@ -19,7 +19,7 @@ struct Wanted {
   std::int64_t D = 128, W = 4, C = 3;
   std::vector<std::int64_t> lengths{};
   std::vector<std::int64_t> padding_rows{};
-  std::vector<std::int64_t> fresh_rows{};  ///< has_initial_state is false
+  std::vector<std::int64_t> fresh_rows{};  ///< rows whose has_initial_state is false
   std::int64_t behind = 0;
   bool bias = true, silu = true;
   Layout layout = Layout::channels_first;
@@ -27,7 +27,7 @@ struct Wanted {
   bool timed = false;
 };
 
-constexpr std::int64_t kServedTokens = 128, kServedChannels = 8192;  ///< of a timed case's row
+constexpr std::int64_t kServedTokens = 128, kServedChannels = 8192;  ///< sizes of a timed row
 
 Case make(const Wanted& w, const CaseOptions& options) {
   Batch batch{.lengths = w.lengths,
@@ -41,7 +41,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 193 + T * 3 + w.D)));
   Case c{.name = w.name, .timed = w.timed};
   add_inputs(c, draw, w, T, slots, options);
-  std::rotate(c.tensors.begin() + 1, c.tensors.begin() + 2, c.tensors.end());  // the state last
+  std::rotate(c.tensors.begin() + 1, c.tensors.begin() + 2, c.tensors.end());  // state goes last
   batch.describe(c);
   if (!w.fresh_rows.empty()) add_fresh_rows(c, batch.rows(), w.fresh_rows);
   if (w.silu) c.scalars.push_back({"activation", std::string("silu")});
@@ -69,7 +69,7 @@ std::vector<Wanted> whole_rows() {
   };
 }
 
-/// Every layout of the state, with rows of all lengths around a tile, padding and fresh rows.
+/// Cases of every layout of the state, with row lengths around a tile, padding rows and fresh rows.
 std::vector<Wanted> every_layout() {
   std::vector<Wanted> all;
   for (const auto& [suffix, layout] :
@@ -133,7 +133,7 @@ bool is_row_mistake(std::string_view mistake) {
   return false;
 }
 
-/// The definition row by row, with a mistake of rows.
+/// The definition row by row, with a mistake in the handling of rows.
 template <class S>
 void run_wrong(const reference::CausalConv1dInputs<S>& in, std::string_view mistake,
                const TensorView<S, 3>& state, const TensorView<S, 2>& out) {

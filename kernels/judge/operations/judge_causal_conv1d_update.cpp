@@ -24,8 +24,8 @@ struct Wanted {
   bool timed = false;
 };
 
-/// NaN in the columns of a slot that are not its row's history: after it the tails of drafts that
-/// were rejected, in front of it what has left the window.
+/// Writes NaN to the columns of a slot that are not its row's history: columns after it belong to
+/// rejected drafts, and columns before it have left the window.
 void poison_columns(Tensor& state, const Case& of, std::int64_t history) {
   const std::int64_t D = state.extents[1], C = state.extents[2];
   const bool speculative = of.find("num_accepted_tokens") != nullptr;
@@ -61,8 +61,9 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-/// Every kind of row in every layout of the state. A speculative state is W - 1 + longest row - 1
-/// columns wide.
+/// Cases of every kind of row in every layout of the state. A speculative state has W - 1 + longest
+/// row
+/// - 1 columns.
 std::vector<Wanted> every_layout() {
   const std::vector<std::pair<std::string, Layout>> layouts{
       {"", Layout::channels_first},
@@ -142,7 +143,8 @@ struct UpdateHost : Host<S> {
 template <class S>
 void change_accepted(UpdateHost<S>& host, std::string_view mistake) {
   if (!host.rows.accepted) return;
-  // The last column that a history can begin at: C - (W - 1), counted from 1.
+  // The largest accepted count: the history begins at column count - 1, and needs W - 1 of C
+  // columns.
   const auto last = static_cast<std::int32_t>(host.state.extent(2) - host.weight.extent(1) + 2);
   for (std::int32_t& n : *host.rows.accepted) {
     if (mistake == "accepted-off-by-one") n = std::min(std::max(n, 1) + 1, last);
@@ -150,7 +152,7 @@ void change_accepted(UpdateHost<S>& host, std::string_view mistake) {
   }
 }
 
-/// Each token alone on the row's old state.
+/// The mistake "no-running-state": each token starts from the row's old state.
 template <class S>
 void without_running_state(const Case& c, UpdateHost<S>& host, const Array<S, 3>& before,
                            Array<S, 2>& out) {

@@ -1,5 +1,5 @@
 // The cases of gated_delta_rule_prefill, its definition, mistakes, and the stages of its chunk
-// form. Not timed: its least time is one of products, whose rate the judge does not measure.
+// form. It is not timed: products bound its time, and the judge does not measure their rate.
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/gated_delta.hpp"
@@ -21,7 +21,7 @@ struct Wanted {
   Shapes shapes;
   std::vector<std::int64_t> lengths{};
   std::vector<std::int64_t> padding_rows{};
-  std::vector<std::int64_t> fresh_rows{};  ///< has_initial_state is false
+  std::vector<std::int64_t> fresh_rows{};  ///< rows whose has_initial_state is false
   bool raw_gates = false;
   bool l2norm = true;
   std::int64_t behind = 0;
@@ -73,7 +73,8 @@ std::vector<Wanted> whole_rows() {
   };
 }
 
-/// Every layout of the state, with rows of all lengths around a chunk, padding and fresh rows.
+/// Cases of every layout of the state, with row lengths around a chunk, padding rows and fresh
+/// rows.
 std::vector<Wanted> every_layout() {
   std::vector<Wanted> all;
   for (const auto& [suffix, layout] : std::vector<std::pair<std::string, Layout>>{
@@ -126,7 +127,7 @@ struct PrefillHost : Host<S> {
 
   reference::GatedDeltaRuleInputs<S> inputs(const Case& c, bool rounded) const {
     StoragePoints storage = storage_of(c, "state", rounded);
-    if (rounded)  // what a chunk kernel hands to tensor cores is of the activations' type
+    if (rounded)  // operands of tensor cores have the activations' type
       storage.operand = storage.chunk_state = storage.normalised_qk = format_of(c.tensor("q").type);
     auto in = Host<S>::inputs(storage);
     if (resumes) in.rows.has_initial_state = std::as_const(*resumes).view();
@@ -138,7 +139,8 @@ struct PrefillHost : Host<S> {
 
 constexpr std::int64_t kChunk = 64;
 
-/// Chunks that all start from the row's initial state, or tokens without the delta.
+/// The definition with a mistake: all chunks start from the row's initial state, or tokens lack the
+/// delta rule.
 template <class S>
 void run_wrong(const Case& c, PrefillHost<S>& host, const reference::GatedDeltaRuleInputs<S>& in,
                std::string_view mistake, Array<S, 3>& out) {
@@ -188,8 +190,8 @@ std::vector<RowRange> chunks_of(const Case& c, std::int64_t chunk_size) {
   return chunks;
 }
 
-/// By name: U, new_values, O [T, HV, V], W [T, HV, K], chunk_states [chunks, HV, V, K] after each
-/// chunk of each row. Tokens of padding stay 0.
+/// The stages by name: U, new_values, O [T, HV, V]; W [T, HV, K]; chunk_states [chunks, HV, V, K],
+/// the states after each chunk of each row. Padding tokens are 0.
 template <class S>
 std::map<std::string, Array<S, 4>> chunk_stages(const Case& c, std::int64_t chunk_size,
                                                 bool rounded) {
@@ -260,7 +262,7 @@ std::string compare_stages(const Case& c, const NamedStages& given) {
     found[name] = Array<double, 4>(right.shape());
     std::copy(stage->second.values.begin(), stage->second.values.end(), found[name].data());
   }
-  // A chunk's stages in their order, before those of the chunk that starts from its state.
+  // Chunk by chunk, and within a chunk stage by stage: the first wrong stage is then the cause.
   const std::vector<RowRange> chunks = chunks_of(c, chunk_size);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
     if (c.tokens[static_cast<std::size_t>(chunks[i].begin)].padding) continue;

@@ -1,4 +1,4 @@
-// The cases of gated_delta_rule_update, its definition, and the mistakes that people make with it.
+// The cases of gated_delta_rule_update, its definition, and common mistakes of implementations.
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/gated_delta.hpp"
@@ -23,7 +23,7 @@ struct Wanted {
   std::optional<double> scale{};
   Layout layout = Layout::v_major;
   bool snapshots = false;
-  bool steep = false;  ///< gates far outside of where exp and its inverse are near 1
+  bool steep = false;  ///< large gates: exp(g) far from 1
   bool timed = false;
 };
 
@@ -58,7 +58,7 @@ Case make(const Wanted& wanted, const CaseOptions& options) {
   return c;
 }
 
-/// Every kind of row in every layout of the state.
+/// Cases of every kind of row in every layout of the state.
 std::vector<Wanted> every_layout() {
   const std::vector<std::pair<std::string, Layout>> layouts{
       {"", Layout::v_major}, {"-k-major", Layout::k_major}, {"-strided", Layout::strided}};
@@ -176,7 +176,7 @@ Answer compute(const Case& c, std::string_view mistake, bool rounded) {
   return answer;
 }
 
-// --- Which stage is wrong ------------------------------------------------------------------------
+// --- The wrong stage -----------------------------------------------------------------------------
 
 double relative(const Matrix<double>& a, const Matrix<double>& b) {
   const double scale = b.norm();
@@ -205,7 +205,7 @@ TokenStages stages_of(const Host<double>& host, std::int64_t t, std::int64_t h,
   return s;
 }
 
-/// c where x is about c y; nothing where it is not.
+/// The number c for which x = c y within the tolerance; nothing if there is none.
 std::optional<double> multiple(const Vector<double>& x, const Vector<double>& y, double tolerance) {
   if (y.squaredNorm() == 0) return std::nullopt;
   const double c = x.dot(y) / y.squaredNorm();
@@ -220,8 +220,9 @@ std::string wrong_state(const TokenStages& s, const Matrix<double>& state, doubl
   const Matrix<double> added = state - s.decayed;
   const Vector<double> u = kk > 0 ? Vector<double>(added * s.k / kk) : Vector<double>(s.update);
   if ((added - u * s.k.transpose()).norm() > tolerance * state.norm()) {
-    // Not the decayed state plus a column times k: does another decay make it so?
-    const Matrix<double> across =  // what of a matrix k does not see
+    // The state is not the decayed one plus a column times k^T. If it is that with another decay,
+    // the parts of both states orthogonal to k are proportional; `across` projects on them.
+    const Matrix<double> across =
         Matrix<double>::Identity(s.k.size(), s.k.size()) - s.k * s.k.transpose() / kk;
     const Matrix<double> seen = state * across, had = s.before * across;
     const double c = had.squaredNorm() > 0 ? seen.cwiseProduct(had).sum() / had.squaredNorm() : 0;
@@ -247,7 +248,8 @@ std::string wrong_state(const TokenStages& s, const Matrix<double>& state, doubl
          "or v - S k";
 }
 
-/// The first token and head whose state (or, with states right, output) is wrong.
+/// Describes the first wrong stage, at the first token and head whose state is wrong, or whose
+/// output is wrong although its state is right.
 std::string stages(const Case& c, const Answer& candidate, const Answer& truth) {
   const Extents& extents = c.tensor("state").extents;
   if (c.find("snapshots") != nullptr || extents[2] < 2 || extents[3] < 2) return "";

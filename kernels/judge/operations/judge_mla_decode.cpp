@@ -1,5 +1,5 @@
-// The cases of mla_decode, its definition and mistakes. Not timed: its least time may be one of
-// products, whose rate the judge does not measure.
+// The cases of mla_decode, its definition and mistakes. It is not timed: products may bound its
+// time, and the judge does not measure their rate.
 #include <fmt/format.h>
 
 #include <numeric>
@@ -17,28 +17,28 @@ namespace {
 constexpr std::string_view kName = "mla_decode";
 constexpr std::int64_t kWidth = 576, kValues = 512;
 constexpr double kScale = 0.135;                 // DeepSeek-V3's (128 + 64)^-0.5 1.874
-constexpr std::int32_t kNoPage = 2'147'480'000;  // after a request's last page
-constexpr double kKvScale = 0.375;               // of numbers in e4m3
+constexpr std::int32_t kNoPage = 2'147'480'000;  // block table entry after a request's last page
+constexpr double kKvScale = 0.375;               // kv_scale of a cache in e4m3
 
 // --- Cases ---------------------------------------------------------------------------------------
 
-/// As the queries are; numbers in e4m3 with one scale; tokens of 656 bytes whose groups of 128 have
-/// scales of their own, powers of two.
+/// The type of the cache: that of the queries; numbers in e4m3 with one scale; or tokens of 656
+/// bytes, whose groups of 128 numbers have scales that are powers of two.
 enum class Stored : std::uint8_t { as_queries, numbers, tokens };
 
 struct Wanted {
   std::string name;
-  std::vector<std::int64_t> lengths;  ///< of requests, their queries' tokens included
+  std::vector<std::int64_t> lengths;  ///< tokens of each request, with those of its queries
   std::int64_t H = 16;
   std::int64_t q_len = 1;
   std::int64_t page = 64;
   bool causal = true;
-  bool holes = false;  ///< between pages
+  bool holes = false;  ///< holes in memory between pages
   bool timed = false;
   Stored stored = Stored::as_queries;
 };
 
-/// 0 ... count - 1 in an order of the seed.
+/// The numbers 0 ... count - 1, permuted by the seed.
 std::vector<std::int32_t> shuffled(std::int64_t count, std::uint64_t seed) {
   std::vector<std::int32_t> order(static_cast<std::size_t>(count));
   std::iota(order.begin(), order.end(), 0);
@@ -47,7 +47,7 @@ std::vector<std::int32_t> shuffled(std::int64_t count, std::uint64_t seed) {
   return order;
 }
 
-/// The latents of the tensor [pages, page, 576] as the cache holds them.
+/// The tensor `cache` [pages, page, 576] of latents, converted to the cache's type.
 Tensor stored_as(Stored stored, Tensor cache) {
   if (stored == Stored::numbers) {
     cache.type = ElementType::e4m3;
@@ -87,7 +87,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
                                           {"page", "place", "column"}));
   const std::int64_t width = cache.extents[2];
 
-  // Pages in any order; NaN in those of nobody and after a request's end.
+  // Pages are permuted. Unused pages, and tokens after a request's end, are NaN.
   const std::vector<std::int32_t> order = shuffled(pages, options.seed);
   std::vector<std::int32_t> table(static_cast<std::size_t>(B * blocks), kNoPage), lengths;
   std::vector<bool> holds(static_cast<std::size_t>(pages * w.page), false);
@@ -226,7 +226,7 @@ class Definition {
   }
 
  private:
-  /// What the cache holds, [pages, page, 576].
+  /// The values of the cache, [pages, page, 576].
   static Array<S, 3> latents(const Case& c, std::string_view mistake) {
     Array<S, 3> cache = array_of<S, 3>(c, "kv_cache");
     if (c.find("kv_scale") != nullptr && mistake != "no-kv-scale")

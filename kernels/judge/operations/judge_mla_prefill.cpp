@@ -1,5 +1,5 @@
-// The cases of mla_prefill, its definition and mistakes. Not timed: its least time is one of
-// products, whose rate the judge does not measure.
+// The cases of mla_prefill, its definition and mistakes. It is not timed: products bound its time,
+// and the judge does not measure their rate.
 #include <fmt/format.h>
 
 #include <numeric>
@@ -13,17 +13,18 @@ namespace {
 
 constexpr std::string_view kName = "mla_prefill";
 constexpr std::int64_t kWidth = 192, kValues = 128, kPe = 64;
-constexpr std::int64_t kTile = 128;  // keys that a careless kernel reads to the end
-constexpr double kScale = 0.135;     // DeepSeek-V3's (128 + 64)^-0.5 1.874
+constexpr std::int64_t kTile =
+    128;                          // keys of a tile, which a careless kernel uses beyond a row's end
+constexpr double kScale = 0.135;  // DeepSeek-V3's (128 + 64)^-0.5 1.874
 
 // --- Cases ---------------------------------------------------------------------------------------
 
 struct Wanted {
   std::string name;
-  std::vector<std::int64_t> queries, keys;  ///< of each row
+  std::vector<std::int64_t> queries, keys;  ///< counts by row
   std::int64_t H = 2;
   bool causal = true;
-  bool holes = false;  ///< between tokens of keys and values
+  bool holes = false;  ///< holes in memory between tokens of keys and values
   bool timed = false;
 };
 
@@ -44,7 +45,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   c.tensors.push_back(draw("q", type, {T, w.H, kWidth}, {"token", "head", "column"}));
   c.tensors.push_back(draw("k", type, {L, w.H, kWidth}, {"token", "head", "column"}));
   c.tensors.push_back(draw("v", type, {L, w.H, kValues}, {"token", "head", "column"}));
-  for (const std::size_t i : {1, 2}) {  // after the last row are keys of nobody
+  for (const std::size_t i : {1, 2}) {  // keys and values after the last row belong to no row
     Tensor& x = c.tensors[i];
     std::fill(x.values.end() - 3 * w.H * (i == 1 ? kWidth : kValues), x.values.end(),
               std::numeric_limits<double>::quiet_NaN());
@@ -143,7 +144,7 @@ class Definition {
   }
 
  private:
-  /// Of a row and head, as a mistake takes them.
+  /// Keys and values of a row and head, as the mistake takes them.
   std::pair<Matrix<S>, Matrix<S>> keys_of(std::int64_t row, std::int64_t h) const {
     const std::int64_t rows = keys_.extent(0) - 1, all = keys_(rows), other = row ^ 1;
     if (mistake_ == "swapped-rows" && other < rows) row = other;

@@ -1,4 +1,4 @@
-// The cases of selective_state_update, its definition, and the mistakes that people make with it.
+// The cases of selective_state_update, its definition, and common mistakes of implementations.
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/mamba2.hpp"
@@ -18,12 +18,12 @@ struct Wanted {
   std::string name;
   std::int64_t H, G, P, N;
   Batch batch{};
-  bool dt_per_channel = false;  ///< dt, A, D and dt_bias of [H, P] and [H, P, N]: Mamba1
+  bool dt_per_channel = false;  ///< dt, A, D and dt_bias differ within a head, as in Mamba1
   bool D = true, z = false, dt_bias = true, softplus = true;
-  bool limits = false;  ///< dt_min and dt_max
+  bool limits = false;  ///< dt_min and dt_max are given
   Layout layout = Layout::plain;
   bool snapshots = false;
-  bool steep = false;  ///< steps far outside of where softplus bends
+  bool steep = false;  ///< time steps far from 0, where softplus is 0 or linear
   bool timed = false;
 };
 
@@ -53,7 +53,7 @@ Case make(const Wanted& w, const CaseOptions& options) {
   return c;
 }
 
-/// Every kind of row in every layout of the state.
+/// Cases of every kind of row in every layout of the state.
 std::vector<Wanted> every_layout() {
   const std::vector<std::pair<std::string, Layout>> layouts{
       {"", Layout::plain}, {"-n-first", Layout::n_first}, {"-strided", Layout::strided}};

@@ -1,5 +1,5 @@
-// The cases of ssd_prefill, its definition and mistakes. Not timed: its least time is one of
-// products, whose rate the judge does not measure.
+// The cases of ssd_prefill, its definition and mistakes. It is not timed: products bound its time,
+// and the judge does not measure their rate.
 #include <fmt/format.h>
 
 #include "kernels/judge/operations/mamba2.hpp"
@@ -20,9 +20,9 @@ struct Wanted {
   std::int64_t H, G, P, N;
   std::vector<std::int64_t> lengths{};
   std::vector<std::int64_t> padding_rows{};
-  std::vector<std::int64_t> fresh_rows{};  ///< has_initial_state is false
+  std::vector<std::int64_t> fresh_rows{};  ///< rows whose has_initial_state is false
   bool D = true, z = false, dt_bias = true, softplus = true;
-  bool limits = false;  ///< dt_min and dt_max
+  bool limits = false;  ///< dt_min and dt_max are given
   std::int64_t behind = 0;
   std::int64_t boundary_every = 0;
   Layout layout = Layout::plain;
@@ -48,7 +48,8 @@ Case make(const Wanted& w, const CaseOptions& options) {
   Draw draw(mix64(options.seed ^ static_cast<std::uint64_t>(w.name.size() * 59 + T)));
   Case c{.name = w.name, .heads_per_group = w.H / w.G};
   add_inputs(c, draw, w, T, options.activations);
-  // Steps as trained models have them, an eighth: over 64 tokens a state does not fade to nothing.
+  // Small time steps, about an eighth, as in trained models: over 64 tokens a state does not decay
+  // to 0.
   for (double& x : c.tensors[1].values) x = w.softplus ? x - 2 : x / 8;
   add_state(c, draw, w, batch.slot_count(), options.states);
   batch.describe(c);
@@ -85,7 +86,8 @@ std::vector<Wanted> whole_rows() {
   };
 }
 
-/// Every layout of the state, with rows of all lengths around a chunk, padding and fresh rows.
+/// Cases of every layout of the state, with row lengths around a chunk, padding rows and fresh
+/// rows.
 std::vector<Wanted> every_layout() {
   std::vector<Wanted> all;
   for (const auto& [suffix, layout] : std::vector<std::pair<std::string, Layout>>{
@@ -121,7 +123,8 @@ const std::vector<Mistake> kMistakes = with_shared({
 
 constexpr std::int64_t kChunk = 64;
 
-/// One number per head, as chunks want them: of stride 0 along the other dimensions.
+/// The definition's inputs for chunks, which take one number per head (stride 0 along the other
+/// dimensions).
 template <class S>
 struct PrefillHost : Host<S> {
   PrefillHost(const Case& c, std::string_view mistake)
@@ -151,7 +154,7 @@ struct PrefillHost : Host<S> {
     in.A = repeat(repeat(a_of_head.view(), P), N);
     if (bias_of_head) in.dt_bias = repeat(bias_of_head->view(), P);
     in.steps_in_scores = true;
-    if (rounded)  // what a chunk kernel hands to tensor cores is of the activations' type
+    if (rounded)  // operands of tensor cores have the activations' type
       in.rows.storage.operand = in.rows.storage.chunk_state = format_of(c.tensor("x").type);
     if (resumes) in.rows.has_initial_state = std::as_const(*resumes).view();
     return in;
@@ -163,14 +166,15 @@ struct PrefillHost : Host<S> {
   std::optional<Array<S, 1>> bias_of_head;
 };
 
-/// What a head of a row has been through.
+/// States of a row's head at its start and at the start of the chunk, and the sums of A d since
+/// then.
 template <class S>
 struct Past {
   Matrix<S> initial, chunk_start;
-  S row_sum = 0, chunk_sum = 0;  ///< of A d
+  S row_sum = 0, chunk_sum = 0;
 };
 
-/// A token as the mistakes of chunks have it.
+/// One token with a mistake of chunks.
 template <class S>
 void wrong_token(std::string_view mistake, const reference::Mamba2Inputs<S>& in,
                  const CaseToken& token, std::int64_t t, std::int64_t h, Past<S>& past,
@@ -192,7 +196,8 @@ void wrong_token(std::string_view mistake, const reference::Mamba2Inputs<S>& in,
     return;
   }
   if (mistake != "undecayed-before" && mistake != "sum-goes-on") return;
-  // The state is what the chunk's start left of it, and what came since.
+  // The state is the decayed state of the chunk's start plus the chunk's own tokens: a wrong decay
+  // changes the first part alone.
   const S right = std::exp(past.chunk_sum);
   const S wrong = mistake == "undecayed-before" ? S{1} : std::exp(past.row_sum);
   const Matrix<S> seen = s + (wrong - right) * past.chunk_start;

@@ -1,5 +1,4 @@
-// The cases of state_copy and state_scatter_accepted: copies of states, so every bit is to be
-// right.
+// The cases of state_copy and state_scatter_accepted. They copy states, so every bit must be right.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,7 +12,7 @@
 namespace lockstep::judging {
 namespace {
 
-/// Zeros are -0: a copy that computes with what it moves makes 0 of them.
+/// Makes all zeros -0: a copy that computes with the elements turns them into 0.
 void sign_zeros(Tensor& tensor) {
   for (double& x : tensor.values)
     if (x == 0) x = -0.0;
@@ -31,7 +30,7 @@ struct Moves {
 
 Case make_copy(const Moves& wanted, const CaseOptions& options) {
   Moves moves = wanted;
-  if (moves.timed) {  // the first half of the slots goes to the second one
+  if (moves.timed) {  // moves the first half of the slots to the second half
     moves.pool[1] = 2 * options.batch;
     moves.source.resize(static_cast<std::size_t>(options.batch));
     moves.target.resize(moves.source.size());

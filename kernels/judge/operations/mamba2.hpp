@@ -1,5 +1,5 @@
-// What the judged operations of Mamba2 share: the inputs of their cases, and their definition's
-// numbers with the mistakes that both know.
+// Shared by the judged operations of Mamba2: the inputs of their cases, and the inputs of their
+// definitions with the mistakes that both can have.
 #pragma once
 
 #include "kernels/judge/operation.hpp"
@@ -18,7 +18,7 @@ void add_state(Case& c, Draw& draw, const Wanted& w, std::int64_t slots, Element
   c.tensors.push_back(std::move(state));
 }
 
-/// x, dt, A, B and C.
+/// Adds x, dt, A, B and C to a case.
 template <class Wanted>
 void add_inputs(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementType type) {
   const Extents tokens = w.dt_per_channel ? Extents{T, w.H, w.P} : Extents{T, w.H};
@@ -31,13 +31,13 @@ void add_inputs(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementTyp
   for (double& x : c.tensors.back().values) x = -1.0 / 64 - std::abs(x);
   c.tensors.push_back(draw("B", type, {T, w.G, w.N}, {"token", "group", "column"}));
   c.tensors.push_back(draw("C", type, {T, w.G, w.N}, {"token", "group", "column"}));
-  if (w.layout == Layout::strided)  // x, B and C side by side in one tensor of a token
+  if (w.layout == Layout::strided)  // a token's x, B and C lie side by side
     for (Tensor& one : c.tensors)
       if (one.name == "x" || one.name == "B" || one.name == "C")
         one.strides[0] = w.H * w.P + 2 * w.G * w.N;
 }
 
-/// After the batch: D, z, dt_bias and the options of dt.
+/// Adds D, z, dt_bias and the options of dt; called after the batch is described.
 template <class Wanted>
 void add_options(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementType type) {
   const Extents heads = w.dt_per_channel ? Extents{w.H, w.P} : Extents{w.H};
@@ -50,8 +50,8 @@ void add_options(Case& c, Draw& draw, const Wanted& w, std::int64_t T, ElementTy
   if (w.dt_bias) c.tensors.push_back(draw("dt_bias", ElementType::float32, heads));
   if (w.softplus) c.scalars.push_back({"dt_softplus", true});
   if (w.limits) {
-    c.scalars.push_back({"dt_min", 0.25});  // of steps from 0.02 on
-    c.scalars.push_back({"dt_max", 0.5});   // to 0.69 at least
+    c.scalars.push_back({"dt_min", 0.25});  // time steps range from 0.02
+    c.scalars.push_back({"dt_max", 0.5});   // to at least 0.69, so both limits bind
   }
 }
 
@@ -81,13 +81,13 @@ inline const std::vector<Mistake> kSharedMistakes{
     {"row-slots", "with row i on slot i, without state_indices"},
     {"from-zero", "with every row started from a zero state"},
 };
-/// Those, and more.
+/// The shared mistakes, followed by `more`.
 inline std::vector<Mistake> with_shared(std::vector<Mistake> more) {
   more.insert(more.begin(), kSharedMistakes.begin(), kSharedMistakes.end());
   return more;
 }
 
-/// [H] or [T, H] as the wider shape.
+/// The tensor `name`, [H] or [T, H], expanded to `shape`.
 template <class S, std::size_t Rank>
 Array<S, Rank> widened(const Case& c, std::string_view name, const Shape<Rank>& shape) {
   const Tensor& tensor = c.tensor(name);
@@ -174,7 +174,7 @@ S gated(std::string_view mistake, S y, S skip, S z) {
   return (y + skip) * reference::silu(z);
 }
 
-/// A token as the mistakes of order and of the gate have it.
+/// One token with a mistake of order or of the gate.
 template <class S>
 void wrong_step(std::string_view mistake, const reference::Mamba2Inputs<S>& in, std::int64_t t,
                 std::int64_t h, Matrix<S>& state, const TensorView<S, 3>& out) {

@@ -1,7 +1,7 @@
-"""The causal convolution behind every signature: a step with slots, and a prefill.
+"""The causal convolution, shared by all signatures: a step with slots, and a prefill.
 
-The operators take tokens [T, D]; peers keep channels in front, [B, D, S] or [D, T]. Where channels
-lie side by side, as servers keep them, turning the one into the other is a view.
+The operators take tokens [T, D]; the signatures have channels first, [B, D, S] or [D, T]. If
+channels are contiguous, as servers keep them, the conversion is a view.
 """
 
 import torch
@@ -10,11 +10,11 @@ from ._layouts import (activation_name, even_starts, expect, forward_only, int32
                        write_slots)
 from ._library import operators
 
-ROWS_MAX = 65535  # of a batch, for the operators
+ROWS_MAX = 65535  # rows that the operators take in a batch
 
 
 def tokens_of(x):
-    """x [B, D] or [B, D, S] as tokens [B S, D], and where rows begin: None, if each has one."""
+    """x [B, D] or [B, D, S] as tokens [B S, D], and the rows' starts: None for one token each."""
     expect(x.dim() in (2, 3), "x", "[B, D] or [B, D, S]", tuple(x.shape))
     if x.dim() == 2:
         return x, None
@@ -34,8 +34,8 @@ def shaped_like(x, out):
 
 def update(function, x, state, weight, bias, activation, slots, *, pad=-1, starts=None,
            accepted=None, snapshots=None):
-    """A step of every row, whose state [slots, D, C] is replaced, or read where snapshots are
-    given. With starts, x is [T, D]; else [B, D] or [B, D, S]."""
+    """A step of every row. It replaces the row's state [slots, D, C], or with snapshots only reads
+    it. With starts, x is [T, D]; else [B, D] or [B, D, S]."""
     tokens, starts = (x, int32(starts)) if starts is not None else tokens_of(x)
     word = activation_name(activation)
 
@@ -50,10 +50,10 @@ def update(function, x, state, weight, bias, activation, slots, *, pad=-1, start
 
 
 def update_ring(function, x, state, weight, bias, activation, slots, position):
-    """The same for states that are rings: column position % C is written next.
+    """update() for states that are rings, of which column position % C is written next.
 
-    The rows' rings are copied in order, oldest first, and back: two copies of a state more than a
-    step of states in order.
+    It copies the rows' rings into order, oldest column first, and back: two more copies of each
+    state than update().
     """
     columns = state.size(2)
     if slots is None:
@@ -75,8 +75,8 @@ def update_ring(function, x, state, weight, bias, activation, slots, position):
 
 def prefill(x, weight, bias, activation, state=None, *, starts=None, slots=None, resumes=None,
             pad=-1):
-    """Whole prompts: x [T, D] with starts, or [B, S, D]. The first W - 1 columns of the rows'
-    states are replaced; resumes [N] says which rows have one before."""
+    """Whole prompts: x [T, D] with starts, or [B, S, D]. It replaces the first W - 1 columns of the
+    rows' states; resumes [N] says which rows continue from a state."""
     history = None if state is None else state[:, :, : weight.size(1) - 1]
     return operators.causal_conv1d(
         x, weight, bias, history, query_start_loc=int32(starts), state_indices=int32(slots),
@@ -85,15 +85,15 @@ def prefill(x, weight, bias, activation, state=None, *, starts=None, slots=None,
 
 def prefill_pool(function, x, weight, bias, conv_states, query_start_loc, cache_indices,
                  has_initial_state, activation, pad):
-    """The servers' prefill: x [D, T] of packed rows beside a pool of states. Entries of
-    cache_indices and has_initial_state after the last row are not looked at."""
+    """The servers' prefill: x [D, T] of packed rows, with a pool of states. Entries of
+    cache_indices and has_initial_state after the last row are ignored."""
     expect(x.dim() == 2, "x", "[D, T]", tuple(x.shape))
     expect(query_start_loc is not None, "query_start_loc", "[N + 1]", "none")
     rows = query_start_loc.numel() - 1
     slots = None if cache_indices is None else cache_indices[:rows]
     if conv_states is None:
         resumes = None
-    elif has_initial_state is None:  # servers mean: none has one
+    elif has_initial_state is None:  # in the servers, no row continues from a state then
         resumes = torch.zeros(rows, dtype=torch.bool, device=x.device)
     else:
         resumes = has_initial_state[:rows].bool()
@@ -107,8 +107,8 @@ def prefill_pool(function, x, weight, bias, conv_states, query_start_loc, cache_
 
 
 def starts_of_segments(segments):
-    """Where the runs of equal numbers in segments [B, S] begin: [B S + 1], without asking the
-    device how many there are. Rows after the last run are empty."""
+    """The starts of the runs of equal numbers in segments [B, S]: [B S + 1]. The number of runs is
+    not read from the device; rows after the last run are empty."""
     rows, size = segments.shape
     total = rows * size
     if total > ROWS_MAX:

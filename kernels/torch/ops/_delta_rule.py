@@ -1,8 +1,8 @@
-"""The gated delta rule behind every signature: a step or a verification of rows with slots, and
+"""The gated delta rule, shared by all signatures: a step or a verification of rows with slots, and
 prompts with states of their own.
 
-The operators take tokens [T, H, K] and states [slots, HV, V, K]; peers have [B, T, H, K], which is
-a view, and some of them states [.., K, V], which the operators take by strides.
+The operators take tokens [T, H, K] and states [slots, HV, V, K]. The signatures have tokens
+[B, T, H, K], which convert by a view, and some have states [.., K, V], which convert by strides.
 """
 
 from functools import reduce
@@ -42,18 +42,18 @@ class Tokens:
         return self.starts
 
     def prompt_starts(self):
-        """Of a prefill, where rows of one token need starts too."""
+        """The rows' starts for a prefill, which needs them for rows of one token too."""
         return self.starts if self.starts is not None else even_starts(
             self.rows, self.shape[1], self.device)
 
     def result(self, out):
-        """Outputs of the operator in v's shape and type."""
+        """The operator's outputs in v's shape and type."""
         return out.view(self.shape).to(self.type)
 
 
 def gates(function, g, beta, A_log, dt_bias, gate_inside, sigmoid_inside, doubled):
-    """g, beta, A_log, dt_bias for the operators, which make both gates or none: where a caller
-    wants one of them made, or beta doubled, PyTorch makes it."""
+    """g, beta, A_log, dt_bias for the operators, which compute both gates or none. If a caller
+    wants only one computed, or beta doubled, PyTorch computes it here."""
     if doubled and not sigmoid_inside:
         raise ValueError("allow_neg_eigval needs use_beta_sigmoid_in_kernel")
     if not gate_inside:
@@ -73,8 +73,8 @@ def gates(function, g, beta, A_log, dt_bias, gate_inside, sigmoid_inside, double
 
 
 def own_states(tokens, initial_state, v_first):
-    """States of a call that returns them, float32: a copy of initial_state, or unwritten ones. In
-    the caller's layout, and as the operators take it."""
+    """The float32 states of a call that returns them, a copy of initial_state or unwritten: in the
+    caller's layout, and in the operators' layout."""
     if initial_state is not None:
         final = initial_state.to(torch.float32, copy=True)
     else:
@@ -86,7 +86,8 @@ def own_states(tokens, initial_state, v_first):
 
 def own_rows(function, operator, tokens, A_log, dt_bias, scale, initial_state, wanted, v_first,
              normalise):
-    """Prompts whose states belong to the call: outputs, and the states after them if wanted."""
+    """Runs prompts whose states belong to the call: returns outputs, and the last states if
+    wanted."""
 
     def run():
         more = {}
@@ -117,7 +118,7 @@ def own_rows(function, operator, tokens, A_log, dt_bias, scale, initial_state, w
 def pool_rows(function, tokens, pool, slots, *, A_log=None, dt_bias=None, scale=None,
               normalise=False, pad=-1, accepted=None, read_only=False, snapshots=None,
               parents=None):
-    """Rows whose states [slots, HV, V, K] lie in a pool, which is written in place."""
+    """Runs rows whose states [slots, HV, V, K] are in a pool, which is written in place."""
 
     def run():
         return operators.gated_delta_rule_update(

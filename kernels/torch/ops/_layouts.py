@@ -1,4 +1,4 @@
-"""What the signatures share: layouts, slots, and what stands in for a gradient."""
+"""Shared by the signatures: layouts, slots, and the error of a missing gradient."""
 
 import torch
 
@@ -6,13 +6,14 @@ import torch
 
 
 class NoGradient(torch.autograd.Function):
-    """Results of an operator whose inputs require gradients: asking for one is an error."""
+    """Makes results that depend on inputs which require gradients, and whose backward is an
+    error."""
 
     @staticmethod
     def forward(ctx, name, run, *inputs):
         ctx.name = name
         result = run()
-        # Tensors of their own, which a caller may change in place: autograd forbids that for views.
+        # .data makes new tensors, which a caller may change in place, unlike views under autograd.
         return tuple(x.data for x in result) if isinstance(result, tuple) else result.data
 
     @staticmethod
@@ -22,7 +23,7 @@ class NoGradient(torch.autograd.Function):
 
 
 def forward_only(name, run, *inputs):
-    """run(), whose results are new tensors that depend on `inputs`."""
+    """Returns run(), whose results are new tensors that depend on `inputs`."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return NoGradient.apply(name, run, *inputs)
     return run()
@@ -32,7 +33,7 @@ def forward_only(name, run, *inputs):
 
 
 def refuse(function, **arguments):
-    """NotImplementedError for the first argument that is set: what no operator here can do."""
+    """Raises NotImplementedError for the first argument that is set: no operator supports it."""
     for name, value in arguments.items():
         if value is not None and value is not False:
             raise NotImplementedError(f"{function}: {name} is not supported by lockstep.ops")
@@ -44,7 +45,7 @@ def expect(holds, name, expected, got):
 
 
 def activation_name(activation):
-    """The operators' word for None, a bool, "silu" or "swish"."""
+    """The operators' name of an activation given as None, a bool, "silu" or "swish"."""
     if activation in (None, False):
         return "none"
     if activation in (True, "silu", "swish"):
@@ -59,19 +60,19 @@ def int32(indices):
 
 
 def even_starts(rows, size, device):
-    """Where rows of `size` tokens each begin and end: [rows + 1]."""
+    """The starts of rows of `size` tokens each, and the end: [rows + 1]."""
     return torch.arange(0, rows * size + 1, size, dtype=torch.int32, device=device)
 
 
 def dense_rows(tensor):
-    """The tensor with its last dimension contiguous: itself, if it is."""
+    """The tensor, or a copy whose last dimension is contiguous."""
     if tensor is None or tensor.size(-1) <= 1 or tensor.stride(-1) == 1:
         return tensor
     return tensor.contiguous()
 
 
 def give(out, result):
-    """The result, in the caller's tensor if there is one."""
+    """The result, written to the caller's tensor if there is one."""
     if out is None:
         return result
     expect(out.shape == result.shape, "out", tuple(result.shape), tuple(out.shape))
@@ -87,14 +88,15 @@ def named(indices, pad):
 
 
 def read_slots(pool, indices):
-    """The rows' slots of a pool, copied; anything for a row without one."""
+    """A copy of the rows' slots of a pool; unspecified for a row without a slot."""
     return pool.index_select(0, indices.clamp(min=0))
 
 
 def write_slots(pool, indices, pad, rows):
-    """pool[indices] = rows for the rows that have a slot, without asking the device which.
+    """pool[indices] = rows for the rows that have a slot, without reading from the device which do.
 
-    A row without one repeats the first row that has; where there is none, slot 0 gets what it has.
+    A row without a slot repeats the first row that has one; if no row has one, slot 0 is rewritten
+    with its own contents.
     """
     has = named(indices, pad)
     first = has.to(torch.int8).argmax(keepdim=True)

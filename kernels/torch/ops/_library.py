@@ -1,7 +1,7 @@
-"""Finds liblockstep_torch.so, and loads it where it fits the PyTorch that runs.
+"""Finds liblockstep_torch.so, and loads it if it fits the running PyTorch.
 
-The library is compiled for one release of PyTorch: it uses the C++ interface, which changes from
-release to release. Which one stands in the file (kernels/torch/built_for.cpp).
+The library is compiled for one release of PyTorch, because it uses the C++ interface, which
+changes from release to release. The file contains its version (kernels/torch/built_for.cpp).
 """
 
 import mmap
@@ -20,7 +20,7 @@ except ImportError as error:
 
 
 def candidates():
-    """Where the library is looked for, the first place first."""
+    """The paths at which the library may be, in the order of the search."""
     here = Path(__file__).resolve().parent
     if os.environ.get(VARIABLE):
         return [Path(os.environ[VARIABLE])]
@@ -31,7 +31,7 @@ def candidates():
 
 
 def find():
-    """The path of the library, or ImportError."""
+    """The path of the library; raises ImportError if there is none."""
     places = candidates()
     for place in places:
         if place.is_file():
@@ -41,14 +41,14 @@ def find():
 
 
 def built_for(library):
-    """The PyTorch (major, minor, patch) that a library was compiled for; None: it does not say."""
+    """The PyTorch (major, minor, patch) that a library was compiled for; None if unknown."""
     with open(library, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         found = BUILT_FOR.search(data)
         return tuple(int(part) for part in found.groups()) if found else None
 
 
 def check(library, running):
-    """ImportError where a library is for another PyTorch than `running`, "2.11.0+cu130"."""
+    """Raises ImportError if a library is for another PyTorch than `running` ("2.11.0+cu130")."""
     version = built_for(library)
     if version is None:
         raise ImportError(f"{library} does not say which PyTorch it is built for: it is no library "
@@ -59,7 +59,7 @@ def check(library, running):
 
 
 def load():
-    """torch.ops.lockstep, its library loaded once."""
+    """torch.ops.lockstep; loads the library at the first call."""
     if not hasattr(torch.ops.lockstep, "gated_delta_rule_update"):
         library = find()
         check(library, torch.__version__)

@@ -1,4 +1,4 @@
-"""A state-space model behind every signature: a step of selective_state_update, and prompts."""
+"""State-space models, shared by all signatures: a step of selective_state_update, and prompts."""
 
 import torch
 

@@ -12,7 +12,7 @@ from ._layouts import forward_only, give, refuse
 
 def causal_conv1d_update(x, conv_state, weight, bias=None, activation=None, cache_seqlens=None,
                          conv_state_indices=None):
-    """A step of every row, and its state one step on: the last C columns of state and x.
+    """A step of every row; its state becomes the last C columns of state and x.
 
     conv_state_indices [B] names each row's slot; a row whose entry is below 0 gives zeros and
     leaves the states alone. With cache_seqlens [B] a state is a ring whose column
@@ -30,8 +30,8 @@ def causal_conv1d_fn(x, weight, bias=None, seq_idx=None, initial_states=None,
     """Whole sequences [B, D, S]; with return_final_states also the states [B, D, W - 1] after
     them, in final_states_out if that is given.
 
-    seq_idx [B, S] says where one sequence ends and the next begins; tokens of number -1 are
-    padding and give zeros. Beside it there are neither initial nor final states.
+    seq_idx [B, S] numbers the sequence of each token; tokens with number -1 are padding and give
+    zeros. With it there are neither initial nor final states.
     """
     name = "causal_conv1d_fn"
     tokens = x.transpose(1, 2)  # [B, S, D]

@@ -15,7 +15,7 @@ from ._layouts import refuse
 
 
 def _v_first(kwargs, state_v_first):
-    """state_v_first, or its earlier name, taken out of kwargs."""
+    """Takes state_v_first, or its earlier name, out of kwargs."""
     if "transpose_state_layout" not in kwargs:
         return state_v_first
     if state_v_first:
@@ -52,8 +52,8 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
                            use_beta_sigmoid_in_kernel=False, allow_neg_eigval=False,
                            state_v_first=False, cu_seqlens=None, cu_seqlens_cpu=None,
                            chunk_indices=None, cp_context=None, **kwargs):
-    """The same by chunks, for prompts. The sizes of chunks are the operator's own: chunk_size,
-    chunk_indices and cu_seqlens_cpu are not looked at; cp_context is not supported."""
+    """The same in chunks, for prompts. The operator chooses the size of chunks: chunk_size,
+    chunk_indices and cu_seqlens_cpu are ignored; cp_context is not supported."""
     name = "chunk_gated_delta_rule"
     del cu_seqlens_cpu, chunk_indices
     kwargs.pop("chunk_size", None)

@@ -25,7 +25,7 @@ def mamba_chunk_scan_combined(x, dt, A, B, C, chunk_size, D=None, z=None, dt_bia
     dt_bias [H]; D [H] or [H, P]. After the output come, if asked for, the states [B, H, P, N]
     after the sequences, in float32; initial_states are those before them.
 
-    seq_idx [B, S] says where one sequence ends and the next begins, each from a state of 0; beside
+    seq_idx [B, S] numbers the sequence of each token; each sequence starts from a state of 0. With
     it there are neither initial nor final states. With return_varlen_states B is 1, cu_seqlens
     [N + 1] says the same as seq_idx, and the states [N, H, P, N] after its sequences come after
     the output. The size of chunks is the operator's own, and so is the type of a running state:

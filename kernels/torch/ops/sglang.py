@@ -89,7 +89,7 @@ def selective_state_update(state, x, dt, A, B, C, D=None, z=None, dt_bias=None, 
 
 
 class _Verification:
-    """What a verification leaves behind: states after every token, in a buffer of its own rows."""
+    """The results of a verification: states after every token, in a buffer with rows of its own."""
 
     def __init__(self, state, rows, size, slots, pad, read_only, buffer, buffer_rows, parents):
         expect(buffer is None or read_only, "disable_state_update",
@@ -107,7 +107,7 @@ class _Verification:
             self.snapshots = state.new_empty(rows * size, *shape)
 
     def arguments(self):
-        """For the operator: parents count within the row, and the first token has none."""
+        """The operator's arguments: parents are numbered within the row, and -1 for its first."""
         parents = self.parents
         if parents is not None:
             parents = int32(parents).clone()
@@ -124,14 +124,14 @@ class _Verification:
 
 
 def _rows(slots, rows, device):
-    """Slots of rows: those that are named, or the rows' own numbers."""
+    """The rows' slots: the given ones, or the rows' own numbers."""
     if slots is None:
         return torch.arange(rows, dtype=torch.int32, device=device)
     return int32(slots)
 
 
 def _with_slot(own, slots, pad):
-    """own, and -1 for a row without a slot."""
+    """`own`, with -1 for rows without a slot."""
     return torch.where((slots >= 0) & (slots != pad), own, -1)
 
 

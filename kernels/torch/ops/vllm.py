@@ -15,7 +15,7 @@ def causal_conv1d_fn(x, weight, bias, conv_states, query_start_loc, cache_indice
                      has_initial_state=None, activation="silu", pad_slot_id=PAD_SLOT_ID,
                      null_block_id=NULL_BLOCK_ID, metadata=None, validate_data=False):
     """Packed prompts x [D, T] beside a pool [slots, D, C], whose first W - 1 columns are used.
-    metadata, a schedule for vLLM's kernel, is not looked at."""
+    metadata, a schedule for vLLM's kernel, is ignored."""
     del metadata, validate_data
     expect(pad_slot_id is None or pad_slot_id < 0 or pad_slot_id == null_block_id, "pad_slot_id",
            "below 0, or null_block_id", pad_slot_id)
@@ -124,7 +124,7 @@ def chunk_gated_delta_rule(q, k, v, g, beta, scale=None, initial_state=None,
                            output_final_state=False, cu_seqlens=None, chunk_indices=None,
                            chunk_offsets=None, use_qk_l2norm_in_kernel=False, core_attn_out=None):
     """Prompts by chunks: (outputs, final states [N, HV, V, K] float32 or None). chunk_indices and
-    chunk_offsets are not looked at."""
+    chunk_offsets are ignored."""
     del chunk_indices, chunk_offsets
     tokens = _delta_rule.Tokens(q, k, v, g, beta, cu_seqlens)
     out, final = _delta_rule.own_rows("chunk_gated_delta_rule", "prefill", tokens, None, None,

@@ -22,7 +22,7 @@ NewColumns columns_of(const Prompts& prompts) {
   return columns;
 }
 
-/// The column after `last`, a token a row.
+/// The column after `last`, with one token per row.
 NewColumns column_behind(const NewColumns& last, const Tokens& tokens) {
   NewColumns column;
   for (std::size_t b = 0; b < tokens.size(); ++b) {
@@ -75,11 +75,11 @@ std::vector<double> log_softmax(const std::vector<float>& logits) {
 
 struct Beam {
   Tokens text;
-  double score;          ///< of a running beam the sum of ln p, of a finished one its mean
-  std::int64_t row = 0;  ///< of the cache that it continues
+  double score;          ///< sum of ln p of a running beam, mean of ln p of a finished one
+  std::int64_t row = 0;  ///< the row of the cache that the beam continues
 };
 
-/// The `count` best of the beams, best first.
+/// Keeps the `count` best of the beams, best first.
 void keep_best(std::vector<Beam>& beams, std::int64_t count) {
   std::stable_sort(beams.begin(), beams.end(),
                    [](const Beam& a, const Beam& b) { return a.score > b.score; });
@@ -87,8 +87,8 @@ void keep_best(std::vector<Beam>& beams, std::int64_t count) {
     beams.resize(static_cast<std::size_t>(count));
 }
 
-/// The best continuations of all beams by one token: (1 + stop tokens) times the number of beams,
-/// so that enough are left when the best ones end.
+/// The best continuations of all beams by one token: (1 + number of stop tokens) times the number
+/// of beams, so that enough running ones are left if the best ones end.
 std::vector<Beam> continuations(const std::vector<Beam>& running, const Logits& logits,
                                 const GenerateOptions& options) {
   std::vector<Beam> all;
@@ -114,7 +114,8 @@ Result<std::vector<Tokens>> search_beams(CachedModel& model, const Prompts& prom
   const auto count = static_cast<std::size_t>(options.beams);
   NewColumns columns =
       columns_of({std::vector<Tokens>(count, prompts.ids[0]), {count, prompts.real[0]}});
-  std::vector<Beam> running{{prompts.ids[0], 0.0}}, finished;  // the others begin as its copies
+  // One beam starts; the first step makes the others from it.
+  std::vector<Beam> running{{prompts.ids[0], 0.0}}, finished;
   for (std::int64_t n = 1;; ++n) {
     const auto logits = model.append(columns);
     if (!logits) return tl::unexpected(logits.error());
@@ -124,12 +125,12 @@ Result<std::vector<Tokens>> search_beams(CachedModel& model, const Prompts& prom
       const Beam& beam = candidates[i];
       const bool ends = n == options.new_tokens || has(options.stop, beam.text.back());
       if (!ends && next.size() < count) next.push_back(beam);
-      if (ends && i < count)  // of the best, only so many may end
+      if (ends && i < count)  // only a beam among the `count` best may end
         finished.push_back({beam.text, beam.score / static_cast<double>(n)});
     }
     keep_best(finished, options.beams);
     if (n == options.new_tokens || next.empty()) break;
-    // A running beam could still be better than the worst that ended, at its length of now.
+    // Stop when no running beam, by its mean at the present length, beats the worst finished one.
     if (finished.size() == count &&
         next.front().score / static_cast<double>(n) <= finished.back().score)
       break;

@@ -1,14 +1,14 @@
-// Texts from a model with a cache, by the rules of transformers' `generate`: greedy and sampled
-// continuations of a batch, and beam search over one prompt.
+// Generates texts with a cached model, by the rules of transformers' `generate`: greedy and sampled
+// continuations of a batch, and beam search for one prompt.
 //
 //   here           transformers                    shape
 //   ids            input_ids                       [B][T]
 //   real           attention_mask                  [B][T], padding on either side
 //   new_tokens     max_new_tokens
-//   stop           eos_token_id                    a row that has one of these is filled with pad
+//   stop           eos_token_id                    a row that has reached one is filled with pad
 //   beams          num_beams, length_penalty 1, early_stopping False
 //
-// Draws are those of reference/layers/sampling.hpp: of (seed + row, number of the new token).
+// A draw is that of reference/layers/sampling.hpp for seed + row and the number of the new token.
 #pragma once
 
 #include <cstdint>
@@ -20,20 +20,21 @@ namespace lockstep::static_kv {
 
 using Tokens = std::vector<std::int32_t>;
 
-/// Columns that come after what the cache holds; every row has the same number.
+/// New columns, behind those that the cache holds; every row has the same number of them.
 struct NewColumns {
   std::vector<Tokens> ids;              ///< [B][n]
   std::vector<std::vector<char>> real;  ///< [B][n], 0 is padding
-  std::vector<Tokens> positions;        ///< [B][n], padding not counted
+  std::vector<Tokens> positions;        ///< [B][n], number of real tokens before
 };
 
 /// A model and the cache that it appends to.
 class CachedModel {
  public:
   virtual ~CachedModel() = default;
-  /// Logits [B][V] after the last column. On an error nothing of these columns is cached.
+  /// Caches the columns and returns the logits [B][V] after the last one. On an error none of them
+  /// is cached.
   virtual Result<std::vector<std::vector<float>>> append(const NewColumns& columns) = 0;
-  /// Row i becomes what row rows[i] was.
+  /// Row i of the cache becomes a copy of the former row rows[i].
   virtual void reorder(const std::vector<std::int64_t>& rows) = 0;
   virtual void clear() = 0;
 };
@@ -54,7 +55,8 @@ struct GenerateOptions {
   std::int32_t pad = 0;
 };
 
-/// Prompts and what follows, [B][T + n]. Beams take one prompt and give the best text alone.
+/// Prompts with their continuations, [B][T + n]. Beam search takes one prompt and returns the best
+/// text only.
 Result<std::vector<Tokens>> generate(CachedModel& model, const Prompts& prompts,
                                      const GenerateOptions& options);
 

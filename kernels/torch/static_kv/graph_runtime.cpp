@@ -9,8 +9,8 @@
 namespace lockstep::static_kv {
 namespace {
 
-/// Elements of one [R, Q] table among a bucket's inputs: an even number, since compiled programs
-/// take tables that begin at multiples of 16 bytes.
+/// Elements that one [R, Q] table takes among a bucket's int64 inputs: an even number, because
+/// compiled programs need tables at multiples of 16 bytes.
 std::int64_t table_size(std::int64_t rows, std::int64_t Q) {
   return (rows * Q + 1) / 2 * 2;
 }
@@ -39,7 +39,7 @@ std::function<void()> called(const std::function<void()>& step,
 GraphRuntime::GraphRuntime(Programs programs) : programs_(std::move(programs)) {
   const auto& c = programs_.config;
   const at::Device device = programs_.head.device();
-  const auto nan = std::numeric_limits<double>::quiet_NaN();  // nobody may look there
+  const auto nan = std::numeric_limits<double>::quiet_NaN();  // unwritten places must not be read
   state_.keys = at::full(
       {c.num_hidden_layers, programs_.rows, c.num_key_value_heads, programs_.positions, c.head_dim},
       nan, programs_.head.options());
@@ -57,12 +57,13 @@ void GraphRuntime::capture(const Record& record) {
     Bucket& bucket = buckets_[Q];
     bucket.Q = Q;
     bucket.host = at::zeros({3 * table_size(programs_.rows, Q) + 2}, at::kLong);
-    table_of(bucket.host, 2, programs_.rows, Q).fill_(1);  // warm-ups have all columns and rows
+    table_of(bucket.host, 2, programs_.rows, Q).fill_(1);  // warm-ups run all columns and rows
     scalar_of(bucket.host, 0).fill_(Q);
     scalar_of(bucket.host, 1).fill_(programs_.rows);
     bucket.inputs = bucket.host.to(device, false, true);
     bucket.logits = at::empty({programs_.rows, programs_.head.size(0)}, programs_.head.options());
-    // Copies of the handles: what this runtime puts elsewhere later, a graph would not see either.
+    // The lambda copies the tensor handles: like a graph, it keeps using these tensors even if the
+    // runtime later replaces its own.
     bucket.replay =
         record([this, state = state_, bucket, run = program] { step(state, bucket, run); },
                [this] { forget_warm_ups(); });
@@ -93,7 +94,7 @@ void GraphRuntime::step(const State& state, const Bucket& bucket, const Program&
                    real = table_of(bucket.inputs, 2, R, Q), tokens = scalar_of(bucket.inputs, 0),
                    rows = scalar_of(bucket.inputs, 1);
   const at::Tensor position = cache_position(state, Q), written = committed(tokens, rows, Q);
-  state.mask.index_copy_(1, position, real.ne(0));  // the tail and other rows have 0
+  state.mask.index_copy_(1, position, real.ne(0));  // 0 in the bucket's tail and in unused rows
   const auto outputs = program({ids, state.mask, state.keys, state.values, position, positions});
   require(outputs.size() == 3 || outputs.size() == 1,
           "a program gives sidecars, or has written the cache itself");

@@ -1,5 +1,5 @@
-// lockstep_static_kv_generate: greedy texts from a folder of packages, as `python -m
-// lockstep.static_kv generate` has them.
+// lockstep_static_kv_generate: greedy texts from a folder of packages, equal to those of `python -m
+// lockstep.static_kv generate`.
 #include <c10/core/InferenceMode.h>
 #include <unistd.h>
 
@@ -13,7 +13,7 @@
 namespace lockstep::static_kv {
 namespace {
 
-/// "1,2,3".
+/// Parses "1,2,3".
 Result<Tokens> parse_tokens(const std::string& text) {
   Tokens tokens;
   const char* at = text.data();
@@ -29,7 +29,7 @@ Result<Tokens> parse_tokens(const std::string& text) {
   }
 }
 
-/// Padded on the left to the longest.
+/// Parses prompts and pads them on the left to the longest.
 Result<Prompts> parse_prompts(const std::vector<std::string>& texts) {
   std::vector<Tokens> rows;
   std::size_t longest = 0;
@@ -50,7 +50,7 @@ Result<Prompts> parse_prompts(const std::vector<std::string>& texts) {
   return prompts;
 }
 
-/// Says on a terminal how many tokens of each row there are.
+/// Shows progress on a terminal: the number of tokens of each row.
 struct Shown : Runtime {
   using Runtime::Runtime;
   Result<std::vector<std::vector<float>>> append(const NewColumns& columns) override {
@@ -101,7 +101,7 @@ int main(int argc, char** argv) try {
   const auto done = lockstep::static_kv::run(folder, texts, new_tokens);
   if (!done) std::cerr << "lockstep_static_kv_generate: " << done.error().text << '\n';
   return done ? 0 : 2;
-} catch (const std::exception& error) {  // of LibTorch
+} catch (const std::exception& error) {  // LibTorch throws
   const std::string said = error.what();
   std::cerr << "lockstep_static_kv_generate: " << said.substr(0, said.find('\n')) << '\n';
   return 3;

@@ -19,15 +19,15 @@ using torch::inductor::AOTIModelPackageLoader;
 
 constexpr int kFormat = 4;
 
-constexpr const char* kDynamic = "dynamic";  ///< the bucket of any length
+constexpr const char* kDynamic = "dynamic";  ///< name of the bucket for any length
 
-constexpr const char* kForms[] = {"buckets", "in_place"};  ///< lists of packages by bucket
+constexpr const char* kForms[] = {"buckets", "in_place"};  ///< keys of the lists of packages
 
 std::string text_of(const json& value) {
   return value.is_string() ? value.get<std::string>() : value.dump();
 }
 
-/// In hexadecimal digits.
+/// SHA-256 of a file, in hexadecimal digits.
 Result<std::string> sha256_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return fail(path + ": cannot be read");
@@ -90,7 +90,7 @@ Result<json> read_index(const std::string& path) {
   return index;
 }
 
-/// Loads one package, of a form in kForms, and compares its own words with the folder's.
+/// Loads one package, of a form in kForms, and compares its metadata with the folder's.
 Result<Program> load(const std::string& folder, const std::string& form, const std::string& Q,
                      const json& index) {
   const std::string path = folder + "/" + index[form][Q].get<std::string>();
@@ -98,8 +98,8 @@ Result<Program> load(const std::string& folder, const std::string& form, const s
     return fail(path + ": cannot be read; static_kv.json has a bucket of " + Q + " there");
   std::shared_ptr<AOTIModelPackageLoader> loader;
   try {
-    // Alone: a run waits for no other and asks no event whether one has ended, which a capture
-    // forbids.
+    // Single-threaded (the last argument): a run then queries no event of other runs, which a graph
+    // capture forbids.
     loader = std::make_shared<AOTIModelPackageLoader>(path, "model", index["device"] == "cuda");
   } catch (const std::exception& error) {
     const std::string said = error.what();
@@ -164,7 +164,7 @@ Result<Programs> load_packages(const std::string& folder) {
       auto program = load(folder, form, Q, *index);
       if (!program) return tl::unexpected(program.error());
       auto& programs_of = form == std::string("in_place") ? programs.in_place : programs.buckets;
-      if (Q == kDynamic)  // the last one, so that lengths with a bucket of their own have it
+      if (Q == kDynamic)  // comes last, so that lengths with a bucket of their own keep it
         for (std::int64_t n = 2; n <= programs.positions; ++n) programs_of.emplace(n, *program);
       else
         programs_of.emplace(std::stoll(Q), std::move(*program));

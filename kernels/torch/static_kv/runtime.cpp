@@ -13,7 +13,9 @@ Result<std::vector<Call>> plan_calls(std::int64_t length, std::int64_t past,
                 " new tokens do not fit into a cache of " + std::to_string(programs.positions));
   std::vector<Call> calls;
   while (length > 0) {
-    std::int64_t holding = 0, filled = 1;  // buckets rise
+    // The smallest bucket that holds the tokens, and the largest that they fill; buckets are
+    // sorted.
+    std::int64_t holding = 0, filled = 1;
     for (const auto& [Q, program] : programs.buckets) {
       if (Q == 1 || past + Q > programs.positions) continue;
       if (Q <= length) filled = Q;
@@ -39,7 +41,7 @@ Runtime::Runtime(Programs programs) : programs_(std::move(programs)) {
 
 void Runtime::clear() {
   const auto& c = programs_.config;
-  const auto nan = std::numeric_limits<double>::quiet_NaN();  // nobody may look there
+  const auto nan = std::numeric_limits<double>::quiet_NaN();  // unwritten places must not be read
   keys_ = at::full(
       {c.num_hidden_layers, programs_.rows, c.num_key_value_heads, programs_.positions, c.head_dim},
       nan, programs_.head.options());

@@ -10,29 +10,30 @@ namespace {
 
 using at::Tensor;
 
-/// x [B, H, Q, hd], cos and sin [B, 1, Q, hd / 2]: NeoX's halves.
+/// Rotates x [B, H, Q, hd] with cos and sin [B, 1, Q, hd / 2]; pairs are (i, i + hd / 2), as in
+/// NeoX.
 Tensor rotated(const Tensor& x, const Tensor& cos, const Tensor& sin) {
   const auto halves = x.chunk(2, -1);
   return at::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
 }
 
-/// Softmax attention where `allowed` [B, 1, Q, M] says so. A query that sees nothing gives 0, and
-/// what nobody sees may be NaN. The heads of a group are rows of one product, [B, HKV, groups Q,
-/// M], so that no key is copied.
+/// Softmax attention under the mask `allowed` [B, 1, Q, M]. A query that sees no key gives 0; keys
+/// and values that no query sees may be NaN. The query heads of a group are rows of one product,
+/// [B, HKV, groups Q, M], so that keys need not be copied.
 Tensor attend_where(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& allowed) {
   const std::int64_t B = q.size(0), groups = q.size(1) / k.size(1), Q = q.size(2), hd = q.size(3);
   const Tensor hidden = allowed.logical_not().repeat({1, 1, groups, 1});
   const Tensor seen = allowed.any(2).unsqueeze(-1);  // [B, 1, M, 1]
   const Tensor values = at::where(seen, v, at::zeros({}, v.options()));
   const double scale = 1 / std::sqrt(static_cast<double>(hd));
-  // Masks are applied in place: a copy would be a node of its own in a graph.
+  // Masks are applied in place, since a copy would be one more node of the graph.
   const Tensor scores = at::matmul(q.reshape({B, k.size(1), groups * Q, hd}), k.transpose(2, 3))
                             .mul_(scale)
                             .masked_fill_(hidden, -std::numeric_limits<double>::infinity());
   return at::matmul(at::softmax(scores, -1).masked_fill_(hidden, 0), values).view(q.sizes());
 }
 
-/// Which positions of the cache a query may see, [B, 1, Q, M], of a program's inputs.
+/// The positions of the cache that each query may see, [B, 1, Q, M], from a program's inputs.
 Tensor allowed_of(const std::vector<Tensor>& inputs) {
   const Tensor &mask = inputs[1], &cache_position = inputs[4];
   const Tensor past =

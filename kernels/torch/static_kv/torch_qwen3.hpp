@@ -1,6 +1,6 @@
-// Qwen3 in LibTorch, eager: the model that was not exported (reference/models/qwen3.hpp has the
-// equations). One form computes a whole text and caches nothing; the other is a program with the
-// inputs and outputs of an exported one.
+// Qwen3 in eager LibTorch, to compare exported programs with (equations:
+// reference/models/qwen3.hpp). logits() computes a whole text without a cache; step() is a program
+// with the inputs and outputs of an exported one.
 #pragma once
 
 #include "kernels/torch/static_kv/runtime.hpp"
@@ -20,16 +20,18 @@ class TorchQwen3 {
   at::Tensor logits(const at::Tensor& ids, const at::Tensor& positions,
                     const at::Tensor& real) const;
 
-  /// As runtime.hpp has it.
+  /// A program as runtime.hpp describes it.
   std::vector<at::Tensor> step(const std::vector<at::Tensor>& inputs) const;
 
-  /// The hidden states alone: new keys and values are written into past_k and past_v.
+  /// step() that writes new keys and values into past_k and past_v, and returns hidden states
+  /// alone.
   std::vector<at::Tensor> step_in_place(const std::vector<at::Tensor>& inputs) const;
 
  private:
   at::Tensor weight(const std::string& name) const { return weights_.at(name + ".weight"); }
   at::Tensor normed(const at::Tensor& x, const std::string& name) const;
-  /// `attend(layer, q, k, v)`: q [B, HQ, Q, hd], k and v [B, HKV, Q, hd], rotated → [B, HQ, Q, hd].
+  /// The layers, with attention by attend(layer, q, k, v): q [B, HQ, Q, hd], k and v [B, HKV, Q,
+  /// hd], all rotated; it returns [B, HQ, Q, hd].
   template <class Attend>
   at::Tensor decode(const at::Tensor& ids, const at::Tensor& positions, const Attend& attend) const;
 
@@ -37,7 +39,7 @@ class TorchQwen3 {
   std::map<std::string, at::Tensor> weights_;
 };
 
-/// The original as a CachedModel: it keeps the text and computes all of it each time.
+/// The eager model as a CachedModel: it keeps the text and recomputes all of it in each call.
 class Recomputed : public CachedModel {
  public:
   explicit Recomputed(const TorchQwen3& model) : model_(model) {}
