@@ -485,39 +485,27 @@ TEST(Sources, aServerNamedInAGeneralFileIsSeen) {
 
 // --- Comments ------------------------------------------------------------------------------------
 
-/// Folders whose comments do not begin with a subject yet.
-bool may_begin_with_a_riddle(const std::string& path) {
-  for (const char* const folder :
-       {"kernels/judge/", "kernels/torch/", "properties/", "reference/attention/",
-        "reference/base/", "reference/layers/", "reference/models/", "reference/recurrent/",
-        "reference/tensors/"})
-    if (in(path, folder)) return true;
-  return false;
-}
-
-std::string begins_with_a_riddle(const std::string& line) {
-  static const std::regex riddle("^(What|Who|Where|How)\\b");
+std::string begins_with_an_interrogative(const std::string& line) {
+  static const std::regex interrogative("^(What|Who|Where|How)\\b");
   std::smatch found;
   const std::string comment = divided(line).comment;
-  if (!std::regex_search(comment, found, riddle)) return "";
+  if (!std::regex_search(comment, found, interrogative)) return "";
   return "a line of a comment begins with " + found.str() + ": begin with what it is about";
 }
 
 TEST(Sources, haveCommentsThatBeginWithTheirSubject) {
-  hold([](const Source& source, const std::string& line) -> std::string {
-    return may_begin_with_a_riddle(source.path) ? "" : begins_with_a_riddle(line);
-  });
+  hold([](const Source&, const std::string& line) { return begins_with_an_interrogative(line); });
 }
 
 TEST(Sources, aCommentThatBeginsWithAnInterrogativeIsSeen) {
   for (const std::string line :
        {"// What a step reads.", "  /// Who asks for it.", "//! Where nothing is checked",
         "int a;  ///< How long it takes", "f(\"x\");  // What's left", "char c = '\"';  // Who"})
-    EXPECT_NE(begins_with_a_riddle(line), "") << line;
+    EXPECT_NE(begins_with_an_interrogative(line), "") << line;
   for (const std::string line :
        {"// Whatever it is.", "/// The caller says what it reads.", "int a;  ///< where it stands",
         "call(\"// What a text\");", "What();", "// The Whole", "// However"})
-    EXPECT_EQ(begins_with_a_riddle(line), "") << line;
+    EXPECT_EQ(begins_with_an_interrogative(line), "") << line;
 }
 
 bool exists(const std::string& path) {
@@ -541,27 +529,13 @@ std::vector<std::string> lost_paths(const std::string& line) {
   return lost;
 }
 
-/// Files with paths that are gone. A file that is mended leaves the list.
-const std::set<std::string>& files_with_lost_paths() {
-  static const std::set<std::string> files = {"reference/recurrent/causal_conv1d.hpp",
-                                              "reference/recurrent/mamba2.hpp",
-                                              "reference/recurrent/speculative_commit.hpp"};
-  return files;
-}
-
 TEST(Sources, citeFilesThatExist) {
-  std::set<std::string> still;
   for (const Source& source : sources()) {
     if (source.path.ends_with("/tidy_test.cpp")) continue;  // the rule itself
     for (std::size_t i = 0; i < source.lines.size(); ++i)
-      for (const std::string& path : lost_paths(source.lines[i])) {
-        still.insert(source.path);
-        if (!files_with_lost_paths().contains(source.path))
-          ADD_FAILURE() << source.path << ":" << i + 1 << ": there is no file " << path;
-      }
+      for (const std::string& path : lost_paths(source.lines[i]))
+        ADD_FAILURE() << source.path << ":" << i + 1 << ": there is no file " << path;
   }
-  for (const std::string& path : files_with_lost_paths())
-    EXPECT_TRUE(still.contains(path)) << path << " cites files that exist: strike it off the list";
 }
 
 TEST(Sources, aPathThatIsGoneIsSeen) {
