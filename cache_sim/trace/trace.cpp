@@ -242,6 +242,21 @@ class Reader {
     return {};
   }
 
+  /// A verification keeps at most the drafts on the longest way of its tree, and one token more.
+  static Result<void> check_accepted(const RequestSpec& spec) {
+    if (spec.accept.size() != spec.drafts.size())
+      return fail("accept and drafts have a number each per verification");
+    for (std::size_t i = 0; i < spec.accept.size(); ++i)
+      if (spec.accept[i] > spec.most_kept(spec.drafts[i]))
+        return fail(fmt::format(
+            "field accept: {} kept of {}{} and one more", spec.accept[i],
+            counted(spec.drafts[i], "draft"),
+            spec.branches == 1
+                ? ""
+                : fmt::format(" on the longest way, {}", spec.most_kept(spec.drafts[i]) - 1)));
+    return {};
+  }
+
   Result<decltype(Statement::what)> read_request(const Line& line) {
     RequestSpec spec;
     std::string_view output;
@@ -283,16 +298,7 @@ class Reader {
         });
     if (!read) return tl::unexpected(read.error());
     if (spec.tokens.empty()) return fail("field tokens: a request has at least one token");
-    if (spec.accept.size() != spec.drafts.size())
-      return fail("accept and drafts have a number each per verification");
-    for (std::size_t i = 0; i < spec.accept.size(); ++i)
-      if (spec.accept[i] > spec.most_kept(spec.drafts[i]))
-        return fail(fmt::format(
-            "field accept: {} kept of {}{} and one more", spec.accept[i],
-            counted(spec.drafts[i], "draft"),
-            spec.branches == 1
-                ? ""
-                : fmt::format(" on the longest way, {}", spec.most_kept(spec.drafts[i]) - 1)));
+    if (const Result<void> kept = check_accepted(spec); !kept) return tl::unexpected(kept.error());
     spec.prompt_size = spec.tokens.size();
     if (!spec.images.empty() && spec.images.back().end() > spec.prompt_size)
       return fail(fmt::format("field images: they end with the prompt's {}",

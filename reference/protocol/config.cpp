@@ -234,6 +234,7 @@ std::vector<std::int64_t> Config::graphs() const {
 
 std::vector<std::pair<std::string, std::string>> Config::fields() const {
   std::vector<std::pair<std::string, std::string>> all;
+  all.reserve(kFields.size());
   for (const Field& field : kFields) all.emplace_back(field.name, value_text(*this, field));
   for (const ConfigOption& option : Registry<ConfigOption>::all())
     all.emplace_back(option.name, text(option.name));

@@ -1,6 +1,7 @@
 // Suggests the known word that a mistyped word may stand for.
 #pragma once
 
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,7 +16,7 @@ std::string but_near(std::string_view word, const std::vector<std::string_view>&
 template <class Entries>
 std::vector<std::string_view> names_in(const Entries& entries) {
   std::vector<std::string_view> names;
-  names.reserve(entries.size());
+  names.reserve(std::size(entries));
   for (const auto& entry : entries) names.push_back(entry.name);
   return names;
 }

@@ -27,6 +27,7 @@ struct Wanted {
   std::int64_t boundary_every = 0;
   Layout layout = Layout::plain;
   bool timed = false;
+  // NOLINTNEXTLINE(readability-identifier-naming): a member of the other spec
   static constexpr bool dt_per_channel = false;
 };
 

@@ -130,7 +130,7 @@ TEST(Judge, aMistakeOfAnotherOperationIsNamed) {
   expect_caught({
       {kMamba, "ssu_no_softplus", "decode-limits", 11, {"without the softplus of dt"}},
       {kMamba, "ssu_no_dt_bias", "decode-ones", 11, {"without dt_bias"}},
-      {kMamba, "ssu_no_D", "decode-limits", 11, {"definition without D x"}},
+      {kMamba, "ssu_no_skip", "decode-limits", 11, {"definition without D x"}},
       {kMamba, "ssu_no_z", "decode-limits", 11, {"without the gate z"}},
       {kMamba, "ssu_output_before", "decode-mamba1", 11, {"output read before the state's update"}},
       {kMamba, "ssu_row_slots", "decode-limits", 10, {"row i on slot i, without state_indices"}},
