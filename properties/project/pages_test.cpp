@@ -407,10 +407,9 @@ TEST(PagesAndSources, aRemovedRowAndAnInventedRowAreNoticed) {
 
 // --- What each policy was held against -----------------------------------------------------------
 
-// The README's table has every policy; whatever else stands in its first column is an option of
-// one.
-TEST(PagesAndSources, nameTheReferenceOfEachPolicy) {
-  const std::vector<Row> rows = rows_of(read_text(kRoot + "README.md"),
+// The table has every policy; whatever else stands in its first column is an option of one.
+TEST(PagesAndSources, sayWhatEachPolicyWasHeldAgainst) {
+  const std::vector<Row> rows = rows_of(read_text(kRoot + "cache_sim/policies/README.md"),
                                         "What each policy was held against", "Policy, option");
   Names policies = registered<PolicyEntry>();
   policies.merge(registered<cache_sim::IdealEntry>());

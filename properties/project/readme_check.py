@@ -56,7 +56,7 @@ NOT_RUN = {
     r"\./lockstep nightly": "the word `nightly` is the script's; a test of its own",
 }
 # Pattern of a command, and its exit status.
-EXITS = {"(replay|explore|shrink) .*--defect": 10, "gdn_no_scale": 11, "publishes-early": 11,
+EXITS = {"(replay|explore|shrink) .*--defect": 10, "gdn_no_scale": 11, "publishes-early": 11, "SharingHybridCache": 10, "no_delta": 11,
          "path/to/file.py": 2}  # the placeholder refuses every case: nothing was judged
 SHORTER = {"--time 60s": "--time 2s"}
 
@@ -126,6 +126,7 @@ def fill(folder, build, text):
         (folder / "build" / name).symlink_to(build)
     trace = next(block for _, block in blocks(text) if block.startswith("# ") and "\nconfig " in block)
     (folder / "my.trace").write_text(trace)
+    (folder / "bug.trace").write_text(trace)
     (folder / "tests" / "traces").mkdir(parents=True)
     (folder / "tests" / "traces" / "my.trace").write_text(trace)
     (folder / "big.trace").write_text((ROOT / "fixtures/traces/finish_keeps_its_state.trace").read_text())
@@ -192,7 +193,7 @@ def foreign_python(pages):
     """Lines of Python in a page that are in no file which a test runs. (The operators' example runs in torch_ops_check.py,
     and the replay of a folder in python_package_test.py.)"""
     tested = {"def test_what_was_found_once():", 'lockstep.replay("tests/traces", LruCache)'}
-    for name in ("lru_cache.py", "test_lru_cache.py"):
+    for name in ("lru_cache.py", "test_lru_cache.py", "hybrid_cache.py", "test_hybrid_cache.py"):
         tested |= {line.split("  #")[0].strip() for line in (ROOT / "fixtures/subjects" / name).read_text().splitlines()}
     for page, text in pages.items():
         for language, block in blocks(text):
@@ -233,6 +234,7 @@ def main():
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # on a busy machine PyTorch's threads wait for each other
         has_torch = subprocess.run([os.environ["LOCKSTEP_PYTHON"], "-c", "import torch"],
                                    capture_output=True).returncode == 0
+        has_pytest = subprocess.run(["python3", "-c", "import pytest"], capture_output=True).returncode == 0
         listed = subprocess.run([options.build.resolve() / "lockstep", "list", "operations"], capture_output=True, text=True)
         has_judge = bool(listed.stdout)  # not in a package: Debian has no headers of cuda::std::mdspan
         done = set()
@@ -244,6 +246,8 @@ def main():
                 why = "the program has no judge"
             if not why and not has_torch and re.search(r"judge .*--candidate (?!\S*\.so:)", command):
                 why = "the Python has no PyTorch"
+            if not why and not has_pytest and "-m pytest" in command:
+                why = "the Python has no pytest"
             if options.only not in command or (command in done and not shown):
                 continue
             done.add(command)

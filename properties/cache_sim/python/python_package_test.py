@@ -28,6 +28,7 @@ sys.path.insert(0, PACKAGE)
 sys.path.insert(0, str(ROOT / "fixtures" / "subjects"))
 import lockstep  # noqa: E402
 from lockstep import nightly, nightly_page, session  # noqa: E402
+from hybrid_cache import SharingHybridCache  # noqa: E402
 from lru_cache import LruCache, WastefulLruCache  # noqa: E402
 
 AMPLE = {"kv_tokens": 1 << 20}
@@ -447,13 +448,19 @@ class Explore(Scratch):
         with self.assertRaisesRegex(lockstep.LockstepError, "nowhere.trace"):
             lockstep.replay(self.folder / "nowhere.trace", Infinite)
 
-    def test_the_ten_lines_of_the_example(self):
+    def test_a_state_is_told_by_the_tokens_that_it_has_seen(self):
+        error = self.finding(SharingHybridCache)
+        self.assertEqual(error.findings[0].kind, "wrong-state-prefix")
+        self.assertRegex(str(error), "SharingHybridCache hands out a state of .* that stands for .*, and the prompt begins")
+
+    def test_the_tests_of_the_examples(self):
+        import test_hybrid_cache
         import test_lru_cache
         explore = lockstep.explore
         shorter = unittest.mock.patch.object(
             lockstep, "explore", lambda *subject, **words: explore(*subject, **{**words, "seconds": 1}), create=True)
         with shorter:
-            for name, test in vars(test_lru_cache).items():
+            for name, test in [*vars(test_hybrid_cache).items(), *vars(test_lru_cache).items()]:
                 if name.startswith("test_"):
                     test(self.folder)
 
