@@ -2,7 +2,7 @@
 // Checked without any knowledge of the server's inside (lockstep check-log).
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +11,8 @@
 #include "reference/base/result.hpp"
 
 namespace lockstep::program {
+
+class Command;
 
 /// Writes the text, printable(), to standard output.
 void print_text(const std::string& text);
@@ -22,7 +23,7 @@ void print(fmt::format_string<Values...> format, Values&&... values) {
 }
 
 /// The option --quiet: neither progress nor what `note` writes.
-void add_quiet(CLI::App& command);
+void add_quiet(Command& command);
 bool is_quiet();
 
 /// What stands beside the findings: summaries, digests, hints.

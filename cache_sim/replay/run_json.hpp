@@ -2,7 +2,7 @@
 // outside `timing` is the same bytes for the same seed and commit.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

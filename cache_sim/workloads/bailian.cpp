@@ -5,6 +5,7 @@
 // before it, which stands above it in the file.
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "cache_sim/workloads/block_tokens.hpp"

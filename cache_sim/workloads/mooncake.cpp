@@ -3,6 +3,8 @@
 // One id per 512 tokens of the prompt, the last one perhaps for less. Ids are chained: each stands
 // for the whole prompt up to its block's end.
 #include "cache_sim/workloads/block_tokens.hpp"
+
+#include <nlohmann/json.hpp>
 #include "cache_sim/workloads/workload.hpp"
 
 namespace lockstep::cache_sim {

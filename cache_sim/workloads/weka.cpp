@@ -10,6 +10,7 @@
 // the next one of the file begins where one ends.
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "cache_sim/workloads/arrival_queue.hpp"
