@@ -6,7 +6,7 @@
 #
 # Ends with 0 if ours pass everything, and every broken copy and every cheat is caught. FLA's verdict is written, whatever it is: where
 # it is neither installed nor staged (bench/on_gpu.sh stage), it is named as absent. LOCKSTEP_BUILT as in on_gpu.sh: a folder with
-# lockstep and liblockstep_torch.so. Broken copies run side by side; whatever is timed runs alone.
+# lockstep, lockstep-judge and liblockstep_torch.so. Broken copies run side by side; whatever is timed runs alone.
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 done
@@ -19,7 +19,7 @@ operations=" $* "
 build=${LOCKSTEP_BUILT:-$root/build/gpu}
 export PYTHONPATH=$root/.lockstep/peers${PYTHONPATH:+:$PYTHONPATH} LOCKSTEP_TORCH_LIBRARY=$build/liblockstep_torch.so
 if [[ -z ${LOCKSTEP_BUILT:-} ]]; then
-  cmake --build "$build" --target lockstep >"$results/build.log" 2>&1 || { tail -20 "$results/build.log"; exit 3; }
+  cmake --build "$build" --target lockstep-judge >"$results/build.log" 2>&1 || { tail -20 "$results/build.log"; exit 3; }
 fi
 candidates=fixtures/candidates
 ours=$candidates/lockstep_ops.py

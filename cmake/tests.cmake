@@ -48,7 +48,7 @@ function(lockstep_tier label)  # lockstep_tier(LABEL SOURCES…): nothing where 
   else()
     add_executable(${program} ${ARGN} ${support_sources})
     target_link_libraries(${program} PRIVATE lockstep_test_requirements lockstep_views)
-    add_dependencies(${program} lockstep lockstep_candidates)
+    add_dependencies(${program} lockstep lockstep-judge lockstep_candidates)
   endif()
   set_target_properties(${program} PROPERTIES LINK_DEPENDS ${PROJECT_BINARY_DIR}/traces.txt)
   set(properties LABELS ${label} TIMEOUT 600)
@@ -252,7 +252,7 @@ if(TARGET lockstep_static_kv)
     properties/static_kv_runtime_torch_test.cpp properties/static_kv_graphs_torch_test.cpp
     properties/exported_operators_torch_test.cpp)
   target_link_libraries(lockstep_static_kv_tests PRIVATE
-    lockstep_static_kv lockstep_reference GTest::gtest_main ${CMAKE_DL_LIBS})
+    lockstep_static_kv lockstep_reference lockstep_models GTest::gtest_main ${CMAKE_DL_LIBS})
   target_compile_options(lockstep_static_kv_tests PRIVATE -O1)  # its time is spent in LibTorch
   add_dependencies(lockstep_static_kv_tests lockstep_static_kv_generate)
   add_test(NAME static_kv.runtime COMMAND lockstep_static_kv_tests --gtest_filter=-ExportedOperators*:*Packages*)
@@ -286,7 +286,7 @@ if(TARGET lockstep_cuda_graph)  # the same tests over CUDA graphs, and their tim
   foreach(target lockstep_static_kv_gpu_tests lockstep_static_kv_times)
     target_compile_definitions(${target} PRIVATE LOCKSTEP_STATIC_KV_GPU)
     target_compile_options(${target} PRIVATE -O1)
-    target_link_libraries(${target} PRIVATE lockstep_cuda_graph $<TARGET_OBJECTS:lockstep_static_kv> lockstep_reference)
+    target_link_libraries(${target} PRIVATE lockstep_cuda_graph $<TARGET_OBJECTS:lockstep_static_kv> lockstep_reference lockstep_models)
   endforeach()
   target_link_libraries(lockstep_static_kv_gpu_tests PRIVATE GTest::gtest_main)
   add_test(NAME static_kv.graphs_on_a_gpu COMMAND lockstep_static_kv_gpu_tests)

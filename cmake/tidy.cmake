@@ -1,5 +1,6 @@
 # Runs clang-tidy over the .cpp files of this build. Files that include Torch or CuTe stay out: their headers
-# alone take minutes, and the findings are about those headers.
+# alone take minutes, and the findings are about those headers. Files are read without the precompiled header, which
+# has the compiler's own format: an include that a file lacks is an error here.
 
 cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
 set(suffixes cpp)
@@ -14,6 +15,8 @@ foreach(file IN LISTS sources)
   endif()
 endforeach()
 file(WRITE ${BINARY_DIR}/tidy_files.txt "${list}")
+string(REGEX REPLACE " (-Winvalid-pch|(-Xclang )?-include(-pch)? (-Xclang )?[^ ]*cmake_pch[^ ]*)" "" commands "${commands}")
+file(WRITE ${BINARY_DIR}/tidy/compile_commands.json "${commands}")
 execute_process(COMMAND xargs -a ${BINARY_DIR}/tidy_files.txt -d "\\n" -n 1 -P ${cores}
-                        clang-tidy --quiet -p ${BINARY_DIR} --extra-arg=-Wno-unknown-warning-option
+                        clang-tidy --quiet -p ${BINARY_DIR}/tidy --extra-arg=-Wno-unknown-warning-option
                 COMMAND_ERROR_IS_FATAL ANY)
