@@ -6,7 +6,7 @@
 #                                                 and text; without operations it judges all
 #
 # Run `bench/on_gpu.sh run` first: it builds build/gpu. Or LOCKSTEP_BUILT names a folder with
-# lockstep and liblockstep_torch.so, as in on_gpu.sh. The exit status is 0 if our kernels pass
+# lockstep, lockstep-judge and liblockstep_torch.so, as in on_gpu.sh. The exit status is 0 if our kernels pass
 # everything and every broken call and every cheat is caught; FLA's verdict does not count. Where
 # FLA is neither installed nor staged (bench/on_gpu.sh stage), its verdict names it as absent.
 # Broken calls run side by side; a judgement with timing runs alone.
@@ -22,7 +22,7 @@ operations=" $* "
 build=${LOCKSTEP_BUILT:-$root/build/gpu}
 export PYTHONPATH=$root/.lockstep/peers${PYTHONPATH:+:$PYTHONPATH} LOCKSTEP_TORCH_LIBRARY=$build/liblockstep_torch.so
 if [[ -z ${LOCKSTEP_BUILT:-} ]]; then
-  cmake --build "$build" --target lockstep >"$results/build.log" 2>&1 || { tail -20 "$results/build.log"; exit 3; }
+  cmake --build "$build" --target lockstep-judge >"$results/build.log" 2>&1 || { tail -20 "$results/build.log"; exit 3; }
 fi
 candidates=fixtures/candidates
 ours=$candidates/lockstep_ops.py

@@ -55,6 +55,20 @@ build() {
   cmake --build "$built" --target lockstep_tests_gpu lockstep_torch_ops
 }
 
+refuse() {  # where a library has a libstdc++ beside PyTorch's, a refusal that prints sizes ends the process
+  python3 - "$built/liblockstep_torch.so" <<'END'
+import sys
+import torch
+
+torch.ops.load_library(sys.argv[1])
+try:
+    torch.ops.lockstep.state_copy(torch.zeros(1, 4, 8), *(torch.zeros(n, dtype=torch.int32) for n in (2, 3)))
+except RuntimeError as error:
+    sys.exit(0 if "[2]; got [3]" in str(error) else f"refused with: {error}")
+sys.exit("three slots were copied from two")
+END
+}
+
 tests_of() {  # the filter of the tests of OPERATION…: ssd_prefill's have SsdPrefill or ssdPrefill in their names
   local operation name filter=
   for operation in "$@"; do
@@ -132,6 +146,7 @@ measure() {  # measure RESULTS WHAT OPERATION…: WHAT is check, time or both
   local results=$1 what=$2 operations=("${@:3}") compiling=
   python3 "$root/reports/evidence.py" measured >"$results/measured.json"
   build >"$results/build.log" 2>&1 || { tail -40 "$results/build.log"; exit 1; }
+  refuse || { echo "on_gpu: $built/liblockstep_torch.so cannot refuse arguments here: was it linked with another libstdc++?"; exit 1; }
   if [ "$what" != check ]; then
     python3 "$root/bench/peers/compile_triton.py" ${operations[@]/#/--operation } >"$results/compile.log" 2>&1 &
     compiling=$!

@@ -14,3 +14,6 @@ foreach(command
 endforeach()
 execute_process(COMMAND ${build}/consumer COMMAND_ERROR_IS_FATAL ANY)
 execute_process(COMMAND ${prefix}/bin/lockstep list policies COMMAND_ERROR_IS_FATAL ANY)
+if(EXISTS ${prefix}/bin/lockstep-judge)  # `lockstep` becomes it
+  execute_process(COMMAND ${prefix}/bin/lockstep list operations COMMAND_ERROR_IS_FATAL ANY)
+endif()

@@ -62,7 +62,7 @@ if(LOCKSTEP_CUDA_FOUND)
   endif()
 endif()
 
-# Views are cuda::std::mdspan. The headers are those of the toolkit, or those that ./lockstep test brings in.
+# Views are cuda::std::mdspan. The headers are those of the toolkit, or those that ./lockstep brings in for judge and tests.
 # CMake 3.25 does not add the toolkit's include/cccl.
 file(REAL_PATH "${LOCKSTEP_NVCC}" nvcc)
 find_path(LOCKSTEP_CCCL_INCLUDE_DIR cuda/std/mdspan NO_DEFAULT_PATH PATHS

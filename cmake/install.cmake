@@ -8,6 +8,10 @@ set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/lockstep)
 file(RELATIVE_PATH library_folder /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})
 set_target_properties(lockstep PROPERTIES INSTALL_RPATH $ORIGIN/${library_folder})
 install(TARGETS lockstep COMPONENT program)  # `pip install .` takes this component and libraries
+if(TARGET lockstep-judge)
+  set_target_properties(lockstep-judge PROPERTIES INSTALL_RPATH $ORIGIN/${library_folder})
+  install(TARGETS lockstep-judge COMPONENT program OPTIONAL)  # where it was built
+endif()
 get_target_property(fmt_type fmt::fmt TYPE)
 if(fmt_type STREQUAL SHARED_LIBRARY)
   install(IMPORTED_RUNTIME_ARTIFACTS fmt::fmt COMPONENT libraries)

@@ -3,7 +3,7 @@
 #   lockstep_VERSION_ARCH.deb      program, Python module, examples, completions; lockstep-dev with headers and objects
 #   lockstep-VERSION-Linux.tar.gz  all of that and fmt's library, to be unpacked anywhere
 #
-# `lockstep judge` is in them where the build had CCCL's headers (./lockstep test brings them in).
+# lockstep-judge is in them where the build had CCCL's headers (./lockstep judge brings them in).
 
 set(CPACK_GENERATOR TGZ DEB)
 set(CPACK_PACKAGE_NAME lockstep)

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/base/input.hpp"
 
@@ -112,6 +113,13 @@ Result<std::unique_ptr<ByteSource>> open_bytes(const std::string& path) {
   return bytes;
 }
 
+JsonDocuments::JsonDocuments(std::string path, std::unique_ptr<ByteSource> bytes)
+    : path_(std::move(path)),
+      bytes_(std::move(bytes)),
+      document_(std::make_unique<nlohmann::json>()) {}
+
+JsonDocuments::~JsonDocuments() = default;
+
 Result<std::unique_ptr<JsonDocuments>> JsonDocuments::open(const std::string& path) {
   return open_bytes(path).map([&](std::unique_ptr<ByteSource> bytes) {
     return std::unique_ptr<JsonDocuments>(new JsonDocuments(path, std::move(bytes)));
@@ -131,7 +139,7 @@ Result<const json*> JsonDocuments::peek() {
 Result<const json*> JsonDocuments::next() {
   if (peeked_) {
     peeked_ = false;
-    return &document_;
+    return document_.get();
   }
   return read();
 }
@@ -207,14 +215,14 @@ Result<const json*> JsonDocuments::read() {
   if (!end) return tl::unexpected(end.error());
   const std::string_view text = std::string_view(buffer_).substr(at_, *end - at_);
   try {
-    document_ = json::parse(text);
+    *document_ = json::parse(text);
   } catch (const json::parse_error& error) {
     return fail(fmt::format("{}: is not JSON at its byte {}", place(), error.byte));
   } catch (const json::exception&) {
     return fail(place() + ": holds a number that no machine holds");
   }
   at_ = *end;
-  return &document_;
+  return document_.get();
 }
 
 // --- Fields --------------------------------------------------------------------------------------

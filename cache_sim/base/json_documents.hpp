@@ -4,7 +4,7 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +29,7 @@ Result<std::unique_ptr<ByteSource>> open_bytes(const std::string& path);
 class JsonDocuments {
  public:
   static Result<std::unique_ptr<JsonDocuments>> open(const std::string& path);
+  ~JsonDocuments();
 
   /// The next document, an object; null at the end of the file. The pointer is valid until the next
   /// call.
@@ -42,8 +43,7 @@ class JsonDocuments {
   std::int64_t line() const { return document_line_; }
 
  private:
-  JsonDocuments(std::string path, std::unique_ptr<ByteSource> bytes)
-      : path_(std::move(path)), bytes_(std::move(bytes)) {}
+  JsonDocuments(std::string path, std::unique_ptr<ByteSource> bytes);
   Result<bool> fill();
   Result<bool> skip_blanks();
   Result<std::size_t> find_end();
@@ -57,7 +57,7 @@ class JsonDocuments {
   std::int64_t document_line_ = 1;
   bool ended_ = false;
   bool peeked_ = false;
-  nlohmann::json document_;
+  std::unique_ptr<nlohmann::json> document_;
 };
 
 /// The latest arrival that a workload can name. The serving time is allowed to be as long again and

@@ -1,6 +1,7 @@
 #include "cache_sim/compare/comparison_json.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/base/files.hpp"
 

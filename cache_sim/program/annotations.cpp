@@ -6,6 +6,7 @@
 #include <set>
 
 #include "cache_sim/base/files.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/output.hpp"
 
 namespace lockstep::program {
@@ -71,7 +72,7 @@ std::string github_text(const std::vector<Annotation>& annotations) {
   return lines;
 }
 
-void AnnotationOptions::add_to(CLI::App& command) {
+void AnnotationOptions::add_to(Command& command) {
   command.add_option("--sarif", sarif_path, "write the findings as SARIF to this file");
   command.add_flag("--github", github,
                    "also print each finding as an `::error` line, which GitHub Actions shows "

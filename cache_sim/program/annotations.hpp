@@ -2,7 +2,6 @@
 // 2020) for code scanning and editors, and the `::error` lines of a GitHub Actions log.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -10,6 +9,8 @@
 #include "reference/base/result.hpp"
 
 namespace lockstep::program {
+
+class Command;
 
 struct Annotation {
   FindingKind kind;
@@ -23,7 +24,7 @@ struct AnnotationOptions {
   std::string sarif_path;  ///< empty: no file
   bool github = false;     ///< prints an `::error` line for each finding
 
-  void add_to(CLI::App& command);
+  void add_to(Command& command);
   void print(const std::vector<Annotation>& annotations) const;
   Result<void> write(const std::vector<Annotation>& annotations) const;
 };

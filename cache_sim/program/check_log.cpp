@@ -1,12 +1,13 @@
 // lockstep check-log: checks whether a server's answers were possible, and turns its log into a
 // trace.
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/logs/server_log.hpp"
 #include "cache_sim/program/annotations.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "reference/base/counted.hpp"
@@ -127,8 +128,8 @@ std::string formats_text() {
 
 }  // namespace
 
-void add_check_log(CLI::App& app, int& status) {
-  CLI::App* const command = app.add_subcommand(
+void add_check_log(Command& app, int& status) {
+  Command* const command = app.add_subcommand(
       "check-log", "judge a server's log: were its cached tokens and outputs possible?");
   const auto words = std::make_shared<CheckLogWords>();
   command->add_option("FILE", words->file, "JSON lines: " + formats_text())->required();
@@ -143,7 +144,7 @@ void add_check_log(CLI::App& app, int& status) {
           "--gap", words->gap_min,
           "a difference from the truth where its logit leads by less is no finding; in units of "
           "the logits")
-      ->check(number_from(0))
+      ->number_from(0)
       ->capture_default_str();
   command->add_option("--json", words->json_path, "write the findings to this file");
   words->annotations.add_to(*command);

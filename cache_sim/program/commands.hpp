@@ -2,18 +2,25 @@
 // of the command writes the exit status to `status`.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include "reference/base/result.hpp"
 
 namespace lockstep::program {
 
-void add_replay(CLI::App& app, int& status);
-void add_check_log(CLI::App& app, int& status);
-void add_judge(CLI::App& app, int& status);
-void add_compare(CLI::App& app, int& status);
-void add_report(CLI::App& app, int& status);
-void add_list(CLI::App& app, int& status);
-void add_explore(CLI::App& app, int& status);
-void add_shrink(CLI::App& app, int& status);
-void add_completion(CLI::App& app, int& status);
+class Command;
+
+void add_replay(Command& app, int& status);
+void add_check_log(Command& app, int& status);
+void add_judge(Command& app, int& status);
+void add_compare(Command& app, int& status);
+void add_report(Command& app, int& status);
+void add_list(Command& app, int& status);
+void add_explore(Command& app, int& status);
+void add_shrink(Command& app, int& status);
+void add_completion(Command& app, int& status);
+
+/// Whether this is the program with the judge, and what to say where it is neither this one nor
+/// beside it.
+bool has_judge();
+Error no_judge();
 
 }  // namespace lockstep::program

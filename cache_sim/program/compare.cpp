@@ -1,12 +1,13 @@
 // lockstep compare: compares policies on the same workload, as a table and as JSON.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/compare/compare.hpp"
 #include "cache_sim/compare/comparison_json.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "cache_sim/report/comparison.hpp"
@@ -95,8 +96,8 @@ int run_compare(CompareWords words) {
 
 }  // namespace
 
-void add_compare(CLI::App& app, int& status) {
-  CLI::App* const command =
+void add_compare(Command& app, int& status) {
+  Command* const command =
       app.add_subcommand("compare", "serve the same workload under several policies");
   const auto words = std::make_shared<CompareWords>();
   command
@@ -114,8 +115,7 @@ void add_compare(CLI::App& app, int& status) {
           "--capacity", words->capacities,
           "bytes of one pool for KV and states: 64GiB, 1000000000 or inf; several times (default: "
           "the pools of --config)")
-      ->take_all()
-      ->allow_extra_args(false);
+      ->repeatable();
   command->add_option("--config", words->request.config,
                       "config fields: key=value,… (default: none)");
   command
@@ -123,7 +123,7 @@ void add_compare(CLI::App& app, int& status) {
                    "whose bytes and FLOPs count (lockstep list models)")
       ->capture_default_str();
   command->add_option("--limit", words->request.limit, "the first N requests alone (default: all)")
-      ->check(number_from(1));
+      ->number_from(1);
   command->add_option("--json", words->json_path, "write the comparison's data to this file");
   command->add_option("--html", words->html_path, "write a page about the comparison to this file");
   add_quiet(*command);

@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
 
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "reference/base/finding.hpp"
 
@@ -243,22 +244,20 @@ std::string fish_script(const CLI::App& app) {
 
 }  // namespace
 
-void add_completion(CLI::App& app, int&) {
-  CLI::App* const command =
+void add_completion(Command& app, int&) {
+  Command* const command =
       app.add_subcommand("completion", "write a shell's completion of these commands");
   const auto shell = std::make_shared<std::string>();
-  command->add_option("SHELL", *shell, "the shell")
-      ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  command->add_option("SHELL", *shell, "the shell")->required()->one_of({"bash", "zsh", "fish"});
   end_help(*command,
            {{kExitPass, "written"},
             {kExitBadInput, "bad usage"},
             {kExitEnvironment, "the output cannot be written"}},
            {"lockstep completion bash > lockstep.bash"});
   command->callback([&app, shell] {
-    print_text(*shell == "bash"  ? bash_script(app)
-               : *shell == "zsh" ? zsh_script(app)
-                                 : fish_script(app));
+    print_text(*shell == "bash"  ? bash_script(app.parser())
+               : *shell == "zsh" ? zsh_script(app.parser())
+                                 : fish_script(app.parser()));
   });
 }
 

@@ -11,11 +11,12 @@
 #include <filesystem>
 #include <iterator>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cache_sim/program/annotations.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
@@ -448,8 +449,8 @@ int run_shrink(const ReplayRequest& request, const std::string& out) {
 
 }  // namespace
 
-void add_explore(CLI::App& app, int& status) {
-  CLI::App* const command = app.add_subcommand(
+void add_explore(Command& app, int& status) {
+  Command* const command = app.add_subcommand(
       "explore", "play random traces; a finding is shrunk and written as a trace file");
   const auto words = std::make_shared<ExploreWords>();
   command
@@ -457,25 +458,23 @@ void add_explore(CLI::App& app, int& status) {
           "--subject", words->request.subjects,
           "a policy, oracle:POLICY, oracle, or exec:COMMAND; several are compared reply by "
           "reply (default: each trace draws a policy, beside its oracle)")
-      ->take_all()
-      ->allow_extra_args(false);
+      ->repeatable();
   command->add_option("--defect", words->request.defect,
                       "plant a defect (lockstep list defects; default: none)");
   command->add_option(
       "--config", words->request.config,
       "fields that are not drawn, and not changed by shrinking: key=value,… (default: none)");
   command->add_option("--seed", words->seed, "the number that decides every trace")
-      ->check(whole_number())
+      ->whole_number()
       ->capture_default_str();
-  CLI::Option* const traces =
-      command->add_option("--traces", words->traces, "how many traces at most")
-          ->check(CLI::PositiveNumber)
-          ->capture_default_str();
+  Option* const traces = command->add_option("--traces", words->traces, "how many traces at most")
+                             ->positive()
+                             ->capture_default_str();
   command->add_option("--time", words->time,
                       "how long at most: a number with ns, us, ms or s; without --traces, as many "
                       "traces as there is time for (default: no limit but --traces)");
   command->add_option("--findings", words->findings, "stop after this many findings")
-      ->check(CLI::PositiveNumber)
+      ->positive()
       ->capture_default_str();
   command
       ->add_option(
@@ -500,13 +499,13 @@ void add_explore(CLI::App& app, int& status) {
   end_help(*command, statuses,
            {"lockstep explore --subject sglang-no-buffer --subject oracle --traces 200 --seed 7"});
   command->callback([words, traces, &status] {
-    words->limits_traces = traces->count() > 0;
+    words->limits_traces = traces->is_given();
     status = run_explore(*words);
   });
 }
 
-void add_shrink(CLI::App& app, int& status) {
-  CLI::App* const command =
+void add_shrink(Command& app, int& status) {
+  Command* const command =
       app.add_subcommand("shrink", "write the smallest trace with the same kind of finding");
   const auto request = std::make_shared<ReplayRequest>();
   const auto out = std::make_shared<std::string>();
@@ -514,8 +513,7 @@ void add_shrink(CLI::App& app, int& status) {
   command
       ->add_option("--subject", request->subjects,
                    "a policy, oracle:POLICY, oracle, or exec:COMMAND (default: as replay chooses)")
-      ->take_all()
-      ->allow_extra_args(false);
+      ->repeatable();
   command->add_option("--defect", request->defect,
                       "plant a defect (lockstep list defects; default: none)");
   command->add_option("--config", request->config,

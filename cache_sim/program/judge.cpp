@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include "cache_sim/base/files.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "reference/base/judged.hpp"
@@ -24,10 +24,7 @@ std::string known_operations() {
 }
 
 Result<JudgeReport> judged(const JudgeRequest& request) {
-  if (Registry<JudgedOperation>::all().empty())
-    return fail(
-        "judge is not in this build: there were no CCCL headers (./lockstep test brings them in)",
-        kExitEnvironment);
+  if (!has_judge()) return tl::unexpected(no_judge());
   const JudgedOperation* const operation = Registry<JudgedOperation>::find(request.operation);
   if (operation == nullptr)
     return fail(fmt::format("`{}` cannot be judged; what can is {}", request.operation,
@@ -52,8 +49,19 @@ int run_judge(const JudgeWords& words) {
 
 }  // namespace
 
-void add_judge(CLI::App& app, int& status) {
-  CLI::App* const command = app.add_subcommand(
+bool has_judge() {
+  return !Registry<JudgedOperation>::all().empty();
+}
+
+Error no_judge() {
+  return {.text =
+              "kernels are judged by the program lockstep-judge, which is not beside this one: "
+              "`./lockstep judge` in a checkout builds it",
+          .status = kExitEnvironment};
+}
+
+void add_judge(Command& app, int& status) {
+  Command* const command = app.add_subcommand(
       "judge",
       "compare your kernel with the reference on edge cases: errors, stray writes, padding, speed");
   const auto words = std::make_shared<JudgeWords>();
@@ -67,7 +75,7 @@ void add_judge(CLI::App& app, int& status) {
                    "(kernels/judge/judge_abi.h)")
       ->required();
   command->add_option("--device", request.device, "cpu, cuda, or auto: cuda where there is a GPU")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->one_of({"auto", "cpu", "cuda"})
       ->capture_default_str();
   command->add_option(
       "--types", request.types,
@@ -76,12 +84,12 @@ void add_judge(CLI::App& app, int& status) {
   command
       ->add_option("--batch", request.batch,
                    "rows of the timed cases (default: 64 on a GPU, 4 on a CPU)")
-      ->check(number_from(1));
+      ->number_from(1);
   command->add_option("--seed", request.seed, "the number that decides the cases' values")
-      ->check(whole_number())
+      ->whole_number()
       ->capture_default_str();
   command->add_option("--timeout", request.timeout_s, "seconds for all cases together")
-      ->check(number_from(1))
+      ->number_from(1)
       ->capture_default_str();
   command->add_flag_callback(
       "--no-time", [&request] { request.timed = false; }, "judge errors alone, time nothing");

@@ -5,8 +5,8 @@
 
 #include "cache_sim/model/model.hpp"
 #include "cache_sim/policies/ideal/ideal_policy.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/workloads/workload.hpp"
 #include "reference/base/finding.hpp"
@@ -119,23 +119,27 @@ std::vector<std::pair<std::string, std::string>> rows_of(const std::string& what
 
 }  // namespace
 
-void add_list(CLI::App& app, int&) {
-  CLI::App* const command =
-      app.add_subcommand("list", "names that other commands take, one a line");
+void add_list(Command& app, int& status) {
+  Command* const command = app.add_subcommand("list", "names that other commands take, one a line");
   const auto what = std::make_shared<std::string>();
   command->add_option("WHAT", *what, "what to list")
       ->required()
-      ->check(CLI::IsMember({"subjects", "policies", "models", "layers", "defects", "marks",
-                             "workloads", "operations", "verbs", "config"}));
+      ->one_of({"subjects", "policies", "models", "layers", "defects", "marks", "workloads",
+                "operations", "verbs", "config"});
   const auto json = std::make_shared<bool>();
   command->add_flag("--json", *json,
                     "as JSON: an array of {name, text}; of verbs, their fields and answers");
   end_help(*command,
            {{kExitPass, "listed"},
             {kExitBadInput, "bad usage"},
-            {kExitEnvironment, "the output cannot be written"}},
+            {kExitEnvironment,
+             "the output cannot be written; of operations: lockstep-judge is not there"}},
            {"lockstep list policies"});
-  command->callback([what, json] {
+  command->callback([what, json, &status] {
+    if (*what == "operations" && !has_judge()) {
+      status = refuse(no_judge());
+      return;
+    }
     if (!*json) return print_all(rows_of(*what));
     ordered_json document = ordered_json::array();
     for (const auto& [name, text] : rows_of(*what))

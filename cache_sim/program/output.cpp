@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "cache_sim/base/text.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/progress.hpp"
 
 namespace lockstep::program {
@@ -61,7 +62,7 @@ void print_red(std::string_view text) {
   write_out(has_colours() ? "\033[1;31m" + shown + "\033[0m" : shown);
 }
 
-void add_quiet(CLI::App& command) {
+void add_quiet(Command& command) {
   command.add_flag("-q,--quiet", quiet, "no progress, and of the output the findings alone");
 }
 

@@ -4,7 +4,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,6 +11,8 @@
 #include "reference/base/result.hpp"
 
 namespace lockstep::program {
+
+class Command;
 
 /// Writes printable(text) to standard output.
 void print_text(const std::string& text);
@@ -22,7 +23,7 @@ void print(fmt::format_string<Values...> format, Values&&... values) {
 }
 
 /// Adds the option --quiet, which suppresses progress and the output of `note`.
-void add_quiet(CLI::App& command);
+void add_quiet(Command& command);
 bool is_quiet();
 
 /// Prints texts beside the findings: summaries, digests, hints.

@@ -2,11 +2,12 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/base/files.hpp"
 #include "cache_sim/program/annotations.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
@@ -168,8 +169,8 @@ int run_replay(const ReplayOptions& options) {
 
 }  // namespace
 
-void add_replay(CLI::App& app, int& status) {
-  CLI::App* const command =
+void add_replay(Command& app, int& status) {
+  Command* const command =
       app.add_subcommand("replay", "replay traces or workloads against one or more subjects");
   const auto options = std::make_shared<ReplayOptions>();
   options->add_to(*command);

@@ -5,30 +5,30 @@
 #include <algorithm>
 #include <iterator>
 
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/trace/trace.hpp"
 #include "reference/base/printable.hpp"
 
 namespace lockstep::program {
 
-void ReplayOptions::add_to(CLI::App& command) {
+void ReplayOptions::add_to(Command& command) {
   command
       .add_option("FILE", files,
                   "trace files, workload files, or workloads by name (lockstep list workloads)")
       ->required();
-  CLI::Option* const subject =
+  Option* const subject =
       command
           .add_option(
               "--subject", request.subjects,
               "a policy, oracle:POLICY, oracle, or exec:COMMAND; several are compared reply "
               "by reply (default: the policy of the defect or of the file, beside its oracle)")
-          ->take_all()
-          ->allow_extra_args(false);
+          ->repeatable();
   command
       .add_option("--fidelity", request.fidelity,
                   "what stands for a state: label, its exact token prefix")
       ->capture_default_str();
   add_check(command, check);
-  CLI::Option* const defect = command.add_option(
+  Option* const defect = command.add_option(
       "--defect", request.defect, "plant a defect (lockstep list defects; default: none)");
   command.add_option("--config", request.config,
                      "config fields over the file's own: key=value,… (default: none)");
@@ -98,10 +98,10 @@ Result<std::vector<cache_sim::ReplayRequest>> ReplayOptions::requests() const {
   return all;
 }
 
-void add_check(CLI::App& command, std::string& word) {
+void add_check(Command& command, std::string& word) {
   command
       .add_option("--check", word, "what is checked: nothing, labels of states, or invariants too")
-      ->check(CLI::IsMember({"off", "labels", "all"}))
+      ->one_of({"off", "labels", "all"})
       ->capture_default_str();
 }
 
@@ -110,22 +110,18 @@ cache_sim::CheckLevel check_level(const std::string& word) {
   return word == "labels" ? cache_sim::CheckLevel::labels : cache_sim::CheckLevel::all;
 }
 
-void add_allow_exec(CLI::App& command, bool& allow_exec) {
+void add_allow_exec(Command& command, bool& allow_exec) {
   command.add_flag("--allow-exec", allow_exec,
                    "play `# run:` lines of traces that start a program (exec:COMMAND)");
 }
 
 Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,
                                                             bool allow_exec) {
-  CLI::App parser("lockstep replay");
+  Command parser("lockstep replay", "");
   ReplayOptions options;
   options.add_to(parser);
-  std::reverse(words.begin(), words.end());  // CLI11 takes words from the back
-  try {
-    parser.parse(std::move(words));
-  } catch (const CLI::ParseError& error) {
-    return fail(error.what());
-  }
+  if (const Result<void> read = parser.parse(std::move(words)); !read)
+    return tl::unexpected(read.error());
   for (const std::string& subject : options.request.subjects)
     if (subject.starts_with("exec:") && !allow_exec)
       return fail(fmt::format(

@@ -1,7 +1,6 @@
 // The options of `lockstep replay`, for the command and for the `# run:` lines of traces.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -9,6 +8,8 @@
 #include "cache_sim/replay/replay.hpp"
 
 namespace lockstep::program {
+
+class Command;
 
 struct ReplayOptions {
   std::vector<std::string> files;
@@ -23,20 +24,20 @@ struct ReplayOptions {
   bool run_lines = false;
   bool allow_exec = false;
 
-  void add_to(CLI::App& command);
+  void add_to(Command& command);
   /// One request for each file; the error says what is wrong with the options.
   Result<std::vector<cache_sim::ReplayRequest>> requests() const;
 };
 
 /// The level that `--check` names.
 cache_sim::CheckLevel check_level(const std::string& word);
-void add_check(CLI::App& command, std::string& word);
+void add_check(Command& command, std::string& word);
 
 /// Parses the words of a `# run:` line after `lockstep replay`, as on the command line. A trace can
 /// come from anybody, so a line that starts a program (exec:COMMAND) is an error that names the
 /// option --allow-exec, unless that option is given.
 Result<std::vector<cache_sim::ReplayRequest>> read_run_line(std::vector<std::string> words,
                                                             bool allow_exec);
-void add_allow_exec(CLI::App& command, bool& allow_exec);
+void add_allow_exec(Command& command, bool& allow_exec);
 
 }  // namespace lockstep::program

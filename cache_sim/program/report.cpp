@@ -5,8 +5,8 @@
 #include <filesystem>
 
 #include "cache_sim/base/files.hpp"
+#include "cache_sim/program/command.hpp"
 #include "cache_sim/program/commands.hpp"
-#include "cache_sim/program/help.hpp"
 #include "cache_sim/program/output.hpp"
 #include "cache_sim/program/progress.hpp"
 #include "cache_sim/program/replay_options.hpp"
@@ -107,8 +107,8 @@ int run_report(const ReportWords& words) {
 
 }  // namespace
 
-void add_report(CLI::App& app, int& status) {
-  CLI::App* const command =
+void add_report(Command& app, int& status) {
+  Command* const command =
       app.add_subcommand("report", "replay every fixture and write the page about it");
   const auto words = std::make_shared<ReportWords>();
   command->add_option(

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/base/files.hpp"
 #include "reference/base/shell_words.hpp"

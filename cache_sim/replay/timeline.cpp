@@ -1,5 +1,6 @@
 #include "cache_sim/replay/timeline.hpp"
 
+#include <nlohmann/json.hpp>
 #include <vector>
 
 namespace lockstep::cache_sim {

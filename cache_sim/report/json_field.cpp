@@ -3,10 +3,67 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/report/svg.hpp"
 
 namespace lockstep::cache_sim {
+
+JsonField JsonField::at(std::string_view key) const {
+  return {value_->at(std::string(key)), pointer_ + "/" + std::string(key)};
+}
+
+JsonField JsonField::item(std::size_t index) const {
+  return {value_->at(index), pointer_ + "/" + std::to_string(index)};
+}
+
+bool JsonField::has(std::string_view key) const {
+  return value_->contains(std::string(key)) && !value_->at(std::string(key)).is_null();
+}
+
+std::vector<std::string> JsonField::keys() const {
+  std::vector<std::string> all;
+  for (const auto& [key, value] : value_->items()) all.push_back(key);
+  return all;
+}
+
+std::size_t JsonField::size() const {
+  return value_->size();
+}
+bool JsonField::is_null() const {
+  return value_->is_null();
+}
+bool JsonField::is_text() const {
+  return value_->is_string();
+}
+bool JsonField::is_integer() const {
+  return value_->is_number_integer();
+}
+bool JsonField::is_flag() const {
+  return value_->is_boolean();
+}
+bool JsonField::is_array() const {
+  return value_->is_array();
+}
+bool JsonField::is_object() const {
+  return value_->is_object();
+}
+std::int64_t JsonField::integer() const {
+  return value_->get<std::int64_t>();
+}
+double JsonField::number() const {
+  return value_->get<double>();
+}
+bool JsonField::flag() const {
+  return value_->get<bool>();
+}
+std::string JsonField::text() const {
+  return value_->get<std::string>();
+}
+std::string JsonField::json() const {
+  return value_->dump();
+}
+
 namespace {
 
 std::string as_attribute(std::string_view as) {

@@ -15,33 +15,23 @@ class JsonField {
  public:
   explicit JsonField(const Json& document) : value_(&document) {}
 
-  JsonField at(std::string_view key) const {
-    return {value_->at(std::string(key)), pointer_ + "/" + std::string(key)};
-  }
-  JsonField item(std::size_t index) const {
-    return {value_->at(index), pointer_ + "/" + std::to_string(index)};
-  }
+  JsonField at(std::string_view key) const;
+  JsonField item(std::size_t index) const;
 
-  std::size_t size() const { return value_->size(); }
-  bool has(std::string_view key) const {
-    return value_->contains(std::string(key)) && !value_->at(std::string(key)).is_null();
-  }
-  bool is_null() const { return value_->is_null(); }
-  bool is_text() const { return value_->is_string(); }
-  bool is_integer() const { return value_->is_number_integer(); }
-  bool is_flag() const { return value_->is_boolean(); }
-  bool is_array() const { return value_->is_array(); }
-  bool is_object() const { return value_->is_object(); }
-  std::vector<std::string> keys() const {
-    std::vector<std::string> all;
-    for (const auto& [key, value] : value_->items()) all.push_back(key);
-    return all;
-  }
-  std::int64_t integer() const { return value_->get<std::int64_t>(); }
-  double number() const { return value_->get<double>(); }
-  bool flag() const { return value_->get<bool>(); }
-  std::string text() const { return value_->get<std::string>(); }
-  std::string json() const { return value_->dump(); }
+  std::size_t size() const;
+  bool has(std::string_view key) const;  ///< and it is not null
+  bool is_null() const;
+  bool is_text() const;
+  bool is_integer() const;
+  bool is_flag() const;
+  bool is_array() const;
+  bool is_object() const;
+  std::vector<std::string> keys() const;
+  std::int64_t integer() const;
+  double number() const;
+  bool flag() const;
+  std::string text() const;
+  std::string json() const;
   const std::string& pointer() const { return pointer_; }
 
  private:

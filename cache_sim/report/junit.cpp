@@ -1,6 +1,7 @@
 #include "cache_sim/report/junit.hpp"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include "cache_sim/report/svg.hpp"
 

@@ -5,6 +5,7 @@
 // padding. A turn names the turn before it, which is an earlier line of the file.
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <unordered_map>
 
 #include "cache_sim/workloads/block_tokens.hpp"

@@ -9,6 +9,7 @@
 // kTokenTime for each token, because a stream does not know the server.
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "cache_sim/workloads/arrival_queue.hpp"

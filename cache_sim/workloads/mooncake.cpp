@@ -3,6 +3,8 @@
 // There is one id for each 512 tokens of the prompt; the last one may stand for fewer. Ids are
 // chained: each stands for the whole prompt up to the end of its block.
 #include "cache_sim/workloads/block_tokens.hpp"
+
+#include <nlohmann/json.hpp>
 #include "cache_sim/workloads/workload.hpp"
 
 namespace lockstep::cache_sim {

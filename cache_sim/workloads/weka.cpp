@@ -10,6 +10,7 @@
 // the next session of the file begins when one of them ends.
 #include <fmt/format.h>
 
+#include <nlohmann/json.hpp>
 #include <unordered_set>
 
 #include "cache_sim/workloads/arrival_queue.hpp"

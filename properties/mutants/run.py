@@ -59,7 +59,7 @@ def build(options):
     subprocess.run([sys.executable, str(HERE / "mutate.py"), *options.sources,
                     "--root", str(ROOT), "--out", str(mutated)], check=True)
     commands = {c["file"]: c for c in json.loads((options.build / "compile_commands.json").read_text())}
-    parts = [options.build.resolve() / "CMakeFiles" / f"lockstep{part}.dir" for part in ("", "_reference", "_sim")]
+    parts = [options.build.resolve() / "CMakeFiles" / f"lockstep_{part}.dir" for part in ("program", "reference", "sim")]
     objects = {str(path) for part in parts for path in part.rglob("*.o")}
     for name in options.sources:
         command = commands[str(ROOT / name)]

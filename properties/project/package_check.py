@@ -33,11 +33,13 @@ def make(build, generator, folder):
     return found[0]
 
 
-def expect_program(prefix, version):
+def expect_program(prefix, version, has_judge):
     """The program runs, and it and the Python module find what lies beside them."""
     program = prefix / "bin" / "lockstep"
     assert output(program, "--version").strip() == version
     assert "sglang-no-buffer" in output(program, "list", "policies")
+    if has_judge:
+        assert "state_copy" in output(program, "list", "operations")
     share = prefix / "share"
     assert "nothing found" in output(program, "replay", "fixtures/traces/finish_keeps_its_state.trace",
                                      cwd=share / "lockstep")
@@ -58,6 +60,7 @@ def main(build):
         print(f"skipped: {', '.join(missing)} missing")
         return 77
     version = output(build / "lockstep", "--version").strip()
+    has_judge = (build / "lockstep-judge").exists()  # as in the package then
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
         package = make(build, "DEB", folder / "deb")
@@ -67,13 +70,13 @@ def main(build):
         assert needed >= set(LIBRARIES), fields["Depends"]
         output("dpkg-deb", "-x", package, folder / "unpacked")
         assert not list((folder / "unpacked").rglob("libfmt*")), "Debian has this library itself"
-        expect_program(folder / "unpacked/usr", version)
+        expect_program(folder / "unpacked/usr", version, has_judge)
         print(f"{package.name}: {package.stat().st_size >> 10} KiB, needs {', '.join(sorted(needed))}")
 
         tarball = make(build, "TGZ", folder / "tgz")
         (folder / "elsewhere").mkdir()
         output("tar", "-xf", tarball, "-C", folder / "elsewhere", "--strip-components=1")
-        expect_program(folder / "elsewhere", version)
+        expect_program(folder / "elsewhere", version, has_judge)
         linked = output("ldd", folder / "elsewhere/bin/lockstep")
         assert f"=> {folder}/elsewhere/" in linked or "libfmt" not in linked, linked
         print(f"{tarball.name}: {tarball.stat().st_size >> 10} KiB")

@@ -242,7 +242,7 @@ def main():
             why = why_not(command)
             if not why and not shutil.which("c++") and re.search(r"^c\+\+ |exec:\./block_cache", command):
                 why = "there is no compiler"
-            if not why and not has_judge and re.search(r"lockstep judge", command):
+            if not why and not has_judge and re.search(r"lockstep (judge|list operations)", command):
                 why = "the program has no judge"
             if not why and not has_torch and re.search(r"judge .*--candidate (?!\S*\.so:)", command):
                 why = "the Python has no PyTorch"

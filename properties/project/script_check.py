@@ -3,6 +3,10 @@
 """Runs the script ./lockstep in a folder of its own, with stand-ins for apt-get, cmake and ninja.
 
   - What asks for a text starts no installation and no build where nothing is built yet.
+  - `report` and its like build the program alone: no judge, no kernels, no question to nvcc. `judge` and `list operations`
+    bring in what the judge needs and build it; what hides its progress, as a shell's completion does, starts no build.
+  - What tests or the judge have configured stays, so that `report` and they can take turns.
+  - A checkout whose folders cannot be written serves as long as its program is not older than the sources.
   - What asks a script of bench/ for help starts no measurement.
   - `./lockstep replay` neither waits for the tests that another ./lockstep builds nor builds any; the other one goes on
     after it.
@@ -21,10 +25,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 LONG = 60  # seconds that the tests of the stand-in take: longer than this check may
 RECORD = '#!/bin/sh\necho "$(basename "$0") $*" >>"$CALLS"\n'
 CMAKE = RECORD + """
-case "$*" in *LOCKSTEP_BUILD_TESTS=ON*) echo LOCKSTEP_BUILD_TESTS:BOOL=ON >"$2/build/$4/CMakeCache.txt" ;; esac
+: >"$2/build/$4/CMakeCache.txt"
+case "$*" in *LOCKSTEP_BUILD_TESTS=ON*) echo LOCKSTEP_BUILD_TESTS:BOOL=ON >>"$2/build/$4/CMakeCache.txt" ;; esac
+case "$*" in *LOCKSTEP_CUDA=auto*) echo LOCKSTEP_CUDA:STRING=auto >>"$2/build/$4/CMakeCache.txt" ;; esac
 """
 NINJA = RECORD + f"""
-[ "$3" != lockstep ] || {{ printf '#!/bin/sh\\necho played "$@"\\n' >"$2/new" && chmod +x "$2/new" && mv "$2/new" "$2/lockstep"; }}
+for program in lockstep lockstep-judge; do
+  [ "$3" != $program ] && [ "$3" != lockstep-judge ] || {{ printf '#!/bin/sh\\necho played "$@"\\n' >"$2/new" && chmod +x "$2/new" && mv "$2/new" "$2/$program"; }}
+done
 [ "$3" != all ] || [ -e "$CALLS.enough" ] || {{ trap 'kill $!; exit 130' TERM; sleep {LONG} & wait; }}
 """
 
@@ -47,7 +55,7 @@ class Checkout:
             (tools / name).chmod(0o755)
         python = self.root / ".lockstep/python/bin/python"  # what the tests would bring in is there
         python.parent.mkdir(parents=True)
-        python.write_text("#!/bin/sh\n")
+        python.write_text(RECORD)
         python.chmod(0o755)
         (self.root / ".lockstep/wheels").mkdir()
         for wheel in [line.split("=", 1)[1] for line in (ROOT / "lockstep").read_text().splitlines()
@@ -85,6 +93,55 @@ def texts_build_nothing(checkout):
         found, out, err = checkout.run(*words)
         assert found == status and says in out + err, (words, found, out, err)
         assert not checkout.called(), f"{words} starts {checkout.called()}"
+
+
+def built(calls):
+    return [call.split()[-1] for call in calls if call.startswith("ninja")]
+
+
+def only_what_is_needed_is_built(checkout):
+    (checkout.root.parent / "tools/nvcc").write_text(RECORD)
+    (checkout.root.parent / "tools/nvcc").chmod(0o755)
+    checkout.environment["LOCKSTEP_CUDA"] = "auto"
+    wheel = next((checkout.root / ".lockstep/wheels").glob("nvidia-cuda-cccl==*.complete"))
+    wheel.unlink()
+    configured = lambda: [call for call in checkout.called() if call.startswith("cmake")]
+    assert checkout.run("report", "x")[:2] == (0, "played report x\n")
+    assert built(checkout.called()) == ["lockstep"], checkout.called()
+    assert len(configured()) == 1 and "LOCKSTEP_CUDA=off" in configured()[0], configured()
+    assert not any(call.startswith(("nvcc", "python")) for call in checkout.called()), checkout.called()
+
+    hidden = subprocess.run([checkout.root / "lockstep", "list", "operations"], env=checkout.environment,
+                            capture_output=False, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=LONG)
+    assert (hidden.returncode, hidden.stdout) == (3, b"") and built(checkout.called()) == ["lockstep"], hidden
+
+    for words in (("list", "operations"), ("judge", "x", "--candidate", "y")):
+        status, out, err = checkout.run(*words)
+        assert (status, out) == (0, f"played {' '.join(words)}\n"), (status, out, err)
+        assert built(checkout.called())[-1] == "lockstep-judge", checkout.called()
+    assert len(configured()) == 2 and "LOCKSTEP_CUDA=auto" in configured()[1], configured()
+    assert "LOCKSTEP_BUILD_TESTS=OFF" in configured()[1], configured()
+    brought = [call for call in checkout.called() if "pip download" in call]
+    assert len(brought) == 1 and "nvidia-cuda-cccl" in brought[0] and wheel.exists(), brought
+
+    assert checkout.run("replay", "x")[0] == 0 and built(checkout.called())[-1] == "lockstep"
+    assert len(configured()) == 2, "report and judge take turns without configuring anew"
+
+
+def a_foreign_checkout_serves(checkout):
+    assert checkout.run("report", "x")[0] == 0
+    shutil.rmtree(checkout.root / ".lockstep")
+    (checkout.root / ".lockstep").touch()  # no folder can be made there, not even by root
+    before = checkout.called()
+    assert checkout.run("replay", "x")[:2] == (0, "played replay x\n"), "what is built serves"
+    for words in (("judge", "x"), ("test",)):
+        status, out, err = checkout.run(*words)
+        assert status == 3 and "cannot be written" in err and "cp -r" in err, (words, status, out, err)
+    time.sleep(1.1)
+    (checkout.root / "cache_sim/a.cpp").touch()
+    status, out, err = checkout.run("replay", "x")
+    assert status == 3 and "older than its sources" in err, (status, out, err)
+    assert checkout.called() == before, checkout.called()
 
 
 def help_starts_no_measurement(checkout):
@@ -139,7 +196,7 @@ def fuzzers_have_a_build_of_their_own(checkout):
 
 
 def main():
-    for check in (texts_build_nothing, help_starts_no_measurement, replay_goes_first, tests_are_built,
+    for check in (texts_build_nothing, only_what_is_needed_is_built, a_foreign_checkout_serves, help_starts_no_measurement, replay_goes_first, tests_are_built,
                   fuzzers_have_a_build_of_their_own):
         with tempfile.TemporaryDirectory() as folder:
             check(Checkout(pathlib.Path(folder)))

@@ -123,6 +123,10 @@ def changed(root):
     return list(dict.fromkeys(names)), since
 
 
+# The precompiled header has the compiler's own format: sources are read without it, so an include that one lacks is seen.
+PRECOMPILED = re.compile(r" (-Winvalid-pch|(-Xclang )?-include(-pch)? (-Xclang )?[^ ]*cmake_pch[^ ]*)")
+
+
 class Build:
     """The compile commands of a build, and which of our files each of its sources includes."""
 
@@ -130,7 +134,10 @@ class Build:
         self.root, self.build = root, build
         self.texts = {name: (root / name).read_text() for name in sources(root)}
         self.commands = {}
-        for entry in json.loads((build / "compile_commands.json").read_text()):
+        text = PRECOMPILED.sub("", (build / "compile_commands.json").read_text())
+        (build / "tidy").mkdir(exist_ok=True)
+        (build / "tidy/compile_commands.json").write_text(text)
+        for entry in json.loads(text):
             path = pathlib.Path(entry["file"])
             if path.is_relative_to(root) and str(path.relative_to(root)) in self.texts:
                 self.commands.setdefault(str(path.relative_to(root)), entry["command"])
@@ -169,7 +176,7 @@ class Build:
     def words(self, unit, clang_tidy, quick):
         """The command line of clang-tidy. For clang a command of nvcc is translated."""
         if not unit.endswith(".cu"):
-            return [clang_tidy, "--quiet", f"--checks={SLOW_CHECKS if quick else ''}", "-p", self.build,
+            return [clang_tidy, "--quiet", f"--checks={SLOW_CHECKS if quick else ''}", "-p", self.build / "tidy",
                     "--extra-arg=-Wno-unknown-warning-option", self.root / unit]
         command = self.commands[unit].replace("-isystem=", "-isystem ").replace('\\"', '"')
         nvcc, *flags = shlex.split(command)

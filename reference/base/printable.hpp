@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -17,7 +16,7 @@ inline std::string printable(std::string_view text, std::size_t limit = 60) {
     if (c >= ' ' && c <= '~')
       out += c;
     else
-      fmt::format_to(std::back_inserter(out), "\\x{:02x}", static_cast<unsigned char>(c));
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
   }
   return text.size() > limit ? out + "…" : out;
 }

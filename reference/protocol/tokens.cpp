@@ -488,13 +488,13 @@ std::string Tokens::text(std::size_t limit) const {
         // Tokens that the cut will remove are not written: each takes at least two characters.
         if (limit != 0 && i - first == limit && last - i > limit)
           i = last - static_cast<std::uint32_t>(limit);
-        fmt::format_to(std::back_inserter(out), "{}", storage_->ids[i]);
+        out += std::to_string(storage_->ids[i]);
       }
       out += ']';
-    } else if (first == 0) {
-      fmt::format_to(std::back_inserter(out), "{}{}", document_name(run.document), last);
     } else {
-      fmt::format_to(std::back_inserter(out), "{}{}:{}", document_name(run.document), first, last);
+      out += document_name(run.document);
+      if (first != 0) out += std::to_string(first) + ':';
+      out += std::to_string(last);
     }
     at = stop;
   }

@@ -1,4 +1,4 @@
-"""The end of every Python command's help, as in the program (cache_sim/program/help.hpp): the exit statuses of the
+"""The end of every Python command's help, as in the program (cache_sim/program/command.hpp): the exit statuses of the
 command, and an example that works in the root of a checkout (properties' help_check.py)."""
 from __future__ import annotations
 

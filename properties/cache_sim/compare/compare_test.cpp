@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cache_sim/compare/comparison_json.hpp"

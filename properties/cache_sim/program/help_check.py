@@ -7,11 +7,13 @@ help_check.py PROGRAM
 Each command says which exit statuses it can have, and all of them stand in cache_sim/check/findings.md; an option that takes
 a value is required, says its default, or names a file that is written; and the help ends with an example, which runs
 here, in a folder that looks like a checkout, and ends as the help says. So do the commands that are Python's: nightly
-and server.
+and server. Where the program lies alone, without lockstep-judge, `judge --help` is the same, and what needs the judge
+says so with exit status 3.
 """
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -76,17 +78,33 @@ def run_example(program, text, stated):
     return f"the example ends with {done.returncode}, not {wanted}: {(done.stdout + done.stderr)[-500:]}"
 
 
+def says_where_the_judge_is(program):
+    """Complaints about a copy of the program that lies alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        alone = shutil.copy(program, folder)
+        ran = [subprocess.run([alone, *words], capture_output=True, text=True)
+               for words in (("list", "operations"), ("judge", "state_copy", "--candidate", "x.so:f"))]
+        said = [f"without lockstep-judge: {one}" for one in ran
+                if one.returncode != 3 or one.stdout or "lockstep-judge" not in one.stderr]
+        if text_of([alone, "judge", "--help"]) != text_of([program, "judge", "--help"]):
+            said.append("lockstep judge --help: it is another where lockstep-judge is not there")
+    return said
+
+
 def main(program):
     known = known_statuses()
     assert {0, 2, 3, 10, 11, 12, 13, 130} <= known, known
     python = os.environ.setdefault("LOCKSTEP_PYTHON", sys.executable)
     has_torch = subprocess.run([python, "-c", "import torch"], capture_output=True).returncode == 0
-    said = []
+    has_judge = os.path.exists(program + "-judge")
+    said = says_where_the_judge_is(program)
     os.environ["PYTHONPATH"] = str(PACKAGE)
     for name in [*commands(program), *IN_PYTHON]:
         text = text_of([program, *name.split(), "--help"])
         found, stated = complaints(name, text, known)
-        why = NOT_RUN.get(name, "" if has_torch or name != "judge" else f"{python} has no PyTorch")
+        why = NOT_RUN.get(name, "")
+        if name == "judge" and not (has_torch and has_judge):
+            why = f"{python} has no PyTorch" if has_judge else "there is no lockstep-judge"
         if why:
             print(f"example not run ({why}): {name}")
         elif not found:

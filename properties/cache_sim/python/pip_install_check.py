@@ -45,7 +45,7 @@ def check(folder):
         return SKIPPED
 
     begin = time.monotonic()
-    expect(run([*pip, "-C", f"build-dir={folder}/build", ROOT], folder), 0)
+    expect(run([*pip, f"--config-settings=build-dir={folder}/build", ROOT], folder), 0)
     built = time.monotonic() - begin
     test = (ROOT / "fixtures" / "subjects" / "test_lru_cache.py").read_text()
     (folder / "test_sound.py").write_text(test)
