@@ -1,5 +1,5 @@
-// The words of a command: options, flags, their checks, and the end of its help. Files that add words
-// see these two classes alone, because CLI11's header costs each file that includes it four
+// The words of a command: options, flags, their checks, and the end of its help. Files that add
+// words see these two classes alone, because CLI11's header costs each file that includes it four
 // seconds.
 #pragma once
 
