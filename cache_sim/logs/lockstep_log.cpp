@@ -1,4 +1,6 @@
 // Lockstep's own format of logs.
+#include <nlohmann/json.hpp>
+
 #include "cache_sim/logs/log_fields.hpp"
 
 namespace lockstep::cache_sim {

@@ -1,4 +1,6 @@
 // SGLang's answers of /generate, each with the input_ids that were sent beside it.
+#include <nlohmann/json.hpp>
+
 #include "cache_sim/logs/log_fields.hpp"
 
 namespace lockstep::cache_sim {

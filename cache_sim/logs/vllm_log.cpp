@@ -1,4 +1,6 @@
 // vLLM's RequestOutput, its fields as JSON.
+#include <nlohmann/json.hpp>
+
 #include "cache_sim/logs/log_fields.hpp"
 
 namespace lockstep::cache_sim {
