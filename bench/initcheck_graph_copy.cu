@@ -1,12 +1,13 @@
-// compute-sanitizer's initcheck and a copy inside a CUDA graph.
+// Shows whether compute-sanitizer's initcheck follows a copy inside a CUDA graph.
 //
 //   compute-sanitizer --tool initcheck lockstep_graph_copy graph
 //
-// One kernel writes every byte of a buffer, slowly, and a copy reads it after the kernel.
-//   stream     both are launched into a stream
-//   graph      both are nodes of a graph, the copy after the kernel
-//   nothing    as graph, and the kernel writes nothing: what the tool is there to find
-// The program checks what the copy read, and says so.
+// A kernel spins for 2,000,000 cycles and then writes every byte of a buffer; after the kernel a
+// copy reads that buffer.
+//   stream     kernel and copy are launched into a stream
+//   graph      kernel and copy are nodes of a graph, the copy after the kernel
+//   nothing    as graph, but the kernel writes nothing: the tool has to report the copy
+// The program compares the copied bytes with the kernel's and prints how many elements differ.
 #include <cstdio>
 #include <cstring>
 #include <vector>

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Judges kernels with `lockstep judge` on a GPU machine: FLA's, ours, and calls of ours that are wrong on purpose.
+# Judges kernels with `lockstep judge` on a GPU machine: FLA's, ours, and calls of ours that are
+# wrong on purpose.
 #
-#   bench/judge_on_gpu.sh RESULTS [OPERATION…]    after `bench/on_gpu.sh run`, which builds build/gpu; the verdicts go to
-#                                                 the folder RESULTS as JSON and text. Without operations: all
+#   bench/judge_on_gpu.sh RESULTS [OPERATION…]    writes the verdicts into the folder RESULTS as JSON
+#                                                 and text; without operations it judges all
 #
-# Ends with 0 if ours pass everything, and every broken copy and every cheat is caught. FLA's verdict is written, whatever it is: where
-# it is neither installed nor staged (bench/on_gpu.sh stage), it is named as absent. LOCKSTEP_BUILT as in on_gpu.sh: a folder with
-# lockstep and liblockstep_torch.so. Broken copies run side by side; whatever is timed runs alone.
+# Run `bench/on_gpu.sh run` first: it builds build/gpu. Or LOCKSTEP_BUILT names a folder with
+# lockstep and liblockstep_torch.so, as in on_gpu.sh. The exit status is 0 if our kernels pass
+# everything and every broken call and every cheat is caught; FLA's verdict does not count. Where
+# FLA is neither installed nor staged (bench/on_gpu.sh stage), its verdict names it as absent.
+# Broken calls run side by side; a judgement with timing runs alone.
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 done
@@ -37,11 +40,11 @@ verdict() {  # verdict NAME WANTED OPERATION CANDIDATE [WORD…]: WANTED is a li
   printf '\n== %s: status %s (wanted: %s)\n%s\n' "$name" "$status" "$wanted" "$(tail -n 12 "$results/$name.txt")"
   [[ $wanted == any || " $wanted " == *" $status "* ]]
 }
-judge() {  # likewise, if the operation is asked for
+judge() {  # judge NAME WANTED OPERATION CANDIDATE [WORD…]: as verdict, if the command line selects the operation
   asked "$3" || return 0
   verdict "$@" || failed=1
 }
-broken() {  # broken OPERATION FUNCTION [WORD…]: a call of ours that has to be caught, beside others
+broken() {  # broken OPERATION FUNCTION [WORD…]: judges in the background a call of ours that must be caught
   asked "$1" || return 0
   verdict "broken_$2" "10 11" "$1" "$ours:$2" --no-time "${@:3}" &
   beside+=($!)

@@ -1,6 +1,6 @@
-// Times of the kernels at serving shapes, compared with the chip's copy rate: `limit_share` is the
-// time of copying the bytes that must move, divided by the measured time. bench/peers/ measures
-// other projects' kernels.
+// Times of the kernels at serving shapes on a GPU. The counter `limit_share` is the time that a
+// copy at the chip's copy rate would take for the bytes that a launch must move, divided by the
+// measured time: 1 is the limit. bench/peers/ times other projects' kernels beside these.
 #include "kernels/recurrent/causal_conv1d_update.hpp"
 
 #include <numeric>
@@ -16,7 +16,7 @@ namespace {
 
 using kernels::Bf16;
 
-/// The slots 0 ... count - 1 in an order without neighbours.
+/// The slots 0 ... count - 1 in an order in which consecutive rows get slots that lie far apart.
 std::vector<std::int32_t> scattered(std::int64_t count) {
   std::int64_t step = count * 5 / 8 | 1;
   while (std::gcd(step, count) != 1) step += 2;
@@ -26,7 +26,7 @@ std::vector<std::int32_t> scattered(std::int64_t count) {
   return slots;
 }
 
-/// Row by row as many tokens: 0, each, 2 each, …
+/// query_start_loc of `rows` rows of `each` tokens: 0, each, 2 each, …, rows each.
 std::vector<std::int32_t> starts_of(std::int64_t rows, std::int64_t each) {
   std::vector<std::int32_t> starts(static_cast<std::size_t>(rows + 1));
   for (std::int64_t i = 0; i <= rows; ++i)
@@ -38,7 +38,8 @@ std::vector<std::int32_t> starts_of(std::int64_t rows, std::int64_t each) {
 
 constexpr std::int64_t kH = 16, kHV = 32, kK = 128, kV = 128;
 
-/// Sets of B rows with T tokens each; every row has T slots.
+/// Input sets of B rows with T tokens each. The pool of a set has T slots for every row; a launch
+/// that keeps one state per row uses only B of them.
 template <class S>
 struct GatedDelta {
   std::int64_t B, T;
@@ -48,7 +49,8 @@ struct GatedDelta {
   Buffer<S> state;
   Buffer<std::int32_t> slots, starts, accepted;
 
-  /// States that a launch moves: read once, written `writes` times.
+  /// Makes as many sets as keep L2 cold when a launch reads each row's state once and writes states
+  /// `writes` times as large.
   GatedDelta(std::int64_t rows, std::int64_t tokens, double writes)
       : B(rows),
         T(tokens),
@@ -97,7 +99,7 @@ void gdn_decode(benchmark::State& state) {
                 [&](int set, cudaStream_t s) { gated_delta_rule_update(in.update(set), s); });
 }
 
-/// Tokens of a verification, each with a slot for the state after it.
+/// A verification of 4 tokens per row that writes the state after each of them into a slot.
 template <class S>
 void gdn_verify(benchmark::State& state) {
   const GatedDelta<S> in(state.range(0), 4, 4);
@@ -112,7 +114,8 @@ void gdn_verify(benchmark::State& state) {
                 });
 }
 
-/// The same without states in between: a verification that only reads, and a commit of its launch.
+/// A verification of 4 tokens per row that only reads the state, and a launch that commits the
+/// accepted tokens by replay: the state moves three times, not five.
 template <class S>
 void gdn_verify_replay(benchmark::State& state) {
   const GatedDelta<S> in(state.range(0), 4, 2);
@@ -126,7 +129,8 @@ void gdn_verify_replay(benchmark::State& state) {
                 });
 }
 
-/// A verification that first commits the one before.
+/// A verification of 4 tokens per row that first commits the accepted tokens of the verification
+/// before it in the same launch: the state moves twice.
 template <class S>
 void gdn_verify_fold(benchmark::State& state) {
   const GatedDelta<S> in(state.range(0), 4, 1);
@@ -140,7 +144,8 @@ void gdn_verify_fold(benchmark::State& state) {
                 });
 }
 
-/// Whole prompts, one after the other, that go on from their states.
+/// A prefill of packed prompts, one row for each entry of `lengths`; every row continues from its
+/// state.
 void gdn_prefill(benchmark::State& state, const std::vector<std::int32_t>& lengths,
                  kernels::PrefillForm form) {
   std::vector<std::int32_t> starts_of_rows(lengths.size() + 1, 0);
@@ -180,7 +185,7 @@ template <kernels::PrefillForm kForm>
 void gdn_prefill_one(benchmark::State& state) {
   gdn_prefill(state, {static_cast<std::int32_t>(state.range(0))}, kForm);
 }
-/// 12,384 tokens in 16 rows.
+/// 16 rows of 17 to 2,048 tokens, 12,384 together.
 template <kernels::PrefillForm kForm>
 void gdn_prefill_mixed(benchmark::State& state) {
   gdn_prefill(state,
@@ -251,7 +256,7 @@ void conv_decode(benchmark::State& state) {
   });
 }
 
-/// 64 moves among 128 slots of each of 36 layers.
+/// state_copy of 64 slots to 64 others, in each of 36 layers of 128 slots.
 void pool_copy(benchmark::State& state) {
   constexpr std::int64_t kLayers = 36, kSlots = 128, kMoves = 64;
   const std::int64_t row = state.range(0);
@@ -271,10 +276,10 @@ void pool_copy(benchmark::State& state) {
   });
 }
 
-// --- What streaming alone costs ------------------------------------------------------------------
+// --- Streams without arithmetic ------------------------------------------------------------------
 
-/// As many bytes as the states of a launch, read once and written `kWrites` times, and no more: the
-/// least that a kernel of this traffic can take, launch and all.
+/// Reads as many bytes as the states of a launch once and writes them `kWrites` times, and does
+/// nothing else: no kernel with this traffic takes less time, its launch included.
 template <int kWrites>
 void stream_states(benchmark::State& state) {
   const std::int64_t bytes = state.range(0) << 20;

@@ -1,27 +1,31 @@
 #!/usr/bin/env bash
-# Measures the kernels on a machine that has a GPU and perhaps no network.
+# Tests and measures the kernels on a machine that has a GPU and may have no network.
 #
-#   bench/on_gpu.sh stage         on a machine with network: what the other one lacks goes to .lockstep/stage/
-#                                 (headers and libraries of Debian 12) and .lockstep/peers/ (bench/peers/stage.sh)
-#   bench/on_gpu.sh run RESULTS   on the GPU machine: builds all shapes, tests, runs the four sanitizers, measures
-#                                 beside the peers; files go to the folder RESULTS
-#   bench/on_gpu.sh measure RESULTS    the same without the sanitizers, which take the longest; its halves are
-#   bench/on_gpu.sh check RESULTS      builds, tests
-#   bench/on_gpu.sh time RESULTS       measures beside the peers
+#   bench/on_gpu.sh stage              on a machine with a network: fetches headers and libraries of
+#                                      Debian 12 into .lockstep/stage/ and peers into .lockstep/peers/
+#                                      (bench/peers/stage.sh)
+#   bench/on_gpu.sh run RESULTS        on the GPU machine: builds all shapes, runs the tests and the four
+#                                      sanitizers, and times the kernels beside the peers; files go to
+#                                      the folder RESULTS
+#   bench/on_gpu.sh measure RESULTS    as run, without the sanitizers, which take the longest
+#   bench/on_gpu.sh check RESULTS      the first half of measure: builds and tests
+#   bench/on_gpu.sh time RESULTS       the second half of measure: times the kernels beside the peers
 #   bench/on_gpu.sh sanitize RESULTS   the sanitizers alone
 #
-# After RESULTS may stand names of operations: then only their tests run, and only they are sanitized and timed. Where one
-# command has a limit of time, halves in one folder and one `sanitize` a folder, each with some of the operations, are as
-# good as `run`: `reports/evidence.py merge` puts the folders together.
+# Names of operations may follow RESULTS: then only these are tested, sanitized and timed. On a
+# machine that limits the time of a command, `check` and `time` into one folder and several
+# `sanitize`, each into a folder of its own with some of the operations, give the same evidence as
+# `run`: `reports/evidence.py merge` joins the folders.
 #
-# Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/, of the sources that were measured (RESULTS has
-# their digests) and no others. The GPU machine has CUDA 13.0, CMake, ninja and PyTorch 2.11; LOCKSTEP_COMMIT names the
-# commit of a copy without git. LOCKSTEP_BUILT names a folder with lockstep_tests_gpu and liblockstep_torch.so that
-# another machine built from these sources, with the shapes that are asked for; then nothing is built.
+# Afterwards `reports/evidence.py merge RESULTS` writes reports/kernels/. It takes only kernels
+# whose sources still have the digests that RESULTS recorded. The GPU machine has CUDA 13.0, CMake,
+# ninja and PyTorch 2.11; LOCKSTEP_COMMIT names the commit of a copy without git. LOCKSTEP_BUILT
+# names a folder with lockstep_tests_gpu and liblockstep_torch.so that another machine has built
+# from these sources, with all shapes that the run needs; then this script builds nothing.
 #
-# The sanitizers run the GPU tests but for the largest batches and pools and a prefix of 8,190 tokens (racecheck had not ended
-# it after 340 s), and nothing else: no random cases beyond them.
-# Each tool runs in LOCKSTEP_SANITIZER_PARTS processes (4) of at most LOCKSTEP_SANITIZER_S seconds (400).
+# The sanitizers run the GPU tests except those of the largest batches and pools and of a prefix of
+# 8,190 tokens (racecheck had not ended it after 340 s), and no random cases beyond the tests. Each
+# tool runs in LOCKSTEP_SANITIZER_PARTS processes (4) of at most LOCKSTEP_SANITIZER_S seconds (400).
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 done
@@ -60,7 +64,7 @@ tests_of() {  # the filter of the tests of OPERATION…: ssd_prefill's have SsdP
   printf '%s' "${filter:-*}"
 }
 
-sanitize() {  # sanitize RESULTS OPERATION…: the number of errors of each tool, with a test of every kind; -1: it did not end
+sanitize() {  # sanitize RESULTS OPERATION…: writes each tool's number of errors, -1 for a tool that did not end
   local tool part errors separator=
   local tools='memcheck racecheck initcheck synccheck' parts=${LOCKSTEP_SANITIZER_PARTS:-4}
   local filter
@@ -87,7 +91,7 @@ sanitize() {  # sanitize RESULTS OPERATION…: the number of errors of each tool
   printf '}\n' >>"$1/sanitizer.json"
 }
 
-test_all() {  # test_all RESULTS OPERATION…: the GPU tests in parts side by side: most of their time is the references'
+test_all() {  # test_all RESULTS OPERATION…: runs the GPU tests in 8 processes; CPU references take most of the time
   local part parts=8 pids=() failed=0
   for ((part = 0; part < parts; ++part)); do
     GTEST_TOTAL_SHARDS=$parts GTEST_SHARD_INDEX=$part LOCKSTEP_ACCURACY=$1/accuracy.$part.json \
@@ -134,7 +138,7 @@ measure() {  # measure RESULTS WHAT OPERATION…: WHAT is check, time or both
   fi
   [ "$what" = time ] || correct "$results" "${operations[@]}" || exit 1
   [ "$what" != check ] || return 0
-  wait $compiling || tail -3 "$results/compile.log"  # what was not compiled is when it is tuned
+  wait $compiling || tail -3 "$results/compile.log"  # run.py compiles whatever is missing when it tunes
   python3 "$root/bench/peers/run.py" --ours "$built/liblockstep_torch.so" --out "$results" \
     ${operations[@]/#/--operation }
 }

@@ -1,7 +1,7 @@
-// Times of the references at the head shapes of real models. FLOPs are those of the definition (a
-// multiplication and an addition each), so forms that do more work are not rewarded for it.
-// `of_peak` is their share of what all cores together reach in products of matrices, by the same
-// library, measured when the program starts.
+// Times of the references at the head shapes of real models. FLOPs count the definition's
+// multiplications and additions, so a form that does more work than the definition gets no credit
+// for it. `of_peak` is the rate of these FLOPs divided by the rate that all cores together reach in
+// Eigen's products of matrices, which is measured once, when the first benchmark begins.
 #include <benchmark/benchmark.h>
 
 #include <chrono>
@@ -20,7 +20,8 @@ Array<float, Rank> drawn(const Shape<Rank>& shape, std::uint64_t stream) {
   return on_grid<float>(shape, {.stream = stream});
 }
 
-/// FLOP/s of all cores at once, each with a product of 512 x 512 matrices: the best of five.
+/// FLOP/s of all cores together while each multiplies 512 x 512 matrices of its own; the best of
+/// five attempts.
 double peak_flops() {
   static const double peak = [] {
     const auto cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -47,7 +48,8 @@ double peak_flops() {
   return peak;
 }
 
-/// Counts the floating-point operations of a loop from its construction to its end.
+/// Times a benchmark's loop from this object's construction to its destruction and writes the
+/// counters "FLOP/s" and "of_peak".
 class FlopCount {
  public:
   FlopCount(benchmark::State& state, double per_iteration)
@@ -68,7 +70,9 @@ class FlopCount {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-/// Qwen3-Next: 16 key heads, 32 value heads, K = V = 128. chunk 0 is the recurrence.
+/// Qwen3-Next's heads: 16 of keys, 32 of values, K = V = 128. A chunk of 0 runs the recurrence, any
+/// other runs the form by chunks of that many tokens. 7 FLOPs per element of S and token: decay 1,
+/// S k 2, the update 2, S q 2.
 void gated_delta_rule(benchmark::State& state) {
   const std::int64_t T = state.range(0), chunk = state.range(1), H = 16, HV = 32, K = 128, V = 128;
   const auto q = drawn<3>({T, H, K}, 1), k = drawn<3>({T, H, K}, 2), v = drawn<3>({T, HV, V}, 3);
@@ -91,7 +95,9 @@ BENCHMARK(gated_delta_rule)
     ->Unit(benchmark::kMillisecond)
     ->UseRealTime();
 
-/// Nemotron-H: 64 heads of 64, state 128, 8 groups. chunk 0 is the recurrence.
+/// Nemotron-H's heads: 64 of P = 64 rows and N = 128 columns of state, in 8 groups. A chunk of 0
+/// runs the recurrence, any other runs the form by chunks of that many tokens. 5 FLOPs per element
+/// of the state and token: decay 1, the update 2, S C 2.
 void mamba2(benchmark::State& state) {
   const std::int64_t T = state.range(0), chunk = state.range(1), H = 64, P = 64, N = 128, G = 8;
   const auto x = drawn<3>({T, H, P}, 1), B = drawn<3>({T, G, N}, 2), C = drawn<3>({T, G, N}, 3);
@@ -111,7 +117,7 @@ void mamba2(benchmark::State& state) {
 }
 BENCHMARK(mamba2)->Args({256, 0})->Args({256, 128})->Unit(benchmark::kMillisecond)->UseRealTime();
 
-/// DeepSeek-V3: one token of 128 heads over latents of 576.
+/// DeepSeek-V3's heads: one query token with 128 heads over L cached latents of 576 columns.
 void mla_decode(benchmark::State& state) {
   const std::int64_t L = state.range(0), H = 128, page = 64;
   const auto q = drawn<4>({1, 1, H, 576}, 1);
@@ -129,14 +135,15 @@ void mla_decode(benchmark::State& state) {
 }
 BENCHMARK(mla_decode)->Arg(1024)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-/// DeepSeek-V3's up-projection, as the checkpoint has it: 128 heads of 128 + 128 rows over 512.
+/// DeepSeek-V3's kv_b_proj in the checkpoint's layout: for each of 128 heads 128 rows of W^K and
+/// 128 rows of W^V, over dc = 512 columns; and one token's queries.
 struct UpProjection {
   static constexpr std::int64_t H = 128, dn = 128, dr = 64, dc = 512;
   Array<float, 2> kv_b = drawn<2>({H * (dn + 128), dc}, 7);
   Array<float, 3> q_nope = drawn<3>({1, H, dn}, 8), q_pe = drawn<3>({1, H, dr}, 9);
 };
 
-/// A decode step's queries, absorbed by weights that were split once, when they were loaded.
+/// The absorption of one token's queries by weights that are split once, before the loop.
 void mla_absorb_at_load(benchmark::State& state) {
   const UpProjection p;
   const auto w = reference::split_kv_b<float>(p.kv_b, p.H, p.dn);
@@ -145,7 +152,7 @@ void mla_absorb_at_load(benchmark::State& state) {
 }
 BENCHMARK(mla_absorb_at_load)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-/// The same, with the split in every forward.
+/// The absorption of one token's queries, with the split of the weights in every iteration.
 void mla_absorb_in_forward(benchmark::State& state) {
   const UpProjection p;
   for (auto _ : state) {
@@ -155,8 +162,9 @@ void mla_absorb_in_forward(benchmark::State& state) {
 }
 BENCHMARK(mla_absorb_in_forward)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-/// Bytes that a cached token takes in bf16: the latent, the decompressed keys and values, and their
-/// padded form. The time is that of decompressing 64 tokens.
+/// The counters are the bytes of one cached token in bf16: as latent and rotated key, as
+/// decompressed keys and values, and as these padded to 256 columns. The time is the decompression
+/// of 64 tokens without padding.
 void mla_cache_memory(benchmark::State& state) {
   const UpProjection p;
   const std::int64_t L = 64, bf16 = 2;
@@ -178,7 +186,7 @@ void mla_cache_memory(benchmark::State& state) {
 }
 BENCHMARK(mla_cache_memory)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-/// The best rate of one core with the same library: a product of 512 x 512 matrices.
+/// Eigen's product of 512 x 512 matrices on one core; the references multiply by this library too.
 void eigen_product(benchmark::State& state) {
   const Matrix<float> a = Matrix<float>::Ones(512, 512);
   Matrix<float> c(512, 512);

@@ -1,8 +1,9 @@
-// Time of a policy on `sglang-w1` (2,000 requests, 3.28 M prompt tokens), next to what the
-// machine could do: the tokens that the matches compare, over the rate at which one core reads
-// memory in the same run. Recorded peers on one core of an AMD EPYC, their tensor bookkeeping
-// included: SGLang 0.5.23's Rust core 510 ms, its Python core 1,090 ms (no_buffer); 480 and 870 ms
-// (extra_buffer); 380 and 890 ms for attention alone; 0.5.9's class (legacy) 1,020 ms.
+// Time of a policy on `sglang-w1` (2,000 requests, 3.28 M prompt tokens), beside a limit of the
+// machine: `compared_B` is the rate of the token bytes that the matches compare, `read_B` the rate
+// at which one core reads memory in the same run. Peers' times, recorded on one core of an AMD EPYC
+// with the peers' tensor bookkeeping included: SGLang 0.5.23's Rust core 510 ms and Python core
+// 1,090 ms (no_buffer); 480 and 870 ms (extra_buffer); 380 and 890 ms for attention alone; SGLang
+// 0.5.9's class (legacy) 1,020 ms.
 #include <benchmark/benchmark.h>
 
 #include <cstring>
@@ -72,7 +73,7 @@ void replay_w1(benchmark::State& state, const char* policy, CheckLevel check) {
       benchmark::Counter(requests * iterations, benchmark::Counter::kIsRate);
   state.counters["hit_tokens"] = static_cast<double>(hit_tokens);
   if (check != CheckLevel::off) return;
-  // Each token compared is four bytes on either side.
+  // A compared token is four bytes in each of the two sequences.
   const double compared = static_cast<double>(Tokens::compared() - before) * 8;
   state.counters["compared_B"] = benchmark::Counter(compared, benchmark::Counter::kIsRate);
   state.counters["read_B"] = read_rate();
@@ -111,7 +112,7 @@ BENCHMARK_CAPTURE(replay_w1, no_buffer_oracle, "oracle:sglang-no-buffer", CheckL
     ->Unit(benchmark::kMillisecond)
     ->Iterations(1);
 
-/// The comparison alone: two equal sequences of explicit ids that lie apart in memory.
+/// Compares two equal sequences of explicit ids in separate buffers, and does nothing else.
 void compare_tokens(benchmark::State& state) {
   const auto size = static_cast<std::uint32_t>(state.range(0));
   std::vector<std::uint32_t> ids(size);

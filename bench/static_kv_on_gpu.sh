@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Qwen3 exported with fixed shapes on a GPU: CUDA graphs in C++ and Python against the original, compute-sanitizer, and
-# time per decode step.
+# Checks and times Qwen3 exported with fixed shapes on a GPU: compares CUDA graphs in C++ and Python
+# with the original model, runs compute-sanitizer, and times a decode step.
 #
-#   bench/static_kv_on_gpu.sh RESULTS [FOLDER]    writes RESULTS/static_kv.json, which is reports/static_kv.json, and logs
+#   bench/static_kv_on_gpu.sh RESULTS [FOLDER]    writes logs and RESULTS/static_kv.json, the new content
+#                                                 of reports/static_kv.json
 #
-# FOLDER has lockstep_static_kv_gpu_tests, lockstep_static_kv_times and lockstep_graph_copy, build/current unless it is
-# named. python3 has PyTorch 2.11 and transformers 5.23. LOCKSTEP_COMMIT names the commit of a copy without git. Packages
-# are made in parallel with the tests that need none; times are taken last, when nothing else runs. It takes six minutes.
+# FOLDER (default: build/current) has lockstep_static_kv_gpu_tests, lockstep_static_kv_times and
+# lockstep_graph_copy. python3 has PyTorch 2.11 and transformers 5.23. LOCKSTEP_COMMIT names the
+# commit of a copy without git. Packages are made while the tests that need none run; times are
+# taken last, when nothing else runs. All of it takes six minutes.
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 done
@@ -21,7 +23,7 @@ export LD_LIBRARY_PATH=$libraries:${LD_LIBRARY_PATH:-} PYTHONUNBUFFERED=1
 cd -- "$results" || exit 2
 
 parts=()
-part() {  # part LOG COMMAND…: in the background
+part() {  # part LOG COMMAND…: runs COMMAND in the background, with its output in LOG
   local log=$1
   shift
   "$@" >"$log" 2>&1 &
@@ -33,7 +35,7 @@ finished() {
   parts=()
 }
 graphs() { AOTI_RUNTIME_CHECK_INPUTS=0 "$built/lockstep_static_kv_gpu_tests" "$@"; }
-sanitized() {  # sanitized PREFIX FILTER
+sanitized() {  # sanitized PREFIX FILTER: starts each tool on the tests of FILTER, with its output in PREFIX<tool>.log
   local tool
   for tool in memcheck racecheck initcheck synccheck; do
     part "$1$tool.log" timeout "${LOCKSTEP_SANITIZER_S:-240}" compute-sanitizer --tool $tool --error-exitcode 9 \
@@ -50,7 +52,7 @@ for shape in tied qwen3-0.6b; do
 done
 part graphs.log graphs --gtest_filter=-*Packages* --gtest_output=json:graphs.json
 sanitized '' '*fewSteps*/tied'
-for form in stream graph nothing; do  # what initcheck says of copies inside a graph
+for form in stream graph nothing; do  # shows whether initcheck follows copies inside a graph
   part "copy.$form.log" compute-sanitizer --tool initcheck --print-limit 1 "$built/lockstep_graph_copy" $form
 done
 part traps.log "${static_kv[@]}" check device=cuda

@@ -1,11 +1,11 @@
-// Time of a decode step of Qwen3 in the C++ runtime, by form, on a GPU:
+// Times a decode step of Qwen3 in the C++ runtime on a GPU, in each of its forms:
 //
 //   lockstep_static_kv_times FOLDER PROMPT STEPS
 //
-// FOLDER is one of packages for a GPU (fixtures/subjects/static_kv packages). All rows have PROMPT
-// tokens; then STEPS are timed as a server would take them: tokens come from the host, logits stay
-// on the device. Written as JSON: microseconds a step by form, of the best of five rounds and of
-// the middle one.
+// FOLDER has packages for a GPU, made by `python3 fixtures/subjects/static_kv packages`. All rows
+// get PROMPT tokens; then five rounds of STEPS decode steps are timed as a server runs them: tokens
+// come from the host, logits stay on the device. The output is JSON: for each form the microseconds
+// of a step in the best round ("us") and in the middle one ("median_us").
 #include <ATen/cuda/CUDAContext.h>
 
 #include <algorithm>
@@ -82,7 +82,7 @@ int main(int count, char** words) {
   const Program in_place = [&](const std::vector<at::Tensor>& in) {
     return eager.step_in_place(in);
   };
-  // Prompts are one eager call in every form.
+  // Every form runs the prompt as one eager call; only its decode steps differ.
   const auto with = [&](const Program& decode) {
     Programs programs = *packages;
     programs.buckets = {{1, decode}, {prompt, sidecar}};

@@ -1,5 +1,6 @@
-// Times of workloads: reading and comparing a real trace, and the time of a request as a workload
-// gets longer. At fixed pools a request costs the same however many came before it.
+// Times of whole workloads: a real trace replayed and compared, and streamed sessions of 1,000 to
+// 1,000,000 requests. With pools of fixed size the time per request does not depend on the number
+// of requests before it.
 #include <benchmark/benchmark.h>
 #include <sys/resource.h>
 
@@ -22,7 +23,8 @@ double peak_mib() {
   return static_cast<double>(usage.ru_maxrss) / 1024;
 }
 
-/// A slice of Mooncake's conversation trace, or the whole of it where LOCKSTEP_MOONCAKE names it.
+/// The path of a slice of Mooncake's conversation trace, or of the file that LOCKSTEP_MOONCAKE
+/// names (the whole trace).
 std::string mooncake() {
   const char* const whole = std::getenv("LOCKSTEP_MOONCAKE");
   if (whole != nullptr) return whole;
@@ -53,7 +55,7 @@ void replay_stream(benchmark::State& state, const std::string& workload, const c
   state.counters["peak_MiB"] = peak_mib();
 }
 
-/// The longest workload last, so that peak_MiB is its own.
+/// The longest workload runs last: peak_MiB is a maximum over the process, and so is its own.
 void streamed_sessions(benchmark::State& state) {
   replay_stream(state, "sessions:output=8,gap_us=20000,requests=" + std::to_string(state.range(0)),
                 "sglang-extra-buffer", 131072, 256);

@@ -1,4 +1,4 @@
-"""The cases of the speed table: inputs, counted bytes, and what the answer is in float64.
+"""The cases of the speed table: inputs, counted bytes, and a reference answer in float64.
 
 A case holds several input sets. Launches rotate over them, so that between two uses of one set
 more bytes move than the L2 cache holds. Every contestant of a case gets the same sets.
@@ -39,7 +39,8 @@ class Case:
 
 
 def sets_needed(traffic, state_bytes):
-    """How many input sets keep L2 cold."""
+    """The number of input sets that keeps L2 cold: one launch of a set counts `traffic` bytes, and
+    the states that it updates in place have `state_bytes`."""
     return max(1, math.ceil(COLD_BYTES / traffic), math.ceil(STATE_FOOTPRINT / state_bytes))
 
 
@@ -49,12 +50,13 @@ def nbytes(*tensors):
 
 
 def rand(*shape, dtype=torch.bfloat16, scale=1.0):
-    """Normal values on the GPU."""
+    """Values on the GPU from a normal distribution with standard deviation `scale`."""
     return (torch.randn(*shape, device="cuda", dtype=torch.float32) * scale).to(dtype)
 
 
 def big_rand(*shape, dtype):
-    """Normal values for whole pools, drawn slot by slot where a float32 copy would be too large."""
+    """Standard normal values for whole pools, drawn in parts of about 2^26 values, since a float32
+    copy of the pool could exceed the GPU's memory."""
     out = torch.empty(*shape, device="cuda", dtype=dtype)
     for part in out.split(max(1, (1 << 26) // max(1, out[0].numel()))):
         part.copy_(torch.randn(part.shape, device="cuda", dtype=torch.float32))
@@ -128,8 +130,9 @@ RING = 16  # tokens of a window
 
 
 def whole_rings(B, layers, make, more):
-    """Sets for each step of a window and each layer: a layer's tensors with that step's cursors, so that every row is
-    at every place of its ring once. more(set) adds what a peer wants to be told."""
+    """A set for each of the 16 steps of a window and each layer: the layer's tensors with the
+    step's cursors, so that over a rotation every row is at every place of its ring once.
+    more(cursors) returns the further arguments that a peer takes."""
     made = [make() for _ in range(layers)]
     rows = torch.arange(B, device="cuda")
     sets = []
@@ -141,13 +144,15 @@ def whole_rings(B, layers, make, more):
 
 
 def ring_layers(traffic):
-    """So many layers that none is in L2 when its turn comes again, and no two launches in a row share one."""
+    """The number of layers at which no layer is in L2 when its turn comes again, and no two
+    consecutive launches use the same layer."""
     return max(2, math.ceil(COLD_BYTES / traffic))
 
 
 def ssu_ring(B, dtype, H=SSU.H, P=SSU.P, N=SSU.N, G=SSU.G):
-    """selective_state_update with states that are written once in 16 tokens: those of ssu(), ring_x [B + 1, H, 16, P],
-    ring_B [B + 1, G, 16, N] and ring_dt [B + 1, H, 16] float32. Bytes are the mean over a ring."""
+    """selective_state_update with a ring of 16 pending tokens: the state is written once in 16
+    tokens. The inputs of ssu(), and ring_x [B + 1, H, 16, P], ring_B [B + 1, G, 16, N] and ring_dt
+    [B + 1, H, 16] float32. Counted bytes are the mean over the 16 steps."""
     A = -torch.rand(H, device="cuda") * 4 - 0.5
     D, dt_bias = rand(H, dtype=torch.float32), rand(H, dtype=torch.float32, scale=0.5) - 2
 
@@ -190,9 +195,10 @@ def ssu_ring(B, dtype, H=SSU.H, P=SSU.P, N=SSU.N, G=SSU.G):
 
 
 def gdn_ring(B, dtype, H=GDN.H, HV=GDN.HV, K=GDN.K, V=GDN.V):
-    """gated_delta_rule_update with states that are written once in 16 tokens: ring_k [B + 1, H, 16, K], ring_k_scale
-    [B + 1, H, 16], ring_u [B + 1, HV, 16, V] in the states' type, ring_g [B + 1, HV, 16]. Bytes are the mean over a
-    ring."""
+    """gated_delta_rule_update with a ring of 16 pending tokens: the state is written once in 16
+    tokens. ring_k [B + 1, H, 16, K]; ring_k_scale [B + 1, H, 16] float32; ring_u [B + 1, HV, 16, V]
+    in the states' type; ring_g [B + 1, HV, 16] float32. Counted bytes are the mean over the 16
+    steps."""
     A = torch.rand(HV, device="cuda") * 8 + 0.5
     dt_bias = rand(HV, dtype=torch.float32, scale=0.5)
 
@@ -239,7 +245,7 @@ MIXED = (17, 2048, 300, 1, 900, 64, 1500, 128, 33, 777, 1200, 400, 63, 65, 600, 
 
 
 def packed_rows(s, lengths):
-    """The rows of a packed batch: starts [N + 1] and slots [N]."""
+    """Gives the set `s` the rows of a packed batch: lengths, starts [N + 1] and slots [N]."""
     s.lengths = tuple(lengths)
     s.starts = torch.tensor((0, *lengths), device="cuda").cumsum(0).to(torch.int32)
     s.slots = slots(len(lengths))
@@ -247,7 +253,7 @@ def packed_rows(s, lengths):
 
 
 def lengths_text(lengths):
-    """T=8192, 8x1024 or 16 rows, T=8175."""
+    """The lengths in a case's name: "T=8192", "8x1024" or "16 rows, T=8175"."""
     if len(lengths) == 1:
         return f"T={lengths[0]}"
     if len(set(lengths)) == 1:
@@ -285,15 +291,17 @@ def conv_prefill(lengths, D=CONV.D):
 
 
 def boundaries(s, lengths, every, shape):
-    """States after each `every` tokens of a row, as a cache of prefixes keeps them; every = 0: none."""
+    """Gives the set `s` room for the states after every `every` tokens of each row, which a prefix
+    cache keeps; every = 0: no such states."""
     s.every, count = every, sum(n // every for n in lengths) if every else 0
     s.boundary = torch.empty(count, *shape, device="cuda", dtype=torch.float32) if every else None
     return s
 
 
 def ssd_prefill(lengths, H=SSU.H, G=SSU.G, gated=False, slow=False, every=0):
-    """x, z, out [T, H, P] packed; dt [T, H]; B, C [T, G, N]; state [N + 1, H, P, N] float32. A is
-    between -4.5 and -0.5, or a hundredth of that: gates that hardly decay."""
+    """x, z, out [T, H, P] packed; dt [T, H]; B, C [T, G, N]; state [R + 1, H, P, N] float32 for R
+    rows. A is between -4.5 and -0.5; with `slow` it is a hundredth of that, and states hardly
+    decay."""
     P, N, T, R = SSU.P, SSU.N, sum(lengths), len(lengths)
     A = (-torch.rand(H, device="cuda") * 4 - 0.5) * (0.01 if slow else 1)
     D, dt_bias = rand(H, dtype=torch.float32), rand(H, dtype=torch.float32, scale=0.5) - 2
@@ -326,7 +334,8 @@ def ssd_prefill(lengths, H=SSU.H, G=SSU.G, gated=False, slow=False, every=0):
 
 
 def ssd_in_float64(s, tokens, slot, chunk=64):
-    """Outputs and last state of one row, by chunks: reference/recurrent/mamba2.hpp."""
+    """Outputs and last state of one row, in chunks, by the equations of
+    reference/recurrent/mamba2.hpp."""
     H, G = s.x.shape[1], s.B.shape[1]
     state, outs = s.state[slot].double(), []
     for begin in range(tokens.start, tokens.stop, chunk):
@@ -350,7 +359,8 @@ def ssd_in_float64(s, tokens, slot, chunk=64):
 
 
 def delta_rule_in_float64(s, tokens, slot, chunk=64):
-    """Outputs and last state of one row, by chunks: reference/recurrent/gated_delta_rule.hpp."""
+    """Outputs and last state of one row, in chunks, by the equations of
+    reference/recurrent/gated_delta_rule.hpp."""
     H, K, HV = s.k.shape[1], s.k.shape[2], s.v.shape[1]
     state, outs = s.state[slot].double(), []  # [HV, V, K]
     for begin in range(tokens.start, tokens.stop, chunk):
@@ -374,13 +384,14 @@ def delta_rule_in_float64(s, tokens, slot, chunk=64):
 
 
 def states_text(every):
-    """How the name of a case says that."""
+    """The part of a case's name that tells the distance of the kept states."""
     return f", states every {every}" if every else ""
 
 
 def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False, every=0):
     """q, k [T, H, K]; v, out [T, HV, V] packed; g, beta [T, HV]; state [N + 1, HV, V, K] float32.
-    exp(A_log) is between 0.5 and 8.5, or between 0.001 and 0.05: gates that hardly decay."""
+    exp(A_log) is between 0.5 and 8.5; with `slow` between 0.001 and 0.05, and states hardly
+    decay."""
     K, V, T, N = GDN.K, GDN.V, sum(lengths), len(lengths)
     low, high = (0.001, 0.05) if slow else (0.5, 8.5)
     A = torch.rand(HV, device="cuda") * (high - low) + low
@@ -415,8 +426,10 @@ def gdn_prefill(lengths, H=GDN.H, HV=GDN.HV, slow=False, every=0):
 
 
 def layer(prefill, lengths):
-    """A convolution, the prefill that reads what it leaves, and the next layer's convolution, as a server runs them
-    one after the other. A set has `conv`, `core` and `next`; into(core, y) cuts the core's inputs out of y."""
+    """A convolution, the prefill that reads its output, and the next layer's convolution, in the
+    order in which a server launches them. A set has the sets `conv`, `core` and `next` of the
+    three; into(core, y) replaces the core's inputs by views of y, the first convolution's
+    output."""
     if prefill == "gdn":
         core, kind = gdn_prefill(lengths), "layer_gdn"
         parts = (("q", GDN.H, GDN.K), ("k", GDN.H, GDN.K), ("v", GDN.HV, GDN.V))
@@ -445,8 +458,9 @@ def layer(prefill, lengths):
 
 
 def gdn(B, dtype, T=1):
-    """q, k [B, T, H, K]; v, out [B, T, HV, V]; g, beta [B, T, HV] and the raw a, b they come from;
-    state [slots, HV, V, K]; T > 1: table [B, T], one slot per token, the state before in column 0.
+    """q, k [B, T, H, K]; v, out [B, T, HV, V]; g, beta [B, T, HV], and the raw a, b that they are
+    computed from; state [B T + 1, HV, V, K]. table [B, T] has one slot per token; column 0 also
+    holds the state before the first token.
     """
     H, HV, K, V = GDN.H, GDN.HV, GDN.K, GDN.V
     A_log = torch.log(torch.rand(HV, device="cuda") * 8 + 0.5)
@@ -492,9 +506,10 @@ def gdn(B, dtype, T=1):
 
 
 def gdn_replay(B, dtype, folded, T=4):
-    """A verification without states in between: B rows of T tokens that only read, and a commit of
-    the first 1 ... T of them by replay, in a launch of its own or, folded, at the beginning of the
-    next verification: then k, v, g, beta are those of the verification before."""
+    """A verification that keeps no state per token: B rows of T tokens only read the state, and a
+    commit replays the first 1 ... T of them. The commit is a launch of its own or, with `folded`,
+    runs at the beginning of the next verification; it then takes k, v, g and beta of the
+    verification before, which are in `before`."""
     case = gdn(B, dtype, T)
     verify = case.reference
     state_bytes = B * GDN.HV * GDN.V * GDN.K * case.sets[0].state.element_size()
@@ -526,12 +541,12 @@ def gdn_replay(B, dtype, folded, T=4):
 
 
 def unit(x):
-    """x normalised over its last dimension, as the kernels do it."""
+    """x / sqrt(sum of squares + 1e-6) over the last dimension, the kernels' L2 norm."""
     return x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
 def state_copy(elements):
-    """state [layers, slots, elements] bf16; source, target [rows]: disjoint slots of the pool."""
+    """state [layers, slots, elements] bf16; source and target [rows] are disjoint sets of slots."""
     L, S, R = POOL.layers, POOL.slots, POOL.rows
 
     def make():
@@ -554,8 +569,9 @@ def state_copy(elements):
 
 
 def latent_attention(s, rows, latents_of):
-    """Outputs [rows, 1, H, 512] and sums [rows, H, 1] of one query a row, in float64; `latents_of` makes a row's cache
-    pages its latents [L, 576]."""
+    """Outputs [rows, 1, H, 512] and logarithms of the softmax's sums [rows, H, 1], of one query
+    token per row, in float64; latents_of(pages) decodes a row's cache pages into latents [L,
+    576]."""
     outs, sums = [], []
     for b in range(rows):
         keys = latents_of(s.cache[s.table[b].long()])
@@ -566,7 +582,8 @@ def latent_attention(s, rows, latents_of):
 
 
 def mla_decode(H, B, L, page=MLA.page):
-    """q [B, 1, H, 576]; cache [pages, page, 576] of shuffled pages; table [B, L / page]; lengths [B], all L."""
+    """q [B, 1, H, 576]; cache [pages, page, 576], whose pages `table` [B, L / page] gives to
+    requests in random order; lengths [B], each of them L."""
     blocks, scale = L // page, MLA.scale
 
     def make():
@@ -588,7 +605,8 @@ def mla_decode(H, B, L, page=MLA.page):
 
 
 def latents(stored, form, kv_scale):
-    """float64 latents [tokens, 576] of cache pages: "e4m3" numbers, or "token656" (contract.md), bytes."""
+    """float64 latents [tokens, 576] of the cache pages `stored`. form "e4m3": numbers times
+    kv_scale; "token656": bytes in the layout of reference/contract.md."""
     flat = stored.flatten(0, 1)
     if form == "e4m3":
         return flat.double() * kv_scale
@@ -599,8 +617,9 @@ def latents(stored, form, kv_scale):
 
 
 def mla_decode_fp8(form, H, B, L):
-    """mla_decode() over caches in e4m3: with one scale, or tokens of 656 bytes whose scales are powers of two, as
-    FlashMLA's are. Queries are numbers of e4m3 times 1/16, for peers that take no others."""
+    """mla_decode() over caches in e4m3: numbers with one scale, or tokens of 656 bytes with scales
+    that are powers of two, like FlashMLA's. Queries are e4m3 numbers times 1/16, because some peers
+    take no other queries."""
     blocks, scale = L // MLA.page, MLA.scale
     kv_scale, q_scale = 0.02, 1 / 16
 
@@ -635,8 +654,9 @@ def mla_decode_fp8(form, H, B, L):
 
 
 def mla_prefill(H, lengths, chunk=0):
-    """q [T, H, 192] of packed rows, k [L, H, 192] and v [L, H, 128]: the rows themselves, causal, or with `chunk` as
-    many tokens of each row's prefix, all of which every query sees."""
+    """q [T, H, 192] of packed rows, k [L, H, 192] and v [L, H, 128]. Without `chunk` keys are those
+    of the rows, and attention is causal; with it they are `chunk` tokens of each row's prefix, and
+    every query of the row sees all of them."""
     T, N = sum(lengths), len(lengths)
     keys = [chunk or n for n in lengths]
     L, causal = sum(keys), chunk == 0
@@ -651,10 +671,11 @@ def mla_prefill(H, lengths, chunk=0):
             out=torch.empty(T, H, PROMPT.values, device="cuda", dtype=torch.bfloat16))
 
     def reference(s, rows):
-        """Of some tokens and heads: out [tokens, heads, 128], lse [heads, tokens]."""
+        """out [tokens, heads, 128] and lse [heads, tokens] of the set's sampled tokens and
+        heads."""
         del rows
         row = torch.searchsorted(starts, s.tokens.int(), right=True) - 1
-        last = key_starts[row + 1] - (starts[row + 1] - s.tokens - 1 if causal else 0)  # after what a token sees
+        last = key_starts[row + 1] - (starts[row + 1] - s.tokens - 1 if causal else 0)  # behind the visible keys
         key = torch.arange(L, device="cuda")
         hidden = (key[None] < key_starts[row][:, None]) | (key[None] >= last[:, None])
         outs, sums = [], []
@@ -675,18 +696,20 @@ def mla_prefill(H, lengths, chunk=0):
 
 
 def short(dtype):
-    """float32 -> fp32, bfloat16 -> bf16."""
+    """The type's name in cases: "fp32" or "bf16"."""
     return {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
 
 
-# Lengths of the rows, and what else: whole models, gates, and one of eight tensor-parallel parts.
+# Lengths of the rows and further arguments of ssd_prefill(). H = 16 and G = 1 are one of eight
+# tensor-parallel parts.
 SSD_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), ((1024,) * 8, {}),
     ((8192,), dict(slow=True)), ((8192,), dict(gated=True)), (MIXED, dict(gated=True)),
     ((8192,), dict(H=SSU.H // 8, G=1)), ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)),
 )
 
-# 12,384 tokens; the lengths that the recorded peers ran are not known, only their number and sum.
+# 16 rows, 12,384 tokens. RECORDED has times of a batch with this number and sum, whose single
+# lengths are not known.
 GDN_MIXED = (17, 2048, 512, 100, 1500, 64, 333, 900, 30, 1024, 700, 90, 1800, 240, 1300, 1726)
 GDN_PREFILLS = (
     ((2048,), {}), ((8192,), {}), ((32768,), {}), (GDN_MIXED, {}),
@@ -696,21 +719,23 @@ GDN_PREFILLS = (
     ((8192,), dict(every=256)), ((131072,), {}), ((131072,), dict(slow=True)),
 )
 
-# Heads, lengths of the rows, tokens of a chunk of their prefix: 16 heads are one of eight tensor-parallel parts.
+# Heads, lengths of the rows, tokens of each row's prefix chunk. 16 heads are one of eight
+# tensor-parallel parts.
 MLA_PREFILLS = (
     (128, (2048,), 0), (128, (8192,), 0), (128, MIXED, 0), (16, (8192,), 0), (128, (2048,), 8192),
 )
 
 
-# Pages of fewer tokens than a tile of 64: SGLang's pools have pages of 1.
+# (page, H, B). Pages here have fewer tokens than the kernel's tile of 64 keys; SGLang's pools have
+# pages of 1 token.
 MLA_PAGES = [(page, H, B) for page in (1, 16) for H in (16, 128) for B in (32, 128)]
 
-# Forms of the cache in e4m3, heads, requests, tokens.
+# Form of the cache in e4m3, heads, requests, tokens of each request.
 MLA_FP8 = [(form, H, B, L) for form in ("e4m3", "token656") for H in (16, 128)
            for B, L in ((1, 4096), (32, 4096), (128, 4096))]
 
 
-# What models have beside Nemotron-H's and Qwen3-Next's.
+# Head shapes of models other than Nemotron-H and Qwen3-Next.
 RING_SHAPES = {
     "selective_state_ring": ({"P": 80}, {"H": 32, "P": 128, "N": 256, "G": 2}, {"H": 80, "N": 64, "G": 1},
                              {"H": 16, "G": 1}),
@@ -719,7 +744,8 @@ RING_SHAPES = {
 
 
 def all_cases(quick=False):
-    """(operation, key of the recorded figure, maker of the case), in the table's order."""
+    """(operation, key, maker) of each case, in the table's order. RECORDED knows figures by key;
+    maker() makes the Case."""
     batches = (16, 64) if quick else (1, 16, 64, 256, 1024)
     found = []
     for B in (b for b in batches if b > 1):
@@ -775,7 +801,7 @@ def all_cases(quick=False):
     for H, lengths, chunk in MLA_PREFILLS[:2] if quick else MLA_PREFILLS:
         found.append(("mla_prefill", ("mla_prefill", H, (lengths, chunk)),
                       lambda H=H, n=lengths, c=chunk: mla_prefill(H, n, c)))
-    import latents  # it makes its cases of what stands above
+    import latents  # not at the top: latents imports names of this module
 
     found += latents.all_cases(quick)
     for elements in (24576, 1 << 20):
@@ -783,7 +809,8 @@ def all_cases(quick=False):
     return found
 
 
-# The fastest peer's time where none can be run: measured earlier on an H200 with the same method.
+# The fastest peer's microseconds, by key: measured earlier on an H200 with the same method. run.py
+# names them where no peer can run.
 RECORDED = {}
 for _key, _peer, _times in (
     (("gdn_replay", "fp32"), "FlashInfer 0.7.2.post1 CuTe, snapshots", {64: 190.1, 256: 728.4}),

@@ -1,10 +1,12 @@
-"""Compiles FlashInfer's and FlashQLA's prefills of the gated delta rule for an H200, on a machine without a GPU.
+"""Compiles FlashInfer's and FlashQLA's prefills of the gated delta rule for an H200, on a machine
+without a GPU.
 
     LOCKSTEP_PEERS=.lockstep/peers python3 bench/peers/compile_kernels.py flashinfer|flashqla
 
-Wants PyTorch, nvidia-cutlass-dsl, tilelang and what these need on PYTHONPATH, and nvcc; stage.sh sees to it. The peers'
-own functions run over the cases of cases.py, on tensors of the processor that say that they are the GPU's, and every
-kernel that they would compile is compiled and kept (kept_kernels.py), and not launched.
+It needs PyTorch, nvidia-cutlass-dsl, tilelang and their dependencies on PYTHONPATH, and nvcc;
+stage.sh provides all of them. The peers' own functions run over the cases of cases.py, on CPU
+tensors that claim to be on a GPU. Every kernel that they ask for is compiled and kept
+(kept_kernels.py), and none is launched.
 """
 
 import contextlib
@@ -15,7 +17,7 @@ import types
 from pathlib import Path
 
 os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")
-os.environ.setdefault("TILELANG_DISABLE_CACHE", "1")  # what comes out of it cannot be kept
+os.environ.setdefault("TILELANG_DISABLE_CACHE", "1")  # a kernel from TileLang's cache cannot be exported
 os.environ.setdefault("TILELANG_DEFAULT_TARGET", '{"kind": "cuda", "arch": "sm_90a"}')
 
 import torch
@@ -25,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import kept_kernels
 from cases import GDN, GDN_PREFILLS
 
-PROCESSORS, CAPABILITY, NAME = 132, (9, 0), "NVIDIA H200"  # of an H200
-SHARED_BYTES = 228 * 1024  # of a multiprocessor
-DL_CUDA = 2  # DLPack's number
+PROCESSORS, CAPABILITY, NAME = 132, (9, 0), "NVIDIA H200"  # an H200's multiprocessors, and sm_90
+SHARED_BYTES = 228 * 1024  # shared memory of a multiprocessor
+DL_CUDA = 2  # kDLCUDA, DLPack's number of the device type
 
 
 def be_an_h200():
-    """What the peers ask PyTorch about the GPU."""
+    """Makes torch.cuda answer the peers' questions as on a machine with one H200."""
     properties = types.SimpleNamespace(multi_processor_count=PROCESSORS, name=NAME, major=9, minor=0)
     for name, answer in (("is_available", True), ("device_count", 1), ("current_device", 0),
                          ("get_device_capability", CAPABILITY), ("get_device_name", NAME),
@@ -42,7 +44,7 @@ def be_an_h200():
 
 
 class OfDevice:
-    """A tensor of the processor whose DLPack form names the GPU."""
+    """A CPU tensor whose DLPack capsule names a CUDA device."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -61,7 +63,8 @@ class OfDevice:
 
 
 def inputs():
-    """Of the shapes and types that cases.py has, for each of its cases."""
+    """Inputs with the shapes and types of each prefill case of cases.py, one set per case. Cases
+    with slow gates differ only in values."""
     for lengths, more in GDN_PREFILLS:
         if "slow" not in more:
             yield inputs_of(lengths, **more)
@@ -77,7 +80,7 @@ def inputs_of(lengths, H=GDN.H, HV=GDN.HV, every=0):
 
 
 def compile_flashinfer():
-    """FlashInfer's, by CuTe."""
+    """Compiles and keeps FlashInfer's kernels, by CuTe."""
     from cutlass import cute
     from cutlass.base_dsl.runtime import cuda
 
@@ -117,7 +120,7 @@ def compile_flashinfer():
 
 
 def compile_flashqla():
-    """FlashQLA's, by TileLang."""
+    """Compiles and keeps FlashQLA's kernels, by TileLang."""
     import tilelang
     from tilelang.contrib import nvcc
 

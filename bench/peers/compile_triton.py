@@ -1,10 +1,12 @@
-"""Compiles the peers' Triton kernels in all their configurations, in many processes, before run.py tunes them.
+"""Compiles the peers' Triton kernels in all their configurations, in many processes, before run.py
+tunes them.
 
     python3 bench/peers/compile_triton.py [--operation ssd_prefill] [--jobs 16]
 
-Triton compiles the configurations that it chooses between one after the other, which takes minutes of an idle GPU. Here
-each process takes some of them and launches nothing; what it compiles stays in Triton's cache on disk.
-Runs where the GPU is, for the cases of at most 8192 tokens: longer ones have the same kernels.
+Triton's autotuner compiles the configurations of a kernel one after the other, while the GPU idles
+for minutes. Here each process compiles a share of the configurations and launches nothing; the
+compiled kernels stay in Triton's cache on disk. It runs on the GPU machine, over the cases of at
+most 8192 tokens, since longer cases use the same kernels.
 """
 
 import argparse
@@ -31,7 +33,8 @@ PEERS_OF = {"ssd_prefill": ("vllm", "vllm_prefill", "mamba_ssm_prefill"),
 
 
 def compile_a_share(share, shares):
-    """From now on kernels are compiled and not launched, those of an autotuner in some of its configurations."""
+    """From now on Triton compiles kernels and does not launch them; of an autotuner's
+    configurations this process compiles every `shares`-th, beginning with number `share`."""
     run = jit.JITFunction.run
 
     def compile_alone(kernel, *arguments, grid, warmup, **named):
@@ -41,12 +44,12 @@ def compile_a_share(share, shares):
     def compile_some(tuner, *arguments, **named):
         tuner.nargs = dict(zip(tuner.arg_names, arguments))
         configurations = list(tuner.prune_configs(named))
-        tuner.best_config = configurations[0]  # vLLM looks at it
+        tuner.best_config = configurations[0]  # vLLM reads this attribute
         tuner.nargs = None
         for configuration in configurations[share::shares]:
             try:
                 tuner.fn.run(*arguments, **named, **configuration.all_kwargs())
-            except Exception as error:  # one that needs too much of something is left out by the tuner too
+            except Exception as error:  # the tuner too skips a configuration that needs too much of a resource
                 print(f"{tuner.base_fn.__name__}: {type(error).__name__}: {error}"[:200])
 
     jit.JITFunction.run = compile_alone
@@ -54,12 +57,13 @@ def compile_a_share(share, shares):
 
 
 def tokens(key):
-    """How many tokens a prefill's case has; its lengths come second in the key."""
+    """The number of tokens of a prefill's case, whose rows' lengths come second in its key."""
     return sum(key[1])
 
 
 def load_peers(operations):
-    """Those that are here and not left out, as peers.py wants them."""
+    """The operations' peers that can be loaded and are not left out, in an object like
+    peers.Loaded."""
     loaded = SimpleNamespace(modules={}, why={}, operator=lambda name: None)
     for name in sorted({name for operation in operations for name in PEERS_OF[operation]} - left_out()):
         with contextlib.suppress(load.Absent, ImportError):
@@ -68,7 +72,7 @@ def load_peers(operations):
 
 
 def left_out():
-    """Peers that run.py does not load either."""
+    """The peers in LOCKSTEP_LEFT_OUT, which run.py does not load either."""
     return set(os.environ.get("LOCKSTEP_LEFT_OUT", "").split())
 
 
@@ -76,7 +80,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--operation", action="append", help="only this one; may be repeated")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)  # of a process
+    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)  # this process's number, given by the parent
     arguments = parser.parse_args()
     operations = [name for name in arguments.operation or PEERS_OF if name in PEERS_OF]
     operations = [name for name in operations if set(PEERS_OF[name][1:]) - left_out()]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""A CUDA library without what other GPUs than Hopper would run, so that it packs small.
+"""Removes the code for other GPUs than Hopper from a CUDA library, so that it packs small.
 
     for_hopper.py <LIBRARY >SMALLER
 
-In the section .nv_fatbin of an ELF file each fat binary is left with its machine code for sm_90; the bytes behind it are
-zeros, and nothing else moves.
+In the ELF section .nv_fatbin each fat binary keeps its machine code for sm_90 alone. Zeros fill the
+bytes that are left over, so no other byte of the file moves.
 """
 
 import struct
@@ -17,7 +17,7 @@ MACHINE_CODE, HOPPER = 2, 90
 
 
 def section(data, wanted):
-    """Begin and end of an ELF file's section."""
+    """The offsets of the begin and the end of the section named `wanted` in an ELF file."""
     table, = struct.unpack_from("<Q", data, 0x28)
     size, count, names = struct.unpack_from("<HHH", data, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
@@ -29,7 +29,8 @@ def section(data, wanted):
 
 
 def hopper_images(data, at, end):
-    """Images of a fat binary, their headers included."""
+    """The images with machine code for sm_90 in data[at:end], one after the other, with their
+    headers."""
     found = []
     while at < end:
         kind, _, header, size = struct.unpack_from(IMAGE, data, at)

@@ -1,9 +1,12 @@
-"""Kernels that a peer's compiler makes when they are first called, made where the peers are staged instead.
+"""Lets peers whose kernels are compiled at their first call run with kernels that were compiled
+before.
 
-FlashInfer's prefill of the gated delta rule is written in CuTe's Python, FlashQLA's in TileLang's. Their compilers are
-hundreds of megabytes and want minutes; the kernels are small libraries. compile_kernels.py makes these without a GPU
-and keeps each under the name of what it was compiled for. Here the peers' own files run unchanged, with stand-ins for
-the compilers, and find the libraries under the same names.
+FlashInfer's prefill of the gated delta rule is written in CuTe's Python, FlashQLA's in TileLang's.
+Their compilers have hundreds of megabytes and take minutes; the kernels are small libraries.
+compile_kernels.py compiles them without a GPU, where the peers are staged, and keeps each in a file
+whose name has a digest of its compile-time choices. On the GPU machine the peers' own files run
+unchanged, with stand-ins from this module for the compilers, and the stand-ins find the libraries
+by the same file names.
 """
 
 import ctypes
@@ -16,8 +19,9 @@ import types
 
 
 def file_name(kernel, choices):
-    """The stem of a kept library's file: the kernel's name and a digest of what it was compiled for. `choices` are
-    pairs of a name and a value; types count by their names, whichever package they are from."""
+    """The stem of a kept library's file: the kernel's name and a digest of `choices`, the pairs
+    (name, value) that it was compiled for. A value that is a type counts by its name alone, since
+    with a stand-in it comes from another package."""
     text = repr([(name, value_text(value)) for name, value in choices])
     return f"{kernel.lstrip('_')}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
@@ -30,8 +34,9 @@ def value_text(value):
 
 
 class Name(type):
-    """A class whose attributes are such classes: anything that a compiler's package offers to a module that is
-    imported and never compiled. Called with a function it is a decorator and leaves that as it is."""
+    """The type of stand-ins for names in a compiler's package. A stand-in is a class whose every
+    attribute is another stand-in, so that modules that use the compiler can be imported. Called
+    with one function it returns the function, as a decorator that changes nothing."""
 
     def __getattr__(cls, name):
         if name.startswith("__"):
@@ -49,7 +54,7 @@ class Name(type):
 
 
 class StandIn(types.ModuleType):
-    """A module of such names."""
+    """A module whose every attribute is a stand-in of type Name."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -60,7 +65,7 @@ class StandIn(types.ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports of a package that is not here, and of all that is in it."""
+    """Finds and loads a StandIn for every import of `package` and of modules in it."""
 
     def __init__(self, package):
         self.package = package
@@ -78,7 +83,7 @@ class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def stand_in_for(package):
-    """Lets `package` be imported."""
+    """From now on imports of `package`, which is not installed, give stand-ins."""
     sys.meta_path.append(StandIns(package))
 
 
@@ -86,15 +91,17 @@ def stand_in_for(package):
 
 
 class Keyed:
-    """FlashInfer's base of a kernel, KeyedCompileMixin: says what the kernel is compiled for."""
+    """Replaces FlashInfer's KeyedCompileMixin, the base class of its kernels: a kernel names by
+    manual_cache_key() the attributes that it is compiled for."""
 
     def manual_cache_key(self, *names):
         self.choices = [(name, getattr(self, name)) for name in names]
 
 
 def compile_cache(folder, load, make):
-    """The names of FlashInfer's custom_compile_cache. load(path, symbol) returns a kept kernel's function;
-    make(kernel, arguments, options, path, symbol) compiles one."""
+    """Replacements for the names of FlashInfer's module custom_compile_cache. load(path, symbol)
+    returns the function of a kept kernel; make(kernel, arguments, options, path, symbol) compiles a
+    kernel that is not kept."""
 
     kept = {}
 
@@ -117,8 +124,8 @@ def compile_cache(folder, load, make):
 
 
 def tilelang_jit(find):
-    """TileLang's decorator `jit`. find(maker, path's stem, arguments, named) returns the kernel that `maker` of these
-    arguments is."""
+    """Replaces TileLang's decorator `jit`. find(maker, options, stem, arguments, named) returns the
+    kernel that `maker` defines for these arguments; `stem` is the stem of its kept file."""
 
     def jit(maker=None, **options):
         if maker is None:
@@ -143,9 +150,10 @@ CU_TENSOR_MAP_RANKS = range(1, 6)
 
 
 def create_tensor_map(*arguments):
-    """What TileLang's runtime offers its kernels as __tvm_tensormap_create_tiled, without the compiler that it is
-    linked to: (map, type, rank, address, extents, strides, box, element strides, interleave, swizzle, promotion,
-    fill), fastest dimension first, strides in bytes."""
+    """Replaces the function __tvm_tensormap_create_tiled, which TileLang's kernels call and which
+    TileLang links to its compiler. Arguments: map, type, rank, address, extents, strides, box,
+    element strides, interleave, swizzle, promotion, fill; the fastest dimension first, strides in
+    bytes."""
     driver = ctypes.CDLL("libcuda.so.1")
     number = lambda x: x.value if isinstance(x, ctypes.c_void_p) else int(x)
     target, kind, rank, address, *rest = arguments

@@ -1,6 +1,6 @@
-"""The pipeline of latent attention (DeepSeek-V3's sizes): products, the write into the cache, and a whole layer for
-decodes and prompts, beside chains of PyTorch's own operators. Launches are in CUDA graphs, so that eager operators cost
-no host time."""
+"""The cases and contestants of latent attention at DeepSeek-V3's sizes: products, the write into
+the cache, and a whole attention layer for decodes and prompts, beside chains of PyTorch's
+operators. All launches are in CUDA graphs, so PyTorch's eager operators cost no host time."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ HIDDEN, Q_LORA, LATENT, PE, NOPE, VALUE = 7168, 1536, 512, 64, 128, 128
 EPS = 1e-6
 OURS = "lockstep"
 
-# Name, matrices, tokens, rows and columns of the weights.
+# (name, G matrices, M tokens, N rows and K columns of each weight matrix).
 PRODUCTS = [(name, G, M, N, K) for M in (1, 32, 128) for name, G, N, K in (
     ("qkv_a", 1, Q_LORA + LATENT + PE, HIDDEN), ("q_b", 1, 128 * (NOPE + PE), Q_LORA), ("absorb", 128, LATENT, NOPE),
     ("un-absorb", 128, VALUE, LATENT), ("o_proj", 1, HIDDEN, 128 * VALUE), ("absorb of 16 heads", 16, LATENT, NOPE))]
@@ -20,17 +20,19 @@ PRODUCTS += [(name, 1, 4096, N, K) for name, N, K in (("q_b", 128 * (NOPE + PE),
                                                       ("o_proj", HIDDEN, 128 * VALUE))]
 SCALED = [("absorb", 128, M, LATENT, NOPE) for M in (32, 128)] + [("q_b", 1, M, 128 * (NOPE + PE), Q_LORA) for M in (32, 128)]
 WRITES = [(form, H, T) for form in ("bf16", "e4m3", "token656") for H, T in ((128, 32), (128, 4096))]
-# Heads of a rank, requests, tokens of each; the cache's form; how the absorbing weights are scaled into e4m3, if so.
+# (heads of a rank, requests, tokens of each, the cache's form, scales of absorbing weights in e4m3:
+# one for the "tensor", one for each of its "blocks", or None for weights in bf16).
 LAYERS = [(H, B, 4096, "bf16", None) for H in (128, 16) for B in (1, 32, 128)]
 LAYERS += [(H, B, 4096, form, None) for form in ("e4m3", "token656") for H, B in ((128, 32), (16, 128))]
 LAYERS += [(H, 32, 4096, "bf16", scaled) for scaled in ("tensor", "blocks") for H in (128, 16)]
-# Heads, new tokens of each request, tokens of its prefix: a prompt at once, or behind what is cached.
+# (heads, new tokens of each request, cached tokens before them).
 PROMPTS = [(128, (2048,), 0), (128, (2048,), 8192), (16, (8192,), 0), (16, (1024,) * 8, 0)]
-CHUNK = 16384  # tokens of prefixes that are decompressed at a time, at most
+CHUNK = 16384  # the most tokens of prefixes that are decompressed at a time
 
 
 def product(name, G, M, N, K):
-    """x [G, M, K], weight [G, N, K]; the answer is held to float64 in its first rows and columns."""
+    """x [G, M, K] times weight [G, N, K] transposed. The first rows and 512 columns are compared
+    with float64."""
     def make():
         return SimpleNamespace(x=rand(G, M, K), w=big_rand(G, N, K, dtype=torch.bfloat16))
 
@@ -45,7 +47,7 @@ def product(name, G, M, N, K):
 
 
 def scaled_product(name, G, M, N, K):
-    """The same in e4m3 with one scale for x and one for the weights."""
+    """product() in e4m3 with one scale, 0.5, for x and one, 0.25, for the weights."""
     def make():
         return SimpleNamespace(x=rand(G, M, K).to(torch.float8_e4m3fn), w=rand(G, N, K).to(torch.float8_e4m3fn),
                                xs=torch.full((1, 1, 1), 0.5, device="cuda"), ws=torch.full((1, 1, 1), 0.25, device="cuda"))
@@ -57,29 +59,30 @@ def scaled_product(name, G, M, N, K):
     traffic = nbytes(one.x, one.w) + G * M * N * 2
     sets = [one] + [make() for _ in range(sets_needed(traffic, STATE_FOOTPRINT) - 1)]
     return Case("batched_product", f"{name} in e4m3: G={G} M={M} N={N} K={K}", "scaled_product", M, traffic, sets,
-                reference, G * M * N * K)  # twice the rate
+                reference, G * M * N * K)  # half the FLOPs: e4m3 has twice the rate of bf16
 
 
 def rms_norm(x, weight):
-    """Of rows, in float32, rounded once."""
+    """The RMS norm of each row of x, computed in float32 and rounded once."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * weight.float()).to(x.dtype)
 
 
 def rotated(x, cosine, sine):
-    """Pairs (2i, 2i + 1) of the last dimension; cosine and sine [T, 1, 32]."""
+    """x with each pair (2i, 2i + 1) of its last dimension rotated; cosine and sine [T, 1, 32]."""
     a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([a * cosine - b * sine, b * cosine + a * sine], -1).flatten(-2).to(x.dtype)
 
 
 def angles(s, dtype=torch.float32):
-    """cosine, sine [T, 1, 32]."""
+    """Cosines and sines [T, 1, 32] of positions times frequencies."""
     angle = s.positions[:, None, None].to(dtype) * s.frequencies.to(dtype)
     return torch.cos(angle), torch.sin(angle)
 
 
 def cached(form, latent, pe, kv_scale):
-    """Rows as the cache holds them."""
+    """Rows of a cache of this form, from latents [T, 512] and rotated keys `pe` [T, 64]: bf16
+    numbers, e4m3 numbers divided by kv_scale, or tokens of 656 bytes (reference/contract.md)."""
     if form == "bf16":
         return torch.cat([latent, pe], 1)
     if form == "e4m3":
@@ -91,7 +94,8 @@ def cached(form, latent, pe, kv_scale):
 
 
 def cache_write(form, H, T):
-    """[latent; k_pe] of T tokens, normed, rotated, and written to places in any order; q_pe [T, H, 64] rotated."""
+    """T tokens' [latent; k_pe]: the latent is normed, k_pe rotated, and both are written to random
+    places of the cache; the same launch rotates q_pe [T, H, 64]."""
     pages = (T + 63) // 64 * 4
     types = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "token656": torch.uint8}
     width = 656 if form == "token656" else MLA.width
@@ -123,7 +127,8 @@ def cache_write(form, H, T):
 
 
 def in_e4m3(weight, scaled):
-    """Numbers of e4m3, their scales, one for the tensor or one for each block of 128 x 128, and what they stand for."""
+    """(e4m3 numbers, scales, float32 products of the two) of a weight [H, rows, columns]. `scaled`
+    is "tensor" for one scale, or "blocks" for one scale for each block of 128 x 128."""
     if scaled == "tensor":
         scale = wide = (weight.float().abs().max() / 448).view(1, 1, 1)
     else:
@@ -135,7 +140,7 @@ def in_e4m3(weight, scaled):
 
 
 def layer_weights(H):
-    """The attention of a layer with H heads of a rank."""
+    """Random weights of a layer's attention, with H heads on this rank."""
     def draw(*shape):
         return big_rand(*shape, dtype=torch.bfloat16).mul_(shape[-1] ** -0.5)
 
@@ -151,19 +156,20 @@ def layer_weights(H):
 
 
 def normed(y, weight):
-    """Of rows, in float64."""
+    """The RMS norm of each row of y, in float64."""
     return y * torch.rsqrt(y.square().mean(1, keepdim=True) + EPS) * weight.double()
 
 
 def turned(s, y):
-    """y [T, heads, 64] rotated, in float64."""
+    """y [T, heads, 64] rotated by the first T positions of `s`, in float64."""
     cosine, sine = angles(SimpleNamespace(positions=s.positions[:len(y)], frequencies=s.frequencies), torch.float64)
     a, b = y.unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([a * cosine - b * sine, b * cosine + a * sine], -1).flatten(-2)
 
 
 def projected(s, x):
-    """Queries [T, heads, 192] and latents [T, 576] of hidden states, in float64, rotated."""
+    """Rotated queries [T, heads, 192] and normed, rotated latents [T, 576] of hidden states x [T,
+    7168], in float64."""
     low = x @ s.qkv_a.double().t()
     q = (normed(low[:, :Q_LORA], s.q_norm) @ s.q_b.double().t()).unflatten(1, (-1, NOPE + PE))
     q = torch.cat([q[..., :NOPE], turned(s, q[..., NOPE:])], 2)
@@ -172,14 +178,16 @@ def projected(s, x):
 
 
 def stored_as(form, numbers, kv_scale):
-    """Latents [pages, page, 576] as a cache holds them."""
+    """The latents `numbers` [pages, page, 576] in a cache's form, converted 65,536 rows at a
+    time."""
     rows = numbers.flatten(0, 1)
     return torch.cat([cached(form, part[:, :LATENT], part[:, LATENT:], kv_scale) for part in rows.split(1 << 16)]).view(
         *numbers.shape[:2], -1)
 
 
 def layer(H, B, L, form, scaled):
-    """A decode step of a layer's attention: hidden [B, 7168] to [B, 7168], contexts of L tokens, heads H of a rank."""
+    """A decode step of a layer's attention, hidden [B, 7168] to [B, 7168], over contexts of L
+    tokens, with H heads on this rank."""
     blocks = L // MLA.page
 
     def make():
@@ -226,14 +234,15 @@ def layer(H, B, L, form, scaled):
     products = sum(w.numel() for w in (one.qkv_a, one.q_b, one.w_kc, one.w_vc, one.o_proj))
     flops = 2 * B * products + 2 * B * H * L * (MLA.width + MLA.values)
     more = (f", cache in {form}" if form != "bf16" else "") + (f", absorbed in e4m3 by {scaled}" if scaled else "")
-    # Each of q_nope and the latents' sums is rounded into e4m3 too, 2.7e-2, the first in front of a softmax.
+    # With e4m3 weights q_nope and the attention's latents are rounded into e4m3 too, an error of
+    # 2.7e-2 each, and q_nope's passes through the softmax: so the tolerance is 0.12.
     return Case("mla_layer", f"decode H={H} B={B} L={L}{more}", "mla_layer", B, traffic, sets, reference, flops,
                 0.12 if scaled else 5e-2)
 
 
 def prompt(H, lengths, prefix):
-    """New tokens of a few requests through the layer: hidden [T, 7168] to [T, 7168], each request behind `prefix` tokens
-    that are cached. Some tokens are held to float64."""
+    """New tokens of a few requests through the layer, hidden [T, 7168] to [T, 7168]; each request
+    has `prefix` cached tokens before them. 96 of the T tokens are compared with float64."""
     N, T = len(lengths), sum(lengths)
     contexts = [prefix + n for n in lengths]
     blocks = [-(-n // MLA.page) for n in contexts]
@@ -269,7 +278,7 @@ def prompt(H, lengths, prefix):
         keys[s.places] = latent
         keys, q = keys[s.context], q[s.tokens]
         row = torch.searchsorted(s.starts, s.tokens.int(), right=True) - 1
-        last = s.key_starts[row + 1] - (s.starts[row + 1] - s.tokens - 1)  # behind what a token sees
+        last = s.key_starts[row + 1] - (s.starts[row + 1] - s.tokens - 1)  # behind the last key that a token sees
         key = torch.arange(len(keys), device="cuda")
         unseen = (key[None] < s.key_starts[row][:, None]) | (key[None] >= last[:, None])
         heads = []
@@ -291,7 +300,7 @@ def prompt(H, lengths, prefix):
 
 
 def all_cases(quick):
-    """(operation, key, maker) as in cases.all_cases()."""
+    """(operation, key, maker) of each case, as cases.all_cases() returns them."""
     found = []
     for row in PRODUCTS[:2] if quick else PRODUCTS:
         found.append(("batched_product", ("product", row), lambda r=row: product(*r)))
@@ -310,7 +319,8 @@ def all_cases(quick):
 
 
 def products(contestant):
-    """Makers of contestants by kind, of peers.Contestant."""
+    """{kind: function(case, loaded) that returns contestants}; `contestant` is peers.Contestant,
+    which this module cannot import, since peers imports it."""
     torch_name = f"torch {torch.__version__}"
 
     def of_product(case, loaded):
@@ -369,8 +379,9 @@ def products(contestant):
         return found
 
     def flashinfer_write(case, flashinfer, view):
-        """FlashInfer rounds queries into e4m3 in the same launch, the absorbed ones' 512 columns a head too, and norms
-        nothing: other work, timed to be known."""
+        """FlashInfer's rotation and write. It rounds queries into e4m3 in the same launch, the 512
+        absorbed columns of each head too, and does no norm: other work, which is timed but is no
+        row's peer."""
         pages = len(case.sets[0].cache)
 
         def int32(x):
@@ -399,7 +410,8 @@ def products(contestant):
                           lambda s, result, rows: view(s, result.float(), rows), other_work=True)
 
     def vllm_write(case, vllm, view):
-        """The norm, then vLLM's fused rotation and write. It rotates in place, so it has queries and keys of its own."""
+        """vLLM's norm, then its fused rotation and write. vLLM rotates in place, so each set has
+        copies of its queries and keys for it."""
         for s in case.sets:
             angle = torch.arange(4096, device="cuda")[:, None] * s.frequencies
             s.vllm = SimpleNamespace(
@@ -432,7 +444,8 @@ def products(contestant):
         return (result[s.tokens],)
 
     def ours_of(loaded, more):
-        """more(s): what a form of mla_layer takes besides."""
+        """A call of our operator mla_layer on a set, or None without it; more(s) returns the
+        further arguments of a form."""
         ours = loaded.operator("mla_layer")
         return ours and (lambda s: ours(
             s.hidden, s.positions, s.slots, s.cache, s.table, s.lengths, s.qkv_a, s.q_norm, s.q_b, s.kv_norm, s.kv_b,
@@ -440,7 +453,8 @@ def products(contestant):
             w_vc_scale=s.vc_scale, **more(s)))
 
     def begun(s):
-        """Queries [T, heads, 192], of which the last 64 columns are rotated; the new latents are written."""
+        """The part of a layer before its attention, by PyTorch's operators: returns queries [T,
+        heads, 192] and their rotated last 64 columns, and writes the new latents into the cache."""
         low = s.hidden @ s.qkv_a.t()
         q = (rms_norm(low[:, :Q_LORA], s.q_norm) @ s.q_b.t()).unflatten(1, (-1, NOPE + PE))
         cosine, sine = angles(s)
@@ -487,7 +501,7 @@ def products(contestant):
             return loaded.modules["flashmla_fp8"].decode(q8, s.cache[:, :, None], 512, s.lengths, s.table, s.scale, False,
                                                          *plan, s.q_scale, s.kv_scale)[0]
 
-        plan = []  # of FlashMLA, which its first call makes, or what is called before
+        plan = []  # FlashMLA's division of the keys: its first call makes it, for caches in e4m3 module.plan()
         name, attend = {"bf16": ("flashmla", flashmla), "token656": ("flashmla", flashmla_sparse),
                         "e4m3": ("flashmla_fp8", flashmla_fp8)}[one.form]
         if name in loaded.modules:

@@ -31,11 +31,11 @@ ROOT = Path(
 
 
 class Absent(Exception):
-    """A peer that cannot be run here; its text says why."""
+    """Raised where a peer cannot be run; the text tells the reason."""
 
 
 def staged(name):
-    """The staged folder of a peer and its version; Absent where there is none."""
+    """The staged folder of a peer and its version; raises Absent where it is not staged."""
     folder = ROOT / name
     if not (folder / "VERSION").exists():
         raise Absent(f"{name} is neither installed nor staged in {ROOT.name}/")
@@ -66,7 +66,8 @@ def package(name, path=None, **names):
 
 
 def quiet_logger(name):
-    """A logger with the extra methods that vLLM and FlashInfer give theirs."""
+    """A logger that has the methods debug_once, info_once and warning_once of vLLM's and
+    FlashInfer's loggers; here they do nothing."""
     logger = logging.getLogger(name)
     for level in ("debug", "info", "warning"):
         setattr(logger, f"{level}_once", lambda *args, **kwargs: None)
@@ -91,7 +92,7 @@ def vllm():
 
 
 def vllm_ring():
-    """vLLM's Mamba2 decode with a ring of pending inputs: module `ring`, and `version`."""
+    """vLLM's Mamba2 decode with a ring of pending tokens: module `ring`, and `version`."""
     version = vllm().version
     ring = importlib.import_module(
         "vllm.model_executor.layers.mamba.ops.selective_state_update_replayssm_output_only")
@@ -106,14 +107,15 @@ def vllm_prefill():
 
 
 def vllm_delta_prefill():
-    """vLLM's chunks of the gated delta rule: module `chunk`, and `version`."""
+    """vLLM's chunked prefill of the gated delta rule: module `chunk`, and `version`."""
     version = vllm().version
     chunk = importlib.import_module("vllm.third_party.flash_linear_attention.ops.chunk")
     return types.SimpleNamespace(version=version, chunk=chunk)
 
 
 def stub_vllm(folder):
-    """The names outside the kernels' own folders that vLLM's Triton files import."""
+    """Registers stand-ins for the modules outside the kernels' own folders that vLLM's Triton files
+    import."""
     import triton
     import triton.language as tl
     import triton.language.extra.libdevice as tldevice
@@ -164,7 +166,7 @@ def fla():
 
 
 def fla_prefill():
-    """FLA's chunks of the gated delta rule, in Triton: module `chunk`, and `version`."""
+    """FLA's chunked prefill of the gated delta rule, in Triton: module `chunk`, and `version`."""
     version = fla().version
     if installed("fla", "fla-core") is None:
         os.environ.setdefault("FLA_DISABLE_BACKEND_DISPATCH", "1")  # other backends are not staged
@@ -172,8 +174,8 @@ def fla_prefill():
         for name in ("modules", "modules.norm", "ops.common", "ops.common.backends", "ops.cp",
                      "ops.gated_delta_rule.backends"):
             package(f"fla.{name}", folder / name.replace(".", "/"))
-        sys.modules["fla.ops.cp"].FLACPContext = object  # of runs over several GPUs
-        del sys.modules["fla.ops.utils"]  # whose own names the chunks ask for
+        sys.modules["fla.ops.cp"].FLACPContext = object  # a type for runs over several GPUs, which none is
+        del sys.modules["fla.ops.utils"]  # the chunks import names of the real package, so no stand-in may be there
     chunk = importlib.import_module("fla.ops.gated_delta_rule.chunk")
     return types.SimpleNamespace(version=version, chunk=chunk)
 
@@ -196,13 +198,13 @@ def mamba_ssm_prefill():
     if "mamba_ssm.utils" not in sys.modules and not installed("mamba_ssm", "mamba-ssm"):
         package("mamba_ssm.utils", staged("mamba_ssm")[0] / "utils")
     if str(ROOT) not in sys.path:
-        sys.path.append(str(ROOT))  # einops
+        sys.path.append(str(ROOT))  # ssd_combined imports einops, which is staged there
     ssd = importlib.import_module("mamba_ssm.ops.triton.ssd_combined")
     return types.SimpleNamespace(version=version, ssd=ssd)
 
 
 def flashinfer():
-    """FlashInfer's CuTe kernels of the gated delta rule: module `gdn`, and `version`."""
+    """FlashInfer's CuTe decode kernels of the gated delta rule: module `gdn`, and `version`."""
     version = installed("flashinfer", "flashinfer-python")
     if version is None:
         folder, version = staged("flashinfer")
@@ -212,8 +214,9 @@ def flashinfer():
 
 
 def flashinfer_prefill(make=None):
-    """FlashInfer's chunks of the gated delta rule: module `prefill`, and `version`. make: see compile_cache() in
-    kept_kernels.py; without it the kernels are those that compile_kernels.py made."""
+    """FlashInfer's chunked prefill of the gated delta rule: module `prefill`, and `version`. `make`
+    compiles a kernel that is not kept yet (compile_cache() in kept_kernels.py); without it only the
+    kernels that compile_kernels.py has kept can run."""
     version = flashinfer().version
     if installed("flashinfer", "flashinfer-python") is None:
         def missing(kernel, *arguments):
@@ -238,8 +241,9 @@ def flashinfer_prefill(make=None):
 
 
 def flashqla():
-    """FlashQLA's chunks of the gated delta rule: function `chunk_gated_delta_rule`, and `version`. Staged, its kernels
-    are those that compile_kernels.py made, and of TileLang there is only the runtime."""
+    """FlashQLA's chunked prefill of the gated delta rule: function `chunk_gated_delta_rule`, and
+    `version`. If it is staged and not installed, its kernels are those that compile_kernels.py has
+    kept, and TileLang's runtime is there without its compiler."""
     version = installed("flash_qla", "flash-qla")
     if version is None:
         version = staged("flash_qla")[1]
@@ -249,7 +253,8 @@ def flashqla():
 
 
 def stub_tilelang():
-    """The names of TileLang that FlashQLA's files ask for."""
+    """Registers stand-ins for TileLang's modules that FlashQLA's files import; the stand-in for its
+    `jit` finds kept kernels."""
     tvm_ffi = load_tvm_ffi()
     runtime, kernels = ROOT / "tilelang_runtime" / "libtvm_runtime.so", ROOT / "flashqla_kernels"
     if not runtime.exists() or not list(kernels.glob("*.so")):
@@ -284,11 +289,12 @@ def load_tvm_ffi():
 
 
 def stub_flashinfer(folder):
-    """FlashInfer's files of the gated delta rule, with the disk cache of compiled kernels replaced by ours.
+    """Registers FlashInfer's package with stand-ins for all but the gated delta rule's files, and
+    replaces its disk cache of compiled kernels by ours.
 
     With the CuTe compiler (installed, or staged as cutlass_dsl_*.tar.xz) a kernel is compiled once
-    and kept as a small library; without it the kept libraries are loaded and the compiler's names
-    are stand-ins that nothing calls.
+    and kept as a small library; without it the kept libraries are loaded, and stand-ins, which are
+    never called, have the compiler's names.
     """
     load_tvm_ffi()
     compiler = has_cute_compiler()
@@ -326,7 +332,8 @@ def stub_flashinfer(folder):
 
 @functools.cache
 def scratch_buffer(name, size, device):
-    """FlashInfer's buffer of so many bytes, at a multiple of 128."""
+    """Replaces FlashInfer's _get_cache_buf: a buffer of `size` bytes whose address is a multiple of
+    128, the same one for the same arguments."""
     del name
     buffer = torch.empty(size + 128, dtype=torch.uint8, device=device)
     begin = -buffer.data_ptr() % 128
@@ -334,8 +341,8 @@ def scratch_buffer(name, size, device):
 
 
 def flashinfer_ssu(state_dtype):
-    """FlashInfer's CUDA kernels of selective_state_update for one state type, built by nvcc once:
-    bf16 inputs and weights, float32 A, P = 64, N = 128, one token. Returns the function."""
+    """FlashInfer's function selective_state_update for one state type, bf16 inputs and weights,
+    float32 A, P = 64, N = 128 and one token. nvcc builds its CUDA kernels at the first use."""
     tvm_ffi = load_tvm_ffi()
     folder, _ = staged("flashinfer")
     kernels = ROOT / "flashinfer_kernels"
@@ -350,7 +357,8 @@ def flashinfer_ssu(state_dtype):
 
 
 def flashinfer_mla():
-    """FlashInfer's CUDA kernel for MLA on Hopper, which stage.sh builds: functions `plan` and `run`, and `version`."""
+    """FlashInfer's CUDA kernel for MLA on Hopper, which stage.sh builds: functions `plan` and
+    `run`, and `version`."""
     library = ROOT / "flashinfer_kernels" / "batch_mla_sm90.so"
     if not library.exists():
         raise Absent("FlashInfer's kernel for MLA was not built when the peers were staged")
@@ -359,8 +367,8 @@ def flashinfer_mla():
 
 
 def flashinfer_ragged():
-    """FlashInfer's CUDA kernels for ragged prompts of 192 and 128 columns on Hopper, which stage.sh builds: functions
-    `plan` and `run`, and `version`."""
+    """FlashInfer's CUDA kernels for ragged prompts on Hopper, with keys of 192 and values of 128
+    columns, which stage.sh builds: functions `plan` and `run`, and `version`."""
     library = ROOT / "flashinfer_kernels" / "batch_prefill_sm90.so"
     if not library.exists():
         raise Absent("FlashInfer's kernels for ragged prompts were not built when the peers were staged")
@@ -369,8 +377,8 @@ def flashinfer_ragged():
 
 
 def flashinfer_rope():
-    """FlashInfer's rotation of queries and keys, rounded into e4m3 and written into a paged cache, which stage.sh builds:
-    function `write`, and `version`."""
+    """FlashInfer's kernel that rotates queries and keys, rounds them into e4m3 and writes keys into
+    a paged cache, which stage.sh builds: function `write`, and `version`."""
     library = ROOT / "flashinfer_kernels" / "rope.so"
     if not library.exists():
         raise Absent("FlashInfer's rotation and write was not built when the peers were staged")
@@ -379,7 +387,7 @@ def flashinfer_rope():
 
 
 def vllm_libraries():
-    """Folder of the CUDA libraries of vLLM's wheel that are staged, and the wheel's version."""
+    """The folder with the staged CUDA libraries of vLLM's wheel, and the wheel's version."""
     return staged("vllm_libraries")
 
 
@@ -401,7 +409,8 @@ def flashmla_fp8():
 
 
 def load_packed(name):
-    """Loads a library of vLLM's wheel that travels packed: 14 MB instead of 170, 11 instead of 93. Returns the version."""
+    """Loads a library of vLLM's wheel that stage.sh has packed: _vllm_fa3_C has 14 MB instead of
+    170, _C_stable_libtorch 11 instead of 93. Returns the wheel's version."""
     folder, version = vllm_libraries()
     if not (folder / f"{name}.xz").exists():
         raise Absent(f"{name} was not packed when the peers were staged")
@@ -421,14 +430,15 @@ def flash_attention_3():
 
 
 def vllm_cache():
-    """vLLM's own CUDA kernels: its norm `rms_norm`, `write`, its fused rotation and write of latents, and `version`."""
+    """vLLM's own CUDA kernels: `rms_norm`; `write`, which rotates and writes latents in one launch;
+    and `version`."""
     version = load_packed("_C_stable_libtorch.abi3.so")
     return types.SimpleNamespace(version=version, rms_norm=torch.ops._C.rms_norm,
                                  write=torch.ops._C_cache_ops.concat_and_cache_mla_rope_fused)
 
 
 def build_ssu(nvcc, data, state_dtype, library):
-    """Builds the library of flashinfer_ssu with the flags that FlashInfer's own build uses."""
+    """Builds the library of flashinfer_ssu() with the flags that FlashInfer's own build uses."""
     state_type = {torch.float32: "float", torch.bfloat16: "nv_bfloat16"}[state_dtype]
     types = {"state_dtype": state_type, "input_dtype": "nv_bfloat16",
              "weight_dtype": "nv_bfloat16", "matrixA_dtype": "float", "stateIndex_dtype": "int32_t",
@@ -445,7 +455,7 @@ def build_ssu(nvcc, data, state_dtype, library):
         for source in sources:
             shutil.copy(data / "csrc" / source, folder)
         shutil.copytree(data / "include", Path(folder) / "include")
-        for header in (Path(folder) / "include").rglob("mamba/*.cuh"):  # nvcc 13.0: no narrowing
+        for header in (Path(folder) / "include").rglob("mamba/*.cuh"):  # nvcc 13.0 refuses a narrowing there
             text = header.read_text()
             header.write_text(text.replace("* DIM, params.state_stride_batch}",
                                            "* DIM, (uint64_t)params.state_stride_batch}"))
@@ -466,7 +476,8 @@ def build_ssu(nvcc, data, state_dtype, library):
 
 
 def has_cute_compiler():
-    """Whether `cutlass.cute` can be imported, after unpacking the staged compiler if need be."""
+    """True if `cutlass.cute` can be imported. Where it is not installed but staged, it is unpacked
+    into a temporary folder first."""
     if importlib.util.find_spec("cutlass") is not None:
         return True
     archives = sorted(ROOT.glob("cutlass_dsl_*.tar.xz"))
@@ -483,7 +494,8 @@ def has_cute_compiler():
 
 
 def loaded_library(pattern):
-    """The path of a shared library of this process whose name matches."""
+    """The path of a shared library that this process has loaded and whose path matches
+    `pattern`."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.split()[-1]
         if re.search(pattern, path):
@@ -492,7 +504,7 @@ def loaded_library(pattern):
 
 
 def link_kernel(compiled, symbol, library):
-    """Keeps a kernel that the CuTe compiler made as a shared library of its own."""
+    """Links a kernel that the CuTe compiler has compiled into the shared library `library`."""
     library.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "kernel.o"
@@ -504,7 +516,8 @@ def link_kernel(compiled, symbol, library):
 
 
 def load_kernel(library, symbol):
-    """The function of a kept library. What it needs is in the process already, for all to see."""
+    """The function `symbol` of a kept library. The library finds the symbols of tvm_ffi and of the
+    CUDA runtime in this process, whose copies are made global first."""
     import tvm_ffi
 
     torch.cuda.init()
@@ -516,8 +529,8 @@ def load_kernel(library, symbol):
 
 @functools.cache
 def provide_error_hook():
-    """The one function that kept kernels want from the compiler's own runtime: it reports a CUDA
-    error. Ours reports it too, without the compiler's 40 MB."""
+    """Builds and loads the one function that kept kernels call in the CuTe compiler's runtime,
+    which has 40 MB and is not staged: it reports a CUDA error as a Python exception."""
     source = """
         void TVMFFIErrorSetRaisedFromCStr(const char* kind, const char* message);
         int CuteDSLRT_TVMFFISetRaisedCudaError(void) {

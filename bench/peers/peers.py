@@ -1,4 +1,5 @@
-"""Ours and the peers', per kind of case: calls that launch once on an input set.
+"""The contestants of each kind of case: calls that launch our kernel or a peer's once on an input
+set.
 
 Each peer gets the most favourable form that it supports of the same work: the same bytes read and
 written, its own layout of the small inputs, its output buffer reused where it takes one.
@@ -22,26 +23,28 @@ BY_TAP = ", weight channels contiguous"  # [D, W] by strides: vLLM's kernel is t
 
 @dataclass
 class Contestant:
-    """`launch(set)` runs once; `view(set, result, rows)` gives the first rows' output and state."""
+    """launch(set) launches once and returns a result; view(set, result, rows) returns the output
+    and state of the first `rows` rows."""
 
     name: str
     launch: Callable
     view: Callable
     prepare: Callable = None  # of a set, before its result is compared; not timed
-    less_work: bool = False   # part of the work was done before: timed, and not compared with
-    other_work: bool = False  # it does more besides, or something else: likewise
+    less_work: bool = False   # part of the work was done before: it is timed, but is no row's peer
+    other_work: bool = False  # it does more than the case or something else: likewise
 
 
 class Loaded:
-    """The peers of one process, each loaded once; a peer that cannot be loaded is asked for again
-    by name in `why`."""
+    """The peers of one process, each loaded once: `modules` has those that loaded, `why` the reason
+    of each that did not, both by name."""
 
     def __init__(self, ours, kinds):
-        """The peers of these kinds of cases; ours is the library of our operators, or None."""
+        """Loads the peers of these kinds of cases. `ours` is the path of the library of our
+        operators, or None."""
         self.why = {}
         self.modules = {}
         self.ours = False
-        left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # peers whose tuning takes minutes, say
+        left_out = os.environ.get("LOCKSTEP_LEFT_OUT", "").split()  # for example peers whose tuning takes minutes
         asked = {name for kind in kinds for name in PEERS_OF[kind]}
         for name in ("vllm", "vllm_ring", "vllm_prefill", "vllm_delta_prefill", "fla", "fla_prefill",
                      "mamba_ssm", "mamba_ssm_prefill", "flashinfer", "flashinfer_prefill", "flashqla",
@@ -69,7 +72,8 @@ class Loaded:
         return getattr(torch.ops.lockstep, name, None) if self.ours else None
 
 
-# The peers of each kind of case; the last ones were never fetched, and say so.
+# The peers of each kind of case, by their names in load.py. NOT_FETCHED has those that stage.sh
+# does not fetch, with the reason, which the report prints.
 PEERS_OF = {
     "conv": ("vllm",),
     "ssu": ("vllm", "mamba_ssm"),
@@ -116,7 +120,8 @@ NOT_FETCHED = {
 
 
 def contestants(case, loaded):
-    """(contestants, absent) of a case; absent: [{"name", "why"}]."""
+    """(contestants, absent) of a case. `absent` lists its peers that cannot run, as {"name",
+    "why"}."""
     makers = {"conv": conv, "ssu": ssu, "ssu_ring": ssu_ring, "gdn_ring": gdn_ring, "gdn": gdn, "gdn_verify": gdn_verify,
               "gdn_replay": gdn_replay, "gdn_fold": gdn_fold, "copy": copy,
               "conv_prefill": conv_prefill, "ssd_prefill": ssd_prefill,
@@ -135,13 +140,13 @@ def contestants(case, loaded):
 
 
 def slot_view(s, result, rows):
-    """Output and state where the state was updated in its slot."""
+    """Output and state, for contestants that update the state in its slot."""
     out = result[0] if isinstance(result, tuple) else result
     return out[:rows], s.state[s.slots[:rows].long()]
 
 
 def conv(case, loaded):
-    """[B, D] single tokens."""
+    """One token per row, x [B, D]."""
     found = []
     ours = loaded.operator("causal_conv1d_update")
     if ours is not None:
@@ -197,16 +202,17 @@ def ssu(case, loaded):
 
 
 def out_view(s, result, rows):
-    """Output alone: states of rings are compared by tests."""
+    """The output alone; the tests compare the states of rings."""
     return (result[:rows],)
 
 
-EARLY = ", states asked for early"  # cases.ring_layers: no two launches in a row have one layer
+EARLY = ", states asked for early"  # sound here: by cases.ring_layers consecutive launches have different layers
 SNAPSHOTS = ", snapshots"  # the kernel that writes the state at every token
 
 
 def ssu_ring(case, loaded):
-    """The state is read at each token and written once in 16."""
+    """A decode with rings: the state is read at each token and written once in 16. The kernel that
+    writes it at every token runs beside, on states that `prepare` has brought up to date."""
     found = []
     ours, flush = loaded.operator("selective_state_ring_update"), loaded.operator("selective_state_ring_flush")
     snapshots = loaded.operator("selective_state_update")
@@ -237,7 +243,7 @@ def ssu_ring(case, loaded):
 
 
 def gdn_ring(case, loaded):
-    """The same for the gated delta rule."""
+    """The contestants of ssu_ring() for the gated delta rule; no peer is staged."""
     ours, flush = loaded.operator("gated_delta_rule_ring_update"), loaded.operator("gated_delta_rule_ring_flush")
     snapshots = loaded.operator("gated_delta_rule_update")
     if ours is None:
@@ -270,8 +276,8 @@ def flashinfer_ssu(function, wide, name, algorithm):
 
 
 def gdn(case, loaded):
-    """One token per row. FLA and FlashInfer's float32 kernel have no slots, so row b is slot b + 1
-    for all."""
+    """One token per row. FLA takes no slots, and FlashInfer's float32 kernel is called without
+    them, so row b has slot b + 1 for every contestant."""
     found = []
     for s in case.sets:
         s.slots = torch.arange(1, case.B + 1, device="cuda", dtype=torch.int32)
@@ -314,7 +320,8 @@ def gdn(case, loaded):
 
 
 def single(view):
-    """A view for one token per row: out [rows, 1, HV, V] and state [rows, 1, HV, V, K]."""
+    """`view` for one token per row, widened to out [rows, 1, HV, V] and state [rows, 1, HV, V,
+    K]."""
 
     def widened(s, result, rows):
         out, state = view(s, result, rows)
@@ -324,14 +331,14 @@ def single(view):
 
 
 def table_view(s, result, rows):
-    """Output [rows, T, HV, V] and the states after each token, in the table's slots."""
+    """Output [rows, T, HV, V] and the states after each token, read from the table's slots."""
     out = result[0] if isinstance(result, tuple) else result
     B, T = s.table.shape
     return out.reshape(B, T, *out.shape[-2:])[:rows], s.state[s.table[:rows].long()]
 
 
 def packed(x):
-    """[B, T, ...] as one packed batch [1, B T, ...]."""
+    """x [B, T, ...] as one packed batch [1, B T, ...]."""
     return x.reshape(1, -1, *x.shape[2:])
 
 
@@ -348,7 +355,7 @@ def vllm_recurrent(vllm, scale):
 
 
 def gdn_verify(case, loaded):
-    """T tokens per row, the state after each of them kept."""
+    """T tokens per row; the state after each of them is written."""
     found = []
     scale = case.sets[0].k.shape[-1] ** -0.5
     ours = loaded.operator("gated_delta_rule_update")
@@ -386,7 +393,7 @@ def gdn_verify(case, loaded):
 
 
 def tokens(s):
-    """k, v, g and beta of a set or of the step before it, packed over the rows."""
+    """k, v, g and beta of `s`, a set or a set's `before`, packed over the rows."""
     return tuple(x.flatten(0, 1) for x in (s.k, s.v, s.g, s.beta))
 
 
@@ -397,7 +404,8 @@ def replay_view(s, result, rows):
 
 
 def gdn_replay(case, loaded):
-    """Verify and commit; beside those that keep a state after every token."""
+    """A verification and a commit by replay, in two launches; beside them the contestants of
+    gdn_verify(), which write the state after every token."""
     found = []
     verify, commit = (loaded.operator(f"gated_delta_rule_{name}") for name in ("update", "replay"))
     if verify is not None and commit is not None:
@@ -419,7 +427,7 @@ def gdn_replay(case, loaded):
 
 
 def gdn_fold(case, loaded):
-    """A verification that first commits the one before."""
+    """A verification that first commits the verification before it, in one launch."""
     del case
     verify = loaded.operator("gated_delta_rule_update")
     if verify is None:
@@ -436,12 +444,12 @@ def gdn_fold(case, loaded):
 
 
 def prefill_view(s, result, rows):
-    """Outputs of the first rows' tokens, and their states."""
+    """Outputs of the first rows' tokens, and the rows' states in their slots."""
     return result[:int(s.starts[rows])], s.state[s.slots[:rows].long()]
 
 
 def conv_prefill(case, loaded):
-    """Packed prompts that go on from their states."""
+    """Packed prompts, each of which continues from its state."""
     found = []
     ours = loaded.operator("causal_conv1d")
     if ours is not None:
@@ -461,8 +469,8 @@ def conv_prefill(case, loaded):
 
 
 def vllm_conv_programs(lengths, block=8):
-    """Which row and which block of it each of vLLM's programs has; its server makes this once a
-    step."""
+    """The row, and the block of 8 tokens of that row, of each of vLLM's Triton programs. vLLM's
+    server makes these tensors once a step, so they are not timed."""
     counts = [-(-n // block) for n in lengths]
     as_tensor = lambda values: torch.tensor(values, dtype=torch.int32, device="cuda")
     rows = as_tensor([row for row, count in enumerate(counts) for _ in range(count)])
@@ -474,8 +482,9 @@ def vllm_conv_programs(lengths, block=8):
 
 
 def ssd_prefill(case, loaded):
-    """Packed prompts that go on from their states. vLLM wants the initial states gathered, which is
-    done before; mamba-ssm has none for packed rows, so it runs single rows alone."""
+    """Packed prompts, each of which continues from its state. vLLM takes the initial states
+    gathered into one tensor, which is made before the timing; mamba-ssm takes no initial states for
+    packed rows, so it runs only cases of one row."""
     found = []
     ours = loaded.operator("ssd_prefill")
     if ours is not None:
@@ -508,7 +517,8 @@ def ssd_prefill(case, loaded):
 
 
 def gather_states(s):
-    """The rows' states, one after the other; in one place, which captured launches know."""
+    """Copies the rows' states into s.initial, in the order of rows. s.initial stays where it is,
+    because captured launches have its address."""
     states = s.state[s.slots.long()]
     if hasattr(s, "initial"):
         s.initial.copy_(states)
@@ -517,7 +527,8 @@ def gather_states(s):
 
 
 def vllm_ssd(vllm, lengths, chunk):
-    """vLLM's chunks end where rows end."""
+    """vLLM's scan in chunks of at most `chunk` tokens, none of which spans two rows. It takes the
+    chunks' ends, the last chunk of each row and the row of each chunk, made before the timing."""
     ends, last, row_of = [0], [], []
     for row, length in enumerate(lengths):
         begin = ends[-1]
@@ -539,9 +550,9 @@ def vllm_ssd(vllm, lengths, chunk):
 
 
 def gdn_prefill(case, loaded):
-    """Packed prompts that go on from their states, with gates computed before. The peers want the
-    initial states gathered and which chunks a row has, both made before; FLA runs a single row as a
-    batch of one, which is what it is fastest at."""
+    """Packed prompts, each of which continues from its state, with gates computed before. The peers
+    take the initial states gathered and the list of each row's chunks, both made before the timing.
+    FLA runs a single row as a batch of one, its fastest form."""
     found = []
     ours = loaded.operator("gated_delta_rule_prefill")
     if ours is not None:
@@ -585,16 +596,18 @@ def gdn_prefill(case, loaded):
     return found
 
 
-NORMALISED = ", q and k normalised before"  # what a layer's convolution or a norm of its own would have done
+NORMALISED = ", q and k normalised before"  # in a layer its convolution or a norm of its own does that
 
 
 def normalised(x):
-    """q or k as the peers' own norms leave them."""
+    """q or k after the L2 norm, rounded to its own type as the peers' norms round it."""
     return (x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
 def flashinfer_delta(flashinfer, case):
-    """FlashInfer takes exp(g), and states by slot; it cuts a few long rows into parts or runs them whole."""
+    """FlashInfer takes exp(g) in place of g, and states by slot. With use_cp "auto" it may cut a
+    few long rows into parts that run side by side; a case of one row also times the row in one
+    part."""
     lengths, every = case.sets[0].lengths, case.sets[0].every
     ends = [sum(n // every for n in lengths[:row]) for row in range(len(lengths) + 1)] if every else []
     ends = torch.tensor(ends, dtype=torch.int32, device="cuda")
@@ -620,7 +633,8 @@ def flashinfer_delta(flashinfer, case):
 
 
 def before_norm(case, every, make):
-    """The contestant that make() gives, once the sets have normalised q and k; none where q and k come from a layer."""
+    """[make()], a contestant that takes q and k normalised before, which the sets get here; []
+    where q and k come from a layer's convolution."""
     if every or case.kind != "gdn_prefill":
         return []
     for s in case.sets:
@@ -630,7 +644,8 @@ def before_norm(case, every, make):
 
 
 def flashqla_delta(flashqla, case):
-    """FlashQLA finds its plan for a batch by the tensor of the rows' starts, so all sets have one."""
+    """FlashQLA caches its plan of a batch by the identity of the tensor of the rows' starts, so all
+    sets pass the first set's tensor."""
     starts = case.sets[0].starts
 
     def contestant(note, norm):
@@ -650,8 +665,8 @@ def flashqla_delta(flashqla, case):
 
 
 def layer(case, loaded):
-    """A convolution, a prefill and the next convolution: ours with ours; the peers' prefills with vLLM's, the only
-    convolution that takes slots."""
+    """A convolution, a prefill and the next convolution. Our prefill runs between our convolutions,
+    the peers' prefills between vLLM's, the only peer's convolution that takes slots."""
     def only(part):
         return SimpleNamespace(sets=[getattr(s, part) for s in case.sets], B=case.B, kind=f"part of {case.kind}")
 
@@ -673,8 +688,9 @@ def layer(case, loaded):
 
 
 def mla_decode(case, loaded):
-    """One token per request. The peers divide the keys by plans that are made before: their servers make one for all
-    layers of a step. Ours does it in each launch."""
+    """One token per request. The peers divide the keys among blocks by a plan that is made before
+    the timing, since their servers make one plan for all layers of a step. Our kernel divides them
+    in each launch."""
     found = []
     one = case.sets[0]
     page = one.cache.shape[1]
@@ -716,8 +732,9 @@ def mla_decode(case, loaded):
 
 
 def mla_decode_fp8(case, loaded):
-    """FlashMLA's dense kernel takes one scale and queries in e4m3 too; tokens of 656 bytes only its sparse one, which
-    is told all tokens of a request."""
+    """One token per request over caches in e4m3. FlashMLA's dense kernel takes a cache with one
+    scale, and queries in e4m3; only its sparse kernel takes tokens of 656 bytes, and gets the
+    places of all tokens of a request."""
     found = []
     one = case.sets[0]
     H = one.q.shape[2]
@@ -751,13 +768,15 @@ def mla_decode_fp8(case, loaded):
 
 
 def flashinfer_scratch():
-    """Where FlashInfer keeps pieces and plans: floats and ints on the GPU, and where plans are made."""
+    """FlashInfer's workspaces, in bytes: 128 MiB on the GPU for partial results, 8 MiB on the GPU
+    for the plan, and 8 MiB of pinned host memory in which the plan is made."""
     return (torch.empty(128 << 20, device="cuda", dtype=torch.uint8), torch.empty(8 << 20, device="cuda", dtype=torch.uint8),
             torch.empty(8 << 20, dtype=torch.uint8, pin_memory=True))
 
 
 def flashinfer_mla(flashinfer, case, starts, H, L, page):
-    """FlashInfer's kernel for Hopper; pages one after the other instead of a table."""
+    """FlashInfer's MLA kernel for Hopper. It takes the page numbers of all requests in one list
+    instead of a table; the table's rows have no padding, so its flat view is that list."""
     floats, ints, pinned = flashinfer_scratch()
     lengths = torch.full((case.B,), L, dtype=torch.int32)
     plan, size = flashinfer.plan(floats, ints, pinned, starts.cpu(), starts.cpu() * (L // page), lengths, H, 512, False)
@@ -776,7 +795,7 @@ def flashinfer_mla(flashinfer, case, starts, H, L, page):
 
 
 def mla_prefill(case, loaded):
-    """Packed rows."""
+    """Prompts of packed rows, over decompressed keys and values."""
 
     def view(s, result, rows):
         del rows
@@ -804,7 +823,9 @@ def mla_prefill(case, loaded):
 
 
 def flashinfer_ragged(flashinfer, case, view):
-    """FlashInfer's kernels for ragged prompts, planned before; its lse is [tokens, heads], in powers of two."""
+    """FlashInfer's kernels for ragged prompts, with a plan made before the timing. Their lse is
+    [tokens, heads] and a logarithm to base 2, so the view transposes it and multiplies it by ln
+    2."""
     floats, ints, pinned = flashinfer_scratch()
     one = case.sets[0]
     starts, key_starts = one.starts.cpu(), one.key_starts.cpu()
@@ -824,7 +845,7 @@ def flashinfer_ragged(flashinfer, case, view):
 
 
 def copy(case, loaded):
-    """Rows of a [layers, slots, elements] pool."""
+    """Slots copied within a pool [layers, slots, elements]."""
     del case
 
     def view(s, result, rows):
@@ -841,7 +862,7 @@ def copy(case, loaded):
         found.append(Contestant(OURS, lambda s: ours(s.state, s.source32, s.target32), view))
     found.append(Contestant(f"torch {torch.__version__} indexing", assign, view))
 
-    def words(s):  # index_copy_ moves element by element, so wide elements favour it
+    def words(s):  # index_copy_ moves element by element: it is faster on elements of 8 bytes
         state = s.state.view(torch.int64)
         state.index_copy_(1, s.target, state.index_select(1, s.source))
 

@@ -2,17 +2,19 @@
 
     python3 bench/peers/run.py --ours build/gpu/liblockstep_torch.so --out reports/speed
 
-Every contestant is first compared with float64 on rows of the very case; one that disagrees is
-named and not timed. Then each becomes a CUDA graph of many launches that rotate over input sets
-(cases.py), and the graphs are replayed in turns, so that clocks and power limits meet all alike.
+Every contestant is first compared with float64 on the first rows of the case; one that disagrees is
+named as absent and not timed. Then each contestant's launches, which rotate over the input sets
+(cases.py), become a CUDA graph, and the graphs are replayed in turns, so that changes of clocks and
+power limits meet all contestants alike.
 
-A contestant can end the process that it runs in, by an illegal access; then the case goes on without it in a new one
-(supervise.py), and the row names it.
+A contestant can end the process that it runs in, by an illegal access; then a new process continues
+the case without the contestant (supervise.py), and the row names it as absent.
 
-LOCKSTEP_LEFT_OUT names peers that are not loaded, as load.py calls them; rows name them as absent.
+LOCKSTEP_LEFT_OUT lists peers, by their names in load.py, that are not loaded; rows name them as
+absent.
 
-limit_share is the time of the counted bytes at the copy rate of this run, or of the counted FLOPs at its matmul rate
-where that is longer, over the measured time.
+limit_share is the time that the counted bytes take at this run's copy rate, or that the counted
+FLOPs take at its matmul rate if that is longer, divided by the measured time.
 """
 
 import argparse
@@ -33,11 +35,11 @@ import cases
 import peers
 import supervise
 
-APART = ("less_work", "other_work")  # why contestants are timed and not compared with
-THE_CASE = "the case itself"  # what a worker dies of that cannot make a case's inputs
+APART = ("less_work", "other_work")  # flags of contestants that are timed and are no row's peer
+THE_CASE = "the case itself"  # stands for a contestant while a worker makes the case's inputs
 MIN_LAUNCHES = 50
 MIN_GRAPH_US = 1500.0  # a shorter graph would measure its own launch
-MOST_GRAPH_US = 15000.0  # by the bytes: fewer launches than MIN_LAUNCHES say as much then
+MOST_GRAPH_US = 15000.0  # at 4.3 TB/s; a graph of this length may have fewer launches than MIN_LAUNCHES
 
 
 @triton.jit
@@ -53,7 +55,7 @@ def read_kernel(source, target, BLOCK: tl.constexpr):
 
 
 def event_us(function, repeats):
-    """Microseconds of each of `repeats` calls, by events."""
+    """Microseconds of each of `repeats` calls of `function`, measured by CUDA events."""
     pairs = []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -66,7 +68,8 @@ def event_us(function, repeats):
 
 
 def ceilings():
-    """Copy and read rate in GB/s and bf16 matmul rate in TFLOP/s, the best of what we tried."""
+    """The copy rate and the read rate in GB/s, each of the fastest of three ways, and the bf16
+    matmul rate in TFLOP/s, the median of 30 products of 8192 x 8192 matrices."""
     count = 1 << 29  # 2 GiB of float32
     a, b = torch.randn(count, device="cuda"), torch.empty(count, device="cuda")
     size = count * 4
@@ -88,7 +91,7 @@ def ceilings():
     x, y = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     event_us(lambda: x @ y, 3)
     rates = []
-    for _ in range(3):  # bursts: longer runs meet the power limit
+    for _ in range(3):  # in bursts of ten, since longer runs reach the power limit
         time.sleep(0.3)
         rates += [2 * 8192**3 / us / 1e6 for us in event_us(lambda: x @ y, 10)]
     return {"copy_gbps": round(max(copies), 1), "read_gbps": round(max(read_rates), 1),
@@ -103,7 +106,7 @@ def relative_error(got, want):
 
 
 def check(case, contestant):
-    """Relative error of output and state on the first rows of set 0, against float64."""
+    """The larger relative error of output and state against float64, on the first rows of set 0."""
     s = case.sets[0]
     rows = min(case.B, cases.CHECKED_ROWS)
     if case.kind == "copy":
@@ -119,7 +122,7 @@ def check(case, contestant):
 
 
 def capture(case, contestant):
-    """A CUDA graph of launches that rotate over the sets, and their number."""
+    """A CUDA graph of launches that rotate over the sets, and the number of launches."""
     sets = case.sets
     for s in sets[: min(len(sets), 3)]:
         contestant.launch(s)
@@ -137,14 +140,15 @@ def capture(case, contestant):
 
 
 def interleaved(graphs, rounds, turn):
-    """{name: median microseconds per launch}, the graphs replayed in turns."""
+    """{name: median microseconds per launch} of graphs that are replayed in turns; each round
+    begins with another graph. turn(name) is called before each replay."""
     times = {name: [] for name in graphs}
     began = time.time()
     for name, (graph, _) in graphs.items():
         turn(name)
         graph.replay()
         torch.cuda.synchronize()
-    if time.time() - began > 1:  # many seconds of it would say nothing more
+    if time.time() - began > 1:  # replays that long vary little: fewer rounds suffice
         rounds = min(rounds, 7)
     names = list(graphs)
     for i in range(rounds):
@@ -156,7 +160,8 @@ def interleaved(graphs, rounds, turn):
 
 
 def measure(case, key, loaded, rates, rounds, dead, turn):
-    """The row of speed.json for one case, without contestants that are `dead`; turn(name) before each step."""
+    """The row of speed.json for one case. Contestants in `dead`, {name: why}, are left out and
+    named as absent; turn(name) is called before each step of a contestant."""
     found, absent = peers.contestants(case, loaded)
     absent += [{"name": name, "why": why} for name, why in dead.items()]
     graphs, errors = {}, {}
@@ -203,8 +208,9 @@ def measure(case, key, loaded, rates, rounds, dead, turn):
 
 
 def price_boundaries(rows, copy_gbps):
-    """Says in rows with states at boundaries what they cost over the row of the same case without them, as a multiple
-    of writing their bytes at the copy rate."""
+    """Gives rows whose cases keep states at boundaries "boundary_states_over_copy": the time beyond
+    the row of the same case without these states, divided by the time to write the states' bytes at
+    the copy rate."""
     plain = {row["case"]: row for row in rows if "time_us" in row}
     for row in rows:
         base = plain.get(row["case"].split(", states every ")[0])
@@ -214,8 +220,8 @@ def price_boundaries(rows, copy_gbps):
 
 
 def name_peers(rows, keys):
-    """Gives a row without a peer of its own (no peer runs its form) the one of the same key in this run, or else the
-    recorded one."""
+    """Gives a row without a peer (no peer runs its form) the peer of an earlier row with the same
+    key, or else the recorded one."""
     earlier = {}
     for key, row in zip(keys, rows):
         if row["peers"]:
@@ -227,7 +233,8 @@ def name_peers(rows, keys):
 
 
 def show(operations, rates):
-    """The table: ours, the fastest peer, their ratio, the share of the limit."""
+    """Prints the table: our time, the fastest peer's, their ratio, our limit_share; then absent
+    peers and rates."""
     for operation, rows in operations.items():
         print(f"\n{operation}")
         print(f"  {'case':<44} {'ours us':>9} {'peer us':>9} {'ratio':>6} {'limit':>6} "
@@ -254,7 +261,7 @@ def show(operations, rates):
 
 
 def number_text(value):
-    """A time for the table."""
+    """A time in the table, "-" where there is none."""
     return "-" if value is None else f"{value:.2f}"
 
 
@@ -266,7 +273,7 @@ def driver():
 
 
 def chosen(arguments):
-    """(operation, key, maker) of the cases that are asked for."""
+    """(operation, key, maker) of the cases that the command line selects."""
     return [case for case in cases.all_cases(arguments.quick)
             if (not arguments.operation or case[0] in arguments.operation)
             and (not arguments.kind or case[1][0] in arguments.kind)
@@ -274,7 +281,7 @@ def chosen(arguments):
 
 
 def work(arguments):
-    """The worker's half: measures the cases that have no row yet."""
+    """Runs in the worker process: measures the cases that have no row yet and reports each row."""
     state = json.loads(arguments.state.read_text())
     reporter = supervise.Reporter(arguments.report_to)
     torch.manual_seed(1)
@@ -310,7 +317,7 @@ def work(arguments):
 
 
 def report_of(state, asked):
-    """speed.json of the rows that there are."""
+    """The content of speed.json, of the rows measured so far."""
     report = {**state["facts"], "operations": {}}
     numbers = [number for number in state["cases"] if str(number) in state["rows"]]
     rows = [dict(state["rows"][str(number)]) for number in numbers]

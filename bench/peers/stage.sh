@@ -3,15 +3,18 @@
 #
 #   bench/peers/stage.sh [FOLDER]        default: .lockstep/peers, which git ignores
 #
-# Runs where there is a network; the folder then travels to the machine with the GPU. Everything is
-# a wheel from the package index, except mamba-ssm, whose source distribution builds CUDA: its
-# Triton files come from its repository (MAMBA_REPOSITORY names another place to clone from).
-# WHEELS names a folder that already holds some of the wheels. DSL=1 also packs the compiler of
-# FlashInfer's CuTe kernels (60 MB); without it the kernels compiled by an earlier run are used
-# (flashinfer_kernels/, filled by the first run that has the compiler). FlashInfer's CUDA kernels
-# for selective_state_update are built by the nvcc of the machine with the GPU, and kept in the same
-# place; those for MLA, its cache and ragged prompts are built here, and so are FlashInfer's and FlashQLA's
-# prefills of the gated delta rule (compile_kernels.py).
+# It runs on a machine with a network; the folder is then copied to the machine with the GPU. All
+# peers come as wheels from the package index, except mamba-ssm, whose source distribution builds
+# CUDA: its Triton files come from its repository (MAMBA_REPOSITORY names another place to clone
+# from). WHEELS names a folder that already has some of the wheels.
+#
+# Three kinds of kernels are compiled, and all are kept in flashinfer_kernels/ and
+# flashqla_kernels/:
+# - here, by nvcc and compile_kernels.py: FlashInfer's kernels for MLA, its cache and ragged
+#   prompts, and FlashInfer's and FlashQLA's prefills of the gated delta rule;
+# - on the GPU machine, by its nvcc: FlashInfer's CUDA kernels for selective_state_update;
+# - on the GPU machine, by the CuTe compiler, which DSL=1 packs (60 MB): FlashInfer's decodes of the
+#   gated delta rule. Without the compiler those that an earlier run compiled are used.
 for word in "$@"; do  # a word that asks for help starts nothing
   [[ $word != -* ]] || { sed -n '2,/^for /s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 done
@@ -25,7 +28,7 @@ out=$(cd "$out" && pwd)
 wheels=$(cd "$wheels" && pwd)
 python=${PYTHON_VERSION:-3.12}  # of the machine with the GPU
 
-# fetch NAME VERSION: the wheel's path, downloaded unless it is there.
+# fetch NAME VERSION: downloads the wheel unless $wheels has it, and prints its path.
 fetch() {
   local stem=${1//-/_}
   if ! ls "$wheels/$stem-$2-"*.whl >/dev/null 2>&1; then
@@ -56,7 +59,7 @@ unzip -qo "$wheel" 'vllm/model_executor/layers/mamba/ops/*.py' \
 echo 0.33.0 >vllm/VERSION
 mkdir -p vllm_libraries
 unzip -qoj "$wheel" vllm/_flashmla_C.abi3.so vllm/_flashmla_extension_C.abi3.so -d vllm_libraries
-if [ ! -e vllm_libraries/_vllm_fa3_C.abi3.so.xz ]; then  # a minute of one core
+if [ ! -e vllm_libraries/_vllm_fa3_C.abi3.so.xz ]; then  # the compression takes a minute
   unzip -p "$wheel" vllm/vllm_flash_attn/_vllm_fa3_C.abi3.so | xz -3 >vllm_libraries/_vllm_fa3_C.abi3.so.xz
 fi
 if [ ! -e vllm_libraries/_C_stable_libtorch.abi3.so.xz ]; then
@@ -77,11 +80,12 @@ unzip -qo "$wheel" 'flashinfer/gdn_decode.py' 'flashinfer/gdn_kernels/__init__.p
   'flashinfer/data/include/flashinfer/'{utils,vec_dtypes,layout}.cuh \
   'flashinfer/data/include/flashinfer/mamba/*.cuh'
 echo 0.7.2.post1 >flashinfer/VERSION
-wheel=$(fetch apache-tvm-ffi 0.1.12)  # the newest that TileLang's runtime and FlashInfer agree on
+wheel=$(fetch apache-tvm-ffi 0.1.12)  # the newest that works with both TileLang's runtime and FlashInfer
 unzip -qo "$wheel" 'tvm_ffi/*' 'apache_tvm_ffi-*' \
   -x '*/3rdparty/libbacktrace/*' '*/src/*'
 
-# FlashInfer's kernel for MLA is built here, which takes no GPU but 40 MB of headers.
+# FlashInfer's kernel for MLA is built here, since its 40 MB of headers need not travel then. The
+# build needs no GPU.
 mkdir -p flashinfer_kernels
 if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/batch_mla_sm90.so ]; then
   sources=$(mktemp -d)
@@ -105,7 +109,7 @@ if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/batch_mla_sm90.so ]; 
   rm -r "$sources"
 fi
 
-# Its fused rotation and write of latents.
+# FlashInfer's kernel that rotates latents and writes them into the cache.
 if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/rope.so ]; then
   sources=$(mktemp -d)
   data=$sources/flashinfer/data
@@ -124,8 +128,9 @@ if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/rope.so ]; then
   rm -r "$sources"
 fi
 
-# Its kernels for ragged prompts of 192 and 128 columns too: those of Hopper, causal or not, without what reads pages.
-if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/batch_prefill_sm90.so ]; then  # minutes
+# FlashInfer's Hopper kernels for ragged prompts with keys of 192 and values of 128 columns, causal
+# or not, without the kernels that read pages.
+if command -v nvcc >/dev/null && [ ! -e flashinfer_kernels/batch_prefill_sm90.so ]; then  # takes minutes
   sources=$(mktemp -d)
   data=$sources/flashinfer/data
   wheel=$(fetch flashinfer-python 0.7.2.post1)
@@ -200,7 +205,8 @@ else
   echo "mamba-ssm: its repository cannot be cloned, so it will be named as absent" >&2
 fi
 
-# What links a compiled CuTe kernel is 52 KB and always travels; the compiler only with DSL=1.
+# The static library that a compiled CuTe kernel is linked with has 52 KB and is always staged; the
+# compiler is staged only with DSL=1.
 for name in nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-libs-core \
             nvidia-cutlass-dsl-libs-cu13; do
   wheel=$(fetch "$name" 4.8.0)
@@ -208,9 +214,9 @@ for name in nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base nvidia-cutlass-dsl-l
 done
 mkdir -p flashinfer_kernels
 cp "$clone/dsl/nvidia_cutlass_dsl/cu13/lib/libcuda_dialect_runtime_static.a" flashinfer_kernels/
-if [ "${DSL:-0}" = 1 ] && [ ! -e cutlass_dsl_libraries.tar.xz ]; then  # minutes of one core
+if [ "${DSL:-0}" = 1 ] && [ ! -e cutlass_dsl_libraries.tar.xz ]; then  # the compression takes minutes
   package=$clone/dsl/nvidia_cutlass_dsl
-  mv "$clone/dsl/"*.dist-info "$package/"  # it asks for its own version
+  mv "$clone/dsl/"*.dist-info "$package/"  # the package looks its own version up
   libraries=(dsl_packages/cutlass/_mlir/_mlir_libs cu13/lib/libcute_dsl_runtime.so)
   (cd "$package" && tar -c "${libraries[@]}") |
     xz --x86 --lzma2=preset=6,dict=64MiB -T1 >cutlass_dsl_libraries.tar.xz
@@ -218,8 +224,8 @@ if [ "${DSL:-0}" = 1 ] && [ ! -e cutlass_dsl_libraries.tar.xz ]; then  # minutes
   tar -C "$package" -cJf cutlass_dsl_python.tar.xz .
 fi
 
-# FlashInfer's and FlashQLA's prefills of the gated delta rule are compiled here too, by this machine's
-# Python, PyTorch and nvcc: their compilers (200 MB) stay here.
+# FlashInfer's and FlashQLA's prefills of the gated delta rule are compiled here too, by this
+# machine's Python, PyTorch and nvcc, so that their compilers (200 MB) need not travel.
 wheel=$(fetch flash-qla 0.1.3)
 unzip -qo "$wheel" 'flash_qla/*' -x '*/blackwell*'
 echo 0.1.3 >flash_qla/VERSION

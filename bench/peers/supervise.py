@@ -1,11 +1,12 @@
 # ctest: name=bench.a_peer_may_die labels=quick timeout=60 args=selftest
-"""Runs cases in a process of their own, and goes on when a contestant takes it down.
+"""Runs cases in a worker process, and continues in a new one when a contestant ends it.
 
     python3 bench/peers/supervise.py selftest
 
-An illegal access ends everything that a process can do with its GPU, and some peers make one. So a worker runs the
-cases, says whose turn it is before each step, and hands over every finished row. When it dies, the contestant whose
-turn it was is left out of that case, and a new worker goes on from there.
+After an illegal access a process can no longer use its GPU, and some peers make such an access. So
+a worker runs the cases, reports before each step which contestant has its turn, and reports every
+finished row. When the worker dies, that contestant is left out of that case, and a new worker runs
+the cases that have no row yet.
 """
 
 import json
@@ -18,21 +19,22 @@ TURN, ROW, FACTS = "turn", "row", "facts"
 
 
 class Reporter:
-    """The worker's half: lines of JSON to the descriptor that it was given."""
+    """Used by the worker: writes lines of JSON to a file descriptor that the supervisor reads."""
 
     def __init__(self, descriptor):
         self.file = os.fdopen(descriptor, "w", buffering=1)
 
     def facts(self, facts):
-        """What is known of the machine; later workers get it."""
+        """Reports facts about the machine, which later workers get in their state."""
         self.say({FACTS: facts})
 
     def turn(self, case, name):
-        """From now on a death is `name`'s."""
+        """Reports that the contestant `name` runs in `case` from now on: a death counts as its
+        death."""
         self.say({TURN: [case, name]})
 
     def row(self, case, row):
-        """A case is done."""
+        """Reports the finished row of a case."""
         self.say({ROW: [case, row]})
 
     def say(self, line):
@@ -40,8 +42,10 @@ class Reporter:
 
 
 def supervise(command, cases, on_row):
-    """Rows of all cases, {case: row}. command(state file's text, descriptor) is a worker's command line; the state is
-    {"facts", "rows", "dead": {case: {name: why}}, "cases"}. on_row(state) after each row."""
+    """Runs workers until every case has a row, and returns the state, {"facts", "rows": {case:
+    row}, "dead": {case: {name: why}}, "cases"}. command(the state as JSON, descriptor) returns a
+    worker's command line; on_row(state) is called after each row. Raises RuntimeError where a
+    worker ends and no contestant is left to blame."""
     state = {"facts": None, "rows": {}, "dead": {}, "cases": list(cases)}
     while len(state["rows"]) < len(state["cases"]):
         turn = None
@@ -71,12 +75,13 @@ def supervise(command, cases, on_row):
 
 
 def how(status):
-    """In words."""
+    """A worker's exit status in words."""
     return f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def selftest():
-    """A worker that dies of one contestant's case, and one that dies before anybody's turn."""
+    """Tests supervise() with workers that die in a contestant's turn, and with one that ends before
+    any turn."""
     worker = """
 import json, os, sys
 sys.path.insert(0, sys.argv[1])

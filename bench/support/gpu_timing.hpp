@@ -1,5 +1,5 @@
 // Times launches as a server makes them: one after the other in a CUDA graph, with inputs that are
-// cold in L2, because more bytes move between two uses of the same ones than it holds.
+// cold in L2, because 256 MiB or more move between two uses of the same inputs and L2 holds less.
 #pragma once
 
 #include <benchmark/benchmark.h>
@@ -26,7 +26,8 @@ inline bool has_gpu() {
 
 constexpr std::int64_t kColdBytes = std::int64_t{256} << 20;
 
-/// The number of sets of inputs that makes each set cold again before its next use.
+/// The number of input sets that leaves L2 without a set's bytes when the set's turn comes again,
+/// if a launch on one set moves `bytes_moved`.
 inline int cold_sets(double bytes_moved) {
   return std::max(1, static_cast<int>(static_cast<double>(kColdBytes) / bytes_moved) + 1);
 }
@@ -34,12 +35,13 @@ inline int cold_sets(double bytes_moved) {
 /// launch(set, stream) enqueues the work on one set.
 using Launch = std::function<void(int, cudaStream_t)>;
 
-/// A graph of launches that take the sets in turns, long enough to make its own start small.
+/// A graph of launches that take the sets in turns. It has at least 50 launches and 1.5 ms of work,
+/// beside which the graph's own start is small.
 class LaunchGraph {
  public:
   LaunchGraph(int sets, double expected_us, const Launch& launch) {
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-    launch(0, stream_);  // loads the kernels
+    launch(0, stream_);  // loads the kernels before the capture
     check(cudaStreamSynchronize(stream_));
     const double wanted = std::max(50.0, 1500.0 / std::max(expected_us, 1.0));
     launches_ = sets * std::max(1, static_cast<int>(wanted / sets + 0.999));
@@ -61,7 +63,7 @@ class LaunchGraph {
     cudaStreamDestroy(stream_);
   }
 
-  /// Microseconds of one launch, the mean over the graph.
+  /// Replays the graph once; microseconds of one launch, the mean over the graph.
   double replay_us() const {
     float ms = 0;
     check(cudaEventRecord(start_, stream_));
@@ -79,7 +81,8 @@ class LaunchGraph {
   int launches_ = 0;
 };
 
-/// Device memory for a benchmark's inputs: numbers between `low` and `high`, the same every time.
+/// Device memory for a benchmark's inputs: empty, a copy of given elements, or numbers between
+/// `low` and `high` that are the same in every run.
 template <class T>
 class Buffer {
  public:
@@ -116,7 +119,8 @@ class Buffer {
   T* data_ = nullptr;
 };
 
-/// GB/s of a large copy, read and written bytes together: the limit of what streams.
+/// The chip's copy rate in GB/s, read and written bytes together, from a copy of 2 GiB. A kernel
+/// that only streams cannot be faster.
 inline double copy_gbps() {
   static const double rate = [] {
     constexpr std::int64_t kBytes = std::int64_t{1} << 31;
@@ -131,7 +135,8 @@ inline double copy_gbps() {
   return rate;
 }
 
-/// A benchmark's loop: `bytes` are what a launch must read and write.
+/// Runs a benchmark's loop over a LaunchGraph and writes its counters. `bytes` is the number of
+/// bytes that a launch must read and write.
 inline void time_launches(benchmark::State& state, int sets, double bytes, const Launch& launch) {
   const LaunchGraph graph(sets, bytes / 4e6, launch);
   std::vector<double> times;

@@ -4,7 +4,8 @@
 //                   latent, then groups of four rotation pairs of the queries
 //   starts_kernel   one block: sums the requests' tokens, so that gather_kernel can bisect
 //   gather_kernel   grid L; a block takes one token of the result, and finds its request by
-//   bisection join_kernel     a thread takes 8 columns of a head
+//                   bisection
+//   join_kernel     a thread takes 8 columns of a head
 #include "kernels/attention/latent_cache.hpp"
 
 #include <algorithm>

@@ -4,13 +4,14 @@
 //
 //   grid   one block per processor; a block takes an item of work whenever it has finished one
 //   item   128 queries of a head and row, over all keys they see, in tiles of 128 keys, last tile
-//   first block  3 warpgroups: warpgroup 0 feeds, 1 and 2 have 64 queries each
+//          first
+//   block  3 warpgroups: warpgroup 0 feeds, 1 and 2 have 64 queries each
 //
 //   feeding  one thread issues tensor copies: the item's queries, and two stages of keys and of
-//   values queries  S = Q K^T of a tile is computed while P of the previous tile is multiplied, O
-//   += P V; then
-//            S becomes P in registers. The two warpgroups take turns (hardware barriers kFirstTurn
-//            and the next): while one issues products, the other computes P
+//            values
+//   queries  S = Q K^T of a tile is computed while P of the previous tile is multiplied,
+//            O += P V; then S becomes P in registers. The two warpgroups take turns (hardware
+//            barriers kFirstTurn and the next): while one issues products, the other computes P
 //
 // Items are ordered by groups of heads whose keys and values fit into L2 together; within a group,
 // items that see the most keys come first. A tile may reach into the next row of the batch: those
@@ -230,6 +231,7 @@ class Block {
     std::uint32_t queries_parity = 0;
     if (group == 1) arrive_at(kFirstTurn, kQueryThreads);
     for (;; turn.next()) {
+      // The feeding warp leaves the number of the next item here, -1 behind the last.
       barrier_wait(turn_full(turn.place), turn.parity);
       const int number = uniform(turns()[turn.place]);
       barrier_arrive(turn_empty(turn.place));
@@ -243,6 +245,7 @@ class Block {
         barrier_wait(queries_full(), queries_parity);
         queries_parity ^= 1;
         barrier_wait(keys_full(keys.place), keys.parity);
+        // The item begins with its last tile: S alone, since there is no P yet.
         start_products();
         multiply_keys(S, Q, keys.place);
         commit_products();
@@ -258,6 +261,8 @@ class Block {
 #pragma unroll 1
         for (int t = item.tiles - 2; t >= 0; --t) {
           barrier_wait(keys_full(keys.place), keys.parity);
+          // In its turn the group issues S = Q K^T of tile t and O += P V of tile t + 1; then the
+          // other group has the turn, and this one computes the tile's P.
           sync_threads_of(kFirstTurn + group, kQueryThreads);
           pin(P), pin(O);
           start_products();
@@ -271,16 +276,19 @@ class Block {
           pin(S);
           arrive_if(lane == 0, keys_empty(keys.place));
           keys.next();
+          // S is complete, and P V may still run: the new P is computed meanwhile.
           weigh(S, sum, largest, alpha, scale, item, t, group, row, lane);
           finish_before_waiting(sum[0] + sum[1]);
           wait_for_products<0>();
           pin(O), pin(P);
           arrive_if(lane == 0, values_empty(values.place));
           values.next();
+          // O holds the tiles up to t + 1, weighed by the maximum before tile t.
 #pragma unroll
           for (int i = 0; i < 64; ++i) O[i] *= alpha[i / 2 % 2];
           pack_all(P, S);
         }
+        // Tile 0's P V, beside which no scores run. The queries are no longer needed.
         arrive_if(lane == 0, queries_empty());
         barrier_wait(values_full(values.place), values.parity);
         pin(P), pin(O);

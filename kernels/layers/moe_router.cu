@@ -58,9 +58,8 @@ __device__ inline float sum_of_two_best(const float* values, int count) {
   return count > 1 ? first + second : first;
 }
 
-/// 1. Scores of all experts. 2. With groups, experts outside the best groups become taken. 3. k
-///    times,
-/// the best expert that is not taken.
+/// Per token: computes the scores of all experts; with groups, marks the experts outside the best
+/// groups as taken; then selects, k times, the best expert that is not taken.
 __global__ void __launch_bounds__(kTokens * 32)
     router_kernel(const __grid_constant__ MoeRouter in) {
   __shared__ float all_scores[kTokens][kExpertsMost], all_choices[kTokens][kExpertsMost];

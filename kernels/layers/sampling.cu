@@ -23,8 +23,7 @@ __device__ inline float number(float logit) {
 }
 
 /// The rank of a token: larger for larger logits, and for lower token numbers among equal logits.
-/// Never
-/// 0. The upper half orders floats by their bits.
+/// The upper half orders floats by their bits. The rank is never 0, since the lower half is not.
 __device__ inline std::uint64_t rank_of(float logit, int token) {
   const unsigned bits = __float_as_uint(logit);
   const unsigned ordered = bits >> 31 ? ~bits : bits | 0x80000000u;
