@@ -47,7 +47,7 @@ const std::vector<std::vector<KeyId>>& keys() {
 class ManagedCache {
  public:
   ManagedCache(const Config& config, const std::vector<std::vector<KeyId>>& keys)
-      : manager_(*BlockRules::of(config), nullptr), requests_(workload().requests.size()) {
+      : manager_(*BlockRules::of(config)), requests_(workload().requests.size()) {
     for (std::size_t i = 0; i < requests_.size(); ++i) {
       requests_[i].keys = keys[i];
       requests_[i].prompt = workload().requests[i].prompt_size;
@@ -179,7 +179,7 @@ BENCHMARK_CAPTURE(replay_vllm_w1, checked, CheckLevel::all)->Unit(benchmark::kMi
 void decode_step(benchmark::State& state) {
   constexpr std::int64_t kPrompt = 1024;
   constexpr std::int64_t kMost = std::int64_t{1} << 20;
-  BlockManager manager(*BlockRules::of(config_of("none", std::int64_t{1} << 16)), nullptr);
+  BlockManager manager(*BlockRules::of(config_of("none", std::int64_t{1} << 16)));
   std::vector<BlockRequest> requests(32);
   std::vector<KeyId> keys(static_cast<std::size_t>(kMost / kVllmW1Block));
   const auto start = [&](BlockRequest& request, KeyId first) {

@@ -25,7 +25,8 @@ KvPool::KvPool(std::int64_t slots, std::uint32_t page, LayerState& layers)
   drop_front();
 }
 
-/// Fills the empty front run: slots that were never used come before those that were freed.
+/// Drops the empty front run. While there are slots that were never used, the next of them become
+/// the new front run, before the freed ones.
 void KvPool::drop_front() {
   free_.pop_front();
   const std::uint32_t size = std::min(kUnusedPiece, end_ - first_unused_);

@@ -10,6 +10,7 @@
 
 #include "cache_sim/policies/vllm/align_worker.hpp"
 #include "reference/protocol/config.hpp"
+#include "reference/protocol/defect.hpp"
 
 namespace lockstep::testing_support {
 
