@@ -551,7 +551,7 @@ class Block {
     });
   }
   /// One warp: waits for the lanes' copies to each place, makes them visible to products (they
-  /// count as ordinary stores), and says that the place is full.
+  /// count as ordinary stores), and arrives on the place's `full` barrier.
   __device__ void publish_copies() const {
     Step ring(kUnits), rope(kRopes);
     // Bit per place: parity of raw_full. Queries' units use no raw_full, so `ring` cannot tell it.
@@ -964,10 +964,12 @@ class Block {
         if (ends) arrive_of_warp(queries_empty(), lane);
 
         const int first_token = (item.first + t) * kTokens;
+        // p uses |scale|; the sign of a negative scale goes into S.
         if (signed_scale < 0) {
 #pragma unroll
           for (float& s : S) s = -s;
         }
+        // Only in the last tiles are keys that some of the rows must not see.
         if (first_token + kTokens > item.length - first_later)
           hide(S, item.length - first_token, later, lane);
         // Most tiles do not raise `largest`, so p is computed before the tile's maximum is known,
@@ -999,6 +1001,7 @@ class Block {
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float whole = quad_sum(sum[i]);
+            // A row that sees no key gets factor 0 and lse -infinity; a NaN sum stays NaN.
             if (lane % 4 == 0)
               totals(tile.place)[row + 8 * i] =
                   whole > 0 || whole != whole
@@ -1078,6 +1081,7 @@ class Block {
         }
         if (t > 0) {
           const float a = alphas(tile.place)[row], b = alphas(tile.place)[row + 8];
+          // Most tiles leave all factors at 1.
           if (__any_sync(0xffffffffu, a != 1.0f || b != 1.0f))
             for_each_output(O, [&](float& o, int i) { o *= i % 4 < 2 ? a : b; });
         }
@@ -1085,6 +1089,7 @@ class Block {
           total[0] = totals(tile.place)[row];
           total[1] = totals(tile.place)[row + 8];
         }
+        // Two units of the tile hold this side's 256 columns of V: O[i] += p [64, 64] V [64, 128].
         const std::uint64_t P = matrix(base_ + At::kP + tile.place * kSlabBytes);
         pin(O[0]), pin(O[1]);
         start_products();
@@ -1099,6 +1104,7 @@ class Block {
         }
         wait_for_products<1>();
         pin(O[0]);
+        // The first unit is free while the products with the second still run.
         arrive_if(kStores || lane == 0, empty(ring.place));
         wait_for_products<0>();
         pin(O[1]);
@@ -1376,6 +1382,8 @@ class Block {
         const float* const weight =
             weights + ((1 + side) * kMostPieces + added) * kRows + warp * 16 + lane / 4;
         const float a = weight[0], b = weight[8];
+        // Of the warp's 16 rows got.x and got.z are of row lane / 4, got.y and got.w of the row 8
+        // below it.
         const float2 x = unpack<Fp16>(got.x), y = unpack<Fp16>(got.y);
         const float2 z = unpack<Fp16>(got.z), w = unpack<Fp16>(got.w);
         add(sum[0], a, x.x), add(sum[1], a, x.y), add(sum[2], b, y.x), add(sum[3], b, y.y);
@@ -1398,6 +1406,7 @@ class Block {
 #pragma unroll
     for (int j = 0; j < 8; ++j) sums[j * kMergers + thread] = sum[j];
     sync_threads_of(3, kMergers);
+    // Set 0 adds the other sets' sums, in the order of sets.
     if (set > 0 || first >= end) return;
 #pragma unroll 1
     for (int other = 1; other < sets; ++other)

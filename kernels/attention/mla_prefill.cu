@@ -231,6 +231,7 @@ class Block {
     std::uint32_t queries_parity = 0;
     if (group == 1) arrive_at(kFirstTurn, kQueryThreads);
     for (;; turn.next()) {
+      // The feeding warp leaves the number of the next item here, -1 behind the last.
       barrier_wait(turn_full(turn.place), turn.parity);
       const int number = uniform(turns()[turn.place]);
       barrier_arrive(turn_empty(turn.place));
@@ -244,6 +245,7 @@ class Block {
         barrier_wait(queries_full(), queries_parity);
         queries_parity ^= 1;
         barrier_wait(keys_full(keys.place), keys.parity);
+        // The item begins with its last tile: S alone, since there is no P yet.
         start_products();
         multiply_keys(S, Q, keys.place);
         commit_products();
@@ -259,6 +261,8 @@ class Block {
 #pragma unroll 1
         for (int t = item.tiles - 2; t >= 0; --t) {
           barrier_wait(keys_full(keys.place), keys.parity);
+          // In its turn the group issues S = Q K^T of tile t and O += P V of tile t + 1; then the
+          // other group has the turn, and this one computes the tile's P.
           sync_threads_of(kFirstTurn + group, kQueryThreads);
           pin(P), pin(O);
           start_products();
@@ -272,16 +276,19 @@ class Block {
           pin(S);
           arrive_if(lane == 0, keys_empty(keys.place));
           keys.next();
+          // S is complete, and P V may still run: the new P is computed meanwhile.
           weigh(S, sum, largest, alpha, scale, item, t, group, row, lane);
           finish_before_waiting(sum[0] + sum[1]);
           wait_for_products<0>();
           pin(O), pin(P);
           arrive_if(lane == 0, values_empty(values.place));
           values.next();
+          // O holds the tiles up to t + 1, weighed by the maximum before tile t.
 #pragma unroll
           for (int i = 0; i < 64; ++i) O[i] *= alpha[i / 2 % 2];
           pack_all(P, S);
         }
+        // Tile 0's P V, beside which no scores run. The queries are no longer needed.
         arrive_if(lane == 0, queries_empty());
         barrier_wait(values_full(values.place), values.parity);
         pin(P), pin(O);

@@ -209,6 +209,8 @@ __device__ inline void multiply_numbers(float (&sums)[kTokens / 2],
       NumberProduct<kTokens>::of(parts, hopper::further(left, k * 32),
                                  hopper::further(right, k * 32), k > 0);
     hopper::commit_products();
+    // While the products run, thread j multiplies the weights' scale by token j's. Steps alternate
+    // between two arrays, so one barrier a step separates a step's reads from later writes.
     const int mine = static_cast<int>(threadIdx.x) % hopper::kWarpgroup;
     if (mine < kTokens) {
       const int token = min(first_token + mine, task.M - 1);
@@ -325,6 +327,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_processor<T, kTokens, kAlo
     hopper::sync_threads_of(1,
                             kMultiplying);  // all products have read the ring, which sums overwrite
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+    // A float [kTokens][kPitch]: the sums by token and weight row of the tile.
     auto* const to = reinterpret_cast<float*>(memory + (tiles - hopper::shared_address(memory)));
 #pragma unroll
     for (int j = 0; j < kTokens / 8; ++j)

@@ -884,9 +884,9 @@ struct Block {
       load_bytes(to, from, kTile, full);
     }
   }
-  /// Says that the calling warpgroup has used a stage. All its lanes call it. With kShared the
-  /// neighbour's loads fill this block's stage too, so its `empty` barrier is told as well, by one
-  /// lane of each warp.
+  /// Arrives on the stage's `empty` barrier: the calling warpgroup, all of whose lanes call this,
+  /// has used the stage. With kShared the neighbour's loads fill this block's stage too, so one
+  /// lane of each warp arrives on the neighbour's barrier as well.
   __device__ void release(int stage) const {
     const std::uint32_t empty = barrier(m.empty[stage]);
     barrier_arrive(empty);
@@ -938,6 +938,8 @@ __device__ void load(const Block<kParts, kShared, kRun>& b) {
   std::uint32_t tails = 0;  // bit per stage: parity of the next phase of its `tail`
   int there = 0;            // chunks, counted over all pieces, whose entries are complete
   b.work.for_each_chunk([&](const Piece& piece, int chunk, int n) {
+    // A follower starts late and waits for the whole of prepare_kernel; other chains wait for the
+    // counters of single entries.
     if (kFollowed && piece.follows)
       wait_for_earlier_launch();
     else if (b.p.counters && n >= there)
@@ -1018,6 +1020,8 @@ struct Chain {
     const States& states = follows ? b.p.initial : goes_on ? b.p.before : b.p.state;
     const int slot = follows ? piece.row : goes_on ? piece.place : b.p.slot(piece.row);
     if (follows) {
+      // The chain that this one follows copies its first state and then counts up. The counter is
+      // set back to 0 for the next launch.
       int* const copied = b.copied(piece);
       while (count_of(copied) == 0) {
       }

@@ -263,6 +263,7 @@ class Block {
         }
       };
       unsigned bits[2], next_bits[2];
+      // Turns go on from item to item; `first` is this warp's first chunk of the item.
       const int first = (own - turn + L::kScalarWarps) % L::kScalarWarps;
       fetch(bits, first);
       fetch(next_bits, first + L::kScalarWarps);
@@ -280,6 +281,7 @@ class Block {
         fetch(next_bits, c + 2 * L::kScalarWarps);
         a[0] = A * d[0];
         a[1] = a[0] + A * d[1];
+        // An inclusive scan over the lanes; then each lane adds the sum of all lanes before it.
         float sum = a[1];
 #pragma unroll
         for (int distance = 1; distance < 32; distance *= 2) {
@@ -292,12 +294,14 @@ class Block {
         const unsigned even = __ballot_sync(0xffffffffu, d[0] < 0.0f);
         const unsigned odd = __ballot_sync(0xffffffffu, d[1] < 0.0f);
 
+        // All readers of the stage's previous scalars have read them.
         if (again) sync_threads_of(read_barrier(step.stage, kScalars), kReadThreads);
         ChunkScalars& to = scalars(step.stage);
         const auto put = [&](float(&array)[kChunk], float first, float second) {
           *reinterpret_cast<float2*>(array + 2 * lane) = make_float2(first, second);
         };
         put(to.a, a[0], a[1]);
+        // exp(a_i - a_j) |d_j| = exp2(a_i - b_j); `negative` has the signs.
         put(to.b, a[0] - log2f(fabsf(d[0])), a[1] - log2f(fabsf(d[1])));
         put(to.w, d[0] * exp2_fast(last - a[0]), d[1] * exp2_fast(last - a[1]));
         if (lane == 0) to.decay = exp2_fast(last);
@@ -341,6 +345,7 @@ class Block {
       float decay = item.chunks > 0 ? decay_of(step) : 0.0f;
       for (int c = 0; c < item.chunks; ++c) {
         if constexpr (!L::kStatesAlone) {
+          // The chunk's outputs read the state before the chunk.
           copy_state(S, step, tile, warp, lane);
           publish_to_async();
           arrive_of_warp(copied(step.stage), lane);
@@ -349,6 +354,7 @@ class Block {
         for (float& s : S) s *= decay;
         const std::uint64_t B = matrix(stage(step.stage) + tile * kTileBytes, kTileBytes);
         const std::uint64_t wx = matrix(output(group), kTileBytes);
+        // The output warpgroup that has this chunk leaves w x in its tile.
         barrier_wait(weighed(group), group_parity);
         pin(S);
         start_products();
@@ -359,6 +365,7 @@ class Block {
         commit_products();
         Step next = step;
         next.next();
+        // The next chunk's decay is loaded while the products run.
         if (c + 1 < item.chunks) decay = decay_of(next);
         wait_for_products<0>();
         pin(S);
@@ -430,6 +437,7 @@ class Block {
         const int size = min(kChunk, item.row.size - c * kChunk);
         const std::uint32_t from = stage(step.stage);
         const ChunkScalars& at_stage = scalars(step.stage);
+        // The tensor copy of this warp's last outputs has to read the tile before w x goes there.
         if (stored && lane == 0) wait_for_reads<0>();
         __syncwarp();
         barrier_wait(loaded(step.stage), step.parity);
@@ -439,6 +447,7 @@ class Block {
         const std::uint64_t x = matrix(from + L::kX, kTileBytes);
         const std::uint32_t x_rows = from + L::kX + warp * 16 * kTileRowBytes;
         float G[32], O[32];
+        // G = C B^T; w x is computed while it runs.
         pin(G);
         start_products();
 #pragma unroll
@@ -449,6 +458,7 @@ class Block {
         publish_to_async();
         arrive_of_warp(weighed(group), lane);
         barrier_wait(copied(step.stage), step.parity);
+        // O = C S^T, with the state before the chunk; the scores are computed while it runs.
         pin(O);
         start_products();
 #pragma unroll
@@ -467,6 +477,7 @@ class Block {
         std::uint32_t scores[16];
         weigh_scores(scores, G, a, b, warp, lane);
         if ((negative.x | negative.y) != 0) apply_signs(scores, negative, column);
+        // add_skip() makes O = exp(a) O + D x.
         const float e[2] = {exp2_fast(a[0]), exp2_fast(a[1])};
         std::uint32_t values[4][4];
         load_rows(values, x_rows, lane);
@@ -488,6 +499,8 @@ class Block {
         for (int k = 0; k < 4; ++k)
           Product<T, 64, true>::of(O, scores + 4 * k, further(x, 16 * k * kTileRowBytes), true);
         commit_products();
+        // The state's products have read w x, so the tile may take outputs; with a gate, warp 3 has
+        // waited for that, and the tile now holds z.
         barrier_wait(kTask == Task::gated_outputs ? gate_loaded(group) : taken(group), own_parity);
         own_parity ^= 1;
         wait_for_products<0>();

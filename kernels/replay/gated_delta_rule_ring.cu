@@ -138,6 +138,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
   RingToken<Tiling> token(in, row, head, key_head, first_row + own);
   if (batch.small) token.prefetch();
   if (!early) {
+    // The earlier launch may still write cursors and slots, so a step read here only tells what to
+    // prefetch; it is read again below.
     if (batch.small && threadIdx.x == 0) {
       const ReplayStep likely = batch.step(row);
       if (likely.slot != kNowhere) {
@@ -206,6 +208,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
                                                weight * q_scale * key_product<Tiling>(shared, 1, j)}
                                       : float2{0.0f, 0.0f};
   __syncwarp();
+  // S k and S q of the state with the ring's n entries: the stored state decayed, and the sum over
+  // the entries i of weights[i] u_i.
   float seen = decay * k_scale * sums[0], o = decay * q_scale * sums[1];
 #pragma unroll
   for (int first = 0; first < kRingRows; first += 4)

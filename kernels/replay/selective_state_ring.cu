@@ -128,6 +128,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
     if (in.z) z = bits_at(in.z, row, head, first_row + own);
   };
   if (!early) {
+    // The earlier launch may still write cursors and slots, so a step read here only tells what to
+    // prefetch; it is read again below.
     if (batch.small && threadIdx.x == 0) {
       const ReplayStep likely = batch.step(row);
       if (likely.slot != kNowhere) {
@@ -185,6 +187,8 @@ __global__ void __launch_bounds__(Tiling::kThreads, kBlocks)
     shared.weights[at_.warp][j].x =
         j <= n ? fmaf(weight, key_product<Tiling>(shared, 0, j), j == n ? D : 0.0f) : 0.0f;
   __syncwarp();
+  // y = S C of the state with the ring's n entries and the new token as entry n: the stored state
+  // decayed, and the sum over the entries i <= n of weights[i] x_i. Weight n includes D.
   y[0] *= decay;
 #pragma unroll
   for (int first = 0; first < kRingRows; first += 4)
