@@ -1,6 +1,7 @@
 // Pages say what is there, and nothing else: every verb, field, refusal, kind of finding, command,
 // option with its default, workload, model, policy and field of the JSON has its row in the page
 // that describes it, and every row is of something that is there.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -122,10 +123,10 @@ std::vector<std::string> differences(const Claim& claim, const std::string& page
   std::vector<std::string> sentences;
   const std::string place = claim.page + ", \"" + claim.section + "\"";
   for (const std::string& name : claim.there)
-    if (!told.contains(name)) sentences.push_back(place + " lacks a row: " + name);
+    if (!told.contains(name)) sentences.push_back(fmt::format("{} lacks a row: {}", place, name));
   for (const std::string& name : told)
     if (!claim.there.contains(name))
-      sentences.push_back(place + " tells of what is not there: " + name);
+      sentences.push_back(fmt::format("{} tells of what is not there: {}", place, name));
   return sentences;
 }
 
@@ -288,7 +289,8 @@ std::vector<Claim> grammar() {
       {kGrammar, "Tree verbs", "Verb", verbs_told, verbs_there(is_tree)},
   };
   Names config, refusals;
-  for (const auto& [name, value] : Config{}.fields()) config.insert(name + " " + value);
+  for (const auto& [name, value] : Config{}.fields())
+    config.insert(fmt::format("{} {}", name, value));
   for (auto refusal = Refusal::no_kv; refusal <= Refusal::unsupported;
        refusal = static_cast<Refusal>(static_cast<int>(refusal) + 1))
     refusals.emplace(to_string(refusal));
@@ -520,7 +522,8 @@ TEST(PagesAndSources, haveTheRulesThatCommentsCite) {
       if (entry.path().filename() == "pages_test.cpp") continue;
       for (const auto& [page, rule] : cited_in(read_text(entry.path()))) {
         ++citations;
-        EXPECT_TRUE(rules_of(read_text(kRoot + "reference/caches/" + page)).contains(rule))
+        EXPECT_TRUE(
+            rules_of(read_text(fmt::format("{}reference/caches/{}", kRoot, page))).contains(rule))
             << entry.path() << " cites " << page << ", " << rule;
       }
     }

@@ -90,7 +90,7 @@ class ExecSubject : public testing::Test {
  protected:
   // Every child has been waited for when its subject is gone.
   void TearDown() override {
-    child.reset();
+    child_.reset();
     EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
     EXPECT_EQ(errno, ECHILD);
   }
@@ -98,8 +98,8 @@ class ExecSubject : public testing::Test {
   Subject& started(const std::string& command, std::chrono::milliseconds timeout = 10s) {
     Result<std::unique_ptr<Subject>> fresh = start_child({command, {}, timeout});
     if (!fresh) throw std::runtime_error(fresh.error().text);
-    child = std::move(*fresh);
-    return *child;
+    child_ = std::move(*fresh);
+    return *child_;
   }
 
   /// The error of the child's first answer to `operation`, for a child that greets.
@@ -120,7 +120,7 @@ class ExecSubject : public testing::Test {
     return child ? Error{.text = "it started", .status = kExitPass} : child.error();
   }
 
-  std::unique_ptr<Subject> child;
+  std::unique_ptr<Subject> child_;
 };
 
 void expect_finding(const Error& error, FindingKind kind, std::string_view in_text) {
@@ -269,7 +269,8 @@ TEST_F(ExecSubject, aProgramThatClosesItsOutputIsNotSilent) {
                                         "os.close(1)\n"
                                         "time.sleep(60)\n");
   for (const std::string before : {"", "  ", "LANG=C exec "}) {
-    const Result<Reply> reply = started(before + "python3 " + file).apply(admit());
+    const Result<Reply> reply =
+        started(std::string(before).append("python3 ").append(file)).apply(admit());
     ASSERT_FALSE(reply);
     expect_finding(reply.error(), FindingKind::subject_died, "it closed a pipe and lives on");
   }
@@ -444,8 +445,8 @@ TEST_F(ExecSubject, aChildThatEndsWithItsInputIsLeftToEndByItself) {
   Witness witness;
   started(kGreets + "echo cached=0; cat; sleep 0.05; echo goodbye >" + witness.file());
   witness.leave_to_children();
-  EXPECT_TRUE(child->apply(admit()));
-  child.reset();
+  EXPECT_TRUE(child_->apply(admit()));
+  child_.reset();
   EXPECT_EQ(witness.everything(), "goodbye\n");
 }
 
@@ -454,7 +455,7 @@ TEST_F(ExecSubject, aChildThatIgnoresItsInputsEndAndSigtermIsKilledWithItsOwnChi
   started(
       "trap '' TERM; read -r hello; echo levels=request; sleep 60 & while :; do sleep 60; done");
   witness.leave_to_children();
-  child.reset();
+  child_.reset();
   EXPECT_EQ(witness.everything(), "");
 }
 

@@ -73,6 +73,7 @@ struct SmallWorkload {
   }
   static Tokens tokens(const std::vector<int>& path) {
     std::vector<DocumentSlice> slices;
+    slices.reserve(path.size());
     for (const int b : path)
       slices.push_back({kBlockDocuments + static_cast<Document>(b), 0, kBlock});
     return Tokens::of_slices(slices);
@@ -303,7 +304,7 @@ TEST(Compare, bytesBecomeVllmsBlocks) {
   ASSERT_TRUE(nemotron.has_value());
   // 128 x 64 x 128 floats and 3 x 10,240 bf16 of state beside 4,096 bytes of KV: 1,040 tokens; four
   // layers a group.
-  EXPECT_EQ(nemotron->policies[0].blocks, capacity / (1040 * 4096 * 4));
+  EXPECT_EQ(nemotron->policies[0].blocks, capacity / (std::int64_t{1040} * 4096 * 4));
 }
 
 // A policy with config fields of its own; `best` is the best of all alphas.

@@ -433,29 +433,7 @@ class MoodySubject {
         return options_.scheduler == "sglang" && below(4) == 0
                    ? Reply{}.set(ReplyField::cached, cached[id]).set(ReplyField::kv, asked.room)
                    : Reply{}.set(ReplyField::cached, cached[id]);
-      case Verb::extend: {
-        EXPECT_TRUE(runs) << id;
-        EXPECT_GE(asked.n, 1);
-        if (moody()) return Reply::refusal(Refusal::no_kv);
-        const bool prefill = computed[id] < prompt_[id];
-        if (asked.drafts.empty()) {
-          known[id] += asked.tokens.size();
-          EXPECT_LE(computed[id] + asked.n, known[id]) << id;
-          computed[id] += asked.n;
-        } else {
-          EXPECT_FALSE(prefill);
-          known[id] += asked.tokens.size();
-          EXPECT_EQ(asked.n, known[id] - computed[id] + asked.drafts.size());
-        }
-        (prefill ? prefilled : decoded) += asked.n;
-        EXPECT_EQ(asked.async, options_.overlap != 0 && asked.drafts.empty());
-        if (asked.async)
-          in_flight[id].push_back(asked.n);
-        else
-          extended[id] += asked.n;
-        EXPECT_LE(in_flight[id].size(), 2u) << "one step ahead";
-        return Reply{}.set(ReplyField::n, asked.n);
-      }
+      case Verb::extend: EXPECT_TRUE(runs) << id; return extend(asked, id);
       case Verb::complete:
         EXPECT_TRUE(runs) << id << " has ended, and nobody should hear of its results";
         EXPECT_FALSE(in_flight[id].empty());
@@ -495,6 +473,28 @@ class MoodySubject {
   std::map<std::string, std::int64_t> finished;
 
  private:
+  Reply extend(const Operation& asked, const std::string& id) {
+    EXPECT_GE(asked.n, 1);
+    if (moody()) return Reply::refusal(Refusal::no_kv);
+    const bool prefill = computed[id] < prompt_[id];
+    if (asked.drafts.empty()) {
+      known[id] += asked.tokens.size();
+      EXPECT_LE(computed[id] + asked.n, known[id]) << id;
+      computed[id] += asked.n;
+    } else {
+      EXPECT_FALSE(prefill);
+      known[id] += asked.tokens.size();
+      EXPECT_EQ(asked.n, known[id] - computed[id] + asked.drafts.size());
+    }
+    (prefill ? prefilled : decoded) += asked.n;
+    EXPECT_EQ(asked.async, options_.overlap != 0 && asked.drafts.empty());
+    if (asked.async)
+      in_flight[id].push_back(asked.n);
+    else
+      extended[id] += asked.n;
+    EXPECT_LE(in_flight[id].size(), 2u) << "one step ahead";
+    return Reply{}.set(ReplyField::n, asked.n);
+  }
   std::uint64_t below(std::uint64_t bound) { return random_below(bound, seed_, 1, index_++); }
   bool moody() {
     const bool refuse = in_a_row_ < 5 && below(16) < refusals_in_16_;

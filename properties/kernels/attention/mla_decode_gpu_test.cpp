@@ -458,6 +458,7 @@ TEST(MlaDecodeArguments, areRefusedByName) {
               }),
               HasSubstr("lse is expected to be [B, H, q_len] = [2, 16, 1]"));
   EXPECT_THAT(complaint([](In& in) {
+                // NOLINTNEXTLINE(bugprone-implicit-widening-of-multiplication-result): 9232
                 in.q = unread<const Bf16, 4>({2, 1, 16, kWidth}, {16 * 577, 16 * 577, 577, 1});
               }),
               HasSubstr("q is expected to be with the rows of a request evenly apart"));

@@ -272,7 +272,7 @@ TEST(ConfigFields, afterARoundTripAreTheSameConfig) {
   std::string list;
   for (const auto& [field, value] : config.fields()) {
     EXPECT_TRUE(one_by_one.set(field, value)) << field << "=" << value;
-    list += (list.empty() ? "" : ",") + field + "=" + value;
+    list.append(list.empty() ? "" : ",").append(field).append("=").append(value);
   }
   EXPECT_EQ(one_by_one, config);
   Config at_once;
