@@ -89,6 +89,14 @@ Reply Simulation::perform(const Statement& statement) {
                                                     counted(ranks_.size(), "rank"))});
                      return Reply{};
                    }
+                   const std::string_view scheduler = scheduler_name(run_.options().config);
+                   const SchedulerEntry* const entry = Registry<SchedulerEntry>::find(scheduler);
+                   if (spec.external > 0 && entry != nullptr && !entry->takes_transfers) {
+                     run_.fail({.text = fmt::format("field external: scheduler {} asks no other "
+                                                    "server for a request's tokens",
+                                                    scheduler)});
+                     return Reply{};
+                   }
                    schedule(spec.at, arrival_of(spec));
                    return Reply{};
                  },

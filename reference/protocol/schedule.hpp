@@ -155,6 +155,7 @@ struct SchedulerEntry {
   /// can serve the policy with. The error is a sentence that names the field.
   Result<void> (*check)(const Config& config, const PolicyEntry& policy);
   std::unique_ptr<ServerScheduler> (*make)(const Config& config);
+  bool takes_transfers = true;  ///< knows what `external=` of a request says
 };
 
 /// The oracle of a scheduler, by the scheduler's name (reference/caches/).

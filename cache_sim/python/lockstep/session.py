@@ -198,7 +198,7 @@ def capabilities(subject: type) -> Capabilities:
 
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= _MESSAGE_MAX else line[:_MESSAGE_MAX - 1] + "…"
+    return line if len(line) <= _MESSAGE_MAX else line[:_MESSAGE_MAX - 3] + "..."
 
 
 def told(error: BaseException, subject: type | None) -> str:

@@ -525,7 +525,8 @@ const Registration<SchedulerEntry> kRegistered{
      },
      .make = [](const Config& config) -> std::unique_ptr<ServerScheduler> {
        return std::make_unique<VllmScheduler>(*VllmSchedulerOptions::of(config));
-     }}};
+     },
+     .takes_transfers = false}};
 
 }  // namespace
 }  // namespace lockstep::cache_sim

@@ -266,7 +266,7 @@ TEST_F(Child, handsOutNoStateOfOtherTokens) {
                                   "state_tokens=a63", "state_tokens=a64+c1"})
     expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 " + wrong)}),
                 FindingKind::wrong_state_prefix);
-  expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=")}),
+  expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=[]")}),
               FindingKind::wrong_state_prefix, "stands for no tokens, ");
   expect_kind(played(trace, {labelled("cached=64 state=64 conv=64 state_tokens=64")}),
               FindingKind::subject_garbled, "state_tokens");

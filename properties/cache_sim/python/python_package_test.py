@@ -448,6 +448,13 @@ class Explore(Scratch):
         with self.assertRaisesRegex(lockstep.LockstepError, "nowhere.trace"):
             lockstep.replay(self.folder / "nowhere.trace", Infinite)
 
+    def test_a_long_text_is_cut_in_letters_that_the_program_prints(self):
+        class Talks(Infinite):
+            def abort(self, id):
+                raise lockstep.Violation("word " * 60)
+
+        self.assertRegex(str(self.finding(Talks, shrink=False)), r"word wo\.\.\. \(")
+
     def test_a_state_is_told_by_the_tokens_that_it_has_seen(self):
         error = self.finding(SharingHybridCache)
         self.assertEqual(error.findings[0].kind, "wrong-state-prefix")

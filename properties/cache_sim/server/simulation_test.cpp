@@ -216,6 +216,29 @@ TEST(SimulatedServer, aRankBeyondTheConfigIsBadInput) {
   EXPECT_NE((*run)->error()->text.find("field rank: 1"), std::string::npos);
 }
 
+// A scheduler that would leave out what a request says is not believed to have done it.
+TEST(SimulatedServer, aTransferThatItsSchedulerLeavesOutIsBadInput) {
+  const std::string request = "request id=r tokens=a20 external=8 output=1\n";
+  for (const std::string scheduler : {"", " scheduler=vllm"}) {
+    const Result<Trace> trace =
+        parse_trace("config policy=vllm-align groups=attention:4,mamba:4 block=4 hash_block=4" +
+                        scheduler + "\n" + request + "run\nexpect id=r\n----\ncached=8\n",
+                    "x");
+    ASSERT_TRUE(trace);
+    RunOptions options;
+    options.config = trace->config;
+    options.subjects = {"vllm-align"};
+    const auto run = ReplaySession::start(options);
+    ASSERT_TRUE(run);
+    play_trace(**run, *trace);
+    ASSERT_EQ((*run)->error() != nullptr, !scheduler.empty());
+    if (scheduler.empty())
+      EXPECT_TRUE((*run)->findings().empty());
+    else
+      EXPECT_NE((*run)->error()->text.find("field external: scheduler vllm"), std::string::npos);
+  }
+}
+
 // Every request ends, policy and oracle agree all the way, and nothing stays locked.
 TEST(SimulatedServer, randomRequestsEndWithoutAFinding) {
   for (std::uint64_t seed = 1; seed <= 400; ++seed) {
