@@ -197,8 +197,8 @@ void Command::callback(std::function<void()> run) {
   parser_->callback(std::move(run));
 }
 
-void Command::add_version(std::string version) {
-  parser_->set_version_flag("--version", std::move(version));
+void Command::add_version(const std::string& version) {
+  parser_->set_version_flag("--version", version);
 }
 
 void Command::footer(std::string text) {

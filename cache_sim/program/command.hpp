@@ -11,7 +11,7 @@
 
 #include "reference/base/result.hpp"
 
-namespace CLI {
+namespace CLI {  // NOLINT(readability-identifier-naming): CLI11 has named it
 class App;
 class Option;
 }  // namespace CLI
@@ -68,7 +68,7 @@ class Command {
   Option* add_flag(std::string name, bool& value, std::string about);
   Option* add_flag_callback(std::string name, std::function<void()> given, std::string about);
   void callback(std::function<void()> run);
-  void add_version(std::string version);
+  void add_version(const std::string& version);
   void footer(std::string text);
 
   /// Reads the words and calls back. The sentence is the parser's own.

@@ -145,7 +145,7 @@ TEST(SimulatedServer, anImpossibleOperationIsBadInput) {
 TEST(SimulatedServer, rowsAndSlotsAreNumberedApart) {
   for (const std::string rows : {"max_running=2 request_rows=2", "max_running=9 request_rows=40"})
     for (const std::string slots : {"3", "4", "40"}) {
-      std::string text = "config kv_tokens=200 state_slots=" + slots + " " + rows + "\n";
+      std::string text = fmt::format("config kv_tokens=200 state_slots={} {}\n", slots, rows);
       for (int i = 0; i < 12; ++i)
         text += fmt::format("request id=r{} tokens={}{} output={}\n", i,
                             static_cast<char>('a' + i % 5), 4 + i, 1 + i % 4);
@@ -221,8 +221,9 @@ TEST(SimulatedServer, aTransferThatItsSchedulerLeavesOutIsBadInput) {
   const std::string request = "request id=r tokens=a20 external=8 output=1\n";
   for (const std::string scheduler : {"", " scheduler=vllm"}) {
     const Result<Trace> trace =
-        parse_trace("config policy=vllm-align groups=attention:4,mamba:4 block=4 hash_block=4" +
-                        scheduler + "\n" + request + "run\nexpect id=r\n----\ncached=8\n",
+        parse_trace(fmt::format("config policy=vllm-align groups=attention:4,mamba:4 block=4 "
+                                "hash_block=4{}\n{}run\nexpect id=r\n----\ncached=8\n",
+                                scheduler, request),
                     "x");
     ASSERT_TRUE(trace);
     RunOptions options;

@@ -34,8 +34,12 @@ std::unique_ptr<Subject> make_subject(std::string_view policy, const Config& con
   static NoLayerState no_layers;
   return entry->make({.config = config, .layers = &no_layers});
 }
-constexpr auto* make_oracle = make_subject<OracleEntry>;
-constexpr auto* make_policy = make_subject<PolicyEntry>;
+std::unique_ptr<Subject> make_oracle(std::string_view policy, const Config& config) {
+  return make_subject<OracleEntry>(policy, config);
+}
+std::unique_ptr<Subject> make_policy(std::string_view policy, const Config& config) {
+  return make_subject<PolicyEntry>(policy, config);
+}
 
 /// Speaks to an oracle or a policy in lines, as a trace does.
 class Conversation {
