@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "cache_sim/model/label_state.hpp"
 #include "cache_sim/replay/sglang_w1_driver.hpp"
 #include "properties/support/program.hpp"
 #include "properties/support/search.hpp"
@@ -30,7 +31,8 @@ template <class Entry>
 std::unique_ptr<Subject> make_subject(std::string_view policy, const Config& config) {
   const Entry* const entry = Registry<Entry>::find(policy);
   require(entry != nullptr, "policy and oracle are registered under the policy's name");
-  return entry->make({.config = config});
+  static NoLayerState layers;
+  return entry->make({.config = config, .layers = &layers});
 }
 constexpr auto* make_oracle = make_subject<OracleEntry>;
 constexpr auto* make_policy = make_subject<PolicyEntry>;
