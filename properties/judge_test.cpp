@@ -347,6 +347,67 @@ TEST(Judge, aShortRowThatSpoilsTheNextIsSeen) {
   }
 }
 
+// Servers that promise the same answer at any load need it of every kernel: a row's bits do not
+// depend on the rest of its batch.
+TEST(Judge, aRowThatDependsOnItsBatchIsSeenWithTheSmallestPair) {
+  const auto run = [](const std::string& operation, const std::string& symbol,
+                      const std::string& only, bool asked = true) {
+    std::vector<std::string> more{"--types", "float32/float32", "--case", only};
+    if (asked) more.emplace_back("--batch-invariant");
+    return judged(operation, symbol, more);
+  };
+  EXPECT_EQ(run(kDelta, "gdn_splits_by_batch", "decode", false).status, 0) << "it is right";
+  const ProgramRun split = run(kDelta, "gdn_splits_by_batch", "packed-rows");
+  EXPECT_EQ(split.status, 10) << split.out;
+  EXPECT_THAT(split.out, HasSubstr("packed-rows: batch-variance: out: row 0 has other bits in the "
+                                   "batch of rows "));
+  EXPECT_THAT(split.out, HasSubstr("than in the batch of rows 0\n"));
+  const ProgramRun place = run(kDelta, "gdn_depends_on_place", "decode-odd");
+  EXPECT_EQ(place.status, 10) << place.out;
+  EXPECT_THAT(place.out, HasSubstr("(as number 1)"));
+  const ProgramRun tiles = run("ssd_prefill", "ssd_tiles_over_rows", "short-rows");
+  EXPECT_EQ(tiles.status, 10) << tiles.out;
+  const ProgramRun longest = run("mla_prefill", "mla_prefill_splits_by_longest", "many-heads");
+  EXPECT_EQ(longest.status, 10) << longest.out;
+  EXPECT_THAT(longest.out, HasSubstr("row 1 has other bits in the batch of rows 0, 1 (as number 1) "
+                                     "than in the batch of rows 1\n"));
+}
+
+TEST(Judge, aRightCandidatesRowsAreTheSameInEveryBatch) {
+  const std::vector<std::vector<std::string>> all{
+      {kDelta, "gdn_right", "packed-rows"},
+      {"selective_state_update", "ssu_right", "verify-table"},
+      {"causal_conv1d_update", "conv_right", "verify"},
+      {"causal_conv1d", "prompt_conv_right", "rows"},
+      {"gated_delta_rule_prefill", "prefill_right", "ragged"},
+      {"ssd_prefill", "ssd_right", "fresh-rows"},
+      {"mla_decode", "mla_right", "drafts"},
+      {"mla_prefill", "mla_prefill_right", "empty"}};
+  for (const auto& one : all) {
+    const ProgramRun run = judged(one[0], one[1], {"--batch-invariant", "--case", one[2]});
+    EXPECT_EQ(run.status, 0) << one[0] << run.out << run.err;
+    EXPECT_THAT(run.out, HasSubstr("rows were compared in "));
+  }
+}
+
+// A grid counts its second and third dimension in 16 bits; a graph is launched again when rows have
+// left.
+TEST(Judge, aBatchBeyondAGridAndALaunchThatIsRepeatedAreTried) {
+  constexpr const char* kConv = "causal_conv1d_update";
+  EXPECT_EQ(judged(kConv, "conv_right", {"--case", "rows-65537"}).status, 0);
+  const ProgramRun grid = judged(kConv, "conv_grid_of_16_bits", {"--case", "rows-65537"});
+  EXPECT_EQ(grid.status, 11) << grid.out;
+  EXPECT_THAT(grid.out, HasSubstr("(tokens 65535 to 65536)"));
+  const auto repeated = [](const std::string& symbol) {
+    return run_program({"judge", kDelta, "--candidate", library(symbol), "--device", "cpu",
+                        "--no-time", "--batch", "4", "--case", "serving"});
+  };
+  EXPECT_EQ(repeated("gdn_right").status, 0);
+  const ProgramRun kept = repeated("gdn_keeps_rows_of_capture");
+  EXPECT_EQ(kept.status, 11) << kept.out;
+  EXPECT_THAT(kept.out, HasSubstr("2 of 2 repeated calls left other bytes"));
+}
+
 // Slots beyond 16 bits, gates beyond exp's range, more rows than a kernel counts, the sign of zero.
 TEST(Judge, aMistakeOfLargeNumbersIsSeen) {
   expect_caught({
@@ -412,7 +473,7 @@ TEST(Judge, aTimeThatCannotBeIsFlagged) {
   timed[0].twin.runs.outcome = timed[0].calls.outcome = Outcome::done;
   const auto report = [&](double us) {
     timed[0].calls.us = us;
-    return finished({operation, request, options, machine, cases, timed, 0});
+    return finished({operation, request, options, machine, cases, timed, {}, 0});
   };
   const auto text = [&](double us) { return report(us).text; };
   EXPECT_THAT(text(0.95), Not(HasSubstr("LOOK TWICE")));
@@ -422,7 +483,7 @@ TEST(Judge, aTimeThatCannotBeIsFlagged) {
   EXPECT_EQ(report(0.8).status, 11);
   timed[0].calls.reported_us = 0.1;
   EXPECT_THAT(text(5), HasSubstr("LOOK TWICE: the candidate's process reports 0.10 us"));
-  const auto findings = findings_of_calls(operation, cases[0].which, timed[0].calls);
+  const auto findings = findings_of_calls(operation, cases[0].which, timed[0].calls, "timed call");
   ASSERT_EQ(findings.size(), 1u);
   EXPECT_EQ(findings[0].kind, FindingKind::answer_differs);
 }

@@ -2,6 +2,7 @@
 // them, and times beside their floors.
 #pragma once
 
+#include "kernels/judge/batches.hpp"
 #include "kernels/judge/verdict.hpp"
 #include "reference/base/judged.hpp"
 
@@ -13,13 +14,20 @@ struct JudgedCase {
   Judgement judgement;
 };
 
-/// A timed case with other numbers, whose untimed runs are judged as well, and the timed calls that
-/// got the numbers of both in turns.
+/// A case with other numbers or fewer rows, whose own runs are judged as well, and the calls that
+/// got the inputs of both in turns: timed ones, or two of each.
 struct TimedCase {
   std::size_t first = 0;  ///< of the cases
   JudgedCase twin;
   TimedRuns calls;
+  bool fewer_rows = false;
   std::vector<Finding> findings{};  ///< about the calls
+};
+
+/// What rows of a case did in other batches.
+struct BatchedCase {
+  std::size_t first = 0;  ///< of the cases
+  BatchFindings batches;
 };
 
 struct Report {
@@ -29,6 +37,7 @@ struct Report {
   const Machine& machine;
   const std::vector<JudgedCase>& cases;
   const std::vector<TimedCase>& timed;
+  const std::vector<BatchedCase>& batched;
   double wall_s;
 };
 

@@ -81,6 +81,9 @@ struct Machine {
 
 bool is_library(const std::string& candidate);
 
+/// What the end of its runs says of a candidate; nothing where they ended well.
+std::optional<FindingKind> kind_of(Outcome outcome);
+
 class CandidateProcess {
  public:
   /// Starts the process, measures the machine, and loads the candidate.
@@ -89,12 +92,15 @@ class CandidateProcess {
                                                          bool with_copy_rate);
 
   const Machine& machine() const { return machine_; }
-  /// The case with each of kRunFills; in another process where an earlier case has ended the last
-  /// one, or has left it without a GPU.
-  Result<CaseRuns> run(const Case& c);
+  /// The case with the first of kRunFills; in another process where an earlier case has ended the
+  /// last one, or has left it without a GPU.
+  Result<CaseRuns> run(const Case& c, std::size_t count = std::size(kRunFills));
   /// Rounds of calls over sets of inputs that take turns in other memory than before, so that
   /// nothing can be remembered and caches are cold; the results of calls are compared.
   Result<TimedRuns> time(const TimedInput& one, const TimedInput& other, std::uint64_t seed);
+  /// Calls that are made again in the same memory, on a GPU by a captured graph, after it has got
+  /// the other input; their results are compared.
+  Result<TimedRuns> repeat(const TimedInput& one, const TimedInput& other, std::uint64_t seed);
 
  private:
   using Json = nlohmann::ordered_json;
@@ -120,6 +126,8 @@ class CandidateProcess {
   NamedStages read_stages(const Json& sizes, std::int64_t offset) const;
   template <class Runs>
   Runs failed(Runs runs) const;
+  /// Memory for so many calls, and the inputs that they get in turns.
+  Result<void> make_sets(std::int64_t count, const TimedInput& one, const TimedInput& other);
   /// One round; false where the process has not gone through with it.
   bool round(int number, TimedRuns& timed, double& device_us);
   bool compare(int number, std::int64_t sets, std::uint64_t seed, const TimedInput& one,

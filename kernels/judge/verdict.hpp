@@ -28,9 +28,9 @@ Judgement judgement_of(const JudgedKernel& operation, const Case& c, const CaseR
 
 /// What timed calls say, of whose results the first wrong ones, on this case's inputs, are judged:
 /// numbers beyond the yardstick, or other bits than without a clock; and what the candidate's
-/// process said of their time.
+/// process said of their time. `call` names one of them.
 std::vector<Finding> findings_of_calls(const JudgedKernel& operation, const Case& c,
-                                       const TimedRuns& calls);
+                                       const TimedRuns& calls, std::string_view call);
 
 /// Whether a definition with a mistake is what the candidate computes; false where it cannot be
 /// told.

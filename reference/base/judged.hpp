@@ -22,6 +22,7 @@ struct JudgeRequest {
   std::uint64_t seed = 1;
   std::int64_t timeout_s = 300;  ///< for all cases of a candidate together
   bool timed = true;
+  bool batch_invariant = false;  ///< rows are also run in other batches, and their bits compared
   /// Is told what is being done, the cases by their names, in the process that judges.
   std::function<void(std::string how_far)> progress{};
 };
