@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -69,8 +70,8 @@ Reply without(const Reply& reply, std::initializer_list<ReplyField> dropped) {
   return rest;
 }
 
-constexpr std::string_view kGreeting[] = {"protocol", "levels", "labels",
-                                          "again",    "takes",  "honours"};
+constexpr std::string_view kGreeting[] = {"protocol", "levels",  "labels", "again",
+                                          "takes",    "honours", "rehits"};
 
 // What a child's answer can hold beside the reply.
 constexpr std::string_view kOfItself[] = {
@@ -276,14 +277,19 @@ Result<void> ExecSubject::understand(std::string_view answer) {
     said_.honoured = fields_of(*honours);
     is_known &= said_.honoured.has_value();
   }
+  if (const std::optional<std::string_view> rehits = line->find("rehits")) {
+    const char* const end = rehits->data() + rehits->size();
+    const auto [last, error] = std::from_chars(rehits->data(), end, said_.rehits);
+    is_known &= error == std::errc() && last == end && said_.rehits > 0;
+  }
   again_ &= is_known;
   if (!is_known)
     return cannot_start(fmt::format(
         "it answered hello with `{}` and not with levels=request, after it tree and sequence "
         "where "
         "it has these verbs (levels=request,tree,sequence), labels=1 if it has them, again=1 if it "
-        "can be greeted again, takes= with what it knows of external, keys and server, and "
-        "honours= with config fields",
+        "can be greeted again, takes= with what it knows of external, keys and server, "
+        "honours= with config fields, and rehits= with a number of tokens above 0",
         printable(answer)));
   said_.capabilities = *known | *taken;
   return {};
